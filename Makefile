@@ -1,0 +1,14 @@
+# The commands of the course; each is python notebooks/course COMMAND, which works without make too (on Windows: py notebooks/course lab).
+PYTHON ?= python3
+COURSE = $(PYTHON) notebooks/course
+export PIP_ARGS
+
+.PHONY: lab test setup doctor notebooks lint bench-sim
+
+lab:        ; @$(COURSE) lab $(LAB_ARGS)
+test:       ; @$(COURSE) test $(TEST_ARGS)
+setup:      ; @$(COURSE) setup
+doctor:     ; @$(COURSE) doctor
+notebooks:  ; @$(COURSE) build $(LESSONS)
+lint:       ; @$(COURSE) lint
+bench-sim:  ; @$(COURSE) bench-sim

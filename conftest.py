@@ -1,0 +1,50 @@
+"""For every test, those of the stored notebooks too: quiet bars, a ledger that is not the user's, and a loud word where there is no GPU."""
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from nbval.plugin import IPyNbCell
+
+from course.doctor import gpu_names
+
+GPUS = gpu_names()
+state = pytest.StashKey[Path]()
+gpu_tests = pytest.StashKey[int]()
+
+
+def pytest_configure(config):
+    folder = TemporaryDirectory(prefix="course-tests-")
+    config.add_cleanup(folder.cleanup)
+    config.stash[state] = Path(folder.name)
+    os.environ |= {"COURSE_QUIET": "1", "COURSE_STATE_DIR": folder.name}
+
+
+def pytest_collection_modifyitems(config, items):
+    """Skip, where there is no GPU, the tests marked gpu and the cells of stored notebooks tagged gpu."""
+    wanting = [item for item in items if wants_gpu(item)]
+    config.stash[gpu_tests] = len(wanting)
+    for item in wanting if not GPUS else []:
+        item.add_marker(pytest.mark.skip(reason="no CUDA GPU here"))
+
+
+def wants_gpu(item) -> bool:
+    """Whether a test, or a cell of a stored notebook, can run on a GPU only."""
+    if isinstance(item, IPyNbCell):
+        return "gpu" in item.cell.metadata.get("tags", [])
+    return item.get_closest_marker("gpu") is not None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Give each stored notebook an empty ledger before its kernel starts, as the build did."""
+    if isinstance(item, IPyNbCell):
+        ledger = item.config.stash[state] / item.path.stem
+        ledger.mkdir(exist_ok=True)
+        os.environ["COURSE_STATE_DIR"] = str(ledger)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    outcome = "run" if GPUS else "skipped, no CUDA GPU here"
+    terminalreporter.write_line(f"GPU tests: {config.stash.get(gpu_tests, 0)} {outcome}")

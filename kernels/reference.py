@@ -1,0 +1,24 @@
+"""Attention in plain PyTorch, written for clarity: what every other version is compared with."""
+
+import math
+
+import torch
+
+
+def attention(q, k, v, causal=False, scale=None):
+    """softmax(scale · q kᵀ) v, with the whole N×N matrix in memory.
+
+    q: (..., N, d), k: (..., N_k, d), v: (..., N_k, d_v), any floating type; returns (..., N, d_v).
+    scale is 1/sqrt(d) unless given. With causal, query i sees the keys j <= i.
+    """
+    return torch.softmax(scores(q, k, causal, scale), dim=-1) @ v
+
+
+def scores(q, k, causal=False, scale=None):
+    """scale · q kᵀ, (..., N, N_k); with causal, -inf where j > i."""
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    s = scale * (q @ k.transpose(-1, -2))
+    if not causal:
+        return s
+    above = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1)
+    return s.masked_fill(above, -math.inf)

@@ -1,0 +1,16 @@
+"""The command line: `python notebooks/course COMMAND` makes .venv first where it must; `python -m course COMMAND` uses the Python it runs in."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+if __package__:
+    from course.commands import main
+else:
+    # Run by its path, perhaps before anything is installed: the package under its name, without its __init__ and what that imports.
+    package = ModuleType("course")
+    package.__path__ = [str(Path(__file__).parent)]
+    sys.modules["course"] = package
+    from course.bootstrap import main
+
+sys.exit(main(sys.argv[1:]))

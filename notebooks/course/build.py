@@ -1,0 +1,168 @@
+"""Writes the notebooks of a lesson from its one source: the stubs for the learner, and the solution executed."""
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbformat import NotebookNode
+
+from course.bootstrap import ROOT
+
+CELL_SECONDS = 600
+# Nothing that depends on the machine: the kernel would add its own version here.
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
+}
+REGION = re.compile(r"^( *)# BEGIN SOLUTION (\S+)\n.*?^ *# END SOLUTION *$", re.DOTALL | re.MULTILINE)
+
+
+class BuildError(Exception):
+    """A lesson cannot be built; the message names the file and says why."""
+
+
+def main(arguments: list[str]) -> int:
+    """`build [NN ...]` writes the notebooks of those lessons, or of all; `build --check` only compares. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="course build", description=__doc__)
+    parser.add_argument("lessons", nargs="*", metavar="NN", help="numbers of lessons; all, if none is given")
+    parser.add_argument("--check", action="store_true", help="execute and write nothing; fail if a notebook is not what its source gives")
+    options = parser.parse_args(arguments)
+    try:
+        complaints = stale(ROOT, options.lessons) if options.check else write(ROOT, options.lessons)
+    except BuildError as error:
+        complaints = [str(error)]
+    print(*complaints, sep="\n", end="\n" if complaints else "", file=sys.stderr)
+    return int(bool(complaints))
+
+
+def write(root: Path, numbers: Iterable[str] = ()) -> list[str]:
+    """Write both notebooks of each lesson: nothing of a lesson that fails. Returns no complaints: those are raised."""
+    for source in sources(root, numbers):
+        print(f"building {source.stem} ...", flush=True)
+        stub, solution = read(source)
+        execute(solution, source)
+        save(root / "notebooks" / f"{source.stem}.ipynb", stub)
+        save(root / "solutions" / f"{source.stem}.ipynb", solution)
+    return []
+
+
+def stale(root: Path, numbers: Iterable[str] = ()) -> list[str]:
+    """A line for each notebook that is not, byte for byte, what its source gives, outputs aside."""
+    found = []
+    for source in sources(root, numbers):
+        stub, solution = map(text, read(source))
+        mend = f"python notebooks/course build {number(source)}"
+        for folder, wanted, kept in (("notebooks", stub, str), ("solutions", solution, without_outputs)):
+            file = root / folder / f"{source.stem}.ipynb"
+            if not file.exists() or kept(file.read_text(encoding="utf-8")) != wanted:
+                found.append(f"{file.relative_to(root)} is not what {source.relative_to(root)} gives. To mend it: {mend}")
+    return found if numbers else found + orphans(root)
+
+
+def orphans(root: Path) -> list[str]:
+    """A line for each notebook that has no source."""
+    notebooks = sorted([*root.glob("notebooks/*.ipynb"), *root.glob("solutions/*.ipynb")])
+    lost = [file.relative_to(root) for file in notebooks if not (root / "solutions" / f"{file.stem}.py").exists()]
+    return [f"{file} has no source solutions/{file.stem}.py. To mend it: git rm {file}" for file in lost]
+
+
+def sources(root: Path, numbers: Iterable[str] = ()) -> list[Path]:
+    """The sources of the lessons with these numbers; of all, if none is given."""
+    every = sorted((root / "solutions").glob("[0-9]*.py"))
+    unknown = set(numbers) - set(map(number, every))
+    if unknown:
+        raise BuildError(f"There is no lesson {', '.join(sorted(unknown))} in solutions/.")
+    return [source for source in every if not numbers or number(source) in numbers]
+
+
+def number(source: Path) -> str:
+    """The number of a lesson, as its file names it: 01 of 01_online_softmax.py."""
+    return source.stem.partition("_")[0]
+
+
+def read(source: Path) -> tuple[NotebookNode, NotebookNode]:
+    """The two notebooks of a source, not executed: with stubs, and with solutions. They differ within the marked regions only."""
+    lesson = jupytext.reads(source.read_text(encoding="utf-8"), fmt="py:percent")
+    return notebook(source.stem, lesson.cells, stubbed), notebook(source.stem, lesson.cells, str)
+
+
+def notebook(name: str, cells: list[NotebookNode], change) -> NotebookNode:
+    """A notebook of these cells with each code cell's text changed. A cell's id follows from the name, its place and its stub."""
+    result = nbformat.v4.new_notebook(metadata=nbformat.from_dict(METADATA))
+    for place, cell in enumerate(cells):
+        new = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
+        identity = sha256(f"{name} {place} {stubbed(cell.source)}".encode()).hexdigest()[:12]
+        tags = {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
+        result.cells.append(new(change(cell.source) if cell.cell_type == "code" else cell.source, id=identity, metadata=tags))
+    return result
+
+
+def stubbed(code: str) -> str:
+    """Code with each marked solution replaced by a line that raises NotImplementedError and names the exercise."""
+    stub = REGION.sub(r'\1raise NotImplementedError("exercise \2")', code)
+    if re.search(r"# (BEGIN|END) SOLUTION", stub):
+        raise BuildError(f"A marked solution needs both of its lines, `# BEGIN SOLUTION 1.2` and `# END SOLUTION`, in\n\n{code}")
+    return stub
+
+
+def execute(lesson: NotebookNode, source: Path, going_on: bool = False) -> None:
+    """Run the code cells in place, except those tagged gpu. Unless going on past errors, an error or a warning raises BuildError."""
+    with tempfile.TemporaryDirectory() as state:
+        client = NotebookClient(
+            lesson,
+            timeout=CELL_SECONDS,
+            kernel_name="python3",
+            allow_errors=going_on,
+            record_timing=False,
+            coalesce_streams=True,
+            store_widget_state=False,
+            skip_cells_with_tag="gpu",
+            extra_arguments=["--log-level=ERROR"],
+            resources={"metadata": {"path": str(source.parent)}},
+        )
+        try:
+            client.execute(env=os.environ | {"COURSE_QUIET": "1", "COURSE_STATE_DIR": state})
+        except CellExecutionError as error:
+            raise BuildError(f"{source.name}: a cell fails\n{error}") from None
+    lesson.metadata = nbformat.from_dict(METADATA)
+    if not going_on:
+        refuse_warnings(lesson, source)
+
+
+def refuse_warnings(lesson: NotebookNode, source: Path) -> None:
+    """Raise BuildError if a cell wrote to stderr: a learner would see it too, and its text differs from run to run."""
+    for cell in lesson.cells:
+        for output in cell.get("outputs", []):
+            if output.get("name") == "stderr":
+                raise BuildError(f"{source.name}: a cell writes to stderr\n{cell.source}\n\n{output.text}")
+
+
+def without_outputs(stored: str) -> str:
+    """The text of a notebook as it was before it was executed."""
+    lesson = nbformat.reads(stored, as_version=4)
+    for cell in lesson.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return text(lesson)
+
+
+def text(lesson: NotebookNode) -> str:
+    """A notebook as it stands in its file."""
+    nbformat.validate(lesson)
+    return nbformat.writes(lesson) + "\n"
+
+
+def save(file: Path, lesson: NotebookNode) -> None:
+    """Write a notebook so that no reader ever sees half of it."""
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_text(text(lesson), encoding="utf-8", newline="\n")
+    unfinished.replace(file)

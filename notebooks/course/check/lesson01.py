@@ -1,0 +1,169 @@
+"""The checks of lesson 01: the running softmax, and merging two halves of it."""
+
+import itertools
+import math
+from numbers import Real
+
+import numpy as np
+
+from course.check.harness import compare, exercise, fail, text
+
+PAGE = [(1.0, 10.0), (0.0, 40.0), (2.0, 6.0)]  # (score, value), the lesson's worked example
+
+# Wrong guesses of exp(1 - 2), and what to say to each.
+SLIPS = [
+    (1, "Nothing shrank. But e^1 is 1 in units of e^1, and less than 1 in units of e^2."),
+    (0.5, "You halved it: 1 is half of 2. But it is the exponentials that are measured, not the scores."),
+    (math.e, "Upside down: the old sums must shrink, as the unit has grown."),
+    (-1, "That is the difference of the maxima. The factor is the exponential of it."),
+    (math.exp(-2), "That is exp(0 - 2), the second score's weight. The factor knows the two maxima alone."),
+]
+
+
+@exercise("1.0", "predict the factor")
+def ex01_0(my_factor, rng):
+    guess = my_factor()
+
+    def is_about(number):
+        return isinstance(guess, Real) and abs(guess - number) <= 0.01
+
+    if not is_about(math.exp(-1)):
+        replies = [reply for slip, reply in SLIPS if is_about(slip)]
+        fail("not yet", got=repr(guess), hint=replies[0] if replies else "The old unit is e^1, the new one e^2. How many e^2 is one e^1?")
+    return "exp(1 - 2) = 0.3679; two digits are enough"
+
+
+@exercise("1.1", "online_softmax")
+def ex01_1(online_softmax, rng):
+    for what, pairs, hint in streams(rng):
+        copies = [(score, np.copy(value)) for score, value in pairs]
+        call = f"online_softmax({brief(pairs)})"
+        state = online_softmax(ReadOnce(pairs))
+        compare(state, softmax_state(copies), what=what, call=call, tolerance=1e-9, hint=hint)
+        untouched(pairs, copies, what, call)
+    return "one reading each, for streams of 0 to 40 pairs, far above zero and far below"
+
+
+@exercise("1.2", "merge")
+def ex01_2(merge, rng):
+    for what, left, right, hint in halves(rng):
+        states = softmax_state(left), softmax_state(right)
+        copies = softmax_state(left), softmax_state(right)
+        call = f"merge({text(states[0])}, {text(states[1])})"
+        merged = merge(*states)
+        compare(merged, softmax_state(left + right), what=what, call=call, tolerance=1e-9, hint=hint)
+        untouched(states, copies, what, call)
+    groupings(merge, rng)
+    return "empty halves, equal maxima, far-apart maxima, and every order of four readers"
+
+
+# Inputs -----------------------------------------------------------------------------------------------------------
+
+
+def streams(rng):
+    """What to read, as (what, pairs, hint): each case can catch a mistake that those before it let pass."""
+    mixed = random_pairs(rng, int(rng.integers(8, 41)))
+    climbing, falling = sorted(random_pairs(rng, 5)), sorted(random_pairs(rng, 5), reverse=True)
+    vectors = [(score, rng.normal(size=3).round(2)) for score, _ in random_pairs(rng, 6)]
+    return [
+        ("one pair", random_pairs(rng, 1), "The maximum itself weighs exp(0) = 1, so l is 1 and o is the value."),
+        ("the page, first two pairs", PAGE[:2], "No new maximum comes: m stays, nothing shrinks, and the 40 weighs exp(0 - 1)."),
+        ("the page", PAGE, "The 2 is a new maximum: l and o both shrink by exp(1 - 2), then get 1 and 6. Nothing is divided yet."),
+        ("scores that fall", falling, "Only the first is a new maximum. The others weigh exp(score - m), and nothing shrinks."),
+        ("scores that climb", climbing, "Each is a new maximum: l and o shrink by exp(old m - new m), then the new pair weighs 1."),
+        ("scores all alike", [(2.5, value) for _, value in random_pairs(rng, 4)], "Each weighs exp(0) = 1."),
+        ("scores below zero", [(-3 - abs(score), value) for score, value in mixed], "The maximum is below zero too. What was m at first?"),
+        ("scores in any order", mixed, "Is anything left from the old maximum that did not shrink, or that shrank twice?"),
+        ("scores near 1000", [(score + 1000, value) for score, value in mixed], "Only differences of scores go into exp."),
+        ("scores near -1000", [(score - 1000, value) for score, value in mixed], "Only differences of scores go into exp."),
+        ("values that are vectors", vectors, "o is then a vector; o * shrink + weight * value serves for both."),
+        ("nothing to read", [], "Before the first pair you know (-inf, 0, 0): any score at all will be a new maximum."),
+    ]
+
+
+def halves(rng):
+    """Two readers, as (what, left pairs, right pairs, hint)."""
+    low, high = random_pairs(rng, 5), [(score + 30, value) for score, value in random_pairs(rng, 4)]
+    twins = [(3.0, 1.0), (1.0, 7.0)], [(3.0, 5.0), (2.0, 2.0)]
+    vectors = [(score, rng.normal(size=3).round(2)) for score, _ in random_pairs(rng, 6)]
+    far = "Only differences of maxima go into exp, and none of them is above zero."
+    nothing = "Adding nothing changes nothing. Look for a place where -inf meets -inf."
+    return [
+        ("the page's two readers", PAGE[:2], PAGE[2:], "The left l and o shrink by exp(1 - 2), the right ones by exp(2 - 2)."),
+        ("two readers with the same maximum", *twins, "Neither shrinks: both factors are exp(0) = 1."),
+        ("the larger maximum on the right", low, high, "The left one shrinks by exp(m1 - m)."),
+        ("the larger maximum on the left", high, low, "The right one shrinks by exp(m2 - m)."),
+        ("a right-hand reader who read nothing", low, [], nothing),
+        ("a left-hand reader who read nothing", [], low, nothing),
+        ("two readers who read nothing", [], [], nothing),
+        ("maxima near 1000 and -1000", [(1000.0, 2.0)], [(-1000.0, 3.0), (-1001.0, 4.0)], far),
+        ("maxima near -1000", [(-1000.0, 2.0), (-1003.0, 1.0)], [(-1001.0, 4.0)], far),
+        ("values that are vectors", vectors[:2], vectors[2:], "o is then a vector; the same line serves for both."),
+    ]
+
+
+def groupings(merge, rng):
+    """Four readers in every order, paired up as a chain and as a tree."""
+    readers = [random_pairs(rng, int(rng.integers(0, 4))) for _ in range(4)]
+    wanted = softmax_state(sum(readers, []))
+    for a, b, c, d in itertools.permutations([softmax_state(pairs) for pairs in readers]):
+        for how, got in [
+            ("merge(merge(merge(a, b), c), d)", merge(merge(merge(a, b), c), d)),
+            ("merge(merge(a, b), merge(c, d))", merge(merge(a, b), merge(c, d))),
+        ]:
+            names = ", ".join(f"{name} = {text(state)}" for name, state in zip("abcd", (a, b, c, d), strict=True))
+            compare(got, wanted, what=f"four readers, {names}", call=how, tolerance=1e-9, hint=GROUPING)
+
+
+GROUPING = "It must not matter who pairs with whom."
+
+
+class ReadOnce:
+    """Pairs that pass by once: whoever asks again after the last one is told so."""
+
+    def __init__(self, pairs):
+        self.pairs, self.count, self.over = iter(pairs), len(pairs), False
+
+    def __repr__(self):
+        return f"{self.count} pairs that pass by once"
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.over:
+            raise RuntimeError("the pairs have all gone by: each can be read once, in one loop")
+        try:
+            return next(self.pairs)
+        except StopIteration:
+            self.over = True
+            raise
+
+
+def random_pairs(rng, n):
+    return [(float(score), float(value)) for score, value in rng.normal(scale=[2, 10], size=(n, 2)).round(2)]
+
+
+def brief(pairs):
+    return text(pairs) if len(pairs) <= 3 else f"[{text(pairs[0])}, {text(pairs[1])}, ... {len(pairs)} pairs]"
+
+
+# The oracle -------------------------------------------------------------------------------------------------------
+
+
+def softmax_state(pairs):
+    """(m, l, o) of all pairs by the definition: the maximum first, then the sums."""
+    if not pairs:
+        return -math.inf, 0.0, 0.0
+    scores, values = np.array([score for score, _ in pairs]), np.array([value for _, value in pairs])
+    weights = np.exp(scores - scores.max())
+    output = weights @ values
+    return float(scores.max()), float(weights.sum()), output if output.ndim else float(output)
+
+
+def untouched(given, copies, what, call):
+    """Reject an answer that writes into its arguments."""
+    for (*_, now), (*_, before) in zip(given, copies, strict=True):
+        if not np.array_equal(now, before):
+            hint = "An array's += and *= write into it; o = o * shrink makes a new one."
+            fail(f"{what}: your function changed its input", call=call, wanted=before, got=now, hint=hint)

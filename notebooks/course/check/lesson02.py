@@ -1,0 +1,124 @@
+"""The checks of lesson 02: a tile absorbed, attention with queries outer, bytes counted."""
+
+import torch
+
+from course.check.harness import compare, exercise, fail, text
+from kernels import tiled
+from kernels.reference import attention
+
+# (queries, keys, d, rows of a tile, columns of a tile): one token, one short tile, ragged ends, several whole tiles.
+SHAPES = [
+    *[(1, 1, 1, 1, 1), (1, 1, 3, 4, 4), (3, 3, 2, 8, 8), (5, 5, 4, 2, 3)],
+    *[(8, 8, 4, 4, 2), (13, 13, 3, 5, 4), (4, 11, 5, 3, 4), (11, 4, 5, 4, 3)],
+]
+
+
+# (queries, keys of each tile, d): one number, a ragged end, tiles of several widths, many tiles of one key.
+RUNS = [(1, (1, 1), 1), (1, (2, 1), 1), (3, (2, 2, 2), 2), (4, (5, 3, 1), 3), (2, (1,) * 6, 4)]
+
+
+@exercise("2.1", "update")
+def ex02_1(update, rng):
+    for rows, widths, d in RUNS:
+        for spread in (1.0, 500.0):
+            scores = spread * normal(rng, rows, sum(widths))
+            values = normal(rng, sum(widths), d)
+            absorb_tiles(update, scores, values, widths)
+    return f"absorbed {2 * sum(len(widths) for _, widths, _ in RUNS)} tiles, half of them with scores in the hundreds"
+
+
+def absorb_tiles(update, scores, values, widths):
+    """Give `update` one tile after the other, each time with the right state before it."""
+    read = 0
+    for number, width in enumerate(widths):
+        before, tile = slice(0, read), slice(read, read + width)
+        read += width
+        state = state_of(scores[:, before], values[before])
+        call = f"update({text(state)}, {text(scores[:, tile])}, {text(values[tile])})"
+        got = update(state, scores[:, tile].clone(), values[tile].clone())
+        if not (isinstance(got, tuple | list) and len(got) == 3):
+            fail("update must return three tensors, (m, l, o)", wanted="(m, l, o)", got=type(got).__name__)
+        for name, mine, right in zip("mlo", got, state_of(scores[:, :read], values[:read]), strict=True):
+            what = f"{name} after tile {number + 1} of {len(widths)}"
+            compare(mine, right, what=what, call=call, tolerance=1e-10, hint=UPDATE_HINTS[name])
+
+
+UPDATE_HINTS = {
+    "m": "m is each row's own largest score of all tiles so far: torch.maximum of the old m and the tile's.",
+    "l": "The old l was measured against the old m, the tile's weights against the new one. Which factor joins them?",
+    "o": "The old o needs the factor that the old l needs; nothing is divided yet.",
+}
+
+
+def state_of(scores, values):
+    """(m, l, o) of all these keys at once: the oracle."""
+    rows, keys = scores.shape
+    m = scores.max(dim=1, keepdim=True).values if keys else torch.full((rows, 1), -torch.inf, dtype=scores.dtype)
+    p = torch.exp(scores - m)
+    return tiled.State(m, p.sum(dim=1, keepdim=True), p @ values)
+
+
+@exercise("2.2", "queries_outer")
+def ex02_2(queries_outer, rng):
+    for queries, keys, d, rows, columns in SHAPES:
+        q, k, v = 3 * normal(rng, queries, d), 3 * normal(rng, keys, d), normal(rng, keys, d)
+        wanted = attention(q, k, v)
+        traffic = tiled.Traffic()
+        got = queries_outer(q, k, v, rows, columns, traffic)
+        call = f"queries_outer(q {(queries, d)}, k {(keys, d)}, v {(keys, d)}, rows={rows}, columns={columns}, traffic)"
+        compare(got, wanted, what="attention in tiles", call=call, tolerance=1e-10, hint=OUTER_HINT)
+        tiles_of_queries = -(-queries // rows)
+        read = queries * d + tiles_of_queries * 2 * keys * d
+        compare_traffic("read", traffic.read, read, call, READ_HINT)
+        compare_traffic("written", traffic.written, queries * d, call, WRITTEN_HINT)
+    return f"right in {len(SHAPES)} shapes with ragged tiles, and no number moved too often"
+
+
+OUTER_HINT = (
+    "Are the scores those of tile_scores, is the state fresh for each tile of queries, o divided by l once, the short last tile there?"
+)
+READ_HINT = "Load each tile of Q once, before the inner loop, and each K and V once a step; always through traffic.load."
+WRITTEN_HINT = "Store each tile of the output once, after the inner loop, through traffic.store."
+
+
+def compare_traffic(direction, got, wanted, call, hint):
+    """The output is right: is the number of numbers moved right as well?"""
+    if got != wanted:
+        fail(f"right output, but numbers {direction} differ", call=call, wanted=wanted, got=got, hint=hint)
+
+
+@exercise("2.3", "bytes_moved")
+def ex02_3(bytes_moved, rng):
+    sizes = [(1, 1, 1, 1), (5, 3, 8, 8), (12, 4, 4, 3), *rng.integers(2, 40, (6, 4)).tolist()]
+    for n, d, rows, columns in sizes:
+        itemsize = int(rng.choice([2, 4, 8]))
+        call = f"bytes_moved(n={n}, d={d}, rows={rows}, columns={columns}, itemsize={itemsize})"
+        got = bytes_moved(n, d, rows, columns, itemsize)
+        wanted = [itemsize * numbers for numbers in numbers_moved(n, d, rows, columns)]
+        if not (isinstance(got, tuple | list) and len(got) == 3):
+            fail("three numbers are needed: standard, keys outer, queries outer", call=call, wanted=wanted, got=got)
+        for name, mine, right in zip(BYTES_HINTS, got, wanted, strict=True):
+            compare(mine, right, what=f"bytes of {name}", call=call, tolerance=0, hint=BYTES_HINTS[name])
+    return f"as the counter says, {len(sizes)} times"
+
+
+BYTES_HINTS = {
+    "standard": "S and P each go out and come in: 4n² numbers; Q, K, V in and O out: 4nd. Each has itemsize bytes.",
+    "keys outer": "The start writes n(d + 2). Every tile of keys reads Q, O, m, l and writes O, m, l; K and V come once.",
+    "queries outer": "Q once, O once, and all of K and V for every tile of queries, a ragged one included.",
+}
+
+
+def numbers_moved(n, d, rows, columns):
+    """What the counter says while the three algorithms run: the oracle."""
+    q = torch.zeros(n, d)
+    runs = [tiled.Traffic() for _ in range(3)]
+    tiled.standard(q, q, q, runs[0])
+    tiled.keys_outer(q, q, q, rows, columns, runs[1])
+    tiled.queries_outer(q, q, q, rows, columns, runs[2])
+    return [run.moved for run in runs]
+
+
+def normal(rng, *shape):
+    """Standard normal numbers, float64."""
+    return torch.from_numpy(rng.standard_normal(shape))

@@ -1,0 +1,76 @@
+"""What each command of the course does, once .venv is there.
+
+  lab         open the lessons in JupyterLab (what follows is passed to it: lab --no-browser --port 8899)
+  test        check everything that CI checks (what follows is passed to pytest: test -k merge)
+  setup       make .venv and install the course into it; the variable PIP_ARGS is passed to pip
+  doctor      say what is installed here, whether there is a GPU, and the remedy for every known trouble
+  build       write the notebooks from solutions/*.py: build, build 01 03, build --check
+  lint        check the rules of imports and the style
+  bench-sim   compare the simulator's speed with Numba's own simulator
+"""
+
+import subprocess
+import sys
+
+from course.bootstrap import ROOT
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command with its arguments; returns the exit status."""
+    command, *rest = arguments or ["help"]
+    if command not in COMMANDS:
+        known = command in ("help", "-h", "--help")
+        print(__doc__ if known else f"There is no command {command!r}.\n\n{__doc__}", file=sys.stdout if known else sys.stderr)
+        return 0 if known else 2
+    return COMMANDS[command](rest)
+
+
+def setup(arguments: list[str]) -> int:
+    """Everything is installed already when this runs."""
+    print("The course is set up. Next: make lab")
+    return 0
+
+
+def lab(arguments: list[str]) -> int:
+    """Doctor, copies of the lessons, JupyterLab."""
+    from course import lab
+
+    return lab.main(arguments)
+
+
+def doctor(arguments: list[str]) -> int:
+    """What is here, what is wrong, what helps."""
+    from course import doctor
+
+    return doctor.main()
+
+
+def build(arguments: list[str]) -> int:
+    """Notebooks from their sources."""
+    from course import build
+
+    return build.main(arguments)
+
+
+def test(arguments: list[str]) -> int:
+    """One run of pytest: the tests, the stored notebooks, the rules of imports, the freshness of what is built."""
+    return run("-m", "pytest", *arguments)
+
+
+def lint(arguments: list[str]) -> int:
+    """import-linter and ruff, both even if the first finds something."""
+    imports = run("-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-logo")
+    return max(imports, run("-m", "ruff", "check"))
+
+
+def bench_sim(arguments: list[str]) -> int:
+    """Our simulator and Numba's, the same kernels, one table."""
+    return run("tests/bench_sim.py", *arguments)
+
+
+def run(*arguments: str) -> int:
+    """Run this Python with arguments in the project's folder; returns the exit status."""
+    return subprocess.call([sys.executable, *arguments], cwd=ROOT)
+
+
+COMMANDS = {"setup": setup, "lab": lab, "doctor": doctor, "build": build, "test": test, "lint": lint, "bench-sim": bench_sim}

@@ -1,0 +1,189 @@
+"""The doctor: what is installed here, whether there is a GPU, and for every known trouble the remedy. Standard library only."""
+
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from course.bootstrap import OLDEST_PYTHON, cuda_driver, cuda_requirements, remedy, too_old, venv_python
+
+SHOWN = ("numpy", "torch", "numba", "numba-cuda")
+NO_GPU = "no GPU: every lesson runs in the simulator"
+# The parts that turn a kernel into PTX, by generation: their version is the newest CUDA that a driver must understand.
+PTX_WRITERS = ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12")
+# Each import is tried in a process of its own, since a broken package may even crash; what it prints is a fact.
+IMPORTS = {
+    "simulator": "import numpy, greenlet, ml_dtypes, sim",
+    "torch": "import torch; print(torch.version.cuda or '')",
+    "numba.cuda": "from numba import cuda",
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found on this machine. CUDA versions are (major, minor); None stands for what is not there."""
+
+    python: tuple[int, ...] = (3, 11, 0)
+    system: str = "Linux"
+    versions: dict[str, str] = field(default_factory=dict)  # package: version, of those installed
+    broken: dict[str, str] = field(default_factory=dict)  # a name in IMPORTS: the last line of what its import said
+    driver: tuple[int, int] | None = None  # the newest CUDA that the driver understands
+    gpus: tuple[str, ...] = ()
+    torch_cuda: tuple[int, int] | None = None  # the CUDA that torch was built for
+    ptx: tuple[int, int] | None = None  # the CUDA whose PTX a kernel is compiled to
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One thing that is wrong, and what to do. `stops`: no lesson can run."""
+
+    what: str
+    remedy: str
+    stops: bool = False
+
+
+def main() -> int:
+    """Print the report on this machine; 1 if something stops the lessons in the simulator, else 0."""
+    facts = examine()
+    troubles = diagnose(facts)
+    print(*report(facts, troubles), sep="\n", flush=True)
+    return int(any(trouble.stops for trouble in troubles))
+
+
+def report(facts: Facts, troubles: list[Trouble]) -> list[str]:
+    """The lines that the doctor prints."""
+    rows = {"Python": ".".join(map(str, facts.python)), **{name: facts.versions.get(name, "not installed") for name in SHOWN}}
+    if facts.driver:
+        rows["driver"] = f"understands CUDA {dotted(facts.driver)}"
+    rows["GPU"] = ", ".join(facts.gpus) or NO_GPU
+    lines = [f"  {name:<12}{what}" for name, what in rows.items()]
+    for trouble in troubles:
+        lines += ["", f"  ! {trouble.what}", f"    Remedy: {trouble.remedy}"]
+    return [*lines, "", verdict(facts, troubles)]
+
+
+def verdict(facts: Facts, troubles: list[Trouble]) -> str:
+    """The doctor's last line."""
+    if any(trouble.stops for trouble in troubles):
+        return "No lesson can run before this is mended."
+    return "Ready: every lesson runs in the simulator" + (", and on the GPU." if facts.gpus and not troubles else ".")
+
+
+def diagnose(facts: Facts) -> list[Trouble]:
+    """Every known trouble that these facts show, the worst first."""
+    return sorted([*lesson_troubles(facts), *gpu_troubles(facts)], key=lambda trouble: not trouble.stops)
+
+
+def lesson_troubles(facts: Facts):
+    """What stops the lessons in the simulator."""
+    if facts.python < OLDEST_PYTHON:
+        yield Trouble("Python is too old.", too_old(), stops=True)
+    if "simulator" in facts.broken:
+        yield Trouble(f"The simulator cannot be imported: {facts.broken['simulator']}", "make setup PIP_ARGS=--force-reinstall", stops=True)
+    if "torch" in facts.broken:
+        yield Trouble(f"torch cannot be imported: {facts.broken['torch']}", remedy(("torch",)), stops=True)
+
+
+def gpu_troubles(facts: Facts):
+    """What stops kernels from being compiled or run on a GPU; the simulator needs none of it."""
+    yield from numba_cuda_troubles(facts)
+    if facts.gpus and facts.torch_cuda is None and "torch" not in facts.broken:
+        yield Trouble("There is a GPU, but this torch was built without CUDA.", "delete .venv, then make setup without PIP_ARGS")
+    if facts.gpus and facts.driver and facts.torch_cuda and facts.torch_cuda[0] > facts.driver[0]:
+        yield Trouble(
+            f"The driver understands CUDA {dotted(facts.driver)}; this torch was built for {dotted(facts.torch_cuda)} and sees no GPU.",
+            "update the NVIDIA driver; or delete .venv and give PIP_ARGS the index of a torch built for "
+            f"CUDA {facts.driver[0]} (CONTRIBUTING.md shows how)",
+        )
+
+
+def numba_cuda_troubles(facts: Facts):
+    """What is wrong with numba-cuda, or between it and numpy, the platform, the driver."""
+    parts = cuda_requirements(facts.driver, facts.system)
+    numpy = number(facts.versions.get("numpy", ""))
+    if not parts:
+        yield Trouble(f"There is no numba-cuda for {platform_name(facts.system)}.", "none is needed in the simulator; a GPU needs Linux or Windows")
+    elif "numba-cuda" not in facts.versions:
+        yield Trouble("numba-cuda is not installed: kernels cannot run on a GPU.", remedy(parts))
+    elif numpy and numpy >= (2, 5):
+        yield Trouble(f"numpy {facts.versions['numpy']} is too new for numba-cuda.", remedy(("numpy",)))
+    elif "numba.cuda" in facts.broken:
+        yield Trouble(
+            f"numba-cuda cannot be imported: {facts.broken['numba.cuda']}",
+            f"{venv_python(Path())} -m pip uninstall numba-cuda; numba has a numba.cuda of its own, enough for the simulator",
+        )
+    elif facts.driver and facts.ptx and facts.ptx > facts.driver:
+        yield Trouble(
+            f"The driver is too old for the PTX version: it understands CUDA {dotted(facts.driver)}, kernels are compiled for "
+            f"{dotted(facts.ptx)}.",
+            f"update the NVIDIA driver, or: {remedy(parts)}",
+        )
+
+
+def examine() -> Facts:
+    """Look at this machine."""
+    versions = {name: version for name in (*SHOWN, *PTX_WRITERS) if (version := installed(name))}
+    said, broken = try_imports()
+    return Facts(
+        python=tuple(sys.version_info[:3]),
+        system=platform.system(),
+        versions=versions,
+        broken=broken,
+        driver=cuda_driver(),
+        gpus=gpu_names(),
+        torch_cuda=number(said.get("torch", "")),
+        ptx=next((number(versions[name]) for name in PTX_WRITERS if name in versions), None),
+    )
+
+
+def try_imports() -> tuple[dict[str, str], dict[str, str]]:
+    """Try all IMPORTS at once; what each that worked printed, and the last line that each that failed said."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    tries = {name: subprocess.Popen([sys.executable, "-c", code], **pipes) for name, code in IMPORTS.items()}
+    said, broken = {}, {}
+    for name, process in tries.items():
+        output, complaint = process.communicate()
+        if process.returncode == 0:
+            said[name] = output.strip()
+        else:
+            broken[name] = (complaint.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+    return said, broken
+
+
+def installed(package: str) -> str | None:
+    """The version of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def gpu_names() -> tuple[str, ...]:
+    """The names of the GPUs that the NVIDIA driver offers to programs."""
+    if cuda_driver() is None:
+        return ()
+    driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    count, name = ctypes.c_int(0), ctypes.create_string_buffer(256)
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return ()
+    return tuple(name.value.decode() for i in range(count.value) if driver.cuDeviceGetName(name, len(name), i) == 0)
+
+
+def number(version: str) -> tuple[int, int] | None:
+    """The text 13.4.92 as (13, 4); None where there is no version."""
+    major, _, rest = version.partition(".")
+    return (int(major), int(rest.partition(".")[0])) if rest else None
+
+
+def dotted(version: tuple[int, int]) -> str:
+    """(13, 4) as the text 13.4."""
+    return ".".join(map(str, version))
+
+
+def platform_name(system: str) -> str:
+    """How people call platform.system()."""
+    return {"Darwin": "macOS"}.get(system, system)

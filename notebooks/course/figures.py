@@ -1,0 +1,20 @@
+"""Figures that everybody can read: colours that colour-blind readers tell apart, and the same in words."""
+
+import io
+
+# Okabe and Ito's palette, in the order in which a lesson should reach for it.
+BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW = "#0072B2 #E69F00 #009E73 #CC79A7 #56B4E9 #D55E00 #F0E442".split()
+
+
+def show_figure(figure, words):
+    """Show a matplotlib figure, and what it shows in words: as the image's alternative text, and as a line below it.
+
+    The line is there because JupyterLab 4 keeps an output's alternative text in the notebook, but hands it to nobody.
+    """
+    from IPython.display import Image, Markdown, display  # here, so that the package loads where Jupyter is missing
+    from matplotlib import pyplot
+
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=160, bbox_inches="tight")
+    pyplot.close(figure)
+    display(Image(png.getvalue(), alt=words, retina=True), Markdown(f"*In words:* {words}"))

@@ -1,0 +1,54 @@
+"""Opens the lessons: the doctor first, then copies that belong to the learner, then JupyterLab at lesson 01."""
+
+import json
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+from course import doctor
+from course.bootstrap import ROOT, hand_over
+
+COPIES = ROOT / "my_lessons"
+RECORD = ".as_copied.json"  # which published text each copy was made from
+
+
+def main(jupyter_arguments: list[str]) -> int:
+    """Start JupyterLab on the learner's copies; its exit status, or 1 if something is missing that every lesson needs."""
+    if doctor.main():
+        return 1
+    print(*copy_lessons(ROOT / "notebooks", COPIES), sep="\n")
+    return hand_over([sys.executable, "-m", "jupyterlab", *start_options(COPIES), *jupyter_arguments])
+
+
+def start_options(copies: Path) -> list[str]:
+    """JupyterLab's options that open the first lesson of a folder."""
+    lessons = sorted(copies.glob("[0-9]*.ipynb"))
+    page = f"/lab/tree/{lessons[0].name}" if lessons else "/lab"
+    return [f"--ServerApp.root_dir={copies}", f"--LabApp.default_url={page}"]
+
+
+def copy_lessons(published: Path, copies: Path) -> list[str]:
+    """Copy each lesson that has no copy yet; never touch one that has. Returns a line a lesson."""
+    copies.mkdir(exist_ok=True)
+    record_file = copies / RECORD
+    record = json.loads(record_file.read_text(encoding="utf-8")) if record_file.exists() else {}
+    lines = ["", f"Your lessons are in {copies.name}/: write in them as you like, nothing here ever overwrites them."]
+    for lesson in sorted(published.glob("[0-9]*.ipynb")):
+        content = lesson.read_bytes()
+        lines.append("  " + copy_lesson(copies / lesson.name, content, record))
+    record_file.write_text(json.dumps(record, indent=1, sort_keys=True), encoding="utf-8")
+    return lines
+
+
+def copy_lesson(copy: Path, content: bytes, record: dict[str, str]) -> str:
+    """Write content to copy unless that file exists, and note in record what it was made from; returns what to tell."""
+    now = sha256(content).hexdigest()
+    try:
+        with copy.open("xb") as file:
+            file.write(content)
+    except FileExistsError:
+        if record.get(copy.name, now) == now:
+            return f"{copy.name}: yours, kept"
+        return f"{copy.name}: yours, kept. The published lesson has changed since; to get it, rename your file and start again"
+    record[copy.name] = now
+    return f"{copy.name}: new"

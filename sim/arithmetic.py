@@ -1,0 +1,293 @@
+"""The operators and number builtins of a kernel, typed as Numba types them and never raising for a value.
+
+Every operator begins with the pairs that inner loops are made of (two ints, two equal floats); every other pair goes through the
+table of `sim.numbers.promotion`. What compiled kernels do, and so do these:
+
+    int64 overflow                        wraps                  (uint64 likewise)
+    x / 0                                 inf, -inf or nan       (integers are divided as float64)
+    i // 0, i % 0, divmod(i, 0)           0                      (Numba's "numpy" error model, CUDA's default)
+    -2**63 // -1                          0
+    -7 // 2, -7 % 2                       -4, 1                  (Python's signs)
+    i << n, i >> n; n >= 64 or negative   0, and 0 or -1         (PTX clamps the low 32 bits of n as an unsigned number)
+    i ** n                                wraps; negative n: 0, unless i is 1 or -1; 0 ** -n is -2**63
+    float32 ** n                          float32, by repeated multiplication; n float: `math.pow`
+    max(float32, 0.0)                     float64
+    max(a, b) of two floats               a NaN loses
+    max of three or more, or with an int  b replaces a if b > a, so a NaN stays if it comes first
+    int(x)                                towards zero, saturated; NaN gives -2**63
+    round(x)                              to the nearest, ties to even; as int(x) beyond int64
+
+Complex division by zero, an exception on the CPU, gives numpy's nan or inf. Conversions: `sim.numbers.conversion`.
+"""
+
+import operator
+
+from numpy import bool_ as numpy_bool
+from numpy import float32, float64, uint64
+
+from sim.numbers import ieee, promotion
+from sim.numbers.builtins import absolute, bool_, complex_, float_, int_, maximum, minimum, round_
+from sim.numbers.conversion import HIGHEST, LOWEST, cast, domain, stored, truncated, wrap
+from sim.numbers.promotion import FLOATING, INTEGRAL, KIND, PLAIN, Promotion
+
+__all__ = [
+    "absolute", "add", "and_", "bool_", "cast", "complex_", "div", "divmod_", "domain", "eq", "float_", "floordiv",
+    "ge", "gt", "int_", "invert", "le", "lshift", "lt", "maximum", "minimum", "mod", "mul", "ne", "neg", "or_", "pos",
+    "pow_", "power", "round_", "rshift", "stored", "sub", "sum_", "xor",
+]  # fmt: skip
+
+ARITHMETIC = Promotion(promotion.arithmetic)
+DIVISION = Promotion(promotion.division)
+REAL_DIVISION = Promotion(promotion.real_division)
+EXPONENTIATION = Promotion(promotion.exponentiation)
+SHIFT = Promotion(promotion.shift)
+BITWISE = Promotion(promotion.bitwise)
+COMPARISON = Promotion(promotion.comparison)
+QUOTIENT_AND_REMAINDER = Promotion(promotion.quotient_and_remainder)
+_ieee_pow = ieee.total(*ieee.BINARY["pow"])
+
+
+def _mixed(table, operation, a, b):
+    """`operation` in the type that `table` names; Python's own for operands that are no numbers, such as tuples."""
+    entry = table[type(a), type(b)]
+    if entry is None:
+        return operation(a, b)
+    left, right, kind = entry
+    if kind is None:
+        raise TypeError(f"Numba has no {operation.__name__} for {type(a).__name__} and {type(b).__name__}")
+    result = operation(left(a), right(b))
+    return wrap(result) if kind is int else result
+
+
+def add(a, b):
+    kind = type(a)
+    if kind is type(b):
+        if kind is float32 or kind is float64:
+            return a + b
+        if kind is int:
+            total = a + b
+            return total if LOWEST <= total <= HIGHEST else wrap(total)
+    elif kind in PLAIN and type(b) in PLAIN:
+        return a + b
+    return _mixed(ARITHMETIC, operator.add, a, b)
+
+
+def sub(a, b):
+    kind = type(a)
+    if kind is type(b):
+        if kind is float32 or kind is float64:
+            return a - b
+        if kind is int:
+            difference = a - b
+            return difference if LOWEST <= difference <= HIGHEST else wrap(difference)
+    elif kind in PLAIN and type(b) in PLAIN:
+        return a - b
+    return _mixed(ARITHMETIC, operator.sub, a, b)
+
+
+def mul(a, b):
+    kind = type(a)
+    if kind is type(b):
+        if kind is float32 or kind is float64:
+            return a * b
+        if kind is int:
+            product = a * b
+            return product if LOWEST <= product <= HIGHEST else wrap(product)
+    elif kind in PLAIN and type(b) in PLAIN:
+        return a * b
+    return _mixed(ARITHMETIC, operator.mul, a, b)
+
+
+def div(a, b):
+    kind = type(a)
+    if kind is type(b):
+        if kind is float32 or kind is float64:
+            return a / b
+        if kind is int:
+            return float64(a) / float64(b)
+    elif kind in PLAIN and type(b) in PLAIN:
+        return a / b
+    return _mixed(DIVISION, operator.truediv, a, b)
+
+
+def floordiv(a, b):
+    kind = type(a)
+    if kind is type(b):
+        if kind is int:
+            return _int_quotient(a, b) if b <= 0 else a // b
+        if kind is float32 or kind is float64:
+            return a // b
+    return _mixed(REAL_DIVISION, _quotient, a, b)
+
+
+def mod(a, b):
+    kind = type(a)
+    if kind is type(b):
+        if kind is int:
+            return a % b if b else 0
+        if kind is float32 or kind is float64:
+            return a % b
+    return _mixed(REAL_DIVISION, _remainder, a, b)
+
+
+def _quotient(a, b):
+    return _int_quotient(a, b) if type(a) is int else a // b
+
+
+def _int_quotient(a, b):
+    return 0 if b == 0 or (b == -1 and a == LOWEST) else a // b
+
+
+def _remainder(a, b):
+    return a % b if b or type(a) is not int else 0
+
+
+_quotient.__name__, _remainder.__name__ = "//", "%"
+
+
+def lshift(a, b):
+    if type(a) is int and type(b) is int and 0 <= b < 64:
+        result = a << b
+        return result if LOWEST <= result <= HIGHEST else wrap(result)
+    return _mixed(SHIFT, _shifted_left, a, b)
+
+
+def rshift(a, b):
+    if type(a) is int and type(b) is int and 0 <= b < 64:
+        return a >> b
+    return _mixed(SHIFT, _shifted_right, a, b)
+
+
+def _shifted_left(a, b):
+    """Of an int, which the caller wraps, or a uint64."""
+    count = int(b) & 0xFFFFFFFF
+    result = int(a) << count if count < 64 else 0
+    return result if type(a) is int else uint64(result & (2**64 - 1))
+
+
+def _shifted_right(a, b):
+    count = int(b) & 0xFFFFFFFF
+    result = int(a) >> min(count, 64)
+    return result if type(a) is int else uint64(result)
+
+
+_shifted_left.__name__, _shifted_right.__name__ = "<<", ">>"
+
+
+def and_(a, b):
+    if type(a) is int and type(b) is int:
+        return a & b
+    return _mixed(BITWISE, operator.and_, a, b)
+
+
+def or_(a, b):
+    if type(a) is int and type(b) is int:
+        return a | b
+    return _mixed(BITWISE, operator.or_, a, b)
+
+
+def xor(a, b):
+    if type(a) is int and type(b) is int:
+        return a ^ b
+    return _mixed(BITWISE, operator.xor, a, b)
+
+
+def _comparison(operation):
+    """Fast for equal types; else in the promoted one, where Python would compare a float32 and 0.1 as float32."""
+
+    def compare(a, b):
+        if type(a) is type(b):
+            return operation(a, b)
+        return bool(_mixed(COMPARISON, operation, a, b))
+
+    compare.__name__ = operation.__name__
+    return compare
+
+
+eq, ne, lt, le, gt, ge = map(
+    _comparison, (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+)
+
+
+def power(a, b):
+    """a ** b."""
+    if type(b) is int and b == 2 and type(a) in PLAIN:
+        return a * a
+    entry = EXPONENTIATION[type(a), type(b)]
+    if entry is None or entry[2] is None:
+        return _mixed(EXPONENTIATION, operator.pow, a, b)
+    left, right, kind = entry
+    if KIND[type(b)] in INTEGRAL and kind in FLOATING:
+        return _repeated(kind(a), int(b))
+    if kind in FLOATING:
+        return kind(_ieee_pow(left(a), right(b)))
+    if kind is int or kind is uint64:
+        return cast(kind)(_int_power(int(left(a)), int(b)))
+    return left(a) ** right(b)
+
+
+pow_ = power
+
+
+def _int_power(a, b):
+    if b >= 0:
+        # Beyond this exponent Numba turns to floating point, and its conversion back saturates.
+        return pow(a, b, 2**64) if b <= 0x10000 else truncated(float64(_ieee_pow(a, b)))
+    if a == 0:
+        return LOWEST
+    return a if a == 1 else (-1) ** (-b) if a == -1 else 0
+
+
+def _repeated(a, exponent):
+    """a ** exponent as Numba multiplies, one rounding a step."""
+    if abs(exponent) > 0x10000:
+        return type(a)(_ieee_pow(a, exponent))
+    product, rest = type(a)(1), abs(exponent)
+    while rest:
+        if rest & 1:
+            product = product * a
+        rest >>= 1
+        a = a * a
+    return type(a)(float64(1) / product) if exponent < 0 else product
+
+
+def neg(a):
+    kind = type(a)
+    if kind is int:
+        return -a if a != LOWEST else a
+    if kind is float32 or kind is float64:
+        return -a
+    result = -_unary(a)
+    return wrap(result) if type(result) is int else result
+
+
+def pos(a):
+    return a if type(a) is int else +_unary(a)
+
+
+def invert(a):
+    if isinstance(a, (bool, numpy_bool)):
+        return not a
+    return ~_unary(a)
+
+
+def _unary(a):
+    """The operand of a unary operator: integers widened to 64 bits, floats as they are."""
+    kind = KIND.get(type(a))
+    if kind in INTEGRAL:
+        return uint64(a) if kind in promotion.UNSIGNED else int(a)
+    return float64(a) if type(a) is float else a
+
+
+def divmod_(a, b):
+    left, right, kind = QUOTIENT_AND_REMAINDER[type(a), type(b)]
+    if kind is None:
+        raise TypeError(f"Numba has no divmod for {type(a).__name__} and {type(b).__name__}")
+    return floordiv(left(a), right(b)), mod(left(a), right(b))
+
+
+def sum_(values, start=0):
+    """sum(tuple): from the left, beginning with the int64 0, so a sum of float32 is a float64."""
+    for value in values:
+        start = add(start, value)
+    return start

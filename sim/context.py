@@ -1,0 +1,141 @@
+"""Who is running, and who listens: the state of one launch. Nothing here outlives it, so launches never meet."""
+import itertools
+import linecache
+import sys
+import time
+import traceback
+
+import numpy as np
+
+from sim.errors import Stuck
+from sim.events import ADDRESS_BITS, ADDRESS_MASK, SITE_SHIFT, SITES, Access, Batch, Observer, Site
+
+HOOKS = [name for name in vars(Observer) if not name.startswith("_")]
+FLUSH_AT = 1 << 20
+DEFAULT_STEPS = 1_000_000
+PATIENCE = 8.0  # seconds that one thread may run without reaching anything that counts as progress
+
+
+class Context:
+    """One launch: `thread` runs now, `log` holds its accesses until the next batch, `findings` what the tools said."""
+
+    def __init__(self, observers, spec, space, seed=0, max_steps=None):
+        self.spec, self.space = spec, space
+        self.random = np.random.default_rng(seed)
+        self.listeners = {hook: listeners(observers, hook) for hook in HOOKS}
+        self.log = [] if self.listeners["accesses"] else None
+        self.segments = []  # (position in the log, thread): who appended what follows
+        self.findings = []
+        self.counters = {"threads": 0, "blocks": 0, "barriers": 0}
+        self.called_from = {}  # (code, instruction, kind) -> site number, for what is called rather than rewritten
+        self.thread, self.entered = None, 0
+        self.max_steps = max_steps
+        self.progress()
+
+    # --- who listens ------------------------------------------------------------------------------------------------------
+
+    def announce(self, hook, *facts):
+        for listener in self.listeners[hook]:
+            self.findings.extend(listener(*facts) or ())
+
+    def refuse(self, site, what, array, index):
+        """An access outside `array`, or with a negative index. Without a tool that listens, outside is a plain IndexError."""
+        if not self.listeners["access_refused"] and any(not -n <= i < n for i, n in zip(index, array.shape)):
+            raise IndexError(f"{array.name}{list(index)} is outside its shape {list(array.shape)}")
+        self.announce("access_refused", self.witness(what, site), array, index, array.shape)
+
+    def witness(self, what, site=None, thread=None, value=None):
+        """`thread` (the running one, if not given) as a finding's witness."""
+        thread = thread or self.thread
+        return Access(what, thread.block.index, thread.index, None if site is None else SITES[site], value)
+
+    # --- the log ----------------------------------------------------------------------------------------------------------
+
+    def segment(self, thread):
+        """What is logged from here on is `thread`'s."""
+        if len(self.log) > FLUSH_AT:
+            self.flush()
+        self.segments.append((len(self.log), thread.linear))
+
+    def flush(self):
+        """Hand the log to the tools as one batch and empty it. Called before a block's epoch ends and before another block runs."""
+        if not self.log:
+            if self.segments:
+                self.segments.clear()
+            return
+        words = np.array(self.log, np.int64)
+        starts, threads = (np.array(column) for column in zip(*self.segments))
+        thread = np.repeat(threads.astype(np.int32), np.diff(starts, append=len(words)))
+        batch = Batch(self.thread.block.index, self.thread.block.epoch, thread, (words >> SITE_SHIFT).astype(np.int32),
+                      words & ADDRESS_MASK, (1 << (words >> ADDRESS_BITS & 15)).astype(np.int32))
+        self.log.clear()
+        self.segments.clear()
+        self.announce("accesses", batch)
+
+    # --- sites ------------------------------------------------------------------------------------------------------------
+
+    def site(self, kind):
+        """The number of the place in the kernel's source that is running now, found by walking out of our own code."""
+        frame = sys._getframe(1)
+        while ours(frame):
+            frame = frame.f_back
+        return self.site_of(frame, kind)
+
+    def site_of(self, frame, kind):
+        """The number of the place where `frame` is now."""
+        key = (frame.f_code, frame.f_lasti, kind)
+        number = self.called_from.get(key)
+        if number is None:
+            number = self.called_from[key] = SITES.add(site_from_frame(frame, kind))
+        return number
+
+    def site_of_error(self, error):
+        """The number of the place in the kernel where `error` was raised."""
+        frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not ours(frame)]
+        frame, line = frames[-1]
+        return SITES.add(site_at(frame.f_code, line, 0, "loop"))
+
+    # --- progress ---------------------------------------------------------------------------------------------------------
+
+    def progress(self):
+        """Something moved: a thread ended."""
+        self.steps = self.max_steps or DEFAULT_STEPS
+        self.since = time.monotonic()
+
+    def tick(self, site):
+        """A `while` loop goes round once more. Ends the thread when the budget of rounds without progress is spent."""
+        self.steps -= 1
+        if self.steps < 0 or (not self.steps & 1023 and self.max_steps is None and time.monotonic() - self.since > PATIENCE):
+            raise Stuck(site)
+
+    @property
+    def signs_of_life(self):
+        """Something that differs between two moments if anything happened in between."""
+        return self.entered, self.steps, self.log and len(self.log)
+
+    @property
+    def budget(self):
+        """What a loop may spend without progress, in words."""
+        return f"{self.max_steps:,} times" if self.max_steps else f"{DEFAULT_STEPS:,} times, or for {PATIENCE:g} s"
+
+
+def listeners(observers, hook):
+    """The bound methods of those observers that override `hook`."""
+    return [getattr(o, hook) for o in observers if getattr(type(o), hook) is not getattr(Observer, hook)]
+
+
+def ours(frame):
+    """Whether `frame` is the simulator's code rather than a kernel's."""
+    return frame.f_globals.get("__name__", "").startswith("sim.") or frame.f_code.co_filename == "<accessors>"
+
+
+def site_from_frame(frame, kind):
+    """The Site where `frame` is now."""
+    column = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))[2] or 0
+    return site_at(frame.f_code, frame.f_lineno, column, kind)
+
+
+def site_at(code, line, column, kind):
+    """The Site at a line of `code`, its text read from the file (or the notebook cell) that the code came from."""
+    text = linecache.getline(code.co_filename, line)
+    return Site(kind, code.co_name, line - code.co_firstlineno + 1, column, text.strip(), len(text) - len(text.lstrip()))

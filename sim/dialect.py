@@ -1,0 +1,144 @@
+"""What a kernel sees as `cuda`: each name forwards to the engine, the memory or the number functions in a line."""
+import sys
+
+import numpy as np
+
+from sim import intrinsics, mathematics
+from sim.engine import warp
+from sim.engine.scheduler import BARRIER, GRID, Dim3
+from sim.frontend.rebind import as_dtype
+from sim.memory.atomics import Atomic
+
+FULL = 0xFFFFFFFF
+
+
+class Declaration:
+    """`cuda.shared` or `cuda.local`: a name with an `array` in it."""
+
+    def __init__(self, declare):
+        self.declare = declare
+
+    def array(self, shape, dtype, alignment=None):
+        return self.declare(shape, as_dtype(dtype), sys._getframe(1))
+
+
+class Constant:
+    """`cuda.const`: arrays captured from the host are constant memory already."""
+
+    @staticmethod
+    def array_like(array):
+        return array
+
+
+class GridGroup:
+    """`cuda.cg.this_grid()`: all blocks of the launch."""
+
+    def __init__(self, scheduler):
+        self.scheduler = scheduler
+
+    def sync(self):
+        self.scheduler.wait(GRID, sys._getframe(1))
+
+
+class CooperativeGroups:
+    """`cuda.cg`."""
+
+    def __init__(self, scheduler):
+        self.group = GridGroup(scheduler)
+
+    def this_grid(self):
+        return self.group
+
+
+class Cuda:
+    """The namespace `cuda` of one launch."""
+
+    warpsize = 32
+    libdevice = getattr(mathematics, "libdevice", None)
+    fp16 = getattr(intrinsics, "fp16", None)
+    const = Constant
+    brev, fma, cbrt, selp = intrinsics.brev, intrinsics.fma, intrinsics.cbrt, intrinsics.selp
+    popc, clz, ffs = intrinsics.popc, intrinsics.clz, intrinsics.ffs
+
+    def __init__(self, scheduler, declarations, grid, block):
+        self.scheduler, self.context = scheduler, scheduler.context
+        self.threadIdx, self.blockIdx = scheduler.thread_index, scheduler.block_index
+        self.blockDim, self.gridDim = Dim3(*block), Dim3(*grid)
+        self.shared, self.local = Declaration(declarations.shared), Declaration(declarations.local)
+        self.atomic = Atomic(scheduler)
+        self.syncthreads = plain_barrier(self.context)
+        self.cg = CooperativeGroups(scheduler)
+        self.this_grid = self.cg.this_grid
+
+    @property
+    def laneid(self):
+        return self.context.thread.lane
+
+    def grid(self, ndim):
+        """The thread's position in the whole grid: a number for 1, a tuple for 2 and 3."""
+        position = [b * n + t for b, n, t in zip(self.blockIdx, self.blockDim, self.threadIdx)]
+        return position[0] if ndim == 1 else tuple(position[:ndim])
+
+    def gridsize(self, ndim):
+        size = [n * m for n, m in zip(self.gridDim, self.blockDim)]
+        return size[0] if ndim == 1 else tuple(size[:ndim])
+
+    # --- waiting ----------------------------------------------------------------------------------------------------------
+
+    def syncthreads_count(self, predicate):
+        return self.scheduler.wait(BARRIER, sys._getframe(1), ("count", predicate))
+
+    def syncthreads_and(self, predicate):
+        return self.scheduler.wait(BARRIER, sys._getframe(1), ("and", predicate))
+
+    def syncthreads_or(self, predicate):
+        return self.scheduler.wait(BARRIER, sys._getframe(1), ("or", predicate))
+
+    def threadfence(self):
+        self.scheduler.turn()
+
+    threadfence_block = threadfence_system = threadfence
+
+    def nanosleep(self, nanoseconds):
+        self.scheduler.turn()
+
+    # --- warps ------------------------------------------------------------------------------------------------------------
+
+    def syncwarp(self, mask=FULL):
+        warp.arrive(self.scheduler, warp.OPERATIONS["syncwarp"], mask, None, sys._getframe(1))
+
+    def activemask(self):
+        return warp.arrive(self.scheduler, warp.OPERATIONS["activemask"], warp.CONVERGED, True, sys._getframe(1))
+
+    def lanemask_lt(self):
+        return np.uint32((1 << self.laneid) - 1)
+
+
+def plain_barrier(context):
+    """`cuda.syncthreads`, as a closure: kernels call it so often that a method's detours would show."""
+    def syncthreads():
+        thread = context.thread
+        thread.waits, thread.frame, thread.payload = BARRIER, sys._getframe(1), None
+        thread.fiber.suspend()
+    return syncthreads
+
+
+def warp_wide(name, arguments):
+    """A method of Cuda for the operation `name`; `arguments` turns the call's arguments after the mask into the lane's payload."""
+    operation = warp.OPERATIONS[name]
+
+    def method(self, mask, *values):
+        return warp.arrive(self.scheduler, operation, mask, arguments(*values), sys._getframe(1))
+    return method
+
+
+for _name in ("shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"):
+    setattr(Cuda, _name, warp_wide(_name, lambda value, argument: (value, argument)))
+for _name in ("all_sync", "any_sync", "eq_sync", "ballot_sync"):
+    setattr(Cuda, _name, warp_wide(_name, bool))
+for _name in ("match_any_sync", "match_all_sync"):
+    setattr(Cuda, _name, warp_wide(_name, lambda value: value))
+for _name in ("ldca", "ldcg", "ldcs", "ldlu", "ldcv"):
+    setattr(Cuda, _name, staticmethod(lambda array, index: array[index]))
+for _name in ("stcg", "stcs", "stwb", "stwt"):
+    setattr(Cuda, _name, staticmethod(lambda array, index, value: array.__setitem__(index, value)))

@@ -1,0 +1,41 @@
+"""syncthreads: what the threads of a block learn when all have arrived, and who is to blame when they have not."""
+from sim.events import Finding
+
+VOTES = {"count": sum, "and": all, "or": any}
+
+
+def decide(threads):
+    """Give every thread the result of syncthreads_count, _and or _or; `payload` is (vote, predicate), or None for a plain barrier."""
+    if threads[0].payload is None:
+        return
+    vote = VOTES[threads[0].payload[0]]
+    result = int(vote(bool(thread.payload[1]) for thread in threads))
+    for thread in threads:
+        thread.result = result
+
+
+def divergence(scheduler, block):
+    """Some threads wait at one barrier while others wait at another or have returned."""
+    waiting = sum(not thread.done for thread in block.threads)
+    returned = len(block.threads) - waiting
+    rest = f"{returned} have returned" if returned else "the others wait at another barrier"
+    most = f"{waiting} of {len(block.threads)} threads wait at a barrier and {rest}" if returned else f"the {waiting} threads of the block wait at different barriers"
+    return Finding("barrier-divergence", "error", most, witnesses(scheduler, block),
+                   reason="cuda.syncthreads() opens only when every thread of the block has reached the same call.",
+                   fix="move the barrier out of the branch (or the return behind the barrier), so that every thread reaches it")
+
+
+def deadlock(scheduler, block):
+    """Threads wait for each other at barriers of different kinds."""
+    return Finding("deadlock", "error", "threads of one block wait for each other at barriers of different kinds", witnesses(scheduler, block),
+                   reason="cuda.syncthreads() needs the whole block and grid.sync() the whole grid; neither opens while some wait at the other.",
+                   fix="let all threads of the block go through the same barriers in the same order")
+
+
+def witnesses(scheduler, block):
+    """One thread for each place where threads wait or ended: the lowest of each."""
+    seen = {}
+    for thread in block.threads:
+        access = scheduler.waits(thread)
+        seen.setdefault(access.site, access)
+    return tuple(seen.values())

@@ -1,0 +1,132 @@
+"""Blocks and ids: the threads of one block, and the walk over all blocks of a grid."""
+from collections import deque
+from functools import partial
+
+from sim.engine.scheduler import FINISHED, PARKED, YIELDED
+from sim.errors import Abandoned, Stuck
+from sim.events import Finding
+
+
+class Thread:
+    """One CUDA thread: its ids, its fiber, and, while it waits, for what (`waits`), where (`frame`) and with which value (`payload`)."""
+
+    __slots__ = ("index", "linear", "warp", "lane", "block", "fiber", "waits", "frame", "payload", "result", "done", "error")
+
+    def __init__(self, index, linear, warp_size, block):
+        self.index, self.linear, self.block = index, linear, block
+        self.warp, self.lane = divmod(linear, warp_size)
+        self.fiber = self.waits = self.frame = self.payload = self.result = self.error = None
+        self.done = False
+
+    def run(self, kernel, arguments):
+        """The fiber's body. An exception of the kernel's stays here until the scheduler looks."""
+        try:
+            kernel(*arguments)
+        except (Exception, Stuck) as error:
+            self.error = error
+        except Abandoned:
+            pass
+        self.done = True
+
+
+class Block:
+    """One block: its threads, which of them can run (`ready`), a mask of live lanes for each warp, and its shared memory (declaration -> Array)."""
+
+    __slots__ = ("index", "threads", "ready", "alive", "lanes_alive", "epoch", "shared", "warp_groups")
+
+    def __init__(self, index, shape, warp_size):
+        self.index = index
+        self.threads = [Thread(thread, linear, warp_size, self) for linear, thread in enumerate(indices(shape))]
+        self.ready, self.alive = list(self.threads), len(self.threads)
+        self.lanes_alive = [(1 << min(warp_size, len(self.threads) - first)) - 1 for first in range(0, len(self.threads), warp_size)]
+        self.epoch, self.shared, self.warp_groups = 0, {}, {}
+
+
+def indices(shape):
+    """All (x, y, z) below `shape`, x fastest, as CUDA numbers threads and blocks."""
+    return [(x, y, z) for z in range(shape[2]) for y in range(shape[1]) for x in range(shape[0])]
+
+
+class Grid:
+    """Walks the blocks of one launch in a seeded order."""
+
+    def __init__(self, scheduler, kernel, arguments, grid, block, resident):
+        self.scheduler, self.context = scheduler, scheduler.context
+        self.kernel, self.arguments, self.shape, self.resident = kernel, arguments, block, resident
+        blocks = indices(grid)
+        self.free = []  # fibers that wait for a body
+        self.order = [blocks[i] for i in self.context.random.permutation(len(blocks)).tolist()]
+
+    def run_straight(self):
+        """A kernel in which nobody ever waits: every thread runs from start to end, as a plain call."""
+        context, enter = self.context, self.scheduler.enter
+        for index in self.order:
+            block = self.new_block(index)
+            for position in context.random.permutation(len(block.threads)).tolist():
+                thread = block.threads[position]
+                enter(thread)
+                thread.run(self.kernel, self.arguments)
+                if thread.error is not None:
+                    self.scheduler.failed(thread)
+                context.progress()
+            context.flush()
+
+    def run(self, fiber_type):
+        """A kernel whose threads wait for one another. Blocks run one after another, except where one waits for another."""
+        self.fiber_type, pending, live, parked = fiber_type, deque(self.order), deque(), []
+        try:
+            while pending or live or parked:
+                if not live and pending:
+                    live.append(self.start(pending.popleft()))
+                elif not live:
+                    live.extend(self.release(parked))
+                    parked = []
+                    continue
+                outcome = self.scheduler.run_block(live[0])
+                block = live.popleft()
+                if outcome == PARKED:
+                    parked.append(block)
+                elif outcome == FINISHED:
+                    self.free.extend(thread.fiber for thread in block.threads)
+                elif outcome == YIELDED:
+                    live.append(block)
+                    if pending and len(live) + len(parked) < self.resident:
+                        live.appendleft(self.start(pending.popleft()))
+        except BaseException:
+            for block in [*live, *parked]:
+                self.scheduler.abandon(block)
+                self.free.extend(thread.fiber for thread in block.threads)
+            raise
+        finally:
+            for fiber in self.free:
+                fiber.close()
+
+    def new_block(self, index):
+        self.context.counters["blocks"] += 1
+        block = Block(index, self.shape, self.context.spec.warp_size)
+        self.context.counters["threads"] += len(block.threads)
+        return block
+
+    def start(self, index):
+        block = self.new_block(index)
+        for thread in block.threads:
+            thread.fiber = self.free.pop() if self.free else self.fiber_type()
+            thread.fiber.body = partial(thread.run, self.kernel, self.arguments)
+        return block
+
+    def release(self, parked):
+        """All blocks that are left wait for the whole grid. If every block is there, the grid barrier opens."""
+        if len(parked) == len(self.order):
+            for block in parked:
+                self.scheduler.open_barrier(block)
+            return parked
+        waiting = tuple(self.scheduler.waits(thread) for block in parked for thread in block.threads if not thread.done)
+        self.context.findings.append(Finding(
+            "deadlock", "error", f"{len(parked)} of {len(self.order)} blocks wait at a grid barrier that the other blocks have left behind", waiting,
+            reason="A grid barrier opens when every thread of every block has arrived; blocks that have ended never will.",
+            fix="let every thread reach grid.sync() equally often"))
+        for block in parked:
+            self.scheduler.abandon(block)
+        return []
+
+

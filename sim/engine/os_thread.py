@@ -1,0 +1,70 @@
+"""How one CUDA thread waits, as an operating-system thread: the same interface as Fiber, and still only one runs at a time."""
+import contextvars
+import ctypes
+import threading
+
+from sim.errors import Abandoned
+
+
+def throw_into(ident, exception):
+    """Raise `exception` in the operating-system thread `ident`, at its next bytecode."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(exception))
+
+
+class OSThread:
+    """Runs one body after another, each in pieces, on a thread of its own; two locks hand control back and forth."""
+
+    def __init__(self):
+        self.body = self.error = self.thrown = None
+        self.running = False
+        self.go, self.back = threading.Lock(), threading.Lock()
+        self.go.acquire()
+        self.back.acquire()
+        self.thread = threading.Thread(target=contextvars.copy_context().run, args=(self.loop,), daemon=True)
+        self.thread.start()
+
+    def loop(self):
+        try:
+            self.go.acquire()
+            while self.thrown is not SystemExit:
+                self.body()
+                self.suspend()
+        except SystemExit:
+            pass
+        except BaseException as error:  # carried to whoever resumed, as a greenlet would
+            self.error = error
+        self.running = False
+        self.back.release()
+
+    def resume(self):
+        self.running = True
+        self.go.release()
+        try:
+            self.back.acquire()
+        except BaseException:  # Ctrl-C reaches whoever waits here; the kernel must end too
+            if self.running:
+                throw_into(self.thread.ident, Abandoned)
+                self.back.acquire()
+            raise
+        if self.error:
+            error, self.error = self.error, None
+            raise error
+
+    def suspend(self):
+        self.running = False
+        self.back.release()
+        self.go.acquire()
+        if self.thrown:
+            thrown, self.thrown = self.thrown, None
+            raise thrown
+
+    def abandon(self):
+        """Unwind a body that is suspended; the thread can take another."""
+        self.thrown = Abandoned
+        self.resume()
+
+    def close(self):
+        """The thread is not needed any more."""
+        self.thrown = SystemExit
+        if self.thread.is_alive():
+            self.resume()

@@ -1,0 +1,153 @@
+"""THE loop: resumes one thread at a time in a seeded order, opens barriers, and says who is to blame when nobody can run."""
+import sys
+
+from sim.engine import barrier, warp
+from sim.errors import SimulatorError, Stuck, ThreadError
+from sim.events import SITES, Access, Finding
+
+FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
+BARRIER, GRID, WARP, TURN = "syncthreads", "grid.sync", "warp", "turn"
+
+
+class Dim3:
+    """x, y, z, as a kernel reads them. One object per launch and name; its numbers change with the thread that runs."""
+
+    __slots__ = ("x", "y", "z")
+
+    def __init__(self, x=0, y=0, z=0):
+        self.x, self.y, self.z = x, y, z
+
+    def __iter__(self):
+        return iter((self.x, self.y, self.z))
+
+    def __repr__(self):
+        return f"({self.x}, {self.y}, {self.z})"
+
+
+class Scheduler:
+    """Runs the threads of one block at a time. Subscribed tools hear of every barrier through the context."""
+
+    def __init__(self, context):
+        self.context = context
+        self.takes_turns = False  # whether an atomic lets others run: needed where threads spin on memory
+        self.thread_index, self.block_index, self.block = Dim3(), Dim3(), None
+
+    # --- the loop ---------------------------------------------------------------------------------------------------------
+
+    def run_block(self, block):
+        """Run `block` until it has FINISHED, is PARKED at a grid barrier, or all its runnable threads have YIELDED once."""
+        try:
+            while block.alive:
+                # 1. every thread that can run, runs until it waits, in a seeded order
+                ready, block.ready = block.ready, []
+                for position in self.context.random.permutation(len(ready)).tolist():
+                    thread = ready[position]
+                    self.enter(thread)
+                    thread.fiber.resume()
+                    if thread.done:
+                        self.ended(thread)
+                # 2. those that only let others go first are back in line
+                if block.ready and all(thread.waits == TURN for thread in block.ready):
+                    return YIELDED
+                # 3. nobody can run: a barrier opens, a warp operation completes, or something is wrong
+                if not block.ready and block.alive and not self.settle(block):
+                    return PARKED if block.alive else FINISHED
+            self.context.flush()
+            return FINISHED
+        except BaseException:
+            self.context.log and self.context.log.clear()
+            raise
+
+    def enter(self, thread):
+        """Make `thread` the one that runs."""
+        if thread.block is not self.block:
+            self.context.flush()
+            self.block = thread.block
+            self.block_index.x, self.block_index.y, self.block_index.z = thread.block.index
+        index, context = self.thread_index, self.context
+        index.x, index.y, index.z = thread.index
+        context.thread = thread
+        context.entered += 1
+        if context.log is not None:
+            context.segment(thread)
+
+    def ended(self, thread):
+        thread.block.alive -= 1
+        if thread.error is not None:
+            self.failed(thread)
+        self.context.progress()
+        warp.lane_ended(thread)
+
+    def failed(self, thread):
+        """The kernel raised in `thread`, or made no progress."""
+        error = thread.error
+        if isinstance(error, SimulatorError):
+            raise error
+        if not isinstance(error, Stuck):
+            site = SITES[self.context.site_of_error(error)]
+            raise ThreadError(f"thread {thread.index} of block {thread.block.index} raised {type(error).__name__}: {error}\n"
+                              f"  {site.function} line {site.line}  {site.source}") from error
+        site = error.args[0] if error.args else self.context.site_of_error(error)
+        self.context.findings.append(Finding(
+            "no-progress", "error", "a loop goes round and round and nothing changes", (self.context.witness("loops", site, thread),),
+            reason=f"No thread ended while the loop went round {self.context.budget}.",
+            fix="look at what should end the loop; if the kernel is only slow, simulate(kernel, max_steps=...) raises the limit"))
+        raise error
+
+    # --- waiting ----------------------------------------------------------------------------------------------------------
+
+    def wait(self, waits, frame, payload=None):
+        """The running thread waits; `frame` is where. Returns the result that whoever wakes it has left."""
+        thread = self.context.thread
+        thread.waits, thread.frame, thread.payload = waits, frame, payload
+        thread.fiber.suspend()
+        return thread.result
+
+    def turn(self):
+        """The running thread lets others go first, if the kernel is one in which threads wait for each other by spinning."""
+        if self.takes_turns:
+            thread = self.context.thread
+            thread.block.ready.append(thread)
+            self.wait(TURN, sys._getframe(2))
+
+    def settle(self, block):
+        """Nobody in `block` can run. Wake those who may go on (True), or leave the block parked or ended (False)."""
+        waiting = [thread for thread in block.threads if not thread.done]
+        what = {thread.waits for thread in waiting}
+        if WARP in what and warp.settle(block):
+            return True
+        places = {(thread.frame.f_code, thread.frame.f_lasti) for thread in waiting}
+        together = len(places) == 1 and len(waiting) == len(block.threads)
+        if what == {GRID} and together:
+            self.context.flush()
+            return False
+        if what == {BARRIER} and together:
+            barrier.decide(waiting)
+            self.open_barrier(block)
+            return True
+        self.context.flush()
+        self.context.findings.append(barrier.divergence(self, block) if what == {BARRIER} else warp.divergence(self, block) if WARP in what else
+                                     barrier.deadlock(self, block))
+        self.abandon(block)
+        return False
+
+    def open_barrier(self, block):
+        """All threads of `block` have arrived: a new epoch begins."""
+        self.context.flush()
+        self.context.counters["barriers"] += 1
+        block.epoch += 1
+        block.ready = [thread for thread in block.threads if not thread.done]
+
+    def waits(self, thread):
+        """What `thread` is doing while nobody can run, as a finding's witness."""
+        if thread.done:
+            return Access("returned", thread.block.index, thread.index)
+        return self.context.witness("waits", self.context.site_of(thread.frame, "call"), thread)
+
+    def abandon(self, block):
+        """End a block early: unwind its threads."""
+        for thread in block.threads:
+            if not thread.done and thread.frame is not None:  # one that never waited has not begun
+                thread.fiber.abandon()
+            thread.done = True
+        block.alive, block.ready = 0, []

@@ -1,0 +1,38 @@
+"""Ends a thread that neither waits nor reaches our code: a loop the front end could not number, or one too long to wait for."""
+import threading
+
+from sim.context import PATIENCE
+from sim.engine.os_thread import throw_into
+from sim.errors import Stuck
+
+INTERVAL = 0.5
+
+
+class Watchdog:
+    """A context manager around a launch: when nothing has moved for `patience` seconds, the running OS thread gets Stuck."""
+
+    def __init__(self, context):
+        self.context, self.patience = context, PATIENCE * max(1, (context.max_steps or 0) / 1e6)
+        self.over, self.launcher = threading.Event(), threading.get_ident()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+
+    def __enter__(self):
+        self.thread.start()
+
+    def __exit__(self, *_):
+        self.over.set()
+
+    def watch(self):
+        last, idle = None, 0.0
+        while not self.over.wait(INTERVAL):
+            sign = self.context.signs_of_life
+            idle = idle + INTERVAL if sign == last else 0.0
+            last = sign
+            if idle >= self.patience:
+                self.bite()
+                idle = 0.0
+
+    def bite(self):
+        running = self.context.thread
+        thread = getattr(running.fiber, "thread", None) if running else None
+        throw_into(thread.ident if thread else self.launcher, Stuck)

@@ -1,0 +1,33 @@
+"""Every exception the simulator raises: one tree, so that `except SimulatorError` catches them all.
+
+The guest's mistakes (KernelBug, ThreadError) and the caller's (LaunchError) have types of their own; anything else that escapes
+from a launch is a bug of the simulator itself.
+"""
+
+
+class SimulatorError(Exception):
+    """The root of the tree."""
+
+
+class LaunchError(SimulatorError, ValueError):
+    """A launch that the hardware would refuse, or an argument no kernel can take. Nothing has run."""
+
+
+class KernelBug(SimulatorError):
+    """The kernel ran and the tools found errors in it. `findings` holds them; the message prints each once."""
+
+    def __init__(self, findings):
+        self.findings = tuple(findings)
+        super().__init__("\n\n".join(finding.message for finding in self.findings))
+
+
+class ThreadError(SimulatorError):
+    """A thread of the kernel raised a Python exception, which is this one's `__cause__`."""
+
+
+class Abandoned(BaseException):
+    """Thrown into a suspended thread to unwind it when its block or launch ends early. Never leaves the engine."""
+
+
+class Stuck(BaseException):
+    """Thrown into a running thread that makes no progress. Never leaves the engine."""

@@ -1,0 +1,240 @@
+"""The copy of a kernel whose names are ours: same text, fresh globals in which `cuda`, `math`, dtypes and device functions belong to one launch.
+
+The original function is never touched and nothing is patched, so the same object can be launched on a GPU in the same process. The rewritten code is made once
+for each function and combination of argument kinds; binding it to a launch costs a dictionary.
+"""
+import ast
+import functools
+import inspect
+import sys
+import types
+import weakref
+
+import ml_dtypes
+import numpy as np
+
+from sim.arithmetic import cast, domain
+from sim.frontend.kinds import Kinds
+from sim.frontend.sites import PREFIX, Rewriter
+from sim.frontend.source import MISSING, Names, tree_of
+from sim.memory.declared import constant_array
+from sim.memory.spaces import host_array
+
+PER_THREAD = {"laneid"}  # names whose value, not only whose attributes, changes from thread to thread
+SUSPENDING = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "syncwarp", "this_grid", "activemask", "shfl_sync", "shfl_up_sync",
+              "shfl_down_sync", "shfl_xor_sync", "vote_sync_intrinsic", "all_sync", "any_sync", "eq_sync", "ballot_sync", "match_any_sync", "match_all_sync"}
+YIELDING = {"atomic", "threadfence", "threadfence_block", "threadfence_system", "nanosleep"}
+CODES = weakref.WeakKeyDictionary()  # function -> {(argument kinds, logged): Code}
+
+
+class DType:
+    """A dtype as a kernel sees it: callable as a conversion, accepted where an array is declared."""
+
+    def __init__(self, dtype):
+        self.dtype = np.dtype(dtype)
+        self.convert = cast(self.dtype)
+
+    def __call__(self, value=0):
+        return self.convert(value)
+
+    def __repr__(self):
+        return f"<dtype {self.dtype}>"
+
+
+@functools.cache
+def as_dtype(value):
+    """The numpy dtype that `value` (a numpy or Numba type, a dtype, one of ours) names, or None."""
+    if isinstance(value, DType):
+        return value.dtype
+    if isinstance(value, np.dtype):
+        return value
+    if isinstance(value, type) and issubclass(value, np.generic):
+        return np.dtype(value)
+    if value in (int, float, bool, complex):
+        return np.dtype(value)
+    if type(value).__module__.startswith(("numba.core.types", "numba.cuda.types", "numba.cuda._internal")):
+        return dtype_named(str(getattr(value, "name", value)))
+    return None
+
+
+def dtype_named(name):
+    if name == "bfloat16":
+        return np.dtype(ml_dtypes.bfloat16)
+    try:
+        return np.dtype("bool" if name == "boolean" else name)
+    except TypeError:
+        return None
+
+
+def dtype_or_none(value):
+    """`as_dtype` for a value that may not be hashable."""
+    try:
+        return as_dtype(value)
+    except TypeError:
+        return None
+
+
+def python_function(kernel):
+    """The Python function behind a `@cuda.jit` dispatcher or a plain function; None for anything else."""
+    function = getattr(kernel, "py_func", kernel)
+    return function if isinstance(function, types.FunctionType) else None
+
+
+class Code:
+    """A function's rewritten code object, or its own where it has no source."""
+
+    def __init__(self, function, parameters, logged):
+        self.function, self.names = function, Names(function)
+        tree = tree_of(function)
+        self.rewritten = tree is not None
+        self.constants = {}
+        self.code = self.rewrite(tree, parameters, logged) if self.rewritten else function.__code__
+        self.loops = not self.rewritten or any(isinstance(node, ast.While) for node in ast.walk(tree))
+        self.used = set(names_in(function.__code__))
+
+    def rewrite(self, tree, parameters, logged):
+        function = self.function
+        kinds = Kinds(function, tree, dict(parameters), dtype_or_none)
+        aliases = {name: cuda_name(self.names.value(name)) for name in names_in(function.__code__) if cuda_name(self.names.value(name)) in PER_THREAD}
+        text = dict(enumerate(source_lines(function), function.__code__.co_firstlineno))
+        rewriter = Rewriter(function.__name__, tree.lineno, text, kinds, aliases, logged)
+        tree.args.defaults, tree.args.kw_defaults = [], [None] * len(tree.args.kw_defaults)
+        tree.body = [statement for part in tree.body for statement in flat(rewriter.visit(part))]
+        self.constants = rewriter.constants
+        free = function.__code__.co_freevars
+        factory = ast.FunctionDef(PREFIX + "factory", ast.arguments([], [ast.arg(name) for name in free], None, [], [], None, []),
+                                  [tree, ast.Return(ast.Name(tree.name, ast.Load()))], [], None)
+        module = ast.fix_missing_locations(ast.Module([ast.copy_location(factory, tree)], []))
+        outer = code_named(compile(module, function.__code__.co_filename, "exec"), factory.name)
+        return code_named(outer, tree.name)
+
+
+def flat(result):
+    return result if isinstance(result, list) else [result]
+
+
+def source_lines(function):
+    return inspect.getsourcelines(function)[0]
+
+
+def code_named(code, name):
+    """The code object called `name` among the constants of `code`."""
+    return next(c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
+
+
+def names_in(code):
+    """Every global and attribute name that `code`, or a function within it, mentions; free variables too."""
+    yield from code.co_names
+    yield from code.co_freevars
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from names_in(constant)
+
+
+def cuda_name(value):
+    """The name under which numba.cuda has `value`, for what was imported from there by name; else None."""
+    cuda = sys.modules.get("numba.cuda")
+    if cuda is None or value is MISSING or type(value) in (int, float, str, bool, tuple):
+        return None
+    return names_by_identity(cuda).get(id(value))
+
+
+@functools.cache
+def names_by_identity(module):
+    return {id(member): name for name, member in vars(module).items() if not name.startswith("_") and type(member) not in (int, float, str, bool, tuple)}
+
+
+class Namespace:
+    """A module (or a class used as one) whose members come out rebound."""
+
+    def __init__(self, binder, owner):
+        self._binder, self._owner = binder, owner
+
+    def __getattr__(self, name):
+        value = self._binder.rebound(getattr(self._owner, name))
+        setattr(self, name, value)
+        return value
+
+
+class Binder:
+    """Binds functions to one launch. `dialect` is what kernels get for `cuda`, `modules` maps module names to what they get for those."""
+
+    def __init__(self, context, dialect, modules, builtins, given):
+        self.context, self.dialect, self.modules, self.builtins, self.given = context, dialect, modules, builtins, given
+        self.functions = {}  # id of a function -> its copy, so that recursion ends
+        self.constants = {}  # id of a global array -> our Array
+        self.used, self.loops, self.without_source = set(), False, []
+
+    def bind(self, function, parameters=()):
+        """The copy of `function` for this launch; `parameters` are (name, kind) pairs, as far as known."""
+        if id(function) in self.functions:
+            return self.functions[id(function)]
+        code = self.code(function, tuple(parameters))
+        self.used |= code.used
+        self.loops |= code.loops
+        if not code.rewritten:
+            self.without_source.append(function.__name__)
+        namespace = {"__name__": function.__module__, "__builtins__": self.builtins, **self.given, **code.constants}
+        cells = {name: types.CellType() for name in code.code.co_freevars}
+        copy = types.FunctionType(code.code, namespace, function.__name__, None, tuple(cells.values()))
+        self.functions[id(function)] = copy
+        for name in code.used:
+            value = code.names.value(name) if name not in code.names.free else MISSING
+            if value is not MISSING:
+                namespace[name] = self.rebound(value)
+        for name, cell in cells.items():
+            if name in code.names.free:
+                cell.cell_contents = self.rebound(code.names.free[name])
+        copy.__defaults__ = self.rebound(function.__defaults__)
+        copy.__kwdefaults__ = {k: self.rebound(v) for k, v in (function.__kwdefaults__ or {}).items()} or None
+        return copy
+
+    def code(self, function, parameters):
+        known = CODES.setdefault(function, {})
+        logged = self.context.log is not None
+        if (parameters, logged) not in known:
+            known[parameters, logged] = Code(function, parameters, logged)
+        return known[parameters, logged]
+
+    def rebound(self, value):
+        """What stands for `value`, a global, free variable, module member or default, inside the launch."""
+        kind = type(value)
+        if kind in (int, bool, str, type(None)):
+            return value
+        if kind in (float, complex) or isinstance(value, np.generic):
+            return domain(value)
+        if kind is tuple:
+            return tuple(map(self.rebound, value))
+        if isinstance(value, types.ModuleType):
+            return self.module(value)
+        name = cuda_name(value)
+        dtype = None if name in GEOMETRY_NAMES else dtype_or_none(value)
+        if dtype is not None and value not in (int, float, bool, complex):
+            return DType(dtype)
+        if name is not None and hasattr(self.dialect, name):
+            return getattr(self.dialect, name)
+        return self.other(value)
+
+    def other(self, value):
+        """An object that is neither number, module, dtype nor part of numba.cuda: an array, a function, something to pass on."""
+        array = host_array(value, "a global array")
+        if array is not None:
+            if id(value) not in self.constants:
+                self.constants[id(value)] = constant_array(self.context, array)
+            return self.constants[id(value)]
+        if isinstance(value, np.ufunc):
+            return lambda *operands: domain(value(*operands))
+        for module in self.modules.values():  # `from math import exp`, `from numba.cuda.libdevice import fmul_rn`
+            twin = getattr(module, getattr(value, "__name__", ""), None)
+            if twin is not None and getattr(value, "__module__", None) in self.modules:
+                return twin
+        function = python_function(value)
+        return value if function is None else self.bind(function)
+
+    def module(self, module):
+        if module.__name__ in self.modules:
+            return self.modules[module.__name__]
+        return self.dialect if module.__name__ == "numba.cuda" else Namespace(self, module)
+
+
+GEOMETRY_NAMES = {"threadIdx", "blockIdx", "blockDim", "gridDim", "laneid", "warpsize"}

@@ -1,0 +1,71 @@
+"""A function's own text as a syntax tree, and what its global and free names stand for."""
+import ast
+import inspect
+import textwrap
+
+MISSING = object()
+
+
+def tree_of(function):
+    """The function's FunctionDef without its decorators, or None where there is no source (built by exec, a lambda, a C function)."""
+    try:
+        lines, start = inspect.getsourcelines(function)
+        text = "".join(lines)
+        tree = ast.parse(textwrap.dedent(text))
+    except (OSError, TypeError, SyntaxError, IndentationError):
+        return None
+    node = tree.body[0]
+    if not isinstance(node, ast.FunctionDef):
+        return None
+    ast.increment_lineno(node, max(start, 1) - 1)
+    indent_columns(node, len(text) - len(text.lstrip()))
+    node.decorator_list, node.returns = [], None
+    return node
+
+
+def indent_columns(tree, indent):
+    """Undo what dedenting did to the columns, so that they are the file's."""
+    for node in ast.walk(tree):
+        if hasattr(node, "col_offset"):
+            node.col_offset += indent
+            node.end_col_offset += indent
+
+
+class Names:
+    """What a function's names stand for: its free variables first, then its globals, then the builtins."""
+
+    def __init__(self, function):
+        self.free = {}
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            try:
+                self.free[name] = cell.cell_contents
+            except ValueError:  # not assigned yet
+                pass
+        self.globals = function.__globals__
+        self.local = set(function.__code__.co_varnames) | set(function.__code__.co_cellvars)
+
+    def value(self, name):
+        if name in self.local:
+            return MISSING
+        if name in self.free:
+            return self.free[name]
+        return self.globals.get(name, MISSING)
+
+    def resolve(self, node):
+        """What a Name or a chain of attributes on one (`cuda.shared.array`) stands for, or MISSING."""
+        if isinstance(node, ast.Name):
+            return self.value(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self.resolve(node.value)
+            return MISSING if owner is MISSING else getattr(owner, node.attr, MISSING)
+        return MISSING
+
+
+def path(node):
+    """The dotted text of a Name or chain of attributes ("cuda.shared.array"), or ""."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        owner = path(node.value)
+        return f"{owner}.{node.attr}" if owner else ""
+    return ""

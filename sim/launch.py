@@ -1,0 +1,211 @@
+"""simulate(kernel, ...)[grid, block, stream, shared](*arguments): one launch from end to end."""
+import builtins
+import contextlib
+import inspect
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from sim import arithmetic, mathematics
+from sim.context import Context
+from sim.device import DeviceSpec
+from sim.dialect import Cuda
+from sim.engine.fiber import Fiber
+from sim.engine.grid import Grid
+from sim.engine.os_thread import OSThread
+from sim.engine.scheduler import Scheduler
+from sim.engine.watchdog import Watchdog
+from sim.errors import KernelBug, LaunchError, Stuck
+from sim.frontend.kinds import kind_of_value
+from sim.frontend.rebind import SUSPENDING, YIELDING, Binder, Namespace, python_function
+from sim.frontend.sites import OPERATORS, PREFIX, UNARY
+from sim.memory.array import Array, accessors
+from sim.memory.declared import Declarations
+from sim.memory.spaces import AddressSpace, bind_arguments, host_array
+from sim.observers.bounds import Bounds
+from sim.report import Report, finish
+
+DEFAULT = (Bounds,)
+ENGINES = {"fibers": Fiber, "threads": OSThread}
+BUILTINS = vars(builtins) | {"min": arithmetic.minimum, "max": arithmetic.maximum, "abs": arithmetic.absolute, "round": arithmetic.round_,
+                             "int": arithmetic.int_, "float": arithmetic.float_, "bool": arithmetic.bool_, "complex": arithmetic.complex_,
+                             "divmod": arithmetic.divmod_, "pow": arithmetic.pow_, "sum": arithmetic.sum_}
+NUMBERS = {PREFIX + name: getattr(arithmetic, name) for name in [*OPERATORS.values(), *UNARY.values()]}
+
+
+def simulate(kernel, *, engine="fibers", seed=0, on_finding="raise", observers=DEFAULT, spec=DeviceSpec(), max_steps=None):
+    """Run a Numba CUDA kernel on a simulated GPU: `simulate(kernel)[grid, block, stream, shared](*arguments)` returns a Report.
+
+    kernel: a `@cuda.jit` function, which stays as it is and can still be launched on a GPU, or a plain function that uses `cuda`.
+    engine: "fibers" (greenlets; the default) or "threads" (one operating-system thread per CUDA thread, one running at a time). Same order, same results.
+    seed: the order in which threads and blocks are resumed. Equal seeds give equal runs.
+    on_finding: "raise" raises KernelBug at the end of a launch in which a tool found an error; "report" only reports. Warnings never raise.
+    observers: the tools, classes or instances of sim.events.Observer; () switches all off, and an access outside its array is then an IndexError.
+    spec: the simulated device's limits.
+    max_steps: how often `while` loops may go round, over all threads, before one of the threads ends; by default a million times, or for 8 s.
+
+    Arguments are numpy arrays or CPU tensors of torch (changed in place), numbers, and tuples of them. grid and block are numbers or tuples (x, y, z);
+    `stream` is accepted and ignored; `shared` is the number of bytes of dynamic shared memory.
+
+    Raises LaunchError before anything runs, KernelBug for what the tools found, ThreadError for an exception inside a thread.
+    """
+    if python_function(kernel) is None:
+        raise LaunchError(f"simulate wants a @cuda.jit kernel or a plain Python function, got {kernel!r}")
+    if engine not in ENGINES:
+        raise LaunchError(f"engine {engine!r} is not one of {', '.join(map(repr, ENGINES))}")
+    if on_finding not in ("raise", "report"):
+        raise LaunchError(f"on_finding {on_finding!r} is neither 'raise' nor 'report'")
+    return Simulation(python_function(kernel), engine, seed, on_finding, tuple(observers), spec, max_steps)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A kernel and how to simulate it; index it with the launch configuration."""
+
+    function: object
+    engine: str
+    seed: int
+    on_finding: str
+    observers: tuple
+    spec: DeviceSpec
+    max_steps: int | None
+
+    def __getitem__(self, configuration):
+        if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
+            raise LaunchError(f"wanted [grid, block], [grid, block, stream] or [grid, block, stream, shared], got [{configuration!r}]")
+        grid, block, _, shared = (*configuration, 0, 0)[:4] if len(configuration) < 4 else configuration
+        return Launch(self, dimensions("grid", grid, self.spec.max_grid), block_dimensions(block, self.spec), shared_bytes(shared, self.spec))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A simulation with its configuration: call it with the kernel's arguments."""
+
+    simulation: Simulation
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+
+    def __call__(self, *arguments):
+        how, function = self.simulation, self.simulation.function
+        names = argument_names(function, arguments)
+        # 1. one context for this launch, and the arguments in its memory
+        observers = [observer() if isinstance(observer, type) else observer for observer in how.observers]
+        context = Context(observers, how.spec, AddressSpace(), how.seed, how.max_steps)
+        values = bind(context, dict(zip(names, arguments)))
+        # 2. a copy of the kernel whose names are this launch's
+        scheduler = Scheduler(context)
+        declarations = Declarations(context, self.shared)
+        dialect = Cuda(scheduler, declarations, self.grid, self.block)
+        binder = self.binder(context, dialect)
+        kernel = binder.bind(function, [(name, kind_of_value(value)) for name, value in zip(names, values)])
+        declarations.kernel_code = kernel.__code__
+        scheduler.takes_turns = binder.loops and bool(binder.used & YIELDING)
+        # 3. run every block
+        grid = Grid(scheduler, kernel, values, self.grid, self.block, self.resident(binder.used, how.spec))
+        context.announce("launch_started", context)
+        self.run(grid, context, straight=not (scheduler.takes_turns or binder.used & SUSPENDING))
+        context.announce("launch_finished", context)
+        # 4. what the tools say
+        notes = [f"{name} has no source to number, so its operators are Python's own" for name in binder.without_source]
+        report = Report(function.__name__, how.engine, self.grid, self.block, how.seed, finish(context.findings), context.counters, tuple(notes))
+        if how.on_finding == "raise" and report.errors:
+            raise KernelBug(report.errors)
+        return report
+
+    def binder(self, context, dialect):
+        given = NUMBERS | {PREFIX + name: function for name, function in accessors(context.log).items()}
+        given |= {PREFIX + "tick": context.tick, PREFIX + "cuda": dialect}
+        modules = {"math": mathematics.math, "numba.cuda.libdevice": dialect.libdevice, "numba.cuda.cg": dialect.cg, "numba.cuda.fp16": dialect.fp16}
+        return Binder(context, dialect, modules, BUILTINS, given)
+
+    def run(self, grid, context, straight):
+        with np.errstate(all="ignore"), Watchdog(context), contextlib.suppress(Stuck):  # a stuck thread has left its finding
+            if straight:
+                grid.run_straight()
+            else:
+                grid.run(ENGINES[self.simulation.engine])
+
+    def resident(self, used, spec):
+        """How many blocks may be alive at once; a grid that synchronises must fit whole."""
+        blocks, limit = prod(self.grid), spec.resident_blocks(prod(self.block), self.shared)
+        if "this_grid" in used and blocks > limit:
+            raise LaunchError(f"the kernel synchronises the whole grid, whose {blocks:,} blocks must all be resident at once\n"
+                              f"  {spec.name} holds {limit:,} blocks of this size: launch fewer and let each do more")
+        return limit
+
+
+# --- what a launch may ask for ------------------------------------------------------------------------------------------------
+
+
+def dimensions(what, value, limits):
+    """`value` (a number or up to three) as (x, y, z) within `limits`."""
+    given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    try:
+        numbers = tuple(n.__index__() for n in given)
+    except AttributeError:
+        raise LaunchError(f"{what} {value!r} must be an integer or a tuple of up to three integers") from None
+    if not 1 <= len(numbers) <= 3:
+        raise LaunchError(f"{what} {value!r} has {len(numbers)} dimensions; wanted one to three")
+    full = (*numbers, 1, 1)[:3]
+    for axis, n, limit in zip("xyz", full, limits):
+        if not 1 <= n <= limit:
+            raise LaunchError(f"{what}.{axis} is {n:,}; the device takes 1 to {limit:,}")
+    return full
+
+
+def block_dimensions(value, spec):
+    block = dimensions("block", value, spec.max_block)
+    if prod(block) > spec.max_threads_per_block:
+        raise LaunchError(f"a block of {' x '.join(map(str, block))} has {prod(block):,} threads; the device takes up to {spec.max_threads_per_block:,}")
+    return block
+
+
+def shared_bytes(value, spec):
+    if not 0 <= value <= spec.dynamic_shared_bytes:
+        raise LaunchError(f"{value:,} bytes of dynamic shared memory; Numba can ask for 0 to {spec.dynamic_shared_bytes:,}")
+    return int(value)
+
+
+def argument_names(function, arguments):
+    try:
+        bound = inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise LaunchError(f"{function.__name__}{inspect.signature(function)} was launched with {len(arguments)} arguments: {error}") from None
+    return list(bound.arguments)
+
+
+def bind(context, arguments):
+    """The kernel's arguments as its threads see them: arrays checked and named, numbers as Numba types them."""
+    arrays = {}
+    for name, value in named_leaves(arguments.items()):
+        array = host_array(value, name)
+        if array is not None:
+            arrays[name] = array
+    places = bind_arguments(context.space, arrays)
+    return [bound(context, name, value, arrays, places) for name, value in arguments.items()]
+
+
+def named_leaves(items):
+    """(name, value) of every argument, elements of tuples as name[0], name[1], ..."""
+    for name, value in items:
+        if isinstance(value, tuple):
+            yield from named_leaves((f"{name}[{i}]", part) for i, part in enumerate(value))
+        else:
+            yield name, value
+
+
+def bound(context, name, value, arrays, places):
+    if isinstance(value, tuple):
+        parts = [bound(context, f"{name}[{i}]", part, arrays, places) for i, part in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if name in arrays:
+        array, (allocation, offset) = arrays[name], places[name]
+        return Array(context, allocation, offset, array.dtype, array.shape, array.strides, name)
+    if value is None:
+        return None
+    try:
+        return arithmetic.domain(value)
+    except TypeError:
+        raise LaunchError(f"argument {name} is a {type(value).__name__}; a kernel takes numpy arrays, CPU tensors, numbers and tuples of them") from None

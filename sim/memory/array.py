@@ -1,0 +1,219 @@
+"""The checked access: what a kernel holds when it holds an array, and how one element is read and written.
+
+The front end turns `a[i, j]` into `load2(a, i, j, site)` and `a[i, j] = v` into `store2(a, i, j, v, site)`. Those functions are made from
+one template for each number of dimensions (`accessors`): they check the bounds, append one integer to the log if any tool listens, and touch the
+element. All that is unusual (negative and bad indices, tuples, slices, things that are no arrays) goes to `Array.load` and `Array.store`.
+"""
+import operator
+from math import prod
+
+import numpy as np
+
+from sim.arithmetic import domain, stored
+from sim.events import ADDRESS_BITS, ADDRESS_MASK, SITE_SHIFT
+from sim.memory.spaces import poison
+
+MAX_FAST_RANK = 5
+
+
+class Array:
+    """A view of an allocation: `offset` and `strides` in bytes. Looks to a kernel like the ndarray it stands for."""
+
+    __slots__ = ("allocation", "offset", "dtype", "shape", "strides", "ndim", "size", "name", "context", "data", "code", "shift", "writable",
+                 *(f"n{axis}" for axis in range(MAX_FAST_RANK)), *(f"s{axis}" for axis in range(MAX_FAST_RANK)))
+
+    def __init__(self, context, allocation, offset, dtype, shape, strides, name, address=None):
+        self.context, self.allocation, self.offset, self.dtype = context, allocation, offset, dtype
+        self.shape, self.strides, self.name = tuple(shape), tuple(strides), name
+        self.ndim, self.size = len(self.shape), prod(self.shape)
+        self.writable = allocation.writable
+        self.shift = dtype.itemsize.bit_length() - 1
+        self.code = (self.shift << ADDRESS_BITS) + (allocation.base + offset if address is None else address)
+        self.prepare_fast_access()
+
+    def prepare_fast_access(self):
+        """Sizes and element strides as plain attributes, and `data`, on which `data[flat]` gives a kernel's value at once."""
+        itemsize, rank = self.dtype.itemsize, self.ndim
+        if not (1 <= rank <= MAX_FAST_RANK and self.size and all(s >= 0 and s % itemsize == 0 for s in self.strides)
+                and itemsize == 1 << self.shift and self.dtype.names is None):
+            return
+        for axis in range(rank):
+            setattr(self, f"n{axis}", self.shape[axis])
+            setattr(self, f"s{axis}", self.strides[axis] // itemsize)
+        span = itemsize + sum((n - 1) * s for n, s in zip(self.shape, self.strides))
+        flat = self.allocation.root[self.offset:self.offset + span].view(self.dtype)
+        flat.flags.writeable = flat.flags.writeable and self.writable
+        # A memoryview gives a Python int or bool, as signed integers and booleans are inside a kernel; numpy gives its own scalars.
+        self.data = memoryview(flat) if self.dtype.kind in "ib" else flat
+        self.__class__ = FAST[rank]
+
+    @property
+    def numpy(self):
+        """The same memory as an ndarray."""
+        return np.ndarray(self.shape, self.dtype, self.allocation.root, self.offset, self.strides)
+
+    # --- the general path -------------------------------------------------------------------------------------------------
+
+    def load(self, index, site):
+        """One element, or a view, for an index of any form."""
+        place = self.place(index, site, "read")
+        if place is None:
+            return domain(poison(self.dtype))
+        if type(place) is Array or isinstance(place, Array):
+            return place
+        self.announce(place, site)
+        return domain(self.numpy[place]) if self.dtype.names is None else self.numpy[place]
+
+    def store(self, index, value, site):
+        """Write one element, or every element of a view (a scalar, or an array of that shape)."""
+        if not self.writable:
+            raise TypeError(f"{self.name} is constant: a kernel may only read it")
+        place = self.place(index, site, "written")
+        if place is None:
+            return
+        if isinstance(place, Array):
+            for inner in np.ndindex(place.shape):
+                place.store(inner, value.load(inner, site) if isinstance(value, Array) else value, site)
+            return
+        self.announce(place, site)
+        self.numpy[place] = stored(value, self.dtype)
+
+    def place(self, index, site, what):
+        """What an index means: a tuple of `ndim` valid integers, a view (an Array), or None for an access that was refused."""
+        if len(index) == 1 and isinstance(index[0], tuple):
+            index = index[0]
+        if len(index) != self.ndim or any(isinstance(i, slice) or i is Ellipsis for i in index):
+            return self.view(index)
+        numbers = tuple(whole(i, self) for i in index)
+        if any(not -n <= i < n for i, n in zip(numbers, self.shape)):
+            self.context.refuse(site, what, self, numbers)
+            return None
+        if any(i < 0 for i in numbers):
+            self.context.refuse(site, what, self, numbers)
+            numbers = tuple(i + n if i < 0 else i for i, n in zip(numbers, self.shape))
+        return numbers
+
+    def announce(self, place, site):
+        """Log an access that did not take the fast path."""
+        if self.context.log is not None:
+            self.context.log.append((site << SITE_SHIFT) + self.code + sum(i * s for i, s in zip(place, self.strides)))
+
+    def view(self, index):
+        """A slice: another view of the same allocation, as in numpy."""
+        return self.derived(self.numpy[tuple(i if isinstance(i, slice) or i is Ellipsis else whole(i, self) for i in index)])
+
+    def derived(self, array):
+        """An Array over `array`, an ndarray that shares this one's memory."""
+        moved = array.__array_interface__["data"][0] - self.numpy.__array_interface__["data"][0] if array.size else 0
+        address = (self.code & ADDRESS_MASK) + moved
+        return Array(self.context, self.allocation, self.offset + moved, array.dtype, array.shape, array.strides, self.name, address)
+
+    # --- what else a kernel may do with an array --------------------------------------------------------------------------
+
+    def __getitem__(self, index):
+        return self.load(index if isinstance(index, tuple) else (index,), self.context.site("load"))
+
+    def __setitem__(self, index, value):
+        self.store(index if isinstance(index, tuple) else (index,), value, self.context.site("store"))
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __iter__(self):
+        site = self.context.site("load")
+        return (self.load((i,), site) for i in range(self.shape[0]))
+
+    @property
+    def itemsize(self):
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self):
+        return self.size * self.dtype.itemsize
+
+    @property
+    def T(self):
+        return self.derived(self.numpy.T)
+
+    def reshape(self, *shape):
+        return self.derived(self.numpy.reshape(*shape, copy=False))
+
+    def ravel(self):
+        return self.derived(self.numpy.reshape(-1, copy=False))
+
+    def view_as(self, dtype):
+        return self.derived(self.numpy.view(dtype))
+
+    def __repr__(self):
+        return f"<{self.allocation.space} array {self.name} {self.dtype}{list(self.shape)}>"
+
+
+FAST = {rank: type(f"Array{rank}", (Array,), {"__slots__": ()}) for rank in range(1, MAX_FAST_RANK + 1)}
+
+
+def whole(index, array):
+    """`index` as a Python int; a float is the kernel's mistake."""
+    try:
+        return operator.index(index)
+    except TypeError:
+        raise TypeError(f"{array.name} is indexed with {index!r}, a {type(index).__name__}; wanted an integer (// divides integers)") from None
+
+
+TEMPLATE = """
+def load{rank}(x, {indices}, site):
+    if type(x) is Array{rank} and {inside}:
+        flat = {flat}
+        {announce}
+        return x.data[flat]
+    return load_any(x, ({indices},), site)
+
+def store{rank}(x, {indices}, value, site):
+    if type(x) is Array{rank} and {inside}:
+        flat = {flat}
+        {announce}
+        try:
+            x.data[flat] = value
+        except (TypeError, ValueError, OverflowError):
+            if not x.writable:
+                raise TypeError(x.name + " is constant: a kernel may only read it") from None
+            x.data[flat] = stored(value, x.dtype)
+    else:
+        store_any(x, ({indices},), value, site)
+"""
+
+
+def template(logged):
+    """The source of all fast accessors; with `logged`, each access appends site, size and address to the log as one integer."""
+    parts = []
+    for rank in range(1, MAX_FAST_RANK + 1):
+        axes = range(rank)
+        parts.append(TEMPLATE.format(
+            rank=rank, indices=", ".join(f"i{a}" for a in axes), inside=" and ".join(f"0 <= i{a} < x.n{a}" for a in axes),
+            flat=" + ".join(f"i{a} * x.s{a}" for a in axes),
+            announce=f"log((site << {SITE_SHIFT}) + x.code + (flat << x.shift))" if logged else "pass"))
+    return "".join(parts)
+
+
+CODE = {logged: compile(template(logged), "<accessors>", "exec") for logged in (False, True)}
+
+
+def load_any(x, index, site):
+    if isinstance(x, Array):
+        return x.load(index, site)
+    return x[index[0] if len(index) == 1 else index]
+
+
+def store_any(x, index, value, site):
+    if isinstance(x, Array):
+        x.store(index, value, site)
+    else:
+        x[index[0] if len(index) == 1 else index] = value
+
+
+def accessors(log):
+    """{name: function} of load1 ... store5; `log` is the list to append to, or None."""
+    names = {f"Array{rank}": FAST[rank] for rank in FAST} | {"load_any": load_any, "store_any": store_any, "stored": stored}
+    if log is not None:
+        names["log"] = log.append
+    exec(CODE[log is not None], names)
+    return {name: f for name, f in names.items() if name[:-1] in ("load", "store") or name == "log"}

@@ -1,0 +1,108 @@
+"""cuda.atomic: read, combine and write one element with nobody in between; each returns the element as it was before.
+
+Sources: CUDA C++ Programming Guide, "Atomic Functions", for inc, dec and exch; Numba's documentation for nanmax, nanmin, cas and compare_and_swap.
+"""
+import numpy as np
+
+from sim.arithmetic import domain, stored
+from sim.memory.array import Array
+
+
+def increment(old, value):
+    """0 if old >= value else old + 1."""
+    return 0 if old >= value else old + 1
+
+
+def decrement(old, value):
+    """value if old is 0 or above value, else old - 1."""
+    return value if old == 0 or old > value else old - 1
+
+
+def larger(old, value):
+    """The larger; a NaN on either side stays what it was before (Numba: max with a NaN element keeps the NaN)."""
+    return value if value > old else old
+
+
+def smaller(old, value):
+    return value if value < old else old
+
+
+def nan_larger(old, value):
+    """The larger, NaN losing to any number."""
+    return value if old != old or value > old else old
+
+
+def nan_smaller(old, value):
+    return value if old != old or value < old else old
+
+
+class Atomic:
+    """The namespace `cuda.atomic` of one launch."""
+
+    def __init__(self, scheduler):
+        self.scheduler, self.context = scheduler, scheduler.context
+
+    def change(self, array, index, combine):
+        """Replace array[index] by combine(old), wrapped to the array's dtype; returns old."""
+        if not isinstance(array, Array):
+            raise TypeError(f"cuda.atomic works on arrays, got {array!r}")
+        self.scheduler.turn()
+        site = self.context.site("atomic")
+        if not array.writable:
+            raise TypeError(f"{array.name} is constant: a kernel may only read it")
+        place = array.place(index if isinstance(index, tuple) else (index,), site, "changed")
+        if place is None:
+            return domain(array.dtype.type(0))
+        array.announce(place, site)
+        memory = array.numpy
+        old = memory[place]
+        memory[place] = stored(combine(old), array.dtype)
+        return domain(old)
+
+    def add(self, array, index, value):
+        return self.change(array, index, lambda old: plain(old) + plain(stored(value, array.dtype)))
+
+    def sub(self, array, index, value):
+        return self.change(array, index, lambda old: plain(old) - plain(stored(value, array.dtype)))
+
+    def and_(self, array, index, value):
+        return self.change(array, index, lambda old: int(old) & int(value))
+
+    def or_(self, array, index, value):
+        return self.change(array, index, lambda old: int(old) | int(value))
+
+    def xor(self, array, index, value):
+        return self.change(array, index, lambda old: int(old) ^ int(value))
+
+    def inc(self, array, index, value):
+        return self.change(array, index, lambda old: increment(int(old), int(value)))
+
+    def dec(self, array, index, value):
+        return self.change(array, index, lambda old: decrement(int(old), int(value)))
+
+    def exch(self, array, index, value):
+        return self.change(array, index, lambda old: value)
+
+    def max(self, array, index, value):
+        return self.change(array, index, lambda old: larger(old, value))
+
+    def min(self, array, index, value):
+        return self.change(array, index, lambda old: smaller(old, value))
+
+    def nanmax(self, array, index, value):
+        return self.change(array, index, lambda old: nan_larger(old, value))
+
+    def nanmin(self, array, index, value):
+        return self.change(array, index, lambda old: nan_smaller(old, value))
+
+    def cas(self, array, index, expected, value):
+        return self.change(array, index, lambda old: value if old == expected else old)
+
+    def compare_and_swap(self, array, expected, value):
+        """cas on the array's first element."""
+        return self.cas(array, (0,) * array.ndim, expected, value)
+
+
+def plain(number):
+    """Integers as Python ints, which do not overflow before they are wrapped; others as they are."""
+    return int(number) if isinstance(number, (int, np.integer)) else number

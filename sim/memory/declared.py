@@ -1,0 +1,99 @@
+"""Arrays that a kernel declares or captures: shared (one a block), local (one a thread), constant (one a launch)."""
+import re
+from math import prod
+
+import numpy as np
+
+from sim.errors import LaunchError
+from sim.events import SITES
+from sim.memory.array import Array
+from sim.memory.spaces import Allocation, poisoned
+
+
+def constant_array(context, array):
+    """A global numpy array, as constant memory: read-only in the kernel."""
+    array = np.ascontiguousarray(array)
+    allocation = context.space.add("a global array", "const", array.view(np.uint8).reshape(-1) if array.ndim else array.reshape(1).view(np.uint8))
+    return Array(context, allocation, 0, array.dtype, array.shape, array.strides, "a global array")
+
+
+class Declarations:
+    """The shared and local arrays of one launch. Call sites are told apart by code and instruction, so two on one line are two arrays."""
+
+    def __init__(self, context, dynamic_bytes):
+        self.context, self.dynamic_bytes = context, dynamic_bytes
+        self.bases = {}  # declaration -> (name, address), the same in every block
+        self.shared_bytes = dynamic_bytes
+        self.kernel_code = None  # in the kernel itself the types of arguments are the same for every thread
+
+    def shared(self, shape, dtype, frame):
+        """`cuda.shared.array(shape, dtype)`: the running block's array for this call site; shape 0 views the dynamic bytes."""
+        if dtype is None:
+            raise TypeError("cuda.shared.array wants a numeric dtype such as numba.float32 as its second argument")
+        shape = as_shape(shape)
+        if shape == (0,):
+            return self.dynamic(dtype, frame)
+        block = self.context.thread.block
+        key = (frame.f_code, frame.f_lasti, None if frame.f_code is self.kernel_code else argument_types(frame))
+        array = block.shared.get(key)
+        if array is None:
+            nbytes = prod(shape) * dtype.itemsize
+            name, base = self.place(key, "shared", nbytes, frame)
+            array = block.shared[key] = self.array(Allocation(name, "shared", poisoned(nbytes, dtype), base), dtype, shape)
+        elif array.shape != shape:
+            raise ValueError(f"shared array {array.name} was declared with shape {list(array.shape)} and now with {list(shape)}; its shape must be a constant")
+        return array
+
+    def dynamic(self, dtype, frame):
+        """A view of the launch's dynamic shared bytes; all of them start at the same byte."""
+        block = self.context.thread.block
+        if "dynamic" not in block.shared:
+            name, base = self.place("dynamic", "shared", 0, frame)
+            block.shared["dynamic"] = Allocation(name, "shared", poisoned(self.dynamic_bytes, None), base)
+        return self.array(block.shared["dynamic"], dtype, (self.dynamic_bytes // dtype.itemsize,))
+
+    def local(self, shape, dtype, frame):
+        """`cuda.local.array(shape, dtype)`: fresh for each call, private to the running thread."""
+        shape, thread = as_shape(shape), self.context.thread
+        nbytes = prod(shape) * dtype.itemsize
+        name, base = self.place((frame.f_code, frame.f_lasti, nbytes), "local", nbytes, frame, copies=len(thread.block.threads))
+        return self.array(Allocation(name, "local", poisoned(nbytes, dtype), base + thread.linear * nbytes), dtype, shape)
+
+    def array(self, allocation, dtype, shape):
+        strides = [prod(shape[axis + 1:]) * dtype.itemsize for axis in range(len(shape))]
+        return Array(self.context, allocation, 0, dtype, shape, strides, allocation.name)
+
+    def place(self, key, space, nbytes, frame, copies=1):
+        """(name, address) of a declaration, chosen the first time that any thread meets it."""
+        if key not in self.bases:
+            if space == "shared":
+                self.shared_bytes += nbytes
+                self.check_size()
+            name = declared_name(self.context, frame) or space
+            self.bases[key] = name, self.context.space.add(name, space, np.empty(nbytes, np.uint8), copies=copies).base
+        return self.bases[key]
+
+    def check_size(self):
+        limit = self.context.spec.shared_bytes_per_block
+        if self.shared_bytes > limit:
+            raise LaunchError(f"the kernel declares {self.shared_bytes:,} bytes of shared memory a block\n  the device has {limit:,}: make the tiles smaller")
+
+
+def as_shape(shape):
+    return tuple(map(int, shape)) if isinstance(shape, (tuple, list)) else (int(shape),)
+
+
+def argument_types(frame):
+    """What tells one specialisation of the calling function from another: the types of its arguments."""
+    code = frame.f_code
+    names = code.co_varnames[:code.co_argcount]
+    values = [frame.f_locals.get(name) for name in names]
+    return tuple((v.dtype, v.ndim) if isinstance(v, Array) else type(v) for v in values)
+
+
+def declared_name(context, frame):
+    """The variable that the running declaration is assigned to, read from its source line, or None."""
+    site = SITES[context.site_of(frame, "call")]
+    before = site.source[:max(site.column - site.indent, 0)]
+    found = re.search(r"(\w+)\s*=\s*$", before)
+    return found[1] if found else None

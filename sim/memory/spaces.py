@@ -1,0 +1,118 @@
+"""Where arrays live: one simulated byte-address space that holds global, constant, shared and local memory.
+
+Addresses are made up but behave like a GPU's: allocations start at multiples of 256 bytes, a block's shared memory occupies the same
+window in every block, and the space is told by the address alone. So a log of (site, address) is all that any tool needs.
+"""
+import ctypes
+import sys
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from sim.errors import LaunchError
+from sim.events import ADDRESS_BITS
+
+WINDOW = 1 << (ADDRESS_BITS - 2)
+SPACES = ("global", "const", "shared", "local")
+ALIGNMENT = 256
+
+
+@dataclass(eq=False)
+class Allocation:
+    """A run of bytes with a name and an address; every view of it is an `Array` that refers to it."""
+
+    name: str
+    space: str
+    root: np.ndarray  # uint8, all bytes
+    base: int
+    keep: object = None  # what owns the memory
+
+    @property
+    def writable(self):
+        return self.space != "const"
+
+
+class AddressSpace:
+    """Hands out addresses and remembers who has which. One per launch."""
+
+    def __init__(self):
+        self.next = {space: number * WINDOW + ALIGNMENT for number, space in enumerate(SPACES)}
+        self.allocations = []
+
+    def add(self, name, space, root, keep=None, copies=1):
+        """Give `root` (uint8) an address; `copies` reserves room for that many of it side by side (local memory: one a thread)."""
+        base = self.next[space]
+        self.next[space] = base + -(-root.size * copies // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+        allocation = Allocation(name, space, root, base, keep)
+        self.allocations.append(allocation)
+        return allocation
+
+    def find(self, address):
+        """The allocation that holds `address`, or None."""
+        for allocation in self.allocations:
+            if allocation.base <= address < allocation.base + allocation.root.size:
+                return allocation
+        return None
+
+
+def poisoned(nbytes, dtype):
+    """`nbytes` of fresh memory that nobody has written: NaN for floating-point types, a conspicuous number for integers."""
+    if dtype is None or dtype.kind in "fcV":  # bfloat16's kind is V; all ones is a NaN in every format
+        return np.full(nbytes, 0xFF, np.uint8)
+    return np.full(nbytes, 0xA5 if dtype.kind in "iu" else 1, np.uint8)
+
+
+def poison(dtype):
+    """The value that a load of unwritten memory gives, as a numpy scalar."""
+    return poisoned(dtype.itemsize, dtype).view(dtype)[0]
+
+
+def host_array(value, name):
+    """The numpy array behind a kernel argument that is an array (a numpy array, or a CPU tensor of torch), else None."""
+    if isinstance(value, np.ndarray):
+        array = value
+    elif type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "data_ptr"):
+        array = tensor_array(value, name)
+    else:
+        return None
+    if array.dtype.hasobject or not array.dtype.isnative:
+        raise LaunchError(f"argument {name}: arrays of dtype {array.dtype} have no place on a GPU\n"
+                          "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()")
+    return array
+
+
+def tensor_array(tensor, name):
+    """A CPU tensor as a numpy array over the same memory; bfloat16 by way of its bits."""
+    if tensor.device.type != "cpu":
+        raise LaunchError(f"argument {name} is a tensor on {tensor.device}; the simulator works on host memory\n"
+                          f"  simulate with {name}.cpu(), or launch the kernel itself for the GPU")
+    tensor = tensor.detach()
+    if str(tensor.dtype) != "torch.bfloat16":
+        return tensor.numpy()
+    return tensor.view(sys.modules["torch"].int16).numpy().view(ml_dtypes.bfloat16)
+
+
+def bind_arguments(space, arrays):
+    """Allocations for `arrays` ({name: ndarray}): arrays that share memory share one. Returns {name: (allocation, byte offset)}."""
+    extents = []
+    for name, array in arrays.items():
+        low, high = np.lib.array_utils.byte_bounds(array)
+        extents.append((low, max(high, low), name))
+    bound, group = {}, []
+    for extent in sorted(extents) + [None]:
+        if group and (extent is None or extent[0] >= max(high for _, high, _ in group)):
+            bound.update(bind_group(space, group, arrays))
+            group = []
+        if extent:
+            group.append(extent)
+    return bound
+
+
+def bind_group(space, group, arrays):
+    """One allocation over the extents (low, high, name) of arrays that overlap."""
+    low, high = group[0][0], max(high for _, high, _ in group)
+    first = next(name for name in arrays if name in {name for *_, name in group})
+    memory = (ctypes.c_char * (high - low)).from_address(low) if high > low else b""
+    allocation = space.add(first, "global", np.frombuffer(memory, np.uint8), keep=[arrays[name] for *_, name in group])
+    return {name: (allocation, arrays[name].__array_interface__["data"][0] - low) for *_, name in group}

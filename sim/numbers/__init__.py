@@ -1,0 +1,1 @@
+"""What sim.arithmetic, sim.mathematics and sim.intrinsics are made of: Numba's typing, conversions, and IEEE's rounding."""

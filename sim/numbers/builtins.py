@@ -1,0 +1,140 @@
+"""Python's number builtins as Numba CUDA types them: min, max, abs, round, int, float, bool, complex."""
+
+import operator
+from math import copysign
+
+from numpy import complex64, complex128, float16, float32, float64, int8
+
+from sim.numbers import ieee
+from sim.numbers.conversion import LOWEST, cast, truncated
+from sim.numbers.promotion import FLOATING, INTEGRAL, KIND, NARROW, PLAIN, Promotion, bfloat16, unified
+
+UNIFIED = Promotion(unified)
+MISSING = object()
+_to_int64 = cast(int)
+_hypot = ieee.total(*ieee.BINARY["hypot"])
+
+
+def minimum(a, b=MISSING, *more):
+    """min(a, b, ...) or min(tuple)."""
+    if more or b is MISSING:
+        return _fold(operator.lt, (a, b, *more) if more else a)
+    kind = type(a)
+    if kind is type(b) and (kind is float32 or kind is float64 or kind is int):
+        return b if b < a else a if a < b else _tie(operator.lt, a, b)
+    return _extreme(operator.lt, a, b)
+
+
+def maximum(a, b=MISSING, *more):
+    """max(a, b, ...) or max(tuple)."""
+    if more or b is MISSING:
+        return _fold(operator.gt, (a, b, *more) if more else a)
+    kind = type(a)
+    if kind is type(b) and (kind is float32 or kind is float64 or kind is int):
+        return b if b > a else a if a > b else _tie(operator.gt, a, b)
+    return _extreme(operator.gt, a, b)
+
+
+def _tie(better, a, b):
+    """Of two equals, or where one is NaN, what PTX's min and max choose: never the NaN, and -0 is less than 0."""
+    if a == b:
+        return b if better(copysign(1, b), copysign(1, a)) else a
+    return b if a != a else a
+
+
+def _extreme(better, a, b):
+    """For two operands of other types: PTX's choice for a float32 and a float64, Python's for the rest."""
+    if {KIND.get(type(a)), KIND.get(type(b))} == PLAIN:
+        a, b = float64(a), float64(b)
+        return b if better(b, a) else a if better(a, b) else _tie(better, a, b)
+    a, b = _unified(better, a, b)
+    return b if better(b, a) else a
+
+
+def _fold(better, values):
+    """From the left, each in the type that it and the best so far share."""
+    best = values[0]
+    for value in values[1:]:
+        best, value = _unified(better, best, value)
+        best = value if better(value, best) else best
+    return best
+
+
+def _unified(better, a, b):
+    entry = UNIFIED[type(a), type(b)]
+    if entry is None or entry[2] is None:
+        name = "min" if better is operator.lt else "max"
+        raise TypeError(f"Numba has no {name} for {type(a).__name__} and {type(b).__name__}")
+    left, right, _ = entry
+    return left(a), right(b)
+
+
+def absolute(a):
+    """abs(a), in the type of a: abs of the lowest integer is itself; bool gives int8, bfloat16 a float32."""
+    if type(a) in PLAIN:
+        return abs(a)
+    kind = KIND[type(a)]
+    if kind is int:
+        return a if a == LOWEST else abs(int(a))
+    if kind is complex64 or kind is complex128:
+        return type(a.real)(_hypot(a.real, a.imag))
+    if kind is bool:
+        return int8(a)
+    return float32(abs(a)) if kind is bfloat16 else kind(abs(a))
+
+
+def round_(a, digits=None):
+    """round(a) is an integer; round(a, digits) a float, float32 for what is exact in one."""
+    kind = KIND[type(a)]
+    if digits is None:
+        return truncated(_nearest(float64(a)))
+    to = float32 if kind in NARROW | {float16, bfloat16, float32} else float64
+    return to(_round_digits(to(a), int(digits)))
+
+
+def _nearest(a):
+    """The nearest whole number, ties to even, as a float64."""
+    return a if a != a or abs(a) >= 2.0**52 else float64(round(float(a)))
+
+
+def _round_digits(x, digits):
+    """CPython's fallback for rounding to decimal digits, which Numba compiles for CUDA (numba/cuda/cudaimpl.py)."""
+    if x != x or x - x != 0:
+        return x
+    scale = float64(10) ** abs(digits)
+    spare = float64(1)
+    if digits > 22:
+        scale, spare = float64(10) ** (digits - 22), float64(1e22)
+    y = x * scale * spare if digits >= 0 else x / scale
+    if y - y != 0:
+        return x
+    z = float64(truncated(_nearest(y)))
+    if abs(y - z) == 0.5:
+        z = 2.0 * float64(truncated(_nearest(y / 2.0)))
+    return z / spare / scale if digits >= 0 else z * scale
+
+
+def int_(a):
+    """int(a): integers keep their type, a bool becomes an int64, floats go towards zero and saturate."""
+    kind = KIND.get(type(a))
+    if kind in INTEGRAL:
+        return int(a) if kind is bool else a
+    return _to_int64(a)
+
+
+def float_(a):
+    """float(a): a float keeps its type (float32 stays float32), an integer becomes a float64; so does a string."""
+    if type(a) in PLAIN:
+        return a
+    kind = KIND.get(type(a))
+    return kind(a) if kind in FLOATING else float64(a)
+
+
+def bool_(a):
+    return bool(a)
+
+
+def complex_(real, imag=0):
+    """complex(real, imag): complex64 from float32s, complex128 from anything else."""
+    kinds = {KIND[type(real)]} | ({KIND[type(imag)]} if type(imag) is not int else set())
+    return (complex64 if kinds <= {float32, complex64} else complex128)(real + 1j * imag)

@@ -1,0 +1,191 @@
+"""What a value becomes when a kernel converts or stores it, and how a host's scalar enters a kernel.
+
+Inside a kernel the Python type of a value stands for its Numba type:
+
+    int                              int64, and any narrower signed integer whose width no longer matters
+    numpy int8, int16, int32         a signed integer that has kept its width (Numba's arithmetic drops it)
+    numpy uint8 ... uint64           unsigned integers
+    bool (numpy.bool is read alike)  boolean
+    numpy float16, float32, float64, ml_dtypes.bfloat16 (a Python float is read as a float64)
+    numpy complex64, complex128      (a Python complex is read as a complex128)
+
+Nothing here raises for a value out of range: integers wrap, floats saturate as the GPU's `cvt` does. numpy would warn
+about some of that, so callers run under `numpy.errstate(all="ignore")`.
+"""
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from ml_dtypes import bfloat16
+from numpy import complex64, complex128, float16, float32, float64, uint64
+
+from sim.numbers.rounding import rounded
+
+# A Python float times this is a float32: the quickest way to round one, as numpy takes a Python float as no wider.
+ONE = float32(1)
+LOWEST, HIGHEST = -(2**63), 2**63 - 1
+INTEGERS = (int, np.integer, np.bool_)
+FLOATS = (float, np.floating, bfloat16)
+NUMBERS = INTEGERS + FLOATS + (complex, np.complexfloating)
+
+
+def wrap(value, bits=64):
+    """The signed integer of `bits` bits that is congruent to `value`."""
+    half = 1 << (bits - 1)
+    return ((value + half) & ((1 << bits) - 1)) - half
+
+
+@lru_cache(maxsize=None)
+def cast(dtype):
+    """A function from any domain value to the domain value of `dtype`, as `numba.float32(x)` or `np.int32(x)` convert.
+
+    `dtype`: a numpy dtype or scalar type, `ml_dtypes.bfloat16`, a Python type, or anything whose `str` names a dtype
+    (a Numba type, say). Signed results are Python ints, within the range of `dtype`.
+    """
+    dtype = _as_dtype(dtype)
+    if dtype.kind == "i":
+        return _to_signed(8 * dtype.itemsize)
+    if dtype.kind == "u":
+        return _to_unsigned(dtype.type, 8 * dtype.itemsize)
+    return _TO_OTHER[dtype.type]
+
+
+def stored(value, dtype):
+    """What to assign to an element of an array of `dtype`: in range, so that numpy never raises.
+
+    A loop that stores often keeps `cast(array.dtype)` and calls that.
+    """
+    return cast(dtype)(value)
+
+
+def domain(value):
+    """A host's scalar as the value that a kernel sees; tuples by element, everything else unchanged.
+
+    Errors: OverflowError for an int of more than 64 bits.
+    """
+    if isinstance(value, tuple):
+        return tuple(domain(item) for item in value)
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, (int, np.signedinteger)):
+        return _host_int(int(value))
+    if isinstance(value, np.generic):
+        return value
+    return {float: float64, complex: complex128}.get(type(value), lambda other: other)(value)
+
+
+def _host_int(value):
+    if LOWEST <= value <= HIGHEST:
+        return value
+    if 0 <= value < 2**64:
+        return uint64(value)
+    raise OverflowError(f"{value} does not fit 64 bits, the widest integer a kernel takes")
+
+
+def _as_dtype(dtype):
+    if not isinstance(dtype, (type, np.dtype)):
+        name = str(dtype).removeprefix("__nv_")
+        dtype = bfloat16 if name == "bfloat16" else name
+    return np.dtype(dtype)
+
+
+def _to_signed(bits):
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    lowest, highest = float(low), float(high)
+
+    def to_signed(value):
+        if type(value) is int:
+            return value if low <= value <= high else wrap(value, bits)
+        if type(value) is float32 or type(value) is float64:
+            double = float(value)
+            if lowest < double < highest:
+                return int(double)
+        return wrap(_integral(value, bits, signed=True), bits)
+
+    return to_signed
+
+
+def _to_unsigned(kind, bits):
+    mask = (1 << bits) - 1
+
+    def to_unsigned(value):
+        if type(value) is kind:
+            return value
+        return kind((value if type(value) is int else _integral(value, bits, signed=False)) & mask)
+
+    return to_unsigned
+
+
+def _integral(value, bits, signed):
+    if isinstance(value, INTEGERS):
+        return int(value)
+    if isinstance(value, FLOATS):
+        return truncated(value, bits, signed)
+    raise TypeError(f"a {type(value).__name__} cannot become an integer")
+
+
+def truncated(value, bits=64, signed=True):
+    """A float as an integer, as the PTX `cvt.rzi` that Numba emits: towards zero, saturated, a value for NaN.
+
+    Saturation is to `bits` bits, or 16 where `bits` is 8: Numba then keeps the low 8. A float16 is rounded to the nearest
+    (ties to even) and saturates at 8 too, because Numba's conversion of one emits `cvt.rni`. NaN becomes 0, or the top bit
+    alone when the source is a float64 or the result has 64 bits (PTX ISA, `cvt`).
+    """
+    half = type(value) is float16
+    width = bits if half else max(bits, 16)
+    if value != value:
+        return (-1 if signed else 1) << (width - 1) if width == 64 or isinstance(value, float) else 0
+    value = float(value)
+    low, high = (-(1 << (width - 1)), (1 << (width - 1)) - 1) if signed else (0, (1 << width) - 1)
+    if not low < value < high:
+        return low if value <= low else high
+    return round(value) if half else int(value)
+
+
+def _to_float16(value):
+    if type(value) is float16:
+        return value
+    return float16(_double(value))
+
+
+def _to_bfloat16(value):
+    """Rounded once: by way of float32 it would be twice."""
+    if type(value) is bfloat16:
+        return value
+    value = _double(value)
+    if not math.isfinite(value) or value == 0:
+        return bfloat16(value)
+    return rounded(*value.as_integer_ratio(), bfloat16)
+
+
+def _to_float32(value):
+    if type(value) is float32:
+        return value
+    if isinstance(value, float):
+        return ONE * float(value)
+    if isinstance(value, INTEGERS):
+        # By way of a double it would be rounded twice.
+        return float32(np.int64(value)) if value <= HIGHEST else float32(uint64(value))
+    return float32(_double(value))
+
+
+def _to_float64(value):
+    return value if type(value) is float64 else float64(_double(value))
+
+
+def _double(value):
+    if isinstance(value, NUMBERS[:-2]):
+        return float(value)
+    raise TypeError(f"a {type(value).__name__} cannot become a float")
+
+
+_TO_OTHER = {
+    np.bool_: bool,
+    float16: _to_float16,
+    bfloat16: _to_bfloat16,
+    float32: _to_float32,
+    float64: _to_float64,
+    complex64: complex64,
+    complex128: complex128,
+}

@@ -1,0 +1,58 @@
+"""Arithmetic and conversions in a stated rounding direction, as PTX's `add.rd` or `cvt.rzi` carry them out."""
+
+import math
+
+import numpy as np
+from numpy import dtype as as_dtype
+from numpy import float64
+
+from sim.numbers.conversion import cast, truncated
+from sim.numbers.rounding import fused, rounded, rounded_root
+
+WHOLE = {"rn": round, "rz": math.trunc, "rd": math.floor, "ru": math.ceil}
+DIRECTIONS = tuple(WHOLE)
+
+
+def to_float(value, source, kind, mode):
+    """`value`, first converted to `source`, as a `kind` rounded in the direction `mode`."""
+    value = cast(source)(value)
+    number = int(value) if as_dtype(source).kind in "iu" else float(value)
+    if not math.isfinite(number) or number == 0:
+        return kind(number)
+    return rounded(*number.as_integer_ratio(), kind, mode)
+
+
+def from_float(value, dtype, mode):
+    """The float `value` as the integer `dtype`, rounded in the direction `mode`, saturated; NaN as PTX's `cvt` has it."""
+    dtype = as_dtype(dtype)
+    if math.isfinite(value):
+        value = type(value)(WHOLE[mode](float(value)))
+    return cast(dtype)(truncated(value, 8 * dtype.itemsize, dtype.kind == "i"))
+
+
+def divided(x, y, kind, mode):
+    """x / y rounded once to `kind` in the direction `mode`."""
+    x, y = float(x), float(y)
+    if not (math.isfinite(x) and math.isfinite(y)) or x == 0 or y == 0:
+        return kind(float64(x) / float64(y))
+    (xn, xd), (yn, yd) = x.as_integer_ratio(), y.as_integer_ratio()
+    sign = -1 if yn < 0 else 1
+    return rounded(sign * xn * yd, xd * abs(yn), kind, mode)
+
+
+def multiplied(x, y, kind, mode):
+    """x * y rounded once to `kind` in the direction `mode`."""
+    x, y = float(x), float(y)
+    if x == 0 or y == 0:
+        return kind(x * y)
+    return fused(x, y, 0.0, kind, mode)
+
+
+def square_root(x, kind, mode, inverse=False):
+    """sqrt(x), or 1 / sqrt(x), rounded once to `kind` in the direction `mode`."""
+    x = float(x)
+    if not math.isfinite(x) or x <= 0:
+        root = np.sqrt(float64(x))
+        return kind(1.0 / root if inverse else root)
+    numerator, denominator = x.as_integer_ratio()
+    return rounded_root(denominator, numerator, kind, mode) if inverse else rounded_root(numerator, denominator, kind, mode)

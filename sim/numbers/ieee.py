@@ -1,0 +1,152 @@
+"""Functions of doubles, after Python's `math`, that answer as IEEE 754 and CUDA do where Python would raise.
+
+Each entry pairs a fast function, which may raise ValueError, OverflowError or ZeroDivisionError, with the answer to give then.
+"""
+
+import math
+from math import copysign, inf, nan
+from statistics import NormalDist
+
+import numpy as np
+from numpy import float64
+
+RAISES = (ValueError, OverflowError, ZeroDivisionError)
+
+
+def total(function, otherwise):
+    """`function` of doubles with `otherwise` in place of an exception."""
+
+    def evaluate(*x):
+        try:
+            return function(*x)
+        except RAISES:
+            return otherwise(*map(float64, x))
+
+    return evaluate
+
+
+def scaled(x, exponent):
+    """x * 2**exponent."""
+    try:
+        return math.ldexp(x, exponent)
+    except OverflowError:
+        return copysign(inf, x)
+
+
+def _whole(function):
+    """A rounding to a whole number as a double, the sign of a zero kept; raises for what is not finite."""
+    return lambda x: copysign(function(x), x)
+
+
+def _round_away(x):
+    """To the nearest, ties away from zero."""
+    return copysign(math.floor(abs(x)) + (abs(x) % 1.0 >= 0.5), x)
+
+
+def _no_gamma(x):
+    if x == 0:
+        return copysign(inf, x)
+    return nan if x < 0 or x != x else inf
+
+
+def _log_gamma_pole(x):
+    return nan if x != x else inf
+
+
+def cospi(x):
+    """cos(pi x), exact where it is 0, 1 or -1."""
+    x = abs(math.fmod(x, 2.0))
+    return 0.0 if x in (0.5, 1.5) else math.cos(math.pi * x) if x <= 1.0 else math.cos(math.pi * (2.0 - x))
+
+
+def sinpi(x):
+    """sin(pi x), exact where it is 0, 1 or -1."""
+    rest = math.remainder(x, 2.0)
+    if abs(rest) in (0.0, 1.0):
+        return copysign(0.0, x)
+    return math.sin(math.pi * (rest if abs(rest) <= 0.5 else copysign(1.0, rest) - rest))
+
+
+def _edges(low, at_low, high, at_high):
+    """The values of an inverse function at the ends of its domain, and NaN outside."""
+    return lambda x: at_low if x == low else at_high if x == high else nan
+
+
+def erfinv(x):
+    """The inverse of erf: the normal quantile, improved by two steps of Newton's method near zero."""
+    y = -NormalDist().inv_cdf((1.0 - abs(x)) / 2.0) / math.sqrt(2.0)
+    for _ in range(2 if abs(x) < 0.5 else 0):
+        y -= (math.erf(y) - abs(x)) * math.sqrt(math.pi) / 2.0 * math.exp(y * y)
+    return copysign(y, x)
+
+
+def erfcinv(x):
+    return -NormalDist().inv_cdf(x / 2.0) / math.sqrt(2.0) if x < 0.5 else erfinv(1.0 - x)
+
+
+def _logb(x):
+    return float(math.frexp(x)[1] - 1) if x - x == 0 and x != 0 else _logb_edge(x)
+
+
+def _logb_edge(x):
+    return -inf if x == 0 else x * x
+
+
+def _rcbrt(x):
+    return 1.0 / math.cbrt(x)
+
+
+UNARY = {
+    "acos": (math.acos, np.arccos),
+    "acosh": (math.acosh, np.arccosh),
+    "asin": (math.asin, np.arcsin),
+    "asinh": (math.asinh, np.arcsinh),
+    "atan": (math.atan, np.arctan),
+    "atanh": (math.atanh, np.arctanh),
+    "cbrt": (math.cbrt, np.cbrt),
+    "ceil": (_whole(math.ceil), np.ceil),
+    "cos": (math.cos, np.cos),
+    "cosh": (math.cosh, np.cosh),
+    "cospi": (cospi, np.cos),
+    "erf": (math.erf, math.erf),
+    "erfc": (math.erfc, math.erfc),
+    "erfcinv": (erfcinv, _edges(0, inf, 2, -inf)),
+    "erfinv": (erfinv, _edges(-1, -inf, 1, inf)),
+    "exp": (math.exp, np.exp),
+    "exp10": (lambda x: math.pow(10.0, x), lambda x: np.power(10.0, x)),
+    "exp2": (math.exp2, np.exp2),
+    "expm1": (math.expm1, np.expm1),
+    "fabs": (math.fabs, np.fabs),
+    "floor": (_whole(math.floor), np.floor),
+    "lgamma": (math.lgamma, _log_gamma_pole),
+    "log": (math.log, np.log),
+    "log10": (math.log10, np.log10),
+    "log1p": (math.log1p, np.log1p),
+    "log2": (math.log2, np.log2),
+    "logb": (_logb, _logb_edge),
+    "nearbyint": (_whole(round), np.rint),
+    "normcdf": (lambda x: 0.5 * math.erfc(-x / math.sqrt(2.0)), math.erfc),
+    "normcdfinv": (lambda p: NormalDist().inv_cdf(p), _edges(0, -inf, 1, inf)),
+    "rcbrt": (_rcbrt, lambda x: copysign(inf, x)),
+    "rint": (_whole(round), np.rint),
+    "round": (_round_away, np.rint),
+    "rsqrt": (lambda x: 1.0 / math.sqrt(x), lambda x: 1.0 / np.sqrt(x)),
+    "sin": (math.sin, np.sin),
+    "sinh": (math.sinh, np.sinh),
+    "sinpi": (sinpi, np.sin),
+    "sqrt": (math.sqrt, np.sqrt),
+    "tan": (math.tan, np.tan),
+    "tanh": (math.tanh, np.tanh),
+    "tgamma": (math.gamma, _no_gamma),
+    "trunc": (_whole(int), np.trunc),
+}
+
+BINARY = {
+    "atan2": (math.atan2, np.arctan2),
+    "copysign": (math.copysign, np.copysign),
+    "fdim": (lambda x, y: nan if x != x or y != y else x - y if x > y else 0.0, np.subtract),
+    "fmod": (math.fmod, np.fmod),
+    "hypot": (math.hypot, np.hypot),
+    "pow": (math.pow, np.power),
+    "remainder": (math.remainder, lambda x, y: nan),
+}

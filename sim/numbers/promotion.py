@@ -1,0 +1,150 @@
+"""Numba's typing of numbers on CUDA: which type an operation on two types is carried out in.
+
+Arithmetic (+ - * and, integers apart, /), checked against the typing of numba-cuda 0.30:
+
+    operands                                              type of the result
+    integers or booleans, one of them at least signed     int64      (uint64 with int64 too: numpy would say float64)
+    booleans only, or a boolean and an unsigned           int64
+    unsigned and unsigned                                 uint64
+    float64 with any real number                          float64
+    any float with int32, int64, uint16, uint32, uint64   float64
+    float32 with bool, int8, int16, uint8, or a half      float32
+    float16 with float16, bool, int8                      float16
+    bfloat16 with bfloat16, int8, uint8                   bfloat16
+    any other half with a half, bool, int8, int16, uint8  float32
+    complex64 with bool, int8, int16, uint8, float16,
+        float32, complex64                                complex64
+    complex with any other number but bfloat16            complex128
+
+/ of integers is float64. // and % turn halves into float32 and know no complex numbers. A shift has the type of its left operand
+alone, uint64 if unsigned and int64 otherwise. & | ^ of booleans are boolean. ** of a float and an integer keeps the float (halves
+become float32). Comparisons and divmod work like arithmetic, except that uint64 meets a signed integer in float64 and a boolean
+meets an unsigned in uint64. min and max take numpy's `promote_types`, except that a bfloat16 goes with bfloat16 only.
+"""
+
+import numpy as np
+from ml_dtypes import bfloat16
+from numpy import complex64, complex128, float16, float32, float64, uint64
+
+from sim.numbers.conversion import wrap
+
+UNSIGNED = {np.uint8, np.uint16, np.uint32, uint64}
+SIGNED = {np.int8, np.int16, np.int32, int}
+INTEGRAL = UNSIGNED | SIGNED | {bool}
+NARROW = {bool, np.int8, np.int16, np.uint8}
+HALVES = {float16: {float16, bool, np.int8}, bfloat16: {bfloat16, np.int8, np.uint8}}
+# The floats that numpy promotes as Numba does.
+PLAIN = {float32, float64}
+COMPLEX = {complex64, complex128}
+FLOATING = {float16, bfloat16, float32, float64}
+
+# How to read a value's type: the kind that stands for a Numba type.
+KIND = {kind: kind for kind in INTEGRAL | FLOATING | COMPLEX}
+KIND |= {np.bool_: bool, np.int64: int, float: float64, complex: complex128}
+
+
+def arithmetic(a, b):
+    """The kind that a + b has; None where Numba has no such operation. `a`, `b`: kinds."""
+    if a in COMPLEX or b in COMPLEX:
+        return _complex(a, b)
+    if a in FLOATING or b in FLOATING:
+        return _floating(a, b)
+    return uint64 if a in UNSIGNED and b in UNSIGNED else int
+
+
+def _complex(a, b):
+    if bfloat16 in (a, b):
+        return None
+    single = NARROW | {float16, float32, complex64}
+    return complex64 if a in single and b in single else complex128
+
+
+def _floating(a, b):
+    if not {a, b} <= NARROW | {float16, bfloat16, float32}:
+        return float64
+    for half, company in HALVES.items():
+        if (a is half and b in company) or (b is half and a in company):
+            return half
+    return float32
+
+
+def division(a, b):
+    """The kind of a / b."""
+    return float64 if {a, b} <= INTEGRAL else arithmetic(a, b)
+
+
+def real_division(a, b):
+    """The kind of a // b and a % b."""
+    kind = arithmetic(a, b)
+    return {float16: float32, bfloat16: float32, complex64: None, complex128: None}.get(kind, kind)
+
+
+def exponentiation(a, b):
+    """The kind of a ** b."""
+    if a in FLOATING and b in INTEGRAL:
+        return float64 if a is float64 else float32
+    kind = arithmetic(a, b)
+    return float32 if kind in HALVES else kind
+
+
+def shift(a, b):
+    """The kind of a << b and a >> b."""
+    if not {a, b} <= INTEGRAL:
+        return None
+    return uint64 if a in UNSIGNED else int
+
+
+def bitwise(a, b):
+    """The kind of a & b, a | b and a ^ b."""
+    if a is bool and b is bool:
+        return bool
+    return arithmetic(a, b) if {a, b} <= INTEGRAL else None
+
+
+def comparison(a, b):
+    """The kind in which a and b are compared."""
+    if {a, b} <= UNSIGNED | {bool}:
+        return uint64 if {a, b} & UNSIGNED else int
+    if uint64 in (a, b) and {a, b} & SIGNED:
+        return float64
+    return arithmetic(a, b)
+
+
+def quotient_and_remainder(a, b):
+    """The kind of both parts of divmod(a, b)."""
+    return comparison(a, b) if {a, b} <= INTEGRAL else real_division(a, b)
+
+
+def unified(a, b):
+    """The kind of min(a, b) and max(a, b)."""
+    if a is b:
+        return None if a in COMPLEX else a
+    if bfloat16 in (a, b) or {a, b} & COMPLEX or {a, b} == {bool, float16}:
+        return None
+    return KIND[np.promote_types(np.int64 if a is int else a, np.int64 if b is int else b).type]
+
+
+class Promotion(dict):
+    """(type, type) -> (convert the left, convert the right, kind), filled when first asked; None if no numbers meet."""
+
+    def __init__(self, rule):
+        super().__init__()
+        self.rule = rule
+
+    def __missing__(self, pair):
+        left, right = KIND.get(pair[0]), KIND.get(pair[1])
+        self[pair] = entry = None if left is None or right is None else self._entry(left, right)
+        return entry
+
+    def _entry(self, left, right):
+        kind = self.rule(left, right)
+        return converter(left, kind), converter(right, kind), kind
+
+
+def converter(source, kind):
+    """A function from a value of kind `source` to one of kind `kind`, exact wherever promotion asks for it."""
+    if kind is int and source is uint64:
+        return lambda value: wrap(int(value))
+    if kind is uint64 and source not in UNSIGNED | {bool}:
+        return lambda value: uint64(int(value) & (2**64 - 1))
+    return kind

@@ -1,0 +1,94 @@
+"""Exact rational numbers rounded once to a float format, in any of IEEE 754's four directions.
+
+Directions carry PTX's names: rn to nearest (ties to even), rz towards zero, rd down, ru up.
+"""
+
+import math
+from math import copysign, inf, isfinite, nextafter
+
+from ml_dtypes import bfloat16
+from numpy import float16, float32, float64
+
+# kind: bits of precision, exponent of the smallest subnormal, exponent that overflows
+FORMATS = {float16: (11, -24, 16), bfloat16: (8, -133, 128), float32: (24, -149, 128), float64: (53, -1074, 1024)}
+
+
+def rounded(numerator, denominator, kind, mode="rn"):
+    """numerator / denominator as a `kind`. Whole numbers; denominator positive, numerator not zero."""
+    if kind is float64 and mode == "rn":
+        return _divided(numerator, denominator)
+    precision, lowest, overflow = FORMATS[kind]
+    negative, magnitude = numerator < 0, abs(numerator)
+    exponent = max(magnitude.bit_length() - denominator.bit_length() - precision, lowest)
+    if _quotient(magnitude, denominator, exponent)[0].bit_length() > precision:
+        exponent += 1
+    quotient, remainder, divisor = _quotient(magnitude, denominator, exponent)
+    quotient += _goes_up(quotient, remainder, divisor, negative, mode)
+    if quotient.bit_length() + exponent > overflow:
+        away = mode == "rn" or mode == ("rd" if negative else "ru")
+        value = inf if away else math.ldexp((1 << precision) - 1, overflow - precision)
+    else:
+        value = math.ldexp(quotient, exponent)
+    return kind(-value if negative else value)
+
+
+def _divided(numerator, denominator):
+    """To the nearest double: so Python divides whole numbers."""
+    try:
+        return float64(numerator / denominator)
+    except OverflowError:
+        return float64(inf if numerator > 0 else -inf)
+
+
+def _quotient(magnitude, denominator, exponent):
+    """Quotient and remainder in units of 2**exponent, and what was divided by."""
+    divisor = denominator << max(exponent, 0)
+    return *divmod(magnitude << max(-exponent, 0), divisor), divisor
+
+
+def _goes_up(quotient, remainder, divisor, negative, mode):
+    if mode == "rn":
+        return 2 * remainder > divisor or (2 * remainder == divisor and quotient % 2 == 1)
+    return remainder > 0 and mode == ("rd" if negative else "ru")
+
+
+def rounded_root(numerator, denominator, kind, mode="rn"):
+    """The square root of numerator / denominator, both positive whole numbers, rounded once."""
+    spare = FORMATS[kind][0] + 4
+    shift = max(0, spare + (denominator.bit_length() - numerator.bit_length()) // 2 + 1)
+    scaled, remainder = divmod(numerator << (2 * shift), denominator)
+    root = math.isqrt(scaled)
+    inexact = remainder != 0 or root * root != scaled
+    # One more bit says that something follows: enough for every direction, as the root has bits to spare.
+    return rounded(2 * root + inexact, 2 << shift, kind, mode)
+
+
+def fused(a, b, c, kind, mode="rn"):
+    """a * b + c rounded once to `kind`; infinities, NaN and signed zeros as IEEE 754 has them."""
+    a, b, c = float(a), float(b), float(c)
+    if not (isfinite(a) and isfinite(b) and isfinite(c)):
+        # With a or b infinite the product has no overflow to hide; otherwise c alone decides.
+        return kind(c if isfinite(a) and isfinite(b) else a * b + c)
+    (an, ad), (bn, bd), (cn, cd) = a.as_integer_ratio(), b.as_integer_ratio(), c.as_integer_ratio()
+    numerator = an * bn * cd + cn * ad * bd
+    if numerator:
+        return rounded(numerator, ad * bd * cd, kind, mode)
+    if mode == "rd" and (copysign(1, a) * copysign(1, b) < 0 or copysign(1, c) < 0):
+        return kind(-0.0)
+    return kind(a * b + c)
+
+
+def fused_float32(a, b, c):
+    """`fused` for float32 to nearest, by double arithmetic: the product is exact, the sum rounded to odd.
+
+    Boldo and Melquiond, "Emulation of a FMA and Correctly Rounded Sums: Proved Algorithms Using Rounding to Odd" (2008).
+    """
+    product, addend = float(a) * float(b), float(c)
+    total = product + addend
+    back = total - product
+    error = (product - (total - back)) + (addend - back)
+    if error == 0 or not isfinite(total):
+        return float32(total)
+    if math.frexp(total)[0] * 2.0**53 % 2.0 == 0.0:
+        total = nextafter(total, copysign(inf, error))
+    return float32(total)

@@ -1,0 +1,20 @@
+"""bounds: accesses outside their array, and negative indices, which Numba wraps and CUDA C would not."""
+from sim.events import Finding, Observer
+
+
+class Bounds(Observer):
+    """Findings `out-of-bounds` (an error) and `negative-index` (a warning)."""
+
+    def access_refused(self, access, array, index, shape):
+        place, size = f"{array.name}[{', '.join(map(str, index))}]", " x ".join(map(str, shape)) or "a scalar's"
+        outside = [axis for axis, (i, n) in enumerate(zip(index, shape)) if not -n <= i < n]
+        if outside:
+            axis = outside[0]
+            along = f" along axis {axis}" if len(shape) > 1 else ""
+            yield Finding("out-of-bounds", "error", f"{place} is outside {array.name}, whose shape is {size}", (access,), array.name, index,
+                          reason=f"Index {index[axis]}{along} must be below {shape[axis]}.",
+                          fix=f"guard the access: if i < {array.name}.shape[{axis}]")
+        else:
+            yield Finding("negative-index", "warning", f"{place} counts from the end of {array.name}, whose shape is {size}", (access,), array.name, index,
+                          reason="Numba wraps negative indices as Python does; CUDA C would read or write in front of the array.",
+                          fix="if the wrap is not meant, guard the access: if i >= 0")

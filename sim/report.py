@@ -1,0 +1,83 @@
+"""What a launch leaves behind: findings, merged and put into words, and counters."""
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of one simulated launch. `findings` are sorted, errors first; `counters` count what happened; `notes` say what the tools could not do."""
+
+    kernel: str
+    engine: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    seed: int
+    findings: tuple = ()
+    counters: dict = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def errors(self):
+        return tuple(finding for finding in self.findings if finding.severity == "error")
+
+    def __str__(self):
+        counts = ", ".join(f"{name} {number:,}" for name, number in self.counters.items())
+        found = "no findings" if not self.findings else f"{len(self.findings)} finding{'s' * (len(self.findings) > 1)}"
+        head = f"{self.kernel}[{shape_text(self.grid)}, {shape_text(self.block)}] on the {self.engine} engine: {found}"
+        return "\n".join([head, f"  {counts}", *(f"  {note}" for note in self.notes), *(f"\n{finding.message}" for finding in self.findings)])
+
+    __repr__ = __str__
+
+
+def finish(findings):
+    """Findings that are alike merged into the one with the lowest index, each with its message; errors first, then by place."""
+    groups = {}
+    for finding in findings:
+        groups.setdefault(finding.key, []).append(finding)
+    merged = [replace(min(group, key=rank), count=len(group) - 1 + sum(f.count for f in group)) for group in groups.values()]
+    return tuple(replace(f, message=message(f)) for f in sorted(merged, key=lambda f: (f.severity != "error", f.key[2], f.kind, str(f.array))))
+
+
+def rank(finding):
+    """The order in which one of several equal findings is chosen to stand for all."""
+    return finding.index or (), [(access.block[::-1], access.thread[::-1]) for access in finding.accesses]
+
+
+def message(finding):
+    """A finding in words: verdict, who, where with the source, why, how many more, the likely fix."""
+    severity = "" if finding.severity == "error" else "warning: "
+    lines = [f"{severity}{finding.kind}: {finding.verdict}{who(finding.accesses)}"]
+    width = max((len(where(access)) for access in finding.accesses), default=0)
+    for access in finding.accesses:
+        value = "" if access.value is None else f"   value {access.value}"
+        source = access.site.source if access.site else ""
+        lines.append(f"  {where(access):{width}}  {source}{value}".rstrip())
+    more = f" {finding.count:,} more like it." if finding.count else ""
+    lines.append(f"  {finding.reason}{more}")
+    lines.append(f"  Likely fix: {finding.fix}.")
+    return "\n".join(lines)
+
+
+def who(accesses):
+    """ · block 0 · thread 3, or threads 0 and 1; nothing where nobody is named."""
+    if not accesses:
+        return ""
+    blocks = list(dict.fromkeys(index_text(access.block) for access in accesses))
+    threads = list(dict.fromkeys(index_text(access.thread) for access in accesses))
+    return f" · block{'s' * (len(blocks) > 1)} {' and '.join(blocks)} · thread{'s' * (len(threads) > 1)} {' and '.join(threads)}"
+
+
+def where(access):
+    place = f"{access.site.function} line {access.site.line}" if access.site else ""
+    return f"{access.what} by thread {index_text(access.thread)}  {place}" if access.what in ("read", "written", "changed") else \
+        f"thread {index_text(access.thread)} {access.what}  {place}"
+
+
+def index_text(index):
+    """(3, 0, 0) as 3; (3, 1, 0) as (3, 1)."""
+    used = max((axis + 1 for axis, i in enumerate(index) if i), default=1)
+    return str(index[0]) if used == 1 else f"({', '.join(map(str, index[:max(used, 2)]))})"
+
+
+def shape_text(shape):
+    used = max((axis + 1 for axis, n in enumerate(shape) if n > 1), default=1)
+    return str(shape[0]) if used == 1 else str(tuple(shape[:used]))

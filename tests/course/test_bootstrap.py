@@ -1,0 +1,163 @@
+"""The set-up: what it runs, what it does when a step fails or is interrupted, and that a second one costs nothing."""
+
+import shutil
+import subprocess
+import sys
+import time
+import venv
+
+import pytest
+
+from course import bootstrap
+from course.bootstrap import ROOT, SetUpError, cuda_requirements, is_set_up, set_up, stamp, venv_python
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A project to set up, on a machine without a driver and with no PIP_ARGS."""
+    monkeypatch.setattr(bootstrap, "cuda_driver", lambda: None)
+    monkeypatch.setattr(bootstrap.platform, "system", lambda: "Linux")
+    monkeypatch.delenv("PIP_ARGS", raising=False)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text(name)
+    return tmp_path
+
+
+class Commands:
+    """Stands in for subprocess.call: keeps what it is asked to run; the steps named in `fails` fail."""
+
+    def __init__(self, root, fails=()):
+        self.root, self.fails, self.ran, self.steps = root, fails, [], []
+
+    def __call__(self, command):
+        self.ran.append(command)
+        self.steps.append(self.step(command))
+        if self.steps[-1] == "venv":
+            venv_python(self.root).parent.mkdir(parents=True, exist_ok=True)
+            venv_python(self.root).touch()
+        return int(self.steps[-1] in self.fails)
+
+    def step(self, command):
+        if "venv" in command:
+            return "venv"
+        if "-c" in command and "import" in command[2]:
+            return "probe"
+        return "course" if "-e" in command else "numba-cuda"
+
+
+def test_a_set_up_that_ends_is_not_needed_again(root):
+    commands = Commands(root)
+    set_up(root, commands)
+    assert commands.steps == ["venv", "course", "numba-cuda"]
+    assert is_set_up(root)
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_changed_requirements_ask_for_a_new_set_up_that_keeps_the_venv(root, name):
+    set_up(root, Commands(root))
+    (root / name).write_text("changed")
+    assert not is_set_up(root)
+    commands = Commands(root)
+    set_up(root, commands)
+    assert commands.steps == ["probe", "course", "numba-cuda"]
+
+
+def test_another_python_or_a_new_driver_asks_for_a_new_set_up(root, monkeypatch):
+    set_up(root, Commands(root))
+    with monkeypatch.context() as other:
+        other.setattr(sys, "version_info", (3, 99, 0))
+        assert not is_set_up(root)
+    monkeypatch.setattr(bootstrap, "cuda_driver", lambda: (12, 4))
+    assert not is_set_up(root)
+
+
+def test_a_venv_left_half_made_is_made_anew(root):
+    Commands(root)(["venv"])
+    commands = Commands(root, fails=["probe"])
+    set_up(root, commands)
+    assert commands.steps == ["probe", "venv", "course", "numba-cuda"]
+
+
+@pytest.mark.parametrize(("step", "says"), [("venv", "sudo apt install python3-venv"), ("course", "it goes on where it stopped")])
+def test_a_step_that_fails_stops_the_set_up_and_leaves_no_stamp(root, step, says):
+    set_up(root, Commands(root))
+    shutil.rmtree(root / ".venv")
+    with pytest.raises(SetUpError, match=says):
+        set_up(root, Commands(root, fails=[step]))
+    assert not is_set_up(root)
+
+
+def test_an_interrupted_set_up_leaves_no_stamp(root):
+    set_up(root, Commands(root))
+
+    def interrupted(command):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        set_up(root, interrupted)
+    assert not stamp(root).exists()
+
+
+def test_without_numba_cuda_the_set_up_goes_on_and_says_how_to_try_again(root, capsys):
+    set_up(root, Commands(root, fails=["numba-cuda"]))
+    assert is_set_up(root)
+    said = capsys.readouterr().err
+    assert "numba-cuda could not be installed, so no kernel can run on a GPU. Every lesson runs in the simulator." in said
+    assert '-m pip install -c constraints.txt "numba-cuda[cu13]"' in said
+
+
+def test_macos_is_asked_for_no_numba_cuda(root, monkeypatch):
+    monkeypatch.setattr(bootstrap.platform, "system", lambda: "Darwin")
+    commands = Commands(root)
+    set_up(root, commands)
+    assert commands.steps == ["venv", "course"]
+
+
+def test_pip_arguments_reach_every_install(root, monkeypatch):
+    monkeypatch.setenv("PIP_ARGS", "--find-links '/a folder' --no-index")
+    commands = Commands(root)
+    set_up(root, commands)
+    installs = [command for command in commands.ran if "install" in command]
+    assert len(installs) == 2
+    assert all("--find-links|/a folder|--no-index" in "|".join(command) for command in installs)
+
+
+def test_a_python_too_old_is_told_so_before_anything_is_made(root, monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 9, 1))
+    with pytest.raises(SetUpError, match=r"needs Python 3\.11 or newer; this is .* make setup PYTHON=python3\.11"):
+        set_up(root, Commands(root))
+    assert not (root / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("driver", "system", "parts"),
+    [
+        (None, "Linux", bootstrap.CUDA_13),
+        (None, "Darwin", ()),
+        ((13, 0), "Windows", bootstrap.CUDA_13),
+        ((13, 4), "Linux", bootstrap.CUDA_13),
+        ((12, 0), "Linux", ("numba-cuda[cu12]", "cuda-toolkit<12.1")),
+        ((12, 9), "Linux", ("numba-cuda[cu12]", "cuda-toolkit<12.10")),
+        ((11, 8), "Linux", bootstrap.CUDA_13),
+    ],
+)
+def test_the_cuda_parts_follow_the_driver(driver, system, parts):
+    assert cuda_requirements(driver, system) == parts
+
+
+def test_a_second_set_up_is_quick_and_installs_nothing(tmp_path):
+    """The real command, in a project whose .venv is empty but stamped: pip could not even start there."""
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "notebooks" / "course", tmp_path / "notebooks" / "course")
+    venv.create(tmp_path / ".venv", with_pip=False)
+    fingerprint = "from course import bootstrap; bootstrap.stamp(bootstrap.ROOT).write_text(bootstrap.fingerprint(bootstrap.ROOT))"
+    bare = f"import sys, types; p = types.ModuleType('course'); p.__path__ = ['notebooks/course']; sys.modules['course'] = p; {fingerprint}"
+    subprocess.run([sys.executable, "-c", bare], cwd=tmp_path, check=True)
+
+    begin = time.perf_counter()
+    outcome = subprocess.run([sys.executable, "notebooks/course", "setup"], cwd=tmp_path, capture_output=True, text=True)
+    seconds = time.perf_counter() - begin
+
+    assert (outcome.returncode, outcome.stdout) == (0, "The course is set up. Next: make lab\n"), outcome.stderr
+    assert seconds < 5

@@ -1,0 +1,191 @@
+"""The harness of the checks: what passes, what fails, and what is said about it."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from course import check
+from course.check.harness import CheckFailed, compare, exercise, fail
+from course.progress import done
+
+
+@exercise("9.1", "double")
+def double(answer, rng):
+    number = int(rng.integers(1, 100))
+    compare(answer(number), 2 * number, what="a number", call=f"double({number})", tolerance=0, hint="Twice.")
+    return "one number"
+
+
+def message(action, *arguments, **named):
+    with pytest.raises(CheckFailed) as caught:
+        action(*arguments, **named)
+    return str(caught.value)
+
+
+def compared(got, wanted, tolerance=1e-6):
+    return message(compare, got, wanted, what="here", tolerance=tolerance)
+
+
+# Verdicts
+
+
+def test_a_right_answer_is_one_line_and_a_tick(capsys):
+    double(lambda number: number + number)
+    assert capsys.readouterr().out == "✓ exercise 9.1 · double: one number\n"
+    assert "9.1" in done()
+
+
+def test_a_wrong_answer_says_what_was_tried_wanted_and_got_and_ticks_nothing():
+    number = np.random.default_rng(5).integers(1, 100)
+    assert message(double, lambda number: number, seed=5) == (
+        f"✗ exercise 9.1 · double: a number\n    double({number})\n    wanted {2 * number}      got {number}\n  Twice.   (seed 5)"
+    )
+    assert done() == {}
+
+
+def test_the_seed_repeats_the_inputs_and_calls_without_one_differ():
+    drawn = []
+    for seed in (5, 5, None, None, None, None):
+        message(double, lambda number: drawn.append(number), seed=seed)
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) > 1
+
+
+def test_a_notebook_shows_the_message_alone():
+    assert CheckFailed("✗ one\ntwo")._render_traceback_() == ["✗ one", "two"]
+
+
+def test_a_failure_names_only_what_it_was_given():
+    assert message(fail, "the first half", hint="Look.") == "the first half\n  Look."
+    assert message(fail, "the first half", wanted="a tuple", got="a list") == "the first half\n    wanted a tuple      got a list"
+    assert message(fail, "the first half", got={"m": 1}) == "the first half\n    got {'m': 1}"
+
+
+# What compares equal
+
+
+@pytest.mark.parametrize(
+    "got, wanted",
+    [
+        (1, 1.0 + 1e-7),
+        (1e9 + 1, 1e9),
+        (math.nan, math.nan),
+        (-math.inf, -math.inf),
+        ([1, 2], np.array([1.0, 2.0])),
+        (torch.tensor([1.0, 2.0], requires_grad=True), (1, 2)),
+        (torch.tensor([1.5], dtype=torch.bfloat16), [1.5]),
+        ((1, np.float32(2), torch.ones(3)), (1.0, 2.0, np.ones(3))),
+        ([], np.empty(0)),
+    ],
+)
+def test_these_agree(got, wanted):
+    compare(got, wanted, what="here", tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    "got, wanted, said",
+    [
+        (1.00001, 1, "here\n    wanted 1      got 1.00001"),
+        (1.0000019, 1, "here\n    wanted 1      got 1.0000019"),
+        (math.nan, 1, "here\n    wanted 1      got nan"),
+        (math.inf, 1, "here\n    wanted 1      got inf"),
+        (1, math.inf, "here\n    wanted inf      got 1"),
+        (1, math.nan, "here\n    wanted nan      got 1"),
+        (-math.inf, math.inf, "here\n    wanted inf      got -inf"),
+        ((2, math.nan, 0), (2, 1, 7), "here\n    wanted (2, 1, 7)      got (2, nan, 0)"),
+        ((1, 2), (1, 2, 3), "here: wrong shape\n    wanted (3,)      got (2,)"),
+        ((1, 2, 3), (1, 2, np.ones(2)), "here: wrong shape\n    wanted ((), (), (2,))      got (3,)"),
+        (np.zeros((3, 4)).T, np.zeros((3, 4)), "here: wrong shape\n    wanted (3, 4)      got (4, 3)"),
+        ("1", 1, "here: '1' is neither a number nor an array of numbers"),
+        (..., 1, "here: Ellipsis is neither a number nor an array of numbers"),
+        ([1, None], [1, 2], "here: None is neither a number nor an array of numbers"),
+        (None, math.nan, "here\n  Your function gave back nothing: does every way through it end in a return?"),
+    ],
+)
+def test_these_differ(got, wanted, said):
+    assert compared(got, wanted) == said
+
+
+def test_of_many_numbers_the_first_wrong_one_is_named():
+    wanted = 1.0, np.arange(12.0).reshape(3, 4)
+    got = 1.0, wanted[1] + np.eye(3, 4) * [0, 0, 5, 0]
+    assert compared(got, wanted) == "here: 1 of 13 numbers differ, the first at [1, 2, 2]\n    wanted 10      got 15"
+
+
+def test_no_tolerance_lets_nan_pass():
+    assert compared(math.nan, 1.0, tolerance=math.inf) == "here\n    wanted 1      got nan"
+
+
+# What the learner's own exceptions say
+
+
+def halve(number):
+    pieces = [number, 0]
+    return [number / piece for piece in pieces]
+
+
+def stub(number):
+    raise NotImplementedError("exercise 9.1")
+
+
+def unfinished_helper(number):
+    raise NotImplementedError("exercise 8.2")
+
+
+def test_an_exception_shows_the_learners_line_first_then_itself_then_the_call():
+    number = np.random.default_rng(5).integers(1, 100)
+    assert message(double, halve, seed=5) == (
+        "✗ exercise 9.1 · double: line 3 of halve\n"
+        "    return [number / piece for piece in pieces]\n"
+        "    ZeroDivisionError: division by zero\n"
+        '    called by  compare(answer(number), 2 * number, what="a number", call=f"double({number})", tolerance=0, hint="Twice.")\n'
+        f"    number = {number}   (seed 5)"
+    )
+
+
+def test_an_exception_deep_in_a_library_still_shows_the_learners_line():
+    said = message(double, lambda number: np.zeros(3).reshape(number, 0))
+    assert "np.zeros(3).reshape(number, 0)" in said.splitlines()[1]
+    assert "ValueError: cannot reshape" in said
+
+
+@pytest.mark.parametrize("answer, said", [(3, "TypeError: 'int' object is not callable"), (lambda: 3, "takes 0 positional arguments")])
+def test_an_answer_that_cannot_be_called_is_no_crash(answer, said):
+    lines = message(double, answer).splitlines()
+    assert lines[0] == "✗ exercise 9.1 · double: the check cannot use your answer"
+    assert said in lines[1]
+
+
+def test_a_stub_is_named_as_not_written_yet():
+    assert message(double, stub) == "✗ exercise 9.1 · double: it is not written yet"
+    assert message(double, unfinished_helper) == "✗ exercise 9.1 · double: exercise 8.2 is not written yet"
+
+
+def test_an_interrupt_is_left_alone():
+    def interrupted(number):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        double(interrupted)
+
+
+# Checks by name
+
+
+def test_checks_are_found_by_their_exercise():
+    assert check.ex01_2.number == "1.2"
+    assert list(check.lessons()["01"]) == ["ex01_0", "ex01_1", "ex01_2"]
+
+
+def test_checks_are_listed_in_the_order_of_their_numbers():
+    module = SimpleNamespace(ex09_10=1, ex09_2=2, helper=3, ex09_1=4)
+    assert list(check.checks_of(module)) == ["ex09_1", "ex09_2", "ex09_10"]
+
+
+@pytest.mark.parametrize("name", ["ex1_2", "merge", "ex99_1"])
+def test_an_unknown_check_is_an_attribute_error(name):
+    with pytest.raises(AttributeError, match=f"course.check has no '{name}'"):
+        getattr(check, name)

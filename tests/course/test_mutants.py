@@ -1,0 +1,53 @@
+"""Every check rejects the wrong answers that learners give, and passes right ones."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from course import check
+from course.check.harness import CheckFailed
+
+SEEDS = 1, 2, 3
+BOOKS = {path.stem: runpy.run_path(str(path)) for path in sorted((Path(__file__).parent / "mutants").glob("lesson*.py"))}
+MUTANTS = [
+    pytest.param(name, answer, id=f"{name}: {wrong}")
+    for book in BOOKS.values()
+    for name, answers in book["MUTANTS"].items()
+    for wrong, answer in answers
+]
+RIGHTS = [
+    pytest.param(name, answer, id=f"{name}: right answer {place}")
+    for book in BOOKS.values()
+    for name, answers in book["RIGHT"].items()
+    for place, answer in enumerate(answers)
+]
+
+
+@pytest.mark.parametrize("name, answer", MUTANTS)
+def test_rejects_a_wrong_answer(name, answer, record_property):
+    passed = [seed for seed in SEEDS if passes(getattr(check, name), answer, seed)]
+    record_property("mutant", "passed" if passed else "rejected")
+    assert not passed, f"{name} passes it with the seeds {passed}"
+
+
+@pytest.mark.parametrize("name, answer", RIGHTS)
+def test_passes_a_right_answer(name, answer):
+    for seed in SEEDS:
+        getattr(check, name)(answer, seed=seed)
+
+
+def test_every_check_has_mutants_and_a_right_answer():
+    checks = [(f"lesson{lesson}", name) for lesson, names in check.lessons().items() for name in names]
+    assert checks
+    for book, name in checks:
+        assert len(BOOKS[book]["MUTANTS"][name]) >= 5, name
+        assert len(BOOKS[book]["RIGHT"][name]) >= 1, name
+
+
+def passes(check_it, answer, seed):
+    try:
+        check_it(answer, seed=seed)
+    except CheckFailed:
+        return False
+    return True

@@ -1,0 +1,113 @@
+"""What the number tests share: Numba CUDA's typing, asked without a GPU, and a comparison that tells -0 from 0 and takes NaN for NaN."""
+
+from functools import lru_cache
+from itertools import product
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numba import types
+from numba.cuda.descriptor import cuda_target
+from numba.cuda.types.ext_types import bfloat16
+
+# A sample of each kind in the simulator's own form; a Python int is an int64, and a numpy int32 has kept its width.
+SAMPLES = {
+    types.boolean: True, types.int8: np.int8(3), types.int16: np.int16(3), types.int32: np.int32(3), types.int64: 3,
+    types.uint8: np.uint8(3), types.uint16: np.uint16(3), types.uint32: np.uint32(3), types.uint64: np.uint64(3),
+    types.float16: np.float16(1.5), bfloat16: ml_dtypes.bfloat16(1.5), types.float32: np.float32(1.5), types.float64: np.float64(1.5),
+    types.complex64: np.complex64(1.5 + 1j), types.complex128: np.complex128(1.5 + 1j),
+}  # fmt: skip
+REAL = [kind for kind in SAMPLES if not isinstance(kind, types.Complex)]
+NAMES = {"bool": "bool", "bool_": "bool", "int": "int64", "bfloat16": "__nv_bfloat16", "float": "float64"}
+
+
+@lru_cache
+def context():
+    cuda_target.typing_context.refresh()
+    return cuda_target.typing_context
+
+
+@lru_cache(maxsize=None)
+def resolved(function, operands):
+    try:
+        return context().resolve_function_type(function, operands, {}).return_type
+    except Exception:  # the typing context raises a different error for each reason
+        return None
+
+
+class NumbaCuda:
+    """Numba CUDA's typing, in the names of its own types."""
+
+    samples = SAMPLES
+    real = REAL
+    names = {str(kind): kind for kind in SAMPLES}
+
+    def result(self, function, *operands):
+        """The name of the type that the compiler infers for function(*operands), a tuple's by element; None if it has none."""
+        kind = resolved(function, tuple(self.names.get(operand, operand) for operand in operands))
+        return tuple(map(str, kind)) if isinstance(kind, types.BaseTuple) else kind and str(kind)
+
+    def grid(self, count, kinds):
+        """Each combination of `count` kinds, with its samples."""
+        for pair in product(kinds, repeat=count):
+            yield pair, tuple(SAMPLES[kind] for kind in pair)
+
+    def differences(self, ours, theirs, count, kinds=SAMPLES, width=True):
+        """The combinations of kinds that `ours` types otherwise than the compiler: {names: (ours, the compiler's)}.
+
+        Without `width` a narrower signed result of the compiler's may be an int64.
+        """
+        known = (lambda name: name) if width else widened
+        pairs = {pair: (outcome(ours, *values), known(self.result(theirs, *pair))) for pair, values in self.grid(count, kinds)}
+        return {tuple(map(str, pair)): both for pair, both in pairs.items() if both[0] != both[1]}
+
+
+def widened(name):
+    if isinstance(name, tuple):
+        return tuple(map(widened, name))
+    return "int64" if name in ("int8", "int16", "int32") else name
+
+
+def outcome(function, *operands):
+    """The name of the result's type, or None for a TypeError."""
+    try:
+        return name_of(function(*operands))
+    except TypeError:
+        return None
+
+
+def name_of(value):
+    """The name of the Numba type that a simulated value stands for, a tuple's by element."""
+    if isinstance(value, tuple):
+        return tuple(map(name_of, value))
+    name = type(value).__name__
+    return NAMES.get(name, name)
+
+
+def same(got, wanted):
+    """Equal in value, the sign of a zero included; NaN equals NaN."""
+    got, wanted = complex(got), complex(wanted)
+    parts = zip((got.real, got.imag), (wanted.real, wanted.imag))
+    return all((a != a and b != b) or (a == b and np.signbit(a) == np.signbit(b)) for a, b in parts)
+
+
+@pytest.fixture(scope="session")
+def numba_cuda():
+    return NumbaCuda()
+
+
+@pytest.fixture(name="name_of", scope="session")
+def name_of_fixture():
+    return name_of
+
+
+@pytest.fixture(name="same", scope="session")
+def same_fixture():
+    return same
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """As under a launch: numpy says nothing of overflow and division by zero."""
+    with np.errstate(all="ignore"):
+        yield

@@ -1,0 +1,225 @@
+"""Both interpreted engines: same order, same results; seeds; ends of every unhappy kind."""
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from numba import cuda, float32
+
+from sim import KernelBug, ThreadError, simulate
+
+ENGINES = ("fibers", "threads")
+TILE = 4
+
+
+@cuda.jit
+def matmul(a, b, c):
+    tile_a = cuda.shared.array((TILE, TILE), float32)
+    tile_b = cuda.shared.array((TILE, TILE), float32)
+    x, y = cuda.threadIdx.x, cuda.threadIdx.y
+    row, column = cuda.blockIdx.y * TILE + y, cuda.blockIdx.x * TILE + x
+    total = float32(0)
+    for tile in range(a.shape[1] // TILE):
+        tile_a[y, x] = a[row, tile * TILE + x]
+        tile_b[y, x] = b[tile * TILE + y, column]
+        cuda.syncthreads()
+        for k in range(TILE):
+            total += tile_a[y, k] * tile_b[k, x]
+        cuda.syncthreads()
+    c[row, column] = total
+
+
+@cuda.jit
+def last_writer(order, count):
+    """Records the order in which threads run, between barriers and at atomics."""
+    for _ in range(2):
+        order[cuda.atomic.add(count, 0, 1)] = cuda.grid(1)
+        cuda.syncthreads()
+
+
+def recorded(**how):
+    order, count = np.full(32, -1), np.zeros(1, np.int64)
+    simulate(last_writer, **how)[2, 8](order, count)
+    return order.tolist()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_matmul(engine):
+    random = np.random.default_rng(1)
+    a, b = random.normal(size=(2, 8, 8)).astype(np.float32)
+    c = np.full((8, 8), np.nan, np.float32)
+    report = simulate(matmul, engine=engine)[(2, 2), (TILE, TILE)](a, b, c)
+    np.testing.assert_allclose(c, a @ b, rtol=1e-5)
+    assert report.findings == () and report.counters["barriers"] == 4 * 4
+
+
+def test_the_order_is_the_seeds():
+    assert recorded(seed=3) == recorded(seed=3) == recorded(seed=3, engine="threads")
+    assert recorded(seed=3) != recorded(seed=4)
+    assert sorted(recorded(seed=5)) == sorted(2 * list(range(16)))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_exception_in_one_thread(engine):
+    @cuda.jit
+    def kernel(x):
+        cuda.syncthreads()
+        if cuda.threadIdx.x == 5:
+            raise ValueError("five")
+        cuda.syncthreads()
+
+    for _ in range(2):
+        with pytest.raises(ThreadError, match=r"thread \(5, 0, 0\) of block \(0, 0, 0\) raised ValueError: five\n  kernel line 4  raise ValueError") as caught:
+            simulate(kernel, engine=engine)[1, 8](np.zeros(8))
+        assert isinstance(caught.value.__cause__, ValueError)
+    assert recorded(seed=3) == recorded(seed=3, engine=engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_launch_within_a_launch(engine):
+    inner_result = np.zeros(4)
+
+    def fill(x):
+        cuda.syncthreads()
+        x[cuda.threadIdx.x] = cuda.blockDim.x
+
+    launch_inner = simulate(fill, engine=engine)[1, 4]
+
+    class Launcher:
+        def launch(self):
+            launch_inner(inner_result)
+
+    launcher = Launcher()
+
+    def outer(x):
+        cuda.syncthreads()
+        if cuda.threadIdx.x == 1:
+            launcher.launch()
+        cuda.syncthreads()
+        x[cuda.threadIdx.x] = cuda.threadIdx.x
+
+    x = np.zeros(3)
+    simulate(outer, engine=engine)[1, 3](x)
+    assert x.tolist() == [0, 1, 2] and inner_result.tolist() == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_several_launches_at_once(engine):
+    results = {}
+
+    def launch(seed):
+        results[seed] = recorded(seed=seed, engine=engine)
+
+    threads = [threading.Thread(target=launch, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {seed: recorded(seed=seed) for seed in range(4)}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("threads", (1, 8))
+def test_interrupted_from_the_keyboard(engine, threads):
+    @cuda.jit
+    def slow(x):
+        cuda.syncthreads()
+        for _ in range(10**9):
+            x[cuda.threadIdx.x] += 1
+
+    timer = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        simulate(slow, engine=engine)[1, threads](np.zeros(8))
+    assert time.monotonic() - began < 5
+    assert recorded(seed=3) == recorded(seed=3, engine=engine)
+
+
+def endless_with_loads(x):
+    while x[0] == 0:
+        pass
+
+
+def endless_without_accesses(x):
+    while True:
+        pass
+
+
+def endless_spin(x):
+    cuda.syncthreads()
+    while cuda.atomic.add(x, 0, 0) == 0:
+        pass
+
+
+def endless_barriers(x):
+    while x[0] == 0:
+        cuda.syncthreads()
+
+
+def endless_for(x):
+    for _ in range(10**15):
+        pass
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kernel, line", [(endless_with_loads, 2), (endless_without_accesses, 2), (endless_spin, 3), (endless_barriers, 2), (endless_for, (2, 3))])
+def test_endless_loops_end_and_name_the_line(kernel, line, engine):
+    began = time.monotonic()
+    with pytest.raises(KernelBug) as caught:
+        simulate(kernel, engine=engine)[1, 4](np.zeros(4))
+    assert time.monotonic() - began < 10
+    finding, = caught.value.findings
+    assert finding.kind == "no-progress" and finding.accesses[0].site.line in (line if isinstance(line, tuple) else (line,))
+    assert f"{kernel.__name__} line" in str(caught.value) and "thread" in str(caught.value)
+
+
+def test_max_steps():
+    def count(x):
+        i = 0
+        while i < 100:
+            i += 1
+        x[0] = i
+
+    x = np.zeros(1)
+    simulate(count, max_steps=100)[1, 1](x)
+    assert x[0] == 100
+    with pytest.raises(KernelBug, match="99 times"):
+        simulate(count, max_steps=99)[1, 1](x)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_blocks_that_wait_for_each_other(engine):
+    """A block spins on a flag that a later block sets."""
+    @cuda.jit
+    def kernel(flag, x):
+        if cuda.blockIdx.x == 0:
+            while cuda.atomic.add(flag, 0, 0) < 3:
+                cuda.nanosleep(100)
+            x[cuda.threadIdx.x] = 42
+        elif cuda.threadIdx.x == 0:
+            cuda.threadfence()
+            cuda.atomic.add(flag, 0, 1)
+
+    for seed in range(5):
+        x = np.zeros(2)
+        simulate(kernel, seed=seed, engine=engine)[4, 2](np.zeros(1, np.int32), x)
+        assert x.tolist() == [42, 42]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_grid_barrier(engine):
+    @cuda.jit
+    def kernel(x, y):
+        group = cuda.cg.this_grid()
+        i = cuda.grid(1)
+        for step in range(3):
+            x[i] = i + step
+            group.sync()
+            y[i] += x[x.shape[0] - 1 - i]
+            group.sync()
+
+    x, y = np.zeros(32), np.zeros(32)
+    simulate(kernel, engine=engine, seed=2)[4, 8](x, y)
+    np.testing.assert_array_equal(y, 3 * np.arange(32)[::-1] + 3)

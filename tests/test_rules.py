@@ -1,0 +1,49 @@
+"""The rules of the house, as `make lint` checks them: imports point down, and nothing is imported or named in vain."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from course.bootstrap import ROOT
+
+LINT_IMPORTS = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+
+
+def run(*command, cwd=ROOT):
+    """Run this Python; its exit status and all that it said, on one line."""
+    surroundings = os.environ | {"PYTHONPATH": str(cwd / "notebooks")}
+    outcome = subprocess.run([sys.executable, *command], cwd=cwd, env=surroundings, capture_output=True, text=True)
+    return outcome.returncode, " ".join((outcome.stdout + outcome.stderr).split())
+
+
+def test_imports_point_down():
+    status, said = run("-c", LINT_IMPORTS, "--no-logo", "--no-cache")
+    assert status == 0, said
+
+
+def test_nothing_is_imported_or_named_in_vain():
+    status, said = run("-m", "ruff", "check", "--output-format", "concise")
+    assert status == 0, said
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "broken"),
+    [
+        ("sim/errors.py", "import torch", "no torch in sim BROKEN"),
+        ("sim/errors.py", "import numba", "no numba in sim, outside native BROKEN"),
+        ("sim/events.py", "import sim.engine", "inside sim, a launch stands on the engine, the engine on memory, memory on the vocabulary BROKEN"),
+        ("sim/observers/__init__.py", "import sim.memory", "observers and viz know only events, device and errors, and not each other BROKEN"),
+        ("kernels/__init__.py", "import sim", "course stands on kernels and sim, which know nothing of each other BROKEN"),
+    ],
+)
+def test_an_import_that_points_up_is_caught(tmp_path, module, line, broken):
+    for name in ("sim", "kernels", "notebooks/course"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with (tmp_path / module).open("a", encoding="utf-8") as file:
+        file.write(f"\n{line}\n")
+    status, said = run("-c", LINT_IMPORTS, "--no-logo", "--no-cache", cwd=tmp_path)
+    assert status == 1 and broken in said, said
