@@ -126,7 +126,7 @@ def listeners(observers, hook):
 
 def ours(frame):
     """Whether `frame` is the simulator's code rather than a kernel's."""
-    return frame.f_globals.get("__name__", "").startswith("sim.") or frame.f_code.co_filename == "<accessors>"
+    return (frame.f_globals.get("__name__") or "").startswith("sim.") or frame.f_code.co_filename == "<accessors>"
 
 
 def site_from_frame(frame, kind):

@@ -54,8 +54,8 @@ class Cuda:
     """The namespace `cuda` of one launch."""
 
     warpsize = 32
-    libdevice = getattr(mathematics, "libdevice", None)
-    fp16 = getattr(intrinsics, "fp16", None)
+    libdevice = mathematics.libdevice
+    fp16 = intrinsics.fp16
     const = Constant
     brev, fma, cbrt, selp = intrinsics.brev, intrinsics.fma, intrinsics.cbrt, intrinsics.selp
     popc, clz, ffs = intrinsics.popc, intrinsics.clz, intrinsics.ffs

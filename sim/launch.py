@@ -18,7 +18,7 @@ from sim.engine.scheduler import Scheduler
 from sim.engine.watchdog import Watchdog
 from sim.errors import KernelBug, LaunchError, Stuck
 from sim.frontend.kinds import kind_of_value
-from sim.frontend.rebind import SUSPENDING, YIELDING, Binder, Namespace, python_function
+from sim.frontend.rebind import SUSPENDING, YIELDING, Binder, python_function
 from sim.frontend.sites import OPERATORS, PREFIX, UNARY
 from sim.memory.array import Array, accessors
 from sim.memory.declared import Declarations
@@ -117,7 +117,7 @@ class Launch:
     def binder(self, context, dialect):
         given = NUMBERS | {PREFIX + name: function for name, function in accessors(context.log).items()}
         given |= {PREFIX + "tick": context.tick, PREFIX + "cuda": dialect}
-        modules = {"math": mathematics.math, "numba.cuda.libdevice": dialect.libdevice, "numba.cuda.cg": dialect.cg, "numba.cuda.fp16": dialect.fp16}
+        modules = {"math": mathematics.math, "cmath": mathematics.cmath, "numba.cuda.libdevice": dialect.libdevice, "numba.cuda.cg": dialect.cg, "numba.cuda.fp16": dialect.fp16}
         return Binder(context, dialect, modules, BUILTINS, given)
 
     def run(self, grid, context, straight):

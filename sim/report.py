@@ -46,11 +46,7 @@ def message(finding):
     """A finding in words: verdict, who, where with the source, why, how many more, the likely fix."""
     severity = "" if finding.severity == "error" else "warning: "
     lines = [f"{severity}{finding.kind}: {finding.verdict}{who(finding.accesses)}"]
-    width = max((len(where(access)) for access in finding.accesses), default=0)
-    for access in finding.accesses:
-        value = "" if access.value is None else f"   value {access.value}"
-        source = access.site.source if access.site else ""
-        lines.append(f"  {where(access):{width}}  {source}{value}".rstrip())
+    lines += columns([witness(access) for access in finding.accesses])
     more = f" {finding.count:,} more like it." if finding.count else ""
     lines.append(f"  {finding.reason}{more}")
     lines.append(f"  Likely fix: {finding.fix}.")
@@ -66,10 +62,20 @@ def who(accesses):
     return f" · block{'s' * (len(blocks) > 1)} {' and '.join(blocks)} · thread{'s' * (len(threads) > 1)} {' and '.join(threads)}"
 
 
-def where(access):
-    place = f"{access.site.function} line {access.site.line}" if access.site else ""
-    return f"{access.what} by thread {index_text(access.thread)}  {place}" if access.what in ("read", "written", "changed") else \
-        f"thread {index_text(access.thread)} {access.what}  {place}"
+def witness(access):
+    """(who did what, where, the source with the value) of one access."""
+    thread = f"thread {index_text(access.thread)}"
+    did = f"{access.what} by {thread}" if access.what in ("read", "written", "changed") else f"{thread} {access.what}"
+    if access.site is None:
+        return did, "", ""
+    value = "" if access.value is None else f"   value {access.value}"
+    return did, f"{access.site.function} line {access.site.line}", access.site.source + value
+
+
+def columns(rows):
+    """Rows of three texts, the first two padded to the widest of their column."""
+    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+    return [f"  {did:{widths[0]}}  {place:{widths[1]}}  {source}".rstrip() for did, place, source in rows]
 
 
 def index_text(index):

@@ -18,9 +18,12 @@
 # 3. merge two halves that were computed apart, in any order.
 #
 # Attention gives every token a **score** (how much it matters) and a **value** (what it has to say). Its output is the mean of
-# the values, weighted by the softmax of the scores. A fast kernel never holds all the scores at once. This lesson shows how it
-# can still get the softmax exactly right. Tiles, warps, the decoding of one token from a long cache: they all come down to
-# the merge that you will write here in four lines.
+# the values, weighted by the softmax of the scores. A fast **kernel** (a program that runs on a GPU) never holds all the scores at
+# once. This lesson shows how it can still get the softmax exactly right. Whatever later lessons do with many threads and long texts
+# comes down to the merge that you will write here in four lines.
+#
+# How to work: read, and run the cells one by one with Shift + Enter. Where you meet `___`, write down your guess *before* you run the next
+# cell. Where you meet a line `raise NotImplementedError(...)`, put your own code in its place and leave the rest of the cell as it is.
 
 # %% [markdown]
 # ## The idea in one picture
@@ -28,6 +31,9 @@
 # A softmax wants to know the largest score before it starts. When scores arrive one at a time, nobody knows it yet. So guess:
 # the largest **so far**. When a larger one arrives, everything collected until then was measured in too small a unit, and *one*
 # multiplication puts all of it right. Nothing has to be read again.
+#
+# In the picture `m` is the largest score so far, and `l` is the sum of the bars. (The next two cells load what we need and draw;
+# run them, there is no need to read them.)
 
 # %%
 import itertools
@@ -97,7 +103,7 @@ show_figure(
 # | score 2, value 6 | 2 | ? | ? | ? |
 #
 # The second score is smaller than the first: `m` stays, and the new pair is added with the weight exp(0 − 1). The third is a new
-# maximum. The old `l` and `o` were measured in units of e¹. From now on the unit is e².
+# maximum. Now exp(score − m) is e^score / e^m: so far, every score was measured in units of e¹. From now on the unit is e².
 #
 # ### Exercise 1.0 · predict the factor
 #
@@ -144,7 +150,7 @@ print("weighted mean", f"{weights @ torch.tensor(values):.4f}")
 # %% [markdown]
 # ### The same page without e
 #
-# Nothing depends on e. With powers of 2 instead, the page holds plain fractions, and you can check every one of them in your head:
+# The method does not depend on e (the numbers do). With powers of 2 instead, the page holds plain fractions, and you can check every one of them in your head:
 # an old term shrinks by 2^(old maximum − new maximum).
 #
 # | just read | m | l | o | o / l |
@@ -155,13 +161,14 @@ print("weighted mean", f"{weights @ torch.tensor(values):.4f}")
 # | score 2, value 6 | 2 | 3/2 · 1/2 + 1 = 7/4 | 30 · 1/2 + 6 = 21 | 12 |
 #
 # The usual way agrees: the weights are to one another as 2 : 1 : 4, and (2·10 + 1·40 + 4·6) / 7 = 84/7 = 12. This is no toy. NVIDIA's
-# GPUs have an instruction for 2ˣ and none for eˣ, so a fast kernel multiplies the scores by log₂ e = 1.4427 and then works in base 2.
+# GPUs have an instruction for 2ˣ and none for eˣ, so a fast kernel multiplies the scores by log₂ e = 1.4427, works in base 2, and gets
+# the softmax in base e.
 
 # %% [markdown]
 # ## Exercise 1.1 · online_softmax · about six lines
 #
 # Write down what you did on the page, in base e. `pairs` gives (score, value) pairs **once**: use a single `for` loop, with no indexing and
-# no list. Return the state `(m, l, o)` after the last pair, or after no pair at all. Do not divide.
+# no list. (The check looks whether you keep the pairs.) Return the state `(m, l, o)` after the last pair, or after no pair at all. Do not divide.
 #
 # A score is a Python number, so `math.exp` and `max` will do. A value is a number or a vector (in attention it is a vector).
 # `factor * value` and `+` work for both.
@@ -202,7 +209,8 @@ check.ex01_1(online_softmax)
 
 # %% [markdown]
 # A check draws new random numbers every time. When it rejects an answer it prints their seed, and `check.ex01_1(online_softmax, seed=…)`
-# tries exactly the same numbers again. When it accepts one, it also ticks the exercise in your ledger; `course.progress()` shows it.
+# tries exactly the same numbers again. When it accepts one, it also ticks the exercise in your ledger. (To see the ledger, run
+# `from course import progress` and `progress()` in a cell of your own.)
 #
 # Now the page, row by row, from your own code:
 
@@ -244,7 +252,7 @@ for shift in (0, 50, 86, 100, -150):
 # <details><summary>What happened in each row?</summary>
 #
 # - **50**: e⁵² is about 4·10²². Large, but it fits. A test with such scores passes, and that is how this bug gets into programs.
-# - **86**: e⁸⁸ = 1.7·10³⁸ still fits, and so does the sum of the weights. But 6 · e⁸⁸ does not. It becomes `inf`, and `inf` divided by a number is `inf`.
+# - **86**: e⁸⁸ = 1.7·10³⁸ still fits, and so does the sum of the weights. But 6 · e⁸⁸ does not. It becomes `inf`, and `inf` divided by a finite number is `inf`.
 # - **100**: e¹⁰² is `inf` itself, and `inf / inf` is `nan`, "not a number".
 # - **−150**: the other end. e⁻¹⁴⁸ is too small for any float32 but 0, and `0 / 0` is `nan` as well.
 #
@@ -311,8 +319,8 @@ for shift in (100, 0, -50, -150):
 #
 # <details><summary>Hint 1: which maximum?</summary>
 #
-# The larger of the two. Each side then has a factor of its own, exp(its own maximum − the common one), for its `l` and its `o`. One of the
-# two factors is always 1.
+# The larger of the two. Each side then has a factor of its own, exp(its own maximum − the common one), for its `l` and its `o`. The side with the
+# larger maximum has the factor 1.
 # </details>
 #
 # <details><summary>Hint 2: what is −∞ − (−∞)?</summary>

@@ -21,7 +21,7 @@
 # 3. predict the bytes that each order moves, and say when tiles do **not** help.
 #
 # No GPU is needed: everything here is plain PyTorch. The GPU enters only as a budget: it has a large memory that is far from its
-# arithmetic (**global memory**: tens of gigabytes) and a small one that is close (**on the chip**: about 200 kilobytes for each
+# arithmetic (**global memory**: tens of gigabytes or more) and a small one that is close (**on the chip**: about 200 kilobytes for each
 # of its processors). Numbers must be on the chip to be computed with. Moving them there is what costs the time.
 
 # %%
@@ -82,11 +82,11 @@ print(f"S, all heads: {heads * N * N * itemsize // MiB:5} MiB")
 # possible: a row's softmax does not need all of its scores together. It needs `m`, `l`, `o`, and these can absorb the next few
 # scores whenever they come.
 #
-# All tiles have to be visited, and there are two orders. The numbers say when a tile's turn comes. (The next cell only draws; you
-# need not read it.)
+# All tiles have to be visited, and there are two orders. The numbers say when a tile's turn comes. (The next cell only draws: run it,
+# there is no need to read it.)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def draw_order(axes, turn, title, kept, carried):
     """A 4×4 grid of tiles; turn(i, j) is when tile (i, j) is computed."""
     for i in range(4):
@@ -108,7 +108,7 @@ draw_order(left, lambda i, j: 4 * j + i + 1, "keys outer (2022)", "K, V", "Q in;
 draw_order(right, lambda i, j: 4 * i + j + 1, "queries outer (2023)", "Q, m, l, O", "K, V in")
 show_figure(
     figure,
-    "Two grids of 4 by 4 tiles; rows are tiles of queries, columns are tiles of keys. Left, the loop over keys is outside: "
+    "two grids of 4 by 4 tiles; rows are tiles of queries, columns are tiles of keys. Left, the loop over keys is outside: "
     "the tiles are done down the first column, then down the next; K and V stay on the chip, Q comes, and m, l and O come "
     "and go. Right, the loop over queries is outside: along the first row, then along the next; Q, m, l and O stay, K and V come.",
 )
@@ -116,8 +116,9 @@ show_figure(
 # %% [markdown]
 # ## Three numbers on paper, two at a time
 #
-# Lesson 01 computed attention for scores **1, 3, 2** and values **10, 20, 30**, and found 32.39 / 1.503 = 21.55. Let the tiles be two
-# keys wide: the first holds 1 and 3, the last is **ragged**, it holds only the 2.
+# Take the scores **1, 3, 2** and the values **10, 20, 30**. In one go, with the maximum 3, the weights e⁻², 1 and e⁻¹ add up to 1.503, the
+# weighted values to 32.39, and the attention is 32.39 / 1.503 = 21.55. Now let the tiles be two keys wide: the first holds the scores 1 and 3; the last
+# is **ragged**, too short: it holds only the 2.
 #
 # | | tile {1, 3} | tile {2} | both |
 # |---|---|---|---|
@@ -126,7 +127,7 @@ show_figure(
 # | o: sum of exp(score − m)·value | 1.353 + 20 = 21.353 | 30 | 21.353·1 + 30·e⁻¹ = **32.390** |
 #
 # A tile is treated as lesson 01 treated one half of the scores: find its own `m, l, o`, then merge. In the last column
-# each side is multiplied by exp(its own m − the common m): here 1 and e⁻¹.
+# each side is multiplied by exp(its own m − the common m): here 1 and e⁻¹. And 32.390 / 1.503 is 21.55 again.
 #
 # **Predict.** Had the ragged tile held a 4 instead of the 2, by what would `l = 1.135` and `o = 21.353` be multiplied? `___`
 #
@@ -185,7 +186,7 @@ def update(state, scores, values):
 check.ex02_1(update)
 
 # %% [markdown]
-# Now your `update` on the numbers from the paper: 21.55?
+# Now your `update` on the three numbers of the page, one tile after the other: does it give 21.55?
 
 # %% tags=["uses-exercise"]
 state = nothing_read(rows=1, d=1, like=torch.zeros(()))  # (m, l, o) = (-inf, 0, 0) for one row, in float32
@@ -287,8 +288,12 @@ print("equal to PyTorch's:", torch.isclose(O, scaled_dot_product_attention(Q, K,
 #
 # ### Right is not fast
 #
-# **Predict.** The standard algorithm moves 4N² + 4Nd = 327,680 numbers here. Did these tiles move ( ) a tenth of that ( ) about
-# half ( ) about as many ( ) far more?
+# **Predict.** The standard algorithm moves 4N² + 4Nd = 327,680 numbers here. These tiles moved
+#
+# - ( ) a tenth of that
+# - ( ) about half
+# - ( ) about as many
+# - ( ) far more
 
 # %%
 plain = Traffic()
@@ -310,7 +315,8 @@ print(f"1 x 1 tiles   {slow.moved:12,} numbers, {slow.moved / plain.moved:.0f} t
 #
 # ## Exercise 2.2 · queries_outer · about eight lines
 #
-# Write `queries_outer(q, k, v, rows, columns, traffic)`. Use your `update`, and from the package
+# Write the loops of `queries_outer(q, k, v, rows, columns, traffic)`; its first line and its last, about `out`, stand there already. Use your
+# `update`, and from the package
 # - `tiles(n, size)`: the slices of n rows, the last one shorter where n is no multiple of the size: `tiles(5, 2)` is `[0:2], [2:4], [4:5]`;
 # - `traffic.load(array, some_slice)` and `traffic.store(array, some_slice, tile)`. What is loaded counts, so load nothing twice that can stay;
 # - `tile_scores(q_tile, k_tile)`: the product divided by √d;
@@ -462,7 +468,7 @@ show_figure(
 # %% [markdown]
 # The lines on the left become parallel because for long sequences all three grow with N². The standard knows no tiles, so on the right it is flat.
 #
-# So tiles do not change the N². They change what stands in front of it:
+# So tiles do not change the N². They change what stands in front of it (here without `m` and `l`, which are small beside d-wide rows):
 #
 # | | numbers moved, long sequences | less than standard when |
 # |---|---|---|
@@ -476,11 +482,15 @@ show_figure(
 #
 # ## Bug hunt: the tile that was too short
 #
-# A GPU kernel likes every tile to have the same shape, so a ragged last tile is often filled up with rows of zeros. The function below does so. The examples
-# from above went in: two keys, tiles of 2, then of 3.
+# A GPU kernel likes every tile to have the same shape, so a ragged last tile is often filled up with rows of zeros. The function below does so. It gets
+# the smallest example from above, with its two keys, in tiles of 1, 2, 3 and 4.
 #
-# **Guess before you run.** With a zero key and a zero value in the third place, the answer −0.88 becomes
-# ( ) −0.88, a zero changes nothing  ( ) closer to 0  ( ) farther from 0  ( ) NaN
+# **Guess before you run.** With tiles of 3, a zero key and a zero value stand in the third place. The answer −0.88
+#
+# - ( ) stays −0.88: a zero changes nothing
+# - ( ) comes closer to 0
+# - ( ) moves farther from 0
+# - ( ) becomes NaN
 
 
 # %% tags=["uses-exercise"]
@@ -515,7 +525,7 @@ for shift in (-5.0, 0.0, 10.0):
 
 # %% [markdown]
 # The right answer is −0.88080 all three times, as a softmax does not mind a shift. With real scores far above 0 a test that allows an error of 10⁻⁴ sees nothing wrong; with
-# scores below 0 the missing key takes almost everything. A check whose inputs are all positive, or whose sizes all fit, would have passed this.
+# scores below 0 the missing key takes almost everything. A check that tries only large positive scores, or only sizes that fit, passes this bug.
 #
 # **Your fix?** What must the score of a key that does not exist be, so that its weight is 0 whatever `m` is? Try it as `fill`.
 #

@@ -20,10 +20,9 @@
 # A GPU runs the same function, the **kernel**, thousands of times at once. Each run is a **thread**. Threads come in
 # **blocks** of equal size, and the blocks of one launch form the **grid**. Here is a launch for 10 elements with
 # blocks of 4 threads. Every box is a thread, and the number in it is the element that the thread works on:
-# `i = blockIdx.x * blockDim.x + threadIdx.x`.
+# `i = blockIdx.x * blockDim.x + threadIdx.x`. (The next cell only draws: run it, there is no need to read it.)
 
-# %%
-# This cell only draws the picture; there is no need to read it.
+# %% jupyter={"source_hidden": true}
 import matplotlib.pyplot as plt
 from course.figures import BLUE, ORANGE, show_figure
 
@@ -133,7 +132,10 @@ print(out)
 # `(elements + block - 1) // block`, a division that rounds up. Three blocks are twelve threads.
 #
 # **Predict.** What do threads 10 and 11 do?
-# ( ) nothing  ( ) they start again at element 0  ( ) something bad
+#
+# - ( ) nothing
+# - ( ) they start again at element 0
+# - ( ) something bad
 
 # %%
 x = np.arange(10, 20).astype(float32)
@@ -178,7 +180,7 @@ check.ex03_1(add)
 #
 # ## 3. Threads that need each other
 #
-# `double` and `add` never look at a neighbour's work. Here is one that does. Each block turns its part of `x` round. The
+# `double` and `add` never look at a neighbour's work. Here is one that does. Each block reverses its part of `x`. The
 # threads put their elements into **shared memory**, a small fast memory that belongs to the block, and then each takes
 # out the element on the opposite side.
 
@@ -205,7 +207,7 @@ def mirror(x, out):
 class SharedMemory:
     """One thread's door to the shared memory of its block."""
 
-    kind = np.ndarray
+    kind = np.ndarray  # section 7 puts a slower kind of array here
 
     def __init__(self, arrays):
         self.arrays = arrays  # one dictionary for all threads of the block
@@ -218,9 +220,12 @@ class SharedMemory:
 
 
 # %% [markdown]
-# **Predict.** We run the four threads of one block in turn, as before. `syncthreads` does nothing, for whom could it wait
-# for? The input is 10, 20, 30, 40. What does the output look like?
-# ( ) 40 30 20 10  ( ) nan nan nan nan  ( ) half and half
+# **Predict.** We run the four threads of one block in turn, as before. `syncthreads` does nothing: whom could a thread wait for,
+# when it runs alone? The input is 10, 20, 30, 40. What does the output look like?
+#
+# - ( ) 40 30 20 10
+# - ( ) nan nan nan nan
+# - ( ) half and half
 
 # %%
 x = np.array([10, 20, 30, 40], dtype=float32)
@@ -277,7 +282,7 @@ print(log)
 # The second experiment is about trouble. If a thread raises an exception, Python prints it and the thread ends; nobody
 # else is told. The other two would wait at the barrier for a third who never comes, and your notebook would stand still for
 # ever. So a thread that fails must do two things: **write down** its error where others can see it, and call
-# `barrier.abort()`, which wakes everybody who waits with a `BrokenBarrierError`. In this order: then the first error in the
+# `barrier.abort()`: everybody who waits there, or comes later, gets a `BrokenBarrierError`. In this order: then the first error in the
 # list is the cause, and those it brought about stand behind it.
 
 # %%
@@ -379,7 +384,7 @@ def launch(kernel, grid, block, *args):
 check.ex03_2(launch)
 
 # %% [markdown]
-# That is a GPU: `dim3`, `indices`, `with_cuda`, `SharedMemory`, `run_block`, `launch`, some forty lines. First the kernel
+# That is a small GPU: `dim3`, `indices`, `with_cuda`, `SharedMemory`, `run_block`, `launch`, some forty lines. First the kernel
 # that a loop could not run, on two blocks:
 
 # %% tags=["uses-exercise"]
@@ -473,7 +478,11 @@ print(out)
 #
 # **Guess before you run.** Here is the sum again, for one block. The barrier at the end of each step is missing. We run it
 # two hundred times on the same eight numbers. What will you see?
-# ( ) 31, always  ( ) a wrong sum, always  ( ) it depends  ( ) a crash
+#
+# - ( ) 31, always
+# - ( ) a wrong sum, always
+# - ( ) it depends
+# - ( ) a crash
 
 # %%
 def racy_sum(x, out):
@@ -543,14 +552,14 @@ axes.set(xlabel="the sum that came out (31, hatched, is right)", ylabel="runs of
 axes.margins(y=0.15)
 show_figure(
     figure,
-    "a bar for each sum that came out. The 200 runs gave several different sums; the right one, 31, is one of them. "
-    "The heights are different each time the cell runs.",
+    "a bar for each sum that came out of the racy kernel, as high as the number of runs, of 200, that gave it. If the right sum, 31, "
+    "was among them, its bar is blue and hatched; the others are orange. The picture is different each time the cell runs.",
 )
 
 # %% [markdown]
 # This is a **race**: two threads touch the same cell, at least one of them writes, and nothing says who comes first. It is
 # the worst kind of bug, because a test may pass. When we left out the random delay and ran the racy kernel 200 times on a
-# quiet computer, about 20 sums were right; when the same computer was busy with something else, it was 146. Nobody had
+# quiet computer, about 20 sums were right; when the same computer was busy with something else, 146 were. Nobody had
 # changed the program.
 #
 # ## 8. Tiles in shared memory
@@ -561,7 +570,7 @@ show_figure(
 #
 # A block can share them. Cut the matrices into tiles of 4×4. A block owns one tile of `c`. It walks along its row of
 # tiles in `a` and its column of tiles in `b`. At each stop every thread loads **one** number of each tile into shared memory, all wait, and
-# then everyone computes from shared memory:
+# then everyone computes from shared memory. (Of `a` and `c` only the rows that this block works on are drawn.)
 #
 # ```
 #              b:   . . . .  0 0 0 0
@@ -584,7 +593,7 @@ show_figure(
 # <details><summary>Answer</summary>4 · 2 · 16 · 2 = 256, a quarter of 1024. With tiles of T×T, each number is read T times less often.
 # This is the reason for the tiles of lesson 02.</details>
 #
-# Blocks and threads are two-dimensional now. x counts along a row and y down a column, so the thread with `threadIdx` (x, y) works
+# Blocks and threads have two indices now. x counts along a row and y down a column, so the thread with `threadIdx` (x, y) works
 # in row y and column x. (It is the easiest thing in CUDA to get wrong.)
 #
 # ### Exercise 3.4 · matmul · about ten lines
@@ -678,7 +687,7 @@ except KernelBug as bug:
 
 # %% [markdown]
 # Second, it makes bad luck repeatable. Your threads run when the operating system likes. `sim` lets one thread run at a time, in
-# a random order that hangs on the `seed` alone. The racy sum with fifty seeds, and then all fifty again:
+# a random order that depends on the `seed` alone. The racy sum with fifty seeds, and then all fifty again:
 
 # %%
 def racy_result(seed):
@@ -721,6 +730,7 @@ print("sim is faster:", sims < yours)
 
 # %% [markdown]
 # (Print `yours / sims` for your computer. On ours it was about 8.)
+#
 # Starting a Python thread costs about a tenth of a millisecond, far more than the work it does here. `add` has no barrier, so
 # `sim` needs no threads at all for it: a plain loop will do, the `launch_in_turn` of section 2.
 #

@@ -1,4 +1,7 @@
-"""The command line: `python notebooks/course COMMAND` makes .venv first where it must; `python -m course COMMAND` uses the Python it runs in."""
+"""The command line.
+
+`python notebooks/course COMMAND` first makes .venv where it must; `python -m course COMMAND` uses the Python it runs in.
+"""
 
 import sys
 from pathlib import Path

@@ -37,12 +37,16 @@ class SetUpError(Exception):
 
 def main(arguments: list[str]) -> int:
     """Set up if that is needed, then run the command with .venv's Python; returns the exit status."""
+    from course import commands
+
     command = arguments[0] if arguments else "help"
+    if command not in commands.COMMANDS:
+        return commands.main(arguments)
     with_venv = [str(venv_python(ROOT)), str(Path(__file__).parent), *arguments]
     if sys.version_info < OLDEST_PYTHON and venv_python(ROOT).exists():
         return hand_over(with_venv)
     try:
-        if command != "help" and (not is_set_up(ROOT) or (command == "setup" and pip_arguments())):
+        if not is_set_up(ROOT) or (command == "setup" and pip_arguments()):
             set_up(ROOT)
     except SetUpError as error:
         print(f"\nSet-up stopped. {error}", file=sys.stderr)
@@ -50,9 +54,7 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("\nSet-up interrupted. Give the same command again, and it goes on where it stopped.", file=sys.stderr)
         return 130
-    if command in ("setup", "help") or runs_in_venv(ROOT):
-        from course import commands
-
+    if command == "setup" or runs_in_venv(ROOT):
         return commands.main(arguments)
     return hand_over(with_venv)
 

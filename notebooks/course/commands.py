@@ -9,6 +9,8 @@
   bench-sim   compare the simulator's speed with Numba's own simulator
 """
 
+from __future__ import annotations
+
 import subprocess
 import sys
 
@@ -65,7 +67,7 @@ def lint(arguments: list[str]) -> int:
 
 def bench_sim(arguments: list[str]) -> int:
     """Our simulator and Numba's, the same kernels, one table."""
-    return run("tests/bench_sim.py", *arguments)
+    return run("tests/bench/bench_sim.py", *arguments)
 
 
 def run(*arguments: str) -> int:

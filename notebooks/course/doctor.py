@@ -106,7 +106,8 @@ def numba_cuda_troubles(facts: Facts):
     parts = cuda_requirements(facts.driver, facts.system)
     numpy = number(facts.versions.get("numpy", ""))
     if not parts:
-        yield Trouble(f"There is no numba-cuda for {platform_name(facts.system)}.", "none is needed in the simulator; a GPU needs Linux or Windows")
+        where = platform_name(facts.system)
+        yield Trouble(f"There is no numba-cuda for {where}.", "none is needed in the simulator; a GPU needs Linux or Windows")
     elif "numba-cuda" not in facts.versions:
         yield Trouble("numba-cuda is not installed: kernels cannot run on a GPU.", remedy(parts))
     elif numpy and numpy >= (2, 5):

@@ -7,9 +7,10 @@ BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW = "#0072B2 #E69F00 #009E73 #CC79A7 #
 
 
 def show_figure(figure, words):
-    """Show a matplotlib figure, and what it shows in words: as the image's alternative text, and as a line below it.
+    """Show a matplotlib figure, and below it the same in words.
 
-    The line is there because JupyterLab 4 keeps an output's alternative text in the notebook, but hands it to nobody.
+    The words also go into the notebook as the image's alternative text. But JupyterLab 4, and the pages that nbconvert
+    makes by default, show the image without it, so the line below is what a reader who cannot see the image gets.
     """
     from IPython.display import Image, Markdown, display  # here, so that the package loads where Jupyter is missing
     from matplotlib import pyplot

@@ -2,6 +2,7 @@
 from collections import deque
 from functools import partial
 
+from sim.engine.barrier import witnesses
 from sim.engine.scheduler import FINISHED, PARKED, YIELDED
 from sim.errors import Abandoned, Stuck
 from sim.events import Finding
@@ -120,9 +121,9 @@ class Grid:
             for block in parked:
                 self.scheduler.open_barrier(block)
             return parked
-        waiting = tuple(self.scheduler.waits(thread) for block in parked for thread in block.threads if not thread.done)
         self.context.findings.append(Finding(
-            "deadlock", "error", f"{len(parked)} of {len(self.order)} blocks wait at a grid barrier that the other blocks have left behind", waiting,
+            "deadlock", "error", f"{len(parked)} of {len(self.order)} blocks wait at a grid barrier that the other blocks have left behind",
+            witnesses(self.scheduler, min(parked, key=lambda block: block.index[::-1])),
             reason="A grid barrier opens when every thread of every block has arrived; blocks that have ended never will.",
             fix="let every thread reach grid.sync() equally often"))
         for block in parked:

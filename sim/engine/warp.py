@@ -135,8 +135,11 @@ def vote(decide):
 
 def ballot(payloads):
     """The lanes whose predicate holds, as Numba types it: a signed 32-bit integer."""
-    bits = sum(1 << lane for lane, predicate in payloads.items() if predicate)
-    return bits - (1 << 32) if bits >> 31 else bits
+    return np.int32(np.uint32(mask_of(lane for lane, predicate in payloads.items() if predicate)))
+
+
+def mask_of(lanes):
+    return sum(1 << lane for lane in lanes)
 
 
 def lanes_where(payloads, value):
@@ -145,7 +148,7 @@ def lanes_where(payloads, value):
 
 def match_all(payloads):
     same = len(set(payloads.values())) == 1
-    return (ballot(dict.fromkeys(payloads, True)) if same else 0), same
+    return ballot(dict.fromkeys(payloads, same)), same
 
 
 OPERATIONS = {operation.name: operation for operation in [
@@ -156,9 +159,9 @@ OPERATIONS = {operation.name: operation for operation in [
     Operation("all_sync", vote(lambda payloads: all(payloads.values())), bool),
     Operation("any_sync", vote(lambda payloads: any(payloads.values())), bool),
     Operation("eq_sync", vote(lambda payloads: len({bool(p) for p in payloads.values()}) == 1), lambda payload: True),
-    Operation("ballot_sync", vote(ballot), lambda payload: 0),
-    Operation("match_any_sync", lambda mask, payloads: {lane: lanes_where(payloads, value) for lane, value in payloads.items()}, lambda payload: 0),
-    Operation("match_all_sync", vote(match_all), lambda payload: (0, False)),
+    Operation("ballot_sync", vote(ballot), lambda payload: np.int32(0)),
+    Operation("match_any_sync", lambda mask, payloads: {lane: lanes_where(payloads, value) for lane, value in payloads.items()}, lambda payload: np.int32(0)),
+    Operation("match_all_sync", vote(match_all), lambda payload: (np.int32(0), False)),
     Operation("syncwarp", vote(lambda payloads: None)),
-    Operation("activemask", vote(lambda payloads: np.uint32(ballot(dict.fromkeys(payloads, True)) & FULL))),
+    Operation("activemask", vote(lambda payloads: np.uint32(mask_of(payloads)))),
 ]}

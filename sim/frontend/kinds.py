@@ -50,7 +50,7 @@ def element_kind(dtype):
     """The kind that a load from an array of `dtype` gives."""
     if dtype.kind == "f":
         return FLOAT
-    return 8 * dtype.itemsize - 1 if dtype.kind == "i" and dtype.itemsize <= 4 else ANY
+    return 31 if dtype == np.int32 else ANY
 
 
 def kind_of_value(value):

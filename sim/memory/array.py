@@ -43,8 +43,8 @@ class Array:
         span = itemsize + sum((n - 1) * s for n, s in zip(self.shape, self.strides))
         flat = self.allocation.root[self.offset:self.offset + span].view(self.dtype)
         flat.flags.writeable = flat.flags.writeable and self.writable
-        # A memoryview gives a Python int or bool, as signed integers and booleans are inside a kernel; numpy gives its own scalars.
-        self.data = memoryview(flat) if self.dtype.kind in "ib" else flat
+        # A memoryview gives a Python int or bool, as wide signed integers and booleans are inside a kernel; numpy gives its own scalars.
+        self.data = memoryview(flat) if self.dtype.kind == "b" or self.dtype.kind == "i" and itemsize >= 4 else flat
         self.__class__ = FAST[rank]
 
     @property

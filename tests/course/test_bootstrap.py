@@ -145,6 +145,16 @@ def test_the_cuda_parts_follow_the_driver(driver, system, parts):
     assert cuda_requirements(driver, system) == parts
 
 
+@pytest.mark.parametrize(("arguments", "status"), [([], 0), (["help"], 0), (["lap"], 2)])
+def test_help_and_a_mistyped_command_set_nothing_up(monkeypatch, capsys, arguments, status):
+    monkeypatch.setattr(bootstrap, "set_up", lambda root: pytest.fail("nothing was to be set up"))
+    monkeypatch.setattr(bootstrap, "is_set_up", lambda root: False)
+    assert bootstrap.main(arguments) == status
+    said = capsys.readouterr()
+    assert "open the lessons in JupyterLab" in said.out + said.err
+    assert ("There is no command 'lap'." in said.err) == (status == 2)
+
+
 def test_a_second_set_up_is_quick_and_installs_nothing(tmp_path):
     """The real command, in a project whose .venv is empty but stamped: pip could not even start there."""
     for name in ("pyproject.toml", "constraints.txt"):

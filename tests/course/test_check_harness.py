@@ -160,8 +160,11 @@ def test_an_answer_that_cannot_be_called_is_no_crash(answer, said):
 
 
 def test_a_stub_is_named_as_not_written_yet():
-    assert message(double, stub) == "✗ exercise 9.1 · double: it is not written yet"
-    assert message(double, unfinished_helper) == "✗ exercise 9.1 · double: exercise 8.2 is not written yet"
+    assert message(double, stub) == (
+        "✗ exercise 9.1 · double: not written yet\n"
+        '  Put your code in place of the line raise NotImplementedError("exercise 9.1") and run that cell, then this one again.'
+    )
+    assert message(double, unfinished_helper).startswith("✗ exercise 9.1 · double: exercise 8.2 is not written yet\n  Put your code")
 
 
 def test_an_interrupt_is_left_alone():

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from course.progress import tick
+from course.stubs import stub_of, what_to_do
 
 
 class CheckFailed(AssertionError):
@@ -48,8 +49,8 @@ def exercise(number, name):
                 raise CheckFailed(f"✗ {title}: {wrong}   (seed {seed})") from None
             except Exception as error:
                 if stub := stub_of(error):
-                    missing = "it" if stub == f"exercise {number}" else stub
-                    raise CheckFailed(f"✗ {title}: {missing} is not written yet") from None
+                    missing = "" if stub == f"exercise {number}" else f"{stub} is "
+                    raise CheckFailed(f"✗ {title}: {missing}not written yet\n  {what_to_do(stub)}") from None
                 raise CheckFailed(f"✗ {title}: {explain(error)}   (seed {seed})") from error
             print(f"✓ {title}: {tried}")
             tick(number)
@@ -58,12 +59,6 @@ def exercise(number, name):
         return check
 
     return decorate
-
-
-def stub_of(error):
-    """ "exercise 1.2" where the error is the one that its stub raises, else None."""
-    said = str(error)
-    return said if isinstance(error, NotImplementedError) and said.startswith("exercise ") else None
 
 
 # What a check says ----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import weakref
 from numbers import Real
 
 import numpy as np
@@ -41,6 +42,7 @@ def ex01_1(online_softmax, rng):
         state = online_softmax(ReadOnce(pairs))
         compare(state, softmax_state(copies), what=what, call=call, tolerance=1e-9, hint=hint)
         untouched(pairs, copies, what, call)
+    keeps_no_pairs(online_softmax, rng)
     return "one reading each, for streams of 0 to 40 pairs, far above zero and far below"
 
 
@@ -138,6 +140,30 @@ class ReadOnce:
         except StopIteration:
             self.over = True
             raise
+
+
+class Score(float):
+    """A score that can be watched: Python's own floats take no weak references."""
+
+
+def keeps_no_pairs(online_softmax, rng):
+    """Reject an answer that collects the pairs, right as its result may be."""
+    seen, held = [], []
+
+    def stream():
+        for score, value in random_pairs(rng, 40):
+            watched = Score(score)
+            seen.append(weakref.ref(watched))
+            yield watched, value
+        held.append(sum(score() is not None for score in seen))
+
+    online_softmax(stream())
+    if held and held[0] > FEW_HELD:
+        hint = "From one pair to the next keep m, l and o, and no list: on a GPU there is no room for all the scores."
+        fail(f"right numbers, but after 40 pairs {held[0]} scores were still kept", hint=hint)
+
+
+FEW_HELD = 4  # the last score, the one that is m, and what a loop's other names hold
 
 
 def random_pairs(rng, n):

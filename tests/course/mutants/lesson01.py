@@ -117,7 +117,7 @@ def forgets_to_return(pairs):
 
 
 def without_running_state(pairs):
-    """Right: everything kept, the definition applied at the end."""
+    """The right numbers, but everything is kept and the definition applied at the end."""
     pairs = list(pairs)
     m = max([score for score, _ in pairs], default=-math.inf)
     weights = [math.exp(score - m) for score, _ in pairs]
@@ -248,6 +248,7 @@ MUTANTS = {
         ("reads twice", reads_twice),
         ("stops before the last pair", stops_before_the_last),
         ("writes into the values", keeps_o_in_place),
+        ("collects all pairs in a list", without_running_state),
         ("returns o / l alone", returns_the_answer_alone),
         ("forgets to return", forgets_to_return),
     ],
@@ -273,6 +274,6 @@ MUTANTS = {
 
 RIGHT = {
     "ex01_0": [lambda: math.exp(-1), lambda: 0.37, lambda: np.float32(0.3679)],
-    "ex01_1": [running(right_step), without_running_state, with_branches],
+    "ex01_1": [running(right_step), with_branches],
     "ex01_2": [right_merge, branching_merge, numpy_merge],
 }

@@ -1,0 +1,121 @@
+"""How fast the simulator is, against Numba's own (NUMBA_ENABLE_CUDASIM=1), on the same kernels in one run: `make bench-sim`.
+
+Prints one Markdown table: seconds for Numba's simulator, and for each way to run ours the seconds, how many times faster that is, and nanoseconds per
+access of an array. Times are the best of several runs, a first one not counted; Numba's simulator checks nothing.
+"""
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+from numba import cuda, float32
+
+TILE = 16
+HALVINGS = (128, 64, 32, 16, 8, 4, 2, 1)
+
+
+@cuda.jit
+def matmul(a, b, c):
+    tile_a = cuda.shared.array((TILE, TILE), float32)
+    tile_b = cuda.shared.array((TILE, TILE), float32)
+    x, y = cuda.threadIdx.x, cuda.threadIdx.y
+    column, row = cuda.blockIdx.x * TILE + x, cuda.blockIdx.y * TILE + y
+    total = float32(0)
+    for tile in range(a.shape[1] // TILE):
+        tile_a[y, x] = a[row, tile * TILE + x]
+        tile_b[y, x] = b[tile * TILE + y, column]
+        cuda.syncthreads()
+        for k in range(TILE):
+            total += tile_a[y, k] * tile_b[k, x]
+        cuda.syncthreads()
+    c[row, column] = total
+
+
+@cuda.jit
+def block_sum(x, out):
+    partial = cuda.shared.array(256, float32)
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    partial[t] = x[i] if i < x.shape[0] else 0
+    cuda.syncthreads()
+    for step in HALVINGS:
+        if t < step:
+            partial[t] += partial[t + step]
+        cuda.syncthreads()
+    if t == 0:
+        out[cuda.blockIdx.x] = partial[0]
+
+
+@cuda.jit
+def elementwise(x, y, out):
+    i = cuda.grid(1)
+    if i < out.shape[0]:
+        out[i] = x[i] * y[i] + x[i]
+
+
+def cases():
+    """(name, kernel, grid, block, arguments, what the last argument must then be)."""
+    random = np.random.default_rng(0)
+    a, b = random.random((2, 64, 64)).astype(np.float32)
+    x, y = random.random((2, 4096)).astype(np.float32)
+    yield "64x64 matmul, shared memory", matmul, (4, 4), (TILE, TILE), (a, b, np.empty_like(a)), a @ b
+    yield "block sum of 4096", block_sum, 16, 256, (x, np.empty(16, np.float32)), x.reshape(16, 256).sum(1)
+    yield "element-wise, 4096", elementwise, 16, 256, (x, y, np.empty_like(x)), x * y + x
+
+
+def seconds(launch, arguments, wanted, runs):
+    """The best time of `runs` launches, after one that is not counted and that must be right."""
+    launch(*arguments)
+    np.testing.assert_allclose(arguments[-1], wanted, rtol=1e-4)
+    times = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        launch(*arguments)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def of_numba():
+    """Numba's simulator, in this process, which must have been started with NUMBA_ENABLE_CUDASIM=1."""
+    return [seconds(kernel[grid, block], arguments, wanted, runs=1) for _, kernel, grid, block, arguments, wanted in cases()]
+
+
+def of_ours():
+    """[{way: seconds}, accesses] for each case."""
+    from sim import simulate
+    from sim.events import Observer
+    from sim.launch import DEFAULT
+
+    class Count(Observer):
+        def __init__(self):
+            self.accesses_seen = 0
+
+        def accesses(self, batch):
+            self.accesses_seen += len(batch.address)
+
+    ways = {"fibers, no observers": {"observers": ()}, "fibers, default observers": {"observers": DEFAULT},
+            "threads, default observers": {"observers": DEFAULT, "engine": "threads"}}
+    for _, kernel, grid, block, arguments, wanted in cases():
+        count = Count()
+        simulate(kernel, observers=(count,))[grid, block](*arguments)
+        yield {way: seconds(simulate(kernel, **how)[grid, block], arguments, wanted, runs=5) for way, how in ways.items()}, count.accesses_seen
+
+
+def main():
+    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
+    answer = subprocess.run([sys.executable, __file__, "--numba"], env=environment, capture_output=True, text=True, check=True).stdout
+    print("| kernel | run by | seconds | times faster | ns per access |")
+    print("|---|---|---:|---:|---:|")
+    for (name, *_), numba, (ours, accesses) in zip(cases(), json.loads(answer), of_ours()):
+        print(f"| {name} | Numba's simulator | {numba:.3f} | 1 | {numba / accesses * 1e9:,.0f} |")
+        for way, spent in ours.items():
+            print(f"| | {way} | {spent:.4f} | {numba / spent:.0f} | {spent / accesses * 1e9:,.0f} |")
+
+
+if __name__ == "__main__":
+    if "--numba" in sys.argv:
+        print(json.dumps(of_numba()))
+    else:
+        main()

@@ -1,0 +1,45 @@
+"""What a notebook shows where a cell meets an exercise that is not written yet, and that other errors look as always."""
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from course.stubs import shorten_in_notebook
+
+
+@pytest.fixture
+def shown(capsys):
+    """shown(code): all that a notebook's shell, with the course loaded, prints when it runs this cell."""
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("colors", "nocolor")
+    shorten_in_notebook()
+
+    def run(code):
+        outcome = shell.run_cell(code)
+        assert outcome.error_in_exec is not None  # Run All stops here
+        return capsys.readouterr().out
+
+    yield run
+    InteractiveShell.clear_instance()
+
+
+SHORT = (
+    "✗ exercise 1.2 is not written yet, and this cell needs it.\n"
+    '  Put your code in place of the line raise NotImplementedError("exercise 1.2") and run that cell, then this one again.\n'
+)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'raise NotImplementedError("exercise 1.2")',
+        'try:\n    raise NotImplementedError("exercise 1.2")\nexcept Exception as error:\n    raise RuntimeError("a thread failed") from error',
+    ],
+)
+def test_a_stub_is_two_lines_alone_or_as_a_cause(shown, code):
+    assert shown(code) == SHORT
+
+
+@pytest.mark.parametrize("code, said", [('raise NotImplementedError("later")', "NotImplementedError: later"), ("1 / 0", "ZeroDivisionError")])
+def test_any_other_error_keeps_its_traceback(shown, code, said):
+    output = shown(code)
+    assert "Traceback (most recent call last)" in output and said in output

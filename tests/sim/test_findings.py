@@ -1,0 +1,211 @@
+"""What a finding says: the whole message of each kind that the engine and the bounds tool know, word for word."""
+import textwrap
+
+import numpy as np
+import pytest
+from numba import cuda
+
+from sim import KernelBug, simulate
+
+SEEDS = range(5)
+
+
+def message(kernel, grid, block, *arguments, count=1):
+    """The messages of all findings, which must not depend on seed or engine."""
+    texts = set()
+    for engine in ("fibers", "threads"):
+        for seed in SEEDS:
+            fresh = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
+            report = simulate(kernel, engine=engine, seed=seed, on_finding="report")[grid, block](*fresh)
+            assert len(report.findings) == count
+            texts.add("\n\n".join(f.message for f in report.findings))
+    text, = texts
+    return text
+
+
+def expected(text):
+    return textwrap.dedent(text).strip()
+
+
+def test_out_of_bounds():
+    @cuda.jit
+    def scale(x, out):
+        i = cuda.grid(1)
+        out[i] = 2 * x[i]
+
+    assert message(scale, 2, 8, np.zeros(16), np.zeros(13)) == expected("""
+        out-of-bounds: out[13] is outside out, whose shape is 13 · block 1 · thread 5
+          written by thread 5  scale line 3  out[i] = 2 * x[i]
+          Index 13 must be below 13. 2 more like it.
+          Likely fix: guard the access: if i < out.shape[0].
+        """)
+
+
+def test_out_of_bounds_in_two_dimensions():
+    @cuda.jit
+    def kernel(k, out):
+        x, y = cuda.grid(2)
+        out[y, x] = k[y, x + 1]
+
+    assert message(kernel, 1, (4, 2), np.zeros((2, 4)), np.zeros((2, 4))) == expected("""
+        out-of-bounds: k[0, 4] is outside k, whose shape is 2 x 4 · block 0 · thread 3
+          read by thread 3  kernel line 3  out[y, x] = k[y, x + 1]
+          Index 4 along axis 1 must be below 4. 1 more like it.
+          Likely fix: guard the access: if i < k.shape[1].
+        """)
+
+
+def test_a_bad_store_is_dropped_and_a_bad_load_gives_poison():
+    def kernel(x, out):
+        i = cuda.threadIdx.x
+        out[i] = x[i]
+
+    x, out = np.arange(3.0), np.zeros(5)
+    simulate(kernel, on_finding="report")[1, 8](x, out)
+    assert out[:3].tolist() == [0, 1, 2] and np.isnan(out[3:]).all()
+
+
+def test_negative_index():
+    def difference(x, out):
+        i = cuda.threadIdx.x
+        out[i] = x[i] - x[i - 1]
+
+    assert message(difference, 1, 4, np.arange(4.0), np.zeros(4)) == expected("""
+        warning: negative-index: x[-1] counts from the end of x, whose shape is 4 · block 0 · thread 0
+          read by thread 0  difference line 3  out[i] = x[i] - x[i - 1]
+          Numba wraps negative indices as Python does; CUDA C would read or write in front of the array.
+          Likely fix: if the wrap is not meant, guard the access: if i >= 0.
+        """)
+
+
+def test_warnings_do_not_raise():
+    def kernel(x):
+        x[-1] = 1
+
+    x = np.zeros(3)
+    assert [f.kind for f in simulate(kernel)[1, 1](x).findings] == ["negative-index"] and x[2] == 1
+
+
+def test_barrier_behind_a_return():
+    @cuda.jit
+    def kernel(x, n):
+        i = cuda.grid(1)
+        if i >= n:
+            return
+        x[i] = i
+        cuda.syncthreads()
+
+    assert message(kernel, 2, 4, np.zeros(8), 6) == expected("""
+        barrier-divergence: 2 of 4 threads wait at a barrier and 2 have returned · block 1 · threads 0 and 2
+          thread 0 waits     kernel line 6  cuda.syncthreads()
+          thread 2 returned
+          cuda.syncthreads() opens only when every thread of the block has reached the same call.
+          Likely fix: move the barrier out of the branch (or the return behind the barrier), so that every thread reaches it.
+        """)
+
+
+def test_two_barriers():
+    def kernel(x):
+        if cuda.threadIdx.x % 2:
+            cuda.syncthreads()
+        else:
+            cuda.syncthreads()
+
+    assert message(kernel, 1, 4, np.zeros(8)) == expected("""
+        barrier-divergence: the 4 threads of the block wait at different barriers · block 0 · threads 0 and 1
+          thread 0 waits  kernel line 5  cuda.syncthreads()
+          thread 1 waits  kernel line 3  cuda.syncthreads()
+          cuda.syncthreads() opens only when every thread of the block has reached the same call.
+          Likely fix: move the barrier out of the branch (or the return behind the barrier), so that every thread reaches it.
+        """)
+
+
+def test_a_shuffle_in_a_branch():
+    def kernel(x):
+        lane = cuda.threadIdx.x
+        if lane < 30:
+            x[lane] = cuda.shfl_down_sync(0xffffffff, lane, 1)
+        cuda.syncwarp()
+
+    assert message(kernel, 1, 32, np.zeros(32)) == expected("""
+        warp-divergence: 30 lanes of warp 0 wait in shfl_down_sync for lanes 30, 31, which never come · block 0 · threads 0 and 30
+          thread 0 waits   kernel line 4  x[lane] = cuda.shfl_down_sync(0xffffffff, lane, 1)
+          thread 30 waits  kernel line 5  cuda.syncwarp()
+          The mask 0xffffffff names them, and they wait elsewhere.
+          Likely fix: call it where all lanes of the mask pass, or pass a mask of those that do (cuda.ballot_sync before the branch gives one).
+        """)
+
+
+def test_a_mask_without_the_caller():
+    def kernel(x):
+        lane = cuda.threadIdx.x
+        x[lane] = cuda.shfl_sync(0x7fffffff, lane, 0)
+
+    assert message(kernel, 1, 32, np.zeros(32)) == expected("""
+        warp-divergence: lane 31 calls with a mask that does not name it, 0x7fffffff · block 0 · thread 31
+          thread 31 calls  kernel line 3  x[lane] = cuda.shfl_sync(0x7fffffff, lane, 0)
+          The mask names the lanes that take part; the caller must be one of them.
+          Likely fix: pass a mask that names every lane which reaches this call (0xffffffff for all 32).
+        """)
+
+
+def test_a_grid_barrier_that_one_block_leaves_out():
+    def kernel(x):
+        if cuda.blockIdx.x:
+            cuda.cg.this_grid().sync()
+
+    assert message(kernel, 3, 2, np.zeros(8)) == expected("""
+        deadlock: 2 of 3 blocks wait at a grid barrier that the other blocks have left behind · block 1 · thread 0
+          thread 0 waits  kernel line 3  cuda.cg.this_grid().sync()
+          A grid barrier opens when every thread of every block has arrived; blocks that have ended never will.
+          Likely fix: let every thread reach grid.sync() equally often.
+        """)
+
+
+def test_barriers_of_two_kinds():
+    def kernel(x):
+        if cuda.threadIdx.x:
+            cuda.cg.this_grid().sync()
+        else:
+            cuda.syncthreads()
+
+    assert message(kernel, 1, 2, np.zeros(8)) == expected("""
+        deadlock: threads of one block wait for each other at barriers of different kinds · block 0 · threads 0 and 1
+          thread 0 waits  kernel line 5  cuda.syncthreads()
+          thread 1 waits  kernel line 3  cuda.cg.this_grid().sync()
+          cuda.syncthreads() needs the whole block and grid.sync() the whole grid; neither opens while some wait at the other.
+          Likely fix: let all threads of the block go through the same barriers in the same order.
+        """)
+
+
+def test_no_progress():
+    def kernel(x):
+        while x[0] == 0:
+            x[1] += 1
+
+    assert message(kernel, 1, 1, np.zeros(2)) == expected("""
+        no-progress: a loop goes round and round and nothing changes · block 0 · thread 0
+          thread 0 loops  kernel line 2  while x[0] == 0:
+          No thread ended while the loop went round 1,000,000 times, or for 8 s.
+          Likely fix: look at what should end the loop; if the kernel is only slow, simulate(kernel, max_steps=...) raises the limit.
+        """)
+
+
+def test_each_error_is_raised_once_and_the_next_launch_works():
+    def kernel(x, y):
+        i = cuda.threadIdx.x
+        x[i] = y[i]
+
+    with pytest.raises(KernelBug) as caught:
+        simulate(kernel)[1, 8](np.zeros(6), np.zeros(5))
+    assert [(f.kind, f.array, f.index, f.count) for f in caught.value.findings] == [("out-of-bounds", "y", (5,), 2), ("out-of-bounds", "x", (6,), 1)]
+    assert str(caught.value).count("out-of-bounds:") == 2
+    assert simulate(kernel)[1, 5](np.zeros(6), np.zeros(5)).findings == ()
+
+
+def test_without_the_bounds_tool_a_bad_access_is_an_index_error():
+    def kernel(x):
+        x[cuda.threadIdx.x] = 1
+
+    with pytest.raises(Exception, match=r"raised IndexError: x\[3\] is outside its shape \[3\]"):
+        simulate(kernel, observers=())[1, 4](np.zeros(3))
