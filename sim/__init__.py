@@ -2,6 +2,7 @@
 from sim.device import DeviceSpec
 from sim.errors import KernelBug, LaunchError, SimulatorError, ThreadError
 from sim.launch import simulate
+from sim.memory.spaces import empty
 from sim.report import Report
 
-__all__ = ["DeviceSpec", "KernelBug", "LaunchError", "Report", "SimulatorError", "ThreadError", "simulate"]
+__all__ = ["DeviceSpec", "KernelBug", "LaunchError", "Report", "SimulatorError", "ThreadError", "empty", "simulate"]

@@ -4,6 +4,7 @@ import linecache
 import sys
 import time
 import traceback
+from array import array
 
 import numpy as np
 
@@ -19,14 +20,16 @@ PATIENCE = 8.0  # seconds that one thread may run without reaching anything that
 class Context:
     """One launch: `thread` runs now, `log` holds its accesses until the next batch, `findings` what the tools said."""
 
-    def __init__(self, observers, spec, space, seed=0, max_steps=None):
-        self.spec, self.space = spec, space
+    def __init__(self, observers, spec, space, block_shape, seed=0, max_steps=None):
+        self.spec, self.space, self.block_shape = spec, space, block_shape
         self.random = np.random.default_rng(seed)
         self.listeners = {hook: listeners(observers, hook) for hook in HOOKS}
-        self.log = [] if self.listeners["accesses"] else None
-        self.segments = []  # (position in the log, thread): who appended what follows
+        self.log = array("q") if self.listeners["accesses"] else None
+        self.values = []  # what the stores and atomics in the log wrote
+        self.segments, self.last_segment = [], -1  # (position in the log, thread): who appended what follows
         self.findings = []
         self.counters = {"threads": 0, "blocks": 0, "barriers": 0}
+        self.trace = None  # a Recording, if a tool makes one
         self.called_from = {}  # (code, instruction, kind) -> site number, for what is called rather than rewritten
         self.thread, self.entered = None, 0
         self.max_steps = max_steps
@@ -44,6 +47,11 @@ class Context:
             raise IndexError(f"{array.name}{list(index)} is outside its shape {list(array.shape)}")
         self.announce("access_refused", self.witness(what, site), array, index, array.shape)
 
+    def thread_index(self, linear):
+        """(x, y, z) of the thread with this linear index in its block."""
+        x, y, _ = self.block_shape
+        return linear % x, linear // x % y, linear // (x * y)
+
     def witness(self, what, site=None, thread=None, value=None):
         """`thread` (the running one, if not given) as a finding's witness."""
         thread = thread or self.thread
@@ -55,22 +63,41 @@ class Context:
         """What is logged from here on is `thread`'s."""
         if len(self.log) > FLUSH_AT:
             self.flush()
+        self.last_segment += 1
         self.segments.append((len(self.log), thread.linear))
+
+    def event(self, hook, *facts):
+        """Something that may order the running thread's accesses before or after: what it does next is a new segment."""
+        if self.listeners[hook]:
+            thread = self.thread
+            self.announce(hook, thread.block.index, thread.block.epoch, thread.linear, self.last_segment, *facts)
+            if self.log is not None:
+                self.segment(thread)
+
+    def collective(self, name, block, frame):
+        """Threads of `block` do `name` together, where `frame` is."""
+        if self.listeners["collective"]:
+            self.announce("collective", name, block.index, self.site_of(frame, "call"))
 
     def flush(self):
         """Hand the log to the tools as one batch and empty it. Called before a block's epoch ends and before another block runs."""
-        if not self.log:
-            if self.segments:
-                self.segments.clear()
-            return
-        words = np.array(self.log, np.int64)
-        starts, threads = (np.array(column) for column in zip(*self.segments))
-        thread = np.repeat(threads.astype(np.int32), np.diff(starts, append=len(words)))
-        batch = Batch(self.thread.block.index, self.thread.block.epoch, thread, (words >> SITE_SHIFT).astype(np.int32),
-                      words & ADDRESS_MASK, (1 << (words >> ADDRESS_BITS & 15)).astype(np.int32))
-        self.log.clear()
+        if self.log:
+            words = np.array(self.log, np.int64)
+            starts, threads = np.array(self.segments, np.int64).T
+            lengths = np.diff(starts, append=len(words))
+            segment = np.arange(self.last_segment - len(starts) + 1, self.last_segment + 1)
+            block, values = self.thread.block, self.values[:]
+            batch = Batch(block.index, block.epoch, np.repeat(threads.astype(np.int32), lengths), np.repeat(segment, lengths),
+                          (words >> SITE_SHIFT).astype(np.int32), words & ADDRESS_MASK, (1 << (words >> ADDRESS_BITS & 15)).astype(np.int32), values)
+            del self.log[:]
+            self.values.clear()
+            self.announce("accesses", batch)
         self.segments.clear()
-        self.announce("accesses", batch)
+
+    def line(self, site):
+        """The counters of the source line on which the site with this number lies: a dictionary for tools to add to."""
+        place = SITES[site].function, SITES[site].line
+        return self.counters.setdefault("lines", {}).setdefault(place, {})
 
     # --- sites ------------------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
-"""DeviceSpec: the numbers of a GPU that a kernel can collide with."""
+"""DeviceSpec: the numbers of a GPU that a kernel can collide with; and what its memory makes of a warp's request."""
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -32,3 +34,70 @@ class DeviceSpec:
         if shared_bytes:
             per_multiprocessor = min(per_multiprocessor, self.shared_bytes_per_multiprocessor // shared_bytes)
         return per_multiprocessor * self.multiprocessors
+
+    def requests(self, lane, site):
+        """Group accesses into requests: the k-th execution of a site by each lane of a warp, together.
+
+        lane, site: int64 arrays, one entry an access, each lane's accesses in the order in which it did them. Returns (order, request): access order[i]
+        belongs to request[i]; requests are numbered from 0 without a gap, ordered by site, then warp, then k.
+        """
+        n, lanes = len(lane), (int(lane.max()) // self.warp_size + 1) * self.warp_size
+        shift = n.bit_length()
+        key = np.sort(((site - site.min()) * lanes + lane) << shift | np.arange(n))  # sorting packed integers is faster than argsort
+        order, place = key & ((1 << shift) - 1), key >> shift
+        runs = starts_of_runs(place)  # one for each site and lane
+        lengths = np.diff(runs, append=n)
+        warps = starts_of_runs(place[runs] // self.warp_size)  # the first run of each site and warp
+        longest = np.maximum.reduceat(lengths, warps)
+        first = np.repeat(np.cumsum(longest) - longest, np.diff(warps, append=len(runs)))
+        return order, np.arange(n) + np.repeat(first - runs, lengths)
+
+    def sectors(self, request, address, size):
+        """(touched, fewest) for each request: the sectors in which its addresses lie, and in how few as many bytes would fit.
+
+        Bytes that several lanes ask for count once.
+        """
+        count, low = int(request.max()) + 1, int(address.min()) // self.sector_bytes * self.sector_bytes
+        span = max(int(address.max()) - low + 1, self.sector_bytes).bit_length()
+        key = np.sort(request << span | (address - low))
+        key = key[starts_of_runs(key)]
+        nbytes = np.zeros(count, np.int64)
+        nbytes[request] = size  # one instruction: one size
+        fewest = -(-np.bincount(key >> span, minlength=count) * nbytes // self.sector_bytes)
+        sector = key // self.sector_bytes
+        touched = np.bincount(key[starts_of_runs(sector)] >> span, minlength=count)
+        return touched, fewest
+
+    def wavefronts(self, request, lane, address, size, serial):
+        """(turns, fewest, ways) for each request to shared memory.
+
+        A bank serves one word of 4 bytes in a turn, to all lanes that want that word. Accesses of 8 bytes are served by half warps, of 16 by quarters.
+        `turns` is how many a request takes, `fewest` how many without conflict, `ways` the most words wanted of one bank at once. Where `serial` (bool
+        for each access: atomics), lanes that want one word take turns too. Source: CUDA C++ Programming Guide, "Shared Memory", for 5.x and newer.
+        """
+        count, words = int(request.max()) + 1, np.maximum(size // self.bank_bytes, 1)
+        part = lane % self.warp_size * words // self.banks
+        phase = request * self.warp_size + part
+        repeated = np.repeat(np.arange(len(words)), words)
+        word = address[repeated] // self.bank_bytes + np.arange(len(repeated)) - np.repeat(np.cumsum(words) - words, words)
+        word -= word.min() // self.banks * self.banks
+        rows = int(word.max()).bit_length()
+        bank = phase[repeated] * self.banks + word % self.banks
+        key = np.sort(bank << rows | word // self.banks)
+        alone = np.zeros(count, bool)
+        alone[request] = serial
+        served = key >> rows
+        kept = np.diff(key, prepend=-1) != 0
+        kept |= alone[served // (self.banks * self.warp_size)]
+        served = served[kept]
+        runs = starts_of_runs(served)  # one for each bank of each phase
+        wanted, phase = np.diff(runs, append=len(served)), served[runs] // self.banks
+        phases = starts_of_runs(phase)
+        most, of = np.maximum.reduceat(wanted, phases), phase[phases] // self.warp_size
+        firsts = starts_of_runs(of)
+        return np.add.reduceat(most, firsts), np.diff(firsts, append=len(of)), np.maximum.reduceat(most, firsts)
+
+
+def starts_of_runs(values):
+    """Where a new value begins in a sorted array of integers >= 0."""
+    return np.flatnonzero(np.diff(values, prepend=-1))

@@ -8,6 +8,7 @@ from sim.engine import warp
 from sim.engine.scheduler import BARRIER, GRID, Dim3
 from sim.frontend.rebind import as_dtype
 from sim.memory.atomics import Atomic
+from sim.vectors import VECTORS
 
 FULL = 0xFFFFFFFF
 
@@ -57,8 +58,6 @@ class Cuda:
     libdevice = mathematics.libdevice
     fp16 = intrinsics.fp16
     const = Constant
-    brev, fma, cbrt, selp = intrinsics.brev, intrinsics.fma, intrinsics.cbrt, intrinsics.selp
-    popc, clz, ffs = intrinsics.popc, intrinsics.clz, intrinsics.ffs
 
     def __init__(self, scheduler, declarations, grid, block):
         self.scheduler, self.context = scheduler, scheduler.context
@@ -95,6 +94,7 @@ class Cuda:
         return self.scheduler.wait(BARRIER, sys._getframe(1), ("or", predicate))
 
     def threadfence(self):
+        self.context.event("fenced")
         self.scheduler.turn()
 
     threadfence_block = threadfence_system = threadfence
@@ -132,6 +132,10 @@ def warp_wide(name, arguments):
     return method
 
 
+for _name, _vector in VECTORS.items():
+    setattr(Cuda, _name, _vector)
+for _name in ("popc", "clz", "ffs", "brev", "fma", "cbrt", "selp"):
+    setattr(Cuda, _name, staticmethod(getattr(intrinsics, _name)))
 for _name in ("shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"):
     setattr(Cuda, _name, warp_wide(_name, lambda value, argument: (value, argument)))
 for _name in ("all_sync", "any_sync", "eq_sync", "ballot_sync"):

@@ -6,10 +6,16 @@ import numpy as np
 
 Index3 = tuple[int, int, int]
 
-# An access in the log is one integer: from the lowest bit, 40 bits of address, 4 bits of log2(size in bytes), then the site's number.
+# An access in the log is one integer: from the lowest bit, 40 bits of address, 4 bits of log2(size in bytes), then the site's number. The two highest
+# bits of an address tell the space; the two lowest bits of a site's number tell what happens there.
 ADDRESS_BITS = 40
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 SITE_SHIFT = ADDRESS_BITS + 4
+SPACE_SHIFT = ADDRESS_BITS - 2
+SPACES = ("global", "const", "shared", "local")
+GLOBAL, CONST, SHARED, LOCAL = range(4)
+KINDS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3}
+LOAD, STORE, ATOMIC = range(3)
 
 
 @dataclass(frozen=True)
@@ -33,10 +39,10 @@ class SiteTable:
     def add(self, site):
         with self.lock:
             self.sites.append(site)
-            return len(self.sites) - 1
+            return (len(self.sites) - 1) * 4 + KINDS[site.kind]
 
     def __getitem__(self, number):
-        return self.sites[number]
+        return self.sites[number >> 2]
 
 
 SITES = SiteTable()
@@ -83,15 +89,28 @@ class Finding:
 class Batch:
     """What the threads of one block did between two moments, in the order in which it happened, as parallel arrays of length n.
 
-    `address` counts bytes in the simulated address space (see sim.memory.spaces); `site` indexes the launch's site table.
+    A segment is what one thread does between two moments at which its place in the order of things may change (it waited, fenced, did an atomic);
+    segments are numbered through the launch. `values` are what the stores and atomics wrote, in order.
     """
 
     block: Index3
     epoch: int
     thread: np.ndarray  # int32, linear index within the block
-    site: np.ndarray  # int32
-    address: np.ndarray  # int64
+    segment: np.ndarray  # int64
+    site: np.ndarray  # int32, a number for SITES
+    address: np.ndarray  # int64, bytes in the simulated address space (see sim.memory.spaces)
     size: np.ndarray  # int32, bytes
+    values: list
+
+    @property
+    def kind(self):
+        """LOAD, STORE or ATOMIC for each access."""
+        return self.site & 3
+
+    @property
+    def space(self):
+        """GLOBAL, CONST, SHARED or LOCAL for each access."""
+        return self.address >> SPACE_SHIFT
 
 
 class Observer:
@@ -109,8 +128,73 @@ class Observer:
     def access_refused(self, access: Access, array, index: tuple[int, ...], shape: tuple[int, ...]):
         """An access outside its array, or with a negative index, before it is dropped or done."""
 
-    def block_stuck(self, waiting: tuple[Access, ...], block: Index3):
-        """Nobody in the block can run any more."""
+    def collective(self, name: str, block: Index3, site: int):
+        """Threads of `block` do one thing together: all of them a barrier, which is about to open, or lanes of a warp a shuffle, of which the first arrives."""
+
+    def barrier_opened(self, block: Index3, epoch: int):
+        """All threads of `block` have arrived at a barrier; `epoch` ends. Its accesses have been announced."""
+
+    def grid_barrier_opened(self):
+        """All threads of all blocks have arrived."""
+
+    def warp_synchronized(self, block: Index3, threads: tuple[int, ...], segment: int):
+        """`threads` (linear indices, one warp) have met in a syncwarp; `segment` is the last one before."""
+
+    def fenced(self, block: Index3, epoch: int, thread: int, segment: int):
+        """`thread` has passed a fence that orders what it did up to `segment` before what it does next."""
+
+    def atomic_done(self, block: Index3, epoch: int, thread: int, segment: int, address: int):
+        """`thread` has done an atomic operation at `address`."""
+
+    def block_ended(self, block: Index3, epoch: int):
+        """The last thread of `block` has returned, or the block was ended early. Its accesses have been announced."""
 
     def launch_finished(self, context):
         """Every block has ended."""
+
+
+class EpochObserver(Observer):
+    """A tool that wants the accesses to one memory space, whole epochs of blocks at a time: override `space` and `epochs`."""
+
+    space = GLOBAL
+    lump = 1 << 18  # accesses at a time: numpy likes long arrays
+
+    def __init__(self):
+        self.open, self.closed, self.number = {}, [], 0
+
+    def launch_started(self, context):
+        self.spec = context.spec
+        self.lanes = -(-context.spec.max_threads_per_block // context.spec.warp_size) * context.spec.warp_size
+
+    def accesses(self, batch):
+        mine = batch.space == self.space
+        if mine.any():
+            columns = batch.thread[mine].astype(np.int64), batch.site[mine].astype(np.int64), batch.address[mine], batch.size[mine]
+            self.open.setdefault(batch.block, []).append(columns)
+
+    def barrier_opened(self, block, epoch):
+        self.close(block)
+
+    def block_ended(self, block, epoch):
+        self.close(block)
+
+    def launch_finished(self, context):
+        for block in list(self.open):
+            self.close(block)
+        self.hand_over()
+
+    def close(self, block):
+        """The epoch is complete: its threads get numbers of their own, so that epochs can be looked at together."""
+        for thread, *columns in self.open.pop(block, ()):
+            self.closed.append((thread + self.number * self.lanes, *columns))
+        self.number += 1
+        if sum(len(columns[0]) for columns in self.closed) > self.lump:
+            self.hand_over()
+
+    def hand_over(self):
+        if self.closed:
+            self.epochs(*map(np.concatenate, zip(*self.closed)))
+        self.closed, self.number = [], 0
+
+    def epochs(self, lane, site, address, size):
+        """The accesses of some epochs, those of one lane in the order in which it did them; lanes of one warp are numbered from a multiple of its size."""

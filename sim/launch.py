@@ -24,9 +24,11 @@ from sim.memory.array import Array, accessors
 from sim.memory.declared import Declarations
 from sim.memory.spaces import AddressSpace, bind_arguments, host_array
 from sim.observers.bounds import Bounds
+from sim.observers.races import Races
+from sim.observers.uninitialized import Uninitialized
 from sim.report import Report, finish
 
-DEFAULT = (Bounds,)
+DEFAULT = (Bounds, Races, Uninitialized)
 ENGINES = {"fibers": Fiber, "threads": OSThread}
 BUILTINS = vars(builtins) | {"min": arithmetic.minimum, "max": arithmetic.maximum, "abs": arithmetic.absolute, "round": arithmetic.round_,
                              "int": arithmetic.int_, "float": arithmetic.float_, "bool": arithmetic.bool_, "complex": arithmetic.complex_,
@@ -92,7 +94,7 @@ class Launch:
         names = argument_names(function, arguments)
         # 1. one context for this launch, and the arguments in its memory
         observers = [observer() if isinstance(observer, type) else observer for observer in how.observers]
-        context = Context(observers, how.spec, AddressSpace(), how.seed, how.max_steps)
+        context = Context(observers, how.spec, AddressSpace(), self.block, how.seed, how.max_steps)
         values = bind(context, dict(zip(names, arguments)))
         # 2. a copy of the kernel whose names are this launch's
         scheduler = Scheduler(context)
@@ -115,7 +117,7 @@ class Launch:
         return report
 
     def binder(self, context, dialect):
-        given = NUMBERS | {PREFIX + name: function for name, function in accessors(context.log).items()}
+        given = NUMBERS | {PREFIX + name: function for name, function in accessors(context.log, context.values).items()}
         given |= {PREFIX + "tick": context.tick, PREFIX + "cuda": dialect}
         modules = {"math": mathematics.math, "cmath": mathematics.cmath, "numba.cuda.libdevice": dialect.libdevice, "numba.cuda.cg": dialect.cg, "numba.cuda.fp16": dialect.fp16}
         return Binder(context, dialect, modules, BUILTINS, given)

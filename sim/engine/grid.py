@@ -70,7 +70,7 @@ class Grid:
                 if thread.error is not None:
                     self.scheduler.failed(thread)
                 context.progress()
-            context.flush()
+            self.scheduler.block_ended(block)
 
     def run(self, fiber_type):
         """A kernel whose threads wait for one another. Blocks run one after another, except where one waits for another."""
@@ -120,6 +120,7 @@ class Grid:
         if len(parked) == len(self.order):
             for block in parked:
                 self.scheduler.open_barrier(block)
+            self.context.announce("grid_barrier_opened")
             return parked
         self.context.findings.append(Finding(
             "deadlock", "error", f"{len(parked)} of {len(self.order)} blocks wait at a grid barrier that the other blocks have left behind",

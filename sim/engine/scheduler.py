@@ -50,12 +50,12 @@ class Scheduler:
                 if block.ready and all(thread.waits == TURN for thread in block.ready):
                     return YIELDED
                 # 3. nobody can run: a barrier opens, a warp operation completes, or something is wrong
-                if not block.ready and block.alive and not self.settle(block):
-                    return PARKED if block.alive else FINISHED
-            self.context.flush()
+                if not block.ready and block.alive and not self.settle(block) and block.alive:
+                    return PARKED
+            self.block_ended(block)
             return FINISHED
         except BaseException:
-            self.context.log and self.context.log.clear()
+            del (self.context.log or [])[:]
             raise
 
     def enter(self, thread):
@@ -76,7 +76,7 @@ class Scheduler:
         if thread.error is not None:
             self.failed(thread)
         self.context.progress()
-        warp.lane_ended(thread)
+        warp.lane_ended(self.context, thread)
 
     def failed(self, thread):
         """The kernel raised in `thread`, or made no progress."""
@@ -114,7 +114,7 @@ class Scheduler:
         """Nobody in `block` can run. Wake those who may go on (True), or leave the block parked or ended (False)."""
         waiting = [thread for thread in block.threads if not thread.done]
         what = {thread.waits for thread in waiting}
-        if WARP in what and warp.settle(block):
+        if WARP in what and warp.settle(self.context, block):
             return True
         places = {(thread.frame.f_code, thread.frame.f_lasti) for thread in waiting}
         together = len(places) == 1 and len(waiting) == len(block.threads)
@@ -134,6 +134,8 @@ class Scheduler:
     def open_barrier(self, block):
         """All threads of `block` have arrived: a new epoch begins."""
         self.context.flush()
+        self.context.collective(block.threads[0].waits, block, block.threads[0].frame)
+        self.context.announce("barrier_opened", block.index, block.epoch)
         self.context.counters["barriers"] += 1
         block.epoch += 1
         block.ready = [thread for thread in block.threads if not thread.done]
@@ -143,6 +145,10 @@ class Scheduler:
         if thread.done:
             return Access("returned", thread.block.index, thread.index)
         return self.context.witness("waits", self.context.site_of(thread.frame, "call"), thread)
+
+    def block_ended(self, block):
+        self.context.flush()
+        self.context.announce("block_ended", block.index, block.epoch)
 
     def abandon(self, block):
         """End a block early: unwind its threads."""

@@ -34,17 +34,20 @@ def arrive(scheduler, operation, mask, payload, frame):
         scheduler.context.findings.append(omits_caller(scheduler, thread, mask, frame))
         return operation.alone(payload)
     key = (thread.warp, operation.name, mask, frame.f_code, frame.f_lasti)
-    group = thread.block.warp_groups.setdefault(key, Group(operation, mask))
+    group = thread.block.warp_groups.get(key)
+    if group is None:
+        group = thread.block.warp_groups[key] = Group(operation, mask)
+        scheduler.context.collective(operation.name, thread.block, frame)
     group.threads[thread.lane] = thread
     group.bits |= 1 << thread.lane
     thread.payload = payload
     if not group.missing(thread.block, thread.warp):
-        complete(thread.block, key, running=thread)
+        complete(scheduler.context, thread.block, key, running=thread)
         return thread.result
     return scheduler.wait("warp", frame, payload)
 
 
-def complete(block, key, running=None):
+def complete(context, block, key, running=None):
     """Compute every lane's result and let all but the running thread go on."""
     group = block.warp_groups.pop(key)
     lanes = sorted(group.threads)
@@ -54,22 +57,26 @@ def complete(block, key, running=None):
         thread.result = results[lane]
         if thread is not running:
             block.ready.append(thread)
+    if group.operation.name == "syncwarp" and context.listeners["warp_synchronized"]:
+        context.announce("warp_synchronized", block.index, tuple(group.threads[lane].linear for lane in lanes), context.last_segment)
+        if running:
+            context.segment(running)
 
 
-def lane_ended(thread):
+def lane_ended(context, thread):
     """A lane has returned: a group that waited only for it is complete."""
     block = thread.block
     block.lanes_alive[thread.warp] &= ~(1 << thread.lane)
     for key, group in list(block.warp_groups.items()):
         if key[0] == thread.warp and not group.missing(block, thread.warp):
-            complete(block, key)
+            complete(context, block, key)
 
 
-def settle(block):
+def settle(context, block):
     """Nobody can run: those who asked who is here have their answer. True if somebody woke."""
     keys = [key for key in block.warp_groups if key[2] == CONVERGED]
     for key in keys:
-        complete(block, key)
+        complete(context, block, key)
     return bool(keys)
 
 

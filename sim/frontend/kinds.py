@@ -192,7 +192,17 @@ class Kinds:
         else:
             rank = len(shape.elts) if isinstance(shape, ast.Tuple) else 1 if isinstance(getattr(shape, "value", None), int) else 0
         empty = isinstance(shape, ast.Constant) and shape.value == 0  # the dynamic bytes, of which there may be none
-        return ArrayKind(element_kind(dtype), rank) if dtype is not None and rank and not empty else ANY
+        numbers = dtype is not None and dtype.names is None and not dtype.hasobject
+        return ArrayKind(element_kind(dtype), rank) if numbers and rank and not empty else ANY
+
+    def width(self, node):
+        """The width in bits of a signed integer that surely still has its array's: a load, or a variable that is assigned once, from one. Else None."""
+        if isinstance(node, ast.Name):
+            given = [a for a in self.assignments if any(isinstance(part, ast.Name) and part.id == node.id for part in targets(a))]
+            node = given[0].value if len(given) == 1 and isinstance(given[0], ast.Assign) and isinstance(given[0].targets[0], ast.Name) else None
+        array = self.of(node.value) if isinstance(node, ast.Subscript) else None
+        loaded = isinstance(array, ArrayKind) and array.element in (7, 15, 31) and self.of(node) == array.element
+        return array.element + 1 if loaded else None
 
     def of_ifexp(self, node):
         return join(self.of(node.body), self.of(node.orelse))
@@ -225,6 +235,12 @@ class Kinds:
         if isinstance(op, (ast.FloorDiv, ast.Mod, ast.RShift)):
             return isinstance(right, ast.Constant) and right.value > 0
         return not isinstance(op, ast.Div)
+
+
+def targets(assignment):
+    """Every node within what an assignment or a `for` assigns to."""
+    given = getattr(assignment, "targets", None) or [getattr(assignment, "target", None)]
+    return [part for target in given if target is not None for part in ast.walk(target)]
 
 
 def is_one(args):

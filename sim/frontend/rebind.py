@@ -52,8 +52,13 @@ def as_dtype(value):
         return np.dtype(value)
     if value in (int, float, bool, complex):
         return np.dtype(value)
+    if isinstance(value, str):
+        return dtype_named(value)
     if type(value).__module__.startswith(("numba.core.types", "numba.cuda.types", "numba.cuda._internal")):
-        return dtype_named(str(getattr(value, "name", value)))
+        record = getattr(value, "dtype", None)
+        return record if isinstance(record, np.dtype) else dtype_named(str(getattr(value, "name", value)))
+    if any(base.__name__ == "Type" and base.__module__.startswith("numba") for base in type(value).__mro__):
+        return np.dtype(object)  # a type that somebody added to Numba: its values have no bytes here
     return None
 
 
@@ -62,7 +67,7 @@ def dtype_named(name):
         return np.dtype(ml_dtypes.bfloat16)
     try:
         return np.dtype("bool" if name == "boolean" else name)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):  # numpy raises all three for what is no dtype
         return None
 
 
@@ -78,6 +83,29 @@ def python_function(kernel):
     """The Python function behind a `@cuda.jit` dispatcher or a plain function; None for anything else."""
     function = getattr(kernel, "py_func", kernel)
     return function if isinstance(function, types.FunctionType) else None
+
+
+def with_signature(dispatcher, function):
+    """`function`, the copy of a device function, with arguments and result converted as the one signature says that `@cuda.jit("...", device=True)` was given."""
+    compiled = list(getattr(dispatcher, "overloads", {}).values())
+    if len(compiled) != 1 or getattr(dispatcher, "_can_compile", True):  # without a signature Numba compiles for whatever types come
+        return function
+    signature = compiled[0].signature
+    arguments_to, result_to = [conversion(kind) for kind in signature.args], conversion(signature.return_type)
+
+    def converted(*arguments):
+        return result_to(function(*(convert(value) for convert, value in zip(arguments_to, arguments, strict=True))))
+    return converted
+
+
+def conversion(kind):
+    """The conversion to a Numba number type; what is no number stays as it is."""
+    dtype = dtype_or_none(kind)
+    return cast(dtype) if dtype is not None and is_number(dtype) else lambda value: value
+
+
+def is_number(dtype):
+    return dtype.names is None and not dtype.hasobject
 
 
 class Code:
@@ -209,7 +237,7 @@ class Binder:
             return self.module(value)
         name = cuda_name(value)
         dtype = None if name in GEOMETRY_NAMES else dtype_or_none(value)
-        if dtype is not None and value not in (int, float, bool, complex):
+        if dtype is not None and is_number(dtype) and value not in (int, float, bool, complex):
             return DType(dtype)
         if name is not None and hasattr(self.dialect, name):
             return getattr(self.dialect, name)
@@ -229,7 +257,7 @@ class Binder:
             if twin is not None and getattr(value, "__module__", None) in self.modules:
                 return twin
         function = python_function(value)
-        return value if function is None else self.bind(function)
+        return value if function is None else with_signature(value, self.bind(function))
 
     def module(self, module):
         if module.__name__ in self.modules:

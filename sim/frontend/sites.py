@@ -14,6 +14,7 @@ PREFIX = "__sim_"  # of every name that the rewritten kernel gets from us
 OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.Pow: "power",
              ast.LShift: "lshift", ast.RShift: "rshift", ast.BitAnd: "and_", ast.BitOr: "or_", ast.BitXor: "xor"}
 UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
+COUNTING = ("clz", "popc")
 MAX_INDICES = 5
 
 
@@ -70,6 +71,16 @@ class Rewriter(ast.NodeTransformer):
         plain = isinstance(kind, int) or kind == "float" and not isinstance(node.op, ast.Invert)
         self.generic_visit(node)
         return node if plain or isinstance(node.op, ast.Not) else self.call(UNARY[type(node.op)], [node.operand], node)
+
+    def visit_Call(self, node):
+        """`cuda.clz` and `cuda.popc` count in the width of their operand's type, which an int has lost: `clz(a[i])` becomes `clz(a[i], 32)`."""
+        called = self.kinds.names.resolve(node.func)
+        counts = getattr(called, "__name__", "") in COUNTING and getattr(called, "__module__", "").startswith("numba.cuda")
+        width = self.kinds.width(node.args[0]) if counts and len(node.args) == 1 else None
+        self.generic_visit(node)
+        if width:
+            node.args.append(ast.copy_location(ast.Constant(width), node))
+        return node
 
     # --- accesses ---------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from sim.arithmetic import domain, stored
-from sim.events import ADDRESS_BITS, ADDRESS_MASK, SITE_SHIFT
+from sim.events import ADDRESS_BITS, ADDRESS_MASK, LOAD, SITE_SHIFT
 from sim.memory.spaces import poison
 
 MAX_FAST_RANK = 5
@@ -75,7 +75,7 @@ class Array:
             for inner in np.ndindex(place.shape):
                 place.store(inner, value.load(inner, site) if isinstance(value, Array) else value, site)
             return
-        self.announce(place, site)
+        self.announce(place, site, value)
         self.numpy[place] = stored(value, self.dtype)
 
     def place(self, index, site, what):
@@ -93,10 +93,16 @@ class Array:
             numbers = tuple(i + n if i < 0 else i for i, n in zip(numbers, self.shape))
         return numbers
 
-    def announce(self, place, site):
+    def announce(self, place, site, value=None):
         """Log an access that did not take the fast path."""
         if self.context.log is not None:
-            self.context.log.append((site << SITE_SHIFT) + self.code + sum(i * s for i, s in zip(place, self.strides)))
+            self.context.log.append((site << SITE_SHIFT) + (self.shift << ADDRESS_BITS) + self.address(place))
+            if site & 3 != LOAD:
+                self.context.values.append(value)
+
+    def address(self, place):
+        """Where the element at `place` is in the simulated address space."""
+        return (self.code & ADDRESS_MASK) + sum(i * s for i, s in zip(place, self.strides))
 
     def view(self, index):
         """A slice: another view of the same allocation, as in numpy."""
@@ -171,6 +177,7 @@ def store{rank}(x, {indices}, value, site):
     if type(x) is Array{rank} and {inside}:
         flat = {flat}
         {announce}
+        {value}
         try:
             x.data[flat] = value
         except (TypeError, ValueError, OverflowError):
@@ -190,7 +197,8 @@ def template(logged):
         parts.append(TEMPLATE.format(
             rank=rank, indices=", ".join(f"i{a}" for a in axes), inside=" and ".join(f"0 <= i{a} < x.n{a}" for a in axes),
             flat=" + ".join(f"i{a} * x.s{a}" for a in axes),
-            announce=f"log((site << {SITE_SHIFT}) + x.code + (flat << x.shift))" if logged else "pass"))
+            announce=f"log((site << {SITE_SHIFT}) + x.code + (flat << x.shift))" if logged else "pass",
+            value="values(value)" if logged else "pass"))
     return "".join(parts)
 
 
@@ -210,10 +218,10 @@ def store_any(x, index, value, site):
         x[index[0] if len(index) == 1 else index] = value
 
 
-def accessors(log):
-    """{name: function} of load1 ... store5; `log` is the list to append to, or None."""
+def accessors(log, values):
+    """{name: function} of load1 ... store5; `log` is what to append accesses to, or None, and `values` what to append stored values to."""
     names = {f"Array{rank}": FAST[rank] for rank in FAST} | {"load_any": load_any, "store_any": store_any, "stored": stored}
     if log is not None:
-        names["log"] = log.append
+        names |= {"log": log.append, "values": values.append}
     exec(CODE[log is not None], names)
     return {name: f for name, f in names.items() if name[:-1] in ("load", "store") or name == "log"}

@@ -53,10 +53,12 @@ class Atomic:
         place = array.place(index if isinstance(index, tuple) else (index,), site, "changed")
         if place is None:
             return domain(array.dtype.type(0))
-        array.announce(place, site)
         memory = array.numpy
         old = memory[place]
-        memory[place] = stored(combine(old), array.dtype)
+        new = combine(old)
+        array.announce(place, site, new)
+        memory[place] = stored(new, array.dtype)
+        self.context.event("atomic_done", array.address(place))
         return domain(old)
 
     def add(self, array, index, value):

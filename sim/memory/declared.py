@@ -13,7 +13,8 @@ from sim.memory.spaces import Allocation, poisoned
 def constant_array(context, array):
     """A global numpy array, as constant memory: read-only in the kernel."""
     array = np.ascontiguousarray(array)
-    allocation = context.space.add("a global array", "const", array.view(np.uint8).reshape(-1) if array.ndim else array.reshape(1).view(np.uint8))
+    root = array.reshape(-1).view(np.uint8)
+    allocation = context.space.add("a global array", "const", root, (0, array.itemsize, array.shape, array.strides))
     return Array(context, allocation, 0, array.dtype, array.shape, array.strides, "a global array")
 
 
@@ -28,17 +29,18 @@ class Declarations:
 
     def shared(self, shape, dtype, frame):
         """`cuda.shared.array(shape, dtype)`: the running block's array for this call site; shape 0 views the dynamic bytes."""
-        if dtype is None:
-            raise TypeError("cuda.shared.array wants a numeric dtype such as numba.float32 as its second argument")
+        check_dtype(dtype, "shared")
         shape = as_shape(shape)
         if shape == (0,):
             return self.dynamic(dtype, frame)
         block = self.context.thread.block
         key = (frame.f_code, frame.f_lasti, None if frame.f_code is self.kernel_code else argument_types(frame))
         array = block.shared.get(key)
-        if array is None:
+        if array is None and dtype.hasobject:
+            array = block.shared[key] = np.empty(shape, object)
+        elif array is None:
             nbytes = prod(shape) * dtype.itemsize
-            name, base = self.place(key, "shared", nbytes, frame)
+            name, base = self.place(key, "shared", dtype, shape, frame)
             array = block.shared[key] = self.array(Allocation(name, "shared", poisoned(nbytes, dtype), base), dtype, shape)
         elif array.shape != shape:
             raise ValueError(f"shared array {array.name} was declared with shape {list(array.shape)} and now with {list(shape)}; its shape must be a constant")
@@ -48,35 +50,49 @@ class Declarations:
         """A view of the launch's dynamic shared bytes; all of them start at the same byte."""
         block = self.context.thread.block
         if "dynamic" not in block.shared:
-            name, base = self.place("dynamic", "shared", 0, frame)
+            name, base = self.place("dynamic", "shared", dtype, (self.dynamic_bytes // dtype.itemsize,), frame)
             block.shared["dynamic"] = Allocation(name, "shared", poisoned(self.dynamic_bytes, None), base)
         return self.array(block.shared["dynamic"], dtype, (self.dynamic_bytes // dtype.itemsize,))
 
     def local(self, shape, dtype, frame):
         """`cuda.local.array(shape, dtype)`: fresh for each call, private to the running thread."""
+        check_dtype(dtype, "local")
         shape, thread = as_shape(shape), self.context.thread
+        if dtype.hasobject:
+            return np.empty(shape, object)
         nbytes = prod(shape) * dtype.itemsize
-        name, base = self.place((frame.f_code, frame.f_lasti, nbytes), "local", nbytes, frame, copies=len(thread.block.threads))
+        name, base = self.place((frame.f_code, frame.f_lasti, nbytes), "local", dtype, shape, frame, copies=len(thread.block.threads))
         return self.array(Allocation(name, "local", poisoned(nbytes, dtype), base + thread.linear * nbytes), dtype, shape)
 
     def array(self, allocation, dtype, shape):
-        strides = [prod(shape[axis + 1:]) * dtype.itemsize for axis in range(len(shape))]
-        return Array(self.context, allocation, 0, dtype, shape, strides, allocation.name)
+        return Array(self.context, allocation, 0, dtype, shape, c_strides(shape, dtype), allocation.name)
 
-    def place(self, key, space, nbytes, frame, copies=1):
+    def place(self, key, space, dtype, shape, frame, copies=1):
         """(name, address) of a declaration, chosen the first time that any thread meets it."""
         if key not in self.bases:
-            if space == "shared":
+            nbytes = self.dynamic_bytes if key == "dynamic" else prod(shape) * dtype.itemsize
+            if space == "shared" and key != "dynamic":
                 self.shared_bytes += nbytes
                 self.check_size()
             name = declared_name(self.context, frame) or space
-            self.bases[key] = name, self.context.space.add(name, space, np.empty(nbytes, np.uint8), copies=copies).base
+            home = 0, dtype.itemsize, shape, c_strides(shape, dtype)
+            self.bases[key] = name, self.context.space.add(name, space, np.empty(nbytes, np.uint8), home, copies).base
         return self.bases[key]
 
     def check_size(self):
         limit = self.context.spec.shared_bytes_per_block
         if self.shared_bytes > limit:
             raise LaunchError(f"the kernel declares {self.shared_bytes:,} bytes of shared memory a block\n  the device has {limit:,}: make the tiles smaller")
+
+
+def check_dtype(dtype, space):
+    if dtype is None:
+        raise TypeError(f"cuda.{space}.array wants a numeric dtype such as numba.float32 as its second argument")
+
+
+def c_strides(shape, dtype):
+    """Strides in bytes of a C-contiguous array."""
+    return [prod(shape[axis + 1:]) * dtype.itemsize for axis in range(len(shape))]
 
 
 def as_shape(shape):

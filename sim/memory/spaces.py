@@ -11,10 +11,8 @@ import ml_dtypes
 import numpy as np
 
 from sim.errors import LaunchError
-from sim.events import ADDRESS_BITS
+from sim.events import SPACE_SHIFT, SPACES
 
-WINDOW = 1 << (ADDRESS_BITS - 2)
-SPACES = ("global", "const", "shared", "local")
 ALIGNMENT = 256
 
 
@@ -26,34 +24,60 @@ class Allocation:
     space: str
     root: np.ndarray  # uint8, all bytes
     base: int
+    home: tuple = None  # (offset, itemsize, shape, strides in bytes) of the array by whose indices findings call its elements
+    copies: int = 1  # of `root`, side by side: local memory has one for each thread
     keep: object = None  # what owns the memory
+    uninitialized: bool = False  # whether nobody has written it when the launch starts
 
     @property
     def writable(self):
         return self.space != "const"
+
+    def index(self, address):
+        """The index of the element at `address` in the home array."""
+        offset, itemsize, shape, strides = self.home
+        rest, index = (address - self.base) % max(self.root.size, 1) - offset, []
+        for n, stride in sorted(zip(shape, strides), key=lambda axis: -axis[1]):
+            position = min(rest // stride, n - 1) if stride and n > 1 else 0
+            rest -= position * stride
+            index.append((stride, n, position))
+        order = sorted(range(len(shape)), key=lambda axis: -strides[axis])
+        return tuple(index[order.index(axis)][2] for axis in range(len(shape)))
 
 
 class AddressSpace:
     """Hands out addresses and remembers who has which. One per launch."""
 
     def __init__(self):
-        self.next = {space: number * WINDOW + ALIGNMENT for number, space in enumerate(SPACES)}
+        self.next = {space: (number << SPACE_SHIFT) + ALIGNMENT for number, space in enumerate(SPACES)}
         self.allocations = []
 
-    def add(self, name, space, root, keep=None, copies=1):
+    def add(self, name, space, root, home, copies=1, keep=None, uninitialized=False):
         """Give `root` (uint8) an address; `copies` reserves room for that many of it side by side (local memory: one a thread)."""
         base = self.next[space]
         self.next[space] = base + -(-root.size * copies // ALIGNMENT) * ALIGNMENT + ALIGNMENT
-        allocation = Allocation(name, space, root, base, keep)
+        allocation = Allocation(name, space, root, base, home, copies, keep, uninitialized)
         self.allocations.append(allocation)
         return allocation
 
     def find(self, address):
-        """The allocation that holds `address`, or None."""
-        for allocation in self.allocations:
-            if allocation.base <= address < allocation.base + allocation.root.size:
-                return allocation
-        return None
+        """The allocation that holds `address`."""
+        return next(a for a in self.allocations if a.base <= address < a.base + a.root.size * a.copies)
+
+    def element(self, address):
+        """(name of the array, index of the element) at `address`."""
+        allocation = self.find(address)
+        return allocation.name, allocation.index(address)
+
+
+class Empty(np.ndarray):
+    """What `sim.empty` returns: an ndarray that remembers that nobody has written it."""
+
+
+def empty(shape, dtype=np.float32):
+    """An array of `shape` whose elements nobody has written yet: full of poison, and a load before a store is a finding `uninitialized-read`."""
+    dtype = np.dtype(dtype)
+    return poisoned(int(np.prod(shape)) * dtype.itemsize, dtype).view(dtype).reshape(shape).view(Empty)
 
 
 def poisoned(nbytes, dtype):
@@ -110,9 +134,13 @@ def bind_arguments(space, arrays):
 
 
 def bind_group(space, group, arrays):
-    """One allocation over the extents (low, high, name) of arrays that overlap."""
+    """One allocation over the extents (low, high, name) of arrays that overlap. The first argument among them lends its name."""
     low, high = group[0][0], max(high for _, high, _ in group)
-    first = next(name for name in arrays if name in {name for *_, name in group})
+    members = {name for *_, name in group}
+    offsets = {name: arrays[name].__array_interface__["data"][0] - low for name in members}
+    first = next(name for name in arrays if name in members)
     memory = (ctypes.c_char * (high - low)).from_address(low) if high > low else b""
-    allocation = space.add(first, "global", np.frombuffer(memory, np.uint8), keep=[arrays[name] for *_, name in group])
-    return {name: (allocation, arrays[name].__array_interface__["data"][0] - low) for *_, name in group}
+    array = arrays[first]
+    allocation = space.add(first, "global", np.frombuffer(memory, np.uint8), (offsets[first], array.itemsize, array.shape, array.strides),
+                           keep=[arrays[name] for name in members], uninitialized=all(isinstance(arrays[name], Empty) for name in members))
+    return {name: (allocation, offsets[name]) for name in members}

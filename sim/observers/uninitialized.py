@@ -1,0 +1,130 @@
+"""uninitialized: loads of bytes that nobody has written: shared and local memory, and global arrays made by `sim.empty`.
+
+A load counts as uninitialized if no earlier epoch wrote the byte, the thread itself has not written it before, and no other thread writes it in the same epoch (one that
+does without order is a race, and reported as that). So the findings do not depend on the schedule.
+"""
+import numpy as np
+
+from sim.events import GLOBAL, LOAD, LOCAL, SHARED, SITES, SPACE_SHIFT, Access, Finding, Observer
+
+MOST = 4096  # loads looked at one by one in an epoch; further ones are not counted
+
+
+class Uninitialized(Observer):
+    """Finding `uninitialized-read`."""
+
+    def launch_started(self, context):
+        self.context = context
+        self.on_chip = {}  # (block, space) -> bool for each byte of the space's window: written in an earlier epoch
+        self.epoch = {}  # block -> batches since its last barrier
+        self.empty = [a for a in context.space.allocations if a.uninitialized]
+        self.suspects, self.writers = {}, {}  # for sim.empty(): address -> a load that no earlier write of its block covers; who writes it
+
+    def accesses(self, batch):
+        self.epoch.setdefault(batch.block, []).append(batch)
+
+    def barrier_opened(self, block, epoch):
+        return self.epoch_ended(block)
+
+    def block_ended(self, block, epoch):
+        findings = self.epoch_ended(block)
+        for space in (SHARED, LOCAL):
+            self.on_chip.pop((block, space), None)
+        return findings
+
+    def epoch_ended(self, block):
+        batches = self.epoch.pop(block, ())
+        if not batches:
+            return []
+        columns = [np.concatenate([getattr(batch, name) for batch in batches]) for name in ("thread", "site", "address", "size")]
+        space = columns[2] >> SPACE_SHIFT
+        findings = []
+        for of in (SHARED, LOCAL):
+            inside = np.flatnonzero(space == of)
+            if len(inside):
+                findings += self.on_chip_epoch(block, of, *(column[inside] for column in columns))
+        for allocation in self.empty:
+            inside = np.flatnonzero((columns[2] >= allocation.base) & (columns[2] < allocation.base + allocation.root.size))
+            if len(inside):
+                self.global_epoch(block, allocation, *(column[inside] for column in columns))
+        return findings
+
+    def on_chip_epoch(self, block, space, thread, site, address, size):
+        """One block's accesses of one epoch to its shared or local memory."""
+        first = space << SPACE_SHIFT
+        written = self.window(block, space, int((address + size).max()) - first)
+        suspects = unwritten(written, address - first, size, site, thread)
+        stores = site & 3 != LOAD
+        mark(written, address[stores] - first, size[stores])
+        return [self.finding(block, int(thread[i]), int(site[i]), int(address[i])) for i in suspects[:MOST]]
+
+    def window(self, block, space, size):
+        """The written bytes of a block's window, grown to `size`."""
+        written = self.on_chip.get((block, space), np.zeros(0, bool))
+        if len(written) < size:
+            written = np.concatenate([written, np.zeros(size - len(written), bool)])
+        self.on_chip[block, space] = written
+        return written
+
+    def global_epoch(self, block, allocation, thread, site, address, size):
+        """One block's accesses of one epoch to an array of sim.empty(). Another block's write, whenever it comes, is a matter of races."""
+        key = block, allocation.base
+        written = self.on_chip.setdefault(key, np.zeros(allocation.root.size, bool))
+        for i in unwritten(written, address - allocation.base, size, site, thread)[:MOST]:
+            self.suspects.setdefault((int(address[i]), int(site[i])), []).append((block, int(thread[i])))
+        stores = np.flatnonzero(site & 3 != LOAD)
+        mark(written, address[stores] - allocation.base, size[stores])
+        for i in stores:
+            self.writers.setdefault(int(address[i]), set()).add(block)
+
+    def launch_finished(self, context):
+        for (address, site), loads in self.suspects.items():
+            for block, thread in loads:
+                if not self.writers.get(address, set()) - {block}:
+                    yield self.finding(block, thread, site, address)
+
+    def finding(self, block, thread, site, address):
+        name, index = self.context.space.element(address)
+        memory = {GLOBAL: "an array made by sim.empty", SHARED: "shared memory", LOCAL: "local memory"}[address >> SPACE_SHIFT]
+        return Finding("uninitialized-read", "error", f"{name}[{', '.join(map(str, index))}] is read and nobody has written it",
+                       (Access("read", block, self.context.thread_index(thread), SITES[site]),), name, index,
+                       reason=f"Fresh memory ({memory}) holds whatever was there before.",
+                       fix="write every element before the first load, and put cuda.syncthreads() between the two if another thread writes it")
+
+
+def mark(written, offset, size):
+    """Set `size` bytes at each `offset`."""
+    for width in np.unique(size):
+        at = offset[size == width]
+        written[(at[:, None] + np.arange(width)).ravel()] = True
+
+
+def unwritten(written, offset, size, site, thread):
+    """Positions of the loads of bytes that are not `written`, that their own thread has not stored before, and that no other thread stores at all."""
+    loads = np.flatnonzero(site & 3 == LOAD)
+    missing = np.zeros(len(loads), bool)
+    for width in np.unique(size[loads]):
+        these = size[loads] == width
+        missing[these] = ~written[offset[loads[these]][:, None] + np.arange(width)].all(1)
+    suspects = loads[missing]
+    if not len(suspects):
+        return []
+    stores = stores_by_byte(offset, size, site, set(offset[suspects].tolist()))
+    return [i for i in suspects.tolist() if not covered(i, written, offset, size, thread, stores)]
+
+
+def stores_by_byte(offset, size, site, near):
+    """{byte: [positions of stores to it]} for stores that begin within 16 bytes of one of `near`."""
+    wanted = {byte + shift for byte in near for shift in range(-16, 17)}
+    stores = {}
+    for i in np.flatnonzero(site & 3 != LOAD).tolist():
+        begin = int(offset[i])
+        if begin in wanted:
+            for byte in range(begin, begin + int(size[i])):
+                stores.setdefault(byte, []).append(i)
+    return stores
+
+
+def covered(i, written, offset, size, thread, stores):
+    """Whether every byte of load `i` has been stored: in an earlier epoch, by its thread before, or by another thread in this epoch."""
+    return all(written[byte] or any(thread[j] != thread[i] or j < i for j in stores.get(byte, ())) for byte in range(int(offset[i]), int(offset[i]) + int(size[i])))
