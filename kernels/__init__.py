@@ -2,7 +2,12 @@
 
 from importlib import import_module
 
-_HOME = {"attention": "kernels.reference"}
+_HOME = {
+    "attention": "kernels.reference",
+    "flash_attention": "kernels.flash_forward",
+    "warp_attention": "kernels.warp_forward",
+    "FusedAttention": "kernels.modules",
+}
 
 __all__ = sorted(_HOME)
 

@@ -30,6 +30,7 @@ class Context:
         self.findings = []
         self.counters = {"threads": 0, "blocks": 0, "barriers": 0}
         self.trace = None  # a Recording, if a tool makes one
+        self.overwriting = set()  # sites of atomics that do not depend on what they replace: exch
         self.called_from = {}  # (code, instruction, kind) -> site number, for what is called rather than rewritten
         self.thread, self.entered = None, 0
         self.max_steps = max_steps

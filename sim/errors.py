@@ -6,7 +6,10 @@ from a launch is a bug of the simulator itself.
 
 
 class SimulatorError(Exception):
-    """The root of the tree."""
+    """The root of the tree. In a notebook it shows as its message alone: the frames in between are the simulator's."""
+
+    def _render_traceback_(self):
+        return [f"{type(self).__name__}: {self}"]
 
 
 class LaunchError(SimulatorError, ValueError):

@@ -15,7 +15,7 @@ SPACE_SHIFT = ADDRESS_BITS - 2
 SPACES = ("global", "const", "shared", "local")
 GLOBAL, CONST, SHARED, LOCAL = range(4)
 KINDS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3}
-LOAD, STORE, ATOMIC = range(3)
+LOAD, STORE, ATOMIC, BARRIER = range(4)
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,63 @@ class Batch:
         return self.address >> SPACE_SHIFT
 
 
+@dataclass(frozen=True)
+class Event:
+    """One row of a Recording: a load, store or atomic of one thread, or a barrier of a whole block (then thread, array and index are None)."""
+
+    kind: str  # "load", "store", "atomic", "barrier"
+    block: Index3
+    epoch: int
+    thread: int | None  # linear index within the block
+    site: Site
+    array: str | None = None
+    index: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Home:
+    """An array as a Recording knows it: its name, memory space, shape, and bytes an element."""
+
+    name: str
+    space: str
+    shape: tuple[int, ...]
+    itemsize: int
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """What happened, in the order in which it did: a sequence of Events, kept as parallel arrays of length n.
+
+    `kind` is LOAD, STORE, ATOMIC or BARRIER; `block` counts in `blocks`, `array` in `arrays` (-1 for a barrier), `element` is the flat index within the
+    array's shape, `address` in bytes. `cut` counts events that came after the recorder was full.
+    """
+
+    threads: Index3  # of a block
+    spec: object  # the launch's DeviceSpec
+    blocks: tuple[Index3, ...]
+    arrays: tuple[Home, ...]
+    kind: np.ndarray
+    block: np.ndarray
+    epoch: np.ndarray
+    thread: np.ndarray
+    site: np.ndarray
+    array: np.ndarray
+    element: np.ndarray
+    address: np.ndarray
+    cut: int = 0
+
+    def __len__(self):
+        return len(self.kind)
+
+    def __getitem__(self, position):
+        block, epoch, site = self.blocks[self.block[position]], int(self.epoch[position]), SITES[int(self.site[position])]
+        if self.kind[position] == BARRIER:
+            return Event("barrier", block, epoch, None, site)
+        home = self.arrays[self.array[position]]
+        index = tuple(map(int, np.unravel_index(self.element[position], home.shape)))
+        return Event(site.kind, block, epoch, int(self.thread[position]), site, home.name, index)
+
+
 class Observer:
     """A tool: override the moments you want to hear of. A hook that is not overridden costs nothing.
 
@@ -160,7 +217,7 @@ class EpochObserver(Observer):
     lump = 1 << 18  # accesses at a time: numpy likes long arrays
 
     def __init__(self):
-        self.open, self.closed, self.number = {}, [], 0
+        self.open, self.closed, self.number, self.held = {}, [], 0, 0
 
     def launch_started(self, context):
         self.spec = context.spec
@@ -185,16 +242,18 @@ class EpochObserver(Observer):
 
     def close(self, block):
         """The epoch is complete: its threads get numbers of their own, so that epochs can be looked at together."""
-        for thread, *columns in self.open.pop(block, ()):
+        batches = self.open.pop(block, ())
+        for thread, *columns in batches:
             self.closed.append((thread + self.number * self.lanes, *columns))
-        self.number += 1
-        if sum(len(columns[0]) for columns in self.closed) > self.lump:
+            self.held += len(thread)
+        self.number += bool(batches)
+        if self.held > self.lump:
             self.hand_over()
 
     def hand_over(self):
         if self.closed:
             self.epochs(*map(np.concatenate, zip(*self.closed)))
-        self.closed, self.number = [], 0
+        self.closed, self.number, self.held = [], 0, 0
 
     def epochs(self, lane, site, address, size):
         """The accesses of some epochs, those of one lane in the order in which it did them; lanes of one warp are numbered from a multiple of its size."""

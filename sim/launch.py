@@ -24,11 +24,12 @@ from sim.memory.array import Array, accessors
 from sim.memory.declared import Declarations
 from sim.memory.spaces import AddressSpace, bind_arguments, host_array
 from sim.observers.bounds import Bounds
+from sim.observers.misuse import Misuse
 from sim.observers.races import Races
 from sim.observers.uninitialized import Uninitialized
 from sim.report import Report, finish
 
-DEFAULT = (Bounds, Races, Uninitialized)
+DEFAULT = (Bounds, Races, Uninitialized, Misuse)
 ENGINES = {"fibers": Fiber, "threads": OSThread}
 BUILTINS = vars(builtins) | {"min": arithmetic.minimum, "max": arithmetic.maximum, "abs": arithmetic.absolute, "round": arithmetic.round_,
                              "int": arithmetic.int_, "float": arithmetic.float_, "bool": arithmetic.bool_, "complex": arithmetic.complex_,
@@ -111,7 +112,8 @@ class Launch:
         context.announce("launch_finished", context)
         # 4. what the tools say
         notes = [f"{name} has no source to number, so its operators are Python's own" for name in binder.without_source]
-        report = Report(function.__name__, how.engine, self.grid, self.block, how.seed, finish(context.findings), context.counters, tuple(notes))
+        code = tuple(copy.__code__ for copy in binder.functions.values())
+        report = Report(function.__name__, how.engine, self.grid, self.block, how.seed, finish(context.findings), context.counters, tuple(notes), code, context.trace)
         if how.on_finding == "raise" and report.errors:
             raise KernelBug(report.errors)
         return report

@@ -1,10 +1,22 @@
 """What a launch leaves behind: findings, merged and put into words, and counters."""
 from dataclasses import dataclass, field, replace
 
+from sim.viz.by_line import by_line
+from sim.viz.memory_map import memory_map
+from sim.viz.page import page
+from sim.viz.timeline import timeline
+from sim.viz.warp_grid import warp_grid
+
 
 @dataclass(frozen=True)
 class Report:
-    """The result of one simulated launch. `findings` are sorted, errors first; `counters` count what happened; `notes` say what the tools could not do."""
+    """The result of one simulated launch. `findings` are sorted, errors first; `counters` count what happened; `notes` say what the tools could not do.
+
+    `counters` is a plain dictionary. Always there: "threads", "blocks", "barriers" (opened, summed over blocks). By the tool Traffic: "loads", "stores", "atomics";
+    "memory" {space: {...}} and "arrays" {(space, name): {...}} with those and "load_bytes", "store_bytes", "atomic_bytes"; "together" {name: times}. By Coalescing:
+    "coalescing" {"requests", "sectors", "fewest_sectors"}. By Banks: "banks" {"shared_requests", "turns", "fewest_turns", "ways"}. "lines" has the same numbers as
+    {(function, line): {...}}. `trace` is the Recording of the tool Trace, or None; `code` the code objects that ran, the kernel's first.
+    """
 
     kernel: str
     engine: str
@@ -14,18 +26,64 @@ class Report:
     findings: tuple = ()
     counters: dict = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    code: tuple = field(default=(), repr=False, compare=False)
+    trace: object = field(default=None, repr=False, compare=False)
 
     @property
     def errors(self):
         return tuple(finding for finding in self.findings if finding.severity == "error")
 
-    def __str__(self):
-        counts = ", ".join(f"{name} {number:,}" for name, number in self.counters.items())
+    @property
+    def headline(self):
         found = "no findings" if not self.findings else f"{len(self.findings)} finding{'s' * (len(self.findings) > 1)}"
-        head = f"{self.kernel}[{shape_text(self.grid)}, {shape_text(self.block)}] on the {self.engine} engine: {found}"
-        return "\n".join([head, f"  {counts}", *(f"  {note}" for note in self.notes), *(f"\n{finding.message}" for finding in self.findings)])
+        return f"{self.kernel}[{shape_text(self.grid)}, {shape_text(self.block)}] on the {self.engine} engine: {found}"
+
+    def summary(self):
+        """What was counted over the whole launch, and what the tools could not do, line by line."""
+        yield ", ".join(f"{name} {number:,}" for name, number in self.counters.items() if isinstance(number, int))
+        if warp_wide := {name: number for name, number in self.counters.get("together", {}).items() if name not in ("syncthreads", "grid.sync")}:
+            yield ", ".join(f"{name} {number:,}" for name, number in warp_wide.items())
+        if "coalescing" in self.counters:
+            total = self.counters["coalescing"]
+            yield f"global memory: {total['requests']:,} requests of warps touch {total['sectors']:,} sectors of 32 bytes; fewest possible {total['fewest_sectors']:,}"
+        if self.counters.get("banks", {}).get("shared_requests"):
+            total = self.counters["banks"]
+            worst = "no bank conflict" if total["ways"] == 1 else f"worst bank conflict {total['ways']}-way"
+            yield f"shared memory: {total['shared_requests']:,} requests of warps take {total['turns']:,} turns; fewest possible {total['fewest_turns']:,}; {worst}"
+        yield from self.notes
+
+    def __str__(self):
+        return "\n".join([self.headline, *(f"  {line}" for line in self.summary()), *(f"\n{finding.message}" for finding in self.findings)])
 
     __repr__ = __str__
+
+    def _repr_html_(self):
+        return page(self).html
+
+    # --- things to look at ------------------------------------------------------------------------------------------------
+
+    def by_line(self):
+        """The source of the kernel, and of the device functions that it called, with each line's counters beside it."""
+        return by_line(self.code, self.counters.get("lines", {}))
+
+    def memory_map(self, array, block=None):
+        """Which thread touched which element of `array`, step by step; for shared memory that of `block`, or of the lowest block traced."""
+        return memory_map(self.recording, array, block)
+
+    def timeline(self, block=None):
+        """The threads of `block`, or of the lowest block traced, against time, with barriers and who waits."""
+        return timeline(self.recording, block)
+
+    def warp_grid(self, line, function=None, block=None, warp=None):
+        """The lanes that take part in the accesses on `line` (the `def` line is 1) and the banks or sectors that they ask for, request by request."""
+        return warp_grid(self.recording, line, function, block, warp)
+
+    @property
+    def recording(self):
+        """The trace, which must be there."""
+        if self.trace is None:
+            raise ValueError("nothing was traced: add the tool, simulate(kernel, observers=[*DEFAULT, Trace()])")
+        return self.trace
 
 
 def finish(findings):
@@ -38,8 +96,8 @@ def finish(findings):
 
 
 def rank(finding):
-    """The order in which one of several equal findings is chosen to stand for all."""
-    return finding.index or (), [(access.block[::-1], access.thread[::-1]) for access in finding.accesses]
+    """The order in which one of several equal findings is chosen to stand for all: errors first, then the lowest index."""
+    return finding.severity != "error", finding.index or (), [(access.block[::-1], access.thread[::-1]) for access in finding.accesses]
 
 
 def message(finding):

@@ -465,9 +465,9 @@ for stage, got, wanted in stages:
 # %% [markdown]
 # ## In three lines
 #
-# The state `(m, l, o)` is all that a softmax-weighted mean needs to remember: the maximum so far, and two sums in units of e^m.
-# A new maximum makes both sums shrink by exp(old maximum − new maximum); without a maximum they overflow, or vanish into 0 / 0.
-# Merging two states is addition in a common unit, so any number of readers can share the work, in any order, and divide once at the end.
+# - The state `(m, l, o)` is all that a softmax-weighted mean needs to remember: the maximum so far, and two sums in units of e^m.
+# - A new maximum makes both sums shrink by exp(old maximum − new maximum); without a maximum they overflow, or vanish into 0 / 0.
+# - Merging two states is addition in a common unit, so any number of readers can share the work, in any order, and divide once at the end.
 #
 # **You can now** compute a softmax in one reading, explain to a colleague what `m` is for, and split the work among as many readers as you like.
 #

@@ -583,9 +583,9 @@ print("tiles agree with scaled_dot_product_attention to 1e-5:", error <= 1e-5)
 # %% [markdown]
 # ## In three lines
 #
-# Attention needs no N×N matrix in memory: a tile of scores is used up at once, and `m, l, o` remember what matters.
-# Keys outer fetches K and V once but carries the state back and forth; queries outer keeps the state and fetches K and V once for each tile of queries, which is less, and independent.
-# Tiles pay only when they are large enough (more than d/2 queries), and a key that does not exist needs the score −inf, not 0.
+# - Attention needs no N×N matrix in memory: a tile of scores is used up at once, and `m, l, o` remember what matters.
+# - Keys outer fetches K and V once but carries the state back and forth; queries outer keeps the state and fetches K and V once for each tile of queries, which is less, and independent.
+# - Tiles pay only when they are large enough (more than d/2 queries), and a key that does not exist needs the score −inf, not 0.
 #
 # **You can now** compute attention in tiles in both orders, count its traffic before you run it, and handle a ragged last tile.
 #

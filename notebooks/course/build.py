@@ -101,8 +101,8 @@ def notebook(name: str, cells: list[NotebookNode], change) -> NotebookNode:
     for place, cell in enumerate(cells):
         new = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
         identity = sha256(f"{name} {place} {stubbed(cell.source)}".encode()).hexdigest()[:12]
-        tags = {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
-        result.cells.append(new(change(cell.source) if cell.cell_type == "code" else cell.source, id=identity, metadata=tags))
+        kept = {key: cell.metadata[key] for key in ("tags", "jupyter") if cell.metadata.get(key)}  # jupyter: whether a cell starts folded
+        result.cells.append(new(change(cell.source) if cell.cell_type == "code" else cell.source, id=identity, metadata=kept))
     return result
 
 

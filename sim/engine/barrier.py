@@ -26,8 +26,14 @@ def divergence(scheduler, block):
 
 
 def deadlock(scheduler, block):
-    """Threads wait for each other at barriers of different kinds."""
-    return Finding("deadlock", "error", "threads of one block wait for each other at barriers of different kinds", witnesses(scheduler, block),
+    """Threads wait at grid barriers while others of their block wait at a barrier of another kind, at another grid barrier, or have returned."""
+    waiting = [thread for thread in block.threads if not thread.done]
+    if len({thread.waits for thread in waiting}) > 1:
+        verdict = "threads of one block wait for each other at barriers of different kinds"
+    else:
+        rest = "the others have returned" if len(waiting) < len(block.threads) else "not all at the same one"
+        verdict = f"{len(waiting)} of {len(block.threads)} threads of the block wait at a grid barrier, {rest}"
+    return Finding("deadlock", "error", verdict, witnesses(scheduler, block),
                    reason="cuda.syncthreads() needs the whole block and grid.sync() the whole grid; neither opens while some wait at the other.",
                    fix="let all threads of the block go through the same barriers in the same order")
 

@@ -40,7 +40,7 @@ def arrive(scheduler, operation, mask, payload, frame):
         scheduler.context.collective(operation.name, thread.block, frame)
     group.threads[thread.lane] = thread
     group.bits |= 1 << thread.lane
-    thread.payload = payload
+    thread.frame, thread.payload = frame, payload
     if not group.missing(thread.block, thread.warp):
         complete(scheduler.context, thread.block, key, running=thread)
         return thread.result
@@ -51,7 +51,9 @@ def complete(context, block, key, running=None):
     """Compute every lane's result and let all but the running thread go on."""
     group = block.warp_groups.pop(key)
     lanes = sorted(group.threads)
-    results = group.operation(group.mask, {lane: group.threads[lane].payload for lane in lanes})
+    payloads = {lane: group.threads[lane].payload for lane in lanes}
+    context.findings += absent_sources(context, group, payloads)
+    results = group.operation(group.mask, payloads)
     for lane in lanes:
         thread = group.threads[lane]
         thread.result = results[lane]
@@ -90,9 +92,21 @@ def omits_caller(scheduler, thread, mask, frame):
                    fix="pass a mask that names every lane which reaches this call (0xffffffff for all 32)")
 
 
+def absent_sources(context, group, payloads):
+    """Lanes of a shuffle that read from a lane which takes no part: it has returned, does not exist, or the mask leaves it out."""
+    for lane, payload in payloads.items() if group.operation.source and len(payloads) < 32 else ():
+        of = group.operation.source(lane, int(payload[1]))
+        if 0 <= of < 32 and of not in payloads:
+            thread = group.threads[lane]
+            calls = context.witness("calls", context.site_of(thread.frame, "call"), thread)
+            yield Finding("warp-divergence", "warning", f"lane {lane} reads from lane {of} in {group.operation.name}, and lane {of} takes no part", (calls,),
+                          reason="The value of a lane that has returned, does not exist or is not in the mask is undefined.",
+                          fix="let all 32 lanes take part, those without data with a neutral value; or do not use what such a lane gives")
+
+
 def divergence(scheduler, block):
     """Lanes wait for lanes that will never come."""
-    key, group = next(iter(block.warp_groups.items()))
+    key, group = min(block.warp_groups.items(), key=lambda item: (item[0][0], min(item[1].threads)))
     missing = [lane for lane in range(32) if group.missing(block, key[0]) >> lane & 1]
     first = group.threads[min(group.threads)]
     lost = block.threads[32 * key[0] + missing[0]]
@@ -107,24 +121,27 @@ def divergence(scheduler, block):
 
 
 class Operation:
-    """What a complete group computes: `compute(mask, {lane: payload})` gives {lane: result}; `alone` is the result without a group."""
+    """What a complete group computes: `compute(mask, {lane: payload})` gives {lane: result}; `alone` is the result without a group.
 
-    def __init__(self, name, compute, alone=lambda payload: payload):
-        self.name, self.compute, self.alone = name, compute, alone
+    A shuffle has a `source`: (lane, argument) -> the lane it reads from.
+    """
+
+    def __init__(self, name, compute, alone=lambda payload: payload, source=None):
+        self.name, self.compute, self.alone, self.source = name, compute, alone, source
 
     def __call__(self, mask, payloads):
         return self.compute(mask, payloads)
 
 
-def shuffle(source):
-    """A shuffle in which lane reads from `source(lane, argument)`; payloads are (value, argument). Outside the warp a lane keeps its own value."""
+def shuffle(name, source):
+    """The Operation `name` in which lane reads from `source(lane, argument)`; payloads are (value, argument). Outside the warp a lane keeps its own value."""
     def compute(mask, payloads):
         results = {}
         for lane, (value, argument) in payloads.items():
             of = source(lane, int(argument))
             results[lane] = value if not 0 <= of < 32 else payloads[of][0] if of in payloads else absent(value)
         return results
-    return compute
+    return Operation(name, compute, lambda payload: payload[0], source)
 
 
 def absent(value):
@@ -159,10 +176,10 @@ def match_all(payloads):
 
 
 OPERATIONS = {operation.name: operation for operation in [
-    Operation("shfl_sync", shuffle(lambda lane, argument: argument % 32), lambda payload: payload[0]),
-    Operation("shfl_up_sync", shuffle(lambda lane, argument: lane - argument), lambda payload: payload[0]),
-    Operation("shfl_down_sync", shuffle(lambda lane, argument: lane + argument), lambda payload: payload[0]),
-    Operation("shfl_xor_sync", shuffle(lambda lane, argument: lane ^ argument), lambda payload: payload[0]),
+    shuffle("shfl_sync", lambda lane, argument: argument % 32),
+    shuffle("shfl_up_sync", lambda lane, argument: lane - argument),
+    shuffle("shfl_down_sync", lambda lane, argument: lane + argument),
+    shuffle("shfl_xor_sync", lambda lane, argument: lane ^ argument),
     Operation("all_sync", vote(lambda payloads: all(payloads.values())), bool),
     Operation("any_sync", vote(lambda payloads: any(payloads.values())), bool),
     Operation("eq_sync", vote(lambda payloads: len({bool(p) for p in payloads.values()}) == 1), lambda payload: True),

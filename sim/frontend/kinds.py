@@ -81,6 +81,8 @@ class Kinds:
             self.rounds, self.changed = self.rounds + 1, False
             for node in self.assignments:
                 self.assign(node)
+        self.widths = {}
+        self.widths = self.widths_of_variables()
 
     def bind(self, target, kind):
         if isinstance(target, ast.Name):
@@ -198,11 +200,17 @@ class Kinds:
     def width(self, node):
         """The width in bits of a signed integer that surely still has its array's: a load, or a variable that is assigned once, from one. Else None."""
         if isinstance(node, ast.Name):
-            given = [a for a in self.assignments if any(isinstance(part, ast.Name) and part.id == node.id for part in targets(a))]
-            node = given[0].value if len(given) == 1 and isinstance(given[0], ast.Assign) and isinstance(given[0].targets[0], ast.Name) else None
+            return self.widths.get(node.id)
         array = self.of(node.value) if isinstance(node, ast.Subscript) else None
         loaded = isinstance(array, ArrayKind) and array.element in (7, 15, 31) and self.of(node) == array.element
         return array.element + 1 if loaded else None
+
+    def widths_of_variables(self):
+        """{name: width} of the variables that are assigned once, from a load. To be asked before the tree is rewritten."""
+        given = [(part.id, node) for node in self.assignments for part in targets(node) if isinstance(part, ast.Name)]
+        names = [name for name, _ in given]
+        return {name: self.width(node.value) for name, node in given
+                if names.count(name) == 1 and isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}
 
     def of_ifexp(self, node):
         return join(self.of(node.body), self.of(node.orelse))

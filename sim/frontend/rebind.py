@@ -6,6 +6,7 @@ for each function and combination of argument kinds; binding it to a launch cost
 import ast
 import functools
 import inspect
+import operator
 import sys
 import types
 import weakref
@@ -14,17 +15,18 @@ import ml_dtypes
 import numpy as np
 
 from sim.arithmetic import cast, domain
-from sim.frontend.kinds import Kinds
+from sim.frontend.kinds import Kinds, kind_of_value
 from sim.frontend.sites import PREFIX, Rewriter
 from sim.frontend.source import MISSING, Names, tree_of
 from sim.memory.declared import constant_array
 from sim.memory.spaces import host_array
 
+NAMESPACES = ("atomic", "shared", "local", "const")
 PER_THREAD = {"laneid"}  # names whose value, not only whose attributes, changes from thread to thread
 SUSPENDING = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "syncwarp", "this_grid", "activemask", "shfl_sync", "shfl_up_sync",
               "shfl_down_sync", "shfl_xor_sync", "vote_sync_intrinsic", "all_sync", "any_sync", "eq_sync", "ballot_sync", "match_any_sync", "match_all_sync"}
 YIELDING = {"atomic", "threadfence", "threadfence_block", "threadfence_system", "nanosleep"}
-CODES = weakref.WeakKeyDictionary()  # function -> {(argument kinds, logged): Code}
+CODES = weakref.WeakKeyDictionary()  # function -> {(kinds of parameters, of globals, logged): Code}
 
 
 class DType:
@@ -63,7 +65,7 @@ def as_dtype(value):
 
 
 def dtype_named(name):
-    if name == "bfloat16":
+    if name.removeprefix("__nv_") == "bfloat16":
         return np.dtype(ml_dtypes.bfloat16)
     try:
         return np.dtype("bool" if name == "boolean" else name)
@@ -72,7 +74,9 @@ def dtype_named(name):
 
 
 def dtype_or_none(value):
-    """`as_dtype` for a value that may not be hashable."""
+    """`as_dtype` for any value: one that cannot be hashed, or that a cache must not keep alive, is no dtype."""
+    if isinstance(value, (types.FunctionType, types.ModuleType)) or hasattr(value, "py_func"):
+        return None
     try:
         return as_dtype(value)
     except TypeError:
@@ -109,29 +113,29 @@ def is_number(dtype):
 
 
 class Code:
-    """A function's rewritten code object, or its own where it has no source."""
+    """A function's rewritten code object, or its own where it has no source. Keeps no reference to the function, which would keep both alive for ever."""
 
     def __init__(self, function, parameters, logged):
-        self.function, self.names = function, Names(function)
         tree = tree_of(function)
         self.rewritten = tree is not None
         self.constants = {}
-        self.code = self.rewrite(tree, parameters, logged) if self.rewritten else function.__code__
+        self.code = self.rewrite(function, tree, parameters, logged) if self.rewritten else function.__code__
         self.loops = not self.rewritten or any(isinstance(node, ast.While) for node in ast.walk(tree))
         self.used = set(names_in(function.__code__))
 
-    def rewrite(self, tree, parameters, logged):
-        function = self.function
+    def rewrite(self, function, tree, parameters, logged):
+        names = Names(function)
         kinds = Kinds(function, tree, dict(parameters), dtype_or_none)
-        aliases = {name: cuda_name(self.names.value(name)) for name in names_in(function.__code__) if cuda_name(self.names.value(name)) in PER_THREAD}
+        aliases = {name: cuda_name(names.value(name)) for name in names_in(function.__code__) if cuda_name(names.value(name)) in PER_THREAD}
         text = dict(enumerate(source_lines(function), function.__code__.co_firstlineno))
         rewriter = Rewriter(function.__name__, tree.lineno, text, kinds, aliases, logged)
         tree.args.defaults, tree.args.kw_defaults = [], [None] * len(tree.args.kw_defaults)
         tree.body = [statement for part in tree.body for statement in flat(rewriter.visit(part))]
         self.constants = rewriter.constants
         free = function.__code__.co_freevars
+        outside = [] if tree.name in free else [ast.Global([tree.name])]  # a function that calls itself by its global name
         factory = ast.FunctionDef(PREFIX + "factory", ast.arguments([], [ast.arg(name) for name in free], None, [], [], None, []),
-                                  [tree, ast.Return(ast.Name(tree.name, ast.Load()))], [], None)
+                                  [*outside, tree], [], None)
         module = ast.fix_missing_locations(ast.Module([ast.copy_location(factory, tree)], []))
         outer = code_named(compile(module, function.__code__.co_filename, "exec"), factory.name)
         return code_named(outer, tree.name)
@@ -169,7 +173,11 @@ def cuda_name(value):
 
 @functools.cache
 def names_by_identity(module):
-    return {id(member): name for name, member in vars(module).items() if not name.startswith("_") and type(member) not in (int, float, str, bool, tuple)}
+    """{id: name} of what `module` offers, and of what its namespaces offer: "atomic.add"."""
+    named = {name: member for name, member in vars(module).items() if not name.startswith("_") and type(member) not in (int, float, str, bool, tuple)}
+    inner = {f"{space}.{name}": member for space in NAMESPACES for name, member in vars(named[space]).items() if not name.startswith("_")}
+    inner = {name: getattr(member, "__func__", member) for name, member in inner.items()}  # of a static method
+    return {id(member): name for name, member in {**inner, **named}.items()}
 
 
 class Namespace:
@@ -182,6 +190,11 @@ class Namespace:
         value = self._binder.rebound(getattr(self._owner, name))
         setattr(self, name, value)
         return value
+
+
+def kind_of_global(value):
+    """What the front end takes for granted about a global or free variable while it rewrites: the kind of a number, or which dtype it is."""
+    return (kind_of_value(value), dtype_or_none(value)) if value is not MISSING else None
 
 
 class Binder:
@@ -197,7 +210,8 @@ class Binder:
         """The copy of `function` for this launch; `parameters` are (name, kind) pairs, as far as known."""
         if id(function) in self.functions:
             return self.functions[id(function)]
-        code = self.code(function, tuple(parameters))
+        names = Names(function)
+        code = self.code(function, names, tuple(parameters))
         self.used |= code.used
         self.loops |= code.loops
         if not code.rewritten:
@@ -207,22 +221,24 @@ class Binder:
         copy = types.FunctionType(code.code, namespace, function.__name__, None, tuple(cells.values()))
         self.functions[id(function)] = copy
         for name in code.used:
-            value = code.names.value(name) if name not in code.names.free else MISSING
+            value = names.value(name) if name not in names.free else MISSING
             if value is not MISSING:
                 namespace[name] = self.rebound(value)
         for name, cell in cells.items():
-            if name in code.names.free:
-                cell.cell_contents = self.rebound(code.names.free[name])
+            if name in names.free:
+                cell.cell_contents = self.rebound(names.free[name])
         copy.__defaults__ = self.rebound(function.__defaults__)
         copy.__kwdefaults__ = {k: self.rebound(v) for k, v in (function.__kwdefaults__ or {}).items()} or None
         return copy
 
-    def code(self, function, parameters):
+    def code(self, function, names, parameters):
+        """The function's code for these kinds of parameters, for what its globals are now, and for a launch that is logged or not."""
         known = CODES.setdefault(function, {})
-        logged = self.context.log is not None
-        if (parameters, logged) not in known:
-            known[parameters, logged] = Code(function, parameters, logged)
-        return known[parameters, logged]
+        outside = tuple(kind_of_global(names.value(name)) for name in names_in(function.__code__))
+        key = parameters, outside, self.context.log is not None
+        if key not in known:
+            known[key] = Code(function, parameters, self.context.log is not None)
+        return known[key]
 
     def rebound(self, value):
         """What stands for `value`, a global, free variable, module member or default, inside the launch."""
@@ -239,8 +255,9 @@ class Binder:
         dtype = None if name in GEOMETRY_NAMES else dtype_or_none(value)
         if dtype is not None and is_number(dtype) and value not in (int, float, bool, complex):
             return DType(dtype)
-        if name is not None and hasattr(self.dialect, name):
-            return getattr(self.dialect, name)
+        if name is not None and hasattr(self.dialect, name.split(".")[0]):
+            self.used |= set(name.split("."))  # also where the kernel calls it otherwise
+            return operator.attrgetter(name)(self.dialect)
         return self.other(value)
 
     def other(self, value):

@@ -8,7 +8,7 @@ import ast
 import numpy as np
 
 from sim.events import SITE_SHIFT, SITES, Site
-from sim.frontend.kinds import ArrayKind
+from sim.frontend.kinds import ArrayKind, bits
 
 PREFIX = "__sim_"  # of every name that the rewritten kernel gets from us
 OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.Pow: "power",
@@ -120,7 +120,9 @@ class Rewriter(ast.NodeTransformer):
             name = text if isinstance(index, (ast.Name, ast.Constant)) else self.temporary(node)
             names.append(name)
             firsts.append(text if name == text else f"({name} := {text})")
-        inside = " and ".join(f"0 <= {first} < {array}.n{axis}" for axis, first in enumerate(firsts))
+        inside = " and ".join(f"0 <= {first} < {array}.n{axis}" if bits(self.kinds.of(index)) else
+                              f"{PREFIX}type({first}) is {PREFIX}int and 0 <= {name} < {array}.n{axis}"
+                              for axis, (index, first, name) in enumerate(zip(indices, firsts, names)))
         flat = " + ".join(f"{name} * {array}.s{axis}" for axis, name in enumerate(names))
         if self.logged:
             held = self.temporary(node)

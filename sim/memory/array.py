@@ -2,7 +2,7 @@
 
 The front end turns `a[i, j]` into `load2(a, i, j, site)` and `a[i, j] = v` into `store2(a, i, j, v, site)`. Those functions are made from
 one template for each number of dimensions (`accessors`): they check the bounds, append one integer to the log if any tool listens, and touch the
-element. All that is unusual (negative and bad indices, tuples, slices, things that are no arrays) goes to `Array.load` and `Array.store`.
+element. All that is unusual (negative and bad indices, numpy's narrow integers, tuples, slices, things that are no arrays) goes to `Array.load` and `Array.store`.
 """
 import operator
 from math import prod
@@ -195,7 +195,7 @@ def template(logged):
     for rank in range(1, MAX_FAST_RANK + 1):
         axes = range(rank)
         parts.append(TEMPLATE.format(
-            rank=rank, indices=", ".join(f"i{a}" for a in axes), inside=" and ".join(f"0 <= i{a} < x.n{a}" for a in axes),
+            rank=rank, indices=", ".join(f"i{a}" for a in axes), inside=" and ".join(f"type(i{a}) is int and 0 <= i{a} < x.n{a}" for a in axes),
             flat=" + ".join(f"i{a} * x.s{a}" for a in axes),
             announce=f"log((site << {SITE_SHIFT}) + x.code + (flat << x.shift))" if logged else "pass",
             value="values(value)" if logged else "pass"))
@@ -219,9 +219,9 @@ def store_any(x, index, value, site):
 
 
 def accessors(log, values):
-    """{name: function} of load1 ... store5; `log` is what to append accesses to, or None, and `values` what to append stored values to."""
+    """{name: function} of load1 ... store5 and what inlined loads need; `log` is what to append accesses to, or None, and `values` what to append stored values to."""
     names = {f"Array{rank}": FAST[rank] for rank in FAST} | {"load_any": load_any, "store_any": store_any, "stored": stored}
     if log is not None:
         names |= {"log": log.append, "values": values.append}
     exec(CODE[log is not None], names)
-    return {name: f for name, f in names.items() if name[:-1] in ("load", "store") or name == "log"}
+    return {name: f for name, f in names.items() if name[:-1] in ("load", "store") or name == "log"} | {"type": type, "int": int}

@@ -42,12 +42,14 @@ class Atomic:
     def __init__(self, scheduler):
         self.scheduler, self.context = scheduler, scheduler.context
 
-    def change(self, array, index, combine):
-        """Replace array[index] by combine(old), wrapped to the array's dtype; returns old."""
+    def change(self, array, index, combine, overwrites=False):
+        """Replace array[index] by combine(old), wrapped to the array's dtype; returns old. `overwrites`: the new element does not depend on the old one."""
         if not isinstance(array, Array):
             raise TypeError(f"cuda.atomic works on arrays, got {array!r}")
         self.scheduler.turn()
         site = self.context.site("atomic")
+        if overwrites:
+            self.context.overwriting.add(site)
         if not array.writable:
             raise TypeError(f"{array.name} is constant: a kernel may only read it")
         place = array.place(index if isinstance(index, tuple) else (index,), site, "changed")
@@ -83,7 +85,7 @@ class Atomic:
         return self.change(array, index, lambda old: decrement(int(old), int(value)))
 
     def exch(self, array, index, value):
-        return self.change(array, index, lambda old: value)
+        return self.change(array, index, lambda old: value, overwrites=True)
 
     def max(self, array, index, value):
         return self.change(array, index, lambda old: larger(old, value))

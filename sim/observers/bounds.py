@@ -11,9 +11,10 @@ class Bounds(Observer):
         if outside:
             axis = outside[0]
             along = f" along axis {axis}" if len(shape) > 1 else ""
+            guard = f"if i < {array.name}.shape[0]" if len(shape) == 1 else f"the index along axis {axis} must be below {array.name}.shape[{axis}]"
             yield Finding("out-of-bounds", "error", f"{place} is outside {array.name}, whose shape is {size}", (access,), array.name, index,
                           reason=f"Index {index[axis]}{along} must be below {shape[axis]}.",
-                          fix=f"guard the access: if i < {array.name}.shape[{axis}]")
+                          fix=f"guard the access: {guard}")
         else:
             yield Finding("negative-index", "warning", f"{place} counts from the end of {array.name}, whose shape is {size}", (access,), array.name, index,
                           reason="Numba wraps negative indices as Python does; CUDA C would read or write in front of the array.",

@@ -88,14 +88,13 @@ class Races(Observer):
         sites = {site: np.flatnonzero(rows.site == site) for site in np.unique(rows.site).tolist()}
         pairs = {}
         for one, other in combinations_with_replacement(sites, 2):
-            if {one & 3, other & 3} not in ({LOAD}, {ATOMIC}):
+            if compete(rows[np.concatenate([sites[one], sites[other]])]):
                 pair = self.unordered(rows, party, sites[one], sites[other])
                 if pair is not None:
                     pairs[one, other] = pair
         colliding = any(one & 3 == other & 3 == STORE for one, other in pairs)
         for (one, other), pair in pairs.items():
-            values = {repr(value) for site in (one, other) for value in rows.value[sites[site]]}
-            equal = len(values) == 1 and LOAD not in (one & 3, other & 3)
+            equal = one & 3 == other & 3 == STORE and alike(rows[np.concatenate([sites[one], sites[other]])])
             if not (equal and self.allow_equal_writes):
                 yield self.finding(address, *(rows.row(position) for position in pair), equal, colliding)
 
@@ -124,6 +123,22 @@ class Races(Observer):
 
     def witness(self, row):
         return Access(WORDS[row.site & 3], row.block, self.context.thread_index(row.thread), SITES[row.site], row.value)
+
+
+def compete(rows):
+    """Whether accesses to one byte may race, if nothing orders them: one writes, and they are not atomics on one and the same element."""
+    kinds = set(rows.kind.tolist())
+    return kinds != {LOAD} and (kinds != {ATOMIC} or not one_element(rows))
+
+
+def alike(rows):
+    """Whether all write the same value to the same element."""
+    first = rows.value[0]
+    return one_element(rows) and all(value == first or (value != value and first != first) for value in rows.value)
+
+
+def one_element(rows):
+    return len(set(rows.address.tolist())) == 1 and len(set(rows.size.tolist())) == 1
 
 
 def reason(a, b, equal):
@@ -198,13 +213,14 @@ class Rows:
         return Row(self.block[i], int(self.epoch[i]), int(self.thread[i]), int(self.segment[i]), int(self.site[i]), self.value[i])
 
     def of_global_memory(self, once):
-        """Accesses to global memory; `once`: of several to one address from one site only the lowest thread's."""
+        """Accesses to global memory; `once`: of several to one address from one site only the lowest thread's first and the highest's last, which stays."""
         rows = self[self.address >> SPACE_SHIFT == GLOBAL]
         if not once:
             return rows
         rows = rows[np.argsort(rows.thread.astype(np.int16), kind="stable")]
-        _, first = np.unique(rows.address << 20 | rows.site, return_index=True)
-        return rows[first]
+        key = rows.address << 20 | rows.site
+        first, last = (np.unique(run, return_index=True)[1] for run in (key, key[::-1]))
+        return rows[np.union1d(first, len(key) - 1 - last)]
 
 
 def racy_cells(rows, party):
@@ -221,7 +237,9 @@ def racy_cells(rows, party):
     parties = party[origin]
     several = np.minimum.reduceat(parties, starts) != np.maximum.reduceat(parties, starts)
     any_of = {k: np.logical_or.reduceat(kind == k, starts) for k in (LOAD, STORE, ATOMIC)}
-    racy = np.flatnonzero(several & (any_of[STORE] | any_of[ATOMIC] & any_of[LOAD]))
+    element = rows.address[origin] << 4 | np.frexp(rows.size[origin])[1]  # atomics of different widths are not atomic to each other
+    mixed = np.minimum.reduceat(element, starts) != np.maximum.reduceat(element, starts)
+    racy = np.flatnonzero(several & (any_of[STORE] | any_of[ATOMIC] & (any_of[LOAD] | mixed)))
     ends = np.append(starts[1:], len(cell))
     for group in racy[:MOST_CELLS]:
         yield int(cell[starts[group]]), origin[starts[group]:ends[group]]
@@ -233,29 +251,33 @@ def racy_cells(rows, party):
 class Order:
     """Who knows of whose accesses. Knowledge is a dict: block -> all its accesses in epochs before that one; (block, thread) -> its accesses up to that segment.
 
-    A fence makes what a thread knows, and what it did, ready to be seen; its next atomics hand that to whoever does an atomic on the same element later.
+    A fence makes what a thread knows, and what it did, ready to be seen; its next atomics, and after a barrier those of its whole block, hand that to whoever
+    does an atomic on the same element later.
     """
 
     def __init__(self):
         self.active = False  # whether anything has happened that could order accesses
         self.known = {}  # (block, thread) -> knowledge
-        self.released = {}  # (block, thread) -> knowledge at its last fence
+        self.released = {}  # block -> {thread: knowledge at its last fence; None: what all threads had released before the last barrier}
         self.handed = {}  # address -> what atomics have left there
         self.history = {}  # (block, thread) -> [(segment after which it held, knowledge)]
         self.of_block = {}  # block -> [(epoch after which all its threads knew, knowledge)]
 
     def fenced(self, block, epoch, thread, segment):
         self.active = True
-        self.released[block, thread] = merged([self.known.get((block, thread), {}), {block: epoch, (block, thread): segment}])
+        of_block = self.of_block.get(block, [(-1, {})])[-1][1]
+        known = merged([of_block, self.known.get((block, thread), {}), {block: epoch, (block, thread): segment}])
+        self.released.setdefault(block, {})[thread] = known
 
     def atomic(self, block, thread, segment, address):
         if not self.active:
             return
-        handed, own = self.handed.get(address), self.released.get((block, thread))
+        released = self.released.get(block, {})
+        handed, own = self.handed.get(address), [released[who] for who in (thread, None) if who in released]
         if handed:
             self.learn(block, thread, segment, handed)
         if own:
-            self.handed[address] = merged([handed or {}, own])
+            self.handed[address] = merged([handed or {}, *own])
 
     def warp(self, block, threads, segment):
         self.active = True
@@ -264,7 +286,9 @@ class Order:
             self.learn(block, thread, segment, together)
 
     def barrier(self, block, epoch):
-        """What any thread of the block knew, all know in the next epoch."""
+        """What any thread of the block knew, all know in the next epoch; what any thread has released by a fence, every thread's atomics hand on."""
+        if block in self.released:
+            self.released[block] = {None: merged(self.released[block].values())}
         known = [self.known.pop(key) for key in list(self.known) if key[0] == block]
         if known:
             before = self.of_block.setdefault(block, [(-1, {})])

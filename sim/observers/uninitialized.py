@@ -1,11 +1,12 @@
 """uninitialized: loads of bytes that nobody has written: shared and local memory, and global arrays made by `sim.empty`.
 
 A load counts as uninitialized if no earlier epoch wrote the byte, the thread itself has not written it before, and no other thread writes it in the same epoch (one that
-does without order is a race, and reported as that). So the findings do not depend on the schedule.
+does without order is a race, and reported as that). So the findings do not depend on the schedule. An atomic, other than exch, loads what it changes; other threads'
+atomics do not count as writing it before.
 """
 import numpy as np
 
-from sim.events import GLOBAL, LOAD, LOCAL, SHARED, SITES, SPACE_SHIFT, Access, Finding, Observer
+from sim.events import ATOMIC, GLOBAL, LOAD, LOCAL, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding, Observer
 
 MOST = 4096  # loads looked at one by one in an epoch; further ones are not counted
 
@@ -53,7 +54,7 @@ class Uninitialized(Observer):
         """One block's accesses of one epoch to its shared or local memory."""
         first = space << SPACE_SHIFT
         written = self.window(block, space, int((address + size).max()) - first)
-        suspects = unwritten(written, address - first, size, site, thread)
+        suspects = self.unwritten(written, address - first, size, site, thread)
         stores = site & 3 != LOAD
         mark(written, address[stores] - first, size[stores])
         return [self.finding(block, int(thread[i]), int(site[i]), int(address[i])) for i in suspects[:MOST]]
@@ -70,7 +71,7 @@ class Uninitialized(Observer):
         """One block's accesses of one epoch to an array of sim.empty(). Another block's write, whenever it comes, is a matter of races."""
         key = block, allocation.base
         written = self.on_chip.setdefault(key, np.zeros(allocation.root.size, bool))
-        for i in unwritten(written, address - allocation.base, size, site, thread)[:MOST]:
+        for i in self.unwritten(written, address - allocation.base, size, site, thread)[:MOST]:
             self.suspects.setdefault((int(address[i]), int(site[i])), []).append((block, int(thread[i])))
         stores = np.flatnonzero(site & 3 != LOAD)
         mark(written, address[stores] - allocation.base, size[stores])
@@ -83,11 +84,27 @@ class Uninitialized(Observer):
                 if not self.writers.get(address, set()) - {block}:
                     yield self.finding(block, thread, site, address)
 
+    def unwritten(self, written, offset, size, site, thread):
+        """Positions of the loads of bytes that are not `written`, that their own thread has not stored before, and that no other thread stores at all."""
+        atomic, plain = site & 3 == ATOMIC, site & 3 == STORE
+        overwrites = atomic & np.isin(site, list(self.context.overwriting))
+        loads = np.flatnonzero(~(plain | overwrites))
+        missing = np.zeros(len(loads), bool)
+        for width in np.unique(size[loads]):
+            these = size[loads] == width
+            missing[these] = ~written[offset[loads[these]][:, None] + np.arange(width)].all(1)
+        suspects = loads[missing]
+        if not len(suspects):
+            return []
+        stores = stores_by_byte(offset, size, site, set(offset[suspects].tolist()))
+        sure = plain | overwrites
+        return [i for i in suspects.tolist() if not covered(i, written, offset, size, thread, stores, sure if atomic[i] else None)]
+
     def finding(self, block, thread, site, address):
         name, index = self.context.space.element(address)
         memory = {GLOBAL: "an array made by sim.empty", SHARED: "shared memory", LOCAL: "local memory"}[address >> SPACE_SHIFT]
         return Finding("uninitialized-read", "error", f"{name}[{', '.join(map(str, index))}] is read and nobody has written it",
-                       (Access("read", block, self.context.thread_index(thread), SITES[site]),), name, index,
+                       (Access("changed" if site & 3 == ATOMIC else "read", block, self.context.thread_index(thread), SITES[site]),), name, index,
                        reason=f"Fresh memory ({memory}) holds whatever was there before.",
                        fix="write every element before the first load, and put cuda.syncthreads() between the two if another thread writes it")
 
@@ -97,20 +114,6 @@ def mark(written, offset, size):
     for width in np.unique(size):
         at = offset[size == width]
         written[(at[:, None] + np.arange(width)).ravel()] = True
-
-
-def unwritten(written, offset, size, site, thread):
-    """Positions of the loads of bytes that are not `written`, that their own thread has not stored before, and that no other thread stores at all."""
-    loads = np.flatnonzero(site & 3 == LOAD)
-    missing = np.zeros(len(loads), bool)
-    for width in np.unique(size[loads]):
-        these = size[loads] == width
-        missing[these] = ~written[offset[loads[these]][:, None] + np.arange(width)].all(1)
-    suspects = loads[missing]
-    if not len(suspects):
-        return []
-    stores = stores_by_byte(offset, size, site, set(offset[suspects].tolist()))
-    return [i for i in suspects.tolist() if not covered(i, written, offset, size, thread, stores)]
 
 
 def stores_by_byte(offset, size, site, near):
@@ -125,6 +128,8 @@ def stores_by_byte(offset, size, site, near):
     return stores
 
 
-def covered(i, written, offset, size, thread, stores):
-    """Whether every byte of load `i` has been stored: in an earlier epoch, by its thread before, or by another thread in this epoch."""
-    return all(written[byte] or any(thread[j] != thread[i] or j < i for j in stores.get(byte, ())) for byte in range(int(offset[i]), int(offset[i]) + int(size[i])))
+def covered(i, written, offset, size, thread, stores, sure):
+    """Whether every byte of load `i` has been stored: in an earlier epoch, by its thread before, or by another thread in this epoch (if `sure` is given: where it says so)."""
+    def stored(byte):
+        return any(j < i if thread[j] == thread[i] else sure is None or sure[j] for j in stores.get(byte, ()))
+    return all(written[byte] or stored(byte) for byte in range(int(offset[i]), int(offset[i]) + int(size[i])))

@@ -6,21 +6,25 @@ driver would do is replaced. For host arrays the classes of Numba's own simulato
 import contextlib
 import copy
 import enum
+import importlib
+from types import SimpleNamespace
 
 import numpy as np
 from numba import cuda
-from numba.cuda import dispatcher, types
+from numba.cuda import dispatcher, testing, types
 from numba.cuda.args import ArgHint, In
-from numba.cuda.cudadrv import devicearray, devices, driver, libs, runtime
+from numba.cuda.core import config
+from numba.cuda.cudadrv import devicearray, devices, driver
 from numba.cuda.np import numpy_support
 from numba.cuda.simulator.cudadrv import devicearray as host_memory
 
 from sim import DeviceSpec, ThreadError, simulate
+from sim.arithmetic import cast
 
 SPEC = DeviceSpec()
 THREADS_PER_BLOCK = 128  # what `forall` takes when nobody says
 MEMORY = ("to_device", "device_array", "device_array_like", "pinned_array", "pinned_array_like", "mapped_array", "managed_array", "pinned")
-launches = []  # the name of every kernel that was simulated
+launches = []  # the Report of every simulated launch, or None where a thread raised
 
 
 class Device:
@@ -58,6 +62,8 @@ class CudaContext:
 
 
 class Event:
+    """A moment in a stream."""
+
     def record(self, stream=0):
         pass
 
@@ -70,10 +76,11 @@ class Event:
 def install():
     """Replace what needs a driver in the numba.cuda of this process."""
     context = CudaContext()
+    testing.skip_unless_cudasim = lambda reason: lambda test: test  # what is for simulators is for ours too
     devices._runtime.get_or_create_context = lambda devnum=None: context
     devices._runtime.ensure_context = contextlib.nullcontext
     driver._to_core_stream = lambda stream: stream or Stream()
-    dispatcher.driver._to_core_stream = driver._to_core_stream
+    driver.driver.get_device = lambda devnum=0: Device
     for name in MEMORY:
         setattr(cuda, name, getattr(host_memory, name))
     cuda.mapped_array_like = host_memory.device_array_like
@@ -88,13 +95,21 @@ def install():
     dispatcher.ForAll._compute_thread_per_block = lambda self, dispatcher: self.thread_per_block or THREADS_PER_BLOCK
 
 
+def import_small(module):
+    """Import a module of tests as it is for Numba's own simulator: with smaller problems, chosen by a flag in Numba's configuration."""
+    config.ENABLE_CUDASIM = True
+    imported = importlib.import_module(module)
+    config.ENABLE_CUDASIM = False
+    imported.config = SimpleNamespace(ENABLE_CUDASIM=True)
+
+
 def launch(kernel, arguments, grid, block, stream=0, shared=0):
     """Instead of numba.cuda.dispatcher._Kernel.launch."""
-    launches.append(kernel.py_func.__name__)
     values = [prepared(kernel, kind, value) for kind, value in zip(kernel.argument_types, arguments, strict=True)]
     try:
-        simulate(kernel.py_func, spec=SPEC)[grid, block, stream, shared](*values)
+        launches.append(simulate(kernel.py_func, spec=SPEC, on_finding="report")[grid, block, stream, shared](*values))
     except ThreadError as error:
+        launches.append(None)
         if kernel.debug:  # without debug=True a GPU ends the thread and says nothing
             raise error.__cause__ from None
         if not raised_by_kernel(error):
@@ -124,5 +139,6 @@ def prepared(kernel, kind, value):
     if isinstance(value, enum.Enum):
         return value
     if isinstance(kind, (types.Number, types.Boolean)):
-        return numpy_support.as_dtype(kind).type(value)
+        dtype = numpy_support.as_dtype(kind)
+        return dtype.type(cast(dtype)(value))
     return value

@@ -1,6 +1,7 @@
 """The oracle against PyTorch's own attention and against numbers worked out by hand; and its lazy public name."""
 
 import math
+import pkgutil
 import subprocess
 import sys
 
@@ -52,6 +53,11 @@ def test_kernels_loads_torch_only_when_asked():
     subprocess.run([sys.executable, "-c", code], check=True)
     assert kernels.attention is attention
     assert "attention" in dir(kernels)
+
+
+def test_no_public_name_is_a_file_too():
+    """`import kernels.NAME` would put the file in the place of what `kernels.NAME` means."""
+    assert not {module.name for module in pkgutil.iter_modules(kernels.__path__)} & set(kernels.__all__)
 
 
 def test_kernels_names_what_it_lacks():

@@ -51,7 +51,7 @@ def test_out_of_bounds_in_two_dimensions():
         out-of-bounds: k[0, 4] is outside k, whose shape is 2 x 4 · block 0 · thread 3
           read by thread 3  kernel line 3  out[y, x] = k[y, x + 1]
           Index 4 along axis 1 must be below 4. 1 more like it.
-          Likely fix: guard the access: if i < k.shape[1].
+          Likely fix: guard the access: the index along axis 1 must be below k.shape[1].
         """)
 
 

@@ -1,7 +1,9 @@
 """The simulator stands alone: it needs neither torch nor Numba, leaves kernels as they were, and keeps no state between launches."""
+import gc
 import subprocess
 import sys
 import textwrap
+import weakref
 
 import numpy as np
 from numba import cuda, float32
@@ -60,6 +62,33 @@ def test_a_global_changed_between_launches_is_seen():
         namespace["FACTOR"] = factor
         simulate(namespace["kernel"])[1, 1](x)
         assert x[0] == factor
+
+
+FACTOR = 3
+
+
+def times_factor(x, out):
+    out[0] = x[0] * FACTOR / 7
+
+
+def test_a_global_that_changes_its_type_between_launches(monkeypatch):
+    x = np.full(1, 0.1, np.float32)
+    for factor, wanted in ((3, np.float64(x[0]) * 3 / 7), (np.float32(3), np.float64(x[0] * np.float32(3)) / 7), (3.0, np.float64(x[0]) * 3 / 7)):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        out = np.zeros(1)
+        simulate(times_factor)[1, 1](x, out)
+        assert out[0] == wanted
+
+
+def test_nothing_keeps_a_kernel_alive():
+    def kernel(x):
+        x[cuda.threadIdx.x] = 1
+
+    simulate(kernel)[1, 2](np.zeros(2))
+    alive = weakref.ref(kernel)
+    del kernel
+    gc.collect()
+    assert alive() is None
 
 
 def test_a_kernel_without_source_says_so():

@@ -1,0 +1,194 @@
+"""The checks of lesson 04: nine mended kernels, run in `sim`: right values, no finding, and as many threads at work as before."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy import float32, int32
+
+from course.check.harness import compare, exercise, fail
+from sim import ThreadError, simulate
+from sim.events import Observer
+from sim.launch import DEFAULT
+
+ENGINES = "fibers", "fibers", "fibers", "threads"  # each launch runs once with each, with a seed of its own
+STEPS = 10_000  # a launch here goes round its while loops some hundred times at most
+
+
+@dataclass
+class Case:
+    """One launch: the kernel may change the `outputs`, which stand behind its inputs, into what is `wanted`."""
+
+    grid: object
+    block: object
+    inputs: tuple
+    outputs: tuple
+    wanted: tuple
+    threads: int  # how many have work to do
+    call: str
+
+
+@exercise("4.1", "checkerboard")
+def ex04_1(checkerboard, rng):
+    for rows, columns in [(3, 5), (5, 3), (1, 1), (8, 8), (1, 7), (9, 2)]:
+        grid = -(-columns // 4), -(-rows // 4) + int(rng.integers(2))
+        wanted = np.add.outer(np.arange(rows), np.arange(columns)) % 2
+        board = np.full((rows, columns), -1)
+        call = f"checkerboard_fixed[{grid}, (4, 4)](board) with a board of {rows} x {columns}, full of -1"
+        verify(checkerboard, Case(grid, (4, 4), (), (board,), (wanted,), board.size, call), rng)
+    return "six boards, wide, tall and square, under a grid that is larger than the board"
+
+
+@exercise("4.2", "previous")
+def ex04_2(previous, rng):
+    for grid, block, size in [(1, 4, 1), (1, 4, 4), (2, 4, 6), (3, 16, 33)]:
+        x = numbers(rng, size)
+        verify(previous, one_array(previous, grid, block, x, np.append(float32(0), x[:-1])), rng)
+    return "1 to 33 elements, one block and several"
+
+
+@exercise("4.3", "block_max")
+def ex04_3(block_max, rng):
+    for grid, block, size in [(2, 4, 6), (1, 4, 1), (2, 8, 16), (3, 32, 70)]:
+        x = -1 - np.abs(numbers(rng, size))
+        wanted = np.array([part.max() for part in parts(x, block)])
+        verify(block_max, one_array(block_max, grid, block, x, wanted), rng)
+    still_uses(block_max, "shared")
+    return "negative numbers, 1 to 70 of them, whole parts and short ones"
+
+
+@exercise("4.4", "running_sum")
+def ex04_4(running_sum, rng):
+    for grid, block in [(1, 8), (1, 1), (3, 4), (2, 5), (2, 32)]:
+        x = numbers(rng, grid * block)
+        wanted = np.concatenate([np.cumsum(part) for part in parts(x, block)])
+        verify(running_sum, one_array(running_sum, grid, block, x, wanted), rng)
+    still_uses(running_sum, "shared")
+    return "blocks of 1 to 32 threads, one and several, in many orders of the threads"
+
+
+@exercise("4.5", "histogram")
+def ex04_5(histogram, rng):
+    for grid, block, size, kinds in [(2, 4, 8, 3), (1, 4, 1, 2), (2, 4, 6, 1), (3, 16, 40, 5)]:
+        letters = rng.integers(kinds, size=size).astype(int32)
+        counts, wanted = np.zeros(kinds, int32), np.bincount(letters, minlength=kinds)
+        call = f"histogram_fixed[{grid}, {block}](letters, counts) with {size} letters of {kinds} kinds"
+        verify(histogram, Case(grid, block, (letters,), (counts,), (wanted,), size, call), rng)
+    return "1 to 40 letters, of one kind and of several"
+
+
+@exercise("4.6", "mirror")
+def ex04_6(mirror, rng):
+    for grid, block, size in [(2, 4, 6), (1, 4, 1), (1, 4, 4), (3, 4, 6), (3, 8, 17), (2, 32, 40)]:
+        x = numbers(rng, size)
+        wanted = np.concatenate([part[::-1] for part in parts(x, block)])
+        verify(mirror, one_array(mirror, grid, block, x, wanted), rng)
+    still_uses(mirror, "shared")
+    return "1 to 40 elements, short parts, blocks without work"
+
+
+@exercise("4.7", "swap_neighbours")
+def ex04_7(swap_neighbours, rng):
+    for grid, block in [(1, 32), (3, 32), (2, 64)]:
+        x = numbers(rng, grid * block)
+        wanted = x.reshape(-1, 2)[:, ::-1].ravel()
+        verify(swap_neighbours, one_array(swap_neighbours, grid, block, x, wanted), rng)
+    still_uses(swap_neighbours, "shfl")
+    return "one warp, several blocks, two warps in a block"
+
+
+@exercise("4.8", "shares")
+def ex04_8(shares, rng):
+    for grid, block, size in [(3, 4, 8), (2, 4, 6), (1, 4, 4), (4, 8, 1)]:
+        x = 1 + np.abs(numbers(rng, size))
+        total, out = np.zeros(1, float32), np.full(size, np.nan, float32)
+        wanted = x.sum(keepdims=True), x / x.sum()
+        call = f"shares_fixed[{grid}, {block}](x, total, out) with {size} element{'s' * (size > 1)}"
+        verify(shares, Case(grid, block, (x,), (total, out), wanted, size, call), rng)
+    return "whole blocks, blocks partly without work, blocks without any"
+
+
+@exercise("4.9", "sample")
+def ex04_9(sample, rng):
+    for grid, block, size, tokens in [(1, 4, 4, 4), (1, 4, 3, 1), (2, 4, 6, 2), (3, 8, 20, 33)]:
+        cumulative = np.cumsum(rng.dirichlet(np.ones(tokens))).astype(float32)
+        cumulative[-1] = 1
+        u = rng.uniform(0, 0.999, size).astype(float32)
+        u[-1] = rng.choice(cumulative[:-1]) if tokens > 1 else 0  # exactly on a border
+        token, wanted = np.full(size, -1), np.searchsorted(cumulative, u, side="right")
+        call = f"sample_fixed[{grid}, {block}](cumulative, u, token) with {tokens} token{'s' * (tokens > 1)} and {size} draws, one exactly on a border"
+        verify(sample, Case(grid, block, (cumulative, u), (token,), (wanted,), size, call), rng)
+    return "1 to 33 tokens, draws within their intervals and on a border"
+
+
+# Inputs -----------------------------------------------------------------------------------------------------------
+
+
+def numbers(rng, size):
+    return rng.standard_normal(size).astype(float32)
+
+
+def parts(x, block):
+    """What each block of the launch works on; the last part may be short."""
+    return [x[start : start + block] for start in range(0, len(x), block)]
+
+
+def one_array(kernel, grid, block, x, wanted):
+    """The launch of a kernel(x, out), float32; `out` is full of NaN before."""
+    out = np.full(wanted.shape, np.nan, float32)
+    call = f"{kernel.__name__}[{grid}, {block}](x, out) with {x.size} element{'s' * (x.size > 1)}"
+    return Case(grid, block, (x,), (out,), (wanted,), x.size, call)
+
+
+# A mended kernel in `sim` -----------------------------------------------------------------------------------------
+
+
+class Workers(Observer):
+    """Notes which threads read or write any array."""
+
+    def __init__(self):
+        self.threads = set()
+
+    def accesses(self, batch):
+        self.threads.update((batch.block, thread) for thread in batch.thread.tolist())
+
+
+def verify(kernel, case, rng):
+    """Reject the kernel unless every run of the case gives what is wanted, changes nothing else, and sim finds nothing."""
+    for engine in ENGINES:
+        inputs, outputs = copies(case.inputs), copies(case.outputs)
+        workers = Workers()
+        launch = simulate(kernel, engine=engine, seed=int(rng.integers(2**31)), on_finding="report", observers=(*DEFAULT, workers), max_steps=STEPS)
+        nothing_found(launch[case.grid, case.block], (*inputs, *outputs), case.call)
+        compare(inputs, case.inputs, what="the kernel has changed an input", call=case.call, tolerance=0)
+        for got, wanted in zip(outputs, case.wanted, strict=True):
+            compare(got, wanted, what="no finding any more, but a wrong result", call=case.call, tolerance=1e-5)
+        if len(workers.threads) < case.threads:
+            fail(
+                f"right, but only {len(workers.threads)} of the {case.threads} threads with an element do any work",
+                call=case.call,
+                hint="Keep one element a thread, as in the kernel above: the bug can be mended without giving that up.",
+            )
+
+
+def nothing_found(launch, arguments, call):
+    """Run the launch; a finding, be it a warning, or an exception in a thread is a failed check."""
+    try:
+        report = launch(*arguments)
+    except ThreadError as error:
+        if isinstance(error.__cause__, NotImplementedError):
+            raise error.__cause__ from None  # the stub
+        fail("a thread raises an error", call=call, hint=str(error))
+    if report.findings:
+        fail("sim finds a bug", call=call, hint="\n\n".join(finding.message for finding in report.findings))
+
+
+def copies(arrays):
+    return tuple(array.copy() for array in arrays)
+
+
+def still_uses(kernel, name):
+    """Reject a kernel that has lost its shared memory or its shuffle, and with it the place where the bug was."""
+    names = getattr(kernel, "py_func", kernel).__code__.co_names
+    if not any(used.startswith(name) for used in names):
+        what = {"shared": "shared memory", "shfl": "a shuffle"}[name]
+        fail(f"the kernel no longer uses {what}", hint=f"Mend the kernel above: its threads still meet through {what}.")

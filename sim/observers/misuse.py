@@ -1,0 +1,19 @@
+"""misuse: a launch that ran without an error and still cannot have been meant: it wrote nothing."""
+from sim.events import GLOBAL, LOAD, Finding, Observer
+
+
+class Misuse(Observer):
+    """Finding `misuse`, a warning: no thread wrote to any of the launch's arrays, and no other tool has found a reason."""
+
+    def launch_started(self, context):
+        self.context, self.wrote = context, False
+
+    def accesses(self, batch):
+        self.wrote = self.wrote or bool(((batch.kind != LOAD) & (batch.space == GLOBAL)).any())
+
+    def launch_finished(self, context):
+        arrays = [allocation.name for allocation in context.space.allocations if allocation.space == "global"]
+        if arrays and not self.wrote and not context.findings:
+            yield Finding("misuse", "warning", f"the launch wrote to none of its arrays ({', '.join(arrays)})",
+                          reason="Every thread ended, and nothing that the host can see has changed.",
+                          fix="look at the guards: do they let any thread through? Is the grid as large as the data?")

@@ -1,0 +1,165 @@
+"""Records in, figures out: what figures share. A View is shown as text in a terminal and as HTML in a notebook; a Scene is a picture that changes in steps.
+
+A Scene's HTML needs no library and no kernel. Its script draws the picture with a slider. Where scripts are stripped, as in a notebook not yet trusted, SVG and
+style sheets are stripped too, so the first and the last step stand there as images. Coordinates are integers and there are no ids, so equal traces give equal text.
+"""
+import json
+from dataclasses import dataclass, field
+from html import escape
+from urllib.parse import quote
+
+# Okabe and Ito's palette, which people with any colour vision can tell apart. Global memory is darker, shared memory lighter.
+FILLS = {"load": "#56b4e9", "store": "#e69f00", "atomic": "#cc79a7", "global-load": "#0072b2", "global-store": "#d55e00", "clash": "#d55e00", "active": "#009e73"}
+CSS = ("text{font:11px system-ui,sans-serif;fill:var(--ink)}.mark{font-size:9px;fill:#000;text-anchor:middle}.end{text-anchor:end}.middle{text-anchor:middle}"
+       ".empty,.idle{fill:var(--faint)}.line{fill:var(--ink)}.none{fill:none}.rail{fill:var(--dim)}.cursor{fill:none;stroke:var(--ink);stroke-width:2}.now{stroke:var(--ink);stroke-width:2}"
+       + "".join(f".{name}{{fill:{colour}}}" for name, colour in FILLS.items()))
+LIGHT, DARK = {"ink": "#1b1b1b", "paper": "#ffffff", "faint": "#ebebeb", "dim": "#8a8a8a"}, {"ink": "#e8e8e8", "paper": "#161616", "faint": "#333333", "dim": "#8a8a8a"}
+THEMED = {"ink": "--jp-content-font-color1, var(--vscode-editor-foreground", "paper": "--jp-layout-color0, var(--vscode-editor-background",
+          "faint": "--jp-layout-color2, var(--sim-none"}
+NOTEBOOK_CSS = """.sim-view{background:var(--paper);color:var(--ink);padding:8px;font:14px/1.4 system-ui,sans-serif}
+.sim-view pre,.sim-view code{font:13px/1.45 var(--jp-code-font-family,ui-monospace,monospace);background:none;color:inherit;margin:0}
+.sim-view pre{overflow-x:auto;margin:6px 0}.sim-view figure{margin:14px 0 0}.sim-view figcaption{font-weight:600}
+.sim-view svg,.sim-view img{display:block;max-width:100%;height:auto;margin:6px 0}.sim-view input{width:min(100%,480px);vertical-align:middle}
+.sim-view output{display:block;min-height:2.8em;white-space:pre-wrap}.sim-view small{opacity:.8}.sim-view table{border-collapse:collapse;margin:8px 0;font-size:13px;display:block;overflow-x:auto}
+.sim-view th,.sim-view td{text-align:right!important;padding:1px 10px 1px 0;border:0;background:var(--paper);white-space:pre}
+.sim-view th{font-weight:600;border-bottom:1px solid var(--dim)}.sim-view .text{text-align:left!important}.sim-view .source{font-size:12px;white-space:pre-wrap;display:block;min-width:34em}.sim-view h4{margin:12px 0 2px;font-size:14px}
+.sim-view .error{border-left:4px solid #d55e00;padding-left:8px}.sim-view .warning{border-left:4px solid #e69f00;padding-left:8px}
+"""
+SCRIPT = """(()=>{const me=document.currentScript;if(!me)return;
+const root=me.parentElement,live=root.querySelector(".sim-live"),scene=%s;
+live.innerHTML=scene.svg+'<label>step <input type="range" min="0" max="'+(scene.steps.length-1)+'" value="0"></label> <span></span><output></output>';
+const make=name=>svg.appendChild(document.createElementNS("http://www.w3.org/2000/svg",name));
+const svg=live.querySelector("svg"),slider=live.querySelector("input"),cells=scene.cells.map(([x,y,w,h])=>{
+const box=make("rect"),mark=make("text");for(const [k,v] of Object.entries({x,y,width:w,height:h}))box.setAttribute(k,v);
+mark.setAttribute("x",x+(w>>1));mark.setAttribute("y",y+(h>>1)+3);mark.setAttribute("class","mark");return[box,mark]});
+const show=()=>{const at=+slider.value,state=cells.map(()=>[scene.empty,"",0]);
+for(let s=scene.adds?0:at;s<=at;s++)for(const [cell,look,mark] of scene.steps[s][1])state[cell]=[scene.looks[look],mark,s==at&&scene.adds];
+state.forEach(([look,text,now],i)=>{cells[i][0].setAttribute("class",look+(now?" now":""));cells[i][1].textContent=text});
+live.querySelector("span").textContent=(at+1)+" of "+scene.steps.length;live.querySelector("output").textContent=scene.steps[at][0]};
+slider.addEventListener("input",show);root.querySelector(".sim-static").hidden=true;live.hidden=false;show()})()"""
+
+
+def variables(values, themed):
+    """CSS custom properties; `themed` takes a notebook's own colours where it has some."""
+    return "".join(f"--{name}:{f'var({THEMED[name]}, {value}))' if themed and name in THEMED else value};" for name, value in values.items())
+
+
+STYLE = (f".sim-view{{{variables(LIGHT, True)}}}@media(prefers-color-scheme:dark){{.sim-view{{{variables(DARK, True)}}}}}{NOTEBOOK_CSS}"
+         + "".join(f".sim-view {rule}}}" for rule in CSS.split("}") if rule).replace(",.idle", ",.sim-view .idle"))
+IMAGE_STYLE = f"svg{{{variables(LIGHT, False)}}}@media(prefers-color-scheme:dark){{svg{{{variables(DARK, False)}}}}}{CSS}.paper{{fill:var(--paper)}}"
+
+
+@dataclass(frozen=True)
+class View:
+    """Something to look at: `str(view)` is its text, and a notebook shows its HTML."""
+
+    text: str
+    body: str  # HTML
+
+    @property
+    def html(self):
+        return f'<div class="sim-view"><style>{STYLE}</style>{self.body}</div>'
+
+    def _repr_html_(self):
+        return self.html
+
+    def __str__(self):
+        return self.text
+
+    __repr__ = __str__
+
+
+@dataclass
+class Scene:
+    """A picture of `cells` (x, y, width, height) whose looks change in `steps`: (what happens, in words; [(cell, look, mark), ...]), look being a CSS class.
+
+    Steps add to one another, or, if not `adds`, each starts from empty cells. `notices` say what has been left out.
+    """
+
+    title: str
+    width: int
+    height: int
+    adds: bool = True
+    empty: str = "empty"  # the look of a cell that nothing has happened to
+    boxes: list = field(default_factory=list)  # that never change: (look, x, y, width, height)
+    labels: list = field(default_factory=list)  # (x, y, text, look)
+    cells: list = field(default_factory=list)
+    steps: list = field(default_factory=list)
+    notices: list = field(default_factory=list)
+
+    def view(self):
+        words = [f"{position}. {label}" for position, (label, _) in enumerate(self.steps, 1)]
+        shown = words if len(words) <= 24 else [*words[:12], "...", *words[-4:]]
+        text = "\n".join([self.title, *(f"  {notice}" for notice in self.notices), *(f"  {word}" for word in shown)])
+        return View(text, self.figure("\n".join(shown)))
+
+    def figure(self, words):
+        """The HTML of the figure: images for where scripts are stripped, and a script that puts a picture with a slider in their place."""
+        notices = "".join(f"<div><small>{escape(notice)}</small></div>" for notice in self.notices)
+        images = "".join(f"<div>{escape(name)}: {escape(self.steps[at][0])}</div>{self.image(at)}" for name, at in (("First step", 0), ("Last step", -1)))
+        looks = sorted({look for _, changes in self.steps for _, look, _ in changes})
+        steps = [[label, [[cell, looks.index(look), mark] for cell, look, mark in changes]] for label, changes in self.steps]
+        scene = {"svg": self.svg([]), "cells": self.cells, "steps": steps, "looks": looks, "adds": self.adds, "empty": self.empty}
+        data = json.dumps(scene, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+        return (f'<figure><figcaption>{escape(self.title)}</figcaption>{notices}<div class="sim-static">{images}</div><div class="sim-live" hidden></div>'
+                f"<details><summary>in words</summary><pre>{escape(words)}</pre></details><script>{SCRIPT % data}</script></figure>")
+
+    def image(self, at):
+        """Step `at` (0 or -1) as an <img>."""
+        at %= len(self.steps)
+        state = dict.fromkeys(range(len(self.cells)), (self.empty, ""))
+        for _, changes in self.steps[0 if self.adds else at:at + 1]:
+            state |= {cell: (look, mark) for cell, look, mark in changes}
+        drawn = [(look, *self.cells[cell]) for cell, (look, _) in state.items()]
+        drawn += [("none now", *self.cells[cell]) for cell, *_ in self.steps[at][1] if self.adds]
+        marks = [(x + (w >> 1), y + (h >> 1) + 3, state[cell][1], "mark") for cell, (x, y, w, h) in enumerate(self.cells) if state[cell][1] != ""]
+        svg = self.svg(drawn, marks, f"<style>{IMAGE_STYLE}</style><rect class='paper' width='100%' height='100%'/>")
+        alternative = escape(f"{self.title}. {self.steps[at][0]}", quote=True)
+        return f'<img alt="{alternative}" width="{self.width}" src="data:image/svg+xml,{quote(svg, safe=" =:/;,().-!")}">'
+
+    def svg(self, drawn, marks=(), head=""):
+        """The picture as SVG text; boxes that look alike are one path."""
+        paths = {}
+        for look, x, y, w, h in [*self.boxes, *drawn]:
+            paths.setdefault(look, []).append(f"M{x} {y}h{w}v{h}h{-w}z")
+        shapes = "".join(f"<path class='{look}' d='{''.join(parts)}'/>" for look, parts in paths.items())
+        texts = "".join(f"<text x='{x}' y='{y}' class='{look}'>{escape(str(text))}</text>" for x, y, text, look in [*self.labels, *marks])
+        return (f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {self.width} {self.height}' width='{self.width}' role='img' "
+                f"aria-label='{escape(self.title, quote=True)}'>{head}{shapes}{texts}</svg>")
+
+    def legend(self, y, *entries):
+        """Coloured boxes with their meaning, from left to right."""
+        x = self.left if hasattr(self, "left") else 8
+        for look, meaning in entries:
+            self.boxes.append((look, x, y, 12, 12))
+            self.labels.append((x + 17, y + 10, meaning, ""))
+            x += 34 + 7 * len(meaning)
+
+
+VERBS = {"load": ("load", "loads"), "store": ("store to", "stores to"), "atomic": ("atomically change", "atomically changes")}  # of threads, of a thread
+
+
+def cut_notice(recording):
+    """A notice, in a list, if events are missing at the end of the trace."""
+    return [f"The trace was full: {plural(recording.cut, 'later event')} are not in it."] if recording.cut else []
+
+
+def plural(number, noun):
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def index_text(index):
+    """(3, 0, 0), a block's index, as 3; (3, 1, 0) as (3, 1)."""
+    used = max((axis + 1 for axis, i in enumerate(index) if i), default=1)
+    return str(index[0]) if used == 1 else f"({', '.join(map(str, index[:max(used, 2)]))})"
+
+
+def ranges(numbers):
+    """[0, 1, 2, 5] as "0-2, 5"."""
+    runs = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

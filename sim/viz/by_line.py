@@ -1,0 +1,82 @@
+"""by line: a kernel's source with what each line cost beside it."""
+import inspect
+from html import escape
+
+from sim.viz import View
+
+# heading -> what stands in the column, from the line's counters; a column in which nothing stands is left out
+COLUMNS = {
+    "loads": lambda line: line.get("loads"),
+    "stores": lambda line: line.get("stores"),
+    "atomics": lambda line: line.get("atomics"),
+    "bytes": lambda line: sum(line.get(f"{what}_bytes", 0) for what in ("load", "store", "atomic")),
+    "sectors (fewest)": lambda line: line.get("sectors") and f"{line['sectors']:,} ({line['fewest_sectors']:,})",
+    "turns (fewest)": lambda line: line.get("turns") and f"{line['turns']:,} ({line['fewest_turns']:,})",
+    "ways": lambda line: line.get("ways"),
+    "barriers": lambda line: line.get("syncthreads", 0) + line.get("grid.sync", 0),
+    "warp ops": lambda line: sum(number for name, number in line.items() if name not in COUNTED),
+}
+COUNTED = {  # every other counter of a line is a warp operation: a shuffle, a vote, a match, syncwarp
+           "loads", "stores", "atomics", "load_bytes", "store_bytes", "atomic_bytes", "requests", "sectors", "fewest_sectors",
+           "shared_requests", "turns", "fewest_turns", "ways", "syncthreads", "grid.sync"}
+MEANING = ("sectors: pieces of 32 bytes of global memory that warps touched, and the fewest possible. turns: how often shared memory had to serve, the fewest "
+           "possible, and the worst ways of a bank conflict.")
+
+
+def by_line(code, lines):
+    """A View of the functions whose code objects are `code`, beside the counters `lines` {(function, line): {name: number}}."""
+    parts = [(code_object.co_name, source(code_object)) for code_object in code]
+    texts, bodies = [], []
+    for name, text in parts:
+        rows = [(number, line, lines.get((name, number), {})) for number, line in enumerate(text, 1)]
+        if any(counters for *_, counters in rows) or name == parts[0][0]:
+            texts.append(as_text(name, rows))
+            bodies.append(as_html(name, rows))
+    return View("\n\n".join(texts), "".join(bodies) + f"<small>{MEANING}</small>")
+
+
+def source(code):
+    """The lines of a function from its `def` on, without common indentation; none where there is no source."""
+    try:
+        text = inspect.getsourcelines(code)[0]
+    except (OSError, TypeError):
+        return []
+    indent = len(text[0]) - len(text[0].lstrip())
+    return [line.rstrip()[indent:] for line in text]
+
+
+def table(rows):
+    """(headings that have entries, a row of texts for each line)."""
+    used = [heading for heading, value in COLUMNS.items() if any(value(counters) for *_, counters in rows)]
+    return used, [[written(COLUMNS[heading](counters)) for heading in used] for *_, counters in rows]
+
+
+def written(entry):
+    """A table's entry: numbers with commas, nothing for 0 and None."""
+    return f"{entry:,}" if isinstance(entry, int) and entry else entry or ""
+
+
+def as_text(name, rows):
+    used, cells = table(rows)
+    widths = [max(len(heading), *(len(row[column]) for row in cells)) for column, heading in enumerate(used)]
+
+    def joined(texts):
+        return "  ".join(f"{text:>{width}}" for text, width in zip(texts, widths))
+    body = [f"{joined(row)}  {number:>4}  {line}".rstrip() for row, (number, line, _) in zip(cells, rows)]
+    return "\n".join([f"{joined(used)}  line  {name}", *body]) if rows else f"{name} has no source to show"
+
+
+def indented(line):
+    """A source line as HTML that keeps its indentation even where style sheets are stripped."""
+    text = line.lstrip()
+    return "&nbsp;" * (len(line) - len(text)) + escape(text)
+
+
+def as_html(name, rows):
+    if not rows:
+        return f"<p>{escape(name)} has no source to show</p>"
+    used, cells = table(rows)
+    head = "".join(f"<th>{heading}</th>" for heading in used)
+    body = "".join(f"<tr>{''.join(f'<td>{text}</td>' for text in row)}<td>{number}</td><td class='text'><code class='source'>{indented(line)}</code></td></tr>"
+                   for row, (number, line, _) in zip(cells, rows))
+    return f'<table><thead><tr>{head}<th>line</th><th class="text">{escape(name)}</th></tr></thead><tbody>{body}</tbody></table>'

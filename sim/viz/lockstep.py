@@ -1,0 +1,66 @@
+"""A Recording as warps would live it: which accesses its lanes do together, and when, counted in accesses since the last barrier."""
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.events import BARRIER
+from sim.viz import VERBS, index_text, ranges
+
+
+@dataclass(frozen=True)
+class Request:
+    """The k-th execution of a site, since the last barrier, by each lane of a warp. `rows` are its accesses in the Recording, by lane."""
+
+    epoch: int
+    time: int  # how many accesses its latest lane had done since the barrier
+    warp: int
+    rows: np.ndarray
+
+
+def block_number(recording, block):
+    """The position in `recording.blocks` of `block`: (x, y, z), x, or None for the lowest."""
+    if not recording.blocks:
+        raise ValueError("the trace is empty: the kernel accessed no array")
+    wanted = min(recording.blocks, key=lambda index: index[::-1]) if block is None else (*block, 0, 0)[:3] if isinstance(block, tuple) else (block, 0, 0)
+    if wanted not in recording.blocks:
+        raise ValueError(f"block {wanted} is not in the trace, which holds {len(recording.blocks):,} blocks, {recording.blocks[0]} the first of them; "
+                         "Trace(blocks=[...]) records the blocks that you name")
+    return recording.blocks.index(wanted)
+
+
+def times(recording, rows):
+    """For each of `rows` (accesses of one block and epoch): how many accesses its thread had done before in that epoch."""
+    order = np.argsort(recording.thread[rows], kind="stable")
+    threads = recording.thread[rows][order]
+    starts = np.flatnonzero(np.diff(threads, prepend=-1))
+    result = np.empty(len(rows), np.int64)
+    result[order] = np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
+    return result
+
+
+def epochs(recording, number):
+    """(epoch, rows that are accesses) for each epoch of a block, in order."""
+    rows = np.flatnonzero((recording.block == number) & (recording.kind != BARRIER))
+    for epoch in np.unique(recording.epoch[recording.block == number]).tolist():
+        yield epoch, rows[recording.epoch[rows] == epoch]
+
+
+def requests(recording, number):
+    """The requests of a block's warps, in the order in which warps in lockstep would make them."""
+    size = recording.spec.warp_size
+    for epoch, rows in epochs(recording, number):
+        if not len(rows):
+            continue
+        order, request = recording.spec.requests(recording.thread[rows], recording.site[rows])
+        time = times(recording, rows)[order]
+        together = [Request(epoch, int(time[part].max()), int(recording.thread[rows[order[part[0]]]]) // size, rows[order[part]])
+                    for part in np.split(np.argsort(request, kind="stable"), np.cumsum(np.bincount(request))[:-1])]
+        yield from sorted(together, key=lambda r: (r.time, r.warp))
+
+
+def sentence(recording, request):
+    """What a request does, in words: thread 3 / threads 0-31 load x, kernel line 5: the source."""
+    first = recording[request.rows[0]]
+    threads = recording.thread[request.rows].tolist()
+    who = f"thread{'s' * (len(threads) > 1)} {ranges(threads)} {VERBS[first.kind][len(threads) == 1]}"
+    return f"block {index_text(first.block)}, epoch {request.epoch}: {who} {first.array}   {first.site.function} line {first.site.line}  {first.site.source}"

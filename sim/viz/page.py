@@ -1,0 +1,39 @@
+"""page: a whole report as HTML: what was launched, the findings, the counters, the source with its cost, and, if the launch was traced, figures."""
+from html import escape
+
+from sim.viz import View
+from sim.viz.memory_map import memory_map
+from sim.viz.timeline import timeline
+
+MOST_MAPS = 2
+
+
+def page(report):
+    """The View of a Report; its text is the report's."""
+    parts = [f"<b>{escape(report.headline)}</b>", *(f"<div>{escape(line)}</div>" for line in report.summary())]
+    parts += [f'<pre class="{finding.severity}">{escape(finding.message)}</pre>' for finding in report.findings]
+    if report.counters.get("arrays"):
+        parts += ["<h4>Memory traffic by array</h4>", arrays_table(report.counters["arrays"])]
+    if report.counters.get("lines"):
+        parts += ["<h4>Cost by source line</h4>", report.by_line().body]
+    parts += [view.body for view in figures(report.trace)]
+    return View(str(report), "".join(parts))
+
+
+def figures(trace):
+    """The timeline of the lowest block and the maps of the first shared arrays (of global ones, if there are none)."""
+    if trace is None or not len(trace):
+        return
+    yield timeline(trace)
+    shared = [home.name for home in trace.arrays if home.space == "shared"]
+    for name in (shared or [home.name for home in trace.arrays])[:MOST_MAPS]:
+        yield memory_map(trace, name)
+
+
+def arrays_table(arrays):
+    kinds = [kind for kind in ("load", "store", "atomic") if any(f"{kind}s" in counted for counted in arrays.values())]
+    head = "".join(f"<th>{kind}s</th><th>bytes</th>" for kind in kinds)
+    rows = "".join(f'<tr><td class="text"><code>{escape(name)}</code></td><td class="text">{space}</td>'
+                   + "".join(f"<td>{counted.get(f'{kind}s', 0):,}</td><td>{counted.get(f'{kind}_bytes', 0):,}</td>" for kind in kinds) + "</tr>"
+                   for (space, name), counted in arrays.items())
+    return f'<table><thead><tr><th class="text">array</th><th class="text">memory</th>{head}</tr></thead><tbody>{rows}</tbody></table>'

@@ -1,0 +1,87 @@
+"""warp grid: one line's accesses, warp by warp: which lanes are active, and which bank or sector each of them asks for."""
+import numpy as np
+
+from sim.events import SITES
+from sim.viz import VERBS, Scene, cut_notice, index_text, plural
+from sim.viz.lockstep import block_number, requests
+
+MOST_STEPS = 128
+LEFT, TOP, SIDE = 92, 60, 16
+
+
+def warp_grid(recording, line, function=None, block=None, warp=None):
+    """A View of the accesses to shared and global memory on line `line` of the kernel (or of `function`), by the warps of `block`, or one of them.
+
+    Rows are lanes. Columns are the banks of shared memory, or the sectors of global memory that the request touches, in order of address. The last row counts the
+    words that are wanted of each bank (the turns that it takes), or the lanes that a sector serves.
+    """
+    number, spec = block_number(recording, block), recording.spec
+    found = [r for r in requests(recording, number) if matches(recording, r, line, function, warp)]
+    if not found:
+        raise ValueError(f"line {line} made no access to shared or global memory in the trace; lines that did: {lines_with_accesses(recording)}")
+    columns = max(spec.banks, spec.warp_size)
+    where = f"line {line}" if function is None else f"{function} line {line}"
+    site = SITES[int(recording.site[found[0].rows[0]])]
+    scene = Scene(f"block {index_text(recording.blocks[number])}, {where}: {site.source}", LEFT + (columns + 1) * SIDE + 8, TOP + (spec.warp_size + 1) * SIDE + 24, adds=False)
+    scene.cells = [(LEFT - SIDE - 6, TOP + lane * SIDE, SIDE - 2, SIDE - 2) for lane in range(spec.warp_size)]
+    scene.cells += [(LEFT + column * SIDE, TOP + lane * SIDE, SIDE - 2, SIDE - 2) for lane in range(spec.warp_size + 1) for column in range(columns)]
+    scene.labels = [(LEFT - SIDE - 12, TOP + lane * SIDE + 11, f"lane {lane}" if lane == 0 else lane, "end") for lane in range(0, spec.warp_size, 4)]
+    scene.labels += [(LEFT + column * SIDE + 7, TOP - 6, column, "middle") for column in range(0, columns, 4)]
+    scene.labels += [(LEFT - 8, TOP + spec.warp_size * SIDE + 11, "in all", "end"), (LEFT, TOP - 22, "banks of shared memory, or sectors of global memory from the lowest", "")]
+    scene.legend(6, ("active", "lane takes part"), ("load", "served at once"), ("clash", "bank conflict, or more sectors than needed"))
+    scene.steps = [step(recording, request, columns) for request in found[:MOST_STEPS]]
+    if len(found) > MOST_STEPS:
+        scene.notices.append(f"The first {MOST_STEPS} of {len(found):,} requests are drawn.")
+    scene.notices += cut_notice(recording)
+    return scene.view()
+
+
+def matches(recording, request, line, function, warp):
+    row = request.rows[0]
+    site = SITES[int(recording.site[row])]
+    return (site.line == line and function in (None, site.function) and warp in (None, request.warp)
+            and recording.arrays[recording.array[row]].space in ("shared", "global"))
+
+
+def lines_with_accesses(recording):
+    return ", ".join(map(str, sorted({SITES[site].line for site in np.unique(recording.site[recording.array >= 0]).tolist()}))) or "none"
+
+
+def step(recording, request, columns):
+    """(what the request does and costs, in words; the looks of the cells) of one request."""
+    rows, spec = request.rows, recording.spec
+    home, site = recording.arrays[recording.array[rows[0]]], SITES[int(recording.site[rows[0]])]
+    lanes = recording.thread[rows] % spec.warp_size
+    cost, asked, total, clashing = (banks if home.space == "shared" else sectors)(recording, rows, lanes, home.itemsize, site)
+    words = f"warp {request.warp}, epoch {request.epoch}: {len(rows)} of {spec.warp_size} lanes {VERBS[site.kind][0]} {home.space} array {home.name}: {cost}"
+    looks = [(lane, "active", "") for lane in lanes.tolist()]
+    looks += [(spec.warp_size + lane * columns + column, "clash" if column in clashing else "load", "") for lane, column in asked if column < columns]
+    looks += [(spec.warp_size + spec.warp_size * columns + column, "clash" if column in clashing else "load", count) for column, count in total.items() if column < columns]
+    return words, looks
+
+
+def banks(recording, rows, lanes, itemsize, site):
+    """(cost in words, [(lane, bank)], {bank: words wanted at once}, banks in conflict)."""
+    spec, address = recording.spec, recording.address[rows]
+    size = np.full(len(rows), itemsize)
+    (turns,), (fewest,), (ways,) = spec.wavefronts(np.zeros(len(rows), np.int64), lanes, address, size, np.full(len(rows), site.kind == "atomic"))
+    each = max(itemsize // spec.bank_bytes, 1)
+    asked, wanted = [], {}
+    for lane, start in zip(lanes.tolist(), address.tolist()):
+        for word in range(start // spec.bank_bytes, start // spec.bank_bytes + each):
+            bank, phase = word % spec.banks, lane * each // spec.banks
+            asked.append((lane, bank))
+            wanted.setdefault(bank, {}).setdefault(phase, []).append(word)
+    together = len if site.kind == "atomic" else lambda words: len(set(words))
+    total = {bank: max(map(together, phases.values())) for bank, phases in wanted.items()}
+    conflict = "no bank conflict" if ways == 1 else f"{ways}-way bank conflict"
+    return f"{conflict}, {plural(int(turns), 'turn')} (fewest {fewest})", asked, total, {bank for bank, n in total.items() if n > 1}
+
+
+def sectors(recording, rows, lanes, itemsize, site):
+    """(cost in words, [(lane, sector)], {sector: lanes}, sectors if there are more than needed)."""
+    spec, address = recording.spec, recording.address[rows]
+    (touched,), (fewest,) = spec.sectors(np.zeros(len(rows), np.int64), address, np.full(len(rows), itemsize))
+    distinct, column = np.unique(address // spec.sector_bytes, return_inverse=True)
+    total = dict(enumerate(np.bincount(column).tolist()))
+    return f"{plural(int(touched), 'sector')} (fewest {fewest})", list(zip(lanes.tolist(), column.tolist())), total, set(total) if touched > fewest else set()

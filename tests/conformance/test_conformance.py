@@ -1,0 +1,117 @@
+"""Numba-cuda's own tests, which come with its package, run on the simulator; Numba's own simulator runs them beside it."""
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+MODULES = """test_sm test_sync test_atomics test_intrinsics test_constmem test_localmem test_cooperative_groups test_warp_ops test_idiv test_array_args test_laplace
+    test_device_func test_globals test_forall test_montecarlo test_math test_operator test_slicing test_lang test_nondet test_blackscholes test_reduction
+    test_vector_type test_array test_iterators test_enums test_ssa test_powi test_casting test_boolean test_minmax test_cache_hints test_transpose""".split()
+
+DECLARED, CABI = "test_device_func.TestDeclareDevice.test_", "test_device_func.TestDeclareDeviceCABI.test_declare_device_cabi_"
+
+NOT_APPLICABLE = {
+    "links CUDA C++ code, which only a GPU runs": [
+        *(DECLARED + name for name in """call_declared_function_twice call_two_different_declared_functions declared_in_called_function
+            declared_in_called_function_and_parent declared_in_called_function_twice declared_in_called_function_two_calls include_cuda_header link_cu_source
+            link_multiple_sources_list link_multiple_sources_set link_multiple_sources_tuple link_sources_in_memory_and_on_disk""".split()),
+        *(CABI + name for name in "basic pointer_return propagate two_args void_return zero_args".split()),
+        "test_cooperative_groups.TestCudaCooperativeGroups.test_external_cooperative_func",
+    ],
+    "makes an array of a device pointer": ["test_array.TestCudaArray.test_carray", "test_array.TestCudaArray.test_farray"],
+    "asserts the strides of Numba's device arrays, which the driver holds": [
+        "test_array.TestCudaArray.test_array_like_2d_view_transpose_device",
+        "test_transpose.TestTranspose.test_transpose_view",
+    ],
+    "launches 5,663,031,296 threads": ["test_intrinsics.TestCudaIntrinsic.test_issue_9229"],
+}
+
+# Mistakes in kernels of Numba's tests, which pass on a GPU all the same.
+FINDINGS = {
+    # a shared array that nobody has written is summed
+    "test_sm.TestSharedMemoryIssue.test_issue_2393": ["uninitialized-read"],
+    # outx = np.array((10,)) has one element, where np.zeros((10,)) was meant
+    "test_localmem.TestCudaLocalMem.test_struct_model_type_arr": ["out-of-bounds"],
+    # ary[i] = ary[0], and thread 0 writes the ary[0] that the others read
+    "test_warp_ops.TestCudaWarpOperations.test_useful_syncwarp": ["race-global"],
+}
+
+RUN = Path(__file__).with_name("run.py")
+WORDS = ("passed", "failed", "skipped")
+PARTS = 4  # processes; each imports Numba anew
+INAPPLICABLE = {test: reason for reason, tests in NOT_APPLICABLE.items() for test in tests}
+
+
+class Summary:
+    """A plugin that ends the run's output with one line."""
+
+    def __init__(self, line):
+        self.line = line
+
+    def pytest_terminal_summary(self, terminalreporter):
+        terminalreporter.write_line(self.line)
+
+
+def run(modules, *options):
+    """{test: [outcome, launches, kinds of findings, why]} of some modules, in a process of their own."""
+    done = subprocess.run([sys.executable, RUN, *options, *modules], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, done.args))} ended with {done.returncode}\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def outcomes(request):
+    """What became of every test: on ours, and on Numba's own simulator."""
+    for package in ("numba_cuda", "filecheck", "cffi"):
+        if importlib.util.find_spec(package) is None:
+            line = f"conformance: NOT RUN, {package} is missing (numba-cuda's tests need it: pip install {package})"
+            request.config.pluginmanager.register(Summary(line))
+            pytest.fail(line)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        parts = [pool.submit(run, MODULES[part::PARTS]) for part in range(PARTS)]
+        numbas = pool.submit(run, MODULES, "--numba")
+        ours, numbas = {test: what for part in parts for test, what in part.result().items()}, numbas.result()
+    passed = sum(what[0] == "passed" for what in ours.values())
+    launched = sum(what[0] == "passed" and what[1] > 0 for what in ours.values())
+    own = Counter(what[0] for what in numbas.values())["passed"]
+    request.config.pluginmanager.register(Summary(f"conformance: {passed} of {len(ours) - len(INAPPLICABLE)} applicable numba-cuda tests pass, {launched} of them "
+                                                  f"after simulated launches (Numba's own simulator: {own} of all {len(ours)})"))
+    return ours, numbas
+
+
+def test_what_applies_passes(outcomes):
+    ours, _ = outcomes
+    wrong = {test: why for test, (word, _, _, why) in ours.items() if word != "passed" and test not in INAPPLICABLE}
+    assert not wrong, "\n\n".join(f"{test}\n{why}" for test, why in wrong.items())
+
+
+def test_what_does_not_apply_is_there_and_does_not_pass(outcomes):
+    ours, _ = outcomes
+    assert {test: ours[test][0] for test in INAPPLICABLE if ours[test][0] == "passed"} == {}
+
+
+def test_all_that_numbas_own_simulator_passes_passes(outcomes):
+    ours, numbas = outcomes
+    assert {test for test, what in numbas.items() if what[0] == "passed"} <= {test for test, what in ours.items() if what[0] == "passed"}
+
+
+def test_findings_are_the_known_mistakes(outcomes):
+    ours, _ = outcomes
+    assert {test: kinds for test, (_, _, kinds, _) in ours.items() if kinds} == FINDINGS
+
+
+def test_table(outcomes, capsys):
+    """Prints, for each module, how many tests passed, failed and were skipped: ours, then Numba's own."""
+    counts = [Counter((test.split(".")[0], what[0]) for test, what in side.items()) for side in outcomes]
+    with capsys.disabled():
+        print(f"\n{'':28}{'ours':^30}{'Numba simulator':^30}\n{'':28}" + "".join(f"{word:>10}" for word in WORDS * 2))
+        for module in MODULES:
+            print(f"{module:28}" + "".join(f"{count[module, word]:>10}" for count in counts for word in WORDS))
+    assert [sum(count.values()) for count in counts] == [515, 515]

@@ -1,0 +1,203 @@
+"""flash_attention and warp_attention: against the oracle, on hard inputs, in every order of threads; on a GPU too, where there is one."""
+
+import functools
+import itertools
+import math
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels import attention, flash_attention, warp_attention
+from kernels.flash_forward import flash_forward
+from kernels.launch import simulated
+from kernels.reference import attention_backward, scores
+from kernels.warp_forward import warp_forward
+
+FORWARD = pytest.mark.parametrize("forward", [flash_forward, warp_forward])
+ATTENTION = pytest.mark.parametrize("kernel", [flash_attention, warp_attention])
+DEVICE = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+CAUSAL = pytest.mark.parametrize("causal", [False, True])
+LENGTHS, HEAD_SIZES = (1, 2, 31, 32, 33, 65), (1, 8, 33, 64)
+
+
+def worst(got, wanted):
+    return (got.cpu() - wanted.cpu()).abs().max().item()
+
+
+def normal(seed, *shapes, device="cpu"):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(device) for shape in shapes]
+
+
+def right(o, log_sum, q, k, v, causal, scale=None, tolerance=1e-5):
+    """Whether (O, L) are those of the oracle in float64."""
+    q, k, v = (tensor.double() for tensor in (q, k, v))
+    wanted = torch.logsumexp(scores(q, k, causal, scale), -1)
+    return worst(o, attention(q, k, v, causal, scale)) <= tolerance and worst(log_sum, wanted) <= tolerance
+
+
+# Right answers ----------------------------------------------------------------------------------------------------
+
+
+def sizes():
+    """Every length with every head size; but in the simulator, where a shuffle is dear, warps get wide heads at two lengths only."""
+    for forward, n, d in itertools.product((flash_forward, warp_forward), LENGTHS, HEAD_SIZES):
+        slow = forward is warp_forward and d > 8 and n not in (1, 33)
+        yield pytest.param(forward, n, d, "cuda", marks=pytest.mark.gpu)
+        if not slow:
+            yield pytest.param(forward, n, d, "cpu")
+
+
+@pytest.mark.parametrize(("forward", "n", "d", "device"), list(sizes()))
+def test_equals_the_oracle(forward, n, d, device):
+    causal = (LENGTHS.index(n) + HEAD_SIZES.index(d)) % 2 == 0
+    q, k, v = normal(n * d, *[(1, 1, n, d)] * 3, device=device)
+    assert right(*forward(q, k, v, causal), q, k, v, causal)
+
+
+@DEVICE
+@FORWARD
+@CAUSAL
+def test_several_batches_and_heads_and_a_scale(forward, causal, device):
+    q, k, v = normal(1, *[(2, 3, 5, 4)] * 3, device=device)
+    assert right(*forward(q, k, v, causal, scale=0.7), q, k, v, causal, scale=0.7)
+
+
+@DEVICE
+@FORWARD
+@CAUSAL
+@pytest.mark.parametrize(("n", "keys"), [(3, 40), (40, 3)])
+def test_more_keys_than_queries_and_fewer(forward, causal, n, keys, device):
+    q, k, v = normal(2, (1, 1, n, 4), (1, 1, keys, 4), (1, 1, keys, 4), device=device)
+    assert right(*forward(q, k, v, causal), q, k, v, causal)
+
+
+@DEVICE
+@FORWARD
+def test_the_widest_head(forward, device):
+    q, k, v = normal(3, *[(1, 1, 3, 128)] * 3, device=device)
+    assert right(*forward(q, k, v), q, k, v, causal=True)
+
+
+@DEVICE
+@ATTENTION
+def test_agrees_with_pytorch_on_strided_heads(kernel, device):
+    """Heads as a layer makes them: a permuted view of one tensor (B, N, 3, H, d)."""
+    (projected,) = normal(4, (2, 9, 3, 2, 4), device=device)
+    q, k, v = projected.permute(2, 0, 3, 1, 4)
+    assert not q.is_contiguous()
+    assert worst(kernel(q, k, v), scaled_dot_product_attention(q, k, v, is_causal=True)) <= 1e-6
+
+
+@ATTENTION
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 0, 3, 4)])
+def test_nothing_in_nothing_out(kernel, shape):
+    q = torch.zeros(shape)
+    assert kernel(q, q, q).shape == shape
+
+
+@ATTENTION
+def test_no_query_no_output(kernel):
+    k = torch.zeros(1, 1, 3, 4)
+    assert kernel(k[:, :, :0], k, k).shape == (1, 1, 0, 4)
+
+
+# Hard numbers -----------------------------------------------------------------------------------------------------
+
+
+@DEVICE
+@FORWARD
+@CAUSAL
+@pytest.mark.parametrize("sign", [1, -1])
+def test_scores_near_ten_thousand(forward, causal, sign, device):
+    """Scores are 10000 ± a few; float32 holds them to 0.0005, so the weights, e to the score, can only be right to that order."""
+    q, k, v = normal(5, *[(1, 1, 33, 8)] * 3, device=device)
+    q, k = q / 30, k / 30
+    q[..., 0], k[..., 0] = 100, 100 * sign
+    o, log_sum = forward(q, k, v, causal, scale=1.0)
+    assert log_sum.abs().min().item() > 9900
+    assert right(o, log_sum, q, k, v, causal, scale=1.0, tolerance=1e-2)
+
+
+@DEVICE
+@FORWARD
+def test_masked_rows_are_zero_and_masked_keys_are_ignored(forward, device):
+    """Scores of -inf, as from a mask put into k: query 0, causal, sees masked keys alone; the next ones a masked key first."""
+    q, k, v = normal(6, *[(1, 1, 40, 2)] * 3, device=device)
+    q[..., 0], k[..., 0], k[..., [0, 5, 33], 0] = 1, 0, -math.inf
+    o, log_sum = forward(q, k, v, causal=True)
+    assert (o[0, 0, 0].tolist(), log_sum[0, 0, 0].item()) == ([0, 0], -math.inf)
+    seen = attention(q, k, v, causal=True)[:, :, 1:]
+    assert worst(o[:, :, 1:], seen) <= 1e-5
+    assert right(o[:, :, 1:], log_sum[:, :, 1:], q[:, :, 1:], k, v, causal=False) is False  # the mask does matter here
+
+
+@DEVICE
+@FORWARD
+@CAUSAL
+def test_one_query_one_key(forward, causal, device):
+    q, k, v = (torch.tensor(x, device=device).view(1, 1, 1, 2) for x in ([1.0, 2.0], [3.0, 4.0], [5.0, 6.0]))
+    o, log_sum = forward(q, k, v, causal, scale=1.0)
+    assert (o.tolist(), log_sum.tolist()) == ([[[[5, 6]]]], [[[11]]])
+
+
+@DEVICE
+@ATTENTION
+def test_nan_is_not_hidden(kernel, device):
+    q, k, v = normal(7, *[(1, 1, 3, 2)] * 3, device=device)
+    k[0, 0, 1, 0] = math.nan
+    assert kernel(q, k, v)[0, 0].isnan().any(dim=1).tolist() == [False, True, True]
+
+
+# Every order of threads -------------------------------------------------------------------------------------------
+
+
+@FORWARD
+@pytest.mark.parametrize("engine", ["fibers", "threads"])
+def test_no_order_of_threads_changes_anything(forward, engine):
+    """Several blocks, a ragged tile: no finding, not even a warning, and the same bits each time."""
+    n = 65 if forward is flash_forward else 5
+    q, k, v = normal(8, (1, 1, n, 1), (1, 1, 34, 1), (1, 1, 34, 1))
+    reports = []
+
+    def run(*launch, seed):
+        reports.append(simulated(*launch, engine=engine, seed=seed, on_finding="report"))
+
+    results = [forward(q, k, v, run=functools.partial(run, seed=seed)) for seed in range(20)]
+    assert [report.findings for report in reports] == [()] * 20
+    assert all(torch.equal(got, wanted) for result in results for got, wanted in zip(result, results[0], strict=True))
+    assert right(*results[0], q, k, v, causal=True)
+
+
+# Gradients --------------------------------------------------------------------------------------------------------
+
+
+@DEVICE
+@ATTENTION
+@CAUSAL
+def test_gradients_are_those_of_the_oracle(kernel, causal, device):
+    inputs = [tensor.requires_grad_() for tensor in normal(9, *[(2, 1, 5, 3)] * 3, device=device)]
+    (d_o,) = normal(10, (2, 1, 5, 3), device=device)
+    got = torch.autograd.grad(kernel(*inputs, causal, scale=0.6), inputs, d_o)
+    wanted = torch.autograd.grad(attention(*(tensor.double() for tensor in inputs), causal, scale=0.6), inputs, d_o.double())
+    assert all(worst(g, w) <= 1e-5 for g, w in zip(got, wanted, strict=True))
+
+
+def test_the_written_out_gradient_is_autograds():
+    """In float64, with more keys than queries and a default scale."""
+    inputs = [t.double().requires_grad_() for t in normal(11, (2, 4, 3), (2, 6, 3), (2, 6, 3))]
+    d_o = normal(12, (2, 4, 3))[0].double()
+    o = attention(*inputs, causal=True)
+    wanted = torch.autograd.grad(o, inputs, d_o)
+    log_sum = torch.logsumexp(scores(*inputs[:2], causal=True), -1)
+    got = attention_backward(*inputs, o, log_sum, d_o, causal=True)
+    assert all(worst(g, w) <= 1e-14 for g, w in zip(got, wanted, strict=True))
+
+
+@ATTENTION
+def test_no_second_derivative(kernel):
+    q = torch.ones(1, 1, 2, 1, requires_grad=True)
+    (gradient,) = torch.autograd.grad(kernel(q, q, q).square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
