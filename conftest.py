@@ -5,6 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import settings
 from nbval.plugin import IPyNbCell
 
 from course.doctor import gpu_names
@@ -15,6 +16,9 @@ gpu_tests = pytest.StashKey[int]()
 
 
 def pytest_configure(config):
+    # CI draws the same examples every time, and no example fails for being slow on a busy machine.
+    settings.register_profile("course", derandomize="CI" in os.environ, deadline=None)
+    settings.load_profile("course")
     folder = TemporaryDirectory(prefix="course-tests-")
     config.add_cleanup(folder.cleanup)
     config.stash[state] = Path(folder.name)

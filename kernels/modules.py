@@ -4,17 +4,17 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from kernels.warp_forward import warp_attention
+from kernels.flash_forward import flash_attention
 
 
 class FusedAttention(nn.Module):
     """Self-attention without the N×N matrix: what nn.MultiheadAttention computes, with parameters of the same names and shapes.
 
     embed_dim: E, a multiple of num_heads; E / num_heads <= 128. bias: whether the projections have one. attention: the kernel's function,
-    `warp_attention` or `flash_attention`.
+    `flash_attention` or `warp_attention`.
     """
 
-    def __init__(self, embed_dim, num_heads, bias=True, attention=warp_attention):
+    def __init__(self, embed_dim, num_heads, bias=True, attention=flash_attention):
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
             raise ValueError(f"argument embed_dim is {embed_dim}; wanted a multiple of num_heads, {num_heads}")

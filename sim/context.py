@@ -25,6 +25,7 @@ class Context:
         self.random = np.random.default_rng(seed)
         self.listeners = {hook: listeners(observers, hook) for hook in HOOKS}
         self.log = array("q") if self.listeners["accesses"] else None
+        self.decisions = array("q") if self.listeners["branches"] else None  # a site, 12 bits of thread, and whether its branch was taken
         self.values = []  # what the stores and atomics in the log wrote
         self.segments, self.last_segment = [], -1  # (position in the log, thread): who appended what follows
         self.findings = []
@@ -94,6 +95,15 @@ class Context:
             self.values.clear()
             self.announce("accesses", batch)
         self.segments.clear()
+        if self.decisions:
+            words = np.array(self.decisions, np.int64)
+            del self.decisions[:]
+            self.announce("branches", self.thread.block.index, self.thread.block.epoch, words >> 1 & 4095, words >> 13, words & 1)
+
+    def branch(self, taken, site):
+        """The running thread decides at a branch."""
+        self.decisions.append((site << 12 | self.thread.linear) << 1 | bool(taken))
+        return taken
 
     def line(self, site):
         """The counters of the source line on which the site with this number lies: a dictionary for tools to add to."""

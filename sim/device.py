@@ -3,6 +3,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+NOTHING = np.iinfo(np.int32).max  # sorts behind every word of shared memory
 
 @dataclass(frozen=True)
 class DeviceSpec:
@@ -76,26 +77,29 @@ class DeviceSpec:
         for each access: atomics), lanes that want one word take turns too. Source: CUDA C++ Programming Guide, "Shared Memory", for 5.x and newer.
         """
         count, words = int(request.max()) + 1, np.maximum(size // self.bank_bytes, 1)
-        part = lane % self.warp_size * words // self.banks
-        phase = request * self.warp_size + part
-        repeated = np.repeat(np.arange(len(words)), words)
-        word = address[repeated] // self.bank_bytes + np.arange(len(repeated)) - np.repeat(np.cumsum(words) - words, words)
+        phases = np.ones(count, np.int64)
+        phases[request] = -(-self.warp_size * words // self.banks)
+        first = np.cumsum(phases) - phases
+        # a row for each phase, in which each lane has its place: what it wants, as bank and row of the bank
+        word = address // self.bank_bytes
         word -= word.min() // self.banks * self.banks
-        rows = int(word.max()).bit_length()
-        bank = phase[repeated] * self.banks + word % self.banks
-        key = np.sort(bank << rows | word // self.banks)
-        alone = np.zeros(count, bool)
-        alone[request] = serial
-        served = key >> rows
-        kept = np.diff(key, prepend=-1) != 0
-        kept |= alone[served // (self.banks * self.warp_size)]
-        served = served[kept]
-        runs = starts_of_runs(served)  # one for each bank of each phase
-        wanted, phase = np.diff(runs, append=len(served)), served[runs] // self.banks
-        phases = starts_of_runs(phase)
-        most, of = np.maximum.reduceat(wanted, phases), phase[phases] // self.warp_size
-        firsts = starts_of_runs(of)
-        return np.add.reduceat(most, firsts), np.diff(firsts, append=len(of)), np.maximum.reduceat(most, firsts)
+        shift = (int(word.max()) + int(words.max())).bit_length()
+        wanted = np.full(int(phases.sum()) * self.banks, NOTHING, np.int32)
+        place = first[request] * self.banks + lane % self.warp_size * words
+        for part in range(int(words.max())):
+            has = words > part
+            wanted[place[has] + part] = (word[has] + part) % self.banks << shift | (word[has] + part) // self.banks
+        wanted = np.sort(wanted.reshape(-1, self.banks), axis=1)
+        # how many different words (or, where serial, lanes) have come so far, in the whole row and since its bank began
+        there = wanted != NOTHING
+        takes_turns = np.zeros(count, bool)
+        takes_turns[request] = serial
+        new = there & ((np.diff(wanted, axis=1, prepend=-1) != 0) | np.repeat(takes_turns, phases)[:, None])
+        so_far = np.cumsum(new, axis=1, dtype=np.int16)
+        bank_begins = there & (np.diff(wanted >> shift, axis=1, prepend=-1) != 0)
+        before = np.maximum.accumulate(np.where(bank_begins, so_far, 0), axis=1)
+        ways = (so_far - before + 1).max(axis=1) * there[:, 0]
+        return np.add.reduceat(ways, first, dtype=np.int64), np.add.reduceat(there[:, 0], first, dtype=np.int64), np.maximum.reduceat(ways, first)
 
 
 def starts_of_runs(values):

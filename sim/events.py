@@ -14,7 +14,7 @@ SITE_SHIFT = ADDRESS_BITS + 4
 SPACE_SHIFT = ADDRESS_BITS - 2
 SPACES = ("global", "const", "shared", "local")
 GLOBAL, CONST, SHARED, LOCAL = range(4)
-KINDS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3}
+KINDS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3}
 LOAD, STORE, ATOMIC, BARRIER = range(4)
 
 
@@ -22,7 +22,7 @@ LOAD, STORE, ATOMIC, BARRIER = range(4)
 class Site:
     """One place in a kernel's source where something happens: an access, a barrier, a loop's back-edge."""
 
-    kind: str  # "load", "store", "atomic", "loop", "call"
+    kind: str  # "load", "store", "atomic", "loop", "call", "branch"
     function: str
     line: int  # within the function, its `def` line being line 1
     column: int
@@ -185,6 +185,9 @@ class Observer:
     def access_refused(self, access: Access, array, index: tuple[int, ...], shape: tuple[int, ...]):
         """An access outside its array, or with a negative index, before it is dropped or done."""
 
+    def branches(self, block: Index3, epoch: int, thread: np.ndarray, site: np.ndarray, taken: np.ndarray):
+        """What threads of one block decided at branches, in the order in which they did, as parallel int64 arrays."""
+
     def collective(self, name: str, block: Index3, site: int):
         """Threads of `block` do one thing together: all of them a barrier, which is about to open, or lanes of a warp a shuffle, of which the first arrives."""
 
@@ -214,7 +217,7 @@ class EpochObserver(Observer):
     """A tool that wants the accesses to one memory space, whole epochs of blocks at a time: override `space` and `epochs`."""
 
     space = GLOBAL
-    lump = 1 << 18  # accesses at a time: numpy likes long arrays
+    lump = 1 << 14  # accesses at a time: long enough for numpy, short enough for the processor's cache
 
     def __init__(self):
         self.open, self.closed, self.number, self.held = {}, [], 0, 0
@@ -227,7 +230,10 @@ class EpochObserver(Observer):
         mine = batch.space == self.space
         if mine.any():
             columns = batch.thread[mine].astype(np.int64), batch.site[mine].astype(np.int64), batch.address[mine], batch.size[mine]
-            self.open.setdefault(batch.block, []).append(columns)
+            self.keep(batch.block, *columns)
+
+    def keep(self, block, *columns):
+        self.open.setdefault(block, []).append(columns)
 
     def barrier_opened(self, block, epoch):
         self.close(block)

@@ -3,6 +3,7 @@ import builtins
 import contextlib
 import inspect
 from dataclasses import dataclass
+from enum import Enum
 from math import prod
 
 import numpy as np
@@ -120,7 +121,7 @@ class Launch:
 
     def binder(self, context, dialect):
         given = NUMBERS | {PREFIX + name: function for name, function in accessors(context.log, context.values).items()}
-        given |= {PREFIX + "tick": context.tick, PREFIX + "cuda": dialect}
+        given |= {PREFIX + "tick": context.tick, PREFIX + "branch": context.branch, PREFIX + "cuda": dialect}
         modules = {"math": mathematics.math, "cmath": mathematics.cmath, "numba.cuda.libdevice": dialect.libdevice, "numba.cuda.cg": dialect.cg, "numba.cuda.fp16": dialect.fp16}
         return Binder(context, dialect, modules, BUILTINS, given)
 
@@ -207,9 +208,8 @@ def bound(context, name, value, arrays, places):
     if name in arrays:
         array, (allocation, offset) = arrays[name], places[name]
         return Array(context, allocation, offset, array.dtype, array.shape, array.strides, name)
-    if value is None:
-        return None
-    try:
+    if value is None or isinstance(value, (Enum, np.void, np.int8, np.int16, np.int32)):  # clz and popc count in the width of a narrow integer
+        return value
+    if isinstance(value, (int, float, complex, np.bool_, np.number)) or type(value).__module__ == "ml_dtypes":
         return arithmetic.domain(value)
-    except TypeError:
-        raise LaunchError(f"argument {name} is a {type(value).__name__}; a kernel takes numpy arrays, CPU tensors, numbers and tuples of them") from None
+    raise LaunchError(f"argument {name} is a {type(value).__name__}; a kernel takes numpy arrays, CPU tensors, numbers and tuples of them")

@@ -14,7 +14,7 @@ class Report:
 
     `counters` is a plain dictionary. Always there: "threads", "blocks", "barriers" (opened, summed over blocks). By the tool Traffic: "loads", "stores", "atomics";
     "memory" {space: {...}} and "arrays" {(space, name): {...}} with those and "load_bytes", "store_bytes", "atomic_bytes"; "together" {name: times}. By Coalescing:
-    "coalescing" {"requests", "sectors", "fewest_sectors"}. By Banks: "banks" {"shared_requests", "turns", "fewest_turns", "ways"}. "lines" has the same numbers as
+    "coalescing" {"requests", "sectors", "fewest_sectors"}. By Banks: "banks" {"shared_requests", "turns", "fewest_turns", "ways"}. By Branches: "branching" {"branches", "divergent"}. "lines" has the same numbers as
     {(function, line): {...}}. `trace` is the Recording of the tool Trace, or None; `code` the code objects that ran, the kernel's first.
     """
 
@@ -50,6 +50,9 @@ class Report:
             total = self.counters["banks"]
             worst = "no bank conflict" if total["ways"] == 1 else f"worst bank conflict {total['ways']}-way"
             yield f"shared memory: {total['shared_requests']:,} requests of warps take {total['turns']:,} turns; fewest possible {total['fewest_turns']:,}; {worst}"
+        if self.counters.get("branching", {}).get("branches"):
+            total = self.counters["branching"]
+            yield f"branches: {total['branches']:,} of warps, {total['divergent']:,} of them divergent"
         yield from self.notes
 
     def __str__(self):

@@ -18,7 +18,7 @@
 # - say what each of them looks like on a real GPU, where nobody tells you.
 #
 # Here are nine kernels with one bug each. None needs more than fifteen lines, and each does something that you would
-# really want. The simulator `sim` knows nine kinds of bugs, and this is one of each:
+# really want. The bugs are of nine kinds, and the simulator `sim` has a name for each:
 #
 # | | the wrong place | | the wrong moment | | waiting for ever |
 # |---|---|---|---|---|---|
@@ -299,8 +299,8 @@ print("wanted 1 to 8, got", out)
 # that was written stands at the end of the line.)
 #
 # They meet *within* one pass. `part[t] += part[t - step]` looks like one thing and is three: read, add, write. Between somebody's write and
-# somebody else's read of the same place belongs a barrier, and in this line there is no room for one. In the table above all threads read
-# before any of them writes; the kernel does not say so.
+# somebody else's read of the same place belongs a barrier. *A barrier*, says the likely fix too; but where? Between the passes there is one
+# already, and within this one line there is no room. In the table above all threads read before any of them writes; the kernel does not say so.
 #
 # The last pass is fine, by the way: after it each thread reads only what it has written itself.
 #
@@ -569,9 +569,10 @@ def shares(x, total, out):
 x = np.array([1, 2, 3, 4, 4, 3, 2, 1], dtype=float32)
 for blocks in [2, 3]:
     total, out = np.zeros(1, dtype=float32), np.full(8, np.nan, dtype=float32)
-    print("blocks:", blocks)
+    print(f"{blocks} blocks:")
     tell(simulate(shares, on_finding="report")[blocks, 4](x, total, out))
-    print("total:", total, " shares:", out, end="\n\n")
+    print("total", total, "shares", out)
+    print()
 
 # %% [markdown]
 # It is the mirror's mistake, one size larger. Two of three blocks stand at the barrier of the grid. The third had nothing to do, skipped the `if`, and
@@ -639,17 +640,18 @@ def sample(cumulative, u, token):
 cumulative = np.array([0.1, 0.3, 0.7, 1.0], dtype=float32)
 for draw in [0.05, 0.5]:
     u, token = np.array([draw], dtype=float32), np.full(1, -1)
-    print(f"u = {draw}")
+    print(f"u = {draw}:")
     tell(simulate(sample, max_steps=1000, on_finding="report")[1, 1](cumulative, u, token))
-    print("token:", token[0], end="\n\n")
+    print("token", token[0])
+    print()
 
 # %% [markdown]
 # For some. For 0.05 the answer is always on the left, `high` comes down, and the loop ends. For 0.5, `low, high` become 1, 3, and then the middle is 2: `high = 2`. From 1, 2
 # the middle is 1 again, and `low = 1` changes nothing, for ever. The interval must get **smaller each time**, and this one stopped.
 #
 # How does `sim` know? It does not: no program can tell in general whether another one will ever end. It counts. After so many rounds of `while` loops in
-# which no thread has ended, it gives up and says which thread is in which loop. Without `max_steps` it would have been a million rounds, some
-# seconds. If a kernel really needs more, raise it.
+# which no thread has ended, it gives up and says which thread is in which loop. Without `max_steps` it would have been a million rounds, about a
+# second. If a kernel really needs more, raise it.
 #
 # ### Exercise 4.9 · sample · one line
 #
@@ -715,7 +717,7 @@ check.ex04_9(sample_fixed)
 # Each of the nine with twenty seeds: how often the broken kernel gave the right values and how often `sim` saw the bug, then the same for yours.
 
 # %%
-def filled(*values):
+def floats(*values):
     return np.array(values, dtype=float32)
 
 
@@ -723,16 +725,17 @@ def nothing(size):
     return np.full(size, np.nan, dtype=float32)
 
 
+digits, hill = floats(3, 1, 4, 1, 5, 9, 2, 6), floats(1, 2, 3, 4, 4, 3, 2, 1)
 LAUNCHES = {  # kernel: grid, block, its inputs, its outputs before the launch, what NumPy says they are after it
     "checkerboard": (1, (8, 8), [], [np.full((3, 5), -1)], [np.indices((3, 5)).sum(axis=0) % 2]),
-    "previous": (2, 4, [filled(1, 2, 3, 4, 5, 6)], [nothing(6)], [filled(0, 1, 2, 3, 4, 5)]),
-    "block_max": (2, 4, [filled(-3, -1, -4, -1, -5, -9)], [nothing(2)], [filled(-1, -5)]),
-    "running_sum": (1, 8, [filled(3, 1, 4, 1, 5, 9, 2, 6)], [nothing(8)], [np.cumsum(filled(3, 1, 4, 1, 5, 9, 2, 6))]),
+    "previous": (2, 4, [floats(1, 2, 3, 4, 5, 6)], [nothing(6)], [floats(0, 1, 2, 3, 4, 5)]),
+    "block_max": (2, 4, [floats(-3, -1, -4, -1, -5, -9)], [nothing(2)], [floats(-1, -5)]),
+    "running_sum": (1, 8, [digits], [nothing(8)], [np.cumsum(digits)]),
     "histogram": (2, 4, [letters], [np.zeros(3, dtype=int32)], [np.bincount(letters)]),
-    "mirror": (2, 4, [filled(1, 2, 3, 4, 5, 6)], [nothing(6)], [filled(4, 3, 2, 1, 6, 5)]),
+    "mirror": (2, 4, [floats(1, 2, 3, 4, 5, 6)], [nothing(6)], [floats(4, 3, 2, 1, 6, 5)]),
     "swap_neighbours": (1, 32, [np.arange(32).astype(float32)], [nothing(32)], [np.arange(32) ^ 1]),
-    "shares": (3, 4, [filled(1, 2, 3, 4, 4, 3, 2, 1)], [np.zeros(1, dtype=float32), nothing(8)], [filled(20), filled(1, 2, 3, 4, 4, 3, 2, 1) / 20]),
-    "sample": (1, 4, [cumulative, filled(0.05, 0.5, 0.2, 0.9)], [np.full(4, -1)], [np.array([0, 2, 1, 3])]),
+    "shares": (3, 4, [hill], [np.zeros(1, dtype=float32), nothing(8)], [floats(20), hill / 20]),
+    "sample": (1, 4, [cumulative, floats(0.05, 0.5, 0.2, 0.9)], [np.full(4, -1)], [np.array([0, 2, 1, 3])]),
 }
 
 
@@ -751,13 +754,21 @@ def twenty_seeds(kernel, name):
 
 
 # %% tags=["uses-exercise"]
-BROKEN = [checkerboard, previous, block_max, running_sum, histogram, mirror, swap_neighbours, shares, sample]
-FIXED = [checkerboard_fixed, previous_fixed, block_max_fixed, running_sum_fixed, histogram_fixed,
-         mirror_fixed, swap_neighbours_fixed, shares_fixed, sample_fixed]
+MENDED = {
+    checkerboard: checkerboard_fixed,
+    previous: previous_fixed,
+    block_max: block_max_fixed,
+    running_sum: running_sum_fixed,
+    histogram: histogram_fixed,
+    mirror: mirror_fixed,
+    swap_neighbours: swap_neighbours_fixed,
+    shares: shares_fixed,
+    sample: sample_fixed,
+}
 
 print(f"{'':16}   as found here             mended")
 print(f"{'kernel':16}   right       findings      right       findings")
-for broken, fixed in zip(BROKEN, FIXED):
+for broken, fixed in MENDED.items():
     name = broken.__name__
     print(f"{name:16} {twenty_seeds(broken, name)}    {twenty_seeds(fixed, name)}")
 
@@ -771,7 +782,7 @@ for broken, fixed in zip(BROKEN, FIXED):
 
 # %% tags=["uses-exercise"]
 on_this_machine = cuda.jit if cuda.is_available() else simulate
-for broken, fixed in zip(BROKEN, FIXED):
+for broken, fixed in MENDED.items():
     _, right = launched(fixed, broken.__name__, on_this_machine)
     print(f"{fixed.__name__:22} right: {right}")
 

@@ -55,7 +55,7 @@ def element_kind(dtype):
 
 def kind_of_value(value):
     """The kind of a launch argument, a global or a free variable. Bits are rounded up, so that few specialisations arise."""
-    if isinstance(value, (bool, np.bool_)):
+    if isinstance(value, (bool, np.bool_, np.int8, np.int16, np.int32)):  # a narrow integer keeps its width, which Python's operators would not drop
         return ANY
     if isinstance(value, (int, np.signedinteger)):
         rounded = -(-int(value).bit_length() // 8) * 8

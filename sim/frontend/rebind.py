@@ -26,7 +26,7 @@ PER_THREAD = {"laneid"}  # names whose value, not only whose attributes, changes
 SUSPENDING = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "syncwarp", "this_grid", "activemask", "shfl_sync", "shfl_up_sync",
               "shfl_down_sync", "shfl_xor_sync", "vote_sync_intrinsic", "all_sync", "any_sync", "eq_sync", "ballot_sync", "match_any_sync", "match_all_sync"}
 YIELDING = {"atomic", "threadfence", "threadfence_block", "threadfence_system", "nanosleep"}
-CODES = weakref.WeakKeyDictionary()  # function -> {(kinds of parameters, of globals, logged): Code}
+CODES = weakref.WeakKeyDictionary()  # function -> {(kinds of parameters, of globals, tools that listen): Code}
 
 
 class DType:
@@ -115,20 +115,20 @@ def is_number(dtype):
 class Code:
     """A function's rewritten code object, or its own where it has no source. Keeps no reference to the function, which would keep both alive for ever."""
 
-    def __init__(self, function, parameters, logged):
+    def __init__(self, function, parameters, heard):
         tree = tree_of(function)
         self.rewritten = tree is not None
         self.constants = {}
-        self.code = self.rewrite(function, tree, parameters, logged) if self.rewritten else function.__code__
+        self.code = self.rewrite(function, tree, parameters, heard) if self.rewritten else function.__code__
         self.loops = not self.rewritten or any(isinstance(node, ast.While) for node in ast.walk(tree))
         self.used = set(names_in(function.__code__))
 
-    def rewrite(self, function, tree, parameters, logged):
+    def rewrite(self, function, tree, parameters, heard):
         names = Names(function)
         kinds = Kinds(function, tree, dict(parameters), dtype_or_none)
         aliases = {name: cuda_name(names.value(name)) for name in names_in(function.__code__) if cuda_name(names.value(name)) in PER_THREAD}
         text = dict(enumerate(source_lines(function), function.__code__.co_firstlineno))
-        rewriter = Rewriter(function.__name__, tree.lineno, text, kinds, aliases, logged)
+        rewriter = Rewriter(function.__name__, tree.lineno, text, kinds, aliases, *heard)
         tree.args.defaults, tree.args.kw_defaults = [], [None] * len(tree.args.kw_defaults)
         tree.body = [statement for part in tree.body for statement in flat(rewriter.visit(part))]
         self.constants = rewriter.constants
@@ -232,12 +232,13 @@ class Binder:
         return copy
 
     def code(self, function, names, parameters):
-        """The function's code for these kinds of parameters, for what its globals are now, and for a launch that is logged or not."""
+        """The function's code for these kinds of parameters, for what its globals are now, and for what is heard: accesses, branches."""
         known = CODES.setdefault(function, {})
         outside = tuple(kind_of_global(names.value(name)) for name in names_in(function.__code__))
-        key = parameters, outside, self.context.log is not None
+        heard = self.context.log is not None, self.context.decisions is not None
+        key = parameters, outside, heard
         if key not in known:
-            known[key] = Code(function, parameters, self.context.log is not None)
+            known[key] = Code(function, parameters, heard)
         return known[key]
 
     def rebound(self, value):

@@ -19,11 +19,11 @@ MAX_INDICES = 5
 
 
 class Rewriter(ast.NodeTransformer):
-    """Rewrites one function, for a launch whose accesses are `logged` or not. `constants` collects the names that stand for numpy constants."""
+    """Rewrites one function, for a launch whose accesses are `logged`, and whose branches are `watched`, or not. `constants` collects the names that stand for numpy constants."""
 
-    def __init__(self, function_name, first_line, text, kinds, aliases, logged):
+    def __init__(self, function_name, first_line, text, kinds, aliases, logged, watched):
         self.function_name, self.first_line, self.text = function_name, first_line, text
-        self.kinds, self.aliases, self.logged = kinds, aliases, logged
+        self.kinds, self.aliases, self.logged, self.watched = kinds, aliases, logged, watched
         self.constants, self.temporaries = {}, 0
 
     # --- building blocks --------------------------------------------------------------------------------------------------
@@ -199,10 +199,20 @@ class Rewriter(ast.NodeTransformer):
         old = ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target)
         return ast.copy_location(ast.Assign([node.target], self.call(operator, [old, self.visit(node.value)], node)), node)
 
+    # --- branches ---------------------------------------------------------------------------------------------------------
+
+    def visit_If(self, node):
+        self.generic_visit(node)
+        if self.watched:
+            node.test = self.call("branch", [node.test, self.site("branch", node.test)], node.test)
+        return node
+
+    visit_IfExp = visit_If
+
     # --- loops ------------------------------------------------------------------------------------------------------------
 
     def visit_While(self, node):
         tick = ast.copy_location(ast.Expr(self.call("tick", [self.site("loop", node)], node)), node)
-        self.generic_visit(node)
+        self.visit_If(node)
         node.body.insert(0, tick)
         return node

@@ -59,10 +59,10 @@ class Array:
         place = self.place(index, site, "read")
         if place is None:
             return domain(poison(self.dtype))
-        if type(place) is Array or isinstance(place, Array):
+        if isinstance(place, Array):
             return place
         self.announce(place, site)
-        return domain(self.numpy[place]) if self.dtype.names is None else self.numpy[place]
+        return domain(self.numpy[place]) if self.dtype.names is None else self.numpy.view(np.recarray)[place]
 
     def store(self, index, value, site):
         """Write one element, or every element of a view (a scalar, or an array of that shape)."""
@@ -76,7 +76,7 @@ class Array:
                 place.store(inner, value.load(inner, site) if isinstance(value, Array) else value, site)
             return
         self.announce(place, site, value)
-        self.numpy[place] = stored(value, self.dtype)
+        self.numpy[place] = stored(value, self.dtype) if self.dtype.names is None else value
 
     def place(self, index, site, what):
         """What an index means: a tuple of `ndim` valid integers, a view (an Array), or None for an access that was refused."""

@@ -93,8 +93,9 @@ class Races(Observer):
                 if pair is not None:
                     pairs[one, other] = pair
         colliding = any(one & 3 == other & 3 == STORE for one, other in pairs)
-        for (one, other), pair in pairs.items():
-            equal = one & 3 == other & 3 == STORE and alike(rows[np.concatenate([sites[one], sites[other]])])
+        # what is written may hang on what is read in a race, so only where nothing but writes race do their values count
+        equal = all(one & 3 == other & 3 == STORE and alike(rows[np.concatenate([sites[one], sites[other]])]) for one, other in pairs)
+        for pair in pairs.values():
             if not (equal and self.allow_equal_writes):
                 yield self.finding(address, *(rows.row(position) for position in pair), equal, colliding)
 

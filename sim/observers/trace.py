@@ -43,17 +43,22 @@ class Trace(Observer):
         context.trace = Recording(context.block_shape, context.spec, tuple(self.blocks), arrays, array=array, element=element, cut=self.cut, **columns)
 
     def elements(self, addresses):
-        """The arrays that were touched, and for each address which of them and which element."""
-        distinct, inverse = np.unique(addresses, return_inverse=True)
-        homes, array, element = {}, [], []
-        for address in distinct.tolist():
-            if address < 0:
-                array.append(-1)
-                element.append(-1)
-                continue
-            allocation = self.space.find(address)
+        """The arrays that were touched, in the order in which they first were, and for each address which of them and which element."""
+        homes, array, element = [], np.full(len(addresses), -1), np.full(len(addresses), -1)
+        where = [(addresses >= a.base) & (addresses < a.base + a.root.size * a.copies) for a in self.space.allocations]
+        touched = [(int(mine.argmax()), mine, allocation) for mine, allocation in zip(where, self.space.allocations) if mine.any()]
+        for _, mine, allocation in sorted(touched, key=lambda entry: entry[0]):
             _, itemsize, shape, _ = allocation.home
-            home = Home(allocation.name, allocation.space, tuple(shape), itemsize)
-            array.append(homes.setdefault((allocation.base, home), len(homes)))
-            element.append(int(np.ravel_multi_index(allocation.index(address), shape)) if shape else 0)
-        return tuple(home for _, home in homes), np.array(array, np.int64)[inverse], np.array(element, np.int64)[inverse]
+            array[mine] = len(homes)
+            homes.append(Home(allocation.name, allocation.space, tuple(shape), itemsize))
+            distinct, inverse = np.unique(addresses[mine], return_inverse=True)
+            element[mine] = np.array([flat(allocation.index(address), shape) for address in distinct.tolist()])[inverse]
+        return tuple(homes), array, element
+
+
+def flat(index, shape):
+    """The position of an element in row-major order."""
+    position = 0
+    for i, n in zip(index, shape):
+        position = position * n + i
+    return position

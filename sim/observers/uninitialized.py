@@ -19,7 +19,8 @@ class Uninitialized(Observer):
         self.on_chip = {}  # (block, space) -> bool for each byte of the space's window: written in an earlier epoch
         self.epoch = {}  # block -> batches since its last barrier
         self.empty = [a for a in context.space.allocations if a.uninitialized]
-        self.suspects, self.writers = {}, {}  # for sim.empty(): address -> a load that no earlier write of its block covers; who writes it
+        self.suspects = {}  # for sim.empty(): (address, site) -> loads that no earlier write of their block covers
+        self.writers, self.setters = {}, {}  # address -> blocks that write it; that write it without reading it in the same breath
 
     def accesses(self, batch):
         self.epoch.setdefault(batch.block, []).append(batch)
@@ -75,20 +76,23 @@ class Uninitialized(Observer):
             self.suspects.setdefault((int(address[i]), int(site[i])), []).append((block, int(thread[i])))
         stores = np.flatnonzero(site & 3 != LOAD)
         mark(written, address[stores] - allocation.base, size[stores])
+        sets = self.sets(site)
         for i in stores:
             self.writers.setdefault(int(address[i]), set()).add(block)
+            if sets[i]:
+                self.setters.setdefault(int(address[i]), set()).add(block)
 
     def launch_finished(self, context):
         for (address, site), loads in self.suspects.items():
+            writers = self.setters if site & 3 == ATOMIC else self.writers
             for block, thread in loads:
-                if not self.writers.get(address, set()) - {block}:
+                if not writers.get(address, set()) - {block}:
                     yield self.finding(block, thread, site, address)
 
     def unwritten(self, written, offset, size, site, thread):
         """Positions of the loads of bytes that are not `written`, that their own thread has not stored before, and that no other thread stores at all."""
-        atomic, plain = site & 3 == ATOMIC, site & 3 == STORE
-        overwrites = atomic & np.isin(site, list(self.context.overwriting))
-        loads = np.flatnonzero(~(plain | overwrites))
+        sets = self.sets(site)
+        loads = np.flatnonzero(~sets)
         missing = np.zeros(len(loads), bool)
         for width in np.unique(size[loads]):
             these = size[loads] == width
@@ -97,8 +101,11 @@ class Uninitialized(Observer):
         if not len(suspects):
             return []
         stores = stores_by_byte(offset, size, site, set(offset[suspects].tolist()))
-        sure = plain | overwrites
-        return [i for i in suspects.tolist() if not covered(i, written, offset, size, thread, stores, sure if atomic[i] else None)]
+        return [i for i in suspects.tolist() if not covered(i, written, offset, size, thread, stores, sets if site[i] & 3 == ATOMIC else site & 3 != LOAD)]
+
+    def sets(self, site):
+        """Whether each access writes without reading first: stores, and the atomic exch."""
+        return (site & 3 == STORE) | (site & 3 == ATOMIC) & np.isin(site, list(self.context.overwriting))
 
     def finding(self, block, thread, site, address):
         name, index = self.context.space.element(address)
@@ -128,8 +135,8 @@ def stores_by_byte(offset, size, site, near):
     return stores
 
 
-def covered(i, written, offset, size, thread, stores, sure):
-    """Whether every byte of load `i` has been stored: in an earlier epoch, by its thread before, or by another thread in this epoch (if `sure` is given: where it says so)."""
+def covered(i, written, offset, size, thread, stores, counts):
+    """Whether every byte of load `i` has been stored: in an earlier epoch, by its thread before, or by another thread in this epoch where that `counts`."""
     def stored(byte):
-        return any(j < i if thread[j] == thread[i] else sure is None or sure[j] for j in stores.get(byte, ()))
+        return any(j < i if thread[j] == thread[i] else counts[j] for j in stores.get(byte, ()))
     return all(written[byte] or stored(byte) for byte in range(int(offset[i]), int(offset[i]) + int(size[i])))

@@ -17,13 +17,13 @@ LIGHT, DARK = {"ink": "#1b1b1b", "paper": "#ffffff", "faint": "#ebebeb", "dim": 
 THEMED = {"ink": "--jp-content-font-color1, var(--vscode-editor-foreground", "paper": "--jp-layout-color0, var(--vscode-editor-background",
           "faint": "--jp-layout-color2, var(--sim-none"}
 NOTEBOOK_CSS = """.sim-view{background:var(--paper);color:var(--ink);padding:8px;font:14px/1.4 system-ui,sans-serif}
-.sim-view pre,.sim-view code{font:13px/1.45 var(--jp-code-font-family,ui-monospace,monospace);background:none;color:inherit;margin:0}
+.sim-view pre,.sim-view code{font:13px/1.45 var(--jp-code-font-family,ui-monospace,monospace);background:none!important;color:inherit;padding:0;margin:0}
 .sim-view pre{overflow-x:auto;margin:6px 0}.sim-view figure{margin:14px 0 0}.sim-view figcaption{font-weight:600}
 .sim-view svg,.sim-view img{display:block;max-width:100%;height:auto;margin:6px 0}.sim-view input{width:min(100%,480px);vertical-align:middle}
 .sim-view output{display:block;min-height:2.8em;white-space:pre-wrap}.sim-view small{opacity:.8}.sim-view table{border-collapse:collapse;margin:8px 0;font-size:13px;display:block;overflow-x:auto}
 .sim-view th,.sim-view td{text-align:right!important;padding:1px 10px 1px 0;border:0;background:var(--paper);white-space:pre}
-.sim-view th{font-weight:600;border-bottom:1px solid var(--dim)}.sim-view .text{text-align:left!important}.sim-view .source{font-size:12px;white-space:pre-wrap;display:block;min-width:34em}.sim-view h4{margin:12px 0 2px;font-size:14px}
-.sim-view .error{border-left:4px solid #d55e00;padding-left:8px}.sim-view .warning{border-left:4px solid #e69f00;padding-left:8px}
+.sim-view th{font-weight:600;border-bottom:1px solid var(--dim)}.sim-view .text{text-align:left!important}.sim-view .source{font-size:12px;white-space:pre-wrap;display:block;min-width:34em}.sim-view h4{margin:12px 0 2px;font-size:14px;font-weight:600}
+.sim-view .error,.sim-view .warning{white-space:pre-wrap}.sim-view .error{border-left:4px solid #d55e00;padding-left:8px}.sim-view .warning{border-left:4px solid #e69f00;padding-left:8px}
 """
 SCRIPT = """(()=>{const me=document.currentScript;if(!me)return;
 const root=me.parentElement,live=root.querySelector(".sim-live"),scene=%s;
@@ -33,7 +33,7 @@ const svg=live.querySelector("svg"),slider=live.querySelector("input"),cells=sce
 const box=make("rect"),mark=make("text");for(const [k,v] of Object.entries({x,y,width:w,height:h}))box.setAttribute(k,v);
 mark.setAttribute("x",x+(w>>1));mark.setAttribute("y",y+(h>>1)+3);mark.setAttribute("class","mark");return[box,mark]});
 const show=()=>{const at=+slider.value,state=cells.map(()=>[scene.empty,"",0]);
-for(let s=scene.adds?0:at;s<=at;s++)for(const [cell,look,mark] of scene.steps[s][1])state[cell]=[scene.looks[look],mark,s==at&&scene.adds];
+for(let s=scene.adds?0:at;s<=at;s++)for(let now=scene.steps[s][1],c=0;c<now.length;c+=3)state[now[c]]=[scene.looks[now[c+1]],now[c+2],s==at&&scene.adds];
 state.forEach(([look,text,now],i)=>{cells[i][0].setAttribute("class",look+(now?" now":""));cells[i][1].textContent=text});
 live.querySelector("span").textContent=(at+1)+" of "+scene.steps.length;live.querySelector("output").textContent=scene.steps[at][0]};
 slider.addEventListener("input",show);root.querySelector(".sim-static").hidden=true;live.hidden=false;show()})()"""
@@ -47,6 +47,9 @@ def variables(values, themed):
 STYLE = (f".sim-view{{{variables(LIGHT, True)}}}@media(prefers-color-scheme:dark){{.sim-view{{{variables(DARK, True)}}}}}{NOTEBOOK_CSS}"
          + "".join(f".sim-view {rule}}}" for rule in CSS.split("}") if rule).replace(",.idle", ",.sim-view .idle"))
 IMAGE_STYLE = f"svg{{{variables(LIGHT, False)}}}@media(prefers-color-scheme:dark){{svg{{{variables(DARK, False)}}}}}{CSS}.paper{{fill:var(--paper)}}"
+
+
+LEFT_ALIGNED = 'class="text" style="text-align:left"'  # of a table's cell; the style stays where style sheets are stripped
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class Scene:
         notices = "".join(f"<div><small>{escape(notice)}</small></div>" for notice in self.notices)
         images = "".join(f"<div>{escape(name)}: {escape(self.steps[at][0])}</div>{self.image(at)}" for name, at in (("First step", 0), ("Last step", -1)))
         looks = sorted({look for _, changes in self.steps for _, look, _ in changes})
-        steps = [[label, [[cell, looks.index(look), mark] for cell, look, mark in changes]] for label, changes in self.steps]
+        steps = [[label, [part for cell, look, mark in changes for part in (cell, looks.index(look), mark)]] for label, changes in self.steps]
         scene = {"svg": self.svg([]), "cells": self.cells, "steps": steps, "looks": looks, "adds": self.adds, "empty": self.empty}
         data = json.dumps(scene, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
         return (f'<figure><figcaption>{escape(self.title)}</figcaption>{notices}<div class="sim-static">{images}</div><div class="sim-live" hidden></div>'
@@ -119,10 +122,10 @@ class Scene:
 
     def svg(self, drawn, marks=(), head=""):
         """The picture as SVG text; boxes that look alike are one path."""
-        paths = {}
-        for look, x, y, w, h in [*self.boxes, *drawn]:
-            paths.setdefault(look, []).append(f"M{x} {y}h{w}v{h}h{-w}z")
-        shapes = "".join(f"<path class='{look}' d='{''.join(parts)}'/>" for look, parts in paths.items())
+        alike = {}
+        for look, *box in [*self.boxes, *drawn]:
+            alike.setdefault(look, []).append(box)
+        shapes = "".join(f"<path class='{look}' d='{''.join(f'M{x} {y}h{w}v{h}h{-w}z' for x, y, w, h in joined(boxes))}'/>" for look, boxes in alike.items())
         texts = "".join(f"<text x='{x}' y='{y}' class='{look}'>{escape(str(text))}</text>" for x, y, text, look in [*self.labels, *marks])
         return (f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {self.width} {self.height}' width='{self.width}' role='img' "
                 f"aria-label='{escape(self.title, quote=True)}'>{head}{shapes}{texts}</svg>")
@@ -134,6 +137,17 @@ class Scene:
             self.boxes.append((look, x, y, 12, 12))
             self.labels.append((x + 17, y + 10, meaning, ""))
             x += 34 + 7 * len(meaning)
+
+
+def joined(boxes):
+    """Boxes (x, y, width, height), those that touch from left to right made one."""
+    result = []
+    for x, y, w, h in sorted(boxes, key=lambda box: (box[1], box[3], box[0])):
+        if result and result[-1][1::2] == [y, h] and result[-1][0] + result[-1][2] == x:
+            result[-1][2] += w
+        else:
+            result.append([x, y, w, h])
+    return result
 
 
 VERBS = {"load": ("load", "loads"), "store": ("store to", "stores to"), "atomic": ("atomically change", "atomically changes")}  # of threads, of a thread

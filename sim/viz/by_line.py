@@ -2,7 +2,7 @@
 import inspect
 from html import escape
 
-from sim.viz import View
+from sim.viz import LEFT_ALIGNED, View
 
 # heading -> what stands in the column, from the line's counters; a column in which nothing stands is left out
 COLUMNS = {
@@ -13,12 +13,13 @@ COLUMNS = {
     "sectors (fewest)": lambda line: line.get("sectors") and f"{line['sectors']:,} ({line['fewest_sectors']:,})",
     "turns (fewest)": lambda line: line.get("turns") and f"{line['turns']:,} ({line['fewest_turns']:,})",
     "ways": lambda line: line.get("ways"),
+    "branches (divergent)": lambda line: line.get("branches") and f"{line['branches']:,} ({line['divergent']:,})",
     "barriers": lambda line: line.get("syncthreads", 0) + line.get("grid.sync", 0),
     "warp ops": lambda line: sum(number for name, number in line.items() if name not in COUNTED),
 }
 COUNTED = {  # every other counter of a line is a warp operation: a shuffle, a vote, a match, syncwarp
            "loads", "stores", "atomics", "load_bytes", "store_bytes", "atomic_bytes", "requests", "sectors", "fewest_sectors",
-           "shared_requests", "turns", "fewest_turns", "ways", "syncthreads", "grid.sync"}
+           "shared_requests", "turns", "fewest_turns", "ways", "syncthreads", "grid.sync", "branches", "divergent"}
 MEANING = ("sectors: pieces of 32 bytes of global memory that warps touched, and the fewest possible. turns: how often shared memory had to serve, the fewest "
            "possible, and the worst ways of a bank conflict.")
 
@@ -77,6 +78,6 @@ def as_html(name, rows):
         return f"<p>{escape(name)} has no source to show</p>"
     used, cells = table(rows)
     head = "".join(f"<th>{heading}</th>" for heading in used)
-    body = "".join(f"<tr>{''.join(f'<td>{text}</td>' for text in row)}<td>{number}</td><td class='text'><code class='source'>{indented(line)}</code></td></tr>"
+    body = "".join(f"<tr>{''.join(f'<td>{text}</td>' for text in row)}<td>{number}</td><td {LEFT_ALIGNED}><code class='source'>{indented(line)}</code></td></tr>"
                    for row, (number, line, _) in zip(cells, rows))
-    return f'<table><thead><tr>{head}<th>line</th><th class="text">{escape(name)}</th></tr></thead><tbody>{body}</tbody></table>'
+    return f'<table><thead><tr>{head}<th>line</th><th {LEFT_ALIGNED}>{escape(name)}</th></tr></thead><tbody>{body}</tbody></table>'

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.events import BARRIER
-from sim.viz import VERBS, index_text, ranges
+from sim.viz import VERBS, index_text, plural, ranges
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ def block_number(recording, block):
         raise ValueError("the trace is empty: the kernel accessed no array")
     wanted = min(recording.blocks, key=lambda index: index[::-1]) if block is None else (*block, 0, 0)[:3] if isinstance(block, tuple) else (block, 0, 0)
     if wanted not in recording.blocks:
-        raise ValueError(f"block {wanted} is not in the trace, which holds {len(recording.blocks):,} blocks, {recording.blocks[0]} the first of them; "
+        raise ValueError(f"block {wanted} is not in the trace, which holds {plural(len(recording.blocks), 'block')}, the first {recording.blocks[0]}; "
                          "Trace(blocks=[...]) records the blocks that you name")
     return recording.blocks.index(wanted)
 

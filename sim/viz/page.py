@@ -1,7 +1,7 @@
 """page: a whole report as HTML: what was launched, the findings, the counters, the source with its cost, and, if the launch was traced, figures."""
 from html import escape
 
-from sim.viz import View
+from sim.viz import LEFT_ALIGNED, View
 from sim.viz.memory_map import memory_map
 from sim.viz.timeline import timeline
 
@@ -33,7 +33,7 @@ def figures(trace):
 def arrays_table(arrays):
     kinds = [kind for kind in ("load", "store", "atomic") if any(f"{kind}s" in counted for counted in arrays.values())]
     head = "".join(f"<th>{kind}s</th><th>bytes</th>" for kind in kinds)
-    rows = "".join(f'<tr><td class="text"><code>{escape(name)}</code></td><td class="text">{space}</td>'
+    rows = "".join(f'<tr><td {LEFT_ALIGNED}><code>{escape(name)}</code></td><td {LEFT_ALIGNED}>{space}</td>'
                    + "".join(f"<td>{counted.get(f'{kind}s', 0):,}</td><td>{counted.get(f'{kind}_bytes', 0):,}</td>" for kind in kinds) + "</tr>"
                    for (space, name), counted in arrays.items())
-    return f'<table><thead><tr><th class="text">array</th><th class="text">memory</th>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return f'<table><thead><tr><th {LEFT_ALIGNED}>array</th><th {LEFT_ALIGNED}>memory</th>{head}</tr></thead><tbody>{rows}</tbody></table>'

@@ -18,7 +18,7 @@ def warp_grid(recording, line, function=None, block=None, warp=None):
     number, spec = block_number(recording, block), recording.spec
     found = [r for r in requests(recording, number) if matches(recording, r, line, function, warp)]
     if not found:
-        raise ValueError(f"line {line} made no access to shared or global memory in the trace; lines that did: {lines_with_accesses(recording)}")
+        raise ValueError(f"line {line} made no access to shared or global memory in block {index_text(recording.blocks[number])}; lines that did: {lines_with_accesses(recording)}")
     columns = max(spec.banks, spec.warp_size)
     where = f"line {line}" if function is None else f"{function} line {line}"
     site = SITES[int(recording.site[found[0].rows[0]])]

@@ -6,12 +6,10 @@ By default on our simulator, through the adapter; with --numba on Numba's own.
 """
 import json
 import os
-import signal
 import sys
 import unittest
 import warnings
 
-LIMIT = 60  # seconds for one test
 SMALL = {"test_laplace"}  # 65,000,000 threads otherwise
 TOO_LARGE = {"test_intrinsics.TestCudaIntrinsic.test_issue_9229": "launches 5,663,031,296 threads"}
 
@@ -27,10 +25,8 @@ class Outcomes(unittest.TestResult):
         super().startTest(test)
         self.trouble = None
         self.launches.clear()
-        signal.alarm(LIMIT)
 
     def stopTest(self, test):
-        signal.alarm(0)
         super().stopTest(test)
         word, why = self.trouble or ("passed", "")
         kinds = {finding.kind for report in self.launches if report for finding in report.errors}
@@ -50,14 +46,6 @@ class Outcomes(unittest.TestResult):
 
     def addSkip(self, test, reason):
         self.blame("skipped", reason)
-
-
-class TooLong(BaseException):
-    """A test runs for longer than LIMIT. No Exception, which a simulated thread would report as its own."""
-
-
-def too_long(*_):
-    raise TooLong(f"longer than {LIMIT} s")
 
 
 def name_of(test):
@@ -81,7 +69,6 @@ def main(arguments):
         for module in SMALL & set(modules):
             adapter.import_small(f"numba.cuda.tests.cudapy.{module}")
     warnings.simplefilter("ignore")
-    signal.signal(signal.SIGALRM, too_long)
     for test in tests_in(unittest.defaultTestLoader.loadTestsFromNames(f"numba.cuda.tests.cudapy.{module}" for module in modules)):
         if name_of(test) in too_large:
             outcomes.outcome[name_of(test)] = "skipped", 0, [], too_large[name_of(test)]

@@ -45,6 +45,7 @@ FINDINGS = {
 RUN = Path(__file__).with_name("run.py")
 WORDS = ("passed", "failed", "skipped")
 PARTS = 4  # processes; each imports Numba anew
+TIMEOUT = 600  # seconds for one process
 INAPPLICABLE = {test: reason for reason, tests in NOT_APPLICABLE.items() for test in tests}
 
 
@@ -60,7 +61,7 @@ class Summary:
 
 def run(modules, *options):
     """{test: [outcome, launches, kinds of findings, why]} of some modules, in a process of their own."""
-    done = subprocess.run([sys.executable, RUN, *options, *modules], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, RUN, *options, *modules], capture_output=True, text=True, timeout=TIMEOUT)
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, done.args))} ended with {done.returncode}\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -73,7 +74,7 @@ def outcomes(request):
         if importlib.util.find_spec(package) is None:
             line = f"conformance: NOT RUN, {package} is missing (numba-cuda's tests need it: pip install {package})"
             request.config.pluginmanager.register(Summary(line))
-            pytest.fail(line)
+            (pytest.skip if sys.platform == "darwin" else pytest.fail)(line)  # there are no wheels of numba-cuda for macOS
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         parts = [pool.submit(run, MODULES[part::PARTS]) for part in range(PARTS)]
         numbas = pool.submit(run, MODULES, "--numba")

@@ -41,9 +41,9 @@ def right(o, log_sum, q, k, v, causal, scale=None, tolerance=1e-5):
 
 
 def sizes():
-    """Every length with every head size; but in the simulator, where a shuffle is dear, warps get wide heads at two lengths only."""
+    """Every length with every head size; but in the simulator, where a shuffle is dear, not the long with the wide for warps."""
     for forward, n, d in itertools.product((flash_forward, warp_forward), LENGTHS, HEAD_SIZES):
-        slow = forward is warp_forward and d > 8 and n not in (1, 33)
+        slow = forward is warp_forward and n * d > 520
         yield pytest.param(forward, n, d, "cuda", marks=pytest.mark.gpu)
         if not slow:
             yield pytest.param(forward, n, d, "cpu")

@@ -48,8 +48,9 @@ def ex04_2(previous, rng):
 
 @exercise("4.3", "block_max")
 def ex04_3(block_max, rng):
-    for grid, block, size in [(2, 4, 6), (1, 4, 1), (2, 8, 16), (3, 32, 70)]:
+    for grid, block, size, order in [(2, 4, 6, 0), (1, 4, 1, 0), (2, 8, 16, 1), (2, 8, 16, -1), (3, 32, 70, 0)]:
         x = -1 - np.abs(numbers(rng, size))
+        x = np.sort(x)[::order] if order else x  # the largest of each part comes last, then first
         wanted = np.array([part.max() for part in parts(x, block)])
         verify(block_max, one_array(block_max, grid, block, x, wanted), rng)
     still_uses(block_max, "shared")
@@ -157,7 +158,9 @@ def verify(kernel, case, rng):
     for engine in ENGINES:
         inputs, outputs = copies(case.inputs), copies(case.outputs)
         workers = Workers()
-        launch = simulate(kernel, engine=engine, seed=int(rng.integers(2**31)), on_finding="report", observers=(*DEFAULT, workers), max_steps=STEPS)
+        launch = simulate(
+            kernel, engine=engine, seed=int(rng.integers(2**31)), on_finding="report", observers=(*DEFAULT, workers), max_steps=STEPS
+        )
         nothing_found(launch[case.grid, case.block], (*inputs, *outputs), case.call)
         compare(inputs, case.inputs, what="the kernel has changed an input", call=case.call, tolerance=0)
         for got, wanted in zip(outputs, case.wanted, strict=True):

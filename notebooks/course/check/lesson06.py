@@ -1,0 +1,201 @@
+"""The checks of lesson 06: sums, merges and attention within warps, run in `sim`: right values, no finding, and the work shared as asked."""
+
+import numpy as np
+from numba import cuda
+from numpy import float32
+
+from course.check.harness import compare, exercise, fail
+from sim import ThreadError, simulate
+from sim.events import LOAD
+from sim.launch import DEFAULT
+from sim.observers.trace import Trace
+from sim.observers.traffic import Traffic
+
+LANES = 32
+SHUFFLES = 6  # that a warp's sum may take: five steps, and one to hand the sum round
+STEPS = 10_000  # a launch here goes round its while loops some thousand times at most
+EMPTY = "NaN: where does -inf meet -inf? A lane that has read nothing, and one whose partner has read nothing either, must change nothing."
+
+
+@exercise("6.1", "warp_sum")
+def ex06_1(warp_sum, rng):
+    for size, grid, block in [(32, 1, 32), (64, 1, 64), (1, 1, 32), (20, 1, 32), (45, 1, 64), (100, 2, 64), (70, 1, 128), (131, 3, 64)]:
+        x = rng.standard_normal(size).astype(float32)
+        out = np.full(size, np.nan, float32)
+        call = f"warp_sum[{grid}, {block}](x, out) with {size} element{'s' * (size > 1)}"
+        report = run(warp_sum, grid, block, (x,), (out,), rng, call)
+        wanted = np.concatenate([np.full(len(part), part.sum(dtype=np.float64)) for part in np.split(x, range(LANES, size, LANES))])
+        compare(out, wanted, what="a wrong sum", call=call, tolerance=1e-5, hint=about_nan(out))
+        shares_by_shuffles(warp_sum, report, warps=grid * block // LANES, call=call)
+    return "1 to 131 elements, one warp and several, full and not, one block and several"
+
+
+@exercise("6.2", "merge_lanes")
+def ex06_2(merge_lanes, rng):
+    for case, readers, d, scores in [
+        ("all lanes have read something", range(LANES), 1, rng.normal(0, 5, LANES)),
+        ("vectors of three numbers", range(LANES), 3, rng.normal(0, 5, LANES)),
+        ("only scores below zero", range(LANES), 2, rng.normal(-60, 5, LANES)),
+        ("scores near 10000 and -10000", range(LANES), 1, rng.choice([-1e4, 1e4], LANES) + rng.integers(5, size=LANES)),
+        ("lanes 0 to 4 have read something", range(5), 2, rng.normal(0, 5, 5)),
+        ("one lane has read something", [int(rng.integers(LANES))], 2, rng.normal(0, 5, 1)),
+        ("no lane has read anything", [], 2, []),
+    ]:
+        check_merge(merge_lanes, case, [states(rng, d, readers, scores)], rng)
+    two = [states(rng, 2, range(first, LANES), rng.normal(0, 5, LANES - first)) for first in (0, 20)]
+    check_merge(merge_lanes, "two warps in a block, of which one knows more", two, rng)
+    return "full warps and warps with 31, 27 and all lanes empty, scores from -10000 to 10000, vectors of 1 to 3 numbers"
+
+
+@exercise("6.3", "warp_attention")
+def ex06_3(warp_attention, rng):
+    for n, keys, d, causal, warps in [
+        (1, 1, 1, False, 1),
+        (2, 2, 8, True, 2),
+        (3, 31, 4, False, 2),
+        (1, 32, 5, False, 1),
+        (3, 65, 8, False, 3),
+        (33, 33, 2, True, 2),
+        (6, 3, 2, True, 2),
+        (2, 40, 3, True, 2),
+        (65, 65, 1, True, 4),
+    ]:
+        q = rng.standard_normal((n, d)).astype(float32)
+        k, v = rng.standard_normal((2, keys, d)).astype(float32)
+        check_attention(warp_attention, q, k, v, rng.uniform(0.3, 2), causal, warps, rng)
+    for score in (9000, -9000):  # whole numbers: no float32 rounds them
+        k = (score + rng.integers(5, size=(40, 1))).astype(float32)
+        check_attention(warp_attention, np.ones((1, 1), float32), k, rng.standard_normal((40, 1)).astype(float32), 1, False, 1, rng)
+    return "1 to 65 queries and keys, rows of 1 to 8 numbers, causal and not, scores near 9000 and -9000"
+
+
+# 6.1 --------------------------------------------------------------------------------------------------------------
+
+
+def shares_by_shuffles(warp_sum, report, warps, call):
+    """Reject a right sum that was made in another way than by a few shuffles."""
+    forbidden = {"shared", "atomic"} & set(getattr(warp_sum, "py_func", warp_sum).__code__.co_names)
+    if forbidden:
+        fail(f"the kernel uses cuda.{min(forbidden)}", hint="Here the lanes share their work by shuffles alone.")
+    shuffles = sum(count for name, count in report.counters["together"].items() if name.startswith("shfl"))
+    if not shuffles:
+        fail(
+            "right, but without a shuffle",
+            call=call,
+            hint="Each thread reads one element, and gets the rest from the other lanes by cuda.shfl_xor_sync.",
+        )
+    if shuffles > SHUFFLES * warps:
+        fail(
+            f"right, but with {shuffles / warps:g} shuffles a warp",
+            call=call,
+            hint="Five are enough: what the lanes know doubles with each.",
+        )
+
+
+# 6.2 --------------------------------------------------------------------------------------------------------------
+
+
+def states(rng, d, readers, scores):
+    """(m, l, o) of the 32 lanes of a warp, l and m (32,), o (32, d): those in `readers` have these maxima, the others have read nothing."""
+    m, l, o = np.full(LANES, -np.inf, float32), np.zeros(LANES, float32), np.zeros((LANES, d), float32)
+    readers = list(readers)
+    m[readers] = scores
+    l[readers] = rng.uniform(1, 3, len(readers))
+    o[readers] = rng.normal(0, 2, (len(readers), d))
+    return m, l, o
+
+
+def check_merge(merge_lanes, case, warps, rng):
+    """Merge the states of some warps of one block; every lane of a warp must end with the state of all of its 32."""
+    m, l, o = map(np.concatenate, zip(*warps, strict=True))
+    merged = tuple(np.full_like(array, np.nan) for array in (m, l, o))
+    call = "m, l = merge_lanes(m, l, o) by each lane of a warp"
+    run(kernel_around(merge_lanes, o.shape[1]), 1, len(m), (m, l, o), merged, rng, f"{call}; {case}")
+    wanted = [np.concatenate(parts) for parts in zip(*(in_each_lane(*warp) for warp in warps), strict=True)]
+    for name, got, right in zip("mlo", merged, wanted, strict=True):
+        compare(got, right, what=f"{case}: the {name} of each lane", call=call, tolerance=1e-5, hint=EMPTY if np.isnan(got).any() else None)
+
+
+def kernel_around(merge_lanes, d):
+    """A kernel that merges one state a thread, for o of d numbers."""
+
+    def merge_states(m, l, o, merged_m, merged_l, merged_o):
+        i = cuda.grid(1)
+        my_o = cuda.local.array(d, float32)
+        for c in range(d):
+            my_o[c] = o[i, c]
+        merged_m[i], merged_l[i] = merge_lanes(m[i], l[i], my_o)
+        for c in range(d):
+            merged_o[i, c] = my_o[c]
+
+    return merge_states
+
+
+def in_each_lane(m, l, o):
+    """The merged state of a warp in float64, once for each lane."""
+    largest = m.max()
+    weight = np.where(m == -np.inf, 0, np.exp(m.astype(np.float64) - (largest if largest > -np.inf else 0)))
+    return np.full(LANES, largest), np.full(LANES, weight @ l), np.tile(weight @ o, (LANES, 1))
+
+
+# 6.3 --------------------------------------------------------------------------------------------------------------
+
+
+def check_attention(warp_attention, q, k, v, scale, causal, warps, rng):
+    """One launch with so many warps in a block, against float64; lane t of a query's warp must read the keys t, t + 32, … and no others."""
+    (n, d), keys = q.shape, len(k)
+    kernel, grid, block = warp_attention(d), -(-n // warps), LANES * warps
+    call = f"warp_attention({d})[{grid}, {block}](q, k, v, {scale:.3g}, {causal}, out) with {n} quer{'ies' if n > 1 else 'y'} and {keys} key{'s' * (keys > 1)}"
+    out = np.full((n, d), np.nan, float32)
+    report = run(kernel, grid, block, (q, k, v, float32(scale), causal), (out,), rng, call)
+    sees = np.arange(keys) <= np.arange(n)[:, None] if causal else np.ones((n, keys), bool)
+    compare(out, softmax(q, k, scale, sees) @ v, what="a wrong output", call=call, tolerance=1e-4, hint=about_nan(out))
+    reads_its_own(report.trace, warps, kernel.__code__.co_varnames[1], d, sees, call)
+
+
+def softmax(q, k, scale, sees):
+    """The weights of attention, (N, keys), float64."""
+    scores = np.where(sees, float(float32(scale)) * (q.astype(np.float64) @ k.T), -np.inf)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def reads_its_own(trace, warps, name, d, sees, call):
+    """Reject a kernel in which some lane reads from the array `name`, k, what is not its own, or leaves out what is."""
+    mine = (trace.kind == LOAD) & (trace.array == [home.name for home in trace.arrays].index(name))
+    block = np.array([x for x, _, _ in trace.blocks])[trace.block[mine]]
+    warp, lane = np.divmod(trace.thread[mine], LANES)
+    found = set(zip((block * warps + warp).tolist(), (trace.element[mine] // d).tolist(), lane.tolist(), strict=True))
+    wanted = {(i, j, j % LANES) for i, j in np.argwhere(sees).tolist()}
+    for i, j, reader in sorted(found ^ wanted):
+        what = "and should not" if (i, j, reader) in found else "never, and should"
+        fail(
+            f"right, but the work is not shared as it should be: lane {reader} of the warp of query {i} reads key {j} {what}",
+            call=call,
+            hint="Lane t reads the keys t, t + 32, t + 64, ... that its query sees, and no others.",
+        )
+
+
+# A kernel in `sim` ------------------------------------------------------------------------------------------------
+
+
+def run(kernel, grid, block, inputs, outputs, rng, call):
+    """Launch the kernel and return the report. A finding, be it a warning, an exception in a thread, or an input that has changed is a failed check."""
+    copies = [argument.copy() if isinstance(argument, np.ndarray) else argument for argument in inputs]
+    tools = (*DEFAULT, Trace, Traffic)
+    try:
+        report = simulate(kernel, seed=int(rng.integers(2**31)), on_finding="report", observers=tools, max_steps=STEPS)[grid, block](
+            *copies, *outputs
+        )
+    except ThreadError as error:
+        if isinstance(error.__cause__, NotImplementedError):
+            raise error.__cause__ from None  # the stub
+        fail("a thread raises an error", call=call, hint=str(error))
+    if report.findings:
+        fail("sim finds a bug", call=call, hint="\n\n".join(finding.message for finding in report.findings))
+    compare(copies, list(inputs), what="the kernel has changed an input", call=call, tolerance=0)
+    return report
+
+
+def about_nan(out):
+    return "NaN: nobody has written this element, or a lane computed with what was not there." if np.isnan(out).any() else None

@@ -1,0 +1,40 @@
+"""branches: how often the lanes of a warp decide differently, so that the warp must walk both ways."""
+import numpy as np
+
+from sim.events import EpochObserver, Observer
+
+
+class Branches(EpochObserver):
+    """Counts, for the launch (`counters["branching"]`) and for each source line, the `branches` that warps come to, and how many are `divergent`.
+
+    A branch is an `if`, a conditional expression or the test of a `while` loop; its k-th execution since the last barrier by each lane of a warp counts once. The
+    ends of `for` loops and short circuits in `and` and `or` are not seen, and a compiler may turn a small branch into instructions that all lanes execute.
+    """
+
+    accesses = Observer.accesses  # this tool hears of branches only
+
+    def __init__(self):
+        super().__init__()
+        self.sites = {}  # site -> [branches, divergent]
+
+    def branches(self, block, epoch, thread, site, taken):
+        self.keep(block, thread, site, taken, taken)
+
+    def epochs(self, lane, site, taken, _):
+        order, request = self.spec.requests(lane, site)
+        lanes, yes = np.bincount(request), np.bincount(request, taken[order])
+        of = np.empty(len(lanes), np.int64)
+        of[request] = site[order]
+        for number in np.unique(of).tolist():
+            mine = of == number
+            counted = int(mine.sum()), int((mine & (yes > 0) & (yes < lanes)).sum())
+            self.sites[number] = [a + b for a, b in zip(self.sites.get(number, (0, 0)), counted)]
+
+    def launch_finished(self, context):
+        super().launch_finished(context)
+        total = {"branches": 0, "divergent": 0}
+        for site, counted in self.sites.items():
+            for counters in (context.line(site), total):
+                for name, number in zip(total, counted):
+                    counters[name] = counters.get(name, 0) + number
+        context.counters["branching"] = total

@@ -1,0 +1,315 @@
+"""Corpus: barriers that some threads of the block never reach, or reach elsewhere."""
+import numpy as np
+from numba import cuda, float32
+
+
+@cuda.jit(device=True)
+def exchanged(tile, t, value):
+    """`value` of the thread across the tile; all threads of the block must call."""
+    tile[t] = value
+    cuda.syncthreads()
+    return tile[tile.shape[0] - 1 - t]
+
+
+class BarrierInABranch:
+    """Half of the block goes through the barrier."""
+
+    launch = 1, 8
+    findings = {
+        ("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits")),
+    }
+
+    def arguments():
+        return np.arange(8.0, dtype=np.float32), np.zeros(8, np.float32)
+
+    @cuda.jit
+    def buggy(x, out):
+        tile = cuda.shared.array(8, float32)
+        t = cuda.threadIdx.x
+        if t < 4:
+            tile[t] = x[t]
+            cuda.syncthreads()
+            out[t] = tile[3 - t]
+
+    @cuda.jit
+    def fixed(x, out):
+        tile = cuda.shared.array(8, float32)
+        t = cuda.threadIdx.x
+        if t < 4:
+            tile[t] = x[t]
+        cuda.syncthreads()
+        if t < 4:
+            out[t] = tile[3 - t]
+
+    def wanted(x, out):
+        return {"out": np.append(x[3::-1], np.zeros(4))}
+
+
+class EarlyReturn:
+    """Threads without an element return before the barrier."""
+
+    launch = 2, 8
+    findings = {
+        ("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits")),
+    }
+
+    def arguments():
+        return np.arange(13.0, dtype=np.float32), np.zeros(13, np.float32)
+
+    @cuda.jit
+    def buggy(x, out):
+        tile = cuda.shared.array(8, float32)
+        t = cuda.threadIdx.x
+        i = cuda.grid(1)
+        if i >= x.shape[0]:
+            return
+        tile[t] = x[i]
+        cuda.syncthreads()
+        out[i] = tile[0]
+
+    @cuda.jit
+    def fixed(x, out):
+        tile = cuda.shared.array(8, float32)
+        t = cuda.threadIdx.x
+        i = cuda.grid(1)
+        if i < x.shape[0]:
+            tile[t] = x[i]
+        cuda.syncthreads()
+        if i < x.shape[0]:
+            out[i] = tile[0]
+
+    def wanted(x, out):
+        return {"out": x // 8 * 8}
+
+
+class LoopsOfUnequalLength:
+    """A loop with a barrier in it, which some threads go round more often than others."""
+
+    launch = 1, 4
+    findings = {
+        ("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits")),
+    }
+
+    def arguments():
+        return (np.zeros(4, np.int32),)
+
+    @cuda.jit
+    def buggy(out):
+        t = cuda.threadIdx.x
+        for k in range(t + 1):
+            out[t] += 1
+            cuda.syncthreads()
+
+    @cuda.jit
+    def fixed(out):
+        t = cuda.threadIdx.x
+        for k in range(4):
+            if k < t + 1:
+                out[t] += 1
+            cuda.syncthreads()
+
+    def wanted(out):
+        return {"out": [1, 2, 3, 4]}
+
+
+class BarrierInBothArms:
+    """Both arms have a barrier, and they are two."""
+
+    launch = 1, 8
+    findings = {
+        ("barrier-divergence", "error", None, ("cuda.syncthreads()  # of the even ones", "waits"), ("cuda.syncthreads()  # of the odd ones", "waits")),
+    }
+
+    def arguments():
+        return np.arange(8.0, dtype=np.float32), np.zeros(8, np.float32)
+
+    @cuda.jit
+    def buggy(x, out):
+        tile = cuda.shared.array(8, float32)
+        t = cuda.threadIdx.x
+        if t % 2 == 0:
+            tile[t] = x[t]
+            cuda.syncthreads()  # of the even ones
+        else:
+            tile[t] = -x[t]
+            cuda.syncthreads()  # of the odd ones
+        out[t] = tile[7 - t]
+
+    @cuda.jit
+    def fixed(x, out):
+        tile = cuda.shared.array(8, float32)
+        t = cuda.threadIdx.x
+        if t % 2 == 0:
+            tile[t] = x[t]
+        else:
+            tile[t] = -x[t]
+        cuda.syncthreads()
+        out[t] = tile[7 - t]
+
+    def wanted(x, out):
+        return {"out": np.where(np.arange(8) % 2, -x, x)[::-1]}
+
+
+class StrideLoopWithBarrier:
+    """Threads stride through the data, a barrier in every round; the last round is not everyone's."""
+
+    launch = 1, 4
+    findings = {
+        ("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits")),
+    }
+
+    def arguments():
+        return np.arange(6.0, dtype=np.float32), np.zeros(4, np.float32)
+
+    @cuda.jit
+    def buggy(x, out):
+        tile = cuda.shared.array(4, float32)
+        t = cuda.threadIdx.x
+        i = t
+        while i < x.shape[0]:
+            tile[t] = x[i]
+            cuda.syncthreads()
+            out[t] += tile[3 - t]
+            cuda.syncthreads()
+            i += 4
+
+    @cuda.jit
+    def fixed(x, out):
+        tile = cuda.shared.array(4, float32)
+        t = cuda.threadIdx.x
+        for first in range(0, x.shape[0], 4):
+            tile[t] = x[first + t] if first + t < x.shape[0] else 0
+            cuda.syncthreads()
+            out[t] += tile[3 - t]
+            cuda.syncthreads()
+
+    def wanted(x, out):
+        return {"out": np.append(x, [0, 0]).reshape(2, 4).sum(0)[::-1]}
+
+
+class BreakBeforeTheBarrier:
+    """Threads leave the loop as soon as they have converged, each for itself. Fixed: when all have."""
+
+    launch = 1, 4
+    findings = {
+        ("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits")),
+    }
+
+    def arguments():
+        return np.array([1, 2, 3, 4], np.int32), np.zeros(4, np.int32)
+
+    @cuda.jit
+    def buggy(x, rounds):
+        t = cuda.threadIdx.x
+        left = x[t]
+        for k in range(10):
+            if left == 0:
+                break
+            left -= 1
+            rounds[t] += 1
+            cuda.syncthreads()
+
+    @cuda.jit
+    def fixed(x, rounds):
+        t = cuda.threadIdx.x
+        left = x[t]
+        for k in range(10):
+            if cuda.syncthreads_and(left == 0):
+                break
+            if left > 0:
+                left -= 1
+                rounds[t] += 1
+
+    def wanted(x, rounds):
+        return {"rounds": x}
+
+
+class BarrierInAHelper:
+    """A device function with a barrier in it, called by some threads."""
+
+    launch = 1, 8
+    findings = {
+        ("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits")),
+    }
+
+    def arguments():
+        return np.arange(8.0, dtype=np.float32), np.zeros(8, np.float32)
+
+    @cuda.jit
+    def buggy(x, out):
+        tile = cuda.shared.array(8, float32)
+        t = cuda.threadIdx.x
+        if x[t] > 3:
+            out[t] = exchanged(tile, t, x[t])
+
+    @cuda.jit
+    def fixed(x, out):
+        tile = cuda.shared.array(8, float32)
+        t = cuda.threadIdx.x
+        across = exchanged(tile, t, x[t])
+        if x[t] > 3:
+            out[t] = across
+
+    def wanted(x, out):
+        return {"out": np.where(x > 3, x[::-1], 0)}
+
+
+class BarrierOfOneWarp:
+    """A barrier is for the whole block; the lanes of one warp have syncwarp."""
+
+    launch = 1, 64
+    findings = {
+        ("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits")),
+    }
+
+    def arguments():
+        return np.arange(32.0, dtype=np.float32), np.zeros(32, np.float32)
+
+    @cuda.jit
+    def buggy(x, out):
+        tile = cuda.shared.array(32, float32)
+        t = cuda.threadIdx.x
+        if t < 32:
+            tile[t] = x[t]
+            cuda.syncthreads()
+            out[t] = tile[31 - t]
+
+    @cuda.jit
+    def fixed(x, out):
+        tile = cuda.shared.array(32, float32)
+        t = cuda.threadIdx.x
+        if t < 32:
+            tile[t] = x[t]
+            cuda.syncwarp()
+            out[t] = tile[31 - t]
+
+    def wanted(x, out):
+        return {"out": x[::-1]}
+
+
+class CountingBarrierInABranch:
+    """A barrier that counts is a barrier too."""
+
+    launch = 1, 8
+    findings = {
+        ("barrier-divergence", "error", None, ("", "returned"), ("out[t] = cuda.syncthreads_count(x[t] > 4)", "waits")),
+    }
+
+    def arguments():
+        return np.arange(8), np.zeros(8, np.int64)
+
+    @cuda.jit
+    def buggy(x, out):
+        t = cuda.threadIdx.x
+        if x[t] > 1:
+            out[t] = cuda.syncthreads_count(x[t] > 4)
+
+    @cuda.jit
+    def fixed(x, out):
+        t = cuda.threadIdx.x
+        large = cuda.syncthreads_count(x[t] > 4)
+        if x[t] > 1:
+            out[t] = large
+
+    def wanted(x, out):
+        return {"out": np.where(x > 1, 3, 0)}

@@ -1,0 +1,76 @@
+"""Every kernel of the corpus, under 20 seeds and both engines: the buggy one gives exactly its findings; its fixed twin gives none, and numpy's result.
+
+A case is a class: its docstring names the bug, `launch` is what stands in the brackets, `arguments()` makes fresh arguments, `wanted(*arguments)` gives
+{argument: what the fixed kernel leaves in it}, and `findings` holds (kind, severity, array, *(source line, what was done there)) of each finding. `options` go
+to `simulate`; `hangs` says that a GPU may not come back from the buggy kernel. Where the twins need different ones, `fixed_launch` and the like take precedence.
+"""
+import inspect
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sim import simulate
+from sim.launch import DEFAULT
+from sim.observers.races import Races
+
+ENGINES, SEEDS = ("fibers", "threads"), range(20)
+KINDS = {"out-of-bounds", "negative-index", "race-shared", "race-global", "uninitialized-read", "barrier-divergence", "warp-divergence", "deadlock",
+         "no-progress", "misuse"}  # fmt: skip
+FILES = sorted(set(Path(__file__).parent.glob("*.py")) - {Path(__file__), Path(__file__).with_name("conftest.py")})
+CASES = {f"{path.stem}.{name}": vars(case) for path in FILES for name, case in runpy.run_path(str(path)).items() if hasattr(case, "buggy")}
+EQUAL_WRITES = [name for name, case in CASES.items() if {key[:2] for key in case["findings"]} <= {("race-shared", "warning"), ("race-global", "warning")}]
+
+
+def launched(case, twin, **options):
+    """The report of one launch of a case's `twin`, and its arguments by name, as the launch has left them."""
+    kernel, launch = case[twin], case.get(f"{twin}_launch", case["launch"])
+    arguments = case.get(f"{twin}_arguments", case["arguments"])()
+    report = simulate(kernel, on_finding="report", **case.get("options", {}), **options)[launch](*arguments)
+    return report, dict(zip(inspect.signature(kernel.py_func).parameters, arguments))
+
+
+def key(finding):
+    """A finding as the corpus writes it: both parties by what stands on their line."""
+    parties = {(access.site.source if access.site else "", access.what) for access in finding.accesses}
+    return finding.kind, finding.severity, finding.array, *sorted(parties)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_finds_the_bug(name, record_property):
+    unlike = {}
+    for engine in ENGINES:
+        for seed in SEEDS:
+            report, _ = launched(CASES[name], "buggy", engine=engine, seed=seed)
+            found = sorted(map(key, report.findings), key=str)
+            if found != sorted(CASES[name]["findings"], key=str):
+                unlike[engine, seed] = found
+    record_property("corpus", "missed" if unlike else "found")
+    assert not unlike
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_finds_nothing_in_the_twin(name, record_property):
+    case, alarms = CASES[name], {}
+    for engine in ENGINES:
+        for seed in SEEDS:
+            report, left = launched(case, "fixed", engine=engine, seed=seed)
+            if report.findings:
+                alarms[engine, seed] = [finding.message for finding in report.findings]
+            for argument, wanted in case["wanted"](*case.get("fixed_arguments", case["arguments"])()).items():
+                np.testing.assert_allclose(left[argument], wanted, rtol=1e-6, err_msg=f"{argument}, {engine}, seed {seed}")
+    record_property("corpus", "false alarm" if alarms else "quiet")
+    assert not alarms
+
+
+@pytest.mark.parametrize("name", EQUAL_WRITES)
+def test_equal_writes_can_be_allowed(name):
+    allowing = [Races(allow_equal_writes=True) if observer is Races else observer for observer in DEFAULT]
+    report, _ = launched(CASES[name], "buggy", observers=allowing)
+    assert report.findings == ()
+
+
+def test_the_corpus_covers_every_kind():
+    assert len(CASES) >= 60 and len(EQUAL_WRITES) >= 2
+    assert {key[0] for case in CASES.values() for key in case["findings"]} == KINDS
