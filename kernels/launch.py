@@ -82,7 +82,8 @@ def width_for(d):
 
 def output(shape, like):
     """A float32 tensor for a kernel to fill, on the device of `like`; on the CPU full of NaN, so that a gap shows."""
-    return torch.full(shape, math.nan) if like.device.type == "cpu" else torch.empty(shape, device=like.device)
+    fresh = torch.empty(shape, dtype=torch.float32, device=like.device)
+    return fresh.fill_(math.nan) if fresh.device.type == "cpu" else fresh
 
 
 # Runners ----------------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ class Context:
         self.called_from = {}  # (code, instruction, kind) -> site number, for what is called rather than rewritten
         self.thread, self.entered = None, 0
         self.max_steps = max_steps
+        self.ticking = True  # whether every `while` loop ticks: not those of a kernel without source
         self.progress()
 
     # --- who listens ------------------------------------------------------------------------------------------------------
@@ -148,8 +149,8 @@ class Context:
 
     @property
     def signs_of_life(self):
-        """Something that differs between two moments if anything happened in between."""
-        return self.entered, self.steps, self.log and len(self.log)
+        """Something that differs between two moments if anything happened in between. Accesses count only if endless loops are seen by their ticks."""
+        return self.entered, self.steps, self.log and self.ticking and len(self.log)
 
     @property
     def budget(self):

@@ -104,7 +104,7 @@ class Launch:
         dialect = Cuda(scheduler, declarations, self.grid, self.block)
         binder = self.binder(context, dialect)
         kernel = binder.bind(function, [(name, kind_of_value(value)) for name, value in zip(names, values)])
-        declarations.kernel_code = kernel.__code__
+        declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
         scheduler.takes_turns = binder.loops and bool(binder.used & YIELDING)
         # 3. run every block
         grid = Grid(scheduler, kernel, values, self.grid, self.block, self.resident(binder.used, how.spec))

@@ -41,13 +41,15 @@ def draw_butterfly(numbers, steps, goal):
     for height, step in reversed(list(enumerate(steps))):
         for lane in range(len(numbers)):
             for source in (lane, lane ^ step):
-                look = {"color": ORANGE, "linewidth": 3.5, "zorder": 2} if lane in leading else {"color": "grey", "linewidth": 1, "zorder": 1}
+                orange = lane in leading
+                look = {"color": ORANGE if orange else "grey", "linewidth": 3.5 if orange else 1, "zorder": 1 + orange}
                 axes.plot([source, lane], [-height, -height - 1], **look)
         leading |= {lane ^ step for lane in leading}
     for height, row in enumerate(rows):
         for lane, number in enumerate(row):
-            axes.text(lane, -height, number, ha="center", va="center", fontsize=14, bbox={"facecolor": "white", "boxstyle": "circle", "edgecolor": BLUE})
-        words = f"round {height}:\nlane ^ {steps[height - 1]}" if height else "start"
+            circle = {"facecolor": "white", "boxstyle": "circle", "edgecolor": BLUE}
+            axes.text(lane, -height, number, ha="center", va="center", fontsize=14, bbox=circle)
+        words = f"round {height}:\n{steps[height - 1]} away" if height else "start"
         axes.text(-1.1, -height, words, ha="center", va="center", fontsize=12)
     for lane in range(len(numbers)):
         axes.text(lane, 0.6, f"lane {lane}", ha="center", fontsize=12)
@@ -79,6 +81,7 @@ show_figure(
 # and different warps do not wait for each other.</details>
 #
 # A kernel can ask which lanes are here at this moment: `cuda.activemask()` gives a number with one bit for every lane, lane 0 the last digit.
+# (On a GPU it tells what happens to be so just then; nothing should depend on it.)
 #
 # **Predict.** What does lane 0 see in the kernel below, and what does lane 1?
 
@@ -114,7 +117,7 @@ for lane in (0, 1):
     print(f"lane {lane} sees {seen[lane]:032b}")
 
 # %% [markdown]
-# Lane 0 is in company of every fourth, lane 1 of the others. In this lesson divergence never makes a result wrong by itself. It costs time, and it
+# Lane 0 is in the company of every fourth lane, lane 1 in that of the others. Divergence alone makes no result wrong. It costs time, and it
 # becomes a trap as soon as lanes want something from each other.
 #
 # ## 2. Four ways to hand something over
@@ -283,8 +286,8 @@ print("lane 0 wrote", out[0])
 
 # %% [markdown]
 # Lane 0 asks lane 16, and lane 16 is not there: it went round the `if`, round the loop, and has returned. A shuffle is no store that waits
-# in memory until somebody fetches it. **A value is handed over only while both lanes make the call.** What you get from an absent lane is undefined: `sim`
-# gives NaN, a GPU gives some number and no message.
+# in memory until somebody fetches it. **A value is handed over only if both lanes make the call.** What you get from an absent lane is undefined: `sim`
+# gives NaN, so that you see it; a GPU gives some number, and no message. On the H200 on which we tried, lane 0 wrote 1.
 #
 # Nothing was saved either. The lanes of a warp do an instruction together or wait while others do it; a lane that is switched off is no
 # faster.
@@ -316,7 +319,8 @@ print("sums:", out)
 
 # %% [markdown]
 # The first is right: its warp is full, so a test with 32, 64 or 1024 elements passes. In the second warp only lanes 0 to 12 are left, and lane 0
-# asks lane 16.
+# asks lane 16. Worse: on our H200 this kernel wrote 32 and 13, the right sums, as if lanes that have left gave 0. Nothing promises that they do. With a
+# maximum in place of the sum, and negative numbers, a 0 would be wrong as well.
 #
 # So there are two rules. **All lanes come to every shuffle**; a lane without data brings something neutral, a 0 for a sum. And **launch whole
 # warps**: in a block of 45 threads the lanes 13 to 31 of the second warp do not even exist.
@@ -481,7 +485,7 @@ for lane in (0, 5, 31):
 # |---|---|---|---|---|---|---|---|
 # | reads keys | 0, 32, 64 | 1, 33, 65 | … | 5, 37, 69 | 6, 38 | … | 31, 63 |
 #
-# Why not 0, 1, 2 for the first lane, 3, 4, 5 for the next? Because the lanes read at the same time, and a GPU is quickest when neighbours read neighbouring places (lesson 08).
+# Why not keys 0, 1, 2 for the first lane and 3, 4, 5 for the next? Because the lanes read at the same time, and a GPU is quickest when they read from places close together (lesson 08).
 #
 # **Predict.** With causal attention, query `i` sees the keys `j <= i`. How many lanes have read something when the warp of query 4 is done? And which lane of query 32 reads
 # two keys?
@@ -568,7 +572,8 @@ check.ex06_3(warp_attention)
 #
 # A layer of attention is more than attention. `nn.MultiheadAttention` makes q, k and v from its input with one matrix, cuts them into heads, attends in each head, joins
 # the heads, and multiplies by a second matrix. The package has a layer with the same weights under the same names, `FusedAttention`, which leaves only the
-# middle to a kernel; you can hand it your own. First the launches, one for each head. They go to the GPU if there is one, and to `sim` if not.
+# middle to a kernel; you can hand it your own. First the launches, one for each head. They go to the GPU if there is one, and to `sim` if not. (On a GPU, Numba may
+# warn that so small a launch leaves most of it idle. It is right.)
 
 # %%
 from torch import nn
@@ -672,8 +677,7 @@ validate("warp_attention, causal", "flash_attention (lesson 05)", yours[True], f
 # %% [markdown]
 # ### On a real GPU, if there is one
 #
-# The layers of section 8 have used it already. This cell gives your kernel more to do there: 1000 queries on a GPU, 50 without one. It prints the same line. (Numba may warn that
-# so small a launch leaves most of a GPU idle.)
+# The layers of section 8 have used it already. This cell gives your kernel more to do: 1000 queries on a GPU, 50 without one. It prints the same line.
 
 # %% tags=["uses-exercise"]
 n = 1000 if device == "cuda" else 50

@@ -123,7 +123,7 @@ class Grid:
             self.context.announce("grid_barrier_opened")
             return parked
         self.context.findings.append(Finding(
-            "deadlock", "error", f"{len(parked)} of {len(self.order)} blocks wait at a grid barrier that the other blocks have left behind",
+            "deadlock", "error", f"{len(parked)} of {len(self.order)} blocks wait at a grid barrier that the others never reach: they have ended",
             witnesses(self.scheduler, min(parked, key=lambda block: block.index[::-1])),
             reason="A grid barrier opens when every thread of every block has arrived; blocks that have ended never will.",
             fix="let every thread reach grid.sync() equally often"))

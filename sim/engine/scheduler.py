@@ -89,7 +89,7 @@ class Scheduler:
                               f"  {site.function} line {site.line}  {site.source}") from error
         site = error.args[0] if error.args else self.context.site_of_error(error)
         self.context.findings.append(Finding(
-            "no-progress", "error", "a loop goes round and round and nothing changes", (self.context.witness("loops", site, thread),),
+            "no-progress", "error", "a loop goes round and round without end", (self.context.witness("loops", site, thread),),
             reason=f"No thread ended while the loop went round {self.context.budget}.",
             fix="look at what should end the loop; if the kernel is only slow, simulate(kernel, max_steps=...) raises the limit"))
         raise error

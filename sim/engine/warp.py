@@ -110,7 +110,7 @@ def divergence(scheduler, block):
     missing = [lane for lane in range(32) if group.missing(block, key[0]) >> lane & 1]
     first = group.threads[min(group.threads)]
     lost = block.threads[32 * key[0] + missing[0]]
-    lanes = ", ".join(map(str, missing))
+    lanes = ", ".join(map(str, missing)) if len(missing) < 5 else f"{', '.join(map(str, missing[:3]))} and {len(missing) - 3} more"
     return Finding("warp-divergence", "error", f"{len(group.threads)} lanes of warp {key[0]} wait in {group.operation.name} for lanes {lanes}, which never come",
                    (scheduler.waits(first), scheduler.waits(lost)),
                    reason=f"The mask {group.mask:#010x} names them, and they wait elsewhere.",

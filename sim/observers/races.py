@@ -154,7 +154,7 @@ def fix(a, b, equal, colliding):
     if equal:
         return "let one thread write it; or, if it is meant, simulate with observers that include Races(allow_equal_writes=True)"
     if colliding and same_line:
-        return "let each thread write an element of its own, let one thread do it for all, or use cuda.atomic"
+        return "cuda.atomic (cuda.atomic.add for +=), or let each thread write an element of its own, or let one thread do it for all"
     if a.block != b.block:
         return "let each block write elements of its own, combine them with cuda.atomic, or end the kernel and launch a second one for what comes after"
     between = "the passes over this line" if same_line else "the two lines"

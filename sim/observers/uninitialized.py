@@ -98,6 +98,7 @@ class Uninitialized(Observer):
             these = size[loads] == width
             missing[these] = ~written[offset[loads[these]][:, None] + np.arange(width)].all(1)
         suspects = loads[missing]
+        suspects = suspects[~stored_whole(suspects, offset, size, site, thread)]
         if not len(suspects):
             return []
         stores = stores_by_byte(offset, size, site, set(offset[suspects].tolist()))
@@ -109,10 +110,10 @@ class Uninitialized(Observer):
 
     def finding(self, block, thread, site, address):
         name, index = self.context.space.element(address)
-        memory = {GLOBAL: "an array made by sim.empty", SHARED: "shared memory", LOCAL: "local memory"}[address >> SPACE_SHIFT]
+        memory = {GLOBAL: "An array made by sim.empty", SHARED: "Fresh shared memory", LOCAL: "Fresh local memory"}[address >> SPACE_SHIFT]
         return Finding("uninitialized-read", "error", f"{name}[{', '.join(map(str, index))}] is read and nobody has written it",
                        (Access("changed" if site & 3 == ATOMIC else "read", block, self.context.thread_index(thread), SITES[site]),), name, index,
-                       reason=f"Fresh memory ({memory}) holds whatever was there before.",
+                       reason=f"{memory} holds whatever was there before.",
                        fix="write every element before the first load, and put cuda.syncthreads() between the two if another thread writes it")
 
 
@@ -121,6 +122,18 @@ def mark(written, offset, size):
     for width in np.unique(size):
         at = offset[size == width]
         written[(at[:, None] + np.arange(width)).ravel()] = True
+
+
+def stored_whole(loads, offset, size, site, thread):
+    """For each of `loads`: whether the first plain store to exactly those bytes came before it, or is another thread's. Most loads are settled by this."""
+    stores = np.flatnonzero(site & 3 == STORE)
+    if not len(stores):
+        return np.zeros(len(loads), bool)
+    bytes_of = offset << 5 | size
+    place, first = np.unique(bytes_of[stores], return_index=True)
+    at = np.searchsorted(place, bytes_of[loads]).clip(max=len(place) - 1)
+    store = stores[first[at]]
+    return (place[at] == bytes_of[loads]) & ((store < loads) | (thread[store] != thread[loads]))
 
 
 def stores_by_byte(offset, size, site, near):

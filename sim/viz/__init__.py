@@ -11,11 +11,11 @@ from urllib.parse import quote
 # Okabe and Ito's palette, which people with any colour vision can tell apart. Global memory is darker, shared memory lighter.
 FILLS = {"load": "#56b4e9", "store": "#e69f00", "atomic": "#cc79a7", "global-load": "#0072b2", "global-store": "#d55e00", "clash": "#d55e00", "active": "#009e73"}
 CSS = ("text{font:11px system-ui,sans-serif;fill:var(--ink)}.mark{font-size:9px;fill:#000;text-anchor:middle}.end{text-anchor:end}.middle{text-anchor:middle}"
-       ".empty,.idle{fill:var(--faint)}.line{fill:var(--ink)}.none{fill:none}.rail{fill:var(--dim)}.cursor{fill:none;stroke:var(--ink);stroke-width:2}.now{stroke:var(--ink);stroke-width:2}"
+       ".empty{fill:var(--faint)}.line{fill:var(--ink)}.none{fill:none}.rail{fill:var(--dim)}.cursor{fill:none;stroke:var(--ink);stroke-width:2}.now{stroke:var(--ink);stroke-width:2}"
        + "".join(f".{name}{{fill:{colour}}}" for name, colour in FILLS.items()))
 LIGHT, DARK = {"ink": "#1b1b1b", "paper": "#ffffff", "faint": "#ebebeb", "dim": "#8a8a8a"}, {"ink": "#e8e8e8", "paper": "#161616", "faint": "#333333", "dim": "#8a8a8a"}
-THEMED = {"ink": "--jp-content-font-color1, var(--vscode-editor-foreground", "paper": "--jp-layout-color0, var(--vscode-editor-background",
-          "faint": "--jp-layout-color2, var(--sim-none"}
+THEMED = {"ink": "var(--jp-content-font-color1, var(--vscode-editor-foreground, {}))", "paper": "var(--jp-layout-color0, var(--vscode-editor-background, {}))",
+          "faint": "var(--jp-layout-color2, {})"}
 NOTEBOOK_CSS = """.sim-view{background:var(--paper);color:var(--ink);padding:8px;font:14px/1.4 system-ui,sans-serif}
 .sim-view pre,.sim-view code{font:13px/1.45 var(--jp-code-font-family,ui-monospace,monospace);background:none!important;color:inherit;padding:0;margin:0}
 .sim-view pre{overflow-x:auto;margin:6px 0}.sim-view figure{margin:14px 0 0}.sim-view figcaption{font-weight:600}
@@ -41,11 +41,11 @@ slider.addEventListener("input",show);root.querySelector(".sim-static").hidden=t
 
 def variables(values, themed):
     """CSS custom properties; `themed` takes a notebook's own colours where it has some."""
-    return "".join(f"--{name}:{f'var({THEMED[name]}, {value}))' if themed and name in THEMED else value};" for name, value in values.items())
+    return "".join(f"--{name}:{THEMED.get(name, '{}').format(value) if themed else value};" for name, value in values.items())
 
 
 STYLE = (f".sim-view{{{variables(LIGHT, True)}}}@media(prefers-color-scheme:dark){{.sim-view{{{variables(DARK, True)}}}}}{NOTEBOOK_CSS}"
-         + "".join(f".sim-view {rule}}}" for rule in CSS.split("}") if rule).replace(",.idle", ",.sim-view .idle"))
+         + "".join(f".sim-view {rule}}}" for rule in CSS.split("}") if rule))
 IMAGE_STYLE = f"svg{{{variables(LIGHT, False)}}}@media(prefers-color-scheme:dark){{svg{{{variables(DARK, False)}}}}}{CSS}.paper{{fill:var(--paper)}}"
 
 

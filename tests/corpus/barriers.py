@@ -214,7 +214,7 @@ class BreakBeforeTheBarrier:
         t = cuda.threadIdx.x
         left = x[t]
         for k in range(10):
-            if cuda.syncthreads_and(left == 0):
+            if cuda.syncthreads_and(int(left == 0)):
                 break
             if left > 0:
                 left -= 1
@@ -292,7 +292,7 @@ class CountingBarrierInABranch:
 
     launch = 1, 8
     findings = {
-        ("barrier-divergence", "error", None, ("", "returned"), ("out[t] = cuda.syncthreads_count(x[t] > 4)", "waits")),
+        ("barrier-divergence", "error", None, ("", "returned"), ("out[t] = cuda.syncthreads_count(int(x[t] > 4))", "waits")),
     }
 
     def arguments():
@@ -302,12 +302,12 @@ class CountingBarrierInABranch:
     def buggy(x, out):
         t = cuda.threadIdx.x
         if x[t] > 1:
-            out[t] = cuda.syncthreads_count(x[t] > 4)
+            out[t] = cuda.syncthreads_count(int(x[t] > 4))
 
     @cuda.jit
     def fixed(x, out):
         t = cuda.threadIdx.x
-        large = cuda.syncthreads_count(x[t] > 4)
+        large = cuda.syncthreads_count(int(x[t] > 4))
         if x[t] > 1:
             out[t] = large
 

@@ -70,7 +70,7 @@ class FlagSetByMany:
     @cuda.jit
     def fixed(x, out):
         t = cuda.threadIdx.x
-        found = cuda.syncthreads_or(x[t] < 0)
+        found = cuda.syncthreads_or(int(x[t] < 0))
         if t == 0 and found:
             out[0] = 1
 

@@ -175,6 +175,16 @@ def test_endless_loops_end_and_name_the_line(kernel, line, engine):
     assert f"{kernel.__name__} line" in str(caught.value) and "thread" in str(caught.value)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_endless_loop_with_accesses_in_a_kernel_without_source(engine):
+    namespace = {"cuda": cuda}
+    exec("def kernel(x):\n    cuda.syncthreads()\n    while x[0] == 0:\n        x[1] += 1\n", namespace)
+    began = time.monotonic()
+    with pytest.raises(KernelBug, match="thread 0 loops  kernel line [34]"):
+        simulate(namespace["kernel"], engine=engine)[1, 1](np.zeros(2))
+    assert time.monotonic() - began < 10
+
+
 def test_max_steps():
     def count(x):
         i = 0

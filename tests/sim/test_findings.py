@@ -155,7 +155,7 @@ def test_a_grid_barrier_that_one_block_leaves_out():
             cuda.cg.this_grid().sync()
 
     assert message(kernel, 3, 2, np.zeros(8)) == expected("""
-        deadlock: 2 of 3 blocks wait at a grid barrier that the other blocks have left behind · block 1 · thread 0
+        deadlock: 2 of 3 blocks wait at a grid barrier that the others never reach: they have ended · block 1 · thread 0
           thread 0 waits  kernel line 3  cuda.cg.this_grid().sync()
           A grid barrier opens when every thread of every block has arrived; blocks that have ended never will.
           Likely fix: let every thread reach grid.sync() equally often.
@@ -184,7 +184,7 @@ def test_no_progress():
             x[1] += 1
 
     assert message(kernel, 1, 1, np.zeros(2)) == expected("""
-        no-progress: a loop goes round and round and nothing changes · block 0 · thread 0
+        no-progress: a loop goes round and round without end · block 0 · thread 0
           thread 0 loops  kernel line 2  while x[0] == 0:
           No thread ended while the loop went round 1,000,000 times, or for 8 s.
           Likely fix: look at what should end the loop; if the kernel is only slow, simulate(kernel, max_steps=...) raises the limit.

@@ -30,6 +30,11 @@ def edited(kernel, *edits):
     return namespace[kernel.__name__]
 
 
+def wrong(kernel, *answers):
+    """A wrong answer for each (what it does, edits ...)."""
+    return [(what, edited(kernel, *edits)) for what, *edits in answers]
+
+
 # The right ones ---------------------------------------------------------------------------------------------------
 
 
@@ -207,7 +212,8 @@ def sum_by_atomics(x, out):
     i = cuda.grid(1)
     sums = cuda.shared.array(4, float32)
     warp = cuda.threadIdx.x // 32
-    sums[warp] = 0
+    if cuda.threadIdx.x % 32 == 0:
+        sums[warp] = 0
     cuda.syncthreads()
     if i < x.size:
         cuda.atomic.add(sums, warp, x[i])
@@ -231,190 +237,150 @@ def merge_nothing(m, l, o):
     return m, l
 
 
-UNGUARDED = "{0} if {1} > MINUS_INFINITY else float32(0)"
 MINE = "math.exp(m - larger) if m > MINUS_INFINITY else float32(0)"
 THEIRS = "math.exp(other_m - larger) if other_m > MINUS_INFINITY else float32(0)"
 
 MUTANTS = {
-    "ex06_1": [
-        ("has the shuffles under the guard", edited(warp_sum, ("    step = 16\n", "    if i >= x.size:\n        return\n    step = 16\n"))),
-        ("shuffles only where there is an element", edited(warp_sum, ("        value +=", "        if i < x.size: value +="))),
-        (
-            "spares the lanes that have nothing to do",
-            edited(warp_sum, ("        value +=", "        if cuda.threadIdx.x % 32 < step: value +=")),
-        ),
-        ("goes down, so that lane 0 alone knows", edited(warp_sum, ("xor", "down"))),
-        ("lane 0 alone writes", edited(warp_sum, ("    if i < x.size:\n", "    if i < x.size and i % 32 == 0:\n"))),
-        ("starts with step 8", edited(warp_sum, ("step = 16", "step = 8"))),
-        ("starts with step 32", edited(warp_sum, ("step = 16", "step = 32"))),
-        ("stops one step early", edited(warp_sum, ("step > 0", "step > 1"))),
-        ("keeps only what came", edited(warp_sum, ("value +=", "value ="))),
-        ("has no guard at the load", edited(warp_sum, (" if i < x.size else float32(0)", ""))),
-        ("has no guard at the store", edited(warp_sum, ("    if i < x.size:\n        out", "    out"))),
-        ("guards with <=", edited(warp_sum, ("    if i < x.size:", "    if i <= x.size:"))),
-        ("lets a lane without an element bring 1", edited(warp_sum, ("float32(0)", "float32(1)"))),
-        ("lets a lane without an element bring the last one", edited(warp_sum, ("float32(0)", "x[x.size - 1]"))),
-        ("names half of the lanes in its mask", edited(warp_sum, ("ALL_LANES", "0xFFFF"))),
-        ("names only lane 0 in its mask", edited(warp_sum, ("ALL_LANES", "1"))),
-        ("wrong only with several blocks", edited(warp_sum, ("cuda.grid(1)", "cuda.threadIdx.x"))),
-        ("wrong only with several warps", edited(warp_sum, ("cuda.grid(1)", "cuda.grid(1) % 32"))),
-        ("wrong only in a block's second warp", edited(warp_sum, ("x[i] if i", "x[i - cuda.threadIdx.x // 32 * 32] if i"))),
-        ("gives the mean", edited(warp_sum, ("= value", "= value / 32"))),
+    "ex06_1": wrong(
+        warp_sum,
+        ("has the shuffles under the guard", ("    step = 16\n", "    if i >= x.size:\n        return\n    step = 16\n")),
+        ("shuffles only where there is an element", ("        value +=", "        if i < x.size: value +=")),
+        ("spares the lanes that have nothing to do", ("        value +=", "        if cuda.threadIdx.x % 32 < step: value +=")),
+        ("goes down, so that lane 0 alone knows", ("xor", "down")),
+        ("lane 0 alone writes", ("    if i < x.size:\n", "    if i < x.size and i % 32 == 0:\n")),
+        ("starts with step 8", ("step = 16", "step = 8")),
+        ("starts with step 32", ("step = 16", "step = 32")),
+        ("stops one step early", ("step > 0", "step > 1")),
+        ("keeps only what came", ("value +=", "value =")),
+        ("has no guard at the load", (" if i < x.size else float32(0)", "")),
+        ("has no guard at the store", ("    if i < x.size:\n        out", "    out")),
+        ("guards with <=", ("    if i < x.size:", "    if i <= x.size:")),
+        ("lets a lane without an element bring 1", ("float32(0)", "float32(1)")),
+        ("lets a lane without an element bring the last one", ("float32(0)", "x[x.size - 1]")),
+        ("names half of the lanes in its mask", ("ALL_LANES", "0xFFFF")),
+        ("names only lane 0 in its mask", ("ALL_LANES", "1")),
+        ("wrong only with several blocks", ("cuda.grid(1)", "cuda.threadIdx.x")),
+        ("wrong only with several warps", ("cuda.grid(1)", "cuda.grid(1) % 32")),
+        ("wrong only in a block's second warp", ("x[i] if i", "x[i - cuda.threadIdx.x // 32 * 32] if i")),
+        ("gives the mean", ("= value", "= value / 32")),
         (
             "takes the largest",
-            edited(
-                warp_sum,
-                ("value += cuda.shfl_xor_sync(ALL_LANES, value, step)", "value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, step))"),
-            ),
+            ("value += cuda.shfl_xor_sync(ALL_LANES, value, step)", "value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, step))"),
         ),
-        ("right on arange only", edited(warp_sum, ("= x[i] if", "= float32(i) if"))),
+        ("right on arange only", ("= x[i] if", "= float32(i) if")),
+    )
+    + [
         ("reads all 32 elements in each thread", sum_by_reading_all),
         ("uses shared memory and atomics", sum_by_atomics),
         ("takes a shuffle for every lane", sum_by_31_shuffles),
     ],
-    "ex06_2": [
-        ("does nothing", merge_nothing),
-        ("NaN where both have read nothing", edited(merge_lanes, (MINE, "math.exp(m - larger)"), (THEIRS, "math.exp(other_m - larger)"))),
-        ("guards its own side only", edited(merge_lanes, (THEIRS, "math.exp(other_m - larger)"))),
-        ("guards the other side only", edited(merge_lanes, (MINE, "math.exp(m - larger)"))),
-        ("lets nothing come from scores below zero", edited(merge_lanes, ("other_m > MINUS_INFINITY", "other_m > 0"))),
-        ("adds without rescaling", edited(merge_lanes, (MINE, "float32(1)"), (THEIRS, "float32(1)"))),
-        ("rescales l only", edited(merge_lanes, ("o[c] = mine * o[c] + theirs * cuda", "o[c] = o[c] + cuda"))),
-        ("rescales o only", edited(merge_lanes, ("l = mine * l + theirs * other_l", "l = l + other_l"))),
-        ("swaps the factors", edited(merge_lanes, ("l = mine * l + theirs * other_l", "l = theirs * l + mine * other_l"))),
-        ("swaps the factors of o", edited(merge_lanes, ("o[c] = mine * o[c] + theirs *", "o[c] = theirs * o[c] + mine *"))),
-        (
-            "takes no maximum",
-            edited(merge_lanes, ("larger = max(m, other_m)", "larger = float32(0)"), ("m = larger", "m = max(m, other_m)")),
-        ),
-        ("updates m too early", edited(merge_lanes, ("        mine =", "        m = larger\n        mine ="))),
-        ("never updates m", edited(merge_lanes, ("        m = larger\n", ""))),
-        ("takes the smaller maximum", edited(merge_lanes, ("max(", "min("))),
+    "ex06_2": wrong(
+        merge_lanes,
+        ("NaN where both have read nothing", (MINE, "math.exp(m - larger)"), (THEIRS, "math.exp(other_m - larger)")),
+        ("guards its own side only", (THEIRS, "math.exp(other_m - larger)")),
+        ("guards the other side only", (MINE, "math.exp(m - larger)")),
+        ("lets nothing come from scores below zero", ("other_m > MINUS_INFINITY", "other_m > 0")),
+        ("adds without rescaling", (MINE, "float32(1)"), (THEIRS, "float32(1)")),
+        ("rescales l only", ("o[c] = mine * o[c] + theirs * cuda", "o[c] = o[c] + cuda")),
+        ("rescales o only", ("l = mine * l + theirs * other_l", "l = l + other_l")),
+        ("swaps the factors", ("l = mine * l + theirs * other_l", "l = theirs * l + mine * other_l")),
+        ("swaps the factors of o", ("o[c] = mine * o[c] + theirs *", "o[c] = theirs * o[c] + mine *")),
+        ("takes no maximum", ("larger = max(m, other_m)", "larger = float32(0)"), ("m = larger", "m = max(m, other_m)")),
+        ("updates m too early", ("        mine =", "        m = larger\n        mine =")),
+        ("never updates m", ("        m = larger\n", "")),
+        ("takes the smaller maximum", ("max(", "min(")),
         (
             "uses powers of 2",
-            edited(
-                merge_lanes,
-                (MINE, "2 ** (m - larger) if m > MINUS_INFINITY else float32(0)"),
-                (THEIRS, "2 ** (other_m - larger) if other_m > MINUS_INFINITY else float32(0)"),
-            ),
+            (MINE, "2 ** (m - larger) if m > MINUS_INFINITY else float32(0)"),
+            (THEIRS, "2 ** (other_m - larger) if other_m > MINUS_INFINITY else float32(0)"),
         ),
-        ("forgets to merge o", edited(merge_lanes, ("range(o.size)", "range(0)"))),
-        ("right only for one number in o", edited(merge_lanes, ("range(o.size)", "range(1)"))),
-        ("hands the first number of o to all", edited(merge_lanes, ("ALL_LANES, o[c], step", "ALL_LANES, o[0], step"))),
-        ("starts with step 8", edited(merge_lanes, ("step = 16", "step = 8"))),
-        ("stops one step early", edited(merge_lanes, ("step > 0", "step > 1"))),
+        ("forgets to merge o", ("range(o.size)", "range(0)")),
+        ("right only for one number in o", ("range(o.size)", "range(1)")),
+        ("hands the first number of o to all", ("ALL_LANES, o[c], step", "ALL_LANES, o[0], step")),
+        ("starts with step 8", ("step = 16", "step = 8")),
+        ("stops one step early", ("step > 0", "step > 1")),
         (
             "goes down, so that lane 0 alone knows",
-            edited(
-                merge_lanes,
-                ("cuda.shfl_xor_sync(ALL_LANES, m,", "cuda.shfl_down_sync(ALL_LANES, m,"),
-                ("cuda.shfl_xor_sync(ALL_LANES, l,", "cuda.shfl_down_sync(ALL_LANES, l,"),
-                ("cuda.shfl_xor_sync(ALL_LANES, o[c],", "cuda.shfl_down_sync(ALL_LANES, o[c],"),
-            ),
+            ("cuda.shfl_xor_sync(ALL_LANES, m,", "cuda.shfl_down_sync(ALL_LANES, m,"),
+            ("cuda.shfl_xor_sync(ALL_LANES, l,", "cuda.shfl_down_sync(ALL_LANES, l,"),
+            ("cuda.shfl_xor_sync(ALL_LANES, o[c],", "cuda.shfl_down_sync(ALL_LANES, o[c],"),
         ),
         (
             "leaves out partners that have read nothing, at the shuffle",
-            edited(merge_lanes, ("            o[c] = mine", "            if theirs > 0: o[c] = mine")),
+            ("            o[c] = mine", "            if theirs > 0: o[c] = mine"),
         ),
-        (
-            "leaves when it has read nothing",
-            edited(merge_lanes, ("    step = 16\n", "    if l == 0:\n        return m, l\n    step = 16\n")),
-        ),
-        ("returns l, m", edited(merge_lanes, ("return m, l", "return l, m"))),
-        ("returns nothing", edited(merge_lanes, ("return m, l", "pass"))),
+        ("leaves when it has read nothing", ("    step = 16\n", "    if l == 0:\n        return m, l\n    step = 16\n")),
+        ("returns l, m", ("return m, l", "return l, m")),
+        ("returns nothing", ("return m, l", "pass")),
         (
             "divides already",
-            edited(
-                merge_lanes,
-                ("    return m, l", "    for c in range(o.size):\n        o[c] = o[c] / l if l > 0 else float32(0)\n    return m, l"),
-            ),
+            ("    return m, l", "    for c in range(o.size):\n        o[c] = o[c] / l if l > 0 else float32(0)\n    return m, l"),
         ),
         (
             "uses the lane's number within the block",
-            edited(
-                merge_lanes, ("cuda.shfl_xor_sync(ALL_LANES, l, step)", "cuda.shfl_sync(ALL_LANES, l, min(cuda.threadIdx.x, 31) ^ step)")
-            ),
+            ("cuda.shfl_xor_sync(ALL_LANES, l, step)", "cuda.shfl_sync(ALL_LANES, l, min(cuda.threadIdx.x, 31) ^ step)"),
         ),
+    )
+    + [
+        ("does nothing", merge_nothing),
     ],
-    "ex06_3": [
-        ("every lane reads all keys", edited(warp_attention, ("range(lane, seen, 32)", "range(0, seen)"))),
-        ("one lane reads all keys", edited(warp_attention, ("range(lane, seen, 32)", "range(0, seen if lane == 0 else 0)"))),
+    "ex06_3": wrong(
+        warp_attention,
+        ("every lane reads all keys", ("range(lane, seen, 32)", "range(0, seen)")),
+        ("one lane reads all keys", ("range(lane, seen, 32)", "range(0, seen if lane == 0 else 0)")),
         (
             "gives each lane a run of neighbouring keys",
-            edited(
-                warp_attention, ("range(lane, seen, 32)", "range(lane * ((seen + 31) // 32), min(seen, (lane + 1) * ((seen + 31) // 32)))")
-            ),
+            ("range(lane, seen, 32)", "range(lane * ((seen + 31) // 32), min(seen, (lane + 1) * ((seen + 31) // 32)))"),
         ),
-        ("reads 32 keys at most", edited(warp_attention, ("range(lane, seen, 32)", "range(lane, min(seen, 32), 32)"))),
-        ("steps by the size of the block", edited(warp_attention, ("range(lane, seen, 32)", "range(lane, seen, cuda.blockDim.x)"))),
-        ("takes the thread's index for the lane", edited(warp_attention, ("range(lane, seen, 32)", "range(cuda.threadIdx.x, seen, 32)"))),
-        ("causal, but not its own key", edited(warp_attention, ("i + 1) if", "i) if"))),
-        ("causal, and one key too many", edited(warp_attention, ("i + 1) if", "i + 2) if"))),
-        ("knows no causal", edited(warp_attention, ("min(keys, i + 1) if causal else keys", "keys"))),
-        ("always causal", edited(warp_attention, ("min(keys, i + 1) if causal else keys", "min(keys, i + 1)"))),
-        ("right only where there are as many keys as queries", edited(warp_attention, ("min(keys, i + 1) if causal", "i + 1 if causal"))),
-        ("leaves out the scale", edited(warp_attention, ("            score *= scale\n", ""))),
-        ("has a scale of its own", edited(warp_attention, ("score *= scale", "score /= math.sqrt(d)"))),
+        ("reads 32 keys at most", ("range(lane, seen, 32)", "range(lane, min(seen, 32), 32)")),
+        ("steps by the size of the block", ("range(lane, seen, 32)", "range(lane, seen, cuda.blockDim.x)")),
+        ("takes the thread's index for the lane", ("range(lane, seen, 32)", "range(cuda.threadIdx.x, seen, 32)")),
+        ("causal, but not its own key", ("i + 1) if", "i) if")),
+        ("causal, and one key too many", ("i + 1) if", "i + 2) if")),
+        ("knows no causal", ("min(keys, i + 1) if causal else keys", "keys")),
+        ("always causal", ("min(keys, i + 1) if causal else keys", "min(keys, i + 1)")),
+        ("right only where there are as many keys as queries", ("min(keys, i + 1) if causal", "i + 1 if causal")),
+        ("leaves out the scale", ("            score *= scale\n", "")),
+        ("has a scale of its own", ("score *= scale", "score /= math.sqrt(d)")),
         (
             "takes no maximum",
-            edited(
-                warp_attention,
-                ("shrink, weight = math.exp(m - larger), math.exp(score - larger)", "shrink, weight = float32(1), math.exp(score)"),
-                ("m = larger", "m = float32(0)"),
-            ),
+            ("shrink, weight = math.exp(m - larger), math.exp(score - larger)", "shrink, weight = float32(1), math.exp(score)"),
+            ("m = larger", "m = float32(0)"),
         ),
-        ("starts the maximum at 0", edited(warp_attention, ("m, l = MINUS_INFINITY,", "m, l = float32(0),"))),
-        ("never updates m", edited(warp_attention, ("            m = larger\n", ""))),
-        (
-            "updates m too early",
-            edited(warp_attention, ("            shrink, weight", "            m = larger\n            shrink, weight")),
-        ),
-        ("does not shrink o", edited(warp_attention, ("o[c] * shrink + weight", "o[c] + weight"))),
-        ("does not shrink l", edited(warp_attention, ("l * shrink + weight", "l + weight"))),
-        ("starts the score anew for each number", edited(warp_attention, ("score +=", "score ="))),
-        ("takes keys for values", edited(warp_attention, ("* v[j, c]", "* k[j, c]"))),
-        ("forgets to merge", edited(warp_attention, ("        m, l = merge_lanes(m, l, o)\n", ""))),
-        ("forgets what the merge returns", edited(warp_attention, ("m, l = merge_lanes", "merge_lanes"))),
+        ("starts the maximum at 0", ("m, l = MINUS_INFINITY,", "m, l = float32(0),")),
+        ("never updates m", ("            m = larger\n", "")),
+        ("updates m too early", ("            shrink, weight", "            m = larger\n            shrink, weight")),
+        ("does not shrink o", ("o[c] * shrink + weight", "o[c] + weight")),
+        ("does not shrink l", ("l * shrink + weight", "l + weight")),
+        ("starts the score anew for each number", ("score +=", "score =")),
+        ("takes keys for values", ("* v[j, c]", "* k[j, c]")),
+        ("forgets to merge", ("        m, l = merge_lanes(m, l, o)\n", "")),
+        ("forgets what the merge returns", ("m, l = merge_lanes", "merge_lanes")),
         (
             "merges at every key",
-            edited(
-                warp_attention,
-                ("            m = larger\n        m, l = merge_lanes", "            m = larger\n            m, l = merge_lanes"),
-            ),
+            ("            m = larger\n        m, l = merge_lanes", "            m = larger\n            m, l = merge_lanes"),
         ),
-        (
-            "merges only lanes that have read something",
-            edited(warp_attention, ("        m, l = merge_lanes", "        if lane < seen: m, l = merge_lanes")),
-        ),
+        ("merges only lanes that have read something", ("        m, l = merge_lanes", "        if lane < seen: m, l = merge_lanes")),
         (
             "merges in lane 0 alone",
-            edited(
-                warp_attention,
-                ("        m, l = merge_lanes(m, l, o)\n", ""),
-                ("        if lane == 0:\n", "        if lane == 0:\n            m, l = merge_lanes(m, l, o)\n"),
-            ),
+            ("        m, l = merge_lanes(m, l, o)\n", ""),
+            ("        if lane == 0:\n", "        if lane == 0:\n            m, l = merge_lanes(m, l, o)\n"),
         ),
         (
             "divides before it merges",
-            edited(
-                warp_attention,
-                (
-                    "        m, l = merge_lanes",
-                    "        for c in range(d):\n            o[c] = o[c] / l if l > 0 else float32(0)\n        m, l = merge_lanes",
-                ),
+            (
+                "        m, l = merge_lanes",
+                "        for c in range(d):\n            o[c] = o[c] / l if l > 0 else float32(0)\n        m, l = merge_lanes",
             ),
         ),
-        ("does not divide", edited(warp_attention, ("o[c] / l", "o[c]"))),
-        ("all lanes write", edited(warp_attention, ("        if lane == 0:\n", "        if True:\n"))),
-        ("the first thread of the block alone writes", edited(warp_attention, ("lane == 0", "cuda.threadIdx.x == 0"))),
+        ("does not divide", ("o[c] / l", "o[c]")),
+        ("all lanes write", ("        if lane == 0:\n", "        if True:\n")),
+        ("the first thread of the block alone writes", ("lane == 0", "cuda.threadIdx.x == 0")),
         (
             "writes the first number only",
-            edited(
-                warp_attention,
-                ("            for c in range(d):\n                out[i, c]", "            for c in range(1):\n                out[i, c]"),
-            ),
+            ("            for c in range(d):\n                out[i, c]", "            for c in range(1):\n                out[i, c]"),
         ),
-    ],
+    ),
 }
 
 RIGHT = {
