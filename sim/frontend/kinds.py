@@ -27,10 +27,14 @@ ROUNDS = 4
 
 @dataclass(frozen=True)
 class ArrayKind:
-    """An array of `rank` dimensions whose elements, once loaded, are of kind `element`."""
+    """An array of `rank` dimensions whose elements, once loaded, are of kind `element`. What else the text tells saves looking it up at each load:
+    the constant `shape` of a declared array, and whether the last axis is contiguous (`rowwise`)."""
 
     element: object
     rank: int
+    itemsize: int
+    rowwise: bool = True
+    shape: tuple | None = None
 
 
 def bits(kind):
@@ -43,6 +47,8 @@ def join(a, b):
         return a
     if a is NONE:
         return b
+    if isinstance(a, ArrayKind) and isinstance(b, ArrayKind) and (a.element, a.rank, a.itemsize) == (b.element, b.rank, b.itemsize):
+        return ArrayKind(a.element, a.rank, a.itemsize, a.rowwise and b.rowwise)
     return max(a, b) if bits(a) and bits(b) else ANY
 
 
@@ -63,7 +69,7 @@ def kind_of_value(value):
     if isinstance(value, (float, np.floating)):
         return FLOAT
     if hasattr(value, "allocation") and hasattr(value, "data"):  # an array with a fast path
-        return ArrayKind(element_kind(value.dtype), value.ndim)
+        return ArrayKind(element_kind(value.dtype), value.ndim, value.dtype.itemsize, value.strides[-1] == value.dtype.itemsize)
     return ANY
 
 
@@ -186,16 +192,20 @@ class Kinds:
         """`cuda.shared.array(shape, dtype)`: the kind of array that it makes."""
         given = dict(zip(("shape", "dtype"), node.args)) | {k.arg: k.value for k in node.keywords}
         dtype = self.dtype_of(self.names.resolve(given["dtype"])) if "dtype" in given else None
-        shape = given.get("shape")
-        if isinstance(shape, ast.Name):
-            shape = ast.Constant(self.names.value(shape.id))
-        if isinstance(shape, ast.Constant) and isinstance(shape.value, tuple):
-            rank = len(shape.value)
-        else:
-            rank = len(shape.elts) if isinstance(shape, ast.Tuple) else 1 if isinstance(getattr(shape, "value", None), int) else 0
-        empty = isinstance(shape, ast.Constant) and shape.value == 0  # the dynamic bytes, of which there may be none
-        numbers = dtype is not None and dtype.names is None and not dtype.hasobject
-        return ArrayKind(element_kind(dtype), rank) if numbers and rank and not empty else ANY
+        shape = self.constant_shape(given.get("shape"))
+        if dtype is None or dtype.names is not None or dtype.hasobject or not shape or 0 in shape:  # (0,): the dynamic bytes, of which there may be none
+            return ANY
+        return ArrayKind(element_kind(dtype), len(shape), dtype.itemsize, shape=shape)
+
+    def constant_shape(self, node):
+        """The shape that `node` spells with constants, as a tuple, or None."""
+        if isinstance(node, ast.Tuple):
+            sides = [self.constant_shape(element) for element in node.elts]
+            return tuple(side[0] for side in sides) if all(side and len(side) == 1 for side in sides) else None
+        value = node.value if isinstance(node, ast.Constant) else self.names.resolve(node)
+        if isinstance(value, (int, np.integer)):
+            value = (value,)
+        return tuple(map(int, value)) if isinstance(value, tuple) and all(isinstance(n, (int, np.integer)) for n in value) else None
 
     def width(self, node):
         """The width in bits of a signed integer that surely still has its array's: a load, or a variable that is assigned once, from one. Else None."""

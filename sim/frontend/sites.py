@@ -4,6 +4,7 @@
 the kinds say that Python agrees with Numba, and a literal 0.5 becomes a numpy float64. Line numbers stay the file's.
 """
 import ast
+from math import prod
 
 import numpy as np
 
@@ -16,6 +17,12 @@ OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", as
 UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
 COUNTING = ("clz", "popc")
 MAX_INDICES = 5
+
+
+def element_strides(array, kind):
+    """For each axis of the array called `array`, the stride in elements, as a number where the text tells it."""
+    strides = [prod(kind.shape[axis + 1:]) if kind.shape else f"{array}.s{axis}" for axis in range(kind.rank)]
+    return [*strides[:-1], 1 if kind.rowwise else strides[-1]]
 
 
 class Rewriter(ast.NodeTransformer):
@@ -114,19 +121,19 @@ class Rewriter(ast.NodeTransformer):
 
     def inline_load(self, node, indices, site):
         """The text of `load2` in place of a call to it: two and a half times as fast, and most of what a kernel does is load."""
-        array, firsts, names = node.value.id, [], []
+        array, kind, firsts, names = node.value.id, self.kinds.of(node.value), [], []
         for index in indices:
             text = ast.unparse(index)
             name = text if isinstance(index, (ast.Name, ast.Constant)) else self.temporary(node)
             names.append(name)
             firsts.append(text if name == text else f"({name} := {text})")
-        inside = " and ".join(f"0 <= {first} < {array}.n{axis}" if bits(self.kinds.of(index)) else
-                              f"{PREFIX}type({first}) is {PREFIX}int and 0 <= {name} < {array}.n{axis}"
-                              for axis, (index, first, name) in enumerate(zip(indices, firsts, names)))
-        flat = " + ".join(f"{name} * {array}.s{axis}" for axis, name in enumerate(names))
+        sizes = kind.shape or [f"{array}.n{axis}" for axis in range(kind.rank)]
+        inside = " and ".join(f"0 <= {first} < {size}" if bits(self.kinds.of(index)) else f"{PREFIX}type({first}) is {PREFIX}int and 0 <= {name} < {size}"
+                              for index, first, name, size in zip(indices, firsts, names, sizes))
+        flat = " + ".join(name if stride == 1 else f"{name} * {stride}" for name, stride in zip(names, element_strides(array, kind)))
         if self.logged:
             held = self.temporary(node)
-            inside += f" and {PREFIX}log({site << SITE_SHIFT} + {array}.code + (({held} := {flat}) << {array}.shift)) is None"
+            inside += f" and {PREFIX}log({site << SITE_SHIFT} + {array}.code + ({held} := {flat}) * {kind.itemsize}) is None"
             flat = held
         text = f"{array}.data[{flat}] if {inside} else {PREFIX}load{len(indices)}({array}, {', '.join(map(ast.unparse, indices))}, {site})"
         inlined = ast.parse(text, mode="eval").body

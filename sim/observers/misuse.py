@@ -16,4 +16,4 @@ class Misuse(Observer):
         if arrays and not self.wrote and not context.findings:
             yield Finding("misuse", "warning", f"the launch wrote to none of its arrays ({', '.join(arrays)})",
                           reason="Every thread ended, and nothing that the host can see has changed.",
-                          fix="look at the guards: do they let any thread through? Is the grid as large as the data?")
+                          fix="look at the guards (do they let any thread through?) and at the grid (is it as large as the data?)")

@@ -15,6 +15,7 @@ from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SITES, SPACE_SHIFT, STORE, 
 
 MOST_CELLS = 4096  # racy cells looked at one by one in an epoch; further ones are not counted
 MOST_PAIRS = 4096  # pairs of accesses to a cell tried before the two sites count as ordered
+LINE_SHIFT = 4  # the widest access has 16 bytes: aligned accesses to different lines of 16 bytes do not meet
 WORDS = {LOAD: "read", STORE: "written", ATOMIC: "changed"}
 
 
@@ -59,12 +60,14 @@ class Races(Observer):
     def epoch_ended(self, block):
         """Races within one block and epoch; what it did to global memory is kept for the comparison with other blocks."""
         batches = self.epoch.pop(block, ())
-        rows = [Rows.of(batch) for batch in batches]
-        if not rows:
+        lines = [batch.address[batch.kind != LOAD] >> LINE_SHIFT for batch in batches]
+        written = np.unique(np.concatenate(lines)) if lines else ()
+        rows = [Rows.of(batch, written) for batch in batches]
+        if not sum(map(len, rows)):
             return []
         rows = Rows.joined(rows)
         self.everywhere.append(rows.of_global_memory(once=not self.order.active))
-        return self.races(rows, rows.thread) if (rows.kind != LOAD).any() else []
+        return self.races(rows, rows.thread) if len(written) else []
 
     def between_blocks(self):
         rows = Rows.joined(self.everywhere) if self.everywhere else None
@@ -145,6 +148,8 @@ def one_element(rows):
 def reason(a, b, equal):
     if equal:
         return "Both write the same value, so the result is the same whichever comes last."
+    if a.site & 3 == b.site & 3 == ATOMIC:
+        return "Each is atomic, but their elements overlap without being the same, and such atomics are not atomic towards each other."
     return "Either may come first, and the result depends on which." if a.block == b.block else "Blocks run in any order and at the same time, so either may come first."
 
 
@@ -153,6 +158,8 @@ def fix(a, b, equal, colliding):
     same_line = SITES[a.site].line == SITES[b.site].line and SITES[a.site].function == SITES[b.site].function
     if equal:
         return "let one thread write it; or, if it is meant, simulate with observers that include Races(allow_equal_writes=True)"
+    if a.site & 3 == b.site & 3 == ATOMIC:
+        return "let both work on one array of one dtype, or on bytes of their own"
     if colliding and same_line:
         return "cuda.atomic (cuda.atomic.add for +=), or let each thread write an element of its own, or let one thread do it for all"
     if a.block != b.block:
@@ -190,14 +197,21 @@ class Rows:
     value: np.ndarray
 
     @classmethod
-    def of(cls, batch):
-        n = len(batch.address)
-        block, value = np.empty(n, object), np.empty(n, object)
-        block[:] = [batch.block] * n if n else []
-        value[np.flatnonzero(batch.kind != LOAD)] = batch.values
-        rows = cls(block, np.full(n, batch.epoch), batch.thread, batch.segment, batch.site, batch.address, batch.size, value)
+    def of(cls, batch, written):
+        """All accesses of `batch` to global memory, and those to shared memory that touch one of the `written` lines of bytes."""
         space = batch.space
-        return rows[(space == GLOBAL) | (space == SHARED)]
+        keep = space == GLOBAL
+        if len(written):
+            aligned = not (batch.address & (batch.size - 1)).any()
+            keep |= (space == SHARED) & (np.isin(batch.address >> LINE_SHIFT, written) if aligned else True)
+        keep = np.flatnonzero(keep)
+        block, value = np.empty(len(keep), object), np.empty(len(batch.address), object)
+        block.fill(batch.block)
+        value[np.flatnonzero(batch.kind != LOAD)] = batch.values
+        return cls(block, np.full(len(keep), batch.epoch), *(getattr(batch, name)[keep] for name in ("thread", "segment", "site", "address", "size")), value[keep])
+
+    def __len__(self):
+        return len(self.address)
 
     @classmethod
     def joined(cls, parts):

@@ -10,6 +10,8 @@ from sim.events import ATOMIC, GLOBAL, LOAD, LOCAL, SHARED, SITES, SPACE_SHIFT, 
 
 MOST = 4096  # loads looked at one by one in an epoch; further ones are not counted
 
+WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
 
 class Uninitialized(Observer):
     """Finding `uninitialized-read`."""
@@ -64,7 +66,7 @@ class Uninitialized(Observer):
         """The written bytes of a block's window, grown to `size`."""
         written = self.on_chip.get((block, space), np.zeros(0, bool))
         if len(written) < size:
-            written = np.concatenate([written, np.zeros(size - len(written), bool)])
+            written = np.concatenate([written, np.zeros(-(-size // 16) * 16 - len(written), bool)])
         self.on_chip[block, space] = written
         return written
 
@@ -96,7 +98,7 @@ class Uninitialized(Observer):
         missing = np.zeros(len(loads), bool)
         for width in np.unique(size[loads]):
             these = size[loads] == width
-            missing[these] = ~written[offset[loads[these]][:, None] + np.arange(width)].all(1)
+            missing[these] = ~all_set(written, offset[loads[these]], width)
         suspects = loads[missing]
         suspects = suspects[~stored_whole(suspects, offset, size, site, thread)]
         if not len(suspects):
@@ -115,6 +117,14 @@ class Uninitialized(Observer):
                        (Access("changed" if site & 3 == ATOMIC else "read", block, self.context.thread_index(thread), SITES[site]),), name, index,
                        reason=f"{memory} holds whatever was there before.",
                        fix="write every element before the first load, and put cuda.syncthreads() between the two if another thread writes it")
+
+
+def all_set(written, offset, width):
+    """Whether all `width` bytes at each `offset` are set."""
+    word = WORDS.get(width)
+    if word is None or len(written) % width or (offset % width).any():
+        return written[offset[:, None] + np.arange(width)].all(1)
+    return written.view(word)[offset // width] == np.ones(width, bool).view(word)[0]  # a whole element at a time
 
 
 def mark(written, offset, size):

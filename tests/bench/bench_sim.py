@@ -87,6 +87,11 @@ def of_ours():
     from sim import simulate
     from sim.events import Observer
     from sim.launch import DEFAULT
+    from sim.observers.banks import Banks
+    from sim.observers.branches import Branches
+    from sim.observers.coalescing import Coalescing
+    from sim.observers.trace import Trace
+    from sim.observers.traffic import Traffic
 
     class Count(Observer):
         def __init__(self):
@@ -95,8 +100,9 @@ def of_ours():
         def accesses(self, batch):
             self.accesses_seen += len(batch.address)
 
+    every = (*DEFAULT, Banks, Branches, Coalescing, Trace, Traffic)
     ways = {"fibers, no observers": {"observers": ()}, "fibers, default observers": {"observers": DEFAULT},
-            "threads, default observers": {"observers": DEFAULT, "engine": "threads"}}
+            "fibers, every observer": {"observers": every}, "threads, default observers": {"observers": DEFAULT, "engine": "threads"}}
     for _, kernel, grid, block, arguments, wanted in cases():
         count = Count()
         simulate(kernel, observers=(count,))[grid, block](*arguments)

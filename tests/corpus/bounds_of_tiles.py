@@ -189,7 +189,7 @@ class GatherFromOne:
     }
 
     def arguments():
-        return np.arange(8.0), np.array([3, 1, 8, 2, 5, 4, 7, 6]), np.zeros(8)
+        return np.arange(8.0), np.array([3, 1, 8, 2, 5, 4, 7, 6], np.uint8), np.zeros(8)
 
     @cuda.jit
     def buggy(x, places, out):
