@@ -17,10 +17,10 @@ class LaunchError(SimulatorError, ValueError):
 
 
 class KernelBug(SimulatorError):
-    """The kernel ran and the tools found errors in it. `findings` holds them; the message prints each once."""
+    """The kernel ran and the tools found errors in it: `findings`; `report` has the rest. The message prints each error once."""
 
-    def __init__(self, findings):
-        self.findings = tuple(findings)
+    def __init__(self, report):
+        self.report, self.findings = report, report.errors
         super().__init__("\n\n".join(finding.message for finding in self.findings))
 
 

@@ -206,6 +206,9 @@ class Observer:
     def atomic_done(self, block: Index3, epoch: int, thread: int, segment: int, address: int):
         """`thread` has done an atomic operation at `address`."""
 
+    def atomic_narrowed(self, access: Access, array, index: tuple[int, ...]):
+        """An atomic on an element of an integer `array` was given a floating-point value, which loses its fraction."""
+
     def block_ended(self, block: Index3, epoch: int):
         """The last thread of `block` has returned, or the block was ended early. Its accesses have been announced."""
 
@@ -237,6 +240,9 @@ class EpochObserver(Observer):
 
     def barrier_opened(self, block, epoch):
         self.close(block)
+
+    def atomic_narrowed(self, access: Access, array, index: tuple[int, ...]):
+        """An atomic on an element of an integer `array` was given a floating-point value, which loses its fraction."""
 
     def block_ended(self, block, epoch):
         self.close(block)

@@ -24,13 +24,9 @@ from sim.frontend.sites import OPERATORS, PREFIX, UNARY
 from sim.memory.array import Array, accessors
 from sim.memory.declared import Declarations
 from sim.memory.spaces import AddressSpace, bind_arguments, host_array
-from sim.observers.bounds import Bounds
-from sim.observers.misuse import Misuse
-from sim.observers.races import Races
-from sim.observers.uninitialized import Uninitialized
+from sim.observers import DEFAULT
 from sim.report import Report, finish
 
-DEFAULT = (Bounds, Races, Uninitialized, Misuse)
 ENGINES = {"fibers": Fiber, "threads": OSThread}
 BUILTINS = vars(builtins) | {"min": arithmetic.minimum, "max": arithmetic.maximum, "abs": arithmetic.absolute, "round": arithmetic.round_,
                              "int": arithmetic.int_, "float": arithmetic.float_, "bool": arithmetic.bool_, "complex": arithmetic.complex_,
@@ -45,7 +41,7 @@ def simulate(kernel, *, engine="fibers", seed=0, on_finding="raise", observers=D
     engine: "fibers" (greenlets; the default) or "threads" (one operating-system thread per CUDA thread, one running at a time). Same order, same results.
     seed: the order in which threads and blocks are resumed. Equal seeds give equal runs.
     on_finding: "raise" raises KernelBug at the end of a launch in which a tool found an error; "report" only reports. Warnings never raise.
-    observers: the tools, classes or instances of sim.events.Observer; () switches all off, and an access outside its array is then an IndexError.
+    observers: the tools (sim.observers), classes or instances of sim.events.Observer; () switches all off, and an access outside its array is then an IndexError.
     spec: the simulated device's limits.
     max_steps: how often `while` loops may go round, over all threads, before one of the threads ends; by default a million times, or for 8 s.
 
@@ -116,7 +112,7 @@ class Launch:
         code = tuple(copy.__code__ for copy in binder.functions.values())
         report = Report(function.__name__, how.engine, self.grid, self.block, how.seed, finish(context.findings), context.counters, tuple(notes), code, context.trace)
         if how.on_finding == "raise" and report.errors:
-            raise KernelBug(report.errors)
+            raise KernelBug(report)
         return report
 
     def binder(self, context, dialect):

@@ -42,7 +42,7 @@ class Atomic:
     def __init__(self, scheduler):
         self.scheduler, self.context = scheduler, scheduler.context
 
-    def change(self, array, index, combine, overwrites=False):
+    def change(self, array, index, combine, operand, overwrites=False):
         """Replace array[index] by combine(old), wrapped to the array's dtype; returns old. `overwrites`: the new element does not depend on the old one."""
         if not isinstance(array, Array):
             raise TypeError(f"cuda.atomic works on arrays, got {array!r}")
@@ -55,6 +55,8 @@ class Atomic:
         place = array.place(index if isinstance(index, tuple) else (index,), site, "changed")
         if place is None:
             return domain(array.dtype.type(0))
+        if array.dtype.kind in "iu" and isinstance(operand, np.inexact):
+            self.context.announce("atomic_narrowed", self.context.witness("changed", site, value=operand), array, place)
         memory = array.numpy
         old = memory[place]
         new = combine(old)
@@ -64,43 +66,43 @@ class Atomic:
         return domain(old)
 
     def add(self, array, index, value):
-        return self.change(array, index, lambda old: plain(old) + plain(stored(value, array.dtype)))
+        return self.change(array, index, lambda old: plain(old) + plain(stored(value, array.dtype)), value)
 
     def sub(self, array, index, value):
-        return self.change(array, index, lambda old: plain(old) - plain(stored(value, array.dtype)))
+        return self.change(array, index, lambda old: plain(old) - plain(stored(value, array.dtype)), value)
 
     def and_(self, array, index, value):
-        return self.change(array, index, lambda old: int(old) & int(value))
+        return self.change(array, index, lambda old: int(old) & int(value), value)
 
     def or_(self, array, index, value):
-        return self.change(array, index, lambda old: int(old) | int(value))
+        return self.change(array, index, lambda old: int(old) | int(value), value)
 
     def xor(self, array, index, value):
-        return self.change(array, index, lambda old: int(old) ^ int(value))
+        return self.change(array, index, lambda old: int(old) ^ int(value), value)
 
     def inc(self, array, index, value):
-        return self.change(array, index, lambda old: increment(int(old), int(value)))
+        return self.change(array, index, lambda old: increment(int(old), int(value)), value)
 
     def dec(self, array, index, value):
-        return self.change(array, index, lambda old: decrement(int(old), int(value)))
+        return self.change(array, index, lambda old: decrement(int(old), int(value)), value)
 
     def exch(self, array, index, value):
-        return self.change(array, index, lambda old: value, overwrites=True)
+        return self.change(array, index, lambda old: value, value, overwrites=True)
 
     def max(self, array, index, value):
-        return self.change(array, index, lambda old: larger(old, value))
+        return self.change(array, index, lambda old: larger(old, value), value)
 
     def min(self, array, index, value):
-        return self.change(array, index, lambda old: smaller(old, value))
+        return self.change(array, index, lambda old: smaller(old, value), value)
 
     def nanmax(self, array, index, value):
-        return self.change(array, index, lambda old: nan_larger(old, value))
+        return self.change(array, index, lambda old: nan_larger(old, value), value)
 
     def nanmin(self, array, index, value):
-        return self.change(array, index, lambda old: nan_smaller(old, value))
+        return self.change(array, index, lambda old: nan_smaller(old, value), value)
 
     def cas(self, array, index, expected, value):
-        return self.change(array, index, lambda old: value if old == expected else old)
+        return self.change(array, index, lambda old: value if old == expected else old, value)
 
     def compare_and_swap(self, array, expected, value):
         """cas on the array's first element."""

@@ -86,12 +86,7 @@ def of_ours():
     """[{way: seconds}, accesses] for each case."""
     from sim import simulate
     from sim.events import Observer
-    from sim.launch import DEFAULT
-    from sim.observers.banks import Banks
-    from sim.observers.branches import Branches
-    from sim.observers.coalescing import Coalescing
-    from sim.observers.trace import Trace
-    from sim.observers.traffic import Traffic
+    from sim.observers import COUNTERS, DEFAULT, Trace
 
     class Count(Observer):
         def __init__(self):
@@ -100,7 +95,7 @@ def of_ours():
         def accesses(self, batch):
             self.accesses_seen += len(batch.address)
 
-    every = (*DEFAULT, Banks, Branches, Coalescing, Trace, Traffic)
+    every = (*DEFAULT, *COUNTERS, Trace)
     ways = {"fibers, no observers": {"observers": ()}, "fibers, default observers": {"observers": DEFAULT},
             "fibers, every observer": {"observers": every}, "threads, default observers": {"observers": DEFAULT, "engine": "threads"}}
     for _, kernel, grid, block, arguments, wanted in cases():

@@ -85,6 +85,7 @@ class EarlyReturn:
 class LoopsOfUnequalLength:
     """A loop with a barrier in it, which some threads go round more often than others."""
 
+    hangs = True
     launch = 1, 4
     findings = {
         ("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits")),

@@ -54,3 +54,26 @@ class NameInsteadOfElement:
 
     def wanted(x, out):
         return {"out": x}
+
+
+class FloatsIntoIntegers:
+    """Halves added atomically to integers: each is converted first, to nothing."""
+
+    launch = 1, 4
+    findings = {
+        ("misuse", "warning", "total", ("cuda.atomic.add(total, 0, x[cuda.threadIdx.x])", "changed")),
+    }
+
+    def arguments():
+        return np.full(4, 0.5), np.zeros(1, np.int32)
+
+    @cuda.jit
+    def buggy(x, total):
+        cuda.atomic.add(total, 0, x[cuda.threadIdx.x])
+
+    @cuda.jit
+    def fixed(x, total):
+        cuda.atomic.add(total, 0, int(2 * x[cuda.threadIdx.x]))
+
+    def wanted(x, total):
+        return {"total": [4]}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sim import simulate
-from sim.launch import DEFAULT
+from sim.observers import DEFAULT
 from sim.observers.races import Races
 
 ENGINES, SEEDS = ("fibers", "threads"), range(20)

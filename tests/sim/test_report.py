@@ -10,7 +10,7 @@ import pytest
 from numba import cuda, float32
 
 from sim import simulate
-from sim.launch import DEFAULT
+from sim.observers import DEFAULT
 from sim.observers.banks import Banks
 from sim.observers.coalescing import Coalescing
 from sim.observers.trace import Trace

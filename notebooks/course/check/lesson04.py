@@ -8,7 +8,7 @@ from numpy import float32, int32
 from course.check.harness import compare, exercise, fail
 from sim import ThreadError, simulate
 from sim.events import Observer
-from sim.launch import DEFAULT
+from sim.observers import DEFAULT
 
 ENGINES = "fibers", "fibers", "fibers", "threads"  # each launch runs once with each, with a seed of its own
 STEPS = 10_000  # a launch here goes round its while loops some hundred times at most

@@ -7,7 +7,7 @@ from numpy import float32
 from course.check.harness import compare, exercise, fail
 from sim import ThreadError, simulate
 from sim.events import LOAD
-from sim.launch import DEFAULT
+from sim.observers import DEFAULT
 from sim.observers.trace import Trace
 from sim.observers.traffic import Traffic
 
