@@ -130,8 +130,8 @@ class Context:
 
     def site_of_error(self, error):
         """The number of the place in the kernel where `error` was raised."""
-        frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not ours(frame)]
-        frame, line = frames[-1]
+        frames = list(traceback.walk_tb(error.__traceback__))
+        frame, line = ([(frame, line) for frame, line in frames if not ours(frame)] or frames)[-1]
         return SITES.add(site_at(frame.f_code, line, 0, "loop"))
 
     # --- progress ---------------------------------------------------------------------------------------------------------
