@@ -18,6 +18,12 @@ KINDS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3}
 LOAD, STORE, ATOMIC, BARRIER = range(4)
 
 
+def index_text(index):
+    """A thread's or block's index as people write it: (3, 0, 0) as 3; (3, 1, 0) as (3, 1)."""
+    used = max((axis + 1 for axis, i in enumerate(index) if i), default=1)
+    return str(index[0]) if used == 1 else f"({', '.join(map(str, index[:used]))})"
+
+
 @dataclass(frozen=True)
 class Site:
     """One place in a kernel's source where something happens: an access, a barrier, a loop's back-edge."""

@@ -1,6 +1,7 @@
 """What a launch leaves behind: findings, merged and put into words, and counters."""
 from dataclasses import dataclass, field, replace
 
+from sim.events import index_text
 from sim.viz.by_line import by_line
 from sim.viz.memory_map import memory_map
 from sim.viz.page import page
@@ -137,12 +138,6 @@ def columns(rows):
     """Rows of three texts, the first two padded to the widest of their column."""
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     return [f"  {did:{widths[0]}}  {place:{widths[1]}}  {source}".rstrip() for did, place, source in rows]
-
-
-def index_text(index):
-    """(3, 0, 0) as 3; (3, 1, 0) as (3, 1)."""
-    used = max((axis + 1 for axis, i in enumerate(index) if i), default=1)
-    return str(index[0]) if used == 1 else f"({', '.join(map(str, index[:max(used, 2)]))})"
 
 
 def shape_text(shape):

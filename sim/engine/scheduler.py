@@ -3,7 +3,7 @@ import sys
 
 from sim.engine import barrier, warp
 from sim.errors import SimulatorError, Stuck, ThreadError
-from sim.events import SITES, Access, Finding
+from sim.events import SITES, Access, Finding, index_text
 
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
 BARRIER, GRID, WARP, TURN = "syncthreads", "grid.sync", "warp", "turn"
@@ -85,7 +85,7 @@ class Scheduler:
             raise error
         if not isinstance(error, Stuck):
             site = SITES[self.context.site_of_error(error)]
-            raise ThreadError(f"thread {thread.index} of block {thread.block.index} raised {type(error).__name__}: {error}\n"
+            raise ThreadError(f"thread {index_text(thread.index)} of block {index_text(thread.block.index)} raised {type(error).__name__}: {error}\n"
                               f"  {site.function} line {site.line}  {site.source}") from error
         site = error.args[0] if error.args else self.context.site_of_error(error)
         self.context.findings.append(Finding(

@@ -162,12 +162,6 @@ def plural(number, noun):
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def index_text(index):
-    """(3, 0, 0), a block's index, as 3; (3, 1, 0) as (3, 1)."""
-    used = max((axis + 1 for axis, i in enumerate(index) if i), default=1)
-    return str(index[0]) if used == 1 else f"({', '.join(map(str, index[:max(used, 2)]))})"
-
-
 def ranges(numbers):
     """[0, 1, 2, 5] as "0-2, 5"."""
     runs = []

@@ -3,8 +3,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.events import BARRIER
-from sim.viz import VERBS, index_text, plural, ranges
+from sim.events import BARRIER, index_text
+from sim.viz import VERBS, plural, ranges
 
 
 @dataclass(frozen=True)

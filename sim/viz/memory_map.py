@@ -3,8 +3,8 @@ from math import prod
 
 import numpy as np
 
-from sim.events import ATOMIC, LOAD, STORE
-from sim.viz import Scene, cut_notice, index_text
+from sim.events import ATOMIC, LOAD, STORE, index_text
+from sim.viz import Scene, cut_notice
 from sim.viz.lockstep import block_number, requests, sentence
 
 LOOKS = {LOAD: "load", STORE: "store", ATOMIC: "atomic"}

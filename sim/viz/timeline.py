@@ -5,8 +5,8 @@ from math import prod
 
 import numpy as np
 
-from sim.events import BARRIER, LOAD, SITES, STORE
-from sim.viz import VERBS, Scene, cut_notice, index_text, plural, ranges
+from sim.events import BARRIER, LOAD, SITES, STORE, index_text
+from sim.viz import VERBS, Scene, cut_notice, plural, ranges
 from sim.viz.lockstep import block_number, epochs, times
 
 MOST_THREADS, MOST_COLUMNS = 64, 160

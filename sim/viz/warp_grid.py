@@ -1,8 +1,8 @@
 """warp grid: one line's accesses, warp by warp: which lanes are active, and which bank or sector each of them asks for."""
 import numpy as np
 
-from sim.events import SITES
-from sim.viz import VERBS, Scene, cut_notice, index_text, plural
+from sim.events import SITES, index_text
+from sim.viz import VERBS, Scene, cut_notice, plural
 from sim.viz.lockstep import block_number, requests
 
 MOST_STEPS = 128

@@ -70,7 +70,7 @@ def test_an_exception_in_one_thread(engine):
         cuda.syncthreads()
 
     for _ in range(2):
-        with pytest.raises(ThreadError, match=r"thread \(5, 0, 0\) of block \(0, 0, 0\) raised ValueError: five\n  kernel line 4  raise ValueError") as caught:
+        with pytest.raises(ThreadError, match=r"thread 5 of block 0 raised ValueError: five\n  kernel line 4  raise ValueError") as caught:
             simulate(kernel, engine=engine)[1, 8](np.zeros(8))
         assert isinstance(caught.value.__cause__, ValueError)
     assert recorded(seed=3) == recorded(seed=3, engine=engine)
