@@ -123,6 +123,13 @@ def plain_barrier(context):
     return syncthreads
 
 
+def one_number(value):
+    """`value`, if a lane can hand it to another: a register holds a number."""
+    if not isinstance(value, (int, float, complex, np.generic)):
+        raise TypeError(f"a shuffle hands one number from lane to lane, got {value!r}; shuffle the elements one by one")
+    return value
+
+
 def warp_wide(name, arguments):
     """A method of Cuda for the operation `name`; `arguments` turns the call's arguments after the mask into the lane's payload."""
     operation = warp.OPERATIONS[name]
@@ -137,7 +144,7 @@ for _name, _vector in VECTORS.items():
 for _name in ("popc", "clz", "ffs", "brev", "fma", "cbrt", "selp"):
     setattr(Cuda, _name, staticmethod(getattr(intrinsics, _name)))
 for _name in ("shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"):
-    setattr(Cuda, _name, warp_wide(_name, lambda value, argument: (value, argument)))
+    setattr(Cuda, _name, warp_wide(_name, lambda value, argument: (one_number(value), argument)))
 for _name in ("all_sync", "any_sync", "eq_sync", "ballot_sync"):
     setattr(Cuda, _name, warp_wide(_name, bool))
 for _name in ("match_any_sync", "match_all_sync"):

@@ -509,7 +509,7 @@ print()
 print("threads that got a value:", np.count_nonzero(~np.isnan(out)))
 
 # %% [markdown]
-# The even lanes wait in line 4 for the odd ones, *which never come*, since they wait in line 6, and for the even ones. The two lines
+# The even lanes wait in line 5 for the odd ones, *which never come*, since they wait in line 7, and for the even ones. The two lines
 # with *waits* show one of each. Each call names all 32 lanes in its mask and only 16 come.
 #
 # The second half of the likely fix, a mask of those that do come, would not help here: a lane can only take a value from a lane that takes part. So the

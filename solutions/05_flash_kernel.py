@@ -20,7 +20,7 @@
 # 2. cut one piece of shared memory into tiles and let all threads of a block fill them;
 # 3. write a complete flash attention kernel, one query a thread, that is right for every size and every order of the threads.
 #
-# The notebook from which this course grew ends in the middle of this kernel: its last cell does not even parse. Here you finish it,
+# The published notebook from which this course grew ends in the middle of this kernel: its last cell does not even parse. Here you finish it,
 # and then you hunt the mistakes that such a kernel invites. No GPU is needed: `sim` runs the kernel and watches every access.
 
 # %%
@@ -68,7 +68,7 @@ def draw_shared(columns, rows, d):
 show_figure(
     draw_shared(columns=4, rows=3, d=2),
     "the 28 numbers of shared memory in one line, for tiles of 4 keys, 3 queries and d = 2. The K tile takes the numbers 0 to 7, "
-    "the V tile 8 to 15, the Q tile 16 to 21, the O tile 22 to 27. Within each tile one row of d = 2 numbers follows the other.",
+    "the V tile 8 to 15, the Q tile 16 to 21, the O tile 22 to 27. Within each tile one row of d = 2 numbers follows the other, pale and dark in turn.",
 )
 
 # %% [markdown]
@@ -287,7 +287,7 @@ def flash(q, k, v, rows, columns):
 
 # %% [markdown]
 # First the smallest examples of the published notebook, then larger ones. Each is compared with the tiles of lesson 02, in the same order of loops, and with
-# the oracle in float64: is every number within 0.00001?
+# the package's reference, plain softmax attention in float64: is every number within 0.00001?
 
 # %% tags=["uses-exercise"]
 torch.manual_seed(5)
@@ -300,7 +300,7 @@ examples = {
     "33 x 8": (*torch.randn(3, 33, 8), 16, 12),
     "50 x 16": (*torch.randn(3, 50, 16), 32, 24),
 }
-print(f"{'example':12}{'rows':>5}{'columns':>8}   {'as in lesson 02':>15}{'as the oracle':>15}")
+print(f"{'example':12}{'rows':>5}{'columns':>8}   {'as in lesson 02':>15}{'as reference':>15}")
 for name, (q, k, v, rows, columns) in progress_bar(examples.items()):
     got = flash(q, k, v, rows, columns)
     tiled = queries_outer(q, k, v, rows, columns, Traffic())
@@ -309,8 +309,8 @@ for name, (q, k, v, rows, columns) in progress_bar(examples.items()):
     print(f"{name:12}{rows:5}{columns:8}   {near[0]!s:>15}{near[1]!s:>15}")
 
 # %% [markdown]
-# The same kernel, with batches, heads and a causal mask, and with its rows in registers instead of shared memory, is `kernels/flash_forward.py`. Its
-# core will look familiar:
+# The same kernel, with batches, heads and a causal mask, and with its rows in registers (a thread's own memory) instead of shared memory, is `kernels/flash_forward.py`. Its
+# core will look familiar. (`weight(a, b)` is exp(a − b), `seen` is how many keys this query may look at, `KEYS` is your `columns`, and `width` your `d`.)
 
 # %%
 source = inspect.getsource(inspect.getmodule(flash_attention)).splitlines()
@@ -325,12 +325,12 @@ print("same as yours:", (library[0, 0] - flash(q, k, v, rows=8, columns=8)).abs(
 # %% [markdown]
 # ## 6. A bug hunt
 #
-# The published notebook stops at a kernel with a dozen mistakes. Some of them Python itself reports as soon as you run the cell, or read it:
+# The published notebook stops at a kernel with a dozen mistakes. Six of them show as soon as you run the cell, or read it:
 #
 # | mistake | how it shows |
 # |---|---|
 # | a `)` before its `]` in the last cell | `SyntaxError` |
-# | `tc` and `tr`, the numbers of tiles, are never passed to the kernel | `NameError` |
+# | `tc` and `tr`, the numbers of tiles, are never passed to the kernel | `NameError`, or it takes what an earlier cell has left under these names |
 # | everything is flat, but the products index in two dimensions: `Qi[ty][c]` | an error: a number has no `[c]` |
 # | a loop that prints uses `n` as its variable, and overwrites the length n | nonsense later |
 # | `Kj = K[...]` lets the name mean a piece of global memory instead of filling the tile | no error at all; just no use of shared memory |
@@ -347,7 +347,8 @@ print(inspect.getsource(unfinished))
 # %% [markdown]
 # ### Exercise 5.4 · repairs · six lines
 # Find the six wrong lines. Give each with the line that should stand in its place, as a dictionary `{"wrong line": "right line"}`. A line is copied whole, without the spaces
-# in front. Begin with an empty dictionary and run the check: it shows what `sim` finds first. Repair that, and run it again.
+# in front. Begin with an empty dictionary, `return {}`, and run the check: it shows what `sim` finds first. Repair that, and run it again. A finding shows where threads
+# meet, which need not be where the mistake is: ask of each of the two threads which queries it owns, and why.
 #
 # Two of the six need a sharp eye, as they give right answers for most inputs. The check helps there: it also tries scores of −100 and of +100.
 #
@@ -389,10 +390,15 @@ check.ex05_4(repairs)
 
 # %% [markdown]
 # Why are the two with the sharp eye right so often? Softmax does not change if the same number is taken from all scores, and any number will do: the maximum
-# is only the safe choice. A running maximum that starts at 0 fails when all scores are far below 0: every weight is rounded to 0, and 0 / 0 is NaN. A maximum over
+# is only the safe choice. A running maximum that starts at 0 fails when all scores are far below 0: near −100 the weights are so small that float32 keeps no more than a digit or two of them, and
+# below −104 all of them are rounded to 0, and 0 / 0 is NaN. A maximum over
 # too few scores fails when the one it missed is so large that its exp overflows. (With `d` larger than the tile, it even reads past the end of its row.)
 #
-# ## Summary
+# ## In three lines
 # - A tile of whole rows is one piece of flat memory, shared memory is one line that the kernel cuts up, and loads are dealt out to all threads.
 # - One query a thread, two barriers a tile; idle threads load and wait but do not write.
 # - Right answers on friendly inputs prove little: try ragged sizes, scores far from 0, every order of the threads, and let a tool watch each access.
+#
+# **You can now** write a flash attention kernel that is right for every size, and mend one that is not.
+#
+# **Next:** lesson 06 gives each query a whole warp: 32 threads that hand values to each other without shared memory or barriers.

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 06 · Warps
 #
-# **55 minutes** · builds on lesson 01 (the state `m, l, o` and how two of them merge) and lesson 03 (kernels, `simulate`)
+# **55 minutes** · builds on lesson 01 (the state `m, l, o` and how two of them merge), lesson 03 (kernels, `simulate`) and lesson 04 (findings, `cuda.grid`)
 #
 # You will be able to:
 #
@@ -136,7 +136,7 @@ for lane in (0, 1):
 # 7; and 7 becomes 5. With a power of two, `^` always makes pairs that swap their values.
 #
 # The `mask` says who takes part, a bit for each lane. We always want all: 32 ones, `0xffffffff`. Nobody gets an answer before all lanes of the
-# mask have come to the call; that is the `_sync` in the name.
+# mask that are still running have come to the call; that is the `_sync` in the name.
 #
 # **Predict.** Every lane puts in 10 times its own number. What do lane 5 and lane 31 get?
 #
@@ -288,6 +288,9 @@ print("lane 0 wrote", out[0])
 # Lane 0 asks lane 16, and lane 16 is not there: it went round the `if`, round the loop, and has returned. A shuffle is no store that waits
 # in memory until somebody fetches it. **A value is handed over only if both lanes make the call.** What you get from an absent lane is undefined: `sim`
 # gives NaN, so that you see it; a GPU gives some number, and no message. On the H200 on which we tried, lane 0 wrote 1.
+#
+# Why does lane 0 not wait for ever, as in section 7 of lesson 04? There the missing lanes were still on their way, and stood at another shuffle. Here
+# they have returned, and nobody waits for those.
 #
 # Nothing was saved either. The lanes of a warp do an instruction together or wait while others do it; a lane that is switched off is no
 # faster.
@@ -578,6 +581,7 @@ check.ex06_3(warp_attention)
 # %%
 from torch import nn
 
+import kernels
 from kernels import FusedAttention, attention, flash_attention
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -602,7 +606,7 @@ def my_attention(q, k, v, causal):
 
 # %% [markdown]
 # Then PyTorch's layer with random weights, and two of ours with the same ones: with your kernel, and with the package's `warp_attention`. That one is yours, with batch
-# and heads in the grid, and gradients. (Like yours it stands in a function that makes it: `kernels/warp_forward.py`.)
+# and heads in the grid, and gradients. (Like yours it stands in a function that makes it: `kernels/warp_forward.py`. Without `attention=`, the layer takes the package's `flash_attention`.)
 #
 # These kernels compute in float32, like PyTorch, but add in another order; so the last digits differ. The usual demand is: nowhere off by more than 10⁻⁴, and
 # on average by less than 10⁻⁶.
@@ -614,7 +618,7 @@ nn.init.normal_(layer.in_proj_bias)  # PyTorch starts it at 0, and would hide a 
 layer = layer.to(device)
 layers = {
     "your kernel": FusedAttention.from_multihead_attention(layer, attention=my_attention),
-    "the package's kernel": FusedAttention.from_multihead_attention(layer),
+    "the package's kernel": FusedAttention.from_multihead_attention(layer, attention=kernels.warp_attention),
 }
 
 

@@ -317,3 +317,12 @@ def test_a_plain_function_is_a_kernel_and_the_jitted_one_stays_itself(launch):
     launch(kernel, 1, 4, first)
     launch(jitted, 1, 4, second)
     assert first.tolist() == second.tolist() == [2, 2, 2, 2] and jitted.py_func is kernel and not jitted.overloads
+
+
+def test_a_shuffle_takes_one_number_not_an_array():
+    def kernel(x):
+        state = cuda.local.array(2, float32)
+        cuda.shfl_xor_sync(0xffffffff, state, 1)
+
+    with pytest.raises(ThreadError, match=r"a shuffle hands one number from lane to lane, got <local array state float32\[2\]>"):
+        simulate(kernel)[1, 32](np.zeros(1))

@@ -35,7 +35,7 @@ def ex05_2(visit, rng):
         q[:, 0], k[:, 0] = abs(loud) ** 0.5 * q[:, 0], abs(loud) ** 0.5 * k[:, 0]
         if loud < 0:
             q[:, 0], k[:, 0] = abs(q[:, 0]) + 20, -abs(k[:, 0]) - 20
-        call = f"two tiles of {keys} keys, one visit each, with d = {d} and scale = {scale}"
+        call = f"two tiles of {keys} key{'s' * (keys > 1)}, one visit each, with d = {d} and scale = {scale}"
         flat = [x.ravel() for x in (q, k, v)]
         m_l, o = run(kernel_that_visits(visit, keys, d), 1, 2, 2 * d, (*flat, float32(scale)), [4, 2 * d], rng, call)
         scores, wanted = attention(q, k, v, scale)
@@ -68,6 +68,7 @@ def ex05_4(repairs, rng):
 
 RESCALE = "When m grows, l and the row of o shrink by exp(old m - new m); then the key's weight is exp(score - new m)."
 POISON = "NaN: a number of o that no thread has written, a 0 / 0, or -inf - (-inf)."
+WHERE = "Does each tile begin at the right number? Has the last one fewer keys? Does each query start with m, l, o of its own and end with a division by l?"
 
 
 # The kernel to be repaired ----------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ def verify(kernel, rng, n, d, rows, columns, numbers, offset=0):
     arguments = q.ravel(), k.ravel(), v.ravel(), got, n, d, columns, float32(scale)
     launch(kernel, (blocks, rows, 0, 4 * numbers), arguments, rng, call)
     what = f"scores about {offset}: a wrong output" if offset else "a wrong output"
-    hint = POISON if np.isnan(got).any() else None
+    hint = POISON if np.isnan(got).any() else WHERE
     tolerance = 1e-4 if offset else 1e-5
     compare(got.reshape(n, d), attention(q, k, v, scale)[1], what=what, call=call, tolerance=tolerance, hint=hint)
 

@@ -14,10 +14,12 @@ from sim.observers.traffic import Traffic
 LANES = 32
 SHUFFLES = 6  # that a warp's sum may take: five steps, and one to hand the sum round
 STEPS = 10_000  # a launch here goes round its while loops some thousand times at most
+WHOSE = "Every thread with an element writes the sum of the whole warp: five rounds, with the partners 16, 8, 4, 2 and 1 away in both directions."
 NO_SUM = "NaN: no thread has written this element. Every thread that has one writes its own."
 NO_OUTPUT = (
     "NaN: no lane has written this, or l is 0 or infinite. Is m the largest score that the lane has read, and -inf before the first?"
 )
+ROUND = "In each round: fetch the partner's m, l and each o[c] before yours change, find both factors from the old m, change o in place, and m last."
 EMPTY = "NaN: where does -inf meet -inf? A lane that has read nothing, and one whose partner has read nothing either, must change nothing."
 
 
@@ -29,7 +31,7 @@ def ex06_1(warp_sum, rng):
         call = f"warp_sum[{grid}, {block}](x, out) with {size} element{'s' * (size > 1)}"
         report = run(warp_sum, grid, block, (x,), (out,), rng, call)
         wanted = np.concatenate([np.full(len(part), part.sum(dtype=np.float64)) for part in np.split(x, range(LANES, size, LANES))])
-        compare(out, wanted, what="a wrong sum", call=call, tolerance=1e-5, hint=NO_SUM if np.isnan(out).any() else None)
+        compare(out, wanted, what="a wrong sum", call=call, tolerance=1e-5, hint=NO_SUM if np.isnan(out).any() else WHOSE)
         shares_by_shuffles(warp_sum, report, warps=grid * block // LANES, call=call)
     return "1 to 131 elements, one warp and several, full and not, one block and several"
 
@@ -117,7 +119,9 @@ def check_merge(merge_lanes, case, warps, rng):
     run(kernel_around(merge_lanes, o.shape[1]), 1, len(m), (m, l, o), merged, rng, f"{call}; {case}")
     wanted = [np.concatenate(parts) for parts in zip(*(in_each_lane(*warp) for warp in warps), strict=True)]
     for name, got, right in zip("mlo", merged, wanted, strict=True):
-        compare(got, right, what=f"{case}: the {name} of each lane", call=call, tolerance=1e-5, hint=EMPTY if np.isnan(got).any() else None)
+        compare(
+            got, right, what=f"{case}: the {name} of each lane", call=call, tolerance=1e-5, hint=EMPTY if np.isnan(got).any() else ROUND
+        )
 
 
 def kernel_around(merge_lanes, d):
