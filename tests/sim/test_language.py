@@ -10,7 +10,7 @@ from numba import cuda as gpu
 from numba.cuda import blockDim, grid, laneid, threadIdx
 from numba.cuda import syncthreads as everyone_is_here
 
-from sim import KernelBug
+from sim import KernelBug, ThreadError, simulate
 
 FULL = 0xFFFFFFFF
 LANES = np.arange(32)
@@ -321,7 +321,7 @@ def test_a_plain_function_is_a_kernel_and_the_jitted_one_stays_itself(launch):
 
 def test_a_shuffle_takes_one_number_not_an_array():
     def kernel(x):
-        state = cuda.local.array(2, float32)
+        state = cuda.local.array(2, np.float32)
         cuda.shfl_xor_sync(0xffffffff, state, 1)
 
     with pytest.raises(ThreadError, match=r"a shuffle hands one number from lane to lane, got <local array state float32\[2\]>"):
