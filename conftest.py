@@ -22,7 +22,7 @@ def pytest_configure(config):
     folder = TemporaryDirectory(prefix="course-tests-")
     config.add_cleanup(folder.cleanup)
     config.stash[state] = Path(folder.name)
-    os.environ |= {"COURSE_QUIET": "1", "COURSE_STATE_DIR": folder.name}
+    os.environ |= {"COURSE_QUIET": "1", "COURSE_STATE_DIR": folder.name, "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS": "0"}
 
 
 def pytest_collection_modifyitems(config, items):

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -24,6 +25,7 @@ def main(arguments: list[str]) -> int:
         known = command in ("help", "-h", "--help")
         print(__doc__ if known else f"There is no command {command!r}.\n\n{__doc__}", file=sys.stdout if known else sys.stderr)
         return 0 if known else 2
+    os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # the launches of lessons and tests are small on purpose
     return COMMANDS[command](rest)
 
 
