@@ -1,6 +1,5 @@
 """simulate(kernel, ...)[grid, block, stream, shared](*arguments): one launch from end to end."""
 import builtins
-import contextlib
 import inspect
 from dataclasses import dataclass
 from enum import Enum
@@ -74,7 +73,7 @@ class Simulation:
     def __getitem__(self, configuration):
         if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
             raise LaunchError(f"wanted [grid, block], [grid, block, stream] or [grid, block, stream, shared], got [{configuration!r}]")
-        grid, block, _, shared = (*configuration, 0, 0)[:4] if len(configuration) < 4 else configuration
+        grid, block, _, shared = (*configuration, 0, 0)[:4]
         return Launch(self, dimensions("grid", grid, self.spec.max_grid), block_dimensions(block, self.spec), shared_bytes(shared, self.spec))
 
 
@@ -122,11 +121,15 @@ class Launch:
         return Binder(context, dialect, modules, BUILTINS, given)
 
     def run(self, grid, context, straight):
-        with np.errstate(all="ignore"), Watchdog(context), contextlib.suppress(Stuck):  # a stuck thread has left its finding
-            if straight:
-                grid.run_straight()
-            else:
-                grid.run(ENGINES[self.simulation.engine])
+        with np.errstate(all="ignore"), Watchdog(context):
+            try:
+                if straight:
+                    grid.run_straight()
+                else:
+                    grid.run(ENGINES[self.simulation.engine])
+            except Stuck:
+                if all(finding.kind != "no-progress" for finding in context.findings):  # it came between two threads
+                    grid.scheduler.stuck(context.thread, None)
 
     def resident(self, used, spec):
         """How many blocks may be alive at once; a grid that synchronises must fit whole."""

@@ -87,12 +87,15 @@ class Scheduler:
             site = SITES[self.context.site_of_error(error)]
             raise ThreadError(f"thread {index_text(thread.index)} of block {index_text(thread.block.index)} raised {type(error).__name__}: {error}\n"
                               f"  {site.function} line {site.line}  {site.source}") from error
-        site = error.args[0] if error.args else self.context.site_of_error(error)
+        self.stuck(thread, error.args[0] if error.args else self.context.site_of_error(error))
+        raise error
+
+    def stuck(self, thread, site):
+        """Say that `thread` makes no progress, at `site` if that is known."""
         self.context.findings.append(Finding(
             "no-progress", "error", "a loop goes round and round without end", (self.context.witness("loops", site, thread),),
             reason=f"No thread ended while the loop went round {self.context.budget}.",
             fix="look at what should end the loop; if the kernel is only slow, simulate(kernel, max_steps=...) raises the limit"))
-        raise error
 
     # --- waiting ----------------------------------------------------------------------------------------------------------
 

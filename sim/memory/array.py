@@ -83,7 +83,7 @@ class Array:
         if len(index) == 1 and isinstance(index[0], tuple):
             index = index[0]
         if len(index) != self.ndim or any(isinstance(i, slice) or i is Ellipsis for i in index):
-            return self.view(index)
+            return self.part(index)
         numbers = tuple(whole(i, self) for i in index)
         if any(not -n <= i < n for i, n in zip(numbers, self.shape)):
             self.context.refuse(site, what, self, numbers)
@@ -104,7 +104,7 @@ class Array:
         """Where the element at `place` is in the simulated address space."""
         return (self.code & ADDRESS_MASK) + sum(i * s for i, s in zip(place, self.strides))
 
-    def view(self, index):
+    def part(self, index):
         """A slice: another view of the same allocation, as in numpy."""
         return self.derived(self.numpy[tuple(i if isinstance(i, slice) or i is Ellipsis else whole(i, self) for i in index)])
 
@@ -147,8 +147,8 @@ class Array:
     def ravel(self):
         return self.derived(self.numpy.reshape(-1, copy=False))
 
-    def view_as(self, dtype):
-        return self.derived(self.numpy.view(dtype))
+    def view(self, dtype):
+        return self.derived(self.numpy.view(getattr(dtype, "dtype", dtype)))
 
     def __repr__(self):
         return f"<{self.allocation.space} array {self.name} {self.dtype}{list(self.shape)}>"

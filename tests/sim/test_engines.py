@@ -8,6 +8,8 @@ import pytest
 from numba import cuda, float32
 
 from sim import KernelBug, ThreadError, simulate
+from sim.engine.scheduler import Scheduler
+from sim.errors import Stuck
 
 ENGINES = ("fibers", "threads")
 TILE = 4
@@ -183,6 +185,12 @@ def test_an_endless_loop_with_accesses_in_a_kernel_without_source(engine):
     with pytest.raises(KernelBug, match="thread 0 loops  kernel line [34]"):
         simulate(namespace["kernel"], engine=engine)[1, 1](np.zeros(2))
     assert time.monotonic() - began < 10
+
+
+def test_a_watchdog_that_bites_between_two_threads_is_not_lost(monkeypatch):
+    monkeypatch.setattr(Scheduler, "settle", lambda self, block: (_ for _ in ()).throw(Stuck))
+    with pytest.raises(KernelBug, match="no-progress: a loop goes round and round without end"):
+        simulate(last_writer)[1, 2](np.zeros(4), np.zeros(1, np.int64))
 
 
 def test_max_steps():

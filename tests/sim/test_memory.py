@@ -216,3 +216,13 @@ def test_atomics_that_wrap_exchange_and_compare(launch):
     assert sorted([*old[2].tolist(), x[2]]) == [0, *range(12)]
     for cell, seen in ((x[3], old[3]), (x[4], old[4])):
         assert sorted(set(seen.tolist())) == [0, cell] and (seen == 0).sum() == 1
+
+
+def test_the_same_bytes_viewed_as_another_dtype(launch):
+    def kernel(x, bits):
+        i = cuda.threadIdx.x
+        bits[i] = x.view(np.int32)[i]
+
+    x, bits = np.array([1.0, -2.5, 0.1], np.float32), np.zeros(3, np.int32)
+    launch(kernel, 1, 3, x, bits)
+    np.testing.assert_array_equal(bits, x.view(np.int32))
