@@ -3,6 +3,7 @@
 import math
 
 import torch
+from torch.nn.functional import conv2d, pad
 
 
 def attention(q, k, v, causal=False, scale=None):
@@ -18,10 +19,7 @@ def scores(q, k, causal=False, scale=None):
     """scale · q kᵀ, (..., N, N_k); with causal, -inf where j > i."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     s = scale * (q @ k.transpose(-1, -2))
-    if not causal:
-        return s
-    above = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1)
-    return s.masked_fill(above, -math.inf)
+    return s.masked_fill(above_diagonal(s), -math.inf) if causal else s
 
 
 def attention_backward(q, k, v, o, log_sum, d_o, causal=False, scale=None):
@@ -35,3 +33,85 @@ def attention_backward(q, k, v, o, log_sum, d_o, causal=False, scale=None):
     d_s = p * (d_o @ v.transpose(-1, -2) - (d_o * o).sum(-1, keepdim=True))
     d_s = d_s * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     return d_s @ k, d_s.transpose(-1, -2) @ q, p.transpose(-1, -2) @ d_o
+
+
+# Convolutional ("multi-token") attention --------------------------------------------------------------------------
+# Golovneva et al. 2025, arXiv 2504.00927, key-query convolution before the softmax. For each head, with P_q = c_q - 1, P_k = (c_k - 1) // 2:
+#   S0 = scale · q kᵀ, 0 where masked      T[i, j] = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where masked      O = softmax(T) v
+
+
+def conv_attention(q, k, v, w, causal=True, scale=None):
+    """Convolutional attention of each head, with the whole N×N matrix in memory; returns O, shaped like q.
+
+    q, k, v: (B, H, N, d), any floating type; w: (H, c_q, c_k), the taps of each head, of any size. scale is 1/sqrt(d) unless given. With
+    causal, query i sees the keys j <= i, before the convolution and after it.
+    """
+    return torch.softmax(conv_scores(q, k, w, causal, scale), dim=-1) @ v
+
+
+def conv_scores(q, k, w, causal=True, scale=None):
+    """T, (B, H, N, N): what the softmax is taken of; with causal, -inf where j > i."""
+    t = convolve(masked_scores(q, k, causal, scale), w)
+    return t.masked_fill(above_diagonal(t), -math.inf) if causal else t
+
+
+def masked_scores(q, k, causal=True, scale=None):
+    """S0 = scale · q kᵀ, (B, H, N, N); with causal, 0 where j > i: zero, so that the convolution does not see the future."""
+    s = scores(q, k, False, scale)
+    return s.masked_fill(above_diagonal(s), 0.0) if causal else s
+
+
+def above_diagonal(s):
+    """A mask of the entries j > i of s (..., N, N)."""
+    return torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1)
+
+
+def convolve(s, w):
+    """The cross-correlation Σ_ab w[a, b] · s[i - P_q + a, j - P_k + b], shaped like s (B, H, N, N), with 0 outside; w: (H, c_q, c_k).
+
+    Row i sees itself and the c_q - 1 rows above it; column j sees P_k columns to its left and c_k - 1 - P_k to its right.
+    """
+    heads, c_q, c_k = w.shape
+    left = (c_k - 1) // 2
+    return conv2d(pad(s, (left, c_k - 1 - left, c_q - 1, 0)), w[:, None], groups=heads)
+
+
+def identity_taps(heads, c_q, c_k, dtype=torch.float32, device=None):
+    """Taps (H, c_q, c_k) that change nothing: 1 for the score itself, 0 for its neighbours. With them this is ordinary attention."""
+    w = torch.zeros(heads, c_q, c_k, dtype=dtype, device=device)
+    w[:, c_q - 1, (c_k - 1) // 2] = 1
+    return w
+
+
+def conv_attention_backward(q, k, v, w, o, log_sum, d_o, causal=True, scale=None):
+    """The gradients (dQ, dK, dV, dW) of convolutional attention by hand, shaped like q, k, v and w, with N×N matrices in memory.
+
+    o: (B, H, N, d), the output; log_sum: (B, H, N), the log-sum-exp of each row of T; d_o: the gradient of o.
+    """
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    s = masked_scores(q, k, causal, scale)
+    p = torch.exp(conv_scores(q, k, w, causal, scale) - log_sum[..., None])
+    d_t = p * (d_o @ v.transpose(-1, -2) - (d_o * o).sum(-1, keepdim=True))
+    d_s = transposed_convolve(d_t, w)
+    d_s = d_s.masked_fill(above_diagonal(d_s), 0.0) if causal else d_s  # the mask of S0 has a gradient too
+    return scale * d_s @ k, scale * d_s.transpose(-1, -2) @ q, p.transpose(-1, -2) @ d_o, tap_gradient(d_t, s, w.shape)
+
+
+def transposed_convolve(d_t, w):
+    """The gradient of `convolve` with respect to s: Σ_ab w[a, b] · d_t[r + P_q - a, c + P_k - b], shaped like d_t (B, H, N, N)."""
+    heads, c_q, c_k = w.shape
+    left = (c_k - 1) // 2
+    return conv2d(pad(d_t, (c_k - 1 - left, left, 0, c_q - 1)), w.flip(1, 2)[:, None], groups=heads)
+
+
+def tap_gradient(d_t, s, shape):
+    """The gradient of `convolve` with respect to w: Σ_bij d_t[i, j] · s[i - P_q + a, j - P_k + b], of `shape` (H, c_q, c_k)."""
+    _, c_q, c_k = shape
+    left = (c_k - 1) // 2
+    return tap_sums(d_t, pad(s, (left, c_k - 1 - left, c_q - 1, 0)))
+
+
+def tap_sums(d_t, s):
+    """Σ_bij d_t[i, j] · s[i + a, j + b], (H, c_q, c_k); d_t: (B, H, R, C), s with its halo: (B, H, R + c_q - 1, C + c_k - 1)."""
+    windows = s.unfold(2, d_t.shape[2], 1).unfold(3, d_t.shape[3], 1)  # (B, H, c_q, c_k, R, C), a view
+    return torch.einsum("zhij,zhabij->hab", d_t, windows)
