@@ -6,7 +6,11 @@ _HOME = {
     "attention": "kernels.reference",
     "flash_attention": "kernels.flash_forward",
     "warp_attention": "kernels.warp_forward",
+    "conv_attention": "kernels.conv_operators",
+    "conv_attention_decode": "kernels.conv_decode",
     "FusedAttention": "kernels.modules",
+    "ConvAttention": "kernels.modules",
+    "KVCache": "kernels.kv_cache",
 }
 
 __all__ = sorted(_HOME)

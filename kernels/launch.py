@@ -4,13 +4,17 @@ A runner is a function run(kernel, grid, block, *arguments). Host functions take
 simulator and CUDA tensors to their GPU.
 """
 
+import functools
 import math
 
+import ml_dtypes
+import numpy as np
 import torch
 from numpy import finfo, float32
 
 LARGEST = float(finfo(float32).max)
 MAX_HEAD_DIM = 128
+MOST_TAPS = 15
 WIDTHS = (16, 32, 64, MAX_HEAD_DIM)
 MAX_GRID_Y = MAX_GRID_Z = 65535
 
@@ -37,6 +41,48 @@ def attention_arguments(q, k, v, scale):
         raise ValueError(f"argument k has shape {wanted}; wanted at least one key")
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     return *(tensor.detach().contiguous() for tensor in (q, k, v)), checked_scale(scale)
+
+
+def conv_arguments(q, k, v, w, scale):
+    """Check the arguments of convolutional attention; return q, k, v and w detached and contiguous, and scale as a float32.
+
+    q, k, v: (B, H, N, d), w: (H, c_q, c_k), float32, on one device, none empty, 1 <= d <= 128, c_q and c_k from 1 to 15; scale: a number, or
+    None for 1/sqrt(d). Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
+    """
+    *qkv, scale = attention_arguments(q, k, v, scale)
+    if k.shape != q.shape:
+        raise ValueError(f"argument k has shape {tuple(k.shape)}; wanted that of q, {tuple(q.shape)}")
+    if q.numel() == 0:
+        raise ValueError(f"argument q has shape {tuple(q.shape)}; wanted at least one batch, head and query")
+    check_taps(w, q)
+    return *qkv, w.detach().contiguous(), scale
+
+
+def backward_arguments(q, k, v, w, o, log_sum, d_o, scale):
+    """Check the arguments of the backward pass of convolutional attention; return q, k, v and w, scale, and d_o, as conv_arguments does.
+
+    o, d_o: like q; log_sum: (B, H, N). Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
+    """
+    *qkvw, scale = conv_arguments(q, k, v, w, scale)
+    for name, tensor, shape in [("o", o, q.shape), ("log_sum", log_sum, q.shape[:3]), ("d_o", d_o, q.shape)]:
+        if not isinstance(tensor, torch.Tensor) or tensor.shape != shape or tensor.dtype != torch.float32:
+            got = f"{tensor.dtype}, {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise ValueError(f"argument {name} is {got}; wanted torch.float32, {tuple(shape)}")
+        check_device(name, tensor, q)
+    return *qkvw, scale, d_o.detach().contiguous()
+
+
+def check_taps(w, q):
+    """Taps (H, c_q, c_k) for the heads of q, float32, where q is, or an error."""
+    if not isinstance(w, torch.Tensor):
+        raise TypeError(f"argument w is a {type(w).__name__}; wanted a torch.Tensor")
+    if w.ndim != 3 or w.shape[0] != q.shape[1]:
+        raise ValueError(f"argument w has shape {tuple(w.shape)}; wanted (H, c_q, c_k), with H = {q.shape[1]} of q")
+    if not all(1 <= size <= MOST_TAPS for size in w.shape[1:]):
+        raise ValueError(f"argument w has shape {tuple(w.shape)}; wanted c_q and c_k from 1 to {MOST_TAPS}")
+    if w.dtype != torch.float32:
+        raise TypeError(f"argument w has dtype {w.dtype}; wanted torch.float32: convert with w.float()")
+    check_device("w", w, q)
 
 
 def check_tensor(name, tensor):
@@ -104,19 +150,42 @@ def simulated(kernel, grid, block, *arguments, **options):
 
 def on_gpu(kernel, grid, block, *arguments):
     """The runner for CUDA tensors: on the device of the first argument and torch's current stream there; does not wait for the end."""
+    device = arguments[0].device.index
+    if device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return on_gpu(kernel, grid, block, *arguments)
+    stream = external_stream(device, torch.cuda.current_stream().cuda_stream)
+    kernel[grid, block, stream](*[device_array(value) if isinstance(value, torch.Tensor) else value for value in arguments])
+
+
+@functools.cache
+def external_stream(device, handle):
+    """A stream of torch's on a device, as Numba's; made once, which also lets Numba recognise a launch configuration."""
     from numba import cuda
 
-    device = arguments[0].device
-    with cuda.gpus[device.index]:
-        stream = cuda.external_stream(torch.cuda.current_stream(device).cuda_stream)
-        kernel[grid, block, stream](*map(device_argument, arguments))
+    return cuda.external_stream(handle)
 
 
-def device_argument(argument):
-    """A CUDA tensor as an array of Numba's over the same memory; anything else as it is."""
+def device_array(tensor):
+    """A CUDA tensor, detached, as an array of Numba's over the same memory."""
+    return array_at(tensor.data_ptr(), tensor.shape, None if tensor.is_contiguous() else tensor.stride(), tensor.dtype)
+
+
+@functools.lru_cache(4096)  # torch hands out the same addresses again and again, and to describe five arrays took longer than to launch
+def array_at(address, shape, strides, dtype):
+    """The description, which owns nothing, of an array in GPU memory; strides in elements, None if contiguous."""
     from numba import cuda
 
-    return cuda.as_cuda_array(argument, sync=False) if isinstance(argument, torch.Tensor) else argument
+    dtype = numpy_dtype(dtype)
+    strides = strides and tuple(stride * dtype.itemsize for stride in strides)
+    description = {"data": (address, False), "shape": tuple(shape), "strides": strides, "typestr": dtype, "version": 3}
+    return cuda.from_cuda_array_interface(description, sync=False)
+
+
+def numpy_dtype(dtype):
+    """torch.float32 as numpy's, torch.bfloat16 and what else numpy lacks as that of ml_dtypes."""
+    name = str(dtype).removeprefix("torch.")
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 RUNNERS = {"cpu": simulated, "cuda": on_gpu}

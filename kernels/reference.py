@@ -115,3 +115,15 @@ def tap_sums(d_t, s):
     """Σ_bij d_t[i, j] · s[i + a, j + b], (H, c_q, c_k); d_t: (B, H, R, C), s with its halo: (B, H, R + c_q - 1, C + c_k - 1)."""
     windows = s.unfold(2, d_t.shape[2], 1).unfold(3, d_t.shape[3], 1)  # (B, H, c_q, c_k, R, C), a view
     return torch.einsum("zhij,zhabij->hab", d_t, windows)
+
+
+def conv_attention_decode(q_window, k, v, w, scale=None):
+    """The last row of causal `conv_attention`, (B, H, 1, d), without the rows before it.
+
+    q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens; k, v: (B, H, N_k, d), of all; w: (H, c_q, c_k).
+    """
+    (heads, c_q, c_k), rows, keys = w.shape, q_window.shape[2], k.shape[2]
+    left, position = (c_k - 1) // 2, torch.arange(keys, device=k.device)
+    s = scores(q_window, k, False, scale).masked_fill(position > position[-rows:, None], 0.0)
+    t = conv2d(pad(s, (left, c_k - 1 - left, c_q - rows, 0)), w[:, None], groups=heads)
+    return torch.softmax(t, dim=-1) @ v

@@ -9,8 +9,8 @@ import numpy as np
 from numba import cuda
 from numpy import float32
 
+from course.check import kernels
 from course.check.harness import compare, exercise, fail
-from sim import ThreadError, simulate
 
 THREADS, TILE = 8, 4  # as in the lesson
 ORDERS = 4  # of the threads, tried with each input
@@ -204,24 +204,13 @@ def verify(kernel, grid, block, inputs, wanted, rng, call):
 
 
 def run(kernel, grid, block, inputs, shape, rng, call):
-    """The kernel's output, full of NaN before. What `sim` finds, or an input that has changed, is a failed check."""
+    """The kernel's output, full of NaN before. An error that `sim` finds, or an input that has changed, is a failed check."""
     out = np.full(shape, np.nan, dtype=float32)
-    copies = [array.copy() for array in inputs]
-    try:
-        report = simulate(kernel, seed=int(rng.integers(2**31)), on_finding="report")[grid, block](*copies, out)
-    except ThreadError as error:
-        if isinstance(error.__cause__, NotImplementedError):
-            raise error.__cause__ from None  # the stub
-        fail("a thread raises an error", call=call, hint=str(error))
-    for finding in report.findings:
-        if finding.severity == "error":
-            fail("sim finds a bug", call=call, hint=finding.message)
-    for copy, array in zip(copies, inputs, strict=True):
-        compare(copy, array, what="the kernel has changed an input", call=call, tolerance=0)
+    kernels.run(kernel, (grid, block), inputs, (out,), rng, call, refused=lambda finding: finding.severity == "error")
     return out
 
 
 def shares_memory(kernel):
     """Reject a kernel that never asks for shared memory: right, but with none of what the exercise is about."""
-    if "shared" not in getattr(kernel, "py_func", kernel).__code__.co_names:
+    if "shared" not in kernels.names_in(kernel):
         fail("the kernel never uses cuda.shared", hint="Here the threads of a block share their work, through cuda.shared.array.")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy import float32, int32
 
+from course.check import kernels
 from course.check.harness import compare, exercise, fail
-from sim import ThreadError, simulate
 from sim.events import Observer
 from sim.observers import DEFAULT
 
@@ -156,13 +156,9 @@ class Workers(Observer):
 def verify(kernel, case, rng):
     """Reject the kernel unless every run of the case gives what is wanted, changes nothing else, and sim finds nothing."""
     for engine in ENGINES:
-        inputs, outputs = copies(case.inputs), copies(case.outputs)
-        workers = Workers()
-        launch = simulate(
-            kernel, engine=engine, seed=int(rng.integers(2**31)), on_finding="report", observers=(*DEFAULT, workers), max_steps=STEPS
-        )
-        nothing_found(launch[case.grid, case.block], (*inputs, *outputs), case.call)
-        compare(inputs, case.inputs, what="the kernel has changed an input", call=case.call, tolerance=0)
+        outputs, workers = kernels.copies(case.outputs), Workers()
+        options = {"engine": engine, "observers": (*DEFAULT, workers), "max_steps": STEPS}
+        kernels.run(kernel, (case.grid, case.block), case.inputs, outputs, rng, case.call, **options)
         for got, wanted in zip(outputs, case.wanted, strict=True):
             compare(got, wanted, what="no finding any more, but a wrong result", call=case.call, tolerance=1e-5)
         if len(workers.threads) < case.threads:
@@ -173,25 +169,8 @@ def verify(kernel, case, rng):
             )
 
 
-def nothing_found(launch, arguments, call):
-    """Run the launch; a finding, be it a warning, or an exception in a thread is a failed check."""
-    try:
-        report = launch(*arguments)
-    except ThreadError as error:
-        if isinstance(error.__cause__, NotImplementedError):
-            raise error.__cause__ from None  # the stub
-        fail("a thread raises an error", call=call, hint=str(error))
-    if report.findings:
-        fail("sim finds a bug", call=call, hint="\n\n".join(finding.message for finding in report.findings))
-
-
-def copies(arrays):
-    return tuple(array.copy() for array in arrays)
-
-
 def still_uses(kernel, name):
     """Reject a kernel that has lost its shared memory or its shuffle, and with it the place where the bug was."""
-    names = getattr(kernel, "py_func", kernel).__code__.co_names
-    if not any(used.startswith(name) for used in names):
+    if not any(used.startswith(name) for used in kernels.names_in(kernel)):
         what = {"shared": "shared memory", "shfl": "a shuffle"}[name]
         fail(f"the kernel no longer uses {what}", hint=f"Mend the kernel above: its threads still meet through {what}.")

@@ -4,8 +4,8 @@ import numpy as np
 from numba import cuda
 from numpy import float32
 
+from course.check import kernels
 from course.check.harness import compare, exercise, fail
-from sim import ThreadError, simulate
 from sim.events import LOAD
 from sim.observers import DEFAULT
 from sim.observers.trace import Trace
@@ -80,7 +80,7 @@ def ex06_3(warp_attention, rng):
 
 def shares_by_shuffles(warp_sum, report, warps, call):
     """Reject a right sum that was made in another way than by a few shuffles."""
-    forbidden = {"shared", "atomic"} & set(getattr(warp_sum, "py_func", warp_sum).__code__.co_names)
+    forbidden = {"shared", "atomic"} & kernels.names_in(warp_sum)
     if forbidden:
         fail(f"the kernel uses cuda.{min(forbidden)}", hint="Here the lanes share their work by shuffles alone.")
     shuffles = sum(count for name, count in report.counters["together"].items() if name.startswith("shfl"))
@@ -195,18 +195,6 @@ def reads_its_own(trace, warps, name, d, sees, call):
 
 
 def run(kernel, grid, block, inputs, outputs, rng, call):
-    """Launch the kernel and return the report. A finding, be it a warning, an exception in a thread, or an input that has changed is a failed check."""
-    copies = [argument.copy() if isinstance(argument, np.ndarray) else argument for argument in inputs]
-    tools = (*DEFAULT, Trace, Traffic)
-    try:
-        report = simulate(kernel, seed=int(rng.integers(2**31)), on_finding="report", observers=tools, max_steps=STEPS)[grid, block](
-            *copies, *outputs
-        )
-    except ThreadError as error:
-        if isinstance(error.__cause__, NotImplementedError):
-            raise error.__cause__ from None  # the stub
-        fail("a thread raises an error", call=call, hint=str(error))
-    if report.findings:
-        fail("sim finds a bug", call=call, hint=report.findings[0].message)
-    compare(copies, list(inputs), what="the kernel has changed an input", call=call, tolerance=0)
-    return report
+    """Launch the kernel and return the report, with a trace and counts of traffic."""
+    options = {"observers": (*DEFAULT, Trace, Traffic), "max_steps": STEPS}
+    return kernels.run(kernel, (grid, block), inputs, outputs, rng, call, **options)

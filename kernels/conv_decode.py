@@ -1,0 +1,286 @@
+"""Convolutional attention for one new token: the keys split among warps, then a second kernel that merges what each block found.
+
+The last row of `kernels.reference.conv_attention`, from the queries of the last c_q tokens (the window) and all N_k keys and values so far:
+
+    S0[a, j] = scale · q_a·k_j if key j is not after query a, else 0      T[j] = Σ_ab w[a, b] · S0[a, j - P_k + b]      O = softmax(T) v
+
+A warp owns a range of keys for the softmax, and reads P_k keys to its left and P_r = c_k - 1 - P_k to its right for the convolution: its
+halo. It keeps (m, l, o) as in `flash_forward`; merging is that of `warp_forward`, and a warp without a key has (-inf, 0, 0).
+Sources: Golovneva et al. 2025, arXiv 2504.00927 (the convolution); Dao et al. 2023, "Flash-Decoding for long-context inference" (the split).
+
+    grid    (splits, H, B), and (H, B) for the merge
+    block   WARPS warps, which wait for each other only at the end. A warp takes 32 keys at a time, and of these 32 numbers of each row at a
+            time, in registers: the next ones are on their way while these are used. K passes through shared memory, so that a lane can
+            have a key and make its scores with all rows of the window; the scores of the last 64 keys stay in a ring, for the convolution
+    shared  of each warp a piece of K, the rings and o, and the window and the taps: 32 KiB for c_q = 8, static
+    cost    (c_q + 1) · d + c_q · c_k multiply-adds a key; K and V are read once, but for the halos
+
+K and V may be views, such as the filled part of a larger buffer: they are read where they are. Sizes are run-time arguments, but for the
+rows of the window, 4, 8, 12 or 16: a lane has a score of each in a register.
+"""
+
+import functools
+import math
+
+import torch
+from numba import cuda
+from numpy import float32
+
+from kernels.launch import MAX_HEAD_DIM, MOST_TAPS, check_device, check_sizes, check_taps, check_tensor, checked_scale, launch, output
+from kernels.tiles import MINUS_INFINITY, reciprocal, weight
+
+LANES, WARPS = 32, 4
+ALL_LANES = 0xFFFFFFFF
+LANE, PLACE = LANES - 1, 0x7FFFFFFF  # c & LANE, j & PLACE: what they are, but now the compiler knows that they are not negative
+PITCH = LANES + 1  # of a piece of K, so that a column lies in 32 banks
+RING = 2 * LANES  # scores kept of each window row: a power of two, as & finds the place
+MERGING_WARPS = 8
+BLOCKS_WANTED, FEWEST_KEYS = 4, 128  # blocks a multiprocessor, and keys a block
+
+
+# Device functions -------------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def load_piece(held, rows, first, low, high, c):
+    """held[r] = rows[first + r, c], a lane a column; rows outside [low, high), which has at least one, are others instead: do not use them."""
+    if low <= first and first + LANES <= high:
+        for r in range(LANES):
+            held[r] = rows[first + r & PLACE, c]
+    else:
+        for r in range(LANES):
+            held[r] = rows[max(low, min(first + r, high - 1)) & PLACE, c]
+
+
+@cuda.jit(device=True)
+def largest_of_warp(x):
+    """The largest x of the warp's 32 lanes, in each of them."""
+    step = LANES // 2
+    while step > 0:
+        x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, step))
+        step //= 2
+    return x
+
+
+@cuda.jit(device=True)
+def sum_of_warp(x):
+    """The sum of x over the warp's 32 lanes, in each of them."""
+    step = LANES // 2
+    while step > 0:
+        x += cuda.shfl_xor_sync(ALL_LANES, x, step)
+        step //= 2
+    return x
+
+
+# Kernels ----------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def split_kernel(slots):
+    """The kernel for c_q <= slots."""
+
+    @cuda.jit
+    def conv_decode_split_kernel(q, k, v, w, scale, length, parts):
+        """parts (B, H, splits, d + 2) = each block's o, m and l.
+
+        q: (B, H, R, d), the window, R = min(c_q, N_k) rows; k and v: (B, H, N_k, d); w: (H, c_q, c_k); length: keys a warp.
+        """
+        pieces = cuda.shared.array((WARPS, LANES, PITCH), float32)
+        rings = cuda.shared.array((WARPS, slots, RING), float32)
+        outputs = cuda.shared.array((WARPS, MAX_HEAD_DIM), float32)
+        q_tile = cuda.shared.array((slots, MAX_HEAD_DIM), float32, alignment=16)
+        taps = cuda.shared.array((MOST_TAPS, slots), float32, alignment=16)
+        ends = cuda.shared.array((WARPS, 2), float32)
+        held = cuda.local.array(LANES, float32)
+        scores = cuda.local.array(slots, float32)
+        batch, head = cuda.blockIdx.z, cuda.blockIdx.y
+        thread, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x & LANE, cuda.threadIdx.x // LANES
+        keys, d, c_q, c_k = k.shape[2], k.shape[3], w.shape[1], w.shape[2]
+        k_rows, v_rows = k[batch, head], v[batch, head]
+        piece, ring, o = pieces[warp], rings[warp], outputs[warp]
+        # 1. the window and the taps, with 0 where there is none; no score yet
+        for element in range(thread, slots * MAX_HEAD_DIM, WARPS * LANES):
+            a, c = element // MAX_HEAD_DIM, element % MAX_HEAD_DIM
+            i = a - c_q + q.shape[2]
+            q_tile[a, c] = scale * q[batch, head, i, c] if a < c_q and i >= 0 and c < d else float32(0)
+        for element in range(thread, slots * c_k, WARPS * LANES):
+            a, b = element // c_k, element % c_k
+            taps[b, a] = w[head, a, b] if a < c_q else float32(0)
+        for c in range(lane, MAX_HEAD_DIM, LANES):
+            o[c] = float32(0)
+        for a in range(slots):
+            ring[a, lane] = ring[a, LANES + lane] = float32(0)
+        m, l = MINUS_INFINITY, float32(0)
+        cuda.syncthreads()  # window and taps are there
+        # 2. the keys that this warp owns, [start, end), and those whose scores it needs, [low, high)
+        start = (cuda.blockIdx.x * WARPS + warp) * length
+        end = min(keys, start + length)
+        right = c_k // 2
+        low, high = start - (c_k - 1) // 2, end + right
+        first_key, key_end = max(0, low), min(keys, high)
+        if start < end:
+            load_piece(held, k_rows, low, first_key, key_end, min(lane, d - 1))
+        for first in range(low, high if start < end else low, LANES):
+            # 3. a lane a key, its scores with each row of the window; the score of key j completes T of key j - right
+            for a in range(slots):
+                scores[a] = float32(0)
+            for c0 in range(0, d, LANES):
+                for r in range(LANES):
+                    piece[r, lane] = held[r]
+                cuda.syncwarp()  # the piece is there
+                if c0 + LANES < d:
+                    load_piece(held, k_rows, first, first_key, key_end, min(c0 + LANES + lane, d - 1))
+                else:
+                    load_piece(held, v_rows, first - right, start, end, min(lane, d - 1))
+                for c in range(LANES):
+                    for a in range(slots):
+                        scores[a] += q_tile[a, (c0 & PLACE) + c] * piece[lane, c]
+                cuda.syncwarp()  # the piece is used up
+            # 4. masked and convolved
+            j, place = first + lane, first - low + lane
+            for a in range(slots):
+                ring[a, place & RING - 1] = scores[a] if 0 <= j <= keys - c_q + a else float32(0)
+            cuda.syncwarp()  # the scores are there
+            t = float32(0)
+            for b in range(c_k):
+                for a in range(slots):
+                    t += taps[b & LANE, a] * ring[a, place - c_k + 1 + b & RING - 1]
+            # 5. the softmax, and the rows of V
+            if not start <= j - right < end:
+                t = MINUS_INFINITY
+            larger = max(m, largest_of_warp(t))
+            shrink = weight(m, larger)
+            m, p = larger, weight(t, larger)
+            l = shrink * l + p
+            for c0 in range(0, d, LANES):
+                total = shrink * o[(c0 & PLACE) + lane]
+                for r in range(LANES):
+                    total += cuda.shfl_sync(ALL_LANES, p, r) * held[r]
+                o[(c0 & PLACE) + lane] = total
+                if c0 + LANES < d:
+                    load_piece(held, v_rows, first - right, start, end, min(c0 + LANES + lane, d - 1))
+                else:
+                    load_piece(held, k_rows, first + LANES, first_key, key_end, min(lane, d - 1))
+        # 6. what the block's warps found, merged
+        l = sum_of_warp(l)
+        if lane == 0:
+            ends[warp, 0], ends[warp, 1] = m, l
+        cuda.syncthreads()  # all warps are done
+        m, l, total = MINUS_INFINITY, float32(0), float32(0)
+        for other in range(WARPS):
+            m = max(m, ends[other, 0])
+        for other in range(WARPS):
+            l += weight(ends[other, 0], m) * ends[other, 1]
+            total += weight(ends[other, 0], m) * outputs[other, thread]
+        part = parts[batch, head, cuda.blockIdx.x]
+        if thread < d:
+            part[thread] = total
+        if thread == 0:
+            part[d], part[d + 1] = m, l
+
+    return conv_decode_split_kernel
+
+
+@cuda.jit
+def conv_decode_merge_kernel(parts, o):
+    """o (B, H, 1, d) = the merged parts (B, H, splits, d + 2): a warp adds up every MERGING_WARPS-th split, a lane every 32nd number."""
+    sums = cuda.shared.array((MERGING_WARPS, MAX_HEAD_DIM), float32)
+    totals = cuda.shared.array(MERGING_WARPS, float32)
+    part, o_row = parts[cuda.blockIdx.y, cuda.blockIdx.x], o[cuda.blockIdx.y, cuda.blockIdx.x, 0]
+    thread, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
+    splits, d = part.shape[0], o_row.shape[0]
+    # 1. the largest m, found by every warp
+    m = MINUS_INFINITY
+    for s in range(lane, splits, LANES):
+        m = max(m, part[s, d])
+    m = largest_of_warp(m)
+    # 2. this warp's splits
+    l = float32(0)
+    for s in range(warp, splits, MERGING_WARPS):
+        l += weight(part[s, d], m) * part[s, d + 1]
+    if lane == 0:
+        totals[warp] = l
+    for c in range(lane, d, LANES):
+        total = float32(0)
+        for s in range(warp, splits, MERGING_WARPS):
+            total += weight(part[s, d], m) * part[s, c]
+        sums[warp, c] = total
+    cuda.syncthreads()  # every warp's sums are there
+    # 3. their sum, and the one division
+    if thread < d:
+        l, total = float32(0), float32(0)
+        for other in range(MERGING_WARPS):
+            l += totals[other]
+            total += sums[other, thread]
+        o_row[thread] = total * reciprocal(l)
+
+
+# Host functions ---------------------------------------------------------------------------------------------------
+
+
+def conv_attention_decode(q_window, k, v, w, scale=None, splits=None, run=None):
+    """The last row of causal convolutional attention, (B, H, 1, d), for one token that has just come; without gradients.
+
+    q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens, the new one last; k and v: (B, H, N_k, d), of all tokens, the new
+    one too; w: (H, c_q, c_k), the taps, 1 to 15 each way. All float32, on one device, d <= 128. scale is 1/sqrt(d) unless given.
+    splits: among how many blocks the keys of a head are divided, 1 or more; `choose_splits` unless given. It changes rounding only.
+    run: how to launch the kernels (`kernels.launch`). No decision hangs on a number in a tensor, so that a CUDA graph can record the call.
+    Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
+    """
+    q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale)
+    batch, heads, keys, d = k.shape
+    splits = choose_splits(batch * heads, keys, multiprocessors(k.device)) if splits is None else checked_splits(splits)
+    parts, o = output((batch, heads, splits, d + 2), like=k), output((batch, heads, 1, d), like=k)
+    kernel, length = split_kernel(-(-w.shape[1] // 4) * 4), -(-keys // (splits * WARPS))
+    launch(kernel, (splits, heads, batch), WARPS * LANES, q, k, v, w, scale, length, parts, run=run)
+    launch(conv_decode_merge_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, run=run)
+    return o
+
+
+def choose_splits(sequences, keys, multiprocessors):
+    """Among how many blocks to divide each head's keys: so many that every multiprocessor has BLOCKS_WANTED, but no block fewer than FEWEST_KEYS.
+
+    sequences: B · H. Several blocks on a multiprocessor hide each other's waits; a block with few keys spends its time on halo, window and merge.
+    """
+    wanted = -(-multiprocessors * BLOCKS_WANTED // max(sequences, 1))
+    return max(1, min(wanted, keys // FEWEST_KEYS))
+
+
+def multiprocessors(device):
+    """How many multiprocessors the device has. The simulator, on the CPU, runs one block at a time: 1."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def decode_arguments(q, k, v, w, scale):
+    """Check the arguments of `conv_attention_decode`; return q, k, v and w detached, and scale as a float32. K and V are not copied."""
+    for name, tensor in {"q_window": q, "k": k, "v": v}.items():
+        check_tensor(name, tensor)
+        check_device(name, tensor, q)
+    check_sizes(q)
+    check_taps(w, q)
+    check_shapes(q, k, v, w)
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    return *(tensor.detach() for tensor in (q, k, v, w)), checked_scale(scale)
+
+
+def check_shapes(q, k, v, w):
+    """K and V (B, H, N_k, d) for the heads of q, of one shape, with at least one key; as many rows of q as there are to see; or an error."""
+    wanted = (*q.shape[:2], k.shape[2], q.shape[3])
+    if tuple(k.shape) != wanted:
+        raise ValueError(f"argument k has shape {tuple(k.shape)}; wanted (B, H, N_k, d) with B, H and d of q_window, {tuple(q.shape)}")
+    if tuple(v.shape) != wanted:
+        raise ValueError(f"argument v has shape {tuple(v.shape)}; wanted that of k, {wanted}")
+    if k.shape[2] == 0:
+        raise ValueError(f"argument k has shape {wanted}; wanted at least one key, the new token's")
+    rows = min(w.shape[1], k.shape[2])
+    if q.shape[2] != rows:
+        raise ValueError(f"argument q_window has {q.shape[2]} rows; wanted min(c_q, N_k) = {rows}, the queries of the last tokens")
+
+
+def checked_splits(splits):
+    """An integer of at least 1, or an error."""
+    if isinstance(splits, bool) or not isinstance(splits, int):
+        raise TypeError(f"argument splits is {splits!r}; wanted a whole number, or None to choose it")
+    if splits < 1:
+        raise ValueError(f"argument splits is {splits}; wanted at least 1")
+    return splits

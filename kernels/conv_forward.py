@@ -1,0 +1,136 @@
+"""Convolutional attention, forward: a block for each tile of queries; the scores of a key tile are made, convolved and used up on the chip.
+
+For one head, with P_q = c_q - 1, P_k = (c_k - 1) // 2, P_r = c_k - 1 - P_k, and 0 for S0 outside the sequence:
+
+    S0[i, j] = scale · q_i·k_j, 0 where masked       T[i, j] = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where masked       O = softmax(T) v
+
+A tile that owns rows [i0, i0 + size - P_q) and columns [j0, j0 + size - P_k - P_r) makes all size × size scores above and around them; those that it does
+not own are made again by its neighbours. (m, l, o) of a row grow over the key tiles as in flash_forward.py, and only O and L = m + log l are stored.
+Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 1 (the loop).
+
+    grid    (⌈N / (size - P_q)⌉, H, B), the last tile of rows first, since under a causal mask it has most to do
+    block   (size / 4)² threads: 256 for the size 64
+    shared  size · (size + 9) + 2 · size · 36 + 16 · width + 16² + size floats, static: 41.5 KiB at width 64
+    cost    (d + c_q·c_k + d) · N² multiply-adds a head, half of them causal, times (size / (size - P_q)) · (size / (size - c_k + 1)) for the first d
+"""
+
+import functools
+import math
+
+from numba import cuda
+from numpy import float32
+
+from kernels.conv_tiles import (GROUP, LANES, MOST_REGISTERS, PADDING, PATCH, PATCH_NUMBERS, STRIP, TAPS, add_weighted_rows, clear, convolve_strip, load_rows,
+                                load_taps, patch_place, products, store_rows, strip_column, strip_row, threads_of, turns_and_strips)
+from kernels.launch import conv_arguments, launch, output, width_for
+from kernels.tiles import MINUS_INFINITY, reciprocal, weight
+
+SIZE = 64
+CHUNK_WORDS = 32 + GROUP  # of a row of q or k, in a product over d
+ROWS_AT_A_TIME = 16  # of v
+
+
+@functools.cache
+def conv_forward_kernel(width, size):
+    """The kernel for rows of at most `width` numbers and tiles of `size` × `size` scores."""
+    step, pitch = size // PATCH, size + PADDING
+    columns = width // step  # of the output, a thread
+    o_numbers = PATCH * columns
+    turns, strips = turns_and_strips.py_func(size)
+
+    @cuda.jit(max_registers=MOST_REGISTERS)
+    def conv_forward_kernel(q, k, v, w, scale, causal, o, log_sum):
+        """o (B, H, N, d) and log_sum (B, H, N) from q, k, v (B, H, N, d) and w (H, c_q, c_k), all float32."""
+        s_tile = cuda.shared.array((size, pitch), float32)
+        q_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
+        k_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
+        v_chunk = cuda.shared.array((ROWS_AT_A_TIME, width), float32, alignment=16)
+        taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
+        row_factor = cuda.shared.array(size, float32)
+        o_patch = cuda.local.array(o_numbers, float32)
+        strip = cuda.local.array(PATCH_NUMBERS, float32)
+        m, l = cuda.local.array(turns, float32), cuda.local.array(turns, float32)
+        batch, head = cuda.blockIdx.z, cuda.blockIdx.y
+        q_rows, k_rows, v_rows = q[batch, head], k[batch, head], v[batch, head]
+        n, c_q, c_k = q.shape[2], w.shape[1], w.shape[2]
+        rows, keys = size - (c_q - 1), size - (c_k - 1)  # what a tile owns
+        i0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * rows
+        lane = cuda.threadIdx.x % LANES
+        patch_row, _ = patch_place(step)
+        # 1. the taps; no key read yet
+        clear(s_tile)
+        load_taps(taps, w[head], False)
+        for part in range(o_numbers):
+            o_patch[part] = float32(0)
+        for turn in range(turns):
+            m[turn], l[turn] = MINUS_INFINITY, float32(0)
+        last_key = min(n, i0 + rows) if causal else n
+        for j0 in range(0, last_key, keys):
+            # 2. S0, with its halo
+            products(s_tile, q_rows, k_rows, i0 - (c_q - 1), j0 - (c_k - 1) // 2, scale, causal, q_chunk, k_chunk)
+            cuda.syncthreads()
+            # 3. T and then P in strips, the largest score and the sum of a row by its LANES threads together
+            for turn in range(turns):
+                i = strip_row(turn, size)
+                largest = m[turn]
+                for s in range(strips):
+                    first, place = strip_column(s), (turn * strips + s) * STRIP
+                    last = min(keys, min(n, i0 + i + 1) - j0) if causal else min(keys, n - j0)  # columns of this row that count
+                    if i < rows and i0 + i < n and first < last:
+                        convolve_strip(strip, place, s_tile, taps, i, first, c_q, c_k)
+                    for x in range(STRIP):
+                        if not (i < rows and i0 + i < n and first + x < last):
+                            strip[place + x] = MINUS_INFINITY
+                        largest = max(largest, strip[place + x])
+                largest = max(largest, cuda.shfl_xor_sync(0xffffffff, largest, 1))
+                largest = max(largest, cuda.shfl_xor_sync(0xffffffff, largest, 2))
+                total = float32(0)
+                for x in range(turn * strips * STRIP, (turn + 1) * strips * STRIP):
+                    strip[x] = weight(strip[x], largest)
+                    total += strip[x]
+                total += cuda.shfl_xor_sync(0xffffffff, total, 1)
+                total += cuda.shfl_xor_sync(0xffffffff, total, 2)
+                shrink = weight(m[turn], largest)
+                m[turn], l[turn] = largest, l[turn] * shrink + total
+                if lane == 0:
+                    row_factor[i] = shrink
+            cuda.syncthreads()  # every strip is made: P may take the place of S0
+            for turn in range(turns):
+                for s in range(strips):
+                    for x in range(STRIP):
+                        s_tile[strip_row(turn, size), strip_column(s) + x] = strip[(turn * strips + s) * STRIP + x]
+            # 4. O = O · shrink + P V
+            for first in range(0, min(keys, last_key - j0), ROWS_AT_A_TIME):
+                load_rows(v_chunk, v_rows, j0 + first)
+                cuda.syncthreads()
+                if first == 0:
+                    for part in range(o_numbers):
+                        o_patch[part] *= row_factor[patch_row + part // columns * step]
+                add_weighted_rows(o_patch, s_tile, first, v_chunk)
+                cuda.syncthreads()
+        # 5. one division for each number of the output
+        for turn in range(turns):
+            i = strip_row(turn, size)
+            if lane == 0:
+                row_factor[i] = reciprocal(l[turn])
+                if i < rows and i0 + i < n:
+                    log_sum[batch, head, i0 + i] = m[turn] + math.log(l[turn])
+        cuda.syncthreads()
+        for part in range(o_numbers):
+            o_patch[part] *= row_factor[patch_row + part // columns * step]
+        store_rows(o[batch, head], i0, rows, float32(1), o_patch, step)
+
+    return conv_forward_kernel
+
+
+def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE):
+    """(O, L): convolutional attention and each query's log-sum-exp, without gradients. Arguments and errors are those of `conv_attention`.
+
+    O is shaped like q, L is (B, H, N), both float32, on q's device. size: of a tile of scores, 64 or 32.
+    """
+    q, k, v, w, scale = conv_arguments(q, k, v, w, scale)
+    batch, heads, n, d = q.shape
+    o, log_sum = output(q.shape, like=q), output(q.shape[:3], like=q)
+    grid = (-(-n // (size - w.shape[1] + 1)), heads, batch)
+    launch(conv_forward_kernel(width_for(d), size), grid, threads_of(size), q, k, v, w, scale, bool(causal), o, log_sum, run=run)
+    return o, log_sum

@@ -1,0 +1,231 @@
+"""Device functions of the convolutional kernels: products of tiles, the convolution of a strip, and which thread does what.
+
+A tile of scores has `size` rows and columns, 64 (or 32, where tests want small blocks), in shared memory with PADDING columns of zeros to its right. Its
+block has (size / PATCH)² threads, in one dimension. They share a tile in two ways:
+
+    as patches    a thread has rows row + r · step and columns column + c · step, r, c < PATCH, with step = size / PATCH: products of tiles; the lanes
+                  of a warp are 8 rows by 4 columns (`patch_place`)
+    as strips     thread t has STRIP neighbouring columns, (t % LANES + s · LANES) · STRIP, of row t // LANES: convolutions; the LANES threads of a row
+                  are neighbours in a warp
+
+so that the lanes of a warp find what they need in different banks (a row of a tile is an odd number of words, a row of a chunk 4 more than it holds).
+"""
+
+from numba import cuda
+from numpy import float32
+
+PATCH = 4
+STRIP, LANES = 8, 4
+PADDING = 9  # how far a strip with all of its taps, in groups of four, may reach beyond the tile
+GROUP = 4  # taps and columns that come in one load of 16 bytes; also what a row of a chunk is longer than it need be, for eight rows in different banks
+TAPS = 16  # the largest kernel, 15 × 15, in whole groups
+MOST_REGISTERS = 128  # of a thread: then two blocks of 256 threads share a multiprocessor, which hides more than spilling costs
+SECTOR = 8  # numbers in a sector of global memory
+INDEX = 127  # no index into a tile is larger, or negative: i & INDEX says so to the compiler, which then drops its code for negative indices
+PATCH_NUMBERS, PATCH_OPERANDS, WINDOW = PATCH * PATCH, PATCH * GROUP, STRIP + GROUP
+
+
+def threads_of(size):
+    """Threads in the block of a tile of `size` × `size`."""
+    return (size // PATCH) ** 2
+
+
+@cuda.jit(device=True)
+def patch_place(step):
+    """(row, column), the first of this thread's patch."""
+    lane, warp, across = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32, step // 4
+    return warp // across * 8 + lane // 4 & INDEX, warp % across * 4 + lane % 4 & INDEX
+
+
+@cuda.jit(device=True)
+def turns_and_strips(size):
+    """Of a tile of this size, how many rows a thread convolves, and how many strips in each."""
+    return LANES * PATCH_NUMBERS // size, size // (STRIP * LANES)
+
+
+@cuda.jit(device=True)
+def strip_row(turn, size):
+    """The row of this thread's strips in this turn."""
+    return cuda.threadIdx.x // LANES + turn * (size * size // PATCH_NUMBERS // LANES) & INDEX
+
+
+@cuda.jit(device=True)
+def strip_column(s):
+    """The first column of strip s of this thread."""
+    return (cuda.threadIdx.x % LANES + s * LANES) * STRIP & INDEX
+
+
+# Into shared memory -----------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def clear(tile):
+    """tile = 0, all of it."""
+    rows, columns = tile.shape
+    for element in range(cuda.threadIdx.x, rows * columns, cuda.blockDim.x):
+        tile[element // columns, element % columns] = float32(0)
+
+
+@cuda.jit(device=True)
+def load_taps(taps, w, flipped):
+    """taps = w (c_q, c_k), in both directions reversed if `flipped`, with 0 to its right and below. taps: (TAPS, TAPS)."""
+    c_q, c_k = w.shape
+    for element in range(cuda.threadIdx.x, TAPS * TAPS, cuda.blockDim.x):
+        a, b = element // TAPS, element % TAPS
+        tap = float32(0)
+        if a < c_q and b < c_k:
+            tap = w[c_q - 1 - a, c_k - 1 - b] if flipped else w[a, b]
+        taps[a, b] = tap
+
+
+@cuda.jit(device=True)
+def load_columns(chunk, rows, first, start):
+    """chunk = rows[first : first + size, start : start + width], with 0 for what lies outside `rows` (n, d). chunk: (size, width + GROUP)."""
+    copy_rows(chunk, chunk.shape[1] - GROUP, rows, first, start)
+
+
+@cuda.jit(device=True)
+def load_rows(chunk, rows, first):
+    """chunk = rows[first : first + size], with 0 for what lies outside `rows` (n, d). chunk: (size, width), d <= width."""
+    copy_rows(chunk, chunk.shape[1], rows, first, 0)
+
+
+@cuda.jit(device=True)
+def copy_rows(chunk, width, rows, first, start):
+    """chunk[:, :width] = rows[first :, start :], with 0 for what lies outside. SECTOR neighbouring threads share a row: 32 bytes a time."""
+    n, d = rows.shape
+    for i in range(cuda.threadIdx.x // SECTOR, chunk.shape[0], cuda.blockDim.x // SECTOR):
+        inside = 0 <= first + i and first + i < n
+        for c in range(0, width, SECTOR):
+            column = c + cuda.threadIdx.x % SECTOR & INDEX
+            chunk[i, column] = rows[first + i, start + column] if inside and start + column < d else float32(0)
+
+
+# Products, in patches ---------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def products(tile, a, b, first_a, first_b, factor, causal, a_chunk, b_chunk):
+    """tile[i, j] = factor · a[first_a + i] · b[first_b + j]; 0 where a row is outside, and with causal where first_b + j > first_a + i.
+
+    a, b: (n, d) in global memory; tile: (size, size + PADDING), a_chunk and b_chunk, a few columns at a time: (size, 8 + GROUP), say,
+    in shared memory. All threads of the block call it; the caller puts a barrier before others read the tile.
+    """
+    step = tile.shape[0] // PATCH
+    row, column = patch_place(step)
+    patch = cuda.local.array(PATCH_NUMBERS, float32)
+    for part in range(PATCH_NUMBERS):
+        patch[part] = float32(0)
+    for start in range(0, a.shape[1], a_chunk.shape[1] - GROUP):
+        cuda.syncthreads()  # the chunks may be overwritten, and what the caller had in the tile
+        load_columns(a_chunk, a, first_a, start)
+        load_columns(b_chunk, b, first_b, start)
+        cuda.syncthreads()
+        add_products(patch, a_chunk, b_chunk, row, column, step)
+    for r in range(PATCH):
+        i = row + r * step
+        for c in range(PATCH):
+            j = column + c * step
+            masked = causal and first_b + j > first_a + i
+            tile[i, j] = float32(0) if masked else factor * patch[r * PATCH + c]
+
+
+@cuda.jit(device=True)
+def add_products(patch, a_chunk, b_chunk, row, column, step):
+    """patch[r, c] += a_chunk[row + r · step] · b_chunk[column + c · step], GROUP columns at a time."""
+    mine = cuda.local.array(PATCH_OPERANDS, float32)
+    theirs = cuda.local.array(GROUP, float32)
+    for start in range(0, a_chunk.shape[1] - GROUP, GROUP):
+        at = start & INDEX
+        for r in range(PATCH):
+            for x in range(GROUP):
+                mine[r * GROUP + x] = a_chunk[row + r * step, at + x]
+        for c in range(PATCH):
+            for x in range(GROUP):
+                theirs[x] = b_chunk[column + c * step, at + x]
+            for r in range(PATCH):
+                for x in range(GROUP):
+                    patch[r * PATCH + c] += mine[r * GROUP + x] * theirs[x]
+
+
+@cuda.jit(device=True)
+def add_weighted_rows(patch, weights, first, chunk):
+    """patch[r, c] += Σ_x weights[row r, first + x] · chunk[x, column c]: what P V is made of. patch: PATCH × width / step numbers.
+
+    Rows are those of this thread's patch; its columns of the output are width / step neighbours.
+    """
+    step = weights.shape[0] // PATCH
+    columns = chunk.shape[1] // step
+    row, column = patch_place(step)
+    column = column * columns & INDEX
+    mine = cuda.local.array(PATCH_OPERANDS, float32)
+    for start in range(0, chunk.shape[0], GROUP):
+        at = first + start & INDEX
+        for r in range(PATCH):
+            for x in range(GROUP):
+                mine[r * GROUP + x] = weights[row + r * step, at + x]
+        for x in range(GROUP):
+            for c in range(columns):
+                number = chunk[(start & INDEX) + x, column + c]
+                for r in range(PATCH):
+                    patch[r * columns + c] += mine[r * GROUP + x] * number
+
+
+@cuda.jit(device=True)
+def add_weighted_columns(patch, weights, first, shift, chunk):
+    """patch[r, c] += Σ_x weights[first + x, shift + row r] · chunk[x, column c]: what Pᵀ dO is made of. Otherwise as add_weighted_rows."""
+    step = weights.shape[0] // PATCH
+    columns = chunk.shape[1] // step
+    row, column = patch_place(step)
+    column = column * columns & INDEX
+    mine = cuda.local.array(PATCH_OPERANDS, float32)
+    for start in range(0, chunk.shape[0], GROUP):
+        at = first + start & INDEX
+        for r in range(PATCH):
+            for x in range(GROUP):
+                mine[r * GROUP + x] = weights[at + x, (shift + row & INDEX) + r * step]
+        for x in range(GROUP):
+            for c in range(columns):
+                number = chunk[(start & INDEX) + x, column + c]
+                for r in range(PATCH):
+                    patch[r * columns + c] += mine[r * GROUP + x] * number
+
+
+@cuda.jit(device=True)
+def store_rows(rows, first, count, factor, patch, step):
+    """rows[first : first + count] = factor · patch, every thread its part; rows: (n, d)."""
+    n, d = rows.shape
+    columns = patch.size // PATCH
+    row, column = patch_place(step)
+    column = column * columns & INDEX
+    for r in range(PATCH):
+        i = row + r * step
+        for c in range(columns):
+            if i < count and first + i < n and column + c < d:
+                rows[first + i, column + c] = factor * patch[r * columns + c]
+
+
+# Convolution, in strips -------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def convolve_strip(strip, place, tile, taps, i, j, c_q, c_k):
+    """strip[place + x] = Σ_ab taps[a, b] · tile[i + a, j + x + b] for x < STRIP.
+
+    Each number of the tile is loaded once a row, and used STRIP times from a window of registers that moves on by GROUP columns.
+    """
+    window = cuda.local.array(WINDOW, float32)
+    for x in range(STRIP):
+        strip[place + x] = float32(0)
+    for a in range(c_q):
+        for x in range(STRIP):
+            window[x] = tile[i + a, (j & INDEX) + x]
+        for b in range(0, c_k, GROUP):
+            for x in range(GROUP):
+                window[STRIP + x] = tile[i + a, (j + b & INDEX) + STRIP + x]
+            for y in range(GROUP):
+                tap = taps[a, (b & INDEX) + y]
+                for x in range(STRIP):
+                    strip[place + x] += tap * window[x + y]
+            for x in range(STRIP):
+                window[x] = window[x + GROUP]

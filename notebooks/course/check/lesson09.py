@@ -1,0 +1,199 @@
+"""The checks of lesson 09: one convolved score, all of them, and a tool that finds out whether an attention sees the future."""
+
+import math
+
+import numpy as np
+import torch
+
+from course.check.harness import array, compare, exercise, fail
+
+# (tokens, c_q, c_k): even and odd, one tap, more taps than tokens, oblong, one token. The shape that tells most mistakes apart comes first.
+WINDOWS = [(6, 3, 4), (4, 2, 3), (5, 1, 1), (7, 4, 2), (5, 7, 11), (9, 6, 11), (8, 1, 5), (8, 5, 1), (1, 1, 1), (1, 3, 3)]
+
+
+@exercise("9.1", "convolved_score")
+def ex09_1(convolved_score, rng):
+    for n, c_q, c_k in WINDOWS:
+        s0, w = np.tril(rng.standard_normal((n, n))), rng.standard_normal((c_q, c_k))
+        wanted = correlate(s0, w)
+        places = [(i, j) for i in range(n) for j in range(i + 1)]
+        got = {place: convolved_score(torch.tensor(s0), torch.tensor(w), *place) for place in places}
+        for i, j in places:
+            call = f"convolved_score(s0 {(n, n)}, w {(c_q, c_k)}, i={i}, j={j})"
+            hint = diagnose(got, wanted, window_mistakes(s0, w)) or WINDOW_HINT
+            compare(got[i, j], wanted[i, j], what="a convolved score", call=call, tolerance=1e-10, hint=hint)
+    return f"every score on and below the diagonal, {len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps"
+
+
+@exercise("9.2", "conv_scores")
+def ex09_2(conv_scores, rng):
+    for n, c_q, c_k in WINDOWS:
+        d = int(rng.integers(1, 6))
+        q, k, w = rng.standard_normal((n, d)), rng.standard_normal((n, d)), rng.standard_normal((c_q, c_k))
+        check_scores(conv_scores, q, k, w)
+    large = 100 * rng.standard_normal((2, 6, 3))
+    check_scores(conv_scores, *large, np.zeros((3, 3)))
+    check_scores(conv_scores, *large, rng.standard_normal((3, 4)))
+    return f"{len(WINDOWS) + 2} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps, scores in the thousands, all taps 0"
+
+
+@exercise("9.3", "is_causal")
+def ex09_3(is_causal, rng):
+    for n in (3, 4, 6, 8):  # of two tokens the first row has one key, and so no weight to get wrong
+        q, k, v = torch.tensor(rng.standard_normal((3, n, 4)))
+        for name, attend, causal in attentions(n, torch.tensor(rng.standard_normal((2, 3)))):
+            given = [tensor.clone() for tensor in (q, k, v)]
+            got = is_causal(attend, *given)
+            call = f"is_causal(attend, q, k, v) with {n} tokens, where attend is {name}"
+            if not isinstance(got, bool | np.bool_):
+                hint = "torch.allclose gives a bool; of a tensor with one bool, .item() does."
+                fail("is_causal must return True or False", call=call, wanted=str(causal), got=type(got).__name__, hint=hint)
+            if bool(got) != causal:
+                hint = CAUSAL_HINT if causal else LEAK_HINT
+                fail("a wrong verdict", call=call, wanted=str(causal), got=str(bool(got)), hint=hint)
+            if not all(torch.equal(mine, theirs) for mine, theirs in zip(given, (q, k, v), strict=True)):
+                fail("q, k or v is not what it was before the call", call=call, hint="Change a copy: torch.cat or clone() makes one.")
+    q, k, v = torch.tensor(rng.standard_normal((3, 1, 4)))
+    if not is_causal(ordinary, q, k, v):
+        fail("a single token has no future to look at", call="is_causal(attend, q, k, v) with 1 token", wanted="True", got="False")
+    return "told eight attentions that see the future from six that do not, 3 to 8 tokens"
+
+
+# 9.1 and 9.2 -----------------------------------------------------------------------------------------------------
+
+WINDOW_HINT = "The last row of taps belongs to row i, the rows before it to the queries before; column (c_k - 1) // 2 of the taps belongs to j."
+TURNED = "The taps are turned by 180°: w[0, 0] must meet the oldest query and the leftmost key, not the newest and rightmost."
+CENTRED = "Some rows come from queries after i. All rows of taps look back: the last one belongs to query i itself."
+SHIFTED = "Off by a column where c_k is even: (c_k - 1) // 2 columns to the left of j, the rest to the right."
+WRAPPED = "A row or column before the first was read at the end of the matrix: s0[-1] is the last row in Python. Outside, the score is 0."
+NO_MASK = "Equal to what comes out without the first mask: a future key's score must be 0 before the convolution."
+NO_SCALE = "Equal to what comes out when q kᵀ is not divided by √d."
+NOT_FINITE = "Not finite on or below the diagonal: has -inf met a tap? The mask before the convolution writes 0."
+ABOVE = "Above the diagonal T is -inf: the second mask, after the convolution."
+
+
+def check_scores(conv_scores, q, k, w):
+    """Compare the learner's T with the oracle's: the half that counts first, then the masked half."""
+    n, lower = len(q), np.tri(len(q), dtype=bool)
+    s = q @ k.T / math.sqrt(q.shape[1])
+    wanted = np.where(lower, correlate(np.tril(s), w), -np.inf)
+    call = f"conv_scores(q {q.shape}, k {k.shape}, w {w.shape})"
+    got = conv_scores(torch.tensor(q), torch.tensor(k), torch.tensor(w))
+    if not (hasattr(got, "shape") and tuple(got.shape) == (n, n)):
+        compare(got, wanted, what="conv_scores", call=call, tolerance=1e-8, hint="T has a row for each query and a column for each key.")
+    got = array(got)
+    mistakes = [*window_mistakes(np.tril(s), w), (NO_MASK, correlate(s, w)), (NO_SCALE, correlate(np.tril(q @ k.T), w))]
+    hint = diagnose(got, wanted, mistakes) if np.isfinite(got[lower]).all() else NOT_FINITE
+    compare(np.where(lower, got, -np.inf), wanted, what="T", call=call, tolerance=1e-8, hint=hint or WINDOW_HINT)
+    compare(got, wanted, what="T", call=call, tolerance=1e-8, hint=ABOVE)
+
+
+def correlate(s, w, top=None, left=None):
+    """Σ_ab w[a, b] · s[i - top + a, j - left + b] for all i, j, with 0 outside; top is c_q - 1, left (c_k - 1) // 2 unless given."""
+    (n, _), (c_q, c_k) = s.shape, w.shape
+    top = c_q - 1 if top is None else top
+    left = (c_k - 1) // 2 if left is None else left
+    padded = np.pad(s, ((top, c_q - 1 - top), (left, c_k - 1 - left)))
+    return sum(w[a, b] * padded[a : a + n, b : b + n] for a in range(c_q) for b in range(c_k))
+
+
+def window_mistakes(s0, w):
+    """(The hint that helps, what the mistake makes of s0) for each likely mistake."""
+    c_q, c_k = w.shape
+    return [
+        (TURNED, correlate(s0, w[::-1, ::-1])),
+        (CENTRED, correlate(s0, w, top=(c_q - 1) // 2)),
+        (SHIFTED, correlate(s0, w, left=c_k // 2)),
+        (WRAPPED, wrapped(s0, w, first_row=-len(s0), first_column=-len(s0))),
+        (WRAPPED, wrapped(s0, w, first_row=-len(s0), first_column=0)),
+        (WRAPPED, wrapped(s0, w, first_row=0, first_column=-len(s0))),
+    ]
+
+
+def wrapped(s0, w, first_row, first_column):
+    """As correlate, with negative indices read as Python reads them, down to the first row and column given; before these, 0."""
+    n, (c_q, c_k) = len(s0), w.shape
+    t = np.zeros((n, n))
+    for a in range(c_q):
+        for b in range(c_k):
+            rows, columns = np.arange(n) - (c_q - 1) + a, np.arange(n) - (c_k - 1) // 2 + b
+            read = s0[rows % n][:, columns % n]
+            t += w[a, b] * np.where((rows >= first_row)[:, None] & (columns >= first_column) & (columns < n), read, 0)
+    return t
+
+
+def diagnose(got, wanted, mistakes):
+    """The hint whose mistake explains every number on and below the diagonal, where there is one."""
+    places = [(i, j) for i in range(len(wanted)) for j in range(i + 1)]
+    right = np.array([wanted[place] for place in places])
+    try:
+        mine = np.array([float(got[place]) for place in places])
+    except (TypeError, ValueError):
+        return None
+    for hint, mistaken in mistakes:
+        theirs = np.array([mistaken[place] for place in places])
+        if np.allclose(mine, theirs) and not np.allclose(theirs, right):
+            return hint
+    return None
+
+
+# 9.3 -------------------------------------------------------------------------------------------------------------
+
+CAUSAL_HINT = (
+    "It is causal: row i depends on tokens 0 to i. Compare the rows before the changed tokens only, and let rounding pass (torch.allclose)."
+)
+LEAK_HINT = "It sees the future. Change q, k and v of the later tokens, for every place where past and future can part, and look at every earlier row."
+
+
+def attentions(n, w):
+    """(name, attention of q, k, v (n, d), whether it is causal), with the taps w (2, 3)."""
+    future = torch.ones(n, n, dtype=torch.bool).triu(1)
+    past = torch.arange(n)[:, None] >= torch.arange(n)
+
+    def scores(q, k):
+        return q @ k.T / math.sqrt(q.shape[1])
+
+    def attend(t, v):
+        return torch.softmax(t.masked_fill(future, -math.inf), dim=1) @ v
+
+    def convolved(s):
+        return torch.tensor(correlate(s.numpy(), w.numpy()))
+
+    def one_row(row, token):
+        def peeks(q, k, v):
+            o = ordinary(q, k, v)
+            o[row] += 0.01 * v[token]
+            return o
+
+        return peeks
+
+    def looks_at_the_next_query(q, k, v):
+        return attend(scores(q.roll(-1, 0), k), v)
+
+    def mask_of_the_formula(q, k, v):
+        s = scores(q, k)
+        rows = [correlate((s * past[i]).numpy(), w.numpy())[i] for i in range(n)]
+        return attend(torch.tensor(np.array(rows)), v)
+
+    return [
+        ("ordinary causal attention", ordinary, True),
+        ("convolutional attention", lambda q, k, v: attend(convolved(scores(q, k) * past), v), True),
+        ("convolutional attention with another mask before the convolution, causal too", mask_of_the_formula, True),
+        ("v itself", lambda q, k, v: v.clone(), True),
+        ("the values so far, added up", lambda q, k, v: v.cumsum(0), True),
+        ("zero everywhere", lambda q, k, v: torch.zeros_like(v), True),
+        ("attention without a mask", lambda q, k, v: torch.softmax(scores(q, k), dim=1) @ v, False),
+        ("convolutional attention without its first mask", lambda q, k, v: attend(convolved(scores(q, k)), v), False),
+        ("causal attention that looks at the next token's query", looks_at_the_next_query, False),
+        ("causal attention with the mean of all values taken off", lambda q, k, v: ordinary(q, k, v - v.mean(0)), False),
+        ("causal attention whose first row sees a little of the second value", one_row(0, 1), False),
+        ("causal attention whose first row sees a little of the last value", one_row(0, n - 1), False),
+        ("causal attention whose last row but one sees a little of the last value", one_row(n - 2, n - 1), False),
+        ("causal attention whose middle row sees a little of the next value", one_row((n - 1) // 2, (n - 1) // 2 + 1), False),
+    ]
+
+
+def ordinary(q, k, v):
+    """Causal attention of q, k, v (n, d)."""
+    s = q @ k.T / math.sqrt(q.shape[1])
+    return torch.softmax(s.masked_fill(torch.ones_like(s, dtype=torch.bool).triu(1), -math.inf), dim=1) @ v

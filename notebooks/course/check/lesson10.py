@@ -1,0 +1,331 @@
+"""The checks of lesson 10: what a tile must load, its scores after the convolution, the loop over tiles; and three faulty ones, with a check of tests for them."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.functional import conv2d, pad
+
+from course.check.harness import compare, exercise, fail
+from kernels.conv_tiled import halo_of, load_rows, owned
+from kernels.reference import conv_attention, conv_scores
+from kernels.tiled import State, Traffic, nothing_read, update
+
+TAPS = [(1, 1), (2, 2), (3, 5), (1, 4), (4, 1), (6, 11), (3, 3), (5, 2)]
+
+# (tokens, c_q, c_k, rows and columns loaded): one token, one tile, ragged tiles, more taps than tokens, odd and even, oblong, tiles that own little.
+SHAPES = [
+    *[(1, 1, 1, 1, 1), (1, 3, 3, 4, 4), (2, 5, 7, 6, 8), (5, 1, 1, 2, 3), (7, 3, 5, 16, 16), (8, 2, 4, 5, 7)],
+    *[(13, 3, 4, 6, 7), (13, 4, 3, 5, 9), (17, 6, 11, 11, 14), (12, 1, 6, 4, 6), (12, 6, 1, 9, 5), (10, 3, 3, 3, 3)],
+]
+
+
+@exercise("10.1", "to_load")
+def ex10_1(to_load, rng):
+    cases = [(4, 3, 6, 3, 3, 4), (0, 1, 0, 1, 1, 1), (0, 3, 0, 4, 3, 5), *random_tiles(rng)]
+    for i0, rows, j0, columns, c_q, c_k in cases:
+        call = f"to_load(i0={i0}, j0={j0}, rows={rows}, columns={columns}, c_q={c_q}, c_k={c_k})"
+        wanted = reach(i0, j0, rows, columns, c_q, c_k)
+        got = to_load(i0, j0, rows, columns, c_q, c_k)
+        compare(got, wanted, what="(top, bottom, left, right)", call=call, tolerance=0, hint=reach_hint(got, wanted, c_k))
+    return f"{len(cases)} tiles, at the borders and inside, taps odd and even, square and oblong"
+
+
+@exercise("10.2", "convolved_tile")
+def ex10_2(convolved_tile, rng):
+    tiles = 2
+    check_tile(convolved_tile, 9, (3, 4), (4, 2, 3, 4), rng)  # across the diagonal, where mistakes can be told apart
+    check_tile(convolved_tile, 9, (3, 3), (0, 6, 3, 3), rng)  # wholly masked
+    for n, c_q, c_k, *_ in SHAPES:
+        for _ in range(4):
+            i0, j0 = rng.integers(n, size=2).tolist()
+            rows, columns = int(rng.integers(1, n - i0 + 1)), int(rng.integers(1, n - j0 + 1))
+            check_tile(convolved_tile, n, (c_q, c_k), (i0, j0, rows, columns), rng)
+            tiles += 1
+    return f"{tiles} tiles, at the borders, across the diagonal, ragged and wholly masked, 1 × 1 to 6 × 11 taps"
+
+
+@exercise("10.3", "forward")
+def ex10_3(forward, rng):
+    for shape in SHAPES:
+        for size in (1, 30):
+            check_forward(forward, shape, size, rng)
+    check_forward(forward, (9, 3, 4, 5, 6), 1, rng, no_taps=True)
+    return f"O and L in {len(SHAPES)} shapes of 1 to 17 tokens and 1 × 1 to 6 × 11 taps, scores in the hundreds, all taps 0; no number moved too often"
+
+
+@exercise("10.4", "two_tests")
+def ex10_4(two_tests, rng):
+    answer = two_tests()
+    if not (isinstance(answer, tuple | list) and len(answer) == 2):
+        fail("two_tests must return two tests", wanted="(sharp, blind)", got=answer)
+    sharp, blind = (as_test(name, test) for name, test in zip(("sharp", "blind"), answer, strict=True))
+    if sharp[0] > 3:
+        fail("sharp may have 3 tokens at the most", got=sharp, hint=SHARP_HINT)
+    if blind[0] < 16 or min(blind[1:3]) < 3:
+        fail("blind must have at least 16 tokens and at least 3 × 3 taps", got=blind)
+    found = {name: found_by(sharp, faulty, rng) for name, faulty in FAULTY.items()}
+    if missed := [name for name in found if not found[name]]:
+        fail(f"sharp does not find {', '.join(missed)}", call=f"sharp = {sharp}", hint=MISSED[missed[0]])
+    found = {name: found_by(blind, faulty, rng) for name, faulty in FAULTY.items()}
+    if sum(found.values()) != 1:
+        names = ", ".join(name for name in found if found[name])
+        fail(f"blind finds {names}: it was to find one only", call=f"blind = {blind}", hint=BLIND_HINT)
+    return f"{sharp} finds all three, {blind} finds one"
+
+
+# 10.1 -------------------------------------------------------------------------------------------------------------
+
+SIDES = "For even c_k the two sides differ: P_k = (c_k - 1) // 2 columns to the left, P_r = c_k - 1 - P_k to the right."
+CLIPPED = "Do not clip: rows before 0 and columns outside stay in, and whoever loads them puts zeros there."
+ABOVE_ONLY = "Rows are needed above only: i - P_q to i, P_q = c_q - 1, for the first owned row and for the last."
+ENDS = "bottom and right are one past the last row and the last column, as in range(top, bottom)."
+CORNERS = "Which rows and columns does the first owned score reach, and which the last?"
+
+
+def random_tiles(rng):
+    """(i0, rows, j0, columns, c_q, c_k) for all taps."""
+    sizes = [rng.integers((0, 1, 0, 1), (20, 9, 20, 9)).tolist() for _ in TAPS]
+    return [(*size, *taps) for size, taps in zip(sizes, TAPS, strict=True)]
+
+
+def reach(i0, j0, rows, columns, c_q, c_k):
+    """(top, bottom, left, right) of all scores that the owned ones reach, one by one."""
+    reached = [(i - (c_q - 1) + a, j - (c_k - 1) // 2 + b) for i in range(i0, i0 + rows) for j in range(j0, j0 + columns) for a in range(c_q) for b in range(c_k)]
+    of_rows, of_columns = zip(*reached, strict=True)
+    return min(of_rows), max(of_rows) + 1, min(of_columns), max(of_columns) + 1
+
+
+def reach_hint(got, wanted, c_k):
+    """The hint for the first mistake that shows, if the answer is four numbers."""
+    try:
+        top, bottom, left, right = map(float, got)
+    except (TypeError, ValueError):
+        return "Four whole numbers: top, bottom, left, right."
+    if (top, left) == (max(wanted[0], 0), max(wanted[2], 0)) != (wanted[0], wanted[2]):
+        return CLIPPED
+    if (top, bottom) != wanted[:2]:
+        return ENDS if (top, bottom) == (wanted[0], wanted[1] - 1) else ABOVE_ONLY
+    return SIDES if c_k % 2 == 0 else CORNERS
+
+
+# 10.2 -------------------------------------------------------------------------------------------------------------
+
+NO_ZERO = "Equal to what comes out without the first mask: before the convolution, the score of a future key must be 0."
+SHIFTED_MASK = "The first mask is off: row 0 of the loaded scores is query i0 - P_q, column 0 is key j0 - P_k. Which keys come after it?"
+PADDED = "A sum is short: the halo is loaded already, so convolve where the taps fit wholly inside, without padding."
+TURNED = "The taps are turned round: w[0, 0] must meet the oldest query and the leftmost key."
+NO_SCALE = "Equal to what comes out when q kᵀ is not divided by √d."
+NOT_A_NUMBER = "NaN: has -inf met a tap? The mask before the convolution writes 0."
+IN_ORDER = "In this order: scores, 0 for what is later, from query i0 - P_q and key j0 - P_k on; the convolution; -inf for what is later, from i0 and j0 on."
+MASKED = "Above the diagonal T is -inf, on and below it is finite: column 0 of T is key j0, row 0 is query i0."
+SMALLER = "T has a row for each owned query and a column for each owned key: the halo is gone after the convolution."
+
+
+def check_tile(convolved_tile, n, taps, tile, rng):
+    """One tile (i0, j0, rows, columns) of n tokens."""
+    i0, j0, rows, columns = tile
+    d = int(rng.integers(1, 6))
+    q, k, w = normal(rng, n, d), normal(rng, n, d), normal(rng, *taps)
+    top, bottom, left, right = reach(i0, j0, rows, columns, *taps)
+    q_tile, k_tile = (load_rows(array, first, end - first, Traffic()) for array, first, end in ((q, top, bottom), (k, left, right)))
+    place = slice(i0, i0 + rows), slice(j0, j0 + columns)
+    wanted = conv_scores(q[None, None], k[None, None], w[None])[0, 0][place]
+    call = f"convolved_tile(q_tile {tuple(q_tile.shape)}, k_tile {tuple(k_tile.shape)}, w {taps}, i0={i0}, j0={j0})"
+    got = convolved_tile(q_tile, k_tile, w, i0, j0)
+    if got is not None and tuple(getattr(got, "shape", ())) != (rows, columns):
+        compare(got, wanted, what="T of a tile", call=call, tolerance=1e-9, hint=SMALLER)
+    compare(got, wanted, what="T of a tile", call=call, tolerance=1e-9, hint=tile_hint(got, wanted, q_tile, k_tile, w, i0, j0))
+
+
+def tile_hint(got, wanted, q_tile, k_tile, w, i0, j0):
+    """The hint whose mistake explains what is seen below the diagonal."""
+    finite = torch.isfinite(wanted)
+    if got is None or not torch.equal(torch.isfinite(got), finite):
+        return NOT_A_NUMBER if got is not None and got.isnan().any() else MASKED
+    halo, s = halo_of(w), q_tile @ k_tile.T / math.sqrt(q_tile.shape[1])
+    masked = hide(s, i0 - halo.above, j0 - halo.left, 0.0)
+    inner = masked[halo.above :, halo.left : masked.shape[1] - halo.right]
+    mistakes = {
+        NO_ZERO: inside(s, w),
+        SHIFTED_MASK: inside(hide(s, i0, j0, 0.0), w),
+        TURNED: inside(masked, w.flip(0, 1)),
+        NO_SCALE: inside(masked, w) * math.sqrt(q_tile.shape[1]),
+        PADDED: inside(pad(inner, (halo.left, halo.right, halo.above, 0)), w),
+    }
+    return next((hint for hint, t in mistakes.items() if torch.allclose(t[finite], got[finite])), IN_ORDER)
+
+
+def hide(scores, i0, j0, fill):
+    """scores, with `fill` for keys after their query; its first row is query i0, its first column key j0."""
+    i, j = torch.arange(len(scores))[:, None] + i0, torch.arange(scores.shape[1]) + j0
+    return scores.masked_fill(j > i, fill)
+
+
+def inside(scores, w):
+    """The convolution where the taps fit wholly inside."""
+    return conv2d(scores[None, None], w[None, None])[0, 0]
+
+
+# 10.3 -------------------------------------------------------------------------------------------------------------
+
+RAGGED = "The last tile of rows is short: it owns min(rows, n - i0) queries, and what it loads ends with them."
+FORWARD = "Is the state fresh for each tile of rows, V of the owned columns only, o divided by l once, at the end?"
+LOG_SUM = "O is right. L is one number a row, m + log(l): the log of the sum of exp(T), of shape (N,)."
+READ = "For each tile of rows load Q once, halo included; K with its halo and V without for each tile of keys; none that no row sees."
+WRITTEN = "Each owned row of O and of L is stored once, after the last tile of keys, through traffic.store."
+
+
+def check_forward(forward, shape, size, rng, no_taps=False):
+    """One shape (n, c_q, c_k, rows loaded, columns loaded), with scores of about `size`."""
+    n, *taps, height, width = shape
+    d = int(rng.integers(1, 6))
+    q, k, v, w = size * normal(rng, n, d), normal(rng, n, d), normal(rng, n, d), normal(rng, *taps) * (not no_taps)
+    call = f"forward(q {(n, d)}, k, v, w {tuple(taps)}, loaded={(height, width)}, traffic)"
+    traffic = Traffic()
+    got = forward(q, k, v, w, (height, width), traffic)
+    if not (isinstance(got, tuple | list) and len(got) == 2):
+        fail("forward must return two tensors, (O, L)", call=call, wanted="(O, L)", got=type(got).__name__)
+    t = conv_scores(q[None, None], k[None, None], w[None])[0, 0]
+    wanted = conv_attention(q[None, None], k[None, None], v[None, None], w[None])[0, 0]
+    compare(got[0], wanted, what="O", call=call, tolerance=1e-10, hint=output_hint(got[0], wanted, whole=n - n % (height - taps[0] + 1)))
+    compare(got[1], torch.logsumexp(t, dim=1), what="L", call=call, tolerance=1e-10, hint=LOG_SUM)
+    read, written = numbers_moved(n, d, halo_of(w), owned((height, width), halo_of(w)))
+    for direction, mine, theirs, hint in [("read", traffic.read, read, READ), ("written", traffic.written, written, WRITTEN)]:
+        if mine != theirs:
+            fail(f"right output, but numbers {direction} differ", call=call, wanted=theirs, got=mine, hint=hint)
+
+
+def output_hint(got, wanted, whole):
+    """Whether only rows after the `whole` tiles are wrong."""
+    fine = 0 < whole < len(wanted) and getattr(got, "shape", None) == wanted.shape and torch.allclose(got[:whole], wanted[:whole])
+    return RAGGED if fine else FORWARD
+
+
+def numbers_moved(n, d, halo, tile):
+    """(read, written) at the least, by a loop over all tiles."""
+    (rows, columns), read = tile, 0
+    for i0 in range(0, n, rows):
+        last = min(i0 + rows, n)
+        read += d * len(range(max(i0 - halo.above, 0), last))
+        for j0 in range(0, last, columns):
+            end = min(j0 + columns, n)
+            read += d * (len(range(max(j0 - halo.left, 0), min(end + halo.right, n))) + len(range(j0, end)))
+    return read, n * d + n
+
+
+def normal(rng, *shape):
+    """Standard normal numbers, float64."""
+    return torch.from_numpy(rng.standard_normal(shape))
+
+
+# 10.4: three faulty ones, as Algorithm 1 was published -------------------------------------------------------------
+
+
+class Tile(NamedTuple):
+    """What is on the chip: the queries from i0 - P_q to the last owned one; the keys and values from j0 - P_k to P_r past the owned ones."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    w: torch.Tensor
+    i0: int
+    j0: int
+
+    @property
+    def s(self):
+        """The scores, nothing masked."""
+        return self.q @ self.k.T / math.sqrt(self.q.shape[1])
+
+    @property
+    def s0(self):
+        """The scores, 0 where masked."""
+        halo = halo_of(self.w)
+        return hide(self.s, self.i0 - halo.above, self.j0 - halo.left, 0.0)
+
+    @property
+    def v_owned(self):
+        halo = halo_of(self.w)
+        return self.v[halo.left : len(self.v) - halo.right]
+
+
+def in_tiles(absorb, q, k, v, w, loaded):
+    """Causal convolutional attention of one head, (N, d); absorb(state, tile) is the state of the owned rows after one more tile."""
+    halo = halo_of(w)
+    rows, columns = owned(loaded, halo)
+    o, traffic = torch.empty_like(q), Traffic()
+    for i0 in range(0, len(q), rows):
+        count = min(rows, len(q) - i0)
+        q_tile, state = load_rows(q, i0 - halo.above, count + halo.above, traffic), nothing_read(count, q.shape[1], like=q)
+        for j0 in range(0, i0 + count, columns):
+            k_tile, v_tile = (load_rows(array, j0 - halo.left, columns + halo.across, traffic) for array in (k, v))
+            state = absorb(state, Tile(q_tile, k_tile, v_tile, w, i0, j0))
+        o[i0 : i0 + count] = state.o / state.l
+    return o
+
+
+def faultless(state, tile):
+    """As it should be."""
+    t = hide(inside(tile.s0, tile.w), tile.i0, tile.j0, -math.inf)
+    return update(state, t, tile.v_owned)
+
+
+def no_zero_mask(state, tile):
+    """The future is masked after the convolution, and not before it."""
+    t = hide(inside(tile.s, tile.w), tile.i0, tile.j0, -math.inf)
+    return update(state, t, tile.v_owned)
+
+
+def halo_counted(state, tile):
+    """The sums of the softmax, and P V, run over all the loaded columns."""
+    halo = halo_of(tile.w)
+    t = inside(pad(tile.s0, (halo.left, halo.right)), tile.w)  # as wide as what is loaded
+    t = hide(t, tile.i0, tile.j0 - halo.left, -math.inf)
+    t[:, : max(0, halo.left - tile.j0)] = -math.inf  # no keys there
+    return update(state, t, tile.v)
+
+
+def tile_maximum(state, tile):
+    """The tile has a maximum and exponentials of its own, and then joins the state."""
+    t = hide(inside(tile.s0, tile.w), tile.i0, tile.j0, -math.inf)
+    m_tile = t.amax(dim=1, keepdim=True)
+    p = torch.exp(t - m_tile)
+    m = torch.maximum(state.m, m_tile)
+    a, b = torch.exp(state.m - m), torch.exp(m_tile - m)
+    return State(m, a * state.l + b * p.sum(dim=1, keepdim=True), a * state.o + b * (p @ tile.v_owned))
+
+
+FAULTY = {faulty.__name__: faulty for faulty in (no_zero_mask, halo_counted, tile_maximum)}
+
+
+def found_by(test, faulty, rng):
+    """Whether a test (tokens, c_q, c_k, rows loaded, columns loaded) shows, with one of three sets of random numbers, that `faulty` is wrong."""
+    n, c_q, c_k, *loaded = test
+    return any(differs(faulty, normal(rng, 3, n, 4), normal(rng, c_q, c_k) / math.sqrt(c_q * c_k), loaded) for _ in range(3))
+
+
+def differs(faulty, qkv, w, loaded):
+    """Whether the output of in_tiles(faulty, ...) is off by more than 1e-9 anywhere, or NaN."""
+    wanted = conv_attention(*qkv[:, None, None], w[None])[0, 0]
+    return not ((in_tiles(faulty, *qkv, w, loaded) - wanted).abs().max() <= 1e-9)
+
+
+SHARP_HINT = "What does each fault need? One future score beside a key that counts; one key beyond a border; one tile that a row does not see."
+BLIND_HINT = "What do halo_counted and tile_maximum need that a test with one single tile has not?"
+MISSED = {
+    "no_zero_mask": "A tap must reach a future score from an entry of T that counts; and a row with one key has the weight 1 whatever happens.",
+    "halo_counted": "Some key must lie in two tiles, and another key in fewer: if every tile holds every key, all count alike, and the softmax does not mind.",
+    "tile_maximum": "Some row must have a tile without a single key that it may see, while another row of the same tile sees one.",
+}
+
+
+def as_test(name, test):
+    """The five whole numbers of a test, or a verdict."""
+    if not (isinstance(test, tuple | list) and len(test) == 5 and all(isinstance(number, int | np.integer) and number > 0 for number in test)):
+        fail(f"{name} must be five whole numbers above 0", wanted="(tokens, c_q, c_k, rows loaded, columns loaded)", got=test)
+    try:
+        owned(test[3:], halo_of(torch.empty(test[1:3])))
+    except ValueError as error:
+        fail(f"{name}: {error}", got=test)
+    return tuple(test)

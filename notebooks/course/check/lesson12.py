@@ -1,0 +1,291 @@
+"""The checks of lesson 12: the gradients of the softmax, the convolution, the taps, then all of them, and four wrong ones to diagnose."""
+
+import math
+
+import torch
+from torch.nn.functional import conv2d, pad
+
+from course.check.harness import compare, exercise, fail
+
+# (tokens, c_q, c_k): first one in which no two mistakes look alike; then one token, one tap, even and odd, oblong, more taps than tokens.
+WINDOWS = [(6, 3, 4), (1, 1, 1), (1, 3, 3), (4, 2, 3), (5, 1, 1), (7, 4, 2), (5, 7, 11), (9, 6, 11), (8, 1, 5), (8, 5, 1)]
+TOLERANCE = 1e-9
+
+
+@exercise("12.1", "softmax_backward")
+def ex12_1(softmax_backward, rng):
+    for n, d, loud in [(6, 4, 1), (1, 1, 1), (1, 4, 1), (3, 1, 1), (9, 3, 1), (7, 2, 300)]:
+        t = torch.tensor(loud * rng.standard_normal((n, n))).masked_fill(future(n), -math.inf).requires_grad_()
+        v, d_o = random(rng, 2, n, d)
+        p = torch.softmax(t, 1)
+        o, log_sum = p @ v, torch.logsumexp(t, 1).detach()
+        (d_t,) = torch.autograd.grad(o, t, d_o)
+        call = f"softmax_backward(t {(n, n)}, log_sum {(n,)}, v, o, d_o {(n, d)}){', scores in the hundreds' * (loud > 1)}"
+        got = pair(softmax_backward(t.detach(), log_sum, v, o.detach(), d_o), call)
+        judge("P", got[0], p.detach(), call, {}, LINES["P"])
+        judge("dT", got[1], d_t, call, softmax_mistakes(p.detach(), v, o.detach(), d_o), LINES["dT"])
+    return "P and dT of 1 to 9 tokens against autograd, with scores around 0 and in the hundreds"
+
+
+@exercise("12.2", "transposed_convolve")
+def ex12_2(transposed_convolve, rng):
+    for n, c_q, c_k in WINDOWS:
+        d_t, w = random(rng, n, n), random(rng, c_q, c_k)
+        s = torch.zeros_like(d_t, requires_grad=True)
+        (wanted,) = torch.autograd.grad(convolve(s, w), s, d_t)
+        call = f"transposed_convolve(d_t {(n, n)}, w {(c_q, c_k)})"
+        judge("dS0", transposed_convolve(d_t, w), wanted, call, convolution_mistakes(d_t, w), READERS)
+    return f"{len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps against autograd"
+
+
+@exercise("12.3", "tap_gradient")
+def ex12_3(tap_gradient, rng):
+    for n, c_q, c_k in WINDOWS:
+        d_t, s0 = random(rng, 2, n, n)
+        w = torch.zeros(c_q, c_k, dtype=torch.float64, requires_grad=True)
+        (wanted,) = torch.autograd.grad(convolve(s0, w), w, d_t)
+        call = f"tap_gradient(d_t {(n, n)}, s0 {(n, n)}, c_q={c_q}, c_k={c_k})"
+        judge("dW", tap_gradient(d_t, s0, c_q, c_k), wanted, call, tap_mistakes(d_t, s0, c_q, c_k), MET)
+    return f"{len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps against autograd"
+
+
+@exercise("12.4", "conv_attention_backward")
+def ex12_4(conv_attention_backward, rng):
+    for n, c_q, c_k in WINDOWS:
+        d = int(rng.integers(2, 6))
+        q, k, v, d_o = random(rng, 4, n, d)
+        inputs = [x.requires_grad_() for x in (q, k, v, random(rng, c_q, c_k))]
+        o, log_sum = attend(*inputs)
+        wanted = dict(zip(NAMES, torch.autograd.grad(o, inputs, d_o), strict=True))
+        given = [x.detach() for x in (*inputs, o, log_sum)] + [d_o]
+        call = f"conv_attention_backward(q, k, v {(n, d)}, w {(c_q, c_k)}, o {(n, d)}, log_sum {(n,)}, d_o {(n, d)})"
+        got = dict(zip(NAMES, four(conv_attention_backward(*given), call), strict=True))
+        for name in ("dV", "dW", "dQ", "dK"):  # in the order in which they are computed
+            judge(name, got[name], wanted[name], call, whole_mistakes(name, given), LINES[name])
+    return f"dV, dW, dQ and dK for {len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps against autograd"
+
+
+@exercise("12.5", "diagnosis")
+def ex12_5(diagnosis, rng):
+    said = diagnosis()
+    if not isinstance(said, dict) or said.keys() != strangers.keys():
+        every = "{'a': ..., 'b': ..., 'c': ..., 'd': ...}"
+        fail("a dictionary with a name for each of a, b, c and d, please", wanted=every, got=repr(said))
+    for name, mistake in said.items():
+        if mistake not in MISTAKES:
+            fail(f"stranger {name}: {mistake!r} is no name in the table", wanted="one of " + ", ".join(MISTAKES), got=repr(mistake))
+    for name, mistake in said.items():
+        if strangers[name] is not MISTAKES[mistake]:
+            fail(f"stranger {name} made another mistake than {mistake!r}", hint=EVIDENCE[mistake])
+    return "all four told by what they spoil"
+
+
+# Judging a piece -------------------------------------------------------------------------------------------------
+
+NAMES = "dQ", "dK", "dV", "dW"
+SINGLE = "Right to about seven digits only: is something float32 on the way? torch.zeros_like(x) and x.new_zeros keep the type of x."
+
+
+def judge(name, got, wanted, call, mistakes, hint):
+    """Compare one piece with autograd's; where a known mistake explains every number, its hint is shown."""
+    compare(got, wanted, what=name, call=call, tolerance=TOLERANCE, hint=diagnose(got, wanted, mistakes) or hint)
+
+
+def diagnose(got, wanted, mistakes):
+    """The hint whose mistake gives just what the learner got, where there is one."""
+    if not torch.is_tensor(got) or got.shape != wanted.shape:
+        return None
+    if torch.allclose(got.double(), wanted, rtol=1e-5, atol=1e-5):
+        return SINGLE
+    same = (hint for hint, mistaken in mistakes.items() if mistaken.shape == got.shape and torch.allclose(got.double(), mistaken))
+    return next(same, None)
+
+
+def pair(answer, call):
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        fail("two results, please: P and dT", call=call, hint="End with `return p, ...`.")
+    return answer
+
+
+def four(answer, call):
+    if not isinstance(answer, tuple | list) or len(answer) != 4:
+        fail("four results, please: dQ, dK, dV, dW", call=call, hint="End with a return of four tensors, in this order.")
+    return answer
+
+
+# Oracles: the forward pass, for autograd --------------------------------------------------------------------------
+
+
+def random(rng, *shape):
+    return torch.tensor(rng.standard_normal(shape))
+
+
+def future(n):
+    return torch.ones(n, n, dtype=torch.bool).triu(1)
+
+
+def convolve(s, w):
+    """Σ_ab w[a, b] · s[i - P_q + a, j - P_k + b] for s (N, N), with 0 outside."""
+    left = (w.shape[1] - 1) // 2
+    return conv2d(pad(s, (left, w.shape[1] - 1 - left, w.shape[0] - 1, 0))[None, None], w[None, None])[0, 0]
+
+
+def forward_scores(q, k, w):
+    """(S0, T), both (N, N)."""
+    s0 = torch.tril(q @ k.T / math.sqrt(q.shape[1]))
+    return s0, convolve(s0, w).masked_fill(future(len(q)), -math.inf)
+
+
+def attend(q, k, v, w):
+    """(O, L) of causal convolutional attention, one head."""
+    _, t = forward_scores(q, k, w)
+    return torch.softmax(t, 1) @ v, torch.logsumexp(t, 1)
+
+
+# Backward passes with mistakes ------------------------------------------------------------------------------------
+
+
+def softmax_gradient(p, v, o, d_o):
+    return p * (d_o @ v.T - (d_o * o).sum(1, keepdim=True))
+
+
+def without_d(p, v, o, d_o):
+    return p * (d_o @ v.T)
+
+
+def scatter(d_t, w):
+    """dS0: each T hands its gradient to the scores that it has read."""
+    (n, _), (c_q, c_k) = d_t.shape, w.shape
+    left = (c_k - 1) // 2
+    room = d_t.new_zeros(n + c_q - 1, n + c_k - 1)
+    for a in range(c_q):
+        for b in range(c_k):
+            room[a : a + n, b : b + n] += w[a, b] * d_t
+    return room[c_q - 1 :, left : left + n]
+
+
+def gather(d_t, s0, c_q, c_k, left=None):
+    """dW: what each tap has met, times the gradient of where it went."""
+    n, left = len(d_t), (c_k - 1) // 2 if left is None else left
+    room = pad(s0, (left, c_k - 1 - left, c_q - 1, 0))
+    return (room.unfold(0, n, 1).unfold(1, n, 1) * d_t).sum((2, 3))
+
+
+def gather_halos_too(d_t, s0, c_q, c_k, tile=4):
+    """dW with the rows in the halo counted again: tiles own 4 rows of T and load the c_q - 1 rows below them."""
+    d_w = d_t.new_zeros(c_q, c_k)
+    for first in range(0, len(d_t), tile):
+        loaded = torch.zeros_like(d_t)
+        loaded[first : first + tile + c_q - 1] = d_t[first : first + tile + c_q - 1]
+        d_w += gather(loaded, s0, c_q, c_k)
+    return d_w
+
+
+def backward_with(softmax=softmax_gradient, transposed=scatter, mask=torch.tril, taps=gather):
+    """A right conv_attention_backward, but for what is replaced."""
+
+    def backward(q, k, v, w, o, log_sum, d_o):
+        s0, t = forward_scores(q, k, w)
+        p, scale = torch.exp(t - log_sum[:, None]), q.shape[1] ** -0.5
+        d_t = softmax(p, v, o, d_o)
+        d_s = mask(transposed(d_t, w))
+        return scale * d_s @ k, scale * d_s.T @ q, p.T @ d_o, taps(d_t, s0, *w.shape)
+
+    return backward
+
+
+MISTAKES = {
+    "no D": backward_with(softmax=without_d),
+    "no mask": backward_with(mask=torch.clone),
+    "counted twice": backward_with(taps=gather_halos_too),
+    "not transposed": backward_with(transposed=convolve),
+}
+strangers = dict(zip("abcd", (MISTAKES[name] for name in ("not transposed", "counted twice", "no D", "no mask")), strict=True))
+EVIDENCE = {
+    "no D": "Without D, dT is wrong, and everything after it on the road back: dQ, dK and dW, whatever the taps.",
+    "no mask": "Without the mask dQ and dK are wrong, but not where no score reads across the diagonal: look at the taps (x, y, 0).",
+    "counted twice": "Rows of T that count twice spoil dW alone, and nothing where one tile holds the whole sequence.",
+    "not transposed": "Untransposed taps spoil dQ and dK, but not where the taps are the same from both ends: look at (x, y, x).",
+}
+
+
+# What the likely mistakes give ------------------------------------------------------------------------------------
+
+READERS = "S0[r, c] is read by T[r + P_q - a, c + P_k - b] with the tap (a, b): rows below it, and columns on both sides."
+FORWARD = "Equal to the convolution of the forward pass. Who READ this score? The rows below it, with the taps turned round."
+NOT_TURNED = "The rows are right, but the taps are not turned round."
+FROM_ABOVE = "The taps are turned round, but the rows come from above: S0[r, c] is read by the rows r and below."
+NOT_SWAPPED = "Off by a column where c_k is even: seen from S0 the sides are swapped, c_k - 1 - P_k columns left and P_k right."
+SHIFTED = "Off by a column where c_k is even: (c_k - 1) // 2 columns to the left of j, the rest to the right."
+MET = "The tap (a, b) meets S0[i - P_q + a, j - P_k + b] in T[i, j]; P_q = c_q - 1, P_k = (c_k - 1) // 2."
+NO_D = "This is P * dP: D is missing. A score also moves all other weights of its row, since they share one sum."
+D_OF_COLUMNS = "D was summed over columns of dO * O. It is one number a row: sum over dim 1."
+NO_P = "This is dP - D without the weight: multiply by P."
+LINES = {
+    "P": "P = exp(T - L), where L is one number a row.",
+    "dT": "dT = P * (dP - D), with dP = dO Vᵀ and D one number a row.",
+    "dV": "dV = Pᵀ dO.",
+    "dW": "dW comes from dT and S0, the scores that the convolution reads: scaled, 0 in the future.",
+    "dQ": "dQ = scale · dS K, where dS is dS0 with 0 above the diagonal.",
+    "dK": "dK = scale · dSᵀ Q, where dS is dS0 with 0 above the diagonal.",
+}
+ORDER = "return dQ, dK, dV, dW, in this order."
+UNTURNED = "This is P dO. V[j] contributed to every row i of O, with strength P[i, j]: dV = Pᵀ dO."
+NO_MASK = "Equal to what comes out when dS0 is not masked: a score of the future was replaced by a constant, so its dS is 0."
+TRANSPOSE = {
+    "dQ": "Equal to what comes out with dS transposed: dQ sums over keys, and dS has a column for each key already.",
+    "dK": "Equal to what comes out without the transpose: dK sums over queries, so dS is transposed.",
+}
+TAPS_OF_S = "Equal to what comes out with S in the place of S0: the convolution read zeros in the future."
+NO_SCALE = "The scale is missing: S = scale · Q Kᵀ, so dQ and dK have it as a factor."
+UNSCALED = "The scale is missing in the scores: masked_scores(q, k) has it."
+SCALED_TWICE = "The scale is in there twice."
+
+
+def softmax_mistakes(p, v, o, d_o):
+    return {
+        NO_D: without_d(p, v, o, d_o),
+        NO_P: d_o @ v.T - (d_o * o).sum(1, keepdim=True),
+        D_OF_COLUMNS: p * (d_o @ v.T - (p * (d_o @ v.T)).sum(0)),
+    }
+
+
+def convolution_mistakes(d_t, w):
+    c_q, c_k = w.shape
+    turned, left = w.flip(0, 1), (c_k - 1) // 2
+    room = pad(d_t, (left, c_k - 1 - left, 0, c_q - 1))
+    return {
+        FORWARD: convolve(d_t, w),
+        NOT_TURNED: scatter(d_t, turned),
+        FROM_ABOVE: convolve(d_t, turned),
+        NOT_SWAPPED: conv2d(room[None, None], turned[None, None])[0, 0],
+        "The taps are turned round in their columns only: flip(0, 1) turns both directions.": scatter(d_t, w.flip(0)),
+        "The taps are turned round in their rows only: flip(0, 1) turns both directions.": scatter(d_t, w.flip(1)),
+    }
+
+
+def tap_mistakes(d_t, s0, c_q, c_k):
+    right = gather(d_t, s0, c_q, c_k)
+    return {
+        "Turned round by 180°. In the taps nothing is turned: dT and S0 stand as they did in the forward pass.": right.flip(0, 1),
+        "The rows of dW are upside down: row c_q - 1 is the one that met the query's own row.": right.flip(0),
+        SHIFTED: gather(d_t, s0, c_q, c_k, c_k // 2),
+        "A mean, where a sum is wanted: every T that a tap contributed to counts whole.": right / d_t.numel(),
+    }
+
+
+def whole_mistakes(name, given):
+    """What the likely mistakes make of one gradient, each under the hint that helps."""
+    q, k, v, w, o, log_sum, d_o = given
+    place, scale = NAMES.index(name), q.shape[1] ** -0.5
+    right = backward_with()(*given)
+    full = backward_with(taps=lambda d_t, s0, *size: gather(d_t, scale * q @ k.T, *size))
+    found = {f"This is {other}: {ORDER}": x for other, x in zip(NAMES, right, strict=True) if other != name}
+    if name == "dV":
+        return found | {UNTURNED: torch.exp(forward_scores(q, k, w)[1] - log_sum[:, None]) @ d_o}
+    found |= {NO_D: MISTAKES["no D"](*given)[place], SCALED_TWICE: scale * right[place]}
+    if name == "dW":
+        return found | {TAPS_OF_S: full(*given)[place], UNSCALED: right[place] / scale}
+    transposed = backward_with(mask=lambda d_s: torch.tril(d_s).T)(*given)[place]
+    found |= {NO_MASK: MISTAKES["no mask"](*given)[place], FORWARD: MISTAKES["not transposed"](*given)[place]}
+    return found | {NO_SCALE: right[place] / scale, TRANSPOSE[name]: transposed}

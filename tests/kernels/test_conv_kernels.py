@@ -1,0 +1,237 @@
+"""The convolutional kernels against the float64 reference: in the simulator on tiny shapes, on a GPU on all; their inputs, gradients and memory."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels import conv_attention
+from kernels.conv_backward import conv_backward
+from kernels.conv_cases import RESULTS, SHAPES, TINY, Shape, errors_of, inputs, reference, relative_errors, results, right
+from kernels.conv_forward import conv_forward
+from kernels.launch import simulated
+from kernels.reference import identity_taps
+
+gpu = pytest.mark.gpu
+SMALL = 32  # tiles of 32 × 32: a block of 64 threads
+
+
+def simulator(**options):
+    """A runner that simulates; any finding, a warning too, fails."""
+    def run(*launch):
+        report = simulated(*launch, **options)
+        assert not report.findings, report.findings
+
+    return run
+
+
+# In the simulator -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads"])
+@pytest.mark.parametrize("shape", TINY, ids=str)
+def test_tiny_shapes_under_every_seed(shape, engine):
+    """20 seeds, no finding, and one answer: threads and blocks may run in any order."""
+    answers = []
+    for seed in range(20):
+        tensors = inputs(shape)
+        answers.append(results(*tensors, shape.causal, size=SMALL, run=simulator(engine=engine, seed=seed)))
+        assert right(relative_errors(answers[-1], reference(*tensors, shape.causal)))
+    assert all(torch.equal(a, b) for answer in answers for name, a, b in zip(RESULTS, answer, answers[0]) if name != "dW")
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.n <= 7 and shape.d <= 16], ids=str)
+def test_small_shapes(shape):
+    errors = errors_of(shape, size=SMALL, run=simulator())
+    assert right(errors), errors
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("c_q, c_k", [(1, 1), (3, 3), (2, 4)])
+def test_identity_taps_are_ordinary_attention(c_q, c_k, causal):
+    q, k, v, _, d_o = inputs(Shape(1, 2, 9, 4, c_q, c_k, causal))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    wanted = scaled_dot_product_attention(*leaves, is_causal=causal)
+    got = conv_attention(*leaves, identity_taps(2, c_q, c_k), causal)
+    assert (got - wanted).abs().max() <= 1e-5
+    for g, w in zip(torch.autograd.grad(got, leaves, d_o), torch.autograd.grad(wanted, leaves, d_o)):
+        assert (g - w).abs().max() <= 1e-5
+
+
+def extremes():
+    """Inputs that tempt a kernel into NaN, (what, q, k, v, w)."""
+    q, k, v, w, _ = inputs(Shape(1, 1, 7, 4, 3, 3, True))
+    lone = torch.zeros_like(w)
+    lone[:, 1, 1] = 1
+    return [("scores near 1e4", 100 * q, 100 * k, v, w), ("scores near -1e4", -100 * q.abs(), 100 * k.abs(), v, w.abs()), ("one tap", q, k, v, lone),
+            ("no tap", q, k, v, 0 * w), ("equal rows", *(x[:, :, :1].expand_as(x) for x in (q, k, v)), w), ("one token", *(x[:, :, :1] for x in (q, k, v)), w)]
+
+
+@pytest.mark.parametrize("what, q, k, v, w", extremes(), ids=[what for what, *_ in extremes()])
+def test_no_nan(what, q, k, v, w):
+    answer = results(q, k, v, w, torch.ones_like(q), True, size=SMALL, run=simulator())
+    assert all(result.isfinite().all() for result in answer)
+    if "1e4" not in what:
+        assert right(relative_errors(answer, reference(q, k, v, w, torch.ones_like(q), True)))
+
+
+def test_strided_tensors():
+    q, k, v, w, d_o = inputs(Shape(1, 2, 5, 4, 2, 3, True))
+    turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    assert not turned[0].is_contiguous()
+    for a, b in zip(results(*turned, w, d_o, True, size=SMALL), results(q, k, v, w, d_o, True, size=SMALL)):
+        assert torch.equal(a, b)
+
+
+# On every engine that is there ------------------------------------------------------------------------------------
+
+
+def on_gpu(shape):
+    errors = errors_of(shape, device="cuda")
+    assert right(errors), errors
+
+
+@gpu
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_on_the_gpu(shape):
+    on_gpu(shape)
+
+
+sizes = st.builds(Shape, st.integers(1, 3), st.integers(1, 3), st.integers(1, 300), st.integers(1, 128), st.integers(1, 15), st.integers(1, 15), st.booleans())
+
+
+@gpu
+@settings(max_examples=60)
+@given(shape=sizes)
+def test_random_shapes_on_the_gpu(shape):
+    on_gpu(shape)
+
+
+@gpu
+def test_the_reproducible_tap_gradient():
+    tensors = inputs(Shape(2, 3, 700, 32, 7, 7, True), device="cuda")
+    o, log_sum = conv_forward(*tensors[:4])
+    runs = [conv_backward(*tensors[:4], o, log_sum, tensors[4], deterministic=True) for _ in range(5)]
+    assert all(torch.equal(a, b) for run in runs for a, b in zip(run, runs[0]))
+    assert right(relative_errors((o, log_sum, *runs[0]), reference(*tensors, True)))
+
+
+@gpu
+def test_memory_grows_linearly():
+    """Four times the length, four times the memory; an N×N matrix of one head would be 16 times as large, and 64 MiB at N = 4096."""
+    def peak(n):
+        leaves = [x.requires_grad_() for x in inputs(Shape(1, 1, n, 64, 7, 7, True), device="cuda")[:4]]
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        conv_attention(*leaves).sum().backward()
+        return torch.cuda.max_memory_allocated() - before
+
+    peak(64)
+    assert peak(4096) <= 4.5 * peak(1024) and peak(4096) < 16 * 2**20
+
+
+@gpu
+def test_compiled_and_captured_on_the_gpu():
+    q, k, v, w, _ = inputs(Shape(1, 2, 70, 16, 3, 4, True), device="cuda")
+    wanted = conv_attention(q, k, v, w)
+    assert torch.equal(torch.compile(lambda *x: conv_attention(*x) * 2, fullgraph=True)(q, k, v, w), wanted * 2)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = conv_attention(q, k, v, w)
+    captured.zero_()
+    graph.replay()
+    assert torch.equal(captured, wanted)
+
+
+# Gradients --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def leaves():
+    return [x.requires_grad_() for x in inputs(Shape(1, 1, 4, 2, 2, 3, True))[:4]]
+
+
+def test_gradients_reach_every_input(leaves):
+    d_o = torch.randn(1, 1, 4, 2)
+    got = torch.autograd.grad(conv_attention(*leaves), leaves, d_o)
+    wanted = reference(*(leaf.detach() for leaf in leaves), d_o, True)[2:]
+    assert all((g - w).abs().max() <= 1e-5 for g, w in zip(got, wanted))
+
+
+@pytest.mark.parametrize("wanted, kernels", [((0,), ["queries"]), ((1,), ["keys"]), ((2,), ["keys"]), ((3,), ["queries"]), ((0, 3), ["queries"]), ((1, 3), ["queries", "keys"])])
+def test_only_what_is_needed_runs(leaves, wanted, kernels):
+    q, k, v, w = (leaf.detach() for leaf in leaves)
+    ran = []
+
+    def run(kernel, *launch):
+        ran.append(kernel.py_func.__name__)
+        simulated(kernel, *launch)
+
+    o, log_sum = conv_forward(q, k, v, w)
+    gradients = conv_backward(q, k, v, w, o, log_sum, torch.ones_like(o), wanted=[i in wanted for i in range(4)], run=run)
+    assert ran == [f"conv_backward_{name}_kernel" for name in kernels]
+    assert [gradient is not None for gradient in gradients] == [i in wanted for i in range(4)]
+
+
+def test_frozen_taps(leaves):
+    leaves[3].requires_grad_(False)
+    conv_attention(*leaves).sum().backward()
+    assert leaves[3].grad is None and leaves[0].grad is not None
+
+
+def test_twice_is_an_error(leaves):
+    first, = torch.autograd.grad(conv_attention(*leaves).sum(), leaves[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="conv_attention can be differentiated once"):
+        first.sum().backward()
+
+
+def test_one_operator_for_the_compiler(leaves):
+    compiled = torch.compile(lambda *x: conv_attention(*x) * 2, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(*leaves), conv_attention(*leaves) * 2)
+    got, wanted = (torch.autograd.grad(f(*leaves).sum(), leaves) for f in (compiled, lambda *x: conv_attention(*x) * 2))
+    assert all((g - w).abs().max() <= 1e-6 for g, w in zip(got, wanted))
+    torch.library.opcheck(torch.ops.attention_course.conv_forward.default, (*leaves, True, 0.5))
+
+
+def test_float32_under_autocast(leaves):
+    with torch.autocast("cpu", torch.bfloat16):
+        o = conv_attention(leaves[0].bfloat16(), *leaves[1:])
+    assert o.dtype == torch.float32
+    o.sum().backward()
+    assert all(leaf.grad is not None for leaf in leaves)
+
+
+# Bad input --------------------------------------------------------------------------------------------------------
+
+GOOD = dict(zip("qkvw", inputs(Shape(1, 2, 4, 3, 2, 3, True))))
+
+
+@pytest.mark.parametrize("change, error, words", [
+    ({"q": GOOD["q"].numpy()}, TypeError, r"argument q is a ndarray; wanted a torch\.Tensor"),
+    ({"q": GOOD["q"][0]}, ValueError, r"argument q has shape \(2, 4, 3\); wanted four dimensions, \(B, H, N, d\)"),
+    ({"k": GOOD["k"][:, :, :3], "v": GOOD["v"][:, :, :3]}, ValueError, r"argument k has shape \(1, 2, 3, 3\); wanted that of q, \(1, 2, 4, 3\)"),
+    ({"v": GOOD["v"].double()}, TypeError, r"argument v has dtype torch\.float64; wanted torch\.float32: convert with v\.float\(\)"),
+    ({"w": GOOD["w"][:1]}, ValueError, r"argument w has shape \(1, 2, 3\); wanted \(H, c_q, c_k\), with H = 2 of q"),
+    ({"w": torch.zeros(2, 16, 3)}, ValueError, r"argument w has shape \(2, 16, 3\); wanted c_q and c_k from 1 to 15"),
+    ({"w": torch.zeros(2, 3, 0)}, ValueError, r"argument w has shape \(2, 3, 0\); wanted c_q and c_k from 1 to 15"),
+    ({"w": GOOD["w"].half()}, TypeError, r"argument w has dtype torch\.float16; wanted torch\.float32: convert with w\.float\(\)"),
+    ({"w": GOOD["w"].to("meta")}, ValueError, r"argument w is on meta; wanted cpu or cuda"),
+    ({"w": None}, TypeError, r"argument w is a NoneType; wanted a torch\.Tensor"),
+    ({"scale": math.nan}, ValueError, r"argument scale is nan; wanted a finite float32"),
+    ({"q": GOOD["q"][:0], "k": GOOD["k"][:0], "v": GOOD["v"][:0]}, ValueError, r"argument q has shape \(0, 2, 4, 3\); wanted at least one batch, head and query"),
+    ({name: torch.zeros(1, 2, 4, 129) for name in "qkv"}, ValueError, r"argument q has d = 129; wanted 1 <= d <= 128"),
+])
+def test_bad_input(change, error, words):
+    with pytest.raises(error, match=words):
+        conv_attention(**(GOOD | change))
+
+
+def test_bad_statistics():
+    q, k, v, w = GOOD.values()
+    o, log_sum = conv_forward(q, k, v, w)
+    with pytest.raises(ValueError, match=r"argument log_sum is torch\.float32, \(1, 2, 3\); wanted torch\.float32, \(1, 2, 4\)"):
+        conv_backward(q, k, v, w, o, log_sum[:, :, :3], torch.ones_like(o))
