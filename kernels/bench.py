@@ -1,7 +1,8 @@
-"""How fast convolutional attention is on this GPU beside PyTorch, and how much memory it takes, one table: python -m kernels.bench
+"""How fast convolutional attention is on this GPU beside PyTorch, and how much memory it takes: python -m kernels.bench
 
 Everything is float32, like for like: the kernels, PyTorch eager (`kernels.reference`), the same through torch.compile, and
-`scaled_dot_product_attention`, which convolves nothing: the floor. Times are medians of CUDA events; memory is the peak above the inputs.
+`scaled_dot_product_attention`, which convolves nothing: the floor. Times are medians of CUDA events; those of decoding are of replayed CUDA graphs,
+since a token takes a GPU less time than launching takes Python. Memory is the peak above the inputs.
 """
 
 import argparse
@@ -14,10 +15,12 @@ import numba
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels import conv_attention
+from kernels import conv_attention, conv_attention_decode
 from kernels.reference import conv_attention as eager
+from kernels.reference import conv_attention_decode as eager_decode
 
 SHAPES = [(1, 8, n, 64) for n in (512, 1024, 2048, 4096)] + [(4, 16, 2048, 64)]
+CACHES = [(batch, 8, n, 64) for batch in (1, 4, 16) for n in (512, 2048, 8192, 16384, 65536)]
 TAPS = 7, 7
 DATA = Path(__file__).parent / "data"
 
@@ -28,8 +31,8 @@ def main():
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.exit(2, "python -m kernels.bench times kernels on a CUDA GPU, and torch finds none here\n")
-    rows = [row for shape in SHAPES for row in measured(shape)]
-    table = {**machine(), "taps": TAPS, "training": rows}
+    training = [row for shape in SHAPES for row in measured(shape)]
+    table = {**machine(), "taps": TAPS, "training": training, "bandwidth": bandwidth(), "decoding": [row for shape in CACHES for row in measured_decoding(shape)]}
     print(text(table))
     if arguments.json:
         arguments.json.write_text(json.dumps(table, indent=1) + "\n")
@@ -70,6 +73,50 @@ def backward_milliseconds(o, leaves, d_o):
     return milliseconds(lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True))
 
 
+def decoders():
+    """{name: function(q_window, k, v, w) -> O of the last token}."""
+    return {
+        "kernels": conv_attention_decode,
+        "eager": eager_decode,
+        "compile": torch.compile(eager_decode, dynamic=False),
+        "sdpa": lambda q_window, k, v, w: scaled_dot_product_attention(q_window[:, :, -1:], k, v),
+    }
+
+
+def measured_decoding(shape):
+    """One row for each contestant: microseconds for one token with a cache of (B, H, N, d)."""
+    k, v = torch.randn(2, *shape, device="cuda")
+    q_window, w = torch.randn_like(k[:, :, -TAPS[0]:]), torch.randn(shape[1], *TAPS, device="cuda") / 7
+    torch._dynamo.reset()
+    with torch.no_grad():
+        for name, decode in decoders().items():
+            yield {"shape": shape, "name": name, "us": 1000 * milliseconds(replay(lambda: decode(q_window, k, v, w)), repeats=20)}
+
+
+def replay(call):
+    """The call as a CUDA graph, to be launched again and again."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def bandwidth():
+    """Bytes a second that a copy reads and writes on this GPU."""
+    source = torch.empty(2**29, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / (milliseconds(lambda: target.copy_(source)) / 1000)
+
+
+def least_us(shape, bandwidth):
+    """Microseconds to read K and V once."""
+    batch, heads, n, d = shape
+    return 2 * 4 * batch * heads * n * d / bandwidth * 1e6
+
+
 def milliseconds(call, repeats=10):
     """The median time of a call on the GPU, after three to warm up."""
     times = []
@@ -100,6 +147,11 @@ def text(table):
     for row in table["training"]:
         shape = ", ".join(map(str, row["shape"]))
         lines.append(f"{shape:>18} {row['name']:>8} {row['forward_ms']:11.3f} {row['backward_ms']:12.3f} {row['peak_mib']:9.1f}")
+    lines += ["", "one token; CUDA graphs; microseconds; floor: K and V read once at the {:.2f} TB/s of a copy".format(table["bandwidth"] / 1e12),
+              f"{'B, H, N, d':>18} {'floor':>9}" + "".join(f" {name:>9}" for name in decoders())]
+    for shape in dict.fromkeys(tuple(row["shape"]) for row in table["decoding"]):
+        times = "".join(f" {row['us']:9.1f}" for row in table["decoding"] if tuple(row["shape"]) == shape)
+        lines.append(f"{', '.join(map(str, shape)):>18} {least_us(shape, table['bandwidth']):9.1f}{times}")
     return "\n".join(lines)
 
 

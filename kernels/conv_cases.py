@@ -30,8 +30,8 @@ class Shape(NamedTuple):
 TAPS = [(1, 1), (1, 7), (7, 1), (2, 4), (4, 2), (3, 3), (5, 5), (6, 11), (11, 6), (7, 7), (8, 9), (15, 15), (1, 15), (15, 1)]
 LENGTHS = [(2, 3, 1, 5), (1, 2, 2, 16), (2, 1, 7, 3), (1, 3, 33, 16), (1, 1, 50, 1), (1, 2, 58, 64), (2, 2, 65, 33), (1, 1, 129, 128), (1, 2, 200, 20)]
 SHAPES = [Shape(*sizes, *taps, causal) for (sizes, taps), causal in zip(itertools.product(LENGTHS, TAPS), itertools.cycle([True, False, True]))]
-TINY = [Shape(1, 1, 1, 1, 3, 3, True), Shape(1, 2, 5, 3, 2, 4, False), Shape(2, 1, 6, 4, 3, 3, True), Shape(1, 1, 9, 2, 1, 3, True), Shape(1, 1, 4, 3, 6, 11, False),
-        Shape(1, 1, 7, 2, 15, 5, True)]  # the last takes several tiles of 32 × 32 in the backward pass
+TINY = [Shape(1, 1, 1, 1, 3, 3, True), Shape(1, 2, 3, 2, 2, 4, False), Shape(1, 1, 6, 4, 3, 3, True), Shape(1, 1, 9, 2, 1, 3, True), Shape(1, 1, 4, 3, 6, 11, False),
+        Shape(1, 1, 6, 2, 15, 5, True)]  # the last takes several tiles of 32 × 32 in the backward pass
 
 
 def inputs(shape, seed=0, device="cpu"):
