@@ -3,10 +3,12 @@ PYTHON ?= python3
 COURSE = $(PYTHON) notebooks/course
 export PIP_ARGS
 
-.PHONY: lab test setup doctor notebooks lint bench-sim
+.PHONY: lab test test-gpu compare setup doctor notebooks lint bench-sim
 
 lab:        ; @$(COURSE) lab $(LAB_ARGS)
 test:       ; @$(COURSE) test $(TEST_ARGS)
+test-gpu:   ; @$(COURSE) test-gpu $(TEST_ARGS)
+compare:    ; @$(COURSE) compare $(COMPARE_ARGS)
 setup:      ; @$(COURSE) setup
 doctor:     ; @$(COURSE) doctor
 notebooks:  ; @$(COURSE) build $(LESSONS)

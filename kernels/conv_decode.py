@@ -12,11 +12,11 @@ Sources: Golovneva et al. 2025, arXiv 2504.00927 (the convolution); Dao et al. 2
     block   WARPS warps, which wait for each other only at the end. A warp takes 32 keys at a time, and of these 32 numbers of each row at a
             time, in registers: the next ones are on their way while these are used. K passes through shared memory, so that a lane can
             have a key and make its scores with all rows of the window; the scores of the last 64 keys stay in a ring, for the convolution
-    shared  of each warp a piece of K, the rings and o, and the window and the taps: 32 KiB for c_q = 8, static
+    shared  of each warp a piece of K, the rings and o; the window and the taps: 28.5 KiB for d = 64 and c_q = 8, static
     cost    (c_q + 1) · d + c_q · c_k multiply-adds a key; K and V are read once, but for the halos
 
-K and V may be views, such as the filled part of a larger buffer: they are read where they are. Sizes are run-time arguments, but for the
-rows of the window, 4, 8, 12 or 16: a lane has a score of each in a register.
+K and V may be views, such as the filled part of a larger buffer: they are read where they are. Sizes are run-time arguments, but for d, so that
+the numbers of 32 rows need one address, and for the rows of the window, 4, 8, 12 or 16: a lane has a score of each in a register.
 """
 
 import functools
@@ -31,82 +31,107 @@ from kernels.tiles import MINUS_INFINITY, reciprocal, weight
 
 LANES, WARPS = 32, 4
 ALL_LANES = 0xFFFFFFFF
-LANE, PLACE = LANES - 1, 0x7FFFFFFF  # c & LANE, j & PLACE: what they are, but now the compiler knows that they are not negative
+LANE, LARGEST_D, PLACE = LANES - 1, MAX_HEAD_DIM - 1, (1 << 62) - 1  # c & LANE is c, but now the compiler knows that it is not negative
 PITCH = LANES + 1  # of a piece of K, so that a column lies in 32 banks
+GROUP = 4  # columns of a piece in a turn of a loop that is short enough for the compiler to unroll it
 RING = 2 * LANES  # scores kept of each window row: a power of two, as & finds the place
 MERGING_WARPS = 8
-BLOCKS_WANTED, FEWEST_KEYS = 4, 128  # blocks a multiprocessor, and keys a block
+BLOCKS, FEWEST_KEYS = 4, 64  # blocks that a multiprocessor holds, with 128 registers a thread; keys a block
 
 
 # Device functions -------------------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
-def load_piece(held, rows, first, low, high, c):
-    """held[r] = rows[first + r, c], a lane a column; rows outside [low, high), which has at least one, are others instead: do not use them."""
-    if low <= first and first + LANES <= high:
-        for r in range(LANES):
-            held[r] = rows[first + r & PLACE, c]
-    else:
-        for r in range(LANES):
-            held[r] = rows[max(low, min(first + r, high - 1)) & PLACE, c]
-
-
-@cuda.jit(device=True)
 def largest_of_warp(x):
     """The largest x of the warp's 32 lanes, in each of them."""
-    step = LANES // 2
-    while step > 0:
-        x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, step))
-        step //= 2
+    for bit in range(5):
+        x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, 1 << bit))
     return x
 
 
 @cuda.jit(device=True)
 def sum_of_warp(x):
     """The sum of x over the warp's 32 lanes, in each of them."""
-    step = LANES // 2
-    while step > 0:
-        x += cuda.shfl_xor_sync(ALL_LANES, x, step)
-        step //= 2
+    for bit in range(5):
+        x += cuda.shfl_xor_sync(ALL_LANES, x, 1 << bit)
     return x
+
+
+@cuda.jit(device=True)
+def load_window(q_tile, taps, q_rows, w_rows, scale):
+    """q_tile[c, a] = scale · number c of the query in row a of the window, taps[b, a] = w_rows[a, b], with 0 where there is none."""
+    width, slots = q_tile.shape
+    (rows, d), (c_q, c_k) = q_rows.shape, w_rows.shape
+    for element in range(cuda.threadIdx.x, slots * width, WARPS * LANES):
+        a, c = element // width, element % width
+        i = a - c_q + rows
+        q_tile[c, a] = scale * q_rows[i, c] if a < c_q and i >= 0 and c < d else float32(0)
+    for element in range(cuda.threadIdx.x, slots * c_k, WARPS * LANES):
+        a, b = element // c_k, element % c_k
+        taps[b, a] = w_rows[a, b] if a < c_q else float32(0)
+
+
+@cuda.jit(device=True)
+def merge_warps(part, ends, outputs, d):
+    """part (d + 2) = o, m and l of the block, from each warp's m and l, ends (WARPS, 2), and o, outputs (WARPS, width)."""
+    thread = cuda.threadIdx.x
+    m, l, total = MINUS_INFINITY, float32(0), float32(0)
+    for warp in range(WARPS):
+        m = max(m, ends[warp, 0])
+    for warp in range(WARPS):
+        factor = weight(ends[warp, 0], m)
+        l += factor * ends[warp, 1]
+        total += factor * outputs[warp, min(thread, d - 1)]
+    if thread < d:
+        part[thread] = total
+    if thread == 0:
+        part[d], part[d + 1] = m, l
 
 
 # Kernels ----------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
-def split_kernel(slots):
-    """The kernel for c_q <= slots."""
+def split_kernel(slots, d):
+    """The kernel for c_q <= slots and rows of d numbers."""
+    width = -(-d // LANES) * LANES
 
-    @cuda.jit
-    def conv_decode_split_kernel(q, k, v, w, scale, length, parts):
+    @cuda.jit(device=True)
+    def load_piece(held, rows, place, first, low, high, c):
+        """held[r] = number c of row first + r, a lane a column, for the rows in [low, high), else 0; row 0 begins at rows[place]."""
+        base = place + first * d + min(c, d - 1)
+        if low <= first and first + LANES <= high:
+            for r in range(LANES):
+                held[r] = rows[(base & PLACE) + r * d]
+        else:
+            for r in range(LANES):
+                held[r] = rows[base + r * d & PLACE] if low <= first + r < high else float32(0)
+
+    @cuda.jit(max_registers=128)  # so that a multiprocessor holds four blocks
+    def conv_decode_split_kernel(q, k, k_strides, v, v_strides, w, scale, keys, length, parts):
         """parts (B, H, splits, d + 2) = each block's o, m and l.
 
-        q: (B, H, R, d), the window, R = min(c_q, N_k) rows; k and v: (B, H, N_k, d); w: (H, c_q, c_k); length: keys a warp.
+        q: (B, H, R, d), the window, R = min(c_q, N_k) rows; k and v: one-dimensional, key j of head h of batch b from
+        k[b · k_strides[0] + h · k_strides[1] + j · d]; w: (H, c_q, c_k); keys: N_k; length: keys a warp.
         """
         pieces = cuda.shared.array((WARPS, LANES, PITCH), float32)
         rings = cuda.shared.array((WARPS, slots, RING), float32)
-        outputs = cuda.shared.array((WARPS, MAX_HEAD_DIM), float32)
-        q_tile = cuda.shared.array((slots, MAX_HEAD_DIM), float32, alignment=16)
+        outputs = cuda.shared.array((WARPS, width), float32)
+        q_tile = cuda.shared.array((width, slots), float32, alignment=16)
         taps = cuda.shared.array((MOST_TAPS, slots), float32, alignment=16)
+        shares = cuda.shared.array((WARPS, LANES), float32, alignment=16)
         ends = cuda.shared.array((WARPS, 2), float32)
         held = cuda.local.array(LANES, float32)
         scores = cuda.local.array(slots, float32)
         batch, head = cuda.blockIdx.z, cuda.blockIdx.y
-        thread, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x & LANE, cuda.threadIdx.x // LANES
-        keys, d, c_q, c_k = k.shape[2], k.shape[3], w.shape[1], w.shape[2]
-        k_rows, v_rows = k[batch, head], v[batch, head]
-        piece, ring, o = pieces[warp], rings[warp], outputs[warp]
-        # 1. the window and the taps, with 0 where there is none; no score yet
-        for element in range(thread, slots * MAX_HEAD_DIM, WARPS * LANES):
-            a, c = element // MAX_HEAD_DIM, element % MAX_HEAD_DIM
-            i = a - c_q + q.shape[2]
-            q_tile[a, c] = scale * q[batch, head, i, c] if a < c_q and i >= 0 and c < d else float32(0)
-        for element in range(thread, slots * c_k, WARPS * LANES):
-            a, b = element // c_k, element % c_k
-            taps[b, a] = w[head, a, b] if a < c_q else float32(0)
-        for c in range(lane, MAX_HEAD_DIM, LANES):
+        lane, warp = cuda.threadIdx.x & LANE, cuda.threadIdx.x // LANES
+        c_q, c_k = w.shape[1], w.shape[2]
+        k_place, v_place = batch * k_strides[0] + head * k_strides[1], batch * v_strides[0] + head * v_strides[1]
+        piece, ring, share, o = pieces[warp], rings[warp], shares[warp], outputs[warp]
+        # 1. the window and the taps; no score yet
+        load_window(q_tile, taps, q[batch, head], w[head], scale)
+        for c in range(lane, width, LANES):
             o[c] = float32(0)
         for a in range(slots):
             ring[a, lane] = ring[a, LANES + lane] = float32(0)
@@ -119,22 +144,23 @@ def split_kernel(slots):
         low, high = start - (c_k - 1) // 2, end + right
         first_key, key_end = max(0, low), min(keys, high)
         if start < end:
-            load_piece(held, k_rows, low, first_key, key_end, min(lane, d - 1))
+            load_piece(held, k, k_place, low, first_key, key_end, lane)
         for first in range(low, high if start < end else low, LANES):
             # 3. a lane a key, its scores with each row of the window; the score of key j completes T of key j - right
             for a in range(slots):
                 scores[a] = float32(0)
-            for c0 in range(0, d, LANES):
+            for c0 in range(0, width, LANES):
                 for r in range(LANES):
                     piece[r, lane] = held[r]
                 cuda.syncwarp()  # the piece is there
-                if c0 + LANES < d:
-                    load_piece(held, k_rows, first, first_key, key_end, min(c0 + LANES + lane, d - 1))
+                if c0 + LANES < width:
+                    load_piece(held, k, k_place, first, first_key, key_end, c0 + LANES + lane)
                 else:
-                    load_piece(held, v_rows, first - right, start, end, min(lane, d - 1))
-                for c in range(LANES):
-                    for a in range(slots):
-                        scores[a] += q_tile[a, (c0 & PLACE) + c] * piece[lane, c]
+                    load_piece(held, v, v_place, first - right, start, end, lane)
+                for group in range(0, LANES, GROUP):
+                    for c in range(GROUP):
+                        for a in range(slots):
+                            scores[a] += q_tile[c0 + group + c & LARGEST_D, a] * piece[lane, group + c & LANE]
                 cuda.syncwarp()  # the piece is used up
             # 4. masked and convolved
             j, place = first + lane, first - low + lane
@@ -152,31 +178,23 @@ def split_kernel(slots):
             shrink = weight(m, larger)
             m, p = larger, weight(t, larger)
             l = shrink * l + p
-            for c0 in range(0, d, LANES):
-                total = shrink * o[(c0 & PLACE) + lane]
+            share[lane] = p
+            cuda.syncwarp()  # every lane's share is there
+            for c0 in range(0, width, LANES):
+                total = shrink * o[c0 + lane]
                 for r in range(LANES):
-                    total += cuda.shfl_sync(ALL_LANES, p, r) * held[r]
-                o[(c0 & PLACE) + lane] = total
-                if c0 + LANES < d:
-                    load_piece(held, v_rows, first - right, start, end, min(c0 + LANES + lane, d - 1))
+                    total += share[r] * held[r]
+                o[c0 + lane] = total
+                if c0 + LANES < width:
+                    load_piece(held, v, v_place, first - right, start, end, c0 + LANES + lane)
                 else:
-                    load_piece(held, k_rows, first + LANES, first_key, key_end, min(lane, d - 1))
+                    load_piece(held, k, k_place, first + LANES, first_key, key_end, lane)
         # 6. what the block's warps found, merged
         l = sum_of_warp(l)
         if lane == 0:
             ends[warp, 0], ends[warp, 1] = m, l
         cuda.syncthreads()  # all warps are done
-        m, l, total = MINUS_INFINITY, float32(0), float32(0)
-        for other in range(WARPS):
-            m = max(m, ends[other, 0])
-        for other in range(WARPS):
-            l += weight(ends[other, 0], m) * ends[other, 1]
-            total += weight(ends[other, 0], m) * outputs[other, thread]
-        part = parts[batch, head, cuda.blockIdx.x]
-        if thread < d:
-            part[thread] = total
-        if thread == 0:
-            part[d], part[d + 1] = m, l
+        merge_warps(parts[batch, head, cuda.blockIdx.x], ends, outputs, d)
 
     return conv_decode_split_kernel
 
@@ -231,24 +249,44 @@ def conv_attention_decode(q_window, k, v, w, scale=None, splits=None, run=None):
     batch, heads, keys, d = k.shape
     splits = choose_splits(batch * heads, keys, multiprocessors(k.device)) if splits is None else checked_splits(splits)
     parts, o = output((batch, heads, splits, d + 2), like=k), output((batch, heads, 1, d), like=k)
-    kernel, length = split_kernel(-(-w.shape[1] // 4) * 4), -(-keys // (splits * WARPS))
-    launch(kernel, (splits, heads, batch), WARPS * LANES, q, k, v, w, scale, length, parts, run=run)
+    kernel, length = split_kernel(-(-w.shape[1] // 4) * 4, d), -(-keys // (splits * WARPS))
+    launch(kernel, (splits, heads, batch), WARPS * LANES, q, *flat(k), *flat(v), w, scale, keys, length, parts, run=run)
     launch(conv_decode_merge_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, run=run)
     return o
 
 
 def choose_splits(sequences, keys, multiprocessors):
-    """Among how many blocks to divide each head's keys: so many that every multiprocessor has BLOCKS_WANTED, but no block fewer than FEWEST_KEYS.
+    """Among how many blocks to divide each head's keys; sequences: B · H.
 
-    sequences: B · H. Several blocks on a multiprocessor hide each other's waits; a block with few keys spends its time on halo, window and merge.
+    A multiprocessor holds BLOCKS blocks at once; the device works in waves of as many as all hold, and in a last wave that is not full it idles.
+    The fewest splits that waste at most a tenth more than the best within four waves; but no block gets fewer than FEWEST_KEYS keys, as it would
+    spend its time on halo, window and merge.
     """
-    wanted = -(-multiprocessors * BLOCKS_WANTED // max(sequences, 1))
-    return max(1, min(wanted, keys // FEWEST_KEYS))
+    return fewest_splits(max(1, sequences), max(1, keys // FEWEST_KEYS), multiprocessors * BLOCKS)
+
+
+@functools.cache
+def fewest_splits(sequences, most, wave):
+    """`choose_splits` with at most `most` splits, where `wave` blocks run at once."""
+    splits = range(1, max(1, min(most, 4 * wave // sequences)) + 1)
+    busy = [sequences * s / (-(-sequences * s // wave) * wave) for s in splits]
+    return next(s for s, share in zip(splits, busy) if share >= 0.9 * max(busy))
 
 
 def multiprocessors(device):
     """How many multiprocessors the device has. The simulator, on the CPU, runs one block at a time: 1."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def flat(rows):
+    """(B, H, N, d) as a kernel reads it where it is: one dimension that begins at its first number, and the strides of batch and head.
+
+    Only rows that do not follow each other in memory are copied first.
+    """
+    *_, n, d = rows.shape
+    rows = rows if rows.stride()[2:] == (d, 1) else rows.contiguous()
+    span = 1 + sum((size - 1) * stride for size, stride in zip(rows.shape, rows.stride())) if rows.numel() else 0
+    return rows.as_strided((span,), (1,)), rows.stride()[:2]
 
 
 def decode_arguments(q, k, v, w, scale):

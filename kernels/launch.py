@@ -10,6 +10,8 @@ import math
 import ml_dtypes
 import numpy as np
 import torch
+from numba import cuda
+from numba.cuda.args import ArgHint
 from numpy import finfo, float32
 
 LARGEST = float(finfo(float32).max)
@@ -155,31 +157,47 @@ def on_gpu(kernel, grid, block, *arguments):
         with torch.cuda.device(device):
             return on_gpu(kernel, grid, block, *arguments)
     stream = external_stream(device, torch.cuda.current_stream().cuda_stream)
-    kernel[grid, block, stream](*[device_array(value) if isinstance(value, torch.Tensor) else value for value in arguments])
+    kernel[grid, block, stream](*[device_argument(value) if isinstance(value, torch.Tensor) else value for value in arguments])
 
 
 @functools.cache
 def external_stream(device, handle):
     """A stream of torch's on a device, as Numba's; made once, which also lets Numba recognise a launch configuration."""
-    from numba import cuda
-
     return cuda.external_stream(handle)
 
 
-def device_array(tensor):
-    """A CUDA tensor, detached, as an array of Numba's over the same memory."""
-    return array_at(tensor.data_ptr(), tensor.shape, None if tensor.is_contiguous() else tensor.stride(), tensor.dtype)
+def device_argument(tensor):
+    """A CUDA tensor, detached, as a kernel's argument over the same memory."""
+    described = description(tensor.shape, None if tensor.is_contiguous() else tensor.stride(), tensor.dtype)
+    return TensorArgument(tensor.data_ptr(), *described) if described else cuda.as_cuda_array(tensor.detach(), sync=False)
 
 
-@functools.lru_cache(4096)  # torch hands out the same addresses again and again, and to describe five arrays took longer than to launch
-def array_at(address, shape, strides, dtype):
-    """The description, which owns nothing, of an array in GPU memory; strides in elements, None if contiguous."""
-    from numba import cuda
+class TensorArgument(ArgHint):
+    """What numba-cuda asks of an array when it launches: its type, its address, and how it lies there.
 
+    `cuda.as_cuda_array(tensor)` holds the same and more; to make five of them took longer than the rest of the launch.
+    """
+
+    def __init__(self, address, numba_type, shape, dtype, size, layout):
+        self.ptr, self._numba_type_ = address, numba_type
+        self.shape, self.dtype, self.size, self._layout = shape, dtype, size, layout
+
+    def to_device(self, retr, stream=0):
+        return self
+
+
+@functools.lru_cache(4096)
+def description(shape, strides, dtype):
+    """What a TensorArgument has beside the address; strides in elements, None if contiguous.
+
+    Taken from numba-cuda's own array. None if that has no such parts: other versions than the one in constraints.txt may launch differently.
+    """
     dtype = numpy_dtype(dtype)
     strides = strides and tuple(stride * dtype.itemsize for stride in strides)
-    description = {"data": (address, False), "shape": tuple(shape), "strides": strides, "typestr": dtype, "version": 3}
-    return cuda.from_cuda_array_interface(description, sync=False)
+    nowhere = {"data": (0, False), "shape": tuple(shape), "strides": strides, "typestr": dtype, "version": 3}
+    array = cuda.from_cuda_array_interface(nowhere, sync=False)
+    view = getattr(array, "_strided_memory_view_shim", None)
+    return view and (array._numba_type_, view.shape, view.dtype, view.size, view._layout)
 
 
 def numpy_dtype(dtype):

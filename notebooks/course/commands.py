@@ -2,6 +2,8 @@
 
   lab         open the lessons in JupyterLab (what follows is passed to it: lab --no-browser --port 8899)
   test        check everything that CI checks (what follows is passed to pytest: test -k merge)
+  test-gpu    what needs a GPU: its tests (what follows is passed to pytest), the solutions' notebooks with their GPU cells, compare
+  compare     every kernel by every engine, and the GPU, beside a float64 reference: compare, compare flash_forward, compare --ncu --record
   setup       make .venv and install the course into it; the variable PIP_ARGS is passed to pip
   doctor      say what is installed here, whether there is a GPU, and the remedy for every known trouble
   build       write the notebooks from solutions/*.py: build, build 01 03, build --check
@@ -12,6 +14,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -26,6 +29,7 @@ def main(arguments: list[str]) -> int:
         print(__doc__ if known else f"There is no command {command!r}.\n\n{__doc__}", file=sys.stdout if known else sys.stderr)
         return 0 if known else 2
     os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # the launches of lessons and tests are small on purpose
+    os.environ.setdefault("NUMBA_CUDA_WARN_ON_IMPLICIT_COPY", "0")  # and lessons let Numba copy their arrays to the GPU and back
     return COMMANDS[command](rest)
 
 
@@ -61,6 +65,19 @@ def test(arguments: list[str]) -> int:
     return run("-m", "pytest", *arguments)
 
 
+def test_gpu(arguments: list[str]) -> int:
+    """Without a GPU all of it is skipped, and said so, but for what `compare` does on a CPU."""
+    from course.doctor import gpu_names
+
+    counters = ["--ncu"] if gpu_names() and shutil.which("ncu") else []
+    return max(run("-m", "pytest", "tests", "-m", "gpu", *arguments), run("-m", "pytest", "solutions"), compare(counters))
+
+
+def compare(arguments: list[str]) -> int:
+    """One table of differences, with a verdict a row."""
+    return run("-m", "kernels.compare", *arguments)
+
+
 def lint(arguments: list[str]) -> int:
     """import-linter and ruff, both even if the first finds something."""
     imports = run("-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-logo")
@@ -77,4 +94,5 @@ def run(*arguments: str) -> int:
     return subprocess.call([sys.executable, *arguments], cwd=ROOT)
 
 
-COMMANDS = {"setup": setup, "lab": lab, "doctor": doctor, "build": build, "test": test, "lint": lint, "bench-sim": bench_sim}
+COMMANDS = {"setup": setup, "lab": lab, "doctor": doctor, "build": build, "test": test, "test-gpu": test_gpu,
+            "compare": compare, "lint": lint, "bench-sim": bench_sim}

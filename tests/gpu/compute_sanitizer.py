@@ -1,10 +1,12 @@
-"""The corpus under NVIDIA's compute-sanitizer: which of its four tools finds which bug, beside what the simulator finds. Prints a Markdown table.
+"""The corpus and the course's own kernels under NVIDIA's compute-sanitizer: which of its four tools finds which bug, beside what the simulator finds; and
+that none finds anything in kernels/. Prints Markdown tables; exit status 1 if a tool finds something in a kernel of the course, or does not come to an end.
 
     python tests/gpu/compute_sanitizer.py [--tools memcheck racecheck] [--jobs 12] [--timeout 60] [--within 540] [NAME ...]
 
-Needs a GPU and `compute-sanitizer` on the PATH. NAME is a file of the corpus (`fences`) or a case of it (`fences.SpinLockWithoutFence`). Every buggy kernel
-runs in a process of its own, since an error may end the context; the fixed twins of a file share one, and their results are compared with numpy's. Kernels
-that may never come back are left out, and listed. A process that outlasts `--timeout` seconds (three times that for the twins of a file) is ended; after `--within` seconds no further one starts.
+Needs a GPU and `compute-sanitizer` on the PATH. NAME is a file of the corpus (`fences`), a case of it (`fences.SpinLockWithoutFence`), or `kernels`. Every buggy
+kernel runs in a process of its own, since an error may end the context; the fixed twins of a file share one, and their results are compared with numpy's. Kernels
+that may never come back are left out, and listed. A process that outlasts `--timeout` seconds (three times that for the twins of a file) is ended; after
+`--within` seconds no further one starts.
 """
 import argparse
 import inspect
@@ -22,12 +24,14 @@ from pathlib import Path
 import numpy as np
 from numba import cuda
 
+from kernels.cases import CASES
 from sim.memory.spaces import Empty
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 CORPUS = Path(__file__).parents[1] / "corpus"
 SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
 TIME_OUT, NOT_RUN, FAILED = "time-out", "not run", "failed"
+OURS = "kernels"
 
 
 def corpus():
@@ -64,10 +68,11 @@ def run_fixed(cases):
 
 
 def examine(tool, target, twin, limits):
-    """What `tool` says of a case's buggy kernel or of a file's fixed twins: (number of errors or TIME_OUT, NOT_RUN, FAILED; the output)."""
+    """What `tool` says of a case's buggy kernel, of a file's fixed twins, or of a kernel of the course: (number of errors or TIME_OUT, NOT_RUN, FAILED; the output)."""
     if time.monotonic() > limits.deadline:
         return NOT_RUN, ""
-    command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", sys.executable, __file__, "--run", twin, target]
+    program = ["-m", "kernels.compare", "--launch", target] if twin == OURS else [__file__, "--run", twin, target]
+    command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", sys.executable, *program]
     with tempfile.TemporaryFile("w+") as log:  # a pipe could be held open by what cannot be ended
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
@@ -83,8 +88,8 @@ def examine(tool, target, twin, limits):
     return FAILED if errors == 0 and process.returncode else errors, output
 
 
-def table(rows, tools):
-    lines = ["| case | bug | sim | " + " | ".join(tools) + " |", "|---" * (3 + len(tools)) + "|"]
+def table(rows, columns):
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
@@ -99,6 +104,25 @@ def cell(verdict):
 
 def main(options):
     options.deadline = time.monotonic() + options.within
+    if options.names != [OURS]:
+        corpus_table(options)
+    return kernels_table(options) if not options.names or OURS in options.names else 0
+
+
+def kernels_table(options):
+    """The kernels of the course under every tool; returns 1 unless all are clean."""
+    with ThreadPoolExecutor(options.jobs) as pool:
+        asked = {(name, tool): pool.submit(examine, tool, name, OURS, options) for name in CASES for tool in options.tools}
+    found = {key: future.result() for key, future in asked.items()}
+    print(table([[name, *(cell(found[name, tool][0]) for tool in options.tools)] for name in CASES], ["kernel", *options.tools]))
+    for (name, tool), (verdict, output) in found.items():
+        if verdict != 0:
+            print(f"\n{tool} on {name}: {cell(verdict)}\n{output[-3000:]}")
+    return int(any(verdict != 0 for verdict, _ in found.values()))
+
+
+def corpus_table(options):
+    """The bugs of the corpus under every tool, and its fixed twins."""
     chosen = {f"{file}.{name}": case for file, cases in corpus().items() for name, case in cases.items()
               if not options.names or file in options.names or f"{file}.{name}" in options.names}
     left_out = [name for name, case in chosen.items() if case.get("hangs")]
@@ -108,7 +132,8 @@ def main(options):
         found = {(name, tool): pool.submit(examine, tool, name, "buggy", options) for tool in options.tools for name in buggy}
         twins = {(file, tool): pool.submit(examine, tool, file, "fixed", options) for tool in options.tools for file in files}
     verdicts = {key: future.result()[0] for key, future in found.items()}
-    print(table([[name, chosen[name]["__doc__"], ours(chosen[name]), *(cell(verdicts[name, tool]) for tool in options.tools)] for name in buggy], options.tools))
+    print(table([[name, chosen[name]["__doc__"], ours(chosen[name]), *(cell(verdicts[name, tool]) for tool in options.tools)] for name in buggy],
+                ["case", "bug", "sim", *options.tools]))
     for tool in options.tools:
         counted = [verdicts[name, tool] for name in buggy]
         hits, unknown = sum(isinstance(v, int) and v > 0 for v in counted), sum(not isinstance(v, int) for v in counted)
@@ -135,4 +160,4 @@ if __name__ == "__main__":
     elif arguments.run == "fixed":
         run_fixed(corpus()[arguments.names[0]])
     else:
-        main(arguments)
+        sys.exit(main(arguments))

@@ -1,13 +1,16 @@
 """What attention refuses, word for word, and where it launches what it accepts."""
 
 import math
+from threading import Thread
 
+import ml_dtypes
+import numpy as np
 import pytest
 import torch
 
 import kernels.launch
 from kernels import flash_attention, warp_attention
-from kernels.launch import launch, on_gpu, output, simulated, width_for
+from kernels.launch import TensorArgument, device_argument, launch, numpy_dtype, on_gpu, output, simulated, width_for
 from sim import KernelBug, Report
 from numba import cuda
 
@@ -103,6 +106,95 @@ def test_a_bug_is_raised_or_reported():
 
 def test_the_device_decides_who_launches():
     assert kernels.launch.RUNNERS == {"cpu": simulated, "cuda": on_gpu}
+
+
+def test_dtypes_are_numpys_or_those_of_ml_dtypes():
+    names = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool", torch.float16: "float16", torch.complex64: "complex64"}
+    assert [numpy_dtype(dtype) for dtype in names] == [np.dtype(name) for name in names.values()]
+    assert numpy_dtype(torch.bfloat16) == np.dtype(ml_dtypes.bfloat16)
+
+
+@cuda.jit
+def doubled(x, out):
+    """out (m, n) = x (m, n) + x, a block a row, a thread a number."""
+    i, j = cuda.blockIdx.x, cuda.threadIdx.x
+    out[i, j] = x[i, j] + x[i, j]
+
+
+VIEWS = {
+    "whole": lambda x: x,
+    "transposed": lambda x: x.T,
+    "part": lambda x: x[::2, 1:],
+    "row": lambda x: x[3:4],
+    "repeated": lambda x: x[:1].expand(6, 6),
+    "wanting gradients": lambda x: x.requires_grad_() if x.is_floating_point() else x,
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int32, torch.int64])
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_tensor_on_the_gpu_is_seen_as_it_lies(dtype, view):
+    x = VIEWS[view](torch.arange(36, dtype=dtype, device="cuda").view(6, 6))
+    out = torch.zeros(x.shape, dtype=dtype, device="cuda")
+    launch(doubled, (x.shape[0],), x.shape[1], x, out)
+    assert torch.equal(out, 2 * x)
+
+
+@pytest.mark.gpu
+def test_an_address_used_again_for_another_shape_is_another_array():
+    memory = torch.arange(36.0, device="cuda")
+    for shape in (6, 6), (4, 9), (36, 1), (4, 9):
+        x, out = memory.view(shape), torch.zeros(shape, device="cuda")
+        launch(doubled, (shape[0],), shape[1], x, out)
+        assert torch.equal(out, 2 * x)
+
+
+@pytest.mark.gpu
+def test_with_another_numba_cuda_a_launch_is_slower_and_as_right(monkeypatch):
+    monkeypatch.setattr(kernels.launch, "description", lambda *tensor: None)
+    x, out = torch.ones(4, 9, device="cuda", requires_grad=True), torch.zeros(4, 9, device="cuda")
+    launch(doubled, (4,), 9, x, out)
+    assert torch.equal(out, 2 * x)
+
+
+@pytest.mark.gpu
+def test_this_numba_cuda_launches_the_fast_way():
+    assert isinstance(device_argument(torch.ones(3, device="cuda")), TensorArgument)
+
+
+@pytest.mark.gpu
+def test_a_launch_waits_for_nothing_and_follows_what_its_stream_did_before():
+    out = torch.zeros(6, device="cuda")
+    stream = torch.cuda.Stream()
+    for cycles in (1, 10**9):  # compiled and loaded first, for loading a kernel does wait; then about half a second
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(cycles)
+            out.zero_()
+            launch(fill, (2, 1, 1), 3, out, 7.0)
+    assert not stream.query()
+    stream.synchronize()
+    assert out.tolist() == [7] * 6
+
+
+@pytest.mark.gpu
+def test_a_launch_from_another_thread():
+    out = torch.zeros(6, device="cuda")
+    thread = Thread(target=launch, args=(fill, (2, 1, 1), 3, out, 7.0))
+    thread.start()
+    thread.join()
+    assert out.tolist() == [7] * 6
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs here")
+def test_the_device_of_the_tensor_is_the_device_of_the_launch():
+    q = torch.randn(1, 2, 70, 16)
+    wanted, current = flash_attention(q.cuda(0), q.cuda(0), q.cuda(0)), torch.cuda.current_device()
+    got = flash_attention(q.cuda(1), q.cuda(1), q.cuda(1))
+    assert got.device == torch.device("cuda", 1) and torch.equal(got.cpu(), wanted.cpu())
+    assert torch.cuda.current_device() == current == 0
 
 
 @pytest.mark.gpu

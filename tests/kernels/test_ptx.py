@@ -1,22 +1,21 @@
-"""Every kernel compiled to PTX with no GPU: what float64, shared memory and local memory it uses."""
+"""Every kernel of kernels/cases.py compiled to PTX with no GPU: what float64, shared memory and local memory it uses."""
 
 import re
 import warnings
 from types import SimpleNamespace
 
 import pytest
+import torch
 from numba import cuda, types
 from numba.cuda import dispatcher
 from numba.cuda.cudadrv import nvvm
+from numba.cuda.np.numpy_support import from_dtype
 
-from kernels.flash_forward import KEYS, flash_forward_kernel
-from kernels.launch import WIDTHS
-from kernels.warp_forward import warp_attention_kernel
+from kernels.cases import CASES
+from kernels.launch import numpy_dtype
 
 ARCHITECTURES = [(7, 5), (8, 0), (9, 0)]
-HEADS, ROWS = types.Array(types.float32, 4, "C"), types.Array(types.float32, 3, "C")
-ATTENTION = types.void(HEADS, HEADS, HEADS, types.float32, types.boolean, HEADS, ROWS)
-SHARED = {flash_forward_kernel: lambda width: 2 * KEYS * width * 4, warp_attention_kernel: lambda width: 0}
+INSTRUCTIONS = {"flash_forward": "ld.shared.v4", "warp_forward": "shfl.sync", "conv_decode": "shfl.sync"}  # what a kernel is built around
 
 
 @pytest.fixture
@@ -27,6 +26,13 @@ def compiler():
         reason = f"NO KERNEL WAS COMPILED: numba-cuda finds no libNVVM ({error})"
         warnings.warn(reason)
         pytest.skip(reason)
+
+
+def type_of(argument):
+    """The type that Numba gives a kernel's argument, a tensor or a number."""
+    if isinstance(argument, torch.Tensor):
+        return types.Array(from_dtype(numpy_dtype(argument.dtype)), argument.ndim, "C" if argument.is_contiguous() else "A")
+    return cuda.typing.typeof.typeof(argument)
 
 
 def ptx_of(kernel, signature, architecture, monkeypatch):
@@ -41,15 +47,25 @@ def shared_bytes(ptx):
     return sum(map(int, re.findall(r"\.shared .*\[(\d+)\];", ptx)))
 
 
+def variants():
+    """Every kernel that a host function of the course can choose: (case, size)."""
+    for case in CASES.values():
+        for size in case.compiled or case.sizes:
+            name = "-".join([case.name, *(f"{what}{number}" for what, number in size.items())])
+            yield pytest.param(case, size, id=name)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("make", SHARED)
-def test_attention_kernels(compiler, monkeypatch, make, width, architecture):
-    ptx = ptx_of(make(width), ATTENTION, architecture, monkeypatch)
-    assert ".f64" not in ptx
-    assert shared_bytes(ptx) == SHARED[make](width)
-    assert (".local" in ptx) == (width > 64)  # wider rows spill, as the files say
-    assert "shfl" in ptx if make is warp_attention_kernel else "ld.shared.v4" in ptx
+@pytest.mark.parametrize(("case", "size"), list(variants()))
+def test_kernels(compiler, monkeypatch, case, size, architecture):
+    everything = ""
+    for launched, shared, spills in zip(case.launches(size), case.shared(**size), case.spills(**size), strict=True):
+        ptx = ptx_of(launched.kernel, types.void(*map(type_of, launched.arguments)), architecture, monkeypatch)
+        assert ".f64" not in ptx
+        assert shared_bytes(ptx) == shared
+        assert ("__local_depot" in ptx) == spills
+        everything += ptx
+    assert INSTRUCTIONS.get(case.name, "") in everything
 
 
 def test_the_test_sees_what_it_looks_for(compiler, monkeypatch):
@@ -63,4 +79,4 @@ def test_the_test_sees_what_it_looks_for(compiler, monkeypatch):
         out[0] = max(out[0], 0.0) + local[i] + shared[i]
 
     ptx = ptx_of(careless, types.void(types.float32[::1], types.int64), (8, 0), monkeypatch)
-    assert ".f64" in ptx and ".local" in ptx and shared_bytes(ptx) == 40
+    assert ".f64" in ptx and "__local_depot" in ptx and shared_bytes(ptx) == 40

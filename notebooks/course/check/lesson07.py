@@ -1,0 +1,124 @@
+"""The checks of lesson 07: ten types, a kernel without float64 in its PTX, the number of blocks, and a grid-stride loop."""
+
+import numpy as np
+from numba import types
+from numpy import float32
+
+from course.check import kernels
+from course.check.harness import compare, exercise, fail
+from course.ptx import NoCompiler, compiled
+from sim.events import STORE
+from sim.observers import DEFAULT
+from sim.observers.trace import Trace
+
+ARCHITECTURES = "sm_75", "sm_80", "sm_90"
+STEPS = 10_000  # a launch here goes round its loops some hundred times a thread at most
+EXPRESSIONS = {  # of n, an int32, s, a float32, and x, an array of float32: the type that Numba finds (tests/course/test_ptx.py asks it), and why
+    "a": ("n + 1", "int64", "Two whole numbers make an int64, whatever they were."),
+    "b": ("n // 2", "int64", "// of whole numbers is a whole number, and two of them make an int64."),
+    "c": ("n / 2", "float64", "/ always makes a float, and of whole numbers it is a float64."),
+    "d": ("s * s", "float32", "A float32 with a float32 stays a float32."),
+    "e": ("2 * s", "float64", "2 is an int64, and a float32 with an int64 makes a float64."),
+    "f": ("s * float32(2)", "float32", "float32(2) is a float32, and two of them make a float32."),
+    "g": ("max(s, 0.0)", "float64", "0.0 is a float64, and max gives the type in which both have room."),
+    "h": ("math.exp(s)", "float32", "The functions of math leave a float32 a float32."),
+    "i": ("s / x.size", "float64", "x.size is an int64, and a float32 with an int64 makes a float64."),
+    "j": ("x[n] + s", "float32", "An element of x is a float32, whatever the type of its index; and two float32 make a float32."),
+}
+
+
+@exercise("7.1", "my_types")
+def ex07_1(my_types, rng):
+    answers = my_types()
+    if not isinstance(answers, dict) or set(answers) != set(EXPRESSIONS):
+        fail("the answer is a dict with a type for each letter", wanted="dict(a=..., ..., j=...)", got=describe(answers))
+    for letter, (expression, wanted, reason) in EXPRESSIONS.items():
+        if name_of(answers[letter]) != wanted:
+            fail(f"{letter}, {expression}, is no {name_of(answers[letter])}", hint=reason)
+    return f"{len(EXPRESSIONS)} types, as Numba finds them"
+
+
+@exercise("7.2", "rms_norm")
+def ex07_2(rms_norm, rng):
+    for rows, d, threads, size in [(1, 1, 32, 1), (5, 3, 32, 1), (70, 2, 32, 1), (33, 8, 16, 1e-3), (4, 5, 32, 1e4), (3, 4, 1, 1e-6)]:
+        x = (size * rng.standard_normal((rows, d))).astype(float32)
+        gain = rng.standard_normal(d).astype(float32)
+        out = np.full((rows, d), np.nan, float32)
+        grid = -(-rows // threads)
+        call = f"rms_norm[{grid}, {threads}](x, gain, out) with x of shape ({rows}, {d}), numbers about {size:g}"
+        kernels.run(rms_norm, (grid, threads), (x, gain), (out,), rng, call, max_steps=STEPS)
+        exact = x.astype(np.float64)
+        wanted = gain * exact / np.sqrt((exact**2).mean(1, keepdims=True) + 1e-6)
+        hint = "NaN: a thread writes every number of its row." if np.isnan(out).any() else FORMULA
+        compare(out, wanted, what="a wrong result", call=call, tolerance=1e-5, hint=hint)
+    return f"six shapes, numbers from 0.000001 to 10000; {without_float64(rms_norm)}"
+
+
+@exercise("7.3", "blocks_for")
+def ex07_3(blocks_for, rng):
+    limits = [(1, 32, 9), (256, 256, 9), (257, 256, 9), (1000, 256, 9), (1000, 256, 4), (1000, 256, 3), (5, 1, 1), (2**31, 1024, 2**31 - 1)]
+    drawn = [tuple(map(int, (rng.integers(1, 5000), 32 * rng.integers(1, 33), rng.integers(1, 200)))) for _ in range(50)]
+    for n, threads, most in limits + drawn:
+        blocks, call = blocks_for(n, threads, most), f"blocks_for({n}, {threads}, {most})"
+        wanted = sum(1 for _ in range(0, n, threads)) if n < 5000 else n // threads
+        compare(blocks, min(wanted, most), what="the number of blocks", call=call, tolerance=0, hint=BLOCKS)
+        if not isinstance(blocks, (int, np.integer)):
+            fail("the right number, but a float: a launch wants whole numbers", call=call, got=repr(blocks))
+    return "58 launches: fewer elements than threads, whole blocks, one element more, and a limit"
+
+
+@exercise("7.4", "scale_all")
+def ex07_4(scale_all, rng):
+    for n, grid, block in [(10, 2, 2), (1, 1, 32), (5, 3, 32), (64, 1, 32), (100, 3, 8), (257, 2, 64), (7, 1, 1)]:
+        x, factor = rng.standard_normal(n).astype(float32), float32(rng.uniform(1, 3))
+        out = np.full(n, np.nan, float32)
+        call = f"scale_all[{grid}, {block}](x, {factor:.3g}, out) with {n} element{'s' * (n > 1)}"
+        options = {"observers": (*DEFAULT, Trace), "max_steps": STEPS}
+        report = kernels.run(scale_all, (grid, block), (x, factor), (out,), rng, call, **options)
+        hint = "NaN: no thread has written this element." if np.isnan(out).any() else None
+        compare(out, factor * x, what="a wrong result", call=call, tolerance=0, hint=hint)
+        writes_its_own(report.trace, n, grid, block, call)
+    return "1 to 257 elements, under grids with more threads than elements and with fewer; each element by its own thread"
+
+
+FORMULA = "Divide the sum of squares by the number of columns, add 1e-6 to that, and take the root of all of it; column c is multiplied by gain[c]."
+BLOCKS = "The smallest number of blocks whose threads are at least n; or `most`, if that is smaller."
+
+
+def describe(answers):
+    if not isinstance(answers, dict):
+        return f"a {type(answers).__name__}"
+    odd = sorted(map(str, set(answers) ^ set(EXPRESSIONS)))
+    return f"missing or unknown: {', '.join(odd)}"
+
+
+def name_of(answer):
+    """ "float32" for "float32", and for the float32 of numpy or of Numba."""
+    return getattr(answer, "__name__", None) or str(answer).strip()
+
+
+def without_float64(rms_norm):
+    """Reject a kernel with .f64 in its PTX; says what was compiled."""
+    rows, row = types.Array(types.float32, 2, "C"), types.Array(types.float32, 1, "C")
+    for architecture in ARCHITECTURES:
+        try:
+            made = compiled(rms_norm, rows, row, rows, architecture=architecture)
+        except NoCompiler as missing:
+            return f"NOT COMPILED, so nobody has looked for float64. {missing}"
+        if made.float64:
+            what = f"right, but {len(made.float64)} instructions for {architecture} have to do with a float64; by lines:"
+            fail(what, call=made.float64_by_line(), hint="A bare 0.0 or 1e-6 is a float64, and a float32 divided by a whole number makes one.")
+    return f"no float64 in the PTX for {', '.join(ARCHITECTURES)}"
+
+
+def writes_its_own(trace, n, grid, block, call):
+    """Reject a kernel in which an element is written by another thread than number i % (all threads), or twice."""
+    stores = trace.kind == STORE
+    threads = np.array([x for x, _, _ in trace.blocks], int)[trace.block[stores]] * block + trace.thread[stores]
+    found = sorted(zip(trace.element[stores].tolist(), threads.tolist(), strict=True))
+    wanted = [(i, i % (grid * block)) for i in range(n)]
+    for (i, writer), (_, right) in zip(found, wanted, strict=False):
+        if found.count((i, writer)) > 1 or (i, writer) not in wanted:
+            what = f"right, but thread {writer} of the grid writes element {i}"
+            what += " more than once" if (i, writer) in wanted else f", which belongs to thread {i % (grid * block)}"
+            fail(what, call=call, hint="Thread t of T threads takes the elements t, t + T, t + 2T, ... and no others.")

@@ -1,0 +1,226 @@
+"""The checks of lesson 08: sectors and turns by hand, a transpose whose counters are judged, predictions against the simulator's counts, a roofline."""
+
+import functools
+from types import SimpleNamespace
+
+import numpy as np
+
+from course.check import kernels
+from course.check.harness import compare, exercise, fail
+from kernels import memory_patterns
+from sim import simulate
+from sim.events import SITES
+from sim.observers import DEFAULT
+from sim.observers.banks import Banks
+from sim.observers.coalescing import Coalescing
+
+LANES, SECTOR, BANKS, WORD = 32, 32, 32, 4  # bytes in a sector and in a word
+STRIDE = 8  # of the strided copy that is predicted
+ACCESSES = ("load", "store", "shared load", "shared store")
+TRANSPOSES = ("transpose_naive", "transpose_tiled", "transpose_padded")
+SHAPES = [(32, 32), (1, 1), (64, 96), (5, 40), (70, 33), (33, 1), (24, 72)]  # rows, columns
+
+
+@exercise("8.1", "sectors")
+def ex08_1(sectors, rng):
+    chosen = [(1, 4, 0), (1, 4, 1), (2, 4, 0), (8, 4, 0), (64, 4, 3), (0, 4, 5), (1, 8, 0), (1, 1, 0), (1, 16, 1), (3, 2, 7)]
+    drawn = [(int(rng.integers(-9, 40)), int(2 ** rng.integers(5)), int(rng.integers(300, 340))) for _ in range(30)]
+    for stride, itemsize, first in chosen + drawn:
+        call = f"sectors(stride={stride}, itemsize={itemsize}, first={first})"
+        compare(
+            sectors(stride, itemsize, first),
+            touched(stride, itemsize, first),
+            what="another number of sectors",
+            call=call,
+            tolerance=0,
+            hint=PIECES,
+        )
+    compare(sectors(8, 4), 32, what="without `first`", call="sectors(8, 4)", tolerance=0, hint="`first` is 0 unless given.")
+    return "40 requests: strides from -9 to 39 and 64, numbers of 1 to 16 bytes, aligned and not"
+
+
+@exercise("8.2", "turns")
+def ex08_2(turns, rng):
+    lane = np.arange(LANES)
+    words = {
+        "neighbouring words": lane,
+        "one word for all lanes": lane * 0 + 7,
+        "every second word": 2 * lane,
+        "a column of 32 words a row": 32 * lane + 5,
+        "a column of 33 words a row": 33 * lane + 5,
+        "a column of 34 words a row": 34 * lane,
+        "two rows, 16 lanes each": np.where(lane < 16, lane, 32 + lane),
+        "two words of one bank, 16 lanes each": np.where(lane < 16, 3, 35),
+        "one lane alone": lane[:1] + 40,
+        "five lanes, one bank": 32 * lane[:5],
+        "the last bank alone is crowded": np.append(lane[:-3], [31, 63, 95]),
+    }
+    words |= {f"random words, {n} lanes": rng.integers(1, 400, n) for n in rng.integers(2, LANES + 1, 20)}
+    for what, word in words.items():
+        addresses = [int(address) for address in WORD * rng.permutation(word)]
+        call = f"turns({addresses})"
+        compare(turns(addresses), busiest_bank(addresses), what=what, call=call, tolerance=0, hint=ROWS)
+    return "32 lanes and fewer: rows, columns, padded columns, one word for many, 20 sets of random words"
+
+
+@exercise("8.3", "transpose")
+def ex08_3(transpose, rng):
+    for rows, columns in SHAPES:
+        a, out = rng.standard_normal((rows, columns)).astype(np.float32), np.full((columns, rows), np.nan, np.float32)
+        call = f"transpose[({-(-columns // LANES)}, {-(-rows // LANES)}), (32, 32)](a, out) with a of shape {a.shape}"
+        tools, grid = (Coalescing(), Banks()), memory_patterns.tiles(rows, columns)
+        report = kernels.run(transpose, (grid, (LANES, LANES)), (a,), (out,), rng, call, observers=(*DEFAULT, *tools))
+        compare(out, a.T, what="a wrong output", call=call, tolerance=0, hint=UNWRITTEN if np.isnan(out).any() else CORNERS)
+        cost(report, by_access(*tools), rows, columns, call)
+    return f"{len(SHAPES)} shapes, full tiles and ragged ones: right, 4 sectors a request, no bank conflict, nothing for sim to find"
+
+
+@exercise("8.4", "predictions")
+def ex08_4(predictions, rng):
+    given = predictions()
+    if not isinstance(given, dict) or set(given) != set(PATTERNS):
+        fail("wanted a dictionary with the five names", wanted=", ".join(PATTERNS), got=str(given))
+    for name in PATTERNS:
+        if np.shape(given[name]) != (len(ACCESSES),):
+            fail(f"{name}: wanted four numbers: {', '.join(ACCESSES)}", got=str(given[name]))
+        for (access, counts), number in zip(of_pattern(name, int(rng.integers(1, 3)) * LANES).items(), given[name], strict=True):
+            if not number == per_request(*counts):  # the right number stays a secret
+                fail(f"{name}: {number} for one request to {access} is not what the simulator counts", hint=HINTS[name])
+    return "five patterns, four numbers each: the simulator counts the same"
+
+
+@exercise("8.5", "least_time")
+def ex08_5(least_time, rng):
+    for roof in ("bytes", "flops", "turns") * 4:
+        work = {name: 10 ** rng.uniform(6, 12) for name in ("bytes", "flops", "turns")}
+        rate = {name: 10 ** rng.uniform(9, 13) for name in work}
+        seconds = {name: work[name] / rate[name] for name in work}
+        work[roof] *= 1.5 * max(seconds.values()) / seconds[roof]  # so that this one takes longest
+        gpu = SimpleNamespace(**{f"{name}_per_second": number for name, number in rate.items()})
+        call = f"least_time({', '.join(f'{name}={number:.3g}' for name, number in work.items())}, gpu) with {rates(gpu)}"
+        got = least_time(work["bytes"], work["flops"], work["turns"], gpu)
+        microseconds = None if got is None else 1e6 * np.asarray(got)
+        compare(
+            microseconds,
+            1e6 * work[roof] / rate[roof],
+            what=f"microseconds, where the {roof} take longest",
+            call=call,
+            tolerance=1e-9,
+            hint=ROOFS,
+        )
+    return "12 kernels on 12 GPUs, bound by bytes, by flops and by turns"
+
+
+PIECES = "Lane l wants the `itemsize` bytes from byte (first + l · stride) · itemsize on; byte b lies in sector b // 32. How many different sectors are there?"
+ROWS = "An address is in bytes, a word has 4; word w lies in bank w % 32. Lanes that want the same word are served together. How many words does the busiest bank have to give?"
+UNWRITTEN = "NaN: a number that no thread has written. Which part of `out` belongs to this block, if a's tile is at (row, column)?"
+CORNERS = "a's tile with its corner at (row, column) becomes out's tile with its corner at (column, row). Are both guards right for a ragged tile?"
+ROOFS = "Each kind of work takes at least its amount divided by its rate. They can all go on at once, so the slowest of the three decides."
+HINTS = {
+    "copy": "32 numbers of 4 bytes, side by side. No shared memory: 0.",
+    "strided_copy": f"Every {STRIDE}th number comes in, and neighbours go out. No shared memory: 0.",
+    "transpose_naive": "When x grows by one, how far does the load move in a, and how far the store in out?",
+    "transpose_tiled": "Global memory sees rows only. The tile is stored by rows, 32 words each, and loaded by columns: tile[x, y].",
+    "transpose_padded": "As the tiled one, but a row of the tile has 33 words.",
+}
+
+
+# Oracles ----------------------------------------------------------------------------------------------------------
+
+
+def touched(stride, itemsize, first):
+    """How many sectors a warp touches: every byte is marked, then sectors with a mark are counted."""
+    begin = (first + stride * np.arange(LANES)) * itemsize
+    marked = np.zeros((begin.max() + itemsize + SECTOR) // SECTOR * SECTOR, bool)
+    marked[begin[:, None] + np.arange(itemsize)] = True
+    return int(marked.reshape(-1, SECTOR).any(axis=1).sum())
+
+
+def busiest_bank(addresses):
+    """How many different words the busiest bank has to give."""
+    return int(np.bincount(np.unique(np.array(addresses) // WORD) % BANKS).max())
+
+
+def rates(gpu):
+    return ", ".join(f"{name} = {rate:.3g}" for name, rate in vars(gpu).items())
+
+
+# Counting ---------------------------------------------------------------------------------------------------------
+
+
+def counted(kernel, grid, block, *arguments):
+    """Launch the kernel in `sim`: {"load": (requests, sectors), "store": (requests, sectors), "shared load": (requests, turns), "shared store": ...}."""
+    tools = Coalescing(), Banks()
+    simulate(kernel, observers=(*DEFAULT, *tools))[grid, block](*arguments)
+    return by_access(*tools)
+
+
+def by_access(coalescing, banks):
+    """What the two tools have counted in a launch, by kind of access; (0, 0) for a kind that it did not make."""
+    total = dict.fromkeys(ACCESSES, (0, 0))
+    for prefix, tool in (("", coalescing), ("shared ", banks)):
+        for site, (requests, pieces, *_) in tool.sites.items():
+            access = prefix + SITES[site].kind
+            total[access] = total[access][0] + requests, total[access][1] + pieces
+    return total
+
+
+def per_request(requests, pieces):
+    """Sectors, or turns, for one request; 0 if there was none."""
+    return pieces / requests if requests else 0
+
+
+@functools.cache
+def of_pattern(name, n):
+    """What `counted` says of one of the PATTERNS, for an n × n matrix or as many numbers in a row; n a multiple of 32."""
+    grid, block, shapes, *rest = PATTERNS[name](n)
+    arrays = [np.zeros(shape, np.float32) for shape in shapes]
+    return counted(getattr(memory_patterns, name), grid, block, *arrays, *rest)
+
+
+def copies(n, step, *rest):
+    return memory_patterns.blocks(n * n), memory_patterns.THREADS, [n * n * step, n * n], *rest
+
+
+def transposes(n):
+    return memory_patterns.tiles(n, n), (LANES, LANES), [(n, n), (n, n)]
+
+
+PATTERNS = {  # name -> n -> (grid, block, the arrays' shapes, other arguments ...)
+    "copy": lambda n: copies(n, 1),
+    "strided_copy": lambda n: copies(n, STRIDE, STRIDE),
+    **dict.fromkeys(TRANSPOSES, transposes),
+}
+
+
+# 8.3 --------------------------------------------------------------------------------------------------------------
+
+
+def cost(report, found, rows, columns, call):
+    """Reject a right transpose that asks too much of memory."""
+    warps = -(-rows // LANES) * LANES * -(-columns // LANES)
+    for access in ("load", "store"):
+        requests, sectors = found[access]
+        if requests > warps:
+            fail(
+                f"right, but {requests} requests to {access} for {warps} warps",
+                call=call,
+                hint="Each thread loads one number and stores one.",
+            )
+        if rows % 8 == columns % 8 == 0 and sectors != rows * columns // 8:
+            hint = (
+                "x, the index that counts the lanes of a warp, must be the last index, of a and of out: then a warp has a piece of one row."
+            )
+            fail(
+                f"right, but the {requests} requests to {access} touch {sectors} sectors; {rows * columns // 8} are enough",
+                call=call,
+                hint=hint,
+            )
+    banks = report.counters["banks"]
+    if banks["turns"] != banks["fewest_turns"]:
+        hint = "Which words of the tile do the lanes of a warp want together, when they store and when they load? In which banks are they?"
+        fail(
+            f"right, but a {banks['ways']}-way bank conflict: {banks['turns']} turns, where {banks['fewest_turns']} are enough",
+            call=call,
+            hint=hint,
+        )

@@ -1,0 +1,238 @@
+"""What Numba makes of a kernel, with or without a GPU: the types it finds, and the PTX, to be read and to be counted in.
+
+Both need NVIDIA's compiler library, libNVVM, which comes with numba-cuda on Linux and Windows, but no GPU and no driver. Where it
+is missing, NoCompiler says so.
+"""
+
+import inspect
+import math
+import re
+import textwrap
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numba
+import numpy as np
+from numba import cuda, types
+from numba.cuda import dispatcher
+from numba.cuda.compiler import compile_cuda
+from numba.cuda.cudadrv import nvvm
+
+ARCHITECTURE = "sm_80"  # an A100; newer GPUs run it too
+
+
+class NoCompiler(RuntimeError):
+    """A part of the compiler is missing here. A notebook shows the message alone."""
+
+    def _render_traceback_(self):
+        return [f"NOTHING WAS COMPILED. {self}"]
+
+
+# Types ------------------------------------------------------------------------------------------------------------
+
+
+def type_of(expression, **arguments):
+    """The name of the type that Numba finds, in a kernel, for an expression of these arguments: type_of("i + 1", i=np.int32(5)) is "int64"."""
+    require_compiler()
+    names = {"math": math, "cuda": cuda, **{name: getattr(np, name) for name in ("int32", "uint32", "int64", "float32", "float64")}}
+    function = eval(f"lambda {', '.join(arguments)}: {expression}", names)
+    found = compile_cuda(function, None, tuple(map(type_of_argument, arguments.values())), cc=numbers_of(ARCHITECTURE))
+    return str(found.signature.return_type)
+
+
+def type_of_argument(argument):
+    """The type with which Numba would compile a kernel for this argument; a type of Numba's stands for itself, a tensor for its array."""
+    if isinstance(argument, types.Type):
+        return argument
+    return numba.typeof(argument.detach().cpu().numpy() if hasattr(argument, "detach") else argument)
+
+
+# PTX --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel compiled for one kind of GPU. ptx: its text; names: what each of its parameters is, in order."""
+
+    function: object
+    architecture: str
+    ptx: str
+    names: tuple
+
+    @property
+    def instructions(self):
+        """The instructions in order, one string each."""
+        return [line for line in self.lines() if not line.startswith("$")]
+
+    @property
+    def float64(self):
+        """The instructions that have to do with a float64."""
+        return [line for line in self.instructions if ".f64" in line]
+
+    def float64_by_line(self):
+        """The source of the kernel, with the number of instructions that have to do with a float64 in front of each line."""
+        source, first = inspect.getsourcelines(self.function)
+        source = textwrap.dedent("".join(source)).splitlines()
+        counts, here = Counter(), 0
+        for line in self.ptx.splitlines():
+            if place := re.match(r"\t\.loc\t\d+ (\d+)", line):
+                here = int(place[1]) - first
+            elif re.match(r"\t+(@|[a-z]).*\.f64", line):
+                counts[here] += 1
+        rows = [f"{counts.pop(number, '') or '':>5}  {line}".rstrip() for number, line in enumerate(source)]
+        return "\n".join([*rows, *([f"{counts.total():5}  elsewhere"] if counts else [])])
+
+    @property
+    def shared_bytes(self):
+        """Bytes of shared memory a block, without what the launch adds."""
+        return self.bytes_declared(".shared")
+
+    @property
+    def local_bytes(self):
+        """Bytes a thread of arrays that could not be kept in registers."""
+        return self.bytes_declared(".local")
+
+    def bytes_declared(self, space):
+        return sum(map(int, re.findall(rf"\{space} .*\[(\d+)\];", self.ptx)))
+
+    @property
+    def registers(self):
+        """Registers a thread, of 32 bits each, that the assembler assigns. Raises NoCompiler if there is no assembler."""
+        try:
+            from cuda.bindings import nvjitlink
+            from cuda.core import Linker, LinkerOptions, ObjectCode
+
+            nvjitlink.version()
+        except (ImportError, RuntimeError) as error:
+            raise NoCompiler(f"The assembler, nvJitLink, is not here: {error}") from error
+        assembler = Linker(ObjectCode.from_ptx(self.ptx.encode()), options=LinkerOptions(arch=self.architecture, ptxas_options=["-v"]))
+        assembler.link("cubin")
+        return int(re.search(r"[Uu]sed (\d+) registers", assembler.get_info_log())[1])
+
+    def lines(self):
+        """Instructions, and the labels at which jumps end, with names in place of the numbers of parameters."""
+        body = self.ptx.partition("\n{")[2]
+        code = [line.strip().rstrip(";").expandtabs(1) for line in body.splitlines() if re.match(r"\t+(@|[a-z])|\$", line)]
+        entry = re.search(r"\.entry (\S+?)\(", self.ptx)[1]
+        return [re.sub(rf"\[{entry}_param_(\d+)", lambda found: f"[{self.names[int(found[1])]}", line) for line in code]
+
+    def read_aloud(self):
+        """The instructions as text, one a line, each with what it does in the manner of Python."""
+        width = max(map(len, self.instructions)) + 3
+        return "\n".join(f"{line:{width}}{spoken(line)}".rstrip() for line in self.lines())
+
+
+def compiled(kernel, *arguments, architecture=ARCHITECTURE):
+    """The kernel compiled for arguments like these. kernel: a function, @cuda.jit or not; arguments: values or types of Numba's.
+
+    Raises NoCompiler where libNVVM is missing, and what Numba raises for a kernel that it cannot compile.
+    """
+    function = getattr(kernel, "py_func", kernel)
+    signature = types.void(*map(type_of_argument, arguments))
+    require_compiler()
+    with another_gpu(architecture):
+        ptx, _ = cuda.compile(function, signature, device=False, abi="numba", output="ptx", cc=numbers_of(architecture), lineinfo=True)
+    return Compiled(function, architecture, ptx, tuple(parameters(function, signature)))
+
+
+def require_compiler():
+    """Raise NoCompiler unless libNVVM is here."""
+    try:
+        nvvm.NVVM()
+    except nvvm.NvvmSupportError as error:
+        cure = "On Linux or Windows, `make setup` installs it; macOS has none."
+        raise NoCompiler(f"NVIDIA's compiler, libNVVM, is not here. {cure} The solution's notebook shows what would stand here.") from error
+
+
+@contextmanager
+def another_gpu(architecture):
+    """While this lasts, a device function is compiled for that architecture: Numba asks which GPU is here, and there may be none."""
+    stand_in = SimpleNamespace(compute_capability=numbers_of(architecture))
+    with patch.object(dispatcher, "get_current_device", lambda: stand_in):
+        yield
+
+
+def numbers_of(architecture):
+    """(8, 0) of "sm_80"."""
+    return divmod(int(architecture.removeprefix("sm_")), 10)
+
+
+def parameters(function, signature):
+    """What a compiled kernel gets: of an array seven numbers or more, else the number."""
+    names = []
+    for name, kind in zip(function.__code__.co_varnames, signature.args, strict=False):
+        sizes = [f"{part}{axis}" for part in ("shape", "strides") for axis in range(getattr(kind, "ndim", 0))]
+        parts = ["meminfo", "parent", "size", "itemsize", "data", *sizes]
+        names += [f"{name}.{part}" for part in parts] if isinstance(kind, types.Array) else [name]
+    return names
+
+
+# PTX in words -----------------------------------------------------------------------------------------------------
+
+TYPES = {"s": "int", "u": "uint", "f": "float", "b": "bits"}
+PLACES = {"tid": "threadIdx", "ntid": "blockDim", "ctaid": "blockIdx", "nctaid": "gridDim"}
+COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+COMPARED |= {f"{name}u": f"{sign}, or NaN," for name, sign in COMPARED.items()}
+SPOKEN = {  # the longest beginning of an instruction's name that stands here; {0} is its first operand
+    "ld.param": "{0} = {1}",
+    "ld.global": "{0} = the {type} at {1}",
+    "ld.shared": "{0} = the {type} at {1} in shared memory",
+    "st.global": "the {type} at {0} = {1}",
+    "st.shared": "the {type} at {0} in shared memory = {1}",
+    "mov": "{0} = {1}",
+    "cvt": "{0} = {result}({1})",
+    "cvta": "{0} = {1}, an address in global memory",
+    "mul.wide": "{0} = {1} * {2}, twice as wide as they are",
+    "mul": "{0} = {1} * {2}",
+    "add": "{0} = {1} + {2}",
+    "sub": "{0} = {1} - {2}",
+    "div": "{0} = {1} / {2}",
+    "fma": "{0} = {1} * {2} + {3}, rounded once",
+    "mad": "{0} = {1} * {2} + {3}",
+    "max": "{0} = max({1}, {2})",
+    "min": "{0} = min({1}, {2})",
+    "sqrt": "{0} = sqrt({1})",
+    "ex2": "{0} = 2 ** {1}",
+    "neg": "{0} = -{1}",
+    "not": "{0} = ~{1}",
+    "and": "{0} = {1} & {2}",
+    "or": "{0} = {1} | {2}",
+    "shl": "{0} = {1} << {2}",
+    "shr": "{0} = {1} >> {2}",
+    "setp": "{0} = {1} {compared} {2}",
+    "selp": "{0} = {1} if {3} else {2}",
+    "bra": "go to {0}",
+    "bar.sync": "wait for the block",
+    "ret": "return",
+}
+
+
+def spoken(line):
+    """What one instruction does, in words; nothing for one that is not in our small dictionary, and for a label."""
+    guard, operation, operands = re.fullmatch(r"(?:@(!?%\w+) +)?(\S+)\s*(.*)", line).groups()
+    beginnings = [name for name in SPOKEN if f"{operation}.".startswith(f"{name}.")]
+    if not beginnings:
+        return ""
+    parts = operation.split(".")
+    widths = [f"{TYPES[part[0]]}{part[1:]}" for part in parts if re.fullmatch(r"[sufb](8|16|32|64)", part)]
+    values = [value_of(operand) for operand in operands.split(", ")]
+    words = SPOKEN[max(beginnings, key=len)].format(
+        *values,
+        type=widths[-1] if widths else "",
+        result=widths[0] if widths else "",
+        compared=next((COMPARED[part] for part in parts if part in COMPARED), ""),
+    )
+    return f"if {'not ' * guard.startswith('!')}{value_of(guard).lstrip('!')}: {words}" if guard else words
+
+
+def value_of(operand):
+    """An operand without its marks: %rd1 is rd1, %tid.x is threadIdx.x, 0d3FF0000000000000 is the float64 1.0."""
+    operand = operand.strip("[]; ").replace("%", "").lstrip("$")
+    number = re.fullmatch(r"0([fd])([0-9A-F]+)", operand)
+    if number:
+        return str(float(np.frombuffer(bytes.fromhex(number[2]), ">f4" if number[1] == "f" else ">f8")[0]))
+    place, dot, axis = operand.partition(".")
+    return PLACES.get(place, place) + dot + axis

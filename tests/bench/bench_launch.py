@@ -1,0 +1,85 @@
+"""What a launch costs the host on this GPU, and how a captured CUDA graph saves it: python tests/bench/bench_launch.py"""
+
+import statistics
+import time
+
+import numba
+import torch
+from numba import cuda
+
+from kernels import flash_attention
+from kernels.launch import description, external_stream, on_gpu
+
+SHAPE, CALLS = (1, 1, 32, 16), 400
+
+
+@cuda.jit
+def sum_of_four(a, b, c, d, out):
+    i = cuda.grid(1)
+    if i < out.shape[0]:
+        out[i] = a[i] + b[i] + c[i] + d[i]
+
+
+def main():
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, numba {numba.__version__}; microseconds of host time, median of 5 × {CALLS} calls")
+    tensors = torch.randn(5, 1024, device="cuda").unbind()
+    arrays, stream = [*map(cuda.as_cuda_array, tensors)], external_stream(0, torch.cuda.current_stream().cuda_stream)
+    launch = sum_of_four, (4,), 256
+    print(f"{'a launch with five tensors, each described anew, as before':60} {host(lambda: plain(*launch, *tensors)):8.1f}")
+    print(f"{'the same by kernels.launch':60} {host(lambda: on_gpu(*launch, *tensors)):8.1f}")
+    print(f"{'the same by kernels.launch, of a shape never seen':60} {host(lambda: (description.cache_clear(), on_gpu(*launch, *tensors))):8.1f}")
+    print(f"{'the same with arrays of Numba, described before':60} {host(lambda: sum_of_four[(4,), 256, stream](*arrays)):8.1f}")
+    q = torch.randn(SHAPE, device="cuda")
+    print(f"{f'flash_attention, q of {SHAPE}, checks and output included':60} {host(lambda: flash_attention(q, q, q)):8.1f}")
+    print(f"{'ten of them, one after another, until the GPU is done':60} {whole(lambda: chain(q)):8.1f}")
+    print(f"{'the same ten, captured in a CUDA graph and replayed':60} {whole(captured(q).replay):8.1f}")
+
+
+def plain(kernel, grid, block, *tensors):
+    """The runner without its caches."""
+    with cuda.gpus[tensors[0].device.index]:
+        stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
+        kernel[grid, block, stream](*[cuda.as_cuda_array(tensor, sync=False) for tensor in tensors])
+
+
+def chain(q):
+    """Attention ten times over, each on the output of the last."""
+    for _ in range(10):
+        q = flash_attention(q, q, q)
+    return q
+
+
+def captured(q):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain(q)
+    return graph
+
+
+def host(function):
+    """Median time of a call while nobody waits for the GPU, µs."""
+    function()
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            function()
+        times.append((time.perf_counter() - start) / CALLS * 1e6)
+    return statistics.median(times)
+
+
+def whole(function):
+    """Median time from the call until the GPU is done, µs."""
+    times = []
+    for _ in range(50):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        function()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    main()
