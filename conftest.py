@@ -12,7 +12,6 @@ from course.doctor import gpu_names
 
 GPUS = gpu_names()
 state = pytest.StashKey[Path]()
-gpu_tests = pytest.StashKey[int]()
 
 
 def pytest_configure(config):
@@ -24,13 +23,14 @@ def pytest_configure(config):
     config.stash[state] = Path(folder.name)
     os.environ |= {"COURSE_QUIET": "1", "COURSE_STATE_DIR": folder.name, "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS": "0",
                    "NUMBA_CUDA_WARN_ON_IMPLICIT_COPY": "0"}
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"  # each core has a worker of its own
 
 
 def pytest_collection_modifyitems(config, items):
     """Tests marked gpu, and cells of stored notebooks tagged gpu, are skipped where there is no GPU."""
-    wanting = [item for item in items if wants_gpu(item)]
-    config.stash[gpu_tests] = len(wanting)
-    for item in wanting:
+    for item in filter(wants_gpu, items):
+        item.user_properties.append(("gpu", True))
         if not GPUS:
             item.add_marker(pytest.mark.skip(reason="no CUDA GPU here"))
         elif isinstance(item, IPyNbCell):
@@ -53,6 +53,10 @@ def pytest_runtest_setup(item):
         os.environ["COURSE_STATE_DIR"] = str(ledger)
 
 
-def pytest_terminal_summary(terminalreporter, config):
-    outcome = "run" if GPUS else "skipped, no CUDA GPU here"
-    terminalreporter.write_line(f"GPU tests: {config.stash.get(gpu_tests, 0)} {outcome}")
+def pytest_terminal_summary(terminalreporter):
+    said = [said for outcome in ("passed", "failed", "skipped") for report in terminalreporter.stats.get(outcome, [])
+            for said in getattr(report, "user_properties", [])]
+    for name, line in said:
+        if name == "summary":
+            terminalreporter.write_line(line)
+    terminalreporter.write_line(f"GPU tests: {len([name for name, _ in said if name == 'gpu'])} {'run' if GPUS else 'skipped, no CUDA GPU here'}")

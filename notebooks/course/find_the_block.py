@@ -127,7 +127,7 @@ def share_wrong(model, task, texts=2048, seed=10**6, batch=256):
 class Plan:
     """How long and how to train. The taps, few and at first the identity, move tap_factor times as fast as the rest."""
 
-    steps: int = 1000
+    steps: int = 600
     batch: int = 64
     rate: float = 3e-3
     tap_factor: float = 10.0

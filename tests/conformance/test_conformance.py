@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -49,16 +50,6 @@ TIMEOUT = 600  # seconds for one process
 INAPPLICABLE = {test: reason for reason, tests in NOT_APPLICABLE.items() for test in tests}
 
 
-class Summary:
-    """A plugin that ends the run's output with one line."""
-
-    def __init__(self, line):
-        self.line = line
-
-    def pytest_terminal_summary(self, terminalreporter):
-        terminalreporter.write_line(self.line)
-
-
 def run(modules, *options):
     """{test: [outcome, launches, kinds of findings, why]} of some modules, in a process of their own."""
     done = subprocess.run([sys.executable, RUN, *options, *modules], capture_output=True, text=True, timeout=TIMEOUT)
@@ -68,22 +59,17 @@ def run(modules, *options):
 
 
 @pytest.fixture(scope="module")
-def outcomes(request):
+def outcomes():
     """What became of every test: on ours, and on Numba's own simulator."""
     for package in ("numba_cuda", "filecheck", "cffi"):
         if importlib.util.find_spec(package) is None:
             line = f"conformance: NOT RUN, {package} is missing (numba-cuda's tests need it: pip install {package})"
-            request.config.pluginmanager.register(Summary(line))
+            warnings.warn(line)
             (pytest.skip if sys.platform == "darwin" else pytest.fail)(line)  # there are no wheels of numba-cuda for macOS
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         parts = [pool.submit(run, MODULES[part::PARTS]) for part in range(PARTS)]
         numbas = pool.submit(run, MODULES, "--numba")
         ours, numbas = {test: what for part in parts for test, what in part.result().items()}, numbas.result()
-    passed = sum(what[0] == "passed" for what in ours.values())
-    launched = sum(what[0] == "passed" and what[1] > 0 for what in ours.values())
-    own = Counter(what[0] for what in numbas.values())["passed"]
-    request.config.pluginmanager.register(Summary(f"conformance: {passed} of {len(ours) - len(INAPPLICABLE)} applicable numba-cuda tests pass, {launched} of them "
-                                                  f"after simulated launches (Numba's own simulator: {own} of all {len(ours)})"))
     return ours, numbas
 
 
@@ -108,8 +94,14 @@ def test_findings_are_the_known_mistakes(outcomes):
     assert {test: kinds for test, (_, _, kinds, _) in ours.items() if kinds} == FINDINGS
 
 
-def test_table(outcomes, capsys):
-    """Prints, for each module, how many tests passed, failed and were skipped: ours, then Numba's own."""
+def test_table(outcomes, capsys, record_property):
+    """Prints, for each module, how many tests passed, failed and were skipped: ours, then Numba's own; and all of it in a line."""
+    ours, numbas = outcomes
+    passed = sum(what[0] == "passed" for what in ours.values())
+    launched = sum(what[0] == "passed" and what[1] > 0 for what in ours.values())
+    own = Counter(what[0] for what in numbas.values())["passed"]
+    record_property("summary", f"conformance: {passed} of {len(ours) - len(INAPPLICABLE)} applicable numba-cuda tests pass, {launched} of them "
+                               f"after simulated launches (Numba's own simulator: {own} of all {len(ours)})")
     counts = [Counter((test.split(".")[0], what[0]) for test, what in side.items()) for side in outcomes]
     with capsys.disabled():
         print(f"\n{'':28}{'ours':^30}{'Numba simulator':^30}\n{'':28}" + "".join(f"{word:>10}" for word in WORDS * 2))

@@ -1,0 +1,181 @@
+"""The checks of lesson 15: a layer with taps, the share of wrong answers, and what the strongest tap reads."""
+
+import torch
+from torch import nn
+
+from course.check.harness import compare, exercise, fail
+from kernels.modules import ConvAttention
+from kernels.reference import conv_attention
+
+# (batch, tokens, width, heads, c_q, c_k): first one in which no two mistakes look alike; then one of each, one token, even and odd, oblong, wider than the text.
+SIZES = [(2, 7, 12, 3, 3, 4), (1, 1, 1, 1, 1, 1), (1, 1, 4, 2, 3, 3), (3, 5, 6, 2, 2, 5), (1, 9, 8, 4, 4, 3), (2, 4, 6, 3, 6, 11), (2, 3, 4, 1, 1, 1)]
+
+
+@exercise("15.1", "TapAttention")
+def ex15_1(TapAttention, rng):
+    torch.manual_seed(int(rng.integers(2**31)))  # for the layer's first weights
+    for batch, n, width, heads, *kernel_size in SIZES:
+        made = f"layer = TapAttention({width}, {heads}, {tuple(kernel_size)})"
+        layer = TapAttention(width, heads, tuple(kernel_size))
+        check_taps(layer, heads, kernel_size, made)
+        x = torch.tensor(rng.standard_normal((batch, n, width)))
+        call = f"{made}; layer(x), x: {tuple(x.shape)}"
+        scramble(layer, rng, taps=False)
+        check_forward(layer.double(), x, "a new layer, against one without taps", call, "A new layer is ordinary attention: taps that change nothing.")
+        scramble(layer, rng, taps=True)
+        check_forward(layer, x, "with random taps", call, FORWARD)
+        check_gradients(layer, x, rng, call)
+    return f"{len(SIZES)} layers of 1 to 4 heads, forward and every gradient, taps odd and even, wider than the text; a new one is ordinary attention"
+
+
+@exercise("15.2", "share_wrong")
+def ex15_2(share_wrong, rng):
+    for count, prompt, size, letters in [(8, 5, 3, 5), (1, 2, 1, 3), (6, 4, 1, 4), (5, 1, 4, 6), (40, 6, 2, 9)]:
+        for kind in ("some", "none", "all"):
+            check_share(share_wrong, count, prompt, size, letters, kind, rng)
+    return "15 batches of 1 to 40 texts, answers of 1 to 4 letters, against a model that writes letter by letter"
+
+
+@exercise("15.3", "strongest")
+def ex15_3(strongest, rng):
+    for heads, c_q, c_k in [(2, 3, 6), (1, 1, 1), (3, 2, 5), (4, 6, 11), (2, 1, 4), (2, 5, 1), (5, 2, 2)]:
+        taps = torch.tensor(rng.standard_normal((heads, c_q, c_k)))
+        before = taps.clone()
+        wanted = [reads_of(head) for head in taps.tolist()]
+        call = f"strongest(taps), taps: {tuple(taps.shape)}"
+        got = strongest(taps)
+        if not torch.equal(taps, before):
+            fail("the taps themselves were changed", call=call)
+        if heads == 1 or (c_q, c_k) == (3, 6):
+            call = f"strongest(torch.tensor({[[[round(tap, 2) for tap in row] for row in head] for head in before.tolist()]}))"
+        compare(got, wanted, what="(queries back, keys to the right) of each head's strongest tap", tolerance=0, call=call, hint=STRONGEST)
+    return "7 sets of taps, odd and even, of 1 to 5 heads"
+
+
+FORWARD = (
+    "Shapes on the way: in_proj gives (B, N, 3E): first all queries, then all keys, then all values, and in each of the three parts the numbers of head 0 come first. "
+    "conv_attention wants (B, H, N, d); out_proj wants (B, N, E)."
+)
+STRONGEST = (
+    "Strongest is largest without regard to the sign. Row c_q - 1 of the taps meets the query itself, row 0 the oldest; column (c_k - 1) // 2 meets the key itself, and the columns "
+    "after it the keys to its right."
+)
+
+
+# 15.1 ------------------------------------------------------------------------------------------------------------
+
+
+def check_taps(layer, heads, kernel_size, call):
+    taps, wanted = getattr(layer, "taps", None), (heads, *kernel_size)
+    if not isinstance(taps, torch.Tensor):
+        fail("the layer has no tensor called taps", call=call, hint="self.taps = nn.Parameter(...)")
+    if not isinstance(taps, nn.Parameter):
+        fail("the taps are no parameter", call=call, hint="Without nn.Parameter the optimizer never hears of them: they would stay as they are.", got=type(taps).__name__)
+    if taps.shape != wanted:
+        fail("the taps have a wrong shape", call=call, wanted=str(wanted), got=str(tuple(taps.shape)), hint="A set of c_q × c_k taps for each head.")
+
+
+@torch.no_grad()
+def scramble(layer, rng, taps):
+    """Random numbers for the taps, or for every other parameter: biases too, which PyTorch may start at 0."""
+    for name, parameter in layer.named_parameters():
+        if (name == "taps") == taps:
+            parameter.copy_(torch.tensor(rng.standard_normal(parameter.shape)))
+
+
+def oracle(layer, kernel_size):
+    """The package's layer, in float64, with the weights of the learner's."""
+    width = layer.out_proj.in_features
+    ours = ConvAttention(width, layer.heads, kernel_size, attention=conv_attention).double()
+    weights = {
+        "in_proj_weight": layer.in_proj.weight, "in_proj_bias": layer.in_proj.bias, "out_proj.weight": layer.out_proj.weight,
+        "out_proj.bias": layer.out_proj.bias,
+    }
+    ours.load_state_dict(ours.state_dict() | {name: tensor.detach() for name, tensor in weights.items()})
+    return ours
+
+
+def check_forward(layer, x, what, call, hint):
+    """Against the oracle: with one tap that changes nothing if the layer is new, else with the layer's own taps."""
+    ours = oracle(layer, (1, 1) if what.startswith("a new") else layer.taps.shape[1:])
+    if not what.startswith("a new"):
+        ours.load_state_dict(ours.state_dict() | {"taps": layer.taps.detach()})
+    got, wanted = layer(x), ours(x)
+    if isinstance(got, torch.Tensor) and got.dtype != torch.float64:
+        fail(f"{what}: float32 on the way", call=call, hint="The layer was made float64 by layer.double(). Which tensor is not a parameter?")
+    compare(got, wanted, what=what, call=call, tolerance=1e-10, hint=hint)
+
+
+def check_gradients(layer, x, rng, call):
+    ours = oracle(layer, layer.taps.shape[1:])
+    ours.load_state_dict(ours.state_dict() | {"taps": layer.taps.detach()})
+    weights = torch.tensor(rng.standard_normal(x.shape))
+    pairs = {
+        "taps": (layer.taps, ours.taps), "in_proj.weight": (layer.in_proj.weight, ours.in_proj_weight),
+        "out_proj.weight": (layer.out_proj.weight, ours.out_proj.weight), "out_proj.bias": (layer.out_proj.bias, ours.out_proj.bias),
+    }
+    wanted = torch.autograd.grad((weights * ours(x)).sum(), [theirs for _, theirs in pairs.values()])
+    layer.zero_grad()
+    (weights * layer(x)).sum().backward()
+    for (name, (mine, _)), gradient in zip(pairs.items(), wanted, strict=True):
+        if mine.grad is None:
+            fail(f"no gradient reaches {name}", call=call, hint="A detach(), .data or torch.no_grad() on the way cuts the road back.")
+        compare(mine.grad, gradient, what=f"the gradient of {name}", call=call, tolerance=1e-9, hint=FORWARD)
+
+
+# 15.2 ------------------------------------------------------------------------------------------------------------
+
+
+class Writer(nn.Module):
+    """Logits (B, N, letters) for the next letter, each from all letters before: a recurrent network with random weights."""
+
+    def __init__(self, letters):
+        super().__init__()
+        self.embedding, self.memory, self.logits = nn.Embedding(letters, 16), nn.GRU(16, 16, batch_first=True), nn.Linear(16, letters)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter)
+
+    def forward(self, text):
+        return self.logits(self.memory(self.embedding(text))[0])
+
+
+@torch.no_grad()
+def written(model, prompt, size):
+    """The texts (B, prompt + size) that the model writes, the likeliest letter each time."""
+    text = prompt
+    for _ in range(size):
+        text = torch.cat([text, model(text)[:, -1:].argmax(-1)], dim=1)
+    return text
+
+
+def check_share(share_wrong, count, prompt, size, letters, kind, rng):
+    torch.manual_seed(int(rng.integers(2**31)))
+    model = Writer(letters)
+    text = written(model, torch.randint(letters, (count, prompt)), size)
+    wrong = {"some": torch.arange(count) < -(-count // 4), "none": torch.zeros(count, dtype=torch.bool), "all": torch.ones(count, dtype=torch.bool)}[kind]
+    # Each wrong answer is spoilt in one place, in turn from the first letter to the last; the letters after it stay.
+    place = prompt + torch.arange(count) % size
+    text[wrong, place[wrong]] = (text[wrong, place[wrong]] + 1) % letters
+    text = text[torch.randperm(count)]
+    before = text.clone()
+    wanted = (written(model, text[:, :prompt], size) != text).any(1).double().mean().item()
+    call = f"share_wrong(model, text {tuple(text.shape)}, size={size})"
+    got = share_wrong(model, text, size)
+    if not torch.equal(text, before):
+        fail("the text itself was changed", call=call)
+    compare(got, wanted, what=f"{kind} of {count} answers wrong" if kind != "some" else f"{int(wrong.sum())} of {count} answers wrong", tolerance=1e-6, call=call, hint=SHARE)
+
+
+SHARE = (
+    "model(text)[:, i] are the logits for the letter after letter i, so those for the answer begin one place before it. An answer is wrong if any of its letters is; the share is of texts, "
+    "not of letters."
+)
+
+
+# 15.3 ------------------------------------------------------------------------------------------------------------
+
+
+def reads_of(head):
+    """(queries back, keys to the right) of the tap of largest size, for the taps of one head as lists."""
+    _, a, b = max((abs(tap), a, b) for a, row in enumerate(head) for b, tap in enumerate(row))
+    return len(head) - 1 - a, b - (len(head[0]) - 1) // 2
