@@ -3,12 +3,14 @@ PYTHON ?= python3
 COURSE = $(PYTHON) notebooks/course
 export PIP_ARGS
 
-.PHONY: lab test test-gpu compare setup doctor notebooks lint bench-sim
+.PHONY: lab test test-gpu compare bench plots setup doctor notebooks lint bench-sim
 
 lab:        ; @$(COURSE) lab $(LAB_ARGS)
 test:       ; @$(COURSE) test $(TEST_ARGS)
 test-gpu:   ; @$(COURSE) test-gpu $(TEST_ARGS)
 compare:    ; @$(COURSE) compare $(COMPARE_ARGS)
+bench:      ; @$(COURSE) bench $(BENCH_ARGS)
+plots:      ; @$(COURSE) plots
 setup:      ; @$(COURSE) setup
 doctor:     ; @$(COURSE) doctor
 notebooks:  ; @$(COURSE) build $(LESSONS)

@@ -17,6 +17,7 @@ from numpy import finfo, float32
 LARGEST = float(finfo(float32).max)
 MAX_HEAD_DIM = 128
 MOST_TAPS = 15
+MOST_INTERPRETED = 2**22  # numbers read by a launch that is not worth compiling for a CPU: some seconds of interpreting
 WIDTHS = (16, 32, 64, MAX_HEAD_DIM)
 MAX_GRID_Y = MAX_GRID_Z = 65535
 
@@ -143,11 +144,23 @@ def launch(kernel, grid, block, *arguments, run=None):
         (run or RUNNERS[arguments[0].device.type])(kernel, grid, block, *arguments)
 
 
-def simulated(kernel, grid, block, *arguments, **options):
-    """The runner for CPU tensors; returns sim's Report. options: those of sim.simulate. Raises sim.KernelBug for a bug found."""
+def simulated(kernel, grid, block, *arguments, engine=None, **options):
+    """The runner for CPU tensors; returns sim's Report, which says which engine ran. Raises sim.KernelBug for a bug found.
+
+    engine, options: those of sim.simulate. Without an engine a launch of little work is interpreted, by "fibers", and a larger one compiled
+    for the CPU, "native", which takes seconds the first time and is thousands of times faster.
+    """
     from sim import simulate
 
-    return simulate(kernel, **options)[grid, block](*arguments)
+    engine = engine or ("native" if work(grid, block, arguments) > MOST_INTERPRETED else "fibers")
+    return simulate(kernel, engine=engine, **options)[grid, block](*arguments)
+
+
+def work(grid, block, arguments):
+    """About how many numbers the threads of a launch read: each those of one head, (N, d), of the largest tensor."""
+    heads = math.prod(grid[1:]) if isinstance(grid, tuple) else 1
+    largest = max(argument.numel() for argument in arguments if isinstance(argument, torch.Tensor))
+    return math.prod(grid if isinstance(grid, tuple) else (grid,)) * math.prod(block if isinstance(block, tuple) else (block,)) * largest // heads
 
 
 def on_gpu(kernel, grid, block, *arguments):

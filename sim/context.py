@@ -129,7 +129,9 @@ class Context:
         return number
 
     def site_of_error(self, error):
-        """The number of the place in the kernel where `error` was raised."""
+        """The number of the place in the kernel where `error` was raised; compiled code leaves it in the error."""
+        if hasattr(error, "site"):
+            return error.site
         frames = list(traceback.walk_tb(error.__traceback__))
         frame, line = ([(frame, line) for frame, line in frames if not ours(frame)] or frames)[-1]
         return SITES.add(site_at(frame.f_code, line, 0, "loop"))

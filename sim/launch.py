@@ -22,11 +22,11 @@ from sim.frontend.rebind import SUSPENDING, YIELDING, Binder, python_function
 from sim.frontend.sites import OPERATORS, PREFIX, UNARY
 from sim.memory.array import Array, accessors
 from sim.memory.declared import Declarations
-from sim.memory.spaces import AddressSpace, bind_arguments, host_array
+from sim.memory.spaces import AddressSpace, bind_arguments, host_array, named_leaves
 from sim.observers import DEFAULT
 from sim.report import Report, finish
 
-ENGINES = {"fibers": Fiber, "threads": OSThread}
+ENGINES = {"fibers": Fiber, "threads": OSThread, "native": None}  # native has a module of its own
 BUILTINS = vars(builtins) | {"min": arithmetic.minimum, "max": arithmetic.maximum, "abs": arithmetic.absolute, "round": arithmetic.round_,
                              "int": arithmetic.int_, "float": arithmetic.float_, "bool": arithmetic.bool_, "complex": arithmetic.complex_,
                              "divmod": arithmetic.divmod_, "pow": arithmetic.pow_, "sum": arithmetic.sum_}
@@ -37,7 +37,8 @@ def simulate(kernel, *, engine="fibers", seed=0, on_finding="raise", observers=D
     """Run a Numba CUDA kernel on a simulated GPU: `simulate(kernel)[grid, block, stream, shared](*arguments)` returns a Report.
 
     kernel: a `@cuda.jit` function, which stays as it is and can still be launched on a GPU, or a plain function that uses `cuda`.
-    engine: "fibers" (greenlets; the default) or "threads" (one operating-system thread per CUDA thread, one running at a time). Same order, same results.
+    engine: "fibers" (greenlets; the default) or "threads" (one operating-system thread per CUDA thread, one running at a time): same order, same results;
+        or "native" (compiled for the CPU by Numba; sim/native).
     seed: the order in which threads and blocks are resumed. Equal seeds give equal runs.
     on_finding: "raise" raises KernelBug at the end of a launch in which a tool found an error; "report" only reports. Warnings never raise.
     observers: the tools (sim.observers), classes or instances of sim.events.Observer; () switches all off, and an access outside its array is then an IndexError.
@@ -78,6 +79,17 @@ class Simulation:
 
 
 @dataclass(frozen=True)
+class Threads:
+    """What every thread runs: `kernel`, in a `fiber` (None: nobody waits); the names of cuda that are `used`, the code objects, and notes for the report."""
+
+    kernel: object
+    fiber: object
+    used: set
+    code: tuple
+    notes: tuple = ()
+
+
+@dataclass(frozen=True)
 class Launch:
     """A simulation with its configuration: call it with the kernel's arguments."""
 
@@ -87,32 +99,47 @@ class Launch:
     shared: int
 
     def __call__(self, *arguments):
-        how, function = self.simulation, self.simulation.function
-        names = argument_names(function, arguments)
-        # 1. one context for this launch, and the arguments in its memory
-        observers = [observer() if isinstance(observer, type) else observer for observer in how.observers]
-        context = Context(observers, how.spec, AddressSpace(), self.block, how.seed, how.max_steps)
-        values = bind(context, dict(zip(names, arguments)))
-        # 2. a copy of the kernel whose names are this launch's
-        scheduler = Scheduler(context)
-        declarations = Declarations(context, self.shared)
-        dialect = Cuda(scheduler, declarations, self.grid, self.block)
-        binder = self.binder(context, dialect)
-        kernel = binder.bind(function, [(name, kind_of_value(value)) for name, value in zip(names, values)])
-        declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
-        scheduler.takes_turns = binder.loops and bool(binder.used & YIELDING)
-        # 3. run every block
-        grid = Grid(scheduler, kernel, values, self.grid, self.block, self.resident(binder.used, how.spec))
-        context.announce("launch_started", context)
-        self.run(grid, context, straight=not (scheduler.takes_turns or binder.used & SUSPENDING))
-        context.announce("launch_finished", context)
-        # 4. what the tools say
-        notes = [f"{name} has no source to number, so its operators are Python's own" for name in binder.without_source]
-        code = tuple(copy.__code__ for copy in binder.functions.values())
-        report = Report(function.__name__, how.engine, self.grid, self.block, how.seed, finish(context.findings), context.counters, tuple(notes), code, context.trace)
+        how = self.simulation
+        given = dict(zip(argument_names(how.function, arguments), arguments))
+        report = native().launch(self, given) if how.engine == "native" else self.scheduled(given, self.interpreted)
         if how.on_finding == "raise" and report.errors:
             raise KernelBug(report)
         return report
+
+    def scheduled(self, given, prepare, grid_type=Grid, notes=()):
+        """The Report of a launch whose threads run one at a time; `prepare` says what each of them runs."""
+        how = self.simulation
+        # 1. one context for this launch, and the arguments in its memory
+        observers = [observer() if isinstance(observer, type) else observer for observer in how.observers]
+        context = Context(observers, how.spec, AddressSpace(), self.block, how.seed, how.max_steps)
+        values = bind(context, given)
+        # 2. a copy of the kernel whose names are this launch's
+        scheduler = Scheduler(context)
+        threads = prepare(scheduler, Declarations(context, self.shared), given, values)
+        # 3. run every block
+        grid = grid_type(scheduler, threads.kernel, values, self.grid, self.block, self.resident(threads.used, how.spec))
+        context.announce("launch_started", context)
+        self.run(grid, context, threads.fiber)
+        context.announce("launch_finished", context)
+        # 4. what the tools say
+        return self.report(finish(context.findings), context.counters, (*notes, *threads.notes), threads.code, context.trace)
+
+    def interpreted(self, scheduler, declarations, given, values):
+        """Threads that Python runs: a copy of the kernel with names of this launch."""
+        context, function = scheduler.context, self.simulation.function
+        binder = self.binder(context, Cuda(scheduler, declarations, self.grid, self.block))
+        kernel = binder.bind(function, [(name, kind_of_value(value)) for name, value in zip(given, values)])
+        declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
+        scheduler.takes_turns = binder.loops and bool(binder.used & YIELDING)
+        waits = scheduler.takes_turns or binder.used & SUSPENDING
+        notes = tuple(f"{name} has no source to number, so its operators are Python's own" for name in binder.without_source)
+        return Threads(kernel, ENGINES[self.simulation.engine] if waits else None, binder.used, tuple(copy.__code__ for copy in binder.functions.values()), notes)
+
+    threads = staticmethod(Threads)
+
+    def report(self, findings, counters, notes=(), code=(), trace=None):
+        how = self.simulation
+        return Report(how.function.__name__, how.engine, self.grid, self.block, how.seed, findings, counters, tuple(notes), code, trace)
 
     def binder(self, context, dialect):
         given = NUMBERS | {PREFIX + name: function for name, function in accessors(context.log, context.values).items()}
@@ -120,13 +147,14 @@ class Launch:
         modules = {"math": mathematics.math, "cmath": mathematics.cmath, "numba.cuda.libdevice": dialect.libdevice, "numba.cuda.cg": dialect.cg, "numba.cuda.fp16": dialect.fp16}
         return Binder(context, dialect, modules, BUILTINS, given)
 
-    def run(self, grid, context, straight):
+    def run(self, grid, context, fiber):
+        """Run every block, each thread in a `fiber`; without one, from start to end."""
         with np.errstate(all="ignore"), Watchdog(context):
             try:
-                if straight:
+                if fiber is None:
                     grid.run_straight()
                 else:
-                    grid.run(ENGINES[self.simulation.engine])
+                    grid.run(fiber)
             except Stuck:
                 if all(finding.kind != "no-progress" for finding in context.findings):  # it came between two threads
                     grid.scheduler.stuck(context.thread, None)
@@ -138,6 +166,17 @@ class Launch:
             raise LaunchError(f"the kernel synchronises the whole grid, whose {blocks:,} blocks must all be resident at once\n"
                               f"  {spec.name} holds {limit:,} blocks of this size: launch fewer and let each do more")
         return limit
+
+
+def native():
+    """The native engine, which needs Numba and is not imported before somebody asks for it."""
+    try:
+        from sim.native import runtime
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("numba", "llvmlite"):
+            raise
+        raise LaunchError('engine="native" compiles kernels with Numba, which is not installed\n  pip install numba, or use engine="fibers", which needs no compiler') from error
+    return runtime
 
 
 # --- what a launch may ask for ------------------------------------------------------------------------------------------------
@@ -189,15 +228,6 @@ def bind(context, arguments):
             arrays[name] = array
     places = bind_arguments(context.space, arrays)
     return [bound(context, name, value, arrays, places) for name, value in arguments.items()]
-
-
-def named_leaves(items):
-    """(name, value) of every argument, elements of tuples as name[0], name[1], ..."""
-    for name, value in items:
-        if isinstance(value, tuple):
-            yield from named_leaves((f"{name}[{i}]", part) for i, part in enumerate(value))
-        else:
-            yield name, value
 
 
 def bound(context, name, value, arrays, places):

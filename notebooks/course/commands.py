@@ -4,6 +4,8 @@
   test        check everything that CI checks (what follows is passed to pytest: test -k merge)
   test-gpu    what needs a GPU: its tests (what follows is passed to pytest), the solutions' notebooks with their GPU cells, compare
   compare     every kernel by every engine, and the GPU, beside a float64 reference: compare, compare flash_forward, compare --ncu --record
+  bench       on a GPU: the speed and memory of convolutional attention beside PyTorch's; bench --json kernels/data/bench.json records it
+  plots       draw the figures of the README from what bench recorded
   setup       make .venv and install the course into it; the variable PIP_ARGS is passed to pip
   doctor      say what is installed here, whether there is a GPU, and the remedy for every known trouble
   build       write the notebooks from solutions/*.py: build, build 01 03, build --check
@@ -78,6 +80,16 @@ def compare(arguments: list[str]) -> int:
     return run("-m", "kernels.compare", *arguments)
 
 
+def bench(arguments: list[str]) -> int:
+    """One table of times and memory."""
+    return run("-m", "kernels.bench", *arguments)
+
+
+def plots(arguments: list[str]) -> int:
+    """Figures of that table."""
+    return run("-m", "kernels.plots", *arguments)
+
+
 def lint(arguments: list[str]) -> int:
     """import-linter and ruff, both even if the first finds something."""
     imports = run("-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-logo")
@@ -95,4 +107,4 @@ def run(*arguments: str) -> int:
 
 
 COMMANDS = {"setup": setup, "lab": lab, "doctor": doctor, "build": build, "test": test, "test-gpu": test_gpu,
-            "compare": compare, "lint": lint, "bench-sim": bench_sim}
+            "compare": compare, "bench": bench, "plots": plots, "lint": lint, "bench-sim": bench_sim}

@@ -1,5 +1,6 @@
 """How one CUDA thread waits, as a greenlet: a switch away and back in a third of a microsecond."""
 import contextvars
+import functools
 
 import greenlet
 
@@ -18,6 +19,10 @@ class Fiber:
         self.greenlet.gr_context = contextvars.copy_context()  # a greenlet starts with an empty one: numpy's errstate would be lost
         self.resume = self.greenlet.switch
         self.suspend = self.greenlet.parent.switch
+
+    def begin(self, thread, kernel, arguments):
+        """The next body: `thread` runs `kernel`."""
+        self.body = functools.partial(thread.run, kernel, arguments)
 
     def loop(self):
         while True:

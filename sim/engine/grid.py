@@ -1,6 +1,5 @@
 """Blocks and ids: the threads of one block, and the walk over all blocks of a grid."""
 from collections import deque
-from functools import partial
 
 from sim.engine.barrier import witnesses
 from sim.engine.scheduler import FINISHED, PARKED, YIELDED
@@ -112,7 +111,7 @@ class Grid:
         block = self.new_block(index)
         for thread in block.threads:
             thread.fiber = self.free.pop() if self.free else self.fiber_type()
-            thread.fiber.body = partial(thread.run, self.kernel, self.arguments)
+            thread.fiber.begin(thread, self.kernel, self.arguments)
         return block
 
     def release(self, parked):

@@ -1,6 +1,7 @@
 """How one CUDA thread waits, as an operating-system thread: the same interface as Fiber, and still only one runs at a time."""
 import contextvars
 import ctypes
+import functools
 import threading
 
 from sim.errors import Abandoned
@@ -22,6 +23,10 @@ class OSThread:
         self.back.acquire()
         self.thread = threading.Thread(target=contextvars.copy_context().run, args=(self.loop,), daemon=True)
         self.thread.start()
+
+    def begin(self, thread, kernel, arguments):
+        """The next body: `thread` runs `kernel`."""
+        self.body = functools.partial(thread.run, kernel, arguments)
 
     def loop(self):
         try:

@@ -106,12 +106,12 @@ class Scheduler:
         thread.fiber.suspend()
         return thread.result
 
-    def turn(self):
+    def turn(self, frame=None):
         """The running thread lets others go first, if the kernel is one in which threads wait for each other by spinning."""
         if self.takes_turns:
             thread = self.context.thread
             thread.block.ready.append(thread)
-            self.wait(TURN, sys._getframe(2))
+            self.wait(TURN, frame or sys._getframe(2))
 
     def settle(self, block):
         """Nobody in `block` can run. Wake those who may go on (True), or leave the block parked or ended (False)."""

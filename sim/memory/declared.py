@@ -82,7 +82,11 @@ class Declarations:
     def check_size(self):
         limit = self.context.spec.shared_bytes_per_block
         if self.shared_bytes > limit:
-            raise LaunchError(f"the kernel declares {self.shared_bytes:,} bytes of shared memory a block\n  the device has {limit:,}: make the tiles smaller")
+            raise too_much_shared(self.shared_bytes, limit)
+
+
+def too_much_shared(nbytes, limit):
+    return LaunchError(f"the kernel declares {nbytes:,} bytes of shared memory a block\n  the device has {limit:,}: make the tiles smaller")
 
 
 def check_dtype(dtype, space):
@@ -109,7 +113,11 @@ def argument_types(frame):
 
 def declared_name(context, frame):
     """The variable that the running declaration is assigned to, read from its source line, or None."""
-    site = SITES[context.site_of(frame, "call")]
+    return name_before(SITES[context.site_of(frame, "call")])
+
+
+def name_before(site):
+    """The variable that what stands at `site` is assigned to, or None."""
     before = site.source[:max(site.column - site.indent, 0)]
     found = re.search(r"(\w+)\s*=\s*$", before)
     return found[1] if found else None

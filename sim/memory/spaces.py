@@ -106,6 +106,15 @@ def host_array(value, name):
     return array
 
 
+def named_leaves(items):
+    """(name, value) of every argument, elements of tuples as name[0], name[1], ..."""
+    for name, value in items:
+        if isinstance(value, tuple):
+            yield from named_leaves((f"{name}[{i}]", part) for i, part in enumerate(value))
+        else:
+            yield name, value
+
+
 def tensor_array(tensor, name):
     """A CPU tensor as a numpy array over the same memory; bfloat16 by way of its bits."""
     if tensor.device.type != "cpu":

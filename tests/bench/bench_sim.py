@@ -1,12 +1,14 @@
 """How fast the simulator is, against Numba's own (NUMBA_ENABLE_CUDASIM=1), on the same kernels in one run: `make bench-sim`.
 
-Prints one Markdown table: seconds for Numba's simulator, and for each way to run ours the seconds, how many times faster that is, and nanoseconds per
-access of an array. Times are the best of several runs, a first one not counted; Numba's simulator checks nothing.
+Prints one Markdown table: seconds for Numba's simulator, and for each way to run ours the seconds, how many times faster that is, nanoseconds per access of an
+array, and how many seconds longer the first launch took (the native engine compiles then; it is given an empty cache). Times are the best of several runs, a first
+one not counted; Numba's simulator checks nothing.
 """
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -66,24 +68,37 @@ def cases():
 
 
 def seconds(launch, arguments, wanted, runs):
-    """The best time of `runs` launches, after one that is not counted and that must be right."""
-    launch(*arguments)
-    np.testing.assert_allclose(arguments[-1], wanted, rtol=1e-4)
+    """(the best time of `runs` launches, how much longer a first one took, which must be right)."""
     times = []
-    for _ in range(runs):
+    for _ in range(runs + 1):
         began = time.perf_counter()
         launch(*arguments)
         times.append(time.perf_counter() - began)
-    return min(times)
+        np.testing.assert_allclose(arguments[-1], wanted, rtol=1e-4)
+    return min(times[1:]), times[0] - min(times[1:])
+
+
+class ByGenerators:
+    """A launch on the native engine's other way, which kernels that can be split at their barriers do not take by themselves."""
+
+    def __init__(self, launch):
+        self.launch = launch
+
+    def __call__(self, *arguments):
+        from sim.launch import argument_names
+        from sim.native.runtime import by_generators
+
+        names = argument_names(self.launch.simulation.function, arguments)
+        by_generators(self.launch, dict(zip(names, arguments)), "by generators: asked for")
 
 
 def of_numba():
     """Numba's simulator, in this process, which must have been started with NUMBA_ENABLE_CUDASIM=1."""
-    return [seconds(kernel[grid, block], arguments, wanted, runs=1) for _, kernel, grid, block, arguments, wanted in cases()]
+    return [seconds(kernel[grid, block], arguments, wanted, runs=1)[0] for _, kernel, grid, block, arguments, wanted in cases()]
 
 
 def of_ours():
-    """[{way: seconds}, accesses] for each case."""
+    """[{way: (seconds, seconds more for the first)}, accesses] for each case."""
     from sim import simulate
     from sim.events import Observer
     from sim.observers import COUNTERS, DEFAULT, Trace
@@ -97,22 +112,28 @@ def of_ours():
 
     every = (*DEFAULT, *COUNTERS, Trace)
     ways = {"fibers, no observers": {"observers": ()}, "fibers, default observers": {"observers": DEFAULT},
-            "fibers, every observer": {"observers": every}, "threads, default observers": {"observers": DEFAULT, "engine": "threads"}}
+            "fibers, every observer": {"observers": every}, "threads, default observers": {"observers": DEFAULT, "engine": "threads"},
+            "native, no observers": {"observers": (), "engine": "native"}, "native, default observers": {"observers": DEFAULT, "engine": "native"},
+            "native, every observer": {"observers": every, "engine": "native"}}
     for _, kernel, grid, block, arguments, wanted in cases():
         count = Count()
         simulate(kernel, observers=(count,))[grid, block](*arguments)
-        yield {way: seconds(simulate(kernel, **how)[grid, block], arguments, wanted, runs=5) for way, how in ways.items()}, count.accesses_seen
+        times = {way: seconds(simulate(kernel, **how)[grid, block], arguments, wanted, runs=5 if way.startswith(("fibers", "threads")) else 50) for way, how in ways.items()}
+        times["native by generators, no observers"] = seconds(ByGenerators(simulate(kernel, observers=(), engine="native")[grid, block]), arguments, wanted, runs=50)
+        yield times, count.accesses_seen
 
 
 def main():
+    empty_cache = tempfile.TemporaryDirectory()
+    os.environ["NUMBA_CACHE_DIR"] = empty_cache.name
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
     answer = subprocess.run([sys.executable, __file__, "--numba"], env=environment, capture_output=True, text=True, check=True).stdout
-    print("| kernel | run by | seconds | times faster | ns per access |")
-    print("|---|---|---:|---:|---:|")
+    print("| kernel | run by | seconds | times faster | ns per access | first launch, seconds more |")
+    print("|---|---|---:|---:|---:|---:|")
     for (name, *_), numba, (ours, accesses) in zip(cases(), json.loads(answer), of_ours()):
-        print(f"| {name} | Numba's simulator | {numba:.3f} | 1 | {numba / accesses * 1e9:,.0f} |")
-        for way, spent in ours.items():
-            print(f"| | {way} | {spent:.4f} | {numba / spent:.0f} | {spent / accesses * 1e9:,.0f} |")
+        print(f"| {name} | Numba's simulator | {numba:.3f} | 1 | {numba / accesses * 1e9:,.0f} | |")
+        for way, (spent, more) in ours.items():
+            print(f"| | {way} | {spent:.6f} | {numba / spent:,.0f} | {spent / accesses * 1e9:,.1f} | {more:.2f} |")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Runs modules of numba-cuda's own test suite in this process and prints one JSON object: {test: [outcome, launches, kinds of findings, why]}.
 
-    python tests/conformance/run.py [--numba] test_sm test_sync ...
+    python tests/conformance/run.py [--numba | --native] test_sm test_sync ...
 
-By default on our simulator, through the adapter; with --numba on Numba's own.
+By default on our simulator, through the adapter, with the engine "fibers" or, with --native, "native"; with --numba on Numba's own.
 """
 import json
 import os
@@ -58,12 +58,13 @@ def tests_in(suite):
 
 
 def main(arguments):
-    modules = [argument for argument in arguments if argument != "--numba"]
+    modules = [argument for argument in arguments if not argument.startswith("--")]
     outcomes, too_large = Outcomes([]), {}
     if "--numba" in arguments:
         os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
     else:
         import adapter
+        adapter.ENGINE = "native" if "--native" in arguments else "fibers"
         adapter.install()
         outcomes.launches, too_large = adapter.launches, TOO_LARGE
         for module in SMALL & set(modules):

@@ -15,7 +15,7 @@ from sim.mathematics import cmath as complex_math
 from sim.mathematics import libdevice, math
 from sim.numbers.libdevice import FUNCTIONS, MISSING
 
-UNARY = [name for name in vars(math) if callable(vars(math)[name]) and name not in
+UNARY = [name for name in sorted(vars(math)) if callable(vars(math)[name]) and name not in
          ("atan2", "hypot", "copysign", "fmod", "remainder", "pow", "ldexp", "nextafter")]  # fmt: skip
 BINARY = ["atan2", "hypot", "copysign", "fmod", "remainder", "pow", "ldexp", "nextafter"]
 NUMPY = {"acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atanh": "arctanh"}

@@ -1,0 +1,384 @@
+"""The checks of lesson 14: the last row of T, one split, a test for decoders, the merge as a kernel in `sim`; and a few ways to decode with mistakes in them."""
+
+import math
+
+import numpy as np
+import torch
+from numpy import float32
+from torch.nn.functional import conv2d, pad
+
+from course.check import kernels
+from course.check.harness import agree, compare, exercise, fail, numbers
+from kernels.conv_decode import decode_arguments
+from kernels.reference import conv_attention_decode, conv_scores
+from kernels.tiled import Traffic
+
+# (tokens, c_q, c_k): first one in which no two mistakes look alike; one token, fewer tokens than c_q, as many, more; odd and even, oblong, wider than the cache.
+SHAPES = [(9, 3, 4), (1, 1, 1), (1, 3, 3), (2, 3, 4), (3, 3, 4), (5, 7, 11), (8, 1, 5), (8, 5, 1), (13, 6, 11), (12, 2, 2), (6, 4, 3)]
+
+
+@exercise("14.1", "window_scores")
+def ex14_1(window_scores, rng):
+    for n, *taps in SHAPES:
+        check_scores(window_scores, n, taps, rng)
+    return f"{len(SHAPES)} last rows of T, of 1 to 13 keys, windows of 1 to 6 queries, taps odd and even, square and oblong"
+
+
+@exercise("14.2", "split_state")
+def ex14_2(split_state, rng):
+    splits = 0
+    for n, *taps in SHAPES:
+        inner = sorted(rng.integers(n + 1, size=2).tolist())
+        for start, end in [(n // 3, n - n // 3), (0, n), (0, (n + 1) // 2), (n // 2, n), (n - 1, n), inner, (n // 2, n // 2), (n, n)]:
+            check_split(split_state, n, taps, start, end, rng)
+            splits += 1
+    return f"{splits} splits: the whole cache, its ends and its middle, single keys, none; no number read too often"
+
+
+@exercise("14.3", "is_right")
+def ex14_3(is_right, rng):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.integers(2**31)))  # for the test's own random numbers
+        judge(is_right)
+    return f"it accepts {len(ACCEPTED)} right decoders and rejects {len(REJECTED)} wrong ones"
+
+
+@exercise("14.4", "merge_splits")
+def ex14_4(merge_splits, rng):
+    for sizes in [(1, 1, 1, 1), (1, 1, 1, 4), (1, 2, 2, 3), (2, 1, 3, 8), (2, 3, 5, 4), (1, 1, 40, 2), (1, 2, 7, 33)]:
+        check_merge(merge_splits, sizes, rng, "scores near 0")
+    for offset in (9000, -9000):
+        check_merge(merge_splits, (1, 2, 4, 3), rng, f"scores near {offset}", offset=offset)
+    for empty in ([0], [3], [0, 1], [1, 2, 3]):
+        check_merge(merge_splits, (1, 2, 4, 3), rng, f"nothing read by split{'s' * (len(empty) > 1)} {', '.join(map(str, empty))}", empty=empty)
+    return "1 to 40 splits, empty ones among them, several batches and heads, rows of 1 to 33 numbers, scores from -9000 to 9000"
+
+
+# The pieces of the oracle -----------------------------------------------------------------------------------------
+
+
+def normal(rng, *shape):
+    """Standard normal numbers, float64."""
+    return torch.from_numpy(rng.standard_normal(shape))
+
+
+def sides(taps):
+    """(P_k, P_r) of taps (c_q, c_k)."""
+    left = (taps[1] - 1) // 2
+    return left, taps[1] - 1 - left
+
+
+def hidden(s, query, key):
+    """s with 0 for keys after their query; its first row is that query, its first column that key."""
+    i, j = torch.arange(len(s))[:, None] + query, torch.arange(s.shape[1]) + key
+    return s.masked_fill(j > i, 0.0)
+
+
+def slid(s, w, left, right, above=None):
+    """The taps slid along the rows of a window, with so many zeros to its sides; rows that the window lacks are zeros `above`, or else below."""
+    lacking = len(w) - len(s)
+    above = lacking if above is None else above
+    return conv2d(pad(s, (left, right, above, lacking - above))[None, None], w[None, None])[0, 0, 0]
+
+
+def explained(got, mistakes, otherwise):
+    """The hint whose mistake gives just what was got; `mistakes` is {hint: value}."""
+    found = numbers(got)
+    same = (hint for hint, values in mistakes.items() if numbers(values).shape == found.shape and agree(found, numbers(values), 1e-6).all())
+    return next(same, otherwise)
+
+
+# 14.1 -------------------------------------------------------------------------------------------------------------
+
+UNMASKED = "Equal to what comes out without a mask. The last query sees every key, the older ones do not: each masks the keys after its own position."
+FROM_ZERO = "Your mask takes row r of the window for query r. There are N tokens, and the last row of the window is query N - 1: which one is row r?"
+OTHER_SIDE = "For an even c_k the two sides differ: P_k = (c_k - 1) // 2 zeros to the left, P_r = c_k - 1 - P_k to the right."
+BELOW = "The window is shorter than c_q, and the missing rows are those above it: the last row of taps meets the newest query."
+TURNED = "The taps are turned round: w[0, 0] must meet the oldest query and the leftmost key."
+NO_SCALE = "Equal to what comes out when q kᵀ is not divided by √d."
+NOT_FINITE = "Before the convolution the mask writes 0. With -inf in the window, a sum of -inf comes out, or NaN."
+ONE_ROW = "One number for each key: only the last row of T, of shape (N,)."
+SCORES = "Scores divided by √d; 0 for keys after their query; zeros to the left, to the right and above; the taps slid along."
+
+
+def check_scores(window_scores, n, taps, rng):
+    """The last row of n tokens."""
+    d = int(rng.integers(1, 6))
+    q, k, w = normal(rng, n, d), normal(rng, n, d), normal(rng, *taps)
+    window = q[-taps[0] :]
+    wanted = conv_scores(q[None, None], k[None, None], w[None])[0, 0, -1]
+    call = f"window_scores(q_window {tuple(window.shape)}, k {(n, d)}, w {tuple(taps)})"
+    got = window_scores(window, k, w)
+    s, (left, right) = window @ k.T / math.sqrt(d), sides(taps)
+    s0 = hidden(s, n - len(window), 0)
+    mistakes = {
+        UNMASKED: slid(s, w, left, right),
+        FROM_ZERO: slid(hidden(s, 0, 0), w, left, right),
+        OTHER_SIDE: slid(s0, w, right, left),
+        BELOW: slid(s0, w, left, right, above=0),
+        TURNED: slid(s0, w.flip(0, 1), left, right),
+        NO_SCALE: slid(s0 * math.sqrt(d), w, left, right),
+    }
+    if isinstance(got, torch.Tensor) and got.shape != wanted.shape:
+        compare(got, wanted, what="the last row of T", call=call, tolerance=1e-9, hint=ONE_ROW)
+    finite = isinstance(got, torch.Tensor) and got.isfinite().all()
+    hint = explained(got, mistakes, SCORES) if finite else NOT_FINITE
+    compare(got, wanted, what="the last row of T", call=call, tolerance=1e-9, hint=hint)
+
+
+# 14.2 -------------------------------------------------------------------------------------------------------------
+
+NO_HALO = "Equal to what comes out if the split knows its own keys alone. It loads P_k more to the left and P_r to the right, for the convolution."
+SHIFTED = "Column 0 of what is loaded is key start - P_k, not key start: the mask has to know."
+DIVIDED = "o is divided by l already. The merge needs it undivided: the division comes once, at the very end."
+POISONED = "NaN: here K is NaN outside of what the split must load (P_k to the left of its keys, P_r to the right), and V outside of what it owns."
+EMPTY = "A split without keys has read nothing: -inf, 0 and a row of zeros. The largest of no numbers does not exist: return early."
+STATE = "m is the largest T of the keys start to end - 1, l the sum of exp(T - m), o the sum of exp(T - m) · v, all over the owned keys alone."
+READS = "Load K of the owned keys and of the halo, once, with one load_rows; V of the owned keys alone, with another."
+
+
+def check_split(split_state, n, taps, start, end, rng):
+    """The split that owns the keys start to end - 1 of n; where it must not read there is NaN."""
+    d = int(rng.integers(1, 6))
+    q, k, v, w = normal(rng, n, d), normal(rng, n, d), normal(rng, n, d), normal(rng, *taps)
+    window, (left, right) = q[-taps[0] :], sides(taps)
+    t = conv_scores(q[None, None], k[None, None], w[None])[0, 0, -1, start:end]
+    low, high = max(start - left, 0), min(end + right, n)
+    mistakes = split_mistakes(window, k, v, w, start, end, t)
+    k_seen, v_seen = only(k, low, high), only(v, start, end)
+    call = f"split_state(q_window {tuple(window.shape)}, k {(n, d)}, v, w {tuple(taps)}, start={start}, end={end}, traffic)"
+    traffic = Traffic()
+    got = split_state(window, k_seen, v_seen, w, start, end, traffic)
+    if got is not None and not (isinstance(got, tuple | list) and len(got) == 3):
+        fail("split_state must return three things", call=call, wanted="(m, l, o)", got=type(got).__name__)
+    hint = EMPTY if start == end else POISONED if got is not None and np.isnan(numbers(got)).any() else explained(got, mistakes, STATE)
+    compare(got, state_of(t, v[start:end]), what="(m, l, o)", call=call, tolerance=1e-9, hint=hint)
+    wanted = d * (high - low + end - start)
+    if start < end and traffic.read != wanted:
+        fail("right, but so many numbers are read", call=call, wanted=wanted, got=traffic.read, hint=READS)
+
+
+def state_of(t, v):
+    """(m, l, o) of these scores and values; of none, the state of who has read nothing."""
+    if not len(t):
+        return -math.inf, 0.0, torch.zeros(v.shape[1], dtype=v.dtype)
+    p = torch.exp(t - t.max())
+    return t.max(), p.sum(), p @ v
+
+
+def only(rows, low, high):
+    """rows, with NaN outside [low, high)."""
+    kept = torch.full_like(rows, math.nan)
+    kept[low:high] = rows[low:high]
+    return kept
+
+
+def split_mistakes(window, k, v, w, start, end, t):
+    """{hint: the state that comes of it}."""
+    if start == end:
+        return {}
+    (left, right), v, short = sides(w.shape), v[start:end], len(k) - len(window)
+    s = window @ pad(k, (0, 0, left, right)).T[:, start : end + left + right] / math.sqrt(k.shape[1])
+    own = s[:, left : s.shape[1] - right]
+    m, l, o = state_of(t, v)
+    return {
+        NO_HALO: state_of(slid(hidden(own, short, start), w, left, right), v),
+        UNMASKED: state_of(slid(s, w, 0, 0), v),
+        SHIFTED: state_of(slid(hidden(s, short, start), w, 0, 0), v),
+        DIVIDED: (m, l, o / l),
+    }
+
+
+# 14.3: ways to decode, right and wrong ----------------------------------------------------------------------------
+
+
+def pieces(q, k, w, start, end, halo=True, mask=True, swap=False, below=False):
+    """T of the keys start to end - 1 of one head: right, or with a mistake."""
+    if start == end:
+        return k.new_empty(0)
+    (left, right), n = sides(w.shape), len(k)
+    left, right = (right, left) if swap else (left, right)
+    k = pad(k if halo else only_here(k, start, end), (0, 0, left, right))[start : end + left + right]
+    s = q @ k.T / math.sqrt(k.shape[1])
+    s0 = hidden(s, n - len(q), start - left) if mask else s
+    return slid(s0, w, 0, 0, above=0 if below else None)
+
+
+def only_here(rows, start, end):
+    """rows, with 0 outside [start, end)."""
+    return torch.nan_to_num(only(rows, start, end))
+
+
+def owned_by(n, splits):
+    """[start, end) of each split: n keys in equal shares, those of the last ones smaller, or empty."""
+    share = -(-n // splits)
+    return [(min(s * share, n), min((s + 1) * share, n)) for s in range(splits)]
+
+
+def faultless(q, k, v, w, splits):
+    """As it should be; one head."""
+    return merged([state_of(pieces(q, k, w, *own), v[slice(*own)]) for own in owned_by(len(k), splits)])
+
+
+def merged(states):
+    """What all splits together have read, divided by l."""
+    m = max(m for m, _, _ in states)
+    weights = [math.exp(own - m) for own, _, _ in states]
+    l = sum(weight * l for weight, (_, l, _) in zip(weights, states, strict=True))
+    return sum(weight * o for weight, (_, _, o) in zip(weights, states, strict=True)) / l
+
+
+def no_halo(q, k, v, w, splits):
+    """Each split convolves the scores of its own keys, with zeros around them."""
+    return merged([state_of(pieces(q, k, w, *own, halo=False), v[slice(*own)]) for own in owned_by(len(k), splits)])
+
+
+def unmasked_window(q, k, v, w, splits):
+    """All keys of the cache are in the past of the new token, so nothing is masked."""
+    return merged([state_of(pieces(q, k, w, *own, mask=False), v[slice(*own)]) for own in owned_by(len(k), splits)])
+
+
+def undivided(q, k, v, w, splits):
+    """The merge divides by l; with one split there is nothing to merge."""
+    states = [state_of(pieces(q, k, w, *own), v[slice(*own)]) for own in owned_by(len(k), splits)]
+    return merged(states) if splits > 1 else states[0][2]
+
+
+def full_tiles(q, k, v, w, splits):
+    """Every split works on a whole tile of keys; what lies behind the end of the cache is -inf."""
+    share = -(-len(k) // splits)
+    states = []
+    for start, end in owned_by(len(k), splits):
+        t = pad(pieces(q, k, w, start, end), (0, share - (end - start)), value=-math.inf)
+        p = torch.exp(t - t.max())
+        states.append((t.max(), p.sum(), p @ pad(v[start:end], (0, 0, 0, share - (end - start)))))
+    return merged(states)
+
+
+def head_by_head(decode):
+    """A decoder of (B, H, …) from one of a single head, with the package's own checks of arguments."""
+
+    def decode_all(q_window, k, v, w, splits):
+        *tensors, _ = decode_arguments(q_window, k, v, w, None)
+        rows = [[decode(*(tensor[b, h] for tensor in tensors[:3]), tensors[3][h], splits) for h in range(k.shape[1])] for b in range(k.shape[0])]
+        return torch.stack([torch.stack(heads) for heads in rows])[:, :, None]
+
+    return decode_all
+
+
+FAULTY = {function.__name__: head_by_head(function) for function in (no_halo, unmasked_window, undivided, full_tiles)}
+
+
+def with_pieces(**mistakes):
+    """A decoder with these mistakes in its scores."""
+    return head_by_head(
+        lambda q, k, v, w, splits: merged([state_of(pieces(q, k, w, *own, **mistakes), v[slice(*own)]) for own in owned_by(len(k), splits)])
+    )
+
+
+def altered(change):
+    """The right output, changed: change(o, q_window, k, v, w, splits)."""
+
+    def decode(q_window, k, v, w, splits):
+        return change(head_by_head(faultless)(q_window, k, v, w, splits), q_window, k, v, w, splits)
+
+    return decode
+
+
+def first_taps(q_window, k, v, w, splits):
+    return head_by_head(faultless)(q_window, k, v, w[:1].expand_as(w), splits)
+
+
+def first_sequence(q_window, k, v, w, splits):
+    return head_by_head(faultless)(q_window, k[:1].expand_as(k), v[:1].expand_as(v), w, splits)
+
+
+def lost_end(q, k, v, w, splits):
+    """The share is rounded down: the last keys belong to nobody."""
+    share = max(len(k) // splits, 1)
+    owned = [(min(s * share, len(k)), min((s + 1) * share, len(k))) for s in range(splits)]
+    return merged([state_of(pieces(q, k, w, *own), v[slice(*own)]) for own in owned])
+
+
+def not_rescaled(q, k, v, w, splits):
+    states = [state_of(pieces(q, k, w, *own), v[slice(*own)]) for own in owned_by(len(k), splits)]
+    return sum(o for _, _, o in states) / sum(l for _, l, _ in states)
+
+
+TOO_STRICT = "float32 rounds: right means a largest difference of at most 1e-5 from the reference in float64. Is `wanted` the last row, [:, :, -1:]?"
+SPLIT_COUNTS = "Try every number of splits from 1 to more than there are keys: this one is right for most of them."
+NAN = "A comparison with NaN is never true: `error > 1e-5` lets it pass, `not error <= 1e-5` does not."
+START = "Try the start of a sequence too: fewer tokens than c_q, and so a shorter window."
+
+ACCEPTED = {
+    "the right one": head_by_head(faultless),
+    "one that rounds a little more": altered(lambda o, *_: o * (1 + 1e-6)),
+    "one that does not split at all": lambda q_window, k, v, w, splits: conv_attention_decode(q_window, k, v, w),
+}
+REJECTED = {
+    "no_halo": (FAULTY["no_halo"], "With one split it is right. Try several."),
+    "unmasked_window": (FAULTY["unmasked_window"], "It is right for a single token, and where c_q = 1: try more of both."),
+    "undivided": (FAULTY["undivided"], f"{SPLIT_COUNTS} With one token l is 1, and it does not show."),
+    "full_tiles": (FAULTY["full_tiles"], f"{SPLIT_COUNTS} {NAN}"),
+    "always NaN": (altered(lambda o, *_: o * math.nan), NAN),
+    "off by a thousandth": (altered(lambda o, *_: o * 1.001), "A tolerance of 1e-5 finds it."),
+    "P_k and P_r exchanged": (with_pieces(swap=True), "For odd c_k the two sides are alike. Try an even one, with several keys."),
+    "a short window at the wrong rows of taps": (with_pieces(below=True), START),
+    "the taps of head 0 for all heads": (first_taps, "Try more than one head, with different taps."),
+    "the cache of the first sequence for all": (first_sequence, "Try more than one sequence, B = 2."),
+    "the last keys lost": (head_by_head(lost_end), f"It is right where the keys can be divided evenly. {SPLIT_COUNTS}"),
+    "merged without rescaling": (head_by_head(not_rescaled), "With one split it is right. Try several."),
+}
+
+
+def judge(is_right):
+    """Reject a test that takes a right decoder for wrong, or the other way round."""
+    for name, decode in ACCEPTED.items():
+        if not answered(is_right, decode):
+            fail(f"your test rejects a right decoder: {name}", wanted="True", got="False", hint=TOO_STRICT)
+    for name, (decode, hint) in REJECTED.items():
+        if answered(is_right, decode):
+            fail(f"your test accepts a wrong decoder: {name}", wanted="False", got="True", hint=hint)
+
+
+def answered(is_right, decode):
+    """What the learner's test says of a decoder: True or False."""
+    answer = is_right(decode)
+    if answer is None:
+        fail("your test gave back nothing", wanted="True or False", hint="Does every way through it end in a return?")
+    return bool(answer)
+
+
+# 14.4 -------------------------------------------------------------------------------------------------------------
+
+UNDIVIDED = "o is not divided by l. The division belongs at the end, also if there is one split."
+EACH_DIVIDED = "Equal to the mean of o / l over the splits. First merge, then divide once: a split with small scores must count little."
+UNSCALED = "Equal to what comes out without the weights: each split has a unit of its own, and its l and o must shrink by exp(m_s - m)."
+NOBODY_WRITES = "NaN: no thread has written this number; or m is not the largest of all, and exp goes over or all is 0; or -inf has met -inf, in an empty split."
+MERGE = "First the largest m of all splits; then the sums of exp(m_s - m) · l_s and exp(m_s - m) · o_s; then one division. part[d] is m, part[d + 1] is l."
+
+
+def check_merge(merge_splits, sizes, rng, case, offset=0, empty=()):
+    """One launch, a block for each head of each batch; parts: (B, H, splits, d + 2)."""
+    batch, heads, splits, d = sizes
+    o, l = rng.normal(0, 2, (batch, heads, splits, d)), rng.uniform(1, 3, (batch, heads, splits, 1))
+    m = offset + rng.integers(-4, 5, (batch, heads, splits, 1))
+    m, l, o = (np.where(np.isin(np.arange(splits), empty)[:, None], nothing, part) for nothing, part in ((-np.inf, m), (0, l), (0, o)))
+    parts, out = np.concatenate([o, m, l], axis=3).astype(float32), np.full((batch, heads, 1, d), np.nan, float32)
+    threads = 64 if d > 32 else 32
+    call = f"merge_splits[({heads}, {batch}), {threads}](parts {parts.shape}, out {out.shape}), {case}"
+    kernels.run(merge_splits, ((heads, batch), threads), (parts,), (out,), rng, call)
+    weights = np.exp(m - m.max(axis=2, keepdims=True))
+    sums, totals = ((weights * part).sum(axis=2, keepdims=True) for part in (o, l))
+    mistakes = {
+        UNDIVIDED: sums,
+        UNSCALED: o.sum(axis=2, keepdims=True) / l.sum(axis=2, keepdims=True),
+        EACH_DIVIDED: (o / np.where(l > 0, l, 1)).mean(axis=2, keepdims=True),
+    }
+    hint = NOBODY_WRITES if np.isnan(out).any() else nearest(out, mistakes)
+    compare(out, sums / totals, what="a wrong output", call=call, tolerance=1e-5, hint=hint)
+
+
+def nearest(out, mistakes):
+    """As `explained`, for float32."""
+    return next((hint for hint, values in mistakes.items() if np.allclose(out, values, 1e-4, 1e-4)), MERGE)

@@ -1,0 +1,173 @@
+"""Arrays as compiled kernels hold them: an address, a shape and strides, the same for what watches over them, and the numbers of the launch.
+
+Nothing here owns memory: whoever launches keeps it alive, so compiled code counts no references. What an access does is in sim.native.checks.
+"""
+import functools
+
+import numpy as np
+from llvmlite import ir
+from numba import int64, types
+from numba.core import cgutils
+from numba.extending import NativeValue, intrinsic, make_attribute_wrapper, models, register_model, unbox
+from numba.np.numpy_support import from_dtype
+
+BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = "bare", "bounded", "global", "empty", "shared", "local"  # what is checked: see sim.native.checks
+NOTED, LOGGED = "noted", "logged"  # see sim.native.logged
+
+
+class State:
+    """The numbers of one launch that compiled code reads and writes (int64, sim.native.checks says which is which); compiled code gets their address."""
+
+    def __init__(self, length, first, values):
+        self.numbers = np.zeros(length, np.int64)
+        self.numbers[first:first + len(values)] = values
+        self.address = self.numbers.ctypes.data
+
+
+class Guarded:
+    """`array` (ndarray) for compiled code. `kind` says what is checked; `shadow` is what that needs: an address of two int64 or one uint8 for each element, or,
+    for what is logged, a number for the array and its address in the simulated memory."""
+
+    __slots__ = ("held", "packed", "_numba_type_")
+
+    def __init__(self, array, kind, shadow, state, sizes=None):
+        itemsize = array.itemsize or 1
+        members = (array.__array_interface__["data"][0], *array.shape, *(stride // itemsize for stride in array.strides), shadow, state.address)
+        members = np.array(members, np.int64)
+        self.held, self.packed = (array, members), members.__array_interface__["data"][0]
+        self._numba_type_ = array_type(array, kind, sizes)
+
+
+def array_type(array, kind, sizes=None):
+    """The type of a Guarded over an ndarray."""
+    return guarded_type(array.dtype, array.ndim, array.flags.c_contiguous, kind, sizes)
+
+
+@functools.cache
+def guarded_type(dtype, ndim, rowwise, kind, sizes):
+    return GuardedType(from_dtype(dtype), ndim, rowwise, kind, sizes)
+
+
+# --- both as types of Numba ---------------------------------------------------------------------------------------------------
+
+
+class GuardedType(types.Type):
+    """`rowwise`: the strides follow from the shape, the last axis being contiguous. `sizes`: of each dimension the size, where it is a constant, or None."""
+
+    def __init__(self, dtype, ndim, rowwise, kind, sizes=None):
+        self.dtype, self.ndim, self.rowwise, self.kind, self.sizes = dtype, ndim, rowwise, kind, sizes or (None,) * ndim
+        super().__init__(f"Guarded({dtype}, {self.sizes}, {rowwise}, {kind})")
+
+    def side(self, axis):
+        """The text of a dimension's size, in a function of the array `x`."""
+        return f"x.shape[{axis}]" if self.sizes[axis] is None else str(self.sizes[axis])
+
+    def stride(self, axis):
+        """The text of a stride, in elements."""
+        return " * ".join(map(self.side, range(axis + 1, self.ndim))) or "1" if self.rowwise else f"x.strides[{axis}]"
+
+
+@register_model(GuardedType)
+class GuardedModel(models.StructModel):
+    def __init__(self, manager, kind):
+        sides = types.UniTuple(int64, kind.ndim)
+        super().__init__(manager, kind, [("data", int64), ("shape", sides), ("strides", sides), ("shadow", int64), ("numbers", int64)])
+
+
+for _member in ("data", "shape", "strides", "shadow", "numbers"):
+    make_attribute_wrapper(GuardedType, _member, _member)
+
+@unbox(GuardedType)
+def unbox_guarded(kind, value, c):
+    """From a Python object, whose `packed` is the address of all members in a row, to a structure."""
+    structure, builder, n = cgutils.create_struct_proxy(kind)(c.context, c.builder), c.builder, kind.ndim
+    held = c.pyapi.object_getattr_string(value, "packed")
+    row = builder.inttoptr(c.pyapi.long_as_longlong(held), ir.IntType(64).as_pointer())
+    c.pyapi.decref(held)
+    members = [builder.load(builder.gep(row, [ir.Constant(ir.IntType(64), position)])) for position in range(2 * n + 3)]
+    structure.data, structure.shadow, structure.numbers = members[0], members[-2], members[-1]
+    structure.shape, structure.strides = cgutils.pack_array(builder, members[1:n + 1], ir.IntType(64)), cgutils.pack_array(builder, members[n + 1:-2], ir.IntType(64))
+    return NativeValue(structure._getvalue())
+
+
+# --- memory -------------------------------------------------------------------------------------------------------------------
+
+
+def at(context, builder, address, position, kind):
+    """A pointer to the value of type `kind` that stands `position` such values behind an address."""
+    return builder.gep(builder.inttoptr(address, context.get_data_type(kind).as_pointer()), [position])
+
+
+def element(context, builder, x, value, flat):
+    return at(context, builder, cgutils.create_struct_proxy(x)(context, builder, value).data, flat, x.dtype)
+
+
+@intrinsic
+def peek(typing, x, flat):
+    """The element of a Guarded `flat` elements behind its first."""
+    def code(context, builder, signature, arguments):
+        return context.unpack_value(builder, x.dtype, element(context, builder, x, *arguments))
+    return x.dtype(x, int64), code
+
+
+@intrinsic
+def poke(typing, x, flat, value):
+    """Write an element of a Guarded."""
+    def code(context, builder, signature, arguments):
+        context.pack_value(builder, x.dtype, arguments[2], element(context, builder, x, *arguments[:2]))
+        return context.get_dummy_value()
+    return types.void(x, int64, x.dtype), code
+
+
+@intrinsic
+def get(typing, address, position, like):
+    """The value of the type of `like` that stands `position` such values behind an address."""
+    def code(context, builder, signature, arguments):
+        return context.unpack_value(builder, like, at(context, builder, arguments[0], arguments[1], like))
+    return like(int64, int64, like), code
+
+
+@intrinsic
+def put(typing, address, position, value):
+    """Write `value`, of whatever type, `position` such values behind an address."""
+    kind = types.unliteral(value)
+
+    def code(context, builder, signature, arguments):
+        context.pack_value(builder, kind, arguments[2], at(context, builder, arguments[0], arguments[1], kind))
+        return context.get_dummy_value()
+    return types.void(int64, int64, kind), code
+
+
+@intrinsic
+def number(typing, address, position):
+    """The int64 at a position: of a launch's numbers, of an array's stamps, of a buffer."""
+    def code(context, builder, signature, arguments):
+        return builder.load(at(context, builder, *arguments, int64))
+    return int64(int64, int64), code
+
+
+@intrinsic
+def set_number(typing, address, position, value):
+    def code(context, builder, signature, arguments):
+        builder.store(arguments[2], at(context, builder, *arguments[:2], int64))
+        return context.get_dummy_value()
+    return types.void(int64, int64, int64), code
+
+
+@functools.cache
+def viewer(kind):
+    """The intrinsic (array, flat, shape, strides) -> the Guarded of type `kind` that begins `flat` elements behind the first of the array."""
+    @intrinsic
+    def view(typing, x, flat, shape, strides):
+        def code(context, builder, signature, arguments):
+            old, new = cgutils.create_struct_proxy(x)(context, builder, arguments[0]), cgutils.create_struct_proxy(kind)(context, builder)
+            size = context.get_abi_sizeof(context.get_data_type(x.dtype))
+            cell = {LOCAL: 1, BARE: 0, BOUNDED: 0, NOTED: size, LOGGED: size}.get(x.kind, 16)
+            new.data = builder.add(old.data, builder.mul(arguments[1], ir.Constant(ir.IntType(64), size)))
+            new.shadow = builder.add(old.shadow, builder.mul(arguments[1], ir.Constant(ir.IntType(64), cell)))
+            new.shape, new.strides, new.numbers = arguments[2], arguments[3], old.numbers
+            return new._getvalue()
+        sides = types.UniTuple(int64, kind.ndim)
+        return kind(x, int64, sides, sides), code
+    return view
+

@@ -1,0 +1,312 @@
+"""What compiled code does at an access: bounds for every array, and stamps for those that are watched.
+
+A check only detects: it sets DIRTY among the launch's numbers, and the launch is then run again by an engine that can explain. Bad loads give 0, bad stores do nothing.
+Beside each element of a watched array stand two stamps, which say when and by whom it was last written and last read: from the lowest bit 10 bits of thread, 6 of flags, 16 of
+the warp's segment (how often its lanes have synchronised), 31 of the epoch. Epochs count the barriers and blocks of the whole launch, so stamps of an earlier block are told by
+their size, and nothing is ever reset. Being too careful costs a slow run; missing something is not allowed.
+"""
+import functools
+import operator
+from math import prod
+
+import numpy as np
+from numba import int64, njit, types, uint8
+from numba.extending import overload, overload_attribute
+from numba.np.numpy_support import as_dtype
+
+from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, GuardedType, State, get, number, peek, poke, put, set_number, viewer
+
+# The numbers of a launch. WROTE: whether anybody has written to global memory; SEGMENTS: one for each warp of a block; INDICES: threadIdx of each thread, as x | y << 16 | z << 32.
+DIRTY, WROTE, ME, BLOCK_START, ROUNDS, TURNS, ENDED, BARRIERS, EPOCH, SEGMENTS = range(10)
+INDICES = SEGMENTS + 32
+NUMBERS = INDICES + 1024
+
+THREAD_BITS, SEGMENT_SHIFT, EPOCH_SHIFT, WARP_SHIFT = 10, 16, 32, 5
+THREAD = (1 << THREAD_BITS) - 1
+WARP = THREAD >> WARP_SHIFT << WARP_SHIFT
+SEGMENT = 0xFFFF << SEGMENT_SHIFT
+# ATOMIC: written by an atomic. MANY: by several threads. WARPS: of several warps in this epoch. OTHERS: by an earlier block too. PLAIN: by a plain store of this block too.
+ATOMIC, MANY, WARPS, OTHERS, PLAIN = (1 << bit for bit in range(THREAD_BITS, THREAD_BITS + 5))
+
+INTERNAL = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # functions that only compiled code calls
+always = njit(**INTERNAL, forceinline=True)
+IN_TEXT = {"peek": peek, "poke": poke, "put": put}  # names that occur in functions made from text
+LIKE_CODE = {"jit_options": INTERNAL}
+
+
+def new_state(block, length=NUMBERS):
+    """The numbers of a launch with blocks of this shape."""
+    return State(length, INDICES, indices_of(block))
+
+
+@functools.cache
+def indices_of(block):
+    thread = np.arange(prod(block))
+    return thread % block[0] | thread // block[0] % block[1] << 16 | thread // (block[0] * block[1]) << 32
+
+
+# --- stamps -------------------------------------------------------------------------------------------------------------------
+
+
+@always
+def same_epoch(before, me):
+    return before >> EPOCH_SHIFT == me >> EPOCH_SHIFT
+
+
+@always
+def of_another(before, me):
+    """Whether the stamp, of this epoch, is an access by another thread that no syncwarp puts before what this thread does now."""
+    if before & WARPS or (before ^ me) & WARP:
+        return True
+    return (before ^ me) & SEGMENT == 0 and (before & MANY != 0 or (before ^ me) & THREAD != 0)
+
+
+@always
+def conflicts(before, state, between_blocks):
+    """Whether what the stamp tells of and what this thread does now are in no order; `between_blocks`: the memory outlives a block."""
+    me = number(state, ME)
+    if before == 0 or before == me:
+        return False
+    if between_blocks and (before & OTHERS or before >> EPOCH_SHIFT < number(state, BLOCK_START)):
+        return True
+    return same_epoch(before, me) and of_another(before, me)
+
+
+@always
+def read_by_me(before, state, between_blocks):
+    """The stamp of an element's readers, this thread now being one of them."""
+    me = number(state, ME)
+    if before == 0:
+        return me
+    if between_blocks and (before & OTHERS or before >> EPOCH_SHIFT < number(state, BLOCK_START)):
+        me |= OTHERS
+    if not same_epoch(before, me):
+        return me
+    if (before ^ me) & WARP:
+        return me | WARPS
+    together = (before ^ me) & SEGMENT == 0 and (before & MANY != 0 or (before ^ me) & THREAD != 0)
+    return me | before & WARPS | (MANY if together else 0)
+
+
+@always
+def unwritten(written, state):
+    return written >> EPOCH_SHIFT < number(state, BLOCK_START)
+
+
+@always
+def watch_load(stamps, flat, state, between_blocks, wants_written):
+    written, read = number(stamps, 2 * flat), number(stamps, 2 * flat + 1)
+    if wants_written and unwritten(written, state) or conflicts(written, state, between_blocks):
+        set_number(state, DIRTY, 1)
+    if read != number(state, ME):
+        set_number(stamps, 2 * flat + 1, read_by_me(read, state, between_blocks))
+
+
+@always
+def watch_store(stamps, flat, state, between_blocks):
+    if conflicts(number(stamps, 2 * flat), state, between_blocks) or conflicts(number(stamps, 2 * flat + 1), state, between_blocks):
+        set_number(state, DIRTY, 1)
+    set_number(stamps, 2 * flat, number(state, ME))
+    if between_blocks:
+        set_number(state, WROTE, 1)
+
+
+@always
+def watch_atomic(stamps, flat, state, between_blocks, wants_written):
+    written, me = number(stamps, 2 * flat), number(state, ME)
+    new = me | ATOMIC
+    if wants_written and unwritten(written, state) or conflicts(number(stamps, 2 * flat + 1), state, between_blocks):
+        set_number(state, DIRTY, 1)
+    if written == 0:
+        pass
+    elif unwritten(written, state):  # an earlier block's
+        if between_blocks:
+            new |= OTHERS
+            if written & PLAIN or not written & ATOMIC:
+                set_number(state, DIRTY, 1)
+    elif written & ATOMIC:
+        new |= written & (OTHERS | PLAIN)
+        if same_epoch(written, me):
+            new |= written & (WARPS | MANY) | (WARPS if (written ^ me) & THREAD else 0)
+    elif same_epoch(written, me):
+        if of_another(written, me):
+            set_number(state, DIRTY, 1)
+        new = me  # both of them: as plain as the store
+    else:
+        new |= PLAIN
+    set_number(stamps, 2 * flat, new)
+    if between_blocks:
+        set_number(state, WROTE, 1)
+
+
+@always
+def watch_local(written, flat, state):
+    if get(written, flat, uint8(0)) == 0:
+        set_number(state, DIRTY, 1)
+
+
+# --- elements -----------------------------------------------------------------------------------------------------------------
+
+
+def change(x, index, combine, value):
+    """Replace x[index] by combine(old, value), and return old: an atomic, for code that nobody interrupts."""
+
+
+def as_index(position):
+    """An index as an int64; one that is too large for that stays too large."""
+
+
+@overload(as_index, **LIKE_CODE)
+def index_of(position):
+    most = types.uint64(2**63 - 1)
+    return (lambda position: int64(min(position, most))) if position == types.uint64 else (lambda position: int64(position))
+
+
+@always
+def looked_at(position, length, state, wraps):
+    """A position that does not lie between 0 and `length`, counted from the start, or -1; sets DIRTY for what somebody must hear of."""
+    place = position + length if -length <= position < 0 else position if 0 <= position < length else -1
+    if place < 0 or place != position and not wraps:
+        set_number(state, DIRTY, 1)
+    return place
+
+
+WATCH = {  # kind -> what a load does first, a store, an atomic
+    BARE: ("pass", "pass", "pass"), BOUNDED: ("pass", "pass", "pass"), LOCAL: ("watch_local(x.shadow, flat, x.numbers)", "put(x.shadow, flat, uint8(1))", "watch_local(x.shadow, flat, x.numbers)"),
+    GLOBAL: ("watch_load(x.shadow, flat, x.numbers, True, False)", "watch_store(x.shadow, flat, x.numbers, True)", "watch_atomic(x.shadow, flat, x.numbers, True, False)"),
+    EMPTY: ("watch_load(x.shadow, flat, x.numbers, True, True)", "watch_store(x.shadow, flat, x.numbers, True)", "watch_atomic(x.shadow, flat, x.numbers, True, True)"),
+    SHARED: ("watch_load(x.shadow, flat, x.numbers, False, True)", "watch_store(x.shadow, flat, x.numbers, False)", "watch_atomic(x.shadow, flat, x.numbers, False, True)")}
+ACCESS = """
+def {name}(x, index{more}):
+    {indices}
+    if not ({inside}):
+        {wrap}
+        if {lost}:
+            return {zero}
+    flat = {flat}
+    {watch}
+    {do}
+"""
+DO = {"load": ("", "zero", "return peek(x, flat)"), "store": (", value", "", "poke(x, flat, kind(value))"),
+      "change": (", combine, value", "zero", "old = peek(x, flat); poke(x, flat, kind(combine(old, value))); return old")}
+
+
+@functools.cache
+def accessor(kind, single, name):
+    """The function `name` (load, store or change, which is what an atomic does) for a GuardedType; `single`: whether the index is a number, not a tuple."""
+    axes, (more, zero, do) = range(kind.ndim), DO[name]
+    text = ACCESS.format(
+        name=name, more=more, zero=zero, do=do, watch=WATCH[kind.kind][list(DO).index(name)], flat=flat_text(kind),
+        indices="; ".join(f"i{a} = as_index({'index' if single else f'index[{a}]'})" for a in axes) or "pass",
+        inside=" and ".join(f"0 <= i{a} < {kind.side(a)}" for a in axes) or "True",
+        wrap="; ".join(f"i{a} = looked_at(i{a}, {kind.side(a)}, x.numbers, {kind.kind == BARE})" for a in axes) or "pass",
+        lost=" or ".join(f"i{a} < 0" for a in axes) or "False")
+    names = globals() | IN_TEXT | {"zero": as_dtype(kind.dtype).type(0), "kind": kind.dtype}
+    exec(text, names)
+    return names[name]
+
+
+def flat_text(kind):
+    """The position behind the first element, in elements, of the index i0, i1, ..."""
+    return " + ".join(f"i{a} * ({kind.stride(a)})" for a in range(kind.ndim)) or "0"
+
+
+def is_element(x, index):
+    """Whether `index` names one element of a Guarded: as many integers as there are dimensions."""
+    if not isinstance(x, GuardedType):
+        return False
+    if isinstance(index, types.BaseTuple):
+        return len(index) == x.ndim and all(isinstance(part, types.Integer) for part in index)
+    return x.ndim == 1 and isinstance(index, types.Integer)
+
+
+@overload(operator.getitem, **LIKE_CODE)
+def getitem(x, index):
+    if is_element(x, index):
+        return accessor(x, isinstance(index, types.Integer), "load")
+    return part_of(x, index) if isinstance(x, GuardedType) else None
+
+
+@overload(operator.setitem, **LIKE_CODE)
+def setitem(x, index, value):
+    if is_element(x, index):
+        return accessor(x, isinstance(index, types.Integer), "store")
+
+
+@overload(change, **LIKE_CODE)
+def change_guarded(x, index, combine, value):
+    if is_element(x, index):
+        return accessor(x, isinstance(index, types.Integer), "change")
+
+
+# --- parts of arrays ------------------------------------------------------------------------------------------------------------
+
+
+@always
+def whole(position, length, state, wraps):
+    """An index of a view: one that is outside becomes 0, and the launch DIRTY."""
+    return position if 0 <= position < length else max(looked_at(position, length, state, wraps), 0)
+
+
+def part_of(x, index):
+    """The function (array, index) -> view."""
+    parts = tuple(index) if isinstance(index, types.BaseTuple) else (index,)
+    if len(parts) > x.ndim or not all(isinstance(part, (types.Integer, types.SliceType)) for part in parts):
+        return None
+    lines, flat, shape, strides, sizes = [], [], [], [], []
+    for axis, part in enumerate(parts):
+        given, side, stride = f"index[{axis}]" if isinstance(index, types.BaseTuple) else "index", x.side(axis), x.stride(axis)
+        if isinstance(part, types.Integer):
+            flat.append(f"whole(as_index({given}), {side}, x.numbers, {x.kind == BARE}) * ({stride})")
+        else:
+            lines += [f"    a{axis}, b{axis}, c{axis} = {given}.indices({side})", f"    n{axis} = len(range(a{axis}, b{axis}, c{axis}))"]
+            flat.append(f"a{axis} * ({stride}) * (n{axis} > 0)")
+            shape.append(f"n{axis}")
+            strides.append(f"c{axis} * ({stride})")
+            sizes.append(None)
+    for axis in range(len(parts), x.ndim):
+        shape.append(x.side(axis))
+        strides.append(x.stride(axis))
+        sizes.append(x.sizes[axis])
+    kind = GuardedType(x.dtype, len(shape), x.rowwise and not lines, x.kind, tuple(sizes))
+    return made("part", [*lines, f"    return view(x, {' + '.join(flat)}, {tuple_text(shape)}, {tuple_text(strides)})"], kind)
+
+
+def tuple_text(parts):
+    return f"({''.join(f'{part}, ' for part in parts)})"
+
+
+def made(name, lines, kind):
+    """The function `name` of an array (and an index) that returns a view of type `kind`."""
+    names = globals() | {"view": viewer(kind)}
+    exec("\n".join([f"def {name}(x{', index' if name == 'part' else ''}):", *lines]), names)
+    return names[name]
+
+
+@overload(len, **LIKE_CODE)
+def length(x):
+    if isinstance(x, GuardedType):
+        return lambda x: x.shape[0]
+
+
+@overload_attribute(GuardedType, "size", **LIKE_CODE)
+def size(x):
+    def get(x):
+        size = 1
+        for n in x.shape:
+            size *= n
+        return size
+    return get
+
+
+@overload_attribute(GuardedType, "ndim", **LIKE_CODE)
+def ndim(x):
+    rank = x.ndim
+    return lambda x: rank
+
+
+@overload_attribute(GuardedType, "T", **LIKE_CODE)
+def transposed(x):
+    axes = range(x.ndim)[::-1]
+    kind = GuardedType(x.dtype, x.ndim, False, x.kind, x.sizes[::-1])
+    return made("transpose", [f"    return view(x, 0, {tuple_text(map(x.side, axes))}, {tuple_text(map(x.stride, axes))})"], kind)

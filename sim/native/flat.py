@@ -1,0 +1,202 @@
+"""Statements in which a thread stops at most once, and then as a whole: `syncthreads()` or `x = shfl_xor_sync(mask, value, lane)`.
+
+What stops within an expression is taken out in front of it, into a variable; conditional expressions that stop become `if` statements, `while` loops whose test stops get it into
+their body, and device functions that stop are inlined.
+"""
+import ast
+import copy
+
+from sim.frontend.rebind import flat
+from sim.native.front import CannotLower
+from sim.native.lowering import Lowering, assign
+
+
+def stops(node):
+    """Whether a thread may stop somewhere in `node`."""
+    return any(hasattr(part, "stops") or hasattr(part, "inlines") for part in ast.walk(node))
+
+
+def is_stop(statement):
+    """The stopping call of a statement that is one, else None."""
+    call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
+    return call if hasattr(call, "stops") else None
+
+
+class Flattener:
+    """Flattens the statements of one kernel."""
+
+    def __init__(self, module):
+        self.module, self.inlining = module, []
+
+    def kernel(self, function):
+        """(parameters, statements) of the whole kernel."""
+        lowering = Lowering(self.module, function)
+        parameters = lowering.parameters()
+        return parameters, self.block(lowering.body())
+
+    def block(self, statements):
+        return [part for statement in statements for part in self.statement(statement)]
+
+    def statement(self, node):
+        if not stops(node):
+            return [node]
+        before = []
+        handler = getattr(self, "of_" + type(node).__name__.lower(), None)
+        if handler is None:
+            raise CannotLower(f"a thread stops within a `{type(node).__name__.lower()}` statement, which has no compiled form", site_in(node, self.module))
+        after = handler(node, before)
+        for part in before + flat(after):
+            ast.fix_missing_locations(ast.copy_location(part, node) if not hasattr(part, "lineno") else part)
+        return before + flat(after)
+
+    # --- statements -------------------------------------------------------------------------------------------------------
+
+    def of_expr(self, node, before):
+        if hasattr(node.value, "stops"):
+            node.value = self.arguments(node.value, before)
+            return node
+        value = self.expression(node.value, before)
+        return [] if isinstance(value, (ast.Name, ast.Constant)) else ast.Expr(value)
+
+    def of_assign(self, node, before):
+        if hasattr(node.value, "stops") and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            node.value = self.arguments(node.value, before)
+            return node
+        node.value = self.expression(node.value, before)
+        node.targets = [self.expression(target, before) for target in node.targets]
+        return node
+
+    def of_augassign(self, node, before):
+        node.value = self.expression(node.value, before)
+        node.target = self.expression(node.target, before)
+        return node
+
+    def of_annassign(self, node, before):
+        return self.of_assign(ast.Assign([node.target], node.value), before)
+
+    def of_return(self, node, before):
+        node.value = self.expression(node.value, before)
+        return node
+
+    def of_if(self, node, before):
+        node.test = self.expression(node.test, before)
+        node.body, node.orelse = self.block(node.body), self.block(node.orelse)
+        return node
+
+    def of_while(self, node, before):
+        if node.orelse:
+            raise CannotLower("a thread stops within a loop that has an `else`, which has no compiled form", site_in(node, self.module))
+        body = self.block(node.body)
+        if stops(node.test):
+            first = []
+            test = self.expression(node.test, first)
+            loop = ast.While(ast.Constant(True), [*first, ast.If(ast.UnaryOp(ast.Not(), test), [ast.Break()], []), *body], [])
+            loop.loop_site = node.loop_site
+            return loop
+        node.body = body
+        return node
+
+    def of_for(self, node, before):
+        if node.orelse:
+            raise CannotLower("a thread stops within a loop that has an `else`, which has no compiled form", site_in(node, self.module))
+        node.iter = self.expression(node.iter, before)
+        node.body = self.block(node.body)
+        return node
+
+    # --- expressions ------------------------------------------------------------------------------------------------------
+
+    def expression(self, node, before):
+        """`node` without a stop in it; `before` gets the statements that must come first."""
+        if node is None or not stops(node):
+            return node
+        if hasattr(node, "inlines"):
+            return self.inlined(node, before)
+        if hasattr(node, "stops"):
+            name = self.module.fresh("got")
+            before.append(assign(name, self.arguments(node, before)))
+            return ast.Name(name, ast.Load())
+        if isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+            raise CannotLower("a thread stops within a lambda or a comprehension, which has no compiled form", site_in(node, self.module))
+        if isinstance(node, ast.IfExp) and stops(ast.Tuple([node.body, node.orelse], ast.Load())):
+            name, then, otherwise = self.module.fresh("chosen"), [], []
+            test = self.expression(node.test, before)
+            for part, into in ((node.body, then), (node.orelse, otherwise)):
+                value = self.expression(part, into)
+                into.append(assign(name, value))
+            before.append(ast.If(test, then, otherwise))
+            return ast.Name(name, ast.Load())
+        if isinstance(node, ast.BoolOp) and any(map(stops, node.values[1:])):
+            name = self.module.fresh("holds")
+            before.append(assign(name, self.expression(node.values[0], before)))
+            for value in node.values[1:]:
+                more = []
+                value = self.expression(value, more)
+                test = ast.Name(name, ast.Load())
+                before.append(ast.If(test if isinstance(node.op, ast.And) else ast.UnaryOp(ast.Not(), test), [*more, assign(name, value)], []))
+            return ast.Name(name, ast.Load())
+        for field, value in ast.iter_fields(node):
+            if isinstance(value, list):
+                setattr(node, field, [self.expression(part, before) if isinstance(part, ast.expr) else part for part in value])
+            elif isinstance(value, ast.expr):
+                setattr(node, field, self.expression(value, before))
+        return node
+
+    def arguments(self, node, before):
+        """A stopping call whose arguments are variables or constants."""
+        for position, argument in enumerate(node.args):
+            argument = self.expression(argument, before)
+            simple = isinstance(argument, ast.Constant) or isinstance(argument, ast.Name) and argument.id in self.module.constants
+            if not simple and not (node.stops.startswith("atomic") and position == 0):
+                name = self.module.fresh("given")
+                before.append(assign(name, argument))
+                argument = ast.Name(name, ast.Load())
+            node.args[position] = argument
+        return node
+
+    # --- device functions -------------------------------------------------------------------------------------------------
+
+    def inlined(self, node, before):
+        """The result of a device function, whose statements go to `before`."""
+        function = node.inlines
+        if function in self.inlining:
+            raise CannotLower(f"{function.__name__} calls itself, and a thread stops in it", node.place)
+        names = self.module.reachable[function]
+        rename = {name: self.module.fresh(f"{name}_{function.__name__}") for name in sorted(names.local)}
+        lowering = Lowering(self.module, function, rename, node.bound)
+        body = lowering.body()
+        for name, argument in zip(lowering.parameters(), node.args, strict=True):
+            before.append(ast.copy_location(assign(name, self.expression(argument, before)), node))
+        result = self.module.fresh(f"{function.__name__}_result")
+        self.inlining.append(function)
+        body = self.block(without_returns(body, result, node.place))
+        self.inlining.pop()
+        before += body
+        returns = any(isinstance(part, ast.Name) and part.id == result for statement in body for part in ast.walk(statement))
+        return ast.Name(result, ast.Load()) if returns else ast.Constant(None)
+
+
+def without_returns(statements, result, place):
+    """The same statements with `result = x` for `return x`: what follows an `if` that returns goes into its other branch."""
+    for position, statement in enumerate(statements):
+        if isinstance(statement, ast.Return):
+            return [*statements[:position], *([ast.copy_location(assign(result, statement.value), statement)] if statement.value else [])]
+        if not any(isinstance(part, ast.Return) for part in ast.walk(statement)):
+            continue
+        if not isinstance(statement, ast.If):
+            raise CannotLower("a device function in which threads stop returns from within a loop, which has no compiled form", place)
+        rest = statements[position + 1:]
+        ends = isinstance(statement.body[-1], ast.Return), bool(statement.orelse) and isinstance(statement.orelse[-1], ast.Return)
+        then = without_returns(statement.body if ends[0] else statement.body + copy.deepcopy(rest), result, place)
+        otherwise = without_returns(statement.orelse if ends[1] else statement.orelse + rest, result, place)
+        return [*statements[:position], ast.copy_location(ast.If(statement.test, then or [ast.Pass()], otherwise), statement)]
+    return statements
+
+
+def site_in(node, module):
+    """The place of the first stop within `node`."""
+    for part in ast.walk(node):
+        if hasattr(part, "site"):
+            return module.sites[part.site]
+        if hasattr(part, "place"):
+            return part.place
+    return None

@@ -1,0 +1,165 @@
+"""The front end of compiled kernels: a kernel as statements of one thread, in names that compiled code knows.
+
+Globals and free variables become constants at the head of the text, `cuda.threadIdx.x` becomes `threadIdx.x`, device functions become functions of the same file. Device functions in
+which a thread waits (at a barrier, a shuffle, ...) or that declare shared memory are inlined, and every place where it waits becomes a statement of its own (sim.native.flat).
+"""
+import ast
+import builtins
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sim.frontend.rebind import cuda_name, is_number, python_function
+from sim.frontend.source import MISSING, Names, tree_of
+from sim.native.vocabulary import RESERVED, home_of
+
+
+class CannotLower(Exception):
+    """Something that has no compiled form: what, and where (a Site, or None)."""
+
+    def __init__(self, what, site=None):
+        super().__init__(what)
+        self.what, self.site = what, site
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A shared or local array: its shape (None for the dynamic shared bytes), the name of its dtype, and of the variable that it is assigned to."""
+
+    space: str
+    shape: tuple | None
+    dtype: str
+    name: str
+    site: int
+
+
+@dataclass(eq=False)
+class Device:
+    """A device function of the file: its name, its tree, and which of SPECIAL and the module's arrays it needs besides its parameters."""
+
+    name: str
+    tree: ast.FunctionDef = None
+    needs: set = field(default_factory=set)
+
+
+class Module:
+    """What the text of one kernel consists of, collected while its functions are lowered. `waiting`: the names at which a thread stops; `sited`: whether
+    accesses are numbered; `watched`: whether branches are."""
+
+    def __init__(self, kernel, waiting, sited=False, watched=False):
+        self.waiting, self.sited, self.watched = waiting, sited, watched
+        self.constants, self.imports, self.devices = {}, {}, {}  # name -> text; name -> module; function -> Device
+        self.arrays, self.declared = {}, {}  # name -> global ndarray; name -> Declared
+        self.sites, self.operations, self.used, self.reachable = [], {}, set(), {}  # operations: site -> what a thread does there
+        self.reach(kernel)
+        self.taken = {name for function in self.reachable for name in (*function.__code__.co_varnames, *function.__code__.co_cellvars, function.__name__)}
+        self.taken |= {*RESERVED, *dir(builtins)}
+
+    def reach(self, function):
+        """Find all functions that `function` calls, and which names of cuda."""
+        if function in self.reachable:
+            return
+        tree = tree_of(function)
+        if tree is None:
+            raise CannotLower(f"{function.__name__} has no source text")
+        names = self.reachable[function] = Names(function)
+        names.tree = tree
+        for node in ast.walk(tree):
+            value = names.resolve(node) if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) else MISSING
+            called = name_in_cuda(value)
+            self.used |= set(called.split(".")) if called else set()
+            if callee := device_function(value):
+                self.reach(callee)
+
+    def stops(self, function, seen=frozenset()):
+        """Whether a thread may stop in `function`, or it declares shared memory: then it is inlined."""
+        names = self.reachable[function]
+        for node in ast.walk(names.tree):
+            value = names.resolve(node.func) if isinstance(node, ast.Call) else MISSING
+            called = name_in_cuda(value) or ("grid_sync" if is_grid_sync(node) else "")
+            if {called, called.split(".")[0]} & self.waiting or called == "shared.array":
+                return True
+            callee = device_function(value)
+            if callee and callee not in seen and self.stops(callee, seen | {function}):
+                return True
+        return False
+
+    def fresh(self, name):
+        """A name like `name` that nothing else has."""
+        candidate, number = name, 1
+        while candidate in self.taken or home_of(candidate):
+            number += 1
+            candidate = f"{name}_{number}"
+        self.taken.add(candidate)
+        return candidate
+
+    def constant(self, name, text):
+        """The name at the head of the file that stands for `text`."""
+        for known, same in self.constants.items():
+            if same == text and known.startswith(name):
+                return known
+        name = self.fresh(name)
+        self.constants[name] = text
+        return name
+
+    def library(self, name):
+        """The name of a function of ours, which the file then imports."""
+        self.imports[name] = home_of(name)
+        return name
+
+    def array(self, value, name):
+        """The parameter that brings a global array."""
+        for known, array in self.arrays.items():
+            if array is value:
+                return known
+        name = self.fresh(name)
+        self.arrays[name] = value
+        return name
+
+    def site(self, site):
+        """The number of a place in the source, for the text of this kernel."""
+        if site not in self.sites:
+            self.sites.append(site)
+        return self.sites.index(site)
+
+    def fresh_function(self, name):
+        names = {device.name for device in self.devices.values()}
+        return name if name not in names and not home_of(name) else self.fresh(name)
+
+
+def name_in_cuda(value):
+    """The name under which numba.cuda has `value`, or None; a grid group's constructor is "this_grid" wherever it lives."""
+    of_grid = getattr(value, "__name__", None) == "this_grid" and (getattr(value, "__module__", None) or "").startswith("numba.cuda")
+    return "this_grid" if of_grid else cuda_name(value)
+
+
+def device_function(value):
+    """The Python function behind a device function, or None for anything else (what Numba compiles by itself, too)."""
+    home = getattr(value, "__module__", None) or ""
+    own = home.partition(".")[0] in ("math", "numpy", "builtins") or home.startswith("numba.") and ".tests." not in home  # Numba's tests are kernels as any
+    return None if value is MISSING or own or cuda_name(value) else python_function(value)
+
+
+def is_grid_sync(node):
+    """`group.sync()`"""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sync" and not node.args
+
+
+def literal(value):
+    """`value` as Python text that gives it back, or None."""
+    if isinstance(value, tuple) and type(value) is tuple:
+        parts = [literal(part) for part in value]
+        return None if None in parts else f"({', '.join(parts)}{',' * (len(parts) == 1)})"
+    if isinstance(value, (bool, np.bool_)):
+        return str(bool(value))
+    if type(value) in (int, str, type(None)):
+        return repr(value)
+    if isinstance(value, np.generic) and is_number(value.dtype) and value.dtype.kind in "iufc":
+        return f"np.{value.dtype.name}({number_text(value.item())})"
+    return number_text(value) if type(value) in (float, complex) else None
+
+
+def number_text(value):
+    if isinstance(value, float):
+        return repr(value) if np.isfinite(value) else f'float("{value}")'
+    return repr(value) if not isinstance(value, complex) or np.isfinite(value) else f"complex({number_text(value.real)}, {number_text(value.imag)})"

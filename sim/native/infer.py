@@ -1,0 +1,90 @@
+"""Which types Numba gives to the variables of a lowered kernel."""
+from numba import types
+from numba.core import compiler
+from numba.core.compiler_machinery import AnalysisPass, PassManager, register_pass
+from numba.core.registry import cpu_target
+from numba.core.typed_passes import NopythonTypeInference
+from numba.core.typing.templates import AbstractTemplate, signature
+from numba.extending import overload
+
+from sim.native.checks import LIKE_CODE
+
+
+RESULT = "the result"
+
+
+@register_pass(mutates_CFG=False, analysis_only=True)
+class KeepTypes(AnalysisPass):
+    """Ends the compilation: its result is the types."""
+
+    _name = "keep_types"
+
+    def __init__(self):
+        super().__init__()
+
+    def run_pass(self, state):
+        state.cr = {**state.typemap, RESULT: state.return_type}
+        return False
+
+
+class OnlyTypes(compiler.CompilerBase):
+    """Numba's compiler as far as type inference."""
+
+    def define_pipelines(self):
+        typed = PassManager("types")
+        typed.add_pass(NopythonTypeInference, "types")
+        typed.add_pass(KeepTypes, "keep")
+        typed.finalize()
+        whole = compiler.DefaultPassBuilder.define_untyped_pipeline(self.state)
+        whole.passes.extend(typed.passes)
+        whole.finalize()
+        return [whole]
+
+
+def variable_types(function, arguments):
+    """{variable: Numba type} of a Python function called with `arguments` (Numba types): one type for all that a variable ever holds."""
+    kinds = {}
+    for name, kind in inferred(function, arguments).items():
+        kinds.setdefault(name.split(".")[0], set()).add(types.unliteral(kind))
+    return {name: only.pop() if len(only) == 1 else cpu_target.typing_context.unify_types(*only) for name, only in ((n, set(k)) for n, k in kinds.items())}
+
+
+def inferred(function, arguments):
+    """{variable of Numba's intermediate form: type}; the result is under RESULT."""
+    flags = compiler.Flags()
+    flags.nrt, flags.enable_ssa, flags.error_model = True, True, "numpy"
+    return compiler.compile_extra(cpu_target.typing_context, cpu_target.target_context, function, arguments, None, flags, {}, pipeline_class=OnlyTypes)
+
+
+def only_typed(function):
+    """A stand-in for a device function that has types and no code: what else would be compiled only to be typed."""
+    def stand_in():
+        raise NotImplementedError
+
+    class Template(AbstractTemplate):
+        key = stand_in
+
+        def generic(self, arguments, keywords):
+            arguments = tuple(map(types.unliteral, arguments))
+            return signature(inferred(function, arguments)[RESULT], *arguments)
+
+    cpu_target.typing_context.insert_global(stand_in, types.Function(Template))
+    return stand_in
+
+
+# --- what a kernel waits for, as far as its type goes -----------------------------------------------------------------------------
+
+
+def declare(name, parameters, result):
+    """A function `name` that exists for type inference only; `result` names the parameter whose type it gives back, or is a type."""
+    exec(f"def {name}({parameters}): pass\ndef typed({parameters}):\n    return lambda {parameters}: {result}", names := {"types": types})
+    overload(names[name], **LIKE_CODE)(names["typed"])
+    return names[name]
+
+
+STOPS = {name: declare(name, parameters, result) for name, parameters, result in [
+    ("syncthreads", "", "None"), ("syncthreads_count", "p", "types.int32(0)"), ("syncthreads_and", "p", "types.int32(0)"), ("syncthreads_or", "p", "types.int32(0)"),
+    ("syncwarp", "mask", "None"), ("activemask", "", "types.uint32(0)"), ("grid_sync", "", "None"),
+    *((name, "mask, value, lane", "value") for name in ("shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync")),
+    *((name, "mask, p", "True") for name in ("all_sync", "any_sync", "eq_sync")), ("ballot_sync", "mask, p", "types.int32(0)"),
+    ("match_any_sync", "mask, value", "types.int32(0)"), ("match_all_sync", "mask, value", "(types.int32(0), True)")]}

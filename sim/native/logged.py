@@ -1,0 +1,260 @@
+"""What compiled generators do at an access: the same log as every engine's, one integer an access, and notes of what must be refused.
+
+Python makes the buffers, reads them whenever a thread stops, and empties them (sim.native.bodies). Places in the source are numbers of the lowered text's own.
+"""
+import functools
+
+import numpy as np
+from numba import int64, types
+from numba.extending import overload
+from numba.np.numpy_support import as_dtype
+
+from sim.events import ADDRESS_BITS, ADDRESS_MASK, SITE_SHIFT
+from sim.memory.spaces import poison
+from sim.native import checks
+from sim.native.arrays import LOGGED, NOTED, get, number, peek, poke, put, set_number
+from sim.native.checks import LIKE_CODE, ME, always, as_index, flat_text, is_element
+
+# The numbers of a launch behind those of sim.native.checks. For each buffer its address, how many entries it has, and for how many there is room.
+STEPS, TURNS_LEFT, TOUCHED, POSITION, GRID, BLOCK, AT = (checks.NUMBERS + position for position in (0, 1, 2, 3, 4, 7, 10))
+LOG, VALUES, DECISIONS, NOTES = (checks.NUMBERS + 16 + 3 * position for position in range(4))
+BOX = checks.NUMBERS + 32  # what a thread that stops hands over, and what it gets: three words each, a type's number and up to 16 bytes
+NUMBERS = BOX + 16
+NOTE = 16  # words of a note: place, what, the array's number, its rank, the index, the shape (or behind 5 words the narrowed value), last the thread
+READ, WRITTEN, CHANGED, NARROWED = range(4)
+KINDS = [np.dtype(name) for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64 complex64 complex128".split()]
+OFFERED = {"load", "store", "branch", "give", "taken", "tick", "busy", "block_shape_of", "grid_shape_of", "position_of", "touched", "raises_at", "resumed"}
+
+
+@always
+def append(state, buffer, word):
+    length = number(state, buffer + 1)
+    if length < number(state, buffer + 2):
+        set_number(number(state, buffer), length, word)
+    set_number(state, buffer + 1, length + 1)
+
+
+def append_value(state, value):
+    """Note the value of a store: the number of its type, and its bytes."""
+
+
+@overload(append_value, **LIKE_CODE)
+def append_typed(state, value):
+    code = kind_number(value)
+
+    def append(state, value):
+        length = number(state, VALUES + 1)
+        if length < number(state, VALUES + 2):
+            set_number(number(state, VALUES), 3 * length, code)
+            put(number(state, VALUES) + 24 * length + 8, 0, value)
+        set_number(state, VALUES + 1, length + 1)
+    return append
+
+
+def kind_number(kind):
+    kind = types.unliteral(kind)
+    return KINDS.index(np.dtype(bool) if isinstance(kind, types.Boolean) else as_dtype(kind))
+
+
+@always
+def note(state, array, place, what, rank):
+    """Begin a note about an array (its shadow); returns the address of what follows."""
+    length = number(state, NOTES + 1)
+    begin = number(state, NOTES) + 8 * NOTE * min(length, number(state, NOTES + 2) - 1)
+    set_number(state, NOTES + 1, length + 1)
+    for position, word in enumerate((int64(place), int64(what), array >> 48, int64(rank))):
+        set_number(begin, position, word)
+    set_number(begin, NOTE - 1, number(state, ME))
+    return begin + 32
+
+
+# --- accesses -----------------------------------------------------------------------------------------------------------------
+
+ACCESS = """
+def {name}(x, index, {more}place):
+    {indices}
+    if not ({inside}):
+        at = note(x.numbers, x.shadow, place, {what}, {rank})
+        {noted}
+        {wrap}
+        if not ({inside}):
+            return {zero}
+    flat = {flat}
+    {do}
+"""
+IN_TEXT = {"as_index": as_index, "peek": peek, "poke": poke, "SITE_SHIFT": SITE_SHIFT, "ADDRESS_BITS": ADDRESS_BITS}  # names that occur in functions made from text
+APPEND = "append(x.numbers, LOG, place << SITE_SHIFT | LOG_SIZE << ADDRESS_BITS | (x.shadow & ADDRESS_MASK) + (flat << LOG_SIZE))"
+DO = {"load": ("", READ, "outside", "{log}; return peek(x, flat)"),
+      "store": ("value, ", WRITTEN, "", "{log}{value}; poke(x, flat, kind(value))"),
+      "change": ("combine, value, ", CHANGED, "zero", "old = peek(x, flat); new = kind(combine(old, value)); {log}{new}; poke(x, flat, new); touch(x, flat); return old")}
+
+
+@always
+def touch(x, flat):
+    """The element that an atomic has changed."""
+    set_number(x.numbers, TOUCHED, (x.shadow & ADDRESS_MASK) + flat * itemsize(x))
+
+
+@always
+def touched(state):
+    """Whether the last atomic found its element; then it has to be told."""
+    return number(state, TOUCHED) >= 0
+
+
+def itemsize(x):
+    """Bytes of an element."""
+
+
+@overload(itemsize, **LIKE_CODE)
+def bytes_of(x):
+    size = as_dtype(x.dtype).itemsize
+    return lambda x: size
+
+
+@functools.cache
+def accessor(kind, single, name):
+    """The function `name` (load, store or change) for a GuardedType whose accesses are LOGGED or NOTED; `single`: whether the index is a number."""
+    axes, (more, what, zero, do) = range(kind.ndim), DO[name]
+    logged = kind.kind == LOGGED
+    inside = " and ".join(f"0 <= i{a} < {kind.side(a)}" for a in axes) or "True"
+    text = ACCESS.format(
+        name=name, more=more, what=what, rank=kind.ndim, zero=zero, inside=inside, flat=flat_text(kind),
+        indices="; ".join(f"i{a} = as_index({'index' if single else f'index[{a}]'})" for a in axes) or "pass",
+        noted="; ".join(f"set_number(at, {a}, i{a}); set_number(at, {a + kind.ndim}, x.shape[{a}])" for a in axes) or "pass",
+        wrap="; ".join(f"i{a} = i{a} + x.shape[{a}] if i{a} < 0 else i{a}" for a in axes) or "pass",
+        do=do.format(log=APPEND if logged else "pass", value="; append_value(x.numbers, value)" if logged else "", new="; append_value(x.numbers, new)" if logged else ""))
+    dtype = as_dtype(kind.dtype)
+    names = globals() | IN_TEXT | {"outside": poison(dtype), "zero": dtype.type(0), "kind": kind.dtype, "LOG_SIZE": dtype.itemsize.bit_length() - 1}
+    exec(text, names)
+    return names[name]
+
+
+def load(x, index, place):
+    """x[index], numbered: an element or a view."""
+
+
+def store(x, index, value, place):
+    """x[index] = value, numbered."""
+
+
+def is_logged(x, index):
+    return is_element(x, index) and x.kind in (LOGGED, NOTED)
+
+
+@overload(load, **LIKE_CODE)
+def load_any(x, index, place):
+    if is_logged(x, index):
+        return accessor(x, isinstance(index, types.Integer), "load")
+    return lambda x, index, place: x[index]
+
+
+@overload(store, **LIKE_CODE)
+def store_any(x, index, value, place):
+    if is_logged(x, index):
+        return accessor(x, isinstance(index, types.Integer), "store")
+
+    def store(x, index, value, place):
+        x[index] = value
+    return store
+
+
+def change_at(x, index, combine, value, place):
+    """As sim.native.checks.change, numbered."""
+
+
+@overload(change_at, **LIKE_CODE)
+def change_logged(x, index, combine, value, place):
+    if is_logged(x, index):
+        return accessor(x, isinstance(index, types.Integer), "change")
+
+
+def note_narrowed(x, index, value, place):
+    """Note that an atomic on an array of integers is given a number that loses its fraction."""
+
+
+@overload(note_narrowed, **LIKE_CODE)
+def narrowed(x, index, value, place):
+    if not (isinstance(x.dtype, types.Integer) and isinstance(value, (types.Float, types.Complex)) and is_logged(x, index)):
+        return lambda x, index, value, place: None
+    single, code, rank = isinstance(index, types.Integer), kind_number(value), x.ndim
+    lines = ["def tell(x, index, value, place):"]
+    lines += [f"    i{a} = as_index({'index' if single else f'index[{a}]'})" for a in range(rank)]
+    lines += [f"    if {' and '.join(f'-x.shape[{a}] <= i{a} < x.shape[{a}]' for a in range(rank))}:", f"        at = note(x.numbers, x.shadow, place, NARROWED, {rank})"]
+    lines += [f"        set_number(at, {a}, i{a} + x.shape[{a}] if i{a} < 0 else i{a})" for a in range(rank)]
+    lines += [f"        set_number(at, 5, {code})", "        put(at + 48, 0, value)"]
+    names = globals() | IN_TEXT
+    exec("\n".join(lines), names)
+    return names["tell"]
+
+
+@always
+def branch(state, test, thread, place):
+    """What a thread decides at a branch."""
+    append(state, DECISIONS, (place << 12 | thread) << 1 | (1 if test else 0))
+    return test
+
+
+@always
+def raises_at(state, place):
+    """An exception comes from here."""
+    set_number(state, AT, int64(place))
+
+
+@always
+def resumed(state, thread):
+    """`thread` goes on."""
+    set_number(state, ME, thread)
+
+
+# --- what a thread knows, and what it hands over ----------------------------------------------------------------------------------
+
+
+@always
+def position_of(state):
+    return number(state, POSITION)
+
+
+@always
+def grid_shape_of(state):
+    return number(state, GRID), number(state, GRID + 1), number(state, GRID + 2)
+
+
+@always
+def block_shape_of(state):
+    return number(state, BLOCK), number(state, BLOCK + 1), number(state, BLOCK + 2)
+
+
+def give(state, position, value):
+    """Hand over a value, as the one at `position` (from 0)."""
+
+
+@overload(give, **LIKE_CODE)
+def give_typed(state, position, value):
+    code = kind_number(value)
+
+    def give(state, position, value):
+        set_number(state, BOX + 3 * position, code)
+        put(state + 8 * (BOX + 3 * position + 1), 0, value)
+    return give
+
+
+@always
+def taken(state, position, like):
+    """What was handed back, of the type of `like`."""
+    return get(state + 8 * (BOX + 3 * position + 1), 0, like)
+
+
+@always
+def tick(state):
+    """A `while` loop goes round once more; whether Python must look (it has spent its rounds, or as `busy`)."""
+    left = number(state, STEPS) - 1
+    set_number(state, STEPS, left)
+    return left < 0 or busy(state)
+
+
+@always
+def busy(state):
+    """A loop goes round once more; whether Python must look: after many turns, or when a buffer is half full."""
+    left = number(state, TURNS_LEFT) - 1
+    set_number(state, TURNS_LEFT, left)
+    return left < 0 or 2 * number(state, LOG + 1) > number(state, LOG + 2)

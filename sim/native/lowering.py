@@ -1,0 +1,350 @@
+"""One function of a kernel rewritten: global names, calls, declarations, and, where that is asked for, numbered accesses."""
+import ast
+import builtins
+import copy
+import inspect
+from types import ModuleType
+
+import numpy as np
+
+from sim.events import Site
+from sim.frontend.rebind import cuda_name, dtype_or_none, flat, is_number, source_lines
+from sim.frontend.source import MISSING
+from sim.memory.declared import name_before
+from sim.memory.spaces import host_array
+from sim.native.front import CannotLower, Declared, Device, device_function, is_grid_sync, literal, name_in_cuda
+from sim.native.vocabulary import GEOMETRY, MODULES, RESERVED, SPECIAL, WAITING, home_of
+
+
+class Lowering(ast.NodeTransformer):
+    """Rewrites the names of one function; `rename` says what its own variables are called, `bound` what parameters stand for that are functions of cuda."""
+
+    def __init__(self, module, function, rename=None, bound=None):
+        self.module, self.names, self.tree = module, module.reachable[function], module.reachable[function].tree
+        if bound:  # parameters that stand for functions of cuda
+            self.names = copy.copy(self.names)
+            self.names.local, self.names.free = self.names.local - set(bound), {**self.names.free, **bound}
+        self.name, self.text = function.__name__, dict(enumerate(source_lines(function), function.__code__.co_firstlineno))
+        self.rename = rename or {}
+        self.needs = set()
+        for name in self.names.local - set(self.rename):
+            if home_of(name) or name in RESERVED:
+                self.rename[name] = module.fresh(name)
+
+    def body(self):
+        """The function's statements, rewritten."""
+        tree = copy.deepcopy(self.tree)
+        first = tree.body[0]
+        documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+        return self.statements(tree.body[documented:]) or [ast.Pass()]
+
+    def statements(self, statements):
+        return [part for statement in statements for part in flat(self.visit(statement))]
+
+    def parameters(self):
+        if self.tree.args.vararg or self.tree.args.kwarg or self.tree.args.kwonlyargs:
+            raise CannotLower(f"{self.name} takes *arguments or keyword arguments", self.site("call", self.tree))
+        return [self.rename.get(argument.arg, argument.arg) for argument in [*self.tree.args.posonlyargs, *self.tree.args.args] if argument.arg in self.names.local]
+
+    def function(self, device):
+        """The tree of a device function, what it needs first among its parameters."""
+        body, parameters = [LoopCounter(self.module).visit(statement) for statement in self.body()], self.parameters()
+        device.needs |= self.needs | ({"state"} if any(isinstance(part, (ast.While, ast.For)) for part in ast.walk(self.tree)) else set())
+        arguments = ast.arguments([], [ast.arg(name) for name in [*sorted(device.needs), *parameters]], None, [], [], None, [])
+        return ast.fix_missing_locations(ast.copy_location(ast.FunctionDef(device.name, arguments, body, [], None), self.tree))
+
+    def device(self, function):
+        """The Device for a function that is not inlined."""
+        devices = self.module.devices
+        if function not in devices:
+            devices[function] = device = Device(self.module.fresh_function(function.__name__), needs={"state"} if self.module.watched else set())
+            device.tree = Lowering(self.module, function).function(device)
+        return devices[function]
+
+    def site(self, kind, node):
+        line = self.text.get(node.lineno, "")
+        return Site(kind, self.name, node.lineno - self.tree.lineno + 1, node.col_offset, line.strip(), len(line) - len(line.lstrip()))
+
+    def number(self, kind, node):
+        return ast.Constant(self.module.site(self.site(kind, node)))
+
+    def cannot(self, what, node):
+        return CannotLower(what, self.site("call", node))
+
+    def as_name(self, name, node, context=None):
+        if name in SPECIAL or name in self.module.arrays or name in self.module.declared:
+            self.needs.add(name)
+        return ast.copy_location(ast.Name(name, context or ast.Load()), node)
+
+    def call(self, function, arguments, node):
+        return ast.copy_location(ast.Call(self.as_name(self.module.library(function), node), arguments, []), node)
+
+    # --- names ------------------------------------------------------------------------------------------------------------
+
+    def visit_Name(self, node):
+        if node.id in self.names.local or not isinstance(node.ctx, ast.Load):
+            return ast.copy_location(ast.Name(self.rename.get(node.id, node.id), node.ctx), node)
+        value = self.names.value(node.id)
+        return node if value is MISSING else self.standing_for(value, node.id, node)
+
+    def visit_arg(self, node):
+        node.arg, node.annotation = self.rename.get(node.arg, node.arg), None
+        return node
+
+    def visit_Attribute(self, node):
+        owner = self.names.resolve(node.value)
+        geometry = cuda_name(owner)
+        if geometry in GEOMETRY:
+            return ast.copy_location(ast.Attribute(self.as_name(geometry, node), node.attr, node.ctx), node)
+        value = self.names.resolve(node)
+        if value is MISSING and isinstance(owner, ModuleType):
+            raise self.cannot(f"{ast.unparse(node)} has no compiled form", node)
+        return self.generic_visit(node) if value is MISSING else self.standing_for(value, node.attr, node)
+
+    def standing_for(self, value, name, node):
+        """The expression for a global object that the kernel calls `name`."""
+        known = name_in_cuda(value)
+        if known in GEOMETRY:
+            return self.as_name(known, node)
+        if known == "warpsize":
+            return ast.copy_location(ast.Constant(32), node)
+        if known == "laneid":
+            return self.call("lane_of", [self.as_name("thread", node)], node)
+        dtype = None if any(value is kind for kind in (int, float, bool, complex)) else dtype_or_none(value)
+        if dtype is not None and not isinstance(value, str):
+            return self.dtype(dtype, node)
+        if known:
+            if not home_of(f"cuda_{known}"):
+                raise self.cannot(f"cuda.{known} has no compiled form", node)
+            return self.as_name(self.module.library(f"cuda_{known}"), node)
+        text = literal(value)
+        if text is not None:
+            return ast.copy_location(ast.Constant(value), node) if type(value) in (bool, str, type(None)) else self.as_name(self.module.constant(name, text), node)
+        return self.thing(value, name, node)
+
+    def dtype(self, dtype, node):
+        if not is_number(dtype) or dtype.name == "bfloat16":
+            raise self.cannot(f"Numba has no {dtype} on the CPU", node)
+        self.module.imports["bool_" if dtype.name == "bool" else dtype.name] = "numba"
+        return self.as_name("bool_" if dtype.name == "bool" else dtype.name, node)
+
+    def thing(self, value, name, node):
+        """A global that is neither a number nor a part of numba.cuda: a function, a module, an array."""
+        home, own = getattr(value, "__module__", None), getattr(value, "__name__", name)
+        if isinstance(value, ModuleType) and value.__name__ in MODULES:
+            return self.as_name(MODULES[value.__name__], node)
+        if home == "numba.cuda.libdevice" or home == "math" and home_of(f"math_{own}"):
+            if not home_of(f"{home.split('.')[-1]}_{own}"):
+                raise self.cannot(f"libdevice.{own} has no compiled form", node)
+            return self.as_name(self.module.library(f"{home.split('.')[-1]}_{own}"), node)
+        if home == "math" or home == "cmath":
+            return ast.copy_location(ast.Attribute(self.as_name(home, node), own, ast.Load()), node)
+        if isinstance(value, np.ufunc) or home == "numpy":
+            return ast.copy_location(ast.Attribute(self.as_name("np", node), own, ast.Load()), node)
+        if getattr(builtins, own, None) is value:
+            return ast.copy_location(ast.Name(own, ast.Load()), node)
+        if (function := device_function(value)) is not None:
+            device = self.device(function)
+            if device.needs:
+                raise self.cannot(f"{name} is passed on as a value and needs to know its thread", node)
+            return self.as_name(device.name, node)
+        array = host_array(value, "a global array")
+        if array is not None:
+            return self.as_name(self.module.array(value, name), node)
+        raise self.cannot(f"{ast.unparse(node)} has no compiled form", node)
+
+    # --- calls ------------------------------------------------------------------------------------------------------------
+
+    def visit_Call(self, node):
+        value = self.names.resolve(node.func)
+        called = name_in_cuda(value) or ("grid_sync" if is_grid_sync(node) and value is MISSING else "")
+        if called in ("shared.array", "local.array"):
+            return self.declaration(called.split(".")[0], node)
+        if called in WAITING or called.split(".")[0] in self.module.waiting:
+            return self.stop(called, node)
+        if called == "const.array_like":
+            return self.visit(node.args[0])
+        if called in ("grid", "gridsize"):
+            given = ("threadIdx", "blockIdx", "blockDim") if called == "grid" else ("blockDim", "gridDim")
+            return self.call(f"{called}_{node.args[0].value}", [self.as_name(name, node) for name in given], node)
+        if called == "this_grid" or called.startswith("threadfence") or called == "nanosleep":
+            return ast.copy_location(ast.Constant(0), node)
+        if called == "lanemask_lt":
+            return self.call("lanemask_lt", [self.as_name("thread", node)], node)
+        if called.startswith("atomic."):
+            return self.call(called.replace(".", "_"), [*map(self.visit, node.args), *(self.visit(k.value) for k in node.keywords)], node)
+        if (function := device_function(value)) is not None:
+            return self.device_call(function, node)
+        return self.generic_visit(node)
+
+    def stop(self, called, node):
+        """A call at which the thread stops; sim.native.flat makes it a statement."""
+        arguments = [self.visit(argument) for argument in [*node.args, *(keyword.value for keyword in node.keywords)]]
+        if called == "syncwarp" and not arguments:
+            arguments = [ast.Constant(0xFFFFFFFF)]
+        made = ast.copy_location(ast.Call(ast.Name(called.replace(".", "_"), ast.Load()), arguments, []), node)
+        made.stops, made.site = called, self.module.site(self.site("atomic" if called.startswith("atomic") else "call", node))
+        self.module.operations[made.site] = called
+        return made
+
+    def device_call(self, function, node):
+        bound = inspect.signature(function).bind(*node.args, **{keyword.arg: keyword.value for keyword in node.keywords})
+        bound.apply_defaults()
+        functions = {name: value for name, argument in bound.arguments.items() if isinstance(argument, ast.AST) and name_in_cuda(value := self.names.resolve(argument))}
+        arguments = [self.argument(argument, node) for name, argument in bound.arguments.items() if name not in functions]
+        if functions or self.module.stops(function):
+            made = ast.copy_location(ast.Call(ast.Name(function.__name__, ast.Load()), arguments, []), node)
+            made.inlines, made.bound, made.place = function, functions, self.site("call", node)
+            return made
+        device = self.device(function)
+        self.needs |= device.needs
+        return ast.copy_location(ast.Call(ast.Name(device.name, ast.Load()), [*(ast.Name(name, ast.Load()) for name in sorted(device.needs)), *arguments], []), node)
+
+    def argument(self, argument, node):
+        """What a device function is given: an expression, or the value of a default."""
+        if isinstance(argument, ast.AST):
+            return self.visit(argument)
+        return ast.Constant(None) if argument is None else self.standing_for(argument, "default", node)
+
+    def declaration(self, space, node):
+        """The parameter that brings a shared or local array."""
+        given = dict(zip(("shape", "dtype"), node.args)) | {keyword.arg: keyword.value for keyword in node.keywords}
+        dtype, shape = dtype_or_none(self.names.resolve(given["dtype"])) if "dtype" in given else None, self.constant_shape(given.get("shape"))
+        if dtype is None or shape is None or not is_number(dtype) or dtype.name in ("bfloat16", "float16"):
+            raise self.cannot(f"cuda.{space}.array wants a constant shape and a numeric dtype that Numba has on the CPU", node)
+        site = self.module.site(self.site("call", node))
+        for known, declared in self.module.declared.items():
+            if declared.site == site:
+                break
+        else:
+            name = name_before(self.site("call", node)) or space
+            known = self.module.fresh(f"{name}_{space}")
+            self.module.declared[known] = Declared(space, None if space == "shared" and shape == (0,) else shape, "bool_" if dtype.name == "bool" else dtype.name, name, site)
+        array = self.as_name(known, node)
+        if space == "shared":
+            return array
+        made = self.call("fresh", [array, self.as_name("thread", node)], node)
+        return made
+
+    def constant_shape(self, node):
+        """The shape that `node` spells with constants, as a tuple, or None."""
+        if isinstance(node, (ast.Tuple, ast.List)):
+            sides = [self.constant_shape(element) for element in node.elts]
+            return tuple(side[0] for side in sides) if all(side and len(side) == 1 for side in sides) else None
+        try:
+            value = node.value if isinstance(node, ast.Constant) else eval(compile(ast.Expression(node), "<shape>", "eval"), {**self.names.globals, **self.names.free})
+        except Exception:
+            return None
+        if isinstance(value, (int, np.integer)):
+            value = (value,)
+        return tuple(map(int, value)) if isinstance(value, tuple) and all(isinstance(n, (int, np.integer)) for n in value) else None
+
+    # --- accesses, where they are numbered --------------------------------------------------------------------------------------
+
+    def visit_Subscript(self, node):
+        if not self.is_access(node) or not isinstance(node.ctx, ast.Load):
+            return self.generic_visit(node)
+        site = self.number("load", node)
+        return self.call("load", [self.visit(node.value), self.visit(node.slice), site], node)
+
+    def is_access(self, node):
+        """Whether a Subscript is to be numbered: not an element of a shape or of a constant tuple, and not a slice, which reads nothing."""
+        of_shape = isinstance(node.value, ast.Attribute) and node.value.attr in ("shape", "strides")
+        return self.module.sited and not of_shape and not isinstance(self.names.resolve(node.value), tuple) and not any(
+            isinstance(part, (ast.Slice, ast.Starred)) for part in ast.walk(node.slice))
+
+    def visit_Assign(self, node):
+        target = node.targets[0]
+        if len(node.targets) == 1 and isinstance(target, ast.Subscript) and self.is_access(target):
+            return self.store(target, self.visit(node.value))
+        if not any(isinstance(part, ast.Subscript) and self.is_access(part) for target in node.targets for part in ast.walk(target)):
+            return self.generic_visit(node)
+        held, later = self.module.fresh("value"), []
+        return [assign(held, self.visit(node.value)), *(assign(self.without_stores(target, later), ast.Name(held, ast.Load())) for target in node.targets), *later]
+
+    def without_stores(self, target, later):
+        """`target` with a variable in place of each element of an array; `later` gets the stores."""
+        if isinstance(target, ast.Subscript) and self.is_access(target):
+            name = self.module.fresh("part")
+            later.append(self.store(target, ast.Name(name, ast.Load())))
+            return ast.Name(name, ast.Store())
+        if isinstance(target, (ast.Tuple, ast.List)):
+            target.elts = [self.without_stores(part, later) for part in target.elts]
+            return target
+        return self.visit(target)
+
+    def store(self, target, value):
+        return ast.copy_location(ast.Expr(self.call("store", [self.visit(target.value), self.visit(target.slice), value, self.number("store", target)], target)), target)
+
+    def visit_AugAssign(self, node):
+        if not isinstance(node.target, ast.Subscript) or not self.is_access(node.target):
+            return self.generic_visit(node)
+        index, target = self.module.fresh("index"), node.target
+        held = [assign(index, self.visit(target.slice))]
+        old = self.call("load", [self.visit(target.value), ast.Name(index, ast.Load()), self.number("load", target)], node)
+        new = ast.BinOp(old, node.op, self.visit(node.value))
+        stored = self.call("store", [self.visit(target.value), ast.Name(index, ast.Load()), new, self.number("store", target)], node)
+        return [*(ast.copy_location(statement, node) for statement in held), ast.copy_location(ast.Expr(stored), node)]
+
+    def visit_If(self, node):
+        site = self.number("branch", node.test) if self.module.watched else None
+        node = self.generic_visit(node)
+        if site:
+            node.test = self.call("branch", [self.as_name("state", node), node.test, self.as_name("thread", node), site], node.test)
+        return node
+
+    visit_IfExp = visit_If
+
+    def visit_Raise(self, node):
+        """Where accesses are numbered, what raises says where."""
+        site = self.number("loop", node)
+        node = self.generic_visit(node)
+        if not self.module.sited:
+            return node
+        return [ast.copy_location(ast.Expr(self.call("raises_at", [self.as_name("state", node), site], node)), node), node]
+
+    def visit_Assert(self, node):
+        raised = ast.Raise(ast.Call(ast.Name("AssertionError", ast.Load()), [node.msg] if node.msg else [], []), None)
+        ast.copy_location(raised, node)
+        return self.visit(ast.fix_missing_locations(ast.copy_location(ast.If(ast.UnaryOp(ast.Not(), node.test), [raised], []), node)))
+
+    def visit_While(self, node):
+        site = self.module.site(self.site("loop", node))
+        node = self.visit_If(node)
+        node.loop_site = site
+        return node
+
+    def visit_For(self, node):
+        site = self.module.site(self.site("loop", node))
+        node = self.generic_visit(node)
+        node.loop_site = site
+        return node
+
+
+def assign(target, value):
+    return ast.Assign([ast.Name(target, ast.Store()) if isinstance(target, str) else target], value)
+
+
+class LoopCounter(ast.NodeTransformer):
+    """Lets loops that may be endless count their rounds."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def visit_While(self, node):
+        node = self.generic_visit(node)
+        count = ast.Call(ast.Name(self.module.library("again"), ast.Load()), [ast.Name("state", ast.Load())], [])
+        forever = isinstance(node.test, ast.Constant) and node.test.value
+        node.test = count if forever else ast.BoolOp(ast.And(), [count, node.test])
+        return node
+
+    def visit_For(self, node):
+        node = self.generic_visit(node)
+        constant = is_range(node.iter) and all(isinstance(part, ast.Constant) or isinstance(part, ast.Name) and part.id in self.module.constants for part in node.iter.args)
+        if is_range(node.iter) and not constant:
+            node.iter = ast.Call(ast.Name(self.module.library("counted"), ast.Load()), [ast.Name("state", ast.Load()), *node.iter.args], [])
+        return node
+
+
+def is_range(node):
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range" and not node.keywords

@@ -1,0 +1,242 @@
+"""What kernels compute with and Numba lacks on the CPU: atomics, bits, and the functions of libdevice that round in a stated way."""
+
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba import float32, float64, types, uint32
+from numba.extending import intrinsic, overload
+
+from sim.native.arrays import set_number
+from sim.native.checks import DIRTY, LIKE_CODE, always, change
+from sim.native.logged import TOUCHED, change_at, note_narrowed
+
+IN_TEXT = math, float32, change, change_at  # what occurs in functions made from text
+OPERATIONS = {  # name -> the new element, from `old` and `value`
+    "add": "old + value", "sub": "old - value", "and_": "old & value", "or_": "old | value", "xor": "old ^ value", "exch": "value",
+    "inc": "old * 0 if old >= value else old + 1", "dec": "value if old == 0 or old > value else old - 1", "max": "value if value > old else old",
+    "min": "value if value < old else old", "nanmax": "value if old != old or value > old else old", "nanmin": "value if old != old or value < old else old"}
+ROUNDED = {"mul": "*", "add": "+", "sub": "-", "div": "/"}  # libdevice.fmul_rn, dmul_rn, ...: one operation, rounded to nearest, never contracted; LLVM contracts none
+WITH_MATH = "acos acosh asin asinh atan atanh cos cosh erf erfc exp expm1 log log10 log1p log2 sin sinh sqrt tan tanh".split()
+HINTS = {**dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), "x, index"), **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), "x, index, value")}
+OFFERED = {"cuda_popc", "cuda_clz", "cuda_ffs", "cuda_brev", "cuda_fma", "cuda_cbrt", "cuda_selp", "math_floor", "math_ceil", "math_trunc", "math_fmod",
+           *(f"libdevice_{kind}{name}_rn" for kind in "fd" for name in ROUNDED), *(f"libdevice_{name}{kind}" for name in WITH_MATH for kind in ("", "f")),
+           *("libdevice_" + name for name in "fabs fabsf floor floorf ceil ceilf fma fmaf pow powf fmin fminf fmax fmaxf rsqrt rsqrtf".split()),
+           *(f"cuda_{name}" for name in HINTS)}
+OFFERED |= {f"atomic_{name}{numbered}" for name in (*OPERATIONS, "cas", "compare_and_swap") for numbered in ("", "_at")}
+
+
+@always
+def compare(old, values):
+    return values[1] if old == values[0] else old
+
+
+def operand(x, value):
+    """`value` as an atomic on the array takes it: converted to its type first."""
+
+
+@overload(operand, **LIKE_CODE)
+def converted(x, value):
+    dtype = x.dtype
+    if isinstance(dtype, types.Integer) and isinstance(value, (types.Float, types.Complex)):
+        def narrowed(x, value):  # it loses its fraction: somebody else says so
+            set_number(x.numbers, DIRTY, 1)
+            return dtype(value)
+        return narrowed
+    return lambda x, value: dtype(value)
+
+
+ATOMIC = """
+@always
+def new_{name}(old, value):
+    return {text}
+
+@always
+def atomic_{name}(x, index, value):
+    return change(x, index, new_{name}, operand(x, value))
+
+@always
+def atomic_{name}_at(x, index, value, place):
+    begin_atomic(x, index, value, place)
+    return change_at(x, index, new_{name}, x_typed(x, value), place)
+"""
+def x_typed(x, value):
+    """`value` converted to the type of the array's elements."""
+
+
+@overload(x_typed, **LIKE_CODE)
+def to_element(x, value):
+    dtype = x.dtype
+    return lambda x, value: dtype(value)
+
+
+@always
+def begin_atomic(x, index, value, place):
+    set_number(x.numbers, TOUCHED, -1)
+    note_narrowed(x, index, value, place)
+
+
+for _name, _text in OPERATIONS.items():
+    exec(ATOMIC.format(name=_name, text=_text))
+
+
+@always
+def atomic_cas(x, index, expected, value):
+    return change(x, index, compare, (operand(x, expected), operand(x, value)))
+
+
+@always
+def atomic_compare_and_swap(x, expected, value):
+    return change(x, 0, compare, (operand(x, expected), operand(x, value)))
+
+
+@always
+def atomic_cas_at(x, index, expected, value, place):
+    begin_atomic(x, index, value, place)
+    return change_at(x, index, compare, (x_typed(x, expected), x_typed(x, value)), place)
+
+
+@always
+def atomic_compare_and_swap_at(x, expected, value, place):
+    return atomic_cas_at(x, 0, expected, value, place)
+
+
+# --- bits -----------------------------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def count_ones(typing, x):
+    def code(context, builder, signature, arguments):
+        return builder.ctpop(arguments[0])
+    return x(x), code
+
+
+@intrinsic
+def count_leading(typing, x):
+    def code(context, builder, signature, arguments):
+        return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
+    return x(x), code
+
+
+@intrinsic
+def reverse(typing, x):
+    def code(context, builder, signature, arguments):
+        return builder.bitreverse(arguments[0])
+    return x(x), code
+
+
+@always
+def cuda_popc(x):
+    """How many bits are set, in the width of the operand's type; the result is of that type."""
+    return count_ones(x)
+
+
+@always
+def cuda_clz(x):
+    return count_leading(x)
+
+
+@always
+def cuda_ffs(x):
+    """The position of the lowest bit set, counted from 1."""
+    return uint32(count_ones(x ^ (x - 1)) if x != 0 else 0)
+
+
+def cuda_brev(x):
+    """The bits in reverse order: all 64 of a uint64, otherwise the low 32."""
+
+
+@overload(cuda_brev, **LIKE_CODE)
+def brev(x):
+    wide = x == types.uint64
+    return (lambda x: reverse(x)) if wide else (lambda x: reverse(uint32(x)))
+
+
+def cuda_selp(test, a, b):
+    """a if test else b."""
+
+
+@overload(cuda_selp, **LIKE_CODE)
+def selp(test, a, b):
+    return lambda test, a, b: a if test else b
+
+
+# --- floating point -------------------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def fused(typing, x, y, z):
+    def code(context, builder, signature, arguments):
+        return builder.fma(*arguments)
+    return x(x, x, x), code
+
+
+@always
+def cuda_fma(x, y, z):
+    """x * y + z, rounded once: float32 if all are, else float64."""
+    return of_one_type(x, y, z)
+
+
+def of_one_type(x, y, z):
+    """`fused` for operands of any types."""
+
+
+@overload(of_one_type, **LIKE_CODE)
+def fused_of(x, y, z):
+    kind = types.float32 if all(part == types.float32 for part in (x, y, z)) else types.float64
+    return lambda x, y, z: fused(kind(x), kind(y), kind(z))
+
+
+def like_float(x):
+    """The floating-point type that a function of `math` gives for an operand of this type."""
+    return types.float32 if x == types.float32 else types.float64
+
+
+def cuda_cbrt(x):
+    """The cube root."""
+
+
+@overload(cuda_cbrt, **LIKE_CODE)
+def cube_root(x):
+    kind = like_float(x)
+    return lambda x: kind(np.cbrt(float64(x)))
+
+
+def math_fmod(x, y):
+    """The remainder with the sign of x."""
+
+
+@overload(math_fmod, **LIKE_CODE)
+def remainder(x, y):
+    kind = types.float32 if x == y == types.float32 else types.float64
+    return lambda x, y: kind(np.fmod(kind(x), kind(y)))
+
+
+ROUND = """
+def math_{name}(x):
+    pass
+
+@overload(math_{name}, **LIKE_CODE)
+def {name}(x):
+    kind = like_float(x)
+    return lambda x: np.{name}(kind(x))
+"""
+LIBRARY = """
+@always
+def libdevice_{name}({parameters}):
+    return {result}
+"""
+for _name in ("floor", "ceil", "trunc"):  # of Python's type on the CPU, an integer; of the operand's on the GPU
+    exec(ROUND.format(name=_name))
+for _kind, _type in (("f", "float32"), ("d", "float64")):
+    for _name, _sign in ROUNDED.items():
+        exec(LIBRARY.format(name=f"{_kind}{_name}_rn", parameters="x, y", result=f"{_type}({_type}(x) {_sign} {_type}(y))"))
+for _suffix, _type in (("f", "float32"), ("", "float64")):
+    for _name in WITH_MATH:
+        exec(LIBRARY.format(name=_name + _suffix, parameters="x", result=f"{_type}(math.{_name}({_type}(x)))"))
+    for _name, _parameters, _result in (("fabs", "x", "abs({t}(x))"), ("floor", "x", "np.floor({t}(x))"), ("ceil", "x", "np.ceil({t}(x))"),
+                                        ("fma", "x, y, z", "fused({t}(x), {t}(y), {t}(z))"), ("pow", "x, y", "{t}(math.pow({t}(x), {t}(y)))"),
+                                        ("fmin", "x, y", "np.fmin({t}(x), {t}(y))"), ("fmax", "x, y", "np.fmax({t}(x), {t}(y))"), ("rsqrt", "x", "{t}(1) / {t}(math.sqrt({t}(x)))")):
+        exec(LIBRARY.format(name=_name + _suffix, parameters=_parameters, result=_result.format(t=_type)))
+for _name, _parameters in HINTS.items():
+    exec(f"@always\ndef cuda_{_name}({_parameters}):\n    " + ("x[index] = value" if "value" in _parameters else "return x[index]"))

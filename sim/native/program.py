@@ -1,0 +1,272 @@
+"""A kernel lowered and compiled for given types of arguments: its text in a file named by its hash, and what a launch has to bring."""
+import ast
+import copy
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numba
+from numba.core.errors import NumbaError
+
+from sim.frontend.rebind import flat
+from sim.native import infer
+from sim.native.arrays import BARE, BOUNDED, GuardedType
+from sim.native.fission import Fission, indented
+from sim.native.flat import Flattener
+from sim.native.front import CannotLower, Module
+from sim.native.threads import Dim3
+from sim.native.variables import assigned, reads
+from sim.native.generator import generator_lines
+from sim.native.vocabulary import SPECIAL, TURNING, WAITING
+from sim.native.writes import Writes
+
+FENCES = {"threadfence", "threadfence_block", "threadfence_system", "nanosleep", "this_grid"}
+
+
+# --- files --------------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def version():
+    """A hash of all that the text relies on."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources) + numba.__version__.encode()).hexdigest()
+
+
+@functools.cache
+def folder():
+    """Where lowered kernels are kept: NUMBA_CACHE_DIR, the user's cache, or, if neither can be written, a folder that ends with the process."""
+    home = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("LOCALAPPDATA") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    for candidate in (Path(home) / "gpu-attention-course-native",):
+        try:
+            candidate.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=candidate):
+                return candidate
+        except OSError:
+            pass
+    folder.temporary = tempfile.TemporaryDirectory()
+    return Path(folder.temporary.name)
+
+
+def name_of_file(kernel, key):
+    return folder() / f"{kernel}_{hashlib.sha256((version() + key).encode()).hexdigest()[:20]}.py"
+
+
+def written(path, text):
+    """Write `text` so that another process sees all of it or nothing."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)
+    return path
+
+
+def loaded(path):
+    """The module in a file; Numba looks for it among the imported ones when it loads what it has compiled before."""
+    if path.stem not in sys.modules:
+        specification = importlib.util.spec_from_file_location(path.stem, path)
+        sys.modules[path.stem] = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(sys.modules[path.stem])
+    return sys.modules[path.stem]
+
+
+# --- text ---------------------------------------------------------------------------------------------------------------------
+
+
+def head(module, title):
+    """The lines in front of all functions: imports, constants, device functions."""
+    imports = {}
+    for name, home in module.imports.items():
+        imports.setdefault(home, set()).add(name)
+    lines = [f'"""{title}"""', "import cmath", "import math", "", "import numba", "import numpy as np"]
+    lines += [f"from {home} import {', '.join(sorted(names))}" for home, names in sorted(imports.items())]
+    lines += ["", 'compiled = numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)', *(f"{name} = {text}" for name, text in module.constants.items()), ""]
+    for device in module.devices.values():
+        lines += ["", "@compiled", *ast.unparse(device.tree).split("\n"), ""]
+    return lines
+
+
+def function_text(decorator, signature, lines):
+    return ["", decorator, f"def {signature}:", *indented(lines), ""]
+
+
+# --- fission ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Lowered:
+    """A kernel as flat statements of one thread, for any types of arguments."""
+
+    module: Module
+    parameters: list
+    statements: list
+    writes: set  # parameters and declared arrays that may be written
+    code: tuple  # the code objects of the kernel and of all that it calls
+
+
+@dataclass(eq=False)
+class Fissioned:
+    """A kernel by fission: `run(first_block, last_block, grid, block, most_rounds, most_turns, state, ended, *arrays, *declared, *over_threads, *arguments)`."""
+
+    lowered: Lowered
+    text: str
+    run: object
+    over_threads: dict  # name -> dtype
+
+
+def lower_for_fission(function):
+    module = Module(function, WAITING)
+    if module.used & FENCES:
+        raise CannotLower(f"it uses cuda.{sorted(module.used & FENCES)[0]}")
+    parameters, statements = Flattener(module).kernel(function)
+    statements = [part for statement in keep_parameters(module, parameters, statements) for part in flat(SplitTuples().visit(statement))]
+    statements = name_shared(module, statements)
+    code = tuple(function.__code__ for function in module.reachable)
+    module.reachable = None  # the functions themselves are not kept alive
+    return Lowered(module, parameters, statements, Writes(module).of(statements) & {*parameters, *module.declared}, code)
+
+
+def keep_parameters(module, parameters, statements):
+    """The same statements without assignments to parameters: those get a variable of their own."""
+    changed = assigned(statements) & set(parameters)
+    new = {name: module.fresh(name) for name in sorted(changed)}
+    rename(statements, new)
+    return [ast.parse(f"{name} = {old}").body[0] for old, name in new.items()] + statements
+
+
+class SplitTuples(ast.NodeTransformer):
+    """`a, b = x, y` as two statements, where x and y do not hang on a and b."""
+
+    def visit_Assign(self, node):
+        target, value = node.targets[0], node.value
+        if not (len(node.targets) == 1 and isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)):
+            return node
+        names = [part.id for part in target.elts if isinstance(part, ast.Name)]
+        if len(names) < len(target.elts) or set(names) & reads(value):
+            return node
+        return [ast.copy_location(ast.Assign([left], right), node) for left, right in zip(target.elts, value.elts)]
+
+
+def name_shared(module, statements):
+    """The same statements without `tile = tile_shared`, the parameter being called `tile`, where the variable stands for nothing else."""
+    for statement in list(statements):
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name) and statement.value.id in module.declared and isinstance(statement.targets[0], ast.Name):
+            parameter, variable = statement.value.id, statement.targets[0].id
+            others = [part for other in statements if other is not statement for part in ast.walk(other) if isinstance(part, ast.Name)]
+            if len(statement.targets) == 1 and not any(part.id == parameter or part.id == variable and isinstance(part.ctx, ast.Store) for part in others):
+                statements.remove(statement)
+                module.declared = {variable if name == parameter else name: declared for name, declared in module.declared.items()}
+    return statements
+
+
+def rename(statements, new):
+    for statement in statements:
+        for part in ast.walk(statement):
+            if isinstance(part, ast.Name):
+                part.id = new.get(part.id, part.id)
+
+
+def fissioned(lowered, name, kinds):
+    """The Fissioned of a kernel called `name` for arguments of these Numba types (in order of the parameters)."""
+    module, parameters = lowered.module, lowered.parameters
+    thread, function = thread_text(module, name, parameters, lowered.statements)
+    arrays = [GuardedType(numba.typeof(array).dtype, array.ndim, True, BOUNDED) for array in module.arrays.values()]
+    declared = [GuardedType(getattr(numba, d.dtype), array_rank(d), True, BARE, sizes_of(d)) for d in module.declared.values()]
+    path = name_of_file(name, repr((thread, [str(kind) for kind in (*kinds, *arrays)])))
+    if not path.exists():
+        variables = variable_types(thread, function, {device.name for device in module.devices.values()}, [numba.int64, numba.int64, *[DIM3] * 4, *arrays, *declared, *kinds])
+        written(path, fission_text(module, name, parameters, Fission(module, name, parameters, copy.deepcopy(lowered.statements), variables)))
+    made = loaded(path)
+    return Fissioned(lowered, path.read_text(), getattr(made, f"{name}_grid"), made.OVER_THREADS)
+
+
+def sizes_of(declared):
+    """The sizes that are constants, of each dimension of the parameter that brings a declared array, or None."""
+    return None if declared.shape is None else (*[None] * (declared.space == "local"), *declared.shape)
+
+
+def array_rank(declared):
+    """Dimensions of the parameter that brings a declared array: a local one has one more, the thread."""
+    return len(declared.shape or (0,)) + (declared.space == "local")
+
+
+DIM3 = numba.types.NamedUniTuple(numba.int32, 3, Dim3)
+
+
+def thread_text(module, name, parameters, statements):
+    """(text, name) of the kernel as one thread runs it, from start to end."""
+    lines = [line for statement in statements for line in ast.unparse(ast.fix_missing_locations(statement)).split("\n")] or ["pass"]
+    signature = f"{name}_thread({', '.join([*SPECIAL, *module.arrays, *module.declared, *parameters])})"
+    return "\n".join([*head(module, f"{name}, one thread"), *function_text("", signature, lines)[1:]]), f"{name}_thread"
+
+
+def variable_types(text, name, devices, kinds):
+    names = {}
+    exec(text, names)
+    names.update(infer.STOPS)
+    names.update({device: infer.only_typed(value.py_func) for device, value in list(names.items()) if device in devices})
+    try:
+        return infer.variable_types(names[name], tuple(kinds))
+    except NumbaError as error:
+        raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
+
+
+def fission_text(module, name, parameters, split):
+    """The text of a kernel's file: head, regions, a block, the walk over all blocks."""
+    shared = [known for known, declared in module.declared.items() if declared.space == "shared"]
+    for needed in ("begin_block", "is_dirty", "block_index", "dim3", "poisoned"):
+        module.library(needed)
+    block = split.function(f"{name}_block", split.lines)
+    lines = head(module, f"{name}, by loop fission: each region is a loop over the threads that stand between two places where threads wait")
+    lines += ["# Variables that live from one region to another: an array over threads for each.", f"OVER_THREADS = {split.spilled!r}", ""]
+    for text in split.functions:
+        lines += ["", "@compiled", *text, ""]
+    given = ["first_block", "last_block", "grid_shape", "block_shape", "most_rounds", "most_turns", "state", "ended", *module.arrays, *module.declared, *(f"{v}_of" for v in split.spilled), *parameters]
+    body = ["gridDim, blockDim = dim3(grid_shape), dim3(block_shape)", "threads = block_shape[0] * block_shape[1] * block_shape[2]",
+            "for position in range(first_block, last_block):", "    begin_block(state, ended, most_rounds, most_turns)", "    blockIdx = block_index(position, gridDim)", *(f"    poisoned({name})" for name in shared),
+            f"    {block}", "    if is_dirty(state):", "        return"]
+    lines += function_text('@numba.njit(error_model="numpy", nogil=True, cache=True)', f"{name}_grid({', '.join(given)})", body)
+    return "\n".join(lines) + "\n"
+
+
+def first_line(error):
+    """What a NumbaError says of the kernel, and the line of lowered text that it points at."""
+    lines = [line.strip() for line in str(error).split("\n") if line.strip() and not line.strip().startswith("Failed in nopython mode")]
+    pointed = re.findall(r"\n\s*(\S[^\n]*)\n\s*\^", str(error))
+    return lines[0] + (f", in `{pointed[-1]}`" if pointed else "")
+
+
+# --- generators ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Generators:
+    """A kernel as generators: `start(thread, state, *arrays, *declared, *arguments)` gives the one of a thread of the block that `state` tells of."""
+
+    lowered: Lowered
+    text: str
+    start: object
+    turns: bool  # whether atomics and fences let others go first
+
+
+def generators(function, watched, told):
+    """The Generators of a kernel. `watched`: whether branches are; `told`: whether atomics are."""
+    module = Module(function, WAITING | TURNING, sited=True, watched=watched)
+    turns = bool(module.used & TURNING) and any(isinstance(part, ast.While) for names in module.reachable.values() for part in ast.walk(names.tree))
+    parameters, statements = Flattener(module).kernel(function)
+    code = tuple(reached.__code__ for reached in module.reachable)
+    module.reachable = None
+    lines = generator_lines(module, statements, turns, told)
+    name = f"{function.__name__}_thread"
+    given = ["thread", "state", *module.arrays, *module.declared, *parameters]
+    text = "\n".join([*head(module, f"{function.__name__}, a generator for each thread"), *function_text(
+        '@numba.njit(error_model="numpy", cache=True)', f"{name}({', '.join(given)})", lines)]) + "\n"
+    path = name_of_file(function.__name__, text)
+    if not path.exists():
+        written(path, text)
+    return Generators(Lowered(module, parameters, statements, set(), code), text, getattr(loaded(path), name), turns)

@@ -1,0 +1,170 @@
+"""What the text of a fissioned kernel calls around its regions: barriers, loops that count, and threads that must agree."""
+from numba import int64, uint8
+from numba.extending import overload
+
+from sim.native.arrays import GuardedType, number, set_number
+from sim.native.checks import BARRIERS, BLOCK_START, DIRTY, ENDED, EPOCH, LIKE_CODE, ROUNDS, TURNS, always
+
+OFFERED = {"NOBODY", "GO", "END", "BREAK", "CONTINUE", "agree", "agree_warps", "agree_span", "span", "step_of", "holds", "begin_block", "barrier", "is_dirty", "again", "counted",
+           "all_syncthreads_count", "all_syncthreads_and", "all_syncthreads_or"}
+
+NOBODY, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13  # what a region says: go on, or leave; `holds` takes 0 and 1
+
+
+@always
+def begin_block(state, ended, rounds, turns):
+    set_number(state, EPOCH, number(state, EPOCH) + 1)
+    set_number(state, BLOCK_START, number(state, EPOCH))
+    set_number(state, ENDED, 0)
+    set_number(state, ROUNDS, rounds)
+    set_number(state, TURNS, turns)
+    for thread in range(len(ended)):
+        ended[thread] = 0
+
+
+@always
+def barrier(state):
+    """The block passes a barrier; False if it is not to go on. Threads that have ended while others wait are for somebody else to explain."""
+    if number(state, ENDED):
+        set_number(state, DIRTY, 1)
+    set_number(state, EPOCH, number(state, EPOCH) + 1)
+    set_number(state, BARRIERS, number(state, BARRIERS) + 1)
+    return number(state, DIRTY) == 0
+
+
+@always
+def is_dirty(state):
+    return number(state, DIRTY) != 0
+
+
+# --- threads that must agree ----------------------------------------------------------------------------------------------------
+
+
+@always
+def agree(state, before, now, ended, thread):
+    """What all threads say so far: END counts only if all do."""
+    if now == END:
+        ended[thread] = uint8(1)
+        set_number(state, ENDED, number(state, ENDED) + 1)
+        return END if before == NOBODY else before
+    return agree_warps(state, before, now)
+
+
+@always
+def agree_warps(state, before, now):
+    if before != NOBODY and before != END and before != now and now != END:
+        set_number(state, DIRTY, 1)
+    return before if now == END and before != NOBODY else now
+
+
+@always
+def holds(state, answer):
+    return answer == 1 and number(state, DIRTY) == 0
+
+
+@always
+def span(start, stop, step):
+    return int64(start), int64(stop), int64(step)
+
+
+@always
+def agree_span(state, before, now):
+    if before[2] != 0 and before != now:
+        set_number(state, DIRTY, 1)
+    return now
+
+
+@always
+def step_of(step):
+    """A step that was agreed on; if nobody is there, 0, none is needed."""
+    return step if step != 0 else 1
+
+
+# --- loops that count -------------------------------------------------------------------------------------------------------------
+
+
+@always
+def again(state):
+    """A `while` loop goes round once more; False when the block has spent its rounds, or the launch is to be explained anyway."""
+    left = number(state, ROUNDS) - 1
+    set_number(state, ROUNDS, left)
+    if left < 0:
+        set_number(state, DIRTY, 1)
+    return number(state, DIRTY) == 0
+
+
+@always
+def length_of(start, stop, step):
+    return max(0, (stop - start + step - 1) // step if step > 0 else (stop - start + step + 1) // step)
+
+
+@always
+def may_turn(state, turns):
+    """Whether a `for` loop may go round so many times; not when the block has spent its turns, or the launch is to be explained anyway."""
+    left = number(state, TURNS) - turns
+    set_number(state, TURNS, left)
+    if left < 0:
+        set_number(state, DIRTY, 1)
+    return number(state, DIRTY) == 0
+
+
+def counted(state, *arguments):
+    """`range(*arguments)`; empty when it may not go round."""
+
+
+@overload(counted, **LIKE_CODE)
+def count(state, *arguments):
+    def one(state, *arguments):
+        stop = int64(arguments[0])
+        return range(0, stop if may_turn(state, max(stop, 0)) else 0, 1)
+
+    def two(state, *arguments):
+        start, stop = int64(arguments[0]), int64(arguments[1])
+        return range(start, stop if may_turn(state, max(stop - start, 0)) else start, 1)
+
+    def three(state, *arguments):
+        start, stop, step = int64(arguments[0]), int64(arguments[1]), int64(arguments[2])
+        return range(start, stop if may_turn(state, length_of(start, stop, step)) else start, step)
+    return [one, two, three][len(arguments) - 1]
+
+
+# --- votes of a block -------------------------------------------------------------------------------------------------------------
+
+
+def of_thread(value, thread):
+    """What a thread gave: an element of an array over threads, or a number that is the same for all."""
+
+
+@overload(of_thread, **LIKE_CODE)
+def one_of(value, thread):
+    return (lambda value, thread: value[thread]) if isinstance(value, GuardedType) else (lambda value, thread: value)
+
+
+@always
+def give(result, threads, value):
+    for thread in range(threads):
+        result[thread] = value
+
+
+@always
+def all_syncthreads_count(threads, predicate, result):
+    total = 0
+    for thread in range(threads):
+        total += 1 if of_thread(predicate, thread) else 0
+    give(result, threads, total)
+
+
+@always
+def all_syncthreads_and(threads, predicate, result):
+    holds = 1
+    for thread in range(threads):
+        holds &= 1 if of_thread(predicate, thread) else 0
+    give(result, threads, holds)
+
+
+@always
+def all_syncthreads_or(threads, predicate, result):
+    holds = 0
+    for thread in range(threads):
+        holds |= 1 if of_thread(predicate, thread) else 0
+    give(result, threads, holds)

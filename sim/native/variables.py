@@ -1,0 +1,70 @@
+"""Which variables a run of statements reads before it has surely assigned them, and which it assigns."""
+import ast
+
+EVERYTHING = None  # what is assigned behind a statement that never goes on
+
+
+def reads(node):
+    """The names that an expression, or whatever is not a statement with a body, reads."""
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)} if node is not None else set()
+
+
+def assigned(statements):
+    """Every variable that the statements may assign."""
+    return {part.id for statement in statements for part in ast.walk(statement) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+
+
+def exposed(statements):
+    """The names that may be read before the statements themselves have assigned them."""
+    return walk(statements, set())[0]
+
+
+def surely_assigned(statements):
+    """The names that are assigned whenever the statements have run to their end."""
+    return walk(statements, set())[1]
+
+
+def walk(statements, before):
+    """(names read before assigned, names surely assigned at the end or EVERYTHING) of statements that run when `before` is assigned."""
+    seen, sure = set(), set(before)
+    for statement in statements:
+        more, sure = of_statement(statement, sure)
+        seen |= more
+        if sure is EVERYTHING:
+            break
+    return seen, sure
+
+
+def of_statement(node, sure):
+    if isinstance(node, (ast.Return, ast.Break, ast.Continue, ast.Raise)):
+        return reads(node) - sure, EVERYTHING
+    if isinstance(node, ast.If):
+        one, other = walk(node.body, sure), walk(node.orelse, sure)
+        return reads(node.test) - sure | one[0] | other[0], both(one[1], other[1])
+    if isinstance(node, ast.While):
+        return reads(node.test) - sure | walk(node.body, sure)[0] | walk(node.orelse, sure)[0], sure
+    if isinstance(node, ast.For):
+        inner = walk(node.body, sure | assigned([ast.Expr(node.target)]))
+        return reads(node.iter) - sure | inner[0] | walk(node.orelse, sure)[0], sure
+    if isinstance(node, ast.AugAssign):
+        return (reads(node.value) | reads(node.target) | assigned([ast.Expr(node.target)])) - sure, sure | assigned([node])
+    if isinstance(node, (ast.FunctionDef, ast.With, ast.Try)):
+        return reads(node) - sure, sure
+    return reads(node) - sure, sure | assigned([node])
+
+
+def both(one, other):
+    return other if one is EVERYTHING else one if other is EVERYTHING else one & other
+
+
+def loose_exits(statements):
+    """Which of "return", "break" and "continue" leave these statements."""
+    found = set()
+    for statement in statements:
+        if isinstance(statement, (ast.Return, ast.Break, ast.Continue)):
+            found.add(type(statement).__name__.lower())
+        elif isinstance(statement, (ast.For, ast.While)):
+            found |= loose_exits(statement.body) & {"return"} | loose_exits(statement.orelse)
+        elif isinstance(statement, ast.If):
+            found |= loose_exits(statement.body) | loose_exits(statement.orelse)
+    return found

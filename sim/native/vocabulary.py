@@ -1,0 +1,26 @@
+"""The names that lowered text may use, and the module that has each."""
+import functools
+import importlib
+
+from sim.frontend.rebind import SUSPENDING, YIELDING
+
+HOMES = ("sim.native.threads", "sim.native.regions", "sim.native.lanes", "sim.native.logged", "sim.native.numbers")
+GEOMETRY = ("threadIdx", "blockIdx", "blockDim", "gridDim")
+SPECIAL = ("state", "thread", *GEOMETRY)  # what a function may need besides its parameters
+BLOCK_WIDE = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or"}
+WARP_WIDE = SUSPENDING - BLOCK_WIDE - {"this_grid"}
+WAITING = BLOCK_WIDE | WARP_WIDE | {"grid_sync"}  # where a thread waits in any case
+TURNING = YIELDING  # and where it may let others go first
+MODULES = {"math": "math", "cmath": "cmath", "numpy": "np"}
+RESERVED = {*SPECIAL, *MODULES.values(), "numba", "compiled", "warp", "threads", "ended", "answer", "bounds", "position", "first_block", "last_block", "grid_shape", "block_shape",
+            "most_rounds", "most_turns"}  # names that lowered text has of itself
+
+
+@functools.cache
+def homes():
+    """{name: module} of every function that the modules in HOMES offer to lowered text."""
+    return {name: home for home in HOMES for name in importlib.import_module(home).OFFERED}
+
+
+def home_of(name):
+    return homes().get(name)

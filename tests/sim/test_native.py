@@ -1,0 +1,394 @@
+"""The native engine: both ways of compiling a kernel give what fibers give; its report says which was taken; what cannot be compiled says why."""
+import math
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from numba import cuda, float32, float64, int32
+
+from sim import KernelBug, LaunchError, ThreadError, empty, simulate
+from sim.native import source
+from sim.observers import COUNTERS, DEFAULT, Trace
+
+FULL = 0xFFFFFFFF
+TILE = 4
+WEIGHTS = np.array([0.25, 0.5, 0.25], np.float32)
+
+
+@cuda.jit
+def matmul(a, b, c):
+    tile_a = cuda.shared.array((TILE, TILE), float32)
+    tile_b = cuda.shared.array((TILE, TILE), float32)
+    x, y = cuda.threadIdx.x, cuda.threadIdx.y
+    row, column = cuda.blockIdx.y * TILE + y, cuda.blockIdx.x * TILE + x
+    total = float32(0)
+    for tile in range(a.shape[1] // TILE):
+        tile_a[y, x] = a[row, tile * TILE + x]
+        tile_b[y, x] = b[tile * TILE + y, column]
+        cuda.syncthreads()
+        for k in range(TILE):
+            total += tile_a[y, k] * tile_b[k, x]
+        cuda.syncthreads()
+    c[row, column] = total
+
+
+@cuda.jit(device=True)
+def warp_total(value):
+    step = 16
+    while step > 0:
+        value += cuda.shfl_down_sync(FULL, value, step)
+        step //= 2
+    return value
+
+
+@cuda.jit
+def block_totals(x, out):
+    partial = cuda.shared.array(32, float32)
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    total = warp_total(x[i] if i < x.shape[0] else float32(0))
+    if t % 32 == 0:
+        partial[t // 32] = total
+    cuda.syncthreads()
+    if t < 32:
+        total = warp_total(partial[t] if t < cuda.blockDim.x // 32 else float32(0))
+    if t == 0:
+        out[cuda.blockIdx.x] = total
+
+
+@cuda.jit
+def histogram(x, bins):
+    counts = cuda.shared.array(8, int32)
+    t = cuda.threadIdx.x
+    if t < 8:
+        counts[t] = 0
+    cuda.syncthreads()
+    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+        cuda.atomic.add(counts, x[i], 1)
+    cuda.syncthreads()
+    if t < 8:
+        cuda.atomic.add(bins, t, counts[t])
+
+
+@cuda.jit
+def smoothed(x, out):
+    i = cuda.grid(1)
+    held = cuda.local.array(3, float32)
+    if i < out.shape[0]:
+        for k in range(3):
+            held[k] = x[i + k]
+        total = float32(0)
+        for k in range(3):
+            total += held[k] * WEIGHTS[k]
+        out[i] = total
+
+
+@cuda.jit
+def votes(x, out):
+    i = cuda.grid(1)
+    positive = x[i] > 0
+    out[i, 0] = cuda.ballot_sync(FULL, positive)
+    out[i, 1] = cuda.any_sync(FULL, positive) + 2 * cuda.all_sync(FULL, positive)
+    out[i, 2] = cuda.match_any_sync(FULL, x[i])
+    out[i, 3] = cuda.syncthreads_count(positive)
+    out[i, 4] = cuda.popc(cuda.activemask())
+
+
+@cuda.jit
+def grid_wide(x, y):
+    group = cuda.cg.this_grid()
+    i = cuda.grid(1)
+    for step in range(3):
+        x[i] = i + step
+        group.sync()
+        y[i] += x[x.shape[0] - 1 - i]
+        group.sync()
+
+
+@cuda.jit
+def in_branches(x, out):
+    t = cuda.threadIdx.x
+    if x[t] > 0:
+        out[t] = cuda.shfl_xor_sync(cuda.activemask(), x[t], 0)
+    else:
+        out[t] = -x[t]
+
+
+@cuda.jit
+def last_block(x, sums, out, tickets):
+    last = cuda.shared.array(1, int32)
+    if cuda.threadIdx.x == 0:
+        sums[cuda.blockIdx.x] = x[cuda.blockIdx.x]
+        cuda.threadfence()
+        last[0] = cuda.atomic.add(tickets, 0, 1) == cuda.gridDim.x - 1
+    cuda.syncthreads()
+    if last[0] and cuda.threadIdx.x == 0:
+        total = 0.0
+        for block in range(cuda.gridDim.x):
+            total += sums[block]
+        out[0] = total
+
+
+def random(*shape):
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+# name: kernel, launch, arguments, and whether it goes by fission
+CASES = {
+    "matmul": (matmul, ((2, 2), (TILE, TILE)), (random(8, 8), random(8, 8), np.zeros((8, 8), np.float32)), True),
+    "shuffles in an inlined function": (block_totals, (2, 96), (random(150), np.zeros(2, np.float32)), True),
+    "atomics": (histogram, (3, 32), (np.arange(200) % 8, np.zeros(8, np.int64)), True),
+    "local and constant arrays": (smoothed, (2, 8), (random(16), np.zeros(14, np.float32)), True),
+    "votes": (votes, (2, 64), (np.round(random(128)), np.zeros((128, 5), np.int64)), True),
+    "a barrier of the grid": (grid_wide, (4, 8), (np.zeros(32), np.zeros(32)), False),
+    "warps that diverge": (in_branches, (1, 32), (random(32), np.zeros(32, np.float32)), True),
+    "fences": (last_block, (5, 4), (random(5).astype(float), np.zeros(5), np.zeros(1), np.zeros(1, np.int64)), False),
+}
+
+
+def launched(name, **options):
+    kernel, launch, arguments, _ = CASES[name]
+    arguments = [argument.copy() for argument in arguments]
+    return simulate(kernel, **options)[launch](*arguments), arguments
+
+
+@pytest.mark.parametrize("observers", [DEFAULT, ()], ids=["checked", "bare"])
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_fibers(name, observers):
+    report, got = launched(name, engine="native", observers=observers)
+    _, wanted = launched(name)
+    assert report.findings == () and report.engine == "native"
+    assert report.notes[0].startswith("by fission") == CASES[name][-1]
+    for one, other in zip(got, wanted):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_counters_and_traces_are_those_of_fibers(name):
+    ours, wanted = (launched(name, engine=engine, observers=[*DEFAULT, *COUNTERS, Trace], seed=3)[0] for engine in ("native", "fibers"))
+    assert ours.counters == wanted.counters
+    assert [(e.kind, e.block, e.thread, e.array, e.index, e.site.line) for e in ours.trace] == [
+        (e.kind, e.block, e.thread, e.array, e.index, e.site.line) for e in wanted.trace]
+
+
+def test_clean_kernels_raise_no_alarm():
+    """An alarm costs a second, slow run; so kernels that are in order must raise none."""
+    assert {name: launched(name, engine="native")[0].notes for name in list(CASES)[:5]} == dict.fromkeys(list(CASES)[:5], ("by fission",))
+
+
+def racy(x, out):
+    s = cuda.shared.array(8, float32)
+    t = cuda.threadIdx.x
+    s[t] = x[t]
+    out[t] = s[7 - t] + x[t + 1]
+
+
+def test_a_report_of_bugs_reads_the_same():
+    messages = [[finding.message for finding in simulate(racy, engine=engine, on_finding="report")[1, 8](np.ones(8, np.float32), np.zeros(8)).findings]
+                for engine in ("fibers", "native")]
+    assert len(messages[0]) == 2 and messages[0] == messages[1]
+
+
+def test_arguments_are_restored_before_a_launch_is_explained():
+    def kernel(x, out):
+        i = cuda.grid(1)
+        x[i] += 1
+        out[i] = x[i]
+        out[0] = 0
+
+    x = np.arange(4.0)
+    report = simulate(kernel, engine="native", on_finding="report")[1, 4](x, np.zeros(4))
+    assert report.notes == ("by fission, then explained by generators",) and x.tolist() == [1, 2, 3, 4]
+
+
+def test_outside_without_tools_is_an_error_of_the_thread():
+    def kernel(x, out):
+        i = cuda.grid(1)
+        out[i] = x[i, 2 * i]
+
+    errors = []
+    for engine in ("fibers", "native"):
+        with pytest.raises(ThreadError) as caught:
+            simulate(kernel, engine=engine, observers=())[1, 4](np.zeros((4, 5)), np.zeros(4))
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1] and "x[3, 6] is outside its shape [4, 5]" in errors[0]
+
+
+def test_an_exception_of_the_kernel():
+    def kernel(x):
+        cuda.syncthreads()
+        if cuda.threadIdx.x == 5:
+            raise ValueError("five")
+        cuda.syncthreads()
+
+    with pytest.raises(ThreadError, match=r"thread 5 of block 0 raised ValueError: five\n  kernel line 4  raise ValueError") as caught:
+        simulate(kernel, engine="native")[1, 8](np.zeros(8))
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def endless_with_loads(x):
+    while x[0] == 0:
+        pass
+
+
+def endless_spin(x):
+    cuda.syncthreads()
+    while cuda.atomic.add(x, 0, 0) == 0:
+        pass
+
+
+def endless_barriers(x):
+    while x[0] == 0:
+        cuda.syncthreads()
+
+
+@pytest.mark.parametrize("kernel, line", [(endless_with_loads, 2), (endless_spin, 3), (endless_barriers, 2)])
+def test_endless_loops_end_and_name_the_line(kernel, line):
+    with pytest.raises(KernelBug) as caught:
+        simulate(kernel, engine="native", max_steps=20_000)[1, 4](np.zeros(4))
+    finding, = caught.value.findings
+    assert finding.kind == "no-progress" and finding.accesses[0].site.line == line
+
+
+def test_uninitialized_arguments():
+    def kernel(x, out):
+        out[cuda.grid(1)] = x[cuda.grid(1)]
+
+    with pytest.raises(KernelBug, match="uninitialized-read"):
+        simulate(kernel, engine="native")[1, 4](empty(4), np.zeros(4))
+
+
+def test_overlapping_arguments_share_their_stamps():
+    def kernel(x, y):
+        i = cuda.grid(1)
+        y[i] = x[i] + 1
+
+    x = np.zeros(9)
+    with pytest.raises(KernelBug, match="race-global"):
+        simulate(kernel, engine="native")[1, 8](x[:8], x[1:])
+    x[:] = 0
+    simulate(kernel, engine="native")[1, 8](x[:8], x[:8])
+    assert x[:8].tolist() == [1.0] * 8
+
+
+def test_globals_are_those_of_the_launch():
+    scale = 2
+
+    def kernel(out):
+        out[cuda.grid(1)] = scale * math.sqrt(4.0)
+
+    for scale in (2, 3):
+        out = np.zeros(2)
+        simulate(kernel, engine="native")[1, 2](out)
+        assert out.tolist() == [2 * scale] * 2
+
+
+def test_tuples_and_tensors():
+    torch = pytest.importorskip("torch")
+
+    def kernel(pair, scale, out):
+        i = cuda.grid(1)
+        out[i] = pair[0][i] + pair[1][i] * scale
+
+    out = torch.zeros(4)
+    assert simulate(kernel, engine="native")[1, 4]((np.ones(4, np.float32), torch.arange(4.0)), 2, out).notes == ("by fission",)
+    assert out.tolist() == [1, 3, 5, 7]
+
+
+# --- what cannot be compiled ------------------------------------------------------------------------------------------------------
+
+
+def barrier_in_try(x):
+    try:
+        cuda.syncthreads()
+    except ValueError:
+        pass
+
+
+@cuda.jit(device=True)
+def recursive(n):
+    cuda.syncthreads()
+    if n > 0:
+        recursive(n - 1)
+
+
+def recursion_with_a_barrier(x):
+    recursive(3)
+
+
+def unknown_to_numba(x):
+    x[0] = cuda.fp16.hadd(x[0], x[0])
+
+
+@pytest.mark.parametrize("kernel, why, line", [
+    (barrier_in_try, "a thread stops within a `try` statement", "barrier_in_try line 3  cuda.syncthreads()"),
+    (recursion_with_a_barrier, "recursive calls itself, and a thread stops in it", "recursive line 4  recursive(n - 1)"),
+    (unknown_to_numba, "cuda.fp16.hadd has no compiled form", "unknown_to_numba line 2  x[0] = cuda.fp16.hadd(x[0], x[0])")])
+def test_what_cannot_be_compiled_names_the_line(kernel, why, line):
+    with pytest.raises(LaunchError) as caught:
+        simulate(kernel, engine="native")[1, 4](np.zeros(4, np.float32))
+    assert why in str(caught.value) and line in str(caught.value) and 'engine="fibers" runs it' in str(caught.value)
+    with pytest.raises(LaunchError):
+        source(kernel, np.zeros(4, np.float32))
+
+
+# --- the text, and where it is kept -----------------------------------------------------------------------------------------------
+
+
+def test_the_source_can_be_read():
+    text = source(matmul, *[float32[:, ::1]] * 3)
+    assert text == source(matmul, *[np.zeros((8, 8), np.float32)] * 3)
+    assert '''
+@compiled
+def matmul_3(thread, threadIdx, tile_a, tile_b, total_of):
+    total = total_of[thread]
+    x = threadIdx.x
+    y = threadIdx.y
+    for k in range(TILE):
+        total += tile_a[y, k] * tile_b[k, x]
+    total_of[thread] = total
+''' in text
+    assert "yield" in source(grid_wide, float64[::1], float64[::1])
+
+
+SCRIPT = """
+import numpy as np
+from numba.core import event
+from tests_of_native import matmul
+from sim import simulate
+from sim.observers import COUNTERS
+with event.install_recorder("numba:compile") as compilations:
+    report = simulate(matmul, engine="native")[(2, 2), (4, 4)](*np.ones((3, 8, 8), np.float32))
+    simulate(matmul, engine="native", observers=COUNTERS)[(2, 2), (4, 4)](*np.ones((3, 8, 8), np.float32))
+print(len(compilations.buffer), report.notes)
+"""
+
+
+def run(script, folder, **environment):
+    environment = {"PATH": "", "HOME": str(folder), "PYTHONPATH": f"{folder}:{':'.join(sys.path)}", **environment}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_second_process_compiles_nothing(tmp_path):
+    (tmp_path / "tests_of_native.py").write_text(open(__file__).read())
+    first, second = (run(SCRIPT, tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache")) for _ in range(2))
+    assert first.endswith("('by fission',)") and not first.startswith("0 ")
+    assert second == "0 ('by fission',)"
+
+
+def test_without_numba_the_error_says_what_to_install(tmp_path):
+    out = run("""
+        import sys
+        sys.modules["numba"] = None
+        import numpy as np
+        from sim import LaunchError, simulate
+        try:
+            simulate(lambda x: None, engine="native")[1, 1](np.zeros(1))
+        except LaunchError as error:
+            print(error)
+        """, tmp_path)
+    assert out == 'engine="native" compiles kernels with Numba, which is not installed\n  pip install numba, or use engine="fibers", which needs no compiler'
