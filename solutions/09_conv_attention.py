@@ -434,7 +434,7 @@ print("conv_attention is causal:", is_causal(lambda q, k, v: conv_attention(q, k
 # %% [markdown]
 # ## Bug hunt: one line is missing
 #
-# Here is convolutional attention step by step, as a published pseudo-code for a fused kernel has it: scores, convolution, causal mask, softmax,
+# Here is convolutional attention step by step, as a published pseudo-code for a GPU has it: scores, convolution, causal mask, softmax,
 # output. We try it as one tries things, first with identity taps. Then with 2 × 3 taps, on the page.
 
 # %%
@@ -509,8 +509,8 @@ print("  even with identity taps:\n", reference.convolve(first_infinity[None, No
 # there; subtract the maximum, and +∞ − ∞ is NaN as well. With identity taps it is no better.
 #
 # −∞ is no number that one can weigh. A tap of 0 makes NaN out of it, a negative tap +∞, and both signs together NaN again. If all taps are positive
-# there is no NaN in `T`, but −∞ spreads over every entry whose window touches the masked half. Row 0 is then −∞ from end to end, and its softmax is
-# NaN once more.
+# there is no NaN in `T`, but −∞ spreads over every entry whose window touches the masked half. With two columns of taps or more, row 0 is then −∞
+# from end to end, and its softmax is NaN once more.
 #
 # So the two masks have different jobs. **0 before** says: *this score adds nothing*. **−∞ after** says: *this key gets no weight*. A 0 after the
 # convolution would not do that. It is a score like any other, and its weight is e⁰.
@@ -653,8 +653,8 @@ for row in differs:
 # **Arithmetic.** For each score the product `QKᵀ` needs d multiplications with an addition, the convolution c_q · c_k, the product with `V` again d.
 # With d = 64 and 6 × 11 taps: 64 + 66 + 64. About half as much again as ordinary attention.
 #
-# **Memory.** The reference makes one N×N matrix after the other. **Predict:** how many? Count in the three steps: product, scale, mask, pad,
-# convolution, mask, softmax.
+# **Memory.** The reference makes one N×N matrix after the other. **Predict:** how many? Go through the three steps of this lesson, and
+# count each operation that writes a matrix anew: a mask is one, and so is the padding.
 
 # %%
 N, d, heads, itemsize = 4096, 64, 32, 4

@@ -380,7 +380,7 @@ for taps in TAPS:
 
 # %% [markdown]
 # Tiles that own two rows fetch all of `K` anew for every two queries, and each time eight columns for every one that they own. That is lesson 02's "right is not fast" once more. The next figure shows both prices of the halo over the size of
-# the tile: on the left the numbers moved, on the right the arithmetic, how many scores are computed for each one that is owned.
+# the tile: on the left the numbers moved, on the right the arithmetic, the part of the computed scores that is owned.
 #
 # **Predict.** With 15 × 15 taps, how large must a square tile be, so that at least half of what it loads is owned? `___`
 

@@ -656,7 +656,8 @@ print(inspect.cleandoc("\n".join(source[begin : end + 1])))
 print(inspect.getsource(conv_tiles.add_products.py_func))
 
 # %% [markdown]
-# (`GROUP` is 4: the innermost loops take four columns at a time, which lie side by side and can come in one load of 16 bytes.)
+# (A *chunk* is a piece of Q or K, some columns wide, in shared memory. `GROUP` is 4: the innermost loops take four columns at a time, which lie side by side and can come in one load of 16 bytes. A row of a chunk is
+# four words longer than what it holds, hence `- GROUP`; why, we shall see. `step` is the distance between the rows of a patch. `& INDEX` changes nothing: it tells the compiler that an index is never negative.)
 #
 # ### Strips, for the convolution
 #
@@ -696,7 +697,7 @@ def counted(*launched):
 def turns_in(report, function):
     """Turns that shared memory took for one function, and the worst bank conflict there."""
     lines = [counts for (name, _), counts in report.counters["lines"].items() if name == function]
-    return sum(counts.get("turns", 0) for counts in lines), max(counts.get("ways", 0) for counts in lines)
+    return sum(counts.get("turns", 0) for counts in lines), max((counts.get("ways", 0) for counts in lines), default=0)
 
 
 q, k, v = torch.randn(3, 58, 16)
@@ -859,7 +860,7 @@ for name, found in {
     print(f"{name}, largest difference from float64 below 1e-5: {bool((found - exact).abs().max() <= 1e-5)}")
 
 # %% [markdown]
-# And how long the two take on your GPU, for one head of 4096 tokens:
+# And how long the two take on your GPU, for one head of 4096 tokens (without a GPU, pass over this cell: it stops with an error):
 
 
 # %% tags=["gpu", "uses-exercise"]

@@ -200,7 +200,8 @@ print("dT, measured:", [round(slope, 6) for slope in slopes(lambda t: torch.soft
 # **L = m + ln l**, the log-sum-exp of the row: then P[j] = exp(T[j] − L). The scores are computed a second time, from q, k and w; only L
 # is kept.
 #
-# **Predict.** On the page m = ln 2 and, measured from there, l = 2. Then L = `___`, and exp(0 − L) is the weight of key 1 or 2: `___`
+# **Predict.** In the table above the largest score is m = ln 2, and so l = 1 + ½ + ½ = 2, measured from there. Then L = `___`, and
+# exp(0 − L) is the weight of key 1 or 2: `___`
 #
 # <details><summary>Answer</summary>
 #
@@ -662,7 +663,7 @@ print("on this device, against autograd on the CPU, within 1e-10:", all(near))
 # |---|---|---|
 # | `"no D"` | dT = P * dP | the published pseudo-code reads D, but no algorithm in it computes D; this stranger went on without |
 # | `"no mask"` | dS = dS0 in the future too | in the published pseudo-code the line is missing |
-# | `"counted twice"` | dW is summed by tiles that own 4 rows of T; each also adds the P_q rows of T below them, its halo, which are another tile's own | in the published pseudo-code a tile sums over all that it has loaded |
+# | `"counted twice"` | dW is summed by tiles that own 4 rows of T; each also adds the P_q rows of T below them, its halo (section 3: rows below read its scores), which are another tile's own | in the published pseudo-code a tile sums over all that it has loaded |
 # | `"not transposed"` | dS0 by the convolution of the forward pass | not published, but an easy slip |
 #
 # You do not see their code. You see what comes out: which of dQ, dK, dV, dW differ from autograd's.

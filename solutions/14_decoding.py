@@ -199,12 +199,14 @@ check.ex14_1(window_scores)
 # seven queries costs more than four times the arithmetic and, if all goes well, no time.) Decoding is **bound by memory**: no token can come sooner than the whole cache can be read.
 # </details>
 #
-# How much is that? One layer, 8 heads, d = 64, float32, on an H200 that copies 4.3 · 10¹² bytes a second:
+# How much is that? One layer, 8 heads, d = 64, float32, at the rate of a copy that was recorded on an H200:
 
 # %%
+table = json.loads((DATA / "bench.json").read_text(encoding="utf-8"))
+print(f"{table['bandwidth'] / 1e12:.1f} · 10¹² bytes a second")
 print("tokens in the cache      MB   microseconds to read it")
 for n in (512, 8192, 65536):
-    print(f"{n:19,} {2 * 4 * 8 * n * 64 / 1e6:7.1f} {least_us((1, 8, n, 64), 4.3e12):9.1f}")
+    print(f"{n:19,} {2 * 4 * 8 * n * 64 / 1e6:7.1f} {least_us((1, 8, n, 64), table['bandwidth']):9.1f}")
 
 # %% [markdown]
 # 4096 bytes for each token of the past, in each layer, each time a token is written. (An H200 keeps the last tens of megabytes that it has read in a cache of its own, so short caches may be read faster than this.)
@@ -382,6 +384,9 @@ for sequences, colour in [(128, BLUE), (32, GREEN), (8, RED)]:
     best = min(COUNTS, key=modelled.get)
     print(f"B · H = {sequences:3}: the model's best of 1 to 100 is {best} splits; the rule takes {chosen}, {modelled[chosen] / modelled[best]:.2f} times as long")
 axes.set(xlabel="splits a head", ylabel="time, in keys", yscale="log", xscale="log")
+axes.set_xticks([1, 2, 4, 8, 16, 33, 66, 100], [1, 2, 4, 8, 16, 33, 66, 100])
+axes.set_yticks([1000, 3000, 10_000, 30_000], ["1,000", "3,000", "10,000", "30,000"])
+axes.minorticks_off()
 axes.legend()
 show_figure(
     figure,
@@ -398,7 +403,8 @@ print(inspect.getsource(choose_splits))
 #
 # ## 6. Bug hunt: a published algorithm
 #
-# There is a published algorithm for this very task. These are its four mistakes, each alone in a decoder that is otherwise right. `pieces` is `T` of a split, `state_of` its state, `merged` the merge with the division.
+# There is a published algorithm for this very task. These are its four mistakes, each alone in a decoder that is otherwise right. `owned_by` is `owned_keys`, `pieces` is `T` of a split,
+# `state_of` its state, `merged` the merge with the division.
 
 # %%
 for faulty in (lesson14.no_halo, lesson14.unmasked_window, lesson14.undivided, lesson14.full_tiles):
@@ -444,7 +450,7 @@ for tokens, splits in [(1, 1), (9, 1), (9, 3), (9, 4), (9, 12)]:
 # - **full_tiles**: an empty split has nothing but −∞, so m = −∞ and exp(−∞ − (−∞)) = NaN. In the merge its weight is exp(−∞ − m) = 0, but 0 · NaN is NaN. With 9 keys among 4 splits the shares are 3, 3, 3 and 0, with 12 splits three are empty.
 # </details>
 #
-# No single line of the table finds all four. And none of these mistakes shows in a test that many people would write first: one token; or a power of two, divided evenly, against a copy of the same formula.
+# No single line of the table finds all four. And the test that one would write first, a single token, finds none.
 #
 # ### Exercise 14.3 · is_right · about nine lines
 #
@@ -500,7 +506,7 @@ check.ex14_3(is_right)
 # The blocks of a grid cannot wait for each other. So the splits write their states to global memory, and a second kernel merges them. All the states of a head lie in one array, **parts**, of the shape (B, H, splits, d + 2): the d numbers of `o`,
 # then `m`, then `l`.
 #
-# A block for each head of each batch, and a thread for each of the d numbers. Every thread goes through the splits twice: once to find the largest `m`, once to add. With two splits, and powers of 2 in place of e as in lesson 01:
+# A block for each head of each batch, and a thread for each of the d numbers. Every thread goes through the splits twice: once to find the largest `m`, once to add. With three splits, the last one empty, and powers of 2 in place of e as in lesson 01:
 #
 # | | m | l | o | weight 2^(m − 3) | weight · l | weight · o |
 # |---|---|---|---|---|---|---|
@@ -655,13 +661,12 @@ for n, splits in [(2, 1), (5, 3)]:
 # %% [markdown]
 # ### How fast?
 #
-# Recorded, not run here: one token with a cache of N tokens. "Floor" is the time to read `K` and `V` once at the rate of a copy; "sdpa" is PyTorch's `scaled_dot_product_attention` with one query, which convolves nothing; "eager" is the reference in PyTorch, and
+# Recorded, not run here: one token with a cache of N tokens. "Floor" is the time to read `K` and `V` once at the rate of a copy; "kernels" is the package's decoder; "sdpa" is PyTorch's `scaled_dot_product_attention` with one query, which convolves nothing; "eager" is the reference in PyTorch, and
 # "compile" the same through `torch.compile`. Float32, medians, each as a CUDA graph (launched again and again without Python).
 #
-# **Predict.** How many times the floor does the kernel take with the longest cache? `___` And with the shortest? `___`
+# **Guess.** With 8 heads, how many times the floor does the package's decoder take with the longest cache? `___` And with the shortest? `___`
 
 # %%
-table = json.loads((DATA / "bench.json").read_text(encoding="utf-8"))
 times = {(tuple(row["shape"]), row["name"]): row["us"] for row in table["decoding"]}
 shapes = list(dict.fromkeys(shape for shape, _ in times))
 names = list(dict.fromkeys(name for _, name in times))
@@ -675,6 +680,9 @@ for shape in shapes:
 
 # %% [markdown]
 # With 8 heads and 512 tokens the whole cache is 2 MB, and the floor half a microsecond. Merely to start a kernel takes a GPU longer than that, and there are two, one after the other. The longer the cache, the more the bytes count.
+#
+# Now look down the column "sdpa". With 65536 keys it takes 7 milliseconds, for 128 heads as for 8. So behaves a kernel with one block for each head (we have not looked inside): it does not divide the
+# keys, and with 8 heads it would leave most of the GPU idle. That is what section 4 was about.
 #
 # ## Validate
 #

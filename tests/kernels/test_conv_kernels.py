@@ -1,11 +1,9 @@
-"""The convolutional kernels against the float64 reference: in the simulator on tiny shapes, on a GPU on all; their inputs, gradients and memory."""
+"""The convolutional kernels against the float64 reference: interpreted, on tiny shapes; their inputs, gradients and memory."""
 
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import conv_attention
@@ -86,28 +84,7 @@ def test_strided_tensors():
         assert torch.equal(a, b)
 
 
-# On every engine that is there ------------------------------------------------------------------------------------
-
-
-def on_gpu(shape):
-    errors = errors_of(shape, device="cuda")
-    assert right(errors), errors
-
-
-@gpu
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_on_the_gpu(shape):
-    on_gpu(shape)
-
-
-sizes = st.builds(Shape, st.integers(1, 3), st.integers(1, 3), st.integers(1, 300), st.integers(1, 128), st.integers(1, 15), st.integers(1, 15), st.booleans())
-
-
-@gpu
-@settings(max_examples=60)
-@given(shape=sizes)
-def test_random_shapes_on_the_gpu(shape):
-    on_gpu(shape)
+# On a GPU ---------------------------------------------------------------------------------------------------------
 
 
 @gpu

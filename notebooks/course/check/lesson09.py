@@ -48,11 +48,11 @@ def ex09_3(is_causal, rng):
             if not isinstance(got, bool | np.bool_):
                 hint = "torch.allclose gives a bool; of a tensor with one bool, .item() does."
                 fail("is_causal must return True or False", call=call, wanted=str(causal), got=type(got).__name__, hint=hint)
+            if not all(torch.equal(mine, theirs) for mine, theirs in zip(given, (q, k, v), strict=True)):
+                fail("q, k or v is not what it was before the call", call=call, hint="Change a copy: torch.cat or clone() makes one.")
             if bool(got) != causal:
                 hint = CAUSAL_HINT if causal else LEAK_HINT
                 fail("a wrong verdict", call=call, wanted=str(causal), got=str(bool(got)), hint=hint)
-            if not all(torch.equal(mine, theirs) for mine, theirs in zip(given, (q, k, v), strict=True)):
-                fail("q, k or v is not what it was before the call", call=call, hint="Change a copy: torch.cat or clone() makes one.")
     q, k, v = torch.tensor(rng.standard_normal((3, 1, 4)))
     if not is_causal(ordinary, q, k, v):
         fail("a single token has no future to look at", call="is_causal(attend, q, k, v) with 1 token", wanted="True", got="False")

@@ -91,6 +91,8 @@ def explained(got, mistakes, otherwise):
 # 14.1 -------------------------------------------------------------------------------------------------------------
 
 UNMASKED = "Equal to what comes out without a mask. The last query sees every key, the older ones do not: each masks the keys after its own position."
+SHORT = "At the start of a sequence there are fewer than c_q tokens, and the window is shorter: its first row is query N - R, not N - c_q."
+OLDEST = "Equal to T of the oldest query of the window. So many rows of zeros belong above that the last row of taps meets the newest query: c_q - R."
 FROM_ZERO = "Your mask takes row r of the window for query r. There are N tokens, and the last row of the window is query N - 1: which one is row r?"
 OTHER_SIDE = "For an even c_k the two sides differ: P_k = (c_k - 1) // 2 zeros to the left, P_r = c_k - 1 - P_k to the right."
 BELOW = "The window is shorter than c_q, and the missing rows are those above it: the last row of taps meets the newest query."
@@ -114,6 +116,8 @@ def check_scores(window_scores, n, taps, rng):
     mistakes = {
         UNMASKED: slid(s, w, left, right),
         FROM_ZERO: slid(hidden(s, 0, 0), w, left, right),
+        SHORT: slid(hidden(s, n - taps[0], 0), w, left, right),
+        OLDEST: slid(s0[:1], w, left, right),
         OTHER_SIDE: slid(s0, w, right, left),
         BELOW: slid(s0, w, left, right, above=0),
         TURNED: slid(s0, w.flip(0, 1), left, right),
@@ -129,6 +133,10 @@ def check_scores(window_scores, n, taps, rng):
 # 14.2 -------------------------------------------------------------------------------------------------------------
 
 NO_HALO = "Equal to what comes out if the split knows its own keys alone. It loads P_k more to the left and P_r to the right, for the convolution."
+UNMASKED_SPLIT = (
+    "Equal to what comes out without a mask. If there is one: the first row of the window is query N - R, and the first column of what is loaded is key start - P_k. "
+    "The mask has to know both."
+)
 SHIFTED = "Column 0 of what is loaded is key start - P_k, not key start: the mask has to know."
 DIVIDED = "o is divided by l already. The merge needs it undivided: the division comes once, at the very end."
 POISONED = "NaN: here K is NaN outside of what the split must load (P_k to the left of its keys, P_r to the right), and V outside of what it owns."
@@ -183,7 +191,7 @@ def split_mistakes(window, k, v, w, start, end, t):
     m, l, o = state_of(t, v)
     return {
         NO_HALO: state_of(slid(hidden(own, short, start), w, left, right), v),
-        UNMASKED: state_of(slid(s, w, 0, 0), v),
+        UNMASKED_SPLIT: state_of(slid(s, w, 0, 0), v),
         SHIFTED: state_of(slid(hidden(s, short, start), w, 0, 0), v),
         DIVIDED: (m, l, o / l),
     }

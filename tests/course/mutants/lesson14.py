@@ -232,6 +232,7 @@ MUTANTS = {
         ("lets each row see one key more", ("later(rows, n, n - rows, 0)", "later(rows, n, n - rows + 1, 0)")),
         ("takes the window as full at the start", ("later(rows, n, n - rows, 0)", "later(rows, n, n - c_q, 0)")),
         ("pads a short window below", ("c_q - rows, 0))", "0, c_q - rows))")),
+        ("gives the row of the oldest query", ("c_q - rows, 0))", "c_q - 1, 0))")),
         ("has P_k and P_r exchanged", ("(left, c_k - 1 - left, c", "(c_k - 1 - left, left, c")),
         ("pads on the left alone", ("(left, c_k - 1 - left, c", "(c_k - 1, 0, c")),
         ("has P_k = c_k // 2", ("left = (c_k - 1) // 2", "left = c_k // 2")),
