@@ -13,7 +13,7 @@ SEPARATED = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "ui
 
 
 class Vector:
-    """A vector; each type is a subclass with its `names` (of the components) and `convert` (to their type)."""
+    """A vector; each type is a subclass with its `names` (of the components), `dtype`, and `convert` (to their type)."""
 
     __slots__ = ("x", "y", "z", "w")
 
@@ -36,7 +36,7 @@ def vector_types():
     types, named = {}, [(f"{name}x", np.dtype(name)) for name in SEPARATED] + [(name, np.dtype(kind)) for name, kind in SCALARS.items()]
     for name, dtype in named:
         for count in (1, 2, 3, 4):
-            members = {"__slots__": (), "names": "xyzw"[:count], "convert": staticmethod(cast(dtype))}
+            members = {"__slots__": (), "names": "xyzw"[:count], "dtype": dtype, "convert": staticmethod(cast(dtype))}
             types[f"{name}{count}"] = types.get(f"{dtype.name}x{count}") or type(f"{name}{count}", (Vector,), members)
     return types
 

@@ -44,7 +44,7 @@ from kernels.conv_forward import conv_forward_kernel
 from kernels.launch import launch, output, simulated
 from kernels.tiled import Traffic
 from kernels.tiles import MINUS_INFINITY, weight
-from sim import simulate
+from sim import native, simulate
 from sim.observers import COUNTERS, DEFAULT, Trace
 
 torch.manual_seed(11)
@@ -843,6 +843,52 @@ validate("identity taps", "scaled_dot_product_attention", ordinary, sdpa)
 validate("O, the package's kernel", "your kernel", [o for o, _ in package], [o for o, _ in yours])
 validate("L, the package's kernel", "your kernel", [log_sum for _, log_sum in package], [log_sum for _, log_sum in yours])
 validate("O, the package's kernel", "kernels.reference.conv_attention, float64", [o for o, _ in package], exact)
+
+# %% [markdown]
+# ### Long sequences, without a GPU
+#
+# Forty tokens are few, and yet the simulator needs seconds, as Python runs each thread. `sim` has a third engine for such cases, `native`. It takes your kernel apart at the places where threads wait, makes a **loop over the threads of a block** out of each
+# part, and has Numba compile all of it for your CPU. Here is a small kernel, and the text it becomes:
+
+
+# %%
+@cuda.jit
+def neighbours(x, out):
+    """out[t] = x[t] + x[t + 1], around a ring of 32."""
+    tile = cuda.shared.array(32, float32)
+    t = cuda.threadIdx.x
+    tile[t] = x[t]
+    cuda.syncthreads()
+    out[t] = tile[t] + tile[(t + 1) % 32]
+
+
+ring, sums = torch.arange(32.0), torch.empty(32)
+text = native.source(neighbours, ring, sums)
+print(text[text.index("@compiled") : text.index("@numba.njit")].rstrip())
+
+# %% [markdown]
+# **Predict.** The barrier has gone. What keeps its promise? (And why may a loop go through the threads in order?)
+#
+# <details><summary>Answer</summary>
+#
+# The first loop has ended, for all threads, before the second begins. Between two barriers threads may run in any order, so one after the other is as good as any. That is what a barrier is for. If the order did matter, it would be a race, and the
+# engine looks for those as the others do: it then runs the launch again, slowly, and tells you the line.
+# </details>
+#
+# Now your kernel, with 400 tokens: 30 million multiply-adds, for which the interpreting engines take the better part of a minute. (The first launch compiles, which takes some seconds. The result is kept on your disk.)
+
+
+# %% tags=["uses-exercise"]
+def compiled(*launched):
+    """A runner for `launch` that has the kernel compiled for the CPU, and keeps the report."""
+    reports.append(simulated(*launched, engine="native"))
+
+
+q, k, v, w = *torch.randn(3, 400, 16), torch.randn(6, 11) / 8
+found, _ = my_forward(q, k, v, w, size=16, run=compiled)
+exact = whole(reference.conv_attention, *(x.double() for x in (q, k, v, w)))
+print("engine:", reports[-1].engine, "· how:", *reports[-1].notes, "· findings:", len(reports[-1].findings))
+print("400 tokens, largest difference from float64 below 1e-5:", bool((found - exact).abs().max() <= 1e-5))
 
 # %% [markdown]
 # ### On a real GPU, if there is one

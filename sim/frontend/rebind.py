@@ -89,12 +89,19 @@ def python_function(kernel):
     return function if isinstance(function, types.FunctionType) else None
 
 
-def with_signature(dispatcher, function):
-    """`function`, the copy of a device function, with arguments and result converted as the one signature says that `@cuda.jit("...", device=True)` was given."""
+def only_signature(dispatcher):
+    """The signature that `@cuda.jit("...", device=True)` was given, or None."""
     compiled = list(getattr(dispatcher, "overloads", {}).values())
     if len(compiled) != 1 or getattr(dispatcher, "_can_compile", True):  # without a signature Numba compiles for whatever types come
+        return None
+    return compiled[0].signature
+
+
+def with_signature(dispatcher, function):
+    """`function`, the copy of a device function, with arguments and result converted as its signature says."""
+    signature = only_signature(dispatcher)
+    if signature is None:
         return function
-    signature = compiled[0].signature
     arguments_to, result_to = [conversion(kind) for kind in signature.args], conversion(signature.return_type)
 
     def converted(*arguments):

@@ -8,8 +8,10 @@ from math import prod
 
 import numpy as np
 
+from sim.errors import LaunchError
 from sim.events import SITE_SHIFT, SITES, Site
 from sim.frontend.kinds import ArrayKind, bits
+from sim.frontend.source import path
 
 PREFIX = "__sim_"  # of every name that the rewritten kernel gets from us
 OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.Pow: "power",
@@ -81,6 +83,8 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_Call(self, node):
         """`cuda.clz` and `cuda.popc` count in the width of their operand's type, which an int has lost: `clz(a[i])` becomes `clz(a[i], 32)`."""
+        if path(node.func).endswith((".shared.array", ".local.array")):
+            self.check_shape(node)
         called = self.kinds.names.resolve(node.func)
         counts = getattr(called, "__name__", "") in COUNTING and getattr(called, "__module__", "").startswith("numba.cuda")
         width = self.kinds.width(node.args[0]) if counts and len(node.args) == 1 else None
@@ -88,6 +92,16 @@ class Rewriter(ast.NodeTransformer):
         if width:
             node.args.append(ast.copy_location(ast.Constant(width), node))
         return node
+
+    def check_shape(self, node):
+        """A declared array's shape consists of numbers and of names: what is computed from names Numba does not take for a constant."""
+        given = node.args[:1] or [keyword.value for keyword in node.keywords if keyword.arg == "shape"]
+        for part in [part for shape in given for part in ast.walk(shape)]:
+            computed = isinstance(part, (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp)) or isinstance(part, ast.Attribute) and part.attr == "shape"
+            if computed and any(isinstance(name, ast.Name) for name in ast.walk(part)):
+                raise LaunchError(f"{ast.unparse(part)} in the shape of a declared array is no constant for Numba: {self.function_name} line "
+                                  f"{node.lineno - self.first_line + 1}  {self.text.get(node.lineno, '').strip()}\n"
+                                  "  wanted numbers, or names of numbers that stand outside the kernel: give the result such a name there, WIDTH = TILE + 1")
 
     # --- accesses ---------------------------------------------------------------------------------------------------------
 

@@ -77,6 +77,7 @@ class GuardedModel(models.StructModel):
 for _member in ("data", "shape", "strides", "shadow", "numbers"):
     make_attribute_wrapper(GuardedType, _member, _member)
 
+
 @unbox(GuardedType)
 def unbox_guarded(kind, value, c):
     """From a Python object, whose `packed` is the address of all members in a row, to a structure."""

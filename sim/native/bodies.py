@@ -158,7 +158,7 @@ class Bodies:
         dynamic, local = declared.shape is None, declared.space == "local"
         nbytes = self.declarations.dynamic_bytes if dynamic else prod(declared.shape) * dtype.itemsize
         shape = (nbytes // dtype.itemsize,) if dynamic else declared.shape
-        key = "dynamic" if dynamic else (self, declared.site)
+        key = "dynamic" if dynamic else (self, declared)
         if key not in self.bases:
             name, base = self.declarations.place(key, declared.space, dtype, shape, place, threads if local else 1)
             self.bases[key] = len(self.arrays), base

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 from numba import int64, njit, types, uint8
-from numba.extending import overload, overload_attribute
+from numba.extending import overload, overload_attribute, overload_method
 from numba.np.numpy_support import as_dtype
 
 from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, GuardedType, State, get, number, peek, poke, put, set_number, viewer
@@ -269,17 +269,17 @@ def part_of(x, index):
         strides.append(x.stride(axis))
         sizes.append(x.sizes[axis])
     kind = GuardedType(x.dtype, len(shape), x.rowwise and not lines, x.kind, tuple(sizes))
-    return made("part", [*lines, f"    return view(x, {' + '.join(flat)}, {tuple_text(shape)}, {tuple_text(strides)})"], kind)
+    return made("part", [*lines, f"    return view(x, {' + '.join(flat)}, {tuple_text(shape)}, {tuple_text(strides)})"], kind, "x, index")
 
 
 def tuple_text(parts):
     return f"({''.join(f'{part}, ' for part in parts)})"
 
 
-def made(name, lines, kind):
-    """The function `name` of an array (and an index) that returns a view of type `kind`."""
+def made(name, lines, kind, parameters="x"):
+    """The function `name` of an array (and more) that returns a view of type `kind`."""
     names = globals() | {"view": viewer(kind)}
-    exec("\n".join([f"def {name}(x{', index' if name == 'part' else ''}):", *lines]), names)
+    exec("\n".join([f"def {name}({parameters}):", *lines]), names)
     return names[name]
 
 
@@ -310,3 +310,17 @@ def transposed(x):
     axes = range(x.ndim)[::-1]
     kind = GuardedType(x.dtype, x.ndim, False, x.kind, x.sizes[::-1])
     return made("transpose", [f"    return view(x, 0, {tuple_text(map(x.side, axes))}, {tuple_text(map(x.stride, axes))})"], kind)
+
+
+@overload_method(GuardedType, "reshape", **LIKE_CODE)
+def reshaped(x, shape):
+    """The same elements in another shape (a number or a tuple), of which one size may be -1; for an array whose rows lie one behind another."""
+    if not x.rowwise:
+        return None
+    axes = range(len(shape) if isinstance(shape, types.BaseTuple) else 1)
+    kind = GuardedType(x.dtype, len(axes), True, x.kind)
+    lines = [f"    n{a} = as_index({f'shape[{a}]' if isinstance(shape, types.BaseTuple) else 'shape'})" for a in axes]
+    lines += [f"    n{a} = x.size // ({' * '.join(f'n{b}' for b in axes if b != a) or 1}) if n{a} < 0 else n{a}" for a in axes]
+    lines += [f"    if {' * '.join(f'n{a}' for a in axes) or 1} != x.size:", "        raise ValueError('reshape to a shape with another number of elements')"]
+    strides = [" * ".join(f"n{b}" for b in axes[a + 1:]) or "1" for a in axes]
+    return made("reshape", [*lines, f"    return view(x, 0, {tuple_text(f'n{a}' for a in axes)}, {tuple_text(strides)})"], kind, "x, shape")

@@ -13,7 +13,7 @@ from sim.frontend.rebind import flat
 from sim.native.arrays import GuardedType
 from sim.native.flat import is_stop, stops
 from sim.native.front import CannotLower
-from sim.native.lowering import LoopCounter, is_range
+from sim.native.loops import LoopCounter, is_range
 from sim.native.variables import assigned, exposed, loose_exits, reads, surely_assigned
 from sim.native.vocabulary import BLOCK_WIDE, SPECIAL
 

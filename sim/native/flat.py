@@ -8,7 +8,8 @@ import copy
 
 from sim.frontend.rebind import flat
 from sim.native.front import CannotLower
-from sim.native.lowering import Lowering, assign
+from sim.native.loops import assign
+from sim.native.lowering import Lowering
 
 
 def stops(node):

@@ -5,12 +5,14 @@ which a thread waits (at a barrier, a shuffle, ...) or that declare shared memor
 """
 import ast
 import builtins
+import inspect
+import textwrap
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from sim.frontend.rebind import cuda_name, is_number, python_function
-from sim.frontend.source import MISSING, Names, tree_of
+from sim.frontend.source import MISSING, Names, indent_columns, tree_of
 from sim.native.vocabulary import RESERVED, home_of
 
 
@@ -53,13 +55,14 @@ class Module:
         self.sites, self.operations, self.used, self.reachable = [], {}, set(), {}  # operations: site -> what a thread does there
         self.reach(kernel)
         self.taken = {name for function in self.reachable for name in (*function.__code__.co_varnames, *function.__code__.co_cellvars, function.__name__)}
+        self.taken |= {names.tree.name for names in self.reachable.values()}
         self.taken |= {*RESERVED, *dir(builtins)}
 
     def reach(self, function):
         """Find all functions that `function` calls, and which names of cuda."""
         if function in self.reachable:
             return
-        tree = tree_of(function)
+        tree = tree_of(function) or tree_of_lambda(function)
         if tree is None:
             raise CannotLower(f"{function.__name__} has no source text")
         names = self.reachable[function] = Names(function)
@@ -127,6 +130,22 @@ class Module:
         return name if name not in names and not home_of(name) else self.fresh(name)
 
 
+def tree_of_lambda(function):
+    """A lambda as a function's tree, where its lines hold no other; None for what is no lambda."""
+    try:
+        lines, start = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
+    if function.__name__ != "<lambda>" or len(found) != 1:
+        return None
+    ast.increment_lineno(tree, start - 1)
+    indent_columns(tree, len(lines[0]) - len(lines[0].lstrip()))
+    returns = ast.copy_location(ast.Return(found[0].body), found[0].body)
+    return ast.copy_location(ast.FunctionDef("lambda_function", found[0].args, [returns], [], None), found[0])
+
+
 def name_in_cuda(value):
     """The name under which numba.cuda has `value`, or None; a grid group's constructor is "this_grid" wherever it lives."""
     of_grid = getattr(value, "__name__", None) == "this_grid" and (getattr(value, "__module__", None) or "").startswith("numba.cuda")
@@ -136,7 +155,8 @@ def name_in_cuda(value):
 def device_function(value):
     """The Python function behind a device function, or None for anything else (what Numba compiles by itself, too)."""
     home = getattr(value, "__module__", None) or ""
-    own = home.partition(".")[0] in ("math", "numpy", "builtins") or home.startswith("numba.") and ".tests." not in home  # Numba's tests are kernels as any
+    kernels = home.startswith("numba.cuda.kernels.") or ".tests." in home  # Numba's own kernels, and those of its tests, are kernels as any
+    own = home.partition(".")[0] in ("math", "numpy", "builtins") or home.startswith("numba.") and not kernels
     return None if value is MISSING or own or cuda_name(value) else python_function(value)
 
 

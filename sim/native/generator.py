@@ -6,7 +6,7 @@ import ast
 import copy
 
 from sim.native.flat import is_stop
-from sim.native.lowering import is_range
+from sim.native.loops import is_range
 from sim.native.vocabulary import TURNING
 
 SHORT = 1024  # rounds

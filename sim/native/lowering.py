@@ -2,26 +2,30 @@
 import ast
 import builtins
 import copy
+import enum
 import inspect
+from collections import Counter
 from types import ModuleType
 
 import numpy as np
 
 from sim.events import Site
-from sim.frontend.rebind import cuda_name, dtype_or_none, flat, is_number, source_lines
+from sim.frontend.rebind import cuda_name, dtype_or_none, flat, is_number, only_signature, source_lines
 from sim.frontend.source import MISSING
 from sim.memory.declared import name_before
 from sim.memory.spaces import host_array
 from sim.native.front import CannotLower, Declared, Device, device_function, is_grid_sync, literal, name_in_cuda
-from sim.native.vocabulary import GEOMETRY, MODULES, RESERVED, SPECIAL, WAITING, home_of
+from sim.native.loops import LoopCounter, assign, over_elements
+from sim.native.variables import assigned
+from sim.native.vocabulary import GEOMETRY, MODULES, NOT_ON_CPU, RESERVED, SPECIAL, WAITING, home_of
 
 
 class Lowering(ast.NodeTransformer):
-    """Rewrites the names of one function; `rename` says what its own variables are called, `bound` what parameters stand for that are functions of cuda."""
+    """Rewrites the names of one function; `rename` says what its own variables are called, `bound` what parameters stand for that are known."""
 
     def __init__(self, module, function, rename=None, bound=None):
         self.module, self.names, self.tree = module, module.reachable[function], module.reachable[function].tree
-        if bound:  # parameters that stand for functions of cuda
+        if bound:
             self.names = copy.copy(self.names)
             self.names.local, self.names.free = self.names.local - set(bound), {**self.names.free, **bound}
         self.name, self.text = function.__name__, dict(enumerate(source_lines(function), function.__code__.co_firstlineno))
@@ -57,7 +61,7 @@ class Lowering(ast.NodeTransformer):
         """The Device for a function that is not inlined."""
         devices = self.module.devices
         if function not in devices:
-            devices[function] = device = Device(self.module.fresh_function(function.__name__), needs={"state"} if self.module.watched else set())
+            devices[function] = device = Device(self.module.fresh_function(self.module.reachable[function].tree.name), needs={"state"} if self.module.watched else set())
             device.tree = Lowering(self.module, function).function(device)
         return devices[function]
 
@@ -85,7 +89,7 @@ class Lowering(ast.NodeTransformer):
         if node.id in self.names.local or not isinstance(node.ctx, ast.Load):
             return ast.copy_location(ast.Name(self.rename.get(node.id, node.id), node.ctx), node)
         value = self.names.value(node.id)
-        return node if value is MISSING else self.standing_for(value, node.id, node)
+        return self.builtin(node.id, node) if value is MISSING else self.standing_for(value, node.id, node)
 
     def visit_arg(self, node):
         node.arg, node.annotation = self.rename.get(node.arg, node.arg), None
@@ -103,6 +107,8 @@ class Lowering(ast.NodeTransformer):
 
     def standing_for(self, value, name, node):
         """The expression for a global object that the kernel calls `name`."""
+        if isinstance(value, enum.Enum):
+            return self.standing_for(value.value, name, node)
         known = name_in_cuda(value)
         if known in GEOMETRY:
             return self.as_name(known, node)
@@ -123,7 +129,7 @@ class Lowering(ast.NodeTransformer):
         return self.thing(value, name, node)
 
     def dtype(self, dtype, node):
-        if not is_number(dtype) or dtype.name == "bfloat16":
+        if not is_number(dtype) or dtype.name in NOT_ON_CPU:
             raise self.cannot(f"Numba has no {dtype} on the CPU", node)
         self.module.imports["bool_" if dtype.name == "bool" else dtype.name] = "numba"
         return self.as_name("bool_" if dtype.name == "bool" else dtype.name, node)
@@ -137,12 +143,10 @@ class Lowering(ast.NodeTransformer):
             if not home_of(f"{home.split('.')[-1]}_{own}"):
                 raise self.cannot(f"libdevice.{own} has no compiled form", node)
             return self.as_name(self.module.library(f"{home.split('.')[-1]}_{own}"), node)
-        if home == "math" or home == "cmath":
-            return ast.copy_location(ast.Attribute(self.as_name(home, node), own, ast.Load()), node)
-        if isinstance(value, np.ufunc) or home == "numpy":
-            return ast.copy_location(ast.Attribute(self.as_name("np", node), own, ast.Load()), node)
+        if home in MODULES or isinstance(value, np.ufunc):
+            return ast.copy_location(ast.Attribute(self.as_name(MODULES.get(home, "np"), node), own, ast.Load()), node)
         if getattr(builtins, own, None) is value:
-            return ast.copy_location(ast.Name(own, ast.Load()), node)
+            return self.builtin(own, node)
         if (function := device_function(value)) is not None:
             device = self.device(function)
             if device.needs:
@@ -152,6 +156,10 @@ class Lowering(ast.NodeTransformer):
         if array is not None:
             return self.as_name(self.module.array(value, name), node)
         raise self.cannot(f"{ast.unparse(node)} has no compiled form", node)
+
+    def builtin(self, name, node):
+        """A builtin function, or ours in its place."""
+        return self.as_name(self.module.library(f"builtin_{name}") if home_of(f"builtin_{name}") else name, node)
 
     # --- calls ------------------------------------------------------------------------------------------------------------
 
@@ -174,7 +182,14 @@ class Lowering(ast.NodeTransformer):
         if called.startswith("atomic."):
             return self.call(called.replace(".", "_"), [*map(self.visit, node.args), *(self.visit(k.value) for k in node.keywords)], node)
         if (function := device_function(value)) is not None:
-            return self.device_call(function, node)
+            return self.device_call(function, only_signature(value), node)
+        return self.method_call(node) if value is MISSING and isinstance(node.func, ast.Attribute) else self.generic_visit(node)
+
+    def method_call(self, node):
+        if node.func.attr == "bit_count":
+            return self.call("cuda_popc", [self.visit(node.func.value)], node)
+        if node.func.attr == "reshape" and len(node.args) > 1:
+            node.args = [ast.copy_location(ast.Tuple(node.args, ast.Load()), node)]
         return self.generic_visit(node)
 
     def stop(self, called, node):
@@ -187,18 +202,43 @@ class Lowering(ast.NodeTransformer):
         self.module.operations[made.site] = called
         return made
 
-    def device_call(self, function, node):
-        bound = inspect.signature(function).bind(*node.args, **{keyword.arg: keyword.value for keyword in node.keywords})
-        bound.apply_defaults()
-        functions = {name: value for name, argument in bound.arguments.items() if isinstance(argument, ast.AST) and name_in_cuda(value := self.names.resolve(argument))}
-        arguments = [self.argument(argument, node) for name, argument in bound.arguments.items() if name not in functions]
-        if functions or self.module.stops(function):
+    def device_call(self, function, signature, node):
+        """A call of a device function; `signature`: the one that it was declared with (of Numba), or None."""
+        given = inspect.signature(function).bind(*node.args, **{keyword.arg: keyword.value for keyword in node.keywords})
+        given.apply_defaults()
+        known = {} if signature else self.known_arguments(function, given.arguments)
+        inlines = any(map(name_in_cuda, known.values())) or self.module.stops(function)
+        arguments = [self.argument(argument, node) for name, argument in given.arguments.items() if not (inlines and name in known)]
+        if signature:
+            arguments = [self.converted(kind, argument) for kind, argument in zip(signature.args, arguments, strict=True)]
+        if inlines:
             made = ast.copy_location(ast.Call(ast.Name(function.__name__, ast.Load()), arguments, []), node)
-            made.inlines, made.bound, made.place = function, functions, self.site("call", node)
-            return made
-        device = self.device(function)
-        self.needs |= device.needs
-        return ast.copy_location(ast.Call(ast.Name(device.name, ast.Load()), [*(ast.Name(name, ast.Load()) for name in sorted(device.needs)), *arguments], []), node)
+            made.inlines, made.bound, made.place = function, known, self.site("call", node)
+        else:
+            device = self.device(function)
+            self.needs |= device.needs
+            made = ast.copy_location(ast.Call(ast.Name(device.name, ast.Load()), [*(ast.Name(name, ast.Load()) for name in sorted(device.needs)), *arguments], []), node)
+        return self.converted(signature.return_type, made) if signature else made
+
+    def known_arguments(self, function, arguments):
+        """{parameter: value} of those that stand for one known value: parameters that the function does not assign."""
+        changed = assigned(self.module.reachable[function].tree.body)
+        return {name: value for name, argument in arguments.items() if name not in changed and (value := self.known(argument)) is not MISSING}
+
+    def known(self, argument):
+        """The number, dtype, function, or tuple of numbers that an argument (an expression, or the value of a default) is known to stand for, or MISSING."""
+        if isinstance(argument, ast.Constant):
+            argument = argument.value
+        if isinstance(argument, ast.Tuple):
+            parts = tuple(map(self.known, argument.elts))
+            return parts if literal(parts) is not None else MISSING
+        value = self.names.resolve(argument) if isinstance(argument, ast.AST) else argument
+        return value if literal(value) is not None or dtype_or_none(value) is not None or name_in_cuda(value) or device_function(value) in self.module.reachable else MISSING
+
+    def converted(self, kind, node):
+        """`node` converted to a Numba type, if that is a number's."""
+        dtype = dtype_or_none(kind)
+        return node if dtype is None or not is_number(dtype) else ast.copy_location(ast.Call(self.dtype(dtype, node), [node], []), node)
 
     def argument(self, argument, node):
         """What a device function is given: an expression, or the value of a default."""
@@ -210,16 +250,13 @@ class Lowering(ast.NodeTransformer):
         """The parameter that brings a shared or local array."""
         given = dict(zip(("shape", "dtype"), node.args)) | {keyword.arg: keyword.value for keyword in node.keywords}
         dtype, shape = dtype_or_none(self.names.resolve(given["dtype"])) if "dtype" in given else None, self.constant_shape(given.get("shape"))
-        if dtype is None or shape is None or not is_number(dtype) or dtype.name in ("bfloat16", "float16"):
+        if dtype is None or shape is None or not is_number(dtype) or dtype.name in NOT_ON_CPU:
             raise self.cannot(f"cuda.{space}.array wants a constant shape and a numeric dtype that Numba has on the CPU", node)
-        site = self.module.site(self.site("call", node))
-        for known, declared in self.module.declared.items():
-            if declared.site == site:
-                break
-        else:
-            name = name_before(self.site("call", node)) or space
-            known = self.module.fresh(f"{name}_{space}")
-            self.module.declared[known] = Declared(space, None if space == "shared" and shape == (0,) else shape, "bool_" if dtype.name == "bool" else dtype.name, name, site)
+        name = name_before(self.site("call", node)) or space
+        declared = Declared(space, None if space == "shared" and shape == (0,) else shape, "bool_" if dtype.name == "bool" else dtype.name, name,
+                            self.module.site(self.site("call", node)))
+        known = next((known for known, same in self.module.declared.items() if same == declared), None) or self.module.fresh(f"{name}_{space}")
+        self.module.declared[known] = declared
         array = self.as_name(known, node)
         if space == "shared":
             return array
@@ -232,16 +269,26 @@ class Lowering(ast.NodeTransformer):
             sides = [self.constant_shape(element) for element in node.elts]
             return tuple(side[0] for side in sides) if all(side and len(side) == 1 for side in sides) else None
         try:
-            value = node.value if isinstance(node, ast.Constant) else eval(compile(ast.Expression(node), "<shape>", "eval"), {**self.names.globals, **self.names.free})
+            value = node.value if isinstance(node, ast.Constant) else eval(compile(ast.Expression(node), "<shape>", "eval"), {**self.names.globals, **self.names.free, **self.settled()})
         except Exception:
             return None
         if isinstance(value, (int, np.integer)):
             value = (value,)
         return tuple(map(int, value)) if isinstance(value, tuple) and all(isinstance(n, (int, np.integer)) for n in value) else None
 
+    def settled(self):
+        """{variable: number} of the variables that only one statement assigns, and a literal."""
+        stored = Counter(part.id for part in ast.walk(self.tree) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
+        stored.update(argument.arg for argument in ast.walk(self.tree.args) if isinstance(argument, ast.arg))
+        return {node.targets[0].id: node.value.value for node in ast.walk(self.tree)
+                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.targets[0], ast.Name) and stored[node.targets[0].id] == 1}
+
     # --- accesses, where they are numbered --------------------------------------------------------------------------------------
 
     def visit_Subscript(self, node):
+        owner = self.names.resolve(node.value)
+        if isinstance(owner, enum.EnumMeta) and isinstance(node.slice, ast.Constant):
+            return self.standing_for(owner[node.slice.value], node.slice.value, node)
         if not self.is_access(node) or not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
         site = self.number("load", node)
@@ -316,35 +363,10 @@ class Lowering(ast.NodeTransformer):
 
     def visit_For(self, node):
         site = self.module.site(self.site("loop", node))
-        node = self.generic_visit(node)
+        before, first = over_elements(self, node)
+        if first:
+            node.body, node.orelse = [*first, *self.statements(node.body)], self.statements(node.orelse)
+        else:
+            node = self.generic_visit(node)
         node.loop_site = site
-        return node
-
-
-def assign(target, value):
-    return ast.Assign([ast.Name(target, ast.Store()) if isinstance(target, str) else target], value)
-
-
-class LoopCounter(ast.NodeTransformer):
-    """Lets loops that may be endless count their rounds."""
-
-    def __init__(self, module):
-        self.module = module
-
-    def visit_While(self, node):
-        node = self.generic_visit(node)
-        count = ast.Call(ast.Name(self.module.library("again"), ast.Load()), [ast.Name("state", ast.Load())], [])
-        forever = isinstance(node.test, ast.Constant) and node.test.value
-        node.test = count if forever else ast.BoolOp(ast.And(), [count, node.test])
-        return node
-
-    def visit_For(self, node):
-        node = self.generic_visit(node)
-        constant = is_range(node.iter) and all(isinstance(part, ast.Constant) or isinstance(part, ast.Name) and part.id in self.module.constants for part in node.iter.args)
-        if is_range(node.iter) and not constant:
-            node.iter = ast.Call(ast.Name(self.module.library("counted"), ast.Load()), [ast.Name("state", ast.Load()), *node.iter.args], [])
-        return node
-
-
-def is_range(node):
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range" and not node.keywords
+        return [*before, node]

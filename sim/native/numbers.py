@@ -1,5 +1,4 @@
 """What kernels compute with and Numba lacks on the CPU: atomics, bits, and the functions of libdevice that round in a stated way."""
-
 import math
 
 import numpy as np
@@ -19,7 +18,7 @@ OPERATIONS = {  # name -> the new element, from `old` and `value`
 ROUNDED = {"mul": "*", "add": "+", "sub": "-", "div": "/"}  # libdevice.fmul_rn, dmul_rn, ...: one operation, rounded to nearest, never contracted; LLVM contracts none
 WITH_MATH = "acos acosh asin asinh atan atanh cos cosh erf erfc exp expm1 log log10 log1p log2 sin sinh sqrt tan tanh".split()
 HINTS = {**dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), "x, index"), **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), "x, index, value")}
-OFFERED = {"cuda_popc", "cuda_clz", "cuda_ffs", "cuda_brev", "cuda_fma", "cuda_cbrt", "cuda_selp", "math_floor", "math_ceil", "math_trunc", "math_fmod",
+OFFERED = {"cuda_popc", "cuda_clz", "cuda_ffs", "cuda_brev", "cuda_fma", "cuda_cbrt", "cuda_selp", "math_floor", "math_ceil", "math_trunc", "math_fmod", "math_remainder", "math_modf", "builtin_round",
            *(f"libdevice_{kind}{name}_rn" for kind in "fd" for name in ROUNDED), *(f"libdevice_{name}{kind}" for name in WITH_MATH for kind in ("", "f")),
            *("libdevice_" + name for name in "fabs fabsf floor floorf ceil ceilf fma fmaf pow powf fmin fminf fmax fmaxf rsqrt rsqrtf".split()),
            *(f"cuda_{name}" for name in HINTS)}
@@ -31,19 +30,30 @@ def compare(old, values):
     return values[1] if old == values[0] else old
 
 
+def to_element(x, value):
+    """`value` converted to the type of the array's elements."""
+
+
+@overload(to_element, **LIKE_CODE)
+def element_of(x, value):
+    dtype = x.dtype
+    return lambda x, value: dtype(value)
+
+
 def operand(x, value):
-    """`value` as an atomic on the array takes it: converted to its type first."""
+    """The same, as an atomic takes it when nobody has looked at it before: a number that loses its fraction makes the launch DIRTY, so that somebody else says so."""
 
 
 @overload(operand, **LIKE_CODE)
-def converted(x, value):
+def narrowed(x, value):
     dtype = x.dtype
-    if isinstance(dtype, types.Integer) and isinstance(value, (types.Float, types.Complex)):
-        def narrowed(x, value):  # it loses its fraction: somebody else says so
-            set_number(x.numbers, DIRTY, 1)
-            return dtype(value)
-        return narrowed
-    return lambda x, value: dtype(value)
+    if not (isinstance(dtype, types.Integer) and isinstance(value, (types.Float, types.Complex))):
+        return lambda x, value: to_element(x, value)
+
+    def narrow(x, value):
+        set_number(x.numbers, DIRTY, 1)
+        return dtype(value)
+    return narrow
 
 
 ATOMIC = """
@@ -58,16 +68,8 @@ def atomic_{name}(x, index, value):
 @always
 def atomic_{name}_at(x, index, value, place):
     begin_atomic(x, index, value, place)
-    return change_at(x, index, new_{name}, x_typed(x, value), place)
+    return change_at(x, index, new_{name}, to_element(x, value), place)
 """
-def x_typed(x, value):
-    """`value` converted to the type of the array's elements."""
-
-
-@overload(x_typed, **LIKE_CODE)
-def to_element(x, value):
-    dtype = x.dtype
-    return lambda x, value: dtype(value)
 
 
 @always
@@ -93,7 +95,7 @@ def atomic_compare_and_swap(x, expected, value):
 @always
 def atomic_cas_at(x, index, expected, value, place):
     begin_atomic(x, index, value, place)
-    return change_at(x, index, compare, (x_typed(x, expected), x_typed(x, value)), place)
+    return change_at(x, index, compare, (to_element(x, expected), to_element(x, value)), place)
 
 
 @always
@@ -192,6 +194,11 @@ def like_float(x):
     return types.float32 if x == types.float32 else types.float64
 
 
+def like_floats(x, y):
+    """The same for two operands."""
+    return types.float32 if x == y == types.float32 else types.float64
+
+
 def cuda_cbrt(x):
     """The cube root."""
 
@@ -208,8 +215,51 @@ def math_fmod(x, y):
 
 @overload(math_fmod, **LIKE_CODE)
 def remainder(x, y):
-    kind = types.float32 if x == y == types.float32 else types.float64
+    kind = like_floats(x, y)
     return lambda x, y: kind(np.fmod(kind(x), kind(y)))
+
+
+def math_remainder(x, y):
+    """x - n y for the whole number n nearest to x / y, ties to even; exact."""
+
+
+@overload(math_remainder, **LIKE_CODE)
+def nearest_remainder(x, y):
+    kind, two = like_floats(x, y), np.float32(2)
+
+    def nearest(x, y):
+        size, step = abs(kind(x)), abs(kind(y))
+        above = np.fmod(size, step)  # how far `size` is above a multiple of `step`
+        below = step - above
+        tie = above - two * np.fmod((size - above) / two, step)
+        return kind(np.copysign(kind(1), kind(x)) * (above if above < below else -below if above > below else tie))
+    return nearest
+
+
+def math_modf(x):
+    """(fraction, whole part), both with the sign of x."""
+
+
+@overload(math_modf, **LIKE_CODE)
+def fraction_and_whole(x):
+    kind = like_float(x)
+
+    def parts(x):
+        whole = np.trunc(kind(x))
+        return kind(np.copysign(kind(x) - whole if np.isfinite(whole) or np.isnan(whole) else kind(0), kind(x))), whole
+    return parts
+
+
+def builtin_round(x, digits=None):
+    """round(x), or x rounded to decimal digits, by way of a float64."""
+
+
+@overload(builtin_round, **LIKE_CODE)
+def rounded(x, digits=None):
+    if digits in (None, types.none) or isinstance(digits, types.Omitted):
+        return lambda x, digits=None: round(x)
+    kind = like_float(x)
+    return lambda x, digits=None: kind(round(float64(x), digits))
 
 
 ROUND = """

@@ -83,7 +83,7 @@ def head(module, title):
     imports = {}
     for name, home in module.imports.items():
         imports.setdefault(home, set()).add(name)
-    lines = [f'"""{title}"""', "import cmath", "import math", "", "import numba", "import numpy as np"]
+    lines = [f'"""{title}"""', "import cmath", "import math", "import operator", "", "import numba", "import numpy as np"]
     lines += [f"from {home} import {', '.join(sorted(names))}" for home, names in sorted(imports.items())]
     lines += ["", 'compiled = numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)', *(f"{name} = {text}" for name, text in module.constants.items()), ""]
     for device in module.devices.values():

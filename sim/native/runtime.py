@@ -3,6 +3,7 @@ import functools
 import inspect
 import weakref
 from math import prod
+from types import ModuleType
 
 import numpy as np
 from numba import typeof, types
@@ -15,9 +16,10 @@ from sim.memory.declared import too_much_shared
 from sim.memory.spaces import Empty, host_array, named_leaves
 from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, Guarded, GuardedType, array_type
 from sim.native.checks import BARRIERS, DIRTY, WROTE, new_state
-from sim.native.front import CannotLower
+from sim.native.front import CannotLower, device_function
 from sim.native.bodies import Bodies, Body, InStep
 from sim.native.program import first_line, fissioned, generators, lower_for_fission, sizes_of
+from sim.native.vocabulary import MODULES, NOT_ON_CPU
 from sim.observers import DEFAULT
 
 TURNS = 1 << 34  # rounds of `for` loops that a block may make before it counts as endless
@@ -27,6 +29,7 @@ PROGRAMS = weakref.WeakKeyDictionary()  # function -> {(what its globals are, ty
 
 def launch(asked, given):
     """The Report of a launch (sim.launch.Launch) with `given` arguments ({name: value})."""
+    check_numbers(asked.simulation.function, given)
     how, note = asked.simulation, "by generators, as the tools asked for count or record every access"
     if set(map(kind_of_observer, how.observers)) <= set(DEFAULT):
         try:
@@ -37,6 +40,15 @@ def launch(asked, given):
         except CannotLower as reason:
             note = f"by generators: {in_words(reason)}"
     return by_generators(asked, given, note)
+
+
+def check_numbers(function, given):
+    """A LaunchError if an argument holds numbers that Numba does not have on the CPU."""
+    for name, value in named_leaves(given.items()):
+        array = host_array(value, name)
+        dtype = getattr(value if array is None else array, "dtype", None)
+        if str(dtype) in NOT_ON_CPU:
+            raise cannot_be_compiled(function, CannotLower(f"argument {name} is of {dtype}, which Numba does not have on the CPU"))
 
 
 def by_generators(asked, given, note):
@@ -79,14 +91,23 @@ def remembered(function, key, make):
     return known[key]
 
 
-def outside(function):
-    """What the globals and free variables of a function are now, as far as lowered text depends on it."""
-    names = Names(function)
-    return tuple(map(frozen, (names.value(name) for name in names_in(function.__code__))))
+def outside(function, seen=frozenset()):
+    """What the globals and free variables of a function are now, and those of the device functions that it calls, as far as lowered text depends on them."""
+    names, mentioned, seen = Names(function), sorted(set(names_in(function.__code__))), seen | {function}
+    return tuple(frozen(names.value(name), mentioned, seen) for name in mentioned)
 
 
-def frozen(value):
-    return (type(value), value) if isinstance(value, (int, float, complex, str, np.generic)) else value if isinstance(value, tuple) else id(value)
+def frozen(value, mentioned, seen):
+    """What there is to compare in a global: a number itself, a function's code (which the key keeps alive, as its identity must not pass to another), the members of a module."""
+    if isinstance(value, (int, float, complex, str, np.generic)):
+        return type(value), value
+    if isinstance(value, tuple):
+        return value
+    if (function := device_function(value)) is not None:
+        return function.__code__, () if function in seen else outside(function, seen)
+    if isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in (*MODULES, "numba"):
+        return tuple(frozen(getattr(value, name), (), seen) for name in mentioned if hasattr(value, name))
+    return id(value)
 
 
 def kind_of(name, value):

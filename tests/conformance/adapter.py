@@ -18,7 +18,7 @@ from numba.cuda.cudadrv import devicearray, devices, driver
 from numba.cuda.np import numpy_support
 from numba.cuda.simulator.cudadrv import devicearray as host_memory
 
-from sim import DeviceSpec, LaunchError, ThreadError, simulate
+from sim import DeviceSpec, ThreadError, simulate
 from sim.arithmetic import cast
 
 SPEC = DeviceSpec()
@@ -26,7 +26,6 @@ THREADS_PER_BLOCK = 128  # what `forall` takes when nobody says
 MEMORY = ("to_device", "device_array", "device_array_like", "pinned_array", "pinned_array_like", "mapped_array", "managed_array", "pinned")
 ENGINE = "fibers"  # or "native"
 launches = []  # the Report of every simulated launch, or None where a thread raised
-not_compiled = []  # why a launch on the native engine was none
 
 
 class Device:
@@ -110,10 +109,6 @@ def launch(kernel, arguments, grid, block, stream=0, shared=0):
     values = [prepared(kernel, kind, value) for kind, value in zip(kernel.argument_types, arguments, strict=True)]
     try:
         launches.append(simulate(kernel.py_func, engine=ENGINE, spec=SPEC, on_finding="report")[grid, block, stream, shared](*values))
-    except LaunchError as error:
-        if "cannot be compiled" in str(error):
-            not_compiled.append(str(error))
-        raise
     except ThreadError as error:
         launches.append(None)
         if kernel.debug:  # without debug=True a GPU ends the thread and says nothing

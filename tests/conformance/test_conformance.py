@@ -1,4 +1,7 @@
-"""Numba-cuda's own tests, which come with its package, run on the simulator; Numba's own simulator runs them beside it."""
+"""Numba-cuda's own tests, which come with its package, run on the simulator; Numba's own simulator runs them beside it.
+
+The native engine runs some modules here (NATIVE), and all of them by `python tests/conformance/native.py`.
+"""
 import importlib.util
 import json
 import os
@@ -45,6 +48,8 @@ FINDINGS = {
 
 RUN = Path(__file__).with_name("run.py")
 WORDS = ("passed", "failed", "skipped")
+# Quick ones that between them hold shared, local and constant memory, barriers, warps, grids, device functions and loops.
+NATIVE = "test_sm test_constmem test_localmem test_cooperative_groups test_warp_ops test_device_func test_globals test_lang test_iterators test_enums".split()
 PARTS = 4  # processes; each imports Numba anew
 TIMEOUT = 600  # seconds for one process
 INAPPLICABLE = {test: reason for reason, tests in NOT_APPLICABLE.items() for test in tests}
@@ -59,13 +64,18 @@ def run(modules, *options):
 
 
 @pytest.fixture(scope="module")
-def outcomes():
-    """What became of every test: on ours, and on Numba's own simulator."""
+def packages():
+    """What numba-cuda's tests need is there."""
     for package in ("numba_cuda", "filecheck", "cffi"):
         if importlib.util.find_spec(package) is None:
             line = f"conformance: NOT RUN, {package} is missing (numba-cuda's tests need it: pip install {package})"
             warnings.warn(line)
             (pytest.skip if sys.platform == "darwin" else pytest.fail)(line)  # there are no wheels of numba-cuda for macOS
+
+
+@pytest.fixture(scope="module")
+def outcomes(packages):
+    """What became of every test: on ours, and on Numba's own simulator."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         parts = [pool.submit(run, MODULES[part::PARTS]) for part in range(PARTS)]
         numbas = pool.submit(run, MODULES, "--numba")
@@ -108,3 +118,12 @@ def test_table(outcomes, capsys, record_property):
         for module in MODULES:
             print(f"{module:28}" + "".join(f"{count[module, word]:>10}" for count in counts for word in WORDS))
     assert [sum(count.values()) for count in counts] == [515, 515]
+
+
+def test_native(packages, record_property):
+    """On the native engine these modules pass but for what is listed as not compiled."""
+    done = subprocess.run([sys.executable, RUN.with_name("native.py"), *NATIVE], capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = done.stdout.splitlines()[-1]
+    record_property("summary", line.replace("native", f"native, {len(NATIVE)} of {len(MODULES)} modules", 1))
+    assert line.startswith("conformance, native: 87 of 92 ")

@@ -1,4 +1,5 @@
 """Numbers, dtypes, arguments of every sort, and what no device takes, on both engines. Results are compared with numpy's."""
+import linecache
 import math
 from enum import Enum, IntEnum
 from math import sqrt
@@ -253,6 +254,23 @@ def test_too_much_shared_memory(launch):
     with pytest.raises(LaunchError) as caught:
         launch(kernel, 1, 1)
     assert str(caught.value) == "the kernel declares 320,000 bytes of shared memory a block\n  the device has 232,448: make the tiles smaller"
+
+
+@pytest.mark.parametrize("line, part", [
+    ("cuda.shared.array((TILE, TILE + 1), float64)", "TILE + 1"),
+    ("cuda.local.array(2 * TILE, float64)", "2 * TILE"),
+    ("cuda.shared.array(shape=x.shape[0], dtype=float64)", "x.shape"),
+    ("cuda.local.array(max(TILE, 2), float64)", "max(TILE, 2)"),
+])
+def test_a_shape_that_numba_does_not_take(line, part):
+    """numba-cuda 0.30 refuses each of these: a sum of names is no literal for its type inference."""
+    names = {"cuda": cuda, "float64": float64, "TILE": 8}
+    text = f"def kernel(x):\n    s = {line}\n    s[0] = x[0]\n"
+    linecache.cache["<computed shape>"] = len(text), None, text.splitlines(True), "<computed shape>"
+    exec(compile(text, "<computed shape>", "exec"), names)
+    with pytest.raises(LaunchError) as caught:
+        simulate(names["kernel"])[1, 1](np.zeros(1))
+    assert str(caught.value).startswith(f"{part} in the shape of a declared array is no constant for Numba: kernel line 2  s = {line}\n  wanted numbers")
 
 
 def test_a_grid_that_cannot_meet(launch):

@@ -3,6 +3,7 @@ import math
 import subprocess
 import sys
 import textwrap
+import types
 
 import numpy as np
 import pytest
@@ -283,6 +284,40 @@ def test_globals_are_those_of_the_launch():
         out = np.zeros(2)
         simulate(kernel, engine="native")[1, 2](out)
         assert out.tolist() == [2 * scale] * 2
+
+
+def test_functions_are_those_of_the_launch():
+    """A notebook's cell is run again with another body, and the kernel that stands two calls above it is not."""
+    def half(x):
+        return x / 2
+
+    def middle(x):
+        return half(x)
+
+    def kernel(out):
+        out[0] = middle(8)
+
+    got = []
+    for divisor in (2, 4):
+        if divisor == 4:
+            def half(x):
+                return x / 4
+        out = np.zeros(1)
+        simulate(kernel, engine="native")[1, 1](out)
+        got.append(out[0])
+    assert got == [4, 2]
+
+
+def test_members_of_modules_are_those_of_the_launch():
+    settings = types.ModuleType("settings")
+
+    def kernel(out):
+        out[0] = settings.scale
+
+    for settings.scale in (2, 3):
+        out = np.zeros(1)
+        simulate(kernel, engine="native")[1, 1](out)
+        assert out[0] == settings.scale
 
 
 def test_tuples_and_tensors():

@@ -1,0 +1,134 @@
+"""The native engine on what Python and CUDA offer beyond arithmetic: constant arguments, loops over arrays, enumerations, vectors, lambdas; all as fibers do it."""
+import enum
+import math
+import operator
+
+import numpy as np
+import pytest
+from numba import cuda, float32, float64, int32
+
+from sim import simulate
+from sim.observers import DEFAULT, Trace
+
+
+class Mode(enum.IntEnum):
+    ADD = 1
+    DOUBLE = 2
+
+
+add = operator.add
+twice = cuda.jit(device=True)(lambda value: value * 2)
+
+
+@cuda.jit(device=True)
+def through_shared(x, count, dtype, initial=(0, 0.5), change=twice):
+    tile = cuda.shared.array(count, dtype)
+    t = cuda.threadIdx.x
+    tile[t] = initial[1] + x[t]
+    cuda.syncthreads()
+    return change(tile[count - 1 - t])
+
+
+def constant_arguments(x, out):
+    out[cuda.threadIdx.x] = through_shared(x, 8, float32)
+
+
+def two_shapes_of_one_declaration(x, out):
+    first = through_shared(x, 8, float32)
+    cuda.syncthreads()
+    out[cuda.threadIdx.x] = first + through_shared(x, 9, float64)
+
+
+@cuda.jit(device=True)
+def counted_down(x, count):
+    tile = cuda.shared.array(8, float32)
+    tile[cuda.threadIdx.x] = x[cuda.threadIdx.x]
+    cuda.syncthreads()
+    total = float32(0)
+    while count > 0:
+        count -= 1
+        total += tile[count]
+    return total
+
+
+def an_argument_that_is_assigned(x, out):
+    out[cuda.threadIdx.x] = counted_down(x, 4)
+
+
+def constant_variable(x, out):
+    size = 8
+    tile = cuda.shared.array((size,), int32)
+    tile[cuda.threadIdx.x] = x[cuda.threadIdx.x]
+    cuda.syncthreads()
+    out[cuda.threadIdx.x] = tile[size - 1 - cuda.threadIdx.x]
+
+
+def loops_over_arrays(x, out):
+    t = cuda.threadIdx.x
+    for value in x[t:]:
+        out[t] += value
+    for position, (one, other) in enumerate(zip(x[2:], x), 1):
+        out[t] += position * one * other
+    for side in out.shape:
+        out[t] += side
+
+
+def loop_with_barriers(x, out):
+    items = x
+    for value in items:
+        out[cuda.threadIdx.x] += value
+        cuda.syncthreads()
+        x[cuda.threadIdx.x] = 0
+        cuda.syncthreads()
+
+
+def enumerations(x, out):
+    t = cuda.threadIdx.x
+    mode = Mode.ADD if t % 2 else Mode["DOUBLE"]
+    out[t] = add(x[t], 1) if mode == Mode.ADD else twice(x[t])
+
+
+def shapes(x, out):
+    square, t = x.reshape(2, -1), cuda.threadIdx.x
+    if t < 4:
+        out.reshape(4, 2)[t, 0] = square[1, t]
+
+
+def numbers(x, out):
+    t = cuda.threadIdx.x
+    fraction, whole = math.modf(x[t] * 0.7)
+    out[t] = math.remainder(x[t], 0.7) + 10 * fraction + 100 * whole + round(float32(x[t] * 0.137), 2) + int32(x[t]).bit_count()
+
+
+def vectors(x, out):
+    t = cuda.threadIdx.x
+    pair = cuda.float32x2(x[t], 2)
+    four = cuda.float4(pair, cuda.int2(3.7, t))
+    out[t] = four.x + 10 * four.y + 100 * four.z + 1000 * four.w
+
+
+KERNELS = [constant_arguments, two_shapes_of_one_declaration, an_argument_that_is_assigned, constant_variable, loops_over_arrays, loop_with_barriers, enumerations, shapes,
+           numbers, vectors]
+
+
+def launched(kernel, engine, observers=DEFAULT):
+    x, out = np.arange(1.0, 9.0), np.zeros(8)
+    report = simulate(kernel, engine=engine, observers=observers)[1, 8](x, out)
+    return report, out
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
+def test_by_fission(kernel):
+    if kernel is two_shapes_of_one_declaration:  # fibers know the types of its arguments, not that 8 and 9 are two shapes
+        wanted = 2 * (0.5 + np.arange(8.0, 0, -1)) + 2 * np.array([np.nan, *(0.5 + np.arange(8.0, 1, -1))])
+        return np.testing.assert_array_equal(launched(kernel, "native", ())[1][1:], wanted[1:])
+    (report, got), (_, wanted) = launched(kernel, "native"), launched(kernel, "fibers")
+    assert report.notes == ("by fission",) and np.any(got)
+    np.testing.assert_allclose(got, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel is not two_shapes_of_one_declaration], ids=lambda kernel: kernel.__name__)
+def test_by_generators(kernel):
+    (ours, got), (report, wanted) = (launched(kernel, engine, [Trace]) for engine in ("native", "fibers"))
+    np.testing.assert_allclose(got, wanted, rtol=1e-12)
+    assert sorted((e.kind, e.thread, e.array, e.index, e.site.line) for e in ours.trace) == sorted((e.kind, e.thread, e.array, e.index, e.site.line) for e in report.trace)
