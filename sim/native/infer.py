@@ -1,4 +1,6 @@
 """Which types Numba gives to the variables of a lowered kernel."""
+import functools
+
 from numba import types
 from numba.core import compiler
 from numba.core.compiler_machinery import AnalysisPass, PassManager, register_pass
@@ -61,12 +63,15 @@ def only_typed(function):
     def stand_in():
         raise NotImplementedError
 
+    @functools.cache  # Numba asks several times
+    def signature_for(*arguments):
+        return signature(inferred(function, arguments)[RESULT], *arguments)
+
     class Template(AbstractTemplate):
         key = stand_in
 
         def generic(self, arguments, keywords):
-            arguments = tuple(map(types.unliteral, arguments))
-            return signature(inferred(function, arguments)[RESULT], *arguments)
+            return signature_for(*map(types.unliteral, arguments))
 
     cpu_target.typing_context.insert_global(stand_in, types.Function(Template))
     return stand_in
