@@ -10,11 +10,15 @@ counters with the GPU's own (needs `ncu` on the PATH); --record writes all of it
 import argparse
 import json
 import math
+import os
 import shutil
 import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from datetime import date
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
 from pathlib import Path
 from platform import python_version
 
@@ -130,6 +134,22 @@ def compared(case, size, chosen=None):
         yield Row(case.name, size_text, got, wanted, *distance, tolerance, findings.get(got, 0), words, refused(broken))
 
 
+def all_rows(work, chosen):
+    """The rows of all (name, size) of `work`, in its order. Without a GPU, cases run side by side, one a core, the last and largest ones first."""
+    bar = partial(tqdm, desc="compare", total=len(work), disable=None)
+    if torch.cuda.is_available() or len(work) == 1:
+        return [row for name, size in bar(work) for row in rows_of(name, size, chosen)]
+    with ProcessPoolExecutor(min(os.cpu_count(), len(work)), get_context("spawn")) as pool:
+        started = [pool.submit(rows_of, name, size, chosen) for name, size in reversed(work)]
+        for _ in bar(as_completed(started)):
+            pass
+        return [row for future in reversed(started) for row in future.result()]
+
+
+def rows_of(name, size, chosen):
+    return list(compared(CASES[name], size, chosen))
+
+
 def distances(got, wanted):
     """(largest error, mean error, largest distance in ulp) of tuples of tensors; NaN if one is NaN.
 
@@ -224,8 +244,8 @@ def main(options):
         return launch_only(options.launch)
     if options.ncu and not (torch.cuda.is_available() and shutil.which("ncu")):
         sys.exit("--ncu needs a CUDA GPU and ncu (Nsight Compute) on the PATH")
-    work = [(case, size) for case in CASES.values() if not options.names or case.name in options.names for size in case.sizes]
-    rows = [row for case, size in tqdm(work, desc="compare", disable=None) for row in compared(case, size, options.engines)]
+    work = [(case.name, size) for case in CASES.values() if not options.names or case.name in options.names for size in case.sizes]
+    rows = all_rows(work, options.engines)
     counted = counters.counts(lambda cases: tqdm(cases, desc="counters", disable=None)) if options.ncu else []
     found = record(rows, counted)
     if options.record:
