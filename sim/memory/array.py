@@ -67,7 +67,7 @@ class Array:
     def store(self, index, value, site):
         """Write one element, or every element of a view (a scalar, or an array of that shape)."""
         if not self.writable:
-            raise TypeError(f"{self.name} is constant: a kernel may only read it")
+            raise only_read(self)
         place = self.place(index, site, "written")
         if place is None:
             return
@@ -157,6 +157,11 @@ class Array:
 FAST = {rank: type(f"Array{rank}", (Array,), {"__slots__": ()}) for rank in range(1, MAX_FAST_RANK + 1)}
 
 
+def only_read(array):
+    """The error of a kernel that writes to an array that may only be read."""
+    return TypeError(f"{array.name} is {'constant' if array.allocation.space == 'const' else 'a read-only array'}: a kernel may only read it")
+
+
 def whole(index, array):
     """`index` as a Python int; a float is the kernel's mistake."""
     try:
@@ -182,7 +187,7 @@ def store{rank}(x, {indices}, value, site):
             x.data[flat] = value
         except (TypeError, ValueError, OverflowError):
             if not x.writable:
-                raise TypeError(x.name + " is constant: a kernel may only read it") from None
+                raise only_read(x) from None
             x.data[flat] = stored(value, x.dtype)
     else:
         store_any(x, ({indices},), value, site)
@@ -220,7 +225,7 @@ def store_any(x, index, value, site):
 
 def accessors(log, values):
     """{name: function} of load1 ... store5 and what inlined loads need; `log` is what to append accesses to, or None, and `values` what to append stored values to."""
-    names = {f"Array{rank}": FAST[rank] for rank in FAST} | {"load_any": load_any, "store_any": store_any, "stored": stored}
+    names = {f"Array{rank}": FAST[rank] for rank in FAST} | {"load_any": load_any, "store_any": store_any, "stored": stored, "only_read": only_read}
     if log is not None:
         names |= {"log": log.append, "values": values.append}
     exec(CODE[log is not None], names)

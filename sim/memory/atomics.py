@@ -5,7 +5,7 @@ Sources: CUDA C++ Programming Guide, "Atomic Functions", for inc, dec and exch; 
 import numpy as np
 
 from sim.arithmetic import domain, stored
-from sim.memory.array import Array
+from sim.memory.array import Array, only_read
 
 
 def increment(old, value):
@@ -51,7 +51,7 @@ class Atomic:
         if overwrites:
             self.context.overwriting.add(site)
         if not array.writable:
-            raise TypeError(f"{array.name} is constant: a kernel may only read it")
+            raise only_read(array)
         place = array.place(index if isinstance(index, tuple) else (index,), site, "changed")
         if place is None:
             return domain(array.dtype.type(0))

@@ -31,7 +31,7 @@ class Allocation:
 
     @property
     def writable(self):
-        return self.space != "const"
+        return self.space != "const" and self.root.flags.writeable
 
     def index(self, address):
         """The index of the element at `address` in the home array."""
@@ -148,8 +148,9 @@ def bind_group(space, group, arrays):
     members = {name for *_, name in group}
     offsets = {name: arrays[name].__array_interface__["data"][0] - low for name in members}
     first = next(name for name in arrays if name in members)
-    memory = (ctypes.c_char * (high - low)).from_address(low) if high > low else b""
+    root = np.frombuffer((ctypes.c_char * (high - low)).from_address(low) if high > low else bytearray(), np.uint8)
+    root.flags.writeable = any(arrays[name].flags.writeable for name in members)
     array = arrays[first]
-    allocation = space.add(first, "global", np.frombuffer(memory, np.uint8), (offsets[first], array.itemsize, array.shape, array.strides),
+    allocation = space.add(first, "global", root, (offsets[first], array.itemsize, array.shape, array.strides),
                            keep=[arrays[name] for name in members], uninitialized=all(isinstance(arrays[name], Empty) for name in members))
     return {name: (allocation, offsets[name]) for name in members}

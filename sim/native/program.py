@@ -259,6 +259,7 @@ def generators(function, watched, told):
     module = Module(function, WAITING | TURNING, sited=True, watched=watched)
     turns = bool(module.used & TURNING) and any(isinstance(part, ast.While) for names in module.reachable.values() for part in ast.walk(names.tree))
     parameters, statements = Flattener(module).kernel(function)
+    writes = Writes(module).of(statements) & {*parameters}
     code = tuple(reached.__code__ for reached in module.reachable)
     module.reachable = None
     lines = generator_lines(module, statements, turns, told)
@@ -269,4 +270,4 @@ def generators(function, watched, told):
     path = name_of_file(function.__name__, text)
     if not path.exists():
         written(path, text)
-    return Generators(Lowered(module, parameters, statements, set(), code), text, getattr(loaded(path), name), turns)
+    return Generators(Lowered(module, parameters, statements, writes, code), text, getattr(loaded(path), name), turns)

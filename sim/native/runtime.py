@@ -59,6 +59,14 @@ def by_generators(asked, given, note):
         raise cannot_be_compiled(asked.simulation.function, reason) from reason
 
 
+def check_writable(given, writes):
+    """CannotLower if an argument that the kernel may write (`writes`: their names) is a read-only array: compiled code would not ask."""
+    for name, value in named_leaves(given.items()):
+        array = host_array(value, name)
+        if array is not None and not array.flags.writeable and name.partition("[")[0] in writes:
+            raise CannotLower(f"argument {name} is a read-only array, and the kernel may write to it")
+
+
 def in_words(reason):
     return reason.what if reason.site is None else f"{reason.what} ({reason.site.function} line {reason.site.line}  {reason.site.source})"
 
@@ -68,6 +76,7 @@ def generated(asked, scheduler, declarations, given, values):
     function, context = asked.simulation.function, scheduler.context
     watched, told = context.decisions is not None, bool(context.listeners["atomic_done"])
     program = remembered(function, (outside(function), watched, told), lambda: generators(function, watched, told))
+    check_writable(given, program.lowered.writes)
     threads = Bodies(program, context, scheduler, declarations, values, asked.grid, asked.block)
     scheduler.takes_turns = program.turns
     threads.compile()
@@ -161,6 +170,7 @@ class Attempt:
         lowered = self.program.lowered
         check_shared_size(lowered.module, asked.shared, how.spec)
         self.written = [name for name in self.arrays if name.partition("[")[0] in lowered.writes]
+        check_writable(given, lowered.writes)
         self.shadows = self.shadows_of_arguments() if self.watched else {}
 
     # --- memory -----------------------------------------------------------------------------------------------------------
@@ -245,7 +255,6 @@ class Attempt:
         except Exception:  # the kernel's own: the other engine says whose
             in_order = False
         for name in () if in_order else saved:
-            self.arrays[name].flags.writeable = True
             self.arrays[name][...] = saved[name]
         return in_order
 

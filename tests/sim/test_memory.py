@@ -154,6 +154,18 @@ def test_constant_memory_is_read_only(launch):
         launch(kernel, 1, 1)
 
 
+@pytest.mark.parametrize("dtype", (np.float32, np.int64))
+@pytest.mark.parametrize("write", ("x[0] = 1", "cuda.atomic.add(x, 0, 1)"))
+def test_a_read_only_argument_is_never_written(launch, write, dtype):
+    names = {"cuda": cuda}
+    exec(f"def kernel(x, y):\n    y[0] = x[0]\n    {write}", names)
+    x, y = np.zeros(4, dtype), np.ones(4, dtype)
+    x.flags.writeable = False
+    with pytest.raises(ThreadError, match="x is a read-only array: a kernel may only read it"):
+        launch(names["kernel"], 1, 1, x, y)
+    assert not x.any() and not y[0]
+
+
 # --- atomics ------------------------------------------------------------------------------------------------------------------
 
 VALUES = np.random.default_rng(3).permutation(64)

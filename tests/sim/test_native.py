@@ -204,6 +204,33 @@ def test_arguments_are_restored_before_a_launch_is_explained():
     assert report.notes == ("by fission, then explained by generators",) and x.tolist() == [1, 2, 3, 4]
 
 
+def test_a_kernel_that_raises_leaves_a_tensor_as_it_was():
+    def kernel(x):
+        x[cuda.threadIdx.x] = 1
+        if cuda.threadIdx.x == 2:
+            raise ValueError("not yet")
+
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(4)
+    with pytest.raises(ThreadError, match="not yet"):
+        simulate(kernel, engine="native")[1, 4](x)
+
+
+@pytest.mark.parametrize("observers", (DEFAULT, COUNTERS, ()))
+def test_a_read_only_array_is_read_and_never_written(observers):
+    def kernel(x, y):
+        y[cuda.threadIdx.x] = x[cuda.threadIdx.x] + 1
+
+    x, y = np.zeros(4), np.zeros(4)
+    x.flags.writeable = False
+    run = simulate(kernel, engine="native", observers=observers)[1, 4]
+    run(x, y)
+    assert (y == 1).all()
+    with pytest.raises(LaunchError, match="y is a read-only array, and the kernel may write to it"):
+        run(y, x)
+    assert not x.any()
+
+
 def test_outside_without_tools_is_an_error_of_the_thread():
     def kernel(x, out):
         i = cuda.grid(1)
