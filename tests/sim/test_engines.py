@@ -130,11 +130,15 @@ def test_interrupted_from_the_keyboard(engine, threads):
         for _ in range(10**9):
             x[cuda.threadIdx.x] += 1
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background may ignore it
     timer = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
     timer.start()
     began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        simulate(slow, engine=engine)[1, threads](np.zeros(8))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            simulate(slow, engine=engine)[1, threads](np.zeros(8))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began < 5
     assert recorded(seed=3) == recorded(seed=3, engine=engine)
 
@@ -171,7 +175,7 @@ def test_endless_loops_end_and_name_the_line(kernel, line, engine):
     began = time.monotonic()
     with pytest.raises(KernelBug) as caught:
         simulate(kernel, engine=engine)[1, 4](np.zeros(4))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     finding, = caught.value.findings
     assert finding.kind == "no-progress" and finding.accesses[0].site.line in (line if isinstance(line, tuple) else (line,))
     assert f"{kernel.__name__} line" in str(caught.value) and "thread" in str(caught.value)
@@ -184,7 +188,7 @@ def test_an_endless_loop_with_accesses_in_a_kernel_without_source(engine):
     began = time.monotonic()
     with pytest.raises(KernelBug, match="thread 0 loops  kernel line [34]"):
         simulate(namespace["kernel"], engine=engine)[1, 1](np.zeros(2))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
 
 
 def test_a_watchdog_that_bites_between_two_threads_is_not_lost(monkeypatch):
