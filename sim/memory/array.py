@@ -19,7 +19,7 @@ MAX_FAST_RANK = 5
 class Array:
     """A view of an allocation: `offset` and `strides` in bytes. Looks to a kernel like the ndarray it stands for."""
 
-    __slots__ = ("allocation", "offset", "dtype", "shape", "strides", "ndim", "size", "name", "context", "data", "code", "shift", "writable",
+    __slots__ = ("allocation", "offset", "dtype", "shape", "strides", "ndim", "size", "name", "context", "data", "cells", "code", "shift", "writable",
                  *(f"n{axis}" for axis in range(MAX_FAST_RANK)), *(f"s{axis}" for axis in range(MAX_FAST_RANK)))
 
     def __init__(self, context, allocation, offset, dtype, shape, strides, name, address=None):
@@ -32,7 +32,7 @@ class Array:
         self.prepare_fast_access()
 
     def prepare_fast_access(self):
-        """Sizes and element strides as plain attributes, and `data`, on which `data[flat]` gives a kernel's value at once."""
+        """Sizes and element strides as plain attributes, `data`, on which `data[flat]` gives a kernel's value at once, and `cells`, which is stored to."""
         itemsize, rank = self.dtype.itemsize, self.ndim
         if not (1 <= rank <= MAX_FAST_RANK and self.size and all(s >= 0 and s % itemsize == 0 for s in self.strides)
                 and itemsize == 1 << self.shift and self.dtype.names is None):
@@ -43,8 +43,10 @@ class Array:
         span = itemsize + sum((n - 1) * s for n, s in zip(self.shape, self.strides))
         flat = self.allocation.root[self.offset:self.offset + span].view(self.dtype)
         flat.flags.writeable = flat.flags.writeable and self.writable
-        # A memoryview gives a Python int or bool, as wide signed integers and booleans are inside a kernel; numpy gives its own scalars.
-        self.data = memoryview(flat) if self.dtype.kind == "b" or self.dtype.kind == "i" and itemsize >= 4 else flat
+        # A memoryview gives a Python int or bool, as wide signed integers and booleans are inside a kernel; numpy gives its own scalars. It takes only an
+        # integer that fits, where numpy would convert a float as the CPU does; then `stored` converts as the GPU does.
+        self.cells = memoryview(flat) if self.dtype.kind in "biu" else flat
+        self.data = self.cells if self.dtype.kind == "b" or self.dtype.kind == "i" and itemsize >= 4 else flat
         self.__class__ = FAST[rank]
 
     @property
@@ -184,11 +186,11 @@ def store{rank}(x, {indices}, value, site):
         {announce}
         {value}
         try:
-            x.data[flat] = value
+            x.cells[flat] = value
         except (TypeError, ValueError, OverflowError):
             if not x.writable:
                 raise only_read(x) from None
-            x.data[flat] = stored(value, x.dtype)
+            x.cells[flat] = stored(value, x.dtype)
     else:
         store_any(x, ({indices},), value, site)
 """

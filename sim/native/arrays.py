@@ -9,7 +9,8 @@ from llvmlite import ir
 from numba import int64, types
 from numba.core import cgutils
 from numba.extending import NativeValue, intrinsic, make_attribute_wrapper, models, register_model, unbox
-from numba.np.numpy_support import from_dtype
+
+from sim.native.kinds import kind_of
 
 BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = "bare", "bounded", "global", "empty", "shared", "local"  # what is checked: see sim.native.checks
 NOTED, LOGGED = "noted", "logged"  # see sim.native.logged
@@ -45,7 +46,7 @@ def array_type(array, kind, sizes=None):
 
 @functools.cache
 def guarded_type(dtype, ndim, rowwise, kind, sizes):
-    return GuardedType(from_dtype(dtype), ndim, rowwise, kind, sizes)
+    return GuardedType(kind_of(dtype), ndim, rowwise, kind, sizes)
 
 
 # --- both as types of Numba ---------------------------------------------------------------------------------------------------

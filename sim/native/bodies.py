@@ -25,6 +25,7 @@ from sim.native import checks, logged
 from sim.native.arrays import LOGGED, NOTED, Guarded
 from sim.native.front import CannotLower
 from sim.native.generator import LAST
+from sim.native.kinds import argument_of
 from sim.native.logged import BOX, DECISIONS, KINDS, LOG, NOTE, NOTES, VALUES
 from sim.native.program import array_rank, first_line, sizes_of
 from sim.native.vocabulary import BLOCK_WIDE, WARP_WIDE
@@ -135,7 +136,7 @@ class Bodies:
         if isinstance(value, tuple):
             parts = [self.argument(part) for part in value]
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-        return self.guarded(value) if isinstance(value, Array) else value
+        return self.guarded(value) if isinstance(value, Array) else argument_of(value)
 
     def guarded(self, array):
         """An Array as compiled code has it."""

@@ -12,9 +12,9 @@ from math import prod
 import numpy as np
 from numba import int64, njit, types, uint8
 from numba.extending import overload, overload_attribute, overload_method
-from numba.np.numpy_support import as_dtype
 
 from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, GuardedType, State, get, number, peek, poke, put, set_number, viewer
+from sim.native.kinds import INTERNAL, converter
 
 # The numbers of a launch. WROTE: whether anybody has written to global memory; SEGMENTS: one for each warp of a block; INDICES: threadIdx of each thread, as x | y << 16 | z << 32.
 DIRTY, WROTE, ME, BLOCK_START, ROUNDS, TURNS, ENDED, BARRIERS, EPOCH, SEGMENTS = range(10)
@@ -28,7 +28,6 @@ SEGMENT = 0xFFFF << SEGMENT_SHIFT
 # ATOMIC: written by an atomic. MANY: by several threads. WARPS: of several warps in this epoch. OTHERS: by an earlier block too. PLAIN: by a plain store of this block too.
 ATOMIC, MANY, WARPS, OTHERS, PLAIN = (1 << bit for bit in range(THREAD_BITS, THREAD_BITS + 5))
 
-INTERNAL = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # functions that only compiled code calls
 always = njit(**INTERNAL, forceinline=True)
 IN_TEXT = {"peek": peek, "poke": poke, "put": put}  # names that occur in functions made from text
 LIKE_CODE = {"jit_options": INTERNAL}
@@ -187,8 +186,8 @@ def {name}(x, index{more}):
     {watch}
     {do}
 """
-DO = {"load": ("", "zero", "return peek(x, flat)"), "store": (", value", "", "poke(x, flat, kind(value))"),
-      "change": (", combine, value", "zero", "old = peek(x, flat); poke(x, flat, kind(combine(old, value))); return old")}
+DO = {"load": ("", "kind(0)", "return peek(x, flat)"), "store": (", value", "", "poke(x, flat, kind(value))"),
+      "change": (", combine, value", "kind(0)", "old = peek(x, flat); poke(x, flat, kind(combine(old, value))); return old")}
 
 
 @functools.cache
@@ -201,7 +200,7 @@ def accessor(kind, single, name):
         inside=" and ".join(f"0 <= i{a} < {kind.side(a)}" for a in axes) or "True",
         wrap="; ".join(f"i{a} = looked_at(i{a}, {kind.side(a)}, x.numbers, {kind.kind == BARE})" for a in axes) or "pass",
         lost=" or ".join(f"i{a} < 0" for a in axes) or "False")
-    names = globals() | IN_TEXT | {"zero": as_dtype(kind.dtype).type(0), "kind": kind.dtype}
+    names = globals() | IN_TEXT | {"kind": converter(kind.dtype)}
     exec(text, names)
     return names[name]
 

@@ -47,7 +47,7 @@ class Fission:
 
     def dtype(self, variable):
         kind = self.kinds.get(variable)
-        if not isinstance(kind, (types.Integer, types.Float, types.Boolean, types.Complex)):
+        if not isinstance(kind, (types.Number, types.Boolean)):
             raise CannotLower(f"{variable} is a {kind} and lives across a barrier")
         return "bool_" if isinstance(kind, types.Boolean) else str(kind)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from sim.frontend.rebind import cuda_name, is_number, python_function
 from sim.frontend.source import MISSING, Names, indent_columns, tree_of
+from sim.native.kinds import HALVES
 from sim.native.vocabulary import RESERVED, home_of
 
 
@@ -174,7 +175,7 @@ def literal(value):
         return str(bool(value))
     if type(value) in (int, str, type(None)):
         return repr(value)
-    if isinstance(value, np.generic) and is_number(value.dtype) and value.dtype.kind in "iufc":
+    if isinstance(value, np.generic) and is_number(value.dtype) and value.dtype.kind in "iufc" and value.dtype.name not in HALVES:
         return f"np.{value.dtype.name}({number_text(value.item())})"
     return number_text(value) if type(value) in (float, complex) else None
 

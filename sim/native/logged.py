@@ -7,13 +7,13 @@ import functools
 import numpy as np
 from numba import int64, types
 from numba.extending import overload
-from numba.np.numpy_support import as_dtype
 
 from sim.events import ADDRESS_BITS, ADDRESS_MASK, SITE_SHIFT
 from sim.memory.spaces import poison
 from sim.native import checks
 from sim.native.arrays import LOGGED, NOTED, get, number, peek, poke, put, set_number
 from sim.native.checks import LIKE_CODE, ME, always, as_index, flat_text, is_element
+from sim.native.kinds import converter, dtype_of, plain
 
 # The numbers of a launch behind those of sim.native.checks. For each buffer its address, how many entries it has, and for how many there is room.
 STEPS, TURNS_LEFT, TOUCHED, POSITION, GRID, BLOCK, AT = (checks.NUMBERS + position for position in (0, 1, 2, 3, 4, 7, 10))
@@ -22,7 +22,7 @@ BOX = checks.NUMBERS + 32  # what a thread that stops hands over, and what it ge
 NUMBERS = BOX + 16
 NOTE = 16  # words of a note: place, what, the array's number, its rank, the index, the shape (or behind 5 words the narrowed value), last the thread
 READ, WRITTEN, CHANGED, NARROWED = range(4)
-KINDS = [np.dtype(name) for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64 complex64 complex128".split()]
+KINDS = [np.dtype(name) for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128".split()]
 OFFERED = {"load", "store", "branch", "give", "taken", "tick", "busy", "block_shape_of", "grid_shape_of", "position_of", "touched", "raises_at", "resumed"}
 
 
@@ -53,7 +53,7 @@ def append_typed(state, value):
 
 def kind_number(kind):
     kind = types.unliteral(kind)
-    return KINDS.index(np.dtype(bool) if isinstance(kind, types.Boolean) else as_dtype(kind))
+    return KINDS.index(np.dtype(bool) if isinstance(kind, types.Boolean) else dtype_of(kind))
 
 
 @always
@@ -84,9 +84,9 @@ def {name}(x, index, {more}place):
 """
 IN_TEXT = {"as_index": as_index, "peek": peek, "poke": poke, "SITE_SHIFT": SITE_SHIFT, "ADDRESS_BITS": ADDRESS_BITS}  # names that occur in functions made from text
 APPEND = "append(x.numbers, LOG, place << SITE_SHIFT | LOG_SIZE << ADDRESS_BITS | (x.shadow & ADDRESS_MASK) + (flat << LOG_SIZE))"
-DO = {"load": ("", READ, "outside", "{log}; return peek(x, flat)"),
+DO = {"load": ("", READ, "kind(poison)", "{log}; return peek(x, flat)"),
       "store": ("value, ", WRITTEN, "", "{log}{value}; poke(x, flat, kind(value))"),
-      "change": ("combine, value, ", CHANGED, "zero", "old = peek(x, flat); new = kind(combine(old, value)); {log}{new}; poke(x, flat, new); touch(x, flat); return old")}
+      "change": ("combine, value, ", CHANGED, "kind(0)", "old = peek(x, flat); new = kind(combine(old, value)); {log}{new}; poke(x, flat, new); touch(x, flat); return old")}
 
 
 @always
@@ -107,7 +107,7 @@ def itemsize(x):
 
 @overload(itemsize, **LIKE_CODE)
 def bytes_of(x):
-    size = as_dtype(x.dtype).itemsize
+    size = dtype_of(x.dtype).itemsize
     return lambda x: size
 
 
@@ -123,8 +123,8 @@ def accessor(kind, single, name):
         noted="; ".join(f"set_number(at, {a}, i{a}); set_number(at, {a + kind.ndim}, x.shape[{a}])" for a in axes) or "pass",
         wrap="; ".join(f"i{a} = i{a} + x.shape[{a}] if i{a} < 0 else i{a}" for a in axes) or "pass",
         do=do.format(log=APPEND if logged else "pass", value="; append_value(x.numbers, value)" if logged else "", new="; append_value(x.numbers, new)" if logged else ""))
-    dtype = as_dtype(kind.dtype)
-    names = globals() | IN_TEXT | {"outside": poison(dtype), "zero": dtype.type(0), "kind": kind.dtype, "LOG_SIZE": dtype.itemsize.bit_length() - 1}
+    dtype = dtype_of(kind.dtype)
+    names = globals() | IN_TEXT | {"poison": plain(poison(dtype)), "kind": converter(kind.dtype), "LOG_SIZE": dtype.itemsize.bit_length() - 1}
     exec(text, names)
     return names[name]
 

@@ -15,9 +15,10 @@ from sim.frontend.source import MISSING
 from sim.memory.declared import name_before
 from sim.memory.spaces import host_array
 from sim.native.front import CannotLower, Declared, Device, device_function, is_grid_sync, literal, name_in_cuda
+from sim.native.kinds import HALVES
 from sim.native.loops import LoopCounter, assign, over_elements
 from sim.native.variables import assigned
-from sim.native.vocabulary import GEOMETRY, MODULES, NOT_ON_CPU, RESERVED, SPECIAL, WAITING, home_of
+from sim.native.vocabulary import GEOMETRY, MODULES, RESERVED, SPECIAL, WAITING, home_of
 
 
 class Lowering(ast.NodeTransformer):
@@ -123,14 +124,18 @@ class Lowering(ast.NodeTransformer):
             if not home_of(f"cuda_{known}"):
                 raise self.cannot(f"cuda.{known} has no compiled form", node)
             return self.as_name(self.module.library(f"cuda_{known}"), node)
+        if isinstance(value, np.generic) and value.dtype.name in HALVES:
+            return ast.copy_location(ast.Call(self.dtype(value.dtype, node), [self.standing_for(float(value), name, node)], []), node)
         text = literal(value)
         if text is not None:
             return ast.copy_location(ast.Constant(value), node) if type(value) in (bool, str, type(None)) else self.as_name(self.module.constant(name, text), node)
         return self.thing(value, name, node)
 
     def dtype(self, dtype, node):
-        if not is_number(dtype) or dtype.name in NOT_ON_CPU:
-            raise self.cannot(f"Numba has no {dtype} on the CPU", node)
+        if not is_number(dtype):
+            raise self.cannot(f"{dtype} is no number", node)
+        if home_of(dtype.name):
+            return self.as_name(self.module.library(dtype.name), node)
         self.module.imports["bool_" if dtype.name == "bool" else dtype.name] = "numba"
         return self.as_name("bool_" if dtype.name == "bool" else dtype.name, node)
 
@@ -143,6 +148,11 @@ class Lowering(ast.NodeTransformer):
             if not home_of(f"{home.split('.')[-1]}_{own}"):
                 raise self.cannot(f"libdevice.{own} has no compiled form", node)
             return self.as_name(self.module.library(f"{home.split('.')[-1]}_{own}"), node)
+        if home == "numba.cuda._internal.cuda_fp16":
+            function = f"fp16_{own.lstrip('_')}"
+            if not home_of(function):
+                raise self.cannot(f"cuda.fp16.{name} has no compiled form", node)
+            return self.as_name(self.module.library(function), node)
         if home in MODULES or isinstance(value, np.ufunc):
             return ast.copy_location(ast.Attribute(self.as_name(MODULES.get(home, "np"), node), own, ast.Load()), node)
         if getattr(builtins, own, None) is value:
@@ -250,8 +260,8 @@ class Lowering(ast.NodeTransformer):
         """The parameter that brings a shared or local array."""
         given = dict(zip(("shape", "dtype"), node.args)) | {keyword.arg: keyword.value for keyword in node.keywords}
         dtype, shape = dtype_or_none(self.names.resolve(given["dtype"])) if "dtype" in given else None, self.constant_shape(given.get("shape"))
-        if dtype is None or shape is None or not is_number(dtype) or dtype.name in NOT_ON_CPU:
-            raise self.cannot(f"cuda.{space}.array wants a constant shape and a numeric dtype that Numba has on the CPU", node)
+        if dtype is None or shape is None or not is_number(dtype):
+            raise self.cannot(f"cuda.{space}.array wants a constant shape and a numeric dtype", node)
         name = name_before(self.site("call", node)) or space
         declared = Declared(space, None if space == "shared" and shape == (0,) else shape, "bool_" if dtype.name == "bool" else dtype.name, name,
                             self.module.site(self.site("call", node)))

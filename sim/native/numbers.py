@@ -3,13 +3,17 @@ import math
 
 import numpy as np
 from llvmlite import ir
-from numba import float32, float64, types, uint32
+from numba import float32, float64, int64, types, uint32
 from numba.extending import intrinsic, overload
 
+from sim.mathematics import paired
 from sim.native.arrays import set_number
 from sim.native.checks import DIRTY, LIKE_CODE, always, change
+from sim.native.halves import bfloat16, float16, through
+from sim.native.kinds import Half, converter, number_of, type_of
 from sim.native.logged import TOUCHED, change_at, note_narrowed
 
+integer64 = converter(int64)
 IN_TEXT = math, float32, change, change_at  # what occurs in functions made from text
 OPERATIONS = {  # name -> the new element, from `old` and `value`
     "add": "old + value", "sub": "old - value", "and_": "old & value", "or_": "old | value", "xor": "old ^ value", "exch": "value",
@@ -18,7 +22,7 @@ OPERATIONS = {  # name -> the new element, from `old` and `value`
 ROUNDED = {"mul": "*", "add": "+", "sub": "-", "div": "/"}  # libdevice.fmul_rn, dmul_rn, ...: one operation, rounded to nearest, never contracted; LLVM contracts none
 WITH_MATH = "acos acosh asin asinh atan atanh cos cosh erf erfc exp expm1 log log10 log1p log2 sin sinh sqrt tan tanh".split()
 HINTS = {**dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), "x, index"), **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), "x, index, value")}
-OFFERED = {"cuda_popc", "cuda_clz", "cuda_ffs", "cuda_brev", "cuda_fma", "cuda_cbrt", "cuda_selp", "math_floor", "math_ceil", "math_trunc", "math_fmod", "math_remainder", "math_modf", "builtin_round",
+OFFERED = {"cuda_popc", "cuda_clz", "cuda_ffs", "cuda_brev", "cuda_fma", "cuda_cbrt", "cuda_selp", "math_floor", "math_ceil", "math_trunc", "math_fmod", "math_remainder", "math_modf", "builtin_int", "builtin_round",
            *(f"libdevice_{kind}{name}_rn" for kind in "fd" for name in ROUNDED), *(f"libdevice_{name}{kind}" for name in WITH_MATH for kind in ("", "f")),
            *("libdevice_" + name for name in "fabs fabsf floor floorf ceil ceilf fma fmaf pow powf fmin fminf fmax fmaxf rsqrt rsqrtf".split()),
            *(f"cuda_{name}" for name in HINTS)}
@@ -36,8 +40,8 @@ def to_element(x, value):
 
 @overload(to_element, **LIKE_CODE)
 def element_of(x, value):
-    dtype = x.dtype
-    return lambda x, value: dtype(value)
+    convert = converter(x.dtype)
+    return lambda x, value: convert(value)
 
 
 def operand(x, value):
@@ -46,13 +50,12 @@ def operand(x, value):
 
 @overload(operand, **LIKE_CODE)
 def narrowed(x, value):
-    dtype = x.dtype
-    if not (isinstance(dtype, types.Integer) and isinstance(value, (types.Float, types.Complex))):
+    if not (isinstance(x.dtype, types.Integer) and isinstance(value, (types.Float, types.Complex))):
         return lambda x, value: to_element(x, value)
 
     def narrow(x, value):
         set_number(x.numbers, DIRTY, 1)
-        return dtype(value)
+        return to_element(x, value)
     return narrow
 
 
@@ -195,8 +198,8 @@ def like_float(x):
 
 
 def like_floats(x, y):
-    """The same for two operands."""
-    return types.float32 if x == y == types.float32 else types.float64
+    """The one that a function of two numbers gives."""
+    return type_of(paired(number_of(x), number_of(y)))
 
 
 def cuda_cbrt(x):
@@ -250,6 +253,17 @@ def fraction_and_whole(x):
     return parts
 
 
+def builtin_int(x):
+    """int(x)"""
+
+
+@overload(builtin_int, **LIKE_CODE)
+def whole_number(x):
+    if isinstance(x, (types.Float, Half)):
+        return lambda x: integer64(x)
+    return lambda x: int(x)
+
+
 def builtin_round(x, digits=None):
     """round(x), or x rounded to decimal digits, by way of a float64."""
 
@@ -257,8 +271,8 @@ def builtin_round(x, digits=None):
 @overload(builtin_round, **LIKE_CODE)
 def rounded(x, digits=None):
     if digits in (None, types.none) or isinstance(digits, types.Omitted):
-        return lambda x, digits=None: round(x)
-    kind = like_float(x)
+        return (lambda x, digits=None: round(float64(x))) if isinstance(x, Half) else lambda x, digits=None: round(x)
+    kind = float32 if isinstance(x, Half) else like_float(x)
     return lambda x, digits=None: kind(round(float64(x), digits))
 
 
@@ -268,8 +282,9 @@ def math_{name}(x):
 
 @overload(math_{name}, **LIKE_CODE)
 def {name}(x):
-    kind = like_float(x)
-    return lambda x: np.{name}(kind(x))
+    kind = x if x == float16 else float32 if x == bfloat16 else like_float(x)
+    via = through(kind)
+    return lambda x: kind(np.{name}(via(x)))
 """
 LIBRARY = """
 @always

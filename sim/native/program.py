@@ -20,6 +20,7 @@ from sim.native.arrays import BARE, BOUNDED, GuardedType
 from sim.native.fission import Fission, indented
 from sim.native.flat import Flattener
 from sim.native.front import CannotLower, Module
+from sim.native.kinds import kind_of
 from sim.native.threads import Dim3
 from sim.native.variables import assigned, reads
 from sim.native.generator import generator_lines
@@ -176,7 +177,7 @@ def fissioned(lowered, name, kinds):
     module, parameters = lowered.module, lowered.parameters
     thread, function = thread_text(module, name, parameters, lowered.statements)
     arrays = [GuardedType(numba.typeof(array).dtype, array.ndim, True, BOUNDED) for array in module.arrays.values()]
-    declared = [GuardedType(getattr(numba, d.dtype), array_rank(d), True, BARE, sizes_of(d)) for d in module.declared.values()]
+    declared = [GuardedType(kind_of(d.dtype.rstrip("_")), array_rank(d), True, BARE, sizes_of(d)) for d in module.declared.values()]
     path = name_of_file(name, repr((thread, [str(kind) for kind in (*kinds, *arrays)])))
     if not path.exists():
         variables = variable_types(thread, function, {device.name for device in module.devices.values()}, [numba.int64, numba.int64, *[DIM3] * 4, *arrays, *declared, *kinds])

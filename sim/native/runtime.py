@@ -19,7 +19,8 @@ from sim.native.checks import BARRIERS, DIRTY, WROTE, new_state
 from sim.native.front import CannotLower, device_function
 from sim.native.bodies import Bodies, Body, InStep
 from sim.native.program import first_line, fissioned, generators, lower_for_fission, sizes_of
-from sim.native.vocabulary import MODULES, NOT_ON_CPU
+from sim.native.kinds import argument_of
+from sim.native.vocabulary import MODULES
 from sim.observers import DEFAULT
 
 TURNS = 1 << 34  # rounds of `for` loops that a block may make before it counts as endless
@@ -29,7 +30,6 @@ PROGRAMS = weakref.WeakKeyDictionary()  # function -> {(what its globals are, ty
 
 def launch(asked, given):
     """The Report of a launch (sim.launch.Launch) with `given` arguments ({name: value})."""
-    check_numbers(asked.simulation.function, given)
     how, note = asked.simulation, "by generators, as the tools asked for count or record every access"
     if set(map(kind_of_observer, how.observers)) <= set(DEFAULT):
         try:
@@ -40,15 +40,6 @@ def launch(asked, given):
         except CannotLower as reason:
             note = f"by generators: {in_words(reason)}"
     return by_generators(asked, given, note)
-
-
-def check_numbers(function, given):
-    """A LaunchError if an argument holds numbers that Numba does not have on the CPU."""
-    for name, value in named_leaves(given.items()):
-        array = host_array(value, name)
-        dtype = getattr(value if array is None else array, "dtype", None)
-        if str(dtype) in NOT_ON_CPU:
-            raise cannot_be_compiled(function, CannotLower(f"argument {name} is of {dtype}, which Numba does not have on the CPU"))
 
 
 def by_generators(asked, given, note):
@@ -129,7 +120,7 @@ def kind_of(name, value):
         return types.BaseTuple.from_types([kind_of(f"{name}[{i}]", part) for i, part in enumerate(value)], type(value))
     array = host_array(value, name)
     try:
-        return typeof(value) if array is None else array_type(array, BARE)
+        return typeof(argument_of(value)) if array is None else array_type(array, BARE)
     except (NumbaError, ValueError) as error:
         raise CannotLower(f"argument {name} is a {type(value).__name__} that Numba does not know on the CPU: {first_line(error)}") from error
 
@@ -188,7 +179,7 @@ class Attempt:
             parts = [self.argument(f"{name}[{i}]", part) for i, part in enumerate(value)]
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         if name not in self.arrays:
-            return value
+            return argument_of(value)
         array = self.arrays[name]
         return Guarded(array, *self.shadows.get(name, (BOUNDED if self.watched else BARE, 0)), self.state)
 

@@ -3,11 +3,11 @@ from collections import namedtuple
 
 from numba import int32, int64, njit, uint8, uint32
 from numba.extending import overload
-from numba.np.numpy_support import as_dtype
 
 from sim.memory.spaces import poison
 from sim.native.arrays import number, poke, put, set_number
-from sim.native.checks import EPOCH, EPOCH_SHIFT, INDICES, INTERNAL, LIKE_CODE, ME, SEGMENT_SHIFT, SEGMENTS, WARP_SHIFT, always
+from sim.native.checks import EPOCH, EPOCH_SHIFT, INDICES, LIKE_CODE, ME, SEGMENT_SHIFT, SEGMENTS, WARP_SHIFT, always
+from sim.native.kinds import INTERNAL, dtype_of, plain
 
 OFFERED = {"dim3", "block_index", "enter", "lanes_of", "lane_of", "lanemask_lt", "grid_1", "grid_2", "grid_3", "gridsize_1", "gridsize_2", "gridsize_3", "fresh", "row_of",
            "poisoned"}
@@ -90,11 +90,11 @@ def poisoned(x):
 
 @overload(poisoned, **LIKE_CODE)
 def fill(x):
-    value, is_local = poison(as_dtype(x.dtype)), x.kind == "local"
+    kind, value, is_local = x.dtype, plain(poison(dtype_of(x.dtype))), x.kind == "local"
 
     def of(x):
         for flat in range(x.size):
-            poke(x, flat, value)
+            poke(x, flat, kind(value))
             if is_local:
                 put(x.shadow, flat, uint8(0))
     return of

@@ -3,9 +3,9 @@ from collections import namedtuple
 
 from numba import types
 from numba.extending import overload
-from numba.np.numpy_support import from_dtype
 
 from sim.native.checks import LIKE_CODE
+from sim.native.kinds import kind_of
 from sim.vectors import VECTORS
 
 OFFERED = {f"cuda_{name}" for name in VECTORS}
@@ -13,7 +13,7 @@ OFFERED = {f"cuda_{name}" for name in VECTORS}
 
 def constructor(vector):
     """The function (numbers and shorter vectors) -> named tuple, for a type of sim.vectors."""
-    kind, number = namedtuple(vector.__name__, tuple(vector.names)), from_dtype(vector.dtype)
+    kind, number = namedtuple(vector.__name__, tuple(vector.names)), kind_of(vector.dtype)
 
     def construct(*parts):
         raise NotImplementedError

@@ -138,7 +138,7 @@ UNARY = {
     "tan": (math.tan, np.tan),
     "tanh": (math.tanh, np.tanh),
     "tgamma": (math.gamma, _no_gamma),
-    "trunc": (_whole(int), np.trunc),
+    "trunc": (_whole(lambda x: int(float(x))), np.trunc),
 }
 
 BINARY = {

@@ -19,17 +19,6 @@ def named(group, words):
 
 
 NOT_COMPILED = {
-    "float16, which Numba does not have on the CPU": [
-        *named("test_cache_hints.TestCacheHints", "loads loads_2d stores stores_2d"),
-        *named("test_casting.TestCasting", "float_to_complex float_to_float float_to_int float_to_uint int_to_float literal_to_float16"),
-        *named("test_intrinsics.TestCudaIntrinsic", """fp16_comparison fp16_intrinsics_common habs habs_scalar hadd hadd_scalar hdiv hdiv_scalar hexp10 hfma hfma_scalar hmax hmin
-            hmul hmul_scalar hneg hneg_scalar hsub hsub_scalar multiple_float16_comparisons"""),
-        *named("test_localmem.TestCudaLocalMem", "issue_fp16_support"),
-        *named("test_math.TestCudaMath", "math_fp16 math_fp16_trunc"),
-        *named("test_operator.TestOperatorModule", """fp16_binary fp16_comparison fp16_inplace_binary fp16_unary mixed_fp16_binary_arithmetic mixed_fp16_comparison
-            multiple_float16_comparisons multiple_float16_comparisons_false"""),
-        *named("test_sm.TestSharedMemoryIssue", "issue_fp16_support"),
-    ],
     "a function without source text, made by exec": [
         *named("test_atomics.TestCudaAtomics", """atomic_max_double atomic_max_double_normalizedindex atomic_max_double_oneindex atomic_max_double_shared atomic_max_float32
             atomic_max_int32 atomic_max_int64 atomic_max_nan_location atomic_max_nan_val atomic_max_uint32 atomic_max_uint64 atomic_min_double

@@ -11,22 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim import LaunchError, simulate
+from sim import simulate
 from sim.observers import DEFAULT
 from sim.observers.races import Races
 
 RUNS = [(engine, seed) for engine in ("fibers", "threads") for seed in range(20)] + [("native", 0)]
-NOT_COMPILED = {"shared_bytes.HalvesOfOneWord"}  # Numba has no float16 on the CPU
 KINDS = {"out-of-bounds", "negative-index", "race-shared", "race-global", "uninitialized-read", "barrier-divergence", "warp-divergence", "deadlock",
          "no-progress", "misuse"}  # fmt: skip
 FILES = sorted(set(Path(__file__).parent.glob("*.py")) - {Path(__file__), Path(__file__).with_name("conftest.py")})
 CASES = {f"{path.stem}.{name}": vars(case) for path in FILES for name, case in runpy.run_path(str(path)).items() if hasattr(case, "buggy")}
 EQUAL_WRITES = [name for name, case in CASES.items() if {key[:2] for key in case["findings"]} <= {("race-shared", "warning"), ("race-global", "warning")}]
-
-
-def runs(name):
-    """(engine, seed) of every run of a case."""
-    return [(engine, seed) for engine, seed in RUNS if engine != "native" or name not in NOT_COMPILED]
 
 
 def launched(case, twin, **options):
@@ -46,7 +40,7 @@ def key(finding):
 @pytest.mark.parametrize("name", CASES)
 def test_finds_the_bug(name, record_property):
     unlike = {}
-    for engine, seed in runs(name):
+    for engine, seed in RUNS:
         report, _ = launched(CASES[name], "buggy", engine=engine, seed=seed)
         found = sorted(map(key, report.findings), key=str)
         if found != sorted(CASES[name]["findings"], key=str):
@@ -58,7 +52,7 @@ def test_finds_the_bug(name, record_property):
 @pytest.mark.parametrize("name", CASES)
 def test_finds_nothing_in_the_twin(name, record_property):
     case, alarms = CASES[name], {}
-    for engine, seed in runs(name):
+    for engine, seed in RUNS:
         report, left = launched(case, "fixed", engine=engine, seed=seed)
         if report.findings:
             alarms[engine, seed] = [finding.message for finding in report.findings]
@@ -66,12 +60,6 @@ def test_finds_nothing_in_the_twin(name, record_property):
             np.testing.assert_allclose(left[argument], wanted, rtol=1e-6, err_msg=f"{argument}, {engine}, seed {seed}")
     record_property("corpus", "false alarm" if alarms else "quiet")
     assert not alarms
-
-
-@pytest.mark.parametrize("name", sorted(NOT_COMPILED))
-def test_what_cannot_be_compiled_says_so(name):
-    with pytest.raises(LaunchError, match=r'cannot be compiled: (?s:.*)engine="fibers" runs it'):
-        launched(CASES[name], "fixed", engine="native")
 
 
 @pytest.mark.parametrize("name", EQUAL_WRITES)

@@ -7,7 +7,8 @@ import types
 
 import numpy as np
 import pytest
-from numba import cuda, float32, float64, int32
+from numba import cuda, float32, float64, int32, uint8
+from numba.cuda import libdevice
 
 from sim import KernelBug, LaunchError, ThreadError, empty, simulate
 from sim.native import source
@@ -347,6 +348,26 @@ def test_members_of_modules_are_those_of_the_launch():
         assert out[0] == settings.scale
 
 
+@pytest.mark.parametrize("dtype", (np.float32, np.float64))
+def test_a_float_becomes_an_integer_as_on_a_gpu(dtype):
+    """Towards zero and saturated (`cvt.rzi`): by a store, by a conversion, and by int(x)."""
+    def convert(x, small, middle, unsigned, wide, wide_unsigned, converted):
+        i = cuda.grid(1)
+        if i < len(x):
+            small[i], middle[i], unsigned[i], wide[i], wide_unsigned[i] = x[i], x[i], x[i], x[i], x[i]
+            converted[0, i], converted[1, i], converted[2, i] = int(x[i]), int32(x[i]), uint8(x[i])
+
+    x = np.array([0.5, 1.5, -2.5, -1.0, 127.5, -200.0, 300.0, 70000.0, 3e9, 1e30, -1e30, np.inf, np.nan], dtype)
+    left = {}
+    for engine in ("fibers", "native"):
+        left[engine] = [np.zeros(len(x), kind) for kind in (np.int8, np.int32, np.uint16, np.int64, np.uint64)] + [np.zeros((3, len(x)), np.int64)]
+        simulate(convert, engine=engine, observers=())[1, 16](x, *left[engine])
+    assert all((found == wanted).all() for found, wanted in zip(left["native"], left["fibers"]))
+    small, middle, unsigned, *_ = left["native"]
+    assert middle.tolist()[:12] == [0, 1, -2, -1, 127, -200, 300, 70000, 2**31 - 1, 2**31 - 1, -(2**31), 2**31 - 1]
+    assert unsigned.tolist()[:12] == [0, 1, 0, 0, 127, 0, 300, 65535, 65535, 65535, 0, 65535]
+
+
 def test_tuples_and_tensors():
     torch = pytest.importorskip("torch")
 
@@ -381,13 +402,13 @@ def recursion_with_a_barrier(x):
 
 
 def unknown_to_numba(x):
-    x[0] = cuda.fp16.hadd(x[0], x[0])  # numba.cuda has fp16 only once its types have been loaded
+    x[0] = libdevice.erfinv(x[0])
 
 
 @pytest.mark.parametrize("kernel, why, line", [
     (barrier_in_try, "a thread stops within a `try` statement", "barrier_in_try line 3  cuda.syncthreads()"),
     (recursion_with_a_barrier, "recursive calls itself, and a thread stops in it", "recursive line 4  recursive(n - 1)"),
-    (unknown_to_numba, " has no compiled form", "unknown_to_numba line 2  x[0] = cuda.fp16.hadd(x[0], x[0])")])
+    (unknown_to_numba, " has no compiled form", "unknown_to_numba line 2  x[0] = libdevice.erfinv(x[0])")])
 def test_what_cannot_be_compiled_names_the_line(kernel, why, line):
     with pytest.raises(LaunchError) as caught:
         simulate(kernel, engine="native")[1, 4](np.zeros(4, np.float32))

@@ -1,0 +1,167 @@
+"""What compiled kernels do with float16 and bfloat16: operators, functions of `math`, and those of `numba.cuda.fp16`.
+
+All is computed in float64 and rounded to 16 bits. For a sum, product, quotient or square root that gives the nearest number, since 53 bits are more than twice the 11 that are kept,
+and two (Figueroa, "When is double rounding innocuous?", 1995). Which type an operation has is Numba's typing on CUDA, sim.numbers.promotion.
+"""
+import math
+import operator
+
+import numpy as np
+from numba import float32, float64, types
+from numba.extending import lower_builtin, overload
+
+from sim.mathematics import UNARY, WITH_HALF, paired
+from sim.native.checks import LIKE_CODE, always
+from sim.native.kinds import HALVES, Half, number_of, to_double, type_of
+from sim.numbers import promotion
+
+ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
+RULES = {"truediv": promotion.division, "floordiv": promotion.real_division, "mod": promotion.real_division, "pow": promotion.exponentiation}
+COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+ROUNDED = {"ceil", "floor", "trunc"}  # sim.native.numbers has these
+ELEMENTARY = {  # of numba.cuda.fp16 -> from a float64
+    "hceil": "np.ceil(x)", "hcos": "math.cos(x)", "hexp": "math.exp(x)", "hexp10": "math.pow(10.0, x)", "hexp2": "math.pow(2.0, x)", "hfloor": "np.floor(x)", "hlog": "math.log(x)",
+    "hlog10": "math.log10(x)", "hlog2": "math.log2(x)", "hrcp": "1.0 / x", "hrint": "np.rint(x)", "hrsqrt": "1.0 / math.sqrt(x)", "hsin": "math.sin(x)", "hsqrt": "math.sqrt(x)",
+    "htanh": "math.tanh(x)", "htrunc": "np.trunc(x)", "habs": "abs(x)", "hneg": "-x"}
+OF_TWO = {"hadd": "x + y", "hsub": "x - y", "hmul": "x * y", "hdiv": "x / y", "hmax": "better(x, y, 1.0)", "hmin": "better(x, y, -1.0)"}
+OF_TWO |= {f"h{name}": f"x {sign} y" for name, sign in COMPARISONS.items()}
+OF_THREE = {"hfma": "x * y + z"}  # exact wherever a tie is near: a sum that a float64 cannot hold lies within a millionth of one of the numbers
+OFFERED = {*HALVES, *(f"fp16_{name}" for name in (*ELEMENTARY, *OF_TWO, *OF_THREE))}
+
+try:
+    import numba.cuda.fp16  # noqa: F401  (a kernel may say cuda.fp16 without having imported it)
+except ImportError:  # numba without numba-cuda
+    pass
+
+float16, bfloat16 = HALVES["float16"], HALVES["bfloat16"]
+
+
+def through(kind):
+    """The type in which a result of type `kind` is computed."""
+    return float64 if isinstance(kind, Half) else kind
+
+
+def function(parameters, result, **names):
+    """The function of these parameters that returns `result`, both as text."""
+    exec(f"def made({parameters}):\n    return {result}", names := {"math": math, "np": np, "float64": float64, **names})
+    return names["made"]
+
+
+def any_half(*kinds):
+    return any(isinstance(kind, Half) for kind in kinds) and None not in map(number_of, kinds)
+
+
+# --- operators ----------------------------------------------------------------------------------------------------------------
+
+
+def arithmetic(name, sign):
+    rule = RULES.get(name, promotion.arithmetic)
+
+    def operation(a, b):
+        number = rule(number_of(a), number_of(b)) if any_half(a, b) else None
+        if number is not None:
+            kind = type_of(number)
+            exponent = "b" if name == "pow" and isinstance(b, types.Integer) else "via(b)"
+            return function("a, b", f"kind(via(a) {sign} {exponent})", kind=kind, via=through(kind))
+    for operated in (name, f"i{name}"):
+        overload(getattr(operator, operated), **LIKE_CODE)(operation)
+
+
+def comparison(name, sign):
+    @overload(getattr(operator, name), **LIKE_CODE)
+    def compared(a, b):
+        if any_half(a, b) and not isinstance(a, types.Complex) and not isinstance(b, types.Complex):
+            return function("a, b", f"float64(a) {sign} float64(b)")
+
+
+def extreme(name):
+    """Numba's own min and max ask for this."""
+    @lower_builtin(getattr(operator, name), Half, Half)
+    def compared(context, builder, signature, arguments):
+        return builder.fcmp_ordered(COMPARISONS[name], *(to_double(builder, kind, value) for kind, value in zip(signature.args, arguments)))
+
+
+for _name, _sign in ARITHMETIC.items():
+    arithmetic(_name, _sign)
+for _name, _sign in COMPARISONS.items():
+    comparison(_name, _sign)
+extreme("lt")
+extreme("gt")
+
+
+@overload(operator.neg, **LIKE_CODE)
+def negated(a):
+    kind = a
+    if isinstance(a, Half):
+        return lambda a: kind(-float64(a))
+
+
+@overload(operator.pos, **LIKE_CODE)
+def unchanged(a):
+    if isinstance(a, Half):
+        return lambda a: a
+
+
+@overload(operator.not_, **LIKE_CODE)
+def is_zero(a):
+    if isinstance(a, Half):
+        return lambda a: float64(a) == 0.0
+
+
+@overload(abs, **LIKE_CODE)
+def absolute(a):
+    kind = float32 if a == bfloat16 else a
+    if isinstance(a, Half):
+        return lambda a: kind(abs(float64(a)))
+
+
+# --- math -----------------------------------------------------------------------------------------------------------------------
+
+
+def of_math(name):
+    @overload(getattr(math, name), **LIKE_CODE)
+    def evaluated(x):
+        if isinstance(x, Half):
+            return function("x", f"kind(math.{name}(float64(x)))", kind=x if x == float16 and name in WITH_HALF else float32)
+
+
+def of_math_with_two(name):
+    @overload(getattr(math, name), **LIKE_CODE)
+    def evaluated(x, y):
+        if any_half(x, y):
+            return function("x, y", f"math.{name}(kind(x), kind(y))", kind=type_of(paired(number_of(x), number_of(y))))
+
+
+def asked_of(name):
+    @overload(getattr(math, name), **LIKE_CODE)
+    def asked(x):
+        if isinstance(x, Half):
+            return function("x", f"math.{name}(float64(x))")
+
+
+for _name in sorted(UNARY - ROUNDED):
+    if hasattr(math, _name):  # exp2 is new in Python 3.11
+        of_math(_name)
+for _name in ("atan2", "copysign", "hypot", "pow"):
+    of_math_with_two(_name)
+for _name in ("isfinite", "isinf", "isnan"):
+    asked_of(_name)
+
+
+# --- numba.cuda.fp16 ------------------------------------------------------------------------------------------------------------
+
+
+@always
+def better(x, y, sign):
+    """The larger of two (sign 1), or the smaller (sign -1); of a NaN and a number the number; -0 is less than 0."""
+    if x != x or y != y:
+        return y if x != x else x
+    if x == y:
+        return x if math.copysign(1.0, x) == sign else y
+    return x if (x > y) == (sign > 0) else y
+
+
+for _names, _parameters in ((ELEMENTARY, ("x",)), (OF_TWO, ("x", "y")), (OF_THREE, ("x", "y", "z"))):
+    for _name, _text in _names.items():
+        _result = _text if _name[1:] in COMPARISONS else f"float16({_text})"
+        exec(f"@always\ndef fp16_{_name}({', '.join(_parameters)}):\n" + "".join(f"    {p} = float64(float16({p}))\n" for p in _parameters) + f"    return {_result}")

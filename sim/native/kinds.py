@@ -1,0 +1,195 @@
+"""The types of numbers in compiled code, float16 and bfloat16 among them, which Numba has on a GPU only: here such a number is its 16 bits, and every conversion goes by way of float64."""
+import ml_dtypes
+import numpy as np
+from llvmlite import ir
+from numba import float64, types
+from numba.core import cgutils
+from numba.extending import NativeValue, intrinsic, lower_builtin, lower_cast, models, overload, register_model, unbox
+from numba.np import numpy_support
+
+from sim.numbers import promotion
+
+
+INTERNAL = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # functions that only compiled code calls
+
+
+class Half(types.Number):
+    """A floating-point number of 16 bits: the lowest `fraction` of them stand behind the point, the next are the exponent, the highest is the sign."""
+
+    def __init__(self, dtype, fraction):
+        self.numpy, self.fraction = np.dtype(dtype), fraction
+        self.infinity = 0x7FFF >> fraction << fraction
+        self.bias = self.infinity >> fraction >> 1
+        super().__init__(self.numpy.name)
+
+    def unify(self, typing, other):
+        """What a variable is that holds now the one, now the other; min and max ask too."""
+        number = promotion.unified(number_of(self), number_of(other)) if number_of(other) else None
+        return None if number is None else type_of(number)
+
+
+HALVES = {kind.name: kind for kind in (Half(np.float16, 10), Half(ml_dtypes.bfloat16, 7))}
+
+
+def kind_of(dtype):
+    """The type, in compiled code, of the elements of a numpy dtype."""
+    dtype = np.dtype(dtype)
+    return HALVES.get(dtype.name) or numpy_support.from_dtype(dtype)
+
+
+def dtype_of(kind):
+    """The numpy dtype for a type of compiled code."""
+    return kind.numpy if isinstance(kind, Half) else numpy_support.as_dtype(kind)
+
+
+def number_of(kind):
+    """What sim.numbers calls a type of compiled code: a type of numpy, or int or bool; None for what is no number."""
+    kind = types.unliteral(kind)
+    if isinstance(kind, types.Boolean):
+        return bool
+    if not isinstance(kind, types.Number):
+        return None
+    number = dtype_of(kind).type
+    return int if number is np.int64 else number
+
+
+def type_of(number):
+    """The other way round."""
+    return kind_of({int: np.int64, bool: np.bool_}.get(number, number))
+
+
+def plain(number):
+    """A scalar of numpy as one that text may hold as a constant: a Half as a float."""
+    return np.float64(number) if number.dtype.name in HALVES else number
+
+
+@register_model(Half)
+class HalfModel(models.PrimitiveModel):
+    def __init__(self, manager, kind):
+        super().__init__(manager, kind, ir.IntType(16))
+
+
+class HalfNumber:
+    """A float16 or bfloat16 scalar of numpy, as an argument for compiled code."""
+
+    __slots__ = ("packed", "_numba_type_")
+
+    def __init__(self, value):
+        self.packed, self._numba_type_ = int(value.view(np.int16)), HALVES[value.dtype.name]
+
+
+def argument_of(value):
+    """A number as compiled code takes it."""
+    return HalfNumber(value) if isinstance(value, (np.float16, ml_dtypes.bfloat16)) else value
+
+
+@unbox(Half)
+def unbox_half(kind, value, c):
+    held = c.pyapi.object_getattr_string(value, "packed")
+    bits = c.builder.trunc(c.pyapi.long_as_longlong(held), ir.IntType(16))
+    c.pyapi.decref(held)
+    return NativeValue(bits)
+
+
+# --- conversions --------------------------------------------------------------------------------------------------------------
+
+I64, DOUBLE = ir.IntType(64), ir.DoubleType()
+
+
+def to_double(builder, kind, half):
+    """The float64 equal to a Half: LLVM's value for one of LLVM."""
+    bits, shift = builder.zext(half, I64), I64(52 - kind.fraction)
+    size = builder.shl(builder.and_(bits, I64(0x7FFF)), shift)
+    # Shifted into place, the exponent is too small by the difference of the biases. Subnormal numbers come out right as well.
+    finite = builder.fmul(builder.bitcast(size, DOUBLE), DOUBLE(2.0 ** (1023 - kind.bias)))
+    special = builder.bitcast(builder.or_(size, I64(0x7FF << 52)), DOUBLE)
+    number = builder.select(builder.icmp_unsigned("<", size, I64(kind.infinity << 52 - kind.fraction)), finite, special)
+    sign = builder.shl(builder.and_(bits, I64(0x8000)), I64(48))
+    return builder.bitcast(builder.or_(builder.bitcast(number, I64), sign), DOUBLE)
+
+
+def from_double(builder, kind, double):
+    """The Half nearest to a float64, ties to even."""
+    shift, smallest = 52 - kind.fraction, 2.0 ** (1 - kind.bias)  # the smallest normal number
+    spacer = smallest * 2.0**shift  # numbers of this size are as far apart as subnormal Halves: adding it rounds
+    bits = builder.bitcast(double, I64)
+    size = builder.and_(bits, I64(2**63 - 1))
+    subnormal = builder.sub(builder.bitcast(builder.fadd(builder.bitcast(size, DOUBLE), DOUBLE(spacer)), I64), builder.bitcast(DOUBLE(spacer), I64))
+    tie = builder.and_(builder.lshr(size, I64(shift)), I64(1))
+    rounded = builder.lshr(builder.add(builder.add(size, tie), I64((1 << shift - 1) - 1 - (1023 - kind.bias << 52))), I64(shift))
+    normal = builder.select(builder.icmp_unsigned("<", rounded, I64(kind.infinity)), rounded, I64(kind.infinity))
+    number = builder.select(builder.icmp_unsigned("<", size, builder.bitcast(DOUBLE(smallest), I64)), subnormal, normal)
+    number = builder.select(builder.fcmp_unordered("uno", double, double), I64(kind.infinity | 1 << kind.fraction - 1), number)
+    return builder.trunc(builder.or_(number, builder.and_(builder.lshr(bits, I64(48)), I64(0x8000))), ir.IntType(16))
+
+
+@lower_cast(Half, types.Float)
+@lower_cast(Half, types.Complex)
+@lower_cast(Half, Half)
+def cast_from_half(context, builder, source, target, value):
+    return value if source == target else context.cast(builder, to_double(builder, source, value), float64, target)
+
+
+@lower_cast(Half, types.Integer)
+def cast_half_to_integer(context, builder, source, target, value):
+    """From bfloat16 as from any float; from float16 as Numba has it on CUDA (`cvt.rni`): the nearest integer, ties to even, saturated; NaN becomes 0, or in 64 bits the top one alone."""
+    double = to_double(builder, source, value)
+    if source.numpy != np.float16:
+        return to_integer(builder, target, double, 64, max(target.bitwidth, 16))
+    nearest = builder.call(builder.module.declare_intrinsic("llvm.rint", [DOUBLE]), [double])
+    return to_integer(builder, target, nearest, 64, target.bitwidth)
+
+
+def to_integer(builder, kind, double, wide, width):
+    """A float64 without its fraction as an integer of type `kind`, saturated to `width` bits; NaN becomes 0, or the top bit alone if there are `wide` bits."""
+    integer = ir.IntType(width)
+    name = f"llvm.fpto{'si' if kind.signed else 'ui'}.sat.i{width}.f64"
+    converted = builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(integer, [DOUBLE]), name), [double])
+    if width >= wide:
+        converted = builder.select(builder.fcmp_unordered("uno", double, double), integer(1 << width - 1), converted)
+    return builder.trunc(converted, ir.IntType(kind.bitwidth)) if kind.bitwidth < width else converted
+
+
+def conversion(kind):
+    """The function that converts to an integer type; a float as `cvt.rzi` does, which Numba emits on CUDA: see sim.numbers.conversion.truncated."""
+    def convert(x):
+        raise NotImplementedError
+
+    @intrinsic
+    def truncated(typing, x):
+        def code(context, builder, signature, arguments):
+            double = context.cast(builder, arguments[0], x, float64)
+            return to_integer(builder, kind, double, 16 if x == float64 else 64, max(kind.bitwidth, 16))
+        return kind(x), code
+
+    @overload(convert, jit_options=INTERNAL)
+    def converted(x):
+        return (lambda x: truncated(x)) if isinstance(x, types.Float) else (lambda x: kind(x))
+    return convert
+
+
+INTEGERS = {str(kind): conversion(kind) for kind in types.integer_domain}
+globals().update(INTEGERS)
+OFFERED = set(INTEGERS)
+
+
+def converter(kind):
+    """What compiled code calls to convert to a type."""
+    return INTEGERS.get(str(kind), kind)
+
+
+@lower_cast(types.Float, Half)
+@lower_cast(types.Integer, Half)
+@lower_cast(types.Boolean, Half)
+def cast_to_half(context, builder, source, target, value):
+    return from_double(builder, target, context.cast(builder, value, source, float64))
+
+
+@lower_cast(Half, types.Boolean)
+def cast_half_to_boolean(context, builder, source, target, value):
+    return builder.icmp_unsigned("!=", builder.and_(value, ir.Constant(ir.IntType(16), 0x7FFF)), ir.Constant(ir.IntType(16), 0))
+
+
+@lower_builtin(bool, Half)
+def half_is_true(context, builder, signature, arguments):
+    return cast_half_to_boolean(context, builder, *signature.args, signature.return_type, *arguments)
