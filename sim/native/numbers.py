@@ -14,7 +14,7 @@ from sim.native.kinds import Half, converter, number_of, type_of
 from sim.native.logged import TOUCHED, change_at, note_narrowed
 
 integer64 = converter(int64)
-IN_TEXT = math, float32, change, change_at  # what occurs in functions made from text
+IN_TEXT = math, float32, change, change_at, float16, bfloat16, through  # what occurs in functions made from text
 OPERATIONS = {  # name -> the new element, from `old` and `value`
     "add": "old + value", "sub": "old - value", "and_": "old & value", "or_": "old | value", "xor": "old ^ value", "exch": "value",
     "inc": "old * 0 if old >= value else old + 1", "dec": "value if old == 0 or old > value else old - 1", "max": "value if value > old else old",
