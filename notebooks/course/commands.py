@@ -64,7 +64,7 @@ def build(arguments: list[str]) -> int:
 
 def test(arguments: list[str]) -> int:
     """One run of pytest, a process a core: the tests, the stored notebooks, the rules of imports, the freshness of what is built."""
-    return run("-m", "pytest", "--numprocesses=auto", "--dist=loadfile", *arguments)
+    return run("-m", "pytest", "--numprocesses=auto", "--dist=loadfile", "--no-loadscope-reorder", *arguments)
 
 
 def test_gpu(arguments: list[str]) -> int:

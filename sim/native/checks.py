@@ -14,7 +14,7 @@ from numba import int64, njit, types, uint8
 from numba.extending import overload, overload_attribute, overload_method
 
 from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, GuardedType, State, get, number, peek, poke, put, set_number, viewer
-from sim.native.kinds import INTERNAL, converter
+from sim.native.kinds import INTERNAL, converter, dtype_of, plain
 
 # The numbers of a launch. WROTE: whether anybody has written to global memory; SEGMENTS: one for each warp of a block; INDICES: threadIdx of each thread, as x | y << 16 | z << 32.
 DIRTY, WROTE, ME, BLOCK_START, ROUNDS, TURNS, ENDED, BARRIERS, EPOCH, SEGMENTS = range(10)
@@ -186,8 +186,8 @@ def {name}(x, index{more}):
     {watch}
     {do}
 """
-DO = {"load": ("", "kind(0)", "return peek(x, flat)"), "store": (", value", "", "poke(x, flat, kind(value))"),
-      "change": (", combine, value", "kind(0)", "old = peek(x, flat); poke(x, flat, kind(combine(old, value))); return old")}
+DO = {"load": ("", "kind(zero)", "return peek(x, flat)"), "store": (", value", "", "poke(x, flat, kind(value))"),
+      "change": (", combine, value", "kind(zero)", "old = peek(x, flat); poke(x, flat, kind(combine(old, value))); return old")}
 
 
 @functools.cache
@@ -200,7 +200,7 @@ def accessor(kind, single, name):
         inside=" and ".join(f"0 <= i{a} < {kind.side(a)}" for a in axes) or "True",
         wrap="; ".join(f"i{a} = looked_at(i{a}, {kind.side(a)}, x.numbers, {kind.kind == BARE})" for a in axes) or "pass",
         lost=" or ".join(f"i{a} < 0" for a in axes) or "False")
-    names = globals() | IN_TEXT | {"kind": converter(kind.dtype)}
+    names = globals() | IN_TEXT | {"zero": plain(dtype_of(kind.dtype).type(0)), "kind": converter(kind.dtype)}
     exec(text, names)
     return names[name]
 

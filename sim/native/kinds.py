@@ -2,7 +2,7 @@
 import ml_dtypes
 import numpy as np
 from llvmlite import ir
-from numba import float64, types
+from numba import float64, njit, types
 from numba.core import cgutils
 from numba.extending import NativeValue, intrinsic, lower_builtin, lower_cast, models, overload, register_model, unbox
 from numba.np import numpy_support
@@ -173,9 +173,14 @@ globals().update(INTEGERS)
 OFFERED = set(INTEGERS)
 
 
+@njit(**INTERNAL)
+def unchanged(x):
+    return x
+
+
 def converter(kind):
-    """What compiled code calls to convert to a type."""
-    return INTEGERS.get(str(kind), kind)
+    """What compiled code calls to convert to a type; a record is never converted."""
+    return unchanged if isinstance(kind, types.Record) else INTEGERS.get(str(kind), kind)
 
 
 @lower_cast(types.Float, Half)

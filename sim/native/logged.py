@@ -86,7 +86,7 @@ IN_TEXT = {"as_index": as_index, "peek": peek, "poke": poke, "SITE_SHIFT": SITE_
 APPEND = "append(x.numbers, LOG, place << SITE_SHIFT | LOG_SIZE << ADDRESS_BITS | (x.shadow & ADDRESS_MASK) + (flat << LOG_SIZE))"
 DO = {"load": ("", READ, "kind(poison)", "{log}; return peek(x, flat)"),
       "store": ("value, ", WRITTEN, "", "{log}{value}; poke(x, flat, kind(value))"),
-      "change": ("combine, value, ", CHANGED, "kind(0)", "old = peek(x, flat); new = kind(combine(old, value)); {log}{new}; poke(x, flat, new); touch(x, flat); return old")}
+      "change": ("combine, value, ", CHANGED, "kind(zero)", "old = peek(x, flat); new = kind(combine(old, value)); {log}{new}; poke(x, flat, new); touch(x, flat); return old")}
 
 
 @always
@@ -124,7 +124,7 @@ def accessor(kind, single, name):
         wrap="; ".join(f"i{a} = i{a} + x.shape[{a}] if i{a} < 0 else i{a}" for a in axes) or "pass",
         do=do.format(log=APPEND if logged else "pass", value="; append_value(x.numbers, value)" if logged else "", new="; append_value(x.numbers, new)" if logged else ""))
     dtype = dtype_of(kind.dtype)
-    names = globals() | IN_TEXT | {"poison": plain(poison(dtype)), "kind": converter(kind.dtype), "LOG_SIZE": dtype.itemsize.bit_length() - 1}
+    names = globals() | IN_TEXT | {"poison": plain(poison(dtype)), "zero": plain(dtype.type(0)), "kind": converter(kind.dtype), "LOG_SIZE": dtype.itemsize.bit_length() - 1}
     exec(text, names)
     return names[name]
 

@@ -1,5 +1,6 @@
 """float16 and bfloat16 on the native engine: the same numbers as on fibers, for all bits that there are."""
 import math
+import runpy
 
 import ml_dtypes
 import numpy as np
@@ -188,26 +189,21 @@ def test_fma_rounds_once():
     assert out.tolist() == [2048, 2050, 2048, 2050]
 
 
-def of_math(name):
-    """A kernel that evaluates one function of `math`."""
-    function = getattr(math, name)
-
-    def evaluate(x, out):
-        i = cuda.grid(1)
-        if i < len(x):
-            out[i] = function(x[i])
-    return evaluate
-
-
 @pytest.mark.parametrize("name", HALVES)
-@pytest.mark.parametrize("function", sorted(name for name in UNARY if hasattr(math, name)))
-def test_functions_of_math(function, name):
+def test_functions_of_math(name, tmp_path):
+    """All functions of one number, in one kernel."""
     dtype, _ = HALVES[name]
+    functions = sorted(function for function in UNARY if hasattr(math, function))  # exp2 is new in Python 3.11
+    path = tmp_path / "functions.py"
+    path.write_text("import math\nfrom numba import cuda\ndef evaluate(x, out):\n    i = cuda.grid(1)\n    if i < len(x):\n"
+                    + "".join(f"        out[{row}, i] = math.{function}(x[i])\n" for row, function in enumerate(functions)))
+    evaluate = runpy.run_path(str(path))["evaluate"]
     x, left = ALL[::64].view(dtype).copy(), {}
     for engine in ("fibers", "native"):
-        left[engine] = np.zeros(len(x))
-        launched(of_math(function), len(x), x, left[engine], engine=engine)
-    np.testing.assert_allclose(left["native"], left["fibers"], rtol=1e-3 if name == "float16" else 1e-6, atol=1e-30)
+        left[engine] = np.zeros((len(functions), len(x)))
+        launched(evaluate, len(x), x, left[engine], engine=engine)
+    for row, function in enumerate(functions):
+        np.testing.assert_allclose(left["native"][row], left["fibers"][row], rtol=1e-3 if name == "float16" else 1e-6, atol=1e-30, err_msg=function)
 
 
 @pytest.mark.parametrize("name", HALVES)
