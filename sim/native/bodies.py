@@ -25,6 +25,7 @@ from sim.native import checks, logged
 from sim.native.arrays import LOGGED, NOTED, Guarded
 from sim.native.front import CannotLower
 from sim.native.generator import LAST
+from sim.native.internal import uncollected
 from sim.native.kinds import argument_of
 from sim.native.logged import BOX, DECISIONS, KINDS, LOG, NOTE, NOTES, VALUES
 from sim.native.program import array_rank, first_line, sizes_of
@@ -196,7 +197,8 @@ class Bodies:
                     for d in self.program.lowered.module.declared.values()]
         kinds = tuple(map(typeof, (0, self.state.address, *self.constants, *declared, *self.arguments)))
         try:
-            self.program.start.compile(kinds)
+            with uncollected():
+                self.program.start.compile(kinds)
         except NumbaError as error:
             raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
         self.make = self.program.start.overloads[kinds].entry_point  # without Numba's search for the right types

@@ -10,11 +10,12 @@ import operator
 from math import prod
 
 import numpy as np
-from numba import int64, njit, types, uint8
+from numba import int64, types, uint8
 from numba.extending import overload, overload_attribute, overload_method
 
 from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, GuardedType, State, get, number, peek, poke, put, set_number, viewer
-from sim.native.kinds import INTERNAL, converter, dtype_of, plain
+from sim.native.internal import LIKE_CODE, always
+from sim.native.kinds import converter, dtype_of, plain
 
 # The numbers of a launch. WROTE: whether anybody has written to global memory; SEGMENTS: one for each warp of a block; INDICES: threadIdx of each thread, as x | y << 16 | z << 32.
 DIRTY, WROTE, ME, BLOCK_START, ROUNDS, TURNS, ENDED, BARRIERS, EPOCH, SEGMENTS = range(10)
@@ -28,9 +29,7 @@ SEGMENT = 0xFFFF << SEGMENT_SHIFT
 # ATOMIC: written by an atomic. MANY: by several threads. WARPS: of several warps in this epoch. OTHERS: by an earlier block too. PLAIN: by a plain store of this block too.
 ATOMIC, MANY, WARPS, OTHERS, PLAIN = (1 << bit for bit in range(THREAD_BITS, THREAD_BITS + 5))
 
-always = njit(**INTERNAL, forceinline=True)
 IN_TEXT = {"peek": peek, "poke": poke, "put": put}  # names that occur in functions made from text
-LIKE_CODE = {"jit_options": INTERNAL}
 
 
 def new_state(block, length=NUMBERS):

@@ -128,7 +128,7 @@ class Module:
 
     def fresh_function(self, name):
         names = {device.name for device in self.devices.values()}
-        return name if name not in names and not home_of(name) else self.fresh(name)
+        return name if name not in names | RESERVED and not home_of(name) else self.fresh(name)
 
 
 def tree_of_lambda(function):

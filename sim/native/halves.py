@@ -11,7 +11,7 @@ from numba import float32, float64, types
 from numba.extending import lower_builtin, overload
 
 from sim.mathematics import UNARY, WITH_HALF, paired
-from sim.native.checks import LIKE_CODE, always
+from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import HALVES, Half, number_of, to_double, type_of
 from sim.numbers import promotion
 

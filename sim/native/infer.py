@@ -9,7 +9,7 @@ from numba.core.typed_passes import NopythonTypeInference
 from numba.core.typing.templates import AbstractTemplate, signature
 from numba.extending import overload
 
-from sim.native.checks import LIKE_CODE
+from sim.native.internal import LIKE_CODE
 
 
 RESULT = "the result"

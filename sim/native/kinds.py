@@ -2,15 +2,13 @@
 import ml_dtypes
 import numpy as np
 from llvmlite import ir
-from numba import float64, njit, types
+from numba import float64, types
 from numba.core import cgutils
 from numba.extending import NativeValue, intrinsic, lower_builtin, lower_cast, models, overload, register_model, unbox
 from numba.np import numpy_support
 
+from sim.native.internal import LIKE_CODE, compiled
 from sim.numbers import promotion
-
-
-INTERNAL = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # functions that only compiled code calls
 
 
 class Half(types.Number):
@@ -162,7 +160,7 @@ def conversion(kind):
             return to_integer(builder, kind, double, 16 if x == float64 else 64, max(kind.bitwidth, 16))
         return kind(x), code
 
-    @overload(convert, jit_options=INTERNAL)
+    @overload(convert, **LIKE_CODE)
     def converted(x):
         return (lambda x: truncated(x)) if isinstance(x, types.Float) else (lambda x: kind(x))
     return convert
@@ -173,7 +171,7 @@ globals().update(INTEGERS)
 OFFERED = set(INTEGERS)
 
 
-@njit(**INTERNAL)
+@compiled
 def unchanged(x):
     return x
 

@@ -5,7 +5,8 @@ The lanes that are there must agree on one mask, which names them all, and shuff
 from numba import int64
 
 from sim.native.arrays import number, set_number
-from sim.native.checks import DIRTY, SEGMENTS, always
+from sim.native.checks import DIRTY, SEGMENTS
+from sim.native.internal import always
 from sim.native.regions import of_thread
 from sim.native.threads import lanes_of
 

@@ -12,7 +12,8 @@ from sim.events import ADDRESS_BITS, ADDRESS_MASK, SITE_SHIFT
 from sim.memory.spaces import poison
 from sim.native import checks
 from sim.native.arrays import LOGGED, NOTED, get, number, peek, poke, put, set_number
-from sim.native.checks import LIKE_CODE, ME, always, as_index, flat_text, is_element
+from sim.native.checks import ME, as_index, flat_text, is_element
+from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import converter, dtype_of, plain
 
 # The numbers of a launch behind those of sim.native.checks. For each buffer its address, how many entries it has, and for how many there is room.

@@ -8,7 +8,8 @@ from numba.extending import intrinsic, overload
 
 from sim.mathematics import paired
 from sim.native.arrays import set_number
-from sim.native.checks import DIRTY, LIKE_CODE, always, change
+from sim.native.checks import DIRTY, change
+from sim.native.internal import LIKE_CODE, always
 from sim.native.halves import bfloat16, float16, through
 from sim.native.kinds import Half, converter, number_of, type_of
 from sim.native.logged import TOUCHED, change_at, note_narrowed

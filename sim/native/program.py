@@ -86,7 +86,7 @@ def head(module, title):
         imports.setdefault(home, set()).add(name)
     lines = [f'"""{title}"""', "import cmath", "import math", "import operator", "", "import numba", "import numpy as np"]
     lines += [f"from {home} import {', '.join(sorted(names))}" for home, names in sorted(imports.items())]
-    lines += ["", 'compiled = numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)', *(f"{name} = {text}" for name, text in module.constants.items()), ""]
+    lines += ["from sim.native.internal import compiled, generator, kernel", "", *(f"{name} = {text}" for name, text in module.constants.items()), ""]
     for device in module.devices.values():
         lines += ["", "@compiled", *ast.unparse(device.tree).split("\n"), ""]
     return lines
@@ -231,7 +231,7 @@ def fission_text(module, name, parameters, split):
     body = ["gridDim, blockDim = dim3(grid_shape), dim3(block_shape)", "threads = block_shape[0] * block_shape[1] * block_shape[2]",
             "for position in range(first_block, last_block):", "    begin_block(state, ended, most_rounds, most_turns)", "    blockIdx = block_index(position, gridDim)", *(f"    poisoned({name})" for name in shared),
             f"    {block}", "    if is_dirty(state):", "        return"]
-    lines += function_text('@numba.njit(error_model="numpy", nogil=True, cache=True)', f"{name}_grid({', '.join(given)})", body)
+    lines += function_text('@kernel', f"{name}_grid({', '.join(given)})", body)
     return "\n".join(lines) + "\n"
 
 
@@ -267,7 +267,7 @@ def generators(function, watched, told):
     name = f"{function.__name__}_thread"
     given = ["thread", "state", *module.arrays, *module.declared, *parameters]
     text = "\n".join([*head(module, f"{function.__name__}, a generator for each thread"), *function_text(
-        '@numba.njit(error_model="numpy", cache=True)', f"{name}({', '.join(given)})", lines)]) + "\n"
+        '@generator', f"{name}({', '.join(given)})", lines)]) + "\n"
     path = name_of_file(function.__name__, text)
     if not path.exists():
         written(path, text)

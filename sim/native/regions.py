@@ -3,7 +3,8 @@ from numba import int64, uint8
 from numba.extending import overload
 
 from sim.native.arrays import GuardedType, number, set_number
-from sim.native.checks import BARRIERS, BLOCK_START, DIRTY, ENDED, EPOCH, LIKE_CODE, ROUNDS, TURNS, always
+from sim.native.checks import BARRIERS, BLOCK_START, DIRTY, ENDED, EPOCH, ROUNDS, TURNS
+from sim.native.internal import LIKE_CODE, always
 
 OFFERED = {"NOBODY", "GO", "END", "BREAK", "CONTINUE", "agree", "agree_warps", "agree_span", "span", "step_of", "holds", "begin_block", "barrier", "is_dirty", "again", "counted",
            "all_syncthreads_count", "all_syncthreads_and", "all_syncthreads_or"}

@@ -16,6 +16,7 @@ from sim.memory.declared import too_much_shared
 from sim.memory.spaces import Empty, host_array, named_leaves
 from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, Guarded, GuardedType, array_type
 from sim.native.checks import BARRIERS, DIRTY, WROTE, new_state
+from sim.native.internal import uncollected
 from sim.native.front import CannotLower, device_function
 from sim.native.bodies import Bodies, Body, InStep
 from sim.native.program import first_line, fissioned, generators, lower_for_fission, sizes_of
@@ -83,7 +84,8 @@ def remembered(function, key, make):
     known = PROGRAMS.setdefault(function, {})
     if key not in known:
         try:
-            known[key] = make()
+            with uncollected():
+                known[key] = make()
         except CannotLower as error:
             known[key] = error
     if isinstance(known[key], CannotLower):
@@ -239,7 +241,8 @@ class Attempt:
         rounds = self.asked.simulation.max_steps or ROUNDS
         arguments = self.arguments()
         try:
-            self.program.run(0, prod(self.asked.grid), self.asked.grid, self.asked.block, rounds, TURNS, self.state.address, ended, *arguments)
+            with uncollected():  # the first time it compiles
+                self.program.run(0, prod(self.asked.grid), self.asked.grid, self.asked.block, rounds, TURNS, self.state.address, ended, *arguments)
             in_order = not self.state.numbers[DIRTY] and (not self.watched or not self.arrays or bool(self.state.numbers[WROTE]))
         except NumbaError as error:
             raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error

@@ -1,13 +1,14 @@
 """What lowered text calls to know which thread it is, and for its local arrays."""
 from collections import namedtuple
 
-from numba import int32, int64, njit, uint8, uint32
+from numba import int32, int64, uint8, uint32
 from numba.extending import overload
 
 from sim.memory.spaces import poison
 from sim.native.arrays import number, poke, put, set_number
-from sim.native.checks import EPOCH, EPOCH_SHIFT, INDICES, LIKE_CODE, ME, SEGMENT_SHIFT, SEGMENTS, WARP_SHIFT, always
-from sim.native.kinds import INTERNAL, dtype_of, plain
+from sim.native.checks import EPOCH, EPOCH_SHIFT, INDICES, ME, SEGMENT_SHIFT, SEGMENTS, WARP_SHIFT
+from sim.native.internal import LIKE_CODE, always, compiled
+from sim.native.kinds import dtype_of, plain
 
 OFFERED = {"dim3", "block_index", "enter", "lanes_of", "lane_of", "lanemask_lt", "grid_1", "grid_2", "grid_3", "gridsize_1", "gridsize_2", "gridsize_3", "fresh", "row_of",
            "poisoned"}
@@ -100,13 +101,13 @@ def fill(x):
     return of
 
 
-@njit(**INTERNAL)
+@compiled
 def row_of(x, thread):
     """The local array of `thread`, out of one for all threads."""
     return x[thread]
 
 
-@njit(**INTERNAL)
+@compiled
 def fresh(x, thread):
     """The same, as a thread finds it where it declares it."""
     row = x[thread]

@@ -4,7 +4,7 @@ from collections import namedtuple
 from numba import types
 from numba.extending import overload
 
-from sim.native.checks import LIKE_CODE
+from sim.native.internal import LIKE_CODE
 from sim.native.kinds import kind_of
 from sim.vectors import VECTORS
 

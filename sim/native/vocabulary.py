@@ -12,7 +12,7 @@ WARP_WIDE = SUSPENDING - BLOCK_WIDE - {"this_grid"}
 WAITING = BLOCK_WIDE | WARP_WIDE | {"grid_sync"}  # where a thread waits in any case
 TURNING = YIELDING  # and where it may let others go first
 MODULES = {"math": "math", "cmath": "cmath", "numpy": "np", "operator": "operator", "_operator": "operator"}
-RESERVED = {*SPECIAL, *MODULES.values(), "numba", "compiled", "warp", "threads", "ended", "answer", "bounds", "position", "first_block", "last_block", "grid_shape", "block_shape",
+RESERVED = {*SPECIAL, *MODULES.values(), "numba", "compiled", "generator", "kernel", "warp", "threads", "ended", "answer", "bounds", "position", "first_block", "last_block", "grid_shape", "block_shape",
             "most_rounds", "most_turns"}  # names that lowered text has of itself
 
 

@@ -205,6 +205,37 @@ def test_arguments_are_restored_before_a_launch_is_explained():
     assert report.notes == ("by fission, then explained by generators",) and x.tolist() == [1, 2, 3, 4]
 
 
+def test_a_device_function_prints(capfd):
+    def shown(value):
+        print("value", value)
+        return value + 1
+
+    def kernel(x):
+        x[cuda.threadIdx.x] = shown(x[cuda.threadIdx.x])
+
+    x = np.arange(2)
+    simulate(kernel, engine="native")[1, 2](x)
+    assert x.tolist() == [1, 2] and capfd.readouterr().out == "value 0\nvalue 1\n"
+
+
+@pytest.mark.parametrize("observers", (DEFAULT, (*DEFAULT, Trace)))
+def test_kernels_may_be_called_what_the_lowered_text_calls_things(observers):
+    def compiled(value):
+        cuda.syncthreads()
+        return value + 1
+
+    def kernel(value):
+        return value * 2
+
+    def generator(x, kernel_grid):
+        threads = cuda.threadIdx.x
+        kernel_grid[threads] = kernel(x[threads]) * compiled(x[threads])
+
+    out = np.zeros(4, np.int64)
+    simulate(generator, engine="native", observers=observers)[1, 4](np.arange(4), out)
+    assert out.tolist() == [0, 4, 12, 24]
+
+
 def test_a_kernel_that_raises_leaves_a_tensor_as_it_was():
     def kernel(x):
         x[cuda.threadIdx.x] = 1

@@ -1,0 +1,96 @@
+"""How functions are compiled that only compiled code calls: to be linked into it, and never made machine code of their own, which took half of the time in LLVM and stayed in memory."""
+import gc
+from contextlib import contextmanager
+
+from numba import njit
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_machinery import PassManager, register_pass
+from numba.core.environment import lookup_environment
+from numba.core.typed_passes import NativeLowering, NopythonRewrites
+
+
+class NoEnvironment:
+    """Stands for the code generator of a library that is only linked, where Numba notes a function's environment: whoever links the function does (`LowerToRun`)."""
+
+    def set_env(self, name, environment):
+        pass
+
+
+class LinkedLibrary(JITCodeLibrary):
+    """The code of a function, optimized as far as linking needs."""
+
+    codegen = NoEnvironment()
+
+    def _optimize_final_module(self):
+        passes, builder = self._codegen._module_pass_manager(loop_vectorize=False, slp_vectorize=False, opt=0, cost="cheap")
+        passes.run(self._final_module, builder)
+
+    def _finalize_final_module(self):
+        self._finalize_dynamic_globals()
+        self._verify_declare_only_symbols()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name):
+        return 0
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class LowerToLink(NativeLowering):
+    _name = "lower_to_link"
+
+    def run_pass(self, state):
+        state.library = LinkedLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        return super().run_pass(state)
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class LowerToRun(NativeLowering):
+    _name = "lower_to_run"
+
+    def run_pass(self, state):
+        changed, library = super().run_pass(state), state.library
+        for variable in library._final_module.global_variables:
+            environment = lookup_environment(variable.name)
+            if environment is not None:
+                library.codegen.set_env(variable.name, environment)
+        return changed
+
+
+class Compiler(CompilerBase):
+    """Numba's own compiler but for `lower`, and for a pass over expressions with whole arrays, which kernels do not have."""
+
+    def define_pipelines(self):
+        passes = PassManager(self.lower._name)
+        passes.passes = [(self.lower if step is NativeLowering else step, what) for step, what in DefaultPassBuilder.define_nopython_pipeline(self.state).passes
+                         if step is not NopythonRewrites]
+        passes.finalize()
+        return [passes]
+
+
+class Internal(Compiler):
+    lower = LowerToLink
+
+
+class External(Compiler):
+    lower = LowerToRun
+
+
+@contextmanager
+def uncollected():
+    """Python's garbage collector waits: a compiler makes millions of objects and little garbage, and looking through them took a tenth of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+INTERNAL = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": Internal}
+LIKE_CODE = {"jit_options": INTERNAL}  # for `overload`
+compiled = njit(**INTERNAL)
+kernel = njit(error_model="numpy", nogil=True, cache=True, pipeline_class=External)  # what Python calls
+generator = njit(error_model="numpy", cache=True, pipeline_class=External)
+always = njit(**INTERNAL, forceinline=True)
