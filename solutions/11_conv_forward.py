@@ -864,7 +864,7 @@ def neighbours(x, out):
 
 ring, sums = torch.arange(32.0), torch.empty(32)
 text = native.source(neighbours, ring, sums)
-print(text[text.index("@compiled") : text.index("@numba.njit")].rstrip())
+print(text[text.index("@compiled") : text.index("@kernel")].rstrip())
 
 # %% [markdown]
 # **Predict.** The barrier has gone. What keeps its promise? (And why may a loop go through the threads in order?)

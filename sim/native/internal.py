@@ -7,7 +7,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.environment import lookup_environment
-from numba.core.typed_passes import NativeLowering, NopythonRewrites
+from numba.core.typed_passes import NativeLowering
 
 
 class NoEnvironment:
@@ -58,12 +58,11 @@ class LowerToRun(NativeLowering):
 
 
 class Compiler(CompilerBase):
-    """Numba's own compiler but for `lower`, and for a pass over expressions with whole arrays, which kernels do not have."""
+    """Numba's own compiler but for `lower`."""
 
     def define_pipelines(self):
         passes = PassManager(self.lower._name)
-        passes.passes = [(self.lower if step is NativeLowering else step, what) for step, what in DefaultPassBuilder.define_nopython_pipeline(self.state).passes
-                         if step is not NopythonRewrites]
+        passes.passes = [(self.lower if step is NativeLowering else step, what) for step, what in DefaultPassBuilder.define_nopython_pipeline(self.state).passes]
         passes.finalize()
         return [passes]
 
