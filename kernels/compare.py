@@ -110,7 +110,7 @@ def by_simulator(case, given, engine):
 
 
 def pairs(outputs):
-    """Who is compared with whom: all but threads with the reference, fibers with the stage before, all engines and the GPU with fibers."""
+    """Who is compared with whom: all but threads with the reference, fibers with the stage before, all engines and the GPU with fibers, the GPU with native."""
     for who in outputs:
         if who not in (REFERENCE, "threads"):
             yield who, REFERENCE
@@ -119,6 +119,8 @@ def pairs(outputs):
     for who in outputs:
         if "fibers" in outputs and who not in (REFERENCE, PREVIOUS, "fibers"):
             yield who, "fibers"
+    if {GPU, "native"} <= set(outputs):
+        yield GPU, "native"
 
 
 def compared(case, size, chosen=None):

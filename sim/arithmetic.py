@@ -4,6 +4,7 @@ Every operator begins with the pairs that inner loops are made of (two ints, two
 table of `sim.numbers.promotion`. What compiled kernels do, and so do these:
 
     int64 overflow                        wraps                  (uint64 likewise)
+    -x, ~x of a narrow unsigned           in its own width       (then widened: -uint8(1) is 255, ~uint32(1) is 2**32 - 2)
     x / 0                                 inf, -inf or nan       (integers are divided as float64)
     i // 0, i % 0, divmod(i, 0)           0                      (Numba's "numpy" error model, CUDA's default)
     -2**63 // -1                          0
@@ -257,25 +258,31 @@ def neg(a):
         return -a if a != LOWEST else a
     if kind is float32 or kind is float64:
         return -a
-    result = -_unary(a)
-    return wrap(result) if type(result) is int else result
+    return _widened(-int(a), KIND[kind]) if KIND.get(kind) in INTEGRAL else -_float(a)
 
 
 def pos(a):
-    return a if type(a) is int else +_unary(a)
+    kind = KIND.get(type(a))
+    return a if kind is int else _widened(int(a), kind) if kind in INTEGRAL else +_float(a)
 
 
 def invert(a):
     if isinstance(a, (bool, numpy_bool)):
         return not a
-    return ~_unary(a)
-
-
-def _unary(a):
-    """The operand of a unary operator: integers widened to 64 bits, floats as they are."""
     kind = KIND.get(type(a))
-    if kind in INTEGRAL:
-        return uint64(a) if kind in promotion.UNSIGNED else int(a)
+    return ~a if kind is int or kind not in INTEGRAL else _widened(~int(a), kind)
+
+
+def _widened(result, kind):
+    """What an operation of one integer gives: Numba computes in the operand's width, then widens to 64 bits, so `-uint8(1)` is 255."""
+    if kind is int or kind is bool:
+        return wrap(result)
+    width = 8 * kind(0).itemsize
+    return uint64(result & (1 << width) - 1) if kind in promotion.UNSIGNED else wrap(result, width)
+
+
+def _float(a):
+    """A Python float is a float64."""
     return float64(a) if type(a) is float else a
 
 

@@ -72,7 +72,9 @@ def test_gpu(arguments: list[str]) -> int:
     from course.doctor import gpu_names
 
     counters = ["--ncu"] if gpu_names() and shutil.which("ncu") else []
-    return max(run("-m", "pytest", "tests", "-m", "gpu", *arguments), run("-m", "pytest", "solutions"), compare(counters))
+    several = "-m", "pytest", "--numprocesses=4"  # each process has a context on the GPU, which takes some hundred MB of its memory
+    tests = run(*several, "--dist=worksteal", "tests", "-m", "gpu", *arguments)
+    return max(tests, run(*several, "--dist=loadfile", "solutions"), compare(counters))
 
 
 def compare(arguments: list[str]) -> int:

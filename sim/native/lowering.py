@@ -20,6 +20,8 @@ from sim.native.loops import LoopCounter, assign, over_elements
 from sim.native.variables import assigned
 from sim.native.vocabulary import GEOMETRY, MODULES, RESERVED, SPECIAL, WAITING, home_of
 
+SHIFTS = {ast.LShift: "shifted_left", ast.RShift: "shifted_right"}
+
 
 class Lowering(ast.NodeTransformer):
     """Rewrites the names of one function; `rename` says what its own variables are called, `bound` what parameters stand for that are known."""
@@ -193,6 +195,9 @@ class Lowering(ast.NodeTransformer):
             return self.call(called.replace(".", "_"), [*map(self.visit, node.args), *(self.visit(k.value) for k in node.keywords)], node)
         if (function := device_function(value)) is not None:
             return self.device_call(function, only_signature(value), node)
+        extreme = node.func.id if value is MISSING and isinstance(node.func, ast.Name) and node.func.id not in self.names.local else ""
+        if extreme in ("min", "max") and len(node.args) == 2 and not any(isinstance(part, ast.Starred) for part in node.args):
+            return self.call(f"{extreme}_of_two", [self.visit(argument) for argument in node.args], node)
         return self.method_call(node) if value is MISSING and isinstance(node.func, ast.Attribute) else self.generic_visit(node)
 
     def method_call(self, node):
@@ -334,14 +339,28 @@ class Lowering(ast.NodeTransformer):
         return ast.copy_location(ast.Expr(self.call("store", [self.visit(target.value), self.visit(target.slice), value, self.number("store", target)], target)), target)
 
     def visit_AugAssign(self, node):
-        if not isinstance(node.target, ast.Subscript) or not self.is_access(node.target):
+        target, shift = node.target, type(node.op) in SHIFTS
+        if isinstance(target, ast.Name) and shift:
+            old = ast.copy_location(ast.Name(target.id, ast.Load()), target)
+            return self.visit(ast.copy_location(ast.Assign([target], ast.copy_location(ast.BinOp(old, node.op, node.value), node)), node))
+        if not isinstance(target, ast.Subscript) or not (shift or self.is_access(target)):
             return self.generic_visit(node)
-        index, target = self.module.fresh("index"), node.target
-        held = [assign(index, self.visit(target.slice))]
-        old = self.call("load", [self.visit(target.value), ast.Name(index, ast.Load()), self.number("load", target)], node)
-        new = ast.BinOp(old, node.op, self.visit(node.value))
-        stored = self.call("store", [self.visit(target.value), ast.Name(index, ast.Load()), new, self.number("store", target)], node)
-        return [*(ast.copy_location(statement, node) for statement in held), ast.copy_location(ast.Expr(stored), node)]
+        index, array = self.module.fresh("index"), self.visit(target.value)
+        held, index = assign(index, self.visit(target.slice)), ast.Name(index, ast.Load())
+        numbered = self.is_access(target)
+        old = self.call("load", [array, index, self.number("load", target)], node) if numbered else ast.Subscript(array, index, ast.Load())
+        new = self.operation(old, node.op, self.visit(node.value), node)
+        stored = ast.Expr(self.call("store", [array, index, new, self.number("store", target)], node)) if numbered else ast.Assign([ast.Subscript(array, index, ast.Store())], new)
+        return [ast.copy_location(statement, node) for statement in (held, stored)]
+
+    def visit_BinOp(self, node):
+        return self.operation(self.visit(node.left), node.op, self.visit(node.right), node)
+
+    def operation(self, left, operator, right, node):
+        """left operator right. What a shift by more than the width gives, only a function of ours knows: LLVM leaves it open."""
+        if type(operator) in SHIFTS and not (isinstance(right, ast.Constant) and right.value in range(64)):
+            return self.call(SHIFTS[type(operator)], [left, right], node)
+        return ast.copy_location(ast.BinOp(left, operator, right), node)
 
     def visit_If(self, node):
         site = self.number("branch", node.test) if self.module.watched else None

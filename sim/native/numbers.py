@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 from llvmlite import ir
-from numba import float32, float64, int64, types, uint32
+from numba import float32, float64, int64, types, uint32, uint64
 from numba.extending import intrinsic, overload
 
 from sim.mathematics import paired
@@ -13,6 +13,7 @@ from sim.native.internal import LIKE_CODE, always
 from sim.native.halves import bfloat16, float16, through
 from sim.native.kinds import Half, converter, number_of, type_of
 from sim.native.logged import TOUCHED, change_at, note_narrowed
+from sim.numbers import promotion
 
 integer64 = converter(int64)
 IN_TEXT = math, float32, change, change_at, float16, bfloat16, through  # what occurs in functions made from text
@@ -23,7 +24,8 @@ OPERATIONS = {  # name -> the new element, from `old` and `value`
 ROUNDED = {"mul": "*", "add": "+", "sub": "-", "div": "/"}  # libdevice.fmul_rn, dmul_rn, ...: one operation, rounded to nearest, never contracted; LLVM contracts none
 WITH_MATH = "acos acosh asin asinh atan atanh cos cosh erf erfc exp expm1 log log10 log1p log2 sin sinh sqrt tan tanh".split()
 HINTS = {**dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), "x, index"), **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), "x, index, value")}
-OFFERED = {"cuda_popc", "cuda_clz", "cuda_ffs", "cuda_brev", "cuda_fma", "cuda_cbrt", "cuda_selp", "math_floor", "math_ceil", "math_trunc", "math_fmod", "math_remainder", "math_modf", "builtin_int", "builtin_round",
+OFFERED = {"cuda_popc", "cuda_clz", "cuda_ffs", "cuda_brev", "cuda_fma", "cuda_cbrt", "cuda_selp", "math_floor", "math_ceil", "math_trunc", "math_fmod", "math_remainder", "math_modf", "math_pow", "math_hypot",
+           "builtin_int", "builtin_round", "min_of_two", "max_of_two", "shifted_left", "shifted_right",
            *(f"libdevice_{kind}{name}_rn" for kind in "fd" for name in ROUNDED), *(f"libdevice_{name}{kind}" for name in WITH_MATH for kind in ("", "f")),
            *("libdevice_" + name for name in "fabs fabsf floor floorf ceil ceilf fma fmaf pow powf fmin fminf fmax fmaxf rsqrt rsqrtf".split()),
            *(f"cuda_{name}" for name in HINTS)}
@@ -167,6 +169,19 @@ def selp(test, a, b):
     return lambda test, a, b: a if test else b
 
 
+SHIFT = """
+def shifted_{name}(a, count):
+    pass
+
+@overload(shifted_{name}, **LIKE_CODE)
+def {name}(a, count):
+    kind = type_of(promotion.shift(number_of(a), number_of(count)))
+    return lambda a, count: kind(a) {sign} int64(uint32(count)) if uint32(count) < 64 else {beyond}
+"""
+for _name, _sign, _beyond in (("left", "<<", "kind(0)"), ("right", ">>", "kind(kind(a) < 0) * kind(-1)")):  # as PTX: by the low 32 bits of the count, and 64 or more leave the sign alone
+    exec(SHIFT.format(name=_name, sign=_sign, beyond=_beyond))
+
+
 # --- floating point -------------------------------------------------------------------------------------------------------------
 
 
@@ -203,6 +218,11 @@ def like_floats(x, y):
     return type_of(paired(number_of(x), number_of(y)))
 
 
+def like_floats_alone(x, y):
+    """The same, where two integers are float64."""
+    return float64 if all(isinstance(kind, (types.Integer, types.Boolean)) for kind in (x, y)) else like_floats(x, y)
+
+
 def cuda_cbrt(x):
     """The cube root."""
 
@@ -213,14 +233,17 @@ def cube_root(x):
     return lambda x: kind(np.cbrt(float64(x)))
 
 
-def math_fmod(x, y):
-    """The remainder with the sign of x."""
+OF_TWO = """
+def math_{name}(x, y):
+    pass
 
-
-@overload(math_fmod, **LIKE_CODE)
-def remainder(x, y):
-    kind = like_floats(x, y)
-    return lambda x, y: kind(np.fmod(kind(x), kind(y)))
+@overload(math_{name}, **LIKE_CODE)
+def {name}(x, y):
+    kind = {kind}
+    return lambda x, y: kind({function}(kind(x), kind(y)))
+"""
+for _name, _function, _kind in (("fmod", "np.fmod", "like_floats(x, y)"), ("pow", "math.pow", "like_floats(x, y)"), ("hypot", "math.hypot", "like_floats_alone(x, y)")):
+    exec(OF_TWO.format(name=_name, function=_function, kind=_kind))
 
 
 def math_remainder(x, y):
@@ -272,11 +295,28 @@ def builtin_round(x, digits=None):
 @overload(builtin_round, **LIKE_CODE)
 def rounded(x, digits=None):
     if digits in (None, types.none) or isinstance(digits, types.Omitted):
-        return (lambda x, digits=None: round(float64(x))) if isinstance(x, Half) else lambda x, digits=None: round(x)
+        return lambda x, digits=None: integer64(np.rint(float64(x)))
     kind = float32 if isinstance(x, Half) else like_float(x)
     return lambda x, digits=None: kind(round(float64(x), digits))
 
 
+EXTREME = """
+def {name}_of_two(a, b):
+    pass
+
+@overload({name}_of_two, **LIKE_CODE)
+def {name}_of(a, b):
+    if not (isinstance(a, types.Float) and isinstance(b, types.Float)):
+        return lambda a, b: {name}(a, b)
+    kind = float64 if float64 in (a, b) else float32
+
+    def choose(a, b):
+        x, y = kind(a), kind(b)
+        return y if y {sign} x or x != x or (x == y and np.signbit({signed})) else x
+    return choose
+"""
+for _name, _sign, _signed in (("min", "<", "y"), ("max", ">", "x")):  # of two floats, as PTX: a NaN loses, and -0 is less than 0
+    exec(EXTREME.format(name=_name, sign=_sign, signed=_signed))
 ROUND = """
 def math_{name}(x):
     pass

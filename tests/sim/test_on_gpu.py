@@ -1,4 +1,4 @@
-"""The simulator held to the truth: each kernel runs on the GPU and in the simulator, and every element must be the same, bit for bit.
+"""The simulator held to the truth: each kernel runs on the GPU and by both engines of the simulator, and every element must be the same, bit for bit.
 
 Kernels whose result depends on the order of threads are left out, and floating-point arithmetic is exact here: products and sums of small integers, or libdevice's
 operations that round once (compiled code contracts a * b + c otherwise).
@@ -158,8 +158,59 @@ def whole_grid(x, y):
         group.sync()
 
 
+@cuda.jit
+def narrow_operands(small, unsigned, words, out):
+    i = cuda.grid(1)
+    a, b, c = small[i], unsigned[i], words[i]
+    out[i, 0], out[i, 1], out[i, 2], out[i, 3] = -a, -b, -c, abs(a)
+    out[i, 4], out[i, 5], out[i, 6], out[i, 7] = ~a, ~b, ~c, +b
+    out[i, 8], out[i, 9], out[i, 10] = a - b, b - c, c + c
+    out[i, 11], out[i, 12], out[i, 13] = a < b, b << 7, c >> a
+
+
+@cuda.jit
+def two_floats(x, out):
+    """What NaN, infinities and the zero's sign do: copysign brings the sign out."""
+    i = cuda.grid(1)
+    for j in range(16):
+        a, b = float32(x[i]), float32(x[j])
+        out[i, j, 0], out[i, j, 1] = math.copysign(1.0, min(a, b)), math.copysign(1.0, max(a, b))
+        out[i, j, 2], out[i, j, 3] = min(a, b, a), max(a, b, a)
+        out[i, j, 4], out[i, j, 5], out[i, j, 6] = math.fmod(a, b), a % b, a // b
+
+
+@cuda.jit
+def tiled_matmul(a, b, c):
+    """c = a b with float32 products and sums that round once each."""
+    left, right = cuda.shared.array((8, 8), float32), cuda.shared.array((8, 8), float32)
+    x, y = cuda.threadIdx.x, cuda.threadIdx.y
+    column, row = cuda.grid(2)
+    total = float32(0)
+    for start in range(0, a.shape[1], 8):
+        left[y, x], right[y, x] = a[row, start + x], b[start + y, column]
+        cuda.syncthreads()
+        for k in range(8):
+            total = libdevice.fadd_rn(total, libdevice.fmul_rn(left[y, k], right[k, x]))
+        cuda.syncthreads()
+    c[row, column] = total
+
+
+@cuda.jit
+def normalized(x, out):
+    """Each row over its sum and shifted: a sum by shuffles, and a quotient."""
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    total = x[row, lane]
+    for step in range(5):
+        total = libdevice.fadd_rn(total, cuda.shfl_xor_sync(0xffffffff, total, 1 << step))
+    out[row, lane] = libdevice.fadd_rn(libdevice.fdiv_rn(x[row, lane], total), libdevice.fmul_rn(x[row, 31 - lane], total))
+
+
 def out(*shape, dtype=np.int64):
     return np.zeros(shape, dtype)
+
+
+def random(*shape):
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
 CASES = [
@@ -175,24 +226,35 @@ CASES = [
     (block_wide, (1, 32, 0, 128), (out(32, 9),)),
     (atomics, (4, 64), (out(8, dtype=np.int32), out(4, dtype=np.uint32), np.array([0, -5, np.nan, np.nan], np.float32))),
     (whole_grid, (4, 16), (out(64), out(64))),
+    (narrow_operands, (1, 16), (INTEGERS.astype(np.int8), INTEGERS.astype(np.uint8), INTEGERS.astype(np.uint32), out(16, 14))),
+    (two_floats, (1, 16), (FLOATS, out(16, 16, 7, dtype=np.float64))),
+    (tiled_matmul, ((4, 3), (8, 8)), (random(24, 64), random(64, 32), out(24, 32, dtype=np.float32))),
+    (normalized, (50, 32), (random(50, 32), out(50, 32, dtype=np.float32))),
 ]
 
 
-def simulated(kernel, configuration, arguments):
+def simulated(kernel, configuration, arguments, engine):
+    """(what the arrays hold after the launch, the Report)"""
     copies = [argument.copy() for argument in arguments]
-    simulate(kernel, on_finding="report")[configuration](*copies)
-    return copies
+    return copies, simulate(kernel, engine=engine, on_finding="report")[configuration](*copies)
 
 
-@pytest.mark.parametrize("kernel, configuration, arguments", CASES, ids=lambda value: getattr(value, "__name__", ""))
+each = pytest.mark.parametrize("kernel, configuration, arguments", CASES, ids=lambda value: getattr(value, "__name__", ""))
+
+
+@each
 def test_no_error_in_the_simulator(kernel, configuration, arguments):
-    assert simulate(kernel, on_finding="report")[configuration](*(a.copy() for a in arguments)).errors == ()
+    (wanted, by_fibers), (got, by_native) = (simulated(kernel, configuration, arguments, engine) for engine in ("fibers", "native"))
+    assert by_fibers.errors == () and by_native.errors == ()
+    for one, other in zip(wanted, got):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kernel, configuration, arguments", CASES, ids=lambda value: getattr(value, "__name__", ""))
-def test_the_same_on_a_gpu(kernel, configuration, arguments):
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@each
+def test_the_same_on_a_gpu(kernel, configuration, arguments, engine):
     on_device = [cuda.to_device(argument) for argument in arguments]
     kernel[configuration](*on_device)
-    for wanted, got in zip([array.copy_to_host() for array in on_device], simulated(kernel, configuration, arguments)):
+    for wanted, got in zip([array.copy_to_host() for array in on_device], simulated(kernel, configuration, arguments, engine)[0]):
         np.testing.assert_array_equal(got, wanted)
