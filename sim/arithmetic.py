@@ -8,7 +8,7 @@ table of `sim.numbers.promotion`. What compiled kernels do, and so do these:
     x / 0                                 inf, -inf or nan       (integers are divided as float64)
     i // 0, i % 0, divmod(i, 0)           0                      (Numba's "numpy" error model, CUDA's default)
     -2**63 // -1                          0
-    -7 // 2, -7 % 2                       -4, 1                  (Python's signs)
+    -7 // 2, -7 % 2                       -4, 1                  (Python's signs; of floats exact, where a GPU rounds a / b first)
     i << n, i >> n; n >= 64 or negative   0, and 0 or -1         (PTX clamps the low 32 bits of n as an unsigned number)
     i ** n                                wraps; negative n: 0, unless i is 1 or -1; 0 ** -n is -2**63
     float32 ** n                          float32, by repeated multiplication; n float: `math.pow`

@@ -12,7 +12,7 @@
     floor, ceil, trunc                                a float of the type above, not an int as in Python
     frexp, ldexp                                      by the first argument: float32 for those listed with two, else float64
     modf                                              float32 for float32, else float64
-    pow(float32, int32)                               float32, if the exponent has kept its width; else as two
+    pow(float32, int32 or uint16)                     float32, if the int32 has kept its width; else as two
 
 Values are the double result rounded once to the type. The GPU's libdevice may differ in the last places.
 """
@@ -98,8 +98,9 @@ _pow = binary("pow")
 
 
 def power(x, y):
-    """math.pow; an exponent that is still an int32 leaves a float32."""
-    return _pow(x, float32(y) if type(y) is np.int32 and KIND[type(x)] in SINGLE else y)
+    """math.pow; an exponent that is still an int32 leaves a float32, and so does a uint16 if x is one."""
+    whole = type(y) is np.int32 and KIND[type(x)] in SINGLE or type(y) is np.uint16 and type(x) is float32
+    return _pow(x, float32(y) if whole else y)
 
 
 def ldexp(x, exponent):

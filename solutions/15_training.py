@@ -746,7 +746,7 @@ validate("output and four gradients, float32", "the kernels of lessons 11 and 13
 
 # %%
 device = "cuda" if torch.cuda.is_available() else "cpu"
-step_task = task if device == "cuda" else Task(blocks=2, size=2, asked=2, letters=6)
+step_task, texts = (task, 64) if device == "cuda" else (Task(blocks=2, size=2, asked=2, letters=6), 1)
 
 
 def one_step(attention, device, dtype):
@@ -755,7 +755,7 @@ def one_step(attention, device, dtype):
     model = Transformer(step_task, functools.partial(ConvAttention, kernel_size=(2, 5), attention=attention), width=8, heads=2, layers=2).to(device, dtype)
     for layer in model.layers:
         layer.attention.taps.data += 0.3
-    text = step_task.draw(64 if device == "cuda" else 1, torch.Generator().manual_seed(0)).to(device)
+    text = step_task.draw(texts, torch.Generator().manual_seed(0)).to(device)
     logits = model(text[:, :-1])[:, -step_task.size :]
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), text[:, -step_task.size :].flatten())
     loss.backward()

@@ -218,6 +218,11 @@ def like_floats(x, y):
     return type_of(paired(number_of(x), number_of(y)))
 
 
+def like_power(x, y):
+    """The same for math.pow, which knows of an exponent that is an int32 (sim.mathematics.power)."""
+    return like_floats(x, float32 if y == types.int32 or (x, y) == (types.float32, types.uint16) else y)
+
+
 def like_floats_alone(x, y):
     """The same, where two integers are float64."""
     return float64 if all(isinstance(kind, (types.Integer, types.Boolean)) for kind in (x, y)) else like_floats(x, y)
@@ -242,7 +247,7 @@ def {name}(x, y):
     kind = {kind}
     return lambda x, y: kind({function}(kind(x), kind(y)))
 """
-for _name, _function, _kind in (("fmod", "np.fmod", "like_floats(x, y)"), ("pow", "math.pow", "like_floats(x, y)"), ("hypot", "math.hypot", "like_floats_alone(x, y)")):
+for _name, _function, _kind in (("fmod", "np.fmod", "like_floats(x, y)"), ("pow", "math.pow", "like_power(x, y)"), ("hypot", "math.hypot", "like_floats_alone(x, y)")):
     exec(OF_TWO.format(name=_name, function=_function, kind=_kind))
 
 
