@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 from llvmlite import ir
-from numba import float32, float64, int64, types, uint32, uint64
+from numba import float32, float64, int64, types, uint32
 from numba.extending import intrinsic, overload
 
 from sim.mathematics import paired
@@ -16,7 +16,7 @@ from sim.native.logged import TOUCHED, change_at, note_narrowed
 from sim.numbers import promotion
 
 integer64 = converter(int64)
-IN_TEXT = math, float32, change, change_at, float16, bfloat16, through  # what occurs in functions made from text
+IN_TEXT = math, float32, change, change_at, float16, bfloat16, through, promotion  # what occurs in functions made from text
 OPERATIONS = {  # name -> the new element, from `old` and `value`
     "add": "old + value", "sub": "old - value", "and_": "old & value", "or_": "old | value", "xor": "old ^ value", "exch": "value",
     "inc": "old * 0 if old >= value else old + 1", "dec": "value if old == 0 or old > value else old - 1", "max": "value if value > old else old",
