@@ -464,7 +464,7 @@ for tokens, splits in [(1, 1), (9, 1), (9, 3), (9, 4), (9, 12)]:
 #
 # and gets (B, H, 1, d). The measure is the last row of the whole forward pass, `reference.conv_attention(q, k, v, w)`, in float64. A decoder is right if it is never off by more than 10⁻⁵.
 #
-# The check tries your test on three right decoders and on twelve wrong ones: the four above, and eight that you do not know. What differs from one decoder to the next: batches, heads, taps odd and even, the start of a sequence, shares that do not come out
+# The check tries your test on three right decoders and on fourteen wrong ones: the four above, and ten that you do not know. What differs from one decoder to the next: batches, heads, taps odd and even, the start of a sequence, shares that do not come out
 # even, and every number of splits, from 1 to more than there are keys.
 #
 # <details><summary>Hint 1: the loops</summary>

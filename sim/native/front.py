@@ -47,13 +47,14 @@ class Device:
 
 class Module:
     """What the text of one kernel consists of, collected while its functions are lowered. `waiting`: the names at which a thread stops; `sited`: whether
-    accesses are numbered; `watched`: whether branches are."""
+    accesses are numbered; `watched`: whether branches are; `prints`: whether it prints."""
 
     def __init__(self, kernel, waiting, sited=False, watched=False):
         self.waiting, self.sited, self.watched = waiting, sited, watched
         self.constants, self.imports, self.devices = {}, {}, {}  # name -> text; name -> module; function -> Device
         self.arrays, self.declared = {}, {}  # name -> global ndarray; name -> Declared
         self.sites, self.operations, self.used, self.reachable = [], {}, set(), {}  # operations: site -> what a thread does there
+        self.prints = False
         self.reach(kernel)
         self.taken = {name for function in self.reachable for name in (*function.__code__.co_varnames, *function.__code__.co_cellvars, function.__name__)}
         self.taken |= {names.tree.name for names in self.reachable.values()}

@@ -171,6 +171,7 @@ class Lowering(ast.NodeTransformer):
 
     def builtin(self, name, node):
         """A builtin function, or ours in its place."""
+        self.module.prints |= name == "print"
         return self.as_name(self.module.library(f"builtin_{name}") if home_of(f"builtin_{name}") else name, node)
 
     # --- calls ------------------------------------------------------------------------------------------------------------

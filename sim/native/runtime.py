@@ -161,6 +161,8 @@ class Attempt:
         self.arrays = {name: array for name, value in named_leaves(given.items()) if (array := host_array(value, name)) is not None}
         self.program = fission_program(how.function, tuple(kind_of(name, value) for name, value in given.items()))
         lowered = self.program.lowered
+        if lowered.module.prints:
+            raise CannotLower("it prints, and if it has a finding it runs again")
         check_shared_size(lowered.module, asked.shared, how.spec)
         self.written = [name for name in self.arrays if name.partition("[")[0] in lowered.writes]
         check_writable(given, lowered.writes)

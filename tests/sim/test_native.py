@@ -218,6 +218,15 @@ def test_a_device_function_prints(capfd):
     assert x.tolist() == [1, 2] and capfd.readouterr().out == "value 0\nvalue 1\n"
 
 
+def test_what_a_kernel_with_a_finding_prints_it_prints_once(capfd):
+    def kernel(x):
+        print("value", cuda.grid(1))
+        x[0] = cuda.grid(1)
+
+    report = simulate(kernel, engine="native", on_finding="report")[1, 2](np.zeros(1))
+    assert [finding.kind for finding in report.findings] == ["race-global"] and capfd.readouterr().out == "value 0\nvalue 1\n"
+
+
 @pytest.mark.parametrize("observers", (DEFAULT, (*DEFAULT, Trace)))
 def test_kernels_may_be_called_what_the_lowered_text_calls_things(observers):
     def compiled(value):

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from course.check.harness import compare, exercise, fail
+from course.check.harness import compare, exercise, explained, fail
 from kernels.modules import ConvAttention
 from kernels.reference import conv_attention, identity_taps
 
@@ -31,10 +31,10 @@ def ex15_1(TapAttention, rng):
 
 @exercise("15.2", "share_wrong")
 def ex15_2(share_wrong, rng):
-    for count, prompt, size, letters in [(8, 5, 3, 5), (1, 2, 1, 3), (6, 4, 1, 4), (5, 1, 4, 6), (40, 6, 2, 9)]:
+    for count, prompt, size, letters in [(48, 5, 3, 5), (1, 2, 1, 3), (6, 4, 1, 4), (5, 1, 4, 6), (40, 6, 2, 9)]:
         for kind in ("some", "none", "all"):
             check_share(share_wrong, count, prompt, size, letters, kind, rng)
-    return "15 batches of 1 to 40 texts, answers of 1 to 4 letters, against a model that writes letter by letter"
+    return "15 batches of 1 to 48 texts, answers of 1 to 4 letters, against a model that writes letter by letter"
 
 
 @exercise("15.3", "strongest")
@@ -165,9 +165,30 @@ def check_share(share_wrong, count, prompt, size, letters, kind, rng):
     got = share_wrong(model, text, size)
     if not torch.equal(text, before):
         fail("the text itself was changed", call=call)
-    compare(got, wanted, what=f"{kind} of {count} answers wrong" if kind != "some" else f"{int(wrong.sum())} of {count} answers wrong", tolerance=1e-6, call=call, hint=SHARE)
+    hint = explained(got, share_mistakes(model, text, size, wanted), SHARE)
+    compare(got, wanted, what=f"{kind} of {count} answers wrong" if kind != "some" else f"{int(wrong.sum())} of {count} answers wrong", tolerance=1e-6, call=call, hint=hint)
 
 
+@torch.no_grad()
+def share_mistakes(model, text, size, wanted):
+    """{hint: what comes out}"""
+    after = model(text).argmax(-1)
+    differs = after[:, -size - 1 : -1] != text[:, -size:]
+    return {
+        LETTERS: differs.double().mean(), EVERY: differs.all(1).double().mean(), ONE_LETTER: differs[:, -1].double().mean(), FIRST: differs[:, 0].double().mean(),
+        TOO_LATE: (after[:, -size:] != text[:, -size:]).any(1).double().mean(),
+        RIGHT: 1 - wanted, NUMBER: wanted * len(text), PERCENT: 100 * wanted,
+    }
+
+
+LETTERS = "That is the share of letters. An answer is wrong if any of its letters is; the share is of texts."
+EVERY = "That is the share of texts in which every letter is wrong. One is enough: any, not all."
+ONE_LETTER = "That is what comes out if the last letter alone is looked at. An answer has `size` letters."
+FIRST = "That is what comes out if the first letter of the answer alone is looked at. An answer has `size` letters."
+TOO_LATE = "That is what comes out one place too late: model(text)[:, i] are the logits for the letter *after* letter i, so those for the answer begin one place before it."
+RIGHT = "That is the share of right answers."
+NUMBER = "That is the number of wrong answers. A share lies between 0 and 1."
+PERCENT = "That is percent. A share lies between 0 and 1."
 SHARE = (
     "model(text)[:, i] are the logits for the letter after letter i, so those for the answer begin one place before it. An answer is wrong if any of its letters is; the share is of texts, "
     "not of letters."

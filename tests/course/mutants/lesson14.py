@@ -282,6 +282,8 @@ MUTANTS = {
         ("tries windows of one query only", (ALL_KEYS, "[(1, 1, 4), (9, 1, 4)]")),
         ("begins with two splits", ("range(1, n + 3)", "range(2, n + 3)")),
         ("tries even shares only", ("range(1, n + 3)", "[s for s in range(1, n + 1) if n % s == 0]")),
+        ("tries powers of two", ("range(1, n + 3)", "(1, 2, 4, 8, 16)")),
+        ("tries few splits", ("range(1, n + 3)", "range(1, min(n + 3, 5))")),
         ("tries one head", ("3, 2, 2, n", "3, 2, 1, n"), ("randn(2, c_q", "randn(1, c_q")),
         ("tries one sequence", ("3, 2, 2, n", "3, 1, 2, n")),
         ("tries identity taps only", ("torch.randn(2, c_q, c_k) / math.sqrt(c_q * c_k)", "reference.identity_taps(2, c_q, c_k)")),
