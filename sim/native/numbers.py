@@ -1,5 +1,6 @@
 """What kernels compute with and Numba lacks on the CPU: atomics, bits, and the functions of libdevice that round in a stated way."""
 import math
+import operator
 
 import numpy as np
 from llvmlite import ir
@@ -305,23 +306,26 @@ def rounded(x, digits=None):
     return lambda x, digits=None: kind(round(float64(x), digits))
 
 
-EXTREME = """
-def {name}_of_two(a, b):
-    pass
+def extreme(better, place):
+    """min or max of two numbers, as Python has it; of floats as PTX: a NaN loses, and -0 is less than 0 (of two equals the second, if operand `place` is negative)."""
+    @intrinsic
+    def of_two(typing, a, b):
+        floats = isinstance(a, types.Float) and isinstance(b, types.Float)
+        kind = typing.unify_types(types.unliteral(a), types.unliteral(b))
 
-@overload({name}_of_two, **LIKE_CODE)
-def {name}_of(a, b):
-    if not (isinstance(a, types.Float) and isinstance(b, types.Float)):
-        return lambda a, b: {name}(a, b)
-    kind = float64 if float64 in (a, b) else float32
+        def code(context, builder, signature, arguments):
+            x, y = arguments
+            second = context.get_function(better, types.boolean(kind, kind))(builder, (y, x))
+            if floats:
+                bits = ir.IntType(kind.bitwidth)
+                negative = builder.icmp_signed("<", builder.bitcast(arguments[place], bits), bits(0))
+                second = builder.or_(second, builder.or_(builder.fcmp_unordered("uno", x, x), builder.and_(builder.fcmp_ordered("==", x, y), negative)))
+            return builder.select(second, y, x)
+        return kind and (kind(kind, kind), code)
+    return of_two
 
-    def choose(a, b):
-        x, y = kind(a), kind(b)
-        return y if y {sign} x or x != x or (x == y and np.signbit({signed})) else x
-    return choose
-"""
-for _name, _sign, _signed in (("min", "<", "y"), ("max", ">", "x")):  # of two floats, as PTX: a NaN loses, and -0 is less than 0
-    exec(EXTREME.format(name=_name, sign=_sign, signed=_signed))
+
+min_of_two, max_of_two = extreme(operator.lt, 1), extreme(operator.gt, 0)
 ROUND = """
 def math_{name}(x):
     pass

@@ -43,6 +43,11 @@ def shifts_too_far(x, out):
     i = cuda.grid(1)
     for j in range(16):
         out[i, j, 0], out[i, j, 1] = x[i] << x[j], x[i] >> x[j]
+        out[i, j, 2] = x[i]
+        out[i, j, 2] <<= x[j]
+        a = x[i]
+        a >>= x[j]
+        out[i, j, 3] = a
 
 
 @cuda.jit
@@ -216,7 +221,7 @@ def random(*shape):
 CASES = [
     (integer_operators, (1, 16), (INTEGERS, out(16, 16, 11))),
     (division_by_zero, (1, 16), (INTEGERS, out(16, 1, 2))),
-    (shifts_too_far, (1, 16), (INTEGERS, out(16, 16, 2))),
+    (shifts_too_far, (1, 16), (INTEGERS, out(16, 16, 4))),
     (bits_64, (1, 16), (INTEGERS, out(16, 1, 4, dtype=np.uint64))),
     (conversions, (1, 16), (INTEGERS, out(16, 1, 6))),
     (float_to_int, (1, 16), (FLOATS, out(16, 4))),
