@@ -346,12 +346,11 @@ class Lowering(ast.NodeTransformer):
             return self.visit(ast.copy_location(ast.Assign([target], ast.copy_location(ast.BinOp(old, node.op, node.value), node)), node))
         if not isinstance(target, ast.Subscript) or not (shift or self.is_access(target)):
             return self.generic_visit(node)
-        index, array = self.module.fresh("index"), self.visit(target.value)
-        held, index = assign(index, self.visit(target.slice)), ast.Name(index, ast.Load())
-        numbered = self.is_access(target)
-        old = self.call("load", [array, index, self.number("load", target)], node) if numbered else ast.Subscript(array, index, ast.Load())
+        index, array, numbered = self.module.fresh("index"), self.visit(target.value), self.is_access(target)
+        held, element = assign(index, self.visit(target.slice)), lambda: [copy.deepcopy(array), ast.Name(index, ast.Load())]
+        old = self.call("load", [*element(), self.number("load", target)], node) if numbered else ast.Subscript(*element(), ast.Load())
         new = self.operation(old, node.op, self.visit(node.value), node)
-        stored = ast.Expr(self.call("store", [array, index, new, self.number("store", target)], node)) if numbered else ast.Assign([ast.Subscript(array, index, ast.Store())], new)
+        stored = ast.Expr(self.call("store", [*element(), new, self.number("store", target)], node)) if numbered else ast.Assign([ast.Subscript(*element(), ast.Store())], new)
         return [ast.copy_location(statement, node) for statement in (held, stored)]
 
     def visit_BinOp(self, node):
