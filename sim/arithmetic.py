@@ -4,7 +4,7 @@ Every operator begins with the pairs that inner loops are made of (two ints, two
 table of `sim.numbers.promotion`. What compiled kernels do, and so do these:
 
     int64 overflow                        wraps                  (uint64 likewise)
-    -x, ~x of a narrow unsigned           in its own width       (then widened: -uint8(1) is 255, ~uint32(1) is 2**32 - 2)
+    -x, ~x of a narrow integer            in its own width       (then widened: -uint8(1) is 255, ~uint32(1) is 2**32 - 2)
     x / 0                                 inf, -inf or nan       (integers are divided as float64)
     i // 0, i % 0, divmod(i, 0)           0                      (Numba's "numpy" error model, CUDA's default)
     -2**63 // -1                          0

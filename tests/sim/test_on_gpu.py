@@ -248,7 +248,7 @@ each = pytest.mark.parametrize("kernel, configuration, arguments", CASES, ids=la
 
 
 @each
-def test_no_error_in_the_simulator(kernel, configuration, arguments):
+def test_both_engines_find_no_error_and_give_the_same(kernel, configuration, arguments):
     (wanted, by_fibers), (got, by_native) = (simulated(kernel, configuration, arguments, engine) for engine in ("fibers", "native"))
     assert by_fibers.errors == () and by_native.errors == ()
     for one, other in zip(wanted, got):
