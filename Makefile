@@ -3,10 +3,11 @@ PYTHON ?= python3
 COURSE = $(PYTHON) notebooks/course
 export PIP_ARGS
 
-.PHONY: lab test test-gpu compare bench plots setup doctor notebooks lint bench-sim
+.PHONY: lab test test-all test-gpu compare bench plots setup doctor notebooks lint bench-sim
 
 lab:        ; @$(COURSE) lab $(LAB_ARGS)
 test:       ; @$(COURSE) test $(TEST_ARGS)
+test-all:   ; @$(COURSE) test-all $(TEST_ARGS)
 test-gpu:   ; @$(COURSE) test-gpu $(TEST_ARGS)
 compare:    ; @$(COURSE) compare $(COMPARE_ARGS)
 bench:      ; @$(COURSE) bench $(BENCH_ARGS)

@@ -1,4 +1,4 @@
-"""For every test, those of the stored notebooks too: quiet bars, a ledger that is not the user's, and a loud word where there is no GPU."""
+"""For every test, those of the stored notebooks too: quiet bars, a ledger that is not the user's, a sample of the longest tests, and a loud word where there is no GPU."""
 
 import os
 from pathlib import Path
@@ -7,11 +7,17 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 from nbval.plugin import IPyNbCell
+from xdist.scheduler import LoadFileScheduling
 
 from course.doctor import gpu_names
 
 GPUS = gpu_names()
+ALONE = {"test_mutants.py", "test_corpus.py", "test_conv_kernels.py", "test_conv_shapes.py", "test_ptx.py", "test_notebooks.py"}  # tests that share nothing
 state = pytest.StashKey[Path]()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="every seed, shape and architecture (make test-all); without it the longest tests take a sample of them")
 
 
 def pytest_configure(config):
@@ -27,8 +33,35 @@ def pytest_configure(config):
         os.environ["OMP_NUM_THREADS"] = "1"  # each core has a worker of its own
 
 
+class ByFile(LoadFileScheduling):
+    """A file at a time for each process, but the longest files test by test, so that no process is left with all of one."""
+
+    def _split_scope(self, nodeid):
+        file = super()._split_scope(nodeid)
+        return nodeid if Path(file).name in ALONE else file
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.fixture
+def few(request):
+    """few(cases, n): the first n of a test's cases, or with --all every one; what is left out is counted."""
+    def choose(cases, n):
+        chosen = list(cases) if request.config.getoption("all") else list(cases)[:n]
+        request.node.user_properties.append(("left out", len(cases) - len(chosen)))
+        return chosen
+
+    return choose
+
+
 def pytest_collection_modifyitems(config, items):
-    """Tests marked gpu, and cells of stored notebooks tagged gpu, are skipped where there is no GPU."""
+    """Tests marked nightly are skipped without --all; those marked gpu, and cells of stored notebooks tagged gpu, where there is no GPU."""
+    for item in items:
+        if item.get_closest_marker("nightly") and not config.getoption("all"):
+            item.user_properties.append(("left out", 1))
+            item.add_marker(pytest.mark.skip(reason="make test-all runs it"))
     for item in filter(wants_gpu, items):
         item.user_properties.append(("gpu", True))
         if not GPUS:
@@ -59,4 +92,6 @@ def pytest_terminal_summary(terminalreporter):
     for name, line in said:
         if name == "summary":
             terminalreporter.write_line(line)
+    total = sum(number for name, number in said if name == "left out")
+    terminalreporter.write_line(f"left out: {f'{total:,} further seeds, shapes and architectures; make test-all has them' if total else 'nothing'}")
     terminalreporter.write_line(f"GPU tests: {len([name for name, _ in said if name == 'gpu'])} {'run' if GPUS else 'skipped, no CUDA GPU here'}")

@@ -1,7 +1,8 @@
 """What each command of the course does, once .venv is there.
 
   lab         open the lessons in JupyterLab (what follows is passed to it: lab --no-browser --port 8899)
-  test        check everything that CI checks (what follows is passed to pytest: test -k merge)
+  test        check what CI checks on each push (what follows is passed to pytest: test -k merge)
+  test-all    the same with every seed, shape and architecture, as CI does each night
   test-gpu    what needs a GPU: its tests (what follows is passed to pytest), the solutions' notebooks with their GPU cells, compare
   compare     every kernel by every engine, and the GPU, beside a float64 reference: compare, compare flash_forward, compare --ncu --record
   bench       on a GPU: the speed and memory of convolutional attention beside PyTorch's; bench --json kernels/data/bench.json records it
@@ -67,6 +68,11 @@ def test(arguments: list[str]) -> int:
     return run("-m", "pytest", "--numprocesses=auto", "--dist=loadfile", "--no-loadscope-reorder", *arguments)
 
 
+def test_all(arguments: list[str]) -> int:
+    """`test`, with nothing left out."""
+    return test(["--all", *arguments])
+
+
 def test_gpu(arguments: list[str]) -> int:
     """Without a GPU all of it is skipped, and said so, but for what `compare` does on a CPU."""
     from course.doctor import gpu_names
@@ -108,5 +114,5 @@ def run(*arguments: str) -> int:
     return subprocess.call([sys.executable, *arguments], cwd=ROOT)
 
 
-COMMANDS = {"setup": setup, "lab": lab, "doctor": doctor, "build": build, "test": test, "test-gpu": test_gpu,
-            "compare": compare, "bench": bench, "plots": plots, "lint": lint, "bench-sim": bench_sim}
+COMMANDS = {"setup": setup, "lab": lab, "doctor": doctor, "build": build, "test": test, "test-all": test_all,
+            "test-gpu": test_gpu, "compare": compare, "bench": bench, "plots": plots, "lint": lint, "bench-sim": bench_sim}

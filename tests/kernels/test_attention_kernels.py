@@ -153,7 +153,7 @@ def test_nan_is_not_hidden(kernel, device):
 
 @FORWARD
 @pytest.mark.parametrize("engine", ["fibers", "threads"])
-def test_no_order_of_threads_changes_anything(forward, engine):
+def test_no_order_of_threads_changes_anything(forward, engine, few):
     """Several blocks, a ragged tile: no finding, not even a warning, and the same bits each time."""
     n = 65 if forward is flash_forward else 5
     q, k, v = normal(8, (1, 1, n, 1), (1, 1, 34, 1), (1, 1, 34, 1))
@@ -162,8 +162,8 @@ def test_no_order_of_threads_changes_anything(forward, engine):
     def run(*launch, seed):
         reports.append(simulated(*launch, engine=engine, seed=seed, on_finding="report"))
 
-    results = [forward(q, k, v, run=functools.partial(run, seed=seed)) for seed in range(20)]
-    assert [report.findings for report in reports] == [()] * 20
+    results = [forward(q, k, v, run=functools.partial(run, seed=seed)) for seed in few(range(20), 4)]
+    assert {report.findings for report in reports} == {()}
     assert all(torch.equal(got, wanted) for result in results for got, wanted in zip(result, results[0], strict=True))
     assert right(*results[0], q, k, v, causal=True)
 

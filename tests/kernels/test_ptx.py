@@ -14,7 +14,7 @@ from numba.cuda.np.numpy_support import from_dtype
 from kernels.cases import CASES
 from kernels.launch import numpy_dtype
 
-ARCHITECTURES = [(7, 5), (8, 0), (9, 0)]
+ARCHITECTURES = [(7, 5), *(pytest.param(newer, marks=pytest.mark.nightly) for newer in [(8, 0), (9, 0)])]
 INSTRUCTIONS = {"flash_forward": "ld.shared.v4", "warp_forward": "shfl.sync", "conv_decode": "shfl.sync"}  # what a kernel is built around
 
 
