@@ -4,13 +4,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sim.errors import LaunchError
+
 Index3 = tuple[int, int, int]
 
-# An access in the log is one integer: from the lowest bit, 40 bits of address, 4 bits of log2(size in bytes), then the site's number. The two highest
+# An access in the log is one integer: from the lowest bit, 36 bits of address, 4 bits of log2(size in bytes), 23 of the site's number. The two highest
 # bits of an address tell the space; the two lowest bits of a site's number tell what happens there.
-ADDRESS_BITS = 40
+ADDRESS_BITS = 36
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 SITE_SHIFT = ADDRESS_BITS + 4
+SITE_BITS = 63 - SITE_SHIFT
 SPACE_SHIFT = ADDRESS_BITS - 2
 SPACES = ("global", "const", "shared", "local")
 GLOBAL, CONST, SHARED, LOCAL = range(4)
@@ -37,15 +40,20 @@ class Site:
 
 
 class SiteTable:
-    """Numbers sites. One for the process, since the code of a rewritten kernel, numbers included, is made once and launched often."""
+    """Numbers sites. One for the process, since the code of a rewritten kernel, numbers included, is made once and launched often; equal sites have one number."""
 
     def __init__(self):
-        self.sites, self.lock = [], threading.Lock()
+        self.sites, self.numbers, self.lock = [], {}, threading.Lock()
 
     def add(self, site):
         with self.lock:
-            self.sites.append(site)
-            return (len(self.sites) - 1) * 4 + KINDS[site.kind]
+            if site not in self.numbers:
+                number = len(self.sites) * 4 + KINDS[site.kind]
+                if number >> SITE_BITS:
+                    raise LaunchError(f"this process has simulated kernels with {len(self.sites):,} places in their source, and numbers no more: start a new one")
+                self.sites.append(site)
+                self.numbers[site] = number
+            return self.numbers[site]
 
     def __getitem__(self, number):
         return self.sites[number >> 2]

@@ -56,6 +56,8 @@ class AddressSpace:
         """Give `root` (uint8) an address; `copies` reserves room for that many of it side by side (local memory: one a thread)."""
         base = self.next[space]
         self.next[space] = base + -(-root.size * copies // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+        if self.next[space] >> SPACE_SHIFT != base >> SPACE_SHIFT:
+            raise LaunchError(f"{name}: more than {(1 << SPACE_SHIFT) >> 30} GiB of {space} memory in one launch; the simulator has no addresses for more")
         allocation = Allocation(name, space, root, base, home, copies, keep, uninitialized)
         self.allocations.append(allocation)
         return allocation

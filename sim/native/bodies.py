@@ -109,7 +109,7 @@ class Bodies:
         module = program.lowered.module
         self.sites = np.array([SITES.add(site) for site in module.sites], np.int64)
         self.places = [Place(self, position) for position in range(len(module.sites))]
-        self.counts_steps = bool({"tick", "again"} & set(module.imports))  # whether it has a `while` loop, or any in a device function
+        self.counts_steps = bool({"tick", "again", "counted"} & set(module.imports))  # whether it has a `while` loop, or any in a device function
         context.called_from |= {(self, position, "call"): int(number) for position, number in enumerate(self.sites)}
         self.operations = module.operations  # place -> what a thread does there
         context.overwriting |= {int(self.sites[place]) for place, name in self.operations.items() if name == "atomic.exch"}

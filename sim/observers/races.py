@@ -11,7 +11,7 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 
-from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SITES, SPACE_SHIFT, STORE, Access, Batch, Finding, Observer
+from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SITE_BITS, SITES, SPACE_SHIFT, STORE, Access, Batch, Finding, Observer
 
 MOST_CELLS = 4096  # racy cells looked at one by one in an epoch; further ones are not counted
 MOST_PAIRS = 4096  # pairs of accesses to a cell tried before the two sites count as ordered
@@ -233,7 +233,7 @@ class Rows:
         if not once:
             return rows
         rows = rows[np.argsort(rows.thread.astype(np.int16), kind="stable")]
-        key = rows.address << 20 | rows.site
+        key = rows.address << SITE_BITS | rows.site
         first, last = (np.unique(run, return_index=True)[1] for run in (key, key[::-1]))
         return rows[np.union1d(first, len(key) - 1 - last)]
 

@@ -8,9 +8,10 @@ import pytest
 from numba import cuda, float32
 
 import sim
-from sim import KernelBug, ThreadError, simulate
+from sim import KernelBug, LaunchError, ThreadError, simulate
 from sim.engine.scheduler import Scheduler
 from sim.errors import Stuck
+from sim.events import SITES, Site
 
 ENGINES = ("fibers", "threads")
 TILE = 4
@@ -255,3 +256,31 @@ def test_grid_barrier(engine):
     x, y = np.zeros(32), np.zeros(32)
     simulate(kernel, engine=engine, seed=2)[4, 8](x, y)
     np.testing.assert_array_equal(y, 3 * np.arange(32)[::-1] + 3)
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "native"])
+def test_a_process_that_has_numbered_very_many_places_names_the_right_one(engine):
+    def outside(x, out):
+        out[cuda.threadIdx.x] = x[cuda.threadIdx.x + 1]
+
+    SITES.sites += [None] * ((1 << 19) - len(SITES.sites))
+    finding, = simulate(outside, engine=engine, on_finding="report")[1, 4](np.zeros(4), np.zeros(4)).findings
+    assert finding.kind == "out-of-bounds" and finding.accesses[0].site.function == "outside" and finding.accesses[0].site.line == 2
+
+
+def test_places_are_numbered_once():
+    def step(x):
+        cuda.syncthreads()
+        x[cuda.threadIdx.x] += 1
+
+    simulate(step)[1, 4](np.zeros(4))
+    before = len(SITES.sites)
+    for engine in ("fibers", "native"):
+        simulate(step, engine=engine)[1, 4](np.zeros(4))
+    assert len(SITES.sites) <= before + 3  # native's own columns
+
+
+def test_more_places_than_numbers_are_refused(monkeypatch):
+    monkeypatch.setattr(SITES, "sites", range(1 << 30))
+    with pytest.raises(LaunchError, match="start a new one"):
+        SITES.add(Site("load", "of a test", 1, 0, ""))

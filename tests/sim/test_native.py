@@ -515,3 +515,22 @@ def test_without_numba_the_error_says_what_to_install(tmp_path):
             print(error)
         """, tmp_path)
     assert out == 'engine="native" compiles kernels with Numba, which is not installed\n  pip install numba, or use engine="fibers", which needs no compiler'
+
+
+@cuda.jit(device=True)
+def sum_below(n):
+    total = 0
+    for i in range(n):
+        total += i
+    return total
+
+
+def with_a_loop_in_a_device_function(x, out, n):
+    out[cuda.threadIdx.x] = sum_below(n) + 0 * x[-1]
+
+
+@pytest.mark.parametrize("observers", [DEFAULT, [*DEFAULT, *COUNTERS]], ids=["explained", "counted"])
+def test_a_loop_in_a_device_function_goes_round_however_the_kernel_runs(observers):
+    out = np.zeros(4)
+    report = simulate(with_a_loop_in_a_device_function, engine="native", observers=observers)[1, 4](np.ones(4), out, 10)
+    assert [finding.kind for finding in report.findings] == ["negative-index"] and out.tolist() == [45.0] * 4
