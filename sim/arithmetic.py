@@ -34,7 +34,7 @@ from sim.numbers.promotion import FLOATING, INTEGRAL, KIND, PLAIN, Promotion
 __all__ = [
     "absolute", "add", "and_", "bool_", "cast", "complex_", "div", "divmod_", "domain", "eq", "float_", "floordiv",
     "ge", "gt", "int_", "invert", "le", "lshift", "lt", "maximum", "minimum", "mod", "mul", "ne", "neg", "or_", "pos",
-    "pow_", "power", "round_", "rshift", "stored", "sub", "sum_", "xor",
+    "pow_", "power", "range_", "round_", "rshift", "stored", "sub", "sum_", "xor",
 ]  # fmt: skip
 
 ARITHMETIC = Promotion(promotion.arithmetic)
@@ -291,6 +291,14 @@ def divmod_(a, b):
     if kind is None:
         raise TypeError(f"Numba has no divmod for {type(a).__name__} and {type(b).__name__}")
     return floordiv(left(a), right(b)), mod(left(a), right(b))
+
+
+def range_(*bounds):
+    """range, whose bounds may be floats, as math.ceil gives them."""
+    try:
+        return range(*bounds)
+    except TypeError:
+        return range(*map(int_, bounds))
 
 
 def sum_(values, start=0):

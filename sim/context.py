@@ -106,6 +106,11 @@ class Context:
         self.decisions.append((site << 12 | self.thread.linear) << 1 | bool(taken))
         return taken
 
+    def unassigned(self, name, zero, site):
+        """The value of a variable to which the running thread has assigned nothing."""
+        self.announce("unassigned", self.witness("read", site), name)
+        return zero
+
     def line(self, site):
         """The counters of the source line on which the site with this number lies: a dictionary for tools to add to."""
         place = SITES[site].function, SITES[site].line

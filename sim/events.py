@@ -199,6 +199,9 @@ class Observer:
     def access_refused(self, access: Access, array, index: tuple[int, ...], shape: tuple[int, ...]):
         """An access outside its array, or with a negative index, before it is dropped or done."""
 
+    def unassigned(self, access: Access, name: str):
+        """The variable `name` is read, and the running thread has assigned nothing to it."""
+
     def branches(self, block: Index3, epoch: int, thread: np.ndarray, site: np.ndarray, taken: np.ndarray):
         """What threads of one block decided at branches, in the order in which they did, as parallel int64 arrays."""
 

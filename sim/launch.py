@@ -20,7 +20,7 @@ from sim.errors import KernelBug, LaunchError, Stuck
 from sim.frontend.kinds import kind_of_value
 from sim.frontend.rebind import SUSPENDING, YIELDING, Binder, python_function
 from sim.frontend.sites import OPERATORS, PREFIX, UNARY
-from sim.memory.array import Array, accessors
+from sim.memory.array import Array, accessors, zip_
 from sim.memory.declared import Declarations
 from sim.memory.spaces import AddressSpace, bind_arguments, host_array, named_leaves
 from sim.observers import DEFAULT
@@ -29,7 +29,8 @@ from sim.report import Report, finish
 ENGINES = {"fibers": Fiber, "threads": OSThread, "native": None}  # native has a module of its own
 BUILTINS = vars(builtins) | {"min": arithmetic.minimum, "max": arithmetic.maximum, "abs": arithmetic.absolute, "round": arithmetic.round_,
                              "int": arithmetic.int_, "float": arithmetic.float_, "bool": arithmetic.bool_, "complex": arithmetic.complex_,
-                             "divmod": arithmetic.divmod_, "pow": arithmetic.pow_, "sum": arithmetic.sum_}
+                             "divmod": arithmetic.divmod_, "pow": arithmetic.pow_, "sum": arithmetic.sum_, "range": arithmetic.range_, "zip": zip_}
+UNSET = object()  # what a variable holds to which nothing was assigned
 NUMBERS = {PREFIX + name: getattr(arithmetic, name) for name in [*OPERATORS.values(), *UNARY.values()]}
 
 
@@ -143,7 +144,7 @@ class Launch:
 
     def binder(self, context, dialect):
         given = NUMBERS | {PREFIX + name: function for name, function in accessors(context.log, context.values).items()}
-        given |= {PREFIX + "tick": context.tick, PREFIX + "branch": context.branch, PREFIX + "cuda": dialect}
+        given |= {PREFIX + "tick": context.tick, PREFIX + "branch": context.branch, PREFIX + "unassigned": context.unassigned, PREFIX + "unset": UNSET, PREFIX + "cuda": dialect}
         modules = {"math": mathematics.math, "cmath": mathematics.cmath, "numba.cuda.libdevice": dialect.libdevice, "numba.cuda.cg": dialect.cg, "numba.cuda.fp16": dialect.fp16}
         return Binder(context, dialect, modules, BUILTINS, given)
 

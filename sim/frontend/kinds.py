@@ -68,7 +68,7 @@ def kind_of_value(value):
         return rounded if rounded <= 40 else ANY
     if isinstance(value, (float, np.floating)):
         return FLOAT
-    if hasattr(value, "allocation") and hasattr(value, "data"):  # an array with a fast path
+    if hasattr(value, "allocation") and value.dtype.names is None and hasattr(value, "data"):  # an array with a fast path
         return ArrayKind(element_kind(value.dtype), value.ndim, value.dtype.itemsize, value.strides[-1] == value.dtype.itemsize)
     return ANY
 

@@ -17,7 +17,8 @@ import numpy as np
 from sim.arithmetic import cast, domain
 from sim.frontend.kinds import Kinds, kind_of_value
 from sim.frontend.sites import PREFIX, Rewriter
-from sim.frontend.source import MISSING, Names, tree_of
+from sim.frontend.source import MISSING, Names, stand_ins, tree_of
+from sim.frontend.unassigned import maybe_unassigned
 from sim.memory.declared import constant_array
 from sim.memory.spaces import host_array
 
@@ -85,7 +86,7 @@ def dtype_or_none(value):
 
 def python_function(kernel):
     """The Python function behind a `@cuda.jit` dispatcher or a plain function; None for anything else."""
-    function = getattr(kernel, "py_func", kernel)
+    function = getattr(kernel, "py_func", None) or getattr(kernel, "fn", kernel)  # Numba's simulator calls it fn
     return function if isinstance(function, types.FunctionType) else None
 
 
@@ -135,9 +136,11 @@ class Code:
         kinds = Kinds(function, tree, dict(parameters), dtype_or_none)
         aliases = {name: cuda_name(names.value(name)) for name in names_in(function.__code__) if cuda_name(names.value(name)) in PER_THREAD}
         text = dict(enumerate(source_lines(function), function.__code__.co_firstlineno))
-        rewriter = Rewriter(function.__name__, tree.lineno, text, kinds, aliases, *heard)
+        unassigned = maybe_unassigned(tree)
+        rewriter = Rewriter(function.__name__, tree.lineno, text, kinds, aliases, {id(node) for node in unassigned}, *heard)
         tree.args.defaults, tree.args.kw_defaults = [], [None] * len(tree.args.kw_defaults)
-        tree.body = [statement for part in tree.body for statement in flat(rewriter.visit(part))]
+        unset = [ast.Assign([ast.Name(name, ast.Store())], ast.Name(PREFIX + "unset", ast.Load())) for name in sorted({node.id for node in unassigned})]
+        tree.body = [*(ast.copy_location(part, tree) for part in unset), *(statement for part in tree.body for statement in flat(rewriter.visit(part)))]
         self.constants = rewriter.constants
         free = function.__code__.co_freevars
         outside = [] if tree.name in free else [ast.Global([tree.name])]  # a function that calls itself by its global name
@@ -181,7 +184,7 @@ def cuda_name(value):
 @functools.cache
 def names_by_identity(module):
     """{id: name} of what `module` offers, and of what its namespaces offer: "atomic.add"."""
-    named = {name: member for name, member in vars(module).items() if not name.startswith("_") and type(member) not in (int, float, str, bool, tuple)}
+    named = {name: member for name, member in {**stand_ins(), **vars(module)}.items() if not name.startswith("_") and type(member) not in (int, float, str, bool, tuple)}
     inner = {f"{space}.{name}": member for space in NAMESPACES for name, member in vars(named[space]).items() if not name.startswith("_")}
     inner = {name: getattr(member, "__func__", member) for name, member in inner.items()}  # of a static method
     return {id(member): name for name, member in {**inner, **named}.items()}
@@ -285,9 +288,12 @@ class Binder:
         return value if function is None else with_signature(value, self.bind(function))
 
     def module(self, module):
+        if module.__name__ == "numba.cuda":
+            vars(self.dialect).setdefault("random", Namespace(self, sys.modules.get("numba.cuda.random")))
+            return self.dialect
         if module.__name__ in self.modules:
             return self.modules[module.__name__]
-        return self.dialect if module.__name__ == "numba.cuda" else Namespace(self, module)
+        return Namespace(self, module)
 
 
 GEOMETRY_NAMES = {"threadIdx", "blockIdx", "blockDim", "gridDim", "laneid", "warpsize"}

@@ -4,14 +4,16 @@
 the kinds say that Python agrees with Numba, and a literal 0.5 becomes a numpy float64. Line numbers stay the file's.
 """
 import ast
+import copy
 from math import prod
 
 import numpy as np
 
 from sim.errors import LaunchError
 from sim.events import SITE_SHIFT, SITES, Site
-from sim.frontend.kinds import ArrayKind, bits
+from sim.frontend.kinds import FLOAT, ArrayKind, bits
 from sim.frontend.source import path
+from sim.memory.array import FromEnd
 
 PREFIX = "__sim_"  # of every name that the rewritten kernel gets from us
 OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.Pow: "power",
@@ -30,8 +32,9 @@ def element_strides(array, kind):
 class Rewriter(ast.NodeTransformer):
     """Rewrites one function, for a launch whose accesses are `logged`, and whose branches are `watched`, or not. `constants` collects the names that stand for numpy constants."""
 
-    def __init__(self, function_name, first_line, text, kinds, aliases, logged, watched):
+    def __init__(self, function_name, first_line, text, kinds, aliases, unassigned, logged, watched):
         self.function_name, self.first_line, self.text = function_name, first_line, text
+        self.unassigned = unassigned  # ids of the Names whose variable may have no value yet
         self.kinds, self.aliases, self.logged, self.watched = kinds, aliases, logged, watched
         self.constants, self.temporaries = {}, 0
 
@@ -58,16 +61,24 @@ class Rewriter(ast.NodeTransformer):
     def visit_Constant(self, node):
         if type(node.value) not in (float, complex):
             return node
-        value = np.float64(node.value) if type(node.value) is float else np.complex128(node.value)
+        return self.constant(np.float64(node.value) if type(node.value) is float else np.complex128(node.value), node)
+
+    def constant(self, value, node):
         name = self.name(f"c{len(self.constants)}", node)
         self.constants[name.id] = value
         return name
 
     def visit_Name(self, node):
         """A name imported from numba.cuda whose value changes from thread to thread becomes an attribute."""
-        if node.id in self.aliases and isinstance(node.ctx, ast.Load):
+        if not isinstance(node.ctx, ast.Load):
+            return node
+        if node.id in self.aliases:
             return ast.copy_location(ast.Attribute(self.name("cuda", node), self.aliases[node.id], ast.Load()), node)
-        return node
+        if id(node) not in self.unassigned:
+            return node
+        zero = self.constant(np.float32(0) if self.kinds.of(node) == FLOAT else 0, node)
+        otherwise = self.call("unassigned", [ast.Constant(node.id), zero, self.site("load", node)], node)
+        return ast.copy_location(ast.IfExp(ast.Compare(node, [ast.IsNot()], [self.name("unset", node)]), node, otherwise), node)
 
     def visit_BinOp(self, node):
         plain = self.kinds.plain(node.op, node.left, node.right)
@@ -110,7 +121,12 @@ class Rewriter(ast.NodeTransformer):
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         unusual = any(isinstance(part, (ast.Slice, ast.Starred)) or isinstance(part, ast.Constant) and part.value is Ellipsis for part in parts)
         of_shape = isinstance(node.value, ast.Attribute) and node.value.attr in ("shape", "strides")
-        return None if unusual or of_shape or not 1 <= len(parts) <= MAX_INDICES else parts
+        return None if unusual or of_shape or not 1 <= len(parts) <= MAX_INDICES else [*map(self.counted_from_the_end, parts)]
+
+    def counted_from_the_end(self, index):
+        if isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.USub) and isinstance(index.operand, ast.Constant) and type(index.operand.value) is int:
+            return self.constant(FromEnd(-index.operand.value), index)
+        return index
 
     def visit_Subscript(self, node):
         indices = self.indices(node)
@@ -125,13 +141,15 @@ class Rewriter(ast.NodeTransformer):
     def known_array(self, node, rank):
         """Whether `node` is a variable that surely holds an array of `rank` dimensions."""
         kind = self.kinds.of(node)
-        return isinstance(node, ast.Name) and isinstance(kind, ArrayKind) and kind.rank == rank
+        return isinstance(node, ast.Name) and id(node) not in self.unassigned and isinstance(kind, ArrayKind) and kind.rank == rank
 
     def repeatable(self, node):
         """Whether evaluating `node` twice costs little and changes nothing: names, constants and plain sums and products of them."""
         if isinstance(node, ast.BinOp):
             return self.kinds.plain(node.op, node.left, node.right) and self.repeatable(node.left) and self.repeatable(node.right)
-        return isinstance(node, ast.Name) or isinstance(node, ast.Constant) and type(node.value) is int
+        if isinstance(node, ast.Name):
+            return node.id not in self.aliases and id(node) not in self.unassigned
+        return isinstance(node, ast.Constant) and type(node.value) is int
 
     def inline_load(self, node, indices, site):
         """The text of `load2` in place of a call to it: two and a half times as fast, and most of what a kernel does is load."""
@@ -213,12 +231,13 @@ class Rewriter(ast.NodeTransformer):
 
     def augment_name(self, node, operator):
         """`x += y` on a variable."""
-        plain = operator is None or not isinstance(node.target, ast.Name) or self.kinds.plain(node.op, node.target, node.value)
-        if plain:
-            node.value = self.visit(node.value)
-            return node
-        old = ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target)
-        return ast.copy_location(ast.Assign([node.target], self.call(operator, [old, self.visit(node.value)], node)), node)
+        once = id(node.target) not in self.unassigned and (isinstance(node.target, ast.Subscript) or self.kinds.plain(node.op, node.target, node.value))
+        if operator is None or once:
+            return self.generic_visit(node)
+        old = copy.deepcopy(node.target)
+        old.ctx = ast.Load()
+        self.unassigned |= {id(old)} if id(node.target) in self.unassigned else set()
+        return ast.copy_location(ast.Assign([self.visit(node.target)], self.call(operator, [self.visit(old), self.visit(node.value)], node)), node)
 
     # --- branches ---------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,9 @@
 """A function's own text as a syntax tree, and what its global and free names stand for."""
 import ast
+import functools
+import importlib
 import inspect
+import sys
 import textwrap
 
 MISSING = object()
@@ -57,8 +60,24 @@ class Names:
             return self.value(node.id)
         if isinstance(node, ast.Attribute):
             owner = self.resolve(node.value)
-            return MISSING if owner is MISSING else getattr(owner, node.attr, MISSING)
+            return MISSING if owner is MISSING else member(owner, node.attr)
         return MISSING
+
+
+def member(owner, name):
+    """`owner.name`, or MISSING."""
+    value = getattr(owner, name, MISSING)
+    return stand_ins().get(name, MISSING) if value is MISSING and owner is sys.modules.get("numba.cuda") else value
+
+
+@functools.cache
+def stand_ins():
+    """What `cuda` offers to kernels and lacks outside them when NUMBA_ENABLE_CUDASIM is set."""
+    if not sys.modules["numba.cuda"].config.ENABLE_CUDASIM:
+        return {}
+    modules = [importlib.import_module(f"numba.cuda.{name}") for name in ("stubs", "intrinsics", "cg", "libdevice")]
+    offered = {name: value for module in modules[:2] for name, value in vars(module).items() if not name.startswith("_")}
+    return offered | {module.__name__.rpartition(".")[2]: module for module in modules[2:]}
 
 
 def path(node):

@@ -4,6 +4,7 @@ The front end turns `a[i, j]` into `load2(a, i, j, site)` and `a[i, j] = v` into
 one template for each number of dimensions (`accessors`): they check the bounds, append one integer to the log if any tool listens, and touch the
 element. All that is unusual (negative and bad indices, numpy's narrow integers, tuples, slices, things that are no arrays) goes to `Array.load` and `Array.store`.
 """
+import itertools
 import operator
 from math import prod
 
@@ -63,8 +64,10 @@ class Array:
             return domain(poison(self.dtype))
         if isinstance(place, Array):
             return place
+        if self.dtype.names:
+            return Record(self, place)
         self.announce(place, site)
-        return domain(self.numpy[place]) if self.dtype.names is None else self.numpy.view(np.recarray)[place]
+        return domain(self.numpy[place])
 
     def store(self, index, value, site):
         """Write one element, or every element of a view (a scalar, or an array of that shape)."""
@@ -74,26 +77,38 @@ class Array:
         if place is None:
             return
         if isinstance(place, Array):
-            for inner in np.ndindex(place.shape):
-                place.store(inner, value.load(inner, site) if isinstance(value, Array) else value, site)
-            return
+            return place.fill(value, site)
+        if self.dtype.names:
+            return Record(self, place).fill(value, site)
         self.announce(place, site, value)
-        self.numpy[place] = stored(value, self.dtype) if self.dtype.names is None else value
+        self.numpy[place] = stored(value, self.dtype)
+
+    def fill(self, value, site):
+        """Write every element: the same number, or those of an array, which may have fewer dimensions, or a size of 1, as in numpy."""
+        if isinstance(value, Array):
+            numbers = np.empty(value.shape, object)
+            for inner in np.ndindex(value.shape):
+                numbers[inner] = value.load(inner, self.context.site("load"))
+            value = numbers
+        values = np.broadcast_to(np.asarray(value, object), self.shape)
+        for inner in np.ndindex(self.shape):
+            self.store(inner, values[inner], site)
 
     def place(self, index, site, what):
         """What an index means: a tuple of `ndim` valid integers, a view (an Array), or None for an access that was refused."""
         if len(index) == 1 and isinstance(index[0], tuple):
             index = index[0]
+        if len(index) == 1 and isinstance(index[0], str):
+            return self.derived(self.numpy[index[0]])
         if len(index) != self.ndim or any(isinstance(i, slice) or i is Ellipsis for i in index):
             return self.part(index)
         numbers = tuple(whole(i, self) for i in index)
         if any(not -n <= i < n for i, n in zip(numbers, self.shape)):
             self.context.refuse(site, what, self, numbers)
             return None
-        if any(i < 0 for i in numbers):
+        if any(i < 0 and type(given) is not FromEnd for i, given in zip(numbers, index)):
             self.context.refuse(site, what, self, numbers)
-            numbers = tuple(i + n if i < 0 else i for i, n in zip(numbers, self.shape))
-        return numbers
+        return tuple(i + n if i < 0 else i for i, n in zip(numbers, self.shape))
 
     def announce(self, place, site, value=None):
         """Log an access that did not take the fast path."""
@@ -117,6 +132,12 @@ class Array:
         return Array(self.context, self.allocation, self.offset + moved, array.dtype, array.shape, array.strides, self.name, address)
 
     # --- what else a kernel may do with an array --------------------------------------------------------------------------
+
+    def __getattr__(self, name):
+        """A field of records: the column of all of them."""
+        if name not in (self.dtype.names or ()):
+            raise AttributeError(f"{self.name}, an array of {self.dtype}, has no {name}")
+        return self.derived(self.numpy[name])
 
     def __getitem__(self, index):
         return self.load(index if isinstance(index, tuple) else (index,), self.context.site("load"))
@@ -143,6 +164,16 @@ class Array:
     def T(self):
         return self.derived(self.numpy.T)
 
+    @property
+    def real(self):
+        return self.derived(self.numpy.real)
+
+    @property
+    def imag(self):
+        if self.dtype.kind != "c":
+            raise TypeError(f"{self.name} is an array of {self.dtype}, and has no imaginary part that is memory")
+        return self.derived(self.numpy.imag)
+
     def reshape(self, *shape):
         return self.derived(self.numpy.reshape(*shape, copy=False))
 
@@ -154,6 +185,37 @@ class Array:
 
     def __repr__(self):
         return f"<{self.allocation.space} array {self.name} {self.dtype}{list(self.shape)}>"
+
+
+class FromEnd(int):
+    """An index that is written as a negative number, and so is meant to count from the end."""
+
+
+class Record:
+    """An element of an array of records, as a kernel sees it: its fields are elements of the array's columns, read when they are asked for."""
+
+    def __init__(self, array, place):
+        vars(self).update(_array=array, _place=place)
+
+    def __getattr__(self, name):
+        array = self._array
+        return getattr(array, name).load(self._place, array.context.site("load"))
+
+    def __setattr__(self, name, value):
+        array = self._array
+        getattr(array, name).store(self._place, value, array.context.site("store"))
+
+    def __getitem__(self, field):
+        array = self._array
+        return getattr(self, array.dtype.names[field] if isinstance(field, int) else field)
+
+    def __setitem__(self, field, value):
+        setattr(self, self._array.dtype.names[field] if isinstance(field, int) else field, value)
+
+    def fill(self, value, site):
+        """Write every field: those of another record, or the parts of a tuple."""
+        for name, part in zip(self._array.dtype.names, (value[i] for i in range(len(self._array.dtype.names)))):
+            getattr(self._array, name).store(self._place, part, site)
 
 
 FAST = {rank: type(f"Array{rank}", (Array,), {"__slots__": ()}) for rank in range(1, MAX_FAST_RANK + 1)}
@@ -170,6 +232,12 @@ def whole(index, array):
         return operator.index(index)
     except TypeError:
         raise TypeError(f"{array.name} is indexed with {index!r}, a {type(index).__name__}; wanted an integer (// divides integers)") from None
+
+
+def zip_(*items):
+    """zip for kernels: of a longer array it does not read the element behind the last pair."""
+    length = min((len(part) for part in items if hasattr(part, "__len__")), default=None)
+    return zip(*(itertools.islice(part, length) for part in items))
 
 
 TEMPLATE = """

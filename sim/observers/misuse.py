@@ -2,11 +2,17 @@
 from sim.events import GLOBAL, LOAD, Finding, Observer
 
 
+def unassigned_variable(access, name):
+    return Finding("unassigned-variable", "warning", f"the variable {name} is read, and on the way here nothing was assigned to it", (access,),
+                   reason=f"Numba gives such a variable the value 0 where Python would raise an error.",
+                   fix=f"assign {name} = 0 before the branches, or what it should be")
+
+
 class Misuse(Observer):
     """Finding `misuse`, a warning: an atomic that mixes dtypes; or no thread wrote to any of the launch's arrays, and no other tool has found a reason."""
 
     def launch_started(self, context):
-        self.context, self.wrote = context, False
+        self.context, self.wrote, self.unset = context, False, {}
 
     def accesses(self, batch):
         self.wrote = self.wrote or bool(((batch.kind != LOAD) & (batch.space == GLOBAL)).any())
@@ -17,7 +23,13 @@ class Misuse(Observer):
                       (access,), array.name, index, reason="The value is converted to the array's type first, so its fraction is lost.",
                       fix="make the array floating-point, or convert the value on purpose: numba.int32(value)")
 
+    def unassigned(self, access, name):
+        first = self.unset.get(access.site)
+        if first is None or (access.block[::-1], access.thread[::-1]) < (first.accesses[0].block[::-1], first.accesses[0].thread[::-1]):
+            self.unset[access.site] = unassigned_variable(access, name)
+
     def launch_finished(self, context):
+        yield from self.unset.values()
         arrays = [allocation.name for allocation in context.space.allocations if allocation.space == "global"]
         if arrays and not self.wrote and not context.findings:
             yield Finding("misuse", "warning", f"the launch wrote to none of its arrays ({', '.join(arrays)})",
