@@ -4,7 +4,7 @@ from sim.events import GLOBAL, LOAD, Finding, Observer
 
 def unassigned_variable(access, name):
     return Finding("unassigned-variable", "warning", f"the variable {name} is read, and on the way here nothing was assigned to it", (access,),
-                   reason=f"Numba gives such a variable the value 0 where Python would raise an error.",
+                   reason="Numba gives such a variable the value 0 where Python would raise an error.",
                    fix=f"assign {name} = 0 before the branches, or what it should be")
 
 
