@@ -20,6 +20,7 @@ IMPORTS = {
     "simulator": "import numpy, greenlet, ml_dtypes, sim",
     "torch": "import torch; print(torch.version.cuda or '')",
     "numba.cuda": "from numba import cuda",
+    "compiled": "from sim.native import cache; print(f'{cache.folder()}, {cache.size() / 1e6:.1f} MB')",
 }
 
 
@@ -35,6 +36,7 @@ class Facts:
     gpus: tuple[str, ...] = ()
     torch_cuda: tuple[int, int] | None = None  # the CUDA that torch was built for
     ptx: tuple[int, int] | None = None  # the CUDA whose PTX a kernel is compiled to
+    compiled: str = ""  # where the native engine keeps compiled kernels, and how large they are
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ def report(facts: Facts, troubles: list[Trouble]) -> list[str]:
     if facts.driver:
         rows["driver"] = f"understands CUDA {dotted(facts.driver)}"
     rows["GPU"] = ", ".join(facts.gpus) or NO_GPU
+    if facts.compiled:
+        rows["compiled"] = f"kernels of the native engine: {facts.compiled}"
     lines = [f"  {name:<12}{what}" for name, what in rows.items()]
     for trouble in troubles:
         lines += ["", f"  ! {trouble.what}", f"    Remedy: {trouble.remedy}"]
@@ -137,6 +141,7 @@ def examine() -> Facts:
         driver=cuda_driver(),
         gpus=gpu_names(),
         torch_cuda=number(said.get("torch", "")),
+        compiled=said.get("compiled", ""),
         ptx=next((number(versions[name]) for name in PTX_WRITERS if name in versions), None),
     )
 

@@ -9,6 +9,8 @@ from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.environment import lookup_environment
 from numba.core.typed_passes import NativeLowering
 
+from sim.native.cache import Kept
+
 
 class NoEnvironment:
     """Stands for the code generator of a library that is only linked, where Numba notes a function's environment: whoever links the function does (`LowerToRun`)."""
@@ -87,9 +89,19 @@ def uncollected():
             gc.enable()
 
 
+def kept(**options):
+    """A decorator: the function compiled for Python to call, and kept on disk (sim.native.cache)."""
+    def decorate(function):
+        dispatcher = njit(error_model="numpy", pipeline_class=External, **options)(function)
+        dispatcher._cache = Kept(function)
+        return dispatcher
+    return decorate
+
+
+kernel, generator = kept(nogil=True), kept()
+
+
 INTERNAL = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": Internal}
 LIKE_CODE = {"jit_options": INTERNAL}  # for `overload`
 compiled = njit(**INTERNAL)
-kernel = njit(error_model="numpy", nogil=True, cache=True, pipeline_class=External)  # what Python calls
-generator = njit(error_model="numpy", cache=True, pipeline_class=External)
 always = njit(**INTERNAL, forceinline=True)

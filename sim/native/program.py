@@ -1,21 +1,14 @@
 """A kernel lowered and compiled for given types of arguments: its text in a file named by its hash, and what a launch has to bring."""
 import ast
 import copy
-import functools
-import hashlib
-import importlib.util
-import os
 import re
-import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 import numba
 from numba.core.errors import NumbaError
 
 from sim.frontend.rebind import flat
-from sim.native import infer
+from sim.native import cache, infer
 from sim.native.arrays import BARE, BOUNDED, GuardedType
 from sim.native.fission import Fission, indented
 from sim.native.flat import Flattener
@@ -28,52 +21,6 @@ from sim.native.vocabulary import SPECIAL, TURNING, WAITING
 from sim.native.writes import Writes
 
 FENCES = {"threadfence", "threadfence_block", "threadfence_system", "nanosleep", "this_grid"}
-
-
-# --- files --------------------------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def version():
-    """A hash of all that the text relies on."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(source.read_bytes() for source in sources) + numba.__version__.encode()).hexdigest()
-
-
-@functools.cache
-def folder():
-    """Where lowered kernels are kept: NUMBA_CACHE_DIR, the user's cache, or, if neither can be written, a folder that ends with the process."""
-    home = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("LOCALAPPDATA") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    for candidate in (Path(home) / "gpu-attention-course-native",):
-        try:
-            candidate.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=candidate):
-                return candidate
-        except OSError:
-            pass
-    folder.temporary = tempfile.TemporaryDirectory()
-    return Path(folder.temporary.name)
-
-
-def name_of_file(kernel, key):
-    return folder() / f"{kernel}_{hashlib.sha256((version() + key).encode()).hexdigest()[:20]}.py"
-
-
-def written(path, text):
-    """Write `text` so that another process sees all of it or nothing."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)
-    return path
-
-
-def loaded(path):
-    """The module in a file; Numba looks for it among the imported ones when it loads what it has compiled before."""
-    if path.stem not in sys.modules:
-        specification = importlib.util.spec_from_file_location(path.stem, path)
-        sys.modules[path.stem] = importlib.util.module_from_spec(specification)
-        specification.loader.exec_module(sys.modules[path.stem])
-    return sys.modules[path.stem]
 
 
 # --- text ---------------------------------------------------------------------------------------------------------------------
@@ -178,12 +125,14 @@ def fissioned(lowered, name, kinds):
     thread, function = thread_text(module, name, parameters, lowered.statements)
     arrays = [GuardedType(numba.typeof(array).dtype, array.ndim, True, BOUNDED) for array in module.arrays.values()]
     declared = [GuardedType(kind_of(d.dtype.rstrip("_")), array_rank(d), True, BARE, sizes_of(d)) for d in module.declared.values()]
-    path = name_of_file(name, repr((thread, [str(kind) for kind in (*kinds, *arrays)])))
-    if not path.exists():
+    path = cache.path_of(name, repr((thread, [str(kind) for kind in (*kinds, *arrays)])))
+    text = cache.read(path)
+    if text is None:
         variables = variable_types(thread, function, {device.name for device in module.devices.values()}, [numba.int64, numba.int64, *[DIM3] * 4, *arrays, *declared, *kinds])
-        written(path, fission_text(module, name, parameters, Fission(module, name, parameters, copy.deepcopy(lowered.statements), variables)))
-    made = loaded(path)
-    return Fissioned(lowered, path.read_text(), getattr(made, f"{name}_grid"), made.OVER_THREADS)
+        text = fission_text(module, name, parameters, Fission(module, name, parameters, copy.deepcopy(lowered.statements), variables))
+        cache.write(path, text)
+    made = cache.load(path, text)
+    return Fissioned(lowered, text, getattr(made, f"{name}_grid"), made.OVER_THREADS)
 
 
 def sizes_of(declared):
@@ -268,7 +217,7 @@ def generators(function, watched, told):
     given = ["thread", "state", *module.arrays, *module.declared, *parameters]
     text = "\n".join([*head(module, f"{function.__name__}, a generator for each thread"), *function_text(
         '@generator', f"{name}({', '.join(given)})", lines)]) + "\n"
-    path = name_of_file(function.__name__, text)
-    if not path.exists():
-        written(path, text)
-    return Generators(Lowered(module, parameters, statements, writes, code), text, getattr(loaded(path), name), turns)
+    path = cache.path_of(function.__name__, text)
+    if cache.read(path) is None:
+        cache.write(path, text)
+    return Generators(Lowered(module, parameters, statements, writes, code), text, getattr(cache.load(path, text), name), turns)

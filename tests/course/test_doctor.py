@@ -43,6 +43,11 @@ def test_a_healthy_machine_with_a_gpu():
     ]
 
 
+def test_where_compiled_kernels_are_kept():
+    assert doctor.examine().compiled.rpartition(",")[0].endswith("sim-native")
+    assert report(but(LAPTOP, compiled="~/.cache/sim-native, 2.5 MB"), [])[6] == "  compiled    kernels of the native engine: ~/.cache/sim-native, 2.5 MB"
+
+
 # facts, what is wrong, the remedy
 GPU_TROUBLES = {
     "numba-cuda is missing": (

@@ -1,8 +1,11 @@
 """The native engine: both ways of compiling a kernel give what fibers give; its report says which was taken; what cannot be compiled says why."""
 import math
+import os
+import shutil
 import subprocess
 import sys
 import textwrap
+import time
 import types
 
 import numpy as np
@@ -11,7 +14,7 @@ from numba import cuda, float32, float64, int32, uint8
 from numba.cuda import libdevice
 
 from sim import KernelBug, LaunchError, ThreadError, empty, simulate
-from sim.native import source
+from sim.native import cache, source
 from sim.observers import COUNTERS, DEFAULT, Trace
 
 FULL = 0xFFFFFFFF
@@ -501,6 +504,42 @@ def test_a_second_process_compiles_nothing(tmp_path):
     first, second = (run(SCRIPT, tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache")) for _ in range(2))
     assert first.endswith("('by fission',)") and not first.startswith("0 ")
     assert second == "0 ('by fission',)"
+
+
+def test_what_is_kept_is_private_and_what_is_damaged_is_made_anew(tmp_path):
+    (tmp_path / "tests_of_native.py").write_text(open(__file__).read())
+    kept = tmp_path / "cache" / "sim-native"
+    run(SCRIPT, tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+    assert kept.stat().st_mode & 0o777 == 0o700
+    for suffixes in ((".py", ".nbc"), (".nbi",)):
+        for file in [file for file in kept.iterdir() if file.suffix in suffixes]:
+            file.write_bytes(file.read_bytes()[:-40])  # a disk that was full
+        assert run(SCRIPT, tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache")).endswith("('by fission',)")
+        assert run(SCRIPT, tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache")) == "0 ('by fission',)"
+
+
+def test_a_folder_in_which_others_may_write_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    (tmp_path / "sim-native").mkdir()
+    (tmp_path / "sim-native").chmod(0o777)
+    assert not cache.folder.__wrapped__().is_relative_to(tmp_path)
+
+
+def test_what_is_kept_is_known_by_all_sources_that_it_relies_on(tmp_path, monkeypatch):
+    shutil.copytree(cache.ROOT, tmp_path / "sim")
+    monkeypatch.setattr(cache, "ROOT", tmp_path / "sim")
+    before = cache.version.__wrapped__()
+    for name, matters in [("viz/page.py", False), ("observers/races.py", False), ("mathematics.py", True)]:
+        (tmp_path / "sim" / name).write_text("# changed")
+        assert (cache.version.__wrapped__() != before) == matters
+
+
+def test_what_nobody_has_launched_for_long_is_forgotten(tmp_path):
+    for name, age in [("old_1.py", cache.UNUSED + 9), ("old_1.old-1.nbi", cache.UNUSED + 9), ("used_2.py", 5), ("used_2.used-1.nbi", cache.UNUSED + 9)]:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    cache.prune(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["used_2.py", "used_2.used-1.nbi"]
 
 
 def test_without_numba_the_error_says_what_to_install(tmp_path):
