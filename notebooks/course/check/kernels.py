@@ -1,16 +1,26 @@
-"""How a check launches a learner's kernel in `sim`: in a random order of threads, with a finding or an exception as a failed check."""
+"""How a check launches a learner's kernel in `sim`: in a random order of threads, with a finding or an exception as a failed check, and under its contract."""
+
+from math import prod
 
 import numpy as np
 
+from course.check import dialect
 from course.check.harness import compare, fail
+from course.check.trial import launched
 from sim import ThreadError, simulate
+from sim.observers import DEFAULT
+from sim.observers.trace import Trace
+from sim.observers.traffic import Traffic
+
+EVENTS = 3_000_000  # of a launch under a contract; no check comes near it
 
 
-def launch(kernel, configuration, arguments, rng, call, refused=lambda finding: True, **options):
-    """One launch; returns sim's report. options: those of sim.simulate.
+def launch(kernel, configuration, arguments, rng, call, refused=lambda finding: True, float64=None, **options):
+    """One launch; returns sim's report. options: those of sim.simulate. float64: so many instructions may have to do with one when the kernel is compiled.
 
     A thread's exception, or a finding that is `refused` (any, a warning too, unless told otherwise), fails the check; a stub stays one.
     """
+    dialect.refuse(kernel)
     try:
         report = simulate(kernel, seed=int(rng.integers(2**31)), on_finding="report", **options)[configuration](*arguments)
     except ThreadError as error:
@@ -19,8 +29,15 @@ def launch(kernel, configuration, arguments, rng, call, refused=lambda finding: 
         fail("a thread raises an error", call=call, hint=str(error))
     messages = [finding.message for finding in report.findings if refused(finding)]
     if messages:
-        fail("sim finds a bug", call=call, hint="\n\n".join(messages))
+        fail("sim finds a bug", call=call, hint=first(messages))
+    launched(kernel, arguments, prod(report.grid), float64)
     return report
+
+
+def first(messages, shown=2):
+    """The first messages whole, the others as a number."""
+    more = len(messages) - shown
+    return "\n\n".join([*messages[:shown], *([f"and {more} more finding{'s' * (more > 1)}"] if more > 0 else [])])
 
 
 def run(kernel, configuration, inputs, outputs, rng, call, **options):
@@ -29,6 +46,25 @@ def run(kernel, configuration, inputs, outputs, rng, call, **options):
     report = launch(kernel, configuration, (*given, *outputs), rng, call, **options)
     compare(given, tuple(inputs), what="the kernel has changed an input", call=call, tolerance=0)
     return report
+
+
+def judge(kernel, configuration, inputs, outputs, wanted, rng, call, contract, *, tolerance=1e-5, what="a wrong result", hint=None, **options):
+    """Run the kernel, and reject it unless its outputs are `wanted` (a tuple of as many arrays, worked out before), and it keeps to the contract.
+
+    hint: a text, or a function of the outputs that gives one.
+    """
+    options["observers"] = (*DEFAULT, *options.get("observers", ()), Trace(limit=EVENTS), Traffic)
+    report = run(kernel, configuration, inputs, outputs, rng, call, **options)
+    compare(outputs, wanted, what=what, call=call, tolerance=tolerance, hint=hint(*outputs) if callable(hint) else hint)
+    contract.enforce(kernel, report, call)
+    return report
+
+
+def jitted(kernel, name):
+    """Reject a plain function where a kernel, or a function for kernels, is wanted."""
+    if not hasattr(kernel, "py_func"):
+        hint = "Without @cuda.jit in the line above its def, it runs in the simulator alone: no GPU, and no other kernel, can call it."
+        fail(f"{name} is a plain Python function", hint=hint)
 
 
 def copies(arguments):

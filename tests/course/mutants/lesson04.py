@@ -132,7 +132,7 @@ def histogram_jitted(letters, counts):
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if i >= letters.size:
         return
-    cuda.atomic.inc(counts, letters[i], 1000)
+    cuda.atomic.sub(counts, letters[i], -1)
 
 
 def mirror_on_the_way_in(x, out):

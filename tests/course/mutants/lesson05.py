@@ -26,11 +26,13 @@ def edited(kernel, *edits):
 # The right ones ---------------------------------------------------------------------------------------------------
 
 
+@cuda.jit(device=True)
 def load_tile(tile, array, start):
     for e in range(cuda.threadIdx.x, tile.size, cuda.blockDim.x):
         tile[e] = array[start + e] if start + e < array.size else float32(0)
 
 
+@cuda.jit(device=True)
 def visit(row, q_tile, k_tile, v_tile, o_tile, keys, d, scale, m, l):
     for j in range(keys):
         score = float32(0)
@@ -83,6 +85,7 @@ REPAIRS = {
 # Right in another way ---------------------------------------------------------------------------------------------
 
 
+@cuda.jit(device=True)
 def load_with_while(tile, array, start):
     e = cuda.threadIdx.x
     while e < len(tile):
@@ -92,6 +95,7 @@ def load_with_while(tile, array, start):
         e += cuda.blockDim.x
 
 
+@cuda.jit(device=True)
 def visit_with_if(row, q_tile, k_tile, v_tile, o_tile, keys, d, scale, m, l):
     for j in range(keys):
         score = float32(0)

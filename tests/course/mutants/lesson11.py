@@ -33,6 +33,7 @@ def edited(function, *edits):
 # The right ones ---------------------------------------------------------------------------------------------------
 
 
+@cuda.jit(device=True)
 def load_rows(tile, rows, first):
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     n, d = rows.shape
@@ -40,6 +41,7 @@ def load_rows(tile, rows, first):
     tile[y, x] = rows[first + y, x] if inside else float32(0)
 
 
+@cuda.jit(device=True)
 def score(q_tile, k_tile, w, i0, j0, scale):
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     c_q, c_k = w.shape
@@ -52,6 +54,7 @@ def score(q_tile, k_tile, w, i0, j0, scale):
     return scale * total
 
 
+@cuda.jit(device=True)
 def convolve(s_tile, w, i0, j0):
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     size = s_tile.shape[0]
@@ -65,6 +68,7 @@ def convolve(s_tile, w, i0, j0):
     return total
 
 
+@cuda.jit(device=True)
 def row_max(value):
     step = cuda.blockDim.x // 2
     while step > 0:
@@ -73,6 +77,7 @@ def row_max(value):
     return value
 
 
+@cuda.jit(device=True)
 def row_sum(value):
     step = cuda.blockDim.x // 2
     while step > 0:
@@ -81,6 +86,7 @@ def row_sum(value):
     return value
 
 
+@cuda.jit(device=True)
 def absorb(t, m, l):
     new_m = max(m, row_max(t))
     p = weight(t, new_m)
@@ -88,6 +94,7 @@ def absorb(t, m, l):
     return new_m, l * shrink + row_sum(p), shrink, p
 
 
+@cuda.jit(device=True)
 def add_values(o, shrink, p_tile, v_tile):
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     o *= shrink
@@ -134,6 +141,7 @@ def conv_kernel(size):
 # Right in another way ---------------------------------------------------------------------------------------------
 
 
+@cuda.jit(device=True)
 def score_masked_at_the_end(q_tile, k_tile, w, i0, j0, scale):
     total = float32(0)
     for c in range(len(k_tile)):
@@ -142,6 +150,7 @@ def score_masked_at_the_end(q_tile, k_tile, w, i0, j0, scale):
     return float32(0) if future else total
 
 
+@cuda.jit(device=True)
 def convolve_inside_the_if(s_tile, w, i0, j0):
     t = MINUS_INFINITY
     y, x = cuda.threadIdx.y, cuda.threadIdx.x
@@ -154,6 +163,7 @@ def convolve_inside_the_if(s_tile, w, i0, j0):
     return t
 
 
+@cuda.jit(device=True)
 def absorb_with_branches(t, m, l):
     largest = row_max(t)
     shrink = float32(1)
@@ -165,6 +175,7 @@ def absorb_with_branches(t, m, l):
     return m, l + row_sum(p), shrink if m > MINUS_INFINITY else float32(0), p
 
 
+@cuda.jit(device=True)
 def add_values_apart(o, shrink, p_tile, v_tile):
     total = float32(0)
     for j in range(v_tile.shape[0]):

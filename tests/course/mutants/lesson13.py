@@ -40,6 +40,7 @@ def to_load(i0, j0, rows, columns, c_q, c_k):
     return of_t, (i0 - above, i0 + rows + above, j0 - right - left, j0 + columns + left + right)
 
 
+@cuda.jit(device=True)
 def convolved(s_tile, w, i, j):
     t = float32(0)
     for a in range(w.shape[0]):
@@ -48,6 +49,7 @@ def convolved(s_tile, w, i, j):
     return t
 
 
+@cuda.jit(device=True)
 def gradient_of_t(p_tile, d_t_tile, s_tile, w, log_sum, delta, i0, j0):
     height, width = s_tile.shape[0] - (w.shape[0] - 1), s_tile.shape[1] - (w.shape[1] - 1)
     for e in range(cuda.threadIdx.x, height * width, cuda.blockDim.x):
@@ -62,6 +64,7 @@ def gradient_of_t(p_tile, d_t_tile, s_tile, w, log_sum, delta, i0, j0):
             d_t_tile[i, j] = float32(0)
 
 
+@cuda.jit(device=True)
 def gradient_of_s(d_s_tile, d_t_tile, w, i0, j0, rows, columns):
     c_q, c_k = w.shape
     for e in range(cuda.threadIdx.x, rows * columns, cuda.blockDim.x):
@@ -74,6 +77,7 @@ def gradient_of_s(d_s_tile, d_t_tile, w, i0, j0, rows, columns):
         d_s_tile[i, j] = total
 
 
+@cuda.jit(device=True)
 def add_d_w(tap_sums, d_t_tile, s_tile, w, rows, columns, right):
     c_q, c_k = w.shape
     for e in range(cuda.threadIdx.x, c_q * c_k, cuda.blockDim.x):
@@ -83,6 +87,7 @@ def add_d_w(tap_sums, d_t_tile, s_tile, w, rows, columns, right):
                 tap_sums[a, b] += d_t_tile[i, j] * s_tile[i + a, j + b]
 
 
+@cuda.jit(device=True)
 def add_d_q(d_q_tile, d_s_tile, k, j0, rows, columns):
     d = k.shape[1]
     for e in range(cuda.threadIdx.x, rows * d, cuda.blockDim.x):
@@ -91,6 +96,7 @@ def add_d_q(d_q_tile, d_s_tile, k, j0, rows, columns):
             d_q_tile[i, c] += d_s_tile[i, j] * k[j0 + j, c]
 
 
+@cuda.jit(device=True)
 def add_d_k_d_v(d_k_tile, d_v_tile, d_s_tile, p_tile, q, d_o, i0, rows, columns, right):
     d = q.shape[1]
     for e in range(cuda.threadIdx.x, columns * d, cuda.blockDim.x):
@@ -113,6 +119,7 @@ def to_load_by_corners(i0, j0, rows, columns, c_q, c_k):
     return [i0, bottom, j0 - (c_k - 1 - left), j0 + columns + left], [top, bottom, j0 - c_k + 1, j0 + columns + c_k - 1]
 
 
+@cuda.jit(device=True)
 def t_by_zeros_first(p_tile, d_t_tile, s_tile, w, log_sum, delta, i0, j0):
     """Writes 0 everywhere, then what is seen; its own convolution."""
     height, width = s_tile.shape[0] - w.shape[0] + 1, s_tile.shape[1] - w.shape[1] + 1
@@ -131,6 +138,7 @@ def t_by_zeros_first(p_tile, d_t_tile, s_tile, w, log_sum, delta, i0, j0):
         d_t_tile[i, j] = p_tile[i, j] * (d_p - delta[i0 + i])
 
 
+@cuda.jit(device=True)
 def s_by_turned_taps(d_s_tile, d_t_tile, w, i0, j0, rows, columns):
     """Runs over the readers from the top, and turns the taps; a thread takes whole rows."""
     c_q, c_k = w.shape
@@ -143,6 +151,7 @@ def s_by_turned_taps(d_s_tile, d_t_tile, w, i0, j0, rows, columns):
                         d_s_tile[i, j] += w[c_q - 1 - down, c_k - 1 - across] * d_t_tile[i + down, j + across]
 
 
+@cuda.jit(device=True)
 def w_by_total(tap_sums, d_t_tile, s_tile, w, rows, columns, right):
     """One store a tap, columns outside."""
     c_q, c_k = w.shape
@@ -154,6 +163,7 @@ def w_by_total(tap_sums, d_t_tile, s_tile, w, rows, columns, right):
         tap_sums[e // c_k, e % c_k] += total
 
 
+@cuda.jit(device=True)
 def q_by_total(d_q_tile, d_s_tile, k, j0, rows, columns):
     d = k.shape[1]
     for e in range(cuda.threadIdx.x, rows * d, cuda.blockDim.x):
@@ -163,6 +173,7 @@ def q_by_total(d_q_tile, d_s_tile, k, j0, rows, columns):
         d_q_tile[e // d, e % d] = total
 
 
+@cuda.jit(device=True)
 def k_v_one_after_the_other(d_k_tile, d_v_tile, d_s_tile, p_tile, q, d_o, i0, rows, columns, right):
     d = q.shape[1]
     for e in range(cuda.threadIdx.x, columns * d, cuda.blockDim.x):

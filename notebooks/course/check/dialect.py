@@ -1,0 +1,88 @@
+"""What no GPU runs, found in the code of a kernel before it is launched: lists, generators, whole-array calls of numpy. It needs no compiler."""
+
+import builtins
+import dis
+from types import CodeType, FunctionType, ModuleType
+
+import numpy as np
+
+from course.check.words import fail
+
+MAKES = {
+    "BUILD_LIST": "makes a list",
+    "LIST_APPEND": "makes a list",
+    "BUILD_SET": "makes a set",
+    "BUILD_MAP": "makes a dictionary",
+    "BUILD_CONST_KEY_MAP": "makes a dictionary",
+    "MAP_ADD": "makes a dictionary",
+    "YIELD_VALUE": "is a generator",
+    "IMPORT_NAME": "imports a module",
+}
+CODES = {"<listcomp>": "makes a list", "<genexpr>": "uses a generator", "<setcomp>": "makes a set", "<dictcomp>": "makes a dictionary"}
+PYTHONS = {getattr(builtins, name) for name in "all any dict eval exec filter getattr iter list map next open set setattr sorted str type vars".split()}
+ONLY_NUMBERS = "A kernel computes number by number: loops, array elements, float32(...), cuda.local.array and cuda.shared.array; no lists, no generators, no whole arrays."
+
+
+def refuse(kernel):
+    """Reject a kernel whose code, or whose device functions' code, asks for what no GPU runs."""
+    for function, what in found(python_function(kernel), set()):
+        fail(f"no GPU can run this: {function} {what}", hint=ONLY_NUMBERS)
+
+
+def python_function(kernel):
+    return getattr(kernel, "py_func", kernel)
+
+
+def found(function, seen):
+    """(name of the function, what it does) for the first thing of each kind in `function` and all that it calls."""
+    if not isinstance(function, FunctionType) or function.__code__ in seen or is_a_librarys(function):
+        return
+    seen.add(function.__code__)
+    yield from ((function.__name__, what) for what in asks_for(function.__code__))
+    for name, value in names(function):
+        if what := refused(value):
+            yield function.__name__, f"calls {name}{what}"
+        yield from found(python_function(value), seen)
+
+
+def asks_for(code):
+    """What the instructions and the codes within do that needs Python itself."""
+    yield from (MAKES[step.opname] for step in dis.get_instructions(code) if step.opname in MAKES)
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from [CODES[part.co_name]] if part.co_name in CODES else asks_for(part)
+
+
+def names(function):
+    """(name as it is written, value) of what the code takes from outside: globals, what it closes over, and attributes of modules."""
+    outside = {**vars(builtins), **function.__globals__}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    outside |= {name: cell.cell_contents for name, cell in cells if cell != type(cell)()}
+    module = None
+    for step in dis.get_instructions(function.__code__):
+        value = outside.get(step.argval) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF") else None
+        if module and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            value, name = getattr(module[1], step.argval, None), f"{module[0]}.{step.argval}"
+        else:
+            name = step.argval
+        module = (name, value) if isinstance(value, ModuleType) else None
+        if value is not None and module is None:
+            yield name, value
+
+
+def refused(value):
+    """Why a GPU cannot call this value, or None: "" where its name says it all."""
+    try:
+        if value in PYTHONS:
+            return ", which is Python's own"
+    except TypeError:
+        return None
+    home = (getattr(value, "__module__", None) or "").partition(".")[0]
+    if home == "torch" and callable(value):
+        return ", which is PyTorch's"
+    whole = home == "numpy" and callable(value) and not isinstance(value, (type, np.ufunc, np.generic))
+    return ", which works on whole arrays" if whole else None
+
+
+def is_a_librarys(function):
+    return (function.__module__ or "").partition(".")[0] in ("numba", "math", "numpy", "torch", "sim")

@@ -1,0 +1,171 @@
+"""PyTorch answers watched while they run: how large a tensor they make, how much they keep, how many operations they take, and what they may not call."""
+
+import weakref
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from course.check.words import fail
+from kernels.tiled import Traffic
+
+OFF = {"numpy", "tolist", "__array__", "save"}  # by these, numbers leave PyTorch and our sight
+DONE_FOR = {"scaled_dot_product_attention", "softmax", "log_softmax", "_softmax"}
+AUTOGRAD = {"backward", "grad", "requires_grad_"}
+
+
+@dataclass
+class Seen:
+    """What an answer did: the most numbers in one tensor that it made, the most alive at one time, and how many operations."""
+
+    largest: int = 0
+    shape: tuple = ()
+    alive: dict = field(default_factory=dict)  # storage -> (numbers, how many tensors stand on it)
+    kept: int = 0
+    operations: int = 0
+    called: list = field(default_factory=list)
+
+    def made(self, tensor):
+        if tensor.numel() > self.largest:
+            self.largest, self.shape = tensor.numel(), tuple(tensor.shape)
+        place = tensor.untyped_storage().data_ptr()
+        numbers, count = self.alive.get(place, (tensor.untyped_storage().nbytes() // tensor.element_size(), 0))
+        self.alive[place] = numbers, count + 1
+        self.kept = max(self.kept, sum(numbers for numbers, _ in self.alive.values()))
+        weakref.finalize(tensor, self.gone, place)
+
+    def gone(self, place):
+        numbers, count = self.alive.get(place, (0, 1))
+        if count > 1:
+            self.alive[place] = numbers, count - 1
+        else:
+            self.alive.pop(place, None)
+
+
+class Results(TorchDispatchMode):
+    """Sees every tensor that an operation makes."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.seen.operations += 1
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.seen.made(tensor)
+        return result
+
+
+class Calls(TorchFunctionMode):
+    """Sees every function of PyTorch by its name, before it is done."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.seen.called.append(getattr(function, "__name__", str(function)))
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def watched():
+    """Watch what happens within; gives a Seen. Tensors that were there before do not count."""
+    seen = Seen()
+    with Calls(seen), Results(seen):
+        yield seen
+
+
+def within(answer, given, *, call, largest=None, kept=None, operations=None, refused=(), hint=None):
+    """answer(*given), its inputs unchanged, within bounds; returns what it returns.
+
+    largest: most numbers in one tensor that it makes; kept: most alive at one time; operations: most operations of PyTorch; refused: names of functions it may
+    not call. Numbers may not leave PyTorch (numpy, tolist) where a bound is set.
+    """
+    before = [value.clone() if isinstance(value, torch.Tensor) else value for value in tree_leaves(given)]
+    with watched() as seen:
+        result = answer(*given)
+    bounded = largest or kept or operations
+    for name in seen.called:
+        if name in refused or (bounded and name in OFF):
+            fail(f"it calls {name}, which this exercise does without", call=call, hint=hint)
+    if largest is not None and seen.largest > largest:
+        fail(f"it makes a tensor of shape {seen.shape}, {seen.largest:,} numbers; {largest:,} is the most that it needs at one time", call=call, hint=hint)
+    if kept is not None and seen.kept > kept:
+        fail(f"it keeps {seen.kept:,} numbers at one time; {kept:,} are enough", call=call, hint=hint)
+    if operations is not None and seen.operations > operations:
+        fail(f"it takes {seen.operations:,} operations of PyTorch; {operations:,} are enough, however many rows there are", call=call, hint=hint)
+    unchanged(tree_leaves(given), before, call)
+    return result
+
+
+def unchanged(now, before, call):
+    """Reject an answer that has written into its arguments."""
+    for number, (mine, old) in enumerate(zip(now, before, strict=True)):
+        if isinstance(old, torch.Tensor) and not torch.equal(mine.nan_to_num(nan=7.25), old.nan_to_num(nan=7.25)):
+            fail(f"it has changed its input number {number + 1}", call=call, hint="*=, += and names that end in _ write into a tensor; x = x * y makes a new one.")
+
+
+class OffChip:
+    """A tensor in global memory: it has a shape and a type, and comes to the chip by traffic.load alone."""
+
+    def __init__(self, tensor):
+        self.hidden = tensor
+
+    shape = property(lambda self: self.hidden.shape)
+    dtype = property(lambda self: self.hidden.dtype)
+    device = property(lambda self: self.hidden.device)
+    ndim = property(lambda self: self.hidden.ndim)
+    new_full = property(lambda self: self.hidden.new_full)
+    new_zeros = property(lambda self: self.hidden.new_zeros)
+    new_empty = property(lambda self: self.hidden.new_empty)
+    new_ones = property(lambda self: self.hidden.new_ones)
+
+    def __len__(self):
+        return len(self.hidden)
+
+    def size(self, *axis):
+        return self.hidden.size(*axis)
+
+    def numel(self):
+        return self.hidden.numel()
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function in (torch.empty_like, torch.zeros_like, torch.full_like):  # an array in global memory, like this one
+            inner = [value.hidden if isinstance(value, cls) else value for value in args]
+            return cls(function(*inner, **(kwargs or {})))
+        fail(f"it computes {function.__name__} on a whole array in global memory", hint=BY_TILES)
+
+    def __getattr__(self, name):
+        fail(f"it uses .{name} of a whole array in global memory", hint=BY_TILES)
+
+    def refuse(self, *_):
+        fail("it computes on a whole array in global memory, or takes a part of it without traffic.load", hint=BY_TILES)
+
+    __getitem__ = __setitem__ = __matmul__ = __rmatmul__ = __mul__ = __rmul__ = __add__ = __radd__ = __sub__ = __truediv__ = __iter__ = __array__ = refuse
+
+
+BY_TILES = "An array in global memory can only be loaded from and stored to: traffic.load(array, rows), traffic.store(array, rows, tile)."
+
+
+class Counted(Traffic):
+    """Traffic between OffChip tensors and the chip."""
+
+    def load(self, array, rows):
+        return super().load(hidden(array), rows)
+
+    def store(self, array, rows, tile):
+        super().store(hidden(array), rows, tile)
+
+
+def hidden(array):
+    """The tensor of an OffChip; a plain tensor is on the chip already."""
+    if not isinstance(array, OffChip):
+        fail("it loads from, or stores to, an array that is not in global memory", hint=BY_TILES)
+    return array.hidden
