@@ -10,7 +10,7 @@ table of `sim.numbers.promotion`. What compiled kernels do, and so do these:
     -2**63 // -1                          0
     -7 // 2, -7 % 2                       -4, 1                  (Python's signs; of floats exact, where a GPU rounds a / b first)
     i << n, i >> n; n >= 64 or negative   0, and 0 or -1         (PTX clamps the low 32 bits of n as an unsigned number)
-    i ** n                                wraps; negative n: 0, unless i is 1 or -1; 0 ** -n is -2**63
+    i ** n                                wraps, then passes through a float64; negative n: 0, unless i is 1 or -1; 0 ** -n is -2**63
     float32 ** n                          float32, by repeated multiplication; n float: `math.pow`
     max(float32, 0.0)                     float64
     max(a, b) of two floats               a NaN loses
@@ -223,20 +223,20 @@ def power(a, b):
     if kind in FLOATING:
         return kind(_ieee_pow(left(a), right(b)))
     if kind is int or kind is uint64:
-        return cast(kind)(_int_power(int(left(a)), int(b)))
+        return cast(kind)(_int_power(left(a), int(b), kind))
     return left(a) ** right(b)
 
 
 pow_ = power
 
 
-def _int_power(a, b):
-    if b >= 0:
-        # Beyond this exponent Numba turns to floating point, and its conversion back saturates.
-        return pow(a, b, 2**64) if b <= 0x10000 else truncated(float64(_ieee_pow(a, b)))
-    if a == 0:
-        return LOWEST
-    return a if a == 1 else (-1) ** (-b) if a == -1 else 0
+def _int_power(a, b, kind):
+    """a ** b of an int or uint64: Numba's result is a float64 for a moment, since 1.0 / r might be wanted, and its conversion back saturates."""
+    a = int(a)
+    if b < 0 and a not in (1, -1):
+        return 0 if a else LOWEST
+    power = _ieee_pow(a, float64(b)) if abs(b) > 0x10000 else cast(kind)(pow(a, abs(b), 2**64))
+    return truncated(float64(power), 64, kind is int)
 
 
 def _repeated(a, exponent):
@@ -252,10 +252,11 @@ def _repeated(a, exponent):
     return type(a)(float64(1) / product) if exponent < 0 else product
 
 
-def neg(a):
+def neg(a, bits=64):
+    """-a; `bits`: the width of the type that an int has in Numba."""
     kind = type(a)
     if kind is int:
-        return -a if a != LOWEST else a
+        return wrap(-a, bits)
     if kind is float32 or kind is float64:
         return -a
     return _widened(-int(a), KIND[kind]) if KIND.get(kind) in INTEGRAL else -_float(a)

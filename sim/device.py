@@ -28,6 +28,10 @@ class DeviceSpec:
     banks: int = 32
     bank_bytes: int = 4
 
+    def __post_init__(self):
+        if self.warp_size != 32:
+            raise ValueError(f"warp_size={self.warp_size}: every CUDA GPU has warps of 32 lanes, and masks have 32 bits; leave warp_size as it is")
+
     def resident_blocks(self, threads: int, shared_bytes: int) -> int:
         """How many blocks of `threads` threads and `shared_bytes` bytes the whole device holds at once."""
         warps = -(-threads // self.warp_size) * self.warp_size

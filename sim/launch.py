@@ -19,7 +19,7 @@ from sim.engine.watchdog import Watchdog
 from sim.errors import KernelBug, LaunchError, Stuck
 from sim.frontend.kinds import kind_of_value
 from sim.frontend.rebind import SUSPENDING, YIELDING, Binder, python_function
-from sim.frontend.sites import OPERATORS, PREFIX, UNARY
+from sim.frontend.sites import COMPARISONS, OPERATORS, PREFIX, UNARY
 from sim.memory.array import Array, accessors, zip_
 from sim.memory.declared import Declarations
 from sim.memory.spaces import AddressSpace, bind_arguments, host_array, named_leaves
@@ -31,7 +31,7 @@ BUILTINS = vars(builtins) | {"min": arithmetic.minimum, "max": arithmetic.maximu
                              "int": arithmetic.int_, "float": arithmetic.float_, "bool": arithmetic.bool_, "complex": arithmetic.complex_,
                              "divmod": arithmetic.divmod_, "pow": arithmetic.pow_, "sum": arithmetic.sum_, "range": arithmetic.range_, "zip": zip_}
 UNSET = object()  # what a variable holds to which nothing was assigned
-NUMBERS = {PREFIX + name: getattr(arithmetic, name) for name in [*OPERATORS.values(), *UNARY.values()]}
+NUMBERS = {PREFIX + name: getattr(arithmetic, name) for name in [*OPERATORS.values(), *UNARY.values(), *COMPARISONS.values()]}
 
 
 def simulate(kernel, *, engine="fibers", seed=0, on_finding="raise", observers=DEFAULT, spec=DeviceSpec(), max_steps=None):

@@ -208,19 +208,28 @@ class Kinds:
         return tuple(map(int, value)) if isinstance(value, tuple) and all(isinstance(n, (int, np.integer)) for n in value) else None
 
     def width(self, node):
-        """The width in bits of a signed integer that surely still has its array's: a load, or a variable that is assigned once, from one. Else None."""
+        """The width in bits of a signed integer that surely is narrower than 64: a load, a conversion, geometry, or a variable that is assigned once, from
+        one. Else None."""
         if isinstance(node, ast.Name):
             return self.widths.get(node.id)
+        if isinstance(node, ast.Call):
+            dtype = self.dtype_of(self.names.resolve(node.func))
+            return 8 * dtype.itemsize if dtype is not None and dtype.kind == "i" and dtype.itemsize < 8 else None
+        if isinstance(node, ast.Attribute):
+            owner = path(node.value).split(".")[-1]
+            return 32 if node.attr in "xyz" and owner in GEOMETRY or node.attr in ("laneid", "warpsize") else None
         array = self.of(node.value) if isinstance(node, ast.Subscript) else None
         loaded = isinstance(array, ArrayKind) and array.element in (7, 15, 31) and self.of(node) == array.element
         return array.element + 1 if loaded else None
 
     def widths_of_variables(self):
-        """{name: width} of the variables that are assigned once, from a load. To be asked before the tree is rewritten."""
-        given = [(part.id, node) for node in self.assignments for part in targets(node) if isinstance(part, ast.Name)]
-        names = [name for name, _ in given]
-        return {name: self.width(node.value) for name, node in given
-                if names.count(name) == 1 and isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}
+        """{name: width} of the variables that always have one width. To be asked before the tree is rewritten."""
+        widths = {}
+        for target, value in [pair for node in self.assignments for pair in assigned_pairs(node)]:
+            for part in ast.walk(target):
+                if isinstance(part, ast.Name):
+                    widths.setdefault(part.id, set()).add(self.width(value) if part is target and value is not None else None)
+        return {name: only for name, (only, *more) in widths.items() if not more}
 
     def of_ifexp(self, node):
         return join(self.of(node.body), self.of(node.orelse))
@@ -243,6 +252,11 @@ class Kinds:
                  else max(left, right) if isinstance(op, (ast.FloorDiv, ast.Mod, ast.RShift, *BITWISE)) else MOST_BITS + 1)
         return grown if grown <= MOST_BITS else ANY
 
+    def alike(self, left, right):
+        """Whether Python compares these two expressions as Numba does."""
+        kinds = {FLOAT if self.of(node) == FLOAT else bits(self.of(node)) for node in (left, right)}
+        return len(kinds) == 1 and False not in kinds or is_none(left) or is_none(right)
+
     def plain(self, op, left, right):
         """Whether Python's own operator gives Numba's result on these two expressions, without a call and without raising."""
         a, b = self.of(left), self.of(right)
@@ -255,10 +269,16 @@ class Kinds:
         return not isinstance(op, ast.Div)
 
 
-def targets(assignment):
-    """Every node within what an assignment or a `for` assigns to."""
-    given = getattr(assignment, "targets", None) or [getattr(assignment, "target", None)]
-    return [part for target in given if target is not None for part in ast.walk(target)]
+def assigned_pairs(node):
+    """(target, expression) of what an assignment, a `for` or a `with` assigns; (target, None) where no expression has just that value."""
+    value = node.value if isinstance(node, ast.Assign) else None
+    for target in getattr(node, "targets", None) or [getattr(node, "target", None) or ast.Tuple([])]:
+        alike = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)
+        yield from zip(target.elts, value.elts) if alike else [(target, value)]
+
+
+def is_none(node):
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def is_one(args):

@@ -5,6 +5,7 @@ the kinds say that Python agrees with Numba, and a literal 0.5 becomes a numpy f
 """
 import ast
 import copy
+import itertools
 from math import prod
 
 import numpy as np
@@ -12,12 +13,13 @@ import numpy as np
 from sim.errors import LaunchError
 from sim.events import SITE_SHIFT, SITES, Site
 from sim.frontend.kinds import FLOAT, ArrayKind, bits
-from sim.frontend.source import path
+from sim.frontend.source import MISSING, path
 from sim.memory.array import FromEnd
 
 PREFIX = "__sim_"  # of every name that the rewritten kernel gets from us
 OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.Pow: "power",
              ast.LShift: "lshift", ast.RShift: "rshift", ast.BitAnd: "and_", ast.BitOr: "or_", ast.BitXor: "xor"}
+COMPARISONS = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
 UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
 COUNTING = ("clz", "popc")
 MAX_INDICES = 5
@@ -86,18 +88,36 @@ class Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         return node if plain or operator is None else self.call(operator, [node.left, node.right], node)
 
+    def visit_Compare(self, node):
+        """Numba compares an int64 with a uint64, or with a float32, as float64; Python does not."""
+        parts = [node.left, *node.comparators]
+        if any(type(sign) not in COMPARISONS for sign in node.ops) or all(self.kinds.alike(a, b) for a, b in itertools.pairwise(parts)):
+            return self.generic_visit(node)
+        lefts, rights = [self.visit(node.left)], []
+        for part in parts[1:-1]:
+            held = ast.copy_location(ast.Name(self.temporary(part), ast.Store()), part)
+            rights.append(ast.copy_location(ast.NamedExpr(held, self.visit(part)), part))
+            lefts.append(ast.copy_location(ast.Name(held.id, ast.Load()), part))
+        rights.append(self.visit(parts[-1]))
+        pairs = [self.call(COMPARISONS[type(sign)], [left, right], node) for sign, left, right in zip(node.ops, lefts, rights)]
+        return pairs[0] if len(pairs) == 1 else ast.copy_location(ast.BoolOp(ast.And(), pairs), node)
+
     def visit_UnaryOp(self, node):
-        kind = self.kinds.of(node.operand)
+        kind, width = self.kinds.of(node.operand), self.kinds.width(node.operand)
         plain = isinstance(kind, int) or kind == "float" and not isinstance(node.op, ast.Invert)
+        wraps = isinstance(node.op, ast.USub) and width and not (bits(kind) and kind < width - 1)
         self.generic_visit(node)
+        if wraps:  # minus the lowest integer is itself, in the operand's width
+            return self.call("neg", [node.operand, ast.copy_location(ast.Constant(width), node)], node)
         return node if plain or isinstance(node.op, ast.Not) else self.call(UNARY[type(node.op)], [node.operand], node)
 
     def visit_Call(self, node):
-        """`cuda.clz` and `cuda.popc` count in the width of their operand's type, which an int has lost: `clz(a[i])` becomes `clz(a[i], 32)`."""
+        """`cuda.clz`, `cuda.popc` and `abs` work in the width of their operand's type, which an int has lost: `clz(a[i])` becomes `clz(a[i], 32)`."""
         if path(node.func).endswith((".shared.array", ".local.array")):
             self.check_shape(node)
         called = self.kinds.names.resolve(node.func)
         counts = getattr(called, "__name__", "") in COUNTING and getattr(called, "__module__", "").startswith("numba.cuda")
+        counts = counts or called is MISSING and path(node.func) == "abs" and "abs" not in self.kinds.names.local
         width = self.kinds.width(node.args[0]) if counts and len(node.args) == 1 else None
         self.generic_visit(node)
         if width:

@@ -18,7 +18,7 @@ from sim.native.variables import assigned, exposed, loose_exits, reads, surely_a
 from sim.native.vocabulary import BLOCK_WIDE, SPECIAL
 
 THREAD, WARP, BLOCK = range(3)
-PURE = {"min", "max", "min_of_two", "max_of_two", "shifted_left", "shifted_right", "abs", "len", "int", "float", "bool",
+PURE = {"min", "max", "min_of_two", "max_of_two", "shifted_left", "shifted_right", "floor_quotient", "floor_remainder", "whole_power", "abs", "len", "int", "float", "bool",
         "grid_1", "grid_2", "grid_3", "gridsize_1", "gridsize_2", "gridsize_3", "lane_of", "range"}
 UNIFORM = {"state", "blockIdx", "blockDim", "gridDim"}
 CODES = {"return": "END", "break": "BREAK", "continue": "CONTINUE"}

@@ -2,7 +2,7 @@
 
 The lanes that are there must agree on one mask, which names them all, and shuffles must read from lanes that are there; otherwise the launch is DIRTY.
 """
-from numba import int64
+from numba import int32, int64, uint32
 
 from sim.native.arrays import number, set_number
 from sim.native.checks import DIRTY, SEGMENTS
@@ -11,7 +11,7 @@ from sim.native.regions import of_thread
 from sim.native.threads import lanes_of
 
 SHUFFLES = {"shfl_sync": "argument % 32", "shfl_up_sync": "lane - argument", "shfl_down_sync": "lane + argument", "shfl_xor_sync": "lane ^ argument"}
-VOTES = {"all_sync": "count == lanes", "any_sync": "count > 0", "eq_sync": "count == lanes or count == 0", "ballot_sync": "mask_of_true"}
+VOTES = {"all_sync": "count == lanes", "any_sync": "count > 0", "eq_sync": "count == lanes or count == 0", "ballot_sync": "int32(mask_of_true)"}
 OFFERED = {"warp_syncwarp", "warp_activemask", "warp_match_any_sync", "warp_unused", *(f"warp_{name}" for name in (*SHUFFLES, *VOTES))}
 FULL = 0xFFFFFFFF
 
@@ -58,7 +58,7 @@ def warp_unused(state, warp, threads, ended, mask):
 def warp_activemask(state, warp, threads, ended, result):
     there = lanes_there(warp, threads, ended)
     for thread in lanes_of(warp, threads):
-        result[thread] = there
+        result[thread] = uint32(there)
 
 
 @always
@@ -69,7 +69,7 @@ def warp_match_any_sync(state, warp, threads, ended, mask, value, result):
         for other in lanes_of(warp, threads):
             if ended[other] == 0 and of_thread(value, other) == of_thread(value, thread):
                 same |= 1 << (other & 31)
-        result[thread] = same
+        result[thread] = int32(same)
 
 
 SHUFFLE = """

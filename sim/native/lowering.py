@@ -20,7 +20,9 @@ from sim.native.loops import LoopCounter, assign, over_elements
 from sim.native.variables import assigned
 from sim.native.vocabulary import GEOMETRY, MODULES, RESERVED, SPECIAL, WAITING, home_of
 
-SHIFTS = {ast.LShift: "shifted_left", ast.RShift: "shifted_right"}
+CALLED = {ast.LShift: "shifted_left", ast.RShift: "shifted_right", ast.FloorDiv: "floor_quotient", ast.Mod: "floor_remainder", ast.Pow: "whole_power"}
+# Literal right operands for which LLVM's instruction is right.
+SAFE = {ast.LShift: range(64), ast.RShift: range(64), ast.FloorDiv: range(1, 2**63), ast.Mod: range(1, 2**63), ast.Pow: ()}
 
 
 class Lowering(ast.NodeTransformer):
@@ -340,11 +342,11 @@ class Lowering(ast.NodeTransformer):
         return ast.copy_location(ast.Expr(self.call("store", [self.visit(target.value), self.visit(target.slice), value, self.number("store", target)], target)), target)
 
     def visit_AugAssign(self, node):
-        target, shift = node.target, type(node.op) in SHIFTS
-        if isinstance(target, ast.Name) and shift:
+        target, called = node.target, type(node.op) in CALLED
+        if isinstance(target, ast.Name) and called:
             old = ast.copy_location(ast.Name(target.id, ast.Load()), target)
             return self.visit(ast.copy_location(ast.Assign([target], ast.copy_location(ast.BinOp(old, node.op, node.value), node)), node))
-        if not isinstance(target, ast.Subscript) or not (shift or self.is_access(target)):
+        if not isinstance(target, ast.Subscript) or not (called or self.is_access(target)):
             return self.generic_visit(node)
         index, array, numbered = self.module.fresh("index"), self.visit(target.value), self.is_access(target)
         held, element = assign(index, self.visit(target.slice)), lambda: [copy.deepcopy(array), ast.Name(index, ast.Load())]
@@ -357,9 +359,9 @@ class Lowering(ast.NodeTransformer):
         return self.operation(self.visit(node.left), node.op, self.visit(node.right), node)
 
     def operation(self, left, operator, right, node):
-        """left operator right. What a shift by more than the width gives, only a function of ours knows: LLVM leaves it open."""
-        if type(operator) in SHIFTS and not (isinstance(right, ast.Constant) and right.value in range(64)):
-            return self.call(SHIFTS[type(operator)], [left, right], node)
+        """left operator right. What a shift by more than the width gives, or a division by 0, only a function of ours knows: LLVM leaves it open."""
+        if type(operator) in CALLED and not (isinstance(right, ast.Constant) and right.value in SAFE[type(operator)]):
+            return self.call(CALLED[type(operator)], [left, right], node)
         return ast.copy_location(ast.BinOp(left, operator, right), node)
 
     def visit_If(self, node):

@@ -26,7 +26,7 @@ ROUNDED = {"mul": "*", "add": "+", "sub": "-", "div": "/"}  # libdevice.fmul_rn,
 WITH_MATH = "acos acosh asin asinh atan atanh cos cosh erf erfc exp expm1 log log10 log1p log2 sin sinh sqrt tan tanh".split()
 HINTS = {**dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), "x, index"), **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), "x, index, value")}
 OFFERED = {"cuda_popc", "cuda_clz", "cuda_ffs", "cuda_brev", "cuda_fma", "cuda_cbrt", "cuda_selp", "math_floor", "math_ceil", "math_trunc", "math_fmod", "math_remainder", "math_modf", "math_pow", "math_hypot",
-           "builtin_int", "builtin_round", "min_of_two", "max_of_two", "shifted_left", "shifted_right",
+           "builtin_int", "builtin_round", "builtin_divmod", "min_of_two", "max_of_two", "shifted_left", "shifted_right", "floor_quotient", "floor_remainder", "whole_power",
            *(f"libdevice_{kind}{name}_rn" for kind in "fd" for name in ROUNDED), *(f"libdevice_{name}{kind}" for name in WITH_MATH for kind in ("", "f")),
            *("libdevice_" + name for name in "fabs fabsf floor floorf ceil ceilf fma fmaf pow powf fmin fminf fmax fmaxf rsqrt rsqrtf".split()),
            *(f"cuda_{name}" for name in HINTS)}
@@ -183,6 +183,94 @@ for _name, _sign, _beyond in (("left", "<<", "kind(0)"), ("right", ">>", "kind(k
     exec(SHIFT.format(name=_name, sign=_sign, beyond=_beyond))
 
 
+# --- division and powers of integers ------------------------------------------------------------------------------------------------
+
+
+def both_integers(a, b):
+    """The type of Numba's division of two integers, or None."""
+    integers = all(isinstance(kind, (types.Integer, types.Boolean)) for kind in (a, b))
+    return type_of(promotion.real_division(number_of(a), number_of(b))) if integers else None
+
+
+@intrinsic
+def unassuming(typing, x):
+    """x itself, of which LLVM then supposes nothing: from the flag that Numba gives to `n + 1` it concludes that the sum is not the lowest integer."""
+    def code(context, builder, signature, arguments):
+        integer = arguments[0].type
+        return builder.asm(ir.FunctionType(integer, [integer]), "", "=r,0", arguments, False)
+    return x(x), code
+
+
+DIVIDE = """
+def floor_{name}(a, b):
+    pass
+
+@overload(floor_{name}, **LIKE_CODE)
+def {name}(a, b):
+    kind = both_integers(a, b)
+    if kind is None:
+        return lambda a, b: a {sign} b
+
+    lowest = kind.minval
+
+    def of_integers(a, b):
+        x, y = kind(a), kind(b)
+        if y == 0:
+            return kind(0)
+        if kind(0) > y and y + 1 == 0:  # the processor has no quotient of the lowest integer
+            return {of_minus_one}
+        return x {sign} y
+    return of_integers
+"""
+for _name, _sign, _of_minus_one in (("quotient", "//", "kind(0) if unassuming(x) == lowest else kind(0 - x)"), ("remainder", "%", "kind(0)")):
+    exec(DIVIDE.format(name=_name, sign=_sign, of_minus_one=_of_minus_one))
+
+
+def builtin_divmod(a, b):
+    """divmod(a, b)"""
+
+
+@overload(builtin_divmod, **LIKE_CODE)
+def quotient_and_remainder(a, b):
+    kinds = number_of(a), number_of(b)
+    if None in kinds or promotion.quotient_and_remainder(*kinds) is None:
+        return None
+    kind = type_of(promotion.quotient_and_remainder(*kinds))
+    return lambda a, b: (floor_quotient(kind(a), kind(b)), floor_remainder(kind(a), kind(b)))
+
+
+def whole_power(a, b):
+    """a ** b; if b is an integer as Numba's int_power on CUDA: by repeated multiplication, and of integers by way of a float64."""
+
+
+@overload(whole_power, **LIKE_CODE)
+def power(a, b):
+    kinds = number_of(a), number_of(b)
+    kind = promotion.exponentiation(*kinds) if None not in kinds else None
+    if kind not in (int, np.uint64, np.float32, np.float64) or kinds[1] not in promotion.INTEGRAL:
+        return lambda a, b: a ** b
+    lowest, integral, kind = (kind in (int, np.uint64)) and -(2.0**63), kind in (int, np.uint64), type_of(kind)
+    result = converter(kind)
+
+    def of_integer(a, b):
+        x, negative = kind(a), b < 0
+        if integral and negative:
+            if x == 0:
+                return result(lowest)
+            if x != 1 and x + 1 != 0:
+                return result(0.0)
+        if b > 0x10000 or b < -0x10000:
+            return result(math.pow(float64(x), float64(b)))
+        product, rest = kind(1), abs(int64(b))
+        while rest != 0:
+            if rest & 1:
+                product = product * x
+            rest >>= 1
+            x = x * x
+        return result(1.0 / float64(product) if negative else float64(product))
+    return of_integer
+
+
 # --- floating point -------------------------------------------------------------------------------------------------------------
 
 
@@ -302,8 +390,23 @@ def builtin_round(x, digits=None):
 def rounded(x, digits=None):
     if digits in (None, types.none) or isinstance(digits, types.Omitted):
         return lambda x, digits=None: integer64(np.rint(float64(x)))
-    kind = float32 if isinstance(x, Half) else like_float(x)
-    return lambda x, digits=None: kind(round(float64(x), digits))
+    kind = like_floats(x, float32)
+    return lambda x, digits=None: kind(rounded_to_digits(kind(x), int64(digits)))
+
+
+@always
+def rounded_to_digits(x, digits):
+    """CPython's fallback for rounding to decimal digits, which Numba compiles for CUDA: by way of an int64."""
+    scale, spare = 10.0 ** abs(digits), 1.0
+    if digits > 22:
+        scale, spare = 10.0 ** (digits - 22), 1e22
+    y = x * scale * spare if digits >= 0 else x / scale
+    if not np.isfinite(x) or not np.isfinite(y):
+        return float64(x)
+    z = float64(integer64(np.rint(y)))
+    if abs(y - z) == 0.5:
+        z = 2.0 * float64(integer64(np.rint(y / 2.0)))
+    return z / spare / scale if digits >= 0 else z * scale
 
 
 def extreme(better, place):
@@ -314,14 +417,14 @@ def extreme(better, place):
         kind = typing.unify_types(types.unliteral(a), types.unliteral(b))
 
         def code(context, builder, signature, arguments):
-            x, y = arguments
+            x, y = arguments = [context.cast(builder, value, of, kind) for value, of in zip(arguments, signature.args)]
             second = context.get_function(better, types.boolean(kind, kind))(builder, (y, x))
             if floats:
                 bits = ir.IntType(kind.bitwidth)
                 negative = builder.icmp_signed("<", builder.bitcast(arguments[place], bits), bits(0))
                 second = builder.or_(second, builder.or_(builder.fcmp_unordered("uno", x, x), builder.and_(builder.fcmp_ordered("==", x, y), negative)))
             return builder.select(second, y, x)
-        return kind and (kind(kind, kind), code)
+        return kind and (kind(a, b), code)  # of a and b: floats and a float beside an integer differ
     return of_two
 
 
@@ -351,7 +454,7 @@ for _suffix, _type in (("f", "float32"), ("", "float64")):
         exec(LIBRARY.format(name=_name + _suffix, parameters="x", result=f"{_type}(math.{_name}({_type}(x)))"))
     for _name, _parameters, _result in (("fabs", "x", "abs({t}(x))"), ("floor", "x", "np.floor({t}(x))"), ("ceil", "x", "np.ceil({t}(x))"),
                                         ("fma", "x, y, z", "fused({t}(x), {t}(y), {t}(z))"), ("pow", "x, y", "{t}(math.pow({t}(x), {t}(y)))"),
-                                        ("fmin", "x, y", "np.fmin({t}(x), {t}(y))"), ("fmax", "x, y", "np.fmax({t}(x), {t}(y))"), ("rsqrt", "x", "{t}(1) / {t}(math.sqrt({t}(x)))")):
+                                        ("fmin", "x, y", "min_of_two({t}(x), {t}(y))"), ("fmax", "x, y", "max_of_two({t}(x), {t}(y))"), ("rsqrt", "x", "{t}(1.0 / math.sqrt(float64({t}(x))))")):
         exec(LIBRARY.format(name=_name + _suffix, parameters=_parameters, result=_result.format(t=_type)))
 for _name, _parameters in HINTS.items():
     exec(f"@always\ndef cuda_{_name}({_parameters}):\n    " + ("x[index] = value" if "value" in _parameters else "return x[index]"))

@@ -6,7 +6,7 @@ from math import copysign
 from numpy import complex64, complex128, float16, float32, float64, int8
 
 from sim.numbers import ieee
-from sim.numbers.conversion import LOWEST, cast, truncated
+from sim.numbers.conversion import cast, truncated, wrap
 from sim.numbers.promotion import FLOATING, INTEGRAL, KIND, NARROW, PLAIN, Promotion, bfloat16, unified
 
 UNIFIED = Promotion(unified)
@@ -69,13 +69,13 @@ def _unified(better, a, b):
     return left(a), right(b)
 
 
-def absolute(a):
-    """abs(a), in the type of a: abs of the lowest integer is itself; bool gives int8, bfloat16 a float32."""
+def absolute(a, bits=64):
+    """abs(a), in the type of a: abs of the lowest integer is itself (`bits`: an int's width in Numba); bool gives int8, bfloat16 a float32."""
     if type(a) in PLAIN:
         return abs(a)
     kind = KIND[type(a)]
     if kind is int:
-        return a if a == LOWEST else abs(int(a))
+        return wrap(abs(int(a)), bits)
     if kind is complex64 or kind is complex128:
         return type(a.real)(_hypot(a.real, a.imag))
     if kind is bool:

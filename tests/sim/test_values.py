@@ -1,0 +1,182 @@
+"""Values of operators and functions on which the engines differed, and all operators over awkward numbers: fibers beside native.
+
+What is right was read from the PTX that `numba.cuda.compile` gives.
+"""
+import importlib.util
+from math import inf, nan
+
+import numpy as np
+import pytest
+from numba import cuda
+from numba.cuda import libdevice
+
+from sim import DeviceSpec, simulate
+
+LOWEST = -(2**63)
+
+
+def by_both(kernel, out, *arguments, threads=1):
+    """What a kernel writes to `out`, by each engine, which must be the same."""
+    results = []
+    for engine in ("fibers", "native"):
+        written = out.copy()
+        simulate(kernel, engine=engine)[1, threads](written, *arguments)
+        results.append(written.tolist())
+    assert repr(results[0]) == repr(results[1])
+    return results[0]
+
+
+@cuda.jit
+def counted_bits(out, n, x):
+    y, z = x[1], np.int32(-5)
+    out[0], out[1], out[2] = cuda.clz(np.int32(31)), cuda.popc(np.int32(-1)), cuda.clz(cuda.threadIdx.x)
+    out[3], out[4], out[5] = cuda.clz(n), cuda.popc(y), cuda.popc(z)
+    out[6], out[7] = cuda.popc(-x[0]), cuda.clz(x[0] + 0)
+
+
+def test_bits_are_counted_in_the_width_of_the_type():
+    assert by_both(counted_bits, np.zeros(8), 31, np.array([5, -1], np.int32)) == [27, 32, 32, 59, 32, 31, 63, 61]
+
+
+@cuda.jit
+def smaller_and_larger(out, a, b):
+    out[0], out[1], out[2], out[3] = libdevice.fminf(a[0], b[0]), libdevice.fmaxf(a[0], b[0]), libdevice.fminf(b[0], a[0]), libdevice.fmaxf(b[0], a[0])
+    out[4], out[5], out[6], out[7] = libdevice.fmin(a[0], b[0]), libdevice.fmax(b[0], a[0]), libdevice.fminf(a[1], b[1]), libdevice.fmaxf(b[1], a[1])
+
+
+def test_the_smaller_zero_is_the_negative_one():
+    single = np.array([0.0, 2.0], np.float32), np.array([-0.0, nan], np.float32)
+    assert repr(by_both(smaller_and_larger, np.zeros(8), *single)) == "[-0.0, 0.0, -0.0, 0.0, -0.0, 0.0, 2.0, 2.0]"
+
+
+@cuda.jit
+def rounded(out, x, y):
+    out[0], out[1], out[2] = round(x[0], 2), round(x[1], 2), round(y[0], -2)
+    out[3], out[4], out[5] = libdevice.rsqrtf(x[2]), round(y[1], 1), round(y[2])
+
+
+def test_rounding_to_digits_goes_by_way_of_an_int64():
+    x, y = np.array([1e30, 2.675, 7.1234]), np.array([1e30, 0.25, nan], np.float32)
+    assert by_both(rounded, np.zeros(6), x, y) == [2.0**63 / 100, 2.68, 2.0**63 * 100, np.float32(7.1234) ** np.float32(-0.5), np.float32(0.2), LOWEST]
+
+
+@cuda.jit
+def better_than_nan(out, x, n):
+    out[0], out[1], out[2] = max(x[0], n), max(x[0], -8.0), max(n, x[0])
+    out[3], out[4] = min(x[0], -8.0), min(x[0], n)
+
+
+def test_of_a_nan_and_an_integer_the_first_stays():
+    assert repr(by_both(better_than_nan, np.zeros(5), np.array([nan]), 3)) == "[nan, -8.0, 3.0, -8.0, nan]"
+
+
+@cuda.jit
+def powers(out, x, z):
+    out[0], out[1], out[2], out[3] = x[0] ** -1, x[0] ** z[1], z[0] ** z[1], z[2] ** z[1]
+    out[4], out[5], out[6] = z[2] ** 2, z[3] ** 39, z[4] ** (z[1] - 2**40)
+
+
+def test_powers_of_integers():
+    wanted = [inf, inf, LOWEST, 0, 4, int(float(3**39)), -1]
+    assert by_both(powers, np.zeros(7), np.array([0.0]), np.array([0, -1, 2, 3, -1])) == wanted
+
+
+@cuda.jit
+def quotients(out, x, y):
+    out[0], out[1], out[2], out[3] = (x[0] + 1) // y[0], (x[0] + 1) % y[0], x[1] // y[0], x[0] // y[1]
+    total = x[0] + 1
+    total //= y[0]
+    out[4] = total
+    out[5], out[6] = divmod(x[0] + 1, y[0])
+
+
+def test_the_lowest_integer_divided_by_minus_one_is_zero():
+    assert by_both(quotients, np.ones(7, np.int64), np.array([2**63 - 1, 7]), np.array([-1, 0])) == [0, 0, -7, 0, 0, 0, 0]
+
+
+@cuda.jit
+def negated(out, x):
+    y = x[0]
+    out[0], out[1], out[2], out[3], out[4], out[5] = -x[0], abs(x[0]), -y, abs(y), -(x[0] + 1), ~x[0]
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int16, np.int32, np.int64])
+def test_minus_the_lowest_integer_is_itself(kind):
+    low = int(np.iinfo(kind).min)
+    assert by_both(negated, np.zeros(6, np.int64), np.array([low], kind)) == [low] * 4 + [-low - 1] * 2
+
+
+@cuda.jit
+def ballots(out, x):
+    m = x[0]
+    m = cuda.ballot_sync(0xFFFFFFFF, True)
+    cuda.syncthreads()
+    same = x[0]
+    same = cuda.match_any_sync(0xFFFFFFFF, 3)
+    cuda.syncthreads()
+    out[cuda.threadIdx.x] = m + same
+
+
+def test_a_ballot_is_an_int32():
+    assert by_both(ballots, np.zeros(32, np.int64), np.array([5]), threads=32) == [-2] * 32
+
+
+@cuda.jit
+def compared(out, i, u, f):
+    out[0], out[1], out[2], out[3], out[4] = i[0] < u[0], u[0] == i[0], i[1] == f[0], 0 <= i[1] <= f[0], f[0] >= i[1]
+
+
+def test_comparisons_in_the_common_type():
+    numbers = np.array([2**63 - 2, 16777217]), np.array([2**63], np.uint64), np.array([16777216], np.float32)
+    assert by_both(compared, np.zeros(5), *numbers) == [0, 1, 0, 0, 0]
+
+
+def test_a_warp_has_32_lanes():
+    with pytest.raises(ValueError, match="^warp_size=16: every CUDA GPU has warps of 32 lanes, and masks have 32 bits; leave warp_size as it is$"):
+        DeviceSpec(warp_size=16)
+
+
+# --- all operators ----------------------------------------------------------------------------------------------------------------
+
+OF_TWO = [f"a {sign} b" for sign in "+ - * / // % << >> & | ^ < <= == !=".split()] + ["min(a, b)", "max(a, b)", "a ** b"]
+OF_ONE = ["-a", "~a", "abs(a)", "+a", "cuda.clz(a)", "cuda.popc(a)", "cuda.ffs(a)", "cuda.brev(a)", "np.int8(a)", "np.uint8(a)", "np.int32(a)", "np.uint32(a)",
+          "np.uint64(a)", "np.float32(a)"]
+TEXT = """
+import numpy as np
+from numba import cuda
+
+@cuda.jit
+def operators(out, wrapped, x, y):
+    i = cuda.threadIdx.x
+"""
+PAIRS = [("int32", "int32"), ("int64", "uint64"), ("uint8", "int64"), ("uint32", "int8"), ("float32", "int64"), ("float64", "float32")]
+
+
+def awkward(kind):
+    if np.dtype(kind).kind == "f":
+        return np.array([0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -3.5, -7.0, 3e9, 1e30, inf, -inf, nan], kind)
+    low, high = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+    some = {low, low + 1, high, high - 1, high // 2 + 1, 0, 1, 2, 7, 31, 63, 64, *((-1, -2, -7) if low else ())}
+    return np.array(sorted(value for value in some if low <= value <= high), kind)
+
+
+@pytest.mark.parametrize("left, right", PAIRS)
+def test_every_operator(left, right, tmp_path):
+    floats = "float" in left + right
+    texts = [text for text in OF_TWO if not (floats and text[2:4] in ("<<", ">>", "& ", "| ", "^ "))]
+    texts += [text for text in OF_ONE if not (left.startswith("float") and ("~" in text or "cuda" in text))]
+    lines = [f"    a, b = x[i], y[i]\n    out[{n}, i] = {text}\n    wrapped[{n}, i] = {text}\n" for n, text in enumerate(texts)]
+    path = tmp_path / f"operators_{left}_{right}.py"
+    path.write_text(TEXT + "".join(lines))
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    x, y = (part.ravel() for part in np.meshgrid(awkward(left), awkward(right), indexing="ij"))
+    results = []
+    for engine in ("fibers", "native"):
+        out, wrapped = np.zeros((len(texts), len(x))), np.zeros((len(texts), len(x)), np.int32)
+        simulate(module.operators, engine=engine, observers=())[1, len(x)](out, wrapped, x, y)
+        results.append((out, wrapped))
+    (out, wrapped), (native, native_wrapped) = results
+    differ = ~(np.isnan(out) & np.isnan(native) | (out == native) & (np.signbit(out) == np.signbit(native))) | (wrapped != native_wrapped)
+    assert [f"{texts[n]} with a = {x[i]}, b = {y[i]}: {out[n, i]} and {native[n, i]}" for n, i in np.argwhere(differ)] == []
