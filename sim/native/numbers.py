@@ -226,6 +226,9 @@ for _name, _sign, _of_minus_one in (("quotient", "//", "kind(0) if unassuming(x)
     exec(DIVIDE.format(name=_name, sign=_sign, of_minus_one=_of_minus_one))
 
 
+DIVISION = globals()["floor_quotient"], globals()["floor_remainder"]
+
+
 def builtin_divmod(a, b):
     """divmod(a, b)"""
 
@@ -236,7 +239,8 @@ def quotient_and_remainder(a, b):
     if None in kinds or promotion.quotient_and_remainder(*kinds) is None:
         return None
     kind = type_of(promotion.quotient_and_remainder(*kinds))
-    return lambda a, b: (floor_quotient(kind(a), kind(b)), floor_remainder(kind(a), kind(b)))
+    quotient, remainder = DIVISION
+    return lambda a, b: (quotient(kind(a), kind(b)), remainder(kind(a), kind(b)))
 
 
 def whole_power(a, b):
