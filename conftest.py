@@ -57,21 +57,22 @@ def few(request):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests marked nightly are skipped without --all; those marked gpu, and cells of stored notebooks tagged gpu, where there is no GPU."""
+    """Tests marked nightly are skipped without --all, those marked gpu where there is no GPU; there, cells tagged gpu show what was recorded."""
     for item in items:
         if item.get_closest_marker("nightly") and not config.getoption("all"):
             item.user_properties.append(("left out", 1))
             item.add_marker(pytest.mark.skip(reason="make test-all runs it"))
     for item in filter(wants_gpu, items):
-        item.user_properties.append(("gpu", True))
-        if not GPUS:
+        if isinstance(item, IPyNbCell):
+            item.options["check"] &= not GPUS  # on a GPU only errors count
+        elif not GPUS:
             item.add_marker(pytest.mark.skip(reason="no CUDA GPU here"))
-        elif isinstance(item, IPyNbCell):
-            item.options["check"] = False  # the build did not run it: it has no stored output, and only errors count
+        if GPUS or not isinstance(item, IPyNbCell):
+            item.user_properties.append(("gpu", True))
 
 
 def wants_gpu(item) -> bool:
-    """Whether a test, or a cell of a stored notebook, can run on a GPU only."""
+    """Whether a test can run on a GPU only, or a cell of a stored notebook has something else to say on one."""
     if isinstance(item, IPyNbCell):
         return "gpu" in item.cell.metadata.get("tags", [])
     return item.get_closest_marker("gpu") is not None

@@ -18,9 +18,9 @@
 # - choose grid, block and stream of a launch, and take its time without fooling yourself.
 #
 # Up to now Python has carried out your kernels line by line. Now a compiler translates them. The kernels stay as they are, and most of this lesson needs **no
-# GPU**: NVIDIA's compiler translates for GPUs that are not there. What only a GPU can tell, such as how long something takes, was **recorded** on one, and says so. If you
-# have a GPU, cells that are marked *live* repeat it on yours. (For a Mac there is no such compiler. The cells that
-# need it stop with a message there, and you go on with the next; what should stand in its place is in the solution's notebook.)
+# GPU**: NVIDIA's compiler translates for GPUs that are not there. What only a GPU can tell, such as how long something takes, was **recorded** on one, and says so. Cells that
+# begin with `@live` run on your GPU, if you have one, and otherwise show what they printed on ours. (For a Mac there is no such compiler. There, the translations
+# of this lesson's own kernels come with the course, made on Linux; only your kernel of exercise 7.2 stays untranslated.)
 #
 # Here is the way of a kernel. (The next cell only draws.)
 
@@ -71,7 +71,7 @@ from numba import cuda
 from numpy import float32
 
 import kernels
-from course import check
+from course import check, live
 from course.ptx import compiled, type_of
 from sim import simulate
 
@@ -575,23 +575,27 @@ for name, microseconds in recorded["stopwatch_us"].items():
 
 # %% [markdown]
 # The third stopwatch is the best. An **event** is a mark in the stream, to which the GPU itself writes the time when it gets there; so neither Python's own work nor its waiting is in the difference.
-# Live, on your GPU:
+# The same, live:
 
 # %% tags=["gpu"]
-kernel = row_sums(float32(0))
-q, k = 0.1 * torch.randn(65536, 64, device="cuda"), 0.1 * torch.randn(16384, 64, device="cuda")
-l = torch.empty(65536, device="cuda")
-kernel[512, 128](q, k, l)  # compiles
-torch.cuda.synchronize()
-before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-begin = time.perf_counter()
-before.record()
-kernel[512, 128](q, k, l)
-after.record()
-launched = time.perf_counter() - begin
-torch.cuda.synchronize()
-done = time.perf_counter() - begin
-print(f"launch {1e6 * launched:.0f}, synchronize {1e6 * done:.0f}, between events {1000 * before.elapsed_time(after):.0f} microseconds")
+@live
+def stopwatches_live():
+    """Three stopwatches around one launch."""
+    kernel = row_sums(float32(0))
+    q, k = 0.1 * torch.randn(65536, 64, device="cuda"), 0.1 * torch.randn(16384, 64, device="cuda")
+    l = torch.empty(65536, device="cuda")
+    kernel[512, 128](q, k, l)  # compiles
+    torch.cuda.synchronize()
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin = time.perf_counter()
+    before.record()
+    kernel[512, 128](q, k, l)
+    after.record()
+    launched = time.perf_counter() - begin
+    torch.cuda.synchronize()
+    done = time.perf_counter() - begin
+    print(f"launch {1e6 * launched:.0f}, synchronize {1e6 * done:.0f}, between events {1000 * before.elapsed_time(after):.0f} microseconds")
+
 
 # %% [markdown]
 # ### Bug hunt: two streams
@@ -656,16 +660,20 @@ def in_torchs_stream():
     return cuda.external_stream(torch.cuda.current_stream().cuda_stream)
 
 
-kernel = row_sums(float32(0))
-q, k = 0.1 * torch.randn(65536, 64, device="cuda"), 0.1 * torch.randn(1024, 64, device="cuda")
-for name, stream_of in {"default": lambda: 0, "PyTorch's": in_torchs_stream}.items():
-    l, seen = torch.zeros(65536, device="cuda"), torch.zeros(65536, device="cuda")
-    torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        kernel[512, 128, stream_of()](q, k, l)
-        seen.copy_(l)
-    torch.cuda.synchronize()
-    print(f"launched in the {name} stream: {(seen == 0).sum().item()} of 65536 sums are missing in the copy")
+@live
+def sums_missing():
+    """The same launch in either stream, and the number of sums that PyTorch copied too early."""
+    kernel = row_sums(float32(0))
+    q, k = 0.1 * torch.randn(65536, 64, device="cuda"), 0.1 * torch.randn(1024, 64, device="cuda")
+    for name, stream_of in {"default": lambda: 0, "PyTorch's": in_torchs_stream}.items():
+        l, seen = torch.zeros(65536, device="cuda"), torch.zeros(65536, device="cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            kernel[512, 128, stream_of()](q, k, l)
+            seen.copy_(l)
+        torch.cuda.synchronize()
+        print(f"launched in the {name} stream: {(seen == 0).sum().item()} of 65536 sums are missing in the copy")
+
 
 # %% [markdown]
 # ## 7. PyTorch tensors, and what a launch costs
@@ -751,19 +759,23 @@ for name, made in {"scale": translation, "relu": compiled(relu, x, out), "row_su
 # All three live: your kernels, compiled and launched, and the package's, against the reference and the simulator.
 
 # %% tags=["gpu"]
-device = torch.device("cuda")
-on_gpu = torch.full_like(rows, math.nan, device=device)
-rms_norm[2, 32](rows.to(device), gain.to(device), on_gpu)
-validate("rms_norm, GPU", "simulator", on_gpu, normed, 1e-5)
-on_gpu = torch.full_like(scaled, math.nan, device=device)
-scale_all[3, 32](rows.flatten().to(device), float32(3), on_gpu)
-validate("scale_all, GPU", "simulator", on_gpu, scaled, 0)
-for kernel in (kernels.flash_attention, kernels.warp_attention):
-    for causal in (False, True):
-        name = f"{kernel.__name__}{', causal' * causal}, GPU"
-        got = kernel(q.to(device), k.to(device), v.to(device), causal)
-        validate(name, "reference, float64", got, kernels.attention(q.double(), k.double(), v.double(), causal), 1e-5)
-        validate(name, "simulator", got, kernel(q, k, v, causal), 1e-5)
+@live
+def three_ways_live():
+    """The GPU against the reference and the simulator."""
+    device = torch.device("cuda")
+    on_gpu = torch.full_like(rows, math.nan, device=device)
+    rms_norm[2, 32](rows.to(device), gain.to(device), on_gpu)
+    validate("rms_norm, GPU", "simulator", on_gpu, normed, 1e-5)
+    on_gpu = torch.full_like(scaled, math.nan, device=device)
+    scale_all[3, 32](rows.flatten().to(device), float32(3), on_gpu)
+    validate("scale_all, GPU", "simulator", on_gpu, scaled, 0)
+    for kernel in (kernels.flash_attention, kernels.warp_attention):
+        for causal in (False, True):
+            name = f"{kernel.__name__}{', causal' * causal}, GPU"
+            got = kernel(q.to(device), k.to(device), v.to(device), causal)
+            validate(name, "reference, float64", got, kernels.attention(q.double(), k.double(), v.double(), causal), 1e-5)
+            validate(name, "simulator", got, kernel(q, k, v, causal), 1e-5)
+
 
 # %% [markdown]
 # ## In three lines

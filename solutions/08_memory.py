@@ -100,7 +100,7 @@ def sectors(stride, itemsize, first=0):
 
 
 # %% tags=["check"]
-from course import check
+from course import check, live
 
 check.ex08_1(sectors)
 
@@ -814,7 +814,7 @@ for name, counts in simulated.items():
 # %% [markdown]
 # ### On a real GPU, if there is one
 #
-# The five patterns on your own GPU, timed, with your own transpose as the sixth, and the copy with fewer and fewer blocks; 8192 × 8192 numbers here, so 256 MiB in and out. (The strided copy reads from 2 GiB.) To see the counters of your own GPU, and not only times, you need `ncu`:
+# The five patterns on your own GPU (without one, what ours printed), timed, with your own transpose as the sixth, and the copy with fewer and fewer blocks; 8192 × 8192 numbers here, so 256 MiB in and out. (The strided copy reads from 2 GiB.) To see the counters of your own GPU, and not only times, you need `ncu`:
 # it comes with the CUDA toolkit, and `python -m kernels.compare --ncu` runs it.
 
 
@@ -832,27 +832,31 @@ def microseconds(kernel, configuration, *arguments, times=20):
     return 1000 * start.elapsed_time(end) / times
 
 
-n = 8192
-long = torch.rand(8 * n * n, device="cuda")
-a, out = long[: n * n].view(n, n), torch.full((n, n), math.nan, device="cuda")
-configuration, square = (blocks(n * n), THREADS), (tiles(n, n), (TILE, TILE))
-times = {
-    "copy": microseconds(memory_patterns.copy, configuration, long[: n * n], out.view(-1)),
-    "strided_copy": microseconds(memory_patterns.strided_copy, configuration, long, out.view(-1), 8),
-    "transpose_naive": microseconds(memory_patterns.transpose_naive, square, a, out),
-    "transpose_tiled": microseconds(memory_patterns.transpose_tiled, square, a, out),
-    "transpose_padded": microseconds(memory_patterns.transpose_padded, square, a, out),
-    "your transpose": microseconds(cuda.jit(transpose), square, a, out),
-}
-print("your transpose is right:", torch.equal(out, a.T))
-for name, time in times.items():
-    print(f"{name:16}  {time:8.0f} microseconds   {8 * n * n / time / 1e6:6.2f} TB/s of numbers that somebody wanted")
+@live
+def patterns_live():
+    """The five patterns and the learner's transpose, timed; then copies with fewer and fewer blocks at a time."""
+    n = 8192
+    long = torch.rand(8 * n * n, device="cuda")
+    a, out = long[: n * n].view(n, n), torch.full((n, n), math.nan, device="cuda")
+    configuration, square = (blocks(n * n), THREADS), (tiles(n, n), (TILE, TILE))
+    times = {
+        "copy": microseconds(memory_patterns.copy, configuration, long[: n * n], out.view(-1)),
+        "strided_copy": microseconds(memory_patterns.strided_copy, configuration, long, out.view(-1), 8),
+        "transpose_naive": microseconds(memory_patterns.transpose_naive, square, a, out),
+        "transpose_tiled": microseconds(memory_patterns.transpose_tiled, square, a, out),
+        "transpose_padded": microseconds(memory_patterns.transpose_padded, square, a, out),
+        "your transpose": microseconds(cuda.jit(transpose), square, a, out),
+    }
+    print("your transpose is right:", torch.equal(out, a.T))
+    for name, time in times.items():
+        print(f"{name:16}  {time:8.0f} microseconds   {8 * n * n / time / 1e6:6.2f} TB/s of numbers that were asked for")
 
-flat = long[: n * n], out.view(-1)
-grid = -(-n * n // (64 * NUMBERS))
-for shared_bytes in (0, 13 * 1024, 27 * 1024, 48 * 1024):
-    time = microseconds(copy_some, (grid, 64, 0, shared_bytes), *flat)
-    print(f"copy_some with {shared_bytes:5} bytes of shared memory a block: {time:8.0f} microseconds")
+    flat = long[: n * n], out.view(-1)
+    grid = -(-n * n // (64 * NUMBERS))
+    for shared_bytes in (0, 13 * 1024, 27 * 1024, 48 * 1024):
+        time = microseconds(copy_some, (grid, 64, 0, shared_bytes), *flat)
+        print(f"copy_some with {shared_bytes:5} bytes of shared memory a block: {time:8.0f} microseconds")
+
 
 # %% [markdown]
 # ## In three lines

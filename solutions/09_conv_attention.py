@@ -389,10 +389,11 @@ print("equal to PyTorch's causal attention:", torch.allclose(conv_attention(q, k
 #
 # ### Exercise 9.3 · is_causal · about six lines
 #
-# Write `is_causal(attend, q, k, v)`. `attend(q, k, v)` gives an output of N rows, like every attention here; `q`, `k`, `v` are (N, d). Return True if
-# no row of the output depends on a later token, and False if one does. Leave `q`, `k` and `v` themselves as they are.
+# Write `is_causal(attend, q, k, v)`. `attend(q, k, v)` gives an output of N rows, like every attention here, for any N; `q`, `k`, `v` are (N, d). Return
+# True if no row of the output depends on a later token, and False if one does, be it by a thousandth. A difference in the last digits is rounding, no
+# dependence. An output with NaN proves nothing: return False. Leave `q`, `k` and `v` themselves as they are.
 #
-# Your tool will be tried on fourteen functions, some of them sly: one lets only its first row see the last value; one looks at nothing but the next
+# Your tool will be tried on sixteen functions, some of them sly: one lets only its first row see the last value; one looks at nothing but the next
 # token's *query*.
 #
 # <details><summary>Hint 1: one cut</summary>
@@ -409,7 +410,8 @@ print("equal to PyTorch's causal attention:", torch.allclose(conv_attention(q, k
 #
 # <details><summary>Hint 3: "what they were"</summary>
 #
-# `torch.allclose(after[:t], before[:t])`. Do not ask for equality to the last bit: a matrix product may add in another order.
+# `torch.allclose(after[:t], before[:t])`. Do not ask for equality to the last bit: a matrix product may add in another order. And mind NaN: `difference >
+# limit` is False for it, and so is `difference <= limit`. Ask the question whose False means "not causal".
 # </details>
 
 # %% tags=["exercise"]

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -49,10 +50,22 @@ def write(root: Path, numbers: Iterable[str] = ()) -> list[str]:
     for source in sources(root, numbers):
         print(f"building {source.stem} ...", flush=True)
         stub, solution = read(source)
-        execute(solution, source)
+        compiled = root / "notebooks" / "course" / "recorded" / f"{source.stem}.json"
+        with tempfile.TemporaryDirectory() as folder:
+            fresh = Path(folder) / "ptx.json"
+            execute(solution, source, environment={"COURSE_RECORD_PTX": str(fresh)})
+            keep(fresh, compiled)
         save(root / "notebooks" / f"{source.stem}.ipynb", stub)
         save(root / "solutions" / f"{source.stem}.ipynb", solution)
     return []
+
+
+def keep(fresh: Path, compiled: Path) -> None:
+    """Replace what a lesson's kernels were compiled to (see course.ptx); no file, if the lesson compiles nothing."""
+    compiled.unlink(missing_ok=True)
+    if fresh.exists():
+        compiled.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(fresh, compiled)
 
 
 def stale(root: Path, numbers: Iterable[str] = ()) -> list[str]:
@@ -114,8 +127,8 @@ def stubbed(code: str) -> str:
     return stub
 
 
-def execute(lesson: NotebookNode, source: Path, going_on: bool = False) -> None:
-    """Run the code cells in place, except those tagged gpu. Unless going on past errors, an error or a warning raises BuildError."""
+def execute(lesson: NotebookNode, source: Path, going_on: bool = False, environment: dict[str, str] | None = None) -> None:
+    """Run the code cells in place, as on a machine without a GPU. Unless going on past errors, an error or a warning raises BuildError."""
     with tempfile.TemporaryDirectory() as state:
         client = NotebookClient(
             lesson,
@@ -125,12 +138,11 @@ def execute(lesson: NotebookNode, source: Path, going_on: bool = False) -> None:
             record_timing=False,
             coalesce_streams=True,
             store_widget_state=False,
-            skip_cells_with_tag="gpu",
             extra_arguments=["--log-level=ERROR"],
             resources={"metadata": {"path": str(source.parent)}},
         )
         try:
-            client.execute(env=os.environ | {"COURSE_QUIET": "1", "COURSE_STATE_DIR": state})
+            client.execute(env=os.environ | {"COURSE_QUIET": "1", "COURSE_STATE_DIR": state, "CUDA_VISIBLE_DEVICES": ""} | (environment or {}))
         except CellExecutionError as error:
             raise BuildError(f"{source.name}: a cell fails\n{error}") from None
     lesson.metadata = nbformat.from_dict(METADATA)

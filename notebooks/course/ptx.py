@@ -1,16 +1,22 @@
 """What Numba makes of a kernel, with or without a GPU: the types it finds, and the PTX, to be read and to be counted in.
 
 Both need NVIDIA's compiler library, libNVVM, which comes with numba-cuda on Linux and Windows, but no GPU and no driver. Where it
-is missing, NoCompiler says so.
+is missing, as on macOS, `compiled` and `type_of` know what the build of the lessons compiled (recorded/NN_topic.json); for all else NoCompiler
+says so.
 """
 
+import functools
 import inspect
+import json
 import math
+import os
 import re
 import textwrap
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -36,11 +42,15 @@ class NoCompiler(RuntimeError):
 
 def type_of(expression, **arguments):
     """The name of the type that Numba finds, in a kernel, for an expression of these arguments: type_of("i + 1", i=np.int32(5)) is "int64"."""
+    given = {name: type_of_argument(argument) for name, argument in arguments.items()}
+    return kept(f"the type of {expression} with {given}", lambda: type_found(expression, given))
+
+
+def type_found(expression, given):
     require_compiler()
     names = {"math": math, "cuda": cuda, **{name: getattr(np, name) for name in ("int32", "uint32", "int64", "float32", "float64")}}
-    function = eval(f"lambda {', '.join(arguments)}: {expression}", names)
-    found = compile_cuda(function, None, tuple(map(type_of_argument, arguments.values())), cc=numbers_of(ARCHITECTURE))
-    return str(found.signature.return_type)
+    function = eval(f"lambda {', '.join(given)}: {expression}", names)
+    return str(compile_cuda(function, None, tuple(given.values()), cc=numbers_of(ARCHITECTURE)).signature.return_type)
 
 
 def type_of_argument(argument):
@@ -55,12 +65,13 @@ def type_of_argument(argument):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel compiled for one kind of GPU. ptx: its text; names: what each of its parameters is, in order."""
+    """A kernel compiled for one kind of GPU. source: its own lines; first: the number of the first; ptx: its text; names: what each parameter is."""
 
-    function: object
+    source: str
+    first: int
     architecture: str
     ptx: str
-    names: tuple
+    names: list
 
     @property
     def instructions(self):
@@ -74,8 +85,7 @@ class Compiled:
 
     def float64_by_line(self):
         """The source of the kernel, with the number of instructions that have to do with a float64 in front of each line."""
-        source, first = inspect.getsourcelines(self.function)
-        source = textwrap.dedent("".join(source)).splitlines()
+        source, first = self.source.splitlines(), self.first
         counts, here = Counter(), 0
         for line in self.ptx.splitlines():
             if place := re.match(r"\t\.loc\t\d+ (\d+)", line):
@@ -101,6 +111,9 @@ class Compiled:
     @property
     def registers(self):
         """Registers a thread, of 32 bits each, that the assembler assigns. Raises NoCompiler if there is no assembler."""
+        return kept(f"registers of {digest(self.ptx)} on {self.architecture}", self.registers_assigned)
+
+    def registers_assigned(self):
         try:
             from cuda.bindings import nvjitlink
             from cuda.core import Linker, LinkerOptions, ObjectCode
@@ -128,19 +141,65 @@ class Compiled:
 def compiled(kernel, *arguments, architecture=ARCHITECTURE):
     """The kernel compiled for arguments like these. kernel: a function, @cuda.jit or not; arguments: values or types of Numba's.
 
-    Raises NoCompiler where libNVVM is missing, and what Numba raises for a kernel that it cannot compile.
+    Raises NoCompiler where libNVVM is missing, unless the build of the lessons compiled it, and what Numba raises for a kernel that it cannot compile.
     """
+    function, signature = getattr(kernel, "py_func", kernel), types.void(*map(type_of_argument, arguments))
+    constants = [(repr(cell.cell_contents), type(cell.cell_contents).__name__) for cell in function.__closure__ or ()]
+    what = f"{function.__name__}{signature} for {architecture}, {digest(f'{source_of(function)} {constants}')}"
+    return Compiled(**kept(what, lambda: asdict(compiled_here(kernel, *arguments, architecture=architecture))))
+
+
+def compiled_here(kernel, *arguments, architecture=ARCHITECTURE):
+    """As `compiled`, but by the compiler of this machine alone."""
     function = getattr(kernel, "py_func", kernel)
     signature = types.void(*map(type_of_argument, arguments))
     require_compiler()
     with another_gpu(architecture):
         ptx, _ = cuda.compile(function, signature, device=False, abi="numba", output="ptx", cc=numbers_of(architecture), lineinfo=True)
-    return Compiled(function, architecture, ptx, tuple(parameters(function, signature)))
+    ptx = re.sub(r'(?m)^(\t\.file\t\d+) ".*"', r'\1 "kernel.py"', ptx)
+    return Compiled(source_of(function), inspect.getsourcelines(function)[1], architecture, ptx, parameters(function, signature))
+
+
+def source_of(function):
+    """The source of a function, without the indent of its place."""
+    return textwrap.dedent(inspect.getsource(function))
+
+
+# What the lessons' own kernels were compiled to, for machines without the compiler --------------------------------------
+
+RECORDS = Path(__file__).parent / "recorded"
+
+
+def kept(what, compute):
+    """compute(), or, where that finds no compiler, what it gave when the lessons were built; COURSE_RECORD_PTX names a file to write that to."""
+    try:
+        result = compute()
+    except NoCompiler:
+        if what not in recorded():
+            raise
+        return recorded()[what]
+    if file := os.environ.get("COURSE_RECORD_PTX"):
+        file = Path(file)
+        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        file.write_text(json.dumps(found | {what: result}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return result
+
+
+@functools.cache
+def recorded():
+    """{what was asked: the answer}, of every lesson; the build writes them."""
+    return {what: result for file in sorted(RECORDS.glob("[0-9]*.json")) for what, result in json.loads(file.read_text(encoding="utf-8")).items()}
+
+
+def digest(text):
+    return sha256(text.encode()).hexdigest()[:16]
 
 
 def require_compiler():
-    """Raise NoCompiler unless libNVVM is here."""
+    """Raise NoCompiler unless libNVVM is here; COURSE_NO_COMPILER=1 behaves as if it were not."""
     try:
+        if os.environ.get("COURSE_NO_COMPILER"):
+            raise nvvm.NvvmSupportError("COURSE_NO_COMPILER is set")
         nvvm.NVVM()
     except nvvm.NvvmSupportError as error:
         cure = "On Linux or Windows, `make setup` installs it; macOS has none."

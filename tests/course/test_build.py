@@ -62,12 +62,13 @@ def test_a_stub_notebook_has_no_outputs(built):
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
 
 
-def test_the_solution_is_executed_quietly_with_an_empty_ledger_and_without_its_gpu_cells(built):
+def test_the_solution_is_executed_quietly_with_an_empty_ledger_as_on_a_machine_without_a_gpu(built):
     cells = notebook(built, "solutions").cells
     assert cells[1].outputs[0].text == "quiet: 1 · empty ledger: True\n"
     assert cells[3].outputs[0].text == "✓ exercise 1.1\n"
     assert cells[4].outputs[0].data == {"text/plain": "[2, 4]"}
-    assert [cell.execution_count for cell in cells[1:]] == [1, 2, 3, 4, None]
+    assert cells[5].outputs[0].text == "no GPU here\n"
+    assert [cell.execution_count for cell in cells[1:]] == [1, 2, 3, 4, 5]
 
 
 def test_nothing_in_the_notebooks_tells_when_or_on_what_they_were_built(built):

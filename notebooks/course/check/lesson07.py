@@ -6,7 +6,7 @@ from numpy import float32
 
 from course.check import kernels
 from course.check.harness import compare, exercise, fail
-from course.ptx import NoCompiler, compiled
+from course.ptx import NoCompiler, compiled_here
 from sim.events import STORE
 from sim.observers import DEFAULT
 from sim.observers.trace import Trace
@@ -102,7 +102,7 @@ def without_float64(rms_norm):
     rows, row = types.Array(types.float32, 2, "C"), types.Array(types.float32, 1, "C")
     for architecture in ARCHITECTURES:
         try:
-            made = compiled(rms_norm, rows, row, rows, architecture=architecture)
+            made = compiled_here(rms_norm, rows, row, rows, architecture=architecture)
         except NoCompiler as missing:
             return f"NOT COMPILED, so nobody has looked for float64. {missing}"
         if made.float64:

@@ -39,24 +39,23 @@ def ex09_2(conv_scores, rng):
 
 @exercise("9.3", "is_causal")
 def ex09_3(is_causal, rng):
-    for n in (3, 4, 6, 8):  # of two tokens the first row has one key, and so no weight to get wrong
-        q, k, v = torch.tensor(rng.standard_normal((3, n, 4)))
-        for name, attend, causal in attentions(n, torch.tensor(rng.standard_normal((2, 3)))):
-            given = [tensor.clone() for tensor in (q, k, v)]
-            got = is_causal(attend, *given)
+    for n in (4, 5, 6, 8):  # of three tokens a leak of scores moves one weight of one row, and a single draw may move that by nearly nothing
+        tokens, attends = plain_leaks(n, rng)
+        for name, attend, causal in attends:
+            given = [tensor.clone() for tensor in tokens]
+            got = with_seed(rng, is_causal, attend, *given)
             call = f"is_causal(attend, q, k, v) with {n} tokens, where attend is {name}"
             if not isinstance(got, bool | np.bool_):
                 hint = "torch.allclose gives a bool; of a tensor with one bool, .item() does."
                 fail("is_causal must return True or False", call=call, wanted=str(causal), got=type(got).__name__, hint=hint)
-            if not all(torch.equal(mine, theirs) for mine, theirs in zip(given, (q, k, v), strict=True)):
+            if not all(torch.equal(mine, theirs) for mine, theirs in zip(given, tokens, strict=True)):
                 fail("q, k or v is not what it was before the call", call=call, hint="Change a copy: torch.cat or clone() makes one.")
             if bool(got) != causal:
-                hint = CAUSAL_HINT if causal else LEAK_HINT
-                fail("a wrong verdict", call=call, wanted=str(causal), got=str(bool(got)), hint=hint)
+                fail("a wrong verdict", call=call, wanted=str(causal), got=str(bool(got)), hint=verdict_hint(name, causal))
     q, k, v = torch.tensor(rng.standard_normal((3, 1, 4)))
     if not is_causal(ordinary, q, k, v):
         fail("a single token has no future to look at", call="is_causal(attend, q, k, v) with 1 token", wanted="True", got="False")
-    return "told eight attentions that see the future from six that do not, 3 to 8 tokens"
+    return "told eight attentions that see the future, and one that gives NaN, from seven that are causal, 4 to 8 tokens"
 
 
 # 9.1 and 9.2 -----------------------------------------------------------------------------------------------------
@@ -139,31 +138,65 @@ def diagnose(got, wanted, mistakes):
 
 # 9.3 -------------------------------------------------------------------------------------------------------------
 
-CAUSAL_HINT = (
-    "It is causal: row i depends on tokens 0 to i. Compare the rows before the changed tokens only, and let rounding pass (torch.allclose)."
-)
+CAUSAL_HINT = "It is causal: row i depends on tokens 0 to i. Compare the rows before the changed tokens only."
+ROUNDING_HINT = "It is causal: what moves is the last digit, since the sum is added up in another order. Let rounding pass, as torch.allclose does."
 LEAK_HINT = "It sees the future. Change q, k and v of the later tokens, for every place where past and future can part, and look at every earlier row."
+NAN_HINT = "Its rows are NaN, and nothing can be said for them. A comparison with NaN is false: ask `difference <= limit`, not `difference > limit`."
+ROUNDED, NAN = "causal attention, rounded otherwise where the later tokens are others", "convolutional attention with -inf for both masks, all NaN"
 
 
-def attentions(n, w):
-    """(name, attention of q, k, v (n, d), whether it is causal), with the taps w (2, 3)."""
-    future = torch.ones(n, n, dtype=torch.bool).triu(1)
-    past = torch.arange(n)[:, None] >= torch.arange(n)
+def verdict_hint(name, causal):
+    """Where to look after a wrong verdict on the attention of that name."""
+    return {ROUNDED: ROUNDING_HINT, NAN: NAN_HINT}.get(name, CAUSAL_HINT if causal else LEAK_HINT)
+
+
+def with_seed(rng, function, *arguments):
+    """function(*arguments), where torch draws the same numbers for the same seed of the check."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.integers(2**31)))
+        return function(*arguments)
+
+
+MARGIN = 1e-4  # so far at least each leak moves an earlier row, where the later tokens are drawn anew
+
+
+def plain_leaks(n, rng):
+    """(q, k, v), each (n, 4), and the attentions to be judged, drawn until every leak shows by a margin."""
+    while True:
+        tokens, taps = torch.tensor(rng.standard_normal((3, n, 4))), rng.uniform(0.5, 1, (2, 3)) * rng.choice([-1, 1], (2, 3))
+        attends = attentions(torch.tensor(taps))
+        leaks = [attend for name, attend, causal in attends if not causal and name != NAN]
+        futures = torch.tensor(rng.standard_normal((4, 3, n, 4)))
+        if all(leak_of(attend, tokens, future) >= MARGIN for attend in leaks for future in futures):
+            return tokens, attends
+
+
+def leak_of(attend, tokens, future):
+    """The most that any row of attend moves where the tokens after it become those of `future`."""
+    before = attend(*tokens)
+    changes = (attend(*torch.cat([tokens[:, :t], future[:, t:]], 1))[:t] - before[:t] for t in range(1, len(before)))
+    return max(change.abs().max().item() for change in changes)
+
+
+def attentions(w):
+    """(name, attention of q, k, v (n, d) for any n, whether it is causal), with the taps w (2, 3)."""
 
     def scores(q, k):
         return q @ k.T / math.sqrt(q.shape[1])
 
     def attend(t, v):
-        return torch.softmax(t.masked_fill(future, -math.inf), dim=1) @ v
+        return torch.softmax(t.masked_fill(future(t), -math.inf), dim=1) @ v
 
     def convolved(s):
-        return torch.tensor(correlate(s.numpy(), w.numpy()))
+        (n, _), (c_q, c_k), left = s.shape, w.shape, (w.shape[1] - 1) // 2
+        padded = torch.nn.functional.pad(s, (left, c_k - 1 - left, c_q - 1, 0))
+        return sum(w[a, b] * padded[a : a + n, b : b + n] for a in range(c_q) for b in range(c_k))
 
-    def one_row(row, token):
+    def one_row(row, token, share=0.1):
         def peeks(q, k, v):
-            o = ordinary(q, k, v)
-            o[row] += 0.01 * v[token]
-            return o
+            at = torch.arange(len(q))[:, None]
+            seen = (token(len(q)) % len(q)) * (len(q) > 1)
+            return ordinary(q, k, v) + share * (at == row(len(q))) * v[seen]
 
         return peeks
 
@@ -172,28 +205,43 @@ def attentions(n, w):
 
     def mask_of_the_formula(q, k, v):
         s = scores(q, k)
-        rows = [correlate((s * past[i]).numpy(), w.numpy())[i] for i in range(n)]
-        return attend(torch.tensor(np.array(rows)), v)
+        past = torch.ones_like(s).tril()
+        return attend(torch.stack([convolved(s * past[i])[i] for i in range(len(q))]), v)
+
+    def rounded(q, k, v):
+        total = v.sum(0)
+        return (ordinary(q, k, v) + total) - total
+
+    def infinite_twice(q, k, v):
+        s = scores(q, k)
+        return attend(convolved(s.masked_fill(future(s), -math.inf)), v)
 
     return [
         ("ordinary causal attention", ordinary, True),
-        ("convolutional attention", lambda q, k, v: attend(convolved(scores(q, k) * past), v), True),
+        ("convolutional attention", lambda q, k, v: attend(convolved(scores(q, k).tril()), v), True),
         ("convolutional attention with another mask before the convolution, causal too", mask_of_the_formula, True),
         ("v itself", lambda q, k, v: v.clone(), True),
         ("the values so far, added up", lambda q, k, v: v.cumsum(0), True),
-        ("zero everywhere", lambda q, k, v: torch.zeros_like(v), True),
+        ("zero everywhere", lambda q, k, v: 0 * v, True),
+        (ROUNDED, rounded, True),
+        (NAN, infinite_twice, False),
         ("attention without a mask", lambda q, k, v: torch.softmax(scores(q, k), dim=1) @ v, False),
         ("convolutional attention without its first mask", lambda q, k, v: attend(convolved(scores(q, k)), v), False),
         ("causal attention that looks at the next token's query", looks_at_the_next_query, False),
         ("causal attention with the mean of all values taken off", lambda q, k, v: ordinary(q, k, v - v.mean(0)), False),
-        ("causal attention whose first row sees a little of the second value", one_row(0, 1), False),
-        ("causal attention whose first row sees a little of the last value", one_row(0, n - 1), False),
-        ("causal attention whose last row but one sees a little of the last value", one_row(n - 2, n - 1), False),
-        ("causal attention whose middle row sees a little of the next value", one_row((n - 1) // 2, (n - 1) // 2 + 1), False),
+        ("causal attention whose first row sees a little of the second value", one_row(lambda n: 0, lambda n: 1), False),
+        ("causal attention whose first row sees a thousandth of the last value", one_row(lambda n: 0, lambda n: n - 1, 1e-3), False),
+        ("causal attention whose last row but one sees a little of the last value", one_row(lambda n: n - 2, lambda n: n - 1), False),
+        ("causal attention whose middle row sees a little of the next value", one_row(lambda n: (n - 1) // 2, lambda n: (n + 1) // 2), False),
     ]
+
+
+def future(s):
+    """(n, n) as s, True where the key comes after the query."""
+    return torch.ones_like(s, dtype=torch.bool).triu(1)
 
 
 def ordinary(q, k, v):
     """Causal attention of q, k, v (n, d)."""
     s = q @ k.T / math.sqrt(q.shape[1])
-    return torch.softmax(s.masked_fill(torch.ones_like(s, dtype=torch.bool).triu(1), -math.inf), dim=1) @ v
+    return torch.softmax(s.masked_fill(future(s), -math.inf), dim=1) @ v

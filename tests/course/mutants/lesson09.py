@@ -214,6 +214,39 @@ def by_moving_one_token(attend, q, k, v):
     return True
 
 
+def by_a_difference_above(limit):
+    """Asks whether the largest difference is above a limit: NaN never is."""
+
+    def is_causal(attend, q, k, v):
+        before = attend(q, k, v)
+        changed = [[torch.cat([x[:t], torch.randn_like(x[t:])]) for x in (q, k, v)] for t in range(1, len(q))]
+        return not any((attend(*tokens)[:t] - before[:t]).abs().max() > limit for t, tokens in enumerate(changed, 1))
+
+    return is_causal
+
+
+def to_the_last_bit(attend, q, k, v):
+    before = attend(q, k, v)
+    changed = [[torch.cat([x[:t], torch.randn_like(x[t:])]) for x in (q, k, v)] for t in range(1, len(q))]
+    return all(torch.equal(attend(*tokens)[:t], before[:t]) for t, tokens in enumerate(changed, 1))
+
+
+def by_prefixes(attend, q, k, v):
+    """Right: the first t tokens alone."""
+    whole = attend(q, k, v)
+    return all(torch.allclose(attend(q[:t], k[:t], v[:t]), whole[:t]) for t in range(1, len(q) + 1))
+
+
+def by_the_jacobian(attend, q, k, v):
+    """Right: the derivative of each row by each later token."""
+    if not attend(q, k, v).isfinite().all():
+        return False
+    n = len(q)
+    found = torch.autograd.functional.jacobian(attend, (q, k, v))
+    moved = sum(part.abs().sum((1, 3)) for part in found)  # (row, token)
+    return bool((moved[torch.ones(n, n).triu(1) > 0] <= 1e-9).all())
+
+
 def cut_a_prefix(attend, q, k, v):
     """Right: what the first t tokens give when there are no others."""
     whole = attend(q, k, v)
@@ -279,6 +312,10 @@ MUTANTS = {
         ("changes the past", later(change=the_past)),
         ("changes q, k and v in place", later(change=in_place)),
         ("lets much pass", later(tolerance=0.2)),
+        ("a hundredth is nothing", later(tolerance=0.01)),
+        ("takes NaN for equal", by_a_difference_above(1e-9)),
+        ("forgives NaN", lambda *given: later()(lambda *tokens: given[0](*tokens).nan_to_num(), *given[1:])),
+        ("asks for equality to the last bit", to_the_last_bit),
         ("the wrong way round", says_it_the_wrong_way_round),
         ("always yes", always(True)),
         ("always no", always(False)),
@@ -290,5 +327,5 @@ MUTANTS = {
 RIGHT = {
     "ex09_1": [convolved(), by_a_padded_window, from_the_newest],
     "ex09_2": [masked_twice(), by_shifting, by_scores],
-    "ex09_3": [later(), later(change=one_token), later(rows=lambda t: slice(t - 1, t)), by_moving_one_token, cut_a_prefix],
+    "ex09_3": [later(), later(change=one_token), later(rows=lambda t: slice(t - 1, t)), by_moving_one_token, cut_a_prefix, by_prefixes, by_the_jacobian],
 }

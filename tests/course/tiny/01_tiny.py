@@ -31,4 +31,4 @@ print("✓ exercise 1.1")
 [add(1, 1), add(2, 2)]
 
 # %% tags=["gpu"]
-raise RuntimeError("needs a GPU")
+print("no GPU here")
