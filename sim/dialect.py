@@ -3,12 +3,12 @@ import sys
 
 import numpy as np
 
-from sim import intrinsics, mathematics
+from sim.isa import integers, mathematics
 from sim.engine import warp
 from sim.engine.scheduler import BARRIER, GRID, Dim3
 from sim.frontend.rebind import as_dtype
 from sim.memory.atomics import Atomic
-from sim.vectors import VECTORS
+from sim.isa.vectors import VECTORS
 
 FULL = 0xFFFFFFFF
 
@@ -56,7 +56,7 @@ class Cuda:
 
     warpsize = 32
     libdevice = mathematics.libdevice
-    fp16 = intrinsics.fp16
+    fp16 = integers.fp16
     const = Constant
 
     def __init__(self, scheduler, declarations, grid, block):
@@ -142,7 +142,7 @@ def warp_wide(name, arguments):
 for _name, _vector in VECTORS.items():
     setattr(Cuda, _name, _vector)
 for _name in ("popc", "clz", "ffs", "brev", "fma", "cbrt", "selp"):
-    setattr(Cuda, _name, staticmethod(getattr(intrinsics, _name)))
+    setattr(Cuda, _name, staticmethod(getattr(integers, _name)))
 for _name in ("shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"):
     setattr(Cuda, _name, warp_wide(_name, lambda value, argument: (one_number(value), argument)))
 for _name in ("all_sync", "any_sync", "eq_sync", "ballot_sync"):

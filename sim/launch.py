@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from sim import arithmetic, mathematics
+from sim.isa import mathematics, operators
 from sim.context import Context
 from sim.device import DeviceSpec
 from sim.dialect import Cuda
@@ -27,11 +27,11 @@ from sim.observers import DEFAULT
 from sim.report import Report, finish
 
 ENGINES = {"fibers": Fiber, "threads": OSThread, "native": None}  # native has a module of its own
-BUILTINS = vars(builtins) | {"min": arithmetic.minimum, "max": arithmetic.maximum, "abs": arithmetic.absolute, "round": arithmetic.round_,
-                             "int": arithmetic.int_, "float": arithmetic.float_, "bool": arithmetic.bool_, "complex": arithmetic.complex_,
-                             "divmod": arithmetic.divmod_, "pow": arithmetic.pow_, "sum": arithmetic.sum_, "range": arithmetic.range_, "zip": zip_}
+BUILTINS = vars(builtins) | {"min": operators.minimum, "max": operators.maximum, "abs": operators.absolute, "round": operators.round_,
+                             "int": operators.int_, "float": operators.float_, "bool": operators.bool_, "complex": operators.complex_,
+                             "divmod": operators.divmod_, "pow": operators.pow_, "sum": operators.sum_, "range": operators.range_, "zip": zip_}
 UNSET = object()  # what a variable holds to which nothing was assigned
-NUMBERS = {PREFIX + name: getattr(arithmetic, name) for name in [*OPERATORS.values(), *UNARY.values(), *COMPARISONS.values()]}
+NUMBERS = {PREFIX + name: getattr(operators, name) for name in [*OPERATORS.values(), *UNARY.values(), *COMPARISONS.values()]}
 
 
 def simulate(kernel, *, engine="fibers", seed=0, on_finding="raise", observers=DEFAULT, spec=DeviceSpec(), max_steps=None):
@@ -241,5 +241,5 @@ def bound(context, name, value, arrays, places):
     if value is None or isinstance(value, (Enum, np.void, np.int8, np.int16, np.int32)):  # clz and popc count in the width of a narrow integer
         return value
     if isinstance(value, (int, float, complex, np.bool_, np.number)) or type(value).__module__ == "ml_dtypes":
-        return arithmetic.domain(value)
+        return operators.domain(value)
     raise LaunchError(f"argument {name} is a {type(value).__name__}; a kernel takes numpy arrays, CPU tensors, numbers and tuples of them")

@@ -5,7 +5,7 @@ the same mask"), but its value cannot be read.
 """
 import numpy as np
 
-from sim.arithmetic import domain
+from sim.isa.operators import domain
 from sim.events import Finding
 from sim.memory.spaces import poison
 

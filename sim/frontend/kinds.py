@@ -1,6 +1,6 @@
 """What kind of number each expression of a kernel is, as far as the text tells: which operators can stay Python's own.
 
-Inside a kernel `a * b` must give what Numba gives (see sim.arithmetic), which costs a call. Where both operands are surely integers too small to overflow
+Inside a kernel `a * b` must give what Numba gives (see sim.isa.operators), which costs a call. Where both operands are surely integers too small to overflow
 int64, or both surely numpy floats, Python and numpy agree with Numba, and the operator stays. A kind is a number of bits (an integer of at
 most that magnitude), FLOAT, an ArrayKind, or ANY. The inference is flow-insensitive: a variable's kind is the join over all its assignments, found by
 going round until nothing changes; what still grows after a few rounds (a counter, an accumulator) is ANY, which is always right and only slower.

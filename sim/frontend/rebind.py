@@ -14,7 +14,7 @@ import weakref
 import ml_dtypes
 import numpy as np
 
-from sim.arithmetic import cast, domain
+from sim.isa.operators import cast, domain
 from sim.frontend.kinds import Kinds, kind_of_value
 from sim.frontend.sites import PREFIX, Rewriter
 from sim.frontend.source import MISSING, Names, stand_ins, tree_of

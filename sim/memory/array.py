@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from sim.arithmetic import domain, stored
+from sim.isa.operators import domain, stored
 from sim.events import ADDRESS_BITS, ADDRESS_MASK, LOAD, SITE_SHIFT
 from sim.memory.spaces import poison
 

@@ -4,7 +4,7 @@ Sources: CUDA C++ Programming Guide, "Atomic Functions", for inc, dec and exch; 
 """
 import numpy as np
 
-from sim.arithmetic import domain, stored
+from sim.isa.operators import domain, stored
 from sim.memory.array import Array, only_read
 
 

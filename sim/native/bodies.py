@@ -11,7 +11,7 @@ import numpy as np
 from numba import typeof
 from numba.core.errors import NumbaError
 
-from sim.arithmetic import domain, stored
+from sim.isa.operators import domain, stored
 from sim.context import PATIENCE
 from sim.engine import warp
 from sim.engine.grid import Block, Grid

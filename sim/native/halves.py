@@ -1,7 +1,7 @@
 """What compiled kernels do with float16 and bfloat16: operators, functions of `math`, and those of `numba.cuda.fp16`.
 
 All is computed in float64 and rounded to 16 bits. For a sum, product, quotient or square root that gives the nearest number, since 53 bits are more than twice the 11 that are kept,
-and two (Figueroa, "When is double rounding innocuous?", 1995). Which type an operation has is Numba's typing on CUDA, sim.numbers.promotion.
+and two (Figueroa, "When is double rounding innocuous?", 1995). Which type an operation has is Numba's typing on CUDA, sim.isa.promotion.
 """
 import math
 import operator
@@ -10,10 +10,10 @@ import numpy as np
 from numba import float32, float64, types
 from numba.extending import lower_builtin, overload
 
-from sim.mathematics import UNARY, WITH_HALF, paired
+from sim.isa.mathematics import UNARY, WITH_HALF, paired
 from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import HALVES, Half, number_of, to_double, type_of
-from sim.numbers import promotion
+from sim.isa import promotion
 
 ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
 RULES = {"truediv": promotion.division, "floordiv": promotion.real_division, "mod": promotion.real_division, "pow": promotion.exponentiation}

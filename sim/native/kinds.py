@@ -8,7 +8,7 @@ from numba.extending import NativeValue, intrinsic, lower_builtin, lower_cast, m
 from numba.np import numpy_support
 
 from sim.native.internal import LIKE_CODE, compiled
-from sim.numbers import promotion
+from sim.isa import promotion
 
 
 class Half(types.Number):
@@ -41,7 +41,7 @@ def dtype_of(kind):
 
 
 def number_of(kind):
-    """What sim.numbers calls a type of compiled code: a type of numpy, or int or bool; None for what is no number."""
+    """What sim.isa calls a type of compiled code: a type of numpy, or int or bool; None for what is no number."""
     kind = types.unliteral(kind)
     if isinstance(kind, types.Boolean):
         return bool
@@ -149,7 +149,7 @@ def to_integer(builder, kind, double, wide, width):
 
 
 def conversion(kind):
-    """The function that converts to an integer type; a float as `cvt.rzi` does, which Numba emits on CUDA: see sim.numbers.conversion.truncated."""
+    """The function that converts to an integer type; a float as `cvt.rzi` does, which Numba emits on CUDA: see sim.isa.conversions.truncated."""
     def convert(x):
         raise NotImplementedError
 

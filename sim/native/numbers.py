@@ -7,14 +7,14 @@ from llvmlite import ir
 from numba import float32, float64, int64, types, uint32
 from numba.extending import intrinsic, overload
 
-from sim.mathematics import paired
+from sim.isa.mathematics import paired
 from sim.native.arrays import set_number
 from sim.native.checks import DIRTY, change
 from sim.native.internal import LIKE_CODE, always
 from sim.native.halves import bfloat16, float16, through
 from sim.native.kinds import Half, converter, number_of, type_of
 from sim.native.logged import TOUCHED, change_at, note_narrowed
-from sim.numbers import promotion
+from sim.isa import promotion
 
 integer64 = converter(int64)
 IN_TEXT = math, float32, change, change_at, float16, bfloat16, through, promotion  # what occurs in functions made from text
@@ -312,7 +312,7 @@ def like_floats(x, y):
 
 
 def like_power(x, y):
-    """The same for math.pow, which knows of an exponent that is an int32 (sim.mathematics.power)."""
+    """The same for math.pow, which knows of an exponent that is an int32 (sim.isa.mathematics.power)."""
     return like_floats(x, float32 if y == types.int32 or (x, y) == (types.float32, types.uint16) else y)
 
 

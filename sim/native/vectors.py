@@ -1,4 +1,4 @@
-"""CUDA's vector types in compiled code: float4 and its like as named tuples, made of numbers and shorter vectors as sim.vectors makes them."""
+"""CUDA's vector types in compiled code: float4 and its like as named tuples, made of numbers and shorter vectors as sim.isa.vectors makes them."""
 from collections import namedtuple
 
 from numba import types
@@ -6,13 +6,13 @@ from numba.extending import overload
 
 from sim.native.internal import LIKE_CODE
 from sim.native.kinds import kind_of
-from sim.vectors import VECTORS
+from sim.isa.vectors import VECTORS
 
 OFFERED = {f"cuda_{name}" for name in VECTORS}
 
 
 def constructor(vector):
-    """The function (numbers and shorter vectors) -> named tuple, for a type of sim.vectors."""
+    """The function (numbers and shorter vectors) -> named tuple, for a type of sim.isa.vectors."""
     kind, number = namedtuple(vector.__name__, tuple(vector.names)), kind_of(vector.dtype)
 
     def construct(*parts):

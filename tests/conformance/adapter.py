@@ -19,7 +19,7 @@ from numba.cuda.np import numpy_support
 from numba.cuda.simulator.cudadrv import devicearray as host_memory
 
 from sim import DeviceSpec, ThreadError, simulate
-from sim.arithmetic import cast
+from sim.isa.operators import cast
 
 SPEC = DeviceSpec()
 THREADS_PER_BLOCK = 128  # what `forall` takes when nobody says

@@ -10,7 +10,7 @@ from numba.cuda import fp16
 from numba.cuda.types import bfloat16, float16
 
 from sim import simulate
-from sim.mathematics import UNARY
+from sim.isa.mathematics import UNARY
 from sim.observers import DEFAULT, Trace
 
 HALVES = {"float16": (np.float16, float16), "bfloat16": (ml_dtypes.bfloat16, bfloat16)}

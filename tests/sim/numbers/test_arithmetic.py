@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ml_dtypes import bfloat16
 from numba import njit, types
 
-from sim import arithmetic
-from sim.arithmetic import cast, domain, stored
+from sim.isa import operators
+from sim.isa.operators import cast, domain, stored
 
 BINARY = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "floordiv": operator.floordiv,
@@ -28,7 +28,7 @@ COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le"
 @pytest.mark.parametrize("name", BINARY)
 def test_type_of_binary(name, numba_cuda):
     kinds = numba_cuda.real if name in ("minimum", "maximum") else numba_cuda.samples
-    wrong = numba_cuda.differences(getattr(arithmetic, name), BINARY[name], 2, kinds)
+    wrong = numba_cuda.differences(getattr(operators, name), BINARY[name], 2, kinds)
     if name == "power":  # Numba makes a float32 of bool ** int32 alone, by an accident of its overload resolution
         assert wrong.pop(("bool", "int32")) == ("int64", "float32")
     assert wrong == {}
@@ -36,7 +36,7 @@ def test_type_of_binary(name, numba_cuda):
 
 @pytest.mark.parametrize("name", UNARY)
 def test_type_of_unary(name, numba_cuda):
-    wrong = numba_cuda.differences(getattr(arithmetic, name), UNARY[name], 1, numba_cuda.real)
+    wrong = numba_cuda.differences(getattr(operators, name), UNARY[name], 1, numba_cuda.real)
     # Numba refuses these on CUDA; here they are the cast that they look like.
     refused = {"float_": ["bool", "__nv_bfloat16"], "int_": ["__nv_bfloat16"]}.get(name, [])
     assert [wrong.pop((kind,))[1] for kind in refused] == [None] * len(refused)
@@ -44,30 +44,30 @@ def test_type_of_unary(name, numba_cuda):
 
 
 def test_type_of_divmod(numba_cuda):
-    assert numba_cuda.differences(arithmetic.divmod_, divmod, 2, numba_cuda.real) == {}
+    assert numba_cuda.differences(operators.divmod_, divmod, 2, numba_cuda.real) == {}
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_comparisons_are_boolean(name, numba_cuda):
-    assert numba_cuda.differences(getattr(arithmetic, name), COMPARISONS[name], 2, numba_cuda.real) == {}
+    assert numba_cuda.differences(getattr(operators, name), COMPARISONS[name], 2, numba_cuda.real) == {}
 
 
 @pytest.mark.parametrize("digits", [2, -1])
 def test_type_of_round_to_digits(digits, numba_cuda, name_of):
     for kind in numba_cuda.real:
-        assert name_of(arithmetic.round_(numba_cuda.samples[kind], digits)) == numba_cuda.result(round, kind, "int64")
+        assert name_of(operators.round_(numba_cuda.samples[kind], digits)) == numba_cuda.result(round, kind, "int64")
 
 
 def test_type_of_abs_of_complex(numba_cuda, name_of):
     for kind in ("complex64", "complex128"):
-        assert name_of(arithmetic.absolute(np.dtype(kind).type(3 + 4j))) == numba_cuda.result(abs, kind)
+        assert name_of(operators.absolute(np.dtype(kind).type(3 + 4j))) == numba_cuda.result(abs, kind)
 
 
 def test_what_is_no_number_is_left_to_python():
-    assert arithmetic.add((1, 2), (3,)) == (1, 2, 3)
-    assert arithmetic.eq((1, 2), (1, 2)) and arithmetic.mul("ab", 2) == "abab"
+    assert operators.add((1, 2), (3,)) == (1, 2, 3)
+    assert operators.eq((1, 2), (1, 2)) and operators.mul("ab", 2) == "abab"
     with pytest.raises(TypeError, match="^Numba has no add for complex64 and bfloat16$"):
-        arithmetic.add(np.complex64(1), bfloat16(1))
+        operators.add(np.complex64(1), bfloat16(1))
 
 
 # --- values -----------------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def agree(same, name, values, others=None):
     compiled = compiled_binary(BINARY[name])
     for a in values:
         for b in others or values:
-            got, wanted = getattr(arithmetic, name)(a, b), compiled(a, b)
+            got, wanted = getattr(operators, name)(a, b), compiled(a, b)
             assert same(got, wanted), f"{name}({a!r}, {b!r}) = {got!r}, compiled {wanted!r}"
 
 
@@ -110,115 +110,115 @@ def test_unsigned_values_equal_compiled_code(name, same):
 def test_power_equals_compiled_code(same):
     compiled = compiled_binary(operator.pow)
     for a, b in [(3, 33), (7, 18), (-2, 63), (2, 64), (1, -5), (-1, -5), (-1, -4), (5, -1), (0, 0)]:
-        assert arithmetic.power(a, b) == compiled(a, b)
+        assert operators.power(a, b) == compiled(a, b)
     # PTX of `z[0] ** n` and of `z[0] ** 3`: mul.lo.s64, then cvt.rn.f64.s64, then cvt.rzi.s64.f64
-    assert arithmetic.power(3, 40) == int(float(compiled(3, 40))) != compiled(3, 40)
+    assert operators.power(3, 40) == int(float(compiled(3, 40))) != compiled(3, 40)
     for x in SINGLES + [np.float64(x) for x in DOUBLES]:
         for n in (0, 1, 2, 3, 7, -1, -2, -5):
             if n < 0 and x ** -n == 0:
                 continue  # the CPU's subroutine raises; see test_zero_to_a_negative_power
-            got = arithmetic.power(x, n)
+            got = operators.power(x, n)
             assert same(got, type(x)(compiled(x, n))) and type(got) is type(x)
         for y in (0.5, -1.5, 3.0):
-            assert same(arithmetic.power(np.float64(x), np.float64(y)), compiled(np.float64(x), y))
+            assert same(operators.power(np.float64(x), np.float64(y)), compiled(np.float64(x), y))
 
 
 def test_zero_to_a_negative_power():
-    assert arithmetic.power(np.float32(0), -1) == math.inf and arithmetic.power(np.float32(-0.0), -3) == -math.inf
+    assert operators.power(np.float32(0), -1) == math.inf and operators.power(np.float32(-0.0), -3) == -math.inf
 
 
 @pytest.mark.parametrize("a, n, wanted", [(-1, 100_001, -1), (3, 70_000, 2**63 - 1), (0, 70_000, 0), (1, 70_000, 1)])
 def test_a_huge_exponent_goes_through_floating_point(a, n, wanted):
-    assert arithmetic.power(a, n) == wanted
-    assert arithmetic.power(np.float32(a), n) == (math.inf if a == 3 else a)
+    assert operators.power(a, n) == wanted
+    assert operators.power(np.float32(a), n) == (math.inf if a == 3 else a)
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
 def test_int64_wraps(a, b):
     wide = np.array([a], np.int64), np.array([b], np.int64)
     for name, operation in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply)):
-        assert getattr(arithmetic, name)(a, b) == int(operation(*wide)[0])
-    assert arithmetic.lshift(a, b % 64) == int(np.left_shift(wide[0], b % 64)[0])
-    assert arithmetic.rshift(a, b % 64) == a >> (b % 64)
-    assert arithmetic.neg(a) == int(np.negative(wide[0])[0])
+        assert getattr(operators, name)(a, b) == int(operation(*wide)[0])
+    assert operators.lshift(a, b % 64) == int(np.left_shift(wide[0], b % 64)[0])
+    assert operators.rshift(a, b % 64) == a >> (b % 64)
+    assert operators.neg(a) == int(np.negative(wide[0])[0])
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
 def test_uint64_wraps(a, b):
     for name, wanted in (("add", a + b), ("sub", a - b), ("mul", a * b), ("lshift", a << b if b < 64 else 0), ("rshift", a >> b)):
-        got = getattr(arithmetic, name)(np.uint64(a), np.uint32(b))
+        got = getattr(operators, name)(np.uint64(a), np.uint32(b))
         assert got == wanted % 2**64 and type(got) is np.uint64
 
 
 @pytest.mark.parametrize("count", [64, 65, 1000, -1, -64])
 def test_a_shift_by_64_or_more_leaves_nothing_but_the_sign(count):
-    assert (arithmetic.lshift(5, count), arithmetic.rshift(5, count), arithmetic.rshift(-5, count)) == (0, 0, -1)
+    assert (operators.lshift(5, count), operators.rshift(5, count), operators.rshift(-5, count)) == (0, 0, -1)
 
 
 def test_integer_division_by_zero_is_zero():
     for zero, one in ((0, 1), (np.uint32(0), np.uint32(1))):
-        assert arithmetic.floordiv(one, zero) == 0 == arithmetic.mod(one, zero)
-        assert arithmetic.divmod_(one, zero) == (0, 0)
-    assert arithmetic.floordiv(-(2**63), -1) == 0
+        assert operators.floordiv(one, zero) == 0 == operators.mod(one, zero)
+        assert operators.divmod_(one, zero) == (0, 0)
+    assert operators.floordiv(-(2**63), -1) == 0
 
 
 def test_mixed_comparison_is_made_in_the_promoted_type():
-    assert not arithmetic.eq(np.float32(0.1), 0.1)
-    assert arithmetic.eq(2**53 + 1, np.float64(2**53))
-    assert arithmetic.eq(np.uint64(2**63), 2**63 - 1)  # both float64
-    assert arithmetic.lt(-1, np.uint32(0))
+    assert not operators.eq(np.float32(0.1), 0.1)
+    assert operators.eq(2**53 + 1, np.float64(2**53))
+    assert operators.eq(np.uint64(2**63), 2**63 - 1)  # both float64
+    assert operators.lt(-1, np.uint32(0))
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_nan_loses_in_min_and_max_of_two_floats(kind):
     nan = kind(math.nan)
-    for pick in (arithmetic.minimum, arithmetic.maximum):
+    for pick in (operators.minimum, operators.maximum):
         for pair in ((nan, kind(1)), (kind(1), nan)):
             assert pick(*pair) == 1 and type(pick(*pair)) is kind
         assert np.isnan(pick(nan, nan))
-    assert not np.signbit(arithmetic.maximum(kind(-0.0), kind(0.0)))
-    assert np.signbit(arithmetic.minimum(kind(0.0), kind(-0.0)))
+    assert not np.signbit(operators.maximum(kind(-0.0), kind(0.0)))
+    assert np.signbit(operators.minimum(kind(0.0), kind(-0.0)))
 
 
 def test_min_and_max_of_more_or_with_an_int_keep_a_nan_that_comes_first(same):
     nan, one = np.float32(math.nan), np.float32(1)
-    assert np.isnan(arithmetic.maximum(nan, one, one)) and arithmetic.maximum(one, nan, one) == 1
-    assert np.isnan(arithmetic.maximum(nan, 1)) and arithmetic.maximum(1, nan) == 1
-    assert np.isnan(arithmetic.minimum((nan, one)))
-    assert same(arithmetic.maximum(nan, 0.5), 0.5) and type(arithmetic.maximum(one, 0.5)) is np.float64
+    assert np.isnan(operators.maximum(nan, one, one)) and operators.maximum(one, nan, one) == 1
+    assert np.isnan(operators.maximum(nan, 1)) and operators.maximum(1, nan) == 1
+    assert np.isnan(operators.minimum((nan, one)))
+    assert same(operators.maximum(nan, 0.5), 0.5) and type(operators.maximum(one, 0.5)) is np.float64
 
 
 def test_min_and_max_fold_from_the_left(name_of):
-    assert arithmetic.maximum(3, 9, 4) == 9 and arithmetic.minimum((3, 9, -4)) == -4
-    assert arithmetic.sum_((np.float32(1), np.float32(2))) == 3 and name_of(arithmetic.sum_((np.float32(1),))) == "float64"
+    assert operators.maximum(3, 9, 4) == 9 and operators.minimum((3, 9, -4)) == -4
+    assert operators.sum_((np.float32(1), np.float32(2))) == 3 and name_of(operators.sum_((np.float32(1),))) == "float64"
 
 
 @pytest.mark.parametrize("x, wanted", [(2.5, 2), (-2.5, -2), (3.5, 4), (math.nan, -(2**63)), (math.inf, 2**63 - 1), (-1e30, -(2**63))])
 def test_round(x, wanted):
-    assert arithmetic.round_(np.float64(x)) == wanted
+    assert operators.round_(np.float64(x)) == wanted
 
 
 def test_round_to_digits_equals_compiled_code():
     compiled = njit(lambda x, digits: round(x, digits))
     for x in np.random.default_rng(0).normal(size=50) * 1000:
         for digits in (0, 1, 3, -2):
-            assert arithmetic.round_(x, digits) == compiled(x, digits)
-    assert arithmetic.round_(np.float64(math.inf), 2) == math.inf
+            assert operators.round_(x, digits) == compiled(x, digits)
+    assert operators.round_(np.float64(math.inf), 2) == math.inf
 
 
 @pytest.mark.parametrize("x, wanted", [(2.9, 2), (-2.9, -2), (1e30, 2**63 - 1), (-math.inf, -(2**63)), (math.nan, -(2**63))])
 def test_int_saturates(x, wanted):
-    assert arithmetic.int_(np.float64(x)) == arithmetic.int_(np.float32(x)) == wanted
+    assert operators.int_(np.float64(x)) == operators.int_(np.float32(x)) == wanted
 
 
 def test_int_of_float16_rounds_to_nearest():
-    assert [arithmetic.int_(np.float16(x)) for x in (2.5, 2.75, -2.75)] == [2, 3, -3]
+    assert [operators.int_(np.float16(x)) for x in (2.5, 2.75, -2.75)] == [2, 3, -3]
 
 
 @pytest.mark.parametrize("value", [np.float32(1), 1, True, np.uint8(1)], ids=type)
 def test_complex(value):
-    assert arithmetic.complex_(value, np.float32(2)) == 1 + 2j
-    assert type(arithmetic.complex_(np.float32(1), np.float32(2))) is np.complex64
+    assert operators.complex_(value, np.float32(2)) == 1 + 2j
+    assert type(operators.complex_(np.float32(1), np.float32(2))) is np.complex64
 
 
 # --- casts, stores, domain ----------------------------------------------------------------------------------------------------

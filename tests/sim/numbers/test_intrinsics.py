@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from numba import cuda
 from numba.cuda import fp16 as numba_fp16
 
-from sim import intrinsics
-from sim.intrinsics import brev, cbrt, clz, ffs, fma, fp16, popc, selp
+from sim.isa import integers
+from sim.isa.integers import brev, cbrt, clz, ffs, fma, fp16, popc, selp
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 
 
 @pytest.mark.parametrize("name", ["popc", "clz", "ffs", "brev", "cbrt"])
 def test_type_of_one_argument(name, numba_cuda):
-    assert numba_cuda.differences(getattr(intrinsics, name), getattr(cuda, name), 1, numba_cuda.real, width=False) == {}
+    assert numba_cuda.differences(getattr(integers, name), getattr(cuda, name), 1, numba_cuda.real, width=False) == {}
 
 
 def test_type_of_fma(numba_cuda):

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba.cuda import libdevicefuncs
 
-from sim.mathematics import cmath as complex_math
-from sim.mathematics import libdevice, math
-from sim.numbers.libdevice import FUNCTIONS, MISSING
+from sim.isa.mathematics import cmath as complex_math
+from sim.isa.mathematics import libdevice, math
+from sim.isa.libdevice import FUNCTIONS, MISSING
 
 UNARY = [name for name in sorted(vars(math)) if callable(vars(math)[name]) and name not in
          ("atan2", "hypot", "copysign", "fmod", "remainder", "pow", "ldexp", "nextafter")]  # fmt: skip

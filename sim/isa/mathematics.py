@@ -24,10 +24,10 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy import complex64, complex128, float16, float32, float64
 
-from sim.numbers import ieee
-from sim.numbers.conversion import ONE, truncated, wrap
-from sim.numbers.libdevice import FUNCTIONS
-from sim.numbers.promotion import FLOATING, INTEGRAL, KIND, NARROW
+from sim.isa import ieee
+from sim.isa.conversions import ONE, truncated, wrap
+from sim.isa.libdevice import FUNCTIONS
+from sim.isa.promotion import FLOATING, INTEGRAL, KIND, NARROW
 
 
 
@@ -46,7 +46,7 @@ UNARY = set("""acos acosh asin asinh atan atanh cos cosh ceil erf erfc exp exp2 
 
 
 def unary(name, half=float32):
-    """The function `name` of `sim.numbers.ieee` for every kind of argument; `half`: what a float16 gives."""
+    """The function `name` of `sim.isa.ieee` for every kind of argument; `half`: what a float16 gives."""
     function, otherwise = ieee.UNARY[name]
     results = {kind: float64 for kind in INTEGRAL} | {kind: float32 for kind in FLOATING}
     results |= {float64: float64, float16: half}
@@ -69,7 +69,7 @@ def unary(name, half=float32):
 
 
 def binary(name, of_integers=None):
-    """The function `name` of `sim.numbers.ieee`; `of_integers`: what two integers give, by default what `paired` says."""
+    """The function `name` of `sim.isa.ieee`; `of_integers`: what two integers give, by default what `paired` says."""
     function, otherwise = ieee.BINARY[name]
     function = ieee.total(function, otherwise)
 

@@ -5,7 +5,7 @@ Source: CUDA C++ Programming Guide, "Built-in Vector Types"; the names as Numba 
 """
 import numpy as np
 
-from sim.arithmetic import cast
+from sim.isa.operators import cast
 
 SCALARS = {"char": np.int8, "short": np.int16, "int": np.intc, "long": np.int_, "longlong": np.longlong, "float": np.float32, "double": np.float64,
            "uchar": np.uint8, "ushort": np.uint16, "uint": np.uintc, "ulong": np.uint, "ulonglong": np.ulonglong}

@@ -11,10 +11,10 @@ from functools import partial
 import numpy as np
 from numpy import float16, float32, int8, int16, int32, uint8, uint16, uint32, uint64
 
-from sim.numbers import ieee
-from sim.numbers.conversion import cast
-from sim.numbers.rounding import fused
-from sim.numbers.directed import DIRECTIONS, from_float, to_float
+from sim.isa import ieee
+from sim.isa.conversions import cast
+from sim.isa.rounding import fused
+from sim.isa.directed import DIRECTIONS, from_float, to_float
 
 _half = cast(float16)
 
@@ -58,7 +58,7 @@ def _unordered(compare):
 
 
 def _double(name):
-    """The function `name` of `sim.numbers.ieee`, rounded to float16."""
+    """The function `name` of `sim.isa.ieee`, rounded to float16."""
     return _of_halves(ieee.total(*ieee.UNARY[name]))
 
 

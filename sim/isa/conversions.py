@@ -20,7 +20,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy import complex64, complex128, float16, float32, float64, uint64
 
-from sim.numbers.rounding import rounded
+from sim.isa.rounding import rounded
 
 # A Python float times this is a float32: the quickest way to round one, as numpy takes a Python float as no wider.
 ONE = float32(1)

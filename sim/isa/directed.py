@@ -6,8 +6,8 @@ import numpy as np
 from numpy import dtype as as_dtype
 from numpy import float64
 
-from sim.numbers.conversion import cast, truncated
-from sim.numbers.rounding import fused, rounded, rounded_root
+from sim.isa.conversions import cast, truncated
+from sim.isa.rounding import fused, rounded, rounded_root
 
 WHOLE = {"rn": round, "rz": math.trunc, "rd": math.floor, "ru": math.ceil}
 DIRECTIONS = tuple(WHOLE)

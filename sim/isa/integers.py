@@ -11,11 +11,11 @@ width, and `bits` says it for an int that was an int32. Only popc of a negative 
 import numpy as np
 from numpy import float32, float64, uint32, uint64
 
-from sim.numbers.conversion import cast
-from sim.numbers.half import FUNCTIONS
-from sim.mathematics import Library, paired, single, unary
-from sim.numbers.promotion import KIND, SIGNED
-from sim.numbers.rounding import fused, fused_float32
+from sim.isa.conversions import cast
+from sim.isa.half import FUNCTIONS
+from sim.isa.mathematics import Library, paired, single, unary
+from sim.isa.promotion import KIND, SIGNED
+from sim.isa.rounding import fused, fused_float32
 
 WIDTH = {int: 64, np.int32: 32, np.int16: 16, np.int8: 8, uint64: 64, uint32: 32, np.uint16: 16, np.uint8: 8}
 
@@ -65,7 +65,7 @@ def reversed_bits(pattern, width):
 
 
 def fma(x, y, z):
-    """x * y + z rounded once: float32 unless an operand needs float64 (`sim.mathematics.paired`)."""
+    """x * y + z rounded once: float32 unless an operand needs float64 (`sim.isa.mathematics.paired`)."""
     if type(x) is float32 and type(y) is float32 and type(z) is float32:
         return fused_float32(x, y, z)
     kind = paired(*(paired(KIND[type(a)], KIND[type(b)]) for a, b in ((x, y), (y, z))))

@@ -5,9 +5,9 @@ from math import copysign
 
 from numpy import complex64, complex128, float16, float32, float64, int8
 
-from sim.numbers import ieee
-from sim.numbers.conversion import cast, truncated, wrap
-from sim.numbers.promotion import FLOATING, INTEGRAL, KIND, NARROW, PLAIN, Promotion, bfloat16, unified
+from sim.isa import ieee
+from sim.isa.conversions import cast, truncated, wrap
+from sim.isa.promotion import FLOATING, INTEGRAL, KIND, NARROW, PLAIN, Promotion, bfloat16, unified
 
 UNIFIED = Promotion(unified)
 MISSING = object()

@@ -1,7 +1,7 @@
 """The operators and number builtins of a kernel, typed as Numba types them and never raising for a value.
 
 Every operator begins with the pairs that inner loops are made of (two ints, two equal floats); every other pair goes through the
-table of `sim.numbers.promotion`. What compiled kernels do, and so do these:
+table of `sim.isa.promotion`. What compiled kernels do, and so do these:
 
     int64 overflow                        wraps                  (uint64 likewise)
     -x, ~x of a narrow integer            in its own width       (then widened: -uint8(1) is 255, ~uint32(1) is 2**32 - 2)
@@ -18,7 +18,7 @@ table of `sim.numbers.promotion`. What compiled kernels do, and so do these:
     int(x)                                towards zero, saturated; NaN gives -2**63
     round(x)                              to the nearest, ties to even; as int(x) beyond int64
 
-Complex division by zero, an exception on the CPU, gives numpy's nan or inf. Conversions: `sim.numbers.conversion`.
+Complex division by zero, an exception on the CPU, gives numpy's nan or inf. Conversions: `sim.isa.conversions`.
 """
 
 import operator
@@ -26,10 +26,10 @@ import operator
 from numpy import bool_ as numpy_bool
 from numpy import float32, float64, uint64
 
-from sim.numbers import ieee, promotion
-from sim.numbers.builtins import absolute, bool_, complex_, float_, int_, maximum, minimum, round_
-from sim.numbers.conversion import HIGHEST, LOWEST, cast, domain, stored, truncated, wrap
-from sim.numbers.promotion import FLOATING, INTEGRAL, KIND, PLAIN, Promotion
+from sim.isa import ieee, promotion
+from sim.isa.builtins import absolute, bool_, complex_, float_, int_, maximum, minimum, round_
+from sim.isa.conversions import HIGHEST, LOWEST, cast, domain, stored, truncated, wrap
+from sim.isa.promotion import FLOATING, INTEGRAL, KIND, PLAIN, Promotion
 
 __all__ = [
     "absolute", "add", "and_", "bool_", "cast", "complex_", "div", "divmod_", "domain", "eq", "float_", "floordiv",

@@ -26,7 +26,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy import complex64, complex128, float16, float32, float64, uint64
 
-from sim.numbers.conversion import wrap
+from sim.isa.conversions import wrap
 
 UNSIGNED = {np.uint8, np.uint16, np.uint32, uint64}
 SIGNED = {np.int8, np.int16, np.int32, int}

@@ -13,10 +13,10 @@ from functools import partial
 import numpy as np
 from numpy import float32, float64, int32, int64
 
-from sim.numbers import ieee
-from sim.numbers.conversion import cast, wrap
-from sim.numbers.directed import DIRECTIONS, divided, from_float, multiplied, square_root, to_float
-from sim.numbers.rounding import fused, fused_float32
+from sim.isa import ieee
+from sim.isa.conversions import cast, wrap
+from sim.isa.directed import DIRECTIONS, divided, from_float, multiplied, square_root, to_float
+from sim.isa.rounding import fused, fused_float32
 
 FORMATS = {"f": float32, "d": float64}
 CONVERT = {letter: cast(kind) for letter, kind in {"i": int32, "l": int64, "h": np.int16, "f": float32, "d": float64}.items()}
