@@ -20,9 +20,10 @@ PATIENCE = 8.0  # seconds that one thread may run without reaching anything that
 class Context:
     """One launch: `thread` runs now, `log` holds its accesses until the next batch, `findings` what the tools said."""
 
-    def __init__(self, observers, spec, space, block_shape, seed=0, max_steps=None):
+    def __init__(self, observers, spec, space, block_shape, schedule, max_steps=None, poison=None):
         self.spec, self.space, self.block_shape = spec, space, block_shape
-        self.random = np.random.default_rng(seed)
+        self.schedule, self.poison = schedule, poison  # poison: the byte of which memory that nobody has written is full, if it is not the usual one
+        self.synchronizes = False  # whether threads act on what atomics tell them, or fence
         self.listeners = {hook: listeners(observers, hook) for hook in HOOKS}
         self.log = array("q") if self.listeners["accesses"] else None
         self.decisions = array("q") if self.listeners["branches"] else None  # a site, 12 bits of thread, and whether its branch was taken

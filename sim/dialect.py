@@ -94,10 +94,14 @@ class Cuda:
         return self.scheduler.wait(BARRIER, sys._getframe(1), ("or", predicate))
 
     def threadfence(self):
-        self.context.event("fenced")
+        self.context.event("fenced", "grid")
         self.scheduler.turn()
 
-    threadfence_block = threadfence_system = threadfence
+    threadfence_system = threadfence
+
+    def threadfence_block(self):
+        self.context.event("fenced", "block")
+        self.scheduler.turn()
 
     def nanosleep(self, nanoseconds):
         self.scheduler.turn()

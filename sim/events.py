@@ -1,6 +1,6 @@
 """The vocabulary that engine and tools share: what can happen in a launch, and what a tool may say about it."""
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -91,12 +91,17 @@ class Finding:
     fix: str = ""
     count: int = 0
     message: str = field(default="", compare=False)
+    near: int = field(default=0, compare=False)  # whether the witnesses are in different blocks (0), different warps of one (1) or in one warp (2)
 
     @property
     def key(self):
         """Two findings with equal keys are the same finding: kind, array, and the unordered (line, access) pairs."""
         places = sorted({(a.site.function, a.site.line, a.what) if a.site else ("", 0, a.what) for a in self.accesses})
         return self.kind, self.array, tuple(places)
+
+    def again(self, times):
+        """The same finding for so many further cases."""
+        return replace(self, count=times - 1)
 
 
 @dataclass(frozen=True)
@@ -217,11 +222,11 @@ class Observer:
     def warp_synchronized(self, block: Index3, threads: tuple[int, ...], segment: int):
         """`threads` (linear indices, one warp) have met in a syncwarp; `segment` is the last one before."""
 
-    def fenced(self, block: Index3, epoch: int, thread: int, segment: int):
-        """`thread` has passed a fence that orders what it did up to `segment` before what it does next."""
+    def fenced(self, block: Index3, epoch: int, thread: int, segment: int, reach: str):
+        """`thread` has passed a fence that orders what it did up to `segment` before what it does next: for its "block" or for the whole "grid"."""
 
-    def atomic_done(self, block: Index3, epoch: int, thread: int, segment: int, address: int):
-        """`thread` has done an atomic operation at `address`."""
+    def atomic_done(self, block: Index3, epoch: int, thread: int, segment: int, address: int, wrote: bool):
+        """`thread` has done an atomic operation at `address`; a compare-and-swap that fails writes nothing."""
 
     def atomic_narrowed(self, access: Access, array, index: tuple[int, ...]):
         """An atomic on an element of an integer `array` was given a floating-point value, which loses its fraction."""
@@ -257,9 +262,6 @@ class EpochObserver(Observer):
 
     def barrier_opened(self, block, epoch):
         self.close(block)
-
-    def atomic_narrowed(self, access: Access, array, index: tuple[int, ...]):
-        """An atomic on an element of an integer `array` was given a floating-point value, which loses its fraction."""
 
     def block_ended(self, block, epoch):
         self.close(block)

@@ -55,14 +55,14 @@ class Grid:
         self.kernel, self.arguments, self.shape, self.resident = kernel, arguments, block, resident
         blocks = indices(grid)
         self.free = []  # fibers that wait for a body
-        self.order = [blocks[i] for i in self.context.random.permutation(len(blocks)).tolist()]
+        self.order = [blocks[i] for i in self.context.schedule.order(len(blocks))]
 
     def run_straight(self):
         """A kernel in which nobody ever waits: every thread runs from start to end, as a plain call."""
         context, enter = self.context, self.scheduler.enter
         for index in self.order:
             block = self.new_block(index)
-            for position in context.random.permutation(len(block.threads)).tolist():
+            for position in context.schedule.order(len(block.threads)):
                 thread = block.threads[position]
                 enter(thread)
                 thread.run(self.kernel, self.arguments)
@@ -90,7 +90,7 @@ class Grid:
                     self.free.extend(thread.fiber for thread in block.threads)
                 elif outcome == YIELDED:
                     live.append(block)
-                    if pending and len(live) + len(parked) < self.resident:
+                    if pending and len(live) + len(parked) < self.resident and self.context.schedule.may_start(len(pending)):
                         live.appendleft(self.start(pending.popleft()))
         except BaseException:
             for block in [*live, *parked]:

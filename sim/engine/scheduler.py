@@ -30,6 +30,7 @@ class Scheduler:
     def __init__(self, context):
         self.context = context
         self.takes_turns = False  # whether an atomic lets others run: needed where threads spin on memory
+        self.turns = 0  # that the running thread might have given to others
         self.thread_index, self.block_index, self.block = Dim3(), Dim3(), None
 
     # --- the loop ---------------------------------------------------------------------------------------------------------
@@ -38,10 +39,9 @@ class Scheduler:
         """Run `block` until it has FINISHED, is PARKED at a grid barrier, or all its runnable threads have YIELDED once."""
         try:
             while block.alive:
-                # 1. every thread that can run, runs until it waits, in a seeded order
-                ready, block.ready = block.ready, []
-                for position in self.context.random.permutation(len(ready)).tolist():
-                    thread = ready[position]
+                # 1. every thread that can run, runs until it waits, in the order of the schedule
+                now, block.ready = self.context.schedule.now(block, block.ready)
+                for thread in now:
                     self.enter(thread)
                     thread.fiber.resume()
                     if thread.done:
@@ -66,7 +66,7 @@ class Scheduler:
             self.block_index.x, self.block_index.y, self.block_index.z = thread.block.index
         index, context = self.thread_index, self.context
         index.x, index.y, index.z = thread.index
-        context.thread = thread
+        context.thread, self.turns = thread, 0
         context.entered += 1
         if context.log is not None:
             context.segment(thread)
@@ -108,10 +108,15 @@ class Scheduler:
 
     def turn(self, frame=None):
         """The running thread lets others go first, if the kernel is one in which threads wait for each other by spinning."""
-        if self.takes_turns:
+        if self.takes_turns and not self.keeps_going():
             thread = self.context.thread
             thread.block.ready.append(thread)
             self.wait(TURN, frame or sys._getframe(2))
+
+    def keeps_going(self):
+        """Whether the running thread, which might let others go first, need not yet."""
+        self.turns += 1
+        return self.turns <= self.context.schedule.patience
 
     def settle(self, block):
         """Nobody in `block` can run. Wake those who may go on (True), or leave the block parked or ended (False)."""

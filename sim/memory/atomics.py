@@ -42,8 +42,9 @@ class Atomic:
     def __init__(self, scheduler):
         self.scheduler, self.context = scheduler, scheduler.context
 
-    def change(self, array, index, combine, operand, overwrites=False):
-        """Replace array[index] by combine(old), wrapped to the array's dtype; returns old. `overwrites`: the new element does not depend on the old one."""
+    def change(self, array, index, combine, operand, overwrites=False, writes=lambda old: True):
+        """Replace array[index] by combine(old), wrapped to the array's dtype; returns old. `overwrites`: the new element does not depend on the old one;
+        `writes(old)`: whether there is one."""
         if not isinstance(array, Array):
             raise TypeError(f"cuda.atomic works on arrays, got {array!r}")
         self.scheduler.turn()
@@ -62,7 +63,7 @@ class Atomic:
         new = combine(old)
         array.announce(place, site, new)
         memory[place] = stored(new, array.dtype)
-        self.context.event("atomic_done", array.address(place))
+        self.context.event("atomic_done", array.address(place), writes(old))
         return domain(old)
 
     def add(self, array, index, value):
@@ -102,7 +103,7 @@ class Atomic:
         return self.change(array, index, lambda old: nan_smaller(old, value), value)
 
     def cas(self, array, index, expected, value):
-        return self.change(array, index, lambda old: value if old == expected else old, value)
+        return self.change(array, index, lambda old: value if old == expected else old, value, writes=lambda old: bool(old == expected and old != value))
 
     def compare_and_swap(self, array, expected, value):
         """cas on the array's first element."""

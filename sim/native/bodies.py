@@ -298,9 +298,14 @@ class Body:
             return True
         place, done = divmod(code, 2)
         if done:
-            threads.context.event("atomic_done", int(threads.numbers[logged.TOUCHED]))
+            self.changed(threads.operations[place], int(threads.numbers[logged.TOUCHED]))
             return True
         return MOMENTS[threads.operations[place].partition(".")[0]](self, threads.operations[place], threads.places[place])
+
+    def changed(self, name, touched):
+        """An atomic has been done; `touched` is twice the address, and one more if the element is another now."""
+        address, differs = divmod(touched, 2)
+        self.threads.context.event("atomic_done", address, bool(differs) or name not in ("atomic.cas", "atomic.compare_and_swap"))
 
     # --- moments ----------------------------------------------------------------------------------------------------------
 
@@ -319,7 +324,7 @@ class Body:
         return not self.suspended
 
     def fence(self, name, place):
-        self.threads.context.event("fenced")
+        self.threads.context.event("fenced", "block" if name == "threadfence_block" else "grid")
         return self.turn(name, place)
 
     def warp_wide(self, name, place):
@@ -365,7 +370,7 @@ class InStep(Grid):
         generators = list(map(start, range(prod(self.shape)), *map(repeat, (first, *arguments))))
         while True:
             threads.before(context)
-            order = context.random.permutation(len(generators)).tolist()
+            order = context.schedule.order(len(generators))
             codes = list(map(next, map(generators.__getitem__, order), repeat(LAST)))
             threads.behind(context)
             alike = codes.count(codes[0]) == len(codes) and not len(threads.notes) and not threads.numbers[checks.DIRTY]

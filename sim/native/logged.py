@@ -87,13 +87,13 @@ IN_TEXT = {"as_index": as_index, "peek": peek, "poke": poke, "SITE_SHIFT": SITE_
 APPEND = "append(x.numbers, LOG, place << SITE_SHIFT | LOG_SIZE << ADDRESS_BITS | (x.shadow & ADDRESS_MASK) + (flat << LOG_SIZE))"
 DO = {"load": ("", READ, "kind(poison)", "{log}; return peek(x, flat)"),
       "store": ("value, ", WRITTEN, "", "{log}{value}; poke(x, flat, kind(value))"),
-      "change": ("combine, value, ", CHANGED, "kind(zero)", "old = peek(x, flat); new = kind(combine(old, value)); {log}{new}; poke(x, flat, new); touch(x, flat); return old")}
+      "change": ("combine, value, ", CHANGED, "kind(zero)", "old = peek(x, flat); new = kind(combine(old, value)); {log}{new}; poke(x, flat, new); touch(x, flat, old != new); return old")}
 
 
 @always
-def touch(x, flat):
-    """The element that an atomic has changed."""
-    set_number(x.numbers, TOUCHED, (x.shadow & ADDRESS_MASK) + flat * itemsize(x))
+def touch(x, flat, differs):
+    """The element on which an atomic was done, and whether it is another now."""
+    set_number(x.numbers, TOUCHED, ((x.shadow & ADDRESS_MASK) + flat * itemsize(x)) << 1 | (1 if differs else 0))
 
 
 @always

@@ -1,10 +1,8 @@
 """races: two threads touch the same byte, at least one writes it, not both atomically, and nothing orders the two.
 
-What orders two accesses: the same thread; a barrier of their block in between; a syncwarp in between whose mask holds both lanes; a grid barrier; or a write, a fence
-and an atomic that the other thread's atomic on the same element has seen, carried on through each block's barriers. All that is decided from what happened, never
-from the order in which the simulator ran the threads, so the findings are the same for every seed.
-
-A simplification: on the reading side the atomic alone counts, as in the "last block" example of the CUDA C++ Programming Guide (Memory Fence Functions).
+What orders two accesses: the same thread; a barrier of their block in between; a syncwarp in between whose mask holds both lanes; a grid barrier; release and acquire
+(sim.observers.order); and, for one element alone, an atomic of the later thread between an earlier atomic and its own access. Which threads run first decides none of
+these; what they see may, so a launch whose threads act on what atomics gave them is judged under several schedules (sim.engine.schedules).
 """
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
@@ -12,10 +10,13 @@ from itertools import combinations_with_replacement
 import numpy as np
 
 from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SITE_BITS, SITES, SPACE_SHIFT, STORE, Access, Batch, Finding, Observer
+from sim.observers import advice
+from sim.observers.order import Order
 
-MOST_CELLS = 4096  # racy cells looked at one by one in an epoch; further ones are not counted
-MOST_PAIRS = 4096  # pairs of accesses to a cell tried before the two sites count as ordered
-LINE_SHIFT = 4  # the widest access has 16 bytes: aligned accesses to different lines of 16 bytes do not meet
+MOST_CELLS = 512  # racy cells of one pattern that are looked at one by one; further ones are counted
+MOST_PAIRS = 4096  # pairs of accesses tried for the lowest threads that race; then any pair of the cell will do
+MOST_EVENTS = 1 << 14  # events kept to find out whether a fence is missing
+LINE_SHIFT, WARP_SHIFT = 4, 5  # the widest access has 16 bytes: aligned accesses to different lines of 16 bytes do not meet
 WORDS = {LOAD: "read", STORE: "written", ATOMIC: "changed"}
 
 
@@ -27,14 +28,19 @@ class Races(Observer):
 
     def launch_started(self, context):
         self.context, self.order = context, Order()
+        self.events, self.generous = [], (0, None)  # what has told `order` something; an order in which every atomic has a fence, after so many events
+        self.barriers = {}  # function -> lines on which barriers have opened
+        self.blocks, self.names = {}, []  # block -> its number; the reverse
+        self.position = 0  # accesses so far
         self.epoch = {}  # block -> batches since its last barrier
         self.everywhere = []  # accesses to global memory since the last grid barrier
 
     def accesses(self, batch: Batch):
-        self.epoch.setdefault(batch.block, []).append(batch)
+        self.epoch.setdefault(batch.block, []).append((self.position, batch))
+        self.position += len(batch.address)
 
     def barrier_opened(self, block, epoch):
-        self.order.barrier(block, epoch)
+        self.heard("barrier", block, epoch)
         return self.epoch_ended(block)
 
     def block_ended(self, block, epoch):
@@ -46,27 +52,43 @@ class Races(Observer):
     def launch_finished(self, context):
         return self.between_blocks()
 
-    def fenced(self, block, epoch, thread, segment):
-        self.order.fenced(block, epoch, thread, segment)
+    def collective(self, name, block, site):
+        if name.startswith("syncthreads"):
+            self.barriers.setdefault(SITES[site].function, set()).add(SITES[site].line)
 
-    def atomic_done(self, block, epoch, thread, segment, address):
-        self.order.atomic(block, thread, segment, address)
+    def fenced(self, block, epoch, thread, segment, reach):
+        self.heard("fenced", block, epoch, thread, segment, reach)
+
+    def atomic_done(self, block, epoch, thread, segment, address, wrote):
+        self.heard("atomic", block, epoch, thread, segment, address, wrote)
 
     def warp_synchronized(self, block, threads, segment):
-        self.order.warp(block, threads, segment)
+        self.heard("warp", block, threads, segment)
+
+    def heard(self, name, block, *facts):
+        getattr(self.order, name)(self.number(block), *facts)
+        if len(self.events) < MOST_EVENTS:
+            self.events.append((name, self.number(block), *facts))
+
+    def number(self, block):
+        """A number for a block, from 0."""
+        if block not in self.blocks:
+            self.blocks[block] = len(self.names)
+            self.names.append(block)
+        return self.blocks[block]
 
     # --- when to look -----------------------------------------------------------------------------------------------------
 
     def epoch_ended(self, block):
         """Races within one block and epoch; what it did to global memory is kept for the comparison with other blocks."""
         batches = self.epoch.pop(block, ())
-        lines = [batch.address[batch.kind != LOAD] >> LINE_SHIFT for batch in batches]
+        lines = [batch.address[batch.kind != LOAD] >> LINE_SHIFT for _, batch in batches]
         written = np.unique(np.concatenate(lines)) if lines else ()
-        rows = [Rows.of(batch, written) for batch in batches]
+        rows = [Rows.of(batch, written, self.number(block), position) for position, batch in batches]
         if not sum(map(len, rows)):
             return []
         rows = Rows.joined(rows)
-        self.everywhere.append(rows.of_global_memory(once=not self.order.active))
+        self.everywhere.append(rows.of_global_memory(once=not self.matters))
         return self.races(rows, rows.thread) if len(written) else []
 
     def between_blocks(self):
@@ -74,59 +96,82 @@ class Races(Observer):
         self.everywhere = []
         if rows is None or not (rows.kind != LOAD).any():
             return []
-        numbers = {block: number for number, block in enumerate(sorted(set(rows.block), key=lambda block: block[::-1]))}
-        return self.races(rows, np.array([numbers[block] for block in rows.block]))
+        ranks = np.empty(len(self.names), np.int64)
+        ranks[sorted(range(len(ranks)), key=lambda number: self.names[number][::-1])] = np.arange(len(ranks))
+        return self.races(rows, ranks[rows.block])
+
+    @property
+    def matters(self):
+        """Whether it matters in which order things were done."""
+        return self.order.active or self.context.synchronizes
 
     # --- what is a race ---------------------------------------------------------------------------------------------------
 
     def races(self, rows, party):
         """Findings for all cells that two parties (threads of a block, or blocks) touch without order."""
+        cells = racy_cells(rows, party)
+        known = [None] * len(cells.address)
+        if self.matters:
+            known = unordered_pairs(cells, self.order)
+            cells, known = cells.those([pair is not None for pair in known]), [pair for pair in known if pair is not None]
         findings = []
-        for address, members in racy_cells(rows, party):
-            findings += self.races_at(address, rows[members], party[members])
+        for chosen, more in cells.patterns():
+            for cell in chosen:
+                members = cells.members(cell)
+                found = list(self.races_at(int(cells.address[cell]), rows[members], party[members], known[cell]))
+                findings += found
+            findings += [finding.again(more) for finding in found if more]
         return findings
 
-    def races_at(self, address, rows, party):
-        """One finding for each pair of sites that race for one cell."""
+    def races_at(self, address, rows, party, known):
+        """One finding for each pair of sites that race for one cell; `known` is a pair of its accesses (Rows) that do."""
         sites = {site: np.flatnonzero(rows.site == site) for site in np.unique(rows.site).tolist()}
-        pairs = {}
+        order, pairs = self.order if self.matters else None, {}
         for one, other in combinations_with_replacement(sites, 2):
             if compete(rows[np.concatenate([sites[one], sites[other]])]):
-                pair = self.unordered(rows, party, sites[one], sites[other])
+                pair = first_pair(rows, party, sites[one], sites[other], order)
                 if pair is not None:
-                    pairs[one, other] = pair
+                    pairs[one, other] = tuple(map(rows.row, pair))
+        if not pairs and known:
+            pairs[known[0].site, known[1].site] = known
         colliding = any(one & 3 == other & 3 == STORE for one, other in pairs)
         # what is written may hang on what is read in a race, so only where nothing but writes race do their values count
-        equal = all(one & 3 == other & 3 == STORE and alike(rows[np.concatenate([sites[one], sites[other]])]) for one, other in pairs)
+        equal = all(one & 3 == other & 3 == STORE and alike(rows[(rows.site == one) | (rows.site == other)]) for one, other in pairs)
         for pair in pairs.values():
             if not (equal and self.allow_equal_writes):
-                yield self.finding(address, *(rows.row(position) for position in pair), equal, colliding)
+                yield self.finding(address, *pair, rows, equal, colliding)
 
-    def unordered(self, rows, party, ones, others):
-        """The first pair of accesses, lowest threads first, that belong to different parties and that nothing orders."""
-        tried = 0
-        for i in ones:
-            for j in others:
-                if party[i] != party[j]:
-                    if not self.order.active or not self.order.between(rows.row(i), rows.row(j)):
-                        return i, j
-                    tried += 1
-                    if tried > MOST_PAIRS:
-                        return None
-        return None
+    # --- in words ---------------------------------------------------------------------------------------------------------
 
-    def finding(self, address, a, b, equal, colliding):
+    def finding(self, address, a, b, rows, equal, colliding):
         if b.site & 3 == STORE and a.site & 3 != STORE:  # the writer first
             a, b = b, a
         name, index = self.context.space.element(address)
         shared, same_kind = address >> SPACE_SHIFT == SHARED, a.site & 3 == b.site & 3
         done = f"{WORDS[a.site & 3]} by two threads" if same_kind else f"{WORDS[a.site & 3]} by one thread and {WORDS[b.site & 3]} by another"
         verdict = f"{name}[{', '.join(map(str, index))}] in {'shared' if shared else 'global'} memory is {done}, and nothing orders the two"
+        near = 0 if a.block != b.block else 1 if a.thread >> WARP_SHIFT != b.thread >> WARP_SHIFT else 2
         return Finding("race-shared" if shared else "race-global", "warning" if equal else "error", verdict, (self.witness(a), self.witness(b)), name, index,
-                       reason=reason(a, b, equal), fix=fix(a, b, equal, colliding))
+                       reason=advice.reason(a, b, equal, replaced(rows, a) or replaced(rows, b)),
+                       fix=advice.fix(a, b, equal, colliding, self.lacks_fence(a, b), self.context.synchronizes, self.barriers), near=near)
 
     def witness(self, row):
-        return Access(WORDS[row.site & 3], row.block, self.context.thread_index(row.thread), SITES[row.site], row.value)
+        return Access(WORDS[row.site & 3], self.names[row.block], self.context.thread_index(row.thread), SITES[row.site], row.value)
+
+    def lacks_fence(self, a, b):
+        """Whether a fence before every atomic would order the two."""
+        if len(self.events) == MOST_EVENTS or not any(name == "atomic" for name, *_ in self.events):
+            return False
+        if self.generous[0] != len(self.events):
+            self.generous = len(self.events), Order(generous=True)
+            for name, *facts in self.events:
+                getattr(self.generous[1], name)(*facts)
+        return self.generous[1].before(*sorted((a, b), key=lambda row: row.position))
+
+
+def replaced(rows, row):
+    """Whether a store is followed by another of its thread."""
+    return row.site & 3 == STORE and bool(((rows.thread == row.thread) & (rows.block == row.block) & (rows.position > row.position) & (rows.kind == STORE)).any())
 
 
 def compete(rows):
@@ -145,27 +190,84 @@ def one_element(rows):
     return len(set(rows.address.tolist())) == 1 and len(set(rows.size.tolist())) == 1
 
 
-def reason(a, b, equal):
-    if equal:
-        return "Both write the same value, so the result is the same whichever comes last."
-    if a.site & 3 == b.site & 3 == ATOMIC:
-        return "Each is atomic, but their elements overlap without being the same, and such atomics are not atomic towards each other."
-    return "Either may come first, and the result depends on which." if a.block == b.block else "Blocks run in any order and at the same time, so either may come first."
+def first_pair(rows, party, ones, others, order):
+    """The first pair of accesses, lowest threads first, that belong to different parties and that nothing orders; of different warps, if there is one."""
+    if order is None:  # one access of a thread is like another
+        ones, others = (positions[np.unique(rows.thread[positions] + (party[positions] << 12), return_index=True)[1]] for positions in (ones, others))
+    home = rows.block << 12 | rows.thread >> WARP_SHIFT
+    far, tried = len(np.unique(home[np.concatenate([ones, others])])) > 1, 0
+    for wants_far in (True, False) if far else (False,):
+        for i in ones:
+            for j in others[(party[others] != party[i]) & ((home[others] != home[i]) | (not wants_far))]:
+                if order is None or not in_order(rows, i, j, order):
+                    return i, j
+                tried += 1
+                if tried > MOST_PAIRS:
+                    return None
+    return None
 
 
-def fix(a, b, equal, colliding):
-    """The likely remedy; `colliding` says that several threads write this element."""
-    same_line = SITES[a.site].line == SITES[b.site].line and SITES[a.site].function == SITES[b.site].function
-    if equal:
-        return "let one thread write it; or, if it is meant, simulate with observers that include Races(allow_equal_writes=True)"
-    if a.site & 3 == b.site & 3 == ATOMIC:
-        return "let both work on one array of one dtype, or on bytes of their own"
-    if colliding and same_line:
-        return "cuda.atomic (cuda.atomic.add for +=), or let each thread write an element of its own, or let one thread do it for all"
-    if a.block != b.block:
-        return "let each block write elements of its own, combine them with cuda.atomic, or end the kernel and launch a second one for what comes after"
-    between = "the passes over this line" if same_line else "the two lines"
-    return f"cuda.syncthreads() between {between}, where every thread of the block reaches it"
+# --- which accesses the program puts in order -------------------------------------------------------------------------------------
+
+
+def in_order(rows, i, j, order):
+    """Whether nothing but the order in which things happened to be done puts the accesses at i and j to one cell (Rows, all of its accesses) in order."""
+    if rows.position[i] > rows.position[j]:
+        i, j = j, i
+    if rows.kind[i] == ATOMIC and rows.kind[j] != ATOMIC and follows_atomic(rows, i, j):
+        return True
+    return order.before(rows.row(i), rows.row(j))
+
+
+def follows_atomic(rows, i, j):
+    """Whether between an atomic i and an access j there is an atomic that j's thread did, or knows of by a barrier: that one saw what i had done."""
+    mine = (rows.kind == ATOMIC) & (rows.block == rows.block[j]) & (rows.position > rows.position[i])
+    return bool((mine & ((rows.thread == rows.thread[j]) & (rows.position < rows.position[j]) | (rows.epoch < rows.epoch[j]))).any())
+
+
+def unordered_pairs(cells, order):
+    """For each cell a pair of accesses (Row) that nothing orders, or None."""
+    rows, known = cells.rows, {}
+
+    def ordered(i, j):
+        pair = int(rows.segment[i]), int(rows.segment[j])
+        if pair not in known:
+            known[pair] = order.before(rows.row(i), rows.row(j))
+        return known[pair]
+
+    found = []
+    for cell in range(len(cells.address)):
+        members = cells.members(cell)
+        members = members[np.argsort(rows.position[members], kind="stable")]
+        pairs = successive(rows, cells.party, members.tolist()) if (rows.kind[members] != ATOMIC).all() else with_atomics(rows, cells.party, members)
+        found.append(next(((rows.row(i), rows.row(j)) for i, j in pairs if not ordered(i, j)), None))
+    return found
+
+
+def successive(rows, party, members):
+    """Pairs of plain accesses to one cell which all have to be in order for all of them to be so: order is transitive."""
+    write, reads = None, []
+    for i in members:
+        if write is not None and party[write] != party[i]:
+            yield write, i
+        if rows.site[i] & 3 == LOAD:
+            reads.append(i)
+        else:
+            yield from ((read, i) for read in reads if party[read] != party[i])
+            write, reads = i, []
+
+
+def with_atomics(rows, party, members):
+    """Pairs of accesses to one cell, one of them an atomic, that have to be in order: two atomics need not be."""
+    here, plain = rows[members], [i for i in range(len(members)) if rows.site[members[i]] & 3 != ATOMIC]
+    yield from successive(rows, party, members[plain].tolist())
+    who = here.block.astype(np.int64) << 12 | here.thread
+    for j in plain:
+        atomics = np.flatnonzero((here.kind == ATOMIC) & (party[members] != party[members[j]]))
+        before, behind = atomics[atomics < j], atomics[atomics > j]
+        last, first = before[len(before) - 1 - np.unique(who[before][::-1], return_index=True)[1]], behind[np.unique(who[behind], return_index=True)[1]]
+        yield from ((members[i], members[j]) for i in last if not follows_atomic(here, i, j))
+        yield from ((members[j], members[i]) for i in first)
 
 
 # --- columns of accesses --------------------------------------------------------------------------------------------------------
@@ -175,17 +277,18 @@ def fix(a, b, equal, colliding):
 class Row:
     """One access."""
 
-    block: tuple
+    block: int
     epoch: int
     thread: int
     segment: int
     site: int
+    position: int
     value: object
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Accesses to shared and global memory as parallel arrays; `block` and `value` hold objects (value: None for loads)."""
+    """Accesses to shared and global memory as parallel arrays; `block` is a number, `position` counts accesses through the launch, `value` holds objects (None for loads)."""
 
     block: np.ndarray
     epoch: np.ndarray
@@ -194,10 +297,11 @@ class Rows:
     site: np.ndarray
     address: np.ndarray
     size: np.ndarray
+    position: np.ndarray
     value: np.ndarray
 
     @classmethod
-    def of(cls, batch, written):
+    def of(cls, batch, written, block, position):
         """All accesses of `batch` to global memory, and those to shared memory that touch one of the `written` lines of bytes."""
         space = batch.space
         keep = space == GLOBAL
@@ -205,10 +309,10 @@ class Rows:
             aligned = not (batch.address & (batch.size - 1)).any()
             keep |= (space == SHARED) & (np.isin(batch.address >> LINE_SHIFT, written) if aligned else True)
         keep = np.flatnonzero(keep)
-        block, value = np.empty(len(keep), object), np.empty(len(batch.address), object)
-        block.fill(batch.block)
+        value = np.empty(len(batch.address), object)
         value[np.flatnonzero(batch.kind != LOAD)] = batch.values
-        return cls(block, np.full(len(keep), batch.epoch), *(getattr(batch, name)[keep] for name in ("thread", "segment", "site", "address", "size")), value[keep])
+        return cls(np.full(len(keep), block), np.full(len(keep), batch.epoch), *(getattr(batch, name)[keep] for name in ("thread", "segment", "site", "address", "size")),
+                   keep + position, value[keep])
 
     def __len__(self):
         return len(self.address)
@@ -225,7 +329,7 @@ class Rows:
         return self.site & 3
 
     def row(self, i):
-        return Row(self.block[i], int(self.epoch[i]), int(self.thread[i]), int(self.segment[i]), int(self.site[i]), self.value[i])
+        return Row(int(self.block[i]), int(self.epoch[i]), int(self.thread[i]), int(self.segment[i]), int(self.site[i]), int(self.position[i]), self.value[i])
 
     def of_global_memory(self, once):
         """Accesses to global memory; `once`: of several to one address from one site only the lowest thread's first and the highest's last, which stays."""
@@ -238,8 +342,48 @@ class Rows:
         return rows[np.union1d(first, len(key) - 1 - last)]
 
 
+@dataclass(frozen=True)
+class Cells:
+    """Cells (bytes, or elements where all accesses are to whole ones) and who touched them: those at `origin[starts:ends]` among `rows`, low parties and threads first."""
+
+    rows: Rows
+    party: np.ndarray  # of each row
+    origin: np.ndarray
+    address: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+    def members(self, cell):
+        return self.origin[self.starts[cell]:self.ends[cell]]
+
+    def those(self, wanted):
+        wanted = np.array(wanted, bool)
+        return Cells(self.rows, self.party, self.origin, self.address[wanted], self.starts[wanted], self.ends[wanted])
+
+    def patterns(self):
+        """(cells to look at, number of further ones) for each set of sites that touch a cell, told by which of them several parties do, and the lowest."""
+        if len(self.address) <= MOST_CELLS:
+            if len(self.address):
+                yield range(len(self.address)), 0
+            return
+        lengths = self.ends - self.starts
+        cell = np.repeat(np.arange(len(lengths)), lengths)
+        row = self.origin[np.repeat(self.ends - np.cumsum(lengths), lengths) + np.arange(len(cell))]
+        order = np.lexsort((self.rows.site[row], cell))
+        cell, site, party = cell[order], self.rows.site[row[order]], self.party[row[order]]
+        firsts = np.flatnonzero(np.diff(cell, prepend=-1) | np.diff(site, prepend=-1))
+        low, high = np.minimum.reduceat(party, firsts), np.maximum.reduceat(party, firsts)
+        of_cell = np.flatnonzero(np.diff(cell[firsts], prepend=-1))
+        lowest = np.repeat(np.minimum.reduceat(low, of_cell), np.diff(of_cell, append=len(firsts)))
+        mark = (site[firsts].astype(np.uint64) << np.uint64(2) | (low != high).astype(np.uint64) << np.uint64(1) | (low == lowest).astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        pattern = np.add.reduceat(mark ^ mark >> np.uint64(29), of_cell)
+        for one in np.unique(pattern):
+            alike = np.flatnonzero(pattern == one)
+            yield alike[:MOST_CELLS].tolist(), max(0, len(alike) - MOST_CELLS)
+
+
 def racy_cells(rows, party):
-    """(address, positions) of every cell that two parties touch, one of them writing and not both atomically; positions with low threads first."""
+    """The Cells that two parties touch, one of them writing and not both atomically."""
     cell, origin = rows.address, np.arange(len(rows.address))
     if len(np.unique(rows.size)) > 1 or (rows.address % rows.size).any():  # per byte
         origin = np.repeat(origin, rows.size)
@@ -249,89 +393,11 @@ def racy_cells(rows, party):
     keep = keep[np.lexsort((rows.thread[origin[keep]], party[origin[keep]], cell[keep]))]
     cell, origin, kind = cell[keep], origin[keep], kind[keep]
     starts = np.flatnonzero(np.diff(cell, prepend=-1))
+    ends = np.append(starts[1:], len(cell))
     parties = party[origin]
     several = np.minimum.reduceat(parties, starts) != np.maximum.reduceat(parties, starts)
     any_of = {k: np.logical_or.reduceat(kind == k, starts) for k in (LOAD, STORE, ATOMIC)}
     element = rows.address[origin] << 4 | np.frexp(rows.size[origin])[1]  # atomics of different widths are not atomic to each other
     mixed = np.minimum.reduceat(element, starts) != np.maximum.reduceat(element, starts)
-    racy = np.flatnonzero(several & (any_of[STORE] | any_of[ATOMIC] & (any_of[LOAD] | mixed)))
-    ends = np.append(starts[1:], len(cell))
-    for group in racy[:MOST_CELLS]:
-        yield int(cell[starts[group]]), origin[starts[group]:ends[group]]
-
-
-# --- what orders accesses of different threads, other than barriers ---------------------------------------------------------------
-
-
-class Order:
-    """Who knows of whose accesses. Knowledge is a dict: block -> all its accesses in epochs before that one; (block, thread) -> its accesses up to that segment.
-
-    A fence makes what a thread knows, and what it did, ready to be seen; its next atomics, and after a barrier those of its whole block, hand that to whoever
-    does an atomic on the same element later.
-    """
-
-    def __init__(self):
-        self.active = False  # whether anything has happened that could order accesses
-        self.known = {}  # (block, thread) -> knowledge
-        self.released = {}  # block -> {thread: knowledge at its last fence; None: what all threads had released before the last barrier}
-        self.handed = {}  # address -> what atomics have left there
-        self.history = {}  # (block, thread) -> [(segment after which it held, knowledge)]
-        self.of_block = {}  # block -> [(epoch after which all its threads knew, knowledge)]
-
-    def fenced(self, block, epoch, thread, segment):
-        self.active = True
-        of_block = self.of_block.get(block, [(-1, {})])[-1][1]
-        known = merged([of_block, self.known.get((block, thread), {}), {block: epoch, (block, thread): segment}])
-        self.released.setdefault(block, {})[thread] = known
-
-    def atomic(self, block, thread, segment, address):
-        if not self.active:
-            return
-        released = self.released.get(block, {})
-        handed, own = self.handed.get(address), [released[who] for who in (thread, None) if who in released]
-        if handed:
-            self.learn(block, thread, segment, handed)
-        if own:
-            self.handed[address] = merged([handed or {}, *own])
-
-    def warp(self, block, threads, segment):
-        self.active = True
-        together = merged([{(block, thread): segment for thread in threads}, *(self.known.get((block, thread), {}) for thread in threads)])
-        for thread in threads:
-            self.learn(block, thread, segment, together)
-
-    def barrier(self, block, epoch):
-        """What any thread of the block knew, all know in the next epoch; what any thread has released by a fence, every thread's atomics hand on."""
-        if block in self.released:
-            self.released[block] = {None: merged(self.released[block].values())}
-        known = [self.known.pop(key) for key in list(self.known) if key[0] == block]
-        if known:
-            before = self.of_block.setdefault(block, [(-1, {})])
-            before.append((epoch, merged([before[-1][1], *known])))
-
-    def learn(self, block, thread, segment, knowledge):
-        known = self.known[block, thread] = merged([self.known.get((block, thread), {}), knowledge])
-        self.history.setdefault((block, thread), []).append((segment, known))
-
-    def between(self, a, b):
-        """Whether one of two accesses (Rows) is known to have happened before the other began."""
-        return self.covers(self.knowledge(b), a) or self.covers(self.knowledge(a), b)
-
-    def knowledge(self, row):
-        own = [known for segment, known in self.history.get((row.block, row.thread), ()) if segment < row.segment]
-        shared = [known for epoch, known in self.of_block.get(row.block, ()) if epoch < row.epoch]
-        return merged([*own[-1:], *shared[-1:]])
-
-    @staticmethod
-    def covers(knowledge, row):
-        return row.epoch < knowledge.get(row.block, -1) or row.segment <= knowledge.get((row.block, row.thread), -1)
-
-
-def merged(parts):
-    """The union of several pieces of knowledge."""
-    result = {}
-    for part in {id(part): part for part in parts}.values():
-        for key, bound in part.items():
-            if bound > result.get(key, -1):
-                result[key] = bound
-    return result
+    racy = several & (any_of[STORE] | any_of[ATOMIC] & (any_of[LOAD] | mixed))
+    return Cells(rows, party, origin, cell[starts], starts, ends).those(racy)

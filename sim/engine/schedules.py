@@ -1,0 +1,70 @@
+"""Who goes first. A launch runs under the schedule of its seed; where threads act on what atomics tell them, what they see hangs on that, and further schedules are tried.
+
+Those are adversarial: a thread keeps going for many turns, blocks and threads go in ascending or descending order, and one block and one thread are held back for as long
+as the others get anywhere (bounded). So an order that is only this run's luck fails in one of them.
+"""
+PATIENCE = 32  # turns that a thread of an adversarial schedule takes before it lets others go first
+ROUNDS = 8  # how often all others go before the one that is held back
+
+
+class Seeded:
+    """Random orders from the launch's seed; every thread lets others go first whenever it may."""
+
+    patience = 0
+
+    def __init__(self, random):
+        self.random = random
+
+    def order(self, n):
+        """The positions 0 to n - 1 in the order in which they are to go."""
+        return self.random.permutation(n).tolist()
+
+    def now(self, block, ready):
+        """The threads of `ready` that go now, in order, and those that are held back."""
+        return [ready[position] for position in self.order(len(ready))], []
+
+    def may_start(self, waiting):
+        """Whether the next of so many blocks that have not begun may."""
+        return True
+
+
+class Adversarial(Seeded):
+    """Ascending or, if `down`, descending order, the block and the thread in which `held` (a fraction) of all come before held back."""
+
+    patience = PATIENCE
+
+    def __init__(self, down, held=None):
+        self.down, self.held, self.rounds, self.asked = down, held, {}, 0
+
+    def order(self, n):
+        positions = list(range(n))[::-1] if self.down else list(range(n))
+        if self.held is not None:
+            positions.remove(self.of(n))
+            positions.append(self.of(n))
+        return positions
+
+    def of(self, n):
+        """Which of n is held back."""
+        return min(int(self.held * n), n - 1)
+
+    def now(self, block, ready):
+        ready = sorted(ready, key=lambda thread: thread.linear, reverse=self.down)
+        if self.held is None or len(ready) == 1:
+            return ready, []
+        held = self.of(len(block.threads))
+        rounds = self.rounds[block.index] = self.rounds.get(block.index, 0) + 1
+        late = [thread for thread in ready if thread.linear == held]
+        others = [thread for thread in ready if thread.linear != held]
+        return (others, late) if rounds % (ROUNDS + 1) else (others + late, [])
+
+    def may_start(self, waiting):
+        self.asked += 1
+        return self.held is None or waiting > 1 or self.asked % (ROUNDS * 8) == 0
+
+
+def adversarial():
+    """The further schedules, those that find most first."""
+    yield Adversarial(False)
+    yield Adversarial(True)
+    for held in (0.0, 0.999, 0.5, 0.25, 0.75):
+        yield Adversarial(held >= 0.5, held)

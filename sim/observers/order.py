@@ -1,0 +1,101 @@
+"""The memory model: which accesses of different threads the program puts in order, other than by barriers of their block.
+
+A release is a fence and then an atomic that writes; an acquire is an atomic on the same element that sees what the release left there, itself or through the
+atomics in between (PTX ISA, Memory Consistency Model). What a thread released is all that it knew and did up to its fence: for its block after `threadfence_block`, for
+all after `threadfence`. An atomic that writes nothing (a compare-and-swap that fails) releases nothing, and shared memory is each block's own. On the acquiring side no fence
+is asked for, as in the "last block" example of the CUDA C++ Programming Guide (Memory Fence Functions).
+"""
+from bisect import bisect_left
+
+from sim.events import SHARED, SPACE_SHIFT
+
+GRID, BLOCK = "grid", "block"  # how far a fence reaches
+
+
+class Order:
+    """Who knows of whose accesses. Knowledge is a dict: block -> all its accesses in epochs before that one; (block, thread) -> its accesses up to that segment.
+
+    `generous`: as if a fence that reaches the whole grid stood before every atomic. What is in order only then lacks a fence.
+    """
+
+    def __init__(self, generous=False):
+        self.generous = generous
+        self.active = False  # whether anything has happened that could order accesses
+        self.known = {}  # (block, thread) -> knowledge
+        self.released = {}  # block -> {thread: {reach: knowledge at its last fence}; None: what all threads had released before the last barrier}
+        self.handed = {}  # element -> {GRID, or a block: what atomics have left there for all, or for that block}
+        self.history = {}  # (block, thread) -> (segments after which it held, knowledge)
+        self.of_block = {}  # block -> (epochs after which all its threads knew, knowledge)
+
+    def fenced(self, block, epoch, thread, segment, reach):
+        self.active = True
+        of_block = self.of_block.get(block, ((), ({},)))[1][-1]
+        known = merged([of_block, self.known.get((block, thread), {}), {block: epoch, (block, thread): segment}])
+        released = self.released.setdefault(block, {})
+        released[thread] = {**released.get(thread, {}), BLOCK: known} if reach == BLOCK else {GRID: known, BLOCK: known}
+
+    def atomic(self, block, epoch, thread, segment, address, wrote):
+        if self.generous:
+            self.fenced(block, epoch, thread, segment, GRID)
+        if not self.active:
+            return
+        element = (block, address) if address >> SPACE_SHIFT == SHARED else address
+        handed, released = self.handed.get(element, {}), self.released.get(block, {})
+        seen = [handed[reach] for reach in (GRID, block) if reach in handed]
+        if wrote and (own := [released[who] for who in (thread, None) if who in released]):
+            handed = dict(handed)
+            for reach, home in ((GRID, GRID), (BLOCK, block)):
+                if parts := [part[reach] for part in own if reach in part]:
+                    handed[home] = merged([handed.get(home, {}), *parts])
+            self.handed[element] = handed
+        if seen:
+            self.learn(block, thread, segment, merged(seen))
+
+    def warp(self, block, threads, segment):
+        self.active = True
+        together = merged([{(block, thread): segment for thread in threads}, *(self.known.get((block, thread), {}) for thread in threads)])
+        for thread in threads:
+            self.learn(block, thread, segment, together)
+
+    def barrier(self, block, epoch):
+        """What any thread of the block knew, all know in the next epoch; what any thread has released by a fence, every thread's atomics hand on."""
+        if block in self.released:
+            parts = [part[GRID] for part in self.released[block].values() if GRID in part]
+            self.released[block] = {None: {GRID: merged(parts)}} if parts else {}
+        known = [self.known.pop(key) for key in list(self.known) if key[0] == block]
+        if known:
+            epochs, before = self.of_block.setdefault(block, ([-1], [{}]))
+            epochs.append(epoch)
+            before.append(merged([before[-1], *known]))
+
+    def learn(self, block, thread, segment, knowledge):
+        old = self.known.get((block, thread), {})
+        if all(bound <= old.get(key, -1) for key, bound in knowledge.items()):
+            return
+        known = self.known[block, thread] = merged([old, knowledge])
+        segments, held = self.history.setdefault((block, thread), ([], []))
+        segments.append(segment)
+        held.append(known)
+
+    def before(self, a, b):
+        """Whether the thread of access b knew, when it did that, of access a. Both have a block, epoch, thread and segment."""
+        return any(a.epoch < known.get(a.block, -1) or a.segment <= known.get((a.block, a.thread), -1) for known in self.knowledge(b))
+
+    def knowledge(self, row):
+        """What the thread of an access knew then: of its own, and of its block's."""
+        for (moments, held), now in ((self.history.get((row.block, row.thread), NOTHING), row.segment), (self.of_block.get(row.block, NOTHING), row.epoch)):
+            if last := bisect_left(moments, now):
+                yield held[last - 1]
+
+
+NOTHING = (), ()
+
+
+def merged(parts):
+    """The union of several pieces of knowledge."""
+    result = {}
+    for part in {id(part): part for part in parts}.values():
+        for key, bound in part.items():
+            if bound > result.get(key, -1):
+                result[key] = bound
+    return result
