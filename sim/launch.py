@@ -1,5 +1,6 @@
 """simulate(kernel, ...)[grid, block, stream, shared](*arguments): one launch from end to end."""
 import builtins
+import functools
 import inspect
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +15,7 @@ from sim.dialect import Cuda
 from sim.engine.fiber import Fiber
 from sim.engine.grid import Grid
 from sim.engine.os_thread import OSThread
+from sim.engine.schedules import Seeded
 from sim.engine.scheduler import Scheduler
 from sim.engine.watchdog import Watchdog
 from sim.errors import KernelBug, LaunchError, Stuck
@@ -25,6 +27,7 @@ from sim.memory.declared import Declarations
 from sim.memory.spaces import AddressSpace, bind_arguments, host_array, named_leaves
 from sim.observers import DEFAULT
 from sim.report import Report, finish
+from sim.retrial import Retrial
 
 ENGINES = {"fibers": Fiber, "threads": OSThread, "native": None}  # native has a module of its own
 BUILTINS = vars(builtins) | {"min": operators.minimum, "max": operators.maximum, "abs": operators.absolute, "round": operators.round_,
@@ -109,21 +112,25 @@ class Launch:
 
     def scheduled(self, given, prepare, grid_type=Grid, notes=()):
         """The Report of a launch whose threads run one at a time; `prepare` says what each of them runs."""
+        observers = [observer() if isinstance(observer, type) else observer for observer in self.simulation.observers]
+        ready = functools.partial(self.ready, given, prepare, grid_type)
+        context, threads, grid = ready(observers, Seeded(np.random.default_rng(self.simulation.seed)))
+        with Retrial(context, threads.used, observers) as retrial:
+            self.run(grid, context, threads.fiber)
+            more = retrial.notes(ready, self.run)
+        return self.report(finish(context.findings), context.counters, (*notes, *threads.notes, *more), threads.code, context.trace)
+
+    def ready(self, given, prepare, grid_type, observers, schedule, poison=None):
+        """(context, threads, grid) of one run of the launch, in which nothing has run yet."""
         how = self.simulation
         # 1. one context for this launch, and the arguments in its memory
-        observers = [observer() if isinstance(observer, type) else observer for observer in how.observers]
-        context = Context(observers, how.spec, AddressSpace(), self.block, how.seed, how.max_steps)
+        context = Context(observers, how.spec, AddressSpace(), self.block, schedule, how.max_steps, poison)
         values = bind(context, given)
         # 2. a copy of the kernel whose names are this launch's
         scheduler = Scheduler(context)
         threads = prepare(scheduler, Declarations(context, self.shared), given, values)
-        # 3. run every block
-        grid = grid_type(scheduler, threads.kernel, values, self.grid, self.block, self.resident(threads.used, how.spec))
-        context.announce("launch_started", context)
-        self.run(grid, context, threads.fiber)
-        context.announce("launch_finished", context)
-        # 4. what the tools say
-        return self.report(finish(context.findings), context.counters, (*notes, *threads.notes), threads.code, context.trace)
+        # 3. its blocks
+        return context, threads, grid_type(scheduler, threads.kernel, values, self.grid, self.block, self.resident(threads.used, how.spec))
 
     def interpreted(self, scheduler, declarations, given, values):
         """Threads that Python runs: a copy of the kernel with names of this launch."""
@@ -131,7 +138,7 @@ class Launch:
         binder = self.binder(context, Cuda(scheduler, declarations, self.grid, self.block))
         kernel = binder.bind(function, [(name, kind_of_value(value)) for name, value in zip(given, values)])
         declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
-        scheduler.takes_turns = binder.loops and bool(binder.used & YIELDING)
+        scheduler.takes_turns, context.synchronizes = binder.loops and bool(binder.used & YIELDING), binder.synchronizes
         waits = scheduler.takes_turns or binder.used & SUSPENDING
         notes = tuple(f"{name} has no source to number, so its operators are Python's own" for name in binder.without_source)
         return Threads(kernel, ENGINES[self.simulation.engine] if waits else None, binder.used, tuple(copy.__code__ for copy in binder.functions.values()), notes)
@@ -150,6 +157,7 @@ class Launch:
 
     def run(self, grid, context, fiber):
         """Run every block, each thread in a `fiber`; without one, from start to end."""
+        context.announce("launch_started", context)
         with np.errstate(all="ignore"), Watchdog(context):
             try:
                 if fiber is None:
@@ -159,6 +167,7 @@ class Launch:
             except Stuck:
                 if all(finding.kind != "no-progress" for finding in context.findings):  # it came between two threads
                     grid.scheduler.stuck(context.thread, None)
+        context.announce("launch_finished", context)
 
     def resident(self, used, spec):
         """How many blocks may be alive at once; a grid that synchronises must fit whole."""

@@ -3,7 +3,8 @@
 Those are adversarial: a thread keeps going for many turns, blocks and threads go in ascending or descending order, and one block and one thread are held back for as long
 as the others get anywhere (bounded). So an order that is only this run's luck fails in one of them.
 """
-PATIENCE = 32  # turns that a thread of an adversarial schedule takes before it lets others go first
+PATIENCE = 32  # turns that a thread of an adversarial schedule takes at most before it lets others go first
+TURNS = 1 << 14  # and all threads together
 ROUNDS = 8  # how often all others go before the one that is held back
 
 
@@ -31,9 +32,8 @@ class Seeded:
 class Adversarial(Seeded):
     """Ascending or, if `down`, descending order, the block and the thread in which `held` (a fraction) of all come before held back."""
 
-    patience = PATIENCE
-
-    def __init__(self, down, held=None):
+    def __init__(self, threads, down, held=None):
+        self.patience = max(1, min(PATIENCE, TURNS // threads))
         self.down, self.held, self.rounds, self.asked = down, held, {}, 0
 
     def order(self, n):
@@ -62,9 +62,9 @@ class Adversarial(Seeded):
         return self.held is None or waiting > 1 or self.asked % (ROUNDS * 8) == 0
 
 
-def adversarial():
-    """The further schedules, those that find most first."""
-    yield Adversarial(False)
-    yield Adversarial(True)
+def adversarial(threads):
+    """The further schedules of a launch with so many threads, those that find most first."""
+    yield Adversarial(threads, False)
+    yield Adversarial(threads, True)
     for held in (0.0, 0.999, 0.5, 0.25, 0.75):
-        yield Adversarial(held >= 0.5, held)
+        yield Adversarial(threads, held >= 0.5, held)

@@ -17,7 +17,7 @@ import numpy as np
 from sim.isa.operators import cast, domain
 from sim.frontend.kinds import Kinds, kind_of_value
 from sim.frontend.sites import PREFIX, Rewriter
-from sim.frontend.source import MISSING, Names, stand_ins, tree_of
+from sim.frontend.source import MISSING, Names, acts_on_atomics, stand_ins, tree_of
 from sim.frontend.unassigned import maybe_unassigned
 from sim.memory.declared import constant_array
 from sim.memory.spaces import host_array
@@ -129,6 +129,7 @@ class Code:
         self.constants = {}
         self.code = self.rewrite(function, tree, parameters, heard) if self.rewritten else function.__code__
         self.loops = not self.rewritten or any(isinstance(node, ast.While) for node in ast.walk(tree))
+        self.synchronizes = self.rewritten and acts_on_atomics(tree_of(function))
         self.used = set(names_in(function.__code__))
 
     def rewrite(self, function, tree, parameters, heard):
@@ -215,6 +216,7 @@ class Binder:
         self.functions = {}  # id of a function -> its copy, so that recursion ends
         self.constants = {}  # id of a global array -> our Array
         self.used, self.loops, self.without_source = set(), False, []
+        self.synchronizes = False  # whether threads act on what atomics tell them
 
     def bind(self, function, parameters=()):
         """The copy of `function` for this launch; `parameters` are (name, kind) pairs, as far as known."""
@@ -224,6 +226,7 @@ class Binder:
         code = self.code(function, names, tuple(parameters))
         self.used |= code.used
         self.loops |= code.loops
+        self.synchronizes |= code.synchronizes
         if not code.rewritten:
             self.without_source.append(function.__name__)
         namespace = {"__name__": function.__module__, "__builtins__": self.builtins, **self.given, **code.constants}

@@ -88,3 +88,11 @@ def path(node):
         owner = path(node.value)
         return f"{owner}.{node.attr}" if owner else ""
     return ""
+
+
+def acts_on_atomics(tree):
+    """Whether a function uses what an atomic gives back, or fences: then what its threads do may hang on who goes first."""
+    ignored = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    names = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and id(node) not in ignored]
+    fences = [node for node in ast.walk(tree) if isinstance(node, (ast.Name, ast.Attribute)) and (getattr(node, "attr", None) or getattr(node, "id", "")).startswith("threadfence")]
+    return bool(fences) or any("atomic" in name.split(".") for name in names)

@@ -41,7 +41,7 @@ class Declarations:
         elif array is None:
             nbytes = prod(shape) * dtype.itemsize
             name, base = self.place(key, "shared", dtype, shape, frame)
-            array = block.shared[key] = self.array(Allocation(name, "shared", poisoned(nbytes, dtype), base), dtype, shape)
+            array = block.shared[key] = self.array(Allocation(name, "shared", poisoned(nbytes, dtype, self.context.poison), base), dtype, shape)
         elif array.shape != shape:
             raise ValueError(f"shared array {array.name} was declared with shape {list(array.shape)} and now with {list(shape)}; its shape must be a constant")
         return array
@@ -51,7 +51,7 @@ class Declarations:
         block = self.context.thread.block
         if "dynamic" not in block.shared:
             name, base = self.place("dynamic", "shared", dtype, (self.dynamic_bytes // dtype.itemsize,), frame)
-            block.shared["dynamic"] = Allocation(name, "shared", poisoned(self.dynamic_bytes, None), base)
+            block.shared["dynamic"] = Allocation(name, "shared", poisoned(self.dynamic_bytes, None, self.context.poison), base)
         return self.array(block.shared["dynamic"], dtype, (self.dynamic_bytes // dtype.itemsize,))
 
     def local(self, shape, dtype, frame):

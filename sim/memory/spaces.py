@@ -82,8 +82,10 @@ def empty(shape, dtype=np.float32):
     return poisoned(int(np.prod(shape)) * dtype.itemsize, dtype).view(dtype).reshape(shape).view(Empty)
 
 
-def poisoned(nbytes, dtype):
-    """`nbytes` of fresh memory that nobody has written: NaN for floating-point types, a conspicuous number for integers."""
+def poisoned(nbytes, dtype, byte=None):
+    """`nbytes` of fresh memory that nobody has written: NaN for floating-point types, a conspicuous number for integers; or full of `byte`."""
+    if byte is not None:
+        return np.full(nbytes, byte, np.uint8)
     if dtype is None or dtype.kind in "fcV":  # bfloat16's kind is V; all ones is a NaN in every format
         return np.full(nbytes, 0xFF, np.uint8)
     return np.full(nbytes, 0xA5 if dtype.kind in "iu" else 1, np.uint8)

@@ -166,9 +166,9 @@ class Bodies:
             self.bases[key] = len(self.arrays), base
             self.arrays.append(Seen(name, shape, dtype))
         if dynamic:
-            memory = block.setdefault(key, poisoned(nbytes, None))[:nbytes // dtype.itemsize * dtype.itemsize]
+            memory = block.setdefault(key, poisoned(nbytes, None, self.context.poison))[:nbytes // dtype.itemsize * dtype.itemsize]
         else:
-            memory = np.empty(nbytes * threads, np.uint8) if local else poisoned(nbytes, dtype)
+            memory = np.empty(nbytes * threads, np.uint8) if local else poisoned(nbytes, dtype, self.context.poison)
         number, base = self.bases[key]
         array = memory.view(dtype).reshape((threads, *shape) if local else shape)
         return Guarded(array, self.kind, number << 48 | base, self.state, sizes_of(declared))

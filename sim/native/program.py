@@ -8,6 +8,7 @@ import numba
 from numba.core.errors import NumbaError
 
 from sim.frontend.rebind import flat
+from sim.frontend.source import acts_on_atomics
 from sim.native import cache, infer
 from sim.native.arrays import BARE, BOUNDED, GuardedType
 from sim.native.fission import Fission, indented
@@ -202,12 +203,14 @@ class Generators:
     text: str
     start: object
     turns: bool  # whether atomics and fences let others go first
+    synchronizes: bool  # whether threads act on what atomics tell them
 
 
 def generators(function, watched, told):
     """The Generators of a kernel. `watched`: whether branches are; `told`: whether atomics are."""
     module = Module(function, WAITING | TURNING, sited=True, watched=watched)
     turns = bool(module.used & TURNING) and any(isinstance(part, ast.While) for names in module.reachable.values() for part in ast.walk(names.tree))
+    synchronizes = any(acts_on_atomics(names.tree) for names in module.reachable.values())
     parameters, statements = Flattener(module).kernel(function)
     writes = Writes(module).of(statements) & {*parameters}
     code = tuple(reached.__code__ for reached in module.reachable)
@@ -220,4 +223,4 @@ def generators(function, watched, told):
     path = cache.path_of(function.__name__, text)
     if cache.read(path) is None:
         cache.write(path, text)
-    return Generators(Lowered(module, parameters, statements, writes, code), text, getattr(cache.load(path, text), name), turns)
+    return Generators(Lowered(module, parameters, statements, writes, code), text, getattr(cache.load(path, text), name), turns, synchronizes)

@@ -70,7 +70,7 @@ def generated(asked, scheduler, declarations, given, values):
     program = remembered(function, (outside(function), watched, told), lambda: generators(function, watched, told))
     check_writable(given, program.lowered.writes)
     threads = Bodies(program, context, scheduler, declarations, values, asked.grid, asked.block)
-    scheduler.takes_turns = program.turns
+    scheduler.takes_turns, context.synchronizes = program.turns, program.synchronizes
     threads.compile()
     return asked.threads(threads, functools.partial(Body, threads), program.lowered.module.used, program.lowered.code)
 

@@ -1,0 +1,120 @@
+"""A launch is run again where one run does not show enough, with its arguments as they were; at the end they are as the first run left them.
+
+Under other schedules, where threads act on what atomics tell them: a finding that hangs on who goes first shows in one of them. And with other bytes in memory that nobody
+has written, where a thread has read some: if nothing that the launch does hangs on them, the findings are warnings.
+"""
+import copy
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+
+from sim.context import DEFAULT_STEPS
+from sim.engine.schedules import Seeded, adversarial
+from sim.errors import SimulatorError
+from sim.events import Observer
+from sim.observers import DEFAULT
+from sim.observers.races import Races
+
+MOST_ENTERED = 100_000  # how often threads may go on in all further schedules together, or twice as often as in the first
+POISONS = 0x5A, 0xDA  # positive and negative, large, as integers and as floats
+HARMLESS = "In this launch its value reached nothing: with other bytes there, every thread did the same."
+ENDLESS = {"no-progress", "deadlock"}
+
+
+class Effects(Observer):
+    """All that the threads of a launch do to memory, as one number."""
+
+    def launch_started(self, context):
+        self.digest = hashlib.blake2b()
+
+    def accesses(self, batch):
+        for column in (batch.thread, batch.site, batch.address):
+            self.digest.update(np.ascontiguousarray(column))
+        self.digest.update(repr(batch.values).encode())
+
+
+class Retrial:
+    """The further runs of a launch, which `used` these names of cuda and was watched by these observers."""
+
+    def __init__(self, context, used, observers):
+        self.context, self.observers = context, [copy.copy(o) for o in observers if type(o) in DEFAULT]
+        races, shared = any(isinstance(o, Races) for o in observers), bool({"shared"} & used)
+        self.schedules = context.synchronizes and races
+        self.possible = (self.schedules or shared) and bool(observers) and "print" not in used
+        self.before = self.memory() if self.possible else []
+
+    def memory(self):
+        """All global arrays that can be written, with their bytes."""
+        return [(a.root, a.root.copy()) for a in self.context.space.allocations if a.space == "global" and a.writable]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.before = []
+
+    def notes(self, ready, run):
+        """Run again as far as that is wanted, with the findings for the first run's; returns what is left undecided."""
+        if not self.possible:
+            return [undecided(0)] if self.schedules else []
+        after, findings = self.memory(), self.context.findings
+        self.again = lambda observers, schedule, poison=None: self.one(ready, run, observers, schedule, poison)
+        try:
+            notes = self.other_schedules(findings) if self.schedules else []
+            if any(harmless(f) for f in findings):
+                self.other_bytes(findings)
+            return notes
+        finally:
+            restore(after)
+
+    def one(self, ready, run, observers, schedule, poison):
+        restore(self.before)
+        context, threads, grid = ready(observers, schedule, poison)
+        context.max_steps = context.max_steps and max(context.max_steps, DEFAULT_STEPS)  # threads are made to wait here
+        context.progress()
+        run(grid, context, threads.fiber)
+        return context
+
+    def other_schedules(self, findings):
+        tried, left = 1, max(MOST_ENTERED, 2 * self.context.entered)
+        for schedule in adversarial(self.context.counters["threads"]):
+            if left <= 0 or any(f.kind in ENDLESS for f in findings):
+                break
+            try:
+                context = self.again([copy.copy(o) for o in self.observers], schedule)
+            except SimulatorError as error:
+                return [f"under another schedule of its threads: {error}"]
+            findings += context.findings
+            left -= context.entered + 1
+            tried += 1
+        self.context.counters["schedules"] = tried
+        return [undecided(tried)]
+
+    def other_bytes(self, findings):
+        seen = set()
+        for poison in POISONS:
+            effects = Effects()
+            try:
+                context = self.again([*(copy.copy(o) for o in self.observers), effects], Seeded(np.random.default_rng(0)), poison)
+            except SimulatorError:
+                return
+            kinds = {f.kind for f in context.findings} - {"uninitialized-read"}
+            seen.add((effects.digest.digest(), *sorted(kinds), *(hashlib.blake2b(root).digest() for root, _ in self.before)))
+        if len(seen) == 1:
+            findings[:] = [replace(f, severity="warning", reason=HARMLESS) if harmless(f) else f for f in findings]
+
+
+def harmless(finding):
+    """Whether this is a finding that may do no harm: a read of shared memory that nobody has written."""
+    return finding.kind == "uninitialized-read" and finding.reason.startswith("Fresh shared")
+
+
+def restore(memory):
+    for root, kept in memory:
+        root[...] = kept
+
+
+def undecided(tried):
+    return f"threads act on what atomics tell them: judged under {tried} schedules; whether others show more is not decided" if tried else (
+        "threads act on what atomics tell them: judged under this schedule only, as the kernel prints; whether others show more is not decided")
