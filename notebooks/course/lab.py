@@ -1,4 +1,4 @@
-"""Opens the lessons: the doctor first, then copies that belong to the learner, then JupyterLab at lesson 01."""
+"""Opens the lessons: the doctor first, then copies that belong to the learner, then JupyterLab at the contents page, 00_start_here."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ def main(jupyter_arguments: list[str]) -> int:
 
 
 def start_options(copies: Path) -> list[str]:
-    """JupyterLab's options that open the first lesson of a folder."""
+    """JupyterLab's options that open the first notebook of a folder: the contents page."""
     lessons = sorted(copies.glob("[0-9]*.ipynb"))
     page = f"/lab/tree/{lessons[0].name}" if lessons else "/lab"
     return [f"--ServerApp.root_dir={copies}", f"--LabApp.default_url={page}"]
