@@ -64,9 +64,7 @@ def main(arguments):
         os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
     else:
         import adapter
-        adapter.ENGINE = "native" if "--native" in arguments else "fibers"
-        adapter.install()
-        outcomes.launches, too_large = adapter.launches, TOO_LARGE
+        outcomes.launches, too_large = adapter.install("native" if "--native" in arguments else "fibers"), TOO_LARGE
         for module in SMALL & set(modules):
             adapter.import_small(f"numba.cuda.tests.cudapy.{module}")
     warnings.simplefilter("ignore")

@@ -1,0 +1,200 @@
+"""The functions of the CUDA driver that Numba calls, for a GPU that is not there: device memory is host memory, and all work is done when its call returns."""
+import bisect
+import ctypes
+import time
+import weakref
+
+import numpy as np
+from numba.cuda.cudadrv import driver
+
+from sim.memory.spaces import Empty
+
+FRESH = 0xFF  # every byte of memory that nobody has written: NaN in every floating-point type
+TOTAL_BYTES = 16 << 30  # of the device, as get_memory_info tells it
+
+
+class Memory:
+    """What has been allocated: {address: bytes}, and which of it nobody has written."""
+
+    def __init__(self):
+        self.blocks, self.addresses, self.fresh = {}, [], set()
+
+    def allocate(self, size):
+        block = np.full(max(size, 1), FRESH, np.uint8)
+        address = block.__array_interface__["data"][0]
+        self.blocks[address] = block
+        self.fresh.add(address)
+        bisect.insort(self.addresses, address)
+        return address
+
+    def free(self, address):
+        """Forget an allocation; memory of another owner is not ours to free."""
+        if self.blocks.pop(int(address), None) is not None:
+            self.addresses.remove(int(address))
+            self.fresh.discard(int(address))
+
+    def finalizer(self, manager, pointer, key, *rest):
+        """What Numba calls when nobody holds an allocation any more; it must work after the real driver is back."""
+        def core():
+            manager.allocations.pop(key, None)
+            self.free(pointer)
+        return core
+
+    def base(self, address):
+        """Where the allocation that holds `address` begins; None for memory of another owner."""
+        at = bisect.bisect_right(self.addresses, address) - 1
+        base = self.addresses[at] if at >= 0 else None
+        return base if base is not None and address < base + len(self.blocks[base]) else None
+
+    def written(self, address):
+        """The host has written here: what is in the allocation counts as initialised."""
+        self.fresh.discard(self.base(int(address)))
+
+    def settle(self):
+        """After a launch: an allocation that no longer looks fresh has been written."""
+        self.fresh = {address for address in self.fresh if (self.blocks[address] == FRESH).all()}
+
+    def array(self, device_array):
+        """A device array as a numpy array over the same bytes; of a fresh allocation, as one of sim.empty."""
+        address, size = device_array.device_ctypes_pointer.value or 0, device_array.alloc_size
+        buffer = (ctypes.c_char * size).from_address(address) if size else b""
+        kind = Empty if self.base(address) in self.fresh else np.ndarray
+        return kind(device_array.shape, device_array.dtype, buffer, strides=device_array.strides)
+
+    @property
+    def used(self):
+        return sum(map(len, self.blocks.values()))
+
+
+class Device(driver.Device):
+    """The one device, with the limits of a DeviceSpec."""
+
+    def __init__(self, spec):
+        self.id, self.name, self.uuid, self.compute_capability, self.primary_context = 0, b"simulated", "GPU-simulated", (9, 0), None
+        x, y, z = spec.max_block
+        grid_x, grid_y, grid_z = spec.max_grid
+        vars(self).update(
+            MULTIPROCESSOR_COUNT=spec.multiprocessors, WARP_SIZE=spec.warp_size, MAX_THREADS_PER_BLOCK=spec.max_threads_per_block,
+            MAX_SHARED_MEMORY_PER_BLOCK=spec.dynamic_shared_bytes, MAX_BLOCK_DIM_X=x, MAX_BLOCK_DIM_Y=y, MAX_BLOCK_DIM_Z=z,
+            MAX_GRID_DIM_X=grid_x, MAX_GRID_DIM_Y=grid_y, MAX_GRID_DIM_Z=grid_z, CAN_MAP_HOST_MEMORY=1, UNIFIED_ADDRESSING=1, MANAGED_MEMORY=1,
+            PCI_DOMAIN_ID=0, PCI_BUS_ID=0, PCI_DEVICE_ID=0, CLOCK_RATE=1_000_000, TOTAL_CONSTANT_MEMORY=65536, COMPUTE_CAPABILITY_MAJOR=9,
+            COMPUTE_CAPABILITY_MINOR=0, KERNEL_EXEC_TIMEOUT=0, TCC_DRIVER=0, SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO=2, COOPERATIVE_LAUNCH=1)
+
+    def __getattr__(self, name):
+        raise AttributeError(f"the simulated device does not know its {name}")
+
+    def get_primary_context(self):
+        self.primary_context = self.primary_context or driver.Context(weakref.proxy(self), 1)
+        return self.primary_context
+
+
+class Functions:
+    """The driver's functions by their names; others that Numba calls are refused by name."""
+
+    def __init__(self, memory):
+        self.memory, self.contexts, self.handles, self.events = memory, [], 0, {}
+
+    @staticmethod
+    def refused(driver, name):
+        raise NotImplementedError(f"the simulated GPU has no {name}: mark tests that need a real one with cuda_sim(off=True)")
+
+    def names(self):
+        return {name: getattr(self, name) for name in dir(self) if name.startswith("cu")}
+
+    # --- contexts ---------------------------------------------------------------------------------------------------------
+
+    def cuCtxGetCurrent(self):
+        return self.contexts[-1] if self.contexts else 0
+
+    def cuCtxPushCurrent(self, handle):
+        self.contexts.append(handle)
+
+    def cuCtxPopCurrent(self):
+        return self.contexts.pop()
+
+    def cuCtxGetDevice(self):
+        return 0
+
+    def cuDeviceGetCount(self):
+        return 1
+
+    def cuDriverGetVersion(self):
+        return 13000
+
+    def cuDeviceCanAccessPeer(self, device, peer):
+        return 0
+
+    def nothing(self, *arguments):
+        """Work that is done already."""
+
+    cuInit = cuCtxSynchronize = cuStreamSynchronize = cuStreamDestroy = cuStreamWaitEvent = cuEventSynchronize = cuEventQuery = nothing
+    cuMemHostRegister = cuMemHostUnregister = cuDevicePrimaryCtxRelease = cuDevicePrimaryCtxReset = cuProfilerStart = cuProfilerStop = nothing
+
+    # --- memory -----------------------------------------------------------------------------------------------------------
+
+    def cuMemAlloc(self, size):
+        return driver.binding.CUdeviceptr(self.memory.allocate(size))
+
+    def cuMemAllocManaged(self, size, flags):
+        return self.cuMemAlloc(size)
+
+    def cuMemHostAlloc(self, size, flags):
+        return self.memory.allocate(size)
+
+    def cuMemHostGetDevicePointer(self, pointer, flags):
+        return driver.binding.CUdeviceptr(int(pointer))
+
+    def cuMemFree(self, pointer):
+        self.memory.free(pointer)
+
+    cuMemFreeHost = cuMemFree
+
+    def cuMemGetInfo(self):
+        return TOTAL_BYTES - self.memory.used, TOTAL_BYTES
+
+    def cuMemGetAddressRange(self, pointer):
+        base = self.memory.base(int(pointer))
+        return base, len(self.memory.blocks[base])
+
+    def cuPointerGetAttribute(self, attribute, pointer):
+        return pointer
+
+    def cuMemcpyHtoD(self, to, source, size, stream=0):
+        ctypes.memmove(int(to), int(source), size)
+        self.memory.written(to)
+
+    def cuMemcpyDtoH(self, to, source, size, stream=0):
+        ctypes.memmove(int(to), int(source), size)
+
+    def cuMemcpyDtoD(self, to, source, size, stream=0):
+        self.cuMemcpyHtoD(to, source, size)
+
+    def cuMemsetD8(self, to, byte, count, stream=0):
+        ctypes.memset(int(to), byte, count)
+        self.memory.written(to)
+
+    cuMemcpyHtoDAsync, cuMemcpyDtoHAsync, cuMemcpyDtoDAsync, cuMemsetD8Async = cuMemcpyHtoD, cuMemcpyDtoH, cuMemcpyDtoD, cuMemsetD8
+
+    # --- streams and events -----------------------------------------------------------------------------------------------
+
+    def handle(self):
+        self.handles += 1
+        return self.handles
+
+    def cuStreamCreate(self, flags):
+        return driver.binding.CUstream(self.handle() + 0x1000)  # the lowest handles mean default streams
+
+    def cuStreamAddCallback(self, stream, callback, data, flags):
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.py_object)(int(callback))(stream, 0, ctypes.cast(data, ctypes.py_object).value)
+
+    def cuEventCreate(self, flags):
+        return driver.binding.CUevent(self.handle())
+
+    def cuEventDestroy(self, event):
+        self.events.pop(event, None)
+
+    def cuEventRecord(self, event, stream):
+        self.events[event] = time.perf_counter()
+
+    def cuEventElapsedTime(self, start, end):
+        return 1000 * (self.events[end] - self.events[start])

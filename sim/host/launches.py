@@ -1,0 +1,269 @@
+"""Launches of numba.cuda kernels as simulations, and what else of Numba's host side asks for a compiled kernel."""
+import copy
+import enum
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numba import cuda
+from numba.cuda import decorators, dispatcher, testing, types, typing
+from numba.cuda.args import ArgHint, In
+from numba.cuda.core import sigutils
+from numba.cuda.cudadrv import devices, driver, nvvm
+from numba.cuda.np import numpy_support
+
+from sim.device import DeviceSpec
+from sim.errors import LaunchError, ThreadError
+from sim.isa.operators import cast
+from sim.host.driver import Device, Functions, Memory
+from sim.launch import simulate
+from sim.memory.spaces import host_array
+from sim.observers import DEFAULT
+
+THREADS_PER_BLOCK = 128  # what `forall` takes when nobody says
+OWN = ("numba.cuda.kernels.", "numba.cuda.cudadrv.", "numba.cuda.np.")  # modules whose kernels are Numba's, not the user's
+
+
+@dataclass(frozen=True)
+class Options:
+    """How launches are simulated. `seeds`: each launch runs once with each; what the first one leaves in the arrays stays."""
+
+    engine: str = "native"
+    seeds: tuple[int, ...] = (0,)
+    observers: tuple = DEFAULT
+    spec: DeviceSpec = DeviceSpec()
+
+
+class Uncompiled:
+    """A kernel for one signature, as far as a launch in the simulator needs one: `signature` and nothing of machine code."""
+
+    objectmode, entry_point, launch_config_sensitive = False, None, False
+
+    def __init__(self, argument_types, return_type=None):
+        self.signature = typing.signature(return_type or types.none, *argument_types)
+        self.argument_types = argument_types
+
+    def __getattr__(self, name):
+        raise AttributeError(f"{name}: the simulator compiles no machine code for a GPU; cuda.compile gives PTX without one")
+
+
+@dataclass
+class Host:
+    """The simulated host side of numba.cuda. `compiled`: kernels are typed and compiled to PTX by Numba before they are simulated.
+
+    `falls_back`: what the native engine does not compile runs as fibers. `launched`
+    is called with the Report of each simulated launch, or None where a thread raised what the kernel says it raises; by default it appends to `launches`.
+    """
+
+    options: Options = field(default_factory=Options)
+    compiled: bool = False
+    falls_back: bool = True
+
+    def __post_init__(self):
+        self.launches, self.memory, self.taken = [], Memory(), []
+        self.launched = self.launches.append
+        self.functions = Functions(self.memory)
+        self.device = Device(self.options.spec)
+
+    # --- in place and away again ------------------------------------------------------------------------------------------
+
+    def install(self):
+        """Put the simulated driver and launches in the place of the real ones."""
+        self.state = vars(driver.driver).copy(), getattr(devices._runtime._tls, "attached_context", None)
+        vars(driver.driver).clear()
+        vars(driver.driver).update(self.functions.names(), is_initialized=True, initialization_error=None, pid=None, lib=None, devices={0: self.device})
+        self.switch_context(None)
+        for owner, name, value in self.replacements():
+            self.taken.append((owner, name, vars(owner).get(name)))
+            setattr(owner, name, value)
+
+    def uninstall(self):
+        """Give everything back."""
+        while self.taken:
+            setattr(*self.taken.pop())
+        vars(driver.driver).clear()
+        vars(driver.driver).update(self.state[0])
+        self.switch_context(self.state[1])
+
+    @staticmethod
+    def switch_context(context):
+        devices._runtime._set_attached_context(context)
+        devices._DeviceList.lst.fget.cache_clear()
+
+    def replacements(self):
+        """(owner, name, what takes its place)."""
+        kernel, dispatch, host = dispatcher._Kernel, dispatcher.CUDADispatcher, self
+        yield driver.Driver, "_cuda_python_wrap_fn", self.functions.refused
+        yield driver, "_logger", driver.make_logger()
+        for name in ("_alloc_finalizer", "_hostalloc_finalizer", "_pin_finalizer"):
+            yield driver, name, self.memory.finalizer
+        for name in ("_event_finalizer", "_stream_finalizer"):
+            yield driver, name, lambda deallocations, handle: None
+        yield driver, "_to_core_stream", lambda stream: stream or driver.Stream(driver.binding.CUstream(0))
+        yield nvvm, "is_available", lambda: True
+        yield cuda, "as_cuda_array", as_device_array(cuda.as_cuda_array)
+        yield testing, "skip_unless_cudasim", lambda reason: lambda test: test  # what is for simulators is for ours too
+        yield dispatcher.ForAll, "__call__", launch_for_all
+        yield kernel, "max_cooperative_grid_blocks", lambda kernel, block, shared=0: host.options.spec.resident_blocks(int(np.prod(block)), shared)
+        if self.compiled:
+            yield kernel, "bind", lambda kernel: None
+            yield kernel, "launch", lambda kernel, *launch: host.launch(kernel, kernel.argument_types, *launch)
+        else:
+            yield decorators, "_have_nvjitlink", lambda: False
+            yield dispatch, "compile", compile_nothing
+            yield dispatch, "compile_device", compile_nothing
+            yield dispatch, "call", lambda kernel, arguments, how: host.call(kernel, arguments, how)
+
+    # --- a launch ---------------------------------------------------------------------------------------------------------
+
+    def call(self, kernel, arguments, how):
+        """Instead of numba.cuda.dispatcher.CUDADispatcher.call: `how` has the configuration."""
+        for callback in how.pre_launch_callbacks:
+            callback(kernel, how)
+        own = OWN_KERNELS.get((kernel.py_func.__module__, kernel.py_func.__name__))
+        if own:
+            return own(*map(self.plain, arguments))
+        self.launch(kernel, kinds_for(kernel, arguments), arguments, how.griddim, how.blockdim, how.stream, how.sharedmem)
+
+    def launch(self, kernel, kinds, arguments, grid, block, stream=0, shared=0):
+        """Simulate `kernel` (a dispatcher or a compiled kernel) on `arguments` of Numba types `kinds`."""
+        retr = []
+        values = [self.prepared(kernel, *pair, retr) for pair in zip(kinds, arguments, strict=True)]
+        options = replace(self.options, observers=(), seeds=(0,)) if (kernel.py_func.__module__ or "").startswith(OWN) else self.options
+        try:
+            self.launched(run(kernel.py_func, options, (grid, block, 0, shared), values, self.falls_back))
+        except ThreadError as error:
+            self.launched(None)
+            if debugging(kernel):  # without debug=True a GPU ends the thread and says nothing
+                raise error.__cause__ from None
+            if not raised_by_kernel(error):
+                raise
+        finally:
+            self.memory.settle()
+        for write_back in retr:
+            write_back()
+
+    def prepared(self, kernel, kind, value, retr):
+        """An argument as the simulator takes it: arrays as numpy arrays, numbers of the type `kind` (None: as they come)."""
+        for extension in reversed(kernel.extensions or ()):
+            kind, value = extension.prepare_args(kind, value, stream=0, retr=retr)
+        value = self.plain(value)
+        if isinstance(value, tuple):
+            kinds = kind if isinstance(kind, types.BaseTuple) else [None] * len(value)
+            parts = [self.prepared(kernel, *pair, retr) for pair in zip(kinds, value)]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        if isinstance(kind, (types.Number, types.Boolean)) and not isinstance(value, enum.Enum):
+            dtype = numpy_support.as_dtype(kind)
+            return dtype.type(cast(dtype)(value))
+        return value
+
+    def plain(self, value):
+        """An argument without what Numba wraps it in; device memory as a numpy array over the same bytes."""
+        if isinstance(value, ArgHint):
+            value = copy.copy(value.value) if isinstance(value, In) else value.value
+        if driver.is_device_memory(value) and not isinstance(value, np.ndarray):
+            return self.memory.array(value)
+        return value
+
+
+def run(function, options, configuration, values, falls_back):
+    """The Report of one launch; with several seeds, that of the first, with the findings of all."""
+    if len(options.seeds) == 1:
+        return one(function, options, options.seeds[0], configuration, values, falls_back)
+    arrays = [array for array in leaves(values) if array.flags.writeable]
+    before, others = [array.copy() for array in arrays], []
+    for seed in options.seeds[1:]:
+        others += one(function, options, seed, configuration, values, falls_back).findings
+        for array, old in zip(arrays, before):
+            array[...] = old
+    report = one(function, options, options.seeds[0], configuration, values, falls_back)
+    merged = {finding.key: finding for finding in (*others, *report.findings)}
+    return replace(report, findings=tuple(sorted(merged.values(), key=lambda finding: finding.severity != "error")))
+
+
+def one(function, options, seed, configuration, values, falls_back):
+    """The Report of one run."""
+    how = dict(seed=seed, observers=options.observers, spec=options.spec, on_finding="report")
+    try:
+        return simulate(function, engine=options.engine, **how)[configuration](*values)
+    except LaunchError as error:
+        if not falls_back or options.engine != "native" or "cannot be compiled" not in str(error):
+            raise
+    return simulate(function, engine="fibers", **how)[configuration](*values)
+
+
+def leaves(values):
+    """Every numpy array among arguments, those in tuples and behind CPU tensors too."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from leaves(value)
+        elif (array := host_array(value, "argument")) is not None:
+            yield array
+
+
+def debugging(kernel):
+    return kernel.targetoptions.get("debug") if hasattr(kernel, "targetoptions") else kernel.debug
+
+
+def raised_by_kernel(error):
+    """Whether the kernel itself says `raise` on the line where the thread ended."""
+    return str(error).splitlines()[-1].split("  ")[-1].startswith(("raise", "assert"))
+
+
+# --- what takes the place of Numba's --------------------------------------------------------------------------------------------
+
+
+def kinds_for(kernel, arguments):
+    """The argument types of the signature that the kernel was given and that `arguments` fit; None for each where it was given none."""
+    if kernel._can_compile or not kernel.overloads:
+        return [None] * len(arguments)
+    signatures = [kinds for kinds in kernel.overloads if len(kinds) == len(arguments)]
+    given = tuple(map(kernel.typeof_pyval, arguments))
+    fitting = [kinds for kinds in signatures if all(map(fits, given, kinds))]
+    if not fitting:
+        raise TypeError(f"No matching definition for argument type(s) {', '.join(map(str, given))}")
+    return given if given in fitting else fitting[0]
+
+
+def fits(given, wanted):
+    """Whether Numba passes an argument of one type where a signature says another: arrays of equal type and rank, any number for a number."""
+    if isinstance(wanted, types.Array):
+        same = isinstance(given, types.Array) and (given.dtype, given.ndim) == (wanted.dtype, wanted.ndim)
+        return same and wanted.layout in ("A", given.layout)
+    return isinstance(given, (types.Number, types.Boolean)) == isinstance(wanted, (types.Number, types.Boolean))
+
+
+def compile_nothing(kernel, signature, return_type=None):
+    """Instead of `compile` and `compile_device`: remembers the signature."""
+    argument_types, stated = sigutils.normalize_signature(signature)
+    return kernel.overloads.setdefault(argument_types, Uncompiled(argument_types, return_type or stated))
+
+
+def launch_for_all(asked, *arguments):
+    """Instead of numba.cuda.dispatcher.ForAll.__call__."""
+    if asked.ntasks:
+        block = asked.thread_per_block or THREADS_PER_BLOCK
+        asked.dispatcher[-(-asked.ntasks // block), block, asked.stream, asked.sharedmem](*arguments)
+
+
+def as_device_array(original):
+    """`cuda.as_cuda_array` that takes host memory too (a CPU tensor, a numpy array): there is no other memory here."""
+    def as_cuda_array(obj, sync=True):
+        if hasattr(obj, "__cuda_array_interface__"):
+            return original(obj, sync)
+        array = host_array(obj.detach() if hasattr(obj, "detach") else obj, "obj")
+        if array is None:
+            raise TypeError("*obj* doesn't implement the cuda array interface.")
+        interface = array.__array_interface__ | {"stream": None}
+        return cuda.from_cuda_array_interface(interface, owner=obj)
+    return as_cuda_array
+
+
+def assign(to, source):
+    to[...] = source
+
+
+def assign_transposed(source, to):
+    to[...] = source.T
+
+
+OWN_KERNELS = {("numba.cuda.cudadrv.devicearray", "kernel"): assign, ("numba.cuda.kernels.transpose", "kernel"): assign_transposed}

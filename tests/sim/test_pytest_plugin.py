@@ -1,0 +1,206 @@
+"""pytest --cuda-sim: the tests of a project that knows nothing of the simulator, run by the plug-in in a process of its own."""
+import argparse
+import os
+import re
+import sys
+
+import pytest
+
+from course.doctor import gpu_names
+from sim.pytest_plugin import TOOLS, words
+
+pytest_plugins = ["pytester"]
+
+PROJECT = '''
+import numpy as np
+import pytest
+from numba import cuda, float32, guvectorize, vectorize
+from numba.cuda.random import create_xoroshiro128p_states, xoroshiro128p_uniform_float32
+
+if not cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+@cuda.jit
+def add(x, y, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = x[i] + y[i]
+
+@cuda.jit("void(float32[:], int32)")
+def scale(x, n):
+    i = cuda.grid(1)
+    if i < x.size:
+        x[i] *= n
+
+@cuda.jit
+def tree_sum(x, out):
+    s = cuda.shared.array(64, float32)
+    t = cuda.threadIdx.x
+    s[t] = x[t]
+    cuda.syncthreads()
+    for step in (32, 16, 8, 4, 2, 1):
+        if t < step:
+            s[t] += s[t + step]
+    if t == 0:
+        out[0] = s[0]
+
+kept = add[2, 64]
+X = np.arange(100, dtype=np.float32)
+'''
+
+RIGHT = PROJECT + '''
+def test_arrays_and_launches():
+    x = cuda.to_device(X)
+    out = cuda.device_array_like(x)
+    kept(x, x, out)
+    np.testing.assert_array_equal(out.copy_to_host(), 2 * X)
+    add.forall(100)(x, out, out)
+    add.specialize(x, x, out)[2, 64](x, out, out)
+    assert out[3] == 12
+    out[:] = 7
+    assert out[10:12].copy_to_host().tolist() == [7, 7] and out.reshape(10, 10).T.copy_to_host().shape == (10, 10)
+
+def test_an_eager_signature_casts_and_refuses():
+    x = X.copy()
+    scale[1, 128](x, 2.9)
+    np.testing.assert_array_equal(x, 2 * X)
+    with pytest.raises(TypeError, match="No matching definition"):
+        scale[1, 128](x.astype(np.float64), 2)
+
+def test_host_api():
+    stream, start, end = cuda.stream(), cuda.event(), cuda.event()
+    start.record(stream)
+    pinned, mapped, managed = cuda.pinned_array(10, np.float32), cuda.mapped_array(10, np.float32), cuda.managed_array(10, np.float32)
+    pinned[:], mapped[:], managed[:] = 3, 1, 2
+    with stream.auto_synchronize(), cuda.pinned(X), cuda.gpus[0]:
+        x = cuda.to_device(pinned, stream=stream)
+        add[1, 32, stream](x, managed, mapped)
+    end.record(stream)
+    end.synchronize()
+    cuda.synchronize()
+    assert mapped.tolist() == [5] * 10 and cuda.event_elapsed_time(start, end) >= 0
+    free, total = cuda.current_context().get_memory_info()
+    assert 0 < free < total and len(cuda.gpus) == len(cuda.list_devices()) == 1
+    assert cuda.select_device(0).MAX_THREADS_PER_BLOCK == cuda.get_current_device().MAX_THREADS_PER_BLOCK == 1024
+    assert cuda.as_cuda_array(x).copy_to_host().tolist() == [3] * 10
+
+def test_random_reduce_vectorize():
+    @cuda.jit
+    def draw(states, out):
+        i = cuda.grid(1)
+        out[i] = xoroshiro128p_uniform_float32(states, i)
+    out = cuda.device_array(64, np.float32)
+    draw[1, 64](create_xoroshiro128p_states(64, seed=1), out)
+    drawn = out.copy_to_host()
+    assert ((drawn >= 0) & (drawn < 1)).all() and len(set(drawn)) == 64
+
+    @cuda.reduce
+    def total(a, b):
+        return a + b
+    assert total(X) == total(cuda.to_device(X)) == X.sum()
+
+    @vectorize(["float32(float32)"], target="cuda")
+    def twice(x):
+        return x * 2
+    assert twice(X[:4]).tolist() == [0, 2, 4, 6]
+
+    @guvectorize(["void(float32[:], float32[:])"], "(n)->()", target="cuda")
+    def row_sum(x, out):
+        out[0] = 0
+        for i in range(x.size):
+            out[0] += x[i]
+    assert row_sum(X.reshape(10, 10)).tolist() == X.reshape(10, 10).sum(1).tolist()
+
+def test_what_is_missing_is_refused_by_name():
+    with pytest.raises(NotImplementedError, match="cuIpcGetMemHandle"):
+        cuda.to_device(X).get_ipc_handle()
+    with pytest.raises(AttributeError, match="regs_per_thread: the simulator compiles no machine code"):
+        scale.get_regs_per_thread(next(iter(scale.overloads.values())).signature)
+'''
+
+WRONG = PROJECT + '''
+def race():
+    tree_sum[1, 64](np.ones(64, np.float32), np.zeros(1, np.float32))
+
+def test_race():
+    race()
+    race()
+
+@pytest.mark.cuda_sim(allow=["race-shared"])
+def test_allowed():
+    race()
+
+@pytest.mark.cuda_sim(tools=["bounds"], engine="threads", seeds=(1, 2))
+def test_other_tools():
+    race()
+
+def test_unwritten_memory():
+    out = cuda.device_array(10, np.float32)
+    add[1, 32](X, cuda.device_array(10, np.float32), out)
+
+@pytest.fixture
+def broken():
+    race()
+
+def test_in_a_fixture(broken):
+    pass
+
+@pytest.mark.cuda_sim(off=True)
+def test_on_a_real_gpu():
+    assert cuda.is_available() == REAL
+
+@pytest.mark.xfail(strict=True)
+def test_fails_by_itself():
+    assert not cuda.is_available()
+'''
+
+RACE = '''race-shared: s[1] in shared memory is written by one thread and read by another, and nothing orders the two · block 0 · threads 1 and 0
+  written by thread 1  tree_sum line 8  s[t] += s[t + step]   value 2.0
+  read by thread 0     tree_sum line 8  s[t] += s[t + step]
+  Either may come first, and the result depends on which. 30 more like it.
+  Likely fix: cuda.syncthreads() between the passes over this line, where every thread of the block reaches it.
+  Launched from {}:37; 1 further launch with the same.'''
+
+
+@pytest.fixture
+def run(pytester, monkeypatch):
+    """run(*options): pytest with the plug-in in a new process, where nothing of ours was imported before."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    return lambda *options: pytester.runpytest_subprocess("-p", "sim.pytest_plugin", "-p", "no:cacheprovider", "-W", "ignore", *options)
+
+
+def test_a_project_runs_unmodified(pytester, run):
+    pytester.makepyfile(test_right=RIGHT)
+    result = run("--cuda-sim")
+    result.assert_outcomes(passed=5)
+    assert re.search(r"cuda-sim: \d+ launches \(\d+ fibers, \d+ native\) in 4 tests, 0 findings", result.stdout.str())
+
+
+def test_a_finding_fails_its_test_and_no_other(pytester, run):
+    pytester.makepyfile(test_wrong=WRONG.replace("REAL", str(bool(gpu_names()))))
+    result = run("--cuda-sim", "--cuda-sim-engine=fibers", "--cuda-sim-report=pages", "-rfE")
+    result.assert_outcomes(passed=3, failed=2, errors=1, xfailed=1)
+    result.stdout.fnmatch_lines(["FAILED *::test_race *", "FAILED *::test_unwritten_memory - uninitialized-read*", "ERROR *::test_in_a_fixture *"])
+    assert RACE.format(pytester.path / "test_wrong.py") in result.stdout.str()
+    result.stdout.fnmatch_lines(["cuda-sim: 6 launches (5 fibers, 1 threads) in 5 tests, 2 findings (1 race-shared, 1 uninitialized-read)",
+                                 "cuda-sim: reports in pages/index.html"])
+    page = next((pytester.path / "pages").glob("*test_race*.html")).read_text(encoding="utf-8")
+    assert "2 launches" in page and page.count("race-shared: s[1]") == 1
+
+
+def test_without_the_option_nothing_is_simulated(pytester, run):
+    pytester.makepyfile(test_plain="import sys\n\ndef test_plain():\n    assert 'numba' not in sys.modules and 'sim.launch' not in sys.modules")
+    result = run()
+    result.assert_outcomes(passed=1)
+    assert "cuda-sim" not in result.stdout.str()
+
+
+def test_an_unknown_tool_is_refused():
+    with pytest.raises(argparse.ArgumentTypeError, match="racse: not among bounds, races, uninitialized, misuse, counters, trace"):
+        words(TOOLS)("races,racse")
+
+
+def test_beside_numbas_own_simulator_it_is_refused(run, monkeypatch):
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    result = run("--cuda-sim")
+    assert "NUMBA_ENABLE_CUDASIM is set" in result.stderr.str() and result.ret == pytest.ExitCode.USAGE_ERROR
