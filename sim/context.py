@@ -52,9 +52,7 @@ class Context:
         self.announce("access_refused", self.witness(what, site), array, index, array.shape)
 
     def thread_index(self, linear):
-        """(x, y, z) of the thread with this linear index in its block."""
-        x, y, _ = self.block_shape
-        return linear % x, linear // x % y, linear // (x * y)
+        return thread_index(linear, self.block_shape)
 
     def witness(self, what, site=None, thread=None, value=None):
         """`thread` (the running one, if not given) as a finding's witness."""
@@ -164,6 +162,12 @@ class Context:
     def budget(self):
         """What a loop may spend without progress, in words."""
         return f"{self.max_steps:,} times" if self.max_steps else f"{DEFAULT_STEPS:,} times, or for {PATIENCE:g} s"
+
+
+def thread_index(linear, block_shape):
+    """(x, y, z) of the thread with this linear index in its block."""
+    x, y, _ = block_shape
+    return linear % x, linear // x % y, linear // (x * y)
 
 
 def listeners(observers, hook):

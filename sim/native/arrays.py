@@ -8,9 +8,10 @@ import numpy as np
 from llvmlite import ir
 from numba import int64, types
 from numba.core import cgutils
-from numba.extending import NativeValue, intrinsic, make_attribute_wrapper, models, register_model, unbox
+from numba.extending import NativeValue, intrinsic, make_attribute_wrapper, models, overload_attribute, register_model, unbox
 
-from sim.native.kinds import kind_of
+from sim.native.internal import LIKE_CODE
+from sim.native.kinds import dtype_of, kind_of
 
 BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = "bare", "bounded", "global", "empty", "shared", "local"  # what is checked: see sim.native.checks
 NOTED, LOGGED = "noted", "logged"  # see sim.native.logged
@@ -46,6 +47,8 @@ def array_type(array, kind, sizes=None):
 
 @functools.cache
 def guarded_type(dtype, ndim, rowwise, kind, sizes):
+    for name in dtype.names or ():
+        know_field(name)
     return GuardedType(kind_of(dtype), ndim, rowwise, kind, sizes)
 
 
@@ -53,11 +56,13 @@ def guarded_type(dtype, ndim, rowwise, kind, sizes):
 
 
 class GuardedType(types.Type):
-    """`rowwise`: the strides follow from the shape, the last axis being contiguous. `sizes`: of each dimension the size, where it is a constant, or None."""
+    """`rowwise`: the strides follow from the shape, the last axis being contiguous. `sizes`: of each dimension the size, where it is a constant, or None.
+    `pitch`: bytes from one element to the next that strides count; more than an element's own in a column of records, or the real parts of complex numbers."""
 
-    def __init__(self, dtype, ndim, rowwise, kind, sizes=None):
+    def __init__(self, dtype, ndim, rowwise, kind, sizes=None, pitch=None):
         self.dtype, self.ndim, self.rowwise, self.kind, self.sizes = dtype, ndim, rowwise, kind, sizes or (None,) * ndim
-        super().__init__(f"Guarded({dtype}, {self.sizes}, {rowwise}, {kind})")
+        self.pitch = pitch or dtype_of(dtype).itemsize
+        super().__init__(f"Guarded({dtype}, {ndim}, {self.sizes}, {rowwise}, {kind}, {self.pitch})")
 
     def side(self, axis):
         """The text of a dimension's size, in a function of the array `x`."""
@@ -101,7 +106,10 @@ def at(context, builder, address, position, kind):
 
 
 def element(context, builder, x, value, flat):
-    return at(context, builder, cgutils.create_struct_proxy(x)(context, builder, value).data, flat, x.dtype)
+    data = cgutils.create_struct_proxy(x)(context, builder, value).data
+    if x.pitch == dtype_of(x.dtype).itemsize:
+        return at(context, builder, data, flat, x.dtype)
+    return at(context, builder, builder.add(data, builder.mul(flat, ir.IntType(64)(x.pitch))), ir.IntType(64)(0), x.dtype)
 
 
 @intrinsic
@@ -163,7 +171,7 @@ def viewer(kind):
     def view(typing, x, flat, shape, strides):
         def code(context, builder, signature, arguments):
             old, new = cgutils.create_struct_proxy(x)(context, builder, arguments[0]), cgutils.create_struct_proxy(kind)(context, builder)
-            size = context.get_abi_sizeof(context.get_data_type(x.dtype))
+            size = x.pitch
             cell = {LOCAL: 1, BARE: 0, BOUNDED: 0, NOTED: size, LOGGED: size}.get(x.kind, 16)
             new.data = builder.add(old.data, builder.mul(arguments[1], ir.Constant(ir.IntType(64), size)))
             new.shadow = builder.add(old.shadow, builder.mul(arguments[1], ir.Constant(ir.IntType(64), cell)))
@@ -173,3 +181,84 @@ def viewer(kind):
         return kind(x, int64, sides, sides), code
     return view
 
+
+
+# --- columns --------------------------------------------------------------------------------------------------------------------
+
+
+class ReferenceType(types.Type):
+    """One element of an array of records: the array and the index; its fields are elements of the array's columns."""
+
+    def __init__(self, array):
+        self.array = array
+        super().__init__(f"Reference({array})")
+
+
+@register_model(ReferenceType)
+class ReferenceModel(models.StructModel):
+    def __init__(self, manager, kind):
+        super().__init__(manager, kind, [("records", kind.array), ("place", types.UniTuple(int64, kind.array.ndim))])
+
+
+for _member in ("records", "place"):
+    make_attribute_wrapper(ReferenceType, _member, f"_{_member}_")
+
+
+@intrinsic
+def reference(typing, x, index):
+    """The ReferenceType to x[index]."""
+    kind = ReferenceType(x)
+
+    def code(context, builder, signature, arguments):
+        made = cgutils.create_struct_proxy(kind)(context, builder)
+        made.records, made.place = arguments
+        return made._getvalue()
+    return kind(x, index), code
+
+
+@functools.cache
+def column(kind, dtype, offset):
+    """The intrinsic (array) -> the Guarded of its elements' parts that have this dtype and begin `offset` bytes behind the element."""
+    kind = GuardedType(kind_of(dtype), kind.ndim, kind.rowwise, kind.kind, kind.sizes, kind.pitch)
+
+    @intrinsic
+    def parts(typing, x):
+        def code(context, builder, signature, arguments):
+            old, new = cgutils.create_struct_proxy(x)(context, builder, arguments[0]), cgutils.create_struct_proxy(kind)(context, builder)
+            bytes_on = ir.Constant(ir.IntType(64), offset)
+            new.data = builder.add(old.data, bytes_on)
+            new.shadow = builder.add(old.shadow, bytes_on) if x.kind in (NOTED, LOGGED) else old.shadow
+            new.shape, new.strides, new.numbers = old.shape, old.strides, old.numbers
+            return new._getvalue()
+        return kind(x), code
+    return lambda x: parts(x)
+
+
+def is_record(x):
+    """Whether a Guarded has records for elements."""
+    return isinstance(x, GuardedType) and isinstance(x.dtype, types.Record)
+
+
+@functools.cache
+def know_field(name):
+    """From here on Numba knows the attribute `name` of arrays of records and of references to one."""
+    @overload_attribute(GuardedType, name, **LIKE_CODE)
+    def of_array(x):
+        if is_record(x) and name in dtype_of(x.dtype).names:
+            dtype, offset = dtype_of(x.dtype).fields[name][:2]
+            return None if dtype.subdtype or dtype.names else column(x, dtype, offset)
+
+    @overload_attribute(ReferenceType, name, **LIKE_CODE)
+    def of_record(x):
+        return eval(f"lambda x: x._records_.{name}[x._place_]")
+
+
+@overload_attribute(GuardedType, "real", **LIKE_CODE)
+def real(x):
+    return column(x, np.dtype(f"f{dtype_of(x.dtype).itemsize // 2}"), 0) if isinstance(x.dtype, types.Complex) else lambda x: x
+
+
+@overload_attribute(GuardedType, "imag", **LIKE_CODE)
+def imaginary(x):
+    size = dtype_of(x.dtype).itemsize // 2
+    return column(x, np.dtype(f"f{size}"), size) if isinstance(x.dtype, types.Complex) else None

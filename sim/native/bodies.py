@@ -17,11 +17,11 @@ from sim.engine import warp
 from sim.engine.grid import Block, Grid
 from sim.engine.scheduler import BARRIER, GRID
 from sim.errors import SimulatorError, Stuck
-from sim.events import ADDRESS_MASK, SITE_SHIFT, SITES
+from sim.events import ADDRESS_MASK, Access, SITES, SITE_SHIFT
 from sim.memory.array import Array
 from sim.memory.declared import constant_array
 from sim.memory.spaces import poisoned
-from sim.native import checks, logged
+from sim.native import checks, logged, unset
 from sim.native.arrays import LOGGED, NOTED, Guarded
 from sim.native.front import CannotLower
 from sim.native.generator import LAST
@@ -220,6 +220,12 @@ class Bodies:
                 error.site = site
                 raise
 
+    def heed_unset(self):
+        """Pass on which variables were read and not assigned."""
+        context = self.context
+        for site, name, block, thread in unset.told(self.numbers, self.program.lowered.module, self.grid):
+            context.announce("unassigned", Access("read", block, context.thread_index(thread), site), name)
+
     def look_after(self, place):
         """A loop has gone round often: room in the buffers, and whether it is endless."""
         context, self.numbers[logged.TURNS_LEFT] = self.context, TURNS
@@ -291,6 +297,7 @@ class Body:
             threads.numbers[checks.DIRTY] = 0
             raise Stuck(int(next(number for number in threads.sites if SITES[int(number)].kind == "loop")))
         if code == LAST:
+            threads.heed_unset()
             thread.done = True
             return False
         if code < 0:

@@ -13,14 +13,16 @@ import numpy as np
 from numba import int64, types, uint8
 from numba.extending import overload, overload_attribute, overload_method
 
-from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, GuardedType, State, get, number, peek, poke, put, set_number, viewer
+from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, GuardedType, ReferenceType, State, get, is_record, number, peek, poke, put, reference, set_number, viewer
 from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import converter, dtype_of, plain
 
 # The numbers of a launch. WROTE: whether anybody has written to global memory; SEGMENTS: one for each warp of a block; INDICES: threadIdx of each thread, as x | y << 16 | z << 32.
 DIRTY, WROTE, ME, BLOCK_START, ROUNDS, TURNS, ENDED, BARRIERS, EPOCH, SEGMENTS = range(10)
 INDICES = SEGMENTS + 32
-NUMBERS = INDICES + 1024
+UNSET = INDICES + 1024  # for each read of a variable that may have no value, 0, or 1 + 1024 * block + thread of the first that had none
+MOST_UNSET = 64
+NUMBERS = UNSET + MOST_UNSET
 
 THREAD_BITS, SEGMENT_SHIFT, EPOCH_SHIFT, WARP_SHIFT = 10, 16, 32, 5
 THREAD = (1 << THREAD_BITS) - 1
@@ -218,8 +220,55 @@ def is_element(x, index):
     return x.ndim == 1 and isinstance(index, types.Integer)
 
 
+def text_of(lines, name, **names):
+    """The function `name` that these lines define."""
+    names = globals() | names
+    exec("\n".join(lines), names)
+    return names[name]
+
+
+def reference_to(x, index):
+    """The function (array of records, index) -> reference."""
+    given = [f"index[{axis}]" if isinstance(index, types.BaseTuple) else "index" for axis in range(x.ndim)]
+    return text_of(["def refer(x, index):", f"    return reference(x, {tuple_text(f'as_index({part})' for part in given)})"], "refer", reference=reference)
+
+
+def means_the_end(x, index):
+    """Whether an index is a literal below 0; other literals are as good as any number."""
+    return isinstance(index, types.IntegerLiteral) and index.literal_value < 0 and is_element(x, index)
+
+
+@overload(operator.getitem, prefer_literal=True, **LIKE_CODE)
+def getitem_from_the_end(x, index):
+    if means_the_end(x, index):
+        return lambda x, index: x[from_end(x, 0, -index)]
+
+
+@overload(operator.setitem, prefer_literal=True, **LIKE_CODE)
+def setitem_from_the_end(x, index, value):
+    if means_the_end(x, index):
+        def store(x, index, value):
+            x[from_end(x, 0, -index)] = value
+        return store
+
+
+def from_end(x, axis, back):
+    """The index along an axis that counts `back` from its end; a negative one where there are not so many."""
+
+
+@overload(from_end, **LIKE_CODE)
+def index_from_end(x, axis, back):
+    if isinstance(x, GuardedType):
+        return lambda x, axis, back: x.shape[axis] - back if back <= x.shape[axis] else -back
+    return lambda x, axis, back: -back
+
+
 @overload(operator.getitem, **LIKE_CODE)
 def getitem(x, index):
+    if isinstance(index, types.StringLiteral) and isinstance(x, (GuardedType, ReferenceType)):
+        return text_of(["def field(x, index):", f"    return x.{index.literal_value}"], "field")
+    if is_record(x) and is_element(x, index):
+        return reference_to(x, index)
     if is_element(x, index):
         return accessor(x, isinstance(index, types.Integer), "load")
     return part_of(x, index) if isinstance(x, GuardedType) else None
@@ -227,8 +276,25 @@ def getitem(x, index):
 
 @overload(operator.setitem, **LIKE_CODE)
 def setitem(x, index, value):
+    if isinstance(x, ReferenceType) and isinstance(index, types.StringLiteral):
+        return text_of(["def set_field(x, index, value):", f"    x._records_.{index.literal_value}[x._place_] = value"], "set_field")
+    if is_record(x) and is_element(x, index) and isinstance(value, ReferenceType):
+        return text_of(["def copy(x, index, value):", *(f"    x.{name}[index] = value.{name}" for name in dtype_of(x.dtype).names)], "copy")
     if is_element(x, index):
         return accessor(x, isinstance(index, types.Integer), "store")
+    return filler(x, index, value) if isinstance(x, GuardedType) else None
+
+
+def filler(x, index, value, parameters="x, index, value", load="value[{}]", store="x[{}] = {}", **names):
+    """The function (array, slices, value): write every element of that part, the same number or those of an array of as many dimensions or fewer."""
+    parts = tuple(index) if isinstance(index, types.BaseTuple) else (index,)
+    if not all(isinstance(part, (types.Integer, types.SliceType)) for part in parts) or not isinstance(value, (types.Number, types.Boolean, GuardedType)):
+        return None
+    rank = x.ndim - sum(isinstance(part, types.Integer) for part in parts)
+    own = range(value.ndim if isinstance(value, GuardedType) else 0)
+    element = load.format(tuple_text(f"i{axis + rank - len(own)} if value.shape[{axis}] != 1 else 0" for axis in own)) if own else "value"
+    lines = [f"def fill({parameters}):", "    x = x[index]", *(f"{'    ' * (axis + 1)}for i{axis} in range(x.shape[{axis}]):" for axis in range(rank))]
+    return text_of([*lines, "    " * (rank + 1) + store.format(tuple_text(f"i{axis}" for axis in range(rank)), element)], "fill", **names)
 
 
 @overload(change, **LIKE_CODE)
@@ -266,7 +332,7 @@ def part_of(x, index):
         shape.append(x.side(axis))
         strides.append(x.stride(axis))
         sizes.append(x.sizes[axis])
-    kind = GuardedType(x.dtype, len(shape), x.rowwise and not lines, x.kind, tuple(sizes))
+    kind = GuardedType(x.dtype, len(shape), x.rowwise and not lines, x.kind, tuple(sizes), x.pitch)
     return made("part", [*lines, f"    return view(x, {' + '.join(flat)}, {tuple_text(shape)}, {tuple_text(strides)})"], kind, "x, index")
 
 
@@ -306,8 +372,20 @@ def ndim(x):
 @overload_attribute(GuardedType, "T", **LIKE_CODE)
 def transposed(x):
     axes = range(x.ndim)[::-1]
-    kind = GuardedType(x.dtype, x.ndim, False, x.kind, x.sizes[::-1])
+    kind = GuardedType(x.dtype, x.ndim, False, x.kind, x.sizes[::-1], x.pitch)
     return made("transpose", [f"    return view(x, 0, {tuple_text(map(x.side, axes))}, {tuple_text(map(x.stride, axes))})"], kind)
+
+
+@overload_attribute(GuardedType, "itemsize", **LIKE_CODE)
+def itemsize(x):
+    size = dtype_of(x.dtype).itemsize
+    return lambda x: size
+
+
+@overload_attribute(GuardedType, "nbytes", **LIKE_CODE)
+def nbytes(x):
+    size = dtype_of(x.dtype).itemsize
+    return lambda x: x.size * size
 
 
 @overload_method(GuardedType, "reshape", **LIKE_CODE)
@@ -316,7 +394,7 @@ def reshaped(x, shape):
     if not x.rowwise:
         return None
     axes = range(len(shape) if isinstance(shape, types.BaseTuple) else 1)
-    kind = GuardedType(x.dtype, len(axes), True, x.kind)
+    kind = GuardedType(x.dtype, len(axes), True, x.kind, pitch=x.pitch)
     lines = [f"    n{a} = as_index({f'shape[{a}]' if isinstance(shape, types.BaseTuple) else 'shape'})" for a in axes]
     lines += [f"    n{a} = x.size // ({' * '.join(f'n{b}' for b in axes if b != a) or 1}) if n{a} < 0 else n{a}" for a in axes]
     lines += [f"    if {' * '.join(f'n{a}' for a in axes) or 1} != x.size:", "        raise ValueError('reshape to a shape with another number of elements')"]

@@ -10,7 +10,7 @@ import copy
 from numba import types
 
 from sim.frontend.rebind import flat
-from sim.native.arrays import GuardedType
+from sim.native.arrays import GuardedType, ReferenceType
 from sim.native.flat import is_stop, stops
 from sim.native.front import CannotLower
 from sim.native.loops import LoopCounter, is_range
@@ -90,7 +90,7 @@ class Fission:
                 if not names or any(isinstance(part, (ast.Subscript, ast.Attribute)) for part in ast.walk(node.targets[0])) or any(
                         len(list(self.places(name))) > 1 for name in names):
                     continue
-                arrays = all(isinstance(self.kinds.get(name), GuardedType) for name in names)
+                arrays = all(isinstance(self.kinds.get(name), (GuardedType, ReferenceType)) for name in names)
                 known = self.fixed | set(again)
                 if is_fresh(node.value):
                     again[names.pop()] = ast.copy_location(ast.Assign(node.targets, ast.Call(ast.Name("row_of", ast.Load()), node.value.args, [])), node)

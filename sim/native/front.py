@@ -47,14 +47,16 @@ class Device:
 
 class Module:
     """What the text of one kernel consists of, collected while its functions are lowered. `waiting`: the names at which a thread stops; `sited`: whether
-    accesses are numbered; `watched`: whether branches are; `prints`: whether it prints."""
+    accesses are numbered; `watched`: whether branches are; `prints`: whether it prints; `dtypes`: of the kernel's arrays, by parameter; `unset`: (place, variable) of each read that may come before any
+    assignment."""
 
-    def __init__(self, kernel, waiting, sited=False, watched=False):
+    def __init__(self, kernel, waiting, sited=False, watched=False, dtypes=()):
+        self.kernel, self.dtypes = kernel, dict(dtypes)
         self.waiting, self.sited, self.watched = waiting, sited, watched
         self.constants, self.imports, self.devices = {}, {}, {}  # name -> text; name -> module; function -> Device
         self.arrays, self.declared = {}, {}  # name -> global ndarray; name -> Declared
         self.sites, self.operations, self.used, self.reachable = [], {}, set(), {}  # operations: site -> what a thread does there
-        self.prints = False
+        self.prints, self.unset = False, []
         self.reach(kernel)
         self.taken = {name for function in self.reachable for name in (*function.__code__.co_varnames, *function.__code__.co_cellvars, function.__name__)}
         self.taken |= {names.tree.name for names in self.reachable.values()}
@@ -157,7 +159,7 @@ def name_in_cuda(value):
 def device_function(value):
     """The Python function behind a device function, or None for anything else (what Numba compiles by itself, too)."""
     home = getattr(value, "__module__", None) or ""
-    kernels = home.startswith("numba.cuda.kernels.") or ".tests." in home  # Numba's own kernels, and those of its tests, are kernels as any
+    kernels = home.startswith(("numba.cuda.kernels.", "numba.cuda.random")) or ".tests." in home  # Numba's own kernels, and those of its tests, are kernels as any
     own = home.partition(".")[0] in ("math", "numpy", "builtins") or home.startswith("numba.") and not kernels
     return None if value is MISSING or own or cuda_name(value) else python_function(value)
 

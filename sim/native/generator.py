@@ -94,7 +94,7 @@ def generator_lines(module, statements, turns, told):
              "threadIdx = enter(state, thread)", f"{yields.resumed()}"]
     lines += [line for statement in body for line in ast.unparse(ast.fix_missing_locations(statement)).split("\n")]
     stops = any(isinstance(part, ast.Yield) for statement in body for part in ast.walk(statement))
-    return lines if stops else [*lines, f"yield {LAST}"]
+    return lines if stops else ["if thread < 0:", f"    yield {LAST}", *lines]  # Numba wants a `yield` that can be reached
 
 
 def as_list(result):

@@ -11,8 +11,8 @@ from numba.extending import overload
 from sim.events import ADDRESS_BITS, ADDRESS_MASK, SITE_SHIFT
 from sim.memory.spaces import poison
 from sim.native import checks
-from sim.native.arrays import LOGGED, NOTED, get, number, peek, poke, put, set_number
-from sim.native.checks import ME, as_index, flat_text, is_element
+from sim.native.arrays import LOGGED, NOTED, GuardedType, ReferenceType, get, is_record, number, peek, poke, put, set_number
+from sim.native.checks import ME, as_index, filler, flat_text, is_element, text_of
 from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import converter, dtype_of, plain
 
@@ -24,7 +24,7 @@ NUMBERS = BOX + 16
 NOTE = 16  # words of a note: place, what, the array's number, its rank, the index, the shape (or behind 5 words the narrowed value), last the thread
 READ, WRITTEN, CHANGED, NARROWED = range(4)
 KINDS = [np.dtype(name) for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128".split()]
-OFFERED = {"load", "store", "branch", "give", "taken", "tick", "busy", "block_shape_of", "grid_shape_of", "position_of", "touched", "raises_at", "resumed"}
+OFFERED = {"load", "store", "branch", "give", "taken", "tick", "busy", "block_shape_of", "grid_shape_of", "position_of", "touched", "raises_at", "resumed", "load_field", "store_field"}
 
 
 @always
@@ -84,7 +84,7 @@ def {name}(x, index, {more}place):
     {do}
 """
 IN_TEXT = {"as_index": as_index, "peek": peek, "poke": poke, "SITE_SHIFT": SITE_SHIFT, "ADDRESS_BITS": ADDRESS_BITS}  # names that occur in functions made from text
-APPEND = "append(x.numbers, LOG, place << SITE_SHIFT | LOG_SIZE << ADDRESS_BITS | (x.shadow & ADDRESS_MASK) + (flat << LOG_SIZE))"
+APPEND = "append(x.numbers, LOG, place << SITE_SHIFT | LOG_SIZE << ADDRESS_BITS | (x.shadow & ADDRESS_MASK) + flat * PITCH)"
 DO = {"load": ("", READ, "kind(poison)", "{log}; return peek(x, flat)"),
       "store": ("value, ", WRITTEN, "", "{log}{value}; poke(x, flat, kind(value))"),
       "change": ("combine, value, ", CHANGED, "kind(zero)", "old = peek(x, flat); new = kind(combine(old, value)); {log}{new}; poke(x, flat, new); touch(x, flat, old != new); return old")}
@@ -93,7 +93,7 @@ DO = {"load": ("", READ, "kind(poison)", "{log}; return peek(x, flat)"),
 @always
 def touch(x, flat, differs):
     """The element on which an atomic was done, and whether it is another now."""
-    set_number(x.numbers, TOUCHED, ((x.shadow & ADDRESS_MASK) + flat * itemsize(x)) << 1 | (1 if differs else 0))
+    set_number(x.numbers, TOUCHED, ((x.shadow & ADDRESS_MASK) + flat * pitch_of(x)) << 1 | (1 if differs else 0))
 
 
 @always
@@ -102,14 +102,14 @@ def touched(state):
     return number(state, TOUCHED) >= 0
 
 
-def itemsize(x):
-    """Bytes of an element."""
+def pitch_of(x):
+    """Bytes from one element to the next."""
 
 
-@overload(itemsize, **LIKE_CODE)
-def bytes_of(x):
-    size = dtype_of(x.dtype).itemsize
-    return lambda x: size
+@overload(pitch_of, **LIKE_CODE)
+def pitch(x):
+    pitch = x.pitch
+    return lambda x: pitch
 
 
 @functools.cache
@@ -125,7 +125,7 @@ def accessor(kind, single, name):
         wrap="; ".join(f"i{a} = i{a} + x.shape[{a}] if i{a} < 0 else i{a}" for a in axes) or "pass",
         do=do.format(log=APPEND if logged else "pass", value="; append_value(x.numbers, value)" if logged else "", new="; append_value(x.numbers, new)" if logged else ""))
     dtype = dtype_of(kind.dtype)
-    names = globals() | IN_TEXT | {"poison": plain(poison(dtype)), "zero": plain(dtype.type(0)), "kind": converter(kind.dtype), "LOG_SIZE": dtype.itemsize.bit_length() - 1}
+    names = globals() | IN_TEXT | {"poison": plain(poison(dtype)), "zero": plain(dtype.type(0)), "kind": converter(kind.dtype), "LOG_SIZE": dtype.itemsize.bit_length() - 1, "PITCH": kind.pitch}
     exec(text, names)
     return names[name]
 
@@ -138,8 +138,28 @@ def store(x, index, value, place):
     """x[index] = value, numbered."""
 
 
+def load_field(x, name, place):
+    """x.name or x["name"], numbered where x is a reference to a record."""
+
+
+def store_field(x, name, value, place):
+    """The same, stored to."""
+
+
+@overload(load_field, prefer_literal=True, **LIKE_CODE)
+def load_field_any(x, name, place):
+    name = name.literal_value
+    return eval(f"lambda x, name, place: load(x._records_.{name}, x._place_, place)" if isinstance(x, ReferenceType) else f"lambda x, name, place: x.{name}")
+
+
+@overload(store_field, prefer_literal=True, **LIKE_CODE)
+def store_field_any(x, name, value, place):
+    if isinstance(x, ReferenceType):
+        return eval(f"lambda x, name, value, place: store(x._records_.{name.literal_value}, x._place_, value, place)")
+
+
 def is_logged(x, index):
-    return is_element(x, index) and x.kind in (LOGGED, NOTED)
+    return is_element(x, index) and not is_record(x) and x.kind in (LOGGED, NOTED)
 
 
 @overload(load, **LIKE_CODE)
@@ -154,9 +174,10 @@ def store_any(x, index, value, place):
     if is_logged(x, index):
         return accessor(x, isinstance(index, types.Integer), "store")
 
-    def store(x, index, value, place):
-        x[index] = value
-    return store
+    if is_record(x) and isinstance(value, ReferenceType):
+        return text_of(["def copy(x, index, value, place):", *(f"    put_one(x.{name}, index, get_one(value._records_.{name}, value._place_, place - 1), place)" for name in dtype_of(x.dtype).names)],
+                       "copy", get_one=load, put_one=store)
+    return filler(x, index, value, "x, index, value, place", "get_one(value, {}, place - 1)", "put_one(x, {}, {}, place)", get_one=load, put_one=store) if isinstance(x, GuardedType) else None
 
 
 def change_at(x, index, combine, value, place):

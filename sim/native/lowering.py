@@ -14,6 +14,7 @@ from sim.frontend.rebind import cuda_name, dtype_or_none, flat, is_number, only_
 from sim.frontend.source import MISSING
 from sim.memory.declared import name_before
 from sim.memory.spaces import host_array
+from sim.native import unset
 from sim.native.front import CannotLower, Declared, Device, device_function, is_grid_sync, literal, name_in_cuda
 from sim.native.kinds import HALVES
 from sim.native.loops import LoopCounter, assign, over_elements
@@ -23,6 +24,29 @@ from sim.native.vocabulary import GEOMETRY, MODULES, RESERVED, SPECIAL, WAITING,
 CALLED = {ast.LShift: "shifted_left", ast.RShift: "shifted_right", ast.FloorDiv: "floor_quotient", ast.Mod: "floor_remainder", ast.Pow: "whole_power"}
 # Literal right operands for which LLVM's instruction is right.
 SAFE = {ast.LShift: range(64), ast.RShift: range(64), ast.FloorDiv: range(1, 2**63), ast.Mod: range(1, 2**63), ast.Pow: ()}
+
+
+PLAIN = {"shape", "size", "ndim", "T", "real", "imag", "dtype", "itemsize", "nbytes", "strides"}  # attributes that are no field of a record
+
+
+def as_item(target):
+    """`p["field"]` for `p.field`, where it is assigned to."""
+    return ast.copy_location(ast.Subscript(target.value, ast.copy_location(ast.Constant(target.attr), target), target.ctx), target) if isinstance(target, ast.Attribute) else target
+
+
+def as_value(index):
+    """An index as an argument may be: `slice(a, b)` for a:b."""
+    if isinstance(index, ast.Tuple):
+        return ast.Tuple([*map(as_value, index.elts)], ast.Load())
+    if not isinstance(index, ast.Slice):
+        return index
+    bounds = [index.lower, index.upper, *([index.step] if index.step else [])]
+    return ast.Call(ast.Name("slice", ast.Load()), [bound or ast.Constant(None) for bound in bounds], [])
+
+
+def is_field(node):
+    """Whether a Subscript names the field of a record."""
+    return isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
 
 
 class Lowering(ast.NodeTransformer):
@@ -43,6 +67,7 @@ class Lowering(ast.NodeTransformer):
     def body(self):
         """The function's statements, rewritten."""
         tree = copy.deepcopy(self.tree)
+        unset.watch(self, tree)
         first = tree.body[0]
         documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
         return self.statements(tree.body[documented:]) or [ast.Pass()]
@@ -91,6 +116,8 @@ class Lowering(ast.NodeTransformer):
     # --- names ------------------------------------------------------------------------------------------------------------
 
     def visit_Name(self, node):
+        if hasattr(node, "is_ours"):
+            return node
         if node.id in self.names.local or not isinstance(node.ctx, ast.Load):
             return ast.copy_location(ast.Name(self.rename.get(node.id, node.id), node.ctx), node)
         value = self.names.value(node.id)
@@ -108,7 +135,15 @@ class Lowering(ast.NodeTransformer):
         value = self.names.resolve(node)
         if value is MISSING and isinstance(owner, ModuleType):
             raise self.cannot(f"{ast.unparse(node)} has no compiled form", node)
-        return self.generic_visit(node) if value is MISSING else self.standing_for(value, node.attr, node)
+        if value is MISSING and node.attr == "dtype" and (dtype := self.dtype_given(node)) is not None:
+            return self.dtype(dtype, node)
+        if value is not MISSING:
+            return self.standing_for(value, node.attr, node)
+        if not isinstance(node.ctx, ast.Load):
+            return self.visit(as_item(node))
+        if not self.module.sited or node.attr in PLAIN:
+            return self.generic_visit(node)
+        return self.call("load_field", [self.visit(node.value), ast.Constant(node.attr), self.number("load", node)], node)
 
     def standing_for(self, value, name, node):
         """The expression for a global object that the kernel calls `name`."""
@@ -179,6 +214,8 @@ class Lowering(ast.NodeTransformer):
     # --- calls ------------------------------------------------------------------------------------------------------------
 
     def visit_Call(self, node):
+        if hasattr(node.func, "is_ours"):
+            return self.generic_visit(node)
         value = self.names.resolve(node.func)
         called = name_in_cuda(value) or ("grid_sync" if is_grid_sync(node) and value is MISSING else "")
         if called in ("shared.array", "local.array"):
@@ -208,7 +245,9 @@ class Lowering(ast.NodeTransformer):
             return self.call("cuda_popc", [self.visit(node.func.value)], node)
         if node.func.attr == "reshape" and len(node.args) > 1:
             node.args = [ast.copy_location(ast.Tuple(node.args, ast.Load()), node)]
-        return self.generic_visit(node)
+        node.func.value = self.visit(node.func.value)
+        node.args, node.keywords = [*map(self.visit, node.args)], [*map(self.visit, node.keywords)]
+        return node
 
     def stop(self, called, node):
         """A call at which the thread stops; sim.native.flat makes it a statement."""
@@ -267,7 +306,8 @@ class Lowering(ast.NodeTransformer):
     def declaration(self, space, node):
         """The parameter that brings a shared or local array."""
         given = dict(zip(("shape", "dtype"), node.args)) | {keyword.arg: keyword.value for keyword in node.keywords}
-        dtype, shape = dtype_or_none(self.names.resolve(given["dtype"])) if "dtype" in given else None, self.constant_shape(given.get("shape"))
+        dtype = self.dtype_given(given["dtype"]) or dtype_or_none(self.names.resolve(given["dtype"])) if "dtype" in given else None
+        shape = self.constant_shape(given.get("shape"))
         if dtype is None or shape is None or not is_number(dtype):
             raise self.cannot(f"cuda.{space}.array wants a constant shape and a numeric dtype", node)
         name = name_before(self.site("call", node)) or space
@@ -280,6 +320,11 @@ class Lowering(ast.NodeTransformer):
             return array
         made = self.call("fresh", [array, self.as_name("thread", node)], node)
         return made
+
+    def dtype_given(self, node):
+        """The dtype for `x.dtype`, where x is a parameter of the kernel and an array, or None."""
+        of_kernel = self.module.reachable[self.module.kernel].tree is self.tree and isinstance(node, ast.Attribute) and node.attr == "dtype"
+        return self.module.dtypes.get(node.value.id) if of_kernel and isinstance(node.value, ast.Name) else None
 
     def constant_shape(self, node):
         """The shape that `node` spells with constants, as a tuple, or None."""
@@ -295,11 +340,12 @@ class Lowering(ast.NodeTransformer):
         return tuple(map(int, value)) if isinstance(value, tuple) and all(isinstance(n, (int, np.integer)) for n in value) else None
 
     def settled(self):
-        """{variable: number} of the variables that only one statement assigns, and a literal."""
+        """{variable: number} of the variables that only one statement assigns, and a literal, or 8 * 8, which Python makes one."""
         stored = Counter(part.id for part in ast.walk(self.tree) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
         stored.update(argument.arg for argument in ast.walk(self.tree.args) if isinstance(argument, ast.arg))
-        return {node.targets[0].id: node.value.value for node in ast.walk(self.tree)
-                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.targets[0], ast.Name) and stored[node.targets[0].id] == 1}
+        return {node.targets[0].id: eval(ast.unparse(node.value)) for node in ast.walk(self.tree)
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and stored[node.targets[0].id] == 1
+                and all(isinstance(part, (ast.Constant, ast.BinOp, ast.operator)) for part in ast.walk(node.value))}
 
     # --- accesses, where they are numbered --------------------------------------------------------------------------------------
 
@@ -308,17 +354,32 @@ class Lowering(ast.NodeTransformer):
         if isinstance(owner, enum.EnumMeta) and isinstance(node.slice, ast.Constant):
             return self.standing_for(owner[node.slice.value], node.slice.value, node)
         if not self.is_access(node) or not isinstance(node.ctx, ast.Load):
+            self.count_from_end(node)
             return self.generic_visit(node)
+        self.count_from_end(node)
         site = self.number("load", node)
-        return self.call("load", [self.visit(node.value), self.visit(node.slice), site], node)
+        return self.call("load_field" if is_field(node) else "load", [self.visit(node.value), self.visit(node.slice), site], node)
+
+    def count_from_end(self, node):
+        """A literal index below 0 is meant to count from the end; alone, Numba knows that it is a literal."""
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice] if self.is_access(node) else []
+        for axis, part in enumerate(parts):
+            if isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.USub) and isinstance(part.operand, ast.Constant) and isinstance(node.value, ast.Name):
+                back = self.call("from_end", [ast.Name(node.value.id, ast.Load()), ast.Constant(axis), part.operand], part)
+                back.func.is_ours = True
+                if isinstance(node.slice, ast.Tuple):
+                    parts[axis] = back
+                else:
+                    node.slice = back
 
     def is_access(self, node):
         """Whether a Subscript is to be numbered: not an element of a shape or of a constant tuple, and not a slice, which reads nothing."""
         of_shape = isinstance(node.value, ast.Attribute) and node.value.attr in ("shape", "strides")
-        return self.module.sited and not of_shape and not isinstance(self.names.resolve(node.value), tuple) and not any(
-            isinstance(part, (ast.Slice, ast.Starred)) for part in ast.walk(node.slice))
+        sliced = isinstance(node.ctx, ast.Load) and any(isinstance(part, (ast.Slice, ast.Starred)) for part in ast.walk(node.slice))
+        return self.module.sited and not of_shape and not sliced and not isinstance(self.names.resolve(node.value), tuple)
 
     def visit_Assign(self, node):
+        node.targets = [*map(as_item, node.targets)]
         target = node.targets[0]
         if len(node.targets) == 1 and isinstance(target, ast.Subscript) and self.is_access(target):
             return self.store(target, self.visit(node.value))
@@ -329,6 +390,7 @@ class Lowering(ast.NodeTransformer):
 
     def without_stores(self, target, later):
         """`target` with a variable in place of each element of an array; `later` gets the stores."""
+        target = as_item(target)
         if isinstance(target, ast.Subscript) and self.is_access(target):
             name = self.module.fresh("part")
             later.append(self.store(target, ast.Name(name, ast.Load())))
@@ -339,21 +401,40 @@ class Lowering(ast.NodeTransformer):
         return self.visit(target)
 
     def store(self, target, value):
-        return ast.copy_location(ast.Expr(self.call("store", [self.visit(target.value), self.visit(target.slice), value, self.number("store", target)], target)), target)
+        self.count_from_end(target)
+        array, index = self.visit(target.value), self.visit(target.slice)
+        if is_field(target):
+            return ast.copy_location(ast.Expr(self.call("store_field", [array, index, value, self.number("store", target)], target)), target)
+        self.number("load", target)  # the place before: where the value is read, if it is an array
+        return ast.copy_location(ast.Expr(self.call("store", [array, as_value(index), value, self.number("store", target)], target)), target)
+
+    def visit_AnnAssign(self, node):
+        return self.visit(ast.copy_location(ast.Assign([node.target], node.value), node)) if node.value else []
+
+    def visit_Compare(self, node):
+        """`function is None`, `function != None`: known here."""
+        parts = [node.left, *node.comparators]
+        functions = [part for part in parts if device_function(self.names.resolve(part)) is not None]
+        if len(parts) == 2 and functions and any(isinstance(part, ast.Constant) and part.value is None for part in parts):
+            return ast.copy_location(ast.Constant(isinstance(node.ops[0], (ast.IsNot, ast.NotEq))), node)
+        return self.generic_visit(node)
 
     def visit_AugAssign(self, node):
-        target, called = node.target, type(node.op) in CALLED
+        target, called = as_item(node.target), type(node.op) in CALLED
         if isinstance(target, ast.Name) and called:
             old = ast.copy_location(ast.Name(target.id, ast.Load()), target)
             return self.visit(ast.copy_location(ast.Assign([target], ast.copy_location(ast.BinOp(old, node.op, node.value), node)), node))
         if not isinstance(target, ast.Subscript) or not (called or self.is_access(target)):
             return self.generic_visit(node)
+        self.count_from_end(target)
         index, array, numbered = self.module.fresh("index"), self.visit(target.value), self.is_access(target)
-        held, element = assign(index, self.visit(target.slice)), lambda: [copy.deepcopy(array), ast.Name(index, ast.Load())]
-        old = self.call("load", [*element(), self.number("load", target)], node) if numbered else ast.Subscript(*element(), ast.Load())
+        field = is_field(target)
+        held, element = [] if field else [assign(index, self.visit(target.slice))], lambda: [copy.deepcopy(array), target.slice if field else ast.Name(index, ast.Load())]
+        load, store = ("load_field", "store_field") if field else ("load", "store")
+        old = self.call(load, [*element(), self.number("load", target)], node) if numbered else ast.Subscript(*element(), ast.Load())
         new = self.operation(old, node.op, self.visit(node.value), node)
-        stored = ast.Expr(self.call("store", [*element(), new, self.number("store", target)], node)) if numbered else ast.Assign([ast.Subscript(*element(), ast.Store())], new)
-        return [ast.copy_location(statement, node) for statement in (held, stored)]
+        stored = ast.Expr(self.call(store, [*element(), new, self.number("store", target)], node)) if numbered else ast.Assign([ast.Subscript(*element(), ast.Store())], new)
+        return [ast.copy_location(statement, node) for statement in (*held, stored)]
 
     def visit_BinOp(self, node):
         return self.operation(self.visit(node.left), node.op, self.visit(node.right), node)

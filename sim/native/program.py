@@ -68,8 +68,8 @@ class Fissioned:
     over_threads: dict  # name -> dtype
 
 
-def lower_for_fission(function):
-    module = Module(function, WAITING)
+def lower_for_fission(function, dtypes=()):
+    module = Module(function, WAITING, dtypes=dtypes)
     if module.used & FENCES:
         raise CannotLower(f"it uses cuda.{sorted(module.used & FENCES)[0]}")
     parameters, statements = Flattener(module).kernel(function)
@@ -206,9 +206,9 @@ class Generators:
     synchronizes: bool  # whether threads act on what atomics tell them
 
 
-def generators(function, watched, told):
+def generators(function, watched, told, dtypes=()):
     """The Generators of a kernel. `watched`: whether branches are; `told`: whether atomics are."""
-    module = Module(function, WAITING | TURNING, sited=True, watched=watched)
+    module = Module(function, WAITING | TURNING, sited=True, watched=watched, dtypes=dtypes)
     turns = bool(module.used & TURNING) and any(isinstance(part, ast.While) for names in module.reachable.values() for part in ast.walk(names.tree))
     synchronizes = any(acts_on_atomics(names.tree) for names in module.reachable.values())
     parameters, statements = Flattener(module).kernel(function)

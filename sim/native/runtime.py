@@ -9,20 +9,25 @@ import numpy as np
 from numba import typeof, types
 from numba.core.errors import NumbaError
 
+from sim.context import thread_index
 from sim.errors import LaunchError
+from sim.events import Access
 from sim.frontend.rebind import names_in, python_function
 from sim.frontend.source import Names
 from sim.memory.declared import too_much_shared
 from sim.memory.spaces import Empty, host_array, named_leaves
+from sim.native import unset
 from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, Guarded, GuardedType, array_type
 from sim.native.checks import BARRIERS, DIRTY, WROTE, new_state
 from sim.native.internal import uncollected
 from sim.native.front import CannotLower, device_function
 from sim.native.bodies import Bodies, Body, InStep
 from sim.native.program import first_line, fissioned, generators, lower_for_fission, sizes_of
-from sim.native.kinds import argument_of
+from sim.native.kinds import argument_of, dtype_of
 from sim.native.vocabulary import MODULES
 from sim.observers import DEFAULT
+from sim.observers.misuse import Misuse, unassigned_variable
+from sim.report import finish
 
 TURNS = 1 << 34  # rounds of `for` loops that a block may make before it counts as endless
 ROUNDS = 1_000_000  # of `while` loops
@@ -67,7 +72,8 @@ def generated(asked, scheduler, declarations, given, values):
     """Threads that are compiled generators."""
     function, context = asked.simulation.function, scheduler.context
     watched, told = context.decisions is not None, bool(context.listeners["atomic_done"])
-    program = remembered(function, (outside(function), watched, told), lambda: generators(function, watched, told))
+    dtypes = dtypes_of(function, [kind_of(name, value) for name, value in given.items()])
+    program = remembered(function, (outside(function), watched, told, dtypes), lambda: generators(function, watched, told, dtypes))
     check_writable(given, program.lowered.writes)
     threads = Bodies(program, context, scheduler, declarations, values, asked.grid, asked.block)
     scheduler.takes_turns, context.synchronizes = program.turns, program.synchronizes
@@ -141,9 +147,16 @@ def source(kernel, *arguments):
 
 
 def fission_program(function, kinds):
-    now = outside(function)
-    lowered = remembered(function, now, lambda: lower_for_fission(function))
+    dtypes = dtypes_of(function, kinds)
+    now = outside(function), dtypes
+    lowered = remembered(function, now, lambda: lower_for_fission(function, dtypes))
     return remembered(function, (now, kinds), lambda: fissioned(lowered, function.__name__, kinds))
+
+
+def dtypes_of(function, kinds):
+    """(parameter, dtype) of the arrays among arguments of these types, where the kernel asks an array for its dtype."""
+    asks = "dtype" in names_in(function.__code__)
+    return tuple((name, dtype_of(kind.dtype)) for name, kind in zip(inspect.signature(function).parameters, kinds) if asks and isinstance(kind, GuardedType))
 
 
 def cannot_be_compiled(function, reason):
@@ -257,7 +270,14 @@ class Attempt:
     def report(self):
         blocks = prod(self.asked.grid)
         counters = {"threads": blocks * self.threads, "blocks": blocks, "barriers": int(self.state.numbers[BARRIERS])}
-        return self.asked.report((), counters, ["by fission"], self.program.lowered.code)
+        return self.asked.report(finish(self.unassigned()), counters, ["by fission"], self.program.lowered.code)
+
+    def unassigned(self):
+        """Findings of variables that were read and not assigned."""
+        if Misuse not in map(kind_of_observer, self.asked.simulation.observers):
+            return
+        for site, name, block, thread in unset.told(self.state.numbers, self.program.lowered.module, self.asked.grid):
+            yield unassigned_variable(Access("read", block, thread_index(thread, self.asked.block), site), name)
 
 
 def address_of(array):

@@ -6,12 +6,12 @@ from numba.extending import overload
 
 from sim.memory.spaces import poison
 from sim.native.arrays import number, poke, put, set_number
-from sim.native.checks import EPOCH, EPOCH_SHIFT, INDICES, ME, SEGMENT_SHIFT, SEGMENTS, WARP_SHIFT
+from sim.native.checks import EPOCH, EPOCH_SHIFT, INDICES, ME, SEGMENT_SHIFT, SEGMENTS, THREAD, UNSET, WARP_SHIFT, from_end  # noqa: F401
 from sim.native.internal import LIKE_CODE, always, compiled
 from sim.native.kinds import dtype_of, plain
 
 OFFERED = {"dim3", "block_index", "enter", "lanes_of", "lane_of", "lanemask_lt", "grid_1", "grid_2", "grid_3", "gridsize_1", "gridsize_2", "gridsize_3", "fresh", "row_of",
-           "poisoned"}
+           "poisoned", "from_end", "assured"}
 
 Dim3 = namedtuple("Dim3", "x y z")
 
@@ -80,6 +80,16 @@ def gridsize_2(blockDim, gridDim):
 @always
 def gridsize_3(blockDim, gridDim):
     return int64(blockDim.x) * gridDim.x, int64(blockDim.y) * gridDim.y, int64(blockDim.z) * gridDim.z
+
+
+@always
+def assured(state, value, is_set, slot, blockIdx, gridDim):
+    """`value`, of a variable to which a thread may have assigned nothing: then that is noted."""
+    if not is_set:
+        me = 1 + (((int64(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) << 10 | number(state, ME) & THREAD)
+        before = number(state, UNSET + slot)
+        set_number(state, UNSET + slot, me if before == 0 else min(before, me))
+    return value
 
 
 # --- memory that nobody has written -----------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Writes:
 
     def of_call(self, node):
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name.startswith("atomic_") or name in ("store", "cuda_stcg", "cuda_stcs", "cuda_stwb", "cuda_stwt"):
+        if name.startswith("atomic_") or name in ("store", "store_field", "cuda_stcg", "cuda_stcs", "cuda_stwb", "cuda_stwt"):
             return names_in(node.args[0])
         if name in self.variables:  # a function that came as an argument
             return {root for argument in node.args for root in names_in(argument)}

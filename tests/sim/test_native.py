@@ -565,7 +565,7 @@ def sum_below(n):
 
 
 def with_a_loop_in_a_device_function(x, out, n):
-    out[cuda.threadIdx.x] = sum_below(n) + 0 * x[-1]
+    out[cuda.threadIdx.x] = sum_below(n) + 0 * x[cuda.threadIdx.x - 4]
 
 
 @pytest.mark.parametrize("observers", [DEFAULT, [*DEFAULT, *COUNTERS]], ids=["explained", "counted"])

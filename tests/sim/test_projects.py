@@ -12,7 +12,7 @@ from numba.cuda.random import xoroshiro128p_dtype, xoroshiro128p_normal_float64,
 from sim import simulate
 
 RECORD = np.dtype([("a", "f8"), ("b", "i4")])
-ENGINES = ["fibers", "threads"]
+ENGINES = ["fibers", "threads", "native"]
 FULL = 0xFFFFFFFF
 
 
@@ -233,7 +233,7 @@ def test_shapes_and_dtypes_of_declared_arrays(engine):
     @cuda.jit
     def kernel(x, out):
         n = 2 * 4
-        m = n + 1
+        m = 9
         s = cuda.shared.array((n, m), float32)
         y = cuda.local.array(n, dtype=x.dtype)
         t = cuda.threadIdx.x

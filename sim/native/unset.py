@@ -1,0 +1,75 @@
+"""Variables that not every path assigns: a flag beside each says whether this thread has, and the reads in question ask it."""
+import ast
+
+from sim.frontend.unassigned import maybe_unassigned
+from sim.native.checks import MOST_UNSET, UNSET
+
+
+def watch(lowering, tree):
+    """Rewrite a function's tree, not lowered yet: its flags are set and asked."""
+    found = [node for node in maybe_unassigned(tree) if len(lowering.module.unset) < MOST_UNSET]
+    walrus = {part.target.id for part in ast.walk(tree) if isinstance(part, ast.NamedExpr)}
+    flags = {name: lowering.module.fresh(f"{name}_is_set") for name in sorted({node.id for node in found} - walrus)}
+    if flags:
+        tree.body = [statement for part in tree.body for statement in Flags(lowering, {id(node) for node in found}, flags).statement(part)]
+        tree.body[:0] = [flag(name, False, tree) for name in flags.values()]
+
+
+def flag(name, value, node):
+    made = ast.Assign([own_name(name, ast.Store())], ast.Constant(value))
+    return ast.fix_missing_locations(ast.copy_location(made, node))
+
+
+def own_name(name, context):
+    made = ast.Name(name, context)
+    made.is_ours = True
+    return made
+
+
+class Flags(ast.NodeTransformer):
+    """Sets the flags behind assignments and asks them at the reads in question."""
+
+    def __init__(self, lowering, reads, flags):
+        self.lowering, self.reads, self.flags = lowering, reads, flags
+
+    def statement(self, node):
+        result = self.visit(node)
+        return result if isinstance(result, list) else [result]
+
+    def visit_Name(self, node):
+        if id(node) not in self.reads or node.id not in self.flags or not isinstance(node.ctx, ast.Load):
+            return node
+        module = self.lowering.module
+        module.unset.append((module.site(self.lowering.site("load", node)), node.id))
+        made = ast.Call(own_name(module.library("assured"), ast.Load()), [self.special("state"), ast.Name(node.id, ast.Load()), own_name(self.flags[node.id], ast.Load()),
+                        ast.Constant(len(module.unset) - 1), self.special("blockIdx"), self.special("gridDim")], [])
+        return ast.fix_missing_locations(ast.copy_location(made, node))
+
+    def special(self, name):
+        self.lowering.needs.add(name)
+        return own_name(name, ast.Load())
+
+    def visit_Assign(self, node):
+        targets = [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.For)) else node.targets
+        names = [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store) and part.id in self.flags]
+        if isinstance(node, ast.AugAssign) and id(node.target) in self.reads and node.target.id in self.flags:
+            old = ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target)
+            self.reads.add(id(old))
+            node = ast.copy_location(ast.Assign([node.target], ast.copy_location(ast.BinOp(old, node.op, node.value), node)), node)
+        set_now = [flag(self.flags[name], True, node) for name in names]
+        node = self.generic_visit(node)
+        if isinstance(node, ast.For):
+            node.body[:0] = set_now
+            return node
+        return [node, *set_now] if not isinstance(node, ast.AnnAssign) or node.value else node
+
+    visit_AugAssign = visit_AnnAssign = visit_For = visit_Assign
+
+
+def told(numbers, module, grid):
+    """(site, variable, block, thread) of each read before any assignment that a launch has met; `numbers` are its own."""
+    for slot, (place, name) in enumerate(module.unset):
+        if numbers[UNSET + slot]:
+            position, thread = divmod(int(numbers[UNSET + slot]) - 1, 1024)
+            numbers[UNSET + slot] = 0
+            yield module.sites[place], name, (position % grid[0], position // grid[0] % grid[1], position // (grid[0] * grid[1])), thread
