@@ -15,7 +15,7 @@ def normal(rng, *shape):
 
 
 def unusual(rng, low=0.3, high=2.0, unlike=(1,)):
-    """A number in [low, high] that is no number of `unlike`, and 10 % from each of them at least: a scale is not 1, and not 1/√d."""
+    """A number in [low, high], 10 % or more from each number of `unlike`: a scale is not 1, and not 1/√d."""
     while True:
         number = float(rng.uniform(low, high))
         if all(abs(number - other) > 0.1 * abs(other) for other in unlike):
@@ -45,6 +45,7 @@ LOUD = {
     "scores far above 0": lambda rng, n: rng.normal(FAR, 2, n),
     "the last key far above the rest": lambda rng, n: np.append(rng.normal(0, 1, n - 1), FAR),
 }
+EIGHTHS = 0.375, 0.625, 0.75, 0.875, 1.25, 1.5  # scales that no float32 rounds
 
 
 def loud_scores(rng, n):
@@ -53,24 +54,28 @@ def loud_scores(rng, n):
     return [(what, draw(rng, n)) for what, draw in LOUD.items()]
 
 
-def keys_for(rng, scores, q, scale):
-    """k (keys, d) with which the query rows q (n, d), whose first numbers are alike and large, have about these scores: the first number of each row is given, the others are small."""
-    n, d = q.shape
-    k = rng.normal(0, 0.5, (len(scores), d))
-    k[:, 0] = np.asarray(scores) / (scale * q[0, 0])
-    return k.astype(float32)
+def attention(rng, queries, keys, d, scores="scores about 0", future=None):
+    """(q, k, v, scale), float32, with scores about as one of LOUD draws them; future: a key with score 1000.
+
+    Loud scores are multiples of 1/8, exact in float32, so that an answer differs from the oracle by its own rounding alone.
+    """
+    v = normal(rng, keys, d)
+    if scores == "scores about 0" and future is None:
+        return normal(rng, queries, d), normal(rng, keys, d), v, scale_for(rng, d)
+    tried(f"scores to ±{FAR}")
+    scale = rng.choice([scale for scale in EIGHTHS if abs(scale - d**-0.5) > 0.05])
+    wanted = LOUD[scores](rng, keys)
+    if future is not None:
+        wanted[future] = FAR
+    q, k = rng.integers(-1, 2, (queries, d)), rng.integers(-1, 2, (keys, d))
+    q[:, 0] = 8  # alike in all rows, so that one column of k decides
+    k[:, 0] = np.round(wanted / (scale * 8))
+    return q.astype(float32), k.astype(float32), v, float32(scale)
 
 
-def attention(rng, queries, keys, d, scale, scores="scores about 0", future=None):
-    """q, k, v float32 whose scores are about what one of LOUD draws; future: a key with score 1000, to be seen by no query."""
-    drawn = LOUD[scores](rng, keys)
-    q = rng.normal(0, 0.5, (queries, d))
-    if scores != "scores about 0" or future is not None:
-        tried(f"scores to ±{FAR}")
-        q[:, 0] = 8  # alike in all rows, so that one column of k decides
-        if future is not None:
-            drawn[future] = FAR
-        k = keys_for(rng, drawn, q, scale)
-    else:
-        q, k = rng.normal(0, 1, (queries, d)), normal(rng, keys, d)
-    return q.astype(float32), k, normal(rng, keys, d)
+def attended(q, k, v, scale, seen=True):
+    """(scores, softmax(scores) v) in float64, the scores not `seen` being -inf: the oracle."""
+    q, k, v = (np.array(x, np.float64) for x in (q, k, v))
+    scores = np.where(seen, float(scale) * q @ k.T, -np.inf)
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    return scores, p / p.sum(1, keepdims=True) @ v

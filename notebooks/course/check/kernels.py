@@ -40,10 +40,11 @@ def first(messages, shown=2):
     return "\n\n".join([*messages[:shown], *([f"and {more} more finding{'s' * (more > 1)}"] if more > 0 else [])])
 
 
-def run(kernel, configuration, inputs, outputs, rng, call, **options):
-    """The launch of a kernel(*inputs, *outputs), which may change the outputs alone; returns sim's report."""
+def run(kernel, configuration, inputs, outputs, rng, call, place=None, **options):
+    """The launch of a kernel(*inputs, *outputs), which may change the outputs alone; returns sim's report. place: so many inputs stand before the outputs."""
     given = copies(inputs)
-    report = launch(kernel, configuration, (*given, *outputs), rng, call, **options)
+    arguments = (*given[:place], *outputs, *(given[place:] if place is not None else ()))
+    report = launch(kernel, configuration, arguments, rng, call, **options)
     compare(given, tuple(inputs), what="the kernel has changed an input", call=call, tolerance=0)
     return report
 

@@ -2,8 +2,8 @@
 
 import itertools
 import math
-import weakref
-from numbers import Real
+import tracemalloc
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -24,9 +24,13 @@ SLIPS = [
 @exercise("1.0", "predict the factor")
 def ex01_0(my_factor, rng):
     guess = my_factor()
+    try:
+        number_guessed = float(guess)
+    except (TypeError, ValueError):
+        number_guessed = math.nan
 
     def is_about(number):
-        return isinstance(guess, Real) and abs(guess - number) <= 0.01
+        return abs(number_guessed - number) <= 0.01
 
     if not is_about(math.exp(-1)):
         replies = [reply for slip, reply in SLIPS if is_about(slip)]
@@ -43,7 +47,7 @@ def ex01_1(online_softmax, rng):
         compare(state, softmax_state(copies), what=what, call=call, tolerance=1e-9, hint=hint)
         untouched(pairs, copies, what, call)
     keeps_no_pairs(online_softmax, rng)
-    return "one reading each, for streams of 0 to 40 pairs, far above zero and far below"
+    return f"one reading each, for streams of 0 to {LONG:,} pairs, scores out to ±10¹², no pair kept"
 
 
 @exercise("1.2", "merge")
@@ -55,8 +59,10 @@ def ex01_2(merge, rng):
         merged = merge(*states)
         compare(merged, softmax_state(left + right), what=what, call=call, tolerance=1e-9, hint=hint)
         untouched(states, copies, what, call)
+    for _ in range(5):
+        any_states(merge, rng)
     groupings(merge, rng)
-    return "empty halves, equal maxima, far-apart maxima, and every order of four readers"
+    return "empty halves, sums that fit no maximum, maxima out to ±10¹², equal maxima, and every order of four readers"
 
 
 # Inputs -----------------------------------------------------------------------------------------------------------
@@ -78,6 +84,8 @@ def streams(rng):
         ("scores in any order", mixed, "Is anything left from the old maximum that did not shrink, or that shrank twice?"),
         ("scores near 1000", [(score + 1000, value) for score, value in mixed], "Only differences of scores go into exp."),
         ("scores near -1000", [(score - 1000, value) for score, value in mixed], "Only differences of scores go into exp."),
+        ("scores near -10¹²", [(round(score) - 1e12, value) for score, value in mixed], "No score is too small to be the first maximum: only -math.inf is below them all."),
+        ("one late score far above the rest", [*mixed, (1e12, 3.0)], "What was there before shrinks to nothing."),
         ("values that are vectors", vectors, "o is then a vector; o * shrink + weight * value serves for both."),
         ("nothing to read", [], "Before the first pair you know (-inf, 0, 0): any score at all will be a new maximum."),
     ]
@@ -99,9 +107,19 @@ def halves(rng):
         ("a left-hand reader who read nothing", [], low, nothing),
         ("two readers who read nothing", [], [], nothing),
         ("maxima near 1000 and -1000", [(1000.0, 2.0)], [(-1000.0, 3.0), (-1001.0, 4.0)], far),
+        ("maxima near -10¹²", [(-1e12, 2.0), (-1e12 - 3, 1.0)], [(-1e12 - 1, 4.0)], "No maximum is too small to be one: only -math.inf means that nothing was read."),
         ("maxima near -1000", [(-1000.0, 2.0), (-1003.0, 1.0)], [(-1001.0, 4.0)], far),
         ("values that are vectors", vectors[:2], vectors[2:], "o is then a vector; the same line serves for both."),
     ]
+
+
+def any_states(merge, rng):
+    """Two states whose m, l and o are drawn each by itself, so that none follows from the others."""
+    (m1, m2), (l1, l2), (o1, o2) = rng.normal(0, 3, 2).tolist(), rng.uniform(0.2, 5, 2).tolist(), rng.normal(0, 5, 2).tolist()
+    m = max(m1, m2)
+    wanted = m, l1 * math.exp(m1 - m) + l2 * math.exp(m2 - m), o1 * math.exp(m1 - m) + o2 * math.exp(m2 - m)
+    call = f"merge({text((m1, l1, o1))}, {text((m2, l2, o2))})"
+    compare(merge((m1, l1, o1), (m2, l2, o2)), wanted, what="two states", call=call, tolerance=1e-9, hint="Each side's l and o shrink by that side's own factor.")
 
 
 def groupings(merge, rng):
@@ -142,28 +160,41 @@ class ReadOnce:
             raise
 
 
-class Score(float):
-    """A score that can be watched: Python's own floats take no weak references."""
-
-
 def keeps_no_pairs(online_softmax, rng):
-    """Reject an answer that collects the pairs, right as its result may be."""
-    seen, held = [], []
+    """Reject an answer that keeps the pairs in any form, right as its result may be: the memory that it holds may not grow with the stream."""
+    held, numbers = [], rng.normal(size=(LONG, 2))
 
     def stream():
-        for score, value in random_pairs(rng, 40):
-            watched = Score(score)
-            seen.append(weakref.ref(watched))
-            yield watched, value
-        held.append(sum(score() is not None for score in seen))
+        for number in range(LONG):
+            if number in (LONG // 10, LONG - 1):
+                held.append(tracemalloc.get_traced_memory()[0])
+            yield float(numbers[number, 0]), float(numbers[number, 1])
 
-    online_softmax(stream())
-    if held and held[0] > FEW_HELD:
-        hint = "From one pair to the next keep m, l and o, and no list: on a GPU there is no room for all the scores."
-        fail(f"right numbers, but after 40 pairs {held[0]} scores were still kept", hint=hint)
+    with traced_memory():
+        start = tracemalloc.get_traced_memory()[0]
+        state = online_softmax(stream())
+    wanted = softmax_state([(score, value) for score, value in numbers])
+    compare(state, wanted, what=f"{LONG:,} pairs", tolerance=1e-9)
+    if not held or max(held) - start > ROOM:
+        hint = "From one pair to the next keep m, l and o, and no list or array: on a GPU there is no room for all the scores."
+        fail(f"right numbers, but {(max(held, default=start) - start) // 16} numbers' worth of memory was kept for {LONG:,} pairs", hint=hint)
 
 
-FEW_HELD = 4  # the last score, the one that is m, and what a loop's other names hold
+@contextmanager
+def traced_memory():
+    """Python counts the memory that it gives out; left as it was."""
+    running = tracemalloc.is_tracing()
+    if not running:
+        tracemalloc.start()
+    try:
+        yield
+    finally:
+        if not running:
+            tracemalloc.stop()
+
+
+LONG = 3000  # pairs of the stream for which memory is measured
+ROOM = 8000  # bytes that may be in use: a third of what the scores alone would take
 
 
 def random_pairs(rng, n):

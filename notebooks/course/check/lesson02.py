@@ -1,20 +1,23 @@
 """The checks of lesson 02: a tile absorbed, attention with queries outer, bytes counted."""
 
+import numpy as np
 import torch
 
-from course.check.harness import compare, exercise, fail, text
+from course.check import inputs, tensors
+from course.check.harness import compare, exercise, fail, instance, text
 from kernels import tiled
 from kernels.reference import attention
 
-# (queries, keys, d, rows of a tile, columns of a tile): one token, one short tile, ragged ends, several whole tiles.
+# (queries, keys, d, rows of a tile, columns of a tile): one token, one short tile, ragged ends, several whole tiles, many keys.
 SHAPES = [
     *[(1, 1, 1, 1, 1), (1, 1, 3, 4, 4), (3, 3, 2, 8, 8), (5, 5, 4, 2, 3)],
-    *[(8, 8, 4, 4, 2), (13, 13, 3, 5, 4), (4, 11, 5, 3, 4), (11, 4, 5, 4, 3)],
+    *[(8, 8, 4, 4, 2), (13, 13, 3, 5, 4), (4, 11, 5, 3, 4), (11, 4, 5, 4, 3), (9, 330, 3, 4, 5), (130, 7, 2, 3, 4)],
 ]
 
 
-# (queries, keys of each tile, d): one number, a ragged end, tiles of several widths, many tiles of one key.
-RUNS = [(1, (1, 1), 1), (1, (2, 1), 1), (3, (2, 2, 2), 2), (4, (5, 3, 1), 3), (2, (1,) * 6, 4)]
+# (queries, keys of each tile, d): one number, a ragged end, tiles of several widths, many tiles of one key, many rows.
+RUNS = [(1, (1, 1), 1), (1, (2, 1), 1), (3, (2, 2, 2), 2), (4, (5, 3, 1), 3), (2, (1,) * 6, 4), (90, (3, 2), 2)]
+OPERATIONS = 40  # of PyTorch, for a tile, and as many again for each of its columns; an update by merging two states takes 25
 
 
 @exercise("2.1", "update")
@@ -24,7 +27,9 @@ def ex02_1(update, rng):
             scores = spread * normal(rng, rows, sum(widths))
             values = normal(rng, sum(widths), d)
             absorb_tiles(update, scores, values, widths)
-    return f"absorbed {2 * sum(len(widths) for _, widths, _ in RUNS)} tiles, half of them with scores in the hundreds"
+        one_update(update, any_state(rng, rows, d), normal(rng, rows, 3), normal(rng, 3, d), "a state whose l and o fit no scores")
+        one_update(update, any_state(rng, rows, d), 1000 * normal(rng, rows, 3), normal(rng, 3, d), "a state, and scores to ±1000")
+    return f"absorbed {2 * sum(len(widths) for _, widths, _ in RUNS) + 2 * len(RUNS)} tiles of 1 to 90 rows, without a loop over rows, scores in the thousands"
 
 
 def absorb_tiles(update, scores, values, widths):
@@ -34,13 +39,34 @@ def absorb_tiles(update, scores, values, widths):
         before, tile = slice(0, read), slice(read, read + width)
         read += width
         state = state_of(scores[:, before], values[before])
-        call = f"update({text(state)}, {text(scores[:, tile])}, {text(values[tile])})"
-        got = update(state, scores[:, tile].clone(), values[tile].clone())
-        if not (isinstance(got, tuple | list) and len(got) == 3):
-            fail("update must return three tensors, (m, l, o)", wanted="(m, l, o)", got=type(got).__name__)
-        for name, mine, right in zip("mlo", got, state_of(scores[:, :read], values[:read]), strict=True):
-            what = f"{name} after tile {number + 1} of {len(widths)}"
-            compare(mine, right, what=what, call=call, tolerance=1e-10, hint=UPDATE_HINTS[name])
+        one_update(update, state, scores[:, tile].clone(), values[tile].clone(), f"tile {number + 1} of {len(widths)}")
+
+
+def one_update(update, state, scores, values, what):
+    """One tile more; the inputs stay as they were, and the rows are treated together."""
+    call = f"update({text(state)}, {text(scores)}, {text(values)})"
+    wanted = absorbed(state, scores, values)
+    limits = {"operations": OPERATIONS * (1 + len(values)), "refused": tensors.AUTOGRAD, "hint": "m and l are columns: one operation treats all rows."}
+    got = tensors.within(update, (state, scores, values), call=call, **limits)
+    if not (isinstance(got, tuple | list) and len(got) == 3):
+        fail("update must return three tensors, (m, l, o)", wanted="(m, l, o)", got=type(got).__name__)
+    for name, mine, right in zip("mlo", got, wanted, strict=True):
+        instance(mine, torch.Tensor, what=f"{name} as a tensor", call=call)
+        compare(mine, right, what=f"{name} after {what}", call=call, tolerance=1e-10, hint=UPDATE_HINTS[name])
+
+
+def any_state(rng, rows, d):
+    """A state whose m, l and o are drawn each by itself."""
+    m, l, o = (torch.from_numpy(x) for x in inputs.states(rng, rows, d))
+    return tiled.State(m[:, None], l[:, None], o)
+
+
+def absorbed(state, scores, values):
+    """The state after one more tile, worked out row by row: the oracle."""
+    m = torch.maximum(state.m, scores.max(dim=1, keepdim=True).values)
+    shrink = torch.where(state.m == -torch.inf, 0.0, torch.exp(state.m - m))
+    p = torch.exp(scores - m)
+    return tiled.State(m, state.l * shrink + p.sum(dim=1, keepdim=True), state.o * shrink + p @ values)
 
 
 UPDATE_HINTS = {
@@ -51,7 +77,7 @@ UPDATE_HINTS = {
 
 
 def state_of(scores, values):
-    """(m, l, o) of all these keys at once: the oracle."""
+    """(m, l, o) of all these keys at once."""
     rows, keys = scores.shape
     m = scores.max(dim=1, keepdim=True).values if keys else torch.full((rows, 1), -torch.inf, dtype=scores.dtype)
     p = torch.exp(scores - m)
@@ -62,18 +88,23 @@ def state_of(scores, values):
 def ex02_2(queries_outer, rng):
     for queries, keys, d, rows, columns in SHAPES:
         q, k, v = 3 * normal(rng, queries, d), 3 * normal(rng, keys, d), normal(rng, keys, d)
+        q[0], k[-1] = 40 * q[0], 40 * k[-1]  # scores in the thousands, the last of them too
         wanted = attention(q, k, v)
-        traffic = tiled.Traffic()
-        got = queries_outer(q, k, v, rows, columns, traffic)
+        traffic, given = tensors.Counted(), [tensors.OffChip(x.clone()) for x in (q, k, v)]
         call = f"queries_outer(q {(queries, d)}, k {(keys, d)}, v {(keys, d)}, rows={rows}, columns={columns}, traffic)"
-        compare(got, wanted, what="attention in tiles", call=call, tolerance=1e-10, hint=OUTER_HINT)
+        out = queries * d  # some make the output's array themselves
+        limits = {"largest": max(out, 2 * max(rows, columns) * max(rows, columns, d)), "kept": out + 6 * (rows * columns + (rows + 2 * columns) * (d + 2)) + 20}
+        got = tensors.within(queries_outer, (*given, rows, columns, traffic), call=call, refused=tensors.READY_MADE, hint=ONE_TILE, **limits)
+        compare(getattr(got, "hidden", got), wanted, what="attention in tiles", call=call, tolerance=1e-10, hint=OUTER_HINT)
+        compare([x.hidden for x in given], [q, k, v], what="q, k or v has changed", call=call, tolerance=0)
         tiles_of_queries = -(-queries // rows)
         read = queries * d + tiles_of_queries * 2 * keys * d
         compare_traffic("read", traffic.read, read, call, READ_HINT)
         compare_traffic("written", traffic.written, queries * d, call, WRITTEN_HINT)
-    return f"right in {len(SHAPES)} shapes with ragged tiles, and no number moved too often"
+    return f"right in {len(SHAPES)} shapes with ragged tiles, up to 66 tiles of keys, and no number moved too often, nor more than a few tiles kept"
 
 
+ONE_TILE = "On the chip there is room for a tile of queries, its state, and one tile of keys and values: neither all scores of a row, nor all keys."
 OUTER_HINT = (
     "Are the scores those of tile_scores, is the state fresh for each tile of queries, o divided by l once, the short last tile there?"
 )
@@ -89,13 +120,13 @@ def compare_traffic(direction, got, wanted, call, hint):
 
 @exercise("2.3", "bytes_moved")
 def ex02_3(bytes_moved, rng):
-    sizes = [(1, 1, 1, 1), (5, 3, 8, 8), (12, 4, 4, 3), *rng.integers(2, 40, (6, 4)).tolist()]
+    sizes = [(1, 1, 1, 1), (5, 3, 8, 8), (12, 4, 4, 3), (300, 5, 7, 11), *rng.integers(2, 40, (6, 4)).tolist()]
     for n, d, rows, columns in sizes:
         itemsize = int(rng.choice([2, 4, 8]))
         call = f"bytes_moved(n={n}, d={d}, rows={rows}, columns={columns}, itemsize={itemsize})"
         got = bytes_moved(n, d, rows, columns, itemsize)
         wanted = [itemsize * numbers for numbers in numbers_moved(n, d, rows, columns)]
-        if not (isinstance(got, tuple | list) and len(got) == 3):
+        if np.shape(got) != (3,):
             fail("three numbers are needed: standard, keys outer, queries outer", call=call, wanted=wanted, got=got)
         for name, mine, right in zip(BYTES_HINTS, got, wanted, strict=True):
             compare(mine, right, what=f"bytes of {name}", call=call, tolerance=0, hint=BYTES_HINTS[name])

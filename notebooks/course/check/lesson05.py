@@ -9,61 +9,105 @@ import numpy as np
 from numba import cuda
 from numpy import float32
 
-from course.check import kernels
-from course.check.harness import compare, exercise, fail
+from course.check import inputs, kernels
+from course.check.contract import Contract
+from course.check.harness import exercise, fail
 
-SHAPES = [(4, 3, 4, 2), (1, 3, 4, 2), (5, 3, 2, 4), (9, 4, 4, 3), (6, 5, 3, 7)]  # n, d, rows, columns
-LOUD = 100  # a query and a key so long that exp overflows without the maximum
+SHAPES = [(4, 3, 4, 2), (1, 3, 4, 2), (5, 3, 2, 4), (9, 4, 4, 3), (6, 5, 3, 7), (27, 3, 4, 4)]  # n, d, rows, columns
+LOUD = list(inputs.LOUD)[1:]
+SHARED = "Here the threads of a block share their work: each loads its part of a tile once, all use it, and thread t makes row t of the output."
 
 
 @exercise("5.1", "load_tile")
 def ex05_1(load_tile, rng):
-    for size, start, tile, threads in [(12, 4, 4, 4), (12, 0, 7, 3), (12, 9, 6, 2), (5, 0, 8, 4), (10, 8, 2, 8)]:
-        array = rng.standard_normal(size).astype(float32)
-        wanted = np.zeros(tile, float32)
-        wanted[: max(0, min(tile, size - start))] = array[start : start + tile]
-        call = f"load_tile(tile, array, {start}) with a tile of {tile} numbers, an array of {size}, {threads} threads"
-        (got,) = run(kernel_that_loads(load_tile), 1, threads, tile, (array, start), [tile], rng, call)
-        compare(got, wanted, what="the tile holds something else", call=call, tolerance=0)
-    return "tiles of 2 to 8 numbers, with more and fewer threads than numbers, some past the end of the array"
+    kernels.jitted(load_tile, "load_tile")
+    for size, start, tile, threads in [(12, 4, 4, 4), (12, 0, 7, 3), (12, 9, 6, 2), (5, 0, 8, 4), (10, 8, 2, 8), (300, 7, 90, 4)]:
+        blocks = int(rng.integers(2, 4))
+        array = inputs.normal(rng, size)
+        wanted = np.stack([part(array, start + block * tile, tile) for block in range(blocks)])
+        there = sum(min(tile, max(0, size - start - block * tile)) for block in range(blocks))
+        call = f"load_tile(tile, array, start) with tiles of {tile} numbers from {start} on, one a block, an array of {size}, {blocks} blocks of {threads} threads"
+        contract = Contract(each={"array": -(-tile // threads)}, most={"array": there}, hint="Each number is loaded by one thread: thread t of T loads t, t + T, t + 2T, ...")
+        out = np.full((blocks, tile), np.nan, float32)
+        configuration = blocks, threads, 0, 4 * tile
+        kernels.judge(kernel_that_loads(load_tile), configuration, (array, start), (out,), (wanted,), rng, call, contract, tolerance=0,
+                      what="the tile holds something else", refused=is_bug)
+    return "tiles of 2 to 90 numbers, with more and fewer threads than numbers, some past the end of the array"
+
+
+def part(array, start, length):
+    """length numbers of the array from start on, 0 past the end."""
+    return np.append(array, np.zeros(start + length, float32))[start : start + length]
 
 
 @exercise("5.2", "visit")
 def ex05_2(visit, rng):
-    for d, keys, scale, loud in [(1, 1, 1, 1), (3, 4, 0.5, 1), (2, 5, 1, LOUD), (4, 2, 0.7, -LOUD)]:
-        q, k, v = (rng.standard_normal((size, d)).astype(float32) for size in (2, 2 * keys, 2 * keys))
-        q[:, 0], k[:, 0] = abs(loud) ** 0.5 * q[:, 0], abs(loud) ** 0.5 * k[:, 0]
-        if loud < 0:
-            q[:, 0], k[:, 0] = abs(q[:, 0]) + 20, -abs(k[:, 0]) - 20
-        call = f"two tiles of {keys} key{'s' * (keys > 1)}, one visit each, with d = {d} and scale = {scale}"
-        flat = [x.ravel() for x in (q, k, v)]
-        m_l, o = run(kernel_that_visits(visit, keys, d), 1, 2, 2 * d, (*flat, float32(scale)), [4, 2 * d], rng, call)
-        scores, wanted = attention(q, k, v, scale)
-        m = scores.max(1)
-        state = np.stack([m, np.exp(scores - m[:, None]).sum(1)], 1)
-        compare(m_l.reshape(2, 2), state, what="(m, l) of two rows after both tiles", call=call, tolerance=2e-4, hint=RESCALE)
-        got = o.reshape(2, d) / m_l.reshape(2, 2)[:, 1:]
-        compare(got, wanted, what="o / l of two rows after both tiles", call=call, tolerance=2e-4, hint=RESCALE)
-    return "one key to ten, in two tiles, with scores around 0, in the hundreds, and far below 0"
+    kernels.jitted(visit, "visit")
+    for d, keys, room in [(1, 1, 1), (2, 5, 5), (9, 20, 24)]:
+        check_visits(visit, d, keys, room, "scores about 0", rng)
+    for scores in LOUD:
+        check_visits(visit, 3, 4, 6, scores, rng)
+    return "one key to 40, in two tiles, some with room for more keys than there are, rows that had read something before"
+
+
+def check_visits(visit, d, keys, room, scores, rng):
+    """Two blocks of three rows; each row meets two tiles of keys. The first row of a block has read nothing, the others a state of their own."""
+    q, k, v, scale = inputs.attention(rng, 6, 2 * keys, d, scores)
+    m, l, o = inputs.states(rng, 6, d)
+    m[::3], l[::3], o[::3] = -np.inf, 0, 0
+    m, l, o = (x.astype(float32) for x in (m, l, o))
+    wanted = visited(inputs.attended(q, k, v, scale)[0], v, m, l, o)
+    call = f"{scores}: two tiles with {keys} key{'s' * (keys > 1)} and room for {room}, one visit each, with d = {d} and scale = {scale:.3g}"
+    tiles = [np.concatenate([np.append(x[tile * keys : (tile + 1) * keys], np.full((room - keys, d), np.nan, float32), 0) for tile in (0, 1)]).ravel() for x in (k, v)]
+    out = np.full(6, np.nan, float32), np.full(6, np.nan, float32), np.full((6, d), np.nan, float32)
+    contract = Contract(each=dict.fromkeys("qkv", 4 * keys * d), share=2.5, hint="A visit reads each of its keys once, and changes its own row alone.")
+    kernels.judge(kernel_that_visits(visit, keys, room, d), (2, 3, 0, 12 * d), (q.ravel(), *tiles, scale, m, l, o), out, wanted, rng, call, contract,
+                  tolerance=1e-4, what="m, l and o of six rows after both tiles", hint=RESCALE, refused=is_bug)
+
+
+def visited(scores, v, m, l, o):
+    """(m, l, o) of rows after these scores, float64."""
+    new_m = np.maximum(m, scores.max(1))
+    shrink, p = np.exp(m - new_m), np.exp(scores - new_m[:, None])
+    return new_m, l * shrink + p.sum(1), o * shrink[:, None] + p @ v.astype(np.float64)
 
 
 @exercise("5.3", "flash_kernel")
 def ex05_3(flash_kernel, rng):
+    kernels.jitted(flash_kernel, "flash_kernel")
     for n, d, rows, columns in SHAPES:
-        for _ in range(2):
-            verify(flash_kernel, rng, n, d, rows, columns, numbers=2 * (rows + columns) * d)
-    verify(flash_kernel, rng, 6, 2, 2, 3, numbers=20, offset=-LOUD)
-    return f"{len(SHAPES)} shapes, from 1 row to 9, ragged tiles of queries and of keys, each in two orders of the threads"
+        for longer in (False, True):
+            verify(flash_kernel, rng, n, d, rows, columns, 2 * (rows + columns) * d, loads_shared, longer=longer)
+    for scores in LOUD:
+        verify(flash_kernel, rng, 11, 2, 4, 3, 28, loads_shared, scores)
+    return f"{len(SHAPES)} shapes, from 1 row to 27, ragged tiles of queries and of keys, up to 7 key tiles, arrays longer than n rows"
+
+
+def loads_shared(n, d, rows, columns):
+    """Each thread loads its part of each tile, and writes its own row."""
+    blocks, tiles = -(-n // rows), -(-n // columns)
+    per_tile = -(-columns * d // rows)
+    keys = {"k": blocks * tiles * columns * d, "v": blocks * tiles * columns * d}
+    each = {"q": d, "k": tiles * per_tile, "v": tiles * per_tile, "o": 2 * d}
+    return Contract("q k v o", each=each, most=keys | {"q": blocks * rows * d}, threads=n, blocks=blocks, share=2.5, hint=SHARED)
 
 
 @exercise("5.4", "repairs")
 def ex05_4(repairs, rng):
     kernel = repaired(unfinished, repairs())
     for n, d, rows, columns in SHAPES:
-        verify(kernel, rng, n, d, rows, columns, numbers=2 * columns * d + rows * columns)
-    for offset in (-LOUD, LOUD):
-        verify(kernel, rng, 6, 2, 2, 5, numbers=30, offset=offset)
-    return "the kernel is right for seven inputs, with scores far below 0 and far above, and sim finds nothing"
+        verify(kernel, rng, n, d, rows, columns, 2 * columns * d + rows * columns, own_queries)
+    for scores in LOUD:
+        verify(kernel, rng, 11, 2, 4, 5, 40, own_queries, scores)
+    return f"{len(SHAPES)} shapes and {len(LOUD)} kinds of scores far from 0, and sim finds nothing"
+
+
+def own_queries(n, d, rows, columns):
+    """Each block makes its own tile of queries, and loads every tile of keys once for it."""
+    blocks, tiles = -(-n // rows), -(-n // columns)
+    keys = blocks * n * d
+    hint = "Each block makes the output of its own queries, and each thread that of one."
+    return Contract("q k v o", each=dict.fromkeys("kv", tiles * -(-columns * d // rows)), most={"k": keys, "v": keys}, threads=n, blocks=blocks, share=2.5, hint=hint)
 
 
 RESCALE = "When m grows, l and the row of o shrink by exp(old m - new m); then the key's weight is exp(score - new m)."
@@ -141,73 +185,50 @@ def repaired(kernel, repairs):
 # Running an answer ------------------------------------------------------------------------------------------------
 
 
-def verify(kernel, rng, n, d, rows, columns, numbers, offset=0):
-    """Run the kernel in `sim` on random q, k, v; reject a finding, or an output unlike attention in float64."""
-    q, k, v = rng.standard_normal((3, n, d)).astype(float32)
-    if offset:  # scores about `offset`
-        q[:, 0], k[:, 0] = 10 * d**0.5, offset / 10
-    scale = d**-0.5
+def verify(kernel, rng, n, d, rows, columns, numbers, contract, scores="scores about 0", longer=False):
+    """Run the kernel in `sim`; reject a finding, an output unlike attention in float64, and work that is not shared as `contract` says."""
+    q, k, v, scale = inputs.attention(rng, n, n, d, scores)
+    wanted = inputs.attended(q, k, v, scale)[1].ravel()
     blocks = -(-n // rows)
-    call = f"kernel[{blocks}, {rows}, 0, {4 * numbers}](q, k, v, o, n={n}, d={d}, columns={columns}, scale)"
-    got = np.full(n * d, np.nan, float32)
-    arguments = q.ravel(), k.ravel(), v.ravel(), got, n, d, columns, float32(scale)
-    launch(kernel, (blocks, rows, 0, 4 * numbers), arguments, rng, call)
-    what = f"scores about {offset}: a wrong output" if offset else "a wrong output"
-    hint = POISON if np.isnan(got).any() else WHERE
-    tolerance = 1e-4 if offset else 1e-5
-    compare(got.reshape(n, d), attention(q, k, v, scale)[1], what=what, call=call, tolerance=tolerance, hint=hint)
+    call = f"{scores}: kernel[{blocks}, {rows}, 0, {4 * numbers}](q, k, v, o, n={n}, d={d}, columns={columns}, scale={scale:.3g})"
+    flat = [inputs.longer(x.ravel()) if longer else x.ravel() for x in (q, k, v)]
+    kernels.judge(kernel, (blocks, rows, 0, 4 * numbers), (*flat, n, d, columns, scale), (np.full(n * d, np.nan, float32),), (wanted,), rng, call,
+                  contract(n, d, rows, columns), tolerance=1e-5 if scores == "scores about 0" else 1e-4, what="a wrong output",
+                  hint=lambda got: POISON if np.isnan(got).any() else WHERE, refused=is_bug, place=3)
 
 
-def attention(q, k, v, scale):
-    """(scores, output) in float64: the oracle."""
-    q, k, v = (x.astype(np.float64) for x in (q, k, v))
-    scores = scale * q @ k.T
-    p = np.exp(scores - scores.max(1, keepdims=True))
-    return scores, p / p.sum(1, keepdims=True) @ v
-
-
-def run(kernel, blocks, threads, numbers, inputs, sizes, rng, call):
-    """The outputs of a kernel(*inputs, *outputs), full of NaN before."""
-    outs = [np.full(size, np.nan, float32) for size in sizes]
-    launch(kernel, (blocks, threads, 0, 4 * numbers), (*inputs, *outs), rng, call)
-    return outs
-
-
-def launch(kernel, configuration, arguments, rng, call):
-    """One launch in `sim`. Of its warnings only races count: a number loaded twice is one too, but of a shared load."""
-
-    def is_bug(finding):
-        return finding.severity == "error" or finding.kind.startswith("race")
-
-    kernels.launch(kernel, configuration, arguments, rng, call, refused=is_bug)
+def is_bug(finding):
+    """Of sim's warnings only races count: a number loaded twice is one too, but of a shared load."""
+    return finding.severity == "error" or finding.kind.startswith("race")
 
 
 def kernel_that_loads(load_tile):
-    """A kernel that loads one tile into shared memory and copies it out."""
+    """A kernel whose blocks each load a tile into shared memory, one after the other in the array, and copy it out."""
 
     def load_and_copy(array, start, out):
         tile = cuda.shared.array(0, float32)
-        load_tile(tile, array, start)
+        load_tile(tile, array, start + cuda.blockIdx.x * tile.size)
         cuda.syncthreads()
         for e in range(cuda.threadIdx.x, tile.size, cuda.blockDim.x):
-            out[e] = tile[e]
+            out[cuda.blockIdx.x, e] = tile[e]
 
     return load_and_copy
 
 
-def kernel_that_visits(visit, keys, d):
-    """A kernel of two threads in which each row visits two tiles of keys, all in global memory but for o."""
+def kernel_that_visits(visit, keys, room, d):
+    """A kernel in which each row visits two tiles of keys, all in global memory but for o; a thread a row."""
 
-    def visit_twice(q, k, v, scale, m_l, o):
+    def visit_twice(q, k, v, scale, m, l, o, new_m, new_l, new_o):
         o_tile = cuda.shared.array(0, float32)
-        row = cuda.threadIdx.x
+        t, i = cuda.threadIdx.x, cuda.grid(1)
         for c in range(d):
-            o_tile[row * d + c] = 0
-        m, l = float32(-math.inf), float32(0)
-        for start in range(0, 2 * keys * d, keys * d):
-            m, l = visit(row, q, k[start : start + keys * d], v[start : start + keys * d], o_tile, keys, d, scale, m, l)
-        m_l[2 * row], m_l[2 * row + 1] = m, l
+            o_tile[t * d + c] = o[i, c]
+        q_tile = q[(i - t) * d : (i - t + cuda.blockDim.x) * d]
+        my_m, my_l = m[i], l[i]
+        for start in range(0, 2 * room * d, room * d):
+            my_m, my_l = visit(t, q_tile, k[start : start + room * d], v[start : start + room * d], o_tile, keys, d, scale, my_m, my_l)
+        new_m[i], new_l[i] = my_m, my_l
         for c in range(d):
-            o[row * d + c] = o_tile[row * d + c]
+            new_o[i, c] = o_tile[t * d + c]
 
     return visit_twice

@@ -49,6 +49,7 @@ def visit(row, q_tile, k_tile, v_tile, o_tile, keys, d, scale, m, l):
     return m, l
 
 
+@cuda.jit
 def flash_kernel(q, k, v, o, n, d, columns, scale):
     shared = cuda.shared.array(0, float32)
     rows, t = cuda.blockDim.x, cuda.threadIdx.x
@@ -114,6 +115,7 @@ def visit_with_if(row, q_tile, k_tile, v_tile, o_tile, keys, d, scale, m, l):
     return m, l
 
 
+@cuda.jit
 def flash_two_barriers_first(q, k, v, o, n, d, columns, scale):
     """Idle threads skip the visit; the barrier that protects the old tile stands before the load."""
     shared = cuda.shared.array(0, float32)
