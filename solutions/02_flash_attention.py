@@ -322,7 +322,8 @@ print(f"1 x 1 tiles   {slow.moved:12,} numbers, {slow.moved / plain.moved:.0f} t
 # - `tile_scores(q_tile, k_tile)`: the product divided by √d;
 # - `nothing_read(rows, d, like=q)`: the state before the first tile, for so many rows.
 #
-# The number of keys may differ from the number of queries.
+# The number of keys may differ from the number of queries. `q`, `k`, `v` and `out` are in global memory: they can be loaded from and stored to, and nothing else. On the chip there is room for
+# a few tiles, not for all scores of a row, nor for all keys.
 #
 # <details><summary>Hint 1: the skeleton</summary>
 #

@@ -426,7 +426,7 @@ except IndexError as error:
 # `THREADS` elements, a thread without one puts in a 0.
 #
 # **Every** thread of the block has to come to **every** `syncthreads()`, those without an element too: a guard may skip
-# the work, never the barrier.
+# the work, never the barrier. No thread may add all eight numbers: they are added by halves, as in the table.
 #
 # <details><summary>Hint 1: filling shared memory</summary>
 #

@@ -105,7 +105,8 @@ print("right on a chess board:", np.array_equal(board, np.indices((8, 8)).sum(ax
 #
 # ### Exercise 4.1 · checkerboard · one line
 # Mend it. In all nine exercises the check wants three things: the right values, no finding of `sim` (not even a warning), and
-# the kernel's way of working: as many threads at work, through shared memory where the kernel above uses it.
+# the kernel's way of working: as many threads at work, each reading its own element, no more often than in the kernel above, and meeting through shared memory, a shuffle
+# or a barrier of the grid where the kernel above does.
 #
 # <details><summary>Hint</summary>Which number must <code>x</code> stay below in a board with 3 rows of 5 squares?</details>
 
@@ -654,6 +655,7 @@ for draw in [0.05, 0.5]:
 # second. If a kernel really needs more, raise it.
 #
 # ### Exercise 4.9 · sample · one line
+# The interval is still halved in every round: with 9,000 tokens a thread reads about fourteen sums.
 #
 # <details><summary>Hint 1: what do we know?</summary>
 #

@@ -166,7 +166,7 @@ check.ex05_1(load_tile)
 #
 # ### Exercise 5.2 · visit · about ten lines
 # Write `visit`: row `row` meets `keys` keys. `o` lives in the O tile and is changed in place; `m` and `l` come in and are returned. All tiles are flat: number `c` of
-# row `row` of the Q tile is `q_tile[row * d + c]`. `m` comes in as −∞ the first time.
+# row `row` of the Q tile is `q_tile[row * d + c]`. `m` comes in as −∞ the first time. `scale` may be any number.
 #
 # <details><summary>Hint 1: types</summary>
 #
@@ -215,6 +215,7 @@ check.ex05_2(visit)
 #
 # ### Exercise 5.3 · flash_kernel · about fifteen lines
 # Write the rest of the kernel. `rows` is the number of threads in a block, `columns` the number of keys in a tile, `n` the number of queries and of keys.
+# Each thread loads its part of each tile, once, and writes its own row of `o`. The arrays may be longer than n rows.
 #
 # <details><summary>Hint 1: before the loop</summary>
 #
@@ -347,10 +348,11 @@ print(inspect.getsource(unfinished))
 # %% [markdown]
 # ### Exercise 5.4 · repairs · six lines
 # Find the six wrong lines. Give each with the line that should stand in its place, as a dictionary `{"wrong line": "right line"}`. A line is copied whole, without the spaces
-# in front. Begin with an empty dictionary, `return {}`, and run the check: it shows what `sim` finds first. Repair that, and run it again. A finding shows where threads
+# in front. Begin with an empty dictionary, `return {}`, and run the check: it shows the first two things that `sim` finds. Repair that, and run it again. A finding shows where threads
 # meet, which need not be where the mistake is: ask of each of the two threads which queries it owns, and why.
 #
-# Two of the six need a sharp eye, as they give right answers for most inputs. The check helps there: it also tries scores of −100 and of +100.
+# Two of the six need a sharp eye, as they give right answers for most inputs. The check helps there: its scores also climb from −1000 to 1000, and fall, and it has a last key far above the rest. In the
+# end each block makes the output of its own queries, each thread that of one.
 #
 # <details><summary>Hint 1: out of bounds</summary>
 #

@@ -413,7 +413,7 @@ for stop in range(3):
 # that is called by kernels.
 #
 # As in lesson 01, a lane that has read nothing must change nothing, even where *both* partners have read nothing. If there are fewer than 32
-# keys, there always are such lanes.
+# keys, there always are such lanes. The lanes meet by shuffles alone, not more than six for each of the d + 2 numbers.
 #
 # <details><summary>Hint 1: the frame</summary>
 #

@@ -433,7 +433,7 @@ check.ex07_3(blocks_for)
 
 # %% [markdown]
 # ### Exercise 7.4 · scale_all · two or three lines
-# Write `scale` with a grid-stride loop: every element of `out` is written, once, by the thread that the table gives it, whatever the grid.
+# Write `scale_all` with a grid-stride loop: every element of `out` is written, once, by the thread that the table gives it, whatever the grid.
 #
 # <details><summary>Hint 1: the loop</summary>
 #

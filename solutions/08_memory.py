@@ -292,7 +292,7 @@ for width in (32, 33, 34, 36, 40, 47, 48):
 # Any odd width will do. 34 leaves every other bank idle, so two lanes meet in each of the rest; with 36 it is every fourth bank.
 #
 # ### Exercise 8.3 · transpose · about nine lines
-# Write the transpose that pays the lowest price everywhere: 4 sectors a request, and no bank conflict. It must be right for a matrix of any shape. The grid is
+# Write the transpose that pays the lowest price everywhere: 4 sectors per request, and one turn for each request to shared memory: no bank conflict, and one tile of float32. It must be right for a matrix of any shape. The grid is
 # `tiles(rows, columns)`, a block for each tile of 32 × 32; the threads of a block are 32 × 32 as well. Write the shape of a shared array in plain numbers or
 # names of numbers: Numba must know it when it compiles, and takes no sums there.
 #

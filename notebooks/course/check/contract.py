@@ -30,7 +30,7 @@ class Contract:
     barriers: tuple | None = None  # (fewest, most) block-wide barriers, in each block on average
     shuffles: tuple | None = None  # (fewest, most) shuffles, in all warps together
     atomics: tuple | None = None  # (fewest, most) atomic operations
-    grid_barriers: tuple | None = None
+    grid_barriers: tuple | None = None  # (fewest, most) barriers of the whole grid
     hint: str | None = None  # the demand as the statement words it
 
     def enforce(self, kernel, report, call):
@@ -55,7 +55,7 @@ class Contract:
         yield from outside(self.barriers, barriers / report.counters["blocks"], "barrier", "in each block")
         yield from outside(self.shuffles, sum(count for name, count in together.items() if name.startswith("shfl")), "shuffle", "by all warps together")
         yield from outside(self.atomics, report.counters.get("atomics", 0), "atomic operation", "in all")
-        yield from outside(self.grid_barriers, together.get(GRID_BARRIER, 0), "barrier of the whole grid", "")
+        yield from outside(self.grid_barriers, together.get(GRID_BARRIER, 0) / report.counters["blocks"], "barrier", "of the whole grid")
 
     def too_much_by_one(self, work):
         for name, most in self.each.items():

@@ -5,6 +5,7 @@ from math import prod
 import numpy as np
 
 from course.check import dialect
+from course.check.dialect import python_function as python_function
 from course.check.harness import compare, fail
 from course.check.trial import launched
 from sim import ThreadError, simulate

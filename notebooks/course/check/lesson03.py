@@ -4,18 +4,20 @@ import threading
 import time
 import traceback
 from collections import namedtuple
+from contextlib import contextmanager
 
 import numpy as np
 from numba import cuda
 from numpy import float32
 
 from course.check import kernels
+from course.check.contract import Contract
 from course.check.harness import compare, exercise, fail
 
 THREADS, TILE = 8, 4  # as in the lesson
-ORDERS = 4  # of the threads, tried with each input
+ORDERS = 3  # of the threads, tried with each input
 MIRRORED = 6  # threads in a block of the kernels below
-PATIENCE = 3  # seconds; a launch here takes hundredths of one
+PATIENCE = 5  # seconds; a launch here takes hundredths of one
 
 dim3 = namedtuple("dim3", ["x", "y", "z"], defaults=(1, 1, 1))
 
@@ -25,51 +27,59 @@ NOT_A_NUMBER = "NaN: no thread has written this element, or a thread used shared
 
 @exercise("3.1", "add")
 def ex03_1(add, rng):
-    for size, blocks, threads in [(8, 2, 4), (1, 1, 4), (3, 1, 4), (10, 3, 4), (33, 5, 8), (5, 4, 4)]:
+    for size, blocks, threads in [(8, 2, 4), (1, 1, 4), (3, 1, 4), (10, 3, 4), (33, 5, 8), (5, 4, 4), (1500, 48, 32)]:
         x, y = rng.standard_normal((2, size)).astype(float32)
         call = f"add[{blocks}, {threads}](x, y, out) with {size} element{'s' * (size > 1)}"
-        verify(add, blocks, threads, (x, y), x + y, rng, call)
-    return "1 to 33 elements, blocks of 4 and 8, ragged ends, blocks without work"
+        contract = Contract("x y out", each={"x": 2, "y": 2, "out": 1}, most={"x": 2 * size, "y": 2 * size, "out": size}, threads=size, hint=ONE_EACH)
+        verify(add, blocks, threads, (x, y), x + y, rng, call, contract)
+    return "1 to 1,500 elements, blocks of 4, 8 and 32, ragged ends, blocks without work"
 
 
 @exercise("3.2", "run_block")
 def ex03_2(launch, rng):
-    every_thread_runs_once(launch)
+    every_thread_runs_once(launch, dim3(2, 3, 2), dim3(3, 1, 4))
+    every_thread_runs_once(launch, dim3(2), dim3(35, 2))
     barrier_waits(launch, rng)
     memory_is_fresh(launch)
     first_error_comes_out(launch, rng)
+    nobody_waits_for_ever(launch, rng)
     barrier_waits(launch, rng)  # a launch after one that failed
-    return "three dimensions, barriers, shared memory of several blocks, an error in one thread"
+    return "three dimensions, 70 threads that meet, shared memory of several blocks, an error in one thread, a thread that never comes"
 
 
 @exercise("3.3", "block_sum")
 def ex03_3(block_sum, rng):
-    shares_memory(block_sum)
-    for size in [8, 16, 1, 5, 19, 40]:
+    for size in [8, 16, 1, 5, 19, 40, 509]:
         x = rng.standard_normal(size).astype(float32)
-        sums = np.array([x[start : start + THREADS].sum() for start in range(0, size, THREADS)])
+        sums = np.array([x[start : start + THREADS].sum(dtype=np.float64) for start in range(0, size, THREADS)])
         call = f"block_sum[{len(sums)}, {THREADS}](x, out) with {size} element{'s' * (size > 1)}"
-        verify(block_sum, len(sums), THREADS, (x,), sums, rng, call)
-    return "1 to 40 elements in blocks of 8, in many orders of the threads"
+        contract = Contract("x out", each={"x": 2, "out": 2}, most={"x": 2 * size}, least={"shared": size}, blocks=len(sums), share=None if size % THREADS else 3.2, hint=BY_HALVES)
+        verify(block_sum, len(sums), THREADS, (x,), sums, rng, call, contract)
+    return "1 to 509 elements in blocks of 8, in many orders of the threads"
 
 
 @exercise("3.4", "matmul")
 def ex03_4(matmul, rng):
-    shares_memory(matmul)
-    for m, inner, n in [(4, 4, 4), (8, 8, 8), (1, 1, 1), (3, 2, 3), (5, 3, 6), (7, 9, 2), (3, 13, 10)]:
+    for m, inner, n in [(4, 4, 4), (8, 8, 8), (1, 1, 1), (3, 2, 3), (5, 3, 6), (7, 9, 2), (3, 13, 10), (14, 33, 9)]:
         a = rng.standard_normal((m, inner)).astype(float32)
         b = rng.standard_normal((inner, n)).astype(float32)
         grid = -(-n // TILE), -(-m // TILE)
+        stops = -(-inner // TILE)
         call = f"matmul[{grid}, {(TILE, TILE)}](a, b, c) with a of {m} x {inner} and b of {inner} x {n}"
-        verify(matmul, grid, (TILE, TILE), (a, b), a @ b, rng, call)
-    return "seven shapes, from 1 x 1 to 3 x 13 times 13 x 10, most of them ragged"
+        contract = Contract("a b c", each={"a": stops, "b": stops, "c": 1}, most={"a": m * inner * grid[0], "b": inner * n * grid[1]}, threads=m * n, hint=BY_TILES)
+        verify(matmul, grid, (TILE, TILE), (a, b), a.astype(np.float64) @ b, rng, call, contract)
+    return "eight shapes, from 1 x 1 to 14 x 33 times 33 x 9, most of them ragged, up to 9 stops; each thread loads one number of each tile"
+
+
+ONE_EACH = "One element a thread; a thread without an element does nothing."
+BY_HALVES = "The threads of a block put their numbers into shared memory, and add by halves: no thread adds them all."
+BY_TILES = "At each stop a thread loads one number of each tile into shared memory, and all compute from there: a direct product reads every number again and again."
 
 
 # 3.2: the learner's simulator -------------------------------------------------------------------------------------
 
 
-def every_thread_runs_once(launch):
-    grid, block = dim3(2, 3, 2), dim3(3, 1, 4)
+def every_thread_runs_once(launch, grid, block):
     seen = []
     in_time(launch, roll_call, grid, block, seen)
     wanted = [(grid, block, b, t) for b in indices(grid) for t in indices(block)]
@@ -110,7 +120,8 @@ def first_error_comes_out(launch, rng):
     culprit = int(rng.integers(MIRRORED))
     what = f"thread {culprit} of block 1 raises a ZeroDivisionError while the others wait at the barrier"
     try:
-        in_time(launch, one_fails, dim3(2), dim3(MIRRORED), culprit, what=what)
+        with barriers(abort_takes=0.05):
+            in_time(launch, one_fails, dim3(2), dim3(MIRRORED), culprit, what=what)
     except ZeroDivisionError:
         return
     except threading.BrokenBarrierError:
@@ -118,6 +129,38 @@ def first_error_comes_out(launch, rng):
     else:
         got, hint = "no error", "Note the errors in run_thread, and raise the first one after the join."
     fail(what, wanted="that ZeroDivisionError", got=got, hint=hint)
+
+
+def nobody_waits_for_ever(launch, rng):
+    """A thread that returns early leaves the others at the barrier: their BrokenBarrierError is an error as well."""
+    deserter = int(rng.integers(MIRRORED))
+    what = f"thread {deserter} returns and never comes to the barrier at which the others wait"
+    try:
+        with barriers(patience=0.3):
+            in_time(launch, one_leaves, dim3(1), dim3(MIRRORED), deserter, what=what)
+    except threading.BrokenBarrierError:
+        return
+    fail(what, wanted="a BrokenBarrierError", got="no error", hint="Note every error, that of a broken barrier too: else a launch that went wrong looks like one that worked.")
+
+
+@contextmanager
+def barriers(abort_takes=0, patience=None):
+    """While this lasts, a new barrier breaks after `patience` seconds, and whoever aborts one is held up, so that the order of append and abort shows."""
+    usual = threading.Barrier
+
+    class Barrier(usual):
+        def __init__(self, parties, action=None, timeout=None):
+            super().__init__(parties, action, patience or timeout)
+
+        def abort(self):
+            super().abort()
+            time.sleep(abort_takes)
+
+    threading.Barrier = Barrier
+    try:
+        yield
+    finally:
+        threading.Barrier = usual
 
 
 def in_time(launch, *args, what="a launch of a few threads"):
@@ -159,6 +202,7 @@ print_no_failure_of_our_kernels()
 
 
 def roll_call(seen):
+    cuda.syncthreads()  # all threads of the block must be there at once
     seen.append((tuple(cuda.gridDim), tuple(cuda.blockDim), tuple(cuda.blockIdx), tuple(cuda.threadIdx)))
 
 
@@ -185,6 +229,11 @@ def look_then_store(old):
     shared[cuda.threadIdx.x] = 7
 
 
+def one_leaves(deserter):
+    if cuda.threadIdx.x != deserter:
+        cuda.syncthreads()
+
+
 def one_fails(culprit):
     if cuda.blockIdx.x == 1 and cuda.threadIdx.x == culprit:
         raise ZeroDivisionError("this thread divides by zero")
@@ -194,23 +243,9 @@ def one_fails(culprit):
 # 3.1, 3.3, 3.4: the learner's kernels, in sim ---------------------------------------------------------------------
 
 
-def verify(kernel, grid, block, inputs, wanted, rng, call):
-    """Run the kernel in `sim` with its threads in several orders, and reject it unless it gives `wanted`, float32, each time."""
-    outs = [run(kernel, grid, block, inputs, wanted.shape, rng, call) for _ in range(ORDERS)]
-    if not all(np.array_equal(out, outs[0], equal_nan=True) for out in outs):
-        fail("the result depends on the order in which the threads run", call=call, hint=WAIT)
-    hint = NOT_A_NUMBER if np.isnan(outs[0]).any() else None
-    compare(outs[0], wanted, what="a wrong result", call=call, tolerance=1e-5, hint=hint)
-
-
-def run(kernel, grid, block, inputs, shape, rng, call):
-    """The kernel's output, full of NaN before. An error that `sim` finds, or an input that has changed, is a failed check."""
-    out = np.full(shape, np.nan, dtype=float32)
-    kernels.run(kernel, (grid, block), inputs, (out,), rng, call, refused=lambda finding: finding.severity == "error")
-    return out
-
-
-def shares_memory(kernel):
-    """Reject a kernel that never asks for shared memory: right, but with none of what the exercise is about."""
-    if "shared" not in kernels.names_in(kernel):
-        fail("the kernel never uses cuda.shared", hint="Here the threads of a block share their work, through cuda.shared.array.")
+def verify(kernel, grid, block, inputs, wanted, rng, call, contract):
+    """Run the kernel in `sim` with its threads in several orders, and reject it unless it gives `wanted`, float32, each time, and keeps to the contract."""
+    outs = [np.full(wanted.shape, np.nan, dtype=float32) for _ in range(ORDERS)]
+    for out in outs:
+        hint = lambda got: NOT_A_NUMBER if np.isnan(got).any() else WAIT  # noqa: E731
+        kernels.judge(kernel, (grid, block), inputs, (out,), (wanted,), rng, call, contract, hint=hint, refused=lambda finding: finding.severity == "error")

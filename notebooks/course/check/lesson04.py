@@ -6,75 +6,78 @@ import numpy as np
 from numpy import float32, int32
 
 from course.check import kernels
-from course.check.harness import compare, exercise, fail
-from sim.events import Observer
-from sim.observers import DEFAULT
+from course.check.contract import Contract
+from course.check.harness import exercise
 
-ENGINES = "fibers", "fibers", "fibers", "threads"  # each launch runs once with each, with a seed of its own
+ENGINES = "fibers", "fibers", "threads"  # each launch runs once with each, with a seed of its own
 STEPS = 10_000  # a launch here goes round its while loops some hundred times at most
 
 
 @dataclass
 class Case:
-    """One launch: the kernel may change the `outputs`, which stand behind its inputs, into what is `wanted`."""
+    """One launch: the kernel may change the `outputs`, which stand behind its inputs, into what is `wanted`, and keeps to the contract."""
 
     grid: object
     block: object
     inputs: tuple
     outputs: tuple
     wanted: tuple
-    threads: int  # how many have work to do
+    contract: Contract
     call: str
 
 
 @exercise("4.1", "checkerboard")
 def ex04_1(checkerboard, rng):
-    for rows, columns in [(3, 5), (5, 3), (1, 1), (8, 8), (1, 7), (9, 2)]:
+    for rows, columns in [(3, 5), (5, 3), (1, 1), (8, 8), (1, 7), (9, 2), (30, 41)]:
         grid = -(-columns // 4), -(-rows // 4) + int(rng.integers(2))
         wanted = np.add.outer(np.arange(rows), np.arange(columns)) % 2
         board = np.full((rows, columns), -1)
         call = f"checkerboard_fixed[{grid}, (4, 4)](board) with a board of {rows} x {columns}, full of -1"
-        verify(checkerboard, Case(grid, (4, 4), (), (board,), (wanted,), board.size, call), rng)
-    return "six boards, wide, tall and square, under a grid that is larger than the board"
+        contract = Contract("board", each={"board": 1}, threads=board.size, hint=KEEP)
+        verify(checkerboard, Case(grid, (4, 4), (), (board,), (wanted,), contract, call), rng)
+    return "seven boards, wide, tall and square, under a grid that is larger than the board"
 
 
 @exercise("4.2", "previous")
 def ex04_2(previous, rng):
-    for grid, block, size in [(2, 4, 6), (1, 4, 4), (1, 4, 1), (3, 16, 33)]:
+    for grid, block, size in [(2, 4, 6), (1, 4, 4), (1, 4, 1), (3, 16, 33), (5, 32, 150)]:
         x = numbers(rng, size)
-        verify(previous, one_array(previous, grid, block, x, np.append(float32(0), x[:-1])), rng)
-    return "1 to 33 elements, one block and several"
+        contract = Contract("x out", each={"x": 1, "out": 2}, most={"out": size}, threads=max(1, size - 1), hint=KEEP)
+        verify(previous, one_array(previous, grid, block, x, np.append(float32(0), x[:-1]), contract), rng)
+    return "1 to 150 elements, one block and several"
 
 
 @exercise("4.3", "block_max")
 def ex04_3(block_max, rng):
-    for grid, block, size, order in [(2, 4, 6, 0), (1, 4, 1, 0), (2, 8, 16, 1), (2, 8, 16, -1), (3, 32, 70, 0)]:
-        x = -1 - np.abs(numbers(rng, size))
+    for grid, block, size, order, far in [(2, 4, 6, 0, 1), (1, 4, 1, 0, 1), (2, 8, 16, 1, 1), (2, 8, 16, -1, 1), (3, 32, 70, 0, 1), (3, 8, 19, 0, 1e30)]:
+        x = -far - far * np.abs(numbers(rng, size))
         x = np.sort(x)[::order] if order else x  # the largest of each part comes last, then first
         wanted = np.array([part.max() for part in parts(x, block)])
-        verify(block_max, one_array(block_max, grid, block, x, wanted), rng)
-    still_uses(block_max, "shared")
-    return "negative numbers, 1 to 70 of them, whole parts and short ones"
+        contract = Contract("x out", each={"x": 2, "out": 1}, least={"shared": 2 * size}, threads=size, blocks=grid, hint=THROUGH_SHARED)
+        verify(block_max, one_array(block_max, grid, block, x, wanted, contract), rng)
+    return "negative numbers down to -10³⁰, 1 to 70 of them, whole parts and short ones"
 
 
 @exercise("4.4", "running_sum")
 def ex04_4(running_sum, rng):
-    for grid, block in [(1, 8), (1, 1), (3, 4), (2, 5), (2, 32)]:
+    for grid, block in [(1, 8), (1, 1), (3, 4), (2, 5), (2, 32), (3, 27)]:
         x = numbers(rng, grid * block)
         wanted = np.concatenate([np.cumsum(part) for part in parts(x, block)])
-        verify(running_sum, one_array(running_sum, grid, block, x, wanted), rng)
-    still_uses(running_sum, "shared")
+        shared = 2 * x.size * (block > 1)
+        contract = Contract("x out", each={"x": 1, "out": 1}, least={"shared": shared}, threads=x.size, share=3, hint=THROUGH_SHARED)
+        verify(running_sum, one_array(running_sum, grid, block, x, wanted, contract), rng)
     return "blocks of 1 to 32 threads, one and several, in many orders of the threads"
 
 
 @exercise("4.5", "histogram")
 def ex04_5(histogram, rng):
-    for grid, block, size, kinds in [(2, 4, 8, 3), (1, 4, 1, 2), (2, 4, 6, 1), (3, 16, 40, 5)]:
+    for grid, block, size, kinds in [(2, 4, 8, 3), (1, 4, 1, 2), (2, 4, 6, 1), (3, 16, 40, 5), (9, 32, 270, 7)]:
         letters = rng.integers(kinds, size=size).astype(int32)
         counts, wanted = np.zeros(kinds, int32), np.bincount(letters, minlength=kinds)
         call = f"histogram_fixed[{grid}, {block}](letters, counts) with {size} letters of {kinds} kinds"
-        verify(histogram, Case(grid, block, (letters,), (counts,), (wanted,), size, call), rng)
-    return "1 to 40 letters, of one kind and of several"
+        contract = Contract("letters counts", each={"letters": 2}, most={"letters": 2 * size}, threads=size, atomics=(1, 3 * size), share=4, hint=KEEP)
+        verify(histogram, Case(grid, block, (letters,), (counts,), (wanted,), contract, call), rng)
+    return "1 to 270 letters, of one kind and of several"
 
 
 @exercise("4.6", "mirror")
@@ -82,8 +85,8 @@ def ex04_6(mirror, rng):
     for grid, block, size in [(2, 4, 6), (1, 4, 1), (1, 4, 4), (3, 4, 6), (3, 8, 17), (2, 32, 40)]:
         x = numbers(rng, size)
         wanted = np.concatenate([part[::-1] for part in parts(x, block)])
-        verify(mirror, one_array(mirror, grid, block, x, wanted), rng)
-    still_uses(mirror, "shared")
+        contract = Contract("x out", each={"x": 1, "out": 1}, least={"shared": 2 * size}, threads=size, hint=THROUGH_SHARED)
+        verify(mirror, one_array(mirror, grid, block, x, wanted, contract), rng)
     return "1 to 40 elements, short parts, blocks without work"
 
 
@@ -92,33 +95,45 @@ def ex04_7(swap_neighbours, rng):
     for grid, block in [(1, 32), (3, 32), (2, 64)]:
         x = numbers(rng, grid * block)
         wanted = x.reshape(-1, 2)[:, ::-1].ravel()
-        verify(swap_neighbours, one_array(swap_neighbours, grid, block, x, wanted), rng)
-    still_uses(swap_neighbours, "shfl")
+        own = {"x": lambda elements: elements, "out": lambda elements: elements}
+        warps = grid * block // 32
+        contract = Contract("x out", each={"x": 2, "out": 1}, most={"shared": 0}, owner=own, shuffles=(warps, 4 * warps), hint=THROUGH_SHUFFLES)
+        verify(swap_neighbours, one_array(swap_neighbours, grid, block, x, wanted, contract), rng)
     return "one warp, several blocks, two warps in a block"
 
 
 @exercise("4.8", "shares")
 def ex04_8(shares, rng):
-    for grid, block, size in [(3, 4, 8), (2, 4, 6), (1, 4, 4), (4, 8, 1)]:
+    for grid, block, size in [(3, 4, 8), (2, 4, 6), (1, 4, 4), (4, 8, 1), (6, 16, 90)]:
         x = 1 + np.abs(numbers(rng, size))
         total, out = np.zeros(1, float32), np.full(size, np.nan, float32)
         wanted = x.sum(keepdims=True), x / x.sum()
         call = f"shares_fixed[{grid}, {block}](x, total, out) with {size} element{'s' * (size > 1)}"
-        verify(shares, Case(grid, block, (x,), (total, out), wanted, size, call), rng)
+        contract = Contract("x total out", each={"x": 2, "out": 1}, threads=size, atomics=(1, 2 * grid * block), grid_barriers=(1, 3), hint=THROUGH_THE_GRID)
+        verify(shares, Case(grid, block, (x,), (total, out), wanted, contract, call), rng)
     return "whole blocks, blocks partly without work, blocks without any"
 
 
 @exercise("4.9", "sample")
 def ex04_9(sample, rng):
-    for grid, block, size, tokens in [(1, 4, 4, 4), (1, 4, 3, 1), (2, 4, 6, 2), (3, 8, 20, 33)]:
+    for grid, block, size, tokens in [(1, 4, 4, 4), (1, 4, 3, 1), (2, 4, 6, 2), (3, 8, 20, 33), (2, 8, 12, 700), (2, 8, 12, 9000)]:
         cumulative = np.cumsum(rng.dirichlet(np.ones(tokens))).astype(float32)
         cumulative[-1] = 1
         u = rng.uniform(0, 0.999, size).astype(float32)
         u[-1] = rng.choice(cumulative[:-1]) if tokens > 1 else 0  # exactly on a border
         token, wanted = np.full(size, -1), np.searchsorted(cumulative, u, side="right")
         call = f"sample_fixed[{grid}, {block}](cumulative, u, token) with {tokens} token{'s' * (tokens > 1)} and {size} draws, one exactly on a border"
-        verify(sample, Case(grid, block, (cumulative, u), (token,), (wanted,), size, call), rng)
-    return "1 to 33 tokens, draws within their intervals and on a border"
+        halvings = int(np.ceil(np.log2(tokens))) + 2
+        contract = Contract("cumulative u token", each={"cumulative": 2 * halvings, "u": 2 * halvings, "token": 1}, threads=size, hint=HALVING)
+        verify(sample, Case(grid, block, (cumulative, u), (token,), (wanted,), contract, call), rng)
+    return "1 to 9,000 tokens, draws within their intervals and on a border"
+
+
+KEEP = "Keep one element a thread, as in the kernel above: the bug can be mended without giving that up."
+THROUGH_SHARED = "Mend the kernel above: each thread reads its own element once, and the threads still meet through shared memory."
+THROUGH_SHUFFLES = "Mend the kernel above: each thread reads and writes its own element, and its neighbour's value comes through a shuffle."
+THROUGH_THE_GRID = "Mend the kernel above: each thread adds its own element to the total, all wait at the barrier of the grid, and each divides."
+HALVING = "Mend the kernel above: the interval is still halved in every round, each thread for its own draw."
 
 
 # Inputs -----------------------------------------------------------------------------------------------------------
@@ -133,44 +148,19 @@ def parts(x, block):
     return [x[start : start + block] for start in range(0, len(x), block)]
 
 
-def one_array(kernel, grid, block, x, wanted):
+def one_array(kernel, grid, block, x, wanted, contract):
     """The launch of a kernel(x, out), float32; `out` is full of NaN before."""
     out = np.full(wanted.shape, np.nan, float32)
     call = f"{kernel.__name__}[{grid}, {block}](x, out) with {x.size} element{'s' * (x.size > 1)}"
-    return Case(grid, block, (x,), (out,), (wanted,), x.size, call)
+    return Case(grid, block, (x,), (out,), (wanted,), contract, call)
 
 
 # A mended kernel in `sim` -----------------------------------------------------------------------------------------
 
 
-class Workers(Observer):
-    """Notes which threads read or write any array."""
-
-    def __init__(self):
-        self.threads = set()
-
-    def accesses(self, batch):
-        self.threads.update((batch.block, thread) for thread in batch.thread.tolist())
-
-
 def verify(kernel, case, rng):
-    """Reject the kernel unless every run of the case gives what is wanted, changes nothing else, and sim finds nothing."""
+    """Reject the kernel unless every run of the case gives what is wanted, changes nothing else, keeps to the contract, and sim finds nothing."""
     for engine in ENGINES:
-        outputs, workers = kernels.copies(case.outputs), Workers()
-        options = {"engine": engine, "observers": (*DEFAULT, workers), "max_steps": STEPS}
-        kernels.run(kernel, (case.grid, case.block), case.inputs, outputs, rng, case.call, **options)
-        for got, wanted in zip(outputs, case.wanted, strict=True):
-            compare(got, wanted, what="no finding any more, but a wrong result", call=case.call, tolerance=1e-5)
-        if len(workers.threads) < case.threads:
-            fail(
-                f"right, but only {len(workers.threads)} of the {case.threads} threads with an element do any work",
-                call=case.call,
-                hint="Keep one element a thread, as in the kernel above: the bug can be mended without giving that up.",
-            )
-
-
-def still_uses(kernel, name):
-    """Reject a kernel that has lost its shared memory or its shuffle, and with it the place where the bug was."""
-    if not any(used.startswith(name) for used in kernels.names_in(kernel)):
-        what = {"shared": "shared memory", "shfl": "a shuffle"}[name]
-        fail(f"the kernel no longer uses {what}", hint=f"Mend the kernel above: its threads still meet through {what}.")
+        outputs, options = kernels.copies(case.outputs), {"engine": engine, "max_steps": STEPS}
+        what = "no finding any more, but a wrong result"
+        kernels.judge(kernel, (case.grid, case.block), case.inputs, outputs, case.wanted, rng, case.call, case.contract, what=what, **options)

@@ -4,12 +4,10 @@ import numpy as np
 from numba import cuda
 from numpy import float32
 
-from course.check import kernels
-from course.check.harness import compare, exercise, fail
+from course.check import inputs, kernels
+from course.check.contract import Contract
+from course.check.harness import exercise, fail
 from sim.events import LOAD
-from sim.observers import DEFAULT
-from sim.observers.trace import Trace
-from sim.observers.traffic import Traffic
 
 LANES = 32
 SHUFFLES = 6  # that a warp's sum may take: five steps, and one to hand the sum round
@@ -25,15 +23,15 @@ EMPTY = "NaN: where does -inf meet -inf? A lane that has read nothing, and one w
 
 @exercise("6.1", "warp_sum")
 def ex06_1(warp_sum, rng):
-    for size, grid, block in [(32, 1, 32), (64, 1, 64), (1, 1, 32), (20, 1, 32), (45, 1, 64), (100, 2, 64), (70, 1, 128), (131, 3, 64)]:
+    for size, grid, block in [(32, 1, 32), (64, 1, 64), (1, 1, 32), (20, 1, 32), (45, 1, 64), (100, 2, 64), (70, 1, 128), (131, 3, 64), (700, 6, 128)]:
         x = rng.standard_normal(size).astype(float32)
         out = np.full(size, np.nan, float32)
         call = f"warp_sum[{grid}, {block}](x, out) with {size} element{'s' * (size > 1)}"
-        report = run(warp_sum, grid, block, (x,), (out,), rng, call)
         wanted = np.concatenate([np.full(len(part), part.sum(dtype=np.float64)) for part in np.split(x, range(LANES, size, LANES))])
-        compare(out, wanted, what="a wrong sum", call=call, tolerance=1e-5, hint=NO_SUM if np.isnan(out).any() else WHOSE)
-        shares_by_shuffles(warp_sum, report, warps=grid * block // LANES, call=call)
-    return "1 to 131 elements, one warp and several, full and not, one block and several"
+        warps = grid * block // LANES
+        contract = Contract("x out", each={"x": 2, "out": 1}, most={"shared": 0}, shuffles=(1, SHUFFLES * warps), atomics=(0, 0), threads=size, hint=BY_SHUFFLES)
+        judge(warp_sum, grid, block, (x,), (out,), (wanted,), rng, call, contract, what="a wrong sum", hint=lambda got: NO_SUM if np.isnan(got).any() else WHOSE)
+    return "1 to 700 elements, one warp and several, full and not, one block and several"
 
 
 @exercise("6.2", "merge_lanes")
@@ -48,9 +46,11 @@ def ex06_2(merge_lanes, rng):
         ("no lane has read anything", [], 2, []),
     ]:
         check_merge(merge_lanes, case, [states(rng, d, readers, scores)], rng)
+    check_merge(merge_lanes, "vectors of nine numbers", [states(rng, 9, range(LANES), rng.normal(0, 5, LANES))], rng)
     two = [states(rng, 2, range(first, LANES), rng.normal(0, 5, LANES - first)) for first in (0, 20)]
     check_merge(merge_lanes, "two warps in a block, of which one knows more", two, rng)
-    return "full warps and warps with 31, 27 and all lanes empty, scores from -10000 to 10000, vectors of 1 to 3 numbers"
+    check_merge(merge_lanes, "two blocks of two warps", two + [states(rng, 2, range(LANES), rng.normal(0, 500, LANES)) for _ in range(2)], rng, blocks=2)
+    return "full warps and warps with 31, 27 and all lanes empty, scores from -10000 to 10000, vectors of 1 to 9 numbers"
 
 
 @exercise("6.3", "warp_attention")
@@ -65,37 +65,18 @@ def ex06_3(warp_attention, rng):
         (6, 3, 2, True, 2),
         (2, 40, 3, True, 2),
         (65, 65, 1, True, 4),
+        (3, 230, 2, False, 2),
     ]:
-        q = rng.standard_normal((n, d)).astype(float32)
-        k, v = rng.standard_normal((2, keys, d)).astype(float32)
-        check_attention(warp_attention, q, k, v, rng.uniform(0.3, 2), causal, warps, rng)
-    for score in (9000, -9000):  # whole numbers: no float32 rounds them
-        k = (score + rng.integers(5, size=(40, 1))).astype(float32)
-        check_attention(warp_attention, np.ones((1, 1), float32), k, rng.standard_normal((40, 1)).astype(float32), 1, False, 1, rng)
-    return "1 to 65 queries and keys, rows of 1 to 8 numbers, causal and not, scores near 9000 and -9000"
+        check_attention(warp_attention, n, keys, d, causal, warps, "scores about 0", rng)
+    for scores in inputs.LOUD:
+        check_attention(warp_attention, 2, 70, 2, False, 2, scores, rng)
+    check_attention(warp_attention, 5, 9, 2, True, 2, "scores about 0", rng, future=7)
+    return "1 to 230 queries and keys, rows of 1 to 8 numbers, causal and not, one loud key in the future"
 
 
-# 6.1 --------------------------------------------------------------------------------------------------------------
-
-
-def shares_by_shuffles(warp_sum, report, warps, call):
-    """Reject a right sum that was made in another way than by a few shuffles."""
-    forbidden = {"shared", "atomic"} & kernels.names_in(warp_sum)
-    if forbidden:
-        fail(f"the kernel uses cuda.{min(forbidden)}", hint="Here the lanes share their work by shuffles alone.")
-    shuffles = sum(count for name, count in report.counters["together"].items() if name.startswith("shfl"))
-    if not shuffles:
-        fail(
-            "right, but without a shuffle",
-            call=call,
-            hint="Each thread reads one element, and gets the rest from the other lanes by cuda.shfl_xor_sync.",
-        )
-    if shuffles > SHUFFLES * warps:
-        fail(
-            f"right, but with {shuffles / warps:g} shuffles a warp",
-            call=call,
-            hint="Five are enough: what the lanes know doubles with each.",
-        )
+BY_SHUFFLES = "Each thread reads one element, and gets the rest from the other lanes by shuffles alone; five a warp are enough, as what the lanes know doubles with each."
+BY_MERGING = "In each of five rounds: m, l and each number of o by one shuffle; the lanes meet in no other way."
+ITS_KEYS = "Lane t reads the keys t, t + 32, t + 64, ... that its query sees, and no others; then one merge_lanes."
 
 
 # 6.2 --------------------------------------------------------------------------------------------------------------
@@ -111,17 +92,16 @@ def states(rng, d, readers, scores):
     return m, l, o
 
 
-def check_merge(merge_lanes, case, warps, rng):
-    """Merge the states of some warps of one block; every lane of a warp must end with the state of all of its 32."""
+def check_merge(merge_lanes, case, warps, rng, blocks=1):
+    """Merge the states of some warps; every lane of a warp must end with the state of all of its 32."""
     m, l, o = map(np.concatenate, zip(*warps, strict=True))
     merged = tuple(np.full_like(array, np.nan) for array in (m, l, o))
-    call = "m, l = merge_lanes(m, l, o) by each lane of a warp"
-    run(kernel_around(merge_lanes, o.shape[1]), 1, len(m), (m, l, o), merged, rng, f"{call}; {case}")
-    wanted = [np.concatenate(parts) for parts in zip(*(in_each_lane(*warp) for warp in warps), strict=True)]
-    for name, got, right in zip("mlo", merged, wanted, strict=True):
-        compare(
-            got, right, what=f"{case}: the {name} of each lane", call=call, tolerance=1e-5, hint=EMPTY if np.isnan(got).any() else ROUND
-        )
+    call = f"m, l = merge_lanes(m, l, o) by each lane of a warp; {case}"
+    d = o.shape[1]
+    wanted = tuple(np.concatenate(parts) for parts in zip(*(in_each_lane(*warp) for warp in warps), strict=True))
+    contract = Contract(most={"shared": 0}, shuffles=(1, SHUFFLES * (d + 2) * len(warps)), atomics=(0, 0), hint=BY_MERGING)
+    judge(kernel_around(merge_lanes, d), blocks, len(m) // blocks, (m, l, o), merged, wanted, rng, call, contract, what=f"{case}: m, l and o of each lane",
+          hint=lambda *got: EMPTY if any(np.isnan(x).any() for x in got) else ROUND)
 
 
 def kernel_around(merge_lanes, d):
@@ -149,30 +129,19 @@ def in_each_lane(m, l, o):
 # 6.3 --------------------------------------------------------------------------------------------------------------
 
 
-def check_attention(warp_attention, q, k, v, scale, causal, warps, rng):
+def check_attention(warp_attention, n, keys, d, causal, warps, scores, rng, future=None):
     """One launch with so many warps in a block, against float64; lane t of a query's warp must read the keys t, t + 32, … and no others."""
-    (n, d), keys = q.shape, len(k)
+    q, k, v, scale = inputs.attention(rng, n, keys, d, scores, future)
     kernel, grid, block = warp_attention(d), -(-n // warps), LANES * warps
-    call = f"warp_attention({d})[{grid}, {block}](q, k, v, {scale:.3g}, {causal}, out) with {n} quer{'ies' if n > 1 else 'y'} and {keys} key{'s' * (keys > 1)}"
+    call = f"{scores}: warp_attention({d})[{grid}, {block}](q, k, v, {scale:.3g}, {causal}, out) with {n} quer{'ies' if n > 1 else 'y'} and {keys} key{'s' * (keys > 1)}"
     out = np.full((n, d), np.nan, float32)
-    report = run(kernel, grid, block, (q, k, v, float32(scale), causal), (out,), rng, call)
     sees = np.arange(keys) <= np.arange(n)[:, None] if causal else np.ones((n, keys), bool)
-    compare(
-        out,
-        softmax(q, k, scale, sees) @ v,
-        what="a wrong output",
-        call=call,
-        tolerance=1e-4,
-        hint=NO_OUTPUT if np.isnan(out).any() else None,
-    )
-    reads_its_own(report.trace, warps, kernel.__code__.co_varnames[1], d, sees, call)
-
-
-def softmax(q, k, scale, sees):
-    """The weights of attention, (N, keys), float64."""
-    scores = np.where(sees, float(float32(scale)) * (q.astype(np.float64) @ k.T), -np.inf)
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
+    rounds = -(-keys // LANES)
+    each = {"k": 2 * d * rounds, "v": 2 * d * rounds, "out": d}
+    contract = Contract("q k v scale causal out", each=each, most={"shared": 0}, shuffles=(1, SHUFFLES * (d + 2) * n), atomics=(0, 0), hint=ITS_KEYS)
+    report = judge(kernel, grid, block, (q, k, v, scale, causal), (out,), (inputs.attended(q, k, v, scale, sees)[1],), rng, call, contract, what="a wrong output",
+                   tolerance=1e-4, hint=lambda got: NO_OUTPUT if np.isnan(got).any() else None)
+    reads_its_own(report.trace, warps, kernels.python_function(kernel).__code__.co_varnames[1], d, sees, call)
 
 
 def reads_its_own(trace, warps, name, d, sees, call):
@@ -187,14 +156,13 @@ def reads_its_own(trace, warps, name, d, sees, call):
         fail(
             f"right, but the work is not shared as it should be: lane {reader} of the warp of query {i} reads key {j} {what}",
             call=call,
-            hint="Lane t reads the keys t, t + 32, t + 64, ... that its query sees, and no others.",
+            hint=ITS_KEYS,
         )
 
 
 # A kernel in `sim` ------------------------------------------------------------------------------------------------
 
 
-def run(kernel, grid, block, inputs, outputs, rng, call):
-    """Launch the kernel and return the report, with a trace and counts of traffic."""
-    options = {"observers": (*DEFAULT, Trace, Traffic), "max_steps": STEPS}
-    return kernels.run(kernel, (grid, block), inputs, outputs, rng, call, **options)
+def judge(kernel, grid, block, given, outputs, wanted, rng, call, contract, **options):
+    """One launch, judged; returns the report, with its trace."""
+    return kernels.judge(kernel, (grid, block), given, outputs, wanted, rng, call, contract, max_steps=STEPS, **options)

@@ -5,11 +5,9 @@ from numba import types
 from numpy import float32
 
 from course.check import kernels
-from course.check.harness import compare, exercise, fail
+from course.check.contract import Contract
+from course.check.harness import compare, exercise, fail, instance
 from course.ptx import NoCompiler, compiled_here
-from sim.events import STORE
-from sim.observers import DEFAULT
-from sim.observers.trace import Trace
 
 ARCHITECTURES = "sm_75", "sm_80", "sm_90"
 STEPS = 10_000  # a launch here goes round its loops some hundred times a thread at most
@@ -40,18 +38,19 @@ def ex07_1(my_types, rng):
 
 @exercise("7.2", "rms_norm")
 def ex07_2(rms_norm, rng):
-    for rows, d, threads, size in [(1, 1, 32, 1), (5, 3, 32, 1), (70, 2, 32, 1), (33, 8, 16, 1e-3), (4, 5, 32, 1e4), (3, 4, 1, 1e-6)]:
+    kernels.jitted(rms_norm, "rms_norm")
+    for rows, d, threads, size in [(1, 1, 32, 1), (5, 3, 32, 1), (70, 2, 32, 1), (33, 8, 16, 1e-3), (4, 5, 32, 1e4), (3, 4, 1, 1e-6), (9, 120, 4, 2)]:
         x = (size * rng.standard_normal((rows, d))).astype(float32)
         gain = rng.standard_normal(d).astype(float32)
         out = np.full((rows, d), np.nan, float32)
         grid = -(-rows // threads)
         call = f"rms_norm[{grid}, {threads}](x, gain, out) with x of shape ({rows}, {d}), numbers about {size:g}"
-        kernels.run(rms_norm, (grid, threads), (x, gain), (out,), rng, call, max_steps=STEPS)
         exact = x.astype(np.float64)
         wanted = gain * exact / np.sqrt((exact**2).mean(1, keepdims=True) + 1e-6)
-        hint = "NaN: a thread writes every number of its row." if np.isnan(out).any() else FORMULA
-        compare(out, wanted, what="a wrong result", call=call, tolerance=1e-5, hint=hint)
-    return f"six shapes, numbers from 0.000001 to 10000; {without_float64(rms_norm)}"
+        contract = Contract("x gain out", each={"x": 3 * d, "gain": d, "out": d}, most={"out": rows * d}, threads=rows, hint="One thread a row.")
+        kernels.judge(rms_norm, (grid, threads), (x, gain), (out,), (wanted,), rng, call, contract, max_steps=STEPS,
+                      hint=lambda got: "NaN: a thread writes every number of its row." if np.isnan(got).any() else FORMULA)
+    return f"seven shapes, numbers from 0.000001 to 10000; {without_float64(rms_norm)}"
 
 
 @exercise("7.3", "blocks_for")
@@ -62,25 +61,26 @@ def ex07_3(blocks_for, rng):
         blocks, call = blocks_for(n, threads, most), f"blocks_for({n}, {threads}, {most})"
         wanted = sum(1 for _ in range(0, n, threads)) if n < 5000 else n // threads
         compare(blocks, min(wanted, most), what="the number of blocks", call=call, tolerance=0, hint=BLOCKS)
-        if not isinstance(blocks, (int, np.integer)):
-            fail("the right number, but a float: a launch wants whole numbers", call=call, got=repr(blocks))
+        instance(blocks, (int, np.integer), what="a whole number, as a launch does", call=call)
     return "58 launches: fewer elements than threads, whole blocks, one element more, and a limit"
 
 
 @exercise("7.4", "scale_all")
 def ex07_4(scale_all, rng):
-    for n, grid, block in [(10, 2, 2), (1, 1, 32), (5, 3, 32), (64, 1, 32), (100, 3, 8), (257, 2, 64), (7, 1, 1)]:
+    kernels.jitted(scale_all, "scale_all")
+    for n, grid, block in [(10, 2, 2), (1, 1, 32), (5, 3, 32), (64, 1, 32), (100, 3, 8), (257, 2, 64), (7, 1, 1), (5000, 2, 64)]:
         x, factor = rng.standard_normal(n).astype(float32), float32(rng.uniform(1, 3))
         out = np.full(n, np.nan, float32)
         call = f"scale_all[{grid}, {block}](x, {factor:.3g}, out) with {n} element{'s' * (n > 1)}"
-        options = {"observers": (*DEFAULT, Trace), "max_steps": STEPS}
-        report = kernels.run(scale_all, (grid, block), (x, factor), (out,), rng, call, **options)
-        hint = "NaN: no thread has written this element." if np.isnan(out).any() else None
-        compare(out, factor * x, what="a wrong result", call=call, tolerance=0, hint=hint)
-        writes_its_own(report.trace, n, grid, block, call)
-    return "1 to 257 elements, under grids with more threads than elements and with fewer; each element by its own thread"
+        threads = grid * block
+        owner = {"out": lambda elements, threads=threads: elements % threads}
+        contract = Contract("x factor out", most={"out": n, "x": 2 * n}, each={"x": -(-2 * n // threads)}, owner=owner, hint=STRIDE)
+        kernels.judge(scale_all, (grid, block), (x, factor), (out,), (factor * x,), rng, call, contract, tolerance=0, max_steps=STEPS,
+                      hint=lambda got: "NaN: no thread has written this element." if np.isnan(got).any() else None)
+    return "1 to 5,000 elements, under grids with more threads than elements and with fewer; each element by its own thread"
 
 
+STRIDE = "Thread t of T threads takes the elements t, t + T, t + 2T, ... and no others."
 FORMULA = "Divide the sum of squares by the number of columns, add 1e-6 to that, and take the root of all of it; column c is multiplied by gain[c]."
 BLOCKS = "The smallest number of blocks whose threads are at least n; or `most`, if that is smaller."
 
@@ -109,16 +109,3 @@ def without_float64(rms_norm):
             what = f"right, but {len(made.float64)} instructions for {architecture} have to do with a float64; by lines:"
             fail(what, call=made.float64_by_line(), hint="A bare 0.0 or 1e-6 is a float64, and a float32 divided by a whole number makes one.")
     return f"no float64 in the PTX for {', '.join(ARCHITECTURES)}"
-
-
-def writes_its_own(trace, n, grid, block, call):
-    """Reject a kernel in which an element is written by another thread than number i % (all threads), or twice."""
-    stores = trace.kind == STORE
-    threads = np.array([x for x, _, _ in trace.blocks], int)[trace.block[stores]] * block + trace.thread[stores]
-    found = sorted(zip(trace.element[stores].tolist(), threads.tolist(), strict=True))
-    wanted = [(i, i % (grid * block)) for i in range(n)]
-    for (i, writer), (_, right) in zip(found, wanted, strict=False):
-        if found.count((i, writer)) > 1 or (i, writer) not in wanted:
-            what = f"right, but thread {writer} of the grid writes element {i}"
-            what += " more than once" if (i, writer) in wanted else f", which belongs to thread {i % (grid * block)}"
-            fail(what, call=call, hint="Thread t of T threads takes the elements t, t + T, t + 2T, ... and no others.")

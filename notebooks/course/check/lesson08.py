@@ -1,11 +1,13 @@
 """The checks of lesson 08: sectors and turns by hand, a transpose whose counters are judged, predictions against the simulator's counts, a roofline."""
 
 import functools
-from types import SimpleNamespace
+import math
+from typing import NamedTuple
 
 import numpy as np
 
 from course.check import kernels
+from course.check.contract import Contract
 from course.check.harness import compare, exercise, fail
 from kernels import memory_patterns
 from sim import simulate
@@ -27,14 +29,8 @@ def ex08_1(sectors, rng):
     drawn = [(int(rng.integers(-9, 40)), int(2 ** rng.integers(5)), int(rng.integers(300, 340))) for _ in range(30)]
     for stride, itemsize, first in chosen + drawn:
         call = f"sectors(stride={stride}, itemsize={itemsize}, first={first})"
-        compare(
-            sectors(stride, itemsize, first),
-            touched(stride, itemsize, first),
-            what="another number of sectors",
-            call=call,
-            tolerance=0,
-            hint=PIECES,
-        )
+        got, wanted = sectors(stride, itemsize, first), touched(stride, itemsize, first)
+        compare(got, wanted, what="another number of sectors", call=call, tolerance=0, hint=PIECES)
     compare(sectors(8, 4), 32, what="without `first`", call="sectors(8, 4)", tolerance=0, hint="`first` is 0 unless given.")
     return "40 requests: strides from -9 to 39 and 64, numbers of 1 to 16 bytes, aligned and not"
 
@@ -69,10 +65,11 @@ def ex08_3(transpose, rng):
         a, out = rng.standard_normal((rows, columns)).astype(np.float32), np.full((columns, rows), np.nan, np.float32)
         call = f"transpose[({-(-columns // LANES)}, {-(-rows // LANES)}), (32, 32)](a, out) with a of shape {a.shape}"
         tools, grid = (Coalescing(), Banks()), memory_patterns.tiles(rows, columns)
-        report = kernels.run(transpose, (grid, (LANES, LANES)), (a,), (out,), rng, call, observers=(*DEFAULT, *tools))
-        compare(out, a.T, what="a wrong output", call=call, tolerance=0, hint=UNWRITTEN if np.isnan(out).any() else CORNERS)
+        contract = Contract("a out", each={"a": 1, "out": 1}, threads=a.size, hint="Each thread loads one number and stores one.")
+        report = kernels.judge(transpose, (grid, (LANES, LANES)), (a,), (out,), (a.T.copy(),), rng, call, contract, tolerance=0, what="a wrong output", observers=tools,
+                               hint=lambda got: UNWRITTEN if np.isnan(got).any() else CORNERS)
         cost(report, by_access(*tools), rows, columns, call)
-    return f"{len(SHAPES)} shapes, full tiles and ragged ones: right, 4 sectors a request, no bank conflict, nothing for sim to find"
+    return f"{len(SHAPES)} shapes, full tiles and ragged ones: right, 4 sectors a request, one turn a shared one, nothing for sim to find"
 
 
 @exercise("8.4", "predictions")
@@ -96,19 +93,21 @@ def ex08_5(least_time, rng):
         rate = {name: 10 ** rng.uniform(9, 13) for name in work}
         seconds = {name: work[name] / rate[name] for name in work}
         work[roof] *= 1.5 * max(seconds.values()) / seconds[roof]  # so that this one takes longest
-        gpu = SimpleNamespace(**{f"{name}_per_second": number for name, number in rate.items()})
+        gpu = Rates(*rate.values())
         call = f"least_time({', '.join(f'{name}={number:.3g}' for name, number in work.items())}, gpu) with {rates(gpu)}"
-        got = least_time(work["bytes"], work["flops"], work["turns"], gpu)
-        microseconds = None if got is None else 1e6 * np.asarray(got)
-        compare(
-            microseconds,
-            1e6 * work[roof] / rate[roof],
-            what=f"microseconds, where the {roof} take longest",
-            call=call,
-            tolerance=1e-9,
-            hint=ROOFS,
-        )
+        got, wanted = least_time(work["bytes"], work["flops"], work["turns"], gpu), work[roof] / rate[roof]
+        compare(got, wanted, what="the seconds", call=call, tolerance=math.inf, hint=ROOFS)
+        if not abs(float(got) / wanted - 1) < 1e-9:
+            fail(f"another number of seconds, where the {roof} take longest", call=call, wanted=wanted, got=got, hint=ROOFS)
     return "12 kernels on 12 GPUs, bound by bytes, by flops and by turns"
+
+
+class Rates(NamedTuple):
+    """What a GPU does in a second, at most; as in the lesson."""
+
+    bytes_per_second: float
+    flops_per_second: float
+    turns_per_second: float
 
 
 PIECES = "Lane l wants the `itemsize` bytes from byte (first + l · stride) · itemsize on; byte b lies in sector b // 32. How many different sectors are there?"
@@ -142,7 +141,7 @@ def busiest_bank(addresses):
 
 
 def rates(gpu):
-    return ", ".join(f"{name} = {rate:.3g}" for name, rate in vars(gpu).items())
+    return ", ".join(f"{name} = {rate:.3g}" for name, rate in gpu._asdict().items())
 
 
 # Counting ---------------------------------------------------------------------------------------------------------
@@ -216,7 +215,10 @@ def cost(report, found, rows, columns, call):
                 call=call,
                 hint=hint,
             )
-    banks = report.counters["banks"]
+    banks, fewest = report.counters["banks"], 2 * warps
+    if banks["turns"] == banks["fewest_turns"] > fewest:
+        hint = "A warp stores 32 numbers of 4 bytes into the tile once, and loads 32 once, each time in one turn: numbers of 8 bytes, or a second tile, take more."
+        fail(f"right, but {banks['turns']} turns of shared memory, where {fewest} are enough", call=call, hint=hint)
     if banks["turns"] != banks["fewest_turns"]:
         hint = "Which words of the tile do the lanes of a warp want together, when they store and when they load? In which banks are they?"
         fail(

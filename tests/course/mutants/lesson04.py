@@ -187,6 +187,19 @@ def sample_step_by_step(cumulative, u, token):
         token[i] = k
 
 
+def sample_by_length(cumulative, u, token):
+    i = cuda.grid(1)
+    if i < u.size:
+        first, length, mine = 0, cumulative.size, u[i]
+        while length > 0:
+            half = length // 2
+            if cumulative[first + half] <= mine:
+                first, length = first + half + 1, length - half - 1
+            else:
+                length = half
+        token[i] = first
+
+
 # Wrong in more than a line ----------------------------------------------------------------------------------------
 
 
@@ -368,7 +381,7 @@ MUTANTS = {
         ("adds twice", ("total, 0, x[i]", "total, 0, 2 * x[i]")),
         ("adds ones where no element is", (SUM, "    cuda.atomic.add(total, 0, x[i] if i < x.size else float32(1))\n")),
     ),
-    "ex04_9": wrong(
+    "ex04_9": [("walks through all tokens", sample_step_by_step)] + wrong(
         "sample",
         ("stops a step early", ("low < high", "low + 1 < high"), ("middle + 1", "middle")),
         ("leaves the middle out on both sides", ("high = middle\n", "high = middle - 1\n")),
@@ -394,5 +407,5 @@ RIGHT = {
     "ex04_6": [mirror_on_the_way_in, mirror_with_the_return_behind_the_barrier],
     "ex04_7": [swap_by_xor, swap_with_a_computed_lane],
     "ex04_8": [shares_of_zero],
-    "ex04_9": [sample_step_by_step],
+    "ex04_9": [sample_by_length],
 }

@@ -42,6 +42,7 @@ def types_with(**changes):
 # 7.2 --------------------------------------------------------------------------------------------------------------
 
 
+@cuda.jit
 def rms_norm(x, gain, out):
     i = cuda.grid(1)
     if i < x.shape[0]:
@@ -71,6 +72,7 @@ def rms_norm_by_reciprocals(x, gain, out):
 # 7.4 --------------------------------------------------------------------------------------------------------------
 
 
+@cuda.jit
 def scale_all(x, factor, out):
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = factor * x[i]
