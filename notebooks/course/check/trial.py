@@ -26,12 +26,12 @@ class Trial:
     def compiles(self):
         """Reject a kernel that Numba cannot compile, or that computes in float64 where it may not; says what was found out."""
         try:
-            from course.ptx import NoCompiler, compiled
+            from course.ptx import NoCompiler, compiled_here
         except ImportError:
             return "not compiled: numba-cuda is not here"
         kernel, arguments, most = self.launch
         try:
-            made = compiled(kernel, *arguments, architecture=ARCHITECTURE)
+            made = compiled_here(kernel, *arguments, architecture=ARCHITECTURE)
         except NoCompiler:
             return "not compiled: libNVVM is not here"
         except Exception as error:  # whatever Numba raises is about the kernel
