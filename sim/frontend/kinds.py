@@ -79,7 +79,7 @@ class Kinds:
 
     def __init__(self, function, tree, parameters, dtype_of):
         self.names, self.dtype_of = Names(function), dtype_of
-        self.variables = dict(parameters)
+        self.variables = dict.fromkeys((argument.arg for argument in ast.walk(tree.args) if isinstance(argument, ast.arg)), ANY) | dict(parameters)
         self.assignments = [node for node in ast.walk(tree) if isinstance(
             node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.NamedExpr, ast.FunctionDef, ast.With, ast.Lambda, ast.comprehension))]
         self.rounds, self.changed = 0, True

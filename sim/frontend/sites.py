@@ -12,7 +12,7 @@ import numpy as np
 
 from sim.errors import LaunchError
 from sim.events import SITE_SHIFT, SITES, Site
-from sim.frontend.kinds import FLOAT, ArrayKind, bits
+from sim.frontend.kinds import ANY, FLOAT, ArrayKind, bits
 from sim.frontend.source import MISSING, path
 from sim.memory.array import FromEnd
 
@@ -29,6 +29,19 @@ def element_strides(array, kind):
     """For each axis of the array called `array`, the stride in elements, as a number where the text tells it."""
     strides = [prod(kind.shape[axis + 1:]) if kind.shape else f"{array}.s{axis}" for axis in range(kind.rank)]
     return [*strides[:-1], 1 if kind.rowwise else strides[-1]]
+
+
+INLINED_STORE = """
+if {{inside}}:
+    {note}
+    try:
+        {{array}}.cells[{{flat}}] = {value}
+    except ({{PREFIX}}TypeError, {{PREFIX}}ValueError, {{PREFIX}}OverflowError):
+        {{PREFIX}}convert({{array}}, {{flat}}, {value})
+else:
+    {{PREFIX}}store{{rank}}({{arguments}}, {value}, {{site}})
+"""
+NOTE_VALUE = PREFIX + "values({value})"
 
 
 class Rewriter(ast.NodeTransformer):
@@ -153,15 +166,18 @@ class Rewriter(ast.NodeTransformer):
         if indices is None or not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
         site = self.site("load", node)
-        if self.known_array(node.value, len(indices)) and all(map(self.repeatable, indices)):
-            return self.inline_load(node, indices, site.value)
+        kind = self.kind_of_array(node.value, len(indices))
+        if kind is not None and all(map(self.repeatable, indices)):
+            return self.inline_load(node.value, indices, site.value, kind)
         arguments = [self.visit(node.value), *map(self.visit, indices), site]
         return self.call(f"load{len(indices)}", arguments, node)
 
-    def known_array(self, node, rank):
-        """Whether `node` is a variable that surely holds an array of `rank` dimensions."""
+    def kind_of_array(self, node, rank):
+        """The kind of the array of `rank` dimensions that the variable `node` surely holds; ANY where it may; None where it does not."""
+        if not isinstance(node, ast.Name) or id(node) in self.unassigned or node.id in self.aliases:
+            return None
         kind = self.kinds.of(node)
-        return isinstance(node, ast.Name) and id(node) not in self.unassigned and isinstance(kind, ArrayKind) and kind.rank == rank
+        return kind if kind == ANY or isinstance(kind, ArrayKind) and kind.rank == rank else None
 
     def repeatable(self, node):
         """Whether evaluating `node` twice costs little and changes nothing: names, constants and plain sums and products of them."""
@@ -171,36 +187,48 @@ class Rewriter(ast.NodeTransformer):
             return node.id not in self.aliases and id(node) not in self.unassigned
         return isinstance(node, ast.Constant) and type(node.value) is int
 
-    def inline_load(self, node, indices, site):
-        """The text of `load2` in place of a call to it: two and a half times as fast, and most of what a kernel does is load."""
-        array, kind, firsts, names = node.value.id, self.kinds.of(node.value), [], []
+    def inlined(self, target, indices, site, kind, text):
+        """Statements: `text` with `inside`, whether the indices are, and `flat`, which element that is, in place of a call of an accessor: two and a half times
+        as fast, and most of what a kernel does is load and store. Where the indices are inside, the access is logged."""
+        array, firsts, names = target.id, [], []
         for index in indices:
-            text = ast.unparse(index)
-            name = text if isinstance(index, (ast.Name, ast.Constant)) else self.temporary(node)
+            own = ast.unparse(index)
+            name = own if isinstance(index, (ast.Name, ast.Constant)) else self.temporary(target)
             names.append(name)
-            firsts.append(text if name == text else f"({name} := {text})")
-        sizes = kind.shape or [f"{array}.n{axis}" for axis in range(kind.rank)]
-        inside = " and ".join(f"0 <= {first} < {size}" if bits(self.kinds.of(index)) else f"{PREFIX}type({first}) is {PREFIX}int and 0 <= {name} < {size}"
-                              for index, first, name, size in zip(indices, firsts, names, sizes))
-        flat = " + ".join(name if stride == 1 else f"{name} * {stride}" for name, stride in zip(names, element_strides(array, kind)))
+            firsts.append(own if name == own else f"({name} := {own})")
+        rank, surely = len(indices), kind != ANY
+        sizes = surely and kind.shape or [f"{array}.n{axis}" for axis in range(rank)]
+        strides = element_strides(array, kind) if surely else [f"{array}.s{axis}" for axis in range(rank)]
+        inside = " and ".join([*([] if surely else [f"{PREFIX}type({array}) is {PREFIX}Array{rank}"]), *(
+            f"0 <= {first} < {size}" if bits(self.kinds.of(index)) else f"{PREFIX}type({first}) is {PREFIX}int and 0 <= {name} < {size}"
+            for index, first, name, size in zip(indices, firsts, names, sizes))])
+        flat = " + ".join(name if stride == 1 else f"{name} * {stride}" for name, stride in zip(names, strides))
         if self.logged:
-            held = self.temporary(node)
-            inside += f" and {PREFIX}log({site << SITE_SHIFT} + {array}.code + ({held} := {flat}) * {kind.itemsize}) is None"
-            flat = held
-        text = f"{array}.data[{flat}] if {inside} else {PREFIX}load{len(indices)}({array}, {', '.join(map(ast.unparse, indices))}, {site})"
-        inlined = ast.parse(text, mode="eval").body
-        for part in ast.walk(inlined):
-            ast.copy_location(part, node)
-        return inlined
+            held = self.temporary(target)
+            offset = f"({held} := {flat})" + (f" * {kind.itemsize}" if surely else f" << {array}.shift")
+            inside, flat = f"{inside} and {PREFIX}log({site << SITE_SHIFT} + {array}.code + ({offset})) is None", held
+        arguments = ", ".join([array, *map(ast.unparse, indices)])
+        statements = ast.parse(text.format(inside=inside, flat=flat, array=array, rank=rank, arguments=arguments, site=site, PREFIX=PREFIX)).body
+        for part in [part for statement in statements for part in ast.walk(statement)]:
+            ast.copy_location(part, target)
+        return statements
+
+    def inline_load(self, target, indices, site, kind):
+        return self.inlined(target, indices, site, kind, "{array}.data[{flat}] if {inside} else {PREFIX}load{rank}({arguments}, {site})")[0].value
 
     def store(self, target, value):
-        """The statement that stores `value` (an expression already rewritten) where the Subscript `target` says."""
+        """The statements that store `value` (an expression already rewritten) where the Subscript `target` says."""
         indices = self.indices(target)
         if indices is None:
             target = self.generic_visit(target)
-            return ast.copy_location(ast.Assign([target], value), target)
+            return [ast.copy_location(ast.Assign([target], value), target)]
+        kind = self.kind_of_array(target.value, len(indices))
+        if kind is not None and all(map(self.repeatable, indices)):
+            held = self.temporary(target)
+            stored = self.inlined(target.value, indices, self.site("store", target).value, kind, INLINED_STORE.format(value=held, note=NOTE_VALUE.format(value=held) if self.logged else ""))
+            return [ast.copy_location(ast.Assign([ast.Name(held, ast.Store())], value), target), *stored]
         arguments = [self.visit(target.value), *map(self.visit, indices), value, self.site("store", target)]
-        return ast.copy_location(ast.Expr(self.call(f"store{len(indices)}", arguments, target)), target)
+        return [ast.copy_location(ast.Expr(self.call(f"store{len(indices)}", arguments, target)), target)]
 
     def visit_Assign(self, node):
         if not any(isinstance(part, ast.Subscript) for target in node.targets for part in ast.walk(target)):
@@ -216,13 +244,13 @@ class Rewriter(ast.NodeTransformer):
     def unpack(self, target, value):
         """Statements that assign `value` to `target`, in which Subscripts may stand anywhere in a tuple."""
         if isinstance(target, ast.Subscript):
-            return [self.store(target, ast.copy_location(value, target))]
+            return self.store(target, ast.copy_location(value, target))
         later = []
 
         def stand_in(part):
             if isinstance(part, ast.Subscript):
                 name = self.temporary(part)
-                later.append(self.store(part, ast.copy_location(ast.Name(name, ast.Load()), part)))
+                later.extend(self.store(part, ast.copy_location(ast.Name(name, ast.Load()), part)))
                 return ast.Name(name, ast.Store())
             if isinstance(part, (ast.Tuple, ast.List)):
                 part.elts = [stand_in(element) for element in part.elts]
@@ -243,11 +271,12 @@ class Rewriter(ast.NodeTransformer):
                 statements.append(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], self.visit(part)), node))
                 held[position] = ast.copy_location(ast.Name(name, ast.Load()), part)
         plain = self.kinds.plain(node.op, node.target, node.value)
-        rank, value = len(parts) - 1, self.visit(node.value)
-        old = self.call(f"load{rank}", [*map(self.visit, held), self.site("load", node.target)], node.target)
+        element = held[1] if len(held) == 2 else ast.Tuple(held[1:], ast.Load())
+        place = [ast.copy_location(ast.Subscript(copy.copy(held[0]), element, context), node.target) for context in (ast.Load(), ast.Store())]
+        self.unassigned |= {id(part.value) for part in place} if id(held[0]) in self.unassigned else set()
+        value, old = self.visit(node.value), self.visit(place[0])
         new = ast.copy_location(ast.BinOp(old, node.op, value), node) if plain else self.call(operator, [old, value], node)
-        store = self.call(f"store{rank}", [*map(self.visit, held), new, self.site("store", node.target)], node)
-        return [*statements, ast.copy_location(ast.Expr(store), node)]
+        return [*statements, *self.store(place[1], new)]
 
     def augment_name(self, node, operator):
         """`x += y` on a variable."""

@@ -256,9 +256,7 @@ def store{rank}(x, {indices}, value, site):
         try:
             x.cells[flat] = value
         except (TypeError, ValueError, OverflowError):
-            if not x.writable:
-                raise only_read(x) from None
-            x.cells[flat] = stored(value, x.dtype)
+            convert(x, flat, value)
     else:
         store_any(x, ({indices},), value, site)
 """
@@ -277,7 +275,15 @@ def template(logged):
     return "".join(parts)
 
 
+BUILTINS = {"type": type, "int": int, "TypeError": TypeError, "ValueError": ValueError, "OverflowError": OverflowError}
 CODE = {logged: compile(template(logged), "<accessors>", "exec") for logged in (False, True)}
+
+
+def convert(x, flat, value):
+    """Store a value that the array's memory does not take as it is."""
+    if not x.writable:
+        raise only_read(x) from None
+    x.cells[flat] = stored(value, x.dtype)
 
 
 def load_any(x, index, site):
@@ -295,8 +301,8 @@ def store_any(x, index, value, site):
 
 def accessors(log, values):
     """{name: function} of load1 ... store5 and what inlined loads need; `log` is what to append accesses to, or None, and `values` what to append stored values to."""
-    names = {f"Array{rank}": FAST[rank] for rank in FAST} | {"load_any": load_any, "store_any": store_any, "stored": stored, "only_read": only_read}
+    names = {f"Array{rank}": FAST[rank] for rank in FAST} | {"load_any": load_any, "store_any": store_any, "convert": convert}
     if log is not None:
         names |= {"log": log.append, "values": values.append}
     exec(CODE[log is not None], names)
-    return {name: f for name, f in names.items() if name[:-1] in ("load", "store") or name == "log"} | {"type": type, "int": int}
+    return {name: f for name, f in names.items() if name[:-1] in ("load", "store", "Array") or name in ("log", "values", "convert")} | BUILTINS
