@@ -6,7 +6,7 @@ import numpy as np
 from sim.isa import integers, mathematics
 from sim.engine import warp
 from sim.engine.scheduler import BARRIER, GRID, Dim3
-from sim.frontend.rebind import as_dtype
+from sim.frontend.names import as_dtype
 from sim.memory.atomics import Atomic
 from sim.isa.vectors import VECTORS
 

@@ -19,9 +19,10 @@ from sim.engine.schedules import Seeded
 from sim.engine.scheduler import Scheduler
 from sim.engine.watchdog import Watchdog
 from sim.errors import KernelBug, LaunchError, Stuck
-from sim.frontend.kinds import kind_of_value
-from sim.frontend.rebind import SUSPENDING, YIELDING, Binder, python_function
-from sim.frontend.sites import COMPARISONS, OPERATORS, PREFIX, UNARY
+from sim.frontend.names import python_function
+from sim.frontend.rebind import SUSPENDING, YIELDING, Binder
+from sim.frontend.sites import COMPARISONS, OPERATORS, PREFIX, UNARY, UNSET
+from sim.frontend.types import NUMBER_BUILTINS, type_of_value
 from sim.memory.array import Array, accessors, zip_
 from sim.memory.declared import Declarations
 from sim.memory.spaces import AddressSpace, bind_arguments, host_array, named_leaves
@@ -30,10 +31,7 @@ from sim.report import Report, finish
 from sim.retrial import Retrial
 
 ENGINES = {"fibers": Fiber, "threads": OSThread, "native": None}  # native has a module of its own
-BUILTINS = vars(builtins) | {"min": operators.minimum, "max": operators.maximum, "abs": operators.absolute, "round": operators.round_,
-                             "int": operators.int_, "float": operators.float_, "bool": operators.bool_, "complex": operators.complex_,
-                             "divmod": operators.divmod_, "pow": operators.pow_, "sum": operators.sum_, "range": operators.range_, "zip": zip_}
-UNSET = object()  # what a variable holds to which nothing was assigned
+BUILTINS = vars(builtins) | NUMBER_BUILTINS | {"range": operators.range_, "zip": zip_}
 NUMBERS = {PREFIX + name: getattr(operators, name) for name in [*OPERATORS.values(), *UNARY.values(), *COMPARISONS.values()]}
 
 
@@ -136,7 +134,7 @@ class Launch:
         """Threads that Python runs: a copy of the kernel with names of this launch."""
         context, function = scheduler.context, self.simulation.function
         binder = self.binder(context, Cuda(scheduler, declarations, self.grid, self.block))
-        kernel = binder.bind(function, [(name, kind_of_value(value)) for name, value in zip(given, values)])
+        kernel = binder.bind(function, [(name, type_of_value(value)) for name, value in zip(given, values)])
         declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
         scheduler.takes_turns, context.synchronizes = binder.loops and bool(binder.used & YIELDING), binder.synchronizes
         waits = scheduler.takes_turns or binder.used & SUSPENDING

@@ -4,98 +4,28 @@ The original function is never touched and nothing is patched, so the same objec
 for each function and combination of argument kinds; binding it to a launch costs a dictionary.
 """
 import ast
-import functools
 import inspect
+import itertools
 import operator
 import sys
 import types
 import weakref
 
-import ml_dtypes
 import numpy as np
 
 from sim.isa.operators import cast, domain
-from sim.frontend.kinds import Kinds, kind_of_value
-from sim.frontend.sites import PREFIX, Rewriter
-from sim.frontend.source import MISSING, Names, acts_on_atomics, stand_ins, tree_of
-from sim.frontend.unassigned import maybe_unassigned
+from sim.frontend.names import MISSING, DType, Names, acts_on_atomics, cuda_name, dtype_or_none, is_number, names_in, only_signature, outside, python_function
+from sim.frontend.sites import PREFIX, Rewriter, held_as
+from sim.frontend.tree import Apart, flat, torn, tree_of
+from sim.frontend.types import Types
 from sim.memory.declared import constant_array
 from sim.memory.spaces import host_array
 
-NAMESPACES = ("atomic", "shared", "local", "const")
 PER_THREAD = {"laneid"}  # names whose value, not only whose attributes, changes from thread to thread
 SUSPENDING = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "syncwarp", "this_grid", "activemask", "shfl_sync", "shfl_up_sync",
               "shfl_down_sync", "shfl_xor_sync", "vote_sync_intrinsic", "all_sync", "any_sync", "eq_sync", "ballot_sync", "match_any_sync", "match_all_sync"}
 YIELDING = {"atomic", "threadfence", "threadfence_block", "threadfence_system", "nanosleep"}
 CODES = weakref.WeakKeyDictionary()  # function -> {(kinds of parameters, of globals, tools that listen): Code}
-
-
-class DType:
-    """A dtype as a kernel sees it: callable as a conversion, accepted where an array is declared."""
-
-    def __init__(self, dtype):
-        self.dtype = np.dtype(dtype)
-        self.convert = cast(self.dtype)
-
-    def __call__(self, value=0):
-        return self.convert(value)
-
-    def __repr__(self):
-        return f"<dtype {self.dtype}>"
-
-
-@functools.cache
-def as_dtype(value):
-    """The numpy dtype that `value` (a numpy or Numba type, a dtype, one of ours) names, or None."""
-    if isinstance(value, DType):
-        return value.dtype
-    if isinstance(value, np.dtype):
-        return value
-    if isinstance(value, type) and issubclass(value, np.generic):
-        return np.dtype(value)
-    if value in (int, float, bool, complex):
-        return np.dtype(value)
-    if isinstance(value, str):
-        return dtype_named(value)
-    if type(value).__module__.startswith(("numba.core.types", "numba.cuda.types", "numba.cuda._internal")):
-        record = getattr(value, "dtype", None)
-        return record if isinstance(record, np.dtype) else dtype_named(str(getattr(value, "name", value)))
-    if any(base.__name__ == "Type" and base.__module__.startswith("numba") for base in type(value).__mro__):
-        return np.dtype(object)  # a type that somebody added to Numba: its values have no bytes here
-    return None
-
-
-def dtype_named(name):
-    if name.removeprefix("__nv_") == "bfloat16":
-        return np.dtype(ml_dtypes.bfloat16)
-    try:
-        return np.dtype("bool" if name == "boolean" else name)
-    except (TypeError, ValueError, SyntaxError):  # numpy raises all three for what is no dtype
-        return None
-
-
-def dtype_or_none(value):
-    """`as_dtype` for any value: one that cannot be hashed, or that a cache must not keep alive, is no dtype."""
-    if isinstance(value, (types.FunctionType, types.ModuleType)) or hasattr(value, "py_func"):
-        return None
-    try:
-        return as_dtype(value)
-    except TypeError:
-        return None
-
-
-def python_function(kernel):
-    """The Python function behind a `@cuda.jit` dispatcher or a plain function; None for anything else."""
-    function = getattr(kernel, "py_func", None) or getattr(kernel, "fn", kernel)  # Numba's simulator calls it fn
-    return function if isinstance(function, types.FunctionType) else None
-
-
-def only_signature(dispatcher):
-    """The signature that `@cuda.jit("...", device=True)` was given, or None."""
-    compiled = list(getattr(dispatcher, "overloads", {}).values())
-    if len(compiled) != 1 or getattr(dispatcher, "_can_compile", True):  # without a signature Numba compiles for whatever types come
-        return None
-    return compiled[0].signature
 
 
 def with_signature(dispatcher, function):
@@ -116,33 +46,33 @@ def conversion(kind):
     return cast(dtype) if dtype is not None and is_number(dtype) else lambda value: value
 
 
-def is_number(dtype):
-    return dtype.names is None and not dtype.hasobject
-
-
 class Code:
     """A function's rewritten code object, or its own where it has no source. Keeps no reference to the function, which would keep both alive for ever."""
 
     def __init__(self, function, parameters, heard):
         tree = tree_of(function)
         self.rewritten = tree is not None
-        self.constants = {}
+        self.constants, self.calls = {}, {}
         self.code = self.rewrite(function, tree, parameters, heard) if self.rewritten else function.__code__
         self.loops = not self.rewritten or any(isinstance(node, ast.While) for node in ast.walk(tree))
         self.synchronizes = self.rewritten and acts_on_atomics(tree_of(function))
         self.used = set(names_in(function.__code__))
 
     def rewrite(self, function, tree, parameters, heard):
-        names = Names(function)
-        kinds = Kinds(function, tree, dict(parameters), dtype_or_none)
-        aliases = {name: cuda_name(names.value(name)) for name in names_in(function.__code__) if cuda_name(names.value(name)) in PER_THREAD}
+        found = Types(function, tree, dict(parameters))
+        aliases = {name: cuda_name(found.names.value(name)) for name in names_in(function.__code__) if cuda_name(found.names.value(name)) in PER_THREAD}
         text = dict(enumerate(source_lines(function), function.__code__.co_firstlineno))
-        unassigned = maybe_unassigned(tree)
-        rewriter = Rewriter(function.__name__, tree.lineno, text, kinds, aliases, {id(node) for node in unassigned}, *heard)
+        rewriter = Rewriter(function.__name__, tree.lineno, text, found, aliases, *heard)
+        number = itertools.count(1)
+        def held(version):
+            return held_as(found.found.get(version))
+        Apart(tree.body, found.versions, held, torn(found.versions, held), lambda name: f"{PREFIX}{name}_{next(number)}", rewriter.converted)
+        unassigned = found.versions.unassigned(tree.body)
+        rewriter.unassigned = {id(node) for node in unassigned}
         tree.args.defaults, tree.args.kw_defaults = [], [None] * len(tree.args.kw_defaults)
         unset = [ast.Assign([ast.Name(name, ast.Store())], ast.Name(PREFIX + "unset", ast.Load())) for name in sorted({node.id for node in unassigned})]
         tree.body = [*(ast.copy_location(part, tree) for part in unset), *(statement for part in tree.body for statement in flat(rewriter.visit(part)))]
-        self.constants = rewriter.constants
+        self.constants, self.calls = rewriter.constants, rewriter.calls
         free = function.__code__.co_freevars
         outside = [] if tree.name in free else [ast.Global([tree.name])]  # a function that calls itself by its global name
         factory = ast.FunctionDef(PREFIX + "factory", ast.arguments([], [ast.arg(name) for name in free], None, [], [], None, []),
@@ -152,10 +82,6 @@ class Code:
         return code_named(outer, tree.name)
 
 
-def flat(result):
-    return result if isinstance(result, list) else [result]
-
-
 def source_lines(function):
     return inspect.getsourcelines(function)[0]
 
@@ -163,32 +89,6 @@ def source_lines(function):
 def code_named(code, name):
     """The code object called `name` among the constants of `code`."""
     return next(c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
-
-
-def names_in(code):
-    """Every global and attribute name that `code`, or a function within it, mentions; free variables too."""
-    yield from code.co_names
-    yield from code.co_freevars
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from names_in(constant)
-
-
-def cuda_name(value):
-    """The name under which numba.cuda has `value`, for what was imported from there by name; else None."""
-    cuda = sys.modules.get("numba.cuda")
-    if cuda is None or value is MISSING or type(value) in (int, float, str, bool, tuple):
-        return None
-    return names_by_identity(cuda).get(id(value))
-
-
-@functools.cache
-def names_by_identity(module):
-    """{id: name} of what `module` offers, and of what its namespaces offer: "atomic.add"."""
-    named = {name: member for name, member in {**stand_ins(), **vars(module)}.items() if not name.startswith("_") and type(member) not in (int, float, str, bool, tuple)}
-    inner = {f"{space}.{name}": member for space in NAMESPACES for name, member in vars(named[space]).items() if not name.startswith("_")}
-    inner = {name: getattr(member, "__func__", member) for name, member in inner.items()}  # of a static method
-    return {id(member): name for name, member in {**inner, **named}.items()}
 
 
 class Namespace:
@@ -203,27 +103,23 @@ class Namespace:
         return value
 
 
-def kind_of_global(value):
-    """What the front end takes for granted about a global or free variable while it rewrites: the kind of a number, or which dtype it is."""
-    return (kind_of_value(value), dtype_or_none(value)) if value is not MISSING else None
-
-
 class Binder:
     """Binds functions to one launch. `dialect` is what kernels get for `cuda`, `modules` maps module names to what they get for those."""
 
     def __init__(self, context, dialect, modules, builtins, given):
         self.context, self.dialect, self.modules, self.builtins, self.given = context, dialect, modules, builtins, given
-        self.functions = {}  # id of a function -> its copy, so that recursion ends
+        self.functions = {}  # (id of a function, types of its parameters) -> its copy, so that recursion ends
         self.constants = {}  # id of a global array -> our Array
         self.used, self.loops, self.without_source = set(), False, []
         self.synchronizes = False  # whether threads act on what atomics tell them
 
     def bind(self, function, parameters=()):
         """The copy of `function` for this launch; `parameters` are (name, kind) pairs, as far as known."""
-        if id(function) in self.functions:
-            return self.functions[id(function)]
+        known = id(function), tuple(parameters)
+        if known in self.functions:
+            return self.functions[known]
         names = Names(function)
-        code = self.code(function, names, tuple(parameters))
+        code = self.code(function, tuple(parameters))
         self.used |= code.used
         self.loops |= code.loops
         self.synchronizes |= code.synchronizes
@@ -232,11 +128,14 @@ class Binder:
         namespace = {"__name__": function.__module__, "__builtins__": self.builtins, **self.given, **code.constants}
         cells = {name: types.CellType() for name in code.code.co_freevars}
         copy = types.FunctionType(code.code, namespace, function.__name__, None, tuple(cells.values()))
-        self.functions[id(function)] = copy
-        for name in code.used:
+        self.functions[known] = copy
+        for name in set(names_in(code.code)):
             value = names.value(name) if name not in names.free else MISSING
             if value is not MISSING:
                 namespace[name] = self.rebound(value)
+        for name, (written, given) in code.calls.items():
+            called = names.resolve(written)
+            namespace[name] = with_signature(called, self.bind(python_function(called), given if only_signature(called) is None else ()))
         for name, cell in cells.items():
             if name in names.free:
                 cell.cell_contents = self.rebound(names.free[name])
@@ -244,12 +143,11 @@ class Binder:
         copy.__kwdefaults__ = {k: self.rebound(v) for k, v in (function.__kwdefaults__ or {}).items()} or None
         return copy
 
-    def code(self, function, names, parameters):
+    def code(self, function, parameters):
         """The function's code for these kinds of parameters, for what its globals are now, and for what is heard: accesses, branches."""
         known = CODES.setdefault(function, {})
-        outside = tuple(kind_of_global(names.value(name)) for name in names_in(function.__code__))
         heard = self.context.log is not None, self.context.decisions is not None
-        key = parameters, outside, heard
+        key = parameters, outside(function), heard
         if key not in known:
             known[key] = Code(function, parameters, heard)
         return known[key]

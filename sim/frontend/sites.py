@@ -1,10 +1,9 @@
 """A kernel's syntax tree with each access and loop back-edge numbered, and each operator that Numba types differently made a call.
 
 `a[i, j]` becomes `load2(a, i, j, 17)`, `a[i] = v` becomes `store1(a, i, v, 18)`, `while` bodies begin with `tick(19)`, `x * y` becomes `mul(x, y)` unless
-the kinds say that Python agrees with Numba, and a literal 0.5 becomes a numpy float64. Line numbers stay the file's.
+the types say that Python agrees with Numba, and a literal 0.5 becomes a numpy float64. Line numbers stay the file's.
 """
 import ast
-import copy
 import itertools
 from math import prod
 
@@ -12,17 +11,27 @@ import numpy as np
 
 from sim.errors import LaunchError
 from sim.events import SITE_SHIFT, SITES, Site
-from sim.frontend.kinds import ANY, FLOAT, ArrayKind, bits
-from sim.frontend.source import MISSING, path
+from sim.frontend.names import path
+from sim.frontend.types import ANY, ArrayType, Number, bits, is_float, join
 from sim.memory.array import FromEnd
+from sim.isa.conversions import cast
+from sim.isa.promotion import SIGNED
 
 PREFIX = "__sim_"  # of every name that the rewritten kernel gets from us
 OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.Pow: "power",
              ast.LShift: "lshift", ast.RShift: "rshift", ast.BitAnd: "and_", ast.BitOr: "or_", ast.BitXor: "xor"}
 COMPARISONS = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
 UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
-COUNTING = ("clz", "popc")
+BY_WIDTH = ("clz", "popc", "abs")  # whose result hangs on the width of an integer
+NARROW = SIGNED - {int}
+SHORT = (np.int8, np.int16)  # narrow enough to keep a float32 that they meet
 MAX_INDICES = 5
+UNSET = object()  # what a variable holds to which nothing has been assigned
+
+
+def held_as(kind):
+    """The kind of a Number as the interpreter holds it: a signed integer of 32 bits and more is an int. None for what is no Number."""
+    return None if not isinstance(kind, Number) else int if kind.kind is np.int32 else kind.kind
 
 
 def element_strides(array, kind):
@@ -45,13 +54,14 @@ NOTE_VALUE = PREFIX + "values({value})"
 
 
 class Rewriter(ast.NodeTransformer):
-    """Rewrites one function, for a launch whose accesses are `logged`, and whose branches are `watched`, or not. `constants` collects the names that stand for numpy constants."""
+    """Rewrites one function, for a launch whose accesses are `logged`, and whose branches are `watched`, or not. `constants` collects the names that stand for
+    numpy constants, `calls` those that stand for device functions: {name: (expression, types of its parameters)}."""
 
-    def __init__(self, function_name, first_line, text, kinds, aliases, unassigned, logged, watched):
+    def __init__(self, function_name, first_line, text, types, aliases, logged, watched):
         self.function_name, self.first_line, self.text = function_name, first_line, text
-        self.unassigned = unassigned  # ids of the Names whose variable may have no value yet
-        self.kinds, self.aliases, self.logged, self.watched = kinds, aliases, logged, watched
-        self.constants, self.temporaries = {}, 0
+        self.unassigned = set()  # ids of the Names whose variable may have no value yet
+        self.types, self.aliases, self.logged, self.watched = types, aliases, logged, watched
+        self.constants, self.calls, self.temporaries = {}, {}, 0
 
     # --- building blocks --------------------------------------------------------------------------------------------------
 
@@ -91,20 +101,23 @@ class Rewriter(ast.NodeTransformer):
             return ast.copy_location(ast.Attribute(self.name("cuda", node), self.aliases[node.id], ast.Load()), node)
         if id(node) not in self.unassigned:
             return node
-        zero = self.constant(np.float32(0) if self.kinds.of(node) == FLOAT else 0, node)
-        otherwise = self.call("unassigned", [ast.Constant(node.id), zero, self.site("load", node)], node)
+        kind = self.types.of(node)
+        zero = self.constant(kind.kind(0) if isinstance(kind, Number) else 0, node)
+        otherwise = self.call("unassigned", [ast.Constant(node.version.name if node.version else node.id), zero, self.site("load", node)], node)
         return ast.copy_location(ast.IfExp(ast.Compare(node, [ast.IsNot()], [self.name("unset", node)]), node, otherwise), node)
 
     def visit_BinOp(self, node):
-        plain = self.kinds.plain(node.op, node.left, node.right)
+        plain, kinds = self.types.plain(node.op, node.left, node.right), [self.types.of(node.left), self.types.of(node.right)]
         operator = OPERATORS.get(type(node.op))
         self.generic_visit(node)
-        return node if plain or operator is None else self.call(operator, [node.left, node.right], node)
+        if plain or operator is None:
+            return node
+        return self.call(operator, [self.sized(part, kind, SHORT) for part, kind in zip((node.left, node.right), kinds)], node)
 
     def visit_Compare(self, node):
         """Numba compares an int64 with a uint64, or with a float32, as float64; Python does not."""
         parts = [node.left, *node.comparators]
-        if any(type(sign) not in COMPARISONS for sign in node.ops) or all(self.kinds.alike(a, b) for a, b in itertools.pairwise(parts)):
+        if any(type(sign) not in COMPARISONS for sign in node.ops) or all(self.types.alike(a, b) for a, b in itertools.pairwise(parts)):
             return self.generic_visit(node)
         lefts, rights = [self.visit(node.left)], []
         for part in parts[1:-1]:
@@ -116,25 +129,53 @@ class Rewriter(ast.NodeTransformer):
         return pairs[0] if len(pairs) == 1 else ast.copy_location(ast.BoolOp(ast.And(), pairs), node)
 
     def visit_UnaryOp(self, node):
-        kind, width = self.kinds.of(node.operand), self.kinds.width(node.operand)
-        plain = isinstance(kind, int) or kind == "float" and not isinstance(node.op, ast.Invert)
-        wraps = isinstance(node.op, ast.USub) and width and not (bits(kind) and kind < width - 1)
+        kind = self.types.of(node.operand)
+        wide = bits(kind) is not None and (kind.kind is int or kind.bits < 8 * kind.kind(0).itemsize - 1)
+        plain = wide or is_float(kind) and not isinstance(node.op, ast.Invert)
         self.generic_visit(node)
-        if wraps:  # minus the lowest integer is itself, in the operand's width
-            return self.call("neg", [node.operand, ast.copy_location(ast.Constant(width), node)], node)
-        return node if plain or isinstance(node.op, ast.Not) else self.call(UNARY[type(node.op)], [node.operand], node)
+        return node if plain or isinstance(node.op, ast.Not) else self.call(UNARY[type(node.op)], [self.sized(node.operand, kind)], node)
+
+    def sized(self, node, kind, narrow=NARROW):
+        """`node`, of this type, as an integer that has kept its width, where Numba's result hangs on it and an int has lost it."""
+        if not isinstance(kind, Number) or kind.kind not in narrow or kind.bits is None:
+            return node
+        name = f"{PREFIX}{kind.kind.__name__}"
+        self.constants[name] = kind.kind
+        return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [node], []), node)
+
+    def converted(self, node, kind):
+        """`node` converted to the type `kind`, a Number."""
+        name, convert = f"{PREFIX}to_{kind.__name__}", cast(kind)
+        self.constants[name] = lambda value: value if value is UNSET else convert(value)
+        return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [node], []), node)
+
+    def alike(self, parts, kind):
+        """The expressions `parts`, of which the program chooses one, as the type `kind` that they share."""
+        held = [held_as(self.types.of(part)) for part in parts]
+        return [self.visit(part) if None in (held_as(kind), was) or was is held_as(kind) else self.converted(self.visit(part), held_as(kind)) for part, was in zip(parts, held)]
+
+    def visit_BoolOp(self, node):
+        node.values = self.alike(node.values, self.types.of(node))
+        return node
+
+    def visit_Return(self, node):
+        if node.value is not None:
+            node.value, = self.alike([node.value], join(self.types.of(node.value), self.types.result()))
+        return node
 
     def visit_Call(self, node):
-        """`cuda.clz`, `cuda.popc` and `abs` work in the width of their operand's type, which an int has lost: `clz(a[i])` becomes `clz(a[i], 32)`."""
+        """`abs`, `cuda.clz` and the like look at the width of their operand's type, which an int has lost: `clz(a[i])` becomes `clz(int32(a[i]))`."""
         if path(node.func).endswith((".shared.array", ".local.array")):
             self.check_shape(node)
-        called = self.kinds.names.resolve(node.func)
-        counts = getattr(called, "__name__", "") in COUNTING and getattr(called, "__module__", "").startswith("numba.cuda")
-        counts = counts or called is MISSING and path(node.func) == "abs" and "abs" not in self.kinds.names.local
-        width = self.kinds.width(node.args[0]) if counts and len(node.args) == 1 else None
+        called, kinds = self.types.names.resolve(node.func), [self.types.of(argument) for argument in node.args]
+        given = self.types.given(called, node)
+        written = node.func
+        by_width = self.types.builtin(node.func) in BY_WIDTH or getattr(called, "__name__", "") in BY_WIDTH and getattr(called, "__module__", "").startswith("numba.cuda")
         self.generic_visit(node)
-        if width:
-            node.args.append(ast.copy_location(ast.Constant(width), node))
+        if given:
+            name = self.name(f"f{len(self.calls)}", node)
+            self.calls[name.id], node.func = (written, tuple(given.items())), name
+        node.args = [self.sized(argument, kind, NARROW if by_width else SHORT) for argument, kind in zip(node.args, kinds)]
         return node
 
     def check_shape(self, node):
@@ -176,13 +217,13 @@ class Rewriter(ast.NodeTransformer):
         """The kind of the array of `rank` dimensions that the variable `node` surely holds; ANY where it may; None where it does not."""
         if not isinstance(node, ast.Name) or id(node) in self.unassigned or node.id in self.aliases:
             return None
-        kind = self.kinds.of(node)
-        return kind if kind == ANY or isinstance(kind, ArrayKind) and kind.rank == rank else None
+        kind = self.types.of(node)
+        return kind if kind == ANY or isinstance(kind, ArrayType) and kind.rank == rank else None
 
     def repeatable(self, node):
         """Whether evaluating `node` twice costs little and changes nothing: names, constants and plain sums and products of them."""
         if isinstance(node, ast.BinOp):
-            return self.kinds.plain(node.op, node.left, node.right) and self.repeatable(node.left) and self.repeatable(node.right)
+            return self.types.plain(node.op, node.left, node.right) and self.repeatable(node.left) and self.repeatable(node.right)
         if isinstance(node, ast.Name):
             return node.id not in self.aliases and id(node) not in self.unassigned
         return isinstance(node, ast.Constant) and type(node.value) is int
@@ -200,7 +241,7 @@ class Rewriter(ast.NodeTransformer):
         sizes = surely and kind.shape or [f"{array}.n{axis}" for axis in range(rank)]
         strides = element_strides(array, kind) if surely else [f"{array}.s{axis}" for axis in range(rank)]
         inside = " and ".join([*([] if surely else [f"{PREFIX}type({array}) is {PREFIX}Array{rank}"]), *(
-            f"0 <= {first} < {size}" if bits(self.kinds.of(index)) else f"{PREFIX}type({first}) is {PREFIX}int and 0 <= {name} < {size}"
+            f"0 <= {first} < {size}" if bits(self.types.of(index)) is not None else f"{PREFIX}type({first}) is {PREFIX}int and 0 <= {name} < {size}"
             for index, first, name, size in zip(indices, firsts, names, sizes))])
         flat = " + ".join(name if stride == 1 else f"{name} * {stride}" for name, stride in zip(names, strides))
         if self.logged:
@@ -231,62 +272,9 @@ class Rewriter(ast.NodeTransformer):
         return [ast.copy_location(ast.Expr(self.call(f"store{len(indices)}", arguments, target)), target)]
 
     def visit_Assign(self, node):
-        if not any(isinstance(part, ast.Subscript) for target in node.targets for part in ast.walk(target)):
-            return self.generic_visit(node)
-        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
+        if isinstance(node.targets[0], ast.Subscript):
             return self.store(node.targets[0], self.visit(node.value))
-        held = self.temporary(node)
-        statements = [ast.Assign([ast.Name(held, ast.Store())], self.visit(node.value))]
-        for target in node.targets:
-            statements += self.unpack(target, ast.Name(held, ast.Load()))
-        return [ast.copy_location(statement, node) for statement in statements]
-
-    def unpack(self, target, value):
-        """Statements that assign `value` to `target`, in which Subscripts may stand anywhere in a tuple."""
-        if isinstance(target, ast.Subscript):
-            return self.store(target, ast.copy_location(value, target))
-        later = []
-
-        def stand_in(part):
-            if isinstance(part, ast.Subscript):
-                name = self.temporary(part)
-                later.extend(self.store(part, ast.copy_location(ast.Name(name, ast.Load()), part)))
-                return ast.Name(name, ast.Store())
-            if isinstance(part, (ast.Tuple, ast.List)):
-                part.elts = [stand_in(element) for element in part.elts]
-            return part
-
-        return [ast.Assign([stand_in(target)], value), *later]
-
-    def visit_AugAssign(self, node):
-        operator = OPERATORS.get(type(node.op))
-        if not isinstance(node.target, ast.Subscript) or self.indices(node.target) is None or operator is None:
-            return self.augment_name(node, operator)
-        parts = [node.target.value, *self.indices(node.target)]
-        held = [part if isinstance(part, (ast.Name, ast.Constant)) else None for part in parts]
-        statements = []
-        for position, part in enumerate(parts):
-            if held[position] is None:
-                name = self.temporary(part)
-                statements.append(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], self.visit(part)), node))
-                held[position] = ast.copy_location(ast.Name(name, ast.Load()), part)
-        plain = self.kinds.plain(node.op, node.target, node.value)
-        element = held[1] if len(held) == 2 else ast.Tuple(held[1:], ast.Load())
-        place = [ast.copy_location(ast.Subscript(copy.copy(held[0]), element, context), node.target) for context in (ast.Load(), ast.Store())]
-        self.unassigned |= {id(part.value) for part in place} if id(held[0]) in self.unassigned else set()
-        value, old = self.visit(node.value), self.visit(place[0])
-        new = ast.copy_location(ast.BinOp(old, node.op, value), node) if plain else self.call(operator, [old, value], node)
-        return [*statements, *self.store(place[1], new)]
-
-    def augment_name(self, node, operator):
-        """`x += y` on a variable."""
-        once = id(node.target) not in self.unassigned and (isinstance(node.target, ast.Subscript) or self.kinds.plain(node.op, node.target, node.value))
-        if operator is None or once:
-            return self.generic_visit(node)
-        old = copy.deepcopy(node.target)
-        old.ctx = ast.Load()
-        self.unassigned |= {id(old)} if id(node.target) in self.unassigned else set()
-        return ast.copy_location(ast.Assign([self.visit(node.target)], self.call(operator, [self.visit(old), self.visit(node.value)], node)), node)
+        return self.generic_visit(node)
 
     # --- branches ---------------------------------------------------------------------------------------------------------
 
@@ -296,9 +284,23 @@ class Rewriter(ast.NodeTransformer):
             node.test = self.call("branch", [node.test, self.site("branch", node.test)], node.test)
         return node
 
-    visit_IfExp = visit_If
+    def visit_IfExp(self, node):
+        node.body, node.orelse = self.alike([node.body, node.orelse], self.types.of(node))
+        node.test, site = self.visit(node.test), self.site("branch", node.test)
+        if self.watched:
+            node.test = self.call("branch", [node.test, site], node.test)
+        return node
 
     # --- loops ------------------------------------------------------------------------------------------------------------
+
+    def visit_For(self, node):
+        """A `range` gives Python's ints, also where it has only unsigned ends."""
+        kind = self.types.of_iteration(node.iter)
+        unsigned = isinstance(node.target, ast.Name) and isinstance(kind, Number) and kind.kind is np.uint64 and self.types.builtin(getattr(node.iter, "func", None)) == "range"
+        self.generic_visit(node)
+        if unsigned:
+            node.body.insert(0, ast.copy_location(ast.Assign([node.target], self.converted(ast.Name(node.target.id, ast.Load()), np.uint64)), node))
+        return node
 
     def visit_While(self, node):
         tick = ast.copy_location(ast.Expr(self.call("tick", [self.site("loop", node)], node)), node)

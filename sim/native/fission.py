@@ -9,7 +9,7 @@ import copy
 
 from numba import types
 
-from sim.frontend.rebind import flat
+from sim.frontend.tree import flat
 from sim.native.arrays import GuardedType, ReferenceType
 from sim.native.flat import is_stop, stops
 from sim.native.front import CannotLower
@@ -76,7 +76,7 @@ class Fission:
         for statement in self.statements:
             for node in ast.walk(statement):
                 given = getattr(node, "targets", None) or [getattr(node, "target", None)]
-                if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.NamedExpr)):
+                if isinstance(node, (ast.Assign, ast.For, ast.NamedExpr)):
                     yield from (ast.Expr(target) for target in given if name in assigned([ast.Expr(target)]))
 
     def computable(self):

@@ -6,7 +6,7 @@ their body, and device functions that stop are inlined.
 import ast
 import copy
 
-from sim.frontend.rebind import flat
+from sim.frontend.tree import flat
 from sim.native.front import CannotLower
 from sim.native.loops import assign
 from sim.native.lowering import Lowering
@@ -66,14 +66,6 @@ class Flattener:
         node.value = self.expression(node.value, before)
         node.targets = [self.expression(target, before) for target in node.targets]
         return node
-
-    def of_augassign(self, node, before):
-        node.value = self.expression(node.value, before)
-        node.target = self.expression(node.target, before)
-        return node
-
-    def of_annassign(self, node, before):
-        return self.of_assign(ast.Assign([node.target], node.value), before)
 
     def of_return(self, node, before):
         node.value = self.expression(node.value, before)

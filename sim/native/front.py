@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sim.frontend.rebind import cuda_name, is_number, python_function
-from sim.frontend.source import MISSING, Names, indent_columns, tree_of
+from sim.frontend.names import MISSING, Names, device_function, is_number, name_in_cuda
+from sim.frontend.tree import indent_columns, simplified, tree_of
 from sim.native.kinds import HALVES
 from sim.native.vocabulary import RESERVED, home_of
 
@@ -58,7 +58,7 @@ class Module:
         self.sites, self.operations, self.used, self.reachable = [], {}, set(), {}  # operations: site -> what a thread does there
         self.prints, self.unset = False, []
         self.reach(kernel)
-        self.taken = {name for function in self.reachable for name in (*function.__code__.co_varnames, *function.__code__.co_cellvars, function.__name__)}
+        self.taken = {name for function, names in self.reachable.items() for name in (*names.local, function.__name__)}
         self.taken |= {names.tree.name for names in self.reachable.values()}
         self.taken |= {*RESERVED, *dir(builtins)}
 
@@ -70,7 +70,7 @@ class Module:
         if tree is None:
             raise CannotLower(f"{function.__name__} has no source text")
         names = self.reachable[function] = Names(function)
-        names.tree = tree
+        names.tree, names.local = tree, tree.variables
         for node in ast.walk(tree):
             value = names.resolve(node) if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) else MISSING
             called = name_in_cuda(value)
@@ -147,21 +147,7 @@ def tree_of_lambda(function):
     ast.increment_lineno(tree, start - 1)
     indent_columns(tree, len(lines[0]) - len(lines[0].lstrip()))
     returns = ast.copy_location(ast.Return(found[0].body), found[0].body)
-    return ast.copy_location(ast.FunctionDef("lambda_function", found[0].args, [returns], [], None), found[0])
-
-
-def name_in_cuda(value):
-    """The name under which numba.cuda has `value`, or None; a grid group's constructor is "this_grid" wherever it lives."""
-    of_grid = getattr(value, "__name__", None) == "this_grid" and (getattr(value, "__module__", None) or "").startswith("numba.cuda")
-    return "this_grid" if of_grid else cuda_name(value)
-
-
-def device_function(value):
-    """The Python function behind a device function, or None for anything else (what Numba compiles by itself, too)."""
-    home = getattr(value, "__module__", None) or ""
-    kernels = home.startswith(("numba.cuda.kernels.", "numba.cuda.random")) or ".tests." in home  # Numba's own kernels, and those of its tests, are kernels as any
-    own = home.partition(".")[0] in ("math", "numpy", "builtins") or home.startswith("numba.") and not kernels
-    return None if value is MISSING or own or cuda_name(value) else python_function(value)
+    return simplified(ast.copy_location(ast.FunctionDef("lambda_function", found[0].args, [returns], [], None), found[0]), function)
 
 
 def is_grid_sync(node):

@@ -44,11 +44,16 @@ class OnlyTypes(compiler.CompilerBase):
 
 
 def variable_types(function, arguments):
-    """{variable: Numba type} of a Python function called with `arguments` (Numba types): one type for all that a variable ever holds."""
+    """{variable: Numba types} of a Python function called with `arguments` (Numba types): all types that a variable ever has."""
     kinds = {}
     for name, kind in inferred(function, arguments).items():
         kinds.setdefault(name.split(".")[0], set()).add(types.unliteral(kind))
-    return {name: only.pop() if len(only) == 1 else cpu_target.typing_context.unify_types(*only) for name, only in ((n, set(k)) for n, k in kinds.items())}
+    return kinds
+
+
+def unified(kinds):
+    """One type for all of these."""
+    return cpu_target.typing_context.unify_types(*kinds) if len(kinds) > 1 else next(iter(kinds))
 
 
 def inferred(function, arguments):

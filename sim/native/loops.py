@@ -1,7 +1,7 @@
 """Loops of kernels: over arrays, they become loops over positions; those that may be endless count their rounds."""
 import ast
 
-from sim.frontend.source import MISSING
+from sim.frontend.names import MISSING
 
 
 def assign(target, value):

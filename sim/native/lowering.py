@@ -10,14 +10,15 @@ from types import ModuleType
 import numpy as np
 
 from sim.events import Site
-from sim.frontend.rebind import cuda_name, dtype_or_none, flat, is_number, only_signature, source_lines
-from sim.frontend.source import MISSING
+from sim.frontend.names import MISSING, cuda_name, device_function, dtype_or_none, is_number, name_in_cuda, only_signature
+from sim.frontend.rebind import source_lines
+from sim.frontend.tree import flat
 from sim.memory.declared import name_before
 from sim.memory.spaces import host_array
 from sim.native import unset
-from sim.native.front import CannotLower, Declared, Device, device_function, is_grid_sync, literal, name_in_cuda
+from sim.native.front import CannotLower, Declared, Device, is_grid_sync, literal
 from sim.native.kinds import HALVES
-from sim.native.loops import LoopCounter, assign, over_elements
+from sim.native.loops import LoopCounter, over_elements
 from sim.native.variables import assigned
 from sim.native.vocabulary import GEOMETRY, MODULES, RESERVED, SPECIAL, WAITING, home_of
 
@@ -381,24 +382,7 @@ class Lowering(ast.NodeTransformer):
     def visit_Assign(self, node):
         node.targets = [*map(as_item, node.targets)]
         target = node.targets[0]
-        if len(node.targets) == 1 and isinstance(target, ast.Subscript) and self.is_access(target):
-            return self.store(target, self.visit(node.value))
-        if not any(isinstance(part, ast.Subscript) and self.is_access(part) for target in node.targets for part in ast.walk(target)):
-            return self.generic_visit(node)
-        held, later = self.module.fresh("value"), []
-        return [assign(held, self.visit(node.value)), *(assign(self.without_stores(target, later), ast.Name(held, ast.Load())) for target in node.targets), *later]
-
-    def without_stores(self, target, later):
-        """`target` with a variable in place of each element of an array; `later` gets the stores."""
-        target = as_item(target)
-        if isinstance(target, ast.Subscript) and self.is_access(target):
-            name = self.module.fresh("part")
-            later.append(self.store(target, ast.Name(name, ast.Load())))
-            return ast.Name(name, ast.Store())
-        if isinstance(target, (ast.Tuple, ast.List)):
-            target.elts = [self.without_stores(part, later) for part in target.elts]
-            return target
-        return self.visit(target)
+        return self.store(target, self.visit(node.value)) if isinstance(target, ast.Subscript) and self.is_access(target) else self.generic_visit(node)
 
     def store(self, target, value):
         self.count_from_end(target)
@@ -408,9 +392,6 @@ class Lowering(ast.NodeTransformer):
         self.number("load", target)  # the place before: where the value is read, if it is an array
         return ast.copy_location(ast.Expr(self.call("store", [array, as_value(index), value, self.number("store", target)], target)), target)
 
-    def visit_AnnAssign(self, node):
-        return self.visit(ast.copy_location(ast.Assign([node.target], node.value), node)) if node.value else []
-
     def visit_Compare(self, node):
         """`function is None`, `function != None`: known here."""
         parts = [node.left, *node.comparators]
@@ -419,31 +400,12 @@ class Lowering(ast.NodeTransformer):
             return ast.copy_location(ast.Constant(isinstance(node.ops[0], (ast.IsNot, ast.NotEq))), node)
         return self.generic_visit(node)
 
-    def visit_AugAssign(self, node):
-        target, called = as_item(node.target), type(node.op) in CALLED
-        if isinstance(target, ast.Name) and called:
-            old = ast.copy_location(ast.Name(target.id, ast.Load()), target)
-            return self.visit(ast.copy_location(ast.Assign([target], ast.copy_location(ast.BinOp(old, node.op, node.value), node)), node))
-        if not isinstance(target, ast.Subscript) or not (called or self.is_access(target)):
-            return self.generic_visit(node)
-        self.count_from_end(target)
-        index, array, numbered = self.module.fresh("index"), self.visit(target.value), self.is_access(target)
-        field = is_field(target)
-        held, element = [] if field else [assign(index, self.visit(target.slice))], lambda: [copy.deepcopy(array), target.slice if field else ast.Name(index, ast.Load())]
-        load, store = ("load_field", "store_field") if field else ("load", "store")
-        old = self.call(load, [*element(), self.number("load", target)], node) if numbered else ast.Subscript(*element(), ast.Load())
-        new = self.operation(old, node.op, self.visit(node.value), node)
-        stored = ast.Expr(self.call(store, [*element(), new, self.number("store", target)], node)) if numbered else ast.Assign([ast.Subscript(*element(), ast.Store())], new)
-        return [ast.copy_location(statement, node) for statement in (*held, stored)]
-
     def visit_BinOp(self, node):
-        return self.operation(self.visit(node.left), node.op, self.visit(node.right), node)
-
-    def operation(self, left, operator, right, node):
-        """left operator right. What a shift by more than the width gives, or a division by 0, only a function of ours knows: LLVM leaves it open."""
-        if type(operator) in CALLED and not (isinstance(right, ast.Constant) and right.value in SAFE[type(operator)]):
-            return self.call(CALLED[type(operator)], [left, right], node)
-        return ast.copy_location(ast.BinOp(left, operator, right), node)
+        """What a shift by more than the width gives, or a division by 0, only a function of ours knows: LLVM leaves it open."""
+        node = self.generic_visit(node)
+        if type(node.op) in CALLED and not (isinstance(node.right, ast.Constant) and node.right.value in SAFE[type(node.op)]):
+            return self.call(CALLED[type(node.op)], [node.left, node.right], node)
+        return node
 
     def visit_If(self, node):
         site = self.number("branch", node.test) if self.module.watched else None

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numba
 from numba.core.errors import NumbaError
 
-from sim.frontend.rebind import flat
-from sim.frontend.source import acts_on_atomics
+from sim.frontend.names import acts_on_atomics
+from sim.frontend.ssa import Versions
+from sim.frontend.tree import Apart, flat
 from sim.native import cache, infer
 from sim.native.arrays import BARE, BOUNDED, GuardedType
 from sim.native.fission import Fission, indented
@@ -123,14 +124,15 @@ def rename(statements, new):
 def fissioned(lowered, name, kinds):
     """The Fissioned of a kernel called `name` for arguments of these Numba types (in order of the parameters)."""
     module, parameters = lowered.module, lowered.parameters
-    thread, function = thread_text(module, name, parameters, lowered.statements)
     arrays = [GuardedType(numba.typeof(array).dtype, array.ndim, True, BOUNDED) for array in module.arrays.values()]
     declared = [GuardedType(kind_of(d.dtype.rstrip("_")), array_rank(d), True, BARE, sizes_of(d)) for d in module.declared.values()]
-    path = cache.path_of(name, repr((thread, [str(kind) for kind in (*kinds, *arrays)])))
+    path = cache.path_of(name, repr((thread_text(module, name, parameters, lowered.statements), [str(kind) for kind in (*kinds, *arrays)])))
     text = cache.read(path)
     if text is None:
-        variables = variable_types(thread, function, {device.name for device in module.devices.values()}, [numba.int64, numba.int64, *[DIM3] * 4, *arrays, *declared, *kinds])
-        text = fission_text(module, name, parameters, Fission(module, name, parameters, copy.deepcopy(lowered.statements), variables))
+        given = [numba.int64, numba.int64, *[DIM3] * 4, *arrays, *declared, *kinds]
+        statements, variables = typed_apart(lowered.statements, [*SPECIAL, *module.arrays, *module.declared, *parameters], module.fresh,
+                                            lambda statements: variable_types(module, name, thread_text(module, name, parameters, statements), given))
+        text = fission_text(module, name, parameters, Fission(module, name, parameters, statements, variables))
         cache.write(path, text)
     made = cache.load(path, text)
     return Fissioned(lowered, text, getattr(made, f"{name}_grid"), made.OVER_THREADS)
@@ -149,20 +151,38 @@ def array_rank(declared):
 DIM3 = numba.types.NamedUniTuple(numba.int32, 3, Dim3)
 
 
+def typed_apart(statements, parameters, fresh, types_of):
+    """(statements, {variable: type}): a copy of the statements in which each variable has one type. `types_of(statements)`: {variable: the types that Numba gives it}."""
+    found = types_of(statements)
+    several = {name for name, kinds in found.items() if len(kinds) > 1}
+    statements = copy.deepcopy(statements)
+    if several:
+        trial = copy.deepcopy(statements)
+        versions = Versions(parameters, trial)
+        names = Apart(trial, versions, lambda version: version, several, fresh, lambda node, kind: node).names
+        found = types_of(trial)
+        kinds = [infer.unified(found[name]) if (name := names.get((version.name, version.settled()))) in found else None for version in versions.all]
+        versions = Versions(parameters, statements)
+        kinds = dict(zip(versions.all, kinds, strict=True))
+        Apart(statements, versions, kinds.get, several, fresh, lambda node, kind: node)
+        found = types_of(statements)
+    return statements, {name: infer.unified(kinds) for name, kinds in found.items()}
+
+
 def thread_text(module, name, parameters, statements):
-    """(text, name) of the kernel as one thread runs it, from start to end."""
+    """The text of the kernel as one thread runs it, from start to end."""
     lines = [line for statement in statements for line in ast.unparse(ast.fix_missing_locations(statement)).split("\n")] or ["pass"]
     signature = f"{name}_thread({', '.join([*SPECIAL, *module.arrays, *module.declared, *parameters])})"
-    return "\n".join([*head(module, f"{name}, one thread"), *function_text("", signature, lines)[1:]]), f"{name}_thread"
+    return "\n".join([*head(module, f"{name}, one thread"), *function_text("", signature, lines)[1:]])
 
 
-def variable_types(text, name, devices, kinds):
-    names = {}
+def variable_types(module, name, text, kinds):
+    names, devices = {}, {device.name for device in module.devices.values()}
     exec(text, names)
     names.update(infer.STOPS)
     names.update({device: infer.only_typed(value.py_func) for device, value in list(names.items()) if device in devices})
     try:
-        return infer.variable_types(names[name], tuple(kinds))
+        return infer.variable_types(names[f"{name}_thread"], tuple(kinds))
     except NumbaError as error:
         raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
 

@@ -3,7 +3,6 @@ import functools
 import inspect
 import weakref
 from math import prod
-from types import ModuleType
 
 import numpy as np
 from numba import typeof, types
@@ -12,19 +11,17 @@ from numba.core.errors import NumbaError
 from sim.context import thread_index
 from sim.errors import LaunchError
 from sim.events import Access
-from sim.frontend.rebind import names_in, python_function
-from sim.frontend.source import Names
+from sim.frontend.names import names_in, outside, python_function
 from sim.memory.declared import too_much_shared
 from sim.memory.spaces import Empty, host_array, named_leaves
 from sim.native import unset
 from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, Guarded, GuardedType, array_type
 from sim.native.checks import BARRIERS, DIRTY, WROTE, new_state
 from sim.native.internal import uncollected
-from sim.native.front import CannotLower, device_function
+from sim.native.front import CannotLower
 from sim.native.bodies import Bodies, Body, InStep
 from sim.native.program import first_line, fissioned, generators, lower_for_fission, sizes_of
 from sim.native.kinds import argument_of, dtype_of
-from sim.native.vocabulary import MODULES
 from sim.observers import DEFAULT
 from sim.observers.misuse import Misuse, unassigned_variable
 from sim.report import finish
@@ -97,25 +94,6 @@ def remembered(function, key, make):
     if isinstance(known[key], CannotLower):
         raise known[key]
     return known[key]
-
-
-def outside(function, seen=frozenset()):
-    """What the globals and free variables of a function are now, and those of the device functions that it calls, as far as lowered text depends on them."""
-    names, mentioned, seen = Names(function), sorted(set(names_in(function.__code__))), seen | {function}
-    return tuple(frozen(names.value(name), mentioned, seen) for name in mentioned)
-
-
-def frozen(value, mentioned, seen):
-    """What there is to compare in a global: a number itself, a function's code (which the key keeps alive, as its identity must not pass to another), the members of a module."""
-    if isinstance(value, (int, float, complex, str, np.generic)):
-        return type(value), value
-    if isinstance(value, tuple):
-        return value
-    if (function := device_function(value)) is not None:
-        return function.__code__, () if function in seen else outside(function, seen)
-    if isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in (*MODULES, "numba"):
-        return tuple(frozen(getattr(value, name), (), seen) for name in mentioned if hasattr(value, name))
-    return id(value)
 
 
 def kind_of(name, value):

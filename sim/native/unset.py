@@ -1,13 +1,14 @@
 """Variables that not every path assigns: a flag beside each says whether this thread has, and the reads in question ask it."""
 import ast
 
-from sim.frontend.unassigned import maybe_unassigned
+from sim.frontend.ssa import Versions
 from sim.native.checks import MOST_UNSET, UNSET
 
 
 def watch(lowering, tree):
     """Rewrite a function's tree, not lowered yet: its flags are set and asked."""
-    found = [node for node in maybe_unassigned(tree) if len(lowering.module.unset) < MOST_UNSET]
+    parameters = [argument.arg for argument in ast.walk(tree.args) if isinstance(argument, ast.arg)]
+    found = [node for node in Versions(parameters, tree.body).unassigned(tree.body) if len(lowering.module.unset) < MOST_UNSET]
     walrus = {part.target.id for part in ast.walk(tree) if isinstance(part, ast.NamedExpr)}
     flags = {name: lowering.module.fresh(f"{name}_is_set") for name in sorted({node.id for node in found} - walrus)}
     if flags:
@@ -50,20 +51,16 @@ class Flags(ast.NodeTransformer):
         return own_name(name, ast.Load())
 
     def visit_Assign(self, node):
-        targets = [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.For)) else node.targets
+        targets = [node.target] if isinstance(node, ast.For) else node.targets
         names = [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store) and part.id in self.flags]
-        if isinstance(node, ast.AugAssign) and id(node.target) in self.reads and node.target.id in self.flags:
-            old = ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target)
-            self.reads.add(id(old))
-            node = ast.copy_location(ast.Assign([node.target], ast.copy_location(ast.BinOp(old, node.op, node.value), node)), node)
         set_now = [flag(self.flags[name], True, node) for name in names]
         node = self.generic_visit(node)
         if isinstance(node, ast.For):
             node.body[:0] = set_now
             return node
-        return [node, *set_now] if not isinstance(node, ast.AnnAssign) or node.value else node
+        return [node, *set_now]
 
-    visit_AugAssign = visit_AnnAssign = visit_For = visit_Assign
+    visit_For = visit_Assign
 
 
 def told(numbers, module, grid):

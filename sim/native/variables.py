@@ -46,8 +46,6 @@ def of_statement(node, sure):
     if isinstance(node, ast.For):
         inner = walk(node.body, sure | assigned([ast.Expr(node.target)]))
         return reads(node.iter) - sure | inner[0] | walk(node.orelse, sure)[0], sure
-    if isinstance(node, ast.AugAssign):
-        return (reads(node.value) | reads(node.target) | assigned([ast.Expr(node.target)])) - sure, sure | assigned([node])
     if isinstance(node, (ast.FunctionDef, ast.With, ast.Try)):
         return reads(node) - sure, sure
     return reads(node) - sure, sure | assigned([node])

@@ -1,6 +1,6 @@
 """Whole kernels typed as Numba types them: the same text, compiled for the CPU by Numba and simulated, gives the same numbers.
 
-Where the front end leaves an operator to Python (sim.frontend.kinds), a mistake would show here and nowhere else.
+Where the front end leaves an operator to Python (sim.frontend.types), a mistake would show here and nowhere else.
 """
 import math
 

@@ -1,0 +1,219 @@
+"""What the global and free names of a function stand for: numbers, dtypes, device functions, parts of numba.cuda."""
+import ast
+import functools
+import importlib
+import sys
+import types
+
+import ml_dtypes
+import numpy as np
+
+from sim.isa.conversions import cast
+
+MISSING = object()
+NAMESPACES = ("atomic", "shared", "local", "const")
+LIBRARIES = ("math", "cmath", "numpy", "operator", "_operator")
+
+
+class Names:
+    """What a function's names stand for: its free variables first, then its globals, then the builtins."""
+
+    def __init__(self, function):
+        self.free = {}
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            try:
+                self.free[name] = cell.cell_contents
+            except ValueError:  # not assigned yet
+                pass
+        self.globals = function.__globals__
+        self.local = set(function.__code__.co_varnames) | set(function.__code__.co_cellvars)
+
+    def value(self, name):
+        if name in self.local:
+            return MISSING
+        if name in self.free:
+            return self.free[name]
+        return self.globals.get(name, MISSING)
+
+    def resolve(self, node):
+        """What a Name or a chain of attributes on one (`cuda.shared.array`) stands for, or MISSING."""
+        if isinstance(node, ast.Name):
+            return self.value(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self.resolve(node.value)
+            return MISSING if owner is MISSING else member(owner, node.attr)
+        return MISSING
+
+
+def member(owner, name):
+    """`owner.name`, or MISSING."""
+    value = getattr(owner, name, MISSING)
+    return stand_ins().get(name, MISSING) if value is MISSING and owner is sys.modules.get("numba.cuda") else value
+
+
+@functools.cache
+def stand_ins():
+    """What `cuda` offers to kernels and lacks outside them when NUMBA_ENABLE_CUDASIM is set."""
+    if not sys.modules["numba.cuda"].config.ENABLE_CUDASIM:
+        return {}
+    modules = [importlib.import_module(f"numba.cuda.{name}") for name in ("stubs", "intrinsics", "cg", "libdevice")]
+    offered = {name: value for module in modules[:2] for name, value in vars(module).items() if not name.startswith("_")}
+    return offered | {module.__name__.rpartition(".")[2]: module for module in modules[2:]}
+
+
+def path(node):
+    """The dotted text of a Name or chain of attributes ("cuda.shared.array"), or ""."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        owner = path(node.value)
+        return f"{owner}.{node.attr}" if owner else ""
+    return ""
+
+
+def acts_on_atomics(tree):
+    """Whether a function uses what an atomic gives back, or fences: then what its threads do may hang on who goes first."""
+    ignored = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    names = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and id(node) not in ignored]
+    fences = [node for node in ast.walk(tree) if isinstance(node, (ast.Name, ast.Attribute)) and (getattr(node, "attr", None) or getattr(node, "id", "")).startswith("threadfence")]
+    return bool(fences) or any("atomic" in name.split(".") for name in names)
+
+
+# --- numba.cuda -----------------------------------------------------------------------------------------------------------------
+
+
+def names_in(code):
+    """Every global and attribute name that `code`, or a function within it, mentions; free variables too."""
+    yield from code.co_names
+    yield from code.co_freevars
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from names_in(constant)
+
+
+def cuda_name(value):
+    """The name under which numba.cuda has `value`, for what was imported from there by name; else None."""
+    cuda = sys.modules.get("numba.cuda")
+    if cuda is None or value is MISSING or type(value) in (int, float, str, bool, tuple):
+        return None
+    return names_by_identity(cuda).get(id(value))
+
+
+@functools.cache
+def names_by_identity(module):
+    """{id: name} of what `module` offers, and of what its namespaces offer: "atomic.add"."""
+    named = {name: member for name, member in {**stand_ins(), **vars(module)}.items() if not name.startswith("_") and type(member) not in (int, float, str, bool, tuple)}
+    inner = {f"{space}.{name}": member for space in NAMESPACES for name, member in vars(named[space]).items() if not name.startswith("_")}
+    inner = {name: getattr(member, "__func__", member) for name, member in inner.items()}  # of a static method
+    return {id(member): name for name, member in {**inner, **named}.items()}
+
+
+def name_in_cuda(value):
+    """The name under which numba.cuda has `value`, or None; a grid group's constructor is "this_grid" wherever it lives."""
+    of_grid = getattr(value, "__name__", None) == "this_grid" and (getattr(value, "__module__", None) or "").startswith("numba.cuda")
+    return "this_grid" if of_grid else cuda_name(value)
+
+
+def device_function(value):
+    """The Python function behind a device function, or None for anything else (what Numba compiles by itself, too)."""
+    home = getattr(value, "__module__", None) or ""
+    kernels = home.startswith(("numba.cuda.kernels.", "numba.cuda.random")) or ".tests." in home  # Numba's own kernels, and those of its tests, are kernels as any
+    own = home.partition(".")[0] in ("math", "numpy", "builtins") or home.startswith("numba.") and not kernels
+    return None if value is MISSING or own or cuda_name(value) else python_function(value)
+
+
+# --- dtypes and functions -------------------------------------------------------------------------------------------------------
+
+
+class DType:
+    """A dtype as a kernel sees it: callable as a conversion, accepted where an array is declared."""
+
+    def __init__(self, dtype):
+        self.dtype = np.dtype(dtype)
+        self.convert = cast(self.dtype)
+
+    def __call__(self, value=0):
+        return self.convert(value)
+
+    def __repr__(self):
+        return f"<dtype {self.dtype}>"
+
+
+@functools.cache
+def as_dtype(value):
+    """The numpy dtype that `value` (a numpy or Numba type, a dtype, one of ours) names, or None."""
+    if isinstance(value, DType):
+        return value.dtype
+    if isinstance(value, np.dtype):
+        return value
+    if isinstance(value, type) and issubclass(value, np.generic):
+        return np.dtype(value)
+    if value in (int, float, bool, complex):
+        return np.dtype(value)
+    if isinstance(value, str):
+        return dtype_named(value)
+    if type(value).__module__.startswith(("numba.core.types", "numba.cuda.types", "numba.cuda._internal")):
+        record = getattr(value, "dtype", None)
+        return record if isinstance(record, np.dtype) else dtype_named(str(getattr(value, "name", value)))
+    if any(base.__name__ == "Type" and base.__module__.startswith("numba") for base in type(value).__mro__):
+        return np.dtype(object)  # a type that somebody added to Numba: its values have no bytes here
+    return None
+
+
+def dtype_named(name):
+    if name.removeprefix("__nv_") == "bfloat16":
+        return np.dtype(ml_dtypes.bfloat16)
+    try:
+        return np.dtype("bool" if name == "boolean" else name)
+    except (TypeError, ValueError, SyntaxError):  # numpy raises all three for what is no dtype
+        return None
+
+
+def dtype_or_none(value):
+    """`as_dtype` for any value: one that cannot be hashed, or that a cache must not keep alive, is no dtype."""
+    if isinstance(value, (types.FunctionType, types.ModuleType)) or hasattr(value, "py_func"):
+        return None
+    try:
+        return as_dtype(value)
+    except TypeError:
+        return None
+
+
+def python_function(kernel):
+    """The Python function behind a `@cuda.jit` dispatcher or a plain function; None for anything else."""
+    function = getattr(kernel, "py_func", None) or getattr(kernel, "fn", kernel)  # Numba's simulator calls it fn
+    return function if isinstance(function, types.FunctionType) else None
+
+
+def only_signature(dispatcher):
+    """The signature that `@cuda.jit("...", device=True)` was given, or None."""
+    compiled = list(getattr(dispatcher, "overloads", {}).values())
+    if len(compiled) != 1 or getattr(dispatcher, "_can_compile", True):  # without a signature Numba compiles for whatever types come
+        return None
+    return compiled[0].signature
+
+
+def is_number(dtype):
+    return dtype.names is None and not dtype.hasobject
+
+
+# --- what a kernel was made for -----------------------------------------------------------------------------------------------
+
+
+def outside(function, seen=frozenset()):
+    """What the globals and free variables of a function are now, and those of the device functions that it calls, as far as what a kernel becomes depends on them."""
+    names, mentioned, seen = Names(function), sorted(set(names_in(function.__code__))), seen | {function}
+    return tuple(frozen(names.value(name), mentioned, seen) for name in mentioned)
+
+
+def frozen(value, mentioned, seen):
+    """What there is to compare in a global: a number itself, a function's code (which the key keeps alive, as its identity must not pass to another), the members of a module."""
+    if isinstance(value, (int, float, complex, str, np.generic)):
+        return type(value), value
+    if isinstance(value, tuple):
+        return value
+    if (function := device_function(value)) is not None:
+        return function.__code__, () if function in seen else outside(function, seen)
+    if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] not in (*LIBRARIES, "numba"):
+        return tuple(frozen(getattr(value, name), (), seen) for name in mentioned if hasattr(value, name))
+    return id(value)

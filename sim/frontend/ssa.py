@@ -1,0 +1,226 @@
+"""The variables of a function as Numba has them: static single assignment, on the syntax tree.
+
+Each assignment makes a version of its variable. Where control flow brings several versions together, one more version stands for them (a phi of SSA), and it
+alone has the type that they all fit into: in `m = 0`, `if c: m = x`, `m * m` the last line reads a third m. Every Name gets what it reads or makes as its `version`.
+"""
+import ast
+
+NESTED = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+OPAQUE = (ast.Try, ast.With, ast.Match, ast.Global, ast.Nonlocal, ast.Delete)
+
+
+class Version:
+    """One assignment to the variable `name`: `source` says of what, as (how, expression, positions in nested tuples). A phi has `incoming` instead: [(place, version
+    or None for unassigned)], a place being ("before", statement) or ("end", list of statements)."""
+
+    def __init__(self, name, source=None, incoming=None):
+        self.name, self.source, self.incoming, self.same = name, source, incoming, None
+
+    def settled(self):
+        """This version, or the only one that a phi brings."""
+        version = self
+        while version.same is not None:
+            version = version.same
+        return version
+
+    def comes_from(self):
+        """[(place, version or None)] of a phi."""
+        return [(place, version and version.settled()) for place, version in self.incoming]
+
+
+def stored_names(nodes):
+    """The names that are assigned within `nodes`."""
+    return {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, (ast.Store, ast.Del))}
+
+
+def opaque_names(statements):
+    """The variables whose assignments are not followed: those of nested functions and comprehensions, and whatever `with`, `try`, `match` or `:=` in a part of an expression
+    that is not always evaluated assign."""
+    found = set()
+    for node in [part for statement in statements for part in ast.walk(statement)]:
+        if isinstance(node, NESTED):
+            found |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} if isinstance(node, (ast.FunctionDef, ast.Lambda)) else stored_names([node])
+            found |= {node.name} if isinstance(node, ast.FunctionDef) else set()
+        elif isinstance(node, OPAQUE):
+            found |= stored_names([node]) | set(getattr(node, "names", ()))
+        elif isinstance(node, (ast.IfExp, ast.BoolOp)):
+            found |= {part.target.id for part in ast.walk(node) if isinstance(part, ast.NamedExpr)}
+    return found
+
+
+class Versions:
+    """Finds the versions in a function's statements. `decided(test)`: what a condition is known to be while the function is compiled, or None."""
+
+    def __init__(self, parameters, statements, decided=lambda test: bool(test.value) if isinstance(test, ast.Constant) else None):
+        self.decided, self.opaque = decided, opaque_names(statements)
+        self.all, self.phis, self.read, self.loops = [], [], [], []
+        self.returns = []
+        self.falls_through = self.run(statements, {name: self.made(name, ("parameter", None, ())) for name in parameters if name not in self.opaque}) is not None
+        self.settle()
+        self.phis = self.live_phis()
+
+    def unassigned(self, statements):
+        """The Names in `statements` that may be read before anything has been assigned to their variable."""
+        stored = stored_names(statements) - self.opaque
+        lacking, before = {None}, 0
+        while len(lacking) > before:
+            before = len(lacking)
+            lacking |= {phi for phi in self.all if phi.incoming is not None and any(version in lacking for _, version in phi.comes_from())}
+        return [node for statement in statements for node in ast.walk(statement)
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and hasattr(node, "version") and version_of(node) in lacking
+                and (node.version.name if node.version else node.id) in stored]
+
+    def made(self, name, source=None, incoming=None):
+        version = Version(name, source, incoming)
+        self.all.append(version)
+        if incoming is not None:
+            self.phis.append(version)
+        return version
+
+    # --- which phis there are ---------------------------------------------------------------------------------------------
+
+    def settle(self):
+        """A phi that brings only one version is that version."""
+        changed = True
+        while changed:
+            changed = False
+            for phi in self.phis:
+                others = {version for _, version in phi.comes_from()} - {phi} if phi.same is None else ()
+                if len(others) == 1 and None not in others:
+                    phi.same, changed = others.pop(), True
+
+    def live_phis(self):
+        """The phis that something reads, if only another phi that something reads."""
+        live, waiting = [], [version.settled() for version in self.read]
+        while waiting:
+            phi = waiting.pop()
+            if phi.incoming is not None and phi not in live:
+                live.append(phi)
+                waiting += [version for _, version in phi.comes_from() if version is not None]
+        return [phi for phi in self.phis if phi in live]
+
+    # --- statements: each gives what the variables are behind it, or None if it never gets there ------------------------------
+
+    def run(self, statements, now):
+        for statement in statements:
+            if now is None:
+                return None
+            now = getattr(self, "of_" + type(statement).__name__.lower(), self.other)(statement, now)
+        return now
+
+    def meet(self, ways):
+        """What the variables are where `ways`, [(place, variables)], come together."""
+        ways = [(place, now) for place, now in ways if now is not None]
+        if len(ways) < 2:
+            return ways[0][1] if ways else None
+        met = {}
+        for name in {name for _, now in ways for name in now}:
+            versions = [(place, now.get(name)) for place, now in ways]
+            alike = all(version is versions[0][1] for _, version in versions)
+            met[name] = versions[0][1] if alike else self.made(name, incoming=versions)
+        return met
+
+    def of_assign(self, node, now):
+        self.expression(node.value, now)
+        for target in node.targets:
+            self.target(target, ("value", node.value, ()), now)
+        return now
+
+    def of_return(self, node, now):
+        self.expression(node.value, now)
+        self.returns.append(node)
+
+    def of_raise(self, node, now):
+        self.other(node, now)
+
+    def of_break(self, node, now):
+        self.loops[-1][1].append((("before", node), now))
+
+    def of_continue(self, node, now):
+        self.loops[-1][0].append((("before", node), now))
+
+    def of_if(self, node, now):
+        self.expression(node.test, now)
+        known = self.decided(node.test)
+        ways = [(("end", part), self.run(part, dict(now))) for part, happens in ((node.body, known is not False), (node.orelse, known is not True)) if happens]
+        return self.meet(ways)
+
+    def of_while(self, node, now):
+        known = self.decided(node.test)
+        return self.loop(node, now, lambda inside: self.expression(node.test, inside), None if known is True else node.orelse)
+
+    def of_for(self, node, now):
+        self.expression(node.iter, now)
+        return self.loop(node, now, lambda inside: None, node.orelse)
+
+    def loop(self, node, now, test, otherwise):
+        """`otherwise`: what runs when the loop has come to its end; None if it never does."""
+        head = dict(now)
+        for name in stored_names([node]) - self.opaque:
+            head[name] = self.made(name, incoming=[(("before", node), now.get(name))])
+        phis = {name: head[name] for name in stored_names([node]) - self.opaque}
+        test(head)
+        inside = dict(head)
+        if isinstance(node, ast.For):
+            self.target(node.target, ("element", node.iter, ()), inside)
+        self.loops.append(([], []))
+        end = self.run(node.body, inside)
+        continues, breaks = self.loops.pop()
+        for place, back in [(("end", node.body), end), *continues]:
+            for name, phi in phis.items() if back is not None else ():
+                phi.incoming.append((place, back.get(name)))
+        ended = None if otherwise is None else self.run(otherwise, dict(head))
+        return self.meet([(("end", node.orelse), ended), *breaks])
+
+    def of_functiondef(self, node, now):
+        return now
+
+    def other(self, node, now):
+        for part in ast.iter_child_nodes(node):
+            if isinstance(part, ast.expr):
+                self.expression(part, now)
+            elif isinstance(part, ast.stmt):
+                now = now and self.run([part], now)
+        return now
+
+    # --- names --------------------------------------------------------------------------------------------------------------
+
+    def reads(self, name, now):
+        version = now.get(name)
+        if version is not None:
+            self.read.append(version)
+        return version
+
+    def expression(self, node, now):
+        """Note what each Name in `node` reads, in order of evaluation."""
+        if node is None or isinstance(node, ast.Lambda):
+            return
+        if isinstance(node, ast.Name):
+            node.version = self.reads(node.id, now)
+        elif isinstance(node, ast.NamedExpr):
+            self.expression(node.value, now)
+            self.target(node.target, ("value", node.value, ()), now)
+        else:
+            for part in ast.iter_child_nodes(node):
+                self.expression(part, now)
+
+    def target(self, node, source, now):
+        """Note what an assignment makes; `source` says what is assigned."""
+        how, value, positions = source
+        if isinstance(node, ast.Name):
+            if node.id not in self.opaque:
+                node.version = now[node.id] = self.made(node.id, source)
+        elif isinstance(node, (ast.Tuple, ast.List)):
+            for position, part in enumerate(node.elts):
+                self.target(part, (how, value, (*positions, position)) if how else (None, None, ()), now)
+        elif isinstance(node, ast.Starred):
+            self.target(node.value, (None, None, ()), now)
+        else:
+            self.expression(node, now)
+
+
+def version_of(node):
+    """The version that a Name reads or makes, or None where that is not known."""
+    version = getattr(node, "version", None)
+    return version and version.settled()
+

@@ -1,0 +1,193 @@
+"""A function as a syntax tree of few kinds of statements: every assignment that reads or stores an element of an array has one target, in the order in which Python evaluates.
+
+`a[i] += v` becomes `a[i] = a[i] + v`, `a[i, n], n = v, n + 1` becomes `part, n_2 = v, n + 1`, `a[i, n] = part`, `n = n_2`. Line numbers and columns stay the file's.
+"""
+import ast
+import copy
+import inspect
+import textwrap
+from types import CodeType
+
+
+def tree_of(function):
+    """The function's FunctionDef without its decorators, or None where there is no source (built by exec, a lambda, a C function). `tree.variables`: the names of its variables."""
+    try:
+        lines, start = inspect.getsourcelines(function)
+        text = "".join(lines)
+        tree = ast.parse(textwrap.dedent(text))
+    except (OSError, TypeError, SyntaxError, IndentationError):
+        return None
+    node = tree.body[0]
+    if not isinstance(node, ast.FunctionDef):
+        return None
+    ast.increment_lineno(node, max(start, 1) - 1)
+    indent_columns(node, len(text) - len(text.lstrip()))
+    node.decorator_list, node.returns = [], None
+    return simplified(node, function)
+
+
+def indent_columns(tree, indent):
+    """Undo what dedenting did to the columns, so that they are the file's."""
+    for node in ast.walk(tree):
+        if hasattr(node, "col_offset"):
+            node.col_offset += indent
+            node.end_col_offset += indent
+
+
+def simplified(tree, function):
+    simplify = Simplify(set(identifiers(function.__code__)))
+    tree = simplify.visit(tree)
+    tree.variables = {*function.__code__.co_varnames, *function.__code__.co_cellvars, *simplify.made}
+    return tree
+
+
+def identifiers(code):
+    """Every name that `code`, or a function within it, mentions."""
+    yield from (*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from identifiers(constant)
+
+
+def flat(result):
+    """What visiting a statement gives, as a list."""
+    return result if isinstance(result, list) else [result]
+
+
+def has(node, *kinds):
+    return any(isinstance(part, kinds) for part in ast.walk(node))
+
+
+class Simplify(ast.NodeTransformer):
+    """`taken`: the names that must not be given to new variables; `made`: those that were given."""
+
+    def __init__(self, taken):
+        self.taken, self.made = taken, set()
+
+    def fresh(self, stem):
+        name, number = stem, 1
+        while name in self.taken:
+            number += 1
+            name = f"{stem}_{number}"
+        self.taken.add(name)
+        self.made.add(name)
+        return name
+
+    def held(self, node, stem, before):
+        """`node` if evaluating it twice costs nothing, else a new variable, which `before` gets the assignment of; as a function that makes the node anew."""
+        if isinstance(node, ast.Tuple):
+            parts = [self.held(part, stem, before) for part in node.elts]
+            return lambda: ast.copy_location(ast.Tuple([part() for part in parts], ast.Load()), node)
+        if isinstance(node, ast.Constant) or isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant):
+            return lambda: copy.deepcopy(node)
+        name = node.id if isinstance(node, ast.Name) else self.fresh(stem)
+        if not isinstance(node, ast.Name):
+            before.append(ast.Assign([ast.Name(name, ast.Store())], node))
+        return lambda: ast.copy_location(ast.Name(name, ast.Load()), node)
+
+    def visit_AugAssign(self, node):
+        target, before = node.target, []
+        if isinstance(target, ast.Name):
+            old = ast.Name(target.id, ast.Load())
+        elif isinstance(target, ast.Subscript) and not has(target.slice, ast.Slice, ast.Starred):
+            array, index = self.held(target.value, "array", before), self.held(target.slice, "index", before)
+            old, target = (ast.copy_location(ast.Subscript(array(), index(), context()), target) for context in (ast.Load, ast.Store))
+        elif isinstance(target, ast.Attribute):
+            owner = self.held(target.value, "owner", before)
+            old, target = (ast.copy_location(ast.Attribute(owner(), target.attr, context()), target) for context in (ast.Load, ast.Store))
+        else:
+            return node
+        new = ast.BinOp(ast.copy_location(old, node.target), node.op, node.value)
+        return located([*before, ast.Assign([target], ast.copy_location(new, node))], node)
+
+    def visit_AnnAssign(self, node):
+        return flat(self.visit(*located([ast.Assign([node.target], node.value)], node))) if node.value else ast.copy_location(ast.Pass(), node)
+
+    def visit_Assign(self, node):
+        target, before = node.targets[0], []
+        if len(node.targets) > 1:
+            value = self.held(node.value, "value", before)
+            return [*located(before, node), *(part for target in node.targets for part in flat(self.visit(*located([ast.Assign([target], value())], node))))]
+        if isinstance(target, ast.Attribute):
+            return node
+        if isinstance(target, ast.Subscript):
+            if has(node.value, ast.Call) and (has(target.slice, ast.Call, ast.Subscript) or not isinstance(target.value, ast.Name)):
+                node.value = self.held(node.value, "value", before)()
+            return located([*before, node], node) if before else node
+        if isinstance(target, ast.Name) or not has(target, ast.Subscript, ast.Attribute):
+            return node
+        later = []
+        node.targets = [self.put_off(target, later)]
+        return located([node, *later], node)
+
+    def put_off(self, target, later):
+        """`target` without elements of arrays, and without the names that come behind them: `later` gets those assignments."""
+        if isinstance(target, (ast.Tuple, ast.List)):
+            target.elts = [self.put_off(part, later) for part in target.elts]
+            return target
+        if isinstance(target, ast.Starred) or isinstance(target, ast.Name) and not later:
+            return target
+        name = self.fresh(target.id if isinstance(target, ast.Name) else "part")
+        later.append(ast.Assign([target], ast.Name(name, ast.Load())))
+        return ast.Name(name, ast.Store())
+
+
+def located(statements, node):
+    """`statements`, what has no place yet being where `node` is."""
+    return [ast.fix_missing_locations(ast.copy_location(statement, node)) for statement in statements]
+
+
+class Apart:
+    """Gives each type of a variable a name of its own, and converts what goes over from the one to the other where versions meet.
+
+    `type_of(version)`: what tells one type from another; `torn`: the variables concerned; `fresh(name)`: a name like `name`; `converted(node, type)`: an expression."""
+
+    def __init__(self, statements, versions, type_of, torn, fresh, converted):
+        self.versions, self.type_of, self.torn, self.fresh, self.converted = versions, type_of, torn, fresh, converted
+        self.names = {}  # (variable, type) -> name
+        if self.torn:
+            for version in versions.all:
+                self.name(version.settled())
+            for node in [part for statement in statements for part in ast.walk(statement)]:
+                version = getattr(node, "version", None) if isinstance(node, ast.Name) else None
+                if version is not None and version.name in self.torn:
+                    node.id = self.name(version.settled())
+            insert(statements, self.conversions())
+
+    def name(self, version):
+        """The name of a version."""
+        key = version.name, self.type_of(version)
+        if version.name in self.torn and key not in self.names:
+            first = all(name != version.name for name, _ in self.names)
+            self.names[key] = version.name if first else self.fresh(version.name)
+        return self.names.get(key, version.name)
+
+    def conversions(self):
+        added = {}
+        for phi in self.versions.phis:
+            for (where, node), version in phi.comes_from():
+                if version is not None and self.name(version) != self.name(phi):
+                    read = ast.Name(self.name(version), ast.Load())
+                    made = ast.Assign([ast.Name(self.name(phi), ast.Store())], self.converted(read, self.type_of(phi)))
+                    made.targets[0].version = phi
+                    added.setdefault((where, id(node)), []).append(made)
+        return added
+
+
+def torn(versions, type_of):
+    """The variables of which one type goes over into another; a type that is None is not known."""
+    pairs = [(type_of(phi), type_of(version), phi.name) for phi in versions.phis for _, version in phi.comes_from() if version is not None]
+    return {name for one, other, name in pairs if one != other and None not in (one, other)}
+
+
+def insert(statements, added):
+    """Put the statements that `added` has, {(where, id of a statement or list): [statement]}, where they belong in `statements` and in all that they contain."""
+    before = [(statement, added.get(("before", id(statement)), [])) for statement in statements]
+    for statement in statements:
+        for part in (getattr(statement, "body", None), getattr(statement, "orelse", None)):
+            if isinstance(part, list) and not isinstance(statement, ast.FunctionDef):
+                insert(part, added)
+    end = added.get(("end", id(statements)), [])
+    last = statements[-1] if statements else None
+    statements[:] = [part for statement, first in before for part in (*located(first, statement), statement)]
+    statements += located(end, last) if last else end

@@ -1,0 +1,208 @@
+# ruff: noqa: F841 (what is assigned is what is compared)
+"""The types that the front end infers are Numba's: for each assignment, and for each place where several meet (the typing of the CUDA target is the judge)."""
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from numba import cuda, types
+from numba.cuda import dispatcher
+
+from sim.frontend.ssa import version_of
+from sim.frontend.tree import tree_of
+from sim.frontend.types import ANY, UNKNOWN, Number, Types, type_of_value
+from sim.memory.spaces import AddressSpace, bind_arguments
+from sim.memory.array import Array
+from numba_types import numba_types
+
+DEEP = False
+
+
+@cuda.jit(device=True)
+def clamped(v, low=0):
+    if v < low:
+        return low
+    return v
+
+
+@cuda.jit(device=True)
+def factorial(n):
+    if n < 2:
+        return 1
+    return n * factorial(n - 1)
+
+
+def everything(x, i8, u32, u64, out, n):
+    t = cuda.threadIdx.x
+    m = 0
+    if n > 3:
+        m = x[t]
+        y = m * m
+    z = m * m
+    for i in range(t):
+        a = i
+    for j in range(0, t):
+        b = j
+    for k in range(i8[0]):
+        c = k
+    for k2 in range(u32[0]):
+        c2 = k2
+    for k3 in range(u64[0]):
+        c3 = k3
+    for k4 in range(0, u32[0]):
+        c4 = k4
+    for k5 in range(t, n):
+        c5 = k5
+    for k6 in range(t, t, t):
+        c6 = k6
+    g = cuda.grid(1)
+    bb = cuda.ballot_sync(0xffffffff, 1)
+    am = cuda.activemask()
+    s = cuda.syncthreads_count(1)
+    la = cuda.laneid
+    w = cuda.warpsize
+    sz = x.size
+    sh = x.shape[0]
+    nd = x.ndim
+    ln = len(x)
+    p = cuda.popc(i8[0])
+    p2 = cuda.popc(t)
+    lt = cuda.lanemask_lt()
+    w2 = x[0] if n else 0
+    w3 = n and x[0]
+    f = float(x[0])
+    ii = int(u32[0])
+    rr = round(x[0])
+    rr2 = round(x[0], 2)
+    ab = abs(t)
+    neg = -t
+    inv = ~t
+    no = not t
+    mx = max(t, t)
+    mx2 = min(t, 3)
+    bl = t < 3
+    bn = -bl
+    bi = ~bl
+    gs = cuda.gridsize(1)
+    gx, gy = cuda.grid(2)
+    oo = cuda.atomic.add(x, 0, 1)
+    cl = cuda.clz(t)
+    ff = cuda.ffs(t)
+    mm, pr = cuda.match_all_sync(0xffffffff, t)
+    an = cuda.any_sync(0xffffffff, t)
+    sf = cuda.shfl_sync(0xffffffff, t, 0)
+    its = x.itemsize
+    h = 0xffffffff
+    h2 = 0x7fffffffffffffff
+    h3 = 0xffffffffffffffff
+    s2 = sum((t, t))
+    for e in x:
+        e2 = e
+    for q, e3 in enumerate(x):
+        q2 = q
+    sd = x.strides[0]
+    dm = divmod(t, t)
+    dm1, dm2 = dm
+
+
+def merges(x, i8, u32, u64, out, n):
+    a = 0
+    for i in range(n):
+        if i > 2:
+            a = x[i]
+            continue
+        if i > 5:
+            a = u32[i]
+            break
+        b = a
+    else:
+        a = 3
+    c = a
+    d = i8[0]
+    while d < 5:
+        d += 1
+        if d == 3:
+            d = u64[0]
+            break
+        e = d
+    f = d
+    if DEEP:
+        f = x[0]
+    g = f
+    h = 0 if n else x[0]
+    h *= 2
+    p, q = 0, x[0]
+    for k in range(3):
+        p, q = q, p
+    r = math.sqrt(p) + q
+    s = True
+    s = s + True
+    t = i8[0] * x[0]
+    t += i8[0]
+    u = u32[0] - u32[1]
+    u -= 1
+    v = u64[0] if n > 2 else u32[0]
+    w = u64[0] if n > 2 else n
+    y = x[0]
+    y **= 2
+    z = x[0] ** n
+    aa = min(x[0], i8[0], n)
+    ab = max(u32[0], i8[0])
+    ac = x.shape
+    ad, ae = ac[0], len(ac)
+    af = n // 2 + n % 3 - (n << 2) | (n & 3) ^ u32[0]
+    ag = math.floor(x[0])
+    ah = math.exp(n)
+    ai = n / 2
+    aj = np.float32(n) * np.int8(3)
+    ak = clamped(x[0])
+    al = clamped(n)
+    am = clamped(u32[0], 2.5)
+    an = factorial(n)
+    ao = (n > 2) + 1
+    ap = -(n > 2)
+
+
+KERNELS = [everything, merges]
+ARGUMENTS = {"x": types.float32[::1], "i8": types.int8[::1], "u32": types.uint32[::1], "u64": types.uint64[::1], "out": types.float64[::1], "n": types.int64}
+
+
+def type_of_argument(kind):
+    """The front end's type for a Numba type."""
+    if not isinstance(kind, types.Array):
+        return type_of_value(np.zeros((), str(kind))[()])
+    array = np.zeros((4,) * kind.ndim, str(kind.dtype))
+    allocation, offset = bind_arguments(AddressSpace(), {"a": array})["a"]
+    return type_of_value(Array(None, allocation, offset, array.dtype, array.shape, array.strides, "a"))
+
+
+def inferred(function, arguments):
+    """{(variable, whether several assignments meet): the set of its types, as numpy dtypes; None for what is no number, ANY where the front end does not know}."""
+    found = {}
+    front = Types(function, tree_of(function), {name: type_of_argument(kind) for name, kind in arguments.items()})
+    for version in front.versions.all:
+        meets = version.incoming is not None
+        if version.same is None and (version in front.versions.phis if meets else version.source[0] != "parameter"):
+            kind = front.found.get(version_of(SimpleNamespace(version=version)))
+            dtype = np.dtype(np.int64 if kind.kind is int else kind.kind) if isinstance(kind, Number) else ANY if kind in (ANY, UNKNOWN) else None
+            found.setdefault((version.name, meets), set()).add(dtype)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    """Numba asks for a GPU before it types a call of a device function."""
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(8, 0)))
+
+
+def of_numba(function, arguments):
+    found = {}
+    for (name, _, meets), dtype in numba_types(function, arguments.values()).items():
+        found.setdefault((name, meets), set()).add(dtype)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
+def test_inferred_as_numba_infers(kernel):
+    assert inferred(kernel, ARGUMENTS) == of_numba(kernel, ARGUMENTS)
