@@ -473,7 +473,7 @@ def matmul_3(thread, threadIdx, tile_a, tile_b, total_of):
     x = threadIdx.x
     y = threadIdx.y
     for k in range(TILE):
-        total += tile_a[y, k] * tile_b[k, x]
+        total = total + tile_a[y, k] * tile_b[k, x]
     total_of[thread] = total
 ''' in text
     assert "yield" in source(grid_wide, float64[::1], float64[::1])
