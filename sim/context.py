@@ -35,6 +35,7 @@ class Context:
         self.overwriting = set()  # sites of atomics that do not depend on what they replace: exch
         self.called_from = {}  # (code, instruction, kind) -> site number, for what is called rather than rewritten
         self.thread, self.entered = None, 0
+        self.away = self.wrote = False  # whether another engine runs part of the launch now; whether it has written to global memory
         self.max_steps = max_steps
         self.ticking = True  # whether every `while` loop ticks: not those of a kernel without source
         self.progress()
@@ -156,6 +157,8 @@ class Context:
     @property
     def signs_of_life(self):
         """Something that differs between two moments if anything happened in between. Accesses count only if endless loops are seen by their ticks."""
+        if self.away:
+            return object()
         return self.entered, self.steps, self.log and self.ticking and len(self.log)
 
     @property

@@ -14,7 +14,6 @@ from sim.native.internal import LIKE_CODE
 from sim.native.kinds import dtype_of, kind_of
 
 BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = "bare", "bounded", "global", "empty", "shared", "local"  # what is checked: see sim.native.checks
-NOTED, LOGGED = "noted", "logged"  # see sim.native.logged
 
 
 class State:
@@ -27,8 +26,7 @@ class State:
 
 
 class Guarded:
-    """`array` (ndarray) for compiled code. `kind` says what is checked; `shadow` is what that needs: an address of two int64 or one uint8 for each element, or,
-    for what is logged, a number for the array and its address in the simulated memory."""
+    """`array` (ndarray) for compiled code. `kind` says what is checked; `shadow` is what that needs: an address of two int64 or one uint8 for each element."""
 
     __slots__ = ("held", "packed", "_numba_type_")
 
@@ -172,7 +170,7 @@ def viewer(kind):
         def code(context, builder, signature, arguments):
             old, new = cgutils.create_struct_proxy(x)(context, builder, arguments[0]), cgutils.create_struct_proxy(kind)(context, builder)
             size = x.pitch
-            cell = {LOCAL: 1, BARE: 0, BOUNDED: 0, NOTED: size, LOGGED: size}.get(x.kind, 16)
+            cell = {LOCAL: 1, BARE: 0, BOUNDED: 0}.get(x.kind, 16)
             new.data = builder.add(old.data, builder.mul(arguments[1], ir.Constant(ir.IntType(64), size)))
             new.shadow = builder.add(old.shadow, builder.mul(arguments[1], ir.Constant(ir.IntType(64), cell)))
             new.shape, new.strides, new.numbers = arguments[2], arguments[3], old.numbers
@@ -227,8 +225,7 @@ def column(kind, dtype, offset):
             old, new = cgutils.create_struct_proxy(x)(context, builder, arguments[0]), cgutils.create_struct_proxy(kind)(context, builder)
             bytes_on = ir.Constant(ir.IntType(64), offset)
             new.data = builder.add(old.data, bytes_on)
-            new.shadow = builder.add(old.shadow, bytes_on) if x.kind in (NOTED, LOGGED) else old.shadow
-            new.shape, new.strides, new.numbers = old.shape, old.strides, old.numbers
+            new.shape, new.strides, new.shadow, new.numbers = old.shape, old.strides, old.shadow, old.numbers
             return new._getvalue()
         return kind(x), code
     return lambda x: parts(x)

@@ -1,6 +1,7 @@
 """What compiled code does at an access: bounds for every array, and stamps for those that are watched.
 
-A check only detects: it sets DIRTY among the launch's numbers, and the launch is then run again by an engine that can explain. Bad loads give 0, bad stores do nothing.
+A check only detects, and the block goes on: DIRTY among the launch's numbers says what kind of thing is not in order, and the block is run again by an engine that can explain. Bad loads give poison, bad
+stores do nothing. A block whose threads part at a place where they wait is STOPPED.
 Beside each element of a watched array stand two stamps, which say when and by whom it was last written and last read: from the lowest bit 10 bits of thread, 6 of flags, 16 of
 the warp's segment (how often its lanes have synchronised), 31 of the epoch. Epochs count the barriers and blocks of the whole launch, so stamps of an earlier block are told by
 their size, and nothing is ever reset. Being too careful costs a slow run; missing something is not allowed.
@@ -13,16 +14,23 @@ import numpy as np
 from numba import int64, types, uint8
 from numba.extending import overload, overload_attribute, overload_method
 
+from sim.memory.spaces import poison
 from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, GuardedType, ReferenceType, State, get, is_record, number, peek, poke, put, reference, set_number, viewer
-from sim.native.internal import LIKE_CODE, always
+from sim.native.internal import LIKE_CODE, always, compiled
 from sim.native.kinds import converter, dtype_of, plain
 
 # The numbers of a launch. WROTE: whether anybody has written to global memory; SEGMENTS: one for each warp of a block; INDICES: threadIdx of each thread, as x | y << 16 | z << 32.
-DIRTY, WROTE, ME, BLOCK_START, ROUNDS, TURNS, ENDED, BARRIERS, EPOCH, SEGMENTS = range(10)
+# POSITION: of the block in a walk over the grid; STARTS and FOUND: addresses of an int64 for each block, its first epoch and its DIRTY at the end; FOREIGN: an epoch of another block that
+# has read or changed something that this block also has; PLACE: in the source, of the next access; PAIRS: address of a list of (position, epoch of another block that it races with), how many, for how many there is room.
+DIRTY, STOPPED, WROTE, ME, BLOCK_START, ROUNDS, TURNS, ENDED, BARRIERS, EPOCH, POSITION, STARTS, FOUND, FOREIGN, PLACE, PAIRS = range(16)
+SEGMENTS = PAIRS + 3
 INDICES = SEGMENTS + 32
 UNSET = INDICES + 1024  # for each read of a variable that may have no value, 0, or 1 + 1024 * block + thread of the first that had none
 MOST_UNSET = 64
 NUMBERS = UNSET + MOST_UNSET
+
+NARROWED, BOUNDS, UNWRITTEN, RACE, BETWEEN, PARTED, SPENT = KINDS = tuple(1 << bit for bit in range(7))  # bits of DIRTY
+OF_BLOCK, OF_LAUNCH, INTERRUPTED = 1, 2, 3  # STOPPED: what cannot go on
 
 THREAD_BITS, SEGMENT_SHIFT, EPOCH_SHIFT, WARP_SHIFT = 10, 16, 32, 5
 THREAD = (1 << THREAD_BITS) - 1
@@ -45,6 +53,25 @@ def indices_of(block):
     return thread % block[0] | thread // block[0] % block[1] << 16 | thread // (block[0] * block[1]) << 32
 
 
+@always
+def dirty(state, kind):
+    """Something of this kind is not in order in the running block."""
+    set_number(state, DIRTY, number(state, DIRTY) | kind)
+
+
+@compiled
+def races_with(state, epoch):
+    """The running block races with another one, which had this epoch."""
+    dirty(state, BETWEEN)
+    pairs, length, position = number(state, PAIRS), number(state, PAIRS + 1), number(state, POSITION)
+    if length > 0 and number(pairs, 2 * length - 2) == position and number(pairs, 2 * length - 1) == epoch:
+        return
+    if length < number(state, PAIRS + 2):
+        set_number(pairs, 2 * length, position)
+        set_number(pairs, 2 * length + 1, epoch)
+    set_number(state, PAIRS + 1, min(length + 1, number(state, PAIRS + 2)))
+
+
 # --- stamps -------------------------------------------------------------------------------------------------------------------
 
 
@@ -62,14 +89,17 @@ def of_another(before, me):
 
 
 @always
-def conflicts(before, state, between_blocks):
-    """Whether what the stamp tells of and what this thread does now are in no order; `between_blocks`: the memory outlives a block."""
+def judge(before, state, between_blocks):
+    """Mark the block DIRTY if what the stamp tells of and what this thread does now are in no order; `between_blocks`: the memory outlives a block."""
     me = number(state, ME)
     if before == 0 or before == me:
-        return False
-    if between_blocks and (before & OTHERS or before >> EPOCH_SHIFT < number(state, BLOCK_START)):
-        return True
-    return same_epoch(before, me) and of_another(before, me)
+        return
+    if between_blocks and unwritten(before, state):
+        races_with(state, before >> EPOCH_SHIFT)
+    elif between_blocks and before & OTHERS:
+        races_with(state, number(state, FOREIGN))
+    elif same_epoch(before, me) and of_another(before, me):
+        dirty(state, RACE)
 
 
 @always
@@ -78,7 +108,10 @@ def read_by_me(before, state, between_blocks):
     me = number(state, ME)
     if before == 0:
         return me
-    if between_blocks and (before & OTHERS or before >> EPOCH_SHIFT < number(state, BLOCK_START)):
+    if between_blocks and unwritten(before, state):
+        set_number(state, FOREIGN, before >> EPOCH_SHIFT)
+        me |= OTHERS
+    elif between_blocks and before & OTHERS:
         me |= OTHERS
     if not same_epoch(before, me):
         return me
@@ -90,22 +123,24 @@ def read_by_me(before, state, between_blocks):
 
 @always
 def unwritten(written, state):
+    """Whether the stamp is older than the running block."""
     return written >> EPOCH_SHIFT < number(state, BLOCK_START)
 
 
 @always
 def watch_load(stamps, flat, state, between_blocks, wants_written):
     written, read = number(stamps, 2 * flat), number(stamps, 2 * flat + 1)
-    if wants_written and unwritten(written, state) or conflicts(written, state, between_blocks):
-        set_number(state, DIRTY, 1)
+    if wants_written and unwritten(written, state):
+        dirty(state, UNWRITTEN)
+    judge(written, state, between_blocks)
     if read != number(state, ME):
         set_number(stamps, 2 * flat + 1, read_by_me(read, state, between_blocks))
 
 
 @always
 def watch_store(stamps, flat, state, between_blocks):
-    if conflicts(number(stamps, 2 * flat), state, between_blocks) or conflicts(number(stamps, 2 * flat + 1), state, between_blocks):
-        set_number(state, DIRTY, 1)
+    judge(number(stamps, 2 * flat), state, between_blocks)
+    judge(number(stamps, 2 * flat + 1), state, between_blocks)
     set_number(stamps, 2 * flat, number(state, ME))
     if between_blocks:
         set_number(state, WROTE, 1)
@@ -115,22 +150,24 @@ def watch_store(stamps, flat, state, between_blocks):
 def watch_atomic(stamps, flat, state, between_blocks, wants_written):
     written, me = number(stamps, 2 * flat), number(state, ME)
     new = me | ATOMIC
-    if wants_written and unwritten(written, state) or conflicts(number(stamps, 2 * flat + 1), state, between_blocks):
-        set_number(state, DIRTY, 1)
+    if wants_written and unwritten(written, state):
+        dirty(state, UNWRITTEN)
+    judge(number(stamps, 2 * flat + 1), state, between_blocks)
     if written == 0:
         pass
     elif unwritten(written, state):  # an earlier block's
         if between_blocks:
             new |= OTHERS
+            set_number(state, FOREIGN, written >> EPOCH_SHIFT)
             if written & PLAIN or not written & ATOMIC:
-                set_number(state, DIRTY, 1)
+                races_with(state, written >> EPOCH_SHIFT)
     elif written & ATOMIC:
         new |= written & (OTHERS | PLAIN)
         if same_epoch(written, me):
             new |= written & (WARPS | MANY) | (WARPS if (written ^ me) & THREAD else 0)
     elif same_epoch(written, me):
         if of_another(written, me):
-            set_number(state, DIRTY, 1)
+            dirty(state, RACE)
         new = me  # both of them: as plain as the store
     else:
         new |= PLAIN
@@ -142,7 +179,7 @@ def watch_atomic(stamps, flat, state, between_blocks, wants_written):
 @always
 def watch_local(written, flat, state):
     if get(written, flat, uint8(0)) == 0:
-        set_number(state, DIRTY, 1)
+        dirty(state, UNWRITTEN)
 
 
 # --- elements -----------------------------------------------------------------------------------------------------------------
@@ -167,7 +204,7 @@ def looked_at(position, length, state, wraps):
     """A position that does not lie between 0 and `length`, counted from the start, or -1; sets DIRTY for what somebody must hear of."""
     place = position + length if -length <= position < 0 else position if 0 <= position < length else -1
     if place < 0 or place != position and not wraps:
-        set_number(state, DIRTY, 1)
+        dirty(state, BOUNDS)
     return place
 
 
@@ -187,7 +224,7 @@ def {name}(x, index{more}):
     {watch}
     {do}
 """
-DO = {"load": ("", "kind(zero)", "return peek(x, flat)"), "store": (", value", "", "poke(x, flat, kind(value))"),
+DO = {"load": ("", "kind(poison)", "return peek(x, flat)"), "store": (", value", "", "poke(x, flat, kind(value))"),
       "change": (", combine, value", "kind(zero)", "old = peek(x, flat); poke(x, flat, kind(combine(old, value))); return old")}
 
 
@@ -201,7 +238,7 @@ def accessor(kind, single, name):
         inside=" and ".join(f"0 <= i{a} < {kind.side(a)}" for a in axes) or "True",
         wrap="; ".join(f"i{a} = looked_at(i{a}, {kind.side(a)}, x.numbers, {kind.kind == BARE})" for a in axes) or "pass",
         lost=" or ".join(f"i{a} < 0" for a in axes) or "False")
-    names = globals() | IN_TEXT | {"zero": plain(dtype_of(kind.dtype).type(0)), "kind": converter(kind.dtype)}
+    names = globals() | IN_TEXT | {"zero": plain(dtype_of(kind.dtype).type(0)), "poison": plain(poison(dtype_of(kind.dtype))), "kind": converter(kind.dtype)}
     exec(text, names)
     return names[name]
 

@@ -1,7 +1,7 @@
 """Loop fission: the statements of one thread, split wherever threads wait, each piece (a region) in a loop over the threads.
 
 A block goes through its regions one after another; between two barriers, a warp goes through its own. Control flow around a place where threads wait becomes control flow of the whole
-block, or warp: the regions say what each thread decides, and if they do not all agree the launch is DIRTY. A variable that lives from one region to another is an array over threads,
+block, or warp: the regions say what each thread decides, and if they do not all agree the block is STOPPED. A variable that lives from one region to another is an array over threads,
 unless it can be computed again from what does not change. Known from CPU implementations of CUDA and OpenCL: Stratton, Stone and Hwu 2008, "MCUDA".
 """
 import ast
@@ -179,7 +179,7 @@ class Fission:
         """The lines of a statement in which threads stop."""
         if is_stop(node):
             return self.stop(node, at)
-        check = [f"if {self.module.library('is_dirty')}(state):", f"    return{' END' if at == WARP else ''}"]
+        check = [f"if {self.module.library('is_stopped')}(state):", f"    return{' END' if at == WARP else ''}"]
         if at == WARP:
             self.module.library("END")
         if isinstance(node, ast.If):

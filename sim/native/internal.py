@@ -89,16 +89,11 @@ def uncollected():
             gc.enable()
 
 
-def kept(**options):
-    """A decorator: the function compiled for Python to call, and kept on disk (sim.native.cache)."""
-    def decorate(function):
-        dispatcher = njit(error_model="numpy", pipeline_class=External, **options)(function)
-        dispatcher._cache = Kept(function)
-        return dispatcher
-    return decorate
-
-
-kernel, generator = kept(nogil=True), kept()
+def kernel(function):
+    """`function` compiled for Python to call, and kept on disk (sim.native.cache)."""
+    dispatcher = njit(error_model="numpy", nogil=True, pipeline_class=External)(function)
+    dispatcher._cache = Kept(function)
+    return dispatcher
 
 
 INTERNAL = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": Internal}

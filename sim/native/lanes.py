@@ -1,19 +1,20 @@
 """What the lanes of a warp do together, on arrays over threads: every lane's value in, every lane's result out.
 
-The lanes that are there must agree on one mask, which names them all, and shuffles must read from lanes that are there; otherwise the launch is DIRTY.
+The lanes that are there must agree on one mask, which names them all, and shuffles must read from lanes that are there; otherwise the block is STOPPED, or DIRTY.
 """
 from numba import int32, int64, uint32
 
 from sim.native.arrays import number, set_number
-from sim.native.checks import DIRTY, SEGMENTS
+from sim.native.checks import PARTED, SEGMENTS, dirty
 from sim.native.internal import always
-from sim.native.regions import of_thread
+from sim.native.regions import of_thread, part
 from sim.native.threads import lanes_of
 
 SHUFFLES = {"shfl_sync": "argument % 32", "shfl_up_sync": "lane - argument", "shfl_down_sync": "lane + argument", "shfl_xor_sync": "lane ^ argument"}
 VOTES = {"all_sync": "count == lanes", "any_sync": "count > 0", "eq_sync": "count == lanes or count == 0", "ballot_sync": "int32(mask_of_true)"}
 OFFERED = {"warp_syncwarp", "warp_activemask", "warp_match_any_sync", "warp_unused", *(f"warp_{name}" for name in (*SHUFFLES, *VOTES))}
 FULL = 0xFFFFFFFF
+IN_TEXT = PARTED, dirty  # names that occur in functions made from text
 
 
 @always
@@ -39,7 +40,7 @@ def check_mask(state, warp, threads, ended, mask):
         if ended[thread] == 0:
             given = int64(of_thread(mask, thread)) & FULL
             if given & there != there or first not in (-1, given):
-                set_number(state, DIRTY, 1)
+                part(state)
             first = given
 
 
@@ -81,7 +82,7 @@ def warp_{name}(state, warp, threads, ended, mask, value, argument_of, result):
         source = {source}
         there = is_there(32 * warp + source, threads, ended)
         if 0 <= source < 32 and not there and ended[thread] == 0:
-            set_number(state, DIRTY, 1)
+            dirty(state, PARTED)
         result[thread] = of_thread(value, 32 * warp + source if 0 <= source < 32 and there else thread)
 """
 VOTE = """

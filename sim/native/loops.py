@@ -4,6 +4,9 @@ import ast
 from sim.frontend.names import MISSING
 
 
+LONG = 1 << 20  # rounds after which a `for` loop looks for Ctrl-C
+
+
 def assign(target, value):
     return ast.Assign([ast.Name(target, ast.Store()) if isinstance(target, str) else target], value)
 
@@ -61,9 +64,17 @@ class LoopCounter(ast.NodeTransformer):
         node.test = count if forever else ast.BoolOp(ast.And(), [count, node.test])
         return node
 
+    def is_small(self, node):
+        text = ast.unparse(node)
+        text = self.module.constants.get(text, text)
+        return text.isdecimal() and int(text) <= LONG
+
     def visit_For(self, node):
         node = self.generic_visit(node)
         constant = is_range(node.iter) and all(isinstance(part, ast.Constant) or isinstance(part, ast.Name) and part.id in self.module.constants for part in node.iter.args)
+        if is_range(node.iter) and isinstance(node.target, ast.Name) and not all(map(self.is_small, node.iter.args)):
+            test = f"if {node.target.id} & {LONG - 1} == 0 and {self.module.library('interrupted')}(state):\n    break"
+            node.body = [located(ast.parse(test).body[0], node), *node.body]
         if is_range(node.iter) and not constant:
             node.iter = ast.Call(ast.Name(self.module.library("counted"), ast.Load()), [ast.Name("state", ast.Load()), *node.iter.args], [])
         return node

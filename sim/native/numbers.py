@@ -9,15 +9,14 @@ from numba.extending import intrinsic, overload
 
 from sim.isa.mathematics import paired
 from sim.native.arrays import set_number
-from sim.native.checks import DIRTY, change
+from sim.native.checks import NARROWED, PLACE, change, dirty
 from sim.native.internal import LIKE_CODE, always
 from sim.native.halves import bfloat16, float16, through
 from sim.native.kinds import Half, converter, number_of, type_of
-from sim.native.logged import TOUCHED, change_at, note_narrowed
 from sim.isa import promotion
 
 integer64 = converter(int64)
-IN_TEXT = math, float32, change, change_at, float16, bfloat16, through, promotion  # what occurs in functions made from text
+IN_TEXT = math, float32, change, set_number, PLACE, float16, bfloat16, through, promotion  # what occurs in functions made from text
 OPERATIONS = {  # name -> the new element, from `old` and `value`
     "add": "old + value", "sub": "old - value", "and_": "old & value", "or_": "old | value", "xor": "old ^ value", "exch": "value",
     "inc": "old * 0 if old >= value else old + 1", "dec": "value if old == 0 or old > value else old - 1", "max": "value if value > old else old",
@@ -58,7 +57,7 @@ def narrowed(x, value):
         return lambda x, value: to_element(x, value)
 
     def narrow(x, value):
-        set_number(x.numbers, DIRTY, 1)
+        dirty(x.numbers, NARROWED)
         return to_element(x, value)
     return narrow
 
@@ -74,15 +73,9 @@ def atomic_{name}(x, index, value):
 
 @always
 def atomic_{name}_at(x, index, value, place):
-    begin_atomic(x, index, value, place)
-    return change_at(x, index, new_{name}, to_element(x, value), place)
+    set_number(x.numbers, PLACE, place)
+    return atomic_{name}(x, index, value)
 """
-
-
-@always
-def begin_atomic(x, index, value, place):
-    set_number(x.numbers, TOUCHED, -1)
-    note_narrowed(x, index, value, place)
 
 
 for _name, _text in OPERATIONS.items():
@@ -101,8 +94,8 @@ def atomic_compare_and_swap(x, expected, value):
 
 @always
 def atomic_cas_at(x, index, expected, value, place):
-    begin_atomic(x, index, value, place)
-    return change_at(x, index, compare, (to_element(x, expected), to_element(x, value)), place)
+    set_number(x.numbers, PLACE, place)
+    return atomic_cas(x, index, expected, value)
 
 
 @always

@@ -18,8 +18,7 @@ from sim.native.front import CannotLower, Module
 from sim.native.kinds import kind_of
 from sim.native.threads import Dim3
 from sim.native.variables import assigned, reads
-from sim.native.generator import generator_lines
-from sim.native.vocabulary import SPECIAL, TURNING, WAITING
+from sim.native.vocabulary import SPECIAL, WAITING
 from sim.native.writes import Writes
 
 FENCES = {"threadfence", "threadfence_block", "threadfence_system", "nanosleep", "this_grid"}
@@ -35,7 +34,7 @@ def head(module, title):
         imports.setdefault(home, set()).add(name)
     lines = [f'"""{title}"""', "import cmath", "import math", "import operator", "", "import numba", "import numpy as np"]
     lines += [f"from {home} import {', '.join(sorted(names))}" for home, names in sorted(imports.items())]
-    lines += ["from sim.native.internal import compiled, generator, kernel", "", *(f"{name} = {text}" for name, text in module.constants.items()), ""]
+    lines += ["from sim.native.internal import compiled, kernel", "", *(f"{name} = {text}" for name, text in module.constants.items()), ""]
     for device in module.devices.values():
         lines += ["", "@compiled", *ast.unparse(device.tree).split("\n"), ""]
     return lines
@@ -57,11 +56,12 @@ class Lowered:
     statements: list
     writes: set  # parameters and declared arrays that may be written
     code: tuple  # the code objects of the kernel and of all that it calls
+    synchronizes: bool  # whether threads act on what atomics tell them
 
 
 @dataclass(eq=False)
 class Fissioned:
-    """A kernel by fission: `run(first_block, last_block, grid, block, most_rounds, most_turns, state, ended, *arrays, *declared, *over_threads, *arguments)`."""
+    """A kernel by fission: `run(first_position, end_position, grid, block, most_rounds, most_turns, state, ended, *arrays, *declared, *over_threads, *arguments)`."""
 
     lowered: Lowered
     text: str
@@ -77,8 +77,9 @@ def lower_for_fission(function, dtypes=()):
     statements = [part for statement in keep_parameters(module, parameters, statements) for part in flat(SplitTuples().visit(statement))]
     statements = name_shared(module, statements)
     code = tuple(function.__code__ for function in module.reachable)
+    synchronizes = any(acts_on_atomics(names.tree) for names in module.reachable.values())
     module.reachable = None  # the functions themselves are not kept alive
-    return Lowered(module, parameters, statements, Writes(module).of(statements) & {*parameters, *module.declared}, code)
+    return Lowered(module, parameters, statements, Writes(module).of(statements) & {*parameters, *module.declared}, code, synchronizes)
 
 
 def keep_parameters(module, parameters, statements):
@@ -190,17 +191,17 @@ def variable_types(module, name, text, kinds):
 def fission_text(module, name, parameters, split):
     """The text of a kernel's file: head, regions, a block, the walk over all blocks."""
     shared = [known for known, declared in module.declared.items() if declared.space == "shared"]
-    for needed in ("begin_block", "is_dirty", "block_index", "dim3", "poisoned"):
+    for needed in ("begin_block", "end_block", "block_index", "dim3", "poisoned"):
         module.library(needed)
     block = split.function(f"{name}_block", split.lines)
     lines = head(module, f"{name}, by loop fission: each region is a loop over the threads that stand between two places where threads wait")
     lines += ["# Variables that live from one region to another: an array over threads for each.", f"OVER_THREADS = {split.spilled!r}", ""]
     for text in split.functions:
         lines += ["", "@compiled", *text, ""]
-    given = ["first_block", "last_block", "grid_shape", "block_shape", "most_rounds", "most_turns", "state", "ended", *module.arrays, *module.declared, *(f"{v}_of" for v in split.spilled), *parameters]
+    given = ["first_position", "end_position", "grid_shape", "block_shape", "most_rounds", "most_turns", "state", "ended", *module.arrays, *module.declared, *(f"{v}_of" for v in split.spilled), *parameters]
     body = ["gridDim, blockDim = dim3(grid_shape), dim3(block_shape)", "threads = block_shape[0] * block_shape[1] * block_shape[2]",
-            "for position in range(first_block, last_block):", "    begin_block(state, ended, most_rounds, most_turns)", "    blockIdx = block_index(position, gridDim)", *(f"    poisoned({name})" for name in shared),
-            f"    {block}", "    if is_dirty(state):", "        return"]
+            "for position in range(first_position, end_position):", "    begin_block(state, ended, position, most_rounds, most_turns)", "    blockIdx = block_index(position, gridDim)", *(f"    poisoned({name})" for name in shared),
+            f"    {block}", "    if end_block(state):", "        return"]
     lines += function_text('@kernel', f"{name}_grid({', '.join(given)})", body)
     return "\n".join(lines) + "\n"
 
@@ -210,37 +211,3 @@ def first_line(error):
     lines = [line.strip() for line in str(error).split("\n") if line.strip() and not line.strip().startswith("Failed in nopython mode")]
     pointed = re.findall(r"\n\s*(\S[^\n]*)\n\s*\^", str(error))
     return lines[0] + (f", in `{pointed[-1]}`" if pointed else "")
-
-
-# --- generators ---------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class Generators:
-    """A kernel as generators: `start(thread, state, *arrays, *declared, *arguments)` gives the one of a thread of the block that `state` tells of."""
-
-    lowered: Lowered
-    text: str
-    start: object
-    turns: bool  # whether atomics and fences let others go first
-    synchronizes: bool  # whether threads act on what atomics tell them
-
-
-def generators(function, watched, told, dtypes=()):
-    """The Generators of a kernel. `watched`: whether branches are; `told`: whether atomics are."""
-    module = Module(function, WAITING | TURNING, sited=True, watched=watched, dtypes=dtypes)
-    turns = bool(module.used & TURNING) and any(isinstance(part, ast.While) for names in module.reachable.values() for part in ast.walk(names.tree))
-    synchronizes = any(acts_on_atomics(names.tree) for names in module.reachable.values())
-    parameters, statements = Flattener(module).kernel(function)
-    writes = Writes(module).of(statements) & {*parameters}
-    code = tuple(reached.__code__ for reached in module.reachable)
-    module.reachable = None
-    lines = generator_lines(module, statements, turns, told)
-    name = f"{function.__name__}_thread"
-    given = ["thread", "state", *module.arrays, *module.declared, *parameters]
-    text = "\n".join([*head(module, f"{function.__name__}, a generator for each thread"), *function_text(
-        '@generator', f"{name}({', '.join(given)})", lines)]) + "\n"
-    path = cache.path_of(function.__name__, text)
-    if cache.read(path) is None:
-        cache.write(path, text)
-    return Generators(Lowered(module, parameters, statements, writes, code), text, getattr(cache.load(path, text), name), turns, synchronizes)

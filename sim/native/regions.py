@@ -1,21 +1,29 @@
 """What the text of a fissioned kernel calls around its regions: barriers, loops that count, and threads that must agree."""
-from numba import int64, uint8
-from numba.extending import overload
+from llvmlite import ir
+from numba import boolean, int64, uint8
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
 
 from sim.native.arrays import GuardedType, number, set_number
-from sim.native.checks import BARRIERS, BLOCK_START, DIRTY, ENDED, EPOCH, ROUNDS, TURNS
-from sim.native.internal import LIKE_CODE, always
+from sim.native.checks import (BARRIERS, BLOCK_START, DIRTY, ENDED, EPOCH, FOREIGN, FOUND, INTERRUPTED, OF_BLOCK, OF_LAUNCH, PARTED, POSITION, ROUNDS, SPENT, STARTS, STOPPED, TURNS,
+                               dirty)
+from sim.native.internal import LIKE_CODE, always, compiled
 
-OFFERED = {"NOBODY", "GO", "END", "BREAK", "CONTINUE", "agree", "agree_warps", "agree_span", "span", "step_of", "holds", "begin_block", "barrier", "is_dirty", "again", "counted",
+OFFERED = {"NOBODY", "GO", "END", "BREAK", "CONTINUE", "agree", "agree_warps", "agree_span", "span", "step_of", "holds", "begin_block", "end_block", "barrier", "is_stopped", "again", "counted", "interrupted",
            "all_syncthreads_count", "all_syncthreads_and", "all_syncthreads_or"}
 
 NOBODY, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13  # what a region says: go on, or leave; `holds` takes 0 and 1
 
 
 @always
-def begin_block(state, ended, rounds, turns):
+def begin_block(state, ended, position, rounds, turns):
     set_number(state, EPOCH, number(state, EPOCH) + 1)
     set_number(state, BLOCK_START, number(state, EPOCH))
+    set_number(number(state, STARTS), position, number(state, EPOCH))
+    set_number(state, POSITION, position)
+    set_number(state, STOPPED, 0)
+    set_number(state, DIRTY, 0)
+    set_number(state, FOREIGN, -1)
     set_number(state, ENDED, 0)
     set_number(state, ROUNDS, rounds)
     set_number(state, TURNS, turns)
@@ -24,18 +32,34 @@ def begin_block(state, ended, rounds, turns):
 
 
 @always
-def barrier(state):
-    """The block passes a barrier; False if it is not to go on. Threads that have ended while others wait are for somebody else to explain."""
-    if number(state, ENDED):
-        set_number(state, DIRTY, 1)
-    set_number(state, EPOCH, number(state, EPOCH) + 1)
-    set_number(state, BARRIERS, number(state, BARRIERS) + 1)
-    return number(state, DIRTY) == 0
+def end_block(state):
+    """What is to be said of the block is written down; whether the launch is to end here."""
+    set_number(number(state, FOUND), number(state, POSITION), number(state, DIRTY))
+    if number(state, POSITION) & 63 == 63:
+        interrupted(state)
+    return number(state, STOPPED) >= OF_LAUNCH
 
 
 @always
-def is_dirty(state):
-    return number(state, DIRTY) != 0
+def part(state):
+    """Threads have parted: the block cannot go on."""
+    dirty(state, PARTED)
+    set_number(state, STOPPED, max(number(state, STOPPED), OF_BLOCK))
+
+
+@always
+def barrier(state):
+    """The block passes a barrier; False if it is not to go on. Threads that have ended while others wait are for another engine to explain."""
+    if number(state, ENDED):
+        part(state)
+    set_number(state, EPOCH, number(state, EPOCH) + 1)
+    set_number(state, BARRIERS, number(state, BARRIERS) + 1)
+    return number(state, STOPPED) == 0
+
+
+@always
+def is_stopped(state):
+    return number(state, STOPPED) != 0
 
 
 # --- threads that must agree ----------------------------------------------------------------------------------------------------
@@ -54,13 +78,13 @@ def agree(state, before, now, ended, thread):
 @always
 def agree_warps(state, before, now):
     if before != NOBODY and before != END and before != now and now != END:
-        set_number(state, DIRTY, 1)
+        part(state)
     return before if now == END and before != NOBODY else now
 
 
 @always
 def holds(state, answer):
-    return answer == 1 and number(state, DIRTY) == 0
+    return answer == 1 and number(state, STOPPED) == 0
 
 
 @always
@@ -71,7 +95,7 @@ def span(start, stop, step):
 @always
 def agree_span(state, before, now):
     if before[2] != 0 and before != now:
-        set_number(state, DIRTY, 1)
+        part(state)
     return now
 
 
@@ -84,14 +108,44 @@ def step_of(step):
 # --- loops that count -------------------------------------------------------------------------------------------------------------
 
 
+@intrinsic
+def signalled(typing):
+    """Whether Ctrl-C has been pressed since this was last asked; Python's own handler then does not hear of it."""
+    def code(context, builder, signature, arguments):
+        python = context.get_python_api(builder)
+        held = python.gil_ensure()
+        ask = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), "PyOS_InterruptOccurred")
+        answer = builder.icmp_signed("!=", builder.call(ask, []), ir.Constant(ir.IntType(32), 0))
+        python.gil_release(held)
+        return answer
+    return boolean(), code
+
+
+@compiled
+def interrupted(state):
+    """Look for Ctrl-C; whether the launch is to end."""
+    if signalled():
+        set_number(state, STOPPED, INTERRUPTED)
+    return number(state, STOPPED) >= OF_LAUNCH
+
+
+@always
+def spent(state):
+    """A loop has gone round too often: the launch is to end."""
+    dirty(state, SPENT)
+    set_number(state, STOPPED, max(number(state, STOPPED), OF_LAUNCH))
+
+
 @always
 def again(state):
-    """A `while` loop goes round once more; False when the block has spent its rounds, or the launch is to be explained anyway."""
+    """A `while` loop goes round once more; False when the block has spent its rounds, or is not to go on."""
     left = number(state, ROUNDS) - 1
     set_number(state, ROUNDS, left)
     if left < 0:
-        set_number(state, DIRTY, 1)
-    return number(state, DIRTY) == 0
+        spent(state)
+    elif left & 0xFFFF == 0:
+        interrupted(state)
+    return number(state, STOPPED) == 0
 
 
 @always
@@ -101,12 +155,15 @@ def length_of(start, stop, step):
 
 @always
 def may_turn(state, turns):
-    """Whether a `for` loop may go round so many times; not when the block has spent its turns, or the launch is to be explained anyway."""
-    left = number(state, TURNS) - turns
+    """Whether a `for` loop may go round so many times; not when the block has spent its turns, or is not to go on."""
+    before = number(state, TURNS)
+    left = before - turns
     set_number(state, TURNS, left)
     if left < 0:
-        set_number(state, DIRTY, 1)
-    return number(state, DIRTY) == 0
+        spent(state)
+    elif left >> 24 != before >> 24:
+        interrupted(state)
+    return number(state, STOPPED) == 0
 
 
 def counted(state, *arguments):

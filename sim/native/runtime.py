@@ -1,7 +1,8 @@
-"""Launches on the native engine: by fission where that can be; what is not in order is explained by an engine that can."""
-import functools
+"""The native engine: a launch by fission, and, where compiled checks find something, the blocks concerned again by fibers, which explain it."""
 import inspect
+import signal
 import weakref
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -9,48 +10,91 @@ from numba import typeof, types
 from numba.core.errors import NumbaError
 
 from sim.context import thread_index
+from sim.engine.base import Outcome
+from sim.engine.fiber import Fiber
+from sim.engine.grid import Grid
 from sim.errors import LaunchError
 from sim.events import Access
 from sim.frontend.names import names_in, outside, python_function
+from sim.interpreted import Interpreted
 from sim.memory.declared import too_much_shared
 from sim.memory.spaces import Empty, host_array, named_leaves
-from sim.native import unset
+from sim.native import checks, unset
 from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, Guarded, GuardedType, array_type
-from sim.native.checks import BARRIERS, DIRTY, WROTE, new_state
-from sim.native.internal import uncollected
+from sim.native.checks import BARRIERS, BETWEEN, FOUND, INTERRUPTED, KINDS, PAIRS, POSITION, STARTS, STOPPED, WROTE, new_state
 from sim.native.front import CannotLower
-from sim.native.bodies import Bodies, Body, InStep
-from sim.native.program import first_line, fissioned, generators, lower_for_fission, sizes_of
+from sim.native.internal import uncollected
 from sim.native.kinds import argument_of, dtype_of
+from sim.native.program import first_line, fissioned, lower_for_fission, sizes_of
 from sim.observers import DEFAULT
 from sim.observers.misuse import Misuse, unassigned_variable
-from sim.report import finish
+from sim.retrial import undecided
 
 TURNS = 1 << 34  # rounds of `for` loops that a block may make before it counts as endless
 ROUNDS = 1_000_000  # of `while` loops
+FEW = 1 << 13  # threads: a launch of so many is explained as a whole, and of a larger one so many
+MOST_PAIRS = 1 << 16  # of blocks that race with each other
 PROGRAMS = weakref.WeakKeyDictionary()  # function -> {(what its globals are, types): Lowered, Fissioned, or CannotLower}
 
 
-def launch(asked, given):
-    """The Report of a launch (sim.launch.Launch) with `given` arguments ({name: value})."""
-    how, note = asked.simulation, "by generators, as the tools asked for count or record every access"
-    if set(map(kind_of_observer, how.observers)) <= set(DEFAULT):
+class Native:
+    """An engine (sim.engine.base)."""
+
+    def run(self, launch):
+        if not set(map(kind_of_observer, launch.observers)) <= set(DEFAULT):
+            return by_fibers(launch, "by fibers, as the tools asked for count or record every access")
         try:
-            attempt = Attempt(asked, given)
-            if attempt.run():
-                return attempt.report()
-            note = "by fission, then explained by generators"
+            attempt = Attempt(launch)
+            attempt.run()
         except CannotLower as reason:
-            note = f"by generators: {in_words(reason)}"
-    return by_generators(asked, given, note)
+            return by_fibers(launch, f"by fibers: {in_words(reason)}")
+        return attempt.outcome() if attempt.in_order else explained(attempt)
 
 
-def by_generators(asked, given, note):
-    """The Report of a launch whose threads are compiled generators."""
-    try:
-        return asked.scheduled(given, functools.partial(generated, asked), InStep, [note])
-    except CannotLower as reason:
-        raise cannot_be_compiled(asked.simulation.function, reason) from reason
+def kind_of_observer(observer):
+    return observer if isinstance(observer, type) else type(observer)
+
+
+def by_fibers(launch, note, walk=Grid):
+    outcome = Interpreted(Fiber).run(launch, walk)
+    outcome.notes = note, *outcome.notes
+    return outcome
+
+
+def explained(attempt):
+    """The Outcome of a launch in which not all is in order: of a small one by fibers as a whole, of a large one those blocks."""
+    launch, blocks = attempt.launch, attempt.chosen()
+    if launch.blocks * launch.threads <= FEW:
+        attempt.go_back()
+        return by_fibers(launch, "by fission, then explained by fibers")
+    concerned = int(np.count_nonzero(attempt.concerned()))
+    note = f"by fission; of {launch.blocks:,} blocks {concerned:,} {'is' if concerned == 1 else 'are'} not in order"
+    note += f", and {len(blocks):,} of them explained by fibers: counts of findings are of those" if concerned > len(blocks) else ", explained by fibers"
+    outcome = by_fibers(launch, note, partial(Chosen, attempt, blocks))
+    if not any(finding.kind == "no-progress" for finding in outcome.findings):
+        attempt.advance(launch.blocks)
+    outcome.findings = [finding for finding in outcome.findings if finding.kind != "unassigned-variable"] + attempt.unassigned  # of all blocks
+    counted = attempt.counters()
+    outcome.counters |= counted | {"barriers": counted["barriers"] + outcome.counters["barriers"]}
+    return outcome
+
+
+class Chosen(Grid):
+    """Walks over some blocks of a launch; those between them run by fission, so that each finds the memory as it was."""
+
+    def __init__(self, attempt, blocks, *given):
+        super().__init__(*given)
+        self.attempt, self.positions = attempt, dict(zip(map(attempt.index_of, blocks), blocks))
+        self.order = list(self.positions)
+        attempt.go_back()
+        self.context.wrote = attempt.wrote
+
+    def new_block(self, index):
+        self.context.away = True
+        self.attempt.advance(self.positions[index])
+        self.context.away, self.attempt.next = False, self.positions[index] + 1
+        self.context.progress()
+        return super().new_block(index)
 
 
 def check_writable(given, writes):
@@ -63,23 +107,6 @@ def check_writable(given, writes):
 
 def in_words(reason):
     return reason.what if reason.site is None else f"{reason.what} ({reason.site.function} line {reason.site.line}  {reason.site.source})"
-
-
-def generated(asked, scheduler, declarations, given, values):
-    """Threads that are compiled generators."""
-    function, context = asked.simulation.function, scheduler.context
-    watched, told = context.decisions is not None, bool(context.listeners["atomic_done"])
-    dtypes = dtypes_of(function, [kind_of(name, value) for name, value in given.items()])
-    program = remembered(function, (outside(function), watched, told, dtypes), lambda: generators(function, watched, told, dtypes))
-    check_writable(given, program.lowered.writes)
-    threads = Bodies(program, context, scheduler, declarations, values, asked.grid, asked.block)
-    scheduler.takes_turns, context.synchronizes = program.turns, program.synchronizes
-    threads.compile()
-    return asked.threads(threads, functools.partial(Body, threads), program.lowered.module.used, program.lowered.code)
-
-
-def kind_of_observer(observer):
-    return observer if isinstance(observer, type) else type(observer)
 
 
 def remembered(function, key, make):
@@ -112,16 +139,12 @@ def kind_of(name, value):
 
 
 def source(kernel, *arguments):
-    """The text that a kernel is lowered to for such arguments (or Numba types): by fission, or as generators where that cannot be."""
+    """The text that a kernel is lowered to for such arguments (or Numba types). Raises LaunchError if that cannot be."""
     function = python_function(kernel)
     try:
-        kinds = tuple(kind_of(name, value) for name, value in zip(inspect.signature(function).parameters, arguments, strict=True))
-        return fission_program(function, kinds).text
-    except CannotLower:
-        try:
-            return generators(function, False, False).text
-        except CannotLower as reason:
-            raise cannot_be_compiled(function, reason) from reason
+        return fission_program(function, tuple(kind_of(name, value) for name, value in zip(inspect.signature(function).parameters, arguments, strict=True))).text
+    except CannotLower as reason:
+        raise LaunchError(f"{function.__name__} cannot be compiled: {in_words(reason)}") from reason
 
 
 def fission_program(function, kinds):
@@ -137,27 +160,27 @@ def dtypes_of(function, kinds):
     return tuple((name, dtype_of(kind.dtype)) for name, kind in zip(inspect.signature(function).parameters, kinds) if asks and isinstance(kind, GuardedType))
 
 
-def cannot_be_compiled(function, reason):
-    return LaunchError(f"{function.__name__} cannot be compiled: {in_words(reason)}\n  engine=\"fibers\" runs it")
-
-
 class Attempt:
-    """One launch by fission. Unless nobody listens, every access is watched, and whatever is not in order shows in `run`."""
+    """One launch by fission. Unless nobody listens, every access is watched."""
 
-    def __init__(self, asked, given):
-        self.asked, self.given, how = asked, given, asked.simulation
-        self.watched, self.threads = bool(how.observers), prod(asked.block)
-        self.state = new_state(asked.block)
+    def __init__(self, launch):
+        self.launch, self.watched = launch, bool(launch.observers)
+        self.state, self.next = new_state(launch.block), 0  # next: the position of the block that comes next
         self.held = []  # memory that compiled code has the address of
-        self.arrays = {name: array for name, value in named_leaves(given.items()) if (array := host_array(value, name)) is not None}
-        self.program = fission_program(how.function, tuple(kind_of(name, value) for name, value in given.items()))
+        self.arrays = {name: array for name, value in named_leaves(launch.arguments.items()) if (array := host_array(value, name)) is not None}
+        self.program = fission_program(launch.function, tuple(kind_of(name, value) for name, value in launch.arguments.items()))
         lowered = self.program.lowered
         if lowered.module.prints:
-            raise CannotLower("it prints, and if it has a finding it runs again")
-        check_shared_size(lowered.module, asked.shared, how.spec)
+            raise CannotLower("it prints, and a block that has a finding runs again")
+        if self.watched and lowered.synchronizes and launch.blocks * launch.threads <= FEW:
+            raise CannotLower("its threads act on what atomics tell them, which is judged under several schedules")
+        check_shared_size(lowered.module, launch.shared, launch.spec)
         self.written = [name for name in self.arrays if name.partition("[")[0] in lowered.writes]
-        check_writable(given, lowered.writes)
+        check_writable(launch.arguments, lowered.writes)
         self.shadows = self.shadows_of_arguments() if self.watched else {}
+        self.starts, self.found, self.pairs = np.zeros(launch.blocks, np.int64), np.zeros(launch.blocks, np.int64), np.empty((MOST_PAIRS, 2), np.int64)
+        for position, value in [(STARTS, self.hold(self.starts)), (FOUND, self.hold(self.found)), (PAIRS, self.hold(self.pairs)), (PAIRS + 2, MOST_PAIRS)]:
+            self.state.numbers[position] = value
 
     # --- memory -----------------------------------------------------------------------------------------------------------
 
@@ -166,8 +189,8 @@ class Attempt:
         module, dynamic = self.program.lowered.module, self.dynamic_memory()
         return [*(self.guarded(np.ascontiguousarray(array), BOUNDED) for array in module.arrays.values()),
                 *(self.declared(declared, dynamic) for declared in module.declared.values()),
-                *(self.guarded(np.zeros(self.threads, dtype.rstrip("_")), BARE) for dtype in self.program.over_threads.values()),
-                *(self.argument(name, value) for name, value in self.given.items())]
+                *(self.guarded(np.zeros(self.launch.threads, dtype.rstrip("_")), BARE) for dtype in self.program.over_threads.values()),
+                *(self.argument(name, value) for name, value in self.launch.arguments.items())]
 
     def argument(self, name, value):
         if isinstance(value, tuple):
@@ -215,47 +238,94 @@ class Attempt:
         sizes = {np.dtype(d.dtype.rstrip("_")).itemsize for d in self.program.lowered.module.declared.values() if d.shape is None} or {1}
         if len(sizes) > 1:
             raise CannotLower("the dynamic shared memory holds elements of different sizes")
-        return np.zeros(self.asked.shared, np.uint8), np.zeros(2 * (self.asked.shared // sizes.pop()), np.int64)
+        return np.zeros(self.launch.shared, np.uint8), np.zeros(2 * (self.launch.shared // sizes.pop()), np.int64)
 
     def declared(self, declared, dynamic):
         dtype = np.dtype(declared.dtype.rstrip("_"))
         if declared.space == "local":
-            return self.guarded(np.empty((self.threads, *declared.shape), dtype), LOCAL, sizes=sizes_of(declared))
+            return self.guarded(np.empty((self.launch.threads, *declared.shape), dtype), LOCAL, sizes=sizes_of(declared))
         if declared.shape is None:
-            return self.guarded(dynamic[0][:self.asked.shared // dtype.itemsize * dtype.itemsize].view(dtype), SHARED, dynamic[1])
+            return self.guarded(dynamic[0][:self.launch.shared // dtype.itemsize * dtype.itemsize].view(dtype), SHARED, dynamic[1])
         return self.guarded(np.empty(declared.shape, dtype), SHARED, sizes=sizes_of(declared))
 
     # --- the launch -------------------------------------------------------------------------------------------------------
 
     def run(self):
-        """Run every block; whether all was in order. If not, the arrays are as they were before."""
-        saved = {name: self.arrays[name].copy() for name in self.written}
-        ended = self.guarded(np.zeros(self.threads, np.uint8), BARE)
-        rounds = self.asked.simulation.max_steps or ROUNDS
-        arguments = self.arguments()
+        """Run every block, or as far as no block ends the launch."""
+        self.saved = {name: self.arrays[name].copy() for name in self.written}
+        self.ended, self.given = self.guarded(np.zeros(self.launch.threads, np.uint8), BARE), self.arguments()
         try:
-            with uncollected():  # the first time it compiles
-                self.program.run(0, prod(self.asked.grid), self.asked.grid, self.asked.block, rounds, TURNS, self.state.address, ended, *arguments)
-            in_order = not self.state.numbers[DIRTY] and (not self.watched or not self.arrays or bool(self.state.numbers[WROTE]))
+            self.advance(self.launch.blocks)
         except NumbaError as error:
             raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
-        except Exception:  # the kernel's own: the other engine says whose
-            in_order = False
-        for name in () if in_order else saved:
-            self.arrays[name][...] = saved[name]
-        return in_order
+        except Exception:  # the kernel's own: fibers say whose
+            self.found[self.state.numbers[POSITION]] |= checks.PARTED
+        self.wrote = bool(self.state.numbers[WROTE])
+        self.unassigned = list(self.unassigned_variables())
+        self.in_order = not self.found.any() and (not self.watched or not self.arrays or self.wrote)
 
-    def report(self):
-        blocks = prod(self.asked.grid)
-        counters = {"threads": blocks * self.threads, "blocks": blocks, "barriers": int(self.state.numbers[BARRIERS])}
-        return self.asked.report(finish(self.unassigned()), counters, ["by fission"], self.program.lowered.code)
+    def advance(self, stop):
+        """Run the blocks before `stop` that have not run yet."""
+        launch, rounds = self.launch, self.launch.max_steps or ROUNDS
+        if self.next < stop:
+            with uncollected():  # the first time it compiles
+                self.program.run(self.next, stop, launch.grid, launch.block, rounds, TURNS, self.state.address, self.ended, *self.given)
+            self.next = stop
+        if self.state.numbers[STOPPED] == INTERRUPTED:
+            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
 
-    def unassigned(self):
+    def go_back(self):
+        """Make the arguments what they were before the launch."""
+        for name, array in self.saved.items():
+            self.arrays[name][...] = array
+        self.next = self.state.numbers[BARRIERS] = 0
+
+    # --- what is to be explained --------------------------------------------------------------------------------------------
+
+    def index_of(self, position):
+        x, y, _ = self.launch.grid
+        return position % x, position // x % y, position // (x * y)
+
+    def races(self):
+        """(position of a block, position of another that it races with), those that are known."""
+        pairs = np.unique(self.pairs[:self.state.numbers[PAIRS + 1]], axis=0)
+        pairs = pairs[pairs[:, 1] > 0]
+        return np.stack([pairs[:, 0], np.searchsorted(self.starts[:self.state.numbers[POSITION] + 1], pairs[:, 1], side="right") - 1], axis=1)
+
+    def concerned(self):
+        """Whether each block has to do with something that is not in order."""
+        concerned = self.found != 0
+        concerned[self.races()[:, 1]] = True
+        return concerned
+
+    def chosen(self):
+        """The positions of the blocks to explain: of each kind of trouble some, as many as the threads of all may be."""
+        races, most = self.races(), max(FEW // self.launch.threads, 2)
+        partners = dict(races[::-1].tolist())
+        kinds = [np.flatnonzero(self.found & kind)[:most].tolist() for kind in KINDS]
+        chosen = set()
+        for rank in range(most):
+            for kind, blocks in zip(KINDS, kinds):
+                if rank < len(blocks) and len(chosen) < most:
+                    chosen |= {blocks[rank], partners.get(blocks[rank], blocks[rank])} if kind == BETWEEN else {blocks[rank]}
+        return sorted(chosen)
+
+    def unassigned_variables(self):
         """Findings of variables that were read and not assigned."""
-        if Misuse not in map(kind_of_observer, self.asked.simulation.observers):
-            return
-        for site, name, block, thread in unset.told(self.state.numbers, self.program.lowered.module, self.asked.grid):
-            yield unassigned_variable(Access("read", block, thread_index(thread, self.asked.block), site), name)
+        if Misuse in map(kind_of_observer, self.launch.observers):
+            for site, name, block, thread in unset.told(self.state.numbers, self.program.lowered.module, self.launch.grid):
+                yield unassigned_variable(Access("read", block, thread_index(thread, self.launch.block), site), name)
+
+    # --- what it comes to ---------------------------------------------------------------------------------------------------
+
+    def counters(self):
+        launch = self.launch
+        return {"threads": launch.blocks * launch.threads, "blocks": launch.blocks, "barriers": int(self.state.numbers[BARRIERS])}
+
+    def outcome(self):
+        notes = ("by fission", *([undecided(1)] if self.watched and self.program.lowered.synchronizes else []))
+        return Outcome(self.unassigned, self.counters(), notes, self.program.lowered.code)
 
 
 def address_of(array):

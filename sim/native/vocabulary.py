@@ -4,7 +4,7 @@ import importlib
 
 from sim.frontend.rebind import SUSPENDING, YIELDING
 
-HOMES = ("sim.native.threads", "sim.native.regions", "sim.native.lanes", "sim.native.logged", "sim.native.kinds", "sim.native.numbers", "sim.native.halves", "sim.native.vectors")
+HOMES = ("sim.native.threads", "sim.native.regions", "sim.native.lanes", "sim.native.kinds", "sim.native.numbers", "sim.native.halves", "sim.native.vectors")
 GEOMETRY = ("threadIdx", "blockIdx", "blockDim", "gridDim")
 SPECIAL = ("state", "thread", *GEOMETRY)  # what a function may need besides its parameters
 BLOCK_WIDE = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or"}
@@ -12,7 +12,7 @@ WARP_WIDE = SUSPENDING - BLOCK_WIDE - {"this_grid"}
 WAITING = BLOCK_WIDE | WARP_WIDE | {"grid_sync"}  # where a thread waits in any case
 TURNING = YIELDING  # and where it may let others go first
 MODULES = {"math": "math", "cmath": "cmath", "numpy": "np", "operator": "operator", "_operator": "operator"}
-RESERVED = {*SPECIAL, *MODULES.values(), "numba", "compiled", "generator", "kernel", "warp", "threads", "ended", "answer", "bounds", "position", "first_block", "last_block", "grid_shape", "block_shape",
+RESERVED = {*SPECIAL, *MODULES.values(), "numba", "compiled", "generator", "kernel", "warp", "threads", "ended", "answer", "bounds", "position", "first_position", "end_position", "grid_shape", "block_shape",
             "most_rounds", "most_turns"}  # names that lowered text has of itself
 
 

@@ -31,7 +31,7 @@ class Misuse(Observer):
     def launch_finished(self, context):
         yield from self.unset.values()
         arrays = [allocation.name for allocation in context.space.allocations if allocation.space == "global"]
-        if arrays and not self.wrote and not context.findings:
+        if arrays and not (self.wrote or context.wrote or context.findings):
             yield Finding("misuse", "warning", f"the launch wrote to none of its arrays ({', '.join(arrays)})",
                           reason="Every thread ended, and nothing that the host can see has changed.",
                           fix="look at the guards (do they let any thread through?) and at the grid (is it as large as the data?)")

@@ -78,20 +78,6 @@ def seconds(launch, arguments, wanted, runs):
     return min(times[1:]), times[0] - min(times[1:])
 
 
-class ByGenerators:
-    """A launch on the native engine's other way, which kernels that can be split at their barriers do not take by themselves."""
-
-    def __init__(self, launch):
-        self.launch = launch
-
-    def __call__(self, *arguments):
-        from sim.launch import argument_names
-        from sim.native.runtime import by_generators
-
-        names = argument_names(self.launch.simulation.function, arguments)
-        by_generators(self.launch, dict(zip(names, arguments)), "by generators: asked for")
-
-
 def of_numba():
     """Numba's simulator, in this process, which must have been started with NUMBA_ENABLE_CUDASIM=1."""
     return [seconds(kernel[grid, block], arguments, wanted, runs=1)[0] for _, kernel, grid, block, arguments, wanted in cases()]
@@ -119,7 +105,6 @@ def of_ours():
         count = Count()
         simulate(kernel, observers=(count,))[grid, block](*arguments)
         times = {way: seconds(simulate(kernel, **how)[grid, block], arguments, wanted, runs=5 if way.startswith(("fibers", "threads")) else 50) for way, how in ways.items()}
-        times["native by generators, no observers"] = seconds(ByGenerators(simulate(kernel, observers=(), engine="native")[grid, block]), arguments, wanted, runs=50)
         yield times, count.accesses_seen
 
 

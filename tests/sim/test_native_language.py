@@ -128,7 +128,7 @@ def test_by_fission(kernel):
 
 
 @pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel is not two_shapes_of_one_declaration], ids=lambda kernel: kernel.__name__)
-def test_by_generators(kernel):
+def test_traced(kernel):
     (ours, got), (report, wanted) = (launched(kernel, engine, [Trace]) for engine in ("native", "fibers"))
     np.testing.assert_allclose(got, wanted, rtol=1e-12)
     assert sorted((e.kind, e.thread, e.array, e.index, e.site.line) for e in ours.trace) == sorted((e.kind, e.thread, e.array, e.index, e.site.line) for e in report.trace)

@@ -1,0 +1,49 @@
+"""What an engine gets, and what it returns. `sim.launch` asks one for each launch: launch → engine.run(launch) → outcome."""
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Protocol
+
+from sim.device import DeviceSpec
+from sim.events import Finding, Index3
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel and all that a launch of it says. `arguments` are as the caller gave them, by name; `observers` classes or instances of sim.events.Observer."""
+
+    function: Callable
+    arguments: dict[str, Any]
+    grid: Index3
+    block: Index3
+    shared: int  # bytes of dynamic shared memory
+    observers: tuple
+    spec: DeviceSpec
+    seed: int
+    max_steps: int | None
+
+    @property
+    def blocks(self) -> int:
+        return prod(self.grid)
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return prod(self.block)
+
+
+@dataclass
+class Outcome:
+    """What has become of a launch: `findings` as the tools said them, not yet merged; `trace` a Recording or None; `code` the code objects that ran, the kernel's first."""
+
+    findings: list[Finding] = field(default_factory=list)
+    counters: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    code: tuple = ()
+    trace: Any = None
+
+
+class Engine(Protocol):
+    """Runs a launch from its first block to its last, changing the arguments in place. Raises LaunchError for what cannot run, ThreadError for what a thread raises."""
+
+    def run(self, launch: Launch) -> Outcome: ...

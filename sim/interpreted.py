@@ -1,0 +1,130 @@
+"""Kernels run by Python: a copy of the kernel with names of its launch, in every thread."""
+import builtins
+import functools
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from sim.context import Context
+from sim.dialect import Cuda
+from sim.engine.base import Outcome
+from sim.engine.grid import Grid
+from sim.engine.scheduler import Scheduler
+from sim.engine.schedules import Seeded
+from sim.engine.watchdog import Watchdog
+from sim.errors import LaunchError, Stuck
+from sim.frontend.rebind import SUSPENDING, YIELDING, Binder
+from sim.frontend.sites import COMPARISONS, OPERATORS, PREFIX, UNARY, UNSET
+from sim.frontend.types import NUMBER_BUILTINS, type_of_value
+from sim.isa import mathematics, operators
+from sim.memory.array import Array, accessors, zip_
+from sim.memory.declared import Declarations
+from sim.memory.spaces import AddressSpace, bind_arguments, host_array, named_leaves
+from sim.retrial import Retrial
+
+BUILTINS = vars(builtins) | NUMBER_BUILTINS | {"range": operators.range_, "zip": zip_}
+NUMBERS = {PREFIX + name: getattr(operators, name) for name in [*OPERATORS.values(), *UNARY.values(), *COMPARISONS.values()]}
+
+
+@dataclass(frozen=True)
+class Threads:
+    """What every thread runs: in a `fiber` (None: nobody waits); the names of cuda that are `used`, the code objects, and notes for the report."""
+
+    fiber: object
+    used: set
+    code: tuple
+    notes: tuple
+
+
+class Interpreted:
+    """The engine whose threads wait as `fiber` says (Fiber, OSThread); a kernel in which nobody waits runs as plain calls."""
+
+    def __init__(self, fiber):
+        self.fiber = fiber
+
+    def run(self, launch, walk=Grid):
+        """`walk` goes over the blocks (a Grid, or what makes one)."""
+        observers = [observer() if isinstance(observer, type) else observer for observer in launch.observers]
+        ready = functools.partial(self.ready, launch, walk)
+        context, threads, blocks = ready(observers, Seeded(np.random.default_rng(launch.seed)))
+        with Retrial(context, threads.used, observers) as retrial:
+            run(blocks, context, threads.fiber)
+            more = retrial.notes(ready, run)
+        return Outcome(context.findings, context.counters, (*threads.notes, *more), threads.code, context.trace)
+
+    def ready(self, launch, walk, observers, schedule, poison=None):
+        """(context, threads, blocks) of one run of the launch, in which nothing has run yet."""
+        # 1. one context for this launch, and the arguments in its memory
+        context = Context(observers, launch.spec, AddressSpace(), launch.block, schedule, launch.max_steps, poison)
+        values = bind(context, launch.arguments)
+        # 2. a copy of the kernel whose names are this launch's
+        scheduler, declarations = Scheduler(context), Declarations(context, launch.shared)
+        binder = binder_of(context, Cuda(scheduler, declarations, launch.grid, launch.block))
+        kernel = binder.bind(launch.function, [(name, type_of_value(value)) for name, value in zip(launch.arguments, values)])
+        declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
+        scheduler.takes_turns, context.synchronizes = binder.loops and bool(binder.used & YIELDING), binder.synchronizes
+        # 3. its blocks
+        waits = scheduler.takes_turns or binder.used & SUSPENDING
+        notes = tuple(f"{name} has no source to number, so its operators are Python's own" for name in binder.without_source)
+        threads = Threads(self.fiber if waits else None, binder.used, tuple(copy.__code__ for copy in binder.functions.values()), notes)
+        return context, threads, walk(scheduler, kernel, values, launch.grid, launch.block, resident(launch, binder.used))
+
+
+def binder_of(context, dialect):
+    given = NUMBERS | {PREFIX + name: function for name, function in accessors(context.log, context.values).items()}
+    given |= {PREFIX + "tick": context.tick, PREFIX + "branch": context.branch, PREFIX + "unassigned": context.unassigned, PREFIX + "unset": UNSET, PREFIX + "cuda": dialect}
+    modules = {"math": mathematics.math, "cmath": mathematics.cmath, "numba.cuda.libdevice": dialect.libdevice, "numba.cuda.cg": dialect.cg, "numba.cuda.fp16": dialect.fp16}
+    return Binder(context, dialect, modules, BUILTINS, given)
+
+
+def run(grid, context, fiber):
+    """Run every block, each thread in a `fiber`; without one, from start to end."""
+    context.announce("launch_started", context)
+    with np.errstate(all="ignore"), Watchdog(context):
+        try:
+            if fiber is None:
+                grid.run_straight()
+            else:
+                grid.run(fiber)
+        except Stuck:
+            if all(finding.kind != "no-progress" for finding in context.findings):  # it came between two threads
+                grid.scheduler.stuck(context.thread, None)
+    context.announce("launch_finished", context)
+
+
+def resident(launch, used):
+    """How many blocks may be alive at once; a grid that synchronises must fit whole."""
+    spec, blocks, limit = launch.spec, launch.blocks, launch.spec.resident_blocks(launch.threads, launch.shared)
+    if "this_grid" in used and blocks > limit:
+        raise LaunchError(f"the kernel synchronises the whole grid, whose {blocks:,} blocks must all be resident at once\n"
+                          f"  {spec.name} holds {limit:,} blocks of this size: launch fewer and let each do more")
+    return limit
+
+
+# --- arguments ----------------------------------------------------------------------------------------------------------------
+
+
+def bind(context, arguments):
+    """The kernel's arguments as its threads see them: arrays checked and named, numbers as Numba types them."""
+    arrays = {}
+    for name, value in named_leaves(arguments.items()):
+        array = host_array(value, name)
+        if array is not None:
+            arrays[name] = array
+    places = bind_arguments(context.space, arrays)
+    return [bound(context, name, value, arrays, places) for name, value in arguments.items()]
+
+
+def bound(context, name, value, arrays, places):
+    if isinstance(value, tuple):
+        parts = [bound(context, f"{name}[{i}]", part, arrays, places) for i, part in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if name in arrays:
+        array, (allocation, offset) = arrays[name], places[name]
+        return Array(context, allocation, offset, array.dtype, array.shape, array.strides, name)
+    if value is None or isinstance(value, (Enum, np.void, np.int8, np.int16, np.int32)):  # clz and popc count in the width of a narrow integer
+        return value
+    if isinstance(value, (int, float, complex, np.bool_, np.number)) or type(value).__module__ == "ml_dtypes":
+        return operators.domain(value)
+    raise LaunchError(f"argument {name} is a {type(value).__name__}; a kernel takes numpy arrays, CPU tensors, numbers and tuples of them")

@@ -1,0 +1,190 @@
+"""What the native engine explains: of a large launch the blocks concerned, with the memory as they find it, and the arguments as the whole launch leaves them."""
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from numba import cuda, float32
+
+from sim import KernelBug, ThreadError, simulate
+
+
+def outside(x, out, block):
+    """Reads outside its array in this block."""
+    i = cuda.grid(1)
+    out[i] = x[i + (x.shape[0] if cuda.blockIdx.x == block else 0)]
+
+
+def launched(kernel, grid, block, *arguments, **options):
+    return simulate(kernel, engine="native", on_finding="report", **options)[grid, block](*arguments)
+
+
+def found(report):
+    return [(f.kind, f.severity, f.array, f.count, f.verdict, [(a.what, a.site.line) for a in f.accesses]) for f in report.findings]
+
+
+def test_one_block_of_many_is_explained():
+    x = np.arange(4096 * 256, dtype=np.float32)
+    out = np.zeros_like(x)
+    launched(outside, 4096, 256, x, out, 7)  # compiles
+    began = time.monotonic()
+    report = launched(outside, 4096, 256, x, out, 1000)
+    assert time.monotonic() - began < 3
+    assert report.notes == ("by fission; of 4,096 blocks 1 is not in order, explained by fibers",)
+    finding, = report.findings
+    assert finding.kind == "out-of-bounds" and finding.count == 255 and finding.accesses[0].block == (1000, 0, 0) and finding.accesses[0].thread == (0, 0, 0)
+    wanted = x.copy()
+    wanted[256_000:256_256] = np.nan
+    np.testing.assert_array_equal(out, wanted)
+    assert report.counters == {"threads": 4096 * 256, "blocks": 4096, "barriers": 0}
+
+
+def test_an_error_in_the_last_of_very_many_blocks():
+    def beyond(x):
+        i = cuda.grid(1)
+        x[i + 1 if i == x.shape[0] - 1 else i] = 1
+
+    x = np.zeros(65536 * 32, np.int8)
+    launched(beyond, 65536, 32, x)
+    began = time.monotonic()
+    finding, = launched(beyond, 65536, 32, x).findings
+    assert time.monotonic() - began < 5
+    assert finding.count == 0 and finding.accesses[0].block == (65535, 0, 0) and finding.index == (65536 * 32,) and x.sum() == 65536 * 32 - 1
+
+
+@pytest.mark.parametrize("grid, block", [((300, 2), 32), (600, (4, 8))])
+def test_findings_and_values_are_those_of_the_whole_launch(grid, block):
+    def kernel(x, out, counts):
+        tile = cuda.shared.array(32, float32)
+        t = cuda.threadIdx.x + cuda.threadIdx.y * cuda.blockDim.x
+        b = cuda.blockIdx.x + cuda.blockIdx.y * cuda.gridDim.x
+        if t == 0:
+            cuda.atomic.add(counts, b % 7, 1)
+        tile[t] = x[b * 32 + t]
+        if b % 100 != 50:
+            cuda.syncthreads()
+        if b == 77 and t == 3:
+            out[x.shape[0] + t] = 0
+        out[b * 32 + t] = tile[31 - t]
+
+    x = np.arange(600 * 32, dtype=np.float32)
+    whole, ours = ([x, np.zeros_like(x), np.zeros(7, np.int64)] for _ in range(2))
+    wanted = simulate(kernel, on_finding="report")[grid, block](*whole)
+    report = launched(kernel, grid, block, *ours)
+    assert report.notes == ("by fission; of 600 blocks 7 are not in order, explained by fibers",)
+    assert sorted(found(report)) == sorted(found(wanted)) and {f.kind for f in wanted.findings} == {"race-shared", "out-of-bounds"}
+    assert report.counters == wanted.counters
+    np.testing.assert_array_equal(ours[2], whole[2])
+    racy = np.isin(np.arange(600 * 32) // 32, np.arange(50, 600, 100))
+    np.testing.assert_array_equal(ours[1][~racy], whole[1][~racy])
+
+
+def test_blocks_that_race_with_each_other_are_explained_together():
+    def kernel(x, out):
+        i = cuda.grid(1)
+        out[i] = x[i]
+        if cuda.threadIdx.x == 0 and cuda.blockIdx.x == 400:
+            out[32 * 90 + 5] = 1
+        if cuda.threadIdx.x == 0 and cuda.blockIdx.x == 500:
+            out[i] = out[32 * 777]
+
+    arguments = np.ones(1000 * 32, np.float32), np.zeros(1000 * 32, np.float32)
+    report = launched(kernel, 1000, 32, *arguments)
+    wanted = simulate(kernel, on_finding="report")[1000, 32](*arguments)
+    assert report.notes == ("by fission; of 1,000 blocks 4 are not in order, explained by fibers",)
+    assert found(report) == found(wanted) and sorted(sorted(a.block[0] for a in f.accesses) for f in report.findings) == [[90, 400], [500, 777]]
+
+
+def test_a_block_that_writes_what_itself_and_others_have_read():
+    def kernel(x):
+        i = cuda.grid(1)
+        left = x[i - 1] if i > 0 else 0
+        cuda.syncthreads()
+        x[i] = left
+
+    report = launched(kernel, 512, 32, np.zeros(512 * 32))
+    finding, = report.findings
+    assert finding.kind == "race-global" and {access.what for access in finding.accesses} == {"read", "written"}
+    assert report.notes[0].startswith("by fission; of 512 blocks 512 are not in order, and 256 of them explained by fibers")
+
+
+def test_some_of_each_kind_are_explained_where_all_blocks_err():
+    def kernel(x, out):
+        i = cuda.grid(1)
+        out[i] = x[i + x.shape[0]]
+        if cuda.blockIdx.x == cuda.gridDim.x - 1:
+            out[0] = 1
+
+    report = launched(kernel, 1000, 64, np.zeros(64000), np.zeros(64000))
+    assert {finding.kind for finding in report.findings} == {"out-of-bounds", "race-global"}
+
+
+def test_a_thread_that_raises_in_one_of_many_blocks():
+    def kernel(x):
+        x[cuda.grid(1)] = 1
+        if cuda.grid(1) == 20_000:
+            raise ValueError("here")
+
+    with pytest.raises(ThreadError, match="thread 32 of block 312 raised ValueError: here"):
+        launched(kernel, 1000, 64, np.zeros(64000))
+
+
+def test_an_endless_loop_in_one_of_many_blocks():
+    def kernel(x):
+        while x[cuda.blockIdx.x] == 0:
+            pass
+
+    x = np.ones(500)
+    x[321] = 0
+    with pytest.raises(KernelBug) as caught:
+        simulate(kernel, engine="native", max_steps=20_000)[500, 32](x)
+    finding, = caught.value.findings
+    assert finding.kind == "no-progress" and finding.accesses[0].block == (321, 0, 0)
+
+
+def test_kernels_may_be_called_first_and_last():
+    def first(x):
+        x[cuda.grid(1)] = 1
+
+    def last(x):
+        x[cuda.grid(1)] = 1
+
+    for kernel in (first, last):
+        assert launched(kernel, 1, 4, np.zeros(4)).notes == ("by fission",)
+
+
+def long_for(x):
+    for _ in range(10**10):
+        x[cuda.threadIdx.x] += 1
+
+
+def many_blocks(x):
+    for i in range(20_000):
+        x[cuda.threadIdx.x] += i
+
+
+def long_while(x):
+    while x[cuda.threadIdx.x] < 1e12:
+        x[cuda.threadIdx.x] += 1
+
+
+@pytest.mark.parametrize("kernel, grid", [(long_for, 1), (many_blocks, 10**6), (long_while, 1)])
+def test_interrupted_from_the_keyboard(kernel, grid):
+    simulated = simulate(kernel, engine="native", observers=(), max_steps=10**10)[grid, 8]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    pressed = []
+
+    def press():
+        pressed.append(time.monotonic())
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    timer = threading.Timer(6, press)  # compiled by then
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            simulated(np.zeros(8))
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - pressed[0] < 1.5
