@@ -25,8 +25,8 @@ import math
 from numba import cuda
 from numpy import float32
 
-from kernels.conv_tiles import (GROUP, INDEX, MOST_REGISTERS, PADDING, PATCH, PATCH_NUMBERS, STRIP, TAPS, WINDOW, add_weighted_columns, add_weighted_rows, clear,
-                                convolve_strip, load_rows, load_taps, products, store_rows, strip_column, strip_row, threads_of, turns_and_strips)
+from kernels.conv_tiles import (GROUP, INDEX, MOST_REGISTERS, PADDING, PATCH, PATCH_NUMBERS, STRIP, TAPS, WINDOW, add_weighted_columns, add_weighted_rows,
+                                check_size, clear, convolve_strip, load_rows, load_taps, products, store_rows, strip_column, strip_row, threads_of, turns_and_strips)
 from kernels.launch import backward_arguments, launch, output, width_for
 
 SIZE = 64
@@ -37,10 +37,10 @@ CHUNK_WORDS = 8 + GROUP  # of a row of q, k, v or dO, in a product over d: all m
 
 
 @cuda.jit(device=True)
-def probabilities_and_gradients(strip, s_tile, g_tile, taps, i0, j0, log_sum, d, causal, c_q, c_k):
+def probabilities_and_gradients(strip, s_tile, g_tile, taps, i0, j0, log_sum, d, keys, causal, diagonal, c_q, c_k):
     """strip = P and g_tile = dT, of this thread's strips, from s_tile = S0 and g_tile = dO·vᵀ; 0 for what is masked, outside, or beyond dT's halo.
 
-    j0 is the first column of dT. log_sum, d: (N,). strip: one STRIP for each of this thread's strips, in the order of `strips_of`.
+    i0, j0: the owned query and the owned key, of `keys`, at dT's index (0, 0). log_sum, d: (N,). strip: one STRIP for each of this thread's strips, in the order of `strips_of`.
     """
     size, n = s_tile.shape[0], log_sum.size
     turns, strips = turns_and_strips(size)
@@ -48,9 +48,9 @@ def probabilities_and_gradients(strip, s_tile, g_tile, taps, i0, j0, log_sum, d,
     for turn in range(turns):
         i = strip_row(turn, size)
         query = i0 + i
-        inside = i < rows and query < n
+        inside = i < rows and 0 <= query and query < n
         l, delta = log_sum[query] if inside else float32(0), d[query] if inside else float32(0)
-        last = min(columns, (query + 1 if causal else n) - j0, n - j0)
+        last = min(columns, (query + diagonal + 1 if causal else keys) - j0, keys - j0)
         for s in range(strips):
             first, place = strip_column(s), (turn * strips + s) * STRIP
             if inside and first < last and first + STRIP > -j0:
@@ -66,13 +66,13 @@ def probabilities_and_gradients(strip, s_tile, g_tile, taps, i0, j0, log_sum, d,
 
 
 @cuda.jit(device=True)
-def score_gradients(strip, g_tile, flipped, i0, j0, rows, columns, n, causal, c_q, c_k):
+def score_gradients(strip, g_tile, flipped, i0, j0, rows, columns, n, keys, causal, diagonal, c_q, c_k):
     """strip = dS, of this thread's strips of what the tile owns, from g_tile = dT; 0 for what is masked, outside, or not owned."""
     size = g_tile.shape[0]
     turns, strips = turns_and_strips(size)
     for turn in range(turns):
         i = strip_row(turn, size)
-        last = min(columns, (i0 + i + 1 if causal else n) - j0, n - j0)
+        last = min(columns, (i0 + i + diagonal + 1 if causal else keys) - j0, keys - j0)
         inside = i < rows and i0 + i < n
         for s in range(strips):
             first, place = strip_column(s), (turn * strips + s) * STRIP
@@ -126,8 +126,8 @@ def queries_kernel(width, size):
     rows_at_a_time = min(16, 512 // width)
 
     @cuda.jit(max_registers=MOST_REGISTERS)
-    def conv_backward_queries_kernel(q, k, v, w, log_sum, d, d_o, scale, causal, d_q, d_w):
-        """d_q (B, H, N, d) = dQ and d_w += dW; q, k, v, d_o (B, H, N, d), w (H, c_q, c_k), log_sum, d (B, H, N).
+    def conv_backward_queries_kernel(q, k, v, w, log_sum, d, d_o, scale, causal, extent, d_q, d_w):
+        """d_q, like q, = dQ and d_w += dW; q, k, v, d_o (B, H, ..., d), w (H, c_q, c_k), log_sum, d (B, H, N); extent: kernels.conv_extent.Extent.
 
         d_w (R, H, c_q, c_k): block number b of a head adds to d_w[b % R]: one sum for all (R = 1), or a partial sum for each block (R = their number).
         """
@@ -142,7 +142,9 @@ def queries_kernel(width, size):
         tap_sums = cuda.local.array(STRIP, float32)
         batch, head = cuda.blockIdx.z, cuda.blockIdx.y
         q_rows, k_rows, v_rows, d_o_rows = q[batch, head], k[batch, head], v[batch, head], d_o[batch, head]
-        n, c_q, c_k = q.shape[2], w.shape[1], w.shape[2]
+        n, keys, c_q, c_k = q.shape[2], k.shape[2], w.shape[1], w.shape[2]
+        first_query, first_key, owned_diagonal = extent
+        diagonal = first_key - first_query + owned_diagonal
         rows, columns, right = size - 2 * (c_q - 1), size - 2 * (c_k - 1), c_k - 1 - (c_k - 1) // 2
         i0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * rows
         # 1. the taps, and which of them this thread sums: STRIP of a row of them, over every parts-th row of the tile
@@ -158,18 +160,20 @@ def queries_kernel(width, size):
             tap_sums[x] = float32(0)
         for x in range(patch_numbers):
             d_q_patch[x] = float32(0)
-        last_key = min(n, i0 + rows) if causal else n
+        cuda.syncthreads()  # s_tile is clear: step 5 writes there, even where no query sees a key
+        last_key = min(keys, i0 + rows + diagonal) if causal else keys
         for j0 in range(0, last_key, columns):
             # 2. S0, dO·vᵀ, and from them dT
-            products(s_tile, q_rows, k_rows, i0 - (c_q - 1), j0 - (c_k - 1), scale, causal, a_chunk, b_chunk)
-            products(g_tile, d_o_rows, v_rows, i0, j0 - right, float32(1), causal, a_chunk, b_chunk)
+            products(s_tile, q_rows, k_rows, i0 - (c_q - 1), j0 - (c_k - 1), scale, causal, diagonal, a_chunk, b_chunk)
+            products(g_tile, d_o_rows, v_rows, i0 - first_query, j0 - right - first_key, float32(1), causal, owned_diagonal, a_chunk, b_chunk)
             cuda.syncthreads()
-            probabilities_and_gradients(strip, s_tile, g_tile, taps, i0, j0 - right, log_sum[batch, head], d[batch, head], causal, c_q, c_k)
+            probabilities_and_gradients(strip, s_tile, g_tile, taps, i0 - first_query, j0 - right - first_key, log_sum[batch, head], d[batch, head],
+                                        v.shape[2], causal, owned_diagonal, c_q, c_k)
             cuda.syncthreads()
             # 3. dW, and dS, which then takes the place of S0
             if a < c_q:
-                add_tap_gradients(tap_sums, g_tile, s_tile, a, b, part, parts, min(rows, n - i0), right, right + min(columns, n - j0))
-            score_gradients(strip, g_tile, flipped, i0, j0, rows, columns, n, causal, c_q, c_k)
+                add_tap_gradients(tap_sums, g_tile, s_tile, a, b, part, parts, min(rows, n - i0), right, right + min(columns, keys - j0))
+            score_gradients(strip, g_tile, flipped, i0, j0, rows, columns, n, keys, causal, diagonal, c_q, c_k)
             cuda.syncthreads()
             store_strips(s_tile, strip, rows, 0, columns)
             # 4. dQ += dS k
@@ -203,8 +207,8 @@ def keys_kernel(width, size):
     rows_at_a_time = min(16, 512 // width)
 
     @cuda.jit(max_registers=MOST_REGISTERS)
-    def conv_backward_keys_kernel(q, k, v, w, log_sum, d, d_o, scale, causal, d_k, d_v):
-        """d_k and d_v (B, H, N, d) = dK and dV; q, k, v, d_o (B, H, N, d), w (H, c_q, c_k), log_sum, d (B, H, N)."""
+    def conv_backward_keys_kernel(q, k, v, w, log_sum, d, d_o, scale, causal, extent, d_k, d_v):
+        """d_k, like k, = dK and d_v, like v, = dV; q, k, v, d_o (B, H, ..., d), w (H, c_q, c_k), log_sum, d (B, H, N); extent: kernels.conv_extent.Extent."""
         s_tile, g_tile = cuda.shared.array((size, pitch), float32), cuda.shared.array((size, pitch), float32)
         a_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
         b_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
@@ -215,7 +219,9 @@ def keys_kernel(width, size):
         strip = cuda.local.array(PATCH_NUMBERS, float32)
         batch, head = cuda.blockIdx.z, cuda.blockIdx.y
         q_rows, k_rows, v_rows, d_o_rows = q[batch, head], k[batch, head], v[batch, head], d_o[batch, head]
-        n, c_q, c_k = q.shape[2], w.shape[1], w.shape[2]
+        n, keys, c_q, c_k = q.shape[2], k.shape[2], w.shape[1], w.shape[2]
+        first_query, first_key, owned_diagonal = extent
+        diagonal = first_key - first_query + owned_diagonal
         rows, columns, right = size - 2 * (c_q - 1), size - 2 * (c_k - 1), c_k - 1 - (c_k - 1) // 2
         j0 = cuda.blockIdx.x * columns
         # 1. the taps
@@ -226,20 +232,21 @@ def keys_kernel(width, size):
         for x in range(patch_numbers):
             d_k_patch[x] = d_v_patch[x] = float32(0)
         # 2. every tile of rows of which one sees a key of this block
-        for i0 in range(j0 // rows * rows if causal else 0, n, rows):
-            products(s_tile, q_rows, k_rows, i0 - (c_q - 1), j0 - (c_k - 1), scale, causal, a_chunk, b_chunk)
-            products(g_tile, d_o_rows, v_rows, i0, j0 - right, float32(1), causal, a_chunk, b_chunk)
+        for i0 in range(max(0, j0 - diagonal) // rows * rows if causal else 0, n, rows):
+            products(s_tile, q_rows, k_rows, i0 - (c_q - 1), j0 - (c_k - 1), scale, causal, diagonal, a_chunk, b_chunk)
+            products(g_tile, d_o_rows, v_rows, i0 - first_query, j0 - right - first_key, float32(1), causal, owned_diagonal, a_chunk, b_chunk)
             cuda.syncthreads()
-            probabilities_and_gradients(strip, s_tile, g_tile, taps, i0, j0 - right, log_sum[batch, head], d[batch, head], causal, c_q, c_k)
+            probabilities_and_gradients(strip, s_tile, g_tile, taps, i0 - first_query, j0 - right - first_key, log_sum[batch, head], d[batch, head],
+                                        v.shape[2], causal, owned_diagonal, c_q, c_k)
             cuda.syncthreads()
             # 3. P takes the place of S0, dS that of dT
             store_strips(s_tile, strip, rows, right, right + columns)
-            score_gradients(strip, g_tile, flipped, i0, j0, rows, columns, n, causal, c_q, c_k)
+            score_gradients(strip, g_tile, flipped, i0, j0, rows, columns, n, keys, causal, diagonal, c_q, c_k)
             cuda.syncthreads()
             store_strips(g_tile, strip, rows, 0, columns)
             # 4. dV += Pᵀ dO and dK += dSᵀ q
             for first in range(0, min(rows, n - i0), rows_at_a_time):
-                load_rows(rows_chunk, d_o_rows, i0 + first)
+                load_rows(rows_chunk, d_o_rows, i0 - first_query + first)
                 cuda.syncthreads()
                 add_weighted_columns(d_v_patch, s_tile, first, right, rows_chunk)
                 cuda.syncthreads()
@@ -248,7 +255,7 @@ def keys_kernel(width, size):
                 add_weighted_columns(d_k_patch, g_tile, first, 0, rows_chunk)
                 cuda.syncthreads()
         store_rows(d_k[batch, head], j0, columns, scale, d_k_patch, step)
-        store_rows(d_v[batch, head], j0, columns, float32(1), d_v_patch, step)
+        store_rows(d_v[batch, head], j0 - first_key, columns, float32(1), d_v_patch, step)
 
     return conv_backward_keys_kernel
 
@@ -256,16 +263,20 @@ def keys_kernel(width, size):
 # Host -------------------------------------------------------------------------------------------------------------
 
 
-def conv_backward(q, k, v, w, o, log_sum, d_o, causal=True, scale=None, wanted=(True, True, True, True), deterministic=False, run=None, size=SIZE):
+def conv_backward(q, k, v, w, o, log_sum, d_o, causal=True, scale=None, wanted=(True, True, True, True), deterministic=False, run=None, size=SIZE,
+                  extent=None):
     """(dQ, dK, dV, dW) of convolutional attention, shaped like q, k, v and w, float32.
 
     o, log_sum: what `conv_forward` returned; d_o: the gradient of o. wanted: which of the four are needed; one that is not is None, and a kernel
     neither of whose results is needed does not run. deterministic: equal dW, bit for bit, from run to run, for some memory and time; the others
-    always are. size: of a tile of scores, 64 or 32. Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
+    always are. size: of a tile of scores, 64 or 32. extent: as for `conv_forward`; o, log_sum and d_o are those of the owned queries, over all keys of the
+    sequence, and the gradients are what the owned scores give, to rows of the halo too. Raises TypeError or ValueError that names the argument, what it is, and what was
+    wanted.
     """
-    q, k, v, w, scale, d_o = backward_arguments(q, k, v, w, o, log_sum, d_o, scale)
-    batch, heads, n, d = q.shape
-    given = q, k, v, w, log_sum.detach(), (d_o * o.detach()).sum(-1), d_o, scale, bool(causal)
+    q, k, v, w, scale, d_o, extent = backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent)
+    check_size(size)
+    (batch, heads, n, d), keys = q.shape, k.shape[2]
+    given = q, k, v, w, log_sum.detach(), (d_o * o.detach()).sum(-1), d_o, scale, bool(causal), extent
     rows, columns = size - 2 * (w.shape[1] - 1), size - 2 * (w.shape[2] - 1)
     d_q = d_k = d_v = d_w = None
     if wanted[0] or wanted[3]:
@@ -275,5 +286,5 @@ def conv_backward(q, k, v, w, o, log_sum, d_o, causal=True, scale=None, wanted=(
         d_w = d_w.sum(0)
     if wanted[1] or wanted[2]:
         d_k, d_v = output(k.shape, like=k), output(v.shape, like=v)
-        launch(keys_kernel(width_for(d), size), (-(-n // columns), heads, batch), threads_of(size), *given, d_k, d_v, run=run)
+        launch(keys_kernel(width_for(d), size), (-(-keys // columns), heads, batch), threads_of(size), *given, d_k, d_v, run=run)
     return tuple(gradient if want else None for gradient, want in zip((d_q, d_k, d_v, d_w), wanted))

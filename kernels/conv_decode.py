@@ -109,11 +109,12 @@ def split_kernel(slots, d):
                 held[r] = rows[base + r * d & PLACE] if low <= first + r < high else float32(0)
 
     @cuda.jit(max_registers=128)  # so that a multiprocessor holds four blocks
-    def conv_decode_split_kernel(q, k, k_strides, v, v_strides, w, scale, keys, length, parts):
+    def conv_decode_split_kernel(q, k, k_strides, v, v_strides, w, scale, extent, length, parts):
         """parts (B, H, splits, d + 2) = each block's o, m and l.
 
         q: (B, H, R, d), the window, R = min(c_q, N_k) rows; k and v: one-dimensional, key j of head h of batch b from
-        k[b · k_strides[0] + h · k_strides[1] + j · d]; w: (H, c_q, c_k); keys: N_k; length: keys a warp.
+        k[b · k_strides[0] + h · k_strides[1] + j · d]; w: (H, c_q, c_k); length: keys per warp.
+        extent: k's rows; how many of them are owned, as v has only those; the first of them; the new token's position, counted from that.
         """
         pieces = cuda.shared.array((WARPS, LANES, PITCH), float32)
         rings = cuda.shared.array((WARPS, slots, RING), float32)
@@ -127,7 +128,9 @@ def split_kernel(slots, d):
         batch, head = cuda.blockIdx.z, cuda.blockIdx.y
         lane, warp = cuda.threadIdx.x & LANE, cuda.threadIdx.x // LANES
         c_q, c_k = w.shape[1], w.shape[2]
-        k_place, v_place = batch * k_strides[0] + head * k_strides[1], batch * v_strides[0] + head * v_strides[1]
+        rows, keys, first_owned, position = extent
+        k_place = batch * k_strides[0] + head * k_strides[1] + first_owned * d
+        v_place = batch * v_strides[0] + head * v_strides[1]
         piece, ring, share, o = pieces[warp], rings[warp], shares[warp], outputs[warp]
         # 1. the window and the taps; no score yet
         load_window(q_tile, taps, q[batch, head], w[head], scale)
@@ -142,7 +145,7 @@ def split_kernel(slots, d):
         end = min(keys, start + length)
         right = c_k // 2
         low, high = start - (c_k - 1) // 2, end + right
-        first_key, key_end = max(0, low), min(keys, high)
+        first_key, key_end = max(-first_owned, low), min(rows - first_owned, high)
         if start < end:
             load_piece(held, k, k_place, low, first_key, key_end, lane)
         for first in range(low, high if start < end else low, LANES):
@@ -165,7 +168,7 @@ def split_kernel(slots, d):
             # 4. masked and convolved
             j, place = first + lane, first - low + lane
             for a in range(slots):
-                ring[a, place & RING - 1] = scores[a] if 0 <= j <= keys - c_q + a else float32(0)
+                ring[a, place & RING - 1] = scores[a] if -first_owned <= j <= position + 1 - c_q + a else float32(0)
             cuda.syncwarp()  # the scores are there
             t = float32(0)
             for b in range(c_k):
@@ -200,8 +203,8 @@ def split_kernel(slots, d):
 
 
 @cuda.jit
-def conv_decode_merge_kernel(parts, o):
-    """o (B, H, 1, d) = the merged parts (B, H, splits, d + 2): a warp adds up every MERGING_WARPS-th split, a lane every 32nd number."""
+def conv_decode_merge_kernel(parts, o, log_sum):
+    """o (B, H, 1, d) and log_sum (B, H, 1) = the merged parts (B, H, splits, d + 2): a warp adds up every MERGING_WARPS-th split, a lane every 32nd number."""
     sums = cuda.shared.array((MERGING_WARPS, MAX_HEAD_DIM), float32)
     totals = cuda.shared.array(MERGING_WARPS, float32)
     part, o_row = parts[cuda.blockIdx.y, cuda.blockIdx.x], o[cuda.blockIdx.y, cuda.blockIdx.x, 0]
@@ -231,6 +234,8 @@ def conv_decode_merge_kernel(parts, o):
             l += totals[other]
             total += sums[other, thread]
         o_row[thread] = total * reciprocal(l)
+        if thread == 0:
+            log_sum[cuda.blockIdx.y, cuda.blockIdx.x, 0] = m + math.log(l)
 
 
 # Host functions ---------------------------------------------------------------------------------------------------
@@ -246,13 +251,23 @@ def conv_attention_decode(q_window, k, v, w, scale=None, splits=None, run=None):
     Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
     """
     q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale)
-    batch, heads, keys, d = k.shape
+    return conv_decode(q, k, v, w, scale, 0, k.shape[2] - 1, splits, run)[0]
+
+
+def conv_decode(q, k, v, w, scale, first_owned, position, splits=None, run=None):
+    """(O, L) of the new token over some of the keys: (B, H, 1, d) and (B, H, 1), its log-sum-exp over them.
+
+    v: (B, H, keys, d), of the owned keys, at least one; k: of these and of the keys around them that the convolution reads, the first owned in row `first_owned`;
+    position: the new token's, counted from the first owned key. Otherwise as `conv_attention_decode`, which checks its arguments.
+    """
+    batch, heads, keys, d = v.shape
     splits = choose_splits(batch * heads, keys, multiprocessors(k.device)) if splits is None else checked_splits(splits)
-    parts, o = output((batch, heads, splits, d + 2), like=k), output((batch, heads, 1, d), like=k)
+    parts, o, log_sum = (output((batch, heads, *sizes), like=k) for sizes in ((splits, d + 2), (1, d), (1,)))
     kernel, length = split_kernel(-(-w.shape[1] // 4) * 4, d), -(-keys // (splits * WARPS))
-    launch(kernel, (splits, heads, batch), WARPS * LANES, q, *flat(k), *flat(v), w, scale, keys, length, parts, run=run)
-    launch(conv_decode_merge_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, run=run)
-    return o
+    extent = k.shape[2], keys, first_owned, position
+    launch(kernel, (splits, heads, batch), WARPS * LANES, q, *flat(k), *flat(v), w, scale, extent, length, parts, run=run)
+    launch(conv_decode_merge_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, log_sum, run=run)
+    return o, log_sum
 
 
 def choose_splits(sequences, keys, multiprocessors):

@@ -20,8 +20,8 @@ import math
 from numba import cuda
 from numpy import float32
 
-from kernels.conv_tiles import (GROUP, LANES, MOST_REGISTERS, PADDING, PATCH, PATCH_NUMBERS, STRIP, TAPS, add_weighted_rows, clear, convolve_strip, load_rows,
-                                load_taps, patch_place, products, store_rows, strip_column, strip_row, threads_of, turns_and_strips)
+from kernels.conv_tiles import (GROUP, LANES, MOST_REGISTERS, PADDING, PATCH, PATCH_NUMBERS, STRIP, TAPS, add_weighted_rows, check_size, clear, convolve_strip,
+                                load_rows, load_taps, patch_place, products, store_rows, strip_column, strip_row, threads_of, turns_and_strips)
 from kernels.launch import conv_arguments, launch, output, width_for
 from kernels.tiles import MINUS_INFINITY, reciprocal, weight
 
@@ -39,8 +39,8 @@ def conv_forward_kernel(width, size):
     turns, strips = turns_and_strips.py_func(size)
 
     @cuda.jit(max_registers=MOST_REGISTERS)
-    def conv_forward_kernel(q, k, v, w, scale, causal, o, log_sum):
-        """o (B, H, N, d) and log_sum (B, H, N) from q, k, v (B, H, N, d) and w (H, c_q, c_k), all float32."""
+    def conv_forward_kernel(q, k, v, w, scale, causal, extent, o, log_sum):
+        """o (B, H, N, d) and log_sum (B, H, N) of the queries and keys that `extent` (kernels.conv_extent.Extent) says, from q, k, v (B, H, ..., d) and w (H, c_q, c_k)."""
         s_tile = cuda.shared.array((size, pitch), float32)
         q_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
         k_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
@@ -52,7 +52,8 @@ def conv_forward_kernel(width, size):
         m, l = cuda.local.array(turns, float32), cuda.local.array(turns, float32)
         batch, head = cuda.blockIdx.z, cuda.blockIdx.y
         q_rows, k_rows, v_rows = q[batch, head], k[batch, head], v[batch, head]
-        n, c_q, c_k = q.shape[2], w.shape[1], w.shape[2]
+        n, keys_owned, c_q, c_k = o.shape[2], v.shape[2], w.shape[1], w.shape[2]
+        first_query, first_key, diagonal = extent
         rows, keys = size - (c_q - 1), size - (c_k - 1)  # what a tile owns
         i0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * rows
         lane = cuda.threadIdx.x % LANES
@@ -64,10 +65,11 @@ def conv_forward_kernel(width, size):
             o_patch[part] = float32(0)
         for turn in range(turns):
             m[turn], l[turn] = MINUS_INFINITY, float32(0)
-        last_key = min(n, i0 + rows) if causal else n
+        last_key = min(keys_owned, i0 + rows + diagonal) if causal else keys_owned
         for j0 in range(0, last_key, keys):
             # 2. S0, with its halo
-            products(s_tile, q_rows, k_rows, i0 - (c_q - 1), j0 - (c_k - 1) // 2, scale, causal, q_chunk, k_chunk)
+            products(s_tile, q_rows, k_rows, first_query + i0 - (c_q - 1), first_key + j0 - (c_k - 1) // 2, scale, causal,
+                     first_key - first_query + diagonal, q_chunk, k_chunk)
             cuda.syncthreads()
             # 3. T and then P in strips, the largest score and the sum of a row by its LANES threads together
             for turn in range(turns):
@@ -75,7 +77,7 @@ def conv_forward_kernel(width, size):
                 largest = m[turn]
                 for s in range(strips):
                     first, place = strip_column(s), (turn * strips + s) * STRIP
-                    last = min(keys, min(n, i0 + i + 1) - j0) if causal else min(keys, n - j0)  # columns of this row that count
+                    last = min(keys, keys_owned - j0, i0 + i + diagonal + 1 - j0) if causal else min(keys, keys_owned - j0)  # columns that count
                     if i < rows and i0 + i < n and first < last:
                         convolve_strip(strip, place, s_tile, taps, i, first, c_q, c_k)
                     for x in range(STRIP):
@@ -123,14 +125,16 @@ def conv_forward_kernel(width, size):
     return conv_forward_kernel
 
 
-def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE):
+def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE, extent=None):
     """(O, L): convolutional attention and each query's log-sum-exp, without gradients. Arguments and errors are those of `conv_attention`.
 
-    O is shaped like q, L is (B, H, N), both float32, on q's device. size: of a tile of scores, 64 or 32.
+    O is shaped like q, L is (B, H, N), both float32, on q's device. size: of a tile of scores, 64 or 32. extent: where q, k and v are pieces of a sequence,
+    which of their rows are owned and which are halo; O and L then have the owned queries' rows, and L = -inf, O = 0 for one that sees no owned key.
     """
-    q, k, v, w, scale = conv_arguments(q, k, v, w, scale)
-    batch, heads, n, d = q.shape
-    o, log_sum = output(q.shape, like=q), output(q.shape[:3], like=q)
+    q, k, v, w, scale, extent = conv_arguments(q, k, v, w, scale, extent)
+    check_size(size)
+    batch, heads, n, d = (*q.shape[:2], q.shape[2] - extent.first_query, q.shape[3])
+    o, log_sum = output((batch, heads, n, d), like=q), output((batch, heads, n), like=q)
     grid = (-(-n // (size - w.shape[1] + 1)), heads, batch)
-    launch(conv_forward_kernel(width_for(d), size), grid, threads_of(size), q, k, v, w, scale, bool(causal), o, log_sum, run=run)
+    launch(conv_forward_kernel(width_for(d), size), grid, threads_of(size), q, k, v, w, scale, bool(causal), extent, o, log_sum, run=run)
     return o, log_sum

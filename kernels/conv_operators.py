@@ -22,7 +22,7 @@ def conv_attention(q, k, v, w, causal=True, scale=None):
     """
     if isinstance(q, torch.Tensor) and torch.is_autocast_enabled(q.device.type):
         q, k, v, w = (x.float() if isinstance(x, torch.Tensor) else x for x in (q, k, v, w))
-    *_, scale = conv_arguments(q, k, v, w, scale)
+    *_, scale, _ = conv_arguments(q, k, v, w, scale)
     return conv_forward_operator(q, k, v, w, bool(causal), float(scale))[0]
 
 

@@ -14,6 +14,7 @@ so that the lanes of a warp find what they need in different banks (a row of a t
 from numba import cuda
 from numpy import float32
 
+SIZES = (32, 64)
 PATCH = 4
 STRIP, LANES = 8, 4
 PADDING = 9  # how far a strip with all of its taps, in groups of four, may reach beyond the tile
@@ -28,6 +29,12 @@ PATCH_NUMBERS, PATCH_OPERANDS, WINDOW = PATCH * PATCH, PATCH * GROUP, STRIP + GR
 def threads_of(size):
     """Threads in the block of a tile of `size` × `size`."""
     return (size // PATCH) ** 2
+
+
+def check_size(size):
+    """A size of tiles that the kernels are written for, or an error."""
+    if size not in SIZES:
+        raise ValueError(f"argument size is {size!r}; wanted one of {', '.join(map(str, SIZES))}, the rows and columns of a tile of scores")
 
 
 @cuda.jit(device=True)
@@ -105,8 +112,8 @@ def copy_rows(chunk, width, rows, first, start):
 
 
 @cuda.jit(device=True)
-def products(tile, a, b, first_a, first_b, factor, causal, a_chunk, b_chunk):
-    """tile[i, j] = factor · a[first_a + i] · b[first_b + j]; 0 where a row is outside, and with causal where first_b + j > first_a + i.
+def products(tile, a, b, first_a, first_b, factor, causal, diagonal, a_chunk, b_chunk):
+    """tile[i, j] = factor · a[first_a + i] · b[first_b + j]; 0 where a row is outside, and with causal where first_b + j > first_a + i + diagonal.
 
     a, b: (n, d) in global memory; tile: (size, size + PADDING), a_chunk and b_chunk, a few columns at a time: (size, 8 + GROUP), say,
     in shared memory. All threads of the block call it; the caller puts a barrier before others read the tile.
@@ -126,7 +133,7 @@ def products(tile, a, b, first_a, first_b, factor, causal, a_chunk, b_chunk):
         i = row + r * step
         for c in range(PATCH):
             j = column + c * step
-            masked = causal and first_b + j > first_a + i
+            masked = causal and first_b + j > first_a + i + diagonal
             tile[i, j] = float32(0) if masked else factor * patch[r * PATCH + c]
 
 
@@ -193,7 +200,7 @@ def add_weighted_columns(patch, weights, first, shift, chunk):
 
 @cuda.jit(device=True)
 def store_rows(rows, first, count, factor, patch, step):
-    """rows[first : first + count] = factor · patch, every thread its part; rows: (n, d)."""
+    """rows[first : first + count] = factor · patch, without what lies outside `rows` (n, d); every thread its part."""
     n, d = rows.shape
     columns = patch.size // PATCH
     row, column = patch_place(step)
@@ -201,7 +208,7 @@ def store_rows(rows, first, count, factor, patch, step):
     for r in range(PATCH):
         i = row + r * step
         for c in range(columns):
-            if i < count and first + i < n and column + c < d:
+            if i < count and 0 <= first + i and first + i < n and column + c < d:
                 rows[first + i, column + c] = factor * patch[r * columns + c]
 
 

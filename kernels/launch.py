@@ -14,6 +14,8 @@ from numba import cuda
 from numba.cuda.args import ArgHint
 from numpy import finfo, float32
 
+from kernels.conv_extent import WHOLE, check_extent
+
 LARGEST = float(finfo(float32).max)
 MAX_HEAD_DIM = 128
 MOST_TAPS = 15
@@ -46,33 +48,38 @@ def attention_arguments(q, k, v, scale):
     return *(tensor.detach().contiguous() for tensor in (q, k, v)), checked_scale(scale)
 
 
-def conv_arguments(q, k, v, w, scale):
-    """Check the arguments of convolutional attention; return q, k, v and w detached and contiguous, and scale as a float32.
+def conv_arguments(q, k, v, w, scale, extent=None):
+    """Check the arguments of convolutional attention; return q, k, v and w detached and contiguous, scale as a float32, and `extent`.
 
-    q, k, v: (B, H, N, d), w: (H, c_q, c_k), float32, on one device, none empty, 1 <= d <= 128, c_q and c_k from 1 to 15; scale: a number, or
+    q, k, v: (B, H, N, d), or what `extent` says of pieces of a sequence; w: (H, c_q, c_k), float32, on one device, none empty, 1 <= d <= 128, c_q and c_k from 1 to 15; scale: a number, or
     None for 1/sqrt(d). Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
     """
-    *qkv, scale = attention_arguments(q, k, v, scale)
-    if k.shape != q.shape:
+    *qkv, scale = attention_arguments(q, k, v if extent is None else k, scale)
+    if extent is not None:
+        check_tensor("v", v)
+        check_device("v", v, q)
+        qkv[2], extent = v.detach().contiguous(), check_extent(extent, q, k, v)
+    elif k.shape != q.shape:
         raise ValueError(f"argument k has shape {tuple(k.shape)}; wanted that of q, {tuple(q.shape)}")
     if q.numel() == 0:
         raise ValueError(f"argument q has shape {tuple(q.shape)}; wanted at least one batch, head and query")
     check_taps(w, q)
-    return *qkv, w.detach().contiguous(), scale
+    return *qkv, w.detach().contiguous(), scale, extent or WHOLE
 
 
-def backward_arguments(q, k, v, w, o, log_sum, d_o, scale):
-    """Check the arguments of the backward pass of convolutional attention; return q, k, v and w, scale, and d_o, as conv_arguments does.
+def backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent=None):
+    """Check the arguments of the backward pass of convolutional attention; return q, k, v and w, scale, d_o and extent, as conv_arguments does.
 
-    o, d_o: like q; log_sum: (B, H, N). Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
+    o, d_o: like the owned rows of q; log_sum: (B, H, N) of them. Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
     """
-    *qkvw, scale = conv_arguments(q, k, v, w, scale)
-    for name, tensor, shape in [("o", o, q.shape), ("log_sum", log_sum, q.shape[:3]), ("d_o", d_o, q.shape)]:
+    *qkvw, scale, extent = conv_arguments(q, k, v, w, scale, extent)
+    owned = *q.shape[:2], q.shape[2] - extent.first_query, q.shape[3]
+    for name, tensor, shape in [("o", o, owned), ("log_sum", log_sum, owned[:3]), ("d_o", d_o, owned)]:
         if not isinstance(tensor, torch.Tensor) or tensor.shape != shape or tensor.dtype != torch.float32:
             got = f"{tensor.dtype}, {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             raise ValueError(f"argument {name} is {got}; wanted torch.float32, {tuple(shape)}")
         check_device(name, tensor, q)
-    return *qkvw, scale, d_o.detach().contiguous()
+    return *qkvw, scale, d_o.detach().contiguous(), extent
 
 
 def check_taps(w, q):

@@ -1,0 +1,168 @@
+"""Convolutional attention over ranks: processes with gloo on this machine, the kernels simulated, against one process."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from course.ranks import RankFailed, run_ranks
+from kernels import ConvAttention
+from kernels.conv_cases import Shape, inputs
+from kernels.distributed import Plan
+
+SHAPES = [Shape(1, 2, 9, 4, 3, 4, True), Shape(1, 2, 3, 4, 6, 11, True), Shape(2, 1, 40, 5, 15, 15, True), Shape(1, 2, 40, 5, 6, 11, False), Shape(1, 1, 70, 16, 7, 7, True)]
+
+
+def native(*launch):
+    """Simulated by compiled code; any finding fails the rank."""
+    from kernels.launch import simulated
+
+    report = simulated(*launch, engine="native")
+    assert not report.findings, report.findings
+
+
+def errors_of_all(shapes, lengths_of):
+    """On every rank: [(shape, layout, lengths, {result: relative error})]; dW of all ranks is bit for bit the same."""
+    from torch import distributed
+
+    from kernels.conv_cases import reference
+    from kernels.distributed import conv_attention_sharded, unshard
+
+    rank, ranks, found = distributed.get_rank(), distributed.get_world_size(), []
+    for shape in shapes:
+        q, k, v, w, d_o = inputs(shape)
+        wanted = reference(q, k, v, w, d_o, shape.causal)
+        for layout, lengths in lengths_of(shape.n, ranks):
+            plan = Plan(lengths, 1 if layout == "contiguous" else 2)
+            mine = [torch.cat([x[:, :, start:start + length] for start, length in plan.stretches[rank]], 2) for x in (q, k, v, d_o)]
+            leaves = [x.requires_grad_() for x in (*mine[:3], w.clone())]
+            o = conv_attention_sharded(*leaves, causal=shape.causal, layout=layout, run=native)
+            *gradients, d_w = torch.autograd.grad(o, leaves, mine[3])
+            got = [*(unshard(x, layout=layout) for x in (o, *gradients)), d_w]
+            all_d_w = [torch.empty_like(d_w) for _ in range(ranks)]
+            distributed.all_gather(all_d_w, d_w)
+            assert all(torch.equal(d_w, other) for other in all_d_w)
+            names = ("O", "dQ", "dK", "dV", "dW")
+            found.append((shape, layout, lengths, {name: ((g - x).abs().max() / x.abs().max().clamp_min(0.1)).item()
+                                                  for name, g, x in zip(names, got, (wanted[0], *wanted[2:]))}))
+    return found
+
+
+def equal_and_odd(n, ranks):
+    """Layouts and shard sizes: as equal as can be, one rank with nothing, one with nearly all, shards shorter than a halo."""
+    equal = [n // ranks + (rank < n % ranks) for rank in range(ranks)]
+    first = [n - min(n - 1, ranks - 1), *[1 if rank < min(n - 1, ranks - 1) else 0 for rank in range(ranks - 1)]]
+    yield from [("contiguous", equal), ("zigzag", equal), ("contiguous", first), ("zigzag", first[::-1])]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.nightly)])
+def test_equal_to_one_process(ranks, few):
+    shapes = few(SHAPES, 3 if ranks < 4 else 2)
+    for found in run_ranks(errors_of_all, ranks, shapes, equal_and_odd, timeout=600)[:1]:
+        for shape, layout, lengths, errors in found:
+            assert all(error <= (1e-5 if name == "O" else 1e-4) for name, error in errors.items()), (shape, layout, lengths, errors)
+
+
+def decoded(shape, lengths):
+    from torch import distributed
+
+    from kernels.distributed import conv_attention_decode_sharded
+
+    q, k, v, w, _ = inputs(shape)
+    (start, length), = Plan(lengths, 1).stretches[distributed.get_rank()]
+    return conv_attention_decode_sharded(q[:, :, -shape.c_q:], *(x[:, :, start:start + length] for x in (k, v)), w, run=native)
+
+
+@pytest.mark.parametrize("lengths", [[40], [13, 14, 13], [1, 0, 39], [38, 1, 1]])
+def test_decoding(lengths):
+    from kernels.reference import conv_attention
+
+    shape = Shape(1, 2, 40, 5, 6, 11, True)
+    q, k, v, w, _ = inputs(shape)
+    wanted = conv_attention(q, k, v, w)[:, :, -1:]
+    for o in run_ranks(decoded, len(lengths), shape, lengths, timeout=600):
+        assert (o - wanted).abs().max() <= 1e-5
+
+
+# When ranks disagree, or one is lost ------------------------------------------------------------------------------
+
+
+def disagreeing(what):
+    """Rank 1 does `what`; the others are right."""
+    import os
+
+    from torch import distributed
+
+    from kernels.distributed import conv_attention_sharded
+
+    q, k, v, w, _ = inputs(Shape(1, 2, 6, 4, 3, 3, True))
+    layout = "contiguous"
+    if distributed.get_rank() == 1:
+        if what == "heads":
+            q, k, v, w = q[:, :1], k[:, :1], v[:, :1], w[:1]
+        if what == "dtype":
+            k = k.double()
+        if what == "layout":
+            layout = "zigzag"
+        if what == "taps":
+            w = w[:, :2]
+        if what == "dies":
+            os._exit(3)
+    return conv_attention_sharded(q, k, v, w, layout=layout, run=native)
+
+
+@pytest.mark.parametrize("what, said", [
+    ("heads", ["rank 0 has H = 2 and rank 1 has H = 1; wanted the same", "rank 1 has H = 1 and rank 0 has H = 2"]),
+    ("taps", ["rank 0 has c_q = 3 and rank 1 has c_q = 2"]),
+    ("layout", ["rank 0 has stretches per rank (layout) = 1 and rank 1 has stretches per rank (layout) = 2"]),
+    ("dtype", ["rank 1 has refused its arguments", "argument k has dtype torch.float64; wanted torch.float32"]),
+    ("dies", ["rank 1: ended with exit code 3", "no exchange with all ranks: a rank has ended, or did not call within the group's timeout"])])
+def test_all_ranks_end_with_an_error(what, said):
+    begun = time.monotonic()
+    with pytest.raises(RankFailed) as failed:
+        run_ranks(disagreeing, 3, what, timeout=20)
+    assert all(words in str(failed.value) for words in said), str(failed.value)
+    assert str(failed.value).count("rank 0: ") and str(failed.value).count("rank 2: ")
+    assert time.monotonic() - begun < 120  # the group's timeout and the start of three processes, on a busy machine
+
+
+# Data-parallel training -------------------------------------------------------------------------------------------
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(ConvAttention(8, 2, (3, 4)), nn.Linear(8, 3))
+
+
+def batches():
+    return torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(1))
+
+
+def one_step(kind):
+    """The gradients of one step, each of two ranks having half of the batch."""
+    from torch import distributed
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    layer = model()
+    if kind == "DDP":
+        layer = DistributedDataParallel(layer)
+    else:
+        mesh = torch.distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
+        for part in layer:
+            fully_shard(part, mesh=mesh)
+        fully_shard(layer, mesh=mesh)
+    rank = distributed.get_rank()
+    layer(batches()[2 * rank:2 * rank + 2]).square().mean().backward()
+    gradients = [parameter.grad for parameter in layer.parameters()]
+    return [gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient for gradient in gradients]
+
+
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+def test_data_parallel_training(kind):
+    whole = model()
+    whole(batches()).square().mean().backward()
+    for gradients in run_ranks(one_step, 2, kind, timeout=600):
+        for parameter, gradient in zip(whole.parameters(), gradients, strict=True):
+            assert (parameter.grad - gradient).abs().max() <= 1e-5 * parameter.grad.abs().max().clamp_min(0.1)
