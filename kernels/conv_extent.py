@@ -10,12 +10,12 @@ class Extent(NamedTuple):
     With a causal mask the owned query number i sees the owned keys j <= i + diagonal. A halo ends where the sequence ends.
     """
 
-    first_query: int = 0
-    first_key: int = 0
-    diagonal: int = 0
+    first_query: int
+    first_key: int
+    diagonal: int
 
 
-WHOLE = Extent()  # one sequence, all of it, and nothing around it
+WHOLE = Extent(0, 0, 0)  # one sequence, all of it, and nothing around it
 
 
 def check_extent(extent, q, k, v):

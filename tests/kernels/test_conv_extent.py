@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from test_conv_kernels import simulator
 
 from kernels.conv_backward import conv_backward
 from kernels.conv_cases import Shape, inputs, reference, relative_errors, right
@@ -13,9 +12,16 @@ from kernels.conv_decode import conv_decode
 from kernels.conv_extent import Extent
 from kernels.conv_forward import conv_forward
 from kernels.distributed import merged, nothing
+from kernels.launch import simulated
 
 SHAPES = [(Shape(1, 2, 9, 4, 3, 4, True), 2), (Shape(1, 1, 33, 5, 6, 11, True), 3), (Shape(1, 1, 70, 16, 15, 15, True), 4), (Shape(1, 1, 20, 3, 11, 6, False), 5),
           (Shape(1, 1, 9, 4, 4, 3, True), 9), (Shape(1, 1, 130, 8, 7, 7, True), 2)]
+
+
+def strictly(*launch):
+    """A runner that simulates; any finding, a warning too, fails."""
+    report = simulated(*launch, engine="native")
+    assert not report.findings, report.findings
 
 
 def pieces(n, count):
@@ -28,20 +34,20 @@ def pieces(n, count):
 def test_pieces_make_the_whole(shape, count):
     """Every pair of pieces, those that no query sees too; a block whose queries see no key once raced with its own clearing of the tile."""
     q, k, v, w, d_o = inputs(shape)
-    left, run = (shape.c_k - 1) // 2, simulator(engine="native")
+    left = (shape.c_k - 1) // 2
     launches = []
     for (a, b), (c, e) in itertools.product(pieces(shape.n, count), repeat=2):
         above, before, behind = max(0, a - shape.c_q + 1), max(0, c - left), min(shape.n, e + shape.c_k - 1 - left)
         launches.append((slice(a, b), slice(c, e), slice(above, b), slice(before, behind), Extent(a - above, c - before, a - c)))
     results = {}
     for own, keys, rows, columns, extent in launches:
-        part = conv_forward(q[:, :, rows], k[:, :, columns], v[:, :, keys], w, shape.causal, run=run, extent=extent)
+        part = conv_forward(q[:, :, rows], k[:, :, columns], v[:, :, keys], w, shape.causal, run=strictly, extent=extent)
         results[own.start] = merged([results.get(own.start, nothing(q[:, :, own])), part])
     o, log_sum = (torch.cat(parts, 2) for parts in zip(*results.values()))
     d_q, d_k, d_v, d_w = (torch.zeros_like(x) for x in (q, k, v, w))
     for own, keys, rows, columns, extent in launches:
         given = (q[:, :, rows], k[:, :, columns], v[:, :, keys], w, o[:, :, own], log_sum[:, :, own], d_o[:, :, own])
-        gradients = conv_backward(*given, shape.causal, run=run, extent=extent)
+        gradients = conv_backward(*given, shape.causal, run=strictly, extent=extent)
         for total, gradient in zip((d_q[:, :, rows], d_k[:, :, columns], d_v[:, :, keys], d_w), gradients):
             total += gradient
     errors = relative_errors((o, log_sum, d_q, d_k, d_v, d_w), reference(q, k, v, w, d_o, shape.causal))
@@ -54,7 +60,7 @@ def test_decoding_by_pieces(n, c_q, c_k, count, splits):
     left, parts = (c_k - 1) // 2, []
     for a, b in pieces(n, count):
         before, behind = max(0, a - left), min(n, b + c_k - 1 - left)
-        parts.append(conv_decode(q[:, :, -c_q:], k[:, :, before:behind], v[:, :, a:b], w, 8**-0.5, a - before, n - 1 - a, splits, simulator()))
+        parts.append(conv_decode(q[:, :, -c_q:], k[:, :, before:behind], v[:, :, a:b], w, 8**-0.5, a - before, n - 1 - a, splits, strictly))
     wanted = reference(q, k, v, w, q, True)[0][:, :, -1:]
     assert (merged(parts)[0] - wanted).abs().max() <= 1e-5
 
@@ -78,5 +84,5 @@ def test_a_size_of_tiles_that_there_is_not(size):
 
 def test_queries_that_see_no_key():
     q, k, v, w, _ = inputs(Shape(1, 1, 6, 4, 3, 3, True))
-    o, log_sum = conv_forward(q[:, :, :2], k[:, :, 3:], v[:, :, 4:], w, extent=Extent(0, 1, -4), run=simulator())
+    o, log_sum = conv_forward(q[:, :, :2], k[:, :, 3:], v[:, :, 4:], w, extent=Extent(0, 1, -4), run=strictly)
     assert (o == 0).all() and (log_sum == -math.inf).all()

@@ -1,0 +1,134 @@
+"""Convolutional attention over several GPUs: equality with one, times over the length of the sequence, the share of communication. Writes JSON.
+
+    python tests/bench/bench_distributed.py [--ranks 2] [--lengths 32768 65536 131072] [--json kernels/data/sharded.json]
+
+One process per GPU, NCCL; "one GPU" is the same call in a group of one. Communication alone is the same exchanges with no kernel launched; computation alone is the
+same kernels with nothing sent, each rank using memory of the right shape for what would have come.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+from datetime import date
+from pathlib import Path
+
+import torch
+from torch import distributed, multiprocessing
+
+from kernels import distributed as sharded
+from kernels.conv_cases import Shape, inputs, relative_errors, results
+from kernels.distributed import Ring, conv_attention_sharded, shard, unshard
+
+TAPS = 7
+EQUAL = [Shape(1, 2, n, d, *taps, causal) for n, d, taps, causal in
+         [(1, 8, (3, 3), True), (7, 8, (15, 15), True), (1000, 64, (7, 7), True), (1001, 64, (6, 11), False), (4096, 128, (6, 11), True), (129, 20, (1, 15), True)]]
+
+
+class Silent(Ring):
+    """A ring in which nothing travels; what would have come is whatever lies in memory of that shape."""
+
+    def start(self, messages):
+        return lambda: None
+
+
+def equality(device, group):
+    """{layout: worst relative error against one GPU} of O, dQ, dK, dV and dW over EQUAL."""
+    worst = {}
+    for shape in EQUAL:
+        q, k, v, w, d_o = inputs(shape, device=device)
+        o, _, *gradients = results(q, k, v, w, d_o, shape.causal)
+        for layout in sharded.LAYOUTS:
+            leaves = [shard(x, group, layout).requires_grad_() for x in (q, k, v)] + [w.clone().requires_grad_()]
+            mine = conv_attention_sharded(*leaves, group, shape.causal, layout=layout)
+            *found, d_w = torch.autograd.grad(mine, leaves, shard(d_o, group, layout))
+            got = [*(unshard(x, group, layout) for x in (mine, *found)), d_w]
+            errors = relative_errors((got[0], o[..., 0], *got[1:]), (o, o[..., 0], *gradients))
+            errors.pop("L")
+            worst[layout] = {name: max(error, worst.get(layout, {}).get(name, 0)) for name, error in errors.items()}
+    return worst
+
+
+def milliseconds(call, repeats):
+    """The median time of a call on this rank's GPU, all ranks beginning together."""
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        distributed.barrier()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    slowest = torch.tensor(sorted(times)[len(times) // 2], device="cuda")
+    distributed.all_reduce(slowest, distributed.ReduceOp.MAX)
+    return slowest.item()
+
+
+def times(n, heads, d, layout, group, repeats, kind=Ring):
+    """(forward, backward) in milliseconds of one call, of the slowest rank; kind: Ring, or Silent for computation alone."""
+    sharded.Ring = kind
+    ranks = distributed.get_world_size(group)
+    torch.manual_seed(0)
+    q, k, v, d_o = torch.randn(4, 1, heads, n // ranks, d, device="cuda")
+    w = (torch.randn(heads, TAPS, TAPS, device="cuda") / TAPS).requires_grad_()
+    leaves = [x.requires_grad_() for x in (q, k, v)] + [w]
+    forward = milliseconds(lambda: conv_attention_sharded(*leaves, group, layout=layout), repeats)
+    o = conv_attention_sharded(*leaves, group, layout=layout)
+    backward = milliseconds(lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True), repeats)
+    sharded.Ring = Ring
+    return forward, backward
+
+
+def exchanges(n, heads, d, group, repeats):
+    """Milliseconds to hand K and V round the ring, and to gather them all at once."""
+    ring, ranks = Ring(group, torch.empty(0, device="cuda")), distributed.get_world_size(group)
+    block = torch.randn(1, heads, 2 * n // ranks, d, device="cuda")
+
+    def round_the_ring():
+        visitor = block
+        for _ in range(ranks - 1):
+            visitor, wait = ring.pass_on(visitor, torch.empty_like(visitor))
+            wait()
+
+    round_the_ring()
+    return milliseconds(round_the_ring, repeats), milliseconds(lambda: ring.gather(block), repeats)
+
+
+def rank_main(rank, ranks, store, lengths, heads, d, path):
+    torch.cuda.set_device(rank)
+    distributed.init_process_group("nccl", init_method=Path(store).as_uri(), rank=rank, world_size=ranks, device_id=torch.device("cuda", rank))
+    alone = [distributed.new_group([r]) for r in range(ranks)][rank]
+    record = {"date": str(date.today()), "device": torch.cuda.get_device_name(), "ranks": ranks, "heads": heads, "d": d, "taps": TAPS, "torch": torch.__version__,
+              "equality": equality(f"cuda:{rank}", None), "rows": []}
+    if rank == 0:
+        print(json.dumps(record["equality"]), flush=True)
+    times(4096, heads, d, "zigzag", None, 2)  # compiles, connects
+    for n in lengths:
+        repeats = 3 if n <= 65536 else 1
+        row = {"N": n}
+        row["ring"], row["all-gather"] = exchanges(n, heads, d, None, 5)
+        row["one GPU"] = times(n, heads, d, "contiguous", alone, repeats)
+        for layout in sharded.LAYOUTS:
+            row[layout] = times(n, heads, d, layout, None, repeats)
+        row["zigzag, nothing sent"] = times(n, heads, d, "zigzag", None, repeats, Silent)
+        record["rows"].append(row)
+        if rank == 0:
+            print(json.dumps(row), flush=True)
+            if path:
+                Path(path).write_text(json.dumps(record, indent=1) + "\n")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
+    parser.add_argument("--lengths", type=int, nargs="+", default=[32768, 65536, 131072])
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--d", type=int, default=64)
+    parser.add_argument("--json")
+    given = parser.parse_args()
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(rank_main, (given.ranks, f"{folder}/store", given.lengths, given.heads, given.d, given.json), given.ranks)
