@@ -126,8 +126,8 @@ def tensor_array(tensor, name):
                           f"  simulate with {name}.cpu(), or launch the kernel itself for the GPU")
     tensor = tensor.detach()
     if str(tensor.dtype) != "torch.bfloat16":
-        return tensor.numpy()
-    return tensor.view(sys.modules["torch"].int16).numpy().view(ml_dtypes.bfloat16)
+        return np.from_dlpack(tensor)  # not numpy(), after which torch may never resize the storage, as FSDP does with a parameter's
+    return np.from_dlpack(tensor.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)
 
 
 def bind_arguments(space, arrays):
