@@ -11,6 +11,7 @@ import numpy as np
 from sim.isa.conversions import cast
 
 MISSING = object()
+CUDA = ("numba.cuda", "sim.cuda")  # modules that kernels know as `cuda`
 NAMESPACES = ("atomic", "shared", "local", "const")
 LIBRARIES = ("math", "cmath", "numpy", "operator", "_operator")
 
@@ -92,17 +93,16 @@ def names_in(code):
 
 
 def cuda_name(value):
-    """The name under which numba.cuda has `value`, for what was imported from there by name; else None."""
-    cuda = sys.modules.get("numba.cuda")
-    if cuda is None or value is MISSING or type(value) in (int, float, str, bool, tuple):
+    """The name under which numba.cuda (or, without Numba, sim.cuda) has `value`, for what was imported from there by name; else None."""
+    if value is MISSING or type(value) in (int, float, str, bool, tuple):
         return None
-    return names_by_identity(cuda).get(id(value))
+    return next((names[id(value)] for names in map(names_by_identity, filter(None, map(sys.modules.get, CUDA))) if id(value) in names), None)
 
 
 @functools.cache
 def names_by_identity(module):
     """{id: name} of what `module` offers, and of what its namespaces offer: "atomic.add"."""
-    named = {name: member for name, member in {**stand_ins(), **vars(module)}.items() if not name.startswith("_") and type(member) not in (int, float, str, bool, tuple)}
+    named = {name: member for name, member in {**(stand_ins() if module.__name__ == "numba.cuda" else {}), **vars(module)}.items() if not name.startswith("_") and type(member) not in (int, float, str, bool, tuple)}
     inner = {f"{space}.{name}": member for space in NAMESPACES for name, member in vars(named[space]).items() if not name.startswith("_")}
     inner = {name: getattr(member, "__func__", member) for name, member in inner.items()}  # of a static method
     return {id(member): name for name, member in {**inner, **named}.items()}

@@ -14,7 +14,7 @@ import weakref
 import numpy as np
 
 from sim.isa.operators import cast, domain
-from sim.frontend.names import MISSING, DType, Names, acts_on_atomics, cuda_name, dtype_or_none, is_number, names_in, only_signature, outside, python_function
+from sim.frontend.names import CUDA, MISSING, DType, Names, acts_on_atomics, cuda_name, dtype_or_none, is_number, names_in, only_signature, outside, python_function
 from sim.frontend.sites import PREFIX, Rewriter, held_as
 from sim.frontend.tree import Apart, flat, torn, tree_of
 from sim.frontend.types import Types
@@ -189,7 +189,7 @@ class Binder:
         return value if function is None else with_signature(value, self.bind(function))
 
     def module(self, module):
-        if module.__name__ == "numba.cuda":
+        if module.__name__ in CUDA:
             vars(self.dialect).setdefault("random", Namespace(self, sys.modules.get("numba.cuda.random")))
             return self.dialect
         if module.__name__ in self.modules:

@@ -11,7 +11,7 @@ import numpy as np
 
 from sim.errors import LaunchError
 from sim.events import SITE_SHIFT, SITES, Site
-from sim.frontend.names import path
+from sim.frontend.names import CUDA, path
 from sim.frontend.types import ANY, ArrayType, Number, bits, is_float, join
 from sim.memory.array import FromEnd
 from sim.isa.conversions import cast
@@ -170,7 +170,7 @@ class Rewriter(ast.NodeTransformer):
         called, kinds = self.types.names.resolve(node.func), [self.types.of(argument) for argument in node.args]
         given = self.types.given(called, node)
         written = node.func
-        by_width = self.types.builtin(node.func) in BY_WIDTH or getattr(called, "__name__", "") in BY_WIDTH and getattr(called, "__module__", "").startswith("numba.cuda")
+        by_width = self.types.builtin(node.func) in BY_WIDTH or getattr(called, "__name__", "") in BY_WIDTH and getattr(called, "__module__", "").startswith(CUDA)
         self.generic_visit(node)
         if given:
             name = self.name(f"f{len(self.calls)}", node)

@@ -1,0 +1,115 @@
+"""The simulator as a distribution of its own: built, and used where there is neither Numba nor torch."""
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import sim
+
+HOME = Path(sim.__file__).parent
+REQUIRED = ("numpy", "greenlet", "ml_dtypes")
+SETTINGS = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from a copy of the sources."""
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(HOME, folder / "sim", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build"))
+    command = [sys.executable, "-c", "import os, sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))", str(folder)]
+    built = subprocess.run(command, cwd=folder / "sim", capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder / built.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory):
+    """A Python that has the wheel and what it requires, and nothing else."""
+    folder = tmp_path_factory.mktemp("clean")
+    venv.create(folder, symlinks=sys.platform != "win32")
+    packages = next(folder.glob("[Ll]ib/**/site-packages"))
+    zipfile.ZipFile(wheel).extractall(packages)
+    for name in REQUIRED:
+        home = Path(__import__(name).__file__).parent
+        for part in (home, home.with_name(f"{name}.libs")):
+            if part.exists():
+                shutil.copytree(part, packages / part.name, ignore=shutil.ignore_patterns("tests", "*.pyi", "__pycache__"))
+    return folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+
+def run(python, code):
+    """Exit status, output and errors of a program in the clean Python, where every warning is an error."""
+    program = python.with_name("program.py")
+    program.write_text(code, encoding="utf-8")
+    done = subprocess.run([python, "-I", "-W", "error", program], capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_wheel_holds_the_simulator_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    sources = {str(Path("sim", path.relative_to(HOME)).as_posix()) for path in HOME.rglob("*.py") if "build" not in path.parts}
+    assert {name for name in names if ".dist-info/" not in name} == {*sources, "sim/py.typed"}
+    metadata = zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("/METADATA"))).decode()
+    assert f"\nVersion: {sim.__version__}\n" in metadata and "License-Expression: MIT" in metadata and "Typing :: Typed" in metadata
+    required = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.M)
+    assert sorted(name.replace("-", "_") for name in required) == sorted(REQUIRED)
+    assert any(name.endswith("/licenses/LICENSE") for name in names) and "# sim: a CUDA GPU" in metadata
+    assert (HOME / "LICENSE").read_text() == (HOME.parent / "LICENSE").read_text()
+
+
+def test_the_readmes_example_runs_without_numba(python):
+    example = re.search(r"```python\n(.*?)```\n```\n(.*?)```", (HOME / "README.md").read_text(encoding="utf-8"), re.S)
+    program = example[1].replace("from numba import cuda, float32\nfrom sim import simulate", "from sim import cuda, float32, simulate")
+    assert "numba" not in program
+    status, _, said = run(python, program)
+    assert status == 1 and all(line in said for line in example[2].partition(": ")[2].splitlines()[:3]), said
+
+
+def test_kernels_of_its_own_cuda(python):
+    code = """
+import sys, numpy as np
+from sim import LaunchError, cuda, int32, simulate
+@cuda.jit(device=True)
+def both(x):
+    return cuda.popc(x) + cuda.laneid
+@cuda.jit
+def kernel(x, out, count):
+    i = cuda.grid(1)
+    out[i] = both(x[i]) + cuda.shfl_sync(0xffffffff, i, 3)
+    cuda.atomic.add(count, 0, int32(1))
+out, count = np.zeros(32, np.int64), np.zeros(1, np.int32)
+kernel[1, 32](np.full(32, -1, np.int32), out, count)
+print(out[:3].tolist(), count, simulate(kernel).seed, cuda.threadIdx)
+for wrong in (lambda: cuda.grid(1), lambda: kernel(1), lambda: cuda.jit("void()"), lambda: simulate(kernel, engine="native")[1, 1](out, out, out)):
+    try:
+        wrong()
+    except LaunchError as error:
+        print(str(error).splitlines()[0])
+print(*(name for name in ("numba", "torch", "pytest") if name in sys.modules))
+"""
+    status, printed, said = run(python, code)
+    assert status == 0, said
+    assert printed.splitlines() == [
+        "[35, 36, 37] [32] 0 <cuda.threadIdx>",
+        "cuda.grid works inside a kernel only; launch one: simulate(kernel)[grid, block](*arguments)",
+        "kernel is called without a launch configuration: kernel[grid, block](*arguments)",
+        "cuda.jit wants a function, got 'void()'; signatures need Numba: pip install numba-cuda",
+        'engine="native" compiles kernels with Numba, which is not installed',
+        "",
+    ]
+
+
+def test_the_list_of_packages_is_complete():
+    packages = {".".join(("sim", *path.parent.relative_to(HOME).parts)) for path in HOME.rglob("__init__.py") if "build" not in path.parts}
+    assert set(SETTINGS["tool"]["setuptools"]["packages"]) == packages
+
+
+def test_importing_loads_nothing_until_asked(python):
+    status, printed, _ = run(python, "import sys, sim; print('numpy' in sys.modules, sorted(set(sim.__all__) - set(dir(sim))), sim.__version__)")
+    assert (status, printed) == (0, f"False [] {sim.__version__}\n")
