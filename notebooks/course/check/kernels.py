@@ -14,6 +14,7 @@ from sim.observers.trace import Trace
 from sim.observers.traffic import Traffic
 
 EVENTS = 3_000_000  # of a launch under a contract; no check comes near it
+STEPS = 50_000  # rounds of while loops, over all threads, before one of them ends
 
 
 def launch(kernel, configuration, arguments, rng, call, refused=lambda finding: True, float64=None, **options):
@@ -55,6 +56,7 @@ def judge(kernel, configuration, inputs, outputs, wanted, rng, call, contract, *
 
     hint: a text, or a function of the outputs that gives one.
     """
+    options.setdefault("max_steps", STEPS)
     options["observers"] = (*DEFAULT, *options.get("observers", ()), Trace(limit=EVENTS), Traffic)
     report = run(kernel, configuration, inputs, outputs, rng, call, **options)
     compare(outputs, wanted, what=what, call=call, tolerance=tolerance, hint=hint(*outputs) if callable(hint) else hint)

@@ -100,6 +100,8 @@ def ex02_2(queries_outer, rng):
         tiles_of_queries = -(-queries // rows)
         read = queries * d + tiles_of_queries * 2 * keys * d
         compare_traffic("read", traffic.read, read, call, READ_HINT)
+        tiles_of_keys = -(-keys // columns)
+        compare_traffic("read, in tiles,", traffic.loads, tiles_of_queries * (1 + 2 * tiles_of_keys), call, "A tile of keys has `columns` rows, the last one fewer; a tile of queries `rows`.")
         compare_traffic("written", traffic.written, queries * d, call, WRITTEN_HINT)
     return f"right in {len(SHAPES)} shapes with ragged tiles, up to 66 tiles of keys, and no number moved too often, nor more than a few tiles kept"
 

@@ -180,9 +180,12 @@ BY_TILES = "An array in global memory can only be loaded from and stored to: tra
 
 
 class Counted(Traffic):
-    """Traffic between OffChip tensors and the chip."""
+    """Traffic between OffChip tensors and the chip; `loads` counts the tiles that came."""
+
+    loads = 0
 
     def load(self, array, rows):
+        self.loads += 1
         with global_memory():
             tile = super().load(hidden(array), rows)
         for seen in WATCHING:
