@@ -10,8 +10,13 @@ def state_dir(tmp_path, monkeypatch):
     return tmp_path / "state"
 
 
+KINDS = ["mutant", "mutations", "breakers", "readers' wrong answers"]  # of wrong answers to exercises
+
+
 def pytest_terminal_summary(terminalreporter):
     reports = [report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, [])]
-    verdicts = [value for report in reports for name, value in getattr(report, "user_properties", []) if name == "mutant"]
-    if verdicts:
-        terminalreporter.write_line(f"mutants: {verdicts.count('rejected')} of {len(verdicts)} rejected")
+    said = [pair for report in reports for pair in getattr(report, "user_properties", [])]
+    verdicts = {kind: [value for name, value in said if name == kind] for kind in KINDS}
+    counts = [f"{kind} {found.count('rejected')} of {len(found)}" for kind, found in verdicts.items() if found]
+    if counts:
+        terminalreporter.write_line(f"wrong answers rejected: {', '.join(counts)}")

@@ -37,12 +37,14 @@ def states(rng, rows, d):
     return rng.normal(0, 5, rows), rng.uniform(0.5, 4, rows), rng.normal(0, 3, (rows, d))
 
 
+DEEP = "scores below -10⁹"  # so that no finite number passes for minus infinity
 LOUD = {
     "scores about 0": lambda rng, n: rng.normal(0, 1, n),
     "scores that climb to 1000": lambda rng, n: np.linspace(-FAR, FAR, n) if n > 1 else np.array([FAR]),
     "scores that fall to -1000": lambda rng, n: np.linspace(FAR, -FAR, n) if n > 1 else np.array([-FAR]),
     "scores far below 0": lambda rng, n: rng.normal(-FAR, 2, n),
     "scores far above 0": lambda rng, n: rng.normal(FAR, 2, n),
+    DEEP: lambda rng, n: -(2.0**33) * rng.integers(1, 5, n),
     "the last key far above the rest": lambda rng, n: np.append(rng.normal(0, 1, n - 1), FAR),
 }
 EIGHTHS = 0.375, 0.625, 0.75, 0.875, 1.25, 1.5  # scales that no float32 rounds
@@ -62,14 +64,14 @@ def attention(rng, queries, keys, d, scores="scores about 0", future=None):
     v = normal(rng, keys, d)
     if scores == "scores about 0" and future is None:
         return normal(rng, queries, d), normal(rng, keys, d), v, scale_for(rng, d)
-    tried(f"scores to ±{FAR}")
+    tried(DEEP if scores == DEEP else f"scores to ±{FAR}")
     scale = rng.choice([scale for scale in EIGHTHS if abs(scale - d**-0.5) > 0.05])
     wanted = LOUD[scores](rng, keys)
     if future is not None:
         wanted[future] = FAR
-    q, k = rng.integers(-1, 2, (queries, d)), rng.integers(-1, 2, (keys, d))
+    q, k = rng.integers(-1, 2, (queries, d)), rng.integers(-1, 2, (keys, d)) * (scores != DEEP)
     q[:, 0] = 8  # alike in all rows, so that one column of k decides
-    k[:, 0] = np.round(wanted / (scale * 8))
+    k[:, 0] = wanted / 2 if scores == DEEP else np.round(wanted / (scale * 8))
     return q.astype(float32), k.astype(float32), v, float32(scale)
 
 

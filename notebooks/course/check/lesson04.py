@@ -64,7 +64,7 @@ def ex04_4(running_sum, rng):
         x = numbers(rng, grid * block)
         wanted = np.concatenate([np.cumsum(part) for part in parts(x, block)])
         shared = 2 * x.size * (block > 1)
-        contract = Contract("x out", each={"x": 1, "out": 1}, least={"shared": shared}, threads=x.size, share=3, hint=THROUGH_SHARED)
+        contract = Contract("x out", each={"x": 1, "out": 1}, least={"shared": shared}, owner=OWN, threads=x.size, share=3, hint=THROUGH_SHARED)
         verify(running_sum, one_array(running_sum, grid, block, x, wanted, contract), rng)
     return "blocks of 1 to 32 threads, one and several, in many orders of the threads"
 
@@ -85,7 +85,7 @@ def ex04_6(mirror, rng):
     for grid, block, size in [(2, 4, 6), (1, 4, 1), (1, 4, 4), (3, 4, 6), (3, 8, 17), (2, 32, 40)]:
         x = numbers(rng, size)
         wanted = np.concatenate([part[::-1] for part in parts(x, block)])
-        contract = Contract("x out", each={"x": 1, "out": 1}, least={"shared": 2 * size}, threads=size, hint=THROUGH_SHARED)
+        contract = Contract("x out", each={"x": 1, "out": 1}, least={"shared": 2 * size}, owner=OWN, threads=size, hint=THROUGH_SHARED)
         verify(mirror, one_array(mirror, grid, block, x, wanted, contract), rng)
     return "1 to 40 elements, short parts, blocks without work"
 
@@ -95,9 +95,8 @@ def ex04_7(swap_neighbours, rng):
     for grid, block in [(1, 32), (3, 32), (2, 64)]:
         x = numbers(rng, grid * block)
         wanted = x.reshape(-1, 2)[:, ::-1].ravel()
-        own = {"x": lambda elements: elements, "out": lambda elements: elements}
         warps = grid * block // 32
-        contract = Contract("x out", each={"x": 2, "out": 1}, most={"shared": 0}, owner=own, shuffles=(warps, 4 * warps), hint=THROUGH_SHUFFLES)
+        contract = Contract("x out", each={"x": 2, "out": 1}, most={"shared": 0}, owner=OWN | {"out": OWN["x"]}, shuffles=(warps, 4 * warps), hint=THROUGH_SHUFFLES)
         verify(swap_neighbours, one_array(swap_neighbours, grid, block, x, wanted, contract), rng)
     return "one warp, several blocks, two warps in a block"
 
@@ -129,6 +128,7 @@ def ex04_9(sample, rng):
     return "1 to 9,000 tokens, draws within their intervals and on a border"
 
 
+OWN = {"x": lambda elements: elements}  # element i is read by thread i of the grid
 KEEP = "Keep one element a thread, as in the kernel above: the bug can be mended without giving that up."
 THROUGH_SHARED = "Mend the kernel above: each thread reads its own element once, and the threads still meet through shared memory."
 THROUGH_SHUFFLES = "Mend the kernel above: each thread reads and writes its own element, and its neighbour's value comes through a shuffle."

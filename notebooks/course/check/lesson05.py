@@ -198,8 +198,8 @@ def verify(kernel, rng, n, d, rows, columns, numbers, contract, scores="scores a
 
 
 def is_bug(finding):
-    """Of sim's warnings only races count: a number loaded twice is one too, but of a shared load."""
-    return finding.severity == "error" or finding.kind.startswith("race")
+    """Of sim's warnings only races count, a number loaded twice among them, and negative indices."""
+    return finding.severity == "error" or finding.kind.startswith(("race", "negative-index"))
 
 
 def kernel_that_loads(load_tile):

@@ -41,16 +41,17 @@ def ex06_2(merge_lanes, rng):
         ("vectors of three numbers", range(LANES), 3, rng.normal(0, 5, LANES)),
         ("only scores below zero", range(LANES), 2, rng.normal(-60, 5, LANES)),
         ("scores near 10000 and -10000", range(LANES), 1, rng.choice([-1e4, 1e4], LANES) + rng.integers(5, size=LANES)),
+        ("scores near -10¹¹", range(LANES), 1, rng.choice([-1e11, -2e11], LANES)),
         ("lanes 0 to 4 have read something", range(5), 2, rng.normal(0, 5, 5)),
         ("one lane has read something", [int(rng.integers(LANES))], 2, rng.normal(0, 5, 1)),
         ("no lane has read anything", [], 2, []),
     ]:
         check_merge(merge_lanes, case, [states(rng, d, readers, scores)], rng)
-    check_merge(merge_lanes, "vectors of nine numbers", [states(rng, 9, range(LANES), rng.normal(0, 5, LANES))], rng)
+    check_merge(merge_lanes, "vectors of eleven numbers", [states(rng, 11, range(LANES), rng.normal(0, 5, LANES))], rng)
     two = [states(rng, 2, range(first, LANES), rng.normal(0, 5, LANES - first)) for first in (0, 20)]
     check_merge(merge_lanes, "two warps in a block, of which one knows more", two, rng)
     check_merge(merge_lanes, "two blocks of two warps", two + [states(rng, 2, range(LANES), rng.normal(0, 500, LANES)) for _ in range(2)], rng, blocks=2)
-    return "full warps and warps with 31, 27 and all lanes empty, scores from -10000 to 10000, vectors of 1 to 9 numbers"
+    return "full warps and warps with 31, 27 and all lanes empty, scores from -10¹¹ to 10000, vectors of 1 to 11 numbers"
 
 
 @exercise("6.3", "warp_attention")

@@ -58,7 +58,7 @@ def edits(exercise, function):
         for what, statement in NOT_ON_A_GPU.items():
             yield f"uses {what}", lambda f, statement=statement: insert(f, f"import numpy as np\n{statement}" if "np." in statement else statement)
         for name in arrays:
-            yield f"writes into {name} at the end", lambda f, name=name: f.body.append(*ast.parse(f"{name}[{zeros(exercise, name)}] = 3").body)
+            yield f"writes into {name} at the end", lambda f, name=name: at_the_end(f, f"{name}[{zeros(exercise, name)}] = 3")
 
 
 def zeros(exercise, name):
@@ -70,6 +70,12 @@ def zeros(exercise, name):
 def insert(function, text):
     """Statements before the first, behind the docstring."""
     place = 1 if ast.get_docstring(function) else 0
+    function.body[place:place] = ast.parse(text).body
+
+
+def at_the_end(function, text):
+    """A statement behind the last, before a return."""
+    place = len(function.body) - isinstance(function.body[-1], ast.Return)
     function.body[place:place] = ast.parse(text).body
 
 

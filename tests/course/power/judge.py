@@ -23,6 +23,8 @@ def verdict(name, answer, seed):
             getattr(check, name)(answer, seed=seed)
     except CheckFailed as wrong:
         return str(wrong)
+    except RecursionError:
+        return "it calls itself for ever"
     except TooLong:
         return "it does not end"
     finally:

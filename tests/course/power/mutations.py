@@ -95,7 +95,8 @@ def constants(node):
 
 
 def calls(node):
-    for place in range(len(node.args) - 1):
+    either_way = ast.unparse(node.func).endswith(("min", "max", "maximum", "minimum"))
+    for place in range(0 if either_way else len(node.args) - 1):
         yield f"arguments {place + 1} and {place + 2} swapped", lambda twin, place=place: altered(twin, args=swapped(twin.args, place))
     if ast.unparse(node.func) == "range" and len(node.args) == 3:
         yield "no step", lambda twin: altered(twin, args=twin.args[:2])
