@@ -9,7 +9,7 @@ from array import array
 import numpy as np
 
 from sim.errors import Stuck
-from sim.events import ADDRESS_BITS, ADDRESS_MASK, SITE_SHIFT, SITES, Access, Batch, Observer, Site
+from sim.events import ADDRESS_BITS, ADDRESS_MASK, RENEWED, SITE_SHIFT, SITES, Access, Batch, Observer, Site
 
 HOOKS = [name for name in vars(Observer) if not name.startswith("_")]
 FLUSH_AT = 1 << 20
@@ -24,6 +24,7 @@ class Context:
         self.spec, self.space, self.block_shape = spec, space, block_shape
         self.schedule, self.poison = schedule, poison  # poison: the byte of which memory that nobody has written is full, if it is not the usual one
         self.synchronizes = False  # whether threads act on what atomics tell them, or fence
+        self.stores = False  # whether the kernel's text stores to arrays of the launch
         self.listeners = {hook: listeners(observers, hook) for hook in HOOKS}
         self.log = array("q") if self.listeners["accesses"] else None
         self.decisions = array("q") if self.listeners["branches"] else None  # a site, 12 bits of thread, and whether its branch was taken
@@ -88,10 +89,14 @@ class Context:
             words = np.array(self.log, np.int64)
             starts, threads = np.array(self.segments, np.int64).T
             lengths = np.diff(starts, append=len(words))
-            segment = np.arange(self.last_segment - len(starts) + 1, self.last_segment + 1)
+            segment = np.repeat(np.arange(self.last_segment - len(starts) + 1, self.last_segment + 1), lengths)
+            thread, size = np.repeat(threads.astype(np.int32), lengths), words >> ADDRESS_BITS & 15
+            again = np.flatnonzero(size == RENEWED)
+            renewed = np.stack([again - np.arange(len(again)), words[again] & ADDRESS_MASK], 1)
+            if len(again):
+                words, thread, segment, size = (np.delete(column, again) for column in (words, thread, segment, size))
             block, values = self.thread.block, self.values[:]
-            batch = Batch(block.index, block.epoch, np.repeat(threads.astype(np.int32), lengths), np.repeat(segment, lengths),
-                          (words >> SITE_SHIFT).astype(np.int32), words & ADDRESS_MASK, (1 << (words >> ADDRESS_BITS & 15)).astype(np.int32), values)
+            batch = Batch(block.index, block.epoch, thread, segment, (words >> SITE_SHIFT).astype(np.int32), words & ADDRESS_MASK, (1 << size).astype(np.int32), values, renewed)
             del self.log[:]
             self.values.clear()
             self.announce("accesses", batch)

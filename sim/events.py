@@ -1,4 +1,5 @@
 """The vocabulary that engine and tools share: what can happen in a launch, and what a tool may say about it."""
+import re
 import threading
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +20,7 @@ SPACES = ("global", "const", "shared", "local")
 GLOBAL, CONST, SHARED, LOCAL = range(4)
 KINDS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3}
 LOAD, STORE, ATOMIC, BARRIER = range(4)
+RENEWED = 15  # in the place of log2(size): no access, but a thread's local array begins here again, and nobody has written it
 
 
 def index_text(index):
@@ -104,6 +106,13 @@ class Finding:
         return replace(self, count=times - 1)
 
 
+def alias(access, name):
+    """", here part" where the line of an access calls the array (or the tuple) otherwise than the launch does, as `part` for `arrays[0]`; else nothing."""
+    site = access.site
+    here = site and re.match(r"\w+", site.source[max(site.column - site.indent, 0):])
+    return f", here {here[0]}" if here and "[" in name and here[0] != name.partition("[")[0] else ""
+
+
 @dataclass(frozen=True)
 class Batch:
     """What the threads of one block did between two moments, in the order in which it happened, as parallel arrays of length n.
@@ -120,6 +129,7 @@ class Batch:
     address: np.ndarray  # int64, bytes in the simulated address space (see sim.memory.spaces)
     size: np.ndarray  # int32, bytes
     values: list
+    renewed: np.ndarray  # (k, 2): local arrays declared (anew): how many of the accesses came before, and the address
 
     @property
     def kind(self):

@@ -63,7 +63,8 @@ class Interpreted:
         binder = binder_of(context, Cuda(scheduler, declarations, launch.grid, launch.block))
         kernel = binder.bind(launch.function, [(name, type_of_value(value)) for name, value in zip(launch.arguments, values)])
         declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
-        scheduler.takes_turns, context.synchronizes = binder.loops and bool(binder.used & YIELDING), binder.synchronizes
+        scheduler.takes_turns = (binder.loops or schedule.interleaves) and bool(binder.used & YIELDING)
+        context.synchronizes, context.stores = binder.synchronizes, binder.stores
         # 3. its blocks
         waits = scheduler.takes_turns or binder.used & SUSPENDING
         notes = tuple(f"{name} has no source to number, so its operators are Python's own" for name in binder.without_source)

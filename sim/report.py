@@ -90,18 +90,21 @@ class Report:
         return self.trace
 
 
+STAGES = {"race-shared": 1, "race-global": 1, "barrier-divergence": 2, "warp-divergence": 2, "deadlock": 3, "no-progress": 3, "misuse": 4}  # causes before what may follow from them
+
+
 def finish(findings):
-    """Findings that are alike merged into the one with the lowest index, each with its message; errors first, then by place."""
+    """Findings that are alike merged into one, each with its message; errors first, then causes before consequences, then by place."""
     groups = {}
     for finding in findings:
         groups.setdefault(finding.key, []).append(finding)
     merged = [replace(min(group, key=rank), count=len(group) - 1 + sum(f.count for f in group)) for group in groups.values()]
-    return tuple(replace(f, message=message(f)) for f in sorted(merged, key=lambda f: (f.severity != "error", f.key[2], f.kind, str(f.array))))
+    return tuple(replace(f, message=message(f)) for f in sorted(merged, key=lambda f: (f.severity != "error", STAGES.get(f.kind, 0), f.key[2], f.kind, str(f.array))))
 
 
 def rank(finding):
-    """The order in which one of several equal findings is chosen to stand for all: errors first, then the lowest index."""
-    return finding.severity != "error", finding.index or (), [(access.block[::-1], access.thread[::-1]) for access in finding.accesses]
+    """The order in which one of several equal findings is chosen to stand for all: errors first, then witnesses far from each other, then the lowest index."""
+    return finding.severity != "error", finding.near, finding.index or (), [(access.block[::-1], access.thread[::-1]) for access in finding.accesses]
 
 
 def message(finding):
@@ -126,7 +129,7 @@ def who(accesses):
 
 def witness(access):
     """(who did what, where, the source with the value) of one access."""
-    thread = f"thread {index_text(access.thread)}"
+    thread = f"thread {index_text(access.thread)} of block {index_text(access.block)}"
     did = f"{access.what} by {thread}" if access.what in ("read", "written", "changed") else f"{thread} {access.what}"
     if access.site is None:
         return did, "", ""

@@ -82,6 +82,7 @@ class Grid:
                     live.extend(self.release(parked))
                     parked = []
                     continue
+                self.context.schedule.rotate(live)
                 outcome = self.scheduler.run_block(live[0])
                 block = live.popleft()
                 if outcome == PARKED:
@@ -121,10 +122,12 @@ class Grid:
                 self.scheduler.open_barrier(block)
             self.context.announce("grid_barrier_opened")
             return parked
+        others, abandoned = len(self.order) - len(parked), self.scheduler.abandoned
+        elsewhere = "have ended" if not abandoned else "wait elsewhere" if abandoned == others else "have ended or wait elsewhere"
         self.context.findings.append(Finding(
-            "deadlock", "error", f"{len(parked)} of {len(self.order)} blocks wait at a grid barrier that the others never reach: they have ended",
+            "deadlock", "error", f"{len(parked)} of {len(self.order)} blocks wait at a grid barrier that the others never reach: they {elsewhere}",
             witnesses(self.scheduler, min(parked, key=lambda block: block.index[::-1])),
-            reason="A grid barrier opens when every thread of every block has arrived; blocks that have ended never will.",
+            reason="A grid barrier opens when every thread of every block has arrived; the others never will.",
             fix="let every thread reach grid.sync() equally often"))
         for block in parked:
             self.scheduler.abandon(block)

@@ -30,7 +30,8 @@ class Scheduler:
     def __init__(self, context):
         self.context = context
         self.takes_turns = False  # whether an atomic lets others run: needed where threads spin on memory
-        self.turns = 0  # that the running thread might have given to others
+        self.abandoned = 0  # blocks ended early
+        self.turns = self.patience = 0  # turns that the running thread might have given to others, and how many it need not give
         self.thread_index, self.block_index, self.block = Dim3(), Dim3(), None
 
     # --- the loop ---------------------------------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ class Scheduler:
             self.block_index.x, self.block_index.y, self.block_index.z = thread.block.index
         index, context = self.thread_index, self.context
         index.x, index.y, index.z = thread.index
-        context.thread, self.turns = thread, 0
+        context.thread, self.turns, self.patience = thread, 0, context.schedule.patience
         context.entered += 1
         if context.log is not None:
             context.segment(thread)
@@ -116,7 +117,7 @@ class Scheduler:
     def keeps_going(self):
         """Whether the running thread, which might let others go first, need not yet."""
         self.turns += 1
-        return self.turns <= self.context.schedule.patience
+        return self.turns <= self.patience
 
     def settle(self, block):
         """Nobody in `block` can run. Wake those who may go on (True), or leave the block parked or ended (False)."""
@@ -160,6 +161,7 @@ class Scheduler:
 
     def abandon(self, block):
         """End a block early: unwind its threads."""
+        self.abandoned += 1
         for thread in block.threads:
             if not thread.done and thread.frame is not None:  # one that never waited has not begun
                 thread.fiber.abandon()

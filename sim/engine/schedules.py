@@ -1,8 +1,11 @@
 """Who goes first. A launch runs under the schedule of its seed; where threads act on what atomics tell them, what they see hangs on that, and further schedules are tried.
 
-Those are adversarial: a thread keeps going for many turns, blocks and threads go in ascending or descending order, and one block and one thread are held back for as long
-as the others get anywhere (bounded). So an order that is only this run's luck fails in one of them.
+Those are adversarial. In some a thread keeps going for many turns, blocks and threads go in ascending or descending order, and one block and one thread are held back for
+as long as the others get anywhere (bounded); in others all that is random, so that threads are ahead of each other by various lengths. An order that is only one run's luck
+fails in one of them, if not with certainty.
 """
+import numpy as np
+
 PATIENCE = 32  # turns that a thread of an adversarial schedule takes at most before it lets others go first
 TURNS = 1 << 14  # and all threads together
 ROUNDS = 8  # how often all others go before the one that is held back
@@ -11,7 +14,8 @@ ROUNDS = 8  # how often all others go before the one that is held back
 class Seeded:
     """Random orders from the launch's seed; every thread lets others go first whenever it may."""
 
-    patience = 0
+    patience = 0  # turns that a thread takes before it lets others go first
+    interleaves = False  # whether threads let others go first though none waits for them
 
     def __init__(self, random):
         self.random = random
@@ -28,9 +32,32 @@ class Seeded:
         """Whether the next of so many blocks that have not begun may."""
         return True
 
+    def rotate(self, blocks):
+        """Bring to the front of a deque the block that goes next."""
+
+
+class Erratic(Seeded):
+    """All at random: some threads stand still for a while, others take many turns."""
+
+    interleaves = True
+
+    @property
+    def patience(self):
+        return int(self.random.integers(1, 9)) ** 2 // 8
+
+    def now(self, block, ready):
+        ready, _ = super().now(block, ready)
+        some = int(self.random.integers(1, len(ready) + 1))
+        return ready[:some], ready[some:]
+
+    def rotate(self, blocks):
+        blocks.rotate(int(self.random.integers(len(blocks))))
+
 
 class Adversarial(Seeded):
     """Ascending or, if `down`, descending order, the block and the thread in which `held` (a fraction) of all come before held back."""
+
+    interleaves = True
 
     def __init__(self, threads, down, held=None):
         self.patience = max(1, min(PATIENCE, TURNS // threads))
@@ -66,5 +93,7 @@ def adversarial(threads):
     """The further schedules of a launch with so many threads, those that find most first."""
     yield Adversarial(threads, False)
     yield Adversarial(threads, True)
-    for held in (0.0, 0.999, 0.5, 0.25, 0.75):
-        yield Adversarial(threads, held >= 0.5, held)
+    for number, held in enumerate((0.0, 0.999, 0.5, 0.25, 0.75, None, None, None)):
+        yield Erratic(np.random.default_rng(number))
+        if held is not None:
+            yield Adversarial(threads, held >= 0.5, held)

@@ -33,7 +33,8 @@ def arrive(scheduler, operation, mask, payload, frame):
     if mask != CONVERGED and not mask >> thread.lane & 1:
         scheduler.context.findings.append(omits_caller(scheduler, thread, mask, frame))
         return operation.alone(payload)
-    key = (thread.warp, operation.name, mask, frame.f_code, frame.f_lasti)
+    place = () if operation.name == "syncwarp" else (frame.f_code, frame.f_lasti)  # a corresponding one suffices (PTX ISA, bar.warp.sync)
+    key = (thread.warp, operation.name, mask, *place)
     group = thread.block.warp_groups.get(key)
     if group is None:
         group = thread.block.warp_groups[key] = Group(operation, mask)

@@ -80,6 +80,15 @@ def acts_on_atomics(tree):
     return bool(fences) or any("atomic" in name.split(".") for name in names)
 
 
+def stores_elsewhere(tree):
+    """Whether a function has a store or an atomic, or something passed on, that may reach an array which it does not declare itself."""
+    own = {node.targets[0].id for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+           and isinstance(node.value, ast.Call) and ast.unparse(node.value.func).endswith((".shared.array", ".local.array"))}
+    stored = [node.value for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    stored += [node.args[0] for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).rpartition(".")[0].endswith(("atomic", "cuda"))]
+    return any(not (isinstance(part, ast.Name) and part.id in own) for part in stored if isinstance(part, (ast.Name, ast.Subscript, ast.Attribute)))
+
+
 # --- numba.cuda -----------------------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ import weakref
 import numpy as np
 
 from sim.isa.operators import cast, domain
-from sim.frontend.names import CUDA, MISSING, DType, Names, acts_on_atomics, cuda_name, dtype_or_none, is_number, names_in, only_signature, outside, python_function
+from sim.frontend.names import CUDA, MISSING, DType, Names, acts_on_atomics, cuda_name, dtype_or_none, is_number, names_in, only_signature, outside, python_function, stores_elsewhere
 from sim.frontend.sites import PREFIX, Rewriter, held_as
 from sim.frontend.tree import Apart, flat, torn, tree_of
 from sim.frontend.types import Types
@@ -55,7 +55,7 @@ class Code:
         self.constants, self.calls = {}, {}
         self.code = self.rewrite(function, tree, parameters, heard) if self.rewritten else function.__code__
         self.loops = not self.rewritten or any(isinstance(node, ast.While) for node in ast.walk(tree))
-        self.synchronizes = self.rewritten and acts_on_atomics(tree_of(function))
+        self.synchronizes, self.stores = self.rewritten and acts_on_atomics(tree_of(function)), self.rewritten and stores_elsewhere(tree_of(function))
         self.used = set(names_in(function.__code__))
 
     def rewrite(self, function, tree, parameters, heard):
@@ -111,7 +111,7 @@ class Binder:
         self.functions = {}  # (id of a function, types of its parameters) -> its copy, so that recursion ends
         self.constants = {}  # id of a global array -> our Array
         self.used, self.loops, self.without_source = set(), False, []
-        self.synchronizes = False  # whether threads act on what atomics tell them
+        self.synchronizes = self.stores = False  # whether threads act on what atomics tell them; whether the text stores to arrays of the launch
 
     def bind(self, function, parameters=()):
         """The copy of `function` for this launch; `parameters` are (name, kind) pairs, as far as known."""
@@ -123,6 +123,7 @@ class Binder:
         self.used |= code.used
         self.loops |= code.loops
         self.synchronizes |= code.synchronizes
+        self.stores |= code.stores
         if not code.rewritten:
             self.without_source.append(function.__name__)
         namespace = {"__name__": function.__module__, "__builtins__": self.builtins, **self.given, **code.constants}

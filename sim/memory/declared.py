@@ -5,7 +5,7 @@ from math import prod
 import numpy as np
 
 from sim.errors import LaunchError
-from sim.events import SITES
+from sim.events import ADDRESS_BITS, RENEWED, SITES
 from sim.memory.array import Array
 from sim.memory.spaces import Allocation, poisoned
 
@@ -62,6 +62,8 @@ class Declarations:
             return np.empty(shape, object)
         nbytes = prod(shape) * dtype.itemsize
         name, base = self.place((frame.f_code, frame.f_lasti, nbytes), "local", dtype, shape, frame, copies=len(thread.block.threads))
+        if self.context.log is not None:
+            self.context.log.append(RENEWED << ADDRESS_BITS | base + thread.linear * nbytes)
         return self.array(Allocation(name, "local", poisoned(nbytes, dtype), base + thread.linear * nbytes), dtype, shape)
 
     def array(self, allocation, dtype, shape):

@@ -9,13 +9,15 @@ def unassigned_variable(access, name):
 
 
 class Misuse(Observer):
-    """Finding `misuse`, a warning: an atomic that mixes dtypes; or no thread wrote to any of the launch's arrays, and no other tool has found a reason."""
+    """Finding `misuse`, a warning: an atomic that mixes dtypes; or no thread wrote to any of the launch's arrays,
+    no other tool has found a reason, and either none read any of them or the kernel has no store."""
 
     def launch_started(self, context):
-        self.context, self.wrote, self.unset = context, False, {}
+        self.context, self.wrote, self.read, self.unset = context, False, False, {}
 
     def accesses(self, batch):
         self.wrote = self.wrote or bool(((batch.kind != LOAD) & (batch.space == GLOBAL)).any())
+        self.read = self.read or bool((batch.space == GLOBAL).any())
 
     def atomic_narrowed(self, access, array, index):
         place = f"{array.name}[{', '.join(map(str, index))}]"
@@ -31,7 +33,8 @@ class Misuse(Observer):
     def launch_finished(self, context):
         yield from self.unset.values()
         arrays = [allocation.name for allocation in context.space.allocations if allocation.space == "global"]
-        if arrays and not (self.wrote or context.wrote or context.findings):
+        chose = self.read and context.stores  # threads have looked at the data, and may have found nothing to write
+        if arrays and not (self.wrote or context.wrote or chose or context.findings):
             yield Finding("misuse", "warning", f"the launch wrote to none of its arrays ({', '.join(arrays)})",
                           reason="Every thread ended, and nothing that the host can see has changed.",
                           fix="look at the guards (do they let any thread through?) and at the grid (is it as large as the data?)")

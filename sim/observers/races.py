@@ -9,7 +9,7 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 
-from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SITE_BITS, SITES, SPACE_SHIFT, STORE, Access, Batch, Finding, Observer
+from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SITE_BITS, SITES, SPACE_SHIFT, STORE, Access, Batch, Finding, Observer, alias
 from sim.observers import advice
 from sim.observers.order import Order
 
@@ -149,9 +149,10 @@ class Races(Observer):
         name, index = self.context.space.element(address)
         shared, same_kind = address >> SPACE_SHIFT == SHARED, a.site & 3 == b.site & 3
         done = f"{WORDS[a.site & 3]} by two threads" if same_kind else f"{WORDS[a.site & 3]} by one thread and {WORDS[b.site & 3]} by another"
-        verdict = f"{name}[{', '.join(map(str, index))}] in {'shared' if shared else 'global'} memory is {done}, and nothing orders the two"
+        witnesses = self.witness(a), self.witness(b)
+        verdict = f"{name}[{', '.join(map(str, index))}]{alias(witnesses[0], name)} in {'shared' if shared else 'global'} memory is {done}, and nothing orders the two"
         near = 0 if a.block != b.block else 1 if a.thread >> WARP_SHIFT != b.thread >> WARP_SHIFT else 2
-        return Finding("race-shared" if shared else "race-global", "warning" if equal else "error", verdict, (self.witness(a), self.witness(b)), name, index,
+        return Finding("race-shared" if shared else "race-global", "warning" if equal else "error", verdict, witnesses, name, index,
                        reason=advice.reason(a, b, equal, replaced(rows, a) or replaced(rows, b)),
                        fix=advice.fix(a, b, equal, colliding, self.lacks_fence(a, b), self.context.synchronizes, self.barriers), near=near)
 

@@ -197,7 +197,7 @@ def test_an_endless_loop_with_accesses_in_a_kernel_without_source(engine):
     namespace = {"cuda": cuda}
     exec("def kernel(x):\n    cuda.syncthreads()\n    while x[0] == 0:\n        x[1] += 1\n", namespace)
     began = time.monotonic()
-    with pytest.raises(KernelBug, match="thread 0 loops  kernel line [34]"):
+    with pytest.raises(KernelBug, match="thread 0 of block 0 loops  kernel line [34]"):
         simulate(namespace["kernel"], engine=engine)[1, 1](np.zeros(2))
     assert time.monotonic() - began < 10
 

@@ -35,7 +35,7 @@ def test_out_of_bounds():
 
     assert message(scale, 2, 8, np.zeros(16), np.zeros(13)) == expected("""
         out-of-bounds: out[13] is outside out, whose shape is 13 · block 1 · thread 5
-          written by thread 5  scale line 3  out[i] = 2 * x[i]
+          written by thread 5 of block 1  scale line 3  out[i] = 2 * x[i]
           Index 13 must be below 13. 2 more like it.
           Likely fix: guard the access: if i < out.shape[0].
         """)
@@ -49,7 +49,7 @@ def test_out_of_bounds_in_two_dimensions():
 
     assert message(kernel, 1, (4, 2), np.zeros((2, 4)), np.zeros((2, 4))) == expected("""
         out-of-bounds: k[0, 4] is outside k, whose shape is 2 x 4 · block 0 · thread 3
-          read by thread 3  kernel line 3  out[y, x] = k[y, x + 1]
+          read by thread 3 of block 0  kernel line 3  out[y, x] = k[y, x + 1]
           Index 4 along axis 1 must be below 4. 1 more like it.
           Likely fix: guard the access: the index along axis 1 must be below k.shape[1].
         """)
@@ -72,7 +72,7 @@ def test_negative_index():
 
     assert message(difference, 1, 4, np.arange(4.0), np.zeros(4)) == expected("""
         warning: negative-index: x[-1] counts from the end of x, whose shape is 4 · block 0 · thread 0
-          read by thread 0  difference line 3  out[i] = x[i] - x[i - 1]
+          read by thread 0 of block 0  difference line 3  out[i] = x[i] - x[i - 1]
           Numba wraps negative indices as Python does; CUDA C would read or write in front of the array.
           Likely fix: if the wrap is not meant, guard the access: if i >= 0.
         """)
@@ -97,8 +97,8 @@ def test_barrier_behind_a_return():
 
     assert message(kernel, 2, 4, np.zeros(8), 6) == expected("""
         barrier-divergence: 2 of 4 threads wait at a barrier and 2 have returned · block 1 · threads 0 and 2
-          thread 0 waits     kernel line 6  cuda.syncthreads()
-          thread 2 returned
+          thread 0 of block 1 waits     kernel line 6  cuda.syncthreads()
+          thread 2 of block 1 returned
           cuda.syncthreads() opens only when every thread of the block has reached the same call.
           Likely fix: move the barrier out of the branch (or the return behind the barrier), so that every thread reaches it.
         """)
@@ -113,8 +113,8 @@ def test_two_barriers():
 
     assert message(kernel, 1, 4, np.zeros(8)) == expected("""
         barrier-divergence: the 4 threads of the block wait at different barriers · block 0 · threads 0 and 1
-          thread 0 waits  kernel line 5  cuda.syncthreads()
-          thread 1 waits  kernel line 3  cuda.syncthreads()
+          thread 0 of block 0 waits  kernel line 5  cuda.syncthreads()
+          thread 1 of block 0 waits  kernel line 3  cuda.syncthreads()
           cuda.syncthreads() opens only when every thread of the block has reached the same call.
           Likely fix: move the barrier out of the branch (or the return behind the barrier), so that every thread reaches it.
         """)
@@ -129,8 +129,8 @@ def test_a_shuffle_in_a_branch():
 
     assert message(kernel, 1, 32, np.zeros(32)) == expected("""
         warp-divergence: 30 lanes of warp 0 wait in shfl_down_sync for lanes 30, 31, which never come · block 0 · threads 0 and 30
-          thread 0 waits   kernel line 4  x[lane] = cuda.shfl_down_sync(0xffffffff, lane, 1)
-          thread 30 waits  kernel line 5  cuda.syncwarp()
+          thread 0 of block 0 waits   kernel line 4  x[lane] = cuda.shfl_down_sync(0xffffffff, lane, 1)
+          thread 30 of block 0 waits  kernel line 5  cuda.syncwarp()
           The mask 0xffffffff names them, and they wait elsewhere.
           Likely fix: call it where all lanes of the mask pass, or pass a mask of those that do (cuda.ballot_sync before the branch gives one).
         """)
@@ -143,7 +143,7 @@ def test_a_mask_without_the_caller():
 
     assert message(kernel, 1, 32, np.zeros(32)) == expected("""
         warp-divergence: lane 31 calls with a mask that does not name it, 0x7fffffff · block 0 · thread 31
-          thread 31 calls  kernel line 3  x[lane] = cuda.shfl_sync(0x7fffffff, lane, 0)
+          thread 31 of block 0 calls  kernel line 3  x[lane] = cuda.shfl_sync(0x7fffffff, lane, 0)
           The mask names the lanes that take part; the caller must be one of them.
           Likely fix: pass a mask that names every lane which reaches this call (0xffffffff for all 32).
         """)
@@ -156,8 +156,8 @@ def test_a_grid_barrier_that_one_block_leaves_out():
 
     assert message(kernel, 3, 2, np.zeros(8)) == expected("""
         deadlock: 2 of 3 blocks wait at a grid barrier that the others never reach: they have ended · block 1 · thread 0
-          thread 0 waits  kernel line 3  cuda.cg.this_grid().sync()
-          A grid barrier opens when every thread of every block has arrived; blocks that have ended never will.
+          thread 0 of block 1 waits  kernel line 3  cuda.cg.this_grid().sync()
+          A grid barrier opens when every thread of every block has arrived; the others never will.
           Likely fix: let every thread reach grid.sync() equally often.
         """)
 
@@ -171,8 +171,8 @@ def test_barriers_of_two_kinds():
 
     assert message(kernel, 1, 2, np.zeros(8)) == expected("""
         deadlock: threads of one block wait for each other at barriers of different kinds · block 0 · threads 0 and 1
-          thread 0 waits  kernel line 5  cuda.syncthreads()
-          thread 1 waits  kernel line 3  cuda.cg.this_grid().sync()
+          thread 0 of block 0 waits  kernel line 5  cuda.syncthreads()
+          thread 1 of block 0 waits  kernel line 3  cuda.cg.this_grid().sync()
           cuda.syncthreads() needs the whole block and grid.sync() the whole grid; neither opens while some wait at the other.
           Likely fix: let all threads of the block go through the same barriers in the same order.
         """)
@@ -185,7 +185,7 @@ def test_no_progress():
 
     assert message(kernel, 1, 1, np.zeros(2)) == expected("""
         no-progress: a loop goes round and round without end · block 0 · thread 0
-          thread 0 loops  kernel line 2  while x[0] == 0:
+          thread 0 of block 0 loops  kernel line 2  while x[0] == 0:
           No thread ended while the loop went round 1,000,000 times, or for 8 s.
           Likely fix: look at what should end the loop; if the kernel is only slow, simulate(kernel, max_steps=...) raises the limit.
         """)
