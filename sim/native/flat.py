@@ -78,7 +78,7 @@ class Flattener:
 
     def of_while(self, node, before):
         if node.orelse:
-            raise CannotLower("a thread stops within a loop that has an `else`, which has no compiled form", site_in(node, self.module))
+            return self.block(without_else(node, self.module.fresh("broken")))
         body = self.block(node.body)
         if stops(node.test):
             first = []
@@ -91,7 +91,7 @@ class Flattener:
 
     def of_for(self, node, before):
         if node.orelse:
-            raise CannotLower("a thread stops within a loop that has an `else`, which has no compiled form", site_in(node, self.module))
+            return self.block(without_else(node, self.module.fresh("broken")))
         node.iter = self.expression(node.iter, before)
         node.body = self.block(node.body)
         return node
@@ -166,6 +166,23 @@ class Flattener:
         before += body
         returns = any(isinstance(part, ast.Name) and part.id == result for statement in body for part in ast.walk(statement))
         return ast.Name(result, ast.Load()) if returns else ast.Constant(None)
+
+
+def without_else(loop, broken):
+    """Statements that do what a loop with an `else` does: the variable `broken` says whether a `break` has left it."""
+    otherwise, loop.orelse = loop.orelse, []
+    loop.body = [part for statement in loop.body for part in noting_breaks(statement, broken)]
+    return [assign(broken, ast.Constant(False)), loop, ast.If(ast.UnaryOp(ast.Not(), ast.Name(broken, ast.Load())), otherwise, [])]
+
+
+def noting_breaks(statement, broken):
+    if isinstance(statement, ast.Break):
+        return [assign(broken, ast.Constant(True)), statement]
+    inner = ("orelse",) if isinstance(statement, (ast.For, ast.While)) else ("body", "orelse", "finalbody")
+    for name in inner:
+        if isinstance(getattr(statement, name, None), list):
+            setattr(statement, name, [part for inside in getattr(statement, name) for part in noting_breaks(inside, broken)])
+    return [statement]
 
 
 def without_returns(statements, result, place):

@@ -38,11 +38,12 @@ class Declared:
 
 @dataclass(eq=False)
 class Device:
-    """A device function of the file: its name, its tree, and which of SPECIAL and the module's arrays it needs besides its parameters."""
+    """A device function of the file: its name, its tree, which of SPECIAL and the module's arrays it needs besides its parameters, and whether it calls itself."""
 
     name: str
     tree: ast.FunctionDef = None
     needs: set = field(default_factory=set)
+    recursive: bool = False
 
 
 class Module:

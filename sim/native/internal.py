@@ -99,4 +99,5 @@ def kernel(function):
 INTERNAL = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": Internal}
 LIKE_CODE = {"jit_options": INTERNAL}  # for `overload`
 compiled = njit(**INTERNAL)
+recursive = njit(error_model="numpy")  # what calls itself must have an address
 always = njit(**INTERNAL, forceinline=True)

@@ -94,6 +94,8 @@ class Lowering(ast.NodeTransformer):
         if function not in devices:
             devices[function] = device = Device(self.module.fresh_function(self.module.reachable[function].tree.name), needs={"state"} if self.module.watched else set())
             device.tree = Lowering(self.module, function).function(device)
+            if device.recursive and device.needs:  # only now is it known what it must hand on to itself
+                device.tree = Lowering(self.module, function).function(device)
         return devices[function]
 
     def site(self, kind, node):
@@ -262,6 +264,8 @@ class Lowering(ast.NodeTransformer):
 
     def device_call(self, function, signature, node):
         """A call of a device function; `signature`: the one that it was declared with (of Numba), or None."""
+        if any(isinstance(argument, ast.Starred) for argument in node.args):
+            return self.starred_call(function, signature, node)
         given = inspect.signature(function).bind(*node.args, **{keyword.arg: keyword.value for keyword in node.keywords})
         given.apply_defaults()
         known = {} if signature else self.known_arguments(function, given.arguments)
@@ -274,9 +278,19 @@ class Lowering(ast.NodeTransformer):
             made.inlines, made.bound, made.place = function, known, self.site("call", node)
         else:
             device = self.device(function)
+            device.recursive |= device.tree is None
             self.needs |= device.needs
             made = ast.copy_location(ast.Call(ast.Name(device.name, ast.Load()), [*(ast.Name(name, ast.Load()) for name in sorted(device.needs)), *arguments], []), node)
         return self.converted(signature.return_type, made) if signature else made
+
+    def starred_call(self, function, signature, node):
+        """f(a, *t): Numba compiles it for a tuple at the end."""
+        if signature or node.keywords or self.module.stops(function):
+            raise self.cannot(f"{ast.unparse(node)}, where {function.__name__} is inlined or declared with a signature, has no compiled form", node)
+        device = self.device(function)
+        self.needs |= device.needs
+        arguments = [*(ast.Name(name, ast.Load()) for name in sorted(device.needs)), *map(self.visit, node.args)]
+        return ast.copy_location(ast.Call(ast.Name(device.name, ast.Load()), arguments, []), node)
 
     def known_arguments(self, function, arguments):
         """{parameter: value} of those that stand for one known value: parameters that the function does not assign."""

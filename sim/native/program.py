@@ -34,9 +34,9 @@ def head(module, title):
         imports.setdefault(home, set()).add(name)
     lines = [f'"""{title}"""', "import cmath", "import math", "import operator", "", "import numba", "import numpy as np"]
     lines += [f"from {home} import {', '.join(sorted(names))}" for home, names in sorted(imports.items())]
-    lines += ["from sim.native.internal import compiled, kernel", "", *(f"{name} = {text}" for name, text in module.constants.items()), ""]
+    lines += ["from sim.native.internal import compiled, kernel, recursive", "", *(f"{name} = {text}" for name, text in module.constants.items()), ""]
     for device in module.devices.values():
-        lines += ["", "@compiled", *ast.unparse(device.tree).split("\n"), ""]
+        lines += ["", "@recursive" if device.recursive else "@compiled", *ast.unparse(device.tree).split("\n"), ""]
     return lines
 
 

@@ -355,3 +355,50 @@ def test_kernels_of_numbas_own_simulator(engine, tmp_path):
     script.write_text(WITH_CUDASIM.format(engine=engine))
     done = subprocess.run([sys.executable, script], env=os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}, capture_output=True, text=True)
     assert done.stdout == "FakeCUDAKernel\n", done.stderr
+
+
+# --- calls and loops --------------------------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def factorial(n):
+    return 1 if n < 2 else n * factorial(n - 1)
+
+
+@cuda.jit(device=True)
+def weighted(a, b, c):
+    return a + 10 * b + 100 * c
+
+
+def test_recursion_and_starred_arguments(engine):
+    @cuda.jit
+    def kernel(pair, out):
+        here = (cuda.threadIdx.x, 2)
+        out[cuda.threadIdx.x] = factorial(4) + weighted(1, *pair) + weighted(0, *here)
+
+    out = np.zeros(3)
+    assert launched(engine, kernel, 3, (3, 4), out) == [] and out.tolist() == [24 + 431 + 10 * t + 200 for t in range(3)]
+
+
+def test_an_else_of_a_loop_with_barriers(engine):
+    @cuda.jit
+    def kernel(x, out, last):
+        t = cuda.threadIdx.x
+        for i in range(4):
+            if i == last:
+                break
+            cuda.syncthreads()
+            out[t] += x[t] + i
+        else:
+            cuda.syncthreads()
+            out[t] += 100
+        k = 0
+        while k < last:
+            cuda.syncthreads()
+            k += 1
+        else:
+            out[t] += 1000
+
+    for last, wanted in ((2, 1001), (9, 1106)):
+        out = np.zeros(4)
+        assert launched(engine, kernel, 4, np.zeros(4), out, last) == [] and out.tolist() == [wanted] * 4
