@@ -178,7 +178,7 @@ def thread_text(module, name, parameters, statements):
 
 
 def variable_types(module, name, text, kinds):
-    names, devices = {}, {device.name for device in module.devices.values()}
+    names, devices = {}, {device.name for device in module.devices.values() if not device.recursive}
     exec(text, names)
     names.update(infer.STOPS)
     names.update({device: infer.only_typed(value.py_func) for device, value in list(names.items()) if device in devices})
