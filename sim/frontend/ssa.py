@@ -141,36 +141,39 @@ class Versions:
 
     def of_if(self, node, now):
         self.expression(node.test, now)
-        known = self.decided(node.test)
-        ways = [(("end", part), self.run(part, dict(now))) for part, happens in ((node.body, known is not False), (node.orelse, known is not True)) if happens]
+        node.known = self.decided(node.test)
+        ways = [(("end", part), self.run(part, dict(now))) for part, happens in ((node.body, node.known is not False), (node.orelse, node.known is not True)) if happens]
         return self.meet(ways)
 
     def of_while(self, node, now):
-        known = self.decided(node.test)
-        return self.loop(node, now, lambda inside: self.expression(node.test, inside), None if known is True else node.orelse)
+        """Python's compiler puts a second test behind the body, so that the first can be decided by itself."""
+        self.expression(node.test, dict(now))
+        return self.loop(node, now, lambda inside: self.expression(node.test, inside), self.decided(node.test))
 
     def of_for(self, node, now):
         self.expression(node.iter, now)
-        return self.loop(node, now, lambda inside: None, node.orelse)
+        return self.loop(node, now, lambda inside: None, None)
 
-    def loop(self, node, now, test, otherwise):
-        """`otherwise`: what runs when the loop has come to its end; None if it never does."""
+    def loop(self, node, now, test, first):
+        """`first`: what the test is known to be before the first round."""
         head = dict(now)
         for name in stored_names([node]) - self.opaque:
             head[name] = self.made(name, incoming=[(("before", node), now.get(name))])
         phis = {name: head[name] for name in stored_names([node]) - self.opaque}
         test(head)
+        forever = isinstance(node, ast.While) and self.decided(node.test)
         inside = dict(head)
         if isinstance(node, ast.For):
             self.target(node.target, ("element", node.iter, ()), inside)
         self.loops.append(([], []))
-        end = self.run(node.body, inside)
+        end = self.run(node.body, inside) if first is not False else None
         continues, breaks = self.loops.pop()
-        for place, back in [(("end", node.body), end), *continues]:
-            for name, phi in phis.items() if back is not None else ():
+        rounds = [(place, back) for place, back in [(("end", node.body), end), *continues] if back is not None]
+        for place, back in rounds:
+            for name, phi in phis.items():
                 phi.incoming.append((place, back.get(name)))
-        ended = None if otherwise is None else self.run(otherwise, dict(head))
-        return self.meet([(("end", node.orelse), ended), *breaks])
+        ended = None if forever else self.meet(rounds) if first else dict(head)
+        return self.meet([(("end", node.orelse), ended and self.run(node.orelse, ended)), *breaks])
 
     def of_functiondef(self, node, now):
         return now
@@ -197,6 +200,11 @@ class Versions:
             return
         if isinstance(node, ast.Name):
             node.version = self.reads(node.id, now)
+        elif isinstance(node, ast.IfExp):
+            self.expression(node.test, now)
+            node.known = self.decided(node.test)
+            for part, happens in ((node.body, node.known is not False), (node.orelse, node.known is not True)):
+                self.expression(part if happens else None, now)
         elif isinstance(node, ast.NamedExpr):
             self.expression(node.value, now)
             self.target(node.target, ("value", node.value, ()), now)

@@ -1,4 +1,7 @@
-"""The types that Numba, on its CUDA target, gives to the variables of a kernel: the judge of sim.frontend.types. Needs no GPU."""
+"""The types that Numba, on its CUDA target, gives to the variables of a kernel, beside those that the front end infers. Needs no GPU."""
+from types import SimpleNamespace
+
+import numpy as np
 from numba.cuda import utils
 from numba.cuda.compiler import CUDACompiler, DefaultPassBuilder, compile_extra
 from numba.cuda.core import ir
@@ -9,6 +12,12 @@ from numba.cuda.descriptor import cuda_target
 from numba.cuda.flags import CUDAFlags
 from numba.cuda.np import numpy_support
 from numba.cuda import types
+
+from sim.frontend.ssa import version_of
+from sim.frontend.tree import tree_of
+from sim.frontend.types import ANY, UNKNOWN, Number, Types, type_of_value
+from sim.memory.array import Array
+from sim.memory.spaces import AddressSpace, bind_arguments
 
 
 class Typed(Exception):
@@ -40,7 +49,7 @@ class OnlyTypes(CUDACompiler):
 
 
 def numba_types(function, arguments):
-    """{(variable, line, whether several assignments meet): type} of a kernel called with `arguments` (Numba types). Numbers as dtypes, all else as None."""
+    """[(variable, whether several assignments meet, type)] of a kernel called with `arguments` (Numba types). Numbers as dtypes, all else as None."""
     flags = CUDAFlags()
     flags.error_model, flags.compute_capability, flags.no_compile = "numpy", (8, 0), True
     try:
@@ -49,16 +58,16 @@ def numba_types(function, arguments):
                           flags=flags, locals={}, pipeline_class=OnlyTypes)
     except Typed as found:
         function_ir, kinds = found.args
-    return dict(of_assignments(function_ir, kinds))
+    return list(of_assignments(function_ir, kinds))
 
 
 def of_assignments(function_ir, kinds):
     for block in function_ir.blocks.values():
         for statement in block.find_insts(ir.Assign):
             name, value = statement.target.name, statement.value
-            meets = isinstance(value, ir.Expr) and value.op == "phi"
+            meets = isinstance(value, ir.Expr) and value.op == "phi" or isinstance(value, ir.Var) and value.unversioned_name == statement.target.unversioned_name
             if not name.startswith("$") and not isinstance(value, ir.Arg):
-                yield (name.partition(".")[0], statement.loc.line, meets), as_dtype(kinds[name])
+                yield name.partition(".")[0], meets, as_dtype(kinds[name])
 
 
 def as_dtype(kind):
@@ -66,3 +75,36 @@ def as_dtype(kind):
     if not isinstance(kind, (types.Number, types.Boolean)):
         return None
     return numpy_support.as_dtype(kind)
+
+
+def type_of_argument(kind):
+    """The front end's type for a Numba type."""
+    if not isinstance(kind, types.Array):
+        return type_of_value(np.zeros((), str(kind))[()])
+    array = np.zeros((4,) * kind.ndim, str(kind.dtype))
+    allocation, offset = bind_arguments(AddressSpace(), {"a": array})["a"]
+    return type_of_value(Array(None, allocation, offset, array.dtype, array.shape, array.strides, "a"))
+
+
+def inferred(function, arguments):
+    """{(variable, whether several assignments meet): the set of its types, as numpy dtypes; None for what is no number, ANY where the front end does not know}."""
+    found = {}
+    front = Types(function, tree_of(function), {name: type_of_argument(kind) for name, kind in arguments.items()})
+    for version in front.versions.all:
+        meets = version.incoming is not None
+        if version.same is None and (version in front.versions.phis if meets else version.source[0] != "parameter"):
+            kind = front.found.get(version_of(SimpleNamespace(version=version)))
+            dtype = np.dtype(np.int64 if kind.kind is int else kind.kind) if isinstance(kind, Number) else ANY if kind in (ANY, UNKNOWN) else None
+            found.setdefault((version.name, meets), set()).add(dtype)
+    return found
+
+
+def compare(function, arguments):
+    """Assert that Numba and the front end agree. Numba keeps phis that nothing reads, which the front end drops."""
+    wanted = {}
+    for name, meets, dtype in numba_types(function, arguments.values()):
+        wanted.setdefault((name, meets), set()).add(dtype)
+    found = inferred(function, arguments)
+    assert {key: kinds for key, kinds in found.items() if not key[1]} == {key: kinds for key, kinds in wanted.items() if not key[1]}
+    for key, kinds in found.items():
+        assert not key[1] or kinds <= wanted.get(key, set()), (key, kinds, wanted.get(key))

@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 from numba import cuda, types
 from numba.cuda import dispatcher
+from numba_types import compare
 
-from sim.frontend.ssa import version_of
-from sim.frontend.tree import tree_of
-from sim.frontend.types import ANY, UNKNOWN, Number, Types, type_of_value
-from sim.memory.spaces import AddressSpace, bind_arguments
-from sim.memory.array import Array
-from numba_types import numba_types
 
 DEEP = False
 
@@ -167,42 +162,13 @@ KERNELS = [everything, merges]
 ARGUMENTS = {"x": types.float32[::1], "i8": types.int8[::1], "u32": types.uint32[::1], "u64": types.uint64[::1], "out": types.float64[::1], "n": types.int64}
 
 
-def type_of_argument(kind):
-    """The front end's type for a Numba type."""
-    if not isinstance(kind, types.Array):
-        return type_of_value(np.zeros((), str(kind))[()])
-    array = np.zeros((4,) * kind.ndim, str(kind.dtype))
-    allocation, offset = bind_arguments(AddressSpace(), {"a": array})["a"]
-    return type_of_value(Array(None, allocation, offset, array.dtype, array.shape, array.strides, "a"))
-
-
-def inferred(function, arguments):
-    """{(variable, whether several assignments meet): the set of its types, as numpy dtypes; None for what is no number, ANY where the front end does not know}."""
-    found = {}
-    front = Types(function, tree_of(function), {name: type_of_argument(kind) for name, kind in arguments.items()})
-    for version in front.versions.all:
-        meets = version.incoming is not None
-        if version.same is None and (version in front.versions.phis if meets else version.source[0] != "parameter"):
-            kind = front.found.get(version_of(SimpleNamespace(version=version)))
-            dtype = np.dtype(np.int64 if kind.kind is int else kind.kind) if isinstance(kind, Number) else ANY if kind in (ANY, UNKNOWN) else None
-            found.setdefault((version.name, meets), set()).add(dtype)
-    return found
-
-
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """Numba asks for a GPU before it types a call of a device function."""
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(8, 0)))
 
 
-def of_numba(function, arguments):
-    found = {}
-    for (name, _, meets), dtype in numba_types(function, arguments.values()).items():
-        found.setdefault((name, meets), set()).add(dtype)
-    return found
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
 def test_inferred_as_numba_infers(kernel):
-    assert inferred(kernel, ARGUMENTS) == of_numba(kernel, ARGUMENTS)
+    compare(kernel, ARGUMENTS)

@@ -1,0 +1,68 @@
+"""Random kernels (kernel_texts): fibers and native give the same, bit for bit, and the types are Numba's. More of them: FUZZ=0:300 python -m pytest tests/sim/test_fuzz.py"""
+import importlib.util
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from kernel_texts import Text
+from numba import types
+from numba.core.errors import NumbaError
+from numba.cuda import dispatcher
+from numba_types import compare
+
+from sim import simulate
+from sim.errors import LaunchError
+
+SEEDS = range(*map(int, os.environ.get("FUZZ", "0:8").split(":")))
+TYPES = dict(f32="float32", f64="float64", i8="int8", i16="int16", i32="int32", i64="int64", u8="uint8", u32="uint32", u64="uint64")
+SIGNATURE = {name: getattr(types, dtype)[::1] for name, dtype in TYPES.items()} | {"as_float": types.float64[:, ::1], "as_whole": types.int64[:, ::1], "n": types.int64}
+AWKWARD = [0, 1, 2, 5, 100]
+
+
+def kernel_of(seed, folder):
+    path = folder / f"fuzz_{seed}.py"
+    path.write_text(Text(seed).kernel())
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module.kernel
+
+
+def arguments(seed):
+    """Arrays of 32 numbers, ends of the types among them, and where results go."""
+    draw, arrays = np.random.default_rng(seed), []
+    for dtype in map(np.dtype, TYPES.values()):
+        ends = [np.iinfo(dtype).min, np.iinfo(dtype).max] if dtype.kind in "iu" else [-1e30, 1e30]
+        common = draw.integers(0 if dtype.kind == "u" else -9, 9, 32).astype(dtype)
+        arrays.append(np.where(draw.random(32) < 0.2, np.array([*ends, *AWKWARD], dtype)[draw.integers(0, 7, 32)], common).astype(dtype))
+    return *arrays, np.zeros((32, 7)), np.zeros((32, 7), np.int64), 3
+
+
+def launched(kernel, engine, seed):
+    given = arguments(seed)
+    simulate(kernel, engine=engine)[1, 32](*given)
+    return given[-3:-1]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_both_engines_agree(seed, tmp_path):
+    kernel = kernel_of(seed, tmp_path)
+    try:
+        natives = launched(kernel, "native", seed)
+    except LaunchError as refusal:
+        pytest.skip(f"native refuses it: {str(refusal)[:200]}")
+    for fibers, native in zip(launched(kernel, "fibers", seed), natives):
+        same = (fibers.view(np.int64) == native.view(np.int64)) | (fibers != fibers) & (native != native)
+        assert same.all(), (np.argwhere(~same)[0], fibers[~same][:4], native[~same][:4])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_types_are_numbas(seed, tmp_path, monkeypatch):
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(8, 0)))
+    kernel = kernel_of(seed, tmp_path)
+    try:
+        compare(kernel, SIGNATURE)
+    except NumbaError as error:
+        pytest.skip(f"Numba refuses it: {str(error)[:200]}")
