@@ -117,6 +117,25 @@ def tap_sums(d_t, s):
     return torch.einsum("zhij,zhabij->hab", d_t, windows)
 
 
+def conv_attention_part(q, k, v, w, extent, causal=True, scale=None):
+    """(O, L) of convolutional attention over some keys, for some queries: pieces of a sequence, with the halos that the convolution reads.
+
+    q: (B, H, N_q, d) and k: (B, H, N_k, d), with their halos; v: (B, H, keys, d), of the owned keys alone; extent: kernels.conv_extent.Extent, which says where the owned rows begin.
+    O: (B, H, N, d) and L: (B, H, N) of the owned queries, N = N_q - first_query; a query that sees no owned key has O = 0, L = -inf.
+    """
+    first_query, first_key, diagonal = extent
+    (heads, c_q, c_k), keys = w.shape, v.shape[2]
+    left = (c_k - 1) // 2
+    query, key = torch.arange(q.shape[2], device=q.device) - first_query, torch.arange(k.shape[2], device=q.device) - first_key
+    hidden = (key > query[:, None] + diagonal) & causal
+    s = scores(q, k, False, scale).masked_fill(hidden, 0.0)
+    behind = c_k - 1 - left - (k.shape[2] - first_key - keys)  # what the sequence's end leaves out of the halo; so at its beginning
+    t = conv2d(pad(s, (left - first_key, behind, c_q - 1 - first_query, 0)), w[:, None], groups=heads)
+    t = t.masked_fill(hidden[first_query:, first_key : first_key + keys], -math.inf)
+    log_sum = torch.logsumexp(t, -1)
+    return torch.where(t == -math.inf, 0.0, torch.exp(t - log_sum[..., None])) @ v, log_sum
+
+
 def conv_attention_decode(q_window, k, v, w, scale=None):
     """The last row of causal `conv_attention`, (B, H, 1, d), without the rows before it.
 

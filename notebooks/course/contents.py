@@ -45,6 +45,9 @@ PARTS = {
         Lesson("14_decoding", "Decoding", "one token at a time: a cache, split keys, your own merge", 80, ("10",)),
         Lesson("15_training", "Training", "your layer in a small transformer that finds the block; without taps it hardly does", None, ("13",)),
     ],
+    "6 · Beyond": [
+        Lesson("23_many_gpus", "Many GPUs", "a sequence over many machines: halos, a ring, balanced stretches; four processes on your laptop", None, ("10",)),
+    ],
 }
 LESSONS = {lesson.number: lesson for lessons in PARTS.values() for lesson in lessons}
 WAYS = {
@@ -78,7 +81,7 @@ def contents():
 
 
 PLACES = {"01": (0, 0), "02": (1, 0), "09": (2, 0), "12": (3, 0), "13": (4, -0.55), "15": (5, 0), "05": (2, -1.2), "10": (3, -1.1), "14": (4, -1.15),
-          "11": (5, -1.95), "03": (0, -2.4), "04": (1, -2.4), "06": (2, -2.4), "07": (3, -2.4), "08": (4, -2.4)}  # fmt: skip
+          "11": (5, -1.95), "23": (5, -1.2), "03": (0, -2.4), "04": (1, -2.4), "06": (2, -2.4), "07": (3, -2.4), "08": (4, -2.4)}  # fmt: skip
 
 
 def draw_map():

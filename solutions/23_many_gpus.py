@@ -1,0 +1,395 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 23 · Many GPUs: a sequence that no single one holds
+#
+# **60 minutes** · builds on lesson 01 (the merge), lesson 09 (the two masks) and lesson 10 (halos)
+#
+# You will be able to
+#
+# 1. say which rows a rank must fetch from its neighbours before it can convolve, and how many bytes that is;
+# 2. write the ring in which keys and values visit every rank, and merge what each visit finds;
+# 3. say why contiguous shards waste half of the machines under a causal mask, and cut the sequence so that they do not.
+#
+# **Where this leads.** One layer of convolutional attention, 4 heads of 64, 7 × 7 taps, causal, float32, timed on two H200 GPUs (recorded on the day below):
+
+# %%
+import json
+import math
+
+import matplotlib.pyplot as plt
+import torch
+
+from course import check, show_figure
+from course.check import lesson23
+from course.figures import BLUE, ORANGE, RED, SKY
+from course.ranks import run_ranks
+from kernels import reference
+from kernels.bench import DATA
+from kernels.conv_extent import Extent
+
+torch.manual_seed(23)
+record = json.loads((DATA / "sharded.json").read_text())
+print(f"{record['ranks']} x {record['device']}, recorded {record['date']}; milliseconds, forward / backward")
+print(f"{'tokens':>8} {'one GPU':>18} {'two, contiguous':>18} {'two, zigzag':>18}")
+for row in record["rows"]:
+    print(f"{row['N']:8,}", *(f"{forward:9.1f} / {backward:6.0f}" for forward, backward in (row["one GPU"], row["contiguous"], row["zigzag"])))
+
+# %% [markdown]
+# Two GPUs in the obvious order are 1.3 times as fast as one. Cut in another way, they are 1.9 times as fast. You will find out why, and write both. **No GPU is needed**: a *rank* is a process, and four of them run on your laptop.
+#
+# The words are those of `torch.distributed`. A **rank** is one process of a group, numbered from 0. It has its own memory, and on a cluster its own GPU. Ranks see nothing of each other; they **send** and **receive**.
+#
+# ## 1. What a rank must borrow
+#
+# A sequence is **sharded**: rank r holds a stretch of the tokens, their rows of `Q`, `K` and `V`, and computes the same rows of `O`. In ordinary attention a query row needs no other query. Here the convolution reads c_q − 1 query rows above, and key columns on both sides,
+# P_k = (c_k − 1) // 2 to the left and c_k − 1 − P_k to the right. Lesson 10 had this at the border of a tile. Now the border runs between two machines.
+#
+# The picture has 12 tokens on three ranks, and 3 × 4 taps. Rank 1 owns the queries 4 to 7. The keys 8 to 11 of rank 2 are visiting (without the causal mask, to see all borders).
+
+# %% jupyter={"source_hidden": true}
+def draw_halo(n, ranks, c_q, c_k, rank, visitor):
+    """The scores of n tokens: what `rank` owns while `visitor` visits, and the halo."""
+    size, left = n // ranks, (c_k - 1) // 2
+    figure, axes = plt.subplots(figsize=(6.4, 6))
+    for i in range(n):
+        for j in range(n):
+            inside = rank * size <= i < (rank + 1) * size and visitor * size <= j < (visitor + 1) * size
+            near = rank * size - c_q < i < (rank + 1) * size and visitor * size - left <= j < (visitor + 1) * size + c_k - 1 - left
+            axes.add_patch(plt.Rectangle((j, i), 0.94, 0.94, facecolor=BLUE if inside else SKY if near else "whitesmoke", edgecolor="grey", linewidth=0.5))
+        axes.text(-0.3, i + 0.5, f"query {i}", ha="right", va="center")
+        axes.text(i + 0.47, -0.3, i, ha="center")
+    for border in range(size, n, size):
+        axes.plot([border - 0.03] * 2, [0, n], color=RED)
+        axes.plot([0, n], [border - 0.03] * 2, color=RED)
+    axes.set(xlim=(-2.5, n), ylim=(n + 0.2, -1))
+    axes.set_aspect("equal")
+    axes.axis("off")
+    return figure
+
+
+show_figure(
+    draw_halo(12, 3, 3, 4, rank=1, visitor=2),
+    "a matrix of scores, 12 queries by 12 keys, with red lines between the ranks, behind every fourth row and column. The scores of the queries 4 to 7 and the keys 8 to 11 are dark blue: owned. "
+    "Pale blue, the halo: the two query rows above, 2 and 3, and one key column to the left, 7, which belong to another rank. To the right the sequence ends.",
+)
+
+# %% [markdown]
+# **Predict.** Which rows of `Q` must rank 1 fetch before it can start? `___` Which rows of `K` must come along with rank 2's keys? `___` And rows of `V`? `___`
+#
+# <details><summary>Answer</summary>
+#
+# Query rows 2 and 3, from rank 0. Key row 7, from rank 1 itself. No row of `V`: a halo column is read by the convolution, but its probability belongs to another visit.
+#
+# </details>
+#
+# ### Exercise 23.1 · halo · about three lines
+#
+# A rank owns the tokens `start` to `start + length − 1` of `n`. Return `(first_query, first_key, last_key)`: the rank needs the query rows from `first_query` on up to its own last, and the key rows `first_key <= j < last_key`.
+# A halo ends where the sequence ends. It may be longer than a neighbour's whole stretch.
+
+# %% tags=["exercise"]
+def halo(start, length, n, c_q, c_k):
+    # BEGIN SOLUTION 23.1
+    left = (c_k - 1) // 2
+    return max(0, start - (c_q - 1)), max(0, start - left), min(n, start + length + c_k - 1 - left)
+    # END SOLUTION
+
+
+# %% tags=["check"]
+check.ex23_1(halo)
+
+# %% [markdown]
+# ## 2. Half an answer, merged
+#
+# One visit gives a rank the output over *some* of the keys: `O`, already divided by its own sum, and `L`, the log of that sum. This is lesson 01's `(m, l, o)` in two numbers instead of three: `L = m + log l`, and `O = o / l`.
+#
+# On paper, one query, two visits: the first found `L = 0` and `O = 10`, the second `L = log 3` and `O = 20`. The sums are 1 and 3, together 4. So the weights are 1/4 and 3/4:
+#
+# **Predict** the merged `O`: `___` and `L`: `___`
+#
+# <details><summary>Answer</summary>
+#
+# `O` = 10 / 4 + 20 · 3 / 4 = 17.5, `L` = log 4.
+#
+# </details>
+#
+# ### Exercise 23.2 · merge · about four lines
+#
+# `one` and `other` are pairs `(O, L)`, tensors of shape (n, d) and (n,). Return the pair for all keys of both. A row that has seen no key has `O = 0`, `L = −inf`, in either pair or in both; scores may lie near ±10 000.
+# `torch.logaddexp` knows what to do with −inf; your weights must know it too.
+
+# %% tags=["exercise"]
+def merge(one, other):
+    # BEGIN SOLUTION 23.2
+    (o, log_sum), (other_o, other_sum) = one, other
+    total = torch.logaddexp(log_sum, other_sum)
+    weights = [torch.where(part == -math.inf, 0.0, torch.exp(part - total))[:, None] for part in (log_sum, other_sum)]
+    return o * weights[0] + other_o * weights[1], total
+    # END SOLUTION
+
+
+# %% tags=["check"]
+check.ex23_2(merge)
+
+# %% [markdown]
+# ## 3. The ring
+#
+# Every rank must meet every key. To gather all of `K` and `V` on every rank would need the memory that sharding was to save. So they travel: each rank hands its visitor to the next rank, rank R − 1 to rank 0, and takes one from the rank before. After R visits all have met.
+#
+# | | rank 0 | rank 1 | rank 2 | rank 3 |
+# |---|---|---|---|---|
+# | visit 1 | keys of 0 | keys of 1 | keys of 2 | keys of 3 |
+# | visit 2 | keys of 3 | keys of 0 | keys of 1 | keys of 2 |
+# | visit 3 | keys of 2 | keys of 3 | keys of 0 | keys of 1 |
+# | visit 4 | keys of 1 | keys of 2 | keys of 3 | keys of 0 |
+#
+# **Predict.** How often does a rank send, for R = 4? `___`
+#
+# ### Exercise 23.3 · ring · about six lines
+#
+# `mine` is this rank's own visitor. `attend(visitor)` gives the pair `(O, L)` of one visit. `exchange(visitor)` hands a visitor on and returns the one that came. `merge` is yours from above. Return the pair after all `ranks` visits: `attend` once to
+# each visitor, and not one exchange more than needed, since what travels last would travel in vain.
+
+# %% tags=["exercise"]
+def ring(mine, ranks, attend, exchange, merge):
+    # BEGIN SOLUTION 23.3
+    visitor = mine
+    result = attend(visitor)
+    for _ in range(ranks - 1):
+        visitor = exchange(visitor)
+        result = merge(result, attend(visitor))
+    return result
+    # END SOLUTION
+
+
+# %% tags=["check"]
+check.ex23_3(ring)
+
+# %% [markdown]
+# ### Four processes
+#
+# Now for real. `run_ranks(function, 4)` starts four processes, each with its own memory, which can talk to each other through `torch.distributed`; each runs the function, and the results come back in the order of the ranks.
+#
+# Each rank keeps its rows of the same random `q`, `k`, `v`. A visitor is one tensor, keys with their halo and then values, and two numbers say where it comes from. (In this lesson each rank cuts its halo from the whole sequence, since all have it; the package
+# fetches it from the neighbours.) `reference.conv_attention_part` is lesson 09's forward pass for a piece: an `Extent` says how many rows are halo, and where the diagonal runs.
+
+# %%
+def exchange_with_neighbours(visitor):
+    """Send `visitor` to the next rank; the one from the rank before."""
+    from torch import distributed
+
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    shape = torch.tensor(visitor.shape)
+    came = torch.empty_like(shape)
+    for send, receive in [(shape, came), (visitor, None)]:
+        receive = torch.empty(tuple(came.tolist()), dtype=visitor.dtype) if receive is None else receive
+        works = [distributed.isend(send, (rank + 1) % ranks), distributed.irecv(receive, (rank - 1) % ranks)]
+        for work in works:
+            work.wait()
+    return receive
+
+
+def my_rank(n, d, c_q, c_k, halo, ring, merge):
+    """One rank's rows of O (n / R, d), and the bytes that it sent."""
+    from torch import distributed
+
+    rank, ranks, sent = distributed.get_rank(), distributed.get_world_size(), []
+    q, k, v, w = lesson23.tokens(n, d, c_q, c_k)
+    borders = [n * r // ranks for r in range(ranks + 1)]
+    start, end = borders[rank : rank + 2]
+    first_query, first_key, last_key = halo(start, end - start, n, c_q, c_k)
+    mine = torch.cat([torch.tensor([[start, end - start] + [0] * (d - 2)], dtype=k.dtype), k[first_key:last_key], v[start:end]])
+
+    def attend(visitor):
+        begin, keys = (int(number) for number in visitor[0, :2])
+        its_first = halo(begin, keys, n, c_q, c_k)[1]
+        k_rows, v_rows = visitor[1 : len(visitor) - keys], visitor[len(visitor) - keys :]
+        extent = Extent(start - first_query, begin - its_first, start - begin)
+        o, log_sum = reference.conv_attention_part(q[None, None, first_query:end], k_rows[None, None], v_rows[None, None], w[None], extent)
+        return o[0, 0], log_sum[0, 0]
+
+    def exchange(visitor):
+        sent.append(visitor.numel() * visitor.element_size())
+        return exchange_with_neighbours(visitor)
+
+    return ring(mine, ranks, attend, exchange, merge)[0], sum(sent)
+
+
+# %% [markdown]
+# **Predict** the bytes that a rank sends for n = 64, d = 8, float64 and four ranks, halos and labels aside: each of its three visitors has 16 keys and 16 values of 8 numbers of 8 bytes: `___`
+
+# %% tags=["uses-exercise"]
+n, d, c_q, c_k = 64, 8, 6, 11
+results = run_ranks(my_rank, 4, n, d, c_q, c_k, halo, ring, merge)
+q, k, v, w = lesson23.tokens(n, d, c_q, c_k)
+alone = reference.conv_attention(*(x[None, None] for x in (q, k, v)), w[None])[0, 0]
+print("four ranks equal one, below 1e-12:", bool((torch.cat([o for o, _ in results]) - alone).abs().max() <= 1e-12))
+print("bytes sent by each rank:", [sent for _, sent in results], "of them keys and values:", 3 * 2 * 16 * 8 * 8)
+
+# %% [markdown]
+# The rest is halos: 10 key rows for a visitor in the middle, 5 at the ends of the sequence, and one row for the label. They do not grow with n; keys and values do. With n = 131 072 the halo of 10 rows is 0.03 % of a visitor of 32 768.
+#
+# ## 4. A fault at a border
+#
+# A border fault is easy to miss. Most rows are right, and all are right where the taps are 1 × 1. Three machines below have one fault each. For each, the table shows which of the 24 rows of `O` differ from one device's. There are three ranks of eight tokens, 3 × 5 taps, causal.
+
+# %%
+for name in lesson23.MACHINES:
+    print(f"machine {name}: rows that differ:", lesson23.wrong_rows(name))
+
+# %% [markdown]
+# ### Exercise 23.4 · Which fault is it?
+#
+# One machine forgot the halo of the **queries**, one the halo of the **keys**, and one **merges** halo columns: its visitors bring `V` for their halo as well, and count those probabilities twice. Fill in "queries", "keys" and "merge". More experiments are yours: `lesson23.wrong_rows("A", c_q=1)` runs machine A with other taps,
+# and `c_k=1` likewise.
+
+# %% tags=["exercise"]
+def faults():
+    # BEGIN SOLUTION 23.4
+    return {"A": "keys", "B": "merge", "C": "queries"}
+    # END SOLUTION
+
+
+# %% tags=["check"]
+check.ex23_4(faults)
+
+# %% [markdown]
+# ### A leak test across ranks
+#
+# Lesson 09's test, once more: change the last token, on the last rank. No row before it may change, on any rank, and the first rank is as far from it as can be.
+
+# %%
+def leak(w_rows):
+    """Rows of O that a change of the last token reaches, with the machine that has no fault."""
+    before, after = (lesson23.output("right", changed=changed, c_q=w_rows) for changed in (False, True))
+    return [i for i in range(len(before)) if not torch.equal(before[i], after[i])]
+
+
+print("rows that the last token reaches:", leak(3))
+
+# %% [markdown]
+# ## 5. Who works, and who waits
+#
+# With a causal mask, rank 0 holds the first tokens, and they see little. Count the scores on and below the diagonal that each of four ranks makes, for 4096 tokens.
+#
+# **Predict** the quotient of the last rank's work and the first's: 2? 4? 7? `___`
+
+# %%
+def visible(stretches, borders):
+    """Scores on and below the diagonal in the rows of these stretches."""
+    return sum(end * (end + 1) // 2 - start * (start + 1) // 2 for start, end in (borders[s : s + 2] for s in stretches))
+
+
+borders = [4096 * r // 4 for r in range(5)]
+work = [visible([r], borders) for r in range(4)]
+print("scores per rank:", work, f"  the last over the first: {work[-1] / work[0]:.1f}")
+print(f"speed-up of four ranks at best, as all wait for the last: {sum(work) / max(work):.2f}")
+print(f"of two: {sum(visible([r], [0, 2048, 4096]) for r in range(2)) / visible([1], [0, 2048, 4096]):.2f}")
+
+# %% [markdown]
+# So four ranks are at best 2.3 times as fast as one, and two 1.33 times. The H200s above reached 1.27.
+#
+# The remedy: cut the sequence into 2·R stretches and give each rank two of them, so that all have equal work. With borders at equal distances, stretch s makes work that grows evenly with s.
+#
+# ### Exercise 23.5 · my_stretches · one line
+#
+# Return the two stretches, of `2 * ranks`, that this rank holds, smaller first. All ranks together hold each stretch once, and all do the same work.
+
+# %% tags=["exercise"]
+def my_stretches(rank, ranks):
+    # BEGIN SOLUTION 23.5
+    return rank, 2 * ranks - 1 - rank
+    # END SOLUTION
+
+
+# %% tags=["check"]
+check.ex23_5(my_stretches)
+
+# %% tags=["uses-exercise"]
+borders = [4096 * s // 8 for s in range(9)]
+figure, axes = plt.subplots(figsize=(7, 3))
+halves = [[visible([s], borders) for s in my_stretches(rank, 4)] for rank in range(4)]
+axes.bar([r - 0.2 for r in range(4)], work, 0.36, color=ORANGE, label="contiguous")
+axes.bar([r + 0.2 for r in range(4)], [first for first, _ in halves], 0.36, color=BLUE, label="zigzag, first stretch")
+axes.bar([r + 0.2 for r in range(4)], [second for _, second in halves], 0.36, bottom=[first for first, _ in halves], color=SKY, label="zigzag, second stretch")
+axes.set(xticks=range(4), xticklabels=[f"rank {r}" for r in range(4)], ylabel="scores")
+axes.legend()
+show_figure(figure, "scores per rank, of four. Contiguous: 0.5, 1.6, 2.6 and 3.7 million, so that all wait for rank 3. Zigzag: 2.1 million on each, a small first stretch with a large second one.")
+print("work of the ranks, zigzag:", [sum(both) for both in halves])
+
+# %% [markdown]
+# ## 6. The bytes, and the wait for them
+#
+# The ring sends while it computes: the next visitor is on its way while this one is attended to. Then only what takes longer than the computing is felt. Recorded on the two H200s, beside the same kernels with nothing sent:
+
+# %%
+print(f"{'tokens':>8} {'visitor, MB':>12} {'ring, ms':>9} {'all-gather, ms':>15} {'forward':>9} {'nothing sent':>13} {'share felt':>11}")
+for row in record["rows"]:
+    megabytes = 2 * row["N"] // record["ranks"] * record["heads"] * record["d"] * 4 / 1e6
+    felt = 1 - row["zigzag, nothing sent"][0] / row["zigzag"][0]
+    print(f"{row['N']:8,} {megabytes:12.0f} {row['ring']:9.2f} {row['all-gather']:15.2f} {row['zigzag'][0]:9.1f} {row['zigzag, nothing sent'][0]:13.1f} {max(0, felt):11.1%}")
+
+# %% [markdown]
+# **Predict.** Work grows with N², bytes with N. On 64 GPUs, at which N is the wire as slow as the kernel: 1000 tokens? 10 000? 100 000? `___`
+#
+# The next table is **calculated, not measured**. A visit takes (time of one GPU) / R²; a visitor is sent at the rate that the two GPUs reached, or, between machines, at 25 GB/s. The slower of the two sets the pace of R visits.
+
+# %%
+longest = record["rows"][-1]
+rate = 2 * longest["N"] // record["ranks"] * record["heads"] * record["d"] * 4 / longest["ring"] / 1e6  # GB/s
+per_score = longest["one GPU"][0] / longest["N"] ** 2
+
+
+def calculated(tokens, ranks, gigabytes_per_second):
+    """Milliseconds of a forward pass on so many ranks, zigzag: R visits, each as long as its computing or its sending."""
+    computing = per_score * tokens**2 / ranks**2
+    sending = 2 * tokens / ranks * record["heads"] * record["d"] * 4 / gigabytes_per_second / 1e6
+    return ranks * max(computing, sending)
+
+
+print(f"calculated; {rate:.0f} GB/s between the two GPUs (measured)")
+print(f"{'tokens':>8} {'one GPU':>9} {'8, this rate':>13} {'64, this rate':>14} {'64, 25 GB/s':>12}")
+for tokens in (4096, 16384, 65536, 262144, 1048576):
+    print(f"{tokens:8,} {per_score * tokens**2:9.1f} {calculated(tokens, 8, rate):13.2f} {calculated(tokens, 64, rate):14.2f} {calculated(tokens, 64, 25):12.2f}")
+
+# %% [markdown]
+# ## Validate
+#
+# `kernels.distributed.conv_attention_sharded` is the same for batches and heads, with the kernels of lessons 11 and 13, the halos fetched from the neighbours, and a backward pass: there `dK` and `dV` travel behind their keys, each rank adds its part, and what the halos got
+# goes back to the rows that they are. Here it runs in three processes, in the simulator, beside one process.
+
+# %%
+def package_on_a_rank(layout, n):
+    """The largest errors of O, dQ, dK, dV and dW beside one process."""
+    from kernels.distributed import conv_attention_sharded, shard, unshard
+
+    torch.manual_seed(1)
+    q, k, v, d_o = torch.randn(4, 1, 1, n, 4)
+    leaves = [x.requires_grad_() for x in (q, k, v, torch.randn(1, 3, 4) / 3)]
+    o = reference.conv_attention(*leaves)
+    wanted = o, *torch.autograd.grad(o, leaves, d_o)
+    pieces = [shard(x.detach(), layout=layout).requires_grad_() for x in leaves[:3]] + [leaves[3].detach().clone().requires_grad_()]
+    mine = conv_attention_sharded(*pieces, layout=layout)
+    gradients = torch.autograd.grad(mine, pieces, shard(d_o, layout=layout))
+    got = [unshard(x, layout=layout) for x in (mine, *gradients[:3])] + [gradients[3]]
+    return [float((g - x).abs().max()) for g, x in zip(got, wanted)]
+
+
+for layout in ("contiguous", "zigzag"):
+    worst = [max(errors) for errors in zip(*run_ranks(package_on_a_rank, 3, layout, 7))]
+    print(f"{layout:10} O below 1e-5: {worst[0] <= 1e-5}   dQ, dK, dV, dW below 1e-4: {max(worst[1:]) <= 1e-4}")
+
+# %% [markdown]
+# ## In three lines
+# - A rank owns its rows and borrows a halo: c_q − 1 queries above, P_k and P_r keys beside every visitor; `V` is never borrowed.
+# - Keys and values travel, queries stay; each visit gives `(O, L)`, and the merge is lesson 01's, whoever comes first.
+# - Under a causal mask a rank takes an early stretch and a late one; bytes grow with N, work with N², so long sequences hide the wire.
+#
+# **You can now** cut a sequence over as many machines as you have, and find a fault at their borders.
