@@ -12,7 +12,7 @@ from numba.cuda.cudadrv import devices, driver, nvvm
 from numba.cuda.np import numpy_support
 
 from sim.device import DeviceSpec
-from sim.errors import LaunchError, ThreadError
+from sim.errors import ThreadError
 from sim.isa.operators import cast
 from sim.host.driver import Device, Functions, Memory
 from sim.launch import simulate
@@ -50,13 +50,12 @@ class Uncompiled:
 class Host:
     """The simulated host side of numba.cuda. `compiled`: kernels are typed and compiled to PTX by Numba before they are simulated.
 
-    `falls_back`: what the native engine does not compile runs as fibers. `launched`
+    `launched`
     is called with the Report of each simulated launch, or None where a thread raised what the kernel says it raises; by default it appends to `launches`.
     """
 
     options: Options = field(default_factory=Options)
     compiled: bool = False
-    falls_back: bool = True
 
     def __post_init__(self):
         self.launches, self.memory, self.taken = [], Memory(), []
@@ -130,7 +129,7 @@ class Host:
         values = [self.prepared(kernel, *pair, retr) for pair in zip(kinds, arguments, strict=True)]
         options = replace(self.options, observers=(), seeds=(0,)) if (kernel.py_func.__module__ or "").startswith(OWN) else self.options
         try:
-            self.launched(run(kernel.py_func, options, (grid, block, 0, shared), values, self.falls_back))
+            self.launched(run(kernel.py_func, options, (grid, block, 0, shared), values))
         except ThreadError as error:
             self.launched(None)
             if debugging(kernel):  # without debug=True a GPU ends the thread and says nothing
@@ -165,30 +164,25 @@ class Host:
         return value
 
 
-def run(function, options, configuration, values, falls_back):
+def run(function, options, configuration, values):
     """The Report of one launch; with several seeds, that of the first, with the findings of all."""
     if len(options.seeds) == 1:
-        return one(function, options, options.seeds[0], configuration, values, falls_back)
+        return one(function, options, options.seeds[0], configuration, values)
     arrays = [array for array in leaves(values) if array.flags.writeable]
     before, others = [array.copy() for array in arrays], []
     for seed in options.seeds[1:]:
-        others += one(function, options, seed, configuration, values, falls_back).findings
+        others += one(function, options, seed, configuration, values).findings
         for array, old in zip(arrays, before):
             array[...] = old
-    report = one(function, options, options.seeds[0], configuration, values, falls_back)
+    report = one(function, options, options.seeds[0], configuration, values)
     merged = {finding.key: finding for finding in (*others, *report.findings)}
     return replace(report, findings=tuple(sorted(merged.values(), key=lambda finding: finding.severity != "error")))
 
 
-def one(function, options, seed, configuration, values, falls_back):
+def one(function, options, seed, configuration, values):
     """The Report of one run."""
     how = dict(seed=seed, observers=options.observers, spec=options.spec, on_finding="report")
-    try:
-        return simulate(function, engine=options.engine, **how)[configuration](*values)
-    except LaunchError as error:
-        if not falls_back or options.engine != "native" or "cannot be compiled" not in str(error):
-            raise
-    return simulate(function, engine="fibers", **how)[configuration](*values)
+    return simulate(function, engine=options.engine, **how)[configuration](*values)
 
 
 def leaves(values):

@@ -11,7 +11,7 @@ from sim.host import Host, Options
 
 def install(engine):
     """Put a simulated GPU in place; returns the list that holds the Report of every launch, or None where a thread raised."""
-    host = Host(Options(engine), compiled=True, falls_back=False)
+    host = Host(Options(engine), compiled=True)
     host.install()
     return host.launches
 
