@@ -6,7 +6,9 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,18 +16,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST_PYTHON = (3, 11)
 
-# CUDA 13.0 is what the oldest driver of its generation reads, and what torch's own wheels bring.
-CUDA_13 = ("numba-cuda[cu13]", "cuda-toolkit==13.0.*", "cuda-bindings==13.5.0", "nvidia-nvjitlink<13.1")
-CUDA_12 = ("numba-cuda[cu12]",)
+# CUDA 13.0 is what the oldest driver of its generation reads, and what torch's own wheels bring. One version of each: choosing among a dozen takes pip half a minute.
+CUDA_13 = ("numba-cuda[cu13]", "cuda-toolkit==13.0.3.0", "cuda-bindings==13.5.0", "nvidia-nvjitlink==13.0.88")
+CUDA_12 = ("numba-cuda[cu12]", "cuda-bindings==12.9.10")
+NEWEST_12 = 9  # minor version of CUDA 12
 
-# Fails in a .venv that was left half-made, or made by another Python.
-SAME_PYTHON_WITH_PIP = f"import sys, pip; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})"
+INSTALLING = ("setup", "lab", "test", "test-all")  # the commands that set up; the others say that it must be done
+PYTHON_WITH_PIP = f"import sys, pip; sys.exit(sys.version_info < {OLDEST_PYTHON})"  # fails in a .venv that was left half-made
 
 NO_VENV = """Python could not make .venv. On Debian and Ubuntu this installs the part that is missing:
   sudo apt install python3-venv
 Then give the same command again."""
-NO_INSTALL = """pip could not install the course; what it says is above. Is there a network, and room on the disk?
+NO_INSTALL = """The course could not be installed; the last lines of setup.log are above. Is there a network, and room on the disk?
 Give the same command again, and it goes on where it stopped."""
+NOT_SET_UP = """The course is not set up here: make setup (without make: python notebooks/course setup)"""
+STALE = """What the course needs has changed since it was set up: make setup (without make: python notebooks/course setup)"""
 NO_NUMBA_CUDA = """
 numba-cuda could not be installed, so no kernel can run on a GPU. Every lesson runs in the simulator.
 To try again: """
@@ -46,7 +51,7 @@ def main(arguments: list[str]) -> int:
     if sys.version_info < OLDEST_PYTHON and venv_python(ROOT).exists():
         return hand_over(with_venv)
     try:
-        if not is_set_up(ROOT) or (command == "setup" and pip_arguments()):
+        if command in INSTALLING and (not is_set_up(ROOT) or command == "setup" and pip_arguments()):
             set_up(ROOT)
     except SetUpError as error:
         print(f"\nSet-up stopped. {error}", file=sys.stderr)
@@ -54,27 +59,72 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("\nSet-up interrupted. Give the same command again, and it goes on where it stopped.", file=sys.stderr)
         return 130
-    if command == "setup" or runs_in_venv(ROOT):
+    there = venv_python(ROOT).exists()
+    if not is_set_up(ROOT):
+        print(STALE if there else NOT_SET_UP, file=sys.stderr)
+    if command == "setup" or runs_in_venv(ROOT) or command == "doctor" and not there:
         return commands.main(arguments)
-    return hand_over(with_venv)
+    return hand_over(with_venv) if there else 1
 
 
-def set_up(root: Path, run=subprocess.call) -> None:
-    """Make root/.venv and install the course into it. Only a set-up that came to its end leaves a stamp."""
+def set_up(root: Path, run=None) -> None:
+    """Make root/.venv and install the course into it, keeping a .venv that works. Only a set-up that came to its end leaves a stamp."""
     if sys.version_info < OLDEST_PYTHON:
         raise SetUpError(too_old())
     stamp(root).unlink(missing_ok=True)
-    print(f"Setting up {root / '.venv'}, once: some minutes, and a download of 0.5 to 4 GB (most of it torch).", flush=True)
+    run = run or Logged(root / "setup.log")
+    print(f"Setting up {root / '.venv'}, once: a download of 0.5 to 4 GB (most of it torch), then about a minute. Details: setup.log", flush=True)
     python = str(venv_python(root))
-    half_made = not Path(python).exists() or run([python, "-c", SAME_PYTHON_WITH_PIP])
+    half_made = not Path(python).exists() or run([python, "-c", PYTHON_WITH_PIP])
     if half_made:
         must(run([sys.executable, "-m", "venv", "--clear", str(root / ".venv")]), NO_VENV)
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-c", str(root / "constraints.txt"), *pip_arguments()]
-    must(run([*pip, "-e", f"{root}[course,dev]"]), NO_INSTALL)
+    elif venv_version(root) not in (None, sys.version_info[:2]):
+        print(f"Kept: .venv has Python {'.'.join(map(str, venv_version(root)))}. For another one delete .venv first.", flush=True)
+    must(install(root, run, ["-e", f"{root}[course,dev]"]), NO_INSTALL)
     cuda = cuda_requirements(cuda_driver(), platform.system())
-    if cuda and run([*pip, *cuda]):
+    if cuda and install(root, run, cuda):
         print(NO_NUMBA_CUDA + remedy(cuda), file=sys.stderr)
     stamp(root).write_text(fingerprint(root), encoding="utf-8")
+
+
+def install(root: Path, run, what) -> int:
+    """Install requirements into root/.venv, by uv where there is one (it knows not all of pip's arguments), else or if that fails by pip; the exit status."""
+    python, rest = str(venv_python(root)), ["install", "-c", str(root / "constraints.txt"), *pip_arguments(), *what]
+    uv = None if pip_arguments() else shutil.which("uv")
+    if uv and not run([uv, "pip", *rest, "--python", python]):
+        return 0
+    return run([python, "-m", "pip", "--disable-pip-version-check", *rest])
+
+
+class Logged:
+    """Runs a command with what it says in a file, of which a terminal shows the present line; a failure shows the last ones. Returns the exit status."""
+
+    def __init__(self, log: Path):
+        self.log = log
+        log.write_text("", encoding="utf-8")
+
+    def __call__(self, command: list[str]) -> int:
+        width = shutil.get_terminal_size().columns - 1 if sys.stdout.isatty() else 0
+        with self.log.open("a", encoding="utf-8") as log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as child:
+            lines = [f"$ {shlex.join(command)}\n"]
+            log.write(lines[0])
+            for line in child.stdout:
+                log.write(line)
+                lines = [*lines[-15:], line]
+                if width:
+                    print("\r" + line.strip()[:width].ljust(width), end="", flush=True)
+        if width:
+            print("\r" + " " * width, end="\r", flush=True)
+        if child.returncode:
+            print(*lines, sep="", end="", file=sys.stderr)
+        return child.returncode
+
+
+def venv_version(root: Path) -> tuple[int, int] | None:
+    """(major, minor) of the Python in root/.venv, as it was written when it was made; None where that is not known."""
+    notes = root / ".venv" / "pyvenv.cfg"
+    found = re.search(r"^version(?:_info)? *= *(\d+)\.(\d+)", notes.read_text(encoding="utf-8"), re.MULTILINE) if notes.exists() else None
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def must(status: int, message: str) -> None:
@@ -92,7 +142,7 @@ def fingerprint(root: Path) -> str:
     """A hash of everything that a set-up depends on; another one means that it must be done again."""
     files = [(root / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
     cuda = cuda_requirements(cuda_driver(), platform.system())
-    surroundings = repr((sys.version_info[:2], platform.machine(), str(root), cuda)).encode()
+    surroundings = repr((venv_version(root), platform.machine(), str(root), cuda)).encode()
     return hashlib.sha256(b"\0".join([*files, surroundings])).hexdigest()
 
 
@@ -134,8 +184,7 @@ def cuda_requirements(driver: tuple[int, int] | None, system: str) -> tuple[str,
         return ()
     if driver is None or driver[0] != 12:
         return CUDA_13
-    # Newer parts write PTX that this driver cannot read.
-    return (*CUDA_12, f"cuda-toolkit<12.{driver[1] + 1}")
+    return (*CUDA_12, f"cuda-toolkit==12.{min(driver[1], NEWEST_12)}.*")  # newer parts write PTX that this driver cannot read
 
 
 def remedy(requirements: tuple[str, ...]) -> str:

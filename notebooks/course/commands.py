@@ -7,7 +7,7 @@
   compare     every kernel by every engine, and the GPU, beside a float64 reference: compare, compare flash_forward, compare --ncu --record
   bench       on a GPU: the speed and memory of convolutional attention beside PyTorch's; bench --json kernels/data/bench.json records it
   plots       draw the figures of the README from what bench recorded
-  setup       make .venv and install the course into it; the variable PIP_ARGS is passed to pip
+  setup       make .venv and install the course into it (lab and test do so where it is needed); the variable PIP_ARGS is passed to pip
   doctor      say what is installed here, whether there is a GPU, and the remedy for every known trouble
   build       write the notebooks from solutions/*.py: build, build 01 03, build --check
   lint        check the rules of imports and the style

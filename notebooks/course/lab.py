@@ -1,6 +1,7 @@
 """Opens the lessons: the doctor first, then copies that belong to the learner, then JupyterLab at the contents page, 00_start_here."""
 
 import json
+import os
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +18,15 @@ def main(jupyter_arguments: list[str]) -> int:
     if doctor.main():
         return 1
     print(*copy_lessons(ROOT / "notebooks", COPIES), sep="\n")
-    return hand_over([sys.executable, "-m", "jupyterlab", *start_options(COPIES), *jupyter_arguments])
+    return hand_over([sys.executable, "-m", "jupyterlab", *start_options(COPIES), *as_root(jupyter_arguments), *jupyter_arguments])
+
+
+def as_root(given: list[str]) -> list[str]:
+    """Where JupyterLab would refuse to start for root, as in a container, the argument that it wants."""
+    if getattr(os, "geteuid", lambda: 1)() or "--allow-root" in given:
+        return []
+    print("You are root, as in a container: JupyterLab is started with --allow-root.", flush=True)
+    return ["--allow-root"]
 
 
 def start_options(copies: Path) -> list[str]:

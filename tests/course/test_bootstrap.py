@@ -20,6 +20,7 @@ def root(tmp_path, monkeypatch):
     monkeypatch.delenv("PIP_ARGS", raising=False)
     for name in ("pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_text(name)
+    monkeypatch.setattr(bootstrap.shutil, "which", lambda name: None)
     return tmp_path
 
 
@@ -35,6 +36,7 @@ class Commands:
         if self.steps[-1] == "venv":
             venv_python(self.root).parent.mkdir(parents=True, exist_ok=True)
             venv_python(self.root).touch()
+            (self.root / ".venv" / "pyvenv.cfg").write_text("home = /usr\nversion = {}.{}.1\n".format(*sys.version_info), encoding="utf-8")
         return int(self.steps[-1] in self.fails)
 
     def step(self, command):
@@ -62,11 +64,19 @@ def test_changed_requirements_ask_for_a_new_set_up_that_keeps_the_venv(root, nam
     assert commands.steps == ["probe", "course", "numba-cuda"]
 
 
-def test_another_python_or_a_new_driver_asks_for_a_new_set_up(root, monkeypatch):
+def test_another_python_keeps_the_venv_and_says_so(root, monkeypatch, capsys):
     set_up(root, Commands(root))
-    with monkeypatch.context() as other:
-        other.setattr(sys, "version_info", (3, 99, 0))
-        assert not is_set_up(root)
+    here = "{}.{}".format(*sys.version_info)
+    monkeypatch.setattr(sys, "version_info", (3, 99, 0))
+    assert is_set_up(root)
+    commands = Commands(root)
+    set_up(root, commands)
+    assert commands.steps == ["probe", "course", "numba-cuda"]
+    assert f"Kept: .venv has Python {here}. For another one delete .venv first." in capsys.readouterr().out
+
+
+def test_a_new_driver_asks_for_a_new_set_up(root, monkeypatch):
+    set_up(root, Commands(root))
     monkeypatch.setattr(bootstrap, "cuda_driver", lambda: (12, 4))
     assert not is_set_up(root)
 
@@ -136,13 +146,50 @@ def test_a_python_too_old_is_told_so_before_anything_is_made(root, monkeypatch):
         (None, "Darwin", ()),
         ((13, 0), "Windows", bootstrap.CUDA_13),
         ((13, 4), "Linux", bootstrap.CUDA_13),
-        ((12, 0), "Linux", ("numba-cuda[cu12]", "cuda-toolkit<12.1")),
-        ((12, 9), "Linux", ("numba-cuda[cu12]", "cuda-toolkit<12.10")),
+        ((12, 0), "Linux", (*bootstrap.CUDA_12, "cuda-toolkit==12.0.*")),
+        ((12, 9), "Linux", (*bootstrap.CUDA_12, "cuda-toolkit==12.9.*")),
+        ((12, 11), "Linux", (*bootstrap.CUDA_12, "cuda-toolkit==12.9.*")),
         ((11, 8), "Linux", bootstrap.CUDA_13),
     ],
 )
 def test_the_cuda_parts_follow_the_driver(driver, system, parts):
     assert cuda_requirements(driver, system) == parts
+
+
+def test_uv_installs_where_it_is_and_pip_where_uv_fails_or_arguments_are_for_pip(root, monkeypatch):
+    monkeypatch.setattr(bootstrap.shutil, "which", lambda name: f"/bin/{name}")
+    commands = Commands(root)
+    set_up(root, commands)
+    assert [command[:3] for command in commands.ran[1:]] == [["/bin/uv", "pip", "install"]] * 2
+    commands = Commands(root, fails=["course"])
+    with pytest.raises(SetUpError):
+        set_up(root, commands)
+    assert [command[0] for command in commands.ran[-2:]] == ["/bin/uv", str(venv_python(root))]
+    monkeypatch.setenv("PIP_ARGS", "--no-index")
+    commands = Commands(root)
+    set_up(root, commands)
+    assert not [command for command in commands.ran if command[0] == "/bin/uv"]
+
+
+def test_what_a_step_says_is_in_a_file_and_a_failure_on_the_screen(tmp_path, capfd):
+    logged = bootstrap.Logged(tmp_path / "setup.log")
+    assert logged([sys.executable, "-c", "print('quiet')"]) == 0
+    assert capfd.readouterr() == ("", "")
+    assert logged([sys.executable, "-c", "print('loud'); raise SystemExit(3)"]) == 3
+    assert capfd.readouterr().err.endswith("loud\n")
+    assert "quiet\n" in (tmp_path / "setup.log").read_text()
+
+
+@pytest.mark.parametrize(("command", "there", "says"), [("bench", False, bootstrap.NOT_SET_UP), ("bench", True, bootstrap.STALE), ("doctor", True, bootstrap.STALE)])
+def test_only_setup_lab_and_test_install(root, monkeypatch, capsys, command, there, says):
+    if there:
+        Commands(root)(["venv"])
+    ran = []
+    monkeypatch.setattr(bootstrap, "ROOT", root)
+    monkeypatch.setattr(bootstrap, "set_up", lambda root: pytest.fail("nothing was to be set up"))
+    monkeypatch.setattr(bootstrap, "hand_over", lambda command: ran.append(command) or 0)
+    assert bootstrap.main([command]) == int(not there)
+    assert says in capsys.readouterr().err and bool(ran) == there
 
 
 @pytest.mark.parametrize(("arguments", "status"), [([], 0), (["help"], 0), (["lap"], 2)])

@@ -58,7 +58,7 @@ GPU_TROUBLES = {
     "numba-cuda is missing, older driver": (
         but(LAPTOP, versions=without("numba-cuda"), driver=(12, 4)),
         "numba-cuda is not installed: kernels cannot run on a GPU.",
-        '"numba-cuda[cu12]" "cuda-toolkit<12.5"',
+        '"numba-cuda[cu12]" "cuda-bindings==12.9.10" "cuda-toolkit==12.4.*"',
     ),
     "no numba-cuda for this platform": (
         but(LAPTOP, versions=without("numba-cuda"), system="Darwin"),

@@ -59,6 +59,7 @@ def test_jupyter_opens_the_first_lesson(published, monkeypatch):
     monkeypatch.setattr(lab, "ROOT", published.parent)
     monkeypatch.setattr(lab, "COPIES", published.parent / "my_lessons")
     monkeypatch.setattr(lab.doctor, "main", lambda: 0)
+    monkeypatch.setattr(lab, "as_root", lambda given: [])
     monkeypatch.setattr(lab, "hand_over", lambda command: started.append(command) or 0)
     assert lab.main(["--no-browser"]) == 0
     assert started[0][1:3] == ["-m", "jupyterlab"]
@@ -74,3 +75,11 @@ def test_where_no_lesson_can_run_nothing_is_opened(published, monkeypatch):
     monkeypatch.setattr(lab.doctor, "main", lambda: 1)
     assert lab.main([]) == 1
     assert not lab.COPIES.exists()
+
+
+def test_as_root_jupyter_gets_the_argument_it_wants_once(monkeypatch, capsys):
+    monkeypatch.setattr(lab.os, "geteuid", lambda: 0, raising=False)
+    assert lab.as_root([]) == ["--allow-root"] and "You are root" in capsys.readouterr().out
+    assert lab.as_root(["--allow-root"]) == []
+    monkeypatch.setattr(lab.os, "geteuid", lambda: 1000, raising=False)
+    assert lab.as_root([]) == []
