@@ -3,8 +3,9 @@ PYTHON ?= python3
 COURSE = $(PYTHON) notebooks/course
 export PIP_ARGS
 
-.PHONY: lab test test-all test-gpu compare bench plots setup doctor notebooks lint bench-sim
+.PHONY: help lab test test-all test-gpu compare bench plots setup doctor notebooks lint bench-sim
 
+help:       ; @$(COURSE) help
 lab:        ; @$(COURSE) lab $(LAB_ARGS)
 test:       ; @$(COURSE) test $(TEST_ARGS)
 test-all:   ; @$(COURSE) test-all $(TEST_ARGS)

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     from course import commands
 
     command = arguments[0] if arguments else "help"
-    if command not in commands.COMMANDS:
+    if command not in commands.COMMANDS or commands.asks_for_help(arguments):
         return commands.main(arguments)
     with_venv = [str(venv_python(ROOT)), str(Path(__file__).parent), *arguments]
     if sys.version_info < OLDEST_PYTHON and venv_python(ROOT).exists():

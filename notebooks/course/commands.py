@@ -31,9 +31,22 @@ def main(arguments: list[str]) -> int:
         known = command in ("help", "-h", "--help")
         print(__doc__ if known else f"There is no command {command!r}.\n\n{__doc__}", file=sys.stdout if known else sys.stderr)
         return 0 if known else 2
+    if asks_for_help(arguments):
+        print(help_of(command))
+        return 0
     os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # the launches of lessons and tests are small on purpose
     os.environ.setdefault("NUMBA_CUDA_WARN_ON_IMPLICIT_COPY", "0")  # and lessons let Numba copy their arrays to the GPU and back
     return COMMANDS[command](rest)
+
+
+def asks_for_help(arguments: list[str]) -> bool:
+    """Whether `COMMAND --help` was given, and the command has no help of its own."""
+    return arguments[1:2] in (["-h"], ["--help"]) and arguments[0] not in PASSING_HELP
+
+
+def help_of(command: str) -> str:
+    """What the text above says of one command."""
+    return next(" ".join(line.split()[1:]) for line in __doc__.splitlines() if line.split()[:1] == [command])
 
 
 def setup(arguments: list[str]) -> int:
@@ -116,3 +129,4 @@ def run(*arguments: str) -> int:
 
 COMMANDS = {"setup": setup, "lab": lab, "doctor": doctor, "build": build, "test": test, "test-all": test_all,
             "test-gpu": test_gpu, "compare": compare, "bench": bench, "plots": plots, "lint": lint, "bench-sim": bench_sim}
+PASSING_HELP = ("build", "compare", "bench", "bench-sim")  # these have options of their own, and a help for them

@@ -120,7 +120,8 @@ class Host:
             callback(kernel, how)
         own = OWN_KERNELS.get((kernel.py_func.__module__, kernel.py_func.__name__))
         if own:
-            return own(*map(self.plain, arguments))
+            own(*map(self.plain, arguments))
+            return self.memory.settle()
         self.launch(kernel, kinds_for(kernel, arguments), arguments, how.griddim, how.blockdim, how.stream, how.sharedmem)
 
     def launch(self, kernel, kinds, arguments, grid, block, stream=0, shared=0):

@@ -8,7 +8,7 @@ import venv
 
 import pytest
 
-from course import bootstrap
+from course import bootstrap, commands
 from course.bootstrap import ROOT, SetUpError, cuda_requirements, is_set_up, set_up, stamp, venv_python
 
 
@@ -218,3 +218,11 @@ def test_a_second_set_up_is_quick_and_installs_nothing(tmp_path):
 
     assert (outcome.returncode, outcome.stdout) == (0, "The course is set up. Next: make lab\n"), outcome.stderr
     assert seconds < 5
+
+
+@pytest.mark.parametrize("command", [name for name in commands.COMMANDS if name not in commands.PASSING_HELP])
+def test_every_command_says_what_it_does_and_sets_nothing_up(monkeypatch, capsys, command):
+    monkeypatch.setattr(bootstrap, "set_up", lambda root: pytest.fail("nothing was to be set up"))
+    monkeypatch.setattr(bootstrap, "is_set_up", lambda root: False)
+    assert bootstrap.main([command, "--help"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1

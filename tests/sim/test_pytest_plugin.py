@@ -57,6 +57,9 @@ def test_arrays_and_launches():
     add.forall(100)(x, out, out)
     add.specialize(x, x, out)[2, 64](x, out, out)
     assert out[3] == 12
+    out = cuda.device_array(100, np.float32)
+    out[:] = 3
+    add[2, 64](out, x, x)
     out[:] = 7
     assert out[10:12].copy_to_host().tolist() == [7, 7] and out.reshape(10, 10).T.copy_to_host().shape == (10, 10)
 
