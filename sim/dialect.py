@@ -3,14 +3,14 @@ import sys
 
 import numpy as np
 
-from sim.isa import integers, mathematics
 from sim.engine import warp
 from sim.engine.scheduler import BARRIER, GRID, Dim3
 from sim.frontend.names import as_dtype
-from sim.memory.atomics import Atomic
+from sim.isa import integers, mathematics
 from sim.isa.vectors import VECTORS
+from sim.isa.warp import OF_NUMBA
+from sim.memory.atomics import Atomic
 
-FULL = 0xFFFFFFFF
 
 
 class Declaration:
@@ -68,6 +68,8 @@ class Cuda:
         self.syncthreads = plain_barrier(self.context)
         self.cg = CooperativeGroups(scheduler)
         self.this_grid = self.cg.this_grid
+        for operation in OF_NUMBA:
+            setattr(self, operation.name, self.instruction(operation))
 
     @property
     def laneid(self):
@@ -108,11 +110,8 @@ class Cuda:
 
     # --- warps ------------------------------------------------------------------------------------------------------------
 
-    def syncwarp(self, mask=FULL):
-        warp.arrive(self.scheduler, warp.OPERATIONS["syncwarp"], mask, None, sys._getframe(1))
-
-    def activemask(self):
-        return warp.arrive(self.scheduler, warp.OPERATIONS["activemask"], warp.CONVERGED, True, sys._getframe(1))
+    def instruction(self, operation):
+        return warp_wide(self.scheduler, operation)
 
     def lanemask_lt(self):
         return np.uint32((1 << self.laneid) - 1)
@@ -127,32 +126,19 @@ def plain_barrier(context):
     return syncthreads
 
 
-def one_number(value):
-    """`value`, if a lane can hand it to another: a register holds a number."""
-    if not isinstance(value, (int, float, complex, np.generic)):
-        raise TypeError(f"a shuffle hands one number from lane to lane, got {value!r}; shuffle the elements one by one")
-    return value
-
-
-def warp_wide(name, arguments):
-    """A method of Cuda for the operation `name`; `arguments` turns the call's arguments after the mask into the lane's payload."""
-    operation = warp.OPERATIONS[name]
-
-    def method(self, mask, *values):
-        return warp.arrive(self.scheduler, operation, mask, arguments(*values), sys._getframe(1))
-    return method
+def warp_wide(scheduler, operation):
+    """What a kernel calls for an instruction of warps."""
+    def call(*arguments, **named):
+        if named:
+            arguments = (*arguments, *(named[name] for name in operation.parameters[len(arguments):]))
+        return warp.arrive(scheduler, operation, arguments or operation.default, sys._getframe(1))
+    return call
 
 
 for _name, _vector in VECTORS.items():
     setattr(Cuda, _name, _vector)
 for _name in ("popc", "clz", "ffs", "brev", "fma", "cbrt", "selp"):
     setattr(Cuda, _name, staticmethod(getattr(integers, _name)))
-for _name in ("shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"):
-    setattr(Cuda, _name, warp_wide(_name, lambda value, argument: (one_number(value), argument)))
-for _name in ("all_sync", "any_sync", "eq_sync", "ballot_sync"):
-    setattr(Cuda, _name, warp_wide(_name, bool))
-for _name in ("match_any_sync", "match_all_sync"):
-    setattr(Cuda, _name, warp_wide(_name, lambda value: value))
 for _name in ("ldca", "ldcg", "ldcs", "ldlu", "ldcv"):
     setattr(Cuda, _name, staticmethod(lambda array, index: array[index]))
 for _name in ("stcg", "stcs", "stwb", "stwt"):

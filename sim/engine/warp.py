@@ -3,14 +3,8 @@
 A lane that has returned is not waited for (CUDA C++ Programming Guide: "all non-exited threads named in mask must execute the same intrinsic with
 the same mask"), but its value cannot be read.
 """
-import numpy as np
-
-from sim.isa.operators import domain
 from sim.events import Finding
-from sim.memory.spaces import poison
-
-FULL = 0xFFFFFFFF
-CONVERGED = "converged"  # instead of a mask: whichever lanes are here when nobody else can run (activemask)
+from sim.isa.table import ALL, CONVERGED, FULL, GIVEN
 
 
 class Group:
@@ -26,10 +20,11 @@ class Group:
         return FULL if self.mask == CONVERGED else self.mask & block.lanes_alive[warp] & ~self.bits
 
 
-def arrive(scheduler, operation, mask, payload, frame):
-    """The running thread takes part in `operation` with `payload`; returns its result when the mask is complete."""
+def arrive(scheduler, operation, arguments, frame):
+    """The running thread takes part in an Instruction with the arguments of its call; returns its result when the mask is complete."""
     thread = scheduler.context.thread
-    mask = mask if mask == CONVERGED else int(mask) & FULL
+    mask = CONVERGED if operation.mask == CONVERGED else FULL if operation.mask == ALL else int(arguments[0]) & FULL
+    payload = operation.converted(arguments[operation.mask == GIVEN:])
     if mask != CONVERGED and not mask >> thread.lane & 1:
         scheduler.context.findings.append(omits_caller(scheduler, thread, mask, frame))
         return operation.alone(payload)
@@ -54,13 +49,13 @@ def complete(context, block, key, running=None):
     lanes = sorted(group.threads)
     payloads = {lane: group.threads[lane].payload for lane in lanes}
     context.findings += absent_sources(context, group, payloads)
-    results = group.operation(group.mask, payloads)
+    results = group.operation.carried_out(group.bits, payloads)
     for lane in lanes:
         thread = group.threads[lane]
         thread.result = results[lane]
         if thread is not running:
             block.ready.append(thread)
-    if group.operation.name == "syncwarp" and context.listeners["warp_synchronized"]:
+    if group.operation.orders and context.listeners["warp_synchronized"]:
         context.announce("warp_synchronized", block.index, tuple(group.threads[lane].linear for lane in lanes), context.last_segment)
         if running:
             context.segment(running)
@@ -94,15 +89,27 @@ def omits_caller(scheduler, thread, mask, frame):
 
 
 def absent_sources(context, group, payloads):
-    """Lanes of a shuffle that read from a lane which takes no part: it has returned, does not exist, or the mask leaves it out."""
-    for lane, payload in payloads.items() if group.operation.source and len(payloads) < 32 else ():
-        of = group.operation.source(lane, int(payload[1]))
+    """Lanes that take no part, and without which the instruction has no meaning, or from which another reads: they have returned, do not exist, or the mask leaves them out."""
+    operation = group.operation
+    if operation.mask == ALL and group.bits != FULL:
+        first = group.threads[min(group.threads)]
+        lanes = [lane for lane in range(32) if not group.bits >> lane & 1]
+        those = f"lane {lanes[0]} of warp {first.warp} takes" if len(lanes) == 1 else f"lanes {spelled(lanes)} of warp {first.warp} take"
+        yield Finding("warp-divergence", "error", f"{those} no part in {operation.name}, which all 32 lanes must reach",
+                      (context.witness("calls", context.site_of(first.frame, "call"), first),), reason="They have returned, or the block has no such threads.",
+                      fix="launch whole warps, and let all 32 lanes reach the call: those without data with zeros")
+    for lane, payload in payloads.items() if operation.reads and len(payloads) < 32 else ():
+        of = operation.reads(lane, *payload)
         if 0 <= of < 32 and of not in payloads:
             thread = group.threads[lane]
             calls = context.witness("calls", context.site_of(thread.frame, "call"), thread)
-            yield Finding("warp-divergence", "warning", f"lane {lane} reads from lane {of} in {group.operation.name}, and lane {of} takes no part", (calls,),
+            yield Finding("warp-divergence", "warning", f"lane {lane} reads from lane {of} in {operation.name}, and lane {of} takes no part", (calls,),
                           reason="The value of a lane that has returned, does not exist or is not in the mask is undefined.",
                           fix="let all 32 lanes take part, those without data with a neutral value; or do not use what such a lane gives")
+
+
+def spelled(lanes):
+    return ", ".join(map(str, lanes)) if len(lanes) < 5 else f"{', '.join(map(str, lanes[:3]))} and {len(lanes) - 3} more"
 
 
 def divergence(scheduler, block):
@@ -111,82 +118,7 @@ def divergence(scheduler, block):
     missing = [lane for lane in range(32) if group.missing(block, key[0]) >> lane & 1]
     first = group.threads[min(group.threads)]
     lost = block.threads[32 * key[0] + missing[0]]
-    lanes = ", ".join(map(str, missing)) if len(missing) < 5 else f"{', '.join(map(str, missing[:3]))} and {len(missing) - 3} more"
-    return Finding("warp-divergence", "error", f"{len(group.threads)} lanes of warp {key[0]} wait in {group.operation.name} for lanes {lanes}, which never come",
+    return Finding("warp-divergence", "error", f"{len(group.threads)} lanes of warp {key[0]} wait in {group.operation.name} for lanes {spelled(missing)}, which never come",
                    (scheduler.waits(first), scheduler.waits(lost)),
                    reason=f"The mask {group.mask:#010x} names them, and they wait elsewhere.",
                    fix="call it where all lanes of the mask pass, or pass a mask of those that do (cuda.ballot_sync before the branch gives one)")
-
-
-# --- operations ---------------------------------------------------------------------------------------------------------------
-
-
-class Operation:
-    """What a complete group computes: `compute(mask, {lane: payload})` gives {lane: result}; `alone` is the result without a group.
-
-    A shuffle has a `source`: (lane, argument) -> the lane it reads from.
-    """
-
-    def __init__(self, name, compute, alone=lambda payload: payload, source=None):
-        self.name, self.compute, self.alone, self.source = name, compute, alone, source
-
-    def __call__(self, mask, payloads):
-        return self.compute(mask, payloads)
-
-
-def shuffle(name, source):
-    """The Operation `name` in which lane reads from `source(lane, argument)`; payloads are (value, argument). Outside the warp a lane keeps its own value."""
-    def compute(mask, payloads):
-        results = {}
-        for lane, (value, argument) in payloads.items():
-            of = source(lane, int(argument))
-            results[lane] = value if not 0 <= of < 32 else payloads[of][0] if of in payloads else absent(value)
-        return results
-    return Operation(name, compute, lambda payload: payload[0], source)
-
-
-def absent(value):
-    """What a shuffle gives that reads a lane which is not there: poison of the value's type."""
-    dtype = np.dtype(np.int64) if isinstance(value, (int, bool)) else np.asarray(value).dtype
-    return domain(poison(dtype))
-
-
-def vote(decide):
-    def compute(mask, payloads):
-        result = decide(payloads)
-        return dict.fromkeys(payloads, result)
-    return compute
-
-
-def ballot(payloads):
-    """The lanes whose predicate holds, as Numba types it: a signed 32-bit integer."""
-    return np.int32(np.uint32(mask_of(lane for lane, predicate in payloads.items() if predicate)))
-
-
-def mask_of(lanes):
-    return sum(1 << lane for lane in lanes)
-
-
-def lanes_where(payloads, value):
-    return ballot({lane: other == value for lane, other in payloads.items()})
-
-
-def match_all(payloads):
-    same = len(set(payloads.values())) == 1
-    return ballot(dict.fromkeys(payloads, same)), same
-
-
-OPERATIONS = {operation.name: operation for operation in [
-    shuffle("shfl_sync", lambda lane, argument: argument % 32),
-    shuffle("shfl_up_sync", lambda lane, argument: lane - argument),
-    shuffle("shfl_down_sync", lambda lane, argument: lane + argument),
-    shuffle("shfl_xor_sync", lambda lane, argument: lane ^ argument),
-    Operation("all_sync", vote(lambda payloads: all(payloads.values())), bool),
-    Operation("any_sync", vote(lambda payloads: any(payloads.values())), bool),
-    Operation("eq_sync", vote(lambda payloads: len({bool(p) for p in payloads.values()}) == 1), lambda payload: True),
-    Operation("ballot_sync", vote(ballot), lambda payload: np.int32(0)),
-    Operation("match_any_sync", lambda mask, payloads: {lane: lanes_where(payloads, value) for lane, value in payloads.items()}, lambda payload: np.int32(0)),
-    Operation("match_all_sync", vote(match_all), lambda payload: (np.int32(0), False)),
-    Operation("syncwarp", vote(lambda payloads: None)),
-    Operation("activemask", vote(lambda payloads: np.uint32(mask_of(payloads)))),
-]}

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from sim.isa.conversions import cast
+from sim.isa.table import name_of
 
 MISSING = object()
 CUDA = ("numba.cuda", "sim.cuda")  # modules that kernels know as `cuda`
@@ -119,6 +120,8 @@ def names_by_identity(module):
 
 def name_in_cuda(value):
     """The name under which numba.cuda has `value`, or None; a grid group's constructor is "this_grid" wherever it lives."""
+    if (instruction := name_of(value)) is not None:
+        return instruction
     of_grid = getattr(value, "__name__", None) == "this_grid" and (getattr(value, "__module__", None) or "").startswith("numba.cuda")
     return "this_grid" if of_grid else cuda_name(value)
 

@@ -14,6 +14,7 @@ import weakref
 import numpy as np
 
 from sim.isa.operators import cast, domain
+from sim.isa.table import STANDING_FOR
 from sim.frontend.names import CUDA, MISSING, DType, Names, acts_on_atomics, cuda_name, dtype_or_none, is_number, names_in, only_signature, outside, python_function, stores_elsewhere
 from sim.frontend.sites import PREFIX, Rewriter, held_as
 from sim.frontend.tree import Apart, flat, torn, tree_of
@@ -22,8 +23,6 @@ from sim.memory.declared import constant_array
 from sim.memory.spaces import host_array
 
 PER_THREAD = {"laneid"}  # names whose value, not only whose attributes, changes from thread to thread
-SUSPENDING = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "syncwarp", "this_grid", "activemask", "shfl_sync", "shfl_up_sync",
-              "shfl_down_sync", "shfl_xor_sync", "vote_sync_intrinsic", "all_sync", "any_sync", "eq_sync", "ballot_sync", "match_any_sync", "match_all_sync"}
 YIELDING = {"atomic", "threadfence", "threadfence_block", "threadfence_system", "nanosleep"}
 CODES = weakref.WeakKeyDictionary()  # function -> {(kinds of parameters, of globals, tools that listen): Code}
 
@@ -164,6 +163,9 @@ class Binder:
             return tuple(map(self.rebound, value))
         if isinstance(value, types.ModuleType):
             return self.module(value)
+        if id(value) in STANDING_FOR:
+            self.used.add(STANDING_FOR[id(value)].name)
+            return self.dialect.instruction(STANDING_FOR[id(value)])
         name = cuda_name(value)
         dtype = None if name in GEOMETRY_NAMES else dtype_or_none(value)
         if dtype is not None and is_number(dtype) and value not in (int, float, bool, complex):

@@ -16,6 +16,7 @@ from ml_dtypes import bfloat16
 from sim.frontend.names import MISSING, Names, device_function, dtype_or_none, name_in_cuda, names_in, only_signature, path
 from sim.frontend.ssa import Versions, stored_names, version_of
 from sim.frontend.tree import tree_of
+from sim.isa.table import INSTRUCTIONS, Like
 from sim.isa import integers, mathematics, operators, promotion
 from sim.isa.promotion import COMPLEX, INTEGRAL, KIND, SIGNED, UNSIGNED
 
@@ -58,9 +59,8 @@ class ArrayType:
 
 INT32, INT64, BOOL = Number(np.int32, 31), Number(int), Number(bool)
 OF_CUDA = {  # what functions and attributes of cuda give whose type does not hang on their arguments
-    "laneid": Number(np.int32, 5), "warpsize": Number(np.int32, 6), "grid": Number(int, LONG), "gridsize": Number(int, LONG), "activemask": Number(np.uint32), "lanemask_lt": Number(np.uint32),
-    **dict.fromkeys(("ballot_sync", "match_any_sync", "syncthreads_count", "syncthreads_and", "syncthreads_or"), INT32), **dict.fromkeys(("all_sync", "any_sync", "eq_sync"), BOOL),
-    "match_all_sync": (INT32, BOOL)}
+    "laneid": Number(np.int32, 5), "warpsize": Number(np.int32, 6), "grid": Number(int, LONG), "gridsize": Number(int, LONG), "lanemask_lt": Number(np.uint32),
+    **dict.fromkeys(("syncthreads_count", "syncthreads_and", "syncthreads_or"), INT32)}
 
 
 def bits(kind):
@@ -390,8 +390,8 @@ class Types:
             return (OF_CUDA[name],) * dimensions if dimensions in (2, 3) else ANY
         if name in OF_CUDA:
             return OF_CUDA[name]
-        if name.startswith("shfl") and len(given) > 1 and isinstance(given[1], Number):
-            return Number(given[1].kind)
+        if name in INSTRUCTIONS:
+            return self.of_instruction(INSTRUCTIONS[name], given)
         if name.startswith("atomic.") or last.startswith("ld") and given:
             return given[0].element if given and isinstance(given[0], ArrayType) else ANY
         if name == "const.array_like":
@@ -399,6 +399,13 @@ class Types:
         if name in ("popc", "clz") and isinstance(given[0], Number) and given[0].kind in SIGNED:
             return Number(given[0].kind, 7)
         return self.asked(getattr(integers, last, None) if "." not in name else getattr(getattr(integers, name.split(".")[0], None), last, None), given)
+
+    def of_instruction(self, entry, given):
+        """The type of what an instruction of a warp gives: a tuple if it has several results."""
+        given = dict(zip(entry.parameters, given))
+        kinds = [given.get(kind, ANY) if isinstance(kind, Like) else Number(KIND[kind.type]) for kind in entry.results.values()]
+        kinds = [Number(kind.kind) if isinstance(kind, Number) else kind for kind in kinds]
+        return tuple(kinds) if len(kinds) > 1 else kinds[0] if kinds else NONE
 
     def asked(self, function, given):
         """The type of what a function of ours gives."""

@@ -11,7 +11,7 @@ from numba import types
 
 from sim.frontend.tree import flat
 from sim.native.arrays import GuardedType, ReferenceType
-from sim.native.flat import is_stop, stops
+from sim.native.flat import is_stop, names_assigned, stops
 from sim.native.front import CannotLower
 from sim.native.loops import LoopCounter, is_range
 from sim.native.variables import assigned, exposed, loose_exits, reads, surely_assigned
@@ -226,16 +226,16 @@ class Fission:
     def stop(self, node, at):
         """The lines of a place where threads wait: a barrier, or something that the lanes of a warp do together."""
         call = node.value
-        result = node.targets[0].id if isinstance(node, ast.Assign) else None
-        names = {argument.id for argument in call.args if isinstance(argument, ast.Name)} | ({result} if result else set())
+        results = names_assigned(node)
+        names = {argument.id for argument in call.args if isinstance(argument, ast.Name)} | set(results)
         self.needed |= names
         self.kept |= names - self.same
-        given = [self.held(argument) for argument in call.args] + ([self.held(ast.Name(result))] if result else [])
+        given = [self.held(argument) for argument in call.args] + [self.held(ast.Name(result)) for result in results]
         before = self.computed_again(names & self.same)
         if at == BLOCK:
             lines = before + [f"if not {self.module.library('barrier')}(state):", "    return"]
             return lines if not given else [*lines, f"{self.module.library('all_' + call.stops)}(threads, {', '.join(given)})"]
-        name = self.module.library(f"warp_{call.stops}" if result or call.stops == "syncwarp" else "warp_unused")
+        name = self.module.library(f"{'warp' if results else 'unused'}_{call.stops}")
         return [*before, f"{name}({', '.join(['state, warp, threads, ended', *given])})"]
 
     def held(self, node):

@@ -7,6 +7,7 @@ import ast
 import copy
 
 from sim.frontend.tree import flat
+from sim.isa.table import INSTRUCTIONS
 from sim.native.front import CannotLower
 from sim.native.loops import assign
 from sim.native.lowering import Lowering
@@ -21,6 +22,18 @@ def is_stop(statement):
     """The stopping call of a statement that is one, else None."""
     call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
     return call if hasattr(call, "stops") else None
+
+
+def several(call):
+    """How many results a stopping call has, if it has a tuple of them."""
+    count = len(INSTRUCTIONS[call.stops].results) if call.stops in INSTRUCTIONS else 1
+    return count if count > 1 else 0
+
+
+def names_assigned(statement):
+    """The variables that get the results of a statement that is a stop."""
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else ast.Tuple([])
+    return [part.id for part in getattr(target, "elts", [target])]
 
 
 class Flattener:
@@ -60,7 +73,7 @@ class Flattener:
         return [] if isinstance(value, (ast.Name, ast.Constant)) else ast.Expr(value)
 
     def of_assign(self, node, before):
-        if hasattr(node.value, "stops") and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        if hasattr(node.value, "stops") and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) and not several(node.value):
             node.value = self.arguments(node.value, before)
             return node
         node.value = self.expression(node.value, before)
@@ -105,9 +118,12 @@ class Flattener:
         if hasattr(node, "inlines"):
             return self.inlined(node, before)
         if hasattr(node, "stops"):
-            name = self.module.fresh("got")
-            before.append(assign(name, self.arguments(node, before)))
-            return ast.Name(name, ast.Load())
+            names, call = [self.module.fresh("got") for _ in range(several(node) or 1)], self.arguments(node, before)
+            if not several(node):
+                before.append(assign(names[0], call))
+                return ast.Name(names[0], ast.Load())
+            before.append(ast.Assign([ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store())], call))
+            return ast.Tuple([ast.Name(name, ast.Load()) for name in names], ast.Load())
         if isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
             raise CannotLower("a thread stops within a lambda or a comprehension, which has no compiled form", site_in(node, self.module))
         if isinstance(node, ast.IfExp) and stops(ast.Tuple([node.body, node.orelse], ast.Load())):

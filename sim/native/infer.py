@@ -9,6 +9,7 @@ from numba.core.typed_passes import NopythonTypeInference
 from numba.core.typing.templates import AbstractTemplate, signature
 from numba.extending import overload
 
+from sim.isa.table import INSTRUCTIONS, Like
 from sim.native.internal import LIKE_CODE
 
 
@@ -92,9 +93,20 @@ def declare(name, parameters, result):
     return names[name]
 
 
+def likeness(entry):
+    """The text of something that has the type of an instruction's result."""
+    likes = [str(kind) if isinstance(kind, Like) else "True" if kind == "bool" else f"types.{kind}(0)" for kind in entry.results.values()]
+    return f"({', '.join(likes)})" if len(likes) > 1 else likes[0] if likes else "None"
+
+
 STOPS = {name: declare(name, parameters, result) for name, parameters, result in [
-    ("syncthreads", "", "None"), ("syncthreads_count", "p", "types.int32(0)"), ("syncthreads_and", "p", "types.int32(0)"), ("syncthreads_or", "p", "types.int32(0)"),
-    ("syncwarp", "mask", "None"), ("activemask", "", "types.uint32(0)"), ("grid_sync", "", "None"),
-    *((name, "mask, value, lane", "value") for name in ("shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync")),
-    *((name, "mask, p", "True") for name in ("all_sync", "any_sync", "eq_sync")), ("ballot_sync", "mask, p", "types.int32(0)"),
-    ("match_any_sync", "mask, value", "types.int32(0)"), ("match_all_sync", "mask, value", "(types.int32(0), True)")]}
+    ("syncthreads", "", "None"), ("grid_sync", "", "None"), *((f"syncthreads_{vote}", "p", "types.int32(0)") for vote in ("count", "and", "or"))]}
+DECLARED = {}  # Instruction -> its stand-in
+
+
+def stops():
+    """{name: its stand-in} of all at which a thread waits."""
+    for name, entry in INSTRUCTIONS.items():
+        if entry not in DECLARED:
+            DECLARED[entry] = declare(name, ", ".join(entry.parameters), likeness(entry))
+    return {**STOPS, **{name: DECLARED[entry] for name, entry in INSTRUCTIONS.items()}}

@@ -1,25 +1,38 @@
-"""What the lanes of a warp do together, on arrays over threads: every lane's value in, every lane's result out.
+"""The instructions of a warp, compiled: the meaning that the table gives (sim.isa.table), on rows of arrays over threads.
 
-The lanes that are there must agree on one mask, which names them all, and shuffles must read from lanes that are there; otherwise the block is STOPPED, or DIRTY.
+The lanes that are there must agree on one mask, which names them all, or must be all 32, and a lane must read from lanes that are there; otherwise the block is STOPPED, or DIRTY.
 """
-from numba import int32, int64, uint32
+import functools
+import hashlib
+from types import CellType, CodeType, FunctionType
 
-from sim.native.arrays import number, set_number
+from llvmlite import ir
+from numba import int64, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from sim.isa.table import ALL, FULL, GIVEN, INSTRUCTIONS, Like
+from sim.native.arrays import BARE, GuardedType, number, put, set_number, viewer
 from sim.native.checks import PARTED, SEGMENTS, dirty
-from sim.native.internal import always
+from sim.native.internal import LIKE_CODE, always
+from sim.native.kinds import converter, kind_of
 from sim.native.regions import of_thread, part
 from sim.native.threads import lanes_of
 
-SHUFFLES = {"shfl_sync": "argument % 32", "shfl_up_sync": "lane - argument", "shfl_down_sync": "lane + argument", "shfl_xor_sync": "lane ^ argument"}
-VOTES = {"all_sync": "count == lanes", "any_sync": "count > 0", "eq_sync": "count == lanes or count == 0", "ballot_sync": "int32(mask_of_true)"}
-OFFERED = {"warp_syncwarp", "warp_activemask", "warp_match_any_sync", "warp_unused", *(f"warp_{name}" for name in (*SHUFFLES, *VOTES))}
-FULL = 0xFFFFFFFF
-IN_TEXT = PARTED, dirty  # names that occur in functions made from text
+OFFERED = set()  # warp_NAME and unused_NAME of each instruction come by __getattr__
 
 
-@always
-def is_there(thread, threads, ended):
-    return thread < threads and ended[thread] == 0
+def offered(name):
+    """Whether this module has `name`."""
+    before, _, instruction = name.partition("_")
+    return before in ("warp", "unused") and instruction in INSTRUCTIONS
+
+
+def __getattr__(name):
+    if not offered(name):
+        raise AttributeError(f"module sim.native.lanes has no attribute {name!r}")
+    before, _, instruction = name.partition("_")
+    return made(INSTRUCTIONS[instruction], before == "warp")
 
 
 @always
@@ -33,9 +46,9 @@ def lanes_there(warp, threads, ended):
 
 
 @always
-def check_mask(state, warp, threads, ended, mask):
+def check_mask(state, warp, threads, ended, there, mask):
     """Every lane that is there must be named, and all must name the same."""
-    there, first = lanes_there(warp, threads, ended), -1
+    first = -1
     for thread in lanes_of(warp, threads):
         if ended[thread] == 0:
             given = int64(of_thread(mask, thread)) & FULL
@@ -45,61 +58,158 @@ def check_mask(state, warp, threads, ended, mask):
 
 
 @always
-def warp_syncwarp(state, warp, threads, ended, mask):
-    check_mask(state, warp, threads, ended, mask)
+def check_all(state, there):
+    if there != FULL:
+        part(state)
+
+
+@always
+def check_read(state, there, lane, of):
+    if there >> lane & 1 and 0 <= of < 32 and not there >> of & 1:
+        dirty(state, PARTED)
+
+
+@always
+def next_segment(state, warp):
     set_number(state, SEGMENTS + warp, (number(state, SEGMENTS + warp) + 1) & 0xFFFF)
 
 
-@always
-def warp_unused(state, warp, threads, ended, mask):
-    check_mask(state, warp, threads, ended, mask)
+# --- rows -------------------------------------------------------------------------------------------------------------------------
 
 
-@always
-def warp_activemask(state, warp, threads, ended, result):
-    there = lanes_there(warp, threads, ended)
-    for thread in lanes_of(warp, threads):
-        result[thread] = uint32(there)
+@functools.cache
+def room_for(kind):
+    """An intrinsic () -> the address of 32 values of this type, for as long as the function runs."""
+    @intrinsic
+    def room(typing):
+        def code(context, builder, signature, arguments):
+            return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(context.get_data_type(kind), 32)), ir.IntType(64))
+        return int64(), code
+    return room
 
 
-@always
-def warp_match_any_sync(state, warp, threads, ended, mask, value, result):
-    check_mask(state, warp, threads, ended, mask)
-    for thread in lanes_of(warp, threads):
-        same = 0
-        for other in lanes_of(warp, threads):
-            if ended[other] == 0 and of_thread(value, other) == of_thread(value, thread):
-                same |= 1 << (other & 31)
-        result[thread] = int32(same)
+@functools.cache
+def row_at(kind):
+    """An intrinsic (address, state) -> the 32 values of this type that stand there, as an array."""
+    row = GuardedType(kind, 1, True, BARE, (32,))
+
+    @intrinsic
+    def at(typing, address, state):
+        def code(context, builder, signature, arguments):
+            struct, one = cgutils.create_struct_proxy(row)(context, builder), ir.Constant(ir.IntType(64), 1)
+            struct.data, struct.numbers = arguments
+            struct.shape = cgutils.pack_array(builder, [ir.Constant(ir.IntType(64), 32)])
+            struct.strides, struct.shadow = cgutils.pack_array(builder, [one]), ir.Constant(ir.IntType(64), 0)
+            return struct._getvalue()
+        return row(int64, int64), code
+    return at
 
 
-SHUFFLE = """
-@always
-def warp_{name}(state, warp, threads, ended, mask, value, argument_of, result):
-    check_mask(state, warp, threads, ended, mask)
-    for thread in lanes_of(warp, threads):
-        lane, argument = thread & 31, int64(of_thread(argument_of, thread))
-        source = {source}
-        there = is_there(32 * warp + source, threads, ended)
-        if 0 <= source < 32 and not there and ended[thread] == 0:
-            dirty(state, PARTED)
-        result[thread] = of_thread(value, 32 * warp + source if 0 <= source < 32 and there else thread)
-"""
-VOTE = """
-@always
-def warp_{name}(state, warp, threads, ended, mask, predicate, result):
-    check_mask(state, warp, threads, ended, mask)
-    count = lanes = mask_of_true = 0
-    for thread in lanes_of(warp, threads):
-        if ended[thread] == 0:
-            lanes += 1
-            if of_thread(predicate, thread):
-                count += 1
-                mask_of_true |= 1 << (thread & 31)
-    for thread in lanes_of(warp, threads):
-        result[thread] = {holds}
-"""
-for _name, _source in SHUFFLES.items():
-    exec(SHUFFLE.format(name=_name, source=_source))
-for _name, _holds in VOTES.items():
-    exec(VOTE.format(name=_name, holds=_holds))
+@functools.cache
+def rows_of(declared):
+    """The function (operand, warp, state) -> its row for a warp, in the declared type (None: its own): part of an array over threads, or a copy of what is converted or the same for all."""
+    def row(x, warp, state):
+        raise NotImplementedError
+
+    @overload(row, **LIKE_CODE)
+    def row_of(x, warp, state):
+        array = isinstance(x, GuardedType)
+        own = x.dtype if array else types.unliteral(x)
+        kind = own if declared is None else kind_of(declared)
+        if array and kind == own:
+            view = viewer(GuardedType(kind, 1, True, BARE, (32,)))
+            return lambda x, warp, state: view(x, 32 * warp, (32,), (1,))
+        room, at, convert = room_for(kind), row_at(kind), bool if kind == types.boolean else converter(kind)
+
+        def copied(x, warp, state):
+            address = room()
+            for lane in range(32):
+                put(address, lane, convert(of_thread(x, 32 * warp + lane)))
+            return at(address, state)
+        return copied
+    return row
+
+
+@functools.cache
+def results_of(declared):
+    """(row, into): the function (result, warp, state) -> the row that the meaning fills, in the declared type (None: the variable's own), and (result, warp, row) that puts it there."""
+    def row(x, warp, state):
+        raise NotImplementedError
+
+    def into(x, warp, row):
+        raise NotImplementedError
+
+    def differs(x):
+        return declared is not None and x.dtype != kind_of(declared)
+
+    @overload(row, **LIKE_CODE)
+    def row_of(x, warp, state):
+        if not differs(x):
+            own = rows_of(None)
+            return lambda x, warp, state: own(x, warp, state)
+        room, at = room_for(kind_of(declared)), row_at(kind_of(declared))
+        return lambda x, warp, state: at(room(), state)
+
+    @overload(into, **LIKE_CODE)
+    def put_into(x, warp, row):
+        if not differs(x):
+            return lambda x, warp, row: None
+
+        def copy(x, warp, row):
+            for lane in range(32):
+                x[32 * warp + lane] = row[lane]
+        return copy
+    return row, into
+
+
+# --- functions of the table ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def compiled_copy(function):
+    """A function, and the plain functions that it calls, for compiled code; keyword-only parameters come last by position."""
+    code = function.__code__
+    code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
+    names = {**function.__globals__, **{name: compiled_value(function.__globals__[name]) for name in code.co_names if name in function.__globals__}}
+    cells = tuple(CellType(compiled_value(cell.cell_contents)) for cell in function.__closure__ or ())
+    return always(FunctionType(code, names, function.__name__, function.__defaults__, cells))
+
+
+def compiled_value(value):
+    return compiled_copy(value) if isinstance(value, FunctionType) else value
+
+
+@functools.cache
+def made(entry, carried_out):
+    """The function (state, warp, threads, ended, mask, *operands, *results) of an instruction; without `carried_out` it has no results, and only looks whether all is in order."""
+    operands, results = list(entry.operands), list(entry.results) if carried_out else []
+    rows = [f"row_{name}" for name in operands + results]
+    mine = ", ".join(["lane", *(f"row_{name}[lane]" for name in operands)])
+    lines = [f"def made({', '.join(['state, warp, threads, ended', *(['mask'] if entry.mask == GIVEN else []), *(f'x_{name}' for name in operands + results)])}):",
+             "    there = lanes_there(warp, threads, ended)",
+             *(["    check_mask(state, warp, threads, ended, there, mask)"] if entry.mask == GIVEN else []),
+             *(["    check_all(state, there)"] if entry.mask == ALL else []),
+             *(f"    row_{name} = rows_{name}(x_{name}, warp, state)" for name in operands + results if results),
+             *(["    for lane in range(32):", f"        check_read(state, there, lane, reads({mine}))"] if entry.reads and carried_out else []),
+             *(["    next_segment(state, warp)"] if entry.orders else []),
+             *([f"    meaning({', '.join(['there', *rows])})"] if results else []), *(f"    into_{name}(x_{name}, warp, row_{name})" for name in results)]
+    names = {**globals(), **{f"rows_{name}": rows_of(declared) for name, declared in entry.operands.items()},
+             **{f"{what}_{name}": function for name, kind in entry.results.items() for what, function in zip(("rows", "into"), results_of(None if isinstance(kind, Like) else kind))},
+             "meaning": compiled_copy(entry.meaning), "reads": entry.reads and compiled_copy(entry.reads)}
+    exec("\n".join(lines), names)
+    return always(names["made"])
+
+
+def digest(entry):
+    """What machine code of an instruction hangs on, as text."""
+    return hashlib.sha256(repr([entry.operands, entry.results, entry.mask, *map(described, (entry.meaning, entry.reads))]).encode()).hexdigest()[:16]
+
+
+def described(value, seen=frozenset()):
+    """What a function does, with the functions that it calls; of anything else its text."""
+    if isinstance(value, FunctionType) and value not in seen:
+        outside = [value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__] + [cell.cell_contents for cell in value.__closure__ or ()]
+        return described(value.__code__), [described(other, seen | {value}) for other in outside]
+    if isinstance(value, CodeType):
+        return value.co_code, value.co_names, value.co_varnames, [described(part) for part in value.co_consts]
+    return value.__name__ if isinstance(value, FunctionType) else repr(value)

@@ -20,7 +20,7 @@ from sim.native.front import CannotLower, Declared, Device, is_grid_sync, litera
 from sim.native.kinds import HALVES
 from sim.native.loops import LoopCounter, over_elements
 from sim.native.variables import assigned
-from sim.native.vocabulary import GEOMETRY, MODULES, RESERVED, SPECIAL, WAITING, home_of
+from sim.native.vocabulary import GEOMETRY, MODULES, RESERVED, SPECIAL, home_of
 
 CALLED = {ast.LShift: "shifted_left", ast.RShift: "shifted_right", ast.FloorDiv: "floor_quotient", ast.Mod: "floor_remainder", ast.Pow: "whole_power"}
 # Literal right operands for which LLVM's instruction is right.
@@ -223,7 +223,7 @@ class Lowering(ast.NodeTransformer):
         called = name_in_cuda(value) or ("grid_sync" if is_grid_sync(node) and value is MISSING else "")
         if called in ("shared.array", "local.array"):
             return self.declaration(called.split(".")[0], node)
-        if called in WAITING or called.split(".")[0] in self.module.waiting:
+        if called.split(".")[0] in self.module.waiting:
             return self.stop(called, node)
         if called == "const.array_like":
             return self.visit(node.args[0])

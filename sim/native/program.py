@@ -10,15 +10,17 @@ from numba.core.errors import NumbaError
 from sim.frontend.names import acts_on_atomics
 from sim.frontend.ssa import Versions
 from sim.frontend.tree import Apart, flat
+from sim.isa.table import INSTRUCTIONS
 from sim.native import cache, infer
 from sim.native.arrays import BARE, BOUNDED, GuardedType
 from sim.native.fission import Fission, indented
 from sim.native.flat import Flattener
 from sim.native.front import CannotLower, Module
 from sim.native.kinds import kind_of
+from sim.native.lanes import digest
 from sim.native.threads import Dim3
 from sim.native.variables import assigned, reads
-from sim.native.vocabulary import SPECIAL, WAITING
+from sim.native.vocabulary import SPECIAL, waiting
 from sim.native.writes import Writes
 
 FENCES = {"threadfence", "threadfence_block", "threadfence_system", "nanosleep", "this_grid"}
@@ -35,6 +37,7 @@ def head(module, title):
     lines = [f'"""{title}"""', "import cmath", "import math", "import operator", "", "import numba", "import numpy as np"]
     lines += [f"from {home} import {', '.join(sorted(names))}" for home, names in sorted(imports.items())]
     lines += ["from sim.native.internal import compiled, kernel, recursive", "", *(f"{name} = {text}" for name, text in module.constants.items()), ""]
+    lines += [f"# {name}: {digest(INSTRUCTIONS[name])}" for name in sorted(set(module.operations.values()) & set(INSTRUCTIONS))]
     for device in module.devices.values():
         lines += ["", "@recursive" if device.recursive else "@compiled", *ast.unparse(device.tree).split("\n"), ""]
     return lines
@@ -70,7 +73,7 @@ class Fissioned:
 
 
 def lower_for_fission(function, dtypes=()):
-    module = Module(function, WAITING, dtypes=dtypes)
+    module = Module(function, waiting(), dtypes=dtypes)
     if module.used & FENCES:
         raise CannotLower(f"it uses cuda.{sorted(module.used & FENCES)[0]}")
     parameters, statements = Flattener(module).kernel(function)
@@ -180,7 +183,7 @@ def thread_text(module, name, parameters, statements):
 def variable_types(module, name, text, kinds):
     names, devices = {}, {device.name for device in module.devices.values() if not device.recursive}
     exec(text, names)
-    names.update(infer.STOPS)
+    names.update(infer.stops())
     names.update({device: infer.only_typed(value.py_func) for device, value in list(names.items()) if device in devices})
     try:
         return infer.variable_types(names[f"{name}_thread"], tuple(kinds))

@@ -189,7 +189,7 @@ class Attempt:
         module, dynamic = self.program.lowered.module, self.dynamic_memory()
         return [*(self.guarded(np.ascontiguousarray(array), BOUNDED) for array in module.arrays.values()),
                 *(self.declared(declared, dynamic) for declared in module.declared.values()),
-                *(self.guarded(np.zeros(self.launch.threads, dtype.rstrip("_")), BARE) for dtype in self.program.over_threads.values()),
+                *(self.guarded(np.zeros(-(-self.launch.threads // 32) * 32, dtype.rstrip("_")), BARE) for dtype in self.program.over_threads.values()),
                 *(self.argument(name, value) for name, value in self.launch.arguments.items())]
 
     def argument(self, name, value):

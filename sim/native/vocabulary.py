@@ -2,14 +2,13 @@
 import functools
 import importlib
 
-from sim.frontend.rebind import SUSPENDING, YIELDING
+from sim.frontend.rebind import YIELDING
+from sim.isa.table import WARP_WIDE
 
 HOMES = ("sim.native.threads", "sim.native.regions", "sim.native.lanes", "sim.native.kinds", "sim.native.numbers", "sim.native.halves", "sim.native.vectors")
 GEOMETRY = ("threadIdx", "blockIdx", "blockDim", "gridDim")
 SPECIAL = ("state", "thread", *GEOMETRY)  # what a function may need besides its parameters
 BLOCK_WIDE = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or"}
-WARP_WIDE = SUSPENDING - BLOCK_WIDE - {"this_grid"}
-WAITING = BLOCK_WIDE | WARP_WIDE | {"grid_sync"}  # where a thread waits in any case
 TURNING = YIELDING  # and where it may let others go first
 MODULES = {"math": "math", "cmath": "cmath", "numpy": "np", "operator": "operator", "_operator": "operator"}
 RESERVED = {*SPECIAL, *MODULES.values(), "numba", "compiled", "generator", "kernel", "warp", "threads", "ended", "answer", "bounds", "position", "first_position", "end_position", "grid_shape", "block_shape",
@@ -23,4 +22,9 @@ def homes():
 
 
 def home_of(name):
-    return homes().get(name)
+    return homes().get(name) or ("sim.native.lanes" if name.startswith(("warp_", "unused_")) and name.partition("_")[2] in WARP_WIDE else None)
+
+
+def waiting():
+    """The names at which a thread waits in any case."""
+    return BLOCK_WIDE | WARP_WIDE | {"grid_sync"}

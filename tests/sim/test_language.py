@@ -324,5 +324,5 @@ def test_a_shuffle_takes_one_number_not_an_array():
         state = cuda.local.array(2, np.float32)
         cuda.shfl_xor_sync(0xffffffff, state, 1)
 
-    with pytest.raises(ThreadError, match=r"a shuffle hands one number from lane to lane, got <local array state float32\[2\]>"):
+    with pytest.raises(ThreadError, match=r"shfl_xor_sync hands one number from lane to lane, got <local array state float32\[2\]>"):
         simulate(kernel)[1, 32](np.zeros(1))

@@ -528,7 +528,7 @@ def test_what_is_kept_is_known_by_all_sources_that_it_relies_on(tmp_path, monkey
     shutil.copytree(cache.ROOT, tmp_path / "sim")
     monkeypatch.setattr(cache, "ROOT", tmp_path / "sim")
     before = cache.version.__wrapped__()
-    for name, matters in [("viz/page.py", False), ("observers/races.py", False), ("mathematics.py", True)]:
+    for name, matters in [("viz/page.py", False), ("observers/races.py", False), ("isa/mathematics.py", True)]:
         (tmp_path / "sim" / name).write_text("# changed")
         assert (cache.version.__wrapped__() != before) == matters
 

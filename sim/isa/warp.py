@@ -1,0 +1,91 @@
+"""The instructions of a warp: shuffles, votes, matches, syncwarp and activemask.
+
+Source: PTX ISA 9.7.9 (shfl.sync, activemask, match.sync, vote.sync), 9.7.13 (bar.warp.sync); types as Numba has them: a ballot is a signed 32-bit integer.
+"""
+from numpy import int32, int64, uint32
+
+from sim.isa.table import CONVERGED, GIVEN, INSTRUCTIONS, Like, instruction
+
+
+def shuffle(name, source):
+    """The shuffle `name`, in which a lane reads from `source(lane, value, argument)`; outside the warp it keeps its own value."""
+    def meaning(lanes, value, argument: int64, *, result: Like("value")):
+        for lane in range(32):
+            of = source(lane, value[lane], argument[lane])
+            result[lane] = value[of] if 0 <= of < 32 else value[lane]
+    instruction(mask=GIVEN, name=name, reads=source, source="PTX ISA shfl.sync")(meaning)
+
+
+shuffle("shfl_sync", lambda lane, value, argument: argument % 32)
+shuffle("shfl_up_sync", lambda lane, value, argument: lane - argument)
+shuffle("shfl_down_sync", lambda lane, value, argument: lane + argument)
+shuffle("shfl_xor_sync", lambda lane, value, argument: lane ^ argument)
+
+
+def lanes_where(lanes, predicate):
+    """The mask of those of the lanes for which the predicate holds."""
+    holding = 0
+    for lane in range(32):
+        if predicate[lane]:
+            holding |= 1 << lane
+    return holding & lanes
+
+
+def for_all(result, answer):
+    for lane in range(32):
+        result[lane] = answer
+
+
+@instruction(mask=GIVEN, source="PTX ISA vote.sync")
+def all_sync(lanes, predicate: bool, *, result: bool):
+    for_all(result, lanes_where(lanes, predicate) == lanes)
+
+
+@instruction(mask=GIVEN, source="PTX ISA vote.sync")
+def any_sync(lanes, predicate: bool, *, result: bool):
+    for_all(result, lanes_where(lanes, predicate) != 0)
+
+
+@instruction(mask=GIVEN, source="PTX ISA vote.sync")
+def eq_sync(lanes, predicate: bool, *, result: bool):
+    holding = lanes_where(lanes, predicate)
+    for_all(result, holding == 0 or holding == lanes)
+
+
+@instruction(mask=GIVEN, source="PTX ISA vote.sync")
+def ballot_sync(lanes, predicate: bool, *, result: int32):
+    for_all(result, lanes_where(lanes, predicate))
+
+
+@instruction(mask=GIVEN, source="PTX ISA match.sync")
+def match_any_sync(lanes, value, *, result: int32):
+    for lane in range(32):
+        same = 0
+        for other in range(32):
+            if value[other] == value[lane]:
+                same |= 1 << other
+        result[lane] = same & lanes
+
+
+@instruction(mask=GIVEN, source="PTX ISA match.sync")
+def match_all_sync(lanes, value, *, same: int32, alike: bool):
+    differ, first = False, -1
+    for lane in range(32):
+        if lanes >> lane & 1:
+            first = lane if first < 0 else first
+            differ = differ or value[lane] != value[first]
+    for_all(same, 0 if differ else lanes)
+    for_all(alike, not differ)
+
+
+@instruction(mask=GIVEN, orders=True, source="PTX ISA bar.warp.sync")
+def syncwarp(lanes):
+    pass
+
+
+@instruction(mask=CONVERGED, source="PTX ISA activemask")
+def activemask(lanes, *, result: uint32):
+    for_all(result, lanes)
+
+
+OF_NUMBA = list(INSTRUCTIONS.values())  # those that numba.cuda has
