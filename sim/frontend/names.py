@@ -131,7 +131,7 @@ def device_function(value):
     home = getattr(value, "__module__", None) or ""
     kernels = home.startswith(("numba.cuda.kernels.", "numba.cuda.random")) or ".tests." in home  # Numba's own kernels, and those of its tests, are kernels as any
     own = home.partition(".")[0] in ("math", "numpy", "builtins") or home.startswith("numba.") and not kernels
-    return None if value is MISSING or own or cuda_name(value) else python_function(value)
+    return None if value is MISSING or own or cuda_name(value) or name_of(value) else python_function(value)
 
 
 # --- dtypes and functions -------------------------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 import numpy as np
 import pytest
 from numba import cuda
+from numba.cuda import types
+from numba_types import numba_types
 from numpy import float32, int8, int32
 
 from sim import simulate
 from sim.isa import GIVEN, Like, instruction
-from sim.isa.table import INSTRUCTIONS
+from sim.isa.warp import OF_NUMBA
 
 ENGINES = ("fibers", "threads", "native")
 
@@ -77,7 +79,7 @@ def test_a_matrix_product(engine):
 ])
 def test_a_missing_lane_is_a_finding(engine, kernel, threads, says):
     report = simulate(kernel, engine=engine, on_finding="report")[1, threads](*small_integers(0, 1), np.zeros((8, 8), np.int32))
-    assert [finding.kind for finding in report.errors] == ["warp-divergence"]
+    assert {finding.kind for finding in report.errors} == {"warp-divergence"}
     assert report.errors[0].message.startswith(f"warp-divergence: {says}")
 
 
@@ -165,14 +167,19 @@ def test_interpreted_and_compiled(kind):
     assert set(results[0][11]) == {-(2.0**31)}
 
 
-@pytest.mark.parametrize("name", ["ballot_sync", "match_any_sync", "match_all_sync", "shfl_sync", "shfl_down_sync", "all_sync", "any_sync", "eq_sync", "activemask"])
-@pytest.mark.parametrize("kind", ["int32", "float32"])
-def test_types_are_those_of_numba(name, kind):
-    from numba import types
-    from numba.cuda.descriptor import cuda_target
-    entry, operand = INSTRUCTIONS[name], types.boolean if "bool" in map(str, INSTRUCTIONS[name].operands.values()) else getattr(types, kind)
-    given = [types.uint32, operand, types.int32][:len(entry.parameters)]
-    cuda_target.typing_context.refresh()
-    wanted = cuda_target.typing_context.resolve_function_type(cuda_target.typing_context.resolve_value_type(getattr(cuda, name)), tuple(given), {}).return_type
-    ours = [str(operand) if isinstance(result, Like) else str(result) for result in entry.results.values()]
-    assert [part.replace("bool_", "bool") for part in ours] == [str(part) for part in (wanted if isinstance(wanted, types.BaseTuple) else [wanted])]
+def one_variable_per_instruction(x):
+    full, value = 0xFFFFFFFF, x[0]
+    shfl_sync, shfl_up_sync = cuda.shfl_sync(full, value, 1), cuda.shfl_up_sync(full, value, 1)  # noqa: F841
+    shfl_down_sync, shfl_xor_sync = cuda.shfl_down_sync(full, value, 1), cuda.shfl_xor_sync(full, value, 1)  # noqa: F841
+    all_sync, any_sync, eq_sync = cuda.all_sync(full, value > 0), cuda.any_sync(full, value > 0), cuda.eq_sync(full, value > 0)  # noqa: F841
+    ballot_sync, match_any_sync, activemask = cuda.ballot_sync(full, value > 0), cuda.match_any_sync(full, value), cuda.activemask()  # noqa: F841
+    same, alike = cuda.match_all_sync(full, value)  # noqa: F841
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64", "float32", "float64"])
+def test_types_are_those_of_numba(kind):
+    array = getattr(types, kind)[::1]
+    found = {name: dtype for (name, *_), dtype in numba_types(one_variable_per_instruction, [array]).items()}
+    entries = [entry for entry in OF_NUMBA if entry.results]
+    wanted = {name if name in ("same", "alike") else entry.name: np.dtype(kind if isinstance(result, Like) else result) for entry in entries for name, result in entry.results.items()}
+    assert {name: found[name] for name in wanted} == wanted
