@@ -133,7 +133,7 @@ def test_reading_from_a_lane_that_is_not_there():
         if cuda.threadIdx.x < 31:
             x[cuda.threadIdx.x] = stand_in(0x7FFFFFFF, x[cuda.threadIdx.x])
     messages = [simulate(kernel, engine=engine, on_finding="report")[1, 32](np.zeros(32, float32)).findings[0].message for engine in ENGINES]
-    assert len(set(messages)) == 1 and messages[0].startswith("warp-divergence: lane 0 reads from lane 31 in mirrored, and lane 31 takes no part")
+    assert len(set(messages)) == 1 and messages[0].startswith("warning: warp-divergence: lane 0 reads from lane 31 in mirrored, and lane 31 takes no part")
 
 
 # --- Numba's -----------------------------------------------------------------------------------------------------------------------
