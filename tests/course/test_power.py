@@ -16,7 +16,7 @@ from power.equivalents import EQUIVALENT  # noqa: E402
 from power.judge import verdict  # noqa: E402
 from power.lessons import exercises  # noqa: E402
 from power.mutations import mutations  # noqa: E402
-from readers import lessons01_08  # noqa: E402
+from readers import attacks01_08, lessons01_08  # noqa: E402
 
 LESSONS = [f"{lesson:02}" for lesson in range(1, 9)]  # those whose mutations have all been looked at
 EXERCISES = {check: exercise for lesson in LESSONS for check, exercise in exercises(lesson).items()}
@@ -24,8 +24,12 @@ CHOSEN = 4  # mutations, and breakers, of each exercise in a plain run
 SEEDS = range(20)
 
 every_exercise = pytest.mark.parametrize("check", EXERCISES)
-every_wrong_reader = pytest.mark.parametrize("check, label, answer", [(check, *pair) for check, pairs in lessons01_08.WRONG.items() for pair in pairs])
-every_right_reader = pytest.mark.parametrize("check, label, answer", [(check, *pair) for check, pairs in lessons01_08.RIGHT.items() for pair in pairs])
+
+
+def answers(kind):
+    """A parameter for each answer of this kind, WRONG or RIGHT."""
+    books = [getattr(book, kind) for book in (lessons01_08, attacks01_08)]
+    return pytest.mark.parametrize("check, label, answer", [(check, *pair) for book in books for check, pairs in book.items() for pair in pairs])
 
 
 @every_exercise
@@ -64,14 +68,14 @@ def test_breakers_are_rejected(check, few, record_property):
     assert not accepted
 
 
-@every_wrong_reader
+@answers("WRONG")
 def test_readers_wrong_answers_are_rejected(check, label, answer, few, record_property):
     taken = accepts(check, answer, few)
     record_property("readers' wrong answers", "accepted" if taken else "rejected")
     assert not taken
 
 
-@every_right_reader
+@answers("RIGHT")
 def test_readers_right_answers_are_accepted(check, label, answer, few):
     assert not any(verdict(check, answer, seed) for seed in few(SEEDS, 1))
 

@@ -53,7 +53,7 @@ def ex03_3(block_sum, rng):
         x = rng.standard_normal(size).astype(float32)
         sums = np.array([x[start : start + THREADS].sum(dtype=np.float64) for start in range(0, size, THREADS)])
         call = f"block_sum[{len(sums)}, {THREADS}](x, out) with {size} element{'s' * (size > 1)}"
-        contract = Contract("x out", each={"x": 2, "out": 2}, most={"x": 2 * size, "out": len(sums)}, least={"shared": size}, blocks=len(sums), share=None if size % THREADS else 3.2, hint=BY_HALVES)
+        contract = Contract("x out", each={"x": 2, "out": 2}, most={"x": 2 * size, "out": len(sums), "shared": 48 * len(sums)}, least={"shared": size}, blocks=len(sums), share=None if size % THREADS else 3.2, hint=BY_HALVES)
         verify(block_sum, len(sums), THREADS, (x,), sums, rng, call, contract)
     return "1 to 509 elements in blocks of 8, in many orders of the threads"
 

@@ -13,7 +13,7 @@ from course.check import inputs, kernels
 from course.check.contract import Contract
 from course.check.harness import exercise, fail
 
-SHAPES = [(4, 3, 4, 2), (1, 3, 4, 2), (5, 3, 2, 4), (9, 4, 4, 3), (6, 5, 3, 7), (27, 3, 4, 4)]  # n, d, rows, columns
+SHAPES = [(4, 3, 4, 2), (1, 3, 4, 2), (5, 3, 2, 4), (9, 4, 4, 3), (6, 5, 3, 7), (27, 3, 4, 4), (3, 17, 2, 2)]  # n, d, rows, columns
 LOUD = list(inputs.LOUD)[1:]
 SHARED = "Here the threads of a block share their work: each loads its part of a tile once, all use it, and thread t makes row t of the output."
 
@@ -27,7 +27,7 @@ def ex05_1(load_tile, rng):
         wanted = np.stack([part(array, start + block * tile, tile) for block in range(blocks)])
         there = sum(min(tile, max(0, size - start - block * tile)) for block in range(blocks))
         call = f"load_tile(tile, array, start) with tiles of {tile} numbers from {start} on, one a block, an array of {size}, {blocks} blocks of {threads} threads"
-        contract = Contract(each={"array": -(-tile // threads)}, most={"array": there}, hint="Each number is loaded by one thread: thread t of T loads t, t + T, t + 2T, ...")
+        contract = Contract(each={"array": -(-tile // threads)}, most={"array": there}, barriers=(1, 1), hint="Each number is loaded by one thread: thread t of T loads t, t + T, t + 2T, ... The barrier is the caller's business.")
         out = np.full((blocks, tile), np.nan, float32)
         configuration = blocks, threads, 0, 4 * tile
         kernels.judge(kernel_that_loads(load_tile), configuration, (array, start), (out,), (wanted,), rng, call, contract, tolerance=0,
@@ -86,7 +86,7 @@ def ex05_3(flash_kernel, rng):
 def loads_shared(n, d, rows, columns):
     """Each thread loads its part of each tile, and writes its own row."""
     blocks, tiles = -(-n // rows), -(-n // columns)
-    per_tile = -(-columns * d // rows)
+    per_tile = -(-columns // rows) * d  # a key for each thread is a fair part, too
     keys = {"k": blocks * tiles * columns * d, "v": blocks * tiles * columns * d}
     each = {"q": d, "k": tiles * per_tile, "v": tiles * per_tile, "o": 2 * d}
     return Contract("q k v o", each=each, most=keys | {"q": blocks * rows * d}, threads=n, blocks=blocks, share=2.5, hint=SHARED)
@@ -107,7 +107,7 @@ def own_queries(n, d, rows, columns):
     blocks, tiles = -(-n // rows), -(-n // columns)
     keys = blocks * n * d
     hint = "Each block makes the output of its own queries, and each thread that of one."
-    return Contract("q k v o", each=dict.fromkeys("kv", tiles * -(-columns * d // rows)), most={"k": keys, "v": keys}, threads=n, blocks=blocks, share=2.5, hint=hint)
+    return Contract("q k v o", each=dict.fromkeys("kv", tiles * -(-columns // rows) * d), most={"k": keys, "v": keys}, threads=n, blocks=blocks, share=2.5, hint=hint)
 
 
 RESCALE = "When m grows, l and the row of o shrink by exp(old m - new m); then the key's weight is exp(score - new m)."

@@ -18,6 +18,11 @@ EQUIVALENT = {
     "ex04_9": {"line 3: 1 less in 1": "the last sum is 1, above every u, so the search never gets past it"},
     "ex05_3": {"line 4: 1 more in 0": FREE_START, "line 4: 1 less in 0": FREE_START, "line 5: 1 more in 0": FREE_START, "line 5: 1 less in 0": FREE_START},
     "ex06_1": {"line 2: 1 more in 16": "partners 17, 8, 4, 2 and 1 away reach all 32 lanes too"},
+    "ex06_3": {
+        "line 14: 1 more in 0": "lane 1 writes the row instead of lane 0; one lane does",
+        "line 3: 1 more in 0": "all scores grow by the same number, which a softmax does not see",
+        "line 3: 1 less in 0": "all scores shrink by the same number, which a softmax does not see",
+    },
     "ex06_2": {
         "line 1: 1 more in 16": "partners 17, 8, 4, 2 and 1 away reach all 32 lanes too",
         **{f"line {line}: 1 {change} in 0": EMPTY for line in (6, 7) for change in ("more", "less")},
