@@ -4,9 +4,14 @@ Each assignment makes a version of its variable. Where control flow brings sever
 alone has the type that they all fit into: in `m = 0`, `if c: m = x`, `m * m` the last line reads a third m. Every Name gets what it reads or makes as its `version`.
 """
 import ast
+import operator
+
+from sim.frontend.names import MISSING
 
 NESTED = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 OPAQUE = (ast.Try, ast.With, ast.Match, ast.Global, ast.Nonlocal, ast.Delete)
+COMPARED = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
+FOLDED = (ast.UnaryOp, ast.BinOp, ast.unaryop, ast.operator, ast.Constant)  # what Python's compiler computes
 
 
 class Version:
@@ -49,10 +54,11 @@ def opaque_names(statements):
 
 
 class Versions:
-    """Finds the versions in a function's statements. `decided(test)`: what a condition is known to be while the function is compiled, or None."""
+    """Finds the versions in a function's statements. `value(node)`: what a Name that is no variable, or an attribute of one, stands for, or MISSING; `other(test)`: what else a condition
+    is known to be while the function is compiled, or None."""
 
-    def __init__(self, parameters, statements, decided=lambda test: bool(test.value) if isinstance(test, ast.Constant) else None):
-        self.decided, self.opaque = decided, opaque_names(statements)
+    def __init__(self, parameters, statements, value=lambda node: MISSING, other=lambda test: None):
+        self.value, self.other_condition, self.opaque = value, other, opaque_names(statements)
         self.all, self.phis, self.read, self.loops = [], [], [], []
         self.returns = []
         self.falls_through = self.run(statements, {name: self.made(name, ("parameter", None, ())) for name in parameters if name not in self.opaque}) is not None
@@ -185,6 +191,36 @@ class Versions:
             elif isinstance(part, ast.stmt):
                 now = now and self.run([part], now)
         return now
+
+    # --- what is known while the function is compiled ----------------------------------------------------------------------
+
+    def decided(self, test):
+        """What a condition is known to be, as Numba prunes branches: None if it is not known."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            known = self.decided(test.operand)
+            return known if known is None else not known
+        if isinstance(test, ast.BoolOp):
+            known, ends = [self.decided(part) for part in test.values], isinstance(test.op, ast.Or)
+            return ends if ends in known else None if None in known else not ends
+        if not isinstance(test, ast.Compare):
+            value = self.constant(test)
+            return None if value is MISSING else bool(value)
+        left, right = self.constant(test.left), self.constant(test.comparators[0])
+        known = type(test.ops[0]) in COMPARED and len(test.ops) == 1 and MISSING not in (left, right) and None not in (left, right)
+        return bool(COMPARED[type(test.ops[0])](left, right)) if known else self.other_condition(test)
+
+    def constant(self, node):
+        """The number (or None) that an expression is while the function is compiled: a literal, a global, or a variable at which nothing but such a value arrives; else MISSING."""
+        version = version_of(node)
+        if version is not None:
+            return self.constant(version.source[1]) if version.incoming is None and version.source[0] == "value" and version.source[2] == () else MISSING
+        if isinstance(node, (ast.UnaryOp, ast.BinOp)) and all(isinstance(part, FOLDED) for part in ast.walk(node)):
+            try:
+                return eval(ast.unparse(node), {})
+            except ArithmeticError:
+                return MISSING
+        value = node.value if isinstance(node, ast.Constant) else self.value(node)
+        return value if isinstance(value, (bool, int, float, type(None))) else MISSING
 
     # --- names --------------------------------------------------------------------------------------------------------------
 

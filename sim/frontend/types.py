@@ -7,7 +7,6 @@ has none, which is always right and only slower.
 import ast
 import functools
 import inspect
-import operator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,8 +29,6 @@ GEOMETRY = {"threadIdx": 10, "blockIdx": 31, "blockDim": 11, "gridDim": 31}
 ADDITIVE, BITWISE = (ast.Add, ast.Sub), (ast.BitAnd, ast.BitOr, ast.BitXor)
 RULES = {**dict.fromkeys((ast.Add, ast.Sub, ast.Mult), promotion.arithmetic), ast.Div: promotion.division, **dict.fromkeys((ast.FloorDiv, ast.Mod), promotion.real_division),
          ast.Pow: promotion.exponentiation, **dict.fromkeys((ast.LShift, ast.RShift), promotion.shift), **dict.fromkeys(BITWISE, promotion.bitwise)}
-COMPARED = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
-FOLDED = (ast.UnaryOp, ast.BinOp, ast.unaryop, ast.operator, ast.Constant)  # what Python's compiler computes
 NUMBER_BUILTINS = {"min": operators.minimum, "max": operators.maximum, "abs": operators.absolute, "round": operators.round_, "int": operators.int_, "float": operators.float_,
                    "bool": operators.bool_, "complex": operators.complex_, "divmod": operators.divmod_, "pow": operators.pow_, "sum": operators.sum_}
 PYTHON = (np.float16, np.float32, np.float64)  # floats that Python's operators treat as Numba does
@@ -157,7 +154,7 @@ class Types:
         self.names.local = tree.variables
         named = inspect.signature(function).parameters
         self.parameters, self.fixed = dict(parameters), set(named) - stored_names(tree.body)
-        self.versions = Versions(named, tree.body, self.decided)
+        self.versions = Versions(named, tree.body, self.names.resolve, self.is_none)
         self.found = {}
         rounds, changed = 0, True
         while changed:
@@ -169,36 +166,11 @@ class Types:
                     self.found[version] = widened(after) if rounds > ROUNDS else after
                     changed = True
 
-    def decided(self, test):
-        """What a condition is known to be, as Numba prunes branches: one of constants, or whether an argument is None. None if it is not known."""
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            known = self.decided(test.operand)
-            return known if known is None else not known
-        if isinstance(test, ast.BoolOp):
-            known, ends = [self.decided(part) for part in test.values], isinstance(test.op, ast.Or)
-            return ends if ends in known else None if None in known else not ends
-        if not isinstance(test, ast.Compare):
-            value = self.constant(test)
-            return None if value is MISSING else bool(value)
-        left, right = self.constant(test.left), self.constant(test.comparators[0])
-        if right is None and isinstance(test.ops[0], (ast.Is, ast.IsNot)) and isinstance(test.left, ast.Name) and test.left.id in self.fixed:
-            kind = self.parameters.get(test.left.id, ANY)
-            return None if kind == ANY else (kind == NONE) == isinstance(test.ops[0], ast.Is)
-        known = type(test.ops[0]) in COMPARED and len(test.ops) == 1 and MISSING not in (left, right) and None not in (left, right)
-        return bool(COMPARED[type(test.ops[0])](left, right)) if known else None
-
-    def constant(self, node):
-        """The number (or None) that an expression is while the function is compiled: a literal, a global, or a variable at which nothing but such a value arrives; else MISSING."""
-        version = version_of(node)
-        if version is not None:
-            return self.constant(version.source[1]) if version.incoming is None and version.source[0] == "value" and version.source[2] == () else MISSING
-        if isinstance(node, (ast.UnaryOp, ast.BinOp)) and all(isinstance(part, FOLDED) for part in ast.walk(node)):
-            try:
-                return eval(ast.unparse(node), {})
-            except ArithmeticError:
-                return MISSING
-        value = node.value if isinstance(node, ast.Constant) else self.names.resolve(node)
-        return value if isinstance(value, (bool, int, float, type(None))) else MISSING
+    def is_none(self, test):
+        """Whether `x is None` holds for an argument, which Numba knows by its type; None for any other condition."""
+        asks = isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Is, ast.IsNot)) and isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value is None
+        kind = self.parameters.get(test.left.id, ANY) if asks and isinstance(test.left, ast.Name) and test.left.id in self.fixed else ANY
+        return None if kind == ANY else (kind == NONE) == isinstance(test.ops[0], ast.Is)
 
     def of_version(self, version):
         if version.same is not None:

@@ -110,6 +110,13 @@ class Module:
         self.constants[name] = text
         return name
 
+    def value(self, node):
+        """The number that a name of the file stands for, or MISSING."""
+        try:
+            return ast.literal_eval(self.constants[node.id])
+        except (AttributeError, KeyError, ValueError):
+            return MISSING
+
     def library(self, name):
         """The name of a function of ours, which the file then imports."""
         self.imports[name] = home_of(name)

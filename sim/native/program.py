@@ -134,7 +134,7 @@ def fissioned(lowered, name, kinds):
     text = cache.read(path)
     if text is None:
         given = [numba.int64, numba.int64, *[DIM3] * 4, *arrays, *declared, *kinds]
-        statements, variables = typed_apart(lowered.statements, [*SPECIAL, *module.arrays, *module.declared, *parameters], module.fresh,
+        statements, variables = typed_apart(module, lowered.statements, [*SPECIAL, *module.arrays, *module.declared, *parameters],
                                             lambda statements: variable_types(module, name, thread_text(module, name, parameters, statements), given))
         text = fission_text(module, name, parameters, Fission(module, name, parameters, statements, variables))
         cache.write(path, text)
@@ -155,20 +155,20 @@ def array_rank(declared):
 DIM3 = numba.types.NamedUniTuple(numba.int32, 3, Dim3)
 
 
-def typed_apart(statements, parameters, fresh, types_of):
+def typed_apart(module, statements, parameters, types_of):
     """(statements, {variable: type}): a copy of the statements in which each variable has one type. `types_of(statements)`: {variable: the types that Numba gives it}."""
     found = types_of(statements)
     several = {name for name, kinds in found.items() if len(kinds) > 1}
     statements = copy.deepcopy(statements)
     if several:
         trial = copy.deepcopy(statements)
-        versions = Versions(parameters, trial)
-        names = Apart(trial, versions, lambda version: version, several, fresh, lambda node, kind: node).names
+        versions = Versions(parameters, trial, module.value)
+        names = Apart(trial, versions, lambda version: version, several, module.fresh, lambda node, kind: node).names
         found = types_of(trial)
         kinds = [infer.unified(found[name]) if (name := names.get((version.name, version.settled()))) in found else None for version in versions.all]
-        versions = Versions(parameters, statements)
+        versions = Versions(parameters, statements, module.value)
         kinds = dict(zip(versions.all, kinds, strict=True))
-        Apart(statements, versions, kinds.get, several, fresh, lambda node, kind: node)
+        Apart(statements, versions, kinds.get, several, module.fresh, lambda node, kind: node)
         found = types_of(statements)
     return statements, {name: infer.unified(kinds) for name, kinds in found.items()}
 
