@@ -119,7 +119,7 @@ class Text:
             return self.leaf("whole", known)
         a, b = self.whole(known, depth + 1), self.whole(known, depth + 1)
         return self.one(f"({a} {self.one('+', '-', '*', '//', '%', '&', '|', '^')} {b})", f"({a} {self.one('<<', '>>')} {self.one('1', '5', '33')})", f"(-{a})", f"(~{a})",
-                        f"abs({a})", f"{self.one('min', 'max')}({a}, {b})", f"{self.one(*CONVERSIONS['whole'])}({self.number(known, depth + 1)})", f"cuda.popc({a})",
+                        f"abs({a})", f"{self.one('min', 'max')}({a}, {b})", f"{self.one(*CONVERSIONS['whole'])}({self.number(known, depth + 1)})", f"cuda.popc(int64({a}))",
                         f"({a} if {b} > 3 else {self.leaf('whole', known)})", f"helper({a}, {b})")
 
     def number(self, known, depth=0):

@@ -9,12 +9,11 @@ from kernel_texts import Text
 from numba import types
 from numba.core.errors import NumbaError
 from numba.cuda import dispatcher
-from numba_types import compare
+from numba_types import compare, numba_types
 
 from sim import simulate
-from sim.errors import LaunchError
 
-SEEDS = range(*map(int, os.environ.get("FUZZ", "0:8").split(":")))
+SEEDS = range(*map(int, os.environ.get("FUZZ", "0:6").split(":")))
 TYPES = dict(f32="float32", f64="float64", i8="int8", i16="int16", i32="int32", i64="int64", u8="uint8", u32="uint32", u64="uint64")
 SIGNATURE = {name: getattr(types, dtype)[::1] for name, dtype in TYPES.items()} | {"as_float": types.float64[:, ::1], "as_whole": types.int64[:, ::1], "n": types.int64}
 AWKWARD = [0, 1, 2, 5, 100]
@@ -39,30 +38,31 @@ def arguments(seed):
     return *arrays, np.zeros((32, 7)), np.zeros((32, 7), np.int64), 3
 
 
-def launched(kernel, engine, seed):
+def launched(kernel, seed, engine):
     given = arguments(seed)
     simulate(kernel, engine=engine)[1, 32](*given)
     return given[-3:-1]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_both_engines_agree(seed, tmp_path):
-    kernel = kernel_of(seed, tmp_path)
+@pytest.fixture(params=SEEDS)
+def drawn(request, tmp_path, monkeypatch):
+    """(kernel, seed), where Numba takes the kernel: that its typing refuses one in six is right, as & of a float is none of its operators."""
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(8, 0)))
+    kernel = kernel_of(request.param, tmp_path)
     try:
-        natives = launched(kernel, "native", seed)
-    except LaunchError as refusal:
-        pytest.skip(f"native refuses it: {str(refusal)[:200]}")
-    for fibers, native in zip(launched(kernel, "fibers", seed), natives):
+        numba_types(kernel, SIGNATURE.values())
+    except NumbaError as error:
+        pytest.skip(f"Numba refuses it: {str(error)[:200]}")
+    return kernel, request.param
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_both_engines_agree(drawn):
+    for fibers, native in zip(launched(*drawn, "fibers"), launched(*drawn, "native")):
         same = (fibers.view(np.int64) == native.view(np.int64)) | (fibers != fibers) & (native != native)
         assert same.all(), (np.argwhere(~same)[0], fibers[~same][:4], native[~same][:4])
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("seed", SEEDS)
-def test_types_are_numbas(seed, tmp_path, monkeypatch):
-    monkeypatch.setattr(dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(8, 0)))
-    kernel = kernel_of(seed, tmp_path)
-    try:
-        compare(kernel, SIGNATURE)
-    except NumbaError as error:
-        pytest.skip(f"Numba refuses it: {str(error)[:200]}")
+def test_types_are_numbas(drawn):
+    compare(drawn[0], SIGNATURE)
