@@ -138,6 +138,20 @@ class Result(CompileResultCacheImpl):
     _locator_classes = [Beside]
 
 
+class InFolder(Beside):
+    """Puts what is compiled of our own functions into the folder too."""
+
+    def get_cache_path(self):
+        return str(folder())
+
+    def get_source_stamp(self):
+        return version()
+
+
+class OwnResult(CompileResultCacheImpl):
+    _locator_classes = [InFolder]
+
+
 class Files(IndexDataCacheFile):
     """Numba's files; those that are damaged count as not there, and are written anew."""
 
@@ -166,4 +180,10 @@ class Kept(FunctionCache):
 
     def __init__(self, function):
         super().__init__(function)
-        self._cache_file = Files(self._cache_path, self._impl.filename_base, "")
+        self._cache_file = Files(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
+
+
+class KeptOwn(Kept):
+    """The same of a function of ours."""
+
+    _impl_class = OwnResult

@@ -21,16 +21,18 @@ from sim.native.kinds import converter, dtype_of, plain
 
 # The numbers of a launch. WROTE: whether anybody has written to global memory; SEGMENTS: one for each warp of a block; INDICES: threadIdx of each thread, as x | y << 16 | z << 32.
 # POSITION: of the block in a walk over the grid; STARTS and FOUND: addresses of an int64 for each block, its first epoch and its DIRTY at the end; FOREIGN: an epoch of another block that
-# has read or changed something that this block also has; PLACE: in the source, of the next access; PAIRS: address of a list of (position, epoch of another block that it races with), how many, for how many there is room.
-DIRTY, STOPPED, WROTE, ME, BLOCK_START, ROUNDS, TURNS, ENDED, BARRIERS, EPOCH, POSITION, STARTS, FOUND, FOREIGN, PLACE, PAIRS = range(16)
-SEGMENTS = PAIRS + 3
+# has read or changed something that this block also has; PAIRS: address of a list of (position, epoch of another block that it races with), how many, for how many there is room;
+# LOG: the same of what is written down to be counted (sim.native.logged).
+DIRTY, STOPPED, WROTE, ME, BLOCK_START, ROUNDS, TURNS, ENDED, BARRIERS, EPOCH, POSITION, STARTS, FOUND, FOREIGN, PAIRS = range(15)
+LOG = PAIRS + 3
+SEGMENTS = LOG + 3
 INDICES = SEGMENTS + 32
 UNSET = INDICES + 1024  # for each read of a variable that may have no value, 0, or 1 + 1024 * block + thread of the first that had none
 MOST_UNSET = 64
 NUMBERS = UNSET + MOST_UNSET
 
 NARROWED, BOUNDS, UNWRITTEN, RACE, BETWEEN, PARTED, SPENT = KINDS = tuple(1 << bit for bit in range(7))  # bits of DIRTY
-OF_BLOCK, OF_LAUNCH, INTERRUPTED = 1, 2, 3  # STOPPED: what cannot go on
+OF_BLOCK, OF_LAUNCH, INTERRUPTED, FULL = 1, 2, 3, 4  # STOPPED: what cannot go on, or not before the log is counted
 
 THREAD_BITS, SEGMENT_SHIFT, EPOCH_SHIFT, WARP_SHIFT = 10, 16, 32, 5
 THREAD = (1 << THREAD_BITS) - 1

@@ -154,7 +154,8 @@ class Fission:
         self.module.library("enter")
         if at == WARP:
             self.module.library("lanes_of")
-        return [f"for thread in {over}:", *(["    if ended[thread]:", "        continue"] if self.ends else []), "    threadIdx = enter(state, thread)"]
+        return [f"for thread in {over}:", *(["    if ended[thread]:", "        continue"] if self.ends else []), "    threadIdx = enter(state, thread)",
+                *([f"    {self.module.library('log_thread')}(state, thread)"] if self.module.sited else [])]
 
     def loop(self, loop, call, exits, at, depth):
         if not exits:
@@ -234,7 +235,11 @@ class Fission:
         before = self.computed_again(names & self.same)
         if at == BLOCK:
             lines = before + [f"if not {self.module.library('barrier')}(state):", "    return"]
+            if self.module.sited:
+                lines += [f"{self.module.library('log_together')}(state, {call.site})", f"{self.module.library('log_epoch')}(state)"]
             return lines if not given else [*lines, f"{self.module.library('all_' + call.stops)}(threads, {', '.join(given)})"]
+        if self.module.sited:
+            before += [f"{self.module.library('log_warp')}(state, {call.site}, warp, threads, ended)"]
         name = self.module.library(f"{'warp' if results else 'unused'}_{call.stops}")
         return [*before, f"{name}({', '.join(['state, warp, threads, ended', *given])})"]
 

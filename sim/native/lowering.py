@@ -27,6 +27,7 @@ CALLED = {ast.LShift: "shifted_left", ast.RShift: "shifted_right", ast.FloorDiv:
 SAFE = {ast.LShift: range(64), ast.RShift: range(64), ast.FloorDiv: range(1, 2**63), ast.Mod: range(1, 2**63), ast.Pow: ()}
 
 
+FIELDS = "accesses to fields of records are counted by fibers"
 PLAIN = {"shape", "size", "ndim", "T", "real", "imag", "dtype", "itemsize", "nbytes", "strides"}  # attributes that are no field of a record
 
 
@@ -146,7 +147,7 @@ class Lowering(ast.NodeTransformer):
             return self.visit(as_item(node))
         if not self.module.sited or node.attr in PLAIN:
             return self.generic_visit(node)
-        return self.call("load_field", [self.visit(node.value), ast.Constant(node.attr), self.number("load", node)], node)
+        raise self.cannot(FIELDS, node)
 
     def standing_for(self, value, name, node):
         """The expression for a global object that the kernel calls `name`."""
@@ -235,7 +236,8 @@ class Lowering(ast.NodeTransformer):
         if called == "lanemask_lt":
             return self.call("lanemask_lt", [self.as_name("thread", node)], node)
         if called.startswith("atomic."):
-            return self.call(called.replace(".", "_"), [*map(self.visit, node.args), *(self.visit(k.value) for k in node.keywords)], node)
+            arguments = [*map(self.visit, node.args), *(self.visit(k.value) for k in node.keywords)]
+            return self.call(called.replace(".", "_") + "_at" * self.module.sited, [*arguments, *([self.number("atomic", node)] if self.module.sited else [])], node)
         if (function := device_function(value)) is not None:
             return self.device_call(function, only_signature(value), node)
         extreme = node.func.id if value is MISSING and isinstance(node.func, ast.Name) and node.func.id not in self.names.local else ""
@@ -373,7 +375,9 @@ class Lowering(ast.NodeTransformer):
             return self.generic_visit(node)
         self.count_from_end(node)
         site = self.number("load", node)
-        return self.call("load_field" if is_field(node) else "load", [self.visit(node.value), self.visit(node.slice), site], node)
+        if is_field(node):
+            raise self.cannot(FIELDS, node)
+        return self.call("load", [self.visit(node.value), self.visit(node.slice), site], node)
 
     def count_from_end(self, node):
         """A literal index below 0 is meant to count from the end; alone, Numba knows that it is a literal."""
@@ -402,7 +406,7 @@ class Lowering(ast.NodeTransformer):
         self.count_from_end(target)
         array, index = self.visit(target.value), self.visit(target.slice)
         if is_field(target):
-            return ast.copy_location(ast.Expr(self.call("store_field", [array, index, value, self.number("store", target)], target)), target)
+            raise self.cannot(FIELDS, target)
         self.number("load", target)  # the place before: where the value is read, if it is an array
         return ast.copy_location(ast.Expr(self.call("store", [array, as_value(index), value, self.number("store", target)], target)), target)
 

@@ -8,15 +8,15 @@ from numba import float32, float64, int64, types, uint32
 from numba.extending import intrinsic, overload
 
 from sim.isa.mathematics import paired
-from sim.native.arrays import set_number
-from sim.native.checks import NARROWED, PLACE, change, dirty
+from sim.native.checks import NARROWED, change, dirty
 from sim.native.internal import LIKE_CODE, always
 from sim.native.halves import bfloat16, float16, through
 from sim.native.kinds import Half, converter, number_of, type_of
+from sim.native.logged import log_access
 from sim.isa import promotion
 
 integer64 = converter(int64)
-IN_TEXT = math, float32, change, set_number, PLACE, float16, bfloat16, through, promotion  # what occurs in functions made from text
+IN_TEXT = math, float32, change, log_access, float16, bfloat16, through, promotion  # what occurs in functions made from text
 OPERATIONS = {  # name -> the new element, from `old` and `value`
     "add": "old + value", "sub": "old - value", "and_": "old & value", "or_": "old | value", "xor": "old ^ value", "exch": "value",
     "inc": "old * 0 if old >= value else old + 1", "dec": "value if old == 0 or old > value else old - 1", "max": "value if value > old else old",
@@ -73,7 +73,7 @@ def atomic_{name}(x, index, value):
 
 @always
 def atomic_{name}_at(x, index, value, place):
-    set_number(x.numbers, PLACE, place)
+    log_access(x, index, place)
     return atomic_{name}(x, index, value)
 """
 
@@ -94,7 +94,7 @@ def atomic_compare_and_swap(x, expected, value):
 
 @always
 def atomic_cas_at(x, index, expected, value, place):
-    set_number(x.numbers, PLACE, place)
+    log_access(x, index, place)
     return atomic_cas(x, index, expected, value)
 
 

@@ -72,8 +72,9 @@ class Fissioned:
     over_threads: dict  # name -> dtype
 
 
-def lower_for_fission(function, dtypes=()):
-    module = Module(function, waiting(), dtypes=dtypes)
+def lower_for_fission(function, dtypes=(), counted=False):
+    """`counted`: accesses and branches are written down."""
+    module = Module(function, waiting(), sited=counted, watched=counted, dtypes=dtypes)
     if module.used & FENCES:
         raise CannotLower(f"it uses cuda.{sorted(module.used & FENCES)[0]}")
     parameters, statements = Flattener(module).kernel(function)
@@ -194,7 +195,7 @@ def variable_types(module, name, text, kinds):
 def fission_text(module, name, parameters, split):
     """The text of a kernel's file: head, regions, a block, the walk over all blocks."""
     shared = [known for known, declared in module.declared.items() if declared.space == "shared"]
-    for needed in ("begin_block", "end_block", "block_index", "dim3", "poisoned"):
+    for needed in ("begin_block", "end_block", "block_index", "dim3", "poisoned", *(["log_epoch"] if module.sited else [])):
         module.library(needed)
     block = split.function(f"{name}_block", split.lines)
     lines = head(module, f"{name}, by loop fission: each region is a loop over the threads that stand between two places where threads wait")
@@ -204,7 +205,7 @@ def fission_text(module, name, parameters, split):
     given = ["first_position", "end_position", "grid_shape", "block_shape", "most_rounds", "most_turns", "state", "ended", *module.arrays, *module.declared, *(f"{v}_of" for v in split.spilled), *parameters]
     body = ["gridDim, blockDim = dim3(grid_shape), dim3(block_shape)", "threads = block_shape[0] * block_shape[1] * block_shape[2]",
             "for position in range(first_position, end_position):", "    begin_block(state, ended, position, most_rounds, most_turns)", "    blockIdx = block_index(position, gridDim)", *(f"    poisoned({name})" for name in shared),
-            f"    {block}", "    if end_block(state):", "        return"]
+            f"    {block}", *(["    log_epoch(state)"] if module.sited else []), "    if end_block(state):", "        return"]
     lines += function_text('@kernel', f"{name}_grid({', '.join(given)})", body)
     return "\n".join(lines) + "\n"
 

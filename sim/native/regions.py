@@ -5,13 +5,14 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from sim.native.arrays import GuardedType, number, set_number
-from sim.native.checks import (BARRIERS, BLOCK_START, DIRTY, ENDED, EPOCH, FOREIGN, FOUND, INTERRUPTED, OF_BLOCK, OF_LAUNCH, PARTED, POSITION, ROUNDS, SPENT, STARTS, STOPPED, TURNS,
+from sim.native.checks import (BARRIERS, BLOCK_START, DIRTY, ENDED, EPOCH, FOREIGN, FOUND, FULL, INTERRUPTED, LOG, OF_BLOCK, OF_LAUNCH, PARTED, POSITION, ROUNDS, SPENT, STARTS, STOPPED, TURNS,
                                dirty)
 from sim.native.internal import LIKE_CODE, always, compiled
 
 OFFERED = {"NOBODY", "GO", "END", "BREAK", "CONTINUE", "agree", "agree_warps", "agree_span", "span", "step_of", "holds", "begin_block", "end_block", "barrier", "is_stopped", "again", "counted", "interrupted",
            "all_syncthreads_count", "all_syncthreads_and", "all_syncthreads_or"}
 
+MUCH = 1 << 18  # words of a log, after which they are counted
 NOBODY, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13  # what a region says: go on, or leave; `holds` takes 0 and 1
 
 
@@ -37,6 +38,8 @@ def end_block(state):
     set_number(number(state, FOUND), number(state, POSITION), number(state, DIRTY))
     if number(state, POSITION) & 63 == 63:
         interrupted(state)
+    if number(state, LOG + 1) > MUCH and number(state, STOPPED) < OF_LAUNCH:
+        set_number(state, STOPPED, FULL)
     return number(state, STOPPED) >= OF_LAUNCH
 
 

@@ -2,6 +2,7 @@
 import inspect
 import signal
 import weakref
+from dataclasses import replace
 from functools import partial
 from math import prod
 
@@ -14,11 +15,11 @@ from sim.engine.base import Outcome
 from sim.engine.fiber import Fiber
 from sim.engine.grid import Grid
 from sim.errors import LaunchError
-from sim.events import Access
+from sim.events import SPACES, Access
 from sim.frontend.names import names_in, outside, python_function
 from sim.interpreted import Interpreted
 from sim.memory.declared import too_much_shared
-from sim.memory.spaces import Empty, host_array, named_leaves
+from sim.memory.spaces import AddressSpace, Empty, bind_arguments, host_array, named_leaves
 from sim.native import checks, unset
 from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, Guarded, GuardedType, array_type
 from sim.native.checks import BARRIERS, BETWEEN, FOUND, INTERRUPTED, KINDS, PAIRS, POSITION, STARTS, STOPPED, WROTE, new_state
@@ -26,13 +27,17 @@ from sim.native.front import CannotLower
 from sim.native.internal import uncollected
 from sim.native.kinds import argument_of, dtype_of
 from sim.native.program import first_line, fissioned, lower_for_fission, sizes_of
-from sim.observers import DEFAULT
+from sim.native.tally import Home, Tally
+from sim.observers import COUNTERS, DEFAULT
 from sim.observers.misuse import Misuse, unassigned_variable
+from sim.observers.races import Races
+from sim.observers.uninitialized import Uninitialized
 from sim.retrial import undecided
 
 TURNS = 1 << 34  # rounds of `for` loops that a block may make before it counts as endless
 ROUNDS = 1_000_000  # of `while` loops
 FEW = 1 << 13  # threads: a launch of so many is explained as a whole, and of a larger one so many
+ROOM = 1 << 24  # words that one block may write down
 MOST_PAIRS = 1 << 16  # of blocks that race with each other
 PROGRAMS = weakref.WeakKeyDictionary()  # function -> {(what its globals are, types): Lowered, Fissioned, or CannotLower}
 
@@ -41,8 +46,8 @@ class Native:
     """An engine (sim.engine.base)."""
 
     def run(self, launch):
-        if not set(map(kind_of_observer, launch.observers)) <= set(DEFAULT):
-            return by_fibers(launch, "by fibers, as the tools asked for count or record every access")
+        if not set(map(kind_of_observer, launch.observers)) <= {*DEFAULT, *COUNTERS}:
+            return by_fibers(launch, "by fibers, as the tools asked for hear of every access")
         try:
             attempt = Attempt(launch)
             attempt.run()
@@ -70,7 +75,8 @@ def explained(attempt):
     concerned = int(np.count_nonzero(attempt.concerned()))
     note = f"by fission; of {launch.blocks:,} blocks {concerned:,} {'is' if concerned == 1 else 'are'} not in order"
     note += f", and {len(blocks):,} of them explained by fibers: counts of findings are of those" if concerned > len(blocks) else ", explained by fibers"
-    outcome = by_fibers(launch, note, partial(Chosen, attempt, blocks))
+    watching = replace(launch, observers=tuple(observer for observer in launch.observers if kind_of_observer(observer) in DEFAULT))
+    outcome = by_fibers(watching, note, partial(Chosen, attempt, blocks))
     if not any(finding.kind == "no-progress" for finding in outcome.findings):
         attempt.advance(launch.blocks)
     outcome.findings = [finding for finding in outcome.findings if finding.kind != "unassigned-variable"] + attempt.unassigned  # of all blocks
@@ -147,10 +153,10 @@ def source(kernel, *arguments):
         raise LaunchError(f"{function.__name__} cannot be compiled: {in_words(reason)}") from reason
 
 
-def fission_program(function, kinds):
+def fission_program(function, kinds, counted=False):
     dtypes = dtypes_of(function, kinds)
-    now = outside(function), dtypes
-    lowered = remembered(function, now, lambda: lower_for_fission(function, dtypes))
+    now = outside(function), dtypes, counted
+    lowered = remembered(function, now, lambda: lower_for_fission(function, dtypes, counted))
     return remembered(function, (now, kinds), lambda: fissioned(lowered, function.__name__, kinds))
 
 
@@ -164,11 +170,12 @@ class Attempt:
     """One launch by fission. Unless nobody listens, every access is watched."""
 
     def __init__(self, launch):
-        self.launch, self.watched = launch, bool(launch.observers)
+        self.launch, self.watched, self.tools = launch, bool(launch.observers), set(map(kind_of_observer, launch.observers))
         self.state, self.next = new_state(launch.block), 0  # next: the position of the block that comes next
         self.held = []  # memory that compiled code has the address of
         self.arrays = {name: array for name, value in named_leaves(launch.arguments.items()) if (array := host_array(value, name)) is not None}
-        self.program = fission_program(launch.function, tuple(kind_of(name, value) for name, value in launch.arguments.items()))
+        counted = bool(self.tools & set(COUNTERS))
+        self.program = fission_program(launch.function, tuple(kind_of(name, value) for name, value in launch.arguments.items()), counted)
         lowered = self.program.lowered
         if lowered.module.prints:
             raise CannotLower("it prints, and a block that has a finding runs again")
@@ -254,6 +261,9 @@ class Attempt:
         """Run every block, or as far as no block ends the launch."""
         self.saved = {name: self.arrays[name].copy() for name in self.written}
         self.ended, self.given = self.guarded(np.zeros(self.launch.threads, np.uint8), BARE), self.arguments()
+        self.tally = Tally(self.launch, self.program.lowered.module, self.homes()) if self.program.lowered.module.sited else None
+        self.log = np.empty(ROOM if self.tally else 0, np.int64)
+        self.state.numbers[checks.LOG:checks.LOG + 3] = self.log.ctypes.data, 0, len(self.log)
         try:
             self.advance(self.launch.blocks)
         except NumbaError as error:
@@ -261,19 +271,47 @@ class Attempt:
         except Exception:  # the kernel's own: fibers say whose
             self.found[self.state.numbers[POSITION]] |= checks.PARTED
         self.wrote = bool(self.state.numbers[WROTE])
+        self.counted, self.tally = self.tally.counters() if self.tally else {}, None
         self.unassigned = list(self.unassigned_variables())
-        self.in_order = not self.found.any() and (not self.watched or not self.arrays or self.wrote)
+        self.found &= self.heeded()
+        self.in_order = not self.found.any() and (not self.arrays or self.wrote or Misuse not in self.tools)
+
+    def heeded(self):
+        """The kinds of trouble that a tool asks for, or that no launch can do without."""
+        asked = {Races: checks.RACE | BETWEEN, Uninitialized: checks.UNWRITTEN, Misuse: checks.NARROWED}
+        return checks.BOUNDS | checks.PARTED | checks.SPENT | sum(kinds for tool, kinds in asked.items() if tool in self.tools)
 
     def advance(self, stop):
         """Run the blocks before `stop` that have not run yet."""
         launch, rounds = self.launch, self.launch.max_steps or ROUNDS
-        if self.next < stop:
+        while self.next < stop:
             with uncollected():  # the first time it compiles
                 self.program.run(self.next, stop, launch.grid, launch.block, rounds, TURNS, self.state.address, self.ended, *self.given)
-            self.next = stop
+            self.next = int(self.state.numbers[POSITION]) + 1 if self.state.numbers[STOPPED] == checks.FULL else stop
+            self.count()
         if self.state.numbers[STOPPED] == INTERRUPTED:
             signal.raise_signal(signal.SIGINT)
             raise KeyboardInterrupt
+
+    def count(self):
+        """Count what is written down; nobody asks a second time."""
+        length, self.state.numbers[checks.LOG + 1] = int(self.state.numbers[checks.LOG + 1]), 0
+        if length > len(self.log):
+            self.go_back()
+            raise CannotLower(f"one block has more than {ROOM:,} accesses to count")
+        if self.tally and length:
+            self.tally.add(self.log[:length])
+
+    def homes(self):
+        """The arrays of the launch, as the tools know them."""
+        space, module = AddressSpace(), self.program.lowered.module
+        bind_arguments(space, self.arrays)
+        homes = [Home(a.name, SPACES.index(a.space), *extent(a.root), a.base) for a in space.allocations]
+        named = [*(("a global array", "const") for _ in module.arrays), *((declared.name, declared.space) for declared in module.declared.values())]
+        for (name, where), guarded in zip(named, self.given):
+            memory = guarded.held[0].reshape(-1).view(np.uint8)
+            homes.append(Home(name, SPACES.index(where), *extent(memory), space.add(name, where, memory, None).base))
+        return homes
 
     def go_back(self):
         """Make the arguments what they were before the launch."""
@@ -313,7 +351,7 @@ class Attempt:
 
     def unassigned_variables(self):
         """Findings of variables that were read and not assigned."""
-        if Misuse in map(kind_of_observer, self.launch.observers):
+        if Misuse in self.tools:
             for site, name, block, thread in unset.told(self.state.numbers, self.program.lowered.module, self.launch.grid):
                 yield unassigned_variable(Access("read", block, thread_index(thread, self.launch.block), site), name)
 
@@ -321,7 +359,7 @@ class Attempt:
 
     def counters(self):
         launch = self.launch
-        return {"threads": launch.blocks * launch.threads, "blocks": launch.blocks, "barriers": int(self.state.numbers[BARRIERS])}
+        return {"threads": launch.blocks * launch.threads, "blocks": launch.blocks, "barriers": int(self.state.numbers[BARRIERS]), **self.counted}
 
     def outcome(self):
         notes = ("by fission", *([undecided(1)] if self.watched and self.program.lowered.synchronizes else []))
@@ -331,6 +369,12 @@ class Attempt:
 def address_of(array):
     """(first byte, byte behind the last) of an array."""
     return np.lib.array_utils.byte_bounds(array)
+
+
+def extent(memory):
+    """(first byte, byte behind the last) of an array of bytes."""
+    first = memory.__array_interface__["data"][0]
+    return first, first + memory.size
 
 
 def overlapping(arrays):

@@ -5,7 +5,7 @@ import importlib
 from sim.frontend.rebind import YIELDING
 from sim.isa.table import WARP_WIDE
 
-HOMES = ("sim.native.threads", "sim.native.regions", "sim.native.lanes", "sim.native.kinds", "sim.native.numbers", "sim.native.halves", "sim.native.vectors")
+HOMES = ("sim.native.threads", "sim.native.regions", "sim.native.lanes", "sim.native.logged", "sim.native.kinds", "sim.native.numbers", "sim.native.halves", "sim.native.vectors")
 GEOMETRY = ("threadIdx", "blockIdx", "blockDim", "gridDim")
 SPECIAL = ("state", "thread", *GEOMETRY)  # what a function may need besides its parameters
 BLOCK_WIDE = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or"}

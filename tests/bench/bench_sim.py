@@ -100,7 +100,7 @@ def of_ours():
     ways = {"fibers, no observers": {"observers": ()}, "fibers, default observers": {"observers": DEFAULT},
             "fibers, every observer": {"observers": every}, "threads, default observers": {"observers": DEFAULT, "engine": "threads"},
             "native, no observers": {"observers": (), "engine": "native"}, "native, default observers": {"observers": DEFAULT, "engine": "native"},
-            "native, every observer": {"observers": every, "engine": "native"}}
+            "native, checked and counted": {"observers": (*DEFAULT, *COUNTERS), "engine": "native"}}
     for _, kernel, grid, block, arguments, wanted in cases():
         count = Count()
         simulate(kernel, observers=(count,))[grid, block](*arguments)

@@ -1,4 +1,6 @@
 """What the counting tools count, against numbers worked out by hand: sectors, bank conflicts, traffic, and what threads do together."""
+import copy
+
 import numpy as np
 import pytest
 from numba import cuda, float32, float64, int8, int32
@@ -15,7 +17,11 @@ TOOLS = (Coalescing, Banks, Traffic)
 
 
 def counters(kernel, grid, block, *arguments, **how):
-    return simulate(kernel, observers=TOOLS, **how)[grid, block](*arguments).counters
+    """The counters of a launch by fibers, which are those of compiled code."""
+    compiled = simulate(kernel, observers=TOOLS, engine="native")[grid, block](*copy.deepcopy(arguments))
+    found = simulate(kernel, observers=TOOLS, **how)[grid, block](*arguments).counters
+    assert compiled.counters == found and compiled.notes == ("by fission",)
+    return found
 
 
 def line(kernel, number, *launch):
@@ -225,7 +231,7 @@ def test_what_lanes_do_together_is_counted_by_name_and_line():
     assert found["atomics"] == 4 and found["arrays"]["global", "out"] == {"atomics": 4, "atomic_bytes": 16}
 
 
-@pytest.mark.parametrize("engine", ("fibers", "threads"))
+@pytest.mark.parametrize("engine", ("fibers", "threads", "native"))
 def test_divergent_branches(engine):
     def kernel(x):
         t = cuda.threadIdx.x

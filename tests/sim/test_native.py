@@ -178,6 +178,13 @@ def test_counters_and_traces_are_those_of_fibers(name):
         (e.kind, e.block, e.thread, e.array, e.index, e.site.line) for e in wanted.trace]
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_what_compiled_code_counts_is_what_fibers_count(name):
+    ours, wanted = (launched(name, engine=engine, observers=[*DEFAULT, *COUNTERS])[0] for engine in ("native", "fibers"))
+    assert ours.notes[0].startswith("by fission") == CASES[name][-1]
+    assert ours.counters == wanted.counters
+
+
 def test_clean_kernels_raise_no_alarm():
     """An alarm costs a second, slow run; so kernels that are in order must raise none."""
     assert {name: launched(name, engine="native")[0].notes for name in list(CASES)[:5]} == dict.fromkeys(list(CASES)[:5], ("by fission",))

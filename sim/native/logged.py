@@ -1,0 +1,109 @@
+"""What compiled code writes down where accesses are counted: one word for each access and branch, in the order in which one thread after another does them.
+
+A word is, from the lowest bit, 48 bits of address (of a branch: whether it was taken), 3 of log2(size in bytes), 12 of the place in the source, or of what else is told: which thread
+goes on, the end of an epoch, something that threads did together. sim.native.tally counts them.
+"""
+from numba import types
+from numba.extending import overload
+
+from sim.native.arrays import number, set_number
+from sim.native.checks import LOG, as_index, flat_text, is_element, text_of
+from sim.native.internal import LIKE_CODE, always
+from sim.native.kinds import dtype_of
+
+OFFERED = {"load", "store", "branch", "log_thread", "log_epoch", "log_together", "log_warp", "raises_at"}
+SIZE_SHIFT, PLACE_SHIFT = 48, 51
+PLACES = (1 << 12) - 4  # of a kernel; behind them what else a word may tell
+THREAD_GOES_ON, EPOCH_ENDS, TOGETHER = range(PLACES, PLACES + 3)
+
+
+@always
+def append(state, word):
+    length = number(state, LOG + 1)
+    if length < number(state, LOG + 2):
+        set_number(number(state, LOG), length, word)
+    set_number(state, LOG + 1, length + 1)
+
+
+@always
+def log_thread(state, thread):
+    append(state, THREAD_GOES_ON << PLACE_SHIFT | thread)
+
+
+@always
+def log_epoch(state):
+    append(state, EPOCH_ENDS << PLACE_SHIFT)
+
+
+@always
+def log_together(state, place):
+    append(state, TOGETHER << PLACE_SHIFT | place)
+
+
+@always
+def log_warp(state, place, warp, threads, ended):
+    """The same of those lanes of a warp that are there."""
+    for thread in range(32 * warp, min(32 * warp + 32, threads)):
+        if ended[thread] == 0:
+            log_together(state, place)
+            break
+
+
+@always
+def raises_at(state, place):
+    """An exception comes from here; whoever explains it says so."""
+
+
+@always
+def branch(state, test, thread, place):
+    """What a thread decides at a branch."""
+    append(state, place << PLACE_SHIFT | (1 if test else 0))
+    return test
+
+
+def log_access(x, index, place):
+    """Write down an access that finds its element."""
+
+
+@overload(log_access, **LIKE_CODE)
+def logged(x, index, place):
+    if not is_element(x, index):
+        return None
+    axes, size = range(x.ndim), dtype_of(x.dtype).itemsize
+    lines = ["def log(x, index, place):"]
+    for a in axes:
+        given = f"index[{a}]" if isinstance(index, types.BaseTuple) else "index"
+        lines += [f"    i{a} = as_index({given})", f"    i{a} = i{a} + x.shape[{a}] if i{a} < 0 else i{a}"]
+    lines += [f"    if {' and '.join(f'0 <= i{a} < {x.side(a)}' for a in axes) or 'True'}:",
+              f"        append(x.numbers, place << {PLACE_SHIFT} | {size.bit_length() - 1} << {SIZE_SHIFT} | x.data + ({flat_text(x)}) * {x.pitch})"]
+    return text_of(lines, "log", append=append, as_index=as_index)
+
+
+def load(x, index, place):
+    """x[index], written down: an element or a view."""
+
+
+def store(x, index, value, place):
+    """x[index] = value, written down."""
+
+
+@overload(load, **LIKE_CODE)
+def load_any(x, index, place):
+    if not is_element(x, index):
+        return lambda x, index, place: x[index]
+
+    def load(x, index, place):
+        log_access(x, index, place)
+        return x[index]
+    return load
+
+
+@overload(store, **LIKE_CODE)
+def store_any(x, index, value, place):
+    if not is_element(x, index):
+        return None
+
+    def store(x, index, value, place):
+        log_access(x, index, place)
+        x[index] = value
+    return store
