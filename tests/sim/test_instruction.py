@@ -179,7 +179,7 @@ def one_variable_per_instruction(x):
 @pytest.mark.parametrize("kind", ["int32", "int64", "float32", "float64"])
 def test_types_are_those_of_numba(kind):
     array = getattr(types, kind)[::1]
-    found = {name: dtype for (name, *_), dtype in numba_types(one_variable_per_instruction, [array])}
+    found = {name: dtype for name, _, dtype in numba_types(one_variable_per_instruction, [array])}
     entries = [entry for entry in OF_NUMBA if entry.results]
     wanted = {name if name in ("same", "alike") else entry.name: np.dtype(kind if isinstance(result, Like) else result) for entry in entries for name, result in entry.results.items()}
     assert {name: found[name] for name in wanted} == wanted
