@@ -168,7 +168,7 @@ class Renewals:
         self.bases = np.unique(renewed[:, 1])
         arrays = [a for a in space.allocations if a.space == "local"]
         sizes = np.array([a.root.size for a in arrays])[np.searchsorted([a.base for a in arrays], self.bases, "right") - 1]
-        slot, self.most = np.searchsorted(self.bases, renewed[:, 1]), max(*inside[-1:], int(renewed[-1, 0])) + 2
+        slot, self.most = np.searchsorted(self.bases, renewed[:, 1]), max([*inside[-1:], int(renewed[-1, 0])]) + 2
         self.keys = np.sort(slot * self.most + renewed[:, 0])
         self.slot, self.sizes, self.position = self.keys // self.most, sizes, inside
         self.begin = np.cumsum([0, *(-(-sizes[self.slot] // 16) * 16)])
