@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from course.check.harness import array, compare, exercise, fail
+from course.check.tensors import unchanged, within
 
 # (tokens, c_q, c_k): even and odd, one tap, more taps than tokens, oblong, one token. The shape that tells most mistakes apart comes first.
 WINDOWS = [(6, 3, 4), (4, 2, 3), (5, 1, 1), (7, 4, 2), (5, 7, 11), (9, 6, 11), (8, 1, 5), (8, 5, 1), (1, 1, 1), (1, 3, 3)]
@@ -17,7 +18,9 @@ def ex09_1(convolved_score, rng):
         s0, w = np.tril(rng.standard_normal((n, n))), rng.standard_normal((c_q, c_k))
         wanted = correlate(s0, w)
         places = [(i, j) for i in range(n) for j in range(i + 1)]
-        got = {place: convolved_score(torch.tensor(s0), torch.tensor(w), *place) for place in places}
+        given = torch.tensor(s0), torch.tensor(w)
+        got = {place: convolved_score(*given, *place) for place in places}
+        unchanged(given, (torch.tensor(s0), torch.tensor(w)), f"convolved_score(s0 {(n, n)}, w {(c_q, c_k)}, i, j), for each i and j")
         for i, j in places:
             call = f"convolved_score(s0 {(n, n)}, w {(c_q, c_k)}, i={i}, j={j})"
             hint = diagnose(got, wanted, window_mistakes(s0, w)) or WINDOW_HINT
@@ -77,7 +80,7 @@ def check_scores(conv_scores, q, k, w):
     s = q @ k.T / math.sqrt(q.shape[1])
     wanted = np.where(lower, correlate(np.tril(s), w), -np.inf)
     call = f"conv_scores(q {q.shape}, k {k.shape}, w {w.shape})"
-    got = conv_scores(torch.tensor(q), torch.tensor(k), torch.tensor(w))
+    got = within(conv_scores, (torch.tensor(q), torch.tensor(k), torch.tensor(w)), call=call)
     if not (hasattr(got, "shape") and tuple(got.shape) == (n, n)):
         compare(got, wanted, what="conv_scores", call=call, tolerance=1e-8, hint="T has a row for each query and a column for each key.")
     got = array(got)

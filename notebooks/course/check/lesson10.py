@@ -7,7 +7,9 @@ import numpy as np
 import torch
 from torch.nn.functional import conv2d, pad
 
-from course.check.harness import compare, exercise, fail
+from course.check import inputs
+from course.check.harness import compare, exercise, fail, instance
+from course.check.tensors import Counted, OffChip, within
 from kernels.conv_tiled import halo_of, load_rows, owned
 from kernels.reference import conv_attention, conv_scores
 from kernels.tiled import State, Traffic, nothing_read, update
@@ -29,6 +31,8 @@ def ex10_1(to_load, rng):
         wanted = reach(i0, j0, rows, columns, c_q, c_k)
         got = to_load(i0, j0, rows, columns, c_q, c_k)
         compare(got, wanted, what="(top, bottom, left, right)", call=call, tolerance=0, hint=reach_hint(got, wanted, c_k))
+        for number in got:
+            instance(number, (int, np.integer), what="whole numbers, to count with", call=call, hint="// divides whole numbers, / makes a float.")
     return f"{len(cases)} tiles, at the borders and inside, taps odd and even, square and oblong"
 
 
@@ -52,7 +56,10 @@ def ex10_3(forward, rng):
         for size in (1, 30):
             check_forward(forward, shape, size, rng)
     check_forward(forward, (9, 3, 4, 5, 6), 1, rng, no_taps=True)
-    return f"O and L in {len(SHAPES)} shapes of 1 to 17 tokens and 1 × 1 to 6 × 11 taps, scores in the hundreds, all taps 0; no number moved too often"
+    for scores in inputs.LOUD:
+        check_forward(forward, (9, 3, 3, 4, 5), scores, rng)
+    check_forward(forward, (56, 2, 3, 4, 5), 1, rng)
+    return f"O and L in {len(SHAPES) + 1} shapes of 1 to 56 tokens and 1 × 1 to 6 × 11 taps, scores to ±{inputs.FAR}, all taps 0; no number moved too often, no row of scores kept"
 
 
 @exercise("10.4", "two_tests")
@@ -133,7 +140,9 @@ def check_tile(convolved_tile, n, taps, tile, rng):
     place = slice(i0, i0 + rows), slice(j0, j0 + columns)
     wanted = conv_scores(q[None, None], k[None, None], w[None])[0, 0][place]
     call = f"convolved_tile(q_tile {tuple(q_tile.shape)}, k_tile {tuple(k_tile.shape)}, w {taps}, i0={i0}, j0={j0})"
-    got = convolved_tile(q_tile, k_tile, w, i0, j0)
+    before = q_tile.clone(), k_tile.clone()
+    got = within(convolved_tile, (q_tile, k_tile, w, i0, j0), call=call)
+    q_tile, k_tile = before
     if got is not None and tuple(getattr(got, "shape", ())) != (rows, columns):
         compare(got, wanted, what="T of a tile", call=call, tolerance=1e-9, hint=SMALLER)
     compare(got, wanted, what="T of a tile", call=call, tolerance=1e-9, hint=tile_hint(got, wanted, q_tile, k_tile, w, i0, j0))
@@ -170,6 +179,7 @@ def inside(scores, w):
 
 # 10.3 -------------------------------------------------------------------------------------------------------------
 
+TILES_ONLY = "From one tile of keys to the next, a tile of rows keeps m, l and o: no scores, and no row of them."
 RAGGED = "The last tile of rows is short: it owns min(rows, n - i0) queries, and what it loads ends with them."
 FORWARD = "Is the state fresh for each tile of rows, V of the owned columns only, o divided by l once, at the end?"
 LOG_SUM = "O is right. L is one number a row, m + log(l): the log of the sum of exp(T), of shape (N,)."
@@ -178,15 +188,25 @@ WRITTEN = "Each owned row of O and of L is stored once, after the last tile of k
 
 
 def check_forward(forward, shape, size, rng, no_taps=False):
-    """One shape (n, c_q, c_k, rows loaded, columns loaded), with scores of about `size`."""
+    """One shape (n, c_q, c_k, rows loaded, columns loaded), with scores of about `size`, or as one of inputs.LOUD has them."""
     n, *taps, height, width = shape
     d = int(rng.integers(1, 6))
-    q, k, v, w = size * normal(rng, n, d), normal(rng, n, d), normal(rng, n, d), normal(rng, *taps) * (not no_taps)
+    q, k, v, w = normal(rng, n, d), normal(rng, n, d), normal(rng, n, d), normal(rng, *taps) * (not no_taps)
     call = f"forward(q {(n, d)}, k, v, w {tuple(taps)}, loaded={(height, width)}, traffic)"
-    traffic = Traffic()
-    got = forward(q, k, v, w, (height, width), traffic)
+    if isinstance(size, str):
+        call = f"{size}: {call}"
+        q[:, 0], k[:, 0] = math.sqrt(d), torch.tensor(inputs.LOUD[size](rng, n))
+        w = w / 10
+        w[-1, (taps[1] - 1) // 2] = 1
+    else:
+        q *= size
+    traffic = ToTheResults()
+    room = 6 * (height * width + (height + width) * (d + 2)) + n * (d + 1)  # what tiles take, generously, and the two results
+    off_chip = [OffChip(x.clone()) for x in (q, k, v)]
+    got = within(forward, (*off_chip, w, (height, width), traffic), call=call, kept=room, hint=TILES_ONLY)
     if not (isinstance(got, tuple | list) and len(got) == 2):
         fail("forward must return two tensors, (O, L)", call=call, wanted="(O, L)", got=type(got).__name__)
+    got = [getattr(part, "hidden", part) for part in got]
     t = conv_scores(q[None, None], k[None, None], w[None])[0, 0]
     wanted = conv_attention(q[None, None], k[None, None], v[None, None], w[None])[0, 0]
     compare(got[0], wanted, what="O", call=call, tolerance=1e-10, hint=output_hint(got[0], wanted, whole=n - n % (height - taps[0] + 1)))
@@ -195,6 +215,13 @@ def check_forward(forward, shape, size, rng, no_taps=False):
     for direction, mine, theirs, hint in [("read", traffic.read, read, READ), ("written", traffic.written, written, WRITTEN)]:
         if mine != theirs:
             fail(f"right output, but numbers {direction} differ", call=call, wanted=theirs, got=mine, hint=hint)
+
+
+class ToTheResults(Counted):
+    """Counted, where a result may also be a plain tensor, as q.new_empty(n) makes one."""
+
+    def store(self, array, rows, tile):
+        Traffic.store(self, getattr(array, "hidden", array), rows, tile)
 
 
 def output_hint(got, wanted, whole):

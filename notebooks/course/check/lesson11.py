@@ -6,8 +6,12 @@ import numpy as np
 from numba import cuda
 from numpy import float32
 
-from course.check import kernels
+from course.check import inputs, kernels
+from course.check.contract import Contract
 from course.check.harness import agree, compare, exercise, explained
+from sim.observers import DEFAULT
+from sim.observers.trace import Trace
+from sim.observers.traffic import Traffic
 
 TAPS = [(1, 1), (3, 3), (2, 4), (4, 1), (1, 6), (3, 5)]  # c_q, c_k
 WIDE = [(7, 7), (6, 11), (12, 2)]  # for tiles of 16 × 16
@@ -22,11 +26,14 @@ SHAPES = [  # n, d, taps, size of the tile
     (4, 6, (6, 7), 8),
     (12, 9, (6, 11), 16),
 ]
-LOUD = 100  # of a score, so that exp overflows without the maximum, and vanishes with one of 0
+LONG = (37, 2, (3, 3), 8)  # seven tiles of keys
+LOUD = inputs.FAR
+BLOCKS = 2  # of every launch of a part, each with tiles of its own
 
 
 @exercise("11.1", "score")
 def ex11_1(score, rng):
+    kernels.jitted(score, "score")
     for taps in TAPS:
         for i0, j0 in [(0, 0), *rng.integers(0, 12, (3, 2)).tolist()]:
             check_scores(score, 8, taps, i0, j0, rng)
@@ -36,6 +43,7 @@ def ex11_1(score, rng):
 
 @exercise("11.2", "convolve")
 def ex11_2(convolve, rng):
+    kernels.jitted(convolve, "convolve")
     for size, every in ((8, TAPS), (16, WIDE)):
         for taps in every:
             for i0, j0 in [(0, 0), (size + 9, 2), *rng.integers(0, 12, (2, 2)).tolist()]:
@@ -45,6 +53,7 @@ def ex11_2(convolve, rng):
 
 @exercise("11.3", "absorb")
 def ex11_3(absorb, rng):
+    kernels.jitted(absorb, "absorb")
     for size in (8, 16):
         check_rows(absorb, size, rng, "nothing read before", m=-math.inf)
         check_rows(absorb, size, rng, "a second tile", m=1)
@@ -59,6 +68,7 @@ def ex11_3(absorb, rng):
 
 @exercise("11.4", "add_values")
 def ex11_4(add_values, rng):
+    kernels.jitted(add_values, "add_values")
     for size, d in [(8, 8), (8, 3), (16, 10)]:
         for factor in (0.3, 0, 1):
             check_values(add_values, size, d, factor, rng)
@@ -67,11 +77,11 @@ def ex11_4(add_values, rng):
 
 @exercise("11.5", "conv_kernel")
 def ex11_5(conv_kernel, rng):
-    for shape in SHAPES:
+    for shape in [*SHAPES, LONG]:
         check_kernel(conv_kernel, *shape, rng)
-    check_kernel(conv_kernel, 9, 4, (3, 3), 8, rng, offset=LOUD)
-    check_kernel(conv_kernel, 9, 4, (3, 3), 8, rng, offset=-LOUD)
-    return f"{len(SHAPES)} shapes, one tile and several, taps larger than the sequence; scores far from 0; O and L; nothing for sim to find"
+    for scores in list(inputs.LOUD)[1:]:
+        check_kernel(conv_kernel, 14, 4, (3, 3), 8, rng, scores)
+    return f"{len(SHAPES) + 1} shapes, one tile of keys to seven, taps larger than the sequence; scores to ±{LOUD}; O and L; nothing for sim to find"
 
 
 # 11.1 -------------------------------------------------------------------------------------------------------------
@@ -86,17 +96,18 @@ SCORE = "Row y of q_tile times row x of k_tile; the query is i0 - P_q + y, the k
 
 
 def check_scores(score, size, taps, i0, j0, rng):
-    """One tile of S0."""
-    q, k = (normal(rng, size, size) for _ in range(2))
-    w, scale = normal(rng, *taps), float32(rng.uniform(0.2, 0.8))
+    """One tile of S0 in each block."""
+    q, k = (normal(rng, BLOCKS, size, size) for _ in range(2))
+    w, scale = normal(rng, *taps), inputs.scale_for(rng, size)
     call = f"score(q_tile, k_tile, w, i0={i0}, j0={j0}, scale) with tiles of {size} × {size}, w {taps}, in every thread"
-    got = filled(size, size)
+    got = filled(BLOCKS, size, size)
 
-    def every_score(q_tile, k_tile, w, i0, j0, scale, out):
-        out[cuda.threadIdx.y, cuda.threadIdx.x] = score(q_tile, k_tile, w, i0, j0, scale)
+    def every_score(q, k, w, i0, j0, scale, out):
+        b = cuda.blockIdx.x
+        out[b, cuda.threadIdx.y, cuda.threadIdx.x] = score(q[b], k[b], w, i0, j0, scale)
 
-    kernels.run(every_score, (1, (size, size)), (q, k, w, i0, j0, scale), (got,), rng, call)
-    s = scale * as_float64(q) @ as_float64(k).T
+    report = watched(every_score, size, (q, k, w, i0, j0, scale), (got,), rng, call)
+    s = scale * as_float64(q) @ as_float64(k).swapaxes(1, 2)
     wanted = masked(s, i0 - (taps[0] - 1), j0 - (taps[1] - 1) // 2, 0)
     mistakes = {
         NO_SCALE: wanted / scale,
@@ -104,9 +115,10 @@ def check_scores(score, size, taps, i0, j0, rng):
         NOT_ZERO: masked(s, i0 - (taps[0] - 1), j0 - (taps[1] - 1) // 2, -math.inf),
         OWN_CORNER: masked(s, i0, j0, 0),
         SIDE: masked(s, i0 - (taps[0] - 1), j0 - taps[1] // 2, 0),
-        TRANSPOSED: masked(s.T, i0 - (taps[0] - 1), j0 - (taps[1] - 1) // 2, 0),
+        TRANSPOSED: masked(s.swapaxes(1, 2), i0 - (taps[0] - 1), j0 - (taps[1] - 1) // 2, 0),
     }
     compare(got, wanted, what="S0 of a tile", call=call, tolerance=1e-5, hint=explained(got, mistakes, SCORE, 1e-4))
+    Contract(each={"q": 2 * size, "k": 2 * size}, hint="A thread multiplies one row of Q with one row of K.").enforce(every_score, report, call)
 
 
 # 11.2 -------------------------------------------------------------------------------------------------------------
@@ -119,37 +131,38 @@ CONVOLUTION = "T = Σ w[a, b] · s_tile[y + a, x + b]: the halo stands above and
 
 
 def check_convolution(convolve, size, taps, i0, j0, rng):
-    """One tile of T."""
-    s, w = normal(rng, size, size), normal(rng, *taps)
+    """One tile of T in each block."""
+    s, w = normal(rng, BLOCKS, size, size), normal(rng, *taps)
     call = f"convolve(s_tile, w, i0={i0}, j0={j0}) with a tile of {size} × {size}, w {taps}, in every thread"
-    got = filled(size, size)
+    got = filled(BLOCKS, size, size)
 
-    def every_sum(s_tile, w, i0, j0, out):
-        out[cuda.threadIdx.y, cuda.threadIdx.x] = convolve(s_tile, w, i0, j0)
+    def every_sum(s, w, i0, j0, out):
+        b = cuda.blockIdx.x
+        out[b, cuda.threadIdx.y, cuda.threadIdx.x] = convolve(s[b], w, i0, j0)
 
-    kernels.run(every_sum, (1, (size, size)), (s, w, i0, j0), (got,), rng, call)
+    report = watched(every_sum, size, (s, w, i0, j0), (got,), rng, call)
     rows, columns = size - taps[0] + 1, size - taps[1] + 1
-    wanted = np.full((size, size), -math.inf)
-    wanted[:rows, :columns] = masked(convolved(s, w), i0, j0, -math.inf)
+    wanted = in_corner(masked(convolved(s, w), i0, j0, -math.inf), size)
     mistakes = {
         NOT_HIDDEN: in_corner(convolved(s, w), size),
         HALO_CORNER: in_corner(masked(convolved(s, w), i0 - taps[0] + 1, j0 - (taps[1] - 1) // 2, -math.inf), size),
         TURNED: in_corner(masked(convolved(s, w[::-1, ::-1]), i0, j0, -math.inf), size),
     }
-    hint = HALO_COUNTED if np.isfinite(got[rows:]).any() or np.isfinite(got[:, columns:]).any() else explained(got, mistakes, CONVOLUTION, 1e-4)
+    hint = HALO_COUNTED if np.isfinite(got[:, rows:]).any() or np.isfinite(got[:, :, columns:]).any() else explained(got, mistakes, CONVOLUTION, 1e-4)
     compare(got, wanted, what="T of a tile", call=call, tolerance=1e-5, hint=hint)
+    Contract(each={"s": 2 * w.size, "w": 2 * w.size}, hint="A thread reads one window of S0.").enforce(every_sum, report, call)
 
 
 def convolved(s, w):
     """The sums of all places at which the taps fit into s, float64."""
-    windows = np.lib.stride_tricks.sliding_window_view(as_float64(s), w.shape)
-    return np.einsum("ijab,ab->ij", windows, as_float64(w))
+    windows = np.lib.stride_tricks.sliding_window_view(as_float64(s), w.shape, axis=(-2, -1))
+    return np.einsum("...ab,ab->...", windows, as_float64(w))
 
 
 def in_corner(t, size):
-    """t in the upper left corner of a tile full of -inf."""
-    tile = np.full((size, size), -math.inf)
-    tile[: t.shape[0], : t.shape[1]] = t
+    """t in the upper left corner of tiles full of -inf."""
+    tile = np.full((*t.shape[:-2], size, size), -math.inf)
+    tile[..., : t.shape[-2], : t.shape[-1]] = t
     return tile
 
 
@@ -162,21 +175,25 @@ STATE = "new m = the larger of m and the row's largest T; p = weight(t, new m); 
 
 
 def check_rows(absorb, size, rng, what, m, offset=0, seen=True):
-    """One tile of T and the state before it: (m, l, shrink, p) of every thread."""
-    t = normal(rng, size, size) * float32(3) + float32(offset)
-    t[rng.random((size, size)) < 0.3] = -math.inf
-    t[:, 0] = offset  # so that a row sees something
-    t[rng.integers(0, size) if seen else slice(None)] = -math.inf
-    start = float32(0 if m == -math.inf else 1.5)
-    call = f"absorb(t, m={m}, l={start:g}) in {size} × {size} threads, a row of {size} lanes each"
-    got = [filled(size, size) for _ in range(4)]
+    """One tile of T in each block, and the state of each row before it: (m, l, shrink, p) of every thread. m: about the maximum of a row; its l is drawn by itself."""
+    shape = BLOCKS, size, size
+    t = np.round(8 * (normal(rng, *shape) * float32(3) + float32(offset))) / 8  # no rounding where scores are large
+    t[rng.random(shape) < 0.3] = -math.inf
+    t[:, :, 0] = offset  # so that a row sees something
+    t[:, rng.integers(0, size) if seen else slice(None)] = -math.inf
+    m, l = np.round(8 * (m + normal(rng, BLOCKS, size, 1))) / 8, rng.uniform(0.5, 4, (BLOCKS, size, 1)) * (m > -math.inf)
+    t, m, l = (x.astype(float32) for x in (t, m, l))
+    call = f"absorb(t, m, l) in {size} × {size} threads, a row of {size} lanes each; a row before had m = {m[0, 0, 0]:g}, l = {l[0, 0, 0]:.3g}"
+    got = [filled(*shape) for _ in range(4)]
 
     def every_row(t, m, l, new_m, new_l, shrinks, p):
-        y, x = cuda.threadIdx.y, cuda.threadIdx.x
-        new_m[y, x], new_l[y, x], shrinks[y, x], p[y, x] = absorb(t[y, x], m, l)
+        b, y, x = cuda.blockIdx.x, cuda.threadIdx.y, cuda.threadIdx.x
+        new_m[b, y, x], new_l[b, y, x], shrinks[b, y, x], p[b, y, x] = absorb(t[b, y, x], m[b, y, 0], l[b, y, 0])
 
-    kernels.run(every_row, (1, (size, size)), (t, float32(m), start), got, rng, call)
-    for name, mine, theirs in zip(("m", "l", "shrink", "p"), got, after_tile(t, m, start), strict=True):
+    kernels.run(every_row, (BLOCKS, (size, size)), (t, m, l), got, rng, call)
+    wanted = after_tile(t, as_float64(m), as_float64(l))
+    got[2] = np.where(np.isinf(m) & np.isfinite(got[2]), wanted[2], got[2])  # where nothing was read before, any number will do: it meets l = 0 and o = 0
+    for name, mine, theirs in zip(("m", "l", "shrink", "p"), got, wanted, strict=True):
         compare(mine, theirs, what=f"{what}: another {name}", call=call, tolerance=2e-5, hint=row_hint(name, mine))
 
 
@@ -184,19 +201,19 @@ def row_hint(name, got):
     """What an answer with this wrong array is told."""
     if np.isnan(got).any():
         return GUARD
-    if name in ("m", "l") and (got != got[:, :1]).any():
+    if name in ("m", "l") and (got != got[:, :, :1]).any():
         return ROW
     return SHRINK if name == "shrink" else STATE
 
 
 def after_tile(t, m, l):
-    """(m, l, shrink, p), each (size, size), after the tile t, in float64."""
+    """(m, l, shrink, p), each of the shape of t, after the tiles t, in float64."""
     t = as_float64(t)
-    new_m = np.maximum(t.max(axis=1, keepdims=True), m)
+    new_m = np.maximum(t.max(axis=2, keepdims=True), m)
     finite = np.where(np.isinf(new_m), 0, new_m)
     p = np.exp(t - finite)
     shrink = np.exp(m - finite)
-    return tuple(np.broadcast_to(x, t.shape) for x in (new_m, l * shrink + p.sum(axis=1, keepdims=True), shrink, p))
+    return tuple(np.broadcast_to(x, t.shape) for x in (new_m, l * shrink + p.sum(axis=2, keepdims=True), shrink, p))
 
 
 # 11.4 -------------------------------------------------------------------------------------------------------------
@@ -207,20 +224,21 @@ VALUES = "o · shrink + Σ_j p_tile[y, j] · v_tile[j, x]: row y of P times colu
 
 
 def check_values(add_values, size, d, factor, rng):
-    """One tile of P times V, added."""
-    p, v, o = np.abs(normal(rng, size, size)), normal(rng, size, size), normal(rng, size, size)
-    v[:, d:] = 0
+    """One tile of P times V, added, in each block."""
+    p, v, o = np.abs(normal(rng, BLOCKS, size, size)), normal(rng, BLOCKS, size, size), normal(rng, BLOCKS, size, size)
+    v[:, :, d:] = 0
     call = f"add_values(o, shrink={factor:g}, p_tile, v_tile) with tiles of {size} × {size}, in every thread"
-    got = filled(size, size)
+    got = filled(BLOCKS, size, size)
 
-    def every_number(o, shrink, p_tile, v_tile, out):
-        y, x = cuda.threadIdx.y, cuda.threadIdx.x
-        out[y, x] = add_values(o[y, x], shrink, p_tile, v_tile)
+    def every_number(o, shrink, p, v, out):
+        b, y, x = cuda.blockIdx.x, cuda.threadIdx.y, cuda.threadIdx.x
+        out[b, y, x] = add_values(o[b, y, x], shrink, p[b], v[b])
 
-    kernels.run(every_number, (1, (size, size)), (o, float32(factor), p, v), (got,), rng, call)
+    report = watched(every_number, size, (o, float32(factor), p, v), (got,), rng, call)
     product = as_float64(p) @ as_float64(v)
     mistakes = {FORGOTTEN: product, NOT_SHRUNK: as_float64(o) + product}
     compare(got, factor * as_float64(o) + product, what="o after a tile", call=call, tolerance=2e-5, hint=explained(got, mistakes, VALUES, 1e-4))
+    Contract(each={"p": 2 * size, "v": 2 * size}, hint="A thread multiplies one row of P with one column of V.").enforce(every_number, report, call)
 
 
 # 11.5 -------------------------------------------------------------------------------------------------------------
@@ -231,30 +249,37 @@ POISON = "NaN: a number of o that no thread has written, a tile that nobody has 
 LOG_SUM = "O is right. L is m + log(l) at the end: is the last m the one that belongs to the last l?"
 
 
-def check_kernel(conv_kernel, n, d, taps, size, rng, offset=0):
-    """One launch: O and L of n queries. offset: about which number the scores lie."""
-    q, k, v = (normal(rng, n, d) for _ in range(3))
+def check_kernel(conv_kernel, n, d, taps, size, rng, scores="scores about 0"):
+    """One launch: O and L of n queries. scores: how inputs.LOUD draws them."""
+    q, k, v, scale = *(normal(rng, n, d) for _ in range(3)), inputs.scale_for(rng, d)
     w = normal(rng, *taps) / float32(math.sqrt(math.prod(taps)))
-    if offset:
-        q[:, 0], k[:, 0], w = 10 * d**0.5, offset / 10, identity(taps)
-    rows = size - taps[0] + 1
-    grid = -(-n // rows)
-    call = f"conv_kernel({size})[{grid}, ({size}, {size})] with q {q.shape}, w {taps}"
+    loud = scores != "scores about 0"
+    if loud:
+        q[:], k[:], scale, w = 0, 0, float32(0.375), identity(taps)
+        q[:, 0], k[:, 0] = 8, np.round(inputs.LOUD[scores](rng, n) / 3)  # scores are multiples of 3, exact in float32
+    rows, columns = size - taps[0] + 1, size - taps[1] + 1
+    grid, kernel = -(-n // rows), conv_kernel(size)
+    call = f"{scores}: conv_kernel({size})[{grid}, ({size}, {size})] with q {q.shape}, w {taps}, scale = {scale:.3g}"
     o, log_sum = filled(n, d), filled(n)
-    kernels.run(conv_kernel(size), (grid, (size, size)), (q, k, v, w, float32(d**-0.5)), (o, log_sum), rng, call)
-    wanted, wanted_sum = attention(q, k, v, w)
-    what = f"scores about {offset}: a wrong" if offset else "a wrong"
+    wanted, wanted_sum = attention(q, k, v, w, scale)
+    report = watched(kernel, size, (q, k, v, w, scale), (o, log_sum), rng, call, grid)
     right = n > rows and agree(o[:rows], wanted[:rows], 1e-4).all()
     hint = POISON if np.isnan(o).any() else FIRST_TILE if right else LOOP
-    compare(o, wanted, what=f"{what} O", call=call, tolerance=2e-4 if offset else 1e-5, hint=hint)
-    compare(log_sum, wanted_sum, what=f"{what} L", call=call, tolerance=1e-5, hint=LOG_SUM)
+    compare(o, wanted, what="a wrong O", call=call, tolerance=1e-4 if loud else 1e-5, hint=hint)
+    compare(log_sum, wanted_sum, what="a wrong L", call=call, tolerance=1e-5, hint=LOG_SUM)
+    tiles = -(-n // columns)
+    parts = {"q": 2, "k": 2 * tiles, "v": 2 * tiles, "w": 2 * tiles * w.size, "shared": tiles * (4 * size + 2 * w.size + 12)}
+    Contract(each=parts, hint=SHARES).enforce(kernel, report, call)
 
 
-def attention(q, k, v, w):
+SHARES = "Each thread loads one number of K and one of V from each tile, by load_rows, and from then on the block works in shared memory."
+
+
+def attention(q, k, v, w, scale):
     """(O, L) of one head, causal, in float64, from the definition: the oracle."""
     q, k, v = map(as_float64, (q, k, v))
     n, (c_q, c_k), left = len(q), w.shape, (w.shape[1] - 1) // 2
-    s = masked(q @ k.T * q.shape[1] ** -0.5, 0, 0, 0)
+    s = masked(q @ k.T * float(scale), 0, 0, 0)
     s = np.pad(s, ((c_q - 1, 0), (left, c_k - 1 - left)))
     t = masked(convolved(s, w), 0, 0, -math.inf)
     m = t.max(axis=1, keepdims=True)
@@ -276,6 +301,12 @@ def normal(rng, *shape):
     return rng.standard_normal(shape).astype(float32)
 
 
+def watched(kernel, size, given, outputs, rng, call, grid=BLOCKS):
+    """The launch of blocks of size × size threads, watched for a contract; returns sim's report."""
+    observers = *DEFAULT, Trace(limit=kernels.EVENTS), Traffic
+    return kernels.run(kernel, (grid, (size, size)), given, outputs, rng, call, observers=observers)
+
+
 def filled(*shape):
     """An output that shows where nobody has written."""
     return np.full(shape, np.nan, float32)
@@ -287,5 +318,5 @@ def as_float64(x):
 
 def masked(scores, i0, j0, fill):
     """scores, with `fill` where the key comes after its query; the first row is query i0, the first column key j0."""
-    i, j = np.ogrid[: scores.shape[0], : scores.shape[1]]
+    i, j = np.ogrid[: scores.shape[-2], : scores.shape[-1]]
     return np.where(j + j0 > i + i0, fill, scores)

@@ -1,11 +1,14 @@
 """The checks of lesson 12: the gradients of the softmax, the convolution, the taps, then all of them, and four wrong ones to diagnose."""
 
 import math
+from unittest.mock import patch
 
 import torch
 from torch.nn.functional import conv2d, pad
 
+from course.check import inputs
 from course.check.harness import compare, exercise, fail
+from course.check.tensors import within
 
 # (tokens, c_q, c_k): first one in which no two mistakes look alike; then one token, one tap, even and odd, oblong, more taps than tokens.
 WINDOWS = [(6, 3, 4), (1, 1, 1), (1, 3, 3), (4, 2, 3), (5, 1, 1), (7, 4, 2), (5, 7, 11), (9, 6, 11), (8, 1, 5), (8, 5, 1)]
@@ -14,17 +17,26 @@ TOLERANCE = 1e-9
 
 @exercise("12.1", "softmax_backward")
 def ex12_1(softmax_backward, rng):
-    for n, d, loud in [(6, 4, 1), (1, 1, 1), (1, 4, 1), (3, 1, 1), (9, 3, 1), (7, 2, 300)]:
-        t = torch.tensor(loud * rng.standard_normal((n, n))).masked_fill(future(n), -math.inf).requires_grad_()
+    shapes = [(6, 4, None), (1, 1, None), (1, 4, None), (3, 1, None), (9, 3, None), *((7, 2, scores) for scores in list(inputs.LOUD)[1:])]
+    for n, d, loud in shapes:
+        t = torch.tensor(rng.standard_normal((n, n)) + (inputs.LOUD[loud](rng, n) if loud else 0)).masked_fill(future(n), -math.inf).requires_grad_()
         v, d_o = random(rng, 2, n, d)
         p = torch.softmax(t, 1)
         o, log_sum = p @ v, torch.logsumexp(t, 1).detach()
         (d_t,) = torch.autograd.grad(o, t, d_o)
-        call = f"softmax_backward(t {(n, n)}, log_sum {(n,)}, v, o, d_o {(n, d)}){', scores in the hundreds' * (loud > 1)}"
-        got = pair(softmax_backward(t.detach(), log_sum, v, o.detach(), d_o), call)
-        judge("P", got[0], p.detach(), call, {}, LINES["P"])
-        judge("dT", got[1], d_t, call, softmax_mistakes(p.detach(), v, o.detach(), d_o), LINES["dT"])
-    return "P and dT of 1 to 9 tokens against autograd, with scores around 0 and in the hundreds"
+        call = f"softmax_backward(t {(n, n)}, log_sum {(n,)}, v, o, d_o {(n, d)}){f', {loud}' * bool(loud)}"
+        check_softmax(softmax_backward, t.detach(), log_sum, v, o.detach(), d_o, p.detach(), d_t, call)
+        log_sum, o = log_sum + torch.tensor(rng.uniform(0.5, 1, n)), random(rng, n, d)
+        p = torch.exp(t.detach() - log_sum[:, None])
+        check_softmax(softmax_backward, t.detach(), log_sum, v, o, d_o, p, softmax_gradient(p, v, o, d_o), f"{call}, where L and o are not those of t and v")
+    return f"P and dT of 1 to 9 tokens against autograd, with scores to ±{inputs.FAR}; with L and o as they are handed over"
+
+
+def check_softmax(softmax_backward, t, log_sum, v, o, d_o, p, d_t, call):
+    """One call; p and d_t: what is wanted."""
+    got = pair(by_hand(softmax_backward, (t, log_sum, v, o, d_o), call), call)
+    judge("P", got[0], p, call, {}, LINES["P"])
+    judge("dT", got[1], d_t, call, softmax_mistakes(p, v, o, d_o), LINES["dT"])
 
 
 @exercise("12.2", "transposed_convolve")
@@ -34,7 +46,7 @@ def ex12_2(transposed_convolve, rng):
         s = torch.zeros_like(d_t, requires_grad=True)
         (wanted,) = torch.autograd.grad(convolve(s, w), s, d_t)
         call = f"transposed_convolve(d_t {(n, n)}, w {(c_q, c_k)})"
-        judge("dS0", transposed_convolve(d_t, w), wanted, call, convolution_mistakes(d_t, w), READERS)
+        judge("dS0", by_hand(transposed_convolve, (d_t, w), call), wanted, call, convolution_mistakes(d_t, w), READERS)
     return f"{len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps against autograd"
 
 
@@ -45,7 +57,7 @@ def ex12_3(tap_gradient, rng):
         w = torch.zeros(c_q, c_k, dtype=torch.float64, requires_grad=True)
         (wanted,) = torch.autograd.grad(convolve(s0, w), w, d_t)
         call = f"tap_gradient(d_t {(n, n)}, s0 {(n, n)}, c_q={c_q}, c_k={c_k})"
-        judge("dW", tap_gradient(d_t, s0, c_q, c_k), wanted, call, tap_mistakes(d_t, s0, c_q, c_k), MET)
+        judge("dW", by_hand(tap_gradient, (d_t, s0, c_q, c_k), call), wanted, call, tap_mistakes(d_t, s0, c_q, c_k), MET)
     return f"{len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps against autograd"
 
 
@@ -54,15 +66,23 @@ def ex12_4(conv_attention_backward, rng):
     for n, c_q, c_k in WINDOWS:
         d = int(rng.integers(2, 6))
         q, k, v, d_o = random(rng, 4, n, d)
-        inputs = [x.requires_grad_() for x in (q, k, v, random(rng, c_q, c_k))]
-        o, log_sum = attend(*inputs)
-        wanted = dict(zip(NAMES, torch.autograd.grad(o, inputs, d_o), strict=True))
-        given = [x.detach() for x in (*inputs, o, log_sum)] + [d_o]
+        leaves = [x.requires_grad_() for x in (q, k, v, random(rng, c_q, c_k))]
+        o, log_sum = attend(*leaves)
+        wanted = torch.autograd.grad(o, leaves, d_o)
+        given = [x.detach() for x in (*leaves, o, log_sum)] + [d_o]
         call = f"conv_attention_backward(q, k, v {(n, d)}, w {(c_q, c_k)}, o {(n, d)}, log_sum {(n,)}, d_o {(n, d)})"
-        got = dict(zip(NAMES, four(conv_attention_backward(*given), call), strict=True))
-        for name in ("dV", "dW", "dQ", "dK"):  # in the order in which they are computed
-            judge(name, got[name], wanted[name], call, whole_mistakes(name, given), LINES[name])
-    return f"dV, dW, dQ and dK for {len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps against autograd"
+        check_backward(conv_attention_backward, given, wanted, call)
+        given[4:6] = random(rng, n, d), log_sum.detach() + torch.tensor(rng.uniform(0.5, 1, n))
+        check_backward(conv_attention_backward, given, backward_with()(*given), f"{call}, where L and o are not those of q, k and v")
+    return f"dV, dW, dQ and dK for {len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps against autograd; with L and o as they are handed over"
+
+
+def check_backward(conv_attention_backward, given, wanted, call):
+    """One call; wanted: dQ, dK, dV, dW."""
+    got = dict(zip(NAMES, four(by_hand(conv_attention_backward, given, call), call), strict=True))
+    wanted = dict(zip(NAMES, wanted, strict=True))
+    for name in ("dV", "dW", "dQ", "dK"):  # in the order in which they are computed
+        judge(name, got[name], wanted[name], call, whole_mistakes(name, given), LINES[name])
 
 
 @exercise("12.5", "diagnosis")
@@ -83,6 +103,19 @@ def ex12_5(diagnosis, rng):
 # Judging a piece -------------------------------------------------------------------------------------------------
 
 NAMES = "dQ", "dK", "dV", "dW"
+BY_HAND = "Here the gradient is computed by hand, from the formulas of this lesson: autograd is what it is compared with."
+
+
+def by_hand(answer, given, call):
+    """answer(*given), without autograd, its inputs unchanged."""
+
+    def refuse(*_, **__):
+        fail("it asks autograd", call=call, hint=BY_HAND)
+
+    with patch("torch.autograd.graph._engine_run_backward", refuse), patch("torch.autograd._engine_run_backward", refuse):
+        return within(answer, tuple(given), call=call)
+
+
 SINGLE = "Right to about seven digits only: is something float32 on the way? torch.zeros_like(x) and x.new_zeros keep the type of x."
 
 
