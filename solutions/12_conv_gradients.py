@@ -211,7 +211,8 @@ print("dT, measured:", [round(slope, 6) for slope in slopes(lambda t: torch.soft
 #
 # ## Exercise 12.1 · softmax_backward · about four lines
 #
-# Now all rows at once. Return P and dT, both (N, N).
+# Now all rows at once. Return P and dT, both (N, N), from L and o as they are handed over, without a softmax and without autograd: the kernels of lesson 13 see a
+# tile at a time, never a whole row, so nothing here may need one. The check also hands over an L and an o that are not those of `t` and `v`. All inputs stay as they are.
 #
 # | given | shape | |
 # |---|---|---|
@@ -504,7 +505,7 @@ def conv_attention(q, k, v, w):
 # %% [markdown]
 # ## Exercise 12.4 · conv_attention_backward · about six lines
 #
-# Return `(dQ, dK, dV, dW)`, shaped like q, k, v and w. Use your three functions.
+# Return `(dQ, dK, dV, dW)`, shaped like q, k, v and w. Use your three functions, with L and o as they are handed over, and no autograd.
 #
 # <details><summary>Hint 1: the beginning</summary>
 #

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy import float32
 
-from course.check import kernels
+from course.check import inputs, kernels
 from course.check.backward_faults import FAULTS
-from course.check.harness import compare, exercise, fail, numbers
+from course.check.harness import compare, exercise, fail, instance, numbers
 from kernels.reference import above_diagonal, conv_scores, masked_scores, transposed_convolve
 
 # (tokens, d, c_q, c_k, size): first one in which no two mistakes look alike; then one token, one tap, odd and even, oblong, more taps than tokens.
@@ -31,28 +31,52 @@ def ex13_1(to_load, rng):
         readers = readers_of(i0, j0, rows, columns, c_q, c_k)
         for name, mine, cells in [("dT", got[0], readers), ("S0", got[1], read_by(readers, c_q, c_k))]:
             compare(mine, frame(cells), what=f"(top, bottom, left, right) of {name}", call=call, tolerance=0, hint=REACH[name])
+            for side in mine:
+                instance(side, (int, np.integer), what="whole numbers, to count with", call=call, hint="// divides whole numbers, / makes a float.")
     return f"{len(taps)} tiles, taps odd and even, square and oblong"
 
 
 @exercise("13.2", "gradient_of_t")
 def ex13_2(gradient_of_t, rng):
+    kernels.jitted(gradient_of_t, "gradient_of_t")
+
     def t_kernel(s_tile, w, log_sum, delta, i0, j0, p_tile, d_t_tile):
         gradient_of_t(p_tile, d_t_tile, s_tile, w, log_sum, delta, i0, j0)
 
     for tile in tiles(rng):
         of_t = tile.of_t
         outputs = poison(of_t), beyond(tile.cut(tile.pass_.d_p, of_t))
-        inputs = tile.s, tile.pass_.w, tile.pass_.log_sum, tile.pass_.delta, tile.i0, of_t[1]
+        given = tile.s, tile.pass_.w, tile.pass_.log_sum, tile.pass_.delta, tile.i0, of_t[1]
         call = f"gradient_of_t(p_tile, d_t_tile, s_tile, w {tile.taps}, log_sum, delta, i0={tile.i0}, j0={of_t[1]}), {len(tile.pass_.log_sum)} tokens"
-        kernels.run(t_kernel, (1, tile.threads), inputs, outputs, rng, call)
+        kernels.run(t_kernel, (1, tile.threads), given, outputs, rng, call, refused=is_bug)
         wanted = beyond(tile.cut(tile.pass_.p, of_t)), beyond(tile.cut(tile.pass_.d_t, of_t))
         agree("P", outputs[0], wanted[0], call, p_mistakes(tile), P_LINE)
         agree("dT", outputs[1], wanted[1], call, t_mistakes(tile), T_LINE)
-    return f"P and dT: {DESCRIPTION}"
+    for scores in inputs.LOUD:
+        given, outputs, wanted = loud_tile(rng, scores)
+        call = f"{scores}: gradient_of_t(p_tile, d_t_tile, s_tile (6, 6), w (1, 1), log_sum, delta, i0=0, j0=0), 6 tokens"
+        kernels.run(t_kernel, (1, 5), given, outputs, rng, call, refused=is_bug)
+        for name, got, right in zip(("P", "dT"), outputs, wanted, strict=True):
+            agree(name, got, right, call, {}, LOUD_LINE)
+    return f"P and dT: {DESCRIPTION}; scores to ±{inputs.FAR}, L and D as they are handed over"
+
+
+def loud_tile(rng, scores, n=6):
+    """(inputs, outputs, (P, dT)) of gradient_of_t for one tap, 1, and scores as inputs.LOUD draws them, so that T is S0; L and D are drawn by themselves."""
+    s = np.round(8 * (inputs.LOUD[scores](rng, n) + rng.standard_normal((n, n)))) / 8  # exact in float32
+    seen = np.tri(n, dtype=bool)
+    log_sum = np.where(seen, s, -np.inf).max(1) + rng.integers(0, 16, n) / 8
+    delta, d_p = rng.standard_normal(n), rng.standard_normal((n, n))
+    p = np.exp(np.where(seen, s - log_sum[:, None], -np.inf))
+    d_t = p * (d_p - delta[:, None])
+    s, log_sum, delta, d_p, p, d_t = (x.astype(float32) for x in (np.where(seen, s, 0), log_sum, delta, d_p, p, d_t))
+    return (s, np.ones((1, 1), float32), log_sum, delta, 0, 0), (poison((0, 0, n, n)), beyond(d_p)), (beyond(p), beyond(d_t))
 
 
 @exercise("13.3", "gradient_of_s")
 def ex13_3(gradient_of_s, rng):
+    kernels.jitted(gradient_of_s, "gradient_of_s")
+
     def s_kernel(d_t_tile, w, i0, j0, rows, columns, d_s_tile):
         gradient_of_s(d_s_tile, d_t_tile, w, i0, j0, rows, columns)
 
@@ -60,13 +84,15 @@ def ex13_3(gradient_of_s, rng):
         d_s = poison(tile.owned)
         call = f"gradient_of_s(d_s_tile, d_t_tile, w {tile.taps}, i0={tile.i0}, j0={tile.j0}, rows={tile.rows}, columns={tile.columns})"
         inputs = beyond(tile.d_t), tile.pass_.w, tile.i0, tile.j0, tile.rows, tile.columns
-        kernels.run(s_kernel, (1, tile.threads), inputs, [d_s], rng, call)
+        kernels.run(s_kernel, (1, tile.threads), inputs, [d_s], rng, call, refused=is_bug)
         agree("dS", d_s, beyond(tile.d_s), call, s_mistakes(tile), S_LINE)
     return f"dS: {DESCRIPTION}"
 
 
 @exercise("13.4", "add_d_w")
 def ex13_4(add_d_w, rng):
+    kernels.jitted(add_d_w, "add_d_w")
+
     def w_kernel(d_t_tile, s_tile, w, rows, columns, right, tap_sums):
         add_d_w(tap_sums, d_t_tile, s_tile, w, rows, columns, right)
 
@@ -75,7 +101,7 @@ def ex13_4(add_d_w, rng):
         sums = before.copy()
         call = f"add_d_w(tap_sums, d_t_tile, s_tile, w {tile.taps}, rows={tile.rows}, columns={tile.columns}, right={tile.right})"
         inputs = beyond(tile.d_t), tile.s, tile.pass_.w, tile.rows, tile.columns, tile.right
-        kernels.run(w_kernel, (1, tile.threads), inputs, [sums], rng, call)
+        kernels.run(w_kernel, (1, tile.threads), inputs, [sums], rng, call, refused=is_bug)
         mistakes = {hint: added(before, more) for hint, more in w_mistakes(tile).items()}
         agree("tap_sums", sums, added(before, taps_met(tile)), call, mistakes | {NOT_ADDED: replaced(before, taps_met(tile))}, W_LINE)
     return f"dW: {DESCRIPTION}"
@@ -83,6 +109,8 @@ def ex13_4(add_d_w, rng):
 
 @exercise("13.5", "add_d_q")
 def ex13_5(add_d_q, rng):
+    kernels.jitted(add_d_q, "add_d_q")
+
     def q_kernel(d_s_tile, k, j0, rows, columns, d_q_tile):
         add_d_q(d_q_tile, d_s_tile, k, j0, rows, columns)
 
@@ -90,7 +118,7 @@ def ex13_5(add_d_q, rng):
         before, k = normal(rng, tile.rows + 1, 5), tile.pass_.k
         d_q = before.copy()
         call = f"add_d_q(d_q_tile, d_s_tile, k {k.shape}, j0={tile.j0}, rows={tile.rows}, columns={tile.columns})"
-        kernels.run(q_kernel, (1, tile.threads), (beyond(tile.d_s), k, tile.j0, tile.rows, tile.columns), [d_q], rng, call)
+        kernels.run(q_kernel, (1, tile.threads), (beyond(tile.d_s), k, tile.j0, tile.rows, tile.columns), [d_q], rng, call, refused=is_bug)
         more = tile.d_s @ k[tile.j0 : tile.j0 + tile.columns]
         mistakes = {NOT_ADDED: replaced(before, more), FIRST_KEYS: added(before, tile.d_s @ k[: tile.columns])}
         agree("d_q_tile", d_q, added(before, more), call, mistakes, Q_LINE)
@@ -99,6 +127,8 @@ def ex13_5(add_d_q, rng):
 
 @exercise("13.6", "add_d_k_d_v")
 def ex13_6(add_d_k_d_v, rng):
+    kernels.jitted(add_d_k_d_v, "add_d_k_d_v")
+
     def k_kernel(d_s_tile, p_tile, q, d_o, i0, rows, columns, right, d_k_tile, d_v_tile):
         add_d_k_d_v(d_k_tile, d_v_tile, d_s_tile, p_tile, q, d_o, i0, rows, columns, right)
 
@@ -107,7 +137,7 @@ def ex13_6(add_d_k_d_v, rng):
         outputs, mine = list(before.copy()), slice(tile.i0, tile.i0 + tile.rows)
         call = f"add_d_k_d_v(..., q {q.shape}, d_o, i0={tile.i0}, rows={tile.rows}, columns={tile.columns}, right={tile.right})"
         inputs = beyond(tile.d_s), beyond(tile.p), q, d_o, tile.i0, tile.rows, tile.columns, tile.right
-        kernels.run(k_kernel, (1, tile.threads), inputs, outputs, rng, call)
+        kernels.run(k_kernel, (1, tile.threads), inputs, outputs, rng, call, refused=is_bug)
         wanted = tile.d_s.T @ q[mine], tile.p_owned.T @ d_o[mine]
         agree("d_k_tile", outputs[0], added(before[0], wanted[0]), call, {NOT_ADDED: replaced(before[0], wanted[0])} | k_mistakes(tile, before[0]), K_LINE)
         agree("d_v_tile", outputs[1], added(before[1], wanted[1]), call, {NOT_ADDED: replaced(before[1], wanted[1])} | v_mistakes(tile, before[1]), V_LINE)
@@ -244,6 +274,11 @@ def tiles(rng):
                 yield Tile(whole, size, i0, j0, min(rows, n - i0), min(columns, n - j0), int(rng.integers(1, 9)))
 
 
+def is_bug(finding):
+    """An index that counts from the end, as in w[-1 - a], is none: Numba wraps it."""
+    return finding.kind != "negative-index"
+
+
 def normal(rng, *shape):
     return rng.standard_normal(shape).astype(float32)
 
@@ -277,6 +312,7 @@ def replaced(before, new):
 P_LINE = "P = exp(T - L) where 0 <= key <= query < N, else 0; the query of row i is i0 + i, the key of column j is j0 + j."
 NOT_YET_L = "Equal to exp(T): each row has an L, log_sum[query]."
 T_LINE = "dT = P * (dP - D), with dP as it came in, in d_t_tile, and D = delta[query]; 0 where P is 0."
+LOUD_LINE = "P = exp(T - L), in one exponential: exp(T) alone is beyond float32 from 89 on, and L is the row's own, log_sum[query]."
 NO_D = "Equal to P * dP: D, delta[query], is missing."
 NO_P = "Equal to dP - D where P is not 0: multiply by P."
 LEFT_ALONE = "Where P is 0, dP was left as it was: dT is 0 there."

@@ -8,7 +8,9 @@ from numpy import float32
 from torch.nn.functional import conv2d, pad
 
 from course.check import kernels
-from course.check.harness import compare, exercise, explained, fail, numbers
+from course.check.contract import Contract
+from course.check.harness import compare, exercise, explained, fail, instance, numbers
+from course.check.tensors import within
 from kernels.conv_decode import decode_arguments
 from kernels.reference import conv_attention_decode, conv_scores
 from kernels.tiled import Traffic
@@ -47,11 +49,12 @@ def ex14_3(is_right, rng):
 def ex14_4(merge_splits, rng):
     for sizes in [(1, 1, 1, 1), (1, 1, 1, 4), (1, 2, 2, 3), (2, 1, 3, 8), (2, 3, 5, 4), (1, 1, 40, 2), (1, 2, 7, 33)]:
         check_merge(merge_splits, sizes, rng, "scores near 0")
-    for offset in (9000, -9000):
-        check_merge(merge_splits, (1, 2, 4, 3), rng, f"scores near {offset}", offset=offset)
+    for offset in (9000, -9000, 1e6, -1e6):
+        check_merge(merge_splits, (1, 2, 4, 3), rng, f"scores near {offset:g}", offset=offset)
+    check_merge(merge_splits, (1, 2, 4, 3), rng, "scores of -1e30, which are scores still", offset=-1e30)
     for empty in ([0], [3], [0, 1], [1, 2, 3]):
         check_merge(merge_splits, (1, 2, 4, 3), rng, f"nothing read by split{'s' * (len(empty) > 1)} {', '.join(map(str, empty))}", empty=empty)
-    return "1 to 40 splits, empty ones among them, several batches and heads, rows of 1 to 33 numbers, scores from -9000 to 9000"
+    return "1 to 40 splits, empty ones among them, several batches and heads, rows of 1 to 33 numbers, scores near 0, ±9000, ±10⁶ and -10³⁰"
 
 
 # The pieces of the oracle -----------------------------------------------------------------------------------------
@@ -103,7 +106,7 @@ def check_scores(window_scores, n, taps, rng):
     window = q[-taps[0] :]
     wanted = conv_scores(q[None, None], k[None, None], w[None])[0, 0, -1]
     call = f"window_scores(q_window {tuple(window.shape)}, k {(n, d)}, w {tuple(taps)})"
-    got = window_scores(window, k, w)
+    got = within(window_scores, (window.clone(), k.clone(), w.clone()), call=call)
     s, (left, right) = window @ k.T / math.sqrt(d), sides(taps)
     s0 = hidden(s, n - len(window), 0)
     mistakes = {
@@ -149,7 +152,7 @@ def check_split(split_state, n, taps, start, end, rng):
     k_seen, v_seen = only(k, low, high), only(v, start, end)
     call = f"split_state(q_window {tuple(window.shape)}, k {(n, d)}, v, w {tuple(taps)}, start={start}, end={end}, traffic)"
     traffic = Traffic()
-    got = split_state(window, k_seen, v_seen, w, start, end, traffic)
+    got = within(split_state, (window.clone(), k_seen, v_seen, w.clone(), start, end, traffic), call=call)
     if got is not None and not (isinstance(got, tuple | list) and len(got) == 3):
         fail("split_state must return three things", call=call, wanted="(m, l, o)", got=type(got).__name__)
     hint = EMPTY if start == end else POISONED if got is not None and np.isnan(numbers(got)).any() else explained(got, mistakes, STATE)
@@ -261,8 +264,9 @@ def head_by_head(decode):
 
     def decode_all(q_window, k, v, w, splits):
         *tensors, _ = decode_arguments(q_window, k, v, w, None)
+        tensors = [tensor.double() for tensor in tensors]  # rounded once, at the end, so that large numbers do no harm
         rows = [[decode(*(tensor[b, h] for tensor in tensors[:3]), tensors[3][h], splits) for h in range(k.shape[1])] for b in range(k.shape[0])]
-        return torch.stack([torch.stack(heads) for heads in rows])[:, :, None]
+        return torch.stack([torch.stack(heads) for heads in rows])[:, :, None].to(k.dtype)
 
     return decode_all
 
@@ -328,6 +332,14 @@ def not_rescaled(q, k, v, w, splits):
     return sum(o for _, _, o in states) / sum(l for _, l, _ in states)
 
 
+def one_number_off(o, *_):
+    """o, but for one number of the last head."""
+    o = o.clone()
+    o[-1, -1, -1, -1] += 4e-5
+    return o
+
+
+SIGN = "A difference may be negative: .abs() before .max()."
 TOO_STRICT = "float32 rounds: right means a largest difference of at most 1e-5 from the reference in float64. Is `wanted` the last row, [:, :, -1:]?"
 SPLIT_COUNTS = "Try every number of splits from 1 to more than there are keys: this one is right for most of them."
 NAN = "A comparison with NaN is never true: `error > 1e-5` lets it pass, `not error <= 1e-5` does not."
@@ -335,8 +347,8 @@ START = "Try the start of a sequence too: fewer tokens than c_q, and so a shorte
 
 ACCEPTED = {
     "the right one": head_by_head(faultless),
-    "one that rounds a little more": altered(lambda o, *_: o * (1 + 1e-6)),
-    "one that does not split at all": lambda q_window, k, v, w, splits: conv_attention_decode(q_window, k, v, w),
+    "one that rounds a little more": altered(lambda o, *_: o + 2e-6 * o.sign()),
+    "one that does not split at all": lambda q_window, k, v, w, splits: conv_attention_decode(*(x.double() for x in (q_window, k, v, w))).to(k.dtype),
 }
 REJECTED = {
     "no_halo": (FAULTY["no_halo"], "With one split it is right. Try several."),
@@ -345,6 +357,10 @@ REJECTED = {
     "full_tiles": (FAULTY["full_tiles"], f"{SPLIT_COUNTS} {NAN}"),
     "always NaN": (altered(lambda o, *_: o * math.nan), NAN),
     "off by a thousandth": (altered(lambda o, *_: o * 1.001), "A tolerance of 1e-5 finds it."),
+    "a hundredth too low everywhere": (altered(lambda o, *_: o - 0.01), SIGN),
+    "a hundredth too high everywhere": (altered(lambda o, *_: o + 0.01), SIGN),
+    "a single number off by 4e-5": (altered(one_number_off), "The measure is the largest difference of all numbers, not their mean, and 1e-5 is the limit."),
+    "wrong with more splits than keys": (altered(lambda o, q, k, v, w, splits: o + (splits > k.shape[2])), SPLIT_COUNTS),
     "P_k and P_r exchanged": (with_pieces(swap=True), "For odd c_k the two sides are alike. Try an even one, with several keys."),
     "a short window at the wrong rows of taps": (with_pieces(below=True), START),
     "the taps of head 0 for all heads": (first_taps, "Try more than one head, with different taps."),
@@ -392,7 +408,7 @@ def check_merge(merge_splits, sizes, rng, case, offset=0, empty=()):
     parts, out = np.concatenate([o, m, l], axis=3).astype(float32), np.full((batch, heads, 1, d), np.nan, float32)
     threads = 64 if d > 32 else 32
     call = f"merge_splits[({heads}, {batch}), {threads}](parts {parts.shape}, out {out.shape}), {case}"
-    kernels.run(merge_splits, ((heads, batch), threads), (parts,), (out,), rng, call)
+    m = parts[..., d : d + 1].astype(np.float64)
     weights = np.exp(m - m.max(axis=2, keepdims=True))
     sums, totals = ((weights * part).sum(axis=2, keepdims=True) for part in (o, l))
     mistakes = {
@@ -400,5 +416,16 @@ def check_merge(merge_splits, sizes, rng, case, offset=0, empty=()):
         UNSCALED: o.sum(axis=2, keepdims=True) / l.sum(axis=2, keepdims=True),
         EACH_DIVIDED: (o / np.where(l > 0, l, 1)).mean(axis=2, keepdims=True),
     }
-    hint = NOBODY_WRITES if np.isnan(out).any() else explained(out, mistakes, MERGE, 1e-4)
-    compare(out, sums / totals, what="a wrong output", call=call, tolerance=1e-5, hint=hint)
+
+
+    def hint(got):
+        return NOBODY_WRITES if np.isnan(got).any() else explained(got, mistakes, MERGE, 1e-4)
+
+    def writer(number):
+        return number // d * threads + number % d
+
+    contract = Contract("parts out", each={"parts": 6 * splits, "out": 1}, owner={"out": writer}, barriers=(0, 0), hint=A_NUMBER_EACH)
+    kernels.judge(merge_splits, ((heads, batch), threads), (parts,), (out,), (sums / totals,), rng, call, contract, what="a wrong output", hint=hint)
+
+
+A_NUMBER_EACH = "Thread c of a head's block makes number c, and no other: it reads m and l of each split, and number c of its o."

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from course.check.harness import compare, exercise, explained, fail
+from course.check.harness import compare, exercise, explained, fail, instance
+from course.check.tensors import within
 from kernels.modules import ConvAttention
 from kernels.reference import conv_attention, identity_taps
 
@@ -45,6 +46,8 @@ def ex15_3(strongest, rng):
         wanted = [reads_of(head) for head in taps.tolist()]
         call = f"strongest(taps), taps: {tuple(taps.shape)}"
         got = strongest(taps)
+        for number in [number for pair in got for number in pair] if isinstance(got, list) and all(isinstance(pair, (tuple, list)) for pair in got) else []:
+            instance(number, int, what="whole numbers, to count with", call=call, hint="// divides whole numbers, / makes a float; .item() or .tolist() makes a number of a tensor.")
         if not torch.equal(taps, before):
             fail("the taps themselves were changed", call=call)
         if heads == 1 or (c_q, c_k) == (3, 6):
@@ -73,6 +76,8 @@ def check_taps(layer, heads, kernel_size, call):
         fail("the layer has no tensor called taps", call=call, hint="self.taps = nn.Parameter(...)")
     if not isinstance(taps, nn.Parameter):
         fail("the taps are no parameter", call=call, hint="Without nn.Parameter the optimizer never hears of them: they would stay as they are.", got=type(taps).__name__)
+    if taps.untyped_storage().nbytes() < taps.numel() * taps.element_size():
+        fail("several taps are one number in memory, as expand() makes them", call=call, hint="Each head learns its own taps: repeat(), or identity_taps(heads, ...), makes room for all.")
     if taps.shape != wanted:
         fail("the taps have a wrong shape", call=call, wanted=str(wanted), got=str(tuple(taps.shape)), hint="A set of c_q × c_k taps for each head.")
 
@@ -102,7 +107,7 @@ def check_forward(layer, x, what, call, hint):
     ours = oracle(layer, (1, 1) if what.startswith("a new") else layer.taps.shape[1:])
     if not what.startswith("a new"):
         ours.load_state_dict(ours.state_dict() | {"taps": layer.taps.detach()})
-    got, wanted = layer(x), ours(x)
+    got, wanted = within(layer, (x,), call=call), ours(x)
     if isinstance(got, torch.Tensor) and got.dtype != torch.float64:
         fail(f"{what}: float32 on the way", call=call, hint="The layer was made float64 by layer.double(). Which tensor is not a parameter?")
     compare(got, wanted, what=what, call=call, tolerance=1e-10, hint=hint)
@@ -166,6 +171,7 @@ def check_share(share_wrong, count, prompt, size, letters, kind, rng):
     if not torch.equal(text, before):
         fail("the text itself was changed", call=call)
     hint = explained(got, share_mistakes(model, text, size, wanted), SHARE)
+    instance(got, float, what="a float", call=call, hint=".item() makes a number of a tensor.")
     compare(got, wanted, what=f"{kind} of {count} answers wrong" if kind != "some" else f"{int(wrong.sum())} of {count} answers wrong", tolerance=1e-6, call=call, hint=hint)
 
 

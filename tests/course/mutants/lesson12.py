@@ -35,10 +35,30 @@ def in_single_precision(t, log_sum, v, o, d_o):
 
 
 def softmax_row_by_row(t, log_sum, v, o, d_o):
-    """Right: the table of derivatives of each row, diag(P) - P Pᵀ, times dP."""
+    """Right: row by row, P of each score by itself."""
+    rows = []
+    for row, top, mine, up in zip(t, log_sum, o, d_o):
+        p = torch.tensor([math.exp(score - top) for score in row.tolist()], dtype=t.dtype)
+        rows.append((p, p * (v @ up - mine @ up)))
+    return tuple(torch.stack(part) for part in zip(*rows))
+
+
+def by_the_table_of_derivatives(t, log_sum, v, o, d_o):
+    """diag(P) - P Pᵀ, times dP: it needs whole rows of P, and leaves L and o aside."""
     p = torch.softmax(t, 1)
     d_p = d_o @ v.T
     return p, torch.stack([(torch.diag(row) - torch.outer(row, row)) @ up for row, up in zip(p, d_p)])
+
+
+def quotient(t, log_sum, v, o, d_o):
+    p = torch.exp(t) / torch.exp(log_sum)[:, None]
+    return p, p * (d_o @ v.T - (d_o * o).sum(1, keepdim=True))
+
+
+def softmax_by_autograd(t, log_sum, v, o, d_o):
+    t = t.clone().requires_grad_()
+    p = torch.softmax(t, 1)
+    return p.detach(), torch.autograd.grad(p @ v, t, d_o)[0]
 
 
 # Exercise 12.2 · transposed_convolve ------------------------------------------------------------------------------
@@ -203,7 +223,7 @@ def gradient_of_k_without_transpose(q, k, v, w, o, log_sum, d_o):
 
 
 def with_autograd(q, k, v, w, o, log_sum, d_o):
-    """Right: the forward pass once more, and autograd."""
+    """The forward pass once more, and autograd."""
     inputs = [x.clone().requires_grad_() for x in (q, k, v, w)]
     return torch.autograd.grad(torch.softmax(conv_scores(inputs[0], inputs[1], inputs[3])[1], 1) @ inputs[2], inputs, d_o)
 
@@ -218,15 +238,20 @@ def swapped(one, other):
 
 
 RIGHT = {
-    "ex12_1": [softmax_with(), softmax_row_by_row, softmax_with(d=lambda p, d_p, o, d_o: (p * d_p).sum(1, keepdim=True))],
+    "ex12_1": [softmax_with(), softmax_row_by_row],
     "ex12_2": [transposed_with(), by_loops, by_conv_transpose],
     "ex12_3": [gradient_with(), as_a_large_convolution, by_unfolding],
-    "ex12_4": [backward_with(), with_autograd, right_then(lambda *four: list(four)), backward_with(transposed=by_loops, taps=by_unfolding)],
+    "ex12_4": [backward_with(), right_then(lambda *four: list(four)), backward_with(transposed=by_loops, taps=by_unfolding)],
     "ex12_5": [lambda: TRUTH, lambda: dict(sorted(TRUTH.items(), reverse=True))],
 }
 
 MUTANTS = {
     "ex12_1": [
+        ("whole rows of P in place of L and o", by_the_table_of_derivatives),
+        ("D from P and dP, which takes whole rows", softmax_with(d=lambda p, d_p, o, d_o: (p * d_p).sum(1, keepdim=True))),
+        ("exp(T) / exp(L)", lambda t, log_sum, v, o, d_o: quotient(t, log_sum, v, o, d_o)),
+        ("autograd", softmax_by_autograd),
+        ("changes t in place", lambda t, log_sum, v, o, d_o: softmax_with()(t.sub_(log_sum[:, None]), 0 * log_sum, v, o, d_o)),
         ("no D", softmax_with(join=lambda p, d_p, d: p * d_p)),
         ("D added", softmax_with(join=lambda p, d_p, d: p * (d_p + d))),
         ("D not weighted by P", softmax_with(join=lambda p, d_p, d: p * d_p - d)),
@@ -271,6 +296,7 @@ MUTANTS = {
         ("in float32", gradient_with(result=lambda d_w, n: d_w.float())),
     ],
     "ex12_4": [
+        ("autograd", with_autograd),
         ("no mask", backward_with(mask=lambda d_s: d_s)),
         ("dT masked in the place of dS", masks_d_t_only),
         ("the diagonal masked too", backward_with(mask=lambda d_s: d_s.tril(-1))),
