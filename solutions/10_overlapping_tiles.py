@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 10 · Overlapping tiles
 #
-# **60 minutes** · builds on lesson 02 (tiles, queries outer, `Traffic`) and lesson 09 (convolutional attention and its two masks); one kernel, as in lesson 04
+# **100 minutes** · builds on lesson 02 (tiles, queries outer, `Traffic`) and lesson 09 (convolutional attention and its two masks); one kernel, as in lesson 04
 #
 # You will be able to
 #
@@ -98,7 +98,7 @@ print("with a neighbour", convolve_row(row[:4])[:3] + convolve_row(row[2:])[1:])
 # ### Exercise 10.1 · to_load · about three lines
 #
 # A tile owns `rows` rows from row `i0` on and `columns` columns from column `j0` on. Return `(top, bottom, left, right)`: it must load the rows `top`, …, `bottom − 1` and the columns `left`, …, `right − 1`, and no more. At the borders of
-# the sequence these may be below 0, or N and above. Leave them so: whoever loads puts zeros there.
+# the sequence these may be below 0, or N and above. Leave them so: whoever loads puts zeros there. All four are whole numbers.
 #
 # <details><summary>Hint 1: the rows</summary>
 #
@@ -223,7 +223,7 @@ for first, count in [(-2, 4), (3, 4), (7, 2)]:
 #
 # ### Exercise 10.2 · convolved_tile · about six lines
 #
-# Write `convolved_tile(q_tile, k_tile, w, i0, j0)`: the part of `T` that the tile owns, of shape (rows, columns).
+# Write `convolved_tile(q_tile, k_tile, w, i0, j0)`: the part of `T` that the tile owns, of shape (rows, columns). The tiles themselves stay as they are.
 #
 # | name | shape | |
 # |---|---|---|
@@ -293,7 +293,8 @@ check.ex10_2(convolved_tile)
 # - `nothing_read(count, d, like=q)` and `update(state, t, v_tile)`;
 # - `traffic.store(out, slice(i0, i0 + count), …)` for the output, and likewise for `log_sum`.
 #
-# Do not visit a tile of keys that begins after the last row.
+# Do not visit a tile of keys that begins after the last row. From one tile of keys to the next keep m, l and o, no scores. The check hands over `q`, `k` and `v` as arrays in global memory, which can be loaded from and stored to, and
+# nothing else; and its scores reach ±1000.
 #
 # <details><summary>Hint 1: the last tile of rows</summary>
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 11 · The convolutional kernel
 #
-# **60 minutes** · builds on lesson 05 (a flash kernel), lesson 06 (shuffles), lesson 08 (sectors and banks) and lesson 10 (tiles with a halo)
+# **135 minutes** · builds on lesson 05 (a flash kernel), lesson 06 (shuffles), lesson 08 (sectors and banks) and lesson 10 (tiles with a halo)
 #
 # You will be able to
 #
@@ -168,7 +168,7 @@ def load_rows(tile, rows, first):
 # Now the four parts. All of them are called by every thread of the block. `cuda.threadIdx.x` and `.y` say which one it is.
 #
 # ### Exercise 11.1 · score · about six lines
-# Return the masked score of this thread's cell: `scale` times row y of `q_tile` times row x of `k_tile`, or 0 if the key comes after the query. `w` is here for its shape, (c_q, c_k). In a tile, what is beyond d is 0.
+# Return the masked score of this thread's cell: `scale` times row y of `q_tile` times row x of `k_tile`, or 0 if the key comes after the query. A thread reads one row of each tile. `w` is here for its shape, (c_q, c_k). In a tile, what is beyond d is 0.
 #
 # <details><summary>Hint 1: which query, which key?</summary>
 #
@@ -269,6 +269,7 @@ def row_sum(value):
 # With (m, l) = (2, 1.5), and T = 2 and −∞ in a row of two threads: what do they return? (You had this on paper: 2, 2.5, 1, and 1 or 0.)
 #
 # There are rows that see nothing of a tile: all T are −∞. If such a row has seen nothing before either, then m is −∞ too, and exp(−∞ − (−∞)) is NaN. `weight(a, b)` from `kernels.tiles` is exp(a − b), and 0 if a is −∞.
+# (Where m was −∞ before, any finite `shrink` will do, as l and o are 0 there. Scores reach ±1000, and each row has a state of its own.)
 #
 # <details><summary>Hint 1: everybody shuffles</summary>
 #
@@ -326,7 +327,7 @@ check.ex11_4(add_values)
 #
 # ### Exercise 11.5 · conv_kernel · about eleven lines
 # Write the body of the loop over the tiles of keys. The block owns `rows` queries from i0 on, the tile `columns` keys from j0 on. Each of your parts is called once, and so is
-# `load_rows(tile, array, first)` for K and for V. Put a `cuda.syncthreads()` wherever one is needed.
+# `load_rows(tile, array, first)` for K and for V. Put a `cuda.syncthreads()` wherever one is needed. The check has up to seven tiles of keys, scores to ±1000, and a `scale` that is not 1/√d; it also compiles the kernel for a GPU.
 #
 # <details><summary>Hint 1: the first rows of the tiles</summary>
 #
@@ -683,7 +684,8 @@ print(inspect.getsource(conv_tiles.convolve_strip.py_func))
 #
 # ### Counted
 #
-# Let the simulator count. 58 tokens, d = 16, 7 × 7 taps: a tile of 64 × 64 owns 58 × 58, just the whole; yours of 16 × 16 own 10 × 10.
+# Let the simulator count. 58 tokens, d = 16, 7 × 7 taps: a tile of 64 × 64 owns 58 × 58, just the whole; yours of 16 × 16 own 10 × 10. (The package works on
+# chunks of 32 columns of Q and K: with d = 16 half of each is zeros, so its QKᵀ is counted at a disadvantage.)
 #
 # **Predict.** Six blocks of yours, of which block b visits b + 1 tiles: how many scores do you compute, and how many does the package? Needed are 58 · 59 / 2 = 1711.
 
@@ -798,8 +800,15 @@ print(
 )
 
 # %% [markdown]
-# (The halo is not in it: with 7 × 7 taps a tile of 64 × 64 computes 64² / 58² = 1.2 times as many scores as it owns. Nor are the exponentials, nor the upper half of the tiles on the diagonal.) The rest is where lesson 08 found it: in fetching numbers from shared memory,
-# now half a number for each multiply-add. The tensor cores of part 5 multiply more than ten times as fast, if one can make a convolution look like a matrix product.
+# (The halo is not in it: with 7 × 7 taps a tile of 64 × 64 computes 64² / 58² = 1.2 times as many scores as it owns. Nor are the exponentials, nor the upper half of the tiles on the diagonal.) And shared memory? Half a number
+# is fetched for each multiply-add, and a multiprocessor takes one turn, 32 numbers at best, a cycle (lesson 08):
+
+# %%
+turns_at_least = 64**2 / 58**2 * multiply_adds / 2 / 32
+print(f"turns of shared memory: at least {1000 * turns_at_least / (132 * 1.98e9):.1f} ms of the measured {measured:.2f}")
+
+# %% [markdown]
+# So shared memory explains a part, arithmetic another, and they may overlap; what the rest goes into (barriers, exponentials, the waiting of one warp for the other) these counts do not say. The tensor cores of part 5 multiply more than ten times as fast, if one can make a convolution look like a matrix product.
 #
 # ## Validate
 #
@@ -875,7 +884,7 @@ print(text[text.index("@compiled") : text.index("@kernel")].rstrip())
 # engine looks for those as the others do: it then runs the launch again, slowly, and tells you the line.
 # </details>
 #
-# Now your kernel, with 400 tokens: 30 million multiply-adds, for which the interpreting engines take the better part of a minute. (The first launch compiles, which takes some seconds. The result is kept on your disk.)
+# Now your kernel, with 400 tokens: millions of multiply-adds (the cell counts them), for which the interpreting engines take the better part of a minute. (The first launch compiles, which takes some seconds. The result is kept on your disk.)
 
 
 # %% tags=["uses-exercise"]
@@ -887,6 +896,8 @@ def compiled(*launched):
 q, k, v, w = *torch.randn(3, 400, 16), torch.randn(6, 11) / 8
 found, _ = my_forward(q, k, v, w, size=16, run=compiled)
 exact = whole(reference.conv_attention, *(x.double() for x in (q, k, v, w)))
+visited = sum(-(-min(400, (block + 1) * 11) // 6) for block in range(-(-400 // 11)))  # a tile of 16 × 16 owns 11 × 6
+print(f"multiply-adds: about {(visited * 16 * 16 * 2 * 16 + 400 * 401 / 2 * 6 * 11) / 1e6:.0f} million")
 print("engine:", reports[-1].engine, "· how:", *reports[-1].notes, "· findings:", len(reports[-1].findings))
 print("400 tokens, largest difference from float64 below 1e-5:", bool((found - exact).abs().max() <= 1e-5))
 

@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 12 · Gradients of convolutional attention, by hand
 #
-# **60 minutes** · builds on lesson 09 (mask with 0, convolve, mask with −∞, softmax), lesson 01 (the softmax) and, for the bug hunt, lesson
+# **90 minutes** · builds on lesson 09 (mask with 0, convolve, mask with −∞, softmax), lesson 01 (the softmax) and, for the bug hunt, lesson
 # 10 (tiles and halos) · needs: what a derivative is, and that `loss.backward()` exists
 #
 # You will be able to
@@ -142,10 +142,12 @@ print("dP = dO Vᵀ:", error(slopes(lambda p: (p @ v * d_o).sum(), p), d_o @ v.T
 low = v.float()
 rough = slopes(lambda v: (p.float() @ v * d_o.float()).sum(), low)
 print("in float32, within 0.001:", error(rough, p.T @ d_o) < 1e-3)
+wider = slopes(lambda v: (p.float() @ v * d_o.float()).sum(), low, 0.01)
+print("in float32, with steps of a hundredth, within 0.001:", error(wider, p.T @ d_o) < 1e-3)
 
 # %% [markdown]
-# The last line is no mistake of ours. float32 keeps about seven digits; two losses that differ by a millionth share nearly all of them,
-# and the difference is mostly rounding. A larger step helps a little, but gradients are best tested in **float64**. Finite differences
+# The False is no mistake of ours. float32 keeps about seven digits; two losses that differ by a millionth share nearly all of them,
+# and the difference is mostly rounding. A larger step helps much here, where the loss is a straight line in v; where it is curved, a large step has an error of its own. So gradients are best tested in **float64**. Finite differences
 # are slow too: two forward passes for every single number.
 #
 # ## 2. The softmax, on three numbers
@@ -542,8 +544,8 @@ check.ex12_4(conv_attention_backward)
 # %% [markdown]
 # ## 7. Validate
 #
-# Three witnesses that know nothing of one another: autograd, which takes the package's forward pass apart step by step; finite
-# differences, which only run it; and the package's own backward pass by hand. Odd and even taps, oblong ones, more taps than tokens, a
+# Three witnesses: autograd, which takes the package's forward pass apart step by step; finite differences, which only run it; and the package's own
+# backward pass by hand. The first two share that forward pass, which lesson 09 has compared with loops; the third shares nothing with them. Odd and even taps, oblong ones, more taps than tokens, a
 # single token.
 
 # %%
@@ -737,8 +739,8 @@ check.ex12_5(diagnosis)
 #
 # - The **identity** test is the obvious one, since it must equal ordinary attention. Forward it is a good test. Backward it lets "no
 #   mask" and "not transposed" pass.
-# - **Symmetric** taps (a blur, or all ones in a row) let "not transposed" pass. And a single row of taps has no rows above, so no halo
-#   below: "counted twice" passes as well.
+# - **Symmetric** taps in a single row of an odd number (a blur along the keys) let "not transposed" pass; with an even number, or with several rows,
+#   they do not, since the taps are not centred on the score. And a single row has no rows above, so no halo below: "counted twice" passes as well.
 # - A sequence that **fits into one tile** lets "counted twice" pass. The tests of one published GPU implementation of this attention end
 #   at 16 tokens; with 7×7 taps its forward pass, measured on an H200, is wrong for every length from 27 on that we tried.
 #

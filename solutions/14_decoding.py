@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 14 · Decoding: one token at a time
 #
-# **60 minutes** · builds on lesson 01 (the merge), lesson 09 (the two masks), lesson 10 (halos, `load_rows`) and lessons 03 and 04 (a kernel in `sim`)
+# **80 minutes** · builds on lesson 01 (the merge), lesson 09 (the two masks), lesson 10 (halos, `load_rows`) and lessons 03 and 04 (a kernel in `sim`)
 #
 # You will be able to
 #
@@ -61,8 +61,8 @@ after = reference.conv_attention(q, k, v, w)
 print("rows that a ninth token changes:", [i for i in range(8) if not torch.allclose(before[0, 0, i], after[0, 0, i])])
 
 # %% [markdown]
-# None. With the causal masks of lesson 09 no row sees what comes later, and the convolution reaches up, to older queries. So the old rows of `O` need not be computed again, nor the old keys and values, each of which is made
-# from its own token alone.
+# None. With the causal masks of lesson 09 no row sees what comes later, and the convolution reaches up, to older queries. So the old rows of `O` need not be computed again, nor the old keys and values: each is made
+# from its own row of the layer's input, in the first layer from the token itself, in a deeper one from a row below, which does not change either.
 #
 # Whoever forgets that computes the whole N×N matrix for each token. How many scores is this, on and below the diagonal, until 1000 tokens are written? And how many are there if only a window of the last c_q queries meets all keys?
 #
@@ -153,7 +153,7 @@ for name, s0 in {"masked": page.masked_fill(later(2, 5, 3, 0), 0.0), "not masked
 #
 # ### Exercise 14.1 · window_scores · about five lines
 #
-# Write `window_scores(q_window, k, w)`: the last row of `T`, (N,), for one head. `q_window` (R, d) holds the last R = min(c_q, N) queries, the newest last; `k` is (N, d), and `w` is (c_q, c_k). The scores are divided by √d. `later` is above.
+# Write `window_scores(q_window, k, w)`: the last row of `T`, (N,), for one head. `q_window` (R, d) holds the last R = min(c_q, N) queries, the newest last; `k` is (N, d), and `w` is (c_q, c_k). All three stay as they are. The scores are divided by √d. `later` is above.
 #
 # <details><summary>Hint 1: who is row r?</summary>
 #
@@ -462,7 +462,7 @@ for tokens, splits in [(1, 1), (9, 1), (9, 3), (9, 4), (9, 12)]:
 # | `k`, `v` | (B, H, N, d) | the whole cache |
 # | `w` | (H, c_q, c_k) | the taps of each head |
 #
-# and gets (B, H, 1, d). The measure is the last row of the whole forward pass, `reference.conv_attention(q, k, v, w)`, in float64. A decoder is right if it is never off by more than 10⁻⁵.
+# and gets (B, H, 1, d). The measure is the last row of the whole forward pass, `reference.conv_attention(q, k, v, w)`, in float64. A decoder is right if no number of it is ever off by more than 10⁻⁵, up or down.
 #
 # The check tries your test on three right decoders and on fourteen wrong ones: the four above, and ten that you do not know. What differs from one decoder to the next: batches, heads, taps odd and even, the start of a sequence, shares that do not come out
 # even, and every number of splits, from 1 to more than there are keys.
@@ -526,7 +526,7 @@ check.ex14_3(is_right)
 #
 # Write the kernel `merge_splits(parts, out)`, launched with a grid of (H, B) blocks and at least d threads. `out` is (B, H, 1, d). Divide by `l` once, at the end, and with one split too. Any split may be empty, also the first; not all of them at once.
 #
-# `weight(m_s, m)` is exp(m_s − m), float32, and 0 where m_s is −∞.
+# Thread c makes number c of the output and no other; m can be any number, as large or as small as float32 has. `weight(m_s, m)` is exp(m_s − m), float32, and 0 where m_s is −∞.
 #
 # <details><summary>Hint 1: which number is mine?</summary>
 #
@@ -679,10 +679,11 @@ for shape in shapes:
     print(f"{batch * heads:5} {n:7} {floor:9.1f}{row} {kernel / floor:16.1f} {eager / kernel:16.1f}")
 
 # %% [markdown]
-# With 8 heads and 512 tokens the whole cache is 2 MB, and the floor half a microsecond. Merely to start a kernel takes a GPU longer than that, and there are two, one after the other. The longer the cache, the more the bytes count.
+# With 8 heads and 512 tokens the whole cache is 2 MB, and the floor half a microsecond. Merely to start a kernel takes a GPU longer than that, and there are two, one after the other; but starting takes a few microseconds, and the table has more. The rest is waiting: a warp goes through its keys one step after the
+# other, and each step waits for memory. The longer the cache, the more the bytes count.
 #
 # Now look down the column "sdpa". With 65536 keys it takes 7 milliseconds, for 128 heads as for 8. So behaves a kernel with one block for each head (we have not looked inside): it does not divide the
-# keys, and with 8 heads it would leave most of the GPU idle. That is what section 4 was about.
+# keys, and with 8 heads it would leave most of the GPU idle. That is what section 4 was about. (In fairness: decoding is done in half precision, for which PyTorch has other kernels, so this column is no measure of ordinary decoding.)
 #
 # ## Validate
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 15 · Training
 #
-# **50 minutes** · builds on lesson 09 (convolutional attention), lessons 12 and 13 (its gradients) · needs: that you have trained something with PyTorch before
+# **75 minutes or more** (nobody has been timed yet) · builds on lesson 09 (convolutional attention), lessons 12 and 13 (its gradients) · needs: that you have trained something with PyTorch before
 #
 # You will be able to
 #
@@ -499,7 +499,8 @@ print("some head's older query counts, in some layer:", any(taps[:, 0].abs().max
 
 # %% [markdown]
 # Look at the row "1 back" of the first layer. It began as zeros. What the *previous* letter of the question finds is now added to what this one
-# finds: two queries decide together.
+# finds: two queries decide together. (The signs of a head's taps mean little by themselves: with all of them turned, and the query weights of the head turned too, its scores are the same. So a
+# head of mostly negative taps may do just what one of positive taps does.)
 #
 # And where do the heads look? The weights of each row, for one text, in the last rows: those of the question and of the answer. Each row is a token
 # that looks, each column one that is looked at; the block to be found is framed.
@@ -594,7 +595,7 @@ print("writing letter by letter:              more than 80 % wrong:", wrong_in_w
 #
 # Here the task is larger, as is the batch, and attention is that of lessons 11 and 13: `kernels.ConvAttention`, forward and backward. Five seeds
 # with convolution, five without, **all ten shown**: whoever shows the best of five seeds shows luck. Both models have the same class, plan, texts and
-# first weights; *without* means 1 × 1 taps.
+# first weights; *without* means 1 × 1 taps, and runs through the same convolving kernel, so that only the taps differ.
 
 # %%
 recorded = json.loads((Path(kernels.__file__).parent / "data" / "lesson15.json").read_text(encoding="utf-8"))
@@ -768,7 +769,7 @@ print("a step through the kernels, on this device: within 1e-4 of the reference:
 
 # %% [markdown]
 # ## In three lines
-# - A layer with taps starts as ordinary attention and learns which neighbours to add; two tokens of a question then decide together, in the first layer.
+# - A layer with taps starts as ordinary attention and learns which neighbours to add; two tokens of a question then decide together, in one layer.
 # - Compare like with like: the same start, texts and steps, nearly the same parameters, and every seed in the plot.
 # - Teacher forcing measures what the model would write, if the model is causal; a checkpoint holds all that the next step depends on.
 #
