@@ -9,7 +9,7 @@ from torch.nn.functional import conv2d, pad
 
 from course.check import kernels
 from course.check.contract import Contract
-from course.check.harness import compare, exercise, explained, fail, instance, numbers
+from course.check.harness import compare, exercise, explained, fail, numbers
 from course.check.tensors import within
 from kernels.conv_decode import decode_arguments
 from kernels.reference import conv_attention_decode, conv_scores
