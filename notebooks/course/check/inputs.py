@@ -47,6 +47,7 @@ LOUD = {
     DEEP: lambda rng, n: -(2.0**33) * rng.integers(1, 5, n),
     "the last key far above the rest": lambda rng, n: np.append(rng.normal(0, 1, n - 1), FAR),
 }
+TO_1000 = {what: draw for what, draw in LOUD.items() if what != DEEP}  # those that leave a float64 its digits, and a float32 its eighths
 EIGHTHS = 0.375, 0.625, 0.75, 0.875, 1.25, 1.5  # scales that no float32 rounds
 
 

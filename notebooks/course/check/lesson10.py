@@ -56,7 +56,7 @@ def ex10_3(forward, rng):
         for size in (1, 30):
             check_forward(forward, shape, size, rng)
     check_forward(forward, (9, 3, 4, 5, 6), 1, rng, no_taps=True)
-    for scores in inputs.LOUD:
+    for scores in inputs.TO_1000:
         check_forward(forward, (9, 3, 3, 4, 5), scores, rng)
     check_forward(forward, (56, 2, 3, 4, 5), 1, rng)
     return f"O and L in {len(SHAPES) + 1} shapes of 1 to 56 tokens and 1 × 1 to 6 × 11 taps, scores to ±{inputs.FAR}, all taps 0; no number moved too often, no row of scores kept"
@@ -188,14 +188,14 @@ WRITTEN = "Each owned row of O and of L is stored once, after the last tile of k
 
 
 def check_forward(forward, shape, size, rng, no_taps=False):
-    """One shape (n, c_q, c_k, rows loaded, columns loaded), with scores of about `size`, or as one of inputs.LOUD has them."""
+    """One shape (n, c_q, c_k, rows loaded, columns loaded), with scores of about `size`, or as one of inputs.TO_1000 has them."""
     n, *taps, height, width = shape
     d = int(rng.integers(1, 6))
     q, k, v, w = normal(rng, n, d), normal(rng, n, d), normal(rng, n, d), normal(rng, *taps) * (not no_taps)
     call = f"forward(q {(n, d)}, k, v, w {tuple(taps)}, loaded={(height, width)}, traffic)"
     if isinstance(size, str):
         call = f"{size}: {call}"
-        q[:, 0], k[:, 0] = math.sqrt(d), torch.tensor(inputs.LOUD[size](rng, n))
+        q[:, 0], k[:, 0] = math.sqrt(d), torch.tensor(inputs.TO_1000[size](rng, n))
         w = w / 10
         w[-1, (taps[1] - 1) // 2] = 1
     else:

@@ -79,7 +79,7 @@ def ex11_4(add_values, rng):
 def ex11_5(conv_kernel, rng):
     for shape in [*SHAPES, LONG]:
         check_kernel(conv_kernel, *shape, rng)
-    for scores in list(inputs.LOUD)[1:]:
+    for scores in list(inputs.TO_1000)[1:]:
         check_kernel(conv_kernel, 14, 4, (3, 3), 8, rng, scores)
     return f"{len(SHAPES) + 1} shapes, one tile of keys to seven, taps larger than the sequence; scores to ±{LOUD}; O and L; nothing for sim to find"
 
@@ -250,13 +250,13 @@ LOG_SUM = "O is right. L is m + log(l) at the end: is the last m the one that be
 
 
 def check_kernel(conv_kernel, n, d, taps, size, rng, scores="scores about 0"):
-    """One launch: O and L of n queries. scores: how inputs.LOUD draws them."""
+    """One launch: O and L of n queries. scores: how inputs.TO_1000 draws them."""
     q, k, v, scale = *(normal(rng, n, d) for _ in range(3)), inputs.scale_for(rng, d)
     w = normal(rng, *taps) / float32(math.sqrt(math.prod(taps)))
     loud = scores != "scores about 0"
     if loud:
         q[:], k[:], scale, w = 0, 0, float32(0.375), identity(taps)
-        q[:, 0], k[:, 0] = 8, np.round(inputs.LOUD[scores](rng, n) / 3)  # scores are multiples of 3, exact in float32
+        q[:, 0], k[:, 0] = 8, np.round(inputs.TO_1000[scores](rng, n) / 3)  # scores are multiples of 3, exact in float32
     rows, columns = size - taps[0] + 1, size - taps[1] + 1
     grid, kernel = -(-n // rows), conv_kernel(size)
     call = f"{scores}: conv_kernel({size})[{grid}, ({size}, {size})] with q {q.shape}, w {taps}, scale = {scale:.3g}"

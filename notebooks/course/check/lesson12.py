@@ -17,9 +17,9 @@ TOLERANCE = 1e-9
 
 @exercise("12.1", "softmax_backward")
 def ex12_1(softmax_backward, rng):
-    shapes = [(6, 4, None), (1, 1, None), (1, 4, None), (3, 1, None), (9, 3, None), *((7, 2, scores) for scores in list(inputs.LOUD)[1:])]
+    shapes = [(6, 4, None), (1, 1, None), (1, 4, None), (3, 1, None), (9, 3, None), *((7, 2, scores) for scores in list(inputs.TO_1000)[1:])]
     for n, d, loud in shapes:
-        t = torch.tensor(rng.standard_normal((n, n)) + (inputs.LOUD[loud](rng, n) if loud else 0)).masked_fill(future(n), -math.inf).requires_grad_()
+        t = torch.tensor(rng.standard_normal((n, n)) + (inputs.TO_1000[loud](rng, n) if loud else 0)).masked_fill(future(n), -math.inf).requires_grad_()
         v, d_o = random(rng, 2, n, d)
         p = torch.softmax(t, 1)
         o, log_sum = p @ v, torch.logsumexp(t, 1).detach()

@@ -52,7 +52,7 @@ def ex13_2(gradient_of_t, rng):
         wanted = beyond(tile.cut(tile.pass_.p, of_t)), beyond(tile.cut(tile.pass_.d_t, of_t))
         agree("P", outputs[0], wanted[0], call, p_mistakes(tile), P_LINE)
         agree("dT", outputs[1], wanted[1], call, t_mistakes(tile), T_LINE)
-    for scores in inputs.LOUD:
+    for scores in inputs.TO_1000:
         given, outputs, wanted = loud_tile(rng, scores)
         call = f"{scores}: gradient_of_t(p_tile, d_t_tile, s_tile (6, 6), w (1, 1), log_sum, delta, i0=0, j0=0), 6 tokens"
         kernels.run(t_kernel, (1, 5), given, outputs, rng, call, refused=is_bug)
@@ -62,8 +62,8 @@ def ex13_2(gradient_of_t, rng):
 
 
 def loud_tile(rng, scores, n=6):
-    """(inputs, outputs, (P, dT)) of gradient_of_t for one tap, 1, and scores as inputs.LOUD draws them, so that T is S0; L and D are drawn by themselves."""
-    s = np.round(8 * (inputs.LOUD[scores](rng, n) + rng.standard_normal((n, n)))) / 8  # exact in float32
+    """(inputs, outputs, (P, dT)) of gradient_of_t for one tap, 1, and scores as inputs.TO_1000 draws them, so that T is S0; L and D are drawn by themselves."""
+    s = np.round(8 * (inputs.TO_1000[scores](rng, n) + rng.standard_normal((n, n)))) / 8  # exact in float32
     seen = np.tri(n, dtype=bool)
     log_sum = np.where(seen, s, -np.inf).max(1) + rng.integers(0, 16, n) / 8
     delta, d_p = rng.standard_normal(n), rng.standard_normal((n, n))
