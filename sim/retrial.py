@@ -16,7 +16,7 @@ from sim.events import Observer
 from sim.observers import DEFAULT
 from sim.observers.races import Races
 
-MOST_ENTERED = 100_000  # how often threads may go on in all further schedules together, or twice as often as in the first
+MOST_ENTERED = 30_000  # turns of threads in all further schedules together, or twice as many as in the first
 POISONS = 0x5A, 0xDA  # positive and negative, large, as integers and as floats
 HARMLESS = "In this launch its value reached nothing: with other bytes there, every thread did the same."
 ENDLESS = {"no-progress", "deadlock"}

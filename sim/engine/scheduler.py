@@ -117,6 +117,7 @@ class Scheduler:
     def keeps_going(self):
         """Whether the running thread, which might let others go first, need not yet."""
         self.turns += 1
+        self.context.entered += 1
         return self.turns <= self.patience
 
     def settle(self, block):

@@ -24,6 +24,7 @@ class Order:
         self.known = {}  # (block, thread) -> knowledge
         self.released = {}  # block -> {thread: {reach: knowledge at its last fence}; None: what all threads had released before the last barrier}
         self.handed = {}  # element -> {GRID, or a block: what atomics have left there for all, or for that block}
+        self.seen = {}  # (block, thread, address, reach) -> what its thread has learned there last
         self.history = {}  # (block, thread) -> (segments after which it held, knowledge)
         self.of_block = {}  # block -> (epochs after which all its threads knew, knowledge)
 
@@ -41,7 +42,9 @@ class Order:
             return
         element = (block, address) if address >> SPACE_SHIFT == SHARED else address
         handed, released = self.handed.get(element, {}), self.released.get(block, {})
-        seen = [handed[reach] for reach in (GRID, block) if reach in handed]
+        seen = [handed[reach] for reach in (GRID, block) if reach in handed and self.seen.get((block, thread, address, reach)) is not handed[reach]]
+        for reach in handed.keys() & {GRID, block}:
+            self.seen[block, thread, address, reach] = handed[reach]
         if wrote and (own := [released[who] for who in (thread, None) if who in released]):
             handed = dict(handed)
             for reach, home in ((GRID, GRID), (BLOCK, block)):
