@@ -8,6 +8,8 @@ _HOME = {
     "warp_attention": "kernels.warp_forward",
     "conv_attention": "kernels.conv_operators",
     "conv_attention_decode": "kernels.conv_decode",
+    "conv_attention_sharded": "kernels.distributed",
+    "conv_attention_decode_sharded": "kernels.distributed",
     "FusedAttention": "kernels.modules",
     "ConvAttention": "kernels.modules",
     "KVCache": "kernels.kv_cache",
