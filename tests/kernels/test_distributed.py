@@ -9,9 +9,13 @@ from torch import nn
 from course.ranks import RankFailed, run_ranks
 from kernels import ConvAttention
 from kernels.conv_cases import Shape, inputs
+from kernels.conv_backward import conv_backward
+from kernels.conv_decode import conv_attention_decode
+from kernels.conv_forward import conv_forward
 from kernels.distributed import Plan
 
 SHAPES = [Shape(1, 2, 9, 4, 3, 4, True), Shape(1, 2, 3, 4, 6, 11, True), Shape(2, 1, 40, 5, 15, 15, True), Shape(1, 2, 40, 5, 6, 11, False), Shape(1, 1, 70, 16, 7, 7, True)]
+DECODED = Shape(1, 2, 40, 5, 6, 11, True)
 
 
 def native(*launch):
@@ -20,6 +24,15 @@ def native(*launch):
 
     report = simulated(*launch, engine="native")
     assert not report.findings, report.findings
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """The kernels, compiled once by this process: the ranks then find them on disk, where each would compile for a minute beside the others."""
+    q, k, v, w, d_o = inputs(SHAPES[0])
+    conv_backward(q, k, v, w, *conv_forward(q, k, v, w, run=native), d_o, run=native)
+    q, k, v, w, _ = inputs(DECODED)
+    conv_attention_decode(q[:, :, -DECODED.c_q:], k, v, w, run=native)
 
 
 def errors_of_all(shapes, lengths_of):
@@ -57,7 +70,7 @@ def equal_and_odd(n, ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.nightly)])
-def test_equal_to_one_process(ranks, few):
+def test_equal_to_one_process(ranks, few, compiled):
     shapes = few(SHAPES, 3 if ranks < 4 else 2)
     for found in run_ranks(errors_of_all, ranks, shapes, equal_and_odd, timeout=600)[:1]:
         for shape, layout, lengths, errors in found:
@@ -75,13 +88,12 @@ def decoded(shape, lengths):
 
 
 @pytest.mark.parametrize("lengths", [[40], [13, 14, 13], [1, 0, 39], [38, 1, 1]])
-def test_decoding(lengths):
+def test_decoding(lengths, compiled):
     from kernels.reference import conv_attention
 
-    shape = Shape(1, 2, 40, 5, 6, 11, True)
-    q, k, v, w, _ = inputs(shape)
+    q, k, v, w, _ = inputs(DECODED)
     wanted = conv_attention(q, k, v, w)[:, :, -1:]
-    for o in run_ranks(decoded, len(lengths), shape, lengths, timeout=600):
+    for o in run_ranks(decoded, len(lengths), DECODED, lengths, timeout=600):
         assert (o - wanted).abs().max() <= 1e-5
 
 
