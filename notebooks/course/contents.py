@@ -46,7 +46,7 @@ PARTS = {
         Lesson("15_training", "Training", "your layer in a small transformer that finds the block; without taps it hardly does", None, ("13",)),
     ],
     "6 · Beyond": [
-        Lesson("23_many_gpus", "Many GPUs", "a sequence over many machines: halos, a ring, balanced stretches; four processes on your laptop", None, ("10",)),
+        Lesson("23_many_gpus", "Many GPUs", "a sequence over many machines: halos, a ring, balanced stretches; four processes on your laptop", 75, ("10",)),
     ],
 }
 LESSONS = {lesson.number: lesson for lessons in PARTS.values() for lesson in lessons}

@@ -131,6 +131,41 @@ def twice_its_own(mine, ranks, attend, exchange, merge):
     return merge(attend(mine), ring(mine, ranks, attend, exchange, merge))
 
 
+def its_own_twice_over(mine, ranks, attend, exchange, merge):
+    result = attend(mine)
+    return ring(mine, ranks, lambda visitor: merge(result, result) if visitor is mine else attend(visitor), exchange, merge)
+
+
+def each_later_visit_twice(mine, ranks, attend, exchange, merge):
+    visitor, result = mine, attend(mine)
+    for _ in range(ranks - 1):
+        visitor = exchange(visitor)
+        part = attend(visitor)
+        result = merge(merge(result, part), part)
+    return result
+
+
+def until_it_comes_home(mine, ranks, attend, exchange, merge):
+    result, visitor = attend(mine), exchange(mine)
+    while visitor is not mine:
+        result, visitor = merge(result, attend(visitor)), exchange(visitor)
+    return result
+
+
+def clamped(one, other):
+    total = torch.logaddexp(*(part[1].clamp_min(-1e4) for part in (one, other)))
+    return sum((part[1].clamp_min(-1e4) - total).exp()[:, None] * part[0] for part in (one, other)), torch.logaddexp(one[1], other[1])
+
+
+def from_nothing(mine, ranks, attend, exchange, merge):
+    part = attend(mine)
+    result = merge((torch.zeros_like(part[0]), torch.full_like(part[1], -math.inf)), part)
+    for _ in range(ranks - 1):
+        mine = exchange(mine)
+        result = merge(result, attend(mine))
+    return result
+
+
 MUTANTS = {
     "ex23_1": [
         ("no halo", lambda start, length, n, c_q, c_k: (start, start, start + length)),
@@ -144,20 +179,21 @@ MUTANTS = {
         ("nothing", lambda *shard: None),
     ],
     "ex23_2": [("no guard", no_guard), ("no maximum", no_maximum), ("in place", in_place), ("adds", adds), ("averages", averages), ("sums exchanged", swapped),
-               ("the larger wins", larger_wins), ("O alone", lambda one, other: merge(one, other)[0])],
+               ("the larger wins", larger_wins), ("O alone", lambda one, other: merge(one, other)[0]), ("clamped at -10,000", clamped)],
     "ex23_3": [("an exchange too many", exchanges_too_often), ("sends its own again", sends_its_own), ("forgets its own", forgets_its_own), ("keeps the last visit", keeps_the_last),
-               ("four ranks at most", four_ranks), ("attends to its own twice", twice_its_own), ("its own alone", lambda mine, ranks, attend, exchange, merge: attend(mine))],
+               ("four ranks at most", four_ranks), ("attends to its own twice", twice_its_own), ("its own merged with itself", its_own_twice_over), ("each later visit twice", each_later_visit_twice), ("until its own comes home", until_it_comes_home),
+               ("its own alone", lambda mine, ranks, attend, exchange, merge: attend(mine))],
     "ex23_4": [("A and C exchanged", lambda: {"A": "queries", "B": "merge", "C": "keys"}), ("A and B exchanged", lambda: {"A": "merge", "B": "keys", "C": "queries"}),
                ("all the same", lambda: dict.fromkeys("ABC", "keys")), ("one left out", lambda: {"A": "keys", "B": "merge"}), ("other words", lambda: dict.fromkeys("ABC", "halo")),
                ("a list", lambda: ["keys", "merge", "queries"])],
     "ex23_5": [("neighbours", lambda rank, ranks: (2 * rank, 2 * rank + 1)), ("strides", lambda rank, ranks: (rank, rank + ranks)), ("larger first", lambda rank, ranks: (2 * ranks - 1 - rank, rank)),
-               ("beyond the end", lambda rank, ranks: (rank, 2 * ranks - rank)), ("for four ranks", lambda rank, ranks: (rank, 7 - rank)), ("the same for all", lambda rank, ranks: (0, 2 * ranks - 1))],
+               ("beyond the end", lambda rank, ranks: (rank, 2 * ranks - rank)), ("wrong for five ranks alone", lambda rank, ranks: (rank, 2 * ranks - 1 - rank) if ranks != 5 or rank else (0, 8)), ("for four ranks", lambda rank, ranks: (rank, 7 - rank)), ("the same for all", lambda rank, ranks: (0, 2 * ranks - 1))],
 }
 
 RIGHT = {
-    "ex23_1": [halo, halo_by_sets],
+    "ex23_1": [halo, halo_by_sets, lambda *shard: torch.tensor(halo(*shard))],
     "ex23_2": [merge, merge_by_maximum, merge_by_nan_to_num],
-    "ex23_3": [ring, ring_of_a_list],
+    "ex23_3": [ring, ring_of_a_list, from_nothing],
     "ex23_4": [lambda: {"C": "queries", "B": "merge", "A": "keys"}],
     "ex23_5": [lambda rank, ranks: (rank, 2 * ranks - 1 - rank), lambda rank, ranks: [ranks - 1 - rank, ranks + rank]],
 }
