@@ -31,5 +31,5 @@ def test_one_changed_output_fails_that_cell_alone(tmp_path):
 
 def run_nbval(*notebooks):
     """pytest with the project's settings and its conftest over these notebooks, in a process of its own."""
-    settings = ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}", "-p", "conftest", "-p", "no:cacheprovider", "-rf"]
+    settings = ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}", "-o", "pythonpath=.", "-p", "conftest", "-p", "no:cacheprovider", "-rf"]
     return subprocess.run([sys.executable, "-m", "pytest", *settings, *notebooks], cwd=ROOT, capture_output=True, text=True, timeout=120)

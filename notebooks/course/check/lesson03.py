@@ -145,7 +145,7 @@ def nobody_waits_for_ever(launch, rng):
 
 @contextmanager
 def barriers(abort_takes=0, patience=None):
-    """While this lasts, a new barrier breaks after `patience` seconds, and whoever aborts one is held up, so that the order of append and abort shows."""
+    """While this lasts, a new barrier breaks after `patience` seconds, and the first thread to abort one is held up, so that the order of append and abort shows."""
     usual = threading.Barrier
 
     class Barrier(usual):
@@ -153,8 +153,10 @@ def barriers(abort_takes=0, patience=None):
             super().__init__(parties, action, patience or timeout)
 
         def abort(self):
+            first = not self.broken
             super().abort()
-            time.sleep(abort_takes)
+            if first:  # those whom it wakes abort as well, and must not be held up like it
+                time.sleep(abort_takes)
 
     threading.Barrier = Barrier
     try:
