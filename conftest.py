@@ -1,4 +1,5 @@
-"""For every test, those of the stored notebooks too: quiet bars, a ledger that is not the user's, a sample of the longest tests, and a loud word where there is no GPU."""
+"""For every test, those of the stored notebooks too: quiet bars, a ledger that is not the user's, a sample of
+the longest tests, and a loud word where there is no GPU."""
 
 import os
 from pathlib import Path
@@ -12,12 +13,26 @@ from xdist.scheduler import LoadFileScheduling
 from course.doctor import gpu_names
 
 GPUS = gpu_names()
-ALONE = {"test_mutants.py", "test_corpus.py", "test_conv_kernels.py", "test_conv_shapes.py", "test_ptx.py", "test_notebooks.py"}  # tests that share nothing
+ALONE = {
+    "test_mutants.py",
+    "test_corpus.py",
+    "test_conv_kernels.py",
+    "test_conv_shapes.py",
+    "test_ptx.py",
+    "test_notebooks.py",
+}  # tests that share nothing
 state = pytest.StashKey[Path]()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all", action="store_true", help="every seed, shape and architecture (make test-all); without it the longest tests take a sample of them")
+    parser.addoption(
+        "--all",
+        action="store_true",
+        help=(
+            "every seed, shape and architecture (make test-all); without it the longest tests take a sample"
+            " of them"
+        ),
+    )
 
 
 def pytest_configure(config):
@@ -27,14 +42,19 @@ def pytest_configure(config):
     folder = TemporaryDirectory(prefix="course-tests-")
     config.add_cleanup(folder.cleanup)
     config.stash[state] = Path(folder.name)
-    os.environ |= {"COURSE_QUIET": "1", "COURSE_STATE_DIR": folder.name, "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS": "0",
-                   "NUMBA_CUDA_WARN_ON_IMPLICIT_COPY": "0"}
+    os.environ |= {
+        "COURSE_QUIET": "1",
+        "COURSE_STATE_DIR": folder.name,
+        "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS": "0",
+        "NUMBA_CUDA_WARN_ON_IMPLICIT_COPY": "0",
+    }
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"  # each core has a worker of its own
 
 
 class ByFile(LoadFileScheduling):
-    """A file at a time for each process, but the longest files test by test, so that no process is left with all of one."""
+    """A file at a time for each process, but the longest files test by test, so that no process is left with
+    all of one."""
 
     def _split_scope(self, nodeid):
         file = super()._split_scope(nodeid)
@@ -48,6 +68,7 @@ def pytest_xdist_make_scheduler(config, log):
 @pytest.fixture
 def few(request):
     """few(cases, n): the first n of a test's cases, or with --all every one; what is left out is counted."""
+
     def choose(cases, n):
         chosen = list(cases) if request.config.getoption("all") else list(cases)[:n]
         request.node.user_properties.append(("left out", len(cases) - len(chosen)))
@@ -57,7 +78,8 @@ def few(request):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests marked nightly are skipped without --all, those marked gpu where there is no GPU; there, cells tagged gpu show what was recorded."""
+    """Tests marked nightly are skipped without --all, those marked gpu where there is no GPU; there, cells
+    tagged gpu show what was recorded."""
     for item in items:
         if item.get_closest_marker("nightly") and not config.getoption("all"):
             item.user_properties.append(("left out", 1))
@@ -72,7 +94,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def wants_gpu(item) -> bool:
-    """Whether a test can run on a GPU only, or a cell of a stored notebook has something else to say on one."""
+    """Whether a test can run on a GPU only, or a cell of a stored notebook has something else to say on
+    one."""
     if isinstance(item, IPyNbCell):
         return "gpu" in item.cell.metadata.get("tags", [])
     return item.get_closest_marker("gpu") is not None
@@ -88,11 +111,21 @@ def pytest_runtest_setup(item):
 
 
 def pytest_terminal_summary(terminalreporter):
-    said = [said for outcome in ("passed", "failed", "skipped") for report in terminalreporter.stats.get(outcome, [])
-            for said in getattr(report, "user_properties", [])]
+    said = [
+        said
+        for outcome in ("passed", "failed", "skipped")
+        for report in terminalreporter.stats.get(outcome, [])
+        for said in getattr(report, "user_properties", [])
+    ]
     for name, line in said:
         if name == "summary":
             terminalreporter.write_line(line)
     total = sum(number for name, number in said if name == "left out")
-    terminalreporter.write_line(f"left out: {f'{total:,} further seeds, shapes and architectures; make test-all has them' if total else 'nothing'}")
-    terminalreporter.write_line(f"GPU tests: {len([name for name, _ in said if name == 'gpu'])} {'run' if GPUS else 'skipped, no CUDA GPU here'}")
+    terminalreporter.write_line(
+        "left out:"
+        f" {f'{total:,} further seeds, shapes and architectures; make test-all has them' if total else 'nothing'}"
+    )
+    terminalreporter.write_line(
+        f"GPU tests: {len([name for name, _ in said if name == 'gpu'])}"
+        f" {'run' if GPUS else 'skipped, no CUDA GPU here'}"
+    )

@@ -7,7 +7,8 @@ from kernels.reference import attention_backward
 
 
 class Attention(torch.autograd.Function):
-    """O of a forward kernel. The backward pass is still plain PyTorch and makes the N×N matrix; the forward pass makes none."""
+    """O of a forward kernel. The backward pass is still plain PyTorch and makes the N×N matrix; the forward
+    pass makes none."""
 
     @staticmethod
     def forward(context, kernel, q, k, v, causal, scale, run):
@@ -24,5 +25,6 @@ class Attention(torch.autograd.Function):
 
 
 def differentiable(kernel, q, k, v, causal, scale, run):
-    """O of `kernel(q, k, v, causal, scale, run) -> (O, L)`, a tensor through which gradients reach q, k and v."""
+    """O of `kernel(q, k, v, causal, scale, run) -> (O, L)`, a tensor through which gradients reach q, k and
+    v."""
     return Attention.apply(kernel, q, k, v, causal, scale, run)

@@ -1,8 +1,10 @@
-"""How fast convolutional attention is on this GPU beside PyTorch, and how much memory it takes: python -m kernels.bench
+"""How fast convolutional attention is on this GPU beside PyTorch, and how much memory it takes: python -m
+kernels.bench
 
-Everything is float32, like for like: the kernels, PyTorch eager (`kernels.reference`), the same through torch.compile, and
-`scaled_dot_product_attention`, which convolves nothing: the floor. Times are medians of CUDA events; those of decoding are of replayed CUDA graphs,
-since a token takes a GPU less time than launching takes Python. Memory is the peak above the inputs.
+Everything is float32, like for like: the kernels, PyTorch eager (`kernels.reference`), the same through
+torch.compile, and `scaled_dot_product_attention`, which convolves nothing: the floor. Times are medians of
+CUDA events; those of decoding are of replayed CUDA graphs, since a token takes a GPU less time than launching
+takes Python. Memory is the peak above the inputs.
 """
 
 import argparse
@@ -26,13 +28,19 @@ DATA = Path(__file__).parent / "data"
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", type=Path, help="write the table to this file too")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.exit(2, "python -m kernels.bench times kernels on a CUDA GPU, and torch finds none here\n")
     training = [row for shape in SHAPES for row in measured(shape)]
-    table = {**machine(), "taps": TAPS, "training": training, "bandwidth": bandwidth(), "decoding": [row for shape in CACHES for row in measured_decoding(shape)]}
+    table = {
+        **machine(),
+        "taps": TAPS,
+        "training": training,
+        "bandwidth": bandwidth(),
+        "decoding": [row for shape in CACHES for row in measured_decoding(shape)],
+    }
     print(text(table))
     if arguments.json:
         arguments.json.write_text(json.dumps(table, indent=1) + "\n")
@@ -40,7 +48,12 @@ def main():
 
 def machine():
     """Where and when, for a table that outlives this run."""
-    return {"date": datetime.date.today().isoformat(), "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "numba": numba.__version__}
+    return {
+        "date": datetime.date.today().isoformat(),
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "numba": numba.__version__,
+    }
 
 
 def contestants():
@@ -65,7 +78,13 @@ def measured(shape):
         leaves = [leaf for leaf in (q, k, v, w) if name != "sdpa" or leaf is not w]
         backward = backward_milliseconds(attend(q, k, v, w), leaves, d_o)
         memory = peak(lambda: torch.autograd.grad(attend(q, k, v, w), leaves, d_o))
-        yield {"shape": shape, "name": name, "forward_ms": forward, "backward_ms": backward, "peak_mib": memory}
+        yield {
+            "shape": shape,
+            "name": name,
+            "forward_ms": forward,
+            "backward_ms": backward,
+            "peak_mib": memory,
+        }
 
 
 def backward_milliseconds(o, leaves, d_o):
@@ -86,11 +105,15 @@ def decoders():
 def measured_decoding(shape):
     """One row for each contestant: microseconds for one token with a cache of (B, H, N, d)."""
     k, v = torch.randn(2, *shape, device="cuda")
-    q_window, w = torch.randn_like(k[:, :, -TAPS[0]:]), torch.randn(shape[1], *TAPS, device="cuda") / 7
+    q_window, w = torch.randn_like(k[:, :, -TAPS[0] :]), torch.randn(shape[1], *TAPS, device="cuda") / 7
     torch._dynamo.reset()
     with torch.no_grad():
         for name, decode in decoders().items():
-            yield {"shape": shape, "name": name, "us": 1000 * milliseconds(replay(lambda: decode(q_window, k, v, w)), repeats=20)}
+            yield {
+                "shape": shape,
+                "name": name,
+                "us": 1000 * milliseconds(replay(lambda: decode(q_window, k, v, w)), repeats=20),
+            }
 
 
 def replay(call):
@@ -142,13 +165,25 @@ def peak(call):
 
 def text(table):
     """The table as people read it."""
-    lines = ["{gpu}, {date}, torch {torch}, numba {numba}; float32, causal, taps {taps[0]}×{taps[1]}".format(**table),
-             f"{'B, H, N, d':>18} {'':>8} {'forward ms':>11} {'backward ms':>12} {'peak MiB':>9}"]
+    lines = [
+        "{gpu}, {date}, torch {torch}, numba {numba}; float32, causal, taps {taps[0]}×{taps[1]}".format(
+            **table
+        ),
+        f"{'B, H, N, d':>18} {'':>8} {'forward ms':>11} {'backward ms':>12} {'peak MiB':>9}",
+    ]
     for row in table["training"]:
         shape = ", ".join(map(str, row["shape"]))
-        lines.append(f"{shape:>18} {row['name']:>8} {row['forward_ms']:11.3f} {row['backward_ms']:12.3f} {row['peak_mib']:9.1f}")
-    lines += ["", "one token; CUDA graphs; microseconds; floor: K and V read once at the {:.2f} TB/s of a copy".format(table["bandwidth"] / 1e12),
-              f"{'B, H, N, d':>18} {'floor':>9}" + "".join(f" {name:>9}" for name in decoders())]
+        lines.append(
+            f"{shape:>18} {row['name']:>8} {row['forward_ms']:11.3f} {row['backward_ms']:12.3f}"
+            f" {row['peak_mib']:9.1f}"
+        )
+    lines += [
+        "",
+        "one token; CUDA graphs; microseconds; floor: K and V read once at the {:.2f} TB/s of a copy".format(
+            table["bandwidth"] / 1e12
+        ),
+        f"{'B, H, N, d':>18} {'floor':>9}" + "".join(f" {name:>9}" for name in decoders()),
+    ]
     for shape in dict.fromkeys(tuple(row["shape"]) for row in table["decoding"]):
         times = "".join(f" {row['us']:9.1f}" for row in table["decoding"] if tuple(row["shape"]) == shape)
         lines.append(f"{', '.join(map(str, shape)):>18} {least_us(shape, table['bandwidth']):9.1f}{times}")

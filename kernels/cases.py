@@ -1,6 +1,8 @@
-"""Every kernel of the course with what it takes to try it: inputs, a call, what is right, and what its host code claims.
+"""Every kernel of the course with what it takes to try it: inputs, a call, what is right, and what its host
+code claims.
 
-`kernels.compare`, the compile checks and the GPU's own checkers go through CASES. A new kernel is a new Case here.
+`kernels.compare`, the compile checks and the GPU's own checkers go through CASES. A new kernel is a new Case
+here.
 """
 
 from collections.abc import Callable
@@ -29,7 +31,8 @@ STRIDE = 4  # of `strided_copy`
 class Case:
     """A host function, the kernels that it launches, and how to try them.
 
-    A size is a dictionary of the keyword arguments that `inputs`, `shared` and `spills` take; these two say something of each launch in turn.
+    A size is a dictionary of the keyword arguments that `inputs`, `shared` and `spills` take; these two say
+    something of each launch in turn.
     """
 
     name: str
@@ -38,10 +41,12 @@ class Case:
     reference: Callable  # (*tensors, floats as float64) -> tuple of what is right
     tolerance: str  # one of TOLERANCES
     sizes: tuple[dict, ...]  # small ones: every engine runs them
-    compiled: tuple[dict, ...] = ()  # one for each kernel that the host code can choose; without any, those of `sizes`
+    # one for each kernel that the host code can choose; without any, those of `sizes`
+    compiled: tuple[dict, ...] = ()
     counted: dict | None = None  # the size at which the simulator's counters are held to the hardware's
     shared: Callable = lambda **size: (0,)  # (**size) -> bytes of static shared memory
-    spills: Callable = lambda **size: (False,)  # (**size) -> whether local arrays are in memory, not in registers
+    # (**size) -> whether local arrays are in memory, not in registers
+    spills: Callable = lambda **size: (False,)
     previous: Callable | None = None  # (*tensors) -> the first outputs, by the stage before
 
     def tensors(self, size, seed=0, device="cpu"):
@@ -65,12 +70,13 @@ def normal(generator, *shapes):
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-# Kernels that leave nothing to chance -----------------------------------------------------------------------------
+# Kernels that leave nothing to chance -----------------------------------------------------------------------
 
 
 @cuda.jit
 def collatz(x, steps):
-    """steps[i] = how often n -> n / 2 (even) or 3n + 1 (odd) takes x[i] to 1; int64. blocks(n) blocks of THREADS threads."""
+    """steps[i] = how often n -> n / 2 (even) or 3n + 1 (odd) takes x[i] to 1; int64. blocks(n) blocks of
+    THREADS threads."""
     i = cuda.grid(1)
     if i < x.shape[0]:
         n, count = x[i], 0
@@ -82,7 +88,8 @@ def collatz(x, steps):
 
 @cuda.jit
 def horner(x, out):
-    """out[i] = ((x - 3)x + 1)x + 0.1, float32, each operation rounded once: no compiler may fuse two. blocks(n) blocks of THREADS threads."""
+    """out[i] = ((x - 3)x + 1)x + 0.1, float32, each operation rounded once: no compiler may fuse two.
+    blocks(n) blocks of THREADS threads."""
     i = cuda.grid(1)
     if i < x.shape[0]:
         total = libdevice.fadd_rn(x[i], float32(-3))
@@ -100,7 +107,7 @@ def horner_by_hand(x):
     return ((x - 3) * x + 1) * x + torch.tensor(0.1)
 
 
-# Calls ------------------------------------------------------------------------------------------------------------
+# Calls ------------------------------------------------------------------------------------------------------
 
 
 def elementwise(kernel, x, run=None):
@@ -166,10 +173,10 @@ def conv_gradients_by_kernels(q, k, v, w, d_o, run=None):
 
 
 def decode(q, k, v, w, run=None):
-    return (conv_decode.conv_attention_decode(q[:, :, -w.shape[1]:], k, v, w, splits=3, run=run),)
+    return (conv_decode.conv_attention_decode(q[:, :, -w.shape[1] :], k, v, w, splits=3, run=run),)
 
 
-# Shared memory, in bytes, of each launch --------------------------------------------------------------------------
+# Shared memory, in bytes, of each launch --------------------------------------------------------------------
 
 
 def conv_forward_shared(d, **_):
@@ -180,21 +187,23 @@ def conv_forward_shared(d, **_):
 
 
 def conv_backward_shared(d, **_):
-    """Scores and their gradients, a chunk of each factor of both, a few rows, the taps both ways; the same for both kernels."""
+    """Scores and their gradients, a chunk of each factor of both, a few rows, the taps both ways; the same
+    for both kernels."""
     size = conv_backward.SIZE
     chunks = 2 * size * conv_backward.CHUNK_WORDS + min(16 * width_for(d), 512)
     return (4 * (2 * size * (size + PADDING) + chunks + 2 * TAPS**2),) * 2
 
 
 def conv_decode_shared(d, c_q, **_):
-    """For each warp a piece of K, its rings, o, shares and two ends; the window and its taps. And o and l of the warps that merge."""
+    """For each warp a piece of K, its rings, o, shares and two ends; the window and its taps. And o and l of
+    the warps that merge."""
     lanes, warps = conv_decode.LANES, conv_decode.WARPS
     width, slots = -(-d // lanes) * lanes, -(-c_q // 4) * 4
     own = warps * (lanes * conv_decode.PITCH + slots * conv_decode.RING + width + lanes + 2)
     return 4 * (own + (width + MOST_TAPS) * slots), 4 * conv_decode.MERGING_WARPS * (MAX_HEAD_DIM + 1)
 
 
-# The table --------------------------------------------------------------------------------------------------------
+# The table --------------------------------------------------------------------------------------------------
 
 
 def vector(generator, n):
@@ -217,43 +226,152 @@ def with_gradient(generator, **size):
 
 
 def transposing(kernel, shared=0, previous=None):
-    return Case(kernel.__name__, lambda generator, rows, columns: normal(generator, (rows, columns)), partial(transpose, kernel), lambda a: (a.T,),
-                "exact", sizes=(dict(rows=33, columns=20),), counted=dict(rows=128, columns=96), shared=lambda **_: (shared,), previous=previous)
+    return Case(
+        kernel.__name__,
+        lambda generator, rows, columns: normal(generator, (rows, columns)),
+        partial(transpose, kernel),
+        lambda a: (a.T,),
+        "exact",
+        sizes=(dict(rows=33, columns=20),),
+        counted=dict(rows=128, columns=96),
+        shared=lambda **_: (shared,),
+        previous=previous,
+    )
 
 
 ATTENTION = dict(
-    inputs=qkv, reference=attention_and_log_sum, tolerance="attention", spills=lambda d, **_: (d > 64,),
-    compiled=tuple(dict(heads=1, n=1, d=d) for d in WIDTHS))
+    inputs=qkv,
+    reference=attention_and_log_sum,
+    tolerance="attention",
+    spills=lambda d, **_: (d > 64,),
+    compiled=tuple(dict(heads=1, n=1, d=d) for d in WIDTHS),
+)
 CONVOLUTION = dict(heads=1, n=66, d=16, c_q=4, c_k=5)  # a whole tile and a bit of the next
 ROW_WIDTHS = tuple(CONVOLUTION | dict(d=d) for d in WIDTHS)
 WINDOWS = tuple(CONVOLUTION | dict(d=d, c_q=c_q) for d in (20, 64, 128) for c_q in (4, 8, 12, 15))
 
 ALL = (
-    Case("collatz", lambda generator, n: [torch.randint(1, 10**6, (n,), generator=generator)], partial(elementwise, collatz),
-         lambda x: (torch.tensor([collatz_by_hand(n) for n in x.tolist()]),), "exact", sizes=(dict(n=300),)),
-    Case("horner", vector, partial(elementwise, horner), lambda x: (horner_by_hand(x),), "exact", sizes=(dict(n=300),)),
-    Case("copy", vector, partial(elementwise, memory_patterns.copy), lambda x: (x,), "exact", sizes=(dict(n=300),), counted=dict(n=4096)),
-    Case("strided_copy", vector, strided_copy, lambda x: (x[::STRIDE],), "exact", sizes=(dict(n=1200),), counted=dict(n=16384)),
+    Case(
+        "collatz",
+        lambda generator, n: [torch.randint(1, 10**6, (n,), generator=generator)],
+        partial(elementwise, collatz),
+        lambda x: (torch.tensor([collatz_by_hand(n) for n in x.tolist()]),),
+        "exact",
+        sizes=(dict(n=300),),
+    ),
+    Case(
+        "horner",
+        vector,
+        partial(elementwise, horner),
+        lambda x: (horner_by_hand(x),),
+        "exact",
+        sizes=(dict(n=300),),
+    ),
+    Case(
+        "copy",
+        vector,
+        partial(elementwise, memory_patterns.copy),
+        lambda x: (x,),
+        "exact",
+        sizes=(dict(n=300),),
+        counted=dict(n=4096),
+    ),
+    Case(
+        "strided_copy",
+        vector,
+        strided_copy,
+        lambda x: (x[::STRIDE],),
+        "exact",
+        sizes=(dict(n=1200),),
+        counted=dict(n=16384),
+    ),
     transposing(memory_patterns.transpose_naive),
-    transposing(memory_patterns.transpose_tiled, TILE * TILE * 4, partial(transpose, memory_patterns.transpose_naive)),
-    transposing(memory_patterns.transpose_padded, TILE * PADDED * 4, partial(transpose, memory_patterns.transpose_tiled)),
-    Case("matmul_tiled", lambda generator, m, k, n: normal(generator, (m, k), (k, n)), matmul, lambda a, b: (a @ b,), "matmul",
-         sizes=(dict(m=33, k=40, n=20),), counted=dict(m=64, k=64, n=64), shared=lambda **_: (2 * TILE * TILE * 4,)),
-    Case("flash_forward", call=flash_forward, sizes=(dict(heads=2, n=70, d=16), dict(heads=1, n=33, d=64)),
-         counted=dict(heads=1, n=128, d=32), shared=lambda d, **_: (2 * KEYS * d * 4,), previous=tile_by_tile, **ATTENTION),
-    Case("warp_forward", call=warp_forward, sizes=(dict(heads=1, n=40, d=16), dict(heads=2, n=6, d=33)), previous=flash_forward, **ATTENTION),
-    Case("conv_forward", qkvw, conv_forward.conv_forward, conv_and_log_sum, "attention", sizes=(CONVOLUTION,), compiled=ROW_WIDTHS,
-         shared=conv_forward_shared, previous=conv_tile_by_tile),
-    Case("conv_backward", with_gradient, conv_gradients_by_kernels, conv_gradients, "gradient", sizes=(CONVOLUTION,), compiled=ROW_WIDTHS,
-         shared=conv_backward_shared, spills=lambda **_: (False, False), previous=conv_gradients_tile_by_tile),
-    Case("conv_decode", qkvw, decode, lambda q, k, v, w: (conv_attention(q, k, v, w)[:, :, -1:],), "attention", sizes=(CONVOLUTION,),
-         compiled=WINDOWS, shared=conv_decode_shared, spills=lambda **_: (False, False)),
+    transposing(
+        memory_patterns.transpose_tiled, TILE * TILE * 4, partial(transpose, memory_patterns.transpose_naive)
+    ),
+    transposing(
+        memory_patterns.transpose_padded,
+        TILE * PADDED * 4,
+        partial(transpose, memory_patterns.transpose_tiled),
+    ),
+    Case(
+        "matmul_tiled",
+        lambda generator, m, k, n: normal(generator, (m, k), (k, n)),
+        matmul,
+        lambda a, b: (a @ b,),
+        "matmul",
+        sizes=(dict(m=33, k=40, n=20),),
+        counted=dict(m=64, k=64, n=64),
+        shared=lambda **_: (2 * TILE * TILE * 4,),
+    ),
+    Case(
+        "flash_forward",
+        call=flash_forward,
+        sizes=(dict(heads=2, n=70, d=16), dict(heads=1, n=33, d=64)),
+        counted=dict(heads=1, n=128, d=32),
+        shared=lambda d, **_: (2 * KEYS * d * 4,),
+        previous=tile_by_tile,
+        **ATTENTION,
+    ),
+    Case(
+        "warp_forward",
+        call=warp_forward,
+        sizes=(dict(heads=1, n=40, d=16), dict(heads=2, n=6, d=33)),
+        previous=flash_forward,
+        **ATTENTION,
+    ),
+    Case(
+        "conv_forward",
+        qkvw,
+        conv_forward.conv_forward,
+        conv_and_log_sum,
+        "attention",
+        sizes=(CONVOLUTION,),
+        compiled=ROW_WIDTHS,
+        shared=conv_forward_shared,
+        previous=conv_tile_by_tile,
+    ),
+    Case(
+        "conv_backward",
+        with_gradient,
+        conv_gradients_by_kernels,
+        conv_gradients,
+        "gradient",
+        sizes=(CONVOLUTION,),
+        compiled=ROW_WIDTHS,
+        shared=conv_backward_shared,
+        spills=lambda **_: (False, False),
+        previous=conv_gradients_tile_by_tile,
+    ),
+    Case(
+        "conv_decode",
+        qkvw,
+        decode,
+        lambda q, k, v, w: (conv_attention(q, k, v, w)[:, :, -1:],),
+        "attention",
+        sizes=(CONVOLUTION,),
+        compiled=WINDOWS,
+        shared=conv_decode_shared,
+        spills=lambda **_: (False, False),
+    ),
 )
 CASES = {case.name: case for case in ALL}
 
 TOLERANCES = {
     "exact": (0, "numbers are moved, or whole, or rounded once by every operation in a fixed order"),
-    "matmul": (1e-5, "up to 64 products are added in float32; compiled code rounds a product and its sum once, Python twice"),
-    "attention": (1e-5, "float32 sums over at most 128 keys, in an order that differs between stages; exp is good to an ulp or two"),
+    "matmul": (
+        1e-5,
+        (
+            "up to 64 products are added in float32; compiled code rounds a product and its sum once, Python"
+            " twice"
+        ),
+    ),
+    "attention": (
+        1e-5,
+        (
+            "float32 sums over at most 128 keys, in an order that differs between stages; exp is good to an"
+            " ulp or two"
+        ),
+    ),
     "gradient": (1e-4, "as attention, through two more products; dW adds all N² scores of a head"),
 }

@@ -1,10 +1,12 @@
-"""python -m kernels.compare: every kernel by every engine there is, beside a float64 reference and the stage before it, one table.
+"""python -m kernels.compare: every kernel by every engine there is, beside a float64 reference and the stage
+before it, one table.
 
     python -m kernels.compare [NAME ...] [--engines fibers ...] [--json] [--record] [--ncu]
 
-Without names all of `kernels.cases`. Exit status 1 if a row fails. With a CUDA GPU the kernels run there too. --ncu compares the simulator's
-counters with the GPU's own (needs `ncu` on the PATH); --record writes all of it, with date, GPU and versions, to kernels/data/; --json prints it.
---launch NAME ... only launches kernels on the GPU, once each, for a profiler or a checker to watch.
+Without names all of `kernels.cases`. Exit status 1 if a row fails. With a CUDA GPU the kernels run there too.
+--ncu compares the simulator's counters with the GPU's own (needs `ncu` on the PATH); --record writes all of
+it, with date, GPU and versions, to kernels/data/; --json prints it. --launch NAME ... only launches kernels
+on the GPU, once each, for a profiler or a checker to watch.
 """
 
 import argparse
@@ -36,7 +38,8 @@ REFERENCE, PREVIOUS, GPU = "float64", "stage before", "GPU"
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: the outputs of `got` with those of `wanted`. ulp: the worst distance in units of the last place of the number wanted."""
+    """One comparison: the outputs of `got` with those of `wanted`. ulp: the worst distance in units of the
+    last place of the number wanted."""
 
     case: str
     size: str
@@ -52,7 +55,13 @@ class Row:
 
     @property
     def verdict(self):
-        return "NOT RUN" if self.refused else "PASS" if self.max_error <= self.tolerance and not self.findings else "FAIL"
+        return (
+            "NOT RUN"
+            if self.refused
+            else "PASS"
+            if self.max_error <= self.tolerance and not self.findings
+            else "FAIL"
+        )
 
 
 def engines():
@@ -62,13 +71,18 @@ def engines():
     return tuple(ENGINES)
 
 
-# Results ----------------------------------------------------------------------------------------------------------
+# Results ----------------------------------------------------------------------------------------------------
 
 
 def results(case, size, chosen):
-    """For the engines `chosen` and the rest: ({who: the outputs of a case, on the CPU, or the exception in their place}, {who: the number of findings})."""
+    """For the engines `chosen` and the rest: ({who: the outputs of a case, on the CPU, or the exception in
+    their place}, {who: the number of findings})."""
     given = case.tensors(size)
-    outputs = {REFERENCE: case.reference(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in given))}
+    outputs = {
+        REFERENCE: case.reference(
+            *(tensor.double() if tensor.is_floating_point() else tensor for tensor in given)
+        )
+    }
     if case.previous:
         outputs[PREVIOUS] = case.previous(*given)
     findings = {}
@@ -80,7 +94,8 @@ def results(case, size, chosen):
 
 
 def attempted(run, *arguments):
-    """run(*arguments), or what broke it and no findings: an engine that breaks fails its rows, not the table."""
+    """run(*arguments), or what broke it and no findings: an engine that breaks fails its rows, not the
+    table."""
     try:
         return run(*arguments)
     except Exception as error:
@@ -93,7 +108,8 @@ def by_gpu(case, given):
 
 
 def refused(broken):
-    """Whether the native engine alone is missing, since it does not compile such a kernel: {who: exception}."""
+    """Whether the native engine alone is missing, since it does not compile such a kernel: {who:
+    exception}."""
     from sim.errors import LaunchError
 
     return set(broken) == {"native"} and isinstance(broken["native"], LaunchError)
@@ -110,7 +126,8 @@ def by_simulator(case, given, engine):
 
 
 def pairs(outputs):
-    """Who is compared with whom: all but threads with the reference, fibers with the stage before, all engines and the GPU with fibers, the GPU with native."""
+    """Who is compared with whom: all but threads with the reference, fibers with the stage before, all
+    engines and the GPU with fibers, the GPU with native."""
     for who in outputs:
         if who not in (REFERENCE, "threads"):
             yield who, REFERENCE
@@ -131,13 +148,26 @@ def compared(case, size, chosen=None):
         tolerance = 0.0 if exact else float(TOLERANCES[case.tolerance][0])
         broken = {who: outputs[who] for who in (got, wanted) if isinstance(outputs[who], Exception)}
         distance = (math.nan,) * 3 if broken else distances(outputs[got], outputs[wanted])
-        words = ", ".join(f"{who}: {type(error).__name__}: {error}".partition("\n")[0] for who, error in broken.items())
+        words = ", ".join(
+            f"{who}: {type(error).__name__}: {error}".partition("\n")[0] for who, error in broken.items()
+        )
         size_text = ", ".join(f"{name} {number}" for name, number in size.items())
-        yield Row(case.name, size_text, got, wanted, *distance, tolerance, findings.get(got, 0), words, refused(broken))
+        yield Row(
+            case.name,
+            size_text,
+            got,
+            wanted,
+            *distance,
+            tolerance,
+            findings.get(got, 0),
+            words,
+            refused(broken),
+        )
 
 
 def all_rows(work, chosen):
-    """The rows of all (name, size) of `work`, in its order. Without a GPU, cases run side by side, one a core, the last and largest ones first."""
+    """The rows of all (name, size) of `work`, in its order. Without a GPU, cases run side by side, one a
+    core, the last and largest ones first."""
     bar = partial(tqdm, desc="compare", total=len(work), disable=None)
     if torch.cuda.is_available() or len(work) == 1:
         return [row for name, size in bar(work) for row in rows_of(name, size, chosen)]
@@ -155,13 +185,15 @@ def rows_of(name, size, chosen):
 def distances(got, wanted):
     """(largest error, mean error, largest distance in ulp) of tuples of tensors; NaN if one is NaN.
 
-    Only as many outputs as both have: a stage before may lack the last. An ulp is the space between neighbouring numbers of got's type
-    at the number wanted, so that of a number near 0 is tiny.
+    Only as many outputs as both have: a stage before may lack the last. An ulp is the space between
+    neighbouring numbers of got's type at the number wanted, so that of a number near 0 is tiny.
     """
     errors, ulps = [], []
     for one, other in zip(got, wanted):
         if one.shape != other.shape:
-            raise ValueError(f"outputs have shapes {tuple(one.shape)} and {tuple(other.shape)}; wanted equal ones")
+            raise ValueError(
+                f"outputs have shapes {tuple(one.shape)} and {tuple(other.shape)}; wanted equal ones"
+            )
         one, other = one.detach().numpy(), other.detach().numpy()
         error = np.abs(one.astype(np.float64) - other.astype(np.float64))
         spacing = np.spacing(np.abs(other.astype(one.dtype))) if one.dtype.kind == "f" else np.ones(1)
@@ -171,13 +203,17 @@ def distances(got, wanted):
     return float(errors.max()), float(errors.mean()), float(ulps.max())
 
 
-# The record -------------------------------------------------------------------------------------------------------
+# The record -------------------------------------------------------------------------------------------------
 
 
 def machine():
     """Date, GPU and versions: what a recorded figure has to carry."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"date": str(date.today()), "gpu": gpu, "versions": {"python": python_version()} | {name: version_of(name) for name in PACKAGES}}
+    return {
+        "date": str(date.today()),
+        "gpu": gpu,
+        "versions": {"python": python_version()} | {name: version_of(name) for name in PACKAGES},
+    }
 
 
 PACKAGES = ("numpy", "torch", "numba", "numba-cuda")
@@ -193,7 +229,9 @@ def version_of(name):
 def record(rows, counted):
     """All that was found, as plain data."""
     return machine() | {
-        "tolerances": {name: {"at most": tolerance, "because": why} for name, (tolerance, why) in TOLERANCES.items()},
+        "tolerances": {
+            name: {"at most": tolerance, "because": why} for name, (tolerance, why) in TOLERANCES.items()
+        },
         "rows": [as_data(row) for row in rows],
         "counters": [count._asdict() | {"verdict": count.verdict} for count in counted],
     }
@@ -201,7 +239,9 @@ def record(rows, counted):
 
 def as_data(row):
     """A row with its verdict; where there is no number, None, which JSON knows."""
-    return {name: None if value != value else value for name, value in asdict(row).items()} | {"verdict": row.verdict}
+    return {name: None if value != value else value for name, value in asdict(row).items()} | {
+        "verdict": row.verdict
+    }
 
 
 def missing(ncu, chosen):
@@ -209,17 +249,27 @@ def missing(ncu, chosen):
     if left_out := [engine for engine in engines() if engine not in chosen]:
         yield f"Not compared: {' and '.join(left_out)}."
     if not torch.cuda.is_available():
-        yield "Not compared: anything on a GPU, for torch finds no CUDA GPU here. kernels/data/ has what was recorded on one."
+        yield (
+            "Not compared: anything on a GPU, for torch finds no CUDA GPU here. kernels/data/ has what was"
+            " recorded on one."
+        )
     elif not ncu:
         yield "Not compared: the GPU's own counters (--ncu)."
 
 
 def table(rows):
     width = max(len(row.size) for row in rows)
-    yield f"{'kernel':17}{'size':{width}}  {'of':13}{'beside':13}{'max error':>10}{'mean error':>11}{'ulp':>10}{'tolerance':>10}{'findings':>9}"
+    yield (
+        f"{'kernel':17}{'size':{width}} "
+        f" {'of':13}{'beside':13}{'max error':>10}{'mean error':>11}{'ulp':>10}{'tolerance':>10}{'findings':>9}"
+    )
     for row in rows:
-        errors = f"{row.max_error:10.2e}{row.mean_error:11.2e}{row.ulp:10.3g}{row.tolerance:10.0e}{row.findings:9}"
-        yield f"{row.case:17}{row.size:{width}}  {row.got:13}{row.wanted:13}{errors}  {row.verdict} {row.error}".rstrip()
+        errors = (
+            f"{row.max_error:10.2e}{row.mean_error:11.2e}{row.ulp:10.3g}{row.tolerance:10.0e}{row.findings:9}"
+        )
+        yield (
+            f"{row.case:17}{row.size:{width}}  {row.got:13}{row.wanted:13}{errors}  {row.verdict} {row.error}".rstrip()
+        )
     for name, (tolerance, why) in TOLERANCES.items():
         yield f"  {name}, at most {tolerance:.0e}: {why}"
 
@@ -227,10 +277,13 @@ def table(rows):
 def counter_table(counted):
     yield f"{'kernel':17} {'counter':24} {'predicted':>10} {'measured':>10}"
     for count in counted:
-        yield f"{count.case:17} {count.counter:24} {count.predicted:10} {count.measured:10}  {count.verdict}{count.why and ': ' + count.why}"
+        yield (
+            f"{count.case:17} {count.counter:24} {count.predicted:10} {count.measured:10} "
+            f" {count.verdict}{count.why and ': ' + count.why}"
+        )
 
 
-# Commands ---------------------------------------------------------------------------------------------------------
+# Commands ---------------------------------------------------------------------------------------------------
 
 
 def launch_only(names):
@@ -246,7 +299,12 @@ def main(options):
         return launch_only(options.launch)
     if options.ncu and not (torch.cuda.is_available() and shutil.which("ncu")):
         sys.exit("--ncu needs a CUDA GPU and ncu (Nsight Compute) on the PATH")
-    work = [(case.name, size) for case in CASES.values() if not options.names or case.name in options.names for size in case.sizes]
+    work = [
+        (case.name, size)
+        for case in CASES.values()
+        if not options.names or case.name in options.names
+        for size in case.sizes
+    ]
     rows = all_rows(work, options.engines)
     counted = counters.counts(lambda cases: tqdm(cases, desc="counters", disable=None)) if options.ncu else []
     found = record(rows, counted)
@@ -256,16 +314,27 @@ def main(options):
     if options.json:
         print(json.dumps(found, indent=1))
     else:
-        print(*table(rows), *(counter_table(counted) if counted else ()), *missing(options.ncu, options.engines), sep="\n")
-    return any(row.verdict == "FAIL" for row in rows) or any(count.verdict == "DIFFERENT" for count in counted)
+        print(
+            *table(rows),
+            *(counter_table(counted) if counted else ()),
+            *missing(options.ncu, options.engines),
+            sep="\n",
+        )
+    return any(row.verdict == "FAIL" for row in rows) or any(
+        count.verdict == "DIFFERENT" for count in counted
+    )
 
 
 def arguments():
-    parser = argparse.ArgumentParser(prog="kernels.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="kernels.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CASES))
     for name in ("json", "record", "ncu"):
         parser.add_argument(f"--{name}", action="store_true")
-    parser.add_argument("--engines", nargs="+", choices=engines(), default=engines(), help="all, unless named")
+    parser.add_argument(
+        "--engines", nargs="+", choices=engines(), default=engines(), help="all, unless named"
+    )
     parser.add_argument("--launch", nargs="+", choices=CASES, metavar="NAME")
     options = parser.parse_args()
     if unknown := set(options.names) - set(CASES):

@@ -1,18 +1,20 @@
-"""Convolutional attention, backward: one kernel keeps a tile of queries and gives dQ and dW, one keeps a tile of keys and gives dK and dV.
+"""Convolutional attention, backward: one kernel keeps a tile of queries and gives dQ and dW, one keeps a tile
+of keys and gives dK and dV.
 
 With L, D = rowsum(dO * O) and S0 and T as in conv_forward.py, for one head:
 
     P = exp(T - L), 0 where masked      dT = P * (dO·vᵀ - D)      dW[a, b] = Σ_ij dT[i, j] · S0[i - P_q + a, j - P_k + b]
     dS = Σ_ab w[a, b] · dT[r + P_q - a, c + P_k - b], 0 where masked      dQ = scale · dS k      dK = scale · dSᵀ q      dV = Pᵀ dO
 
-Queries below a row and keys on both sides of a column send their dT back to it, so the halo is on every side. A tile of size × size scores owns
-size - 2·P_q rows and size - 2·(c_k - 1) columns:
+Queries below a row and keys on both sides of a column send their dT back to it, so the halo is on every side.
+A tile of size × size scores owns size - 2·P_q rows and size - 2·(c_k - 1) columns:
 
     S0    rows [i0 - P_q, i0 + rows + P_q)    columns [j0 - (c_k - 1), j0 + columns + (c_k - 1))     at the tile's index (0, 0)
     dT    rows [i0, i0 + rows + P_q)          columns [j0 - P_r, j0 + columns + P_k)                 at (0, 0); owned from column P_r on
     dS    rows [i0, i0 + rows)                columns [j0, j0 + columns)                             at (0, 0): owned, all of it
 
-dW, dK and dV count only what a tile owns. Sources: as conv_forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L and D).
+dW, dK and dV count only what a tile owns. Sources: as conv_forward.py; Dao 2023, arXiv 2307.08691, Algorithm
+2 (L and D).
 
     grid    (⌈N / owned⌉, H, B)        block   (size / 4)² threads: 256 for the size 64
     shared  2 · size · (size + 9) + 2 · size · 12 + 512 + 2 · 16² floats, static: 46.5 KiB
@@ -25,22 +27,48 @@ import math
 from numba import cuda
 from numpy import float32
 
-from kernels.conv_tiles import (GROUP, INDEX, MOST_REGISTERS, PADDING, PATCH, PATCH_NUMBERS, STRIP, TAPS, WINDOW, add_weighted_columns, add_weighted_rows,
-                                check_size, clear, convolve_strip, load_rows, load_taps, products, store_rows, strip_column, strip_row, threads_of, turns_and_strips)
+from kernels.conv_tiles import (
+    GROUP,
+    INDEX,
+    MOST_REGISTERS,
+    PADDING,
+    PATCH,
+    PATCH_NUMBERS,
+    STRIP,
+    TAPS,
+    WINDOW,
+    add_weighted_columns,
+    add_weighted_rows,
+    check_size,
+    clear,
+    convolve_strip,
+    load_rows,
+    load_taps,
+    products,
+    store_rows,
+    strip_column,
+    strip_row,
+    threads_of,
+    turns_and_strips,
+)
 from kernels.launch import backward_arguments, launch, output, width_for
 
 SIZE = 64
 CHUNK_WORDS = 8 + GROUP  # of a row of q, k, v or dO, in a product over d: all must fit 48 KiB
 
 
-# Device functions -------------------------------------------------------------------------------------------------
+# Device functions -------------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
-def probabilities_and_gradients(strip, s_tile, g_tile, taps, i0, j0, log_sum, d, keys, causal, diagonal, c_q, c_k):
-    """strip = P and g_tile = dT, of this thread's strips, from s_tile = S0 and g_tile = dO·vᵀ; 0 for what is masked, outside, or beyond dT's halo.
+def probabilities_and_gradients(
+    strip, s_tile, g_tile, taps, i0, j0, log_sum, d, keys, causal, diagonal, c_q, c_k
+):
+    """strip = P and g_tile = dT, of this thread's strips, from s_tile = S0 and g_tile = dO·vᵀ; 0 for what is
+    masked, outside, or beyond dT's halo.
 
-    i0, j0: the owned query and the owned key, of `keys`, at dT's index (0, 0). log_sum, d: (N,). strip: one STRIP for each of this thread's strips, in the order of `strips_of`.
+    i0, j0: the owned query and the owned key, of `keys`, at dT's index (0, 0). log_sum, d: (N,). strip: one
+        STRIP for each of this thread's strips, in the order of `strips_of`.
     """
     size, n = s_tile.shape[0], log_sum.size
     turns, strips = turns_and_strips(size)
@@ -67,7 +95,8 @@ def probabilities_and_gradients(strip, s_tile, g_tile, taps, i0, j0, log_sum, d,
 
 @cuda.jit(device=True)
 def score_gradients(strip, g_tile, flipped, i0, j0, rows, columns, n, keys, causal, diagonal, c_q, c_k):
-    """strip = dS, of this thread's strips of what the tile owns, from g_tile = dT; 0 for what is masked, outside, or not owned."""
+    """strip = dS, of this thread's strips of what the tile owns, from g_tile = dT; 0 for what is masked,
+    outside, or not owned."""
     size = g_tile.shape[0]
     turns, strips = turns_and_strips(size)
     for turn in range(turns):
@@ -99,7 +128,8 @@ def store_strips(tile, strip, rows, first_column, last_column):
 
 @cuda.jit(device=True)
 def add_tap_gradients(sums, g_tile, s_tile, a, b, part, parts, rows, first, last):
-    """sums[x] += Σ_ij dT[i, j] · S0[i + a, j + b + x], over the rows part, part + parts, … < rows and the columns [first, last)."""
+    """sums[x] += Σ_ij dT[i, j] · S0[i + a, j + b + x], over the rows part, part + parts, … < rows and the
+    columns [first, last)."""
     window = cuda.local.array(WINDOW, float32)
     for i in range(part, rows, parts):
         for x in range(STRIP):
@@ -115,7 +145,7 @@ def add_tap_gradients(sums, g_tile, s_tile, a, b, part, parts, rows, first, last
                 window[x] = window[x + GROUP]
 
 
-# Kernels ----------------------------------------------------------------------------------------------------------
+# Kernels ----------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -127,9 +157,11 @@ def queries_kernel(width, size):
 
     @cuda.jit(max_registers=MOST_REGISTERS)
     def conv_backward_queries_kernel(q, k, v, w, log_sum, d, d_o, scale, causal, extent, d_q, d_w):
-        """d_q, like q, = dQ and d_w += dW; q, k, v, d_o (B, H, ..., d), w (H, c_q, c_k), log_sum, d (B, H, N); extent: kernels.conv_extent.Extent.
+        """d_q, like q, = dQ and d_w += dW; q, k, v, d_o (B, H, ..., d), w (H, c_q, c_k), log_sum, d (B, H,
+        N); extent: kernels.conv_extent.Extent.
 
-        d_w (R, H, c_q, c_k): block number b of a head adds to d_w[b % R]: one sum for all (R = 1), or a partial sum for each block (R = their number).
+        d_w (R, H, c_q, c_k): block number b of a head adds to d_w[b % R]: one sum for all (R = 1), or a
+            partial sum for each block (R = their number).
         """
         s_tile, g_tile = cuda.shared.array((size, pitch), float32), cuda.shared.array((size, pitch), float32)
         a_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
@@ -147,7 +179,8 @@ def queries_kernel(width, size):
         diagonal = first_key - first_query + owned_diagonal
         rows, columns, right = size - 2 * (c_q - 1), size - 2 * (c_k - 1), c_k - 1 - (c_k - 1) // 2
         i0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * rows
-        # 1. the taps, and which of them this thread sums: STRIP of a row of them, over every parts-th row of the tile
+        # 1. the taps, and which of them this thread sums: STRIP of a row of them, over every parts-th row of
+        # the tile
         clear(s_tile)
         clear(g_tile)
         load_taps(taps, w[head], False)
@@ -164,16 +197,64 @@ def queries_kernel(width, size):
         last_key = min(keys, i0 + rows + diagonal) if causal else keys
         for j0 in range(0, last_key, columns):
             # 2. S0, dO·vᵀ, and from them dT
-            products(s_tile, q_rows, k_rows, i0 - (c_q - 1), j0 - (c_k - 1), scale, causal, diagonal, a_chunk, b_chunk)
-            products(g_tile, d_o_rows, v_rows, i0 - first_query, j0 - right - first_key, float32(1), causal, owned_diagonal, a_chunk, b_chunk)
+            products(
+                s_tile,
+                q_rows,
+                k_rows,
+                i0 - (c_q - 1),
+                j0 - (c_k - 1),
+                scale,
+                causal,
+                diagonal,
+                a_chunk,
+                b_chunk,
+            )
+            products(
+                g_tile,
+                d_o_rows,
+                v_rows,
+                i0 - first_query,
+                j0 - right - first_key,
+                float32(1),
+                causal,
+                owned_diagonal,
+                a_chunk,
+                b_chunk,
+            )
             cuda.syncthreads()
-            probabilities_and_gradients(strip, s_tile, g_tile, taps, i0 - first_query, j0 - right - first_key, log_sum[batch, head], d[batch, head],
-                                        v.shape[2], causal, owned_diagonal, c_q, c_k)
+            probabilities_and_gradients(
+                strip,
+                s_tile,
+                g_tile,
+                taps,
+                i0 - first_query,
+                j0 - right - first_key,
+                log_sum[batch, head],
+                d[batch, head],
+                v.shape[2],
+                causal,
+                owned_diagonal,
+                c_q,
+                c_k,
+            )
             cuda.syncthreads()
             # 3. dW, and dS, which then takes the place of S0
             if a < c_q:
-                add_tap_gradients(tap_sums, g_tile, s_tile, a, b, part, parts, min(rows, n - i0), right, right + min(columns, keys - j0))
-            score_gradients(strip, g_tile, flipped, i0, j0, rows, columns, n, keys, causal, diagonal, c_q, c_k)
+                add_tap_gradients(
+                    tap_sums,
+                    g_tile,
+                    s_tile,
+                    a,
+                    b,
+                    part,
+                    parts,
+                    min(rows, n - i0),
+                    right,
+                    right + min(columns, keys - j0),
+                )
+            score_gradients(
+                strip, g_tile, flipped, i0, j0, rows, columns, n, keys, causal, diagonal, c_q, c_k
+            )
             cuda.syncthreads()
             store_strips(s_tile, strip, rows, 0, columns)
             # 4. dQ += dS k
@@ -208,14 +289,18 @@ def keys_kernel(width, size):
 
     @cuda.jit(max_registers=MOST_REGISTERS)
     def conv_backward_keys_kernel(q, k, v, w, log_sum, d, d_o, scale, causal, extent, d_k, d_v):
-        """d_k, like k, = dK and d_v, like v, = dV; q, k, v, d_o (B, H, ..., d), w (H, c_q, c_k), log_sum, d (B, H, N); extent: kernels.conv_extent.Extent."""
+        """d_k, like k, = dK and d_v, like v, = dV; q, k, v, d_o (B, H, ..., d), w (H, c_q, c_k), log_sum, d
+        (B, H, N); extent: kernels.conv_extent.Extent."""
         s_tile, g_tile = cuda.shared.array((size, pitch), float32), cuda.shared.array((size, pitch), float32)
         a_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
         b_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
         rows_chunk = cuda.shared.array((rows_at_a_time, width), float32, alignment=16)
         taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
         flipped = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
-        d_k_patch, d_v_patch = cuda.local.array(patch_numbers, float32), cuda.local.array(patch_numbers, float32)
+        d_k_patch, d_v_patch = (
+            cuda.local.array(patch_numbers, float32),
+            cuda.local.array(patch_numbers, float32),
+        )
         strip = cuda.local.array(PATCH_NUMBERS, float32)
         batch, head = cuda.blockIdx.z, cuda.blockIdx.y
         q_rows, k_rows, v_rows, d_o_rows = q[batch, head], k[batch, head], v[batch, head], d_o[batch, head]
@@ -233,15 +318,52 @@ def keys_kernel(width, size):
             d_k_patch[x] = d_v_patch[x] = float32(0)
         # 2. every tile of rows of which one sees a key of this block
         for i0 in range(max(0, j0 - diagonal) // rows * rows if causal else 0, n, rows):
-            products(s_tile, q_rows, k_rows, i0 - (c_q - 1), j0 - (c_k - 1), scale, causal, diagonal, a_chunk, b_chunk)
-            products(g_tile, d_o_rows, v_rows, i0 - first_query, j0 - right - first_key, float32(1), causal, owned_diagonal, a_chunk, b_chunk)
+            products(
+                s_tile,
+                q_rows,
+                k_rows,
+                i0 - (c_q - 1),
+                j0 - (c_k - 1),
+                scale,
+                causal,
+                diagonal,
+                a_chunk,
+                b_chunk,
+            )
+            products(
+                g_tile,
+                d_o_rows,
+                v_rows,
+                i0 - first_query,
+                j0 - right - first_key,
+                float32(1),
+                causal,
+                owned_diagonal,
+                a_chunk,
+                b_chunk,
+            )
             cuda.syncthreads()
-            probabilities_and_gradients(strip, s_tile, g_tile, taps, i0 - first_query, j0 - right - first_key, log_sum[batch, head], d[batch, head],
-                                        v.shape[2], causal, owned_diagonal, c_q, c_k)
+            probabilities_and_gradients(
+                strip,
+                s_tile,
+                g_tile,
+                taps,
+                i0 - first_query,
+                j0 - right - first_key,
+                log_sum[batch, head],
+                d[batch, head],
+                v.shape[2],
+                causal,
+                owned_diagonal,
+                c_q,
+                c_k,
+            )
             cuda.syncthreads()
             # 3. P takes the place of S0, dS that of dT
             store_strips(s_tile, strip, rows, right, right + columns)
-            score_gradients(strip, g_tile, flipped, i0, j0, rows, columns, n, keys, causal, diagonal, c_q, c_k)
+            score_gradients(
+                strip, g_tile, flipped, i0, j0, rows, columns, n, keys, causal, diagonal, c_q, c_k
+            )
             cuda.syncthreads()
             store_strips(g_tile, strip, rows, 0, columns)
             # 4. dV += Pᵀ dO and dK += dSᵀ q
@@ -260,18 +382,34 @@ def keys_kernel(width, size):
     return conv_backward_keys_kernel
 
 
-# Host -------------------------------------------------------------------------------------------------------------
+# Host -------------------------------------------------------------------------------------------------------
 
 
-def conv_backward(q, k, v, w, o, log_sum, d_o, causal=True, scale=None, wanted=(True, True, True, True), deterministic=False, run=None, size=SIZE,
-                  extent=None):
+def conv_backward(
+    q,
+    k,
+    v,
+    w,
+    o,
+    log_sum,
+    d_o,
+    causal=True,
+    scale=None,
+    wanted=(True, True, True, True),
+    deterministic=False,
+    run=None,
+    size=SIZE,
+    extent=None,
+):
     """(dQ, dK, dV, dW) of convolutional attention, shaped like q, k, v and w, float32.
 
-    o, log_sum: what `conv_forward` returned; d_o: the gradient of o. wanted: which of the four are needed; one that is not is None, and a kernel
-    neither of whose results is needed does not run. deterministic: equal dW, bit for bit, from run to run, for some memory and time; the others
-    always are. size: of a tile of scores, 64 or 32. extent: as for `conv_forward`; o, log_sum and d_o are those of the owned queries, over all keys of the
-    sequence, and the gradients are what the owned scores give, to rows of the halo too. Raises TypeError or ValueError that names the argument, what it is, and what was
-    wanted.
+    o, log_sum: what `conv_forward` returned; d_o: the gradient of o. wanted: which of the four are needed;
+        one that is not is None, and a kernel neither of whose results is needed does not run. deterministic:
+        equal dW, bit for bit, from run to run, for some memory and time; the others
+    always are. size: of a tile of scores, 64 or 32. extent: as for `conv_forward`; o, log_sum and d_o are
+        those of the owned queries, over all keys of the sequence, and the gradients are what the owned scores
+        give, to rows of the halo too. Raises TypeError or ValueError that names the argument, what it is, and
+        what was wanted.
     """
     q, k, v, w, scale, d_o, extent = backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent)
     check_size(size)
@@ -286,5 +424,13 @@ def conv_backward(q, k, v, w, o, log_sum, d_o, causal=True, scale=None, wanted=(
         d_w = d_w.sum(0)
     if wanted[1] or wanted[2]:
         d_k, d_v = output(k.shape, like=k), output(v.shape, like=v)
-        launch(keys_kernel(width_for(d), size), (-(-keys // columns), heads, batch), threads_of(size), *given, d_k, d_v, run=run)
+        launch(
+            keys_kernel(width_for(d), size),
+            (-(-keys // columns), heads, batch),
+            threads_of(size),
+            *given,
+            d_k,
+            d_v,
+            run=run,
+        )
     return tuple(gradient if want else None for gradient, want in zip((d_q, d_k, d_v, d_w), wanted))

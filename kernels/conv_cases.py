@@ -1,4 +1,5 @@
-"""Shapes on which convolutional attention must be right, and how far from the float64 reference a forward and backward pass is on each."""
+"""Shapes on which convolutional attention must be right, and how far from the float64 reference a forward and
+backward pass is on each."""
 
 import itertools
 from typing import NamedTuple
@@ -9,7 +10,8 @@ from kernels.conv_backward import conv_backward
 from kernels.conv_forward import conv_forward
 from kernels.reference import conv_attention, conv_attention_backward, conv_scores
 
-FORWARD, BACKWARD = 1e-5, 1e-4  # largest error against float64, relative to the largest number of the right answer
+# largest error against float64, relative to the largest number of the right answer
+FORWARD, BACKWARD = 1e-5, 1e-4
 RESULTS = ("O", "L", "dQ", "dK", "dV", "dW")
 
 
@@ -23,15 +25,53 @@ class Shape(NamedTuple):
     causal: bool
 
     def __str__(self):
-        return f"{self.batch}×{self.heads}×{self.n}×{self.d}, {self.c_q}×{self.c_k}, {'causal' if self.causal else 'not causal'}"
+        return (
+            f"{self.batch}×{self.heads}×{self.n}×{self.d}, {self.c_q}×{self.c_k},"
+            f" {'causal' if self.causal else 'not causal'}"
+        )
 
 
-# Taps odd and even, square and oblong, larger than the sequence; lengths at and around the borders of tiles; widths that do and do not fill a row.
-TAPS = [(1, 1), (1, 7), (7, 1), (2, 4), (4, 2), (3, 3), (5, 5), (6, 11), (11, 6), (7, 7), (8, 9), (15, 15), (1, 15), (15, 1)]
-LENGTHS = [(2, 3, 1, 5), (1, 2, 2, 16), (2, 1, 7, 3), (1, 3, 33, 16), (1, 1, 50, 1), (1, 2, 58, 64), (2, 2, 65, 33), (1, 1, 129, 128), (1, 2, 200, 20)]
-SHAPES = [Shape(*sizes, *taps, causal) for (sizes, taps), causal in zip(itertools.product(LENGTHS, TAPS), itertools.cycle([True, False, True]))]
-TINY = [Shape(1, 1, 1, 1, 3, 3, True), Shape(1, 2, 3, 2, 2, 4, False), Shape(1, 1, 6, 4, 3, 3, True), Shape(1, 1, 9, 2, 1, 3, True), Shape(1, 1, 4, 3, 6, 11, False),
-        Shape(1, 1, 6, 2, 15, 5, True)]  # the last takes several tiles of 32 × 32 in the backward pass
+# Taps odd and even, square and oblong, larger than the sequence; lengths at and around the borders of tiles;
+# widths that do and do not fill a row.
+TAPS = [
+    (1, 1),
+    (1, 7),
+    (7, 1),
+    (2, 4),
+    (4, 2),
+    (3, 3),
+    (5, 5),
+    (6, 11),
+    (11, 6),
+    (7, 7),
+    (8, 9),
+    (15, 15),
+    (1, 15),
+    (15, 1),
+]
+LENGTHS = [
+    (2, 3, 1, 5),
+    (1, 2, 2, 16),
+    (2, 1, 7, 3),
+    (1, 3, 33, 16),
+    (1, 1, 50, 1),
+    (1, 2, 58, 64),
+    (2, 2, 65, 33),
+    (1, 1, 129, 128),
+    (1, 2, 200, 20),
+]
+SHAPES = [
+    Shape(*sizes, *taps, causal)
+    for (sizes, taps), causal in zip(itertools.product(LENGTHS, TAPS), itertools.cycle([True, False, True]))
+]
+TINY = [
+    Shape(1, 1, 1, 1, 3, 3, True),
+    Shape(1, 2, 3, 2, 2, 4, False),
+    Shape(1, 1, 6, 4, 3, 3, True),
+    Shape(1, 1, 9, 2, 1, 3, True),
+    Shape(1, 1, 4, 3, 6, 11, False),
+    Shape(1, 1, 6, 2, 15, 5, True),
+]  # the last takes several tiles of 32 × 32 in the backward pass
 
 
 def inputs(shape, seed=0, device="cpu"):
@@ -57,7 +97,10 @@ def results(q, k, v, w, d_o, causal, **options):
 
 def relative_errors(got, wanted):
     """{result: largest error relative to the largest number wanted, which counts as 0.1 at least}."""
-    return {name: ((g - w).abs().max() / w.abs().max().clamp_min(0.1)).item() for name, g, w in zip(RESULTS, got, wanted)}
+    return {
+        name: ((g - w).abs().max() / w.abs().max().clamp_min(0.1)).item()
+        for name, g, w in zip(RESULTS, got, wanted)
+    }
 
 
 def errors_of(shape, seed=0, device="cpu", **options):

@@ -1,22 +1,30 @@
-"""Convolutional attention for one new token: the keys split among warps, then a second kernel that merges what each block found.
+"""Convolutional attention for one new token: the keys split among warps, then a second kernel that merges
+what each block found.
 
-The last row of `kernels.reference.conv_attention`, from the queries of the last c_q tokens (the window) and all N_k keys and values so far:
+The last row of `kernels.reference.conv_attention`, from the queries of the last c_q tokens (the window) and
+all N_k keys and values so far:
 
     S0[a, j] = scale · q_a·k_j if key j is not after query a, else 0      T[j] = Σ_ab w[a, b] · S0[a, j - P_k + b]      O = softmax(T) v
 
-A warp owns a range of keys for the softmax, and reads P_k keys to its left and P_r = c_k - 1 - P_k to its right for the convolution: its
-halo. It keeps (m, l, o) as in `flash_forward`; merging is that of `warp_forward`, and a warp without a key has (-inf, 0, 0).
-Sources: Golovneva et al. 2025, arXiv 2504.00927 (the convolution); Dao et al. 2023, "Flash-Decoding for long-context inference" (the split).
+A warp owns a range of keys for the softmax, and reads P_k keys to its left and P_r = c_k - 1 - P_k to its
+right for the convolution: its halo. It keeps (m, l, o) as in `flash_forward`; merging is that of
+`warp_forward`, and a warp without a key has (-inf, 0, 0).
+Sources: Golovneva et al. 2025, arXiv 2504.00927 (the convolution); Dao et al. 2023, "Flash-Decoding for
+    long-context inference" (the split).
 
     grid    (splits, H, B), and (H, B) for the merge
-    block   WARPS warps, which wait for each other only at the end. A warp takes 32 keys at a time, and of these 32 numbers of each row at a
-            time, in registers: the next ones are on their way while these are used. K passes through shared memory, so that a lane can
-            have a key and make its scores with all rows of the window; the scores of the last 64 keys stay in a ring, for the convolution
-    shared  of each warp a piece of K, the rings and o; the window and the taps: 28.5 KiB for d = 64 and c_q = 8, static
+    block   WARPS warps, which wait for each other only at the end. A warp takes 32 keys at a time, and of
+            these 32 numbers of each row at a
+            time, in registers: the next ones are on their way while these are used. K passes through shared
+                memory, so that a lane can have a key and make its scores with all rows of the window; the
+                scores of the last 64 keys stay in a ring, for the convolution
+    shared  of each warp a piece of K, the rings and o; the window and the taps: 28.5 KiB for d = 64 and c_q =
+            8, static
     cost    (c_q + 1) · d + c_q · c_k multiply-adds a key; K and V are read once, but for the halos
 
-K and V may be views, such as the filled part of a larger buffer: they are read where they are. Sizes are run-time arguments, but for d, so that
-the numbers of 32 rows need one address, and for the rows of the window, 4, 8, 12 or 16: a lane has a score of each in a register.
+K and V may be views, such as the filled part of a larger buffer: they are read where they are. Sizes are
+run-time arguments, but for d, so that the numbers of 32 rows need one address, and for the rows of the
+window, 4, 8, 12 or 16: a lane has a score of each in a register.
 """
 
 import functools
@@ -26,12 +34,23 @@ import torch
 from numba import cuda
 from numpy import float32
 
-from kernels.launch import MAX_HEAD_DIM, MOST_TAPS, check_device, check_sizes, check_taps, check_tensor, checked_scale, launch, output
+from kernels.launch import (
+    MAX_HEAD_DIM,
+    MOST_TAPS,
+    check_device,
+    check_sizes,
+    check_taps,
+    check_tensor,
+    checked_scale,
+    launch,
+    output,
+)
 from kernels.tiles import MINUS_INFINITY, reciprocal, weight
 
 LANES, WARPS = 32, 4
 ALL_LANES = 0xFFFFFFFF
-LANE, LARGEST_D, PLACE = LANES - 1, MAX_HEAD_DIM - 1, (1 << 62) - 1  # c & LANE is c, but now the compiler knows that it is not negative
+# c & LANE is c, but now the compiler knows that it is not negative
+LANE, LARGEST_D, PLACE = LANES - 1, MAX_HEAD_DIM - 1, (1 << 62) - 1
 PITCH = LANES + 1  # of a piece of K, so that a column lies in 32 banks
 GROUP = 4  # columns of a piece in a turn of a loop that is short enough for the compiler to unroll it
 RING = 2 * LANES  # scores kept of each window row: a power of two, as & finds the place
@@ -39,7 +58,7 @@ MERGING_WARPS = 8
 BLOCKS, FEWEST_KEYS = 4, 64  # blocks that a multiprocessor holds, with 128 registers a thread; keys a block
 
 
-# Device functions -------------------------------------------------------------------------------------------------
+# Device functions -------------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
@@ -60,7 +79,8 @@ def sum_of_warp(x):
 
 @cuda.jit(device=True)
 def load_window(q_tile, taps, q_rows, w_rows, scale):
-    """q_tile[c, a] = scale · number c of the query in row a of the window, taps[b, a] = w_rows[a, b], with 0 where there is none."""
+    """q_tile[c, a] = scale · number c of the query in row a of the window, taps[b, a] = w_rows[a, b], with 0
+    where there is none."""
     width, slots = q_tile.shape
     (rows, d), (c_q, c_k) = q_rows.shape, w_rows.shape
     for element in range(cuda.threadIdx.x, slots * width, WARPS * LANES):
@@ -74,7 +94,8 @@ def load_window(q_tile, taps, q_rows, w_rows, scale):
 
 @cuda.jit(device=True)
 def merge_warps(part, ends, outputs, d):
-    """part (d + 2) = o, m and l of the block, from each warp's m and l, ends (WARPS, 2), and o, outputs (WARPS, width)."""
+    """part (d + 2) = o, m and l of the block, from each warp's m and l, ends (WARPS, 2), and o, outputs
+    (WARPS, width)."""
     thread = cuda.threadIdx.x
     m, l, total = MINUS_INFINITY, float32(0), float32(0)
     for warp in range(WARPS):
@@ -89,7 +110,7 @@ def merge_warps(part, ends, outputs, d):
         part[d], part[d + 1] = m, l
 
 
-# Kernels ----------------------------------------------------------------------------------------------------------
+# Kernels ----------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -99,7 +120,8 @@ def split_kernel(slots, d):
 
     @cuda.jit(device=True)
     def load_piece(held, rows, place, first, low, high, c):
-        """held[r] = number c of row first + r, a lane a column, for the rows in [low, high), else 0; row 0 begins at rows[place]."""
+        """held[r] = number c of row first + r, a lane a column, for the rows in [low, high), else 0; row 0
+        begins at rows[place]."""
         base = place + first * d + min(c, d - 1)
         if low <= first and first + LANES <= high:
             for r in range(LANES):
@@ -112,9 +134,11 @@ def split_kernel(slots, d):
     def conv_decode_split_kernel(q, k, k_strides, v, v_strides, w, scale, extent, length, parts):
         """parts (B, H, splits, d + 2) = each block's o, m and l.
 
-        q: (B, H, R, d), the window, R = min(c_q, N_k) rows; k and v: one-dimensional, key j of head h of batch b from
-        k[b · k_strides[0] + h · k_strides[1] + j · d]; w: (H, c_q, c_k); length: keys per warp.
-        extent: k's rows; how many of them are owned, as v has only those; the first of them; the new token's position, counted from that.
+        q: (B, H, R, d), the window, R = min(c_q, N_k) rows; k and v: one-dimensional, key j of head h of
+            batch b from k[b · k_strides[0] + h · k_strides[1] + j · d]; w: (H, c_q, c_k); length: keys per
+            warp.
+        extent: k's rows; how many of them are owned, as v has only those; the first of them; the new token's
+            position, counted from that.
         """
         pieces = cuda.shared.array((WARPS, LANES, PITCH), float32)
         rings = cuda.shared.array((WARPS, slots, RING), float32)
@@ -149,7 +173,8 @@ def split_kernel(slots, d):
         if start < end:
             load_piece(held, k, k_place, low, first_key, key_end, lane)
         for first in range(low, high if start < end else low, LANES):
-            # 3. a lane a key, its scores with each row of the window; the score of key j completes T of key j - right
+            # 3. a lane a key, its scores with each row of the window; the score of key j completes T of key j
+            # - right
             for a in range(slots):
                 scores[a] = float32(0)
             for c0 in range(0, width, LANES):
@@ -168,7 +193,9 @@ def split_kernel(slots, d):
             # 4. masked and convolved
             j, place = first + lane, first - low + lane
             for a in range(slots):
-                ring[a, place & RING - 1] = scores[a] if -first_owned <= j <= position + 1 - c_q + a else float32(0)
+                ring[a, place & RING - 1] = (
+                    scores[a] if -first_owned <= j <= position + 1 - c_q + a else float32(0)
+                )
             cuda.syncwarp()  # the scores are there
             t = float32(0)
             for b in range(c_k):
@@ -204,7 +231,8 @@ def split_kernel(slots, d):
 
 @cuda.jit
 def conv_decode_merge_kernel(parts, o, log_sum):
-    """o (B, H, 1, d) and log_sum (B, H, 1) = the merged parts (B, H, splits, d + 2): a warp adds up every MERGING_WARPS-th split, a lane every 32nd number."""
+    """o (B, H, 1, d) and log_sum (B, H, 1) = the merged parts (B, H, splits, d + 2): a warp adds up every
+    MERGING_WARPS-th split, a lane every 32nd number."""
     sums = cuda.shared.array((MERGING_WARPS, MAX_HEAD_DIM), float32)
     totals = cuda.shared.array(MERGING_WARPS, float32)
     part, o_row = parts[cuda.blockIdx.y, cuda.blockIdx.x], o[cuda.blockIdx.y, cuda.blockIdx.x, 0]
@@ -238,17 +266,21 @@ def conv_decode_merge_kernel(parts, o, log_sum):
             log_sum[cuda.blockIdx.y, cuda.blockIdx.x, 0] = m + math.log(l)
 
 
-# Host functions ---------------------------------------------------------------------------------------------------
+# Host functions ---------------------------------------------------------------------------------------------
 
 
 def conv_attention_decode(q_window, k, v, w, scale=None, splits=None, run=None):
-    """The last row of causal convolutional attention, (B, H, 1, d), for one token that has just come; without gradients.
+    """The last row of causal convolutional attention, (B, H, 1, d), for one token that has just come; without
+    gradients.
 
-    q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens, the new one last; k and v: (B, H, N_k, d), of all tokens, the new
-    one too; w: (H, c_q, c_k), the taps, 1 to 15 each way. All float32, on one device, d <= 128. scale is 1/sqrt(d) unless given.
-    splits: among how many blocks the keys of a head are divided, 1 or more; `choose_splits` unless given. It changes rounding only.
-    run: how to launch the kernels (`kernels.launch`). No decision hangs on a number in a tensor, so that a CUDA graph can record the call.
-    Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
+    q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens, the new one last; k and v: (B,
+        H, N_k, d), of all tokens, the new one too; w: (H, c_q, c_k), the taps, 1 to 15 each way. All float32,
+        on one device, d <= 128. scale is 1/sqrt(d) unless given.
+    splits: among how many blocks the keys of a head are divided, 1 or more; `choose_splits` unless given. It
+        changes rounding only.
+    run: how to launch the kernels (`kernels.launch`). No decision hangs on a number in a tensor, so that a
+        CUDA graph can record the call. Raises TypeError or ValueError that names the argument, what it is,
+        and what was wanted.
     """
     q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale)
     return conv_decode(q, k, v, w, scale, 0, k.shape[2] - 1, splits, run)[0]
@@ -257,15 +289,34 @@ def conv_attention_decode(q_window, k, v, w, scale=None, splits=None, run=None):
 def conv_decode(q, k, v, w, scale, first_owned, position, splits=None, run=None):
     """(O, L) of the new token over some of the keys: (B, H, 1, d) and (B, H, 1), its log-sum-exp over them.
 
-    v: (B, H, keys, d), of the owned keys, at least one; k: of these and of the keys around them that the convolution reads, the first owned in row `first_owned`;
-    position: the new token's, counted from the first owned key. Otherwise as `conv_attention_decode`, which checks its arguments.
+    v: (B, H, keys, d), of the owned keys, at least one; k: of these and of the keys around them that the
+        convolution reads, the first owned in row `first_owned`;
+    position: the new token's, counted from the first owned key. Otherwise as `conv_attention_decode`, which
+        checks its arguments.
     """
     batch, heads, keys, d = v.shape
-    splits = choose_splits(batch * heads, keys, multiprocessors(k.device)) if splits is None else checked_splits(splits)
+    splits = (
+        choose_splits(batch * heads, keys, multiprocessors(k.device))
+        if splits is None
+        else checked_splits(splits)
+    )
     parts, o, log_sum = (output((batch, heads, *sizes), like=k) for sizes in ((splits, d + 2), (1, d), (1,)))
     kernel, length = split_kernel(-(-w.shape[1] // 4) * 4, d), -(-keys // (splits * WARPS))
     extent = k.shape[2], keys, first_owned, position
-    launch(kernel, (splits, heads, batch), WARPS * LANES, q, *flat(k), *flat(v), w, scale, extent, length, parts, run=run)
+    launch(
+        kernel,
+        (splits, heads, batch),
+        WARPS * LANES,
+        q,
+        *flat(k),
+        *flat(v),
+        w,
+        scale,
+        extent,
+        length,
+        parts,
+        run=run,
+    )
     launch(conv_decode_merge_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, log_sum, run=run)
     return o, log_sum
 
@@ -273,9 +324,10 @@ def conv_decode(q, k, v, w, scale, first_owned, position, splits=None, run=None)
 def choose_splits(sequences, keys, multiprocessors):
     """Among how many blocks to divide each head's keys; sequences: B · H.
 
-    A multiprocessor holds BLOCKS blocks at once; the device works in waves of as many as all hold, and in a last wave that is not full it idles.
-    The fewest splits that waste at most a tenth more than the best within four waves; but no block gets fewer than FEWEST_KEYS keys, as it would
-    spend its time on halo, window and merge.
+    A multiprocessor holds BLOCKS blocks at once; the device works in waves of as many as all hold, and in a
+    last wave that is not full it idles. The fewest splits that waste at most a tenth more than the best
+    within four waves; but no block gets fewer than FEWEST_KEYS keys, as it would spend its time on halo,
+    window and merge.
     """
     return fewest_splits(max(1, sequences), max(1, keys // FEWEST_KEYS), multiprocessors * BLOCKS)
 
@@ -294,18 +346,22 @@ def multiprocessors(device):
 
 
 def flat(rows):
-    """(B, H, N, d) as a kernel reads it where it is: one dimension that begins at its first number, and the strides of batch and head.
+    """(B, H, N, d) as a kernel reads it where it is: one dimension that begins at its first number, and the
+    strides of batch and head.
 
     Only rows that do not follow each other in memory are copied first.
     """
     *_, n, d = rows.shape
     rows = rows if rows.stride()[2:] == (d, 1) else rows.contiguous()
-    span = 1 + sum((size - 1) * stride for size, stride in zip(rows.shape, rows.stride())) if rows.numel() else 0
+    span = (
+        1 + sum((size - 1) * stride for size, stride in zip(rows.shape, rows.stride())) if rows.numel() else 0
+    )
     return rows.as_strided((span,), (1,)), rows.stride()[:2]
 
 
 def decode_arguments(q, k, v, w, scale):
-    """Check the arguments of `conv_attention_decode`; return q, k, v and w detached, and scale as a float32. K and V are not copied."""
+    """Check the arguments of `conv_attention_decode`; return q, k, v and w detached, and scale as a float32.
+    K and V are not copied."""
     for name, tensor in {"q_window": q, "k": k, "v": v}.items():
         check_tensor(name, tensor)
         check_device(name, tensor, q)
@@ -317,17 +373,24 @@ def decode_arguments(q, k, v, w, scale):
 
 
 def check_shapes(q, k, v, w):
-    """K and V (B, H, N_k, d) for the heads of q, of one shape, with at least one key; as many rows of q as there are to see; or an error."""
+    """K and V (B, H, N_k, d) for the heads of q, of one shape, with at least one key; as many rows of q as
+    there are to see; or an error."""
     wanted = (*q.shape[:2], k.shape[2], q.shape[3])
     if tuple(k.shape) != wanted:
-        raise ValueError(f"argument k has shape {tuple(k.shape)}; wanted (B, H, N_k, d) with B, H and d of q_window, {tuple(q.shape)}")
+        raise ValueError(
+            f"argument k has shape {tuple(k.shape)}; wanted (B, H, N_k, d) with B, H and d of q_window,"
+            f" {tuple(q.shape)}"
+        )
     if tuple(v.shape) != wanted:
         raise ValueError(f"argument v has shape {tuple(v.shape)}; wanted that of k, {wanted}")
     if k.shape[2] == 0:
         raise ValueError(f"argument k has shape {wanted}; wanted at least one key, the new token's")
     rows = min(w.shape[1], k.shape[2])
     if q.shape[2] != rows:
-        raise ValueError(f"argument q_window has {q.shape[2]} rows; wanted min(c_q, N_k) = {rows}, the queries of the last tokens")
+        raise ValueError(
+            f"argument q_window has {q.shape[2]} rows; wanted min(c_q, N_k) = {rows}, the queries of the last"
+            " tokens"
+        )
 
 
 def checked_splits(splits):

@@ -1,17 +1,23 @@
-"""Convolutional attention, forward: a block for each tile of queries; the scores of a key tile are made, convolved and used up on the chip.
+"""Convolutional attention, forward: a block for each tile of queries; the scores of a key tile are made,
+convolved and used up on the chip.
 
-For one head, with P_q = c_q - 1, P_k = (c_k - 1) // 2, P_r = c_k - 1 - P_k, and 0 for S0 outside the sequence:
+For one head, with P_q = c_q - 1, P_k = (c_k - 1) // 2, P_r = c_k - 1 - P_k, and 0 for S0 outside the
+sequence:
 
     S0[i, j] = scale · q_i·k_j, 0 where masked       T[i, j] = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where masked       O = softmax(T) v
 
-A tile that owns rows [i0, i0 + size - P_q) and columns [j0, j0 + size - P_k - P_r) makes all size × size scores above and around them; those that it does
-not own are made again by its neighbours. (m, l, o) of a row grow over the key tiles as in flash_forward.py, and only O and L = m + log l are stored.
-Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 1 (the loop).
+A tile that owns rows [i0, i0 + size - P_q) and columns [j0, j0 + size - P_k - P_r) makes all size × size
+scores above and around them; those that it does not own are made again by its neighbours. (m, l, o) of a row
+grow over the key tiles as in flash_forward.py, and only O and L = m + log l are stored.
+Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 1 (the
+    loop).
 
-    grid    (⌈N / (size - P_q)⌉, H, B), the last tile of rows first, since under a causal mask it has most to do
+    grid    (⌈N / (size - P_q)⌉, H, B), the last tile of rows first, since under a causal mask it has most to
+            do
     block   (size / 4)² threads: 256 for the size 64
     shared  size · (size + 9) + 2 · size · 36 + 16 · width + 16² + size floats, static: 41.5 KiB at width 64
-    cost    (d + c_q·c_k + d) · N² multiply-adds a head, half of them causal, times (size / (size - P_q)) · (size / (size - c_k + 1)) for the first d
+    cost    (d + c_q·c_k + d) · N² multiply-adds a head, half of them causal, times (size / (size - P_q)) ·
+            (size / (size - c_k + 1)) for the first d
 """
 
 import functools
@@ -20,8 +26,29 @@ import math
 from numba import cuda
 from numpy import float32
 
-from kernels.conv_tiles import (GROUP, LANES, MOST_REGISTERS, PADDING, PATCH, PATCH_NUMBERS, STRIP, TAPS, add_weighted_rows, check_size, clear, convolve_strip,
-                                load_rows, load_taps, patch_place, products, store_rows, strip_column, strip_row, threads_of, turns_and_strips)
+from kernels.conv_tiles import (
+    GROUP,
+    LANES,
+    MOST_REGISTERS,
+    PADDING,
+    PATCH,
+    PATCH_NUMBERS,
+    STRIP,
+    TAPS,
+    add_weighted_rows,
+    check_size,
+    clear,
+    convolve_strip,
+    load_rows,
+    load_taps,
+    patch_place,
+    products,
+    store_rows,
+    strip_column,
+    strip_row,
+    threads_of,
+    turns_and_strips,
+)
 from kernels.launch import conv_arguments, launch, output, width_for
 from kernels.tiles import MINUS_INFINITY, reciprocal, weight
 
@@ -40,7 +67,8 @@ def conv_forward_kernel(width, size):
 
     @cuda.jit(max_registers=MOST_REGISTERS)
     def conv_forward_kernel(q, k, v, w, scale, causal, extent, o, log_sum):
-        """o (B, H, N, d) and log_sum (B, H, N) of the queries and keys that `extent` (kernels.conv_extent.Extent) says, from q, k, v (B, H, ..., d) and w (H, c_q, c_k)."""
+        """o (B, H, N, d) and log_sum (B, H, N) of the queries and keys that `extent`
+        (kernels.conv_extent.Extent) says, from q, k, v (B, H, ..., d) and w (H, c_q, c_k)."""
         s_tile = cuda.shared.array((size, pitch), float32)
         q_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
         k_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
@@ -68,8 +96,18 @@ def conv_forward_kernel(width, size):
         last_key = min(keys_owned, i0 + rows + diagonal) if causal else keys_owned
         for j0 in range(0, last_key, keys):
             # 2. S0, with its halo
-            products(s_tile, q_rows, k_rows, first_query + i0 - (c_q - 1), first_key + j0 - (c_k - 1) // 2, scale, causal,
-                     first_key - first_query + diagonal, q_chunk, k_chunk)
+            products(
+                s_tile,
+                q_rows,
+                k_rows,
+                first_query + i0 - (c_q - 1),
+                first_key + j0 - (c_k - 1) // 2,
+                scale,
+                causal,
+                first_key - first_query + diagonal,
+                q_chunk,
+                k_chunk,
+            )
             cuda.syncthreads()
             # 3. T and then P in strips, the largest score and the sum of a row by its LANES threads together
             for turn in range(turns):
@@ -77,21 +115,25 @@ def conv_forward_kernel(width, size):
                 largest = m[turn]
                 for s in range(strips):
                     first, place = strip_column(s), (turn * strips + s) * STRIP
-                    last = min(keys, keys_owned - j0, i0 + i + diagonal + 1 - j0) if causal else min(keys, keys_owned - j0)  # columns that count
+                    last = (
+                        min(keys, keys_owned - j0, i0 + i + diagonal + 1 - j0)
+                        if causal
+                        else min(keys, keys_owned - j0)
+                    )  # columns that count
                     if i < rows and i0 + i < n and first < last:
                         convolve_strip(strip, place, s_tile, taps, i, first, c_q, c_k)
                     for x in range(STRIP):
                         if not (i < rows and i0 + i < n and first + x < last):
                             strip[place + x] = MINUS_INFINITY
                         largest = max(largest, strip[place + x])
-                largest = max(largest, cuda.shfl_xor_sync(0xffffffff, largest, 1))
-                largest = max(largest, cuda.shfl_xor_sync(0xffffffff, largest, 2))
+                largest = max(largest, cuda.shfl_xor_sync(0xFFFFFFFF, largest, 1))
+                largest = max(largest, cuda.shfl_xor_sync(0xFFFFFFFF, largest, 2))
                 total = float32(0)
                 for x in range(turn * strips * STRIP, (turn + 1) * strips * STRIP):
                     strip[x] = weight(strip[x], largest)
                     total += strip[x]
-                total += cuda.shfl_xor_sync(0xffffffff, total, 1)
-                total += cuda.shfl_xor_sync(0xffffffff, total, 2)
+                total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 1)
+                total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 2)
                 shrink = weight(m[turn], largest)
                 m[turn], l[turn] = largest, l[turn] * shrink + total
                 if lane == 0:
@@ -100,7 +142,9 @@ def conv_forward_kernel(width, size):
             for turn in range(turns):
                 for s in range(strips):
                     for x in range(STRIP):
-                        s_tile[strip_row(turn, size), strip_column(s) + x] = strip[(turn * strips + s) * STRIP + x]
+                        s_tile[strip_row(turn, size), strip_column(s) + x] = strip[
+                            (turn * strips + s) * STRIP + x
+                        ]
             # 4. O = O · shrink + P V
             for first in range(0, min(keys, last_key - j0), ROWS_AT_A_TIME):
                 load_rows(v_chunk, v_rows, j0 + first)
@@ -126,15 +170,31 @@ def conv_forward_kernel(width, size):
 
 
 def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE, extent=None):
-    """(O, L): convolutional attention and each query's log-sum-exp, without gradients. Arguments and errors are those of `conv_attention`.
+    """(O, L): convolutional attention and each query's log-sum-exp, without gradients. Arguments and errors
+    are those of `conv_attention`.
 
-    O is shaped like q, L is (B, H, N), both float32, on q's device. size: of a tile of scores, 64 or 32. extent: where q, k and v are pieces of a sequence,
-    which of their rows are owned and which are halo; O and L then have the owned queries' rows, and L = -inf, O = 0 for one that sees no owned key.
+    O is shaped like q, L is (B, H, N), both float32, on q's device. size: of a tile of scores, 64 or 32.
+    extent: where q, k and v are pieces of a sequence, which of their rows are owned and which are halo; O and
+    L then have the owned queries' rows, and L = -inf, O = 0 for one that sees no owned key.
     """
     q, k, v, w, scale, extent = conv_arguments(q, k, v, w, scale, extent)
     check_size(size)
     batch, heads, n, d = (*q.shape[:2], q.shape[2] - extent.first_query, q.shape[3])
     o, log_sum = output((batch, heads, n, d), like=q), output((batch, heads, n), like=q)
     grid = (-(-n // (size - w.shape[1] + 1)), heads, batch)
-    launch(conv_forward_kernel(width_for(d), size), grid, threads_of(size), q, k, v, w, scale, bool(causal), extent, o, log_sum, run=run)
+    launch(
+        conv_forward_kernel(width_for(d), size),
+        grid,
+        threads_of(size),
+        q,
+        k,
+        v,
+        w,
+        scale,
+        bool(causal),
+        extent,
+        o,
+        log_sum,
+        run=run,
+    )
     return o, log_sum

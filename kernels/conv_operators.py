@@ -1,4 +1,5 @@
-"""Convolutional attention with gradients: the kernels as operators that autograd knows and torch.compile leaves whole."""
+"""Convolutional attention with gradients: the kernels as operators that autograd knows and torch.compile
+leaves whole."""
 
 import torch
 
@@ -8,17 +9,22 @@ from kernels.launch import conv_arguments
 
 
 def conv_attention(q, k, v, w, causal=True, scale=None):
-    """Convolutional ("multi-token") attention without an N×N matrix in memory, forward and backward; returns O, (B, H, N, d), float32.
+    """Convolutional ("multi-token") attention without an N×N matrix in memory, forward and backward; returns
+    O, (B, H, N, d), float32.
 
-        S0 = scale · q kᵀ, 0 where masked      T[i, j] = Σ_ab w[a, b] · S0[i - (c_q - 1) + a, j - (c_k - 1) // 2 + b], -inf where masked
-        O  = softmax(T) v                      Golovneva et al. 2025, arXiv 2504.00927: key-query convolution before the softmax
+        S0 = scale · q kᵀ, 0 where masked      T[i, j] = Σ_ab w[a, b] · S0[i - (c_q - 1) + a, j - (c_k - 1) //
+        2 + b], -inf where masked
+        O  = softmax(T) v                      Golovneva et al. 2025, arXiv 2504.00927: key-query convolution
+           before the softmax
 
-    q, k, v: (B, H, N, d), w: (H, c_q, c_k), float32 tensors on one device, none empty, d <= 128, c_q and c_k from 1 to 15, odd or even. scale is
-    1/sqrt(d) unless given. With causal, query i sees the keys j <= i, before the convolution and after it. Non-contiguous tensors are copied.
-    CPU tensors are simulated, CUDA tensors run on their GPU.
+    q, k, v: (B, H, N, d), w: (H, c_q, c_k), float32 tensors on one device, none empty, d <= 128, c_q and c_k
+        from 1 to 15, odd or even. scale is 1/sqrt(d) unless given. With causal, query i sees the keys j <= i,
+        before the convolution and after it. Non-contiguous tensors are copied. CPU tensors are simulated,
+        CUDA tensors run on their GPU.
 
-    Gradients reach q, k, v and w, once: a second derivative is an error. What needs no gradient costs none. Under torch.compile this is one opaque
-    operator; under torch.autocast it computes in float32. Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
+    Gradients reach q, k, v and w, once: a second derivative is an error. What needs no gradient costs none.
+    Under torch.compile this is one opaque operator; under torch.autocast it computes in float32. Raises
+    TypeError or ValueError that names the argument, what it is, and what was wanted.
     """
     if isinstance(q, torch.Tensor) and torch.is_autocast_enabled(q.device.type):
         q, k, v, w = (x.float() if isinstance(x, torch.Tensor) else x for x in (q, k, v, w))
@@ -27,7 +33,9 @@ def conv_attention(q, k, v, w, causal=True, scale=None):
 
 
 @torch.library.custom_op("attention_course::conv_forward", mutates_args=())
-def conv_forward_operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, causal: bool, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def conv_forward_operator(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(O, L), as `conv_forward`."""
     return conv_forward(q, k, v, w, causal, scale)
 
@@ -38,8 +46,18 @@ def shapes_forward(q, k, v, w, causal, scale):
 
 
 @torch.library.custom_op("attention_course::conv_backward", mutates_args=())
-def conv_backward_operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, o: torch.Tensor, log_sum: torch.Tensor, d_o: torch.Tensor,
-                           causal: bool, scale: float, wanted: list[bool]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def conv_backward_operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    w: torch.Tensor,
+    o: torch.Tensor,
+    log_sum: torch.Tensor,
+    d_o: torch.Tensor,
+    causal: bool,
+    scale: float,
+    wanted: list[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dQ, dK, dV, dW), as `conv_backward`; what is not wanted is an empty tensor."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     gradients = conv_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, deterministic)
@@ -48,7 +66,9 @@ def conv_backward_operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w:
 
 @conv_backward_operator.register_fake
 def shapes_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted):
-    return tuple(tensor.new_empty(tensor.shape if want else (0,)) for tensor, want in zip((q, k, v, w), wanted))
+    return tuple(
+        tensor.new_empty(tensor.shape if want else (0,)) for tensor, want in zip((q, k, v, w), wanted)
+    )
 
 
 def save(ctx, inputs, output):
@@ -64,8 +84,10 @@ def backward(ctx, d_o, _):
 
 
 def no_second_derivative(ctx, *_):
-    raise RuntimeError("conv_attention can be differentiated once: its backward pass has no derivative of its own; for a second one, use "
-                       "kernels.reference.conv_attention")
+    raise RuntimeError(
+        "conv_attention can be differentiated once: its backward pass has no derivative of its own; for a"
+        " second one, use kernels.reference.conv_attention"
+    )
 
 
 conv_forward_operator.register_autograd(backward, setup_context=save)

@@ -1,7 +1,10 @@
-"""Convolutional attention tile by tile in plain PyTorch, halos and all, counting what crosses to and from global memory.
+"""Convolutional attention tile by tile in plain PyTorch, halos and all, counting what crosses to and from
+global memory.
 
-For one head: q, k, v (N, d), w (c_q, c_k), any floating type. Golovneva et al. 2025, arXiv 2504.00927, computed in the manner of Dao 2023,
-arXiv 2307.08691: the three algorithms of the course, without an N×N matrix. A tile OWNS some rows and columns; to convolve, it LOADS more (the halo):
+For one head: q, k, v (N, d), w (c_q, c_k), any floating type. Golovneva et al. 2025, arXiv 2504.00927,
+    computed in the manner of Dao 2023,
+arXiv 2307.08691: the three algorithms of the course, without an N×N matrix. A tile OWNS some rows and
+    columns; to convolve, it LOADS more (the halo):
 
     forward     rows [i0 - P_q, i0 + rows)          columns [j0 - P_k, j0 + columns + P_r)
     backward    rows [i0 - P_q, i0 + rows + P_q)    columns [j0 - P_k - P_r, j0 + columns + P_k + P_r)
@@ -37,15 +40,19 @@ def halo_of(w):
 
 
 def owned(loaded, halo, backward=False):
-    """(rows, columns) that a tile owns if it loads (rows, columns) = `loaded` of S0. Raises ValueError if the halo leaves nothing."""
+    """(rows, columns) that a tile owns if it loads (rows, columns) = `loaded` of S0. Raises ValueError if the
+    halo leaves nothing."""
     sides = 2 if backward else 1
     rows, columns = loaded[0] - sides * halo.above, loaded[1] - sides * halo.across
     if rows < 1 or columns < 1:
-        raise ValueError(f"a tile of {loaded[0]} × {loaded[1]} with a halo of {halo.above} rows and {halo.across} columns owns nothing; load more")
+        raise ValueError(
+            f"a tile of {loaded[0]} × {loaded[1]} with a halo of {halo.above} rows and {halo.across} columns"
+            " owns nothing; load more"
+        )
     return rows, columns
 
 
-# Tiles with their surroundings -----------------------------------------------------------------------------------
+# Tiles with their surroundings ------------------------------------------------------------------------------
 
 
 def load_rows(array, first, count, traffic):
@@ -53,7 +60,7 @@ def load_rows(array, first, count, traffic):
     inside = slice(max(first, 0), max(min(first + count, len(array)), 0))
     tile = array.new_zeros(count, *array.shape[1:])
     if inside.start < inside.stop:
-        tile[inside.start - first:inside.stop - first] = traffic.load(array, inside)
+        tile[inside.start - first : inside.stop - first] = traffic.load(array, inside)
     return tile
 
 
@@ -62,34 +69,41 @@ def positions(first, count, like):
 
 
 def seen(i, j, n, causal):
-    """Whether query i sees key j, a mask (len(i), len(j)): both inside the sequence and, with causal, j <= i."""
+    """Whether query i sees key j, a mask (len(i), len(j)): both inside the sequence and, with causal, j <=
+    i."""
     inside = ((i >= 0) & (i < n))[:, None] & ((j >= 0) & (j < n))
     return inside & (j <= i[:, None]) if causal else inside
 
 
 def scores_tile(q, k, i0, j0, rows, columns, causal, scale, traffic):
-    """S0 of rows [i0, i0 + rows) and columns [j0, j0 + columns): 0 where masked, and 0 outside the sequence."""
+    """S0 of rows [i0, i0 + rows) and columns [j0, j0 + columns): 0 where masked, and 0 outside the
+    sequence."""
     s = scale * load_rows(q, i0, rows, traffic) @ load_rows(k, j0, columns, traffic).T
     return torch.where(seen(positions(i0, rows, q), positions(j0, columns, q), len(q), causal), s, 0.0)
 
 
 def valid(s, w):
-    """The convolution of a tile s (R, C) with w where it needs nothing from outside: (R - P_q, C - P_k - P_r)."""
+    """The convolution of a tile s (R, C) with w where it needs nothing from outside: (R - P_q, C - P_k -
+    P_r)."""
     halo = halo_of(w)
-    return convolve(s[None, None], w[None])[0, 0, halo.above:, halo.left:s.shape[1] - halo.right]
+    return convolve(s[None, None], w[None])[0, 0, halo.above :, halo.left : s.shape[1] - halo.right]
 
 
 def valid_transposed(d_t, w):
-    """The transposed convolution of a tile d_t (R, C) with w where it needs nothing from outside: (R - P_q, C - P_k - P_r)."""
+    """The transposed convolution of a tile d_t (R, C) with w where it needs nothing from outside: (R - P_q, C
+    - P_k - P_r)."""
     halo = halo_of(w)
-    return transposed_convolve(d_t[None, None], w[None])[0, 0, :len(d_t) - halo.above, halo.right:d_t.shape[1] - halo.left]
+    return transposed_convolve(d_t[None, None], w[None])[
+        0, 0, : len(d_t) - halo.above, halo.right : d_t.shape[1] - halo.left
+    ]
 
 
-# Forward (Algorithm 1) --------------------------------------------------------------------------------------------
+# Forward (Algorithm 1) --------------------------------------------------------------------------------------
 
 
 def forward(q, k, v, w, loaded, traffic, causal=True, scale=None, over=iter):
-    """(O, L), (N, d) and (N,): convolutional attention, tiles that load (rows, columns) = `loaded` of S0; `over` wraps the list of row tiles."""
+    """(O, L), (N, d) and (N,): convolutional attention, tiles that load (rows, columns) = `loaded` of S0;
+    `over` wraps the list of row tiles."""
     n, scale = len(q), 1 / math.sqrt(q.shape[1]) if scale is None else scale
     halo = halo_of(w)
     rows, columns = owned(loaded, halo)
@@ -101,7 +115,17 @@ def forward(q, k, v, w, loaded, traffic, causal=True, scale=None, over=iter):
         state = nothing_read(count, q.shape[1], like=q)
         for j0 in range(0, min(n, i0 + count) if causal else n, columns):
             j = positions(j0, min(columns, n - j0), q)
-            s = scores_tile(q, k, i0 - halo.above, j0 - halo.left, count + halo.above, len(j) + halo.across, causal, scale, traffic)
+            s = scores_tile(
+                q,
+                k,
+                i0 - halo.above,
+                j0 - halo.left,
+                count + halo.above,
+                len(j) + halo.across,
+                causal,
+                scale,
+                traffic,
+            )
             t = torch.where(seen(i, j, n, causal), valid(s, w), -math.inf)
             state = update(state, t, load_rows(v, j0, len(j), traffic))
         traffic.store(o, slice(i0, i0 + count), state.o / state.l)
@@ -109,11 +133,12 @@ def forward(q, k, v, w, loaded, traffic, causal=True, scale=None, over=iter):
     return o, log_sum
 
 
-# Backward (Algorithms 2 and 3) ------------------------------------------------------------------------------------
+# Backward (Algorithms 2 and 3) ------------------------------------------------------------------------------
 
 
 class Gradients(NamedTuple):
-    """What a tile of the backward pass knows: on what it owns, P, dS and dT; and S0 with the halo of dT, for the taps."""
+    """What a tile of the backward pass knows: on what it owns, P, dS and dT; and S0 with the halo of dT, for
+    the taps."""
 
     p: torch.Tensor  # (rows, columns)
     d_s: torch.Tensor  # (rows, columns)
@@ -124,10 +149,21 @@ class Gradients(NamedTuple):
 def gradients_tile(q, k, v, w, log_sum, d, d_o, i0, j0, rows, columns, causal, scale, traffic):
     """The Gradients of the tile that owns rows [i0, i0 + rows) and columns [j0, j0 + columns).
 
-    log_sum = L and d = D = rowsum(dO * O): (N,). dT is needed P_q rows below the owned ones, P_r columns to the left and P_k to the right.
+    log_sum = L and d = D = rowsum(dO * O): (N,). dT is needed P_q rows below the owned ones, P_r columns to
+    the left and P_k to the right.
     """
     halo = halo_of(w)
-    s = scores_tile(q, k, i0 - halo.above, j0 - halo.across, rows + 2 * halo.above, columns + 2 * halo.across, causal, scale, traffic)
+    s = scores_tile(
+        q,
+        k,
+        i0 - halo.above,
+        j0 - halo.across,
+        rows + 2 * halo.above,
+        columns + 2 * halo.across,
+        causal,
+        scale,
+        traffic,
+    )
     i, j = positions(i0, rows + halo.above, q), positions(j0 - halo.right, columns + halo.across, q)
     log_sum, d = (load_rows(array, i0, len(i), traffic)[:, None] for array in (log_sum, d))
     p = torch.where(seen(i, j, len(q), causal), torch.exp(valid(s, w) - log_sum), 0.0)
@@ -135,11 +171,14 @@ def gradients_tile(q, k, v, w, log_sum, d, d_o, i0, j0, rows, columns, causal, s
     d_t = torch.where(p > 0, p * (d_p - d), 0.0)
     mine = slice(0, rows), slice(halo.right, halo.right + columns)
     d_s = torch.where(seen(i[:rows], j[mine[1]], len(q), causal), valid_transposed(d_t, w), 0.0)
-    return Gradients(p[mine], d_s, d_t[mine], s[:rows + halo.above, halo.right:halo.right + columns + halo.across])
+    return Gradients(
+        p[mine], d_s, d_t[mine], s[: rows + halo.above, halo.right : halo.right + columns + halo.across]
+    )
 
 
 def backward_queries(q, k, v, w, log_sum, d, d_o, loaded, traffic, causal=True, scale=None):
-    """(dQ, dW), (N, d) and (c_q, c_k): a pass that keeps a tile of rows and visits the tiles of keys (Algorithm 2)."""
+    """(dQ, dW), (N, d) and (c_q, c_k): a pass that keeps a tile of rows and visits the tiles of keys
+    (Algorithm 2)."""
     n, scale = len(q), 1 / math.sqrt(q.shape[1]) if scale is None else scale
     rows, columns = owned(loaded, halo_of(w), backward=True)
     d_q, d_w = torch.empty_like(q), torch.zeros_like(w)
@@ -156,7 +195,8 @@ def backward_queries(q, k, v, w, log_sum, d, d_o, loaded, traffic, causal=True, 
 
 
 def backward_keys(q, k, v, w, log_sum, d, d_o, loaded, traffic, causal=True, scale=None):
-    """(dK, dV), both (N, d): a pass that keeps a tile of keys and visits the tiles of rows that see one of them (Algorithm 3)."""
+    """(dK, dV), both (N, d): a pass that keeps a tile of keys and visits the tiles of rows that see one of
+    them (Algorithm 3)."""
     n, scale = len(q), 1 / math.sqrt(q.shape[1]) if scale is None else scale
     rows, columns = owned(loaded, halo_of(w), backward=True)
     d_k, d_v = torch.empty_like(k), torch.empty_like(v)

@@ -1,14 +1,19 @@
-"""Device functions of the convolutional kernels: products of tiles, the convolution of a strip, and which thread does what.
+"""Device functions of the convolutional kernels: products of tiles, the convolution of a strip, and which
+thread does what.
 
-A tile of scores has `size` rows and columns, 64 (or 32, where tests want small blocks), in shared memory with PADDING columns of zeros to its right. Its
-block has (size / PATCH)² threads, in one dimension. They share a tile in two ways:
+A tile of scores has `size` rows and columns, 64 (or 32, where tests want small blocks), in shared memory with
+PADDING columns of zeros to its right. Its block has (size / PATCH)² threads, in one dimension. They share a
+tile in two ways:
 
-    as patches    a thread has rows row + r · step and columns column + c · step, r, c < PATCH, with step = size / PATCH: products of tiles; the lanes
+    as patches    a thread has rows row + r · step and columns column + c · step, r, c < PATCH, with step =
+                  size / PATCH: products of tiles; the lanes
                   of a warp are 8 rows by 4 columns (`patch_place`)
-    as strips     thread t has STRIP neighbouring columns, (t % LANES + s · LANES) · STRIP, of row t // LANES: convolutions; the LANES threads of a row
+    as strips     thread t has STRIP neighbouring columns, (t % LANES + s · LANES) · STRIP, of row t // LANES:
+                  convolutions; the LANES threads of a row
                   are neighbours in a warp
 
-so that the lanes of a warp find what they need in different banks (a row of a tile is an odd number of words, a row of a chunk 4 more than it holds).
+so that the lanes of a warp find what they need in different banks (a row of a tile is an odd number of words,
+a row of a chunk 4 more than it holds).
 """
 
 from numba import cuda
@@ -18,11 +23,16 @@ SIZES = (32, 64)
 PATCH = 4
 STRIP, LANES = 8, 4
 PADDING = 9  # how far a strip with all of its taps, in groups of four, may reach beyond the tile
-GROUP = 4  # taps and columns that come in one load of 16 bytes; also what a row of a chunk is longer than it need be, for eight rows in different banks
+# taps and columns that come in one load of 16 bytes; also what a row of a chunk is longer than it need be,
+# for eight rows in different banks
+GROUP = 4
 TAPS = 16  # the largest kernel, 15 × 15, in whole groups
-MOST_REGISTERS = 128  # of a thread: then two blocks of 256 threads share a multiprocessor, which hides more than spilling costs
+# of a thread: then two blocks of 256 threads share a multiprocessor, which hides more than spilling costs
+MOST_REGISTERS = 128
 SECTOR = 8  # numbers in a sector of global memory
-INDEX = 127  # no index into a tile is larger, or negative: i & INDEX says so to the compiler, which then drops its code for negative indices
+# no index into a tile is larger, or negative: i & INDEX says so to the compiler, which then drops its code
+# for negative indices
+INDEX = 127
 PATCH_NUMBERS, PATCH_OPERANDS, WINDOW = PATCH * PATCH, PATCH * GROUP, STRIP + GROUP
 
 
@@ -34,7 +44,10 @@ def threads_of(size):
 def check_size(size):
     """A size of tiles that the kernels are written for, or an error."""
     if size not in SIZES:
-        raise ValueError(f"argument size is {size!r}; wanted one of {', '.join(map(str, SIZES))}, the rows and columns of a tile of scores")
+        raise ValueError(
+            f"argument size is {size!r}; wanted one of {', '.join(map(str, SIZES))}, the rows and columns of"
+            " a tile of scores"
+        )
 
 
 @cuda.jit(device=True)
@@ -62,7 +75,7 @@ def strip_column(s):
     return (cuda.threadIdx.x % LANES + s * LANES) * STRIP & INDEX
 
 
-# Into shared memory -----------------------------------------------------------------------------------------------
+# Into shared memory -----------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
@@ -75,7 +88,8 @@ def clear(tile):
 
 @cuda.jit(device=True)
 def load_taps(taps, w, flipped):
-    """taps = w (c_q, c_k), in both directions reversed if `flipped`, with 0 to its right and below. taps: (TAPS, TAPS)."""
+    """taps = w (c_q, c_k), in both directions reversed if `flipped`, with 0 to its right and below. taps:
+    (TAPS, TAPS)."""
     c_q, c_k = w.shape
     for element in range(cuda.threadIdx.x, TAPS * TAPS, cuda.blockDim.x):
         a, b = element // TAPS, element % TAPS
@@ -87,36 +101,43 @@ def load_taps(taps, w, flipped):
 
 @cuda.jit(device=True)
 def load_columns(chunk, rows, first, start):
-    """chunk = rows[first : first + size, start : start + width], with 0 for what lies outside `rows` (n, d). chunk: (size, width + GROUP)."""
+    """chunk = rows[first : first + size, start : start + width], with 0 for what lies outside `rows` (n, d).
+    chunk: (size, width + GROUP)."""
     copy_rows(chunk, chunk.shape[1] - GROUP, rows, first, start)
 
 
 @cuda.jit(device=True)
 def load_rows(chunk, rows, first):
-    """chunk = rows[first : first + size], with 0 for what lies outside `rows` (n, d). chunk: (size, width), d <= width."""
+    """chunk = rows[first : first + size], with 0 for what lies outside `rows` (n, d). chunk: (size, width), d
+    <= width."""
     copy_rows(chunk, chunk.shape[1], rows, first, 0)
 
 
 @cuda.jit(device=True)
 def copy_rows(chunk, width, rows, first, start):
-    """chunk[:, :width] = rows[first :, start :], with 0 for what lies outside. SECTOR neighbouring threads share a row: 32 bytes a time."""
+    """chunk[:, :width] = rows[first :, start :], with 0 for what lies outside. SECTOR neighbouring threads
+    share a row: 32 bytes a time."""
     n, d = rows.shape
     for i in range(cuda.threadIdx.x // SECTOR, chunk.shape[0], cuda.blockDim.x // SECTOR):
         inside = 0 <= first + i and first + i < n
         for c in range(0, width, SECTOR):
             column = c + cuda.threadIdx.x % SECTOR & INDEX
-            chunk[i, column] = rows[first + i, start + column] if inside and start + column < d else float32(0)
+            chunk[i, column] = (
+                rows[first + i, start + column] if inside and start + column < d else float32(0)
+            )
 
 
-# Products, in patches ---------------------------------------------------------------------------------------------
+# Products, in patches ---------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
 def products(tile, a, b, first_a, first_b, factor, causal, diagonal, a_chunk, b_chunk):
-    """tile[i, j] = factor · a[first_a + i] · b[first_b + j]; 0 where a row is outside, and with causal where first_b + j > first_a + i + diagonal.
+    """tile[i, j] = factor · a[first_a + i] · b[first_b + j]; 0 where a row is outside, and with causal where
+    first_b + j > first_a + i + diagonal.
 
-    a, b: (n, d) in global memory; tile: (size, size + PADDING), a_chunk and b_chunk, a few columns at a time: (size, 8 + GROUP), say,
-    in shared memory. All threads of the block call it; the caller puts a barrier before others read the tile.
+    a, b: (n, d) in global memory; tile: (size, size + PADDING), a_chunk and b_chunk, a few columns at a time:
+        (size, 8 + GROUP), say, in shared memory. All threads of the block call it; the caller puts a barrier
+        before others read the tile.
     """
     step = tile.shape[0] // PATCH
     row, column = patch_place(step)
@@ -157,7 +178,8 @@ def add_products(patch, a_chunk, b_chunk, row, column, step):
 
 @cuda.jit(device=True)
 def add_weighted_rows(patch, weights, first, chunk):
-    """patch[r, c] += Σ_x weights[row r, first + x] · chunk[x, column c]: what P V is made of. patch: PATCH × width / step numbers.
+    """patch[r, c] += Σ_x weights[row r, first + x] · chunk[x, column c]: what P V is made of. patch: PATCH ×
+    width / step numbers.
 
     Rows are those of this thread's patch; its columns of the output are width / step neighbours.
     """
@@ -180,7 +202,8 @@ def add_weighted_rows(patch, weights, first, chunk):
 
 @cuda.jit(device=True)
 def add_weighted_columns(patch, weights, first, shift, chunk):
-    """patch[r, c] += Σ_x weights[first + x, shift + row r] · chunk[x, column c]: what Pᵀ dO is made of. Otherwise as add_weighted_rows."""
+    """patch[r, c] += Σ_x weights[first + x, shift + row r] · chunk[x, column c]: what Pᵀ dO is made of.
+    Otherwise as add_weighted_rows."""
     step = weights.shape[0] // PATCH
     columns = chunk.shape[1] // step
     row, column = patch_place(step)
@@ -200,7 +223,8 @@ def add_weighted_columns(patch, weights, first, shift, chunk):
 
 @cuda.jit(device=True)
 def store_rows(rows, first, count, factor, patch, step):
-    """rows[first : first + count] = factor · patch, without what lies outside `rows` (n, d); every thread its part."""
+    """rows[first : first + count] = factor · patch, without what lies outside `rows` (n, d); every thread its
+    part."""
     n, d = rows.shape
     columns = patch.size // PATCH
     row, column = patch_place(step)
@@ -212,14 +236,15 @@ def store_rows(rows, first, count, factor, patch, step):
                 rows[first + i, column + c] = factor * patch[r * columns + c]
 
 
-# Convolution, in strips -------------------------------------------------------------------------------------------
+# Convolution, in strips -------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
 def convolve_strip(strip, place, tile, taps, i, j, c_q, c_k):
     """strip[place + x] = Σ_ab taps[a, b] · tile[i + a, j + x + b] for x < STRIP.
 
-    Each number of the tile is loaded once a row, and used STRIP times from a window of registers that moves on by GROUP columns.
+    Each number of the tile is loaded once a row, and used STRIP times from a window of registers that moves
+    on by GROUP columns.
     """
     window = cuda.local.array(WINDOW, float32)
     for x in range(STRIP):

@@ -1,4 +1,5 @@
-"""How often memory is asked, and for how much: what the simulator counts of a launch beside what the GPU's own counters say (`ncu`)."""
+"""How often memory is asked, and for how much: what the simulator counts of a launch beside what the GPU's
+own counters say (`ncu`)."""
 
 import csv
 import io
@@ -9,7 +10,8 @@ from typing import NamedTuple
 from kernels.cases import CASES
 from kernels.launch import simulated
 
-# What is compared, and the counter of the GPU that counts it. A request is an instruction of a warp, a turn a "wavefront" of shared memory.
+# What is compared, and the counter of the GPU that counts it. A request is an instruction of a warp, a turn a
+# "wavefront" of shared memory.
 METRICS = {
     "global load requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
     "global load sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
@@ -28,24 +30,45 @@ METRICS = {
 }
 # Where a GPU (compiled for sm_90) counts something else: the number, and why.
 EXPLAINED = {
-    ("matmul_tiled", "shared load requests"):
-        (10240, "the compiler reads four neighbours of a row of tile_a by one instruction: for each tile 32 + 8, not 64"),
-    ("matmul_tiled", "shared load turns"):
-        (12288, "those 8 wide loads take two turns each, one for each half of the warp: for each tile 32 + 16, not 64"),
-    ("matmul_tiled", "shared load bytes"):
-        (1081344, "the GPU counts once what all lanes of an instruction share: 32 · 128 + 8 · 16 bytes for each tile"),
-    ("flash_forward", "shared load requests"):
-        (5120, "the compiler reads four neighbours of a row of K or V by one instruction: a quarter"),
-    ("flash_forward", "shared load turns"):
-        (9216, "a wide load takes a turn for each half of the warp that still runs; of the 320 keys that the 4 warps visit, the first half has "
-               "ended at 64: 16 loads · (2 · 320 - 64)"),
-    ("flash_forward", "shared load bytes"):
-        (81920, "the GPU counts once what all lanes of an instruction share: 5120 · 16 bytes"),
+    ("matmul_tiled", "shared load requests"): (
+        10240,
+        (
+            "the compiler reads four neighbours of a row of tile_a by one instruction: for each tile 32 + 8,"
+            " not 64"
+        ),
+    ),
+    ("matmul_tiled", "shared load turns"): (
+        12288,
+        (
+            "those 8 wide loads take two turns each, one for each half of the warp: for each tile 32 + 16,"
+            " not 64"
+        ),
+    ),
+    ("matmul_tiled", "shared load bytes"): (
+        1081344,
+        "the GPU counts once what all lanes of an instruction share: 32 · 128 + 8 · 16 bytes for each tile",
+    ),
+    ("flash_forward", "shared load requests"): (
+        5120,
+        "the compiler reads four neighbours of a row of K or V by one instruction: a quarter",
+    ),
+    ("flash_forward", "shared load turns"): (
+        9216,
+        (
+            "a wide load takes a turn for each half of the warp that still runs; of the 320 keys that the 4"
+            " warps visit, the first half has ended at 64: 16 loads · (2 · 320 - 64)"
+        ),
+    ),
+    ("flash_forward", "shared load bytes"): (
+        81920,
+        "the GPU counts once what all lanes of an instruction share: 5120 · 16 bytes",
+    ),
 }
 
 
 class Count(NamedTuple):
-    """One counter of one kernel: what the simulator predicts, what the GPU measured, and why the two differ if they do."""
+    """One counter of one kernel: what the simulator predicts, what the GPU measured, and why the two differ
+    if they do."""
 
     case: str
     counter: str
@@ -69,13 +92,23 @@ def predicted(case):
 
     coalescing, banks = Coalescing(), Banks()
     (launched,) = case.launches(case.counted)
-    report = simulated(launched.kernel, launched.grid, launched.block, *launched.arguments, observers=(coalescing, banks, Traffic))
+    report = simulated(
+        launched.kernel,
+        launched.grid,
+        launched.block,
+        *launched.arguments,
+        observers=(coalescing, banks, Traffic),
+    )
     found = {}
     for kind, name in (LOAD, "load"), (STORE, "store"):
         requests, sectors, _ = of_kind(coalescing.sites, kind, 3)
         shared, turns, fewest, _ = of_kind(banks.sites, kind, 4)
         found |= {f"global {name} requests": requests, f"global {name} sectors": sectors}
-        found |= {f"shared {name} requests": shared, f"shared {name} turns": turns, f"shared {name} conflicts": turns - fewest}
+        found |= {
+            f"shared {name} requests": shared,
+            f"shared {name} turns": turns,
+            f"shared {name} conflicts": turns - fewest,
+        }
         for space in ("global", "shared"):
             found[f"{space} {name} bytes"] = report.counters["memory"].get(space, {}).get(f"{name}_bytes", 0)
     return {counter: found[counter] for counter in METRICS}
@@ -87,24 +120,50 @@ def of_kind(sites, kind, width):
 
 
 def measured():
-    """{case: {counter: number}} by the GPU's counters, one launch each under `ncu`. Raises RuntimeError with what ncu said if it fails."""
+    """{case: {counter: number}} by the GPU's counters, one launch each under `ncu`. Raises RuntimeError with
+    what ncu said if it fails."""
     names = [case.name for case in counted()]
     # Numba's names of kernels begin with their module
-    command = ["ncu", "--csv", "--clock-control", "none", "--metrics", ",".join(METRICS.values()), "--kernel-name-base", "mangled"]
-    command += ["--kernel-name", "regex:^_ZN7kernels", sys.executable, "-m", "kernels.compare", "--launch", *names]
+    command = [
+        "ncu",
+        "--csv",
+        "--clock-control",
+        "none",
+        "--metrics",
+        ",".join(METRICS.values()),
+        "--kernel-name-base",
+        "mangled",
+    ]
+    command += [
+        "--kernel-name",
+        "regex:^_ZN7kernels",
+        sys.executable,
+        "-m",
+        "kernels.compare",
+        "--launch",
+        *names,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     launches = launches_of(done.stdout)
     if len(launches) != len(names):
-        raise RuntimeError(f"ncu saw {len(launches)} launches; wanted {len(names)}. It said:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        raise RuntimeError(
+            f"ncu saw {len(launches)} launches; wanted {len(names)}. It"
+            f" said:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        )
     return dict(zip(names, launches))
 
 
 def launches_of(output):
     """[{counter: number}] for each launch that ncu's --csv output tells of, in order."""
     launches = {}
-    for row in csv.DictReader(io.StringIO(output[output.find('"ID"'):])):
-        launches.setdefault(int(row["ID"]), {})[row["Metric Name"]] = int(float(row["Metric Value"].replace(",", "")))
-    return [{counter: launch[metric] for counter, metric in METRICS.items()} for _, launch in sorted(launches.items())]
+    for row in csv.DictReader(io.StringIO(output[output.find('"ID"') :])):
+        launches.setdefault(int(row["ID"]), {})[row["Metric Name"]] = int(
+            float(row["Metric Value"].replace(",", ""))
+        )
+    return [
+        {counter: launch[metric] for counter, metric in METRICS.items()}
+        for _, launch in sorted(launches.items())
+    ]
 
 
 def counts(progress):

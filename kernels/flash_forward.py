@@ -1,18 +1,25 @@
-"""Flash attention, forward: a block for each tile of queries, a thread for each query, the keys tile by tile through shared memory.
+"""Flash attention, forward: a block for each tile of queries, a thread for each query, the keys tile by tile
+through shared memory.
 
 For one head, query i, and the keys j that it sees (all of them, or j <= i if causal), in one pass over j:
 
     s = scale · q_i·k_j      m' = max(m, s)      l' = l·e^(m-m') + e^(s-m')      o' = o·e^(m-m') + e^(s-m')·v_j
 
-from (m, l, o) = (-inf, 0, 0); at the end O_i = o / l, and L_i = m + log l is all that a backward pass needs to know of the row.
-Source: Dao 2023, arXiv 2307.08691, Algorithm 1 (queries outer, one division at the end, L instead of m and l).
+from (m, l, o) = (-inf, 0, 0); at the end O_i = o / l, and L_i = m + log l is all that a backward pass needs
+to know of the row.
+Source: Dao 2023, arXiv 2307.08691, Algorithm 1 (queries outer, one division at the end, L instead of m and
+    l).
 
     grid    (⌈N / ROWS⌉, H, B); under a causal mask a block stops at its own last query
-    block   ROWS threads; its row of q, and of o, is in a thread's registers (up to width 64; wider rows spill to local memory)
-    shared  2 · KEYS · width · 4 bytes, static: a tile of K and one of V; all lanes of a warp read the same number at a time
-    cost    2 · N · N_k · d multiply-adds a head; K and V are read ⌈N / ROWS⌉ times, q once, O and L are written once
+    block   ROWS threads; its row of q, and of o, is in a thread's registers (up to width 64; wider rows spill
+            to local memory)
+    shared  2 · KEYS · width · 4 bytes, static: a tile of K and one of V; all lanes of a warp read the same
+            number at a time
+    cost    2 · N · N_k · d multiply-adds a head; K and V are read ⌈N / ROWS⌉ times, q once, O and L are
+            written once
 
-Sizes are run-time arguments, but for `width`, d rounded up to 16, 32, 64 or 128: registers have no index, so loops over a row are unrolled.
+Sizes are run-time arguments, but for `width`, d rounded up to 16, 32, 64 or 128: registers have no index, so
+loops over a row are unrolled.
 """
 
 import functools
@@ -34,8 +41,10 @@ def flash_forward_kernel(width):
 
     @cuda.jit
     def flash_forward_kernel(q, k, v, scale, causal, o, log_sum):
-        """o (B, H, N, d) = attention of q (B, H, N, d), k and v (B, H, N_k, d), and log_sum (B, H, N) = L, all float32."""
-        k_tile = cuda.shared.array((KEYS, width), float32, alignment=16)  # aligned, so that four numbers are one load
+        """o (B, H, N, d) = attention of q (B, H, N, d), k and v (B, H, N_k, d), and log_sum (B, H, N) = L,
+        all float32."""
+        # aligned, so that four numbers are one load
+        k_tile = cuda.shared.array((KEYS, width), float32, alignment=16)
         v_tile = cuda.shared.array((KEYS, width), float32, alignment=16)
         q_row = cuda.local.array(width, float32)
         o_row = cuda.local.array(width, float32)
@@ -81,7 +90,8 @@ def flash_forward_kernel(width):
 
 
 def flash_forward(q, k, v, causal=True, scale=None, run=None):
-    """(O, L): attention and each query's log-sum-exp, without gradients. Arguments and errors are those of `flash_attention`.
+    """(O, L): attention and each query's log-sum-exp, without gradients. Arguments and errors are those of
+    `flash_attention`.
 
     O is shaped like q, L is (B, H, N), both float32, on q's device.
     """
@@ -96,10 +106,12 @@ def flash_forward(q, k, v, causal=True, scale=None, run=None):
 def flash_attention(q, k, v, causal=True, scale=None, run=None):
     """softmax(scale · q kᵀ) v, (B, H, N, d), without the N×N matrix.
 
-    q: (B, H, N, d), k and v: (B, H, N_k, d), float32 tensors on one device, d <= 128. scale is 1/sqrt(d) unless given. With causal, query i
-    sees the keys j <= i. A query all of whose scores are -inf gets 0. Made contiguous if they are not.
-    run: how to launch the kernel (`kernels.launch`); without it CPU tensors are simulated, CUDA tensors run on their GPU.
-    Gradients reach q, k and v; the backward pass is plain PyTorch and makes the N×N matrix (`kernels.autograd`).
-    Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
+    q: (B, H, N, d), k and v: (B, H, N_k, d), float32 tensors on one device, d <= 128. scale is 1/sqrt(d)
+        unless given. With causal, query i sees the keys j <= i. A query all of whose scores are -inf gets 0.
+        Made contiguous if they are not.
+    run: how to launch the kernel (`kernels.launch`); without it CPU tensors are simulated, CUDA tensors run
+        on their GPU. Gradients reach q, k and v; the backward pass is plain PyTorch and makes the N×N matrix
+        (`kernels.autograd`). Raises TypeError or ValueError that names the argument, what it is, and what was
+        wanted.
     """
     return differentiable(flash_forward, q, k, v, causal, scale, run)

@@ -1,4 +1,5 @@
-"""KVCache: the keys, the values and the last queries of the tokens so far, for a layer that takes one token at a time."""
+"""KVCache: the keys, the values and the last queries of the tokens so far, for a layer that takes one token
+at a time."""
 
 import torch
 
@@ -6,8 +7,9 @@ import torch
 class KVCache:
     """Room for `capacity` tokens, made beforehand, and twice as much whenever it is full.
 
-    `keys` and `values` are views (B, H, length, d) of larger buffers, so that a new token costs one row and no copy; `queries` are those of the
-    last min(window, length) tokens, (B, H, R, d). window: c_q of the layer, the rows that its convolution reaches over.
+    `keys` and `values` are views (B, H, length, d) of larger buffers, so that a new token costs one row and
+    no copy; `queries` are those of the last min(window, length) tokens, (B, H, R, d). window: c_q of the
+    layer, the rows that its convolution reaches over.
     """
 
     def __init__(self, batch, heads, head_dim, window, capacity=64, device=None, dtype=torch.float32):
@@ -35,23 +37,26 @@ class KVCache:
 
     @property
     def keys(self):
-        return self.buffers[0, :, :, :self.length]
+        return self.buffers[0, :, :, : self.length]
 
     @property
     def values(self):
-        return self.buffers[1, :, :, :self.length]
+        return self.buffers[1, :, :, : self.length]
 
     def append(self, q, k, v):
         """Add the queries, keys and values (B, H, n, d) of n more tokens."""
         wanted = (self.batch, self.heads, q.shape[2], self.head_dim)
         for name, tensor in {"q": q, "k": k, "v": v}.items():
             if tuple(tensor.shape) != wanted:
-                raise ValueError(f"argument {name} has shape {tuple(tensor.shape)}; wanted (B, H, n, d) of the cache, {wanted}")
+                raise ValueError(
+                    f"argument {name} has shape {tuple(tensor.shape)}; wanted (B, H, n, d) of the cache,"
+                    f" {wanted}"
+                )
         first, self.length = self.length, self.length + q.shape[2]
         self.make_room()
-        self.buffers[0, :, :, first:self.length] = k
-        self.buffers[1, :, :, first:self.length] = v
-        self.queries = torch.cat([self.queries, q], dim=2)[:, :, -self.window:].contiguous()
+        self.buffers[0, :, :, first : self.length] = k
+        self.buffers[1, :, :, first : self.length] = v
+        self.queries = torch.cat([self.queries, q], dim=2)[:, :, -self.window :].contiguous()
 
     def make_room(self):
         """Double the buffers until `length` tokens fit; what was there is copied."""
@@ -61,4 +66,4 @@ class KVCache:
         if capacity > self.capacity:
             old = self.buffers
             self.buffers = old.new_empty(2, self.batch, self.heads, capacity, self.head_dim)
-            self.buffers[:, :, :, :old.shape[3]] = old
+            self.buffers[:, :, :, : old.shape[3]] = old

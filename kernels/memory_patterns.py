@@ -1,8 +1,9 @@
-"""Six small kernels that differ in how they go through memory: what lesson 08 predicts, the simulator counts, and a GPU's own counters confirm.
+"""Six small kernels that differ in how they go through memory: what lesson 08 predicts, the simulator counts,
+and a GPU's own counters confirm.
 
-All arrays are float32. A warp is 32 threads that differ in threadIdx.x, for in a block of TILE × TILE threads a warp is a row. So
-what counts is what happens when x grows by one: global memory is fetched in sectors of 32 bytes, eight numbers; shared memory has 32 banks, and
-words that are 32 numbers apart lie in the same bank.
+All arrays are float32. A warp is 32 threads that differ in threadIdx.x, for in a block of TILE × TILE threads
+a warp is a row. So what counts is what happens when x grows by one: global memory is fetched in sectors of 32
+bytes, eight numbers; shared memory has 32 banks, and words that are 32 numbers apart lie in the same bank.
 """
 
 from numba import cuda
@@ -19,13 +20,15 @@ def blocks(n):
 
 
 def tiles(rows, columns):
-    """The grid of the transposes, for a matrix (rows, columns) to read, and of `matmul_tiled`, for one to write."""
+    """The grid of the transposes, for a matrix (rows, columns) to read, and of `matmul_tiled`, for one to
+    write."""
     return -(-columns // TILE), -(-rows // TILE)
 
 
 @cuda.jit
 def copy(x, out):
-    """out (n,) = x (n,): neighbouring threads, neighbouring numbers; 4 sectors a warp, in and out, the fewest there can be.
+    """out (n,) = x (n,): neighbouring threads, neighbouring numbers; 4 sectors a warp, in and out, the fewest
+    there can be.
 
     grid    blocks(n)
     block   THREADS
@@ -38,7 +41,8 @@ def copy(x, out):
 
 @cuda.jit
 def strided_copy(x, out, stride):
-    """out (n,) = every stride-th number of x (n · stride,); a warp reads from min(4 · stride, 32) sectors and writes to 4.
+    """out (n,) = every stride-th number of x (n · stride,); a warp reads from min(4 · stride, 32) sectors and
+    writes to 4.
 
     grid    blocks(n)
     block   THREADS
@@ -51,7 +55,8 @@ def strided_copy(x, out, stride):
 
 @cuda.jit
 def transpose_naive(a, out):
-    """out (columns, rows) = a (rows, columns), transposed: a warp reads a row, 4 sectors, and writes a column, 32 sectors.
+    """out (columns, rows) = a (rows, columns), transposed: a warp reads a row, 4 sectors, and writes a
+    column, 32 sectors.
 
     grid    tiles(rows, columns)
     block   (TILE, TILE)
@@ -64,7 +69,8 @@ def transpose_naive(a, out):
 
 @cuda.jit
 def transpose_tiled(a, out):
-    """The same by way of shared memory: rows come in and rows go out, 4 sectors each; but a column of the tile is one bank, 32 turns.
+    """The same by way of shared memory: rows come in and rows go out, 4 sectors each; but a column of the
+    tile is one bank, 32 turns.
 
     grid    tiles(rows, columns)
     block   (TILE, TILE)
@@ -102,8 +108,8 @@ def transpose_padded(a, out):
 def matmul_tiled(a, b, c):
     """c (m, n) = a (m, k) b (k, n): every number fetched into shared memory is used by TILE threads.
 
-    A turn of the loop reads 2 numbers a thread from global memory and 2 · TILE from shared: of `tile_a` all lanes of a warp want the
-    same one, of `tile_b` a row; no conflicts. What lies outside a or b counts as 0.
+    A turn of the loop reads 2 numbers a thread from global memory and 2 · TILE from shared: of `tile_a` all
+    lanes of a warp want the same one, of `tile_b` a row; no conflicts. What lies outside a or b counts as 0.
 
     grid    tiles(m, n)
     block   (TILE, TILE)

@@ -13,12 +13,15 @@ from kernels.reference import identity_taps
 
 
 class SelfAttention(nn.Module):
-    """What the layers share: projections with parameters of the same names and shapes as those of nn.MultiheadAttention."""
+    """What the layers share: projections with parameters of the same names and shapes as those of
+    nn.MultiheadAttention."""
 
     def __init__(self, embed_dim, num_heads, bias):
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
-            raise ValueError(f"argument embed_dim is {embed_dim}; wanted a multiple of num_heads, {num_heads}")
+            raise ValueError(
+                f"argument embed_dim is {embed_dim}; wanted a multiple of num_heads, {num_heads}"
+            )
         self.num_heads = num_heads
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim)) if bias else None
@@ -28,8 +31,14 @@ class SelfAttention(nn.Module):
     def heads(self, x):
         """The queries, keys and values, (3, B, H, N, d), of x (B, N, E)."""
         if x.ndim != 3 or x.shape[2] != self.in_proj_weight.shape[1]:
-            raise ValueError(f"argument x has shape {tuple(x.shape)}; wanted (B, N, {self.in_proj_weight.shape[1]})")
-        return linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+            raise ValueError(
+                f"argument x has shape {tuple(x.shape)}; wanted (B, N, {self.in_proj_weight.shape[1]})"
+            )
+        return (
+            linear(x, self.in_proj_weight, self.in_proj_bias)
+            .unflatten(2, (3, self.num_heads, -1))
+            .permute(2, 0, 3, 1, 4)
+        )
 
     def merged(self, o):
         """The heads' outputs (B, H, N, d), side by side and projected: (B, N, E)."""
@@ -37,9 +46,11 @@ class SelfAttention(nn.Module):
 
     @classmethod
     def from_multihead_attention(cls, layer, **options):
-        """A layer with the weights of an nn.MultiheadAttention, on its device. Takes x as (B, N, E), whatever batch_first says.
+        """A layer with the weights of an nn.MultiheadAttention, on its device. Takes x as (B, N, E), whatever
+        batch_first says.
 
-        options: those of the class. Raises ValueError for what it does not do: dropout, keys or values of another size, extra keys.
+        options: those of the class. Raises ValueError for what it does not do: dropout, keys or values of
+            another size, extra keys.
         """
         unlike = {
             "dropout": (layer.dropout, 0.0),
@@ -51,7 +62,9 @@ class SelfAttention(nn.Module):
         for name, (got, wanted) in unlike.items():
             if got != wanted:
                 raise ValueError(f"the nn.MultiheadAttention has {name} = {got}; wanted {wanted}")
-        ours = cls(layer.embed_dim, layer.num_heads, bias=layer.in_proj_bias is not None, **options).to(layer.out_proj.weight)
+        ours = cls(layer.embed_dim, layer.num_heads, bias=layer.in_proj_bias is not None, **options).to(
+            layer.out_proj.weight
+        )
         ours.load_state_dict(ours.state_dict() | layer.state_dict())
         return ours
 
@@ -59,8 +72,8 @@ class SelfAttention(nn.Module):
 class FusedAttention(SelfAttention):
     """Self-attention without the N×N matrix: what nn.MultiheadAttention computes.
 
-    embed_dim: E, a multiple of num_heads; E / num_heads <= 128. bias: whether the projections have one. attention: the kernel's function,
-    `flash_attention` or `warp_attention`.
+    embed_dim: E, a multiple of num_heads; E / num_heads <= 128. bias: whether the projections have one.
+        attention: the kernel's function, `flash_attention` or `warp_attention`.
     """
 
     def __init__(self, embed_dim, num_heads, bias=True, attention=flash_attention):
@@ -73,22 +86,38 @@ class FusedAttention(SelfAttention):
 
 
 class ConvAttention(SelfAttention):
-    """Convolutional self-attention (`kernels.reference.conv_attention`); a new one is ordinary attention, as its taps change nothing.
+    """Convolutional self-attention (`kernels.reference.conv_attention`); a new one is ordinary attention, as
+    its taps change nothing.
 
-    embed_dim: E, a multiple of num_heads; E / num_heads <= 128. kernel_size: (c_q, c_k), each from 1 to 15. bias: whether the projections have one.
-    causal: whether token i sees the tokens j <= i alone. Besides nn.MultiheadAttention's parameters there is `taps`, (H, c_q, c_k).
-    attention: function (q, k, v, w, causal) of all tokens; decode: function (q_window, k, v, w) of one more. Those of `kernels.reference` serve
-    where the kernels would be simulated, and in other types than float32.
+    embed_dim: E, a multiple of num_heads; E / num_heads <= 128. kernel_size: (c_q, c_k), each from 1 to 15.
+        bias: whether the projections have one.
+    causal: whether token i sees the tokens j <= i alone. Besides nn.MultiheadAttention's parameters there is
+        `taps`, (H, c_q, c_k).
+    attention: function (q, k, v, w, causal) of all tokens; decode: function (q_window, k, v, w) of one more.
+        Those of `kernels.reference` serve where the kernels would be simulated, and in other types than
+        float32.
     """
 
     def __init__(
-        self, embed_dim, num_heads, kernel_size=(6, 11), bias=True, causal=True, attention=conv_attention, decode=conv_attention_decode,
+        self,
+        embed_dim,
+        num_heads,
+        kernel_size=(6, 11),
+        bias=True,
+        causal=True,
+        attention=conv_attention,
+        decode=conv_attention_decode,
     ):
         super().__init__(embed_dim, num_heads, bias)
         if len(kernel_size) != 2 or not all(1 <= size <= MOST_TAPS for size in kernel_size):
-            raise ValueError(f"argument kernel_size is {kernel_size}; wanted (c_q, c_k), each from 1 to {MOST_TAPS}")
+            raise ValueError(
+                f"argument kernel_size is {kernel_size}; wanted (c_q, c_k), each from 1 to {MOST_TAPS}"
+            )
         if embed_dim // num_heads > MAX_HEAD_DIM:
-            raise ValueError(f"argument embed_dim is {embed_dim}, {embed_dim // num_heads} a head; wanted at most {MAX_HEAD_DIM} a head")
+            raise ValueError(
+                f"argument embed_dim is {embed_dim}, {embed_dim // num_heads} a head; wanted at most"
+                f" {MAX_HEAD_DIM} a head"
+            )
         self.causal, self.attention, self.decode = causal, attention, decode
         self.taps = nn.Parameter(identity_taps(num_heads, *kernel_size))
 
@@ -99,13 +128,24 @@ class ConvAttention(SelfAttention):
     def new_cache(self, batch, capacity=64):
         """An empty cache for `batch` sequences, with the layer's sizes, device and type."""
         like = self.in_proj_weight
-        return KVCache(batch, self.num_heads, like.shape[1] // self.num_heads, self.taps.shape[1], capacity, like.device, like.dtype)
+        return KVCache(
+            batch,
+            self.num_heads,
+            like.shape[1] // self.num_heads,
+            self.taps.shape[1],
+            capacity,
+            like.device,
+            like.dtype,
+        )
 
     @torch.no_grad()
     def prefill(self, x, cache):
         """forward(x), without gradients, which also puts the tokens of x (B, N, E) into the empty `cache`."""
         if cache.length:
-            raise ValueError(f"argument cache holds {cache.length} tokens; wanted an empty one: make it with new_cache, or take one token at a time")
+            raise ValueError(
+                f"argument cache holds {cache.length} tokens; wanted an empty one: make it with new_cache, or"
+                " take one token at a time"
+            )
         q, k, v = self.heads(x)
         self.check_cache(cache, x)
         cache.append(q, k, v)
@@ -113,21 +153,36 @@ class ConvAttention(SelfAttention):
 
     @torch.no_grad()
     def step(self, x, cache):
-        """The next row of forward, (B, 1, E), without gradients: for one more token x (B, 1, E), which goes into `cache` after those there."""
+        """The next row of forward, (B, 1, E), without gradients: for one more token x (B, 1, E), which goes
+        into `cache` after those there."""
         q, k, v = self.heads(x)
         if x.shape[1] != 1:
-            raise ValueError(f"argument x has {x.shape[1]} tokens; wanted 1: a step takes one, and prefill several")
+            raise ValueError(
+                f"argument x has {x.shape[1]} tokens; wanted 1: a step takes one, and prefill several"
+            )
         self.check_cache(cache, x)
         cache.append(q, k, v)
         return self.merged(self.decode(cache.queries, cache.keys, cache.values, self.taps))
 
     def check_cache(self, cache, x):
-        """A cache of this layer's sizes, for as many sequences as x has, where the weights are; or an error. Only a causal layer can have one."""
+        """A cache of this layer's sizes, for as many sequences as x has, where the weights are; or an error.
+        Only a causal layer can have one."""
         if not self.causal:
-            raise ValueError("the layer has causal = False; wanted True, as a token's row must not change when others follow")
+            raise ValueError(
+                "the layer has causal = False; wanted True, as a token's row must not change when others"
+                " follow"
+            )
         like = self.in_proj_weight
-        sizes = dict(batch=x.shape[0], heads=self.num_heads, head_dim=like.shape[1] // self.num_heads, window=self.taps.shape[1])
+        sizes = dict(
+            batch=x.shape[0],
+            heads=self.num_heads,
+            head_dim=like.shape[1] // self.num_heads,
+            window=self.taps.shape[1],
+        )
         for name, wanted in dict(**sizes, device=like.device, dtype=like.dtype).items():
             got = getattr(cache, name)
             if got != wanted:
-                raise ValueError(f"argument cache has {name} = {got}; wanted {wanted}: make it with layer.new_cache({x.shape[0]})")
+                raise ValueError(
+                    f"argument cache has {name} = {got}; wanted {wanted}: make it with"
+                    f" layer.new_cache({x.shape[0]})"
+                )

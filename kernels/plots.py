@@ -1,4 +1,5 @@
-"""The figures of the README from the recorded table: python -m kernels.plots draws kernels/data/*.png from kernels/data/bench.json.
+"""The figures of the README from the recorded table: python -m kernels.plots draws kernels/data/*.png from
+kernels/data/bench.json.
 
 Like is compared with like: every line is float32, on one GPU, in one run.
 """
@@ -33,7 +34,11 @@ def main():
 def figure_with(panels, title, table):
     """(figure, its panels side by side), with where and when the numbers were measured."""
     figure, axes = plt.subplots(1, panels, figsize=(4.6 * panels + 1, 4), layout="constrained", squeeze=False)
-    figure.suptitle(f"{title}\n{table['gpu']}, {table['date']}, torch {table['torch']}, float32, taps {table['taps'][0]}×{table['taps'][1]}", fontsize=10)
+    figure.suptitle(
+        f"{title}\n{table['gpu']}, {table['date']}, torch {table['torch']}, float32, taps"
+        f" {table['taps'][0]}×{table['taps'][1]}",
+        fontsize=10,
+    )
     return figure, axes[0]
 
 
@@ -62,7 +67,12 @@ def speedup(table):
     for axes, key in zip(panels, ("forward_ms", "backward_ms")):
         n, eager = series(table["training"], "eager", key, 8)
         for name in ("kernels", "compile", "eager"):
-            line(axes, name, n, [slow / fast for slow, fast in zip(eager, series(table["training"], name, key, 8)[1])])
+            line(
+                axes,
+                name,
+                n,
+                [slow / fast for slow, fast in zip(eager, series(table["training"], name, key, 8)[1])],
+            )
         axes.set_title(key.removesuffix("_ms"))
         over_n(axes, "times faster", n)
         axes.set_ylim(bottom=0)
@@ -73,7 +83,10 @@ def speedup(table):
 def training(table):
     """Milliseconds forward and backward, and memory, over N."""
     figure, panels = figure_with(3, "Forward, backward, memory · causal, B·H = 8, d = 64", table)
-    for axes, (key, label) in zip(panels, {"forward_ms": "forward, ms", "backward_ms": "backward, ms", "peak_mib": "peak memory, MiB"}.items()):
+    for axes, (key, label) in zip(
+        panels,
+        {"forward_ms": "forward, ms", "backward_ms": "backward, ms", "peak_mib": "peak memory, MiB"}.items(),
+    ):
         for name in LOOKS:
             n, values = series(table["training"], name, key, 8)
             line(axes, name, n, values)
@@ -90,7 +103,12 @@ def decoding(table):
         for name in LOOKS:
             n, values = series(table["decoding"], name, "us", heads)
             line(axes, name, n, values)
-        axes.plot(n, [least_us((1, heads, length, 64), table["bandwidth"]) for length in n], "k:", label="K and V read once, at a copy's speed")
+        axes.plot(
+            n,
+            [least_us((1, heads, length, 64), table["bandwidth"]) for length in n],
+            "k:",
+            label="K and V read once, at a copy's speed",
+        )
         axes.set_title(f"B·H = {heads}")
         axes.set_yscale("log")
         over_n(axes, "µs a token", n)

@@ -25,8 +25,10 @@ def scores(q, k, causal=False, scale=None):
 def attention_backward(q, k, v, o, log_sum, d_o, causal=False, scale=None):
     """The gradients (dQ, dK, dV) of attention, shaped like q, k and v, with the whole N×N matrix in memory.
 
-    o: (..., N, d_v), the output; log_sum: (..., N), the log-sum-exp of each row of scores; d_o: the gradient of o.
-    Source: Dao 2023, arXiv 2307.08691, Algorithm 2: P = exp(S - L), dS = P * (dO Vᵀ - D), where D = rowsum(dO * O).
+    o: (..., N, d_v), the output; log_sum: (..., N), the log-sum-exp of each row of scores; d_o: the gradient
+        of o.
+    Source: Dao 2023, arXiv 2307.08691, Algorithm 2: P = exp(S - L), dS = P * (dO Vᵀ - D), where D = rowsum(dO
+        * O).
     """
     s = scores(q, k, causal, scale)
     p = torch.where(s == -math.inf, 0.0, torch.exp(s - log_sum[..., None]))
@@ -35,16 +37,19 @@ def attention_backward(q, k, v, o, log_sum, d_o, causal=False, scale=None):
     return d_s @ k, d_s.transpose(-1, -2) @ q, p.transpose(-1, -2) @ d_o
 
 
-# Convolutional ("multi-token") attention --------------------------------------------------------------------------
-# Golovneva et al. 2025, arXiv 2504.00927, key-query convolution before the softmax. For each head, with P_q = c_q - 1, P_k = (c_k - 1) // 2:
-#   S0 = scale · q kᵀ, 0 where masked      T[i, j] = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where masked      O = softmax(T) v
+# Convolutional ("multi-token") attention --------------------------------------------------------------------
+# Golovneva et al. 2025, arXiv 2504.00927, key-query convolution before the softmax. For each head, with P_q =
+# c_q - 1, P_k = (c_k - 1) // 2:
+# S0 = scale · q kᵀ, 0 where masked      T[i, j] = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where
+# masked      O = softmax(T) v
 
 
 def conv_attention(q, k, v, w, causal=True, scale=None):
     """Convolutional attention of each head, with the whole N×N matrix in memory; returns O, shaped like q.
 
-    q, k, v: (B, H, N, d), any floating type; w: (H, c_q, c_k), the taps of each head, of any size. scale is 1/sqrt(d) unless given. With
-    causal, query i sees the keys j <= i, before the convolution and after it.
+    q, k, v: (B, H, N, d), any floating type; w: (H, c_q, c_k), the taps of each head, of any size. scale is
+        1/sqrt(d) unless given. With causal, query i sees the keys j <= i, before the convolution and after
+        it.
     """
     return torch.softmax(conv_scores(q, k, w, causal, scale), dim=-1) @ v
 
@@ -56,7 +61,8 @@ def conv_scores(q, k, w, causal=True, scale=None):
 
 
 def masked_scores(q, k, causal=True, scale=None):
-    """S0 = scale · q kᵀ, (B, H, N, N); with causal, 0 where j > i: zero, so that the convolution does not see the future."""
+    """S0 = scale · q kᵀ, (B, H, N, N); with causal, 0 where j > i: zero, so that the convolution does not see
+    the future."""
     s = scores(q, k, False, scale)
     return s.masked_fill(above_diagonal(s), 0.0) if causal else s
 
@@ -67,9 +73,11 @@ def above_diagonal(s):
 
 
 def convolve(s, w):
-    """The cross-correlation Σ_ab w[a, b] · s[i - P_q + a, j - P_k + b], shaped like s (B, H, N, N), with 0 outside; w: (H, c_q, c_k).
+    """The cross-correlation Σ_ab w[a, b] · s[i - P_q + a, j - P_k + b], shaped like s (B, H, N, N), with 0
+    outside; w: (H, c_q, c_k).
 
-    Row i sees itself and the c_q - 1 rows above it; column j sees P_k columns to its left and c_k - 1 - P_k to its right.
+    Row i sees itself and the c_q - 1 rows above it; column j sees P_k columns to its left and c_k - 1 - P_k
+    to its right.
     """
     heads, c_q, c_k = w.shape
     left = (c_k - 1) // 2
@@ -77,14 +85,16 @@ def convolve(s, w):
 
 
 def identity_taps(heads, c_q, c_k, dtype=torch.float32, device=None):
-    """Taps (H, c_q, c_k) that change nothing: 1 for the score itself, 0 for its neighbours. With them this is ordinary attention."""
+    """Taps (H, c_q, c_k) that change nothing: 1 for the score itself, 0 for its neighbours. With them this is
+    ordinary attention."""
     w = torch.zeros(heads, c_q, c_k, dtype=dtype, device=device)
     w[:, c_q - 1, (c_k - 1) // 2] = 1
     return w
 
 
 def conv_attention_backward(q, k, v, w, o, log_sum, d_o, causal=True, scale=None):
-    """The gradients (dQ, dK, dV, dW) of convolutional attention by hand, shaped like q, k, v and w, with N×N matrices in memory.
+    """The gradients (dQ, dK, dV, dW) of convolutional attention by hand, shaped like q, k, v and w, with N×N
+    matrices in memory.
 
     o: (B, H, N, d), the output; log_sum: (B, H, N), the log-sum-exp of each row of T; d_o: the gradient of o.
     """
@@ -94,42 +104,57 @@ def conv_attention_backward(q, k, v, w, o, log_sum, d_o, causal=True, scale=None
     d_t = p * (d_o @ v.transpose(-1, -2) - (d_o * o).sum(-1, keepdim=True))
     d_s = transposed_convolve(d_t, w)
     d_s = d_s.masked_fill(above_diagonal(d_s), 0.0) if causal else d_s  # the mask of S0 has a gradient too
-    return scale * d_s @ k, scale * d_s.transpose(-1, -2) @ q, p.transpose(-1, -2) @ d_o, tap_gradient(d_t, s, w.shape)
+    return (
+        scale * d_s @ k,
+        scale * d_s.transpose(-1, -2) @ q,
+        p.transpose(-1, -2) @ d_o,
+        tap_gradient(d_t, s, w.shape),
+    )
 
 
 def transposed_convolve(d_t, w):
-    """The gradient of `convolve` with respect to s: Σ_ab w[a, b] · d_t[r + P_q - a, c + P_k - b], shaped like d_t (B, H, N, N)."""
+    """The gradient of `convolve` with respect to s: Σ_ab w[a, b] · d_t[r + P_q - a, c + P_k - b], shaped like
+    d_t (B, H, N, N)."""
     heads, c_q, c_k = w.shape
     left = (c_k - 1) // 2
     return conv2d(pad(d_t, (c_k - 1 - left, left, 0, c_q - 1)), w.flip(1, 2)[:, None], groups=heads)
 
 
 def tap_gradient(d_t, s, shape):
-    """The gradient of `convolve` with respect to w: Σ_bij d_t[i, j] · s[i - P_q + a, j - P_k + b], of `shape` (H, c_q, c_k)."""
+    """The gradient of `convolve` with respect to w: Σ_bij d_t[i, j] · s[i - P_q + a, j - P_k + b], of `shape`
+    (H, c_q, c_k)."""
     _, c_q, c_k = shape
     left = (c_k - 1) // 2
     return tap_sums(d_t, pad(s, (left, c_k - 1 - left, c_q - 1, 0)))
 
 
 def tap_sums(d_t, s):
-    """Σ_bij d_t[i, j] · s[i + a, j + b], (H, c_q, c_k); d_t: (B, H, R, C), s with its halo: (B, H, R + c_q - 1, C + c_k - 1)."""
+    """Σ_bij d_t[i, j] · s[i + a, j + b], (H, c_q, c_k); d_t: (B, H, R, C), s with its halo: (B, H, R + c_q -
+    1, C + c_k - 1)."""
     windows = s.unfold(2, d_t.shape[2], 1).unfold(3, d_t.shape[3], 1)  # (B, H, c_q, c_k, R, C), a view
     return torch.einsum("zhij,zhabij->hab", d_t, windows)
 
 
 def conv_attention_part(q, k, v, w, extent, causal=True, scale=None):
-    """(O, L) of convolutional attention over some keys, for some queries: pieces of a sequence, with the halos that the convolution reads.
+    """(O, L) of convolutional attention over some keys, for some queries: pieces of a sequence, with the
+    halos that the convolution reads.
 
-    q: (B, H, N_q, d) and k: (B, H, N_k, d), with their halos; v: (B, H, keys, d), of the owned keys alone; extent: kernels.conv_extent.Extent, which says where the owned rows begin.
-    O: (B, H, N, d) and L: (B, H, N) of the owned queries, N = N_q - first_query; a query that sees no owned key has O = 0, L = -inf.
+    q: (B, H, N_q, d) and k: (B, H, N_k, d), with their halos; v: (B, H, keys, d), of the owned keys alone;
+        extent: kernels.conv_extent.Extent, which says where the owned rows begin.
+    O: (B, H, N, d) and L: (B, H, N) of the owned queries, N = N_q - first_query; a query that sees no owned
+        key has O = 0, L = -inf.
     """
     first_query, first_key, diagonal = extent
     (heads, c_q, c_k), keys = w.shape, v.shape[2]
     left = (c_k - 1) // 2
-    query, key = torch.arange(q.shape[2], device=q.device) - first_query, torch.arange(k.shape[2], device=q.device) - first_key
+    query, key = (
+        torch.arange(q.shape[2], device=q.device) - first_query,
+        torch.arange(k.shape[2], device=q.device) - first_key,
+    )
     hidden = (key > query[:, None] + diagonal) & causal
     s = scores(q, k, False, scale).masked_fill(hidden, 0.0)
-    behind = c_k - 1 - left - (k.shape[2] - first_key - keys)  # what the sequence's end leaves out of the halo; so at its beginning
+    # what the sequence's end leaves out of the halo; so at its beginning
+    behind = c_k - 1 - left - (k.shape[2] - first_key - keys)
     t = conv2d(pad(s, (left - first_key, behind, c_q - 1 - first_query, 0)), w[:, None], groups=heads)
     t = t.masked_fill(hidden[first_query:, first_key : first_key + keys], -math.inf)
     log_sum = torch.logsumexp(t, -1)
@@ -139,7 +164,8 @@ def conv_attention_part(q, k, v, w, extent, causal=True, scale=None):
 def conv_attention_decode(q_window, k, v, w, scale=None):
     """The last row of causal `conv_attention`, (B, H, 1, d), without the rows before it.
 
-    q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens; k, v: (B, H, N_k, d), of all; w: (H, c_q, c_k).
+    q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens; k, v: (B, H, N_k, d), of all; w:
+        (H, c_q, c_k).
     """
     (heads, c_q, c_k), rows, keys = w.shape, q_window.shape[2], k.shape[2]
     left, position = (c_k - 1) // 2, torch.arange(keys, device=k.device)

@@ -1,8 +1,8 @@
 """Flash attention tile by tile in plain PyTorch, counting what crosses to and from global memory.
 
-For one head: q (N, d), k and v (N_k, d), any floating type. A "tile" is a few whole rows of an array; a loaded
-tile stands for a copy on the chip. Sources: Dao et al. 2022, arXiv 2205.14135 (Algorithms 0 and 1);
-Dao 2023, arXiv 2307.08691.
+For one head: q (N, d), k and v (N_k, d), any floating type. A "tile" is a few whole rows of an array; a
+    loaded tile stands for a copy on the chip. Sources: Dao et al. 2022, arXiv 2205.14135 (Algorithms 0 and
+    1); Dao 2023, arXiv 2307.08691.
 """
 
 import math
@@ -35,7 +35,7 @@ class Traffic:
         self.written += tile.numel()
 
 
-# One row or many: what is known after some keys ------------------------------------------------------------------
+# One row or many: what is known after some keys -------------------------------------------------------------
 
 
 class State(NamedTuple):
@@ -83,7 +83,7 @@ def online_softmax(scores, values):
     return (state.o / state.l)[0]
 
 
-# Tiles -----------------------------------------------------------------------------------------------------------
+# Tiles ------------------------------------------------------------------------------------------------------
 
 
 def tiles(n, size):
@@ -109,7 +109,7 @@ def mask_future(scores, queries, keys):
     return scores.masked_fill(j > i, -math.inf)
 
 
-# Attention, three ways -------------------------------------------------------------------------------------------
+# Attention, three ways --------------------------------------------------------------------------------------
 
 
 def standard(q, k, v, traffic):
@@ -123,10 +123,11 @@ def standard(q, k, v, traffic):
 
 
 def keys_outer(q, k, v, rows, columns, traffic, causal=False, scale=None, over=iter):
-    """Flash attention in the order of 2022 (Algorithm 1): tiles of `rows` queries and `columns` keys; returns (N, d).
+    """Flash attention in the order of 2022 (Algorithm 1): tiles of `rows` queries and `columns` keys; returns
+    (N, d).
 
-    Between two key tiles m, l and o live in global memory, o divided by l: at any time it is attention over the keys
-    read so far. `over` wraps the list of key tiles (a progress bar).
+    Between two key tiles m, l and o live in global memory, o divided by l: at any time it is attention over
+    the keys read so far. `over` wraps the list of key tiles (a progress bar).
     """
     m, l, o = nothing_read(*q.shape, like=q)
     traffic.written += m.numel() + l.numel() + o.numel()
@@ -148,7 +149,8 @@ def keys_outer(q, k, v, rows, columns, traffic, causal=False, scale=None, over=i
 
 
 def queries_outer(q, k, v, rows, columns, traffic, causal=False, scale=None, over=iter):
-    """Flash attention in the order of 2023: as keys_outer, but the state of a query tile never leaves the chip."""
+    """Flash attention in the order of 2023: as keys_outer, but the state of a query tile never leaves the
+    chip."""
     o = torch.empty_like(q)
     for queries in over(tiles(len(q), rows)):
         q_tile = traffic.load(q, queries)

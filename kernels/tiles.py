@@ -1,4 +1,5 @@
-"""Device functions that several kernels share: how (m, l, o) changes, and how a tile comes into shared memory."""
+"""Device functions that several kernels share: how (m, l, o) changes, and how a tile comes into shared
+memory."""
 
 import math
 
@@ -26,10 +27,12 @@ def reciprocal(l):
 
 @cuda.jit(device=True)
 def load_tile(tile, rows, first):
-    """tile = rows[first : first + size], with 0 for what lies outside `rows`; the threads of the block share the work.
+    """tile = rows[first : first + size], with 0 for what lies outside `rows`; the threads of the block share
+    the work.
 
-    tile: (size, width) in shared memory; rows: (n, d) in global memory, d <= width; the block is one-dimensional. Neighbouring
-    threads copy neighbouring numbers. The caller puts a barrier before (others may still read the old tile) and after.
+    tile: (size, width) in shared memory; rows: (n, d) in global memory, d <= width; the block is
+        one-dimensional. Neighbouring threads copy neighbouring numbers. The caller puts a barrier before
+        (others may still read the old tile) and after.
     """
     size, width = tile.shape
     n, d = rows.shape

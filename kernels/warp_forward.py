@@ -1,19 +1,25 @@
-"""Attention with one warp a query: each lane goes over its own keys alone, then five shuffles merge what the 32 lanes know.
+"""Attention with one warp a query: each lane goes over its own keys alone, then five shuffles merge what the
+32 lanes know.
 
-Lane t of the warp of query i visits the keys t, t + 32, … that the query sees, and keeps (m, l, o) as in `flash_forward`. Then it exchanges
-them with the lane whose number differs in one bit, for 16, 8, 4, 2, 1 in turn, and merges:
+Lane t of the warp of query i visits the keys t, t + 32, … that the query sees, and keeps (m, l, o) as in
+`flash_forward`. Then it exchanges them with the lane whose number differs in one bit, for 16, 8, 4, 2, 1 in
+turn, and merges:
 
     m = max(m₁, m₂)      l = l₁·e^(m₁-m) + l₂·e^(m₂-m)      o = o₁·e^(m₁-m) + o₂·e^(m₂-m)
 
-A lane that has visited no key holds (-inf, 0, 0), which changes nothing. After five rounds every lane has the whole row; O = o / l, L = m + log l.
-Sources: the merge is that of Milakov and Gimelshein 2018, arXiv 1805.02867, equation 4, with o as a third part.
+A lane that has visited no key holds (-inf, 0, 0), which changes nothing. After five rounds every lane has the
+whole row; O = o / l, L = m + log l.
+Sources: the merge is that of Milakov and Gimelshein 2018, arXiv 1805.02867, equation 4, with o as a third
+    part.
 
     grid    (⌈N / WARPS⌉, H, B)
-    block   WARPS · 32 threads; a lane has its own q and o in registers (up to width 64; wider rows spill to local memory)
+    block   WARPS · 32 threads; a lane has its own q and o in registers (up to width 64; wider rows spill to
+            local memory)
     shared  none, and no barrier: warps never wait for each other
     cost    2 · N · N_k · d multiply-adds a head; each warp reads all of K and V that its query sees
 
-Sizes are run-time arguments, but for `width`, d rounded up to 16, 32, 64 or 128: registers have no index, so loops over a row are unrolled.
+Sizes are run-time arguments, but for `width`, d rounded up to 16, 32, 64 or 128: registers have no index, so
+loops over a row are unrolled.
 """
 
 import functools
@@ -36,7 +42,8 @@ def warp_attention_kernel(width):
 
     @cuda.jit
     def warp_attention_kernel(q, k, v, scale, causal, o, log_sum):
-        """o (B, H, N, d) = attention of q (B, H, N, d), k and v (B, H, N_k, d), and log_sum (B, H, N) = L, all float32."""
+        """o (B, H, N, d) = attention of q (B, H, N, d), k and v (B, H, N_k, d), and log_sum (B, H, N) = L,
+        all float32."""
         q_row = cuda.local.array(width, float32)
         o_row = cuda.local.array(width, float32)
         batch, head = cuda.blockIdx.z, cuda.blockIdx.y
@@ -92,7 +99,8 @@ def warp_attention_kernel(width):
 
 
 def warp_forward(q, k, v, causal=True, scale=None, run=None):
-    """(O, L): attention and each query's log-sum-exp, without gradients. Arguments and errors are those of `warp_attention`.
+    """(O, L): attention and each query's log-sum-exp, without gradients. Arguments and errors are those of
+    `warp_attention`.
 
     O is shaped like q, L is (B, H, N), both float32, on q's device.
     """
@@ -100,10 +108,23 @@ def warp_forward(q, k, v, causal=True, scale=None, run=None):
     batch, heads, n, d = q.shape
     o, log_sum = output(q.shape, like=q), output(q.shape[:3], like=q)
     grid = (-(-n // WARPS), heads, batch)
-    launch(warp_attention_kernel(width_for(d)), grid, WARPS * LANES, q, k, v, scale, bool(causal), o, log_sum, run=run)
+    launch(
+        warp_attention_kernel(width_for(d)),
+        grid,
+        WARPS * LANES,
+        q,
+        k,
+        v,
+        scale,
+        bool(causal),
+        o,
+        log_sum,
+        run=run,
+    )
     return o, log_sum
 
 
 def warp_attention(q, k, v, causal=True, scale=None, run=None):
-    """softmax(scale · q kᵀ) v, (B, H, N, d), a warp a query. Arguments, gradients and errors: those of `flash_attention`."""
+    """softmax(scale · q kᵀ) v, (B, H, N, d), a warp a query. Arguments, gradients and errors: those of
+    `flash_attention`."""
     return differentiable(warp_forward, q, k, v, causal, scale, run)

@@ -1,4 +1,6 @@
-"""Who is running, and who listens: the state of one launch. Nothing here outlives it, so launches never meet."""
+"""Who is running, and who listens: the state of one launch. Nothing here outlives it, so launches never
+meet."""
+
 import itertools
 import linecache
 import sys
@@ -18,37 +20,43 @@ PATIENCE = 8.0  # seconds that one thread may run without reaching anything that
 
 
 class Context:
-    """One launch: `thread` runs now, `log` holds its accesses until the next batch, `findings` what the tools said."""
+    """One launch: `thread` runs now, `log` holds its accesses until the next batch, `findings` what the tools
+    said."""
 
     def __init__(self, observers, spec, space, block_shape, schedule, max_steps=None, poison=None):
         self.spec, self.space, self.block_shape = spec, space, block_shape
-        self.schedule, self.poison = schedule, poison  # poison: the byte of which memory that nobody has written is full, if it is not the usual one
+        # poison: the byte of which memory that nobody has written is full, if it is not the usual one
+        self.schedule, self.poison = schedule, poison
         self.synchronizes = False  # whether threads act on what atomics tell them, or fence
         self.stores = False  # whether the kernel's text stores to arrays of the launch
         self.listeners = {hook: listeners(observers, hook) for hook in HOOKS}
         self.log = array("q") if self.listeners["accesses"] else None
-        self.decisions = array("q") if self.listeners["branches"] else None  # a site, 12 bits of thread, and whether its branch was taken
+        # a site, 12 bits of thread, and whether its branch was taken
+        self.decisions = array("q") if self.listeners["branches"] else None
         self.values = []  # what the stores and atomics in the log wrote
         self.segments, self.last_segment = [], -1  # (position in the log, thread): who appended what follows
         self.findings = []
         self.counters = {"threads": 0, "blocks": 0, "barriers": 0}
         self.trace = None  # a Recording, if a tool makes one
         self.overwriting = set()  # sites of atomics that do not depend on what they replace: exch
-        self.called_from = {}  # (code, instruction, kind) -> site number, for what is called rather than rewritten
+        # (code, instruction, kind) -> site number, for what is called rather than rewritten
+        self.called_from = {}
         self.thread, self.entered = None, 0
-        self.away = self.wrote = False  # whether another engine runs part of the launch now; whether it has written to global memory
+        # whether another engine runs part of the launch now; whether it has written to global memory
+        self.away = self.wrote = False
         self.max_steps = max_steps
         self.ticking = True  # whether every `while` loop ticks: not those of a kernel without source
         self.progress()
 
-    # --- who listens ------------------------------------------------------------------------------------------------------
+    # --- who listens ----------------------------------------------------------------------------------------
 
     def announce(self, hook, *facts):
         for listener in self.listeners[hook]:
             self.findings.extend(listener(*facts) or ())
 
     def refuse(self, site, what, array, index):
-        """An access outside `array`, or with a negative index. Without a tool that listens, outside is a plain IndexError."""
+        """An access outside `array`, or with a negative index. Without a tool that listens, outside is a
+        plain IndexError."""
         if not self.listeners["access_refused"] and any(not -n <= i < n for i, n in zip(index, array.shape)):
             raise IndexError(f"{array.name}{list(index)} is outside its shape {list(array.shape)}")
         self.announce("access_refused", self.witness(what, site), array, index, array.shape)
@@ -61,7 +69,7 @@ class Context:
         thread = thread or self.thread
         return Access(what, thread.block.index, thread.index, None if site is None else SITES[site], value)
 
-    # --- the log ----------------------------------------------------------------------------------------------------------
+    # --- the log --------------------------------------------------------------------------------------------
 
     def segment(self, thread):
         """What is logged from here on is `thread`'s."""
@@ -71,10 +79,13 @@ class Context:
         self.segments.append((len(self.log), thread.linear))
 
     def event(self, hook, *facts):
-        """Something that may order the running thread's accesses before or after: what it does next is a new segment."""
+        """Something that may order the running thread's accesses before or after: what it does next is a new
+        segment."""
         if self.listeners[hook]:
             thread = self.thread
-            self.announce(hook, thread.block.index, thread.block.epoch, thread.linear, self.last_segment, *facts)
+            self.announce(
+                hook, thread.block.index, thread.block.epoch, thread.linear, self.last_segment, *facts
+            )
             if self.log is not None:
                 self.segment(thread)
 
@@ -84,19 +95,34 @@ class Context:
             self.announce("collective", name, block.index, self.site_of(frame, "call"))
 
     def flush(self):
-        """Hand the log to the tools as one batch and empty it. Called before a block's epoch ends and before another block runs."""
+        """Hand the log to the tools as one batch and empty it. Called before a block's epoch ends and before
+        another block runs."""
         if self.log:
             words = np.array(self.log, np.int64)
             starts, threads = np.array(self.segments, np.int64).T
             lengths = np.diff(starts, append=len(words))
-            segment = np.repeat(np.arange(self.last_segment - len(starts) + 1, self.last_segment + 1), lengths)
+            segment = np.repeat(
+                np.arange(self.last_segment - len(starts) + 1, self.last_segment + 1), lengths
+            )
             thread, size = np.repeat(threads.astype(np.int32), lengths), words >> ADDRESS_BITS & 15
             again = np.flatnonzero(size == RENEWED)
             renewed = np.stack([again - np.arange(len(again)), words[again] & ADDRESS_MASK], 1)
             if len(again):
-                words, thread, segment, size = (np.delete(column, again) for column in (words, thread, segment, size))
+                words, thread, segment, size = (
+                    np.delete(column, again) for column in (words, thread, segment, size)
+                )
             block, values = self.thread.block, self.values[:]
-            batch = Batch(block.index, block.epoch, thread, segment, (words >> SITE_SHIFT).astype(np.int32), words & ADDRESS_MASK, (1 << size).astype(np.int32), values, renewed)
+            batch = Batch(
+                block.index,
+                block.epoch,
+                thread,
+                segment,
+                (words >> SITE_SHIFT).astype(np.int32),
+                words & ADDRESS_MASK,
+                (1 << size).astype(np.int32),
+                values,
+                renewed,
+            )
             del self.log[:]
             self.values.clear()
             self.announce("accesses", batch)
@@ -104,7 +130,14 @@ class Context:
         if self.decisions:
             words = np.array(self.decisions, np.int64)
             del self.decisions[:]
-            self.announce("branches", self.thread.block.index, self.thread.block.epoch, words >> 1 & 4095, words >> 13, words & 1)
+            self.announce(
+                "branches",
+                self.thread.block.index,
+                self.thread.block.epoch,
+                words >> 1 & 4095,
+                words >> 13,
+                words & 1,
+            )
 
     def branch(self, taken, site):
         """The running thread decides at a branch."""
@@ -117,14 +150,16 @@ class Context:
         return zero
 
     def line(self, site):
-        """The counters of the source line on which the site with this number lies: a dictionary for tools to add to."""
+        """The counters of the source line on which the site with this number lies: a dictionary for tools to
+        add to."""
         place = SITES[site].function, SITES[site].line
         return self.counters.setdefault("lines", {}).setdefault(place, {})
 
-    # --- sites ------------------------------------------------------------------------------------------------------------
+    # --- sites ----------------------------------------------------------------------------------------------
 
     def site(self, kind):
-        """The number of the place in the kernel's source that is running now, found by walking out of our own code."""
+        """The number of the place in the kernel's source that is running now, found by walking out of our own
+        code."""
         frame = sys._getframe(1)
         while ours(frame):
             frame = frame.f_back
@@ -139,14 +174,15 @@ class Context:
         return number
 
     def site_of_error(self, error):
-        """The number of the place in the kernel where `error` was raised; compiled code leaves it in the error."""
+        """The number of the place in the kernel where `error` was raised; compiled code leaves it in the
+        error."""
         if hasattr(error, "site"):
             return error.site
         frames = list(traceback.walk_tb(error.__traceback__))
         frame, line = ([(frame, line) for frame, line in frames if not ours(frame)] or frames)[-1]
         return SITES.add(site_at(frame.f_code, line, 0, "loop"))
 
-    # --- progress ---------------------------------------------------------------------------------------------------------
+    # --- progress -------------------------------------------------------------------------------------------
 
     def progress(self):
         """Something moved: a thread ended."""
@@ -154,14 +190,18 @@ class Context:
         self.since = time.monotonic()
 
     def tick(self, site):
-        """A `while` loop goes round once more. Ends the thread when the budget of rounds without progress is spent."""
+        """A `while` loop goes round once more. Ends the thread when the budget of rounds without progress is
+        spent."""
         self.steps -= 1
-        if self.steps < 0 or (not self.steps & 1023 and self.max_steps is None and time.monotonic() - self.since > PATIENCE):
+        if self.steps < 0 or (
+            not self.steps & 1023 and self.max_steps is None and time.monotonic() - self.since > PATIENCE
+        ):
             raise Stuck(site)
 
     @property
     def signs_of_life(self):
-        """Something that differs between two moments if anything happened in between. Accesses count only if endless loops are seen by their ticks."""
+        """Something that differs between two moments if anything happened in between. Accesses count only if
+        endless loops are seen by their ticks."""
         if self.away:
             return object()
         return self.entered, self.steps, self.log and self.ticking and len(self.log)
@@ -169,7 +209,11 @@ class Context:
     @property
     def budget(self):
         """What a loop may spend without progress, in words."""
-        return f"{self.max_steps:,} times" if self.max_steps else f"{DEFAULT_STEPS:,} times, or for {PATIENCE:g} s"
+        return (
+            f"{self.max_steps:,} times"
+            if self.max_steps
+            else f"{DEFAULT_STEPS:,} times, or for {PATIENCE:g} s"
+        )
 
 
 def thread_index(linear, block_shape):
@@ -185,7 +229,9 @@ def listeners(observers, hook):
 
 def ours(frame):
     """Whether `frame` is the simulator's code rather than a kernel's."""
-    return (frame.f_globals.get("__name__") or "").startswith("sim.") or frame.f_code.co_filename == "<accessors>"
+    return (frame.f_globals.get("__name__") or "").startswith(
+        "sim."
+    ) or frame.f_code.co_filename == "<accessors>"
 
 
 def site_from_frame(frame, kind):
@@ -195,6 +241,14 @@ def site_from_frame(frame, kind):
 
 
 def site_at(code, line, column, kind):
-    """The Site at a line of `code`, its text read from the file (or the notebook cell) that the code came from."""
+    """The Site at a line of `code`, its text read from the file (or the notebook cell) that the code came
+    from."""
     text = linecache.getline(code.co_filename, line)
-    return Site(kind, code.co_name, line - code.co_firstlineno + 1, column, text.strip(), len(text) - len(text.lstrip()))
+    return Site(
+        kind,
+        code.co_name,
+        line - code.co_firstlineno + 1,
+        column,
+        text.strip(),
+        len(text) - len(text.lstrip()),
+    )

@@ -1,16 +1,20 @@
-"""DeviceSpec: the numbers of a GPU that a kernel can collide with; and what its memory makes of a warp's request."""
+"""DeviceSpec: the numbers of a GPU that a kernel can collide with; and what its memory makes of a warp's
+request."""
+
 from dataclasses import dataclass
 
 import numpy as np
 
 NOTHING = np.iinfo(np.int32).max  # sorts behind every word of shared memory
 
+
 @dataclass(frozen=True)
 class DeviceSpec:
     """Limits and geometry of the simulated GPU; the defaults are an H200's (compute capability 9.0).
 
-    Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Dynamic shared memory stops at 48 KiB
-    because Numba never asks the driver for more; static shared memory may take all that a block can have.
+    Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Dynamic shared
+        memory stops at 48 KiB because Numba never asks the driver for more; static shared memory may take all
+        that a block can have.
     """
 
     name: str = "simulated sm_90"
@@ -30,7 +34,10 @@ class DeviceSpec:
 
     def __post_init__(self):
         if self.warp_size != 32:
-            raise ValueError(f"warp_size={self.warp_size}: every CUDA GPU has warps of 32 lanes, and masks have 32 bits; leave warp_size as it is")
+            raise ValueError(
+                f"warp_size={self.warp_size}: every CUDA GPU has warps of 32 lanes, and masks have 32 bits;"
+                " leave warp_size as it is"
+            )
 
     def resident_blocks(self, threads: int, shared_bytes: int) -> int:
         """How many blocks of `threads` threads and `shared_bytes` bytes the whole device holds at once."""
@@ -43,12 +50,14 @@ class DeviceSpec:
     def requests(self, lane, site):
         """Group accesses into requests: the k-th execution of a site by each lane of a warp, together.
 
-        lane, site: int64 arrays, one entry an access, each lane's accesses in the order in which it did them. Returns (order, request): access order[i]
-        belongs to request[i]; requests are numbered from 0 without a gap, ordered by site, then warp, then k.
+        lane, site: int64 arrays, one entry an access, each lane's accesses in the order in which it did them.
+            Returns (order, request): access order[i] belongs to request[i]; requests are numbered from 0
+            without a gap, ordered by site, then warp, then k.
         """
         n, lanes = len(lane), (int(lane.max()) // self.warp_size + 1) * self.warp_size
         shift = n.bit_length()
-        key = np.sort(((site - site.min()) * lanes + lane) << shift | np.arange(n))  # sorting packed integers is faster than argsort
+        # sorting packed integers is faster than argsort
+        key = np.sort(((site - site.min()) * lanes + lane) << shift | np.arange(n))
         order, place = key & ((1 << shift) - 1), key >> shift
         runs = starts_of_runs(place)  # one for each site and lane
         lengths = np.diff(runs, append=n)
@@ -58,7 +67,8 @@ class DeviceSpec:
         return order, np.arange(n) + np.repeat(first - runs, lengths)
 
     def sectors(self, request, address, size):
-        """(touched, fewest) for each request: the sectors in which its addresses lie, and in how few as many bytes would fit.
+        """(touched, fewest) for each request: the sectors in which its addresses lie, and in how few as many
+        bytes would fit.
 
         Bytes that several lanes ask for count once.
         """
@@ -76,9 +86,11 @@ class DeviceSpec:
     def wavefronts(self, request, lane, address, size, serial):
         """(turns, fewest, ways) for each request to shared memory.
 
-        A bank serves one word of 4 bytes in a turn, to all lanes that want that word. Accesses of 8 bytes are served by half warps, of 16 by quarters.
-        `turns` is how many a request takes, `fewest` how many without conflict, `ways` the most words wanted of one bank at once. Where `serial` (bool
-        for each access: atomics), lanes that want one word take turns too. Source: CUDA C++ Programming Guide, "Shared Memory", for 5.x and newer.
+        A bank serves one word of 4 bytes in a turn, to all lanes that want that word. Accesses of 8 bytes are
+        served by half warps, of 16 by quarters. `turns` is how many a request takes, `fewest` how many
+        without conflict, `ways` the most words wanted of one bank at once. Where `serial` (bool
+        for each access: atomics), lanes that want one word take turns too. Source: CUDA C++ Programming
+            Guide, "Shared Memory", for 5.x and newer.
         """
         count, words = int(request.max()) + 1, np.maximum(size // self.bank_bytes, 1)
         phases = np.ones(count, np.int64)
@@ -92,9 +104,12 @@ class DeviceSpec:
         place = first[request] * self.banks + lane % self.warp_size * words
         for part in range(int(words.max())):
             has = words > part
-            wanted[place[has] + part] = (word[has] + part) % self.banks << shift | (word[has] + part) // self.banks
+            wanted[place[has] + part] = (word[has] + part) % self.banks << shift | (
+                word[has] + part
+            ) // self.banks
         wanted = np.sort(wanted.reshape(-1, self.banks), axis=1)
-        # how many different words (or, where serial, lanes) have come so far, in the whole row and since its bank began
+        # how many different words (or, where serial, lanes) have come so far, in the whole row and since its
+        # bank began
         there = wanted != NOTHING
         takes_turns = np.zeros(count, bool)
         takes_turns[request] = serial
@@ -103,7 +118,11 @@ class DeviceSpec:
         bank_begins = there & (np.diff(wanted >> shift, axis=1, prepend=-1) != 0)
         before = np.maximum.accumulate(np.where(bank_begins, so_far, 0), axis=1)
         ways = (so_far - before + 1).max(axis=1) * there[:, 0]
-        return np.add.reduceat(ways, first, dtype=np.int64), np.add.reduceat(there[:, 0], first, dtype=np.int64), np.maximum.reduceat(ways, first)
+        return (
+            np.add.reduceat(ways, first, dtype=np.int64),
+            np.add.reduceat(there[:, 0], first, dtype=np.int64),
+            np.maximum.reduceat(ways, first),
+        )
 
 
 def starts_of_runs(values):

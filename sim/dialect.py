@@ -1,4 +1,6 @@
-"""What a kernel sees as `cuda`: each name forwards to the engine, the memory or the number functions in a line."""
+"""What a kernel sees as `cuda`: each name forwards to the engine, the memory or the number functions in a
+line."""
+
 import sys
 
 import numpy as np
@@ -10,7 +12,6 @@ from sim.isa import integers, mathematics
 from sim.isa.vectors import VECTORS
 from sim.isa.warp import OF_NUMBA
 from sim.memory.atomics import Atomic
-
 
 
 class Declaration:
@@ -84,7 +85,7 @@ class Cuda:
         size = [n * m for n, m in zip(self.gridDim, self.blockDim)]
         return size[0] if ndim == 1 else tuple(size[:ndim])
 
-    # --- waiting ----------------------------------------------------------------------------------------------------------
+    # --- waiting --------------------------------------------------------------------------------------------
 
     def syncthreads_count(self, predicate):
         return self.scheduler.wait(BARRIER, sys._getframe(1), ("count", predicate))
@@ -108,7 +109,7 @@ class Cuda:
     def nanosleep(self, nanoseconds):
         self.scheduler.turn()
 
-    # --- warps ------------------------------------------------------------------------------------------------------------
+    # --- warps ----------------------------------------------------------------------------------------------
 
     def instruction(self, operation):
         return warp_wide(self.scheduler, operation)
@@ -119,19 +120,23 @@ class Cuda:
 
 def plain_barrier(context):
     """`cuda.syncthreads`, as a closure: kernels call it so often that a method's detours would show."""
+
     def syncthreads():
         thread = context.thread
         thread.waits, thread.frame, thread.payload = BARRIER, sys._getframe(1), None
         thread.fiber.suspend()
+
     return syncthreads
 
 
 def warp_wide(scheduler, operation):
     """What a kernel calls for an instruction of warps."""
+
     def call(*arguments, **named):
         if named:
-            arguments = (*arguments, *(named[name] for name in operation.parameters[len(arguments):]))
+            arguments = (*arguments, *(named[name] for name in operation.parameters[len(arguments) :]))
         return warp.arrive(scheduler, operation, arguments or operation.default, sys._getframe(1))
+
     return call
 
 

@@ -1,12 +1,13 @@
 """Every exception the simulator raises: one tree, so that `except SimulatorError` catches them all.
 
-The guest's mistakes (KernelBug, ThreadError) and the caller's (LaunchError) have types of their own; anything else that escapes
-from a launch is a bug of the simulator itself.
+The guest's mistakes (KernelBug, ThreadError) and the caller's (LaunchError) have types of their own; anything
+else that escapes from a launch is a bug of the simulator itself.
 """
 
 
 class SimulatorError(Exception):
-    """The root of the tree. In a notebook it shows as its message alone: the frames in between are the simulator's."""
+    """The root of the tree. In a notebook it shows as its message alone: the frames in between are the
+    simulator's."""
 
     def _render_traceback_(self):
         return [f"{type(self).__name__}: {self}"]
@@ -17,7 +18,8 @@ class LaunchError(SimulatorError, ValueError):
 
 
 class KernelBug(SimulatorError):
-    """The kernel ran and the tools found errors in it: `findings`; `report` has the rest. The message prints each error once."""
+    """The kernel ran and the tools found errors in it: `findings`; `report` has the rest. The message prints
+    each error once."""
 
     def __init__(self, report):
         self.report, self.findings = report, report.errors
@@ -29,7 +31,8 @@ class ThreadError(SimulatorError):
 
 
 class Abandoned(BaseException):
-    """Thrown into a suspended thread to unwind it when its block or launch ends early. Never leaves the engine."""
+    """Thrown into a suspended thread to unwind it when its block or launch ends early. Never leaves the
+    engine."""
 
 
 class Stuck(BaseException):

@@ -1,4 +1,6 @@
-"""The vocabulary that engine and tools share: what can happen in a launch, and what a tool may say about it."""
+"""The vocabulary that engine and tools share: what can happen in a launch, and what a tool may say about
+it."""
+
 import re
 import threading
 from dataclasses import dataclass, field, replace
@@ -9,7 +11,8 @@ from sim.errors import LaunchError
 
 Index3 = tuple[int, int, int]
 
-# An access in the log is one integer: from the lowest bit, 36 bits of address, 4 bits of log2(size in bytes), 23 of the site's number. The two highest
+# An access in the log is one integer: from the lowest bit, 36 bits of address, 4 bits of log2(size in bytes),
+# 23 of the site's number. The two highest
 # bits of an address tell the space; the two lowest bits of a site's number tell what happens there.
 ADDRESS_BITS = 36
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
@@ -20,7 +23,9 @@ SPACES = ("global", "const", "shared", "local")
 GLOBAL, CONST, SHARED, LOCAL = range(4)
 KINDS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3}
 LOAD, STORE, ATOMIC, BARRIER = range(4)
-RENEWED = 15  # in the place of log2(size): no access, but a thread's local array begins here again, and nobody has written it
+# in the place of log2(size): no access, but a thread's local array begins here again, and nobody has written
+# it
+RENEWED = 15
 
 
 def index_text(index):
@@ -42,7 +47,8 @@ class Site:
 
 
 class SiteTable:
-    """Numbers sites. One for the process, since the code of a rewritten kernel, numbers included, is made once and launched often; equal sites have one number."""
+    """Numbers sites. One for the process, since the code of a rewritten kernel, numbers included, is made
+    once and launched often; equal sites have one number."""
 
     def __init__(self):
         self.sites, self.numbers, self.lock = [], {}, threading.Lock()
@@ -52,7 +58,10 @@ class SiteTable:
             if site not in self.numbers:
                 number = len(self.sites) * 4 + KINDS[site.kind]
                 if number >> SITE_BITS:
-                    raise LaunchError(f"this process has simulated kernels with {len(self.sites):,} places in their source, and numbers no more: start a new one")
+                    raise LaunchError(
+                        f"this process has simulated kernels with {len(self.sites):,} places in their source,"
+                        " and numbers no more: start a new one"
+                    )
                 self.sites.append(site)
                 self.numbers[site] = number
             return self.numbers[site]
@@ -79,8 +88,9 @@ class Access:
 class Finding:
     """One thing a tool found: `kind` and `severity`, where, by whom, why it is wrong, and the likely fix.
 
-    `array` is the name under which the kernel's launch knows the array, `index` the element (lowest one if several are alike), `count` how many
-    further cases were merged into this one. `message` is the whole text as a person reads it; the report writes it.
+    `array` is the name under which the kernel's launch knows the array, `index` the element (lowest one if
+    several are alike), `count` how many further cases were merged into this one. `message` is the whole text
+    as a person reads it; the report writes it.
     """
 
     kind: str
@@ -93,12 +103,16 @@ class Finding:
     fix: str = ""
     count: int = 0
     message: str = field(default="", compare=False)
-    near: int = field(default=0, compare=False)  # whether the witnesses are in different blocks (0), different warps of one (1) or in one warp (2)
+    # whether the witnesses are in different blocks (0), different warps of one (1) or in one warp (2)
+    near: int = field(default=0, compare=False)
 
     @property
     def key(self):
-        """Two findings with equal keys are the same finding: kind, array, and the unordered (line, access) pairs."""
-        places = sorted({(a.site.function, a.site.line, a.what) if a.site else ("", 0, a.what) for a in self.accesses})
+        """Two findings with equal keys are the same finding: kind, array, and the unordered (line, access)
+        pairs."""
+        places = sorted(
+            {(a.site.function, a.site.line, a.what) if a.site else ("", 0, a.what) for a in self.accesses}
+        )
         return self.kind, self.array, tuple(places)
 
     def again(self, times):
@@ -107,18 +121,21 @@ class Finding:
 
 
 def alias(access, name):
-    """", here part" where the line of an access calls the array (or the tuple) otherwise than the launch does, as `part` for `arrays[0]`; else nothing."""
+    """ ", here part" where the line of an access calls the array (or the tuple) otherwise than the launch
+    does, as `part` for `arrays[0]`; else nothing."""
     site = access.site
-    here = site and re.match(r"\w+", site.source[max(site.column - site.indent, 0):])
+    here = site and re.match(r"\w+", site.source[max(site.column - site.indent, 0) :])
     return f", here {here[0]}" if here and "[" in name and here[0] != name.partition("[")[0] else ""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What the threads of one block did between two moments, in the order in which it happened, as parallel arrays of length n.
+    """What the threads of one block did between two moments, in the order in which it happened, as parallel
+    arrays of length n.
 
-    A segment is what one thread does between two moments at which its place in the order of things may change (it waited, fenced, did an atomic);
-    segments are numbered through the launch. `values` are what the stores and atomics wrote, in order.
+    A segment is what one thread does between two moments at which its place in the order of things may change
+    (it waited, fenced, did an atomic); segments are numbered through the launch. `values` are what the stores
+    and atomics wrote, in order.
     """
 
     block: Index3
@@ -129,7 +146,8 @@ class Batch:
     address: np.ndarray  # int64, bytes in the simulated address space (see sim.memory.spaces)
     size: np.ndarray  # int32, bytes
     values: list
-    renewed: np.ndarray  # (k, 2): local arrays declared (anew): how many of the accesses came before, and the address
+    # (k, 2): local arrays declared (anew): how many of the accesses came before, and the address
+    renewed: np.ndarray
 
     @property
     def kind(self):
@@ -144,7 +162,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Event:
-    """One row of a Recording: a load, store or atomic of one thread, or a barrier of a whole block (then thread, array and index are None)."""
+    """One row of a Recording: a load, store or atomic of one thread, or a barrier of a whole block (then
+    thread, array and index are None)."""
 
     kind: str  # "load", "store", "atomic", "barrier"
     block: Index3
@@ -169,8 +188,9 @@ class Home:
 class Recording:
     """What happened, in the order in which it did: a sequence of Events, kept as parallel arrays of length n.
 
-    `kind` is LOAD, STORE, ATOMIC or BARRIER; `block` counts in `blocks`, `array` in `arrays` (-1 for a barrier), `element` is the flat index within the
-    array's shape, `address` in bytes. `cut` counts events that came after the recorder was full.
+    `kind` is LOAD, STORE, ATOMIC or BARRIER; `block` counts in `blocks`, `array` in `arrays` (-1 for a
+    barrier), `element` is the flat index within the array's shape, `address` in bytes. `cut` counts events
+    that came after the recorder was full.
     """
 
     threads: Index3  # of a block
@@ -191,7 +211,11 @@ class Recording:
         return len(self.kind)
 
     def __getitem__(self, position):
-        block, epoch, site = self.blocks[self.block[position]], int(self.epoch[position]), SITES[int(self.site[position])]
+        block, epoch, site = (
+            self.blocks[self.block[position]],
+            int(self.epoch[position]),
+            SITES[int(self.site[position])],
+        )
         if self.kind[position] == BARRIER:
             return Event("barrier", block, epoch, None, site)
         home = self.arrays[self.array[position]]
@@ -218,13 +242,16 @@ class Observer:
         """The variable `name` is read, and the running thread has assigned nothing to it."""
 
     def branches(self, block: Index3, epoch: int, thread: np.ndarray, site: np.ndarray, taken: np.ndarray):
-        """What threads of one block decided at branches, in the order in which they did, as parallel int64 arrays."""
+        """What threads of one block decided at branches, in the order in which they did, as parallel int64
+        arrays."""
 
     def collective(self, name: str, block: Index3, site: int):
-        """Threads of `block` do one thing together: all of them a barrier, which is about to open, or lanes of a warp a shuffle, of which the first arrives."""
+        """Threads of `block` do one thing together: all of them a barrier, which is about to open, or lanes
+        of a warp a shuffle, of which the first arrives."""
 
     def barrier_opened(self, block: Index3, epoch: int):
-        """All threads of `block` have arrived at a barrier; `epoch` ends. Its accesses have been announced."""
+        """All threads of `block` have arrived at a barrier; `epoch` ends. Its accesses have been
+        announced."""
 
     def grid_barrier_opened(self):
         """All threads of all blocks have arrived."""
@@ -233,23 +260,28 @@ class Observer:
         """`threads` (linear indices, one warp) have met in a syncwarp; `segment` is the last one before."""
 
     def fenced(self, block: Index3, epoch: int, thread: int, segment: int, reach: str):
-        """`thread` has passed a fence that orders what it did up to `segment` before what it does next: for its "block" or for the whole "grid"."""
+        """`thread` has passed a fence that orders what it did up to `segment` before what it does next: for
+        its "block" or for the whole "grid"."""
 
     def atomic_done(self, block: Index3, epoch: int, thread: int, segment: int, address: int, wrote: bool):
-        """`thread` has done an atomic operation at `address`; a compare-and-swap that fails writes nothing."""
+        """`thread` has done an atomic operation at `address`; a compare-and-swap that fails writes
+        nothing."""
 
     def atomic_narrowed(self, access: Access, array, index: tuple[int, ...]):
-        """An atomic on an element of an integer `array` was given a floating-point value, which loses its fraction."""
+        """An atomic on an element of an integer `array` was given a floating-point value, which loses its
+        fraction."""
 
     def block_ended(self, block: Index3, epoch: int):
-        """The last thread of `block` has returned, or the block was ended early. Its accesses have been announced."""
+        """The last thread of `block` has returned, or the block was ended early. Its accesses have been
+        announced."""
 
     def launch_finished(self, context):
         """Every block has ended."""
 
 
 class EpochObserver(Observer):
-    """A tool that wants the accesses to one memory space, whole epochs of blocks at a time: override `space` and `epochs`."""
+    """A tool that wants the accesses to one memory space, whole epochs of blocks at a time: override `space`
+    and `epochs`."""
 
     space = GLOBAL
     lump = 1 << 14  # accesses at a time: long enough for numpy, short enough for the processor's cache
@@ -264,7 +296,12 @@ class EpochObserver(Observer):
     def accesses(self, batch):
         mine = batch.space == self.space
         if mine.any():
-            columns = batch.thread[mine].astype(np.int64), batch.site[mine].astype(np.int64), batch.address[mine], batch.size[mine]
+            columns = (
+                batch.thread[mine].astype(np.int64),
+                batch.site[mine].astype(np.int64),
+                batch.address[mine],
+                batch.size[mine],
+            )
             self.keep(batch.block, *columns)
 
     def keep(self, block, *columns):
@@ -282,7 +319,8 @@ class EpochObserver(Observer):
         self.hand_over()
 
     def close(self, block):
-        """The epoch is complete: its threads get numbers of their own, so that epochs can be looked at together."""
+        """The epoch is complete: its threads get numbers of their own, so that epochs can be looked at
+        together."""
         batches = self.open.pop(block, ())
         for thread, *columns in batches:
             self.closed.append((thread + self.number * self.lanes, *columns))
@@ -297,4 +335,5 @@ class EpochObserver(Observer):
         self.closed, self.number, self.held = [], 0, 0
 
     def epochs(self, lane, site, address, size):
-        """The accesses of some epochs, those of one lane in the order in which it did them; lanes of one warp are numbered from a multiple of its size."""
+        """The accesses of some epochs, those of one lane in the order in which it did them; lanes of one warp
+        are numbered from a multiple of its size."""

@@ -1,4 +1,5 @@
 """Kernels run by Python: a copy of the kernel with names of its launch, in every thread."""
+
 import builtins
 import functools
 from dataclasses import dataclass
@@ -25,12 +26,16 @@ from sim.memory.spaces import AddressSpace, bind_arguments, host_array, named_le
 from sim.retrial import Retrial
 
 BUILTINS = vars(builtins) | NUMBER_BUILTINS | {"range": operators.range_, "zip": zip_}
-NUMBERS = {PREFIX + name: getattr(operators, name) for name in [*OPERATORS.values(), *UNARY.values(), *COMPARISONS.values()]}
+NUMBERS = {
+    PREFIX + name: getattr(operators, name)
+    for name in [*OPERATORS.values(), *UNARY.values(), *COMPARISONS.values()]
+}
 
 
 @dataclass(frozen=True)
 class Threads:
-    """What every thread runs: in a `fiber` (None: nobody waits); the names of cuda that are `used`, the code objects, and notes for the report."""
+    """What every thread runs: in a `fiber` (None: nobody waits); the names of cuda that are `used`, the code
+    objects, and notes for the report."""
 
     fiber: object
     used: set
@@ -39,7 +44,8 @@ class Threads:
 
 
 class Interpreted:
-    """The engine whose threads wait as `fiber` says (Fiber, OSThread); a kernel in which nobody waits runs as plain calls."""
+    """The engine whose threads wait as `fiber` says (Fiber, OSThread); a kernel in which nobody waits runs as
+    plain calls."""
 
     def __init__(self, fiber):
         self.fiber = fiber
@@ -52,31 +58,63 @@ class Interpreted:
         with Retrial(context, threads.used, observers) as retrial:
             run(blocks, context, threads.fiber)
             more = retrial.notes(ready, run)
-        return Outcome(context.findings, context.counters, (*threads.notes, *more), threads.code, context.trace)
+        return Outcome(
+            context.findings, context.counters, (*threads.notes, *more), threads.code, context.trace
+        )
 
     def ready(self, launch, walk, observers, schedule, poison=None):
         """(context, threads, blocks) of one run of the launch, in which nothing has run yet."""
         # 1. one context for this launch, and the arguments in its memory
-        context = Context(observers, launch.spec, AddressSpace(), launch.block, schedule, launch.max_steps, poison)
+        context = Context(
+            observers, launch.spec, AddressSpace(), launch.block, schedule, launch.max_steps, poison
+        )
         values = bind(context, launch.arguments)
         # 2. a copy of the kernel whose names are this launch's
         scheduler, declarations = Scheduler(context), Declarations(context, launch.shared)
         binder = binder_of(context, Cuda(scheduler, declarations, launch.grid, launch.block))
-        kernel = binder.bind(launch.function, [(name, type_of_value(value)) for name, value in zip(launch.arguments, values)])
+        kernel = binder.bind(
+            launch.function, [(name, type_of_value(value)) for name, value in zip(launch.arguments, values)]
+        )
         declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
         scheduler.takes_turns = (binder.loops or schedule.interleaves) and bool(binder.used & YIELDING)
         context.synchronizes, context.stores = binder.synchronizes, binder.stores
         # 3. its blocks
         waits = scheduler.takes_turns or binder.used & SUSPENDING
-        notes = tuple(f"{name} has no source to number, so its operators are Python's own" for name in binder.without_source)
-        threads = Threads(self.fiber if waits else None, binder.used, tuple(copy.__code__ for copy in binder.functions.values()), notes)
-        return context, threads, walk(scheduler, kernel, values, launch.grid, launch.block, resident(launch, binder.used))
+        notes = tuple(
+            f"{name} has no source to number, so its operators are Python's own"
+            for name in binder.without_source
+        )
+        threads = Threads(
+            self.fiber if waits else None,
+            binder.used,
+            tuple(copy.__code__ for copy in binder.functions.values()),
+            notes,
+        )
+        return (
+            context,
+            threads,
+            walk(scheduler, kernel, values, launch.grid, launch.block, resident(launch, binder.used)),
+        )
 
 
 def binder_of(context, dialect):
-    given = NUMBERS | {PREFIX + name: function for name, function in accessors(context.log, context.values).items()}
-    given |= {PREFIX + "tick": context.tick, PREFIX + "branch": context.branch, PREFIX + "unassigned": context.unassigned, PREFIX + "unset": UNSET, PREFIX + "cuda": dialect}
-    modules = {"math": mathematics.math, "cmath": mathematics.cmath, "numba.cuda.libdevice": dialect.libdevice, "numba.cuda.cg": dialect.cg, "numba.cuda.fp16": dialect.fp16}
+    given = NUMBERS | {
+        PREFIX + name: function for name, function in accessors(context.log, context.values).items()
+    }
+    given |= {
+        PREFIX + "tick": context.tick,
+        PREFIX + "branch": context.branch,
+        PREFIX + "unassigned": context.unassigned,
+        PREFIX + "unset": UNSET,
+        PREFIX + "cuda": dialect,
+    }
+    modules = {
+        "math": mathematics.math,
+        "cmath": mathematics.cmath,
+        "numba.cuda.libdevice": dialect.libdevice,
+        "numba.cuda.cg": dialect.cg,
+        "numba.cuda.fp16": dialect.fp16,
+    }
     return Binder(context, dialect, modules, BUILTINS, given)
 
 
@@ -90,25 +128,33 @@ def run(grid, context, fiber):
             else:
                 grid.run(fiber)
         except Stuck:
-            if all(finding.kind != "no-progress" for finding in context.findings):  # it came between two threads
+            # it came between two threads
+            if all(finding.kind != "no-progress" for finding in context.findings):
                 grid.scheduler.stuck(context.thread, None)
     context.announce("launch_finished", context)
 
 
 def resident(launch, used):
     """How many blocks may be alive at once; a grid that synchronises must fit whole."""
-    spec, blocks, limit = launch.spec, launch.blocks, launch.spec.resident_blocks(launch.threads, launch.shared)
+    spec, blocks, limit = (
+        launch.spec,
+        launch.blocks,
+        launch.spec.resident_blocks(launch.threads, launch.shared),
+    )
     if "this_grid" in used and blocks > limit:
-        raise LaunchError(f"the kernel synchronises the whole grid, whose {blocks:,} blocks must all be resident at once\n"
-                          f"  {spec.name} holds {limit:,} blocks of this size: launch fewer and let each do more")
+        raise LaunchError(
+            f"the kernel synchronises the whole grid, whose {blocks:,} blocks must all be resident at once\n"
+            f"  {spec.name} holds {limit:,} blocks of this size: launch fewer and let each do more"
+        )
     return limit
 
 
-# --- arguments ----------------------------------------------------------------------------------------------------------------
+# --- arguments ----------------------------------------------------------------------------------------------
 
 
 def bind(context, arguments):
-    """The kernel's arguments as its threads see them: arrays checked and named, numbers as Numba types them."""
+    """The kernel's arguments as its threads see them: arrays checked and named, numbers as Numba types
+    them."""
     arrays = {}
     for name, value in named_leaves(arguments.items()):
         array = host_array(value, name)
@@ -125,8 +171,12 @@ def bound(context, name, value, arrays, places):
     if name in arrays:
         array, (allocation, offset) = arrays[name], places[name]
         return Array(context, allocation, offset, array.dtype, array.shape, array.strides, name)
-    if value is None or isinstance(value, (Enum, np.void, np.int8, np.int16, np.int32)):  # clz and popc count in the width of a narrow integer
+    # clz and popc count in the width of a narrow integer
+    if value is None or isinstance(value, (Enum, np.void, np.int8, np.int16, np.int32)):
         return value
     if isinstance(value, (int, float, complex, np.bool_, np.number)) or type(value).__module__ == "ml_dtypes":
         return operators.domain(value)
-    raise LaunchError(f"argument {name} is a {type(value).__name__}; a kernel takes numpy arrays, CPU tensors, numbers and tuples of them")
+    raise LaunchError(
+        f"argument {name} is a {type(value).__name__}; a kernel takes numpy arrays, CPU tensors, numbers and"
+        " tuples of them"
+    )

@@ -1,4 +1,5 @@
 """simulate(kernel, ...)[grid, block, stream, shared](*arguments): one launch from end to end."""
+
 import inspect
 from dataclasses import dataclass
 from math import prod
@@ -21,29 +22,49 @@ def native() -> Engine:
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("numba", "llvmlite"):
             raise
-        raise LaunchError('engine="native" compiles kernels with Numba, which is not installed\n  pip install numba, or use engine="fibers", which needs no compiler') from error
+        raise LaunchError(
+            'engine="native" compiles kernels with Numba, which is not installed\n  pip install numba, or use'
+            ' engine="fibers", which needs no compiler'
+        ) from error
     return Native()
 
 
 ENGINES = {"fibers": lambda: Interpreted(Fiber), "threads": lambda: Interpreted(OSThread), "native": native}
 
 
-def simulate(kernel, *, engine="fibers", seed=0, on_finding="raise", observers=DEFAULT, spec=DeviceSpec(), max_steps=None):
-    """Run a Numba CUDA kernel on a simulated GPU: `simulate(kernel)[grid, block, stream, shared](*arguments)` returns a Report.
+def simulate(
+    kernel,
+    *,
+    engine="fibers",
+    seed=0,
+    on_finding="raise",
+    observers=DEFAULT,
+    spec=DeviceSpec(),
+    max_steps=None,
+):
+    """Run a Numba CUDA kernel on a simulated GPU: `simulate(kernel)[grid, block, stream, shared](*arguments)`
+    returns a Report.
 
-    kernel: a `@cuda.jit` function, which stays as it is and can still be launched on a GPU, or a plain function that uses `cuda`.
-    engine: "fibers" (greenlets; the default) or "threads" (one operating-system thread per CUDA thread, one running at a time): same order, same results;
+    kernel: a `@cuda.jit` function, which stays as it is and can still be launched on a GPU, or a plain
+        function that uses `cuda`.
+    engine: "fibers" (greenlets; the default) or "threads" (one operating-system thread per CUDA thread, one
+        running at a time): same order, same results;
         or "native" (compiled for the CPU by Numba; sim/native).
     seed: the order in which threads and blocks are resumed. Equal seeds give equal runs.
-    on_finding: "raise" raises KernelBug at the end of a launch in which a tool found an error; "report" only reports. Warnings never raise.
-    observers: the tools (sim.observers), classes or instances of sim.events.Observer; () switches all off, and an access outside its array is then an IndexError.
+    on_finding: "raise" raises KernelBug at the end of a launch in which a tool found an error; "report" only
+        reports. Warnings never raise.
+    observers: the tools (sim.observers), classes or instances of sim.events.Observer; () switches all off,
+        and an access outside its array is then an IndexError.
     spec: the simulated device's limits.
-    max_steps: how often `while` loops may go round, over all threads, before one of the threads ends; by default a million times, or for 8 s.
+    max_steps: how often `while` loops may go round, over all threads, before one of the threads ends; by
+        default a million times, or for 8 s.
 
-    Arguments are numpy arrays or CPU tensors of torch (changed in place), numbers, and tuples of them. grid and block are numbers or tuples (x, y, z);
-    `stream` is accepted and ignored; `shared` is the number of bytes of dynamic shared memory.
+    Arguments are numpy arrays or CPU tensors of torch (changed in place), numbers, and tuples of them. grid
+    and block are numbers or tuples (x, y, z); `stream` is accepted and ignored; `shared` is the number of
+    bytes of dynamic shared memory.
 
-    Raises LaunchError before anything runs, KernelBug for what the tools found, ThreadError for an exception inside a thread.
+    Raises LaunchError before anything runs, KernelBug for what the tools found, ThreadError for an exception
+    inside a thread.
     """
     if python_function(kernel) is None:
         raise LaunchError(f"simulate wants a @cuda.jit kernel or a plain Python function, got {kernel!r}")
@@ -68,9 +89,17 @@ class Simulation:
 
     def __getitem__(self, configuration):
         if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
-            raise LaunchError(f"wanted [grid, block], [grid, block, stream] or [grid, block, stream, shared], got [{configuration!r}]")
+            raise LaunchError(
+                "wanted [grid, block], [grid, block, stream] or [grid, block, stream, shared], got"
+                f" [{configuration!r}]"
+            )
         grid, block, _, shared = (*configuration, 0, 0)[:4]
-        return Configured(self, dimensions("grid", grid, self.spec.max_grid), block_dimensions(block, self.spec), shared_bytes(shared, self.spec))
+        return Configured(
+            self,
+            dimensions("grid", grid, self.spec.max_grid),
+            block_dimensions(block, self.spec),
+            shared_bytes(shared, self.spec),
+        )
 
 
 @dataclass(frozen=True)
@@ -85,7 +114,18 @@ class Configured:
     def __call__(self, *arguments):
         how, launch = self.simulation, self.launch(arguments)
         outcome = ENGINES[how.engine]().run(launch)
-        report = Report(launch.function.__name__, how.engine, self.grid, self.block, how.seed, finish(outcome.findings), outcome.counters, outcome.notes, outcome.code, outcome.trace)
+        report = Report(
+            launch.function.__name__,
+            how.engine,
+            self.grid,
+            self.block,
+            how.seed,
+            finish(outcome.findings),
+            outcome.counters,
+            outcome.notes,
+            outcome.code,
+            outcome.trace,
+        )
         if how.on_finding == "raise" and report.errors:
             raise KernelBug(report)
         return report
@@ -94,10 +134,20 @@ class Configured:
         """What an engine gets."""
         how = self.simulation
         named = dict(zip(argument_names(how.function, arguments), arguments))
-        return Launch(how.function, named, self.grid, self.block, self.shared, how.observers, how.spec, how.seed, how.max_steps)
+        return Launch(
+            how.function,
+            named,
+            self.grid,
+            self.block,
+            self.shared,
+            how.observers,
+            how.spec,
+            how.seed,
+            how.max_steps,
+        )
 
 
-# --- what a launch may ask for ------------------------------------------------------------------------------------------------
+# --- what a launch may ask for ------------------------------------------------------------------------------
 
 
 def dimensions(what, value, limits):
@@ -119,13 +169,18 @@ def dimensions(what, value, limits):
 def block_dimensions(value, spec):
     block = dimensions("block", value, spec.max_block)
     if prod(block) > spec.max_threads_per_block:
-        raise LaunchError(f"a block of {' x '.join(map(str, block))} has {prod(block):,} threads; the device takes up to {spec.max_threads_per_block:,}")
+        raise LaunchError(
+            f"a block of {' x '.join(map(str, block))} has {prod(block):,} threads; the device takes up to"
+            f" {spec.max_threads_per_block:,}"
+        )
     return block
 
 
 def shared_bytes(value, spec):
     if not 0 <= value <= spec.dynamic_shared_bytes:
-        raise LaunchError(f"{value:,} bytes of dynamic shared memory; Numba can ask for 0 to {spec.dynamic_shared_bytes:,}")
+        raise LaunchError(
+            f"{value:,} bytes of dynamic shared memory; Numba can ask for 0 to {spec.dynamic_shared_bytes:,}"
+        )
     return int(value)
 
 
@@ -133,5 +188,8 @@ def argument_names(function, arguments):
     try:
         bound = inspect.signature(function).bind(*arguments)
     except TypeError as error:
-        raise LaunchError(f"{function.__name__}{inspect.signature(function)} was launched with {len(arguments)} arguments: {error}") from None
+        raise LaunchError(
+            f"{function.__name__}{inspect.signature(function)} was launched with {len(arguments)} arguments:"
+            f" {error}"
+        ) from None
     return list(bound.arguments)

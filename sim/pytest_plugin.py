@@ -1,8 +1,11 @@
-"""pytest --cuda-sim: tests that launch `@cuda.jit` kernels run without a GPU, each launch simulated and watched; a finding fails its test.
+"""pytest --cuda-sim: tests that launch `@cuda.jit` kernels run without a GPU, each launch simulated and
+watched; a finding fails its test.
 
-Nothing of the project changes: numba.cuda's host side stays Numba's, over a driver of ours (sim.host). A test that needs a real GPU is marked
-`@pytest.mark.cuda_sim(off=True)`; `engine`, `seeds`, `tools` and `allow` (kinds of findings) may be given there too, and win over the options.
+Nothing of the project changes: numba.cuda's host side stays Numba's, over a driver of ours (sim.host). A test
+that needs a real GPU is marked `@pytest.mark.cuda_sim(off=True)`; `engine`, `seeds`, `tools` and `allow`
+(kinds of findings) may be given there too, and win over the options.
 """
+
 import argparse
 import sys
 import traceback
@@ -14,17 +17,52 @@ import pytest
 
 ENGINES = ("native", "fibers", "threads")
 TOOLS = ("bounds", "races", "uninitialized", "misuse", "counters", "trace")
-MARK = "cuda_sim(off=False, engine=None, seeds=None, tools=None, allow=()): with --cuda-sim, how a test's kernels are simulated; off=True runs it without the simulator"
+MARK = (
+    "cuda_sim(off=False, engine=None, seeds=None, tools=None, allow=()): with --cuda-sim, how a test's"
+    " kernels are simulated; off=True runs it without the simulator"
+)
 
 
 def pytest_addoption(parser):
     group = parser.getgroup("cuda-sim", "numba.cuda kernels on a simulated GPU")
-    group.addoption("--cuda-sim", action="store_true", help="simulate every launch of a numba.cuda kernel; no GPU is needed, and findings fail tests")
-    group.addoption("--cuda-sim-engine", choices=ENGINES, default="native", help="native compiles kernels for the CPU, and leaves to fibers what it cannot compile")
-    group.addoption("--cuda-sim-seeds", type=numbers, default=(0,), metavar="0,1,...", help="run each launch once under each of these orders of threads")
-    group.addoption("--cuda-sim-tools", type=words(TOOLS), default=TOOLS[:4], metavar="TOOL,...", help=f"which tools watch: {', '.join(TOOLS)}; the first four by default")
-    group.addoption("--cuda-sim-allow", type=words(), default=(), metavar="KIND,...", help="kinds of findings that do not fail a test, for instance race-global")
-    group.addoption("--cuda-sim-report", type=Path, metavar="DIR", help="write the reports as HTML, a page for each test that launched a kernel")
+    group.addoption(
+        "--cuda-sim",
+        action="store_true",
+        help="simulate every launch of a numba.cuda kernel; no GPU is needed, and findings fail tests",
+    )
+    group.addoption(
+        "--cuda-sim-engine",
+        choices=ENGINES,
+        default="native",
+        help="native compiles kernels for the CPU, and leaves to fibers what it cannot compile",
+    )
+    group.addoption(
+        "--cuda-sim-seeds",
+        type=numbers,
+        default=(0,),
+        metavar="0,1,...",
+        help="run each launch once under each of these orders of threads",
+    )
+    group.addoption(
+        "--cuda-sim-tools",
+        type=words(TOOLS),
+        default=TOOLS[:4],
+        metavar="TOOL,...",
+        help=f"which tools watch: {', '.join(TOOLS)}; the first four by default",
+    )
+    group.addoption(
+        "--cuda-sim-allow",
+        type=words(),
+        default=(),
+        metavar="KIND,...",
+        help="kinds of findings that do not fail a test, for instance race-global",
+    )
+    group.addoption(
+        "--cuda-sim-report",
+        type=Path,
+        metavar="DIR",
+        help="write the reports as HTML, a page for each test that launched a kernel",
+    )
 
 
 def numbers(text):
@@ -33,11 +71,13 @@ def numbers(text):
 
 def words(known=None):
     """A list of words separated by commas, each of which must be `known`."""
+
     def parse(text):
         given = tuple(filter(None, text.split(",")))
         if unknown := set(given) - set(known or given):
             raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join(known)}")
         return given
+
     return parse
 
 
@@ -56,7 +96,11 @@ def observers_of(tools):
     """The observer classes that the names of tools stand for."""
     from sim import observers
 
-    return tuple(observer for tool in tools for observer in (observers.COUNTERS if tool == "counters" else [getattr(observers, tool.title())]))
+    return tuple(
+        observer
+        for tool in tools
+        for observer in (observers.COUNTERS if tool == "counters" else [getattr(observers, tool.title())])
+    )
 
 
 @dataclass
@@ -76,11 +120,15 @@ class Simulated:
         try:
             from sim.host import Host, Options
         except ImportError as error:
-            raise pytest.UsageError(f"--cuda-sim: {error}. It stands on numba-cuda: pip install numba-cuda[cu13]") from error
+            raise pytest.UsageError(
+                f"--cuda-sim: {error}. It stands on numba-cuda: pip install numba-cuda[cu13]"
+            ) from error
         except RuntimeError as error:
             raise pytest.UsageError(f"--cuda-sim: {error}") from error
         self.asked, self.told, self.index = options, Told(), []
-        self.options = Options(options.cuda_sim_engine, options.cuda_sim_seeds, observers_of(options.cuda_sim_tools))
+        self.options = Options(
+            options.cuda_sim_engine, options.cuda_sim_seeds, observers_of(options.cuda_sim_tools)
+        )
         self.host = Host(self.options)
         self.host.launched = self.launched
         self.host.install()
@@ -89,7 +137,8 @@ class Simulated:
         """One launch has ended."""
         if report is None:  # the kernel raised, as it says
             return
-        left = any(note.startswith("by fibers") for note in report.notes)  # what the native engine does not compile
+        # what the native engine does not compile
+        left = any(note.startswith("by fibers") for note in report.notes)
         self.told.engines["fibers" if left else report.engine] += 1
         if self.asked.cuda_sim_report:
             self.told.reports.append(report)
@@ -97,7 +146,7 @@ class Simulated:
             first, where, count = self.told.findings.get(finding.key, (finding, launched_from(), 0))
             self.told.findings[finding.key] = first, where, count + 1
 
-    # --- one test ---------------------------------------------------------------------------------------------------------
+    # --- one test -------------------------------------------------------------------------------------------
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
@@ -118,7 +167,11 @@ class Simulated:
     def pytest_runtest_makereport(self, item, call):
         report = yield
         told, allowed = self.told, {*self.asked.cuda_sim_allow, *settings_of(item)["allow"]}
-        wrong = [entry for entry in told.findings.values() if entry[0].severity == "error" and entry[0].kind not in allowed]
+        wrong = [
+            entry
+            for entry in told.findings.values()
+            if entry[0].severity == "error" and entry[0].kind not in allowed
+        ]
         if wrong and not told.failed:
             told.failed = True
             said = "\n\n".join(map(in_words, wrong))
@@ -128,7 +181,11 @@ class Simulated:
                 report.sections.pop()
         if call.when == "teardown" and (told.engines or told.findings):
             kinds = Counter(finding.kind for finding, *_ in told.findings.values())
-            report.cuda_sim = {"engines": dict(told.engines), "kinds": dict(kinds), "keys": sorted({repr(key) for key in told.findings})}
+            report.cuda_sim = {
+                "engines": dict(told.engines),
+                "kinds": dict(kinds),
+                "keys": sorted({repr(key) for key in told.findings}),
+            }
             if self.asked.cuda_sim_report:
                 report.cuda_sim["page"] = self.write_page(item.nodeid, report)
         return report
@@ -139,20 +196,33 @@ class Simulated:
 
         return write_test(self.asked.cuda_sim_report, nodeid, self.told.reports)
 
-    # --- the end ----------------------------------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------------------------
 
     def pytest_terminal_summary(self, terminalreporter):
-        told = [(report.nodeid, report.cuda_sim) for reports in terminalreporter.stats.values() for report in reports if hasattr(report, "cuda_sim")]
+        told = [
+            (report.nodeid, report.cuda_sim)
+            for reports in terminalreporter.stats.values()
+            for report in reports
+            if hasattr(report, "cuda_sim")
+        ]
         engines = sum((Counter(told["engines"]) for _, told in told), Counter())
         keys = {key for _, told in told for key in told["keys"]}
         kinds = Counter(key.split("'")[1] for key in keys)
-        found = f"{len(keys)} finding{'s' * (len(keys) != 1)}" + (f" ({', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))})" if keys else "")
-        launches = f"{engines.total():,} launches" + (f" ({', '.join(f'{n:,} {engine}' for engine, n in sorted(engines.items()))})" if engines else "")
-        terminalreporter.write_line(f"cuda-sim: {launches} in {sum(bool(told['engines']) for _, told in told):,} tests, {found}")
+        found = f"{len(keys)} finding{'s' * (len(keys) != 1)}" + (
+            f" ({', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))})" if keys else ""
+        )
+        launches = f"{engines.total():,} launches" + (
+            f" ({', '.join(f'{n:,} {engine}' for engine, n in sorted(engines.items()))})" if engines else ""
+        )
+        terminalreporter.write_line(
+            f"cuda-sim: {launches} in {sum(bool(told['engines']) for _, told in told):,} tests, {found}"
+        )
         if self.asked.cuda_sim_report and told:
             from sim.host.pages import write_index
 
-            terminalreporter.write_line(f"cuda-sim: reports in {write_index(self.asked.cuda_sim_report, told)}")
+            terminalreporter.write_line(
+                f"cuda-sim: reports in {write_index(self.asked.cuda_sim_report, told)}"
+            )
 
     def pytest_unconfigure(self):
         self.host.uninstall()
@@ -160,9 +230,15 @@ class Simulated:
 
 def settings_of(item):
     """What a test's mark asks for: {"off", "allow", "options": those of sim.host.Options}."""
-    given = {name: value for mark in reversed(list(item.iter_markers("cuda_sim"))) for name, value in mark.kwargs.items()}
+    given = {
+        name: value
+        for mark in reversed(list(item.iter_markers("cuda_sim")))
+        for name, value in mark.kwargs.items()
+    }
     if unknown := given.keys() - {"off", "engine", "seeds", "tools", "allow"}:
-        raise pytest.UsageError(f"{item.nodeid}: the mark cuda_sim knows no {', '.join(sorted(unknown))}\n  wanted: {MARK}")
+        raise pytest.UsageError(
+            f"{item.nodeid}: the mark cuda_sim knows no {', '.join(sorted(unknown))}\n  wanted: {MARK}"
+        )
     options = {name: given[name] for name in ("engine", "seeds") if given.get(name) is not None}
     if given.get("tools") is not None:
         options["observers"] = observers_of(given["tools"])

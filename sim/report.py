@@ -1,4 +1,5 @@
 """What a launch leaves behind: findings, merged and put into words, and counters."""
+
 from dataclasses import dataclass, field, replace
 
 from sim.events import index_text
@@ -11,12 +12,16 @@ from sim.viz.warp_grid import warp_grid
 
 @dataclass(frozen=True)
 class Report:
-    """The result of one simulated launch. `findings` are sorted, errors first; `counters` count what happened; `notes` say what the tools could not do.
+    """The result of one simulated launch. `findings` are sorted, errors first; `counters` count what
+    happened; `notes` say what the tools could not do.
 
-    `counters` is a plain dictionary. Always there: "threads", "blocks", "barriers" (opened, summed over blocks). By the tool Traffic: "loads", "stores", "atomics";
-    "memory" {space: {...}} and "arrays" {(space, name): {...}} with those and "load_bytes", "store_bytes", "atomic_bytes"; "together" {name: times}. By Coalescing:
-    "coalescing" {"requests", "sectors", "fewest_sectors"}. By Banks: "banks" {"shared_requests", "turns", "fewest_turns", "ways"}. By Branches: "branching" {"branches", "divergent"}. "lines" has the same numbers as
-    {(function, line): {...}}. `trace` is the Recording of the tool Trace, or None; `code` the code objects that ran, the kernel's first.
+    `counters` is a plain dictionary. Always there: "threads", "blocks", "barriers" (opened, summed over
+    blocks). By the tool Traffic: "loads", "stores", "atomics"; "memory" {space: {...}} and "arrays" {(space,
+    name): {...}} with those and "load_bytes", "store_bytes", "atomic_bytes"; "together" {name: times}. By
+    Coalescing: "coalescing" {"requests", "sectors", "fewest_sectors"}. By Banks: "banks" {"shared_requests",
+    "turns", "fewest_turns", "ways"}. By Branches: "branching" {"branches", "divergent"}. "lines" has the same
+    numbers as {(function, line): {...}}. `trace` is the Recording of the tool Trace, or None; `code` the code
+    objects that ran, the kernel's first.
     """
 
     kernel: str
@@ -36,75 +41,130 @@ class Report:
 
     @property
     def headline(self):
-        found = "no findings" if not self.findings else f"{len(self.findings)} finding{'s' * (len(self.findings) > 1)}"
-        return f"{self.kernel}[{shape_text(self.grid)}, {shape_text(self.block)}] on the {self.engine} engine: {found}"
+        found = (
+            "no findings"
+            if not self.findings
+            else f"{len(self.findings)} finding{'s' * (len(self.findings) > 1)}"
+        )
+        return (
+            f"{self.kernel}[{shape_text(self.grid)}, {shape_text(self.block)}] on the {self.engine} engine:"
+            f" {found}"
+        )
 
     def summary(self):
         """What was counted over the whole launch, and what the tools could not do, line by line."""
-        yield ", ".join(f"{name} {number:,}" for name, number in self.counters.items() if isinstance(number, int))
-        if warp_wide := {name: number for name, number in self.counters.get("together", {}).items() if name not in ("syncthreads", "grid.sync")}:
+        yield ", ".join(
+            f"{name} {number:,}" for name, number in self.counters.items() if isinstance(number, int)
+        )
+        if warp_wide := {
+            name: number
+            for name, number in self.counters.get("together", {}).items()
+            if name not in ("syncthreads", "grid.sync")
+        }:
             yield ", ".join(f"{name} {number:,}" for name, number in warp_wide.items())
         if "coalescing" in self.counters:
             total = self.counters["coalescing"]
-            yield f"global memory: {total['requests']:,} requests of warps touch {total['sectors']:,} sectors of 32 bytes; fewest possible {total['fewest_sectors']:,}"
+            yield (
+                f"global memory: {total['requests']:,} requests of warps touch {total['sectors']:,} sectors"
+                f" of 32 bytes; fewest possible {total['fewest_sectors']:,}"
+            )
         if self.counters.get("banks", {}).get("shared_requests"):
             total = self.counters["banks"]
             worst = "no bank conflict" if total["ways"] == 1 else f"worst bank conflict {total['ways']}-way"
-            yield f"shared memory: {total['shared_requests']:,} requests of warps take {total['turns']:,} turns; fewest possible {total['fewest_turns']:,}; {worst}"
+            yield (
+                f"shared memory: {total['shared_requests']:,} requests of warps take {total['turns']:,}"
+                f" turns; fewest possible {total['fewest_turns']:,}; {worst}"
+            )
         if self.counters.get("branching", {}).get("branches"):
             total = self.counters["branching"]
             yield f"branches: {total['branches']:,} of warps, {total['divergent']:,} of them divergent"
         yield from self.notes
 
     def __str__(self):
-        return "\n".join([self.headline, *(f"  {line}" for line in self.summary()), *(f"\n{finding.message}" for finding in self.findings)])
+        return "\n".join(
+            [
+                self.headline,
+                *(f"  {line}" for line in self.summary()),
+                *(f"\n{finding.message}" for finding in self.findings),
+            ]
+        )
 
     __repr__ = __str__
 
     def _repr_html_(self):
         return page(self).html
 
-    # --- things to look at ------------------------------------------------------------------------------------------------
+    # --- things to look at ----------------------------------------------------------------------------------
 
     def by_line(self):
-        """The source of the kernel, and of the device functions that it called, with each line's counters beside it."""
+        """The source of the kernel, and of the device functions that it called, with each line's counters
+        beside it."""
         return by_line(self.code, self.counters.get("lines", {}))
 
     def memory_map(self, array, block=None):
-        """Which thread touched which element of `array`, step by step; for shared memory that of `block`, or of the lowest block traced."""
+        """Which thread touched which element of `array`, step by step; for shared memory that of `block`, or
+        of the lowest block traced."""
         return memory_map(self.recording, array, block)
 
     def timeline(self, block=None):
-        """The threads of `block`, or of the lowest block traced, against time, with barriers and who waits."""
+        """The threads of `block`, or of the lowest block traced, against time, with barriers and who
+        waits."""
         return timeline(self.recording, block)
 
     def warp_grid(self, line, function=None, block=None, warp=None):
-        """The lanes that take part in the accesses on `line` (the `def` line is 1) and the banks or sectors that they ask for, request by request."""
+        """The lanes that take part in the accesses on `line` (the `def` line is 1) and the banks or sectors
+        that they ask for, request by request."""
         return warp_grid(self.recording, line, function, block, warp)
 
     @property
     def recording(self):
         """The trace, which must be there."""
         if self.trace is None:
-            raise ValueError("nothing was traced: add the tool, simulate(kernel, observers=[*DEFAULT, Trace()])")
+            raise ValueError(
+                "nothing was traced: add the tool, simulate(kernel, observers=[*DEFAULT, Trace()])"
+            )
         return self.trace
 
 
-STAGES = {"race-shared": 1, "race-global": 1, "barrier-divergence": 2, "warp-divergence": 2, "deadlock": 3, "no-progress": 3, "misuse": 4}  # causes before what may follow from them
+STAGES = {
+    "race-shared": 1,
+    "race-global": 1,
+    "barrier-divergence": 2,
+    "warp-divergence": 2,
+    "deadlock": 3,
+    "no-progress": 3,
+    "misuse": 4,
+}  # causes before what may follow from them
 
 
 def finish(findings):
-    """Findings that are alike merged into one, each with its message; errors first, then causes before consequences, then by place."""
+    """Findings that are alike merged into one, each with its message; errors first, then causes before
+    consequences, then by place."""
     groups = {}
     for finding in findings:
         groups.setdefault(finding.key, []).append(finding)
-    merged = [replace(min(group, key=rank), count=len(group) - 1 + sum(f.count for f in group)) for group in groups.values()]
-    return tuple(replace(f, message=message(f)) for f in sorted(merged, key=lambda f: (f.severity != "error", STAGES.get(f.kind, 0), f.key[2], f.kind, str(f.array))))
+    merged = [
+        replace(min(group, key=rank), count=len(group) - 1 + sum(f.count for f in group))
+        for group in groups.values()
+    ]
+    return tuple(
+        replace(f, message=message(f))
+        for f in sorted(
+            merged,
+            key=lambda f: (f.severity != "error", STAGES.get(f.kind, 0), f.key[2], f.kind, str(f.array)),
+        )
+    )
 
 
 def rank(finding):
-    """The order in which one of several equal findings is chosen to stand for all: errors first, then witnesses far from each other, then the lowest index."""
-    return finding.severity != "error", finding.near, finding.index or (), [(access.block[::-1], access.thread[::-1]) for access in finding.accesses]
+    """The order in which one of several equal findings is chosen to stand for all: errors first, then
+    witnesses far from each other, then the lowest index."""
+    return (
+        finding.severity != "error",
+        finding.near,
+        finding.index or (),
+        [(access.block[::-1], access.thread[::-1]) for access in finding.accesses],
+    )
 
 
 def message(finding):
@@ -119,18 +179,25 @@ def message(finding):
 
 
 def who(accesses):
-    """ · block 0 · thread 3, or threads 0 and 1; nothing where nobody is named."""
+    """· block 0 · thread 3, or threads 0 and 1; nothing where nobody is named."""
     if not accesses:
         return ""
     blocks = list(dict.fromkeys(index_text(access.block) for access in accesses))
     threads = list(dict.fromkeys(index_text(access.thread) for access in accesses))
-    return f" · block{'s' * (len(blocks) > 1)} {' and '.join(blocks)} · thread{'s' * (len(threads) > 1)} {' and '.join(threads)}"
+    return (
+        f" · block{'s' * (len(blocks) > 1)} {' and '.join(blocks)} · thread{'s' * (len(threads) > 1)}"
+        f" {' and '.join(threads)}"
+    )
 
 
 def witness(access):
     """(who did what, where, the source with the value) of one access."""
     thread = f"thread {index_text(access.thread)} of block {index_text(access.block)}"
-    did = f"{access.what} by {thread}" if access.what in ("read", "written", "changed") else f"{thread} {access.what}"
+    did = (
+        f"{access.what} by {thread}"
+        if access.what in ("read", "written", "changed")
+        else f"{thread} {access.what}"
+    )
     if access.site is None:
         return did, "", ""
     value = "" if access.value is None else f"   value {access.value}"

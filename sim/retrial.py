@@ -1,8 +1,11 @@
-"""A launch is run again where one run does not show enough, with its arguments as they were; at the end they are as the first run left them.
+"""A launch is run again where one run does not show enough, with its arguments as they were; at the end they
+are as the first run left them.
 
-Under other schedules, where threads act on what atomics tell them: a finding that hangs on who goes first shows in one of them. And with other bytes in memory that nobody
-has written, where a thread has read some: if nothing that the launch does hangs on them, the findings are warnings.
+Under other schedules, where threads act on what atomics tell them: a finding that hangs on who goes first
+shows in one of them. And with other bytes in memory that nobody has written, where a thread has read some: if
+nothing that the launch does hangs on them, the findings are warnings.
 """
+
 import copy
 import hashlib
 from dataclasses import replace
@@ -46,7 +49,11 @@ class Retrial:
 
     def memory(self):
         """All global arrays that can be written, with their bytes."""
-        return [(a.root, a.root.copy()) for a in self.context.space.allocations if a.space == "global" and a.writable]
+        return [
+            (a.root, a.root.copy())
+            for a in self.context.space.allocations
+            if a.space == "global" and a.writable
+        ]
 
     def __enter__(self):
         return self
@@ -55,11 +62,14 @@ class Retrial:
         self.before = []
 
     def notes(self, ready, run):
-        """Run again as far as that is wanted, with the findings for the first run's; returns what is left undecided."""
+        """Run again as far as that is wanted, with the findings for the first run's; returns what is left
+        undecided."""
         if not self.possible:
             return [undecided(0)] if self.schedules else []
         after, findings = self.memory(), self.context.findings
-        self.again = lambda observers, schedule, poison=None: self.one(ready, run, observers, schedule, poison)
+        self.again = lambda observers, schedule, poison=None: self.one(
+            ready, run, observers, schedule, poison
+        )
         try:
             notes = self.other_schedules(findings) if self.schedules else []
             if any(harmless(f) for f in findings):
@@ -71,7 +81,8 @@ class Retrial:
     def one(self, ready, run, observers, schedule, poison):
         restore(self.before)
         context, threads, grid = ready(observers, schedule, poison)
-        context.max_steps = context.max_steps and max(context.max_steps, DEFAULT_STEPS)  # threads are made to wait here
+        # threads are made to wait here
+        context.max_steps = context.max_steps and max(context.max_steps, DEFAULT_STEPS)
         context.progress()
         run(grid, context, threads.fiber)
         return context
@@ -96,13 +107,25 @@ class Retrial:
         for poison in POISONS:
             effects = Effects()
             try:
-                context = self.again([*(copy.copy(o) for o in self.observers), effects], Seeded(np.random.default_rng(0)), poison)
+                context = self.again(
+                    [*(copy.copy(o) for o in self.observers), effects],
+                    Seeded(np.random.default_rng(0)),
+                    poison,
+                )
             except SimulatorError:
                 return
             kinds = {f.kind for f in context.findings} - {"uninitialized-read"}
-            seen.add((effects.digest.digest(), *sorted(kinds), *(hashlib.blake2b(root).digest() for root, _ in self.before)))
+            seen.add(
+                (
+                    effects.digest.digest(),
+                    *sorted(kinds),
+                    *(hashlib.blake2b(root).digest() for root, _ in self.before),
+                )
+            )
         if len(seen) == 1:
-            findings[:] = [replace(f, severity="warning", reason=HARMLESS) if harmless(f) else f for f in findings]
+            findings[:] = [
+                replace(f, severity="warning", reason=HARMLESS) if harmless(f) else f for f in findings
+            ]
 
 
 def harmless(finding):
@@ -116,5 +139,12 @@ def restore(memory):
 
 
 def undecided(tried):
-    return f"threads act on what atomics tell them: judged under {tried} schedules; whether others show more is not decided" if tried else (
-        "threads act on what atomics tell them: judged under this schedule only, as the kernel prints; whether others show more is not decided")
+    return (
+        f"threads act on what atomics tell them: judged under {tried} schedules; whether others show more is"
+        " not decided"
+        if tried
+        else (
+            "threads act on what atomics tell them: judged under this schedule only, as the kernel prints;"
+            " whether others show more is not decided"
+        )
+    )

@@ -1,4 +1,5 @@
-"""The rules of the house, as `make lint` checks them: imports point down, and nothing is imported or named in vain."""
+"""The rules of the house, as `make lint` checks them: imports point down, and nothing is imported or named in
+vain."""
 
 import os
 import shutil
@@ -15,7 +16,9 @@ LINT_IMPORTS = "from importlinter.cli import lint_imports_command; lint_imports_
 def run(*command, cwd=ROOT):
     """Run this Python; its exit status and all that it said, on one line."""
     surroundings = os.environ | {"PYTHONPATH": str(cwd / "notebooks")}
-    outcome = subprocess.run([sys.executable, *command], cwd=cwd, env=surroundings, capture_output=True, text=True)
+    outcome = subprocess.run(
+        [sys.executable, *command], cwd=cwd, env=surroundings, capture_output=True, text=True
+    )
     return outcome.returncode, " ".join((outcome.stdout + outcome.stderr).split())
 
 

@@ -1,6 +1,8 @@
-"""What a lesson imports: the checks, the ledger of exercises done, the progress bar, figures, cells for a GPU."""
+"""What a lesson imports: the checks, the ledger of exercises done, the progress bar, figures, cells for a
+GPU."""
 
-# `live`, `progress` and `progress_bar` name both a module and the function in it; these lines make the function the one seen.
+# `live`, `progress` and `progress_bar` name both a module and the function in it; these lines make the
+# function the one seen.
 from course import check
 from course.figures import show_figure
 from course.live import live

@@ -1,6 +1,7 @@
 """The command line.
 
-`python notebooks/course COMMAND` first makes .venv where it must; `python -m course COMMAND` uses the Python it runs in.
+`python notebooks/course COMMAND` first makes .venv where it must; `python -m course COMMAND` uses the Python
+it runs in.
 """
 
 import sys
@@ -10,7 +11,8 @@ from types import ModuleType
 if __package__:
     from course.commands import main
 else:
-    # Run by its path, perhaps before anything is installed: the package under its name, without its __init__ and what that imports.
+    # Run by its path, perhaps before anything is installed: the package under its name, without its __init__
+    # and what that imports.
     package = ModuleType("course")
     package.__path__ = [str(Path(__file__).parent)]
     sys.modules["course"] = package

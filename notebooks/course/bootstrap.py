@@ -1,4 +1,5 @@
-"""The set-up: makes .venv and installs what constraints.txt pins. Standard library only, since it runs before anything is there."""
+"""The set-up: makes .venv and installs what constraints.txt pins. Standard library only, since it runs before
+anything is there."""
 
 from __future__ import annotations
 
@@ -16,13 +17,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST_PYTHON = (3, 11)
 
-# CUDA 13.0 is what the oldest driver of its generation reads, and what torch's own wheels bring. One version of each: choosing among a dozen takes pip half a minute.
+# CUDA 13.0 is what the oldest driver of its generation reads, and what torch's own wheels bring. One version
+# of each: choosing among a dozen takes pip half a minute.
 CUDA_13 = ("numba-cuda[cu13]", "cuda-toolkit==13.0.3.0", "cuda-bindings==13.5.0", "nvidia-nvjitlink==13.0.88")
 CUDA_12 = ("numba-cuda[cu12]", "cuda-bindings==12.9.10")
 NEWEST_12 = 9  # minor version of CUDA 12
 
-INSTALLING = ("setup", "lab", "test", "test-all")  # the commands that set up; the others say that it must be done
-PYTHON_WITH_PIP = f"import sys, pip; sys.exit(sys.version_info < {OLDEST_PYTHON})"  # fails in a .venv that was left half-made
+# the commands that set up; the others say that it must be done
+INSTALLING = ("setup", "lab", "test", "test-all")
+# fails in a .venv that was left half-made
+PYTHON_WITH_PIP = f"import sys, pip; sys.exit(sys.version_info < {OLDEST_PYTHON})"
 
 NO_VENV = """Python could not make .venv. On Debian and Ubuntu this installs the part that is missing:
   sudo apt install python3-venv
@@ -57,7 +61,10 @@ def main(arguments: list[str]) -> int:
         print(f"\nSet-up stopped. {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nSet-up interrupted. Give the same command again, and it goes on where it stopped.", file=sys.stderr)
+        print(
+            "\nSet-up interrupted. Give the same command again, and it goes on where it stopped.",
+            file=sys.stderr,
+        )
         return 130
     there = venv_python(ROOT).exists()
     if not is_set_up(ROOT):
@@ -68,18 +75,27 @@ def main(arguments: list[str]) -> int:
 
 
 def set_up(root: Path, run=None) -> None:
-    """Make root/.venv and install the course into it, keeping a .venv that works. Only a set-up that came to its end leaves a stamp."""
+    """Make root/.venv and install the course into it, keeping a .venv that works. Only a set-up that came to
+    its end leaves a stamp."""
     if sys.version_info < OLDEST_PYTHON:
         raise SetUpError(too_old())
     stamp(root).unlink(missing_ok=True)
     run = run or Logged(root / "setup.log")
-    print(f"Setting up {root / '.venv'}, once: a download of 0.5 to 4 GB (most of it torch), then about a minute. Details: setup.log", flush=True)
+    print(
+        f"Setting up {root / '.venv'}, once: a download of 0.5 to 4 GB (most of it torch), then about a"
+        " minute. Details: setup.log",
+        flush=True,
+    )
     python = str(venv_python(root))
     half_made = not Path(python).exists() or run([python, "-c", PYTHON_WITH_PIP])
     if half_made:
         must(run([sys.executable, "-m", "venv", "--clear", str(root / ".venv")]), NO_VENV)
     elif venv_version(root) not in (None, sys.version_info[:2]):
-        print(f"Kept: .venv has Python {'.'.join(map(str, venv_version(root)))}. For another one delete .venv first.", flush=True)
+        print(
+            f"Kept: .venv has Python {'.'.join(map(str, venv_version(root)))}. For another one delete .venv"
+            " first.",
+            flush=True,
+        )
     must(install(root, run, ["-e", f"{root}[course,dev]"]), NO_INSTALL)
     cuda = cuda_requirements(cuda_driver(), platform.system())
     if cuda and install(root, run, cuda):
@@ -88,8 +104,12 @@ def set_up(root: Path, run=None) -> None:
 
 
 def install(root: Path, run, what) -> int:
-    """Install requirements into root/.venv, by uv where there is one (it knows not all of pip's arguments), else or if that fails by pip; the exit status."""
-    python, rest = str(venv_python(root)), ["install", "-c", str(root / "constraints.txt"), *pip_arguments(), *what]
+    """Install requirements into root/.venv, by uv where there is one (it knows not all of pip's arguments),
+    else or if that fails by pip; the exit status."""
+    python, rest = (
+        str(venv_python(root)),
+        ["install", "-c", str(root / "constraints.txt"), *pip_arguments(), *what],
+    )
     uv = None if pip_arguments() else shutil.which("uv")
     if uv and not run([uv, "pip", *rest, "--python", python]):
         return 0
@@ -97,7 +117,8 @@ def install(root: Path, run, what) -> int:
 
 
 class Logged:
-    """Runs a command with what it says in a file, of which a terminal shows the present line; a failure shows the last ones. Returns the exit status."""
+    """Runs a command with what it says in a file, of which a terminal shows the present line; a failure shows
+    the last ones. Returns the exit status."""
 
     def __init__(self, log: Path):
         self.log = log
@@ -105,7 +126,12 @@ class Logged:
 
     def __call__(self, command: list[str]) -> int:
         width = shutil.get_terminal_size().columns - 1 if sys.stdout.isatty() else 0
-        with self.log.open("a", encoding="utf-8") as log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as child:
+        with (
+            self.log.open("a", encoding="utf-8") as log,
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            ) as child,
+        ):
             lines = [f"$ {shlex.join(command)}\n"]
             log.write(lines[0])
             for line in child.stdout:
@@ -121,9 +147,14 @@ class Logged:
 
 
 def venv_version(root: Path) -> tuple[int, int] | None:
-    """(major, minor) of the Python in root/.venv, as it was written when it was made; None where that is not known."""
+    """(major, minor) of the Python in root/.venv, as it was written when it was made; None where that is not
+    known."""
     notes = root / ".venv" / "pyvenv.cfg"
-    found = re.search(r"^version(?:_info)? *= *(\d+)\.(\d+)", notes.read_text(encoding="utf-8"), re.MULTILINE) if notes.exists() else None
+    found = (
+        re.search(r"^version(?:_info)? *= *(\d+)\.(\d+)", notes.read_text(encoding="utf-8"), re.MULTILINE)
+        if notes.exists()
+        else None
+    )
     return (int(found[1]), int(found[2])) if found else None
 
 
@@ -167,7 +198,8 @@ def pip_arguments() -> list[str]:
 
 
 def cuda_driver() -> tuple[int, int] | None:
-    """The newest CUDA version, (major, minor), that this machine's NVIDIA driver understands; None without a driver."""
+    """The newest CUDA version, (major, minor), that this machine's NVIDIA driver understands; None without a
+    driver."""
     try:
         library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     except OSError:
@@ -184,7 +216,8 @@ def cuda_requirements(driver: tuple[int, int] | None, system: str) -> tuple[str,
         return ()
     if driver is None or driver[0] != 12:
         return CUDA_13
-    return (*CUDA_12, f"cuda-toolkit==12.{min(driver[1], NEWEST_12)}.*")  # newer parts write PTX that this driver cannot read
+    # newer parts write PTX that this driver cannot read
+    return (*CUDA_12, f"cuda-toolkit==12.{min(driver[1], NEWEST_12)}.*")
 
 
 def remedy(requirements: tuple[str, ...]) -> str:
@@ -196,11 +229,15 @@ def remedy(requirements: tuple[str, ...]) -> str:
 def too_old() -> str:
     """What to tell whose Python is too old."""
     wanted, here = ".".join(map(str, OLDEST_PYTHON)), platform.python_version()
-    return f"The course needs Python {wanted} or newer; this is {here}. With a newer one: make setup PYTHON=python{wanted}"
+    return (
+        f"The course needs Python {wanted} or newer; this is {here}. With a newer one: make setup"
+        f" PYTHON=python{wanted}"
+    )
 
 
 def hand_over(command: list[str]) -> int:
-    """Become another command, where the system can; elsewhere run it and wait, leaving Ctrl-C to it. Returns its exit status."""
+    """Become another command, where the system can; elsewhere run it and wait, leaving Ctrl-C to it. Returns
+    its exit status."""
     sys.stdout.flush()
     if os.name != "nt":
         os.execv(command[0], command)

@@ -1,4 +1,5 @@
-"""Writes the notebooks of a lesson from its one source: the stubs for the learner, and the solution executed."""
+"""Writes the notebooks of a lesson from its one source: the stubs for the learner, and the solution
+executed."""
 
 import argparse
 import os
@@ -32,10 +33,15 @@ class BuildError(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    """`build [NN ...]` writes the notebooks of those lessons, or of all; `build --check` only compares. Returns the exit status."""
+    """`build [NN ...]` writes the notebooks of those lessons, or of all; `build --check` only compares.
+    Returns the exit status."""
     parser = argparse.ArgumentParser(prog="course build", description=__doc__)
     parser.add_argument("lessons", nargs="*", metavar="NN", help="numbers of lessons; all, if none is given")
-    parser.add_argument("--check", action="store_true", help="execute and write nothing; fail if a notebook is not what its source gives")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="execute and write nothing; fail if a notebook is not what its source gives",
+    )
     options = parser.parse_args(arguments)
     try:
         complaints = stale(ROOT, options.lessons) if options.check else write(ROOT, options.lessons)
@@ -46,7 +52,8 @@ def main(arguments: list[str]) -> int:
 
 
 def write(root: Path, numbers: Iterable[str] = ()) -> list[str]:
-    """Write both notebooks of each lesson: nothing of a lesson that fails. Returns no complaints: those are raised."""
+    """Write both notebooks of each lesson: nothing of a lesson that fails. Returns no complaints: those are
+    raised."""
     for source in sources(root, numbers):
         print(f"building {source.stem} ...", flush=True)
         stub, solution = read(source)
@@ -61,7 +68,8 @@ def write(root: Path, numbers: Iterable[str] = ()) -> list[str]:
 
 
 def keep(fresh: Path, compiled: Path) -> None:
-    """Replace what a lesson's kernels were compiled to (see course.ptx); no file, if the lesson compiles nothing."""
+    """Replace what a lesson's kernels were compiled to (see course.ptx); no file, if the lesson compiles
+    nothing."""
     compiled.unlink(missing_ok=True)
     if fresh.exists():
         compiled.parent.mkdir(parents=True, exist_ok=True)
@@ -77,14 +85,19 @@ def stale(root: Path, numbers: Iterable[str] = ()) -> list[str]:
         for folder, wanted, kept in (("notebooks", stub, str), ("solutions", solution, without_outputs)):
             file = root / folder / f"{source.stem}.ipynb"
             if not file.exists() or kept(file.read_text(encoding="utf-8")) != wanted:
-                found.append(f"{file.relative_to(root)} is not what {source.relative_to(root)} gives. To mend it: {mend}")
+                found.append(
+                    f"{file.relative_to(root)} is not what {source.relative_to(root)} gives. To mend it:"
+                    f" {mend}"
+                )
     return found if numbers else found + orphans(root)
 
 
 def orphans(root: Path) -> list[str]:
     """A line for each notebook that has no source."""
     notebooks = sorted([*root.glob("notebooks/*.ipynb"), *root.glob("solutions/*.ipynb")])
-    lost = [file.relative_to(root) for file in notebooks if not (root / "solutions" / f"{file.stem}.py").exists()]
+    lost = [
+        file.relative_to(root) for file in notebooks if not (root / "solutions" / f"{file.stem}.py").exists()
+    ]
     return [f"{file} has no source solutions/{file.stem}.py. To mend it: git rm {file}" for file in lost]
 
 
@@ -103,32 +116,44 @@ def number(source: Path) -> str:
 
 
 def read(source: Path) -> tuple[NotebookNode, NotebookNode]:
-    """The two notebooks of a source, not executed: with stubs, and with solutions. They differ within the marked regions only."""
+    """The two notebooks of a source, not executed: with stubs, and with solutions. They differ within the
+    marked regions only."""
     lesson = jupytext.reads(source.read_text(encoding="utf-8"), fmt="py:percent")
     return notebook(source.stem, lesson.cells, stubbed), notebook(source.stem, lesson.cells, str)
 
 
 def notebook(name: str, cells: list[NotebookNode], change) -> NotebookNode:
-    """A notebook of these cells with each code cell's text changed. A cell's id follows from the name, its place and its stub."""
+    """A notebook of these cells with each code cell's text changed. A cell's id follows from the name, its
+    place and its stub."""
     result = nbformat.v4.new_notebook(metadata=nbformat.from_dict(METADATA))
     for place, cell in enumerate(cells):
         new = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
         identity = sha256(f"{name} {place} {stubbed(cell.source)}".encode()).hexdigest()[:12]
-        kept = {key: cell.metadata[key] for key in ("tags", "jupyter") if cell.metadata.get(key)}  # jupyter: whether a cell starts folded
-        result.cells.append(new(change(cell.source) if cell.cell_type == "code" else cell.source, id=identity, metadata=kept))
+        # jupyter: whether a cell starts folded
+        kept = {key: cell.metadata[key] for key in ("tags", "jupyter") if cell.metadata.get(key)}
+        result.cells.append(
+            new(change(cell.source) if cell.cell_type == "code" else cell.source, id=identity, metadata=kept)
+        )
     return result
 
 
 def stubbed(code: str) -> str:
-    """Code with each marked solution replaced by a line that raises NotImplementedError and names the exercise."""
+    """Code with each marked solution replaced by a line that raises NotImplementedError and names the
+    exercise."""
     stub = REGION.sub(r'\1raise NotImplementedError("exercise \2")', code)
     if re.search(r"# (BEGIN|END) SOLUTION", stub):
-        raise BuildError(f"A marked solution needs both of its lines, `# BEGIN SOLUTION 1.2` and `# END SOLUTION`, in\n\n{code}")
+        raise BuildError(
+            "A marked solution needs both of its lines, `# BEGIN SOLUTION 1.2` and `# END SOLUTION`,"
+            f" in\n\n{code}"
+        )
     return stub
 
 
-def execute(lesson: NotebookNode, source: Path, going_on: bool = False, environment: dict[str, str] | None = None) -> None:
-    """Run the code cells in place, as on a machine without a GPU. Unless going on past errors, an error or a warning raises BuildError."""
+def execute(
+    lesson: NotebookNode, source: Path, going_on: bool = False, environment: dict[str, str] | None = None
+) -> None:
+    """Run the code cells in place, as on a machine without a GPU. Unless going on past errors, an error or a
+    warning raises BuildError."""
     with tempfile.TemporaryDirectory() as state:
         client = NotebookClient(
             lesson,
@@ -142,7 +167,11 @@ def execute(lesson: NotebookNode, source: Path, going_on: bool = False, environm
             resources={"metadata": {"path": str(source.parent)}},
         )
         try:
-            client.execute(env=os.environ | {"COURSE_QUIET": "1", "COURSE_STATE_DIR": state, "CUDA_VISIBLE_DEVICES": ""} | (environment or {}))
+            client.execute(
+                env=os.environ
+                | {"COURSE_QUIET": "1", "COURSE_STATE_DIR": state, "CUDA_VISIBLE_DEVICES": ""}
+                | (environment or {})
+            )
         except CellExecutionError as error:
             raise BuildError(f"{source.name}: a cell fails\n{error}") from None
     lesson.metadata = nbformat.from_dict(METADATA)
@@ -151,7 +180,8 @@ def execute(lesson: NotebookNode, source: Path, going_on: bool = False, environm
 
 
 def refuse_warnings(lesson: NotebookNode, source: Path) -> None:
-    """Raise BuildError if a cell wrote to stderr: a learner would see it too, and its text differs from run to run."""
+    """Raise BuildError if a cell wrote to stderr: a learner would see it too, and its text differs from run
+    to run."""
     for cell in lesson.cells:
         for output in cell.get("outputs", []):
             if output.get("name") == "stderr":

@@ -1,17 +1,21 @@
 """What each command of the course does, once .venv is there.
 
-  lab         open the lessons in JupyterLab (what follows is passed to it: lab --no-browser --port 8899)
-  test        check what CI checks on each push (what follows is passed to pytest: test -k merge)
-  test-all    the same with every seed, shape and architecture, as CI does each night
-  test-gpu    what needs a GPU: its tests (what follows is passed to pytest), the solutions' notebooks with their GPU cells, compare
-  compare     every kernel by every engine, and the GPU, beside a float64 reference: compare, compare flash_forward, compare --ncu --record
-  bench       on a GPU: the speed and memory of convolutional attention beside PyTorch's; bench --json kernels/data/bench.json records it
-  plots       draw the figures of the README from what bench recorded
-  setup       make .venv and install the course into it (lab and test do so where it is needed); the variable PIP_ARGS is passed to pip
-  doctor      say what is installed here, whether there is a GPU, and the remedy for every known trouble
-  build       write the notebooks from solutions/*.py: build, build 01 03, build --check
-  lint        check the rules of imports and the style
-  bench-sim   compare the simulator's speed with Numba's own simulator
+lab         open the lessons in JupyterLab (what follows is passed to it: lab --no-browser --port 8899)
+test        check what CI checks on each push (what follows is passed to pytest: test -k merge)
+test-all    the same with every seed, shape and architecture, as CI does each night
+test-gpu    what needs a GPU: its tests (what follows is passed to pytest), the solutions' notebooks with
+            their GPU cells, compare
+compare     every kernel by every engine, and the GPU, beside a float64 reference: compare, compare
+            flash_forward, compare --ncu --record
+bench       on a GPU: the speed and memory of convolutional attention beside PyTorch's; bench --json
+            kernels/data/bench.json records it
+plots       draw the figures of the README from what bench recorded
+setup       make .venv and install the course into it (lab and test do so where it is needed); the variable
+            PIP_ARGS is passed to pip
+doctor      say what is installed here, whether there is a GPU, and the remedy for every known trouble
+build       write the notebooks from solutions/*.py: build, build 01 03, build --check
+lint        check the rules of imports and the style
+bench-sim   compare the simulator's speed with Numba's own simulator
 """
 
 from __future__ import annotations
@@ -29,13 +33,18 @@ def main(arguments: list[str]) -> int:
     command, *rest = arguments or ["help"]
     if command not in COMMANDS:
         known = command in ("help", "-h", "--help")
-        print(__doc__ if known else f"There is no command {command!r}.\n\n{__doc__}", file=sys.stdout if known else sys.stderr)
+        print(
+            __doc__ if known else f"There is no command {command!r}.\n\n{__doc__}",
+            file=sys.stdout if known else sys.stderr,
+        )
         return 0 if known else 2
     if asks_for_help(arguments):
         print(help_of(command))
         return 0
-    os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # the launches of lessons and tests are small on purpose
-    os.environ.setdefault("NUMBA_CUDA_WARN_ON_IMPLICIT_COPY", "0")  # and lessons let Numba copy their arrays to the GPU and back
+    # the launches of lessons and tests are small on purpose
+    os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
+    # and lessons let Numba copy their arrays to the GPU and back
+    os.environ.setdefault("NUMBA_CUDA_WARN_ON_IMPLICIT_COPY", "0")
     return COMMANDS[command](rest)
 
 
@@ -77,7 +86,8 @@ def build(arguments: list[str]) -> int:
 
 
 def test(arguments: list[str]) -> int:
-    """One run of pytest, a process a core: the tests, the stored notebooks, the rules of imports, the freshness of what is built."""
+    """One run of pytest, a process a core: the tests, the stored notebooks, the rules of imports, the
+    freshness of what is built."""
     return run("-m", "pytest", "--numprocesses=auto", "--dist=loadfile", "--no-loadscope-reorder", *arguments)
 
 
@@ -91,7 +101,8 @@ def test_gpu(arguments: list[str]) -> int:
     from course.doctor import gpu_names
 
     counters = ["--ncu"] if gpu_names() and shutil.which("ncu") else []
-    several = "-m", "pytest", "--numprocesses=4"  # each process has a context on the GPU, which takes some hundred MB of its memory
+    # each process has a context on the GPU, which takes some hundred MB of its memory
+    several = "-m", "pytest", "--numprocesses=4"
     tests = run(*several, "--dist=worksteal", "tests", "-m", "gpu", *arguments)
     return max(tests, run(*several, "--dist=loadfile", "solutions"), compare(counters))
 
@@ -113,7 +124,9 @@ def plots(arguments: list[str]) -> int:
 
 def lint(arguments: list[str]) -> int:
     """import-linter and ruff, both even if the first finds something."""
-    imports = run("-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-logo")
+    imports = run(
+        "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-logo"
+    )
     return max(imports, run("-m", "ruff", "check"))
 
 
@@ -127,6 +140,19 @@ def run(*arguments: str) -> int:
     return subprocess.call([sys.executable, *arguments], cwd=ROOT)
 
 
-COMMANDS = {"setup": setup, "lab": lab, "doctor": doctor, "build": build, "test": test, "test-all": test_all,
-            "test-gpu": test_gpu, "compare": compare, "bench": bench, "plots": plots, "lint": lint, "bench-sim": bench_sim}
-PASSING_HELP = ("build", "compare", "bench", "bench-sim")  # these have options of their own, and a help for them
+COMMANDS = {
+    "setup": setup,
+    "lab": lab,
+    "doctor": doctor,
+    "build": build,
+    "test": test,
+    "test-all": test_all,
+    "test-gpu": test_gpu,
+    "compare": compare,
+    "bench": bench,
+    "plots": plots,
+    "lint": lint,
+    "bench-sim": bench_sim,
+}
+# these have options of their own, and a help for them
+PASSING_HELP = ("build", "compare", "bench", "bench-sim")

@@ -8,7 +8,8 @@ from course.figures import BLUE, GREEN, ORANGE
 
 @dataclass(frozen=True)
 class Lesson:
-    """One lesson. file: its notebook; minutes: what readers took who solved it from its text alone, None if nobody was timed; after: the lessons it builds on."""
+    """One lesson. file: its notebook; minutes: what readers took who solved it from its text alone, None if
+    nobody was timed; after: the lessons it builds on."""
 
     file: str
     title: str
@@ -23,30 +24,110 @@ class Lesson:
 
 PARTS = {
     "1 · Attention by hand": [
-        Lesson("01_online_softmax", "Online softmax", "a softmax that reads each number once; the merge of two halves", 45),
-        Lesson("02_flash_attention", "Flash attention", "attention tile by tile, both loop orders, every byte counted", 80, ("01",)),
+        Lesson(
+            "01_online_softmax",
+            "Online softmax",
+            "a softmax that reads each number once; the merge of two halves",
+            45,
+        ),
+        Lesson(
+            "02_flash_attention",
+            "Flash attention",
+            "attention tile by tile, both loop orders, every byte counted",
+            80,
+            ("01",),
+        ),
     ],
     "2 · A GPU out of Python threads": [
-        Lesson("03_threads_and_blocks", "Threads and blocks", "your own CUDA simulator in forty lines; block sum; tiled matmul", 90),
-        Lesson("04_what_can_go_wrong", "What can go wrong", "nine kernels, nine bugs: guess, run, mend", 70, ("03",)),
-        Lesson("05_flash_kernel", "The flash kernel", "the kernel of lesson 02, thread by thread", 85, ("02", "03")),
+        Lesson(
+            "03_threads_and_blocks",
+            "Threads and blocks",
+            "your own CUDA simulator in forty lines; block sum; tiled matmul",
+            90,
+        ),
+        Lesson(
+            "04_what_can_go_wrong",
+            "What can go wrong",
+            "nine kernels, nine bugs: guess, run, mend",
+            70,
+            ("03",),
+        ),
+        Lesson(
+            "05_flash_kernel",
+            "The flash kernel",
+            "the kernel of lesson 02, thread by thread",
+            85,
+            ("02", "03"),
+        ),
         Lesson("06_warps", "Warps", "shuffles, votes, one warp per query row", 60, ("01", "04")),
     ],
     "3 · The real thing": [
-        Lesson("07_numba", "Numba", "the same kernels compiled: types, PTX read aloud, launches, streams", 70, ("05", "06")),
-        Lesson("08_memory", "Memory", "sectors, banks, occupancy: predicted, counted, measured; a roofline", 90, ("07",)),
+        Lesson(
+            "07_numba",
+            "Numba",
+            "the same kernels compiled: types, PTX read aloud, launches, streams",
+            70,
+            ("05", "06"),
+        ),
+        Lesson(
+            "08_memory",
+            "Memory",
+            "sectors, banks, occupancy: predicted, counted, measured; a roofline",
+            90,
+            ("07",),
+        ),
     ],
     "4 · Convolutional attention": [
-        Lesson("09_conv_attention", "Convolutional attention", "two masks and a convolution; a test that finds leaks", 80, ("02",)),
-        Lesson("10_overlapping_tiles", "Overlapping tiles", "halos; the forward pass tile by tile", 100, ("09", "04")),
-        Lesson("11_conv_forward", "The forward kernel", "a tile for a block: scores, convolution, statistics, output", 135, ("10", "08")),
-        Lesson("12_conv_gradients", "Gradients by hand", "the backward pass on paper; gradcheck", 90, ("09",)),
-        Lesson("13_conv_backward", "The backward kernels", "two kernels, atomics, and the reproducible way", 120, ("12", "10")),
-        Lesson("14_decoding", "Decoding", "one token at a time: a cache, split keys, your own merge", 80, ("10",)),
-        Lesson("15_training", "Training", "your layer in a small transformer that finds the block; without taps it hardly does", None, ("13",)),
+        Lesson(
+            "09_conv_attention",
+            "Convolutional attention",
+            "two masks and a convolution; a test that finds leaks",
+            80,
+            ("02",),
+        ),
+        Lesson(
+            "10_overlapping_tiles",
+            "Overlapping tiles",
+            "halos; the forward pass tile by tile",
+            100,
+            ("09", "04"),
+        ),
+        Lesson(
+            "11_conv_forward",
+            "The forward kernel",
+            "a tile for a block: scores, convolution, statistics, output",
+            135,
+            ("10", "08"),
+        ),
+        Lesson(
+            "12_conv_gradients", "Gradients by hand", "the backward pass on paper; gradcheck", 90, ("09",)
+        ),
+        Lesson(
+            "13_conv_backward",
+            "The backward kernels",
+            "two kernels, atomics, and the reproducible way",
+            120,
+            ("12", "10"),
+        ),
+        Lesson(
+            "14_decoding", "Decoding", "one token at a time: a cache, split keys, your own merge", 80, ("10",)
+        ),
+        Lesson(
+            "15_training",
+            "Training",
+            "your layer in a small transformer that finds the block; without taps it hardly does",
+            None,
+            ("13",),
+        ),
     ],
     "6 · Beyond": [
-        Lesson("23_many_gpus", "Many GPUs", "a sequence over many machines: halos, a ring, balanced stretches; four processes on your laptop", 75, ("10",)),
+        Lesson(
+            "23_many_gpus",
+            "Many GPUs",
+            "a sequence over many machines: halos, a ring, balanced stretches; four processes on your laptop",
+            75,
+            ("10",),
+        )
     ],
 }
 LESSONS = {lesson.number: lesson for lessons in PARTS.values() for lesson in lessons}
@@ -76,7 +157,10 @@ def contents():
             exercises = [check.number for check in checks[lesson.number].values()]
             count = f"{sum(number in ticked for number in exercises)} of {len(exercises)}"
             head = f"**{part}**" if lesson is found[0] else ""
-            rows.append(f"| {head} | [{lesson.number} {lesson.title}]({lesson.file}.ipynb) | {lesson.builds} | {lesson.minutes or '?'} | {count} |")
+            rows.append(
+                f"| {head} | [{lesson.number} {lesson.title}]({lesson.file}.ipynb) | {lesson.builds} |"
+                f" {lesson.minutes or '?'} | {count} |"
+            )
     return "\n".join(rows)
 
 
@@ -94,21 +178,45 @@ def draw_map():
     colours = {"attention only": GREEN, "the simulator only": ORANGE, "everything": BLUE}
     boxes = {}
     for number, lesson in LESSONS.items():
-        way = next(way for way in ("attention only", "the simulator only", "everything") if number in WAYS[way])
-        box = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": colours[way], "linewidth": 2.5}
+        way = next(
+            way for way in ("attention only", "the simulator only", "everything") if number in WAYS[way]
+        )
+        box = {
+            "boxstyle": "round,pad=0.35",
+            "facecolor": "white",
+            "edgecolor": colours[way],
+            "linewidth": 2.5,
+        }
         words = f"{number}\n{fill(lesson.title, 13)}"
-        boxes[number] = axes.text(*PLACES[number], words, ha="center", va="center", fontsize=11, bbox=box).get_bbox_patch()
+        boxes[number] = axes.text(
+            *PLACES[number], words, ha="center", va="center", fontsize=11, bbox=box
+        ).get_bbox_patch()
     for place, (way, colour) in enumerate(colours.items()):
         axes.text(0.2 + 1.6 * place, -3.25, f"■ {way}", color=colour, fontsize=12, weight="bold")
     figure.canvas.draw()  # now the boxes have their sizes, and arrows can end at them
     for number, lesson in LESSONS.items():
         for before in lesson.after:
             ends = {"patchA": boxes[before], "patchB": boxes[number], "shrinkA": 2, "shrinkB": 2}
-            axes.annotate("", xy=PLACES[number], xytext=PLACES[before], arrowprops={"arrowstyle": "-|>", "color": "grey", "linewidth": 1.4, **ends})
+            axes.annotate(
+                "",
+                xy=PLACES[number],
+                xytext=PLACES[before],
+                arrowprops={"arrowstyle": "-|>", "color": "grey", "linewidth": 1.4, **ends},
+            )
     return figure
 
 
 def map_in_words():
     """What draw_map shows, for those who cannot see it."""
-    stands = (f"{lesson.number} builds on {' and '.join(lesson.after)}" if lesson.after else f"{lesson.number} needs none" for lesson in LESSONS.values())
-    return f"the lessons as boxes, with arrows: {'; '.join(stands)}. Green: attention only. Orange: the simulator only. Blue: everything else."
+    stands = (
+        (
+            f"{lesson.number} builds on {' and '.join(lesson.after)}"
+            if lesson.after
+            else f"{lesson.number} needs none"
+        )
+        for lesson in LESSONS.values()
+    )
+    return (
+        f"the lessons as boxes, with arrows: {'; '.join(stands)}. Green: attention only. Orange: the"
+        " simulator only. Blue: everything else."
+    )

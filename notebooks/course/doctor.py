@@ -1,4 +1,5 @@
-"""The doctor: what is installed here, whether there is a GPU, and for every known trouble the remedy. Standard library only."""
+"""The doctor: what is installed here, whether there is a GPU, and for every known trouble the remedy.
+Standard library only."""
 
 import ctypes
 import os
@@ -13,9 +14,11 @@ from course.bootstrap import OLDEST_PYTHON, cuda_driver, cuda_requirements, reme
 
 SHOWN = ("numpy", "torch", "numba", "numba-cuda")
 NO_GPU = "no GPU: every lesson runs in the simulator"
-# The parts that turn a kernel into PTX, by generation: their version is the newest CUDA that a driver must understand.
+# The parts that turn a kernel into PTX, by generation: their version is the newest CUDA that a driver must
+# understand.
 PTX_WRITERS = ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12")
-# Each import is tried in a process of its own, since a broken package may even crash; what it prints is a fact.
+# Each import is tried in a process of its own, since a broken package may even crash; what it prints is a
+# fact.
 IMPORTS = {
     "simulator": "import numpy, greenlet, ml_dtypes, sim",
     "torch": "import torch; print(torch.version.cuda or '')",
@@ -31,7 +34,8 @@ class Facts:
     python: tuple[int, ...] = (3, 11, 0)
     system: str = "Linux"
     versions: dict[str, str] = field(default_factory=dict)  # package: version, of those installed
-    broken: dict[str, str] = field(default_factory=dict)  # a name in IMPORTS: the last line of what its import said
+    # a name in IMPORTS: the last line of what its import said
+    broken: dict[str, str] = field(default_factory=dict)
     driver: tuple[int, int] | None = None  # the newest CUDA that the driver understands
     gpus: tuple[str, ...] = ()
     torch_cuda: tuple[int, int] | None = None  # the CUDA that torch was built for
@@ -58,7 +62,10 @@ def main() -> int:
 
 def report(facts: Facts, troubles: list[Trouble]) -> list[str]:
     """The lines that the doctor prints."""
-    rows = {"Python": ".".join(map(str, facts.python)), **{name: facts.versions.get(name, "not installed") for name in SHOWN}}
+    rows = {
+        "Python": ".".join(map(str, facts.python)),
+        **{name: facts.versions.get(name, "not installed") for name in SHOWN},
+    }
     if facts.driver:
         rows["driver"] = f"understands CUDA {dotted(facts.driver)}"
     rows["GPU"] = ", ".join(facts.gpus) or NO_GPU
@@ -74,7 +81,9 @@ def verdict(facts: Facts, troubles: list[Trouble]) -> str:
     """The doctor's last line."""
     if any(trouble.stops for trouble in troubles):
         return "No lesson can run before this is mended."
-    return "Ready: every lesson runs in the simulator" + (", and on the GPU." if facts.gpus and not troubles else ".")
+    return "Ready: every lesson runs in the simulator" + (
+        ", and on the GPU." if facts.gpus and not troubles else "."
+    )
 
 
 def diagnose(facts: Facts) -> list[Trouble]:
@@ -87,7 +96,11 @@ def lesson_troubles(facts: Facts):
     if facts.python < OLDEST_PYTHON:
         yield Trouble("Python is too old.", too_old(), stops=True)
     if "simulator" in facts.broken:
-        yield Trouble(f"The simulator cannot be imported: {facts.broken['simulator']}", "make setup PIP_ARGS=--force-reinstall", stops=True)
+        yield Trouble(
+            f"The simulator cannot be imported: {facts.broken['simulator']}",
+            "make setup PIP_ARGS=--force-reinstall",
+            stops=True,
+        )
     if "torch" in facts.broken:
         yield Trouble(f"torch cannot be imported: {facts.broken['torch']}", remedy(("torch",)), stops=True)
 
@@ -96,10 +109,14 @@ def gpu_troubles(facts: Facts):
     """What stops kernels from being compiled or run on a GPU; the simulator needs none of it."""
     yield from numba_cuda_troubles(facts)
     if facts.gpus and facts.torch_cuda is None and "torch" not in facts.broken:
-        yield Trouble("There is a GPU, but this torch was built without CUDA.", "delete .venv, then make setup without PIP_ARGS")
+        yield Trouble(
+            "There is a GPU, but this torch was built without CUDA.",
+            "delete .venv, then make setup without PIP_ARGS",
+        )
     if facts.gpus and facts.driver and facts.torch_cuda and facts.torch_cuda[0] > facts.driver[0]:
         yield Trouble(
-            f"The driver understands CUDA {dotted(facts.driver)}; this torch was built for {dotted(facts.torch_cuda)} and sees no GPU.",
+            f"The driver understands CUDA {dotted(facts.driver)}; this torch was built for"
+            f" {dotted(facts.torch_cuda)} and sees no GPU.",
             "update the NVIDIA driver; or delete .venv and give PIP_ARGS the index of a torch built for "
             f"CUDA {facts.driver[0]} (CONTRIBUTING.md shows how)",
         )
@@ -111,7 +128,10 @@ def numba_cuda_troubles(facts: Facts):
     numpy = number(facts.versions.get("numpy", ""))
     if not parts:
         where = platform_name(facts.system)
-        yield Trouble(f"There is no numba-cuda for {where}.", "none is needed in the simulator; a GPU needs Linux or Windows")
+        yield Trouble(
+            f"There is no numba-cuda for {where}.",
+            "none is needed in the simulator; a GPU needs Linux or Windows",
+        )
     elif "numba-cuda" not in facts.versions:
         yield Trouble("numba-cuda is not installed: kernels cannot run on a GPU.", remedy(parts))
     elif numpy and numpy >= (2, 5):
@@ -119,12 +139,13 @@ def numba_cuda_troubles(facts: Facts):
     elif "numba.cuda" in facts.broken:
         yield Trouble(
             f"numba-cuda cannot be imported: {facts.broken['numba.cuda']}",
-            f"{venv_python(Path())} -m pip uninstall numba-cuda; numba has a numba.cuda of its own, enough for the simulator",
+            f"{venv_python(Path())} -m pip uninstall numba-cuda; numba has a numba.cuda of its own, enough"
+            " for the simulator",
         )
     elif facts.driver and facts.ptx and facts.ptx > facts.driver:
         yield Trouble(
-            f"The driver is too old for the PTX version: it understands CUDA {dotted(facts.driver)}, kernels are compiled for "
-            f"{dotted(facts.ptx)}.",
+            f"The driver is too old for the PTX version: it understands CUDA {dotted(facts.driver)}, kernels"
+            f" are compiled for {dotted(facts.ptx)}.",
             f"update the NVIDIA driver, or: {remedy(parts)}",
         )
 
@@ -147,7 +168,8 @@ def examine() -> Facts:
 
 
 def try_imports() -> tuple[dict[str, str], dict[str, str]]:
-    """Try all IMPORTS at once; what each that worked printed, and the last line that each that failed said."""
+    """Try all IMPORTS at once; what each that worked printed, and the last line that each that failed
+    said."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     tries = {name: subprocess.Popen([sys.executable, "-c", code], **pipes) for name, code in IMPORTS.items()}
     said, broken = {}, {}
@@ -176,7 +198,9 @@ def gpu_names() -> tuple[str, ...]:
     count, name = ctypes.c_int(0), ctypes.create_string_buffer(256)
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return ()
-    return tuple(name.value.decode() for i in range(count.value) if driver.cuDeviceGetName(name, len(name), i) == 0)
+    return tuple(
+        name.value.decode() for i in range(count.value) if driver.cuDeviceGetName(name, len(name), i) == 0
+    )
 
 
 def number(version: str) -> tuple[int, int] | None:

@@ -1,11 +1,14 @@
-"""Find the block: a task on which attention needs two keys at once, a small transformer with or without convolution, and its training.
+"""Find the block: a task on which attention needs two keys at once, a small transformer with or without
+convolution, and its training.
 
-A text of blocks of letters, then a question of a few letters; the answer is the one block that holds them all:
+A text of blocks of letters, then a question of a few letters; the answer is the one block that holds them
+all:
 
     x q b . m d s . a q k . # k q → a q k          three letters a block, two asked for
 
-Every letter asked for may stand in other blocks too, but all of them together in the answer alone: a query that looks for one letter finds the wrong
-blocks as well. The idea of the task is that of Golovneva et al. 2025, arXiv 2504.00927, section 4.1; texts, sizes and training here are our own.
+Every letter asked for may stand in other blocks too, but all of them together in the answer alone: a query
+that looks for one letter finds the wrong blocks as well. The idea of the task is that of Golovneva et al.
+2025, arXiv 2504.00927, section 4.1; texts, sizes and training here are our own.
 """
 
 import os
@@ -19,12 +22,13 @@ from torch.nn.functional import cross_entropy, pad
 
 from kernels import FusedAttention
 
-# The task ---------------------------------------------------------------------------------------------------------
+# The task ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Task:
-    """How large the texts are. Tokens are 0 to letters - 1, then the end of a block, then the mark before the question."""
+    """How large the texts are. Tokens are 0 to letters - 1, then the end of a block, then the mark before the
+    question."""
 
     blocks: int = 5
     size: int = 3  # letters in a block, all different
@@ -41,7 +45,8 @@ class Task:
         return self.blocks * (self.size + 1) + 1 + self.asked + self.size
 
     def draw(self, count, generator):
-        """`count` texts, (count, length) int64, on the generator's device; equal generators draw equal texts."""
+        """`count` texts, (count, length) int64, on the generator's device; equal generators draw equal
+        texts."""
         random = dict(generator=generator, device=generator.device)
         rows = torch.arange(count, device=generator.device)
         # 1. letters drawn by lot, the answer among them, and from it the question
@@ -59,12 +64,12 @@ class Task:
 
     def spell(self, text):
         """A text (length,) as people read it."""
-        alphabet = "abcdefghijklmnopqrstuvwxyz"[:self.letters] + ".#"
+        alphabet = "abcdefghijklmnopqrstuvwxyz"[: self.letters] + ".#"
         tokens = [alphabet[token] for token in text.tolist()]
-        return " ".join(tokens[:-self.size]) + " → " + " ".join(tokens[-self.size:])
+        return " ".join(tokens[: -self.size]) + " → " + " ".join(tokens[-self.size :])
 
 
-# The model --------------------------------------------------------------------------------------------------------
+# The model --------------------------------------------------------------------------------------------------
 
 
 class OrdinaryAttention(FusedAttention):
@@ -79,7 +84,11 @@ class Layer(nn.Module):
 
     def __init__(self, attention, width):
         super().__init__()
-        self.attention, self.before_attention, self.before_maps = attention, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.before_attention, self.before_maps = (
+            attention,
+            nn.LayerNorm(width),
+            nn.LayerNorm(width),
+        )
         self.maps = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x):
@@ -88,9 +97,11 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Logits for the token after each token of a text; each layer's attention is made by `attention(width, heads)`.
+    """Logits for the token after each token of a text; each layer's attention is made by `attention(width,
+    heads)`.
 
-    For instance `OrdinaryAttention`, `functools.partial(ConvAttention, kernel_size=(2, 5))`, or a class of your own: x (B, N, E) in and out.
+    For instance `OrdinaryAttention`, `functools.partial(ConvAttention, kernel_size=(2, 5))`, or a class of
+    your own: x (B, N, E) in and out.
     """
 
     def __init__(self, task, attention, width=64, heads=2, layers=2):
@@ -101,31 +112,35 @@ class Transformer(nn.Module):
 
     def forward(self, text):
         """text: (B, N), N < task.length; returns (B, N, vocabulary)."""
-        return self.logits(self.last_norm(self.layers(self.letters(text) + self.places.weight[:text.shape[1]])))
+        return self.logits(
+            self.last_norm(self.layers(self.letters(text) + self.places.weight[: text.shape[1]]))
+        )
 
 
 def answer_logits(model, task, text):
     """The logits (B, size, vocabulary) for the letters of the answer, each given those before it."""
-    return model(text[:, :-1])[:, -task.size:]
+    return model(text[:, :-1])[:, -task.size :]
 
 
 @torch.no_grad()
 def share_wrong(model, task, texts=2048, seed=10**6, batch=256):
-    """The share, 0 to 1, of fresh texts whose answer has any wrong letter. A right answer is also what the model writes letter by letter."""
+    """The share, 0 to 1, of fresh texts whose answer has any wrong letter. A right answer is also what the
+    model writes letter by letter."""
     generator = torch.Generator(model.logits.weight.device).manual_seed(seed)
     wrong = 0
     for _ in range(texts // batch):
         text = task.draw(batch, generator)
-        wrong += (answer_logits(model, task, text).argmax(-1) != text[:, -task.size:]).any(1).sum().item()
+        wrong += (answer_logits(model, task, text).argmax(-1) != text[:, -task.size :]).any(1).sum().item()
     return wrong / (texts // batch * batch)
 
 
-# Training ---------------------------------------------------------------------------------------------------------
+# Training ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how to train. The taps, few and at first the identity, move tap_factor times as fast as the rest."""
+    """How long and how to train. The taps, few and at first the identity, move tap_factor times as fast as
+    the rest."""
 
     steps: int = 600
     batch: int = 64
@@ -136,18 +151,23 @@ class Plan:
 
     def rate_at(self, step):
         """The learning rate of a step: up in a straight line, level, down in a straight line."""
-        return self.rate * min(1.0, (step + 1) / self.warm_up, (self.steps - step) / (self.cool_down * self.steps))
+        return self.rate * min(
+            1.0, (step + 1) / self.warm_up, (self.steps - step) / (self.cool_down * self.steps)
+        )
 
 
 class Training:
-    """A model in training: everything that the next step hangs on, so that it can be stored and taken up again."""
+    """A model in training: everything that the next step hangs on, so that it can be stored and taken up
+    again."""
 
     def __init__(self, model, task, plan, seed):
         self.model, self.task, self.plan = model, task, plan
         self.generator = torch.Generator(model.logits.weight.device).manual_seed(seed)
         taps = [parameter for name, parameter in model.named_parameters() if name.endswith("taps")]
         rest = [parameter for name, parameter in model.named_parameters() if not name.endswith("taps")]
-        self.optimizer = torch.optim.AdamW([{"params": rest}, {"params": taps}], betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            [{"params": rest}, {"params": taps}], betas=(0.9, 0.98), weight_decay=0.01, fused=True
+        )
         self.losses = []  # of each step, tensors on the model's device: reading one waits for the GPU
 
     @property
@@ -155,13 +175,14 @@ class Training:
         return len(self.losses)
 
     def step(self):
-        """One batch of fresh texts, one step downhill; returns the mean cross-entropy of the answers' letters, a tensor."""
+        """One batch of fresh texts, one step downhill; returns the mean cross-entropy of the answers'
+        letters, a tensor."""
         rate = self.plan.rate_at(self.steps_done)
         for group, factor in zip(self.optimizer.param_groups, (1.0, self.plan.tap_factor), strict=True):
             group["lr"] = rate * factor
         text = self.task.draw(self.plan.batch, self.generator)
         logits = answer_logits(self.model, self.task, text)
-        loss = cross_entropy(logits.flatten(0, 1), text[:, -self.task.size:].flatten())
+        loss = cross_entropy(logits.flatten(0, 1), text[:, -self.task.size :].flatten())
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -170,7 +191,8 @@ class Training:
         return self.losses[-1]
 
     def run(self, checkpoint=None, every=200):
-        """Take the steps that are left, yielding the number done after each; with a path, store a checkpoint every so often and at the end."""
+        """Take the steps that are left, yielding the number done after each; with a path, store a checkpoint
+        every so often and at the end."""
         while self.steps_done < self.plan.steps:
             self.step()
             if checkpoint and (self.steps_done % every == 0 or self.steps_done == self.plan.steps):
@@ -178,7 +200,8 @@ class Training:
             yield self.steps_done
 
     def save(self, path):
-        """Write a checkpoint in one step: at any moment `path` is the old file or the new one, never half of one."""
+        """Write a checkpoint in one step: at any moment `path` is the old file or the new one, never half of
+        one."""
         path = Path(path)
         descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".draft")
         try:
@@ -194,19 +217,27 @@ class Training:
     def state(self):
         losses = torch.stack(self.losses).cpu() if self.losses else torch.empty(0)
         return {
-            "task": asdict(self.task), "plan": asdict(self.plan), "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-            "generator": self.generator.get_state(), "losses": losses,
+            "task": asdict(self.task),
+            "plan": asdict(self.plan),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "losses": losses,
         }
 
     def resume(self, path):
-        """Go on from a checkpoint of the same task and plan: the next steps are those that would have followed, bit for bit on a CPU.
+        """Go on from a checkpoint of the same task and plan: the next steps are those that would have
+        followed, bit for bit on a CPU.
 
         Raises ValueError if the checkpoint is of another task or plan.
         """
         state = torch.load(path, map_location=self.model.logits.weight.device, weights_only=True)
         for name, ours in {"task": asdict(self.task), "plan": asdict(self.plan)}.items():
             if state[name] != ours:
-                raise ValueError(f"checkpoint {path} is of the {name} {state[name]}; wanted {ours}: delete it to start afresh")
+                raise ValueError(
+                    f"checkpoint {path} is of the {name} {state[name]}; wanted {ours}: delete it to start"
+                    " afresh"
+                )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"].cpu())

@@ -1,4 +1,5 @@
-"""Opens the lessons: the doctor first, then copies that belong to the learner, then JupyterLab at the contents page, 00_start_here."""
+"""Opens the lessons: the doctor first, then copies that belong to the learner, then JupyterLab at the
+contents page, 00_start_here."""
 
 import json
 import os
@@ -14,11 +15,21 @@ RECORD = ".as_copied.json"  # which published text each copy was made from
 
 
 def main(jupyter_arguments: list[str]) -> int:
-    """Start JupyterLab on the learner's copies; its exit status, or 1 if something is missing that every lesson needs."""
+    """Start JupyterLab on the learner's copies; its exit status, or 1 if something is missing that every
+    lesson needs."""
     if doctor.main():
         return 1
     print(*copy_lessons(ROOT / "notebooks", COPIES), sep="\n")
-    return hand_over([sys.executable, "-m", "jupyterlab", *start_options(COPIES), *as_root(jupyter_arguments), *jupyter_arguments])
+    return hand_over(
+        [
+            sys.executable,
+            "-m",
+            "jupyterlab",
+            *start_options(COPIES),
+            *as_root(jupyter_arguments),
+            *jupyter_arguments,
+        ]
+    )
 
 
 def as_root(given: list[str]) -> list[str]:
@@ -41,7 +52,10 @@ def copy_lessons(published: Path, copies: Path) -> list[str]:
     copies.mkdir(exist_ok=True)
     record_file = copies / RECORD
     record = json.loads(record_file.read_text(encoding="utf-8")) if record_file.exists() else {}
-    lines = ["", f"Your lessons are in {copies.name}/: write in them as you like, nothing here ever overwrites them."]
+    lines = [
+        "",
+        f"Your lessons are in {copies.name}/: write in them as you like, nothing here ever overwrites them.",
+    ]
     for lesson in sorted(published.glob("[0-9]*.ipynb")):
         content = lesson.read_bytes()
         lines.append("  " + copy_lesson(copies / lesson.name, content, record))
@@ -50,7 +64,8 @@ def copy_lessons(published: Path, copies: Path) -> list[str]:
 
 
 def copy_lesson(copy: Path, content: bytes, record: dict[str, str]) -> str:
-    """Write content to copy unless that file exists, and note in record what it was made from; returns what to tell."""
+    """Write content to copy unless that file exists, and note in record what it was made from; returns what
+    to tell."""
     now = sha256(content).hexdigest()
     try:
         with copy.open("xb") as file:
@@ -58,6 +73,9 @@ def copy_lesson(copy: Path, content: bytes, record: dict[str, str]) -> str:
     except FileExistsError:
         if record.get(copy.name, now) == now:
             return f"{copy.name}: yours, kept"
-        return f"{copy.name}: yours, kept. The published lesson has changed since; to get it, rename your file and start again"
+        return (
+            f"{copy.name}: yours, kept. The published lesson has changed since; to get it, rename your file"
+            " and start again"
+        )
     record[copy.name] = now
     return f"{copy.name}: new"

@@ -1,4 +1,5 @@
-"""Cells that only a GPU can run: run where there is one, and elsewhere shown as they were recorded, with the date."""
+"""Cells that only a GPU can run: run where there is one, and elsewhere shown as they were recorded, with the
+date."""
 
 import functools
 import json
@@ -8,7 +9,8 @@ RECORD = Path(__file__).parent / "recorded" / "live.json"
 
 
 def live(cell):
-    """Run a cell, a function without arguments, at once if there is a GPU; else print what it printed on ours. For use as a decorator."""
+    """Run a cell, a function without arguments, at once if there is a GPU; else print what it printed on
+    ours. For use as a decorator."""
     import torch  # here, as lessons 03 to 06 can do without
 
     if torch.cuda.is_available():
@@ -19,5 +21,6 @@ def live(cell):
 
 @functools.cache
 def recorded():
-    """{"source": "Recorded on an NVIDIA H200, ...", "cells": {a cell's function: what it printed}}; tests/bench/record_live.py writes it."""
+    """{"source": "Recorded on an NVIDIA H200, ...", "cells": {a cell's function: what it printed}};
+    tests/bench/record_live.py writes it."""
     return json.loads(RECORD.read_text(encoding="utf-8"))

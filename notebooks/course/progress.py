@@ -18,7 +18,8 @@ def progress():
 def done():
     """{"1.2": "2026-11-21", ...}: the exercises ticked, with the day of the first tick.
 
-    A file that cannot be understood is set aside under a new name, with a message, and the ledger starts afresh.
+    A file that cannot be understood is set aside under a new name, with a message, and the ledger starts
+    afresh.
     """
     path = ledger_path()
     try:
@@ -34,7 +35,8 @@ def done():
 
 
 def tick(number):
-    """Note exercise `number` ("1.2") as done. A state directory that cannot be written costs a message, no more."""
+    """Note exercise `number` ("1.2") as done. A state directory that cannot be written costs a message, no
+    more."""
     try:
         ledger = done()
         if number not in ledger:
@@ -44,7 +46,8 @@ def tick(number):
 
 
 def write(ledger):
-    """Replace the ledger in one step, so that a reader sees the old file or the new one, never half of one."""
+    """Replace the ledger in one step, so that a reader sees the old file or the new one, never half of
+    one."""
     path = ledger_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".draft", text=True)
@@ -58,10 +61,13 @@ def write(ledger):
 
 
 def ledger_path():
-    """Where the ledger is: COURSE_STATE_DIR if set, else the user's state directory as the system names it."""
+    """Where the ledger is: COURSE_STATE_DIR if set, else the user's state directory as the system names
+    it."""
     from platformdirs import user_state_dir  # here, so that the doctor can run where platformdirs is missing
 
-    return Path(os.environ.get("COURSE_STATE_DIR") or user_state_dir("gpu-attention-course")) / "exercises.json"
+    return (
+        Path(os.environ.get("COURSE_STATE_DIR") or user_state_dir("gpu-attention-course")) / "exercises.json"
+    )
 
 
 def set_aside(path):
@@ -76,10 +82,15 @@ class Table:
     """Lessons and their exercises, ticked or not: text in a terminal, HTML in a notebook."""
 
     def __init__(self, lessons, ticked):
-        self.rows = [(name, [(check, check.number in ticked) for check in checks.values()]) for name, checks in lessons.items()]
+        self.rows = [
+            (name, [(check, check.number in ticked) for check in checks.values()])
+            for name, checks in lessons.items()
+        ]
 
     def __repr__(self):
-        return "\n".join(f"{lesson}  {count(states)}  {'  '.join(map(label, states))}" for lesson, states in self.rows)
+        return "\n".join(
+            f"{lesson}  {count(states)}  {'  '.join(map(label, states))}" for lesson, states in self.rows
+        )
 
     def _repr_html_(self):
         cells = "".join(

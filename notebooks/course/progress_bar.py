@@ -7,7 +7,8 @@ from tqdm.auto import tqdm
 
 
 def progress_bar(iterable: Iterable | None = None, **tqdm_arguments) -> tqdm:
-    """tqdm.auto.tqdm(iterable, ...): a bar in a notebook and in a terminal. Silent while a notebook is built or tested."""
+    """tqdm.auto.tqdm(iterable, ...): a bar in a notebook and in a terminal. Silent while a notebook is built
+    or tested."""
     return tqdm(iterable, **{"disable": quiet(), **tqdm_arguments})
 
 

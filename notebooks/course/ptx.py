@@ -1,8 +1,9 @@
-"""What Numba makes of a kernel, with or without a GPU: the types it finds, and the PTX, to be read and to be counted in.
+"""What Numba makes of a kernel, with or without a GPU: the types it finds, and the PTX, to be read and to be
+counted in.
 
-Both need NVIDIA's compiler library, libNVVM, which comes with numba-cuda on Linux and Windows, but no GPU and no driver. Where it
-is missing, as on macOS, `compiled` and `type_of` know what the build of the lessons compiled (recorded/NN_topic.json); for all else NoCompiler
-says so.
+Both need NVIDIA's compiler library, libNVVM, which comes with numba-cuda on Linux and Windows, but no GPU and
+no driver. Where it is missing, as on macOS, `compiled` and `type_of` know what the build of the lessons
+compiled (recorded/NN_topic.json); for all else NoCompiler says so.
 """
 
 import functools
@@ -37,35 +38,44 @@ class NoCompiler(RuntimeError):
         return [f"NOTHING WAS COMPILED. {self}"]
 
 
-# Types ------------------------------------------------------------------------------------------------------------
+# Types ------------------------------------------------------------------------------------------------------
 
 
 def type_of(expression, **arguments):
-    """The name of the type that Numba finds, in a kernel, for an expression of these arguments: type_of("i + 1", i=np.int32(5)) is "int64"."""
+    """The name of the type that Numba finds, in a kernel, for an expression of these arguments: type_of("i +
+    1", i=np.int32(5)) is "int64"."""
     given = {name: type_of_argument(argument) for name, argument in arguments.items()}
     return kept(f"the type of {expression} with {given}", lambda: type_found(expression, given))
 
 
 def type_found(expression, given):
     require_compiler()
-    names = {"math": math, "cuda": cuda, **{name: getattr(np, name) for name in ("int32", "uint32", "int64", "float32", "float64")}}
+    names = {
+        "math": math,
+        "cuda": cuda,
+        **{name: getattr(np, name) for name in ("int32", "uint32", "int64", "float32", "float64")},
+    }
     function = eval(f"lambda {', '.join(given)}: {expression}", names)
-    return str(compile_cuda(function, None, tuple(given.values()), cc=numbers_of(ARCHITECTURE)).signature.return_type)
+    return str(
+        compile_cuda(function, None, tuple(given.values()), cc=numbers_of(ARCHITECTURE)).signature.return_type
+    )
 
 
 def type_of_argument(argument):
-    """The type with which Numba would compile a kernel for this argument; a type of Numba's stands for itself, a tensor for its array."""
+    """The type with which Numba would compile a kernel for this argument; a type of Numba's stands for
+    itself, a tensor for its array."""
     if isinstance(argument, types.Type):
         return argument
     return numba.typeof(argument.detach().cpu().numpy() if hasattr(argument, "detach") else argument)
 
 
-# PTX --------------------------------------------------------------------------------------------------------------
+# PTX --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel compiled for one kind of GPU. source: its own lines; first: the number of the first; ptx: its text; names: what each parameter is."""
+    """A kernel compiled for one kind of GPU. source: its own lines; first: the number of the first; ptx: its
+    text; names: what each parameter is."""
 
     source: str
     first: int
@@ -84,7 +94,8 @@ class Compiled:
         return [line for line in self.instructions if ".f64" in line]
 
     def float64_by_line(self):
-        """The source of the kernel, with the number of instructions that have to do with a float64 in front of each line."""
+        """The source of the kernel, with the number of instructions that have to do with a float64 in front
+        of each line."""
         source, first = self.source.splitlines(), self.first
         counts, here = Counter(), 0
         for line in self.ptx.splitlines():
@@ -110,7 +121,8 @@ class Compiled:
 
     @property
     def registers(self):
-        """Registers a thread, of 32 bits each, that the assembler assigns. Raises NoCompiler if there is no assembler."""
+        """Registers a thread, of 32 bits each, that the assembler assigns. Raises NoCompiler if there is no
+        assembler."""
         return kept(f"registers of {digest(self.ptx)} on {self.architecture}", self.registers_assigned)
 
     def registers_assigned(self):
@@ -121,16 +133,27 @@ class Compiled:
             nvjitlink.version()
         except (ImportError, RuntimeError) as error:
             raise NoCompiler(f"The assembler, nvJitLink, is not here: {error}") from error
-        assembler = Linker(ObjectCode.from_ptx(self.ptx.encode()), options=LinkerOptions(arch=self.architecture, ptxas_options=["-v"]))
+        assembler = Linker(
+            ObjectCode.from_ptx(self.ptx.encode()),
+            options=LinkerOptions(arch=self.architecture, ptxas_options=["-v"]),
+        )
         assembler.link("cubin")
         return int(re.search(r"[Uu]sed (\d+) registers", assembler.get_info_log())[1])
 
     def lines(self):
-        """Instructions, and the labels at which jumps end, with names in place of the numbers of parameters."""
+        """Instructions, and the labels at which jumps end, with names in place of the numbers of
+        parameters."""
         body = self.ptx.partition("\n{")[2]
-        code = [line.strip().rstrip(";").expandtabs(1) for line in body.splitlines() if re.match(r"\t+(@|[a-z])|\$", line)]
+        code = [
+            line.strip().rstrip(";").expandtabs(1)
+            for line in body.splitlines()
+            if re.match(r"\t+(@|[a-z])|\$", line)
+        ]
         entry = re.search(r"\.entry (\S+?)\(", self.ptx)[1]
-        return [re.sub(rf"\[{entry}_param_(\d+)", lambda found: f"[{self.names[int(found[1])]}", line) for line in code]
+        return [
+            re.sub(rf"\[{entry}_param_(\d+)", lambda found: f"[{self.names[int(found[1])]}", line)
+            for line in code
+        ]
 
     def read_aloud(self):
         """The instructions as text, one a line, each with what it does in the manner of Python."""
@@ -139,14 +162,22 @@ class Compiled:
 
 
 def compiled(kernel, *arguments, architecture=ARCHITECTURE):
-    """The kernel compiled for arguments like these. kernel: a function, @cuda.jit or not; arguments: values or types of Numba's.
+    """The kernel compiled for arguments like these. kernel: a function, @cuda.jit or not; arguments: values
+    or types of Numba's.
 
-    Raises NoCompiler where libNVVM is missing, unless the build of the lessons compiled it, and what Numba raises for a kernel that it cannot compile.
+    Raises NoCompiler where libNVVM is missing, unless the build of the lessons compiled it, and what Numba
+    raises for a kernel that it cannot compile.
     """
     function, signature = getattr(kernel, "py_func", kernel), types.void(*map(type_of_argument, arguments))
-    constants = [(repr(cell.cell_contents), type(cell.cell_contents).__name__) for cell in function.__closure__ or ()]
-    what = f"{function.__name__}{signature} for {architecture}, {digest(f'{source_of(function)} {constants}')}"
-    return Compiled(**kept(what, lambda: asdict(compiled_here(kernel, *arguments, architecture=architecture))))
+    constants = [
+        (repr(cell.cell_contents), type(cell.cell_contents).__name__) for cell in function.__closure__ or ()
+    ]
+    what = (
+        f"{function.__name__}{signature} for {architecture}, {digest(f'{source_of(function)} {constants}')}"
+    )
+    return Compiled(
+        **kept(what, lambda: asdict(compiled_here(kernel, *arguments, architecture=architecture)))
+    )
 
 
 def compiled_here(kernel, *arguments, architecture=ARCHITECTURE):
@@ -155,9 +186,23 @@ def compiled_here(kernel, *arguments, architecture=ARCHITECTURE):
     signature = types.void(*map(type_of_argument, arguments))
     require_compiler()
     with another_gpu(architecture):
-        ptx, _ = cuda.compile(function, signature, device=False, abi="numba", output="ptx", cc=numbers_of(architecture), lineinfo=True)
+        ptx, _ = cuda.compile(
+            function,
+            signature,
+            device=False,
+            abi="numba",
+            output="ptx",
+            cc=numbers_of(architecture),
+            lineinfo=True,
+        )
     ptx = re.sub(r'(?m)^(\t\.file\t\d+) ".*"', r'\1 "kernel.py"', ptx)
-    return Compiled(source_of(function), inspect.getsourcelines(function)[1], architecture, ptx, parameters(function, signature))
+    return Compiled(
+        source_of(function),
+        inspect.getsourcelines(function)[1],
+        architecture,
+        ptx,
+        parameters(function, signature),
+    )
 
 
 def source_of(function):
@@ -165,13 +210,14 @@ def source_of(function):
     return textwrap.dedent(inspect.getsource(function))
 
 
-# What the lessons' own kernels were compiled to, for machines without the compiler --------------------------------------
+# What the lessons' own kernels were compiled to, for machines without the compiler --------------------------
 
 RECORDS = Path(__file__).parent / "recorded"
 
 
 def kept(what, compute):
-    """compute(), or, where that finds no compiler, what it gave when the lessons were built; COURSE_RECORD_PTX names a file to write that to."""
+    """compute(), or, where that finds no compiler, what it gave when the lessons were built;
+    COURSE_RECORD_PTX names a file to write that to."""
     try:
         result = compute()
     except NoCompiler:
@@ -188,7 +234,11 @@ def kept(what, compute):
 @functools.cache
 def recorded():
     """{what was asked: the answer}, of every lesson; the build writes them."""
-    return {what: result for file in sorted(RECORDS.glob("[0-9]*.json")) for what, result in json.loads(file.read_text(encoding="utf-8")).items()}
+    return {
+        what: result
+        for file in sorted(RECORDS.glob("[0-9]*.json"))
+        for what, result in json.loads(file.read_text(encoding="utf-8")).items()
+    }
 
 
 def digest(text):
@@ -203,12 +253,16 @@ def require_compiler():
         nvvm.NVVM()
     except nvvm.NvvmSupportError as error:
         cure = "On Linux or Windows, `make setup` installs it; macOS has none."
-        raise NoCompiler(f"NVIDIA's compiler, libNVVM, is not here. {cure} The solution's notebook shows what would stand here.") from error
+        raise NoCompiler(
+            f"NVIDIA's compiler, libNVVM, is not here. {cure} The solution's notebook shows what would stand"
+            " here."
+        ) from error
 
 
 @contextmanager
 def another_gpu(architecture):
-    """While this lasts, a device function is compiled for that architecture: Numba asks which GPU is here, and there may be none."""
+    """While this lasts, a device function is compiled for that architecture: Numba asks which GPU is here,
+    and there may be none."""
     stand_in = SimpleNamespace(compute_capability=numbers_of(architecture))
     with patch.object(dispatcher, "get_current_device", lambda: stand_in):
         yield
@@ -229,7 +283,7 @@ def parameters(function, signature):
     return names
 
 
-# PTX in words -----------------------------------------------------------------------------------------------------
+# PTX in words -----------------------------------------------------------------------------------------------
 
 TYPES = {"s": "int", "u": "uint", "f": "float", "b": "bits"}
 PLACES = {"tid": "threadIdx", "ntid": "blockDim", "ctaid": "blockIdx", "nctaid": "gridDim"}
@@ -270,7 +324,8 @@ SPOKEN = {  # the longest beginning of an instruction's name that stands here; {
 
 
 def spoken(line):
-    """What one instruction does, in words; nothing for one that is not in our small dictionary, and for a label."""
+    """What one instruction does, in words; nothing for one that is not in our small dictionary, and for a
+    label."""
     guard, operation, operands = re.fullmatch(r"(?:@(!?%\w+) +)?(\S+)\s*(.*)", line).groups()
     beginnings = [name for name in SPOKEN if f"{operation}.".startswith(f"{name}.")]
     if not beginnings:
@@ -288,7 +343,8 @@ def spoken(line):
 
 
 def value_of(operand):
-    """An operand without its marks: %rd1 is rd1, %tid.x is threadIdx.x, 0d3FF0000000000000 is the float64 1.0."""
+    """An operand without its marks: %rd1 is rd1, %tid.x is threadIdx.x, 0d3FF0000000000000 is the float64
+    1.0."""
     operand = operand.strip("[]; ").replace("%", "").lstrip("$")
     number = re.fullmatch(r"0([fd])([0-9A-F]+)", operand)
     if number:

@@ -1,4 +1,5 @@
-"""Several processes that form a group of torch.distributed, here on the CPU: a function, run by each of them."""
+"""Several processes that form a group of torch.distributed, here on the CPU: a function, run by each of
+them."""
 
 import os
 import pickle
@@ -22,16 +23,32 @@ class RankFailed(RuntimeError):
 def run_ranks(function, ranks, *arguments, timeout=60):
     """What function(*arguments) returns in each of `ranks` processes, a list in the order of their ranks.
 
-    The processes form torch.distributed's default group, with gloo; `torch.distributed.get_rank()` tells one from the other. function may stand in a notebook.
-    timeout: seconds that one of them waits for another. Raises RankFailed with the last line of each failed rank's error; no process outlives the call.
+    The processes form torch.distributed's default group, with gloo; `torch.distributed.get_rank()` tells one
+    from the other. function may stand in a notebook.
+    timeout: seconds that one of them waits for another. Raises RankFailed with the last line of each failed
+        rank's error; no process outlives the call.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True) as folder:
         folder = Path(folder)
         (folder / "call").write_bytes(cloudpickle.dumps((function, arguments)))
         paths = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-        command = [sys.executable, "-W", "ignore::UserWarning", "-m", "course.ranks", str(folder), str(ranks), str(timeout)]
-        processes = [subprocess.Popen([*command, str(rank)], env=environment, stderr=(folder / f"{rank}.stderr").open("wb")) for rank in range(ranks)]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore::UserWarning",
+            "-m",
+            "course.ranks",
+            str(folder),
+            str(ranks),
+            str(timeout),
+        ]
+        processes = [
+            subprocess.Popen(
+                [*command, str(rank)], env=environment, stderr=(folder / f"{rank}.stderr").open("wb")
+            )
+            for rank in range(ranks)
+        ]
         try:
             for process in processes:
                 process.wait()
@@ -51,7 +68,9 @@ def outcomes(folder, codes):
             results.append(pickle.loads(path.read_bytes()))
         else:
             error = path.with_suffix(".error")
-            failed.append(f"rank {rank}: " + (error.read_text() if error.exists() else f"ended with exit code {code}"))
+            failed.append(
+                f"rank {rank}: " + (error.read_text() if error.exists() else f"ended with exit code {code}")
+            )
     if failed:
         raise RankFailed("\n".join(failed))
     return results
@@ -62,7 +81,13 @@ def main(folder, ranks, timeout, rank):
     from torch import distributed
 
     folder, rank = Path(folder), int(rank)
-    distributed.init_process_group("gloo", init_method=(folder / "store").as_uri(), world_size=int(ranks), rank=rank, timeout=timedelta(seconds=float(timeout)))
+    distributed.init_process_group(
+        "gloo",
+        init_method=(folder / "store").as_uri(),
+        world_size=int(ranks),
+        rank=rank,
+        timeout=timedelta(seconds=float(timeout)),
+    )
     try:
         function, arguments = pickle.loads((folder / "call").read_bytes())
         result = cloudpickle.dumps(function(*arguments))

@@ -1,4 +1,5 @@
-"""Exercises that are not written yet: how their stubs are known, and the one sentence that a notebook shows where it meets one."""
+"""Exercises that are not written yet: how their stubs are known, and the one sentence that a notebook shows
+where it meets one."""
 
 import sys
 
@@ -14,11 +15,15 @@ def stub_of(error):
 
 def what_to_do(stub):
     """How to get on from the stub of "exercise 1.2"."""
-    return f'Put your code in place of the line raise NotImplementedError("{stub}") and run that cell, then this one again.'
+    return (
+        f'Put your code in place of the line raise NotImplementedError("{stub}") and run that cell, then this'
+        " one again."
+    )
 
 
 def shorten_in_notebook():
-    """In a notebook, show a stub's error as that advice, without the way through the code; nothing to do elsewhere."""
+    """In a notebook, show a stub's error as that advice, without the way through the code; nothing to do
+    elsewhere."""
     ipython = sys.modules.get("IPython")
     if shell := ipython and ipython.get_ipython():
         shell.set_custom_exc((Exception,), show)
@@ -27,5 +32,8 @@ def shorten_in_notebook():
 def show(shell, kind, error, trace, tb_offset=None):
     """IPython's own way to show an error; one that a stub caused gets a rendering of its own."""
     if stub := stub_of(error):
-        error._render_traceback_ = lambda: [f"✗ {stub} is not written yet, and this cell needs it.", f"  {what_to_do(stub)}"]
+        error._render_traceback_ = lambda: [
+            f"✗ {stub} is not written yet, and this cell needs it.",
+            f"  {what_to_do(stub)}",
+        ]
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset, running_compiled_code=True)

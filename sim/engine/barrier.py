@@ -1,11 +1,14 @@
-"""syncthreads: what the threads of a block learn when all have arrived, and who is to blame when they have not."""
+"""syncthreads: what the threads of a block learn when all have arrived, and who is to blame when they have
+not."""
+
 from sim.events import Finding
 
 VOTES = {"count": sum, "and": all, "or": any}
 
 
 def decide(threads):
-    """Give every thread the result of syncthreads_count, _and or _or; `payload` is (vote, predicate), or None for a plain barrier."""
+    """Give every thread the result of syncthreads_count, _and or _or; `payload` is (vote, predicate), or None
+    for a plain barrier."""
     if threads[0].payload is None:
         return
     vote = VOTES[threads[0].payload[0]]
@@ -19,23 +22,46 @@ def divergence(scheduler, block):
     waiting = sum(not thread.done for thread in block.threads)
     returned = len(block.threads) - waiting
     rest = f"{returned} have returned" if returned else "the others wait at another barrier"
-    most = f"{waiting} of {len(block.threads)} threads wait at a barrier and {rest}" if returned else f"the {waiting} threads of the block wait at different barriers"
-    return Finding("barrier-divergence", "error", most, witnesses(scheduler, block),
-                   reason="cuda.syncthreads() opens only when every thread of the block has reached the same call.",
-                   fix="move the barrier out of the branch (or the return behind the barrier), so that every thread reaches it")
+    most = (
+        f"{waiting} of {len(block.threads)} threads wait at a barrier and {rest}"
+        if returned
+        else f"the {waiting} threads of the block wait at different barriers"
+    )
+    return Finding(
+        "barrier-divergence",
+        "error",
+        most,
+        witnesses(scheduler, block),
+        reason="cuda.syncthreads() opens only when every thread of the block has reached the same call.",
+        fix=(
+            "move the barrier out of the branch (or the return behind the barrier), so that every thread"
+            " reaches it"
+        ),
+    )
 
 
 def deadlock(scheduler, block):
-    """Threads wait at grid barriers while others of their block wait at a barrier of another kind, at another grid barrier, or have returned."""
+    """Threads wait at grid barriers while others of their block wait at a barrier of another kind, at another
+    grid barrier, or have returned."""
     waiting = [thread for thread in block.threads if not thread.done]
     if len({thread.waits for thread in waiting}) > 1:
         verdict = "threads of one block wait for each other at barriers of different kinds"
     else:
         rest = "the others have returned" if len(waiting) < len(block.threads) else "not all at the same one"
-        verdict = f"{len(waiting)} of {len(block.threads)} threads of the block wait at a grid barrier, {rest}"
-    return Finding("deadlock", "error", verdict, witnesses(scheduler, block),
-                   reason="cuda.syncthreads() needs the whole block and grid.sync() the whole grid; neither opens while some wait at the other.",
-                   fix="let all threads of the block go through the same barriers in the same order")
+        verdict = (
+            f"{len(waiting)} of {len(block.threads)} threads of the block wait at a grid barrier, {rest}"
+        )
+    return Finding(
+        "deadlock",
+        "error",
+        verdict,
+        witnesses(scheduler, block),
+        reason=(
+            "cuda.syncthreads() needs the whole block and grid.sync() the whole grid; neither opens while"
+            " some wait at the other."
+        ),
+        fix="let all threads of the block go through the same barriers in the same order",
+    )
 
 
 def witnesses(scheduler, block):

@@ -1,4 +1,6 @@
-"""What an engine gets, and what it returns. `sim.launch` asks one for each launch: launch → engine.run(launch) → outcome."""
+"""What an engine gets, and what it returns. `sim.launch` asks one for each launch: launch →
+engine.run(launch) → outcome."""
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
@@ -10,7 +12,8 @@ from sim.events import Finding, Index3
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel and all that a launch of it says. `arguments` are as the caller gave them, by name; `observers` classes or instances of sim.events.Observer."""
+    """A kernel and all that a launch of it says. `arguments` are as the caller gave them, by name;
+    `observers` classes or instances of sim.events.Observer."""
 
     function: Callable
     arguments: dict[str, Any]
@@ -34,7 +37,8 @@ class Launch:
 
 @dataclass
 class Outcome:
-    """What has become of a launch: `findings` as the tools said them, not yet merged; `trace` a Recording or None; `code` the code objects that ran, the kernel's first."""
+    """What has become of a launch: `findings` as the tools said them, not yet merged; `trace` a Recording or
+    None; `code` the code objects that ran, the kernel's first."""
 
     findings: list[Finding] = field(default_factory=list)
     counters: dict[str, Any] = field(default_factory=dict)
@@ -44,6 +48,7 @@ class Outcome:
 
 
 class Engine(Protocol):
-    """Runs a launch from its first block to its last, changing the arguments in place. Raises LaunchError for what cannot run, ThreadError for what a thread raises."""
+    """Runs a launch from its first block to its last, changing the arguments in place. Raises LaunchError for
+    what cannot run, ThreadError for what a thread raises."""
 
     def run(self, launch: Launch) -> Outcome: ...

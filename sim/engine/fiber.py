@@ -1,4 +1,5 @@
 """How one CUDA thread waits, as a greenlet: a switch away and back in a third of a microsecond."""
+
 import contextvars
 import functools
 
@@ -8,7 +9,8 @@ from sim.errors import Abandoned
 
 
 class Fiber:
-    """Runs one body after another, each in pieces: `resume()` runs it until it suspends or ends, `suspend()`, called from within, goes back to who resumed.
+    """Runs one body after another, each in pieces: `resume()` runs it until it suspends or ends, `suspend()`,
+    called from within, goes back to who resumed.
 
     A greenlet costs twenty times as much to make as to switch to, so each serves one block after another.
     """
@@ -16,7 +18,8 @@ class Fiber:
     def __init__(self):
         self.body = None
         self.greenlet = greenlet.greenlet(self.loop)
-        self.greenlet.gr_context = contextvars.copy_context()  # a greenlet starts with an empty one: numpy's errstate would be lost
+        # a greenlet starts with an empty one: numpy's errstate would be lost
+        self.greenlet.gr_context = contextvars.copy_context()
         self.resume = self.greenlet.switch
         self.suspend = self.greenlet.parent.switch
 

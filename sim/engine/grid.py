@@ -1,4 +1,5 @@
 """Blocks and ids: the threads of one block, and the walk over all blocks of a grid."""
+
 from collections import deque
 
 from sim.engine.barrier import witnesses
@@ -8,9 +9,23 @@ from sim.events import Finding
 
 
 class Thread:
-    """One CUDA thread: its ids, its fiber, and, while it waits, for what (`waits`), where (`frame`) and with which value (`payload`)."""
+    """One CUDA thread: its ids, its fiber, and, while it waits, for what (`waits`), where (`frame`) and with
+    which value (`payload`)."""
 
-    __slots__ = ("index", "linear", "warp", "lane", "block", "fiber", "waits", "frame", "payload", "result", "done", "error")
+    __slots__ = (
+        "index",
+        "linear",
+        "warp",
+        "lane",
+        "block",
+        "fiber",
+        "waits",
+        "frame",
+        "payload",
+        "result",
+        "done",
+        "error",
+    )
 
     def __init__(self, index, linear, warp_size, block):
         self.index, self.linear, self.block = index, linear, block
@@ -30,15 +45,21 @@ class Thread:
 
 
 class Block:
-    """One block: its threads, which of them can run (`ready`), a mask of live lanes for each warp, and its shared memory (declaration -> Array)."""
+    """One block: its threads, which of them can run (`ready`), a mask of live lanes for each warp, and its
+    shared memory (declaration -> Array)."""
 
     __slots__ = ("index", "threads", "ready", "alive", "lanes_alive", "epoch", "shared", "warp_groups")
 
     def __init__(self, index, shape, warp_size):
         self.index = index
-        self.threads = [Thread(thread, linear, warp_size, self) for linear, thread in enumerate(indices(shape))]
+        self.threads = [
+            Thread(thread, linear, warp_size, self) for linear, thread in enumerate(indices(shape))
+        ]
         self.ready, self.alive = list(self.threads), len(self.threads)
-        self.lanes_alive = [(1 << min(warp_size, len(self.threads) - first)) - 1 for first in range(0, len(self.threads), warp_size)]
+        self.lanes_alive = [
+            (1 << min(warp_size, len(self.threads) - first)) - 1
+            for first in range(0, len(self.threads), warp_size)
+        ]
         self.epoch, self.shared, self.warp_groups = 0, {}, {}
 
 
@@ -72,7 +93,8 @@ class Grid:
             self.scheduler.block_ended(block)
 
     def run(self, fiber_type):
-        """A kernel whose threads wait for one another. Blocks run one after another, except where one waits for another."""
+        """A kernel whose threads wait for one another. Blocks run one after another, except where one waits
+        for another."""
         self.fiber_type, pending, live, parked = fiber_type, deque(self.order), deque(), []
         try:
             while pending or live or parked:
@@ -91,7 +113,11 @@ class Grid:
                     self.free.extend(thread.fiber for thread in block.threads)
                 elif outcome == YIELDED:
                     live.append(block)
-                    if pending and len(live) + len(parked) < self.resident and self.context.schedule.may_start(len(pending)):
+                    if (
+                        pending
+                        and len(live) + len(parked) < self.resident
+                        and self.context.schedule.may_start(len(pending))
+                    ):
                         live.appendleft(self.start(pending.popleft()))
         except BaseException:
             for block in [*live, *parked]:
@@ -116,21 +142,35 @@ class Grid:
         return block
 
     def release(self, parked):
-        """All blocks that are left wait for the whole grid. If every block is there, the grid barrier opens."""
+        """All blocks that are left wait for the whole grid. If every block is there, the grid barrier
+        opens."""
         if len(parked) == len(self.order):
             for block in parked:
                 self.scheduler.open_barrier(block)
             self.context.announce("grid_barrier_opened")
             return parked
         others, abandoned = len(self.order) - len(parked), self.scheduler.abandoned
-        elsewhere = "have ended" if not abandoned else "wait elsewhere" if abandoned == others else "have ended or wait elsewhere"
-        self.context.findings.append(Finding(
-            "deadlock", "error", f"{len(parked)} of {len(self.order)} blocks wait at a grid barrier that the others never reach: they {elsewhere}",
-            witnesses(self.scheduler, min(parked, key=lambda block: block.index[::-1])),
-            reason="A grid barrier opens when every thread of every block has arrived; the others never will.",
-            fix="let every thread reach grid.sync() equally often"))
+        elsewhere = (
+            "have ended"
+            if not abandoned
+            else "wait elsewhere"
+            if abandoned == others
+            else "have ended or wait elsewhere"
+        )
+        self.context.findings.append(
+            Finding(
+                "deadlock",
+                "error",
+                f"{len(parked)} of {len(self.order)} blocks wait at a grid barrier that the others never"
+                f" reach: they {elsewhere}",
+                witnesses(self.scheduler, min(parked, key=lambda block: block.index[::-1])),
+                reason=(
+                    "A grid barrier opens when every thread of every block has arrived; the others never"
+                    " will."
+                ),
+                fix="let every thread reach grid.sync() equally often",
+            )
+        )
         for block in parked:
             self.scheduler.abandon(block)
         return []
-
-

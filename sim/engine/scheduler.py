@@ -1,4 +1,6 @@
-"""THE loop: resumes one thread at a time in a seeded order, opens barriers, and says who is to blame when nobody can run."""
+"""THE loop: resumes one thread at a time in a seeded order, opens barriers, and says who is to blame when
+nobody can run."""
+
 import sys
 
 from sim.engine import barrier, warp
@@ -10,7 +12,8 @@ BARRIER, GRID, WARP, TURN = "syncthreads", "grid.sync", "warp", "turn"
 
 
 class Dim3:
-    """x, y, z, as a kernel reads them. One object per launch and name; its numbers change with the thread that runs."""
+    """x, y, z, as a kernel reads them. One object per launch and name; its numbers change with the thread
+    that runs."""
 
     __slots__ = ("x", "y", "z")
 
@@ -31,13 +34,15 @@ class Scheduler:
         self.context = context
         self.takes_turns = False  # whether an atomic lets others run: needed where threads spin on memory
         self.abandoned = 0  # blocks ended early
-        self.turns = self.patience = 0  # turns that the running thread might have given to others, and how many it need not give
+        # turns that the running thread might have given to others, and how many it need not give
+        self.turns = self.patience = 0
         self.thread_index, self.block_index, self.block = Dim3(), Dim3(), None
 
-    # --- the loop ---------------------------------------------------------------------------------------------------------
+    # --- the loop -------------------------------------------------------------------------------------------
 
     def run_block(self, block):
-        """Run `block` until it has FINISHED, is PARKED at a grid barrier, or all its runnable threads have YIELDED once."""
+        """Run `block` until it has FINISHED, is PARKED at a grid barrier, or all its runnable threads have
+        YIELDED once."""
         try:
             while block.alive:
                 # 1. every thread that can run, runs until it waits, in the order of the schedule
@@ -86,19 +91,30 @@ class Scheduler:
             raise error
         if not isinstance(error, Stuck):
             site = SITES[self.context.site_of_error(error)]
-            raise ThreadError(f"thread {index_text(thread.index)} of block {index_text(thread.block.index)} raised {type(error).__name__}: {error}\n"
-                              f"  {site.function} line {site.line}  {site.source}") from error
+            raise ThreadError(
+                f"thread {index_text(thread.index)} of block {index_text(thread.block.index)} raised"
+                f" {type(error).__name__}: {error}\n  {site.function} line {site.line}  {site.source}"
+            ) from error
         self.stuck(thread, error.args[0] if error.args else self.context.site_of_error(error))
         raise error
 
     def stuck(self, thread, site):
         """Say that `thread` makes no progress, at `site` if that is known."""
-        self.context.findings.append(Finding(
-            "no-progress", "error", "a loop goes round and round without end", (self.context.witness("loops", site, thread),),
-            reason=f"No thread ended while the loop went round {self.context.budget}.",
-            fix="look at what should end the loop; if the kernel is only slow, simulate(kernel, max_steps=...) raises the limit"))
+        self.context.findings.append(
+            Finding(
+                "no-progress",
+                "error",
+                "a loop goes round and round without end",
+                (self.context.witness("loops", site, thread),),
+                reason=f"No thread ended while the loop went round {self.context.budget}.",
+                fix=(
+                    "look at what should end the loop; if the kernel is only slow, simulate(kernel,"
+                    " max_steps=...) raises the limit"
+                ),
+            )
+        )
 
-    # --- waiting ----------------------------------------------------------------------------------------------------------
+    # --- waiting --------------------------------------------------------------------------------------------
 
     def wait(self, waits, frame, payload=None):
         """The running thread waits; `frame` is where. Returns the result that whoever wakes it has left."""
@@ -108,7 +124,8 @@ class Scheduler:
         return thread.result
 
     def turn(self, frame=None):
-        """The running thread lets others go first, if the kernel is one in which threads wait for each other by spinning."""
+        """The running thread lets others go first, if the kernel is one in which threads wait for each other
+        by spinning."""
         if self.takes_turns and not self.keeps_going():
             thread = self.context.thread
             thread.block.ready.append(thread)
@@ -121,7 +138,8 @@ class Scheduler:
         return self.turns <= self.patience
 
     def settle(self, block):
-        """Nobody in `block` can run. Wake those who may go on (True), or leave the block parked or ended (False)."""
+        """Nobody in `block` can run. Wake those who may go on (True), or leave the block parked or ended
+        (False)."""
         waiting = [thread for thread in block.threads if not thread.done]
         what = {thread.waits for thread in waiting}
         if WARP in what and warp.settle(self.context, block):
@@ -136,8 +154,13 @@ class Scheduler:
             self.open_barrier(block)
             return True
         self.context.flush()
-        self.context.findings.append(barrier.divergence(self, block) if what == {BARRIER} else warp.divergence(self, block) if WARP in what else
-                                     barrier.deadlock(self, block))
+        self.context.findings.append(
+            barrier.divergence(self, block)
+            if what == {BARRIER}
+            else warp.divergence(self, block)
+            if WARP in what
+            else barrier.deadlock(self, block)
+        )
         self.abandon(block)
         return False
 

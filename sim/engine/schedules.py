@@ -1,9 +1,12 @@
-"""Who goes first. A launch runs under the schedule of its seed; where threads act on what atomics tell them, what they see hangs on that, and further schedules are tried.
+"""Who goes first. A launch runs under the schedule of its seed; where threads act on what atomics tell them,
+what they see hangs on that, and further schedules are tried.
 
-Those are adversarial. In some a thread keeps going for many turns, blocks and threads go in ascending or descending order, and one block and one thread are held back for
-as long as the others get anywhere (bounded); in others all that is random, so that threads are ahead of each other by various lengths. An order that is only one run's luck
-fails in one of them, if not with certainty.
+Those are adversarial. In some a thread keeps going for many turns, blocks and threads go in ascending or
+descending order, and one block and one thread are held back for as long as the others get anywhere (bounded);
+in others all that is random, so that threads are ahead of each other by various lengths. An order that is
+only one run's luck fails in one of them, if not with certainty.
 """
+
 import numpy as np
 
 PATIENCE = 32  # turns that a thread of an adversarial schedule takes at most before it lets others go first
@@ -55,7 +58,8 @@ class Erratic(Seeded):
 
 
 class Adversarial(Seeded):
-    """Ascending or, if `down`, descending order, the block and the thread in which `held` (a fraction) of all come before held back."""
+    """Ascending or, if `down`, descending order, the block and the thread in which `held` (a fraction) of all
+    come before held back."""
 
     interleaves = True
 

@@ -1,8 +1,10 @@
-"""Warp-wide operations: lanes park until every lane that the mask names has arrived, then all learn their results at once.
+"""Warp-wide operations: lanes park until every lane that the mask names has arrived, then all learn their
+results at once.
 
-A lane that has returned is not waited for (CUDA C++ Programming Guide: "all non-exited threads named in mask must execute the same intrinsic with
-the same mask"), but its value cannot be read.
+A lane that has returned is not waited for (CUDA C++ Programming Guide: "all non-exited threads named in mask
+must execute the same intrinsic with the same mask"), but its value cannot be read.
 """
+
 from sim.events import Finding
 from sim.isa.table import ALL, CONVERGED, FULL, GIVEN
 
@@ -21,14 +23,22 @@ class Group:
 
 
 def arrive(scheduler, operation, arguments, frame):
-    """The running thread takes part in an Instruction with the arguments of its call; returns its result when the mask is complete."""
+    """The running thread takes part in an Instruction with the arguments of its call; returns its result when
+    the mask is complete."""
     thread = scheduler.context.thread
-    mask = CONVERGED if operation.mask == CONVERGED else FULL if operation.mask == ALL else int(arguments[0]) & FULL
-    payload = operation.converted(arguments[operation.mask == GIVEN:])
+    mask = (
+        CONVERGED
+        if operation.mask == CONVERGED
+        else FULL
+        if operation.mask == ALL
+        else int(arguments[0]) & FULL
+    )
+    payload = operation.converted(arguments[operation.mask == GIVEN :])
     if mask != CONVERGED and not mask >> thread.lane & 1:
         scheduler.context.findings.append(omits_caller(scheduler, thread, mask, frame))
         return operation.alone(payload)
-    place = () if operation.name == "syncwarp" else (frame.f_code, frame.f_lasti)  # a corresponding one suffices (PTX ISA, bar.warp.sync)
+    # a corresponding one suffices (PTX ISA, bar.warp.sync)
+    place = () if operation.name == "syncwarp" else (frame.f_code, frame.f_lasti)
     key = (thread.warp, operation.name, mask, *place)
     group = thread.block.warp_groups.get(key)
     if group is None:
@@ -56,7 +66,12 @@ def complete(context, block, key, running=None):
         if thread is not running:
             block.ready.append(thread)
     if group.operation.orders and context.listeners["warp_synchronized"]:
-        context.announce("warp_synchronized", block.index, tuple(group.threads[lane].linear for lane in lanes), context.last_segment)
+        context.announce(
+            "warp_synchronized",
+            block.index,
+            tuple(group.threads[lane].linear for lane in lanes),
+            context.last_segment,
+        )
         if running:
             context.segment(running)
 
@@ -78,38 +93,68 @@ def settle(context, block):
     return bool(keys)
 
 
-# --- findings -----------------------------------------------------------------------------------------------------------------
+# --- findings -----------------------------------------------------------------------------------------------
 
 
 def omits_caller(scheduler, thread, mask, frame):
     site = scheduler.context.site_of(frame, "call")
-    return Finding("warp-divergence", "error", f"lane {thread.lane} calls with a mask that does not name it, {mask:#010x}",
-                   (scheduler.context.witness("calls", site, thread),), reason="The mask names the lanes that take part; the caller must be one of them.",
-                   fix="pass a mask that names every lane which reaches this call (0xffffffff for all 32)")
+    return Finding(
+        "warp-divergence",
+        "error",
+        f"lane {thread.lane} calls with a mask that does not name it, {mask:#010x}",
+        (scheduler.context.witness("calls", site, thread),),
+        reason="The mask names the lanes that take part; the caller must be one of them.",
+        fix="pass a mask that names every lane which reaches this call (0xffffffff for all 32)",
+    )
 
 
 def absent_sources(context, group, payloads):
-    """Lanes that take no part, and without which the instruction has no meaning, or from which another reads: they have returned, do not exist, or the mask leaves them out."""
+    """Lanes that take no part, and without which the instruction has no meaning, or from which another reads:
+    they have returned, do not exist, or the mask leaves them out."""
     operation = group.operation
     if operation.mask == ALL and group.bits != FULL:
         first = group.threads[min(group.threads)]
         lanes = [lane for lane in range(32) if not group.bits >> lane & 1]
-        those = f"lane {lanes[0]} of warp {first.warp} takes" if len(lanes) == 1 else f"lanes {spelled(lanes)} of warp {first.warp} take"
-        yield Finding("warp-divergence", "error", f"{those} no part in {operation.name}, which all 32 lanes must reach",
-                      (context.witness("calls", context.site_of(first.frame, "call"), first),), reason="They have returned, or the block has no such threads.",
-                      fix="launch whole warps, and let all 32 lanes reach the call: those without data with zeros")
+        those = (
+            f"lane {lanes[0]} of warp {first.warp} takes"
+            if len(lanes) == 1
+            else f"lanes {spelled(lanes)} of warp {first.warp} take"
+        )
+        yield Finding(
+            "warp-divergence",
+            "error",
+            f"{those} no part in {operation.name}, which all 32 lanes must reach",
+            (context.witness("calls", context.site_of(first.frame, "call"), first),),
+            reason="They have returned, or the block has no such threads.",
+            fix="launch whole warps, and let all 32 lanes reach the call: those without data with zeros",
+        )
     for lane, payload in payloads.items() if operation.reads and len(payloads) < 32 else ():
         of = operation.reads(lane, *payload)
         if 0 <= of < 32 and of not in payloads:
             thread = group.threads[lane]
             calls = context.witness("calls", context.site_of(thread.frame, "call"), thread)
-            yield Finding("warp-divergence", "warning", f"lane {lane} reads from lane {of} in {operation.name}, and lane {of} takes no part", (calls,),
-                          reason="The value of a lane that has returned, does not exist or is not in the mask is undefined.",
-                          fix="let all 32 lanes take part, those without data with a neutral value; or do not use what such a lane gives")
+            yield Finding(
+                "warp-divergence",
+                "warning",
+                f"lane {lane} reads from lane {of} in {operation.name}, and lane {of} takes no part",
+                (calls,),
+                reason=(
+                    "The value of a lane that has returned, does not exist or is not in the mask is"
+                    " undefined."
+                ),
+                fix=(
+                    "let all 32 lanes take part, those without data with a neutral value; or do not use what"
+                    " such a lane gives"
+                ),
+            )
 
 
 def spelled(lanes):
-    return ", ".join(map(str, lanes)) if len(lanes) < 5 else f"{', '.join(map(str, lanes[:3]))} and {len(lanes) - 3} more"
+    return (
+        ", ".join(map(str, lanes))
+        if len(lanes) < 5
+        else f"{', '.join(map(str, lanes[:3]))} and {len(lanes) - 3} more"
+    )
 
 
 def divergence(scheduler, block):
@@ -118,7 +163,15 @@ def divergence(scheduler, block):
     missing = [lane for lane in range(32) if group.missing(block, key[0]) >> lane & 1]
     first = group.threads[min(group.threads)]
     lost = block.threads[32 * key[0] + missing[0]]
-    return Finding("warp-divergence", "error", f"{len(group.threads)} lanes of warp {key[0]} wait in {group.operation.name} for lanes {spelled(missing)}, which never come",
-                   (scheduler.waits(first), scheduler.waits(lost)),
-                   reason=f"The mask {group.mask:#010x} names them, and they wait elsewhere.",
-                   fix="call it where all lanes of the mask pass, or pass a mask of those that do (cuda.ballot_sync before the branch gives one)")
+    return Finding(
+        "warp-divergence",
+        "error",
+        f"{len(group.threads)} lanes of warp {key[0]} wait in {group.operation.name} for lanes"
+        f" {spelled(missing)}, which never come",
+        (scheduler.waits(first), scheduler.waits(lost)),
+        reason=f"The mask {group.mask:#010x} names them, and they wait elsewhere.",
+        fix=(
+            "call it where all lanes of the mask pass, or pass a mask of those that do (cuda.ballot_sync"
+            " before the branch gives one)"
+        ),
+    )

@@ -1,4 +1,6 @@
-"""Ends a thread that neither waits nor reaches our code: a loop the front end could not number, or one too long to wait for."""
+"""Ends a thread that neither waits nor reaches our code: a loop the front end could not number, or one too
+long to wait for."""
+
 import threading
 
 from sim.context import PATIENCE
@@ -9,7 +11,8 @@ INTERVAL = 0.5
 
 
 class Watchdog:
-    """A context manager around a launch: when nothing has moved for `patience` seconds, the running OS thread gets Stuck."""
+    """A context manager around a launch: when nothing has moved for `patience` seconds, the running OS thread
+    gets Stuck."""
 
     def __init__(self, context):
         self.context, self.patience = context, PATIENCE * max(1, (context.max_steps or 0) / 1e6)

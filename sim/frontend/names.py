@@ -1,4 +1,6 @@
-"""What the global and free names of a function stand for: numbers, dtypes, device functions, parts of numba.cuda."""
+"""What the global and free names of a function stand for: numbers, dtypes, device functions, parts of
+numba.cuda."""
+
 import ast
 import functools
 import importlib
@@ -50,7 +52,11 @@ class Names:
 def member(owner, name):
     """`owner.name`, or MISSING."""
     value = getattr(owner, name, MISSING)
-    return stand_ins().get(name, MISSING) if value is MISSING and owner is sys.modules.get("numba.cuda") else value
+    return (
+        stand_ins().get(name, MISSING)
+        if value is MISSING and owner is sys.modules.get("numba.cuda")
+        else value
+    )
 
 
 @functools.cache
@@ -58,8 +64,15 @@ def stand_ins():
     """What `cuda` offers to kernels and lacks outside them when NUMBA_ENABLE_CUDASIM is set."""
     if not sys.modules["numba.cuda"].config.ENABLE_CUDASIM:
         return {}
-    modules = [importlib.import_module(f"numba.cuda.{name}") for name in ("stubs", "intrinsics", "cg", "libdevice")]
-    offered = {name: value for module in modules[:2] for name, value in vars(module).items() if not name.startswith("_")}
+    modules = [
+        importlib.import_module(f"numba.cuda.{name}") for name in ("stubs", "intrinsics", "cg", "libdevice")
+    ]
+    offered = {
+        name: value
+        for module in modules[:2]
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+    }
     return offered | {module.__name__.rpartition(".")[2]: module for module in modules[2:]}
 
 
@@ -74,23 +87,54 @@ def path(node):
 
 
 def acts_on_atomics(tree):
-    """Whether a function uses what an atomic gives back, or fences: then what its threads do may hang on who goes first."""
+    """Whether a function uses what an atomic gives back, or fences: then what its threads do may hang on who
+    goes first."""
     ignored = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    names = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and id(node) not in ignored]
-    fences = [node for node in ast.walk(tree) if isinstance(node, (ast.Name, ast.Attribute)) and (getattr(node, "attr", None) or getattr(node, "id", "")).startswith("threadfence")]
+    names = [
+        ast.unparse(node.func)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and id(node) not in ignored
+    ]
+    fences = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Name, ast.Attribute))
+        and (getattr(node, "attr", None) or getattr(node, "id", "")).startswith("threadfence")
+    ]
     return bool(fences) or any("atomic" in name.split(".") for name in names)
 
 
 def stores_elsewhere(tree):
-    """Whether a function has a store or an atomic, or something passed on, that may reach an array which it does not declare itself."""
-    own = {node.targets[0].id for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-           and isinstance(node.value, ast.Call) and ast.unparse(node.value.func).endswith((".shared.array", ".local.array"))}
-    stored = [node.value for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
-    stored += [node.args[0] for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).rpartition(".")[0].endswith(("atomic", "cuda"))]
-    return any(not (isinstance(part, ast.Name) and part.id in own) for part in stored if isinstance(part, (ast.Name, ast.Subscript, ast.Attribute)))
+    """Whether a function has a store or an atomic, or something passed on, that may reach an array which it
+    does not declare itself."""
+    own = {
+        node.targets[0].id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func).endswith((".shared.array", ".local.array"))
+    }
+    stored = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+    ]
+    stored += [
+        node.args[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and node.args
+        and ast.unparse(node.func).rpartition(".")[0].endswith(("atomic", "cuda"))
+    ]
+    return any(
+        not (isinstance(part, ast.Name) and part.id in own)
+        for part in stored
+        if isinstance(part, (ast.Name, ast.Subscript, ast.Attribute))
+    )
 
 
-# --- numba.cuda -----------------------------------------------------------------------------------------------------------------
+# --- numba.cuda ---------------------------------------------------------------------------------------------
 
 
 def names_in(code):
@@ -103,38 +147,64 @@ def names_in(code):
 
 
 def cuda_name(value):
-    """The name under which numba.cuda (or, without Numba, sim.cuda) has `value`, for what was imported from there by name; else None."""
+    """The name under which numba.cuda (or, without Numba, sim.cuda) has `value`, for what was imported from
+    there by name; else None."""
     if value is MISSING or type(value) in (int, float, str, bool, tuple):
         return None
-    return next((names[id(value)] for names in map(names_by_identity, filter(None, map(sys.modules.get, CUDA))) if id(value) in names), None)
+    return next(
+        (
+            names[id(value)]
+            for names in map(names_by_identity, filter(None, map(sys.modules.get, CUDA)))
+            if id(value) in names
+        ),
+        None,
+    )
 
 
 @functools.cache
 def names_by_identity(module):
     """{id: name} of what `module` offers, and of what its namespaces offer: "atomic.add"."""
-    named = {name: member for name, member in {**(stand_ins() if module.__name__ == "numba.cuda" else {}), **vars(module)}.items() if not name.startswith("_") and type(member) not in (int, float, str, bool, tuple)}
-    inner = {f"{space}.{name}": member for space in NAMESPACES for name, member in vars(named[space]).items() if not name.startswith("_")}
-    inner = {name: getattr(member, "__func__", member) for name, member in inner.items()}  # of a static method
+    named = {
+        name: member
+        for name, member in {
+            **(stand_ins() if module.__name__ == "numba.cuda" else {}),
+            **vars(module),
+        }.items()
+        if not name.startswith("_") and type(member) not in (int, float, str, bool, tuple)
+    }
+    inner = {
+        f"{space}.{name}": member
+        for space in NAMESPACES
+        for name, member in vars(named[space]).items()
+        if not name.startswith("_")
+    }
+    # of a static method
+    inner = {name: getattr(member, "__func__", member) for name, member in inner.items()}
     return {id(member): name for name, member in {**inner, **named}.items()}
 
 
 def name_in_cuda(value):
-    """The name under which numba.cuda has `value`, or None; a grid group's constructor is "this_grid" wherever it lives."""
+    """The name under which numba.cuda has `value`, or None; a grid group's constructor is "this_grid"
+    wherever it lives."""
     if (instruction := name_of(value)) is not None:
         return instruction
-    of_grid = getattr(value, "__name__", None) == "this_grid" and (getattr(value, "__module__", None) or "").startswith("numba.cuda")
+    of_grid = getattr(value, "__name__", None) == "this_grid" and (
+        getattr(value, "__module__", None) or ""
+    ).startswith("numba.cuda")
     return "this_grid" if of_grid else cuda_name(value)
 
 
 def device_function(value):
-    """The Python function behind a device function, or None for anything else (what Numba compiles by itself, too)."""
+    """The Python function behind a device function, or None for anything else (what Numba compiles by itself,
+    too)."""
     home = getattr(value, "__module__", None) or ""
-    kernels = home.startswith(("numba.cuda.kernels.", "numba.cuda.random")) or ".tests." in home  # Numba's own kernels, and those of its tests, are kernels as any
+    # Numba's own kernels, and those of its tests, are kernels as any
+    kernels = home.startswith(("numba.cuda.kernels.", "numba.cuda.random")) or ".tests." in home
     own = home.partition(".")[0] in ("math", "numpy", "builtins") or home.startswith("numba.") and not kernels
     return None if value is MISSING or own or cuda_name(value) or name_of(value) else python_function(value)
 
 
-# --- dtypes and functions -------------------------------------------------------------------------------------------------------
+# --- dtypes and functions -----------------------------------------------------------------------------------
 
 
 class DType:
@@ -182,7 +252,8 @@ def dtype_named(name):
 
 
 def dtype_or_none(value):
-    """`as_dtype` for any value: one that cannot be hashed, or that a cache must not keep alive, is no dtype."""
+    """`as_dtype` for any value: one that cannot be hashed, or that a cache must not keep alive, is no
+    dtype."""
     if isinstance(value, (types.FunctionType, types.ModuleType)) or hasattr(value, "py_func"):
         return None
     try:
@@ -193,14 +264,16 @@ def dtype_or_none(value):
 
 def python_function(kernel):
     """The Python function behind a `@cuda.jit` dispatcher or a plain function; None for anything else."""
-    function = getattr(kernel, "py_func", None) or getattr(kernel, "fn", kernel)  # Numba's simulator calls it fn
+    # Numba's simulator calls it fn
+    function = getattr(kernel, "py_func", None) or getattr(kernel, "fn", kernel)
     return function if isinstance(function, types.FunctionType) else None
 
 
 def only_signature(dispatcher):
     """The signature that `@cuda.jit("...", device=True)` was given, or None."""
     compiled = list(getattr(dispatcher, "overloads", {}).values())
-    if len(compiled) != 1 or getattr(dispatcher, "_can_compile", True):  # without a signature Numba compiles for whatever types come
+    # without a signature Numba compiles for whatever types come
+    if len(compiled) != 1 or getattr(dispatcher, "_can_compile", True):
         return None
     return compiled[0].signature
 
@@ -209,17 +282,19 @@ def is_number(dtype):
     return dtype.names is None and not dtype.hasobject
 
 
-# --- what a kernel was made for -----------------------------------------------------------------------------------------------
+# --- what a kernel was made for -----------------------------------------------------------------------------
 
 
 def outside(function, seen=frozenset()):
-    """What the globals and free variables of a function are now, and those of the device functions that it calls, as far as what a kernel becomes depends on them."""
+    """What the globals and free variables of a function are now, and those of the device functions that it
+    calls, as far as what a kernel becomes depends on them."""
     names, mentioned, seen = Names(function), sorted(set(names_in(function.__code__))), seen | {function}
     return tuple(frozen(names.value(name), mentioned, seen) for name in mentioned)
 
 
 def frozen(value, mentioned, seen):
-    """What there is to compare in a global: a number itself, a function's code (which the key keeps alive, as its identity must not pass to another), the members of a module."""
+    """What there is to compare in a global: a number itself, a function's code (which the key keeps alive, as
+    its identity must not pass to another), the members of a module."""
     if isinstance(value, (int, float, complex, str, np.generic)):
         return type(value), value
     if isinstance(value, tuple):

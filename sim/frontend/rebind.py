@@ -1,8 +1,11 @@
-"""The copy of a kernel whose names are ours: same text, fresh globals in which `cuda`, `math`, dtypes and device functions belong to one launch.
+"""The copy of a kernel whose names are ours: same text, fresh globals in which `cuda`, `math`, dtypes and
+device functions belong to one launch.
 
-The original function is never touched and nothing is patched, so the same object can be launched on a GPU in the same process. The rewritten code is made once
-for each function and combination of argument kinds; binding it to a launch costs a dictionary.
+The original function is never touched and nothing is patched, so the same object can be launched on a GPU in
+the same process. The rewritten code is made once for each function and combination of argument kinds; binding
+it to a launch costs a dictionary.
 """
+
 import ast
 import inspect
 import itertools
@@ -15,7 +18,21 @@ import numpy as np
 
 from sim.isa.operators import cast, domain
 from sim.isa.table import STANDING_FOR
-from sim.frontend.names import CUDA, MISSING, DType, Names, acts_on_atomics, cuda_name, dtype_or_none, is_number, names_in, only_signature, outside, python_function, stores_elsewhere
+from sim.frontend.names import (
+    CUDA,
+    MISSING,
+    DType,
+    Names,
+    acts_on_atomics,
+    cuda_name,
+    dtype_or_none,
+    is_number,
+    names_in,
+    only_signature,
+    outside,
+    python_function,
+    stores_elsewhere,
+)
 from sim.frontend.sites import PREFIX, Rewriter, held_as
 from sim.frontend.tree import Apart, flat, torn, tree_of
 from sim.frontend.types import Types
@@ -24,18 +41,23 @@ from sim.memory.spaces import host_array
 
 PER_THREAD = {"laneid"}  # names whose value, not only whose attributes, changes from thread to thread
 YIELDING = {"atomic", "threadfence", "threadfence_block", "threadfence_system", "nanosleep"}
-CODES = weakref.WeakKeyDictionary()  # function -> {(kinds of parameters, of globals, tools that listen): Code}
+# function -> {(kinds of parameters, of globals, tools that listen): Code}
+CODES = weakref.WeakKeyDictionary()
 
 
 def with_signature(dispatcher, function):
-    """`function`, the copy of a device function, with arguments and result converted as its signature says."""
+    """`function`, the copy of a device function, with arguments and result converted as its signature
+    says."""
     signature = only_signature(dispatcher)
     if signature is None:
         return function
     arguments_to, result_to = [conversion(kind) for kind in signature.args], conversion(signature.return_type)
 
     def converted(*arguments):
-        return result_to(function(*(convert(value) for convert, value in zip(arguments_to, arguments, strict=True))))
+        return result_to(
+            function(*(convert(value) for convert, value in zip(arguments_to, arguments, strict=True)))
+        )
+
     return converted
 
 
@@ -46,7 +68,8 @@ def conversion(kind):
 
 
 class Code:
-    """A function's rewritten code object, or its own where it has no source. Keeps no reference to the function, which would keep both alive for ever."""
+    """A function's rewritten code object, or its own where it has no source. Keeps no reference to the
+    function, which would keep both alive for ever."""
 
     def __init__(self, function, parameters, heard):
         tree = tree_of(function)
@@ -54,28 +77,56 @@ class Code:
         self.constants, self.calls = {}, {}
         self.code = self.rewrite(function, tree, parameters, heard) if self.rewritten else function.__code__
         self.loops = not self.rewritten or any(isinstance(node, ast.While) for node in ast.walk(tree))
-        self.synchronizes, self.stores = self.rewritten and acts_on_atomics(tree_of(function)), self.rewritten and stores_elsewhere(tree_of(function))
+        self.synchronizes, self.stores = (
+            self.rewritten and acts_on_atomics(tree_of(function)),
+            self.rewritten and stores_elsewhere(tree_of(function)),
+        )
         self.used = set(names_in(function.__code__))
 
     def rewrite(self, function, tree, parameters, heard):
         found = Types(function, tree, dict(parameters))
-        aliases = {name: cuda_name(found.names.value(name)) for name in names_in(function.__code__) if cuda_name(found.names.value(name)) in PER_THREAD}
+        aliases = {
+            name: cuda_name(found.names.value(name))
+            for name in names_in(function.__code__)
+            if cuda_name(found.names.value(name)) in PER_THREAD
+        }
         text = dict(enumerate(source_lines(function), function.__code__.co_firstlineno))
         rewriter = Rewriter(function.__name__, tree.lineno, text, found, aliases, *heard)
         number = itertools.count(1)
+
         def held(version):
             return held_as(found.found.get(version))
-        Apart(tree.body, found.versions, held, torn(found.versions, held), lambda name: f"{PREFIX}{name}_{next(number)}", rewriter.converted)
+
+        Apart(
+            tree.body,
+            found.versions,
+            held,
+            torn(found.versions, held),
+            lambda name: f"{PREFIX}{name}_{next(number)}",
+            rewriter.converted,
+        )
         unassigned = found.versions.unassigned(tree.body)
         rewriter.unassigned = {id(node) for node in unassigned}
         tree.args.defaults, tree.args.kw_defaults = [], [None] * len(tree.args.kw_defaults)
-        unset = [ast.Assign([ast.Name(name, ast.Store())], ast.Name(PREFIX + "unset", ast.Load())) for name in sorted({node.id for node in unassigned})]
-        tree.body = [*(ast.copy_location(part, tree) for part in unset), *(statement for part in tree.body for statement in flat(rewriter.visit(part)))]
+        unset = [
+            ast.Assign([ast.Name(name, ast.Store())], ast.Name(PREFIX + "unset", ast.Load()))
+            for name in sorted({node.id for node in unassigned})
+        ]
+        tree.body = [
+            *(ast.copy_location(part, tree) for part in unset),
+            *(statement for part in tree.body for statement in flat(rewriter.visit(part))),
+        ]
         self.constants, self.calls = rewriter.constants, rewriter.calls
         free = function.__code__.co_freevars
-        outside = [] if tree.name in free else [ast.Global([tree.name])]  # a function that calls itself by its global name
-        factory = ast.FunctionDef(PREFIX + "factory", ast.arguments([], [ast.arg(name) for name in free], None, [], [], None, []),
-                                  [*outside, tree], [], None)
+        # a function that calls itself by its global name
+        outside = [] if tree.name in free else [ast.Global([tree.name])]
+        factory = ast.FunctionDef(
+            PREFIX + "factory",
+            ast.arguments([], [ast.arg(name) for name in free], None, [], [], None, []),
+            [*outside, tree],
+            [],
+            None,
+        )
         module = ast.fix_missing_locations(ast.Module([ast.copy_location(factory, tree)], []))
         outer = code_named(compile(module, function.__code__.co_filename, "exec"), factory.name)
         return code_named(outer, tree.name)
@@ -103,14 +154,22 @@ class Namespace:
 
 
 class Binder:
-    """Binds functions to one launch. `dialect` is what kernels get for `cuda`, `modules` maps module names to what they get for those."""
+    """Binds functions to one launch. `dialect` is what kernels get for `cuda`, `modules` maps module names to
+    what they get for those."""
 
     def __init__(self, context, dialect, modules, builtins, given):
-        self.context, self.dialect, self.modules, self.builtins, self.given = context, dialect, modules, builtins, given
+        self.context, self.dialect, self.modules, self.builtins, self.given = (
+            context,
+            dialect,
+            modules,
+            builtins,
+            given,
+        )
         self.functions = {}  # (id of a function, types of its parameters) -> its copy, so that recursion ends
         self.constants = {}  # id of a global array -> our Array
         self.used, self.loops, self.without_source = set(), False, []
-        self.synchronizes = self.stores = False  # whether threads act on what atomics tell them; whether the text stores to arrays of the launch
+        # whether threads act on what atomics tell them; whether the text stores to arrays of the launch
+        self.synchronizes = self.stores = False
 
     def bind(self, function, parameters=()):
         """The copy of `function` for this launch; `parameters` are (name, kind) pairs, as far as known."""
@@ -125,7 +184,12 @@ class Binder:
         self.stores |= code.stores
         if not code.rewritten:
             self.without_source.append(function.__name__)
-        namespace = {"__name__": function.__module__, "__builtins__": self.builtins, **self.given, **code.constants}
+        namespace = {
+            "__name__": function.__module__,
+            "__builtins__": self.builtins,
+            **self.given,
+            **code.constants,
+        }
         cells = {name: types.CellType() for name in code.code.co_freevars}
         copy = types.FunctionType(code.code, namespace, function.__name__, None, tuple(cells.values()))
         self.functions[known] = copy
@@ -135,7 +199,9 @@ class Binder:
                 namespace[name] = self.rebound(value)
         for name, (written, given) in code.calls.items():
             called = names.resolve(written)
-            namespace[name] = with_signature(called, self.bind(python_function(called), given if only_signature(called) is None else ()))
+            namespace[name] = with_signature(
+                called, self.bind(python_function(called), given if only_signature(called) is None else ())
+            )
         for name, cell in cells.items():
             if name in names.free:
                 cell.cell_contents = self.rebound(names.free[name])
@@ -144,7 +210,8 @@ class Binder:
         return copy
 
     def code(self, function, parameters):
-        """The function's code for these kinds of parameters, for what its globals are now, and for what is heard: accesses, branches."""
+        """The function's code for these kinds of parameters, for what its globals are now, and for what is
+        heard: accesses, branches."""
         known = CODES.setdefault(function, {})
         heard = self.context.log is not None, self.context.decisions is not None
         key = parameters, outside(function), heard
@@ -176,7 +243,8 @@ class Binder:
         return self.other(value)
 
     def other(self, value):
-        """An object that is neither number, module, dtype nor part of numba.cuda: an array, a function, something to pass on."""
+        """An object that is neither number, module, dtype nor part of numba.cuda: an array, a function,
+        something to pass on."""
         array = host_array(value, "a global array")
         if array is not None:
             if id(value) not in self.constants:
@@ -184,7 +252,8 @@ class Binder:
             return self.constants[id(value)]
         if isinstance(value, np.ufunc):
             return lambda *operands: domain(value(*operands))
-        for module in self.modules.values():  # `from math import exp`, `from numba.cuda.libdevice import fmul_rn`
+        # `from math import exp`, `from numba.cuda.libdevice import fmul_rn`
+        for module in self.modules.values():
             twin = getattr(module, getattr(value, "__name__", ""), None)
             if twin is not None and getattr(value, "__module__", None) in self.modules:
                 return twin

@@ -1,8 +1,11 @@
-"""A kernel's syntax tree with each access and loop back-edge numbered, and each operator that Numba types differently made a call.
+"""A kernel's syntax tree with each access and loop back-edge numbered, and each operator that Numba types
+differently made a call.
 
-`a[i, j]` becomes `load2(a, i, j, 17)`, `a[i] = v` becomes `store1(a, i, v, 18)`, `while` bodies begin with `tick(19)`, `x * y` becomes `mul(x, y)` unless
-the types say that Python agrees with Numba, and a literal 0.5 becomes a numpy float64. Line numbers stay the file's.
+`a[i, j]` becomes `load2(a, i, j, 17)`, `a[i] = v` becomes `store1(a, i, v, 18)`, `while` bodies begin with
+`tick(19)`, `x * y` becomes `mul(x, y)` unless the types say that Python agrees with Numba, and a literal 0.5
+becomes a numpy float64. Line numbers stay the file's.
 """
+
 import ast
 import itertools
 from math import prod
@@ -18,8 +21,20 @@ from sim.isa.conversions import cast
 from sim.isa.promotion import SIGNED
 
 PREFIX = "__sim_"  # of every name that the rewritten kernel gets from us
-OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.Pow: "power",
-             ast.LShift: "lshift", ast.RShift: "rshift", ast.BitAnd: "and_", ast.BitOr: "or_", ast.BitXor: "xor"}
+OPERATORS = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.Pow: "power",
+    ast.LShift: "lshift",
+    ast.RShift: "rshift",
+    ast.BitAnd: "and_",
+    ast.BitOr: "or_",
+    ast.BitXor: "xor",
+}
 COMPARISONS = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
 UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
 BY_WIDTH = ("clz", "popc", "abs")  # whose result hangs on the width of an integer
@@ -30,13 +45,17 @@ UNSET = object()  # what a variable holds to which nothing has been assigned
 
 
 def held_as(kind):
-    """The kind of a Number as the interpreter holds it: a signed integer of 32 bits and more is an int. None for what is no Number."""
+    """The kind of a Number as the interpreter holds it: a signed integer of 32 bits and more is an int. None
+    for what is no Number."""
     return None if not isinstance(kind, Number) else int if kind.kind is np.int32 else kind.kind
 
 
 def element_strides(array, kind):
-    """For each axis of the array called `array`, the stride in elements, as a number where the text tells it."""
-    strides = [prod(kind.shape[axis + 1:]) if kind.shape else f"{array}.s{axis}" for axis in range(kind.rank)]
+    """For each axis of the array called `array`, the stride in elements, as a number where the text tells
+    it."""
+    strides = [
+        prod(kind.shape[axis + 1 :]) if kind.shape else f"{array}.s{axis}" for axis in range(kind.rank)
+    ]
     return [*strides[:-1], 1 if kind.rowwise else strides[-1]]
 
 
@@ -54,8 +73,9 @@ NOTE_VALUE = PREFIX + "values({value})"
 
 
 class Rewriter(ast.NodeTransformer):
-    """Rewrites one function, for a launch whose accesses are `logged`, and whose branches are `watched`, or not. `constants` collects the names that stand for
-    numpy constants, `calls` those that stand for device functions: {name: (expression, types of its parameters)}."""
+    """Rewrites one function, for a launch whose accesses are `logged`, and whose branches are `watched`, or
+    not. `constants` collects the names that stand for numpy constants, `calls` those that stand for device
+    functions: {name: (expression, types of its parameters)}."""
 
     def __init__(self, function_name, first_line, text, types, aliases, logged, watched):
         self.function_name, self.first_line, self.text = function_name, first_line, text
@@ -63,7 +83,7 @@ class Rewriter(ast.NodeTransformer):
         self.types, self.aliases, self.logged, self.watched = types, aliases, logged, watched
         self.constants, self.calls, self.temporaries = {}, {}, 0
 
-    # --- building blocks --------------------------------------------------------------------------------------------------
+    # --- building blocks ------------------------------------------------------------------------------------
 
     def name(self, text, node, context=None):
         return ast.copy_location(ast.Name(PREFIX + text, context or ast.Load()), node)
@@ -74,19 +94,23 @@ class Rewriter(ast.NodeTransformer):
     def site(self, kind, node):
         """A constant: the number of the site at `node`."""
         line = self.text[node.lineno].strip() if node.lineno in self.text else ""
-        number = SITES.add(Site(kind, self.function_name, node.lineno - self.first_line + 1, node.col_offset, line))
+        number = SITES.add(
+            Site(kind, self.function_name, node.lineno - self.first_line + 1, node.col_offset, line)
+        )
         return ast.copy_location(ast.Constant(number), node)
 
     def temporary(self, node):
         self.temporaries += 1
         return self.name(f"t{self.temporaries}", node).id
 
-    # --- numbers ----------------------------------------------------------------------------------------------------------
+    # --- numbers --------------------------------------------------------------------------------------------
 
     def visit_Constant(self, node):
         if type(node.value) not in (float, complex):
             return node
-        return self.constant(np.float64(node.value) if type(node.value) is float else np.complex128(node.value), node)
+        return self.constant(
+            np.float64(node.value) if type(node.value) is float else np.complex128(node.value), node
+        )
 
     def constant(self, value, node):
         name = self.name(f"c{len(self.constants)}", node)
@@ -98,26 +122,43 @@ class Rewriter(ast.NodeTransformer):
         if not isinstance(node.ctx, ast.Load):
             return node
         if node.id in self.aliases:
-            return ast.copy_location(ast.Attribute(self.name("cuda", node), self.aliases[node.id], ast.Load()), node)
+            return ast.copy_location(
+                ast.Attribute(self.name("cuda", node), self.aliases[node.id], ast.Load()), node
+            )
         if id(node) not in self.unassigned:
             return node
         kind = self.types.of(node)
         zero = self.constant(kind.kind(0) if isinstance(kind, Number) else 0, node)
-        otherwise = self.call("unassigned", [ast.Constant(node.version.name if node.version else node.id), zero, self.site("load", node)], node)
-        return ast.copy_location(ast.IfExp(ast.Compare(node, [ast.IsNot()], [self.name("unset", node)]), node, otherwise), node)
+        otherwise = self.call(
+            "unassigned",
+            [ast.Constant(node.version.name if node.version else node.id), zero, self.site("load", node)],
+            node,
+        )
+        return ast.copy_location(
+            ast.IfExp(ast.Compare(node, [ast.IsNot()], [self.name("unset", node)]), node, otherwise), node
+        )
 
     def visit_BinOp(self, node):
-        plain, kinds = self.types.plain(node.op, node.left, node.right), [self.types.of(node.left), self.types.of(node.right)]
+        plain, kinds = (
+            self.types.plain(node.op, node.left, node.right),
+            [self.types.of(node.left), self.types.of(node.right)],
+        )
         operator = OPERATORS.get(type(node.op))
         self.generic_visit(node)
         if plain or operator is None:
             return node
-        return self.call(operator, [self.sized(part, kind, SHORT) for part, kind in zip((node.left, node.right), kinds)], node)
+        return self.call(
+            operator,
+            [self.sized(part, kind, SHORT) for part, kind in zip((node.left, node.right), kinds)],
+            node,
+        )
 
     def visit_Compare(self, node):
         """Numba compares an int64 with a uint64, or with a float32, as float64; Python does not."""
         parts = [node.left, *node.comparators]
-        if any(type(sign) not in COMPARISONS for sign in node.ops) or all(self.types.alike(a, b) for a, b in itertools.pairwise(parts)):
+        if any(type(sign) not in COMPARISONS for sign in node.ops) or all(
+            self.types.alike(a, b) for a, b in itertools.pairwise(parts)
+        ):
             return self.generic_visit(node)
         lefts, rights = [self.visit(node.left)], []
         for part in parts[1:-1]:
@@ -125,7 +166,10 @@ class Rewriter(ast.NodeTransformer):
             rights.append(ast.copy_location(ast.NamedExpr(held, self.visit(part)), part))
             lefts.append(ast.copy_location(ast.Name(held.id, ast.Load()), part))
         rights.append(self.visit(parts[-1]))
-        pairs = [self.call(COMPARISONS[type(sign)], [left, right], node) for sign, left, right in zip(node.ops, lefts, rights)]
+        pairs = [
+            self.call(COMPARISONS[type(sign)], [left, right], node)
+            for sign, left, right in zip(node.ops, lefts, rights)
+        ]
         return pairs[0] if len(pairs) == 1 else ast.copy_location(ast.BoolOp(ast.And(), pairs), node)
 
     def visit_UnaryOp(self, node):
@@ -133,10 +177,15 @@ class Rewriter(ast.NodeTransformer):
         wide = bits(kind) is not None and (kind.kind is int or kind.bits < 8 * kind.kind(0).itemsize - 1)
         plain = wide or is_float(kind) and not isinstance(node.op, ast.Invert)
         self.generic_visit(node)
-        return node if plain or isinstance(node.op, ast.Not) else self.call(UNARY[type(node.op)], [self.sized(node.operand, kind)], node)
+        return (
+            node
+            if plain or isinstance(node.op, ast.Not)
+            else self.call(UNARY[type(node.op)], [self.sized(node.operand, kind)], node)
+        )
 
     def sized(self, node, kind, narrow=NARROW):
-        """`node`, of this type, as an integer that has kept its width, where Numba's result hangs on it and an int has lost it."""
+        """`node`, of this type, as an integer that has kept its width, where Numba's result hangs on it and
+        an int has lost it."""
         if not isinstance(kind, Number) or kind.kind not in narrow or kind.bits is None:
             return node
         name = f"{PREFIX}{kind.kind.__name__}"
@@ -152,7 +201,14 @@ class Rewriter(ast.NodeTransformer):
     def alike(self, parts, kind):
         """The expressions `parts`, of which the program chooses one, as the type `kind` that they share."""
         held = [held_as(self.types.of(part)) for part in parts]
-        return [self.visit(part) if None in (held_as(kind), was) or was is held_as(kind) else self.converted(self.visit(part), held_as(kind)) for part, was in zip(parts, held)]
+        return [
+            (
+                self.visit(part)
+                if None in (held_as(kind), was) or was is held_as(kind)
+                else self.converted(self.visit(part), held_as(kind))
+            )
+            for part, was in zip(parts, held)
+        ]
 
     def visit_BoolOp(self, node):
         node.values = self.alike(node.values, self.types.of(node))
@@ -160,45 +216,79 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_Return(self, node):
         if node.value is not None:
-            node.value, = self.alike([node.value], join(self.types.of(node.value), self.types.result()))
+            (node.value,) = self.alike([node.value], join(self.types.of(node.value), self.types.result()))
         return node
 
     def visit_Call(self, node):
-        """`abs`, `cuda.clz` and the like look at the width of their operand's type, which an int has lost: `clz(a[i])` becomes `clz(int32(a[i]))`."""
+        """`abs`, `cuda.clz` and the like look at the width of their operand's type, which an int has lost:
+        `clz(a[i])` becomes `clz(int32(a[i]))`."""
         if path(node.func).endswith((".shared.array", ".local.array")):
             self.check_shape(node)
-        called, kinds = self.types.names.resolve(node.func), [self.types.of(argument) for argument in node.args]
+        called, kinds = (
+            self.types.names.resolve(node.func),
+            [self.types.of(argument) for argument in node.args],
+        )
         given = self.types.given(called, node)
         written = node.func
-        by_width = self.types.builtin(node.func) in BY_WIDTH or getattr(called, "__name__", "") in BY_WIDTH and getattr(called, "__module__", "").startswith(CUDA)
+        by_width = (
+            self.types.builtin(node.func) in BY_WIDTH
+            or getattr(called, "__name__", "") in BY_WIDTH
+            and getattr(called, "__module__", "").startswith(CUDA)
+        )
         self.generic_visit(node)
         if given:
             name = self.name(f"f{len(self.calls)}", node)
             self.calls[name.id], node.func = (written, tuple(given.items())), name
-        node.args = [self.sized(argument, kind, NARROW if by_width else SHORT) for argument, kind in zip(node.args, kinds)]
+        node.args = [
+            self.sized(argument, kind, NARROW if by_width else SHORT)
+            for argument, kind in zip(node.args, kinds)
+        ]
         return node
 
     def check_shape(self, node):
-        """A declared array's shape consists of numbers and of names: what is computed from names Numba does not take for a constant."""
+        """A declared array's shape consists of numbers and of names: what is computed from names Numba does
+        not take for a constant."""
         given = node.args[:1] or [keyword.value for keyword in node.keywords if keyword.arg == "shape"]
         for part in [part for shape in given for part in ast.walk(shape)]:
-            computed = isinstance(part, (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp)) or isinstance(part, ast.Attribute) and part.attr == "shape"
+            computed = (
+                isinstance(part, (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp))
+                or isinstance(part, ast.Attribute)
+                and part.attr == "shape"
+            )
             if computed and any(isinstance(name, ast.Name) for name in ast.walk(part)):
-                raise LaunchError(f"{ast.unparse(part)} in the shape of a declared array is no constant for Numba: {self.function_name} line "
-                                  f"{node.lineno - self.first_line + 1}  {self.text.get(node.lineno, '').strip()}\n"
-                                  "  wanted numbers, or names of numbers that stand outside the kernel: give the result such a name there, WIDTH = TILE + 1")
+                raise LaunchError(
+                    f"{ast.unparse(part)} in the shape of a declared array is no constant for Numba:"
+                    f" {self.function_name} line {node.lineno - self.first_line + 1} "
+                    f" {self.text.get(node.lineno, '').strip()}\n  wanted numbers, or names of numbers that"
+                    " stand outside the kernel: give the result such a name there, WIDTH = TILE + 1"
+                )
 
-    # --- accesses ---------------------------------------------------------------------------------------------------------
+    # --- accesses -------------------------------------------------------------------------------------------
 
     def indices(self, node):
-        """The index expressions of a Subscript, or None if it is a slice, a shape's element, or otherwise not an element access."""
+        """The index expressions of a Subscript, or None if it is a slice, a shape's element, or otherwise not
+        an element access."""
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        unusual = any(isinstance(part, (ast.Slice, ast.Starred)) or isinstance(part, ast.Constant) and part.value is Ellipsis for part in parts)
+        unusual = any(
+            isinstance(part, (ast.Slice, ast.Starred))
+            or isinstance(part, ast.Constant)
+            and part.value is Ellipsis
+            for part in parts
+        )
         of_shape = isinstance(node.value, ast.Attribute) and node.value.attr in ("shape", "strides")
-        return None if unusual or of_shape or not 1 <= len(parts) <= MAX_INDICES else [*map(self.counted_from_the_end, parts)]
+        return (
+            None
+            if unusual or of_shape or not 1 <= len(parts) <= MAX_INDICES
+            else [*map(self.counted_from_the_end, parts)]
+        )
 
     def counted_from_the_end(self, index):
-        if isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.USub) and isinstance(index.operand, ast.Constant) and type(index.operand.value) is int:
+        if (
+            isinstance(index, ast.UnaryOp)
+            and isinstance(index.op, ast.USub)
+            and isinstance(index.operand, ast.Constant)
+            and type(index.operand.value) is int
+        ):
             return self.constant(FromEnd(-index.operand.value), index)
         return index
 
@@ -214,23 +304,30 @@ class Rewriter(ast.NodeTransformer):
         return self.call(f"load{len(indices)}", arguments, node)
 
     def kind_of_array(self, node, rank):
-        """The kind of the array of `rank` dimensions that the variable `node` surely holds; ANY where it may; None where it does not."""
+        """The kind of the array of `rank` dimensions that the variable `node` surely holds; ANY where it may;
+        None where it does not."""
         if not isinstance(node, ast.Name) or id(node) in self.unassigned or node.id in self.aliases:
             return None
         kind = self.types.of(node)
         return kind if kind == ANY or isinstance(kind, ArrayType) and kind.rank == rank else None
 
     def repeatable(self, node):
-        """Whether evaluating `node` twice costs little and changes nothing: names, constants and plain sums and products of them."""
+        """Whether evaluating `node` twice costs little and changes nothing: names, constants and plain sums
+        and products of them."""
         if isinstance(node, ast.BinOp):
-            return self.types.plain(node.op, node.left, node.right) and self.repeatable(node.left) and self.repeatable(node.right)
+            return (
+                self.types.plain(node.op, node.left, node.right)
+                and self.repeatable(node.left)
+                and self.repeatable(node.right)
+            )
         if isinstance(node, ast.Name):
             return node.id not in self.aliases and id(node) not in self.unassigned
         return isinstance(node, ast.Constant) and type(node.value) is int
 
     def inlined(self, target, indices, site, kind, text):
-        """Statements: `text` with `inside`, whether the indices are, and `flat`, which element that is, in place of a call of an accessor: two and a half times
-        as fast, and most of what a kernel does is load and store. Where the indices are inside, the access is logged."""
+        """Statements: `text` with `inside`, whether the indices are, and `flat`, which element that is, in
+        place of a call of an accessor: two and a half times as fast, and most of what a kernel does is load
+        and store. Where the indices are inside, the access is logged."""
         array, firsts, names = target.id, [], []
         for index in indices:
             own = ast.unparse(index)
@@ -240,25 +337,57 @@ class Rewriter(ast.NodeTransformer):
         rank, surely = len(indices), kind != ANY
         sizes = surely and kind.shape or [f"{array}.n{axis}" for axis in range(rank)]
         strides = element_strides(array, kind) if surely else [f"{array}.s{axis}" for axis in range(rank)]
-        inside = " and ".join([*([] if surely else [f"{PREFIX}type({array}) is {PREFIX}Array{rank}"]), *(
-            f"0 <= {first} < {size}" if bits(self.types.of(index)) is not None else f"{PREFIX}type({first}) is {PREFIX}int and 0 <= {name} < {size}"
-            for index, first, name, size in zip(indices, firsts, names, sizes))])
-        flat = " + ".join(name if stride == 1 else f"{name} * {stride}" for name, stride in zip(names, strides))
+        inside = " and ".join(
+            [
+                *([] if surely else [f"{PREFIX}type({array}) is {PREFIX}Array{rank}"]),
+                *(
+                    (
+                        f"0 <= {first} < {size}"
+                        if bits(self.types.of(index)) is not None
+                        else f"{PREFIX}type({first}) is {PREFIX}int and 0 <= {name} < {size}"
+                    )
+                    for index, first, name, size in zip(indices, firsts, names, sizes)
+                ),
+            ]
+        )
+        flat = " + ".join(
+            name if stride == 1 else f"{name} * {stride}" for name, stride in zip(names, strides)
+        )
         if self.logged:
             held = self.temporary(target)
             offset = f"({held} := {flat})" + (f" * {kind.itemsize}" if surely else f" << {array}.shift")
-            inside, flat = f"{inside} and {PREFIX}log({site << SITE_SHIFT} + {array}.code + ({offset})) is None", held
+            inside, flat = (
+                f"{inside} and {PREFIX}log({site << SITE_SHIFT} + {array}.code + ({offset})) is None",
+                held,
+            )
         arguments = ", ".join([array, *map(ast.unparse, indices)])
-        statements = ast.parse(text.format(inside=inside, flat=flat, array=array, rank=rank, arguments=arguments, site=site, PREFIX=PREFIX)).body
+        statements = ast.parse(
+            text.format(
+                inside=inside,
+                flat=flat,
+                array=array,
+                rank=rank,
+                arguments=arguments,
+                site=site,
+                PREFIX=PREFIX,
+            )
+        ).body
         for part in [part for statement in statements for part in ast.walk(statement)]:
             ast.copy_location(part, target)
         return statements
 
     def inline_load(self, target, indices, site, kind):
-        return self.inlined(target, indices, site, kind, "{array}.data[{flat}] if {inside} else {PREFIX}load{rank}({arguments}, {site})")[0].value
+        return self.inlined(
+            target,
+            indices,
+            site,
+            kind,
+            "{array}.data[{flat}] if {inside} else {PREFIX}load{rank}({arguments}, {site})",
+        )[0].value
 
     def store(self, target, value):
-        """The statements that store `value` (an expression already rewritten) where the Subscript `target` says."""
+        """The statements that store `value` (an expression already rewritten) where the Subscript `target`
+        says."""
         indices = self.indices(target)
         if indices is None:
             target = self.generic_visit(target)
@@ -266,7 +395,13 @@ class Rewriter(ast.NodeTransformer):
         kind = self.kind_of_array(target.value, len(indices))
         if kind is not None and all(map(self.repeatable, indices)):
             held = self.temporary(target)
-            stored = self.inlined(target.value, indices, self.site("store", target).value, kind, INLINED_STORE.format(value=held, note=NOTE_VALUE.format(value=held) if self.logged else ""))
+            stored = self.inlined(
+                target.value,
+                indices,
+                self.site("store", target).value,
+                kind,
+                INLINED_STORE.format(value=held, note=NOTE_VALUE.format(value=held) if self.logged else ""),
+            )
             return [ast.copy_location(ast.Assign([ast.Name(held, ast.Store())], value), target), *stored]
         arguments = [self.visit(target.value), *map(self.visit, indices), value, self.site("store", target)]
         return [ast.copy_location(ast.Expr(self.call(f"store{len(indices)}", arguments, target)), target)]
@@ -276,7 +411,7 @@ class Rewriter(ast.NodeTransformer):
             return self.store(node.targets[0], self.visit(node.value))
         return self.generic_visit(node)
 
-    # --- branches ---------------------------------------------------------------------------------------------------------
+    # --- branches -------------------------------------------------------------------------------------------
 
     def visit_If(self, node):
         self.generic_visit(node)
@@ -291,15 +426,28 @@ class Rewriter(ast.NodeTransformer):
             node.test = self.call("branch", [node.test, site], node.test)
         return node
 
-    # --- loops ------------------------------------------------------------------------------------------------------------
+    # --- loops ----------------------------------------------------------------------------------------------
 
     def visit_For(self, node):
         """A `range` gives Python's ints, also where it has only unsigned ends."""
         kind = self.types.of_iteration(node.iter)
-        unsigned = isinstance(node.target, ast.Name) and isinstance(kind, Number) and kind.kind is np.uint64 and self.types.builtin(getattr(node.iter, "func", None)) == "range"
+        unsigned = (
+            isinstance(node.target, ast.Name)
+            and isinstance(kind, Number)
+            and kind.kind is np.uint64
+            and self.types.builtin(getattr(node.iter, "func", None)) == "range"
+        )
         self.generic_visit(node)
         if unsigned:
-            node.body.insert(0, ast.copy_location(ast.Assign([node.target], self.converted(ast.Name(node.target.id, ast.Load()), np.uint64)), node))
+            node.body.insert(
+                0,
+                ast.copy_location(
+                    ast.Assign(
+                        [node.target], self.converted(ast.Name(node.target.id, ast.Load()), np.uint64)
+                    ),
+                    node,
+                ),
+            )
         return node
 
     def visit_While(self, node):

@@ -1,8 +1,10 @@
 """The variables of a function as Numba has them: static single assignment, on the syntax tree.
 
-Each assignment makes a version of its variable. Where control flow brings several versions together, one more version stands for them (a phi of SSA), and it
-alone has the type that they all fit into: in `m = 0`, `if c: m = x`, `m * m` the last line reads a third m. Every Name gets what it reads or makes as its `version`.
+Each assignment makes a version of its variable. Where control flow brings several versions together, one more
+version stands for them (a phi of SSA), and it alone has the type that they all fit into: in `m = 0`, `if c: m
+= x`, `m * m` the last line reads a third m. Every Name gets what it reads or makes as its `version`.
 """
+
 import ast
 import operator
 
@@ -10,13 +12,21 @@ from sim.frontend.names import MISSING
 
 NESTED = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 OPAQUE = (ast.Try, ast.With, ast.Match, ast.Global, ast.Nonlocal, ast.Delete)
-COMPARED = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
+COMPARED = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
 FOLDED = (ast.UnaryOp, ast.BinOp, ast.unaryop, ast.operator, ast.Constant)  # what Python's compiler computes
 
 
 class Version:
-    """One assignment to the variable `name`: `source` says of what, as (how, expression, positions in nested tuples). A phi has `incoming` instead: [(place, version
-    or None for unassigned)], a place being ("before", statement) or ("end", list of statements)."""
+    """One assignment to the variable `name`: `source` says of what, as (how, expression, positions in nested
+    tuples). A phi has `incoming` instead: [(place, version or None for unassigned)], a place being ("before",
+    statement) or ("end", list of statements)."""
 
     def __init__(self, name, source=None, incoming=None):
         self.name, self.source, self.incoming, self.same = name, source, incoming, None
@@ -35,16 +45,25 @@ class Version:
 
 def stored_names(nodes):
     """The names that are assigned within `nodes`."""
-    return {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, (ast.Store, ast.Del))}
+    return {
+        part.id
+        for node in nodes
+        for part in ast.walk(node)
+        if isinstance(part, ast.Name) and isinstance(part.ctx, (ast.Store, ast.Del))
+    }
 
 
 def opaque_names(statements):
-    """The variables whose assignments are not followed: those of nested functions and comprehensions, and whatever `with`, `try`, `match` or `:=` in a part of an expression
-    that is not always evaluated assign."""
+    """The variables whose assignments are not followed: those of nested functions and comprehensions, and
+    whatever `with`, `try`, `match` or `:=` in a part of an expression that is not always evaluated assign."""
     found = set()
     for node in [part for statement in statements for part in ast.walk(statement)]:
         if isinstance(node, NESTED):
-            found |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} if isinstance(node, (ast.FunctionDef, ast.Lambda)) else stored_names([node])
+            found |= (
+                {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+                if isinstance(node, (ast.FunctionDef, ast.Lambda))
+                else stored_names([node])
+            )
             found |= {node.name} if isinstance(node, ast.FunctionDef) else set()
         elif isinstance(node, OPAQUE):
             found |= stored_names([node]) | set(getattr(node, "names", ()))
@@ -54,14 +73,25 @@ def opaque_names(statements):
 
 
 class Versions:
-    """Finds the versions in a function's statements. `value(node)`: what a Name that is no variable, or an attribute of one, stands for, or MISSING; `other(test)`: what else a condition
-    is known to be while the function is compiled, or None."""
+    """Finds the versions in a function's statements. `value(node)`: what a Name that is no variable, or an
+    attribute of one, stands for, or MISSING; `other(test)`: what else a condition is known to be while the
+    function is compiled, or None."""
 
     def __init__(self, parameters, statements, value=lambda node: MISSING, other=lambda test: None):
         self.value, self.other_condition, self.opaque = value, other, opaque_names(statements)
         self.all, self.phis, self.read, self.loops = [], [], [], []
         self.returns = []
-        self.falls_through = self.run(statements, {name: self.made(name, ("parameter", None, ())) for name in parameters if name not in self.opaque}) is not None
+        self.falls_through = (
+            self.run(
+                statements,
+                {
+                    name: self.made(name, ("parameter", None, ()))
+                    for name in parameters
+                    if name not in self.opaque
+                },
+            )
+            is not None
+        )
         self.settle()
         self.phis = self.live_phis()
 
@@ -71,10 +101,21 @@ class Versions:
         lacking, before = {None}, 0
         while len(lacking) > before:
             before = len(lacking)
-            lacking |= {phi for phi in self.all if phi.incoming is not None and any(version in lacking for _, version in phi.comes_from())}
-        return [node for statement in statements for node in ast.walk(statement)
-                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and hasattr(node, "version") and version_of(node) in lacking
-                and (node.version.name if node.version else node.id) in stored]
+            lacking |= {
+                phi
+                for phi in self.all
+                if phi.incoming is not None and any(version in lacking for _, version in phi.comes_from())
+            }
+        return [
+            node
+            for statement in statements
+            for node in ast.walk(statement)
+            if isinstance(node, ast.Name)
+            and isinstance(node.ctx, ast.Load)
+            and hasattr(node, "version")
+            and version_of(node) in lacking
+            and (node.version.name if node.version else node.id) in stored
+        ]
 
     def made(self, name, source=None, incoming=None):
         version = Version(name, source, incoming)
@@ -83,7 +124,7 @@ class Versions:
             self.phis.append(version)
         return version
 
-    # --- which phis there are ---------------------------------------------------------------------------------------------
+    # --- which phis there are -------------------------------------------------------------------------------
 
     def settle(self):
         """A phi that brings only one version is that version."""
@@ -105,7 +146,7 @@ class Versions:
                 waiting += [version for _, version in phi.comes_from() if version is not None]
         return [phi for phi in self.phis if phi in live]
 
-    # --- statements: each gives what the variables are behind it, or None if it never gets there ------------------------------
+    # --- statements: each gives what the variables are behind it, or None if it never gets there ------------
 
     def run(self, statements, now):
         for statement in statements:
@@ -148,13 +189,20 @@ class Versions:
     def of_if(self, node, now):
         self.expression(node.test, now)
         node.known = self.decided(node.test)
-        ways = [(("end", part), self.run(part, dict(now))) for part, happens in ((node.body, node.known is not False), (node.orelse, node.known is not True)) if happens]
+        ways = [
+            (("end", part), self.run(part, dict(now)))
+            for part, happens in ((node.body, node.known is not False), (node.orelse, node.known is not True))
+            if happens
+        ]
         return self.meet(ways)
 
     def of_while(self, node, now):
-        """Python's compiler puts a second test behind the body, so that the first can be decided by itself."""
+        """Python's compiler puts a second test behind the body, so that the first can be decided by
+        itself."""
         self.expression(node.test, dict(now))
-        return self.loop(node, now, lambda inside: self.expression(node.test, inside), self.decided(node.test))
+        return self.loop(
+            node, now, lambda inside: self.expression(node.test, inside), self.decided(node.test)
+        )
 
     def of_for(self, node, now):
         self.expression(node.iter, now)
@@ -174,7 +222,9 @@ class Versions:
         self.loops.append(([], []))
         end = self.run(node.body, inside) if first is not False else None
         continues, breaks = self.loops.pop()
-        rounds = [(place, back) for place, back in [(("end", node.body), end), *continues] if back is not None]
+        rounds = [
+            (place, back) for place, back in [(("end", node.body), end), *continues] if back is not None
+        ]
         for place, back in rounds:
             for name, phi in phis.items():
                 phi.incoming.append((place, back.get(name)))
@@ -192,7 +242,7 @@ class Versions:
                 now = now and self.run([part], now)
         return now
 
-    # --- what is known while the function is compiled ----------------------------------------------------------------------
+    # --- what is known while the function is compiled -------------------------------------------------------
 
     def decided(self, test):
         """What a condition is known to be, as Numba prunes branches: None if it is not known."""
@@ -206,15 +256,27 @@ class Versions:
             value = self.constant(test)
             return None if value is MISSING else bool(value)
         left, right = self.constant(test.left), self.constant(test.comparators[0])
-        known = type(test.ops[0]) in COMPARED and len(test.ops) == 1 and MISSING not in (left, right) and None not in (left, right)
+        known = (
+            type(test.ops[0]) in COMPARED
+            and len(test.ops) == 1
+            and MISSING not in (left, right)
+            and None not in (left, right)
+        )
         return bool(COMPARED[type(test.ops[0])](left, right)) if known else self.other_condition(test)
 
     def constant(self, node):
-        """The number (or None) that an expression is while the function is compiled: a literal, a global, or a variable at which nothing but such a value arrives; else MISSING."""
+        """The number (or None) that an expression is while the function is compiled: a literal, a global, or
+        a variable at which nothing but such a value arrives; else MISSING."""
         version = version_of(node)
         if version is not None:
-            return self.constant(version.source[1]) if version.incoming is None and version.source[0] == "value" and version.source[2] == () else MISSING
-        if isinstance(node, (ast.UnaryOp, ast.BinOp)) and all(isinstance(part, FOLDED) for part in ast.walk(node)):
+            return (
+                self.constant(version.source[1])
+                if version.incoming is None and version.source[0] == "value" and version.source[2] == ()
+                else MISSING
+            )
+        if isinstance(node, (ast.UnaryOp, ast.BinOp)) and all(
+            isinstance(part, FOLDED) for part in ast.walk(node)
+        ):
             try:
                 return eval(ast.unparse(node), {})
             except ArithmeticError:
@@ -222,7 +284,7 @@ class Versions:
         value = node.value if isinstance(node, ast.Constant) else self.value(node)
         return value if isinstance(value, (bool, int, float, type(None))) else MISSING
 
-    # --- names --------------------------------------------------------------------------------------------------------------
+    # --- names ----------------------------------------------------------------------------------------------
 
     def reads(self, name, now):
         version = now.get(name)
@@ -239,7 +301,10 @@ class Versions:
         elif isinstance(node, ast.IfExp):
             self.expression(node.test, now)
             node.known = self.decided(node.test)
-            for part, happens in ((node.body, node.known is not False), (node.orelse, node.known is not True)):
+            for part, happens in (
+                (node.body, node.known is not False),
+                (node.orelse, node.known is not True),
+            ):
                 self.expression(part if happens else None, now)
         elif isinstance(node, ast.NamedExpr):
             self.expression(node.value, now)
@@ -267,4 +332,3 @@ def version_of(node):
     """The version that a Name reads or makes, or None where that is not known."""
     version = getattr(node, "version", None)
     return version and version.settled()
-

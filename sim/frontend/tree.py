@@ -1,7 +1,10 @@
-"""A function as a syntax tree of few kinds of statements: every assignment that reads or stores an element of an array has one target, in the order in which Python evaluates.
+"""A function as a syntax tree of few kinds of statements: every assignment that reads or stores an element of
+an array has one target, in the order in which Python evaluates.
 
-`a[i] += v` becomes `a[i] = a[i] + v`, `a[i, n], n = v, n + 1` becomes `part, n_2 = v, n + 1`, `a[i, n] = part`, `n = n_2`. Line numbers and columns stay the file's.
+`a[i] += v` becomes `a[i] = a[i] + v`, `a[i, n], n = v, n + 1` becomes `part, n_2 = v, n + 1`, `a[i, n] =
+part`, `n = n_2`. Line numbers and columns stay the file's.
 """
+
 import ast
 import copy
 import inspect
@@ -10,7 +13,8 @@ from types import CodeType
 
 
 def tree_of(function):
-    """The function's FunctionDef without its decorators, or None where there is no source (built by exec, a lambda, a C function). `tree.variables`: the names of its variables."""
+    """The function's FunctionDef without its decorators, or None where there is no source (built by exec, a
+    lambda, a C function). `tree.variables`: the names of its variables."""
     try:
         lines, start = inspect.getsourcelines(function)
         text = "".join(lines)
@@ -74,11 +78,16 @@ class Simplify(ast.NodeTransformer):
         return name
 
     def held(self, node, stem, before):
-        """`node` if evaluating it twice costs nothing, else a new variable, which `before` gets the assignment of; as a function that makes the node anew."""
+        """`node` if evaluating it twice costs nothing, else a new variable, which `before` gets the
+        assignment of; as a function that makes the node anew."""
         if isinstance(node, ast.Tuple):
             parts = [self.held(part, stem, before) for part in node.elts]
             return lambda: ast.copy_location(ast.Tuple([part() for part in parts], ast.Load()), node)
-        if isinstance(node, ast.Constant) or isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant):
+        if (
+            isinstance(node, ast.Constant)
+            or isinstance(node, ast.UnaryOp)
+            and isinstance(node.operand, ast.Constant)
+        ):
             return lambda: copy.deepcopy(node)
         name = node.id if isinstance(node, ast.Name) else self.fresh(stem)
         if not isinstance(node, ast.Name):
@@ -91,27 +100,46 @@ class Simplify(ast.NodeTransformer):
             old = ast.Name(target.id, ast.Load())
         elif isinstance(target, ast.Subscript) and not has(target.slice, ast.Slice, ast.Starred):
             array, index = self.held(target.value, "array", before), self.held(target.slice, "index", before)
-            old, target = (ast.copy_location(ast.Subscript(array(), index(), context()), target) for context in (ast.Load, ast.Store))
+            old, target = (
+                ast.copy_location(ast.Subscript(array(), index(), context()), target)
+                for context in (ast.Load, ast.Store)
+            )
         elif isinstance(target, ast.Attribute):
             owner = self.held(target.value, "owner", before)
-            old, target = (ast.copy_location(ast.Attribute(owner(), target.attr, context()), target) for context in (ast.Load, ast.Store))
+            old, target = (
+                ast.copy_location(ast.Attribute(owner(), target.attr, context()), target)
+                for context in (ast.Load, ast.Store)
+            )
         else:
             return node
         new = ast.BinOp(ast.copy_location(old, node.target), node.op, node.value)
         return located([*before, ast.Assign([target], ast.copy_location(new, node))], node)
 
     def visit_AnnAssign(self, node):
-        return flat(self.visit(*located([ast.Assign([node.target], node.value)], node))) if node.value else ast.copy_location(ast.Pass(), node)
+        return (
+            flat(self.visit(*located([ast.Assign([node.target], node.value)], node)))
+            if node.value
+            else ast.copy_location(ast.Pass(), node)
+        )
 
     def visit_Assign(self, node):
         target, before = node.targets[0], []
         if len(node.targets) > 1:
             value = self.held(node.value, "value", before)
-            return [*located(before, node), *(part for target in node.targets for part in flat(self.visit(*located([ast.Assign([target], value())], node))))]
+            return [
+                *located(before, node),
+                *(
+                    part
+                    for target in node.targets
+                    for part in flat(self.visit(*located([ast.Assign([target], value())], node)))
+                ),
+            ]
         if isinstance(target, ast.Attribute):
             return node
         if isinstance(target, ast.Subscript):
-            if has(node.value, ast.Call) and (has(target.slice, ast.Call, ast.Subscript) or not isinstance(target.value, ast.Name)):
+            if has(node.value, ast.Call) and (
+                has(target.slice, ast.Call, ast.Subscript) or not isinstance(target.value, ast.Name)
+            ):
                 node.value = self.held(node.value, "value", before)()
             return located([*before, node], node) if before else node
         if isinstance(target, ast.Name) or not has(target, ast.Subscript, ast.Attribute):
@@ -121,7 +149,8 @@ class Simplify(ast.NodeTransformer):
         return located([node, *later], node)
 
     def put_off(self, target, later):
-        """`target` without elements of arrays, and without the names that come behind them: `later` gets those assignments."""
+        """`target` without elements of arrays, and without the names that come behind them: `later` gets
+        those assignments."""
         if isinstance(target, (ast.Tuple, ast.List)):
             target.elts = [self.put_off(part, later) for part in target.elts]
             return target
@@ -138,12 +167,20 @@ def located(statements, node):
 
 
 class Apart:
-    """Gives each type of a variable a name of its own, and converts what goes over from the one to the other where versions meet.
+    """Gives each type of a variable a name of its own, and converts what goes over from the one to the other
+    where versions meet.
 
-    `type_of(version)`: what tells one type from another; `torn`: the variables concerned; `fresh(name)`: a name like `name`; `converted(node, type)`: an expression."""
+    `type_of(version)`: what tells one type from another; `torn`: the variables concerned; `fresh(name)`: a
+        name like `name`; `converted(node, type)`: an expression."""
 
     def __init__(self, statements, versions, type_of, torn, fresh, converted):
-        self.versions, self.type_of, self.torn, self.fresh, self.converted = versions, type_of, torn, fresh, converted
+        self.versions, self.type_of, self.torn, self.fresh, self.converted = (
+            versions,
+            type_of,
+            torn,
+            fresh,
+            converted,
+        )
         self.names = {}  # (variable, type) -> name
         if self.torn:
             for version in versions.all:
@@ -168,7 +205,9 @@ class Apart:
             for (where, node), version in phi.comes_from():
                 if version is not None and self.name(version) != self.name(phi):
                     read = ast.Name(self.name(version), ast.Load())
-                    made = ast.Assign([ast.Name(self.name(phi), ast.Store())], self.converted(read, self.type_of(phi)))
+                    made = ast.Assign(
+                        [ast.Name(self.name(phi), ast.Store())], self.converted(read, self.type_of(phi))
+                    )
                     made.targets[0].version = phi
                     added.setdefault((where, id(node)), []).append(made)
         return added
@@ -176,12 +215,18 @@ class Apart:
 
 def torn(versions, type_of):
     """The variables of which one type goes over into another; a type that is None is not known."""
-    pairs = [(type_of(phi), type_of(version), phi.name) for phi in versions.phis for _, version in phi.comes_from() if version is not None]
+    pairs = [
+        (type_of(phi), type_of(version), phi.name)
+        for phi in versions.phis
+        for _, version in phi.comes_from()
+        if version is not None
+    ]
     return {name for one, other, name in pairs if one != other and None not in (one, other)}
 
 
 def insert(statements, added):
-    """Put the statements that `added` has, {(where, id of a statement or list): [statement]}, where they belong in `statements` and in all that they contain."""
+    """Put the statements that `added` has, {(where, id of a statement or list): [statement]}, where they
+    belong in `statements` and in all that they contain."""
     before = [(statement, added.get(("before", id(statement)), [])) for statement in statements]
     for statement in statements:
         for part in (getattr(statement, "body", None), getattr(statement, "orelse", None)):

@@ -1,9 +1,12 @@
-"""The type of each variable and expression of a kernel, as Numba infers it, and how large an integer can be: from both follows which operators can stay Python's own.
+"""The type of each variable and expression of a kernel, as Numba infers it, and how large an integer can be:
+from both follows which operators can stay Python's own.
 
-A type is a Number (a kind of sim.isa.promotion, and for integers the bits of their magnitude, if known), an ArrayType, a tuple of types, or ANY. Inference goes round the
-versions of the variables (sim.frontend.ssa) until nothing changes. A variable is a Python int for certain where its bits are known; a counter that still grows after a few rounds
-has none, which is always right and only slower.
+A type is a Number (a kind of sim.isa.promotion, and for integers the bits of their magnitude, if known), an
+ArrayType, a tuple of types, or ANY. Inference goes round the versions of the variables (sim.frontend.ssa)
+until nothing changes. A variable is a Python int for certain where its bits are known; a counter that still
+grows after a few rounds has none, which is always right and only slower.
 """
+
 import ast
 import functools
 import inspect
@@ -12,7 +15,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from ml_dtypes import bfloat16
 
-from sim.frontend.names import MISSING, Names, device_function, dtype_or_none, name_in_cuda, names_in, only_signature, path
+from sim.frontend.names import (
+    MISSING,
+    Names,
+    device_function,
+    dtype_or_none,
+    name_in_cuda,
+    names_in,
+    only_signature,
+    path,
+)
 from sim.frontend.ssa import Versions, stored_names, version_of
 from sim.frontend.tree import tree_of
 from sim.isa.table import INSTRUCTIONS, Like
@@ -27,16 +39,34 @@ ROUNDS = 4
 LENGTH, LONG = 40, 42  # bits of a length or a dimension, and of a position in a grid
 GEOMETRY = {"threadIdx": 10, "blockIdx": 31, "blockDim": 11, "gridDim": 31}
 ADDITIVE, BITWISE = (ast.Add, ast.Sub), (ast.BitAnd, ast.BitOr, ast.BitXor)
-RULES = {**dict.fromkeys((ast.Add, ast.Sub, ast.Mult), promotion.arithmetic), ast.Div: promotion.division, **dict.fromkeys((ast.FloorDiv, ast.Mod), promotion.real_division),
-         ast.Pow: promotion.exponentiation, **dict.fromkeys((ast.LShift, ast.RShift), promotion.shift), **dict.fromkeys(BITWISE, promotion.bitwise)}
-NUMBER_BUILTINS = {"min": operators.minimum, "max": operators.maximum, "abs": operators.absolute, "round": operators.round_, "int": operators.int_, "float": operators.float_,
-                   "bool": operators.bool_, "complex": operators.complex_, "divmod": operators.divmod_, "pow": operators.pow_, "sum": operators.sum_}
+RULES = {
+    **dict.fromkeys((ast.Add, ast.Sub, ast.Mult), promotion.arithmetic),
+    ast.Div: promotion.division,
+    **dict.fromkeys((ast.FloorDiv, ast.Mod), promotion.real_division),
+    ast.Pow: promotion.exponentiation,
+    **dict.fromkeys((ast.LShift, ast.RShift), promotion.shift),
+    **dict.fromkeys(BITWISE, promotion.bitwise),
+}
+NUMBER_BUILTINS = {
+    "min": operators.minimum,
+    "max": operators.maximum,
+    "abs": operators.absolute,
+    "round": operators.round_,
+    "int": operators.int_,
+    "float": operators.float_,
+    "bool": operators.bool_,
+    "complex": operators.complex_,
+    "divmod": operators.divmod_,
+    "pow": operators.pow_,
+    "sum": operators.sum_,
+}
 PYTHON = (np.float16, np.float32, np.float64)  # floats that Python's operators treat as Numba does
 
 
 @dataclass(frozen=True)
 class Number:
-    """`bits`: the value is a Python int of at most this magnitude; None: whatever sim.isa has for the kind."""
+    """`bits`: the value is a Python int of at most this magnitude; None: whatever sim.isa has for the
+    kind."""
 
     kind: type
     bits: int | None = None
@@ -44,8 +74,8 @@ class Number:
 
 @dataclass(frozen=True)
 class ArrayType:
-    """An array of `rank` dimensions. What else the text tells saves looking it up at each load: the constant `shape` of a declared array, and whether the last axis is contiguous
-    (`rowwise`)."""
+    """An array of `rank` dimensions. What else the text tells saves looking it up at each load: the constant
+    `shape` of a declared array, and whether the last axis is contiguous (`rowwise`)."""
 
     element: object
     rank: int
@@ -56,8 +86,13 @@ class ArrayType:
 
 INT32, INT64, BOOL = Number(np.int32, 31), Number(int), Number(bool)
 OF_CUDA = {  # what functions and attributes of cuda give whose type does not hang on their arguments
-    "laneid": Number(np.int32, 5), "warpsize": Number(np.int32, 6), "grid": Number(int, LONG), "gridsize": Number(int, LONG), "lanemask_lt": Number(np.uint32),
-    **dict.fromkeys(("syncthreads_count", "syncthreads_and", "syncthreads_or"), INT32)}
+    "laneid": Number(np.int32, 5),
+    "warpsize": Number(np.int32, 6),
+    "grid": Number(int, LONG),
+    "gridsize": Number(int, LONG),
+    "lanemask_lt": Number(np.uint32),
+    **dict.fromkeys(("syncthreads_count", "syncthreads_and", "syncthreads_or"), INT32),
+}
 
 
 def bits(kind):
@@ -77,8 +112,16 @@ def join(a, b):
         return b
     if isinstance(a, Number) and isinstance(b, Number):
         kind = unified(a.kind, b.kind)
-        return ANY if kind is None else Number(kind, max(a.bits, b.bits) if None not in (a.bits, b.bits) else None)
-    if isinstance(a, ArrayType) and isinstance(b, ArrayType) and (a.element, a.rank, a.itemsize) == (b.element, b.rank, b.itemsize):
+        return (
+            ANY
+            if kind is None
+            else Number(kind, max(a.bits, b.bits) if None not in (a.bits, b.bits) else None)
+        )
+    if (
+        isinstance(a, ArrayType)
+        and isinstance(b, ArrayType)
+        and (a.element, a.rank, a.itemsize) == (b.element, b.rank, b.itemsize)
+    ):
         return ArrayType(a.element, a.rank, a.itemsize, a.rowwise and b.rowwise)
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
         return tuple(map(join, a, b))
@@ -91,7 +134,11 @@ def unified(a, b):
         return a
     if not {a, b} & COMPLEX:
         return promotion.unified(a, b)
-    return None if bfloat16 in (a, b) else KIND[np.promote_types(*(np.int64 if kind is int else kind for kind in (a, b))).type]
+    return (
+        None
+        if bfloat16 in (a, b)
+        else KIND[np.promote_types(*(np.int64 if kind is int else kind for kind in (a, b))).type]
+    )
 
 
 def element_type(dtype):
@@ -101,18 +148,29 @@ def element_type(dtype):
 
 
 def type_of_value(value):
-    """The type of a launch argument, a global or a free variable. Bits are rounded up, so that few specialisations arise."""
+    """The type of a launch argument, a global or a free variable. Bits are rounded up, so that few
+    specialisations arise."""
     if value is None:
         return NONE
     if isinstance(value, int) and not isinstance(value, bool):
         rounded = -(-value.bit_length() // 8) * 8
-        return Number(int, rounded if rounded <= 40 else None) if -2**63 <= value < 2**63 else Number(np.uint64)
+        return (
+            Number(int, rounded if rounded <= 40 else None)
+            if -(2**63) <= value < 2**63
+            else Number(np.uint64)
+        )
     if type(value) in KIND:
         return Number(KIND[type(value)])
     if isinstance(value, tuple):
         return tuple(map(type_of_value, value))
-    if hasattr(value, "allocation") and value.dtype.names is None and hasattr(value, "data"):  # an array with a fast path
-        return ArrayType(element_type(value.dtype), value.ndim, value.dtype.itemsize, value.strides[-1] == value.dtype.itemsize)
+    # an array with a fast path
+    if hasattr(value, "allocation") and value.dtype.names is None and hasattr(value, "data"):
+        return ArrayType(
+            element_type(value.dtype),
+            value.ndim,
+            value.dtype.itemsize,
+            value.strides[-1] == value.dtype.itemsize,
+        )
     return ANY
 
 
@@ -141,13 +199,25 @@ def operation(op, left, right):
     kind = RULES[type(op)](left.kind, right.kind)
     if kind is not int or None in (left.bits, right.bits):
         return ANY if kind is None else Number(kind)
-    grown = (max(left.bits, right.bits) + 1 if isinstance(op, ADDITIVE) else left.bits + right.bits if isinstance(op, ast.Mult)
-             else max(left.bits, right.bits) if isinstance(op, (ast.FloorDiv, ast.Mod, ast.RShift, *BITWISE)) else MOST_BITS + 1)
+    grown = (
+        max(left.bits, right.bits) + 1
+        if isinstance(op, ADDITIVE)
+        else (
+            left.bits + right.bits
+            if isinstance(op, ast.Mult)
+            else (
+                max(left.bits, right.bits)
+                if isinstance(op, (ast.FloorDiv, ast.Mod, ast.RShift, *BITWISE))
+                else MOST_BITS + 1
+            )
+        )
+    )
     return Number(int, grown if grown <= MOST_BITS else None)
 
 
 class Types:
-    """The types of a function's variables and expressions. `parameters` maps parameter names to types; `results` remembers what device functions return, {(function, types): type}."""
+    """The types of a function's variables and expressions. `parameters` maps parameter names to types;
+    `results` remembers what device functions return, {(function, types): type}."""
 
     def __init__(self, function, tree, parameters, results=None):
         self.names, self.results = Names(function), {} if results is None else results
@@ -167,27 +237,49 @@ class Types:
                     changed = True
 
     def is_none(self, test):
-        """Whether `x is None` holds for an argument, which Numba knows by its type; None for any other condition."""
-        asks = isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Is, ast.IsNot)) and isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value is None
-        kind = self.parameters.get(test.left.id, ANY) if asks and isinstance(test.left, ast.Name) and test.left.id in self.fixed else ANY
+        """Whether `x is None` holds for an argument, which Numba knows by its type; None for any other
+        condition."""
+        asks = (
+            isinstance(test, ast.Compare)
+            and isinstance(test.ops[0], (ast.Is, ast.IsNot))
+            and isinstance(test.comparators[0], ast.Constant)
+            and test.comparators[0].value is None
+        )
+        kind = (
+            self.parameters.get(test.left.id, ANY)
+            if asks and isinstance(test.left, ast.Name) and test.left.id in self.fixed
+            else ANY
+        )
         return None if kind == ANY else (kind == NONE) == isinstance(test.ops[0], ast.Is)
 
     def of_version(self, version):
         if version.same is not None:
             return self.found.get(version.settled())
         if version.incoming is not None:
-            return functools.reduce(join, (self.found.get(other) for _, other in version.comes_from() if other is not None), UNKNOWN)
+            return functools.reduce(
+                join,
+                (self.found.get(other) for _, other in version.comes_from() if other is not None),
+                UNKNOWN,
+            )
         how, node, positions = version.source
         if how is None:
             return ANY
-        found = self.parameters.get(version.name, ANY) if how == "parameter" else self.of_iteration(node) if how == "element" else self.of(node)
+        found = (
+            self.parameters.get(version.name, ANY)
+            if how == "parameter"
+            else self.of_iteration(node)
+            if how == "element"
+            else self.of(node)
+        )
         for position in positions:
             found = part(found, position)
         return found
 
     def result(self):
         """The type of what the function returns."""
-        returned = [self.of(node.value) if node.value else NONE for node in self.versions.returns] + [NONE] * self.versions.falls_through
+        returned = [self.of(node.value) if node.value else NONE for node in self.versions.returns] + [
+            NONE
+        ] * self.versions.falls_through
         return functools.reduce(join, returned, UNKNOWN)
 
     def of_iteration(self, node):
@@ -210,13 +302,21 @@ class Types:
         size = max(kind.bits for kind in given) if all(kind.bits is not None for kind in given) else None
         if kinds <= UNSIGNED:
             return Number(np.uint64)
-        return Number(np.int32, 31 if size is None else size) if kinds <= SIGNED - {int} else Number(int, size)
+        return (
+            Number(np.int32, 31 if size is None else size) if kinds <= SIGNED - {int} else Number(int, size)
+        )
 
     def builtin(self, node):
         """The name of the builtin that `node` is, or ""."""
-        return node.id if isinstance(node, ast.Name) and node.id not in self.names.local and self.names.value(node.id) is MISSING else ""
+        return (
+            node.id
+            if isinstance(node, ast.Name)
+            and node.id not in self.names.local
+            and self.names.value(node.id) is MISSING
+            else ""
+        )
 
-    # --- expressions ------------------------------------------------------------------------------------------------------
+    # --- expressions ----------------------------------------------------------------------------------------
 
     def of(self, node):
         return getattr(self, "of_" + type(node).__name__.lower(), lambda _: ANY)(node)
@@ -241,8 +341,14 @@ class Types:
             return OF_CUDA[named or node.attr]
         array = self.of(node.value)
         if isinstance(array, ArrayType):
-            return {"shape": (Number(int, LENGTH),) * array.rank, "strides": (Number(int, LENGTH),) * array.rank, "size": Number(int, LENGTH), "ndim": Number(int, 4),
-                    "T": replace(array, rowwise=False, shape=None), "itemsize": Number(int, 8)}.get(node.attr, ANY)
+            return {
+                "shape": (Number(int, LENGTH),) * array.rank,
+                "strides": (Number(int, LENGTH),) * array.rank,
+                "size": Number(int, LENGTH),
+                "ndim": Number(int, 4),
+                "T": replace(array, rowwise=False, shape=None),
+                "itemsize": Number(int, 8),
+            }.get(node.attr, ANY)
         if node.attr in ("shape", "ndim", "size"):
             return {"ndim": Number(int, 4), "size": Number(int, LENGTH)}.get(node.attr, ANY)
         return ANY if value is MISSING else type_of_value(value)
@@ -250,23 +356,40 @@ class Types:
     def of_subscript(self, node):
         if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
             return Number(int, LENGTH)
-        held, indices = self.of(node.value), node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        held, indices = (
+            self.of(node.value),
+            node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice],
+        )
         if held is UNKNOWN:
             return UNKNOWN
         if isinstance(held, ArrayType):
-            whole = len(indices) == held.rank and not any(isinstance(index, (ast.Slice, ast.Starred)) for index in indices)
-            return held.element if whole and all(isinstance(self.of(index), (Number, type(UNKNOWN))) for index in indices) else ANY
+            whole = len(indices) == held.rank and not any(
+                isinstance(index, (ast.Slice, ast.Starred)) for index in indices
+            )
+            return (
+                held.element
+                if whole and all(isinstance(self.of(index), (Number, type(UNKNOWN))) for index in indices)
+                else ANY
+            )
         return part(held, node.slice.value if isinstance(node.slice, ast.Constant) else None)
 
     def of_tuple(self, node):
-        return tuple(map(self.of, node.elts)) if not any(isinstance(element, ast.Starred) for element in node.elts) else ANY
+        return (
+            tuple(map(self.of, node.elts))
+            if not any(isinstance(element, ast.Starred) for element in node.elts)
+            else ANY
+        )
 
     def of_namedexpr(self, node):
         return self.of(node.value)
 
     def of_ifexp(self, node):
         known = getattr(node, "known", None)
-        return join(self.of(node.body), self.of(node.orelse)) if known is None else self.of(node.body if known else node.orelse)
+        return (
+            join(self.of(node.body), self.of(node.orelse))
+            if known is None
+            else self.of(node.body if known else node.orelse)
+        )
 
     def of_boolop(self, node):
         return functools.reduce(join, map(self.of, node.values))
@@ -284,13 +407,17 @@ class Types:
             return kind
         if kind.kind is bool:
             return BOOL if isinstance(node.op, ast.Invert) else INT64
-        grown = kind.bits if kind.bits is None or kind.kind is not int or isinstance(node.op, ast.USub) else kind.bits
+        grown = (
+            kind.bits
+            if kind.bits is None or kind.kind is not int or isinstance(node.op, ast.USub)
+            else kind.bits
+        )
         return Number(np.uint64) if kind.kind in UNSIGNED else Number(int, grown)
 
     def of_binop(self, node):
         return operation(node.op, self.of(node.left), self.of(node.right))
 
-    # --- calls ------------------------------------------------------------------------------------------------------------
+    # --- calls ----------------------------------------------------------------------------------------------
 
     def of_call(self, node):
         given, called = [self.of(argument) for argument in node.args], self.names.resolve(node.func)
@@ -299,7 +426,11 @@ class Types:
         dtype = dtype_or_none(called) if called is not MISSING else None
         if dtype is not None:
             kind = KIND.get(dtype.type)
-            return ANY if kind is None else Number(kind, 8 * dtype.itemsize - 1 if kind in SIGNED - {int} else None)
+            return (
+                ANY
+                if kind is None
+                else Number(kind, 8 * dtype.itemsize - 1 if kind in SIGNED - {int} else None)
+            )
         name = self.cuda_name(node.func, called)
         if name:
             return self.of_cuda(name, given, node)
@@ -309,16 +440,27 @@ class Types:
         return self.of_device(called, self.given(called, node)) if ours is None else self.asked(ours, given)
 
     def given(self, called, node):
-        """{parameter: type} of a call of a device function; None where that is not known, or where one copy of the function must serve all calls."""
+        """{parameter: type} of a call of a device function; None where that is not known, or where one copy
+        of the function must serve all calls."""
         function = device_function(called)
-        if function is None or "shared" in names_in(function.__code__) or any(isinstance(part, ast.Starred) for part in node.args) or None in (part.arg for part in node.keywords):
+        if (
+            function is None
+            or "shared" in names_in(function.__code__)
+            or any(isinstance(part, ast.Starred) for part in node.args)
+            or None in (part.arg for part in node.keywords)
+        ):
             return None
         try:
-            bound = inspect.signature(function).bind(*node.args, **{keyword.arg: keyword.value for keyword in node.keywords})
+            bound = inspect.signature(function).bind(
+                *node.args, **{keyword.arg: keyword.value for keyword in node.keywords}
+            )
         except TypeError:
             return None
         bound.apply_defaults()
-        return {name: general(self.of(value) if isinstance(value, ast.AST) else type_of_value(value)) for name, value in bound.arguments.items()}
+        return {
+            name: general(self.of(value) if isinstance(value, ast.AST) else type_of_value(value))
+            for name, value in bound.arguments.items()
+        }
 
     def of_device(self, called, given):
         """The type of what a device function returns."""
@@ -370,12 +512,22 @@ class Types:
             return given[0]
         if name in ("popc", "clz") and isinstance(given[0], Number) and given[0].kind in SIGNED:
             return Number(given[0].kind, 7)
-        return self.asked(getattr(integers, last, None) if "." not in name else getattr(getattr(integers, name.split(".")[0], None), last, None), given)
+        return self.asked(
+            (
+                getattr(integers, last, None)
+                if "." not in name
+                else getattr(getattr(integers, name.split(".")[0], None), last, None)
+            ),
+            given,
+        )
 
     def of_instruction(self, entry, given):
         """The type of what an instruction of a warp gives: a tuple if it has several results."""
         given = dict(zip(entry.parameters, given))
-        kinds = [given.get(kind, ANY) if isinstance(kind, Like) else Number(KIND[kind.type]) for kind in entry.results.values()]
+        kinds = [
+            given.get(kind, ANY) if isinstance(kind, Like) else Number(KIND[kind.type])
+            for kind in entry.results.values()
+        ]
         kinds = [Number(kind.kind) if isinstance(kind, Number) else kind for kind in kinds]
         return tuple(kinds) if len(kinds) > 1 else kinds[0] if kinds else NONE
 
@@ -383,14 +535,19 @@ class Types:
         """The type of what a function of ours gives."""
         if UNKNOWN in given:
             return UNKNOWN
-        return probed(function, tuple(kind.kind for kind in given)) if function is not None and all(isinstance(kind, Number) for kind in given) else ANY
+        return (
+            probed(function, tuple(kind.kind for kind in given))
+            if function is not None and all(isinstance(kind, Number) for kind in given)
+            else ANY
+        )
 
     def of_declaration(self, node):
         """`cuda.shared.array(shape, dtype)`: the type of array that it makes."""
         given = dict(zip(("shape", "dtype"), node.args)) | {k.arg: k.value for k in node.keywords}
         dtype = dtype_or_none(self.names.resolve(given["dtype"])) if "dtype" in given else None
         shape = self.constant_shape(given.get("shape"))
-        if dtype is None or dtype.names is not None or dtype.hasobject or not shape or 0 in shape:  # (0,): the dynamic bytes, of which there may be none
+        # (0,): the dynamic bytes, of which there may be none
+        if dtype is None or dtype.names is not None or dtype.hasobject or not shape or 0 in shape:
             return ANY
         return ArrayType(element_type(dtype), len(shape), dtype.itemsize, shape=shape)
 
@@ -398,11 +555,17 @@ class Types:
         """The shape that `node` spells with constants, as a tuple, or None."""
         if isinstance(node, ast.Tuple):
             sides = [self.constant_shape(element) for element in node.elts]
-            return tuple(side[0] for side in sides) if all(side and len(side) == 1 for side in sides) else None
+            return (
+                tuple(side[0] for side in sides) if all(side and len(side) == 1 for side in sides) else None
+            )
         value = node.value if isinstance(node, ast.Constant) else self.names.resolve(node)
         if isinstance(value, (int, np.integer)):
             value = (value,)
-        return tuple(map(int, value)) if isinstance(value, tuple) and all(isinstance(n, (int, np.integer)) for n in value) else None
+        return (
+            tuple(map(int, value))
+            if isinstance(value, tuple) and all(isinstance(n, (int, np.integer)) for n in value)
+            else None
+        )
 
     def alike(self, left, right):
         """Whether Python compares these two expressions as Numba does."""
@@ -410,7 +573,8 @@ class Types:
         return all(map(is_float, kinds)) or all(bits(kind) is not None for kind in kinds) or NONE in kinds
 
     def plain(self, op, left, right):
-        """Whether Python's own operator gives Numba's result on these two expressions, without a call and without raising."""
+        """Whether Python's own operator gives Numba's result on these two expressions, without a call and
+        without raising."""
         a, b = self.of(left), self.of(right)
         if is_float(a) and is_float(b):
             return isinstance(op, (*ADDITIVE, ast.Mult, ast.Div))
@@ -425,7 +589,9 @@ def widened(kind):
     """A type without the bits that keep growing."""
     if isinstance(kind, tuple):
         return tuple(map(widened, kind))
-    return Number(kind.kind) if isinstance(kind, Number) and kind.bits is not None and kind.kind is int else kind
+    return (
+        Number(kind.kind) if isinstance(kind, Number) and kind.bits is not None and kind.kind is int else kind
+    )
 
 
 def general(kind):
@@ -447,11 +613,16 @@ def part(kind, position):
 
 
 def meaning(called):
-    """Our function in the place of one of math, cmath or libdevice; a ufunc is its own; None for anything else."""
+    """Our function in the place of one of math, cmath or libdevice; a ufunc is its own; None for anything
+    else."""
     home, name = getattr(called, "__module__", None), getattr(called, "__name__", "")
     if isinstance(called, np.ufunc):
         return called
-    library = {"math": mathematics.math, "cmath": mathematics.cmath, "numba.cuda.libdevice": mathematics.libdevice}.get(home)
+    library = {
+        "math": mathematics.math,
+        "cmath": mathematics.cmath,
+        "numba.cuda.libdevice": mathematics.libdevice,
+    }.get(home)
     return getattr(library, name, None)
 
 

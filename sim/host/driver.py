@@ -1,4 +1,6 @@
-"""The functions of the CUDA driver that Numba calls, for a GPU that is not there: device memory is host memory, and all work is done when its call returns."""
+"""The functions of the CUDA driver that Numba calls, for a GPU that is not there: device memory is host
+memory, and all work is done when its call returns."""
+
 import bisect
 import ctypes
 import time
@@ -34,10 +36,13 @@ class Memory:
             self.fresh.discard(int(address))
 
     def finalizer(self, manager, pointer, key, *rest):
-        """What Numba calls when nobody holds an allocation any more; it must work after the real driver is back."""
+        """What Numba calls when nobody holds an allocation any more; it must work after the real driver is
+        back."""
+
         def core():
             manager.allocations.pop(key, None)
             self.free(pointer)
+
         return core
 
     def base(self, address):
@@ -70,15 +75,41 @@ class Device(driver.Device):
     """The one device, with the limits of a DeviceSpec."""
 
     def __init__(self, spec):
-        self.id, self.name, self.uuid, self.compute_capability, self.primary_context = 0, b"simulated", "GPU-simulated", (9, 0), None
+        self.id, self.name, self.uuid, self.compute_capability, self.primary_context = (
+            0,
+            b"simulated",
+            "GPU-simulated",
+            (9, 0),
+            None,
+        )
         x, y, z = spec.max_block
         grid_x, grid_y, grid_z = spec.max_grid
         vars(self).update(
-            MULTIPROCESSOR_COUNT=spec.multiprocessors, WARP_SIZE=spec.warp_size, MAX_THREADS_PER_BLOCK=spec.max_threads_per_block,
-            MAX_SHARED_MEMORY_PER_BLOCK=spec.dynamic_shared_bytes, MAX_BLOCK_DIM_X=x, MAX_BLOCK_DIM_Y=y, MAX_BLOCK_DIM_Z=z,
-            MAX_GRID_DIM_X=grid_x, MAX_GRID_DIM_Y=grid_y, MAX_GRID_DIM_Z=grid_z, CAN_MAP_HOST_MEMORY=1, UNIFIED_ADDRESSING=1, MANAGED_MEMORY=1,
-            PCI_DOMAIN_ID=0, PCI_BUS_ID=0, PCI_DEVICE_ID=0, CLOCK_RATE=1_000_000, TOTAL_CONSTANT_MEMORY=65536, COMPUTE_CAPABILITY_MAJOR=9,
-            COMPUTE_CAPABILITY_MINOR=0, KERNEL_EXEC_TIMEOUT=0, TCC_DRIVER=0, SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO=2, COOPERATIVE_LAUNCH=1)
+            MULTIPROCESSOR_COUNT=spec.multiprocessors,
+            WARP_SIZE=spec.warp_size,
+            MAX_THREADS_PER_BLOCK=spec.max_threads_per_block,
+            MAX_SHARED_MEMORY_PER_BLOCK=spec.dynamic_shared_bytes,
+            MAX_BLOCK_DIM_X=x,
+            MAX_BLOCK_DIM_Y=y,
+            MAX_BLOCK_DIM_Z=z,
+            MAX_GRID_DIM_X=grid_x,
+            MAX_GRID_DIM_Y=grid_y,
+            MAX_GRID_DIM_Z=grid_z,
+            CAN_MAP_HOST_MEMORY=1,
+            UNIFIED_ADDRESSING=1,
+            MANAGED_MEMORY=1,
+            PCI_DOMAIN_ID=0,
+            PCI_BUS_ID=0,
+            PCI_DEVICE_ID=0,
+            CLOCK_RATE=1_000_000,
+            TOTAL_CONSTANT_MEMORY=65536,
+            COMPUTE_CAPABILITY_MAJOR=9,
+            COMPUTE_CAPABILITY_MINOR=0,
+            KERNEL_EXEC_TIMEOUT=0,
+            TCC_DRIVER=0,
+            SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO=2,
+            COOPERATIVE_LAUNCH=1,
+        )
 
     def __getattr__(self, name):
         raise AttributeError(f"the simulated device does not know its {name}")
@@ -96,12 +127,14 @@ class Functions:
 
     @staticmethod
     def refused(driver, name):
-        raise NotImplementedError(f"the simulated GPU has no {name}: mark tests that need a real one with cuda_sim(off=True)")
+        raise NotImplementedError(
+            f"the simulated GPU has no {name}: mark tests that need a real one with cuda_sim(off=True)"
+        )
 
     def names(self):
         return {name: getattr(self, name) for name in dir(self) if name.startswith("cu")}
 
-    # --- contexts ---------------------------------------------------------------------------------------------------------
+    # --- contexts -------------------------------------------------------------------------------------------
 
     def cuCtxGetCurrent(self):
         return self.contexts[-1] if self.contexts else 0
@@ -127,10 +160,14 @@ class Functions:
     def nothing(self, *arguments):
         """Work that is done already."""
 
-    cuInit = cuCtxSynchronize = cuStreamSynchronize = cuStreamDestroy = cuStreamWaitEvent = cuEventSynchronize = cuEventQuery = nothing
-    cuMemHostRegister = cuMemHostUnregister = cuDevicePrimaryCtxRelease = cuDevicePrimaryCtxReset = cuProfilerStart = cuProfilerStop = nothing
+    cuInit = cuCtxSynchronize = cuStreamSynchronize = cuStreamDestroy = cuStreamWaitEvent = (
+        cuEventSynchronize
+    ) = cuEventQuery = nothing
+    cuMemHostRegister = cuMemHostUnregister = cuDevicePrimaryCtxRelease = cuDevicePrimaryCtxReset = (
+        cuProfilerStart
+    ) = cuProfilerStop = nothing
 
-    # --- memory -----------------------------------------------------------------------------------------------------------
+    # --- memory ---------------------------------------------------------------------------------------------
 
     def cuMemAlloc(self, size):
         return driver.binding.CUdeviceptr(self.memory.allocate(size))
@@ -173,9 +210,14 @@ class Functions:
         ctypes.memset(int(to), byte, count)
         self.memory.written(to)
 
-    cuMemcpyHtoDAsync, cuMemcpyDtoHAsync, cuMemcpyDtoDAsync, cuMemsetD8Async = cuMemcpyHtoD, cuMemcpyDtoH, cuMemcpyDtoD, cuMemsetD8
+    cuMemcpyHtoDAsync, cuMemcpyDtoHAsync, cuMemcpyDtoDAsync, cuMemsetD8Async = (
+        cuMemcpyHtoD,
+        cuMemcpyDtoH,
+        cuMemcpyDtoD,
+        cuMemsetD8,
+    )
 
-    # --- streams and events -----------------------------------------------------------------------------------------------
+    # --- streams and events ---------------------------------------------------------------------------------
 
     def handle(self):
         self.handles += 1
@@ -185,7 +227,9 @@ class Functions:
         return driver.binding.CUstream(self.handle() + 0x1000)  # the lowest handles mean default streams
 
     def cuStreamAddCallback(self, stream, callback, data, flags):
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.py_object)(int(callback))(stream, 0, ctypes.cast(data, ctypes.py_object).value)
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.py_object)(int(callback))(
+            stream, 0, ctypes.cast(data, ctypes.py_object).value
+        )
 
     def cuEventCreate(self, flags):
         return driver.binding.CUevent(self.handle())

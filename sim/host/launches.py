@@ -1,4 +1,6 @@
-"""Launches of numba.cuda kernels as simulations, and what else of Numba's host side asks for a compiled kernel."""
+"""Launches of numba.cuda kernels as simulations, and what else of Numba's host side asks for a compiled
+kernel."""
+
 import copy
 import enum
 from dataclasses import dataclass, field, replace
@@ -20,12 +22,14 @@ from sim.memory.spaces import host_array
 from sim.observers import DEFAULT
 
 THREADS_PER_BLOCK = 128  # what `forall` takes when nobody says
-OWN = ("numba.cuda.kernels.", "numba.cuda.cudadrv.", "numba.cuda.np.")  # modules whose kernels are Numba's, not the user's
+# modules whose kernels are Numba's, not the user's
+OWN = ("numba.cuda.kernels.", "numba.cuda.cudadrv.", "numba.cuda.np.")
 
 
 @dataclass(frozen=True)
 class Options:
-    """How launches are simulated. `seeds`: each launch runs once with each; what the first one leaves in the arrays stays."""
+    """How launches are simulated. `seeds`: each launch runs once with each; what the first one leaves in the
+    arrays stays."""
 
     engine: str = "native"
     seeds: tuple[int, ...] = (0,)
@@ -34,7 +38,8 @@ class Options:
 
 
 class Uncompiled:
-    """A kernel for one signature, as far as a launch in the simulator needs one: `signature` and nothing of machine code."""
+    """A kernel for one signature, as far as a launch in the simulator needs one: `signature` and nothing of
+    machine code."""
 
     objectmode, entry_point, launch_config_sensitive = False, None, False
 
@@ -43,15 +48,19 @@ class Uncompiled:
         self.argument_types = argument_types
 
     def __getattr__(self, name):
-        raise AttributeError(f"{name}: the simulator compiles no machine code for a GPU; cuda.compile gives PTX without one")
+        raise AttributeError(
+            f"{name}: the simulator compiles no machine code for a GPU; cuda.compile gives PTX without one"
+        )
 
 
 @dataclass
 class Host:
-    """The simulated host side of numba.cuda. `compiled`: kernels are typed and compiled to PTX by Numba before they are simulated.
+    """The simulated host side of numba.cuda. `compiled`: kernels are typed and compiled to PTX by Numba
+    before they are simulated.
 
     `launched`
-    is called with the Report of each simulated launch, or None where a thread raised what the kernel says it raises; by default it appends to `launches`.
+    is called with the Report of each simulated launch, or None where a thread raised what the kernel says it
+    raises; by default it appends to `launches`.
     """
 
     options: Options = field(default_factory=Options)
@@ -63,13 +72,20 @@ class Host:
         self.functions = Functions(self.memory)
         self.device = Device(self.options.spec)
 
-    # --- in place and away again ------------------------------------------------------------------------------------------
+    # --- in place and away again ----------------------------------------------------------------------------
 
     def install(self):
         """Put the simulated driver and launches in the place of the real ones."""
         self.state = vars(driver.driver).copy(), getattr(devices._runtime._tls, "attached_context", None)
         vars(driver.driver).clear()
-        vars(driver.driver).update(self.functions.names(), is_initialized=True, initialization_error=None, pid=None, lib=None, devices={0: self.device})
+        vars(driver.driver).update(
+            self.functions.names(),
+            is_initialized=True,
+            initialization_error=None,
+            pid=None,
+            lib=None,
+            devices={0: self.device},
+        )
         self.switch_context(None)
         for owner, name, value in self.replacements():
             self.taken.append((owner, name, vars(owner).get(name)))
@@ -100,19 +116,28 @@ class Host:
         yield driver, "_to_core_stream", lambda stream: stream or driver.Stream(driver.binding.CUstream(0))
         yield nvvm, "is_available", lambda: True
         yield cuda, "as_cuda_array", as_device_array(cuda.as_cuda_array)
-        yield testing, "skip_unless_cudasim", lambda reason: lambda test: test  # what is for simulators is for ours too
+        # what is for simulators is for ours too
+        yield testing, "skip_unless_cudasim", lambda reason: lambda test: test
         yield dispatcher.ForAll, "__call__", launch_for_all
-        yield kernel, "max_cooperative_grid_blocks", lambda kernel, block, shared=0: host.options.spec.resident_blocks(int(np.prod(block)), shared)
+        yield (
+            kernel,
+            "max_cooperative_grid_blocks",
+            lambda kernel, block, shared=0: host.options.spec.resident_blocks(int(np.prod(block)), shared),
+        )
         if self.compiled:
             yield kernel, "bind", lambda kernel: None
-            yield kernel, "launch", lambda kernel, *launch: host.launch(kernel, kernel.argument_types, *launch)
+            yield (
+                kernel,
+                "launch",
+                lambda kernel, *launch: host.launch(kernel, kernel.argument_types, *launch),
+            )
         else:
             yield decorators, "_have_nvjitlink", lambda: False
             yield dispatch, "compile", compile_nothing
             yield dispatch, "compile_device", compile_nothing
             yield dispatch, "call", lambda kernel, arguments, how: host.call(kernel, arguments, how)
 
-    # --- a launch ---------------------------------------------------------------------------------------------------------
+    # --- a launch -------------------------------------------------------------------------------------------
 
     def call(self, kernel, arguments, how):
         """Instead of numba.cuda.dispatcher.CUDADispatcher.call: `how` has the configuration."""
@@ -122,13 +147,25 @@ class Host:
         if own:
             own(*map(self.plain, arguments))
             return self.memory.settle()
-        self.launch(kernel, kinds_for(kernel, arguments), arguments, how.griddim, how.blockdim, how.stream, how.sharedmem)
+        self.launch(
+            kernel,
+            kinds_for(kernel, arguments),
+            arguments,
+            how.griddim,
+            how.blockdim,
+            how.stream,
+            how.sharedmem,
+        )
 
     def launch(self, kernel, kinds, arguments, grid, block, stream=0, shared=0):
         """Simulate `kernel` (a dispatcher or a compiled kernel) on `arguments` of Numba types `kinds`."""
         retr = []
         values = [self.prepared(kernel, *pair, retr) for pair in zip(kinds, arguments, strict=True)]
-        options = replace(self.options, observers=(), seeds=(0,)) if (kernel.py_func.__module__ or "").startswith(OWN) else self.options
+        options = (
+            replace(self.options, observers=(), seeds=(0,))
+            if (kernel.py_func.__module__ or "").startswith(OWN)
+            else self.options
+        )
         try:
             self.launched(run(kernel.py_func, options, (grid, block, 0, shared), values))
         except ThreadError as error:
@@ -143,7 +180,8 @@ class Host:
             write_back()
 
     def prepared(self, kernel, kind, value, retr):
-        """An argument as the simulator takes it: arrays as numpy arrays, numbers of the type `kind` (None: as they come)."""
+        """An argument as the simulator takes it: arrays as numpy arrays, numbers of the type `kind` (None: as
+        they come)."""
         for extension in reversed(kernel.extensions or ()):
             kind, value = extension.prepare_args(kind, value, stream=0, retr=retr)
         value = self.plain(value)
@@ -177,7 +215,9 @@ def run(function, options, configuration, values):
             array[...] = old
     report = one(function, options, options.seeds[0], configuration, values)
     merged = {finding.key: finding for finding in (*others, *report.findings)}
-    return replace(report, findings=tuple(sorted(merged.values(), key=lambda finding: finding.severity != "error")))
+    return replace(
+        report, findings=tuple(sorted(merged.values(), key=lambda finding: finding.severity != "error"))
+    )
 
 
 def one(function, options, seed, configuration, values):
@@ -204,11 +244,12 @@ def raised_by_kernel(error):
     return str(error).splitlines()[-1].split("  ")[-1].startswith(("raise", "assert"))
 
 
-# --- what takes the place of Numba's --------------------------------------------------------------------------------------------
+# --- what takes the place of Numba's ------------------------------------------------------------------------
 
 
 def kinds_for(kernel, arguments):
-    """The argument types of the signature that the kernel was given and that `arguments` fit; None for each where it was given none."""
+    """The argument types of the signature that the kernel was given and that `arguments` fit; None for each
+    where it was given none."""
     if kernel._can_compile or not kernel.overloads:
         return [None] * len(arguments)
     signatures = [kinds for kinds in kernel.overloads if len(kinds) == len(arguments)]
@@ -220,11 +261,14 @@ def kinds_for(kernel, arguments):
 
 
 def fits(given, wanted):
-    """Whether Numba passes an argument of one type where a signature says another: arrays of equal type and rank, any number for a number."""
+    """Whether Numba passes an argument of one type where a signature says another: arrays of equal type and
+    rank, any number for a number."""
     if isinstance(wanted, types.Array):
         same = isinstance(given, types.Array) and (given.dtype, given.ndim) == (wanted.dtype, wanted.ndim)
         return same and wanted.layout in ("A", given.layout)
-    return isinstance(given, (types.Number, types.Boolean)) == isinstance(wanted, (types.Number, types.Boolean))
+    return isinstance(given, (types.Number, types.Boolean)) == isinstance(
+        wanted, (types.Number, types.Boolean)
+    )
 
 
 def compile_nothing(kernel, signature, return_type=None):
@@ -241,7 +285,9 @@ def launch_for_all(asked, *arguments):
 
 
 def as_device_array(original):
-    """`cuda.as_cuda_array` that takes host memory too (a CPU tensor, a numpy array): there is no other memory here."""
+    """`cuda.as_cuda_array` that takes host memory too (a CPU tensor, a numpy array): there is no other memory
+    here."""
+
     def as_cuda_array(obj, sync=True):
         if hasattr(obj, "__cuda_array_interface__"):
             return original(obj, sync)
@@ -250,6 +296,7 @@ def as_device_array(original):
             raise TypeError("*obj* doesn't implement the cuda array interface.")
         interface = array.__array_interface__ | {"stream": None}
         return cuda.from_cuda_array_interface(interface, owner=obj)
+
     return as_cuda_array
 
 
@@ -261,4 +308,7 @@ def assign_transposed(source, to):
     to[...] = source.T
 
 
-OWN_KERNELS = {("numba.cuda.cudadrv.devicearray", "kernel"): assign, ("numba.cuda.kernels.transpose", "kernel"): assign_transposed}
+OWN_KERNELS = {
+    ("numba.cuda.cudadrv.devicearray", "kernel"): assign,
+    ("numba.cuda.kernels.transpose", "kernel"): assign_transposed,
+}

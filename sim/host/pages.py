@@ -1,4 +1,6 @@
-"""What pytest --cuda-sim writes with --cuda-sim-report: a page for each test that launched a kernel, and an index of them."""
+"""What pytest --cuda-sim writes with --cuda-sim-report: a page for each test that launched a kernel, and an
+index of them."""
+
 import hashlib
 import re
 from html import escape
@@ -6,25 +8,35 @@ from html import escape
 from sim.viz.page import page
 
 MOST = 50  # launches shown in full on the page of one test
-HEAD = '<!doctype html><meta charset="utf-8"><title>{0}</title><style>body{{font:14px system-ui;margin:2em}}td,th{{padding:.2em .8em;text-align:left}}</style><h1>{0}</h1>'
+HEAD = (
+    '<!doctype html><meta charset="utf-8"><title>{0}</title><style>body{{font:14px'
+    " system-ui;margin:2em}}td,th{{padding:.2em .8em;text-align:left}}</style><h1>{0}</h1>"
+)
 
 
 def write_test(folder, nodeid, reports):
-    """Write the page of one test; returns its file name. Launches with findings come first, and equal ones are shown once."""
+    """Write the page of one test; returns its file name. Launches with findings come first, and equal ones
+    are shown once."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{re.sub(r'[^A-Za-z0-9_.]+', '-', nodeid)[-80:]}-{hashlib.sha256(nodeid.encode()).hexdigest()[:8]}.html"
     different = {str(report): report for report in reports}.values()
     ordered = sorted(different, key=lambda report: not report.findings)
     more = f"<p>{len(ordered) - MOST:,} further launches, not shown.</p>" if len(ordered) > MOST else ""
     shown = "<hr>".join(page(report).html for report in ordered[:MOST])
-    (folder / name).write_text(HEAD.format(escape(nodeid)) + f"<p>{len(reports):,} launches</p>{shown}{more}", encoding="utf-8")
+    (folder / name).write_text(
+        HEAD.format(escape(nodeid)) + f"<p>{len(reports):,} launches</p>{shown}{more}", encoding="utf-8"
+    )
     return name
 
 
 def write_index(folder, told):
     """Write index.html, a row for each (test, what it told); returns its path."""
-    rows = "".join(f'<tr><td><a href="{escape(what["page"])}">{escape(nodeid)}</a></td><td>{sum(what["engines"].values()):,}</td>'
-                   f'<td>{escape(", ".join(f"{n} {kind}" for kind, n in what["kinds"].items())) or "none"}</td></tr>' for nodeid, what in sorted(told))
+    rows = "".join(
+        "<tr><td><a"
+        f' href="{escape(what["page"])}">{escape(nodeid)}</a></td><td>{sum(what["engines"].values()):,}</td>'
+        f"<td>{escape(', '.join(f'{n} {kind}' for kind, n in what['kinds'].items())) or 'none'}</td></tr>"
+        for nodeid, what in sorted(told)
+    )
     table = f"<table><tr><th>test</th><th>launches</th><th>findings</th></tr>{rows}</table>"
     (folder / "index.html").write_text(HEAD.format("Simulated launches") + table, encoding="utf-8")
     return folder / "index.html"

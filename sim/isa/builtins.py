@@ -36,7 +36,8 @@ def maximum(a, b=MISSING, *more):
 
 
 def _tie(better, a, b):
-    """Of two equals, or where one is NaN, what PTX's min and max choose: never the NaN, and -0 is less than 0."""
+    """Of two equals, or where one is NaN, what PTX's min and max choose: never the NaN, and -0 is less than
+    0."""
     if a == b:
         return b if better(copysign(1, b), copysign(1, a)) else a
     return b if a != a else a
@@ -70,7 +71,8 @@ def _unified(better, a, b):
 
 
 def absolute(a, bits=64):
-    """abs(a), in the type of a: abs of the lowest integer is itself (`bits`: an int's width in Numba); bool gives int8, bfloat16 a float32."""
+    """abs(a), in the type of a: abs of the lowest integer is itself (`bits`: an int's width in Numba); bool
+    gives int8, bfloat16 a float32."""
     if type(a) in PLAIN:
         return abs(a)
     kind = KIND[type(a)]
@@ -98,7 +100,8 @@ def _nearest(a):
 
 
 def _round_digits(x, digits):
-    """CPython's fallback for rounding to decimal digits, which Numba compiles for CUDA (numba/cuda/cudaimpl.py)."""
+    """CPython's fallback for rounding to decimal digits, which Numba compiles for CUDA
+    (numba/cuda/cudaimpl.py)."""
     if x != x or x - x != 0:
         return x
     scale = float64(10) ** abs(digits)
@@ -123,7 +126,8 @@ def int_(a):
 
 
 def float_(a):
-    """float(a): a float keeps its type (float32 stays float32), an integer becomes a float64; so does a string."""
+    """float(a): a float keeps its type (float32 stays float32), an integer becomes a float64; so does a
+    string."""
     if type(a) in PLAIN:
         return a
     kind = KIND.get(type(a))

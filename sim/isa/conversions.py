@@ -9,8 +9,8 @@ Inside a kernel the Python type of a value stands for its Numba type:
     numpy float16, float32, float64, ml_dtypes.bfloat16 (a Python float is read as a float64)
     numpy complex64, complex128      (a Python complex is read as a complex128)
 
-Nothing here raises for a value out of range: integers wrap, floats saturate as the GPU's `cvt` does. numpy would warn
-about some of that, so callers run under `numpy.errstate(all="ignore")`.
+Nothing here raises for a value out of range: integers wrap, floats saturate as the GPU's `cvt` does. numpy
+would warn about some of that, so callers run under `numpy.errstate(all="ignore")`.
 """
 
 import math
@@ -22,7 +22,8 @@ from numpy import complex64, complex128, float16, float32, float64, uint64
 
 from sim.isa.rounding import rounded
 
-# A Python float times this is a float32: the quickest way to round one, as numpy takes a Python float as no wider.
+# A Python float times this is a float32: the quickest way to round one, as numpy takes a Python float as no
+# wider.
 ONE = float32(1)
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 INTEGERS = (int, np.integer, np.bool_)
@@ -38,10 +39,11 @@ def wrap(value, bits=64):
 
 @lru_cache(maxsize=None)
 def cast(dtype):
-    """A function from any domain value to the domain value of `dtype`, as `numba.float32(x)` or `np.int32(x)` convert.
+    """A function from any domain value to the domain value of `dtype`, as `numba.float32(x)` or `np.int32(x)`
+    convert.
 
-    `dtype`: a numpy dtype or scalar type, `ml_dtypes.bfloat16`, a Python type, or anything whose `str` names a dtype
-    (a Numba type, say). Signed results are Python ints, within the range of `dtype`.
+    `dtype`: a numpy dtype or scalar type, `ml_dtypes.bfloat16`, a Python type, or anything whose `str` names
+        a dtype (a Numba type, say). Signed results are Python ints, within the range of `dtype`.
     """
     dtype = _as_dtype(dtype)
     if dtype.kind == "i":
@@ -128,9 +130,9 @@ def _integral(value, bits, signed):
 def truncated(value, bits=64, signed=True):
     """A float as an integer, as the PTX `cvt.rzi` that Numba emits: towards zero, saturated, a value for NaN.
 
-    Saturation is to `bits` bits, or 16 where `bits` is 8: Numba then keeps the low 8. A float16 is rounded to the nearest
-    (ties to even) and saturates at 8 too, because Numba's conversion of one emits `cvt.rni`. NaN becomes 0, or the top bit
-    alone when the source is a float64 or the result has 64 bits (PTX ISA, `cvt`).
+    Saturation is to `bits` bits, or 16 where `bits` is 8: Numba then keeps the low 8. A float16 is rounded to
+    the nearest (ties to even) and saturates at 8 too, because Numba's conversion of one emits `cvt.rni`. NaN
+    becomes 0, or the top bit alone when the source is a float64 or the result has 64 bits (PTX ISA, `cvt`).
     """
     half = type(value) is float16
     width = bits if half else max(bits, 16)

@@ -1,4 +1,5 @@
-"""Arithmetic and conversions in a stated rounding direction, as PTX's `add.rd` or `cvt.rzi` carry them out."""
+"""Arithmetic and conversions in a stated rounding direction, as PTX's `add.rd` or `cvt.rzi` carry them
+out."""
 
 import math
 
@@ -23,7 +24,8 @@ def to_float(value, source, kind, mode):
 
 
 def from_float(value, dtype, mode):
-    """The float `value` as the integer `dtype`, rounded in the direction `mode`, saturated; NaN as PTX's `cvt` has it."""
+    """The float `value` as the integer `dtype`, rounded in the direction `mode`, saturated; NaN as PTX's
+    `cvt` has it."""
     dtype = as_dtype(dtype)
     if math.isfinite(value):
         value = type(value)(WHOLE[mode](float(value)))
@@ -55,4 +57,8 @@ def square_root(x, kind, mode, inverse=False):
         root = np.sqrt(float64(x))
         return kind(1.0 / root if inverse else root)
     numerator, denominator = x.as_integer_ratio()
-    return rounded_root(denominator, numerator, kind, mode) if inverse else rounded_root(numerator, denominator, kind, mode)
+    return (
+        rounded_root(denominator, numerator, kind, mode)
+        if inverse
+        else rounded_root(numerator, denominator, kind, mode)
+    )

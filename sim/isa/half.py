@@ -1,7 +1,9 @@
-"""The functions of `numba.cuda.fp16`: arithmetic of float16, each result rounded once from one that is exact or a double.
+"""The functions of `numba.cuda.fp16`: arithmetic of float16, each result rounded once from one that is exact
+or a double.
 
-`hmax`, `hmin` ignore a NaN, `__hmax_nan`, `__hmin_nan` keep it; a comparison with a NaN is false, and with the suffix u true; `_sat` clamps
-to 0 ... 1 with NaN becoming 0; `_relu` turns what is negative, or NaN, into 0. Operands of other types are first converted to float16.
+`hmax`, `hmin` ignore a NaN, `__hmax_nan`, `__hmin_nan` keep it; a comparison with a NaN is false, and with
+the suffix u true; `_sat` clamps to 0 ... 1 with NaN becoming 0; `_relu` turns what is negative, or NaN, into
+0. Operands of other types are first converted to float16.
 """
 
 import math
@@ -68,7 +70,14 @@ ELEMENTARY = {
     "hlog10": "log10", "hlog2": "log2", "hrint": "rint", "hrsqrt": "rsqrt", "hsin": "sin", "hsqrt": "sqrt", "htanh": "tanh",
     "htanh_approx": "tanh", "htrunc": "trunc",
 }  # fmt: skip
-COMPARISONS = {"heq": operator.eq, "hne": operator.ne, "hlt": operator.lt, "hle": operator.le, "hgt": operator.gt, "hge": operator.ge}
+COMPARISONS = {
+    "heq": operator.eq,
+    "hne": operator.ne,
+    "hlt": operator.lt,
+    "hle": operator.le,
+    "hgt": operator.gt,
+    "hge": operator.ge,
+}
 INTEGERS = {"short": int16, "ushort": uint16, "int": int32, "uint": uint32, "ll": np.int64, "ull": uint64}
 
 PLAIN = {name: _of_halves(function) for name, function in ARITHMETIC.items()}
@@ -105,7 +114,9 @@ for _mode in DIRECTIONS:
     UNDERSCORED[f"float2half_{_mode}"] = partial(to_float, source=float32, kind=float16, mode=_mode)
     for _name, _dtype in INTEGERS.items():
         UNDERSCORED[f"{_name}2half_{_mode}"] = partial(to_float, source=_dtype, kind=float16, mode=_mode)
-        UNDERSCORED[f"half2{_name}_{_mode}"] = _of_halves(partial(from_float, dtype=_dtype, mode=_mode), cast(_dtype))
+        UNDERSCORED[f"half2{_name}_{_mode}"] = _of_halves(
+            partial(from_float, dtype=_dtype, mode=_mode), cast(_dtype)
+        )
 
 FUNCTIONS = PLAIN | {name: _double(function) for name, function in ELEMENTARY.items()}
 FUNCTIONS["hrcp"] = _of_halves(lambda x: float16(1) / x)

@@ -1,6 +1,7 @@
 """Functions of doubles, after Python's `math`, that answer as IEEE 754 and CUDA do where Python would raise.
 
-Each entry pairs a fast function, which may raise ValueError, OverflowError or ZeroDivisionError, with the answer to give then.
+Each entry pairs a fast function, which may raise ValueError, OverflowError or ZeroDivisionError, with the
+answer to give then.
 """
 
 import math

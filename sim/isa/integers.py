@@ -1,7 +1,8 @@
 """What a kernel sees as `cuda.popc`, `brev`, `clz`, `ffs`, `fma`, `cbrt`, `selp` and `cuda.fp16`.
 
-Numba counts in the width of the operand's type. A Python int is an int64 here; a numpy scalar (`numpy.int32`, ...) has its own
-width, and `bits` says it for an int that was an int32. Only popc of a negative number and clz depend on it. Results as Numba types them:
+Numba counts in the width of the operand's type. A Python int is an int64 here; a numpy scalar (`numpy.int32`,
+...) has its own width, and `bits` says it for an int that was an int32. Only popc of a negative number and
+clz depend on it. Results as Numba types them:
 
     popc, clz   the operand's type (an int for an int)
     ffs         uint32: 1 for the lowest bit, 0 for no bit at all
@@ -21,7 +22,8 @@ WIDTH = {int: 64, np.int32: 32, np.int16: 16, np.int8: 8, uint64: 64, uint32: 32
 
 
 def _operand(x, bits):
-    """The kind of x, its width, and its bits as a number that is not negative. Other numbers become int8, as in Numba."""
+    """The kind of x, its width, and its bits as a number that is not negative. Other numbers become int8, as
+    in Numba."""
     if type(x) is int:
         return int, bits or 64, x & ((1 << (bits or 64)) - 1)
     kind = KIND[type(x)]
@@ -83,7 +85,9 @@ _cbrt = unary("cbrt")
 def selp(test, a, b):
     """a if test else b; like the instruction, for two values of one type."""
     if KIND[type(a)] is not KIND[type(b)]:
-        raise TypeError(f"cuda.selp chooses between two values of one type; got {type(a).__name__} and {type(b).__name__}")
+        raise TypeError(
+            f"cuda.selp chooses between two values of one type; got {type(a).__name__} and {type(b).__name__}"
+        )
     return a if test else b
 
 

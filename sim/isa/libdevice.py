@@ -1,8 +1,10 @@
-"""The functions of `numba.cuda.libdevice`, each with Numba's fixed signature: operands are converted, the result has its type.
+"""The functions of `numba.cuda.libdevice`, each with Numba's fixed signature: operands are converted, the
+result has its type.
 
-A signature is a letter for the result, then one for each operand: i int32, l int64, h int16, f float32, d float64. An
-int32 or int64 is a Python int in its range (Numba has no unsigned types here: umulhi returns an int32). A function whose C original writes
-through pointers returns a tuple. `fast_` functions give the accurate value, which the hardware's only approximate.
+A signature is a letter for the result, then one for each operand: i int32, l int64, h int16, f float32, d
+float64. An int32 or int64 is a Python int in its range (Numba has no unsigned types here: umulhi returns an
+int32). A function whose C original writes through pointers returns a tuple. `fast_` functions give the
+accurate value, which the hardware's only approximate.
 
 Without an equivalent here, calling one raises NotImplementedError: see MISSING.
 """
@@ -19,11 +21,17 @@ from sim.isa.directed import DIRECTIONS, divided, from_float, multiplied, square
 from sim.isa.rounding import fused, fused_float32
 
 FORMATS = {"f": float32, "d": float64}
-CONVERT = {letter: cast(kind) for letter, kind in {"i": int32, "l": int64, "h": np.int16, "f": float32, "d": float64}.items()}
+CONVERT = {
+    letter: cast(kind)
+    for letter, kind in {"i": int32, "l": int64, "h": np.int16, "f": float32, "d": float64}.items()
+}
 
 BESSEL = "sim has no Bessel functions"
 MISSING = {name: BESSEL for base in ("j0", "j1", "jn", "y0", "y1", "yn") for name in (base, base + "f")}
-MISSING |= {name: "sim has no scaled complementary error function; exp(x * x) * erfc(x) serves for x < 20" for name in ("erfcx", "erfcxf")}
+MISSING |= {
+    name: "sim has no scaled complementary error function; exp(x * x) * erfc(x) serves for x < 20"
+    for name in ("erfcx", "erfcxf")
+}
 
 FUNCTIONS = {}
 
@@ -55,7 +63,7 @@ def missing(name):
     return unavailable
 
 
-# --- elementary functions -------------------------------------------------------------------------------------------------
+# --- elementary functions -----------------------------------------------------------------------------------
 
 for _name, _entry in ieee.UNARY.items():
     define_both(_name, "dd", ieee.total(*_entry))
@@ -109,7 +117,7 @@ for _suffix, _letter in (("f", "f"), ("d", "d")):
 define("finitef", "if", math.isfinite)
 define("isfinited", "id", math.isfinite)
 
-# --- functions that return tuples -----------------------------------------------------------------------------------------
+# --- functions that return tuples ---------------------------------------------------------------------------
 
 
 def frexp(x):
@@ -161,7 +169,7 @@ for _name, _results, _operands, _function in (
     define_tuple(_name + "f", _results.replace("d", "f"), _operands.replace("d", "f"), _function)
 FUNCTIONS["fast_sincosf"] = FUNCTIONS["sincosf"]
 
-# --- rounding directions --------------------------------------------------------------------------------------------------
+# --- rounding directions ------------------------------------------------------------------------------------
 
 for _mode in DIRECTIONS:
     for _letter, _kind in FORMATS.items():
@@ -181,7 +189,11 @@ for _mode in DIRECTIONS:
         ("ull", "l", int64, np.uint64),
     ):
         for _format, _source in (("float", "f"), ("double", "d")):
-            define(f"{_format}2{_name}_{_mode}", _letter + _source, partial(from_float, dtype=_pattern, mode=_mode))
+            define(
+                f"{_format}2{_name}_{_mode}",
+                _letter + _source,
+                partial(from_float, dtype=_pattern, mode=_mode),
+            )
             if (_letter, _source) != ("i", "d") or _mode == "rn":
                 _widen = partial(to_float, source=_pattern, kind=FORMATS[_source], mode=_mode)
                 define(f"{_name}2{_format}_{_mode}", _source + _letter, _widen)
@@ -196,7 +208,7 @@ define("fmul_rn", "fff", float32.__mul__)
 define("dadd_rn", "ddd", float64.__add__)
 define("dmul_rn", "ddd", float64.__mul__)
 
-# --- bits -----------------------------------------------------------------------------------------------------------------
+# --- bits ---------------------------------------------------------------------------------------------------
 
 
 def high_word(x):
@@ -221,7 +233,7 @@ define("hiloint2double", "dii", from_words)
 define("float2half_rn", "hf", lambda x: np.float16(x).view(np.int16))
 define("half2float", "fh", lambda x: np.int16(x).view(np.float16))
 
-# --- integers -------------------------------------------------------------------------------------------------------------
+# --- integers -----------------------------------------------------------------------------------------------
 
 
 def unsigned(function, bits=32):
@@ -231,7 +243,8 @@ def unsigned(function, bits=32):
 
 
 def byte_perm(x, y, selector):
-    """Four bytes picked from the eight of y:x, each by a nibble of the selector whose top bit asks for the sign alone."""
+    """Four bytes picked from the eight of y:x, each by a nibble of the selector whose top bit asks for the
+    sign alone."""
     source = ((y & 0xFFFFFFFF) << 32) | (x & 0xFFFFFFFF)
     result = 0
     for place in range(4):

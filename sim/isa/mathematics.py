@@ -1,16 +1,19 @@
-"""What a kernel sees as `math`, `cmath` and `libdevice`: the functions that Numba CUDA has, typed as it does, IEEE not exceptions.
+"""What a kernel sees as `math`, `cmath` and `libdevice`: the functions that Numba CUDA has, typed as it does,
+IEEE not exceptions.
 
     argument(s)                                       result
     integer or bool                                   float64
     float32, bfloat16                                 float32
-    float16                                           float16 for ceil cos exp exp2 fabs floor log log2 log10 sin sqrt trunc,
+    float16                                           float16 for ceil cos exp exp2 fabs floor log log2 log10
+                                                      sin sqrt trunc,
                                                       float32 for the others (tanh too)
     float64                                           float64
     two: both of float32, a half, bool, int8,         float32 (atan2, hypot: float64 if both are integers)
         int16, uint8; else                            float64
     isfinite, isinf, isnan                            bool
     floor, ceil, trunc                                a float of the type above, not an int as in Python
-    frexp, ldexp                                      by the first argument: float32 for those listed with two, else float64
+    frexp, ldexp                                      by the first argument: float32 for those listed with
+                                                      two, else float64
     modf                                              float32 for float32, else float64
     pow(float32, int32 or uint16)                     float32, if the int32 has kept its width; else as two
 
@@ -30,19 +33,22 @@ from sim.isa.libdevice import FUNCTIONS
 from sim.isa.promotion import FLOATING, INTEGRAL, KIND, NARROW
 
 
-
 class Library(SimpleNamespace):
     """A module of functions as a kernel sees it."""
 
     def __getattr__(self, name):
-        raise AttributeError(f"{self.__dict__['__name__']}.{name} is nothing that a Numba CUDA kernel can call")
+        raise AttributeError(
+            f"{self.__dict__['__name__']}.{name} is nothing that a Numba CUDA kernel can call"
+        )
 
 
 # What Numba takes for a float32 when a function has only a float32 and a float64 version.
 SINGLE = NARROW | {float16, bfloat16, float32}
 WITH_HALF = set("ceil cos exp exp2 fabs floor log log10 log2 sin sqrt trunc".split())
-UNARY = set("""acos acosh asin asinh atan atanh cos cosh ceil erf erfc exp exp2 expm1 fabs floor lgamma log log10 log1p
-    log2 sin sinh sqrt tan tanh trunc""".split())
+UNARY = set(
+    """acos acosh asin asinh atan atanh cos cosh ceil erf erfc exp exp2 expm1 fabs floor lgamma log log10 log1p
+    log2 sin sinh sqrt tan tanh trunc""".split()
+)
 
 
 def unary(name, half=float32):
@@ -69,7 +75,8 @@ def unary(name, half=float32):
 
 
 def binary(name, of_integers=None):
-    """The function `name` of `sim.isa.ieee`; `of_integers`: what two integers give, by default what `paired` says."""
+    """The function `name` of `sim.isa.ieee`; `of_integers`: what two integers give, by default what `paired`
+    says."""
     function, otherwise = ieee.BINARY[name]
     function = ieee.total(function, otherwise)
 
@@ -166,7 +173,8 @@ math = Library(
 
 
 def _complex(function):
-    """A function of complex numbers: complex64 for what counts as a float32 (or a complex64), else complex128."""
+    """A function of complex numbers: complex64 for what counts as a float32 (or a complex64), else
+    complex128."""
 
     def evaluate(z):
         kind = KIND[type(z)]

@@ -1,7 +1,7 @@
 """The operators and number builtins of a kernel, typed as Numba types them and never raising for a value.
 
-Every operator begins with the pairs that inner loops are made of (two ints, two equal floats); every other pair goes through the
-table of `sim.isa.promotion`. What compiled kernels do, and so do these:
+Every operator begins with the pairs that inner loops are made of (two ints, two equal floats); every other
+pair goes through the table of `sim.isa.promotion`. What compiled kernels do, and so do these:
 
     int64 overflow                        wraps                  (uint64 likewise)
     -x, ~x of a narrow integer            in its own width       (then widened: -uint8(1) is 255, ~uint32(1) is 2**32 - 2)
@@ -10,7 +10,8 @@ table of `sim.isa.promotion`. What compiled kernels do, and so do these:
     -2**63 // -1                          0
     -7 // 2, -7 % 2                       -4, 1                  (Python's signs; of floats exact, where a GPU rounds a / b first)
     i << n, i >> n; n >= 64 or negative   0, and 0 or -1         (PTX clamps the low 32 bits of n as an unsigned number)
-    i ** n                                wraps, then passes through a float64; negative n: 0, unless i is 1 or -1; 0 ** -n is -2**63
+    i ** n                                wraps, then passes through a float64; negative n: 0, unless i is 1
+                                          or -1; 0 ** -n is -2**63
     float32 ** n                          float32, by repeated multiplication; n float: `math.pow`
     max(float32, 0.0)                     float64
     max(a, b) of two floats               a NaN loses
@@ -18,7 +19,8 @@ table of `sim.isa.promotion`. What compiled kernels do, and so do these:
     int(x)                                towards zero, saturated; NaN gives -2**63
     round(x)                              to the nearest, ties to even; as int(x) beyond int64
 
-Complex division by zero, an exception on the CPU, gives numpy's nan or inf. Conversions: `sim.isa.conversions`.
+Complex division by zero, an exception on the CPU, gives numpy's nan or inf. Conversions:
+`sim.isa.conversions`.
 """
 
 import operator
@@ -49,7 +51,8 @@ _ieee_pow = ieee.total(*ieee.BINARY["pow"])
 
 
 def _mixed(table, operation, a, b):
-    """`operation` in the type that `table` names; Python's own for operands that are no numbers, such as tuples."""
+    """`operation` in the type that `table` names; Python's own for operands that are no numbers, such as
+    tuples."""
     entry = table[type(a), type(b)]
     if entry is None:
         return operation(a, b)
@@ -194,7 +197,8 @@ def xor(a, b):
 
 
 def _comparison(operation):
-    """Fast for equal types; else in the promoted one, where Python would compare a float32 and 0.1 as float32."""
+    """Fast for equal types; else in the promoted one, where Python would compare a float32 and 0.1 as
+    float32."""
 
     def compare(a, b):
         if type(a) is type(b):
@@ -231,7 +235,8 @@ pow_ = power
 
 
 def _int_power(a, b, kind):
-    """a ** b of an int or uint64: Numba's result is a float64 for a moment, since 1.0 / r might be wanted, and its conversion back saturates."""
+    """a ** b of an int or uint64: Numba's result is a float64 for a moment, since 1.0 / r might be wanted,
+    and its conversion back saturates."""
     a = int(a)
     if b < 0 and a not in (1, -1):
         return 0 if a else LOWEST
@@ -275,7 +280,8 @@ def invert(a):
 
 
 def _widened(result, kind):
-    """What an operation of one integer gives: Numba computes in the operand's width, then widens to 64 bits, so `-uint8(1)` is 255."""
+    """What an operation of one integer gives: Numba computes in the operand's width, then widens to 64 bits,
+    so `-uint8(1)` is 255."""
     if kind is int or kind is bool:
         return wrap(result)
     width = 8 * kind(0).itemsize

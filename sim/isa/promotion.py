@@ -16,10 +16,11 @@ Arithmetic (+ - * and, integers apart, /), checked against the typing of numba-c
         float32, complex64                                complex64
     complex with any other number but bfloat16            complex128
 
-/ of integers is float64. // and % turn halves into float32 and know no complex numbers. A shift has the type of its left operand
-alone, uint64 if unsigned and int64 otherwise. & | ^ of booleans are boolean. ** of a float and an integer keeps the float (halves
-become float32). Comparisons and divmod work like arithmetic, except that uint64 meets a signed integer in float64 and a boolean
-meets an unsigned in uint64. min and max take numpy's `promote_types`, except that a bfloat16 goes with bfloat16 only.
+/ of integers is float64. // and % turn halves into float32 and know no complex numbers. A shift has the type
+of its left operand alone, uint64 if unsigned and int64 otherwise. & | ^ of booleans are boolean. ** of a
+float and an integer keeps the float (halves become float32). Comparisons and divmod work like arithmetic,
+except that uint64 meets a signed integer in float64 and a boolean meets an unsigned in uint64. min and max
+take numpy's `promote_types`, except that a bfloat16 goes with bfloat16 only.
 """
 
 import numpy as np
@@ -125,7 +126,8 @@ def unified(a, b):
 
 
 class Promotion(dict):
-    """(type, type) -> (convert the left, convert the right, kind), filled when first asked; None if no numbers meet."""
+    """(type, type) -> (convert the left, convert the right, kind), filled when first asked; None if no
+    numbers meet."""
 
     def __init__(self, rule):
         super().__init__()
@@ -142,7 +144,8 @@ class Promotion(dict):
 
 
 def converter(source, kind):
-    """A function from a value of kind `source` to one of kind `kind`, exact wherever promotion asks for it."""
+    """A function from a value of kind `source` to one of kind `kind`, exact wherever promotion asks for
+    it."""
     if kind is int and source is uint64:
         return lambda value: wrap(int(value))
     if kind is uint64 and source not in UNSIGNED | {bool}:

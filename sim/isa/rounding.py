@@ -10,7 +10,12 @@ from ml_dtypes import bfloat16
 from numpy import float16, float32, float64
 
 # kind: bits of precision, exponent of the smallest subnormal, exponent that overflows
-FORMATS = {float16: (11, -24, 16), bfloat16: (8, -133, 128), float32: (24, -149, 128), float64: (53, -1074, 1024)}
+FORMATS = {
+    float16: (11, -24, 16),
+    bfloat16: (8, -133, 128),
+    float32: (24, -149, 128),
+    float64: (53, -1074, 1024),
+}
 
 
 def rounded(numerator, denominator, kind, mode="rn"):
@@ -81,7 +86,8 @@ def fused(a, b, c, kind, mode="rn"):
 def fused_float32(a, b, c):
     """`fused` for float32 to nearest, by double arithmetic: the product is exact, the sum rounded to odd.
 
-    Boldo and Melquiond, "Emulation of a FMA and Correctly Rounded Sums: Proved Algorithms Using Rounding to Odd" (2008).
+    Boldo and Melquiond, "Emulation of a FMA and Correctly Rounded Sums: Proved Algorithms Using Rounding to
+    Odd" (2008).
     """
     product, addend = float(a) * float(b), float(c)
     total = product + addend

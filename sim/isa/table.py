@@ -1,8 +1,12 @@
-"""The table of instructions: one entry each, from which typing, suspension, masks, lanes and both engines' code derive.
+"""The table of instructions: one entry each, from which typing, suspension, masks, lanes and both engines'
+code derive.
 
-An entry is a function, its meaning, under `instruction`. Of a warp's instruction it is given the lanes that take part (a mask of 32 bits), then each operand as a row of 32 values, one for
-each lane, and fills a row for each result. Results are the keyword-only parameters; annotations are the types. The interpreter calls the function, the native engine compiles it.
+An entry is a function, its meaning, under `instruction`. Of a warp's instruction it is given the lanes that
+take part (a mask of 32 bits), then each operand as a row of 32 values, one for each lane, and fills a row for
+each result. Results are the keyword-only parameters; annotations are the types. The interpreter calls the
+function, the native engine compiles it.
 """
+
 import inspect
 from dataclasses import dataclass, field
 
@@ -12,9 +16,11 @@ from sim.isa.conversions import cast
 
 INSTRUCTIONS = {}  # name -> Instruction
 STANDING_FOR = {}  # id of an object that kernels call -> the Instruction that it stands for
-SUSPENDING = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "this_grid"}  # names at which a thread waits; instructions of warps add theirs
+# names at which a thread waits; instructions of warps add theirs
+SUSPENDING = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "this_grid"}
 WARP_WIDE = set()
-GIVEN, CONVERGED, ALL = "given", "converged", "all"  # which lanes take part: those of the mask that the call gives first, whichever are here, all 32
+# which lanes take part: those of the mask that the call gives first, whichever are here, all 32
+GIVEN, CONVERGED, ALL = "given", "converged", "all"
 FULL = 0xFFFFFFFF
 
 
@@ -26,8 +32,9 @@ class Like(str):
 class Instruction:
     """What the lanes of a warp do together.
 
-    `operands`: {name: dtype, or None for any number}; `results`: {name: dtype, or Like an operand}; `mask`: GIVEN, CONVERGED or ALL; `reads`: (lane, *its operands) ->
-    the lane whose operand it reads, for a shuffle; `orders`: whether it orders memory accesses of the lanes; `source`: where it is specified.
+    `operands`: {name: dtype, or None for any number}; `results`: {name: dtype, or Like an operand}; `mask`:
+        GIVEN, CONVERGED or ALL; `reads`: (lane, *its operands) -> the lane whose operand it reads, for a
+        shuffle; `orders`: whether it orders memory accesses of the lanes; `source`: where it is specified.
     """
 
     name: str
@@ -41,7 +48,9 @@ class Instruction:
     stands_for: object = field(default=None, repr=False)
 
     def __call__(self, *operands):
-        raise TypeError(f"{self.name} is an instruction of the simulated GPU: only a kernel that is simulated can call it")
+        raise TypeError(
+            f"{self.name} is an instruction of the simulated GPU: only a kernel that is simulated can call it"
+        )
 
     @property
     def parameters(self):
@@ -56,22 +65,38 @@ class Instruction:
     def converted(self, values):
         """The operands of one lane, as the meaning takes them."""
         if len(values) != len(self.operands):
-            raise TypeError(f"{self.name} takes {len(self.parameters)} arguments, {', '.join(self.parameters) or 'none'}; got {len(values) + len(self.parameters) - len(self.operands)}")
-        return [one_number(self.name, value) if dtype is None else cast(dtype)(value) for value, dtype in zip(values, self.operands.values())]
+            raise TypeError(
+                f"{self.name} takes {len(self.parameters)} arguments, {', '.join(self.parameters) or 'none'};"
+                f" got {len(values) + len(self.parameters) - len(self.operands)}"
+            )
+        return [
+            one_number(self.name, value) if dtype is None else cast(dtype)(value)
+            for value, dtype in zip(values, self.operands.values())
+        ]
 
     def alone(self, operands):
         """What a lane has from a group that it does not belong to: its own operand, or 0."""
         given = dict(zip(self.operands, operands))
-        return self.result([given[kind] if isinstance(kind, Like) else kept(kind)(0) for kind in self.results.values()])
+        return self.result(
+            [given[kind] if isinstance(kind, Like) else kept(kind)(0) for kind in self.results.values()]
+        )
 
     def carried_out(self, lanes, operands):
         """{lane: result} of the lanes (a mask) whose operands are {lane: values}."""
         members = sorted(operands)
-        rows = [absent_filled([operands[lane][position] if lane in operands else None for lane in range(32)], members) for position in range(len(self.operands))]
+        rows = [
+            absent_filled(
+                [operands[lane][position] if lane in operands else None for lane in range(32)], members
+            )
+            for position in range(len(self.operands))
+        ]
         results = {name: [None] * 32 for name in self.results}
         self.meaning(lanes, *rows, **results)
         converts = [kept(kind) for kind in self.results.values()]
-        return {lane: self.result([convert(row[lane]) for convert, row in zip(converts, results.values())]) for lane in members}
+        return {
+            lane: self.result([convert(row[lane]) for convert, row in zip(converts, results.values())])
+            for lane in members
+        }
 
     def result(self, parts):
         return tuple(parts) if len(parts) > 1 else parts[0] if parts else None
@@ -80,12 +105,15 @@ class Instruction:
 def one_number(name, value):
     """`value`, if a lane can hand it to another: a register holds a number."""
     if not isinstance(value, (int, float, complex, np.generic)):
-        raise TypeError(f"{name} hands one number from lane to lane, got {value!r}; hand the elements over one by one")
+        raise TypeError(
+            f"{name} hands one number from lane to lane, got {value!r}; hand the elements over one by one"
+        )
     return value
 
 
 def kept(kind):
-    """The conversion of a result to its type, a narrow integer keeping its width; of one that has an operand's type, none."""
+    """The conversion of a result to its type, a narrow integer keeping its width; of one that has an
+    operand's type, none."""
     if isinstance(kind, Like):
         return lambda value: value
     convert = cast(kind)
@@ -102,39 +130,52 @@ def absent_filled(row, members):
 
 
 def absent(value):
-    """What a register holds that nobody wrote, as a number of the type of `value`: NaN, or a conspicuous integer."""
+    """What a register holds that nobody wrote, as a number of the type of `value`: NaN, or a conspicuous
+    integer."""
     dtype = np.dtype(np.int64) if isinstance(value, int) else np.asarray(value).dtype
     bits = np.full(dtype.itemsize, 0xA5 if dtype.kind in "iu" else 0xFF, np.uint8).view(dtype)[0]
     return int(bits) if isinstance(value, int) else bits
 
 
 def instruction(*, mask=ALL, source, name=None, reads=None, orders=False, stands_for=None):
-    """Enter a function into the table as an instruction of a warp; returns the Instruction, which kernels call.
+    """Enter a function into the table as an instruction of a warp; returns the Instruction, which kernels
+    call.
 
-    The function is its meaning: it takes `lanes` (int, a mask of those that take part), then each operand as a row of 32 values, and fills the rows of its results, which are its
-    keyword-only parameters: `row[lane] = value`. It is called as it is, and compiled by Numba as it is: numbers, tuples, loops, and plain functions of the same kind that it calls.
-    Annotations are types: a dtype such as numpy.int8 converts an operand or result; of a result, Like("a") says that it has the type of operand a; an operand without one is any number. A call in a kernel gives one number for each operand and has the lane's result, a tuple if there are several.
+    The function is its meaning: it takes `lanes` (int, a mask of those that take part), then each operand as
+    a row of 32 values, and fills the rows of its results, which are its keyword-only parameters: `row[lane] =
+    value`. It is called as it is, and compiled by Numba as it is: numbers, tuples, loops, and plain functions
+    of the same kind that it calls.
+    Annotations are types: a dtype such as numpy.int8 converts an operand or result; of a result, Like("a")
+        says that it has the type of operand a; an operand without one is any number. A call in a kernel gives
+        one number for each operand and has the lane's result, a tuple if there are several.
 
-    mask        ALL (the default): all 32 lanes must come, a missing one is a finding; GIVEN: a call's first argument says which; CONVERGED: whichever are here
+    mask        ALL (the default): all 32 lanes must come, a missing one is a finding; GIVEN: a call's first
+                argument says which; CONVERGED: whichever are here
     source      where it is specified, such as a section of the PTX ISA
     name        what findings call it, by default the function's name
-    reads       (lane, *operands of that lane) -> the lane whose operands it reads: reading from one that takes no part is a finding
+    reads       (lane, *operands of that lane) -> the lane whose operands it reads: reading from one that
+                takes no part is a finding
     orders      whether it orders memory accesses between its lanes, as bar.warp.sync does
-    stands_for  what kernels call instead, on a GPU: a Numba CUDA intrinsic, or a device function around inline PTX
+    stands_for  what kernels call instead, on a GPU: a Numba CUDA intrinsic, or a device function around
+                inline PTX
 
     Errors: ValueError for a name that another function has, or a type that is no dtype and no operand's.
     """
+
     def enter(meaning):
         _, *parameters = inspect.signature(meaning).parameters.values()
         typed = {p.name: type_of(meaning, p) for p in parameters}
         results = {p.name: typed.pop(p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
-        entry = Instruction(name or meaning.__name__, meaning, typed, results, mask, source, reads, orders, stands_for)
+        entry = Instruction(
+            name or meaning.__name__, meaning, typed, results, mask, source, reads, orders, stands_for
+        )
         check(entry)
         INSTRUCTIONS[entry.name] = entry
         SUSPENDING.add(entry.name)
         WARP_WIDE.add(entry.name)
         STANDING_FOR[id(stands_for if stands_for is not None else entry)] = entry
         return entry
+
     return enter
 
 
@@ -144,16 +185,28 @@ def type_of(meaning, parameter):
     try:
         return given if isinstance(given, Like) else None if given is parameter.empty else np.dtype(given)
     except TypeError:
-        raise ValueError(f"{meaning.__name__}: {parameter.name} has the type {given!r}; wanted a dtype such as numpy.int32, or Like(operand)") from None
+        raise ValueError(
+            f"{meaning.__name__}: {parameter.name} has the type {given!r}; wanted a dtype such as"
+            " numpy.int32, or Like(operand)"
+        ) from None
 
 
 def check(entry):
     known = INSTRUCTIONS.get(entry.name)
-    if known and (known.meaning.__module__, known.meaning.__qualname__) != (entry.meaning.__module__, entry.meaning.__qualname__):
-        raise ValueError(f"there is an instruction {entry.name} already, of {known.meaning.__module__}; give this one a name of its own: instruction(name=...)")
+    if known and (known.meaning.__module__, known.meaning.__qualname__) != (
+        entry.meaning.__module__,
+        entry.meaning.__qualname__,
+    ):
+        raise ValueError(
+            f"there is an instruction {entry.name} already, of {known.meaning.__module__}; give this one a"
+            " name of its own: instruction(name=...)"
+        )
     for result, kind in entry.results.items():
         if kind is None or isinstance(kind, Like) and kind not in entry.operands:
-            raise ValueError(f"result {result} of {entry.name} has no type; wanted a dtype such as numpy.int32, or Like one of its operands ({', '.join(entry.operands)})")
+            raise ValueError(
+                f"result {result} of {entry.name} has no type; wanted a dtype such as numpy.int32, or Like"
+                f" one of its operands ({', '.join(entry.operands)})"
+            )
 
 
 def name_of(value):

@@ -1,19 +1,36 @@
-"""CUDA's vector types: float32x4, alias float4, and their like, one to four numbers of one type under the names x, y, z and w.
+"""CUDA's vector types: float32x4, alias float4, and their like, one to four numbers of one type under the
+names x, y, z and w.
 
-A kernel builds one from as many numbers, or from shorter vectors and numbers in a row: `cuda.float4(cuda.float2(1, 2), 3, 4)`.
+A kernel builds one from as many numbers, or from shorter vectors and numbers in a row:
+`cuda.float4(cuda.float2(1, 2), 3, 4)`.
 Source: CUDA C++ Programming Guide, "Built-in Vector Types"; the names as Numba has them.
 """
+
 import numpy as np
 
 from sim.isa.operators import cast
 
-SCALARS = {"char": np.int8, "short": np.int16, "int": np.intc, "long": np.int_, "longlong": np.longlong, "float": np.float32, "double": np.float64,
-           "uchar": np.uint8, "ushort": np.uint16, "uint": np.uintc, "ulong": np.uint, "ulonglong": np.ulonglong}
-SEPARATED = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")  # float32x4, where C has float4
+SCALARS = {
+    "char": np.int8,
+    "short": np.int16,
+    "int": np.intc,
+    "long": np.int_,
+    "longlong": np.longlong,
+    "float": np.float32,
+    "double": np.float64,
+    "uchar": np.uint8,
+    "ushort": np.uint16,
+    "uint": np.uintc,
+    "ulong": np.uint,
+    "ulonglong": np.ulonglong,
+}
+# float32x4, where C has float4
+SEPARATED = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 
 
 class Vector:
-    """A vector; each type is a subclass with its `names` (of the components), `dtype`, and `convert` (to their type)."""
+    """A vector; each type is a subclass with its `names` (of the components), `dtype`, and `convert` (to
+    their type)."""
 
     __slots__ = ("x", "y", "z", "w")
 
@@ -33,11 +50,22 @@ class Vector:
 
 def vector_types():
     """{name: type} of every vector type under all its names."""
-    types, named = {}, [(f"{name}x", np.dtype(name)) for name in SEPARATED] + [(name, np.dtype(kind)) for name, kind in SCALARS.items()]
+    types, named = (
+        {},
+        [(f"{name}x", np.dtype(name)) for name in SEPARATED]
+        + [(name, np.dtype(kind)) for name, kind in SCALARS.items()],
+    )
     for name, dtype in named:
         for count in (1, 2, 3, 4):
-            members = {"__slots__": (), "names": "xyzw"[:count], "dtype": dtype, "convert": staticmethod(cast(dtype))}
-            types[f"{name}{count}"] = types.get(f"{dtype.name}x{count}") or type(f"{name}{count}", (Vector,), members)
+            members = {
+                "__slots__": (),
+                "names": "xyzw"[:count],
+                "dtype": dtype,
+                "convert": staticmethod(cast(dtype)),
+            }
+            types[f"{name}{count}"] = types.get(f"{dtype.name}x{count}") or type(
+                f"{name}{count}", (Vector,), members
+            )
     return types
 
 

@@ -1,18 +1,23 @@
 """The instructions of a warp: shuffles, votes, matches, syncwarp and activemask.
 
-Source: PTX ISA 9.7.9 (shfl.sync, activemask, match.sync, vote.sync), 9.7.13 (bar.warp.sync); types as Numba has them: a ballot is a signed 32-bit integer.
+Source: PTX ISA 9.7.9 (shfl.sync, activemask, match.sync, vote.sync), 9.7.13 (bar.warp.sync); types as Numba
+    has them: a ballot is a signed 32-bit integer.
 """
+
 from numpy import int32, int64, uint32
 
 from sim.isa.table import CONVERGED, GIVEN, INSTRUCTIONS, Like, instruction
 
 
 def shuffle(name, source):
-    """The shuffle `name`, in which a lane reads from `source(lane, value, argument)`; outside the warp it keeps its own value."""
+    """The shuffle `name`, in which a lane reads from `source(lane, value, argument)`; outside the warp it
+    keeps its own value."""
+
     def meaning(lanes, value, argument: int64, *, result: Like("value")):
         for lane in range(32):
             of = source(lane, value[lane], argument[lane])
             result[lane] = value[of] if 0 <= of < 32 else value[lane]
+
     instruction(mask=GIVEN, name=name, reads=source, source="PTX ISA shfl.sync")(meaning)
 
 

@@ -1,9 +1,12 @@
 """The checked access: what a kernel holds when it holds an array, and how one element is read and written.
 
-The front end turns `a[i, j]` into `load2(a, i, j, site)` and `a[i, j] = v` into `store2(a, i, j, v, site)`. Those functions are made from
-one template for each number of dimensions (`accessors`): they check the bounds, append one integer to the log if any tool listens, and touch the
-element. All that is unusual (negative and bad indices, numpy's narrow integers, tuples, slices, things that are no arrays) goes to `Array.load` and `Array.store`.
+The front end turns `a[i, j]` into `load2(a, i, j, site)` and `a[i, j] = v` into `store2(a, i, j, v, site)`.
+Those functions are made from one template for each number of dimensions (`accessors`): they check the bounds,
+append one integer to the log if any tool listens, and touch the element. All that is unusual (negative and
+bad indices, numpy's narrow integers, tuples, slices, things that are no arrays) goes to `Array.load` and
+`Array.store`.
 """
+
 import itertools
 import operator
 from math import prod
@@ -18,10 +21,27 @@ MAX_FAST_RANK = 5
 
 
 class Array:
-    """A view of an allocation: `offset` and `strides` in bytes. Looks to a kernel like the ndarray it stands for."""
+    """A view of an allocation: `offset` and `strides` in bytes. Looks to a kernel like the ndarray it stands
+    for."""
 
-    __slots__ = ("allocation", "offset", "dtype", "shape", "strides", "ndim", "size", "name", "context", "data", "cells", "code", "shift", "writable",
-                 *(f"n{axis}" for axis in range(MAX_FAST_RANK)), *(f"s{axis}" for axis in range(MAX_FAST_RANK)))
+    __slots__ = (
+        "allocation",
+        "offset",
+        "dtype",
+        "shape",
+        "strides",
+        "ndim",
+        "size",
+        "name",
+        "context",
+        "data",
+        "cells",
+        "code",
+        "shift",
+        "writable",
+        *(f"n{axis}" for axis in range(MAX_FAST_RANK)),
+        *(f"s{axis}" for axis in range(MAX_FAST_RANK)),
+    )
 
     def __init__(self, context, allocation, offset, dtype, shape, strides, name, address=None):
         self.context, self.allocation, self.offset, self.dtype = context, allocation, offset, dtype
@@ -33,19 +53,27 @@ class Array:
         self.prepare_fast_access()
 
     def prepare_fast_access(self):
-        """Sizes and element strides as plain attributes, `data`, on which `data[flat]` gives a kernel's value at once, and `cells`, which is stored to."""
+        """Sizes and element strides as plain attributes, `data`, on which `data[flat]` gives a kernel's value
+        at once, and `cells`, which is stored to."""
         itemsize, rank = self.dtype.itemsize, self.ndim
-        if not (1 <= rank <= MAX_FAST_RANK and self.size and all(s >= 0 and s % itemsize == 0 for s in self.strides)
-                and itemsize == 1 << self.shift and self.dtype.names is None):
+        if not (
+            1 <= rank <= MAX_FAST_RANK
+            and self.size
+            and all(s >= 0 and s % itemsize == 0 for s in self.strides)
+            and itemsize == 1 << self.shift
+            and self.dtype.names is None
+        ):
             return
         for axis in range(rank):
             setattr(self, f"n{axis}", self.shape[axis])
             setattr(self, f"s{axis}", self.strides[axis] // itemsize)
         span = itemsize + sum((n - 1) * s for n, s in zip(self.shape, self.strides))
-        flat = self.allocation.root[self.offset:self.offset + span].view(self.dtype)
+        flat = self.allocation.root[self.offset : self.offset + span].view(self.dtype)
         flat.flags.writeable = flat.flags.writeable and self.writable
-        # A memoryview gives a Python int or bool, as wide signed integers and booleans are inside a kernel; numpy gives its own scalars. It takes only an
-        # integer that fits, where numpy would convert a float as the CPU does; then `stored` converts as the GPU does.
+        # A memoryview gives a Python int or bool, as wide signed integers and booleans are inside a kernel;
+        # numpy gives its own scalars. It takes only an
+        # integer that fits, where numpy would convert a float as the CPU does; then `stored` converts as the
+        # GPU does.
         self.cells = memoryview(flat) if self.dtype.kind in "biu" else flat
         self.data = self.cells if self.dtype.kind == "b" or self.dtype.kind == "i" and itemsize >= 4 else flat
         self.__class__ = FAST[rank]
@@ -55,7 +83,7 @@ class Array:
         """The same memory as an ndarray."""
         return np.ndarray(self.shape, self.dtype, self.allocation.root, self.offset, self.strides)
 
-    # --- the general path -------------------------------------------------------------------------------------------------
+    # --- the general path -----------------------------------------------------------------------------------
 
     def load(self, index, site):
         """One element, or a view, for an index of any form."""
@@ -84,7 +112,8 @@ class Array:
         self.numpy[place] = stored(value, self.dtype)
 
     def fill(self, value, site):
-        """Write every element: the same number, or those of an array, which may have fewer dimensions, or a size of 1, as in numpy."""
+        """Write every element: the same number, or those of an array, which may have fewer dimensions, or a
+        size of 1, as in numpy."""
         if isinstance(value, Array):
             numbers = np.empty(value.shape, object)
             for inner in np.ndindex(value.shape):
@@ -95,7 +124,8 @@ class Array:
             self.store(inner, values[inner], site)
 
     def place(self, index, site, what):
-        """What an index means: a tuple of `ndim` valid integers, a view (an Array), or None for an access that was refused."""
+        """What an index means: a tuple of `ndim` valid integers, a view (an Array), or None for an access
+        that was refused."""
         if len(index) == 1 and isinstance(index[0], tuple):
             index = index[0]
         if len(index) == 1 and isinstance(index[0], str):
@@ -123,15 +153,30 @@ class Array:
 
     def part(self, index):
         """A slice: another view of the same allocation, as in numpy."""
-        return self.derived(self.numpy[tuple(i if isinstance(i, slice) or i is Ellipsis else whole(i, self) for i in index)])
+        return self.derived(
+            self.numpy[tuple(i if isinstance(i, slice) or i is Ellipsis else whole(i, self) for i in index)]
+        )
 
     def derived(self, array):
         """An Array over `array`, an ndarray that shares this one's memory."""
-        moved = array.__array_interface__["data"][0] - self.numpy.__array_interface__["data"][0] if array.size else 0
+        moved = (
+            array.__array_interface__["data"][0] - self.numpy.__array_interface__["data"][0]
+            if array.size
+            else 0
+        )
         address = (self.code & ADDRESS_MASK) + moved
-        return Array(self.context, self.allocation, self.offset + moved, array.dtype, array.shape, array.strides, self.name, address)
+        return Array(
+            self.context,
+            self.allocation,
+            self.offset + moved,
+            array.dtype,
+            array.shape,
+            array.strides,
+            self.name,
+            address,
+        )
 
-    # --- what else a kernel may do with an array --------------------------------------------------------------------------
+    # --- what else a kernel may do with an array ------------------------------------------------------------
 
     def __getattr__(self, name):
         """A field of records: the column of all of them."""
@@ -171,7 +216,9 @@ class Array:
     @property
     def imag(self):
         if self.dtype.kind != "c":
-            raise TypeError(f"{self.name} is an array of {self.dtype}, and has no imaginary part that is memory")
+            raise TypeError(
+                f"{self.name} is an array of {self.dtype}, and has no imaginary part that is memory"
+            )
         return self.derived(self.numpy.imag)
 
     def reshape(self, *shape):
@@ -192,7 +239,8 @@ class FromEnd(int):
 
 
 class Record:
-    """An element of an array of records, as a kernel sees it: its fields are elements of the array's columns, read when they are asked for."""
+    """An element of an array of records, as a kernel sees it: its fields are elements of the array's columns,
+    read when they are asked for."""
 
     def __init__(self, array, place):
         vars(self).update(_array=array, _place=place)
@@ -214,7 +262,9 @@ class Record:
 
     def fill(self, value, site):
         """Write every field: those of another record, or the parts of a tuple."""
-        for name, part in zip(self._array.dtype.names, (value[i] for i in range(len(self._array.dtype.names)))):
+        for name, part in zip(
+            self._array.dtype.names, (value[i] for i in range(len(self._array.dtype.names)))
+        ):
             getattr(self._array, name).store(self._place, part, site)
 
 
@@ -223,7 +273,10 @@ FAST = {rank: type(f"Array{rank}", (Array,), {"__slots__": ()}) for rank in rang
 
 def only_read(array):
     """The error of a kernel that writes to an array that may only be read."""
-    return TypeError(f"{array.name} is {'constant' if array.allocation.space == 'const' else 'a read-only array'}: a kernel may only read it")
+    return TypeError(
+        f"{array.name} is {'constant' if array.allocation.space == 'const' else 'a read-only array'}: a"
+        " kernel may only read it"
+    )
 
 
 def whole(index, array):
@@ -231,7 +284,10 @@ def whole(index, array):
     try:
         return operator.index(index)
     except TypeError:
-        raise TypeError(f"{array.name} is indexed with {index!r}, a {type(index).__name__}; wanted an integer (// divides integers)") from None
+        raise TypeError(
+            f"{array.name} is indexed with {index!r}, a {type(index).__name__}; wanted an integer (// divides"
+            " integers)"
+        ) from None
 
 
 def zip_(*items):
@@ -263,19 +319,31 @@ def store{rank}(x, {indices}, value, site):
 
 
 def template(logged):
-    """The source of all fast accessors; with `logged`, each access appends site, size and address to the log as one integer."""
+    """The source of all fast accessors; with `logged`, each access appends site, size and address to the log
+    as one integer."""
     parts = []
     for rank in range(1, MAX_FAST_RANK + 1):
         axes = range(rank)
-        parts.append(TEMPLATE.format(
-            rank=rank, indices=", ".join(f"i{a}" for a in axes), inside=" and ".join(f"type(i{a}) is int and 0 <= i{a} < x.n{a}" for a in axes),
-            flat=" + ".join(f"i{a} * x.s{a}" for a in axes),
-            announce=f"log((site << {SITE_SHIFT}) + x.code + (flat << x.shift))" if logged else "pass",
-            value="values(value)" if logged else "pass"))
+        parts.append(
+            TEMPLATE.format(
+                rank=rank,
+                indices=", ".join(f"i{a}" for a in axes),
+                inside=" and ".join(f"type(i{a}) is int and 0 <= i{a} < x.n{a}" for a in axes),
+                flat=" + ".join(f"i{a} * x.s{a}" for a in axes),
+                announce=f"log((site << {SITE_SHIFT}) + x.code + (flat << x.shift))" if logged else "pass",
+                value="values(value)" if logged else "pass",
+            )
+        )
     return "".join(parts)
 
 
-BUILTINS = {"type": type, "int": int, "TypeError": TypeError, "ValueError": ValueError, "OverflowError": OverflowError}
+BUILTINS = {
+    "type": type,
+    "int": int,
+    "TypeError": TypeError,
+    "ValueError": ValueError,
+    "OverflowError": OverflowError,
+}
 CODE = {logged: compile(template(logged), "<accessors>", "exec") for logged in (False, True)}
 
 
@@ -300,9 +368,18 @@ def store_any(x, index, value, site):
 
 
 def accessors(log, values):
-    """{name: function} of load1 ... store5 and what inlined loads need; `log` is what to append accesses to, or None, and `values` what to append stored values to."""
-    names = {f"Array{rank}": FAST[rank] for rank in FAST} | {"load_any": load_any, "store_any": store_any, "convert": convert}
+    """{name: function} of load1 ... store5 and what inlined loads need; `log` is what to append accesses to,
+    or None, and `values` what to append stored values to."""
+    names = {f"Array{rank}": FAST[rank] for rank in FAST} | {
+        "load_any": load_any,
+        "store_any": store_any,
+        "convert": convert,
+    }
     if log is not None:
         names |= {"log": log.append, "values": values.append}
     exec(CODE[log is not None], names)
-    return {name: f for name, f in names.items() if name[:-1] in ("load", "store", "Array") or name in ("log", "values", "convert")} | BUILTINS
+    return {
+        name: f
+        for name, f in names.items()
+        if name[:-1] in ("load", "store", "Array") or name in ("log", "values", "convert")
+    } | BUILTINS

@@ -1,7 +1,10 @@
-"""cuda.atomic: read, combine and write one element with nobody in between; each returns the element as it was before.
+"""cuda.atomic: read, combine and write one element with nobody in between; each returns the element as it was
+before.
 
-Sources: CUDA C++ Programming Guide, "Atomic Functions", for inc, dec and exch; Numba's documentation for nanmax, nanmin, cas and compare_and_swap.
+Sources: CUDA C++ Programming Guide, "Atomic Functions", for inc, dec and exch; Numba's documentation for
+    nanmax, nanmin, cas and compare_and_swap.
 """
+
 import numpy as np
 
 from sim.isa.operators import domain, stored
@@ -19,7 +22,8 @@ def decrement(old, value):
 
 
 def larger(old, value):
-    """The larger; a NaN on either side stays what it was before (Numba: max with a NaN element keeps the NaN)."""
+    """The larger; a NaN on either side stays what it was before (Numba: max with a NaN element keeps the
+    NaN)."""
     return value if value > old else old
 
 
@@ -43,7 +47,8 @@ class Atomic:
         self.scheduler, self.context = scheduler, scheduler.context
 
     def change(self, array, index, combine, operand, overwrites=False, writes=lambda old: True):
-        """Replace array[index] by combine(old), wrapped to the array's dtype; returns old. `overwrites`: the new element does not depend on the old one;
+        """Replace array[index] by combine(old), wrapped to the array's dtype; returns old. `overwrites`: the
+        new element does not depend on the old one;
         `writes(old)`: whether there is one."""
         if not isinstance(array, Array):
             raise TypeError(f"cuda.atomic works on arrays, got {array!r}")
@@ -57,7 +62,9 @@ class Atomic:
         if place is None:
             return domain(array.dtype.type(0))
         if array.dtype.kind in "iu" and isinstance(operand, np.inexact):
-            self.context.announce("atomic_narrowed", self.context.witness("changed", site, value=operand), array, place)
+            self.context.announce(
+                "atomic_narrowed", self.context.witness("changed", site, value=operand), array, place
+            )
         memory = array.numpy
         old = memory[place]
         new = combine(old)
@@ -103,7 +110,13 @@ class Atomic:
         return self.change(array, index, lambda old: nan_smaller(old, value), value)
 
     def cas(self, array, index, expected, value):
-        return self.change(array, index, lambda old: value if old == expected else old, value, writes=lambda old: bool(old == expected and old != value))
+        return self.change(
+            array,
+            index,
+            lambda old: value if old == expected else old,
+            value,
+            writes=lambda old: bool(old == expected and old != value),
+        )
 
     def compare_and_swap(self, array, expected, value):
         """cas on the array's first element."""

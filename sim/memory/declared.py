@@ -1,4 +1,6 @@
-"""Arrays that a kernel declares or captures: shared (one a block), local (one a thread), constant (one a launch)."""
+"""Arrays that a kernel declares or captures: shared (one a block), local (one a thread), constant (one a
+launch)."""
+
 import re
 from math import prod
 
@@ -14,12 +16,15 @@ def constant_array(context, array):
     """A global numpy array, as constant memory: read-only in the kernel."""
     array = np.ascontiguousarray(array)
     root = array.reshape(-1).view(np.uint8)
-    allocation = context.space.add("a global array", "const", root, (0, array.itemsize, array.shape, array.strides))
+    allocation = context.space.add(
+        "a global array", "const", root, (0, array.itemsize, array.shape, array.strides)
+    )
     return Array(context, allocation, 0, array.dtype, array.shape, array.strides, "a global array")
 
 
 class Declarations:
-    """The shared and local arrays of one launch. Call sites are told apart by code and instruction, so two on one line are two arrays."""
+    """The shared and local arrays of one launch. Call sites are told apart by code and instruction, so two on
+    one line are two arrays."""
 
     def __init__(self, context, dynamic_bytes):
         self.context, self.dynamic_bytes = context, dynamic_bytes
@@ -28,30 +33,44 @@ class Declarations:
         self.kernel_code = None  # in the kernel itself the types of arguments are the same for every thread
 
     def shared(self, shape, dtype, frame):
-        """`cuda.shared.array(shape, dtype)`: the running block's array for this call site; shape 0 views the dynamic bytes."""
+        """`cuda.shared.array(shape, dtype)`: the running block's array for this call site; shape 0 views the
+        dynamic bytes."""
         check_dtype(dtype, "shared")
         shape = as_shape(shape)
         if shape == (0,):
             return self.dynamic(dtype, frame)
         block = self.context.thread.block
-        key = (frame.f_code, frame.f_lasti, None if frame.f_code is self.kernel_code else argument_types(frame))
+        key = (
+            frame.f_code,
+            frame.f_lasti,
+            None if frame.f_code is self.kernel_code else argument_types(frame),
+        )
         array = block.shared.get(key)
         if array is None and dtype.hasobject:
             array = block.shared[key] = np.empty(shape, object)
         elif array is None:
             nbytes = prod(shape) * dtype.itemsize
             name, base = self.place(key, "shared", dtype, shape, frame)
-            array = block.shared[key] = self.array(Allocation(name, "shared", poisoned(nbytes, dtype, self.context.poison), base), dtype, shape)
+            array = block.shared[key] = self.array(
+                Allocation(name, "shared", poisoned(nbytes, dtype, self.context.poison), base), dtype, shape
+            )
         elif array.shape != shape:
-            raise ValueError(f"shared array {array.name} was declared with shape {list(array.shape)} and now with {list(shape)}; its shape must be a constant")
+            raise ValueError(
+                f"shared array {array.name} was declared with shape {list(array.shape)} and now with"
+                f" {list(shape)}; its shape must be a constant"
+            )
         return array
 
     def dynamic(self, dtype, frame):
         """A view of the launch's dynamic shared bytes; all of them start at the same byte."""
         block = self.context.thread.block
         if "dynamic" not in block.shared:
-            name, base = self.place("dynamic", "shared", dtype, (self.dynamic_bytes // dtype.itemsize,), frame)
-            block.shared["dynamic"] = Allocation(name, "shared", poisoned(self.dynamic_bytes, None, self.context.poison), base)
+            name, base = self.place(
+                "dynamic", "shared", dtype, (self.dynamic_bytes // dtype.itemsize,), frame
+            )
+            block.shared["dynamic"] = Allocation(
+                name, "shared", poisoned(self.dynamic_bytes, None, self.context.poison), base
+            )
         return self.array(block.shared["dynamic"], dtype, (self.dynamic_bytes // dtype.itemsize,))
 
     def local(self, shape, dtype, frame):
@@ -61,10 +80,19 @@ class Declarations:
         if dtype.hasobject:
             return np.empty(shape, object)
         nbytes = prod(shape) * dtype.itemsize
-        name, base = self.place((frame.f_code, frame.f_lasti, nbytes), "local", dtype, shape, frame, copies=len(thread.block.threads))
+        name, base = self.place(
+            (frame.f_code, frame.f_lasti, nbytes),
+            "local",
+            dtype,
+            shape,
+            frame,
+            copies=len(thread.block.threads),
+        )
         if self.context.log is not None:
             self.context.log.append(RENEWED << ADDRESS_BITS | base + thread.linear * nbytes)
-        return self.array(Allocation(name, "local", poisoned(nbytes, dtype), base + thread.linear * nbytes), dtype, shape)
+        return self.array(
+            Allocation(name, "local", poisoned(nbytes, dtype), base + thread.linear * nbytes), dtype, shape
+        )
 
     def array(self, allocation, dtype, shape):
         return Array(self.context, allocation, 0, dtype, shape, c_strides(shape, dtype), allocation.name)
@@ -78,7 +106,10 @@ class Declarations:
                 self.check_size()
             name = declared_name(self.context, frame) or space
             home = 0, dtype.itemsize, shape, c_strides(shape, dtype)
-            self.bases[key] = name, self.context.space.add(name, space, np.empty(nbytes, np.uint8), home, copies).base
+            self.bases[key] = (
+                name,
+                self.context.space.add(name, space, np.empty(nbytes, np.uint8), home, copies).base,
+            )
         return self.bases[key]
 
     def check_size(self):
@@ -88,17 +119,22 @@ class Declarations:
 
 
 def too_much_shared(nbytes, limit):
-    return LaunchError(f"the kernel declares {nbytes:,} bytes of shared memory a block\n  the device has {limit:,}: make the tiles smaller")
+    return LaunchError(
+        f"the kernel declares {nbytes:,} bytes of shared memory a block\n  the device has {limit:,}: make the"
+        " tiles smaller"
+    )
 
 
 def check_dtype(dtype, space):
     if dtype is None:
-        raise TypeError(f"cuda.{space}.array wants a numeric dtype such as numba.float32 as its second argument")
+        raise TypeError(
+            f"cuda.{space}.array wants a numeric dtype such as numba.float32 as its second argument"
+        )
 
 
 def c_strides(shape, dtype):
     """Strides in bytes of a C-contiguous array."""
-    return [prod(shape[axis + 1:]) * dtype.itemsize for axis in range(len(shape))]
+    return [prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))]
 
 
 def as_shape(shape):
@@ -108,7 +144,7 @@ def as_shape(shape):
 def argument_types(frame):
     """What tells one specialisation of the calling function from another: the types of its arguments."""
     code = frame.f_code
-    names = code.co_varnames[:code.co_argcount]
+    names = code.co_varnames[: code.co_argcount]
     values = [frame.f_locals.get(name) for name in names]
     return tuple((v.dtype, v.ndim) if isinstance(v, Array) else type(v) for v in values)
 
@@ -120,6 +156,6 @@ def declared_name(context, frame):
 
 def name_before(site):
     """The variable that what stands at `site` is assigned to, or None."""
-    before = site.source[:max(site.column - site.indent, 0)]
+    before = site.source[: max(site.column - site.indent, 0)]
     found = re.search(r"(\w+)\s*=\s*$", before)
     return found[1] if found else None

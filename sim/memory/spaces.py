@@ -1,8 +1,10 @@
 """Where arrays live: one simulated byte-address space that holds global, constant, shared and local memory.
 
-Addresses are made up but behave like a GPU's: allocations start at multiples of 256 bytes, a block's shared memory occupies the same
-window in every block, and the space is told by the address alone. So a log of (site, address) is all that any tool needs.
+Addresses are made up but behave like a GPU's: allocations start at multiples of 256 bytes, a block's shared
+memory occupies the same window in every block, and the space is told by the address alone. So a log of (site,
+address) is all that any tool needs.
 """
+
 import ctypes
 import sys
 from dataclasses import dataclass
@@ -24,7 +26,8 @@ class Allocation:
     space: str
     root: np.ndarray  # uint8, all bytes
     base: int
-    home: tuple = None  # (offset, itemsize, shape, strides in bytes) of the array by whose indices findings call its elements
+    # (offset, itemsize, shape, strides in bytes) of the array by whose indices findings call its elements
+    home: tuple = None
     copies: int = 1  # of `root`, side by side: local memory has one for each thread
     keep: object = None  # what owns the memory
     uninitialized: bool = False  # whether nobody has written it when the launch starts
@@ -53,11 +56,15 @@ class AddressSpace:
         self.allocations = []
 
     def add(self, name, space, root, home, copies=1, keep=None, uninitialized=False):
-        """Give `root` (uint8) an address; `copies` reserves room for that many of it side by side (local memory: one a thread)."""
+        """Give `root` (uint8) an address; `copies` reserves room for that many of it side by side (local
+        memory: one a thread)."""
         base = self.next[space]
         self.next[space] = base + -(-root.size * copies // ALIGNMENT) * ALIGNMENT + ALIGNMENT
         if self.next[space] >> SPACE_SHIFT != base >> SPACE_SHIFT:
-            raise LaunchError(f"{name}: more than {(1 << SPACE_SHIFT) >> 30} GiB of {space} memory in one launch; the simulator has no addresses for more")
+            raise LaunchError(
+                f"{name}: more than {(1 << SPACE_SHIFT) >> 30} GiB of {space} memory in one launch; the"
+                " simulator has no addresses for more"
+            )
         allocation = Allocation(name, space, root, base, home, copies, keep, uninitialized)
         self.allocations.append(allocation)
         return allocation
@@ -77,13 +84,15 @@ class Empty(np.ndarray):
 
 
 def empty(shape, dtype=np.float32):
-    """An array of `shape` whose elements nobody has written yet: full of poison, and a load before a store is a finding `uninitialized-read`."""
+    """An array of `shape` whose elements nobody has written yet: full of poison, and a load before a store is
+    a finding `uninitialized-read`."""
     dtype = np.dtype(dtype)
     return poisoned(int(np.prod(shape)) * dtype.itemsize, dtype).view(dtype).reshape(shape).view(Empty)
 
 
 def poisoned(nbytes, dtype, byte=None):
-    """`nbytes` of fresh memory that nobody has written: NaN for floating-point types, a conspicuous number for integers; or full of `byte`."""
+    """`nbytes` of fresh memory that nobody has written: NaN for floating-point types, a conspicuous number
+    for integers; or full of `byte`."""
     if byte is not None:
         return np.full(nbytes, byte, np.uint8)
     if dtype is None or dtype.kind in "fcV":  # bfloat16's kind is V; all ones is a NaN in every format
@@ -97,7 +106,8 @@ def poison(dtype):
 
 
 def host_array(value, name):
-    """The numpy array behind a kernel argument that is an array (a numpy array, or a CPU tensor of torch), else None."""
+    """The numpy array behind a kernel argument that is an array (a numpy array, or a CPU tensor of torch),
+    else None."""
     if isinstance(value, np.ndarray):
         array = value
     elif type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "data_ptr"):
@@ -105,8 +115,10 @@ def host_array(value, name):
     else:
         return None
     if array.dtype.hasobject or not array.dtype.isnative:
-        raise LaunchError(f"argument {name}: arrays of dtype {array.dtype} have no place on a GPU\n"
-                          "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()")
+        raise LaunchError(
+            f"argument {name}: arrays of dtype {array.dtype} have no place on a GPU\n"
+            "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()"
+        )
     return array
 
 
@@ -122,16 +134,20 @@ def named_leaves(items):
 def tensor_array(tensor, name):
     """A CPU tensor as a numpy array over the same memory; bfloat16 by way of its bits."""
     if tensor.device.type != "cpu":
-        raise LaunchError(f"argument {name} is a tensor on {tensor.device}; the simulator works on host memory\n"
-                          f"  simulate with {name}.cpu(), or launch the kernel itself for the GPU")
+        raise LaunchError(
+            f"argument {name} is a tensor on {tensor.device}; the simulator works on host memory\n"
+            f"  simulate with {name}.cpu(), or launch the kernel itself for the GPU"
+        )
     tensor = tensor.detach()
     if str(tensor.dtype) != "torch.bfloat16":
-        return np.from_dlpack(tensor)  # not numpy(), after which torch may never resize the storage, as FSDP does with a parameter's
+        # not numpy(), after which torch may never resize the storage, as FSDP does with a parameter's
+        return np.from_dlpack(tensor)
     return np.from_dlpack(tensor.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)
 
 
 def bind_arguments(space, arrays):
-    """Allocations for `arrays` ({name: ndarray}): arrays that share memory share one. Returns {name: (allocation, byte offset)}."""
+    """Allocations for `arrays` ({name: ndarray}): arrays that share memory share one. Returns {name:
+    (allocation, byte offset)}."""
     extents = []
     for name, array in arrays.items():
         low, high = np.lib.array_utils.byte_bounds(array)
@@ -147,14 +163,23 @@ def bind_arguments(space, arrays):
 
 
 def bind_group(space, group, arrays):
-    """One allocation over the extents (low, high, name) of arrays that overlap. The first argument among them lends its name."""
+    """One allocation over the extents (low, high, name) of arrays that overlap. The first argument among them
+    lends its name."""
     low, high = group[0][0], max(high for _, high, _ in group)
     members = {name for *_, name in group}
     offsets = {name: arrays[name].__array_interface__["data"][0] - low for name in members}
     first = next(name for name in arrays if name in members)
-    root = np.frombuffer((ctypes.c_char * (high - low)).from_address(low) if high > low else bytearray(), np.uint8)
+    root = np.frombuffer(
+        (ctypes.c_char * (high - low)).from_address(low) if high > low else bytearray(), np.uint8
+    )
     root.flags.writeable = any(arrays[name].flags.writeable for name in members)
     array = arrays[first]
-    allocation = space.add(first, "global", root, (offsets[first], array.itemsize, array.shape, array.strides),
-                           keep=[arrays[name] for name in members], uninitialized=all(isinstance(arrays[name], Empty) for name in members))
+    allocation = space.add(
+        first,
+        "global",
+        root,
+        (offsets[first], array.itemsize, array.shape, array.strides),
+        keep=[arrays[name] for name in members],
+        uninitialized=all(isinstance(arrays[name], Empty) for name in members),
+    )
     return {name: (allocation, offsets[name]) for name in members}

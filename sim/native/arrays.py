@@ -1,38 +1,58 @@
-"""Arrays as compiled kernels hold them: an address, a shape and strides, the same for what watches over them, and the numbers of the launch.
+"""Arrays as compiled kernels hold them: an address, a shape and strides, the same for what watches over them,
+and the numbers of the launch.
 
-Nothing here owns memory: whoever launches keeps it alive, so compiled code counts no references. What an access does is in sim.native.checks.
+Nothing here owns memory: whoever launches keeps it alive, so compiled code counts no references. What an
+    access does is in sim.native.checks.
 """
+
 import functools
 
 import numpy as np
 from llvmlite import ir
 from numba import int64, types
 from numba.core import cgutils
-from numba.extending import NativeValue, intrinsic, make_attribute_wrapper, models, overload_attribute, register_model, unbox
+from numba.extending import (
+    NativeValue,
+    intrinsic,
+    make_attribute_wrapper,
+    models,
+    overload_attribute,
+    register_model,
+    unbox,
+)
 
 from sim.native.internal import LIKE_CODE
 from sim.native.kinds import dtype_of, kind_of
 
-BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = "bare", "bounded", "global", "empty", "shared", "local"  # what is checked: see sim.native.checks
+# what is checked: see sim.native.checks
+BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = "bare", "bounded", "global", "empty", "shared", "local"
 
 
 class State:
-    """The numbers of one launch that compiled code reads and writes (int64, sim.native.checks says which is which); compiled code gets their address."""
+    """The numbers of one launch that compiled code reads and writes (int64, sim.native.checks says which is
+    which); compiled code gets their address."""
 
     def __init__(self, length, first, values):
         self.numbers = np.zeros(length, np.int64)
-        self.numbers[first:first + len(values)] = values
+        self.numbers[first : first + len(values)] = values
         self.address = self.numbers.ctypes.data
 
 
 class Guarded:
-    """`array` (ndarray) for compiled code. `kind` says what is checked; `shadow` is what that needs: an address of two int64 or one uint8 for each element."""
+    """`array` (ndarray) for compiled code. `kind` says what is checked; `shadow` is what that needs: an
+    address of two int64 or one uint8 for each element."""
 
     __slots__ = ("held", "packed", "_numba_type_")
 
     def __init__(self, array, kind, shadow, state, sizes=None):
         itemsize = array.itemsize or 1
-        members = (array.__array_interface__["data"][0], *array.shape, *(stride // itemsize for stride in array.strides), shadow, state.address)
+        members = (
+            array.__array_interface__["data"][0],
+            *array.shape,
+            *(stride // itemsize for stride in array.strides),
+            shadow,
+            state.address,
+        )
         members = np.array(members, np.int64)
         self.held, self.packed = (array, members), members.__array_interface__["data"][0]
         self._numba_type_ = array_type(array, kind, sizes)
@@ -50,15 +70,23 @@ def guarded_type(dtype, ndim, rowwise, kind, sizes):
     return GuardedType(kind_of(dtype), ndim, rowwise, kind, sizes)
 
 
-# --- both as types of Numba ---------------------------------------------------------------------------------------------------
+# --- both as types of Numba ---------------------------------------------------------------------------------
 
 
 class GuardedType(types.Type):
-    """`rowwise`: the strides follow from the shape, the last axis being contiguous. `sizes`: of each dimension the size, where it is a constant, or None.
-    `pitch`: bytes from one element to the next that strides count; more than an element's own in a column of records, or the real parts of complex numbers."""
+    """`rowwise`: the strides follow from the shape, the last axis being contiguous. `sizes`: of each
+    dimension the size, where it is a constant, or None.
+    `pitch`: bytes from one element to the next that strides count; more than an element's own in a column of
+        records, or the real parts of complex numbers."""
 
     def __init__(self, dtype, ndim, rowwise, kind, sizes=None, pitch=None):
-        self.dtype, self.ndim, self.rowwise, self.kind, self.sizes = dtype, ndim, rowwise, kind, sizes or (None,) * ndim
+        self.dtype, self.ndim, self.rowwise, self.kind, self.sizes = (
+            dtype,
+            ndim,
+            rowwise,
+            kind,
+            sizes or (None,) * ndim,
+        )
         self.pitch = pitch or dtype_of(dtype).itemsize
         super().__init__(f"Guarded({dtype}, {ndim}, {self.sizes}, {rowwise}, {kind}, {self.pitch})")
 
@@ -68,14 +96,22 @@ class GuardedType(types.Type):
 
     def stride(self, axis):
         """The text of a stride, in elements."""
-        return " * ".join(map(self.side, range(axis + 1, self.ndim))) or "1" if self.rowwise else f"x.strides[{axis}]"
+        return (
+            " * ".join(map(self.side, range(axis + 1, self.ndim))) or "1"
+            if self.rowwise
+            else f"x.strides[{axis}]"
+        )
 
 
 @register_model(GuardedType)
 class GuardedModel(models.StructModel):
     def __init__(self, manager, kind):
         sides = types.UniTuple(int64, kind.ndim)
-        super().__init__(manager, kind, [("data", int64), ("shape", sides), ("strides", sides), ("shadow", int64), ("numbers", int64)])
+        super().__init__(
+            manager,
+            kind,
+            [("data", int64), ("shape", sides), ("strides", sides), ("shadow", int64), ("numbers", int64)],
+        )
 
 
 for _member in ("data", "shape", "strides", "shadow", "numbers"):
@@ -89,13 +125,19 @@ def unbox_guarded(kind, value, c):
     held = c.pyapi.object_getattr_string(value, "packed")
     row = builder.inttoptr(c.pyapi.long_as_longlong(held), ir.IntType(64).as_pointer())
     c.pyapi.decref(held)
-    members = [builder.load(builder.gep(row, [ir.Constant(ir.IntType(64), position)])) for position in range(2 * n + 3)]
+    members = [
+        builder.load(builder.gep(row, [ir.Constant(ir.IntType(64), position)]))
+        for position in range(2 * n + 3)
+    ]
     structure.data, structure.shadow, structure.numbers = members[0], members[-2], members[-1]
-    structure.shape, structure.strides = cgutils.pack_array(builder, members[1:n + 1], ir.IntType(64)), cgutils.pack_array(builder, members[n + 1:-2], ir.IntType(64))
+    structure.shape, structure.strides = (
+        cgutils.pack_array(builder, members[1 : n + 1], ir.IntType(64)),
+        cgutils.pack_array(builder, members[n + 1 : -2], ir.IntType(64)),
+    )
     return NativeValue(structure._getvalue())
 
 
-# --- memory -------------------------------------------------------------------------------------------------------------------
+# --- memory -------------------------------------------------------------------------------------------------
 
 
 def at(context, builder, address, position, kind):
@@ -107,31 +149,43 @@ def element(context, builder, x, value, flat):
     data = cgutils.create_struct_proxy(x)(context, builder, value).data
     if x.pitch == dtype_of(x.dtype).itemsize:
         return at(context, builder, data, flat, x.dtype)
-    return at(context, builder, builder.add(data, builder.mul(flat, ir.IntType(64)(x.pitch))), ir.IntType(64)(0), x.dtype)
+    return at(
+        context,
+        builder,
+        builder.add(data, builder.mul(flat, ir.IntType(64)(x.pitch))),
+        ir.IntType(64)(0),
+        x.dtype,
+    )
 
 
 @intrinsic
 def peek(typing, x, flat):
     """The element of a Guarded `flat` elements behind its first."""
+
     def code(context, builder, signature, arguments):
         return context.unpack_value(builder, x.dtype, element(context, builder, x, *arguments))
+
     return x.dtype(x, int64), code
 
 
 @intrinsic
 def poke(typing, x, flat, value):
     """Write an element of a Guarded."""
+
     def code(context, builder, signature, arguments):
         context.pack_value(builder, x.dtype, arguments[2], element(context, builder, x, *arguments[:2]))
         return context.get_dummy_value()
+
     return types.void(x, int64, x.dtype), code
 
 
 @intrinsic
 def get(typing, address, position, like):
     """The value of the type of `like` that stands `position` such values behind an address."""
+
     def code(context, builder, signature, arguments):
         return context.unpack_value(builder, like, at(context, builder, arguments[0], arguments[1], like))
+
     return like(int64, int64, like), code
 
 
@@ -141,16 +195,21 @@ def put(typing, address, position, value):
     kind = types.unliteral(value)
 
     def code(context, builder, signature, arguments):
-        context.pack_value(builder, kind, arguments[2], at(context, builder, arguments[0], arguments[1], kind))
+        context.pack_value(
+            builder, kind, arguments[2], at(context, builder, arguments[0], arguments[1], kind)
+        )
         return context.get_dummy_value()
+
     return types.void(int64, int64, kind), code
 
 
 @intrinsic
 def number(typing, address, position):
     """The int64 at a position: of a launch's numbers, of an array's stamps, of a buffer."""
+
     def code(context, builder, signature, arguments):
         return builder.load(at(context, builder, *arguments, int64))
+
     return int64(int64, int64), code
 
 
@@ -159,33 +218,41 @@ def set_number(typing, address, position, value):
     def code(context, builder, signature, arguments):
         builder.store(arguments[2], at(context, builder, *arguments[:2], int64))
         return context.get_dummy_value()
+
     return types.void(int64, int64, int64), code
 
 
 @functools.cache
 def viewer(kind):
-    """The intrinsic (array, flat, shape, strides) -> the Guarded of type `kind` that begins `flat` elements behind the first of the array."""
+    """The intrinsic (array, flat, shape, strides) -> the Guarded of type `kind` that begins `flat` elements
+    behind the first of the array."""
+
     @intrinsic
     def view(typing, x, flat, shape, strides):
         def code(context, builder, signature, arguments):
-            old, new = cgutils.create_struct_proxy(x)(context, builder, arguments[0]), cgutils.create_struct_proxy(kind)(context, builder)
+            old, new = (
+                cgutils.create_struct_proxy(x)(context, builder, arguments[0]),
+                cgutils.create_struct_proxy(kind)(context, builder),
+            )
             size = x.pitch
             cell = {LOCAL: 1, BARE: 0, BOUNDED: 0}.get(x.kind, 16)
             new.data = builder.add(old.data, builder.mul(arguments[1], ir.Constant(ir.IntType(64), size)))
             new.shadow = builder.add(old.shadow, builder.mul(arguments[1], ir.Constant(ir.IntType(64), cell)))
             new.shape, new.strides, new.numbers = arguments[2], arguments[3], old.numbers
             return new._getvalue()
+
         sides = types.UniTuple(int64, kind.ndim)
         return kind(x, int64, sides, sides), code
+
     return view
 
 
-
-# --- columns --------------------------------------------------------------------------------------------------------------------
+# --- columns ------------------------------------------------------------------------------------------------
 
 
 class ReferenceType(types.Type):
-    """One element of an array of records: the array and the index; its fields are elements of the array's columns."""
+    """One element of an array of records: the array and the index; its fields are elements of the array's
+    columns."""
 
     def __init__(self, array):
         self.array = array
@@ -195,7 +262,9 @@ class ReferenceType(types.Type):
 @register_model(ReferenceType)
 class ReferenceModel(models.StructModel):
     def __init__(self, manager, kind):
-        super().__init__(manager, kind, [("records", kind.array), ("place", types.UniTuple(int64, kind.array.ndim))])
+        super().__init__(
+            manager, kind, [("records", kind.array), ("place", types.UniTuple(int64, kind.array.ndim))]
+        )
 
 
 for _member in ("records", "place"):
@@ -211,23 +280,30 @@ def reference(typing, x, index):
         made = cgutils.create_struct_proxy(kind)(context, builder)
         made.records, made.place = arguments
         return made._getvalue()
+
     return kind(x, index), code
 
 
 @functools.cache
 def column(kind, dtype, offset):
-    """The intrinsic (array) -> the Guarded of its elements' parts that have this dtype and begin `offset` bytes behind the element."""
+    """The intrinsic (array) -> the Guarded of its elements' parts that have this dtype and begin `offset`
+    bytes behind the element."""
     kind = GuardedType(kind_of(dtype), kind.ndim, kind.rowwise, kind.kind, kind.sizes, kind.pitch)
 
     @intrinsic
     def parts(typing, x):
         def code(context, builder, signature, arguments):
-            old, new = cgutils.create_struct_proxy(x)(context, builder, arguments[0]), cgutils.create_struct_proxy(kind)(context, builder)
+            old, new = (
+                cgutils.create_struct_proxy(x)(context, builder, arguments[0]),
+                cgutils.create_struct_proxy(kind)(context, builder),
+            )
             bytes_on = ir.Constant(ir.IntType(64), offset)
             new.data = builder.add(old.data, bytes_on)
             new.shape, new.strides, new.shadow, new.numbers = old.shape, old.strides, old.shadow, old.numbers
             return new._getvalue()
+
         return kind(x), code
+
     return lambda x: parts(x)
 
 
@@ -239,6 +315,7 @@ def is_record(x):
 @functools.cache
 def know_field(name):
     """From here on Numba knows the attribute `name` of arrays of records and of references to one."""
+
     @overload_attribute(GuardedType, name, **LIKE_CODE)
     def of_array(x):
         if is_record(x) and name in dtype_of(x.dtype).names:
@@ -252,7 +329,11 @@ def know_field(name):
 
 @overload_attribute(GuardedType, "real", **LIKE_CODE)
 def real(x):
-    return column(x, np.dtype(f"f{dtype_of(x.dtype).itemsize // 2}"), 0) if isinstance(x.dtype, types.Complex) else lambda x: x
+    return (
+        column(x, np.dtype(f"f{dtype_of(x.dtype).itemsize // 2}"), 0)
+        if isinstance(x.dtype, types.Complex)
+        else lambda x: x
+    )
 
 
 @overload_attribute(GuardedType, "imag", **LIKE_CODE)

@@ -1,7 +1,10 @@
-"""Where compiled kernels are kept: a folder of the user's own, in which nothing that is damaged is used and nothing forgotten stays.
+"""Where compiled kernels are kept: a folder of the user's own, in which nothing that is damaged is used and
+nothing forgotten stays.
 
-A kernel's text is a file named by a hash of all that it relies on, and begins with a hash of itself; what Numba has compiled of it lies beside it, each file behind a hash of its own.
+A kernel's text is a file named by a hash of all that it relies on, and begins with a hash of itself; what
+Numba has compiled of it lies beside it, each file behind a hash of its own.
 """
+
 import functools
 import hashlib
 import os
@@ -26,15 +29,25 @@ DIGEST = 32  # bytes in front of what Numba has compiled
 @functools.cache
 def version():
     """A hash of all sources that compiled code may rely on, and of the compiler."""
-    sources = (path for path in sorted(ROOT.rglob("*.py")) if path.relative_to(ROOT).parts[0] not in ("viz", "observers"))
+    sources = (
+        path
+        for path in sorted(ROOT.rglob("*.py"))
+        if path.relative_to(ROOT).parts[0] not in ("viz", "observers")
+    )
     compilers = f"{numba.__version__} {llvmlite.__version__} {sys.version}".encode()
     return hashlib.sha256(b"\0".join([compilers, *(path.read_bytes() for path in sources)])).hexdigest()
 
 
 @functools.cache
 def folder():
-    """The folder: in NUMBA_CACHE_DIR or the user's cache, if only this user can write there; else one that ends with the process."""
-    home = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("LOCALAPPDATA") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """The folder: in NUMBA_CACHE_DIR or the user's cache, if only this user can write there; else one that
+    ends with the process."""
+    home = (
+        os.environ.get("NUMBA_CACHE_DIR")
+        or os.environ.get("LOCALAPPDATA")
+        or os.environ.get("XDG_CACHE_HOME")
+        or Path.home() / ".cache"
+    )
     path = Path(home) / "sim-native"
     try:
         path.mkdir(0o700, parents=True, exist_ok=True)
@@ -51,11 +64,14 @@ def folder():
 def is_private(path):
     """Whether `path` is a folder, no link, of this user's, in which nobody else may write."""
     found = path.lstat()
-    return stat.S_ISDIR(found.st_mode) and (not hasattr(os, "geteuid") or found.st_uid == os.geteuid() and not found.st_mode & 0o022)
+    return stat.S_ISDIR(found.st_mode) and (
+        not hasattr(os, "geteuid") or found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    )
 
 
 def prune(path):
-    """Forget the kernels that nobody has launched for long, and the oldest of those that together take more than MOST bytes."""
+    """Forget the kernels that nobody has launched for long, and the oldest of those that together take more
+    than MOST bytes."""
     kernels = {}
     for file in path.iterdir():
         kernels.setdefault(file.name.partition(".")[0], []).append((file, file.stat()))
@@ -72,7 +88,7 @@ def size():
     return sum(file.stat().st_size for file in folder().iterdir())
 
 
-# --- text ---------------------------------------------------------------------------------------------------------------------
+# --- text ---------------------------------------------------------------------------------------------------
 
 
 def path_of(kernel, key):
@@ -82,7 +98,9 @@ def path_of(kernel, key):
 
 def write(path, text):
     """Write `text` so that another process sees all of it or nothing."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8", newline="\n") as file:
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8", newline="\n"
+    ) as file:
         file.write(f"# {digest(text.encode())}\n{text}")
     os.replace(file.name, path)
 
@@ -101,7 +119,8 @@ def digest(data):
 
 
 def load(path, text):
-    """The module whose text is in a file; Numba looks for it among the imported ones when it loads what it has compiled before."""
+    """The module whose text is in a file; Numba looks for it among the imported ones when it loads what it
+    has compiled before."""
     if path.stem not in sys.modules:
         module = types.ModuleType(path.stem)
         module.__file__ = str(path)
@@ -111,7 +130,7 @@ def load(path, text):
     return sys.modules[path.stem]
 
 
-# --- what Numba has compiled --------------------------------------------------------------------------------------------------
+# --- what Numba has compiled --------------------------------------------------------------------------------
 
 
 class Beside(_CacheLocator):
@@ -180,7 +199,9 @@ class Kept(FunctionCache):
 
     def __init__(self, function):
         super().__init__(function)
-        self._cache_file = Files(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
+        self._cache_file = Files(
+            self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp()
+        )
 
 
 class KeptOwn(Kept):

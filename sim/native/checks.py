@@ -1,11 +1,14 @@
 """What compiled code does at an access: bounds for every array, and stamps for those that are watched.
 
-A check only detects, and the block goes on: DIRTY among the launch's numbers says what kind of thing is not in order, and the block is run again by an engine that can explain. Bad loads give poison, bad
-stores do nothing. A block whose threads part at a place where they wait is STOPPED.
-Beside each element of a watched array stand two stamps, which say when and by whom it was last written and last read: from the lowest bit 10 bits of thread, 6 of flags, 16 of
-the warp's segment (how often its lanes have synchronised), 31 of the epoch. Epochs count the barriers and blocks of the whole launch, so stamps of an earlier block are told by
-their size, and nothing is ever reset. Being too careful costs a slow run; missing something is not allowed.
+A check only detects, and the block goes on: DIRTY among the launch's numbers says what kind of thing is not
+in order, and the block is run again by an engine that can explain. Bad loads give poison, bad stores do
+nothing. A block whose threads part at a place where they wait is STOPPED. Beside each element of a watched
+array stand two stamps, which say when and by whom it was last written and last read: from the lowest bit 10
+bits of thread, 6 of flags, 16 of the warp's segment (how often its lanes have synchronised), 31 of the epoch.
+Epochs count the barriers and blocks of the whole launch, so stamps of an earlier block are told by their
+size, and nothing is ever reset. Being too careful costs a slow run; missing something is not allowed.
 """
+
 import functools
 import operator
 from math import prod
@@ -15,30 +18,73 @@ from numba import int64, types, uint8
 from numba.extending import overload, overload_attribute, overload_method
 
 from sim.memory.spaces import poison
-from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, GuardedType, ReferenceType, State, get, is_record, number, peek, poke, put, reference, set_number, viewer
+from sim.native.arrays import (
+    BARE,
+    BOUNDED,
+    EMPTY,
+    GLOBAL,
+    LOCAL,
+    SHARED,
+    GuardedType,
+    ReferenceType,
+    State,
+    get,
+    is_record,
+    number,
+    peek,
+    poke,
+    put,
+    reference,
+    set_number,
+    viewer,
+)
 from sim.native.internal import LIKE_CODE, always, compiled
 from sim.native.kinds import converter, dtype_of, plain
 
-# The numbers of a launch. WROTE: whether anybody has written to global memory; SEGMENTS: one for each warp of a block; INDICES: threadIdx of each thread, as x | y << 16 | z << 32.
-# POSITION: of the block in a walk over the grid; STARTS and FOUND: addresses of an int64 for each block, its first epoch and its DIRTY at the end; FOREIGN: an epoch of another block that
-# has read or changed something that this block also has; PAIRS: address of a list of (position, epoch of another block that it races with), how many, for how many there is room;
+# The numbers of a launch. WROTE: whether anybody has written to global memory; SEGMENTS: one for each warp of
+# a block; INDICES: threadIdx of each thread, as x | y << 16 | z << 32.
+# POSITION: of the block in a walk over the grid; STARTS and FOUND: addresses of an int64 for each block, its
+# first epoch and its DIRTY at the end; FOREIGN: an epoch of another block that
+# has read or changed something that this block also has; PAIRS: address of a list of (position, epoch of
+# another block that it races with), how many, for how many there is room;
 # LOG: the same of what is written down to be counted (sim.native.logged).
-DIRTY, STOPPED, WROTE, ME, BLOCK_START, ROUNDS, TURNS, ENDED, BARRIERS, EPOCH, POSITION, STARTS, FOUND, FOREIGN, PAIRS = range(15)
+(
+    DIRTY,
+    STOPPED,
+    WROTE,
+    ME,
+    BLOCK_START,
+    ROUNDS,
+    TURNS,
+    ENDED,
+    BARRIERS,
+    EPOCH,
+    POSITION,
+    STARTS,
+    FOUND,
+    FOREIGN,
+    PAIRS,
+) = range(15)
 LOG = PAIRS + 3
 SEGMENTS = LOG + 3
 INDICES = SEGMENTS + 32
-UNSET = INDICES + 1024  # for each read of a variable that may have no value, 0, or 1 + 1024 * block + thread of the first that had none
+# for each read of a variable that may have no value, 0, or 1 + 1024 * block + thread of the first that had
+# none
+UNSET = INDICES + 1024
 MOST_UNSET = 64
 NUMBERS = UNSET + MOST_UNSET
 
-NARROWED, BOUNDS, UNWRITTEN, RACE, BETWEEN, PARTED, SPENT = KINDS = tuple(1 << bit for bit in range(7))  # bits of DIRTY
-OF_BLOCK, OF_LAUNCH, INTERRUPTED, FULL = 1, 2, 3, 4  # STOPPED: what cannot go on, or not before the log is counted
+# bits of DIRTY
+NARROWED, BOUNDS, UNWRITTEN, RACE, BETWEEN, PARTED, SPENT = KINDS = tuple(1 << bit for bit in range(7))
+# STOPPED: what cannot go on, or not before the log is counted
+OF_BLOCK, OF_LAUNCH, INTERRUPTED, FULL = 1, 2, 3, 4
 
 THREAD_BITS, SEGMENT_SHIFT, EPOCH_SHIFT, WARP_SHIFT = 10, 16, 32, 5
 THREAD = (1 << THREAD_BITS) - 1
 WARP = THREAD >> WARP_SHIFT << WARP_SHIFT
 SEGMENT = 0xFFFF << SEGMENT_SHIFT
-# ATOMIC: written by an atomic. MANY: by several threads. WARPS: of several warps in this epoch. OTHERS: by an earlier block too. PLAIN: by a plain store of this block too.
+# ATOMIC: written by an atomic. MANY: by several threads. WARPS: of several warps in this epoch. OTHERS: by an
+# earlier block too. PLAIN: by a plain store of this block too.
 ATOMIC, MANY, WARPS, OTHERS, PLAIN = (1 << bit for bit in range(THREAD_BITS, THREAD_BITS + 5))
 
 IN_TEXT = {"peek": peek, "poke": poke, "put": put}  # names that occur in functions made from text
@@ -74,7 +120,7 @@ def races_with(state, epoch):
     set_number(state, PAIRS + 1, min(length + 1, number(state, PAIRS + 2)))
 
 
-# --- stamps -------------------------------------------------------------------------------------------------------------------
+# --- stamps -------------------------------------------------------------------------------------------------
 
 
 @always
@@ -84,7 +130,8 @@ def same_epoch(before, me):
 
 @always
 def of_another(before, me):
-    """Whether the stamp, of this epoch, is an access by another thread that no syncwarp puts before what this thread does now."""
+    """Whether the stamp, of this epoch, is an access by another thread that no syncwarp puts before what this
+    thread does now."""
     if before & WARPS or (before ^ me) & WARP:
         return True
     return (before ^ me) & SEGMENT == 0 and (before & MANY != 0 or (before ^ me) & THREAD != 0)
@@ -92,7 +139,8 @@ def of_another(before, me):
 
 @always
 def judge(before, state, between_blocks):
-    """Mark the block DIRTY if what the stamp tells of and what this thread does now are in no order; `between_blocks`: the memory outlives a block."""
+    """Mark the block DIRTY if what the stamp tells of and what this thread does now are in no order;
+    `between_blocks`: the memory outlives a block."""
     me = number(state, ME)
     if before == 0 or before == me:
         return
@@ -184,7 +232,7 @@ def watch_local(written, flat, state):
         dirty(state, UNWRITTEN)
 
 
-# --- elements -----------------------------------------------------------------------------------------------------------------
+# --- elements -----------------------------------------------------------------------------------------------
 
 
 def change(x, index, combine, value):
@@ -198,12 +246,17 @@ def as_index(position):
 @overload(as_index, **LIKE_CODE)
 def index_of(position):
     most = types.uint64(2**63 - 1)
-    return (lambda position: int64(min(position, most))) if position == types.uint64 else (lambda position: int64(position))
+    return (
+        (lambda position: int64(min(position, most)))
+        if position == types.uint64
+        else (lambda position: int64(position))
+    )
 
 
 @always
 def looked_at(position, length, state, wraps):
-    """A position that does not lie between 0 and `length`, counted from the start, or -1; sets DIRTY for what somebody must hear of."""
+    """A position that does not lie between 0 and `length`, counted from the start, or -1; sets DIRTY for what
+    somebody must hear of."""
     place = position + length if -length <= position < 0 else position if 0 <= position < length else -1
     if place < 0 or place != position and not wraps:
         dirty(state, BOUNDS)
@@ -211,10 +264,29 @@ def looked_at(position, length, state, wraps):
 
 
 WATCH = {  # kind -> what a load does first, a store, an atomic
-    BARE: ("pass", "pass", "pass"), BOUNDED: ("pass", "pass", "pass"), LOCAL: ("watch_local(x.shadow, flat, x.numbers)", "put(x.shadow, flat, uint8(1))", "watch_local(x.shadow, flat, x.numbers)"),
-    GLOBAL: ("watch_load(x.shadow, flat, x.numbers, True, False)", "watch_store(x.shadow, flat, x.numbers, True)", "watch_atomic(x.shadow, flat, x.numbers, True, False)"),
-    EMPTY: ("watch_load(x.shadow, flat, x.numbers, True, True)", "watch_store(x.shadow, flat, x.numbers, True)", "watch_atomic(x.shadow, flat, x.numbers, True, True)"),
-    SHARED: ("watch_load(x.shadow, flat, x.numbers, False, True)", "watch_store(x.shadow, flat, x.numbers, False)", "watch_atomic(x.shadow, flat, x.numbers, False, True)")}
+    BARE: ("pass", "pass", "pass"),
+    BOUNDED: ("pass", "pass", "pass"),
+    LOCAL: (
+        "watch_local(x.shadow, flat, x.numbers)",
+        "put(x.shadow, flat, uint8(1))",
+        "watch_local(x.shadow, flat, x.numbers)",
+    ),
+    GLOBAL: (
+        "watch_load(x.shadow, flat, x.numbers, True, False)",
+        "watch_store(x.shadow, flat, x.numbers, True)",
+        "watch_atomic(x.shadow, flat, x.numbers, True, False)",
+    ),
+    EMPTY: (
+        "watch_load(x.shadow, flat, x.numbers, True, True)",
+        "watch_store(x.shadow, flat, x.numbers, True)",
+        "watch_atomic(x.shadow, flat, x.numbers, True, True)",
+    ),
+    SHARED: (
+        "watch_load(x.shadow, flat, x.numbers, False, True)",
+        "watch_store(x.shadow, flat, x.numbers, False)",
+        "watch_atomic(x.shadow, flat, x.numbers, False, True)",
+    ),
+}
 ACCESS = """
 def {name}(x, index{more}):
     {indices}
@@ -226,21 +298,46 @@ def {name}(x, index{more}):
     {watch}
     {do}
 """
-DO = {"load": ("", "kind(poison)", "return peek(x, flat)"), "store": (", value", "", "poke(x, flat, kind(value))"),
-      "change": (", combine, value", "kind(zero)", "old = peek(x, flat); poke(x, flat, kind(combine(old, value))); return old")}
+DO = {
+    "load": ("", "kind(poison)", "return peek(x, flat)"),
+    "store": (", value", "", "poke(x, flat, kind(value))"),
+    "change": (
+        ", combine, value",
+        "kind(zero)",
+        "old = peek(x, flat); poke(x, flat, kind(combine(old, value))); return old",
+    ),
+}
 
 
 @functools.cache
 def accessor(kind, single, name):
-    """The function `name` (load, store or change, which is what an atomic does) for a GuardedType; `single`: whether the index is a number, not a tuple."""
+    """The function `name` (load, store or change, which is what an atomic does) for a GuardedType; `single`:
+    whether the index is a number, not a tuple."""
     axes, (more, zero, do) = range(kind.ndim), DO[name]
     text = ACCESS.format(
-        name=name, more=more, zero=zero, do=do, watch=WATCH[kind.kind][list(DO).index(name)], flat=flat_text(kind),
+        name=name,
+        more=more,
+        zero=zero,
+        do=do,
+        watch=WATCH[kind.kind][list(DO).index(name)],
+        flat=flat_text(kind),
         indices="; ".join(f"i{a} = as_index({'index' if single else f'index[{a}]'})" for a in axes) or "pass",
         inside=" and ".join(f"0 <= i{a} < {kind.side(a)}" for a in axes) or "True",
-        wrap="; ".join(f"i{a} = looked_at(i{a}, {kind.side(a)}, x.numbers, {kind.kind == BARE})" for a in axes) or "pass",
-        lost=" or ".join(f"i{a} < 0" for a in axes) or "False")
-    names = globals() | IN_TEXT | {"zero": plain(dtype_of(kind.dtype).type(0)), "poison": plain(poison(dtype_of(kind.dtype))), "kind": converter(kind.dtype)}
+        wrap="; ".join(
+            f"i{a} = looked_at(i{a}, {kind.side(a)}, x.numbers, {kind.kind == BARE})" for a in axes
+        )
+        or "pass",
+        lost=" or ".join(f"i{a} < 0" for a in axes) or "False",
+    )
+    names = (
+        globals()
+        | IN_TEXT
+        | {
+            "zero": plain(dtype_of(kind.dtype).type(0)),
+            "poison": plain(poison(dtype_of(kind.dtype))),
+            "kind": converter(kind.dtype),
+        }
+    )
     exec(text, names)
     return names[name]
 
@@ -269,7 +366,14 @@ def text_of(lines, name, **names):
 def reference_to(x, index):
     """The function (array of records, index) -> reference."""
     given = [f"index[{axis}]" if isinstance(index, types.BaseTuple) else "index" for axis in range(x.ndim)]
-    return text_of(["def refer(x, index):", f"    return reference(x, {tuple_text(f'as_index({part})' for part in given)})"], "refer", reference=reference)
+    return text_of(
+        [
+            "def refer(x, index):",
+            f"    return reference(x, {tuple_text(f'as_index({part})' for part in given)})",
+        ],
+        "refer",
+        reference=reference,
+    )
 
 
 def means_the_end(x, index):
@@ -286,8 +390,10 @@ def getitem_from_the_end(x, index):
 @overload(operator.setitem, prefer_literal=True, **LIKE_CODE)
 def setitem_from_the_end(x, index, value):
     if means_the_end(x, index):
+
         def store(x, index, value):
             x[from_end(x, 0, -index)] = value
+
         return store
 
 
@@ -316,24 +422,50 @@ def getitem(x, index):
 @overload(operator.setitem, **LIKE_CODE)
 def setitem(x, index, value):
     if isinstance(x, ReferenceType) and isinstance(index, types.StringLiteral):
-        return text_of(["def set_field(x, index, value):", f"    x._records_.{index.literal_value}[x._place_] = value"], "set_field")
+        return text_of(
+            ["def set_field(x, index, value):", f"    x._records_.{index.literal_value}[x._place_] = value"],
+            "set_field",
+        )
     if is_record(x) and is_element(x, index) and isinstance(value, ReferenceType):
-        return text_of(["def copy(x, index, value):", *(f"    x.{name}[index] = value.{name}" for name in dtype_of(x.dtype).names)], "copy")
+        return text_of(
+            [
+                "def copy(x, index, value):",
+                *(f"    x.{name}[index] = value.{name}" for name in dtype_of(x.dtype).names),
+            ],
+            "copy",
+        )
     if is_element(x, index):
         return accessor(x, isinstance(index, types.Integer), "store")
     return filler(x, index, value) if isinstance(x, GuardedType) else None
 
 
 def filler(x, index, value, parameters="x, index, value", load="value[{}]", store="x[{}] = {}", **names):
-    """The function (array, slices, value): write every element of that part, the same number or those of an array of as many dimensions or fewer."""
+    """The function (array, slices, value): write every element of that part, the same number or those of an
+    array of as many dimensions or fewer."""
     parts = tuple(index) if isinstance(index, types.BaseTuple) else (index,)
-    if not all(isinstance(part, (types.Integer, types.SliceType)) for part in parts) or not isinstance(value, (types.Number, types.Boolean, GuardedType)):
+    if not all(isinstance(part, (types.Integer, types.SliceType)) for part in parts) or not isinstance(
+        value, (types.Number, types.Boolean, GuardedType)
+    ):
         return None
     rank = x.ndim - sum(isinstance(part, types.Integer) for part in parts)
     own = range(value.ndim if isinstance(value, GuardedType) else 0)
-    element = load.format(tuple_text(f"i{axis + rank - len(own)} if value.shape[{axis}] != 1 else 0" for axis in own)) if own else "value"
-    lines = [f"def fill({parameters}):", "    x = x[index]", *(f"{'    ' * (axis + 1)}for i{axis} in range(x.shape[{axis}]):" for axis in range(rank))]
-    return text_of([*lines, "    " * (rank + 1) + store.format(tuple_text(f"i{axis}" for axis in range(rank)), element)], "fill", **names)
+    element = (
+        load.format(
+            tuple_text(f"i{axis + rank - len(own)} if value.shape[{axis}] != 1 else 0" for axis in own)
+        )
+        if own
+        else "value"
+    )
+    lines = [
+        f"def fill({parameters}):",
+        "    x = x[index]",
+        *(f"{'    ' * (axis + 1)}for i{axis} in range(x.shape[{axis}]):" for axis in range(rank)),
+    ]
+    return text_of(
+        [*lines, "    " * (rank + 1) + store.format(tuple_text(f"i{axis}" for axis in range(rank)), element)],
+        "fill",
+        **names,
+    )
 
 
 @overload(change, **LIKE_CODE)
@@ -342,7 +474,7 @@ def change_guarded(x, index, combine, value):
         return accessor(x, isinstance(index, types.Integer), "change")
 
 
-# --- parts of arrays ------------------------------------------------------------------------------------------------------------
+# --- parts of arrays ----------------------------------------------------------------------------------------
 
 
 @always
@@ -358,11 +490,18 @@ def part_of(x, index):
         return None
     lines, flat, shape, strides, sizes = [], [], [], [], []
     for axis, part in enumerate(parts):
-        given, side, stride = f"index[{axis}]" if isinstance(index, types.BaseTuple) else "index", x.side(axis), x.stride(axis)
+        given, side, stride = (
+            f"index[{axis}]" if isinstance(index, types.BaseTuple) else "index",
+            x.side(axis),
+            x.stride(axis),
+        )
         if isinstance(part, types.Integer):
             flat.append(f"whole(as_index({given}), {side}, x.numbers, {x.kind == BARE}) * ({stride})")
         else:
-            lines += [f"    a{axis}, b{axis}, c{axis} = {given}.indices({side})", f"    n{axis} = len(range(a{axis}, b{axis}, c{axis}))"]
+            lines += [
+                f"    a{axis}, b{axis}, c{axis} = {given}.indices({side})",
+                f"    n{axis} = len(range(a{axis}, b{axis}, c{axis}))",
+            ]
             flat.append(f"a{axis} * ({stride}) * (n{axis} > 0)")
             shape.append(f"n{axis}")
             strides.append(f"c{axis} * ({stride})")
@@ -372,7 +511,12 @@ def part_of(x, index):
         strides.append(x.stride(axis))
         sizes.append(x.sizes[axis])
     kind = GuardedType(x.dtype, len(shape), x.rowwise and not lines, x.kind, tuple(sizes), x.pitch)
-    return made("part", [*lines, f"    return view(x, {' + '.join(flat)}, {tuple_text(shape)}, {tuple_text(strides)})"], kind, "x, index")
+    return made(
+        "part",
+        [*lines, f"    return view(x, {' + '.join(flat)}, {tuple_text(shape)}, {tuple_text(strides)})"],
+        kind,
+        "x, index",
+    )
 
 
 def tuple_text(parts):
@@ -399,6 +543,7 @@ def size(x):
         for n in x.shape:
             size *= n
         return size
+
     return get
 
 
@@ -412,7 +557,11 @@ def ndim(x):
 def transposed(x):
     axes = range(x.ndim)[::-1]
     kind = GuardedType(x.dtype, x.ndim, False, x.kind, x.sizes[::-1], x.pitch)
-    return made("transpose", [f"    return view(x, 0, {tuple_text(map(x.side, axes))}, {tuple_text(map(x.stride, axes))})"], kind)
+    return made(
+        "transpose",
+        [f"    return view(x, 0, {tuple_text(map(x.side, axes))}, {tuple_text(map(x.stride, axes))})"],
+        kind,
+    )
 
 
 @overload_attribute(GuardedType, "itemsize", **LIKE_CODE)
@@ -429,13 +578,28 @@ def nbytes(x):
 
 @overload_method(GuardedType, "reshape", **LIKE_CODE)
 def reshaped(x, shape):
-    """The same elements in another shape (a number or a tuple), of which one size may be -1; for an array whose rows lie one behind another."""
+    """The same elements in another shape (a number or a tuple), of which one size may be -1; for an array
+    whose rows lie one behind another."""
     if not x.rowwise:
         return None
     axes = range(len(shape) if isinstance(shape, types.BaseTuple) else 1)
     kind = GuardedType(x.dtype, len(axes), True, x.kind, pitch=x.pitch)
-    lines = [f"    n{a} = as_index({f'shape[{a}]' if isinstance(shape, types.BaseTuple) else 'shape'})" for a in axes]
-    lines += [f"    n{a} = x.size // ({' * '.join(f'n{b}' for b in axes if b != a) or 1}) if n{a} < 0 else n{a}" for a in axes]
-    lines += [f"    if {' * '.join(f'n{a}' for a in axes) or 1} != x.size:", "        raise ValueError('reshape to a shape with another number of elements')"]
-    strides = [" * ".join(f"n{b}" for b in axes[a + 1:]) or "1" for a in axes]
-    return made("reshape", [*lines, f"    return view(x, 0, {tuple_text(f'n{a}' for a in axes)}, {tuple_text(strides)})"], kind, "x, shape")
+    lines = [
+        f"    n{a} = as_index({f'shape[{a}]' if isinstance(shape, types.BaseTuple) else 'shape'})"
+        for a in axes
+    ]
+    lines += [
+        f"    n{a} = x.size // ({' * '.join(f'n{b}' for b in axes if b != a) or 1}) if n{a} < 0 else n{a}"
+        for a in axes
+    ]
+    lines += [
+        f"    if {' * '.join(f'n{a}' for a in axes) or 1} != x.size:",
+        "        raise ValueError('reshape to a shape with another number of elements')",
+    ]
+    strides = [" * ".join(f"n{b}" for b in axes[a + 1 :]) or "1" for a in axes]
+    return made(
+        "reshape",
+        [*lines, f"    return view(x, 0, {tuple_text(f'n{a}' for a in axes)}, {tuple_text(strides)})"],
+        kind,
+        "x, shape",
+    )

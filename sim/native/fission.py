@@ -1,9 +1,14 @@
-"""Loop fission: the statements of one thread, split wherever threads wait, each piece (a region) in a loop over the threads.
+"""Loop fission: the statements of one thread, split wherever threads wait, each piece (a region) in a loop
+over the threads.
 
-A block goes through its regions one after another; between two barriers, a warp goes through its own. Control flow around a place where threads wait becomes control flow of the whole
-block, or warp: the regions say what each thread decides, and if they do not all agree the block is STOPPED. A variable that lives from one region to another is an array over threads,
-unless it can be computed again from what does not change. Known from CPU implementations of CUDA and OpenCL: Stratton, Stone and Hwu 2008, "MCUDA".
+A block goes through its regions one after another; between two barriers, a warp goes through its own. Control
+flow around a place where threads wait becomes control flow of the whole
+block, or warp: the regions say what each thread decides, and if they do not all agree the block is STOPPED. A
+    variable that lives from one region to another is an array over threads, unless it can be computed again
+    from what does not change. Known from CPU implementations of CUDA and OpenCL: Stratton, Stone and Hwu
+    2008, "MCUDA".
 """
+
 import ast
 import copy
 
@@ -18,8 +23,30 @@ from sim.native.variables import assigned, exposed, loose_exits, reads, surely_a
 from sim.native.vocabulary import BLOCK_WIDE, SPECIAL
 
 THREAD, WARP, BLOCK = range(3)
-PURE = {"min", "max", "min_of_two", "max_of_two", "shifted_left", "shifted_right", "floor_quotient", "floor_remainder", "whole_power", "abs", "len", "int", "float", "bool",
-        "grid_1", "grid_2", "grid_3", "gridsize_1", "gridsize_2", "gridsize_3", "lane_of", "range"}
+PURE = {
+    "min",
+    "max",
+    "min_of_two",
+    "max_of_two",
+    "shifted_left",
+    "shifted_right",
+    "floor_quotient",
+    "floor_remainder",
+    "whole_power",
+    "abs",
+    "len",
+    "int",
+    "float",
+    "bool",
+    "grid_1",
+    "grid_2",
+    "grid_3",
+    "gridsize_1",
+    "gridsize_2",
+    "gridsize_3",
+    "lane_of",
+    "range",
+}
 UNIFORM = {"state", "blockIdx", "blockDim", "gridDim"}
 CODES = {"return": "END", "break": "BREAK", "continue": "CONTINUE"}
 
@@ -38,13 +65,21 @@ class Fission:
         self.parameters, self.statements = parameters, statements
         self.fixed = {*parameters, *module.arrays, *module.declared, *SPECIAL}  # what no statement assigns
         self.loops = self.own_loops(self.statements)
-        (self.again, self.same), self.kept = self.computable(), set()  # kept: what a warp or block hands on, which no region can compute again
-        self.ends = any(isinstance(part, ast.Return) for statement in self.statements for part in ast.walk(statement))
+        # kept: what a warp or block hands on, which no region can compute again
+        (self.again, self.same), self.kept = self.computable(), set()
+        self.ends = any(
+            isinstance(part, ast.Return) for statement in self.statements for part in ast.walk(statement)
+        )
         self.spilled = {}
         for _ in range(2):  # the first time shows what lives from one region to another
             self.functions, self.needed = [], set()
             self.lines = self.sequence(self.statements, BLOCK, 0)
-            self.spilled = {variable: self.dtype(variable) for variable in sorted((self.needed & assigned(self.statements)) - self.loops - (set(self.again) - self.kept))}
+            self.spilled = {
+                variable: self.dtype(variable)
+                for variable in sorted(
+                    (self.needed & assigned(self.statements)) - self.loops - (set(self.again) - self.kept)
+                )
+            }
 
     def dtype(self, variable):
         kind = self.kinds.get(variable)
@@ -52,19 +87,29 @@ class Fission:
             raise CannotLower(f"{variable} is a {kind} and lives across a barrier")
         return "bool_" if isinstance(kind, types.Boolean) else str(kind)
 
-    # --- variables --------------------------------------------------------------------------------------------------------
+    # --- variables ------------------------------------------------------------------------------------------
 
     def own_loops(self, statements):
-        """Give each loop in which threads stop a counter of its own, where nothing else needs the variable; returns those counters."""
+        """Give each loop in which threads stop a counter of its own, where nothing else needs the variable;
+        returns those counters."""
         found = set()
         for node in [part for statement in statements for part in ast.walk(statement)]:
-            if not isinstance(node, ast.For) or not stops(node) or not isinstance(node.target, ast.Name) or node.target.id in assigned(node.body):
+            if (
+                not isinstance(node, ast.For)
+                or not stops(node)
+                or not isinstance(node.target, ast.Name)
+                or node.target.id in assigned(node.body)
+            ):
                 continue
             name, body, node.body = node.target.id, node.body, [ast.Pass()]
             elsewhere = name in exposed(self.statements)
             node.body = body
             if not elsewhere and self.is_uniform_iteration(node.iter, set()):
-                fresh = self.module.fresh(name) if sum(name in assigned([part]) for part in self.places(name)) > 1 else name
+                fresh = (
+                    self.module.fresh(name)
+                    if sum(name in assigned([part]) for part in self.places(name)) > 1
+                    else name
+                )
                 for part in ast.walk(node):
                     if isinstance(part, ast.Name) and part.id == name:
                         part.id = fresh
@@ -80,20 +125,39 @@ class Fission:
                     yield from (ast.Expr(target) for target in given if name in assigned([ast.Expr(target)]))
 
     def computable(self):
-        """({variable: statement}, names) of the variables that can be computed again anywhere, in order; and of those that are the same for a whole block."""
-        again, same = {}, {*self.parameters, *self.module.arrays, *UNIFORM, *(name for name, declared in self.module.declared.items() if declared.space == "shared")}
+        """({variable: statement}, names) of the variables that can be computed again anywhere, in order; and
+        of those that are the same for a whole block."""
+        again, same = (
+            {},
+            {
+                *self.parameters,
+                *self.module.arrays,
+                *UNIFORM,
+                *(name for name, declared in self.module.declared.items() if declared.space == "shared"),
+            },
+        )
         for statement in self.statements:
             for node in ast.walk(statement):
                 if not isinstance(node, ast.Assign) or len(node.targets) != 1 or hasattr(node.value, "stops"):
                     continue
                 names = assigned([node])
-                if not names or any(isinstance(part, (ast.Subscript, ast.Attribute)) for part in ast.walk(node.targets[0])) or any(
-                        len(list(self.places(name))) > 1 for name in names):
+                if (
+                    not names
+                    or any(
+                        isinstance(part, (ast.Subscript, ast.Attribute)) for part in ast.walk(node.targets[0])
+                    )
+                    or any(len(list(self.places(name))) > 1 for name in names)
+                ):
                     continue
                 arrays = all(isinstance(self.kinds.get(name), (GuardedType, ReferenceType)) for name in names)
                 known = self.fixed | set(again)
                 if is_fresh(node.value):
-                    again[names.pop()] = ast.copy_location(ast.Assign(node.targets, ast.Call(ast.Name("row_of", ast.Load()), node.value.args, [])), node)
+                    again[names.pop()] = ast.copy_location(
+                        ast.Assign(
+                            node.targets, ast.Call(ast.Name("row_of", ast.Load()), node.value.args, [])
+                        ),
+                        node,
+                    )
                     self.module.library("row_of")
                 elif self.is_pure(node.value, known, arrays):
                     again |= dict.fromkeys(names, node)
@@ -102,19 +166,43 @@ class Fission:
         return again, same
 
     def is_pure(self, node, known, arrays=False):
-        """Whether `node` has the same value wherever it is evaluated: made of `known` variables and constants, reading no memory; parts of arrays only if `arrays`."""
+        """Whether `node` has the same value wherever it is evaluated: made of `known` variables and
+        constants, reading no memory; parts of arrays only if `arrays`."""
         if isinstance(node, ast.Call):
             name = node.func.id if isinstance(node.func, ast.Name) else ""
-            return (name in PURE or self.module.imports.get(name) == "numba") and all(self.is_pure(part, known, arrays) for part in node.args) and not node.keywords
+            return (
+                (name in PURE or self.module.imports.get(name) == "numba")
+                and all(self.is_pure(part, known, arrays) for part in node.args)
+                and not node.keywords
+            )
         if isinstance(node, ast.Name):
             return node.id in known or node.id in self.module.constants or node.id in self.module.imports
         if isinstance(node, ast.Subscript):
-            of_shape = isinstance(node.value, ast.Attribute) and node.value.attr == "shape" or isinstance(node.value, ast.Name) and node.value.id in self.module.constants
+            of_shape = (
+                isinstance(node.value, ast.Attribute)
+                and node.value.attr == "shape"
+                or isinstance(node.value, ast.Name)
+                and node.value.id in self.module.constants
+            )
             if not (of_shape or arrays):
                 return False
-        allowed = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp, ast.Tuple, ast.Attribute, ast.Subscript, ast.Slice)
-        return isinstance(node, allowed) and all(self.is_pure(part, known, arrays) for part in ast.iter_child_nodes(node)
-                                                 if isinstance(part, ast.expr))
+        allowed = (
+            ast.Constant,
+            ast.BinOp,
+            ast.UnaryOp,
+            ast.Compare,
+            ast.BoolOp,
+            ast.IfExp,
+            ast.Tuple,
+            ast.Attribute,
+            ast.Subscript,
+            ast.Slice,
+        )
+        return isinstance(node, allowed) and all(
+            self.is_pure(part, known, arrays)
+            for part in ast.iter_child_nodes(node)
+            if isinstance(part, ast.expr)
+        )
 
     def is_uniform_iteration(self, node, loops):
         """Whether `node` yields the same to every thread of the block, judging by its text."""
@@ -123,10 +211,11 @@ class Fission:
     def is_same(self, node):
         return self.is_pure(node, self.same | self.loops)
 
-    # --- the text of a whole block --------------------------------------------------------------------------------------------
+    # --- the text of a whole block --------------------------------------------------------------------------
 
     def sequence(self, statements, at, depth):
-        """The lines that run `statements` for a whole block (`at` BLOCK) or warp; `depth`: how many loops of theirs stand around."""
+        """The lines that run `statements` for a whole block (`at` BLOCK) or warp; `depth`: how many loops of
+        theirs stand around."""
         lines, group = [], []
         for statement in statements:
             if level(statement) < at:
@@ -154,19 +243,33 @@ class Fission:
         self.module.library("enter")
         if at == WARP:
             self.module.library("lanes_of")
-        return [f"for thread in {over}:", *(["    if ended[thread]:", "        continue"] if self.ends else []), "    threadIdx = enter(state, thread)",
-                *([f"    {self.module.library('log_thread')}(state, thread)"] if self.module.sited else [])]
+        return [
+            f"for thread in {over}:",
+            *(["    if ended[thread]:", "        continue"] if self.ends else []),
+            "    threadIdx = enter(state, thread)",
+            *([f"    {self.module.library('log_thread')}(state, thread)"] if self.module.sited else []),
+        ]
 
     def loop(self, loop, call, exits, at, depth):
         if not exits:
             return [*loop, f"    {call}"]
         of_warp = loop[0].startswith("for warp")
         join = self.module.library("agree_warps" if of_warp else "agree")
-        lines = ["answer = NOBODY", *loop, f"    answer = {join}(state, answer, {call}{'' if of_warp else ', ended, thread'})"]
+        lines = [
+            "answer = NOBODY",
+            *loop,
+            f"    answer = {join}(state, answer, {call}{'' if of_warp else ', ended, thread'})",
+        ]
         self.module.imports["NOBODY"] = "sim.native.regions"
         for name in sorted(exits):
             code = self.module.library(CODES[name])
-            leave = f"return {code}" if at == WARP and (name == "return" or not depth) else "return" if name == "return" else name
+            leave = (
+                f"return {code}"
+                if at == WARP and (name == "return" or not depth)
+                else "return"
+                if name == "return"
+                else name
+            )
             lines += [f"if answer == {code}:", f"    {leave}"]
         if "return" in exits and at == BLOCK:
             self.module.library("NOBODY")
@@ -180,84 +283,137 @@ class Fission:
         """The lines of a statement in which threads stop."""
         if is_stop(node):
             return self.stop(node, at)
-        check = [f"if {self.module.library('is_stopped')}(state):", f"    return{' END' if at == WARP else ''}"]
+        check = [
+            f"if {self.module.library('is_stopped')}(state):",
+            f"    return{' END' if at == WARP else ''}",
+        ]
         if at == WARP:
             self.module.library("END")
         if isinstance(node, ast.If):
             before, test = self.asked(node.test, at)
             lines = [*before, f"if {test}:", *indented(self.sequence(node.body, at, depth))]
-            return lines + (["else:", *indented(self.sequence(node.orelse, at, depth))] if node.orelse else [])
+            return lines + (
+                ["else:", *indented(self.sequence(node.orelse, at, depth))] if node.orelse else []
+            )
         if isinstance(node, ast.While):
             before, test = self.asked(node.test, at)
             leave = [f"if not {test}:", "    break"] if test != "True" else []
-            return [f"while {self.module.library('again')}(state):", *indented([*before, *check, *leave, *self.sequence(node.body, at, depth + 1)])]
+            return [
+                f"while {self.module.library('again')}(state):",
+                *indented([*before, *check, *leave, *self.sequence(node.body, at, depth + 1)]),
+            ]
         if isinstance(node, ast.For):
             before, iteration = self.spanned(node.iter, at)
-            target = node.target.id if isinstance(node.target, ast.Name) and node.target.id in self.loops else None
+            target = (
+                node.target.id if isinstance(node.target, ast.Name) and node.target.id in self.loops else None
+            )
             counter = target or self.module.fresh("counter")
             if not target:
                 self.loops.add(counter)
-                node = ast.For(node.target, node.iter, [ast.Assign([copy.deepcopy(node.target)], ast.Name(counter, ast.Load())), *node.body], [])
+                node = ast.For(
+                    node.target,
+                    node.iter,
+                    [ast.Assign([copy.deepcopy(node.target)], ast.Name(counter, ast.Load())), *node.body],
+                    [],
+                )
                 ast.fix_missing_locations(node)
-            return [*before, f"for {counter} in {iteration}:", *indented([*check, *self.sequence(node.body, at, depth + 1)])]
+            return [
+                *before,
+                f"for {counter} in {iteration}:",
+                *indented([*check, *self.sequence(node.body, at, depth + 1)]),
+            ]
         raise CannotLower(f"a thread stops within a `{type(node).__name__.lower()}` statement")
 
     def asked(self, test, at):
-        """(lines, test): what must run before, and the text of a test on which a whole block or warp agrees."""
+        """(lines, test): what must run before, and the text of a test on which a whole block or warp
+        agrees."""
         if self.is_same(test):
             return self.computed_again(reads(test)), ast.unparse(test)
         self.module.imports["NOBODY"] = "sim.native.regions"
         call = self.region([], result=f"1 if {ast.unparse(test)} else 0", asks=test)
         agree, holds = self.module.library("agree"), self.module.library("holds")
-        return ["answer = NOBODY", *self.threads(at), f"    answer = {agree}(state, answer, {call}, ended, thread)"], f"{holds}(state, answer)"
+        return [
+            "answer = NOBODY",
+            *self.threads(at),
+            f"    answer = {agree}(state, answer, {call}, ended, thread)",
+        ], f"{holds}(state, answer)"
 
     def spanned(self, iteration, at):
         """(lines, iterable): the same for what a loop iterates over."""
         if self.is_same(iteration):
             return self.computed_again(reads(iteration)), ast.unparse(iteration)
         if not is_range(iteration):
-            raise CannotLower(f"threads stop in a loop over {ast.unparse(iteration)}, which is no range and not the same for all")
+            raise CannotLower(
+                f"threads stop in a loop over {ast.unparse(iteration)}, which is no range and not the same"
+                " for all"
+            )
         parts = [ast.unparse(part) for part in iteration.args]
-        start, stop, step = (["0", *parts, "1"] if len(parts) == 1 else [*parts, "1"][:3])
-        call = self.region([], result=f"{self.module.library('span')}({start}, {stop}, {step})", asks=iteration)
+        start, stop, step = ["0", *parts, "1"] if len(parts) == 1 else [*parts, "1"][:3]
+        call = self.region(
+            [], result=f"{self.module.library('span')}({start}, {stop}, {step})", asks=iteration
+        )
         agree = self.module.library("agree_span")
-        return ["bounds = (0, 0, 0)", *self.threads(at), f"    bounds = {agree}(state, bounds, {call})"], "range(bounds[0], bounds[1], max_step(bounds[2]))".replace(
-            "max_step", self.module.library("step_of"))
+        return [
+            "bounds = (0, 0, 0)",
+            *self.threads(at),
+            f"    bounds = {agree}(state, bounds, {call})",
+        ], "range(bounds[0], bounds[1], max_step(bounds[2]))".replace(
+            "max_step", self.module.library("step_of")
+        )
 
     def stop(self, node, at):
-        """The lines of a place where threads wait: a barrier, or something that the lanes of a warp do together."""
+        """The lines of a place where threads wait: a barrier, or something that the lanes of a warp do
+        together."""
         call = node.value
         results = names_assigned(node)
         names = {argument.id for argument in call.args if isinstance(argument, ast.Name)} | set(results)
         self.needed |= names
         self.kept |= names - self.same
-        given = [self.held(argument) for argument in call.args] + [self.held(ast.Name(result)) for result in results]
+        given = [self.held(argument) for argument in call.args] + [
+            self.held(ast.Name(result)) for result in results
+        ]
         before = self.computed_again(names & self.same)
         if at == BLOCK:
             lines = before + [f"if not {self.module.library('barrier')}(state):", "    return"]
             if self.module.sited:
-                lines += [f"{self.module.library('log_together')}(state, {call.site})", f"{self.module.library('log_epoch')}(state)"]
-            return lines if not given else [*lines, f"{self.module.library('all_' + call.stops)}(threads, {', '.join(given)})"]
+                lines += [
+                    f"{self.module.library('log_together')}(state, {call.site})",
+                    f"{self.module.library('log_epoch')}(state)",
+                ]
+            return (
+                lines
+                if not given
+                else [*lines, f"{self.module.library('all_' + call.stops)}(threads, {', '.join(given)})"]
+            )
         if self.module.sited:
             before += [f"{self.module.library('log_warp')}(state, {call.site}, warp, threads, ended)"]
         name = self.module.library(f"{'warp' if results else 'unused'}_{call.stops}")
         return [*before, f"{name}({', '.join(['state, warp, threads, ended', *given])})"]
 
     def held(self, node):
-        """What stands for an argument of all lanes: an array over threads, or a number that is the same for all."""
-        return f"{node.id}_of" if isinstance(node, ast.Name) and node.id in self.spilled else ast.unparse(node)
+        """What stands for an argument of all lanes: an array over threads, or a number that is the same for
+        all."""
+        return (
+            f"{node.id}_of" if isinstance(node, ast.Name) and node.id in self.spilled else ast.unparse(node)
+        )
 
-    # --- regions ----------------------------------------------------------------------------------------------------------
+    # --- regions --------------------------------------------------------------------------------------------
 
     def region(self, group, result=None, asks=None):
-        """A call of a new function that runs `group` for one thread; with `asks`, an expression, it returns `result`."""
+        """A call of a new function that runs `group` for one thread; with `asks`, an expression, it returns
+        `result`."""
         wanted = exposed(group) | reads(asks)
         changed = assigned(group)
         self.needed |= wanted
         loads = [v for v in self.spilled if v in wanted or v in changed - surely(group)]
         stores = [f"{v}_of[thread] = {v}" for v in self.spilled if v in changed]
         exits = loose_exits(group)
-        body = [*(f"{v} = {v}_of[thread]" for v in loads), *self.computed_again(wanted), *self.statements_text(group, stores), *stores]
+        body = [
+            *(f"{v} = {v}_of[thread]" for v in loads),
+            *self.computed_again(wanted),
+            *self.statements_text(group, stores),
+            *stores,
+        ]
         if exits:
             self.module.library("GO")
             body.append("return GO")
@@ -275,25 +431,60 @@ class Fission:
         return list(dict.fromkeys(lines))
 
     def statements_text(self, group, stores):
-        """The lines of one thread's statements: `return` and exits from loops of the whole block become codes, and loops are counted."""
-        group = [part for statement in group for part in flat(Exits(self.module, stores).visit(LoopCounter(self.module).visit(copy.deepcopy(statement))))]
-        return [line for statement in group for line in ast.unparse(ast.fix_missing_locations(statement)).split("\n")]
+        """The lines of one thread's statements: `return` and exits from loops of the whole block become
+        codes, and loops are counted."""
+        group = [
+            part
+            for statement in group
+            for part in flat(
+                Exits(self.module, stores).visit(LoopCounter(self.module).visit(copy.deepcopy(statement)))
+            )
+        ]
+        return [
+            line
+            for statement in group
+            for line in ast.unparse(ast.fix_missing_locations(statement)).split("\n")
+        ]
 
     def function(self, name, body):
         """Add a function with these lines; returns a call of it."""
         tree = ast.parse("\n".join(["def f():", *indented(body)]))
-        names = {part.id for part in ast.walk(tree) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
-        local = {part.id for part in ast.walk(tree) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+        names = {
+            part.id
+            for part in ast.walk(tree)
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)
+        }
+        local = {
+            part.id
+            for part in ast.walk(tree)
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+        }
         arrays = {f"{variable}_of" for variable in self.spilled}
-        passed = [n for n in ["state", "warp", "thread", "threads", "ended", *SPECIAL[2:], *self.module.arrays, *self.module.declared, *sorted(arrays), *sorted(self.loops),
-                              *self.parameters] if n in names and n not in local]
+        passed = [
+            n
+            for n in [
+                "state",
+                "warp",
+                "thread",
+                "threads",
+                "ended",
+                *SPECIAL[2:],
+                *self.module.arrays,
+                *self.module.declared,
+                *sorted(arrays),
+                *sorted(self.loops),
+                *self.parameters,
+            ]
+            if n in names and n not in local
+        ]
         signature = f"{name}({', '.join(passed)})"
         self.functions.append([f"def {signature}:", *indented(body)])
         return signature
 
 
 class Exits(ast.NodeTransformer):
-    """Makes codes of `return`, and of exits from loops of the whole block or warp; before a thread goes on there, its variables are stored."""
+    """Makes codes of `return`, and of exits from loops of the whole block or warp; before a thread goes on
+    there, its variables are stored."""
 
     def __init__(self, module, stores):
         self.module, self.stores, self.depth = module, stores, 0

@@ -1,8 +1,11 @@
-"""Statements in which a thread stops at most once, and then as a whole: `syncthreads()` or `x = shfl_xor_sync(mask, value, lane)`.
+"""Statements in which a thread stops at most once, and then as a whole: `syncthreads()` or `x =
+shfl_xor_sync(mask, value, lane)`.
 
-What stops within an expression is taken out in front of it, into a variable; conditional expressions that stop become `if` statements, `while` loops whose test stops get it into
-their body, and device functions that stop are inlined.
+What stops within an expression is taken out in front of it, into a variable; conditional expressions that
+stop become `if` statements, `while` loops whose test stops get it into their body, and device functions that
+stop are inlined.
 """
+
 import ast
 import copy
 
@@ -57,13 +60,17 @@ class Flattener:
         before = []
         handler = getattr(self, "of_" + type(node).__name__.lower(), None)
         if handler is None:
-            raise CannotLower(f"a thread stops within a `{type(node).__name__.lower()}` statement, which has no compiled form", site_in(node, self.module))
+            raise CannotLower(
+                f"a thread stops within a `{type(node).__name__.lower()}` statement, which has no compiled"
+                " form",
+                site_in(node, self.module),
+            )
         after = handler(node, before)
         for part in before + flat(after):
             ast.fix_missing_locations(ast.copy_location(part, node) if not hasattr(part, "lineno") else part)
         return before + flat(after)
 
-    # --- statements -------------------------------------------------------------------------------------------------------
+    # --- statements -----------------------------------------------------------------------------------------
 
     def of_expr(self, node, before):
         if hasattr(node.value, "stops"):
@@ -73,7 +80,12 @@ class Flattener:
         return [] if isinstance(value, (ast.Name, ast.Constant)) else ast.Expr(value)
 
     def of_assign(self, node, before):
-        if hasattr(node.value, "stops") and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) and not several(node.value):
+        if (
+            hasattr(node.value, "stops")
+            and len(node.targets) == 1
+            and isinstance(node.targets[0], ast.Name)
+            and not several(node.value)
+        ):
             node.value = self.arguments(node.value, before)
             return node
         node.value = self.expression(node.value, before)
@@ -96,7 +108,11 @@ class Flattener:
         if stops(node.test):
             first = []
             test = self.expression(node.test, first)
-            loop = ast.While(ast.Constant(True), [*first, ast.If(ast.UnaryOp(ast.Not(), test), [ast.Break()], []), *body], [])
+            loop = ast.While(
+                ast.Constant(True),
+                [*first, ast.If(ast.UnaryOp(ast.Not(), test), [ast.Break()], []), *body],
+                [],
+            )
             loop.loop_site = node.loop_site
             return loop
         node.body = body
@@ -109,7 +125,7 @@ class Flattener:
         node.body = self.block(node.body)
         return node
 
-    # --- expressions ------------------------------------------------------------------------------------------------------
+    # --- expressions ----------------------------------------------------------------------------------------
 
     def expression(self, node, before):
         """`node` without a stop in it; `before` gets the statements that must come first."""
@@ -118,14 +134,22 @@ class Flattener:
         if hasattr(node, "inlines"):
             return self.inlined(node, before)
         if hasattr(node, "stops"):
-            names, call = [self.module.fresh("got") for _ in range(several(node) or 1)], self.arguments(node, before)
+            names, call = (
+                [self.module.fresh("got") for _ in range(several(node) or 1)],
+                self.arguments(node, before),
+            )
             if not several(node):
                 before.append(assign(names[0], call))
                 return ast.Name(names[0], ast.Load())
-            before.append(ast.Assign([ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store())], call))
+            before.append(
+                ast.Assign([ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store())], call)
+            )
             return ast.Tuple([ast.Name(name, ast.Load()) for name in names], ast.Load())
         if isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-            raise CannotLower("a thread stops within a lambda or a comprehension, which has no compiled form", site_in(node, self.module))
+            raise CannotLower(
+                "a thread stops within a lambda or a comprehension, which has no compiled form",
+                site_in(node, self.module),
+            )
         if isinstance(node, ast.IfExp) and stops(ast.Tuple([node.body, node.orelse], ast.Load())):
             name, then, otherwise = self.module.fresh("chosen"), [], []
             test = self.expression(node.test, before)
@@ -141,11 +165,21 @@ class Flattener:
                 more = []
                 value = self.expression(value, more)
                 test = ast.Name(name, ast.Load())
-                before.append(ast.If(test if isinstance(node.op, ast.And) else ast.UnaryOp(ast.Not(), test), [*more, assign(name, value)], []))
+                before.append(
+                    ast.If(
+                        test if isinstance(node.op, ast.And) else ast.UnaryOp(ast.Not(), test),
+                        [*more, assign(name, value)],
+                        [],
+                    )
+                )
             return ast.Name(name, ast.Load())
         for field, value in ast.iter_fields(node):
             if isinstance(value, list):
-                setattr(node, field, [self.expression(part, before) if isinstance(part, ast.expr) else part for part in value])
+                setattr(
+                    node,
+                    field,
+                    [self.expression(part, before) if isinstance(part, ast.expr) else part for part in value],
+                )
             elif isinstance(value, ast.expr):
                 setattr(node, field, self.expression(value, before))
         return node
@@ -154,7 +188,11 @@ class Flattener:
         """A stopping call whose arguments are variables or constants."""
         for position, argument in enumerate(node.args):
             argument = self.expression(argument, before)
-            simple = isinstance(argument, ast.Constant) or isinstance(argument, ast.Name) and argument.id in self.module.constants
+            simple = (
+                isinstance(argument, ast.Constant)
+                or isinstance(argument, ast.Name)
+                and argument.id in self.module.constants
+            )
             if not simple and not (node.stops.startswith("atomic") and position == 0):
                 name = self.module.fresh("given")
                 before.append(assign(name, argument))
@@ -162,7 +200,7 @@ class Flattener:
             node.args[position] = argument
         return node
 
-    # --- device functions -------------------------------------------------------------------------------------------------
+    # --- device functions -----------------------------------------------------------------------------------
 
     def inlined(self, node, before):
         """The result of a device function, whose statements go to `before`."""
@@ -180,15 +218,24 @@ class Flattener:
         body = self.block(without_returns(body, result, node.place))
         self.inlining.pop()
         before += body
-        returns = any(isinstance(part, ast.Name) and part.id == result for statement in body for part in ast.walk(statement))
+        returns = any(
+            isinstance(part, ast.Name) and part.id == result
+            for statement in body
+            for part in ast.walk(statement)
+        )
         return ast.Name(result, ast.Load()) if returns else ast.Constant(None)
 
 
 def without_else(loop, broken):
-    """Statements that do what a loop with an `else` does: the variable `broken` says whether a `break` has left it."""
+    """Statements that do what a loop with an `else` does: the variable `broken` says whether a `break` has
+    left it."""
     otherwise, loop.orelse = loop.orelse, []
     loop.body = [part for statement in loop.body for part in noting_breaks(statement, broken)]
-    return [assign(broken, ast.Constant(False)), loop, ast.If(ast.UnaryOp(ast.Not(), ast.Name(broken, ast.Load())), otherwise, [])]
+    return [
+        assign(broken, ast.Constant(False)),
+        loop,
+        ast.If(ast.UnaryOp(ast.Not(), ast.Name(broken, ast.Load())), otherwise, []),
+    ]
 
 
 def noting_breaks(statement, broken):
@@ -197,24 +244,44 @@ def noting_breaks(statement, broken):
     inner = ("orelse",) if isinstance(statement, (ast.For, ast.While)) else ("body", "orelse", "finalbody")
     for name in inner:
         if isinstance(getattr(statement, name, None), list):
-            setattr(statement, name, [part for inside in getattr(statement, name) for part in noting_breaks(inside, broken)])
+            setattr(
+                statement,
+                name,
+                [part for inside in getattr(statement, name) for part in noting_breaks(inside, broken)],
+            )
     return [statement]
 
 
 def without_returns(statements, result, place):
-    """The same statements with `result = x` for `return x`: what follows an `if` that returns goes into its other branch."""
+    """The same statements with `result = x` for `return x`: what follows an `if` that returns goes into its
+    other branch."""
     for position, statement in enumerate(statements):
         if isinstance(statement, ast.Return):
-            return [*statements[:position], *([ast.copy_location(assign(result, statement.value), statement)] if statement.value else [])]
+            return [
+                *statements[:position],
+                *([ast.copy_location(assign(result, statement.value), statement)] if statement.value else []),
+            ]
         if not any(isinstance(part, ast.Return) for part in ast.walk(statement)):
             continue
         if not isinstance(statement, ast.If):
-            raise CannotLower("a device function in which threads stop returns from within a loop, which has no compiled form", place)
-        rest = statements[position + 1:]
-        ends = isinstance(statement.body[-1], ast.Return), bool(statement.orelse) and isinstance(statement.orelse[-1], ast.Return)
-        then = without_returns(statement.body if ends[0] else statement.body + copy.deepcopy(rest), result, place)
+            raise CannotLower(
+                "a device function in which threads stop returns from within a loop, which has no compiled"
+                " form",
+                place,
+            )
+        rest = statements[position + 1 :]
+        ends = (
+            isinstance(statement.body[-1], ast.Return),
+            bool(statement.orelse) and isinstance(statement.orelse[-1], ast.Return),
+        )
+        then = without_returns(
+            statement.body if ends[0] else statement.body + copy.deepcopy(rest), result, place
+        )
         otherwise = without_returns(statement.orelse if ends[1] else statement.orelse + rest, result, place)
-        return [*statements[:position], ast.copy_location(ast.If(statement.test, then or [ast.Pass()], otherwise), statement)]
+        return [
+            *statements[:position],
+            ast.copy_location(ast.If(statement.test, then or [ast.Pass()], otherwise), statement),
+        ]
     return statements
 
 

@@ -1,8 +1,11 @@
 """The front end of compiled kernels: a kernel as statements of one thread, in names that compiled code knows.
 
-Globals and free variables become constants at the head of the text, `cuda.threadIdx.x` becomes `threadIdx.x`, device functions become functions of the same file. Device functions in
-which a thread waits (at a barrier, a shuffle, ...) or that declare shared memory are inlined, and every place where it waits becomes a statement of its own (sim.native.flat).
+Globals and free variables become constants at the head of the text, `cuda.threadIdx.x` becomes `threadIdx.x`,
+device functions become functions of the same file. Device functions in which a thread waits (at a barrier, a
+shuffle, ...) or that declare shared memory are inlined, and every place where it waits becomes a statement of
+its own (sim.native.flat).
 """
+
 import ast
 import builtins
 import inspect
@@ -27,7 +30,8 @@ class CannotLower(Exception):
 
 @dataclass(frozen=True)
 class Declared:
-    """A shared or local array: its shape (None for the dynamic shared bytes), the name of its dtype, and of the variable that it is assigned to."""
+    """A shared or local array: its shape (None for the dynamic shared bytes), the name of its dtype, and of
+    the variable that it is assigned to."""
 
     space: str
     shape: tuple | None
@@ -38,7 +42,8 @@ class Declared:
 
 @dataclass(eq=False)
 class Device:
-    """A device function of the file: its name, its tree, which of SPECIAL and the module's arrays it needs besides its parameters, and whether it calls itself."""
+    """A device function of the file: its name, its tree, which of SPECIAL and the module's arrays it needs
+    besides its parameters, and whether it calls itself."""
 
     name: str
     tree: ast.FunctionDef = None
@@ -47,19 +52,24 @@ class Device:
 
 
 class Module:
-    """What the text of one kernel consists of, collected while its functions are lowered. `waiting`: the names at which a thread stops; `sited`: whether
-    accesses are numbered; `watched`: whether branches are; `prints`: whether it prints; `dtypes`: of the kernel's arrays, by parameter; `unset`: (place, variable) of each read that may come before any
-    assignment."""
+    """What the text of one kernel consists of, collected while its functions are lowered. `waiting`: the
+    names at which a thread stops; `sited`: whether accesses are numbered; `watched`: whether branches are;
+    `prints`: whether it prints; `dtypes`: of the kernel's arrays, by parameter; `unset`: (place, variable) of
+    each read that may come before any assignment."""
 
     def __init__(self, kernel, waiting, sited=False, watched=False, dtypes=()):
         self.kernel, self.dtypes = kernel, dict(dtypes)
         self.waiting, self.sited, self.watched = waiting, sited, watched
-        self.constants, self.imports, self.devices = {}, {}, {}  # name -> text; name -> module; function -> Device
+        # name -> text; name -> module; function -> Device
+        self.constants, self.imports, self.devices = {}, {}, {}
         self.arrays, self.declared = {}, {}  # name -> global ndarray; name -> Declared
-        self.sites, self.operations, self.used, self.reachable = [], {}, set(), {}  # operations: site -> what a thread does there
+        # operations: site -> what a thread does there
+        self.sites, self.operations, self.used, self.reachable = [], {}, set(), {}
         self.prints, self.unset = False, []
         self.reach(kernel)
-        self.taken = {name for function, names in self.reachable.items() for name in (*names.local, function.__name__)}
+        self.taken = {
+            name for function, names in self.reachable.items() for name in (*names.local, function.__name__)
+        }
         self.taken |= {names.tree.name for names in self.reachable.values()}
         self.taken |= {*RESERVED, *dir(builtins)}
 
@@ -73,7 +83,11 @@ class Module:
         names = self.reachable[function] = Names(function)
         names.tree, names.local = tree, tree.variables
         for node in ast.walk(tree):
-            value = names.resolve(node) if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) else MISSING
+            value = (
+                names.resolve(node)
+                if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
+                else MISSING
+            )
             called = name_in_cuda(value)
             self.used |= set(called.split(".")) if called else set()
             if callee := device_function(value):
@@ -155,12 +169,20 @@ def tree_of_lambda(function):
     ast.increment_lineno(tree, start - 1)
     indent_columns(tree, len(lines[0]) - len(lines[0].lstrip()))
     returns = ast.copy_location(ast.Return(found[0].body), found[0].body)
-    return simplified(ast.copy_location(ast.FunctionDef("lambda_function", found[0].args, [returns], [], None), found[0]), function)
+    return simplified(
+        ast.copy_location(ast.FunctionDef("lambda_function", found[0].args, [returns], [], None), found[0]),
+        function,
+    )
 
 
 def is_grid_sync(node):
     """`group.sync()`"""
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sync" and not node.args
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "sync"
+        and not node.args
+    )
 
 
 def literal(value):
@@ -172,7 +194,12 @@ def literal(value):
         return str(bool(value))
     if type(value) in (int, str, type(None)):
         return repr(value)
-    if isinstance(value, np.generic) and is_number(value.dtype) and value.dtype.kind in "iufc" and value.dtype.name not in HALVES:
+    if (
+        isinstance(value, np.generic)
+        and is_number(value.dtype)
+        and value.dtype.kind in "iufc"
+        and value.dtype.name not in HALVES
+    ):
         return f"np.{value.dtype.name}({number_text(value.item())})"
     return number_text(value) if type(value) in (float, complex) else None
 
@@ -180,4 +207,8 @@ def literal(value):
 def number_text(value):
     if isinstance(value, float):
         return repr(value) if np.isfinite(value) else f'float("{value}")'
-    return repr(value) if not isinstance(value, complex) or np.isfinite(value) else f"complex({number_text(value.real)}, {number_text(value.imag)})"
+    return (
+        repr(value)
+        if not isinstance(value, complex) or np.isfinite(value)
+        else f"complex({number_text(value.real)}, {number_text(value.imag)})"
+    )

@@ -1,8 +1,11 @@
-"""What compiled kernels do with float16 and bfloat16: operators, functions of `math`, and those of `numba.cuda.fp16`.
+"""What compiled kernels do with float16 and bfloat16: operators, functions of `math`, and those of
+`numba.cuda.fp16`.
 
-All is computed in float64 and rounded to 16 bits. For a sum, product, quotient or square root that gives the nearest number, since 53 bits are more than twice the 11 that are kept,
-and two (Figueroa, "When is double rounding innocuous?", 1995). Which type an operation has is Numba's typing on CUDA, sim.isa.promotion.
+All is computed in float64 and rounded to 16 bits. For a sum, product, quotient or square root that gives the
+nearest number, since 53 bits are more than twice the 11 that are kept, and two (Figueroa, "When is double
+rounding innocuous?", 1995). Which type an operation has is Numba's typing on CUDA, sim.isa.promotion.
 """
+
 import math
 import operator
 
@@ -16,16 +19,45 @@ from sim.native.kinds import HALVES, Half, number_of, to_double, type_of
 from sim.isa import promotion
 
 ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
-RULES = {"truediv": promotion.division, "floordiv": promotion.real_division, "mod": promotion.real_division, "pow": promotion.exponentiation}
+RULES = {
+    "truediv": promotion.division,
+    "floordiv": promotion.real_division,
+    "mod": promotion.real_division,
+    "pow": promotion.exponentiation,
+}
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 ROUNDED = {"ceil", "floor", "trunc"}  # sim.native.numbers has these
 ELEMENTARY = {  # of numba.cuda.fp16 -> from a float64
-    "hceil": "np.ceil(x)", "hcos": "math.cos(x)", "hexp": "math.exp(x)", "hexp10": "math.pow(10.0, x)", "hexp2": "math.pow(2.0, x)", "hfloor": "np.floor(x)", "hlog": "math.log(x)",
-    "hlog10": "math.log10(x)", "hlog2": "math.log2(x)", "hrcp": "1.0 / x", "hrint": "np.rint(x)", "hrsqrt": "1.0 / math.sqrt(x)", "hsin": "math.sin(x)", "hsqrt": "math.sqrt(x)",
-    "htanh": "math.tanh(x)", "htrunc": "np.trunc(x)", "habs": "abs(x)", "hneg": "-x"}
-OF_TWO = {"hadd": "x + y", "hsub": "x - y", "hmul": "x * y", "hdiv": "x / y", "hmax": "better(x, y, 1.0)", "hmin": "better(x, y, -1.0)"}
+    "hceil": "np.ceil(x)",
+    "hcos": "math.cos(x)",
+    "hexp": "math.exp(x)",
+    "hexp10": "math.pow(10.0, x)",
+    "hexp2": "math.pow(2.0, x)",
+    "hfloor": "np.floor(x)",
+    "hlog": "math.log(x)",
+    "hlog10": "math.log10(x)",
+    "hlog2": "math.log2(x)",
+    "hrcp": "1.0 / x",
+    "hrint": "np.rint(x)",
+    "hrsqrt": "1.0 / math.sqrt(x)",
+    "hsin": "math.sin(x)",
+    "hsqrt": "math.sqrt(x)",
+    "htanh": "math.tanh(x)",
+    "htrunc": "np.trunc(x)",
+    "habs": "abs(x)",
+    "hneg": "-x",
+}
+OF_TWO = {
+    "hadd": "x + y",
+    "hsub": "x - y",
+    "hmul": "x * y",
+    "hdiv": "x / y",
+    "hmax": "better(x, y, 1.0)",
+    "hmin": "better(x, y, -1.0)",
+}
 OF_TWO |= {f"h{name}": f"x {sign} y" for name, sign in COMPARISONS.items()}
-OF_THREE = {"hfma": "x * y + z"}  # exact wherever a tie is near: a sum that a float64 cannot hold lies within a millionth of one of the numbers
+# exact wherever a tie is near: a sum that a float64 cannot hold lies within a millionth of one of the numbers
+OF_THREE = {"hfma": "x * y + z"}
 OFFERED = {*HALVES, *(f"fp16_{name}" for name in (*ELEMENTARY, *OF_TWO, *OF_THREE))}
 
 try:
@@ -43,7 +75,10 @@ def through(kind):
 
 def function(parameters, result, **names):
     """The function of these parameters that returns `result`, both as text."""
-    exec(f"def made({parameters}):\n    return {result}", names := {"math": math, "np": np, "float64": float64, **names})
+    exec(
+        f"def made({parameters}):\n    return {result}",
+        names := {"math": math, "np": np, "float64": float64, **names},
+    )
     return names["made"]
 
 
@@ -51,7 +86,7 @@ def any_half(*kinds):
     return any(isinstance(kind, Half) for kind in kinds) and None not in map(number_of, kinds)
 
 
-# --- operators ----------------------------------------------------------------------------------------------------------------
+# --- operators ----------------------------------------------------------------------------------------------
 
 
 def arithmetic(name, sign):
@@ -63,6 +98,7 @@ def arithmetic(name, sign):
             kind = type_of(number)
             exponent = "b" if name == "pow" and isinstance(b, types.Integer) else "via(b)"
             return function("a, b", f"kind(via(a) {sign} {exponent})", kind=kind, via=through(kind))
+
     for operated in (name, f"i{name}"):
         overload(getattr(operator, operated), **LIKE_CODE)(operation)
 
@@ -76,9 +112,13 @@ def comparison(name, sign):
 
 def extreme(name):
     """Numba's own min and max ask for this."""
+
     @lower_builtin(getattr(operator, name), Half, Half)
     def compared(context, builder, signature, arguments):
-        return builder.fcmp_ordered(COMPARISONS[name], *(to_double(builder, kind, value) for kind, value in zip(signature.args, arguments)))
+        return builder.fcmp_ordered(
+            COMPARISONS[name],
+            *(to_double(builder, kind, value) for kind, value in zip(signature.args, arguments)),
+        )
 
 
 for _name, _sign in ARITHMETIC.items():
@@ -115,21 +155,27 @@ def absolute(a):
         return lambda a: kind(abs(float64(a)))
 
 
-# --- math -----------------------------------------------------------------------------------------------------------------------
+# --- math ---------------------------------------------------------------------------------------------------
 
 
 def of_math(name):
     @overload(getattr(math, name), **LIKE_CODE)
     def evaluated(x):
         if isinstance(x, Half):
-            return function("x", f"kind(math.{name}(float64(x)))", kind=x if x == float16 and name in WITH_HALF else float32)
+            return function(
+                "x",
+                f"kind(math.{name}(float64(x)))",
+                kind=x if x == float16 and name in WITH_HALF else float32,
+            )
 
 
 def of_math_with_two(name):
     @overload(getattr(math, name), **LIKE_CODE)
     def evaluated(x, y):
         if any_half(x, y):
-            return function("x, y", f"math.{name}(kind(x), kind(y))", kind=type_of(paired(number_of(x), number_of(y))))
+            return function(
+                "x, y", f"math.{name}(kind(x), kind(y))", kind=type_of(paired(number_of(x), number_of(y)))
+            )
 
 
 def asked_of(name):
@@ -148,12 +194,13 @@ for _name in ("isfinite", "isinf", "isnan"):
     asked_of(_name)
 
 
-# --- numba.cuda.fp16 ------------------------------------------------------------------------------------------------------------
+# --- numba.cuda.fp16 ----------------------------------------------------------------------------------------
 
 
 @always
 def better(x, y, sign):
-    """The larger of two (sign 1), or the smaller (sign -1); of a NaN and a number the number; -0 is less than 0."""
+    """The larger of two (sign 1), or the smaller (sign -1); of a NaN and a number the number; -0 is less than
+    0."""
     if x != x or y != y:
         return y if x != x else x
     if x == y:
@@ -164,4 +211,8 @@ def better(x, y, sign):
 for _names, _parameters in ((ELEMENTARY, ("x",)), (OF_TWO, ("x", "y")), (OF_THREE, ("x", "y", "z"))):
     for _name, _text in _names.items():
         _result = _text if _name[1:] in COMPARISONS else f"float16({_text})"
-        exec(f"@always\ndef fp16_{_name}({', '.join(_parameters)}):\n" + "".join(f"    {p} = float64(float16({p}))\n" for p in _parameters) + f"    return {_result}")
+        exec(
+            f"@always\ndef fp16_{_name}({', '.join(_parameters)}):\n"
+            + "".join(f"    {p} = float64(float16({p}))\n" for p in _parameters)
+            + f"    return {_result}"
+        )

@@ -1,4 +1,5 @@
 """Which types Numba gives to the variables of a lowered kernel."""
+
 import functools
 
 from numba import types
@@ -11,7 +12,6 @@ from numba.extending import overload
 
 from sim.isa.table import INSTRUCTIONS, Like
 from sim.native.internal import LIKE_CODE
-
 
 RESULT = "the result"
 
@@ -45,7 +45,8 @@ class OnlyTypes(compiler.CompilerBase):
 
 
 def variable_types(function, arguments):
-    """{variable: Numba types} of a Python function called with `arguments` (Numba types): all types that a variable ever has."""
+    """{variable: Numba types} of a Python function called with `arguments` (Numba types): all types that a
+    variable ever has."""
     kinds = {}
     for name, kind in inferred(function, arguments).items():
         kinds.setdefault(name.split(".")[0], set()).add(types.unliteral(kind))
@@ -61,11 +62,22 @@ def inferred(function, arguments):
     """{variable of Numba's intermediate form: type}; the result is under RESULT."""
     flags = compiler.Flags()
     flags.nrt, flags.enable_ssa, flags.error_model = True, True, "numpy"
-    return compiler.compile_extra(cpu_target.typing_context, cpu_target.target_context, function, arguments, None, flags, {}, pipeline_class=OnlyTypes)
+    return compiler.compile_extra(
+        cpu_target.typing_context,
+        cpu_target.target_context,
+        function,
+        arguments,
+        None,
+        flags,
+        {},
+        pipeline_class=OnlyTypes,
+    )
 
 
 def only_typed(function):
-    """A stand-in for a device function that has types and no code: what else would be compiled only to be typed."""
+    """A stand-in for a device function that has types and no code: what else would be compiled only to be
+    typed."""
+
     def stand_in():
         raise NotImplementedError
 
@@ -83,24 +95,37 @@ def only_typed(function):
     return stand_in
 
 
-# --- what a kernel waits for, as far as its type goes -----------------------------------------------------------------------------
+# --- what a kernel waits for, as far as its type goes -------------------------------------------------------
 
 
 def declare(name, parameters, result):
-    """A function `name` that exists for type inference only; `result` names the parameter whose type it gives back, or is a type."""
-    exec(f"def {name}({parameters}): pass\ndef typed({parameters}):\n    return lambda {parameters}: {result}", names := {"types": types})
+    """A function `name` that exists for type inference only; `result` names the parameter whose type it gives
+    back, or is a type."""
+    exec(
+        f"def {name}({parameters}): pass\ndef typed({parameters}):\n    return lambda {parameters}: {result}",
+        names := {"types": types},
+    )
     overload(names[name], **LIKE_CODE)(names["typed"])
     return names[name]
 
 
 def likeness(entry):
     """The text of something that has the type of an instruction's result."""
-    likes = [str(kind) if isinstance(kind, Like) else "True" if kind == "bool" else f"types.{kind}(0)" for kind in entry.results.values()]
+    likes = [
+        str(kind) if isinstance(kind, Like) else "True" if kind == "bool" else f"types.{kind}(0)"
+        for kind in entry.results.values()
+    ]
     return f"({', '.join(likes)})" if len(likes) > 1 else likes[0] if likes else "None"
 
 
-STOPS = {name: declare(name, parameters, result) for name, parameters, result in [
-    ("syncthreads", "", "None"), ("grid_sync", "", "None"), *((f"syncthreads_{vote}", "p", "types.int32(0)") for vote in ("count", "and", "or"))]}
+STOPS = {
+    name: declare(name, parameters, result)
+    for name, parameters, result in [
+        ("syncthreads", "", "None"),
+        ("grid_sync", "", "None"),
+        *((f"syncthreads_{vote}", "p", "types.int32(0)") for vote in ("count", "and", "or")),
+    ]
+}
 DECLARED = {}  # Instruction -> its stand-in
 
 

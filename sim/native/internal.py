@@ -1,4 +1,6 @@
-"""How functions are compiled that only compiled code calls: to be linked into it, and never made machine code of their own, which took half of the time in LLVM and stayed in memory."""
+"""How functions are compiled that only compiled code calls: to be linked into it, and never made machine code
+of their own, which took half of the time in LLVM and stayed in memory."""
+
 import gc
 from contextlib import contextmanager
 
@@ -13,7 +15,8 @@ from sim.native.cache import Kept
 
 
 class NoEnvironment:
-    """Stands for the code generator of a library that is only linked, where Numba notes a function's environment: whoever links the function does (`LowerToRun`)."""
+    """Stands for the code generator of a library that is only linked, where Numba notes a function's
+    environment: whoever links the function does (`LowerToRun`)."""
 
     def set_env(self, name, environment):
         pass
@@ -25,7 +28,9 @@ class LinkedLibrary(JITCodeLibrary):
     codegen = NoEnvironment()
 
     def _optimize_final_module(self):
-        passes, builder = self._codegen._module_pass_manager(loop_vectorize=False, slp_vectorize=False, opt=0, cost="cheap")
+        passes, builder = self._codegen._module_pass_manager(
+            loop_vectorize=False, slp_vectorize=False, opt=0, cost="cheap"
+        )
         passes.run(self._final_module, builder)
 
     def _finalize_final_module(self):
@@ -64,7 +69,10 @@ class Compiler(CompilerBase):
 
     def define_pipelines(self):
         passes = PassManager(self.lower._name)
-        passes.passes = [(self.lower if step is NativeLowering else step, what) for step, what in DefaultPassBuilder.define_nopython_pipeline(self.state).passes]
+        passes.passes = [
+            (self.lower if step is NativeLowering else step, what)
+            for step, what in DefaultPassBuilder.define_nopython_pipeline(self.state).passes
+        ]
         passes.finalize()
         return [passes]
 
@@ -79,7 +87,8 @@ class External(Compiler):
 
 @contextmanager
 def uncollected():
-    """Python's garbage collector waits: a compiler makes millions of objects and little garbage, and looking through them took a tenth of the time."""
+    """Python's garbage collector waits: a compiler makes millions of objects and little garbage, and looking
+    through them took a tenth of the time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -96,7 +105,12 @@ def kernel(function):
     return dispatcher
 
 
-INTERNAL = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": Internal}
+INTERNAL = {
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "pipeline_class": Internal,
+}
 LIKE_CODE = {"jit_options": INTERNAL}  # for `overload`
 compiled = njit(**INTERNAL)
 recursive = njit(error_model="numpy")  # what calls itself must have an address

@@ -1,10 +1,21 @@
-"""The types of numbers in compiled code, float16 and bfloat16 among them, which Numba has on a GPU only: here such a number is its 16 bits, and every conversion goes by way of float64."""
+"""The types of numbers in compiled code, float16 and bfloat16 among them, which Numba has on a GPU only: here
+such a number is its 16 bits, and every conversion goes by way of float64."""
+
 import ml_dtypes
 import numpy as np
 from llvmlite import ir
 from numba import float64, types
 from numba.core import cgutils
-from numba.extending import NativeValue, intrinsic, lower_builtin, lower_cast, models, overload, register_model, unbox
+from numba.extending import (
+    NativeValue,
+    intrinsic,
+    lower_builtin,
+    lower_cast,
+    models,
+    overload,
+    register_model,
+    unbox,
+)
 from numba.np import numpy_support
 
 from sim.native.internal import LIKE_CODE, compiled
@@ -12,7 +23,8 @@ from sim.isa import promotion
 
 
 class Half(types.Number):
-    """A floating-point number of 16 bits: the lowest `fraction` of them stand behind the point, the next are the exponent, the highest is the sign."""
+    """A floating-point number of 16 bits: the lowest `fraction` of them stand behind the point, the next are
+    the exponent, the highest is the sign."""
 
     def __init__(self, dtype, fraction):
         self.numpy, self.fraction = np.dtype(dtype), fraction
@@ -41,7 +53,8 @@ def dtype_of(kind):
 
 
 def number_of(kind):
-    """What sim.isa calls a type of compiled code: a type of numpy, or int or bool; None for what is no number."""
+    """What sim.isa calls a type of compiled code: a type of numpy, or int or bool; None for what is no
+    number."""
     kind = types.unliteral(kind)
     if isinstance(kind, types.Boolean):
         return bool
@@ -89,7 +102,7 @@ def unbox_half(kind, value, c):
     return NativeValue(bits)
 
 
-# --- conversions --------------------------------------------------------------------------------------------------------------
+# --- conversions --------------------------------------------------------------------------------------------
 
 I64, DOUBLE = ir.IntType(64), ir.DoubleType()
 
@@ -98,10 +111,13 @@ def to_double(builder, kind, half):
     """The float64 equal to a Half: LLVM's value for one of LLVM."""
     bits, shift = builder.zext(half, I64), I64(52 - kind.fraction)
     size = builder.shl(builder.and_(bits, I64(0x7FFF)), shift)
-    # Shifted into place, the exponent is too small by the difference of the biases. Subnormal numbers come out right as well.
+    # Shifted into place, the exponent is too small by the difference of the biases. Subnormal numbers come
+    # out right as well.
     finite = builder.fmul(builder.bitcast(size, DOUBLE), DOUBLE(2.0 ** (1023 - kind.bias)))
     special = builder.bitcast(builder.or_(size, I64(0x7FF << 52)), DOUBLE)
-    number = builder.select(builder.icmp_unsigned("<", size, I64(kind.infinity << 52 - kind.fraction)), finite, special)
+    number = builder.select(
+        builder.icmp_unsigned("<", size, I64(kind.infinity << 52 - kind.fraction)), finite, special
+    )
     sign = builder.shl(builder.and_(bits, I64(0x8000)), I64(48))
     return builder.bitcast(builder.or_(builder.bitcast(number, I64), sign), DOUBLE)
 
@@ -109,28 +125,47 @@ def to_double(builder, kind, half):
 def from_double(builder, kind, double):
     """The Half nearest to a float64, ties to even."""
     shift, smallest = 52 - kind.fraction, 2.0 ** (1 - kind.bias)  # the smallest normal number
-    spacer = smallest * 2.0**shift  # numbers of this size are as far apart as subnormal Halves: adding it rounds
+    # numbers of this size are as far apart as subnormal Halves: adding it rounds
+    spacer = smallest * 2.0**shift
     bits = builder.bitcast(double, I64)
     size = builder.and_(bits, I64(2**63 - 1))
-    subnormal = builder.sub(builder.bitcast(builder.fadd(builder.bitcast(size, DOUBLE), DOUBLE(spacer)), I64), builder.bitcast(DOUBLE(spacer), I64))
+    subnormal = builder.sub(
+        builder.bitcast(builder.fadd(builder.bitcast(size, DOUBLE), DOUBLE(spacer)), I64),
+        builder.bitcast(DOUBLE(spacer), I64),
+    )
     tie = builder.and_(builder.lshr(size, I64(shift)), I64(1))
-    rounded = builder.lshr(builder.add(builder.add(size, tie), I64((1 << shift - 1) - 1 - (1023 - kind.bias << 52))), I64(shift))
-    normal = builder.select(builder.icmp_unsigned("<", rounded, I64(kind.infinity)), rounded, I64(kind.infinity))
-    number = builder.select(builder.icmp_unsigned("<", size, builder.bitcast(DOUBLE(smallest), I64)), subnormal, normal)
-    number = builder.select(builder.fcmp_unordered("uno", double, double), I64(kind.infinity | 1 << kind.fraction - 1), number)
-    return builder.trunc(builder.or_(number, builder.and_(builder.lshr(bits, I64(48)), I64(0x8000))), ir.IntType(16))
+    rounded = builder.lshr(
+        builder.add(builder.add(size, tie), I64((1 << shift - 1) - 1 - (1023 - kind.bias << 52))), I64(shift)
+    )
+    normal = builder.select(
+        builder.icmp_unsigned("<", rounded, I64(kind.infinity)), rounded, I64(kind.infinity)
+    )
+    number = builder.select(
+        builder.icmp_unsigned("<", size, builder.bitcast(DOUBLE(smallest), I64)), subnormal, normal
+    )
+    number = builder.select(
+        builder.fcmp_unordered("uno", double, double), I64(kind.infinity | 1 << kind.fraction - 1), number
+    )
+    return builder.trunc(
+        builder.or_(number, builder.and_(builder.lshr(bits, I64(48)), I64(0x8000))), ir.IntType(16)
+    )
 
 
 @lower_cast(Half, types.Float)
 @lower_cast(Half, types.Complex)
 @lower_cast(Half, Half)
 def cast_from_half(context, builder, source, target, value):
-    return value if source == target else context.cast(builder, to_double(builder, source, value), float64, target)
+    return (
+        value
+        if source == target
+        else context.cast(builder, to_double(builder, source, value), float64, target)
+    )
 
 
 @lower_cast(Half, types.Integer)
 def cast_half_to_integer(context, builder, source, target, value):
-    """From bfloat16 as from any float; from float16 as Numba has it on CUDA (`cvt.rni`): the nearest integer, ties to even, saturated; NaN becomes 0, or in 64 bits the top one alone."""
+    """From bfloat16 as from any float; from float16 as Numba has it on CUDA (`cvt.rni`): the nearest integer,
+    ties to even, saturated; NaN becomes 0, or in 64 bits the top one alone."""
     double = to_double(builder, source, value)
     if source.numpy != np.float16:
         return to_integer(builder, target, double, 64, max(target.bitwidth, 16))
@@ -139,17 +174,24 @@ def cast_half_to_integer(context, builder, source, target, value):
 
 
 def to_integer(builder, kind, double, wide, width):
-    """A float64 without its fraction as an integer of type `kind`, saturated to `width` bits; NaN becomes 0, or the top bit alone if there are `wide` bits."""
+    """A float64 without its fraction as an integer of type `kind`, saturated to `width` bits; NaN becomes 0,
+    or the top bit alone if there are `wide` bits."""
     integer = ir.IntType(width)
     name = f"llvm.fpto{'si' if kind.signed else 'ui'}.sat.i{width}.f64"
-    converted = builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(integer, [DOUBLE]), name), [double])
+    converted = builder.call(
+        cgutils.get_or_insert_function(builder.module, ir.FunctionType(integer, [DOUBLE]), name), [double]
+    )
     if width >= wide:
-        converted = builder.select(builder.fcmp_unordered("uno", double, double), integer(1 << width - 1), converted)
+        converted = builder.select(
+            builder.fcmp_unordered("uno", double, double), integer(1 << width - 1), converted
+        )
     return builder.trunc(converted, ir.IntType(kind.bitwidth)) if kind.bitwidth < width else converted
 
 
 def conversion(kind):
-    """The function that converts to an integer type; a float as `cvt.rzi` does, which Numba emits on CUDA: see sim.isa.conversions.truncated."""
+    """The function that converts to an integer type; a float as `cvt.rzi` does, which Numba emits on CUDA:
+    see sim.isa.conversions.truncated."""
+
     def convert(x):
         raise NotImplementedError
 
@@ -158,11 +200,13 @@ def conversion(kind):
         def code(context, builder, signature, arguments):
             double = context.cast(builder, arguments[0], x, float64)
             return to_integer(builder, kind, double, 16 if x == float64 else 64, max(kind.bitwidth, 16))
+
         return kind(x), code
 
     @overload(convert, **LIKE_CODE)
     def converted(x):
         return (lambda x: truncated(x)) if isinstance(x, types.Float) else (lambda x: kind(x))
+
     return convert
 
 
@@ -190,7 +234,9 @@ def cast_to_half(context, builder, source, target, value):
 
 @lower_cast(Half, types.Boolean)
 def cast_half_to_boolean(context, builder, source, target, value):
-    return builder.icmp_unsigned("!=", builder.and_(value, ir.Constant(ir.IntType(16), 0x7FFF)), ir.Constant(ir.IntType(16), 0))
+    return builder.icmp_unsigned(
+        "!=", builder.and_(value, ir.Constant(ir.IntType(16), 0x7FFF)), ir.Constant(ir.IntType(16), 0)
+    )
 
 
 @lower_builtin(bool, Half)

@@ -1,7 +1,10 @@
-"""The instructions of a warp, compiled: the meaning that the table gives (sim.isa.table), on rows of arrays over threads.
+"""The instructions of a warp, compiled: the meaning that the table gives (sim.isa.table), on rows of arrays
+over threads.
 
-The lanes that are there must agree on one mask, which names them all, or must be all 32, and a lane must read from lanes that are there; otherwise the block is STOPPED, or DIRTY.
+The lanes that are there must agree on one mask, which names them all, or must be all 32, and a lane must read
+from lanes that are there; otherwise the block is STOPPED, or DIRTY.
 """
+
 import functools
 import hashlib
 from types import CellType, CodeType, FunctionType
@@ -74,17 +77,22 @@ def next_segment(state, warp):
     set_number(state, SEGMENTS + warp, (number(state, SEGMENTS + warp) + 1) & 0xFFFF)
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------------------
+# --- rows ---------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def room_for(kind):
     """An intrinsic () -> the address of 32 values of this type, for as long as the function runs."""
+
     @intrinsic
     def room(typing):
         def code(context, builder, signature, arguments):
-            return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(context.get_data_type(kind), 32)), ir.IntType(64))
+            return builder.ptrtoint(
+                cgutils.alloca_once(builder, ir.ArrayType(context.get_data_type(kind), 32)), ir.IntType(64)
+            )
+
         return int64(), code
+
     return room
 
 
@@ -101,13 +109,17 @@ def row_at(kind):
             struct.shape = cgutils.pack_array(builder, [ir.Constant(ir.IntType(64), 32)])
             struct.strides, struct.shadow = cgutils.pack_array(builder, [one]), ir.Constant(ir.IntType(64), 0)
             return struct._getvalue()
+
         return row(int64, int64), code
+
     return at
 
 
 @functools.cache
 def rows_of(declared):
-    """The function (operand, warp, state) -> its row for a warp, in the declared type (None: its own): part of an array over threads, or a copy of what is converted or the same for all."""
+    """The function (operand, warp, state) -> its row for a warp, in the declared type (None: its own): part
+    of an array over threads, or a copy of what is converted or the same for all."""
+
     def row(x, warp, state):
         raise NotImplementedError
 
@@ -126,13 +138,17 @@ def rows_of(declared):
             for lane in range(32):
                 put(address, lane, convert(of_thread(x, 32 * warp + lane)))
             return at(address, state)
+
         return copied
+
     return row
 
 
 @functools.cache
 def results_of(declared):
-    """(row, into): the function (result, warp, state) -> the row that the meaning fills, in the declared type (None: the variable's own), and (result, warp, row) that puts it there."""
+    """(row, into): the function (result, warp, state) -> the row that the meaning fills, in the declared type
+    (None: the variable's own), and (result, warp, row) that puts it there."""
+
     def row(x, warp, state):
         raise NotImplementedError
 
@@ -158,19 +174,29 @@ def results_of(declared):
         def copy(x, warp, row):
             for lane in range(32):
                 x[32 * warp + lane] = row[lane]
+
         return copy
+
     return row, into
 
 
-# --- functions of the table ---------------------------------------------------------------------------------------------------------
+# --- functions of the table ---------------------------------------------------------------------------------
 
 
 @functools.cache
 def compiled_copy(function):
-    """A function, and the plain functions that it calls, for compiled code; keyword-only parameters come last by position."""
+    """A function, and the plain functions that it calls, for compiled code; keyword-only parameters come last
+    by position."""
     code = function.__code__
     code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
-    names = {**function.__globals__, **{name: compiled_value(function.__globals__[name]) for name in code.co_names if name in function.__globals__}}
+    names = {
+        **function.__globals__,
+        **{
+            name: compiled_value(function.__globals__[name])
+            for name in code.co_names
+            if name in function.__globals__
+        },
+    }
     cells = tuple(CellType(compiled_value(cell.cell_contents)) for cell in function.__closure__ or ())
     return always(FunctionType(code, names, function.__name__, function.__defaults__, cells))
 
@@ -181,34 +207,58 @@ def compiled_value(value):
 
 @functools.cache
 def made(entry, carried_out):
-    """The function (state, warp, threads, ended, mask, *operands, *results) of an instruction; without `carried_out` it has no results, and only looks whether all is in order."""
+    """The function (state, warp, threads, ended, mask, *operands, *results) of an instruction; without
+    `carried_out` it has no results, and only looks whether all is in order."""
     operands, results = list(entry.operands), list(entry.results) if carried_out else []
     rows = [f"row_{name}" for name in operands + results]
     mine = ", ".join(["lane", *(f"row_{name}[lane]" for name in operands)])
-    lines = [f"def made({', '.join(['state, warp, threads, ended', *(['mask'] if entry.mask == GIVEN else []), *(f'x_{name}' for name in operands + results)])}):",
-             "    there = lanes_there(warp, threads, ended)",
-             *(["    check_mask(state, warp, threads, ended, there, mask)"] if entry.mask == GIVEN else []),
-             *(["    check_all(state, there)"] if entry.mask == ALL else []),
-             *(f"    row_{name} = rows_{name}(x_{name}, warp, state)" for name in operands + results if results),
-             *(["    for lane in range(32):", f"        check_read(state, there, lane, reads({mine}))"] if entry.reads and carried_out else []),
-             *(["    next_segment(state, warp)"] if entry.orders else []),
-             *([f"    meaning({', '.join(['there', *rows])})"] if results else []), *(f"    into_{name}(x_{name}, warp, row_{name})" for name in results)]
-    names = {**globals(), **{f"rows_{name}": rows_of(declared) for name, declared in entry.operands.items()},
-             **{f"{what}_{name}": function for name, kind in entry.results.items() for what, function in zip(("rows", "into"), results_of(None if isinstance(kind, Like) else kind))},
-             "meaning": compiled_copy(entry.meaning), "reads": entry.reads and compiled_copy(entry.reads)}
+    lines = [
+        (
+            f"def made({', '.join(['state, warp, threads, ended', *(['mask'] if entry.mask == GIVEN else []), *(f'x_{name}' for name in operands + results)])}):"
+        ),
+        "    there = lanes_there(warp, threads, ended)",
+        *(["    check_mask(state, warp, threads, ended, there, mask)"] if entry.mask == GIVEN else []),
+        *(["    check_all(state, there)"] if entry.mask == ALL else []),
+        *(f"    row_{name} = rows_{name}(x_{name}, warp, state)" for name in operands + results if results),
+        *(
+            ["    for lane in range(32):", f"        check_read(state, there, lane, reads({mine}))"]
+            if entry.reads and carried_out
+            else []
+        ),
+        *(["    next_segment(state, warp)"] if entry.orders else []),
+        *([f"    meaning({', '.join(['there', *rows])})"] if results else []),
+        *(f"    into_{name}(x_{name}, warp, row_{name})" for name in results),
+    ]
+    names = {
+        **globals(),
+        **{f"rows_{name}": rows_of(declared) for name, declared in entry.operands.items()},
+        **{
+            f"{what}_{name}": function
+            for name, kind in entry.results.items()
+            for what, function in zip(("rows", "into"), results_of(None if isinstance(kind, Like) else kind))
+        },
+        "meaning": compiled_copy(entry.meaning),
+        "reads": entry.reads and compiled_copy(entry.reads),
+    }
     exec("\n".join(lines), names)
     return always(names["made"])
 
 
 def digest(entry):
     """What machine code of an instruction hangs on, as text."""
-    return hashlib.sha256(repr([entry.operands, entry.results, entry.mask, *map(described, (entry.meaning, entry.reads))]).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        repr(
+            [entry.operands, entry.results, entry.mask, *map(described, (entry.meaning, entry.reads))]
+        ).encode()
+    ).hexdigest()[:16]
 
 
 def described(value, seen=frozenset()):
     """What a function does, with the functions that it calls; of anything else its text."""
     if isinstance(value, FunctionType) and value not in seen:
-        outside = [value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__] + [cell.cell_contents for cell in value.__closure__ or ()]
+        outside = [
+            value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__
+        ] + [cell.cell_contents for cell in value.__closure__ or ()]
         return described(value.__code__), [described(other, seen | {value}) for other in outside]
     if isinstance(value, CodeType):
         return value.co_code, value.co_names, value.co_varnames, [described(part) for part in value.co_consts]

@@ -1,8 +1,11 @@
-"""What compiled code writes down where accesses are counted: one word for each access and branch, in the order in which one thread after another does them.
+"""What compiled code writes down where accesses are counted: one word for each access and branch, in the
+order in which one thread after another does them.
 
-A word is, from the lowest bit, 48 bits of address (of a branch: whether it was taken), 3 of log2(size in bytes), 12 of the place in the source, or of what else is told: which thread
-goes on, the end of an epoch, something that threads did together. sim.native.tally counts them.
+A word is, from the lowest bit, 48 bits of address (of a branch: whether it was taken), 3 of log2(size in
+bytes), 12 of the place in the source, or of what else is told: which thread goes on, the end of an epoch,
+something that threads did together. sim.native.tally counts them.
 """
+
 from numba import types
 from numba.extending import overload
 
@@ -74,8 +77,13 @@ def logged(x, index, place):
     for a in axes:
         given = f"index[{a}]" if isinstance(index, types.BaseTuple) else "index"
         lines += [f"    i{a} = as_index({given})", f"    i{a} = i{a} + x.shape[{a}] if i{a} < 0 else i{a}"]
-    lines += [f"    if {' and '.join(f'0 <= i{a} < {x.side(a)}' for a in axes) or 'True'}:",
-              f"        append(x.numbers, place << {PLACE_SHIFT} | {size.bit_length() - 1} << {SIZE_SHIFT} | x.data + ({flat_text(x)}) * {x.pitch})"]
+    lines += [
+        f"    if {' and '.join(f'0 <= i{a} < {x.side(a)}' for a in axes) or 'True'}:",
+        (
+            f"        append(x.numbers, place << {PLACE_SHIFT} | {size.bit_length() - 1} << {SIZE_SHIFT} |"
+            f" x.data + ({flat_text(x)}) * {x.pitch})"
+        ),
+    ]
     return text_of(lines, "log", append=append, as_index=as_index)
 
 
@@ -95,6 +103,7 @@ def load_any(x, index, place):
     def load(x, index, place):
         log_access(x, index, place)
         return x[index]
+
     return load
 
 
@@ -106,4 +115,5 @@ def store_any(x, index, value, place):
     def store(x, index, value, place):
         log_access(x, index, place)
         x[index] = value
+
     return store

@@ -1,8 +1,9 @@
-"""Loops of kernels: over arrays, they become loops over positions; those that may be endless count their rounds."""
+"""Loops of kernels: over arrays, they become loops over positions; those that may be endless count their
+rounds."""
+
 import ast
 
 from sim.frontend.names import MISSING
-
 
 LONG = 1 << 20  # rounds after which a `for` loop looks for Ctrl-C
 
@@ -12,14 +13,20 @@ def assign(target, value):
 
 
 def over_elements(lowering, loop):
-    """Make a loop over an array (or a tuple; through `enumerate` and `zip` too) one over positions; returns what comes before it, and first in its body."""
-    iterable = isinstance(loop.iter, (ast.Name, ast.Attribute, ast.Subscript)) and not isinstance(lowering.names.resolve(loop.iter), tuple)
+    """Make a loop over an array (or a tuple; through `enumerate` and `zip` too) one over positions; returns
+    what comes before it, and first in its body."""
+    iterable = isinstance(loop.iter, (ast.Name, ast.Attribute, ast.Subscript)) and not isinstance(
+        lowering.names.resolve(loop.iter), tuple
+    )
     if not (iterable or pairing(lowering, loop.iter)):
         return [], []
     before, lengths, position = [], [], ast.Name(lowering.module.fresh("at"), ast.Load())
     first = ast.Assign([lowering.visit(loop.target)], element(lowering, loop.iter, position, before, lengths))
     ends = lengths[0] if len(lengths) == 1 else ast.Call(ast.Name("min", ast.Load()), lengths, [])
-    loop.target, loop.iter = ast.Name(position.id, ast.Store()), ast.Call(ast.Name("range", ast.Load()), [ends], [])
+    loop.target, loop.iter = (
+        ast.Name(position.id, ast.Store()),
+        ast.Call(ast.Name("range", ast.Load()), [ends], []),
+    )
     return [located(statement, loop) for statement in before], [located(first, loop)]
 
 
@@ -28,17 +35,20 @@ def located(statement, node):
 
 
 def pairing(lowering, node):
-    """"enumerate" or "zip" if `node` is a call of it, else ""."""
+    """ "enumerate" or "zip" if `node` is a call of it, else ""."""
     name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
     own = name in lowering.names.local or lowering.names.value(name) is not MISSING
     return name if name in ("enumerate", "zip") and not own else ""
 
 
 def element(lowering, node, position, before, lengths):
-    """The element at `position` of what a loop goes over; `before` gets what must be evaluated first, `lengths` how many there are."""
+    """The element at `position` of what a loop goes over; `before` gets what must be evaluated first,
+    `lengths` how many there are."""
     kind = pairing(lowering, node)
     if kind == "zip":
-        return ast.Tuple([element(lowering, part, position, before, lengths) for part in node.args], ast.Load())
+        return ast.Tuple(
+            [element(lowering, part, position, before, lengths) for part in node.args], ast.Load()
+        )
     if kind == "enumerate":
         start = [part.value for part in node.keywords] + node.args[1:]
         count = ast.BinOp(position, ast.Add(), lowering.visit(start[0])) if start else position
@@ -59,7 +69,9 @@ class LoopCounter(ast.NodeTransformer):
 
     def visit_While(self, node):
         node = self.generic_visit(node)
-        count = ast.Call(ast.Name(self.module.library("again"), ast.Load()), [ast.Name("state", ast.Load())], [])
+        count = ast.Call(
+            ast.Name(self.module.library("again"), ast.Load()), [ast.Name("state", ast.Load())], []
+        )
         forever = isinstance(node.test, ast.Constant) and node.test.value
         node.test = count if forever else ast.BoolOp(ast.And(), [count, node.test])
         return node
@@ -71,14 +83,33 @@ class LoopCounter(ast.NodeTransformer):
 
     def visit_For(self, node):
         node = self.generic_visit(node)
-        constant = is_range(node.iter) and all(isinstance(part, ast.Constant) or isinstance(part, ast.Name) and part.id in self.module.constants for part in node.iter.args)
-        if is_range(node.iter) and isinstance(node.target, ast.Name) and not all(map(self.is_small, node.iter.args)):
-            test = f"if {node.target.id} & {LONG - 1} == 0 and {self.module.library('interrupted')}(state):\n    break"
+        constant = is_range(node.iter) and all(
+            isinstance(part, ast.Constant) or isinstance(part, ast.Name) and part.id in self.module.constants
+            for part in node.iter.args
+        )
+        if (
+            is_range(node.iter)
+            and isinstance(node.target, ast.Name)
+            and not all(map(self.is_small, node.iter.args))
+        ):
+            test = (
+                f"if {node.target.id} & {LONG - 1} == 0 and {self.module.library('interrupted')}(state):\n   "
+                " break"
+            )
             node.body = [located(ast.parse(test).body[0], node), *node.body]
         if is_range(node.iter) and not constant:
-            node.iter = ast.Call(ast.Name(self.module.library("counted"), ast.Load()), [ast.Name("state", ast.Load()), *node.iter.args], [])
+            node.iter = ast.Call(
+                ast.Name(self.module.library("counted"), ast.Load()),
+                [ast.Name("state", ast.Load()), *node.iter.args],
+                [],
+            )
         return node
 
 
 def is_range(node):
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range" and not node.keywords
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "range"
+        and not node.keywords
+    )

@@ -1,4 +1,6 @@
-"""One function of a kernel rewritten: global names, calls, declarations, and, where that is asked for, numbered accesses."""
+"""One function of a kernel rewritten: global names, calls, declarations, and, where that is asked for,
+numbered accesses."""
+
 import ast
 import builtins
 import copy
@@ -10,7 +12,15 @@ from types import ModuleType
 import numpy as np
 
 from sim.events import Site
-from sim.frontend.names import MISSING, cuda_name, device_function, dtype_or_none, is_number, name_in_cuda, only_signature
+from sim.frontend.names import (
+    MISSING,
+    cuda_name,
+    device_function,
+    dtype_or_none,
+    is_number,
+    name_in_cuda,
+    only_signature,
+)
 from sim.frontend.rebind import source_lines
 from sim.frontend.tree import flat
 from sim.memory.declared import name_before
@@ -22,18 +32,38 @@ from sim.native.loops import LoopCounter, over_elements
 from sim.native.variables import assigned
 from sim.native.vocabulary import GEOMETRY, MODULES, RESERVED, SPECIAL, home_of
 
-CALLED = {ast.LShift: "shifted_left", ast.RShift: "shifted_right", ast.FloorDiv: "floor_quotient", ast.Mod: "floor_remainder", ast.Pow: "whole_power"}
+CALLED = {
+    ast.LShift: "shifted_left",
+    ast.RShift: "shifted_right",
+    ast.FloorDiv: "floor_quotient",
+    ast.Mod: "floor_remainder",
+    ast.Pow: "whole_power",
+}
 # Literal right operands for which LLVM's instruction is right.
-SAFE = {ast.LShift: range(64), ast.RShift: range(64), ast.FloorDiv: range(1, 2**63), ast.Mod: range(1, 2**63), ast.Pow: ()}
+SAFE = {
+    ast.LShift: range(64),
+    ast.RShift: range(64),
+    ast.FloorDiv: range(1, 2**63),
+    ast.Mod: range(1, 2**63),
+    ast.Pow: (),
+}
 
 
 FIELDS = "accesses to fields of records are counted by fibers"
-PLAIN = {"shape", "size", "ndim", "T", "real", "imag", "dtype", "itemsize", "nbytes", "strides"}  # attributes that are no field of a record
+# attributes that are no field of a record
+PLAIN = {"shape", "size", "ndim", "T", "real", "imag", "dtype", "itemsize", "nbytes", "strides"}
 
 
 def as_item(target):
     """`p["field"]` for `p.field`, where it is assigned to."""
-    return ast.copy_location(ast.Subscript(target.value, ast.copy_location(ast.Constant(target.attr), target), target.ctx), target) if isinstance(target, ast.Attribute) else target
+    return (
+        ast.copy_location(
+            ast.Subscript(target.value, ast.copy_location(ast.Constant(target.attr), target), target.ctx),
+            target,
+        )
+        if isinstance(target, ast.Attribute)
+        else target
+    )
 
 
 def as_value(index):
@@ -52,14 +82,22 @@ def is_field(node):
 
 
 class Lowering(ast.NodeTransformer):
-    """Rewrites the names of one function; `rename` says what its own variables are called, `bound` what parameters stand for that are known."""
+    """Rewrites the names of one function; `rename` says what its own variables are called, `bound` what
+    parameters stand for that are known."""
 
     def __init__(self, module, function, rename=None, bound=None):
-        self.module, self.names, self.tree = module, module.reachable[function], module.reachable[function].tree
+        self.module, self.names, self.tree = (
+            module,
+            module.reachable[function],
+            module.reachable[function].tree,
+        )
         if bound:
             self.names = copy.copy(self.names)
             self.names.local, self.names.free = self.names.local - set(bound), {**self.names.free, **bound}
-        self.name, self.text = function.__name__, dict(enumerate(source_lines(function), function.__code__.co_firstlineno))
+        self.name, self.text = (
+            function.__name__,
+            dict(enumerate(source_lines(function), function.__code__.co_firstlineno)),
+        )
         self.rename = rename or {}
         self.needs = set()
         for name in self.names.local - set(self.rename):
@@ -71,7 +109,11 @@ class Lowering(ast.NodeTransformer):
         tree = copy.deepcopy(self.tree)
         unset.watch(self, tree)
         first = tree.body[0]
-        documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+        documented = (
+            isinstance(first, ast.Expr)
+            and isinstance(first.value, ast.Constant)
+            and isinstance(first.value.value, str)
+        )
         return self.statements(tree.body[documented:]) or [ast.Pass()]
 
     def statements(self, statements):
@@ -79,21 +121,41 @@ class Lowering(ast.NodeTransformer):
 
     def parameters(self):
         if self.tree.args.vararg or self.tree.args.kwarg or self.tree.args.kwonlyargs:
-            raise CannotLower(f"{self.name} takes *arguments or keyword arguments", self.site("call", self.tree))
-        return [self.rename.get(argument.arg, argument.arg) for argument in [*self.tree.args.posonlyargs, *self.tree.args.args] if argument.arg in self.names.local]
+            raise CannotLower(
+                f"{self.name} takes *arguments or keyword arguments", self.site("call", self.tree)
+            )
+        return [
+            self.rename.get(argument.arg, argument.arg)
+            for argument in [*self.tree.args.posonlyargs, *self.tree.args.args]
+            if argument.arg in self.names.local
+        ]
 
     def function(self, device):
         """The tree of a device function, what it needs first among its parameters."""
-        body, parameters = [LoopCounter(self.module).visit(statement) for statement in self.body()], self.parameters()
-        device.needs |= self.needs | ({"state"} if any(isinstance(part, (ast.While, ast.For)) for part in ast.walk(self.tree)) else set())
-        arguments = ast.arguments([], [ast.arg(name) for name in [*sorted(device.needs), *parameters]], None, [], [], None, [])
-        return ast.fix_missing_locations(ast.copy_location(ast.FunctionDef(device.name, arguments, body, [], None), self.tree))
+        body, parameters = (
+            [LoopCounter(self.module).visit(statement) for statement in self.body()],
+            self.parameters(),
+        )
+        device.needs |= self.needs | (
+            {"state"}
+            if any(isinstance(part, (ast.While, ast.For)) for part in ast.walk(self.tree))
+            else set()
+        )
+        arguments = ast.arguments(
+            [], [ast.arg(name) for name in [*sorted(device.needs), *parameters]], None, [], [], None, []
+        )
+        return ast.fix_missing_locations(
+            ast.copy_location(ast.FunctionDef(device.name, arguments, body, [], None), self.tree)
+        )
 
     def device(self, function):
         """The Device for a function that is not inlined."""
         devices = self.module.devices
         if function not in devices:
-            devices[function] = device = Device(self.module.fresh_function(self.module.reachable[function].tree.name), needs={"state"} if self.module.watched else set())
+            devices[function] = device = Device(
+                self.module.fresh_function(self.module.reachable[function].tree.name),
+                needs={"state"} if self.module.watched else set(),
+            )
             device.tree = Lowering(self.module, function).function(device)
             if device.recursive and device.needs:  # only now is it known what it must hand on to itself
                 device.tree = Lowering(self.module, function).function(device)
@@ -101,7 +163,14 @@ class Lowering(ast.NodeTransformer):
 
     def site(self, kind, node):
         line = self.text.get(node.lineno, "")
-        return Site(kind, self.name, node.lineno - self.tree.lineno + 1, node.col_offset, line.strip(), len(line) - len(line.lstrip()))
+        return Site(
+            kind,
+            self.name,
+            node.lineno - self.tree.lineno + 1,
+            node.col_offset,
+            line.strip(),
+            len(line) - len(line.lstrip()),
+        )
 
     def number(self, kind, node):
         return ast.Constant(self.module.site(self.site(kind, node)))
@@ -115,9 +184,11 @@ class Lowering(ast.NodeTransformer):
         return ast.copy_location(ast.Name(name, context or ast.Load()), node)
 
     def call(self, function, arguments, node):
-        return ast.copy_location(ast.Call(self.as_name(self.module.library(function), node), arguments, []), node)
+        return ast.copy_location(
+            ast.Call(self.as_name(self.module.library(function), node), arguments, []), node
+        )
 
-    # --- names ------------------------------------------------------------------------------------------------------------
+    # --- names ----------------------------------------------------------------------------------------------
 
     def visit_Name(self, node):
         if hasattr(node, "is_ours"):
@@ -168,10 +239,17 @@ class Lowering(ast.NodeTransformer):
                 raise self.cannot(f"cuda.{known} has no compiled form", node)
             return self.as_name(self.module.library(f"cuda_{known}"), node)
         if isinstance(value, np.generic) and value.dtype.name in HALVES:
-            return ast.copy_location(ast.Call(self.dtype(value.dtype, node), [self.standing_for(float(value), name, node)], []), node)
+            return ast.copy_location(
+                ast.Call(self.dtype(value.dtype, node), [self.standing_for(float(value), name, node)], []),
+                node,
+            )
         text = literal(value)
         if text is not None:
-            return ast.copy_location(ast.Constant(value), node) if type(value) in (bool, str, type(None)) else self.as_name(self.module.constant(name, text), node)
+            return (
+                ast.copy_location(ast.Constant(value), node)
+                if type(value) in (bool, str, type(None))
+                else self.as_name(self.module.constant(name, text), node)
+            )
         return self.thing(value, name, node)
 
     def dtype(self, dtype, node):
@@ -197,7 +275,9 @@ class Lowering(ast.NodeTransformer):
                 raise self.cannot(f"cuda.fp16.{name} has no compiled form", node)
             return self.as_name(self.module.library(function), node)
         if home in MODULES or isinstance(value, np.ufunc):
-            return ast.copy_location(ast.Attribute(self.as_name(MODULES.get(home, "np"), node), own, ast.Load()), node)
+            return ast.copy_location(
+                ast.Attribute(self.as_name(MODULES.get(home, "np"), node), own, ast.Load()), node
+            )
         if getattr(builtins, own, None) is value:
             return self.builtin(own, node)
         if (function := device_function(value)) is not None:
@@ -213,9 +293,11 @@ class Lowering(ast.NodeTransformer):
     def builtin(self, name, node):
         """A builtin function, or ours in its place."""
         self.module.prints |= name == "print"
-        return self.as_name(self.module.library(f"builtin_{name}") if home_of(f"builtin_{name}") else name, node)
+        return self.as_name(
+            self.module.library(f"builtin_{name}") if home_of(f"builtin_{name}") else name, node
+        )
 
-    # --- calls ------------------------------------------------------------------------------------------------------------
+    # --- calls ----------------------------------------------------------------------------------------------
 
     def visit_Call(self, node):
         if hasattr(node.func, "is_ours"):
@@ -230,20 +312,38 @@ class Lowering(ast.NodeTransformer):
             return self.visit(node.args[0])
         if called in ("grid", "gridsize"):
             given = ("threadIdx", "blockIdx", "blockDim") if called == "grid" else ("blockDim", "gridDim")
-            return self.call(f"{called}_{node.args[0].value}", [self.as_name(name, node) for name in given], node)
+            return self.call(
+                f"{called}_{node.args[0].value}", [self.as_name(name, node) for name in given], node
+            )
         if called == "this_grid" or called.startswith("threadfence") or called == "nanosleep":
             return ast.copy_location(ast.Constant(0), node)
         if called == "lanemask_lt":
             return self.call("lanemask_lt", [self.as_name("thread", node)], node)
         if called.startswith("atomic."):
             arguments = [*map(self.visit, node.args), *(self.visit(k.value) for k in node.keywords)]
-            return self.call(called.replace(".", "_") + "_at" * self.module.sited, [*arguments, *([self.number("atomic", node)] if self.module.sited else [])], node)
+            return self.call(
+                called.replace(".", "_") + "_at" * self.module.sited,
+                [*arguments, *([self.number("atomic", node)] if self.module.sited else [])],
+                node,
+            )
         if (function := device_function(value)) is not None:
             return self.device_call(function, only_signature(value), node)
-        extreme = node.func.id if value is MISSING and isinstance(node.func, ast.Name) and node.func.id not in self.names.local else ""
-        if extreme in ("min", "max") and len(node.args) == 2 and not any(isinstance(part, ast.Starred) for part in node.args):
+        extreme = (
+            node.func.id
+            if value is MISSING and isinstance(node.func, ast.Name) and node.func.id not in self.names.local
+            else ""
+        )
+        if (
+            extreme in ("min", "max")
+            and len(node.args) == 2
+            and not any(isinstance(part, ast.Starred) for part in node.args)
+        ):
             return self.call(f"{extreme}_of_two", [self.visit(argument) for argument in node.args], node)
-        return self.method_call(node) if value is MISSING and isinstance(node.func, ast.Attribute) else self.generic_visit(node)
+        return (
+            self.method_call(node)
+            if value is MISSING and isinstance(node.func, ast.Attribute)
+            else self.generic_visit(node)
+        )
 
     def method_call(self, node):
         if node.func.attr == "bit_count":
@@ -256,11 +356,18 @@ class Lowering(ast.NodeTransformer):
 
     def stop(self, called, node):
         """A call at which the thread stops; sim.native.flat makes it a statement."""
-        arguments = [self.visit(argument) for argument in [*node.args, *(keyword.value for keyword in node.keywords)]]
+        arguments = [
+            self.visit(argument) for argument in [*node.args, *(keyword.value for keyword in node.keywords)]
+        ]
         if called == "syncwarp" and not arguments:
             arguments = [ast.Constant(0xFFFFFFFF)]
-        made = ast.copy_location(ast.Call(ast.Name(called.replace(".", "_"), ast.Load()), arguments, []), node)
-        made.stops, made.site = called, self.module.site(self.site("atomic" if called.startswith("atomic") else "call", node))
+        made = ast.copy_location(
+            ast.Call(ast.Name(called.replace(".", "_"), ast.Load()), arguments, []), node
+        )
+        made.stops, made.site = (
+            called,
+            self.module.site(self.site("atomic" if called.startswith("atomic") else "call", node)),
+        )
         self.module.operations[made.site] = called
         return made
 
@@ -268,13 +375,22 @@ class Lowering(ast.NodeTransformer):
         """A call of a device function; `signature`: the one that it was declared with (of Numba), or None."""
         if any(isinstance(argument, ast.Starred) for argument in node.args):
             return self.starred_call(function, signature, node)
-        given = inspect.signature(function).bind(*node.args, **{keyword.arg: keyword.value for keyword in node.keywords})
+        given = inspect.signature(function).bind(
+            *node.args, **{keyword.arg: keyword.value for keyword in node.keywords}
+        )
         given.apply_defaults()
         known = {} if signature else self.known_arguments(function, given.arguments)
         inlines = any(map(name_in_cuda, known.values())) or self.module.stops(function)
-        arguments = [self.argument(argument, node) for name, argument in given.arguments.items() if not (inlines and name in known)]
+        arguments = [
+            self.argument(argument, node)
+            for name, argument in given.arguments.items()
+            if not (inlines and name in known)
+        ]
         if signature:
-            arguments = [self.converted(kind, argument) for kind, argument in zip(signature.args, arguments, strict=True)]
+            arguments = [
+                self.converted(kind, argument)
+                for kind, argument in zip(signature.args, arguments, strict=True)
+            ]
         if inlines:
             made = ast.copy_location(ast.Call(ast.Name(function.__name__, ast.Load()), arguments, []), node)
             made.inlines, made.bound, made.place = function, known, self.site("call", node)
@@ -282,37 +398,68 @@ class Lowering(ast.NodeTransformer):
             device = self.device(function)
             device.recursive |= device.tree is None
             self.needs |= device.needs
-            made = ast.copy_location(ast.Call(ast.Name(device.name, ast.Load()), [*(ast.Name(name, ast.Load()) for name in sorted(device.needs)), *arguments], []), node)
+            made = ast.copy_location(
+                ast.Call(
+                    ast.Name(device.name, ast.Load()),
+                    [*(ast.Name(name, ast.Load()) for name in sorted(device.needs)), *arguments],
+                    [],
+                ),
+                node,
+            )
         return self.converted(signature.return_type, made) if signature else made
 
     def starred_call(self, function, signature, node):
         """f(a, *t): Numba compiles it for a tuple at the end."""
         if signature or node.keywords or self.module.stops(function):
-            raise self.cannot(f"{ast.unparse(node)}, where {function.__name__} is inlined or declared with a signature, has no compiled form", node)
+            raise self.cannot(
+                f"{ast.unparse(node)}, where {function.__name__} is inlined or declared with a signature, has"
+                " no compiled form",
+                node,
+            )
         device = self.device(function)
         self.needs |= device.needs
-        arguments = [*(ast.Name(name, ast.Load()) for name in sorted(device.needs)), *map(self.visit, node.args)]
+        arguments = [
+            *(ast.Name(name, ast.Load()) for name in sorted(device.needs)),
+            *map(self.visit, node.args),
+        ]
         return ast.copy_location(ast.Call(ast.Name(device.name, ast.Load()), arguments, []), node)
 
     def known_arguments(self, function, arguments):
-        """{parameter: value} of those that stand for one known value: parameters that the function does not assign."""
+        """{parameter: value} of those that stand for one known value: parameters that the function does not
+        assign."""
         changed = assigned(self.module.reachable[function].tree.body)
-        return {name: value for name, argument in arguments.items() if name not in changed and (value := self.known(argument)) is not MISSING}
+        return {
+            name: value
+            for name, argument in arguments.items()
+            if name not in changed and (value := self.known(argument)) is not MISSING
+        }
 
     def known(self, argument):
-        """The number, dtype, function, or tuple of numbers that an argument (an expression, or the value of a default) is known to stand for, or MISSING."""
+        """The number, dtype, function, or tuple of numbers that an argument (an expression, or the value of a
+        default) is known to stand for, or MISSING."""
         if isinstance(argument, ast.Constant):
             argument = argument.value
         if isinstance(argument, ast.Tuple):
             parts = tuple(map(self.known, argument.elts))
             return parts if literal(parts) is not None else MISSING
         value = self.names.resolve(argument) if isinstance(argument, ast.AST) else argument
-        return value if literal(value) is not None or dtype_or_none(value) is not None or name_in_cuda(value) or device_function(value) in self.module.reachable else MISSING
+        return (
+            value
+            if literal(value) is not None
+            or dtype_or_none(value) is not None
+            or name_in_cuda(value)
+            or device_function(value) in self.module.reachable
+            else MISSING
+        )
 
     def converted(self, kind, node):
         """`node` converted to a Numba type, if that is a number's."""
         dtype = dtype_or_none(kind)
-        return node if dtype is None or not is_number(dtype) else ast.copy_location(ast.Call(self.dtype(dtype, node), [node], []), node)
+        return (
+            node
+            if dtype is None or not is_number(dtype)
+            else ast.copy_location(ast.Call(self.dtype(dtype, node), [node], []), node)
+        )
 
     def argument(self, argument, node):
         """What a device function is given: an expression, or the value of a default."""
@@ -322,15 +469,28 @@ class Lowering(ast.NodeTransformer):
 
     def declaration(self, space, node):
         """The parameter that brings a shared or local array."""
-        given = dict(zip(("shape", "dtype"), node.args)) | {keyword.arg: keyword.value for keyword in node.keywords}
-        dtype = self.dtype_given(given["dtype"]) or dtype_or_none(self.names.resolve(given["dtype"])) if "dtype" in given else None
+        given = dict(zip(("shape", "dtype"), node.args)) | {
+            keyword.arg: keyword.value for keyword in node.keywords
+        }
+        dtype = (
+            self.dtype_given(given["dtype"]) or dtype_or_none(self.names.resolve(given["dtype"]))
+            if "dtype" in given
+            else None
+        )
         shape = self.constant_shape(given.get("shape"))
         if dtype is None or shape is None or not is_number(dtype):
             raise self.cannot(f"cuda.{space}.array wants a constant shape and a numeric dtype", node)
         name = name_before(self.site("call", node)) or space
-        declared = Declared(space, None if space == "shared" and shape == (0,) else shape, "bool_" if dtype.name == "bool" else dtype.name, name,
-                            self.module.site(self.site("call", node)))
-        known = next((known for known, same in self.module.declared.items() if same == declared), None) or self.module.fresh(f"{name}_{space}")
+        declared = Declared(
+            space,
+            None if space == "shared" and shape == (0,) else shape,
+            "bool_" if dtype.name == "bool" else dtype.name,
+            name,
+            self.module.site(self.site("call", node)),
+        )
+        known = next(
+            (known for known, same in self.module.declared.items() if same == declared), None
+        ) or self.module.fresh(f"{name}_{space}")
         self.module.declared[known] = declared
         array = self.as_name(known, node)
         if space == "shared":
@@ -340,31 +500,62 @@ class Lowering(ast.NodeTransformer):
 
     def dtype_given(self, node):
         """The dtype for `x.dtype`, where x is a parameter of the kernel and an array, or None."""
-        of_kernel = self.module.reachable[self.module.kernel].tree is self.tree and isinstance(node, ast.Attribute) and node.attr == "dtype"
-        return self.module.dtypes.get(node.value.id) if of_kernel and isinstance(node.value, ast.Name) else None
+        of_kernel = (
+            self.module.reachable[self.module.kernel].tree is self.tree
+            and isinstance(node, ast.Attribute)
+            and node.attr == "dtype"
+        )
+        return (
+            self.module.dtypes.get(node.value.id) if of_kernel and isinstance(node.value, ast.Name) else None
+        )
 
     def constant_shape(self, node):
         """The shape that `node` spells with constants, as a tuple, or None."""
         if isinstance(node, (ast.Tuple, ast.List)):
             sides = [self.constant_shape(element) for element in node.elts]
-            return tuple(side[0] for side in sides) if all(side and len(side) == 1 for side in sides) else None
+            return (
+                tuple(side[0] for side in sides) if all(side and len(side) == 1 for side in sides) else None
+            )
         try:
-            value = node.value if isinstance(node, ast.Constant) else eval(compile(ast.Expression(node), "<shape>", "eval"), {**self.names.globals, **self.names.free, **self.settled()})
+            value = (
+                node.value
+                if isinstance(node, ast.Constant)
+                else eval(
+                    compile(ast.Expression(node), "<shape>", "eval"),
+                    {**self.names.globals, **self.names.free, **self.settled()},
+                )
+            )
         except Exception:
             return None
         if isinstance(value, (int, np.integer)):
             value = (value,)
-        return tuple(map(int, value)) if isinstance(value, tuple) and all(isinstance(n, (int, np.integer)) for n in value) else None
+        return (
+            tuple(map(int, value))
+            if isinstance(value, tuple) and all(isinstance(n, (int, np.integer)) for n in value)
+            else None
+        )
 
     def settled(self):
-        """{variable: number} of the variables that only one statement assigns, and a literal, or 8 * 8, which Python makes one."""
-        stored = Counter(part.id for part in ast.walk(self.tree) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
+        """{variable: number} of the variables that only one statement assigns, and a literal, or 8 * 8, which
+        Python makes one."""
+        stored = Counter(
+            part.id
+            for part in ast.walk(self.tree)
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+        )
         stored.update(argument.arg for argument in ast.walk(self.tree.args) if isinstance(argument, ast.arg))
-        return {node.targets[0].id: eval(ast.unparse(node.value)) for node in ast.walk(self.tree)
-                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and stored[node.targets[0].id] == 1
-                and all(isinstance(part, (ast.Constant, ast.BinOp, ast.operator)) for part in ast.walk(node.value))}
+        return {
+            node.targets[0].id: eval(ast.unparse(node.value))
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and stored[node.targets[0].id] == 1
+            and all(
+                isinstance(part, (ast.Constant, ast.BinOp, ast.operator)) for part in ast.walk(node.value)
+            )
+        }
 
-    # --- accesses, where they are numbered --------------------------------------------------------------------------------------
+    # --- accesses, where they are numbered ------------------------------------------------------------------
 
     def visit_Subscript(self, node):
         owner = self.names.resolve(node.value)
@@ -381,10 +572,23 @@ class Lowering(ast.NodeTransformer):
 
     def count_from_end(self, node):
         """A literal index below 0 is meant to count from the end; alone, Numba knows that it is a literal."""
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice] if self.is_access(node) else []
+        parts = (
+            node.slice.elts
+            if isinstance(node.slice, ast.Tuple)
+            else [node.slice]
+            if self.is_access(node)
+            else []
+        )
         for axis, part in enumerate(parts):
-            if isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.USub) and isinstance(part.operand, ast.Constant) and isinstance(node.value, ast.Name):
-                back = self.call("from_end", [ast.Name(node.value.id, ast.Load()), ast.Constant(axis), part.operand], part)
+            if (
+                isinstance(part, ast.UnaryOp)
+                and isinstance(part.op, ast.USub)
+                and isinstance(part.operand, ast.Constant)
+                and isinstance(node.value, ast.Name)
+            ):
+                back = self.call(
+                    "from_end", [ast.Name(node.value.id, ast.Load()), ast.Constant(axis), part.operand], part
+                )
                 back.func.is_ours = True
                 if isinstance(node.slice, ast.Tuple):
                     parts[axis] = back
@@ -392,15 +596,27 @@ class Lowering(ast.NodeTransformer):
                     node.slice = back
 
     def is_access(self, node):
-        """Whether a Subscript is to be numbered: not an element of a shape or of a constant tuple, and not a slice, which reads nothing."""
+        """Whether a Subscript is to be numbered: not an element of a shape or of a constant tuple, and not a
+        slice, which reads nothing."""
         of_shape = isinstance(node.value, ast.Attribute) and node.value.attr in ("shape", "strides")
-        sliced = isinstance(node.ctx, ast.Load) and any(isinstance(part, (ast.Slice, ast.Starred)) for part in ast.walk(node.slice))
-        return self.module.sited and not of_shape and not sliced and not isinstance(self.names.resolve(node.value), tuple)
+        sliced = isinstance(node.ctx, ast.Load) and any(
+            isinstance(part, (ast.Slice, ast.Starred)) for part in ast.walk(node.slice)
+        )
+        return (
+            self.module.sited
+            and not of_shape
+            and not sliced
+            and not isinstance(self.names.resolve(node.value), tuple)
+        )
 
     def visit_Assign(self, node):
         node.targets = [*map(as_item, node.targets)]
         target = node.targets[0]
-        return self.store(target, self.visit(node.value)) if isinstance(target, ast.Subscript) and self.is_access(target) else self.generic_visit(node)
+        return (
+            self.store(target, self.visit(node.value))
+            if isinstance(target, ast.Subscript) and self.is_access(target)
+            else self.generic_visit(node)
+        )
 
     def store(self, target, value):
         self.count_from_end(target)
@@ -408,20 +624,32 @@ class Lowering(ast.NodeTransformer):
         if is_field(target):
             raise self.cannot(FIELDS, target)
         self.number("load", target)  # the place before: where the value is read, if it is an array
-        return ast.copy_location(ast.Expr(self.call("store", [array, as_value(index), value, self.number("store", target)], target)), target)
+        return ast.copy_location(
+            ast.Expr(
+                self.call("store", [array, as_value(index), value, self.number("store", target)], target)
+            ),
+            target,
+        )
 
     def visit_Compare(self, node):
         """`function is None`, `function != None`: known here."""
         parts = [node.left, *node.comparators]
         functions = [part for part in parts if device_function(self.names.resolve(part)) is not None]
-        if len(parts) == 2 and functions and any(isinstance(part, ast.Constant) and part.value is None for part in parts):
+        if (
+            len(parts) == 2
+            and functions
+            and any(isinstance(part, ast.Constant) and part.value is None for part in parts)
+        ):
             return ast.copy_location(ast.Constant(isinstance(node.ops[0], (ast.IsNot, ast.NotEq))), node)
         return self.generic_visit(node)
 
     def visit_BinOp(self, node):
-        """What a shift by more than the width gives, or a division by 0, only a function of ours knows: LLVM leaves it open."""
+        """What a shift by more than the width gives, or a division by 0, only a function of ours knows: LLVM
+        leaves it open."""
         node = self.generic_visit(node)
-        if type(node.op) in CALLED and not (isinstance(node.right, ast.Constant) and node.right.value in SAFE[type(node.op)]):
+        if type(node.op) in CALLED and not (
+            isinstance(node.right, ast.Constant) and node.right.value in SAFE[type(node.op)]
+        ):
             return self.call(CALLED[type(node.op)], [node.left, node.right], node)
         return node
 
@@ -429,7 +657,11 @@ class Lowering(ast.NodeTransformer):
         site = self.number("branch", node.test) if self.module.watched else None
         node = self.generic_visit(node)
         if site:
-            node.test = self.call("branch", [self.as_name("state", node), node.test, self.as_name("thread", node), site], node.test)
+            node.test = self.call(
+                "branch",
+                [self.as_name("state", node), node.test, self.as_name("thread", node), site],
+                node.test,
+            )
         return node
 
     visit_IfExp = visit_If
@@ -440,12 +672,23 @@ class Lowering(ast.NodeTransformer):
         node = self.generic_visit(node)
         if not self.module.sited:
             return node
-        return [ast.copy_location(ast.Expr(self.call("raises_at", [self.as_name("state", node), site], node)), node), node]
+        return [
+            ast.copy_location(
+                ast.Expr(self.call("raises_at", [self.as_name("state", node), site], node)), node
+            ),
+            node,
+        ]
 
     def visit_Assert(self, node):
-        raised = ast.Raise(ast.Call(ast.Name("AssertionError", ast.Load()), [node.msg] if node.msg else [], []), None)
+        raised = ast.Raise(
+            ast.Call(ast.Name("AssertionError", ast.Load()), [node.msg] if node.msg else [], []), None
+        )
         ast.copy_location(raised, node)
-        return self.visit(ast.fix_missing_locations(ast.copy_location(ast.If(ast.UnaryOp(ast.Not(), node.test), [raised], []), node)))
+        return self.visit(
+            ast.fix_missing_locations(
+                ast.copy_location(ast.If(ast.UnaryOp(ast.Not(), node.test), [raised], []), node)
+            )
+        )
 
     def visit_While(self, node):
         site = self.module.site(self.site("loop", node))

@@ -1,4 +1,6 @@
-"""What kernels compute with and Numba lacks on the CPU: atomics, bits, and the functions of libdevice that round in a stated way."""
+"""What kernels compute with and Numba lacks on the CPU: atomics, bits, and the functions of libdevice that
+round in a stated way."""
+
 import math
 import operator
 
@@ -16,20 +18,70 @@ from sim.native.logged import log_access
 from sim.isa import promotion
 
 integer64 = converter(int64)
-IN_TEXT = math, float32, change, log_access, float16, bfloat16, through, promotion  # what occurs in functions made from text
+# what occurs in functions made from text
+IN_TEXT = math, float32, change, log_access, float16, bfloat16, through, promotion
 OPERATIONS = {  # name -> the new element, from `old` and `value`
-    "add": "old + value", "sub": "old - value", "and_": "old & value", "or_": "old | value", "xor": "old ^ value", "exch": "value",
-    "inc": "old * 0 if old >= value else old + 1", "dec": "value if old == 0 or old > value else old - 1", "max": "value if value > old else old",
-    "min": "value if value < old else old", "nanmax": "value if old != old or value > old else old", "nanmin": "value if old != old or value < old else old"}
-ROUNDED = {"mul": "*", "add": "+", "sub": "-", "div": "/"}  # libdevice.fmul_rn, dmul_rn, ...: one operation, rounded to nearest, never contracted; LLVM contracts none
+    "add": "old + value",
+    "sub": "old - value",
+    "and_": "old & value",
+    "or_": "old | value",
+    "xor": "old ^ value",
+    "exch": "value",
+    "inc": "old * 0 if old >= value else old + 1",
+    "dec": "value if old == 0 or old > value else old - 1",
+    "max": "value if value > old else old",
+    "min": "value if value < old else old",
+    "nanmax": "value if old != old or value > old else old",
+    "nanmin": "value if old != old or value < old else old",
+}
+# libdevice.fmul_rn, dmul_rn, ...: one operation, rounded to nearest, never contracted; LLVM contracts none
+ROUNDED = {"mul": "*", "add": "+", "sub": "-", "div": "/"}
 WITH_MATH = "acos acosh asin asinh atan atanh cos cosh erf erfc exp expm1 log log10 log1p log2 sin sinh sqrt tan tanh".split()
-HINTS = {**dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), "x, index"), **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), "x, index, value")}
-OFFERED = {"cuda_popc", "cuda_clz", "cuda_ffs", "cuda_brev", "cuda_fma", "cuda_cbrt", "cuda_selp", "math_floor", "math_ceil", "math_trunc", "math_fmod", "math_remainder", "math_modf", "math_pow", "math_hypot",
-           "builtin_int", "builtin_round", "builtin_divmod", "min_of_two", "max_of_two", "shifted_left", "shifted_right", "floor_quotient", "floor_remainder", "whole_power",
-           *(f"libdevice_{kind}{name}_rn" for kind in "fd" for name in ROUNDED), *(f"libdevice_{name}{kind}" for name in WITH_MATH for kind in ("", "f")),
-           *("libdevice_" + name for name in "fabs fabsf floor floorf ceil ceilf fma fmaf pow powf fmin fminf fmax fmaxf rsqrt rsqrtf".split()),
-           *(f"cuda_{name}" for name in HINTS)}
-OFFERED |= {f"atomic_{name}{numbered}" for name in (*OPERATIONS, "cas", "compare_and_swap") for numbered in ("", "_at")}
+HINTS = {
+    **dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), "x, index"),
+    **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), "x, index, value"),
+}
+OFFERED = {
+    "cuda_popc",
+    "cuda_clz",
+    "cuda_ffs",
+    "cuda_brev",
+    "cuda_fma",
+    "cuda_cbrt",
+    "cuda_selp",
+    "math_floor",
+    "math_ceil",
+    "math_trunc",
+    "math_fmod",
+    "math_remainder",
+    "math_modf",
+    "math_pow",
+    "math_hypot",
+    "builtin_int",
+    "builtin_round",
+    "builtin_divmod",
+    "min_of_two",
+    "max_of_two",
+    "shifted_left",
+    "shifted_right",
+    "floor_quotient",
+    "floor_remainder",
+    "whole_power",
+    *(f"libdevice_{kind}{name}_rn" for kind in "fd" for name in ROUNDED),
+    *(f"libdevice_{name}{kind}" for name in WITH_MATH for kind in ("", "f")),
+    *(
+        "libdevice_" + name
+        for name in (
+            "fabs fabsf floor floorf ceil ceilf fma fmaf pow powf fmin fminf fmax fmaxf rsqrt rsqrtf".split()
+        )
+    ),
+    *(f"cuda_{name}" for name in HINTS),
+}
+OFFERED |= {
+    f"atomic_{name}{numbered}"
+    for name in (*OPERATIONS, "cas", "compare_and_swap")
+    for numbered in ("", "_at")
+}
 
 
 @always
@@ -48,7 +100,8 @@ def element_of(x, value):
 
 
 def operand(x, value):
-    """The same, as an atomic takes it when nobody has looked at it before: a number that loses its fraction makes the launch DIRTY, so that somebody else says so."""
+    """The same, as an atomic takes it when nobody has looked at it before: a number that loses its fraction
+    makes the launch DIRTY, so that somebody else says so."""
 
 
 @overload(operand, **LIKE_CODE)
@@ -59,6 +112,7 @@ def narrowed(x, value):
     def narrow(x, value):
         dirty(x.numbers, NARROWED)
         return to_element(x, value)
+
     return narrow
 
 
@@ -103,13 +157,14 @@ def atomic_compare_and_swap_at(x, expected, value, place):
     return atomic_cas_at(x, 0, expected, value, place)
 
 
-# --- bits -----------------------------------------------------------------------------------------------------------------------
+# --- bits ---------------------------------------------------------------------------------------------------
 
 
 @intrinsic
 def count_ones(typing, x):
     def code(context, builder, signature, arguments):
         return builder.ctpop(arguments[0])
+
     return x(x), code
 
 
@@ -117,6 +172,7 @@ def count_ones(typing, x):
 def count_leading(typing, x):
     def code(context, builder, signature, arguments):
         return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
     return x(x), code
 
 
@@ -124,6 +180,7 @@ def count_leading(typing, x):
 def reverse(typing, x):
     def code(context, builder, signature, arguments):
         return builder.bitreverse(arguments[0])
+
     return x(x), code
 
 
@@ -172,11 +229,12 @@ def {name}(a, count):
     kind = type_of(promotion.shift(number_of(a), number_of(count)))
     return lambda a, count: kind(a) {sign} int64(uint32(count)) if uint32(count) < 64 else {beyond}
 """
-for _name, _sign, _beyond in (("left", "<<", "kind(0)"), ("right", ">>", "kind(kind(a) < 0) * kind(-1)")):  # as PTX: by the low 32 bits of the count, and 64 or more leave the sign alone
+# as PTX: by the low 32 bits of the count, and 64 or more leave the sign alone
+for _name, _sign, _beyond in (("left", "<<", "kind(0)"), ("right", ">>", "kind(kind(a) < 0) * kind(-1)")):
     exec(SHIFT.format(name=_name, sign=_sign, beyond=_beyond))
 
 
-# --- division and powers of integers ------------------------------------------------------------------------------------------------
+# --- division and powers of integers ------------------------------------------------------------------------
 
 
 def both_integers(a, b):
@@ -187,10 +245,13 @@ def both_integers(a, b):
 
 @intrinsic
 def unassuming(typing, x):
-    """x itself, of which LLVM then supposes nothing: from the flag that Numba gives to `n + 1` it concludes that the sum is not the lowest integer."""
+    """x itself, of which LLVM then supposes nothing: from the flag that Numba gives to `n + 1` it concludes
+    that the sum is not the lowest integer."""
+
     def code(context, builder, signature, arguments):
         integer = arguments[0].type
         return builder.asm(ir.FunctionType(integer, [integer]), "", "=r,0", arguments, False)
+
     return x(x), code
 
 
@@ -215,7 +276,10 @@ def {name}(a, b):
         return x {sign} y
     return of_integers
 """
-for _name, _sign, _of_minus_one in (("quotient", "//", "kind(0) if unassuming(x) == lowest else kind(0 - x)"), ("remainder", "%", "kind(0)")):
+for _name, _sign, _of_minus_one in (
+    ("quotient", "//", "kind(0) if unassuming(x) == lowest else kind(0 - x)"),
+    ("remainder", "%", "kind(0)"),
+):
     exec(DIVIDE.format(name=_name, sign=_sign, of_minus_one=_of_minus_one))
 
 
@@ -237,7 +301,8 @@ def quotient_and_remainder(a, b):
 
 
 def whole_power(a, b):
-    """a ** b; if b is an integer as Numba's int_power on CUDA: by repeated multiplication, and of integers by way of a float64."""
+    """a ** b; if b is an integer as Numba's int_power on CUDA: by repeated multiplication, and of integers by
+    way of a float64."""
 
 
 @overload(whole_power, **LIKE_CODE)
@@ -245,8 +310,12 @@ def power(a, b):
     kinds = number_of(a), number_of(b)
     kind = promotion.exponentiation(*kinds) if None not in kinds else None
     if kind not in (int, np.uint64, np.float32, np.float64) or kinds[1] not in promotion.INTEGRAL:
-        return lambda a, b: a ** b
-    lowest, integral, kind = (kind in (int, np.uint64)) and -(2.0**63), kind in (int, np.uint64), type_of(kind)
+        return lambda a, b: a**b
+    lowest, integral, kind = (
+        (kind in (int, np.uint64)) and -(2.0**63),
+        kind in (int, np.uint64),
+        type_of(kind),
+    )
     result = converter(kind)
 
     def of_integer(a, b):
@@ -265,16 +334,18 @@ def power(a, b):
             rest >>= 1
             x = x * x
         return result(1.0 / float64(product) if negative else float64(product))
+
     return of_integer
 
 
-# --- floating point -------------------------------------------------------------------------------------------------------------
+# --- floating point -----------------------------------------------------------------------------------------
 
 
 @intrinsic
 def fused(typing, x, y, z):
     def code(context, builder, signature, arguments):
         return builder.fma(*arguments)
+
     return x(x, x, x), code
 
 
@@ -311,7 +382,11 @@ def like_power(x, y):
 
 def like_floats_alone(x, y):
     """The same, where two integers are float64."""
-    return float64 if all(isinstance(kind, (types.Integer, types.Boolean)) for kind in (x, y)) else like_floats(x, y)
+    return (
+        float64
+        if all(isinstance(kind, (types.Integer, types.Boolean)) for kind in (x, y))
+        else like_floats(x, y)
+    )
 
 
 def cuda_cbrt(x):
@@ -333,7 +408,11 @@ def {name}(x, y):
     kind = {kind}
     return lambda x, y: kind({function}(kind(x), kind(y)))
 """
-for _name, _function, _kind in (("fmod", "np.fmod", "like_floats(x, y)"), ("pow", "math.pow", "like_power(x, y)"), ("hypot", "math.hypot", "like_floats_alone(x, y)")):
+for _name, _function, _kind in (
+    ("fmod", "np.fmod", "like_floats(x, y)"),
+    ("pow", "math.pow", "like_power(x, y)"),
+    ("hypot", "math.hypot", "like_floats_alone(x, y)"),
+):
     exec(OF_TWO.format(name=_name, function=_function, kind=_kind))
 
 
@@ -350,7 +429,10 @@ def nearest_remainder(x, y):
         above = np.fmod(size, step)  # how far `size` is above a multiple of `step`
         below = step - above
         tie = above - two * np.fmod((size - above) / two, step)
-        return kind(np.copysign(kind(1), kind(x)) * (above if above < below else -below if above > below else tie))
+        return kind(
+            np.copysign(kind(1), kind(x)) * (above if above < below else -below if above > below else tie)
+        )
+
     return nearest
 
 
@@ -364,7 +446,11 @@ def fraction_and_whole(x):
 
     def parts(x):
         whole = np.trunc(kind(x))
-        return kind(np.copysign(kind(x) - whole if np.isfinite(whole) or np.isnan(whole) else kind(0), kind(x))), whole
+        return (
+            kind(np.copysign(kind(x) - whole if np.isfinite(whole) or np.isnan(whole) else kind(0), kind(x))),
+            whole,
+        )
+
     return parts
 
 
@@ -393,7 +479,8 @@ def rounded(x, digits=None):
 
 @always
 def rounded_to_digits(x, digits):
-    """CPython's fallback for rounding to decimal digits, which Numba compiles for CUDA: by way of an int64."""
+    """CPython's fallback for rounding to decimal digits, which Numba compiles for CUDA: by way of an
+    int64."""
     scale, spare = 10.0 ** abs(digits), 1.0
     if digits > 22:
         scale, spare = 10.0 ** (digits - 22), 1e22
@@ -407,21 +494,33 @@ def rounded_to_digits(x, digits):
 
 
 def extreme(better, place):
-    """min or max of two numbers, as Python has it; of floats as PTX: a NaN loses, and -0 is less than 0 (of two equals the second, if operand `place` is negative)."""
+    """min or max of two numbers, as Python has it; of floats as PTX: a NaN loses, and -0 is less than 0 (of
+    two equals the second, if operand `place` is negative)."""
+
     @intrinsic
     def of_two(typing, a, b):
         floats = isinstance(a, types.Float) and isinstance(b, types.Float)
         kind = typing.unify_types(types.unliteral(a), types.unliteral(b))
 
         def code(context, builder, signature, arguments):
-            x, y = arguments = [context.cast(builder, value, of, kind) for value, of in zip(arguments, signature.args)]
+            x, y = arguments = [
+                context.cast(builder, value, of, kind) for value, of in zip(arguments, signature.args)
+            ]
             second = context.get_function(better, types.boolean(kind, kind))(builder, (y, x))
             if floats:
                 bits = ir.IntType(kind.bitwidth)
                 negative = builder.icmp_signed("<", builder.bitcast(arguments[place], bits), bits(0))
-                second = builder.or_(second, builder.or_(builder.fcmp_unordered("uno", x, x), builder.and_(builder.fcmp_ordered("==", x, y), negative)))
+                second = builder.or_(
+                    second,
+                    builder.or_(
+                        builder.fcmp_unordered("uno", x, x),
+                        builder.and_(builder.fcmp_ordered("==", x, y), negative),
+                    ),
+                )
             return builder.select(second, y, x)
+
         return kind and (kind(a, b), code)  # of a and b: floats and a float beside an integer differ
+
     return of_two
 
 
@@ -441,17 +540,34 @@ LIBRARY = """
 def libdevice_{name}({parameters}):
     return {result}
 """
-for _name in ("floor", "ceil", "trunc"):  # of Python's type on the CPU, an integer; of the operand's on the GPU
+# of Python's type on the CPU, an integer; of the operand's on the GPU
+for _name in ("floor", "ceil", "trunc"):
     exec(ROUND.format(name=_name))
 for _kind, _type in (("f", "float32"), ("d", "float64")):
     for _name, _sign in ROUNDED.items():
-        exec(LIBRARY.format(name=f"{_kind}{_name}_rn", parameters="x, y", result=f"{_type}({_type}(x) {_sign} {_type}(y))"))
+        exec(
+            LIBRARY.format(
+                name=f"{_kind}{_name}_rn", parameters="x, y", result=f"{_type}({_type}(x) {_sign} {_type}(y))"
+            )
+        )
 for _suffix, _type in (("f", "float32"), ("", "float64")):
     for _name in WITH_MATH:
-        exec(LIBRARY.format(name=_name + _suffix, parameters="x", result=f"{_type}(math.{_name}({_type}(x)))"))
-    for _name, _parameters, _result in (("fabs", "x", "abs({t}(x))"), ("floor", "x", "np.floor({t}(x))"), ("ceil", "x", "np.ceil({t}(x))"),
-                                        ("fma", "x, y, z", "fused({t}(x), {t}(y), {t}(z))"), ("pow", "x, y", "{t}(math.pow({t}(x), {t}(y)))"),
-                                        ("fmin", "x, y", "min_of_two({t}(x), {t}(y))"), ("fmax", "x, y", "max_of_two({t}(x), {t}(y))"), ("rsqrt", "x", "{t}(1.0 / math.sqrt(float64({t}(x))))")):
+        exec(
+            LIBRARY.format(name=_name + _suffix, parameters="x", result=f"{_type}(math.{_name}({_type}(x)))")
+        )
+    for _name, _parameters, _result in (
+        ("fabs", "x", "abs({t}(x))"),
+        ("floor", "x", "np.floor({t}(x))"),
+        ("ceil", "x", "np.ceil({t}(x))"),
+        ("fma", "x, y, z", "fused({t}(x), {t}(y), {t}(z))"),
+        ("pow", "x, y", "{t}(math.pow({t}(x), {t}(y)))"),
+        ("fmin", "x, y", "min_of_two({t}(x), {t}(y))"),
+        ("fmax", "x, y", "max_of_two({t}(x), {t}(y))"),
+        ("rsqrt", "x", "{t}(1.0 / math.sqrt(float64({t}(x))))"),
+    ):
         exec(LIBRARY.format(name=_name + _suffix, parameters=_parameters, result=_result.format(t=_type)))
 for _name, _parameters in HINTS.items():
-    exec(f"@always\ndef cuda_{_name}({_parameters}):\n    " + ("x[index] = value" if "value" in _parameters else "return x[index]"))
+    exec(
+        f"@always\ndef cuda_{_name}({_parameters}):\n    "
+        + ("x[index] = value" if "value" in _parameters else "return x[index]")
+    )

@@ -1,4 +1,6 @@
-"""A kernel lowered and compiled for given types of arguments: its text in a file named by its hash, and what a launch has to bring."""
+"""A kernel lowered and compiled for given types of arguments: its text in a file named by its hash, and what
+a launch has to bring."""
+
 import ast
 import copy
 import re
@@ -26,7 +28,7 @@ from sim.native.writes import Writes
 FENCES = {"threadfence", "threadfence_block", "threadfence_system", "nanosleep", "this_grid"}
 
 
-# --- text ---------------------------------------------------------------------------------------------------------------------
+# --- text ---------------------------------------------------------------------------------------------------
 
 
 def head(module, title):
@@ -34,12 +36,33 @@ def head(module, title):
     imports = {}
     for name, home in module.imports.items():
         imports.setdefault(home, set()).add(name)
-    lines = [f'"""{title}"""', "import cmath", "import math", "import operator", "", "import numba", "import numpy as np"]
+    lines = [
+        f'"""{title}"""',
+        "import cmath",
+        "import math",
+        "import operator",
+        "",
+        "import numba",
+        "import numpy as np",
+    ]
     lines += [f"from {home} import {', '.join(sorted(names))}" for home, names in sorted(imports.items())]
-    lines += ["from sim.native.internal import compiled, kernel, recursive", "", *(f"{name} = {text}" for name, text in module.constants.items()), ""]
-    lines += [f"# {name}: {digest(INSTRUCTIONS[name])}" for name in sorted(set(module.operations.values()) & set(INSTRUCTIONS))]
+    lines += [
+        "from sim.native.internal import compiled, kernel, recursive",
+        "",
+        *(f"{name} = {text}" for name, text in module.constants.items()),
+        "",
+    ]
+    lines += [
+        f"# {name}: {digest(INSTRUCTIONS[name])}"
+        for name in sorted(set(module.operations.values()) & set(INSTRUCTIONS))
+    ]
     for device in module.devices.values():
-        lines += ["", "@recursive" if device.recursive else "@compiled", *ast.unparse(device.tree).split("\n"), ""]
+        lines += [
+            "",
+            "@recursive" if device.recursive else "@compiled",
+            *ast.unparse(device.tree).split("\n"),
+            "",
+        ]
     return lines
 
 
@@ -47,7 +70,7 @@ def function_text(decorator, signature, lines):
     return ["", decorator, f"def {signature}:", *indented(lines), ""]
 
 
-# --- fission ------------------------------------------------------------------------------------------------------------------
+# --- fission ------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -64,7 +87,8 @@ class Lowered:
 
 @dataclass(eq=False)
 class Fissioned:
-    """A kernel by fission: `run(first_position, end_position, grid, block, most_rounds, most_turns, state, ended, *arrays, *declared, *over_threads, *arguments)`."""
+    """A kernel by fission: `run(first_position, end_position, grid, block, most_rounds, most_turns, state,
+    ended, *arrays, *declared, *over_threads, *arguments)`."""
 
     lowered: Lowered
     text: str
@@ -78,12 +102,23 @@ def lower_for_fission(function, dtypes=(), counted=False):
     if module.used & FENCES:
         raise CannotLower(f"it uses cuda.{sorted(module.used & FENCES)[0]}")
     parameters, statements = Flattener(module).kernel(function)
-    statements = [part for statement in keep_parameters(module, parameters, statements) for part in flat(SplitTuples().visit(statement))]
+    statements = [
+        part
+        for statement in keep_parameters(module, parameters, statements)
+        for part in flat(SplitTuples().visit(statement))
+    ]
     statements = name_shared(module, statements)
     code = tuple(function.__code__ for function in module.reachable)
     synchronizes = any(acts_on_atomics(names.tree) for names in module.reachable.values())
     module.reachable = None  # the functions themselves are not kept alive
-    return Lowered(module, parameters, statements, Writes(module).of(statements) & {*parameters, *module.declared}, code, synchronizes)
+    return Lowered(
+        module,
+        parameters,
+        statements,
+        Writes(module).of(statements) & {*parameters, *module.declared},
+        code,
+        synchronizes,
+    )
 
 
 def keep_parameters(module, parameters, statements):
@@ -99,23 +134,48 @@ class SplitTuples(ast.NodeTransformer):
 
     def visit_Assign(self, node):
         target, value = node.targets[0], node.value
-        if not (len(node.targets) == 1 and isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)):
+        if not (
+            len(node.targets) == 1
+            and isinstance(target, ast.Tuple)
+            and isinstance(value, ast.Tuple)
+            and len(target.elts) == len(value.elts)
+        ):
             return node
         names = [part.id for part in target.elts if isinstance(part, ast.Name)]
         if len(names) < len(target.elts) or set(names) & reads(value):
             return node
-        return [ast.copy_location(ast.Assign([left], right), node) for left, right in zip(target.elts, value.elts)]
+        return [
+            ast.copy_location(ast.Assign([left], right), node) for left, right in zip(target.elts, value.elts)
+        ]
 
 
 def name_shared(module, statements):
-    """The same statements without `tile = tile_shared`, the parameter being called `tile`, where the variable stands for nothing else."""
+    """The same statements without `tile = tile_shared`, the parameter being called `tile`, where the variable
+    stands for nothing else."""
     for statement in list(statements):
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name) and statement.value.id in module.declared and isinstance(statement.targets[0], ast.Name):
+        if (
+            isinstance(statement, ast.Assign)
+            and isinstance(statement.value, ast.Name)
+            and statement.value.id in module.declared
+            and isinstance(statement.targets[0], ast.Name)
+        ):
             parameter, variable = statement.value.id, statement.targets[0].id
-            others = [part for other in statements if other is not statement for part in ast.walk(other) if isinstance(part, ast.Name)]
-            if len(statement.targets) == 1 and not any(part.id == parameter or part.id == variable and isinstance(part.ctx, ast.Store) for part in others):
+            others = [
+                part
+                for other in statements
+                if other is not statement
+                for part in ast.walk(other)
+                if isinstance(part, ast.Name)
+            ]
+            if len(statement.targets) == 1 and not any(
+                part.id == parameter or part.id == variable and isinstance(part.ctx, ast.Store)
+                for part in others
+            ):
                 statements.remove(statement)
-                module.declared = {variable if name == parameter else name: declared for name, declared in module.declared.items()}
+                module.declared = {
+                    variable if name == parameter else name: declared
+                    for name, declared in module.declared.items()
+                }
     return statements
 
 
@@ -127,24 +187,47 @@ def rename(statements, new):
 
 
 def fissioned(lowered, name, kinds):
-    """The Fissioned of a kernel called `name` for arguments of these Numba types (in order of the parameters)."""
+    """The Fissioned of a kernel called `name` for arguments of these Numba types (in order of the
+    parameters)."""
     module, parameters = lowered.module, lowered.parameters
-    arrays = [GuardedType(numba.typeof(array).dtype, array.ndim, True, BOUNDED) for array in module.arrays.values()]
-    declared = [GuardedType(kind_of(d.dtype.rstrip("_")), array_rank(d), True, BARE, sizes_of(d)) for d in module.declared.values()]
-    path = cache.path_of(name, repr((thread_text(module, name, parameters, lowered.statements), [str(kind) for kind in (*kinds, *arrays)])))
+    arrays = [
+        GuardedType(numba.typeof(array).dtype, array.ndim, True, BOUNDED) for array in module.arrays.values()
+    ]
+    declared = [
+        GuardedType(kind_of(d.dtype.rstrip("_")), array_rank(d), True, BARE, sizes_of(d))
+        for d in module.declared.values()
+    ]
+    path = cache.path_of(
+        name,
+        repr(
+            (
+                thread_text(module, name, parameters, lowered.statements),
+                [str(kind) for kind in (*kinds, *arrays)],
+            )
+        ),
+    )
     text = cache.read(path)
     if text is None:
         given = [numba.int64, numba.int64, *[DIM3] * 4, *arrays, *declared, *kinds]
-        statements, variables = typed_apart(module, lowered.statements, [*SPECIAL, *module.arrays, *module.declared, *parameters],
-                                            lambda statements: variable_types(module, name, thread_text(module, name, parameters, statements), given))
-        text = fission_text(module, name, parameters, Fission(module, name, parameters, statements, variables))
+        statements, variables = typed_apart(
+            module,
+            lowered.statements,
+            [*SPECIAL, *module.arrays, *module.declared, *parameters],
+            lambda statements: variable_types(
+                module, name, thread_text(module, name, parameters, statements), given
+            ),
+        )
+        text = fission_text(
+            module, name, parameters, Fission(module, name, parameters, statements, variables)
+        )
         cache.write(path, text)
     made = cache.load(path, text)
     return Fissioned(lowered, text, getattr(made, f"{name}_grid"), made.OVER_THREADS)
 
 
 def sizes_of(declared):
-    """The sizes that are constants, of each dimension of the parameter that brings a declared array, or None."""
+    """The sizes that are constants, of each dimension of the parameter that brings a declared array, or
+    None."""
     return None if declared.shape is None else (*[None] * (declared.space == "local"), *declared.shape)
 
 
@@ -157,16 +240,26 @@ DIM3 = numba.types.NamedUniTuple(numba.int32, 3, Dim3)
 
 
 def typed_apart(module, statements, parameters, types_of):
-    """(statements, {variable: type}): a copy of the statements in which each variable has one type. `types_of(statements)`: {variable: the types that Numba gives it}."""
+    """(statements, {variable: type}): a copy of the statements in which each variable has one type.
+    `types_of(statements)`: {variable: the types that Numba gives it}."""
     found = types_of(statements)
     several = {name for name, kinds in found.items() if len(kinds) > 1}
     statements = copy.deepcopy(statements)
     if several:
         trial = copy.deepcopy(statements)
         versions = Versions(parameters, trial, module.value)
-        names = Apart(trial, versions, lambda version: version, several, module.fresh, lambda node, kind: node).names
+        names = Apart(
+            trial, versions, lambda version: version, several, module.fresh, lambda node, kind: node
+        ).names
         found = types_of(trial)
-        kinds = [infer.unified(found[name]) if (name := names.get((version.name, version.settled()))) in found else None for version in versions.all]
+        kinds = [
+            (
+                infer.unified(found[name])
+                if (name := names.get((version.name, version.settled()))) in found
+                else None
+            )
+            for version in versions.all
+        ]
         versions = Versions(parameters, statements, module.value)
         kinds = dict(zip(versions.all, kinds, strict=True))
         Apart(statements, versions, kinds.get, several, module.fresh, lambda node, kind: node)
@@ -176,7 +269,11 @@ def typed_apart(module, statements, parameters, types_of):
 
 def thread_text(module, name, parameters, statements):
     """The text of the kernel as one thread runs it, from start to end."""
-    lines = [line for statement in statements for line in ast.unparse(ast.fix_missing_locations(statement)).split("\n")] or ["pass"]
+    lines = [
+        line
+        for statement in statements
+        for line in ast.unparse(ast.fix_missing_locations(statement)).split("\n")
+    ] or ["pass"]
     signature = f"{name}_thread({', '.join([*SPECIAL, *module.arrays, *module.declared, *parameters])})"
     return "\n".join([*head(module, f"{name}, one thread"), *function_text("", signature, lines)[1:]])
 
@@ -185,7 +282,13 @@ def variable_types(module, name, text, kinds):
     names, devices = {}, {device.name for device in module.devices.values() if not device.recursive}
     exec(text, names)
     names.update(infer.stops())
-    names.update({device: infer.only_typed(value.py_func) for device, value in list(names.items()) if device in devices})
+    names.update(
+        {
+            device: infer.only_typed(value.py_func)
+            for device, value in list(names.items())
+            if device in devices
+        }
+    )
     try:
         return infer.variable_types(names[f"{name}_thread"], tuple(kinds))
     except NumbaError as error:
@@ -195,23 +298,64 @@ def variable_types(module, name, text, kinds):
 def fission_text(module, name, parameters, split):
     """The text of a kernel's file: head, regions, a block, the walk over all blocks."""
     shared = [known for known, declared in module.declared.items() if declared.space == "shared"]
-    for needed in ("begin_block", "end_block", "block_index", "dim3", "poisoned", *(["log_epoch"] if module.sited else [])):
+    for needed in (
+        "begin_block",
+        "end_block",
+        "block_index",
+        "dim3",
+        "poisoned",
+        *(["log_epoch"] if module.sited else []),
+    ):
         module.library(needed)
     block = split.function(f"{name}_block", split.lines)
-    lines = head(module, f"{name}, by loop fission: each region is a loop over the threads that stand between two places where threads wait")
-    lines += ["# Variables that live from one region to another: an array over threads for each.", f"OVER_THREADS = {split.spilled!r}", ""]
+    lines = head(
+        module,
+        f"{name}, by loop fission: each region is a loop over the threads that stand between two places where"
+        " threads wait",
+    )
+    lines += [
+        "# Variables that live from one region to another: an array over threads for each.",
+        f"OVER_THREADS = {split.spilled!r}",
+        "",
+    ]
     for text in split.functions:
         lines += ["", "@compiled", *text, ""]
-    given = ["first_position", "end_position", "grid_shape", "block_shape", "most_rounds", "most_turns", "state", "ended", *module.arrays, *module.declared, *(f"{v}_of" for v in split.spilled), *parameters]
-    body = ["gridDim, blockDim = dim3(grid_shape), dim3(block_shape)", "threads = block_shape[0] * block_shape[1] * block_shape[2]",
-            "for position in range(first_position, end_position):", "    begin_block(state, ended, position, most_rounds, most_turns)", "    blockIdx = block_index(position, gridDim)", *(f"    poisoned({name})" for name in shared),
-            f"    {block}", *(["    log_epoch(state)"] if module.sited else []), "    if end_block(state):", "        return"]
-    lines += function_text('@kernel', f"{name}_grid({', '.join(given)})", body)
+    given = [
+        "first_position",
+        "end_position",
+        "grid_shape",
+        "block_shape",
+        "most_rounds",
+        "most_turns",
+        "state",
+        "ended",
+        *module.arrays,
+        *module.declared,
+        *(f"{v}_of" for v in split.spilled),
+        *parameters,
+    ]
+    body = [
+        "gridDim, blockDim = dim3(grid_shape), dim3(block_shape)",
+        "threads = block_shape[0] * block_shape[1] * block_shape[2]",
+        "for position in range(first_position, end_position):",
+        "    begin_block(state, ended, position, most_rounds, most_turns)",
+        "    blockIdx = block_index(position, gridDim)",
+        *(f"    poisoned({name})" for name in shared),
+        f"    {block}",
+        *(["    log_epoch(state)"] if module.sited else []),
+        "    if end_block(state):",
+        "        return",
+    ]
+    lines += function_text("@kernel", f"{name}_grid({', '.join(given)})", body)
     return "\n".join(lines) + "\n"
 
 
 def first_line(error):
     """What a NumbaError says of the kernel, and the line of lowered text that it points at."""
-    lines = [line.strip() for line in str(error).split("\n") if line.strip() and not line.strip().startswith("Failed in nopython mode")]
+    lines = [
+        line.strip()
+        for line in str(error).split("\n")
+        if line.strip() and not line.strip().startswith("Failed in nopython mode")
+    ]
     pointed = re.findall(r"\n\s*(\S[^\n]*)\n\s*\^", str(error))
     return lines[0] + (f", in `{pointed[-1]}`" if pointed else "")

@@ -1,19 +1,63 @@
-"""What the text of a fissioned kernel calls around its regions: barriers, loops that count, and threads that must agree."""
+"""What the text of a fissioned kernel calls around its regions: barriers, loops that count, and threads that
+must agree."""
+
 from llvmlite import ir
 from numba import boolean, int64, uint8
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from sim.native.arrays import GuardedType, number, set_number
-from sim.native.checks import (BARRIERS, BLOCK_START, DIRTY, ENDED, EPOCH, FOREIGN, FOUND, FULL, INTERRUPTED, LOG, OF_BLOCK, OF_LAUNCH, PARTED, POSITION, ROUNDS, SPENT, STARTS, STOPPED, TURNS,
-                               dirty)
+from sim.native.checks import (
+    BARRIERS,
+    BLOCK_START,
+    DIRTY,
+    ENDED,
+    EPOCH,
+    FOREIGN,
+    FOUND,
+    FULL,
+    INTERRUPTED,
+    LOG,
+    OF_BLOCK,
+    OF_LAUNCH,
+    PARTED,
+    POSITION,
+    ROUNDS,
+    SPENT,
+    STARTS,
+    STOPPED,
+    TURNS,
+    dirty,
+)
 from sim.native.internal import LIKE_CODE, always, compiled
 
-OFFERED = {"NOBODY", "GO", "END", "BREAK", "CONTINUE", "agree", "agree_warps", "agree_span", "span", "step_of", "holds", "begin_block", "end_block", "barrier", "is_stopped", "again", "counted", "interrupted",
-           "all_syncthreads_count", "all_syncthreads_and", "all_syncthreads_or"}
+OFFERED = {
+    "NOBODY",
+    "GO",
+    "END",
+    "BREAK",
+    "CONTINUE",
+    "agree",
+    "agree_warps",
+    "agree_span",
+    "span",
+    "step_of",
+    "holds",
+    "begin_block",
+    "end_block",
+    "barrier",
+    "is_stopped",
+    "again",
+    "counted",
+    "interrupted",
+    "all_syncthreads_count",
+    "all_syncthreads_and",
+    "all_syncthreads_or",
+}
 
 MUCH = 1 << 18  # words of a log, after which they are counted
-NOBODY, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13  # what a region says: go on, or leave; `holds` takes 0 and 1
+# what a region says: go on, or leave; `holds` takes 0 and 1
+NOBODY, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13
 
 
 @always
@@ -52,7 +96,8 @@ def part(state):
 
 @always
 def barrier(state):
-    """The block passes a barrier; False if it is not to go on. Threads that have ended while others wait are for another engine to explain."""
+    """The block passes a barrier; False if it is not to go on. Threads that have ended while others wait are
+    for another engine to explain."""
     if number(state, ENDED):
         part(state)
     set_number(state, EPOCH, number(state, EPOCH) + 1)
@@ -65,7 +110,7 @@ def is_stopped(state):
     return number(state, STOPPED) != 0
 
 
-# --- threads that must agree ----------------------------------------------------------------------------------------------------
+# --- threads that must agree --------------------------------------------------------------------------------
 
 
 @always
@@ -108,19 +153,24 @@ def step_of(step):
     return step if step != 0 else 1
 
 
-# --- loops that count -------------------------------------------------------------------------------------------------------------
+# --- loops that count ---------------------------------------------------------------------------------------
 
 
 @intrinsic
 def signalled(typing):
-    """Whether Ctrl-C has been pressed since this was last asked; Python's own handler then does not hear of it."""
+    """Whether Ctrl-C has been pressed since this was last asked; Python's own handler then does not hear of
+    it."""
+
     def code(context, builder, signature, arguments):
         python = context.get_python_api(builder)
         held = python.gil_ensure()
-        ask = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), "PyOS_InterruptOccurred")
+        ask = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.IntType(32), []), "PyOS_InterruptOccurred"
+        )
         answer = builder.icmp_signed("!=", builder.call(ask, []), ir.Constant(ir.IntType(32), 0))
         python.gil_release(held)
         return answer
+
     return boolean(), code
 
 
@@ -158,7 +208,8 @@ def length_of(start, stop, step):
 
 @always
 def may_turn(state, turns):
-    """Whether a `for` loop may go round so many times; not when the block has spent its turns, or is not to go on."""
+    """Whether a `for` loop may go round so many times; not when the block has spent its turns, or is not to
+    go on."""
     before = number(state, TURNS)
     left = before - turns
     set_number(state, TURNS, left)
@@ -186,10 +237,11 @@ def count(state, *arguments):
     def three(state, *arguments):
         start, stop, step = int64(arguments[0]), int64(arguments[1]), int64(arguments[2])
         return range(start, stop if may_turn(state, length_of(start, stop, step)) else start, step)
+
     return [one, two, three][len(arguments) - 1]
 
 
-# --- votes of a block -------------------------------------------------------------------------------------------------------------
+# --- votes of a block ---------------------------------------------------------------------------------------
 
 
 def of_thread(value, thread):
@@ -198,7 +250,11 @@ def of_thread(value, thread):
 
 @overload(of_thread, **LIKE_CODE)
 def one_of(value, thread):
-    return (lambda value, thread: value[thread]) if isinstance(value, GuardedType) else (lambda value, thread: value)
+    return (
+        (lambda value, thread: value[thread])
+        if isinstance(value, GuardedType)
+        else (lambda value, thread: value)
+    )
 
 
 @always

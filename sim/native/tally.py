@@ -1,7 +1,10 @@
-"""Counters of compiled launches: what the lanes of a warp do together, counted from the words that compiled code has written down (sim.native.logged).
+"""Counters of compiled launches: what the lanes of a warp do together, counted from the words that compiled
+code has written down (sim.native.logged).
 
-The rules are those of sim.device.DeviceSpec (requests, sectors, wavefronts), in loops that Numba compiles; a test holds them to it.
+The rules are those of sim.device.DeviceSpec (requests, sectors, wavefronts), in loops that Numba compiles; a
+test holds them to it.
 """
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,9 +34,14 @@ def compiled(function):
 
 @compiled
 def count(words, kinds, homes, spec, together, traffic, global_requests, shared_requests, branches):
-    """Count all epochs of a log. homes: of each array its first byte, the byte behind its last, its simulated address and its space. spec: bytes of a sector and of a bank, banks."""
+    """Count all epochs of a log. homes: of each array its first byte, the byte behind its last, its simulated
+    address and its space. spec: bytes of a sector and of a bank, banks."""
     slots = SLOTS * len(kinds)
-    done, first, owner_of = np.zeros((slots, THREADS), np.int32), np.zeros((slots, THREADS // LANES), np.int64), np.zeros(len(kinds), np.int64)
+    done, first, owner_of = (
+        np.zeros((slots, THREADS), np.int32),
+        np.zeros((slots, THREADS // LANES), np.int64),
+        np.zeros(len(kinds), np.int64),
+    )
     touched, is_touched = np.empty(slots, np.int64), np.zeros(slots, np.bool_)
     lanes = np.empty((1024, LANES), np.int64)
     begin = 0
@@ -98,7 +106,9 @@ def count(words, kinds, homes, spec, together, traffic, global_requests, shared_
                 thread = word & MACHINE
                 continue
             slot = word >> ADDRESS_BITS + 3
-            lanes[first[slot, thread // LANES] + done[slot, thread], thread % LANES] = word & (8 << ADDRESS_BITS) - 1
+            lanes[first[slot, thread // LANES] + done[slot, thread], thread % LANES] = (
+                word & (8 << ADDRESS_BITS) - 1
+            )
             done[slot, thread] += 1
         # 3. what each request comes to
         request = 0
@@ -120,7 +130,9 @@ def count(words, kinds, homes, spec, together, traffic, global_requests, shared_
                 elif space == GLOBAL:
                     sectors(lanes[request], spec[0], global_requests[place])
                 else:
-                    wavefronts(lanes[request], kinds[place] == ATOMIC, spec[1], spec[2], shared_requests[place])
+                    wavefronts(
+                        lanes[request], kinds[place] == ATOMIC, spec[1], spec[2], shared_requests[place]
+                    )
             done[slot] = 0
             is_touched[slot] = False
         begin = end + 1
@@ -142,7 +154,8 @@ def sectors(lanes, sector, counted):
 
 @compiled
 def with_new(values, n, value):
-    """Put `value` behind the first n values unless it is among them; how many there are then. The latest are the likeliest."""
+    """Put `value` behind the first n values unless it is among them; how many there are then. The latest are
+    the likeliest."""
     for i in range(n - 1, -1, -1):
         if values[i] == value:
             return n
@@ -198,38 +211,70 @@ class Home:
 
 
 class Tally:
-    """The counters of one launch. `places`: the Sites of the lowered text, `operations` what threads do together there."""
+    """The counters of one launch. `places`: the Sites of the lowered text, `operations` what threads do
+    together there."""
 
     def __init__(self, launch, module, homes):
         self.launch, self.module, self.homes = launch, module, homes
         n, spec = len(module.sites), launch.spec
-        self.kinds = np.array([KINDS[site.kind] if site.kind != "branch" else BRANCH for site in module.sites], np.int64)
-        self.table = np.array([(home.low, home.high, home.base, home.space) for home in homes], np.int64).reshape(-1, 4)
+        self.kinds = np.array(
+            [KINDS[site.kind] if site.kind != "branch" else BRANCH for site in module.sites], np.int64
+        )
+        self.table = np.array(
+            [(home.low, home.high, home.base, home.space) for home in homes], np.int64
+        ).reshape(-1, 4)
         self.spec = np.array([spec.sector_bytes, spec.bank_bytes, spec.banks], np.int64)
         self.together, self.traffic = np.zeros(n, np.int64), np.zeros((n, len(homes), 8), np.int64)
-        self.of_global, self.of_shared, self.branches = np.zeros((n, 3), np.int64), np.zeros((n, 4), np.int64), np.zeros((n, 2), np.int64)
+        self.of_global, self.of_shared, self.branches = (
+            np.zeros((n, 3), np.int64),
+            np.zeros((n, 4), np.int64),
+            np.zeros((n, 2), np.int64),
+        )
 
     def add(self, words):
-        count(words, self.kinds, self.table, self.spec, self.together, self.traffic, self.of_global, self.of_shared, self.branches)
+        count(
+            words,
+            self.kinds,
+            self.table,
+            self.spec,
+            self.together,
+            self.traffic,
+            self.of_global,
+            self.of_shared,
+            self.branches,
+        )
 
     def counters(self):
         """What the tools that count say of it."""
-        context, numbers = Context([], self.launch.spec, None, self.launch.block, None), [SITES.add(site) for site in self.module.sites]
+        context, numbers = (
+            Context([], self.launch.spec, None, self.launch.block, None),
+            [SITES.add(site) for site in self.module.sites],
+        )
         for tool in self.launch.observers:
             tool = tool() if isinstance(tool, type) else tool
             if type(tool) in COUNTERS:
                 self.fill(tool, numbers)
                 tool.launch_finished(context)
-        return {name: value for name, value in context.counters.items() if name not in ("threads", "blocks", "barriers")}
+        return {
+            name: value
+            for name, value in context.counters.items()
+            if name not in ("threads", "blocks", "barriers")
+        }
 
     def fill(self, tool, numbers):
         rows = {Coalescing: self.of_global, Banks: self.of_shared, Branches: self.branches}.get(type(tool))
         if type(tool) is Traffic:
             for place, owner, size in np.argwhere(self.traffic).tolist():
                 home = self.homes[owner]
-                tool.accessed[numbers[place], SPACES[home.space], home.name, 1 << size] += int(self.traffic[place, owner, size])
+                tool.accessed[numbers[place], SPACES[home.space], home.name, 1 << size] += int(
+                    self.traffic[place, owner, size]
+                )
             for place in np.flatnonzero(self.together).tolist():
                 name = self.module.operations[place]
-                tool.together["syncthreads" if name.startswith("syncthreads") else name, numbers[place]] += int(self.together[place])
+                tool.together["syncthreads" if name.startswith("syncthreads") else name, numbers[place]] += (
+                    int(self.together[place])
+                )
         else:
-            tool.sites = {numbers[place]: rows[place].tolist() for place in np.flatnonzero(rows[:, 0]).tolist()}
+            tool.sites = {
+                numbers[place]: rows[place].tolist() for place in np.flatnonzero(rows[:, 0]).tolist()
+            }

@@ -1,4 +1,5 @@
 """What lowered text calls to know which thread it is, and for its local arrays."""
+
 from collections import namedtuple
 
 from numba import int32, int64, uint8, uint32
@@ -6,12 +7,40 @@ from numba.extending import overload
 
 from sim.memory.spaces import poison
 from sim.native.arrays import number, poke, put, set_number
-from sim.native.checks import EPOCH, EPOCH_SHIFT, INDICES, ME, SEGMENT_SHIFT, SEGMENTS, THREAD, UNSET, WARP_SHIFT, from_end  # noqa: F401
+from sim.native.checks import (
+    EPOCH,
+    EPOCH_SHIFT,
+    INDICES,
+    ME,
+    SEGMENT_SHIFT,
+    SEGMENTS,
+    THREAD,
+    UNSET,
+    WARP_SHIFT,
+    from_end,
+)
 from sim.native.internal import LIKE_CODE, always, compiled
 from sim.native.kinds import dtype_of, plain
 
-OFFERED = {"dim3", "block_index", "enter", "lanes_of", "lane_of", "lanemask_lt", "grid_1", "grid_2", "grid_3", "gridsize_1", "gridsize_2", "gridsize_3", "fresh", "row_of",
-           "poisoned", "from_end", "assured"}
+OFFERED = {
+    "dim3",
+    "block_index",
+    "enter",
+    "lanes_of",
+    "lane_of",
+    "lanemask_lt",
+    "grid_1",
+    "grid_2",
+    "grid_3",
+    "gridsize_1",
+    "gridsize_2",
+    "gridsize_3",
+    "fresh",
+    "row_of",
+    "poisoned",
+    "from_end",
+    "assured",
+}
 
 Dim3 = namedtuple("Dim3", "x y z")
 
@@ -25,13 +54,21 @@ def dim3(sizes):
 def block_index(position, gridDim):
     """The block at `position` in a walk over the grid, x fastest."""
     plane = int64(gridDim.x) * gridDim.y
-    return Dim3(int32(position % gridDim.x), int32(position // gridDim.x % gridDim.y), int32(position // plane))
+    return Dim3(
+        int32(position % gridDim.x), int32(position // gridDim.x % gridDim.y), int32(position // plane)
+    )
 
 
 @always
 def enter(state, thread):
     """`thread` is the one that runs from here on; returns its index."""
-    set_number(state, ME, number(state, EPOCH) << EPOCH_SHIFT | number(state, SEGMENTS + (thread >> WARP_SHIFT)) << SEGMENT_SHIFT | thread)
+    set_number(
+        state,
+        ME,
+        number(state, EPOCH) << EPOCH_SHIFT
+        | number(state, SEGMENTS + (thread >> WARP_SHIFT)) << SEGMENT_SHIFT
+        | thread,
+    )
     index = number(state, INDICES + thread)
     return Dim3(int32(index & 0xFFFF), int32(index >> 16 & 0xFFFF), int32(index >> 32))
 
@@ -64,7 +101,11 @@ def grid_2(threadIdx, blockIdx, blockDim):
 
 @always
 def grid_3(threadIdx, blockIdx, blockDim):
-    return int64(blockIdx.x) * blockDim.x + threadIdx.x, int64(blockIdx.y) * blockDim.y + threadIdx.y, int64(blockIdx.z) * blockDim.z + threadIdx.z
+    return (
+        int64(blockIdx.x) * blockDim.x + threadIdx.x,
+        int64(blockIdx.y) * blockDim.y + threadIdx.y,
+        int64(blockIdx.z) * blockDim.z + threadIdx.z,
+    )
 
 
 @always
@@ -86,13 +127,16 @@ def gridsize_3(blockDim, gridDim):
 def assured(state, value, is_set, slot, blockIdx, gridDim):
     """`value`, of a variable to which a thread may have assigned nothing: then that is noted."""
     if not is_set:
-        me = 1 + (((int64(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) << 10 | number(state, ME) & THREAD)
+        me = 1 + (
+            ((int64(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) << 10
+            | number(state, ME) & THREAD
+        )
         before = number(state, UNSET + slot)
         set_number(state, UNSET + slot, me if before == 0 else min(before, me))
     return value
 
 
-# --- memory that nobody has written -----------------------------------------------------------------------------------------------
+# --- memory that nobody has written -------------------------------------------------------------------------
 
 
 def poisoned(x):
@@ -108,6 +152,7 @@ def fill(x):
             poke(x, flat, kind(value))
             if is_local:
                 put(x.shadow, flat, uint8(0))
+
     return of
 
 

@@ -1,4 +1,6 @@
-"""Variables that not every path assigns: a flag beside each says whether this thread has, and the reads in question ask it."""
+"""Variables that not every path assigns: a flag beside each says whether this thread has, and the reads in
+question ask it."""
+
 import ast
 
 from sim.frontend.ssa import Versions
@@ -8,11 +10,21 @@ from sim.native.checks import MOST_UNSET, UNSET
 def watch(lowering, tree):
     """Rewrite a function's tree, not lowered yet: its flags are set and asked."""
     parameters = [argument.arg for argument in ast.walk(tree.args) if isinstance(argument, ast.arg)]
-    found = [node for node in Versions(parameters, tree.body).unassigned(tree.body) if len(lowering.module.unset) < MOST_UNSET]
+    found = [
+        node
+        for node in Versions(parameters, tree.body).unassigned(tree.body)
+        if len(lowering.module.unset) < MOST_UNSET
+    ]
     walrus = {part.target.id for part in ast.walk(tree) if isinstance(part, ast.NamedExpr)}
-    flags = {name: lowering.module.fresh(f"{name}_is_set") for name in sorted({node.id for node in found} - walrus)}
+    flags = {
+        name: lowering.module.fresh(f"{name}_is_set") for name in sorted({node.id for node in found} - walrus)
+    }
     if flags:
-        tree.body = [statement for part in tree.body for statement in Flags(lowering, {id(node) for node in found}, flags).statement(part)]
+        tree.body = [
+            statement
+            for part in tree.body
+            for statement in Flags(lowering, {id(node) for node in found}, flags).statement(part)
+        ]
         tree.body[:0] = [flag(name, False, tree) for name in flags.values()]
 
 
@@ -42,8 +54,18 @@ class Flags(ast.NodeTransformer):
             return node
         module = self.lowering.module
         module.unset.append((module.site(self.lowering.site("load", node)), node.id))
-        made = ast.Call(own_name(module.library("assured"), ast.Load()), [self.special("state"), ast.Name(node.id, ast.Load()), own_name(self.flags[node.id], ast.Load()),
-                        ast.Constant(len(module.unset) - 1), self.special("blockIdx"), self.special("gridDim")], [])
+        made = ast.Call(
+            own_name(module.library("assured"), ast.Load()),
+            [
+                self.special("state"),
+                ast.Name(node.id, ast.Load()),
+                own_name(self.flags[node.id], ast.Load()),
+                ast.Constant(len(module.unset) - 1),
+                self.special("blockIdx"),
+                self.special("gridDim"),
+            ],
+            [],
+        )
         return ast.fix_missing_locations(ast.copy_location(made, node))
 
     def special(self, name):
@@ -52,7 +74,12 @@ class Flags(ast.NodeTransformer):
 
     def visit_Assign(self, node):
         targets = [node.target] if isinstance(node, ast.For) else node.targets
-        names = [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store) and part.id in self.flags]
+        names = [
+            part.id
+            for target in targets
+            for part in ast.walk(target)
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store) and part.id in self.flags
+        ]
         set_now = [flag(self.flags[name], True, node) for name in names]
         node = self.generic_visit(node)
         if isinstance(node, ast.For):
@@ -64,9 +91,15 @@ class Flags(ast.NodeTransformer):
 
 
 def told(numbers, module, grid):
-    """(site, variable, block, thread) of each read before any assignment that a launch has met; `numbers` are its own."""
+    """(site, variable, block, thread) of each read before any assignment that a launch has met; `numbers` are
+    its own."""
     for slot, (place, name) in enumerate(module.unset):
         if numbers[UNSET + slot]:
             position, thread = divmod(int(numbers[UNSET + slot]) - 1, 1024)
             numbers[UNSET + slot] = 0
-            yield module.sites[place], name, (position % grid[0], position // grid[0] % grid[1], position // (grid[0] * grid[1])), thread
+            yield (
+                module.sites[place],
+                name,
+                (position % grid[0], position // grid[0] % grid[1], position // (grid[0] * grid[1])),
+                thread,
+            )

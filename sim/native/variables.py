@@ -1,4 +1,5 @@
 """Which variables a run of statements reads before it has surely assigned them, and which it assigns."""
+
 import ast
 
 EVERYTHING = None  # what is assigned behind a statement that never goes on
@@ -6,12 +7,21 @@ EVERYTHING = None  # what is assigned behind a statement that never goes on
 
 def reads(node):
     """The names that an expression, or whatever is not a statement with a body, reads."""
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)} if node is not None else set()
+    return (
+        {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
+        if node is not None
+        else set()
+    )
 
 
 def assigned(statements):
     """Every variable that the statements may assign."""
-    return {part.id for statement in statements for part in ast.walk(statement) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    return {
+        part.id
+        for statement in statements
+        for part in ast.walk(statement)
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+    }
 
 
 def exposed(statements):
@@ -25,7 +35,8 @@ def surely_assigned(statements):
 
 
 def walk(statements, before):
-    """(names read before assigned, names surely assigned at the end or EVERYTHING) of statements that run when `before` is assigned."""
+    """(names read before assigned, names surely assigned at the end or EVERYTHING) of statements that run
+    when `before` is assigned."""
     seen, sure = set(), set(before)
     for statement in statements:
         more, sure = of_statement(statement, sure)

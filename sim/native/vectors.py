@@ -1,4 +1,6 @@
-"""CUDA's vector types in compiled code: float4 and its like as named tuples, made of numbers and shorter vectors as sim.isa.vectors makes them."""
+"""CUDA's vector types in compiled code: float4 and its like as named tuples, made of numbers and shorter
+vectors as sim.isa.vectors makes them."""
+
 from collections import namedtuple
 
 from numba import types
@@ -23,8 +25,12 @@ def constructor(vector):
         numbers = [f"parts[{i}]{member}" for i, part in enumerate(parts) for member in members(part)]
         if len(numbers) != len(vector.names):
             return None
-        exec(f"def made(*parts):\n    return kind({', '.join(f'number({text})' for text in numbers)})", names := {"kind": kind, "number": number})
+        exec(
+            f"def made(*parts):\n    return kind({', '.join(f'number({text})' for text in numbers)})",
+            names := {"kind": kind, "number": number},
+        )
         return names["made"]
+
     return construct
 
 

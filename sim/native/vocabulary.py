@@ -1,18 +1,46 @@
 """The names that lowered text may use, and the module that has each."""
+
 import functools
 import importlib
 
 from sim.frontend.rebind import YIELDING
 from sim.isa.table import WARP_WIDE
 
-HOMES = ("sim.native.threads", "sim.native.regions", "sim.native.lanes", "sim.native.logged", "sim.native.kinds", "sim.native.numbers", "sim.native.halves", "sim.native.vectors")
+HOMES = (
+    "sim.native.threads",
+    "sim.native.regions",
+    "sim.native.lanes",
+    "sim.native.logged",
+    "sim.native.kinds",
+    "sim.native.numbers",
+    "sim.native.halves",
+    "sim.native.vectors",
+)
 GEOMETRY = ("threadIdx", "blockIdx", "blockDim", "gridDim")
 SPECIAL = ("state", "thread", *GEOMETRY)  # what a function may need besides its parameters
 BLOCK_WIDE = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or"}
 TURNING = YIELDING  # and where it may let others go first
 MODULES = {"math": "math", "cmath": "cmath", "numpy": "np", "operator": "operator", "_operator": "operator"}
-RESERVED = {*SPECIAL, *MODULES.values(), "numba", "compiled", "generator", "kernel", "warp", "threads", "ended", "answer", "bounds", "position", "first_position", "end_position", "grid_shape", "block_shape",
-            "most_rounds", "most_turns"}  # names that lowered text has of itself
+RESERVED = {
+    *SPECIAL,
+    *MODULES.values(),
+    "numba",
+    "compiled",
+    "generator",
+    "kernel",
+    "warp",
+    "threads",
+    "ended",
+    "answer",
+    "bounds",
+    "position",
+    "first_position",
+    "end_position",
+    "grid_shape",
+    "block_shape",
+    "most_rounds",
+    "most_turns",
+}  # names that lowered text has of itself
 
 
 @functools.cache
@@ -22,7 +50,11 @@ def homes():
 
 
 def home_of(name):
-    return homes().get(name) or ("sim.native.lanes" if name.startswith(("warp_", "unused_")) and name.partition("_")[2] in WARP_WIDE else None)
+    return homes().get(name) or (
+        "sim.native.lanes"
+        if name.startswith(("warp_", "unused_")) and name.partition("_")[2] in WARP_WIDE
+        else None
+    )
 
 
 def waiting():

@@ -1,4 +1,5 @@
 """Which arrays a lowered kernel may write: the others need no watching, and no copy to go back to."""
+
 import ast
 
 from sim.native.variables import assigned
@@ -18,7 +19,12 @@ class Writes:
         self.variables |= assigned(statements)
         for node in [part for statement in statements for part in ast.walk(statement)]:
             if isinstance(node, ast.Assign):
-                for name in (part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)):
+                for name in (
+                    part.id
+                    for target in node.targets
+                    for part in ast.walk(target)
+                    if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+                ):
                     aliases.setdefault(name, set()).update(names_in(node.value))
             elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
                 written |= names_in(node.value)
@@ -35,7 +41,14 @@ class Writes:
 
     def of_call(self, node):
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name.startswith("atomic_") or name in ("store", "store_field", "cuda_stcg", "cuda_stcs", "cuda_stwb", "cuda_stwt"):
+        if name.startswith("atomic_") or name in (
+            "store",
+            "store_field",
+            "cuda_stcg",
+            "cuda_stcs",
+            "cuda_stwb",
+            "cuda_stwt",
+        ):
             return names_in(node.args[0])
         if name in self.variables:  # a function that came as an argument
             return {root for argument in node.args for root in names_in(argument)}
@@ -48,7 +61,9 @@ class Writes:
             tree = self.devices[name].tree
             self.found[name] = range(len(tree.args.args))  # for a function that calls itself: all
             written = self.of(tree.body)
-            self.found[name] = [position for position, argument in enumerate(tree.args.args) if argument.arg in written]
+            self.found[name] = [
+                position for position, argument in enumerate(tree.args.args) if argument.arg in written
+            ]
         return self.found[name]
 
 

@@ -1,4 +1,5 @@
 """The tools, by name. `COUNTERS` count what a launch did; they are not among those that watch by default."""
+
 from sim.observers.banks import Banks
 from sim.observers.bounds import Bounds
 from sim.observers.branches import Branches
@@ -12,4 +13,16 @@ from sim.observers.uninitialized import Uninitialized
 DEFAULT = (Bounds, Races, Uninitialized, Misuse)
 COUNTERS = (Banks, Branches, Coalescing, Traffic)
 
-__all__ = ["COUNTERS", "DEFAULT", "Banks", "Bounds", "Branches", "Coalescing", "Misuse", "Races", "Trace", "Traffic", "Uninitialized"]
+__all__ = [
+    "COUNTERS",
+    "DEFAULT",
+    "Banks",
+    "Bounds",
+    "Branches",
+    "Coalescing",
+    "Misuse",
+    "Races",
+    "Trace",
+    "Traffic",
+    "Uninitialized",
+]

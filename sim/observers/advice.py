@@ -1,4 +1,5 @@
 """What a finding about a race says of its reason and of its likely remedy."""
+
 from sim.events import ATOMIC, SITES
 
 
@@ -7,46 +8,70 @@ def reason(a, b, equal, replaced):
     if equal:
         return "Both write the same value, so the result is the same whichever comes last."
     if a.site & 3 == b.site & 3 == ATOMIC:
-        return "Each is atomic, but their elements overlap without being the same, and such atomics are not atomic towards each other."
+        return (
+            "Each is atomic, but their elements overlap without being the same, and such atomics are not"
+            " atomic towards each other."
+        )
     if a.block != b.block:
         return "Blocks run in any order and at the same time, so either may come first."
     return "Either may come first." if replaced else "Either may come first, and the result depends on which."
 
 
 def fix(a, b, equal, colliding, lacks_fence, synchronizes, barriers):
-    """The likely remedy. `colliding`: several threads write this element; `lacks_fence`: fences would do; `synchronizes`: threads act on what atomics tell them;
+    """The likely remedy. `colliding`: several threads write this element; `lacks_fence`: fences would do;
+    `synchronizes`: threads act on what atomics tell them;
     `barriers`: function -> lines on which barriers have opened."""
     one, other = SITES[a.site], SITES[b.site]
     same_line = (one.function, one.line) == (other.function, other.line)
     if equal:
-        return "let one thread write it; or, if it is meant, simulate with observers that include Races(allow_equal_writes=True)"
+        return (
+            "let one thread write it; or, if it is meant, simulate with observers that include"
+            " Races(allow_equal_writes=True)"
+        )
     if a.site & 3 == b.site & 3 == ATOMIC:
         return "let both work on one array of one dtype, or on bytes of their own"
     if lacks_fence and colliding:
-        return "cuda.threadfence() after the atomic that takes the lock, and again before the atomic that gives it back"
+        return (
+            "cuda.threadfence() after the atomic that takes the lock, and again before the atomic that gives"
+            " it back"
+        )
     if lacks_fence:
         reach = "" if a.block == b.block else "; cuda.threadfence_block() is for threads of one block only"
         return f"cuda.threadfence() between this write and the atomic that tells of it{reach}"
     if colliding and same_line and not synchronizes:
-        return "cuda.atomic (cuda.atomic.add for +=), or let each thread write an element of its own, or let one thread do it for all"
+        return (
+            "cuda.atomic (cuda.atomic.add for +=), or let each thread write an element of its own, or let one"
+            " thread do it for all"
+        )
     if synchronizes and not barriers.get(one.function):
         return waiting(a.block != b.block)
     if a.block != b.block:
-        return "let each block write elements of its own, combine them with cuda.atomic, or end the kernel and launch a second one for what comes after"
+        return (
+            "let each block write elements of its own, combine them with cuda.atomic, or end the kernel and"
+            " launch a second one for what comes after"
+        )
     return barrier(one, other, same_line, barriers)
 
 
 def waiting(between_blocks):
     """The remedy where threads wait for what others tell them by atomics."""
     last = "; or end the kernel and launch a second one for what comes after" if between_blocks else ""
-    return f"let one of them wait for an atomic that the other does behind it, after cuda.threadfence(), or let both hold one lock of atomics{last}"
+    return (
+        "let one of them wait for an atomic that the other does behind it, after cuda.threadfence(), or let"
+        f" both hold one lock of atomics{last}"
+    )
 
 
 def barrier(one, other, same_line, barriers):
     """The remedy between threads of one block."""
     low, high = sorted((one.line, other.line))
     if same_line:
-        return "cuda.syncthreads() between the passes over this line, where every thread of the block reaches it"
+        return (
+            "cuda.syncthreads() between the passes over this line, where every thread of the block reaches it"
+        )
     if one.function == other.function and any(low < line < high for line in barriers.get(one.function, ())):
-        return f"one more cuda.syncthreads(), behind line {high} and before the loop comes back to line {low}, where every thread of the block reaches it"
+        return (
+            f"one more cuda.syncthreads(), behind line {high} and before the loop comes back to line {low},"
+            " where every thread of the block reaches it"
+        )
     return "cuda.syncthreads() between the two lines, where every thread of the block reaches it"

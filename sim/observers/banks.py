@@ -1,12 +1,14 @@
 """banks: how many turns shared memory takes to serve the lanes of a warp that access it together."""
+
 import numpy as np
 
 from sim.events import ATOMIC, SHARED, EpochObserver
 
 
 class Banks(EpochObserver):
-    """Counts, for the launch (`counters["banks"]`) and for each source line: `shared_requests`, the `turns` they took, the `fewest_turns` possible,
-    and the worst `ways` of conflict (1: none; 32: all lanes one after another).
+    """Counts, for the launch (`counters["banks"]`) and for each source line: `shared_requests`, the `turns`
+    they took, the `fewest_turns` possible, and the worst `ways` of conflict (1: none; 32: all lanes one after
+    another).
 
     Lanes that add atomically to one word are counted one turn each; a GPU may combine some of them.
     """
@@ -20,14 +22,18 @@ class Banks(EpochObserver):
     def epochs(self, lane, site, address, size):
         order, request = self.spec.requests(lane, site)
         site = site[order]
-        turns, fewest, ways = self.spec.wavefronts(request, lane[order], address[order], size[order], site & 3 == ATOMIC)
+        turns, fewest, ways = self.spec.wavefronts(
+            request, lane[order], address[order], size[order], site & 3 == ATOMIC
+        )
         of = np.empty(len(turns), np.int64)
         of[request] = site
         for number in np.unique(of).tolist():
             mine = of == number
             before = self.sites.get(number, (0, 0, 0, 0))
             summed = [int(mine.sum()), int(turns[mine].sum()), int(fewest[mine].sum())]
-            self.sites[number] = [a + b for a, b in zip(before, summed)] + [max(before[3], int(ways[mine].max()))]
+            self.sites[number] = [a + b for a, b in zip(before, summed)] + [
+                max(before[3], int(ways[mine].max()))
+            ]
 
     def launch_finished(self, context):
         super().launch_finished(context)

@@ -1,4 +1,5 @@
 """bounds: accesses outside their array, and negative indices, which Numba wraps and CUDA C would not."""
+
 from sim.events import Finding, Observer, alias
 
 
@@ -6,19 +7,48 @@ class Bounds(Observer):
     """Findings `out-of-bounds` (an error) and `negative-index` (a warning)."""
 
     def access_refused(self, access, array, index, shape):
-        place, size = f"{array.name}[{', '.join(map(str, index))}]", " x ".join(map(str, shape)) or "a scalar's"
+        place, size = (
+            f"{array.name}[{', '.join(map(str, index))}]",
+            " x ".join(map(str, shape)) or "a scalar's",
+        )
         outside = [axis for axis, (i, n) in enumerate(zip(index, shape)) if not -n <= i < n]
         if outside:
             axis = outside[0]
             along = f" along axis {axis}" if len(shape) > 1 else ""
             negative, called = index[axis] < 0, f"{array.name}{alias(access, array.name)}"
             limit = "not be negative" if negative else f"be below {array.name}.shape[{axis}]"
-            guard = ("if i >= 0" if negative else f"if i < {array.name}.shape[0]") if len(shape) == 1 else f"the index along axis {axis} must {limit}"
-            yield Finding("out-of-bounds", "error", f"{place} is outside {called}, whose shape is {size}", (access,), array.name, index,
-                          reason=f"Index {index[axis]}{along} is negative, and even counted from the end it lies in front of the first of {shape[axis]}." if negative else
-                          f"Index {index[axis]}{along} must be below {shape[axis]}.",
-                          fix=f"guard the access: {guard}")
+            guard = (
+                ("if i >= 0" if negative else f"if i < {array.name}.shape[0]")
+                if len(shape) == 1
+                else f"the index along axis {axis} must {limit}"
+            )
+            yield Finding(
+                "out-of-bounds",
+                "error",
+                f"{place} is outside {called}, whose shape is {size}",
+                (access,),
+                array.name,
+                index,
+                reason=(
+                    f"Index {index[axis]}{along} is negative, and even counted from the end it lies in front"
+                    f" of the first of {shape[axis]}."
+                    if negative
+                    else f"Index {index[axis]}{along} must be below {shape[axis]}."
+                ),
+                fix=f"guard the access: {guard}",
+            )
         else:
-            yield Finding("negative-index", "warning", f"{place} counts from the end of {array.name}{alias(access, array.name)}, whose shape is {size}", (access,), array.name, index,
-                          reason="Numba wraps negative indices as Python does; CUDA C would read or write in front of the array.",
-                          fix="if the wrap is not meant, guard the access: if i >= 0")
+            yield Finding(
+                "negative-index",
+                "warning",
+                f"{place} counts from the end of {array.name}{alias(access, array.name)}, whose shape is"
+                f" {size}",
+                (access,),
+                array.name,
+                index,
+                reason=(
+                    "Numba wraps negative indices as Python does; CUDA C would read or write in front of the"
+                    " array."
+                ),
+                fix="if the wrap is not meant, guard the access: if i >= 0",
+            )

@@ -1,13 +1,17 @@
-"""coalescing: into how many sectors of 32 bytes the lanes of a warp reach when they access global memory together."""
+"""coalescing: into how many sectors of 32 bytes the lanes of a warp reach when they access global memory
+together."""
+
 import numpy as np
 
 from sim.events import GLOBAL, EpochObserver
 
 
 class Coalescing(EpochObserver):
-    """Counts, for the launch (`counters["coalescing"]`) and for each source line: `requests`, `sectors` touched, and the `fewest_sectors` possible.
+    """Counts, for the launch (`counters["coalescing"]`) and for each source line: `requests`, `sectors`
+    touched, and the `fewest_sectors` possible.
 
-    A request is the k-th execution, since the last barrier, of one place in the source by each lane of a warp: what the lanes would do in lockstep.
+    A request is the k-th execution, since the last barrier, of one place in the source by each lane of a
+    warp: what the lanes would do in lockstep.
     """
 
     space = GLOBAL

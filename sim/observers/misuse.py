@@ -1,16 +1,23 @@
-"""misuse: what ran without an error and still cannot have been meant: a launch that wrote nothing, a floating-point value for an integer's atomic."""
+"""misuse: what ran without an error and still cannot have been meant: a launch that wrote nothing, a
+floating-point value for an integer's atomic."""
+
 from sim.events import GLOBAL, LOAD, Finding, Observer
 
 
 def unassigned_variable(access, name):
-    return Finding("unassigned-variable", "warning", f"the variable {name} is read, and on the way here nothing was assigned to it", (access,),
-                   reason="Numba gives such a variable the value 0 where Python would raise an error.",
-                   fix=f"assign {name} = 0 before the branches, or what it should be")
+    return Finding(
+        "unassigned-variable",
+        "warning",
+        f"the variable {name} is read, and on the way here nothing was assigned to it",
+        (access,),
+        reason="Numba gives such a variable the value 0 where Python would raise an error.",
+        fix=f"assign {name} = 0 before the branches, or what it should be",
+    )
 
 
 class Misuse(Observer):
-    """Finding `misuse`, a warning: an atomic that mixes dtypes; or no thread wrote to any of the launch's arrays,
-    no other tool has found a reason, and either none read any of them or the kernel has no store."""
+    """Finding `misuse`, a warning: an atomic that mixes dtypes; or no thread wrote to any of the launch's
+    arrays, no other tool has found a reason, and either none read any of them or the kernel has no store."""
 
     def launch_started(self, context):
         self.context, self.wrote, self.read, self.unset = context, False, False, {}
@@ -21,20 +28,39 @@ class Misuse(Observer):
 
     def atomic_narrowed(self, access, array, index):
         place = f"{array.name}[{', '.join(map(str, index))}]"
-        yield Finding("misuse", "warning", f"an atomic on {place} is given a {type(access.value).__name__}, and {array.name} is an array of {array.dtype}",
-                      (access,), array.name, index, reason="The value is converted to the array's type first, so its fraction is lost.",
-                      fix="make the array floating-point, or convert the value on purpose: numba.int32(value)")
+        yield Finding(
+            "misuse",
+            "warning",
+            f"an atomic on {place} is given a {type(access.value).__name__}, and {array.name} is an array of"
+            f" {array.dtype}",
+            (access,),
+            array.name,
+            index,
+            reason="The value is converted to the array's type first, so its fraction is lost.",
+            fix="make the array floating-point, or convert the value on purpose: numba.int32(value)",
+        )
 
     def unassigned(self, access, name):
         first = self.unset.get(access.site)
-        if first is None or (access.block[::-1], access.thread[::-1]) < (first.accesses[0].block[::-1], first.accesses[0].thread[::-1]):
+        if first is None or (access.block[::-1], access.thread[::-1]) < (
+            first.accesses[0].block[::-1],
+            first.accesses[0].thread[::-1],
+        ):
             self.unset[access.site] = unassigned_variable(access, name)
 
     def launch_finished(self, context):
         yield from self.unset.values()
         arrays = [allocation.name for allocation in context.space.allocations if allocation.space == "global"]
-        chose = self.read and context.stores  # threads have looked at the data, and may have found nothing to write
+        # threads have looked at the data, and may have found nothing to write
+        chose = self.read and context.stores
         if arrays and not (self.wrote or context.wrote or chose or context.findings):
-            yield Finding("misuse", "warning", f"the launch wrote to none of its arrays ({', '.join(arrays)})",
-                          reason="Every thread ended, and nothing that the host can see has changed.",
-                          fix="look at the guards (do they let any thread through?) and at the grid (is it as large as the data?)")
+            yield Finding(
+                "misuse",
+                "warning",
+                f"the launch wrote to none of its arrays ({', '.join(arrays)})",
+                reason="Every thread ended, and nothing that the host can see has changed.",
+                fix=(
+                    "look at the guards (do they let any thread through?) and at the grid (is it as large as"
+                    " the data?)"
+                ),
+            )

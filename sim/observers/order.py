@@ -1,10 +1,14 @@
-"""The memory model: which accesses of different threads the program puts in order, other than by barriers of their block.
+"""The memory model: which accesses of different threads the program puts in order, other than by barriers of
+their block.
 
-A release is a fence and then an atomic that writes; an acquire is an atomic on the same element that sees what the release left there, itself or through the
-atomics in between (PTX ISA, Memory Consistency Model). What a thread released is all that it knew and did up to its fence: for its block after `threadfence_block`, for
-all after `threadfence`. An atomic that writes nothing (a compare-and-swap that fails) releases nothing, and shared memory is each block's own. On the acquiring side no fence
-is asked for, as in the "last block" example of the CUDA C++ Programming Guide (Memory Fence Functions).
+A release is a fence and then an atomic that writes; an acquire is an atomic on the same element that sees
+what the release left there, itself or through the atomics in between (PTX ISA, Memory Consistency Model).
+What a thread released is all that it knew and did up to its fence: for its block after `threadfence_block`,
+for all after `threadfence`. An atomic that writes nothing (a compare-and-swap that fails) releases nothing,
+and shared memory is each block's own. On the acquiring side no fence is asked for, as in the "last block"
+example of the CUDA C++ Programming Guide (Memory Fence Functions).
 """
+
 from bisect import bisect_left
 
 from sim.events import SHARED, SPACE_SHIFT
@@ -13,17 +17,22 @@ GRID, BLOCK = "grid", "block"  # how far a fence reaches
 
 
 class Order:
-    """Who knows of whose accesses. Knowledge is a dict: block -> all its accesses in epochs before that one; (block, thread) -> its accesses up to that segment.
+    """Who knows of whose accesses. Knowledge is a dict: block -> all its accesses in epochs before that one;
+    (block, thread) -> its accesses up to that segment.
 
-    `generous`: as if a fence that reaches the whole grid stood before every atomic. What is in order only then lacks a fence.
+    `generous`: as if a fence that reaches the whole grid stood before every atomic. What is in order only
+        then lacks a fence.
     """
 
     def __init__(self, generous=False):
         self.generous = generous
         self.active = False  # whether anything has happened that could order accesses
         self.known = {}  # (block, thread) -> knowledge
-        self.released = {}  # block -> {thread: {reach: knowledge at its last fence}; None: what all threads had released before the last barrier}
-        self.handed = {}  # element -> {GRID, or a block: what atomics have left there for all, or for that block}
+        # block -> {thread: {reach: knowledge at its last fence}; None: what all threads had released before
+        # the last barrier}
+        self.released = {}
+        # element -> {GRID, or a block: what atomics have left there for all, or for that block}
+        self.handed = {}
         self.seen = {}  # (block, thread, address, reach) -> what its thread has learned there last
         self.history = {}  # (block, thread) -> (segments after which it held, knowledge)
         self.of_block = {}  # block -> (epochs after which all its threads knew, knowledge)
@@ -31,9 +40,13 @@ class Order:
     def fenced(self, block, epoch, thread, segment, reach):
         self.active = True
         of_block = self.of_block.get(block, ((), ({},)))[1][-1]
-        known = merged([of_block, self.known.get((block, thread), {}), {block: epoch, (block, thread): segment}])
+        known = merged(
+            [of_block, self.known.get((block, thread), {}), {block: epoch, (block, thread): segment}]
+        )
         released = self.released.setdefault(block, {})
-        released[thread] = {**released.get(thread, {}), BLOCK: known} if reach == BLOCK else {GRID: known, BLOCK: known}
+        released[thread] = (
+            {**released.get(thread, {}), BLOCK: known} if reach == BLOCK else {GRID: known, BLOCK: known}
+        )
 
     def atomic(self, block, epoch, thread, segment, address, wrote):
         if self.generous:
@@ -42,7 +55,11 @@ class Order:
             return
         element = (block, address) if address >> SPACE_SHIFT == SHARED else address
         handed, released = self.handed.get(element, {}), self.released.get(block, {})
-        seen = [handed[reach] for reach in (GRID, block) if reach in handed and self.seen.get((block, thread, address, reach)) is not handed[reach]]
+        seen = [
+            handed[reach]
+            for reach in (GRID, block)
+            if reach in handed and self.seen.get((block, thread, address, reach)) is not handed[reach]
+        ]
         for reach in handed.keys() & {GRID, block}:
             self.seen[block, thread, address, reach] = handed[reach]
         if wrote and (own := [released[who] for who in (thread, None) if who in released]):
@@ -56,12 +73,18 @@ class Order:
 
     def warp(self, block, threads, segment):
         self.active = True
-        together = merged([{(block, thread): segment for thread in threads}, *(self.known.get((block, thread), {}) for thread in threads)])
+        together = merged(
+            [
+                {(block, thread): segment for thread in threads},
+                *(self.known.get((block, thread), {}) for thread in threads),
+            ]
+        )
         for thread in threads:
             self.learn(block, thread, segment, together)
 
     def barrier(self, block, epoch):
-        """What any thread of the block knew, all know in the next epoch; what any thread has released by a fence, every thread's atomics hand on."""
+        """What any thread of the block knew, all know in the next epoch; what any thread has released by a
+        fence, every thread's atomics hand on."""
         if block in self.released:
             parts = [part[GRID] for part in self.released[block].values() if GRID in part]
             self.released[block] = {None: {GRID: merged(parts)}} if parts else {}
@@ -81,12 +104,19 @@ class Order:
         held.append(known)
 
     def before(self, a, b):
-        """Whether the thread of access b knew, when it did that, of access a. Both have a block, epoch, thread and segment."""
-        return any(a.epoch < known.get(a.block, -1) or a.segment <= known.get((a.block, a.thread), -1) for known in self.knowledge(b))
+        """Whether the thread of access b knew, when it did that, of access a. Both have a block, epoch,
+        thread and segment."""
+        return any(
+            a.epoch < known.get(a.block, -1) or a.segment <= known.get((a.block, a.thread), -1)
+            for known in self.knowledge(b)
+        )
 
     def knowledge(self, row):
         """What the thread of an access knew then: of its own, and of its block's."""
-        for (moments, held), now in ((self.history.get((row.block, row.thread), NOTHING), row.segment), (self.of_block.get(row.block, NOTHING), row.epoch)):
+        for (moments, held), now in (
+            (self.history.get((row.block, row.thread), NOTHING), row.segment),
+            (self.of_block.get(row.block, NOTHING), row.epoch),
+        ):
             if last := bisect_left(moments, now):
                 yield held[last - 1]
 

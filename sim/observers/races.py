@@ -1,34 +1,56 @@
-"""races: two threads touch the same byte, at least one writes it, not both atomically, and nothing orders the two.
+"""races: two threads touch the same byte, at least one writes it, not both atomically, and nothing orders the
+two.
 
-What orders two accesses: the same thread; a barrier of their block in between; a syncwarp in between whose mask holds both lanes; a grid barrier; release and acquire
-(sim.observers.order); and, for one element alone, an atomic of the later thread between an earlier atomic and its own access. Which threads run first decides none of
-these; what they see may, so a launch whose threads act on what atomics gave them is judged under several schedules (sim.engine.schedules).
+What orders two accesses: the same thread; a barrier of their block in between; a syncwarp in between whose
+    mask holds both lanes; a grid barrier; release and acquire (sim.observers.order); and, for one element
+    alone, an atomic of the later thread between an earlier atomic and its own access. Which threads run first
+    decides none of these; what they see may, so a launch whose threads act on what atomics gave them is
+    judged under several schedules (sim.engine.schedules).
 """
+
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 import numpy as np
 
-from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SITE_BITS, SITES, SPACE_SHIFT, STORE, Access, Batch, Finding, Observer, alias
+from sim.events import (
+    ATOMIC,
+    GLOBAL,
+    LOAD,
+    SHARED,
+    SITE_BITS,
+    SITES,
+    SPACE_SHIFT,
+    STORE,
+    Access,
+    Batch,
+    Finding,
+    Observer,
+    alias,
+)
 from sim.observers import advice
 from sim.observers.order import Order
 
 MOST_CELLS = 512  # racy cells of one pattern that are looked at one by one; further ones are counted
-MOST_PAIRS = 4096  # pairs of accesses tried for the lowest threads that race; then any pair of the cell will do
+# pairs of accesses tried for the lowest threads that race; then any pair of the cell will do
+MOST_PAIRS = 4096
 MOST_EVENTS = 1 << 14  # events kept to find out whether a fence is missing
-LINE_SHIFT, WARP_SHIFT = 4, 5  # the widest access has 16 bytes: aligned accesses to different lines of 16 bytes do not meet
+# the widest access has 16 bytes: aligned accesses to different lines of 16 bytes do not meet
+LINE_SHIFT, WARP_SHIFT = 4, 5
 WORDS = {LOAD: "read", STORE: "written", ATOMIC: "changed"}
 
 
 class Races(Observer):
-    """Findings `race-shared` and `race-global`. Writes of equal values are warnings, or nothing with `allow_equal_writes=True`."""
+    """Findings `race-shared` and `race-global`. Writes of equal values are warnings, or nothing with
+    `allow_equal_writes=True`."""
 
     def __init__(self, allow_equal_writes=False):
         self.allow_equal_writes = allow_equal_writes
 
     def launch_started(self, context):
         self.context, self.order = context, Order()
-        self.events, self.generous = [], (0, None)  # what has told `order` something; an order in which every atomic has a fence, after so many events
+        # what has told `order` something; an order in which every atomic has a fence, after so many events
+        self.events, self.generous = [], (0, None)
         self.barriers = {}  # function -> lines on which barriers have opened
         self.blocks, self.names = {}, []  # block -> its number; the reverse
         self.position = 0  # accesses so far
@@ -77,10 +99,11 @@ class Races(Observer):
             self.names.append(block)
         return self.blocks[block]
 
-    # --- when to look -----------------------------------------------------------------------------------------------------
+    # --- when to look ---------------------------------------------------------------------------------------
 
     def epoch_ended(self, block):
-        """Races within one block and epoch; what it did to global memory is kept for the comparison with other blocks."""
+        """Races within one block and epoch; what it did to global memory is kept for the comparison with
+        other blocks."""
         batches = self.epoch.pop(block, ())
         lines = [batch.address[batch.kind != LOAD] >> LINE_SHIFT for _, batch in batches]
         written = np.unique(np.concatenate(lines)) if lines else ()
@@ -105,7 +128,7 @@ class Races(Observer):
         """Whether it matters in which order things were done."""
         return self.order.active or self.context.synchronizes
 
-    # --- what is a race ---------------------------------------------------------------------------------------------------
+    # --- what is a race -------------------------------------------------------------------------------------
 
     def races(self, rows, party):
         """Findings for all cells that two parties (threads of a block, or blocks) touch without order."""
@@ -113,18 +136,24 @@ class Races(Observer):
         known = [None] * len(cells.address)
         if self.matters:
             known = unordered_pairs(cells, self.order)
-            cells, known = cells.those([pair is not None for pair in known]), [pair for pair in known if pair is not None]
+            cells, known = (
+                cells.those([pair is not None for pair in known]),
+                [pair for pair in known if pair is not None],
+            )
         findings = []
         for chosen, more in cells.patterns():
             for cell in chosen:
                 members = cells.members(cell)
-                found = list(self.races_at(int(cells.address[cell]), rows[members], party[members], known[cell]))
+                found = list(
+                    self.races_at(int(cells.address[cell]), rows[members], party[members], known[cell])
+                )
                 findings += found
             findings += [finding.again(more) for finding in found if more]
         return findings
 
     def races_at(self, address, rows, party, known):
-        """One finding for each pair of sites that race for one cell; `known` is a pair of its accesses (Rows) that do."""
+        """One finding for each pair of sites that race for one cell; `known` is a pair of its accesses (Rows)
+        that do."""
         sites = {site: np.flatnonzero(rows.site == site) for site in np.unique(rows.site).tolist()}
         order, pairs = self.order if self.matters else None, {}
         for one, other in combinations_with_replacement(sites, 2):
@@ -135,29 +164,56 @@ class Races(Observer):
         if not pairs and known:
             pairs[known[0].site, known[1].site] = known
         colliding = any(one & 3 == other & 3 == STORE for one, other in pairs)
-        # what is written may hang on what is read in a race, so only where nothing but writes race do their values count
-        equal = all(one & 3 == other & 3 == STORE and alike(rows[(rows.site == one) | (rows.site == other)]) for one, other in pairs)
+        # what is written may hang on what is read in a race, so only where nothing but writes race do their
+        # values count
+        equal = all(
+            one & 3 == other & 3 == STORE and alike(rows[(rows.site == one) | (rows.site == other)])
+            for one, other in pairs
+        )
         for pair in pairs.values():
             if not (equal and self.allow_equal_writes):
                 yield self.finding(address, *pair, rows, equal, colliding)
 
-    # --- in words ---------------------------------------------------------------------------------------------------------
+    # --- in words -------------------------------------------------------------------------------------------
 
     def finding(self, address, a, b, rows, equal, colliding):
         if b.site & 3 == STORE and a.site & 3 != STORE:  # the writer first
             a, b = b, a
         name, index = self.context.space.element(address)
         shared, same_kind = address >> SPACE_SHIFT == SHARED, a.site & 3 == b.site & 3
-        done = f"{WORDS[a.site & 3]} by two threads" if same_kind else f"{WORDS[a.site & 3]} by one thread and {WORDS[b.site & 3]} by another"
+        done = (
+            f"{WORDS[a.site & 3]} by two threads"
+            if same_kind
+            else f"{WORDS[a.site & 3]} by one thread and {WORDS[b.site & 3]} by another"
+        )
         witnesses = self.witness(a), self.witness(b)
-        verdict = f"{name}[{', '.join(map(str, index))}]{alias(witnesses[0], name)} in {'shared' if shared else 'global'} memory is {done}, and nothing orders the two"
+        verdict = (
+            f"{name}[{', '.join(map(str, index))}]{alias(witnesses[0], name)} in"
+            f" {'shared' if shared else 'global'} memory is {done}, and nothing orders the two"
+        )
         near = 0 if a.block != b.block else 1 if a.thread >> WARP_SHIFT != b.thread >> WARP_SHIFT else 2
-        return Finding("race-shared" if shared else "race-global", "warning" if equal else "error", verdict, witnesses, name, index,
-                       reason=advice.reason(a, b, equal, replaced(rows, a) or replaced(rows, b)),
-                       fix=advice.fix(a, b, equal, colliding, self.lacks_fence(a, b), self.context.synchronizes, self.barriers), near=near)
+        return Finding(
+            "race-shared" if shared else "race-global",
+            "warning" if equal else "error",
+            verdict,
+            witnesses,
+            name,
+            index,
+            reason=advice.reason(a, b, equal, replaced(rows, a) or replaced(rows, b)),
+            fix=advice.fix(
+                a, b, equal, colliding, self.lacks_fence(a, b), self.context.synchronizes, self.barriers
+            ),
+            near=near,
+        )
 
     def witness(self, row):
-        return Access(WORDS[row.site & 3], self.names[row.block], self.context.thread_index(row.thread), SITES[row.site], row.value)
+        return Access(
+            WORDS[row.site & 3],
+            self.names[row.block],
+            self.context.thread_index(row.thread),
+            SITES[row.site],
+            row.value,
+        )
 
     def lacks_fence(self, a, b):
         """Whether a fence before every atomic would order the two."""
@@ -172,11 +228,19 @@ class Races(Observer):
 
 def replaced(rows, row):
     """Whether a store is followed by another of its thread."""
-    return row.site & 3 == STORE and bool(((rows.thread == row.thread) & (rows.block == row.block) & (rows.position > row.position) & (rows.kind == STORE)).any())
+    return row.site & 3 == STORE and bool(
+        (
+            (rows.thread == row.thread)
+            & (rows.block == row.block)
+            & (rows.position > row.position)
+            & (rows.kind == STORE)
+        ).any()
+    )
 
 
 def compete(rows):
-    """Whether accesses to one byte may race, if nothing orders them: one writes, and they are not atomics on one and the same element."""
+    """Whether accesses to one byte may race, if nothing orders them: one writes, and they are not atomics on
+    one and the same element."""
     kinds = set(rows.kind.tolist())
     return kinds != {LOAD} and (kinds != {ATOMIC} or not one_element(rows))
 
@@ -184,7 +248,9 @@ def compete(rows):
 def alike(rows):
     """Whether all write the same value to the same element."""
     first = rows.value[0]
-    return one_element(rows) and all(value == first or (value != value and first != first) for value in rows.value)
+    return one_element(rows) and all(
+        value == first or (value != value and first != first) for value in rows.value
+    )
 
 
 def one_element(rows):
@@ -192,9 +258,13 @@ def one_element(rows):
 
 
 def first_pair(rows, party, ones, others, order):
-    """The first pair of accesses, lowest threads first, that belong to different parties and that nothing orders; of different warps, if there is one."""
+    """The first pair of accesses, lowest threads first, that belong to different parties and that nothing
+    orders; of different warps, if there is one."""
     if order is None:  # one access of a thread is like another
-        ones, others = (positions[np.unique(rows.thread[positions] + (party[positions] << 12), return_index=True)[1]] for positions in (ones, others))
+        ones, others = (
+            positions[np.unique(rows.thread[positions] + (party[positions] << 12), return_index=True)[1]]
+            for positions in (ones, others)
+        )
     home = rows.block << 12 | rows.thread >> WARP_SHIFT
     far, tried = len(np.unique(home[np.concatenate([ones, others])])) > 1, 0
     for wants_far in (True, False) if far else (False,):
@@ -208,11 +278,12 @@ def first_pair(rows, party, ones, others, order):
     return None
 
 
-# --- which accesses the program puts in order -------------------------------------------------------------------------------------
+# --- which accesses the program puts in order ---------------------------------------------------------------
 
 
 def in_order(rows, i, j, order):
-    """Whether nothing but the order in which things happened to be done puts the accesses at i and j to one cell (Rows, all of its accesses) in order."""
+    """Whether nothing but the order in which things happened to be done puts the accesses at i and j to one
+    cell (Rows, all of its accesses) in order."""
     if rows.position[i] > rows.position[j]:
         i, j = j, i
     if rows.kind[i] == ATOMIC and rows.kind[j] != ATOMIC and follows_atomic(rows, i, j):
@@ -221,9 +292,18 @@ def in_order(rows, i, j, order):
 
 
 def follows_atomic(rows, i, j):
-    """Whether between an atomic i and an access j there is an atomic that j's thread did, or knows of by a barrier: that one saw what i had done."""
+    """Whether between an atomic i and an access j there is an atomic that j's thread did, or knows of by a
+    barrier: that one saw what i had done."""
     mine = (rows.kind == ATOMIC) & (rows.block == rows.block[j]) & (rows.position > rows.position[i])
-    return bool((mine & ((rows.thread == rows.thread[j]) & (rows.position < rows.position[j]) | (rows.epoch < rows.epoch[j]))).any())
+    return bool(
+        (
+            mine
+            & (
+                (rows.thread == rows.thread[j]) & (rows.position < rows.position[j])
+                | (rows.epoch < rows.epoch[j])
+            )
+        ).any()
+    )
 
 
 def unordered_pairs(cells, order):
@@ -240,13 +320,18 @@ def unordered_pairs(cells, order):
     for cell in range(len(cells.address)):
         members = cells.members(cell)
         members = members[np.argsort(rows.position[members], kind="stable")]
-        pairs = successive(rows, cells.party, members.tolist()) if (rows.kind[members] != ATOMIC).all() else with_atomics(rows, cells.party, members)
+        pairs = (
+            successive(rows, cells.party, members.tolist())
+            if (rows.kind[members] != ATOMIC).all()
+            else with_atomics(rows, cells.party, members)
+        )
         found.append(next(((rows.row(i), rows.row(j)) for i, j in pairs if not ordered(i, j)), None))
     return found
 
 
 def successive(rows, party, members):
-    """Pairs of plain accesses to one cell which all have to be in order for all of them to be so: order is transitive."""
+    """Pairs of plain accesses to one cell which all have to be in order for all of them to be so: order is
+    transitive."""
     write, reads = None, []
     for i in members:
         if write is not None and party[write] != party[i]:
@@ -259,19 +344,23 @@ def successive(rows, party, members):
 
 
 def with_atomics(rows, party, members):
-    """Pairs of accesses to one cell, one of them an atomic, that have to be in order: two atomics need not be."""
+    """Pairs of accesses to one cell, one of them an atomic, that have to be in order: two atomics need not
+    be."""
     here, plain = rows[members], [i for i in range(len(members)) if rows.site[members[i]] & 3 != ATOMIC]
     yield from successive(rows, party, members[plain].tolist())
     who = here.block.astype(np.int64) << 12 | here.thread
     for j in plain:
         atomics = np.flatnonzero((here.kind == ATOMIC) & (party[members] != party[members[j]]))
         before, behind = atomics[atomics < j], atomics[atomics > j]
-        last, first = before[len(before) - 1 - np.unique(who[before][::-1], return_index=True)[1]], behind[np.unique(who[behind], return_index=True)[1]]
+        last, first = (
+            before[len(before) - 1 - np.unique(who[before][::-1], return_index=True)[1]],
+            behind[np.unique(who[behind], return_index=True)[1]],
+        )
         yield from ((members[i], members[j]) for i in last if not follows_atomic(here, i, j))
         yield from ((members[j], members[i]) for i in first)
 
 
-# --- columns of accesses --------------------------------------------------------------------------------------------------------
+# --- columns of accesses ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -289,7 +378,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Rows:
-    """Accesses to shared and global memory as parallel arrays; `block` is a number, `position` counts accesses through the launch, `value` holds objects (None for loads)."""
+    """Accesses to shared and global memory as parallel arrays; `block` is a number, `position` counts
+    accesses through the launch, `value` holds objects (None for loads)."""
 
     block: np.ndarray
     epoch: np.ndarray
@@ -303,7 +393,8 @@ class Rows:
 
     @classmethod
     def of(cls, batch, written, block, position):
-        """All accesses of `batch` to global memory, and those to shared memory that touch one of the `written` lines of bytes."""
+        """All accesses of `batch` to global memory, and those to shared memory that touch one of the
+        `written` lines of bytes."""
         space = batch.space
         keep = space == GLOBAL
         if len(written):
@@ -312,15 +403,24 @@ class Rows:
         keep = np.flatnonzero(keep)
         value = np.empty(len(batch.address), object)
         value[np.flatnonzero(batch.kind != LOAD)] = batch.values
-        return cls(np.full(len(keep), block), np.full(len(keep), batch.epoch), *(getattr(batch, name)[keep] for name in ("thread", "segment", "site", "address", "size")),
-                   keep + position, value[keep])
+        return cls(
+            np.full(len(keep), block),
+            np.full(len(keep), batch.epoch),
+            *(getattr(batch, name)[keep] for name in ("thread", "segment", "site", "address", "size")),
+            keep + position,
+            value[keep],
+        )
 
     def __len__(self):
         return len(self.address)
 
     @classmethod
     def joined(cls, parts):
-        return parts[0] if len(parts) == 1 else cls(*(np.concatenate(columns) for columns in zip(*(vars(part).values() for part in parts))))
+        return (
+            parts[0]
+            if len(parts) == 1
+            else cls(*(np.concatenate(columns) for columns in zip(*(vars(part).values() for part in parts))))
+        )
 
     def __getitem__(self, selection):
         return Rows(*(column[selection] for column in vars(self).values()))
@@ -330,10 +430,19 @@ class Rows:
         return self.site & 3
 
     def row(self, i):
-        return Row(int(self.block[i]), int(self.epoch[i]), int(self.thread[i]), int(self.segment[i]), int(self.site[i]), int(self.position[i]), self.value[i])
+        return Row(
+            int(self.block[i]),
+            int(self.epoch[i]),
+            int(self.thread[i]),
+            int(self.segment[i]),
+            int(self.site[i]),
+            int(self.position[i]),
+            self.value[i],
+        )
 
     def of_global_memory(self, once):
-        """Accesses to global memory; `once`: of several to one address from one site only the lowest thread's first and the highest's last, which stays."""
+        """Accesses to global memory; `once`: of several to one address from one site only the lowest thread's
+        first and the highest's last, which stays."""
         rows = self[self.address >> SPACE_SHIFT == GLOBAL]
         if not once:
             return rows
@@ -345,7 +454,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells (bytes, or elements where all accesses are to whole ones) and who touched them: those at `origin[starts:ends]` among `rows`, low parties and threads first."""
+    """Cells (bytes, or elements where all accesses are to whole ones) and who touched them: those at
+    `origin[starts:ends]` among `rows`, low parties and threads first."""
 
     rows: Rows
     party: np.ndarray  # of each row
@@ -355,14 +465,17 @@ class Cells:
     ends: np.ndarray
 
     def members(self, cell):
-        return self.origin[self.starts[cell]:self.ends[cell]]
+        return self.origin[self.starts[cell] : self.ends[cell]]
 
     def those(self, wanted):
         wanted = np.array(wanted, bool)
-        return Cells(self.rows, self.party, self.origin, self.address[wanted], self.starts[wanted], self.ends[wanted])
+        return Cells(
+            self.rows, self.party, self.origin, self.address[wanted], self.starts[wanted], self.ends[wanted]
+        )
 
     def patterns(self):
-        """(cells to look at, number of further ones) for each set of sites that touch a cell, told by which of them several parties do, and the lowest."""
+        """(cells to look at, number of further ones) for each set of sites that touch a cell, told by which
+        of them several parties do, and the lowest."""
         if len(self.address) <= MOST_CELLS:
             if len(self.address):
                 yield range(len(self.address)), 0
@@ -376,7 +489,11 @@ class Cells:
         low, high = np.minimum.reduceat(party, firsts), np.maximum.reduceat(party, firsts)
         of_cell = np.flatnonzero(np.diff(cell[firsts], prepend=-1))
         lowest = np.repeat(np.minimum.reduceat(low, of_cell), np.diff(of_cell, append=len(firsts)))
-        mark = (site[firsts].astype(np.uint64) << np.uint64(2) | (low != high).astype(np.uint64) << np.uint64(1) | (low == lowest).astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        mark = (
+            site[firsts].astype(np.uint64) << np.uint64(2)
+            | (low != high).astype(np.uint64) << np.uint64(1)
+            | (low == lowest).astype(np.uint64)
+        ) * np.uint64(0x9E3779B97F4A7C15)
         pattern = np.add.reduceat(mark ^ mark >> np.uint64(29), of_cell)
         for one in np.unique(pattern):
             alike = np.flatnonzero(pattern == one)
@@ -388,7 +505,9 @@ def racy_cells(rows, party):
     cell, origin = rows.address, np.arange(len(rows.address))
     if len(np.unique(rows.size)) > 1 or (rows.address % rows.size).any():  # per byte
         origin = np.repeat(origin, rows.size)
-        cell = np.concatenate([np.arange(a, a + s) for a, s in zip(rows.address.tolist(), rows.size.tolist())])
+        cell = np.concatenate(
+            [np.arange(a, a + s) for a, s in zip(rows.address.tolist(), rows.size.tolist())]
+        )
     kind = rows.kind[origin]
     keep = np.flatnonzero(np.isin(cell, np.unique(cell[kind != LOAD])))
     keep = keep[np.lexsort((rows.thread[origin[keep]], party[origin[keep]], cell[keep]))]
@@ -398,7 +517,8 @@ def racy_cells(rows, party):
     parties = party[origin]
     several = np.minimum.reduceat(parties, starts) != np.maximum.reduceat(parties, starts)
     any_of = {k: np.logical_or.reduceat(kind == k, starts) for k in (LOAD, STORE, ATOMIC)}
-    element = rows.address[origin] << 4 | np.frexp(rows.size[origin])[1]  # atomics of different widths are not atomic to each other
+    # atomics of different widths are not atomic to each other
+    element = rows.address[origin] << 4 | np.frexp(rows.size[origin])[1]
     mixed = np.minimum.reduceat(element, starts) != np.maximum.reduceat(element, starts)
     racy = several & (any_of[STORE] | any_of[ATOMIC] & (any_of[LOAD] | mixed))
     return Cells(rows, party, origin, cell[starts], starts, ends).those(racy)

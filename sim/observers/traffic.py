@@ -1,4 +1,6 @@
-"""traffic: how often each array and each memory space is read and written, and how many bytes that moves; barriers, shuffles and votes."""
+"""traffic: how often each array and each memory space is read and written, and how many bytes that moves;
+barriers, shuffles and votes."""
+
 from collections import Counter
 
 import numpy as np
@@ -9,13 +11,16 @@ DONE = {"load": "loads", "store": "stores", "atomic": "atomics"}
 
 
 class Traffic(Observer):
-    """Counts `loads`, `stores` and `atomics` of elements and, as `load_bytes`, `store_bytes` and `atomic_bytes`, what they move: for the launch, by memory
-    space (`counters["memory"]`), by array (`counters["arrays"]`, keyed (space, name)) and by source line. Every thread's every access counts: no cache is
-    simulated. Counts what threads do together by name, for the launch (`counters["together"]`) and by line: "syncthreads", "shfl_down_sync", ...
+    """Counts `loads`, `stores` and `atomics` of elements and, as `load_bytes`, `store_bytes` and
+    `atomic_bytes`, what they move: for the launch, by memory space (`counters["memory"]`), by array
+    (`counters["arrays"]`, keyed (space, name)) and by source line. Every thread's every access counts: no
+    cache is simulated. Counts what threads do together by name, for the launch (`counters["together"]`) and
+    by line: "syncthreads", "shfl_down_sync", ...
     """
 
     def __init__(self):
-        self.accessed, self.together = Counter(), Counter()  # (site, space, name, size) -> accesses; (name, site) -> times
+        # (site, space, name, size) -> accesses; (name, site) -> times
+        self.accessed, self.together = Counter(), Counter()
 
     def launch_started(self, context):
         self.allocations, self.known, self.order = context.space.allocations, 0, None
@@ -24,7 +29,9 @@ class Traffic(Observer):
         starts, names = self.owners()
         owner = np.searchsorted(starts, batch.address, side="right") - 1
         size = np.frexp(batch.size)[1].astype(np.int64)  # 1, 2, 4 ... as 1, 2, 3 ...
-        key, count = np.unique((batch.site.astype(np.int64) * len(starts) + owner) << 4 | size, return_counts=True)
+        key, count = np.unique(
+            (batch.site.astype(np.int64) * len(starts) + owner) << 4 | size, return_counts=True
+        )
         for k, n in zip(key.tolist(), count.tolist()):
             site, owner = divmod(k >> 4, len(starts))
             self.accessed[(site, *names[owner], 1 << (k & 15) - 1)] += n
@@ -45,7 +52,11 @@ class Traffic(Observer):
         for (site, space, name, size), count in sorted(self.accessed.items()):
             what = DONE[SITES[site].kind]
             total[what] += count
-            for table in (context.line(site), spaces.setdefault(space, {}), arrays.setdefault((space, name), {})):
+            for table in (
+                context.line(site),
+                spaces.setdefault(space, {}),
+                arrays.setdefault((space, name), {}),
+            ):
                 table[what] = table.get(what, 0) + count
                 moved = f"{what[:-1]}_bytes"
                 table[moved] = table.get(moved, 0) + count * size

@@ -1,22 +1,40 @@
-"""uninitialized: loads of bytes that nobody has written: shared and local memory, and global arrays made by `sim.empty`.
+"""uninitialized: loads of bytes that nobody has written: shared and local memory, and global arrays made by
+`sim.empty`.
 
-A load counts as uninitialized if no earlier epoch wrote the byte, the thread itself has not written it before, and no other thread writes it in the same epoch (one that
-does without order is a race, and reported as that; one that is put after the load does not count). So the findings do not depend on the schedule. An atomic, other than exch, loads what it changes; other threads'
-atomics do not count as writing it before.
+A load counts as uninitialized if no earlier epoch wrote the byte, the thread itself has not written it
+before, and no other thread writes it in the same epoch (one that does without order is a race, and reported
+as that; one that is put after the load does not count). So the findings do not depend on the schedule. An
+atomic, other than exch, loads what it changes; other threads' atomics do not count as writing it before.
 """
+
 from collections import namedtuple
 
 import numpy as np
 
-from sim.events import ATOMIC, GLOBAL, LOAD, LOCAL, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding, Observer
+from sim.events import (
+    ATOMIC,
+    GLOBAL,
+    LOAD,
+    LOCAL,
+    SHARED,
+    SITES,
+    SPACE_SHIFT,
+    STORE,
+    Access,
+    Finding,
+    Observer,
+)
 from sim.observers.order import Order
 
 MOST = 256  # loads at one place in the source that are told one by one in an epoch; further ones are counted
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 FIRST = "write every element before the first load"
-FIX = {GLOBAL: FIRST, LOCAL: f"{FIRST}; each call of the function that declares the array begins anew",
-       SHARED: f"{FIRST}, and put cuda.syncthreads() between the two if another thread of the block writes it"}
+FIX = {
+    GLOBAL: FIRST,
+    LOCAL: f"{FIRST}; each call of the function that declares the array begins anew",
+    SHARED: f"{FIRST}, and put cuda.syncthreads() between the two if another thread of the block writes it",
+}
 Done = namedtuple("Done", "block epoch thread segment")
 
 
@@ -25,12 +43,15 @@ class Uninitialized(Observer):
 
     def launch_started(self, context):
         self.context = context
-        self.on_chip = {}  # (block, space) -> bool for each byte of the space's window: written in an earlier epoch
+        # (block, space) -> bool for each byte of the space's window: written in an earlier epoch
+        self.on_chip = {}
         self.order = Order()
         self.epoch = {}  # block -> batches since its last barrier
         self.empty = [a for a in context.space.allocations if a.uninitialized]
-        self.suspects = {}  # for sim.empty(): (address, site) -> loads that no earlier write of their block covers
-        self.writers, self.setters = {}, {}  # address -> blocks that write it; that write it without reading it in the same breath
+        # for sim.empty(): (address, site) -> loads that no earlier write of their block covers
+        self.suspects = {}
+        # address -> blocks that write it; that write it without reading it in the same breath
+        self.writers, self.setters = {}, {}
 
     def accesses(self, batch):
         self.epoch.setdefault(batch.block, []).append(batch)
@@ -58,18 +79,29 @@ class Uninitialized(Observer):
         batches = self.epoch.pop(block, ())
         if not batches:
             return []
-        columns = [np.concatenate([getattr(batch, name) for batch in batches]) for name in ("thread", "site", "address", "size", "segment")]
+        columns = [
+            np.concatenate([getattr(batch, name) for batch in batches])
+            for name in ("thread", "site", "address", "size", "segment")
+        ]
         space, epoch = columns[2] >> SPACE_SHIFT, batches[0].epoch
         begins = np.cumsum([0, *(len(batch.address) for batch in batches)])
-        renewed = np.concatenate([batch.renewed + [begin, 0] for batch, begin in zip(batches, begins.tolist())])
+        renewed = np.concatenate(
+            [batch.renewed + [begin, 0] for batch, begin in zip(batches, begins.tolist())]
+        )
         findings = []
         for of in (SHARED, LOCAL):
             inside = np.flatnonzero(space == of)
             if len(inside) or of == LOCAL and len(renewed):
-                renewals = Renewals(self.context.space, renewed, inside) if of == LOCAL and len(renewed) else None
-                findings += self.on_chip_epoch(block, epoch, of, renewals, *(column[inside] for column in columns))
+                renewals = (
+                    Renewals(self.context.space, renewed, inside) if of == LOCAL and len(renewed) else None
+                )
+                findings += self.on_chip_epoch(
+                    block, epoch, of, renewals, *(column[inside] for column in columns)
+                )
         for allocation in self.empty:
-            inside = np.flatnonzero((columns[2] >= allocation.base) & (columns[2] < allocation.base + allocation.root.size))
+            inside = np.flatnonzero(
+                (columns[2] >= allocation.base) & (columns[2] < allocation.base + allocation.root.size)
+            )
             if len(inside):
                 self.global_epoch(block, epoch, allocation, *(column[inside] for column in columns))
         return findings
@@ -77,7 +109,10 @@ class Uninitialized(Observer):
     def on_chip_epoch(self, block, epoch, space, renewals, thread, site, address, size, segment):
         """One block's accesses of one epoch to its shared or local memory."""
         first = space << SPACE_SHIFT
-        written, offset = self.window(block, space, int((address + size).max(initial=first)) - first), address - first
+        written, offset = (
+            self.window(block, space, int((address + size).max(initial=first)) - first),
+            address - first,
+        )
         if renewals:
             offset = renewals.moved(address, offset, len(written))
             written = np.concatenate([written, np.zeros(renewals.size, bool)])
@@ -89,7 +124,8 @@ class Uninitialized(Observer):
         return self.findings(block, thread, site, address, suspects)
 
     def findings(self, block, thread, site, address, suspects):
-        """Those of the loads at these positions; of each place in the source not more than MOST, the last of which stands for the rest."""
+        """Those of the loads at these positions; of each place in the source not more than MOST, the last of
+        which stands for the rest."""
         places = {}
         for i in suspects:
             places.setdefault(int(site[i]), []).append(i)
@@ -108,10 +144,13 @@ class Uninitialized(Observer):
         return written
 
     def global_epoch(self, block, epoch, allocation, thread, site, address, size, segment):
-        """One block's accesses of one epoch to an array of sim.empty(). Another block's write, whenever it comes, is a matter of races."""
+        """One block's accesses of one epoch to an array of sim.empty(). Another block's write, whenever it
+        comes, is a matter of races."""
         key = block, allocation.base
         written = self.on_chip.setdefault(key, np.zeros(allocation.root.size, bool))
-        for i in self.unwritten(written, address - allocation.base, size, site, thread, block, epoch, segment):
+        for i in self.unwritten(
+            written, address - allocation.base, size, site, thread, block, epoch, segment
+        ):
             self.suspects.setdefault((int(address[i]), int(site[i])), []).append((block, int(thread[i])))
         stores = np.flatnonzero(site & 3 != LOAD)
         mark(written, address[stores] - allocation.base, size[stores])
@@ -129,7 +168,8 @@ class Uninitialized(Observer):
                     yield self.finding(block, thread, site, address)
 
     def unwritten(self, written, offset, size, site, thread, block, epoch, segment):
-        """Positions of the loads of bytes that are not `written`, that their own thread has not stored before, and that no other thread stores, unless that is put after the load."""
+        """Positions of the loads of bytes that are not `written`, that their own thread has not stored
+        before, and that no other thread stores, unless that is put after the load."""
         sets = self.sets(site)
         loads = np.flatnonzero(~sets)
         missing = np.zeros(len(loads), bool)
@@ -144,8 +184,28 @@ class Uninitialized(Observer):
 
         def known(i, j):
             """Whether the load i is known to have come before the store j."""
-            return i < j and self.order.active and self.order.before(*(Done(block, epoch, int(thread[at]), int(segment[at])) for at in (i, j)))
-        return [i for i in suspects.tolist() if not covered(i, written, offset, size, thread, stores, sets if site[i] & 3 == ATOMIC else site & 3 != LOAD, known)]
+            return (
+                i < j
+                and self.order.active
+                and self.order.before(
+                    *(Done(block, epoch, int(thread[at]), int(segment[at])) for at in (i, j))
+                )
+            )
+
+        return [
+            i
+            for i in suspects.tolist()
+            if not covered(
+                i,
+                written,
+                offset,
+                size,
+                thread,
+                stores,
+                sets if site[i] & 3 == ATOMIC else site & 3 != LOAD,
+                known,
+            )
+        ]
 
     def sets(self, site):
         """Whether each access writes without reading first: stores, and the atomic exch."""
@@ -153,42 +213,75 @@ class Uninitialized(Observer):
 
     def finding(self, block, thread, site, address):
         name, index = self.context.space.element(address)
-        memory = {GLOBAL: "An array made by sim.empty", SHARED: "Fresh shared memory", LOCAL: "Fresh local memory"}[address >> SPACE_SHIFT]
-        return Finding("uninitialized-read", "error", f"{name}[{', '.join(map(str, index))}] is read and nobody has written it",
-                       (Access("changed" if site & 3 == ATOMIC else "read", block, self.context.thread_index(thread), SITES[site]),), name, index,
-                       reason=f"{memory} holds whatever was there before.",
-                       fix=FIX[address >> SPACE_SHIFT])
+        memory = {
+            GLOBAL: "An array made by sim.empty",
+            SHARED: "Fresh shared memory",
+            LOCAL: "Fresh local memory",
+        }[address >> SPACE_SHIFT]
+        return Finding(
+            "uninitialized-read",
+            "error",
+            f"{name}[{', '.join(map(str, index))}] is read and nobody has written it",
+            (
+                Access(
+                    "changed" if site & 3 == ATOMIC else "read",
+                    block,
+                    self.context.thread_index(thread),
+                    SITES[site],
+                ),
+            ),
+            name,
+            index,
+            reason=f"{memory} holds whatever was there before.",
+            fix=FIX[address >> SPACE_SHIFT],
+        )
 
 
 class Renewals:
-    """Local arrays that threads have declared in one epoch, some of them several times at one address: each time an array of its own, behind the window of all bytes."""
+    """Local arrays that threads have declared in one epoch, some of them several times at one address: each
+    time an array of its own, behind the window of all bytes."""
 
     def __init__(self, space, renewed, inside):
         """`renewed` counts accesses to all memory; those at `inside` are to local memory."""
         self.bases = np.unique(renewed[:, 1])
         arrays = [a for a in space.allocations if a.space == "local"]
-        sizes = np.array([a.root.size for a in arrays])[np.searchsorted([a.base for a in arrays], self.bases, "right") - 1]
-        slot, self.most = np.searchsorted(self.bases, renewed[:, 1]), max([*inside[-1:], int(renewed[-1, 0])]) + 2
+        sizes = np.array([a.root.size for a in arrays])[
+            np.searchsorted([a.base for a in arrays], self.bases, "right") - 1
+        ]
+        slot, self.most = (
+            np.searchsorted(self.bases, renewed[:, 1]),
+            max([*inside[-1:], int(renewed[-1, 0])]) + 2,
+        )
         self.keys = np.sort(slot * self.most + renewed[:, 0])
         self.slot, self.sizes, self.position = self.keys // self.most, sizes, inside
         self.begin = np.cumsum([0, *(-(-sizes[self.slot] // 16) * 16)])
         self.size = int(self.begin[-1])
 
     def moved(self, address, offset, behind):
-        """The offsets of accesses, those to an array that was declared in this epoch moved behind so many bytes."""
+        """The offsets of accesses, those to an array that was declared in this epoch moved behind so many
+        bytes."""
         slot = np.searchsorted(self.bases, address, "right") - 1
         at = np.searchsorted(self.keys, slot * self.most + self.position, "right") - 1
-        mine = (slot >= 0) & (at >= 0) & (self.slot[at] == slot) & (address - self.bases[slot] < self.sizes[slot])
+        mine = (
+            (slot >= 0)
+            & (at >= 0)
+            & (self.slot[at] == slot)
+            & (address - self.bases[slot] < self.sizes[slot])
+        )
         self.behind = behind
         return np.where(mine, behind + self.begin[at] + address - self.bases[slot], offset)
 
     def last(self, written, first):
         """The window as the epoch leaves it: of each array what was written since it was declared last."""
         for at in np.flatnonzero(np.diff(self.slot, append=-1)).tolist():
-            base, size, begin = int(self.bases[self.slot[at]]) - first, int(self.sizes[self.slot[at]]), self.behind + int(self.begin[at])
+            base, size, begin = (
+                int(self.bases[self.slot[at]]) - first,
+                int(self.sizes[self.slot[at]]),
+                self.behind + int(self.begin[at]),
+            )
             size = max(0, min(size, self.behind - base))
-            written[base:base + size] = written[begin:begin + size]
-        return written[:self.behind].copy()
+            written[base : base + size] = written[begin : begin + size]
+        return written[: self.behind].copy()
 
 
 def all_set(written, offset, width):
@@ -196,7 +289,8 @@ def all_set(written, offset, width):
     word = WORDS.get(width)
     if word is None or len(written) % width or (offset % width).any():
         return written[offset[:, None] + np.arange(width)].all(1)
-    return written.view(word)[offset // width] == np.ones(width, bool).view(word)[0]  # a whole element at a time
+    # a whole element at a time
+    return written.view(word)[offset // width] == np.ones(width, bool).view(word)[0]
 
 
 def mark(written, offset, size):
@@ -207,7 +301,8 @@ def mark(written, offset, size):
 
 
 def stored_whole(loads, offset, size, site, thread, ordered):
-    """For each of `loads`: whether the first plain store to exactly those bytes came before it, or (where nothing is `ordered`) is another thread's. Most loads are settled by this."""
+    """For each of `loads`: whether the first plain store to exactly those bytes came before it, or (where
+    nothing is `ordered`) is another thread's. Most loads are settled by this."""
     stores = np.flatnonzero(site & 3 == STORE)
     if not len(stores):
         return np.zeros(len(loads), bool)
@@ -215,7 +310,9 @@ def stored_whole(loads, offset, size, site, thread, ordered):
     place, first = np.unique(bytes_of[stores], return_index=True)
     at = np.searchsorted(place, bytes_of[loads]).clip(max=len(place) - 1)
     store = stores[first[at]]
-    return (place[at] == bytes_of[loads]) & ((store < loads) | (thread[store] != thread[loads]) & (not ordered))
+    return (place[at] == bytes_of[loads]) & (
+        (store < loads) | (thread[store] != thread[loads]) & (not ordered)
+    )
 
 
 def stores_by_byte(offset, size, site, near):
@@ -231,7 +328,12 @@ def stores_by_byte(offset, size, site, near):
 
 
 def covered(i, written, offset, size, thread, stores, counts, known):
-    """Whether every byte of load `i` has been stored: in an earlier epoch, by its thread before, or by another thread in this epoch where that `counts` and is not `known` to be later."""
+    """Whether every byte of load `i` has been stored: in an earlier epoch, by its thread before, or by
+    another thread in this epoch where that `counts` and is not `known` to be later."""
+
     def stored(byte):
-        return any(j < i if thread[j] == thread[i] else counts[j] and not known(i, j) for j in stores.get(byte, ()))
+        return any(
+            j < i if thread[j] == thread[i] else counts[j] and not known(i, j) for j in stores.get(byte, ())
+        )
+
     return all(written[byte] or stored(byte) for byte in range(int(offset[i]), int(offset[i]) + int(size[i])))

@@ -1,21 +1,42 @@
-"""Records in, figures out: what figures share. A View is shown as text in a terminal and as HTML in a notebook; a Scene is a picture that changes in steps.
+"""Records in, figures out: what figures share. A View is shown as text in a terminal and as HTML in a
+notebook; a Scene is a picture that changes in steps.
 
-A Scene's HTML needs no library and no kernel. Its script draws the picture with a slider. Where scripts are stripped, as in a notebook not yet trusted, SVG and
-style sheets are stripped too, so the first and the last step stand there as images. Coordinates are integers and there are no ids, so equal traces give equal text.
+A Scene's HTML needs no library and no kernel. Its script draws the picture with a slider. Where scripts are
+stripped, as in a notebook not yet trusted, SVG and style sheets are stripped too, so the first and the last
+step stand there as images. Coordinates are integers and there are no ids, so equal traces give equal text.
 """
+
 import json
 from dataclasses import dataclass, field
 from html import escape
 from urllib.parse import quote
 
-# Okabe and Ito's palette, which people with any colour vision can tell apart. Global memory is darker, shared memory lighter.
-FILLS = {"load": "#56b4e9", "store": "#e69f00", "atomic": "#cc79a7", "global-load": "#0072b2", "global-store": "#d55e00", "clash": "#d55e00", "active": "#009e73"}
-CSS = ("text{font:11px system-ui,sans-serif;fill:var(--ink)}.mark{font-size:9px;fill:#000;text-anchor:middle}.end{text-anchor:end}.middle{text-anchor:middle}"
-       ".empty{fill:var(--faint)}.line{fill:var(--ink)}.none{fill:none}.rail{fill:var(--dim)}.cursor{fill:none;stroke:var(--ink);stroke-width:2}.now{stroke:var(--ink);stroke-width:2}"
-       + "".join(f".{name}{{fill:{colour}}}" for name, colour in FILLS.items()))
-LIGHT, DARK = {"ink": "#1b1b1b", "paper": "#ffffff", "faint": "#ebebeb", "dim": "#8a8a8a"}, {"ink": "#e8e8e8", "paper": "#161616", "faint": "#333333", "dim": "#8a8a8a"}
-THEMED = {"ink": "var(--jp-content-font-color1, var(--vscode-editor-foreground, {}))", "paper": "var(--jp-layout-color0, var(--vscode-editor-background, {}))",
-          "faint": "var(--jp-layout-color2, {})"}
+# Okabe and Ito's palette, which people with any colour vision can tell apart. Global memory is darker, shared
+# memory lighter.
+FILLS = {
+    "load": "#56b4e9",
+    "store": "#e69f00",
+    "atomic": "#cc79a7",
+    "global-load": "#0072b2",
+    "global-store": "#d55e00",
+    "clash": "#d55e00",
+    "active": "#009e73",
+}
+CSS = (
+    "text{font:11px"
+    " system-ui,sans-serif;fill:var(--ink)}.mark{font-size:9px;fill:#000;text-anchor:middle}.end{text-anchor:end}.middle{text-anchor:middle}"
+    ".empty{fill:var(--faint)}.line{fill:var(--ink)}.none{fill:none}.rail{fill:var(--dim)}.cursor{fill:none;stroke:var(--ink);stroke-width:2}.now{stroke:var(--ink);stroke-width:2}"
+    + "".join(f".{name}{{fill:{colour}}}" for name, colour in FILLS.items())
+)
+LIGHT, DARK = (
+    {"ink": "#1b1b1b", "paper": "#ffffff", "faint": "#ebebeb", "dim": "#8a8a8a"},
+    {"ink": "#e8e8e8", "paper": "#161616", "faint": "#333333", "dim": "#8a8a8a"},
+)
+THEMED = {
+    "ink": "var(--jp-content-font-color1, var(--vscode-editor-foreground, {}))",
+    "paper": "var(--jp-layout-color0, var(--vscode-editor-background, {}))",
+    "faint": "var(--jp-layout-color2, {})",
+}
 NOTEBOOK_CSS = """.sim-view{background:var(--paper);color:var(--ink);padding:8px;font:14px/1.4 system-ui,sans-serif}
 .sim-view pre,.sim-view code{font:13px/1.45 var(--jp-code-font-family,ui-monospace,monospace);background:none!important;color:inherit;padding:0;margin:0}
 .sim-view pre{overflow-x:auto;margin:6px 0}.sim-view figure{margin:14px 0 0}.sim-view figcaption{font-weight:600}
@@ -41,15 +62,21 @@ slider.addEventListener("input",show);root.querySelector(".sim-static").hidden=t
 
 def variables(values, themed):
     """CSS custom properties; `themed` takes a notebook's own colours where it has some."""
-    return "".join(f"--{name}:{THEMED.get(name, '{}').format(value) if themed else value};" for name, value in values.items())
+    return "".join(
+        f"--{name}:{THEMED.get(name, '{}').format(value) if themed else value};"
+        for name, value in values.items()
+    )
 
 
-STYLE = (f".sim-view{{{variables(LIGHT, True)}}}@media(prefers-color-scheme:dark){{.sim-view{{{variables(DARK, True)}}}}}{NOTEBOOK_CSS}"
-         + "".join(f".sim-view {rule}}}" for rule in CSS.split("}") if rule))
+STYLE = (
+    f".sim-view{{{variables(LIGHT, True)}}}@media(prefers-color-scheme:dark){{.sim-view{{{variables(DARK, True)}}}}}{NOTEBOOK_CSS}"
+    + "".join(f".sim-view {rule}}}" for rule in CSS.split("}") if rule)
+)
 IMAGE_STYLE = f"svg{{{variables(LIGHT, False)}}}@media(prefers-color-scheme:dark){{svg{{{variables(DARK, False)}}}}}{CSS}.paper{{fill:var(--paper)}}"
 
 
-LEFT_ALIGNED = 'class="text" style="text-align:left"'  # of a table's cell; the style stays where style sheets are stripped
+# of a table's cell; the style stays where style sheets are stripped
+LEFT_ALIGNED = 'class="text" style="text-align:left"'
 
 
 @dataclass(frozen=True)
@@ -74,9 +101,11 @@ class View:
 
 @dataclass
 class Scene:
-    """A picture of `cells` (x, y, width, height) whose looks change in `steps`: (what happens, in words; [(cell, look, mark), ...]), look being a CSS class.
+    """A picture of `cells` (x, y, width, height) whose looks change in `steps`: (what happens, in words;
+    [(cell, look, mark), ...]), look being a CSS class.
 
-    Steps add to one another, or, if not `adds`, each starts from empty cells. `notices` say what has been left out.
+    Steps add to one another, or, if not `adds`, each starts from empty cells. `notices` say what has been
+    left out.
     """
 
     title: str
@@ -93,42 +122,79 @@ class Scene:
     def view(self):
         words = [f"{position}. {label}" for position, (label, _) in enumerate(self.steps, 1)]
         shown = words if len(words) <= 24 else [*words[:12], "...", *words[-4:]]
-        text = "\n".join([self.title, *(f"  {notice}" for notice in self.notices), *(f"  {word}" for word in shown)])
+        text = "\n".join(
+            [self.title, *(f"  {notice}" for notice in self.notices), *(f"  {word}" for word in shown)]
+        )
         return View(text, self.figure("\n".join(shown)))
 
     def figure(self, words):
-        """The HTML of the figure: images for where scripts are stripped, and a script that puts a picture with a slider in their place."""
+        """The HTML of the figure: images for where scripts are stripped, and a script that puts a picture
+        with a slider in their place."""
         notices = "".join(f"<div><small>{escape(notice)}</small></div>" for notice in self.notices)
-        images = "".join(f"<div>{escape(name)}: {escape(self.steps[at][0])}</div>{self.image(at)}" for name, at in (("First step", 0), ("Last step", -1)))
+        images = "".join(
+            f"<div>{escape(name)}: {escape(self.steps[at][0])}</div>{self.image(at)}"
+            for name, at in (("First step", 0), ("Last step", -1))
+        )
         looks = sorted({look for _, changes in self.steps for _, look, _ in changes})
-        steps = [[label, [part for cell, look, mark in changes for part in (cell, looks.index(look), mark)]] for label, changes in self.steps]
-        scene = {"svg": self.svg([]), "cells": self.cells, "steps": steps, "looks": looks, "adds": self.adds, "empty": self.empty}
+        steps = [
+            [label, [part for cell, look, mark in changes for part in (cell, looks.index(look), mark)]]
+            for label, changes in self.steps
+        ]
+        scene = {
+            "svg": self.svg([]),
+            "cells": self.cells,
+            "steps": steps,
+            "looks": looks,
+            "adds": self.adds,
+            "empty": self.empty,
+        }
         data = json.dumps(scene, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-        return (f'<figure><figcaption>{escape(self.title)}</figcaption>{notices}<div class="sim-static">{images}</div><div class="sim-live" hidden></div>'
-                f"<details><summary>in words</summary><pre>{escape(words)}</pre></details><script>{SCRIPT % data}</script></figure>")
+        return (
+            f"<figure><figcaption>{escape(self.title)}</figcaption>{notices}<div"
+            f' class="sim-static">{images}</div><div class="sim-live" hidden></div><details><summary>in'
+            f" words</summary><pre>{escape(words)}</pre></details><script>{SCRIPT % data}</script></figure>"
+        )
 
     def image(self, at):
         """Step `at` (0 or -1) as an <img>."""
         at %= len(self.steps)
         state = dict.fromkeys(range(len(self.cells)), (self.empty, ""))
-        for _, changes in self.steps[0 if self.adds else at:at + 1]:
+        for _, changes in self.steps[0 if self.adds else at : at + 1]:
             state |= {cell: (look, mark) for cell, look, mark in changes}
         drawn = [(look, *self.cells[cell]) for cell, (look, _) in state.items()]
         drawn += [("none now", *self.cells[cell]) for cell, *_ in self.steps[at][1] if self.adds]
-        marks = [(x + (w >> 1), y + (h >> 1) + 3, state[cell][1], "mark") for cell, (x, y, w, h) in enumerate(self.cells) if state[cell][1] != ""]
-        svg = self.svg(drawn, marks, f"<style>{IMAGE_STYLE}</style><rect class='paper' width='100%' height='100%'/>")
+        marks = [
+            (x + (w >> 1), y + (h >> 1) + 3, state[cell][1], "mark")
+            for cell, (x, y, w, h) in enumerate(self.cells)
+            if state[cell][1] != ""
+        ]
+        svg = self.svg(
+            drawn, marks, f"<style>{IMAGE_STYLE}</style><rect class='paper' width='100%' height='100%'/>"
+        )
         alternative = escape(f"{self.title}. {self.steps[at][0]}", quote=True)
-        return f'<img alt="{alternative}" width="{self.width}" src="data:image/svg+xml,{quote(svg, safe=" =:/;,().-!")}">'
+        return (
+            f'<img alt="{alternative}" width="{self.width}"'
+            f' src="data:image/svg+xml,{quote(svg, safe=" =:/;,().-!")}">'
+        )
 
     def svg(self, drawn, marks=(), head=""):
         """The picture as SVG text; boxes that look alike are one path."""
         alike = {}
         for look, *box in [*self.boxes, *drawn]:
             alike.setdefault(look, []).append(box)
-        shapes = "".join(f"<path class='{look}' d='{''.join(f'M{x} {y}h{w}v{h}h{-w}z' for x, y, w, h in joined(boxes))}'/>" for look, boxes in alike.items())
-        texts = "".join(f"<text x='{x}' y='{y}' class='{look}'>{escape(str(text))}</text>" for x, y, text, look in [*self.labels, *marks])
-        return (f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {self.width} {self.height}' width='{self.width}' role='img' "
-                f"aria-label='{escape(self.title, quote=True)}'>{head}{shapes}{texts}</svg>")
+        shapes = "".join(
+            f"<path class='{look}' d='{''.join(f'M{x} {y}h{w}v{h}h{-w}z' for x, y, w, h in joined(boxes))}'/>"
+            for look, boxes in alike.items()
+        )
+        texts = "".join(
+            f"<text x='{x}' y='{y}' class='{look}'>{escape(str(text))}</text>"
+            for x, y, text, look in [*self.labels, *marks]
+        )
+        return (
+            f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {self.width} {self.height}'"
+            f" width='{self.width}' role='img'"
+            f" aria-label='{escape(self.title, quote=True)}'>{head}{shapes}{texts}</svg>"
+        )
 
     def legend(self, y, *entries):
         """Coloured boxes with their meaning, from left to right."""
@@ -150,12 +216,20 @@ def joined(boxes):
     return result
 
 
-VERBS = {"load": ("load", "loads"), "store": ("store to", "stores to"), "atomic": ("atomically change", "atomically changes")}  # of threads, of a thread
+VERBS = {
+    "load": ("load", "loads"),
+    "store": ("store to", "stores to"),
+    "atomic": ("atomically change", "atomically changes"),
+}  # of threads, of a thread
 
 
 def cut_notice(recording):
     """A notice, in a list, if events are missing at the end of the trace."""
-    return [f"The trace was full: {plural(recording.cut, 'later event')} are not in it."] if recording.cut else []
+    return (
+        [f"The trace was full: {plural(recording.cut, 'later event')} are not in it."]
+        if recording.cut
+        else []
+    )
 
 
 def plural(number, noun):

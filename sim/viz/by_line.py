@@ -1,4 +1,5 @@
 """by line: a kernel's source with what each line cost beside it."""
+
 import inspect
 from html import escape
 
@@ -10,22 +11,45 @@ COLUMNS = {
     "stores": lambda line: line.get("stores"),
     "atomics": lambda line: line.get("atomics"),
     "bytes": lambda line: sum(line.get(f"{what}_bytes", 0) for what in ("load", "store", "atomic")),
-    "sectors (fewest)": lambda line: line.get("sectors") and f"{line['sectors']:,} ({line['fewest_sectors']:,})",
+    "sectors (fewest)": lambda line: (
+        line.get("sectors") and f"{line['sectors']:,} ({line['fewest_sectors']:,})"
+    ),
     "turns (fewest)": lambda line: line.get("turns") and f"{line['turns']:,} ({line['fewest_turns']:,})",
     "ways": lambda line: line.get("ways"),
-    "branches (divergent)": lambda line: line.get("branches") and f"{line['branches']:,} ({line['divergent']:,})",
+    "branches (divergent)": lambda line: (
+        line.get("branches") and f"{line['branches']:,} ({line['divergent']:,})"
+    ),
     "barriers": lambda line: line.get("syncthreads", 0) + line.get("grid.sync", 0),
     "warp ops": lambda line: sum(number for name, number in line.items() if name not in COUNTED),
 }
 COUNTED = {  # every other counter of a line is a warp operation: a shuffle, a vote, a match, syncwarp
-           "loads", "stores", "atomics", "load_bytes", "store_bytes", "atomic_bytes", "requests", "sectors", "fewest_sectors",
-           "shared_requests", "turns", "fewest_turns", "ways", "syncthreads", "grid.sync", "branches", "divergent"}
-MEANING = ("sectors: pieces of 32 bytes of global memory that warps touched, and the fewest possible. turns: how often shared memory had to serve, the fewest "
-           "possible, and the worst ways of a bank conflict.")
+    "loads",
+    "stores",
+    "atomics",
+    "load_bytes",
+    "store_bytes",
+    "atomic_bytes",
+    "requests",
+    "sectors",
+    "fewest_sectors",
+    "shared_requests",
+    "turns",
+    "fewest_turns",
+    "ways",
+    "syncthreads",
+    "grid.sync",
+    "branches",
+    "divergent",
+}
+MEANING = (
+    "sectors: pieces of 32 bytes of global memory that warps touched, and the fewest possible. turns: how"
+    " often shared memory had to serve, the fewest possible, and the worst ways of a bank conflict."
+)
 
 
 def by_line(code, lines):
-    """A View of the functions whose code objects are `code`, beside the counters `lines` {(function, line): {name: number}}."""
+    """A View of the functions whose code objects are `code`, beside the counters `lines` {(function, line):
+    {name: number}}."""
     parts = [(code_object.co_name, source(code_object)) for code_object in code]
     texts, bodies = [], []
     for name, text in parts:
@@ -37,7 +61,8 @@ def by_line(code, lines):
 
 
 def source(code):
-    """The lines of a function from its `def` on, without common indentation; none where there is no source."""
+    """The lines of a function from its `def` on, without common indentation; none where there is no
+    source."""
     try:
         text = inspect.getsourcelines(code)[0]
     except (OSError, TypeError):
@@ -63,6 +88,7 @@ def as_text(name, rows):
 
     def joined(texts):
         return "  ".join(f"{text:>{width}}" for text, width in zip(texts, widths))
+
     body = [f"{joined(row)}  {number:>4}  {line}".rstrip() for row, (number, line, _) in zip(cells, rows)]
     return "\n".join([f"{joined(used)}  line  {name}", *body]) if rows else f"{name} has no source to show"
 
@@ -78,6 +104,12 @@ def as_html(name, rows):
         return f"<p>{escape(name)} has no source to show</p>"
     used, cells = table(rows)
     head = "".join(f"<th>{heading}</th>" for heading in used)
-    body = "".join(f"<tr>{''.join(f'<td>{text}</td>' for text in row)}<td>{number}</td><td {LEFT_ALIGNED}><code class='source'>{indented(line)}</code></td></tr>"
-                   for row, (number, line, _) in zip(cells, rows))
-    return f'<table><thead><tr>{head}<th>line</th><th {LEFT_ALIGNED}>{escape(name)}</th></tr></thead><tbody>{body}</tbody></table>'
+    body = "".join(
+        f"<tr>{''.join(f'<td>{text}</td>' for text in row)}<td>{number}</td><td {LEFT_ALIGNED}><code"
+        f" class='source'>{indented(line)}</code></td></tr>"
+        for row, (number, line, _) in zip(cells, rows)
+    )
+    return (
+        f"<table><thead><tr>{head}<th>line</th><th"
+        f" {LEFT_ALIGNED}>{escape(name)}</th></tr></thead><tbody>{body}</tbody></table>"
+    )

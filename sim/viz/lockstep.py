@@ -1,4 +1,6 @@
-"""A Recording as warps would live it: which accesses its lanes do together, and when, counted in accesses since the last barrier."""
+"""A Recording as warps would live it: which accesses its lanes do together, and when, counted in accesses
+since the last barrier."""
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +11,8 @@ from sim.viz import VERBS, plural, ranges
 
 @dataclass(frozen=True)
 class Request:
-    """The k-th execution of a site, since the last barrier, by each lane of a warp. `rows` are its accesses in the Recording, by lane."""
+    """The k-th execution of a site, since the last barrier, by each lane of a warp. `rows` are its accesses
+    in the Recording, by lane."""
 
     epoch: int
     time: int  # how many accesses its latest lane had done since the barrier
@@ -21,15 +24,24 @@ def block_number(recording, block):
     """The position in `recording.blocks` of `block`: (x, y, z), x, or None for the lowest."""
     if not recording.blocks:
         raise ValueError("the trace is empty: the kernel accessed no array")
-    wanted = min(recording.blocks, key=lambda index: index[::-1]) if block is None else (*block, 0, 0)[:3] if isinstance(block, tuple) else (block, 0, 0)
+    wanted = (
+        min(recording.blocks, key=lambda index: index[::-1])
+        if block is None
+        else (*block, 0, 0)[:3]
+        if isinstance(block, tuple)
+        else (block, 0, 0)
+    )
     if wanted not in recording.blocks:
-        raise ValueError(f"block {wanted} is not in the trace, which holds {plural(len(recording.blocks), 'block')}, the first {recording.blocks[0]}; "
-                         "Trace(blocks=[...]) records the blocks that you name")
+        raise ValueError(
+            f"block {wanted} is not in the trace, which holds {plural(len(recording.blocks), 'block')}, the"
+            f" first {recording.blocks[0]}; Trace(blocks=[...]) records the blocks that you name"
+        )
     return recording.blocks.index(wanted)
 
 
 def times(recording, rows):
-    """For each of `rows` (accesses of one block and epoch): how many accesses its thread had done before in that epoch."""
+    """For each of `rows` (accesses of one block and epoch): how many accesses its thread had done before in
+    that epoch."""
     order = np.argsort(recording.thread[rows], kind="stable")
     threads = recording.thread[rows][order]
     starts = np.flatnonzero(np.diff(threads, prepend=-1))
@@ -53,8 +65,15 @@ def requests(recording, number):
             continue
         order, request = recording.spec.requests(recording.thread[rows], recording.site[rows])
         time = times(recording, rows)[order]
-        together = [Request(epoch, int(time[part].max()), int(recording.thread[rows[order[part[0]]]]) // size, rows[order[part]])
-                    for part in np.split(np.argsort(request, kind="stable"), np.cumsum(np.bincount(request))[:-1])]
+        together = [
+            Request(
+                epoch,
+                int(time[part].max()),
+                int(recording.thread[rows[order[part[0]]]]) // size,
+                rows[order[part]],
+            )
+            for part in np.split(np.argsort(request, kind="stable"), np.cumsum(np.bincount(request))[:-1])
+        ]
         yield from sorted(together, key=lambda r: (r.time, r.warp))
 
 
@@ -63,4 +82,7 @@ def sentence(recording, request):
     first = recording[request.rows[0]]
     threads = recording.thread[request.rows].tolist()
     who = f"thread{'s' * (len(threads) > 1)} {ranges(threads)} {VERBS[first.kind][len(threads) == 1]}"
-    return f"block {index_text(first.block)}, epoch {request.epoch}: {who} {first.array}   {first.site.function} line {first.site.line}  {first.site.source}"
+    return (
+        f"block {index_text(first.block)}, epoch {request.epoch}: {who} {first.array}   {first.site.function}"
+        f" line {first.site.line}  {first.site.source}"
+    )

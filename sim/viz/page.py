@@ -1,4 +1,6 @@
-"""page: a whole report as HTML: what was launched, the findings, the counters, the source with its cost, and, if the launch was traced, figures."""
+"""page: a whole report as HTML: what was launched, the findings, the counters, the source with its cost, and,
+if the launch was traced, figures."""
+
 from html import escape
 
 from sim.viz import LEFT_ALIGNED, View
@@ -10,8 +12,13 @@ MOST_MAPS = 2
 
 def page(report):
     """The View of a Report; its text is the report's."""
-    parts = [f"<b>{escape(report.headline)}</b>", *(f"<div>{escape(line)}</div>" for line in report.summary())]
-    parts += [f'<pre class="{finding.severity}">{escape(finding.message)}</pre>' for finding in report.findings]
+    parts = [
+        f"<b>{escape(report.headline)}</b>",
+        *(f"<div>{escape(line)}</div>" for line in report.summary()),
+    ]
+    parts += [
+        f'<pre class="{finding.severity}">{escape(finding.message)}</pre>' for finding in report.findings
+    ]
     if report.counters.get("arrays"):
         parts += ["<h4>Memory traffic by array</h4>", arrays_table(report.counters["arrays"])]
     if report.counters.get("lines"):
@@ -21,7 +28,8 @@ def page(report):
 
 
 def figures(trace):
-    """The timeline of the lowest block and the maps of the first shared arrays (of global ones, if there are none)."""
+    """The timeline of the lowest block and the maps of the first shared arrays (of global ones, if there are
+    none)."""
     if trace is None or not len(trace):
         return
     yield timeline(trace)
@@ -31,9 +39,22 @@ def figures(trace):
 
 
 def arrays_table(arrays):
-    kinds = [kind for kind in ("load", "store", "atomic") if any(f"{kind}s" in counted for counted in arrays.values())]
+    kinds = [
+        kind
+        for kind in ("load", "store", "atomic")
+        if any(f"{kind}s" in counted for counted in arrays.values())
+    ]
     head = "".join(f"<th>{kind}s</th><th>bytes</th>" for kind in kinds)
-    rows = "".join(f'<tr><td {LEFT_ALIGNED}><code>{escape(name)}</code></td><td {LEFT_ALIGNED}>{space}</td>'
-                   + "".join(f"<td>{counted.get(f'{kind}s', 0):,}</td><td>{counted.get(f'{kind}_bytes', 0):,}</td>" for kind in kinds) + "</tr>"
-                   for (space, name), counted in arrays.items())
-    return f'<table><thead><tr><th {LEFT_ALIGNED}>array</th><th {LEFT_ALIGNED}>memory</th>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    rows = "".join(
+        f"<tr><td {LEFT_ALIGNED}><code>{escape(name)}</code></td><td {LEFT_ALIGNED}>{space}</td>"
+        + "".join(
+            f"<td>{counted.get(f'{kind}s', 0):,}</td><td>{counted.get(f'{kind}_bytes', 0):,}</td>"
+            for kind in kinds
+        )
+        + "</tr>"
+        for (space, name), counted in arrays.items()
+    )
+    return (
+        f"<table><thead><tr><th {LEFT_ALIGNED}>array</th><th"
+        f" {LEFT_ALIGNED}>memory</th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    )

@@ -1,4 +1,5 @@
 """timeline: the threads of one block against time, barriers as lines, and who waits at them."""
+
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
@@ -11,17 +12,34 @@ from sim.viz.lockstep import block_number, epochs, times
 
 MOST_THREADS, MOST_COLUMNS = 64, 160
 LEFT, TOP, WIDE, NARROW, GAP = 64, 44, 24, 6, 6
-LEGEND = {"global-load": "load, global", "load": "load, shared", "global-store": "store, global", "store": "store, shared", "atomic": "atomic", "rail": "waits"}
+LEGEND = {
+    "global-load": "load, global",
+    "load": "load, shared",
+    "global-store": "store, global",
+    "store": "store, shared",
+    "atomic": "atomic",
+    "rail": "waits",
+}
 
 
 def timeline(recording, block=None):
-    """A View of `block` (the lowest in the trace, if None). Time counts each thread's accesses since the last barrier: it is not clock cycles."""
+    """A View of `block` (the lowest in the trace, if None). Time counts each thread's accesses since the last
+    barrier: it is not clock cycles."""
     number, threads = block_number(recording, block), prod(recording.threads)
     moments = [(epoch, rows, times(recording, rows)) for epoch, rows in epochs(recording, number)]
     total = sum(int(time.max()) + 1 for *_, time in moments if len(time))
-    scene = Timeline(f"block {index_text(recording.blocks[number])}: what each thread does, access by access", 0, 0, recording=recording, threads=threads, total=total)
+    scene = Timeline(
+        f"block {index_text(recording.blocks[number])}: what each thread does, access by access",
+        0,
+        0,
+        recording=recording,
+        threads=threads,
+        total=total,
+    )
     for epoch, rows, time in moments:
-        barrier = np.flatnonzero((recording.block == number) & (recording.kind == BARRIER) & (recording.epoch == epoch))
+        barrier = np.flatnonzero(
+            (recording.block == number) & (recording.kind == BARRIER) & (recording.epoch == epoch)
+        )
         scene.epoch(epoch, rows, time, None if not len(barrier) else SITES[int(recording.site[barrier[0]])])
     scene.frame()
     if scene.shown < threads:
@@ -34,7 +52,8 @@ def timeline(recording, block=None):
 
 @dataclass
 class Timeline(Scene):
-    """The picture while it grows from left to right, to a column for each of `total` moments and a gap for each barrier."""
+    """The picture while it grows from left to right, to a column for each of `total` moments and a gap for
+    each barrier."""
 
     adds: bool = False
     empty: str = "none"
@@ -49,7 +68,8 @@ class Timeline(Scene):
         self.column = min(WIDE, max(NARROW, 720 // max(self.total, 1)))
 
     def epoch(self, number, rows, time, barrier):
-        """The accesses `rows` between two barriers, of which the second is at the site `barrier` (None: the block ends)."""
+        """The accesses `rows` between two barriers, of which the second is at the site `barrier` (None: the
+        block ends)."""
         for moment in range(int(time.max()) + 1 if len(time) else 0):
             if len(self.steps) == MOST_COLUMNS:
                 return
@@ -66,10 +86,20 @@ class Timeline(Scene):
             if thread < self.shown:
                 self.boxes.append((look, self.x, TOP + thread * self.row, self.column, self.row - 2))
         waiting = sorted(set(range(self.threads)) - set(busy)) if barrier else []
-        self.boxes += [("rail", self.x, TOP + thread * self.row + self.row // 2 - 2, self.column, 2) for thread in waiting if thread < self.shown]
-        wait = f"; {plural(len(waiting), 'thread')} wait{'s' * (len(waiting) == 1)} ({ranges(waiting)})" if waiting else ""
+        self.boxes += [
+            ("rail", self.x, TOP + thread * self.row + self.row // 2 - 2, self.column, 2)
+            for thread in waiting
+            if thread < self.shown
+        ]
+        wait = (
+            f"; {plural(len(waiting), 'thread')} wait{'s' * (len(waiting) == 1)} ({ranges(waiting)})"
+            if waiting
+            else ""
+        )
         self.cells.append((self.x, TOP - 4, self.column, self.shown * self.row + 6))
-        self.steps.append((f"{when}: {doings(self.recording, rows)}{wait}", [(len(self.steps), "cursor", "")]))
+        self.steps.append(
+            (f"{when}: {doings(self.recording, rows)}{wait}", [(len(self.steps), "cursor", "")])
+        )
         self.x += self.column
 
     def look(self, row):
@@ -80,8 +110,13 @@ class Timeline(Scene):
     def frame(self):
         """What stands around the columns: thread numbers, the legend; and the size of it all."""
         self.width, self.height = max(self.x + 12, 640), TOP + self.shown * self.row + 30
-        self.labels += [(LEFT - 8, TOP + thread * self.row + self.row - 3, thread or "thread 0", "end") for thread in range(0, self.shown, 8 if self.shown > 16 else 1)]
-        self.labels += [(LEFT - 8, self.height - 14, "line", "end")] * any(look == "line" for look, *_ in self.boxes)
+        self.labels += [
+            (LEFT - 8, TOP + thread * self.row + self.row - 3, thread or "thread 0", "end")
+            for thread in range(0, self.shown, 8 if self.shown > 16 else 1)
+        ]
+        self.labels += [(LEFT - 8, self.height - 14, "line", "end")] * any(
+            look == "line" for look, *_ in self.boxes
+        )
         self.legend(8, *LEGEND.items())
 
 
@@ -91,4 +126,7 @@ def doings(recording, rows):
     for position in rows.tolist():
         event = recording[position]
         counts[event.site.line, event.kind, event.array] += 1
-    return ", ".join(f"{plural(n, 'thread')} {VERBS[kind][n == 1]} {array} (line {line})" for (line, kind, array), n in sorted(counts.items()))
+    return ", ".join(
+        f"{plural(n, 'thread')} {VERBS[kind][n == 1]} {array} (line {line})"
+        for (line, kind, array), n in sorted(counts.items())
+    )

@@ -1,4 +1,6 @@
-"""warp grid: one line's accesses, warp by warp: which lanes are active, and which bank or sector each of them asks for."""
+"""warp grid: one line's accesses, warp by warp: which lanes are active, and which bank or sector each of them
+asks for."""
+
 import numpy as np
 
 from sim.events import SITES, index_text
@@ -10,25 +12,50 @@ LEFT, TOP, SIDE = 92, 60, 16
 
 
 def warp_grid(recording, line, function=None, block=None, warp=None):
-    """A View of the accesses to shared and global memory on line `line` of the kernel (or of `function`), by the warps of `block`, or one of them.
+    """A View of the accesses to shared and global memory on line `line` of the kernel (or of `function`), by
+    the warps of `block`, or one of them.
 
-    Rows are lanes. Columns are the banks of shared memory, or the sectors of global memory that the request touches, in order of address. The last row counts the
-    words that are wanted of each bank (the turns that it takes), or the lanes that a sector serves.
+    Rows are lanes. Columns are the banks of shared memory, or the sectors of global memory that the request
+    touches, in order of address. The last row counts the words that are wanted of each bank (the turns that
+    it takes), or the lanes that a sector serves.
     """
     number, spec = block_number(recording, block), recording.spec
     found = [r for r in requests(recording, number) if matches(recording, r, line, function, warp)]
     if not found:
-        raise ValueError(f"line {line} made no access to shared or global memory in block {index_text(recording.blocks[number])}; lines that did: {lines_with_accesses(recording)}")
+        raise ValueError(
+            f"line {line} made no access to shared or global memory in block"
+            f" {index_text(recording.blocks[number])}; lines that did: {lines_with_accesses(recording)}"
+        )
     columns = max(spec.banks, spec.warp_size)
     where = f"line {line}" if function is None else f"{function} line {line}"
     site = SITES[int(recording.site[found[0].rows[0]])]
-    scene = Scene(f"block {index_text(recording.blocks[number])}, {where}: {site.source}", LEFT + (columns + 1) * SIDE + 8, TOP + (spec.warp_size + 1) * SIDE + 24, adds=False)
+    scene = Scene(
+        f"block {index_text(recording.blocks[number])}, {where}: {site.source}",
+        LEFT + (columns + 1) * SIDE + 8,
+        TOP + (spec.warp_size + 1) * SIDE + 24,
+        adds=False,
+    )
     scene.cells = [(LEFT - SIDE - 6, TOP + lane * SIDE, SIDE - 2, SIDE - 2) for lane in range(spec.warp_size)]
-    scene.cells += [(LEFT + column * SIDE, TOP + lane * SIDE, SIDE - 2, SIDE - 2) for lane in range(spec.warp_size + 1) for column in range(columns)]
-    scene.labels = [(LEFT - SIDE - 12, TOP + lane * SIDE + 11, f"lane {lane}" if lane == 0 else lane, "end") for lane in range(0, spec.warp_size, 4)]
+    scene.cells += [
+        (LEFT + column * SIDE, TOP + lane * SIDE, SIDE - 2, SIDE - 2)
+        for lane in range(spec.warp_size + 1)
+        for column in range(columns)
+    ]
+    scene.labels = [
+        (LEFT - SIDE - 12, TOP + lane * SIDE + 11, f"lane {lane}" if lane == 0 else lane, "end")
+        for lane in range(0, spec.warp_size, 4)
+    ]
     scene.labels += [(LEFT + column * SIDE + 7, TOP - 6, column, "middle") for column in range(0, columns, 4)]
-    scene.labels += [(LEFT - 8, TOP + spec.warp_size * SIDE + 11, "in all", "end"), (LEFT, TOP - 22, "banks of shared memory, or sectors of global memory from the lowest", "")]
-    scene.legend(6, ("active", "lane takes part"), ("load", "served at once"), ("clash", "bank conflict, or more sectors than needed"))
+    scene.labels += [
+        (LEFT - 8, TOP + spec.warp_size * SIDE + 11, "in all", "end"),
+        (LEFT, TOP - 22, "banks of shared memory, or sectors of global memory from the lowest", ""),
+    ]
+    scene.legend(
+        6,
+        ("active", "lane takes part"),
+        ("load", "served at once"),
+        ("clash", "bank conflict, or more sectors than needed"),
+    )
     scene.steps = [step(recording, request, columns) for request in found[:MOST_STEPS]]
     if len(found) > MOST_STEPS:
         scene.notices.append(f"The first {MOST_STEPS} of {len(found):,} requests are drawn.")
@@ -39,12 +66,26 @@ def warp_grid(recording, line, function=None, block=None, warp=None):
 def matches(recording, request, line, function, warp):
     row = request.rows[0]
     site = SITES[int(recording.site[row])]
-    return (site.line == line and function in (None, site.function) and warp in (None, request.warp)
-            and recording.arrays[recording.array[row]].space in ("shared", "global"))
+    return (
+        site.line == line
+        and function in (None, site.function)
+        and warp in (None, request.warp)
+        and recording.arrays[recording.array[row]].space in ("shared", "global")
+    )
 
 
 def lines_with_accesses(recording):
-    return ", ".join(map(str, sorted({SITES[site].line for site in np.unique(recording.site[recording.array >= 0]).tolist()}))) or "none"
+    return (
+        ", ".join(
+            map(
+                str,
+                sorted(
+                    {SITES[site].line for site in np.unique(recording.site[recording.array >= 0]).tolist()}
+                ),
+            )
+        )
+        or "none"
+    )
 
 
 def step(recording, request, columns):
@@ -52,11 +93,24 @@ def step(recording, request, columns):
     rows, spec = request.rows, recording.spec
     home, site = recording.arrays[recording.array[rows[0]]], SITES[int(recording.site[rows[0]])]
     lanes = recording.thread[rows] % spec.warp_size
-    cost, asked, total, clashing = (banks if home.space == "shared" else sectors)(recording, rows, lanes, home.itemsize, site)
-    words = f"warp {request.warp}, epoch {request.epoch}: {len(rows)} of {spec.warp_size} lanes {VERBS[site.kind][0]} {home.space} array {home.name}: {cost}"
+    cost, asked, total, clashing = (banks if home.space == "shared" else sectors)(
+        recording, rows, lanes, home.itemsize, site
+    )
+    words = (
+        f"warp {request.warp}, epoch {request.epoch}: {len(rows)} of {spec.warp_size} lanes"
+        f" {VERBS[site.kind][0]} {home.space} array {home.name}: {cost}"
+    )
     looks = [(lane, "active", "") for lane in lanes.tolist()]
-    looks += [(spec.warp_size + lane * columns + column, "clash" if column in clashing else "load", "") for lane, column in asked if column < columns]
-    looks += [(spec.warp_size + spec.warp_size * columns + column, "clash" if column in clashing else "load", count) for column, count in total.items() if column < columns]
+    looks += [
+        (spec.warp_size + lane * columns + column, "clash" if column in clashing else "load", "")
+        for lane, column in asked
+        if column < columns
+    ]
+    looks += [
+        (spec.warp_size + spec.warp_size * columns + column, "clash" if column in clashing else "load", count)
+        for column, count in total.items()
+        if column < columns
+    ]
     return words, looks
 
 
@@ -64,7 +118,9 @@ def banks(recording, rows, lanes, itemsize, site):
     """(cost in words, [(lane, bank)], {bank: words wanted at once}, banks in conflict)."""
     spec, address = recording.spec, recording.address[rows]
     size = np.full(len(rows), itemsize)
-    (turns,), (fewest,), (ways,) = spec.wavefronts(np.zeros(len(rows), np.int64), lanes, address, size, np.full(len(rows), site.kind == "atomic"))
+    (turns,), (fewest,), (ways,) = spec.wavefronts(
+        np.zeros(len(rows), np.int64), lanes, address, size, np.full(len(rows), site.kind == "atomic")
+    )
     each = max(itemsize // spec.bank_bytes, 1)
     asked, wanted = [], {}
     for lane, start in zip(lanes.tolist(), address.tolist()):
@@ -75,7 +131,12 @@ def banks(recording, rows, lanes, itemsize, site):
     together = len if site.kind == "atomic" else lambda words: len(set(words))
     total = {bank: max(map(together, phases.values())) for bank, phases in wanted.items()}
     conflict = "no bank conflict" if ways == 1 else f"{ways}-way bank conflict"
-    return f"{conflict}, {plural(int(turns), 'turn')} (fewest {fewest})", asked, total, {bank for bank, n in total.items() if n > 1}
+    return (
+        f"{conflict}, {plural(int(turns), 'turn')} (fewest {fewest})",
+        asked,
+        total,
+        {bank for bank, n in total.items() if n > 1},
+    )
 
 
 def sectors(recording, rows, lanes, itemsize, site):
@@ -84,4 +145,9 @@ def sectors(recording, rows, lanes, itemsize, site):
     (touched,), (fewest,) = spec.sectors(np.zeros(len(rows), np.int64), address, np.full(len(rows), itemsize))
     distinct, column = np.unique(address // spec.sector_bytes, return_inverse=True)
     total = dict(enumerate(np.bincount(column).tolist()))
-    return f"{plural(int(touched), 'sector')} (fewest {fewest})", list(zip(lanes.tolist(), column.tolist())), total, set(total) if touched > fewest else set()
+    return (
+        f"{plural(int(touched), 'sector')} (fewest {fewest})",
+        list(zip(lanes.tolist(), column.tolist())),
+        total,
+        set(total) if touched > fewest else set(),
+    )

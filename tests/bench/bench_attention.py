@@ -1,4 +1,5 @@
-"""How fast the attention kernels are on this GPU beside PyTorch's own, and what a launch costs the host: python tests/bench/bench_attention.py"""
+"""How fast the attention kernels are on this GPU beside PyTorch's own, and what a launch costs the host:
+python tests/bench/bench_attention.py"""
 
 import statistics
 import time
@@ -13,16 +14,30 @@ SHAPES = [(1, 16, 1024, 64), (4, 16, 2048, 32), (4, 16, 2048, 64), (4, 16, 2048,
 
 
 def main():
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, numba {numba.__version__}; float32, causal; milliseconds, median of 20")
-    print(f"{'B, H, N, d':>20} {'flash':>9} {'warp':>9} {'PyTorch':>9} {'flash, TFLOP/s':>15} {'worst error':>12}")
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, numba {numba.__version__}; float32,"
+        " causal; milliseconds, median of 20"
+    )
+    print(
+        f"{'B, H, N, d':>20} {'flash':>9} {'warp':>9} {'PyTorch':>9} {'flash, TFLOP/s':>15}"
+        f" {'worst error':>12}"
+    )
     for shape in SHAPES:
         q, k, v = torch.randn(3, *shape, device="cuda")
         wanted = scaled_dot_product_attention(q, k, v, is_causal=True)
-        error = max((kernel(q, k, v) - wanted).abs().max().item() for kernel in (flash_attention, warp_attention))
+        error = max(
+            (kernel(q, k, v) - wanted).abs().max().item() for kernel in (flash_attention, warp_attention)
+        )
         flash, warp = milliseconds(flash_attention, q, k, v), milliseconds(warp_attention, q, k, v)
         own = milliseconds(lambda *qkv: scaled_dot_product_attention(*qkv, is_causal=True), q, k, v)
-        print(f"{str(shape):>20} {flash:9.3f} {warp:9.3f} {own:9.3f} {operations(*shape) / flash / 1e9:15.2f} {error:12.1e}")
-    print(f"host time of a launch, q of {(1, 1, 32, 16)}: {host_microseconds(flash_attention, (1, 1, 32, 16)):.0f} µs")
+        print(
+            f"{str(shape):>20} {flash:9.3f} {warp:9.3f} {own:9.3f} {operations(*shape) / flash / 1e9:15.2f}"
+            f" {error:12.1e}"
+        )
+    print(
+        f"host time of a launch, q of {(1, 1, 32, 16)}:"
+        f" {host_microseconds(flash_attention, (1, 1, 32, 16)):.0f} µs"
+    )
 
 
 def operations(batch, heads, n, d):

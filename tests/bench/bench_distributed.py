@@ -1,9 +1,12 @@
-"""Convolutional attention over several GPUs: equality with one, times over the length of the sequence, the share of communication. Writes JSON.
+"""Convolutional attention over several GPUs: equality with one, times over the length of the sequence, the
+share of communication. Writes JSON.
 
-    python tests/bench/bench_distributed.py [--ranks 2] [--lengths 32768 65536 131072] [--json kernels/data/sharded.json]
+    python tests/bench/bench_distributed.py [--ranks 2] [--lengths 32768 65536 131072] [--json
+    kernels/data/sharded.json]
 
-One process per GPU, NCCL; "one GPU" is the same call in a group of one. Communication alone is the same exchanges with no kernel launched; computation alone is the
-same kernels with nothing sent, each rank using memory of the right shape for what would have come.
+One process per GPU, NCCL; "one GPU" is the same call in a group of one. Communication alone is the same
+exchanges with no kernel launched; computation alone is the same kernels with nothing sent, each rank using
+memory of the right shape for what would have come.
 """
 
 import argparse
@@ -21,8 +24,17 @@ from kernels.conv_cases import Shape, inputs, relative_errors, results
 from kernels.distributed import Ring, conv_attention_sharded, shard, unshard
 
 TAPS = 7
-EQUAL = [Shape(1, 2, n, d, *taps, causal) for n, d, taps, causal in
-         [(1, 8, (3, 3), True), (7, 8, (15, 15), True), (1000, 64, (7, 7), True), (1001, 64, (6, 11), False), (4096, 128, (6, 11), True), (129, 20, (1, 15), True)]]
+EQUAL = [
+    Shape(1, 2, n, d, *taps, causal)
+    for n, d, taps, causal in [
+        (1, 8, (3, 3), True),
+        (7, 8, (15, 15), True),
+        (1000, 64, (7, 7), True),
+        (1001, 64, (6, 11), False),
+        (4096, 128, (6, 11), True),
+        (129, 20, (1, 15), True),
+    ]
+]
 
 
 class Silent(Ring):
@@ -39,13 +51,17 @@ def equality(device, group):
         q, k, v, w, d_o = inputs(shape, device=device)
         o, _, *gradients = results(q, k, v, w, d_o, shape.causal)
         for layout in sharded.LAYOUTS:
-            leaves = [shard(x, group, layout).requires_grad_() for x in (q, k, v)] + [w.clone().requires_grad_()]
+            leaves = [shard(x, group, layout).requires_grad_() for x in (q, k, v)] + [
+                w.clone().requires_grad_()
+            ]
             mine = conv_attention_sharded(*leaves, group, shape.causal, layout=layout)
             *found, d_w = torch.autograd.grad(mine, leaves, shard(d_o, group, layout))
             got = [*(unshard(x, group, layout) for x in (mine, *found)), d_w]
             errors = relative_errors((got[0], o[..., 0], *got[1:]), (o, o[..., 0], *gradients))
             errors.pop("L")
-            worst[layout] = {name: max(error, worst.get(layout, {}).get(name, 0)) for name, error in errors.items()}
+            worst[layout] = {
+                name: max(error, worst.get(layout, {}).get(name, 0)) for name, error in errors.items()
+            }
     return worst
 
 
@@ -67,7 +83,8 @@ def milliseconds(call, repeats):
 
 
 def times(n, heads, d, layout, group, repeats, kind=Ring):
-    """(forward, backward) in milliseconds of one call, of the slowest rank; kind: Ring, or Silent for computation alone."""
+    """(forward, backward) in milliseconds of one call, of the slowest rank; kind: Ring, or Silent for
+    computation alone."""
     sharded.Ring = kind
     ranks = distributed.get_world_size(group)
     torch.manual_seed(0)
@@ -98,10 +115,25 @@ def exchanges(n, heads, d, group, repeats):
 
 def rank_main(rank, ranks, store, lengths, heads, d, path):
     torch.cuda.set_device(rank)
-    distributed.init_process_group("nccl", init_method=Path(store).as_uri(), rank=rank, world_size=ranks, device_id=torch.device("cuda", rank))
+    distributed.init_process_group(
+        "nccl",
+        init_method=Path(store).as_uri(),
+        rank=rank,
+        world_size=ranks,
+        device_id=torch.device("cuda", rank),
+    )
     alone = [distributed.new_group([r]) for r in range(ranks)][rank]
-    record = {"date": str(date.today()), "device": torch.cuda.get_device_name(), "ranks": ranks, "heads": heads, "d": d, "taps": TAPS, "torch": torch.__version__,
-              "equality": equality(f"cuda:{rank}", None), "rows": []}
+    record = {
+        "date": str(date.today()),
+        "device": torch.cuda.get_device_name(),
+        "ranks": ranks,
+        "heads": heads,
+        "d": d,
+        "taps": TAPS,
+        "torch": torch.__version__,
+        "equality": equality(f"cuda:{rank}", None),
+        "rows": [],
+    }
     if rank == 0:
         print(json.dumps(record["equality"]), flush=True)
     times(4096, heads, d, "zigzag", None, 2)  # compiles, connects
@@ -122,7 +154,7 @@ def rank_main(rank, ranks, store, lengths, heads, d, path):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("--lengths", type=int, nargs="+", default=[32768, 65536, 131072])
     parser.add_argument("--heads", type=int, default=4)
@@ -131,4 +163,8 @@ if __name__ == "__main__":
     given = parser.parse_args()
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(rank_main, (given.ranks, f"{folder}/store", given.lengths, given.heads, given.d, given.json), given.ranks)
+        multiprocessing.spawn(
+            rank_main,
+            (given.ranks, f"{folder}/store", given.lengths, given.heads, given.d, given.json),
+            given.ranks,
+        )

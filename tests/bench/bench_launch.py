@@ -1,4 +1,5 @@
-"""What a launch costs the host on this GPU, and how a captured CUDA graph saves it: python tests/bench/bench_launch.py"""
+"""What a launch costs the host on this GPU, and how a captured CUDA graph saves it: python
+tests/bench/bench_launch.py"""
 
 import statistics
 import time
@@ -21,16 +22,34 @@ def sum_of_four(a, b, c, d, out):
 
 
 def main():
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, numba {numba.__version__}; microseconds of host time, median of 5 × {CALLS} calls")
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, numba {numba.__version__}; microseconds"
+        f" of host time, median of 5 × {CALLS} calls"
+    )
     tensors = torch.randn(5, 1024, device="cuda").unbind()
-    arrays, stream = [*map(cuda.as_cuda_array, tensors)], external_stream(0, torch.cuda.current_stream().cuda_stream)
+    arrays, stream = (
+        [*map(cuda.as_cuda_array, tensors)],
+        external_stream(0, torch.cuda.current_stream().cuda_stream),
+    )
     launch = sum_of_four, (4,), 256
-    print(f"{'a launch with five tensors, each described anew, as before':60} {host(lambda: plain(*launch, *tensors)):8.1f}")
+    print(
+        f"{'a launch with five tensors, each described anew, as before':60}"
+        f" {host(lambda: plain(*launch, *tensors)):8.1f}"
+    )
     print(f"{'the same by kernels.launch':60} {host(lambda: on_gpu(*launch, *tensors)):8.1f}")
-    print(f"{'the same by kernels.launch, of a shape never seen':60} {host(lambda: (description.cache_clear(), on_gpu(*launch, *tensors))):8.1f}")
-    print(f"{'the same with arrays of Numba, described before':60} {host(lambda: sum_of_four[(4,), 256, stream](*arrays)):8.1f}")
+    print(
+        f"{'the same by kernels.launch, of a shape never seen':60}"
+        f" {host(lambda: (description.cache_clear(), on_gpu(*launch, *tensors))):8.1f}"
+    )
+    print(
+        f"{'the same with arrays of Numba, described before':60}"
+        f" {host(lambda: sum_of_four[(4,), 256, stream](*arrays)):8.1f}"
+    )
     q = torch.randn(SHAPE, device="cuda")
-    print(f"{f'flash_attention, q of {SHAPE}, checks and output included':60} {host(lambda: flash_attention(q, q, q)):8.1f}")
+    print(
+        f"{f'flash_attention, q of {SHAPE}, checks and output included':60}"
+        f" {host(lambda: flash_attention(q, q, q)):8.1f}"
+    )
     print(f"{'ten of them, one after another, until the GPU is done':60} {whole(lambda: chain(q)):8.1f}")
     print(f"{'the same ten, captured in a CUDA graph and replayed':60} {whole(captured(q).replay):8.1f}")
 

@@ -1,9 +1,12 @@
-"""How fast the simulator is, against Numba's own (NUMBA_ENABLE_CUDASIM=1), on the same kernels in one run: `make bench-sim`.
+"""How fast the simulator is, against Numba's own (NUMBA_ENABLE_CUDASIM=1), on the same kernels in one run:
+`make bench-sim`.
 
-Prints one Markdown table: seconds for Numba's simulator, and for each way to run ours the seconds, how many times faster that is, nanoseconds per access of an
-array, and how many seconds longer the first launch took (the native engine compiles then; it is given an empty cache). Times are the best of several runs, a first
-one not counted; Numba's simulator checks nothing.
+Prints one Markdown table: seconds for Numba's simulator, and for each way to run ours the seconds, how many
+    times faster that is, nanoseconds per access of an array, and how many seconds longer the first launch
+    took (the native engine compiles then; it is given an empty cache). Times are the best of several runs, a
+    first one not counted; Numba's simulator checks nothing.
 """
+
 import json
 import os
 import subprocess
@@ -80,7 +83,10 @@ def seconds(launch, arguments, wanted, runs):
 
 def of_numba():
     """Numba's simulator, in this process, which must have been started with NUMBA_ENABLE_CUDASIM=1."""
-    return [seconds(kernel[grid, block], arguments, wanted, runs=1)[0] for _, kernel, grid, block, arguments, wanted in cases()]
+    return [
+        seconds(kernel[grid, block], arguments, wanted, runs=1)[0]
+        for _, kernel, grid, block, arguments, wanted in cases()
+    ]
 
 
 def of_ours():
@@ -97,14 +103,27 @@ def of_ours():
             self.accesses_seen += len(batch.address)
 
     every = (*DEFAULT, *COUNTERS, Trace)
-    ways = {"fibers, no observers": {"observers": ()}, "fibers, default observers": {"observers": DEFAULT},
-            "fibers, every observer": {"observers": every}, "threads, default observers": {"observers": DEFAULT, "engine": "threads"},
-            "native, no observers": {"observers": (), "engine": "native"}, "native, default observers": {"observers": DEFAULT, "engine": "native"},
-            "native, checked and counted": {"observers": (*DEFAULT, *COUNTERS), "engine": "native"}}
+    ways = {
+        "fibers, no observers": {"observers": ()},
+        "fibers, default observers": {"observers": DEFAULT},
+        "fibers, every observer": {"observers": every},
+        "threads, default observers": {"observers": DEFAULT, "engine": "threads"},
+        "native, no observers": {"observers": (), "engine": "native"},
+        "native, default observers": {"observers": DEFAULT, "engine": "native"},
+        "native, checked and counted": {"observers": (*DEFAULT, *COUNTERS), "engine": "native"},
+    }
     for _, kernel, grid, block, arguments, wanted in cases():
         count = Count()
         simulate(kernel, observers=(count,))[grid, block](*arguments)
-        times = {way: seconds(simulate(kernel, **how)[grid, block], arguments, wanted, runs=5 if way.startswith(("fibers", "threads")) else 50) for way, how in ways.items()}
+        times = {
+            way: seconds(
+                simulate(kernel, **how)[grid, block],
+                arguments,
+                wanted,
+                runs=5 if way.startswith(("fibers", "threads")) else 50,
+            )
+            for way, how in ways.items()
+        }
         yield times, count.accesses_seen
 
 
@@ -112,13 +131,18 @@ def main():
     empty_cache = tempfile.TemporaryDirectory()
     os.environ["NUMBA_CACHE_DIR"] = empty_cache.name
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
-    answer = subprocess.run([sys.executable, __file__, "--numba"], env=environment, capture_output=True, text=True, check=True).stdout
+    answer = subprocess.run(
+        [sys.executable, __file__, "--numba"], env=environment, capture_output=True, text=True, check=True
+    ).stdout
     print("| kernel | run by | seconds | times faster | ns per access | first launch, seconds more |")
     print("|---|---|---:|---:|---:|---:|")
     for (name, *_), numba, (ours, accesses) in zip(cases(), json.loads(answer), of_ours()):
         print(f"| {name} | Numba's simulator | {numba:.3f} | 1 | {numba / accesses * 1e9:,.0f} | |")
         for way, (spent, more) in ours.items():
-            print(f"| | {way} | {spent:.6f} | {numba / spent:,.0f} | {spent / accesses * 1e9:,.1f} | {more:.2f} |")
+            print(
+                f"| | {way} | {spent:.6f} | {numba / spent:,.0f} | {spent / accesses * 1e9:,.1f} |"
+                f" {more:.2f} |"
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Records on a GPU what lesson 07 shows: prints the JSON of kernels/data/lesson07.json on stdout, and nothing else.
+"""Records on a GPU what lesson 07 shows: prints the JSON of kernels/data/lesson07.json on stdout, and nothing
+else.
 
 Run from the repository's root, on a machine with a GPU: python tests/bench/record_lesson07.py > lesson07.json
 """
@@ -23,7 +24,7 @@ from kernels.launch import launch
 DEVICE = torch.device("cuda")
 
 
-# The kernels of the lesson ----------------------------------------------------------------------------------------
+# The kernels of the lesson ----------------------------------------------------------------------------------
 
 
 def scale_kernel():
@@ -103,7 +104,7 @@ def five_arguments(q, k, v, scale, out):
         out[i] = scale * (q[i] + k[i] + v[i])
 
 
-# Clocks -----------------------------------------------------------------------------------------------------------
+# Clocks -----------------------------------------------------------------------------------------------------
 
 
 def device_us(work, repeats=30):
@@ -140,7 +141,7 @@ def rounded(value):
     return float(f"{value:.3g}") if value < 100 else round(value)
 
 
-# What is recorded -------------------------------------------------------------------------------------------------
+# What is recorded -------------------------------------------------------------------------------------------
 
 
 def first_launch_ms():
@@ -160,13 +161,32 @@ def float64():
     cases = {
         "relu": ((relu(float32(0)), relu(0.0)), 2**18, 256, (flat, torch.empty_like(flat))),
         "rms_norm": ((rms_norm(float32), rms_norm(float)), 2**9, 128, (rows, gain, torch.empty_like(rows))),
-        "row_sums": ((row_sums(float32(0)), row_sums(0.0)), 2**9, 128, (q, k, torch.empty(2**16, device=DEVICE))),
-        "powers": ((powers(float32(1)), powers(1.0)), 2**16, 256, (flat[: 2**24].tanh(), torch.empty(2**24, device=DEVICE))),
+        "row_sums": (
+            (row_sums(float32(0)), row_sums(0.0)),
+            2**9,
+            128,
+            (q, k, torch.empty(2**16, device=DEVICE)),
+        ),
+        "powers": (
+            (powers(float32(1)), powers(1.0)),
+            2**16,
+            256,
+            (flat[: 2**24].tanh(), torch.empty(2**24, device=DEVICE)),
+        ),
     }
     found = []
     for name, (kernels, grid, block, arguments) in cases.items():
-        narrow, wide = (device_us(lambda kernel=kernel: launch(kernel, (grid,), block, *arguments)) for kernel in kernels)
-        found.append({"kernel": name, "float32_us": rounded(narrow), "float64_us": rounded(wide), "slower": rounded(wide / narrow)})
+        narrow, wide = (
+            device_us(lambda kernel=kernel: launch(kernel, (grid,), block, *arguments)) for kernel in kernels
+        )
+        found.append(
+            {
+                "kernel": name,
+                "float32_us": rounded(narrow),
+                "float64_us": rounded(wide),
+                "slower": rounded(wide / narrow),
+            }
+        )
     return found
 
 
@@ -198,7 +218,8 @@ def numba(kernel, grid, block, *arguments):
 
 
 def unseen_by_kernel(run, wrap):
-    """How many of `scale`'s results are wrong, where torch's stream waits and then fills x; wrap: what is handed over for a tensor."""
+    """How many of `scale`'s results are wrong, where torch's stream waits and then fills x; wrap: what is
+    handed over for a tensor."""
     kernel, n = scale_kernel(), 100_000
     grid = (-(-n // 256),)
     x, out = torch.zeros(n, device=DEVICE), torch.zeros(n, device=DEVICE)
@@ -214,7 +235,8 @@ def unseen_by_kernel(run, wrap):
 
 
 def unseen_by_torch(run):
-    """How many of the sums that `row_sums` takes milliseconds to write are missing in a copy made in torch's stream."""
+    """How many of the sums that `row_sums` takes milliseconds to write are missing in a copy made in torch's
+    stream."""
     kernel, n = row_sums(float32(0)), 2**16
     q, k = 0.1 * torch.randn(n, 64, device=DEVICE), 0.1 * torch.randn(1024, 64, device=DEVICE)
     l, seen = torch.zeros(n, device=DEVICE), torch.zeros(n, device=DEVICE)
@@ -261,7 +283,9 @@ def launch_us():
             launch(five_arguments, (8,), 128, q, k, v, one, out)
     graph.replay()
     torch.cuda.synchronize()
-    found["replayed in a CUDA graph"] = host_us(lambda: (graph.replay(), torch.cuda.synchronize()), calls=20) / 100
+    found["replayed in a CUDA graph"] = (
+        host_us(lambda: (graph.replay(), torch.cuda.synchronize()), calls=20) / 100
+    )
     return {name: rounded(value) for name, value in found.items()}
 
 
@@ -298,7 +322,10 @@ if __name__ == "__main__":
                 "recorded": {
                     "date": date.today().isoformat(),
                     "gpu": torch.cuda.get_device_name(),
-                    "versions": f"numba-cuda {version('numba-cuda')}, torch {torch.__version__}, CUDA {torch.version.cuda}",
+                    "versions": (
+                        f"numba-cuda {version('numba-cuda')}, torch {torch.__version__}, CUDA"
+                        f" {torch.version.cuda}"
+                    ),
                 },
                 "first_launch_ms": first_launch_ms(),
                 "float64": float64(),

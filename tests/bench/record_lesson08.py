@@ -1,8 +1,10 @@
-"""Prints kernels/data/lesson08.json, filled in: run it from the project's root on a machine with an H200 and ncu.
+"""Prints kernels/data/lesson08.json, filled in: run it from the project's root on a machine with an H200 and
+ncu.
 
     python tests/bench/record_lesson08.py > lesson08.json
 
-Runs itself under ncu for the counters (--launch), then times without ncu. What it does goes to stderr. About 11 GiB of GPU memory.
+Runs itself under ncu for the counters (--launch), then times without ncu. What it does goes to stderr. About
+11 GiB of GPU memory.
 """
 
 import csv
@@ -33,7 +35,10 @@ SMALL, BIG, STRIDE = 128, 16384, 8
 NUMBERS, FEW_THREADS, SHARED = 16, 64, (0, 13 * 1024, 27 * 1024, 48 * 1024)
 ADD, MATMUL, FLASH = {"n": 2**28}, {"n": 4096}, {"batch": 4, "heads": 16, "n": 2048, "d": 64}
 
-GLOBAL, SHARED_METRIC = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum", "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum"
+GLOBAL, SHARED_METRIC = (
+    "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum",
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum",
+)
 ACCESSES = {  # access -> metrics of (requests, pieces)
     "load": (GLOBAL.format("requests", "ld"), GLOBAL.format("sectors", "ld")),
     "store": (GLOBAL.format("requests", "st"), GLOBAL.format("sectors", "st")),
@@ -42,12 +47,21 @@ ACCESSES = {  # access -> metrics of (requests, pieces)
 }
 DRAM = {"dram_read_bytes": "dram__bytes_read.sum", "dram_write_bytes": "dram__bytes_write.sum"}
 LIMITS = [f"launch__occupancy_limit_{what}" for what in ("blocks", "registers", "shared_mem", "warps")]
-BLOCK = {"registers": "launch__registers_per_thread", "static": "launch__shared_mem_per_block_static", "dynamic": "launch__shared_mem_per_block_dynamic"}
+BLOCK = {
+    "registers": "launch__registers_per_thread",
+    "static": "launch__shared_mem_per_block_static",
+    "dynamic": "launch__shared_mem_per_block_dynamic",
+}
 EXTRA = [f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{kind}.sum" for kind in ("ld", "st")]
-METRICS = [metric for pair in ACCESSES.values() for metric in pair] + [*DRAM.values(), *LIMITS, *BLOCK.values(), *EXTRA]
+METRICS = [metric for pair in ACCESSES.values() for metric in pair] + [
+    *DRAM.values(),
+    *LIMITS,
+    *BLOCK.values(),
+    *EXTRA,
+]
 
 
-# The lesson's own kernels, as they stand in solutions/08_memory.py --------------------------------------------------
+# The lesson's own kernels, as they stand in solutions/08_memory.py ------------------------------------------
 
 
 @cuda.jit
@@ -64,7 +78,7 @@ def add_twice(x, y):
         y[i] += float32(2) * x[i]
 
 
-# Launches ---------------------------------------------------------------------------------------------------------
+# Launches ---------------------------------------------------------------------------------------------------
 
 
 def five(n):
@@ -80,7 +94,8 @@ def five(n):
 
 
 def every_launch():
-    """label -> (kernel, configuration, arguments), in the order in which they are profiled. No other kernel is launched."""
+    """label -> (kernel, configuration, arguments), in the order in which they are profiled. No other kernel
+    is launched."""
     rng = np.random.default_rng(8)
     counted, _ = five(SMALL)
     timed, (x, out) = five(BIG)
@@ -95,9 +110,16 @@ def every_launch():
         | {f"occupancy {bytes}": (copy_some, (grid, FEW_THREADS, 0, bytes), (x, out)) for bytes in SHARED}
         | {
             "roofline add_twice": (add_twice, (blocks(ADD["n"]), THREADS), (x, out)),
-            "roofline matmul_tiled": (patterns.matmul_tiled, (tiles(MATMUL["n"], MATMUL["n"]), (TILE, TILE)), matrices),
+            "roofline matmul_tiled": (
+                patterns.matmul_tiled,
+                (tiles(MATMUL["n"], MATMUL["n"]), (TILE, TILE)),
+                matrices,
+            ),
             "roofline flash_attention": (
-                flash_forward_kernel(d), ((-(-n // ROWS), h, b), ROWS), (q, k, v, float32(1 / sqrt(d)), False, o, log_sum)),
+                flash_forward_kernel(d),
+                ((-(-n // ROWS), h, b), ROWS),
+                (q, k, v, float32(1 / sqrt(d)), False, o, log_sum),
+            ),
         }
     )
 
@@ -124,17 +146,30 @@ def microseconds(kernel, configuration, arguments, times=20, batches=5):
     return statistics.median(found)
 
 
-# ncu --------------------------------------------------------------------------------------------------------------
+# ncu --------------------------------------------------------------------------------------------------------
 
 
 def ncu():
-    places = [shutil.which("ncu"), *glob("/usr/local/cuda*/bin/ncu"), *sorted(glob("/opt/nvidia/nsight-compute/*/ncu"))]
+    places = [
+        shutil.which("ncu"),
+        *glob("/usr/local/cuda*/bin/ncu"),
+        *sorted(glob("/opt/nvidia/nsight-compute/*/ncu")),
+    ]
     return next(place for place in places if place and os.path.exists(place))
 
 
 def profile():
     """[(mangled name, {metric: value})] of every launch, in order."""
-    command = [ncu(), "--csv", "--print-units", "base", "--clock-control", "none", "--kernel-name-base", "mangled"]
+    command = [
+        ncu(),
+        "--csv",
+        "--print-units",
+        "base",
+        "--clock-control",
+        "none",
+        "--kernel-name-base",
+        "mangled",
+    ]
     command += ["--metrics", ",".join(METRICS), sys.executable, __file__, "--launch"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -154,7 +189,7 @@ def parsed(text):
     return [launches[number] for number in sorted(launches)]
 
 
-# The record -------------------------------------------------------------------------------------------------------
+# The record -------------------------------------------------------------------------------------------------
 
 
 def accesses(metrics):
@@ -166,7 +201,10 @@ def shared_turns(metrics):
 
 
 def block(metrics):
-    return {"registers": int(metrics[BLOCK["registers"]]), "blocks": int(min(metrics[limit] for limit in LIMITS))}
+    return {
+        "registers": int(metrics[BLOCK["registers"]]),
+        "blocks": int(min(metrics[limit] for limit in LIMITS)),
+    }
 
 
 def assemble(machine, found, times, threads):
@@ -175,31 +213,50 @@ def assemble(machine, found, times, threads):
     resident = {"copy": "timed copy", "transpose_padded": "timed transpose_padded", "matmul_tiled": "roofline matmul_tiled",
                 "flash_attention": "roofline flash_attention"}  # fmt: skip
     return machine | {
-        "counted": {"n": SMALL, "stride": STRIDE, "patterns": {name: accesses(found[f"counted {name}"]) for name in NAMES}},
+        "counted": {
+            "n": SMALL,
+            "stride": STRIDE,
+            "patterns": {name: accesses(found[f"counted {name}"]) for name in NAMES},
+        },
         "timed": {
             "n": BIG,
             "stride": STRIDE,
             "patterns": {
-                name: {"microseconds": rounded[f"timed {name}"]}
-                | {what: int(found[f"timed {name}"][metric]) for what, metric in DRAM.items()}
-                | {"shared_turns": [int(found[f"timed {name}"][SHARED_METRIC.format(kind)]) for kind in ("ld", "st")]}
+                name: (
+                    {"microseconds": rounded[f"timed {name}"]}
+                    | {what: int(found[f"timed {name}"][metric]) for what, metric in DRAM.items()}
+                    | {
+                        "shared_turns": [
+                            int(found[f"timed {name}"][SHARED_METRIC.format(kind)]) for kind in ("ld", "st")
+                        ]
+                    }
+                )
                 for name in NAMES
             },
         },
         "resident": {
-            name: {"threads": threads[label], "shared_bytes": int(found[label][BLOCK["static"]])} | block(found[label])
+            name: (
+                {"threads": threads[label], "shared_bytes": int(found[label][BLOCK["static"]])}
+                | block(found[label])
+            )
             for name, label in resident.items()
         },
         "occupancy": {
             "n": BIG * BIG,
             "threads": FEW_THREADS,
             "launches": [
-                {"shared_bytes": bytes} | block(found[f"occupancy {bytes}"]) | {"microseconds": rounded[f"occupancy {bytes}"]}
+                {"shared_bytes": bytes}
+                | block(found[f"occupancy {bytes}"])
+                | {"microseconds": rounded[f"occupancy {bytes}"]}
                 for bytes in SHARED
             ],
         },
         "roofline": {
-            name: {"size": size, "microseconds": rounded[f"roofline {name}"], "turns": shared_turns(found[f"roofline {name}"])}
+            name: {
+                "size": size,
+                "microseconds": rounded[f"roofline {name}"],
+                "turns": shared_turns(found[f"roofline {name}"]),
+            }
             for name, size in (("add_twice", ADD), ("matmul_tiled", MATMUL), ("flash_attention", FLASH))
         },
     }
@@ -217,13 +274,20 @@ def the_machine():
     query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,clocks.sm", "--format=csv,noheader"]
     said = subprocess.run(query, capture_output=True, text=True).stdout.strip()
     print("driver, clocks:", said, file=sys.stderr)
-    version_of_ncu = re.search(r"Version (\d+\.\d+\.\d+)", subprocess.run([ncu(), "--version"], capture_output=True, text=True).stdout)[1]
+    version_of_ncu = re.search(
+        r"Version (\d+\.\d+\.\d+)",
+        subprocess.run([ncu(), "--version"], capture_output=True, text=True).stdout,
+    )[1]
     name = cuda.get_current_device().name
     return {
         "date": str(date.today()),
         "gpu": name.decode() if isinstance(name, bytes) else name,
         "driver": said.split(",")[0],
-        "versions": {"python": python_version(), **{what: version(what) for what in ("numba", "numba-cuda")}, "ncu": version_of_ncu},
+        "versions": {
+            "python": python_version(),
+            **{what: version(what) for what in ("numba", "numba-cuda")},
+            "ncu": version_of_ncu,
+        },
     }
 
 

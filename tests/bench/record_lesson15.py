@@ -1,4 +1,5 @@
-"""Records on a GPU what lesson 15 shows: find-the-block with and without convolution, five seeds each; JSON as kernels/data/lesson15.json.
+"""Records on a GPU what lesson 15 shows: find-the-block with and without convolution, five seeds each; JSON
+as kernels/data/lesson15.json.
 
 Run from the repository's root: python tests/bench/record_lesson15.py --out lesson15.json
 The file is written anew after every run, so that an interruption costs one run. Progress goes to stderr.
@@ -26,7 +27,8 @@ from kernels import ConvAttention, reference
 # blocks, letters in a block, asked, letters · width, heads, layers · steps, batch, rate
 CANDIDATES = {
     "recorded": (Task(5, 3, 2, 12), (32, 2, 2), Plan(1800, 256, 4e-3, cool_down=0.4)),
-    "large": (Task(8, 5, 2, 26), (128, 4, 2), Plan(2500, 256, 2e-3)),  # without convolution 6 to 14 % wrong: too little to show
+    # without convolution 6 to 14 % wrong: too little to show
+    "large": (Task(8, 5, 2, 26), (128, 4, 2), Plan(2500, 256, 2e-3)),
     "tiny": (Task(2, 2, 2, 6), (16, 2, 1), Plan(20, 8, 3e-3)),  # for trying this script on a CPU
 }
 
@@ -49,7 +51,8 @@ class Recorder:
         return self.options.limit - (time.time() - self.began)
 
     def model(self, candidate, convolution):
-        """With convolution: asked × (2 size - 1) taps a head. Without: one tap a head, the same class, kernels and starting weights."""
+        """With convolution: asked × (2 size - 1) taps a head. Without: one tap a head, the same class,
+        kernels and starting weights."""
         task, (width, heads, layers), _ = candidate
         taps = (task.asked, 2 * task.size - 1) if convolution else (1, 1)
         layer = functools.partial(ConvAttention, kernel_size=taps, **self.attention)
@@ -73,7 +76,10 @@ class Recorder:
         training, began = Training(model, task, plan, seed), time.time()
         for done in training.run():
             if done % 250 == 0:
-                say(f"   {done:5} loss {training.losses[-1].item():.4f}  {time.time() - began:.1f} s, {self.left():.0f} s left")
+                say(
+                    f"   {done:5} loss {training.losses[-1].item():.4f}  {time.time() - began:.1f} s,"
+                    f" {self.left():.0f} s left"
+                )
             if self.left() < 0:
                 raise OutOfTime(f"after {done} steps of seed {seed}, convolution {convolution}")
         torch.stack(training.losses).sum().item()  # waits for the GPU
@@ -90,7 +96,10 @@ class Recorder:
         }
         if convolution:
             run["taps"] = [rounded(layer.attention.taps) for layer in model.layers]
-        say(f"seed {seed} {'with' if convolution else 'without'}: {100 * run['share_wrong']:.2f} % wrong, {seconds:.1f} s")
+        say(
+            f"seed {seed} {'with' if convolution else 'without'}: {100 * run['share_wrong']:.2f} % wrong,"
+            f" {seconds:.1f} s"
+        )
         return model, run
 
     def record(self):
@@ -100,7 +109,13 @@ class Recorder:
             "recorded": self.machine(),
             "task": asdict(task),
             "plan": asdict(plan),
-            "model": {"width": width, "heads": heads, "layers": layers, "kernel_size": [task.asked, 2 * task.size - 1], "without": [1, 1]},
+            "model": {
+                "width": width,
+                "heads": heads,
+                "layers": layers,
+                "kernel_size": [task.asked, 2 * task.size - 1],
+                "without": [1, 1],
+            },
             "runs": [],
             "maps": {},
         }
@@ -121,8 +136,14 @@ class Recorder:
 
     def machine(self):
         gpu = self.device.type == "cuda"
-        versions = f"torch {torch.__version__}" + (f", CUDA {torch.version.cuda}, numba-cuda {version('numba-cuda')}" if gpu else "")
-        return {"date": date.today().isoformat(), "gpu": torch.cuda.get_device_name() if gpu else "CPU", "versions": versions}
+        versions = f"torch {torch.__version__}" + (
+            f", CUDA {torch.version.cuda}, numba-cuda {version('numba-cuda')}" if gpu else ""
+        )
+        return {
+            "date": date.today().isoformat(),
+            "gpu": torch.cuda.get_device_name() if gpu else "CPU",
+            "versions": versions,
+        }
 
     def write(self, book):
         draft = Path(str(self.options.out) + ".draft")
@@ -132,10 +153,14 @@ class Recorder:
 
 @torch.no_grad()
 def maps(model, task, seed=15):
-    """One text, and each layer's and head's attention in the rows of its question and answer, in percent: [layer][head][row][key]."""
+    """One text, and each layer's and head's attention in the rows of its question and answer, in percent:
+    [layer][head][row][key]."""
     text = task.draw(1, torch.Generator().manual_seed(seed))
     caught = []
-    hooks = [layer.attention.register_forward_pre_hook(lambda module, inputs: caught.append((module, inputs[0]))) for layer in model.layers]
+    hooks = [
+        layer.attention.register_forward_pre_hook(lambda module, inputs: caught.append((module, inputs[0])))
+        for layer in model.layers
+    ]
     logits = model(text[:, :-1].to(model.logits.weight.device))
     for hook in hooks:
         hook.remove()
@@ -145,7 +170,7 @@ def maps(model, task, seed=15):
         q, k, _ = module.heads(x)
         p = torch.softmax(reference.conv_scores(q, k, module.taps), dim=-1)
         weights.append((100 * p[0, :, -rows:]).round().int().tolist())
-    return {"text": text[0].tolist(), "said": logits[0, -task.size:].argmax(-1).tolist(), "percent": weights}
+    return {"text": text[0].tolist(), "said": logits[0, -task.size :].argmax(-1).tolist(), "percent": weights}
 
 
 def rounded(tensor):
@@ -156,7 +181,10 @@ def summary(runs):
     for convolution in (True, False):
         shares = [run["share_wrong"] for run in runs if run["convolution"] == convolution]
         if shares:
-            say(f"{'with' if convolution else 'without'}: mean {100 * sum(shares) / len(shares):.2f} %, worst {100 * max(shares):.2f} %, best {100 * min(shares):.2f} %")
+            say(
+                f"{'with' if convolution else 'without'}: mean {100 * sum(shares) / len(shares):.2f} %, worst"
+                f" {100 * max(shares):.2f} %, best {100 * min(shares):.2f} %"
+            )
     say(f"all runs: {sum(run['seconds'] for run in runs):.0f} s")
 
 

@@ -1,6 +1,8 @@
-"""Records on a GPU what the cells under @live print: the JSON of notebooks/course/recorded/live.json, on stdout.
+"""Records on a GPU what the cells under @live print: the JSON of notebooks/course/recorded/live.json, on
+stdout.
 
-Run from the repository's root, on a machine with a GPU: PYTHONPATH=.:notebooks python tests/bench/record_live.py > live.json
+Run from the repository's root, on a machine with a GPU: PYTHONPATH=.:notebooks python
+tests/bench/record_live.py > live.json
 """
 
 import io
@@ -29,8 +31,13 @@ def main():
         if "@live" in source.read_text(encoding="utf-8"):
             print(source.stem, file=sys.stderr, flush=True)
             cells |= printed(source)
-    gpu, versions = torch.cuda.get_device_name(), f"numba-cuda {version('numba-cuda')}, torch {torch.__version__}"
-    print(json.dumps({"source": f"Recorded on an {gpu}, {date.today()}, {versions}", "cells": cells}, indent=1))
+    gpu, versions = (
+        torch.cuda.get_device_name(),
+        f"numba-cuda {version('numba-cuda')}, torch {torch.__version__}",
+    )
+    print(
+        json.dumps({"source": f"Recorded on an {gpu}, {date.today()}, {versions}", "cells": cells}, indent=1)
+    )
 
 
 def printed(source):

@@ -2,22 +2,28 @@
 
     python tests/conformance/native.py [test_sm test_sync ...]
 
-Without names all modules run, which takes seven minutes on two cores when nothing has been compiled before. The last line is the count. An error ends it if a test fails,
-or if the findings are not those of fibers (FINDINGS in test_conformance.py).
+Without names all modules run, which takes seven minutes on two cores when nothing has been compiled before.
+The last line is the count. An error ends it if a test fails, or if the findings are not those of fibers
+(FINDINGS in test_conformance.py).
 """
+
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from test_conformance import FINDINGS, INAPPLICABLE, MODULES, run
 
-SLOW = "test_cache_hints test_atomics test_math test_vector_type".split()  # more than a minute each: these come first
+# more than a minute each: these come first
+SLOW = "test_cache_hints test_atomics test_math test_vector_type".split()
 
 
 def outcomes(modules):
-    """What became of every test of some modules, each in a process of its own, as many at a time as there are cores."""
+    """What became of every test of some modules, each in a process of its own, as many at a time as there are
+    cores."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        parts = pool.map(lambda module: run([module], "--native"), sorted(modules, key=lambda module: module not in SLOW))
+        parts = pool.map(
+            lambda module: run([module], "--native"), sorted(modules, key=lambda module: module not in SLOW)
+        )
         return {test: what for part in parts for test, what in part.items() if test not in INAPPLICABLE}
 
 
@@ -32,7 +38,10 @@ def mistakes(found):
 
 def summary(found):
     """The last line."""
-    return f"conformance, native: {sum(what[0] == 'passed' for what in found.values())} of {len(found)} applicable numba-cuda tests pass"
+    return (
+        f"conformance, native: {sum(what[0] == 'passed' for what in found.values())} of {len(found)}"
+        " applicable numba-cuda tests pass"
+    )
 
 
 def main(modules):

@@ -1,9 +1,12 @@
-"""Runs modules of numba-cuda's own test suite in this process and prints one JSON object: {test: [outcome, launches, kinds of findings, why]}.
+"""Runs modules of numba-cuda's own test suite in this process and prints one JSON object: {test: [outcome,
+launches, kinds of findings, why]}.
 
     python tests/conformance/run.py [--numba | --native] test_sm test_sync ...
 
-By default on our simulator, through the adapter, with the engine "fibers" or, with --native, "native"; with --numba on Numba's own.
+By default on our simulator, through the adapter, with the engine "fibers" or, with --native, "native"; with
+--numba on Numba's own.
 """
+
 import json
 import os
 import sys
@@ -15,7 +18,8 @@ TOO_LARGE = {"test_intrinsics.TestCudaIntrinsic.test_issue_9229": "launches 5,66
 
 
 class Outcomes(unittest.TestResult):
-    """What became of each test, how many kernels it launched, what was found in them, and why it did not pass."""
+    """What became of each test, how many kernels it launched, what was found in them, and why it did not
+    pass."""
 
     def __init__(self, launches):
         super().__init__()
@@ -64,11 +68,19 @@ def main(arguments):
         os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
     else:
         import adapter
-        outcomes.launches, too_large = adapter.install("native" if "--native" in arguments else "fibers"), TOO_LARGE
+
+        outcomes.launches, too_large = (
+            adapter.install("native" if "--native" in arguments else "fibers"),
+            TOO_LARGE,
+        )
         for module in SMALL & set(modules):
             adapter.import_small(f"numba.cuda.tests.cudapy.{module}")
     warnings.simplefilter("ignore")
-    for test in tests_in(unittest.defaultTestLoader.loadTestsFromNames(f"numba.cuda.tests.cudapy.{module}" for module in modules)):
+    for test in tests_in(
+        unittest.defaultTestLoader.loadTestsFromNames(
+            f"numba.cuda.tests.cudapy.{module}" for module in modules
+        )
+    ):
         if name_of(test) in too_large:
             outcomes.outcome[name_of(test)] = "skipped", 0, [], too_large[name_of(test)]
         else:

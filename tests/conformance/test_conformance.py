@@ -1,7 +1,9 @@
-"""Numba-cuda's own tests, which come with its package, run on the simulator; Numba's own simulator runs them beside it.
+"""Numba-cuda's own tests, which come with its package, run on the simulator; Numba's own simulator runs them
+beside it.
 
 The native engine runs some modules here (NATIVE), and all of them by `python tests/conformance/native.py`.
 """
+
 import importlib.util
 import json
 import os
@@ -18,18 +20,29 @@ MODULES = """test_sm test_sync test_atomics test_intrinsics test_constmem test_l
     test_device_func test_globals test_forall test_montecarlo test_math test_operator test_slicing test_lang test_nondet test_blackscholes test_reduction
     test_vector_type test_array test_iterators test_enums test_ssa test_powi test_casting test_boolean test_minmax test_cache_hints test_transpose""".split()
 
-DECLARED, CABI = "test_device_func.TestDeclareDevice.test_", "test_device_func.TestDeclareDeviceCABI.test_declare_device_cabi_"
+DECLARED, CABI = (
+    "test_device_func.TestDeclareDevice.test_",
+    "test_device_func.TestDeclareDeviceCABI.test_declare_device_cabi_",
+)
 
 NOT_APPLICABLE = {
     "links CUDA C++ code, which only a GPU runs": [
-        *(DECLARED + name for name in """call_declared_function_twice call_two_different_declared_functions declared_in_called_function
+        *(
+            DECLARED + name
+            for name in """call_declared_function_twice call_two_different_declared_functions declared_in_called_function
             declared_in_called_function_and_parent declared_in_called_function_twice declared_in_called_function_two_calls include_cuda_header link_cu_source
-            link_multiple_sources_list link_multiple_sources_set link_multiple_sources_tuple link_sources_in_memory_and_on_disk""".split()),
+            link_multiple_sources_list link_multiple_sources_set link_multiple_sources_tuple link_sources_in_memory_and_on_disk""".split()
+        ),
         *(CABI + name for name in "basic pointer_return propagate two_args void_return zero_args".split()),
         "test_cooperative_groups.TestCudaCooperativeGroups.test_external_cooperative_func",
     ],
-    "makes an array of a device pointer": ["test_array.TestCudaArray.test_carray", "test_array.TestCudaArray.test_farray"],
-    "asserts the strides of the arrays of Numba's own simulator": ["test_array.TestCudaArray.test_array_like_2d_view_transpose_simulator"],
+    "makes an array of a device pointer": [
+        "test_array.TestCudaArray.test_carray",
+        "test_array.TestCudaArray.test_farray",
+    ],
+    "asserts the strides of the arrays of Numba's own simulator": [
+        "test_array.TestCudaArray.test_array_like_2d_view_transpose_simulator"
+    ],
     "launches 5,663,031,296 threads": ["test_intrinsics.TestCudaIntrinsic.test_issue_9229"],
 }
 
@@ -45,8 +58,12 @@ FINDINGS = {
 
 RUN = Path(__file__).with_name("run.py")
 WORDS = ("passed", "failed", "skipped")
-# Quick ones that between them hold shared, local and constant memory, barriers, warps, grids, device functions and loops.
-NATIVE = "test_sm test_constmem test_localmem test_cooperative_groups test_warp_ops test_device_func test_globals test_lang test_iterators test_enums".split()
+# Quick ones that between them hold shared, local and constant memory, barriers, warps, grids, device
+# functions and loops.
+NATIVE = (
+    "test_sm test_constmem test_localmem test_cooperative_groups test_warp_ops test_device_func test_globals"
+    " test_lang test_iterators test_enums".split()
+)
 PARTS = 4  # processes; each imports Numba anew
 TIMEOUT = 600  # seconds for one process
 INAPPLICABLE = {test: reason for reason, tests in NOT_APPLICABLE.items() for test in tests}
@@ -54,7 +71,9 @@ INAPPLICABLE = {test: reason for reason, tests in NOT_APPLICABLE.items() for tes
 
 def run(modules, *options):
     """{test: [outcome, launches, kinds of findings, why]} of some modules, in a process of their own."""
-    done = subprocess.run([sys.executable, RUN, *options, *modules], capture_output=True, text=True, timeout=TIMEOUT)
+    done = subprocess.run(
+        [sys.executable, RUN, *options, *modules], capture_output=True, text=True, timeout=TIMEOUT
+    )
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, done.args))} ended with {done.returncode}\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -65,9 +84,13 @@ def packages():
     """What numba-cuda's tests need is there."""
     for package in ("numba_cuda", "filecheck", "cffi"):
         if importlib.util.find_spec(package) is None:
-            line = f"conformance: NOT RUN, {package} is missing (numba-cuda's tests need it: pip install {package})"
+            line = (
+                f"conformance: NOT RUN, {package} is missing (numba-cuda's tests need it: pip install"
+                f" {package})"
+            )
             warnings.warn(line)
-            (pytest.skip if sys.platform == "darwin" else pytest.fail)(line)  # there are no wheels of numba-cuda for macOS
+            # there are no wheels of numba-cuda for macOS
+            (pytest.skip if sys.platform == "darwin" else pytest.fail)(line)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +105,9 @@ def outcomes(packages):
 
 def test_what_applies_passes(outcomes):
     ours, _ = outcomes
-    wrong = {test: why for test, (word, _, _, why) in ours.items() if word != "passed" and test not in INAPPLICABLE}
+    wrong = {
+        test: why for test, (word, _, _, why) in ours.items() if word != "passed" and test not in INAPPLICABLE
+    }
     assert not wrong, "\n\n".join(f"{test}\n{why}" for test, why in wrong.items())
 
 
@@ -93,7 +118,9 @@ def test_what_does_not_apply_is_there_and_does_not_pass(outcomes):
 
 def test_all_that_numbas_own_simulator_passes_passes(outcomes):
     ours, numbas = outcomes
-    assert {test for test, what in numbas.items() if what[0] == "passed"} - INAPPLICABLE.keys() <= {test for test, what in ours.items() if what[0] == "passed"}
+    assert {test for test, what in numbas.items() if what[0] == "passed"} - INAPPLICABLE.keys() <= {
+        test for test, what in ours.items() if what[0] == "passed"
+    }
 
 
 def test_findings_are_the_known_mistakes(outcomes):
@@ -102,24 +129,35 @@ def test_findings_are_the_known_mistakes(outcomes):
 
 
 def test_table(outcomes, capsys, record_property):
-    """Prints, for each module, how many tests passed, failed and were skipped: ours, then Numba's own; and all of it in a line."""
+    """Prints, for each module, how many tests passed, failed and were skipped: ours, then Numba's own; and
+    all of it in a line."""
     ours, numbas = outcomes
     passed = sum(what[0] == "passed" for what in ours.values())
     launched = sum(what[0] == "passed" and what[1] > 0 for what in ours.values())
     own = Counter(what[0] for what in numbas.values())["passed"]
-    record_property("summary", f"conformance: {passed} of {len(ours) - len(INAPPLICABLE)} applicable numba-cuda tests pass, {launched} of them "
-                               f"after simulated launches (Numba's own simulator: {own} of all {len(ours)})")
+    record_property(
+        "summary",
+        f"conformance: {passed} of {len(ours) - len(INAPPLICABLE)} applicable numba-cuda tests pass,"
+        f" {launched} of them after simulated launches (Numba's own simulator: {own} of all {len(ours)})",
+    )
     counts = [Counter((test.split(".")[0], what[0]) for test, what in side.items()) for side in outcomes]
     with capsys.disabled():
-        print(f"\n{'':28}{'ours':^30}{'Numba simulator':^30}\n{'':28}" + "".join(f"{word:>10}" for word in WORDS * 2))
+        print(
+            f"\n{'':28}{'ours':^30}{'Numba simulator':^30}\n{'':28}"
+            + "".join(f"{word:>10}" for word in WORDS * 2)
+        )
         for module in MODULES:
-            print(f"{module:28}" + "".join(f"{count[module, word]:>10}" for count in counts for word in WORDS))
+            print(
+                f"{module:28}" + "".join(f"{count[module, word]:>10}" for count in counts for word in WORDS)
+            )
     assert [sum(count.values()) for count in counts] == [515, 515]
 
 
 def test_native(packages, record_property):
     """On the native engine these modules pass; what it does not compile runs by fibers."""
-    done = subprocess.run([sys.executable, RUN.with_name("native.py"), *NATIVE], capture_output=True, text=True, timeout=TIMEOUT)
+    done = subprocess.run(
+        [sys.executable, RUN.with_name("native.py"), *NATIVE], capture_output=True, text=True, timeout=TIMEOUT
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     line = done.stdout.splitlines()[-1]
     record_property("summary", line.replace("native", f"native, {len(NATIVE)} of {len(MODULES)} modules", 1))

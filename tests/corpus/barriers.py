@@ -1,4 +1,5 @@
 """Corpus: barriers that some threads of the block never reach, or reach elsewhere."""
+
 import numpy as np
 from numba import cuda, float32
 
@@ -15,9 +16,7 @@ class BarrierInABranch:
     """Half of the block goes through the barrier."""
 
     launch = 1, 8
-    findings = {
-        ("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits")),
-    }
+    findings = {("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits"))}
 
     def arguments():
         return np.arange(8.0, dtype=np.float32), np.zeros(8, np.float32)
@@ -49,9 +48,7 @@ class EarlyReturn:
     """Threads without an element return before the barrier."""
 
     launch = 2, 8
-    findings = {
-        ("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits")),
-    }
+    findings = {("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits"))}
 
     def arguments():
         return np.arange(13.0, dtype=np.float32), np.zeros(13, np.float32)
@@ -87,9 +84,7 @@ class LoopsOfUnequalLength:
 
     hangs = True
     launch = 1, 4
-    findings = {
-        ("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits")),
-    }
+    findings = {("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits"))}
 
     def arguments():
         return (np.zeros(4, np.int32),)
@@ -118,7 +113,13 @@ class BarrierInBothArms:
 
     launch = 1, 8
     findings = {
-        ("barrier-divergence", "error", None, ("cuda.syncthreads()  # of the even ones", "waits"), ("cuda.syncthreads()  # of the odd ones", "waits")),
+        (
+            "barrier-divergence",
+            "error",
+            None,
+            ("cuda.syncthreads()  # of the even ones", "waits"),
+            ("cuda.syncthreads()  # of the odd ones", "waits"),
+        )
     }
 
     def arguments():
@@ -155,9 +156,7 @@ class StrideLoopWithBarrier:
     """Threads stride through the data, a barrier in every round; the last round is not everyone's."""
 
     launch = 1, 4
-    findings = {
-        ("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits")),
-    }
+    findings = {("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits"))}
 
     def arguments():
         return np.arange(6.0, dtype=np.float32), np.zeros(4, np.float32)
@@ -192,9 +191,7 @@ class BreakBeforeTheBarrier:
     """Threads leave the loop as soon as they have converged, each for itself. Fixed: when all have."""
 
     launch = 1, 4
-    findings = {
-        ("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits")),
-    }
+    findings = {("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits"))}
 
     def arguments():
         return np.array([1, 2, 3, 4], np.int32), np.zeros(4, np.int32)
@@ -229,9 +226,7 @@ class BarrierInAHelper:
     """A device function with a barrier in it, called by some threads."""
 
     launch = 1, 8
-    findings = {
-        ("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits")),
-    }
+    findings = {("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits"))}
 
     def arguments():
         return np.arange(8.0, dtype=np.float32), np.zeros(8, np.float32)
@@ -259,9 +254,7 @@ class BarrierOfOneWarp:
     """A barrier is for the whole block; the lanes of one warp have syncwarp."""
 
     launch = 1, 64
-    findings = {
-        ("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits")),
-    }
+    findings = {("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits"))}
 
     def arguments():
         return np.arange(32.0, dtype=np.float32), np.zeros(32, np.float32)
@@ -293,7 +286,13 @@ class CountingBarrierInABranch:
 
     launch = 1, 8
     findings = {
-        ("barrier-divergence", "error", None, ("", "returned"), ("out[t] = cuda.syncthreads_count(int(x[t] > 4))", "waits")),
+        (
+            "barrier-divergence",
+            "error",
+            None,
+            ("", "returned"),
+            ("out[t] = cuda.syncthreads_count(int(x[t] > 4))", "waits"),
+        )
     }
 
     def arguments():

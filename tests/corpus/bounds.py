@@ -1,4 +1,5 @@
 """Corpus: guards and indices that reach outside an array, or wrap at its front."""
+
 import numpy as np
 from numba import cuda, uint32
 
@@ -126,9 +127,7 @@ class ReversedByOneTooFar:
     """Counting from the end starts at n - 1; from n - 2 the last index is -1, which wraps."""
 
     launch = 1, 8
-    findings = {
-        ("negative-index", "warning", "x", ("out[i] = x[x.shape[0] - 2 - i]", "read")),
-    }
+    findings = {("negative-index", "warning", "x", ("out[i] = x[x.shape[0] - 2 - i]", "read"))}
 
     def arguments():
         return np.arange(8.0), np.zeros(8)
@@ -151,9 +150,7 @@ class NegativeStore:
     """A shift by two writes in front of the array."""
 
     launch = 1, 8
-    findings = {
-        ("negative-index", "warning", "out", ("out[i - 2] = x[i]", "written")),
-    }
+    findings = {("negative-index", "warning", "out", ("out[i - 2] = x[i]", "written"))}
 
     def arguments():
         return np.arange(8.0), np.zeros(8)
@@ -261,9 +258,7 @@ class UnsignedUnderflow:
     """An unsigned index minus one is huge at zero, not negative."""
 
     launch = 1, 8
-    findings = {
-        ("out-of-bounds", "error", "x", ("out[i] = x[i] - x[i - uint32(1)]", "read")),
-    }
+    findings = {("out-of-bounds", "error", "x", ("out[i] = x[i] - x[i - uint32(1)]", "read"))}
 
     def arguments():
         return np.arange(8.0), np.zeros(8)

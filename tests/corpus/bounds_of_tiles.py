@@ -1,4 +1,5 @@
 """Corpus: indices outside shared, local and constant arrays, and those that come from data."""
+
 import numpy as np
 from numba import cuda, float32
 
@@ -87,9 +88,7 @@ class LocalArrayTooShort:
     """A window of five elements in an array of four."""
 
     launch = 1, 4
-    findings = {
-        ("out-of-bounds", "error", "window", ("window[k] = x[i + k]", "written")),
-    }
+    findings = {("out-of-bounds", "error", "window", ("window[k] = x[i + k]", "written"))}
 
     def arguments():
         return np.arange(8.0), np.zeros(4)
@@ -111,16 +110,14 @@ class LocalArrayTooShort:
         out[i] = window[0] + window[1] + window[2] + window[3]
 
     def wanted(x, out):
-        return {"out": np.array([x[i:i + 4].sum() for i in range(4)])}
+        return {"out": np.array([x[i : i + 4].sum() for i in range(4)])}
 
 
 class TapsOfConstantMemory:
     """A filter in constant memory, read once too often."""
 
     launch = 1, 8
-    findings = {
-        ("out-of-bounds", "error", "a global array", ("total += taps[k] * x[i + k]", "read")),
-    }
+    findings = {("out-of-bounds", "error", "a global array", ("total += taps[k] * x[i + k]", "read"))}
 
     def arguments():
         return np.arange(12.0), np.zeros(8)
@@ -151,9 +148,7 @@ class RowView:
     """A row taken as a view, walked one element too far: the bytes behind it are the next row's."""
 
     launch = 1, 3
-    findings = {
-        ("out-of-bounds", "error", "a", ("total += row[j]", "read")),
-    }
+    findings = {("out-of-bounds", "error", "a", ("total += row[j]", "read"))}
 
     def arguments():
         return np.arange(12.0).reshape(3, 4), np.zeros(3)
@@ -184,9 +179,7 @@ class GatherFromOne:
     """The table of indices counts from one, as another language wrote it."""
 
     launch = 1, 8
-    findings = {
-        ("out-of-bounds", "error", "x", ("out[i] = x[places[i]]", "read")),
-    }
+    findings = {("out-of-bounds", "error", "x", ("out[i] = x[places[i]]", "read"))}
 
     def arguments():
         return np.arange(8.0), np.array([3, 1, 8, 2, 5, 4, 7, 6], np.uint8), np.zeros(8)
@@ -209,9 +202,7 @@ class OneVertexTooMany:
     """A graph in compressed rows: the row after the last has a beginning and no end."""
 
     launch = 1, 8
-    findings = {
-        ("out-of-bounds", "error", "rows", ("end = rows[vertex + 1]", "read")),
-    }
+    findings = {("out-of-bounds", "error", "rows", ("end = rows[vertex + 1]", "read"))}
 
     def arguments():
         return np.array([0, 2, 3, 3, 6, 7]), np.array([1, 2, 0, 1, 2, 4, 3]), np.zeros(5, np.int64)
@@ -247,9 +238,7 @@ class HistogramOfTheLargest:
     """The largest value belongs to the last bin, and lands one behind it."""
 
     launch = 1, 16
-    findings = {
-        ("out-of-bounds", "error", "bins", ("cuda.atomic.add(bins, int(x[i] * 4), 1)", "changed")),
-    }
+    findings = {("out-of-bounds", "error", "bins", ("cuda.atomic.add(bins, int(x[i] * 4), 1)", "changed"))}
 
     def arguments():
         return np.arange(16.0) / 15, np.zeros(4, np.int64)

@@ -1,4 +1,5 @@
 """Corpus: grid barriers that not all threads of all blocks reach."""
+
 import numpy as np
 from numba import cuda
 
@@ -8,9 +9,7 @@ class GridBarrierOfSomeBlocks:
 
     launch = 3, 2
     hangs = True
-    findings = {
-        ("deadlock", "error", None, ("cuda.cg.this_grid().sync()", "waits")),
-    }
+    findings = {("deadlock", "error", None, ("cuda.cg.this_grid().sync()", "waits"))}
 
     def arguments():
         return np.zeros(6), np.zeros(6)
@@ -40,9 +39,7 @@ class BlockReturnsEarly:
 
     launch = 3, 2
     hangs = True
-    findings = {
-        ("deadlock", "error", None, ("cuda.cg.this_grid().sync()", "waits")),
-    }
+    findings = {("deadlock", "error", None, ("cuda.cg.this_grid().sync()", "waits"))}
 
     def arguments():
         return np.zeros(4), np.zeros(4)
@@ -74,9 +71,7 @@ class GridBarrierUnequallyOften:
 
     launch = 3, 2
     hangs = True
-    findings = {
-        ("deadlock", "error", None, ("cuda.cg.this_grid().sync()", "waits")),
-    }
+    findings = {("deadlock", "error", None, ("cuda.cg.this_grid().sync()", "waits"))}
 
     def arguments():
         return (np.zeros(6),)
@@ -106,7 +101,7 @@ class BarriersOfTwoKinds:
     launch = 2, 4
     hangs = True
     findings = {
-        ("deadlock", "error", None, ("cuda.cg.this_grid().sync()", "waits"), ("cuda.syncthreads()", "waits")),
+        ("deadlock", "error", None, ("cuda.cg.this_grid().sync()", "waits"), ("cuda.syncthreads()", "waits"))
     }
 
     def arguments():
@@ -139,9 +134,7 @@ class GridBarrierOfSomeThreads:
 
     launch = 2, 4
     hangs = True
-    findings = {
-        ("deadlock", "error", None, ("", "returned"), ("cuda.cg.this_grid().sync()", "waits")),
-    }
+    findings = {("deadlock", "error", None, ("", "returned"), ("cuda.cg.this_grid().sync()", "waits"))}
 
     def arguments():
         return (np.zeros(8),)

@@ -1,14 +1,22 @@
 """Corpus: tickets and locks: what was written, a fence, then the atomic that tells of it."""
+
 import numpy as np
 from numba import cuda, float32
 
 
 class LastBlockWithoutFence:
-    """The block that comes last adds up what all have written; without a fence it may see the ticket before the sums."""
+    """The block that comes last adds up what all have written; without a fence it may see the ticket before
+    the sums."""
 
     launch = 3, 4
     findings = {
-        ("race-global", "error", "partial", ("out[0] = partial[0] + partial[1] + partial[2]", "read"), ("partial[cuda.blockIdx.x] = total", "written")),
+        (
+            "race-global",
+            "error",
+            "partial",
+            ("out[0] = partial[0] + partial[1] + partial[2]", "read"),
+            ("partial[cuda.blockIdx.x] = total", "written"),
+        )
     }
 
     def arguments():
@@ -48,11 +56,18 @@ class LastBlockWithoutFence:
 
 
 class FenceOfOneThread:
-    """All threads of a block write; the one that fences and takes the ticket must do so behind a barrier, or vouches for itself alone."""
+    """All threads of a block write; the one that fences and takes the ticket must do so behind a barrier, or
+    vouches for itself alone."""
 
     launch = 3, 4
     findings = {
-        ("race-global", "error", "squares", ("out[t] = squares[t] + squares[t + 4] + squares[t + 8]", "read"), ("squares[i] = x[i] * x[i]", "written")),
+        (
+            "race-global",
+            "error",
+            "squares",
+            ("out[t] = squares[t] + squares[t + 4] + squares[t + 8]", "read"),
+            ("squares[i] = x[i] * x[i]", "written"),
+        )
     }
 
     def arguments():
@@ -86,15 +101,22 @@ class FenceOfOneThread:
             out[t] = squares[t] + squares[t + 4] + squares[t + 8]
 
     def wanted(x, squares, tickets, out):
-        return {"out": (x ** 2).reshape(3, 4).sum(0)}
+        return {"out": (x**2).reshape(3, 4).sum(0)}
 
 
 class FencesBehindTheTicket:
-    """Every thread fences what it wrote before the barrier behind which the ticket is taken; after the ticket is too late."""
+    """Every thread fences what it wrote before the barrier behind which the ticket is taken; after the ticket
+    is too late."""
 
     launch = 3, 4
     findings = {
-        ("race-global", "error", "squares", ("out[t] = squares[t] + squares[t + 4] + squares[t + 8]", "read"), ("squares[i] = x[i] * x[i]", "written")),
+        (
+            "race-global",
+            "error",
+            "squares",
+            ("out[t] = squares[t] + squares[t + 4] + squares[t + 8]", "read"),
+            ("squares[i] = x[i] * x[i]", "written"),
+        )
     }
 
     def arguments():
@@ -129,7 +151,7 @@ class FencesBehindTheTicket:
             out[t] = squares[t] + squares[t + 4] + squares[t + 8]
 
     def wanted(x, squares, tickets, out):
-        return {"out": (x ** 2).reshape(3, 4).sum(0)}
+        return {"out": (x**2).reshape(3, 4).sum(0)}
 
 
 class SpinLockWithoutFence:
@@ -203,7 +225,13 @@ class ReleasedByAStore:
     launch = 4, 1
     findings = {
         ("race-global", "error", "lock", ("lock[0] = 0", "written")),
-        ("race-global", "error", "lock", ("lock[0] = 0", "written"), ("while cuda.atomic.cas(lock, 0, 0, 1) != 0:", "changed")),
+        (
+            "race-global",
+            "error",
+            "lock",
+            ("lock[0] = 0", "written"),
+            ("while cuda.atomic.cas(lock, 0, 0, 1) != 0:", "changed"),
+        ),
     }
 
     def arguments():

@@ -1,4 +1,5 @@
 """Corpus: fields of records, byte by byte."""
+
 import numpy as np
 from numba import cuda
 
@@ -9,9 +10,7 @@ class OneFieldOfAll:
     """Every thread writes one field of one record."""
 
     launch = 1, 4
-    findings = {
-        ("race-global", "error", "points", ("points[0].x = cuda.threadIdx.x", "written")),
-    }
+    findings = {("race-global", "error", "points", ("points[0].x = cuda.threadIdx.x", "written"))}
 
     def arguments():
         return (np.zeros(4, POINT),)
@@ -33,7 +32,13 @@ class FieldReadByTheNext:
 
     launch = 2, 2
     findings = {
-        ("race-global", "error", "points", ("out[i] = points[(i + 1) % 4].hits", "read"), ("points[i].hits = i", "written")),
+        (
+            "race-global",
+            "error",
+            "points",
+            ("out[i] = points[(i + 1) % 4].hits", "read"),
+            ("points[i].hits = i", "written"),
+        )
     }
 
     def arguments():
@@ -60,7 +65,13 @@ class WholeRecordAndField:
 
     launch = 1, 2
     findings = {
-        ("race-global", "error", "points", ("points[0].hits = 3", "written"), ("points[1] = points[0]", "read")),
+        (
+            "race-global",
+            "error",
+            "points",
+            ("points[0].hits = 3", "written"),
+            ("points[1] = points[0]", "read"),
+        )
     }
 
     def arguments():
@@ -89,7 +100,7 @@ class TwoFieldsOfOneRecord:
 
     launch = 2, 1
     findings = {
-        ("race-global", "error", "points", ("points[0].x = 1", "written"), ("points[0].x = 2", "written")),
+        ("race-global", "error", "points", ("points[0].x = 1", "written"), ("points[0].x = 2", "written"))
     }
 
     def arguments():

@@ -1,4 +1,5 @@
 """Corpus: sums, counters and lists in global memory, which many threads change."""
+
 import numpy as np
 from numba import cuda
 
@@ -8,7 +9,13 @@ class EveryoneAddsToOneElement:
 
     launch = 2, 8
     findings = {
-        ("race-global", "error", "out", ("out[0] += x[cuda.grid(1)]", "read"), ("out[0] += x[cuda.grid(1)]", "written")),
+        (
+            "race-global",
+            "error",
+            "out",
+            ("out[0] += x[cuda.grid(1)]", "read"),
+            ("out[0] += x[cuda.grid(1)]", "written"),
+        ),
         ("race-global", "error", "out", ("out[0] += x[cuda.grid(1)]", "written")),
     }
 
@@ -32,7 +39,13 @@ class HistogramWithoutAtomics:
 
     launch = 2, 8
     findings = {
-        ("race-global", "error", "bins", ("bins[x[cuda.grid(1)]] += 1", "read"), ("bins[x[cuda.grid(1)]] += 1", "written")),
+        (
+            "race-global",
+            "error",
+            "bins",
+            ("bins[x[cuda.grid(1)]] += 1", "read"),
+            ("bins[x[cuda.grid(1)]] += 1", "written"),
+        ),
         ("race-global", "error", "bins", ("bins[x[cuda.grid(1)]] += 1", "written")),
     }
 
@@ -56,7 +69,13 @@ class PushToNeighbours:
 
     launch = 1, 8
     findings = {
-        ("race-global", "error", "out", ("out[(i + 2 * step + n - 1) % n] += x[i]", "read"), ("out[(i + 2 * step + n - 1) % n] += x[i]", "written")),
+        (
+            "race-global",
+            "error",
+            "out",
+            ("out[(i + 2 * step + n - 1) % n] += x[i]", "read"),
+            ("out[(i + 2 * step + n - 1) % n] += x[i]", "written"),
+        ),
         ("race-global", "error", "out", ("out[(i + 2 * step + n - 1) % n] += x[i]", "written")),
     }
 
@@ -112,7 +131,13 @@ class MaximumWithoutAtomic:
 
     launch = 2, 4
     findings = {
-        ("race-global", "error", "best", ("best[0] = max(best[0], x[cuda.grid(1)])", "read"), ("best[0] = max(best[0], x[cuda.grid(1)])", "written")),
+        (
+            "race-global",
+            "error",
+            "best",
+            ("best[0] = max(best[0], x[cuda.grid(1)])", "read"),
+            ("best[0] = max(best[0], x[cuda.grid(1)])", "written"),
+        ),
         ("race-global", "error", "best", ("best[0] = max(best[0], x[cuda.grid(1)])", "written")),
     }
 
@@ -136,7 +161,13 @@ class ResetBesideAtomics:
 
     launch = 2, 4
     findings = {
-        ("race-global", "error", "count", ("count[0] = 0", "written"), ("cuda.atomic.add(count, 0, 1)", "changed")),
+        (
+            "race-global",
+            "error",
+            "count",
+            ("count[0] = 0", "written"),
+            ("cuda.atomic.add(count, 0, 1)", "changed"),
+        )
     }
 
     def arguments():
@@ -157,11 +188,18 @@ class ResetBesideAtomics:
 
 
 class PlainReadBesideAtomics:
-    """Every thread adds atomically and then looks at the total plainly. What it looked for is what the atomic returns."""
+    """Every thread adds atomically and then looks at the total plainly. What it looked for is what the atomic
+    returns."""
 
     launch = 2, 4
     findings = {
-        ("race-global", "error", "count", ("cuda.atomic.add(count, 0, 1)", "changed"), ("out[i] = count[0]", "read")),
+        (
+            "race-global",
+            "error",
+            "count",
+            ("cuda.atomic.add(count, 0, 1)", "changed"),
+            ("out[i] = count[0]", "read"),
+        )
     }
 
     def arguments():
@@ -183,11 +221,18 @@ class PlainReadBesideAtomics:
 
 
 class BytesPacked:
-    """Eight flags in a byte: two threads that set different bits write the same byte. Fixed: a byte for each."""
+    """Eight flags in a byte: two threads that set different bits write the same byte. Fixed: a byte for
+    each."""
 
     launch = 1, 16
     findings = {
-        ("race-global", "error", "flags", ("flags[i // 8] |= 1 << (i % 8)", "read"), ("flags[i // 8] |= 1 << (i % 8)", "written")),
+        (
+            "race-global",
+            "error",
+            "flags",
+            ("flags[i // 8] |= 1 << (i % 8)", "read"),
+            ("flags[i // 8] |= 1 << (i % 8)", "written"),
+        ),
         ("race-global", "error", "flags", ("flags[i // 8] |= 1 << (i % 8)", "written")),
     }
 
@@ -215,7 +260,13 @@ class SecondPhaseWithoutWaiting:
 
     launch = 3, 4
     findings = {
-        ("race-global", "error", "partial", ("out[0] = partial[0] + partial[1] + partial[2]", "read"), ("partial[b] = total", "written")),
+        (
+            "race-global",
+            "error",
+            "partial",
+            ("out[0] = partial[0] + partial[1] + partial[2]", "read"),
+            ("partial[b] = total", "written"),
+        )
     }
 
     def arguments():

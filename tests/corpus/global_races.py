@@ -1,14 +1,23 @@
-"""Corpus: threads of one block or of several that write, or write and read, the same elements of global memory."""
+"""Corpus: threads of one block or of several that write, or write and read, the same elements of global
+memory."""
+
 import numpy as np
 from numba import cuda
 
 
 class PathCompression:
-    """Every node jumps to its parent's parent while others change their parents. Fixed by writing elsewhere."""
+    """Every node jumps to its parent's parent while others change their parents. Fixed by writing
+    elsewhere."""
 
     launch = 1, 8
     findings = {
-        ("race-global", "error", "parent", ("above = parent[parent[i]]", "read"), ("parent[i] = above", "written")),
+        (
+            "race-global",
+            "error",
+            "parent",
+            ("above = parent[parent[i]]", "read"),
+            ("parent[i] = above", "written"),
+        )
     }
 
     def arguments():
@@ -35,9 +44,7 @@ class TilesOverlap:
     """Each block writes its tile and the halo around it, which is the neighbour's tile."""
 
     launch = 2, 6
-    findings = {
-        ("race-global", "error", "out", ("out[i] = x[i] + cuda.blockIdx.x", "written")),
-    }
+    findings = {("race-global", "error", "out", ("out[i] = x[i] + cuda.blockIdx.x", "written"))}
 
     def arguments():
         return np.arange(10.0), np.zeros(10)
@@ -63,9 +70,7 @@ class TilesOverlapEqually:
     """Each block writes its tile and the halo around it; both compute the same there: a warning."""
 
     launch = 2, 6
-    findings = {
-        ("race-global", "warning", "out", ("out[i] = 2 * x[i]", "written")),
-    }
+    findings = {("race-global", "warning", "out", ("out[i] = 2 * x[i]", "written"))}
 
     def arguments():
         return np.arange(10.0), np.zeros(10)
@@ -87,12 +92,11 @@ class TilesOverlapEqually:
 
 
 class EqualAndUnequalWrites:
-    """Two elements written twice each, one with equal values, one with different ones: an error, whichever comes first."""
+    """Two elements written twice each, one with equal values, one with different ones: an error, whichever
+    comes first."""
 
     launch = 2, 2
-    findings = {
-        ("race-global", "error", "out", ("out[t] = t * cuda.blockIdx.x", "written")),
-    }
+    findings = {("race-global", "error", "out", ("out[t] = t * cuda.blockIdx.x", "written"))}
 
     def arguments():
         return (np.zeros(2),)
@@ -117,7 +121,13 @@ class StencilInPlace:
 
     launch = 2, 4
     findings = {
-        ("race-global", "error", "x", ("x[i] = x[i - 1] + x[i + 1]", "read"), ("x[i] = x[i - 1] + x[i + 1]", "written")),
+        (
+            "race-global",
+            "error",
+            "x",
+            ("x[i] = x[i - 1] + x[i + 1]", "read"),
+            ("x[i] = x[i - 1] + x[i + 1]", "written"),
+        )
     }
 
     def arguments():
@@ -142,7 +152,7 @@ class AliasedArguments:
 
     launch = 2, 4
     findings = {
-        ("race-global", "error", "x", ("out[i] = x[i + 1]", "read"), ("out[i] = x[i + 1]", "written")),
+        ("race-global", "error", "x", ("out[i] = x[i + 1]", "read"), ("out[i] = x[i + 1]", "written"))
     }
 
     def arguments():
@@ -170,9 +180,7 @@ class TransposeInPlace:
     """Both threads of a pair swap the same two elements. Only one of them should."""
 
     launch = 1, (4, 4)
-    findings = {
-        ("race-global", "error", "a", ("a[x, y] = above", "written"), ("above = a[y, x]", "read")),
-    }
+    findings = {("race-global", "error", "a", ("a[x, y] = above", "written"), ("above = a[y, x]", "read"))}
 
     def arguments():
         return (np.arange(16.0).reshape(4, 4),)
@@ -196,11 +204,18 @@ class TransposeInPlace:
 
 
 class PrefixSumsInALoop:
-    """Each element needs the one before, which another thread computes: a loop-carried dependence. Fixed by one thread."""
+    """Each element needs the one before, which another thread computes: a loop-carried dependence. Fixed by
+    one thread."""
 
     launch = 1, 8
     findings = {
-        ("race-global", "error", "out", ("out[i + 1] = out[i] + x[i]", "read"), ("out[i + 1] = out[i] + x[i]", "written")),
+        (
+            "race-global",
+            "error",
+            "out",
+            ("out[i + 1] = out[i] + x[i]", "read"),
+            ("out[i + 1] = out[i] + x[i]", "written"),
+        )
     }
 
     def arguments():
@@ -225,9 +240,7 @@ class ChunksOverlap:
     """Each thread fills a chunk, one element longer than the distance between chunks."""
 
     launch = 1, 4
-    findings = {
-        ("race-global", "error", "out", ("out[k] = i", "written")),
-    }
+    findings = {("race-global", "error", "out", ("out[k] = i", "written"))}
 
     def arguments():
         return (np.zeros(17),)
@@ -252,9 +265,7 @@ class BlockForgotten:
     """The index leaves out the block, so all blocks write the same elements."""
 
     launch = 3, 4
-    findings = {
-        ("race-global", "error", "out", ("out[i] = x[i] + cuda.blockIdx.x", "written")),
-    }
+    findings = {("race-global", "error", "out", ("out[i] = x[i] + cuda.blockIdx.x", "written"))}
 
     def arguments():
         return np.arange(12.0), np.zeros(12)

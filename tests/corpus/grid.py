@@ -1,4 +1,5 @@
 """Corpus: phases of one launch between which the whole grid must wait."""
+
 import numpy as np
 from numba import cuda, float32
 
@@ -8,7 +9,13 @@ class PhasesWithoutGridBarrier:
 
     launch = 3, 4
     findings = {
-        ("race-global", "error", "squares", ("out[i] = squares[11 - i]", "read"), ("squares[i] = x[i] * x[i]", "written")),
+        (
+            "race-global",
+            "error",
+            "squares",
+            ("out[i] = squares[11 - i]", "read"),
+            ("squares[i] = x[i] * x[i]", "written"),
+        )
     }
 
     def arguments():
@@ -36,7 +43,13 @@ class BlockBarrierForTheGrid:
 
     launch = 3, 4
     findings = {
-        ("race-global", "error", "squares", ("out[i] = squares[11 - i]", "read"), ("squares[i] = x[i] * x[i]", "written")),
+        (
+            "race-global",
+            "error",
+            "squares",
+            ("out[i] = squares[11 - i]", "read"),
+            ("squares[i] = x[i] * x[i]", "written"),
+        )
     }
 
     def arguments():
@@ -65,7 +78,13 @@ class RelaxationInPlace:
 
     launch = 2, 4
     findings = {
-        ("race-global", "error", "x", ("mean = (x[i - 1] + x[i + 1]) / 2", "read"), ("x[i] = mean", "written")),
+        (
+            "race-global",
+            "error",
+            "x",
+            ("mean = (x[i - 1] + x[i + 1]) / 2", "read"),
+            ("x[i] = mean", "written"),
+        )
     }
 
     def arguments():
@@ -99,8 +118,20 @@ class RelaxationInTwoArrays:
 
     launch = 2, 4
     findings = {
-        ("race-global", "error", "x", ("x[i] = (y[i - 1] + y[i + 1]) / 2", "written"), ("y[i] = (x[i - 1] + x[i + 1]) / 2", "read")),
-        ("race-global", "error", "y", ("x[i] = (y[i - 1] + y[i + 1]) / 2", "read"), ("y[i] = (x[i - 1] + x[i + 1]) / 2", "written")),
+        (
+            "race-global",
+            "error",
+            "x",
+            ("x[i] = (y[i - 1] + y[i + 1]) / 2", "written"),
+            ("y[i] = (x[i - 1] + x[i + 1]) / 2", "read"),
+        ),
+        (
+            "race-global",
+            "error",
+            "y",
+            ("x[i] = (y[i - 1] + y[i + 1]) / 2", "read"),
+            ("y[i] = (x[i - 1] + x[i + 1]) / 2", "written"),
+        ),
     }
 
     def arguments():
@@ -130,7 +161,13 @@ class MeanOfAllBlocks:
 
     launch = 3, 4
     findings = {
-        ("race-global", "error", "sums", ("out[i] = x[i] - (sums[0] + sums[1] + sums[2]) / 12", "read"), ("sums[b] = own[0]", "written")),
+        (
+            "race-global",
+            "error",
+            "sums",
+            ("out[i] = x[i] - (sums[0] + sums[1] + sums[2]) / 12", "read"),
+            ("sums[b] = own[0]", "written"),
+        )
     }
 
     def arguments():

@@ -1,4 +1,5 @@
 """Corpus: a race that comes after many cells in order."""
+
 import numpy as np
 from numba import cuda
 
@@ -8,7 +9,7 @@ class RaceInCellSixThousand:
 
     launch = 2, 1
     findings = {
-        ("race-global", "error", "cells", ("cells[6000] = 1", "written"), ("out[0] += cells[i]", "read")),
+        ("race-global", "error", "cells", ("cells[6000] = 1", "written"), ("out[0] += cells[i]", "read"))
     }
 
     def arguments():

@@ -1,4 +1,5 @@
 """Corpus: shuffles, votes and syncwarps whose mask does not say who takes part."""
+
 import numpy as np
 from numba import cuda, float32
 
@@ -11,7 +12,13 @@ class ShuffleInABranch:
     launch = 1, 32
     hangs = True
     findings = {
-        ("warp-divergence", "error", None, ("cuda.syncthreads()", "waits"), ("value = cuda.shfl_xor_sync(FULL, value, 1)", "waits")),
+        (
+            "warp-divergence",
+            "error",
+            None,
+            ("cuda.syncthreads()", "waits"),
+            ("value = cuda.shfl_xor_sync(FULL, value, 1)", "waits"),
+        )
     }
 
     def arguments():
@@ -45,7 +52,13 @@ class ShuffleInADataBranch:
     launch = 1, 32
     hangs = True
     findings = {
-        ("warp-divergence", "error", None, ("cuda.syncthreads()", "waits"), ("out[lane] = cuda.shfl_sync(FULL, x[lane], 3)", "waits")),
+        (
+            "warp-divergence",
+            "error",
+            None,
+            ("cuda.syncthreads()", "waits"),
+            ("out[lane] = cuda.shfl_sync(FULL, x[lane], 3)", "waits"),
+        )
     }
 
     def arguments():
@@ -76,7 +89,13 @@ class VoteInABranch:
     launch = 1, 32
     hangs = True
     findings = {
-        ("warp-divergence", "error", None, ("cuda.syncthreads()", "waits"), ("if cuda.any_sync(FULL, x[lane] > 29):", "waits")),
+        (
+            "warp-divergence",
+            "error",
+            None,
+            ("cuda.syncthreads()", "waits"),
+            ("if cuda.any_sync(FULL, x[lane] > 29):", "waits"),
+        )
     }
 
     def arguments():
@@ -108,7 +127,7 @@ class SyncwarpInALoop:
     launch = 1, 32
     hangs = True
     findings = {
-        ("warp-divergence", "error", None, ("cuda.syncthreads()", "waits"), ("cuda.syncwarp()", "waits")),
+        ("warp-divergence", "error", None, ("cuda.syncthreads()", "waits"), ("cuda.syncwarp()", "waits"))
     }
 
     def arguments():
@@ -141,7 +160,7 @@ class MaskOmitsTheCaller:
     launch = 1, 32
     hangs = True
     findings = {
-        ("warp-divergence", "error", None, ("out[lane] = cuda.shfl_xor_sync(0xFFFF, x[lane], 1)", "calls")),
+        ("warp-divergence", "error", None, ("out[lane] = cuda.shfl_xor_sync(0xFFFF, x[lane], 1)", "calls"))
     }
 
     def arguments():
@@ -167,7 +186,13 @@ class SyncwarpOmitsTheCaller:
     launch = 1, 32
     hangs = True
     findings = {
-        ("race-shared", "error", "tile", ("out[lane] = tile[31 - lane]", "read"), ("tile[lane] = x[lane]", "written")),
+        (
+            "race-shared",
+            "error",
+            "tile",
+            ("out[lane] = tile[31 - lane]", "read"),
+            ("tile[lane] = x[lane]", "written"),
+        ),
         ("warp-divergence", "error", None, ("cuda.syncwarp(0xFFFF)", "calls")),
     }
 
@@ -199,7 +224,7 @@ class ReturnedBeforeTheShuffle:
 
     launch = 1, 32
     findings = {
-        ("warp-divergence", "warning", None, ("value += cuda.shfl_down_sync(FULL, value, offset)", "calls")),
+        ("warp-divergence", "warning", None, ("value += cuda.shfl_down_sync(FULL, value, offset)", "calls"))
     }
 
     def arguments():
@@ -234,11 +259,12 @@ class ReturnedBeforeTheShuffle:
 
 
 class LanesThatDoNotExist:
-    """A block of 24 threads: the lanes 24 to 31 do not exist, and their partners read from them. Fixed by a mask and steps that fit."""
+    """A block of 24 threads: the lanes 24 to 31 do not exist, and their partners read from them. Fixed by a
+    mask and steps that fit."""
 
     launch = 1, 24
     findings = {
-        ("warp-divergence", "warning", None, ("out[lane] = cuda.shfl_xor_sync(FULL, x[lane], 8)", "calls")),
+        ("warp-divergence", "warning", None, ("out[lane] = cuda.shfl_xor_sync(FULL, x[lane], 8)", "calls"))
     }
 
     def arguments():

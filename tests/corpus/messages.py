@@ -1,4 +1,5 @@
 """Corpus: messages between blocks: what was written, a fence, then the atomic that tells of it."""
+
 import numpy as np
 from numba import cuda, float32
 
@@ -8,7 +9,7 @@ class MessageWithoutFence:
 
     launch = 2, 1
     findings = {
-        ("race-global", "error", "message", ("message[0] = 42", "written"), ("out[0] = message[0]", "read")),
+        ("race-global", "error", "message", ("message[0] = 42", "written"), ("out[0] = message[0]", "read"))
     }
 
     def arguments():
@@ -46,7 +47,7 @@ class FlagBeforeMessage:
 
     launch = 2, 1
     findings = {
-        ("race-global", "error", "message", ("message[0] = 42", "written"), ("out[0] = message[0]", "read")),
+        ("race-global", "error", "message", ("message[0] = 42", "written"), ("out[0] = message[0]", "read"))
     }
 
     def arguments():
@@ -81,11 +82,12 @@ class FlagBeforeMessage:
 
 
 class RelayOfThreeBlocks:
-    """Each block waits for the one before and hands on; the last reads what the first wrote. Every link needs its fence."""
+    """Each block waits for the one before and hands on; the last reads what the first wrote. Every link needs
+    its fence."""
 
     launch = 3, 2
     findings = {
-        ("race-global", "error", "message", ("message[0] = 42", "written"), ("out[0] = message[0]", "read")),
+        ("race-global", "error", "message", ("message[0] = 42", "written"), ("out[0] = message[0]", "read"))
     }
 
     def arguments():
@@ -133,7 +135,13 @@ class ChainedScan:
 
     launch = 4, 4
     findings = {
-        ("race-global", "error", "sums", ("before[0] = sums[b - 1]", "read"), ("sums[b] = before[0] + own", "written")),
+        (
+            "race-global",
+            "error",
+            "sums",
+            ("before[0] = sums[b - 1]", "read"),
+            ("sums[b] = before[0] + own", "written"),
+        )
     }
 
     def arguments():

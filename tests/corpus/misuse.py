@@ -1,4 +1,5 @@
 """Corpus: launches that end well and cannot have been meant."""
+
 import numpy as np
 from numba import cuda
 
@@ -7,9 +8,7 @@ class GuardTheWrongWayRound:
     """The guard lets only those threads through that have no element, and there are none."""
 
     launch = 2, 4
-    findings = {
-        ("misuse", "warning", None),
-    }
+    findings = {("misuse", "warning", None)}
 
     def arguments():
         return np.arange(8.0), np.zeros(8)
@@ -34,9 +33,7 @@ class NameInsteadOfElement:
     """The result goes to a variable, not to the array."""
 
     launch = 2, 4
-    findings = {
-        ("misuse", "warning", None),
-    }
+    findings = {("misuse", "warning", None)}
 
     def arguments():
         return np.arange(8.0), np.zeros(8)
@@ -60,9 +57,7 @@ class FloatsIntoIntegers:
     """Halves added atomically to integers: each is converted first, to nothing."""
 
     launch = 1, 4
-    findings = {
-        ("misuse", "warning", "total", ("cuda.atomic.add(total, 0, x[cuda.threadIdx.x])", "changed")),
-    }
+    findings = {("misuse", "warning", "total", ("cuda.atomic.add(total, 0, x[cuda.threadIdx.x])", "changed"))}
 
     def arguments():
         return np.full(4, 0.5), np.zeros(1, np.int32)

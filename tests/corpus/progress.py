@@ -1,4 +1,5 @@
 """Corpus: loops that never end. `max_steps` keeps the search for them short."""
+
 import numpy as np
 from numba import cuda
 
@@ -11,9 +12,7 @@ class FlagWithoutAtomics:
     launch = 1, 2
     options = {"max_steps": 500}
     hangs = True
-    findings = {
-        ("no-progress", "error", None, ("while flags[1 - t] == 0:", "loops")),
-    }
+    findings = {("no-progress", "error", None, ("while flags[1 - t] == 0:", "loops"))}
 
     def arguments():
         return np.zeros(2, np.int32), np.zeros(2, np.int32)
@@ -44,9 +43,7 @@ class LockNeverReleased:
     launch = 4, 1
     options = {"max_steps": 500}
     hangs = True
-    findings = {
-        ("no-progress", "error", None, ("while cuda.atomic.cas(lock, 0, 0, 1) != 0:", "loops")),
-    }
+    findings = {("no-progress", "error", None, ("while cuda.atomic.cas(lock, 0, 0, 1) != 0:", "loops"))}
 
     def arguments():
         return np.zeros(1, np.int32), np.zeros(1)
@@ -77,9 +74,7 @@ class ReleasedToTheWrongValue:
     launch = 4, 1
     options = {"max_steps": 500}
     hangs = True
-    findings = {
-        ("no-progress", "error", None, ("while cuda.atomic.cas(lock, 0, 0, 1) != 0:", "loops")),
-    }
+    findings = {("no-progress", "error", None, ("while cuda.atomic.cas(lock, 0, 0, 1) != 0:", "loops"))}
 
     def arguments():
         return np.zeros(1, np.int32), np.zeros(1)
@@ -113,7 +108,12 @@ class LockTakenTwice:
     options = {"max_steps": 500}
     hangs = True
     findings = {
-        ("no-progress", "error", None, ("while cuda.atomic.cas(lock, 0, 0, 1) != 0:  # for the second addition", "loops")),
+        (
+            "no-progress",
+            "error",
+            None,
+            ("while cuda.atomic.cas(lock, 0, 0, 1) != 0:  # for the second addition", "loops"),
+        )
     }
 
     def arguments():
@@ -147,9 +147,7 @@ class LoopWithoutAStep:
     launch = 1, 4
     options = {"max_steps": 500}
     hangs = True
-    findings = {
-        ("no-progress", "error", None, ("while i < x.shape[0]:", "loops")),
-    }
+    findings = {("no-progress", "error", None, ("while i < x.shape[0]:", "loops"))}
 
     def arguments():
         return (np.arange(8.0),)
@@ -177,9 +175,7 @@ class SearchThatStopsNarrowing:
     launch = 1, 8
     options = {"max_steps": 500}
     hangs = True
-    findings = {
-        ("no-progress", "error", None, ("while low < high:", "loops")),
-    }
+    findings = {("no-progress", "error", None, ("while low < high:", "loops"))}
 
     def arguments():
         return np.arange(0, 16, 2), np.arange(8) * 2, np.zeros(8, np.int64)
@@ -218,9 +214,7 @@ class CountdownPastZero:
     launch = 1, 4
     options = {"max_steps": 500}
     hangs = True
-    findings = {
-        ("no-progress", "error", None, ("while left != 0:", "loops")),
-    }
+    findings = {("no-progress", "error", None, ("while left != 0:", "loops"))}
 
     def arguments():
         return np.array([2, 5, 4, 7]), np.zeros(4, np.int64)
@@ -246,14 +240,15 @@ class CountdownPastZero:
 
 
 class BlocksWaitForBlocksToCome:
-    """A barrier between blocks, made of atomics: the blocks that wait leave no room for those they wait for."""
+    """A barrier between blocks, made of atomics: the blocks that wait leave no room for those they wait
+    for."""
 
     launch = 4, 1
     fixed_launch = 2, 1
     options = {"max_steps": 500, "spec": DeviceSpec(multiprocessors=1, blocks_per_multiprocessor=2)}
     hangs = True
     findings = {
-        ("no-progress", "error", None, ("while cuda.atomic.add(arrived, 0, 0) < cuda.gridDim.x:", "loops")),
+        ("no-progress", "error", None, ("while cuda.atomic.add(arrived, 0, 0) < cuda.gridDim.x:", "loops"))
     }
 
     def arguments():
@@ -284,7 +279,7 @@ class WaitingForMoreThanCome:
     options = {"max_steps": 500}
     hangs = True
     findings = {
-        ("no-progress", "error", None, ("while cuda.atomic.add(arrived, 0, 0) < cuda.gridsize(1):", "loops")),
+        ("no-progress", "error", None, ("while cuda.atomic.add(arrived, 0, 0) < cuda.gridsize(1):", "loops"))
     }
 
     def arguments():

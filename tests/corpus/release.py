@@ -1,4 +1,6 @@
-"""Corpus: what a thread does with what an atomic tells it. In most of these one run in one order shows nothing."""
+"""Corpus: what a thread does with what an atomic tells it. In most of these one run in one order shows
+nothing."""
+
 import numpy as np
 from numba import cuda, float64, int32
 
@@ -8,7 +10,7 @@ class FlagLookedAtOnce:
 
     launch = 2, 1
     findings = {
-        ("race-global", "error", "parcel", ("got[0] = parcel[0]", "read"), ("parcel[0] = 7", "written")),
+        ("race-global", "error", "parcel", ("got[0] = parcel[0]", "read"), ("parcel[0] = 7", "written"))
     }
 
     def arguments():
@@ -42,11 +44,12 @@ class FlagLookedAtOnce:
 
 
 class FailedSwapAsRelease:
-    """A compare-and-swap that fails writes nothing, so nobody learns anything from it: the count says only who has begun."""
+    """A compare-and-swap that fails writes nothing, so nobody learns anything from it: the count says only
+    who has begun."""
 
     launch = 2, 1
     findings = {
-        ("race-global", "error", "parcel", ("got[0] = parcel[0]", "read"), ("parcel[0] = 7", "written")),
+        ("race-global", "error", "parcel", ("got[0] = parcel[0]", "read"), ("parcel[0] = 7", "written"))
     }
 
     def arguments():
@@ -85,7 +88,13 @@ class BarrierOfAtomicsOneTooEarly:
 
     launch = 5, 1
     findings = {
-        ("race-global", "error", "half", ("half[b] = x[b] / 2", "written"), ("out[b] = half[(b + 2) % 5]", "read")),
+        (
+            "race-global",
+            "error",
+            "half",
+            ("half[b] = x[b] / 2", "written"),
+            ("out[b] = half[(b + 2) % 5]", "read"),
+        )
     }
 
     def arguments():
@@ -122,7 +131,7 @@ class BarrierOfAtomicsUsedTwice:
 
     launch = 4, 1
     findings = {
-        ("race-global", "error", "a", ("a[b] += b + step", "written"), ("out[b] += a[(b + 1) % 4]", "read")),
+        ("race-global", "error", "a", ("a[b] += b + step", "written"), ("out[b] += a[(b + 1) % 4]", "read"))
     }
 
     def arguments():
@@ -210,7 +219,13 @@ class TriedLockTakenForGranted:
 
     launch = 3, 1
     findings = {
-        ("race-global", "error", "best", ("best[0] = max(best[0], cuda.blockIdx.x)", "read"), ("best[0] = max(best[0], cuda.blockIdx.x)", "written")),
+        (
+            "race-global",
+            "error",
+            "best",
+            ("best[0] = max(best[0], cuda.blockIdx.x)", "read"),
+            ("best[0] = max(best[0], cuda.blockIdx.x)", "written"),
+        ),
         ("race-global", "error", "best", ("best[0] = max(best[0], cuda.blockIdx.x)", "written")),
     }
 
@@ -243,7 +258,13 @@ class SecondPartBehindTheFlag:
 
     launch = 2, 1
     findings = {
-        ("race-global", "error", "parts", ("got[0] = parts[0] + parts[1]", "read"), ("parts[1] = 2", "written")),
+        (
+            "race-global",
+            "error",
+            "parts",
+            ("got[0] = parts[0] + parts[1]", "read"),
+            ("parts[1] = 2", "written"),
+        )
     }
 
     def arguments():
@@ -285,7 +306,13 @@ class CountOfPartsThatComesTooSoon:
 
     launch = 2, 1
     findings = {
-        ("race-global", "error", "parts", ("got[0] = parts[0] + parts[1]", "read"), ("parts[k] = k + 1", "written")),
+        (
+            "race-global",
+            "error",
+            "parts",
+            ("got[0] = parts[0] + parts[1]", "read"),
+            ("parts[k] = k + 1", "written"),
+        )
     }
 
     def arguments():
@@ -326,7 +353,13 @@ class TicketComparedWithTooFew:
 
     launch = 4, 1
     findings = {
-        ("race-global", "error", "partial", ("out[0] += partial[i]", "read"), ("partial[b] = 2 * x[b]", "written")),
+        (
+            "race-global",
+            "error",
+            "partial",
+            ("out[0] += partial[i]", "read"),
+            ("partial[b] = 2 * x[b]", "written"),
+        )
     }
 
     def arguments():
@@ -357,11 +390,18 @@ class TicketComparedWithTooFew:
 
 
 class RingOfOneSlotTooFew:
-    """One block fills a ring of two slots, the other empties it; the writer is one slot ahead of what the reader has let go."""
+    """One block fills a ring of two slots, the other empties it; the writer is one slot ahead of what the
+    reader has let go."""
 
     launch = 2, 1
     findings = {
-        ("race-global", "error", "ring", ("out[k] = ring[k % 2]", "read"), ("ring[k % 2] = 10 * k", "written")),
+        (
+            "race-global",
+            "error",
+            "ring",
+            ("out[k] = ring[k % 2]", "read"),
+            ("ring[k % 2] = 10 * k", "written"),
+        )
     }
 
     def arguments():
@@ -408,12 +448,11 @@ class RingOfOneSlotTooFew:
 
 
 class LookBackAtAPartThatIsNotThere:
-    """Decoupled look-back: a block adds up what the blocks before it have; it must wait until their state says that there is something."""
+    """Decoupled look-back: a block adds up what the blocks before it have; it must wait until their state
+    says that there is something."""
 
     launch = 4, 1
-    findings = {
-        ("race-global", "error", "own", ("before += own[at]", "read"), ("own[b] = x[b]", "written")),
-    }
+    findings = {("race-global", "error", "own", ("before += own[at]", "read"), ("own[b] = x[b]", "written"))}
 
     def arguments():
         return np.arange(1.0, 5.0), np.zeros(4), np.zeros(4), np.zeros(4, np.int32), np.zeros(4)
@@ -469,7 +508,13 @@ class LastBlockWithoutTheReset:
 
     launch = 4, 2
     findings = {
-        ("race-global", "error", "tickets", ("if cuda.atomic.inc(tickets, 0, 100) == 3:", "changed"), ("tickets[0] = 0", "written")),
+        (
+            "race-global",
+            "error",
+            "tickets",
+            ("if cuda.atomic.inc(tickets, 0, 100) == 3:", "changed"),
+            ("tickets[0] = 0", "written"),
+        )
     }
 
     def arguments():
@@ -503,11 +548,18 @@ class LastBlockWithoutTheReset:
 
 
 class ResetBehindTheBarrier:
-    """As before, and the counter is reset by another thread of the last block, behind the barrier that tells it; before it, that is a race."""
+    """As before, and the counter is reset by another thread of the last block, behind the barrier that tells
+    it; before it, that is a race."""
 
     launch = 3, 4
     findings = {
-        ("race-global", "error", "tickets", ("last[0] = cuda.atomic.add(tickets, 0, 1)", "changed"), ("tickets[0] = 0", "written")),
+        (
+            "race-global",
+            "error",
+            "tickets",
+            ("last[0] = cuda.atomic.add(tickets, 0, 1)", "changed"),
+            ("tickets[0] = 0", "written"),
+        )
     }
 
     def arguments():
@@ -550,7 +602,13 @@ class FirstComeWritesTheHeader:
 
     launch = 3, 1
     findings = {
-        ("race-global", "error", "header", ("header[0] = 5", "written"), ("out[cuda.blockIdx.x] = header[0]", "read")),
+        (
+            "race-global",
+            "error",
+            "header",
+            ("header[0] = 5", "written"),
+            ("out[cuda.blockIdx.x] = header[0]", "read"),
+        )
     }
 
     def arguments():
@@ -584,9 +642,7 @@ class WarpsHandOver:
     """Producer and consumer are warps of one block, and the flag is in shared memory."""
 
     launch = 1, 64
-    findings = {
-        ("race-shared", "error", "box", ("box[0] = 4", "written"), ("out[0] = box[0]", "read")),
-    }
+    findings = {("race-shared", "error", "box", ("box[0] = 4", "written"), ("out[0] = box[0]", "read"))}
 
     def arguments():
         return (np.zeros(32),)

@@ -1,4 +1,5 @@
 """Corpus: how far a fence or an atomic reaches."""
+
 import numpy as np
 from numba import cuda, float64, int32
 
@@ -8,7 +9,13 @@ class FenceOfTheBlockBeforeATicket:
 
     launch = 3, 1
     findings = {
-        ("race-global", "error", "part", ("out[0] = part[0] + part[1] + part[2]", "read"), ("part[b] = x[b]", "written")),
+        (
+            "race-global",
+            "error",
+            "part",
+            ("out[0] = part[0] + part[1] + part[2]", "read"),
+            ("part[b] = x[b]", "written"),
+        )
     }
 
     def arguments():
@@ -73,7 +80,7 @@ class SharedTicketBetweenBlocks:
 
     launch = 2, 1
     findings = {
-        ("race-global", "error", "parcel", ("out[0] = parcel[0]", "read"), ("parcel[0] = 3", "written")),
+        ("race-global", "error", "parcel", ("out[0] = parcel[0]", "read"), ("parcel[0] = 3", "written"))
     }
 
     def arguments():
@@ -111,11 +118,12 @@ class SharedTicketBetweenBlocks:
 
 
 class RelayThroughABlockFence:
-    """Block 0 tells a thread of block 1 by a full fence; that thread tells another block by a fence that does not reach it."""
+    """Block 0 tells a thread of block 1 by a full fence; that thread tells another block by a fence that does
+    not reach it."""
 
     launch = 3, 1
     findings = {
-        ("race-global", "error", "parcel", ("out[0] = parcel[0]", "read"), ("parcel[0] = 9", "written")),
+        ("race-global", "error", "parcel", ("out[0] = parcel[0]", "read"), ("parcel[0] = 9", "written"))
     }
 
     def arguments():

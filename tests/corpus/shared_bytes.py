@@ -1,4 +1,5 @@
 """Corpus: views of the same bytes of shared memory, and what threads that share a word may do."""
+
 import numpy as np
 from numba import cuda, float32, float64, int32, uint8
 from numba.types import float16
@@ -9,7 +10,7 @@ class DynamicArraysOverlap:
 
     launch = 1, 8, 0, 64
     findings = {
-        ("race-shared", "error", "values", ("places[7 - t] = t", "written"), ("values[t] = x[t]", "written")),
+        ("race-shared", "error", "values", ("places[7 - t] = t", "written"), ("values[t] = x[t]", "written"))
     }
 
     def arguments():
@@ -43,9 +44,7 @@ class HalvesOfOneWord:
     """Two float16 share four bytes. Writing one each is no race, writing the same one is."""
 
     launch = 1, 8
-    findings = {
-        ("race-shared", "error", "tile", ("tile[t // 2 * 2] = x[t]", "written")),
-    }
+    findings = {("race-shared", "error", "tile", ("tile[t // 2 * 2] = x[t]", "written"))}
 
     def arguments():
         return np.arange(8.0, dtype=np.float16), np.zeros(8, np.float16)
@@ -79,7 +78,13 @@ class WordsMadeOfBytes:
 
     launch = 1, 16, 0, 16
     findings = {
-        ("race-shared", "error", "single", ("out[t // 4] = words[t // 4]", "read"), ("single[t] = x[t]", "written")),
+        (
+            "race-shared",
+            "error",
+            "single",
+            ("out[t // 4] = words[t // 4]", "read"),
+            ("single[t] = x[t]", "written"),
+        )
     }
 
     def arguments():
@@ -155,7 +160,13 @@ class AtomicsOfTwoWidths:
 
     launch = 1, 8, 0, 64
     findings = {
-        ("race-shared", "error", "wide", ("cuda.atomic.add(narrow, 0, float32(1))", "changed"), ("cuda.atomic.add(wide, 0, 1.0)", "changed")),
+        (
+            "race-shared",
+            "error",
+            "wide",
+            ("cuda.atomic.add(narrow, 0, float32(1))", "changed"),
+            ("cuda.atomic.add(wide, 0, 1.0)", "changed"),
+        )
     }
 
     def arguments():

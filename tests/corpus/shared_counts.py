@@ -1,4 +1,5 @@
 """Corpus: counters, flags and histograms in shared memory, which many threads change."""
+
 import numpy as np
 from numba import cuda, float32, int32
 
@@ -47,9 +48,7 @@ class FlagSetByMany:
     """Threads that all write the same value race, harmlessly: a warning."""
 
     launch = 1, 8
-    findings = {
-        ("race-shared", "warning", "found", ("found[0] = 1", "written")),
-    }
+    findings = {("race-shared", "warning", "found", ("found[0] = 1", "written"))}
 
     def arguments():
         return np.array([3.0, -1, 4, -1, 5, -9, 2, 6]), np.zeros(1, np.int64)
@@ -123,7 +122,13 @@ class HistogramZeroedTooLate:
 
     launch = 1, 16
     findings = {
-        ("race-shared", "error", "bins", ("bins[t] = 0", "written"), ("cuda.atomic.add(bins, x[t], 1)", "changed")),
+        (
+            "race-shared",
+            "error",
+            "bins",
+            ("bins[t] = 0", "written"),
+            ("cuda.atomic.add(bins, x[t], 1)", "changed"),
+        )
     }
 
     def arguments():
@@ -161,7 +166,13 @@ class HistogramReadTooEarly:
 
     launch = 1, 16
     findings = {
-        ("race-shared", "error", "bins", ("cuda.atomic.add(bins, x[t], 1)", "changed"), ("out[t] = bins[t]", "read")),
+        (
+            "race-shared",
+            "error",
+            "bins",
+            ("cuda.atomic.add(bins, x[t], 1)", "changed"),
+            ("out[t] = bins[t]", "read"),
+        )
     }
 
     def arguments():
@@ -199,7 +210,13 @@ class GuardBeforeAtomic:
 
     launch = 1, 8
     findings = {
-        ("race-shared", "error", "best", ("before = best[0]", "read"), ("cuda.atomic.min(best, 0, min(before, x[t]))", "changed")),
+        (
+            "race-shared",
+            "error",
+            "best",
+            ("before = best[0]", "read"),
+            ("cuda.atomic.min(best, 0, min(before, x[t]))", "changed"),
+        )
     }
 
     def arguments():

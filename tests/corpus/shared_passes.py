@@ -1,4 +1,5 @@
 """Corpus: reductions and scans in shared memory, whose every pass reads what the pass before wrote."""
+
 import numpy as np
 from numba import cuda, float32
 
@@ -8,7 +9,13 @@ class ReductionWithoutBarrier:
 
     launch = 1, 16
     findings = {
-        ("race-shared", "error", "tile", ("tile[t] += tile[t + stride]", "read"), ("tile[t] += tile[t + stride]", "written")),
+        (
+            "race-shared",
+            "error",
+            "tile",
+            ("tile[t] += tile[t + stride]", "read"),
+            ("tile[t] += tile[t + stride]", "written"),
+        )
     }
 
     def arguments():
@@ -52,7 +59,13 @@ class ReductionWithoutGuard:
 
     launch = 1, 16
     findings = {
-        ("race-shared", "error", "tile", ("tile[t] += tile[t + stride]", "read"), ("tile[t] += tile[t + stride]", "written")),
+        (
+            "race-shared",
+            "error",
+            "tile",
+            ("tile[t] += tile[t + stride]", "read"),
+            ("tile[t] += tile[t + stride]", "written"),
+        )
     }
 
     def arguments():
@@ -98,7 +111,13 @@ class SumReadTooEarly:
 
     launch = 1, 8
     findings = {
-        ("race-shared", "error", "total", ("out[t] = x[t] / total[0]", "read"), ("total[0] += x[i]", "written")),
+        (
+            "race-shared",
+            "error",
+            "total",
+            ("out[t] = x[t] / total[0]", "read"),
+            ("total[0] += x[i]", "written"),
+        ),
         ("race-shared", "error", "total", ("out[t] = x[t] / total[0]", "read"), ("total[0] = 0", "written")),
     }
 
@@ -135,7 +154,13 @@ class ScanInOneBuffer:
 
     launch = 1, 8
     findings = {
-        ("race-shared", "error", "tile", ("tile[t] += tile[t - stride]", "read"), ("tile[t] += tile[t - stride]", "written")),
+        (
+            "race-shared",
+            "error",
+            "tile",
+            ("tile[t] += tile[t - stride]", "read"),
+            ("tile[t] += tile[t - stride]", "written"),
+        )
     }
 
     def arguments():
@@ -179,7 +204,13 @@ class ScanInTwoBuffers:
 
     launch = 1, 8
     findings = {
-        ("race-shared", "error", "buffers", ("buffers[1 - source, t] = buffers[source, t] + term", "written"), ("term = buffers[source, t - stride] if t >= stride else float32(0)", "read")),
+        (
+            "race-shared",
+            "error",
+            "buffers",
+            ("buffers[1 - source, t] = buffers[source, t] + term", "written"),
+            ("term = buffers[source, t - stride] if t >= stride else float32(0)", "read"),
+        )
     }
 
     def arguments():

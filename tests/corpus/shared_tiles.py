@@ -1,4 +1,5 @@
 """Corpus: tiles in shared memory, read before they are loaded or overwritten while still read."""
+
 import numpy as np
 from numba import cuda, float32, float64
 
@@ -8,7 +9,7 @@ class ReverseWithoutBarrier:
 
     launch = 1, 16
     findings = {
-        ("race-shared", "error", "tile", ("out[t] = tile[15 - t]", "read"), ("tile[t] = x[t]", "written")),
+        ("race-shared", "error", "tile", ("out[t] = tile[15 - t]", "read"), ("tile[t] = x[t]", "written"))
     }
 
     def arguments():
@@ -38,7 +39,13 @@ class TileOverwrittenTooEarly:
 
     launch = 1, 8
     findings = {
-        ("race-shared", "error", "tile", ("tile[t] = x[first + t]", "written"), ("total += tile[7 - t]", "read")),
+        (
+            "race-shared",
+            "error",
+            "tile",
+            ("tile[t] = x[first + t]", "written"),
+            ("total += tile[7 - t]", "read"),
+        )
     }
 
     def arguments():
@@ -75,9 +82,7 @@ class BroadcastReused:
     """A value broadcast in a loop needs a barrier before the next one overwrites it."""
 
     launch = 1, 8
-    findings = {
-        ("race-shared", "error", "row", ("row[0] = x[k]", "written"), ("total += row[0]", "read")),
-    }
+    findings = {("race-shared", "error", "row", ("row[0] = x[k]", "written"), ("total += row[0]", "read"))}
 
     def arguments():
         return np.arange(3.0, dtype=np.float32), np.zeros(8, np.float32)
@@ -116,8 +121,20 @@ class StencilWithoutBarrier:
 
     launch = 2, 8
     findings = {
-        ("race-shared", "error", "tile", ("out[i] = tile[t] + tile[t + 1] + tile[t + 2]", "read"), ("tile[t + 8] = x[i + 8]", "written")),
-        ("race-shared", "error", "tile", ("out[i] = tile[t] + tile[t + 1] + tile[t + 2]", "read"), ("tile[t] = x[i]", "written")),
+        (
+            "race-shared",
+            "error",
+            "tile",
+            ("out[i] = tile[t] + tile[t + 1] + tile[t + 2]", "read"),
+            ("tile[t + 8] = x[i + 8]", "written"),
+        ),
+        (
+            "race-shared",
+            "error",
+            "tile",
+            ("out[i] = tile[t] + tile[t + 1] + tile[t + 2]", "read"),
+            ("tile[t] = x[i]", "written"),
+        ),
     }
 
     def arguments():
@@ -153,7 +170,13 @@ class HaloLoadedBehindTheBarrier:
 
     launch = 1, 8
     findings = {
-        ("race-shared", "error", "tile", ("out[t] = tile[t + 2] - tile[t]", "read"), ("tile[t + 8] = x[t + 8]", "written")),
+        (
+            "race-shared",
+            "error",
+            "tile",
+            ("out[t] = tile[t + 2] - tile[t]", "read"),
+            ("tile[t + 8] = x[t + 8]", "written"),
+        )
     }
 
     def arguments():
@@ -188,7 +211,13 @@ class TransposeWithoutBarrier:
 
     launch = 1, (4, 4)
     findings = {
-        ("race-shared", "error", "tile", ("out[y, x] = tile[x, y]", "read"), ("tile[y, x] = a[y, x]", "written")),
+        (
+            "race-shared",
+            "error",
+            "tile",
+            ("out[y, x] = tile[x, y]", "read"),
+            ("tile[y, x] = a[y, x]", "written"),
+        )
     }
 
     def arguments():
@@ -218,8 +247,20 @@ class MatmulWithoutFirstBarrier:
 
     launch = (2, 2), (2, 2)
     findings = {
-        ("race-shared", "error", "tile_a", ("tile_a[y, x] = a[row, first + x]", "written"), ("total += tile_a[y, k] * tile_b[k, x]", "read")),
-        ("race-shared", "error", "tile_b", ("tile_b[y, x] = b[first + y, column]", "written"), ("total += tile_a[y, k] * tile_b[k, x]", "read")),
+        (
+            "race-shared",
+            "error",
+            "tile_a",
+            ("tile_a[y, x] = a[row, first + x]", "written"),
+            ("total += tile_a[y, k] * tile_b[k, x]", "read"),
+        ),
+        (
+            "race-shared",
+            "error",
+            "tile_b",
+            ("tile_b[y, x] = b[first + y, column]", "written"),
+            ("total += tile_a[y, k] * tile_b[k, x]", "read"),
+        ),
     }
 
     def arguments():
@@ -265,8 +306,20 @@ class MatmulWithoutSecondBarrier:
 
     launch = (2, 2), (2, 2)
     findings = {
-        ("race-shared", "error", "tile_a", ("tile_a[y, x] = a[row, first + x]", "written"), ("total += tile_a[y, k] * tile_b[k, x]", "read")),
-        ("race-shared", "error", "tile_b", ("tile_b[y, x] = b[first + y, column]", "written"), ("total += tile_a[y, k] * tile_b[k, x]", "read")),
+        (
+            "race-shared",
+            "error",
+            "tile_a",
+            ("tile_a[y, x] = a[row, first + x]", "written"),
+            ("total += tile_a[y, k] * tile_b[k, x]", "read"),
+        ),
+        (
+            "race-shared",
+            "error",
+            "tile_b",
+            ("tile_b[y, x] = b[first + y, column]", "written"),
+            ("total += tile_a[y, k] * tile_b[k, x]", "read"),
+        ),
     }
 
     def arguments():
@@ -308,11 +361,18 @@ class MatmulWithoutSecondBarrier:
 
 
 class SharedArrayOfTwoPhases:
-    """One array serves two phases, with no barrier between the last read of the first and the first write of the second."""
+    """One array serves two phases, with no barrier between the last read of the first and the first write of
+    the second."""
 
     launch = 1, 8
     findings = {
-        ("race-shared", "error", "shared", ("after = shared[(t + 1) % 8]", "read"), ("shared[t] = after * after", "written")),
+        (
+            "race-shared",
+            "error",
+            "shared",
+            ("after = shared[(t + 1) % 8]", "read"),
+            ("shared[t] = after * after", "written"),
+        )
     }
 
     def arguments():
@@ -349,9 +409,7 @@ class SecondAxisForgotten:
     """A block of two dimensions indexed by one: every row of threads writes the same cells."""
 
     launch = 1, (4, 2)
-    findings = {
-        ("race-shared", "error", "tile", ("tile[x] = a[y, x]", "written")),
-    }
+    findings = {("race-shared", "error", "tile", ("tile[x] = a[y, x]", "written"))}
 
     def arguments():
         return np.arange(8.0, dtype=np.float32).reshape(2, 4), np.zeros((2, 4), np.float32)

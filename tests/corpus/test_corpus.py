@@ -1,9 +1,13 @@
-"""Every kernel of the corpus, compiled, and under seeds and both interpreted engines (with --all 20 seeds): the buggy one gives exactly its findings; its fixed twin gives none, and numpy's result.
+"""Every kernel of the corpus, compiled, and under seeds and both interpreted engines (with --all 20 seeds):
+the buggy one gives exactly its findings; its fixed twin gives none, and numpy's result.
 
-A case is a class: its docstring names the bug, `launch` is what stands in the brackets, `arguments()` makes fresh arguments, `wanted(*arguments)` gives
-{argument: what the fixed kernel leaves in it}, and `findings` holds (kind, severity, array, *(source line, what was done there)) of each finding. `options` go
-to `simulate`; `hangs` says that a GPU may not come back from the buggy kernel. Where the twins need different ones, `fixed_launch` and the like take precedence.
+A case is a class: its docstring names the bug, `launch` is what stands in the brackets, `arguments()` makes
+    fresh arguments, `wanted(*arguments)` gives {argument: what the fixed kernel leaves in it}, and `findings`
+    holds (kind, severity, array, *(source line, what was done there)) of each finding. `options` go to
+    `simulate`; `hangs` says that a GPU may not come back from the buggy kernel. Where the twins need
+    different ones, `fixed_launch` and the like take precedence.
 """
+
 import inspect
 import runpy
 from pathlib import Path
@@ -18,9 +22,20 @@ from sim.observers.races import Races
 RUNS = [("native", 0), *((engine, seed) for seed in range(20) for engine in ("fibers", "threads"))]
 KINDS = {"out-of-bounds", "negative-index", "race-shared", "race-global", "uninitialized-read", "barrier-divergence", "warp-divergence", "deadlock",
          "no-progress", "misuse"}  # fmt: skip
-FILES = sorted(set(Path(__file__).parent.glob("*.py")) - {Path(__file__), Path(__file__).with_name("conftest.py")})
-CASES = {f"{path.stem}.{name}": vars(case) for path in FILES for name, case in runpy.run_path(str(path)).items() if hasattr(case, "buggy")}
-EQUAL_WRITES = [name for name, case in CASES.items() if {key[:2] for key in case["findings"]} <= {("race-shared", "warning"), ("race-global", "warning")}]
+FILES = sorted(
+    set(Path(__file__).parent.glob("*.py")) - {Path(__file__), Path(__file__).with_name("conftest.py")}
+)
+CASES = {
+    f"{path.stem}.{name}": vars(case)
+    for path in FILES
+    for name, case in runpy.run_path(str(path)).items()
+    if hasattr(case, "buggy")
+}
+EQUAL_WRITES = [
+    name
+    for name, case in CASES.items()
+    if {key[:2] for key in case["findings"]} <= {("race-shared", "warning"), ("race-global", "warning")}
+]
 
 
 def launched(case, twin, **options):
@@ -57,7 +72,9 @@ def test_finds_nothing_in_the_twin(name, few, record_property):
         if report.findings:
             alarms[engine, seed] = [finding.message for finding in report.findings]
         for argument, wanted in case["wanted"](*case.get("fixed_arguments", case["arguments"])()).items():
-            np.testing.assert_allclose(left[argument], wanted, rtol=1e-6, err_msg=f"{argument}, {engine}, seed {seed}")
+            np.testing.assert_allclose(
+                left[argument], wanted, rtol=1e-6, err_msg=f"{argument}, {engine}, seed {seed}"
+            )
     record_property("corpus", "false alarm" if alarms else "quiet")
     assert not alarms
 

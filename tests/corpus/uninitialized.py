@@ -1,4 +1,5 @@
 """Corpus: reads of shared memory that nobody has written."""
+
 import numpy as np
 from numba import cuda, float32, int32
 
@@ -8,7 +9,7 @@ class HaloNeverLoaded:
 
     launch = 1, 8
     findings = {
-        ("uninitialized-read", "error", "tile", ("out[t] = tile[t] + tile[t + 1] + tile[t + 2]", "read")),
+        ("uninitialized-read", "error", "tile", ("out[t] = tile[t] + tile[t + 1] + tile[t + 2]", "read"))
     }
 
     def arguments():
@@ -40,9 +41,7 @@ class RaggedTile:
     """The guard keeps the last threads from loading; the sum takes their cells in."""
 
     launch = 2, 8
-    findings = {
-        ("uninitialized-read", "error", "tile", ("total += tile[k]", "read")),
-    }
+    findings = {("uninitialized-read", "error", "tile", ("total += tile[k]", "read"))}
 
     def arguments():
         return np.arange(13.0, dtype=np.float32), np.zeros(2, np.float32)
@@ -82,9 +81,7 @@ class SharedBinsNotZeroed:
     """An atomic addition reads what it adds to."""
 
     launch = 1, 8
-    findings = {
-        ("uninitialized-read", "error", "bins", ("cuda.atomic.add(bins, x[t], 1)", "changed")),
-    }
+    findings = {("uninitialized-read", "error", "bins", ("cuda.atomic.add(bins, x[t], 1)", "changed"))}
 
     def arguments():
         return np.arange(8) % 4, np.zeros(4, np.int32)
@@ -118,9 +115,7 @@ class ReadBeforeTheFirstLoad:
     """A loop that uses a tile before it loads it."""
 
     launch = 1, 8
-    findings = {
-        ("uninitialized-read", "error", "tile", ("total += tile[7 - t]", "read")),
-    }
+    findings = {("uninitialized-read", "error", "tile", ("total += tile[7 - t]", "read"))}
 
     def arguments():
         return np.arange(16.0, dtype=np.float32), np.zeros(8, np.float32)
@@ -157,9 +152,7 @@ class OtherHalfOfTheBuffer:
     """Two buffers in turn, and the first read takes the one that is still empty."""
 
     launch = 1, 8
-    findings = {
-        ("uninitialized-read", "error", "buffers", ("out[t] = buffers[1 - current, 7 - t]", "read")),
-    }
+    findings = {("uninitialized-read", "error", "buffers", ("out[t] = buffers[1 - current, 7 - t]", "read"))}
 
     def arguments():
         return np.arange(8.0, dtype=np.float32), np.zeros(8, np.float32)
@@ -190,9 +183,7 @@ class SharedMemoryOfTheBlockBefore:
     """Shared memory lives as long as its block: what the first block stored is not there for the second."""
 
     launch = 2, 4
-    findings = {
-        ("uninitialized-read", "error", "cache", ("out[cuda.grid(1)] = cache[3 - t]", "read")),
-    }
+    findings = {("uninitialized-read", "error", "cache", ("out[cuda.grid(1)] = cache[3 - t]", "read"))}
 
     def arguments():
         return np.arange(4.0, dtype=np.float32), np.zeros(8, np.float32)
@@ -222,9 +213,7 @@ class MoreDynamicThanLoaded:
     """A sum over all of the dynamic shared memory, of which the block has loaded half."""
 
     launch = 1, 8, 0, 64
-    findings = {
-        ("uninitialized-read", "error", "tile", ("total += tile[k]", "read")),
-    }
+    findings = {("uninitialized-read", "error", "tile", ("total += tile[k]", "read"))}
 
     def arguments():
         return np.arange(8.0, dtype=np.float32), np.zeros(1, np.float32)
@@ -261,9 +250,7 @@ class BytesOfAnotherType:
     """Half of each word is written, and the whole of it is read."""
 
     launch = 1, 4, 0, 16
-    findings = {
-        ("uninitialized-read", "error", "low", ("out[t] = words[t]", "read")),
-    }
+    findings = {("uninitialized-read", "error", "low", ("out[t] = words[t]", "read"))}
 
     def arguments():
         return np.arange(4.0, dtype=np.float32), np.zeros(4, np.int32)

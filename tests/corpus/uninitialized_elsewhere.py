@@ -1,4 +1,5 @@
 """Corpus: reads of local memory, and of global arrays made by `sim.empty`, that nobody has written."""
+
 import numpy as np
 from numba import cuda, float32
 
@@ -39,16 +40,14 @@ class LocalSumsNotZeroed:
         out[i, 1] = sums[1]
 
     def wanted(a, out):
-        return {"out": np.stack([a.sum(1), (a ** 2).sum(1)], 1)}
+        return {"out": np.stack([a.sum(1), (a**2).sum(1)], 1)}
 
 
 class LocalArrayHalfFilled:
     """A window filled from its second element on, and read from its first."""
 
     launch = 1, 4
-    findings = {
-        ("uninitialized-read", "error", "window", ("total += window[k]", "read")),
-    }
+    findings = {("uninitialized-read", "error", "window", ("total += window[k]", "read"))}
 
     def arguments():
         return np.arange(8.0), np.zeros(4)
@@ -76,16 +75,14 @@ class LocalArrayHalfFilled:
         out[i] = total
 
     def wanted(x, out):
-        return {"out": [x[i:i + 4].sum() for i in range(4)]}
+        return {"out": [x[i : i + 4].sum() for i in range(4)]}
 
 
 class OutputAddedTo:
     """`+=` on an output that nobody has set to zero."""
 
     launch = 1, 8
-    findings = {
-        ("uninitialized-read", "error", "out", ("out[i] += x[i]", "read")),
-    }
+    findings = {("uninitialized-read", "error", "out", ("out[i] += x[i]", "read"))}
 
     def arguments():
         return np.arange(8.0), empty(8, np.float64)
@@ -109,7 +106,7 @@ class OutputCountedIn:
 
     launch = 2, 4
     findings = {
-        ("uninitialized-read", "error", "out", ("cuda.atomic.add(out, 0, x[cuda.grid(1)])", "changed")),
+        ("uninitialized-read", "error", "out", ("cuda.atomic.add(out, 0, x[cuda.grid(1)])", "changed"))
     }
 
     def arguments():
@@ -134,9 +131,7 @@ class ScratchWithAGap:
     """Scratch memory of which every other element is written and every element read."""
 
     launch = 1, 8
-    findings = {
-        ("uninitialized-read", "error", "scratch", ("out[i] = scratch[7 - i]", "read")),
-    }
+    findings = {("uninitialized-read", "error", "scratch", ("out[i] = scratch[7 - i]", "read"))}
 
     def arguments():
         return np.arange(8.0), empty(8, np.float64), np.zeros(8)

@@ -1,4 +1,5 @@
 """Corpus: lanes of a warp that trust in lockstep."""
+
 import numpy as np
 from numba import cuda, float32, int32
 
@@ -6,11 +7,18 @@ FULL = 0xFFFFFFFF
 
 
 class WarpReductionWithoutSyncwarp:
-    """The last steps of a reduction without barriers, as before 2017: lanes of a warp need not run in lockstep."""
+    """The last steps of a reduction without barriers, as before 2017: lanes of a warp need not run in
+    lockstep."""
 
     launch = 1, 32
     findings = {
-        ("race-shared", "error", "tile", ("tile[lane] += tile[lane + stride]", "read"), ("tile[lane] += tile[lane + stride]", "written")),
+        (
+            "race-shared",
+            "error",
+            "tile",
+            ("tile[lane] += tile[lane + stride]", "read"),
+            ("tile[lane] += tile[lane + stride]", "written"),
+        )
     }
 
     def arguments():
@@ -54,7 +62,13 @@ class WarpScanWithoutSecondSyncwarp:
 
     launch = 1, 32
     findings = {
-        ("race-shared", "error", "tile", ("term = tile[lane - stride] if lane >= stride else float32(0)", "read"), ("tile[lane] += term", "written")),
+        (
+            "race-shared",
+            "error",
+            "tile",
+            ("term = tile[lane - stride] if lane >= stride else float32(0)", "read"),
+            ("tile[lane] += term", "written"),
+        )
     }
 
     def arguments():
@@ -98,7 +112,13 @@ class NeighbourWithoutSyncwarp:
 
     launch = 1, 32
     findings = {
-        ("race-shared", "error", "tile", ("out[lane] = tile[lane ^ 1]", "read"), ("tile[lane] = x[lane]", "written")),
+        (
+            "race-shared",
+            "error",
+            "tile",
+            ("out[lane] = tile[lane ^ 1]", "read"),
+            ("tile[lane] = x[lane]", "written"),
+        )
     }
 
     def arguments():
@@ -128,7 +148,13 @@ class SyncwarpOfHalfAWarp:
 
     launch = 1, 32
     findings = {
-        ("race-shared", "error", "tile", ("out[lane] = tile[31 - lane]", "read"), ("tile[lane] = x[lane]", "written")),
+        (
+            "race-shared",
+            "error",
+            "tile",
+            ("out[lane] = tile[31 - lane]", "read"),
+            ("tile[lane] = x[lane]", "written"),
+        )
     }
 
     def arguments():
@@ -159,7 +185,13 @@ class ShuffleIsNoFence:
 
     launch = 1, 32
     findings = {
-        ("race-shared", "error", "tile", ("out[lane] = tile[partner]", "read"), ("tile[lane] = x[lane]", "written")),
+        (
+            "race-shared",
+            "error",
+            "tile",
+            ("out[lane] = tile[partner]", "read"),
+            ("tile[lane] = x[lane]", "written"),
+        )
     }
 
     def arguments():
@@ -191,7 +223,13 @@ class WarpsNeedABarrier:
 
     launch = 1, 64
     findings = {
-        ("race-shared", "error", "sums", ("out[0] = sums[0] + sums[1]", "read"), ("sums[t // 32] = value", "written")),
+        (
+            "race-shared",
+            "error",
+            "sums",
+            ("out[0] = sums[0] + sums[1]", "read"),
+            ("sums[t // 32] = value", "written"),
+        )
     }
 
     def arguments():
@@ -232,7 +270,8 @@ class WarpsNeedABarrier:
 
 
 class AtomicsWithinAWarp:
-    """Lanes of one warp that count plainly in one element race as any other threads do. Fixed: one lane counts the ballot."""
+    """Lanes of one warp that count plainly in one element race as any other threads do. Fixed: one lane
+    counts the ballot."""
 
     launch = 1, 32
     findings = {

@@ -14,9 +14,13 @@ KINDS = ["mutant", "mutations", "breakers", "readers' wrong answers"]  # of wron
 
 
 def pytest_terminal_summary(terminalreporter):
-    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, [])]
+    reports = [
+        report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, [])
+    ]
     said = [pair for report in reports for pair in getattr(report, "user_properties", [])]
     verdicts = {kind: [value for name, value in said if name == kind] for kind in KINDS}
-    counts = [f"{kind} {found.count('rejected')} of {len(found)}" for kind, found in verdicts.items() if found]
+    counts = [
+        f"{kind} {found.count('rejected')} of {len(found)}" for kind, found in verdicts.items() if found
+    ]
     if counts:
         terminalreporter.write_line(f"wrong answers rejected: {', '.join(counts)}")

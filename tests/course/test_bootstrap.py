@@ -1,4 +1,5 @@
-"""The set-up: what it runs, what it does when a step fails or is interrupted, and that a second one costs nothing."""
+"""The set-up: what it runs, what it does when a step fails or is interrupted, and that a second one costs
+nothing."""
 
 import shutil
 import subprocess
@@ -36,7 +37,9 @@ class Commands:
         if self.steps[-1] == "venv":
             venv_python(self.root).parent.mkdir(parents=True, exist_ok=True)
             venv_python(self.root).touch()
-            (self.root / ".venv" / "pyvenv.cfg").write_text("home = /usr\nversion = {}.{}.1\n".format(*sys.version_info), encoding="utf-8")
+            (self.root / ".venv" / "pyvenv.cfg").write_text(
+                "home = /usr\nversion = {}.{}.1\n".format(*sys.version_info), encoding="utf-8"
+            )
         return int(self.steps[-1] in self.fails)
 
     def step(self, command):
@@ -88,7 +91,9 @@ def test_a_venv_left_half_made_is_made_anew(root):
     assert commands.steps == ["probe", "venv", "course", "numba-cuda"]
 
 
-@pytest.mark.parametrize(("step", "says"), [("venv", "sudo apt install python3-venv"), ("course", "it goes on where it stopped")])
+@pytest.mark.parametrize(
+    ("step", "says"), [("venv", "sudo apt install python3-venv"), ("course", "it goes on where it stopped")]
+)
 def test_a_step_that_fails_stops_the_set_up_and_leaves_no_stamp(root, step, says):
     set_up(root, Commands(root))
     shutil.rmtree(root / ".venv")
@@ -112,7 +117,10 @@ def test_without_numba_cuda_the_set_up_goes_on_and_says_how_to_try_again(root, c
     set_up(root, Commands(root, fails=["numba-cuda"]))
     assert is_set_up(root)
     said = capsys.readouterr().err
-    assert "numba-cuda could not be installed, so no kernel can run on a GPU. Every lesson runs in the simulator." in said
+    assert (
+        "numba-cuda could not be installed, so no kernel can run on a GPU. Every lesson runs in the"
+        " simulator." in said
+    )
     assert '-m pip install -c constraints.txt "numba-cuda[cu13]"' in said
 
 
@@ -134,7 +142,9 @@ def test_pip_arguments_reach_every_install(root, monkeypatch):
 
 def test_a_python_too_old_is_told_so_before_anything_is_made(root, monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
-    with pytest.raises(SetUpError, match=r"needs Python 3\.11 or newer; this is .* make setup PYTHON=python3\.11"):
+    with pytest.raises(
+        SetUpError, match=r"needs Python 3\.11 or newer; this is .* make setup PYTHON=python3\.11"
+    ):
         set_up(root, Commands(root))
     assert not (root / ".venv").exists()
 
@@ -180,7 +190,14 @@ def test_what_a_step_says_is_in_a_file_and_a_failure_on_the_screen(tmp_path, cap
     assert "quiet\n" in (tmp_path / "setup.log").read_text()
 
 
-@pytest.mark.parametrize(("command", "there", "says"), [("bench", False, bootstrap.NOT_SET_UP), ("bench", True, bootstrap.STALE), ("doctor", True, bootstrap.STALE)])
+@pytest.mark.parametrize(
+    ("command", "there", "says"),
+    [
+        ("bench", False, bootstrap.NOT_SET_UP),
+        ("bench", True, bootstrap.STALE),
+        ("doctor", True, bootstrap.STALE),
+    ],
+)
 def test_only_setup_lab_and_test_install(root, monkeypatch, capsys, command, there, says):
     if there:
         Commands(root)(["venv"])
@@ -208,15 +225,25 @@ def test_a_second_set_up_is_quick_and_installs_nothing(tmp_path):
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "notebooks" / "course", tmp_path / "notebooks" / "course")
     venv.create(tmp_path / ".venv", with_pip=False)
-    fingerprint = "from course import bootstrap; bootstrap.stamp(bootstrap.ROOT).write_text(bootstrap.fingerprint(bootstrap.ROOT))"
-    bare = f"import sys, types; p = types.ModuleType('course'); p.__path__ = ['notebooks/course']; sys.modules['course'] = p; {fingerprint}"
+    fingerprint = (
+        "from course import bootstrap;"
+        " bootstrap.stamp(bootstrap.ROOT).write_text(bootstrap.fingerprint(bootstrap.ROOT))"
+    )
+    bare = (
+        "import sys, types; p = types.ModuleType('course'); p.__path__ = ['notebooks/course'];"
+        f" sys.modules['course'] = p; {fingerprint}"
+    )
     subprocess.run([sys.executable, "-c", bare], cwd=tmp_path, check=True)
 
     begin = time.perf_counter()
-    outcome = subprocess.run([sys.executable, "notebooks/course", "setup"], cwd=tmp_path, capture_output=True, text=True)
+    outcome = subprocess.run(
+        [sys.executable, "notebooks/course", "setup"], cwd=tmp_path, capture_output=True, text=True
+    )
     seconds = time.perf_counter() - begin
 
-    assert (outcome.returncode, outcome.stdout) == (0, "The course is set up. Next: make lab\n"), outcome.stderr
+    assert (outcome.returncode, outcome.stdout) == (0, "The course is set up. Next: make lab\n"), (
+        outcome.stderr
+    )
     assert seconds < 5
 
 

@@ -1,4 +1,5 @@
-"""The build: stubs and solutions out of one source, the same bytes each time, and nothing of a lesson that fails."""
+"""The build: stubs and solutions out of one source, the same bytes each time, and nothing of a lesson that
+fails."""
 
 import shutil
 from pathlib import Path
@@ -52,7 +53,9 @@ def source(root, old, new):
 
 def test_a_stub_raises_in_place_of_the_solution(built):
     exercise = notebook(built, "notebooks").cells[2]
-    assert exercise.source == 'def add(a, b):\n    """The sum."""\n    raise NotImplementedError("exercise 1.1")'
+    assert (
+        exercise.source == 'def add(a, b):\n    """The sum."""\n    raise NotImplementedError("exercise 1.1")'
+    )
     assert exercise.metadata == {"tags": ["exercise"]}
 
 
@@ -79,7 +82,9 @@ def test_nothing_in_the_notebooks_tells_when_or_on_what_they_were_built(built):
 
 
 def test_both_notebooks_share_cell_ids_that_differ_within_each(built):
-    stub, solution = ([cell.id for cell in notebook(built, folder).cells] for folder in ("notebooks", "solutions"))
+    stub, solution = (
+        [cell.id for cell in notebook(built, folder).cells] for folder in ("notebooks", "solutions")
+    )
     assert stub == solution
     assert len(set(stub)) == len(stub)
 
@@ -94,16 +99,21 @@ def test_a_changed_cell_changes_its_own_id_only(root):
 def test_a_fresh_build_is_not_stale_and_touches_no_learners_file(built):
     assert build.stale(built) == []
     assert (built / "my_lessons" / "01_tiny.ipynb").read_text() == "mine"
-    assert sorted(file.name for file in built.rglob("*") if file.is_file()) == ["01_tiny.ipynb"] * 3 + ["01_tiny.py"]
+    assert sorted(file.name for file in built.rglob("*") if file.is_file()) == ["01_tiny.ipynb"] * 3 + [
+        "01_tiny.py"
+    ]
 
 
-@pytest.mark.parametrize(("folder", "old", "new"), [("notebooks", "exercise 1.1", "exercise 1.2"), ("solutions", "a + b", "b + a")])
+@pytest.mark.parametrize(
+    ("folder", "old", "new"), [("notebooks", "exercise 1.1", "exercise 1.2"), ("solutions", "a + b", "b + a")]
+)
 def test_an_edited_notebook_is_stale_and_the_message_says_what_mends_it(built, tmp_path, folder, old, new):
     root = copy_of(built, tmp_path)
     file = root / folder / "01_tiny.ipynb"
     file.write_text(file.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
     assert build.stale(root) == [
-        f"{folder}/01_tiny.ipynb is not what solutions/01_tiny.py gives. To mend it: python notebooks/course build 01"
+        f"{folder}/01_tiny.ipynb is not what solutions/01_tiny.py gives. To mend it: python notebooks/course"
+        " build 01"
     ]
 
 
@@ -121,10 +131,12 @@ def test_a_changed_source_a_missing_and_a_lost_notebook_are_stale(built, tmp_pat
     (root / "notebooks" / "02_lost.ipynb").write_text("{}")
     monkeypatch.setattr(build, "ROOT", root)
     assert build.main(["--check"]) == 1
-    assert capsys.readouterr().err == (
-        "notebooks/01_tiny.ipynb is not what solutions/01_tiny.py gives. To mend it: python notebooks/course build 01\n"
-        "solutions/01_tiny.ipynb is not what solutions/01_tiny.py gives. To mend it: python notebooks/course build 01\n"
-        "notebooks/02_lost.ipynb has no source solutions/02_lost.py. To mend it: git rm notebooks/02_lost.ipynb\n"
+    assert (
+        capsys.readouterr().err
+        == "notebooks/01_tiny.ipynb is not what solutions/01_tiny.py gives. To mend it: python"
+        " notebooks/course build 01\nsolutions/01_tiny.ipynb is not what solutions/01_tiny.py gives. To"
+        " mend it: python notebooks/course build 01\nnotebooks/02_lost.ipynb has no source"
+        " solutions/02_lost.py. To mend it: git rm notebooks/02_lost.ipynb\n"
     )
 
 
@@ -132,7 +144,11 @@ def test_a_changed_source_a_missing_and_a_lost_notebook_are_stale(built, tmp_pat
     ("old", "new", "says"),
     [
         ("return total", "return 1 / 0", ["a cell fails", "assert add(2, 3) == 5", "ZeroDivisionError"]),
-        ('print("✓ exercise 1.1")', 'import warnings; warnings.warn("oh")', ["writes to stderr", "warnings.warn", "UserWarning: oh"]),
+        (
+            'print("✓ exercise 1.1")',
+            'import warnings; warnings.warn("oh")',
+            ["writes to stderr", "warnings.warn", "UserWarning: oh"],
+        ),
     ],
 )
 def test_a_lesson_with_an_error_or_a_warning_is_not_written(root, old, new, says):

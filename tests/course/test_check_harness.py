@@ -40,8 +40,10 @@ def test_a_right_answer_is_one_line_and_a_tick(capsys):
 
 def test_a_wrong_answer_says_what_was_tried_wanted_and_got_and_ticks_nothing():
     number = np.random.default_rng(5).integers(1, 100)
-    assert message(double, lambda number: number, seed=5) == (
-        f"✗ exercise 9.1 · double: a number\n    double({number})\n    wanted {2 * number}      got {number}\n  Twice.   (seed 5)"
+    assert (
+        message(double, lambda number: number, seed=5)
+        == f"✗ exercise 9.1 · double: a number\n    double({number})\n    wanted {2 * number}      got"
+        f" {number}\n  Twice.   (seed 5)"
     )
     assert done() == {}
 
@@ -60,7 +62,10 @@ def test_a_notebook_shows_the_message_alone():
 
 def test_a_failure_names_only_what_it_was_given():
     assert message(fail, "the first half", hint="Look.") == "the first half\n  Look."
-    assert message(fail, "the first half", wanted="a tuple", got="a list") == "the first half\n    wanted a tuple      got a list"
+    assert (
+        message(fail, "the first half", wanted="a tuple", got="a list")
+        == "the first half\n    wanted a tuple      got a list"
+    )
     assert message(fail, "the first half", got={"m": 1}) == "the first half\n    got {'m': 1}"
 
 
@@ -102,7 +107,11 @@ def test_these_agree(got, wanted):
         ("1", 1, "here: '1' is neither a number nor an array of numbers"),
         (..., 1, "here: Ellipsis is neither a number nor an array of numbers"),
         ([1, None], [1, 2], "here: None is neither a number nor an array of numbers"),
-        (None, math.nan, "here\n  Your function gave back nothing: does every way through it end in a return?"),
+        (
+            None,
+            math.nan,
+            "here\n  Your function gave back nothing: does every way through it end in a return?",
+        ),
     ],
 )
 def test_these_differ(got, wanted, said):
@@ -112,7 +121,10 @@ def test_these_differ(got, wanted, said):
 def test_of_many_numbers_the_first_wrong_one_is_named():
     wanted = 1.0, np.arange(12.0).reshape(3, 4)
     got = 1.0, wanted[1] + np.eye(3, 4) * [0, 0, 5, 0]
-    assert compared(got, wanted) == "here: 1 of 13 numbers differ, the first at [1, 2, 2]\n    wanted 10      got 15"
+    assert (
+        compared(got, wanted)
+        == "here: 1 of 13 numbers differ, the first at [1, 2, 2]\n    wanted 10      got 15"
+    )
 
 
 def test_no_tolerance_lets_nan_pass():
@@ -137,12 +149,12 @@ def unfinished_helper(number):
 
 def test_an_exception_shows_the_learners_line_first_then_itself_then_the_call():
     number = np.random.default_rng(5).integers(1, 100)
-    assert message(double, halve, seed=5) == (
-        "✗ exercise 9.1 · double: line 3 of halve\n"
-        "    return [number / piece for piece in pieces]\n"
-        "    ZeroDivisionError: division by zero\n"
-        '    called by  compare(answer(number), 2 * number, what="a number", call=f"double({number})", tolerance=0, hint="Twice.")\n'
-        f"    number = {number}   (seed 5)"
+    assert (
+        message(double, halve, seed=5)
+        == "✗ exercise 9.1 · double: line 3 of halve\n    return [number / piece for piece in pieces]\n   "
+        ' ZeroDivisionError: division by zero\n    called by  compare(answer(number), 2 * number, what="a'
+        f' number", call=f"double({{number}})", tolerance=0, hint="Twice.")\n    number = {number}  '
+        " (seed 5)"
     )
 
 
@@ -152,7 +164,10 @@ def test_an_exception_deep_in_a_library_still_shows_the_learners_line():
     assert "ValueError: cannot reshape" in said
 
 
-@pytest.mark.parametrize("answer, said", [(3, "TypeError: 'int' object is not callable"), (lambda: 3, "takes 0 positional arguments")])
+@pytest.mark.parametrize(
+    "answer, said",
+    [(3, "TypeError: 'int' object is not callable"), (lambda: 3, "takes 0 positional arguments")],
+)
 def test_an_answer_that_cannot_be_called_is_no_crash(answer, said):
     lines = message(double, answer).splitlines()
     assert lines[0] == "✗ exercise 9.1 · double: the check cannot use your answer"
@@ -160,11 +175,14 @@ def test_an_answer_that_cannot_be_called_is_no_crash(answer, said):
 
 
 def test_a_stub_is_named_as_not_written_yet():
-    assert message(double, stub) == (
-        "✗ exercise 9.1 · double: not written yet\n"
-        '  Put your code in place of the line raise NotImplementedError("exercise 9.1") and run that cell, then this one again.'
+    assert (
+        message(double, stub)
+        == "✗ exercise 9.1 · double: not written yet\n  Put your code in place of the line raise"
+        ' NotImplementedError("exercise 9.1") and run that cell, then this one again.'
     )
-    assert message(double, unfinished_helper).startswith("✗ exercise 9.1 · double: exercise 8.2 is not written yet\n  Put your code")
+    assert message(double, unfinished_helper).startswith(
+        "✗ exercise 9.1 · double: exercise 8.2 is not written yet\n  Put your code"
+    )
 
 
 def test_an_interrupt_is_left_alone():

@@ -1,4 +1,5 @@
-"""The contents page: every lesson stands on it, in the README as well, with the same minutes, and the ledger's ticks are counted."""
+"""The contents page: every lesson stands on it, in the README as well, with the same minutes, and the
+ledger's ticks are counted."""
 
 import re
 
@@ -10,8 +11,14 @@ from course.progress import tick
 def test_every_lesson_is_on_the_page_and_in_the_readme_with_its_minutes():
     lessons = [source.stem for source in build.sources(ROOT) if not source.stem.startswith("00")]
     assert [lesson.file for lesson in contents.LESSONS.values()] == lessons
-    readme = re.findall(r"\[(\d\d) (.+?)\]\(notebooks/(\w+)\.ipynb\) \| (.+) \| (\d+|\?) \|", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert readme == [(lesson.number, lesson.title, lesson.file, lesson.builds, str(lesson.minutes or "?")) for lesson in contents.LESSONS.values()]
+    readme = re.findall(
+        r"\[(\d\d) (.+?)\]\(notebooks/(\w+)\.ipynb\) \| (.+) \| (\d+|\?) \|",
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+    )
+    assert readme == [
+        (lesson.number, lesson.title, lesson.file, lesson.builds, str(lesson.minutes or "?"))
+        for lesson in contents.LESSONS.values()
+    ]
 
 
 def test_the_page_counts_what_the_ledger_has():
@@ -23,5 +30,7 @@ def test_the_page_counts_what_the_ledger_has():
 
 def test_lessons_build_on_earlier_ones_and_every_way_is_in_order():
     assert all(before < lesson.number for lesson in contents.LESSONS.values() for before in lesson.after)
-    assert all(list(way) == sorted(way) and set(way) <= set(contents.LESSONS) for way in contents.WAYS.values())
+    assert all(
+        list(way) == sorted(way) and set(way) <= set(contents.LESSONS) for way in contents.WAYS.values()
+    )
     assert contents.hours(("01", "02")) == "2 h 05" and contents.hours(("01", "15")) == "0 h 45 +"

@@ -7,7 +7,13 @@ import pytest
 from course import doctor
 from course.doctor import Facts, diagnose, report
 
-VERSIONS = {"numpy": "2.4.6", "torch": "2.13.0", "numba": "0.68.1", "numba-cuda": "0.30.4", "nvidia-nvvm": "13.0.88"}
+VERSIONS = {
+    "numpy": "2.4.6",
+    "torch": "2.13.0",
+    "numba": "0.68.1",
+    "numba-cuda": "0.30.4",
+    "nvidia-nvvm": "13.0.88",
+}
 LAPTOP = Facts(versions=VERSIONS)
 WITH_GPU = Facts(versions=VERSIONS, driver=(13, 0), gpus=("GPU A",), torch_cuda=(13, 0), ptx=(13, 0))
 
@@ -45,7 +51,10 @@ def test_a_healthy_machine_with_a_gpu():
 
 def test_where_compiled_kernels_are_kept():
     assert doctor.examine().compiled.rpartition(",")[0].endswith("sim-native")
-    assert report(but(LAPTOP, compiled="~/.cache/sim-native, 2.5 MB"), [])[6] == "  compiled    kernels of the native engine: ~/.cache/sim-native, 2.5 MB"
+    assert (
+        report(but(LAPTOP, compiled="~/.cache/sim-native, 2.5 MB"), [])[6]
+        == "  compiled    kernels of the native engine: ~/.cache/sim-native, 2.5 MB"
+    )
 
 
 # facts, what is wrong, the remedy
@@ -78,7 +87,7 @@ GPU_TROUBLES = {
     "the driver is too old for the PTX version": (
         but(WITH_GPU, ptx=(13, 4)),
         "The driver is too old for the PTX version: it understands CUDA 13.0, kernels are compiled for 13.4.",
-        'update the NVIDIA driver, or: ',
+        "update the NVIDIA driver, or: ",
     ),
     "torch is newer than the driver": (
         but(WITH_GPU, driver=(12, 4), ptx=(12, 4)),
@@ -99,11 +108,20 @@ def test_what_a_gpu_lacks_has_a_remedy_and_stops_no_lesson(name):
     (trouble,) = diagnose(facts)
     assert (trouble.what, trouble.stops) == (what, False)
     assert remedy in trouble.remedy
-    assert report(facts, [trouble])[-4:] == [f"  ! {what}", f"    Remedy: {trouble.remedy}", "", "Ready: every lesson runs in the simulator."]
+    assert report(facts, [trouble])[-4:] == [
+        f"  ! {what}",
+        f"    Remedy: {trouble.remedy}",
+        "",
+        "Ready: every lesson runs in the simulator.",
+    ]
 
 
 LESSON_TROUBLES = {
-    "Python is too old": (but(LAPTOP, python=(3, 10, 2)), "Python is too old.", "make setup PYTHON=python3.11"),
+    "Python is too old": (
+        but(LAPTOP, python=(3, 10, 2)),
+        "Python is too old.",
+        "make setup PYTHON=python3.11",
+    ),
     "torch is missing": (
         but(LAPTOP, broken={"torch": "ModuleNotFoundError: No module named 'torch'"}),
         "torch cannot be imported: ModuleNotFoundError: No module named 'torch'",
@@ -131,7 +149,9 @@ def test_what_stops_the_lessons_comes_first():
     assert [trouble.stops for trouble in diagnose(facts)] == [True, False]
 
 
-@pytest.mark.parametrize(("broken", "status"), [({}, 0), ({"numba.cuda": "ImportError"}, 0), ({"torch": "ImportError"}, 1)])
+@pytest.mark.parametrize(
+    ("broken", "status"), [({}, 0), ({"numba.cuda": "ImportError"}, 0), ({"torch": "ImportError"}, 1)]
+)
 def test_the_exit_status_tells_only_whether_the_lessons_run(monkeypatch, broken, status):
     monkeypatch.setattr(doctor, "examine", lambda: but(LAPTOP, broken=broken))
     assert doctor.main() == status
@@ -142,7 +162,10 @@ def test_an_import_that_fails_or_crashes_is_a_fact_and_nothing_more(monkeypatch)
     monkeypatch.setattr(doctor, "IMPORTS", tries)
     said, broken = doctor.try_imports()
     assert said == {"fine": "13.0"}
-    assert broken == {"fails": "ModuleNotFoundError: No module named 'no_such_module'", "crashes": "exit status 7"}
+    assert broken == {
+        "fails": "ModuleNotFoundError: No module named 'no_such_module'",
+        "crashes": "exit status 7",
+    }
 
 
 def test_this_machine_can_run_the_lessons():

@@ -6,7 +6,15 @@ import os
 import pytest
 import torch
 
-from course.find_the_block import OrdinaryAttention, Plan, Task, Training, Transformer, answer_logits, share_wrong
+from course.find_the_block import (
+    OrdinaryAttention,
+    Plan,
+    Task,
+    Training,
+    Transformer,
+    answer_logits,
+    share_wrong,
+)
 from kernels import ConvAttention, reference
 
 TINY = Task(blocks=3, size=2, letters=8)
@@ -15,7 +23,9 @@ SHORT = Plan(steps=6, batch=4, warm_up=2)
 
 def convolution(task=TINY):
     """A maker of layers with convolution, for a CPU."""
-    return functools.partial(ConvAttention, kernel_size=(task.asked, 2 * task.size - 1), attention=reference.conv_attention)
+    return functools.partial(
+        ConvAttention, kernel_size=(task.asked, 2 * task.size - 1), attention=reference.conv_attention
+    )
 
 
 ordinary = functools.partial(OrdinaryAttention, attention=reference.attention)
@@ -29,8 +39,8 @@ def training(plan=SHORT, task=TINY, attention=convolution(), seed=1):
 def drawn(task, count=500, seed=1):
     """Texts, and their parts: blocks (count, blocks, size), question and answer."""
     text = task.draw(count, torch.Generator().manual_seed(seed))
-    blocks = text[:, :task.blocks * (task.size + 1)].unflatten(1, (task.blocks, -1))
-    return text, blocks, text[:, -task.size - task.asked:-task.size], text[:, -task.size:]
+    blocks = text[:, : task.blocks * (task.size + 1)].unflatten(1, (task.blocks, -1))
+    return text, blocks, text[:, -task.size - task.asked : -task.size], text[:, -task.size :]
 
 
 def holds(blocks, letters):
@@ -38,16 +48,20 @@ def holds(blocks, letters):
     return (blocks[..., None] == letters[:, None, None]).any(2)
 
 
-# The task ---------------------------------------------------------------------------------------------------------
+# The task ---------------------------------------------------------------------------------------------------
 
-TASKS = pytest.mark.parametrize("task", [Task(), TINY, Task(8, 5, 2, 26), Task(4, 5, 3, 7), Task(1, 2, 2, 2), Task(3, 3, 1, 9)])
+TASKS = pytest.mark.parametrize(
+    "task", [Task(), TINY, Task(8, 5, 2, 26), Task(4, 5, 3, 7), Task(1, 2, 2, 2), Task(3, 3, 1, 9)]
+)
 
 
 @TASKS
 def test_texts_are_laid_out_as_described(task):
     text, blocks, question, answer = drawn(task)
     assert text.shape == (500, task.length)
-    assert (blocks[..., -1] == task.letters).all() and (text[:, -task.size - task.asked - 1] == task.letters + 1).all()
+    assert (blocks[..., -1] == task.letters).all() and (
+        text[:, -task.size - task.asked - 1] == task.letters + 1
+    ).all()
     assert ((blocks[..., :-1] < task.letters) & (blocks[..., :-1] >= 0)).all()
     assert text.max() < task.vocabulary
 
@@ -90,7 +104,7 @@ def test_a_text_spelled():
     assert TINY.spell(text) == "a b . c d . e f . # d c → c d"
 
 
-# The model --------------------------------------------------------------------------------------------------------
+# The model --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attention", [convolution(), ordinary])
@@ -138,7 +152,7 @@ def test_the_share_of_wrong_answers(mistakes, share):
     assert share_wrong(Guess(mistakes), TINY, texts=512) == share
 
 
-# Training ---------------------------------------------------------------------------------------------------------
+# Training ---------------------------------------------------------------------------------------------------
 
 
 def test_the_rate_rises_stays_and_falls():
@@ -157,7 +171,8 @@ def test_training_learns(attention):
 
 
 def test_what_is_taken_up_again_ends_as_if_never_stopped(tmp_path):
-    """Stopped after 4 of 6 steps, in another process as it were: other weights at first, another generator."""
+    """Stopped after 4 of 6 steps, in another process as it were: other weights at first, another
+    generator."""
     whole, path = training(), tmp_path / "run.pt"
     *_, last = whole.run()
     stopped = training()
@@ -169,7 +184,10 @@ def test_what_is_taken_up_again_ends_as_if_never_stopped(tmp_path):
     assert (last, resumed.steps_done) == (6, 4)
     assert list(resumed.run(path)) == [5, 6]
     assert torch.equal(torch.stack(resumed.losses), torch.stack(whole.losses))
-    assert all(torch.equal(got, wanted) for got, wanted in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
+    assert all(
+        torch.equal(got, wanted)
+        for got, wanted in zip(resumed.model.parameters(), whole.model.parameters(), strict=True)
+    )
     again = training(seed=9)
     again.resume(path)
     assert list(again.run()) == []  # the last step was stored too
@@ -188,12 +206,15 @@ def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("task", "plan", "name"), [(Task(blocks=2, size=2, letters=8), SHORT, "task"), (TINY, Plan(steps=7, batch=4, warm_up=2), "plan")]
+    ("task", "plan", "name"),
+    [(Task(blocks=2, size=2, letters=8), SHORT, "task"), (TINY, Plan(steps=7, batch=4, warm_up=2), "plan")],
 )
 def test_refuses_a_checkpoint_of_something_else(tmp_path, task, plan, name):
     path = tmp_path / "run.pt"
     training().save(path)
-    with pytest.raises(ValueError, match=f"^checkpoint .* is of the {name} .*; wanted .*: delete it to start afresh$"):
+    with pytest.raises(
+        ValueError, match=f"^checkpoint .* is of the {name} .*; wanted .*: delete it to start afresh$"
+    ):
         training(plan, task).resume(path)
 
 
@@ -202,11 +223,15 @@ def test_training_on_a_gpu_learns_with_the_kernels(tmp_path):
     """The kernels' own attention, stored and taken up again."""
     torch.manual_seed(1)
     task, plan = Task(), Plan(steps=400, batch=128)
-    run = Training(Transformer(task, functools.partial(ConvAttention, kernel_size=(2, 5))).cuda(), task, plan, seed=1)
+    run = Training(
+        Transformer(task, functools.partial(ConvAttention, kernel_size=(2, 5))).cuda(), task, plan, seed=1
+    )
     for done in run.run(tmp_path / "run.pt", every=100):
         if done == 100:
             break
-    again = Training(Transformer(task, functools.partial(ConvAttention, kernel_size=(2, 5))).cuda(), task, plan, seed=2)
+    again = Training(
+        Transformer(task, functools.partial(ConvAttention, kernel_size=(2, 5))).cuda(), task, plan, seed=2
+    )
     again.resume(tmp_path / "run.pt")
     list(again.run())
     assert share_wrong(again.model, task) < 0.1

@@ -39,7 +39,10 @@ def test_a_new_lesson_is_added_beside_the_old_ones(published):
 def test_a_lesson_published_anew_is_announced_each_time_and_not_copied_over_the_learners(published):
     lines(published)
     (published / "01_first.ipynb").write_text("first, improved")
-    changed = "01_first.ipynb: yours, kept. The published lesson has changed since; to get it, rename your file and start again"
+    changed = (
+        "01_first.ipynb: yours, kept. The published lesson has changed since; to get it, rename your file and"
+        " start again"
+    )
     assert lines(published) == [changed]
     assert lines(published) == [changed]
     assert copies(published) == {"01_first.ipynb": "first"}

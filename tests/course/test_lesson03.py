@@ -1,4 +1,5 @@
-"""The check of lesson 03 leaves no thread behind whose failure would be printed, later, below another cell."""
+"""The check of lesson 03 leaves no thread behind whose failure would be printed, later, below another
+cell."""
 
 import threading
 

@@ -9,7 +9,10 @@ from course import check
 from course.check.harness import CheckFailed
 
 SEEDS = 1, 2, 3
-BOOKS = {path.stem: runpy.run_path(str(path)) for path in sorted((Path(__file__).parent / "mutants").glob("lesson*.py"))}
+BOOKS = {
+    path.stem: runpy.run_path(str(path))
+    for path in sorted((Path(__file__).parent / "mutants").glob("lesson*.py"))
+}
 MUTANTS = [
     pytest.param(name, answer, id=f"{name}: {wrong}")
     for book in BOOKS.values()

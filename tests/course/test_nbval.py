@@ -1,4 +1,5 @@
-"""nbval can fail: with the project's own settings it passes a stored notebook as it was built and fails one with a changed output."""
+"""nbval can fail: with the project's own settings it passes a stored notebook as it was built and fails one
+with a changed output."""
 
 import shutil
 import subprocess
@@ -31,5 +32,22 @@ def test_one_changed_output_fails_that_cell_alone(tmp_path):
 
 def run_nbval(*notebooks):
     """pytest with the project's settings and its conftest over these notebooks, in a process of its own."""
-    settings = ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}", "-o", "pythonpath=.", "-p", "conftest", "-p", "no:cacheprovider", "-rf"]
-    return subprocess.run([sys.executable, "-m", "pytest", *settings, *notebooks], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    settings = [
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        f"--rootdir={ROOT}",
+        "-o",
+        "pythonpath=.",
+        "-p",
+        "conftest",
+        "-p",
+        "no:cacheprovider",
+        "-rf",
+    ]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *settings, *notebooks],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )

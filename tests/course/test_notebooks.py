@@ -1,4 +1,5 @@
-"""The published lessons: fresh, failing exactly where an exercise is not done, and equal to the solutions everywhere else."""
+"""The published lessons: fresh, failing exactly where an exercise is not done, and equal to the solutions
+everywhere else."""
 
 import json
 import re
@@ -34,14 +35,22 @@ def test_there_are_lessons_and_their_notebooks_are_fresh():
 @each_lesson
 def test_every_code_cell_of_a_solution_was_executed(lesson):
     """nbval compares no cell without an execution count."""
-    assert [cell.source for cell in code_cells(notebook("solutions", lesson)) if cell.execution_count is None] == []
+    assert [
+        cell.source for cell in code_cells(notebook("solutions", lesson)) if cell.execution_count is None
+    ] == []
 
 
 @each_lesson
 def test_stub_and_solution_differ_inside_marked_regions_only(lesson):
-    for stub, solution in zip(notebook("notebooks", lesson).cells, notebook("solutions", lesson).cells, strict=True):
+    for stub, solution in zip(
+        notebook("notebooks", lesson).cells, notebook("solutions", lesson).cells, strict=True
+    ):
         outside = re.split(r" *# BEGIN SOLUTION .*\n(?:.*\n)*? *# END SOLUTION", solution.source)
-        pieces = iter(re.split(r" *raise NotImplementedError\(.exercise [\d.]+.\)", stub.source) if len(outside) > 1 else [stub.source])
+        pieces = iter(
+            re.split(r" *raise NotImplementedError\(.exercise [\d.]+.\)", stub.source)
+            if len(outside) > 1
+            else [stub.source]
+        )
         assert list(pieces) == outside
         assert (stub.cell_type, tags(stub), stub.id) == (solution.cell_type, tags(solution), solution.id)
 
@@ -55,11 +64,15 @@ def test_with_stubs_exactly_the_cells_that_need_an_exercise_fail_and_each_names_
         errors = [output for output in cell.outputs if output.output_type == "error"]
         should_fail = bool(tags(cell) & {"check", "uses-exercise"}) and "gpu" not in tags(cell)
         assert bool(errors) == should_fail, f"{sorted(tags(cell))}\n{cell.source}\n{errors}"
-        assert all(re.search(r"exercise \d+\.\d+", error.evalue) for error in errors), f"{cell.source}\n{errors}"
+        assert all(re.search(r"exercise \d+\.\d+", error.evalue) for error in errors), (
+            f"{cell.source}\n{errors}"
+        )
         failures += errors
     for stop in failures[:1]:  # here "Run All" ends
         first, second = stop.traceback
-        assert re.match(r"✗ exercise \d+\.[01] .*not written yet", first) and second.startswith("  Put your code in place of the line"), stop.traceback
+        assert re.match(r"✗ exercise \d+\.[01] .*not written yet", first) and second.startswith(
+            "  Put your code in place of the line"
+        ), stop.traceback
 
 
 @pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if (RECORDED / f"{lesson}.json").exists()])
@@ -67,7 +80,9 @@ def test_without_the_compiler_a_solution_prints_the_same_but_for_what_it_says_of
     solution = build.read(ROOT / "solutions" / f"{lesson}.py")[1]
     build.execute(solution, ROOT / "solutions" / lesson, environment={"COURSE_NO_COMPILER": "1"})
     for cell, stored in zip(solution.cells, notebook("solutions", lesson).cells, strict=True):
-        here, there = ([output.text for output in each.get("outputs", []) if "text" in output] for each in (cell, stored))
+        here, there = (
+            [output.text for output in each.get("outputs", []) if "text" in output] for each in (cell, stored)
+        )
         assert here == there or "check" in tags(cell) and "not compiled" in here[0].lower(), cell.source
 
 

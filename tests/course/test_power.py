@@ -1,6 +1,8 @@
-"""What the checks can tell: solutions pass for every seed; mutations, standard breakers and readers' wrong answers are rejected, readers' right ones accepted.
+"""What the checks can tell: solutions pass for every seed; mutations, standard breakers and readers' wrong
+answers are rejected, readers' right ones accepted.
 
-By default a fixed choice of each, with --all everything: 1,000 seeds for each solution, 20 for each wrong answer.
+By default a fixed choice of each, with --all everything: 1,000 seeds for each solution, 20 for each wrong
+answer.
 """
 
 import random
@@ -29,7 +31,10 @@ every_exercise = pytest.mark.parametrize("check", EXERCISES)
 def answers(kind):
     """A parameter for each answer of this kind, WRONG or RIGHT."""
     books = [getattr(book, kind) for book in (lessons01_08, attacks01_08)]
-    return pytest.mark.parametrize("check, label, answer", [(check, *pair) for book in books for check, pairs in book.items() for pair in pairs])
+    return pytest.mark.parametrize(
+        "check, label, answer",
+        [(check, *pair) for book in books for check, pairs in book.items() for pair in pairs],
+    )
 
 
 @every_exercise

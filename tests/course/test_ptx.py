@@ -65,7 +65,11 @@ def test_counts(compiler, architecture):
     assert (made.shared_bytes, made.local_bytes) == (40, 40)
     assert made.registers > 0
     counts = [line[:5].strip() for line in made.float64_by_line().splitlines()]
-    at_max, at_call = (place for place, line in enumerate(made.float64_by_line().splitlines()) if "max(" in line or "doubled(" in line)
+    at_max, at_call = (
+        place
+        for place, line in enumerate(made.float64_by_line().splitlines())
+        if "max(" in line or "doubled(" in line
+    )
     assert int(counts[at_max]) >= 3 and int(counts[at_call]) >= 1
     assert sum(int(count or 0) for count in counts) == len(made.float64)
 

@@ -1,4 +1,5 @@
-"""What a notebook shows where a cell meets an exercise that is not written yet, and that other errors look as always."""
+"""What a notebook shows where a cell meets an exercise that is not written yet, and that other errors look as
+always."""
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -23,8 +24,8 @@ def shown(capsys):
 
 
 SHORT = (
-    "✗ exercise 1.2 is not written yet, and this cell needs it.\n"
-    '  Put your code in place of the line raise NotImplementedError("exercise 1.2") and run that cell, then this one again.\n'
+    "✗ exercise 1.2 is not written yet, and this cell needs it.\n  Put your code in place of the line raise"
+    ' NotImplementedError("exercise 1.2") and run that cell, then this one again.\n'
 )
 
 
@@ -32,14 +33,20 @@ SHORT = (
     "code",
     [
         'raise NotImplementedError("exercise 1.2")',
-        'try:\n    raise NotImplementedError("exercise 1.2")\nexcept Exception as error:\n    raise RuntimeError("a thread failed") from error',
+        (
+            'try:\n    raise NotImplementedError("exercise 1.2")\nexcept Exception as error:\n    raise'
+            ' RuntimeError("a thread failed") from error'
+        ),
     ],
 )
 def test_a_stub_is_two_lines_alone_or_as_a_cause(shown, code):
     assert shown(code) == SHORT
 
 
-@pytest.mark.parametrize("code, said", [('raise NotImplementedError("later")', "NotImplementedError: later"), ("1 / 0", "ZeroDivisionError")])
+@pytest.mark.parametrize(
+    "code, said",
+    [('raise NotImplementedError("later")', "NotImplementedError: later"), ("1 / 0", "ZeroDivisionError")],
+)
 def test_any_other_error_keeps_its_traceback(shown, code, said):
     output = shown(code)
     assert "Traceback (most recent call last)" in output and said in output

@@ -1,13 +1,17 @@
-"""The corpus and the course's own kernels under NVIDIA's compute-sanitizer: which of its four tools finds which bug, beside what the simulator finds; and
-that none finds anything in kernels/. Prints Markdown tables; exit status 1 if a tool finds something in a kernel of the course, or does not come to an end.
+"""The corpus and the course's own kernels under NVIDIA's compute-sanitizer: which of its four tools finds
+which bug, beside what the simulator finds; and that none finds anything in kernels/. Prints Markdown tables;
+exit status 1 if a tool finds something in a kernel of the course, or does not come to an end.
 
-    python tests/gpu/compute_sanitizer.py [--tools memcheck racecheck] [--jobs 12] [--timeout 60] [--within 540] [NAME ...]
+    python tests/gpu/compute_sanitizer.py [--tools memcheck racecheck] [--jobs 12] [--timeout 60] [--within
+    540] [NAME ...]
 
-Needs a GPU and `compute-sanitizer` on the PATH. NAME is a file of the corpus (`fences`), a case of it (`fences.SpinLockWithoutFence`), or `kernels`. Every buggy
-kernel runs in a process of its own, since an error may end the context; the fixed twins of a file share one, and their results are compared with numpy's. Kernels
-that may never come back are left out, and listed. A process that outlasts `--timeout` seconds (three times that for the twins of a file) is ended; after
-`--within` seconds no further one starts.
+Needs a GPU and `compute-sanitizer` on the PATH. NAME is a file of the corpus (`fences`), a case of it
+(`fences.SpinLockWithoutFence`), or `kernels`. Every buggy kernel runs in a process of its own, since an error
+may end the context; the fixed twins of a file share one, and their results are compared with numpy's. Kernels
+that may never come back are left out, and listed. A process that outlasts `--timeout` seconds (three times
+that for the twins of a file) is ended; after `--within` seconds no further one starts.
 """
+
 import argparse
 import inspect
 import os
@@ -37,19 +41,29 @@ OURS = "kernels"
 def corpus():
     """{file: {case: its class's namespace}}."""
     files = [path for path in sorted(CORPUS.glob("*.py")) if path.stem not in ("conftest", "test_corpus")]
-    return {path.stem: {name: vars(case) for name, case in runpy.run_path(str(path)).items() if hasattr(case, "buggy")} for path in files}
+    return {
+        path.stem: {
+            name: vars(case) for name, case in runpy.run_path(str(path)).items() if hasattr(case, "buggy")
+        }
+        for path in files
+    }
 
 
-# --- on the GPU, in a process of its own ------------------------------------------------------------------------------------------
+# --- on the GPU, in a process of its own --------------------------------------------------------------------
 
 
 def launch(case, twin):
-    """Run one kernel on the GPU; its arguments by name, arrays on the device. One array passed twice stays one."""
+    """Run one kernel on the GPU; its arguments by name, arrays on the device. One array passed twice stays
+    one."""
     kernel, configuration = case[twin], case.get(f"{twin}_launch", case["launch"])
     given, device = case.get(f"{twin}_arguments", case["arguments"])(), {}
     for argument in given:
         if isinstance(argument, np.ndarray) and id(argument) not in device:
-            device[id(argument)] = cuda.device_array(argument.shape, argument.dtype) if isinstance(argument, Empty) else cuda.to_device(argument)
+            device[id(argument)] = (
+                cuda.device_array(argument.shape, argument.dtype)
+                if isinstance(argument, Empty)
+                else cuda.to_device(argument)
+            )
     arguments = [device.get(id(argument), argument) for argument in given]
     kernel[configuration](*arguments)
     cuda.synchronize()
@@ -61,17 +75,22 @@ def run_fixed(cases):
     for name, case in cases.items():
         left = launch(case, "fixed")
         for argument, wanted in case["wanted"](*case.get("fixed_arguments", case["arguments"])()).items():
-            np.testing.assert_allclose(left[argument].copy_to_host(), wanted, rtol=1e-6, err_msg=f"{name} {argument}")
+            np.testing.assert_allclose(
+                left[argument].copy_to_host(), wanted, rtol=1e-6, err_msg=f"{name} {argument}"
+            )
 
 
-# --- under a tool -------------------------------------------------------------------------------------------------------------------
+# --- under a tool -------------------------------------------------------------------------------------------
 
 
 def examine(tool, target, twin, limits):
-    """What `tool` says of a case's buggy kernel, of a file's fixed twins, or of a kernel of the course: (number of errors or TIME_OUT, NOT_RUN, FAILED; the output)."""
+    """What `tool` says of a case's buggy kernel, of a file's fixed twins, or of a kernel of the course:
+    (number of errors or TIME_OUT, NOT_RUN, FAILED; the output)."""
     if time.monotonic() > limits.deadline:
         return NOT_RUN, ""
-    program = ["-m", "kernels.compare", "--launch", target] if twin == OURS else [__file__, "--run", twin, target]
+    program = (
+        ["-m", "kernels.compare", "--launch", target] if twin == OURS else [__file__, "--run", twin, target]
+    )
     command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", sys.executable, *program]
     with tempfile.TemporaryFile("w+") as log:  # a pipe could be held open by what cannot be ended
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
@@ -95,7 +114,9 @@ def table(rows, columns):
 
 def ours(case):
     """The kinds that the simulator finds, as tests/corpus/test_corpus.py proves."""
-    return ", ".join(sorted({kind + " (warning)" * (severity == "warning") for kind, severity, *_ in case["findings"]}))
+    return ", ".join(
+        sorted({kind + " (warning)" * (severity == "warning") for kind, severity, *_ in case["findings"]})
+    )
 
 
 def cell(verdict):
@@ -112,9 +133,18 @@ def main(options):
 def kernels_table(options):
     """The kernels of the course under every tool; returns 1 unless all are clean."""
     with ThreadPoolExecutor(options.jobs) as pool:
-        asked = {(name, tool): pool.submit(examine, tool, name, OURS, options) for name in CASES for tool in options.tools}
+        asked = {
+            (name, tool): pool.submit(examine, tool, name, OURS, options)
+            for name in CASES
+            for tool in options.tools
+        }
     found = {key: future.result() for key, future in asked.items()}
-    print(table([[name, *(cell(found[name, tool][0]) for tool in options.tools)] for name in CASES], ["kernel", *options.tools]))
+    print(
+        table(
+            [[name, *(cell(found[name, tool][0]) for tool in options.tools)] for name in CASES],
+            ["kernel", *options.tools],
+        )
+    )
     for (name, tool), (verdict, output) in found.items():
         if verdict != 0:
             print(f"\n{tool} on {name}: {cell(verdict)}\n{output[-3000:]}")
@@ -123,30 +153,62 @@ def kernels_table(options):
 
 def corpus_table(options):
     """The bugs of the corpus under every tool, and its fixed twins."""
-    chosen = {f"{file}.{name}": case for file, cases in corpus().items() for name, case in cases.items()
-              if not options.names or file in options.names or f"{file}.{name}" in options.names}
+    chosen = {
+        f"{file}.{name}": case
+        for file, cases in corpus().items()
+        for name, case in cases.items()
+        if not options.names or file in options.names or f"{file}.{name}" in options.names
+    }
     left_out = [name for name, case in chosen.items() if case.get("hangs")]
     buggy = [name for name in chosen if name not in left_out]
     files = sorted({name.partition(".")[0] for name in chosen})
     with ThreadPoolExecutor(options.jobs) as pool:
-        found = {(name, tool): pool.submit(examine, tool, name, "buggy", options) for tool in options.tools for name in buggy}
-        twins = {(file, tool): pool.submit(examine, tool, file, "fixed", options) for tool in options.tools for file in files}
+        found = {
+            (name, tool): pool.submit(examine, tool, name, "buggy", options)
+            for tool in options.tools
+            for name in buggy
+        }
+        twins = {
+            (file, tool): pool.submit(examine, tool, file, "fixed", options)
+            for tool in options.tools
+            for file in files
+        }
     verdicts = {key: future.result()[0] for key, future in found.items()}
-    print(table([[name, chosen[name]["__doc__"], ours(chosen[name]), *(cell(verdicts[name, tool]) for tool in options.tools)] for name in buggy],
-                ["case", "bug", "sim", *options.tools]))
+    print(
+        table(
+            [
+                [
+                    name,
+                    chosen[name]["__doc__"],
+                    ours(chosen[name]),
+                    *(cell(verdicts[name, tool]) for tool in options.tools),
+                ]
+                for name in buggy
+            ],
+            ["case", "bug", "sim", *options.tools],
+        )
+    )
     for tool in options.tools:
         counted = [verdicts[name, tool] for name in buggy]
-        hits, unknown = sum(isinstance(v, int) and v > 0 for v in counted), sum(not isinstance(v, int) for v in counted)
+        hits, unknown = (
+            sum(isinstance(v, int) and v > 0 for v in counted),
+            sum(not isinstance(v, int) for v in counted),
+        )
         print(f"\n{tool}: finds {hits} of {len(buggy)}" + f", {unknown} without a verdict" * bool(unknown))
         for file in files:
             verdict, output = twins[file, tool].result()
             if verdict != 0:
                 print(f"{tool} on the fixed twins of {file}: {cell(verdict)}\n{output[-3000:]}")
-    print(f"\nThe simulator finds all {len(chosen)}. Left out on the GPU, since the kernel may never come back: {', '.join(left_out) or 'none'}.")
+    print(
+        f"\nThe simulator finds all {len(chosen)}. Left out on the GPU, since the kernel may never come back:"
+        f" {', '.join(left_out) or 'none'}."
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
     parser.add_argument("--jobs", type=int, default=12)

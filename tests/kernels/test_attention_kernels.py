@@ -1,4 +1,5 @@
-"""flash_attention and warp_attention: against the oracle, on hard inputs, in every order of threads; on a GPU too, where there is one."""
+"""flash_attention and warp_attention: against the oracle, on hard inputs, in every order of threads; on a GPU
+too, where there is one."""
 
 import functools
 import itertools
@@ -37,7 +38,7 @@ def right(o, log_sum, q, k, v, causal, scale=None, tolerance=1e-5):
     return worst(o, attention(q, k, v, causal, scale)) <= tolerance and worst(log_sum, wanted) <= tolerance
 
 
-# Right answers ----------------------------------------------------------------------------------------------------
+# Right answers ----------------------------------------------------------------------------------------------
 
 
 def sizes():
@@ -101,7 +102,7 @@ def test_no_query_no_output(kernel):
     assert kernel(k[:, :, :0], k, k).shape == (1, 1, 0, 4)
 
 
-# Hard numbers -----------------------------------------------------------------------------------------------------
+# Hard numbers -----------------------------------------------------------------------------------------------
 
 
 @DEVICE
@@ -109,7 +110,8 @@ def test_no_query_no_output(kernel):
 @CAUSAL
 @pytest.mark.parametrize("sign", [1, -1])
 def test_scores_near_ten_thousand(forward, causal, sign, device):
-    """Scores are 10000 ± a few; float32 holds them to 0.0005, so the weights, e to the score, can only be right to that order."""
+    """Scores are 10000 ± a few; float32 holds them to 0.0005, so the weights, e to the score, can only be
+    right to that order."""
     q, k, v = normal(5, *[(1, 1, 33, 8)] * 3, device=device)
     q, k = q / 30, k / 30
     q[..., 0], k[..., 0] = 100, 100 * sign
@@ -121,14 +123,16 @@ def test_scores_near_ten_thousand(forward, causal, sign, device):
 @DEVICE
 @FORWARD
 def test_masked_rows_are_zero_and_masked_keys_are_ignored(forward, device):
-    """Scores of -inf, as from a mask put into k: query 0, causal, sees masked keys alone; the next ones a masked key first."""
+    """Scores of -inf, as from a mask put into k: query 0, causal, sees masked keys alone; the next ones a
+    masked key first."""
     q, k, v = normal(6, *[(1, 1, 40, 2)] * 3, device=device)
     q[..., 0], k[..., 0], k[..., [0, 5, 33], 0] = 1, 0, -math.inf
     o, log_sum = forward(q, k, v, causal=True)
     assert (o[0, 0, 0].tolist(), log_sum[0, 0, 0].item()) == ([0, 0], -math.inf)
     seen = attention(q, k, v, causal=True)[:, :, 1:]
     assert worst(o[:, :, 1:], seen) <= 1e-5
-    assert right(o[:, :, 1:], log_sum[:, :, 1:], q[:, :, 1:], k, v, causal=False) is False  # the mask does matter here
+    # the mask does matter here
+    assert right(o[:, :, 1:], log_sum[:, :, 1:], q[:, :, 1:], k, v, causal=False) is False
 
 
 @DEVICE
@@ -148,7 +152,7 @@ def test_nan_is_not_hidden(kernel, device):
     assert kernel(q, k, v)[0, 0].isnan().any(dim=1).tolist() == [False, True, True]
 
 
-# Every order of threads -------------------------------------------------------------------------------------------
+# Every order of threads -------------------------------------------------------------------------------------
 
 
 @FORWARD
@@ -164,11 +168,13 @@ def test_no_order_of_threads_changes_anything(forward, engine, few):
 
     results = [forward(q, k, v, run=functools.partial(run, seed=seed)) for seed in few(range(20), 4)]
     assert {report.findings for report in reports} == {()}
-    assert all(torch.equal(got, wanted) for result in results for got, wanted in zip(result, results[0], strict=True))
+    assert all(
+        torch.equal(got, wanted) for result in results for got, wanted in zip(result, results[0], strict=True)
+    )
     assert right(*results[0], q, k, v, causal=True)
 
 
-# Gradients --------------------------------------------------------------------------------------------------------
+# Gradients --------------------------------------------------------------------------------------------------
 
 
 @DEVICE
@@ -178,7 +184,9 @@ def test_gradients_are_those_of_the_oracle(kernel, causal, device):
     inputs = [tensor.requires_grad_() for tensor in normal(9, *[(2, 1, 5, 3)] * 3, device=device)]
     (d_o,) = normal(10, (2, 1, 5, 3), device=device)
     got = torch.autograd.grad(kernel(*inputs, causal, scale=0.6), inputs, d_o)
-    wanted = torch.autograd.grad(attention(*(tensor.double() for tensor in inputs), causal, scale=0.6), inputs, d_o.double())
+    wanted = torch.autograd.grad(
+        attention(*(tensor.double() for tensor in inputs), causal, scale=0.6), inputs, d_o.double()
+    )
     assert all(worst(g, w) <= 1e-5 for g, w in zip(got, wanted, strict=True))
 
 

@@ -1,4 +1,5 @@
-"""kernels.compare: what it measures, what it calls a failure, and that it finds a wrong kernel; and the reading of ncu's tables."""
+"""kernels.compare: what it measures, what it calls a failure, and that it finds a wrong kernel; and the
+reading of ncu's tables."""
 
 import json
 import math
@@ -23,7 +24,9 @@ def rows_of(case):
 @pytest.mark.parametrize("name", ["horner", "transpose_padded", "flash_forward"])
 def test_right_kernels_pass(name):
     rows = rows_of(CASES[name])
-    assert {row.verdict for row in rows if row.got != "native"} == {"PASS"} and "FAIL" not in {row.verdict for row in rows}
+    assert {row.verdict for row in rows if row.got != "native"} == {"PASS"} and "FAIL" not in {
+        row.verdict for row in rows
+    }
     assert {("fibers", "float64"), ("threads", "fibers")} <= {(row.got, row.wanted) for row in rows}
     assert all(row.max_error == 0 for row in rows if not row.refused) == (name in EXACT)
 
@@ -31,7 +34,10 @@ def test_right_kernels_pass(name):
 def test_a_wrong_kernel_fails_beside_the_reference_and_the_stage_before():
     wrong = replace(CASES["transpose_padded"], call=lambda a, run=None: (torch.zeros(a.shape[::-1]),))
     failed = {(row.got, row.wanted) for row in rows_of(wrong) if row.verdict == "FAIL"}
-    assert failed >= {("fibers", "float64"), ("fibers", "stage before")} and ("stage before", "float64") not in failed
+    assert (
+        failed >= {("fibers", "float64"), ("fibers", "stage before")}
+        and ("stage before", "float64") not in failed
+    )
 
 
 def test_a_finding_fails_even_if_all_values_are_right():
@@ -47,11 +53,15 @@ def test_an_engine_that_breaks_fails_its_rows_and_not_the_table(monkeypatch):
     rows = rows_of(CASES["transpose_tiled"])
     verdicts = {row.got: row.verdict for row in rows if row.wanted == "float64"}
     assert verdicts["stage before"] == "PASS" and verdicts["fibers"] == "FAIL"
-    assert rows[1].error == "fibers: OSError: no room" and "FAIL fibers: OSError" in "\n".join(compare.table(rows))
+    assert rows[1].error == "fibers: OSError: no room" and "FAIL fibers: OSError" in "\n".join(
+        compare.table(rows)
+    )
 
 
 def test_what_the_native_engine_says_it_cannot_run_is_no_failure_and_anything_else_is():
-    assert compare.refused({"native": LaunchError("no compiled form")}) and not compare.refused({"native": TypeError()})
+    assert compare.refused({"native": LaunchError("no compiled form")}) and not compare.refused(
+        {"native": TypeError()}
+    )
     assert not compare.refused({}) and not compare.refused({"fibers": LaunchError(), "native": LaunchError()})
     row = next(iter(rows_of(CASES["copy"])))
     assert replace(row, max_error=math.nan, refused=True).verdict == "NOT RUN"
@@ -80,35 +90,69 @@ def test_every_tolerance_is_used_and_has_a_reason():
 
 
 def test_the_command():
-    done = subprocess.run([sys.executable, "-m", "kernels.compare", "copy", "--json"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "kernels.compare", "copy", "--json"], capture_output=True, text=True
+    )
     found = json.loads(done.stdout)
-    assert done.returncode == 0 and {row["case"] for row in found["rows"]} == {"copy"} and found["date"] and found["versions"]["numpy"]
-    assert subprocess.run([sys.executable, "-m", "kernels.compare", "cop"], capture_output=True).returncode == 2
+    assert (
+        done.returncode == 0
+        and {row["case"] for row in found["rows"]} == {"copy"}
+        and found["date"]
+        and found["versions"]["numpy"]
+    )
+    assert (
+        subprocess.run([sys.executable, "-m", "kernels.compare", "cop"], capture_output=True).returncode == 2
+    )
 
 
-# Counters ---------------------------------------------------------------------------------------------------------
+# Counters ---------------------------------------------------------------------------------------------------
 
 
 def test_the_simulator_predicts_what_the_lesson_says():
-    """A warp: 4 sectors in and out; strided by 4, 16 in; a column, 32 out; a column of a tile, 32 turns, or 1 if padded."""
-    found = {name: counters.predicted(CASES[name]) for name in ("copy", "strided_copy", "transpose_naive", "transpose_tiled", "transpose_padded")}
+    """A warp: 4 sectors in and out; strided by 4, 16 in; a column, 32 out; a column of a tile, 32 turns, or 1
+    if padded."""
+    found = {
+        name: counters.predicted(CASES[name])
+        for name in ("copy", "strided_copy", "transpose_naive", "transpose_tiled", "transpose_padded")
+    }
     each = {
         (name, counter): found[name][counter] / found[name][f"{counter.rpartition(' ')[0]} requests"]
-        for name, counter in [("copy", "global load sectors"), ("copy", "global store sectors"), ("strided_copy", "global load sectors"),
-                              ("transpose_naive", "global load sectors"), ("transpose_naive", "global store sectors"),
-                              ("transpose_tiled", "shared load turns"), ("transpose_padded", "shared load turns")]
+        for name, counter in [
+            ("copy", "global load sectors"),
+            ("copy", "global store sectors"),
+            ("strided_copy", "global load sectors"),
+            ("transpose_naive", "global load sectors"),
+            ("transpose_naive", "global store sectors"),
+            ("transpose_tiled", "shared load turns"),
+            ("transpose_padded", "shared load turns"),
+        ]
     }
     assert list(each.values()) == [4, 4, 16, 4, 32, 32, 1]
-    assert found["transpose_tiled"]["shared load conflicts"] == 31 * found["transpose_tiled"]["shared load requests"]
+    assert (
+        found["transpose_tiled"]["shared load conflicts"]
+        == 31 * found["transpose_tiled"]["shared load requests"]
+    )
     assert found["transpose_padded"]["shared load bytes"] == 128 * 96 * 4
 
 
 def test_reading_what_ncu_prints():
     metrics = list(counters.METRICS.values())
-    lines = [f'"{launch}","1","copy","{metric}","inst","{launch + 1},{100 + i}"' for launch in (0, 1) for i, metric in enumerate(metrics)]
-    output = "\n".join(["==PROF== Connected", '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"', *lines])
+    lines = [
+        f'"{launch}","1","copy","{metric}","inst","{launch + 1},{100 + i}"'
+        for launch in (0, 1)
+        for i, metric in enumerate(metrics)
+    ]
+    output = "\n".join(
+        [
+            "==PROF== Connected",
+            '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"',
+            *lines,
+        ]
+    )
     first, second = counters.launches_of(output)
-    assert list(first) == list(counters.METRICS) and list(first.values()) == [1100 + i for i in range(len(metrics))]
+    assert list(first) == list(counters.METRICS) and list(first.values()) == [
+        1100 + i for i in range(len(metrics))
+    ]
     assert second["global load requests"] == 2100
 
 
@@ -120,7 +164,9 @@ def test_a_difference_without_an_explanation_fails():
 
 def test_an_explanation_explains_one_number_only():
     (case, counter), (number, why) = next(iter(counters.EXPLAINED.items()))
-    assert counters.beside(case, counter, number + 1, number) == counters.Count(case, counter, number + 1, number, why)
+    assert counters.beside(case, counter, number + 1, number) == counters.Count(
+        case, counter, number + 1, number, why
+    )
     assert counters.beside(case, counter, number + 1, number + 2).verdict == "DIFFERENT"
     assert counters.beside(case, counter, number, number) == counters.Count(case, counter, number, number, "")
 
@@ -137,6 +183,8 @@ def test_what_was_recorded_on_a_gpu_is_of_these_kernels(path):
     fresh = {case.name: counters.predicted(case) for case in counters.counted()}
     for count in recorded["counters"]:
         verdict = count.pop("verdict")
-        again = counters.beside(count["case"], count["counter"], fresh[count["case"]][count["counter"]], count["measured"])
+        again = counters.beside(
+            count["case"], count["counter"], fresh[count["case"]][count["counter"]], count["measured"]
+        )
         assert again == counters.Count(**count) and again.verdict == verdict != "DIFFERENT"
     assert len(recorded["counters"]) == len(fresh) * len(counters.METRICS)

@@ -1,4 +1,5 @@
-"""conv_attention_decode: against the last row of the oracle, for every way to split; in every order of threads; on a GPU too, where there is one."""
+"""conv_attention_decode: against the last row of the oracle, for every way to split; in every order of
+threads; on a GPU too, where there is one."""
 
 import functools
 import itertools
@@ -32,21 +33,24 @@ def last_row(q, k, v, w, scale=None):
 
 
 def decoded(q, k, v, w, **options):
-    return conv_attention_decode(q[:, :, -w.shape[1]:], k, v, w, **options)
+    return conv_attention_decode(q[:, :, -w.shape[1] :], k, v, w, **options)
 
 
 def right(q, k, v, w, scale=None, **options):
     return worst(decoded(q, k, v, w, scale=scale, **options), last_row(q, k, v, w, scale)) <= 1e-5
 
 
-# Right answers ----------------------------------------------------------------------------------------------------
+# Right answers ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 7, 40, 300])
 @pytest.mark.parametrize(("c_q", "c_k"), [(1, 1), (2, 4), (6, 11), (15, 1)])
 def test_the_eager_last_row_is_the_last_row(n, c_q, c_k):
     q, k, v, w = (tensor.double() for tensor in inputs(n, 2, 3, n, 4, c_q, c_k))
-    assert worst(reference.conv_attention_decode(q[:, :, -c_q:], k, v, w, 0.6), last_row(q, k, v, w, 0.6)) <= 1e-13
+    assert (
+        worst(reference.conv_attention_decode(q[:, :, -c_q:], k, v, w, 0.6), last_row(q, k, v, w, 0.6))
+        <= 1e-13
+    )
 
 
 @pytest.mark.parametrize("splits", range(1, 6))
@@ -75,7 +79,9 @@ def test_every_length(n, c_q, c_k, device):
 
 
 @DEVICE
-@pytest.mark.parametrize(("c_q", "c_k"), [(1, 15), (15, 1), (4, 2), (5, 3), (8, 8), (9, 7), (12, 14), (13, 5)])
+@pytest.mark.parametrize(
+    ("c_q", "c_k"), [(1, 15), (15, 1), (4, 2), (5, 3), (8, 8), (9, 7), (12, 14), (13, 5)]
+)
 def test_every_kind_of_taps(c_q, c_k, device):
     assert right(*inputs(c_q, 1, 1, 40, 3, c_q, c_k, device), splits=2)
 
@@ -116,12 +122,20 @@ def test_identity_taps_are_ordinary_attention(device):
 def test_long_caches(n, heads):
     """Against the eager last row, as the whole N×N matrix would not fit."""
     q, k, v, w = inputs(6, 1, heads, n, 64, 6, 11, "cuda")
-    wanted = torch.cat([reference.conv_attention_decode(*(x[:, h:h + 1, -6:].double() if x is q else x[:, h:h + 1].double() for x in (q, k, v)),
-                                                        w[h:h + 1].double()) for h in range(heads)], dim=1)
+    wanted = torch.cat(
+        [
+            reference.conv_attention_decode(
+                *(x[:, h : h + 1, -6:].double() if x is q else x[:, h : h + 1].double() for x in (q, k, v)),
+                w[h : h + 1].double(),
+            )
+            for h in range(heads)
+        ],
+        dim=1,
+    )
     assert worst(decoded(q, k, v, w), wanted) <= 1e-5
 
 
-# Where keys and values lie ----------------------------------------------------------------------------------------
+# Where keys and values lie ----------------------------------------------------------------------------------
 
 
 @DEVICE
@@ -156,13 +170,14 @@ def test_nothing_in_nothing_out(shape):
     assert conv_attention_decode(k[:, :, -2:], k, k, w).shape == (*shape, 1, 4)
 
 
-# Hard numbers -----------------------------------------------------------------------------------------------------
+# Hard numbers -----------------------------------------------------------------------------------------------
 
 
 @DEVICE
 @pytest.mark.parametrize("sign", [1, -1])
 def test_scores_near_ten_thousand(sign, device):
-    """float32 holds such scores to 0.0005, so the weights, e to the score, can only be right to that order."""
+    """float32 holds such scores to 0.0005, so the weights, e to the score, can only be right to that
+    order."""
     q, k, v, _ = inputs(9, 1, 1, 40, 4, 1, 1, device)
     q, k = q / 30, k / 30
     q[..., 0], k[..., 0] = 100, 100 * sign
@@ -191,19 +206,23 @@ def test_nan_is_not_hidden(device):
     assert decoded(q, k, v, w, splits=2).isnan().all()
 
 
-# Every order of threads -------------------------------------------------------------------------------------------
+# Every order of threads -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["fibers", "threads"])
 @pytest.mark.parametrize(("n", "c_q", "c_k", "splits"), [(35, 2, 3, 2), (3, 5, 4, 5)])
 def test_no_order_of_threads_changes_anything(n, c_q, c_k, splits, engine):
-    """Several tiles, a ragged one, an empty split: no finding, not even a warning, and the same bits each time."""
+    """Several tiles, a ragged one, an empty split: no finding, not even a warning, and the same bits each
+    time."""
     arguments, reports = inputs(13, 1, 1, n, 2, c_q, c_k), []
 
     def run(*launch, seed):
         reports.append(simulated(*launch, engine=engine, seed=seed, on_finding="report"))
 
-    results = [decoded(*arguments, splits=splits, run=functools.partial(run, seed=seed)) for seed in range(6 if engine == "fibers" else 2)]
+    results = [
+        decoded(*arguments, splits=splits, run=functools.partial(run, seed=seed))
+        for seed in range(6 if engine == "fibers" else 2)
+    ]
     assert [report.findings for report in reports] == [()] * 2 * len(results)
     assert all(torch.equal(result, results[0]) for result in results)
     assert worst(results[0], last_row(*arguments)) <= 1e-5
@@ -225,7 +244,7 @@ def test_a_cuda_graph_replays_it():
         assert worst(o, last_row(q, k, v, w)) <= 1e-5
 
 
-# How many splits --------------------------------------------------------------------------------------------------
+# How many splits --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -235,7 +254,8 @@ def test_a_cuda_graph_replays_it():
         (32, 65536, 132, 15),
         (128, 65536, 132, 4),  # 512; five splits would begin a second wave
         (528, 65536, 132, 1),
-        (530, 65536, 132, 3),  # 1590 of 2112 in four waves; one split would leave the second wave to two blocks
+        # 1590 of 2112 in four waves; one split would leave the second wave to two blocks
+        (530, 65536, 132, 3),
         (5000, 65536, 132, 1),
         (8, 512, 132, 8),  # 64 keys each
         (8, 100, 132, 1),
@@ -254,21 +274,45 @@ def test_the_simulator_is_one_multiprocessor():
 
 @pytest.mark.gpu
 def test_a_gpu_has_several():
-    assert multiprocessors(torch.device("cuda")) == torch.cuda.get_device_properties("cuda").multi_processor_count > 1
+    assert (
+        multiprocessors(torch.device("cuda"))
+        == torch.cuda.get_device_properties("cuda").multi_processor_count
+        > 1
+    )
 
 
-# What is refused --------------------------------------------------------------------------------------------------
+# What is refused --------------------------------------------------------------------------------------------
 
 GOOD, TAPS = torch.zeros(2, 3, 5, 4), torch.zeros(3, 2, 3)
 REFUSED = [
     (dict(q_window=[1.0]), TypeError, "argument q_window is a list; wanted a torch.Tensor"),
-    (dict(v=GOOD.double()), TypeError, "argument v has dtype torch.float64; wanted torch.float32: convert with v.float()"),
+    (
+        dict(v=GOOD.double()),
+        TypeError,
+        "argument v has dtype torch.float64; wanted torch.float32: convert with v.float()",
+    ),
     (dict(k=GOOD.to("meta")), ValueError, "argument k is on meta; wanted cpu or cuda"),
-    (dict(k=GOOD[..., :3]), ValueError, "argument k has shape (2, 3, 5, 3); wanted (B, H, N_k, d) with B, H and d of q_window, (2, 3, 2, 4)"),
+    (
+        dict(k=GOOD[..., :3]),
+        ValueError,
+        "argument k has shape (2, 3, 5, 3); wanted (B, H, N_k, d) with B, H and d of q_window, (2, 3, 2, 4)",
+    ),
     (dict(v=GOOD[:, :, :4]), ValueError, "argument v has shape (2, 3, 4, 4); wanted that of k, (2, 3, 5, 4)"),
-    (dict.fromkeys("kv", GOOD[:, :, :0]), ValueError, "argument k has shape (2, 3, 0, 4); wanted at least one key, the new token's"),
-    (dict(q_window=GOOD), ValueError, "argument q_window has 5 rows; wanted min(c_q, N_k) = 2, the queries of the last tokens"),
-    (dict.fromkeys("kv", GOOD[:, :, :1]), ValueError, "argument q_window has 2 rows; wanted min(c_q, N_k) = 1, the queries of the last tokens"),
+    (
+        dict.fromkeys("kv", GOOD[:, :, :0]),
+        ValueError,
+        "argument k has shape (2, 3, 0, 4); wanted at least one key, the new token's",
+    ),
+    (
+        dict(q_window=GOOD),
+        ValueError,
+        "argument q_window has 5 rows; wanted min(c_q, N_k) = 2, the queries of the last tokens",
+    ),
+    (
+        dict.fromkeys("kv", GOOD[:, :, :1]),
+        ValueError,
+        "argument q_window has 2 rows; wanted min(c_q, N_k) = 1, the queries of the last tokens",
+    ),
     (dict(scale=math.nan), ValueError, "argument scale is nan; wanted a finite float32"),
     (dict(splits=0), ValueError, "argument splits is 0; wanted at least 1"),
     (dict(splits=1.5), TypeError, "argument splits is 1.5; wanted a whole number, or None to choose it"),
@@ -283,7 +327,9 @@ def test_refuses(wrong, error, message):
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("w", [torch.zeros(4, 2, 3), torch.zeros(3, 16, 3), torch.zeros(3, 2, 3).double(), None])
+@pytest.mark.parametrize(
+    "w", [torch.zeros(4, 2, 3), torch.zeros(3, 16, 3), torch.zeros(3, 2, 3).double(), None]
+)
 def test_refuses_other_taps(w):
     with pytest.raises((TypeError, ValueError), match="^argument w "):
         conv_attention_decode(GOOD[:, :, :2], GOOD, GOOD, w)

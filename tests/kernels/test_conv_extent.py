@@ -1,4 +1,5 @@
-"""Convolutional attention by pieces: owned queries and keys with their halos, each pair of pieces a launch, merged into the whole."""
+"""Convolutional attention by pieces: owned queries and keys with their halos, each pair of pieces a launch,
+merged into the whole."""
 
 import itertools
 import math
@@ -14,8 +15,14 @@ from kernels.conv_forward import conv_forward
 from kernels.distributed import merged, nothing
 from kernels.launch import simulated
 
-SHAPES = [(Shape(1, 2, 9, 4, 3, 4, True), 2), (Shape(1, 1, 33, 5, 6, 11, True), 3), (Shape(1, 1, 70, 16, 15, 15, True), 4), (Shape(1, 1, 20, 3, 11, 6, False), 5),
-          (Shape(1, 1, 9, 4, 4, 3, True), 9), (Shape(1, 1, 130, 8, 7, 7, True), 2)]
+SHAPES = [
+    (Shape(1, 2, 9, 4, 3, 4, True), 2),
+    (Shape(1, 1, 33, 5, 6, 11, True), 3),
+    (Shape(1, 1, 70, 16, 15, 15, True), 4),
+    (Shape(1, 1, 20, 3, 11, 6, False), 5),
+    (Shape(1, 1, 9, 4, 4, 3, True), 9),
+    (Shape(1, 1, 130, 8, 7, 7, True), 2),
+]
 
 
 def strictly(*launch):
@@ -32,21 +39,44 @@ def pieces(n, count):
 
 @pytest.mark.parametrize("shape, count", SHAPES, ids=str)
 def test_pieces_make_the_whole(shape, count):
-    """Every pair of pieces, those that no query sees too; a block whose queries see no key once raced with its own clearing of the tile."""
+    """Every pair of pieces, those that no query sees too; a block whose queries see no key once raced with
+    its own clearing of the tile."""
     q, k, v, w, d_o = inputs(shape)
     left = (shape.c_k - 1) // 2
     launches = []
     for (a, b), (c, e) in itertools.product(pieces(shape.n, count), repeat=2):
-        above, before, behind = max(0, a - shape.c_q + 1), max(0, c - left), min(shape.n, e + shape.c_k - 1 - left)
-        launches.append((slice(a, b), slice(c, e), slice(above, b), slice(before, behind), Extent(a - above, c - before, a - c)))
+        above, before, behind = (
+            max(0, a - shape.c_q + 1),
+            max(0, c - left),
+            min(shape.n, e + shape.c_k - 1 - left),
+        )
+        launches.append(
+            (
+                slice(a, b),
+                slice(c, e),
+                slice(above, b),
+                slice(before, behind),
+                Extent(a - above, c - before, a - c),
+            )
+        )
     results = {}
     for own, keys, rows, columns, extent in launches:
-        part = conv_forward(q[:, :, rows], k[:, :, columns], v[:, :, keys], w, shape.causal, run=strictly, extent=extent)
+        part = conv_forward(
+            q[:, :, rows], k[:, :, columns], v[:, :, keys], w, shape.causal, run=strictly, extent=extent
+        )
         results[own.start] = merged([results.get(own.start, nothing(q[:, :, own])), part])
     o, log_sum = (torch.cat(parts, 2) for parts in zip(*results.values()))
     d_q, d_k, d_v, d_w = (torch.zeros_like(x) for x in (q, k, v, w))
     for own, keys, rows, columns, extent in launches:
-        given = (q[:, :, rows], k[:, :, columns], v[:, :, keys], w, o[:, :, own], log_sum[:, :, own], d_o[:, :, own])
+        given = (
+            q[:, :, rows],
+            k[:, :, columns],
+            v[:, :, keys],
+            w,
+            o[:, :, own],
+            log_sum[:, :, own],
+            d_o[:, :, own],
+        )
         gradients = conv_backward(*given, shape.causal, run=strictly, extent=extent)
         for total, gradient in zip((d_q[:, :, rows], d_k[:, :, columns], d_v[:, :, keys], d_w), gradients):
             total += gradient
@@ -54,19 +84,40 @@ def test_pieces_make_the_whole(shape, count):
     assert right(errors), errors
 
 
-@pytest.mark.parametrize("n, c_q, c_k, count, splits", [(1, 3, 3, 1, 1), (2, 3, 3, 2, 1), (70, 15, 15, 4, 3), (40, 6, 11, 10, 1)])
+@pytest.mark.parametrize(
+    "n, c_q, c_k, count, splits", [(1, 3, 3, 1, 1), (2, 3, 3, 2, 1), (70, 15, 15, 4, 3), (40, 6, 11, 10, 1)]
+)
 def test_decoding_by_pieces(n, c_q, c_k, count, splits):
     q, k, v, w, _ = inputs(Shape(1, 2, n, 8, c_q, c_k, True))
     left, parts = (c_k - 1) // 2, []
     for a, b in pieces(n, count):
         before, behind = max(0, a - left), min(n, b + c_k - 1 - left)
-        parts.append(conv_decode(q[:, :, -c_q:], k[:, :, before:behind], v[:, :, a:b], w, 8**-0.5, a - before, n - 1 - a, splits, strictly))
+        parts.append(
+            conv_decode(
+                q[:, :, -c_q:],
+                k[:, :, before:behind],
+                v[:, :, a:b],
+                w,
+                8**-0.5,
+                a - before,
+                n - 1 - a,
+                splits,
+                strictly,
+            )
+        )
     wanted = reference(q, k, v, w, q, True)[0][:, :, -1:]
     assert (merged(parts)[0] - wanted).abs().max() <= 1e-5
 
 
-@pytest.mark.parametrize("extent, said", [((3, 0, 0), "first_query = 3; wanted a row of q, of which there are 3"), ((0, 2, 0), "first_key = 2; wanted 0 to 1"),
-                                          ((0, 0), "wanted an Extent of three integers"), ((0, 0, 0.5), "wanted an Extent of three integers")])
+@pytest.mark.parametrize(
+    "extent, said",
+    [
+        ((3, 0, 0), "first_query = 3; wanted a row of q, of which there are 3"),
+        ((0, 2, 0), "first_key = 2; wanted 0 to 1"),
+        ((0, 0), "wanted an Extent of three integers"),
+        ((0, 0, 0.5), "wanted an Extent of three integers"),
+    ],
+)
 def test_an_extent_that_does_not_fit(extent, said):
     q, k, v, w, _ = inputs(Shape(1, 1, 3, 2, 3, 3, True))
     with pytest.raises((TypeError, ValueError), match=said):

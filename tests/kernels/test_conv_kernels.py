@@ -1,4 +1,5 @@
-"""The convolutional kernels against the float64 reference: interpreted, on tiny shapes; their inputs, gradients and memory."""
+"""The convolutional kernels against the float64 reference: interpreted, on tiny shapes; their inputs,
+gradients and memory."""
 
 import math
 
@@ -8,7 +9,18 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import conv_attention
 from kernels.conv_backward import conv_backward
-from kernels.conv_cases import RESULTS, SHAPES, TINY, Shape, errors_of, inputs, reference, relative_errors, results, right
+from kernels.conv_cases import (
+    RESULTS,
+    SHAPES,
+    TINY,
+    Shape,
+    errors_of,
+    inputs,
+    reference,
+    relative_errors,
+    results,
+    right,
+)
 from kernels.conv_forward import conv_forward
 from kernels.launch import simulated
 from kernels.reference import identity_taps
@@ -19,6 +31,7 @@ SMALL = 32  # tiles of 32 × 32: a block of 64 threads
 
 def simulator(**options):
     """A runner that simulates; any finding, a warning too, fails."""
+
     def run(*launch):
         report = simulated(*launch, **options)
         assert not report.findings, report.findings
@@ -26,7 +39,7 @@ def simulator(**options):
     return run
 
 
-# In the simulator -------------------------------------------------------------------------------------------------
+# In the simulator -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["fibers", "threads"])
@@ -38,7 +51,12 @@ def test_tiny_shapes_under_every_seed(shape, engine, few):
         tensors = inputs(shape)
         answers.append(results(*tensors, shape.causal, size=SMALL, run=simulator(engine=engine, seed=seed)))
         assert right(relative_errors(answers[-1], reference(*tensors, shape.causal)))
-    assert all(torch.equal(a, b) for answer in answers for name, a, b in zip(RESULTS, answer, answers[0]) if name != "dW")
+    assert all(
+        torch.equal(a, b)
+        for answer in answers
+        for name, a, b in zip(RESULTS, answer, answers[0])
+        if name != "dW"
+    )
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.n <= 33 and shape.d <= 16], ids=str)
@@ -67,8 +85,14 @@ def extremes():
     q, k, v, w, _ = inputs(Shape(1, 1, 7, 4, 3, 3, True))
     lone = torch.zeros_like(w)
     lone[:, 1, 1] = 1
-    return [("scores near 1e4", 100 * q, 100 * k, v, w), ("scores near -1e4", -100 * q.abs(), 100 * k.abs(), v, w.abs()), ("one tap", q, k, v, lone),
-            ("no tap", q, k, v, 0 * w), ("equal rows", *(x[:, :, :1].expand_as(x) for x in (q, k, v)), w), ("one token", *(x[:, :, :1] for x in (q, k, v)), w)]
+    return [
+        ("scores near 1e4", 100 * q, 100 * k, v, w),
+        ("scores near -1e4", -100 * q.abs(), 100 * k.abs(), v, w.abs()),
+        ("one tap", q, k, v, lone),
+        ("no tap", q, k, v, 0 * w),
+        ("equal rows", *(x[:, :, :1].expand_as(x) for x in (q, k, v)), w),
+        ("one token", *(x[:, :, :1] for x in (q, k, v)), w),
+    ]
 
 
 @pytest.mark.parametrize("what, q, k, v, w", extremes(), ids=[what for what, *_ in extremes()])
@@ -87,7 +111,7 @@ def test_strided_tensors():
         assert torch.equal(a, b)
 
 
-# On a GPU ---------------------------------------------------------------------------------------------------------
+# On a GPU ---------------------------------------------------------------------------------------------------
 
 
 @gpu
@@ -101,7 +125,9 @@ def test_the_reproducible_tap_gradient():
 
 @gpu
 def test_memory_grows_linearly():
-    """Four times the length, four times the memory; an N×N matrix of one head would be 16 times as large, and 64 MiB at N = 4096."""
+    """Four times the length, four times the memory; an N×N matrix of one head would be 16 times as large, and
+    64 MiB at N = 4096."""
+
     def peak(n):
         leaves = [x.requires_grad_() for x in inputs(Shape(1, 1, n, 64, 7, 7, True), device="cuda")[:4]]
         torch.cuda.synchronize()
@@ -118,7 +144,9 @@ def test_memory_grows_linearly():
 def test_compiled_and_captured_on_the_gpu():
     q, k, v, w, _ = inputs(Shape(1, 2, 70, 16, 3, 4, True), device="cuda")
     wanted = conv_attention(q, k, v, w)
-    assert torch.equal(torch.compile(lambda *x: conv_attention(*x) * 2, fullgraph=True)(q, k, v, w), wanted * 2)
+    assert torch.equal(
+        torch.compile(lambda *x: conv_attention(*x) * 2, fullgraph=True)(q, k, v, w), wanted * 2
+    )
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = conv_attention(q, k, v, w)
@@ -127,7 +155,7 @@ def test_compiled_and_captured_on_the_gpu():
     assert torch.equal(captured, wanted)
 
 
-# Gradients --------------------------------------------------------------------------------------------------------
+# Gradients --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -142,7 +170,17 @@ def test_gradients_reach_every_input(leaves):
     assert all((g - w).abs().max() <= 1e-5 for g, w in zip(got, wanted))
 
 
-@pytest.mark.parametrize("wanted, kernels", [((0,), ["queries"]), ((1,), ["keys"]), ((2,), ["keys"]), ((3,), ["queries"]), ((0, 3), ["queries"]), ((1, 3), ["queries", "keys"])])
+@pytest.mark.parametrize(
+    "wanted, kernels",
+    [
+        ((0,), ["queries"]),
+        ((1,), ["keys"]),
+        ((2,), ["keys"]),
+        ((3,), ["queries"]),
+        ((0, 3), ["queries"]),
+        ((1, 3), ["queries", "keys"]),
+    ],
+)
 def test_only_what_is_needed_runs(leaves, wanted, kernels):
     q, k, v, w = (leaf.detach() for leaf in leaves)
     ran = []
@@ -152,7 +190,9 @@ def test_only_what_is_needed_runs(leaves, wanted, kernels):
         simulated(kernel, *launch)
 
     o, log_sum = conv_forward(q, k, v, w)
-    gradients = conv_backward(q, k, v, w, o, log_sum, torch.ones_like(o), wanted=[i in wanted for i in range(4)], run=run)
+    gradients = conv_backward(
+        q, k, v, w, o, log_sum, torch.ones_like(o), wanted=[i in wanted for i in range(4)], run=run
+    )
     assert ran == [f"conv_backward_{name}_kernel" for name in kernels]
     assert [gradient is not None for gradient in gradients] == [i in wanted for i in range(4)]
 
@@ -164,7 +204,7 @@ def test_frozen_taps(leaves):
 
 
 def test_twice_is_an_error(leaves):
-    first, = torch.autograd.grad(conv_attention(*leaves).sum(), leaves[0], create_graph=True)
+    (first,) = torch.autograd.grad(conv_attention(*leaves).sum(), leaves[0], create_graph=True)
     with pytest.raises(RuntimeError, match="conv_attention can be differentiated once"):
         first.sum().backward()
 
@@ -172,7 +212,9 @@ def test_twice_is_an_error(leaves):
 def test_one_operator_for_the_compiler(leaves):
     compiled = torch.compile(lambda *x: conv_attention(*x) * 2, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(*leaves), conv_attention(*leaves) * 2)
-    got, wanted = (torch.autograd.grad(f(*leaves).sum(), leaves) for f in (compiled, lambda *x: conv_attention(*x) * 2))
+    got, wanted = (
+        torch.autograd.grad(f(*leaves).sum(), leaves) for f in (compiled, lambda *x: conv_attention(*x) * 2)
+    )
     assert all((g - w).abs().max() <= 1e-6 for g, w in zip(got, wanted))
     torch.library.opcheck(torch.ops.attention_course.conv_forward.default, (*leaves, True, 0.5))
 
@@ -185,26 +227,65 @@ def test_float32_under_autocast(leaves):
     assert all(leaf.grad is not None for leaf in leaves)
 
 
-# Bad input --------------------------------------------------------------------------------------------------------
+# Bad input --------------------------------------------------------------------------------------------------
 
 GOOD = dict(zip("qkvw", inputs(Shape(1, 2, 4, 3, 2, 3, True))))
 
 
-@pytest.mark.parametrize("change, error, words", [
-    ({"q": GOOD["q"].numpy()}, TypeError, r"argument q is a ndarray; wanted a torch\.Tensor"),
-    ({"q": GOOD["q"][0]}, ValueError, r"argument q has shape \(2, 4, 3\); wanted four dimensions, \(B, H, N, d\)"),
-    ({"k": GOOD["k"][:, :, :3], "v": GOOD["v"][:, :, :3]}, ValueError, r"argument k has shape \(1, 2, 3, 3\); wanted that of q, \(1, 2, 4, 3\)"),
-    ({"v": GOOD["v"].double()}, TypeError, r"argument v has dtype torch\.float64; wanted torch\.float32: convert with v\.float\(\)"),
-    ({"w": GOOD["w"][:1]}, ValueError, r"argument w has shape \(1, 2, 3\); wanted \(H, c_q, c_k\), with H = 2 of q"),
-    ({"w": torch.zeros(2, 16, 3)}, ValueError, r"argument w has shape \(2, 16, 3\); wanted c_q and c_k from 1 to 15"),
-    ({"w": torch.zeros(2, 3, 0)}, ValueError, r"argument w has shape \(2, 3, 0\); wanted c_q and c_k from 1 to 15"),
-    ({"w": GOOD["w"].half()}, TypeError, r"argument w has dtype torch\.float16; wanted torch\.float32: convert with w\.float\(\)"),
-    ({"w": GOOD["w"].to("meta")}, ValueError, r"argument w is on meta; wanted cpu or cuda"),
-    ({"w": None}, TypeError, r"argument w is a NoneType; wanted a torch\.Tensor"),
-    ({"scale": math.nan}, ValueError, r"argument scale is nan; wanted a finite float32"),
-    ({"q": GOOD["q"][:0], "k": GOOD["k"][:0], "v": GOOD["v"][:0]}, ValueError, r"argument q has shape \(0, 2, 4, 3\); wanted at least one batch, head and query"),
-    ({name: torch.zeros(1, 2, 4, 129) for name in "qkv"}, ValueError, r"argument q has d = 129; wanted 1 <= d <= 128"),
-])
+@pytest.mark.parametrize(
+    "change, error, words",
+    [
+        ({"q": GOOD["q"].numpy()}, TypeError, r"argument q is a ndarray; wanted a torch\.Tensor"),
+        (
+            {"q": GOOD["q"][0]},
+            ValueError,
+            r"argument q has shape \(2, 4, 3\); wanted four dimensions, \(B, H, N, d\)",
+        ),
+        (
+            {"k": GOOD["k"][:, :, :3], "v": GOOD["v"][:, :, :3]},
+            ValueError,
+            r"argument k has shape \(1, 2, 3, 3\); wanted that of q, \(1, 2, 4, 3\)",
+        ),
+        (
+            {"v": GOOD["v"].double()},
+            TypeError,
+            r"argument v has dtype torch\.float64; wanted torch\.float32: convert with v\.float\(\)",
+        ),
+        (
+            {"w": GOOD["w"][:1]},
+            ValueError,
+            r"argument w has shape \(1, 2, 3\); wanted \(H, c_q, c_k\), with H = 2 of q",
+        ),
+        (
+            {"w": torch.zeros(2, 16, 3)},
+            ValueError,
+            r"argument w has shape \(2, 16, 3\); wanted c_q and c_k from 1 to 15",
+        ),
+        (
+            {"w": torch.zeros(2, 3, 0)},
+            ValueError,
+            r"argument w has shape \(2, 3, 0\); wanted c_q and c_k from 1 to 15",
+        ),
+        (
+            {"w": GOOD["w"].half()},
+            TypeError,
+            r"argument w has dtype torch\.float16; wanted torch\.float32: convert with w\.float\(\)",
+        ),
+        ({"w": GOOD["w"].to("meta")}, ValueError, r"argument w is on meta; wanted cpu or cuda"),
+        ({"w": None}, TypeError, r"argument w is a NoneType; wanted a torch\.Tensor"),
+        ({"scale": math.nan}, ValueError, r"argument scale is nan; wanted a finite float32"),
+        (
+            {"q": GOOD["q"][:0], "k": GOOD["k"][:0], "v": GOOD["v"][:0]},
+            ValueError,
+            r"argument q has shape \(0, 2, 4, 3\); wanted at least one batch, head and query",
+        ),
+        (
+            {name: torch.zeros(1, 2, 4, 129) for name in "qkv"},
+            ValueError,
+            r"argument q has d = 129; wanted 1 <= d <= 128",
+        ),
+    ],
+)
 def test_bad_input(change, error, words):
     with pytest.raises(error, match=words):
         conv_attention(**(GOOD | change))
@@ -213,5 +294,8 @@ def test_bad_input(change, error, words):
 def test_bad_statistics():
     q, k, v, w = GOOD.values()
     o, log_sum = conv_forward(q, k, v, w)
-    with pytest.raises(ValueError, match=r"argument log_sum is torch\.float32, \(1, 2, 3\); wanted torch\.float32, \(1, 2, 4\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"argument log_sum is torch\.float32, \(1, 2, 3\); wanted torch\.float32, \(1, 2, 4\)",
+    ):
         conv_backward(q, k, v, w, o, log_sum[:, :, :3], torch.ones_like(o))

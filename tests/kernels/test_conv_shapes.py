@@ -1,4 +1,5 @@
-"""The convolutional kernels on every shape, and on random ones, against the float64 reference: compiled and checked by the simulator, and on a GPU."""
+"""The convolutional kernels on every shape, and on random ones, against the float64 reference: compiled and
+checked by the simulator, and on a GPU."""
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,16 @@ from kernels.conv_cases import SHAPES, Shape, errors_of, right
 from kernels.launch import simulated
 
 gpu = pytest.mark.gpu
-SIZES = st.builds(Shape, st.integers(1, 3), st.integers(1, 3), st.integers(1, 300), st.integers(1, 128), st.integers(1, 15), st.integers(1, 15), st.booleans())
+SIZES = st.builds(
+    Shape,
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 300),
+    st.integers(1, 128),
+    st.integers(1, 15),
+    st.integers(1, 15),
+    st.booleans(),
+)
 
 
 SAMPLE = SHAPES[::5]  # has every length and all taps

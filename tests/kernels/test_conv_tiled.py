@@ -1,4 +1,5 @@
-"""Convolutional attention: the reference against loops, PyTorch and autograd; the tiles, with their halos, against the reference; float64."""
+"""Convolutional attention: the reference against loops, PyTorch and autograd; the tiles, with their halos,
+against the reference; float64."""
 
 import math
 
@@ -10,7 +11,18 @@ from kernels import conv_tiled
 from kernels.reference import conv_attention, conv_attention_backward, conv_scores, identity_taps
 from kernels.tiled import Traffic
 
-SHAPES = [(1, 1, 1), (5, 3, 3), (17, 3, 3), (30, 6, 11), (23, 4, 2), (9, 15, 15), (13, 1, 7), (13, 7, 1), (40, 2, 15), (12, 1, 1)]  # N, c_q, c_k
+SHAPES = [
+    (1, 1, 1),
+    (5, 3, 3),
+    (17, 3, 3),
+    (30, 6, 11),
+    (23, 4, 2),
+    (9, 15, 15),
+    (13, 1, 7),
+    (13, 7, 1),
+    (40, 2, 15),
+    (12, 1, 1),
+]  # N, c_q, c_k
 
 
 def worst(got, wanted):
@@ -33,8 +45,12 @@ def by_loops(q, k, v, w, causal, scale):
     for i in range(n):
         t = torch.full((n,), -math.inf, dtype=q.dtype)
         for j in range(i + 1 if causal else n):
-            t[j] = sum(w[a, b] * s[i - c_q + 1 + a][j - left + b] for a in range(c_q) for b in range(c_k)
-                       if i - c_q + 1 + a >= 0 and 0 <= j - left + b < n)
+            t[j] = sum(
+                w[a, b] * s[i - c_q + 1 + a][j - left + b]
+                for a in range(c_q)
+                for b in range(c_k)
+                if i - c_q + 1 + a >= 0 and 0 <= j - left + b < n
+            )
         o[i] = torch.softmax(t, 0) @ v
     return o
 
@@ -44,7 +60,11 @@ def by_loops(q, k, v, w, causal, scale):
 def test_reference_against_loops(n, c_q, c_k, causal):
     q, k, v, w, _ = example(n, c_q, c_k, batch=2, heads=2)
     got = conv_attention(q, k, v, w, causal, 0.3)
-    assert all(worst(got[b, h], by_loops(q[b, h], k[b, h], v[b, h], w[h], causal, 0.3)) <= 1e-13 for b in range(2) for h in range(2))
+    assert all(
+        worst(got[b, h], by_loops(q[b, h], k[b, h], v[b, h], w[h], causal, 0.3)) <= 1e-13
+        for b in range(2)
+        for h in range(2)
+    )
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -58,7 +78,10 @@ def test_identity_taps_are_ordinary_attention(c_q, c_k, causal):
 def test_one_tap_is_a_temperature():
     q, k, v, _, _ = example(9, 1, 1)
     wanted = scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.5 * 0.7)
-    assert worst(conv_attention(q, k, v, torch.full((1, 1, 1), 0.7, dtype=torch.float64), scale=0.5), wanted) <= 1e-14
+    assert (
+        worst(conv_attention(q, k, v, torch.full((1, 1, 1), 0.7, dtype=torch.float64), scale=0.5), wanted)
+        <= 1e-14
+    )
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -77,7 +100,9 @@ def test_backward_by_hand_against_autograd(n, c_q, c_k, causal):
 
 def test_gradcheck():
     q, k, v, w, _ = example(5, 3, 4, batch=1, heads=2, d=3)
-    torch.autograd.gradcheck(lambda *leaves: conv_attention(*leaves, scale=0.4), [leaf.requires_grad_() for leaf in (q, k, v, w)])
+    torch.autograd.gradcheck(
+        lambda *leaves: conv_attention(*leaves, scale=0.4), [leaf.requires_grad_() for leaf in (q, k, v, w)]
+    )
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -95,7 +120,10 @@ def test_forward_tiles(n, c_q, c_k, causal):
 @pytest.mark.parametrize("n, c_q, c_k", SHAPES)
 def test_backward_tiles(n, c_q, c_k, causal):
     q, k, v, w, d_o = example(n, c_q, c_k)
-    o, log_sum = conv_attention(q, k, v, w, causal, 0.4), torch.logsumexp(conv_scores(q, k, w, causal, 0.4), -1)
+    o, log_sum = (
+        conv_attention(q, k, v, w, causal, 0.4),
+        torch.logsumexp(conv_scores(q, k, w, causal, 0.4), -1),
+    )
     wanted = conv_attention_backward(q, k, v, w, o, log_sum, d_o, causal, 0.4)
     arguments = *(x[0, 0] for x in (q, k, v)), w[0], log_sum[0, 0], (d_o * o).sum(-1)[0, 0], d_o[0, 0]
     for loaded in [(2 * c_q + 2, 2 * c_k + 1), (2 * c_q - 1, 2 * c_k - 1), (2 * c_q + 40, 2 * c_k + 3)]:
@@ -106,7 +134,8 @@ def test_backward_tiles(n, c_q, c_k, causal):
 
 
 def test_bytes_of_one_tile():
-    """N = 4, one tile: q, k, v (4 × 2 each) and w (3 × 3) are read once, O and L written once; what is outside costs nothing."""
+    """N = 4, one tile: q, k, v (4 × 2 each) and w (3 × 3) are read once, O and L written once; what is
+    outside costs nothing."""
     q, k, v, w, _ = example(4, 3, 3, d=2)
     traffic = Traffic()
     conv_tiled.forward(q[0, 0], k[0, 0], v[0, 0], w[0], (6, 6), traffic)
@@ -114,5 +143,7 @@ def test_bytes_of_one_tile():
 
 
 def test_a_halo_that_leaves_nothing():
-    with pytest.raises(ValueError, match=r"a tile of 8 × 8 with a halo of 6 rows and 2 columns owns nothing; load more"):
+    with pytest.raises(
+        ValueError, match=r"a tile of 8 × 8 with a halo of 6 rows and 2 columns owns nothing; load more"
+    ):
         conv_tiled.owned((8, 8), conv_tiled.Halo(6, 1, 1), backward=True)

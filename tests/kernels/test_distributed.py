@@ -1,4 +1,5 @@
-"""Convolutional attention over ranks: processes with gloo on this machine, the kernels simulated, against one process."""
+"""Convolutional attention over ranks: processes with gloo on this machine, the kernels simulated, against one
+process."""
 
 import time
 
@@ -14,7 +15,13 @@ from kernels.conv_decode import conv_attention_decode
 from kernels.conv_forward import conv_forward
 from kernels.distributed import Plan
 
-SHAPES = [Shape(1, 2, 9, 4, 3, 4, True), Shape(1, 2, 3, 4, 6, 11, True), Shape(2, 1, 40, 5, 15, 15, True), Shape(1, 2, 40, 5, 6, 11, False), Shape(1, 1, 70, 16, 7, 7, True)]
+SHAPES = [
+    Shape(1, 2, 9, 4, 3, 4, True),
+    Shape(1, 2, 3, 4, 6, 11, True),
+    Shape(2, 1, 40, 5, 15, 15, True),
+    Shape(1, 2, 40, 5, 6, 11, False),
+    Shape(1, 1, 70, 16, 7, 7, True),
+]
 DECODED = Shape(1, 2, 40, 5, 6, 11, True)
 
 
@@ -28,15 +35,17 @@ def native(*launch):
 
 @pytest.fixture(scope="module")
 def compiled():
-    """The kernels, compiled once by this process: the ranks then find them on disk, where each would compile for a minute beside the others."""
+    """The kernels, compiled once by this process: the ranks then find them on disk, where each would compile
+    for a minute beside the others."""
     q, k, v, w, d_o = inputs(SHAPES[0])
     conv_backward(q, k, v, w, *conv_forward(q, k, v, w, run=native), d_o, run=native)
     q, k, v, w, _ = inputs(DECODED)
-    conv_attention_decode(q[:, :, -DECODED.c_q:], k, v, w, run=native)
+    conv_attention_decode(q[:, :, -DECODED.c_q :], k, v, w, run=native)
 
 
 def errors_of_all(shapes, lengths_of):
-    """On every rank: [(shape, layout, lengths, {result: relative error})]; dW of all ranks is bit for bit the same."""
+    """On every rank: [(shape, layout, lengths, {result: relative error})]; dW of all ranks is bit for bit the
+    same."""
     from torch import distributed
 
     from kernels.conv_cases import reference
@@ -48,7 +57,10 @@ def errors_of_all(shapes, lengths_of):
         wanted = reference(q, k, v, w, d_o, shape.causal)
         for layout, lengths in lengths_of(shape.n, ranks):
             plan = Plan(lengths, 1 if layout == "contiguous" else 2)
-            mine = [torch.cat([x[:, :, start:start + length] for start, length in plan.stretches[rank]], 2) for x in (q, k, v, d_o)]
+            mine = [
+                torch.cat([x[:, :, start : start + length] for start, length in plan.stretches[rank]], 2)
+                for x in (q, k, v, d_o)
+            ]
             leaves = [x.requires_grad_() for x in (*mine[:3], w.clone())]
             o = conv_attention_sharded(*leaves, causal=shape.causal, layout=layout, run=native)
             *gradients, d_w = torch.autograd.grad(o, leaves, mine[3])
@@ -57,15 +69,28 @@ def errors_of_all(shapes, lengths_of):
             distributed.all_gather(all_d_w, d_w)
             assert all(torch.equal(d_w, other) for other in all_d_w)
             names = ("O", "dQ", "dK", "dV", "dW")
-            found.append((shape, layout, lengths, {name: ((g - x).abs().max() / x.abs().max().clamp_min(0.1)).item()
-                                                  for name, g, x in zip(names, got, (wanted[0], *wanted[2:]))}))
+            found.append(
+                (
+                    shape,
+                    layout,
+                    lengths,
+                    {
+                        name: ((g - x).abs().max() / x.abs().max().clamp_min(0.1)).item()
+                        for name, g, x in zip(names, got, (wanted[0], *wanted[2:]))
+                    },
+                )
+            )
     return found
 
 
 def equal_and_odd(n, ranks):
-    """Layouts and shard sizes: as equal as can be, one rank with nothing, one with nearly all, shards shorter than a halo."""
+    """Layouts and shard sizes: as equal as can be, one rank with nothing, one with nearly all, shards shorter
+    than a halo."""
     equal = [n // ranks + (rank < n % ranks) for rank in range(ranks)]
-    first = [n - min(n - 1, ranks - 1), *[1 if rank < min(n - 1, ranks - 1) else 0 for rank in range(ranks - 1)]]
+    first = [
+        n - min(n - 1, ranks - 1),
+        *[1 if rank < min(n - 1, ranks - 1) else 0 for rank in range(ranks - 1)],
+    ]
     yield from [("contiguous", equal), ("zigzag", equal), ("contiguous", first), ("zigzag", first[::-1])]
 
 
@@ -74,7 +99,12 @@ def test_equal_to_one_process(ranks, few, compiled):
     shapes = few(SHAPES, 3 if ranks < 4 else 2)
     for found in run_ranks(errors_of_all, ranks, shapes, equal_and_odd, timeout=600)[:1]:
         for shape, layout, lengths, errors in found:
-            assert all(error <= (1e-5 if name == "O" else 1e-4) for name, error in errors.items()), (shape, layout, lengths, errors)
+            assert all(error <= (1e-5 if name == "O" else 1e-4) for name, error in errors.items()), (
+                shape,
+                layout,
+                lengths,
+                errors,
+            )
 
 
 def decoded(shape, lengths):
@@ -83,8 +113,10 @@ def decoded(shape, lengths):
     from kernels.distributed import conv_attention_decode_sharded
 
     q, k, v, w, _ = inputs(shape)
-    (start, length), = Plan(lengths, 1).stretches[distributed.get_rank()]
-    return conv_attention_decode_sharded(q[:, :, -shape.c_q:], *(x[:, :, start:start + length] for x in (k, v)), w, run=native)
+    ((start, length),) = Plan(lengths, 1).stretches[distributed.get_rank()]
+    return conv_attention_decode_sharded(
+        q[:, :, -shape.c_q :], *(x[:, :, start : start + length] for x in (k, v)), w, run=native
+    )
 
 
 @pytest.mark.parametrize("lengths", [[40], [13, 14, 13], [1, 0, 39], [38, 1, 1]])
@@ -97,7 +129,7 @@ def test_decoding(lengths, compiled):
         assert (o - wanted).abs().max() <= 1e-5
 
 
-# When ranks disagree, or one is lost ------------------------------------------------------------------------------
+# When ranks disagree, or one is lost ------------------------------------------------------------------------
 
 
 def disagreeing(what):
@@ -124,22 +156,45 @@ def disagreeing(what):
     return conv_attention_sharded(q, k, v, w, layout=layout, run=native)
 
 
-@pytest.mark.parametrize("what, said", [
-    ("heads", ["rank 0 has H = 2 and rank 1 has H = 1; wanted the same", "rank 1 has H = 1 and rank 0 has H = 2"]),
-    ("taps", ["rank 0 has c_q = 3 and rank 1 has c_q = 2"]),
-    ("layout", ["rank 0 has stretches per rank (layout) = 1 and rank 1 has stretches per rank (layout) = 2"]),
-    ("dtype", ["rank 1 has refused its arguments", "argument k has dtype torch.float64; wanted torch.float32"]),
-    ("dies", ["rank 1: ended with exit code 3", "no exchange with all ranks: a rank has ended, or did not call within the group's timeout"])])
+@pytest.mark.parametrize(
+    "what, said",
+    [
+        (
+            "heads",
+            [
+                "rank 0 has H = 2 and rank 1 has H = 1; wanted the same",
+                "rank 1 has H = 1 and rank 0 has H = 2",
+            ],
+        ),
+        ("taps", ["rank 0 has c_q = 3 and rank 1 has c_q = 2"]),
+        (
+            "layout",
+            ["rank 0 has stretches per rank (layout) = 1 and rank 1 has stretches per rank (layout) = 2"],
+        ),
+        (
+            "dtype",
+            ["rank 1 has refused its arguments", "argument k has dtype torch.float64; wanted torch.float32"],
+        ),
+        (
+            "dies",
+            [
+                "rank 1: ended with exit code 3",
+                "no exchange with all ranks: a rank has ended, or did not call within the group's timeout",
+            ],
+        ),
+    ],
+)
 def test_all_ranks_end_with_an_error(what, said):
     begun = time.monotonic()
     with pytest.raises(RankFailed) as failed:
         run_ranks(disagreeing, 3, what, timeout=20)
     assert all(words in str(failed.value) for words in said), str(failed.value)
     assert str(failed.value).count("rank 0: ") and str(failed.value).count("rank 2: ")
-    assert time.monotonic() - begun < 120  # the group's timeout and the start of three processes, on a busy machine
+    # the group's timeout and the start of three processes, on a busy machine
+    assert time.monotonic() - begun < 120
 
 
-# Data-parallel training -------------------------------------------------------------------------------------------
+# Data-parallel training -------------------------------------------------------------------------------------
 
 
 def model():
@@ -166,9 +221,11 @@ def one_step(kind):
             fully_shard(part, mesh=mesh)
         fully_shard(layer, mesh=mesh)
     rank = distributed.get_rank()
-    layer(batches()[2 * rank:2 * rank + 2]).square().mean().backward()
+    layer(batches()[2 * rank : 2 * rank + 2]).square().mean().backward()
     gradients = [parameter.grad for parameter in layer.parameters()]
-    return [gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient for gradient in gradients]
+    return [
+        gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient for gradient in gradients
+    ]
 
 
 @pytest.mark.parametrize("kind", ["DDP", "FSDP2"])

@@ -10,17 +10,42 @@ import torch
 
 import kernels.launch
 from kernels import flash_attention, warp_attention
-from kernels.launch import TensorArgument, device_argument, launch, numpy_dtype, on_gpu, output, simulated, width_for
+from kernels.launch import (
+    TensorArgument,
+    device_argument,
+    launch,
+    numpy_dtype,
+    on_gpu,
+    output,
+    simulated,
+    width_for,
+)
 from sim import KernelBug, Report
 from numba import cuda
 
 GOOD = torch.zeros(2, 3, 5, 4)
 REFUSED = [
     (dict(q=[1.0]), TypeError, "argument q is a list; wanted a torch.Tensor"),
-    (dict(k=torch.zeros(5, 4)), ValueError, "argument k has shape (5, 4); wanted four dimensions, (B, H, N, d)"),
-    (dict(v=GOOD.double()), TypeError, "argument v has dtype torch.float64; wanted torch.float32: convert with v.float()"),
-    (dict(q=GOOD.half()), TypeError, "argument q has dtype torch.float16; wanted torch.float32: convert with q.float()"),
-    (dict(k=GOOD.int()), TypeError, "argument k has dtype torch.int32; wanted torch.float32: convert with k.float()"),
+    (
+        dict(k=torch.zeros(5, 4)),
+        ValueError,
+        "argument k has shape (5, 4); wanted four dimensions, (B, H, N, d)",
+    ),
+    (
+        dict(v=GOOD.double()),
+        TypeError,
+        "argument v has dtype torch.float64; wanted torch.float32: convert with v.float()",
+    ),
+    (
+        dict(q=GOOD.half()),
+        TypeError,
+        "argument q has dtype torch.float16; wanted torch.float32: convert with q.float()",
+    ),
+    (
+        dict(k=GOOD.int()),
+        TypeError,
+        "argument k has dtype torch.int32; wanted torch.float32: convert with k.float()",
+    ),
     (dict(q=GOOD.to("meta")), ValueError, "argument q is on meta; wanted cpu or cuda"),
     (dict(k=GOOD.to("meta")), ValueError, "argument k is on meta; wanted cpu or cuda"),
     (
@@ -33,15 +58,31 @@ REFUSED = [
         ValueError,
         "argument k has shape (1, 3, 5, 4); wanted (B, H, N_k, d) with B, H and d of q, (2, 3, 5, 4)",
     ),
-    (dict(v=torch.zeros(2, 3, 6, 4)), ValueError, "argument v has shape (2, 3, 6, 4); wanted that of k, (2, 3, 5, 4)"),
-    (dict.fromkeys("qkv", torch.zeros(1, 1, 2, 129)), ValueError, "argument q has d = 129; wanted 1 <= d <= 128, as a row must fit a thread"),
-    (dict.fromkeys("qkv", torch.zeros(1, 1, 2, 0)), ValueError, "argument q has d = 0; wanted 1 <= d <= 128, as a row must fit a thread"),
+    (
+        dict(v=torch.zeros(2, 3, 6, 4)),
+        ValueError,
+        "argument v has shape (2, 3, 6, 4); wanted that of k, (2, 3, 5, 4)",
+    ),
+    (
+        dict.fromkeys("qkv", torch.zeros(1, 1, 2, 129)),
+        ValueError,
+        "argument q has d = 129; wanted 1 <= d <= 128, as a row must fit a thread",
+    ),
+    (
+        dict.fromkeys("qkv", torch.zeros(1, 1, 2, 0)),
+        ValueError,
+        "argument q has d = 0; wanted 1 <= d <= 128, as a row must fit a thread",
+    ),
     (
         dict.fromkeys("qkv", torch.zeros(1, 65536, 1, 1)),
         ValueError,
         "argument q has B = 1 and H = 65536; wanted at most 65535 each, as they are sizes of the grid",
     ),
-    (dict.fromkeys("kv", torch.zeros(2, 3, 0, 4)), ValueError, "argument k has shape (2, 3, 0, 4); wanted at least one key"),
+    (
+        dict.fromkeys("kv", torch.zeros(2, 3, 0, 4)),
+        ValueError,
+        "argument k has shape (2, 3, 0, 4); wanted at least one key",
+    ),
     (dict(scale="big"), TypeError, "argument scale is 'big'; wanted a number, or None for 1/sqrt(d)"),
     (dict(scale=True), TypeError, "argument scale is True; wanted a number, or None for 1/sqrt(d)"),
     (dict(scale=math.nan), ValueError, "argument scale is nan; wanted a finite float32"),
@@ -63,14 +104,17 @@ def test_refuses_mixed_devices(name):
     arguments = dict(q=GOOD.cuda(), k=GOOD.cuda(), v=GOOD.cuda()) | {name: GOOD}
     with pytest.raises(ValueError) as caught:
         flash_attention(**arguments)
-    assert str(caught.value) == f"argument {name} is on cpu; wanted cuda:0, where q is: move it with {name}.to(q.device)"
+    assert (
+        str(caught.value)
+        == f"argument {name} is on cpu; wanted cuda:0, where q is: move it with {name}.to(q.device)"
+    )
 
 
 def test_the_width_is_the_next_of_four():
     assert [width_for(d) for d in (1, 16, 17, 33, 64, 65, 128)] == [16, 16, 32, 64, 64, 128, 128]
 
 
-# Where a launch goes ----------------------------------------------------------------------------------------------
+# Where a launch goes ----------------------------------------------------------------------------------------
 
 
 @cuda.jit
@@ -109,7 +153,13 @@ def test_the_device_decides_who_launches():
 
 
 def test_dtypes_are_numpys_or_those_of_ml_dtypes():
-    names = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool", torch.float16: "float16", torch.complex64: "complex64"}
+    names = {
+        torch.float32: "float32",
+        torch.int64: "int64",
+        torch.bool: "bool",
+        torch.float16: "float16",
+        torch.complex64: "complex64",
+    }
     assert [numpy_dtype(dtype) for dtype in names] == [np.dtype(name) for name in names.values()]
     assert numpy_dtype(torch.bfloat16) == np.dtype(ml_dtypes.bfloat16)
 
@@ -167,7 +217,8 @@ def test_this_numba_cuda_launches_the_fast_way():
 def test_a_launch_waits_for_nothing_and_follows_what_its_stream_did_before():
     out = torch.zeros(6, device="cuda")
     stream = torch.cuda.Stream()
-    for cycles in (1, 10**9):  # compiled and loaded first, for loading a kernel does wait; then about half a second
+    # compiled and loaded first, for loading a kernel does wait; then about half a second
+    for cycles in (1, 10**9):
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             torch.cuda._sleep(cycles)

@@ -1,4 +1,5 @@
-"""FusedAttention and ConvAttention against nn.MultiheadAttention and the oracle; and token by token, with a cache."""
+"""FusedAttention and ConvAttention against nn.MultiheadAttention and the oracle; and token by token, with a
+cache."""
 
 import pytest
 import torch
@@ -86,7 +87,7 @@ def test_refuses_another_input(shape):
     assert str(caught.value) == f"argument x has shape {shape}; wanted (B, N, 24)"
 
 
-# ConvAttention ----------------------------------------------------------------------------------------------------
+# ConvAttention ----------------------------------------------------------------------------------------------
 
 
 def conv_layer(kernel_size=(3, 3), seed=2, device="cpu", tokens=7, batch=1, embed=4, heads=2, **options):
@@ -101,8 +102,13 @@ def conv_layer(kernel_size=(3, 3), seed=2, device="cpu", tokens=7, batch=1, embe
 def oracle(layer):
     """The same layer through the oracle, in float64 on the CPU."""
     twin = ConvAttention(
-        layer.in_proj_weight.shape[1], layer.num_heads, layer.taps.shape[1:], layer.in_proj_bias is not None, layer.causal,
-        attention=reference.conv_attention, decode=reference.conv_attention_decode,
+        layer.in_proj_weight.shape[1],
+        layer.num_heads,
+        layer.taps.shape[1:],
+        layer.in_proj_bias is not None,
+        layer.causal,
+        attention=reference.conv_attention,
+        decode=reference.conv_attention_decode,
     ).double()
     twin.load_state_dict(layer.state_dict())
     return twin
@@ -116,7 +122,7 @@ def decode(layer, x, prefilled=0, capacity=64):
     """The layer's output for x, token by token, the first ones at once."""
     cache = layer.new_cache(x.shape[0], capacity)
     rows = [layer.prefill(x[:, :prefilled], cache)] if prefilled else []
-    return torch.cat(rows + [layer.step(x[:, i:i + 1], cache) for i in range(prefilled, x.shape[1])], dim=1)
+    return torch.cat(rows + [layer.step(x[:, i : i + 1], cache) for i in range(prefilled, x.shape[1])], dim=1)
 
 
 @DEVICE
@@ -157,7 +163,7 @@ def test_gradients_reach_a_conv_layers_parameters(device):
         assert worst(parameter.grad, wanted[name].grad) <= 1e-4, name
 
 
-# Token by token ---------------------------------------------------------------------------------------------------
+# Token by token ---------------------------------------------------------------------------------------------
 
 
 @DEVICE
@@ -207,7 +213,7 @@ def test_a_token_in_a_cache_with_room_moves_nothing():
     assert cache.buffers.data_ptr() == place
 
 
-# What is refused --------------------------------------------------------------------------------------------------
+# What is refused --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -233,7 +239,10 @@ def test_refuses_such_a_conv_layer(options, message):
         (KVCache(1, 1, 2, 3), "argument cache has heads = 1; wanted 2: make it with layer.new_cache(1)"),
         (KVCache(1, 2, 3, 3), "argument cache has head_dim = 3; wanted 2: make it with layer.new_cache(1)"),
         (KVCache(1, 2, 2, 4), "argument cache has window = 4; wanted 3: make it with layer.new_cache(1)"),
-        (KVCache(1, 2, 2, 3, device="meta"), "argument cache has device = meta; wanted cpu: make it with layer.new_cache(1)"),
+        (
+            KVCache(1, 2, 2, 3, device="meta"),
+            "argument cache has device = meta; wanted cpu: make it with layer.new_cache(1)",
+        ),
         (
             KVCache(1, 2, 2, 3, dtype=torch.float64),
             "argument cache has dtype = torch.float64; wanted torch.float32: make it with layer.new_cache(1)",
@@ -254,7 +263,11 @@ def test_refuses_to_prefill_what_is_not_empty():
     layer.prefill(x, cache)
     with pytest.raises(ValueError) as caught:
         layer.prefill(x, cache)
-    assert str(caught.value) == "argument cache holds 7 tokens; wanted an empty one: make it with new_cache, or take one token at a time"
+    assert (
+        str(caught.value)
+        == "argument cache holds 7 tokens; wanted an empty one: make it with new_cache, or take one token at"
+        " a time"
+    )
 
 
 @pytest.mark.parametrize("tokens", [0, 2])
@@ -262,7 +275,10 @@ def test_refuses_a_step_of_several_tokens(tokens):
     layer, x = conv_layer()
     with pytest.raises(ValueError) as caught:
         layer.step(x[:, :tokens], layer.new_cache(1))
-    assert str(caught.value) == f"argument x has {tokens} tokens; wanted 1: a step takes one, and prefill several"
+    assert (
+        str(caught.value)
+        == f"argument x has {tokens} tokens; wanted 1: a step takes one, and prefill several"
+    )
 
 
 def test_refuses_to_decode_what_sees_later_tokens():
@@ -274,7 +290,10 @@ def test_refuses_to_decode_what_sees_later_tokens():
 def test_a_cache_refuses_other_shapes_and_sizes():
     with pytest.raises(ValueError) as caught:
         KVCache(1, 2, 4, 3).append(*torch.zeros(3, 1, 2, 5, 3))
-    assert str(caught.value) == "argument q has shape (1, 2, 5, 3); wanted (B, H, n, d) of the cache, (1, 2, 5, 4)"
+    assert (
+        str(caught.value)
+        == "argument q has shape (1, 2, 5, 3); wanted (B, H, n, d) of the cache, (1, 2, 5, 4)"
+    )
     with pytest.raises(ValueError) as caught:
         KVCache(1, 2, 4, 3, capacity=0)
     assert str(caught.value) == "argument capacity is 0; wanted at least 1"

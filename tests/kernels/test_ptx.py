@@ -1,4 +1,5 @@
-"""Every kernel of kernels/cases.py compiled to PTX with no GPU: what float64, shared memory and local memory it uses."""
+"""Every kernel of kernels/cases.py compiled to PTX with no GPU: what float64, shared memory and local memory
+it uses."""
 
 import re
 import warnings
@@ -15,7 +16,8 @@ from kernels.cases import CASES
 from kernels.launch import numpy_dtype
 
 ARCHITECTURES = [(7, 5), *(pytest.param(newer, marks=pytest.mark.nightly) for newer in [(8, 0), (9, 0)])]
-INSTRUCTIONS = {"flash_forward": "ld.shared.v4", "warp_forward": "shfl.sync", "conv_decode": "shfl.sync"}  # what a kernel is built around
+# what a kernel is built around
+INSTRUCTIONS = {"flash_forward": "ld.shared.v4", "warp_forward": "shfl.sync", "conv_decode": "shfl.sync"}
 
 
 @pytest.fixture
@@ -31,13 +33,17 @@ def compiler():
 def type_of(argument):
     """The type that Numba gives a kernel's argument, a tensor or a number."""
     if isinstance(argument, torch.Tensor):
-        return types.Array(from_dtype(numpy_dtype(argument.dtype)), argument.ndim, "C" if argument.is_contiguous() else "A")
+        return types.Array(
+            from_dtype(numpy_dtype(argument.dtype)), argument.ndim, "C" if argument.is_contiguous() else "A"
+        )
     return cuda.typing.typeof.typeof(argument)
 
 
 def ptx_of(kernel, signature, architecture, monkeypatch):
     """The PTX of a @cuda.jit kernel. A device function asks which GPU it is for: the stand-in answers."""
-    monkeypatch.setattr(dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=architecture))
+    monkeypatch.setattr(
+        dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=architecture)
+    )
     ptx, _ = cuda.compile(kernel.py_func, signature, device=False, abi="numba", output="ptx", cc=architecture)
     assert f".target sm_{architecture[0]}{architecture[1]}" in ptx
     return ptx
@@ -59,8 +65,12 @@ def variants():
 @pytest.mark.parametrize(("case", "size"), list(variants()))
 def test_kernels(compiler, monkeypatch, case, size, architecture):
     everything = ""
-    for launched, shared, spills in zip(case.launches(size), case.shared(**size), case.spills(**size), strict=True):
-        ptx = ptx_of(launched.kernel, types.void(*map(type_of, launched.arguments)), architecture, monkeypatch)
+    for launched, shared, spills in zip(
+        case.launches(size), case.shared(**size), case.spills(**size), strict=True
+    ):
+        ptx = ptx_of(
+            launched.kernel, types.void(*map(type_of, launched.arguments)), architecture, monkeypatch
+        )
         assert ".f64" not in ptx
         assert shared_bytes(ptx) == shared
         assert ("__local_depot" in ptx) == spills

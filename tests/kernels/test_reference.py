@@ -1,4 +1,5 @@
-"""The oracle against PyTorch's own attention and against numbers worked out by hand; and its lazy public name."""
+"""The oracle against PyTorch's own attention and against numbers worked out by hand; and its lazy public
+name."""
 
 import math
 import pkgutil
@@ -49,7 +50,10 @@ def test_scores_in_the_thousands_do_not_overflow():
 
 
 def test_kernels_loads_torch_only_when_asked():
-    code = "import sys, kernels; assert 'torch' not in sys.modules; kernels.attention; assert 'torch' in sys.modules"
+    code = (
+        "import sys, kernels; assert 'torch' not in sys.modules; kernels.attention; assert 'torch' in"
+        " sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert kernels.attention is attention
     assert "attention" in dir(kernels)

@@ -38,7 +38,7 @@ def normal(seed, *shapes):
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
 
-# The two orders, and the standard way ----------------------------------------------------------------------------
+# The two orders, and the standard way -----------------------------------------------------------------------
 
 
 @BOTH_ORDERS
@@ -88,7 +88,7 @@ def test_standard_equals_the_oracle():
     assert worst(standard(q, k, v, Traffic()), attention(q, k, v)) <= 1e-14
 
 
-# Traffic ---------------------------------------------------------------------------------------------------------
+# Traffic ----------------------------------------------------------------------------------------------------
 
 
 @given(SHAPES)
@@ -102,7 +102,9 @@ def test_traffic_is_what_the_formulas_say(shape):
     queries_outer(q, k, k, rows, columns, by_queries)
     key_tiles, query_tiles = math.ceil(keys / columns), math.ceil(n / rows)
     assert by_standard == Traffic(read=(n + 2 * keys) * d + 2 * n * keys, written=2 * n * keys + n * d)
-    assert by_keys == Traffic(read=2 * keys * d + key_tiles * n * (2 * d + 2), written=(key_tiles + 1) * n * (d + 2))
+    assert by_keys == Traffic(
+        read=2 * keys * d + key_tiles * n * (2 * d + 2), written=(key_tiles + 1) * n * (d + 2)
+    )
     assert by_queries == Traffic(read=n * d + query_tiles * 2 * keys * d, written=n * d)
 
 
@@ -124,7 +126,7 @@ def test_a_loaded_tile_is_a_copy():
     assert (traffic, traffic.moved) == (Traffic(read=6, written=3), 9)
 
 
-# The state -------------------------------------------------------------------------------------------------------
+# The state --------------------------------------------------------------------------------------------------
 
 
 def test_merge_is_associative_and_commutative():
@@ -147,12 +149,16 @@ def test_a_masked_tile_changes_nothing():
     s, v = normal(9, (4, 5), (5, 3))
     masked = torch.full((4, 5), -math.inf, dtype=s.dtype)
     for state in (tile_state(s, v), nothing_read(4, 3, like=v)):
-        assert all(torch.equal(got, wanted) for got, wanted in zip(update(state, masked, v), state, strict=True))
+        assert all(
+            torch.equal(got, wanted) for got, wanted in zip(update(state, masked, v), state, strict=True)
+        )
 
 
 def test_update_by_hand():
     """Scores 1, 3 and then 2, values 10, 20, 30: m = 3, l = 1 + e⁻¹ + e⁻², o = 20 + 30/e + 10/e²."""
-    one, three, two, ten, twenty, thirty = (torch.tensor([[x]], dtype=torch.float64) for x in (1, 3, 2, 10, 20, 30))
+    one, three, two, ten, twenty, thirty = (
+        torch.tensor([[x]], dtype=torch.float64) for x in (1, 3, 2, 10, 20, 30)
+    )
     state = update(nothing_read(1, 1, like=one), torch.cat([one, three], 1), torch.cat([ten, twenty]))
     m, l, o = update(state, two, thirty)
     assert m.item() == 3
@@ -167,7 +173,7 @@ def test_online_softmax_equals_softmax():
     assert worst(rows, torch.softmax(scores(40 * q, k), dim=1) @ v) <= 1e-13
 
 
-# Tiles -----------------------------------------------------------------------------------------------------------
+# Tiles ------------------------------------------------------------------------------------------------------
 
 
 def test_tiles_cover_every_row_once():
@@ -178,7 +184,15 @@ def test_tiles_cover_every_row_once():
 
 @pytest.mark.parametrize(
     "numbers, d, queries_and_keys",
-    [(2, 1, (1, 1)), (10, 1, (1, 3)), (9, 2, (2, 2)), (2, 2, (1, 1)), (100, 64, (1, 1)), (12288, 64, (48, 48)), (49152, 64, (64, 192))],
+    [
+        (2, 1, (1, 1)),
+        (10, 1, (1, 3)),
+        (9, 2, (2, 2)),
+        (2, 2, (1, 1)),
+        (100, 64, (1, 1)),
+        (12288, 64, (48, 48)),
+        (49152, 64, (64, 192)),
+    ],
 )
 def test_first_paper_tiles(numbers, d, queries_and_keys):
     assert first_paper_tiles(numbers, d) == queries_and_keys

@@ -1,11 +1,26 @@
-"""Random kernels: variables assigned anew with other types, branches, loops, narrow integers, barriers, warp operations, tuples. Every one is right, and decides nothing by chance."""
+"""Random kernels: variables assigned anew with other types, branches, loops, narrow integers, barriers, warp
+operations, tuples. Every one is right, and decides nothing by chance."""
+
 import random
 
-LOADS = {"f32": "float", "f64": "float", "i8": "whole", "i16": "whole", "i32": "whole", "i64": "whole", "u8": "whole", "u32": "whole", "u64": "whole"}
+LOADS = {
+    "f32": "float",
+    "f64": "float",
+    "i8": "whole",
+    "i16": "whole",
+    "i32": "whole",
+    "i64": "whole",
+    "u8": "whole",
+    "u32": "whole",
+    "u64": "whole",
+}
 LITERALS = {"whole": ["0", "1", "-3", "7", "3000000000"], "float": ["0.0", "2.5", "-0.5", "1e30"]}
-CONVERSIONS = {"whole": ["int8", "int16", "int32", "int64", "uint8", "uint32", "uint64", "int"], "float": ["float32", "float64", "float"]}
+CONVERSIONS = {
+    "whole": ["int8", "int16", "int32", "int64", "uint8", "uint32", "uint64", "int"],
+    "float": ["float32", "float64", "float"],
+}
 WHOLE, ANY = ("i", "j", "k"), ("x", "y", "z", "w")  # variables: of integers only, and of any number
-HEAD = '''from numba import cuda, float32, float64, int8, int16, int32, int64, uint8, uint32, uint64
+HEAD = """from numba import cuda, float32, float64, int8, int16, int32, int64, uint8, uint32, uint64
 
 
 @cuda.jit(device=True)
@@ -18,7 +33,7 @@ def helper(a, b):
 
 def kernel(f32, f64, i8, i16, i32, i64, u8, u32, u64, as_float, as_whole, n):
     t = cuda.threadIdx.x
-'''
+"""
 
 
 class Text:
@@ -44,14 +59,20 @@ class Text:
     def one(self, *ways):
         return self.choose.choice(ways)
 
-    # --- statements: `known` are the variables that are surely assigned -----------------------------------------------------
+    # --- statements: `known` are the variables that are surely assigned -------------------------------------
 
     def block(self, known, depth, length, together):
         for _ in range(length):
             self.statement(known, depth, together)
 
     def statement(self, known, depth, together):
-        ways = [self.plain] * 5 + [self.augmented] * 2 + [self.pair] + ([self.branch] * 2 + [self.loop, self.endless] if depth < 4 else []) + ([self.barrier, self.warp] * 2 if together else [])
+        ways = (
+            [self.plain] * 5
+            + [self.augmented] * 2
+            + [self.pair]
+            + ([self.branch] * 2 + [self.loop, self.endless] if depth < 4 else [])
+            + ([self.barrier, self.warp] * 2 if together else [])
+        )
         self.one(*ways)(known, depth, together)
 
     def assign(self, name, known, depth):
@@ -63,7 +84,10 @@ class Text:
 
     def augmented(self, known, depth, together):
         name = self.one(*WHOLE, *ANY)
-        self.line(depth, f"{name} {self.one('+', '-', '*')}= {self.whole(known) if name in WHOLE else self.number(known)}")
+        self.line(
+            depth,
+            f"{name} {self.one('+', '-', '*')}= {self.whole(known) if name in WHOLE else self.number(known)}",
+        )
 
     def pair(self, known, depth, together):
         one, other = self.choose.sample(ANY, 2)
@@ -103,10 +127,22 @@ class Text:
     def warp(self, known, depth, together):
         name = self.one(*WHOLE, *ANY)
         value = self.whole(known) if name in WHOLE else self.number(known)
-        self.line(depth, f"{name} = " + self.one(f"cuda.ballot_sync(0xFFFFFFFF, {value} > 1)", f"cuda.shfl_xor_sync(0xFFFFFFFF, int32({value}), 1)", f"cuda.syncthreads_count(int32({value} > 1))",
-                                                 "cuda.shfl_sync(0xFFFFFFFF, f32[t], 3)" if name in ANY else "cuda.shfl_down_sync(0xFFFFFFFF, i32[t], 2)"))
+        self.line(
+            depth,
+            f"{name} = "
+            + self.one(
+                f"cuda.ballot_sync(0xFFFFFFFF, {value} > 1)",
+                f"cuda.shfl_xor_sync(0xFFFFFFFF, int32({value}), 1)",
+                f"cuda.syncthreads_count(int32({value} > 1))",
+                (
+                    "cuda.shfl_sync(0xFFFFFFFF, f32[t], 3)"
+                    if name in ANY
+                    else "cuda.shfl_down_sync(0xFFFFFFFF, i32[t], 2)"
+                ),
+            ),
+        )
 
-    # --- expressions ------------------------------------------------------------------------------------------------------
+    # --- expressions ----------------------------------------------------------------------------------------
 
     def leaf(self, kind, known):
         names = sorted(known & set(WHOLE if kind == "whole" else ANY))
@@ -118,14 +154,31 @@ class Text:
         if depth > 2 or self.choose.random() < 0.35:
             return self.leaf("whole", known)
         a, b = self.whole(known, depth + 1), self.whole(known, depth + 1)
-        return self.one(f"({a} {self.one('+', '-', '*', '//', '%', '&', '|', '^')} {b})", f"({a} {self.one('<<', '>>')} {self.one('1', '5', '33')})", f"(-{a})", f"(~{a})",
-                        f"abs({a})", f"{self.one('min', 'max')}({a}, {b})", f"{self.one(*CONVERSIONS['whole'])}({self.number(known, depth + 1)})", f"cuda.popc(int64({a}))",
-                        f"({a} if {b} > 3 else {self.leaf('whole', known)})", f"helper({a}, {b})")
+        return self.one(
+            f"({a} {self.one('+', '-', '*', '//', '%', '&', '|', '^')} {b})",
+            f"({a} {self.one('<<', '>>')} {self.one('1', '5', '33')})",
+            f"(-{a})",
+            f"(~{a})",
+            f"abs({a})",
+            f"{self.one('min', 'max')}({a}, {b})",
+            f"{self.one(*CONVERSIONS['whole'])}({self.number(known, depth + 1)})",
+            f"cuda.popc(int64({a}))",
+            f"({a} if {b} > 3 else {self.leaf('whole', known)})",
+            f"helper({a}, {b})",
+        )
 
     def number(self, known, depth=0):
         """Any number."""
         if depth > 2 or self.choose.random() < 0.3:
             return self.leaf(self.one("whole", "float"), known)
         a, b = self.number(known, depth + 1), self.number(known, depth + 1)
-        return self.one(f"({a} {self.one('+', '-', '*', '/')} {b})", f"(-{a})", f"abs({a})", f"{self.one(*CONVERSIONS['float'])}({a})", f"({a} if {self.whole(known, depth + 1)} > 3 else {b})",
-                        f"({a} > {b})", f"helper({a}, {b})", self.whole(known, depth + 1))
+        return self.one(
+            f"({a} {self.one('+', '-', '*', '/')} {b})",
+            f"(-{a})",
+            f"abs({a})",
+            f"{self.one(*CONVERSIONS['float'])}({a})",
+            f"({a} if {self.whole(known, depth + 1)} > 3 else {b})",
+            f"({a} > {b})",
+            f"helper({a}, {b})",
+            self.whole(known, depth + 1),
+        )

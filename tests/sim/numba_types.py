@@ -1,4 +1,6 @@
-"""The types that Numba, on its CUDA target, gives to the variables of a kernel, beside those that the front end infers. Needs no GPU."""
+"""The types that Numba, on its CUDA target, gives to the variables of a kernel, beside those that the front
+end infers. Needs no GPU."""
+
 from types import SimpleNamespace
 
 import numpy as np
@@ -49,13 +51,22 @@ class OnlyTypes(CUDACompiler):
 
 
 def numba_types(function, arguments):
-    """[(variable, whether several assignments meet, type)] of a kernel called with `arguments` (Numba types). Numbers as dtypes, all else as None."""
+    """[(variable, whether several assignments meet, type)] of a kernel called with `arguments` (Numba types).
+    Numbers as dtypes, all else as None."""
     flags = CUDAFlags()
     flags.error_model, flags.compute_capability, flags.no_compile = "numpy", (8, 0), True
     try:
         with utils.numba_target_override():
-            compile_extra(typingctx=cuda_target.typing_context, targetctx=cuda_target.target_context, func=function, args=tuple(arguments), return_type=types.none,
-                          flags=flags, locals={}, pipeline_class=OnlyTypes)
+            compile_extra(
+                typingctx=cuda_target.typing_context,
+                targetctx=cuda_target.target_context,
+                func=function,
+                args=tuple(arguments),
+                return_type=types.none,
+                flags=flags,
+                locals={},
+                pipeline_class=OnlyTypes,
+            )
     except Typed as found:
         function_ir, kinds = found.args
     return list(of_assignments(function_ir, kinds))
@@ -65,7 +76,12 @@ def of_assignments(function_ir, kinds):
     for block in function_ir.blocks.values():
         for statement in block.find_insts(ir.Assign):
             name, value = statement.target.name, statement.value
-            meets = isinstance(value, ir.Expr) and value.op == "phi" or isinstance(value, ir.Var) and value.unversioned_name == statement.target.unversioned_name
+            meets = (
+                isinstance(value, ir.Expr)
+                and value.op == "phi"
+                or isinstance(value, ir.Var)
+                and value.unversioned_name == statement.target.unversioned_name
+            )
             if not name.startswith("$") and not isinstance(value, ir.Arg):
                 yield name.partition(".")[0], meets, as_dtype(kinds[name])
 
@@ -87,24 +103,38 @@ def type_of_argument(kind):
 
 
 def inferred(function, arguments):
-    """{(variable, whether several assignments meet): the set of its types, as numpy dtypes; None for what is no number, ANY where the front end does not know}."""
+    """{(variable, whether several assignments meet): the set of its types, as numpy dtypes; None for what is
+    no number, ANY where the front end does not know}."""
     found = {}
-    front = Types(function, tree_of(function), {name: type_of_argument(kind) for name, kind in arguments.items()})
+    front = Types(
+        function, tree_of(function), {name: type_of_argument(kind) for name, kind in arguments.items()}
+    )
     for version in front.versions.all:
         meets = version.incoming is not None
-        if version.same is None and (version in front.versions.phis if meets else version.source[0] != "parameter"):
+        if version.same is None and (
+            version in front.versions.phis if meets else version.source[0] != "parameter"
+        ):
             kind = front.found.get(version_of(SimpleNamespace(version=version)))
-            dtype = np.dtype(np.int64 if kind.kind is int else kind.kind) if isinstance(kind, Number) else ANY if kind in (ANY, UNKNOWN) else None
+            dtype = (
+                np.dtype(np.int64 if kind.kind is int else kind.kind)
+                if isinstance(kind, Number)
+                else ANY
+                if kind in (ANY, UNKNOWN)
+                else None
+            )
             found.setdefault((version.name, meets), set()).add(dtype)
     return found
 
 
 def compare(function, arguments):
-    """Assert that Numba and the front end agree. Numba keeps phis that nothing reads, which the front end drops."""
+    """Assert that Numba and the front end agree. Numba keeps phis that nothing reads, which the front end
+    drops."""
     wanted = {}
     for name, meets, dtype in numba_types(function, arguments.values()):
         wanted.setdefault((name, meets), set()).add(dtype)
     found = inferred(function, arguments)
-    assert {key: kinds for key, kinds in found.items() if not key[1]} == {key: kinds for key, kinds in wanted.items() if not key[1]}
+    assert {key: kinds for key, kinds in found.items() if not key[1]} == {
+        key: kinds for key, kinds in wanted.items() if not key[1]
+    }
     for key, kinds in found.items():
         assert not key[1] or kinds <= wanted.get(key, set()), (key, kinds, wanted.get(key))

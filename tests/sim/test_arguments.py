@@ -1,4 +1,6 @@
-"""Numbers, dtypes, arguments of every sort, and what no device takes, on both engines. Results are compared with numpy's."""
+"""Numbers, dtypes, arguments of every sort, and what no device takes, on both engines. Results are compared
+with numpy's."""
+
 import linecache
 import math
 from enum import Enum, IntEnum
@@ -18,7 +20,7 @@ Size = IntEnum("Size", "small large")
 RECORD = np.dtype([("n", np.int32), ("x", np.float64)])
 
 
-# --- numbers ------------------------------------------------------------------------------------------------------------------
+# --- numbers ------------------------------------------------------------------------------------------------
 
 
 def test_bits(launch):
@@ -46,7 +48,7 @@ def test_fused_multiply_add_rounds_once(launch):
     tiny = 2.0**-52
     out = np.zeros(2, np.float64)
     launch(kernel, 1, 1, np.array([1 + tiny, 1 - tiny, -1, 27.0]), out)
-    assert out[0] == -tiny**2 and abs(out[1] - 3) <= 1e-15
+    assert out[0] == -(tiny**2) and abs(out[1] - 3) <= 1e-15
 
 
 def test_half_precision(launch):
@@ -59,7 +61,9 @@ def test_half_precision(launch):
 
     x, out = np.array([2.25, 0.5], np.float16), np.zeros(5, np.float16)
     launch(kernel, 1, 1, x, out)
-    np.testing.assert_array_equal(out, np.array([2.75, 3.375, 2.25, 1.5, np.float16(0.1) + np.float16(1.125)], np.float16))
+    np.testing.assert_array_equal(
+        out, np.array([2.75, 3.375, 2.25, 1.5, np.float16(0.1) + np.float16(1.125)], np.float16)
+    )
 
 
 def test_libdevice_and_math(launch):
@@ -101,10 +105,25 @@ def test_vector_types(launch):
     assert out.tolist() == [1, 2.5, 3, 4, 1]
 
 
-# --- arguments ----------------------------------------------------------------------------------------------------------------
+# --- arguments ----------------------------------------------------------------------------------------------
 
-DTYPES = [np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, np.float16, ml_dtypes.bfloat16, np.float32, np.float64,
-          np.complex64, np.complex128]
+DTYPES = [
+    np.bool_,
+    np.int8,
+    np.uint8,
+    np.int16,
+    np.uint16,
+    np.int32,
+    np.uint32,
+    np.int64,
+    np.uint64,
+    np.float16,
+    ml_dtypes.bfloat16,
+    np.float32,
+    np.float64,
+    np.complex64,
+    np.complex128,
+]
 
 
 @cuda.jit
@@ -124,7 +143,11 @@ def test_every_dtype_survives_a_load_and_a_store(launch, dtype):
     assert out.tobytes() == x.tobytes()
 
 
-@pytest.mark.parametrize("numba_type", [bool_, int8, uint8, int32, uint64, float16, bfloat16, float32, float64, complex64, complex128], ids=str)
+@pytest.mark.parametrize(
+    "numba_type",
+    [bool_, int8, uint8, int32, uint64, float16, bfloat16, float32, float64, complex64, complex128],
+    ids=str,
+)
 def test_every_dtype_in_shared_and_local_memory(launch, numba_type):
     @cuda.jit
     def kernel(x, out):
@@ -142,7 +165,9 @@ def test_every_dtype_in_shared_and_local_memory(launch, numba_type):
     assert out.tobytes() == x[::-1].tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "float16", "bfloat16", "float32", "float64", "complex64"])
+@pytest.mark.parametrize(
+    "dtype", ["bool", "uint8", "int32", "float16", "bfloat16", "float32", "float64", "complex64"]
+)
 def test_torch_tensors_on_the_cpu(launch, dtype):
     torch = pytest.importorskip("torch")
     x = torch.tensor([1, 0, 1, 1, 0]).to(getattr(torch, dtype))
@@ -158,8 +183,17 @@ def test_a_tensor_that_wants_gradients(launch):
     assert out.tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("view", [lambda a: a[::3], lambda a: a[::-1], lambda a: a[10:2:-2], lambda a: a[:0], lambda a: np.broadcast_to(a[:1], 5)],
-                         ids=["strided", "reversed", "backwards", "empty", "broadcast"])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda a: a[::3],
+        lambda a: a[::-1],
+        lambda a: a[10:2:-2],
+        lambda a: a[:0],
+        lambda a: np.broadcast_to(a[:1], 5),
+    ],
+    ids=["strided", "reversed", "backwards", "empty", "broadcast"],
+)
 def test_views_as_arguments(launch, view):
     x = view(np.arange(12.0))
     out = np.zeros(2 * len(x))[::2]
@@ -190,7 +224,9 @@ def test_one_array_passed_twice_and_overlapping_views(launch):
     assert x.tolist() == [5, 6, 7, 0]
 
 
-@pytest.mark.parametrize("value", [True, 7, -7, 2**63, 2.5, 1 + 2j, np.uint8(200), np.int16(-3), np.float32(0.1), np.float16(0.1)])
+@pytest.mark.parametrize(
+    "value", [True, 7, -7, 2**63, 2.5, 1 + 2j, np.uint8(200), np.int16(-3), np.float32(0.1), np.float16(0.1)]
+)
 def test_scalars_as_arguments(launch, value):
     @cuda.jit
     def kernel(value, out):
@@ -227,19 +263,22 @@ def test_records(launch):
     assert out.tolist() == [(3, 4.5), (1, 2.5)]
 
 
-# --- limits -------------------------------------------------------------------------------------------------------------------
+# --- limits -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("configuration, message", [
-    ((1, 1025), "block.x is 1,025; the device takes 1 to 1,024"),
-    ((1, (32, 33)), "a block of 32 x 33 x 1 has 1,056 threads; the device takes up to 1,024"),
-    ((1, (1, 1, 65)), "block.z is 65; the device takes 1 to 64"),
-    ((0, 1), "grid.x is 0; the device takes 1 to 2,147,483,647"),
-    (((1, 65536), 1), "grid.y is 65,536; the device takes 1 to 65,535"),
-    ((1, 1.5), "block 1.5 must be an integer or a tuple of up to three integers"),
-    (((1, 1, 1, 1), 1), "grid (1, 1, 1, 1) has 4 dimensions; wanted one to three"),
-    ((1, 1, 0, 49153), "49,153 bytes of dynamic shared memory; Numba can ask for 0 to 49,152"),
-])
+@pytest.mark.parametrize(
+    "configuration, message",
+    [
+        ((1, 1025), "block.x is 1,025; the device takes 1 to 1,024"),
+        ((1, (32, 33)), "a block of 32 x 33 x 1 has 1,056 threads; the device takes up to 1,024"),
+        ((1, (1, 1, 65)), "block.z is 65; the device takes 1 to 64"),
+        ((0, 1), "grid.x is 0; the device takes 1 to 2,147,483,647"),
+        (((1, 65536), 1), "grid.y is 65,536; the device takes 1 to 65,535"),
+        ((1, 1.5), "block 1.5 must be an integer or a tuple of up to three integers"),
+        (((1, 1, 1, 1), 1), "grid (1, 1, 1, 1) has 4 dimensions; wanted one to three"),
+        ((1, 1, 0, 49153), "49,153 bytes of dynamic shared memory; Numba can ask for 0 to 49,152"),
+    ],
+)
 def test_configurations_that_no_device_takes(configuration, message):
     with pytest.raises(LaunchError) as caught:
         simulate(copy)[configuration](np.zeros(1, int), np.zeros(1, int))
@@ -253,15 +292,22 @@ def test_too_much_shared_memory(launch):
 
     with pytest.raises(LaunchError) as caught:
         launch(kernel, 1, 1)
-    assert str(caught.value) == "the kernel declares 320,000 bytes of shared memory a block\n  the device has 232,448: make the tiles smaller"
+    assert (
+        str(caught.value)
+        == "the kernel declares 320,000 bytes of shared memory a block\n  the device has 232,448: make the"
+        " tiles smaller"
+    )
 
 
-@pytest.mark.parametrize("line, part", [
-    ("cuda.shared.array((TILE, TILE + 1), float64)", "TILE + 1"),
-    ("cuda.local.array(2 * TILE, float64)", "2 * TILE"),
-    ("cuda.shared.array(shape=x.shape[0], dtype=float64)", "x.shape"),
-    ("cuda.local.array(max(TILE, 2), float64)", "max(TILE, 2)"),
-])
+@pytest.mark.parametrize(
+    "line, part",
+    [
+        ("cuda.shared.array((TILE, TILE + 1), float64)", "TILE + 1"),
+        ("cuda.local.array(2 * TILE, float64)", "2 * TILE"),
+        ("cuda.shared.array(shape=x.shape[0], dtype=float64)", "x.shape"),
+        ("cuda.local.array(max(TILE, 2), float64)", "max(TILE, 2)"),
+    ],
+)
 def test_a_shape_that_numba_does_not_take(line, part):
     """numba-cuda 0.30 refuses each of these: a sum of names is no literal for its type inference."""
     names = {"cuda": cuda, "float64": float64, "TILE": 8}
@@ -270,7 +316,10 @@ def test_a_shape_that_numba_does_not_take(line, part):
     exec(compile(text, "<computed shape>", "exec"), names)
     with pytest.raises(LaunchError) as caught:
         simulate(names["kernel"])[1, 1](np.zeros(1))
-    assert str(caught.value).startswith(f"{part} in the shape of a declared array is no constant for Numba: kernel line 2  s = {line}\n  wanted numbers")
+    assert str(caught.value).startswith(
+        f"{part} in the shape of a declared array is no constant for Numba: kernel line 2  s = {line}\n "
+        " wanted numbers"
+    )
 
 
 def test_a_grid_that_cannot_meet(launch):
@@ -278,18 +327,37 @@ def test_a_grid_that_cannot_meet(launch):
     def kernel():
         cuda.cg.this_grid().sync()
 
-    with pytest.raises(LaunchError, match="the kernel synchronises the whole grid, whose 5,000 blocks must all be resident at once"):
+    with pytest.raises(
+        LaunchError,
+        match="the kernel synchronises the whole grid, whose 5,000 blocks must all be resident at once",
+    ):
         launch(kernel, 5000, 1)
 
 
-@pytest.mark.parametrize("argument, message", [
-    ("text", "argument x is a str; a kernel takes numpy arrays, CPU tensors, numbers and tuples of them"),
-    ([1, 2], "argument x is a list; a kernel takes numpy arrays, CPU tensors, numbers and tuples of them"),
-    (np.array([None]), "argument x: arrays of dtype object have no place on a GPU\n"
-                       "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()"),
-    (np.zeros(1, ">f4"), "argument x: arrays of dtype >f4 have no place on a GPU\n"
-                         "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()"),
-])
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        ("text", "argument x is a str; a kernel takes numpy arrays, CPU tensors, numbers and tuples of them"),
+        (
+            [1, 2],
+            "argument x is a list; a kernel takes numpy arrays, CPU tensors, numbers and tuples of them",
+        ),
+        (
+            np.array([None]),
+            (
+                "argument x: arrays of dtype object have no place on a GPU\n"
+                "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()"
+            ),
+        ),
+        (
+            np.zeros(1, ">f4"),
+            (
+                "argument x: arrays of dtype >f4 have no place on a GPU\n"
+                "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()"
+            ),
+        ),
+    ],
+)
 def test_arguments_that_no_kernel_takes(argument, message):
     with pytest.raises(LaunchError) as caught:
         simulate(copy)[1, 1](argument, np.zeros(1, int))
@@ -299,4 +367,6 @@ def test_arguments_that_no_kernel_takes(argument, message):
 def test_a_wrong_number_of_arguments():
     with pytest.raises(LaunchError) as caught:
         simulate(copy)[1, 1](np.zeros(1, int))
-    assert str(caught.value) == "copy(x, out) was launched with 1 arguments: missing a required argument: 'out'"
+    assert (
+        str(caught.value) == "copy(x, out) was launched with 1 arguments: missing a required argument: 'out'"
+    )

@@ -1,4 +1,6 @@
-"""What the counting tools count, against numbers worked out by hand: sectors, bank conflicts, traffic, and what threads do together."""
+"""What the counting tools count, against numbers worked out by hand: sectors, bank conflicts, traffic, and
+what threads do together."""
+
 import copy
 
 import numpy as np
@@ -29,7 +31,7 @@ def line(kernel, number, *launch):
     return counters(kernel, *launch)["lines"][kernel.__name__, number]
 
 
-# --- coalescing ---------------------------------------------------------------------------------------------------------------
+# --- coalescing ---------------------------------------------------------------------------------------------
 
 
 def read(x, out, stride, offset):
@@ -38,25 +40,33 @@ def read(x, out, stride, offset):
     out[0] = value
 
 
-@pytest.mark.parametrize("dtype, stride, offset, touched, fewest", [
-    (np.float32, 1, 0, 4, 4),  # 32 x 4 bytes side by side
-    (np.float32, 1, 1, 5, 4),  # the same, 4 bytes later
-    (np.float32, 1, 8, 4, 4),  # 32 bytes later: on a border again
-    (np.float32, 2, 0, 8, 4),
-    (np.float32, 8, 0, 32, 4),  # each lane its own sector
-    (np.float32, 64, 0, 32, 4),
-    (np.float32, 0, 5, 1, 1),  # all lanes one element
-    (np.float64, 1, 0, 8, 8),
-    (np.float64, 1, 2, 9, 8),
-    (np.float16, 1, 0, 2, 2),
-    (np.int8, 1, 0, 1, 1),
-    (np.int8, 1, 16, 2, 1),
-    (np.complex128, 1, 0, 16, 16),
-])
+@pytest.mark.parametrize(
+    "dtype, stride, offset, touched, fewest",
+    [
+        (np.float32, 1, 0, 4, 4),  # 32 x 4 bytes side by side
+        (np.float32, 1, 1, 5, 4),  # the same, 4 bytes later
+        (np.float32, 1, 8, 4, 4),  # 32 bytes later: on a border again
+        (np.float32, 2, 0, 8, 4),
+        (np.float32, 8, 0, 32, 4),  # each lane its own sector
+        (np.float32, 64, 0, 32, 4),
+        (np.float32, 0, 5, 1, 1),  # all lanes one element
+        (np.float64, 1, 0, 8, 8),
+        (np.float64, 1, 2, 9, 8),
+        (np.float16, 1, 0, 2, 2),
+        (np.int8, 1, 0, 1, 1),
+        (np.int8, 1, 16, 2, 1),
+        (np.complex128, 1, 0, 16, 16),
+    ],
+)
 def test_sectors_of_one_warp(dtype, stride, offset, touched, fewest):
     x = np.zeros(3000, dtype)
     assert line(read, 3, 1, 32, x, np.zeros(1, dtype), stride, offset) | {"loads": 32} == {
-        "loads": 32, "load_bytes": 32 * x.itemsize, "requests": 1, "sectors": touched, "fewest_sectors": fewest}
+        "loads": 32,
+        "load_bytes": 32 * x.itemsize,
+        "requests": 1,
+        "sectors": touched,
+        "fewest_sectors": fewest,
+    }
 
 
 def test_half_a_warp_and_a_ragged_last_warp():
@@ -65,9 +75,18 @@ def test_half_a_warp_and_a_ragged_last_warp():
         if i < x.shape[0]:
             out[i] = x[i]
 
-    # 16 lanes: 64 bytes. 40 threads: a warp of 32 lanes (4 sectors) and one of 8 (1 sector). Loads and stores alike.
-    assert counters(copy, 1, 32, np.zeros(16, np.float32), np.zeros(16, np.float32))["coalescing"] == {"requests": 2, "sectors": 4, "fewest_sectors": 4}
-    assert counters(copy, 1, 40, np.zeros(40, np.float32), np.zeros(40, np.float32))["coalescing"] == {"requests": 4, "sectors": 10, "fewest_sectors": 10}
+    # 16 lanes: 64 bytes. 40 threads: a warp of 32 lanes (4 sectors) and one of 8 (1 sector). Loads and stores
+    # alike.
+    assert counters(copy, 1, 32, np.zeros(16, np.float32), np.zeros(16, np.float32))["coalescing"] == {
+        "requests": 2,
+        "sectors": 4,
+        "fewest_sectors": 4,
+    }
+    assert counters(copy, 1, 40, np.zeros(40, np.float32), np.zeros(40, np.float32))["coalescing"] == {
+        "requests": 4,
+        "sectors": 10,
+        "fewest_sectors": 10,
+    }
 
 
 def test_a_transpose_without_a_tile_stores_to_a_sector_per_lane():
@@ -76,7 +95,11 @@ def test_a_transpose_without_a_tile_stores_to_a_sector_per_lane():
         out[x, y] = a[y, x]
 
     a = np.zeros((32, 32), np.float32)
-    assert counters(transpose, 1, (32, 32), a, np.empty_like(a))["coalescing"] == {"requests": 64, "sectors": 32 * 4 + 32 * 32, "fewest_sectors": 64 * 4}
+    assert counters(transpose, 1, (32, 32), a, np.empty_like(a))["coalescing"] == {
+        "requests": 64,
+        "sectors": 32 * 4 + 32 * 32,
+        "fewest_sectors": 64 * 4,
+    }
 
 
 def test_the_kth_execution_of_each_lane_is_one_request():
@@ -87,7 +110,11 @@ def test_the_kth_execution_of_each_lane_is_one_request():
 
     # Lane t goes round t + 1 times: round k finds 32 - k lanes there, from lane k on.
     sectors = sum(-(-32 // 8) - k // 8 for k in range(32))
-    assert counters(loop, 1, 32, np.zeros(32, np.float32))["coalescing"] == {"requests": 32, "sectors": sectors, "fewest_sectors": sum(-(-(32 - k) // 8) for k in range(32))}
+    assert counters(loop, 1, 32, np.zeros(32, np.float32))["coalescing"] == {
+        "requests": 32,
+        "sectors": sectors,
+        "fewest_sectors": sum(-(-(32 - k) // 8) for k in range(32)),
+    }
 
 
 def test_a_barrier_ends_what_lanes_do_together():
@@ -109,7 +136,7 @@ def test_a_barrier_ends_what_lanes_do_together():
     assert counters(together, 1, 32, x)["coalescing"] == {"requests": 1, "sectors": 4, "fewest_sectors": 4}
 
 
-# --- banks --------------------------------------------------------------------------------------------------------------------
+# --- banks --------------------------------------------------------------------------------------------------
 
 
 def shared_read(dtype, stride):
@@ -118,25 +145,29 @@ def shared_read(dtype, stride):
         s = cuda.shared.array(1056, dtype)
         t = cuda.threadIdx.x
         out[0] = s[t * stride]
+
     return kernel
 
 
-@pytest.mark.parametrize("dtype, stride, turns, fewest, ways", [
-    (float32, 1, 1, 1, 1),
-    (float32, 0, 1, 1, 1),  # all lanes want one word: a broadcast
-    (float32, 2, 2, 1, 2),
-    (float32, 3, 1, 1, 1),  # odd strides reach every bank
-    (float32, 8, 8, 1, 8),
-    (float32, 32, 32, 1, 32),
-    (float32, 33, 1, 1, 1),
-    (int8, 1, 1, 1, 1),  # four lanes a word
-    (int8, 4, 1, 1, 1),
-    (float64, 1, 2, 2, 1),  # served by half warps
-    (float64, 0, 2, 2, 1),
-    (float64, 2, 4, 2, 2),  # lanes i and i + 8 of a half: banks 4i and 4i + 1
-    (float64, 16, 32, 2, 16),
-    (float64, 17, 2, 2, 1),
-])
+@pytest.mark.parametrize(
+    "dtype, stride, turns, fewest, ways",
+    [
+        (float32, 1, 1, 1, 1),
+        (float32, 0, 1, 1, 1),  # all lanes want one word: a broadcast
+        (float32, 2, 2, 1, 2),
+        (float32, 3, 1, 1, 1),  # odd strides reach every bank
+        (float32, 8, 8, 1, 8),
+        (float32, 32, 32, 1, 32),
+        (float32, 33, 1, 1, 1),
+        (int8, 1, 1, 1, 1),  # four lanes a word
+        (int8, 4, 1, 1, 1),
+        (float64, 1, 2, 2, 1),  # served by half warps
+        (float64, 0, 2, 2, 1),
+        (float64, 2, 4, 2, 2),  # lanes i and i + 8 of a half: banks 4i and 4i + 1
+        (float64, 16, 32, 2, 16),
+        (float64, 17, 2, 2, 1),
+    ],
+)
 def test_turns_of_one_warp(dtype, stride, turns, fewest, ways):
     banks = counters(shared_read(dtype, stride), 1, 32, np.zeros(1))["banks"]
     assert banks == {"shared_requests": 1, "turns": turns, "fewest_turns": fewest, "ways": ways}
@@ -148,7 +179,12 @@ def test_atomics_on_one_word_take_turns(cells, ways):
         s = cuda.shared.array(32, int32)
         cuda.atomic.add(s, cuda.threadIdx.x % cells, 1)
 
-    assert counters(histogram, 1, 32, np.zeros(1))["banks"] == {"shared_requests": 1, "turns": ways, "fewest_turns": 1, "ways": ways}
+    assert counters(histogram, 1, 32, np.zeros(1))["banks"] == {
+        "shared_requests": 1,
+        "turns": ways,
+        "fewest_turns": 1,
+        "ways": ways,
+    }
 
 
 @pytest.mark.parametrize("width, turns, ways", [(32, 32, 32), (33, 1, 1)])
@@ -164,11 +200,18 @@ def test_a_padded_tile_has_no_conflict(width, turns, ways):
     a = np.arange(1024, dtype=np.float32).reshape(32, 32)
     found = counters(transpose, 1, (32, 32), a, np.empty_like(a))
     assert found["coalescing"] == {"requests": 64, "sectors": 256, "fewest_sectors": 256}
-    assert found["banks"] == {"shared_requests": 64, "turns": 32 + 32 * turns, "fewest_turns": 64, "ways": ways}
-    assert found["lines"]["transpose", 6]["turns"] == 32 * turns and found["lines"]["transpose", 4]["ways"] == 1
+    assert found["banks"] == {
+        "shared_requests": 64,
+        "turns": 32 + 32 * turns,
+        "fewest_turns": 64,
+        "ways": ways,
+    }
+    assert (
+        found["lines"]["transpose", 6]["turns"] == 32 * turns and found["lines"]["transpose", 4]["ways"] == 1
+    )
 
 
-# --- traffic, and a whole kernel ----------------------------------------------------------------------------------------------
+# --- traffic, and a whole kernel ----------------------------------------------------------------------------
 
 TILE = 16
 
@@ -199,14 +242,31 @@ def test_matmul():
     found = matmul_counters()
     # 4 blocks of 8 warps, 2 tiles; a warp holds two rows of a tile, 64 bytes each: 4 sectors wherever it goes
     assert found["coalescing"] == {"requests": 4 * 8 * (2 * 2 + 1), "sectors": 640, "fewest_sectors": 640}
-    # a tile: 2 stores and 16 x 2 loads, rows of 16 words in two halves of the banks, or one row for both halves
-    assert found["banks"] == {"shared_requests": 4 * 8 * 2 * (2 + 32), "turns": 2176, "fewest_turns": 2176, "ways": 1}
+    # a tile: 2 stores and 16 x 2 loads, rows of 16 words in two halves of the banks, or one row for both
+    # halves
+    assert found["banks"] == {
+        "shared_requests": 4 * 8 * 2 * (2 + 32),
+        "turns": 2176,
+        "fewest_turns": 2176,
+        "ways": 1,
+    }
     assert (found["loads"], found["stores"], found["atomics"]) == (1024 * 2 * (2 + 32), 1024 * (2 * 2 + 1), 0)
-    assert found["memory"] == {"global": {"loads": 4096, "load_bytes": 16384, "stores": 1024, "store_bytes": 4096},
-                               "shared": {"stores": 4096, "store_bytes": 16384, "loads": 65536, "load_bytes": 262144}}
-    assert found["arrays"]["shared", "tile_a"] == {"stores": 2048, "store_bytes": 8192, "loads": 32768, "load_bytes": 131072}
+    assert found["memory"] == {
+        "global": {"loads": 4096, "load_bytes": 16384, "stores": 1024, "store_bytes": 4096},
+        "shared": {"stores": 4096, "store_bytes": 16384, "loads": 65536, "load_bytes": 262144},
+    }
+    assert found["arrays"]["shared", "tile_a"] == {
+        "stores": 2048,
+        "store_bytes": 8192,
+        "loads": 32768,
+        "load_bytes": 131072,
+    }
     assert found["arrays"]["global", "c"] == {"stores": 1024, "store_bytes": 4096}
-    assert found["together"] == {"syncthreads": 16} and found["barriers"] == 16 and found["lines"]["matmul", 10]["syncthreads"] == 8
+    assert (
+        found["together"] == {"syncthreads": 16}
+        and found["barriers"] == 16
+        and found["lines"]["matmul", 10]["syncthreads"] == 8
+    )
 
 
 def test_counts_depend_on_neither_seed_nor_engine_nor_how_the_log_is_cut(monkeypatch):
@@ -227,7 +287,9 @@ def test_what_lanes_do_together_is_counted_by_name_and_line():
             cuda.atomic.add(out, 0, value)
 
     found = counters(warp_sum, 2, 64, np.ones(128, np.float32), np.zeros(1, np.float32))
-    assert found["together"] == {"shfl_down_sync": 4 * 5, "syncwarp": 4} and found["lines"]["warp_sum", 4] == {"shfl_down_sync": 20}
+    assert found["together"] == {"shfl_down_sync": 4 * 5, "syncwarp": 4} and found["lines"][
+        "warp_sum", 4
+    ] == {"shfl_down_sync": 20}
     assert found["atomics"] == 4 and found["arrays"]["global", "out"] == {"atomics": 4, "atomic_bytes": 16}
 
 
@@ -245,12 +307,21 @@ def test_divergent_branches(engine):
             cuda.syncthreads()
             step //= 2
 
-    # 64 threads, 2 warps. Line 3: warp 1 has lanes on both sides. Line 4: both warps. Line 7: 6 tests, where all lanes agree.
+    # 64 threads, 2 warps. Line 3: warp 1 has lanes on both sides. Line 4: both warps. Line 7: 6 tests, where
+    # all lanes agree.
     # Line 8: 5 times, warp 0 splits and warp 1 does not.
     report = simulate(kernel, observers=(Branches,), engine=engine, seed=3)[1, 64](np.zeros(64))
     assert report.counters["branching"] == {"branches": 2 + 2 + 12 + 10, "divergent": 1 + 2 + 0 + 5}
-    assert {line: tuple(counted.values()) for (_, line), counted in report.counters["lines"].items()} == {3: (2, 1), 4: (2, 2), 7: (12, 0), 8: (10, 5)}
-    assert report.counters["branching"] == simulate(kernel, observers=(*TOOLS, Branches))[1, 64](np.zeros(64)).counters["branching"]
+    assert {line: tuple(counted.values()) for (_, line), counted in report.counters["lines"].items()} == {
+        3: (2, 1),
+        4: (2, 2),
+        7: (12, 0),
+        8: (10, 5),
+    }
+    assert (
+        report.counters["branching"]
+        == simulate(kernel, observers=(*TOOLS, Branches))[1, 64](np.zeros(64)).counters["branching"]
+    )
 
 
 def test_local_and_constant_memory_have_their_own_rows():
@@ -264,10 +335,17 @@ def test_local_and_constant_memory_have_their_own_rows():
         out[t] = mine[3]
 
     found = counters(kernel, 1, 8, np.zeros(8))
-    assert found["memory"] == {"const": {"loads": 32, "load_bytes": 256}, "local": {"stores": 32, "store_bytes": 256, "loads": 8, "load_bytes": 64},
-                               "global": {"stores": 8, "store_bytes": 64}}
+    assert found["memory"] == {
+        "const": {"loads": 32, "load_bytes": 256},
+        "local": {"stores": 32, "store_bytes": 256, "loads": 8, "load_bytes": 64},
+        "global": {"stores": 8, "store_bytes": 64},
+    }
     assert found["coalescing"]["requests"] == 1 and found["banks"]["shared_requests"] == 0
 
 
 def test_without_the_tools_nothing_is_counted():
-    assert set(simulate(read)[1, 1](np.zeros(1), np.zeros(1), 1, 0).counters) == {"threads", "blocks", "barriers"}
+    assert set(simulate(read)[1, 1](np.zeros(1), np.zeros(1), 1, 0).counters) == {
+        "threads",
+        "blocks",
+        "barriers",
+    }

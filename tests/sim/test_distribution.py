@@ -1,4 +1,5 @@
 """The simulator as a distribution of its own: built, and used where there is neither Numba nor torch."""
+
 import re
 import shutil
 import subprocess
@@ -22,7 +23,12 @@ def wheel(tmp_path_factory):
     """The wheel, built from a copy of the sources."""
     folder = tmp_path_factory.mktemp("wheel")
     shutil.copytree(HOME, folder / "sim", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build"))
-    command = [sys.executable, "-c", "import os, sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))", str(folder)]
+    command = [
+        sys.executable,
+        "-c",
+        "import os, sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))",
+        str(folder),
+    ]
     built = subprocess.run(command, cwd=folder / "sim", capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder / built.stdout.splitlines()[-1]
@@ -39,7 +45,9 @@ def python(wheel, tmp_path_factory):
         home = Path(__import__(name).__file__).parent
         for part in (home, home.with_name(f"{name}.libs")):
             if part.exists():
-                shutil.copytree(part, packages / part.name, ignore=shutil.ignore_patterns("tests", "*.pyi", "__pycache__"))
+                shutil.copytree(
+                    part, packages / part.name, ignore=shutil.ignore_patterns("tests", "*.pyi", "__pycache__")
+                )
     return folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 
 
@@ -53,10 +61,20 @@ def run(python, code):
 
 def test_the_wheel_holds_the_simulator_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    sources = {str(Path("sim", path.relative_to(HOME)).as_posix()) for path in HOME.rglob("*.py") if "build" not in path.parts}
+    sources = {
+        str(Path("sim", path.relative_to(HOME)).as_posix())
+        for path in HOME.rglob("*.py")
+        if "build" not in path.parts
+    }
     assert {name for name in names if ".dist-info/" not in name} == {*sources, "sim/py.typed"}
-    metadata = zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("/METADATA"))).decode()
-    assert f"\nVersion: {sim.__version__}\n" in metadata and "License-Expression: MIT" in metadata and "Typing :: Typed" in metadata
+    metadata = (
+        zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("/METADATA"))).decode()
+    )
+    assert (
+        f"\nVersion: {sim.__version__}\n" in metadata
+        and "License-Expression: MIT" in metadata
+        and "Typing :: Typed" in metadata
+    )
     required = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.M)
     assert sorted(name.replace("-", "_") for name in required) == sorted(REQUIRED)
     assert any(name.endswith("/licenses/LICENSE") for name in names) and "# sim: a CUDA GPU" in metadata
@@ -64,8 +82,12 @@ def test_the_wheel_holds_the_simulator_and_nothing_else(wheel):
 
 
 def test_the_readmes_example_runs_without_numba(python):
-    example = re.search(r"```python\n(.*?)```\n```\n(.*?)```", (HOME / "README.md").read_text(encoding="utf-8"), re.S)
-    program = example[1].replace("from numba import cuda, float32\nfrom sim import simulate", "from sim import cuda, float32, simulate")
+    example = re.search(
+        r"```python\n(.*?)```\n```\n(.*?)```", (HOME / "README.md").read_text(encoding="utf-8"), re.S
+    )
+    program = example[1].replace(
+        "from numba import cuda, float32\nfrom sim import simulate", "from sim import cuda, float32, simulate"
+    )
     assert "numba" not in program
     status, _, said = run(python, program)
     assert status == 1 and all(line in said for line in example[2].partition(": ")[2].splitlines()[:3]), said
@@ -106,10 +128,18 @@ print(*(name for name in ("numba", "torch", "pytest") if name in sys.modules))
 
 
 def test_the_list_of_packages_is_complete():
-    packages = {".".join(("sim", *path.parent.relative_to(HOME).parts)) for path in HOME.rglob("__init__.py") if "build" not in path.parts}
+    packages = {
+        ".".join(("sim", *path.parent.relative_to(HOME).parts))
+        for path in HOME.rglob("__init__.py")
+        if "build" not in path.parts
+    }
     assert set(SETTINGS["tool"]["setuptools"]["packages"]) == packages
 
 
 def test_importing_loads_nothing_until_asked(python):
-    status, printed, _ = run(python, "import sys, sim; print('numpy' in sys.modules, sorted(set(sim.__all__) - set(dir(sim))), sim.__version__)")
+    status, printed, _ = run(
+        python,
+        "import sys, sim; print('numpy' in sys.modules, sorted(set(sim.__all__) - set(dir(sim))),"
+        " sim.__version__)",
+    )
     assert (status, printed) == (0, f"False [] {sim.__version__}\n")

@@ -1,4 +1,5 @@
 """Both interpreted engines: same order, same results; seeds; ends of every unhappy kind."""
+
 import signal
 import threading
 import time
@@ -74,7 +75,10 @@ def test_an_exception_in_one_thread(engine):
         cuda.syncthreads()
 
     for _ in range(2):
-        with pytest.raises(ThreadError, match=r"thread 5 of block 0 raised ValueError: five\n  kernel line 4  raise ValueError") as caught:
+        with pytest.raises(
+            ThreadError,
+            match=r"thread 5 of block 0 raised ValueError: five\n  kernel line 4  raise ValueError",
+        ) as caught:
             simulate(kernel, engine=engine)[1, 8](np.zeros(8))
         assert isinstance(caught.value.__cause__, ValueError)
     assert recorded(seed=3) == recorded(seed=3, engine=engine)
@@ -132,7 +136,8 @@ def test_interrupted_from_the_keyboard(engine, threads):
         for _ in range(10**9):
             x[cuda.threadIdx.x] += 1
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background may ignore it
+    # a process in the background may ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
     timer.start()
     began = time.monotonic()
@@ -180,14 +185,25 @@ def impatient(monkeypatch):
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kernel, line", [(endless_with_loads, 2), (endless_without_accesses, 2), (endless_spin, 3), (endless_barriers, 2), (endless_for, (2, 3))])
+@pytest.mark.parametrize(
+    "kernel, line",
+    [
+        (endless_with_loads, 2),
+        (endless_without_accesses, 2),
+        (endless_spin, 3),
+        (endless_barriers, 2),
+        (endless_for, (2, 3)),
+    ],
+)
 def test_endless_loops_end_and_name_the_line(kernel, line, engine):
     began = time.monotonic()
     with pytest.raises(KernelBug) as caught:
         simulate(kernel, engine=engine)[1, 4](np.zeros(4))
     assert time.monotonic() - began < 10
-    finding, = caught.value.findings
-    assert finding.kind == "no-progress" and finding.accesses[0].site.line in (line if isinstance(line, tuple) else (line,))
+    (finding,) = caught.value.findings
+    assert finding.kind == "no-progress" and finding.accesses[0].site.line in (
+        line if isinstance(line, tuple) else (line,)
+    )
     assert f"{kernel.__name__} line" in str(caught.value) and "thread" in str(caught.value)
 
 
@@ -225,6 +241,7 @@ def test_max_steps():
 @pytest.mark.parametrize("engine", ENGINES)
 def test_blocks_that_wait_for_each_other(engine):
     """A block spins on a flag that a later block sets."""
+
     @cuda.jit
     def kernel(flag, x):
         if cuda.blockIdx.x == 0:
@@ -264,8 +281,14 @@ def test_a_process_that_has_numbered_very_many_places_names_the_right_one(engine
         out[cuda.threadIdx.x] = x[cuda.threadIdx.x + 1]
 
     SITES.sites += [None] * ((1 << 19) - len(SITES.sites))
-    finding, = simulate(outside, engine=engine, on_finding="report")[1, 4](np.zeros(4), np.zeros(4)).findings
-    assert finding.kind == "out-of-bounds" and finding.accesses[0].site.function == "outside" and finding.accesses[0].site.line == 2
+    (finding,) = simulate(outside, engine=engine, on_finding="report")[1, 4](
+        np.zeros(4), np.zeros(4)
+    ).findings
+    assert (
+        finding.kind == "out-of-bounds"
+        and finding.accesses[0].site.function == "outside"
+        and finding.accesses[0].site.line == 2
+    )
 
 
 def test_places_are_numbered_once():

@@ -1,4 +1,6 @@
-"""What a finding says: the whole message of each kind that the engine and the bounds tool know, word for word."""
+"""What a finding says: the whole message of each kind that the engine and the bounds tool know, word for
+word."""
+
 import textwrap
 
 import numpy as np
@@ -19,7 +21,7 @@ def message(kernel, grid, block, *arguments, count=1):
             report = simulate(kernel, engine=engine, seed=seed, on_finding="report")[grid, block](*fresh)
             assert len(report.findings) == count
             texts.add("\n\n".join(f.message for f in report.findings))
-    text, = texts
+    (text,) = texts
     return text
 
 
@@ -124,7 +126,7 @@ def test_a_shuffle_in_a_branch():
     def kernel(x):
         lane = cuda.threadIdx.x
         if lane < 30:
-            x[lane] = cuda.shfl_down_sync(0xffffffff, lane, 1)
+            x[lane] = cuda.shfl_down_sync(0xFFFFFFFF, lane, 1)
         cuda.syncwarp()
 
     assert message(kernel, 1, 32, np.zeros(32)) == expected("""
@@ -139,7 +141,7 @@ def test_a_shuffle_in_a_branch():
 def test_a_mask_without_the_caller():
     def kernel(x):
         lane = cuda.threadIdx.x
-        x[lane] = cuda.shfl_sync(0x7fffffff, lane, 0)
+        x[lane] = cuda.shfl_sync(0x7FFFFFFF, lane, 0)
 
     assert message(kernel, 1, 32, np.zeros(32)) == expected("""
         warp-divergence: lane 31 calls with a mask that does not name it, 0x7fffffff · block 0 · thread 31
@@ -198,7 +200,10 @@ def test_each_error_is_raised_once_and_the_next_launch_works():
 
     with pytest.raises(KernelBug) as caught:
         simulate(kernel)[1, 8](np.zeros(6), np.zeros(5))
-    assert [(f.kind, f.array, f.index, f.count) for f in caught.value.findings] == [("out-of-bounds", "y", (5,), 2), ("out-of-bounds", "x", (6,), 1)]
+    assert [(f.kind, f.array, f.index, f.count) for f in caught.value.findings] == [
+        ("out-of-bounds", "y", (5,), 2),
+        ("out-of-bounds", "x", (6,), 1),
+    ]
     assert str(caught.value).count("out-of-bounds:") == 2
     assert simulate(kernel)[1, 5](np.zeros(6), np.zeros(5)).findings == ()
 

@@ -1,4 +1,6 @@
-"""Random kernels (kernel_texts): fibers and native give the same, bit for bit, and the types are Numba's. More of them: FUZZ=0:300 python -m pytest tests/sim/test_fuzz.py"""
+"""Random kernels (kernel_texts): fibers and native give the same, bit for bit, and the types are Numba's.
+More of them: FUZZ=0:300 python -m pytest tests/sim/test_fuzz.py"""
+
 import importlib.util
 import os
 from types import SimpleNamespace
@@ -14,8 +16,22 @@ from numba_types import compare, numba_types
 from sim import simulate
 
 SEEDS = range(*map(int, os.environ.get("FUZZ", "0:6").split(":")))
-TYPES = dict(f32="float32", f64="float64", i8="int8", i16="int16", i32="int32", i64="int64", u8="uint8", u32="uint32", u64="uint64")
-SIGNATURE = {name: getattr(types, dtype)[::1] for name, dtype in TYPES.items()} | {"as_float": types.float64[:, ::1], "as_whole": types.int64[:, ::1], "n": types.int64}
+TYPES = dict(
+    f32="float32",
+    f64="float64",
+    i8="int8",
+    i16="int16",
+    i32="int32",
+    i64="int64",
+    u8="uint8",
+    u32="uint32",
+    u64="uint64",
+)
+SIGNATURE = {name: getattr(types, dtype)[::1] for name, dtype in TYPES.items()} | {
+    "as_float": types.float64[:, ::1],
+    "as_whole": types.int64[:, ::1],
+    "n": types.int64,
+}
 AWKWARD = [0, 1, 2, 5, 100]
 
 
@@ -34,7 +50,11 @@ def arguments(seed):
     for dtype in map(np.dtype, TYPES.values()):
         ends = [np.iinfo(dtype).min, np.iinfo(dtype).max] if dtype.kind in "iu" else [-1e30, 1e30]
         common = draw.integers(0 if dtype.kind == "u" else -9, 9, 32).astype(dtype)
-        arrays.append(np.where(draw.random(32) < 0.2, np.array([*ends, *AWKWARD], dtype)[draw.integers(0, 7, 32)], common).astype(dtype))
+        arrays.append(
+            np.where(
+                draw.random(32) < 0.2, np.array([*ends, *AWKWARD], dtype)[draw.integers(0, 7, 32)], common
+            ).astype(dtype)
+        )
     return *arrays, np.zeros((32, 7)), np.zeros((32, 7), np.int64), 3
 
 
@@ -46,7 +66,8 @@ def launched(kernel, seed, engine):
 
 @pytest.fixture(params=SEEDS)
 def drawn(request, tmp_path, monkeypatch):
-    """(kernel, seed), where Numba takes the kernel: that its typing refuses one in six is right, as & of a float is none of its operators."""
+    """(kernel, seed), where Numba takes the kernel: that its typing refuses one in six is right, as & of a
+    float is none of its operators."""
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(8, 0)))
     kernel = kernel_of(request.param, tmp_path)
     try:

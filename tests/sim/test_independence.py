@@ -1,4 +1,6 @@
-"""The simulator stands alone: it needs neither torch nor Numba, leaves kernels as they were, and keeps no state between launches."""
+"""The simulator stands alone: it needs neither torch nor Numba, leaves kernels as they were, and keeps no
+state between launches."""
+
 import gc
 import subprocess
 import sys
@@ -13,12 +15,16 @@ from sim import simulate
 
 def run(code):
     """Run `code` in a fresh process and return what it printed."""
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_without_torch_and_numba(tmp_path):
     kernel = tmp_path / "kernel.py"
-    kernel.write_text("def add(x, y, out):\n    i = cuda.grid(1)\n    if i < out.shape[0]:\n        out[i] = x[i] + y[i]\n")
+    kernel.write_text(
+        "def add(x, y, out):\n    i = cuda.grid(1)\n    if i < out.shape[0]:\n        out[i] = x[i] + y[i]\n"
+    )
     printed = run(f"""
         import sys
         sys.modules["torch"] = sys.modules["numba"] = None
@@ -35,7 +41,13 @@ def test_without_torch_and_numba(tmp_path):
 
 
 def test_importing_sim_imports_neither():
-    assert run("import sim, sys; print([name for name in ('torch', 'numba', 'matplotlib', 'IPython') if name in sys.modules])") == "[]\n"
+    assert (
+        run(
+            "import sim, sys; print([name for name in ('torch', 'numba', 'matplotlib', 'IPython') if name in"
+            " sys.modules])"
+        )
+        == "[]\n"
+    )
 
 
 @cuda.jit
@@ -49,7 +61,11 @@ def test_the_kernel_is_untouched_and_still_compiles():
     function, code = scale.py_func, scale.py_func.__code__
     before = dict(vars(sys.modules[__name__]))
     simulate(scale)[1, 4](np.ones(4, np.float32), 2)
-    assert scale.py_func is function and function.__code__ is code and dict(vars(sys.modules[__name__])) == before
+    assert (
+        scale.py_func is function
+        and function.__code__ is code
+        and dict(vars(sys.modules[__name__])) == before
+    )
     text, _ = cuda.compile_ptx(function, (float32[:], float32), cc=(8, 0))
     assert ".visible .entry" in text
 
@@ -73,7 +89,11 @@ def times_factor(x, out):
 
 def test_a_global_that_changes_its_type_between_launches(monkeypatch):
     x = np.full(1, 0.1, np.float32)
-    for factor, wanted in ((3, np.float64(x[0]) * 3 / 7), (np.float32(3), np.float64(x[0] * np.float32(3)) / 7), (3.0, np.float64(x[0]) * 3 / 7)):
+    for factor, wanted in (
+        (3, np.float64(x[0]) * 3 / 7),
+        (np.float32(3), np.float64(x[0] * np.float32(3)) / 7),
+        (3.0, np.float64(x[0]) * 3 / 7),
+    ):
         monkeypatch.setitem(globals(), "FACTOR", factor)
         out = np.zeros(1)
         simulate(times_factor)[1, 1](x, out)
@@ -96,4 +116,6 @@ def test_a_kernel_without_source_says_so():
     exec("def kernel(x):\n    i = cuda.threadIdx.x\n    x[i] += i\n", namespace)
     x = np.zeros(4)
     report = simulate(namespace["kernel"])[1, 4](x)
-    assert x.tolist() == [0, 1, 2, 3] and report.notes == ("kernel has no source to number, so its operators are Python's own",)
+    assert x.tolist() == [0, 1, 2, 3] and report.notes == (
+        "kernel has no source to number, so its operators are Python's own",
+    )

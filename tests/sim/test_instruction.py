@@ -1,4 +1,6 @@
-"""Instructions of warps: one that a package outside sim adds, by all engines; and those of Numba, typed as Numba types them, interpreted and compiled."""
+"""Instructions of warps: one that a package outside sim adds, by all engines; and those of Numba, typed as
+Numba types them, interpreted and compiled."""
+
 import numpy as np
 import pytest
 from numba import cuda
@@ -13,7 +15,7 @@ from sim.isa.warp import OF_NUMBA
 ENGINES = ("fibers", "threads", "native")
 
 
-# --- a matrix product of small integers -------------------------------------------------------------------------------------------
+# --- a matrix product of small integers ---------------------------------------------------------------------
 
 
 def dot(a, b, row, column):
@@ -23,7 +25,12 @@ def dot(a, b, row, column):
     return total
 
 
-@instruction(source="in the manner of PTX ISA mma.sync: D = A B with A 8 x 4 and B 4 x 8, an element of each per lane, two of D")
+@instruction(
+    source=(
+        "in the manner of PTX ISA mma.sync: D = A B with A 8 x 4 and B 4 x 8, an element of each per lane,"
+        " two of D"
+    )
+)
 def product_8x8x4(lanes, a: int8, b: int8, *, left: int32, right: int32):
     for lane in range(32):
         row, column = lane // 4, 2 * (lane % 4)
@@ -72,29 +79,59 @@ def test_a_matrix_product(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kernel, threads, says", [
-    (multiply_without_lane_5, 32, "lane 5 of warp 0 takes no part in product_8x8x4, which all 32 lanes must reach"),
-    (multiply, 16, "lanes 16, 17, 18 and 13 more of warp 0 take no part in product_8x8x4, which all 32 lanes must reach"),
-    (multiply_apart, 32, "16 lanes of warp 0 wait in product_8x8x4 for lanes 16, 17, 18 and 13 more, which never come"),
-])
+@pytest.mark.parametrize(
+    "kernel, threads, says",
+    [
+        (
+            multiply_without_lane_5,
+            32,
+            "lane 5 of warp 0 takes no part in product_8x8x4, which all 32 lanes must reach",
+        ),
+        (
+            multiply,
+            16,
+            (
+                "lanes 16, 17, 18 and 13 more of warp 0 take no part in product_8x8x4, which all 32 lanes"
+                " must reach"
+            ),
+        ),
+        (
+            multiply_apart,
+            32,
+            "16 lanes of warp 0 wait in product_8x8x4 for lanes 16, 17, 18 and 13 more, which never come",
+        ),
+    ],
+)
 def test_a_missing_lane_is_a_finding(engine, kernel, threads, says):
-    report = simulate(kernel, engine=engine, on_finding="report")[1, threads](*small_integers(0, 1), np.zeros((8, 8), np.int32))
+    report = simulate(kernel, engine=engine, on_finding="report")[1, threads](
+        *small_integers(0, 1), np.zeros((8, 8), np.int32)
+    )
     assert {finding.kind for finding in report.errors} == {"warp-divergence"}
     assert report.errors[0].message.startswith(f"warp-divergence: {says}")
 
 
-# --- the function that registers ---------------------------------------------------------------------------------------------------
+# --- the function that registers ----------------------------------------------------------------------------
 
 
 def test_it_is_called_in_a_kernel_only():
-    with pytest.raises(TypeError, match="^product_8x8x4 is an instruction of the simulated GPU: only a kernel that is simulated can call it$"):
+    with pytest.raises(
+        TypeError,
+        match=(
+            "^product_8x8x4 is an instruction of the simulated GPU: only a kernel that is simulated can"
+            " call it$"
+        ),
+    ):
         product_8x8x4(1, 2)
 
 
 def test_names_are_taken_once():
     def shfl_sync(lanes, value, *, result: int32):
         pass
-    with pytest.raises(ValueError, match="^there is an instruction shfl_sync already, of sim.isa.warp; give this one a name of its own"):
+
+    with pytest.raises(
+        ValueError,
+        match="^there is an instruction shfl_sync already, of sim.isa.warp; give this one a name of its own",
+    ):
         instruction(source="here")(shfl_sync)
 
 
@@ -104,8 +141,15 @@ def test_results_have_types():
 
     def mistyped(lanes, value, *, result: Like("values")):
         pass
+
     for meaning in (untyped, mistyped):
-        with pytest.raises(ValueError, match=r"^result result of \w+ has no type; wanted a dtype such as numpy.int32, or Like one of its operands \(value\)$"):
+        with pytest.raises(
+            ValueError,
+            match=(
+                r"^result result of \w+ has no type; wanted a dtype such as numpy.int32, or Like one of its"
+                r" operands \(value\)$"
+            ),
+        ):
             instruction(source="here")(meaning)
 
 
@@ -123,6 +167,7 @@ def mirrored(lanes, value, *, result: Like("value")):
 def test_it_stands_for_what_runs_on_a_gpu(engine):
     def kernel(x):
         x[cuda.threadIdx.x] = stand_in(0xFFFFFFFF, x[cuda.threadIdx.x])
+
     x = np.arange(32, dtype=float32)
     simulate(kernel, engine=engine)[1, 32](x)
     assert np.array_equal(x, np.arange(32)[::-1])
@@ -132,11 +177,17 @@ def test_reading_from_a_lane_that_is_not_there():
     def kernel(x):
         if cuda.threadIdx.x < 31:
             x[cuda.threadIdx.x] = stand_in(0x7FFFFFFF, x[cuda.threadIdx.x])
-    messages = [simulate(kernel, engine=engine, on_finding="report")[1, 32](np.zeros(32, float32)).findings[0].message for engine in ENGINES]
-    assert len(set(messages)) == 1 and messages[0].startswith("warning: warp-divergence: lane 0 reads from lane 31 in mirrored, and lane 31 takes no part")
+
+    messages = [
+        simulate(kernel, engine=engine, on_finding="report")[1, 32](np.zeros(32, float32)).findings[0].message
+        for engine in ENGINES
+    ]
+    assert len(set(messages)) == 1 and messages[0].startswith(
+        "warning: warp-divergence: lane 0 reads from lane 31 in mirrored, and lane 31 takes no part"
+    )
 
 
-# --- Numba's -----------------------------------------------------------------------------------------------------------------------
+# --- Numba's ------------------------------------------------------------------------------------------------
 
 
 @cuda.jit
@@ -145,7 +196,11 @@ def all_of_numba(x, out):
     v, full = x[t], 0xFFFFFFFF
     out[0, t], out[1, t] = cuda.shfl_sync(full, v, t // 2), cuda.shfl_up_sync(full, v, 3)
     out[2, t], out[3, t] = cuda.shfl_down_sync(full, v, t % 5), cuda.shfl_xor_sync(full, v, 21)
-    out[4, t], out[5, t], out[6, t] = cuda.all_sync(full, v == v), cuda.any_sync(full, v > 0), cuda.eq_sync(full, v > 0)
+    out[4, t], out[5, t], out[6, t] = (
+        cuda.all_sync(full, v == v),
+        cuda.any_sync(full, v > 0),
+        cuda.eq_sync(full, v > 0),
+    )
     out[7, t], out[8, t] = cuda.ballot_sync(full, v > 0), cuda.match_any_sync(full, v)
     out[9, t], same = cuda.match_all_sync(full, v)
     wide = 2**40
@@ -156,8 +211,15 @@ def all_of_numba(x, out):
 
 @pytest.mark.parametrize("kind", ["int8", "uint32", "int64", "float32", "float64"])
 def test_interpreted_and_compiled(kind):
-    awkward = [0, 1, 2, 127, np.nan, -0.0, np.inf, -1] if "float" in kind else [0, 1, 2, 3, np.iinfo(kind).max, np.iinfo(kind).min, 7, 1]
-    x, results = np.array(awkward * 4).astype(kind) if "float" in kind else np.array([awkward * 4], kind)[0], []
+    awkward = (
+        [0, 1, 2, 127, np.nan, -0.0, np.inf, -1]
+        if "float" in kind
+        else [0, 1, 2, 3, np.iinfo(kind).max, np.iinfo(kind).min, 7, 1]
+    )
+    x, results = (
+        np.array(awkward * 4).astype(kind) if "float" in kind else np.array([awkward * 4], kind)[0],
+        [],
+    )
     for engine in ENGINES:
         out = np.zeros((12, 32))
         simulate(all_of_numba, engine=engine)[1, 32](x, out)
@@ -169,11 +231,17 @@ def test_interpreted_and_compiled(kind):
 
 def one_variable_per_instruction(x):
     full, value = 0xFFFFFFFF, x[0]
-    shfl_sync, shfl_up_sync = cuda.shfl_sync(full, value, 1), cuda.shfl_up_sync(full, value, 1)  # noqa: F841
-    shfl_down_sync, shfl_xor_sync = cuda.shfl_down_sync(full, value, 1), cuda.shfl_xor_sync(full, value, 1)  # noqa: F841
-    all_sync, any_sync, eq_sync = cuda.all_sync(full, value > 0), cuda.any_sync(full, value > 0), cuda.eq_sync(full, value > 0)  # noqa: F841
-    ballot_sync, match_any_sync, activemask = cuda.ballot_sync(full, value > 0), cuda.match_any_sync(full, value), cuda.activemask()  # noqa: F841
-    same, alike = cuda.match_all_sync(full, value)  # noqa: F841
+    shfl_sync = cuda.shfl_sync(full, value, 1)
+    shfl_up_sync = cuda.shfl_up_sync(full, value, 1)
+    shfl_down_sync = cuda.shfl_down_sync(full, value, 1)
+    shfl_xor_sync = cuda.shfl_xor_sync(full, value, 1)
+    all_sync = cuda.all_sync(full, value > 0)
+    any_sync = cuda.any_sync(full, value > 0)
+    eq_sync = cuda.eq_sync(full, value > 0)
+    ballot_sync = cuda.ballot_sync(full, value > 0)
+    match_any_sync = cuda.match_any_sync(full, value)
+    activemask = cuda.activemask()
+    same, alike = cuda.match_all_sync(full, value)
 
 
 @pytest.mark.parametrize("kind", ["int32", "int64", "float32", "float64"])
@@ -181,5 +249,11 @@ def test_types_are_those_of_numba(kind):
     array = getattr(types, kind)[::1]
     found = {name: dtype for name, _, dtype in numba_types(one_variable_per_instruction, [array])}
     entries = [entry for entry in OF_NUMBA if entry.results]
-    wanted = {name if name in ("same", "alike") else entry.name: np.dtype(kind if isinstance(result, Like) else result) for entry in entries for name, result in entry.results.items()}
+    wanted = {
+        name if name in ("same", "alike") else entry.name: np.dtype(
+            kind if isinstance(result, Like) else result
+        )
+        for entry in entries
+        for name, result in entry.results.items()
+    }
     assert {name: found[name] for name in wanted} == wanted

@@ -1,4 +1,6 @@
-"""What a kernel may say, thing by thing, on both engines: ids, barriers, warps and the language. Results are compared with numpy's or Python's."""
+"""What a kernel may say, thing by thing, on both engines: ids, barriers, warps and the language. Results are
+compared with numpy's or Python's."""
+
 import math
 from collections import namedtuple
 from math import sqrt
@@ -17,7 +19,7 @@ LANES = np.arange(32)
 Point = namedtuple("Point", "x y")
 
 
-# --- who am I -----------------------------------------------------------------------------------------------------------------
+# --- who am I -----------------------------------------------------------------------------------------------
 
 
 def test_geometry(launch):
@@ -26,8 +28,14 @@ def test_geometry(launch):
         x, y, z = cuda.grid(3)
         across, down, deep = cuda.gridsize(3)
         t, b, d, g = cuda.threadIdx, cuda.blockIdx, cuda.blockDim, cuda.gridDim
-        out[x, y, z] = (x == b.x * d.x + t.x) + (y == b.y * d.y + t.y) + (z == b.z * d.z + t.z) + \
-            (across == d.x * g.x) + (down == d.y * g.y) + (deep == d.z * g.z)
+        out[x, y, z] = (
+            (x == b.x * d.x + t.x)
+            + (y == b.y * d.y + t.y)
+            + (z == b.z * d.z + t.z)
+            + (across == d.x * g.x)
+            + (down == d.y * g.y)
+            + (deep == d.z * g.z)
+        )
 
     out = np.zeros((6, 6, 4), int)
     launch(kernel, (2, 3, 1), (3, 2, 4), out)
@@ -63,7 +71,7 @@ def test_imported_names_and_other_aliases(launch):
     assert out.tolist() == [2 * (i + i % 32) for i in reversed(range(40))]
 
 
-# --- waiting for each other ---------------------------------------------------------------------------------------------------
+# --- waiting for each other ---------------------------------------------------------------------------------
 
 
 def test_barriers_that_count(launch):
@@ -115,7 +123,7 @@ def test_grid_barrier_over_many_blocks(launch):
     assert y.tolist() == [3 * i for i in reversed(range(160))]
 
 
-# --- warps --------------------------------------------------------------------------------------------------------------------
+# --- warps --------------------------------------------------------------------------------------------------
 
 
 def test_shuffles(launch):
@@ -129,7 +137,15 @@ def test_shuffles(launch):
 
     out = np.zeros((4, 32), int)
     launch(kernel, 1, 32, out)
-    np.testing.assert_array_equal(out // 10, [0 * LANES + 5, np.where(LANES < 3, LANES, LANES - 3), np.where(LANES > 28, LANES, LANES + 3), LANES ^ 6])
+    np.testing.assert_array_equal(
+        out // 10,
+        [
+            0 * LANES + 5,
+            np.where(LANES < 3, LANES, LANES - 3),
+            np.where(LANES > 28, LANES, LANES + 3),
+            LANES ^ 6,
+        ],
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint64, np.float16, np.float32, np.float64])
@@ -195,7 +211,7 @@ def test_a_mask_that_omits_the_caller(launch):
         launch(kernel, 1, 2, np.zeros(2, int))
 
 
-# --- the language -------------------------------------------------------------------------------------------------------------
+# --- the language -------------------------------------------------------------------------------------------
 
 
 def test_loops_that_end_early(launch):
@@ -224,6 +240,7 @@ def test_loops_that_end_early(launch):
 
     def collatz(n):
         return 0 if n == 1 else 1 + collatz(n // 2 if n % 2 == 0 else 3 * n + 1)
+
     assert out.tolist() == [1000 * math.ceil(math.sqrt(s)) + s for s in map(collatz, x.tolist())]
 
 
@@ -316,13 +333,20 @@ def test_a_plain_function_is_a_kernel_and_the_jitted_one_stays_itself(launch):
     first, second = np.zeros((2, 4), int)
     launch(kernel, 1, 4, first)
     launch(jitted, 1, 4, second)
-    assert first.tolist() == second.tolist() == [2, 2, 2, 2] and jitted.py_func is kernel and not jitted.overloads
+    assert (
+        first.tolist() == second.tolist() == [2, 2, 2, 2]
+        and jitted.py_func is kernel
+        and not jitted.overloads
+    )
 
 
 def test_a_shuffle_takes_one_number_not_an_array():
     def kernel(x):
         state = cuda.local.array(2, np.float32)
-        cuda.shfl_xor_sync(0xffffffff, state, 1)
+        cuda.shfl_xor_sync(0xFFFFFFFF, state, 1)
 
-    with pytest.raises(ThreadError, match=r"shfl_xor_sync hands one number from lane to lane, got <local array state float32\[2\]>"):
+    with pytest.raises(
+        ThreadError,
+        match=r"shfl_xor_sync hands one number from lane to lane, got <local array state float32\[2\]>",
+    ):
         simulate(kernel)[1, 32](np.zeros(1))

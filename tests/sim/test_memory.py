@@ -1,4 +1,6 @@
-"""Shared, local and constant memory, views and atomics, on both engines. Results are compared with numpy's."""
+"""Shared, local and constant memory, views and atomics, on both engines. Results are compared with
+numpy's."""
+
 import numpy as np
 import pytest
 from numba import cuda, float32, float64, int32
@@ -9,7 +11,7 @@ TILE = (2, 3)
 WEIGHTS = np.array([[1.5, 2.5], [3.5, 4.5]])
 
 
-# --- memory -------------------------------------------------------------------------------------------------------------------
+# --- memory -------------------------------------------------------------------------------------------------
 
 
 def test_shared_arrays_two_on_a_line_and_of_two_dimensions(launch):
@@ -166,12 +168,19 @@ def test_a_read_only_argument_is_never_written(launch, write, dtype):
     assert not x.any() and not y[0]
 
 
-# --- atomics ------------------------------------------------------------------------------------------------------------------
+# --- atomics ------------------------------------------------------------------------------------------------
 
 VALUES = np.random.default_rng(3).permutation(64)
 ATOMICS = {
-    "add": (5, 5 + VALUES.sum()), "sub": (5, 5 - VALUES.sum()), "max": (5, 63), "min": (5, 0), "nanmax": (5, 63), "nanmin": (5, 0),
-    "and_": (-1, 0), "or_": (64, 127), "xor": (1, 1 ^ np.bitwise_xor.reduce(VALUES)),
+    "add": (5, 5 + VALUES.sum()),
+    "sub": (5, 5 - VALUES.sum()),
+    "max": (5, 63),
+    "min": (5, 0),
+    "nanmax": (5, 63),
+    "nanmin": (5, 0),
+    "and_": (-1, 0),
+    "or_": (64, 127),
+    "xor": (1, 1 ^ np.bitwise_xor.reduce(VALUES)),
 }
 
 

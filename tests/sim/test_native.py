@@ -1,4 +1,6 @@
-"""The native engine: a kernel gives what it gives by fibers; the report says how it ran; what cannot be compiled says why."""
+"""The native engine: a kernel gives what it gives by fibers; the report says how it ran; what cannot be
+compiled says why."""
+
 import math
 import os
 import shutil
@@ -142,14 +144,24 @@ def random(*shape):
 
 # name: kernel, launch, arguments, and whether it goes by fission
 CASES = {
-    "matmul": (matmul, ((2, 2), (TILE, TILE)), (random(8, 8), random(8, 8), np.zeros((8, 8), np.float32)), True),
+    "matmul": (
+        matmul,
+        ((2, 2), (TILE, TILE)),
+        (random(8, 8), random(8, 8), np.zeros((8, 8), np.float32)),
+        True,
+    ),
     "shuffles in an inlined function": (block_totals, (2, 96), (random(150), np.zeros(2, np.float32)), True),
     "atomics": (histogram, (3, 32), (np.arange(200) % 8, np.zeros(8, np.int64)), True),
     "local and constant arrays": (smoothed, (2, 8), (random(16), np.zeros(14, np.float32)), True),
     "votes": (votes, (2, 64), (np.round(random(128)), np.zeros((128, 5), np.int64)), True),
     "a barrier of the grid": (grid_wide, (4, 8), (np.zeros(32), np.zeros(32)), False),
     "warps that diverge": (in_branches, (1, 32), (random(32), np.zeros(32, np.float32)), True),
-    "fences": (last_block, (5, 4), (random(5).astype(float), np.zeros(5), np.zeros(1), np.zeros(1, np.int64)), False),
+    "fences": (
+        last_block,
+        (5, 4),
+        (random(5).astype(float), np.zeros(5), np.zeros(1), np.zeros(1, np.int64)),
+        False,
+    ),
 }
 
 
@@ -172,22 +184,30 @@ def test_results_are_those_of_fibers(name, observers):
 
 @pytest.mark.parametrize("name", CASES)
 def test_counters_and_traces_are_those_of_fibers(name):
-    ours, wanted = (launched(name, engine=engine, observers=[*DEFAULT, *COUNTERS, Trace], seed=3)[0] for engine in ("native", "fibers"))
+    ours, wanted = (
+        launched(name, engine=engine, observers=[*DEFAULT, *COUNTERS, Trace], seed=3)[0]
+        for engine in ("native", "fibers")
+    )
     assert ours.counters == wanted.counters
     assert [(e.kind, e.block, e.thread, e.array, e.index, e.site.line) for e in ours.trace] == [
-        (e.kind, e.block, e.thread, e.array, e.index, e.site.line) for e in wanted.trace]
+        (e.kind, e.block, e.thread, e.array, e.index, e.site.line) for e in wanted.trace
+    ]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_compiled_code_counts_is_what_fibers_count(name):
-    ours, wanted = (launched(name, engine=engine, observers=[*DEFAULT, *COUNTERS])[0] for engine in ("native", "fibers"))
+    ours, wanted = (
+        launched(name, engine=engine, observers=[*DEFAULT, *COUNTERS])[0] for engine in ("native", "fibers")
+    )
     assert ours.notes[0].startswith("by fission") == CASES[name][-1]
     assert ours.counters == wanted.counters
 
 
 def test_clean_kernels_raise_no_alarm():
     """An alarm costs a second, slow run; so kernels that are in order must raise none."""
-    assert {name: launched(name, engine="native")[0].notes for name in list(CASES)[:5]} == dict.fromkeys(list(CASES)[:5], ("by fission",))
+    assert {name: launched(name, engine="native")[0].notes for name in list(CASES)[:5]} == dict.fromkeys(
+        list(CASES)[:5], ("by fission",)
+    )
 
 
 def racy(x, out):
@@ -198,8 +218,15 @@ def racy(x, out):
 
 
 def test_a_report_of_bugs_reads_the_same():
-    messages = [[finding.message for finding in simulate(racy, engine=engine, on_finding="report")[1, 8](np.ones(8, np.float32), np.zeros(8)).findings]
-                for engine in ("fibers", "native")]
+    messages = [
+        [
+            finding.message
+            for finding in simulate(racy, engine=engine, on_finding="report")[1, 8](
+                np.ones(8, np.float32), np.zeros(8)
+            ).findings
+        ]
+        for engine in ("fibers", "native")
+    ]
     assert len(messages[0]) == 2 and messages[0] == messages[1]
 
 
@@ -234,7 +261,9 @@ def test_what_a_kernel_with_a_finding_prints_it_prints_once(capfd):
         x[0] = cuda.grid(1)
 
     report = simulate(kernel, engine="native", on_finding="report")[1, 2](np.zeros(1))
-    assert [finding.kind for finding in report.findings] == ["race-global"] and capfd.readouterr().out == "value 0\nvalue 1\n"
+    assert [finding.kind for finding in report.findings] == [
+        "race-global"
+    ] and capfd.readouterr().out == "value 0\nvalue 1\n"
 
 
 @pytest.mark.parametrize("observers", (DEFAULT, (*DEFAULT, Trace)))
@@ -302,7 +331,9 @@ def test_an_exception_of_the_kernel():
             raise ValueError("five")
         cuda.syncthreads()
 
-    with pytest.raises(ThreadError, match=r"thread 5 of block 0 raised ValueError: five\n  kernel line 4  raise ValueError") as caught:
+    with pytest.raises(
+        ThreadError, match=r"thread 5 of block 0 raised ValueError: five\n  kernel line 4  raise ValueError"
+    ) as caught:
         simulate(kernel, engine="native")[1, 8](np.zeros(8))
     assert isinstance(caught.value.__cause__, ValueError)
 
@@ -327,7 +358,7 @@ def endless_barriers(x):
 def test_endless_loops_end_and_name_the_line(kernel, line):
     with pytest.raises(KernelBug) as caught:
         simulate(kernel, engine="native", max_steps=20_000)[1, 4](np.zeros(4))
-    finding, = caught.value.findings
+    (finding,) = caught.value.findings
     assert finding.kind == "no-progress" and finding.accesses[0].site.line == line
 
 
@@ -365,7 +396,9 @@ def test_globals_are_those_of_the_launch():
 
 
 def test_functions_are_those_of_the_launch():
-    """A notebook's cell is run again with another body, and the kernel that stands two calls above it is not."""
+    """A notebook's cell is run again with another body, and the kernel that stands two calls above it is
+    not."""
+
     def half(x):
         return x / 2
 
@@ -378,8 +411,10 @@ def test_functions_are_those_of_the_launch():
     got = []
     for divisor in (2, 4):
         if divisor == 4:
+
             def half(x):
                 return x / 4
+
         out = np.zeros(1)
         simulate(kernel, engine="native")[1, 1](out)
         got.append(out[0])
@@ -401,20 +436,38 @@ def test_members_of_modules_are_those_of_the_launch():
 @pytest.mark.parametrize("dtype", (np.float32, np.float64))
 def test_a_float_becomes_an_integer_as_on_a_gpu(dtype):
     """Towards zero and saturated (`cvt.rzi`): by a store, by a conversion, and by int(x)."""
+
     def convert(x, small, middle, unsigned, wide, wide_unsigned, converted):
         i = cuda.grid(1)
         if i < len(x):
             small[i], middle[i], unsigned[i], wide[i], wide_unsigned[i] = x[i], x[i], x[i], x[i], x[i]
             converted[0, i], converted[1, i], converted[2, i] = int(x[i]), int32(x[i]), uint8(x[i])
 
-    x = np.array([0.5, 1.5, -2.5, -1.0, 127.5, -200.0, 300.0, 70000.0, 3e9, 1e30, -1e30, np.inf, np.nan], dtype)
+    x = np.array(
+        [0.5, 1.5, -2.5, -1.0, 127.5, -200.0, 300.0, 70000.0, 3e9, 1e30, -1e30, np.inf, np.nan], dtype
+    )
     left = {}
     for engine in ("fibers", "native"):
-        left[engine] = [np.zeros(len(x), kind) for kind in (np.int8, np.int32, np.uint16, np.int64, np.uint64)] + [np.zeros((3, len(x)), np.int64)]
+        left[engine] = [
+            np.zeros(len(x), kind) for kind in (np.int8, np.int32, np.uint16, np.int64, np.uint64)
+        ] + [np.zeros((3, len(x)), np.int64)]
         simulate(convert, engine=engine, observers=())[1, 16](x, *left[engine])
     assert all((found == wanted).all() for found, wanted in zip(left["native"], left["fibers"]))
     small, middle, unsigned, *_ = left["native"]
-    assert middle.tolist()[:12] == [0, 1, -2, -1, 127, -200, 300, 70000, 2**31 - 1, 2**31 - 1, -(2**31), 2**31 - 1]
+    assert middle.tolist()[:12] == [
+        0,
+        1,
+        -2,
+        -1,
+        127,
+        -200,
+        300,
+        70000,
+        2**31 - 1,
+        2**31 - 1,
+        -(2**31),
+        2**31 - 1,
+    ]
     assert unsigned.tolist()[:12] == [0, 1, 0, 0, 127, 0, 300, 65535, 65535, 65535, 0, 65535]
 
 
@@ -426,11 +479,13 @@ def test_tuples_and_tensors():
         out[i] = pair[0][i] + pair[1][i] * scale
 
     out = torch.zeros(4)
-    assert simulate(kernel, engine="native")[1, 4]((np.ones(4, np.float32), torch.arange(4.0)), 2, out).notes == ("by fission",)
+    assert simulate(kernel, engine="native")[1, 4](
+        (np.ones(4, np.float32), torch.arange(4.0)), 2, out
+    ).notes == ("by fission",)
     assert out.tolist() == [1, 3, 5, 7]
 
 
-# --- what cannot be compiled ------------------------------------------------------------------------------------------------------
+# --- what cannot be compiled --------------------------------------------------------------------------------
 
 
 def barrier_in_try(x):
@@ -455,25 +510,38 @@ def unknown_to_numba(x):
     x[0] = libdevice.erfinv(x[0])
 
 
-@pytest.mark.parametrize("kernel, why, line", [
-    (barrier_in_try, "a thread stops within a `try` statement", "barrier_in_try line 3  cuda.syncthreads()"),
-    (recursion_with_a_barrier, "recursive calls itself, and a thread stops in it", "recursive line 4  recursive(n - 1)"),
-    (unknown_to_numba, " has no compiled form", "unknown_to_numba line 2  x[0] = libdevice.erfinv(x[0])")])
+@pytest.mark.parametrize(
+    "kernel, why, line",
+    [
+        (
+            barrier_in_try,
+            "a thread stops within a `try` statement",
+            "barrier_in_try line 3  cuda.syncthreads()",
+        ),
+        (
+            recursion_with_a_barrier,
+            "recursive calls itself, and a thread stops in it",
+            "recursive line 4  recursive(n - 1)",
+        ),
+        (unknown_to_numba, " has no compiled form", "unknown_to_numba line 2  x[0] = libdevice.erfinv(x[0])"),
+    ],
+)
 def test_what_cannot_be_compiled_names_the_line(kernel, why, line):
-    note, = simulate(kernel, engine="native", on_finding="report")[1, 4](np.zeros(4, np.float32)).notes
+    (note,) = simulate(kernel, engine="native", on_finding="report")[1, 4](np.zeros(4, np.float32)).notes
     assert note.startswith("by fibers: ") and why in note and line in note
     with pytest.raises(LaunchError) as caught:
         source(kernel, np.zeros(4, np.float32))
     assert why in str(caught.value) and line in str(caught.value)
 
 
-# --- the text, and where it is kept -----------------------------------------------------------------------------------------------
+# --- the text, and where it is kept -------------------------------------------------------------------------
 
 
 def test_the_source_can_be_read():
     text = source(matmul, *[float32[:, ::1]] * 3)
     assert text == source(matmul, *[np.zeros((8, 8), np.float32)] * 3)
-    assert '''
+    assert (
+        """
 @compiled
 def matmul_3(thread, threadIdx, tile_a, tile_b, total_of):
     total = total_of[thread]
@@ -482,7 +550,9 @@ def matmul_3(thread, threadIdx, tile_a, tile_b, total_of):
     for k in range(TILE):
         total = total + tile_a[y, k] * tile_b[k, x]
     total_of[thread] = total
-''' in text
+"""
+        in text
+    )
 
 
 SCRIPT = """
@@ -499,8 +569,15 @@ print(len(compilations.buffer), report.notes)
 
 
 def run(script, folder, **environment):
-    environment = {"PATH": "", "HOME": str(folder), "PYTHONPATH": f"{folder}:{':'.join(sys.path)}", **environment}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=environment, capture_output=True, text=True)
+    environment = {
+        "PATH": "",
+        "HOME": str(folder),
+        "PYTHONPATH": f"{folder}:{':'.join(sys.path)}",
+        **environment,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -535,13 +612,22 @@ def test_what_is_kept_is_known_by_all_sources_that_it_relies_on(tmp_path, monkey
     shutil.copytree(cache.ROOT, tmp_path / "sim")
     monkeypatch.setattr(cache, "ROOT", tmp_path / "sim")
     before = cache.version.__wrapped__()
-    for name, matters in [("viz/page.py", False), ("observers/races.py", False), ("isa/mathematics.py", True)]:
+    for name, matters in [
+        ("viz/page.py", False),
+        ("observers/races.py", False),
+        ("isa/mathematics.py", True),
+    ]:
         (tmp_path / "sim" / name).write_text("# changed")
         assert (cache.version.__wrapped__() != before) == matters
 
 
 def test_what_nobody_has_launched_for_long_is_forgotten(tmp_path):
-    for name, age in [("old_1.py", cache.UNUSED + 9), ("old_1.old-1.nbi", cache.UNUSED + 9), ("used_2.py", 5), ("used_2.used-1.nbi", cache.UNUSED + 9)]:
+    for name, age in [
+        ("old_1.py", cache.UNUSED + 9),
+        ("old_1.old-1.nbi", cache.UNUSED + 9),
+        ("used_2.py", 5),
+        ("used_2.used-1.nbi", cache.UNUSED + 9),
+    ]:
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     cache.prune(tmp_path)
@@ -549,7 +635,8 @@ def test_what_nobody_has_launched_for_long_is_forgotten(tmp_path):
 
 
 def test_without_numba_the_error_says_what_to_install(tmp_path):
-    out = run("""
+    out = run(
+        """
         import sys
         sys.modules["numba"] = None
         import numpy as np
@@ -558,8 +645,14 @@ def test_without_numba_the_error_says_what_to_install(tmp_path):
             simulate(lambda x: None, engine="native")[1, 1](np.zeros(1))
         except LaunchError as error:
             print(error)
-        """, tmp_path)
-    assert out == 'engine="native" compiles kernels with Numba, which is not installed\n  pip install numba, or use engine="fibers", which needs no compiler'
+        """,
+        tmp_path,
+    )
+    assert (
+        out
+        == 'engine="native" compiles kernels with Numba, which is not installed\n  pip install numba, or use'
+        ' engine="fibers", which needs no compiler'
+    )
 
 
 @cuda.jit(device=True)
@@ -577,5 +670,7 @@ def with_a_loop_in_a_device_function(x, out, n):
 @pytest.mark.parametrize("observers", [DEFAULT, [*DEFAULT, *COUNTERS]], ids=["explained", "counted"])
 def test_a_loop_in_a_device_function_goes_round_however_the_kernel_runs(observers):
     out = np.zeros(4)
-    report = simulate(with_a_loop_in_a_device_function, engine="native", observers=observers)[1, 4](np.ones(4), out, 10)
+    report = simulate(with_a_loop_in_a_device_function, engine="native", observers=observers)[1, 4](
+        np.ones(4), out, 10
+    )
     assert [finding.kind for finding in report.findings] == ["negative-index"] and out.tolist() == [45.0] * 4

@@ -1,4 +1,6 @@
-"""What the native engine explains: of a large launch the blocks concerned, with the memory as they find it, and the arguments as the whole launch leaves them."""
+"""What the native engine explains: of a large launch the blocks concerned, with the memory as they find it,
+and the arguments as the whole launch leaves them."""
+
 import signal
 import threading
 import time
@@ -21,7 +23,10 @@ def launched(kernel, grid, block, *arguments, **options):
 
 
 def found(report):
-    return [(f.kind, f.severity, f.array, f.count, f.verdict, [(a.what, a.site.line) for a in f.accesses]) for f in report.findings]
+    return [
+        (f.kind, f.severity, f.array, f.count, f.verdict, [(a.what, a.site.line) for a in f.accesses])
+        for f in report.findings
+    ]
 
 
 def test_one_block_of_many_is_explained():
@@ -32,8 +37,13 @@ def test_one_block_of_many_is_explained():
     report = launched(outside, 4096, 256, x, out, 1000)
     assert time.monotonic() - began < 3
     assert report.notes == ("by fission; of 4,096 blocks 1 is not in order, explained by fibers",)
-    finding, = report.findings
-    assert finding.kind == "out-of-bounds" and finding.count == 255 and finding.accesses[0].block == (1000, 0, 0) and finding.accesses[0].thread == (0, 0, 0)
+    (finding,) = report.findings
+    assert (
+        finding.kind == "out-of-bounds"
+        and finding.count == 255
+        and finding.accesses[0].block == (1000, 0, 0)
+        and finding.accesses[0].thread == (0, 0, 0)
+    )
     wanted = x.copy()
     wanted[256_000:256_256] = np.nan
     np.testing.assert_array_equal(out, wanted)
@@ -48,9 +58,14 @@ def test_an_error_in_the_last_of_very_many_blocks():
     x = np.zeros(65536 * 32, np.int8)
     launched(beyond, 65536, 32, x)
     began = time.monotonic()
-    finding, = launched(beyond, 65536, 32, x).findings
+    (finding,) = launched(beyond, 65536, 32, x).findings
     assert time.monotonic() - began < 5
-    assert finding.count == 0 and finding.accesses[0].block == (65535, 0, 0) and finding.index == (65536 * 32,) and x.sum() == 65536 * 32 - 1
+    assert (
+        finding.count == 0
+        and finding.accesses[0].block == (65535, 0, 0)
+        and finding.index == (65536 * 32,)
+        and x.sum() == 65536 * 32 - 1
+    )
 
 
 @pytest.mark.parametrize("grid, block", [((300, 2), 32), (600, (4, 8))])
@@ -73,7 +88,10 @@ def test_findings_and_values_are_those_of_the_whole_launch(grid, block):
     wanted = simulate(kernel, on_finding="report")[grid, block](*whole)
     report = launched(kernel, grid, block, *ours)
     assert report.notes == ("by fission; of 600 blocks 7 are not in order, explained by fibers",)
-    assert sorted(found(report)) == sorted(found(wanted)) and {f.kind for f in wanted.findings} == {"race-shared", "out-of-bounds"}
+    assert sorted(found(report)) == sorted(found(wanted)) and {f.kind for f in wanted.findings} == {
+        "race-shared",
+        "out-of-bounds",
+    }
     assert report.counters == wanted.counters
     np.testing.assert_array_equal(ours[2], whole[2])
     racy = np.isin(np.arange(600 * 32) // 32, np.arange(50, 600, 100))
@@ -93,7 +111,9 @@ def test_blocks_that_race_with_each_other_are_explained_together():
     report = launched(kernel, 1000, 32, *arguments)
     wanted = simulate(kernel, on_finding="report")[1000, 32](*arguments)
     assert report.notes == ("by fission; of 1,000 blocks 4 are not in order, explained by fibers",)
-    assert found(report) == found(wanted) and sorted(sorted(a.block[0] for a in f.accesses) for f in report.findings) == [[90, 400], [500, 777]]
+    assert found(report) == found(wanted) and sorted(
+        sorted(a.block[0] for a in f.accesses) for f in report.findings
+    ) == [[90, 400], [500, 777]]
 
 
 def test_a_block_that_writes_what_itself_and_others_have_read():
@@ -104,9 +124,14 @@ def test_a_block_that_writes_what_itself_and_others_have_read():
         x[i] = left
 
     report = launched(kernel, 512, 32, np.zeros(512 * 32))
-    finding, = report.findings
-    assert finding.kind == "race-global" and {access.what for access in finding.accesses} == {"read", "written"}
-    assert report.notes[0].startswith("by fission; of 512 blocks 512 are not in order, and 256 of them explained by fibers")
+    (finding,) = report.findings
+    assert finding.kind == "race-global" and {access.what for access in finding.accesses} == {
+        "read",
+        "written",
+    }
+    assert report.notes[0].startswith(
+        "by fission; of 512 blocks 512 are not in order, and 256 of them explained by fibers"
+    )
 
 
 def test_some_of_each_kind_are_explained_where_all_blocks_err():
@@ -139,7 +164,7 @@ def test_an_endless_loop_in_one_of_many_blocks():
     x[321] = 0
     with pytest.raises(KernelBug) as caught:
         simulate(kernel, engine="native", max_steps=20_000)[500, 32](x)
-    finding, = caught.value.findings
+    (finding,) = caught.value.findings
     assert finding.kind == "no-progress" and finding.accesses[0].block == (321, 0, 0)
 
 

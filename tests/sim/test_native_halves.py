@@ -1,4 +1,5 @@
 """float16 and bfloat16 on the native engine: the same numbers as on fibers, for all bits that there are."""
+
 import math
 import runpy
 
@@ -26,8 +27,13 @@ def launched(kernel, threads, *arguments, engine, **options):
 def equal(found, wanted):
     """Whether two arrays hold the same numbers, signs of zeros included; any NaN equals any other."""
     found, wanted = (np.asarray(a).astype(np.float64) for a in (found, wanted))
-    same = (found == wanted) & (np.signbit(found) == np.signbit(wanted)) | (found != found) & (wanted != wanted)
-    return bool(same.all()) or f"{(~same).sum()} differ, first at {np.argwhere(~same)[0]}: {found[~same][0]!r}, not {wanted[~same][0]!r}"
+    same = (found == wanted) & (np.signbit(found) == np.signbit(wanted)) | (found != found) & (
+        wanted != wanted
+    )
+    return (
+        bool(same.all())
+        or f"{(~same).sum()} differ, first at {np.argwhere(~same)[0]}: {found[~same][0]!r}, not {wanted[~same][0]!r}"
+    )
 
 
 def operands(dtype, count=4096, number=2, seed=0):
@@ -36,20 +42,25 @@ def operands(dtype, count=4096, number=2, seed=0):
     n = len(CORNERS)
     with np.errstate(over="ignore"):
         corners = np.array(CORNERS).astype(dtype)
-    arrays[0, :n * n], arrays[1, :n * n] = np.repeat(corners, n), np.tile(corners, n)
+    arrays[0, : n * n], arrays[1, : n * n] = np.repeat(corners, n), np.tile(corners, n)
     return list(arrays)
 
 
 def on_both_engines(kernel, inputs, outputs, threads):
-    """True if both engines leave the same in the outputs, (rows, dtype) each; otherwise {(output, row): how they differ}."""
+    """True if both engines leave the same in the outputs, (rows, dtype) each; otherwise {(output, row): how
+    they differ}."""
     left = {}
     for engine in ("fibers", "native"):
         left[engine] = [np.zeros((rows, threads), dtype) for rows, dtype in outputs]
         report = launched(kernel, threads, *inputs, *left[engine], engine=engine)
     assert report.notes == ("by fission",)
     with np.errstate(all="ignore"):
-        unlike = {(number, row): difference for number, (found, wanted) in enumerate(zip(left["native"], left["fibers"])) for row in range(len(found))
-                  if (difference := equal(found[row], wanted[row])) is not True}
+        unlike = {
+            (number, row): difference
+            for number, (found, wanted) in enumerate(zip(left["native"], left["fibers"]))
+            for row in range(len(found))
+            if (difference := equal(found[row], wanted[row])) is not True
+        }
     return unlike or True
 
 
@@ -74,7 +85,10 @@ def test_every_number_survives_float64_and_back(name):
 def test_what_lies_between_two_numbers_is_rounded_to_the_nearest_ties_to_even(name):
     dtype, _ = HALVES[name]
     neighbours = np.arange(0, (np.array(np.inf).astype(dtype)).view(np.uint16) - 1, dtype=np.uint16)
-    low, high = neighbours.view(dtype).astype(np.float64), (neighbours + np.uint16(1)).view(dtype).astype(np.float64)
+    low, high = (
+        neighbours.view(dtype).astype(np.float64),
+        (neighbours + np.uint16(1)).view(dtype).astype(np.float64),
+    )
     middle = (low + high) / 2
     x = np.concatenate([middle, np.nextafter(middle, 0), np.nextafter(middle, np.inf), -middle])
     out = np.zeros(len(x), dtype)
@@ -93,7 +107,9 @@ def test_what_lies_between_two_numbers_is_rounded_to_the_nearest_ties_to_even(na
 @pytest.mark.parametrize("name", HALVES)
 def test_integers(name):
     dtype, _ = HALVES[name]
-    x = np.array([0, 1, -3, 2049, 2051, 65519, 65520, -65520, 2**53 + 1, 2**62, 2**63 - 1, -2**63], np.int64)
+    x = np.array(
+        [0, 1, -3, 2049, 2051, 65519, 65520, -65520, 2**53 + 1, 2**62, 2**63 - 1, -(2**63)], np.int64
+    )
 
     def convert(x, out):
         i = cuda.grid(1)
@@ -113,7 +129,9 @@ def test_a_float16_becomes_the_nearest_integer():
         if i < len(x):
             small[i], unsigned[i], wide[i], wide_unsigned[i] = x[i], x[i], x[i], x[i]
 
-    x = np.array([0.5, 1.5, -2.5, 2.6, -1.0, 127.5, -200.0, 300.0, 65504.0, np.inf, -np.inf, np.nan], np.float16)
+    x = np.array(
+        [0.5, 1.5, -2.5, 2.6, -1.0, 127.5, -200.0, 300.0, 65504.0, np.inf, -np.inf, np.nan], np.float16
+    )
     left = {}
     for engine in ("fibers", "native"):
         left[engine] = [np.zeros(len(x), dtype) for dtype in (np.int8, np.uint16, np.int64, np.uint64)]
@@ -146,7 +164,7 @@ def test_operators(name):
         wide[2, i] = float32(a) * 3 + b
         wide[3, i] = a + 1
         wide[4, i] = 1.0 if a else 0.0
-        wide[5, i] = a ** 2
+        wide[5, i] = a**2
         wide[6, i] = bool(a) and not b
         wide[7, i] = int64(a) if -1000 < a < 1000 else 0
 
@@ -172,13 +190,24 @@ def test_functions_of_fp16():
         out[12, i] = fp16.hrint(a)
         out[13, i] = fp16.hexp(a)
         out[14, i] = fp16.hlog2(a)
-        wide[0, i] = fp16.heq(a, b) + 2 * fp16.hlt(a, b) + 4 * fp16.hge(a, b) + 8 * fp16.hne(a, b) + 16 * fp16.hle(a, b) + 32 * fp16.hgt(a, b)
+        wide[0, i] = (
+            fp16.heq(a, b)
+            + 2 * fp16.hlt(a, b)
+            + 4 * fp16.hge(a, b)
+            + 8 * fp16.hne(a, b)
+            + 16 * fp16.hle(a, b)
+            + 32 * fp16.hgt(a, b)
+        )
 
-    assert on_both_engines(evaluate, operands(np.float16, number=3), [(15, np.float16), (1, np.float32)], 4096) is True
+    assert (
+        on_both_engines(evaluate, operands(np.float16, number=3), [(15, np.float16), (1, np.float32)], 4096)
+        is True
+    )
 
 
 def test_fma_rounds_once():
     """3 * 683 = 2049 lies in the middle between two float16: the third number decides, however small."""
+
     def fma(x, y, z, out):
         i = cuda.grid(1)
         out[i] = fp16.hfma(x[i], y[i], z[i])
@@ -193,17 +222,29 @@ def test_fma_rounds_once():
 def test_functions_of_math(name, tmp_path):
     """All functions of one number, in one kernel."""
     dtype, _ = HALVES[name]
-    functions = sorted(function for function in UNARY if hasattr(math, function))  # exp2 is new in Python 3.11
+    # exp2 is new in Python 3.11
+    functions = sorted(function for function in UNARY if hasattr(math, function))
     path = tmp_path / "functions.py"
-    path.write_text("import math\nfrom numba import cuda\ndef evaluate(x, out):\n    i = cuda.grid(1)\n    if i < len(x):\n"
-                    + "".join(f"        out[{row}, i] = math.{function}(x[i])\n" for row, function in enumerate(functions)))
+    path.write_text(
+        "import math\nfrom numba import cuda\ndef evaluate(x, out):\n    i = cuda.grid(1)\n    if i <"
+        " len(x):\n"
+        + "".join(
+            f"        out[{row}, i] = math.{function}(x[i])\n" for row, function in enumerate(functions)
+        )
+    )
     evaluate = runpy.run_path(str(path))["evaluate"]
     x, left = ALL[::64].view(dtype).copy(), {}
     for engine in ("fibers", "native"):
         left[engine] = np.zeros((len(functions), len(x)))
         launched(evaluate, len(x), x, left[engine], engine=engine)
     for row, function in enumerate(functions):
-        np.testing.assert_allclose(left["native"][row], left["fibers"][row], rtol=1e-3 if name == "float16" else 1e-6, atol=1e-30, err_msg=function)
+        np.testing.assert_allclose(
+            left["native"][row],
+            left["fibers"][row],
+            rtol=1e-3 if name == "float16" else 1e-6,
+            atol=1e-30,
+            err_msg=function,
+        )
 
 
 @pytest.mark.parametrize("name", HALVES)
@@ -226,10 +267,13 @@ def test_functions_of_two_numbers(name):
     np.testing.assert_allclose(left["native"], left["fibers"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("options", ({}, {"observers": (*DEFAULT, Trace)}, {"observers": ()}), ids=("checked", "traced", "bare"))
+@pytest.mark.parametrize(
+    "options", ({}, {"observers": (*DEFAULT, Trace)}, {"observers": ()}), ids=("checked", "traced", "bare")
+)
 @pytest.mark.parametrize("name", HALVES)
 def test_in_memory_across_barriers_between_lanes_and_as_arguments(name, options):
-    """Shared and local arrays, a variable that lives across a barrier, a shuffle, a scalar argument, a global constant."""
+    """Shared and local arrays, a variable that lives across a barrier, a shuffle, a scalar argument, a global
+    constant."""
     dtype, kind = HALVES[name]
     third = dtype(1 / 3)
 
@@ -255,5 +299,13 @@ def test_a_race_between_halves_reads_as_on_fibers():
     def racy(x):
         x[cuda.threadIdx.x // 2] = cuda.threadIdx.x
 
-    messages = [[finding.message for finding in simulate(racy, engine=engine, on_finding="report")[1, 4](np.zeros(2, np.float16)).findings] for engine in ("fibers", "native")]
+    messages = [
+        [
+            finding.message
+            for finding in simulate(racy, engine=engine, on_finding="report")[1, 4](
+                np.zeros(2, np.float16)
+            ).findings
+        ]
+        for engine in ("fibers", "native")
+    ]
     assert messages[0] and messages[0] == messages[1]

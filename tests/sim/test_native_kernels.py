@@ -1,4 +1,5 @@
 """Every kernel of `kernels` on the native engine: by fission, without a false alarm, and right."""
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,8 +16,10 @@ from kernels.warp_forward import warp_forward  # noqa: E402
 @pytest.fixture
 def run():
     """A runner on the native engine that keeps the notes of its reports."""
+
     def native(kernel, grid, block, *arguments):
         native.notes.append(simulated(kernel, grid, block, *arguments, engine="native").notes)
+
     native.notes = []
     return native
 

@@ -1,4 +1,6 @@
-"""The native engine on what Python and CUDA offer beyond arithmetic: constant arguments, loops over arrays, enumerations, vectors, lambdas; all as fibers do it."""
+"""The native engine on what Python and CUDA offer beyond arithmetic: constant arguments, loops over arrays,
+enumerations, vectors, lambdas; all as fibers do it."""
+
 import enum
 import math
 import operator
@@ -97,7 +99,13 @@ def shapes(x, out):
 def numbers(x, out):
     t = cuda.threadIdx.x
     fraction, whole = math.modf(x[t] * 0.7)
-    out[t] = math.remainder(x[t], 0.7) + 10 * fraction + 100 * whole + round(float32(x[t] * 0.137), 2) + int32(x[t]).bit_count()
+    out[t] = (
+        math.remainder(x[t], 0.7)
+        + 10 * fraction
+        + 100 * whole
+        + round(float32(x[t] * 0.137), 2)
+        + int32(x[t]).bit_count()
+    )
 
 
 def vectors(x, out):
@@ -107,8 +115,18 @@ def vectors(x, out):
     out[t] = four.x + 10 * four.y + 100 * four.z + 1000 * four.w
 
 
-KERNELS = [constant_arguments, two_shapes_of_one_declaration, an_argument_that_is_assigned, constant_variable, loops_over_arrays, loop_with_barriers, enumerations, shapes,
-           numbers, vectors]
+KERNELS = [
+    constant_arguments,
+    two_shapes_of_one_declaration,
+    an_argument_that_is_assigned,
+    constant_variable,
+    loops_over_arrays,
+    loop_with_barriers,
+    enumerations,
+    shapes,
+    numbers,
+    vectors,
+]
 
 
 def launched(kernel, engine, observers=DEFAULT):
@@ -119,7 +137,8 @@ def launched(kernel, engine, observers=DEFAULT):
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
 def test_by_fission(kernel):
-    if kernel is two_shapes_of_one_declaration:  # fibers know the types of its arguments, not that 8 and 9 are two shapes
+    # fibers know the types of its arguments, not that 8 and 9 are two shapes
+    if kernel is two_shapes_of_one_declaration:
         wanted = 2 * (0.5 + np.arange(8.0, 0, -1)) + 2 * np.array([np.nan, *(0.5 + np.arange(8.0, 1, -1))])
         return np.testing.assert_array_equal(launched(kernel, "native", ())[1][1:], wanted[1:])
     (report, got), (_, wanted) = launched(kernel, "native"), launched(kernel, "fibers")
@@ -127,8 +146,14 @@ def test_by_fission(kernel):
     np.testing.assert_allclose(got, wanted, rtol=1e-12)
 
 
-@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel is not two_shapes_of_one_declaration], ids=lambda kernel: kernel.__name__)
+@pytest.mark.parametrize(
+    "kernel",
+    [kernel for kernel in KERNELS if kernel is not two_shapes_of_one_declaration],
+    ids=lambda kernel: kernel.__name__,
+)
 def test_traced(kernel):
     (ours, got), (report, wanted) = (launched(kernel, engine, [Trace]) for engine in ("native", "fibers"))
     np.testing.assert_allclose(got, wanted, rtol=1e-12)
-    assert sorted((e.kind, e.thread, e.array, e.index, e.site.line) for e in ours.trace) == sorted((e.kind, e.thread, e.array, e.index, e.site.line) for e in report.trace)
+    assert sorted((e.kind, e.thread, e.array, e.index, e.site.line) for e in ours.trace) == sorted(
+        (e.kind, e.thread, e.array, e.index, e.site.line) for e in report.trace
+    )

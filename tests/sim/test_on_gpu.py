@@ -1,8 +1,11 @@
-"""The simulator held to the truth: each kernel runs on the GPU and by both engines of the simulator, and every element must be the same, bit for bit.
+"""The simulator held to the truth: each kernel runs on the GPU and by both engines of the simulator, and
+every element must be the same, bit for bit.
 
-Kernels whose result depends on the order of threads are left out, and floating-point arithmetic is exact here: products and sums of small integers, or libdevice's
-operations that round once (compiled code contracts a * b + c otherwise).
+Kernels whose result depends on the order of threads are left out, and floating-point arithmetic is exact
+here: products and sums of small integers, or libdevice's operations that round once (compiled code contracts
+a * b + c otherwise).
 """
+
 import math
 
 import numpy as np
@@ -13,8 +16,12 @@ from numba.cuda import libdevice
 from sim import simulate
 
 TABLE = np.arange(10, dtype=np.float32) ** 2
-INTEGERS = np.array([0, 1, -1, 2, -2, 7, -7, 31, 33, 64, 2**31 - 1, -2**31, 2**40 + 3, -2**40, 2**63 - 1, -2**63])
-FLOATS = np.array([0, -0.0, 1, -1.5, 2.5, 3.5, -2.5, 1e10, -1e10, 1e20, -1e20, np.inf, -np.inf, np.nan, 0.1, 1e-40])
+INTEGERS = np.array(
+    [0, 1, -1, 2, -2, 7, -7, 31, 33, 64, 2**31 - 1, -(2**31), 2**40 + 3, -(2**40), 2**63 - 1, -(2**63)]
+)
+FLOATS = np.array(
+    [0, -0.0, 1, -1.5, 2.5, 3.5, -2.5, 1e10, -1e10, 1e20, -1e20, np.inf, -np.inf, np.nan, 0.1, 1e-40]
+)
 
 
 @cuda.jit
@@ -53,14 +60,24 @@ def shifts_too_far(x, out):
 @cuda.jit
 def bits_64(x, out):
     i = cuda.grid(1)
-    out[i, 0, 0], out[i, 0, 1], out[i, 0, 2], out[i, 0, 3] = cuda.popc(x[i]), cuda.clz(x[i]), cuda.ffs(x[i]), cuda.brev(uint64(x[i]))
+    out[i, 0, 0], out[i, 0, 1], out[i, 0, 2], out[i, 0, 3] = (
+        cuda.popc(x[i]),
+        cuda.clz(x[i]),
+        cuda.ffs(x[i]),
+        cuda.brev(uint64(x[i])),
+    )
 
 
 @cuda.jit
 def conversions(x, out):
     i = cuda.grid(1)
     a = x[i]
-    out[i, 0, 0], out[i, 0, 1], out[i, 0, 2], out[i, 0, 3] = int8(a), int32(a), uint32(a), uint32(a) * uint32(a)
+    out[i, 0, 0], out[i, 0, 1], out[i, 0, 2], out[i, 0, 3] = (
+        int8(a),
+        int32(a),
+        uint32(a),
+        uint32(a) * uint32(a),
+    )
     out[i, 0, 4], out[i, 0, 5] = int32(a) * int32(a), a < uint32(7)
 
 
@@ -80,7 +97,10 @@ def float_operators(x, out):
         out[i, j, 0], out[i, j, 1], out[i, j, 2], out[i, j, 3] = a + b, a - b, a * b, a / b
         out[i, j, 4], out[i, j, 5] = min(a, b), max(a, b)
         out[i, j, 6], out[i, j, 7] = float32(a) * 0.1, float32(a) / 3
-        out[i, j, 8], out[i, j, 9] = libdevice.fmul_rn(float32(a), float32(b)), libdevice.fadd_rn(float32(a), float32(b))
+        out[i, j, 8], out[i, j, 9] = (
+            libdevice.fmul_rn(float32(a), float32(b)),
+            libdevice.fadd_rn(float32(a), float32(b)),
+        )
         out[i, j, 10], out[i, j, 11] = a < b, a == b
     out[i, 0, 12], out[i, 0, 13], out[i, 0, 14] = math.floor(a), abs(a), math.copysign(2.0, a)
     out[i, 0, 15] = math.fabs(a)
@@ -97,7 +117,7 @@ def fused(x, out):
 @cuda.jit
 def warp_wide(out):
     lane = cuda.threadIdx.x
-    full = 0xffffffff
+    full = 0xFFFFFFFF
     out[lane, 0], out[lane, 1] = cuda.shfl_sync(full, lane * lane, 5), cuda.shfl_up_sync(full, lane, 3)
     out[lane, 2], out[lane, 3] = cuda.shfl_down_sync(full, lane, 7), cuda.shfl_xor_sync(full, lane, 16)
     out[lane, 4], out[lane, 5] = cuda.ballot_sync(full, lane % 3 == 0), cuda.ballot_sync(full, True)
@@ -108,7 +128,7 @@ def warp_wide(out):
     out[lane, 12], out[lane, 13] = cuda.lanemask_lt(), cuda.laneid
     out[lane, 14] = cuda.popc(cuda.ballot_sync(full, lane >= 8))
     if lane < 8:
-        out[lane, 15] = cuda.shfl_xor_sync(0xff, lane, 1)
+        out[lane, 15] = cuda.shfl_xor_sync(0xFF, lane, 1)
 
 
 @cuda.jit
@@ -206,8 +226,10 @@ def normalized(x, out):
     row, lane = cuda.blockIdx.x, cuda.threadIdx.x
     total = x[row, lane]
     for step in range(5):
-        total = libdevice.fadd_rn(total, cuda.shfl_xor_sync(0xffffffff, total, 1 << step))
-    out[row, lane] = libdevice.fadd_rn(libdevice.fdiv_rn(x[row, lane], total), libdevice.fmul_rn(x[row, 31 - lane], total))
+        total = libdevice.fadd_rn(total, cuda.shfl_xor_sync(0xFFFFFFFF, total, 1 << step))
+    out[row, lane] = libdevice.fadd_rn(
+        libdevice.fdiv_rn(x[row, lane], total), libdevice.fmul_rn(x[row, 31 - lane], total)
+    )
 
 
 def out(*shape, dtype=np.int64):
@@ -229,9 +251,17 @@ CASES = [
     (fused, (1, 16), (FLOATS, out(16, 16, 2, dtype=np.float64))),
     (warp_wide, (1, 32), (out(32, 16),)),
     (block_wide, (1, 32, 0, 128), (out(32, 9),)),
-    (atomics, (4, 64), (out(8, dtype=np.int32), out(4, dtype=np.uint32), np.array([0, -5, np.nan, np.nan], np.float32))),
+    (
+        atomics,
+        (4, 64),
+        (out(8, dtype=np.int32), out(4, dtype=np.uint32), np.array([0, -5, np.nan, np.nan], np.float32)),
+    ),
     (whole_grid, (4, 16), (out(64), out(64))),
-    (narrow_operands, (1, 16), (INTEGERS.astype(np.int8), INTEGERS.astype(np.uint8), INTEGERS.astype(np.uint32), out(16, 14))),
+    (
+        narrow_operands,
+        (1, 16),
+        (INTEGERS.astype(np.int8), INTEGERS.astype(np.uint8), INTEGERS.astype(np.uint32), out(16, 14)),
+    ),
     (two_floats, (1, 16), (FLOATS, out(16, 16, 5, dtype=np.float64))),
     (tiled_matmul, ((4, 3), (8, 8)), (random(24, 64), random(64, 32), out(24, 32, dtype=np.float32))),
     (normalized, (50, 32), (random(50, 32), out(50, 32, dtype=np.float32))),
@@ -244,12 +274,16 @@ def simulated(kernel, configuration, arguments, engine):
     return copies, simulate(kernel, engine=engine, on_finding="report")[configuration](*copies)
 
 
-each = pytest.mark.parametrize("kernel, configuration, arguments", CASES, ids=lambda value: getattr(value, "__name__", ""))
+each = pytest.mark.parametrize(
+    "kernel, configuration, arguments", CASES, ids=lambda value: getattr(value, "__name__", "")
+)
 
 
 @each
 def test_both_engines_find_no_error_and_give_the_same(kernel, configuration, arguments):
-    (wanted, by_fibers), (got, by_native) = (simulated(kernel, configuration, arguments, engine) for engine in ("fibers", "native"))
+    (wanted, by_fibers), (got, by_native) = (
+        simulated(kernel, configuration, arguments, engine) for engine in ("fibers", "native")
+    )
     assert by_fibers.errors == () and by_native.errors == ()
     for one, other in zip(wanted, got):
         np.testing.assert_array_equal(one, other)
@@ -261,5 +295,7 @@ def test_both_engines_find_no_error_and_give_the_same(kernel, configuration, arg
 def test_the_same_on_a_gpu(kernel, configuration, arguments, engine):
     on_device = [cuda.to_device(argument) for argument in arguments]
     kernel[configuration](*on_device)
-    for wanted, got in zip([array.copy_to_host() for array in on_device], simulated(kernel, configuration, arguments, engine)[0]):
+    for wanted, got in zip(
+        [array.copy_to_host() for array in on_device], simulated(kernel, configuration, arguments, engine)[0]
+    ):
         np.testing.assert_array_equal(got, wanted)

@@ -1,4 +1,6 @@
-"""What kernels of public projects use beyond the ordinary, on every engine: each test names the project in whose kernels it was met, where it was one."""
+"""What kernels of public projects use beyond the ordinary, on every engine: each test names the project in
+whose kernels it was met, where it was one."""
+
 import math
 import os
 import subprocess
@@ -26,7 +28,7 @@ def launched(engine, kernel, block, *arguments):
     return [(finding.kind, finding.severity) for finding in report.findings]
 
 
-# --- variables ------------------------------------------------------------------------------------------------------------------
+# --- variables ----------------------------------------------------------------------------------------------
 
 
 def test_a_variable_that_not_every_path_assigns_is_0_and_a_warning(engine):
@@ -42,11 +44,14 @@ def test_a_variable_that_not_every_path_assigns_is_0_and_a_warning(engine):
     x, out = np.array([3.0, 4.0] + 30 * [9.0]), np.full(4, -1.0)
     report = simulate(kernel, engine=engine, on_finding="report")[1, 32](x, out)
     assert out.tolist() == [7, 4, -1, -1]
-    finding, = report.findings
-    assert finding.message == """warning: unassigned-variable: the variable v is read, and on the way here nothing was assigned to it · block 0 · thread 2
+    (finding,) = report.findings
+    assert (
+        finding.message
+        == """warning: unassigned-variable: the variable v is read, and on the way here nothing was assigned to it · block 0 · thread 2
   read by thread 2 of block 0  kernel line 5  w = cuda.shfl_down_sync(FULL, v, 1)
   Numba gives such a variable the value 0 where Python would raise an error.
   Likely fix: assign v = 0 before the branches, or what it should be."""
+    )
 
 
 def test_variables_that_every_path_to_a_read_assigns(engine):
@@ -144,7 +149,7 @@ def test_range_of_a_float(engine):
     assert launched(engine, kernel, 1, np.array([3.5]), out) == [] and out.sum() == 4
 
 
-# --- arrays -----------------------------------------------------------------------------------------------------------------------
+# --- arrays -------------------------------------------------------------------------------------------------
 
 
 def test_zip_with_a_shorter_array_reads_no_element_behind_it(engine):
@@ -182,7 +187,7 @@ def test_slices_are_stored_to(engine):
 def test_a_slice_is_stored_to_by_two_threads(engine):
     @cuda.jit
     def kernel(out):
-        out[cuda.threadIdx.x:cuda.threadIdx.x + 2] = cuda.threadIdx.x
+        out[cuda.threadIdx.x : cuda.threadIdx.x + 2] = cuda.threadIdx.x
 
     assert launched(engine, kernel, 3, np.zeros(4)) == [("race-global", "error")]
 
@@ -208,6 +213,7 @@ def test_a_literal_index_from_the_end_is_meant(engine):
 
 def test_real_and_imaginary_parts_of_arrays(engine):
     """As FBPIC deposits charge."""
+
     @cuda.jit
     def kernel(z, out):
         t = cuda.threadIdx.x
@@ -245,7 +251,7 @@ def test_shapes_and_dtypes_of_declared_arrays(engine):
     assert launched(engine, kernel, 8, x, out) == [] and np.allclose(out, x + 4)
 
 
-# --- records ----------------------------------------------------------------------------------------------------------------------
+# --- records ------------------------------------------------------------------------------------------------
 
 
 def test_columns_and_fields_of_records(engine):
@@ -263,7 +269,9 @@ def test_columns_and_fields_of_records(engine):
 
     x, y = np.zeros(4, RECORD), np.zeros(4)
     assert launched(engine, kernel, 4, x, y) == []
-    assert x["a"].tolist() == [2, 4, 6, 8] and x["b"].tolist() == [-2, 0, 2, 4] and y.tolist() == [2, 8, 14, 20]
+    assert (
+        x["a"].tolist() == [2, 4, 6, 8] and x["b"].tolist() == [-2, 0, 2, 4] and y.tolist() == [2, 8, 14, 20]
+    )
 
 
 def test_two_threads_at_one_field_and_at_two(engine):
@@ -281,7 +289,7 @@ def test_two_threads_at_one_field_and_at_two(engine):
     assert launched(engine, two, 2, x) == [] and x[0].tolist() == (1, 2)
 
 
-# --- random numbers ---------------------------------------------------------------------------------------------------------------
+# --- random numbers -----------------------------------------------------------------------------------------
 
 
 def states(n):
@@ -302,7 +310,15 @@ def test_random_numbers(engine):
     mine, theirs, out = states(4), states(4), np.zeros((4, 4))
     assert launched(engine, kernel, 4, mine, out) == []
     for i in range(4):
-        wanted = [f(theirs, i) for f in (xoroshiro128p_uniform_float32, xoroshiro128p_normal_float64, cuda.random.xoroshiro128p_uniform_float64, cuda.random.xoroshiro128p_normal_float32)]
+        wanted = [
+            f(theirs, i)
+            for f in (
+                xoroshiro128p_uniform_float32,
+                xoroshiro128p_normal_float64,
+                cuda.random.xoroshiro128p_uniform_float64,
+                cuda.random.xoroshiro128p_normal_float32,
+            )
+        ]
         np.testing.assert_allclose(out[i], wanted, rtol=1e-6)
     assert (mine == theirs).all()
 
@@ -321,7 +337,7 @@ def test_states_of_random_numbers_made_by_a_kernel(engine):
     assert (mine == theirs).all()
 
 
-# --- Numba's own simulator --------------------------------------------------------------------------------------------------------
+# --- Numba's own simulator ----------------------------------------------------------------------------------
 
 WITH_CUDASIM = """
 import math
@@ -353,11 +369,16 @@ print(type(kernel).__name__)
 def test_kernels_of_numbas_own_simulator(engine, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(WITH_CUDASIM.format(engine=engine))
-    done = subprocess.run([sys.executable, script], env=os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, script],
+        env=os.environ | {"NUMBA_ENABLE_CUDASIM": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout == "FakeCUDAKernel\n", done.stderr
 
 
-# --- calls and loops --------------------------------------------------------------------------------------------------------------
+# --- calls and loops ----------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
@@ -377,7 +398,9 @@ def test_recursion_and_starred_arguments(engine):
         out[cuda.threadIdx.x] = factorial(4) + weighted(1, *pair) + weighted(0, *here)
 
     out = np.zeros(3)
-    assert launched(engine, kernel, 3, (3, 4), out) == [] and out.tolist() == [24 + 431 + 10 * t + 200 for t in range(3)]
+    assert launched(engine, kernel, 3, (3, 4), out) == [] and out.tolist() == [
+        24 + 431 + 10 * t + 200 for t in range(3)
+    ]
 
 
 def test_an_else_of_a_loop_with_barriers(engine):

@@ -1,4 +1,6 @@
-"""pytest --cuda-sim: the tests of a project that knows nothing of the simulator, run by the plug-in in a process of its own."""
+"""pytest --cuda-sim: the tests of a project that knows nothing of the simulator, run by the plug-in in a
+process of its own."""
+
 import argparse
 import os
 import re
@@ -11,7 +13,7 @@ from sim.pytest_plugin import TOOLS, words
 
 pytest_plugins = ["pytester"]
 
-PROJECT = '''
+PROJECT = """
 import numpy as np
 import pytest
 from numba import cuda, float32, guvectorize, vectorize
@@ -46,9 +48,11 @@ def tree_sum(x, out):
 
 kept = add[2, 64]
 X = np.arange(100, dtype=np.float32)
-'''
+"""
 
-RIGHT = PROJECT + '''
+RIGHT = (
+    PROJECT
+    + """
 def test_arrays_and_launches():
     x = cuda.to_device(X)
     out = cuda.device_array_like(x)
@@ -119,9 +123,12 @@ def test_what_is_missing_is_refused_by_name():
         cuda.to_device(X).get_ipc_handle()
     with pytest.raises(AttributeError, match="regs_per_thread: the simulator compiles no machine code"):
         scale.get_regs_per_thread(next(iter(scale.overloads.values())).signature)
-'''
+"""
+)
 
-WRONG = PROJECT + '''
+WRONG = (
+    PROJECT
+    + """
 def race():
     tree_sum[1, 64](np.ones(64, np.float32), np.zeros(1, np.float32))
 
@@ -155,46 +162,79 @@ def test_on_a_real_gpu():
 @pytest.mark.xfail(strict=True)
 def test_fails_by_itself():
     assert not cuda.is_available()
-'''
+"""
+)
 
-RACE = "race-shared: s[1] in shared memory is written by one thread and read by another, and nothing orders the two · block 0 · threads 1 and 0\n"
+RACE = (
+    "race-shared: s[1] in shared memory is written by one thread and read by another, and nothing orders the"
+    " two · block 0 · threads 1 and 0\n"
+)
 
 
 @pytest.fixture
 def run(pytester, monkeypatch):
     """run(*options): pytest with the plug-in in a new process, where nothing of ours was imported before."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    return lambda *options: pytester.runpytest_subprocess("-p", "sim.pytest_plugin", "-p", "no:cacheprovider", "-W", "ignore", *options)
+    return lambda *options: pytester.runpytest_subprocess(
+        "-p", "sim.pytest_plugin", "-p", "no:cacheprovider", "-W", "ignore", *options
+    )
 
 
 def test_a_project_runs_unmodified(pytester, run):
     pytester.makepyfile(test_right=RIGHT)
     result = run("--cuda-sim")
     result.assert_outcomes(passed=5)
-    assert re.search(r"cuda-sim: \d+ launches \(\d+ fibers, \d+ native\) in 4 tests, 0 findings", result.stdout.str())
+    assert re.search(
+        r"cuda-sim: \d+ launches \(\d+ fibers, \d+ native\) in 4 tests, 0 findings", result.stdout.str()
+    )
 
 
 def test_a_finding_fails_its_test_and_no_other(pytester, run):
     pytester.makepyfile(test_wrong=WRONG.replace("REAL", str(bool(gpu_names()))))
     result = run("--cuda-sim", "--cuda-sim-engine=fibers", "--cuda-sim-report=pages", "-rfE")
     result.assert_outcomes(passed=3, failed=2, errors=1, xfailed=1)
-    result.stdout.fnmatch_lines(["FAILED *::test_race *", "FAILED *::test_unwritten_memory - uninitialized-read*", "ERROR *::test_in_a_fixture *"])
-    assert RACE in result.stdout.str() and f"  Launched from {pytester.path / 'test_wrong.py'}:37; 1 further launch with the same." in result.stdout.str()
-    result.stdout.fnmatch_lines(["cuda-sim: 6 launches (5 fibers, 1 threads) in 5 tests, 2 findings (1 race-shared, 1 uninitialized-read)",
-                                 "cuda-sim: reports in pages/index.html"])
+    result.stdout.fnmatch_lines(
+        [
+            "FAILED *::test_race *",
+            "FAILED *::test_unwritten_memory - uninitialized-read*",
+            "ERROR *::test_in_a_fixture *",
+        ]
+    )
+    assert (
+        RACE in result.stdout.str()
+        and f"  Launched from {pytester.path / 'test_wrong.py'}:37; 1 further launch with the same."
+        in result.stdout.str()
+    )
+    result.stdout.fnmatch_lines(
+        [
+            (
+                "cuda-sim: 6 launches (5 fibers, 1 threads) in 5 tests, 2 findings (1 race-shared, 1"
+                " uninitialized-read)"
+            ),
+            "cuda-sim: reports in pages/index.html",
+        ]
+    )
     page = next((pytester.path / "pages").glob("*test_race*.html")).read_text(encoding="utf-8")
     assert "2 launches" in page and page.count("race-shared: s[1]") == 1
 
 
 def test_without_the_option_nothing_is_simulated(pytester, run):
-    pytester.makepyfile(test_plain="import sys\n\ndef test_plain():\n    assert 'numba' not in sys.modules and 'sim.launch' not in sys.modules")
+    pytester.makepyfile(
+        test_plain=(
+            "import sys\n\ndef test_plain():\n    assert 'numba' not in sys.modules and 'sim.launch' not in"
+            " sys.modules"
+        )
+    )
     result = run()
     result.assert_outcomes(passed=1)
     assert "cuda-sim" not in result.stdout.str()
 
 
 def test_an_unknown_tool_is_refused():
-    with pytest.raises(argparse.ArgumentTypeError, match="racse: not among bounds, races, uninitialized, misuse, counters, trace"):
+    with pytest.raises(
+        argparse.ArgumentTypeError,
+        match="racse: not among bounds, races, uninitialized, misuse, counters, trace",
+    ):
         words(TOOLS)("races,racse")
 
 

@@ -1,4 +1,6 @@
-"""A report as text, as a table beside the source, and as HTML that is the same every time and needs nothing from outside."""
+"""A report as text, as a table beside the source, and as HTML that is the same every time and needs nothing
+from outside."""
+
 import html.parser
 import re
 import textwrap
@@ -35,7 +37,9 @@ def pair_sums(x, out):
 
 
 def launched(kernel=pair_sums, observers=TOOLS, **how):
-    return simulate(kernel, observers=observers, on_finding="report", **how)[1, 8](np.arange(8, dtype=np.float32), np.zeros(4, np.float32))
+    return simulate(kernel, observers=observers, on_finding="report", **how)[1, 8](
+        np.arange(8, dtype=np.float32), np.zeros(4, np.float32)
+    )
 
 
 def expected(text):
@@ -52,7 +56,10 @@ def test_text():
 
 
 def test_text_without_the_counting_tools():
-    assert str(launched(observers=DEFAULT)) == "pair_sums[1, 8] on the fibers engine: no findings\n  threads 8, blocks 1, barriers 1"
+    assert (
+        str(launched(observers=DEFAULT))
+        == "pair_sums[1, 8] on the fibers engine: no findings\n  threads 8, blocks 1, barriers 1"
+    )
 
 
 def test_by_line():
@@ -94,14 +101,18 @@ def test_by_line_of_a_kernel_without_source():
     namespace = {"cuda": cuda}
     exec("def kernel(x, out):\n    x[0] = 1", namespace)
     report = launched(namespace["kernel"], observers=(Traffic,))
-    assert str(report.by_line()) == "kernel has no source to show" and "kernel has no source to show" in report._repr_html_()
+    assert (
+        str(report.by_line()) == "kernel has no source to show"
+        and "kernel has no source to show" in report._repr_html_()
+    )
 
 
-# --- HTML ---------------------------------------------------------------------------------------------------------------------
+# --- HTML ---------------------------------------------------------------------------------------------------
 
 
 class Balance(html.parser.HTMLParser):
-    """Fails on a tag that is closed in the wrong place; collects images and the text outside scripts and style sheets."""
+    """Fails on a tag that is closed in the wrong place; collects images and the text outside scripts and
+    style sheets."""
 
     def __init__(self, text):
         super().__init__()
@@ -125,7 +136,10 @@ class Balance(html.parser.HTMLParser):
 
 
 def test_html_is_the_same_for_equal_launches_on_every_engine():
-    texts = {launched(**how)._repr_html_().replace("threads engine", "fibers engine") for how in ({}, {}, {"engine": "threads"})}
+    texts = {
+        launched(**how)._repr_html_().replace("threads engine", "fibers engine")
+        for how in ({}, {}, {"engine": "threads"})
+    }
     assert len(texts) == 1
 
 
@@ -133,7 +147,8 @@ def test_html_has_no_ids_and_asks_for_nothing_from_outside():
     text = launched()._repr_html_()
     names = {name for name, _ in Balance(text).attributes}
     assert "id" not in names and "onclick" not in names
-    assert set(re.findall(r"https?://[^\s\"'<%]+", unquote(text))) == {"http://www.w3.org/2000/svg"}  # a name, never fetched
+    # a name, never fetched
+    assert set(re.findall(r"https?://[^\s\"'<%]+", unquote(text))) == {"http://www.w3.org/2000/svg"}
 
 
 def test_where_scripts_are_stripped_first_and_last_step_stand_as_images():
@@ -142,12 +157,18 @@ def test_where_scripts_are_stripped_first_and_last_step_stand_as_images():
     for image in page.images:
         svg = xml.etree.ElementTree.fromstring(unquote(image["src"].removeprefix("data:image/svg+xml,")))
         assert svg.tag.endswith("svg") and len(svg) > 5 and image["alt"]
-    assert page.images[0]["alt"] == "block 0: what each thread does, access by access. epoch 0, access 0: 8 threads load x (line 4)"
+    assert (
+        page.images[0]["alt"]
+        == "block 0: what each thread does, access by access. epoch 0, access 0: 8 threads load x (line 4)"
+    )
 
 
 def test_coordinates_are_whole_numbers():
     for image in Balance(launched()._repr_html_()).images:
-        numbers = re.findall(r"(?:[ Mhvz]|x=|y=|'|width=|height=)-?\d+(\.\d+)?", re.sub(r"<style>.*</style>", "", unquote(image["src"])))
+        numbers = re.findall(
+            r"(?:[ Mhvz]|x=|y=|'|width=|height=)-?\d+(\.\d+)?",
+            re.sub(r"<style>.*</style>", "", unquote(image["src"])),
+        )
         assert len(numbers) > 50 and not any(numbers)
 
 
@@ -157,7 +178,11 @@ def test_html_tells_what_the_text_tells():
 
     report = launched(wrong, observers=DEFAULT)
     shown = "".join(Balance(report._repr_html_()).texts)
-    assert report.headline in shown and report.findings[0].message in shown and "threads 8, blocks 1, barriers 0" in shown
+    assert (
+        report.headline in shown
+        and report.findings[0].message in shown
+        and "threads 8, blocks 1, barriers 0" in shown
+    )
 
 
 def test_names_and_source_are_escaped():
@@ -177,5 +202,8 @@ def test_light_and_dark():
 
 def test_a_figure_without_a_trace_says_what_to_do():
     report = launched(observers=DEFAULT)
-    with pytest.raises(ValueError, match=r"nothing was traced: add the tool, simulate\(kernel, observers=\[\*DEFAULT, Trace\(\)\]\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"nothing was traced: add the tool, simulate\(kernel, observers=\[\*DEFAULT, Trace\(\)\]\)",
+    ):
         report.timeline()

@@ -1,5 +1,7 @@
 # ruff: noqa: F841 (what is assigned is what is compared)
-"""The types that the front end infers are Numba's: for each assignment, and for each place where several meet (the typing of the CUDA target is the judge)."""
+"""The types that the front end infers are Numba's: for each assignment, and for each place where several meet
+(the typing of the CUDA target is the judge)."""
+
 import math
 from types import SimpleNamespace
 
@@ -8,7 +10,6 @@ import pytest
 from numba import cuda, types
 from numba.cuda import dispatcher
 from numba_types import compare
-
 
 DEEP = False
 
@@ -51,7 +52,7 @@ def everything(x, i8, u32, u64, out, n):
     for k6 in range(t, t, t):
         c6 = k6
     g = cuda.grid(1)
-    bb = cuda.ballot_sync(0xffffffff, 1)
+    bb = cuda.ballot_sync(0xFFFFFFFF, 1)
     am = cuda.activemask()
     s = cuda.syncthreads_count(1)
     la = cuda.laneid
@@ -83,13 +84,13 @@ def everything(x, i8, u32, u64, out, n):
     oo = cuda.atomic.add(x, 0, 1)
     cl = cuda.clz(t)
     ff = cuda.ffs(t)
-    mm, pr = cuda.match_all_sync(0xffffffff, t)
-    an = cuda.any_sync(0xffffffff, t)
-    sf = cuda.shfl_sync(0xffffffff, t, 0)
+    mm, pr = cuda.match_all_sync(0xFFFFFFFF, t)
+    an = cuda.any_sync(0xFFFFFFFF, t)
+    sf = cuda.shfl_sync(0xFFFFFFFF, t, 0)
     its = x.itemsize
-    h = 0xffffffff
-    h2 = 0x7fffffffffffffff
-    h3 = 0xffffffffffffffff
+    h = 0xFFFFFFFF
+    h2 = 0x7FFFFFFFFFFFFFFF
+    h3 = 0xFFFFFFFFFFFFFFFF
     s2 = sum((t, t))
     for e in x:
         e2 = e
@@ -159,7 +160,14 @@ def merges(x, i8, u32, u64, out, n):
 
 
 KERNELS = [everything, merges]
-ARGUMENTS = {"x": types.float32[::1], "i8": types.int8[::1], "u32": types.uint32[::1], "u64": types.uint64[::1], "out": types.float64[::1], "n": types.int64}
+ARGUMENTS = {
+    "x": types.float32[::1],
+    "i8": types.int8[::1],
+    "u32": types.uint32[::1],
+    "u64": types.uint64[::1],
+    "out": types.float64[::1],
+    "n": types.int64,
+}
 
 
 @pytest.fixture(autouse=True)

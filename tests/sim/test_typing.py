@@ -1,7 +1,10 @@
-"""Whole kernels typed as Numba types them: the same text, compiled for the CPU by Numba and simulated, gives the same numbers.
+"""Whole kernels typed as Numba types them: the same text, compiled for the CPU by Numba and simulated, gives
+the same numbers.
 
-Where the front end leaves an operator to Python (sim.frontend.types), a mistake would show here and nowhere else.
+Where the front end leaves an operator to Python (sim.frontend.types), a mistake would show here and nowhere
+else.
 """
+
 import math
 
 import numpy as np
@@ -97,7 +100,18 @@ def conditions(x, n, out):
         out[i] = value * (1 if not i & 2 else -1) if 0 < i < 6 else ~i
 
 
-KERNELS = [congruential, fibonacci, products, doubling, single_precision, accumulator_without_a_type, maxima, narrow, division, conditions]
+KERNELS = [
+    congruential,
+    fibonacci,
+    products,
+    doubling,
+    single_precision,
+    accumulator_without_a_type,
+    maxima,
+    narrow,
+    division,
+    conditions,
+]
 
 
 @pytest.mark.parametrize("dtype", (np.int64, np.float64, np.float32))

@@ -1,7 +1,9 @@
-"""Values of operators and functions on which the engines differed, and all operators over awkward numbers: fibers beside native.
+"""Values of operators and functions on which the engines differed, and all operators over awkward numbers:
+fibers beside native.
 
 What is right was read from the PTX that `numba.cuda.compile` gives.
 """
+
 import importlib.util
 from math import inf, nan
 
@@ -35,18 +37,40 @@ def counted_bits(out, n, x):
 
 
 def test_bits_are_counted_in_the_width_of_the_type():
-    assert by_both(counted_bits, np.zeros(8), 31, np.array([5, -1], np.int32)) == [27, 32, 32, 59, 32, 31, 63, 61]
+    assert by_both(counted_bits, np.zeros(8), 31, np.array([5, -1], np.int32)) == [
+        27,
+        32,
+        32,
+        59,
+        32,
+        31,
+        63,
+        61,
+    ]
 
 
 @cuda.jit
 def smaller_and_larger(out, a, b):
-    out[0], out[1], out[2], out[3] = libdevice.fminf(a[0], b[0]), libdevice.fmaxf(a[0], b[0]), libdevice.fminf(b[0], a[0]), libdevice.fmaxf(b[0], a[0])
-    out[4], out[5], out[6], out[7] = libdevice.fmin(a[0], b[0]), libdevice.fmax(b[0], a[0]), libdevice.fminf(a[1], b[1]), libdevice.fmaxf(b[1], a[1])
+    out[0], out[1], out[2], out[3] = (
+        libdevice.fminf(a[0], b[0]),
+        libdevice.fmaxf(a[0], b[0]),
+        libdevice.fminf(b[0], a[0]),
+        libdevice.fmaxf(b[0], a[0]),
+    )
+    out[4], out[5], out[6], out[7] = (
+        libdevice.fmin(a[0], b[0]),
+        libdevice.fmax(b[0], a[0]),
+        libdevice.fminf(a[1], b[1]),
+        libdevice.fmaxf(b[1], a[1]),
+    )
 
 
 def test_the_smaller_zero_is_the_negative_one():
     single = np.array([0.0, 2.0], np.float32), np.array([-0.0, nan], np.float32)
-    assert repr(by_both(smaller_and_larger, np.zeros(8), *single)) == "[-0.0, 0.0, -0.0, 0.0, -0.0, 0.0, 2.0, 2.0]"
+    assert (
+        repr(by_both(smaller_and_larger, np.zeros(8), *single))
+        == "[-0.0, 0.0, -0.0, 0.0, -0.0, 0.0, 2.0, 2.0]"
+    )
 
 
 @cuda.jit
@@ -57,7 +81,14 @@ def rounded(out, x, y):
 
 def test_rounding_to_digits_goes_by_way_of_an_int64():
     x, y = np.array([1e30, 2.675, 7.1234]), np.array([1e30, 0.25, nan], np.float32)
-    assert by_both(rounded, np.zeros(6), x, y) == [2.0**63 / 100, 2.68, 2.0**63 * 100, np.float32(7.1234) ** np.float32(-0.5), np.float32(0.2), LOWEST]
+    assert by_both(rounded, np.zeros(6), x, y) == [
+        2.0**63 / 100,
+        2.68,
+        2.0**63 * 100,
+        np.float32(7.1234) ** np.float32(-0.5),
+        np.float32(0.2),
+        LOWEST,
+    ]
 
 
 @cuda.jit
@@ -91,7 +122,15 @@ def quotients(out, x, y):
 
 
 def test_the_lowest_integer_divided_by_minus_one_is_zero():
-    assert by_both(quotients, np.ones(7, np.int64), np.array([2**63 - 1, 7]), np.array([-1, 0])) == [0, 0, -7, 0, 0, 0, 0]
+    assert by_both(quotients, np.ones(7, np.int64), np.array([2**63 - 1, 7]), np.array([-1, 0])) == [
+        0,
+        0,
+        -7,
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
 @cuda.jit
@@ -123,7 +162,13 @@ def test_a_ballot_is_an_int32():
 
 @cuda.jit
 def compared(out, i, u, f):
-    out[0], out[1], out[2], out[3], out[4] = i[0] < u[0], u[0] == i[0], i[1] == f[0], 0 <= i[1] <= f[0], f[0] >= i[1]
+    out[0], out[1], out[2], out[3], out[4] = (
+        i[0] < u[0],
+        u[0] == i[0],
+        i[1] == f[0],
+        0 <= i[1] <= f[0],
+        f[0] >= i[1],
+    )
 
 
 def test_comparisons_in_the_common_type():
@@ -132,15 +177,39 @@ def test_comparisons_in_the_common_type():
 
 
 def test_a_warp_has_32_lanes():
-    with pytest.raises(ValueError, match="^warp_size=16: every CUDA GPU has warps of 32 lanes, and masks have 32 bits; leave warp_size as it is$"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            "^warp_size=16: every CUDA GPU has warps of 32 lanes, and masks have 32 bits; leave warp_size as"
+            " it is$"
+        ),
+    ):
         DeviceSpec(warp_size=16)
 
 
-# --- all operators ----------------------------------------------------------------------------------------------------------------
+# --- all operators ------------------------------------------------------------------------------------------
 
-OF_TWO = [f"a {sign} b" for sign in "+ - * / // % << >> & | ^ < <= == !=".split()] + ["min(a, b)", "max(a, b)", "a ** b"]
-OF_ONE = ["-a", "~a", "abs(a)", "+a", "cuda.clz(a)", "cuda.popc(a)", "cuda.ffs(a)", "cuda.brev(a)", "np.int8(a)", "np.uint8(a)", "np.int32(a)", "np.uint32(a)",
-          "np.uint64(a)", "np.float32(a)"]
+OF_TWO = [f"a {sign} b" for sign in "+ - * / // % << >> & | ^ < <= == !=".split()] + [
+    "min(a, b)",
+    "max(a, b)",
+    "a ** b",
+]
+OF_ONE = [
+    "-a",
+    "~a",
+    "abs(a)",
+    "+a",
+    "cuda.clz(a)",
+    "cuda.popc(a)",
+    "cuda.ffs(a)",
+    "cuda.brev(a)",
+    "np.int8(a)",
+    "np.uint8(a)",
+    "np.int32(a)",
+    "np.uint32(a)",
+    "np.uint64(a)",
+    "np.float32(a)",
+]
 TEXT = """
 import numpy as np
 from numba import cuda
@@ -149,14 +218,35 @@ from numba import cuda
 def operators(out, wrapped, x, y):
     i = cuda.threadIdx.x
 """
-PAIRS = [("int32", "int32"), ("int64", "uint64"), ("uint8", "int64"), ("uint32", "int8"), ("float32", "int64"), ("float64", "float32")]
+PAIRS = [
+    ("int32", "int32"),
+    ("int64", "uint64"),
+    ("uint8", "int64"),
+    ("uint32", "int8"),
+    ("float32", "int64"),
+    ("float64", "float32"),
+]
 
 
 def awkward(kind):
     if np.dtype(kind).kind == "f":
         return np.array([0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -3.5, -7.0, 3e9, 1e30, inf, -inf, nan], kind)
     low, high = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
-    some = {low, low + 1, high, high - 1, high // 2 + 1, 0, 1, 2, 7, 31, 63, 64, *((-1, -2, -7) if low else ())}
+    some = {
+        low,
+        low + 1,
+        high,
+        high - 1,
+        high // 2 + 1,
+        0,
+        1,
+        2,
+        7,
+        31,
+        63,
+        64,
+        *((-1, -2, -7) if low else ()),
+    }
     return np.array(sorted(value for value in some if low <= value <= high), kind)
 
 
@@ -165,7 +255,10 @@ def test_every_operator(left, right, tmp_path):
     floats = "float" in left + right
     texts = [text for text in OF_TWO if not (floats and text[2:4] in ("<<", ">>", "& ", "| ", "^ "))]
     texts += [text for text in OF_ONE if not (left.startswith("float") and ("~" in text or "cuda" in text))]
-    lines = [f"    a, b = x[i], y[i]\n    out[{n}, i] = {text}\n    wrapped[{n}, i] = {text}\n" for n, text in enumerate(texts)]
+    lines = [
+        f"    a, b = x[i], y[i]\n    out[{n}, i] = {text}\n    wrapped[{n}, i] = {text}\n"
+        for n, text in enumerate(texts)
+    ]
     path = tmp_path / f"operators_{left}_{right}.py"
     path.write_text(TEXT + "".join(lines))
     specification = importlib.util.spec_from_file_location(path.stem, path)
@@ -178,5 +271,10 @@ def test_every_operator(left, right, tmp_path):
         simulate(module.operators, engine=engine, observers=())[1, len(x)](out, wrapped, x, y)
         results.append((out, wrapped))
     (out, wrapped), (native, native_wrapped) = results
-    differ = ~(np.isnan(out) & np.isnan(native) | (out == native) & (np.signbit(out) == np.signbit(native))) | (wrapped != native_wrapped)
-    assert [f"{texts[n]} with a = {x[i]}, b = {y[i]}: {out[n, i]} and {native[n, i]}" for n, i in np.argwhere(differ)] == []
+    differ = ~(
+        np.isnan(out) & np.isnan(native) | (out == native) & (np.signbit(out) == np.signbit(native))
+    ) | (wrapped != native_wrapped)
+    assert [
+        f"{texts[n]} with a = {x[i]}, b = {y[i]}: {out[n, i]} and {native[n, i]}"
+        for n, i in np.argwhere(differ)
+    ] == []

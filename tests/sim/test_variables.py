@@ -1,4 +1,6 @@
-"""Variables that hold now one type, now another: what a use sees is what Numba's typing says, in every engine."""
+"""Variables that hold now one type, now another: what a use sees is what Numba's typing says, in every
+engine."""
+
 import numpy as np
 import pytest
 from numba import cuda, float32
@@ -86,8 +88,17 @@ def chosen(x, out):
     out[t] = m * m  # float64
 
 
-CASES = [(zero_or_float, 1e60), (within_the_branch, np.inf), (overwritten, np.inf), (across_a_barrier, np.inf), (met_before_a_barrier, 1e60), (in_a_branch_with_a_barrier, np.inf),
-         (summed_in_a_loop, 2e38), (left_by_a_break, 1e60), (chosen, 1e60)]
+CASES = [
+    (zero_or_float, 1e60),
+    (within_the_branch, np.inf),
+    (overwritten, np.inf),
+    (across_a_barrier, np.inf),
+    (met_before_a_barrier, 1e60),
+    (in_a_branch_with_a_barrier, np.inf),
+    (summed_in_a_loop, 2e38),
+    (left_by_a_break, 1e60),
+    (chosen, 1e60),
+]
 
 
 @pytest.mark.parametrize("engine", ("fibers", "native"))
@@ -101,6 +112,7 @@ def test_a_variable_has_the_type_that_meets(kernel, value, engine):
 @pytest.mark.parametrize("engine", ("fibers", "native"))
 def test_a_result_of_a_warp_operation_has_its_own_type(engine):
     """ballot_sync gives an int32, whatever the variable held before."""
+
     def ballot(x, out):
         m = x[cuda.threadIdx.x]
         m = cuda.ballot_sync(ALL, m > 0)
@@ -194,5 +206,5 @@ def test_a_narrow_integer_keeps_its_width_in_a_device_function(engine):
         out[0], out[1] = negated(x[0]), cuda.clz(x[1])
 
     out = np.zeros(2, np.int64)
-    simulate(kernel, engine=engine)[1, 1](np.array([-2**31, 1], np.int32), out)
-    np.testing.assert_array_equal(out, [-2**31, 31])
+    simulate(kernel, engine=engine)[1, 1](np.array([-(2**31), 1], np.int32), out)
+    np.testing.assert_array_equal(out, [-(2**31), 31])

@@ -1,4 +1,6 @@
-"""The trace, and the figures drawn from it: every step's words, which cells change, and what is left out of a large one."""
+"""The trace, and the figures drawn from it: every step's words, which cells change, and what is left out of a
+large one."""
+
 import json
 import re
 import time
@@ -45,7 +47,7 @@ def looks(view, step):
     return [(cell, drawn["looks"][look], mark) for cell, look, mark in zip(flat[::3], flat[1::3], flat[2::3])]
 
 
-# --- the trace ----------------------------------------------------------------------------------------------------------------
+# --- the trace ----------------------------------------------------------------------------------------------
 
 
 def test_the_trace_is_in_the_order_of_execution():
@@ -61,12 +63,17 @@ def test_the_trace_is_in_the_order_of_execution():
         ("store", (0, 1, 0), 0, 0, "s", (1, 0), 3),
         ("barrier", (0, 1, 0), 0, None, None, None, 4),
         ("load", (0, 1, 0), 1, 0, "s", (1, 0), 5),
-        ("atomic", (0, 1, 0), 1, 0, "x", (0, 1), 5)]
+        ("atomic", (0, 1, 0), 1, 0, "x", (0, 1), 5),
+    ]
 
 
 def test_every_access_and_barrier_is_in_the_trace(report):
     kinds = [event.kind for event in report.trace]
-    assert {kind: kinds.count(kind) for kind in set(kinds)} == {"load": 4 + 4, "store": 4 + 2, "barrier": 1} and report.trace.cut == 0
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {
+        "load": 4 + 4,
+        "store": 4 + 2,
+        "barrier": 1,
+    } and report.trace.cut == 0
     position = kinds.index("barrier")
     assert all((event.epoch == 0) == (at <= position) for at, event in enumerate(report.trace))
 
@@ -85,11 +92,18 @@ def test_a_full_trace_counts_what_it_leaves_out():
 
     full = report_of(fill, 4, 64, np.zeros(256), trace=Trace(limit=100))
     assert len(full.trace) == 100 and full.trace.cut == 156
-    for view in (full.memory_map("x"), full.timeline(full.trace.blocks[0]), full.warp_grid(2, block=full.trace.blocks[0])):
-        assert "The trace was full: 156 later events are not in it." in str(view) and "156 later events" in view.html
+    for view in (
+        full.memory_map("x"),
+        full.timeline(full.trace.blocks[0]),
+        full.warp_grid(2, block=full.trace.blocks[0]),
+    ):
+        assert (
+            "The trace was full: 156 later events are not in it." in str(view)
+            and "156 later events" in view.html
+        )
 
 
-# --- figures ------------------------------------------------------------------------------------------------------------------
+# --- figures ------------------------------------------------------------------------------------------------
 
 
 def test_memory_map(report):
@@ -97,10 +111,17 @@ def test_memory_map(report):
     assert words(view) == [
         "block 0, epoch 0: threads 0-3 store to s   neighbours line 4  s[t] = x[t]",
         "block 0, epoch 1: threads 0-1 load s   neighbours line 7  out[t] = s[t] + s[t + 2]",
-        "block 0, epoch 1: threads 0-1 load s   neighbours line 7  out[t] = s[t] + s[t + 2]"]
+        "block 0, epoch 1: threads 0-1 load s   neighbours line 7  out[t] = s[t] + s[t + 2]",
+    ]
     assert [looks(view, step) for step in range(3)] == [
-        [(0, "store", 0), (1, "store", 1), (2, "store", 2), (3, "store", 3)], [(0, "load", 0), (1, "load", 1)], [(2, "load", 0), (3, "load", 1)]]
-    assert str(view).splitlines()[:2] == ["shared array s in block 0: who touched which element", f"  1. {words(view)[0]}"]
+        [(0, "store", 0), (1, "store", 1), (2, "store", 2), (3, "store", 3)],
+        [(0, "load", 0), (1, "load", 1)],
+        [(2, "load", 0), (3, "load", 1)],
+    ]
+    assert str(view).splitlines()[:2] == [
+        "shared array s in block 0: who touched which element",
+        f"  1. {words(view)[0]}",
+    ]
 
 
 def test_timeline(report):
@@ -109,7 +130,8 @@ def test_timeline(report):
         "epoch 0, access 1: 4 threads store to s (line 4)",
         "epoch 1, access 0: 2 threads load s (line 7)",
         "epoch 1, access 1: 2 threads load s (line 7)",
-        "epoch 1, access 2: 2 threads store to out (line 7)"]
+        "epoch 1, access 2: 2 threads store to out (line 7)",
+    ]
 
 
 def test_timeline_says_who_waits():
@@ -120,12 +142,21 @@ def test_timeline_says_who_waits():
         cuda.syncthreads()
 
     view = report_of(uneven, 1, 3, np.zeros(3)).timeline()
-    assert words(view) == ["epoch 0, access 0: 3 threads store to x (line 4)", "epoch 0, access 1: 2 threads store to x (line 4); 1 thread waits (0)",
-                           "epoch 0, access 2: 1 thread stores to x (line 4); 2 threads wait (0-1)"]
+    assert words(view) == [
+        "epoch 0, access 0: 3 threads store to x (line 4)",
+        "epoch 0, access 1: 2 threads store to x (line 4); 1 thread waits (0)",
+        "epoch 0, access 2: 1 thread stores to x (line 4); 2 threads wait (0-1)",
+    ]
     assert scene(view)["svg"].count("class='rail'") == 1 and "class='line'" in scene(view)["svg"]
 
 
-@pytest.mark.parametrize("width, cost, clash", [(32, "32-way bank conflict, 32 turns (fewest 1)", {0}), (33, "no bank conflict, 1 turn (fewest 1)", set())])
+@pytest.mark.parametrize(
+    "width, cost, clash",
+    [
+        (32, "32-way bank conflict, 32 turns (fewest 1)", {0}),
+        (33, "no bank conflict, 1 turn (fewest 1)", set()),
+    ],
+)
 def test_warp_grid_of_shared_memory(width, cost, clash):
     @cuda.jit
     def column(out):
@@ -136,7 +167,9 @@ def test_warp_grid_of_shared_memory(width, cost, clash):
     assert words(view)[0] == f"warp 0, epoch 0: 32 of 32 lanes load shared array s: {cost}"
     cells = looks(view, 0)
     assert cells[:32] == [(lane, "active", "") for lane in range(32)]
-    assert {((cell - 32) // 32, (cell - 32) % 32) for cell, look, _ in cells[32:64]} == {(lane, lane * width % 32) for lane in range(32)}
+    assert {((cell - 32) // 32, (cell - 32) % 32) for cell, look, _ in cells[32:64]} == {
+        (lane, lane * width % 32) for lane in range(32)
+    }
     assert {(cell - 32) % 32 for cell, look, _ in cells[32:] if look == "clash"} == clash
     assert sum(mark for *_, mark in cells[64:]) == 32
 
@@ -148,16 +181,26 @@ def test_warp_grid_of_global_memory():
             x[4 * t] = 1
 
     view = report_of(strided, 1, 64, np.zeros(160, np.float32)).warp_grid(4)
-    assert words(view) == ["warp 0, epoch 0: 32 of 32 lanes store to global array x: 16 sectors (fewest 4)",
-                           "warp 1, epoch 0: 8 of 32 lanes store to global array x: 4 sectors (fewest 1)"]
+    assert words(view) == [
+        "warp 0, epoch 0: 32 of 32 lanes store to global array x: 16 sectors (fewest 4)",
+        "warp 1, epoch 0: 8 of 32 lanes store to global array x: 4 sectors (fewest 1)",
+    ]
     assert [mark for *_, mark in looks(view, 1)[16:]] == [2, 2, 2, 2]
 
 
 def test_what_is_not_there_is_said():
     view = report_of(neighbours, 1, 4, np.zeros(4, np.float32), np.zeros(2, np.float32))
-    for call, said in [(lambda: view.memory_map("q"), "no array 'q' in the trace; it holds x, s, out"),
-                       (lambda: view.timeline(3), r"block \(3, 0, 0\) is not in the trace, which holds 1 block, the first \(0, 0, 0\)"),
-                       (lambda: view.warp_grid(5), "line 5 made no access to shared or global memory in block 0; lines that did: 4, 7")]:
+    for call, said in [
+        (lambda: view.memory_map("q"), "no array 'q' in the trace; it holds x, s, out"),
+        (
+            lambda: view.timeline(3),
+            r"block \(3, 0, 0\) is not in the trace, which holds 1 block, the first \(0, 0, 0\)",
+        ),
+        (
+            lambda: view.warp_grid(5),
+            "line 5 made no access to shared or global memory in block 0; lines that did: 4, 7",
+        ),
+    ]:
         with pytest.raises(ValueError, match=said):
             call()
 
@@ -184,4 +227,6 @@ def test_a_large_trace_makes_a_page_of_bounded_size_in_bounded_time():
     page = report._repr_html_()
     assert time.process_time() - began < 10 and len(page) < 1_500_000
     block = report.trace.blocks[0]
-    assert "elements are drawn" in str(report.memory_map("x", block)) and "The first 160 of 200 moments are drawn." in str(report.timeline(block))
+    assert "elements are drawn" in str(
+        report.memory_map("x", block)
+    ) and "The first 160 of 200 moments are drawn." in str(report.timeline(block))

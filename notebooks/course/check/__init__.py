@@ -19,11 +19,19 @@ def __getattr__(name):
 
 
 def lessons():
-    """Every lesson's checks: {"01": {"ex01_1": check, ...}, ...}, in the order of the lessons and exercises."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith("lesson"))
-    return {name.removeprefix("lesson"): checks_of(importlib.import_module(f"course.check.{name}")) for name in names}
+    """Every lesson's checks: {"01": {"ex01_1": check, ...}, ...}, in the order of the lessons and
+    exercises."""
+    names = sorted(
+        module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith("lesson")
+    )
+    return {
+        name.removeprefix("lesson"): checks_of(importlib.import_module(f"course.check.{name}"))
+        for name in names
+    }
 
 
 def checks_of(module):
     names = filter(re.compile(r"ex\d\d_\d+").fullmatch, vars(module))
-    return {name: getattr(module, name) for name in sorted(names, key=lambda name: int(name.partition("_")[2]))}
+    return {
+        name: getattr(module, name) for name in sorted(names, key=lambda name: int(name.partition("_")[2]))
+    }

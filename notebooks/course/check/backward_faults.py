@@ -1,4 +1,5 @@
-"""Lesson 13's faulty pieces: what goes wrong in the published backward algorithms, one fault at a time, for the lesson's kernels.
+"""Lesson 13's faulty pieces: what goes wrong in the published backward algorithms, one fault at a time, for
+the lesson's kernels.
 
 Each takes the arguments of the piece that it stands in for; in FAULTS, its name.
 """

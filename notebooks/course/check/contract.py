@@ -1,4 +1,5 @@
-"""What a launch must keep to beside right values: who works, how often global memory is asked, who meets whom. Events are counted, not names in a source."""
+"""What a launch must keep to beside right values: who works, how often global memory is asked, who meets
+whom. Events are counted, not names in a source."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,20 +14,24 @@ GRID_BARRIER = "grid.sync"
 
 @dataclass(frozen=True)
 class Contract:
-    """The demands on one launch, each a number that the check works out for it; what is left out is not demanded.
+    """The demands on one launch, each a number that the check works out for it; what is left out is not
+    demanded.
 
-    Accesses are loads, stores and atomics of single elements. Arrays are called by the names that the check gives the kernel's parameters, in their order, in
-    `names` ("x y out"; the kernel's own if left out); "shared" stands for all shared arrays together.
+    Accesses are loads, stores and atomics of single elements. Arrays are called by the names that the check
+    gives the kernel's parameters, in their order, in `names` ("x y out"; the kernel's own if left out);
+    "shared" stands for all shared arrays together.
     """
 
     names: str = ""
     each: dict = field(default_factory=dict)  # array -> most accesses by one thread
     most: dict = field(default_factory=dict)  # array -> most accesses by all threads
     least: dict = field(default_factory=dict)  # array -> fewest accesses by all threads
-    owner: dict[str, Callable] = field(default_factory=dict)  # array -> function: elements (flat indices) -> the thread of the grid to which each belongs
+    # array -> function: elements (flat indices) -> the thread of the grid to which each belongs
+    owner: dict[str, Callable] = field(default_factory=dict)
     threads: int = 0  # so many threads at least make an access
     blocks: int = 0  # so many blocks at least
-    share: float | None = None  # the busiest thread makes so many times the mean accesses of those that make any, at most
+    # the busiest thread makes so many times the mean accesses of those that make any, at most
+    share: float | None = None
     barriers: tuple | None = None  # (fewest, most) block-wide barriers, in each block on average
     shuffles: tuple | None = None  # (fewest, most) shuffles, in all warps together
     atomics: tuple | None = None  # (fewest, most) atomic operations
@@ -53,35 +58,65 @@ class Contract:
         yield from self.not_owned(work)
         yield from self.idle(work)
         yield from outside(self.barriers, barriers / report.counters["blocks"], "barrier", "in each block")
-        yield from outside(self.shuffles, sum(count for name, count in together.items() if name.startswith("shfl")), "shuffle", "by all warps together")
+        yield from outside(
+            self.shuffles,
+            sum(count for name, count in together.items() if name.startswith("shfl")),
+            "shuffle",
+            "by all warps together",
+        )
         yield from outside(self.atomics, report.counters.get("atomics", 0), "atomic operation", "in all")
-        yield from outside(self.grid_barriers, together.get(GRID_BARRIER, 0) / report.counters["blocks"], "barrier", "of the whole grid")
+        yield from outside(
+            self.grid_barriers,
+            together.get(GRID_BARRIER, 0) / report.counters["blocks"],
+            "barrier",
+            "of the whole grid",
+        )
 
     def too_much_by_one(self, work):
         for name, most in self.each.items():
             thread, count = work.busiest(work.of(name))
             if count > most:
-                yield f"{work.who(thread)} asks for elements of {shown(name)} {times(count)}; {times(most)} is its part"
+                yield (
+                    f"{work.who(thread)} asks for elements of {shown(name)} {times(count)}; {times(most)} is"
+                    " its part"
+                )
         if self.share:
             thread, count = work.busiest(work.everything)
             mean = work.everything.sum() / max(1, work.at_work.sum())
             if count > self.share * mean:
-                yield f"{work.who(thread)} makes {count} of the {work.everything.sum()} accesses to memory, where a thread makes {mean:.3g} on average"
+                yield (
+                    f"{work.who(thread)} makes {count} of the {work.everything.sum()} accesses to memory,"
+                    f" where a thread makes {mean:.3g} on average"
+                )
 
     def in_all(self, work):
         for name, most in self.most.items():
             if (count := int(work.of(name).sum())) > most:
-                yield f"the threads ask for elements of {shown(name)} {times(count)} in all; {times(most)} is enough"
+                yield (
+                    f"the threads ask for elements of {shown(name)} {times(count)} in all; {times(most)} is"
+                    " enough"
+                )
         for name, least in self.least.items():
             if (count := int(work.of(name).sum())) < least:
-                yield f"the threads use {shown(name)} {times(count)} in all; {times(least)} at least, if they share their work through it"
+                yield (
+                    f"the threads use {shown(name)} {times(count)} in all; {times(least)} at least, if they"
+                    " share their work through it"
+                )
 
     def not_owned(self, work):
         for name, owner in self.owner.items():
             element, thread = work.elements(name)
-            for e, t, wanted in zip(element.tolist(), thread.tolist(), np.broadcast_to(owner(element), element.shape).tolist(), strict=True):
+            for e, t, wanted in zip(
+                element.tolist(),
+                thread.tolist(),
+                np.broadcast_to(owner(element), element.shape).tolist(),
+                strict=True,
+            ):
                 if t != wanted:
-                    yield f"{work.who(t)} asks for element {e} of {shown(name)}, which is the part of {work.who(wanted)}"
+                    yield (
+                        f"{work.who(t)} asks for element {e} of {shown(name)}, which is the part of"
+                        f" {work.who(wanted)}"
+                    )
                     return
 
     def idle(self, work):
@@ -110,7 +145,8 @@ def times(count):
 
 
 class Work:
-    """Who made which accesses in a launch, from its trace: tables (blocks of the grid, threads of a block)."""
+    """Who made which accesses in a launch, from its trace: tables (blocks of the grid, threads of a
+    block)."""
 
     def __init__(self, report, translation=None):
         self.trace, self.threads = report.trace, int(np.prod(report.block))
@@ -121,9 +157,15 @@ class Work:
         numbers = np.array([x + width * (y + height * z) for x, y, z in self.trace.blocks], int).reshape(-1)
         self.is_access = self.trace.array >= 0
         self.block_number = numbers[self.trace.block] if len(self.trace) else np.empty(0, int)
-        self.names = [(translation or {}).get(home.name, home.name) if home.space == "global" else home.space for home in self.trace.arrays]
+        self.names = [
+            (translation or {}).get(home.name, home.name) if home.space == "global" else home.space
+            for home in self.trace.arrays
+        ]
         self.is_shared = (self.trace.address >> SPACE_SHIFT) == SHARED
-        self.everything = self.table(self.is_access & np.isin(self.trace.array, [i for i, name in enumerate(self.names) if name != "local"]))
+        self.everything = self.table(
+            self.is_access
+            & np.isin(self.trace.array, [i for i, name in enumerate(self.names) if name != "local"])
+        )
         self.at_work = self.everything > 0
 
     def table(self, chosen):
@@ -144,7 +186,10 @@ class Work:
     def elements(self, name):
         """(element, thread of the grid) of every access to an array; threads count on from block to block."""
         chosen = self.chosen(name)
-        return self.trace.element[chosen], self.block_number[chosen] * self.threads + self.trace.thread[chosen]
+        return (
+            self.trace.element[chosen],
+            self.block_number[chosen] * self.threads + self.trace.thread[chosen],
+        )
 
     def busiest(self, table):
         """(the thread of the grid with the most, how many)"""

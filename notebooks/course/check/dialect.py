@@ -1,4 +1,5 @@
-"""What no GPU runs, found in the code of a kernel before it is launched: lists, generators, whole-array calls of numpy. It needs no compiler."""
+"""What no GPU runs, found in the code of a kernel before it is launched: lists, generators, whole-array calls
+of numpy. It needs no compiler."""
 
 import builtins
 import dis
@@ -18,9 +19,20 @@ MAKES = {
     "YIELD_VALUE": "is a generator",
     "IMPORT_NAME": "imports a module",
 }
-CODES = {"<listcomp>": "makes a list", "<genexpr>": "uses a generator", "<setcomp>": "makes a set", "<dictcomp>": "makes a dictionary"}
-PYTHONS = {getattr(builtins, name) for name in "all any dict eval exec filter getattr iter list map next open set setattr sorted str type vars".split()}
-ONLY_NUMBERS = "A kernel computes number by number: loops, array elements, float32(...), cuda.local.array and cuda.shared.array; no lists, no generators, no whole arrays."
+CODES = {
+    "<listcomp>": "makes a list",
+    "<genexpr>": "uses a generator",
+    "<setcomp>": "makes a set",
+    "<dictcomp>": "makes a dictionary",
+}
+PYTHONS = {
+    getattr(builtins, name)
+    for name in "all any dict eval exec filter getattr iter list map next open set setattr sorted str type vars".split()
+}
+ONLY_NUMBERS = (
+    "A kernel computes number by number: loops, array elements, float32(...), cuda.local.array and"
+    " cuda.shared.array; no lists, no generators, no whole arrays."
+)
 
 
 def refuse(kernel):
@@ -34,7 +46,8 @@ def python_function(kernel):
 
 
 def found(function, seen):
-    """(name of the function, what it does) for the first thing of each kind in `function` and all that it calls."""
+    """(name of the function, what it does) for the first thing of each kind in `function` and all that it
+    calls."""
     if not isinstance(function, FunctionType) or function.__code__ in seen or is_a_librarys(function):
         return
     seen.add(function.__code__)
@@ -54,13 +67,16 @@ def asks_for(code):
 
 
 def names(function):
-    """(name as it is written, value) of what the code takes from outside: globals, what it closes over, and attributes of modules."""
+    """(name as it is written, value) of what the code takes from outside: globals, what it closes over, and
+    attributes of modules."""
     outside = {**vars(builtins), **function.__globals__}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     outside |= {name: cell.cell_contents for name, cell in cells if cell != type(cell)()}
     module = None
     for step in dis.get_instructions(function.__code__):
-        value = outside.get(step.argval) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF") else None
+        value = (
+            outside.get(step.argval) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF") else None
+        )
         if module and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             value, name = getattr(module[1], step.argval, None), f"{module[0]}.{step.argval}"
         else:

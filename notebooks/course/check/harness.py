@@ -1,7 +1,7 @@
 """The harness of the checks: runs one on a learner's answer and turns the outcome into words that help.
 
-A check is a function of the answer and a fresh random generator. It compares what the answer gives with what an
-oracle of its own gives, and returns one line about what it tried:
+A check is a function of the answer and a fresh random generator. It compares what the answer gives with what
+an oracle of its own gives, and returns one line about what it tried:
 
     @exercise("1.2", "merge")
     def ex01_2(merge, rng):
@@ -20,18 +20,43 @@ from pathlib import Path
 import numpy as np
 
 from course.check.trial import running
-from course.check.words import CheckFailed, agree, array, brief, compare, explained, fail, indented, instance, numbers, shape, text
+from course.check.words import (
+    CheckFailed,
+    agree,
+    array,
+    brief,
+    compare,
+    explained,
+    fail,
+    indented,
+    instance,
+    numbers,
+    shape,
+    text,
+)
 from course.progress import tick
 from course.stubs import stub_of, what_to_do
 
-__all__ = ["CheckFailed", "agree", "array", "compare", "exercise", "explained", "fail", "instance", "numbers", "shape", "text"]
+__all__ = [
+    "CheckFailed",
+    "agree",
+    "array",
+    "compare",
+    "exercise",
+    "explained",
+    "fail",
+    "instance",
+    "numbers",
+    "shape",
+    "text",
+]
 
 
 def exercise(number, name):
     """Make a check of exercise `number` ("1.2") out of a function `body(answer, rng) -> what was tried`.
 
-    The check is called as `check(answer, seed=None)`; a seed repeats the very same inputs. It raises CheckFailed,
-    or prints one line and ticks the ledger.
+    The check is called as `check(answer, seed=None)`; a seed repeats the very same inputs. It raises
+    CheckFailed, or prints one line and ticks the ledger.
     """
 
     def decorate(body):
@@ -58,7 +83,7 @@ def exercise(number, name):
     return decorate
 
 
-# What a learner's exception says --------------------------------------------------------------------------------
+# What a learner's exception says ----------------------------------------------------------------------------
 
 HERE = Path(__file__).resolve().parents[1]
 NOT_THE_LEARNERS = (
@@ -70,7 +95,8 @@ NOT_THE_LEARNERS = (
 
 
 def explain(error):
-    """An exception from the learner's code: their line first, then the exception, then the call that provoked it."""
+    """An exception from the learner's code: their line first, then the exception, then the call that provoked
+    it."""
     _harness, body, *steps = traceback.walk_tb(error.__traceback__)
     ours = [body, *filter(is_the_checks, itertools.takewhile(lambda step: not is_theirs(step), steps))]
     theirs = [step for step in steps if is_theirs(step)]
@@ -90,7 +116,8 @@ def is_the_checks(step):
 
 
 def failing_line(steps):
-    """ "line 3 of merge    m = max(m1, m2)": counted within the function, as a cell has no lines of its own."""
+    """ "line 3 of merge    m = max(m1, m2)": counted within the function, as a cell has no lines of its
+    own."""
     frame, line = steps[-1]
     named = [step[0] for step in steps if not step[0].f_code.co_name.startswith("<")]
     code = (named or [frame])[-1].f_code

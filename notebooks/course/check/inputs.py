@@ -1,4 +1,5 @@
-"""Inputs that tell right from nearly right: every scalar and every row's state drawn by itself, traps behind the arrays, scores that need a maximum."""
+"""Inputs that tell right from nearly right: every scalar and every row's state drawn by itself, traps behind
+the arrays, scores that need a maximum."""
 
 import numpy as np
 from numpy import float32
@@ -28,12 +29,14 @@ def scale_for(rng, d):
 
 
 def longer(array, more=7, behind=np.nan):
-    """A one-dimensional array with `more` numbers behind it that nobody announced: NaN behind an input, SENTINEL behind an output."""
+    """A one-dimensional array with `more` numbers behind it that nobody announced: NaN behind an input,
+    SENTINEL behind an output."""
     return np.append(array, np.full(more, behind, array.dtype))
 
 
 def states(rng, rows, d):
-    """(m, l, o) of rows that have read something, each number drawn by itself: no l or o follows from an m."""
+    """(m, l, o) of rows that have read something, each number drawn by itself: no l or o follows from an
+    m."""
     return rng.normal(0, 5, rows), rng.uniform(0.5, 4, rows), rng.normal(0, 3, (rows, d))
 
 
@@ -47,7 +50,8 @@ LOUD = {
     DEEP: lambda rng, n: -(2.0**33) * rng.integers(1, 5, n),
     "the last key far above the rest": lambda rng, n: np.append(rng.normal(0, 1, n - 1), FAR),
 }
-TO_1000 = {what: draw for what, draw in LOUD.items() if what != DEEP}  # those that leave a float64 its digits, and a float32 its eighths
+# those that leave a float64 its digits, and a float32 its eighths
+TO_1000 = {what: draw for what, draw in LOUD.items() if what != DEEP}
 EIGHTHS = 0.375, 0.625, 0.75, 0.875, 1.25, 1.5  # scales that no float32 rounds
 
 
@@ -60,7 +64,8 @@ def loud_scores(rng, n):
 def attention(rng, queries, keys, d, scores="scores about 0", future=None):
     """(q, k, v, scale), float32, with scores about as one of LOUD draws them; future: a key with score 1000.
 
-    Loud scores are multiples of 1/8, exact in float32, so that an answer differs from the oracle by its own rounding alone.
+    Loud scores are multiples of 1/8, exact in float32, so that an answer differs from the oracle by its own
+    rounding alone.
     """
     v = normal(rng, keys, d)
     if scores == "scores about 0" and future is None:

@@ -1,4 +1,5 @@
-"""How a check launches a learner's kernel in `sim`: in a random order of threads, with a finding or an exception as a failed check, and under its contract."""
+"""How a check launches a learner's kernel in `sim`: in a random order of threads, with a finding or an
+exception as a failed check, and under its contract."""
 
 from math import prod
 
@@ -17,14 +18,20 @@ EVENTS = 3_000_000  # of a launch under a contract; no check comes near it
 STEPS = 50_000  # rounds of while loops, over all threads, before one of them ends
 
 
-def launch(kernel, configuration, arguments, rng, call, refused=lambda finding: True, float64=None, **options):
-    """One launch; returns sim's report. options: those of sim.simulate. float64: so many instructions may have to do with one when the kernel is compiled.
+def launch(
+    kernel, configuration, arguments, rng, call, refused=lambda finding: True, float64=None, **options
+):
+    """One launch; returns sim's report. options: those of sim.simulate. float64: so many instructions may
+    have to do with one when the kernel is compiled.
 
-    A thread's exception, or a finding that is `refused` (any, a warning too, unless told otherwise), fails the check; a stub stays one.
+    A thread's exception, or a finding that is `refused` (any, a warning too, unless told otherwise), fails
+    the check; a stub stays one.
     """
     dialect.refuse(kernel)
     try:
-        report = simulate(kernel, seed=int(rng.integers(2**31)), on_finding="report", **options)[configuration](*arguments)
+        report = simulate(kernel, seed=int(rng.integers(2**31)), on_finding="report", **options)[
+            configuration
+        ](*arguments)
     except ThreadError as error:
         if isinstance(error.__cause__, NotImplementedError):
             raise error.__cause__ from None  # the stub
@@ -39,11 +46,14 @@ def launch(kernel, configuration, arguments, rng, call, refused=lambda finding: 
 def first(messages, shown=2):
     """The first messages whole, the others as a number."""
     more = len(messages) - shown
-    return "\n\n".join([*messages[:shown], *([f"and {more} more finding{'s' * (more > 1)}"] if more > 0 else [])])
+    return "\n\n".join(
+        [*messages[:shown], *([f"and {more} more finding{'s' * (more > 1)}"] if more > 0 else [])]
+    )
 
 
 def run(kernel, configuration, inputs, outputs, rng, call, place=None, **options):
-    """The launch of a kernel(*inputs, *outputs), which may change the outputs alone; returns sim's report. place: so many inputs stand before the outputs."""
+    """The launch of a kernel(*inputs, *outputs), which may change the outputs alone; returns sim's report.
+    place: so many inputs stand before the outputs."""
     given = copies(inputs)
     arguments = (*given[:place], *outputs, *(given[place:] if place is not None else ()))
     report = launch(kernel, configuration, arguments, rng, call, **options)
@@ -51,15 +61,37 @@ def run(kernel, configuration, inputs, outputs, rng, call, place=None, **options
     return report
 
 
-def judge(kernel, configuration, inputs, outputs, wanted, rng, call, contract, *, tolerance=1e-5, what="a wrong result", hint=None, **options):
-    """Run the kernel, and reject it unless its outputs are `wanted` (a tuple of as many arrays, worked out before), and it keeps to the contract.
+def judge(
+    kernel,
+    configuration,
+    inputs,
+    outputs,
+    wanted,
+    rng,
+    call,
+    contract,
+    *,
+    tolerance=1e-5,
+    what="a wrong result",
+    hint=None,
+    **options,
+):
+    """Run the kernel, and reject it unless its outputs are `wanted` (a tuple of as many arrays, worked out
+    before), and it keeps to the contract.
 
     hint: a text, or a function of the outputs that gives one.
     """
     options.setdefault("max_steps", STEPS)
     options["observers"] = (*DEFAULT, *options.get("observers", ()), Trace(limit=EVENTS), Traffic)
     report = run(kernel, configuration, inputs, outputs, rng, call, **options)
-    compare(outputs, wanted, what=what, call=call, tolerance=tolerance, hint=hint(*outputs) if callable(hint) else hint)
+    compare(
+        outputs,
+        wanted,
+        what=what,
+        call=call,
+        tolerance=tolerance,
+        hint=hint(*outputs) if callable(hint) else hint,
+    )
     contract.enforce(kernel, report, call)
     return report
 
@@ -67,7 +99,10 @@ def judge(kernel, configuration, inputs, outputs, wanted, rng, call, contract, *
 def jitted(kernel, name):
     """Reject a plain function where a kernel, or a function for kernels, is wanted."""
     if not hasattr(kernel, "py_func"):
-        hint = "Without @cuda.jit in the line above its def, it runs in the simulator alone: no GPU, and no other kernel, can call it."
+        hint = (
+            "Without @cuda.jit in the line above its def, it runs in the simulator alone: no GPU, and no"
+            " other kernel, can call it."
+        )
         fail(f"{name} is a plain Python function", hint=hint)
 
 

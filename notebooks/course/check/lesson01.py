@@ -34,7 +34,11 @@ def ex01_0(my_factor, rng):
 
     if not is_about(math.exp(-1)):
         replies = [reply for slip, reply in SLIPS if is_about(slip)]
-        fail("not yet", got=repr(guess), hint=replies[0] if replies else "The old unit is e^1, the new one e^2. How many e^2 is one e^1?")
+        fail(
+            "not yet",
+            got=repr(guess),
+            hint=replies[0] if replies else "The old unit is e^1, the new one e^2. How many e^2 is one e^1?",
+        )
     return "exp(1 - 2) = 0.3679; two digits are enough"
 
 
@@ -62,10 +66,13 @@ def ex01_2(merge, rng):
     for _ in range(20):
         any_states(merge, rng)
     groupings(merge, rng)
-    return "empty halves, sums that fit no maximum, maxima out to ±10¹², equal maxima, and every order of four readers"
+    return (
+        "empty halves, sums that fit no maximum, maxima out to ±10¹², equal maxima, and every order of four"
+        " readers"
+    )
 
 
-# Inputs -----------------------------------------------------------------------------------------------------------
+# Inputs -----------------------------------------------------------------------------------------------------
 
 
 def streams(rng):
@@ -74,20 +81,75 @@ def streams(rng):
     climbing, falling = sorted(random_pairs(rng, 5)), sorted(random_pairs(rng, 5), reverse=True)
     vectors = [(score, rng.normal(size=3).round(2)) for score, _ in random_pairs(rng, 6)]
     return [
-        ("one pair", random_pairs(rng, 1), "The maximum itself weighs exp(0) = 1, so l is 1 and o is the value."),
-        ("the page, first two pairs", PAGE[:2], "No new maximum comes: m stays, nothing shrinks, and the 40 weighs exp(0 - 1)."),
-        ("the page", PAGE, "The 2 is a new maximum: l and o both shrink by exp(1 - 2), then get 1 and 6. Nothing is divided yet."),
-        ("scores that fall", falling, "Only the first is a new maximum. The others weigh exp(score - m), and nothing shrinks."),
-        ("scores that climb", climbing, "Each is a new maximum: l and o shrink by exp(old m - new m), then the new pair weighs 1."),
+        (
+            "one pair",
+            random_pairs(rng, 1),
+            "The maximum itself weighs exp(0) = 1, so l is 1 and o is the value.",
+        ),
+        (
+            "the page, first two pairs",
+            PAGE[:2],
+            "No new maximum comes: m stays, nothing shrinks, and the 40 weighs exp(0 - 1).",
+        ),
+        (
+            "the page",
+            PAGE,
+            (
+                "The 2 is a new maximum: l and o both shrink by exp(1 - 2), then get 1 and 6. Nothing is"
+                " divided yet."
+            ),
+        ),
+        (
+            "scores that fall",
+            falling,
+            "Only the first is a new maximum. The others weigh exp(score - m), and nothing shrinks.",
+        ),
+        (
+            "scores that climb",
+            climbing,
+            "Each is a new maximum: l and o shrink by exp(old m - new m), then the new pair weighs 1.",
+        ),
         ("scores all alike", [(2.5, value) for _, value in random_pairs(rng, 4)], "Each weighs exp(0) = 1."),
-        ("scores below zero", [(-3 - abs(score), value) for score, value in mixed], "The maximum is below zero too. What was m at first?"),
-        ("scores in any order", mixed, "Is anything left from the old maximum that did not shrink, or that shrank twice?"),
-        ("scores near 1000", [(score + 1000, value) for score, value in mixed], "Only differences of scores go into exp."),
-        ("scores near -1000", [(score - 1000, value) for score, value in mixed], "Only differences of scores go into exp."),
-        ("scores near -10¹²", [(round(score) - 1e12, value) for score, value in mixed], "No score is too small to be the first maximum: only -math.inf is below them all."),
-        ("one late score far above the rest", [*mixed, (1e12, 3.0)], "What was there before shrinks to nothing."),
-        ("values that are vectors", vectors, "o is then a vector; o * shrink + weight * value serves for both."),
-        ("nothing to read", [], "Before the first pair you know (-inf, 0, 0): any score at all will be a new maximum."),
+        (
+            "scores below zero",
+            [(-3 - abs(score), value) for score, value in mixed],
+            "The maximum is below zero too. What was m at first?",
+        ),
+        (
+            "scores in any order",
+            mixed,
+            "Is anything left from the old maximum that did not shrink, or that shrank twice?",
+        ),
+        (
+            "scores near 1000",
+            [(score + 1000, value) for score, value in mixed],
+            "Only differences of scores go into exp.",
+        ),
+        (
+            "scores near -1000",
+            [(score - 1000, value) for score, value in mixed],
+            "Only differences of scores go into exp.",
+        ),
+        (
+            "scores near -10¹²",
+            [(round(score) - 1e12, value) for score, value in mixed],
+            "No score is too small to be the first maximum: only -math.inf is below them all.",
+        ),
+        (
+            "one late score far above the rest",
+            [*mixed, (1e12, 3.0)],
+            "What was there before shrinks to nothing.",
+        ),
+        (
+            "values that are vectors",
+            vectors,
+            "o is then a vector; o * shrink + weight * value serves for both.",
+        ),
+        (
+            "nothing to read",
+            [],
+            "Before the first pair you know (-inf, 0, 0): any score at all will be a new maximum.",
+        ),
     ]
 
 
@@ -99,7 +161,12 @@ def halves(rng):
     far = "Only differences of maxima go into exp, and none of them is above zero."
     nothing = "Adding nothing changes nothing. Look for a place where -inf meets -inf."
     return [
-        ("the page's two readers", PAGE[:2], PAGE[2:], "The left l and o shrink by exp(1 - 2), the right ones by exp(2 - 2)."),
+        (
+            "the page's two readers",
+            PAGE[:2],
+            PAGE[2:],
+            "The left l and o shrink by exp(1 - 2), the right ones by exp(2 - 2).",
+        ),
         ("two readers with the same maximum", *twins, "Neither shrinks: both factors are exp(0) = 1."),
         ("the larger maximum on the right", low, high, "The left one shrinks by exp(m1 - m)."),
         ("the larger maximum on the left", high, low, "The right one shrinks by exp(m2 - m)."),
@@ -107,20 +174,41 @@ def halves(rng):
         ("a left-hand reader who read nothing", [], low, nothing),
         ("two readers who read nothing", [], [], nothing),
         ("maxima near 1000 and -1000", [(1000.0, 2.0)], [(-1000.0, 3.0), (-1001.0, 4.0)], far),
-        ("maxima near -10¹²", [(-1e12, 2.0), (-1e12 - 3, 1.0)], [(-1e12 - 1, 4.0)], "No maximum is too small to be one: only -math.inf means that nothing was read."),
+        (
+            "maxima near -10¹²",
+            [(-1e12, 2.0), (-1e12 - 3, 1.0)],
+            [(-1e12 - 1, 4.0)],
+            "No maximum is too small to be one: only -math.inf means that nothing was read.",
+        ),
         ("maxima near -1000", [(-1000.0, 2.0), (-1003.0, 1.0)], [(-1001.0, 4.0)], far),
-        ("values that are vectors", vectors[:2], vectors[2:], "o is then a vector; the same line serves for both."),
+        (
+            "values that are vectors",
+            vectors[:2],
+            vectors[2:],
+            "o is then a vector; the same line serves for both.",
+        ),
     ]
 
 
 def any_states(merge, rng):
     """Two states whose m, l and o are drawn each by itself, so that none follows from the others."""
-    m1, (l1, l2), (o1, o2) = float(rng.normal(0, 3)), np.exp(rng.uniform(-5, 2, 2)).tolist(), rng.normal(0, 5, 2).tolist()
+    m1, (l1, l2), (o1, o2) = (
+        float(rng.normal(0, 3)),
+        np.exp(rng.uniform(-5, 2, 2)).tolist(),
+        rng.normal(0, 5, 2).tolist(),
+    )
     m2 = m1 + float(rng.uniform(-16, 16))
     m = max(m1, m2)
     wanted = m, l1 * math.exp(m1 - m) + l2 * math.exp(m2 - m), o1 * math.exp(m1 - m) + o2 * math.exp(m2 - m)
     call = f"merge({text((m1, l1, o1))}, {text((m2, l2, o2))})"
-    compare(merge((m1, l1, o1), (m2, l2, o2)), wanted, what="two states", call=call, tolerance=1e-9, hint="Each side's l and o shrink by that side's own factor.")
+    compare(
+        merge((m1, l1, o1), (m2, l2, o2)),
+        wanted,
+        what="two states",
+        call=call,
+        tolerance=1e-9,
+        hint="Each side's l and o shrink by that side's own factor.",
+    )
 
 
 def groupings(merge, rng):
@@ -132,7 +220,9 @@ def groupings(merge, rng):
             ("merge(merge(merge(a, b), c), d)", merge(merge(merge(a, b), c), d)),
             ("merge(merge(a, b), merge(c, d))", merge(merge(a, b), merge(c, d))),
         ]:
-            names = ", ".join(f"{name} = {text(state)}" for name, state in zip("abcd", (a, b, c, d), strict=True))
+            names = ", ".join(
+                f"{name} = {text(state)}" for name, state in zip("abcd", (a, b, c, d), strict=True)
+            )
             compare(got, wanted, what=f"four readers, {names}", call=how, tolerance=1e-9, hint=GROUPING)
 
 
@@ -162,7 +252,8 @@ class ReadOnce:
 
 
 def keeps_no_pairs(online_softmax, rng):
-    """Reject an answer that keeps the pairs in any form, right as its result may be: the memory that it holds may not grow with the stream."""
+    """Reject an answer that keeps the pairs in any form, right as its result may be: the memory that it holds
+    may not grow with the stream."""
     held, numbers = [], rng.normal(size=(LONG, 2))
 
     def stream():
@@ -177,8 +268,15 @@ def keeps_no_pairs(online_softmax, rng):
     wanted = softmax_state([(score, value) for score, value in numbers])
     compare(state, wanted, what=f"{LONG:,} pairs", tolerance=1e-9)
     if not held or max(held) - start > ROOM:
-        hint = "From one pair to the next keep m, l and o, and no list or array: on a GPU there is no room for all the scores."
-        fail(f"right numbers, but {(max(held, default=start) - start) // 16} numbers' worth of memory was kept for {LONG:,} pairs", hint=hint)
+        hint = (
+            "From one pair to the next keep m, l and o, and no list or array: on a GPU there is no room for"
+            " all the scores."
+        )
+        fail(
+            f"right numbers, but {(max(held, default=start) - start) // 16} numbers' worth of memory was kept"
+            f" for {LONG:,} pairs",
+            hint=hint,
+        )
 
 
 @contextmanager
@@ -206,7 +304,7 @@ def brief(pairs):
     return text(pairs) if len(pairs) <= 3 else f"[{text(pairs[0])}, {text(pairs[1])}, ... {len(pairs)} pairs]"
 
 
-# The oracle -------------------------------------------------------------------------------------------------------
+# The oracle -------------------------------------------------------------------------------------------------
 
 
 def softmax_state(pairs):

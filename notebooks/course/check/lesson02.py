@@ -8,16 +8,33 @@ from course.check.harness import compare, exercise, fail, instance, text
 from kernels import tiled
 from kernels.reference import attention
 
-# (queries, keys, d, rows of a tile, columns of a tile): one token, one short tile, ragged ends, several whole tiles, many keys.
+# (queries, keys, d, rows of a tile, columns of a tile): one token, one short tile, ragged ends, several whole
+# tiles, many keys.
 SHAPES = [
     *[(1, 1, 1, 1, 1), (1, 1, 3, 4, 4), (3, 3, 2, 8, 8), (5, 5, 4, 2, 3)],
-    *[(8, 8, 4, 4, 2), (13, 13, 3, 5, 4), (4, 11, 5, 3, 4), (11, 4, 5, 4, 3), (9, 330, 3, 4, 5), (130, 7, 2, 3, 4)],
+    *[
+        (8, 8, 4, 4, 2),
+        (13, 13, 3, 5, 4),
+        (4, 11, 5, 3, 4),
+        (11, 4, 5, 4, 3),
+        (9, 330, 3, 4, 5),
+        (130, 7, 2, 3, 4),
+    ],
 ]
 
 
-# (queries, keys of each tile, d): one number, a ragged end, tiles of several widths, many tiles of one key, many rows.
-RUNS = [(1, (1, 1), 1), (1, (2, 1), 1), (3, (2, 2, 2), 2), (4, (5, 3, 1), 3), (2, (1,) * 6, 4), (90, (3, 2), 2)]
-OPERATIONS = 40  # of PyTorch, for a tile, and as many again for each of its columns; an update by merging two states takes 25
+# (queries, keys of each tile, d): one number, a ragged end, tiles of several widths, many tiles of one key,
+# many rows.
+RUNS = [
+    (1, (1, 1), 1),
+    (1, (2, 1), 1),
+    (3, (2, 2, 2), 2),
+    (4, (5, 3, 1), 3),
+    (2, (1,) * 6, 4),
+    (90, (3, 2), 2),
+]
+# of PyTorch, for a tile, and as many again for each of its columns; an update by merging two states takes 25
+OPERATIONS = 40
 
 
 @exercise("2.1", "update")
@@ -27,9 +44,24 @@ def ex02_1(update, rng):
             scores = spread * normal(rng, rows, sum(widths))
             values = normal(rng, sum(widths), d)
             absorb_tiles(update, scores, values, widths)
-        one_update(update, any_state(rng, rows, d), normal(rng, rows, 3), normal(rng, 3, d), "a state whose l and o fit no scores")
-        one_update(update, any_state(rng, rows, d), 1000 * normal(rng, rows, 3), normal(rng, 3, d), "a state, and scores to ±1000")
-    return f"absorbed {2 * sum(len(widths) for _, widths, _ in RUNS) + 2 * len(RUNS)} tiles of 1 to 90 rows, without a loop over rows, scores in the thousands"
+        one_update(
+            update,
+            any_state(rng, rows, d),
+            normal(rng, rows, 3),
+            normal(rng, 3, d),
+            "a state whose l and o fit no scores",
+        )
+        one_update(
+            update,
+            any_state(rng, rows, d),
+            1000 * normal(rng, rows, 3),
+            normal(rng, 3, d),
+            "a state, and scores to ±1000",
+        )
+    return (
+        f"absorbed {2 * sum(len(widths) for _, widths, _ in RUNS) + 2 * len(RUNS)} tiles of 1 to 90 rows,"
+        " without a loop over rows, scores in the thousands"
+    )
 
 
 def absorb_tiles(update, scores, values, widths):
@@ -39,14 +71,24 @@ def absorb_tiles(update, scores, values, widths):
         before, tile = slice(0, read), slice(read, read + width)
         read += width
         state = state_of(scores[:, before], values[before])
-        one_update(update, state, scores[:, tile].clone(), values[tile].clone(), f"tile {number + 1} of {len(widths)}")
+        one_update(
+            update,
+            state,
+            scores[:, tile].clone(),
+            values[tile].clone(),
+            f"tile {number + 1} of {len(widths)}",
+        )
 
 
 def one_update(update, state, scores, values, what):
     """One tile more; the inputs stay as they were, and the rows are treated together."""
     call = f"update({text(state)}, {text(scores)}, {text(values)})"
     wanted = absorbed(state, scores, values)
-    limits = {"operations": OPERATIONS * (1 + len(values)), "refused": tensors.AUTOGRAD, "hint": "m and l are columns: one operation treats all rows."}
+    limits = {
+        "operations": OPERATIONS * (1 + len(values)),
+        "refused": tensors.AUTOGRAD,
+        "hint": "m and l are columns: one operation treats all rows.",
+    }
     got = tensors.within(update, (state, scores, values), call=call, **limits)
     if not (isinstance(got, tuple | list) and len(got) == 3):
         fail("update must return three tensors, (m, l, o)", wanted="(m, l, o)", got=type(got).__name__)
@@ -71,7 +113,10 @@ def absorbed(state, scores, values):
 
 UPDATE_HINTS = {
     "m": "m is each row's own largest score of all tiles so far: torch.maximum of the old m and the tile's.",
-    "l": "The old l was measured against the old m, the tile's weights against the new one. Which factor joins them?",
+    "l": (
+        "The old l was measured against the old m, the tile's weights against the new one. Which factor joins"
+        " them?"
+    ),
     "o": "The old o needs the factor that the old l needs; nothing is divided yet.",
 }
 
@@ -79,7 +124,11 @@ UPDATE_HINTS = {
 def state_of(scores, values):
     """(m, l, o) of all these keys at once."""
     rows, keys = scores.shape
-    m = scores.max(dim=1, keepdim=True).values if keys else torch.full((rows, 1), -torch.inf, dtype=scores.dtype)
+    m = (
+        scores.max(dim=1, keepdim=True).values
+        if keys
+        else torch.full((rows, 1), -torch.inf, dtype=scores.dtype)
+    )
     p = torch.exp(scores - m)
     return tiled.State(m, p.sum(dim=1, keepdim=True), p @ values)
 
@@ -91,26 +140,62 @@ def ex02_2(queries_outer, rng):
         q[0], k[-1] = 40 * q[0], 40 * k[-1]  # scores in the thousands, the last of them too
         wanted = attention(q, k, v)
         traffic, given = tensors.Counted(), [tensors.OffChip(x.clone()) for x in (q, k, v)]
-        call = f"queries_outer(q {(queries, d)}, k {(keys, d)}, v {(keys, d)}, rows={rows}, columns={columns}, traffic)"
+        call = (
+            f"queries_outer(q {(queries, d)}, k {(keys, d)}, v {(keys, d)}, rows={rows}, columns={columns},"
+            " traffic)"
+        )
         out = queries * d  # some make the output's array themselves
-        limits = {"largest": max(out, 2 * max(rows, columns) * max(rows, columns, d)), "kept": out + 6 * (rows * columns + (rows + 2 * columns) * (d + 2)) + 20}
-        got = tensors.within(queries_outer, (*given, rows, columns, traffic), call=call, refused=tensors.READY_MADE, hint=ONE_TILE, **limits)
-        compare(getattr(got, "hidden", got), wanted, what="attention in tiles", call=call, tolerance=1e-10, hint=OUTER_HINT)
+        limits = {
+            "largest": max(out, 2 * max(rows, columns) * max(rows, columns, d)),
+            "kept": out + 6 * (rows * columns + (rows + 2 * columns) * (d + 2)) + 20,
+        }
+        got = tensors.within(
+            queries_outer,
+            (*given, rows, columns, traffic),
+            call=call,
+            refused=tensors.READY_MADE,
+            hint=ONE_TILE,
+            **limits,
+        )
+        compare(
+            getattr(got, "hidden", got),
+            wanted,
+            what="attention in tiles",
+            call=call,
+            tolerance=1e-10,
+            hint=OUTER_HINT,
+        )
         compare([x.hidden for x in given], [q, k, v], what="q, k or v has changed", call=call, tolerance=0)
         tiles_of_queries = -(-queries // rows)
         read = queries * d + tiles_of_queries * 2 * keys * d
         compare_traffic("read", traffic.read, read, call, READ_HINT)
         tiles_of_keys = -(-keys // columns)
-        compare_traffic("read, in tiles,", traffic.loads, tiles_of_queries * (1 + 2 * tiles_of_keys), call, "A tile of keys has `columns` rows, the last one fewer; a tile of queries `rows`.")
+        compare_traffic(
+            "read, in tiles,",
+            traffic.loads,
+            tiles_of_queries * (1 + 2 * tiles_of_keys),
+            call,
+            "A tile of keys has `columns` rows, the last one fewer; a tile of queries `rows`.",
+        )
         compare_traffic("written", traffic.written, queries * d, call, WRITTEN_HINT)
-    return f"right in {len(SHAPES)} shapes with ragged tiles, up to 66 tiles of keys, and no number moved too often, nor more than a few tiles kept"
+    return (
+        f"right in {len(SHAPES)} shapes with ragged tiles, up to 66 tiles of keys, and no number moved too"
+        " often, nor more than a few tiles kept"
+    )
 
 
-ONE_TILE = "On the chip there is room for a tile of queries, its state, and one tile of keys and values: neither all scores of a row, nor all keys."
-OUTER_HINT = (
-    "Are the scores those of tile_scores, is the state fresh for each tile of queries, o divided by l once, the short last tile there?"
+ONE_TILE = (
+    "On the chip there is room for a tile of queries, its state, and one tile of keys and values: neither all"
+    " scores of a row, nor all keys."
 )
-READ_HINT = "Load each tile of Q once, before the inner loop, and each K and V once a step; always through traffic.load."
+OUTER_HINT = (
+    "Are the scores those of tile_scores, is the state fresh for each tile of queries, o divided by l once,"
+    " the short last tile there?"
+)
+READ_HINT = (
+    "Load each tile of Q once, before the inner loop, and each K and V once a step; always through"
+    " traffic.load."
+)
 WRITTEN_HINT = "Store each tile of the output once, after the inner loop, through traffic.store."
 
 
@@ -122,22 +207,38 @@ def compare_traffic(direction, got, wanted, call, hint):
 
 @exercise("2.3", "bytes_moved")
 def ex02_3(bytes_moved, rng):
-    sizes = [(1, 1, 1, 1), (5, 3, 8, 8), (12, 4, 4, 3), (300, 5, 7, 11), *rng.integers(2, 40, (6, 4)).tolist()]
+    sizes = [
+        (1, 1, 1, 1),
+        (5, 3, 8, 8),
+        (12, 4, 4, 3),
+        (300, 5, 7, 11),
+        *rng.integers(2, 40, (6, 4)).tolist(),
+    ]
     for n, d, rows, columns in sizes:
         itemsize = int(rng.choice([2, 4, 8]))
         call = f"bytes_moved(n={n}, d={d}, rows={rows}, columns={columns}, itemsize={itemsize})"
         got = bytes_moved(n, d, rows, columns, itemsize)
         wanted = [itemsize * numbers for numbers in numbers_moved(n, d, rows, columns)]
         if np.shape(got) != (3,):
-            fail("three numbers are needed: standard, keys outer, queries outer", call=call, wanted=wanted, got=got)
+            fail(
+                "three numbers are needed: standard, keys outer, queries outer",
+                call=call,
+                wanted=wanted,
+                got=got,
+            )
         for name, mine, right in zip(BYTES_HINTS, got, wanted, strict=True):
             compare(mine, right, what=f"bytes of {name}", call=call, tolerance=0, hint=BYTES_HINTS[name])
     return f"as the counter says, {len(sizes)} times"
 
 
 BYTES_HINTS = {
-    "standard": "S and P each go out and come in: 4n² numbers; Q, K, V in and O out: 4nd. Each has itemsize bytes.",
-    "keys outer": "The start writes n(d + 2). Every tile of keys reads Q, O, m, l and writes O, m, l; K and V come once.",
+    "standard": (
+        "S and P each go out and come in: 4n² numbers; Q, K, V in and O out: 4nd. Each has itemsize bytes."
+    ),
+    "keys outer": (
+        "The start writes n(d + 2). Every tile of keys reads Q, O, m, l and writes O, m, l; K and V come"
+        " once."
+    ),
     "queries outer": "Q once, O once, and all of K and V for every tile of queries, a ragged one included.",
 }
 

@@ -1,4 +1,5 @@
-"""The checks of lesson 03: the learner's own simulator, run on kernels made here, and three kernels, run in `sim`."""
+"""The checks of lesson 03: the learner's own simulator, run on kernels made here, and three kernels, run in
+`sim`."""
 
 import threading
 import time
@@ -21,16 +22,35 @@ PATIENCE = 5  # seconds; a launch here takes hundredths of one
 
 dim3 = namedtuple("dim3", ["x", "y", "z"], defaults=(1, 1, 1))
 
-WAIT = "Do two threads write one element? Is there a barrier wherever one thread needs what another has stored, and before anything is stored over it?"
-NOT_A_NUMBER = "NaN: no thread has written this element, or a thread used shared memory that nobody had filled."
+WAIT = (
+    "Do two threads write one element? Is there a barrier wherever one thread needs what another has stored,"
+    " and before anything is stored over it?"
+)
+NOT_A_NUMBER = (
+    "NaN: no thread has written this element, or a thread used shared memory that nobody had filled."
+)
 
 
 @exercise("3.1", "add")
 def ex03_1(add, rng):
-    for size, blocks, threads in [(8, 2, 4), (1, 1, 4), (3, 1, 4), (10, 3, 4), (33, 5, 8), (5, 4, 4), (1500, 48, 32)]:
+    for size, blocks, threads in [
+        (8, 2, 4),
+        (1, 1, 4),
+        (3, 1, 4),
+        (10, 3, 4),
+        (33, 5, 8),
+        (5, 4, 4),
+        (1500, 48, 32),
+    ]:
         x, y = rng.standard_normal((2, size)).astype(float32)
         call = f"add[{blocks}, {threads}](x, y, out) with {size} element{'s' * (size > 1)}"
-        contract = Contract("x y out", each={"x": 2, "y": 2, "out": 1}, most={"x": 2 * size, "y": 2 * size, "out": size}, threads=size, hint=ONE_EACH)
+        contract = Contract(
+            "x y out",
+            each={"x": 2, "y": 2, "out": 1},
+            most={"x": 2 * size, "y": 2 * size, "out": size},
+            threads=size,
+            hint=ONE_EACH,
+        )
         verify(add, blocks, threads, (x, y), x + y, rng, call, contract)
     return "1 to 1,500 elements, blocks of 4, 8 and 32, ragged ends, blocks without work"
 
@@ -44,39 +64,75 @@ def ex03_2(launch, rng):
     first_error_comes_out(launch, rng)
     nobody_waits_for_ever(launch, rng)
     barrier_waits(launch, rng)  # a launch after one that failed
-    return "three dimensions, 70 threads that meet, shared memory of several blocks, an error in one thread, a thread that never comes"
+    return (
+        "three dimensions, 70 threads that meet, shared memory of several blocks, an error in one thread, a"
+        " thread that never comes"
+    )
 
 
 @exercise("3.3", "block_sum")
 def ex03_3(block_sum, rng):
     for size in [8, 16, 1, 5, 19, 40, 509]:
         x = rng.standard_normal(size).astype(float32)
-        sums = np.array([x[start : start + THREADS].sum(dtype=np.float64) for start in range(0, size, THREADS)])
+        sums = np.array(
+            [x[start : start + THREADS].sum(dtype=np.float64) for start in range(0, size, THREADS)]
+        )
         call = f"block_sum[{len(sums)}, {THREADS}](x, out) with {size} element{'s' * (size > 1)}"
-        contract = Contract("x out", each={"x": 2, "out": 2}, most={"x": 2 * size, "out": len(sums), "shared": 48 * len(sums)}, least={"shared": size}, blocks=len(sums), share=None if size % THREADS else 3.2, hint=BY_HALVES)
+        contract = Contract(
+            "x out",
+            each={"x": 2, "out": 2},
+            most={"x": 2 * size, "out": len(sums), "shared": 48 * len(sums)},
+            least={"shared": size},
+            blocks=len(sums),
+            share=None if size % THREADS else 3.2,
+            hint=BY_HALVES,
+        )
         verify(block_sum, len(sums), THREADS, (x,), sums, rng, call, contract)
     return "1 to 509 elements in blocks of 8, in many orders of the threads"
 
 
 @exercise("3.4", "matmul")
 def ex03_4(matmul, rng):
-    for m, inner, n in [(4, 4, 4), (8, 8, 8), (1, 1, 1), (3, 2, 3), (5, 3, 6), (7, 9, 2), (3, 13, 10), (14, 33, 9)]:
+    for m, inner, n in [
+        (4, 4, 4),
+        (8, 8, 8),
+        (1, 1, 1),
+        (3, 2, 3),
+        (5, 3, 6),
+        (7, 9, 2),
+        (3, 13, 10),
+        (14, 33, 9),
+    ]:
         a = rng.standard_normal((m, inner)).astype(float32)
         b = rng.standard_normal((inner, n)).astype(float32)
         grid = -(-n // TILE), -(-m // TILE)
         stops = -(-inner // TILE)
         call = f"matmul[{grid}, {(TILE, TILE)}](a, b, c) with a of {m} x {inner} and b of {inner} x {n}"
-        contract = Contract("a b c", each={"a": stops, "b": stops, "c": 1}, most={"a": m * inner * grid[0], "b": inner * n * grid[1]}, threads=m * n, hint=BY_TILES)
+        contract = Contract(
+            "a b c",
+            each={"a": stops, "b": stops, "c": 1},
+            most={"a": m * inner * grid[0], "b": inner * n * grid[1]},
+            threads=m * n,
+            hint=BY_TILES,
+        )
         verify(matmul, grid, (TILE, TILE), (a, b), a.astype(np.float64) @ b, rng, call, contract)
-    return "eight shapes, from 1 x 1 to 14 x 33 times 33 x 9, most of them ragged, up to 9 stops; each thread loads one number of each tile"
+    return (
+        "eight shapes, from 1 x 1 to 14 x 33 times 33 x 9, most of them ragged, up to 9 stops; each thread"
+        " loads one number of each tile"
+    )
 
 
 ONE_EACH = "One element a thread; a thread without an element does nothing."
-BY_HALVES = "The threads of a block put their numbers into shared memory, and add by halves: no thread adds them all."
-BY_TILES = "At each stop a thread loads one number of each tile into shared memory, and all compute from there: a direct product reads every number again and again."
+BY_HALVES = (
+    "The threads of a block put their numbers into shared memory, and add by halves: no thread adds them all."
+)
+BY_TILES = (
+    "At each stop a thread loads one number of each tile into shared memory, and all compute from there: a"
+    " direct product reads every number again and again."
+)
 
 
-# 3.2: the learner's simulator -------------------------------------------------------------------------------------
+# 3.2: the learner's simulator -------------------------------------------------------------------------------
 
 
 def every_thread_runs_once(launch, grid, block):
@@ -85,9 +141,19 @@ def every_thread_runs_once(launch, grid, block):
     wanted = [(grid, block, b, t) for b in indices(grid) for t in indices(block)]
     call = f"launch(kernel, {grid}, {block}, ...) with a kernel that notes what its cuda says"
     if strange := [names for names in seen if names not in wanted]:
-        fail("a thread that should not be", call=call, got=described(strange[0]), hint=f"wanted, for example: {described(wanted[1])}")
+        fail(
+            "a thread that should not be",
+            call=call,
+            got=described(strange[0]),
+            hint=f"wanted, for example: {described(wanted[1])}",
+        )
     if missing := [names for names in wanted if names not in seen]:
-        fail("a thread that never ran", call=call, wanted=described(missing[0]), hint=f"{len(seen)} threads ran, of {len(wanted)}.")
+        fail(
+            "a thread that never ran",
+            call=call,
+            wanted=described(missing[0]),
+            hint=f"{len(seen)} threads ran, of {len(wanted)}.",
+        )
     compare(len(seen), len(wanted), what="how many threads ran", call=call, tolerance=0)
 
 
@@ -96,7 +162,10 @@ def indices(size):
 
 
 def described(names):
-    return ", ".join(f"{name} {tuple(value)}" for name, value in zip(("gridDim", "blockDim", "blockIdx", "threadIdx"), names, strict=True))
+    return ", ".join(
+        f"{name} {tuple(value)}"
+        for name, value in zip(("gridDim", "blockDim", "blockIdx", "threadIdx"), names, strict=True)
+    )
 
 
 def barrier_waits(launch, rng):
@@ -104,16 +173,30 @@ def barrier_waits(launch, rng):
     out = np.full(18, np.nan, dtype=float32)
     in_time(launch, mirror_two, dim3(3), dim3(MIRRORED), x, rng.uniform(0, 0.004, 18), out)
     back_to_front = x.reshape(3, MIRRORED)[:, ::-1]
-    hint = "NaN: a thread took from shared memory what nobody had stored yet, or the threads do not share one array."
-    what = "three blocks of six threads that take different times before a barrier; shared arrays swap their numbers"
+    hint = (
+        "NaN: a thread took from shared memory what nobody had stored yet, or the threads do not share one"
+        " array."
+    )
+    what = (
+        "three blocks of six threads that take different times before a barrier; shared arrays swap their"
+        " numbers"
+    )
     compare(out.reshape(3, MIRRORED), 3 * back_to_front, what=what, tolerance=1e-5, hint=hint)
 
 
 def memory_is_fresh(launch):
     old = np.zeros((4, MIRRORED), dtype=float32)
     in_time(launch, look_then_store, dim3(4), dim3(MIRRORED), old)
-    hint = "A block must not find what the block before it has left: every block has shared memory of its own."
-    compare(old == 7, np.zeros_like(old), what="cells in which a block found the 7 of an earlier block", tolerance=0, hint=hint)
+    hint = (
+        "A block must not find what the block before it has left: every block has shared memory of its own."
+    )
+    compare(
+        old == 7,
+        np.zeros_like(old),
+        what="cells in which a block found the 7 of an earlier block",
+        tolerance=0,
+        hint=hint,
+    )
 
 
 def first_error_comes_out(launch, rng):
@@ -132,7 +215,8 @@ def first_error_comes_out(launch, rng):
 
 
 def nobody_waits_for_ever(launch, rng):
-    """A thread that returns early leaves the others at the barrier: their BrokenBarrierError is an error as well."""
+    """A thread that returns early leaves the others at the barrier: their BrokenBarrierError is an error as
+    well."""
     deserter = int(rng.integers(MIRRORED))
     what = f"thread {deserter} returns and never comes to the barrier at which the others wait"
     try:
@@ -140,12 +224,21 @@ def nobody_waits_for_ever(launch, rng):
             in_time(launch, one_leaves, dim3(1), dim3(MIRRORED), deserter, what=what)
     except threading.BrokenBarrierError:
         return
-    fail(what, wanted="a BrokenBarrierError", got="no error", hint="Note every error, that of a broken barrier too: else a launch that went wrong looks like one that worked.")
+    fail(
+        what,
+        wanted="a BrokenBarrierError",
+        got="no error",
+        hint=(
+            "Note every error, that of a broken barrier too: else a launch that went wrong looks like one"
+            " that worked."
+        ),
+    )
 
 
 @contextmanager
 def barriers(abort_takes=0, patience=None):
-    """While this lasts, a new barrier breaks after `patience` seconds, and the first thread to abort one is held up, so that the order of append and abort shows."""
+    """While this lasts, a new barrier breaks after `patience` seconds, and the first thread to abort one is
+    held up, so that the order of append and abort shows."""
     usual = threading.Barrier
 
     class Barrier(usual):
@@ -166,7 +259,8 @@ def barriers(abort_takes=0, patience=None):
 
 
 def in_time(launch, *args, what="a launch of a few threads"):
-    """launch(*args), with its exception if it has one. If it takes too long, the check fails, and nobody waits for the threads left behind."""
+    """launch(*args), with its exception if it has one. If it takes too long, the check fails, and nobody
+    waits for the threads left behind."""
     errors = []
 
     def call():
@@ -181,14 +275,18 @@ def in_time(launch, *args, what="a launch of a few threads"):
     if thread.is_alive():
         fail(
             f"{what}: not finished after {PATIENCE} seconds",
-            hint="Who waits for whom? All threads start before the first join; a thread that fails aborts the barrier.",
+            hint=(
+                "Who waits for whom? All threads start before the first join; a thread that fails aborts the"
+                " barrier."
+            ),
         )
     if errors:
         raise errors[0]
 
 
 def print_no_failure_of_our_kernels():
-    """Have Python print no exception from a thread that ran a kernel of this file: ten seconds late, it would stand below some other cell."""
+    """Have Python print no exception from a thread that ran a kernel of this file: ten seconds late, it would
+    stand below some other cell."""
     usual = threading.excepthook
 
     def hook(failure):
@@ -200,7 +298,7 @@ def print_no_failure_of_our_kernels():
 
 print_no_failure_of_our_kernels()
 
-# Its kernels ------------------------------------------------------------------------------------------------------
+# Its kernels ------------------------------------------------------------------------------------------------
 
 
 def roll_call(seen):
@@ -242,12 +340,24 @@ def one_fails(culprit):
     cuda.syncthreads()
 
 
-# 3.1, 3.3, 3.4: the learner's kernels, in sim ---------------------------------------------------------------------
+# 3.1, 3.3, 3.4: the learner's kernels, in sim ---------------------------------------------------------------
 
 
 def verify(kernel, grid, block, inputs, wanted, rng, call, contract):
-    """Run the kernel in `sim` with its threads in several orders, and reject it unless it gives `wanted`, float32, each time, and keeps to the contract."""
+    """Run the kernel in `sim` with its threads in several orders, and reject it unless it gives `wanted`,
+    float32, each time, and keeps to the contract."""
     outs = [np.full(wanted.shape, np.nan, dtype=float32) for _ in range(ORDERS)]
     for out in outs:
         hint = lambda got: NOT_A_NUMBER if np.isnan(got).any() else WAIT  # noqa: E731
-        kernels.judge(kernel, (grid, block), inputs, (out,), (wanted,), rng, call, contract, hint=hint, refused=lambda finding: finding.severity == "error")
+        kernels.judge(
+            kernel,
+            (grid, block),
+            inputs,
+            (out,),
+            (wanted,),
+            rng,
+            call,
+            contract,
+            hint=hint,
+            refused=lambda finding: finding.severity == "error",
+        )

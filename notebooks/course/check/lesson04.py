@@ -1,4 +1,5 @@
-"""The checks of lesson 04: nine mended kernels, run in `sim`: right values, no finding, and as many threads at work as before."""
+"""The checks of lesson 04: nine mended kernels, run in `sim`: right values, no finding, and as many threads
+at work as before."""
 
 from dataclasses import dataclass
 
@@ -15,7 +16,8 @@ STEPS = 10_000  # a launch here goes round its while loops some hundred times at
 
 @dataclass
 class Case:
-    """One launch: the kernel may change the `outputs`, which stand behind its inputs, into what is `wanted`, and keeps to the contract."""
+    """One launch: the kernel may change the `outputs`, which stand behind its inputs, into what is `wanted`,
+    and keeps to the contract."""
 
     grid: object
     block: object
@@ -42,18 +44,34 @@ def ex04_1(checkerboard, rng):
 def ex04_2(previous, rng):
     for grid, block, size in [(2, 4, 6), (1, 4, 4), (1, 4, 1), (3, 16, 33), (5, 32, 150)]:
         x = numbers(rng, size)
-        contract = Contract("x out", each={"x": 1, "out": 2}, most={"out": size}, threads=max(1, size - 1), hint=KEEP)
+        contract = Contract(
+            "x out", each={"x": 1, "out": 2}, most={"out": size}, threads=max(1, size - 1), hint=KEEP
+        )
         verify(previous, one_array(previous, grid, block, x, np.append(float32(0), x[:-1]), contract), rng)
     return "1 to 150 elements, one block and several"
 
 
 @exercise("4.3", "block_max")
 def ex04_3(block_max, rng):
-    for grid, block, size, order, far in [(2, 4, 6, 0, 1), (1, 4, 1, 0, 1), (2, 8, 16, 1, 1), (2, 8, 16, -1, 1), (3, 32, 70, 0, 1), (3, 8, 19, 0, 1e30)]:
+    for grid, block, size, order, far in [
+        (2, 4, 6, 0, 1),
+        (1, 4, 1, 0, 1),
+        (2, 8, 16, 1, 1),
+        (2, 8, 16, -1, 1),
+        (3, 32, 70, 0, 1),
+        (3, 8, 19, 0, 1e30),
+    ]:
         x = -far - far * np.abs(numbers(rng, size))
         x = np.sort(x)[::order] if order else x  # the largest of each part comes last, then first
         wanted = np.array([part.max() for part in parts(x, block)])
-        contract = Contract("x out", each={"x": 2, "out": 1}, least={"shared": 2 * size}, threads=size, blocks=grid, hint=THROUGH_SHARED)
+        contract = Contract(
+            "x out",
+            each={"x": 2, "out": 1},
+            least={"shared": 2 * size},
+            threads=size,
+            blocks=grid,
+            hint=THROUGH_SHARED,
+        )
         verify(block_max, one_array(block_max, grid, block, x, wanted, contract), rng)
     return "negative numbers down to -10³⁰, 1 to 70 of them, whole parts and short ones"
 
@@ -64,18 +82,40 @@ def ex04_4(running_sum, rng):
         x = numbers(rng, grid * block)
         wanted = np.concatenate([np.cumsum(part) for part in parts(x, block)])
         shared = 2 * x.size * (block > 1)
-        contract = Contract("x out", each={"x": 1, "out": 1}, least={"shared": shared}, owner=OWN, threads=x.size, share=3, hint=THROUGH_SHARED)
+        contract = Contract(
+            "x out",
+            each={"x": 1, "out": 1},
+            least={"shared": shared},
+            owner=OWN,
+            threads=x.size,
+            share=3,
+            hint=THROUGH_SHARED,
+        )
         verify(running_sum, one_array(running_sum, grid, block, x, wanted, contract), rng)
     return "blocks of 1 to 32 threads, one and several, in many orders of the threads"
 
 
 @exercise("4.5", "histogram")
 def ex04_5(histogram, rng):
-    for grid, block, size, kinds in [(2, 4, 8, 3), (1, 4, 1, 2), (2, 4, 6, 1), (3, 16, 40, 5), (9, 32, 270, 7)]:
+    for grid, block, size, kinds in [
+        (2, 4, 8, 3),
+        (1, 4, 1, 2),
+        (2, 4, 6, 1),
+        (3, 16, 40, 5),
+        (9, 32, 270, 7),
+    ]:
         letters = rng.integers(kinds, size=size).astype(int32)
         counts, wanted = np.zeros(kinds, int32), np.bincount(letters, minlength=kinds)
         call = f"histogram_fixed[{grid}, {block}](letters, counts) with {size} letters of {kinds} kinds"
-        contract = Contract("letters counts", each={"letters": 2}, most={"letters": 2 * size}, threads=size, atomics=(1, 3 * size), share=4, hint=KEEP)
+        contract = Contract(
+            "letters counts",
+            each={"letters": 2},
+            most={"letters": 2 * size},
+            threads=size,
+            atomics=(1, 3 * size),
+            share=4,
+            hint=KEEP,
+        )
         verify(histogram, Case(grid, block, (letters,), (counts,), (wanted,), contract, call), rng)
     return "1 to 270 letters, of one kind and of several"
 
@@ -85,7 +125,14 @@ def ex04_6(mirror, rng):
     for grid, block, size in [(2, 4, 6), (1, 4, 1), (1, 4, 4), (3, 4, 6), (3, 8, 17), (2, 32, 40)]:
         x = numbers(rng, size)
         wanted = np.concatenate([part[::-1] for part in parts(x, block)])
-        contract = Contract("x out", each={"x": 1, "out": 1}, least={"shared": 2 * size}, owner=OWN, threads=size, hint=THROUGH_SHARED)
+        contract = Contract(
+            "x out",
+            each={"x": 1, "out": 1},
+            least={"shared": 2 * size},
+            owner=OWN,
+            threads=size,
+            hint=THROUGH_SHARED,
+        )
         verify(mirror, one_array(mirror, grid, block, x, wanted, contract), rng)
     return "1 to 40 elements, short parts, blocks without work"
 
@@ -96,7 +143,14 @@ def ex04_7(swap_neighbours, rng):
         x = numbers(rng, grid * block)
         wanted = x.reshape(-1, 2)[:, ::-1].ravel()
         warps = grid * block // 32
-        contract = Contract("x out", each={"x": 2, "out": 1}, most={"shared": 0}, owner=OWN | {"out": OWN["x"]}, shuffles=(warps, 4 * warps), hint=THROUGH_SHUFFLES)
+        contract = Contract(
+            "x out",
+            each={"x": 2, "out": 1},
+            most={"shared": 0},
+            owner=OWN | {"out": OWN["x"]},
+            shuffles=(warps, 4 * warps),
+            hint=THROUGH_SHUFFLES,
+        )
         verify(swap_neighbours, one_array(swap_neighbours, grid, block, x, wanted, contract), rng)
     return "one warp, several blocks, two warps in a block"
 
@@ -108,35 +162,66 @@ def ex04_8(shares, rng):
         total, out = np.zeros(1, float32), np.full(size, np.nan, float32)
         wanted = x.sum(keepdims=True), x / x.sum()
         call = f"shares_fixed[{grid}, {block}](x, total, out) with {size} element{'s' * (size > 1)}"
-        contract = Contract("x total out", each={"x": 2, "out": 1}, threads=size, atomics=(1, 2 * grid * block), grid_barriers=(1, 3), hint=THROUGH_THE_GRID)
+        contract = Contract(
+            "x total out",
+            each={"x": 2, "out": 1},
+            threads=size,
+            atomics=(1, 2 * grid * block),
+            grid_barriers=(1, 3),
+            hint=THROUGH_THE_GRID,
+        )
         verify(shares, Case(grid, block, (x,), (total, out), wanted, contract, call), rng)
     return "whole blocks, blocks partly without work, blocks without any"
 
 
 @exercise("4.9", "sample")
 def ex04_9(sample, rng):
-    for grid, block, size, tokens in [(1, 4, 4, 4), (1, 4, 3, 1), (2, 4, 6, 2), (3, 8, 20, 33), (2, 8, 12, 700), (2, 8, 12, 9000)]:
+    for grid, block, size, tokens in [
+        (1, 4, 4, 4),
+        (1, 4, 3, 1),
+        (2, 4, 6, 2),
+        (3, 8, 20, 33),
+        (2, 8, 12, 700),
+        (2, 8, 12, 9000),
+    ]:
         cumulative = np.cumsum(rng.dirichlet(np.ones(tokens))).astype(float32)
         cumulative[-1] = 1
         u = rng.uniform(0, 0.999, size).astype(float32)
         u[-1] = rng.choice(cumulative[:-1]) if tokens > 1 else 0  # exactly on a border
         token, wanted = np.full(size, -1), np.searchsorted(cumulative, u, side="right")
-        call = f"sample_fixed[{grid}, {block}](cumulative, u, token) with {tokens} token{'s' * (tokens > 1)} and {size} draws, one exactly on a border"
+        call = (
+            f"sample_fixed[{grid}, {block}](cumulative, u, token) with {tokens} token{'s' * (tokens > 1)} and"
+            f" {size} draws, one exactly on a border"
+        )
         halvings = int(np.ceil(np.log2(tokens))) + 2
-        contract = Contract("cumulative u token", each={"cumulative": 2 * halvings, "u": 2 * halvings, "token": 1}, threads=size, hint=HALVING)
+        contract = Contract(
+            "cumulative u token",
+            each={"cumulative": 2 * halvings, "u": 2 * halvings, "token": 1},
+            threads=size,
+            hint=HALVING,
+        )
         verify(sample, Case(grid, block, (cumulative, u), (token,), (wanted,), contract, call), rng)
     return "1 to 9,000 tokens, draws within their intervals and on a border"
 
 
 OWN = {"x": lambda elements: elements}  # element i is read by thread i of the grid
 KEEP = "Keep one element a thread, as in the kernel above: the bug can be mended without giving that up."
-THROUGH_SHARED = "Mend the kernel above: each thread reads its own element once, and the threads still meet through shared memory."
-THROUGH_SHUFFLES = "Mend the kernel above: each thread reads and writes its own element, and its neighbour's value comes through a shuffle."
-THROUGH_THE_GRID = "Mend the kernel above: each thread adds its own element to the total, all wait at the barrier of the grid, and each divides."
+THROUGH_SHARED = (
+    "Mend the kernel above: each thread reads its own element once, and the threads still meet through shared"
+    " memory."
+)
+THROUGH_SHUFFLES = (
+    "Mend the kernel above: each thread reads and writes its own element, and its neighbour's value comes"
+    " through a shuffle."
+)
+THROUGH_THE_GRID = (
+    "Mend the kernel above: each thread adds its own element to the total, all wait at the barrier of the"
+    " grid, and each divides."
+)
 HALVING = "Mend the kernel above: the interval is still halved in every round, each thread for its own draw."
 
 
-# Inputs -----------------------------------------------------------------------------------------------------------
+# Inputs -----------------------------------------------------------------------------------------------------
 
 
 def numbers(rng, size):
@@ -155,12 +240,24 @@ def one_array(kernel, grid, block, x, wanted, contract):
     return Case(grid, block, (x,), (out,), (wanted,), contract, call)
 
 
-# A mended kernel in `sim` -----------------------------------------------------------------------------------------
+# A mended kernel in `sim` -----------------------------------------------------------------------------------
 
 
 def verify(kernel, case, rng):
-    """Reject the kernel unless every run of the case gives what is wanted, changes nothing else, keeps to the contract, and sim finds nothing."""
+    """Reject the kernel unless every run of the case gives what is wanted, changes nothing else, keeps to the
+    contract, and sim finds nothing."""
     for engine in ENGINES:
         outputs, options = kernels.copies(case.outputs), {"engine": engine, "max_steps": STEPS}
         what = "no finding any more, but a wrong result"
-        kernels.judge(kernel, (case.grid, case.block), case.inputs, outputs, case.wanted, rng, case.call, case.contract, what=what, **options)
+        kernels.judge(
+            kernel,
+            (case.grid, case.block),
+            case.inputs,
+            outputs,
+            case.wanted,
+            rng,
+            case.call,
+            case.contract,
+            what=what,
+            **options,
+        )

@@ -1,4 +1,5 @@
-"""The checks of lesson 05: a loader, one row of flash attention, a whole kernel, and the repairs to a broken one; all run in `sim`."""
+"""The checks of lesson 05: a loader, one row of flash attention, a whole kernel, and the repairs to a broken
+one; all run in `sim`."""
 
 import inspect
 import linecache
@@ -13,26 +14,61 @@ from course.check import inputs, kernels
 from course.check.contract import Contract
 from course.check.harness import exercise, fail
 
-SHAPES = [(4, 3, 4, 2), (1, 3, 4, 2), (5, 3, 2, 4), (9, 4, 4, 3), (6, 5, 3, 7), (27, 3, 4, 4), (3, 17, 2, 2)]  # n, d, rows, columns
+# n, d, rows, columns
+SHAPES = [(4, 3, 4, 2), (1, 3, 4, 2), (5, 3, 2, 4), (9, 4, 4, 3), (6, 5, 3, 7), (27, 3, 4, 4), (3, 17, 2, 2)]
 LOUD = list(inputs.LOUD)[1:]
-SHARED = "Here the threads of a block share their work: each loads its part of a tile once, all use it, and thread t makes row t of the output."
+SHARED = (
+    "Here the threads of a block share their work: each loads its part of a tile once, all use it, and thread"
+    " t makes row t of the output."
+)
 
 
 @exercise("5.1", "load_tile")
 def ex05_1(load_tile, rng):
     kernels.jitted(load_tile, "load_tile")
-    for size, start, tile, threads in [(12, 4, 4, 4), (12, 0, 7, 3), (12, 9, 6, 2), (5, 0, 8, 4), (10, 8, 2, 8), (300, 7, 90, 4)]:
+    for size, start, tile, threads in [
+        (12, 4, 4, 4),
+        (12, 0, 7, 3),
+        (12, 9, 6, 2),
+        (5, 0, 8, 4),
+        (10, 8, 2, 8),
+        (300, 7, 90, 4),
+    ]:
         blocks = int(rng.integers(2, 4))
         array = inputs.normal(rng, size)
         wanted = np.stack([part(array, start + block * tile, tile) for block in range(blocks)])
         there = sum(min(tile, max(0, size - start - block * tile)) for block in range(blocks))
-        call = f"load_tile(tile, array, start) with tiles of {tile} numbers from {start} on, one a block, an array of {size}, {blocks} blocks of {threads} threads"
-        contract = Contract(each={"array": -(-tile // threads)}, most={"array": there}, barriers=(1, 1), hint="Each number is loaded by one thread: thread t of T loads t, t + T, t + 2T, ... The barrier is the caller's business.")
+        call = (
+            f"load_tile(tile, array, start) with tiles of {tile} numbers from {start} on, one a block, an"
+            f" array of {size}, {blocks} blocks of {threads} threads"
+        )
+        contract = Contract(
+            each={"array": -(-tile // threads)},
+            most={"array": there},
+            barriers=(1, 1),
+            hint=(
+                "Each number is loaded by one thread: thread t of T loads t, t + T, t + 2T, ... The barrier"
+                " is the caller's business."
+            ),
+        )
         out = np.full((blocks, tile), np.nan, float32)
         configuration = blocks, threads, 0, 4 * tile
-        kernels.judge(kernel_that_loads(load_tile), configuration, (array, start), (out,), (wanted,), rng, call, contract, tolerance=0,
-                      what="the tile holds something else", refused=is_bug)
-    return "tiles of 2 to 90 numbers, with more and fewer threads than numbers, some past the end of the array"
+        kernels.judge(
+            kernel_that_loads(load_tile),
+            configuration,
+            (array, start),
+            (out,),
+            (wanted,),
+            rng,
+            call,
+            contract,
+            tolerance=0,
+            what="the tile holds something else",
+            refused=is_bug,
+        )
+    return (
+        "tiles of 2 to 90 numbers, with more and fewer threads than numbers, some past the end of the array"
+    )
 
 
 def part(array, start, length):
@@ -47,22 +83,53 @@ def ex05_2(visit, rng):
         check_visits(visit, d, keys, room, "scores about 0", rng)
     for scores in LOUD:
         check_visits(visit, 3, 4, 6, scores, rng)
-    return "one key to 40, in two tiles, some with room for more keys than there are, rows that had read something before"
+    return (
+        "one key to 40, in two tiles, some with room for more keys than there are, rows that had read"
+        " something before"
+    )
 
 
 def check_visits(visit, d, keys, room, scores, rng):
-    """Two blocks of three rows; each row meets two tiles of keys. The first row of a block has read nothing, the others a state of their own."""
+    """Two blocks of three rows; each row meets two tiles of keys. The first row of a block has read nothing,
+    the others a state of their own."""
     q, k, v, scale = inputs.attention(rng, 6, 2 * keys, d, scores)
     m, l, o = inputs.states(rng, 6, d)
     m[::3], l[::3], o[::3] = -np.inf, 0, 0
     m, l, o = (x.astype(float32) for x in (m, l, o))
     wanted = visited(inputs.attended(q, k, v, scale)[0], v, m, l, o)
-    call = f"{scores}: two tiles with {keys} key{'s' * (keys > 1)} and room for {room}, one visit each, with d = {d} and scale = {scale:.3g}"
-    tiles = [np.concatenate([np.append(x[tile * keys : (tile + 1) * keys], np.full((room - keys, d), np.nan, float32), 0) for tile in (0, 1)]).ravel() for x in (k, v)]
+    call = (
+        f"{scores}: two tiles with {keys} key{'s' * (keys > 1)} and room for {room}, one visit each, with d ="
+        f" {d} and scale = {scale:.3g}"
+    )
+    tiles = [
+        np.concatenate(
+            [
+                np.append(x[tile * keys : (tile + 1) * keys], np.full((room - keys, d), np.nan, float32), 0)
+                for tile in (0, 1)
+            ]
+        ).ravel()
+        for x in (k, v)
+    ]
     out = np.full(6, np.nan, float32), np.full(6, np.nan, float32), np.full((6, d), np.nan, float32)
-    contract = Contract(each=dict.fromkeys("qkv", 4 * keys * d), share=2.5, hint="A visit reads each of its keys once, and changes its own row alone.")
-    kernels.judge(kernel_that_visits(visit, keys, room, d), (2, 3, 0, 12 * d), (q.ravel(), *tiles, scale, m, l, o), out, wanted, rng, call, contract,
-                  tolerance=1e-4, what="m, l and o of six rows after both tiles", hint=RESCALE, refused=is_bug)
+    contract = Contract(
+        each=dict.fromkeys("qkv", 4 * keys * d),
+        share=2.5,
+        hint="A visit reads each of its keys once, and changes its own row alone.",
+    )
+    kernels.judge(
+        kernel_that_visits(visit, keys, room, d),
+        (2, 3, 0, 12 * d),
+        (q.ravel(), *tiles, scale, m, l, o),
+        out,
+        wanted,
+        rng,
+        call,
+        contract,
+        tolerance=1e-4,
+        what="m, l and o of six rows after both tiles",
+        hint=RESCALE,
+        refused=is_bug,
+    )
 
 
 def visited(scores, v, m, l, o):
@@ -77,10 +144,15 @@ def ex05_3(flash_kernel, rng):
     kernels.jitted(flash_kernel, "flash_kernel")
     for n, d, rows, columns in SHAPES:
         for longer in (False, True):
-            verify(flash_kernel, rng, n, d, rows, columns, 2 * (rows + columns) * d, loads_shared, longer=longer)
+            verify(
+                flash_kernel, rng, n, d, rows, columns, 2 * (rows + columns) * d, loads_shared, longer=longer
+            )
     for scores in LOUD:
         verify(flash_kernel, rng, 11, 2, 4, 3, 28, loads_shared, scores)
-    return f"{len(SHAPES)} shapes, from 1 row to 27, ragged tiles of queries and of keys, up to 7 key tiles, arrays longer than n rows"
+    return (
+        f"{len(SHAPES)} shapes, from 1 row to 27, ragged tiles of queries and of keys, up to 7 key tiles,"
+        " arrays longer than n rows"
+    )
 
 
 def loads_shared(n, d, rows, columns):
@@ -89,7 +161,15 @@ def loads_shared(n, d, rows, columns):
     per_tile = -(-columns // rows) * d  # a key for each thread is a fair part, too
     keys = {"k": blocks * tiles * columns * d, "v": blocks * tiles * columns * d}
     each = {"q": d, "k": tiles * per_tile, "v": tiles * per_tile, "o": 2 * d}
-    return Contract("q k v o", each=each, most=keys | {"q": blocks * rows * d}, threads=n, blocks=blocks, share=2.5, hint=SHARED)
+    return Contract(
+        "q k v o",
+        each=each,
+        most=keys | {"q": blocks * rows * d},
+        threads=n,
+        blocks=blocks,
+        share=2.5,
+        hint=SHARED,
+    )
 
 
 @exercise("5.4", "repairs")
@@ -107,19 +187,34 @@ def own_queries(n, d, rows, columns):
     blocks, tiles = -(-n // rows), -(-n // columns)
     keys = blocks * n * d
     hint = "Each block makes the output of its own queries, and each thread that of one."
-    return Contract("q k v o", each=dict.fromkeys("kv", tiles * -(-columns // rows) * d), most={"k": keys, "v": keys}, threads=n, blocks=blocks, share=2.5, hint=hint)
+    return Contract(
+        "q k v o",
+        each=dict.fromkeys("kv", tiles * -(-columns // rows) * d),
+        most={"k": keys, "v": keys},
+        threads=n,
+        blocks=blocks,
+        share=2.5,
+        hint=hint,
+    )
 
 
-RESCALE = "When m grows, l and the row of o shrink by exp(old m - new m); then the key's weight is exp(score - new m)."
+RESCALE = (
+    "When m grows, l and the row of o shrink by exp(old m - new m); then the key's weight is exp(score -"
+    " new m)."
+)
 POISON = "NaN: a number of o that no thread has written, a 0 / 0, or -inf - (-inf)."
-WHERE = "Does each tile begin at the right number? Has the last one fewer keys? Does each query start with m, l, o of its own and end with a division by l?"
+WHERE = (
+    "Does each tile begin at the right number? Has the last one fewer keys? Does each query start with m, l,"
+    " o of its own and end with a division by l?"
+)
 
 
-# The kernel to be repaired ----------------------------------------------------------------------------------------
+# The kernel to be repaired ----------------------------------------------------------------------------------
 
 
 def unfinished(q, k, v, o, n, d, columns, scale):
-    """o = softmax(scale · q kᵀ) v, all flat, n rows of d. A thread a query; shared memory: tiles of k and v, then a row of scores a thread."""
+    """o = softmax(scale · q kᵀ) v, all flat, n rows of d. A thread a query; shared memory: tiles of k and v,
+    then a row of scores a thread."""
     shared = cuda.shared.array(0, float32)
     rows, t = cuda.blockDim.y, cuda.threadIdx.x
     k_tile = shared[: columns + d]
@@ -168,33 +263,58 @@ def repaired(kernel, repairs):
     for wrong, right in repairs.items():
         places = [number for number, line in enumerate(lines) if line.strip() == wrong.strip()]
         if len(places) != 1:
-            fail(f"this line stands {len(places)} times in the kernel, wanted once:", call=wrong.strip(), hint="Copy the whole line.")
+            fail(
+                f"this line stands {len(places)} times in the kernel, wanted once:",
+                call=wrong.strip(),
+                hint="Copy the whole line.",
+            )
         line = lines[places[0]]
         lines[places[0]] = line[: len(line) - len(line.lstrip())] + right.strip()
     source = "\n".join(lines) + "\n"
     name = f"<{kernel.__name__} with {len(repairs)} repairs, {hash(source)}>"
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # so that sim can read it
+    # so that sim can read it
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     namespace = {}
     try:
         exec(compile(source, name, "exec"), {**globals()}, namespace)
     except SyntaxError as error:
-        fail(f"with your repairs Python cannot read line {error.lineno} of the kernel", call=(error.text or "").strip(), hint=error.msg)
+        fail(
+            f"with your repairs Python cannot read line {error.lineno} of the kernel",
+            call=(error.text or "").strip(),
+            hint=error.msg,
+        )
     return namespace[kernel.__name__]
 
 
-# Running an answer ------------------------------------------------------------------------------------------------
+# Running an answer ------------------------------------------------------------------------------------------
 
 
 def verify(kernel, rng, n, d, rows, columns, numbers, contract, scores="scores about 0", longer=False):
-    """Run the kernel in `sim`; reject a finding, an output unlike attention in float64, and work that is not shared as `contract` says."""
+    """Run the kernel in `sim`; reject a finding, an output unlike attention in float64, and work that is not
+    shared as `contract` says."""
     q, k, v, scale = inputs.attention(rng, n, n, d, scores)
     wanted = inputs.attended(q, k, v, scale)[1].ravel()
     blocks = -(-n // rows)
-    call = f"{scores}: kernel[{blocks}, {rows}, 0, {4 * numbers}](q, k, v, o, n={n}, d={d}, columns={columns}, scale={scale:.3g})"
+    call = (
+        f"{scores}: kernel[{blocks}, {rows}, 0, {4 * numbers}](q, k, v, o, n={n}, d={d}, columns={columns},"
+        f" scale={scale:.3g})"
+    )
     flat = [inputs.longer(x.ravel()) if longer else x.ravel() for x in (q, k, v)]
-    kernels.judge(kernel, (blocks, rows, 0, 4 * numbers), (*flat, n, d, columns, scale), (np.full(n * d, np.nan, float32),), (wanted,), rng, call,
-                  contract(n, d, rows, columns), tolerance=1e-5 if scores == "scores about 0" else 1e-4, what="a wrong output",
-                  hint=lambda got: POISON if np.isnan(got).any() else WHERE, refused=is_bug, place=3)
+    kernels.judge(
+        kernel,
+        (blocks, rows, 0, 4 * numbers),
+        (*flat, n, d, columns, scale),
+        (np.full(n * d, np.nan, float32),),
+        (wanted,),
+        rng,
+        call,
+        contract(n, d, rows, columns),
+        tolerance=1e-5 if scores == "scores about 0" else 1e-4,
+        what="a wrong output",
+        hint=lambda got: POISON if np.isnan(got).any() else WHERE,
+        refused=is_bug,
+        place=3,
+    )
 
 
 def is_bug(finding):
@@ -203,7 +323,8 @@ def is_bug(finding):
 
 
 def kernel_that_loads(load_tile):
-    """A kernel whose blocks each load a tile into shared memory, one after the other in the array, and copy it out."""
+    """A kernel whose blocks each load a tile into shared memory, one after the other in the array, and copy
+    it out."""
 
     def load_and_copy(array, start, out):
         tile = cuda.shared.array(0, float32)
@@ -226,7 +347,18 @@ def kernel_that_visits(visit, keys, room, d):
         q_tile = q[(i - t) * d : (i - t + cuda.blockDim.x) * d]
         my_m, my_l = m[i], l[i]
         for start in range(0, 2 * room * d, room * d):
-            my_m, my_l = visit(t, q_tile, k[start : start + room * d], v[start : start + room * d], o_tile, keys, d, scale, my_m, my_l)
+            my_m, my_l = visit(
+                t,
+                q_tile,
+                k[start : start + room * d],
+                v[start : start + room * d],
+                o_tile,
+                keys,
+                d,
+                scale,
+                my_m,
+                my_l,
+            )
         new_m[i], new_l[i] = my_m, my_l
         for c in range(d):
             new_o[i, c] = o_tile[t * d + c]

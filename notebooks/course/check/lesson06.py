@@ -1,4 +1,5 @@
-"""The checks of lesson 06: sums, merges and attention within warps, run in `sim`: right values, no finding, and the work shared as asked."""
+"""The checks of lesson 06: sums, merges and attention within warps, run in `sim`: right values, no finding,
+and the work shared as asked."""
 
 import numpy as np
 from numba import cuda
@@ -12,25 +13,70 @@ from sim.events import LOAD
 LANES = 32
 SHUFFLES = 6  # that a warp's sum may take: five steps, and one to hand the sum round
 STEPS = 10_000  # a launch here goes round its while loops some thousand times at most
-WHOSE = "Every thread with an element writes the sum of the whole warp: five rounds, with the partners 16, 8, 4, 2 and 1 away in both directions."
+WHOSE = (
+    "Every thread with an element writes the sum of the whole warp: five rounds, with the partners 16, 8, 4,"
+    " 2 and 1 away in both directions."
+)
 NO_SUM = "NaN: no thread has written this element. Every thread that has one writes its own."
 NO_OUTPUT = (
-    "NaN: no lane has written this, or l is 0 or infinite. Is m the largest score that the lane has read, and -inf before the first?"
+    "NaN: no lane has written this, or l is 0 or infinite. Is m the largest score that the lane has read, and"
+    " -inf before the first?"
 )
-ROUND = "In each round: fetch the partner's m, l and each o[c] before yours change, find both factors from the old m, change o in place, and m last."
-EMPTY = "NaN: where does -inf meet -inf? A lane that has read nothing, and one whose partner has read nothing either, must change nothing."
+ROUND = (
+    "In each round: fetch the partner's m, l and each o[c] before yours change, find both factors from the"
+    " old m, change o in place, and m last."
+)
+EMPTY = (
+    "NaN: where does -inf meet -inf? A lane that has read nothing, and one whose partner has read nothing"
+    " either, must change nothing."
+)
 
 
 @exercise("6.1", "warp_sum")
 def ex06_1(warp_sum, rng):
-    for size, grid, block in [(32, 1, 32), (64, 1, 64), (1, 1, 32), (20, 1, 32), (45, 1, 64), (100, 2, 64), (70, 1, 128), (131, 3, 64), (700, 6, 128)]:
+    for size, grid, block in [
+        (32, 1, 32),
+        (64, 1, 64),
+        (1, 1, 32),
+        (20, 1, 32),
+        (45, 1, 64),
+        (100, 2, 64),
+        (70, 1, 128),
+        (131, 3, 64),
+        (700, 6, 128),
+    ]:
         x = rng.standard_normal(size).astype(float32)
         out = np.full(size, np.nan, float32)
         call = f"warp_sum[{grid}, {block}](x, out) with {size} element{'s' * (size > 1)}"
-        wanted = np.concatenate([np.full(len(part), part.sum(dtype=np.float64)) for part in np.split(x, range(LANES, size, LANES))])
+        wanted = np.concatenate(
+            [
+                np.full(len(part), part.sum(dtype=np.float64))
+                for part in np.split(x, range(LANES, size, LANES))
+            ]
+        )
         warps = grid * block // LANES
-        contract = Contract("x out", each={"x": 2, "out": 1}, most={"shared": 0}, shuffles=(1, SHUFFLES * warps), atomics=(0, 0), threads=size, hint=BY_SHUFFLES)
-        judge(warp_sum, grid, block, (x,), (out,), (wanted,), rng, call, contract, what="a wrong sum", hint=lambda got: NO_SUM if np.isnan(got).any() else WHOSE)
+        contract = Contract(
+            "x out",
+            each={"x": 2, "out": 1},
+            most={"shared": 0},
+            shuffles=(1, SHUFFLES * warps),
+            atomics=(0, 0),
+            threads=size,
+            hint=BY_SHUFFLES,
+        )
+        judge(
+            warp_sum,
+            grid,
+            block,
+            (x,),
+            (out,),
+            (wanted,),
+            rng,
+            call,
+            contract,
+            what="a wrong sum",
+            hint=lambda got: NO_SUM if np.isnan(got).any() else WHOSE,
+        )
     return "1 to 700 elements, one warp and several, full and not, one block and several"
 
 
@@ -40,18 +86,37 @@ def ex06_2(merge_lanes, rng):
         ("all lanes have read something", range(LANES), 1, rng.normal(0, 5, LANES)),
         ("vectors of three numbers", range(LANES), 3, rng.normal(0, 5, LANES)),
         ("only scores below zero", range(LANES), 2, rng.normal(-60, 5, LANES)),
-        ("scores near 10000 and -10000", range(LANES), 1, rng.choice([-1e4, 1e4], LANES) + rng.integers(5, size=LANES)),
+        (
+            "scores near 10000 and -10000",
+            range(LANES),
+            1,
+            rng.choice([-1e4, 1e4], LANES) + rng.integers(5, size=LANES),
+        ),
         ("scores near -10¹¹", range(LANES), 1, rng.choice([-1e11, -2e11], LANES)),
         ("lanes 0 to 4 have read something", range(5), 2, rng.normal(0, 5, 5)),
         ("one lane has read something", [int(rng.integers(LANES))], 2, rng.normal(0, 5, 1)),
         ("no lane has read anything", [], 2, []),
     ]:
         check_merge(merge_lanes, case, [states(rng, d, readers, scores)], rng)
-    check_merge(merge_lanes, "vectors of eleven numbers", [states(rng, 11, range(LANES), rng.normal(0, 5, LANES))], rng)
+    check_merge(
+        merge_lanes,
+        "vectors of eleven numbers",
+        [states(rng, 11, range(LANES), rng.normal(0, 5, LANES))],
+        rng,
+    )
     two = [states(rng, 2, range(first, LANES), rng.normal(0, 5, LANES - first)) for first in (0, 20)]
     check_merge(merge_lanes, "two warps in a block, of which one knows more", two, rng)
-    check_merge(merge_lanes, "two blocks of two warps", two + [states(rng, 2, range(LANES), rng.normal(0, 500, LANES)) for _ in range(2)], rng, blocks=2)
-    return "full warps and warps with 31, 27 and all lanes empty, scores from -10¹¹ to 10000, vectors of 1 to 11 numbers"
+    check_merge(
+        merge_lanes,
+        "two blocks of two warps",
+        two + [states(rng, 2, range(LANES), rng.normal(0, 500, LANES)) for _ in range(2)],
+        rng,
+        blocks=2,
+    )
+    return (
+        "full warps and warps with 31, 27 and all lanes empty, scores from -10¹¹ to 10000, vectors of 1 to 11"
+        " numbers"
+    )
 
 
 @exercise("6.3", "warp_attention")
@@ -75,16 +140,24 @@ def ex06_3(warp_attention, rng):
     return "1 to 230 queries and keys, rows of 1 to 8 numbers, causal and not, one loud key in the future"
 
 
-BY_SHUFFLES = "Each thread reads one element, and gets the rest from the other lanes by shuffles alone; five a warp are enough, as what the lanes know doubles with each."
-BY_MERGING = "In each of five rounds: m, l and each number of o by one shuffle; the lanes meet in no other way."
-ITS_KEYS = "Lane t reads the keys t, t + 32, t + 64, ... that its query sees, and no others; then one merge_lanes."
+BY_SHUFFLES = (
+    "Each thread reads one element, and gets the rest from the other lanes by shuffles alone; five a warp are"
+    " enough, as what the lanes know doubles with each."
+)
+BY_MERGING = (
+    "In each of five rounds: m, l and each number of o by one shuffle; the lanes meet in no other way."
+)
+ITS_KEYS = (
+    "Lane t reads the keys t, t + 32, t + 64, ... that its query sees, and no others; then one merge_lanes."
+)
 
 
-# 6.2 --------------------------------------------------------------------------------------------------------------
+# 6.2 --------------------------------------------------------------------------------------------------------
 
 
 def states(rng, d, readers, scores):
-    """(m, l, o) of the 32 lanes of a warp, l and m (32,), o (32, d): those in `readers` have these maxima, the others have read nothing."""
+    """(m, l, o) of the 32 lanes of a warp, l and m (32,), o (32, d): those in `readers` have these maxima,
+    the others have read nothing."""
     m, l, o = np.full(LANES, -np.inf, float32), np.zeros(LANES, float32), np.zeros((LANES, d), float32)
     readers = list(readers)
     m[readers] = scores
@@ -99,10 +172,25 @@ def check_merge(merge_lanes, case, warps, rng, blocks=1):
     merged = tuple(np.full_like(array, np.nan) for array in (m, l, o))
     call = f"m, l = merge_lanes(m, l, o) by each lane of a warp; {case}"
     d = o.shape[1]
-    wanted = tuple(np.concatenate(parts) for parts in zip(*(in_each_lane(*warp) for warp in warps), strict=True))
-    contract = Contract(most={"shared": 0}, shuffles=(1, SHUFFLES * (d + 2) * len(warps)), atomics=(0, 0), hint=BY_MERGING)
-    judge(kernel_around(merge_lanes, d), blocks, len(m) // blocks, (m, l, o), merged, wanted, rng, call, contract, what=f"{case}: m, l and o of each lane",
-          hint=lambda *got: EMPTY if any(np.isnan(x).any() for x in got) else ROUND)
+    wanted = tuple(
+        np.concatenate(parts) for parts in zip(*(in_each_lane(*warp) for warp in warps), strict=True)
+    )
+    contract = Contract(
+        most={"shared": 0}, shuffles=(1, SHUFFLES * (d + 2) * len(warps)), atomics=(0, 0), hint=BY_MERGING
+    )
+    judge(
+        kernel_around(merge_lanes, d),
+        blocks,
+        len(m) // blocks,
+        (m, l, o),
+        merged,
+        wanted,
+        rng,
+        call,
+        contract,
+        what=f"{case}: m, l and o of each lane",
+        hint=lambda *got: EMPTY if any(np.isnan(x).any() for x in got) else ROUND,
+    )
 
 
 def kernel_around(merge_lanes, d):
@@ -127,43 +215,72 @@ def in_each_lane(m, l, o):
     return np.full(LANES, largest), np.full(LANES, weight @ l), np.tile(weight @ o, (LANES, 1))
 
 
-# 6.3 --------------------------------------------------------------------------------------------------------------
+# 6.3 --------------------------------------------------------------------------------------------------------
 
 
 def check_attention(warp_attention, n, keys, d, causal, warps, scores, rng, future=None):
-    """One launch with so many warps in a block, against float64; lane t of a query's warp must read the keys t, t + 32, … and no others."""
+    """One launch with so many warps in a block, against float64; lane t of a query's warp must read the keys
+    t, t + 32, … and no others."""
     q, k, v, scale = inputs.attention(rng, n, keys, d, scores, future)
     kernel, grid, block = warp_attention(d), -(-n // warps), LANES * warps
-    call = f"{scores}: warp_attention({d})[{grid}, {block}](q, k, v, {scale:.3g}, {causal}, out) with {n} quer{'ies' if n > 1 else 'y'} and {keys} key{'s' * (keys > 1)}"
+    call = (
+        f"{scores}: warp_attention({d})[{grid}, {block}](q, k, v, {scale:.3g}, {causal}, out) with {n}"
+        f" quer{'ies' if n > 1 else 'y'} and {keys} key{'s' * (keys > 1)}"
+    )
     out = np.full((n, d), np.nan, float32)
     sees = np.arange(keys) <= np.arange(n)[:, None] if causal else np.ones((n, keys), bool)
     rounds = -(-keys // LANES)
     each = {"k": 2 * d * rounds, "v": 2 * d * rounds, "out": d}
-    contract = Contract("q k v scale causal out", each=each, most={"shared": 0}, shuffles=(1, SHUFFLES * (d + 2) * n), atomics=(0, 0), hint=ITS_KEYS)
-    report = judge(kernel, grid, block, (q, k, v, scale, causal), (out,), (inputs.attended(q, k, v, scale, sees)[1],), rng, call, contract, what="a wrong output",
-                   tolerance=1e-4, hint=lambda got: NO_OUTPUT if np.isnan(got).any() else None)
+    contract = Contract(
+        "q k v scale causal out",
+        each=each,
+        most={"shared": 0},
+        shuffles=(1, SHUFFLES * (d + 2) * n),
+        atomics=(0, 0),
+        hint=ITS_KEYS,
+    )
+    report = judge(
+        kernel,
+        grid,
+        block,
+        (q, k, v, scale, causal),
+        (out,),
+        (inputs.attended(q, k, v, scale, sees)[1],),
+        rng,
+        call,
+        contract,
+        what="a wrong output",
+        tolerance=1e-4,
+        hint=lambda got: NO_OUTPUT if np.isnan(got).any() else None,
+    )
     reads_its_own(report.trace, warps, kernels.python_function(kernel).__code__.co_varnames[1], d, sees, call)
 
 
 def reads_its_own(trace, warps, name, d, sees, call):
-    """Reject a kernel in which some lane reads from the array `name`, k, what is not its own, or leaves out what is."""
+    """Reject a kernel in which some lane reads from the array `name`, k, what is not its own, or leaves out
+    what is."""
     mine = (trace.kind == LOAD) & (trace.array == [home.name for home in trace.arrays].index(name))
     block = np.array([x for x, _, _ in trace.blocks])[trace.block[mine]]
     warp, lane = np.divmod(trace.thread[mine], LANES)
-    found = set(zip((block * warps + warp).tolist(), (trace.element[mine] // d).tolist(), lane.tolist(), strict=True))
+    found = set(
+        zip((block * warps + warp).tolist(), (trace.element[mine] // d).tolist(), lane.tolist(), strict=True)
+    )
     wanted = {(i, j, j % LANES) for i, j in np.argwhere(sees).tolist()}
     for i, j, reader in sorted(found ^ wanted):
         what = "and should not" if (i, j, reader) in found else "never, and should"
         fail(
-            f"right, but the work is not shared as it should be: lane {reader} of the warp of query {i} reads key {j} {what}",
+            f"right, but the work is not shared as it should be: lane {reader} of the warp of query {i} reads"
+            f" key {j} {what}",
             call=call,
             hint=ITS_KEYS,
         )
 
 
-# A kernel in `sim` ------------------------------------------------------------------------------------------------
+# A kernel in `sim` ------------------------------------------------------------------------------------------
 
 
 def judge(kernel, grid, block, given, outputs, wanted, rng, call, contract, **options):
     """One launch, judged; returns the report, with its trace."""
-    return kernels.judge(kernel, (grid, block), given, outputs, wanted, rng, call, contract, max_steps=STEPS, **options)
+    return kernels.judge(
+        kernel, (grid, block), given, outputs, wanted, rng, call, contract, max_steps=STEPS, **options
+    )

@@ -1,4 +1,5 @@
-"""The checks of lesson 07: ten types, a kernel without float64 in its PTX, the number of blocks, and a grid-stride loop."""
+"""The checks of lesson 07: ten types, a kernel without float64 in its PTX, the number of blocks, and a
+grid-stride loop."""
 
 import numpy as np
 from numba import types
@@ -11,7 +12,9 @@ from course.ptx import NoCompiler, compiled_here
 
 ARCHITECTURES = "sm_75", "sm_80", "sm_90"
 STEPS = 10_000  # a launch here goes round its loops some hundred times a thread at most
-EXPRESSIONS = {  # of n, an int32, s, a float32, and x, an array of float32: the type that Numba finds (tests/course/test_ptx.py asks it), and why
+# of n, an int32, s, a float32, and x, an array of float32: the type that Numba finds
+# (tests/course/test_ptx.py asks it), and why
+EXPRESSIONS = {
     "a": ("n + 1", "int64", "Two whole numbers make an int64, whatever they were."),
     "b": ("n // 2", "int64", "// of whole numbers is a whole number, and two of them make an int64."),
     "c": ("n / 2", "float64", "/ always makes a float, and of whole numbers it is a float64."),
@@ -21,7 +24,11 @@ EXPRESSIONS = {  # of n, an int32, s, a float32, and x, an array of float32: the
     "g": ("max(s, 0.0)", "float64", "0.0 is a float64, and max gives the type in which both have room."),
     "h": ("math.exp(s)", "float32", "The functions of math leave a float32 a float32."),
     "i": ("s / x.size", "float64", "x.size is an int64, and a float32 with an int64 makes a float64."),
-    "j": ("x[n] + s", "float32", "An element of x is a float32, whatever the type of its index; and two float32 make a float32."),
+    "j": (
+        "x[n] + s",
+        "float32",
+        "An element of x is a float32, whatever the type of its index; and two float32 make a float32.",
+    ),
 }
 
 
@@ -29,7 +36,11 @@ EXPRESSIONS = {  # of n, an int32, s, a float32, and x, an array of float32: the
 def ex07_1(my_types, rng):
     answers = my_types()
     if not isinstance(answers, dict) or set(answers) != set(EXPRESSIONS):
-        fail("the answer is a dict with a type for each letter", wanted="dict(a=..., ..., j=...)", got=describe(answers))
+        fail(
+            "the answer is a dict with a type for each letter",
+            wanted="dict(a=..., ..., j=...)",
+            got=describe(answers),
+        )
     for letter, (expression, wanted, reason) in EXPRESSIONS.items():
         if name_of(answers[letter]) != wanted:
             fail(f"{letter}, {expression}, is no {name_of(answers[letter])}", hint=reason)
@@ -39,24 +50,64 @@ def ex07_1(my_types, rng):
 @exercise("7.2", "rms_norm")
 def ex07_2(rms_norm, rng):
     kernels.jitted(rms_norm, "rms_norm")
-    for rows, d, threads, size in [(1, 1, 32, 1), (5, 3, 32, 1), (70, 2, 32, 1), (33, 8, 16, 1e-3), (4, 5, 32, 1e4), (3, 4, 1, 1e-6), (9, 120, 4, 2)]:
+    for rows, d, threads, size in [
+        (1, 1, 32, 1),
+        (5, 3, 32, 1),
+        (70, 2, 32, 1),
+        (33, 8, 16, 1e-3),
+        (4, 5, 32, 1e4),
+        (3, 4, 1, 1e-6),
+        (9, 120, 4, 2),
+    ]:
         x = (size * rng.standard_normal((rows, d))).astype(float32)
         gain = rng.standard_normal(d).astype(float32)
         out = np.full((rows, d), np.nan, float32)
         grid = -(-rows // threads)
-        call = f"rms_norm[{grid}, {threads}](x, gain, out) with x of shape ({rows}, {d}), numbers about {size:g}"
+        call = (
+            f"rms_norm[{grid}, {threads}](x, gain, out) with x of shape ({rows}, {d}), numbers about {size:g}"
+        )
         exact = x.astype(np.float64)
         wanted = gain * exact / np.sqrt((exact**2).mean(1, keepdims=True) + 1e-6)
-        contract = Contract("x gain out", each={"x": 3 * d, "gain": d, "out": d}, most={"out": rows * d}, threads=rows, hint="One thread a row.")
-        kernels.judge(rms_norm, (grid, threads), (x, gain), (out,), (wanted,), rng, call, contract, max_steps=STEPS,
-                      hint=lambda got: "NaN: a thread writes every number of its row." if np.isnan(got).any() else FORMULA)
+        contract = Contract(
+            "x gain out",
+            each={"x": 3 * d, "gain": d, "out": d},
+            most={"out": rows * d},
+            threads=rows,
+            hint="One thread a row.",
+        )
+        kernels.judge(
+            rms_norm,
+            (grid, threads),
+            (x, gain),
+            (out,),
+            (wanted,),
+            rng,
+            call,
+            contract,
+            max_steps=STEPS,
+            hint=lambda got: (
+                "NaN: a thread writes every number of its row." if np.isnan(got).any() else FORMULA
+            ),
+        )
     return f"seven shapes, numbers from 0.000001 to 10000; {without_float64(rms_norm)}"
 
 
 @exercise("7.3", "blocks_for")
 def ex07_3(blocks_for, rng):
-    limits = [(1, 32, 9), (256, 256, 9), (257, 256, 9), (1000, 256, 9), (1000, 256, 4), (1000, 256, 3), (5, 1, 1), (2**31, 1024, 2**31 - 1)]
-    drawn = [tuple(map(int, (rng.integers(1, 5000), 32 * rng.integers(1, 33), rng.integers(1, 200)))) for _ in range(50)]
+    limits = [
+        (1, 32, 9),
+        (256, 256, 9),
+        (257, 256, 9),
+        (1000, 256, 9),
+        (1000, 256, 4),
+        (1000, 256, 3),
+        (5, 1, 1),
+        (2**31, 1024, 2**31 - 1),
+    ]
+    drawn = [
+        tuple(map(int, (rng.integers(1, 5000), 32 * rng.integers(1, 33), rng.integers(1, 200))))
+        for _ in range(50)
+    ]
     for n, threads, most in limits + drawn:
         blocks, call = blocks_for(n, threads, most), f"blocks_for({n}, {threads}, {most})"
         wanted = sum(1 for _ in range(0, n, threads)) if n < 5000 else n // threads
@@ -68,20 +119,52 @@ def ex07_3(blocks_for, rng):
 @exercise("7.4", "scale_all")
 def ex07_4(scale_all, rng):
     kernels.jitted(scale_all, "scale_all")
-    for n, grid, block in [(10, 2, 2), (1, 1, 32), (5, 3, 32), (64, 1, 32), (100, 3, 8), (257, 2, 64), (7, 1, 1), (5000, 2, 64)]:
+    for n, grid, block in [
+        (10, 2, 2),
+        (1, 1, 32),
+        (5, 3, 32),
+        (64, 1, 32),
+        (100, 3, 8),
+        (257, 2, 64),
+        (7, 1, 1),
+        (5000, 2, 64),
+    ]:
         x, factor = rng.standard_normal(n).astype(float32), float32(rng.uniform(1, 3))
         out = np.full(n, np.nan, float32)
         call = f"scale_all[{grid}, {block}](x, {factor:.3g}, out) with {n} element{'s' * (n > 1)}"
         threads = grid * block
         owner = {"out": lambda elements, threads=threads: elements % threads}
-        contract = Contract("x factor out", most={"out": n, "x": 2 * n}, each={"x": -(-2 * n // threads)}, owner=owner, hint=STRIDE)
-        kernels.judge(scale_all, (grid, block), (x, factor), (out,), (factor * x,), rng, call, contract, tolerance=0, max_steps=STEPS,
-                      hint=lambda got: "NaN: no thread has written this element." if np.isnan(got).any() else None)
-    return "1 to 5,000 elements, under grids with more threads than elements and with fewer; each element by its own thread"
+        contract = Contract(
+            "x factor out",
+            most={"out": n, "x": 2 * n},
+            each={"x": -(-2 * n // threads)},
+            owner=owner,
+            hint=STRIDE,
+        )
+        kernels.judge(
+            scale_all,
+            (grid, block),
+            (x, factor),
+            (out,),
+            (factor * x,),
+            rng,
+            call,
+            contract,
+            tolerance=0,
+            max_steps=STEPS,
+            hint=lambda got: "NaN: no thread has written this element." if np.isnan(got).any() else None,
+        )
+    return (
+        "1 to 5,000 elements, under grids with more threads than elements and with fewer; each element by its"
+        " own thread"
+    )
 
 
 STRIDE = "Thread t of T threads takes the elements t, t + T, t + 2T, ... and no others."
-FORMULA = "Divide the sum of squares by the number of columns, add 1e-6 to that, and take the root of all of it; column c is multiplied by gain[c]."
+FORMULA = (
+    "Divide the sum of squares by the number of columns, add 1e-6 to that, and take the root of all of it;"
+    " column c is multiplied by gain[c]."
+)
 BLOCKS = "The smallest number of blocks whose threads are at least n; or `most`, if that is smaller."
 
 
@@ -106,6 +189,13 @@ def without_float64(rms_norm):
         except NoCompiler as missing:
             return f"NOT COMPILED, so nobody has looked for float64. {missing}"
         if made.float64:
-            what = f"right, but {len(made.float64)} instructions for {architecture} have to do with a float64; by lines:"
-            fail(what, call=made.float64_by_line(), hint="A bare 0.0 or 1e-6 is a float64, and a float32 divided by a whole number makes one.")
+            what = (
+                f"right, but {len(made.float64)} instructions for {architecture} have to do with a float64;"
+                " by lines:"
+            )
+            fail(
+                what,
+                call=made.float64_by_line(),
+                hint="A bare 0.0 or 1e-6 is a float64, and a float32 divided by a whole number makes one.",
+            )
     return f"no float64 in the PTX for {', '.join(ARCHITECTURES)}"

@@ -1,4 +1,5 @@
-"""The checks of lesson 08: sectors and turns by hand, a transpose whose counters are judged, predictions against the simulator's counts, a roofline."""
+"""The checks of lesson 08: sectors and turns by hand, a transpose whose counters are judged, predictions
+against the simulator's counts, a roofline."""
 
 import functools
 import math
@@ -25,13 +26,33 @@ SHAPES = [(32, 32), (1, 1), (64, 96), (5, 40), (70, 33), (33, 1), (24, 72)]  # r
 
 @exercise("8.1", "sectors")
 def ex08_1(sectors, rng):
-    chosen = [(1, 4, 0), (1, 4, 1), (2, 4, 0), (8, 4, 0), (64, 4, 3), (0, 4, 5), (1, 8, 0), (1, 1, 0), (1, 16, 1), (3, 2, 7)]
-    drawn = [(int(rng.integers(-9, 40)), int(2 ** rng.integers(5)), int(rng.integers(300, 340))) for _ in range(30)]
+    chosen = [
+        (1, 4, 0),
+        (1, 4, 1),
+        (2, 4, 0),
+        (8, 4, 0),
+        (64, 4, 3),
+        (0, 4, 5),
+        (1, 8, 0),
+        (1, 1, 0),
+        (1, 16, 1),
+        (3, 2, 7),
+    ]
+    drawn = [
+        (int(rng.integers(-9, 40)), int(2 ** rng.integers(5)), int(rng.integers(300, 340))) for _ in range(30)
+    ]
     for stride, itemsize, first in chosen + drawn:
         call = f"sectors(stride={stride}, itemsize={itemsize}, first={first})"
         got, wanted = sectors(stride, itemsize, first), touched(stride, itemsize, first)
         compare(got, wanted, what="another number of sectors", call=call, tolerance=0, hint=PIECES)
-    compare(sectors(8, 4), 32, what="without `first`", call="sectors(8, 4)", tolerance=0, hint="`first` is 0 unless given.")
+    compare(
+        sectors(8, 4),
+        32,
+        what="without `first`",
+        call="sectors(8, 4)",
+        tolerance=0,
+        hint="`first` is 0 unless given.",
+    )
     return "40 requests: strides from -9 to 39 and 64, numbers of 1 to 16 bytes, aligned and not"
 
 
@@ -62,14 +83,40 @@ def ex08_2(turns, rng):
 @exercise("8.3", "transpose")
 def ex08_3(transpose, rng):
     for rows, columns in SHAPES:
-        a, out = rng.standard_normal((rows, columns)).astype(np.float32), np.full((columns, rows), np.nan, np.float32)
-        call = f"transpose[({-(-columns // LANES)}, {-(-rows // LANES)}), (32, 32)](a, out) with a of shape {a.shape}"
+        a, out = (
+            rng.standard_normal((rows, columns)).astype(np.float32),
+            np.full((columns, rows), np.nan, np.float32),
+        )
+        call = (
+            f"transpose[({-(-columns // LANES)}, {-(-rows // LANES)}), (32, 32)](a, out) with a of shape"
+            f" {a.shape}"
+        )
         tools, grid = (Coalescing(), Banks()), memory_patterns.tiles(rows, columns)
-        contract = Contract("a out", each={"a": 1, "out": 1}, threads=a.size, hint="Each thread loads one number and stores one.")
-        report = kernels.judge(transpose, (grid, (LANES, LANES)), (a,), (out,), (a.T.copy(),), rng, call, contract, tolerance=0, what="a wrong output", observers=tools,
-                               hint=lambda got: UNWRITTEN if np.isnan(got).any() else CORNERS)
+        contract = Contract(
+            "a out",
+            each={"a": 1, "out": 1},
+            threads=a.size,
+            hint="Each thread loads one number and stores one.",
+        )
+        report = kernels.judge(
+            transpose,
+            (grid, (LANES, LANES)),
+            (a,),
+            (out,),
+            (a.T.copy(),),
+            rng,
+            call,
+            contract,
+            tolerance=0,
+            what="a wrong output",
+            observers=tools,
+            hint=lambda got: UNWRITTEN if np.isnan(got).any() else CORNERS,
+        )
         cost(report, by_access(*tools), rows, columns, call)
-    return f"{len(SHAPES)} shapes, full tiles and ragged ones: right, 4 sectors a request, one turn a shared one, nothing for sim to find"
+    return (
+        f"{len(SHAPES)} shapes, full tiles and ragged ones: right, 4 sectors a request, one turn a shared"
+        " one, nothing for sim to find"
+    )
 
 
 @exercise("8.4", "predictions")
@@ -80,9 +127,14 @@ def ex08_4(predictions, rng):
     for name in PATTERNS:
         if np.shape(given[name]) != (len(ACCESSES),):
             fail(f"{name}: wanted four numbers: {', '.join(ACCESSES)}", got=str(given[name]))
-        for (access, counts), number in zip(of_pattern(name, int(rng.integers(1, 3)) * LANES).items(), given[name], strict=True):
+        for (access, counts), number in zip(
+            of_pattern(name, int(rng.integers(1, 3)) * LANES).items(), given[name], strict=True
+        ):
             if not number == per_request(*counts):  # the right number stays a secret
-                fail(f"{name}: {number} for one request to {access} is not what the simulator counts", hint=HINTS[name])
+                fail(
+                    f"{name}: {number} for one request to {access} is not what the simulator counts",
+                    hint=HINTS[name],
+                )
     return "five patterns, four numbers each: the simulator counts the same"
 
 
@@ -94,11 +146,20 @@ def ex08_5(least_time, rng):
         seconds = {name: work[name] / rate[name] for name in work}
         work[roof] *= 1.5 * max(seconds.values()) / seconds[roof]  # so that this one takes longest
         gpu = Rates(*rate.values())
-        call = f"least_time({', '.join(f'{name}={number:.3g}' for name, number in work.items())}, gpu) with {rates(gpu)}"
+        call = (
+            f"least_time({', '.join(f'{name}={number:.3g}' for name, number in work.items())}, gpu) with"
+            f" {rates(gpu)}"
+        )
         got, wanted = least_time(work["bytes"], work["flops"], work["turns"], gpu), work[roof] / rate[roof]
         compare(got, wanted, what="the seconds", call=call, tolerance=math.inf, hint=ROOFS)
         if not abs(float(got) / wanted - 1) < 1e-9:
-            fail(f"another number of seconds, where the {roof} take longest", call=call, wanted=wanted, got=got, hint=ROOFS)
+            fail(
+                f"another number of seconds, where the {roof} take longest",
+                call=call,
+                wanted=wanted,
+                got=got,
+                hint=ROOFS,
+            )
     return "12 kernels on 12 GPUs, bound by bytes, by flops and by turns"
 
 
@@ -110,21 +171,39 @@ class Rates(NamedTuple):
     turns_per_second: float
 
 
-PIECES = "Lane l wants the `itemsize` bytes from byte (first + l · stride) · itemsize on; byte b lies in sector b // 32. How many different sectors are there?"
-ROWS = "An address is in bytes, a word has 4; word w lies in bank w % 32. Lanes that want the same word are served together. How many words does the busiest bank have to give?"
-UNWRITTEN = "NaN: a number that no thread has written. Which part of `out` belongs to this block, if a's tile is at (row, column)?"
-CORNERS = "a's tile with its corner at (row, column) becomes out's tile with its corner at (column, row). Are both guards right for a ragged tile?"
-ROOFS = "Each kind of work takes at least its amount divided by its rate. They can all go on at once, so the slowest of the three decides."
+PIECES = (
+    "Lane l wants the `itemsize` bytes from byte (first + l · stride) · itemsize on; byte b lies in sector b"
+    " // 32. How many different sectors are there?"
+)
+ROWS = (
+    "An address is in bytes, a word has 4; word w lies in bank w % 32. Lanes that want the same word are"
+    " served together. How many words does the busiest bank have to give?"
+)
+UNWRITTEN = (
+    "NaN: a number that no thread has written. Which part of `out` belongs to this block, if a's tile is at"
+    " (row, column)?"
+)
+CORNERS = (
+    "a's tile with its corner at (row, column) becomes out's tile with its corner at (column, row). Are both"
+    " guards right for a ragged tile?"
+)
+ROOFS = (
+    "Each kind of work takes at least its amount divided by its rate. They can all go on at once, so the"
+    " slowest of the three decides."
+)
 HINTS = {
     "copy": "32 numbers of 4 bytes, side by side. No shared memory: 0.",
     "strided_copy": f"Every {STRIDE}th number comes in, and neighbours go out. No shared memory: 0.",
     "transpose_naive": "When x grows by one, how far does the load move in a, and how far the store in out?",
-    "transpose_tiled": "Global memory sees rows only. The tile is stored by rows, 32 words each, and loaded by columns: tile[x, y].",
+    "transpose_tiled": (
+        "Global memory sees rows only. The tile is stored by rows, 32 words each, and loaded by columns:"
+        " tile[x, y]."
+    ),
     "transpose_padded": "As the tiled one, but a row of the tile has 33 words.",
 }
 
 
-# Oracles ----------------------------------------------------------------------------------------------------------
+# Oracles ----------------------------------------------------------------------------------------------------
 
 
 def touched(stride, itemsize, first):
@@ -144,18 +223,20 @@ def rates(gpu):
     return ", ".join(f"{name} = {rate:.3g}" for name, rate in gpu._asdict().items())
 
 
-# Counting ---------------------------------------------------------------------------------------------------------
+# Counting ---------------------------------------------------------------------------------------------------
 
 
 def counted(kernel, grid, block, *arguments):
-    """Launch the kernel in `sim`: {"load": (requests, sectors), "store": (requests, sectors), "shared load": (requests, turns), "shared store": ...}."""
+    """Launch the kernel in `sim`: {"load": (requests, sectors), "store": (requests, sectors), "shared load":
+    (requests, turns), "shared store": ...}."""
     tools = Coalescing(), Banks()
     simulate(kernel, observers=(*DEFAULT, *tools))[grid, block](*arguments)
     return by_access(*tools)
 
 
 def by_access(coalescing, banks):
-    """What the two tools have counted in a launch, by kind of access; (0, 0) for a kind that it did not make."""
+    """What the two tools have counted in a launch, by kind of access; (0, 0) for a kind that it did not
+    make."""
     total = dict.fromkeys(ACCESSES, (0, 0))
     for prefix, tool in (("", coalescing), ("shared ", banks)):
         for site, (requests, pieces, *_) in tool.sites.items():
@@ -171,7 +252,8 @@ def per_request(requests, pieces):
 
 @functools.cache
 def of_pattern(name, n):
-    """What `counted` says of one of the PATTERNS, for an n × n matrix or as many numbers in a row; n a multiple of 32."""
+    """What `counted` says of one of the PATTERNS, for an n × n matrix or as many numbers in a row; n a
+    multiple of 32."""
     grid, block, shapes, *rest = PATTERNS[name](n)
     arrays = [np.zeros(shape, np.float32) for shape in shapes]
     return counted(getattr(memory_patterns, name), grid, block, *arrays, *rest)
@@ -192,7 +274,7 @@ PATTERNS = {  # name -> n -> (grid, block, the arrays' shapes, other arguments .
 }
 
 
-# 8.3 --------------------------------------------------------------------------------------------------------------
+# 8.3 --------------------------------------------------------------------------------------------------------
 
 
 def cost(report, found, rows, columns, call):
@@ -208,21 +290,34 @@ def cost(report, found, rows, columns, call):
             )
         if rows % 8 == columns % 8 == 0 and sectors != rows * columns // 8:
             hint = (
-                "x, the index that counts the lanes of a warp, must be the last index, of a and of out: then a warp has a piece of one row."
+                "x, the index that counts the lanes of a warp, must be the last index, of a and of out: then"
+                " a warp has a piece of one row."
             )
             fail(
-                f"right, but the {requests} requests to {access} touch {sectors} sectors; {rows * columns // 8} are enough",
+                f"right, but the {requests} requests to {access} touch {sectors} sectors;"
+                f" {rows * columns // 8} are enough",
                 call=call,
                 hint=hint,
             )
     banks, fewest = report.counters["banks"], 2 * warps
     if banks["turns"] == banks["fewest_turns"] > fewest:
-        hint = "A warp stores 32 numbers of 4 bytes into the tile once, and loads 32 once, each time in one turn: numbers of 8 bytes, or a second tile, take more."
-        fail(f"right, but {banks['turns']} turns of shared memory, where {fewest} are enough", call=call, hint=hint)
-    if banks["turns"] != banks["fewest_turns"]:
-        hint = "Which words of the tile do the lanes of a warp want together, when they store and when they load? In which banks are they?"
+        hint = (
+            "A warp stores 32 numbers of 4 bytes into the tile once, and loads 32 once, each time in one"
+            " turn: numbers of 8 bytes, or a second tile, take more."
+        )
         fail(
-            f"right, but a {banks['ways']}-way bank conflict: {banks['turns']} turns, where {banks['fewest_turns']} are enough",
+            f"right, but {banks['turns']} turns of shared memory, where {fewest} are enough",
+            call=call,
+            hint=hint,
+        )
+    if banks["turns"] != banks["fewest_turns"]:
+        hint = (
+            "Which words of the tile do the lanes of a warp want together, when they store and when they"
+            " load? In which banks are they?"
+        )
+        fail(
+            f"right, but a {banks['ways']}-way bank conflict: {banks['turns']} turns, where"
+            f" {banks['fewest_turns']} are enough",
             call=call,
             hint=hint,
         )

@@ -1,4 +1,5 @@
-"""The checks of lesson 09: one convolved score, all of them, and a tool that finds out whether an attention sees the future."""
+"""The checks of lesson 09: one convolved score, all of them, and a tool that finds out whether an attention
+sees the future."""
 
 import math
 
@@ -8,8 +9,20 @@ import torch
 from course.check.harness import array, compare, exercise, fail
 from course.check.tensors import unchanged, within
 
-# (tokens, c_q, c_k): even and odd, one tap, more taps than tokens, oblong, one token. The shape that tells most mistakes apart comes first.
-WINDOWS = [(6, 3, 4), (4, 2, 3), (5, 1, 1), (7, 4, 2), (5, 7, 11), (9, 6, 11), (8, 1, 5), (8, 5, 1), (1, 1, 1), (1, 3, 3)]
+# (tokens, c_q, c_k): even and odd, one tap, more taps than tokens, oblong, one token. The shape that tells
+# most mistakes apart comes first.
+WINDOWS = [
+    (6, 3, 4),
+    (4, 2, 3),
+    (5, 1, 1),
+    (7, 4, 2),
+    (5, 7, 11),
+    (9, 6, 11),
+    (8, 1, 5),
+    (8, 5, 1),
+    (1, 1, 1),
+    (1, 3, 3),
+]
 
 
 @exercise("9.1", "convolved_score")
@@ -20,12 +33,19 @@ def ex09_1(convolved_score, rng):
         places = [(i, j) for i in range(n) for j in range(i + 1)]
         given = torch.tensor(s0), torch.tensor(w)
         got = {place: convolved_score(*given, *place) for place in places}
-        unchanged(given, (torch.tensor(s0), torch.tensor(w)), f"convolved_score(s0 {(n, n)}, w {(c_q, c_k)}, i, j), for each i and j")
+        unchanged(
+            given,
+            (torch.tensor(s0), torch.tensor(w)),
+            f"convolved_score(s0 {(n, n)}, w {(c_q, c_k)}, i, j), for each i and j",
+        )
         for i, j in places:
             call = f"convolved_score(s0 {(n, n)}, w {(c_q, c_k)}, i={i}, j={j})"
             hint = diagnose(got, wanted, window_mistakes(s0, w)) or WINDOW_HINT
             compare(got[i, j], wanted[i, j], what="a convolved score", call=call, tolerance=1e-10, hint=hint)
-    return f"every score on and below the diagonal, {len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps"
+    return (
+        f"every score on and below the diagonal, {len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11"
+        " taps"
+    )
 
 
 @exercise("9.2", "conv_scores")
@@ -37,12 +57,17 @@ def ex09_2(conv_scores, rng):
     large = 100 * rng.standard_normal((2, 6, 3))
     check_scores(conv_scores, *large, np.zeros((3, 3)))
     check_scores(conv_scores, *large, rng.standard_normal((3, 4)))
-    return f"{len(WINDOWS) + 2} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps, scores in the thousands, all taps 0"
+    return (
+        f"{len(WINDOWS) + 2} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps, scores in the thousands, all"
+        " taps 0"
+    )
 
 
 @exercise("9.3", "is_causal")
 def ex09_3(is_causal, rng):
-    for n in (4, 5, 6, 8):  # of three tokens a leak of scores moves one weight of one row, and a single draw may move that by nearly nothing
+    # of three tokens a leak of scores moves one weight of one row, and a single draw may move that by nearly
+    # nothing
+    for n in (4, 5, 6, 8):
         tokens, attends = plain_leaks(n, rng)
         for name, attend, causal in attends:
             given = [tensor.clone() for tensor in tokens]
@@ -50,27 +75,66 @@ def ex09_3(is_causal, rng):
             call = f"is_causal(attend, q, k, v) with {n} tokens, where attend is {name}"
             if not isinstance(got, bool | np.bool_):
                 hint = "torch.allclose gives a bool; of a tensor with one bool, .item() does."
-                fail("is_causal must return True or False", call=call, wanted=str(causal), got=type(got).__name__, hint=hint)
+                fail(
+                    "is_causal must return True or False",
+                    call=call,
+                    wanted=str(causal),
+                    got=type(got).__name__,
+                    hint=hint,
+                )
             if not all(torch.equal(mine, theirs) for mine, theirs in zip(given, tokens, strict=True)):
-                fail("q, k or v is not what it was before the call", call=call, hint="Change a copy: torch.cat or clone() makes one.")
+                fail(
+                    "q, k or v is not what it was before the call",
+                    call=call,
+                    hint="Change a copy: torch.cat or clone() makes one.",
+                )
             if bool(got) != causal:
-                fail("a wrong verdict", call=call, wanted=str(causal), got=str(bool(got)), hint=verdict_hint(name, causal))
+                fail(
+                    "a wrong verdict",
+                    call=call,
+                    wanted=str(causal),
+                    got=str(bool(got)),
+                    hint=verdict_hint(name, causal),
+                )
     q, k, v = torch.tensor(rng.standard_normal((3, 1, 4)))
     if not is_causal(ordinary, q, k, v):
-        fail("a single token has no future to look at", call="is_causal(attend, q, k, v) with 1 token", wanted="True", got="False")
-    return "told eight attentions that see the future, and one that gives NaN, from seven that are causal, 4 to 8 tokens"
+        fail(
+            "a single token has no future to look at",
+            call="is_causal(attend, q, k, v) with 1 token",
+            wanted="True",
+            got="False",
+        )
+    return (
+        "told eight attentions that see the future, and one that gives NaN, from seven that are causal, 4 to"
+        " 8 tokens"
+    )
 
 
-# 9.1 and 9.2 -----------------------------------------------------------------------------------------------------
+# 9.1 and 9.2 ------------------------------------------------------------------------------------------------
 
-WINDOW_HINT = "The last row of taps belongs to row i, the rows before it to the queries before; column (c_k - 1) // 2 of the taps belongs to j."
-TURNED = "The taps are turned by 180°: w[0, 0] must meet the oldest query and the leftmost key, not the newest and rightmost."
-CENTRED = "Some rows come from queries after i. All rows of taps look back: the last one belongs to query i itself."
+WINDOW_HINT = (
+    "The last row of taps belongs to row i, the rows before it to the queries before; column (c_k - 1) // 2"
+    " of the taps belongs to j."
+)
+TURNED = (
+    "The taps are turned by 180°: w[0, 0] must meet the oldest query and the leftmost key, not the newest and"
+    " rightmost."
+)
+CENTRED = (
+    "Some rows come from queries after i. All rows of taps look back: the last one belongs to query i itself."
+)
 SHIFTED = "Off by a column where c_k is even: (c_k - 1) // 2 columns to the left of j, the rest to the right."
-WRAPPED = "A row or column before the first was read at the end of the matrix: s0[-1] is the last row in Python. Outside, the score is 0."
-NO_MASK = "Equal to what comes out without the first mask: a future key's score must be 0 before the convolution."
+WRAPPED = (
+    "A row or column before the first was read at the end of the matrix: s0[-1] is the last row in Python."
+    " Outside, the score is 0."
+)
+NO_MASK = (
+    "Equal to what comes out without the first mask: a future key's score must be 0 before the convolution."
+)
 NO_SCALE = "Equal to what comes out when q kᵀ is not divided by √d."
-NOT_FINITE = "Not finite on or below the diagonal: has -inf met a tap? The mask before the convolution writes 0."
+NOT_FINITE = (
+    "Not finite on or below the diagonal: has -inf met a tap? The mask before the convolution writes 0."
+)
 ABOVE = "Above the diagonal T is -inf: the second mask, after the convolution."
 
 
@@ -82,16 +146,30 @@ def check_scores(conv_scores, q, k, w):
     call = f"conv_scores(q {q.shape}, k {k.shape}, w {w.shape})"
     got = within(conv_scores, (torch.tensor(q), torch.tensor(k), torch.tensor(w)), call=call)
     if not (hasattr(got, "shape") and tuple(got.shape) == (n, n)):
-        compare(got, wanted, what="conv_scores", call=call, tolerance=1e-8, hint="T has a row for each query and a column for each key.")
+        compare(
+            got,
+            wanted,
+            what="conv_scores",
+            call=call,
+            tolerance=1e-8,
+            hint="T has a row for each query and a column for each key.",
+        )
     got = array(got)
-    mistakes = [*window_mistakes(np.tril(s), w), (NO_MASK, correlate(s, w)), (NO_SCALE, correlate(np.tril(q @ k.T), w))]
+    mistakes = [
+        *window_mistakes(np.tril(s), w),
+        (NO_MASK, correlate(s, w)),
+        (NO_SCALE, correlate(np.tril(q @ k.T), w)),
+    ]
     hint = diagnose(got, wanted, mistakes) if np.isfinite(got[lower]).all() else NOT_FINITE
-    compare(np.where(lower, got, -np.inf), wanted, what="T", call=call, tolerance=1e-8, hint=hint or WINDOW_HINT)
+    compare(
+        np.where(lower, got, -np.inf), wanted, what="T", call=call, tolerance=1e-8, hint=hint or WINDOW_HINT
+    )
     compare(got, wanted, what="T", call=call, tolerance=1e-8, hint=ABOVE)
 
 
 def correlate(s, w, top=None, left=None):
-    """Σ_ab w[a, b] · s[i - top + a, j - left + b] for all i, j, with 0 outside; top is c_q - 1, left (c_k - 1) // 2 unless given."""
+    """Σ_ab w[a, b] · s[i - top + a, j - left + b] for all i, j, with 0 outside; top is c_q - 1, left (c_k -
+    1) // 2 unless given."""
     (n, _), (c_q, c_k) = s.shape, w.shape
     top = c_q - 1 if top is None else top
     left = (c_k - 1) // 2 if left is None else left
@@ -113,14 +191,17 @@ def window_mistakes(s0, w):
 
 
 def wrapped(s0, w, first_row, first_column):
-    """As correlate, with negative indices read as Python reads them, down to the first row and column given; before these, 0."""
+    """As correlate, with negative indices read as Python reads them, down to the first row and column given;
+    before these, 0."""
     n, (c_q, c_k) = len(s0), w.shape
     t = np.zeros((n, n))
     for a in range(c_q):
         for b in range(c_k):
             rows, columns = np.arange(n) - (c_q - 1) + a, np.arange(n) - (c_k - 1) // 2 + b
             read = s0[rows % n][:, columns % n]
-            t += w[a, b] * np.where((rows >= first_row)[:, None] & (columns >= first_column) & (columns < n), read, 0)
+            t += w[a, b] * np.where(
+                (rows >= first_row)[:, None] & (columns >= first_column) & (columns < n), read, 0
+            )
     return t
 
 
@@ -139,13 +220,25 @@ def diagnose(got, wanted, mistakes):
     return None
 
 
-# 9.3 -------------------------------------------------------------------------------------------------------------
+# 9.3 --------------------------------------------------------------------------------------------------------
 
 CAUSAL_HINT = "It is causal: row i depends on tokens 0 to i. Compare the rows before the changed tokens only."
-ROUNDING_HINT = "It is causal: what moves is the last digit, since the sum is added up in another order. Let rounding pass, as torch.allclose does."
-LEAK_HINT = "It sees the future. Change q, k and v of the later tokens, for every place where past and future can part, and look at every earlier row."
-NAN_HINT = "Its rows are NaN, and nothing can be said for them. A comparison with NaN is false: ask `difference <= limit`, not `difference > limit`."
-ROUNDED, NAN = "causal attention, rounded otherwise where the later tokens are others", "convolutional attention with -inf for both masks, all NaN"
+ROUNDING_HINT = (
+    "It is causal: what moves is the last digit, since the sum is added up in another order. Let rounding"
+    " pass, as torch.allclose does."
+)
+LEAK_HINT = (
+    "It sees the future. Change q, k and v of the later tokens, for every place where past and future can"
+    " part, and look at every earlier row."
+)
+NAN_HINT = (
+    "Its rows are NaN, and nothing can be said for them. A comparison with NaN is false: ask `difference <="
+    " limit`, not `difference > limit`."
+)
+ROUNDED, NAN = (
+    "causal attention, rounded otherwise where the later tokens are others",
+    "convolutional attention with -inf for both masks, all NaN",
+)
 
 
 def verdict_hint(name, causal):
@@ -166,7 +259,10 @@ MARGIN = 1e-4  # so far at least each leak moves an earlier row, where the later
 def plain_leaks(n, rng):
     """(q, k, v), each (n, 4), and the attentions to be judged, drawn until every leak shows by a margin."""
     while True:
-        tokens, taps = torch.tensor(rng.standard_normal((3, n, 4))), rng.uniform(0.5, 1, (2, 3)) * rng.choice([-1, 1], (2, 3))
+        tokens, taps = (
+            torch.tensor(rng.standard_normal((3, n, 4))),
+            rng.uniform(0.5, 1, (2, 3)) * rng.choice([-1, 1], (2, 3)),
+        )
         attends = attentions(torch.tensor(taps))
         leaks = [attend for name, attend, causal in attends if not causal and name != NAN]
         futures = torch.tensor(rng.standard_normal((4, 3, n, 4)))
@@ -177,7 +273,9 @@ def plain_leaks(n, rng):
 def leak_of(attend, tokens, future):
     """The most that any row of attend moves where the tokens after it become those of `future`."""
     before = attend(*tokens)
-    changes = (attend(*torch.cat([tokens[:, :t], future[:, t:]], 1))[:t] - before[:t] for t in range(1, len(before)))
+    changes = (
+        attend(*torch.cat([tokens[:, :t], future[:, t:]], 1))[:t] - before[:t] for t in range(1, len(before))
+    )
     return max(change.abs().max().item() for change in changes)
 
 
@@ -222,20 +320,48 @@ def attentions(w):
     return [
         ("ordinary causal attention", ordinary, True),
         ("convolutional attention", lambda q, k, v: attend(convolved(scores(q, k).tril()), v), True),
-        ("convolutional attention with another mask before the convolution, causal too", mask_of_the_formula, True),
+        (
+            "convolutional attention with another mask before the convolution, causal too",
+            mask_of_the_formula,
+            True,
+        ),
         ("v itself", lambda q, k, v: v.clone(), True),
         ("the values so far, added up", lambda q, k, v: v.cumsum(0), True),
         ("zero everywhere", lambda q, k, v: 0 * v, True),
         (ROUNDED, rounded, True),
         (NAN, infinite_twice, False),
         ("attention without a mask", lambda q, k, v: torch.softmax(scores(q, k), dim=1) @ v, False),
-        ("convolutional attention without its first mask", lambda q, k, v: attend(convolved(scores(q, k)), v), False),
+        (
+            "convolutional attention without its first mask",
+            lambda q, k, v: attend(convolved(scores(q, k)), v),
+            False,
+        ),
         ("causal attention that looks at the next token's query", looks_at_the_next_query, False),
-        ("causal attention with the mean of all values taken off", lambda q, k, v: ordinary(q, k, v - v.mean(0)), False),
-        ("causal attention whose first row sees a little of the second value", one_row(lambda n: 0, lambda n: 1), False),
-        ("causal attention whose first row sees a thousandth of the last value", one_row(lambda n: 0, lambda n: n - 1, 1e-3), False),
-        ("causal attention whose last row but one sees a little of the last value", one_row(lambda n: n - 2, lambda n: n - 1), False),
-        ("causal attention whose middle row sees a little of the next value", one_row(lambda n: (n - 1) // 2, lambda n: (n + 1) // 2), False),
+        (
+            "causal attention with the mean of all values taken off",
+            lambda q, k, v: ordinary(q, k, v - v.mean(0)),
+            False,
+        ),
+        (
+            "causal attention whose first row sees a little of the second value",
+            one_row(lambda n: 0, lambda n: 1),
+            False,
+        ),
+        (
+            "causal attention whose first row sees a thousandth of the last value",
+            one_row(lambda n: 0, lambda n: n - 1, 1e-3),
+            False,
+        ),
+        (
+            "causal attention whose last row but one sees a little of the last value",
+            one_row(lambda n: n - 2, lambda n: n - 1),
+            False,
+        ),
+        (
+            "causal attention whose middle row sees a little of the next value",
+            one_row(lambda n: (n - 1) // 2, lambda n: (n + 1) // 2),
+            False,
+        ),
     ]
 
 

@@ -1,4 +1,5 @@
-"""The checks of lesson 10: what a tile must load, its scores after the convolution, the loop over tiles; and three faulty ones, with a check of tests for them."""
+"""The checks of lesson 10: what a tile must load, its scores after the convolution, the loop over tiles; and
+three faulty ones, with a check of tests for them."""
 
 import math
 from typing import NamedTuple
@@ -16,10 +17,18 @@ from kernels.tiled import State, Traffic, nothing_read, update
 
 TAPS = [(1, 1), (2, 2), (3, 5), (1, 4), (4, 1), (6, 11), (3, 3), (5, 2)]
 
-# (tokens, c_q, c_k, rows and columns loaded): one token, one tile, ragged tiles, more taps than tokens, odd and even, oblong, tiles that own little.
+# (tokens, c_q, c_k, rows and columns loaded): one token, one tile, ragged tiles, more taps than tokens, odd
+# and even, oblong, tiles that own little.
 SHAPES = [
     *[(1, 1, 1, 1, 1), (1, 3, 3, 4, 4), (2, 5, 7, 6, 8), (5, 1, 1, 2, 3), (7, 3, 5, 16, 16), (8, 2, 4, 5, 7)],
-    *[(13, 3, 4, 6, 7), (13, 4, 3, 5, 9), (17, 6, 11, 11, 14), (12, 1, 6, 4, 6), (12, 6, 1, 9, 5), (10, 3, 3, 3, 3)],
+    *[
+        (13, 3, 4, 6, 7),
+        (13, 4, 3, 5, 9),
+        (17, 6, 11, 11, 14),
+        (12, 1, 6, 4, 6),
+        (12, 6, 1, 9, 5),
+        (10, 3, 3, 3, 3),
+    ],
 ]
 
 
@@ -30,16 +39,30 @@ def ex10_1(to_load, rng):
         call = f"to_load(i0={i0}, j0={j0}, rows={rows}, columns={columns}, c_q={c_q}, c_k={c_k})"
         wanted = reach(i0, j0, rows, columns, c_q, c_k)
         got = to_load(i0, j0, rows, columns, c_q, c_k)
-        compare(got, wanted, what="(top, bottom, left, right)", call=call, tolerance=0, hint=reach_hint(got, wanted, c_k))
+        compare(
+            got,
+            wanted,
+            what="(top, bottom, left, right)",
+            call=call,
+            tolerance=0,
+            hint=reach_hint(got, wanted, c_k),
+        )
         for number in got:
-            instance(number, (int, np.integer), what="whole numbers, to count with", call=call, hint="// divides whole numbers, / makes a float.")
+            instance(
+                number,
+                (int, np.integer),
+                what="whole numbers, to count with",
+                call=call,
+                hint="// divides whole numbers, / makes a float.",
+            )
     return f"{len(cases)} tiles, at the borders and inside, taps odd and even, square and oblong"
 
 
 @exercise("10.2", "convolved_tile")
 def ex10_2(convolved_tile, rng):
     tiles = 2
-    check_tile(convolved_tile, 9, (3, 4), (4, 2, 3, 4), rng)  # across the diagonal, where mistakes can be told apart
+    # across the diagonal, where mistakes can be told apart
+    check_tile(convolved_tile, 9, (3, 4), (4, 2, 3, 4), rng)
     check_tile(convolved_tile, 9, (3, 3), (0, 6, 3, 3), rng)  # wholly masked
     for n, c_q, c_k, *_ in SHAPES:
         for _ in range(4):
@@ -47,7 +70,9 @@ def ex10_2(convolved_tile, rng):
             rows, columns = int(rng.integers(1, n - i0 + 1)), int(rng.integers(1, n - j0 + 1))
             check_tile(convolved_tile, n, (c_q, c_k), (i0, j0, rows, columns), rng)
             tiles += 1
-    return f"{tiles} tiles, at the borders, across the diagonal, ragged and wholly masked, 1 × 1 to 6 × 11 taps"
+    return (
+        f"{tiles} tiles, at the borders, across the diagonal, ragged and wholly masked, 1 × 1 to 6 × 11 taps"
+    )
 
 
 @exercise("10.3", "forward")
@@ -59,7 +84,10 @@ def ex10_3(forward, rng):
     for scores in inputs.TO_1000:
         check_forward(forward, (9, 3, 3, 4, 5), scores, rng)
     check_forward(forward, (56, 2, 3, 4, 5), 1, rng)
-    return f"O and L in {len(SHAPES) + 1} shapes of 1 to 56 tokens and 1 × 1 to 6 × 11 taps, scores to ±{inputs.FAR}, all taps 0; no number moved too often, no row of scores kept"
+    return (
+        f"O and L in {len(SHAPES) + 1} shapes of 1 to 56 tokens and 1 × 1 to 6 × 11 taps, scores to"
+        f" ±{inputs.FAR}, all taps 0; no number moved too often, no row of scores kept"
+    )
 
 
 @exercise("10.4", "two_tests")
@@ -82,11 +110,16 @@ def ex10_4(two_tests, rng):
     return f"{sharp} finds all three, {blind} finds one"
 
 
-# 10.1 -------------------------------------------------------------------------------------------------------------
+# 10.1 -------------------------------------------------------------------------------------------------------
 
-SIDES = "For even c_k the two sides differ: P_k = (c_k - 1) // 2 columns to the left, P_r = c_k - 1 - P_k to the right."
+SIDES = (
+    "For even c_k the two sides differ: P_k = (c_k - 1) // 2 columns to the left, P_r = c_k - 1 - P_k to the"
+    " right."
+)
 CLIPPED = "Do not clip: rows before 0 and columns outside stay in, and whoever loads them puts zeros there."
-ABOVE_ONLY = "Rows are needed above only: i - P_q to i, P_q = c_q - 1, for the first owned row and for the last."
+ABOVE_ONLY = (
+    "Rows are needed above only: i - P_q to i, P_q = c_q - 1, for the first owned row and for the last."
+)
 ENDS = "bottom and right are one past the last row and the last column, as in range(top, bottom)."
 CORNERS = "Which rows and columns does the first owned score reach, and which the last?"
 
@@ -99,7 +132,13 @@ def random_tiles(rng):
 
 def reach(i0, j0, rows, columns, c_q, c_k):
     """(top, bottom, left, right) of all scores that the owned ones reach, one by one."""
-    reached = [(i - (c_q - 1) + a, j - (c_k - 1) // 2 + b) for i in range(i0, i0 + rows) for j in range(j0, j0 + columns) for a in range(c_q) for b in range(c_k)]
+    reached = [
+        (i - (c_q - 1) + a, j - (c_k - 1) // 2 + b)
+        for i in range(i0, i0 + rows)
+        for j in range(j0, j0 + columns)
+        for a in range(c_q)
+        for b in range(c_k)
+    ]
     of_rows, of_columns = zip(*reached, strict=True)
     return min(of_rows), max(of_rows) + 1, min(of_columns), max(of_columns) + 1
 
@@ -117,17 +156,34 @@ def reach_hint(got, wanted, c_k):
     return SIDES if c_k % 2 == 0 else CORNERS
 
 
-# 10.2 -------------------------------------------------------------------------------------------------------------
+# 10.2 -------------------------------------------------------------------------------------------------------
 
-NO_ZERO = "Equal to what comes out without the first mask: before the convolution, the score of a future key must be 0."
-SHIFTED_MASK = "The first mask is off: row 0 of the loaded scores is query i0 - P_q, column 0 is key j0 - P_k. Which keys come after it?"
-PADDED = "A sum is short: the halo is loaded already, so convolve where the taps fit wholly inside, without padding."
+NO_ZERO = (
+    "Equal to what comes out without the first mask: before the convolution, the score of a future key must"
+    " be 0."
+)
+SHIFTED_MASK = (
+    "The first mask is off: row 0 of the loaded scores is query i0 - P_q, column 0 is key j0 - P_k. Which"
+    " keys come after it?"
+)
+PADDED = (
+    "A sum is short: the halo is loaded already, so convolve where the taps fit wholly inside, without"
+    " padding."
+)
 TURNED = "The taps are turned round: w[0, 0] must meet the oldest query and the leftmost key."
 NO_SCALE = "Equal to what comes out when q kᵀ is not divided by √d."
 NOT_A_NUMBER = "NaN: has -inf met a tap? The mask before the convolution writes 0."
-IN_ORDER = "In this order: scores, 0 for what is later, from query i0 - P_q and key j0 - P_k on; the convolution; -inf for what is later, from i0 and j0 on."
-MASKED = "Above the diagonal T is -inf, on and below it is finite: column 0 of T is key j0, row 0 is query i0."
-SMALLER = "T has a row for each owned query and a column for each owned key: the halo is gone after the convolution."
+IN_ORDER = (
+    "In this order: scores, 0 for what is later, from query i0 - P_q and key j0 - P_k on; the convolution;"
+    " -inf for what is later, from i0 and j0 on."
+)
+MASKED = (
+    "Above the diagonal T is -inf, on and below it is finite: column 0 of T is key j0, row 0 is query i0."
+)
+SMALLER = (
+    "T has a row for each owned query and a column for each owned key: the halo is gone after the"
+    " convolution."
+)
 
 
 def check_tile(convolved_tile, n, taps, tile, rng):
@@ -136,16 +192,29 @@ def check_tile(convolved_tile, n, taps, tile, rng):
     d = int(rng.integers(1, 6))
     q, k, w = normal(rng, n, d), normal(rng, n, d), normal(rng, *taps)
     top, bottom, left, right = reach(i0, j0, rows, columns, *taps)
-    q_tile, k_tile = (load_rows(array, first, end - first, Traffic()) for array, first, end in ((q, top, bottom), (k, left, right)))
+    q_tile, k_tile = (
+        load_rows(array, first, end - first, Traffic())
+        for array, first, end in ((q, top, bottom), (k, left, right))
+    )
     place = slice(i0, i0 + rows), slice(j0, j0 + columns)
     wanted = conv_scores(q[None, None], k[None, None], w[None])[0, 0][place]
-    call = f"convolved_tile(q_tile {tuple(q_tile.shape)}, k_tile {tuple(k_tile.shape)}, w {taps}, i0={i0}, j0={j0})"
+    call = (
+        f"convolved_tile(q_tile {tuple(q_tile.shape)}, k_tile {tuple(k_tile.shape)}, w {taps}, i0={i0},"
+        f" j0={j0})"
+    )
     before = q_tile.clone(), k_tile.clone()
     got = within(convolved_tile, (q_tile, k_tile, w, i0, j0), call=call)
     q_tile, k_tile = before
     if got is not None and tuple(getattr(got, "shape", ())) != (rows, columns):
         compare(got, wanted, what="T of a tile", call=call, tolerance=1e-9, hint=SMALLER)
-    compare(got, wanted, what="T of a tile", call=call, tolerance=1e-9, hint=tile_hint(got, wanted, q_tile, k_tile, w, i0, j0))
+    compare(
+        got,
+        wanted,
+        what="T of a tile",
+        call=call,
+        tolerance=1e-9,
+        hint=tile_hint(got, wanted, q_tile, k_tile, w, i0, j0),
+    )
 
 
 def tile_hint(got, wanted, q_tile, k_tile, w, i0, j0):
@@ -177,18 +246,28 @@ def inside(scores, w):
     return conv2d(scores[None, None], w[None, None])[0, 0]
 
 
-# 10.3 -------------------------------------------------------------------------------------------------------------
+# 10.3 -------------------------------------------------------------------------------------------------------
 
-TILES_ONLY = "From one tile of keys to the next, a tile of rows keeps m, l and o: no scores, and no row of them."
-RAGGED = "The last tile of rows is short: it owns min(rows, n - i0) queries, and what it loads ends with them."
-FORWARD = "Is the state fresh for each tile of rows, V of the owned columns only, o divided by l once, at the end?"
+TILES_ONLY = (
+    "From one tile of keys to the next, a tile of rows keeps m, l and o: no scores, and no row of them."
+)
+RAGGED = (
+    "The last tile of rows is short: it owns min(rows, n - i0) queries, and what it loads ends with them."
+)
+FORWARD = (
+    "Is the state fresh for each tile of rows, V of the owned columns only, o divided by l once, at the end?"
+)
 LOG_SUM = "O is right. L is one number a row, m + log(l): the log of the sum of exp(T), of shape (N,)."
-READ = "For each tile of rows load Q once, halo included; K with its halo and V without for each tile of keys; none that no row sees."
+READ = (
+    "For each tile of rows load Q once, halo included; K with its halo and V without for each tile of keys;"
+    " none that no row sees."
+)
 WRITTEN = "Each owned row of O and of L is stored once, after the last tile of keys, through traffic.store."
 
 
 def check_forward(forward, shape, size, rng, no_taps=False):
-    """One shape (n, c_q, c_k, rows loaded, columns loaded), with scores of about `size`, or as one of inputs.TO_1000 has them."""
+    """One shape (n, c_q, c_k, rows loaded, columns loaded), with scores of about `size`, or as one of
+    inputs.TO_1000 has them."""
     n, *taps, height, width = shape
     d = int(rng.integers(1, 6))
     q, k, v, w = normal(rng, n, d), normal(rng, n, d), normal(rng, n, d), normal(rng, *taps) * (not no_taps)
@@ -201,7 +280,8 @@ def check_forward(forward, shape, size, rng, no_taps=False):
     else:
         q *= size
     traffic = ToTheResults()
-    room = 6 * (height * width + (height + width) * (d + 2)) + n * (d + 1)  # what tiles take, generously, and the two results
+    # what tiles take, generously, and the two results
+    room = 6 * (height * width + (height + width) * (d + 2)) + n * (d + 1)
     off_chip = [OffChip(x.clone()) for x in (q, k, v)]
     got = within(forward, (*off_chip, w, (height, width), traffic), call=call, kept=room, hint=TILES_ONLY)
     if not (isinstance(got, tuple | list) and len(got) == 2):
@@ -209,12 +289,24 @@ def check_forward(forward, shape, size, rng, no_taps=False):
     got = [getattr(part, "hidden", part) for part in got]
     t = conv_scores(q[None, None], k[None, None], w[None])[0, 0]
     wanted = conv_attention(q[None, None], k[None, None], v[None, None], w[None])[0, 0]
-    compare(got[0], wanted, what="O", call=call, tolerance=1e-10, hint=output_hint(got[0], wanted, whole=n - n % (height - taps[0] + 1)))
+    compare(
+        got[0],
+        wanted,
+        what="O",
+        call=call,
+        tolerance=1e-10,
+        hint=output_hint(got[0], wanted, whole=n - n % (height - taps[0] + 1)),
+    )
     compare(got[1], torch.logsumexp(t, dim=1), what="L", call=call, tolerance=1e-10, hint=LOG_SUM)
     read, written = numbers_moved(n, d, halo_of(w), owned((height, width), halo_of(w)))
-    for direction, mine, theirs, hint in [("read", traffic.read, read, READ), ("written", traffic.written, written, WRITTEN)]:
+    for direction, mine, theirs, hint in [
+        ("read", traffic.read, read, READ),
+        ("written", traffic.written, written, WRITTEN),
+    ]:
         if mine != theirs:
-            fail(f"right output, but numbers {direction} differ", call=call, wanted=theirs, got=mine, hint=hint)
+            fail(
+                f"right output, but numbers {direction} differ", call=call, wanted=theirs, got=mine, hint=hint
+            )
 
 
 class ToTheResults(Counted):
@@ -226,7 +318,11 @@ class ToTheResults(Counted):
 
 def output_hint(got, wanted, whole):
     """Whether only rows after the `whole` tiles are wrong."""
-    fine = 0 < whole < len(wanted) and getattr(got, "shape", None) == wanted.shape and torch.allclose(got[:whole], wanted[:whole])
+    fine = (
+        0 < whole < len(wanted)
+        and getattr(got, "shape", None) == wanted.shape
+        and torch.allclose(got[:whole], wanted[:whole])
+    )
     return RAGGED if fine else FORWARD
 
 
@@ -247,11 +343,12 @@ def normal(rng, *shape):
     return torch.from_numpy(rng.standard_normal(shape))
 
 
-# 10.4: three faulty ones, as Algorithm 1 was published -------------------------------------------------------------
+# 10.4: three faulty ones, as Algorithm 1 was published ------------------------------------------------------
 
 
 class Tile(NamedTuple):
-    """What is on the chip: the queries from i0 - P_q to the last owned one; the keys and values from j0 - P_k to P_r past the owned ones."""
+    """What is on the chip: the queries from i0 - P_q to the last owned one; the keys and values from j0 - P_k
+    to P_r past the owned ones."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -278,15 +375,21 @@ class Tile(NamedTuple):
 
 
 def in_tiles(absorb, q, k, v, w, loaded):
-    """Causal convolutional attention of one head, (N, d); absorb(state, tile) is the state of the owned rows after one more tile."""
+    """Causal convolutional attention of one head, (N, d); absorb(state, tile) is the state of the owned rows
+    after one more tile."""
     halo = halo_of(w)
     rows, columns = owned(loaded, halo)
     o, traffic = torch.empty_like(q), Traffic()
     for i0 in range(0, len(q), rows):
         count = min(rows, len(q) - i0)
-        q_tile, state = load_rows(q, i0 - halo.above, count + halo.above, traffic), nothing_read(count, q.shape[1], like=q)
+        q_tile, state = (
+            load_rows(q, i0 - halo.above, count + halo.above, traffic),
+            nothing_read(count, q.shape[1], like=q),
+        )
         for j0 in range(0, i0 + count, columns):
-            k_tile, v_tile = (load_rows(array, j0 - halo.left, columns + halo.across, traffic) for array in (k, v))
+            k_tile, v_tile = (
+                load_rows(array, j0 - halo.left, columns + halo.across, traffic) for array in (k, v)
+            )
             state = absorb(state, Tile(q_tile, k_tile, v_tile, w, i0, j0))
         o[i0 : i0 + count] = state.o / state.l
     return o
@@ -327,9 +430,13 @@ FAULTY = {faulty.__name__: faulty for faulty in (no_zero_mask, halo_counted, til
 
 
 def found_by(test, faulty, rng):
-    """Whether a test (tokens, c_q, c_k, rows loaded, columns loaded) shows, with one of three sets of random numbers, that `faulty` is wrong."""
+    """Whether a test (tokens, c_q, c_k, rows loaded, columns loaded) shows, with one of three sets of random
+    numbers, that `faulty` is wrong."""
     n, c_q, c_k, *loaded = test
-    return any(differs(faulty, normal(rng, 3, n, 4), normal(rng, c_q, c_k) / math.sqrt(c_q * c_k), loaded) for _ in range(3))
+    return any(
+        differs(faulty, normal(rng, 3, n, 4), normal(rng, c_q, c_k) / math.sqrt(c_q * c_k), loaded)
+        for _ in range(3)
+    )
 
 
 def differs(faulty, qkv, w, loaded):
@@ -338,19 +445,39 @@ def differs(faulty, qkv, w, loaded):
     return not ((in_tiles(faulty, *qkv, w, loaded) - wanted).abs().max() <= 1e-9)
 
 
-SHARP_HINT = "What does each fault need? One future score beside a key that counts; one key beyond a border; one tile that a row does not see."
+SHARP_HINT = (
+    "What does each fault need? One future score beside a key that counts; one key beyond a border; one tile"
+    " that a row does not see."
+)
 BLIND_HINT = "What do halo_counted and tile_maximum need that a test with one single tile has not?"
 MISSED = {
-    "no_zero_mask": "A tap must reach a future score from an entry of T that counts; and a row with one key has the weight 1 whatever happens.",
-    "halo_counted": "Some key must lie in two tiles, and another key in fewer: if every tile holds every key, all count alike, and the softmax does not mind.",
-    "tile_maximum": "Some row must have a tile without a single key that it may see, while another row of the same tile sees one.",
+    "no_zero_mask": (
+        "A tap must reach a future score from an entry of T that counts; and a row with one key has the"
+        " weight 1 whatever happens."
+    ),
+    "halo_counted": (
+        "Some key must lie in two tiles, and another key in fewer: if every tile holds every key, all count"
+        " alike, and the softmax does not mind."
+    ),
+    "tile_maximum": (
+        "Some row must have a tile without a single key that it may see, while another row of the same tile"
+        " sees one."
+    ),
 }
 
 
 def as_test(name, test):
     """The five whole numbers of a test, or a verdict."""
-    if not (isinstance(test, tuple | list) and len(test) == 5 and all(isinstance(number, int | np.integer) and number > 0 for number in test)):
-        fail(f"{name} must be five whole numbers above 0", wanted="(tokens, c_q, c_k, rows loaded, columns loaded)", got=test)
+    if not (
+        isinstance(test, tuple | list)
+        and len(test) == 5
+        and all(isinstance(number, int | np.integer) and number > 0 for number in test)
+    ):
+        fail(
+            f"{name} must be five whole numbers above 0",
+            wanted="(tokens, c_q, c_k, rows loaded, columns loaded)",
+            got=test,
+        )
     try:
         owned(test[3:], halo_of(torch.empty(test[1:3])))
     except ValueError as error:

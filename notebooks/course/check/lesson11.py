@@ -1,4 +1,5 @@
-"""The checks of lesson 11: the four parts of a convolutional attention kernel, then the kernel; all run in `sim`."""
+"""The checks of lesson 11: the four parts of a convolutional attention kernel, then the kernel; all run in
+`sim`."""
 
 import math
 
@@ -38,7 +39,10 @@ def ex11_1(score, rng):
         for i0, j0 in [(0, 0), *rng.integers(0, 12, (3, 2)).tolist()]:
             check_scores(score, 8, taps, i0, j0, rng)
     check_scores(score, 16, (6, 11), 10, 6, rng)
-    return f"{4 * len(TAPS) + 1} tiles of 8 × 8 and 16 × 16, at the start of the sequence, on the diagonal and off it; taps odd, even and oblong"
+    return (
+        f"{4 * len(TAPS) + 1} tiles of 8 × 8 and 16 × 16, at the start of the sequence, on the diagonal and"
+        " off it; taps odd, even and oblong"
+    )
 
 
 @exercise("11.2", "convolve")
@@ -81,13 +85,22 @@ def ex11_5(conv_kernel, rng):
         check_kernel(conv_kernel, *shape, rng)
     for scores in list(inputs.TO_1000)[1:]:
         check_kernel(conv_kernel, 14, 4, (3, 3), 8, rng, scores)
-    return f"{len(SHAPES) + 1} shapes, one tile of keys to seven, taps larger than the sequence; scores to ±{LOUD}; O and L; nothing for sim to find"
+    return (
+        f"{len(SHAPES) + 1} shapes, one tile of keys to seven, taps larger than the sequence; scores to"
+        f" ±{LOUD}; O and L; nothing for sim to find"
+    )
 
 
-# 11.1 -------------------------------------------------------------------------------------------------------------
+# 11.1 -------------------------------------------------------------------------------------------------------
 
-OWN_CORNER = "Equal to what comes out if the tile's first row were query i0 and its first column key j0. The halo comes first: i0 - P_q and j0 - P_k."
-SIDE = "The halo to the left is P_k = (c_k - 1) // 2 columns: for an even c_k it is smaller than the one to the right."
+OWN_CORNER = (
+    "Equal to what comes out if the tile's first row were query i0 and its first column key j0. The halo"
+    " comes first: i0 - P_q and j0 - P_k."
+)
+SIDE = (
+    "The halo to the left is P_k = (c_k - 1) // 2 columns: for an even c_k it is smaller than the one to the"
+    " right."
+)
 UNMASKED = "A key after its query must give 0: its score would get into sums of others."
 NOT_ZERO = "Masked with -inf? Before the convolution the mask writes 0."
 NO_SCALE = "Equal to what comes out without the scale."
@@ -99,7 +112,10 @@ def check_scores(score, size, taps, i0, j0, rng):
     """One tile of S0 in each block."""
     q, k = (normal(rng, BLOCKS, size, size) for _ in range(2))
     w, scale = normal(rng, *taps), inputs.scale_for(rng, size)
-    call = f"score(q_tile, k_tile, w, i0={i0}, j0={j0}, scale) with tiles of {size} × {size}, w {taps}, in every thread"
+    call = (
+        f"score(q_tile, k_tile, w, i0={i0}, j0={j0}, scale) with tiles of {size} × {size}, w {taps}, in every"
+        " thread"
+    )
     got = filled(BLOCKS, size, size)
 
     def every_score(q, k, w, i0, j0, scale, out):
@@ -117,17 +133,32 @@ def check_scores(score, size, taps, i0, j0, rng):
         SIDE: masked(s, i0 - (taps[0] - 1), j0 - taps[1] // 2, 0),
         TRANSPOSED: masked(s.swapaxes(1, 2), i0 - (taps[0] - 1), j0 - (taps[1] - 1) // 2, 0),
     }
-    compare(got, wanted, what="S0 of a tile", call=call, tolerance=1e-5, hint=explained(got, mistakes, SCORE, 1e-4))
-    Contract(each={"q": 2 * size, "k": 2 * size}, hint="A thread multiplies one row of Q with one row of K.").enforce(every_score, report, call)
+    compare(
+        got,
+        wanted,
+        what="S0 of a tile",
+        call=call,
+        tolerance=1e-5,
+        hint=explained(got, mistakes, SCORE, 1e-4),
+    )
+    Contract(
+        each={"q": 2 * size, "k": 2 * size}, hint="A thread multiplies one row of Q with one row of K."
+    ).enforce(every_score, report, call)
 
 
-# 11.2 -------------------------------------------------------------------------------------------------------------
+# 11.2 -------------------------------------------------------------------------------------------------------
 
 HALO_COUNTED = "A cell that the tile does not own has no T here: -inf, or its neighbour counts it once more."
-NOT_HIDDEN = "A key after its query: -inf. Now the first row is query i0 and the first column key j0, as the halo is used up."
+NOT_HIDDEN = (
+    "A key after its query: -inf. Now the first row is query i0 and the first column key j0, as the halo is"
+    " used up."
+)
 HALO_CORNER = "The second mask begins at query i0 and key j0: it is for T, which has no halo."
 TURNED = "The taps are turned round: w[0, 0] meets s_tile[y, x], the oldest query and the leftmost key."
-CONVOLUTION = "T = Σ w[a, b] · s_tile[y + a, x + b]: the halo stands above and to the left, so the sum begins at the thread's own cell."
+CONVOLUTION = (
+    "T = Σ w[a, b] · s_tile[y + a, x + b]: the halo stands above and to the left, so the sum begins at the"
+    " thread's own cell."
+)
 
 
 def check_convolution(convolve, size, taps, i0, j0, rng):
@@ -145,12 +176,20 @@ def check_convolution(convolve, size, taps, i0, j0, rng):
     wanted = in_corner(masked(convolved(s, w), i0, j0, -math.inf), size)
     mistakes = {
         NOT_HIDDEN: in_corner(convolved(s, w), size),
-        HALO_CORNER: in_corner(masked(convolved(s, w), i0 - taps[0] + 1, j0 - (taps[1] - 1) // 2, -math.inf), size),
+        HALO_CORNER: in_corner(
+            masked(convolved(s, w), i0 - taps[0] + 1, j0 - (taps[1] - 1) // 2, -math.inf), size
+        ),
         TURNED: in_corner(masked(convolved(s, w[::-1, ::-1]), i0, j0, -math.inf), size),
     }
-    hint = HALO_COUNTED if np.isfinite(got[:, rows:]).any() or np.isfinite(got[:, :, columns:]).any() else explained(got, mistakes, CONVOLUTION, 1e-4)
+    hint = (
+        HALO_COUNTED
+        if np.isfinite(got[:, rows:]).any() or np.isfinite(got[:, :, columns:]).any()
+        else explained(got, mistakes, CONVOLUTION, 1e-4)
+    )
     compare(got, wanted, what="T of a tile", call=call, tolerance=1e-5, hint=hint)
-    Contract(each={"s": 2 * w.size, "w": 2 * w.size}, hint="A thread reads one window of S0.").enforce(every_sum, report, call)
+    Contract(each={"s": 2 * w.size, "w": 2 * w.size}, hint="A thread reads one window of S0.").enforce(
+        every_sum, report, call
+    )
 
 
 def convolved(s, w):
@@ -166,35 +205,57 @@ def in_corner(t, size):
     return tile
 
 
-# 11.3 -------------------------------------------------------------------------------------------------------------
+# 11.3 -------------------------------------------------------------------------------------------------------
 
 GUARD = "NaN: -inf - (-inf). weight(score, maximum) is 0 for a score of -inf, whatever the maximum."
-ROW = "Each of m, l is that of the whole row: all its lanes have to end with the same number. Steps size / 2, ..., 2, 1."
-SHRINK = "shrink = weight(old m, new m): by it the old l shrinks, and later the old o. Take it before m is overwritten."
-STATE = "new m = the larger of m and the row's largest T; p = weight(t, new m); l = l · shrink + the sum of the row's p."
+ROW = (
+    "Each of m, l is that of the whole row: all its lanes have to end with the same number. Steps size / 2,"
+    " ..., 2, 1."
+)
+SHRINK = (
+    "shrink = weight(old m, new m): by it the old l shrinks, and later the old o. Take it before m is"
+    " overwritten."
+)
+STATE = (
+    "new m = the larger of m and the row's largest T; p = weight(t, new m); l = l · shrink + the sum of the"
+    " row's p."
+)
 
 
 def check_rows(absorb, size, rng, what, m, offset=0, seen=True):
-    """One tile of T in each block, and the state of each row before it: (m, l, shrink, p) of every thread. m: about the maximum of a row; its l is drawn by itself."""
+    """One tile of T in each block, and the state of each row before it: (m, l, shrink, p) of every thread. m:
+    about the maximum of a row; its l is drawn by itself."""
     shape = BLOCKS, size, size
-    t = np.round(8 * (normal(rng, *shape) * float32(3) + float32(offset))) / 8  # no rounding where scores are large
+    # no rounding where scores are large
+    t = np.round(8 * (normal(rng, *shape) * float32(3) + float32(offset))) / 8
     t[rng.random(shape) < 0.3] = -math.inf
     t[:, :, 0] = offset  # so that a row sees something
     t[:, rng.integers(0, size) if seen else slice(None)] = -math.inf
-    m, l = np.round(8 * (m + normal(rng, BLOCKS, size, 1))) / 8, rng.uniform(0.5, 4, (BLOCKS, size, 1)) * (m > -math.inf)
+    m, l = (
+        np.round(8 * (m + normal(rng, BLOCKS, size, 1))) / 8,
+        rng.uniform(0.5, 4, (BLOCKS, size, 1)) * (m > -math.inf),
+    )
     t, m, l = (x.astype(float32) for x in (t, m, l))
-    call = f"absorb(t, m, l) in {size} × {size} threads, a row of {size} lanes each; a row before had m = {m[0, 0, 0]:g}, l = {l[0, 0, 0]:.3g}"
+    call = (
+        f"absorb(t, m, l) in {size} × {size} threads, a row of {size} lanes each; a row before had m ="
+        f" {m[0, 0, 0]:g}, l = {l[0, 0, 0]:.3g}"
+    )
     got = [filled(*shape) for _ in range(4)]
 
     def every_row(t, m, l, new_m, new_l, shrinks, p):
         b, y, x = cuda.blockIdx.x, cuda.threadIdx.y, cuda.threadIdx.x
-        new_m[b, y, x], new_l[b, y, x], shrinks[b, y, x], p[b, y, x] = absorb(t[b, y, x], m[b, y, 0], l[b, y, 0])
+        new_m[b, y, x], new_l[b, y, x], shrinks[b, y, x], p[b, y, x] = absorb(
+            t[b, y, x], m[b, y, 0], l[b, y, 0]
+        )
 
     kernels.run(every_row, (BLOCKS, (size, size)), (t, m, l), got, rng, call)
     wanted = after_tile(t, as_float64(m), as_float64(l))
-    got[2] = np.where(np.isinf(m) & np.isfinite(got[2]), wanted[2], got[2])  # where nothing was read before, any number will do: it meets l = 0 and o = 0
+    # where nothing was read before, any number will do: it meets l = 0 and o = 0
+    got[2] = np.where(np.isinf(m) & np.isfinite(got[2]), wanted[2], got[2])
     for name, mine, theirs in zip(("m", "l", "shrink", "p"), got, wanted, strict=True):
-        compare(mine, theirs, what=f"{what}: another {name}", call=call, tolerance=2e-5, hint=row_hint(name, mine))
+        compare(
+            mine, theirs, what=f"{what}: another {name}", call=call, tolerance=2e-5, hint=row_hint(name, mine)
+        )
 
 
 def row_hint(name, got):
@@ -213,10 +274,12 @@ def after_tile(t, m, l):
     finite = np.where(np.isinf(new_m), 0, new_m)
     p = np.exp(t - finite)
     shrink = np.exp(m - finite)
-    return tuple(np.broadcast_to(x, t.shape) for x in (new_m, l * shrink + p.sum(axis=2, keepdims=True), shrink, p))
+    return tuple(
+        np.broadcast_to(x, t.shape) for x in (new_m, l * shrink + p.sum(axis=2, keepdims=True), shrink, p)
+    )
 
 
-# 11.4 -------------------------------------------------------------------------------------------------------------
+# 11.4 -------------------------------------------------------------------------------------------------------
 
 FORGOTTEN = "The old o counts too: it shrinks, and is not thrown away."
 NOT_SHRUNK = "Equal to what comes out if the old o does not shrink."
@@ -225,7 +288,11 @@ VALUES = "o · shrink + Σ_j p_tile[y, j] · v_tile[j, x]: row y of P times colu
 
 def check_values(add_values, size, d, factor, rng):
     """One tile of P times V, added, in each block."""
-    p, v, o = np.abs(normal(rng, BLOCKS, size, size)), normal(rng, BLOCKS, size, size), normal(rng, BLOCKS, size, size)
+    p, v, o = (
+        np.abs(normal(rng, BLOCKS, size, size)),
+        normal(rng, BLOCKS, size, size),
+        normal(rng, BLOCKS, size, size),
+    )
     v[:, :, d:] = 0
     call = f"add_values(o, shrink={factor:g}, p_tile, v_tile) with tiles of {size} × {size}, in every thread"
     got = filled(BLOCKS, size, size)
@@ -237,14 +304,29 @@ def check_values(add_values, size, d, factor, rng):
     report = watched(every_number, size, (o, float32(factor), p, v), (got,), rng, call)
     product = as_float64(p) @ as_float64(v)
     mistakes = {FORGOTTEN: product, NOT_SHRUNK: as_float64(o) + product}
-    compare(got, factor * as_float64(o) + product, what="o after a tile", call=call, tolerance=2e-5, hint=explained(got, mistakes, VALUES, 1e-4))
-    Contract(each={"p": 2 * size, "v": 2 * size}, hint="A thread multiplies one row of P with one column of V.").enforce(every_number, report, call)
+    compare(
+        got,
+        factor * as_float64(o) + product,
+        what="o after a tile",
+        call=call,
+        tolerance=2e-5,
+        hint=explained(got, mistakes, VALUES, 1e-4),
+    )
+    Contract(
+        each={"p": 2 * size, "v": 2 * size}, hint="A thread multiplies one row of P with one column of V."
+    ).enforce(every_number, report, call)
 
 
-# 11.5 -------------------------------------------------------------------------------------------------------------
+# 11.5 -------------------------------------------------------------------------------------------------------
 
-FIRST_TILE = "The rows of the first tile are right, so are the parts. What is different in later ones: where K and V begin, which keys are still to come?"
-LOOP = "In this order: K and V, score, convolve, absorb, P in place of S0, add_values. K begins at key j0 - P_k, V at key j0. Does every thread store its p, 0 or not?"
+FIRST_TILE = (
+    "The rows of the first tile are right, so are the parts. What is different in later ones: where K and V"
+    " begin, which keys are still to come?"
+)
+LOOP = (
+    "In this order: K and V, score, convolve, absorb, P in place of S0, add_values. K begins at key j0 - P_k,"
+    " V at key j0. Does every thread store its p, 0 or not?"
+)
 POISON = "NaN: a number of o that no thread has written, a tile that nobody has loaded, or -inf - (-inf)."
 LOG_SUM = "O is right. L is m + log(l) at the end: is the last m the one that belongs to the last l?"
 
@@ -256,10 +338,14 @@ def check_kernel(conv_kernel, n, d, taps, size, rng, scores="scores about 0"):
     loud = scores != "scores about 0"
     if loud:
         q[:], k[:], scale, w = 0, 0, float32(0.375), identity(taps)
-        q[:, 0], k[:, 0] = 8, np.round(inputs.TO_1000[scores](rng, n) / 3)  # scores are multiples of 3, exact in float32
+        # scores are multiples of 3, exact in float32
+        q[:, 0], k[:, 0] = 8, np.round(inputs.TO_1000[scores](rng, n) / 3)
     rows, columns = size - taps[0] + 1, size - taps[1] + 1
     grid, kernel = -(-n // rows), conv_kernel(size)
-    call = f"{scores}: conv_kernel({size})[{grid}, ({size}, {size})] with q {q.shape}, w {taps}, scale = {scale:.3g}"
+    call = (
+        f"{scores}: conv_kernel({size})[{grid}, ({size}, {size})] with q {q.shape}, w {taps}, scale ="
+        f" {scale:.3g}"
+    )
     o, log_sum = filled(n, d), filled(n)
     wanted, wanted_sum = attention(q, k, v, w, scale)
     report = watched(kernel, size, (q, k, v, w, scale), (o, log_sum), rng, call, grid)
@@ -268,11 +354,20 @@ def check_kernel(conv_kernel, n, d, taps, size, rng, scores="scores about 0"):
     compare(o, wanted, what="a wrong O", call=call, tolerance=1e-4 if loud else 1e-5, hint=hint)
     compare(log_sum, wanted_sum, what="a wrong L", call=call, tolerance=1e-5, hint=LOG_SUM)
     tiles = -(-n // columns)
-    parts = {"q": 2, "k": 2 * tiles, "v": 2 * tiles, "w": 2 * tiles * w.size, "shared": tiles * (4 * size + 2 * w.size + 12)}
+    parts = {
+        "q": 2,
+        "k": 2 * tiles,
+        "v": 2 * tiles,
+        "w": 2 * tiles * w.size,
+        "shared": tiles * (4 * size + 2 * w.size + 12),
+    }
     Contract(each=parts, hint=SHARES).enforce(kernel, report, call)
 
 
-SHARES = "Each thread loads one number of K and one of V from each tile, by load_rows, and from then on the block works in shared memory."
+SHARES = (
+    "Each thread loads one number of K and one of V from each tile, by load_rows, and from then on the block"
+    " works in shared memory."
+)
 
 
 def attention(q, k, v, w, scale):
@@ -294,7 +389,7 @@ def identity(taps):
     return w
 
 
-# What the checks share --------------------------------------------------------------------------------------------
+# What the checks share --------------------------------------------------------------------------------------
 
 
 def normal(rng, *shape):
@@ -317,6 +412,7 @@ def as_float64(x):
 
 
 def masked(scores, i0, j0, fill):
-    """scores, with `fill` where the key comes after its query; the first row is query i0, the first column key j0."""
+    """scores, with `fill` where the key comes after its query; the first row is query i0, the first column
+    key j0."""
     i, j = np.ogrid[: scores.shape[-2], : scores.shape[-1]]
     return np.where(j + j0 > i + i0, fill, scores)

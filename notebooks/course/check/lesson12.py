@@ -1,4 +1,5 @@
-"""The checks of lesson 12: the gradients of the softmax, the convolution, the taps, then all of them, and four wrong ones to diagnose."""
+"""The checks of lesson 12: the gradients of the softmax, the convolution, the taps, then all of them, and
+four wrong ones to diagnose."""
 
 import math
 from unittest.mock import patch
@@ -10,16 +11,39 @@ from course.check import inputs
 from course.check.harness import compare, exercise, fail
 from course.check.tensors import within
 
-# (tokens, c_q, c_k): first one in which no two mistakes look alike; then one token, one tap, even and odd, oblong, more taps than tokens.
-WINDOWS = [(6, 3, 4), (1, 1, 1), (1, 3, 3), (4, 2, 3), (5, 1, 1), (7, 4, 2), (5, 7, 11), (9, 6, 11), (8, 1, 5), (8, 5, 1)]
+# (tokens, c_q, c_k): first one in which no two mistakes look alike; then one token, one tap, even and odd,
+# oblong, more taps than tokens.
+WINDOWS = [
+    (6, 3, 4),
+    (1, 1, 1),
+    (1, 3, 3),
+    (4, 2, 3),
+    (5, 1, 1),
+    (7, 4, 2),
+    (5, 7, 11),
+    (9, 6, 11),
+    (8, 1, 5),
+    (8, 5, 1),
+]
 TOLERANCE = 1e-9
 
 
 @exercise("12.1", "softmax_backward")
 def ex12_1(softmax_backward, rng):
-    shapes = [(6, 4, None), (1, 1, None), (1, 4, None), (3, 1, None), (9, 3, None), *((7, 2, scores) for scores in list(inputs.TO_1000)[1:])]
+    shapes = [
+        (6, 4, None),
+        (1, 1, None),
+        (1, 4, None),
+        (3, 1, None),
+        (9, 3, None),
+        *((7, 2, scores) for scores in list(inputs.TO_1000)[1:]),
+    ]
     for n, d, loud in shapes:
-        t = torch.tensor(rng.standard_normal((n, n)) + (inputs.TO_1000[loud](rng, n) if loud else 0)).masked_fill(future(n), -math.inf).requires_grad_()
+        t = (
+            torch.tensor(rng.standard_normal((n, n)) + (inputs.TO_1000[loud](rng, n) if loud else 0))
+            .masked_fill(future(n), -math.inf)
+            .requires_grad_()
+        )
         v, d_o = random(rng, 2, n, d)
         p = torch.softmax(t, 1)
         o, log_sum = p @ v, torch.logsumexp(t, 1).detach()
@@ -28,8 +52,21 @@ def ex12_1(softmax_backward, rng):
         check_softmax(softmax_backward, t.detach(), log_sum, v, o.detach(), d_o, p.detach(), d_t, call)
         log_sum, o = log_sum + torch.tensor(rng.uniform(0.5, 1, n)), random(rng, n, d)
         p = torch.exp(t.detach() - log_sum[:, None])
-        check_softmax(softmax_backward, t.detach(), log_sum, v, o, d_o, p, softmax_gradient(p, v, o, d_o), f"{call}, where L and o are not those of t and v")
-    return f"P and dT of 1 to 9 tokens against autograd, with scores to ±{inputs.FAR}; with L and o as they are handed over"
+        check_softmax(
+            softmax_backward,
+            t.detach(),
+            log_sum,
+            v,
+            o,
+            d_o,
+            p,
+            softmax_gradient(p, v, o, d_o),
+            f"{call}, where L and o are not those of t and v",
+        )
+    return (
+        f"P and dT of 1 to 9 tokens against autograd, with scores to ±{inputs.FAR}; with L and o as they are"
+        " handed over"
+    )
 
 
 def check_softmax(softmax_backward, t, log_sum, v, o, d_o, p, d_t, call):
@@ -46,7 +83,14 @@ def ex12_2(transposed_convolve, rng):
         s = torch.zeros_like(d_t, requires_grad=True)
         (wanted,) = torch.autograd.grad(convolve(s, w), s, d_t)
         call = f"transposed_convolve(d_t {(n, n)}, w {(c_q, c_k)})"
-        judge("dS0", by_hand(transposed_convolve, (d_t, w), call), wanted, call, convolution_mistakes(d_t, w), READERS)
+        judge(
+            "dS0",
+            by_hand(transposed_convolve, (d_t, w), call),
+            wanted,
+            call,
+            convolution_mistakes(d_t, w),
+            READERS,
+        )
     return f"{len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps against autograd"
 
 
@@ -57,7 +101,14 @@ def ex12_3(tap_gradient, rng):
         w = torch.zeros(c_q, c_k, dtype=torch.float64, requires_grad=True)
         (wanted,) = torch.autograd.grad(convolve(s0, w), w, d_t)
         call = f"tap_gradient(d_t {(n, n)}, s0 {(n, n)}, c_q={c_q}, c_k={c_k})"
-        judge("dW", by_hand(tap_gradient, (d_t, s0, c_q, c_k), call), wanted, call, tap_mistakes(d_t, s0, c_q, c_k), MET)
+        judge(
+            "dW",
+            by_hand(tap_gradient, (d_t, s0, c_q, c_k), call),
+            wanted,
+            call,
+            tap_mistakes(d_t, s0, c_q, c_k),
+            MET,
+        )
     return f"{len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps against autograd"
 
 
@@ -70,11 +121,22 @@ def ex12_4(conv_attention_backward, rng):
         o, log_sum = attend(*leaves)
         wanted = torch.autograd.grad(o, leaves, d_o)
         given = [x.detach() for x in (*leaves, o, log_sum)] + [d_o]
-        call = f"conv_attention_backward(q, k, v {(n, d)}, w {(c_q, c_k)}, o {(n, d)}, log_sum {(n,)}, d_o {(n, d)})"
+        call = (
+            f"conv_attention_backward(q, k, v {(n, d)}, w {(c_q, c_k)}, o {(n, d)}, log_sum {(n,)}, d_o"
+            f" {(n, d)})"
+        )
         check_backward(conv_attention_backward, given, wanted, call)
         given[4:6] = random(rng, n, d), log_sum.detach() + torch.tensor(rng.uniform(0.5, 1, n))
-        check_backward(conv_attention_backward, given, backward_with()(*given), f"{call}, where L and o are not those of q, k and v")
-    return f"dV, dW, dQ and dK for {len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps against autograd; with L and o as they are handed over"
+        check_backward(
+            conv_attention_backward,
+            given,
+            backward_with()(*given),
+            f"{call}, where L and o are not those of q, k and v",
+        )
+    return (
+        f"dV, dW, dQ and dK for {len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps against"
+        " autograd; with L and o as they are handed over"
+    )
 
 
 def check_backward(conv_attention_backward, given, wanted, call):
@@ -93,17 +155,24 @@ def ex12_5(diagnosis, rng):
         fail("a dictionary with a name for each of a, b, c and d, please", wanted=every, got=repr(said))
     for name, mistake in said.items():
         if mistake not in MISTAKES:
-            fail(f"stranger {name}: {mistake!r} is no name in the table", wanted="one of " + ", ".join(MISTAKES), got=repr(mistake))
+            fail(
+                f"stranger {name}: {mistake!r} is no name in the table",
+                wanted="one of " + ", ".join(MISTAKES),
+                got=repr(mistake),
+            )
     for name, mistake in said.items():
         if strangers[name] is not MISTAKES[mistake]:
             fail(f"stranger {name} made another mistake than {mistake!r}", hint=EVIDENCE[mistake])
     return "all four told by what they spoil"
 
 
-# Judging a piece -------------------------------------------------------------------------------------------------
+# Judging a piece --------------------------------------------------------------------------------------------
 
 NAMES = "dQ", "dK", "dV", "dW"
-BY_HAND = "Here the gradient is computed by hand, from the formulas of this lesson: autograd is what it is compared with."
+BY_HAND = (
+    "Here the gradient is computed by hand, from the formulas of this lesson: autograd is what it is compared"
+    " with."
+)
 
 
 def by_hand(answer, given, call):
@@ -112,16 +181,24 @@ def by_hand(answer, given, call):
     def refuse(*_, **__):
         fail("it asks autograd", call=call, hint=BY_HAND)
 
-    with patch("torch.autograd.graph._engine_run_backward", refuse), patch("torch.autograd._engine_run_backward", refuse):
+    with (
+        patch("torch.autograd.graph._engine_run_backward", refuse),
+        patch("torch.autograd._engine_run_backward", refuse),
+    ):
         return within(answer, tuple(given), call=call)
 
 
-SINGLE = "Right to about seven digits only: is something float32 on the way? torch.zeros_like(x) and x.new_zeros keep the type of x."
+SINGLE = (
+    "Right to about seven digits only: is something float32 on the way? torch.zeros_like(x) and x.new_zeros"
+    " keep the type of x."
+)
 
 
 def judge(name, got, wanted, call, mistakes, hint):
     """Compare one piece with autograd's; where a known mistake explains every number, its hint is shown."""
-    compare(got, wanted, what=name, call=call, tolerance=TOLERANCE, hint=diagnose(got, wanted, mistakes) or hint)
+    compare(
+        got, wanted, what=name, call=call, tolerance=TOLERANCE, hint=diagnose(got, wanted, mistakes) or hint
+    )
 
 
 def diagnose(got, wanted, mistakes):
@@ -130,7 +207,11 @@ def diagnose(got, wanted, mistakes):
         return None
     if torch.allclose(got.double(), wanted, rtol=1e-5, atol=1e-5):
         return SINGLE
-    same = (hint for hint, mistaken in mistakes.items() if mistaken.shape == got.shape and torch.allclose(got.double(), mistaken))
+    same = (
+        hint
+        for hint, mistaken in mistakes.items()
+        if mistaken.shape == got.shape and torch.allclose(got.double(), mistaken)
+    )
     return next(same, None)
 
 
@@ -142,11 +223,15 @@ def pair(answer, call):
 
 def four(answer, call):
     if not isinstance(answer, tuple | list) or len(answer) != 4:
-        fail("four results, please: dQ, dK, dV, dW", call=call, hint="End with a return of four tensors, in this order.")
+        fail(
+            "four results, please: dQ, dK, dV, dW",
+            call=call,
+            hint="End with a return of four tensors, in this order.",
+        )
     return answer
 
 
-# Oracles: the forward pass, for autograd --------------------------------------------------------------------------
+# Oracles: the forward pass, for autograd --------------------------------------------------------------------
 
 
 def random(rng, *shape):
@@ -175,7 +260,7 @@ def attend(q, k, v, w):
     return torch.softmax(t, 1) @ v, torch.logsumexp(t, 1)
 
 
-# Backward passes with mistakes ------------------------------------------------------------------------------------
+# Backward passes with mistakes ------------------------------------------------------------------------------
 
 
 def softmax_gradient(p, v, o, d_o):
@@ -205,7 +290,8 @@ def gather(d_t, s0, c_q, c_k, left=None):
 
 
 def gather_halos_too(d_t, s0, c_q, c_k, tile=4):
-    """dW with the rows in the halo counted again: tiles own 4 rows of T and load the c_q - 1 rows below them."""
+    """dW with the rows in the halo counted again: tiles own 4 rows of T and load the c_q - 1 rows below
+    them."""
     d_w = d_t.new_zeros(c_q, c_k)
     for first in range(0, len(d_t), tile):
         loaded = torch.zeros_like(d_t)
@@ -233,25 +319,54 @@ MISTAKES = {
     "counted twice": backward_with(taps=gather_halos_too),
     "not transposed": backward_with(transposed=convolve),
 }
-strangers = dict(zip("abcd", (MISTAKES[name] for name in ("not transposed", "counted twice", "no D", "no mask")), strict=True))
+strangers = dict(
+    zip(
+        "abcd",
+        (MISTAKES[name] for name in ("not transposed", "counted twice", "no D", "no mask")),
+        strict=True,
+    )
+)
 EVIDENCE = {
-    "no D": "Without D, dT is wrong, and everything after it on the road back: dQ, dK and dW, whatever the taps.",
-    "no mask": "Without the mask dQ and dK are wrong, but not where no score reads across the diagonal: look at the taps (x, y, 0).",
-    "counted twice": "Rows of T that count twice spoil dW alone, and nothing where one tile holds the whole sequence.",
-    "not transposed": "Untransposed taps spoil dQ and dK, but not where the taps are the same from both ends: look at (x, y, x).",
+    "no D": (
+        "Without D, dT is wrong, and everything after it on the road back: dQ, dK and dW, whatever the taps."
+    ),
+    "no mask": (
+        "Without the mask dQ and dK are wrong, but not where no score reads across the diagonal: look at the"
+        " taps (x, y, 0)."
+    ),
+    "counted twice": (
+        "Rows of T that count twice spoil dW alone, and nothing where one tile holds the whole sequence."
+    ),
+    "not transposed": (
+        "Untransposed taps spoil dQ and dK, but not where the taps are the same from both ends: look at (x,"
+        " y, x)."
+    ),
 }
 
 
-# What the likely mistakes give ------------------------------------------------------------------------------------
+# What the likely mistakes give ------------------------------------------------------------------------------
 
-READERS = "S0[r, c] is read by T[r + P_q - a, c + P_k - b] with the tap (a, b): rows below it, and columns on both sides."
-FORWARD = "Equal to the convolution of the forward pass. Who READ this score? The rows below it, with the taps turned round."
+READERS = (
+    "S0[r, c] is read by T[r + P_q - a, c + P_k - b] with the tap (a, b): rows below it, and columns on both"
+    " sides."
+)
+FORWARD = (
+    "Equal to the convolution of the forward pass. Who READ this score? The rows below it, with the taps"
+    " turned round."
+)
 NOT_TURNED = "The rows are right, but the taps are not turned round."
-FROM_ABOVE = "The taps are turned round, but the rows come from above: S0[r, c] is read by the rows r and below."
-NOT_SWAPPED = "Off by a column where c_k is even: seen from S0 the sides are swapped, c_k - 1 - P_k columns left and P_k right."
+FROM_ABOVE = (
+    "The taps are turned round, but the rows come from above: S0[r, c] is read by the rows r and below."
+)
+NOT_SWAPPED = (
+    "Off by a column where c_k is even: seen from S0 the sides are swapped, c_k - 1 - P_k columns left and"
+    " P_k right."
+)
 SHIFTED = "Off by a column where c_k is even: (c_k - 1) // 2 columns to the left of j, the rest to the right."
 MET = "The tap (a, b) meets S0[i - P_q + a, j - P_k + b] in T[i, j]; P_q = c_q - 1, P_k = (c_k - 1) // 2."
-NO_D = "This is P * dP: D is missing. A score also moves all other weights of its row, since they share one sum."
+NO_D = (
+    "This is P * dP: D is missing. A score also moves all other weights of its row, since they share one sum."
+)
 D_OF_COLUMNS = "D was summed over columns of dO * O. It is one number a row: sum over dim 1."
 NO_P = "This is dP - D without the weight: multiply by P."
 LINES = {
@@ -264,9 +379,15 @@ LINES = {
 }
 ORDER = "return dQ, dK, dV, dW, in this order."
 UNTURNED = "This is P dO. V[j] contributed to every row i of O, with strength P[i, j]: dV = Pᵀ dO."
-NO_MASK = "Equal to what comes out when dS0 is not masked: a score of the future was replaced by a constant, so its dS is 0."
+NO_MASK = (
+    "Equal to what comes out when dS0 is not masked: a score of the future was replaced by a constant, so its"
+    " dS is 0."
+)
 TRANSPOSE = {
-    "dQ": "Equal to what comes out with dS transposed: dQ sums over keys, and dS has a column for each key already.",
+    "dQ": (
+        "Equal to what comes out with dS transposed: dQ sums over keys, and dS has a column for each key"
+        " already."
+    ),
     "dK": "Equal to what comes out without the transpose: dK sums over queries, so dS is transposed.",
 }
 TAPS_OF_S = "Equal to what comes out with S in the place of S0: the convolution read zeros in the future."
@@ -292,15 +413,21 @@ def convolution_mistakes(d_t, w):
         NOT_TURNED: scatter(d_t, turned),
         FROM_ABOVE: convolve(d_t, turned),
         NOT_SWAPPED: conv2d(room[None, None], turned[None, None])[0, 0],
-        "The taps are turned round in their columns only: flip(0, 1) turns both directions.": scatter(d_t, w.flip(0)),
-        "The taps are turned round in their rows only: flip(0, 1) turns both directions.": scatter(d_t, w.flip(1)),
+        "The taps are turned round in their columns only: flip(0, 1) turns both directions.": scatter(
+            d_t, w.flip(0)
+        ),
+        "The taps are turned round in their rows only: flip(0, 1) turns both directions.": scatter(
+            d_t, w.flip(1)
+        ),
     }
 
 
 def tap_mistakes(d_t, s0, c_q, c_k):
     right = gather(d_t, s0, c_q, c_k)
     return {
-        "Turned round by 180°. In the taps nothing is turned: dT and S0 stand as they did in the forward pass.": right.flip(0, 1),
+        "Turned round by 180°. In the taps nothing is turned: dT and S0 stand as they did in the forward pass.": right.flip(
+            0, 1
+        ),
         "The rows of dW are upside down: row c_q - 1 is the one that met the query's own row.": right.flip(0),
         SHIFTED: gather(d_t, s0, c_q, c_k, c_k // 2),
         "A mean, where a sum is wanted: every T that a tap contributed to counts whole.": right / d_t.numel(),

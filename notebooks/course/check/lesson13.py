@@ -1,4 +1,5 @@
-"""The checks of lesson 13: what a tile of the backward pass loads; dT, dS, dW, dQ, dK and dV of one tile, in `sim`; and four faulty passes to diagnose."""
+"""The checks of lesson 13: what a tile of the backward pass loads; dT, dS, dW, dQ, dK and dV of one tile, in
+`sim`; and four faulty passes to diagnose."""
 
 import math
 from collections import namedtuple
@@ -13,8 +14,19 @@ from course.check.backward_faults import FAULTS
 from course.check.harness import compare, exercise, fail, instance, numbers
 from kernels.reference import above_diagonal, conv_scores, masked_scores, transposed_convolve
 
-# (tokens, d, c_q, c_k, size): first one in which no two mistakes look alike; then one token, one tap, odd and even, oblong, more taps than tokens.
-SHAPES = [(11, 3, 3, 4, 9), (1, 2, 1, 1, 3), (1, 3, 3, 3, 6), (6, 2, 1, 1, 4), (9, 4, 3, 3, 8), (10, 2, 4, 2, 8), (7, 3, 1, 4, 8), (7, 2, 4, 1, 8), (5, 2, 6, 8, 16)]
+# (tokens, d, c_q, c_k, size): first one in which no two mistakes look alike; then one token, one tap, odd and
+# even, oblong, more taps than tokens.
+SHAPES = [
+    (11, 3, 3, 4, 9),
+    (1, 2, 1, 1, 3),
+    (1, 3, 3, 3, 6),
+    (6, 2, 1, 1, 4),
+    (9, 4, 3, 3, 8),
+    (10, 2, 4, 2, 8),
+    (7, 3, 1, 4, 8),
+    (7, 2, 4, 1, 8),
+    (5, 2, 6, 8, 16),
+]
 TOLERANCE = 1e-4
 DESCRIPTION = "every visited tile of 1 to 11 tokens, 1 × 1 to 6 × 8 taps, in a random order of the threads"
 
@@ -27,12 +39,29 @@ def ex13_1(to_load, rng):
         call = f"to_load(i0={i0}, j0={j0}, rows={rows}, columns={columns}, c_q={c_q}, c_k={c_k})"
         got = to_load(i0, j0, rows, columns, c_q, c_k)
         if not (isinstance(got, tuple | list) and len(got) == 2):
-            fail("two results, please, each (top, bottom, left, right): of dT and of S0", call=call, got=repr(got))
+            fail(
+                "two results, please, each (top, bottom, left, right): of dT and of S0",
+                call=call,
+                got=repr(got),
+            )
         readers = readers_of(i0, j0, rows, columns, c_q, c_k)
         for name, mine, cells in [("dT", got[0], readers), ("S0", got[1], read_by(readers, c_q, c_k))]:
-            compare(mine, frame(cells), what=f"(top, bottom, left, right) of {name}", call=call, tolerance=0, hint=REACH[name])
+            compare(
+                mine,
+                frame(cells),
+                what=f"(top, bottom, left, right) of {name}",
+                call=call,
+                tolerance=0,
+                hint=REACH[name],
+            )
             for side in mine:
-                instance(side, (int, np.integer), what="whole numbers, to count with", call=call, hint="// divides whole numbers, / makes a float.")
+                instance(
+                    side,
+                    (int, np.integer),
+                    what="whole numbers, to count with",
+                    call=call,
+                    hint="// divides whole numbers, / makes a float.",
+                )
     return f"{len(taps)} tiles, taps odd and even, square and oblong"
 
 
@@ -47,14 +76,20 @@ def ex13_2(gradient_of_t, rng):
         of_t = tile.of_t
         outputs = poison(of_t), beyond(tile.cut(tile.pass_.d_p, of_t))
         given = tile.s, tile.pass_.w, tile.pass_.log_sum, tile.pass_.delta, tile.i0, of_t[1]
-        call = f"gradient_of_t(p_tile, d_t_tile, s_tile, w {tile.taps}, log_sum, delta, i0={tile.i0}, j0={of_t[1]}), {len(tile.pass_.log_sum)} tokens"
+        call = (
+            f"gradient_of_t(p_tile, d_t_tile, s_tile, w {tile.taps}, log_sum, delta, i0={tile.i0},"
+            f" j0={of_t[1]}), {len(tile.pass_.log_sum)} tokens"
+        )
         kernels.run(t_kernel, (1, tile.threads), given, outputs, rng, call, refused=is_bug)
         wanted = beyond(tile.cut(tile.pass_.p, of_t)), beyond(tile.cut(tile.pass_.d_t, of_t))
         agree("P", outputs[0], wanted[0], call, p_mistakes(tile), P_LINE)
         agree("dT", outputs[1], wanted[1], call, t_mistakes(tile), T_LINE)
     for scores in inputs.TO_1000:
         given, outputs, wanted = loud_tile(rng, scores)
-        call = f"{scores}: gradient_of_t(p_tile, d_t_tile, s_tile (6, 6), w (1, 1), log_sum, delta, i0=0, j0=0), 6 tokens"
+        call = (
+            f"{scores}: gradient_of_t(p_tile, d_t_tile, s_tile (6, 6), w (1, 1), log_sum, delta, i0=0, j0=0),"
+            " 6 tokens"
+        )
         kernels.run(t_kernel, (1, 5), given, outputs, rng, call, refused=is_bug)
         for name, got, right in zip(("P", "dT"), outputs, wanted, strict=True):
             agree(name, got, right, call, {}, LOUD_LINE)
@@ -62,15 +97,22 @@ def ex13_2(gradient_of_t, rng):
 
 
 def loud_tile(rng, scores, n=6):
-    """(inputs, outputs, (P, dT)) of gradient_of_t for one tap, 1, and scores as inputs.TO_1000 draws them, so that T is S0; L and D are drawn by themselves."""
+    """(inputs, outputs, (P, dT)) of gradient_of_t for one tap, 1, and scores as inputs.TO_1000 draws them, so
+    that T is S0; L and D are drawn by themselves."""
     s = np.round(8 * (inputs.TO_1000[scores](rng, n) + rng.standard_normal((n, n)))) / 8  # exact in float32
     seen = np.tri(n, dtype=bool)
     log_sum = np.where(seen, s, -np.inf).max(1) + rng.integers(0, 16, n) / 8
     delta, d_p = rng.standard_normal(n), rng.standard_normal((n, n))
     p = np.exp(np.where(seen, s - log_sum[:, None], -np.inf))
     d_t = p * (d_p - delta[:, None])
-    s, log_sum, delta, d_p, p, d_t = (x.astype(float32) for x in (np.where(seen, s, 0), log_sum, delta, d_p, p, d_t))
-    return (s, np.ones((1, 1), float32), log_sum, delta, 0, 0), (poison((0, 0, n, n)), beyond(d_p)), (beyond(p), beyond(d_t))
+    s, log_sum, delta, d_p, p, d_t = (
+        x.astype(float32) for x in (np.where(seen, s, 0), log_sum, delta, d_p, p, d_t)
+    )
+    return (
+        (s, np.ones((1, 1), float32), log_sum, delta, 0, 0),
+        (poison((0, 0, n, n)), beyond(d_p)),
+        (beyond(p), beyond(d_t)),
+    )
 
 
 @exercise("13.3", "gradient_of_s")
@@ -82,7 +124,10 @@ def ex13_3(gradient_of_s, rng):
 
     for tile in tiles(rng):
         d_s = poison(tile.owned)
-        call = f"gradient_of_s(d_s_tile, d_t_tile, w {tile.taps}, i0={tile.i0}, j0={tile.j0}, rows={tile.rows}, columns={tile.columns})"
+        call = (
+            f"gradient_of_s(d_s_tile, d_t_tile, w {tile.taps}, i0={tile.i0}, j0={tile.j0}, rows={tile.rows},"
+            f" columns={tile.columns})"
+        )
         inputs = beyond(tile.d_t), tile.pass_.w, tile.i0, tile.j0, tile.rows, tile.columns
         kernels.run(s_kernel, (1, tile.threads), inputs, [d_s], rng, call, refused=is_bug)
         agree("dS", d_s, beyond(tile.d_s), call, s_mistakes(tile), S_LINE)
@@ -99,11 +144,21 @@ def ex13_4(add_d_w, rng):
     for tile in tiles(rng):
         before = normal(rng, 9, 9)
         sums = before.copy()
-        call = f"add_d_w(tap_sums, d_t_tile, s_tile, w {tile.taps}, rows={tile.rows}, columns={tile.columns}, right={tile.right})"
+        call = (
+            f"add_d_w(tap_sums, d_t_tile, s_tile, w {tile.taps}, rows={tile.rows}, columns={tile.columns},"
+            f" right={tile.right})"
+        )
         inputs = beyond(tile.d_t), tile.s, tile.pass_.w, tile.rows, tile.columns, tile.right
         kernels.run(w_kernel, (1, tile.threads), inputs, [sums], rng, call, refused=is_bug)
         mistakes = {hint: added(before, more) for hint, more in w_mistakes(tile).items()}
-        agree("tap_sums", sums, added(before, taps_met(tile)), call, mistakes | {NOT_ADDED: replaced(before, taps_met(tile))}, W_LINE)
+        agree(
+            "tap_sums",
+            sums,
+            added(before, taps_met(tile)),
+            call,
+            mistakes | {NOT_ADDED: replaced(before, taps_met(tile))},
+            W_LINE,
+        )
     return f"dW: {DESCRIPTION}"
 
 
@@ -117,10 +172,24 @@ def ex13_5(add_d_q, rng):
     for tile in tiles(rng):
         before, k = normal(rng, tile.rows + 1, 5), tile.pass_.k
         d_q = before.copy()
-        call = f"add_d_q(d_q_tile, d_s_tile, k {k.shape}, j0={tile.j0}, rows={tile.rows}, columns={tile.columns})"
-        kernels.run(q_kernel, (1, tile.threads), (beyond(tile.d_s), k, tile.j0, tile.rows, tile.columns), [d_q], rng, call, refused=is_bug)
+        call = (
+            f"add_d_q(d_q_tile, d_s_tile, k {k.shape}, j0={tile.j0}, rows={tile.rows},"
+            f" columns={tile.columns})"
+        )
+        kernels.run(
+            q_kernel,
+            (1, tile.threads),
+            (beyond(tile.d_s), k, tile.j0, tile.rows, tile.columns),
+            [d_q],
+            rng,
+            call,
+            refused=is_bug,
+        )
         more = tile.d_s @ k[tile.j0 : tile.j0 + tile.columns]
-        mistakes = {NOT_ADDED: replaced(before, more), FIRST_KEYS: added(before, tile.d_s @ k[: tile.columns])}
+        mistakes = {
+            NOT_ADDED: replaced(before, more),
+            FIRST_KEYS: added(before, tile.d_s @ k[: tile.columns]),
+        }
         agree("d_q_tile", d_q, added(before, more), call, mistakes, Q_LINE)
     return f"dQ: {DESCRIPTION}"
 
@@ -135,12 +204,29 @@ def ex13_6(add_d_k_d_v, rng):
     for tile in tiles(rng):
         before, q, d_o = normal(rng, 2, tile.columns + 1, 5), tile.pass_.q, tile.pass_.d_o
         outputs, mine = list(before.copy()), slice(tile.i0, tile.i0 + tile.rows)
-        call = f"add_d_k_d_v(..., q {q.shape}, d_o, i0={tile.i0}, rows={tile.rows}, columns={tile.columns}, right={tile.right})"
+        call = (
+            f"add_d_k_d_v(..., q {q.shape}, d_o, i0={tile.i0}, rows={tile.rows}, columns={tile.columns},"
+            f" right={tile.right})"
+        )
         inputs = beyond(tile.d_s), beyond(tile.p), q, d_o, tile.i0, tile.rows, tile.columns, tile.right
         kernels.run(k_kernel, (1, tile.threads), inputs, outputs, rng, call, refused=is_bug)
         wanted = tile.d_s.T @ q[mine], tile.p_owned.T @ d_o[mine]
-        agree("d_k_tile", outputs[0], added(before[0], wanted[0]), call, {NOT_ADDED: replaced(before[0], wanted[0])} | k_mistakes(tile, before[0]), K_LINE)
-        agree("d_v_tile", outputs[1], added(before[1], wanted[1]), call, {NOT_ADDED: replaced(before[1], wanted[1])} | v_mistakes(tile, before[1]), V_LINE)
+        agree(
+            "d_k_tile",
+            outputs[0],
+            added(before[0], wanted[0]),
+            call,
+            {NOT_ADDED: replaced(before[0], wanted[0])} | k_mistakes(tile, before[0]),
+            K_LINE,
+        )
+        agree(
+            "d_v_tile",
+            outputs[1],
+            added(before[1], wanted[1]),
+            call,
+            {NOT_ADDED: replaced(before[1], wanted[1])} | v_mistakes(tile, before[1]),
+            V_LINE,
+        )
     return f"dK and dV: {DESCRIPTION}"
 
 
@@ -148,21 +234,35 @@ def ex13_6(add_d_k_d_v, rng):
 def ex13_7(diagnosis, rng):
     said = diagnosis()
     if not isinstance(said, dict) or said.keys() != strangers.keys():
-        fail("a dictionary with a fault for each of a, b, c and d, please", wanted="{'a': ..., 'b': ..., 'c': ..., 'd': ...}", got=repr(said))
+        fail(
+            "a dictionary with a fault for each of a, b, c and d, please",
+            wanted="{'a': ..., 'b': ..., 'c': ..., 'd': ...}",
+            got=repr(said),
+        )
     for name, fault in said.items():
         if fault not in FAULTS:
-            fail(f"stranger {name}: {fault!r} is no name in the table", wanted="one of " + ", ".join(FAULTS), got=repr(fault))
+            fail(
+                f"stranger {name}: {fault!r} is no name in the table",
+                wanted="one of " + ", ".join(FAULTS),
+                got=repr(fault),
+            )
     for name, fault in said.items():
         if strangers[name] is not FAULTS[fault]:
             fail(f"stranger {name} made another mistake than {fault!r}", hint=EVIDENCE[fault])
     return "all four told by where they are wrong"
 
 
-# 13.1 -------------------------------------------------------------------------------------------------------------
+# 13.1 -------------------------------------------------------------------------------------------------------
 
 REACH = {
-    "dT": "S0[r, c] is read by T[r + P_q - a, c + P_k - b]: rows from r to r + P_q, columns from c - P_r to c + P_k. Swapped, against the forward pass.",
-    "S0": "To compute these T again, their own reach is needed: P_q rows above the first, P_k columns to the left, P_r to the right.",
+    "dT": (
+        "S0[r, c] is read by T[r + P_q - a, c + P_k - b]: rows from r to r + P_q, columns from c - P_r to c +"
+        " P_k. Swapped, against the forward pass."
+    ),
+    "S0": (
+        "To compute these T again, their own reach is needed: P_q rows above the first, P_k columns to the"
+        " left, P_r to the right."
+    ),
 }
 
 
@@ -185,10 +285,11 @@ def frame(cells):
     return min(i), max(i) + 1, min(j), max(j) + 1
 
 
-# One tile of one backward pass ------------------------------------------------------------------------------------
+# One tile of one backward pass ------------------------------------------------------------------------------
 
 
-# All that a backward pass computes, N×N matrices included, in float64, rounded to float32: the oracle. `delta` is D.
+# All that a backward pass computes, N×N matrices included, in float64, rounded to float32: the oracle.
+# `delta` is D.
 Pass = namedtuple("Pass", "q k d_o w log_sum delta s0 p d_p d_t d_s")
 
 
@@ -201,12 +302,25 @@ def backward_pass(rng, n, d, c_q, c_k):
     delta = (d_o * (p @ v)).sum(-1)
     d_t = p * (d_p - delta[..., None])
     d_s = transposed_convolve(d_t, w)
-    parts = q, k, d_o, w[None], log_sum, delta, masked_scores(q, k), p, d_p, d_t, d_s.masked_fill(above_diagonal(d_s), 0.0)
+    parts = (
+        q,
+        k,
+        d_o,
+        w[None],
+        log_sum,
+        delta,
+        masked_scores(q, k),
+        p,
+        d_p,
+        d_t,
+        d_s.masked_fill(above_diagonal(d_s), 0.0),
+    )
     return Pass(*(part[0, 0].numpy().astype(float32) for part in parts))
 
 
 class Tile(NamedTuple):
-    """One tile of a Pass: it owns rows [i0, i0 + rows) and columns [j0, j0 + columns), and its S0 is size × size."""
+    """One tile of a Pass: it owns rows [i0, i0 + rows) and columns [j0, j0 + columns), and its S0 is size ×
+    size."""
 
     pass_: Pass
     size: int
@@ -271,7 +385,9 @@ def tiles(rng):
         rows, columns = size - 2 * (c_q - 1), size - 2 * (c_k - 1)
         for i0 in range(0, n, rows):
             for j0 in range(0, min(i0 + rows, n), columns):
-                yield Tile(whole, size, i0, j0, min(rows, n - i0), min(columns, n - j0), int(rng.integers(1, 9)))
+                yield Tile(
+                    whole, size, i0, j0, min(rows, n - i0), min(columns, n - j0), int(rng.integers(1, 9))
+                )
 
 
 def is_bug(finding):
@@ -307,22 +423,39 @@ def replaced(before, new):
     return after
 
 
-# What the likely mistakes give ------------------------------------------------------------------------------------
+# What the likely mistakes give ------------------------------------------------------------------------------
 
-P_LINE = "P = exp(T - L) where 0 <= key <= query < N, else 0; the query of row i is i0 + i, the key of column j is j0 + j."
+P_LINE = (
+    "P = exp(T - L) where 0 <= key <= query < N, else 0; the query of row i is i0 + i, the key of column j is"
+    " j0 + j."
+)
 NOT_YET_L = "Equal to exp(T): each row has an L, log_sum[query]."
 T_LINE = "dT = P * (dP - D), with dP as it came in, in d_t_tile, and D = delta[query]; 0 where P is 0."
-LOUD_LINE = "P = exp(T - L), in one exponential: exp(T) alone is beyond float32 from 89 on, and L is the row's own, log_sum[query]."
+LOUD_LINE = (
+    "P = exp(T - L), in one exponential: exp(T) alone is beyond float32 from 89 on, and L is the row's own,"
+    " log_sum[query]."
+)
 NO_D = "Equal to P * dP: D, delta[query], is missing."
 NO_P = "Equal to dP - D where P is not 0: multiply by P."
 LEFT_ALONE = "Where P is 0, dP was left as it was: dT is 0 there."
-S_LINE = "Row i, column j of dS: Σ w[a, b] · d_t_tile[i + P_q - a, j + c_k - 1 - b], and 0 where the key j0 + j comes after the query i0 + i."
+S_LINE = (
+    "Row i, column j of dS: Σ w[a, b] · d_t_tile[i + P_q - a, j + c_k - 1 - b], and 0 where the key j0 + j"
+    " comes after the query i0 + i."
+)
 NO_MASK = "Equal to what comes out without the mask: in the future S0 is a constant 0, so dS is 0."
-NOT_TURNED = "Equal to the convolution of the forward pass: who READ this score? Lower rows, with the taps turned round."
-COLUMN_OFF = "Off by a column: column 0 of d_t_tile is key j0 - P_r. With the tap b the reader of column j is in column j + P_r + P_k - b."
+NOT_TURNED = (
+    "Equal to the convolution of the forward pass: who READ this score? Lower rows, with the taps turned"
+    " round."
+)
+COLUMN_OFF = (
+    "Off by a column: column 0 of d_t_tile is key j0 - P_r. With the tap b the reader of column j is in"
+    " column j + P_r + P_k - b."
+)
 W_LINE = "tap_sums[a, b] += Σ over the owned i, j of d_t_tile[i, right + j] · s_tile[i + a, right + j + b]."
 HALO_ROWS = "The rows below are counted too: they are another tile's own. Sum over `rows` rows."
-HALO_COLUMNS = "Columns of the halo are counted too: the owned columns of d_t_tile are right to right + columns - 1."
+HALO_COLUMNS = (
+    "Columns of the halo are counted too: the owned columns of d_t_tile are right to right + columns - 1."
+)
 SHIFTED = "Summed over columns 0 to columns - 1 of d_t_tile: the owned ones begin at `right`."
 Q_LINE = "d_q_tile[i, c] += Σ over the columns j of d_s_tile[i, j] · k[j0 + j, c]."
 NOT_ADDED = "Right for one tile alone, but what the tiles before have left there is gone: += ."
@@ -334,15 +467,27 @@ V_LINE = "d_v_tile[j, c] += Σ over the rows i of p_tile[i, right + j] · d_o[i0
 
 def agree(name, got, wanted, call, mistakes, hint):
     """Compare one piece; where a known mistake explains every number, its hint is shown."""
-    known = (said for said, mistaken in mistakes.items() if np.allclose(got, mistaken, 1e-4, 1e-4, equal_nan=True))
-    compare(got, wanted, what=name, call=call, tolerance=TOLERANCE, hint=next(known, poisoned(got, wanted) or hint))
+    known = (
+        said for said, mistaken in mistakes.items() if np.allclose(got, mistaken, 1e-4, 1e-4, equal_nan=True)
+    )
+    compare(
+        got,
+        wanted,
+        what=name,
+        call=call,
+        tolerance=TOLERANCE,
+        hint=next(known, poisoned(got, wanted) or hint),
+    )
 
 
 def poisoned(got, wanted):
     """The hint for NaN where there should be a number, or a number outside the tile's part."""
     mine, theirs = np.isnan(numbers(got)), np.isnan(numbers(wanted))
     if (mine & ~theirs).any():
-        return "NaN stands where nothing was written, and outside the part that counts: was that read, or was an entry not written?"
+        return (
+            "NaN stands where nothing was written, and outside the part that counts: was that read, or was an"
+            " entry not written?"
+        )
     return "A number was written outside the tile's part." if (theirs & ~mine).any() else None
 
 
@@ -352,9 +497,16 @@ def p_mistakes(tile):
 
 
 def t_mistakes(tile):
-    d_p, delta = (tile.cut(matrix, tile.of_t) for matrix in (tile.pass_.d_p, tile.pass_.delta[:, None] + np.zeros_like(tile.pass_.p)))
+    d_p, delta = (
+        tile.cut(matrix, tile.of_t)
+        for matrix in (tile.pass_.d_p, tile.pass_.delta[:, None] + np.zeros_like(tile.pass_.p))
+    )
     seen = tile.p > 0
-    return {NO_D: beyond(tile.p * d_p), NO_P: beyond(np.where(seen, d_p - delta, 0)), LEFT_ALONE: beyond(np.where(seen, tile.d_t, d_p))}
+    return {
+        NO_D: beyond(tile.p * d_p),
+        NO_P: beyond(np.where(seen, d_p - delta, 0)),
+        LEFT_ALONE: beyond(np.where(seen, tile.d_t, d_p)),
+    }
 
 
 def s_mistakes(tile):
@@ -365,13 +517,21 @@ def s_mistakes(tile):
     def summed(taps, columns=0):
         room = np.pad(d_t, ((0, 0), (1, 1)))
         places = [(a, b) for a in range(c_q) for b in range(c_k)]
-        return sum(taps[a, b] * room[a : a + tile.rows, b + 1 + columns : b + 1 + columns + tile.columns] for a, b in places)
+        return sum(
+            taps[a, b] * room[a : a + tile.rows, b + 1 + columns : b + 1 + columns + tile.columns]
+            for a, b in places
+        )
 
     def masked(d_s):
         return beyond(np.where(future, float32(0), d_s))
 
     turned = w[::-1, ::-1]
-    return {NO_MASK: beyond(summed(turned)), NOT_TURNED: masked(summed(w)), COLUMN_OFF: masked(summed(turned, 1)), COLUMN_OFF + " ": masked(summed(turned, -1))}
+    return {
+        NO_MASK: beyond(summed(turned)),
+        NOT_TURNED: masked(summed(w)),
+        COLUMN_OFF: masked(summed(turned, 1)),
+        COLUMN_OFF + " ": masked(summed(turned, -1)),
+    }
 
 
 def taps_met(tile, height=None, first=None, width=None):
@@ -379,7 +539,13 @@ def taps_met(tile, height=None, first=None, width=None):
     height, first, width = height or tile.rows, tile.right if first is None else first, width or tile.columns
     c_q, c_k = tile.taps
     s, part = tile.s, tile.d_t[:height, first : first + width]
-    return np.array([[(part * s[a : a + height, first + b : first + b + width]).sum() for b in range(c_k)] for a in range(c_q)], float32)
+    return np.array(
+        [
+            [(part * s[a : a + height, first + b : first + b + width]).sum() for b in range(c_k)]
+            for a in range(c_q)
+        ],
+        float32,
+    )
 
 
 def w_mistakes(tile):
@@ -400,15 +566,30 @@ def v_mistakes(tile, before):
     height, d_o = len(tile.p), tile.pass_.d_o
     rows = np.pad(d_o, ((0, 40), (0, 0)))[tile.i0 :]
     every, columns = tile.p[:, tile.right : tile.right + tile.columns], tile.p[: tile.rows, : tile.columns]
-    return {HALO_ROWS: added(before, every.T @ rows[:height]), SHIFTED.replace("d_t_tile", "p_tile"): added(before, columns.T @ rows[: tile.rows])}
+    return {
+        HALO_ROWS: added(before, every.T @ rows[:height]),
+        SHIFTED.replace("d_t_tile", "p_tile"): added(before, columns.T @ rows[: tile.rows]),
+    }
 
 
-# 13.7 -------------------------------------------------------------------------------------------------------------
+# 13.7 -------------------------------------------------------------------------------------------------------
 
-strangers = dict(zip("abcd", (FAULTS[fault] for fault in ("no mask", "halo rows", "no rows below", "taps twice")), strict=True))
+strangers = dict(
+    zip(
+        "abcd",
+        (FAULTS[fault] for fault in ("no mask", "halo rows", "no rows below", "taps twice")),
+        strict=True,
+    )
+)
 EVIDENCE = {
-    "no rows below": "Who loses the rows below loses readers of the last P_q owned rows of a tile: dQ is right in the rows before them, and dV everywhere.",
+    "no rows below": (
+        "Who loses the rows below loses readers of the last P_q owned rows of a tile: dQ is right in the rows"
+        " before them, and dV everywhere."
+    ),
     "taps twice": "Who sums the taps over a halo spoils dW, and nothing else.",
     "halo rows": "Who sums over halo rows spoils what is summed over rows: dK and dV.",
-    "no mask": "Without the mask dQ is wrong in the rows of a tile that have a future key there; the last row of these tiles has none. dV is right.",
+    "no mask": (
+        "Without the mask dQ is wrong in the rows of a tile that have a future key there; the last row of"
+        " these tiles has none. dV is right."
+    ),
 }

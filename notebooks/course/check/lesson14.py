@@ -1,4 +1,5 @@
-"""The checks of lesson 14: the last row of T, one split, a test for decoders, the merge as a kernel in `sim`; and a few ways to decode with mistakes in them."""
+"""The checks of lesson 14: the last row of T, one split, a test for decoders, the merge as a kernel in `sim`;
+and a few ways to decode with mistakes in them."""
 
 import math
 
@@ -15,15 +16,31 @@ from kernels.conv_decode import decode_arguments
 from kernels.reference import conv_attention_decode, conv_scores
 from kernels.tiled import Traffic
 
-# (tokens, c_q, c_k): first one in which no two mistakes look alike; one token, fewer tokens than c_q, as many, more; odd and even, oblong, wider than the cache.
-SHAPES = [(9, 3, 4), (1, 1, 1), (1, 3, 3), (2, 3, 4), (3, 3, 4), (5, 7, 11), (8, 1, 5), (8, 5, 1), (13, 6, 11), (12, 2, 2), (6, 4, 3)]
+# (tokens, c_q, c_k): first one in which no two mistakes look alike; one token, fewer tokens than c_q, as
+# many, more; odd and even, oblong, wider than the cache.
+SHAPES = [
+    (9, 3, 4),
+    (1, 1, 1),
+    (1, 3, 3),
+    (2, 3, 4),
+    (3, 3, 4),
+    (5, 7, 11),
+    (8, 1, 5),
+    (8, 5, 1),
+    (13, 6, 11),
+    (12, 2, 2),
+    (6, 4, 3),
+]
 
 
 @exercise("14.1", "window_scores")
 def ex14_1(window_scores, rng):
     for n, *taps in SHAPES:
         check_scores(window_scores, n, taps, rng)
-    return f"{len(SHAPES)} last rows of T, of 1 to 13 keys, windows of 1 to 6 queries, taps odd and even, square and oblong"
+    return (
+        f"{len(SHAPES)} last rows of T, of 1 to 13 keys, windows of 1 to 6 queries, taps odd and even, square"
+        " and oblong"
+    )
 
 
 @exercise("14.2", "split_state")
@@ -31,10 +48,22 @@ def ex14_2(split_state, rng):
     splits = 0
     for n, *taps in SHAPES:
         inner = sorted(rng.integers(n + 1, size=2).tolist())
-        for start, end in [(n // 3, n - n // 3), (0, n), (0, (n + 1) // 2), (n // 2, n), (n - 1, n), inner, (n // 2, n // 2), (n, n)]:
+        for start, end in [
+            (n // 3, n - n // 3),
+            (0, n),
+            (0, (n + 1) // 2),
+            (n // 2, n),
+            (n - 1, n),
+            inner,
+            (n // 2, n // 2),
+            (n, n),
+        ]:
             check_split(split_state, n, taps, start, end, rng)
             splits += 1
-    return f"{splits} splits: the whole cache, its ends and its middle, single keys, none; no number read too often"
+    return (
+        f"{splits} splits: the whole cache, its ends and its middle, single keys, none; no number read too"
+        " often"
+    )
 
 
 @exercise("14.3", "is_right")
@@ -47,17 +76,34 @@ def ex14_3(is_right, rng):
 
 @exercise("14.4", "merge_splits")
 def ex14_4(merge_splits, rng):
-    for sizes in [(1, 1, 1, 1), (1, 1, 1, 4), (1, 2, 2, 3), (2, 1, 3, 8), (2, 3, 5, 4), (1, 1, 40, 2), (1, 2, 7, 33)]:
+    for sizes in [
+        (1, 1, 1, 1),
+        (1, 1, 1, 4),
+        (1, 2, 2, 3),
+        (2, 1, 3, 8),
+        (2, 3, 5, 4),
+        (1, 1, 40, 2),
+        (1, 2, 7, 33),
+    ]:
         check_merge(merge_splits, sizes, rng, "scores near 0")
     for offset in (9000, -9000, 1e6, -1e6):
         check_merge(merge_splits, (1, 2, 4, 3), rng, f"scores near {offset:g}", offset=offset)
     check_merge(merge_splits, (1, 2, 4, 3), rng, "scores of -1e30, which are scores still", offset=-1e30)
     for empty in ([0], [3], [0, 1], [1, 2, 3]):
-        check_merge(merge_splits, (1, 2, 4, 3), rng, f"nothing read by split{'s' * (len(empty) > 1)} {', '.join(map(str, empty))}", empty=empty)
-    return "1 to 40 splits, empty ones among them, several batches and heads, rows of 1 to 33 numbers, scores near 0, ±9000, ±10⁶ and -10³⁰"
+        check_merge(
+            merge_splits,
+            (1, 2, 4, 3),
+            rng,
+            f"nothing read by split{'s' * (len(empty) > 1)} {', '.join(map(str, empty))}",
+            empty=empty,
+        )
+    return (
+        "1 to 40 splits, empty ones among them, several batches and heads, rows of 1 to 33 numbers, scores"
+        " near 0, ±9000, ±10⁶ and -10³⁰"
+    )
 
 
-# The pieces of the oracle -----------------------------------------------------------------------------------------
+# The pieces of the oracle -----------------------------------------------------------------------------------
 
 
 def normal(rng, *shape):
@@ -78,25 +124,49 @@ def hidden(s, query, key):
 
 
 def slid(s, w, left, right, above=None):
-    """The taps slid along the rows of a window, with so many zeros to its sides; rows that the window lacks are zeros `above`, or else below."""
+    """The taps slid along the rows of a window, with so many zeros to its sides; rows that the window lacks
+    are zeros `above`, or else below."""
     lacking = len(w) - len(s)
     above = lacking if above is None else above
     return conv2d(pad(s, (left, right, above, lacking - above))[None, None], w[None, None])[0, 0, 0]
 
 
-# 14.1 -------------------------------------------------------------------------------------------------------------
+# 14.1 -------------------------------------------------------------------------------------------------------
 
-UNMASKED = "Equal to what comes out without a mask. The last query sees every key, the older ones do not: each masks the keys after its own position."
-SHORT = "At the start of a sequence there are fewer than c_q tokens, and the window is shorter: its first row is query N - R, not N - c_q."
-OLDEST = "Equal to T of the oldest query of the window. So many rows of zeros belong above that the last row of taps meets the newest query: c_q - R."
-FROM_ZERO = "Your mask takes row r of the window for query r. There are N tokens, and the last row of the window is query N - 1: which one is row r?"
-OTHER_SIDE = "For an even c_k the two sides differ: P_k = (c_k - 1) // 2 zeros to the left, P_r = c_k - 1 - P_k to the right."
-BELOW = "The window is shorter than c_q, and the missing rows are those above it: the last row of taps meets the newest query."
+UNMASKED = (
+    "Equal to what comes out without a mask. The last query sees every key, the older ones do not: each masks"
+    " the keys after its own position."
+)
+SHORT = (
+    "At the start of a sequence there are fewer than c_q tokens, and the window is shorter: its first row is"
+    " query N - R, not N - c_q."
+)
+OLDEST = (
+    "Equal to T of the oldest query of the window. So many rows of zeros belong above that the last row of"
+    " taps meets the newest query: c_q - R."
+)
+FROM_ZERO = (
+    "Your mask takes row r of the window for query r. There are N tokens, and the last row of the window is"
+    " query N - 1: which one is row r?"
+)
+OTHER_SIDE = (
+    "For an even c_k the two sides differ: P_k = (c_k - 1) // 2 zeros to the left, P_r = c_k - 1 - P_k to the"
+    " right."
+)
+BELOW = (
+    "The window is shorter than c_q, and the missing rows are those above it: the last row of taps meets the"
+    " newest query."
+)
 TURNED = "The taps are turned round: w[0, 0] must meet the oldest query and the leftmost key."
 NO_SCALE = "Equal to what comes out when q kᵀ is not divided by √d."
-NOT_FINITE = "Before the convolution the mask writes 0. With -inf in the window, a sum of -inf comes out, or NaN."
+NOT_FINITE = (
+    "Before the convolution the mask writes 0. With -inf in the window, a sum of -inf comes out, or NaN."
+)
 ONE_ROW = "One number for each key: only the last row of T, of shape (N,)."
-SCORES = "Scores divided by √d; 0 for keys after their query; zeros to the left, to the right and above; the taps slid along."
+SCORES = (
+    "Scores divided by √d; 0 for keys after their query; zeros to the left, to the right and above; the taps"
+    " slid along."
+)
 
 
 def check_scores(window_scores, n, taps, rng):
@@ -126,19 +196,34 @@ def check_scores(window_scores, n, taps, rng):
     compare(got, wanted, what="the last row of T", call=call, tolerance=1e-9, hint=hint)
 
 
-# 14.2 -------------------------------------------------------------------------------------------------------------
+# 14.2 -------------------------------------------------------------------------------------------------------
 
-NO_HALO = "Equal to what comes out if the split knows its own keys alone. It loads P_k more to the left and P_r to the right, for the convolution."
+NO_HALO = (
+    "Equal to what comes out if the split knows its own keys alone. It loads P_k more to the left and P_r to"
+    " the right, for the convolution."
+)
 UNMASKED_SPLIT = (
-    "Equal to what comes out without a mask. If there is one: the first row of the window is query N - R, and the first column of what is loaded is key start - P_k. "
-    "The mask has to know both."
+    "Equal to what comes out without a mask. If there is one: the first row of the window is query N - R, and"
+    " the first column of what is loaded is key start - P_k. The mask has to know both."
 )
 SHIFTED = "Column 0 of what is loaded is key start - P_k, not key start: the mask has to know."
 DIVIDED = "o is divided by l already. The merge needs it undivided: the division comes once, at the very end."
-POISONED = "NaN: here K is NaN outside of what the split must load (P_k to the left of its keys, P_r to the right), and V outside of what it owns."
-EMPTY = "A split without keys has read nothing: -inf, 0 and a row of zeros. The largest of no numbers does not exist: return early."
-STATE = "m is the largest T of the keys start to end - 1, l the sum of exp(T - m), o the sum of exp(T - m) · v, all over the owned keys alone."
-READS = "Load K of the owned keys and of the halo, once, with one load_rows; V of the owned keys alone, with another."
+POISONED = (
+    "NaN: here K is NaN outside of what the split must load (P_k to the left of its keys, P_r to the right),"
+    " and V outside of what it owns."
+)
+EMPTY = (
+    "A split without keys has read nothing: -inf, 0 and a row of zeros. The largest of no numbers does not"
+    " exist: return early."
+)
+STATE = (
+    "m is the largest T of the keys start to end - 1, l the sum of exp(T - m), o the sum of exp(T - m) · v,"
+    " all over the owned keys alone."
+)
+READS = (
+    "Load K of the owned keys and of the halo, once, with one load_rows; V of the owned keys alone, with"
+    " another."
+)
 
 
 def check_split(split_state, n, taps, start, end, rng):
@@ -150,12 +235,21 @@ def check_split(split_state, n, taps, start, end, rng):
     low, high = max(start - left, 0), min(end + right, n)
     mistakes = split_mistakes(window, k, v, w, start, end, t)
     k_seen, v_seen = only(k, low, high), only(v, start, end)
-    call = f"split_state(q_window {tuple(window.shape)}, k {(n, d)}, v, w {tuple(taps)}, start={start}, end={end}, traffic)"
+    call = (
+        f"split_state(q_window {tuple(window.shape)}, k {(n, d)}, v, w {tuple(taps)}, start={start},"
+        f" end={end}, traffic)"
+    )
     traffic = Traffic()
     got = within(split_state, (window.clone(), k_seen, v_seen, w.clone(), start, end, traffic), call=call)
     if got is not None and not (isinstance(got, tuple | list) and len(got) == 3):
         fail("split_state must return three things", call=call, wanted="(m, l, o)", got=type(got).__name__)
-    hint = EMPTY if start == end else POISONED if got is not None and np.isnan(numbers(got)).any() else explained(got, mistakes, STATE)
+    hint = (
+        EMPTY
+        if start == end
+        else POISONED
+        if got is not None and np.isnan(numbers(got)).any()
+        else explained(got, mistakes, STATE)
+    )
     compare(got, state_of(t, v[start:end]), what="(m, l, o)", call=call, tolerance=1e-9, hint=hint)
     wanted = d * (high - low + end - start)
     if start < end and traffic.read != wanted:
@@ -193,7 +287,7 @@ def split_mistakes(window, k, v, w, start, end, t):
     }
 
 
-# 14.3: ways to decode, right and wrong ----------------------------------------------------------------------------
+# 14.3: ways to decode, right and wrong ----------------------------------------------------------------------
 
 
 def pieces(q, k, w, start, end, halo=True, mask=True, swap=False, below=False):
@@ -234,12 +328,16 @@ def merged(states):
 
 def no_halo(q, k, v, w, splits):
     """Each split convolves the scores of its own keys, with zeros around them."""
-    return merged([state_of(pieces(q, k, w, *own, halo=False), v[slice(*own)]) for own in owned_by(len(k), splits)])
+    return merged(
+        [state_of(pieces(q, k, w, *own, halo=False), v[slice(*own)]) for own in owned_by(len(k), splits)]
+    )
 
 
 def unmasked_window(q, k, v, w, splits):
     """All keys of the cache are in the past of the new token, so nothing is masked."""
-    return merged([state_of(pieces(q, k, w, *own, mask=False), v[slice(*own)]) for own in owned_by(len(k), splits)])
+    return merged(
+        [state_of(pieces(q, k, w, *own, mask=False), v[slice(*own)]) for own in owned_by(len(k), splits)]
+    )
 
 
 def undivided(q, k, v, w, splits):
@@ -264,20 +362,32 @@ def head_by_head(decode):
 
     def decode_all(q_window, k, v, w, splits):
         *tensors, _ = decode_arguments(q_window, k, v, w, None)
-        tensors = [tensor.double() for tensor in tensors]  # rounded once, at the end, so that large numbers do no harm
-        rows = [[decode(*(tensor[b, h] for tensor in tensors[:3]), tensors[3][h], splits) for h in range(k.shape[1])] for b in range(k.shape[0])]
+        # rounded once, at the end, so that large numbers do no harm
+        tensors = [tensor.double() for tensor in tensors]
+        rows = [
+            [
+                decode(*(tensor[b, h] for tensor in tensors[:3]), tensors[3][h], splits)
+                for h in range(k.shape[1])
+            ]
+            for b in range(k.shape[0])
+        ]
         return torch.stack([torch.stack(heads) for heads in rows])[:, :, None].to(k.dtype)
 
     return decode_all
 
 
-FAULTY = {function.__name__: head_by_head(function) for function in (no_halo, unmasked_window, undivided, full_tiles)}
+FAULTY = {
+    function.__name__: head_by_head(function)
+    for function in (no_halo, unmasked_window, undivided, full_tiles)
+}
 
 
 def with_pieces(**mistakes):
     """A decoder with these mistakes in its scores."""
     return head_by_head(
-        lambda q, k, v, w, splits: merged([state_of(pieces(q, k, w, *own, **mistakes), v[slice(*own)]) for own in owned_by(len(k), splits)])
+        lambda q, k, v, w, splits: merged(
+            [state_of(pieces(q, k, w, *own, **mistakes), v[slice(*own)]) for own in owned_by(len(k), splits)]
+        )
     )
 
 
@@ -310,7 +420,7 @@ def in_pairs(q, k, v, w, splits):
     states = [state_of(pieces(q, k, w, *own), v[slice(*own)]) for own in owned_by(len(k), splits)]
     while len(states) > 1:
         states = [joined(*pair) for pair in zip(states[::2], states[1::2])]
-    (_, l, o), = states
+    ((_, l, o),) = states
     return o / l
 
 
@@ -340,34 +450,64 @@ def one_number_off(o, *_):
 
 
 SIGN = "A difference may be negative: .abs() before .max()."
-TOO_STRICT = "float32 rounds: right means a largest difference of at most 1e-5 from the reference in float64. Is `wanted` the last row, [:, :, -1:]?"
-SPLIT_COUNTS = "Try every number of splits from 1 to more than there are keys: this one is right for most of them."
+TOO_STRICT = (
+    "float32 rounds: right means a largest difference of at most 1e-5 from the reference in float64. Is"
+    " `wanted` the last row, [:, :, -1:]?"
+)
+SPLIT_COUNTS = (
+    "Try every number of splits from 1 to more than there are keys: this one is right for most of them."
+)
 NAN = "A comparison with NaN is never true: `error > 1e-5` lets it pass, `not error <= 1e-5` does not."
 START = "Try the start of a sequence too: fewer tokens than c_q, and so a shorter window."
 
 ACCEPTED = {
     "the right one": head_by_head(faultless),
     "one that rounds a little more": altered(lambda o, *_: o + 2e-6 * o.sign()),
-    "one that does not split at all": lambda q_window, k, v, w, splits: conv_attention_decode(*(x.double() for x in (q_window, k, v, w))).to(k.dtype),
+    "one that does not split at all": (
+        lambda q_window, k, v, w, splits: conv_attention_decode(
+            *(x.double() for x in (q_window, k, v, w))
+        ).to(k.dtype)
+    ),
 }
 REJECTED = {
     "no_halo": (FAULTY["no_halo"], "With one split it is right. Try several."),
-    "unmasked_window": (FAULTY["unmasked_window"], "It is right for a single token, and where c_q = 1: try more of both."),
+    "unmasked_window": (
+        FAULTY["unmasked_window"],
+        "It is right for a single token, and where c_q = 1: try more of both.",
+    ),
     "undivided": (FAULTY["undivided"], f"{SPLIT_COUNTS} With one token l is 1, and it does not show."),
     "full_tiles": (FAULTY["full_tiles"], f"{SPLIT_COUNTS} {NAN}"),
     "always NaN": (altered(lambda o, *_: o * math.nan), NAN),
     "off by a thousandth": (altered(lambda o, *_: o * 1.001), "A tolerance of 1e-5 finds it."),
     "a hundredth too low everywhere": (altered(lambda o, *_: o - 0.01), SIGN),
     "a hundredth too high everywhere": (altered(lambda o, *_: o + 0.01), SIGN),
-    "a single number off by 4e-5": (altered(one_number_off), "The measure is the largest difference of all numbers, not their mean, and 1e-5 is the limit."),
-    "wrong with more splits than keys": (altered(lambda o, q, k, v, w, splits: o + (splits > k.shape[2])), SPLIT_COUNTS),
-    "P_k and P_r exchanged": (with_pieces(swap=True), "For odd c_k the two sides are alike. Try an even one, with several keys."),
+    "a single number off by 4e-5": (
+        altered(one_number_off),
+        "The measure is the largest difference of all numbers, not their mean, and 1e-5 is the limit.",
+    ),
+    "wrong with more splits than keys": (
+        altered(lambda o, q, k, v, w, splits: o + (splits > k.shape[2])),
+        SPLIT_COUNTS,
+    ),
+    "P_k and P_r exchanged": (
+        with_pieces(swap=True),
+        "For odd c_k the two sides are alike. Try an even one, with several keys.",
+    ),
     "a short window at the wrong rows of taps": (with_pieces(below=True), START),
     "the taps of head 0 for all heads": (first_taps, "Try more than one head, with different taps."),
     "the cache of the first sequence for all": (first_sequence, "Try more than one sequence, B = 2."),
-    "the last keys lost": (head_by_head(lost_end), f"It is right where the keys can be divided evenly. {SPLIT_COUNTS}"),
-    "merged in pairs, the odd one lost": (head_by_head(in_pairs), f"It is right for 1, 2, 4 and 8 splits. {SPLIT_COUNTS}"),
-    "the fifth split and all after it lost": (head_by_head(room_for_four), f"Up to four splits it is right. {SPLIT_COUNTS} And enough keys that each has one."),
+    "the last keys lost": (
+        head_by_head(lost_end),
+        f"It is right where the keys can be divided evenly. {SPLIT_COUNTS}",
+    ),
+    "merged in pairs, the odd one lost": (
+        head_by_head(in_pairs),
+        f"It is right for 1, 2, 4 and 8 splits. {SPLIT_COUNTS}",
+    ),
+    "the fifth split and all after it lost": (
+        head_by_head(room_for_four),
+        f"Up to four splits it is right. {SPLIT_COUNTS} And enough keys that each has one.",
+    ),
     "merged without rescaling": (head_by_head(not_rescaled), "With one split it is right. Try several."),
 }
 
@@ -386,17 +526,33 @@ def answered(is_right, decode):
     """What the learner's test says of a decoder: True or False."""
     answer = is_right(decode)
     if answer is None:
-        fail("your test gave back nothing", wanted="True or False", hint="Does every way through it end in a return?")
+        fail(
+            "your test gave back nothing",
+            wanted="True or False",
+            hint="Does every way through it end in a return?",
+        )
     return bool(answer)
 
 
-# 14.4 -------------------------------------------------------------------------------------------------------------
+# 14.4 -------------------------------------------------------------------------------------------------------
 
 UNDIVIDED = "o is not divided by l. The division belongs at the end, also if there is one split."
-EACH_DIVIDED = "Equal to the mean of o / l over the splits. First merge, then divide once: a split with small scores must count little."
-UNSCALED = "Equal to what comes out without the weights: each split has a unit of its own, and its l and o must shrink by exp(m_s - m)."
-NOBODY_WRITES = "NaN: no thread has written this number; or m is not the largest of all, and exp goes over or all is 0; or -inf has met -inf, in an empty split."
-MERGE = "First the largest m of all splits; then the sums of exp(m_s - m) · l_s and exp(m_s - m) · o_s; then one division. part[d] is m, part[d + 1] is l."
+EACH_DIVIDED = (
+    "Equal to the mean of o / l over the splits. First merge, then divide once: a split with small scores"
+    " must count little."
+)
+UNSCALED = (
+    "Equal to what comes out without the weights: each split has a unit of its own, and its l and o must"
+    " shrink by exp(m_s - m)."
+)
+NOBODY_WRITES = (
+    "NaN: no thread has written this number; or m is not the largest of all, and exp goes over or all is 0;"
+    " or -inf has met -inf, in an empty split."
+)
+MERGE = (
+    "First the largest m of all splits; then the sums of exp(m_s - m) · l_s and exp(m_s - m) · o_s; then one"
+    " division. part[d] is m, part[d + 1] is l."
+)
 
 
 def check_merge(merge_splits, sizes, rng, case, offset=0, empty=()):
@@ -404,8 +560,14 @@ def check_merge(merge_splits, sizes, rng, case, offset=0, empty=()):
     batch, heads, splits, d = sizes
     o, l = rng.normal(0, 2, (batch, heads, splits, d)), rng.uniform(1, 3, (batch, heads, splits, 1))
     m = offset + rng.integers(-4, 5, (batch, heads, splits, 1))
-    m, l, o = (np.where(np.isin(np.arange(splits), empty)[:, None], nothing, part) for nothing, part in ((-np.inf, m), (0, l), (0, o)))
-    parts, out = np.concatenate([o, m, l], axis=3).astype(float32), np.full((batch, heads, 1, d), np.nan, float32)
+    m, l, o = (
+        np.where(np.isin(np.arange(splits), empty)[:, None], nothing, part)
+        for nothing, part in ((-np.inf, m), (0, l), (0, o))
+    )
+    parts, out = (
+        np.concatenate([o, m, l], axis=3).astype(float32),
+        np.full((batch, heads, 1, d), np.nan, float32),
+    )
     threads = 64 if d > 32 else 32
     call = f"merge_splits[({heads}, {batch}), {threads}](parts {parts.shape}, out {out.shape}), {case}"
     m = parts[..., d : d + 1].astype(np.float64)
@@ -417,15 +579,34 @@ def check_merge(merge_splits, sizes, rng, case, offset=0, empty=()):
         EACH_DIVIDED: (o / np.where(l > 0, l, 1)).mean(axis=2, keepdims=True),
     }
 
-
     def hint(got):
         return NOBODY_WRITES if np.isnan(got).any() else explained(got, mistakes, MERGE, 1e-4)
 
     def writer(number):
         return number // d * threads + number % d
 
-    contract = Contract("parts out", each={"parts": 6 * splits, "out": 1}, owner={"out": writer}, barriers=(0, 0), hint=A_NUMBER_EACH)
-    kernels.judge(merge_splits, ((heads, batch), threads), (parts,), (out,), (sums / totals,), rng, call, contract, what="a wrong output", hint=hint)
+    contract = Contract(
+        "parts out",
+        each={"parts": 6 * splits, "out": 1},
+        owner={"out": writer},
+        barriers=(0, 0),
+        hint=A_NUMBER_EACH,
+    )
+    kernels.judge(
+        merge_splits,
+        ((heads, batch), threads),
+        (parts,),
+        (out,),
+        (sums / totals,),
+        rng,
+        call,
+        contract,
+        what="a wrong output",
+        hint=hint,
+    )
 
 
-A_NUMBER_EACH = "Thread c of a head's block makes number c, and no other: it reads m and l of each split, and number c of its o."
+A_NUMBER_EACH = (
+    "Thread c of a head's block makes number c, and no other: it reads m and l of each split, and number c of"
+    " its o."
+)

@@ -1,4 +1,5 @@
-"""The checks of lesson 15: a layer with taps, the share of wrong answers, and what the strongest tap reads."""
+"""The checks of lesson 15: a layer with taps, the share of wrong answers, and what the strongest tap
+reads."""
 
 import torch
 from torch import nn
@@ -8,8 +9,17 @@ from course.check.tensors import within
 from kernels.modules import ConvAttention
 from kernels.reference import conv_attention, identity_taps
 
-# (batch, tokens, width, heads, c_q, c_k): first one in which no two mistakes look alike; then one of each, one token, even and odd, oblong, wider than the text.
-SIZES = [(2, 7, 12, 3, 3, 4), (1, 1, 1, 1, 1, 1), (1, 1, 4, 2, 3, 3), (3, 5, 6, 2, 2, 5), (1, 9, 8, 4, 4, 3), (2, 4, 6, 3, 6, 11), (2, 3, 4, 1, 1, 1)]
+# (batch, tokens, width, heads, c_q, c_k): first one in which no two mistakes look alike; then one of each,
+# one token, even and odd, oblong, wider than the text.
+SIZES = [
+    (2, 7, 12, 3, 3, 4),
+    (1, 1, 1, 1, 1, 1),
+    (1, 1, 4, 2, 3, 3),
+    (3, 5, 6, 2, 2, 5),
+    (1, 9, 8, 4, 4, 3),
+    (2, 4, 6, 3, 6, 11),
+    (2, 3, 4, 1, 1, 1),
+]
 
 
 @exercise("15.1", "TapAttention")
@@ -23,19 +33,32 @@ def ex15_1(TapAttention, rng):
         call = f"{made}; layer(x), x: {tuple(x.shape)}"
         scramble(layer, rng, taps=False)
         neutral = torch.equal(layer.taps.detach().float(), identity_taps(heads, *kernel_size))
-        check_forward(layer.double(), x, "a new layer, against one without taps", call, FORWARD if neutral else NEW_TAPS)
+        check_forward(
+            layer.double(), x, "a new layer, against one without taps", call, FORWARD if neutral else NEW_TAPS
+        )
         scramble(layer, rng, taps=True)
         check_forward(layer, x, "with random taps", call, FORWARD)
         check_gradients(layer, x, rng, call)
-    return f"{len(SIZES)} layers of 1 to 4 heads, forward and every gradient, taps odd and even, wider than the text; a new one is ordinary attention"
+    return (
+        f"{len(SIZES)} layers of 1 to 4 heads, forward and every gradient, taps odd and even, wider than the"
+        " text; a new one is ordinary attention"
+    )
 
 
 @exercise("15.2", "share_wrong")
 def ex15_2(share_wrong, rng):
-    for count, prompt, size, letters in [(48, 5, 3, 5), (1, 2, 1, 3), (6, 4, 1, 4), (5, 1, 4, 6), (40, 6, 2, 9)]:
+    for count, prompt, size, letters in [
+        (48, 5, 3, 5),
+        (1, 2, 1, 3),
+        (6, 4, 1, 4),
+        (5, 1, 4, 6),
+        (40, 6, 2, 9),
+    ]:
         for kind in ("some", "none", "all"):
             check_share(share_wrong, count, prompt, size, letters, kind, rng)
-    return "15 batches of 1 to 48 texts, answers of 1 to 4 letters, against a model that writes letter by letter"
+    return (
+        "15 batches of 1 to 48 texts, answers of 1 to 4 letters, against a model that writes letter by letter"
+    )
 
 
 @exercise("15.3", "strongest")
@@ -46,28 +69,52 @@ def ex15_3(strongest, rng):
         wanted = [reads_of(head) for head in taps.tolist()]
         call = f"strongest(taps), taps: {tuple(taps.shape)}"
         got = strongest(taps)
-        for number in [number for pair in got for number in pair] if isinstance(got, list) and all(isinstance(pair, (tuple, list)) for pair in got) else []:
-            instance(number, int, what="whole numbers, to count with", call=call, hint="// divides whole numbers, / makes a float; .item() or .tolist() makes a number of a tensor.")
+        for number in (
+            [number for pair in got for number in pair]
+            if isinstance(got, list) and all(isinstance(pair, (tuple, list)) for pair in got)
+            else []
+        ):
+            instance(
+                number,
+                int,
+                what="whole numbers, to count with",
+                call=call,
+                hint=(
+                    "// divides whole numbers, / makes a float; .item() or .tolist() makes a number of a"
+                    " tensor."
+                ),
+            )
         if not torch.equal(taps, before):
             fail("the taps themselves were changed", call=call)
         if heads == 1 or (c_q, c_k) == (3, 6):
             call = f"strongest(torch.tensor({[[[round(tap, 2) for tap in row] for row in head] for head in before.tolist()]}))"
-        compare(got, wanted, what="(queries back, keys to the right) of each head's strongest tap", tolerance=0, call=call, hint=STRONGEST)
+        compare(
+            got,
+            wanted,
+            what="(queries back, keys to the right) of each head's strongest tap",
+            tolerance=0,
+            call=call,
+            hint=STRONGEST,
+        )
     return "7 sets of taps, odd and even, of 1 to 5 heads"
 
 
-NEW_TAPS = "A new layer is ordinary attention: its taps change nothing. Yours are not reference.identity_taps(heads, c_q, c_k)."
+NEW_TAPS = (
+    "A new layer is ordinary attention: its taps change nothing. Yours are not reference.identity_taps(heads,"
+    " c_q, c_k)."
+)
 FORWARD = (
-    "Shapes on the way: in_proj gives (B, N, 3E): first all queries, then all keys, then all values, and in each of the three parts the numbers of head 0 come first. "
-    "conv_attention wants (B, H, N, d); out_proj wants (B, N, E)."
+    "Shapes on the way: in_proj gives (B, N, 3E): first all queries, then all keys, then all values, and in"
+    " each of the three parts the numbers of head 0 come first. conv_attention wants (B, H, N, d); out_proj"
+    " wants (B, N, E)."
 )
 STRONGEST = (
-    "Strongest is largest without regard to the sign. Row c_q - 1 of the taps meets the query itself, row 0 the oldest; column (c_k - 1) // 2 meets the key itself, and the columns "
-    "after it the keys to its right."
+    "Strongest is largest without regard to the sign. Row c_q - 1 of the taps meets the query itself, row 0"
+    " the oldest; column (c_k - 1) // 2 meets the key itself, and the columns after it the keys to its right."
 )
 
 
-# 15.1 ------------------------------------------------------------------------------------------------------------
+# 15.1 -------------------------------------------------------------------------------------------------------
 
 
 def check_taps(layer, heads, kernel_size, call):
@@ -75,11 +122,26 @@ def check_taps(layer, heads, kernel_size, call):
     if not isinstance(taps, torch.Tensor):
         fail("the layer has no tensor called taps", call=call, hint="self.taps = nn.Parameter(...)")
     if not isinstance(taps, nn.Parameter):
-        fail("the taps are no parameter", call=call, hint="Without nn.Parameter the optimizer never hears of them: they would stay as they are.", got=type(taps).__name__)
+        fail(
+            "the taps are no parameter",
+            call=call,
+            hint="Without nn.Parameter the optimizer never hears of them: they would stay as they are.",
+            got=type(taps).__name__,
+        )
     if taps.untyped_storage().nbytes() < taps.numel() * taps.element_size():
-        fail("several taps are one number in memory, as expand() makes them", call=call, hint="Each head learns its own taps: repeat(), or identity_taps(heads, ...), makes room for all.")
+        fail(
+            "several taps are one number in memory, as expand() makes them",
+            call=call,
+            hint="Each head learns its own taps: repeat(), or identity_taps(heads, ...), makes room for all.",
+        )
     if taps.shape != wanted:
-        fail("the taps have a wrong shape", call=call, wanted=str(wanted), got=str(tuple(taps.shape)), hint="A set of c_q × c_k taps for each head.")
+        fail(
+            "the taps have a wrong shape",
+            call=call,
+            wanted=str(wanted),
+            got=str(tuple(taps.shape)),
+            hint="A set of c_q × c_k taps for each head.",
+        )
 
 
 @torch.no_grad()
@@ -95,7 +157,9 @@ def oracle(layer, kernel_size):
     width = layer.out_proj.in_features
     ours = ConvAttention(width, layer.heads, kernel_size, attention=conv_attention).double()
     weights = {
-        "in_proj_weight": layer.in_proj.weight, "in_proj_bias": layer.in_proj.bias, "out_proj.weight": layer.out_proj.weight,
+        "in_proj_weight": layer.in_proj.weight,
+        "in_proj_bias": layer.in_proj.bias,
+        "out_proj.weight": layer.out_proj.weight,
         "out_proj.bias": layer.out_proj.bias,
     }
     ours.load_state_dict(ours.state_dict() | {name: tensor.detach() for name, tensor in weights.items()})
@@ -103,13 +167,18 @@ def oracle(layer, kernel_size):
 
 
 def check_forward(layer, x, what, call, hint):
-    """Against the oracle: with one tap that changes nothing if the layer is new, else with the layer's own taps."""
+    """Against the oracle: with one tap that changes nothing if the layer is new, else with the layer's own
+    taps."""
     ours = oracle(layer, (1, 1) if what.startswith("a new") else layer.taps.shape[1:])
     if not what.startswith("a new"):
         ours.load_state_dict(ours.state_dict() | {"taps": layer.taps.detach()})
     got, wanted = within(layer, (x,), call=call), ours(x)
     if isinstance(got, torch.Tensor) and got.dtype != torch.float64:
-        fail(f"{what}: float32 on the way", call=call, hint="The layer was made float64 by layer.double(). Which tensor is not a parameter?")
+        fail(
+            f"{what}: float32 on the way",
+            call=call,
+            hint="The layer was made float64 by layer.double(). Which tensor is not a parameter?",
+        )
     compare(got, wanted, what=what, call=call, tolerance=1e-10, hint=hint)
 
 
@@ -118,27 +187,38 @@ def check_gradients(layer, x, rng, call):
     ours.load_state_dict(ours.state_dict() | {"taps": layer.taps.detach()})
     weights = torch.tensor(rng.standard_normal(x.shape))
     pairs = {
-        "taps": (layer.taps, ours.taps), "in_proj.weight": (layer.in_proj.weight, ours.in_proj_weight),
-        "out_proj.weight": (layer.out_proj.weight, ours.out_proj.weight), "out_proj.bias": (layer.out_proj.bias, ours.out_proj.bias),
+        "taps": (layer.taps, ours.taps),
+        "in_proj.weight": (layer.in_proj.weight, ours.in_proj_weight),
+        "out_proj.weight": (layer.out_proj.weight, ours.out_proj.weight),
+        "out_proj.bias": (layer.out_proj.bias, ours.out_proj.bias),
     }
     wanted = torch.autograd.grad((weights * ours(x)).sum(), [theirs for _, theirs in pairs.values()])
     layer.zero_grad()
     (weights * layer(x)).sum().backward()
     for (name, (mine, _)), gradient in zip(pairs.items(), wanted, strict=True):
         if mine.grad is None:
-            fail(f"no gradient reaches {name}", call=call, hint="A detach(), .data or torch.no_grad() on the way cuts the road back.")
+            fail(
+                f"no gradient reaches {name}",
+                call=call,
+                hint="A detach(), .data or torch.no_grad() on the way cuts the road back.",
+            )
         compare(mine.grad, gradient, what=f"the gradient of {name}", call=call, tolerance=1e-9, hint=FORWARD)
 
 
-# 15.2 ------------------------------------------------------------------------------------------------------------
+# 15.2 -------------------------------------------------------------------------------------------------------
 
 
 class Writer(nn.Module):
-    """Logits (B, N, letters) for the next letter, each from all letters before: a recurrent network with random weights."""
+    """Logits (B, N, letters) for the next letter, each from all letters before: a recurrent network with
+    random weights."""
 
     def __init__(self, letters):
         super().__init__()
-        self.embedding, self.memory, self.logits = nn.Embedding(letters, 16), nn.GRU(16, 16, batch_first=True), nn.Linear(16, letters)
+        self.embedding, self.memory, self.logits = (
+            nn.Embedding(letters, 16),
+            nn.GRU(16, 16, batch_first=True),
+            nn.Linear(16, letters),
+        )
         for parameter in self.parameters():
             nn.init.normal_(parameter)
 
@@ -159,8 +239,13 @@ def check_share(share_wrong, count, prompt, size, letters, kind, rng):
     torch.manual_seed(int(rng.integers(2**31)))
     model = Writer(letters)
     text = written(model, torch.randint(letters, (count, prompt)), size)
-    wrong = {"some": torch.arange(count) < -(-count // 4), "none": torch.zeros(count, dtype=torch.bool), "all": torch.ones(count, dtype=torch.bool)}[kind]
-    # Each wrong answer is spoilt in one place, in turn from the first letter to the last; the letters after it stay.
+    wrong = {
+        "some": torch.arange(count) < -(-count // 4),
+        "none": torch.zeros(count, dtype=torch.bool),
+        "all": torch.ones(count, dtype=torch.bool),
+    }[kind]
+    # Each wrong answer is spoilt in one place, in turn from the first letter to the last; the letters after
+    # it stay.
     place = prompt + torch.arange(count) % size
     text[wrong, place[wrong]] = (text[wrong, place[wrong]] + 1) % letters
     text = text[torch.randperm(count)]
@@ -172,7 +257,18 @@ def check_share(share_wrong, count, prompt, size, letters, kind, rng):
         fail("the text itself was changed", call=call)
     hint = explained(got, share_mistakes(model, text, size, wanted), SHARE)
     instance(got, float, what="a float", call=call, hint=".item() makes a number of a tensor.")
-    compare(got, wanted, what=f"{kind} of {count} answers wrong" if kind != "some" else f"{int(wrong.sum())} of {count} answers wrong", tolerance=1e-6, call=call, hint=hint)
+    compare(
+        got,
+        wanted,
+        what=(
+            f"{kind} of {count} answers wrong"
+            if kind != "some"
+            else f"{int(wrong.sum())} of {count} answers wrong"
+        ),
+        tolerance=1e-6,
+        call=call,
+        hint=hint,
+    )
 
 
 @torch.no_grad()
@@ -181,27 +277,38 @@ def share_mistakes(model, text, size, wanted):
     after = model(text).argmax(-1)
     differs = after[:, -size - 1 : -1] != text[:, -size:]
     return {
-        LETTERS: differs.double().mean(), EVERY: differs.all(1).double().mean(), ONE_LETTER: differs[:, -1].double().mean(), FIRST: differs[:, 0].double().mean(),
+        LETTERS: differs.double().mean(),
+        EVERY: differs.all(1).double().mean(),
+        ONE_LETTER: differs[:, -1].double().mean(),
+        FIRST: differs[:, 0].double().mean(),
         TOO_LATE: (after[:, -size:] != text[:, -size:]).any(1).double().mean(),
-        RIGHT: 1 - wanted, NUMBER: wanted * len(text), PERCENT: 100 * wanted,
+        RIGHT: 1 - wanted,
+        NUMBER: wanted * len(text),
+        PERCENT: 100 * wanted,
     }
 
 
 LETTERS = "That is the share of letters. An answer is wrong if any of its letters is; the share is of texts."
 EVERY = "That is the share of texts in which every letter is wrong. One is enough: any, not all."
 ONE_LETTER = "That is what comes out if the last letter alone is looked at. An answer has `size` letters."
-FIRST = "That is what comes out if the first letter of the answer alone is looked at. An answer has `size` letters."
-TOO_LATE = "That is what comes out one place too late: model(text)[:, i] are the logits for the letter *after* letter i, so those for the answer begin one place before it."
+FIRST = (
+    "That is what comes out if the first letter of the answer alone is looked at. An answer has `size`"
+    " letters."
+)
+TOO_LATE = (
+    "That is what comes out one place too late: model(text)[:, i] are the logits for the letter *after*"
+    " letter i, so those for the answer begin one place before it."
+)
 RIGHT = "That is the share of right answers."
 NUMBER = "That is the number of wrong answers. A share lies between 0 and 1."
 PERCENT = "That is percent. A share lies between 0 and 1."
 SHARE = (
-    "model(text)[:, i] are the logits for the letter after letter i, so those for the answer begin one place before it. An answer is wrong if any of its letters is; the share is of texts, "
-    "not of letters."
+    "model(text)[:, i] are the logits for the letter after letter i, so those for the answer begin one place"
+    " before it. An answer is wrong if any of its letters is; the share is of texts, not of letters."
 )
 
 
-# 15.3 ------------------------------------------------------------------------------------------------------------
+# 15.3 -------------------------------------------------------------------------------------------------------
 
 
 def reads_of(head):

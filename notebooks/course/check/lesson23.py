@@ -1,4 +1,5 @@
-"""The checks of lesson 23: halos of a shard, the merge of (O, L), the ring, faults at a border, balanced stretches; and machines with faults."""
+"""The checks of lesson 23: halos of a shard, the merge of (O, L), the ring, faults at a border, balanced
+stretches; and machines with faults."""
 
 import math
 import operator
@@ -14,17 +15,45 @@ MACHINES = {"A": "keys", "B": "merge", "C": "queries"}
 
 @exercise("23.1", "halo")
 def ex23_1(halo, rng):
-    shards = [(4, 4, 12, 3, 4), (0, 5, 5, 1, 1), (0, 2, 9, 6, 11), (8, 1, 9, 6, 11), (1, 1, 3, 15, 15), (3, 2, 40, 7, 2), (30, 10, 1000, 2, 9)]
+    shards = [
+        (4, 4, 12, 3, 4),
+        (0, 5, 5, 1, 1),
+        (0, 2, 9, 6, 11),
+        (8, 1, 9, 6, 11),
+        (1, 1, 3, 15, 15),
+        (3, 2, 40, 7, 2),
+        (30, 10, 1000, 2, 9),
+    ]
     for _ in range(20):
         n = int(rng.integers(1, 60))
         start = int(rng.integers(n))
-        shards.append((start, int(rng.integers(1, n - start + 1)), n, int(rng.integers(1, 16)), int(rng.integers(1, 16))))
+        shards.append(
+            (
+                start,
+                int(rng.integers(1, n - start + 1)),
+                n,
+                int(rng.integers(1, 16)),
+                int(rng.integers(1, 16)),
+            )
+        )
     for start, length, n, c_q, c_k in shards:
         left = (c_k - 1) // 2
         wanted = max(0, start - c_q + 1), max(0, start - left), min(n, start + length + c_k - 1 - left)
-        got = whole_numbers(halo(start, length, n, c_q, c_k), 3, f"halo({start}, {length}, {n}, {c_q}, {c_k})")
-        compare(got, wanted, what="other rows are needed", call=f"halo({start}, {length}, {n}, {c_q}, {c_k})", tolerance=0, hint=HALO)
-    return f"{len(shards)} shards, at both ends of the sequence and longer and shorter than their halos, taps 1 to 15, odd and even"
+        got = whole_numbers(
+            halo(start, length, n, c_q, c_k), 3, f"halo({start}, {length}, {n}, {c_q}, {c_k})"
+        )
+        compare(
+            got,
+            wanted,
+            what="other rows are needed",
+            call=f"halo({start}, {length}, {n}, {c_q}, {c_k})",
+            tolerance=0,
+            hint=HALO,
+        )
+    return (
+        f"{len(shards)} shards, at both ends of the sequence and longer and shorter than their halos, taps 1"
+        " to 15, odd and even"
+    )
 
 
 def whole_numbers(got, count, call):
@@ -38,7 +67,10 @@ def whole_numbers(got, count, call):
     return numbers
 
 
-HALO = "c_q - 1 rows above; (c_k - 1) // 2 keys to the left, and what is left of c_k - 1 to the right; none before token 0, none from token n on."
+HALO = (
+    "c_q - 1 rows above; (c_k - 1) // 2 keys to the left, and what is left of c_k - 1 to the right; none"
+    " before token 0, none from token n on."
+)
 
 
 @exercise("23.2", "merge")
@@ -46,11 +78,29 @@ def ex23_2(merge, rng):
     generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
     for offset in (0, 10_500, -10_500):
         for n, d in [(1, 1), (5, 3), (40, 2)]:
-            parts = [(torch.randn(n, d, generator=generator, dtype=torch.float64), offset + 3 * torch.randn(n, generator=generator, dtype=torch.float64)) for _ in range(2)]
+            parts = [
+                (
+                    torch.randn(n, d, generator=generator, dtype=torch.float64),
+                    offset + 3 * torch.randn(n, generator=generator, dtype=torch.float64),
+                )
+                for _ in range(2)
+            ]
             for nobody in ((), (0,), (1,), (0, 1)):
-                check_merge(merge, [nothing_in(part, which in nobody) for which, part in enumerate(parts)], offset)
-    check_merge(merge, [(torch.full((2, 2), 7.0, dtype=torch.float64), torch.tensor(sums, dtype=torch.float64)) for sums in ([-800, 0], [800, 0])], "-800 and 800")
-    return "1 to 40 rows, log-sums near 0, 10,500 and -10,500, and 1600 apart; rows that one part, the other, or both have not seen"
+                check_merge(
+                    merge, [nothing_in(part, which in nobody) for which, part in enumerate(parts)], offset
+                )
+    check_merge(
+        merge,
+        [
+            (torch.full((2, 2), 7.0, dtype=torch.float64), torch.tensor(sums, dtype=torch.float64))
+            for sums in ([-800, 0], [800, 0])
+        ],
+        "-800 and 800",
+    )
+    return (
+        "1 to 40 rows, log-sums near 0, 10,500 and -10,500, and 1600 apart; rows that one part, the other, or"
+        " both have not seen"
+    )
 
 
 def nothing_in(part, empty):
@@ -69,15 +119,38 @@ def check_merge(merge, parts, offset):
     o = sum(weight[:, None] * o for weight, (o, _) in zip(weights, parts)) / total.clamp_min(1e-300)[:, None]
     given = [tuple(x.clone() for x in part) for part in parts]
     got = merge(*given)
-    call = f"merge((O, L), (O, L)) with log-sums near {offset}" + ", some rows unseen" * bool((sums == -math.inf).any())
+    call = f"merge((O, L), (O, L)) with log-sums near {offset}" + ", some rows unseen" * bool(
+        (sums == -math.inf).any()
+    )
     if not isinstance(got, (tuple, list)) or len(got) != 2:
         fail("the answer is no pair (O, L)", call=call, got=repr(type(got).__name__))
     for part, same in zip(given, parts):
         for x, y in zip(part, same):
             if not torch.equal(x, y):
-                fail("it changes a pair that it was given", call=call, hint="Make new tensors: o * weight, not o *= weight.")
-    compare(got[1], torch.where(total > 0, largest + torch.log(total), -math.inf), what="L of all keys", call=call, tolerance=1e-12, hint="The sums add up: L = log(e^L1 + e^L2).")
-    compare(got[0], o, what="O of all keys", call=call, tolerance=1e-12, hint="The weights are e^(L1 - L) and e^(L2 - L); 0 for a row that has seen nothing, where -inf meets -inf.")
+                fail(
+                    "it changes a pair that it was given",
+                    call=call,
+                    hint="Make new tensors: o * weight, not o *= weight.",
+                )
+    compare(
+        got[1],
+        torch.where(total > 0, largest + torch.log(total), -math.inf),
+        what="L of all keys",
+        call=call,
+        tolerance=1e-12,
+        hint="The sums add up: L = log(e^L1 + e^L2).",
+    )
+    compare(
+        got[0],
+        o,
+        what="O of all keys",
+        call=call,
+        tolerance=1e-12,
+        hint=(
+            "The weights are e^(L1 - L) and e^(L2 - L); 0 for a row that has seen nothing, where -inf meets"
+            " -inf."
+        ),
+    )
 
 
 @exercise("23.3", "ring")
@@ -95,7 +168,12 @@ def ex23_3(ring, rng):
         def exchange(visitor):
             sent.append(visitor)
             if len(sent) > 2 * ranks:
-                fail("it exchanges on and on", call=call, got=f"{len(sent)} exchanges for {ranks} visits", hint="Count the visits.")
+                fail(
+                    "it exchanges on and on",
+                    call=call,
+                    got=f"{len(sent)} exchanges for {ranks} visits",
+                    hint="Count the visits.",
+                )
             return f"the keys of rank {(int(visitor.split()[-1]) - 1) % ranks}"
 
         got = ring(f"the keys of rank {mine}", ranks, attend, exchange, merged_pair)
@@ -103,11 +181,31 @@ def ex23_3(ring, rng):
         if sorted(attended) != sorted(wanted):
             fail("a rank attends once to each visitor", call=call, wanted=str(wanted), got=str(attended))
         if sent != wanted[: ranks - 1]:
-            fail("other visitors are handed on than the ring needs", call=call, wanted=str(wanted[: ranks - 1]), got=str(sent), hint="Its own visitor comes first, without an exchange; hand on what came last.")
+            fail(
+                "other visitors are handed on than the ring needs",
+                call=call,
+                wanted=str(wanted[: ranks - 1]),
+                got=str(sent),
+                hint="Its own visitor comes first, without an exchange; hand on what came last.",
+            )
         if not isinstance(got, (tuple, list)) or len(got) != 2:
             fail("the answer is no pair (O, L)", call=call, got=repr(type(got).__name__))
-        compare(got[1], torch.logsumexp(sums, 0)[None], what="L after all visits", call=call, tolerance=1e-12, hint="Each visit is merged once: none left out, none twice.")
-        compare(got[0], torch.softmax(sums, 0)[None], what="O after all visits", call=call, tolerance=1e-12, hint="Each visit is merged once: none left out, none twice.")
+        compare(
+            got[1],
+            torch.logsumexp(sums, 0)[None],
+            what="L after all visits",
+            call=call,
+            tolerance=1e-12,
+            hint="Each visit is merged once: none left out, none twice.",
+        )
+        compare(
+            got[0],
+            torch.softmax(sums, 0)[None],
+            what="O after all visits",
+            call=call,
+            tolerance=1e-12,
+            hint="Each visit is merged once: none left out, none twice.",
+        )
     return "1 to 8 ranks: each visitor attended to once, as many exchanges as needed, every visit merged once"
 
 
@@ -127,27 +225,50 @@ def ex23_4(faults, rng):
         if got[name] not in MACHINES.values():
             fail(f"machine {name}: {got[name]!r} is no fault of the three", wanted="queries, keys or merge")
         if got[name] != fault:
-            fail(f"machine {name}: not {got[name]}", hint=f"Run lesson23.wrong_rows({name!r}, c_q=1) and lesson23.wrong_rows({name!r}, c_k=1): without a halo of a kind, that fault does no harm. Rank 0 tells the other two apart: under the causal mask, which faults can reach its rows?")
+            fail(
+                f"machine {name}: not {got[name]}",
+                hint=(
+                    f"Run lesson23.wrong_rows({name!r}, c_q=1) and lesson23.wrong_rows({name!r}, c_k=1):"
+                    " without a halo of a kind, that fault does no harm. Rank 0 tells the other two apart:"
+                    " under the causal mask, which faults can reach its rows?"
+                ),
+            )
     return "three machines, three faults"
 
 
 @exercise("23.5", "my_stretches")
 def ex23_5(my_stretches, rng):
     for ranks in range(1, 17):
-        held = [whole_numbers(my_stretches(rank, ranks), 2, f"my_stretches({rank}, {ranks})") for rank in range(ranks)]
+        held = [
+            whole_numbers(my_stretches(rank, ranks), 2, f"my_stretches({rank}, {ranks})")
+            for rank in range(ranks)
+        ]
         for rank, pair in enumerate(held):
             if not pair[0] < pair[1]:
-                fail("wanted two stretches, the smaller first", call=f"my_stretches({rank}, {ranks})", got=repr(pair))
+                fail(
+                    "wanted two stretches, the smaller first",
+                    call=f"my_stretches({rank}, {ranks})",
+                    got=repr(pair),
+                )
         every = sorted(s for pair in held for s in pair)
         if every != list(range(2 * ranks)):
-            fail(f"not each of the {2 * ranks} stretches is held once", call=f"all {ranks} ranks", got=str(every))
+            fail(
+                f"not each of the {2 * ranks} stretches is held once",
+                call=f"all {ranks} ranks",
+                got=str(every),
+            )
         sums = [sum(pair) for pair in held]
         if len(set(sums)) > 1:
-            fail("the ranks do not have equal work", call=f"all {ranks} ranks", got=f"stretches {held}", hint="The work of stretch s grows evenly with s: which pairs have equal sums?")
+            fail(
+                "the ranks do not have equal work",
+                call=f"all {ranks} ranks",
+                got=f"stretches {held}",
+                hint="The work of stretch s grows evenly with s: which pairs have equal sums?",
+            )
     return "1 to 16 ranks: each stretch held once, equal work on all"
 
 
-# Tokens, and machines with a fault --------------------------------------------------------------------------------
+# Tokens, and machines with a fault --------------------------------------------------------------------------
 
 
 def tokens(n, d, c_q, c_k, seed=23):
@@ -158,7 +279,8 @@ def tokens(n, d, c_q, c_k, seed=23):
 
 
 def output(machine, changed=False, n=24, ranks=3, c_q=3, c_k=5):
-    """O (n, d) by a machine of `ranks` ranks; "right" has no fault, "local mask" one that the exercise does not ask for. changed: the last token is another."""
+    """O (n, d) by a machine of `ranks` ranks; "right" has no fault, "local mask" one that the exercise does
+    not ask for. changed: the last token is another."""
     q, k, v, w = tokens(n, 4, c_q, c_k)
     if changed:
         q[-1], k[-1], v[-1] = q[-1] + 1, k[-1] - 1, v[-1] + 2
@@ -168,12 +290,22 @@ def output(machine, changed=False, n=24, ranks=3, c_q=3, c_k=5):
         first_query = start if fault == "queries" else max(0, start - c_q + 1)
         results = []
         for begin, stop in zip(borders, borders[1:]):
-            first, last = (begin, stop) if fault == "keys" else (max(0, begin - left), min(n, stop + c_k - 1 - left))
+            first, last = (
+                (begin, stop) if fault == "keys" else (max(0, begin - left), min(n, stop + c_k - 1 - left))
+            )
             if fault == "merge":  # the halo's columns are owned too
                 begin, stop = first, last
                 first, last = max(0, begin - left), min(n, stop + c_k - 1 - left)
             given = (x[None, None] for x in (q[first_query:end], k[first:last], v[begin:stop]))
-            results.append(conv_attention_part(*given, w[None], Extent(start - first_query, begin - first, 0 if machine == "local mask" else start - begin)))
+            results.append(
+                conv_attention_part(
+                    *given,
+                    w[None],
+                    Extent(
+                        start - first_query, begin - first, 0 if machine == "local mask" else start - begin
+                    ),
+                )
+            )
         o, log_sum = (torch.stack(parts) for parts in zip(*results))
         rows.append((torch.softmax(log_sum, 0)[..., None] * o).sum(0)[0, 0])
     return torch.cat(rows)

@@ -1,4 +1,5 @@
-"""PyTorch answers watched while they run: how large a tensor they make, how much they keep, how many operations they take, and what they may not call."""
+"""PyTorch answers watched while they run: how large a tensor they make, how much they keep, how many
+operations they take, and what they may not call."""
 
 import weakref
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ AUTOGRAD = {"backward", "grad", "requires_grad_"}
 
 @dataclass
 class Seen:
-    """What an answer did: the most numbers in one tensor that it made, the most alive at one time, and how many operations."""
+    """What an answer did: the most numbers in one tensor that it made, the most alive at one time, and how
+    many operations."""
 
     largest: int = 0
     shape: tuple = ()
@@ -33,7 +35,9 @@ class Seen:
         if tensor.numel() > self.largest:
             self.largest, self.shape = tensor.numel(), tuple(tensor.shape)
         place = tensor.untyped_storage().data_ptr()
-        numbers, count = self.alive.get(place, (tensor.untyped_storage().nbytes() // tensor.element_size(), 0))
+        numbers, count = self.alive.get(
+            place, (tensor.untyped_storage().nbytes() // tensor.element_size(), 0)
+        )
         self.alive[place] = numbers, count + 1
         self.kept = max(self.kept, sum(numbers for numbers, _ in self.alive.values()))
         weakref.finalize(tensor, self.gone, place)
@@ -108,8 +112,9 @@ def global_memory():
 def within(answer, given, *, call, largest=None, kept=None, operations=None, refused=(), hint=None):
     """answer(*given), its inputs unchanged, within bounds; returns what it returns.
 
-    largest: most numbers in one tensor that it makes; kept: most alive at one time; operations: most operations of PyTorch; refused: names of functions it may
-    not call. Numbers may not leave PyTorch (numpy, tolist) where a bound is set.
+    largest: most numbers in one tensor that it makes; kept: most alive at one time; operations: most
+        operations of PyTorch; refused: names of functions it may not call. Numbers may not leave PyTorch
+        (numpy, tolist) where a bound is set.
     """
     before = [value.clone() if isinstance(value, torch.Tensor) else value for value in tree_leaves(given)]
     with watched() as seen:
@@ -119,11 +124,21 @@ def within(answer, given, *, call, largest=None, kept=None, operations=None, ref
         if name in refused or (bounded and name in OFF):
             fail(f"it calls {name}, which this exercise does without", call=call, hint=hint)
     if largest is not None and seen.largest > largest:
-        fail(f"it makes a tensor of shape {seen.shape}, {seen.largest:,} numbers; {largest:,} is the most that it needs at one time", call=call, hint=hint)
+        fail(
+            f"it makes a tensor of shape {seen.shape}, {seen.largest:,} numbers; {largest:,} is the most that"
+            " it needs at one time",
+            call=call,
+            hint=hint,
+        )
     if kept is not None and seen.kept > kept:
         fail(f"it keeps {seen.kept:,} numbers at one time; {kept:,} are enough", call=call, hint=hint)
     if operations is not None and seen.operations > operations:
-        fail(f"it takes {seen.operations:,} operations of PyTorch; {operations:,} are enough, however many rows there are", call=call, hint=hint)
+        fail(
+            f"it takes {seen.operations:,} operations of PyTorch; {operations:,} are enough, however many"
+            " rows there are",
+            call=call,
+            hint=hint,
+        )
     unchanged(tree_leaves(given), before, call)
     return result
 
@@ -131,8 +146,14 @@ def within(answer, given, *, call, largest=None, kept=None, operations=None, ref
 def unchanged(now, before, call):
     """Reject an answer that has written into its arguments."""
     for number, (mine, old) in enumerate(zip(now, before, strict=True)):
-        if isinstance(old, torch.Tensor) and not torch.equal(mine.nan_to_num(nan=7.25), old.nan_to_num(nan=7.25)):
-            fail(f"it has changed its input number {number + 1}", call=call, hint="*=, += and names that end in _ write into a tensor; x = x * y makes a new one.")
+        if isinstance(old, torch.Tensor) and not torch.equal(
+            mine.nan_to_num(nan=7.25), old.nan_to_num(nan=7.25)
+        ):
+            fail(
+                f"it has changed its input number {number + 1}",
+                call=call,
+                hint="*=, += and names that end in _ write into a tensor; x = x * y makes a new one.",
+            )
 
 
 class OffChip:
@@ -161,7 +182,8 @@ class OffChip:
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function in (torch.empty_like, torch.zeros_like, torch.full_like):  # an array in global memory, like this one
+        # an array in global memory, like this one
+        if function in (torch.empty_like, torch.zeros_like, torch.full_like):
             inner = [value.hidden if isinstance(value, cls) else value for value in args]
             with global_memory():
                 return cls(function(*inner, **(kwargs or {})))
@@ -171,12 +193,20 @@ class OffChip:
         fail(f"it uses .{name} of a whole array in global memory", hint=BY_TILES)
 
     def refuse(self, *_):
-        fail("it computes on a whole array in global memory, or takes a part of it without traffic.load", hint=BY_TILES)
+        fail(
+            "it computes on a whole array in global memory, or takes a part of it without traffic.load",
+            hint=BY_TILES,
+        )
 
-    __getitem__ = __setitem__ = __matmul__ = __rmatmul__ = __mul__ = __rmul__ = __add__ = __radd__ = __sub__ = __truediv__ = __iter__ = __array__ = refuse
+    __getitem__ = __setitem__ = __matmul__ = __rmatmul__ = __mul__ = __rmul__ = __add__ = __radd__ = (
+        __sub__
+    ) = __truediv__ = __iter__ = __array__ = refuse
 
 
-BY_TILES = "An array in global memory can only be loaded from and stored to: traffic.load(array, rows), traffic.store(array, rows, tile)."
+BY_TILES = (
+    "An array in global memory can only be loaded from and stored to: traffic.load(array, rows),"
+    " traffic.store(array, rows, tile)."
+)
 
 
 class Counted(Traffic):

@@ -1,4 +1,5 @@
-"""What one run of a check has tried: its facts for the line with the ✓, and the kernel that must still compile for a GPU when all else is right."""
+"""What one run of a check has tried: its facts for the line with the ✓, and the kernel that must still
+compile for a GPU when all else is right."""
 
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,19 +13,22 @@ RUNNING = ContextVar("the check that runs")
 
 @dataclass
 class Trial:
-    """The check that runs. `launch`: (kernel, arguments, most float64 instructions or None) of its last launch; `blocks`: the most of one launch."""
+    """The check that runs. `launch`: (kernel, arguments, most float64 instructions or None) of its last
+    launch; `blocks`: the most of one launch."""
 
     launch: tuple | None = None
     blocks: int = 0
     facts: list = field(default_factory=list)
 
     def finish(self):
-        """Everything is right: what remains is to compile. Says all that was tried, in addition to what the check says itself."""
+        """Everything is right: what remains is to compile. Says all that was tried, in addition to what the
+        check says itself."""
         several = [f"{self.blocks} blocks"] if self.blocks > 1 else []
         return [*dict.fromkeys(self.facts), *several, *([self.compiles()] if self.launch else [])]
 
     def compiles(self):
-        """Reject a kernel that Numba cannot compile, or that computes in float64 where it may not; says what was found out."""
+        """Reject a kernel that Numba cannot compile, or that computes in float64 where it may not; says what
+        was found out."""
         try:
             from course.ptx import NoCompiler, compiled_here
         except ImportError:
@@ -38,13 +42,24 @@ class Trial:
             fail("right in the simulator, but Numba cannot compile it for a GPU", hint=reason(error))
         if most is not None and len(made.float64) > most:
             what = f"right, but {len(made.float64)} instructions have to do with a float64; by lines:"
-            fail(what, call=made.float64_by_line(), hint="A bare 0.0 is a float64, and a float32 with a whole number makes one: float32(0), float32(n).")
+            fail(
+                what,
+                call=made.float64_by_line(),
+                hint=(
+                    "A bare 0.0 is a float64, and a float32 with a whole number makes one: float32(0),"
+                    " float32(n)."
+                ),
+            )
         return f"compiles for {ARCHITECTURE}"
 
 
 def reason(error, lines=8):
     """Numba's message without the names of its passes and its empty lines, as far as somebody reads it."""
-    said = [line for line in str(error).splitlines() if line.strip() and not line.startswith(("Failed in", "During:", "<source elided>"))]
+    said = [
+        line
+        for line in str(error).splitlines()
+        if line.strip() and not line.startswith(("Failed in", "During:", "<source elided>"))
+    ]
     return "\n".join(said[:lines] or [type(error).__name__])
 
 

@@ -1,4 +1,5 @@
-"""How a check puts a verdict into words: what was tried, the call that shows it, wanted and got, and where to look."""
+"""How a check puts a verdict into words: what was tried, the call that shows it, wanted and got, and where to
+look."""
 
 import textwrap
 
@@ -14,18 +15,26 @@ class CheckFailed(AssertionError):
 
 def fail(what, *, call=None, hint=None, wanted=None, got=None):
     """Reject the answer: what was tried, the call that shows it, wanted and got, and where to look."""
-    values = [f"{word} {text(value)}" for word, value in [("wanted", wanted), ("got", got)] if value is not None]
+    values = [
+        f"{word} {text(value)}" for word, value in [("wanted", wanted), ("got", got)] if value is not None
+    ]
     lines = [what, *indented(4, call, "      ".join(values)), *indented(2, hint)]
     raise CheckFailed("\n".join(lines))
 
 
 def compare(got, wanted, *, what, tolerance, call=None, hint=None):
-    """Reject `got` unless it has the shape of `wanted` and |got - wanted| <= tolerance * max(1, |wanted|) everywhere.
+    """Reject `got` unless it has the shape of `wanted` and |got - wanted| <= tolerance * max(1, |wanted|)
+    everywhere.
 
-    Either is a number, a numpy array, a torch tensor, or a tuple or list of these. NaN passes only where NaN is wanted.
+    Either is a number, a numpy array, a torch tensor, or a tuple or list of these. NaN passes only where NaN
+    is wanted.
     """
     if got is None:
-        fail(what, call=call, hint="Your function gave back nothing: does every way through it end in a return?")
+        fail(
+            what,
+            call=call,
+            hint="Your function gave back nothing: does every way through it end in a return?",
+        )
     try:
         shape(got)
     except TypeError as error:
@@ -67,7 +76,11 @@ def explained(got, mistakes, otherwise, tolerance=1e-6):
         found = numbers(got)
     except TypeError:
         return otherwise
-    same = (hint for hint, value in mistakes.items() if (mine := numbers(value)).shape == found.shape and agree(found, mine, tolerance).all())
+    same = (
+        hint
+        for hint, value in mistakes.items()
+        if (mine := numbers(value)).shape == found.shape and agree(found, mine, tolerance).all()
+    )
     return next(same, otherwise)
 
 
@@ -84,7 +97,8 @@ def array(value):
 
 
 def shape(value):
-    """The shape of an array; of a tuple or list too, where its parts are alike, else a tuple of their shapes."""
+    """The shape of an array; of a tuple or list too, where its parts are alike, else a tuple of their
+    shapes."""
     if not isinstance(value, (tuple, list)):
         return array(value).shape
     parts = [shape(part) for part in value]
@@ -109,7 +123,8 @@ def index_of(position, value):
 
 
 def text(value, digits=6):
-    """A value as a learner would write it: (2, nan, -inf), without dtypes; what is no number, as Python shows it."""
+    """A value as a learner would write it: (2, nan, -inf), without dtypes; what is no number, as Python shows
+    it."""
     if isinstance(value, str):
         return value
     if isinstance(value, (tuple, list)):

@@ -21,7 +21,11 @@ def running(step, start=START):
 
 def right_step(m, l, o, score, value):
     new = max(m, score)
-    return new, l * math.exp(m - new) + math.exp(score - new), o * math.exp(m - new) + math.exp(score - new) * value
+    return (
+        new,
+        l * math.exp(m - new) + math.exp(score - new),
+        o * math.exp(m - new) + math.exp(score - new) * value,
+    )
 
 
 def no_maximum(m, l, o, score, value):
@@ -135,7 +139,7 @@ def with_branches(pairs):
     return [m, l, o]
 
 
-# merge ------------------------------------------------------------------------------------------------------------
+# merge ------------------------------------------------------------------------------------------------------
 
 
 def right_merge(left, right):
@@ -255,13 +259,22 @@ MUTANTS = {
     "ex01_2": [
         ("adds without rescaling", merging(lambda m1, m2, m: (1.0, 1.0))),
         ("NaN where a half is empty", merging(lambda m1, m2, m: (exp(m1 - m), exp(m2 - m)))),
-        ("NaN where the left half is empty", merging(lambda m1, m2, m: (exp(m1 - m2), 1.0) if m == m2 else (1.0, exp(m2 - m1)))),
+        (
+            "NaN where the left half is empty",
+            merging(lambda m1, m2, m: (exp(m1 - m2), 1.0) if m == m2 else (1.0, exp(m2 - m1))),
+        ),
         ("factors upside down", merging(lambda m1, m2, m: (exp(m - m1), exp(m - m2)))),
         ("factors swapped", merging(lambda m1, m2, m: (exp(m2 - m), exp(m1 - m)))),
-        ("rescales the left half only", merging(lambda m1, m2, m: (exp(m1 - m) if m1 > -math.inf else 0.0, 1.0))),
+        (
+            "rescales the left half only",
+            merging(lambda m1, m2, m: (exp(m1 - m) if m1 > -math.inf else 0.0, 1.0)),
+        ),
         ("rescales to no maximum", merging(lambda m1, m2, m: (exp(m1), exp(m2)))),
         ("takes the smaller maximum", merging(lambda m1, m2, m: (exp(m1 - m), exp(m2 - m)), maximum=min)),
-        ("always takes the left maximum", merging(lambda m1, m2, m: (1.0, exp(m2 - m1)), maximum=lambda m1, m2: m1)),
+        (
+            "always takes the left maximum",
+            merging(lambda m1, m2, m: (1.0, exp(m2 - m1)), maximum=lambda m1, m2: m1),
+        ),
         ("forgets to rescale o", forgets_o),
         ("forgets to rescale l", forgets_l),
         ("averages the two outputs", merges_averages),

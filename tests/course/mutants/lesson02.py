@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kernels import tiled
 from kernels.tiled import Traffic, nothing_read, tile_scores, tiles
 
-# Exercise 2.1 · update -------------------------------------------------------------------------------------------
+# Exercise 2.1 · update --------------------------------------------------------------------------------------
 
 
 def updating(
@@ -69,7 +69,7 @@ def key_by_key(state, scores, values):
     return [m, l, o]
 
 
-# Exercise 2.2 · queries_outer ------------------------------------------------------------------------------------
+# Exercise 2.2 · queries_outer -------------------------------------------------------------------------------
 
 
 def outer(query_tiles=tiles, key_tiles=tiles, score=tile_scores, width=len, finish=lambda m, l, o: o / l):
@@ -93,7 +93,9 @@ def whole_tiles_only(n, size):
 
 
 def last_tile_pulled_back(n, size):
-    return [slice(max(0, min(i, n - size)), min(max(0, min(i, n - size)) + size, n)) for i in range(0, n, size)]
+    return [
+        slice(max(0, min(i, n - size)), min(max(0, min(i, n - size)) + size, n)) for i in range(0, n, size)
+    ]
 
 
 def one_state_for_all(q, k, v, rows, columns, traffic):
@@ -191,10 +193,18 @@ def whole_row_loops(q, k, v, rows, columns, traffic):
     return out
 
 
-# Exercise 2.3 · bytes_moved --------------------------------------------------------------------------------------
+# Exercise 2.3 · bytes_moved ---------------------------------------------------------------------------------
 
 
-def moved(count=lambda n, size: math.ceil(n / size), start=1, squares=4, statistics=2, out_and_in=2, keys_once=2, once=2):
+def moved(
+    count=lambda n, size: math.ceil(n / size),
+    start=1,
+    squares=4,
+    statistics=2,
+    out_and_in=2,
+    keys_once=2,
+    once=2,
+):
     """A right bytes_moved, but for what is replaced."""
 
     def bytes_moved(n, d, rows, columns, itemsize=4):

@@ -1,6 +1,8 @@
-"""Wrong answers to the exercises of lesson 03, each with the mistake it makes, and right ones written another way.
+"""Wrong answers to the exercises of lesson 03, each with the mistake it makes, and right ones written another
+way.
 
-A wrong kernel is a right one with a line or two edited; a wrong launcher is a right one with a method replaced.
+A wrong kernel is a right one with a line or two edited; a wrong launcher is a right one with a method
+replaced.
 """
 
 import inspect
@@ -21,20 +23,22 @@ dim3 = namedtuple("dim3", ["x", "y", "z"], defaults=(1, 1, 1))
 
 
 def edited(kernel, *edits):
-    """The kernel with each (old, new) of `edits` made in its source, in which every `old` stands exactly once."""
+    """The kernel with each (old, new) of `edits` made in its source, in which every `old` stands exactly
+    once."""
     source = textwrap.dedent(inspect.getsource(kernel))
     for old, new in edits:
         if source.count(old) != 1:
             raise ValueError(f"{old!r} stands {source.count(old)} times in {kernel.__name__}")
         source = source.replace(old, new)
     name = f"<{kernel.__name__} with {edits}>"
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # so that sim can read it
+    # so that sim can read it
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     namespace = {}
     exec(compile(source, name, "exec"), {**globals()}, namespace)
     return namespace[kernel.__name__]
 
 
-# The right kernels ------------------------------------------------------------------------------------------------
+# The right kernels ------------------------------------------------------------------------------------------
 
 
 def add(x, y, out):
@@ -77,7 +81,7 @@ def matmul(a, b, c):
         c[row, col] = total
 
 
-# Right in another way ---------------------------------------------------------------------------------------------
+# Right in another way ---------------------------------------------------------------------------------------
 
 
 def add_returns_early(x, y, out):
@@ -125,7 +129,7 @@ def matmul_in_one_long_tile(a, b, c):
         c[row, col] = total
 
 
-# Wrong in more than a line ----------------------------------------------------------------------------------------
+# Wrong in more than a line ----------------------------------------------------------------------------------
 
 
 def sum_alone(x, out):
@@ -148,7 +152,7 @@ def matmul_without_sharing(a, b, c):
         c[row, col] = total
 
 
-# The launchers of 3.2 ---------------------------------------------------------------------------------------------
+# The launchers of 3.2 ---------------------------------------------------------------------------------------
 
 
 class SharedMemory:
@@ -217,12 +221,15 @@ def launch_first_block_only(kernel, grid, block, *args):
 def launch_all_blocks_at_once(kernel, grid, block, *args):
     """Right: nobody promises an order of the blocks."""
     with ThreadPoolExecutor(len(indices(grid))) as pool:
-        for block_done in [pool.submit(run_block, kernel, grid, block, index, args) for index in indices(grid)]:
+        for block_done in [
+            pool.submit(run_block, kernel, grid, block, index, args) for index in indices(grid)
+        ]:
             block_done.result()
 
 
 class ThreadLocalLauncher:
-    """Right: one copy of the kernel for the launch, and a `cuda` in which each thread finds its own values."""
+    """Right: one copy of the kernel for the launch, and a `cuda` in which each thread finds its own
+    values."""
 
     def __call__(self, kernel, grid, block, *args):
         cuda = threading.local()
@@ -237,7 +244,9 @@ class ThreadLocalLauncher:
         barrier = threading.Barrier(block.x * block.y * block.z)
 
         def work(index):
-            vars(cuda).update(block_names, threadIdx=index, shared=SharedMemory(arrays), syncthreads=barrier.wait)
+            vars(cuda).update(
+                block_names, threadIdx=index, shared=SharedMemory(arrays), syncthreads=barrier.wait
+            )
             try:
                 copy(*args)
             except Exception as error:
@@ -262,27 +271,53 @@ MUTANTS = {
         ("multiplies by gridDim", edited(add, ("blockDim", "gridDim"))),
         (
             "swaps block and thread",
-            edited(add, ("blockIdx.x * cuda.blockDim.x + cuda.threadIdx", "threadIdx.x * cuda.blockDim.x + cuda.blockIdx")),
+            edited(
+                add,
+                (
+                    "blockIdx.x * cuda.blockDim.x + cuda.threadIdx",
+                    "threadIdx.x * cuda.blockDim.x + cuda.blockIdx",
+                ),
+            ),
         ),
-        ("right only when N is a multiple of the block", edited(add, ("i < x.size", "cuda.blockIdx.x < x.size // cuda.blockDim.x"))),
+        (
+            "right only when N is a multiple of the block",
+            edited(add, ("i < x.size", "cuda.blockIdx.x < x.size // cuda.blockDim.x")),
+        ),
         ("guards threadIdx.x", edited(add, ("i < x.size", "cuda.threadIdx.x < x.size"))),
         ("right on arange only", edited(add, ("x[i] + y[i]", "i + i"))),
         ("right when x equals y", edited(add, ("+ y[i]", "+ x[i]"))),
         ("overwrites its input", edited(add, ("out[i] = x[i] + y[i]", "x[i] += y[i]; out[i] = x[i]"))),
     ],
     "ex03_2": [
-        ("starts and joins one thread at a time", launching(("thread.start()", "thread.start(); thread.join()"))),
+        (
+            "starts and joins one thread at a time",
+            launching(("thread.start()", "thread.start(); thread.join()")),
+        ),
         ("has a barrier that does not wait", launching(("=barrier.wait", "=lambda: None"))),
-        ("has a barrier for one thread too few", launching(("block.z, timeout", "block.z - 1 or 1, timeout"))),
+        (
+            "has a barrier for one thread too few",
+            launching(("block.z, timeout", "block.z - 1 or 1, timeout")),
+        ),
         ("keeps shared memory from block to block", launching(("{}, []", "KEPT, []"))),
-        ("gives each thread shared memory of its own", launching(("SharedMemory(arrays)", "SharedMemory({})"))),
+        (
+            "gives each thread shared memory of its own",
+            launching(("SharedMemory(arrays)", "SharedMemory({})")),
+        ),
         ("makes all shared arrays one", launching(("SharedMemory(arrays)", "OneArray(arrays)"))),
-        ("swaps x and y of the thread", launching(('"threadIdx": index', '"threadIdx": dim3(index.y, index.x, index.z)'))),
+        (
+            "swaps x and y of the thread",
+            launching(('"threadIdx": index', '"threadIdx": dim3(index.y, index.x, index.z)')),
+        ),
         (
             "swaps blockIdx and threadIdx",
-            launching(('"blockIdx": block_index, "threadIdx": index', '"threadIdx": block_index, "blockIdx": index')),
+            launching(
+                ('"blockIdx": block_index, "threadIdx": index', '"threadIdx": block_index, "blockIdx": index')
+            ),
         ),
-        ("swaps gridDim and blockDim", launching(('"gridDim": grid, "blockDim": block', '"gridDim": block, "blockDim": grid'))),
+        (
+            "swaps gridDim and blockDim",
+            launching(('"gridDim": grid, "blockDim": block', '"gridDim": block, "blockDim": grid')),
+        ),
         ("gives every thread index 0", launching(('"threadIdx": index', '"threadIdx": dim3(0, 0, 0)'))),
         ("forgets z", launching(("in indices(block)", "in indices(block) if index.z == 0"))),
         ("swallows errors", launching(("raise errors[0]", "pass"))),
@@ -294,32 +329,59 @@ MUTANTS = {
     "ex03_3": [
         ("forgets the barrier after the load", edited(block_sum, ("    cuda.syncthreads()\n", ""))),
         ("forgets the barrier in the loop", edited(block_sum, ("cuda.syncthreads()  # each pass", "pass"))),
-        ("has the barrier under the if", edited(block_sum, ("        cuda.syncthreads()  # each pass", "            cuda.syncthreads()"))),
+        (
+            "has the barrier under the if",
+            edited(block_sum, ("        cuda.syncthreads()  # each pass", "            cuda.syncthreads()")),
+        ),
         (
             "returns before the barrier",
-            edited(block_sum, ("    cuda.syncthreads()\n", "    if i >= x.size:\n        return\n    cuda.syncthreads()\n")),
+            edited(
+                block_sum,
+                ("    cuda.syncthreads()\n", "    if i >= x.size:\n        return\n    cuda.syncthreads()\n"),
+            ),
         ),
         ("has no guard", edited(block_sum, (" if i < x.size else float32(0)", ""))),
         (
             "right only when N is a multiple of the block",
-            edited(block_sum, ("shared[t] = x[i] if i < x.size else float32(0)", "if i < x.size: shared[t] = x[i]")),
+            edited(
+                block_sum,
+                ("shared[t] = x[i] if i < x.size else float32(0)", "if i < x.size: shared[t] = x[i]"),
+            ),
         ),
         ("starts with a step too wide", edited(block_sum, ("THREADS // 2", "THREADS"))),
         ("stops one step early", edited(block_sum, ("step > 0", "step > 1"))),
-        ("wrong only with several blocks: all write out[0]", edited(block_sum, ("out[cuda.blockIdx.x]", "out[0]"))),
-        ("wrong only with several blocks: all read the first part", edited(block_sum, ("cuda.blockIdx.x * THREADS + t", "t"))),
+        (
+            "wrong only with several blocks: all write out[0]",
+            edited(block_sum, ("out[cuda.blockIdx.x]", "out[0]")),
+        ),
+        (
+            "wrong only with several blocks: all read the first part",
+            edited(block_sum, ("cuda.blockIdx.x * THREADS + t", "t")),
+        ),
         ("right on arange only", edited(block_sum, ("= x[i] if", "= float32(i) if"))),
-        ("the last thread writes", edited(block_sum, ("t == 0", "t == THREADS - 1"), ("= shared[0]", "= shared[t]"))),
+        (
+            "the last thread writes",
+            edited(block_sum, ("t == 0", "t == THREADS - 1"), ("= shared[0]", "= shared[t]")),
+        ),
         ("one thread does all the work", sum_alone),
     ],
     "ex03_4": [
         ("forgets the barrier after the loads", edited(matmul, ("cuda.syncthreads()  # loaded", "pass"))),
-        ("forgets the barrier after the product", edited(matmul, ("cuda.syncthreads()  # multiplied", "pass"))),
+        (
+            "forgets the barrier after the product",
+            edited(matmul, ("cuda.syncthreads()  # multiplied", "pass")),
+        ),
         (
             "returns before the barrier",
             edited(
                 matmul,
-                ("    total = float32(0)\n", "    total = float32(0)\n    if row >= c.shape[0] or col >= c.shape[1]:\n        return\n"),
+                (
+                    "    total = float32(0)\n",
+                    (
+                        "    total = float32(0)\n    if row >= c.shape[0] or col >= c.shape[1]:\n       "
+                        " return\n"
+                    ),
+                ),
             ),
         ),
         (
@@ -345,30 +407,48 @@ MUTANTS = {
                 ("if row < c.shape[0] and col < c.shape[1]:", "if True:"),
             ),
         ),
-        ("guards the row, not the column", edited(matmul, ("if row < c.shape[0] and col < c.shape[1]:", "if row < c.shape[0]:"))),
+        (
+            "guards the row, not the column",
+            edited(matmul, ("if row < c.shape[0] and col < c.shape[1]:", "if row < c.shape[0]:")),
+        ),
         (
             "leaves old numbers where the matrix ends",
             edited(
                 matmul,
                 (
-                    "a_tile[ty, tx] = a[row, start + tx] if row < a.shape[0] and start + tx < a.shape[1] else float32(0)",
+                    (
+                        "a_tile[ty, tx] = a[row, start + tx] if row < a.shape[0] and start + tx < a.shape[1]"
+                        " else float32(0)"
+                    ),
                     "if row < a.shape[0] and start + tx < a.shape[1]: a_tile[ty, tx] = a[row, start + tx]",
                 ),
                 (
-                    "b_tile[ty, tx] = b[start + ty, col] if start + ty < b.shape[0] and col < b.shape[1] else float32(0)",
+                    (
+                        "b_tile[ty, tx] = b[start + ty, col] if start + ty < b.shape[0] and col < b.shape[1]"
+                        " else float32(0)"
+                    ),
                     "if start + ty < b.shape[0] and col < b.shape[1]: b_tile[ty, tx] = b[start + ty, col]",
                 ),
             ),
         ),
-        ("wrong only with several blocks", edited(matmul, ("cuda.blockIdx.y * TILE + ty", "ty"), ("cuda.blockIdx.x * TILE + tx", "tx"))),
-        ("keeps only the last tile's product", edited(matmul, ("        for k in", "        total = float32(0)\n        for k in"))),
+        (
+            "wrong only with several blocks",
+            edited(matmul, ("cuda.blockIdx.y * TILE + ty", "ty"), ("cuda.blockIdx.x * TILE + tx", "tx")),
+        ),
+        (
+            "keeps only the last tile's product",
+            edited(matmul, ("        for k in", "        total = float32(0)\n        for k in")),
+        ),
         (
             "right on square matrices only",
             edited(
                 matmul,
                 ("range(0, a.shape[1], TILE)", "range(0, a.shape[0], TILE)"),
                 ("start + tx < a.shape[1]", "start + tx < a.shape[0]"),
-                ("start + ty < b.shape[0] and col < b.shape[1]", "start + ty < a.shape[0] and col < a.shape[0]"),
+                (
+                    "start + ty < b.shape[0] and col < b.shape[1]",
+                    "start + ty < a.shape[0] and col < a.shape[0]",
+                ),
                 ("col < c.shape[1]", "col < a.shape[0]"),
             ),
         ),

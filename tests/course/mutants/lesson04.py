@@ -1,4 +1,5 @@
-"""Wrong answers to the exercises of lesson 04, each with the mistake it makes, and right ones written another way.
+"""Wrong answers to the exercises of lesson 04, each with the mistake it makes, and right ones written another
+way.
 
 A wrong kernel is the lesson's broken one, or its mended one with a line or two edited, or one written here.
 """
@@ -16,27 +17,31 @@ FUNCTIONS = {node.name: node for node in ast.parse(LESSON).body if isinstance(no
 
 
 def lessons(kernel, *edits):
-    """The lesson's kernel of this name with each (old, new) of `edits` made in its source, in which every `old` stands exactly once."""
+    """The lesson's kernel of this name with each (old, new) of `edits` made in its source, in which every
+    `old` stands exactly once."""
     head, *body = ast.get_source_segment(LESSON, FUNCTIONS[kernel]).splitlines()
-    source = "\n".join([head, *(line for line in body[1:] if " SOLUTION" not in line), ""])  # without the docstring
+    # without the docstring
+    source = "\n".join([head, *(line for line in body[1:] if " SOLUTION" not in line), ""])
     for old, new in edits:
         if source.count(old) != 1:
             raise ValueError(f"{old!r} stands {source.count(old)} times in {kernel}")
         source = source.replace(old, new)
     name = f"<{kernel} with {edits}>"
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # so that sim can read it
+    # so that sim can read it
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     names = {"cuda": cuda, "float32": float32, "math": math}
     exec(compile(source, name, "exec"), names)
     return names[kernel]
 
 
 def wrong(kernel, *answers):
-    """The lesson's broken kernel, and what becomes of the mended one by the edits of each answer (what is wrong, *edits)."""
+    """The lesson's broken kernel, and what becomes of the mended one by the edits of each answer (what is
+    wrong, *edits)."""
     edited = [(what, lessons(f"{kernel}_fixed", *edits)) for what, *edits in answers]
     return [("leaves the bug in", lessons(kernel)), *edited]
 
 
-# Right in another way ---------------------------------------------------------------------------------------------
+# Right in another way ---------------------------------------------------------------------------------------
 
 
 def checkerboard_by_rows_and_columns(board):
@@ -200,7 +205,7 @@ def sample_by_length(cumulative, u, token):
         token[i] = first
 
 
-# Wrong in more than a line ----------------------------------------------------------------------------------------
+# Wrong in more than a line ----------------------------------------------------------------------------------
 
 
 def previous_alone(x, out):
@@ -255,8 +260,14 @@ FILL = "part[t] = x[i] if i < x.size else float32(-math.inf)"
 READ, ADD = "left = part[t - step] if t >= step else float32(0)\n", "    part[t] += left\n"
 COUNT, COUNT_PLAIN = "cuda.atomic.add(counts, letters[i], 1)", "counts[letters[i]] += 1"
 LOAD, STORE = "    if i < x.size:\n        part[t] = x[i]\n", "    if i < x.size:\n        out[i]"
-AFTER, BEFORE = "after = cuda.shfl_down_sync(0xffffffff, x[i], 1)", "before = cuda.shfl_up_sync(0xffffffff, x[i], 1)"
-SUM, DIVIDE = "    if i < x.size:\n        cuda.atomic.add(total, 0, x[i])\n", "    if i < x.size:\n        out"
+AFTER, BEFORE = (
+    "after = cuda.shfl_down_sync(0xffffffff, x[i], 1)",
+    "before = cuda.shfl_up_sync(0xffffffff, x[i], 1)",
+)
+SUM, DIVIDE = (
+    "    if i < x.size:\n        cuda.atomic.add(total, 0, x[i])\n",
+    "    if i < x.size:\n        out",
+)
 MIDDLE = "(low + high) // 2"
 
 MUTANTS = {
@@ -267,67 +278,102 @@ MUTANTS = {
         ("guards with <=", ("x < ", "x <= "), ("y < ", "y <= ")),
         ("leaves out the last column", ("board.shape[1]", "board.shape[1] - 1")),
         ("guards both with the smaller", (GUARD, "if max(x, y) < min(board.shape[0], board.shape[1]):")),
-        ("swaps the index too", (GUARD, "if x < board.shape[0] and y < board.shape[1]:"), ("board[y, x]", "board[x, y]")),
+        (
+            "swaps the index too",
+            (GUARD, "if x < board.shape[0] and y < board.shape[1]:"),
+            ("board[y, x]", "board[x, y]"),
+        ),
         ("guards with or", (" and ", " or ")),
         ("begins with a 1", ("(x + y)", "(x + y + 1)")),
-        ("wraps round the board", (GUARD, "if True:"), ("board[y, x]", "board[y % board.shape[0], x % board.shape[1]]")),
-        ("one thread fills a row", (GUARD, "for x in range(board.shape[1] if x == 0 and y < board.shape[0] else 0):")),
+        (
+            "wraps round the board",
+            (GUARD, "if True:"),
+            ("board[y, x]", "board[y % board.shape[0], x % board.shape[1]]"),
+        ),
+        (
+            "one thread fills a row",
+            (GUARD, "for x in range(board.shape[1] if x == 0 and y < board.shape[0] else 0):"),
+        ),
     ),
-    "ex04_2": wrong(
-        "previous",
-        ("leaves out[0] alone", ("if i < x.size:", "if 0 < i < x.size:")),
-        ("gives the first its own number", ("else float32(0)", "else x[0]")),
-        ("guards with >=", ("i > 0", "i >= 0")),
-        ("is zero for the second too", ("i > 0", "i > 1")),
-        ("asks the thread, not the element", ("i > 0", "cuda.threadIdx.x > 0")),
-        ("multiplies by 0 instead of guarding", (PAST_THE_FIRST, "x[i - 1] * (i > 0)")),
-        ("takes the one after", ("x[i - 1] if i > 0", "x[i + 1] if i + 1 < x.size")),
-        ("takes the distance", (PAST_THE_FIRST, "x[abs(i - 1)]")),
-        ("moves the bug to out", (f"out[i] = {PAST_THE_FIRST}", "out[i - 1] = x[i - 2] if i > 1 else float32(0)"), ("i < x", "i <= x")),
-        ("loses the guard", ("if i < x.size:", "if True:")),
-    )
-    + [("one thread does it all", previous_alone)],
-    "ex04_3": wrong(
-        "block_max",
-        ("puts in 0", ("float32(-math.inf)", "float32(0)")),
-        ("puts in +inf", ("-math.inf", "math.inf")),
-        ("puts in -1", ("-math.inf", "-1")),
-        ("has no guard", (" if i < x.size else float32(-math.inf)", "")),
-        ("loses the barrier", (BARRIER, "")),
-        ("looks at all 32 places", ("cuda.blockDim.x)", "32)")),
-        ("leaves out the last thread's", ("cuda.blockDim.x)", "cuda.blockDim.x - 1)")),
-        ("ends with x, not with the part", (FILL, "if i < x.size: part[t] = x[i]"), ("cuda.blockDim.x)", "min(cuda.blockDim.x, x.size))")),
-        ("returns before the barrier", (BARRIER, f"    if i >= x.size:\n        return\n{BARRIER}")),
-        ("all threads write the result", ("if t == 0:", "if True:")),
-    )
-    + [("thread 0 reads x itself", max_alone)],
-    "ex04_4": wrong(
-        "running_sum",
-        ("moves the barrier: none between passes", (f"    {BARRIER}        left", "        left")),
-        (
-            "moves the barrier out of the loop",
-            (f"    {BARRIER}        left", "        left"),
-            ("    step = 1\n", f"{BARRIER}    step = 1\n"),
-        ),
-        (
-            "puts the barrier under the if",
-            (f"{READ}    {BARRIER}", f"left = float32(0)\n        if t >= step:\n            {READ}        {BARRIER}"),
-        ),
-        ("waits twice, then does both", (READ, "pass\n"), (ADD, "    if t >= step:\n            part[t] += part[t - step]\n")),
-        ("wraps to the end of the part", (" if t >= step else float32(0)", "")),
-        ("forgets the last pass", ("step < cuda.blockDim.x", "2 * step < cuda.blockDim.x")),
-        ("replaces instead of adding", ("part[t] += left", "part[t] = left")),
-        ("leaves out the one at distance step", ("t >= step", "t > step")),
-        ("adds neighbours only", ("part[t - step]", "part[t - 1]")),
-        ("counts over blocks", ("t >= step", "i >= step")),
-        ("has a fence instead", (f"{BARRIER}    {ADD}", f"    cuda.threadfence_block()\n    {ADD}")),
-    )
-    + [("everybody adds up alone", running_sum_by_everybody_alone)],
+    "ex04_2": (
+        wrong(
+            "previous",
+            ("leaves out[0] alone", ("if i < x.size:", "if 0 < i < x.size:")),
+            ("gives the first its own number", ("else float32(0)", "else x[0]")),
+            ("guards with >=", ("i > 0", "i >= 0")),
+            ("is zero for the second too", ("i > 0", "i > 1")),
+            ("asks the thread, not the element", ("i > 0", "cuda.threadIdx.x > 0")),
+            ("multiplies by 0 instead of guarding", (PAST_THE_FIRST, "x[i - 1] * (i > 0)")),
+            ("takes the one after", ("x[i - 1] if i > 0", "x[i + 1] if i + 1 < x.size")),
+            ("takes the distance", (PAST_THE_FIRST, "x[abs(i - 1)]")),
+            (
+                "moves the bug to out",
+                (f"out[i] = {PAST_THE_FIRST}", "out[i - 1] = x[i - 2] if i > 1 else float32(0)"),
+                ("i < x", "i <= x"),
+            ),
+            ("loses the guard", ("if i < x.size:", "if True:")),
+        )
+        + [("one thread does it all", previous_alone)]
+    ),
+    "ex04_3": (
+        wrong(
+            "block_max",
+            ("puts in 0", ("float32(-math.inf)", "float32(0)")),
+            ("puts in +inf", ("-math.inf", "math.inf")),
+            ("puts in -1", ("-math.inf", "-1")),
+            ("has no guard", (" if i < x.size else float32(-math.inf)", "")),
+            ("loses the barrier", (BARRIER, "")),
+            ("looks at all 32 places", ("cuda.blockDim.x)", "32)")),
+            ("leaves out the last thread's", ("cuda.blockDim.x)", "cuda.blockDim.x - 1)")),
+            (
+                "ends with x, not with the part",
+                (FILL, "if i < x.size: part[t] = x[i]"),
+                ("cuda.blockDim.x)", "min(cuda.blockDim.x, x.size))"),
+            ),
+            ("returns before the barrier", (BARRIER, f"    if i >= x.size:\n        return\n{BARRIER}")),
+            ("all threads write the result", ("if t == 0:", "if True:")),
+        )
+        + [("thread 0 reads x itself", max_alone)]
+    ),
+    "ex04_4": (
+        wrong(
+            "running_sum",
+            ("moves the barrier: none between passes", (f"    {BARRIER}        left", "        left")),
+            (
+                "moves the barrier out of the loop",
+                (f"    {BARRIER}        left", "        left"),
+                ("    step = 1\n", f"{BARRIER}    step = 1\n"),
+            ),
+            (
+                "puts the barrier under the if",
+                (
+                    f"{READ}    {BARRIER}",
+                    f"left = float32(0)\n        if t >= step:\n            {READ}        {BARRIER}",
+                ),
+            ),
+            (
+                "waits twice, then does both",
+                (READ, "pass\n"),
+                (ADD, "    if t >= step:\n            part[t] += part[t - step]\n"),
+            ),
+            ("wraps to the end of the part", (" if t >= step else float32(0)", "")),
+            ("forgets the last pass", ("step < cuda.blockDim.x", "2 * step < cuda.blockDim.x")),
+            ("replaces instead of adding", ("part[t] += left", "part[t] = left")),
+            ("leaves out the one at distance step", ("t >= step", "t > step")),
+            ("adds neighbours only", ("part[t - step]", "part[t - 1]")),
+            ("counts over blocks", ("t >= step", "i >= step")),
+            ("has a fence instead", (f"{BARRIER}    {ADD}", f"    cuda.threadfence_block()\n    {ADD}")),
+        )
+        + [("everybody adds up alone", running_sum_by_everybody_alone)]
+    ),
     "ex04_5": wrong(
         "histogram",
         ("has a barrier instead", (COUNT, f"{COUNT_PLAIN}; cuda.syncthreads()")),
         ("has a fence instead", (COUNT, f"{COUNT_PLAIN}; cuda.threadfence()")),
-        ("reads, waits, writes", (COUNT, "count = counts[letters[i]]; cuda.syncthreads(); counts[letters[i]] = count + 1")),
+        (
+            "reads, waits, writes",
+            (COUNT, "count = counts[letters[i]]; cuda.syncthreads(); counts[letters[i]] = count + 1"),
+        ),
         ("stores what the atomic returns", (COUNT, f"counts[letters[i]] = {COUNT} + 1")),
         ("adds the letter", ("letters[i], 1", "letters[i], letters[i]")),
         ("counts at the thread's place", ("counts, letters[i]", "counts, i % counts.size")),
@@ -336,65 +382,95 @@ MUTANTS = {
         ("guards with the counts", ("letters.size", "counts.size")),
         ("one thread counts", ("if i < letters.size:", "for i in range(letters.size if i == 0 else 0):")),
     ),
-    "ex04_6": wrong(
-        "mirror",
-        ("has the barrier under the guard", (BARRIER, f"    {BARRIER}")),
-        ("has a barrier in each branch", (BARRIER, f"    {BARRIER}    else:\n    {BARRIER}")),
-        ("has no barrier", (BARRIER, "")),
-        ("has the barrier first", (LOAD + BARRIER, BARRIER + LOAD)),
-        ("loads without a guard", (LOAD, "    part[t] = x[i]\n")),
-        ("stores without a guard", (STORE, "    out[i]")),
-        ("mirrors whole parts only", ("min(cuda.blockDim.x, x.size - (i - t))", "cuda.blockDim.x")),
-        ("is one off", ("length - 1 - t", "length - t")),
-        ("measures the whole of x", ("x.size - (i - t)", "x.size")),
-        ("guards with the thread", (STORE, "    if t < x.size:\n        out[i]")),
-    )
-    + [("shares nothing", mirror_without_sharing)],
-    "ex04_7": wrong(
-        "swap_neighbours",
-        ("keeps one shuffle under the if", (BEFORE, f"before = x[i]\n    if i % 2:\n        {BEFORE}\n    cuda.syncwarp()")),
-        ("takes them the other way round", ("i % 2 == 0", "i % 2 == 1")),
-        ("names half of the lanes", (AFTER, AFTER.replace("0xffffffff", "0x0000ffff"))),
-        ("names each other lane", (AFTER, AFTER.replace("0xffffffff", "0x55555555")), (BEFORE, BEFORE.replace("0xffffffff", "0xaaaaaaaa"))),
-        ("shuffles down only", ("after if i % 2 == 0 else before", "after")),
-        ("goes two lanes far", (BEFORE, BEFORE.replace("1)", "2)"))),
-        ("hands over the index", (AFTER, AFTER.replace("x[i]", "i"))),
-        ("knows the thread, not the element", ("cuda.grid(1)", "cuda.threadIdx.x")),
-        ("swaps twice", ("    out[i]", "    after, before = before, after\n    out[i]")),
-    )
-    + [
-        ("follows the likely fix: a mask of those that come", swap_with_two_masks),
-        ("reads global memory instead", swap_without_a_shuffle),
-    ],
+    "ex04_6": (
+        wrong(
+            "mirror",
+            ("has the barrier under the guard", (BARRIER, f"    {BARRIER}")),
+            ("has a barrier in each branch", (BARRIER, f"    {BARRIER}    else:\n    {BARRIER}")),
+            ("has no barrier", (BARRIER, "")),
+            ("has the barrier first", (LOAD + BARRIER, BARRIER + LOAD)),
+            ("loads without a guard", (LOAD, "    part[t] = x[i]\n")),
+            ("stores without a guard", (STORE, "    out[i]")),
+            ("mirrors whole parts only", ("min(cuda.blockDim.x, x.size - (i - t))", "cuda.blockDim.x")),
+            ("is one off", ("length - 1 - t", "length - t")),
+            ("measures the whole of x", ("x.size - (i - t)", "x.size")),
+            ("guards with the thread", (STORE, "    if t < x.size:\n        out[i]")),
+        )
+        + [("shares nothing", mirror_without_sharing)]
+    ),
+    "ex04_7": (
+        wrong(
+            "swap_neighbours",
+            (
+                "keeps one shuffle under the if",
+                (BEFORE, f"before = x[i]\n    if i % 2:\n        {BEFORE}\n    cuda.syncwarp()"),
+            ),
+            ("takes them the other way round", ("i % 2 == 0", "i % 2 == 1")),
+            ("names half of the lanes", (AFTER, AFTER.replace("0xffffffff", "0x0000ffff"))),
+            (
+                "names each other lane",
+                (AFTER, AFTER.replace("0xffffffff", "0x55555555")),
+                (BEFORE, BEFORE.replace("0xffffffff", "0xaaaaaaaa")),
+            ),
+            ("shuffles down only", ("after if i % 2 == 0 else before", "after")),
+            ("goes two lanes far", (BEFORE, BEFORE.replace("1)", "2)"))),
+            ("hands over the index", (AFTER, AFTER.replace("x[i]", "i"))),
+            ("knows the thread, not the element", ("cuda.grid(1)", "cuda.threadIdx.x")),
+            ("swaps twice", ("    out[i]", "    after, before = before, after\n    out[i]")),
+        )
+        + [
+            ("follows the likely fix: a mask of those that come", swap_with_two_masks),
+            ("reads global memory instead", swap_without_a_shuffle),
+        ]
+    ),
     "ex04_8": wrong(
         "shares",
-        ("returns before the barrier", (SUM, "    if i >= x.size:\n        return\n    cuda.atomic.add(total, 0, x[i])\n")),
-        ("blocks without work skip it", (GRID_BARRIER, f"    if cuda.blockIdx.x * cuda.blockDim.x < x.size:\n    {GRID_BARRIER}")),
+        (
+            "returns before the barrier",
+            (SUM, "    if i >= x.size:\n        return\n    cuda.atomic.add(total, 0, x[i])\n"),
+        ),
+        (
+            "blocks without work skip it",
+            (GRID_BARRIER, f"    if cuda.blockIdx.x * cuda.blockDim.x < x.size:\n    {GRID_BARRIER}"),
+        ),
         ("waits for its own block only", (GRID_BARRIER, BARRIER)),
         ("has no barrier", (GRID_BARRIER, "")),
         ("has a fence instead", (GRID_BARRIER, "    cuda.threadfence()\n")),
-        ("one thread of each block waits", (GRID_BARRIER, f"    if cuda.threadIdx.x == 0:\n    {GRID_BARRIER}")),
+        (
+            "one thread of each block waits",
+            (GRID_BARRIER, f"    if cuda.threadIdx.x == 0:\n    {GRID_BARRIER}"),
+        ),
         ("has the barrier first", (SUM + GRID_BARRIER, GRID_BARRIER + SUM)),
         ("adds without an atomic", ("cuda.atomic.add(total, 0, x[i])", "total[0] += x[i]")),
         ("adds without a guard", (SUM, "    cuda.atomic.add(total, 0, x[i])\n")),
         ("divides without a guard", (DIVIDE, "    out")),
         ("adds twice", ("total, 0, x[i]", "total, 0, 2 * x[i]")),
-        ("adds ones where no element is", (SUM, "    cuda.atomic.add(total, 0, x[i] if i < x.size else float32(1))\n")),
+        (
+            "adds ones where no element is",
+            (SUM, "    cuda.atomic.add(total, 0, x[i] if i < x.size else float32(1))\n"),
+        ),
     ),
-    "ex04_9": [("walks through all tokens", sample_step_by_step)] + wrong(
-        "sample",
-        ("stops a step early", ("low < high", "low + 1 < high"), ("middle + 1", "middle")),
-        ("leaves the middle out on both sides", ("high = middle\n", "high = middle - 1\n")),
-        ("rounds up, and keeps the middle", (MIDDLE, "(low + high + 1) // 2"), ("middle + 1", "middle")),
-        ("rounds up", (MIDDLE, "(low + high + 1) // 2")),
-        ("takes the other side on a border", ("<= u[i]", "< u[i]")),
-        ("goes the wrong way", ("<= u[i]", "> u[i]")),
-        ("goes on when one is left", ("low < high", "low <= high")),
-        ("begins at 1", ("low, high = 0,", "low, high = 1,")),
-        ("ends behind the array", ("cumulative.size - 1", "cumulative.size"), ("low < high", "low <= high")),
-        ("answers one too few", ("token[i] = low", "token[i] = low - 1")),
-        ("stops after three halvings", ("while low < high:", "for _ in range(3):")),
-        ("all draw the first number", ("<= u[i]", "<= u[0]")),
+    "ex04_9": (
+        [("walks through all tokens", sample_step_by_step)]
+        + wrong(
+            "sample",
+            ("stops a step early", ("low < high", "low + 1 < high"), ("middle + 1", "middle")),
+            ("leaves the middle out on both sides", ("high = middle\n", "high = middle - 1\n")),
+            ("rounds up, and keeps the middle", (MIDDLE, "(low + high + 1) // 2"), ("middle + 1", "middle")),
+            ("rounds up", (MIDDLE, "(low + high + 1) // 2")),
+            ("takes the other side on a border", ("<= u[i]", "< u[i]")),
+            ("goes the wrong way", ("<= u[i]", "> u[i]")),
+            ("goes on when one is left", ("low < high", "low <= high")),
+            ("begins at 1", ("low, high = 0,", "low, high = 1,")),
+            (
+                "ends behind the array",
+                ("cumulative.size - 1", "cumulative.size"),
+                ("low < high", "low <= high"),
+            ),
+            ("answers one too few", ("token[i] = low", "token[i] = low - 1")),
+            ("stops after three halvings", ("while low < high:", "for _ in range(3):")),
+            ("all draw the first number", ("<= u[i]", "<= u[0]")),
+        )
     ),
 }
 

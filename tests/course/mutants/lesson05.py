@@ -1,4 +1,5 @@
-"""Wrong answers to the exercises of lesson 05, each with the mistake it makes, and right ones written another way."""
+"""Wrong answers to the exercises of lesson 05, each with the mistake it makes, and right ones written another
+way."""
 
 import inspect
 import linecache
@@ -10,20 +11,22 @@ from numpy import float32
 
 
 def edited(kernel, *edits):
-    """The kernel with each (old, new) of `edits` made in its source, in which every `old` stands exactly once."""
+    """The kernel with each (old, new) of `edits` made in its source, in which every `old` stands exactly
+    once."""
     source = textwrap.dedent(inspect.getsource(kernel))
     for old, new in edits:
         if source.count(old) != 1:
             raise ValueError(f"{old!r} stands {source.count(old)} times in {kernel.__name__}")
         source = source.replace(old, new)
     name = f"<{kernel.__name__} with {edits}>"
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # so that sim can read it
+    # so that sim can read it
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     namespace = {}
     exec(compile(source, name, "exec"), {**globals()}, namespace)
     return namespace[kernel.__name__]
 
 
-# The right ones ---------------------------------------------------------------------------------------------------
+# The right ones ---------------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
@@ -76,14 +79,16 @@ def flash_kernel(q, k, v, o, n, d, columns, scale):
 REPAIRS = {
     "rows, t = cuda.blockDim.y, cuda.threadIdx.x": "rows, t = cuda.blockDim.x, cuda.threadIdx.x",
     "k_tile = shared[: columns + d]": "k_tile = shared[: columns * d]",
-    "for first in range(0, n, rows):": "for first in range(cuda.blockIdx.x * rows, n, cuda.gridDim.x * rows):",
+    "for first in range(0, n, rows):": (
+        "for first in range(cuda.blockIdx.x * rows, n, cuda.gridDim.x * rows):"
+    ),
     "m, l = float32(0), float32(0)": "m, l = float32(-math.inf), float32(0)",
     "k_tile[e] = k[start * n + e]": "k_tile[e] = k[start * d + e]",
     "for j in range(d):": "for j in range(keys):",
 }
 
 
-# Right in another way ---------------------------------------------------------------------------------------------
+# Right in another way ---------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
@@ -153,44 +158,93 @@ RIGHT = {
     "ex05_1": [load_tile, load_with_while],
     "ex05_2": [visit, visit_with_if],
     "ex05_3": [flash_kernel, flash_two_barriers_first],
-    "ex05_4": [lambda: REPAIRS, instead("for first in range(0, n, rows):", "for first in (cuda.blockIdx.x * rows,):")],
+    "ex05_4": [
+        lambda: REPAIRS,
+        instead("for first in range(0, n, rows):", "for first in (cuda.blockIdx.x * rows,):"),
+    ],
 }
 MUTANTS = {
     "ex05_1": [
-        ("every thread loads everything", edited(load_tile, ("cuda.threadIdx.x, tile.size, cuda.blockDim.x", "tile.size"))),
-        ("one number a thread", edited(load_tile, ("range(cuda.threadIdx.x, tile.size, cuda.blockDim.x)", "(cuda.threadIdx.x,)"))),
+        (
+            "every thread loads everything",
+            edited(load_tile, ("cuda.threadIdx.x, tile.size, cuda.blockDim.x", "tile.size")),
+        ),
+        (
+            "one number a thread",
+            edited(load_tile, ("range(cuda.threadIdx.x, tile.size, cuda.blockDim.x)", "(cuda.threadIdx.x,)")),
+        ),
         ("no guard", edited(load_tile, (" if start + e < array.size else float32(0)", ""))),
         ("a guard that is one too late", edited(load_tile, ("start + e <", "start + e <="))),
         ("the guard forgets the start", edited(load_tile, ("if start + e <", "if e <"))),
         ("always from the beginning", edited(load_tile, ("= array[start + e]", "= array[e]"))),
-        ("nothing past the end", edited(load_tile, ("tile[e] = array[start + e] if start + e < array.size else float32(0)", "if start + e < array.size: tile[e] = array[start + e]"))),
+        (
+            "nothing past the end",
+            edited(
+                load_tile,
+                (
+                    "tile[e] = array[start + e] if start + e < array.size else float32(0)",
+                    "if start + e < array.size: tile[e] = array[start + e]",
+                ),
+            ),
+        ),
         ("a step too short", edited(load_tile, ("cuda.blockDim.x)", "cuda.blockDim.x - 1 or 1)"))),
     ],
     "ex05_2": [
         ("no rescaling of l", edited(visit, ("l = l * shrink + p", "l = l + p"))),
         ("no rescaling of o", edited(visit, ("o_tile[row * d + c] * shrink + p", "o_tile[row * d + c] + p"))),
         ("no maximum", edited(visit, ("new_m = max(m, score)", "new_m = float32(0)"))),
-        ("the maximum of the tile alone", edited(visit, ("new_m = max(m, score)", "new_m = score"), ("shrink = math.exp(m - new_m)", "shrink = float32(1)"))),
+        (
+            "the maximum of the tile alone",
+            edited(
+                visit,
+                ("new_m = max(m, score)", "new_m = score"),
+                ("shrink = math.exp(m - new_m)", "shrink = float32(1)"),
+            ),
+        ),
         ("scale forgotten", edited(visit, ("score *= scale", "score *= 1"))),
         ("always the first row", edited(visit, ("q_tile[row * d + c]", "q_tile[c]"))),
         ("rows of k as columns", edited(visit, ("k_tile[j * d + c]", "k_tile[c * keys + j]"))),
         ("values of the first key", edited(visit, ("v_tile[j * d + c]", "v_tile[c]"))),
         ("returns the last score for m", edited(visit, ("return m, l", "return score, l"))),
         ("returns nothing", edited(visit, ("return m, l", "return"))),
-        ("divides too early", edited(visit, ("* shrink + p * v_tile[j * d + c]", "* shrink + p * v_tile[j * d + c] / l"))),
+        (
+            "divides too early",
+            edited(visit, ("* shrink + p * v_tile[j * d + c]", "* shrink + p * v_tile[j * d + c] / l")),
+        ),
     ],
     "ex05_3": [
         ("no barrier after loading", edited(flash_kernel, ("cuda.syncthreads()  # loaded", "pass"))),
         ("no barrier before the next tile", edited(flash_kernel, ("cuda.syncthreads()  # used", "pass"))),
         ("no guard on the output", edited(flash_kernel, ("if first + t < n:", "if True:"))),
-        ("idle threads leave early", edited(flash_kernel, ("load_tile(q_tile, q, first * d)", "load_tile(q_tile, q, first * d)\n    if first + t >= n:\n        return"))),
+        (
+            "idle threads leave early",
+            edited(
+                flash_kernel,
+                (
+                    "load_tile(q_tile, q, first * d)",
+                    "load_tile(q_tile, q, first * d)\n    if first + t >= n:\n        return",
+                ),
+            ),
+        ),
         ("always whole tiles of keys", edited(flash_kernel, ("min(columns, n - start)", "columns"))),
-        ("the first tile of queries only", edited(flash_kernel, ("first = cuda.blockIdx.x * rows", "first = 0"))),
-        ("offset of keys counted in rows", edited(flash_kernel, ("load_tile(k_tile, k, start * d)", "load_tile(k_tile, k, start)"))),
-        ("o starts with what was there", edited(flash_kernel, ("        o_tile[t * d + c] = 0", "        pass"))),
+        (
+            "the first tile of queries only",
+            edited(flash_kernel, ("first = cuda.blockIdx.x * rows", "first = 0")),
+        ),
+        (
+            "offset of keys counted in rows",
+            edited(flash_kernel, ("load_tile(k_tile, k, start * d)", "load_tile(k_tile, k, start)")),
+        ),
+        (
+            "o starts with what was there",
+            edited(flash_kernel, ("        o_tile[t * d + c] = 0", "        pass")),
+        ),
         ("m starts at 0", edited(flash_kernel, ("float32(-math.inf), float32(0)", "float32(0), float32(0)"))),
         ("no division", edited(flash_kernel, (" / l", ""))),
-        ("the last tile forgotten", edited(flash_kernel, ("range(0, n, columns)", "range(0, n - columns + 1, columns)"))),
+        (
+            "the last tile forgotten",
+            edited(flash_kernel, ("range(0, n, columns)", "range(0, n - columns + 1, columns)")),
+        ),
         ("v from the tile of k", edited(flash_kernel, ("load_tile(v_tile, v,", "load_tile(v_tile, k,"))),
     ],
     "ex05_4": [
@@ -198,6 +252,11 @@ MUTANTS = {
         *[(f"without the repair of {line}", without(line)) for line in REPAIRS],
         ("a line that is not there", instead("k_tile = shared[: d]", "pass")),
         ("what Python cannot read", instead("for j in range(d):", "for j in range(keys)")),
-        ("the other wrong part of blockDim", instead("rows, t = cuda.blockDim.y, cuda.threadIdx.x", "rows, t = cuda.blockDim.z, cuda.threadIdx.x")),
+        (
+            "the other wrong part of blockDim",
+            instead(
+                "rows, t = cuda.blockDim.y, cuda.threadIdx.x", "rows, t = cuda.blockDim.z, cuda.threadIdx.x"
+            ),
+        ),
     ],
 }

@@ -1,4 +1,5 @@
-"""Wrong answers to the exercises of lesson 06, each with the mistake it makes, and right ones written another way.
+"""Wrong answers to the exercises of lesson 06, each with the mistake it makes, and right ones written another
+way.
 
 A wrong kernel is a right one with a line or two edited.
 """
@@ -16,7 +17,8 @@ MINUS_INFINITY = float32(-math.inf)
 
 
 def edited(kernel, *edits):
-    """The kernel with each (old, new) of `edits` made in its source, in which every `old` stands exactly once."""
+    """The kernel with each (old, new) of `edits` made in its source, in which every `old` stands exactly
+    once."""
     kernel = getattr(kernel, "py_func", kernel)
     source = textwrap.dedent(inspect.getsource(kernel))
     for old, new in edits:
@@ -24,7 +26,8 @@ def edited(kernel, *edits):
             raise ValueError(f"{old!r} stands {source.count(old)} times in {kernel.__name__}")
         source = source.replace(old, new)
     name = f"<{kernel.__name__} with {edits}>"
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # so that sim can read it
+    # so that sim can read it
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     namespace = {}
     exec(compile(source, name, "exec"), {**globals()}, namespace)
     return namespace[kernel.__name__]
@@ -35,7 +38,7 @@ def wrong(kernel, *answers):
     return [(what, edited(kernel, *edits)) for what, *edits in answers]
 
 
-# The right ones ---------------------------------------------------------------------------------------------------
+# The right ones ---------------------------------------------------------------------------------------------
 
 
 def warp_sum(x, out):
@@ -97,7 +100,7 @@ def warp_attention(d):
     return kernel
 
 
-# Right in another way ---------------------------------------------------------------------------------------------
+# Right in another way ---------------------------------------------------------------------------------------
 
 
 def sum_down_and_hand_round(x, out):
@@ -196,7 +199,7 @@ def attention_that_rescales_rarely(d):
     return kernel.py_func
 
 
-# Wrong in more than a line ----------------------------------------------------------------------------------------
+# Wrong in more than a line ----------------------------------------------------------------------------------
 
 
 def sum_by_reading_all(x, out):
@@ -241,115 +244,164 @@ MINE = "math.exp(m - larger) if m > MINUS_INFINITY else float32(0)"
 THEIRS = "math.exp(other_m - larger) if other_m > MINUS_INFINITY else float32(0)"
 
 MUTANTS = {
-    "ex06_1": wrong(
-        warp_sum,
-        ("has the shuffles under the guard", ("    step = 16\n", "    if i >= x.size:\n        return\n    step = 16\n")),
-        ("shuffles only where there is an element", ("        value +=", "        if i < x.size: value +=")),
-        ("spares the lanes that have nothing to do", ("        value +=", "        if cuda.threadIdx.x % 32 < step: value +=")),
-        ("goes down, so that lane 0 alone knows", ("xor", "down")),
-        ("lane 0 alone writes", ("    if i < x.size:\n", "    if i < x.size and i % 32 == 0:\n")),
-        ("starts with step 8", ("step = 16", "step = 8")),
-        ("starts with step 32", ("step = 16", "step = 32")),
-        ("stops one step early", ("step > 0", "step > 1")),
-        ("keeps only what came", ("value +=", "value =")),
-        ("has no guard at the load", (" if i < x.size else float32(0)", "")),
-        ("has no guard at the store", ("    if i < x.size:\n        out", "    out")),
-        ("guards with <=", ("    if i < x.size:", "    if i <= x.size:")),
-        ("lets a lane without an element bring 1", ("float32(0)", "float32(1)")),
-        ("lets a lane without an element bring the last one", ("float32(0)", "x[x.size - 1]")),
-        ("names half of the lanes in its mask", ("ALL_LANES", "0xFFFF")),
-        ("names only lane 0 in its mask", ("ALL_LANES", "1")),
-        ("wrong only with several blocks", ("cuda.grid(1)", "cuda.threadIdx.x")),
-        ("wrong only with several warps", ("cuda.grid(1)", "cuda.grid(1) % 32")),
-        ("wrong only in a block's second warp", ("x[i] if i", "x[i - cuda.threadIdx.x // 32 * 32] if i")),
-        ("gives the mean", ("= value", "= value / 32")),
-        (
-            "takes the largest",
-            ("value += cuda.shfl_xor_sync(ALL_LANES, value, step)", "value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, step))"),
-        ),
-        ("right on arange only", ("= x[i] if", "= float32(i) if")),
-    )
-    + [
-        ("reads all 32 elements in each thread", sum_by_reading_all),
-        ("uses shared memory and atomics", sum_by_atomics),
-        ("takes a shuffle for every lane", sum_by_31_shuffles),
-    ],
-    "ex06_2": wrong(
-        merge_lanes,
-        ("NaN where both have read nothing", (MINE, "math.exp(m - larger)"), (THEIRS, "math.exp(other_m - larger)")),
-        ("guards its own side only", (THEIRS, "math.exp(other_m - larger)")),
-        ("guards the other side only", (MINE, "math.exp(m - larger)")),
-        ("lets nothing come from scores below zero", ("other_m > MINUS_INFINITY", "other_m > 0")),
-        ("adds without rescaling", (MINE, "float32(1)"), (THEIRS, "float32(1)")),
-        ("rescales l only", ("o[c] = mine * o[c] + theirs * cuda", "o[c] = o[c] + cuda")),
-        ("rescales o only", ("l = mine * l + theirs * other_l", "l = l + other_l")),
-        ("swaps the factors", ("l = mine * l + theirs * other_l", "l = theirs * l + mine * other_l")),
-        ("swaps the factors of o", ("o[c] = mine * o[c] + theirs *", "o[c] = theirs * o[c] + mine *")),
-        ("takes no maximum", ("larger = max(m, other_m)", "larger = float32(0)"), ("m = larger", "m = max(m, other_m)")),
-        ("updates m too early", ("        mine =", "        m = larger\n        mine =")),
-        ("never updates m", ("        m = larger\n", "")),
-        ("takes the smaller maximum", ("max(", "min(")),
-        (
-            "uses powers of 2",
-            (MINE, "2 ** (m - larger) if m > MINUS_INFINITY else float32(0)"),
-            (THEIRS, "2 ** (other_m - larger) if other_m > MINUS_INFINITY else float32(0)"),
-        ),
-        ("forgets to merge o", ("range(o.size)", "range(0)")),
-        ("right only for one number in o", ("range(o.size)", "range(1)")),
-        ("hands the first number of o to all", ("ALL_LANES, o[c], step", "ALL_LANES, o[0], step")),
-        ("starts with step 8", ("step = 16", "step = 8")),
-        ("stops one step early", ("step > 0", "step > 1")),
-        (
-            "goes down, so that lane 0 alone knows",
-            ("cuda.shfl_xor_sync(ALL_LANES, m,", "cuda.shfl_down_sync(ALL_LANES, m,"),
-            ("cuda.shfl_xor_sync(ALL_LANES, l,", "cuda.shfl_down_sync(ALL_LANES, l,"),
-            ("cuda.shfl_xor_sync(ALL_LANES, o[c],", "cuda.shfl_down_sync(ALL_LANES, o[c],"),
-        ),
-        (
-            "leaves out partners that have read nothing, at the shuffle",
-            ("            o[c] = mine", "            if theirs > 0: o[c] = mine"),
-        ),
-        ("leaves when it has read nothing", ("    step = 16\n", "    if l == 0:\n        return m, l\n    step = 16\n")),
-        ("returns l, m", ("return m, l", "return l, m")),
-        ("returns nothing", ("return m, l", "pass")),
-        (
-            "divides already",
-            ("    return m, l", "    for c in range(o.size):\n        o[c] = o[c] / l if l > 0 else float32(0)\n    return m, l"),
-        ),
-        (
-            "uses the lane's number within the block",
-            ("cuda.shfl_xor_sync(ALL_LANES, l, step)", "cuda.shfl_sync(ALL_LANES, l, min(cuda.threadIdx.x, 31) ^ step)"),
-        ),
-    )
-    + [
-        ("does nothing", merge_nothing),
-    ],
+    "ex06_1": (
+        wrong(
+            warp_sum,
+            (
+                "has the shuffles under the guard",
+                ("    step = 16\n", "    if i >= x.size:\n        return\n    step = 16\n"),
+            ),
+            (
+                "shuffles only where there is an element",
+                ("        value +=", "        if i < x.size: value +="),
+            ),
+            (
+                "spares the lanes that have nothing to do",
+                ("        value +=", "        if cuda.threadIdx.x % 32 < step: value +="),
+            ),
+            ("goes down, so that lane 0 alone knows", ("xor", "down")),
+            ("lane 0 alone writes", ("    if i < x.size:\n", "    if i < x.size and i % 32 == 0:\n")),
+            ("starts with step 8", ("step = 16", "step = 8")),
+            ("starts with step 32", ("step = 16", "step = 32")),
+            ("stops one step early", ("step > 0", "step > 1")),
+            ("keeps only what came", ("value +=", "value =")),
+            ("has no guard at the load", (" if i < x.size else float32(0)", "")),
+            ("has no guard at the store", ("    if i < x.size:\n        out", "    out")),
+            ("guards with <=", ("    if i < x.size:", "    if i <= x.size:")),
+            ("lets a lane without an element bring 1", ("float32(0)", "float32(1)")),
+            ("lets a lane without an element bring the last one", ("float32(0)", "x[x.size - 1]")),
+            ("names half of the lanes in its mask", ("ALL_LANES", "0xFFFF")),
+            ("names only lane 0 in its mask", ("ALL_LANES", "1")),
+            ("wrong only with several blocks", ("cuda.grid(1)", "cuda.threadIdx.x")),
+            ("wrong only with several warps", ("cuda.grid(1)", "cuda.grid(1) % 32")),
+            ("wrong only in a block's second warp", ("x[i] if i", "x[i - cuda.threadIdx.x // 32 * 32] if i")),
+            ("gives the mean", ("= value", "= value / 32")),
+            (
+                "takes the largest",
+                (
+                    "value += cuda.shfl_xor_sync(ALL_LANES, value, step)",
+                    "value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, step))",
+                ),
+            ),
+            ("right on arange only", ("= x[i] if", "= float32(i) if")),
+        )
+        + [
+            ("reads all 32 elements in each thread", sum_by_reading_all),
+            ("uses shared memory and atomics", sum_by_atomics),
+            ("takes a shuffle for every lane", sum_by_31_shuffles),
+        ]
+    ),
+    "ex06_2": (
+        wrong(
+            merge_lanes,
+            (
+                "NaN where both have read nothing",
+                (MINE, "math.exp(m - larger)"),
+                (THEIRS, "math.exp(other_m - larger)"),
+            ),
+            ("guards its own side only", (THEIRS, "math.exp(other_m - larger)")),
+            ("guards the other side only", (MINE, "math.exp(m - larger)")),
+            ("lets nothing come from scores below zero", ("other_m > MINUS_INFINITY", "other_m > 0")),
+            ("adds without rescaling", (MINE, "float32(1)"), (THEIRS, "float32(1)")),
+            ("rescales l only", ("o[c] = mine * o[c] + theirs * cuda", "o[c] = o[c] + cuda")),
+            ("rescales o only", ("l = mine * l + theirs * other_l", "l = l + other_l")),
+            ("swaps the factors", ("l = mine * l + theirs * other_l", "l = theirs * l + mine * other_l")),
+            ("swaps the factors of o", ("o[c] = mine * o[c] + theirs *", "o[c] = theirs * o[c] + mine *")),
+            (
+                "takes no maximum",
+                ("larger = max(m, other_m)", "larger = float32(0)"),
+                ("m = larger", "m = max(m, other_m)"),
+            ),
+            ("updates m too early", ("        mine =", "        m = larger\n        mine =")),
+            ("never updates m", ("        m = larger\n", "")),
+            ("takes the smaller maximum", ("max(", "min(")),
+            (
+                "uses powers of 2",
+                (MINE, "2 ** (m - larger) if m > MINUS_INFINITY else float32(0)"),
+                (THEIRS, "2 ** (other_m - larger) if other_m > MINUS_INFINITY else float32(0)"),
+            ),
+            ("forgets to merge o", ("range(o.size)", "range(0)")),
+            ("right only for one number in o", ("range(o.size)", "range(1)")),
+            ("hands the first number of o to all", ("ALL_LANES, o[c], step", "ALL_LANES, o[0], step")),
+            ("starts with step 8", ("step = 16", "step = 8")),
+            ("stops one step early", ("step > 0", "step > 1")),
+            (
+                "goes down, so that lane 0 alone knows",
+                ("cuda.shfl_xor_sync(ALL_LANES, m,", "cuda.shfl_down_sync(ALL_LANES, m,"),
+                ("cuda.shfl_xor_sync(ALL_LANES, l,", "cuda.shfl_down_sync(ALL_LANES, l,"),
+                ("cuda.shfl_xor_sync(ALL_LANES, o[c],", "cuda.shfl_down_sync(ALL_LANES, o[c],"),
+            ),
+            (
+                "leaves out partners that have read nothing, at the shuffle",
+                ("            o[c] = mine", "            if theirs > 0: o[c] = mine"),
+            ),
+            (
+                "leaves when it has read nothing",
+                ("    step = 16\n", "    if l == 0:\n        return m, l\n    step = 16\n"),
+            ),
+            ("returns l, m", ("return m, l", "return l, m")),
+            ("returns nothing", ("return m, l", "pass")),
+            (
+                "divides already",
+                (
+                    "    return m, l",
+                    (
+                        "    for c in range(o.size):\n        o[c] = o[c] / l if l > 0 else float32(0)\n   "
+                        " return m, l"
+                    ),
+                ),
+            ),
+            (
+                "uses the lane's number within the block",
+                (
+                    "cuda.shfl_xor_sync(ALL_LANES, l, step)",
+                    "cuda.shfl_sync(ALL_LANES, l, min(cuda.threadIdx.x, 31) ^ step)",
+                ),
+            ),
+        )
+        + [("does nothing", merge_nothing)]
+    ),
     "ex06_3": wrong(
         warp_attention,
         ("every lane reads all keys", ("range(lane, seen, 32)", "range(0, seen)")),
         ("one lane reads all keys", ("range(lane, seen, 32)", "range(0, seen if lane == 0 else 0)")),
         (
             "gives each lane a run of neighbouring keys",
-            ("range(lane, seen, 32)", "range(lane * ((seen + 31) // 32), min(seen, (lane + 1) * ((seen + 31) // 32)))"),
+            (
+                "range(lane, seen, 32)",
+                "range(lane * ((seen + 31) // 32), min(seen, (lane + 1) * ((seen + 31) // 32)))",
+            ),
         ),
         ("reads 32 keys at most", ("range(lane, seen, 32)", "range(lane, min(seen, 32), 32)")),
         ("steps by the size of the block", ("range(lane, seen, 32)", "range(lane, seen, cuda.blockDim.x)")),
-        ("takes the thread's index for the lane", ("range(lane, seen, 32)", "range(cuda.threadIdx.x, seen, 32)")),
+        (
+            "takes the thread's index for the lane",
+            ("range(lane, seen, 32)", "range(cuda.threadIdx.x, seen, 32)"),
+        ),
         ("causal, but not its own key", ("i + 1) if", "i) if")),
         ("causal, and one key too many", ("i + 1) if", "i + 2) if")),
         ("knows no causal", ("min(keys, i + 1) if causal else keys", "keys")),
         ("always causal", ("min(keys, i + 1) if causal else keys", "min(keys, i + 1)")),
-        ("right only where there are as many keys as queries", ("min(keys, i + 1) if causal", "i + 1 if causal")),
+        (
+            "right only where there are as many keys as queries",
+            ("min(keys, i + 1) if causal", "i + 1 if causal"),
+        ),
         ("leaves out the scale", ("            score *= scale\n", "")),
         ("has a scale of its own", ("score *= scale", "score /= math.sqrt(d)")),
         (
             "takes no maximum",
-            ("shrink, weight = math.exp(m - larger), math.exp(score - larger)", "shrink, weight = float32(1), math.exp(score)"),
+            (
+                "shrink, weight = math.exp(m - larger), math.exp(score - larger)",
+                "shrink, weight = float32(1), math.exp(score)",
+            ),
             ("m = larger", "m = float32(0)"),
         ),
         ("starts the maximum at 0", ("m, l = MINUS_INFINITY,", "m, l = float32(0),")),
         ("never updates m", ("            m = larger\n", "")),
-        ("updates m too early", ("            shrink, weight", "            m = larger\n            shrink, weight")),
+        (
+            "updates m too early",
+            ("            shrink, weight", "            m = larger\n            shrink, weight"),
+        ),
         ("does not shrink o", ("o[c] * shrink + weight", "o[c] + weight")),
         ("does not shrink l", ("l * shrink + weight", "l + weight")),
         ("starts the score anew for each number", ("score +=", "score =")),
@@ -358,9 +410,15 @@ MUTANTS = {
         ("forgets what the merge returns", ("m, l = merge_lanes", "merge_lanes")),
         (
             "merges at every key",
-            ("            m = larger\n        m, l = merge_lanes", "            m = larger\n            m, l = merge_lanes"),
+            (
+                "            m = larger\n        m, l = merge_lanes",
+                "            m = larger\n            m, l = merge_lanes",
+            ),
         ),
-        ("merges only lanes that have read something", ("        m, l = merge_lanes", "        if lane < seen: m, l = merge_lanes")),
+        (
+            "merges only lanes that have read something",
+            ("        m, l = merge_lanes", "        if lane < seen: m, l = merge_lanes"),
+        ),
         (
             "merges in lane 0 alone",
             ("        m, l = merge_lanes(m, l, o)\n", ""),
@@ -370,7 +428,10 @@ MUTANTS = {
             "divides before it merges",
             (
                 "        m, l = merge_lanes",
-                "        for c in range(d):\n            o[c] = o[c] / l if l > 0 else float32(0)\n        m, l = merge_lanes",
+                (
+                    "        for c in range(d):\n            o[c] = o[c] / l if l > 0 else float32(0)\n      "
+                    "  m, l = merge_lanes"
+                ),
             ),
         ),
         ("does not divide", ("o[c] / l", "o[c]")),
@@ -378,7 +439,10 @@ MUTANTS = {
         ("the first thread of the block alone writes", ("lane == 0", "cuda.threadIdx.x == 0")),
         (
             "writes the first number only",
-            ("            for c in range(d):\n                out[i, c]", "            for c in range(1):\n                out[i, c]"),
+            (
+                "            for c in range(d):\n                out[i, c]",
+                "            for c in range(1):\n                out[i, c]",
+            ),
         ),
     ),
 }

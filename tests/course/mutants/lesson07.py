@@ -1,4 +1,5 @@
-"""Wrong answers to the exercises of lesson 07, each with the mistake it makes, and right ones written another way."""
+"""Wrong answers to the exercises of lesson 07, each with the mistake it makes, and right ones written another
+way."""
 
 import inspect
 import linecache
@@ -10,14 +11,16 @@ from numpy import float32, int64
 
 
 def edited(kernel, *edits):
-    """The kernel with each (old, new) of `edits` made in its source, in which every `old` stands exactly once."""
+    """The kernel with each (old, new) of `edits` made in its source, in which every `old` stands exactly
+    once."""
     source = textwrap.dedent(inspect.getsource(kernel))
     for old, new in edits:
         if source.count(old) != 1:
             raise ValueError(f"{old!r} stands {source.count(old)} times in {kernel.__name__}")
         source = source.replace(old, new)
     name = f"<{kernel.__name__} with {edits}>"
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # so that sim can read it
+    # so that sim can read it
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     namespace = {}
     exec(compile(source, name, "exec"), {**globals()}, namespace)
     return namespace[kernel.__name__]
@@ -28,10 +31,19 @@ def wrong(kernel, *answers):
     return [(what, edited(kernel, *edits)) for what, *edits in answers]
 
 
-# 7.1 --------------------------------------------------------------------------------------------------------------
+# 7.1 --------------------------------------------------------------------------------------------------------
 
 TYPES = dict(
-    a="int64", b="int64", c="float64", d="float32", e="float64", f="float32", g="float64", h="float32", i="float64", j="float32"
+    a="int64",
+    b="int64",
+    c="float64",
+    d="float32",
+    e="float64",
+    f="float32",
+    g="float64",
+    h="float32",
+    i="float64",
+    j="float32",
 )
 
 
@@ -39,7 +51,7 @@ def types_with(**changes):
     return lambda: {letter: kind for letter, kind in (TYPES | changes).items() if kind}
 
 
-# 7.2 --------------------------------------------------------------------------------------------------------------
+# 7.2 --------------------------------------------------------------------------------------------------------
 
 
 @cuda.jit
@@ -69,7 +81,7 @@ def rms_norm_by_reciprocals(x, gain, out):
         out[i, c] = x[i, c] * factor * gain[c]
 
 
-# 7.4 --------------------------------------------------------------------------------------------------------------
+# 7.4 --------------------------------------------------------------------------------------------------------
 
 
 @cuda.jit
@@ -131,7 +143,10 @@ MUTANTS = {
         ("starts with 0.0", ("float32(0)", "0.0")),
         ("divides by a whole number", ("float32(x.shape[1])", "x.shape[1]")),
         ("adds a bare 1e-6", ("float32(1e-6)", "1e-6")),
-        ("adds a bare 1e-6 and rounds afterwards", ("math.sqrt(mean + float32(1e-6))", "float32(math.sqrt(mean + 1e-6))")),
+        (
+            "adds a bare 1e-6 and rounds afterwards",
+            ("math.sqrt(mean + float32(1e-6))", "float32(math.sqrt(mean + 1e-6))"),
+        ),
         ("a float64 in between", ("total / float32(x.shape[1])", "float32(total * (1.0 / x.shape[1]))")),
         ("times 2.0 / 2", ("gain[c] * x[i, c] / root", "gain[c] * x[i, c] / root * 2.0 / 2")),
         ("no 1e-6", (" + float32(1e-6)", "")),
@@ -144,7 +159,11 @@ MUTANTS = {
         ("no root", ("math.sqrt(mean + float32(1e-6))", "mean + float32(1e-6)")),
         ("no guard", ("if i < x.shape[0]:", "if True:")),
         ("one row too few", ("i < x.shape[0]", "i < x.shape[0] - 1")),
-        ("whole numbers", ("total = float32(0)", "total = 0"), ("total += x[i, c] ** 2", "total += int64(x[i, c] ** 2)")),
+        (
+            "whole numbers",
+            ("total = float32(0)", "total = 0"),
+            ("total += x[i, c] ** 2", "total += int64(x[i, c] ** 2)"),
+        ),
     ),
     "ex07_3": [
         ("rounds down", lambda n, threads, most: max(1, min(n // threads, most))),
@@ -165,7 +184,10 @@ MUTANTS = {
             ("the stride of the blocks", (RANGE, "range(cuda.grid(1), out.size, cuda.gridDim.x)")),
             ("no stride", (RANGE, "range(cuda.grid(1), out.size)")),
             ("each block does all", (RANGE, "range(cuda.threadIdx.x, out.size, cuda.blockDim.x)")),
-            ("starts at the thread of the block", (RANGE, "range(cuda.threadIdx.x, out.size, cuda.gridsize(1))")),
+            (
+                "starts at the thread of the block",
+                (RANGE, "range(cuda.threadIdx.x, out.size, cuda.gridsize(1))"),
+            ),
             ("one element too few", ("out.size", "out.size - 1")),
             ("one element too many", ("out.size", "out.size + 1")),
             ("adds the factor", ("factor * x[i]", "factor + x[i]")),

@@ -1,4 +1,5 @@
-"""Wrong answers to the exercises of lesson 08, each with the mistake it makes, and right ones written another way.
+"""Wrong answers to the exercises of lesson 08, each with the mistake it makes, and right ones written another
+way.
 
 A wrong kernel is the right one with a line or two edited.
 """
@@ -15,20 +16,22 @@ from kernels.memory_patterns import TILE, transpose_naive, transpose_padded, tra
 
 
 def edited(kernel, *edits):
-    """The kernel with each (old, new) of `edits` made in its source, in which every `old` stands exactly once."""
+    """The kernel with each (old, new) of `edits` made in its source, in which every `old` stands exactly
+    once."""
     source = inspect.getsource(kernel)
     for old, new in edits:
         if source.count(old) != 1:
             raise ValueError(f"{old!r} stands {source.count(old)} times in {kernel.__name__}")
         source = source.replace(old, new)
     name = f"<{kernel.__name__} with {edits}>"
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # so that sim can read it
+    # so that sim can read it
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     namespace = {}
     exec(compile(source, name, "exec"), {**globals()}, namespace)
     return namespace[kernel.__name__]
 
 
-# The right ones ---------------------------------------------------------------------------------------------------
+# The right ones ---------------------------------------------------------------------------------------------
 
 
 def sectors(stride, itemsize, first=0):
@@ -68,7 +71,7 @@ def least_time(bytes, flops, turns, gpu):
     return max(bytes / gpu.bytes_per_second, flops / gpu.flops_per_second, turns / gpu.turns_per_second)
 
 
-# Right in another way ---------------------------------------------------------------------------------------------
+# Right in another way ---------------------------------------------------------------------------------------
 
 
 def sectors_by_every_byte(stride, itemsize, first=0):
@@ -125,18 +128,25 @@ def transpose_with_a_twist(a, out):
 
 
 def predictions_as_lists():
-    return {name: [sectors(1, 4) if number == 4 else number for number in numbers] for name, numbers in reversed(PREDICTED.items())}
+    return {
+        name: [sectors(1, 4) if number == 4 else number for number in numbers]
+        for name, numbers in reversed(PREDICTED.items())
+    }
 
 
 def least_time_by_loop(bytes, flops, turns, gpu):
     longest = 0.0
-    for work, rate in ((bytes, gpu.bytes_per_second), (flops, gpu.flops_per_second), (turns, gpu.turns_per_second)):
+    for work, rate in (
+        (bytes, gpu.bytes_per_second),
+        (flops, gpu.flops_per_second),
+        (turns, gpu.turns_per_second),
+    ):
         if work / rate > longest:
             longest = work / rate
     return longest
 
 
-# Wrong in more than a line ----------------------------------------------------------------------------------------
+# Wrong in more than a line ----------------------------------------------------------------------------------
 
 
 def transpose_by_one_thread(a, out):
@@ -162,7 +172,11 @@ def changed(**numbers):
 
 def with_least_time(body):
     return lambda bytes, flops, turns, gpu: body(
-        SimpleNamespace(bytes=bytes / gpu.bytes_per_second, flops=flops / gpu.flops_per_second, turns=turns / gpu.turns_per_second)
+        SimpleNamespace(
+            bytes=bytes / gpu.bytes_per_second,
+            flops=flops / gpu.flops_per_second,
+            turns=turns / gpu.turns_per_second,
+        )
     )
 
 
@@ -260,7 +274,13 @@ MUTANTS = {
 RIGHT = {
     "ex08_1": [sectors, sectors_by_every_byte, sectors_by_numpy],
     "ex08_2": [turns, turns_by_banks, turns_one_after_another],
-    "ex08_3": [transpose, transpose_padded, transpose_through_columns, transpose_with_a_twist, cuda.jit(transpose)],
+    "ex08_3": [
+        transpose,
+        transpose_padded,
+        transpose_through_columns,
+        transpose_with_a_twist,
+        cuda.jit(transpose),
+    ],
     "ex08_4": [predictions, predictions_as_lists],
     "ex08_5": [least_time, least_time_by_loop],
 }

@@ -1,14 +1,20 @@
-"""Wrong answers to the exercises of lesson 09, each with what is wrong, and right answers written differently."""
+"""Wrong answers to the exercises of lesson 09, each with what is wrong, and right answers written
+differently."""
 
 import math
 
 import torch
 from torch.nn.functional import conv2d, pad
 
-# Exercise 9.1 · convolved_score ----------------------------------------------------------------------------------
+# Exercise 9.1 · convolved_score -----------------------------------------------------------------------------
 
 
-def convolved(top=lambda c_q: c_q - 1, left=lambda c_k: (c_k - 1) // 2, flip=False, inside=lambda r, c, n: 0 <= r and 0 <= c < n):
+def convolved(
+    top=lambda c_q: c_q - 1,
+    left=lambda c_k: (c_k - 1) // 2,
+    flip=False,
+    inside=lambda r, c, n: 0 <= r and 0 <= c < n,
+):
     """A right convolved_score, but for what is replaced."""
 
     def convolved_score(s0, w, i, j):
@@ -30,7 +36,9 @@ def in_the_matrix_from_either_end(r, c, n):
 
 
 def always_three_by_three(s0, w, i, j):
-    return sum(w[a, b] * s0[i - 2 + a, j - 1 + b] for a, b in small(w) if i - 2 + a >= 0 and 0 <= j - 1 + b < len(s0))
+    return sum(
+        w[a, b] * s0[i - 2 + a, j - 1 + b] for a, b in small(w) if i - 2 + a >= 0 and 0 <= j - 1 + b < len(s0)
+    )
 
 
 def small(w):
@@ -71,7 +79,7 @@ def from_the_newest(s0, w, i, j):
     return total.item()
 
 
-# Exercise 9.2 · conv_scores --------------------------------------------------------------------------------------
+# Exercise 9.2 · conv_scores ---------------------------------------------------------------------------------
 
 
 def future(s):
@@ -90,7 +98,14 @@ def past_and_both_sides(c_q, c_k):
     return (c_k - 1) // 2, c_k - 1 - (c_k - 1) // 2, c_q - 1, 0
 
 
-def masked_twice(first=zero, second=minus_infinity, padding=past_and_both_sides, scale=lambda d: d**-0.5, taps=lambda w: w, crop=True):
+def masked_twice(
+    first=zero,
+    second=minus_infinity,
+    padding=past_and_both_sides,
+    scale=lambda d: d**-0.5,
+    taps=lambda w: w,
+    crop=True,
+):
     """A right conv_scores, but for what is replaced."""
 
     def conv_scores(q, k, w):
@@ -147,10 +162,16 @@ def by_scores(q, k, w):
     return t
 
 
-# Exercise 9.3 · is_causal ----------------------------------------------------------------------------------------
+# Exercise 9.3 · is_causal -----------------------------------------------------------------------------------
 
 
-def later(change=lambda x, t: torch.cat([x[:t], torch.randn_like(x[t:])]), which=(0, 1, 2), cuts=lambda n: range(1, n), rows=slice, tolerance=1e-8):
+def later(
+    change=lambda x, t: torch.cat([x[:t], torch.randn_like(x[t:])]),
+    which=(0, 1, 2),
+    cuts=lambda n: range(1, n),
+    rows=slice,
+    tolerance=1e-8,
+):
     """A right is_causal, but for what is replaced."""
 
     def is_causal(attend, q, k, v):
@@ -220,7 +241,9 @@ def by_a_difference_above(limit):
     def is_causal(attend, q, k, v):
         before = attend(q, k, v)
         changed = [[torch.cat([x[:t], torch.randn_like(x[t:])]) for x in (q, k, v)] for t in range(1, len(q))]
-        return not any((attend(*tokens)[:t] - before[:t]).abs().max() > limit for t, tokens in enumerate(changed, 1))
+        return not any(
+            (attend(*tokens)[:t] - before[:t]).abs().max() > limit for t, tokens in enumerate(changed, 1)
+        )
 
     return is_causal
 
@@ -250,14 +273,20 @@ def by_the_jacobian(attend, q, k, v):
 def cut_a_prefix(attend, q, k, v):
     """Right: what the first t tokens give when there are no others."""
     whole = attend(q, k, v)
-    return all(torch.allclose(attend(*(torch.cat([x[:t], 7 - x[t:]]) for x in (q, k, v)))[:t], whole[:t]) for t in range(len(q)))
+    return all(
+        torch.allclose(attend(*(torch.cat([x[:t], 7 - x[t:]]) for x in (q, k, v)))[:t], whole[:t])
+        for t in range(len(q))
+    )
 
 
 MUTANTS = {
     "ex09_1": [
         ("turns the taps by 180°", convolved(flip=True)),
         ("looks c_q rows back", convolved(top=lambda c_q: c_q)),
-        ("rows start at i and go on", convolved(top=lambda c_q: 0, inside=lambda r, c, n: r < n and 0 <= c < n)),
+        (
+            "rows start at i and go on",
+            convolved(top=lambda c_q: 0, inside=lambda r, c, n: r < n and 0 <= c < n),
+        ),
         ("centres the rows", centred_rows_inside),
         ("half of c_k to the left", convolved(left=lambda c_k: c_k // 2)),
         ("all columns to the left", convolved(left=lambda c_k: c_k - 1)),
@@ -283,12 +312,24 @@ MUTANTS = {
         ("masks the diagonal too", masked_twice(first=mask_includes_the_diagonal)),
         ("masks the past", masked_twice(first=one_mask_of_the_wrong_half)),
         ("centres the rows", masked_twice(padding=same_padding)),
-        ("pads right before left", masked_twice(padding=lambda c_q, c_k: (c_k - 1 - (c_k - 1) // 2, (c_k - 1) // 2, c_q - 1, 0))),
-        ("pads below", masked_twice(padding=lambda c_q, c_k: ((c_k - 1) // 2, c_k - 1 - (c_k - 1) // 2, 0, c_q - 1))),
-        ("pads rows for columns", masked_twice(padding=lambda c_q, c_k: (c_q - 1, 0, (c_k - 1) // 2, c_k - 1 - (c_k - 1) // 2))),
+        (
+            "pads right before left",
+            masked_twice(padding=lambda c_q, c_k: (c_k - 1 - (c_k - 1) // 2, (c_k - 1) // 2, c_q - 1, 0)),
+        ),
+        (
+            "pads below",
+            masked_twice(padding=lambda c_q, c_k: ((c_k - 1) // 2, c_k - 1 - (c_k - 1) // 2, 0, c_q - 1)),
+        ),
+        (
+            "pads rows for columns",
+            masked_twice(padding=lambda c_q, c_k: (c_q - 1, 0, (c_k - 1) // 2, c_k - 1 - (c_k - 1) // 2)),
+        ),
         ("pads c_k on either side", masked_twice(padding=lambda c_q, c_k: (c_k, c_k, c_q - 1, 0))),
         ("pads to the left only", masked_twice(padding=lambda c_q, c_k: (c_k - 1, 0, c_q - 1, 0))),
-        ("does not cut the padding off", masked_twice(padding=lambda c_q, c_k: (c_k, c_k, c_q, c_q), crop=False)),
+        (
+            "does not cut the padding off",
+            masked_twice(padding=lambda c_q, c_k: (c_k, c_k, c_q, c_q), crop=False),
+        ),
         ("turns the taps", masked_twice(taps=lambda w: w.flip(0, 1))),
         ("does not divide by √d", masked_twice(scale=lambda d: 1.0)),
         ("divides by d", masked_twice(scale=lambda d: 1 / d)),
@@ -327,5 +368,13 @@ MUTANTS = {
 RIGHT = {
     "ex09_1": [convolved(), by_a_padded_window, from_the_newest],
     "ex09_2": [masked_twice(), by_shifting, by_scores],
-    "ex09_3": [later(), later(change=one_token), later(rows=lambda t: slice(t - 1, t)), by_moving_one_token, cut_a_prefix, by_prefixes, by_the_jacobian],
+    "ex09_3": [
+        later(),
+        later(change=one_token),
+        later(rows=lambda t: slice(t - 1, t)),
+        by_moving_one_token,
+        cut_a_prefix,
+        by_prefixes,
+        by_the_jacobian,
+    ],
 }

@@ -8,10 +8,16 @@ from torch.nn.functional import conv2d, pad
 from kernels.conv_tiled import halo_of, load_rows, owned
 from kernels.tiled import Traffic, nothing_read, update
 
-# Exercise 10.1 · to_load -----------------------------------------------------------------------------------------
+# Exercise 10.1 · to_load ------------------------------------------------------------------------------------
 
 
-def loading(above=lambda c_q: c_q - 1, below=lambda c_q: 0, left=lambda c_k: (c_k - 1) // 2, right=lambda c_k: c_k - 1 - (c_k - 1) // 2, end=0):
+def loading(
+    above=lambda c_q: c_q - 1,
+    below=lambda c_q: 0,
+    left=lambda c_k: (c_k - 1) // 2,
+    right=lambda c_k: c_k - 1 - (c_k - 1) // 2,
+    end=0,
+):
     """A right to_load, but for what is replaced."""
 
     def to_load(i0, j0, rows, columns, c_q, c_k):
@@ -48,7 +54,7 @@ def by_counting(i0, j0, rows, columns, c_q, c_k):
     return [top, top + rows + c_q - 1, left, left + columns + c_k - 1]
 
 
-# Exercise 10.2 · convolved_tile ----------------------------------------------------------------------------------
+# Exercise 10.2 · convolved_tile -----------------------------------------------------------------------------
 
 
 def future(shape, i0, j0):
@@ -95,7 +101,7 @@ def by_taps(q_tile, k_tile, w, i0, j0):
     return torch.where(torch.arange(j0, j0 + columns) <= torch.arange(i0, i0 + rows)[:, None], t, -math.inf)
 
 
-# Exercise 10.3 · forward -----------------------------------------------------------------------------------------
+# Exercise 10.3 · forward ------------------------------------------------------------------------------------
 
 
 def looping(
@@ -170,7 +176,8 @@ def without_the_counter(q, k, v, w, loaded, traffic):
 
 
 def own_statistics(q, k, v, w, loaded, traffic):
-    """Right: keeps m, l, o as flat tensors and takes the maximum with the old one first; tiles of keys are never cut at the end."""
+    """Right: keeps m, l, o as flat tensors and takes the maximum with the old one first; tiles of keys are
+    never cut at the end."""
     n, d = q.shape
     above, left, right = halo_of(w)
     rows, columns = loaded[0] - above, loaded[1] - left - right
@@ -178,7 +185,11 @@ def own_statistics(q, k, v, w, loaded, traffic):
     i0 = 0
     while i0 < n:
         end = min(i0 + rows, n)
-        m, l, o = torch.full((end - i0,), -math.inf, dtype=q.dtype), q.new_zeros(end - i0), q.new_zeros(end - i0, d)
+        m, l, o = (
+            torch.full((end - i0,), -math.inf, dtype=q.dtype),
+            q.new_zeros(end - i0),
+            q.new_zeros(end - i0, d),
+        )
         q_tile = load_rows(q, i0 - above, end - i0 + above, traffic)
         for j0 in range(0, end, columns):
             t = by_taps(q_tile, load_rows(k, j0 - left, loaded[1], traffic), w, i0, j0)
@@ -191,7 +202,7 @@ def own_statistics(q, k, v, w, loaded, traffic):
     return [out, log_sum]
 
 
-# Exercise 10.4 · two_tests ---------------------------------------------------------------------------------------
+# Exercise 10.4 · two_tests ----------------------------------------------------------------------------------
 
 
 def tests(sharp=(2, 2, 2, 3, 2), blind=(16, 7, 7, 32, 32)):
@@ -203,7 +214,10 @@ MUTANTS = {
     "ex10_1": [
         ("the same halo on both sides", loading(right=lambda c_k: (c_k - 1) // 2)),
         ("c_k // 2 on both sides", loading(left=lambda c_k: c_k // 2, right=lambda c_k: c_k // 2)),
-        ("left and right swapped", loading(left=lambda c_k: c_k - 1 - (c_k - 1) // 2, right=lambda c_k: (c_k - 1) // 2)),
+        (
+            "left and right swapped",
+            loading(left=lambda c_k: c_k - 1 - (c_k - 1) // 2, right=lambda c_k: (c_k - 1) // 2),
+        ),
         ("the whole width on both sides", loading(left=lambda c_k: c_k - 1, right=lambda c_k: c_k - 1)),
         ("rows below too", loading(below=lambda c_q: c_q - 1)),
         ("rows centred", loading(above=lambda c_q: (c_q - 1) // 2, below=lambda c_q: c_q // 2)),
@@ -218,19 +232,56 @@ MUTANTS = {
     ],
     "ex10_2": [
         ("no zero-mask", convolving(first=lambda s, i0, j0, halo: s)),
-        ("-inf before the convolution", convolving(first=lambda s, i0, j0, h: s.masked_fill(future(s.shape, i0 - h.above, j0 - h.left), -math.inf))),
-        ("zero-mask at the owned place", convolving(first=lambda s, i0, j0, halo: s.masked_fill(future(s.shape, i0, j0), 0.0))),
-        ("zero-mask without the left halo", convolving(first=lambda s, i0, j0, h: s.masked_fill(future(s.shape, i0 - h.above, j0), 0.0))),
-        ("zero-mask without the rows above", convolving(first=lambda s, i0, j0, h: s.masked_fill(future(s.shape, i0, j0 - h.left), 0.0))),
+        (
+            "-inf before the convolution",
+            convolving(
+                first=lambda s, i0, j0, h: s.masked_fill(
+                    future(s.shape, i0 - h.above, j0 - h.left), -math.inf
+                )
+            ),
+        ),
+        (
+            "zero-mask at the owned place",
+            convolving(first=lambda s, i0, j0, halo: s.masked_fill(future(s.shape, i0, j0), 0.0)),
+        ),
+        (
+            "zero-mask without the left halo",
+            convolving(first=lambda s, i0, j0, h: s.masked_fill(future(s.shape, i0 - h.above, j0), 0.0)),
+        ),
+        (
+            "zero-mask without the rows above",
+            convolving(first=lambda s, i0, j0, h: s.masked_fill(future(s.shape, i0, j0 - h.left), 0.0)),
+        ),
         ("zero-mask counted from the tile", convolving(first=lambda s, i0, j0, halo: s.tril())),
-        ("zero-mask hides the diagonal", convolving(first=lambda s, i0, j0, h: s.masked_fill(future(s.shape, i0 - h.above - 1, j0 - h.left), 0.0))),
+        (
+            "zero-mask hides the diagonal",
+            convolving(
+                first=lambda s, i0, j0, h: s.masked_fill(future(s.shape, i0 - h.above - 1, j0 - h.left), 0.0)
+            ),
+        ),
         ("no second mask", convolving(second=lambda t, i0, j0, halo: t)),
-        ("0 after the convolution", convolving(second=lambda t, i0, j0, halo: t.masked_fill(future(t.shape, i0, j0), 0.0))),
-        ("second mask at the loaded place", convolving(second=lambda t, i0, j0, h: t.masked_fill(future(t.shape, i0 - h.above, j0 - h.left), -math.inf))),
-        ("second mask counted from the tile", convolving(second=lambda t, i0, j0, h: t.masked_fill(future(t.shape, 0, 0), -math.inf))),
+        (
+            "0 after the convolution",
+            convolving(second=lambda t, i0, j0, halo: t.masked_fill(future(t.shape, i0, j0), 0.0)),
+        ),
+        (
+            "second mask at the loaded place",
+            convolving(
+                second=lambda t, i0, j0, h: t.masked_fill(
+                    future(t.shape, i0 - h.above, j0 - h.left), -math.inf
+                )
+            ),
+        ),
+        (
+            "second mask counted from the tile",
+            convolving(second=lambda t, i0, j0, h: t.masked_fill(future(t.shape, 0, 0), -math.inf)),
+        ),
         ("no scale", convolving(scale=lambda d: 1)),
         ("divides by d", convolving(scale=lambda d: d)),
-        ("taps turned", convolving(convolve=lambda s, w, halo: conv2d(s[None, None], w.flip(0, 1)[None, None])[0, 0])),
+        (
+            "taps turned",
+            convolving(convolve=lambda s, w, halo: conv2d(s[None, None], w.flip(0, 1)[None, None])[0, 0]),
+        ),
         ("keeps the halo", convolving(convolve=same_size)),
         ("does not use the halo", convolving(convolve=without_neighbours)),
         ("keeps the wrong part", convolving(convolve=wrong_part)),
@@ -242,7 +293,10 @@ MUTANTS = {
         ("visits all tiles of keys", looping(last=lambda i0, count, n: n)),
         ("starts at the diagonal", looping(first=lambda i0: i0)),
         ("K without its halo", looping(keys=lambda halo: halo._replace(left=0))),
-        ("V from the left halo on", looping(values=lambda v, j0, width, halo, traffic: load_rows(v, j0 - halo.left, width, traffic))),
+        (
+            "V from the left halo on",
+            looping(values=lambda v, j0, width, halo, traffic: load_rows(v, j0 - halo.left, width, traffic)),
+        ),
         ("never divides by l", looping(finish=lambda m, l, o: (o, m + torch.log(l)))),
         ("L is l", looping(finish=lambda m, l, o: (o / l, l))),
         ("L is log l", looping(finish=lambda m, l, o: (o / l, torch.log(l)))),
@@ -251,7 +305,14 @@ MUTANTS = {
         ("no zero-mask", looping(tile=convolving(first=lambda s, i0, j0, halo: s))),
         ("steps by what it loads", strides_as_loaded),
         ("loads Q with each tile of keys", looping(queries_anew=True)),
-        ("V with its halo", looping(values=lambda v, j0, width, h, traffic: load_rows(v, j0 - h.left, width + h.across, traffic)[h.left : h.left + width])),
+        (
+            "V with its halo",
+            looping(
+                values=lambda v, j0, width, h, traffic: load_rows(v, j0 - h.left, width + h.across, traffic)[
+                    h.left : h.left + width
+                ]
+            ),
+        ),
         ("O alone", only_o),
         ("bypasses the counter", without_the_counter),
     ],
@@ -278,5 +339,9 @@ RIGHT = {
     "ex10_1": [by_counting, loading()],
     "ex10_2": [by_taps, convolving()],
     "ex10_3": [own_statistics, looping()],
-    "ex10_4": [tests(), tests(sharp=[3, 2, 3, 4, 3], blind=(100, 3, 3, 200, 102)), tests(sharp=(3, 3, 4, 5, 4), blind=(16, 3, 3, 18, 18))],
+    "ex10_4": [
+        tests(),
+        tests(sharp=[3, 2, 3, 4, 3], blind=(100, 3, 3, 200, 102)),
+        tests(sharp=(3, 3, 4, 5, 4), blind=(16, 3, 3, 18, 18)),
+    ],
 }

@@ -1,4 +1,5 @@
-"""Wrong answers to the exercises of lesson 11, each with the mistake it makes, and right ones written another way.
+"""Wrong answers to the exercises of lesson 11, each with the mistake it makes, and right ones written another
+way.
 
 A wrong answer is the right one with a line or two edited.
 """
@@ -17,20 +18,22 @@ ALL_LANES = 0xFFFFFFFF
 
 
 def edited(function, *edits):
-    """The function with each (old, new) of `edits` made in its source, in which every `old` stands exactly once."""
+    """The function with each (old, new) of `edits` made in its source, in which every `old` stands exactly
+    once."""
     source = textwrap.dedent(inspect.getsource(function))
     for old, new in edits:
         if source.count(old) != 1:
             raise ValueError(f"{old!r} stands {source.count(old)} times in {function.__name__}")
         source = source.replace(old, new)
     name = f"<{function.__name__} with {edits}>"
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # so that sim can read it
+    # so that sim can read it
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     namespace = {}
     exec(compile(source, name, "exec"), {**globals()}, namespace)
     return namespace[function.__name__]
 
 
-# The right ones ---------------------------------------------------------------------------------------------------
+# The right ones ---------------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
@@ -138,7 +141,7 @@ def conv_kernel(size):
     return kernel
 
 
-# Right in another way ---------------------------------------------------------------------------------------------
+# Right in another way ---------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
@@ -184,7 +187,10 @@ def add_values_apart(o, shrink, p_tile, v_tile):
 
 
 WITH_FOUR_BARRIERS = [
-    ("            load_rows(v_tile, v, j0)\n            cuda.syncthreads()  # loaded", "            cuda.syncthreads()  # loaded"),
+    (
+        "            load_rows(v_tile, v, j0)\n            cuda.syncthreads()  # loaded",
+        "            cuda.syncthreads()  # loaded",
+    ),
     ("cuda.syncthreads()  # complete", "cuda.syncthreads()\n            load_rows(v_tile, v, j0)"),
     ("            cuda.syncthreads()  # used\n", ""),
 ]
@@ -205,56 +211,119 @@ GUARD = "y + c_q > size or x + c_k > size or j0 + x > i0 + y"
 MUTANTS = {
     "ex11_1": [
         ("no mask", edited(score, ("if key > query", "if False"))),
-        ("the mask of the owned tile", edited(score, ("i0 - (c_q - 1) + y, j0 - (c_k - 1) // 2 + x", "i0 + y, j0 + x"))),
+        (
+            "the mask of the owned tile",
+            edited(score, ("i0 - (c_q - 1) + y, j0 - (c_k - 1) // 2 + x", "i0 + y, j0 + x")),
+        ),
         ("no halo above", edited(score, ("i0 - (c_q - 1) + y", "i0 + y"))),
         ("no halo to the left", edited(score, ("j0 - (c_k - 1) // 2 + x", "j0 + x"))),
         ("the halo as wide as the taps", edited(score, ("(c_k - 1) // 2", "(c_k - 1)"))),
-        ("the halo of an even number of taps on the wrong side", edited(score, ("(c_k - 1) // 2", "c_k // 2"))),
+        (
+            "the halo of an even number of taps on the wrong side",
+            edited(score, ("(c_k - 1) // 2", "c_k // 2")),
+        ),
         ("the diagonal masked", edited(score, ("key > query", "key >= query"))),
         ("masked with -inf", edited(score, ("return float32(0)", "return MINUS_INFINITY"))),
         ("no scale", edited(score, ("return scale * total", "return total"))),
-        ("rows and columns swapped", edited(score, ("q_tile[y, c] * k_tile[x, c]", "q_tile[x, c] * k_tile[y, c]"))),
+        (
+            "rows and columns swapped",
+            edited(score, ("q_tile[y, c] * k_tile[x, c]", "q_tile[x, c] * k_tile[y, c]")),
+        ),
         ("a column of K", edited(score, ("k_tile[x, c]", "k_tile[c, x]"))),
         ("i and j of the tile only", edited(score, ("i0 - (c_q - 1) + y, j0 - (c_k - 1) // 2 + x", "y, x"))),
         ("nothing returned", edited(score, ("return scale * total", "scale * total"))),
     ],
     "ex11_2": [
-        ("columns of the halo have a T", edited(convolve, ("x + c_k > size", "x >= size"), ("s_tile[y + a, x + b]", "(s_tile[y + a, x + b] if x + b < size else float32(0))"))),
-        ("rows of the halo have a T", edited(convolve, ("y + c_q > size", "y >= size"), ("s_tile[y + a, x + b]", "(s_tile[y + a, x + b] if y + a < size else float32(0))"))),
+        (
+            "columns of the halo have a T",
+            edited(
+                convolve,
+                ("x + c_k > size", "x >= size"),
+                ("s_tile[y + a, x + b]", "(s_tile[y + a, x + b] if x + b < size else float32(0))"),
+            ),
+        ),
+        (
+            "rows of the halo have a T",
+            edited(
+                convolve,
+                ("y + c_q > size", "y >= size"),
+                ("s_tile[y + a, x + b]", "(s_tile[y + a, x + b] if y + a < size else float32(0))"),
+            ),
+        ),
         ("no guard", edited(convolve, (GUARD, "j0 + x > i0 + y"))),
         ("a guard one too early", edited(convolve, ("x + c_k > size", "x + c_k >= size"))),
         ("a guard one too late", edited(convolve, ("y + c_q > size", "y + c_q > size + 1"))),
         ("no mask", edited(convolve, (" or j0 + x > i0 + y", ""))),
-        ("the mask of S0", edited(convolve, ("j0 + x > i0 + y", "j0 - (c_k - 1) // 2 + x > i0 - (c_q - 1) + y"))),
+        (
+            "the mask of S0",
+            edited(convolve, ("j0 + x > i0 + y", "j0 - (c_k - 1) // 2 + x > i0 - (c_q - 1) + y")),
+        ),
         ("masked with 0", edited(convolve, ("return MINUS_INFINITY", "return float32(0)"))),
         ("taps turned round", edited(convolve, ("w[a, b]", "w[c_q - 1 - a, c_k - 1 - b]"))),
-        ("the window to the left and above", edited(convolve, ("s_tile[y + a, x + b]", "s_tile[y - a, x - b]"))),
+        (
+            "the window to the left and above",
+            edited(convolve, ("s_tile[y + a, x + b]", "s_tile[y - a, x - b]")),
+        ),
         ("only one row of taps", edited(convolve, ("range(c_q)", "range(1)"))),
-        ("rows and columns of the taps swapped", edited(convolve, ("s_tile[y + a, x + b]", "s_tile[y + b, x + a]"), ("y + c_q > size or x + c_k", "y + c_k > size or x + c_q"))),
+        (
+            "rows and columns of the taps swapped",
+            edited(
+                convolve,
+                ("s_tile[y + a, x + b]", "s_tile[y + b, x + a]"),
+                ("y + c_q > size or x + c_k", "y + c_k > size or x + c_q"),
+            ),
+        ),
     ],
     "ex11_3": [
         ("exp without a guard", edited(absorb, ("p = weight(t, new_m)", "p = math.exp(t - new_m)"))),
-        ("shrink without a guard", edited(absorb, ("shrink = weight(m, new_m)", "shrink = math.exp(m - new_m)"))),
+        (
+            "shrink without a guard",
+            edited(absorb, ("shrink = weight(m, new_m)", "shrink = math.exp(m - new_m)")),
+        ),
         ("a maximum of the tile's own", edited(absorb, ("max(m, row_max(t))", "row_max(t)"))),
         ("a maximum of the thread's own", edited(absorb, ("max(m, row_max(t))", "max(m, t)"))),
         ("no maximum", edited(absorb, ("max(m, row_max(t))", "float32(0)"))),
         ("the sum of the thread alone", edited(absorb, ("row_sum(p)", "p"))),
         ("the old l does not shrink", edited(absorb, ("l * shrink", "l"))),
         ("the old l forgotten", edited(absorb, ("l * shrink + row_sum(p)", "row_sum(p)"))),
-        ("shrink after m has changed", edited(absorb, ("shrink = weight(m, new_m)", "shrink = weight(new_m, new_m)"))),
+        (
+            "shrink after m has changed",
+            edited(absorb, ("shrink = weight(m, new_m)", "shrink = weight(new_m, new_m)")),
+        ),
         ("shrink upside down", edited(absorb, ("shrink = weight(m, new_m)", "shrink = weight(new_m, m)"))),
         ("another order of the results", edited(absorb, ("shrink, p\n", "p, shrink\n"))),
-        ("only lanes that see something shuffle", edited(absorb, ("new_m = max(m, row_max(t))", "if t == MINUS_INFINITY:\n        return m, l, float32(1), float32(0)\n    new_m = max(m, row_max(t))"))),
+        (
+            "only lanes that see something shuffle",
+            edited(
+                absorb,
+                (
+                    "new_m = max(m, row_max(t))",
+                    (
+                        "if t == MINUS_INFINITY:\n        return m, l, float32(1), float32(0)\n    new_m ="
+                        " max(m, row_max(t))"
+                    ),
+                ),
+            ),
+        ),
     ],
     "ex11_4": [
         ("o does not shrink", edited(add_values, ("    o *= shrink\n", ""))),
         ("the old o forgotten", edited(add_values, ("o *= shrink", "o = float32(0)"))),
-        ("shrinks once a key", edited(add_values, ("    o *= shrink\n", ""), ("        o += ", "        o = o * shrink + "))),
+        (
+            "shrinks once a key",
+            edited(add_values, ("    o *= shrink\n", ""), ("        o += ", "        o = o * shrink + ")),
+        ),
         ("V on its side", edited(add_values, ("v_tile[j, x]", "v_tile[x, j]"))),
         ("P on its side", edited(add_values, ("p_tile[y, j]", "p_tile[j, y]"))),
         ("row x of P", edited(add_values, ("p_tile[y, j] * v_tile[j, x]", "p_tile[x, j] * v_tile[j, y]"))),
-        ("the last key forgotten", edited(add_values, ("range(p_tile.shape[1])", "range(p_tile.shape[1] - 1)"))),
-        ("the new part shrinks too", edited(add_values, ("    o *= shrink\n", ""), ("return o", "return o * shrink"))),
+        (
+            "the last key forgotten",
+            edited(add_values, ("range(p_tile.shape[1])", "range(p_tile.shape[1] - 1)")),
+        ),
+        (
+            "the new part shrinks too",
+            edited(add_values, ("    o *= shrink\n", ""), ("return o", "return o * shrink")),
+        ),
     ],
     "ex11_5": [
         ("no barrier after the loads", kernel(("cuda.syncthreads()  # loaded", "pass"))),
@@ -265,11 +334,28 @@ MUTANTS = {
         ("K without its halo", kernel(("k, j0 - (c_k - 1) // 2", "k, j0"))),
         ("V with a halo", kernel(("v, j0)", "v, j0 - (c_k - 1) // 2)"))),
         ("always the first tile of V", kernel(("v, j0)", "v, 0)"))),
-        ("only owned cells store P", kernel(("s_tile[y, x] = p", "if y < rows and x < columns:\n                s_tile[y, x] = p"))),
-        ("barrier in a branch", kernel(("cuda.syncthreads()  # P", "if y < rows:\n                cuda.syncthreads()"))),
-        ("shrink forgotten", kernel(("add_values(o, shrink, s_tile, v_tile)", "add_values(o, float32(1), s_tile, v_tile)"))),
+        (
+            "only owned cells store P",
+            kernel(("s_tile[y, x] = p", "if y < rows and x < columns:\n                s_tile[y, x] = p")),
+        ),
+        (
+            "barrier in a branch",
+            kernel(("cuda.syncthreads()  # P", "if y < rows:\n                cuda.syncthreads()")),
+        ),
+        (
+            "shrink forgotten",
+            kernel(("add_values(o, shrink, s_tile, v_tile)", "add_values(o, float32(1), s_tile, v_tile)")),
+        ),
         ("T in place of P", kernel(("s_tile[y, x] = p", "s_tile[y, x] = t"))),
-        ("l forgotten from tile to tile", kernel(("m, l, shrink, p = absorb(t, m, l)", "m, l, shrink, p = absorb(t, m, float32(0))"))),
-        ("Q loaded anew without its halo", kernel(("load_rows(v_tile, v, j0)", "load_rows(v_tile, v, j0)\n            load_rows(q_tile, q, i0)"))),
+        (
+            "l forgotten from tile to tile",
+            kernel(("m, l, shrink, p = absorb(t, m, l)", "m, l, shrink, p = absorb(t, m, float32(0))")),
+        ),
+        (
+            "Q loaded anew without its halo",
+            kernel(
+                ("load_rows(v_tile, v, j0)", "load_rows(v_tile, v, j0)\n            load_rows(q_tile, q, i0)")
+            ),
+        ),
     ],
 }

@@ -1,18 +1,23 @@
-"""Wrong answers to the exercises of lesson 12, each with what is wrong, and right answers written differently."""
+"""Wrong answers to the exercises of lesson 12, each with what is wrong, and right answers written
+differently."""
 
 import math
 
 import torch
 from torch.nn.functional import conv2d, conv_transpose2d, pad
 
-# Exercise 12.1 · softmax_backward ---------------------------------------------------------------------------------
+# Exercise 12.1 · softmax_backward ---------------------------------------------------------------------------
 
 
 def column_of_d(p, d_p, o, d_o):
     return (d_o * o).sum(1, keepdim=True)
 
 
-def softmax_with(weights=lambda t, log_sum: torch.exp(t - log_sum[:, None]), d=column_of_d, join=lambda p, d_p, d: p * (d_p - d)):
+def softmax_with(
+    weights=lambda t, log_sum: torch.exp(t - log_sum[:, None]),
+    d=column_of_d,
+    join=lambda p, d_p, d: p * (d_p - d),
+):
     """A right softmax_backward, but for what is replaced."""
 
     def softmax_backward(t, log_sum, v, o, d_o):
@@ -61,7 +66,7 @@ def softmax_by_autograd(t, log_sum, v, o, d_o):
     return p.detach(), torch.autograd.grad(p @ v, t, d_o)[0]
 
 
-# Exercise 12.2 · transposed_convolve ------------------------------------------------------------------------------
+# Exercise 12.2 · transposed_convolve ------------------------------------------------------------------------
 
 
 def sides(c_q, c_k):
@@ -135,10 +140,12 @@ def by_conv_transpose(d_t, w):
     return conv_transpose2d(d_t[None, None], w[None, None])[0, 0, w.shape[0] - 1 :, left : left + len(d_t)]
 
 
-# Exercise 12.3 · tap_gradient -------------------------------------------------------------------------------------
+# Exercise 12.3 · tap_gradient -------------------------------------------------------------------------------
 
 
-def gradient_with(padding=sides_of_the_forward_pass, result=lambda d_w, n: d_w, met=lambda d_t, window: d_t * window):
+def gradient_with(
+    padding=sides_of_the_forward_pass, result=lambda d_w, n: d_w, met=lambda d_t, window: d_t * window
+):
     """A right tap_gradient, but for what is replaced."""
 
     def tap_gradient(d_t, s0, c_q, c_k):
@@ -171,7 +178,7 @@ def by_unfolding(d_t, s0, c_q, c_k):
     return torch.einsum("abij,ij->ab", windows, d_t)
 
 
-# Exercise 12.4 · conv_attention_backward --------------------------------------------------------------------------
+# Exercise 12.4 · conv_attention_backward --------------------------------------------------------------------
 
 
 def scale_of(q):
@@ -199,7 +206,12 @@ def backward_with(
         s0, t = conv_scores(q, k, w)
         p, d_t = softmax(t, log_sum, v, o, d_o)
         d_s = mask(transposed(d_t, w))
-        return scale(q) * d_s @ k, scale(q) * turn(d_s) @ q, turn(p) @ d_o, taps(d_t, scores(s0, q, k), *w.shape)
+        return (
+            scale(q) * d_s @ k,
+            scale(q) * turn(d_s) @ q,
+            turn(p) @ d_o,
+            taps(d_t, scores(s0, q, k), *w.shape),
+        )
 
     return conv_attention_backward
 
@@ -225,10 +237,12 @@ def gradient_of_k_without_transpose(q, k, v, w, o, log_sum, d_o):
 def with_autograd(q, k, v, w, o, log_sum, d_o):
     """The forward pass once more, and autograd."""
     inputs = [x.clone().requires_grad_() for x in (q, k, v, w)]
-    return torch.autograd.grad(torch.softmax(conv_scores(inputs[0], inputs[1], inputs[3])[1], 1) @ inputs[2], inputs, d_o)
+    return torch.autograd.grad(
+        torch.softmax(conv_scores(inputs[0], inputs[1], inputs[3])[1], 1) @ inputs[2], inputs, d_o
+    )
 
 
-# Exercise 12.5 · diagnosis ----------------------------------------------------------------------------------------
+# Exercise 12.5 · diagnosis ----------------------------------------------------------------------------------
 
 TRUTH = {"a": "not transposed", "b": "counted twice", "c": "no D", "d": "no mask"}
 
@@ -241,17 +255,27 @@ RIGHT = {
     "ex12_1": [softmax_with(), softmax_row_by_row],
     "ex12_2": [transposed_with(), by_loops, by_conv_transpose],
     "ex12_3": [gradient_with(), as_a_large_convolution, by_unfolding],
-    "ex12_4": [backward_with(), right_then(lambda *four: list(four)), backward_with(transposed=by_loops, taps=by_unfolding)],
+    "ex12_4": [
+        backward_with(),
+        right_then(lambda *four: list(four)),
+        backward_with(transposed=by_loops, taps=by_unfolding),
+    ],
     "ex12_5": [lambda: TRUTH, lambda: dict(sorted(TRUTH.items(), reverse=True))],
 }
 
 MUTANTS = {
     "ex12_1": [
         ("whole rows of P in place of L and o", by_the_table_of_derivatives),
-        ("D from P and dP, which takes whole rows", softmax_with(d=lambda p, d_p, o, d_o: (p * d_p).sum(1, keepdim=True))),
+        (
+            "D from P and dP, which takes whole rows",
+            softmax_with(d=lambda p, d_p, o, d_o: (p * d_p).sum(1, keepdim=True)),
+        ),
         ("exp(T) / exp(L)", lambda t, log_sum, v, o, d_o: quotient(t, log_sum, v, o, d_o)),
         ("autograd", softmax_by_autograd),
-        ("changes t in place", lambda t, log_sum, v, o, d_o: softmax_with()(t.sub_(log_sum[:, None]), 0 * log_sum, v, o, d_o)),
+        (
+            "changes t in place",
+            lambda t, log_sum, v, o, d_o: softmax_with()(t.sub_(log_sum[:, None]), 0 * log_sum, v, o, d_o),
+        ),
         ("no D", softmax_with(join=lambda p, d_p, d: p * d_p)),
         ("D added", softmax_with(join=lambda p, d_p, d: p * (d_p + d))),
         ("D not weighted by P", softmax_with(join=lambda p, d_p, d: p * d_p - d)),
@@ -270,7 +294,10 @@ MUTANTS = {
         ("in float32", in_single_precision),
     ],
     "ex12_2": [
-        ("the convolution of the forward pass", transposed_with(padding=sides_of_the_forward_pass, turn=lambda w: w)),
+        (
+            "the convolution of the forward pass",
+            transposed_with(padding=sides_of_the_forward_pass, turn=lambda w: w),
+        ),
         ("taps not turned", transposed_with(turn=lambda w: w)),
         ("taps turned in rows only", transposed_with(turn=lambda w: w.flip(0))),
         ("taps turned in columns only", transposed_with(turn=lambda w: w.flip(1))),
@@ -302,7 +329,10 @@ MUTANTS = {
         ("the diagonal masked too", backward_with(mask=lambda d_s: d_s.tril(-1))),
         ("the wrong half", backward_with(mask=torch.triu)),
         ("no D", backward_with(softmax=softmax_with(join=lambda p, d_p, d: p * d_p))),
-        ("not transposed", backward_with(transposed=transposed_with(padding=sides_of_the_forward_pass, turn=lambda w: w))),
+        (
+            "not transposed",
+            backward_with(transposed=transposed_with(padding=sides_of_the_forward_pass, turn=lambda w: w)),
+        ),
         ("no scale", backward_with(scale=lambda q: 1)),
         ("scale twice", backward_with(scale=lambda q: 1 / q.shape[1])),
         ("taps from S", backward_with(scores=lambda s0, q, k: scale_of(q) * q @ k.T)),
@@ -315,7 +345,10 @@ MUTANTS = {
         ("dV is 0", right_then(lambda d_q, d_k, d_v, d_w: (d_q, d_k, 0 * d_v, d_w))),
     ],
     "ex12_5": [
-        *[(f"{one} and {other} swapped", swapped(one, other)) for one, other in ("ab", "ac", "ad", "bc", "bd", "cd")],
+        *[
+            (f"{one} and {other} swapped", swapped(one, other))
+            for one, other in ("ab", "ac", "ad", "bc", "bd", "cd")
+        ],
         ("one stranger forgotten", lambda: {name: TRUTH[name] for name in "abc"}),
         ("another name", lambda: TRUTH | {"a": "flipped"}),
         ("the same for all", lambda: dict.fromkeys("abcd", "no D")),

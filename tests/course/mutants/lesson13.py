@@ -1,4 +1,5 @@
-"""Wrong answers to the exercises of lesson 13, each with the mistake it makes, and right ones written another way.
+"""Wrong answers to the exercises of lesson 13, each with the mistake it makes, and right ones written another
+way.
 
 A wrong piece is a right one with a line or two edited.
 """
@@ -12,14 +13,16 @@ from numpy import float32
 
 
 def edited(piece, *edits):
-    """The function with each (old, new) of `edits` made in its source, in which every `old` stands exactly once."""
+    """The function with each (old, new) of `edits` made in its source, in which every `old` stands exactly
+    once."""
     source = inspect.getsource(piece)
     for old, new in edits:
         if source.count(old) != 1:
             raise ValueError(f"{old!r} stands {source.count(old)} times in {piece.__name__}")
         source = source.replace(old, new)
     name = f"<{piece.__name__} with {edits}>"
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # so that sim can read it
+    # so that sim can read it
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     namespace = {}
     exec(compile(source, name, "exec"), {**globals()}, namespace)
     return namespace[piece.__name__]
@@ -30,7 +33,7 @@ def wrong(piece, *answers):
     return [(what, edited(piece, *edits)) for what, *edits in answers]
 
 
-# The right ones ---------------------------------------------------------------------------------------------------
+# The right ones ---------------------------------------------------------------------------------------------
 
 
 def to_load(i0, j0, rows, columns, c_q, c_k):
@@ -109,14 +112,19 @@ def add_d_k_d_v(d_k_tile, d_v_tile, d_s_tile, p_tile, q, d_o, i0, rows, columns,
 RIGHT_NAMES = {"a": "no mask", "b": "halo rows", "c": "no rows below", "d": "taps twice"}
 
 
-# Right in another way ---------------------------------------------------------------------------------------------
+# Right in another way ---------------------------------------------------------------------------------------
 
 
 def to_load_by_corners(i0, j0, rows, columns, c_q, c_k):
     """The frames as lists, the second one by the sum of both sides."""
     left = (c_k - 1) // 2
     top, bottom = i0 - c_q + 1, i0 + rows + c_q - 1
-    return [i0, bottom, j0 - (c_k - 1 - left), j0 + columns + left], [top, bottom, j0 - c_k + 1, j0 + columns + c_k - 1]
+    return [i0, bottom, j0 - (c_k - 1 - left), j0 + columns + left], [
+        top,
+        bottom,
+        j0 - c_k + 1,
+        j0 + columns + c_k - 1,
+    ]
 
 
 @cuda.jit(device=True)
@@ -204,12 +212,24 @@ MUTANTS = {
         to_load,
         ("no rows below", ("of_t = i0, i0 + rows + above", "of_t = i0, i0 + rows")),
         ("dT with rows above", ("of_t = i0,", "of_t = i0 - above,")),
-        ("the sides of dT as in the forward pass", ("j0 - right, j0 + columns + left\n", "j0 - left, j0 + columns + right\n")),
-        ("S0 as in the forward pass", ("j0 - right - left, j0 + columns + left + right", "j0 - left, j0 + columns + right")),
+        (
+            "the sides of dT as in the forward pass",
+            ("j0 - right, j0 + columns + left\n", "j0 - left, j0 + columns + right\n"),
+        ),
+        (
+            "S0 as in the forward pass",
+            ("j0 - right - left, j0 + columns + left + right", "j0 - left, j0 + columns + right"),
+        ),
         ("S0 twice as far below", ("(i0 - above, i0 + rows + above", "(i0 - above, i0 + rows + 2 * above")),
-        ("S0 from i0 - 2 P_q on, as published", ("(i0 - above, i0 + rows + above", "(i0 - 2 * above, i0 + rows")),
+        (
+            "S0 from i0 - 2 P_q on, as published",
+            ("(i0 - above, i0 + rows + above", "(i0 - 2 * above, i0 + rows"),
+        ),
         ("P_k as for odd taps", ("left = c_q - 1, (c_k - 1) // 2", "left = c_q - 1, c_k // 2")),
-        ("the last row in place of one past it", ("of_t = i0, i0 + rows + above,", "of_t = i0, i0 + rows + above - 1,")),
+        (
+            "the last row in place of one past it",
+            ("of_t = i0, i0 + rows + above,", "of_t = i0, i0 + rows + above - 1,"),
+        ),
         ("one frame", ("return of_t, (", "return (")),
     ),
     "ex13_2": wrong(
@@ -218,8 +238,14 @@ MUTANTS = {
         ("no P", ("= p * (d_t_tile[i, j] - delta[query])", "= d_t_tile[i, j] - delta[query]")),
         ("no L", (" - log_sum[query])", ")")),
         ("P not kept", ("            p_tile[i, j] = p\n", "")),
-        ("P is left as it was where masked", ("            p_tile[i, j] = float32(0)\n", "            pass\n")),
-        ("dT is left as it was where masked", ("            d_t_tile[i, j] = float32(0)\n", "            pass\n")),
+        (
+            "P is left as it was where masked",
+            ("            p_tile[i, j] = float32(0)\n", "            pass\n"),
+        ),
+        (
+            "dT is left as it was where masked",
+            ("            d_t_tile[i, j] = float32(0)\n", "            pass\n"),
+        ),
         ("no causal mask", (SEEN, "if 0 <= key < log_sum.size and query < log_sum.size:")),
         ("the mask without the tile's place", (SEEN, "if 0 <= key and j <= i and query < log_sum.size:")),
         ("keys before the first one", (SEEN, "if key <= query < log_sum.size:")),
@@ -239,7 +265,10 @@ MUTANTS = {
         ("columns not turned", ("j + c_k - 1 - b", "j + b")),
         ("off by P_k, as if column 0 were key j0", ("j + c_k - 1 - b", "j + (c_k - 1) // 2 - b")),
         ("no rows below", ("total += w[a, b]", "if i + c_q - 1 - a < rows: total += w[a, b]")),
-        ("nothing written where masked", ("        d_s_tile[i, j] = total", "        if j0 + j <= i0 + i: d_s_tile[i, j] = total")),
+        (
+            "nothing written where masked",
+            ("        d_s_tile[i, j] = total", "        if j0 + j <= i0 + i: d_s_tile[i, j] = total"),
+        ),
         ("the last term alone", ("total += w", "total = w")),
         ("in place", ("        d_s_tile[i, j] = total", "        d_t_tile[i, j] = total")),
     ),
@@ -262,14 +291,23 @@ MUTANTS = {
         ("one key too few", ("range(columns)", "range(columns - 1)")),
         ("the halo's columns too", ("range(columns)", "range(columns + 1)")),
         ("dS transposed", ("d_s_tile[i, j]", "d_s_tile[j, i]")),
-        ("every thread does every row", ("range(cuda.threadIdx.x, rows * d, cuda.blockDim.x)", "range(rows * d)")),
-        ("forgets the tiles before", ("        for j in range", "        d_q_tile[i, c] = 0\n        for j in range")),
+        (
+            "every thread does every row",
+            ("range(cuda.threadIdx.x, rows * d, cuda.blockDim.x)", "range(rows * d)"),
+        ),
+        (
+            "forgets the tiles before",
+            ("        for j in range", "        d_q_tile[i, c] = 0\n        for j in range"),
+        ),
     ),
     "ex13_6": wrong(
         add_d_k_d_v,
         ("dV from column 0", ("p_tile[i, right + j]", "p_tile[i, j]")),
         ("dK from column right", ("d_s_tile[i, j]", "d_s_tile[i, right + j]")),
-        ("over a halo row", ("for i in range(rows):", "for i in range(min(rows + 1, p_tile.shape[0] - 2, q.shape[0] - i0)):")),
+        (
+            "over a halo row",
+            ("for i in range(rows):", "for i in range(min(rows + 1, p_tile.shape[0] - 2, q.shape[0] - i0)):"),
+        ),
         ("always the first queries", ("q[i0 + i, c]", "q[i, c]")),
         ("always the first rows of dO", ("d_o[i0 + i, c]", "d_o[i, c]")),
         ("dV of q", ("d_o[i0 + i, c]", "q[i0 + i, c]")),

@@ -1,4 +1,5 @@
-"""Wrong answers to the exercises of lesson 14, each with what is wrong, and right ones written differently."""
+"""Wrong answers to the exercises of lesson 14, each with what is wrong, and right ones written
+differently."""
 
 import inspect
 import linecache
@@ -18,14 +19,16 @@ from kernels.tiles import MINUS_INFINITY, weight
 
 
 def edited(function, *edits):
-    """The function with each (old, new) of `edits` made in its source, in which every `old` stands exactly once."""
+    """The function with each (old, new) of `edits` made in its source, in which every `old` stands exactly
+    once."""
     source = textwrap.dedent(inspect.getsource(function))
     for old, new in edits:
         if source.count(old) != 1:
             raise ValueError(f"{old!r} stands {source.count(old)} times in {function.__name__}")
         source = source.replace(old, new)
     name = f"<{function.__name__} with {edits}>"
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # so that sim can read it
+    # so that sim can read it
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     namespace = {}
     exec(compile(source, name, "exec"), globals(), namespace)
     return namespace[function.__name__]
@@ -36,7 +39,7 @@ def wrong(function, *answers):
     return [(what, edited(function, *edits)) for what, *edits in answers]
 
 
-# The right ones ---------------------------------------------------------------------------------------------------
+# The right ones ---------------------------------------------------------------------------------------------
 
 
 def later(rows, columns, query, key):
@@ -98,7 +101,7 @@ def merge_splits(parts, out):
     out[batch, head, 0, c] = o / l
 
 
-# Right in another way ---------------------------------------------------------------------------------------------
+# Right in another way ---------------------------------------------------------------------------------------
 
 
 def scores_tap_by_tap(q_window, k, w):
@@ -125,7 +128,10 @@ def split_by_softmax(q_window, k, v, w, start, end, traffic):
         return -math.inf, 0, torch.zeros(v.shape[1])
     left, window = (w.shape[1] - 1) // 2, len(q_window)
     keys = load_rows(k, start - left, end - start + w.shape[1] - 1, traffic)
-    i, j = torch.arange(len(k) - window, len(k))[:, None], torch.arange(start - left, start - left + len(keys))
+    i, j = (
+        torch.arange(len(k) - window, len(k))[:, None],
+        torch.arange(start - left, start - left + len(keys)),
+    )
     s = torch.where(j <= i, q_window @ keys.T / k.shape[1] ** 0.5, 0.0)
     t = conv2d(s[None, None], w[None, None, -window:]).flatten()
     m, total = t.max(), torch.logsumexp(t, 0)
@@ -140,7 +146,9 @@ def test_in_single_precision(decode):
             w = 0.3 * torch.randn(3, *taps)
             wanted = reference.conv_attention_decode(q[:, :, -taps[0] :], k, v, w)
             for splits in (1, 2, 3, 5, 6, 7, 9, 20):
-                if not torch.allclose(decode(q[:, :, -taps[0] :], k, v, w, splits=splits), wanted, rtol=0, atol=1e-5):
+                if not torch.allclose(
+                    decode(q[:, :, -taps[0] :], k, v, w, splits=splits), wanted, rtol=0, atol=1e-5
+                ):
                     return False
     return True
 
@@ -161,7 +169,11 @@ def merge_one_after_the_other(parts, out):
 
 
 def merge_with_plain_exponentials(parts, out):
-    part, row, c = parts[cuda.blockIdx.y, cuda.blockIdx.x], out[cuda.blockIdx.y, cuda.blockIdx.x, 0], cuda.threadIdx.x
+    part, row, c = (
+        parts[cuda.blockIdx.y, cuda.blockIdx.x],
+        out[cuda.blockIdx.y, cuda.blockIdx.x, 0],
+        cuda.threadIdx.x,
+    )
     if c < row.size:
         m = part[0, row.size]
         for s in range(1, part.shape[0]):
@@ -173,7 +185,7 @@ def merge_with_plain_exponentials(parts, out):
         row[c] = o / l
 
 
-# Wrong in more than a line ----------------------------------------------------------------------------------------
+# Wrong in more than a line ----------------------------------------------------------------------------------
 
 
 def whole_matrix(q_window, k, w):
@@ -223,103 +235,181 @@ SPLIT_MASK = ".masked_fill(later(*s.shape, n - rows, start - left), 0.0)"
 ALL_KEYS = "[(1, 3, 4), (2, 3, 4), (9, 3, 4), (10, 2, 5)]"
 
 MUTANTS = {
-    "ex14_1": wrong(
-        window_scores,
-        ("masks nothing", (MASK, "")),
-        ("masks with -inf", ("n - rows, 0), 0.0)", "n - rows, 0), -math.inf)")),
-        ("takes row r for query r", ("later(rows, n, n - rows, 0)", "later(rows, n, 0, 0)")),
-        ("hides the new key from the window", ("later(rows, n, n - rows, 0)", "later(rows, n, n - rows - 1, 0)")),
-        ("lets each row see one key more", ("later(rows, n, n - rows, 0)", "later(rows, n, n - rows + 1, 0)")),
-        ("takes the window as full at the start", ("later(rows, n, n - rows, 0)", "later(rows, n, n - c_q, 0)")),
-        ("pads a short window below", ("c_q - rows, 0))", "0, c_q - rows))")),
-        ("gives the row of the oldest query", ("c_q - rows, 0))", "c_q - 1, 0))")),
-        ("has P_k and P_r exchanged", ("(left, c_k - 1 - left, c", "(c_k - 1 - left, left, c")),
-        ("pads on the left alone", ("(left, c_k - 1 - left, c", "(c_k - 1, 0, c")),
-        ("has P_k = c_k // 2", ("left = (c_k - 1) // 2", "left = c_k // 2")),
-        ("does not divide by the root of d", (" / math.sqrt(d)", "")),
-        ("divides by d", ("math.sqrt(d)", "d")),
-        ("turns the taps round", ("w[None, None]", "w.flip(0, 1)[None, None]")),
-        ("turns the rows of taps round", ("w[None, None]", "w.flip(0)[None, None]")),
-        ("uses the newest query's taps alone", ("padded[None, None], w[None, None]", "padded[None, None, -1:], w[None, None, -1:]")),
-        ("masks after the convolution", (MASK, ""), ("[0, 0, 0]", "[0, 0, 0].masked_fill(later(1, n, n - rows, 0)[0], 0.0)")),
-        ("returns a matrix", ("[0, 0, 0]", "[0, 0]")),
-        ("returns nothing", ("return conv2d", "conv2d")),
-    )
-    + [("takes the window for all queries", whole_matrix)],
-    "ex14_2": wrong(
-        split_state,
-        ("knows no halo", ("s0 = s", "s[:, :left], s[:, left + end - start :] = 0, 0\n    s0 = s")),
-        ("has a halo to the left alone", ("s0 = s", "s[:, left + end - start :] = 0\n    s0 = s")),
-        ("has a halo to the right alone", ("s0 = s", "s[:, :left] = 0\n    s0 = s")),
-        ("masks nothing", (SPLIT_MASK, "")),
-        ("masks as if column 0 were key start", ("start - left), 0.0", "start), 0.0")),
-        ("masks as if column 0 were key 0", ("n - rows, start - left), 0.0", "n - rows, 0), 0.0")),
-        ("masks by the split's own end", ("later(*s.shape, n - rows", "later(*s.shape, end - rows")),
-        ("has P_k and P_r exchanged", ("left = (c_k - 1) // 2", "left = c_k // 2")),
-        ("pads a short window below", ("(0, 0, c_q - rows, 0)", "(0, 0, 0, c_q - rows)")),
-        ("divides o", ("return m, l, o", "return m, l, o / l")),
-        ("divides o and l", ("return m, l, o", "return m, l / l, o / l")),
-        ("takes no maximum", ("m = t.max()", "m = torch.zeros(())")),
-        ("returns the logarithm of the sum", ("return m, l, o", "return m + torch.log(l), 1.0, o / l")),
-        ("returns l, m, o", ("return m, l, o", "return l, m, o")),
-        ("fails without keys", ("start == end", "False")),
-        ("has 0 for the maximum of nothing", ("return -math.inf, 0.0", "return 0.0, 0.0")),
-        ("takes an empty split for the whole", ("    if start == end:\n        return -math.inf, 0.0, q_window.new_zeros(d)\n", "    end = end if end > start else n\n")),
-        ("loads V with the halo", ("load_rows(v, start, end - start, traffic)", "load_rows(v, start - left, end - start + c_k - 1, traffic)[left : left + end - start]")),
-        ("loads a key too many", ("end - start + c_k - 1, traffic)", "end - start + c_k, traffic)[:-1]")),
-        ("counts V's halo", ("load_rows(v, start, end", "load_rows(v, start - left, end")),
-        ("does not divide by the root of d", (" / math.sqrt(d)", "")),
-    )
-    + [("reads the whole cache", reads_everything), ("reads past the count", counts_nothing)],
-    "ex14_3": wrong(
-        is_right,
-        ("lets NaN pass", ("not error <= 1e-5", "error > 1e-5")),
-        ("is too strict", ("1e-5", "1e-9")),
-        ("is too lax", ("1e-5", "1e-2")),
-        ("tries one token only", (ALL_KEYS, "[(1, 3, 4)]")),
-        ("tries taps of odd size only", (ALL_KEYS, "[(1, 3, 3), (2, 3, 3), (9, 3, 3), (10, 3, 5)]")),
-        ("tries full windows only", (ALL_KEYS, "[(9, 3, 4), (10, 2, 5)]")),
-        ("tries windows of one query only", (ALL_KEYS, "[(1, 1, 4), (9, 1, 4)]")),
-        ("begins with two splits", ("range(1, n + 3)", "range(2, n + 3)")),
-        ("tries even shares only", ("range(1, n + 3)", "[s for s in range(1, n + 1) if n % s == 0]")),
-        ("tries powers of two", ("range(1, n + 3)", "(1, 2, 4, 8, 16)")),
-        ("tries few splits", ("range(1, n + 3)", "range(1, min(n + 3, 5))")),
-        ("tries one head", ("3, 2, 2, n", "3, 2, 1, n"), ("randn(2, c_q", "randn(1, c_q")),
-        ("tries one sequence", ("3, 2, 2, n", "3, 1, 2, n")),
-        ("tries identity taps only", ("torch.randn(2, c_q, c_k) / math.sqrt(c_q * c_k)", "reference.identity_taps(2, c_q, c_k)")),
-        ("asks for True at the first success", ("            if not error <= 1e-5:\n                return False", "            if error <= 1e-5:\n                return True")),
-        ("compares with the first row", ("[:, :, -1:]\n", "[:, :, :1]\n")),
-        ("says the opposite", ("    return True", "    return None or False"), ("                return False", "                return True")),
-        ("returns nothing in the end", ("    return True", "")),
-        ("hands over all queries", ("q[:, :, -c_q:]", "q")),
-    )
-    + [("accepts everything", always(True)), ("rejects everything", always(False)), ("tries one split only", test_on_one_split_only)],
-    "ex14_4": wrong(
-        merge_splits,
-        ("does not divide", ("o / l", "o")),
-        ("does not divide with one split", ("= o / l", "= o / l if splits > 1 else o")),
-        ("divides each split", ("shrink * part[s, c]", "shrink * part[s, c] / part[s, d + 1]")),
-        ("rescales nothing", ("shrink = weight(part[s, d], m)", "shrink = float32(1)")),
-        ("rescales o only", ("l += shrink * ", "l += ")),
-        ("rescales l only", ("o += shrink * ", "o += ")),
-        ("takes no maximum", ("shrink = weight(part[s, d], m)", "shrink = weight(part[s, d], float32(0))")),
-        ("starts the maximum at 0", ("m = MINUS_INFINITY", "m = float32(0)")),
-        ("takes the first split's m", ("for s in range(splits):\n        m =", "for s in range(1):\n        m =")),
-        ("takes the smaller", ("max(m,", "min(m,")),
-        ("leaves out the last split", ("splits):\n        shrink", "splits - 1):\n        shrink")),
-        ("leaves out the first split", ("range(splits):\n        shrink", "range(1, splits):\n        shrink")),
-        ("has m and l exchanged", ("part[s, d + 1]", "part[s, d]"), ("max(m, part[s, d])", "max(m, part[s, d + 1])")),
-        ("knows no guard", ("    if c >= d:\n        return\n", "")),
-        ("guards with >", ("c >= d", "c > d")),
-        ("writes the first number only", ("c >= d", "c >= 1")),
-        ("has head and batch exchanged", ("head, batch, c = cuda.blockIdx.x, cuda.blockIdx.y", "batch, head, c = cuda.blockIdx.x, cuda.blockIdx.y")),
-        ("takes always the first batch", ("parts[batch, head]", "parts[0, head]")),
-        ("takes always the first head", ("parts[batch, head]", "parts[batch, 0]")),
-        ("takes a thread for a split", ("shrink * part[s, c]", "shrink * part[c % splits, c]")),
-        ("makes NaN of what is empty", ("shrink = weight(part[s, d], m)", "shrink = math.exp(part[s, d] - m) * math.exp(part[s, d] - part[s, d])")),
-        ("changes the parts", ("        l += shrink", "        part[s, d] = m\n        l += shrink")),
-    )
-    + [("adds by atomics", merge_by_atomics)],
+    "ex14_1": (
+        wrong(
+            window_scores,
+            ("masks nothing", (MASK, "")),
+            ("masks with -inf", ("n - rows, 0), 0.0)", "n - rows, 0), -math.inf)")),
+            ("takes row r for query r", ("later(rows, n, n - rows, 0)", "later(rows, n, 0, 0)")),
+            (
+                "hides the new key from the window",
+                ("later(rows, n, n - rows, 0)", "later(rows, n, n - rows - 1, 0)"),
+            ),
+            (
+                "lets each row see one key more",
+                ("later(rows, n, n - rows, 0)", "later(rows, n, n - rows + 1, 0)"),
+            ),
+            (
+                "takes the window as full at the start",
+                ("later(rows, n, n - rows, 0)", "later(rows, n, n - c_q, 0)"),
+            ),
+            ("pads a short window below", ("c_q - rows, 0))", "0, c_q - rows))")),
+            ("gives the row of the oldest query", ("c_q - rows, 0))", "c_q - 1, 0))")),
+            ("has P_k and P_r exchanged", ("(left, c_k - 1 - left, c", "(c_k - 1 - left, left, c")),
+            ("pads on the left alone", ("(left, c_k - 1 - left, c", "(c_k - 1, 0, c")),
+            ("has P_k = c_k // 2", ("left = (c_k - 1) // 2", "left = c_k // 2")),
+            ("does not divide by the root of d", (" / math.sqrt(d)", "")),
+            ("divides by d", ("math.sqrt(d)", "d")),
+            ("turns the taps round", ("w[None, None]", "w.flip(0, 1)[None, None]")),
+            ("turns the rows of taps round", ("w[None, None]", "w.flip(0)[None, None]")),
+            (
+                "uses the newest query's taps alone",
+                ("padded[None, None], w[None, None]", "padded[None, None, -1:], w[None, None, -1:]"),
+            ),
+            (
+                "masks after the convolution",
+                (MASK, ""),
+                ("[0, 0, 0]", "[0, 0, 0].masked_fill(later(1, n, n - rows, 0)[0], 0.0)"),
+            ),
+            ("returns a matrix", ("[0, 0, 0]", "[0, 0]")),
+            ("returns nothing", ("return conv2d", "conv2d")),
+        )
+        + [("takes the window for all queries", whole_matrix)]
+    ),
+    "ex14_2": (
+        wrong(
+            split_state,
+            ("knows no halo", ("s0 = s", "s[:, :left], s[:, left + end - start :] = 0, 0\n    s0 = s")),
+            ("has a halo to the left alone", ("s0 = s", "s[:, left + end - start :] = 0\n    s0 = s")),
+            ("has a halo to the right alone", ("s0 = s", "s[:, :left] = 0\n    s0 = s")),
+            ("masks nothing", (SPLIT_MASK, "")),
+            ("masks as if column 0 were key start", ("start - left), 0.0", "start), 0.0")),
+            ("masks as if column 0 were key 0", ("n - rows, start - left), 0.0", "n - rows, 0), 0.0")),
+            ("masks by the split's own end", ("later(*s.shape, n - rows", "later(*s.shape, end - rows")),
+            ("has P_k and P_r exchanged", ("left = (c_k - 1) // 2", "left = c_k // 2")),
+            ("pads a short window below", ("(0, 0, c_q - rows, 0)", "(0, 0, 0, c_q - rows)")),
+            ("divides o", ("return m, l, o", "return m, l, o / l")),
+            ("divides o and l", ("return m, l, o", "return m, l / l, o / l")),
+            ("takes no maximum", ("m = t.max()", "m = torch.zeros(())")),
+            ("returns the logarithm of the sum", ("return m, l, o", "return m + torch.log(l), 1.0, o / l")),
+            ("returns l, m, o", ("return m, l, o", "return l, m, o")),
+            ("fails without keys", ("start == end", "False")),
+            ("has 0 for the maximum of nothing", ("return -math.inf, 0.0", "return 0.0, 0.0")),
+            (
+                "takes an empty split for the whole",
+                (
+                    "    if start == end:\n        return -math.inf, 0.0, q_window.new_zeros(d)\n",
+                    "    end = end if end > start else n\n",
+                ),
+            ),
+            (
+                "loads V with the halo",
+                (
+                    "load_rows(v, start, end - start, traffic)",
+                    "load_rows(v, start - left, end - start + c_k - 1, traffic)[left : left + end - start]",
+                ),
+            ),
+            ("loads a key too many", ("end - start + c_k - 1, traffic)", "end - start + c_k, traffic)[:-1]")),
+            ("counts V's halo", ("load_rows(v, start, end", "load_rows(v, start - left, end")),
+            ("does not divide by the root of d", (" / math.sqrt(d)", "")),
+        )
+        + [("reads the whole cache", reads_everything), ("reads past the count", counts_nothing)]
+    ),
+    "ex14_3": (
+        wrong(
+            is_right,
+            ("lets NaN pass", ("not error <= 1e-5", "error > 1e-5")),
+            ("is too strict", ("1e-5", "1e-9")),
+            ("is too lax", ("1e-5", "1e-2")),
+            ("tries one token only", (ALL_KEYS, "[(1, 3, 4)]")),
+            ("tries taps of odd size only", (ALL_KEYS, "[(1, 3, 3), (2, 3, 3), (9, 3, 3), (10, 3, 5)]")),
+            ("tries full windows only", (ALL_KEYS, "[(9, 3, 4), (10, 2, 5)]")),
+            ("tries windows of one query only", (ALL_KEYS, "[(1, 1, 4), (9, 1, 4)]")),
+            ("begins with two splits", ("range(1, n + 3)", "range(2, n + 3)")),
+            ("tries even shares only", ("range(1, n + 3)", "[s for s in range(1, n + 1) if n % s == 0]")),
+            ("tries powers of two", ("range(1, n + 3)", "(1, 2, 4, 8, 16)")),
+            ("tries few splits", ("range(1, n + 3)", "range(1, min(n + 3, 5))")),
+            ("tries one head", ("3, 2, 2, n", "3, 2, 1, n"), ("randn(2, c_q", "randn(1, c_q")),
+            ("tries one sequence", ("3, 2, 2, n", "3, 1, 2, n")),
+            (
+                "tries identity taps only",
+                ("torch.randn(2, c_q, c_k) / math.sqrt(c_q * c_k)", "reference.identity_taps(2, c_q, c_k)"),
+            ),
+            (
+                "asks for True at the first success",
+                (
+                    "            if not error <= 1e-5:\n                return False",
+                    "            if error <= 1e-5:\n                return True",
+                ),
+            ),
+            ("compares with the first row", ("[:, :, -1:]\n", "[:, :, :1]\n")),
+            (
+                "says the opposite",
+                ("    return True", "    return None or False"),
+                ("                return False", "                return True"),
+            ),
+            ("returns nothing in the end", ("    return True", "")),
+            ("hands over all queries", ("q[:, :, -c_q:]", "q")),
+        )
+        + [
+            ("accepts everything", always(True)),
+            ("rejects everything", always(False)),
+            ("tries one split only", test_on_one_split_only),
+        ]
+    ),
+    "ex14_4": (
+        wrong(
+            merge_splits,
+            ("does not divide", ("o / l", "o")),
+            ("does not divide with one split", ("= o / l", "= o / l if splits > 1 else o")),
+            ("divides each split", ("shrink * part[s, c]", "shrink * part[s, c] / part[s, d + 1]")),
+            ("rescales nothing", ("shrink = weight(part[s, d], m)", "shrink = float32(1)")),
+            ("rescales o only", ("l += shrink * ", "l += ")),
+            ("rescales l only", ("o += shrink * ", "o += ")),
+            (
+                "takes no maximum",
+                ("shrink = weight(part[s, d], m)", "shrink = weight(part[s, d], float32(0))"),
+            ),
+            ("starts the maximum at 0", ("m = MINUS_INFINITY", "m = float32(0)")),
+            (
+                "takes the first split's m",
+                ("for s in range(splits):\n        m =", "for s in range(1):\n        m ="),
+            ),
+            ("takes the smaller", ("max(m,", "min(m,")),
+            ("leaves out the last split", ("splits):\n        shrink", "splits - 1):\n        shrink")),
+            (
+                "leaves out the first split",
+                ("range(splits):\n        shrink", "range(1, splits):\n        shrink"),
+            ),
+            (
+                "has m and l exchanged",
+                ("part[s, d + 1]", "part[s, d]"),
+                ("max(m, part[s, d])", "max(m, part[s, d + 1])"),
+            ),
+            ("knows no guard", ("    if c >= d:\n        return\n", "")),
+            ("guards with >", ("c >= d", "c > d")),
+            ("writes the first number only", ("c >= d", "c >= 1")),
+            (
+                "has head and batch exchanged",
+                (
+                    "head, batch, c = cuda.blockIdx.x, cuda.blockIdx.y",
+                    "batch, head, c = cuda.blockIdx.x, cuda.blockIdx.y",
+                ),
+            ),
+            ("takes always the first batch", ("parts[batch, head]", "parts[0, head]")),
+            ("takes always the first head", ("parts[batch, head]", "parts[batch, 0]")),
+            ("takes a thread for a split", ("shrink * part[s, c]", "shrink * part[c % splits, c]")),
+            (
+                "makes NaN of what is empty",
+                (
+                    "shrink = weight(part[s, d], m)",
+                    "shrink = math.exp(part[s, d] - m) * math.exp(part[s, d] - part[s, d])",
+                ),
+            ),
+            ("changes the parts", ("        l += shrink", "        part[s, d] = m\n        l += shrink")),
+        )
+        + [("adds by atomics", merge_by_atomics)]
+    ),
 }
 
 RIGHT = {

@@ -1,4 +1,5 @@
-"""Wrong answers to the exercises of lesson 15, each with what is wrong, and right answers written differently."""
+"""Wrong answers to the exercises of lesson 15, each with what is wrong, and right answers written
+differently."""
 
 import math
 
@@ -8,7 +9,7 @@ from torch.nn.functional import conv2d, pad
 
 from kernels.reference import conv_attention, identity_taps
 
-# Exercise 15.1 · TapAttention -------------------------------------------------------------------------------------
+# Exercise 15.1 · TapAttention -------------------------------------------------------------------------------
 
 
 class TapAttention(nn.Module):
@@ -42,7 +43,10 @@ def layer(**methods):
 def by_chunks_and_views(self, x):
     """Right: three chunks, then heads by view and transpose."""
     b, n, e = x.shape
-    return [part.reshape(b, n, self.heads, e // self.heads).transpose(1, 2) for part in self.in_proj(x).chunk(3, dim=-1)]
+    return [
+        part.reshape(b, n, self.heads, e // self.heads).transpose(1, 2)
+        for part in self.in_proj(x).chunk(3, dim=-1)
+    ]
 
 
 def with_loops_over_heads(self, q, k, v):
@@ -84,30 +88,63 @@ LAYERS = [
     ("taps all zero", layer(first_taps=lambda self, *shape: nn.Parameter(torch.zeros(*shape)))),
     ("taps all one", layer(first_taps=lambda self, *shape: nn.Parameter(torch.ones(*shape)))),
     ("random taps", layer(first_taps=lambda self, *shape: nn.Parameter(torch.randn(*shape)))),
-    ("the same taps for all heads", layer(first_taps=lambda self, heads, c_q, c_k: nn.Parameter(identity_taps(1, c_q, c_k)))),
-    ("rows and columns of the taps swapped", layer(first_taps=lambda self, heads, c_q, c_k: nn.Parameter(identity_taps(heads, c_k, c_q)))),
-    ("taps cut off from the gradient", layer(attend=lambda self, q, k, v: conv_attention(q, k, v, self.taps.detach()))),
-    ("queries cut off from the gradient", layer(attend=lambda self, q, k, v: conv_attention(q.detach(), k, v, self.taps))),
-    ("no taps", layer(attend=lambda self, q, k, v: nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))),
-    ("it sees the future", layer(attend=lambda self, q, k, v: conv_attention(q, k, v, self.taps, causal=False))),
+    (
+        "the same taps for all heads",
+        layer(first_taps=lambda self, heads, c_q, c_k: nn.Parameter(identity_taps(1, c_q, c_k))),
+    ),
+    (
+        "rows and columns of the taps swapped",
+        layer(first_taps=lambda self, heads, c_q, c_k: nn.Parameter(identity_taps(heads, c_k, c_q))),
+    ),
+    (
+        "taps cut off from the gradient",
+        layer(attend=lambda self, q, k, v: conv_attention(q, k, v, self.taps.detach())),
+    ),
+    (
+        "queries cut off from the gradient",
+        layer(attend=lambda self, q, k, v: conv_attention(q.detach(), k, v, self.taps)),
+    ),
+    (
+        "no taps",
+        layer(
+            attend=lambda self, q, k, v: nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        ),
+    ),
+    (
+        "it sees the future",
+        layer(attend=lambda self, q, k, v: conv_attention(q, k, v, self.taps, causal=False)),
+    ),
     ("no scale", layer(attend=lambda self, q, k, v: conv_attention(q, k, v, self.taps, scale=1.0))),
     ("queries and keys swapped", layer(attend=lambda self, q, k, v: conv_attention(k, q, v, self.taps))),
-    ("the scale of the whole width", layer(attend=lambda self, q, k, v: conv_attention(q, k, v, self.taps, scale=(q.shape[1] * q.shape[3]) ** -0.5))),
+    (
+        "the scale of the whole width",
+        layer(
+            attend=lambda self, q, k, v: conv_attention(
+                q, k, v, self.taps, scale=(q.shape[1] * q.shape[3]) ** -0.5
+            )
+        ),
+    ),
     ("heads interleaved", layer(split=heads_interleaved)),
     ("q, k, v innermost", layer(split=three_innermost)),
     ("heads before q, k, v", layer(split=head_before_three)),
     ("heads by reshape alone", layer(split=reshaped_not_moved)),
-    ("merged without a transpose", layer(merge=lambda self, o: self.out_proj(o.reshape(o.shape[0], o.shape[2], -1)))),
+    (
+        "merged without a transpose",
+        layer(merge=lambda self, o: self.out_proj(o.reshape(o.shape[0], o.shape[2], -1))),
+    ),
     ("no out_proj", layer(merge=lambda self, o: o.transpose(1, 2).flatten(2))),
     ("x added here already", layer(forward=lambda self, x: x + TapAttention.forward(self, x))),
     ("nothing returned", layer(forward=lambda self, x: None)),
 ]
 
 
-# Exercise 15.2 · share_wrong --------------------------------------------------------------------------------------
+# Exercise 15.2 · share_wrong --------------------------------------------------------------------------------
 
 
-def share_with(guess=lambda model, text, size: model(text[:, :-1])[:, -size:].argmax(-1), wrong=lambda guess, answer: (guess != answer).any(1)):
+def share_with(
+    guess=lambda model, text, size: model(text[:, :-1])[:, -size:].argmax(-1),
+    wrong=lambda guess, answer: (guess != answer).any(1),
+):
     """A right share_wrong, but for what is replaced."""
 
     def share_wrong(model, text, size):
@@ -140,20 +177,46 @@ SHARES = [
     ("only the last letter", share_with(wrong=lambda guess, answer: guess[:, -1] != answer[:, -1])),
     ("only the first letter", share_with(wrong=lambda guess, answer: guess[:, 0] != answer[:, 0])),
     ("one place too late", share_with(guess=lambda model, text, size: model(text)[:, -size:].argmax(-1))),
-    ("one place too early", share_with(guess=lambda model, text, size: torch.cat([model(text[:, :1]), model(text)], 1)[:, -size - 2 : -2].argmax(-1))),
-    ("the smallest logit", share_with(guess=lambda model, text, size: model(text[:, :-1])[:, -size:].argmin(-1))),
-    ("the whole text", lambda model, text, size: (model(text[:, :-1]).argmax(-1) != text[:, 1:]).any(1).double().mean().item()),
+    (
+        "one place too early",
+        share_with(
+            guess=lambda model, text, size: torch.cat([model(text[:, :1]), model(text)], 1)[
+                :, -size - 2 : -2
+            ].argmax(-1)
+        ),
+    ),
+    (
+        "the smallest logit",
+        share_with(guess=lambda model, text, size: model(text[:, :-1])[:, -size:].argmin(-1)),
+    ),
+    (
+        "the whole text",
+        lambda model, text, size: (
+            (model(text[:, :-1]).argmax(-1) != text[:, 1:]).any(1).double().mean().item()
+        ),
+    ),
     ("a number of texts", lambda model, text, size: share_with()(model, text, size) * len(text)),
     ("percent", lambda model, text, size: 100 * share_with()(model, text, size)),
-    ("letters in any order", share_with(wrong=lambda guess, answer: (guess.sort(1).values != answer.sort(1).values).any(1), guess=lambda m, t, s: m(t)[:, -s:].argmax(-1))),
+    (
+        "letters in any order",
+        share_with(
+            wrong=lambda guess, answer: (guess.sort(1).values != answer.sort(1).values).any(1),
+            guess=lambda m, t, s: m(t)[:, -s:].argmax(-1),
+        ),
+    ),
     ("nothing returned", lambda model, text, size: None),
 ]
 
 
-# Exercise 15.3 · strongest ----------------------------------------------------------------------------------------
+# Exercise 15.3 · strongest ----------------------------------------------------------------------------------
 
 
-def strongest_with(size=torch.abs, back=lambda a, c_q: c_q - 1 - a, right=lambda b, c_k: b - (c_k - 1) // 2, width=lambda taps: taps.shape[2]):
+def strongest_with(
+    size=torch.abs,
+    back=lambda a, c_q: c_q - 1 - a,
+    right=lambda b, c_k: b - (c_k - 1) // 2,
+    width=lambda taps: taps.shape[2],
+):
     """A right `strongest`, but for what is replaced."""
 
     def strongest(taps):

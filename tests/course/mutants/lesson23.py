@@ -1,4 +1,5 @@
-"""Wrong answers to the exercises of lesson 23, each with what is wrong, and right ones written differently."""
+"""Wrong answers to the exercises of lesson 23, each with what is wrong, and right ones written
+differently."""
 
 import math
 
@@ -21,7 +22,9 @@ def halo_by_sets(start, length, n, c_q, c_k):
 def merge(one, other):
     (o, log_sum), (other_o, other_sum) = one, other
     total = torch.logaddexp(log_sum, other_sum)
-    weights = [torch.where(part == -math.inf, 0.0, torch.exp(part - total))[:, None] for part in (log_sum, other_sum)]
+    weights = [
+        torch.where(part == -math.inf, 0.0, torch.exp(part - total))[:, None] for part in (log_sum, other_sum)
+    ]
     return o * weights[0] + other_o * weights[1], total
 
 
@@ -40,7 +43,10 @@ def merge_by_nan_to_num(one, other):
 
 def no_guard(one, other):
     total = torch.logaddexp(one[1], other[1])
-    return one[0] * torch.exp(one[1] - total)[:, None] + other[0] * torch.exp(other[1] - total)[:, None], total
+    return (
+        one[0] * torch.exp(one[1] - total)[:, None] + other[0] * torch.exp(other[1] - total)[:, None],
+        total,
+    )
 
 
 def no_maximum(one, other):
@@ -133,7 +139,13 @@ def twice_its_own(mine, ranks, attend, exchange, merge):
 
 def its_own_twice_over(mine, ranks, attend, exchange, merge):
     result = attend(mine)
-    return ring(mine, ranks, lambda visitor: merge(result, result) if visitor is mine else attend(visitor), exchange, merge)
+    return ring(
+        mine,
+        ranks,
+        lambda visitor: merge(result, result) if visitor is mine else attend(visitor),
+        exchange,
+        merge,
+    )
 
 
 def each_later_visit_twice(mine, ranks, attend, exchange, merge):
@@ -154,7 +166,9 @@ def until_it_comes_home(mine, ranks, attend, exchange, merge):
 
 def clamped(one, other):
     total = torch.logaddexp(*(part[1].clamp_min(-1e4) for part in (one, other)))
-    return sum((part[1].clamp_min(-1e4) - total).exp()[:, None] * part[0] for part in (one, other)), torch.logaddexp(one[1], other[1])
+    return sum(
+        (part[1].clamp_min(-1e4) - total).exp()[:, None] * part[0] for part in (one, other)
+    ), torch.logaddexp(one[1], other[1])
 
 
 def from_nothing(mine, ranks, attend, exchange, merge):
@@ -169,25 +183,81 @@ def from_nothing(mine, ranks, attend, exchange, merge):
 MUTANTS = {
     "ex23_1": [
         ("no halo", lambda start, length, n, c_q, c_k: (start, start, start + length)),
-        ("c_q rows above", lambda start, length, n, c_q, c_k: (max(0, start - c_q), *halo(start, length, n, c_q, c_k)[1:])),
-        ("left and right exchanged", lambda start, length, n, c_q, c_k: (max(0, start - c_q + 1), max(0, start - c_k // 2), min(n, start + length + (c_k - 1) // 2))),
-        ("beyond the end", lambda start, length, n, c_q, c_k: (*halo(start, length, n, c_q, c_k)[:2], start + length + c_k // 2)),
-        ("before the beginning", lambda start, length, n, c_q, c_k: (start - c_q + 1, start - (c_k - 1) // 2, halo(start, length, n, c_q, c_k)[2])),
+        (
+            "c_q rows above",
+            lambda start, length, n, c_q, c_k: (max(0, start - c_q), *halo(start, length, n, c_q, c_k)[1:]),
+        ),
+        (
+            "left and right exchanged",
+            lambda start, length, n, c_q, c_k: (
+                max(0, start - c_q + 1),
+                max(0, start - c_k // 2),
+                min(n, start + length + (c_k - 1) // 2),
+            ),
+        ),
+        (
+            "beyond the end",
+            lambda start, length, n, c_q, c_k: (
+                *halo(start, length, n, c_q, c_k)[:2],
+                start + length + c_k // 2,
+            ),
+        ),
+        (
+            "before the beginning",
+            lambda start, length, n, c_q, c_k: (
+                start - c_q + 1,
+                start - (c_k - 1) // 2,
+                halo(start, length, n, c_q, c_k)[2],
+            ),
+        ),
         ("the last key, not the one behind it", lambda *shard: (*halo(*shard)[:2], halo(*shard)[2] - 1)),
         ("all keys", lambda start, length, n, c_q, c_k: (halo(start, length, n, c_q, c_k)[0], 0, n)),
         ("floats", lambda *shard: tuple(map(float, halo(*shard)))),
         ("nothing", lambda *shard: None),
     ],
-    "ex23_2": [("no guard", no_guard), ("no maximum", no_maximum), ("in place", in_place), ("adds", adds), ("averages", averages), ("sums exchanged", swapped),
-               ("the larger wins", larger_wins), ("O alone", lambda one, other: merge(one, other)[0]), ("clamped at -10,000", clamped)],
-    "ex23_3": [("an exchange too many", exchanges_too_often), ("sends its own again", sends_its_own), ("forgets its own", forgets_its_own), ("keeps the last visit", keeps_the_last),
-               ("four ranks at most", four_ranks), ("attends to its own twice", twice_its_own), ("its own merged with itself", its_own_twice_over), ("each later visit twice", each_later_visit_twice), ("until its own comes home", until_it_comes_home),
-               ("its own alone", lambda mine, ranks, attend, exchange, merge: attend(mine))],
-    "ex23_4": [("A and C exchanged", lambda: {"A": "queries", "B": "merge", "C": "keys"}), ("A and B exchanged", lambda: {"A": "merge", "B": "keys", "C": "queries"}),
-               ("all the same", lambda: dict.fromkeys("ABC", "keys")), ("one left out", lambda: {"A": "keys", "B": "merge"}), ("other words", lambda: dict.fromkeys("ABC", "halo")),
-               ("a list", lambda: ["keys", "merge", "queries"])],
-    "ex23_5": [("neighbours", lambda rank, ranks: (2 * rank, 2 * rank + 1)), ("strides", lambda rank, ranks: (rank, rank + ranks)), ("larger first", lambda rank, ranks: (2 * ranks - 1 - rank, rank)),
-               ("beyond the end", lambda rank, ranks: (rank, 2 * ranks - rank)), ("wrong for five ranks alone", lambda rank, ranks: (rank, 2 * ranks - 1 - rank) if ranks != 5 or rank else (0, 8)), ("for four ranks", lambda rank, ranks: (rank, 7 - rank)), ("the same for all", lambda rank, ranks: (0, 2 * ranks - 1))],
+    "ex23_2": [
+        ("no guard", no_guard),
+        ("no maximum", no_maximum),
+        ("in place", in_place),
+        ("adds", adds),
+        ("averages", averages),
+        ("sums exchanged", swapped),
+        ("the larger wins", larger_wins),
+        ("O alone", lambda one, other: merge(one, other)[0]),
+        ("clamped at -10,000", clamped),
+    ],
+    "ex23_3": [
+        ("an exchange too many", exchanges_too_often),
+        ("sends its own again", sends_its_own),
+        ("forgets its own", forgets_its_own),
+        ("keeps the last visit", keeps_the_last),
+        ("four ranks at most", four_ranks),
+        ("attends to its own twice", twice_its_own),
+        ("its own merged with itself", its_own_twice_over),
+        ("each later visit twice", each_later_visit_twice),
+        ("until its own comes home", until_it_comes_home),
+        ("its own alone", lambda mine, ranks, attend, exchange, merge: attend(mine)),
+    ],
+    "ex23_4": [
+        ("A and C exchanged", lambda: {"A": "queries", "B": "merge", "C": "keys"}),
+        ("A and B exchanged", lambda: {"A": "merge", "B": "keys", "C": "queries"}),
+        ("all the same", lambda: dict.fromkeys("ABC", "keys")),
+        ("one left out", lambda: {"A": "keys", "B": "merge"}),
+        ("other words", lambda: dict.fromkeys("ABC", "halo")),
+        ("a list", lambda: ["keys", "merge", "queries"]),
+    ],
+    "ex23_5": [
+        ("neighbours", lambda rank, ranks: (2 * rank, 2 * rank + 1)),
+        ("strides", lambda rank, ranks: (rank, rank + ranks)),
+        ("larger first", lambda rank, ranks: (2 * ranks - 1 - rank, rank)),
+        ("beyond the end", lambda rank, ranks: (rank, 2 * ranks - rank)),
+        (
+            "wrong for five ranks alone",
+            lambda rank, ranks: (rank, 2 * ranks - 1 - rank) if ranks != 5 or rank else (0, 8),
+        ),
+        ("for four ranks", lambda rank, ranks: (rank, 7 - rank)),
+        ("the same for all", lambda rank, ranks: (0, 2 * ranks - 1)),
+    ],
 }
 
 RIGHT = {
@@ -195,5 +265,8 @@ RIGHT = {
     "ex23_2": [merge, merge_by_maximum, merge_by_nan_to_num],
     "ex23_3": [ring, ring_of_a_list, from_nothing],
     "ex23_4": [lambda: {"C": "queries", "B": "merge", "A": "keys"}],
-    "ex23_5": [lambda rank, ranks: (rank, 2 * ranks - 1 - rank), lambda rank, ranks: [ranks - 1 - rank, ranks + rank]],
+    "ex23_5": [
+        lambda rank, ranks: (rank, 2 * ranks - 1 - rank),
+        lambda rank, ranks: [ranks - 1 - rank, ranks + rank],
+    ],
 }

@@ -1,4 +1,5 @@
-"""Wrong answers of readers' kinds to the exercises of lessons 09 to 15: they give right values on easy inputs, and break what the statement demands; and right ones that are unusual."""
+"""Wrong answers of readers' kinds to the exercises of lessons 09 to 15: they give right values on easy
+inputs, and break what the statement demands; and right ones that are unusual."""
 
 import runpy
 from pathlib import Path
@@ -12,13 +13,18 @@ from kernels import reference
 from kernels.conv_tiled import halo_of, load_rows, owned
 from kernels.tiled import nothing_read, update
 
-L09, L10, L11, L12, L13, L14, L15 = (runpy.run_path(str(Path(__file__).with_name(f"lesson{number}.py"))) for number in ("09", "10", "11", "12", "13", "14", "15"))
+L09, L10, L11, L12, L13, L14, L15 = (
+    runpy.run_path(str(Path(__file__).with_name(f"lesson{number}.py")))
+    for number in ("09", "10", "11", "12", "13", "14", "15")
+)
 edit11, edit13, edit14 = L11["edited"], L13["edited"], L14["edited"]
 
 
 def floats(answer):
     """The same numbers as floats."""
-    return lambda *given: tuple(floats(lambda p=part: p)() if isinstance(part, tuple) else float(part) for part in answer(*given))
+    return lambda *given: tuple(
+        floats(lambda p=part: p)() if isinstance(part, tuple) else float(part) for part in answer(*given)
+    )
 
 
 def spoiling(answer, which, how):
@@ -36,11 +42,12 @@ def doubled(tensor):
     tensor.mul_(2)
 
 
-# 10.3 -------------------------------------------------------------------------------------------------------------
+# 10.3 -------------------------------------------------------------------------------------------------------
 
 
 def forward_in(way):
-    """Lesson 10's loop over tiles, with the state of a tile of rows kept as `way` does: (start, add, finish)."""
+    """Lesson 10's loop over tiles, with the state of a tile of rows kept as `way` does: (start, add,
+    finish)."""
     start, add, finish = way
 
     def forward(q, k, v, w, loaded, traffic):
@@ -70,7 +77,11 @@ def summed(unit):
         p = torch.exp(t - unit)
         return state[0] + p.sum(1, keepdim=True), state[1] + p @ v
 
-    return lambda count, q: (q.new_zeros(count, 1), q.new_zeros(count, q.shape[1])), add, lambda state: (state[1] / state[0], torch.log(state[0]) + unit)
+    return (
+        lambda count, q: (q.new_zeros(count, 1), q.new_zeros(count, q.shape[1])),
+        add,
+        lambda state: (state[1] / state[0], torch.log(state[0]) + unit),
+    )
 
 
 def whole_rows():
@@ -84,7 +95,11 @@ def whole_rows():
 
 
 def with_update():
-    return lambda count, q: nothing_read(count, q.shape[1], like=q), update, lambda state: (state.o / state.l, state.m + torch.log(state.l))
+    return (
+        lambda count, q: nothing_read(count, q.shape[1], like=q),
+        update,
+        lambda state: (state.o / state.l, state.m + torch.log(state.l)),
+    )
 
 
 def all_at_once(q, k, v, w, loaded, traffic):
@@ -94,7 +109,7 @@ def all_at_once(q, k, v, w, loaded, traffic):
     return torch.softmax(t, 1) @ v, torch.logsumexp(t, 1)
 
 
-# 11 ---------------------------------------------------------------------------------------------------------------
+# 11 ---------------------------------------------------------------------------------------------------------
 
 
 def plain(dispatcher):
@@ -174,7 +189,7 @@ def convolve_from_the_end(s_tile, w, i0, j0):
 MINUS_INFINITY = L11["MINUS_INFINITY"]
 convolve_from_the_end = edit11(convolve_from_the_end, ('L11["MINUS_INFINITY"]', "MINUS_INFINITY"))
 
-# 13 ---------------------------------------------------------------------------------------------------------------
+# 13 ---------------------------------------------------------------------------------------------------------
 
 convolved = L13["convolved"]
 
@@ -197,14 +212,20 @@ def w_by_sum(tap_sums, d_t_tile, s_tile, w, rows, columns, right):
     c_q, c_k = w.shape
     for e in range(cuda.threadIdx.x, c_q * c_k, cuda.blockDim.x):
         a, b = e // c_k, e % c_k
-        tap_sums[a, b] += sum([d_t_tile[i, right + j] * s_tile[i + a, right + j + b] for i in range(rows) for j in range(columns)])
+        tap_sums[a, b] += sum(
+            [
+                d_t_tile[i, right + j] * s_tile[i + a, right + j + b]
+                for i in range(rows)
+                for j in range(columns)
+            ]
+        )
 
 
 def two_exponentials(form):
     return edit13(L13["gradient_of_t"], ("math.exp(convolved(s_tile, w, i, j) - log_sum[query])", form))
 
 
-# 14 ---------------------------------------------------------------------------------------------------------------
+# 14 ---------------------------------------------------------------------------------------------------------
 
 
 def merge_by_thread_0(parts, out):
@@ -236,10 +257,13 @@ def testing(*edits):
     return edit14(L14["is_right"], *edits)
 
 
-ERROR, LIMIT = "(decode(q[:, :, -c_q:], k, v, w, splits=splits) - wanted).abs().max()", "if not error <= 1e-5:"
+ERROR, LIMIT = (
+    "(decode(q[:, :, -c_q:], k, v, w, splits=splits) - wanted).abs().max()",
+    "if not error <= 1e-5:",
+)
 
 
-# 15 ---------------------------------------------------------------------------------------------------------------
+# 15 ---------------------------------------------------------------------------------------------------------
 
 
 class SharedTaps(L15["TapAttention"]):
@@ -258,7 +282,10 @@ class WritesIntoX(L15["TapAttention"]):
 
 
 MUTANTS = {
-    "ex09_1": [("masks s0 in place", spoiling(L09["by_a_padded_window"], 0, lambda s: s.neg_())), ("changes the taps", spoiling(L09["from_the_newest"], 1, doubled))],
+    "ex09_1": [
+        ("masks s0 in place", spoiling(L09["by_a_padded_window"], 0, lambda s: s.neg_())),
+        ("changes the taps", spoiling(L09["from_the_newest"], 1, doubled)),
+    ],
     "ex09_2": [
         ("scales q in place", spoiling(L09["by_shifting"], 0, doubled)),
         ("scales k in place", spoiling(L09["by_scores"], 1, doubled)),
@@ -266,10 +293,24 @@ MUTANTS = {
     ],
     "ex09_3": [
         ("a limit of 1e-3", L09["later"](tolerance=1e-2)),
-        ("looks at the mean", lambda attend, q, k, v: all((attend(*(torch.cat([x[:t], torch.randn_like(x[t:])]) for x in (q, k, v)))[:t] - attend(q, k, v)[:t]).mean() < 1e-6 for t in range(1, len(q)))),
+        (
+            "looks at the mean",
+            lambda attend, q, k, v: all(
+                (
+                    attend(*(torch.cat([x[:t], torch.randn_like(x[t:])]) for x in (q, k, v)))[:t]
+                    - attend(q, k, v)[:t]
+                ).mean()
+                < 1e-6
+                for t in range(1, len(q))
+            ),
+        ),
     ],
     "ex10_1": [("floats", floats(L10["by_counting"])), ("floats, by a division", floats(L10["loading"]()))],
-    "ex10_2": [("spoils q_tile", spoiling(L10["by_taps"], 0, doubled)), ("spoils k_tile", spoiling(L10["by_taps"], 1, doubled)), ("spoils w", spoiling(L10["by_taps"], 2, doubled))],
+    "ex10_2": [
+        ("spoils q_tile", spoiling(L10["by_taps"], 0, doubled)),
+        ("spoils k_tile", spoiling(L10["by_taps"], 1, doubled)),
+        ("spoils w", spoiling(L10["by_taps"], 2, doubled)),
+    ],
     "ex10_3": [
         ("no maximum", forward_in(summed(0))),
         ("50 for a maximum", forward_in(summed(50))),
@@ -281,41 +322,117 @@ MUTANTS = {
         ("a list", score_by_a_list),
         ("a generator", score_by_a_generator),
         ("a plain function", plain(L11["score"])),
-        ("1/√size for the scale", edit11(L11["score"], ("return scale * total", "return float32(q_tile.shape[1] ** -0.5) * total"))),
-        ("the block's number for its row", edit11(L11["score"], ("q_tile[y, c]", "q_tile[(y + cuda.blockIdx.x) % q_tile.shape[0], c]"))),
+        (
+            "1/√size for the scale",
+            edit11(L11["score"], ("return scale * total", "return float32(q_tile.shape[1] ** -0.5) * total")),
+        ),
+        (
+            "the block's number for its row",
+            edit11(L11["score"], ("q_tile[y, c]", "q_tile[(y + cuda.blockIdx.x) % q_tile.shape[0], c]")),
+        ),
     ],
-    "ex11_2": [("a plain function", plain(L11["convolve"])), ("right in block 0 only", edit11(L11["convolve"], ("return total", "return total if cuda.blockIdx.x == 0 else float32(0)")))],
-    "ex11_3": [("no maximum", absorb_without_a_maximum), ("a plain function", plain(L11["absorb"])), ("never shrinks", edit11(L11["absorb"], ("shrink = weight(m, new_m)", "shrink = float32(1)")))],
-    "ex11_4": [("a list", values_in_a_list), ("every row of P for one", every_row_for_a_sum), ("a plain function", plain(L11["add_values"]))],
+    "ex11_2": [
+        ("a plain function", plain(L11["convolve"])),
+        (
+            "right in block 0 only",
+            edit11(L11["convolve"], ("return total", "return total if cuda.blockIdx.x == 0 else float32(0)")),
+        ),
+    ],
+    "ex11_3": [
+        ("no maximum", absorb_without_a_maximum),
+        ("a plain function", plain(L11["absorb"])),
+        ("never shrinks", edit11(L11["absorb"], ("shrink = weight(m, new_m)", "shrink = float32(1)"))),
+    ],
+    "ex11_4": [
+        ("a list", values_in_a_list),
+        ("every row of P for one", every_row_for_a_sum),
+        ("a plain function", plain(L11["add_values"])),
+    ],
     "ex11_5": [
-        ("four tiles of keys", L11["kernel"](("s_tile[y, x] = p", "s_tile[y, x] = p if j0 < 4 * columns else float32(0)"))),
-        ("1/√d for the scale", L11["kernel"](("score(q_tile, k_tile, w, i0, j0, scale)", "score(q_tile, k_tile, w, i0, j0, float32(d**-0.5))"))),
+        (
+            "four tiles of keys",
+            L11["kernel"](("s_tile[y, x] = p", "s_tile[y, x] = p if j0 < 4 * columns else float32(0)")),
+        ),
+        (
+            "1/√d for the scale",
+            L11["kernel"](
+                (
+                    "score(q_tile, k_tile, w, i0, j0, scale)",
+                    "score(q_tile, k_tile, w, i0, j0, float32(d**-0.5))",
+                )
+            ),
+        ),
     ],
     "ex12_1": [
-        ("exp(T) · exp(-L)", lambda t, log_sum, v, o, d_o: (lambda p: (p, p * (d_o @ v.T - (d_o * o).sum(1, keepdim=True))))(torch.exp(t) * torch.exp(-log_sum)[:, None])),
-        ("a softmax for P", lambda t, log_sum, v, o, d_o: (lambda p: (p, p * (d_o @ v.T - (d_o * o).sum(1, keepdim=True))))(torch.softmax(t, 1))),
-        ("P V for O", lambda t, log_sum, v, o, d_o: (lambda p: (p, p * (d_o @ v.T - (d_o * (p @ v)).sum(1, keepdim=True))))(torch.exp(t - log_sum[:, None]))),
+        (
+            "exp(T) · exp(-L)",
+            lambda t, log_sum, v, o, d_o: (lambda p: (p, p * (d_o @ v.T - (d_o * o).sum(1, keepdim=True))))(
+                torch.exp(t) * torch.exp(-log_sum)[:, None]
+            ),
+        ),
+        (
+            "a softmax for P",
+            lambda t, log_sum, v, o, d_o: (lambda p: (p, p * (d_o @ v.T - (d_o * o).sum(1, keepdim=True))))(
+                torch.softmax(t, 1)
+            ),
+        ),
+        (
+            "P V for O",
+            lambda t, log_sum, v, o, d_o: (
+                lambda p: (p, p * (d_o @ v.T - (d_o * (p @ v)).sum(1, keepdim=True)))
+            )(torch.exp(t - log_sum[:, None])),
+        ),
     ],
     "ex12_2": [
-        ("torch.func.vjp", lambda d_t, w: torch.func.vjp(lambda s: reference.convolve(s[None, None], w[None])[0, 0], torch.zeros_like(d_t))[1](d_t)[0]),
+        (
+            "torch.func.vjp",
+            lambda d_t, w: torch.func.vjp(
+                lambda s: reference.convolve(s[None, None], w[None])[0, 0], torch.zeros_like(d_t)
+            )[1](d_t)[0],
+        ),
         ("spoils d_t", spoiling(L12["by_conv_transpose"], 0, doubled)),
     ],
-    "ex12_3": [("torch.func.jacrev", lambda d_t, s0, c_q, c_k: torch.func.jacrev(lambda w: (reference.convolve(s0[None, None], w[None])[0, 0] * d_t).sum())(d_t.new_zeros(c_q, c_k))),
-               ("spoils s0", spoiling(L12["by_unfolding"], 1, doubled))],
-    "ex12_4": [("spoils q", spoiling(L12["backward_with"](), 0, doubled)), ("spoils o", spoiling(L12["backward_with"](), 4, doubled))],
+    "ex12_3": [
+        (
+            "torch.func.jacrev",
+            lambda d_t, s0, c_q, c_k: torch.func.jacrev(
+                lambda w: (reference.convolve(s0[None, None], w[None])[0, 0] * d_t).sum()
+            )(d_t.new_zeros(c_q, c_k)),
+        ),
+        ("spoils s0", spoiling(L12["by_unfolding"], 1, doubled)),
+    ],
+    "ex12_4": [
+        ("spoils q", spoiling(L12["backward_with"](), 0, doubled)),
+        ("spoils o", spoiling(L12["backward_with"](), 4, doubled)),
+    ],
     "ex13_1": [("floats", floats(L13["to_load"]))],
     "ex13_2": [
-        ("exp(T) / exp(L)", two_exponentials("math.exp(convolved(s_tile, w, i, j)) / math.exp(log_sum[query])")),
-        ("exp(T) · exp(-L)", two_exponentials("math.exp(convolved(s_tile, w, i, j)) * math.exp(-log_sum[query])")),
+        (
+            "exp(T) / exp(L)",
+            two_exponentials("math.exp(convolved(s_tile, w, i, j)) / math.exp(log_sum[query])"),
+        ),
+        (
+            "exp(T) · exp(-L)",
+            two_exponentials("math.exp(convolved(s_tile, w, i, j)) * math.exp(-log_sum[query])"),
+        ),
         ("a plain function", plain(L13["gradient_of_t"])),
     ],
     "ex13_4": [("a list", w_by_sum), ("a plain function", plain(L13["add_d_w"]))],
-    "ex14_1": [("spoils the window", spoiling(L14["window_scores"], 0, doubled)), ("spoils k", spoiling(L14["window_scores"], 1, doubled))],
-    "ex14_2": [("spoils the window", spoiling(L14["split_state"], 0, doubled)), ("spoils w", spoiling(L14["split_state"], 3, doubled))],
+    "ex14_1": [
+        ("spoils the window", spoiling(L14["window_scores"], 0, doubled)),
+        ("spoils k", spoiling(L14["window_scores"], 1, doubled)),
+    ],
+    "ex14_2": [
+        ("spoils the window", spoiling(L14["split_state"], 0, doubled)),
+        ("spoils w", spoiling(L14["split_state"], 3, doubled)),
+    ],
     "ex14_3": [
         ("never more splits than keys", testing(("range(1, n + 3)", "range(1, n + 1)"))),
         ("no abs", testing((".abs()", ""))),
-        ("no abs, the other way round", testing((ERROR, "(wanted - decode(q[:, :, -c_q:], k, v, w, splits=splits)).max()"))),
+        (
+            "no abs, the other way round",
+            testing((ERROR, "(wanted - decode(q[:, :, -c_q:], k, v, w, splits=splits)).max()")),
+        ),
         ("1e-3", testing(("<= 1e-5", "<= 1e-3"))),
         ("the mean", testing((".abs().max()", ".abs().mean()"))),
     ],
@@ -327,7 +444,10 @@ MUTANTS = {
     ],
     "ex15_1": [("one set of taps for all heads, by expand", SharedTaps), ("writes into x", WritesIntoX)],
     "ex15_2": [("a tensor", lambda model, text, size: torch.tensor(L15["by_counting"](model, text, size)))],
-    "ex15_3": [("floats", lambda taps: [tuple(map(float, pair)) for pair in L15["strongest_with"]()(taps)]), ("tensors", lambda taps: [tuple(map(torch.tensor, pair)) for pair in L15["strongest_with"]()(taps)])],
+    "ex15_3": [
+        ("floats", lambda taps: [tuple(map(float, pair)) for pair in L15["strongest_with"]()(taps)]),
+        ("tensors", lambda taps: [tuple(map(torch.tensor, pair)) for pair in L15["strongest_with"]()(taps)]),
+    ],
 }
 
 RIGHT = {
@@ -335,9 +455,32 @@ RIGHT = {
     "ex10_3": [forward_in(with_update())],
     "ex11_2": [convolve_from_the_end],
     "ex11_3": [absorb_where_nothing_was],
-    "ex12_3": [lambda d_t, s0, c_q, c_k: torch.stack([torch.stack([(L12["conv2d"](L12["pad"](s0, ((c_k - 1) // 2, c_k - 1 - (c_k - 1) // 2, c_q - 1, 0))[None, None], one.reshape(1, 1, c_q, c_k))[0, 0] * d_t).sum() for one in row]) for row in torch.eye(c_q * c_k, dtype=d_t.dtype).reshape(c_q, c_k, -1)])],
+    "ex12_3": [
+        lambda d_t, s0, c_q, c_k: torch.stack(
+            [
+                torch.stack(
+                    [
+                        (
+                            L12["conv2d"](
+                                L12["pad"](s0, ((c_k - 1) // 2, c_k - 1 - (c_k - 1) // 2, c_q - 1, 0))[
+                                    None, None
+                                ],
+                                one.reshape(1, 1, c_q, c_k),
+                            )[0, 0]
+                            * d_t
+                        ).sum()
+                        for one in row
+                    ]
+                )
+                for row in torch.eye(c_q * c_k, dtype=d_t.dtype).reshape(c_q, c_k, -1)
+            ]
+        )
+    ],
     "ex13_3": [s_from_the_end],
-    "ex14_3": [testing(("        wanted = ", "        v = 30 * v\n        wanted = ")), testing(("range(1, n + 3)", "range(n + 5, 0, -1)"))],
+    "ex14_3": [
+        testing(("        wanted = ", "        v = 30 * v\n        wanted = ")),
+        testing(("range(1, n + 3)", "range(n + 5, 0, -1)")),
+    ],
     "ex14_4": [edit14(L14["merge_splits"], ("m = MINUS_INFINITY", "m = part[splits - 1, d]"))],
     "ex15_2": [lambda model, text, size: float(L15["by_counting"](model, text, size))],
     "ex15_3": [lambda taps: [list(pair) for pair in L15["strongest_with"]()(taps)]],

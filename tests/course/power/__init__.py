@@ -1,1 +1,2 @@
-"""How much the checks can tell: solutions from the lessons' sources, and wrong answers made from them by machine."""
+"""How much the checks can tell: solutions from the lessons' sources, and wrong answers made from them by
+machine."""

@@ -1,4 +1,5 @@
-"""The standard breakers of an exercise: each argument ignored, a size cap, an input destroyed, what no GPU runs, no maximum; and work that is not shared."""
+"""The standard breakers of an exercise: each argument ignored, a size cap, an input destroyed, what no GPU
+runs, no maximum; and work that is not shared."""
 
 import ast
 import copy
@@ -9,13 +10,41 @@ import numpy as np
 import torch
 from power.direct import unshared
 
-SCALARS = {"scale", "factor", "n", "d", "columns", "rows", "keys", "causal", "start", "m", "l", "most", "threads", "itemsize", "stride", "first", "row", "bytes", "flops", "turns"}
-UNTOUCHABLE = {"ex02_2", "ex03_2", "ex08_2", "ex08_5"}  # what these get cannot be written to, or is made for one call
-NOT_ON_A_GPU = {"a list": "scratch = [0, 1]", "a generator": "scratch = sum(e for e in (1, 2))", "numpy on an array": "scratch = np.zeros(2)", "a comprehension": "scratch = [e for e in (1, 2)][0]"}
+SCALARS = {
+    "scale",
+    "factor",
+    "n",
+    "d",
+    "columns",
+    "rows",
+    "keys",
+    "causal",
+    "start",
+    "m",
+    "l",
+    "most",
+    "threads",
+    "itemsize",
+    "stride",
+    "first",
+    "row",
+    "bytes",
+    "flops",
+    "turns",
+}
+# what these get cannot be written to, or is made for one call
+UNTOUCHABLE = {"ex02_2", "ex03_2", "ex08_2", "ex08_5"}
+NOT_ON_A_GPU = {
+    "a list": "scratch = [0, 1]",
+    "a generator": "scratch = sum(e for e in (1, 2))",
+    "numpy on an array": "scratch = np.zeros(2)",
+    "a comprehension": "scratch = [e for e in (1, 2)][0]",
+}
 
 
 def breakers(exercise):
-    """(label, answer): right values or nearly so, and a demand broken. Raises nothing: what cannot be made for this exercise is left out."""
+    """(label, answer): right values or nearly so, and a demand broken. Raises nothing: what cannot be made
+    for this exercise is left out."""
     yield from unshared(exercise.check)
     for label, cell in rewritten(exercise):
         yield label, exercise.with_cell(cell, label)
@@ -31,13 +60,19 @@ def rewritten(exercise):
     tree = ast.parse(exercise.cell)
     begin, end = exercise.lines
     plain = ast.unparse(tree)
-    holders = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.lineno <= begin and (node.end_lineno or 0) >= end - 1]
+    holders = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.lineno <= begin and (node.end_lineno or 0) >= end - 1
+    ]
     if not holders or exercise.check in ("ex03_2", "ex05_4"):
         return
     name = holders[-1].name
     for label, change in edits(exercise, holders[-1]):
         altered = copy.deepcopy(tree)
-        function = [node for node in ast.walk(altered) if isinstance(node, ast.FunctionDef) and node.name == name][-1]
+        function = [
+            node for node in ast.walk(altered) if isinstance(node, ast.FunctionDef) and node.name == name
+        ][-1]
         change(function)
         text = ast.unparse(ast.fix_missing_locations(altered))
         if text != plain:
@@ -48,22 +83,43 @@ def edits(exercise, function):
     arguments = [argument.arg for argument in function.args.args]
     arrays = [name for name in arguments if name not in SCALARS]
     for name in arguments:
-        yield f"ignores {name}", functools.partial(ignore, name=name, other=next((other for other in arrays if other != name), None))
+        yield (
+            f"ignores {name}",
+            functools.partial(
+                ignore, name=name, other=next((other for other in arrays if other != name), None)
+            ),
+        )
     yield "goes round six times at most", cap_loops
     yield from no_maximum()
     if is_kernel(exercise):
         first = next((name for name in arrays), None)
         size = f"{first}.size" if first else "0"
-        yield "stops at 9 elements", lambda f: insert(f, f"if {size} > 9:\n    return" + (" m, l" if "l" in arguments else ""))
+        yield (
+            "stops at 9 elements",
+            lambda f: insert(f, f"if {size} > 9:\n    return" + (" m, l" if "l" in arguments else "")),
+        )
         for what, statement in NOT_ON_A_GPU.items():
-            yield f"uses {what}", lambda f, statement=statement: insert(f, f"import numpy as np\n{statement}" if "np." in statement else statement)
+            yield (
+                f"uses {what}",
+                lambda f, statement=statement: insert(
+                    f, f"import numpy as np\n{statement}" if "np." in statement else statement
+                ),
+            )
         for name in arrays:
-            yield f"writes into {name} at the end", lambda f, name=name: at_the_end(f, f"{name}[{zeros(exercise, name)}] = 3")
+            yield (
+                f"writes into {name} at the end",
+                lambda f, name=name: at_the_end(f, f"{name}[{zeros(exercise, name)}] = 3"),
+            )
 
 
 def zeros(exercise, name):
     """The first element's index: a pair where the solution indexes by pairs."""
-    pairs = any(isinstance(node, ast.Subscript) and ast.unparse(node.value) == name and isinstance(node.slice, ast.Tuple) for node in ast.walk(ast.parse(exercise.cell)))
+    pairs = any(
+        isinstance(node, ast.Subscript)
+        and ast.unparse(node.value) == name
+        and isinstance(node.slice, ast.Tuple)
+        for node in ast.walk(ast.parse(exercise.cell))
+    )
     return "0, 0" if pairs else "0"
 
 
@@ -89,12 +145,22 @@ class Ignore(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Attribute(self, node):
-        return node if isinstance(node.value, ast.Name) and node.value.id == self.name else self.generic_visit(node)
+        return (
+            node
+            if isinstance(node.value, ast.Name) and node.value.id == self.name
+            else self.generic_visit(node)
+        )
 
     def visit_Name(self, node):
         if node.id != self.name or not isinstance(node.ctx, ast.Load):
             return node
-        return ast.Constant(1) if self.name in SCALARS else ast.Name(self.other, ast.Load()) if self.other else node
+        return (
+            ast.Constant(1)
+            if self.name in SCALARS
+            else ast.Name(self.other, ast.Load())
+            if self.other
+            else node
+        )
 
 
 def ignore(function, name, other):
@@ -108,7 +174,14 @@ class Cap(ast.NodeTransformer):
             return node
         arguments = [ast.Constant(0), *node.args] if len(node.args) == 1 else node.args
         first, last, *step = arguments
-        end = ast.parse(f"min({ast.unparse(last)}, {ast.unparse(first)} + 6 * ({ast.unparse(step[0]) if step else 1}))").body[0].value
+        end = (
+            ast.parse(
+                f"min({ast.unparse(last)}, {ast.unparse(first)} + 6 *"
+                f" ({ast.unparse(step[0]) if step else 1}))"
+            )
+            .body[0]
+            .value
+        )
         return ast.Call(node.func, [first, end, *step], [])
 
 
@@ -123,19 +196,37 @@ class NoMaximum(ast.NodeTransformer):
     def visit_Call(self, node):
         self.generic_visit(node)
         called = ast.unparse(node.func)
-        if self.what == "maximum" and called == "max" and any(isinstance(a, ast.Name) and a.id in ("m", "m1") for a in node.args):
+        if (
+            self.what == "maximum"
+            and called == "max"
+            and any(isinstance(a, ast.Name) and a.id in ("m", "m1") for a in node.args)
+        ):
             return ast.parse(self.stands).body[0].value
         if self.what == "maximum" and called == "torch.maximum":
-            return ast.parse(f"torch.full_like({ast.unparse(node.args[0])}, {self.stands.removeprefix('float32(').removesuffix(')')})").body[0].value
+            return (
+                ast.parse(
+                    f"torch.full_like({ast.unparse(node.args[0])},"
+                    f" {self.stands.removeprefix('float32(').removesuffix(')')})"
+                )
+                .body[0]
+                .value
+            )
         return node
 
     def visit_UnaryOp(self, node):
-        return ast.Constant(float(self.stands)) if self.what == "infinity" and ast.unparse(node) == "-math.inf" else self.generic_visit(node)
+        return (
+            ast.Constant(float(self.stands))
+            if self.what == "infinity" and ast.unparse(node) == "-math.inf"
+            else self.generic_visit(node)
+        )
 
 
 def no_maximum():
     for number in (0, -50, 100):
-        yield f"{number} for the maximum", lambda f, number=number: apply(f, NoMaximum(f"float32({number})", "maximum"))
+        yield (
+            f"{number} for the maximum",
+            lambda f, number=number: apply(f, NoMaximum(f"float32({number})", "maximum")),
+        )
     for number in (-1e9, -1e4, -10.0):
         yield f"{number:g} for -inf", lambda f, number=number: apply(f, NoMaximum(str(number), "infinity"))
 

@@ -1,4 +1,5 @@
-"""The solutions of the exercises, taken from the lessons' sources with just the definitions that they need."""
+"""The solutions of the exercises, taken from the lessons' sources with just the definitions that they
+need."""
 
 import ast
 import dis
@@ -14,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise: the check's name; the name of what is checked; the text of its cell, and of what that needs, in order; the lines of the solution within the cell."""
+    """One exercise: the check's name; the name of what is checked; the text of its cell, and of what that
+    needs, in order; the lines of the solution within the cell."""
 
     check: str
     answer: str
@@ -57,7 +59,9 @@ def exercise(cells, check, answer):
 
 def needed(before, cell):
     """The text of those top-level statements of the cells before that the cell's names need, in order."""
-    statements = [(node, ast.get_source_segment(text, node), text) for text in before for node in parsed(text)]
+    statements = [
+        (node, ast.get_source_segment(text, node), text) for text in before for node in parsed(text)
+    ]
     made_by = {name: i for i, (node, *_) in enumerate(statements) for name in names_made(node)}
     wanted, open_names = set(), used_names(cell)
     while open_names:
@@ -94,5 +98,7 @@ def used_names(text):
     while codes:
         code = codes.pop()
         codes += [part for part in code.co_consts if isinstance(part, CodeType)]
-        names |= {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+        names |= {
+            step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        }
     return names

@@ -1,4 +1,5 @@
-"""Every first-order mutation of a solution: one operator, constant, condition, bound, argument or statement changed."""
+"""Every first-order mutation of a solution: one operator, constant, condition, bound, argument or statement
+changed."""
 
 import ast
 import copy
@@ -13,14 +14,35 @@ OPERATORS = {
     ast.Pow: [ast.Mult],
     ast.BitXor: [ast.Add],
 }
-COMPARISONS = {ast.Lt: [ast.LtE, ast.GtE], ast.LtE: [ast.Lt, ast.Gt], ast.Gt: [ast.GtE, ast.LtE], ast.GtE: [ast.Gt, ast.Lt], ast.Eq: [ast.NotEq], ast.NotEq: [ast.Eq]}
-OTHER_NAME = {"min": "max", "max": "min", "maximum": "minimum", "amax": "amin", "shfl_xor_sync": "shfl_down_sync", "shfl_down_sync": "shfl_up_sync", "shfl_up_sync": "shfl_down_sync",
-              "x": "y", "y": "x", "blockDim": "gridDim", "gridDim": "blockDim", "blockIdx": "threadIdx", "threadIdx": "blockIdx"}
+COMPARISONS = {
+    ast.Lt: [ast.LtE, ast.GtE],
+    ast.LtE: [ast.Lt, ast.Gt],
+    ast.Gt: [ast.GtE, ast.LtE],
+    ast.GtE: [ast.Gt, ast.Lt],
+    ast.Eq: [ast.NotEq],
+    ast.NotEq: [ast.Eq],
+}
+OTHER_NAME = {
+    "min": "max",
+    "max": "min",
+    "maximum": "minimum",
+    "amax": "amin",
+    "shfl_xor_sync": "shfl_down_sync",
+    "shfl_down_sync": "shfl_up_sync",
+    "shfl_up_sync": "shfl_down_sync",
+    "x": "y",
+    "y": "x",
+    "blockDim": "gridDim",
+    "gridDim": "blockDim",
+    "blockIdx": "threadIdx",
+    "threadIdx": "blockIdx",
+}
 STATEMENTS = (ast.Expr, ast.Assign, ast.AugAssign, ast.If, ast.For, ast.While)
 
 
 def mutations(exercise):
-    """(label, text of the cell) for every mutation of an exercise's solution; texts that come out alike count once."""
+    """(label, text of the cell) for every mutation of an exercise's solution; texts that come out alike count
+    once."""
     tree, (begin, end) = ast.parse(exercise.cell), exercise.lines
     seen = {ast.unparse(tree)}
     places = [node for node in ast.walk(tree) if begin < getattr(node, "lineno", 0) < end]
@@ -49,13 +71,21 @@ def changes(node):
     """(what, function: a copy of the node -> what stands in its place)"""
     if isinstance(node, (ast.BinOp, ast.AugAssign)):
         for other in OPERATORS.get(type(node.op), []):
-            yield f"{type(node.op).__name__} becomes {other.__name__}", lambda twin, other=other: altered(twin, op=other())
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Sub, ast.Div, ast.MatMult, ast.FloorDiv, ast.Mod)):
+            yield (
+                f"{type(node.op).__name__} becomes {other.__name__}",
+                lambda twin, other=other: altered(twin, op=other()),
+            )
+    if isinstance(node, ast.BinOp) and isinstance(
+        node.op, (ast.Sub, ast.Div, ast.MatMult, ast.FloorDiv, ast.Mod)
+    ):
         yield "operands swapped", lambda twin: altered(twin, left=twin.right, right=twin.left)
     if isinstance(node, ast.Compare):
         for place, operator in enumerate(node.ops):
             for other in COMPARISONS.get(type(operator), []):
-                yield f"{type(operator).__name__} becomes {other.__name__}", lambda twin, place=place, other=other: altered(twin, ops=put(twin.ops, place, other()))
+                yield (
+                    f"{type(operator).__name__} becomes {other.__name__}",
+                    lambda twin, place=place, other=other: altered(twin, ops=put(twin.ops, place, other())),
+                )
     if isinstance(node, ast.Constant):
         yield from constants(node)
     if isinstance(node, ast.IfExp):
@@ -65,9 +95,19 @@ def changes(node):
         yield "condition always true", lambda twin: altered(twin, test=ast.Constant(True))
         yield "condition turned round", lambda twin: altered(twin, test=ast.UnaryOp(ast.Not(), twin.test))
     if isinstance(node, ast.BoolOp):
-        yield "and, or exchanged", lambda twin: altered(twin, op=ast.Or() if isinstance(twin.op, ast.And) else ast.And())
+        yield (
+            "and, or exchanged",
+            lambda twin: altered(twin, op=ast.Or() if isinstance(twin.op, ast.And) else ast.And()),
+        )
         for place in range(len(node.values)):
-            yield f"condition {place + 1} dropped", lambda twin, place=place: altered(twin, values=twin.values[:place] + twin.values[place + 1 :]) if len(twin.values) > 2 else twin.values[1 - place]
+            yield (
+                f"condition {place + 1} dropped",
+                lambda twin, place=place: (
+                    altered(twin, values=twin.values[:place] + twin.values[place + 1 :])
+                    if len(twin.values) > 2
+                    else twin.values[1 - place]
+                ),
+            )
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         yield "sign dropped", lambda twin: twin.operand
     if isinstance(node, STATEMENTS):
@@ -76,9 +116,15 @@ def changes(node):
         yield from calls(node)
     if isinstance(node, ast.Tuple) and len(node.elts) > 1 and isinstance(node.ctx, ast.Load):
         for place in range(len(node.elts) - 1):
-            yield f"parts {place + 1} and {place + 2} swapped", lambda twin, place=place: altered(twin, elts=swapped(twin.elts, place))
+            yield (
+                f"parts {place + 1} and {place + 2} swapped",
+                lambda twin, place=place: altered(twin, elts=swapped(twin.elts, place)),
+            )
     if isinstance(node, ast.Attribute) and node.attr in OTHER_NAME:
-        yield f"{node.attr} becomes {OTHER_NAME[node.attr]}", lambda twin: altered(twin, attr=OTHER_NAME[twin.attr])
+        yield (
+            f"{node.attr} becomes {OTHER_NAME[node.attr]}",
+            lambda twin: altered(twin, attr=OTHER_NAME[twin.attr]),
+        )
     if isinstance(node, ast.Name) and node.id in OTHER_NAME and node.id in ("min", "max"):
         yield f"{node.id} becomes {OTHER_NAME[node.id]}", lambda twin: altered(twin, id=OTHER_NAME[twin.id])
 
@@ -97,13 +143,21 @@ def constants(node):
 def calls(node):
     either_way = ast.unparse(node.func).endswith(("min", "max", "maximum", "minimum"))
     for place in range(0 if either_way else len(node.args) - 1):
-        yield f"arguments {place + 1} and {place + 2} swapped", lambda twin, place=place: altered(twin, args=swapped(twin.args, place))
+        yield (
+            f"arguments {place + 1} and {place + 2} swapped",
+            lambda twin, place=place: altered(twin, args=swapped(twin.args, place)),
+        )
     if ast.unparse(node.func) == "range" and len(node.args) == 3:
         yield "no step", lambda twin: altered(twin, args=twin.args[:2])
     if ast.unparse(node.func) == "range" and len(node.args) > 1:
         yield "from 0", lambda twin: altered(twin, args=[ast.Constant(0), *twin.args[1:]])
     for place in range(len(node.keywords)):
-        yield f"without {node.keywords[place].arg}", lambda twin, place=place: altered(twin, keywords=twin.keywords[:place] + twin.keywords[place + 1 :])
+        yield (
+            f"without {node.keywords[place].arg}",
+            lambda twin, place=place: altered(
+                twin, keywords=twin.keywords[:place] + twin.keywords[place + 1 :]
+            ),
+        )
 
 
 def altered(node, **fields):

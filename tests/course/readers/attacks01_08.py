@@ -1,4 +1,5 @@
-"""Wrong answers to lessons 01 to 08 invented to fool the checks, and unusual right ones, beside those that readers found."""
+"""Wrong answers to lessons 01 to 08 invented to fool the checks, and unusual right ones, beside those that
+readers found."""
 
 import itertools
 import math
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 from readers.lessons01_08 import LOAD, SUM_HEAD, edit, outer, repairs, tiles_of, write
 
-# Lessons 01 and 02 ------------------------------------------------------------------------------------------------
+# Lessons 01 and 02 ------------------------------------------------------------------------------------------
 
 
 def softmax_in_chunks(pairs):
@@ -19,7 +20,11 @@ def softmax_in_chunks(pairs):
         top = max(m, max(score for score, _ in chunk))
         weights = [math.exp(score - top) for score, _ in chunk]
         shrink = math.exp(m - top)
-        m, l, o = top, l * shrink + sum(weights), o * shrink + sum(w * v for w, (_, v) in zip(weights, chunk, strict=True))
+        m, l, o = (
+            top,
+            l * shrink + sum(weights),
+            o * shrink + sum(w * v for w, (_, v) in zip(weights, chunk, strict=True)),
+        )
     return m, l, o
 
 
@@ -74,7 +79,9 @@ def update_with(change):
 
 
 def one_by_one(m, l, o, s, v):
-    rows = [update_with(plain)((m[i : i + 1], l[i : i + 1], o[i : i + 1]), s[i : i + 1], v) for i in range(len(s))]
+    rows = [
+        update_with(plain)((m[i : i + 1], l[i : i + 1], o[i : i + 1]), s[i : i + 1], v) for i in range(len(s))
+    ]
     return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
 
 
@@ -93,7 +100,10 @@ def from_its_own_memory():
         if torch.isinf(m).all():
             seen["scores"], seen["values"] = scores, values
         elif len(seen.get("scores", ())) == len(scores) and seen["values"].shape[1] == values.shape[1]:
-            seen["scores"], seen["values"] = torch.cat([seen["scores"], scores], 1), torch.cat([seen["values"], values])
+            seen["scores"], seen["values"] = (
+                torch.cat([seen["scores"], scores], 1),
+                torch.cat([seen["values"], values]),
+            )
         else:
             return plain(m, l, o, scores, values)
         new = seen["scores"].amax(1, keepdim=True)
@@ -119,14 +129,21 @@ def keeps_keys_of_all(q, k, v, rows, columns, traffic):
 def all_keys_at_once(q, k, v, rows, columns, traffic):
     out = torch.empty_like(q)
     for queries in tiles_of(len(q), rows):
-        q_tile, keys, values = traffic.load(q, queries), traffic.load(k, slice(None)), traffic.load(v, slice(None))
+        q_tile, keys, values = (
+            traffic.load(q, queries),
+            traffic.load(k, slice(None)),
+            traffic.load(v, slice(None)),
+        )
         traffic.store(out, queries, torch.softmax(q_tile @ keys.T / math.sqrt(q.shape[1]), 1) @ values)
     return out
 
 
 def list_of_scores(q_tile, pairs):
     """Scores as Python numbers, out of PyTorch's sight."""
-    rows = [[x for k, _ in pairs for x in (q_tile @ k.T / math.sqrt(q_tile.shape[1]))[i].tolist()] for i in range(len(q_tile))]
+    rows = [
+        [x for k, _ in pairs for x in (q_tile @ k.T / math.sqrt(q_tile.shape[1]))[i].tolist()]
+        for i in range(len(q_tile))
+    ]
     return torch.softmax(torch.tensor(rows, dtype=q_tile.dtype), 1) @ torch.cat([v for _, v in pairs])
 
 
@@ -136,10 +153,12 @@ def through_numpy(q_tile, pairs):
     return torch.from_numpy(p / p.sum(1, keepdims=True) @ np.concatenate([v.numpy() for _, v in pairs]))
 
 
-# Kernels ------------------------------------------------------------------------------------------------------------
+# Kernels ----------------------------------------------------------------------------------------------------
 
 K1 = "def answer(x, out):\n    t, i = cuda.threadIdx.x, cuda.grid(1)\n"
-EVERY_THREAD_ADDS = SUM_HEAD + """    shared[t] = x[i] if i < x.size else float32(0)
+EVERY_THREAD_ADDS = (
+    SUM_HEAD
+    + """    shared[t] = x[i] if i < x.size else float32(0)
     cuda.syncthreads()
     total = float32(0)
     for e in range(8):
@@ -147,6 +166,7 @@ EVERY_THREAD_ADDS = SUM_HEAD + """    shared[t] = x[i] if i < x.size else float3
     if t == 0:
         out[cuda.blockIdx.x] = total
 """
+)
 MATMUL = """def answer(a, b, c):
     a_tile = cuda.shared.array((4, 4), float32)
     tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
@@ -179,20 +199,50 @@ ROW_LOADER = """def answer(a, b, c):
     if row < c.shape[0] and col < c.shape[1]:
         c[row, col] = total
 """
-HISTOGRAM_BY_FIRST = "def answer(letters, counts):\n    i = cuda.grid(1)\n    if cuda.threadIdx.x == 0:\n        for e in range(i, min(letters.size, i + cuda.blockDim.x)):\n            cuda.atomic.add(counts, letters[e], 1)\n"
-HISTOGRAM_IN_PAIRS = "def answer(letters, counts):\n    i = 2 * cuda.grid(1)\n    for e in range(i, min(letters.size, i + 2)):\n        cuda.atomic.add(counts, letters[e], 1)\n"
-MIRROR_BY_SHUFFLES = K1 + "    value = cuda.shfl_sync(0xFFFFFFFF, x[min(i, x.size - 1)], 31 - t)\n    if i < x.size:\n        out[i] = value\n"
-SWAP_IN_SHARED = K1 + """    part = cuda.shared.array(64, float32)
+HISTOGRAM_BY_FIRST = (
+    "def answer(letters, counts):\n    i = cuda.grid(1)\n    if cuda.threadIdx.x == 0:\n        for e in"
+    " range(i, min(letters.size, i + cuda.blockDim.x)):\n            cuda.atomic.add(counts, letters[e], 1)\n"
+)
+HISTOGRAM_IN_PAIRS = (
+    "def answer(letters, counts):\n    i = 2 * cuda.grid(1)\n    for e in range(i, min(letters.size, i +"
+    " 2)):\n        cuda.atomic.add(counts, letters[e], 1)\n"
+)
+MIRROR_BY_SHUFFLES = (
+    K1 + "    value = cuda.shfl_sync(0xFFFFFFFF, x[min(i, x.size - 1)], 31 - t)\n    if i < x.size:\n       "
+    " out[i] = value\n"
+)
+SWAP_IN_SHARED = (
+    K1
+    + """    part = cuda.shared.array(64, float32)
     part[t] = cuda.shfl_xor_sync(0xFFFFFFFF, x[i], 0)
     cuda.syncthreads()
     out[i] = part[t ^ 1]
 """
-SHARES_TWICE = "def answer(x, total, out):\n    i = cuda.grid(1)\n    if i == 0:\n        for e in range(x.size):\n            cuda.atomic.add(total, 0, x[e])\n    cuda.cg.this_grid().sync()\n    if i < x.size:\n        out[i] = x[i] / total[0]\n"
-WARP_LOADS = LOAD + "    if cuda.threadIdx.x < 2:\n        for e in range(cuda.threadIdx.x, tile.size, min(2, cuda.blockDim.x)):\n            tile[e] = array[start + e] if start + e < array.size else float32(0)\n"
-LOADS_TWICE = LOAD + "    for e in range(cuda.threadIdx.x, tile.size, cuda.blockDim.x):\n        tile[e] = array[start + e] if start + e < array.size and array[start + e] != 0 else float32(0)\n"
-LOADS_AND_WAITS = LOAD + "    for e in range(cuda.threadIdx.x, tile.size, cuda.blockDim.x):\n        tile[e] = array[start + e] if start + e < array.size else float32(0)\n    cuda.syncthreads()\n"
+)
+SHARES_TWICE = (
+    "def answer(x, total, out):\n    i = cuda.grid(1)\n    if i == 0:\n        for e in range(x.size):\n     "
+    "       cuda.atomic.add(total, 0, x[e])\n    cuda.cg.this_grid().sync()\n    if i < x.size:\n       "
+    " out[i] = x[i] / total[0]\n"
+)
+WARP_LOADS = (
+    LOAD + "    if cuda.threadIdx.x < 2:\n        for e in range(cuda.threadIdx.x, tile.size, min(2,"
+    " cuda.blockDim.x)):\n            tile[e] = array[start + e] if start + e < array.size else"
+    " float32(0)\n"
+)
+LOADS_TWICE = (
+    LOAD
+    + "    for e in range(cuda.threadIdx.x, tile.size, cuda.blockDim.x):\n        tile[e] = array[start + e]"
+    " if start + e < array.size and array[start + e] != 0 else float32(0)\n"
+)
+LOADS_AND_WAITS = (
+    LOAD
+    + "    for e in range(cuda.threadIdx.x, tile.size, cuda.blockDim.x):\n        tile[e] = array[start + e]"
+    " if start + e < array.size else float32(0)\n    cuda.syncthreads()\n"
+)
 NORM = "@cuda.jit\ndef answer(x, gain, out):\n"
-NORM_BY_ELEMENTS = NORM + """    i = cuda.grid(1)
+NORM_BY_ELEMENTS = (
+    NORM
+    + """    i = cuda.grid(1)
     if i < x.shape[0]:
         for c in range(x.shape[1]):
             total = float32(0)
@@ -200,8 +250,17 @@ NORM_BY_ELEMENTS = NORM + """    i = cuda.grid(1)
                 total += x[i, e] * x[i, e]
             out[i, c] = gain[c] * x[i, c] / math.sqrt(total / float32(x.shape[1]) + float32(1e-6))
 """
-NORM_BY_ROW = "@cuda.jit\ndef answer(x, gain, out):\n    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):\n        row = x[i]\n        total = np.sum(row * row)\n        for c in range(x.shape[1]):\n            out[i, c] = gain[c] * x[i, c] / math.sqrt(total / float32(x.shape[1]) + float32(1e-6))\n"
-CHUNKS = "@cuda.jit\ndef answer(x, factor, out):\n    part = (out.size + cuda.gridsize(1) - 1) // cuda.gridsize(1)\n    for i in range(cuda.grid(1) * part, min(out.size, (cuda.grid(1) + 1) * part)):\n        out[i] = factor * x[i]\n"
+)
+NORM_BY_ROW = (
+    "@cuda.jit\ndef answer(x, gain, out):\n    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):\n "
+    "       row = x[i]\n        total = np.sum(row * row)\n        for c in range(x.shape[1]):\n           "
+    " out[i, c] = gain[c] * x[i, c] / math.sqrt(total / float32(x.shape[1]) + float32(1e-6))\n"
+)
+CHUNKS = (
+    "@cuda.jit\ndef answer(x, factor, out):\n    part = (out.size + cuda.gridsize(1) - 1) //"
+    " cuda.gridsize(1)\n    for i in range(cuda.grid(1) * part, min(out.size, (cuda.grid(1) + 1) * part)):\n "
+    "       out[i] = factor * x[i]\n"
+)
 SUM_IN_SHARED = """def answer(x, out):
     part = cuda.shared.array(128, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
@@ -222,22 +281,80 @@ def rounds(check, old, new):
 
 
 WRONG = {
-    "ex01_0": [("a text", lambda: "0.37"), ("NaN", lambda: math.nan), ("nothing", lambda: None), ("a third", lambda: 1 / 3)],
-    "ex01_1": [("chunks of fifty", softmax_in_chunks), ("the last thousand", softmax_of_a_window), ("reads twice by tee", softmax_twice), ("differences clamped at -20", softmax_clamped)],
+    "ex01_0": [
+        ("a text", lambda: "0.37"),
+        ("NaN", lambda: math.nan),
+        ("nothing", lambda: None),
+        ("a third", lambda: 1 / 3),
+    ],
+    "ex01_1": [
+        ("chunks of fifty", softmax_in_chunks),
+        ("the last thousand", softmax_of_a_window),
+        ("reads twice by tee", softmax_twice),
+        ("differences clamped at -20", softmax_clamped),
+    ],
     "ex01_2": [("the larger wins beyond 10", merge_larger_wins), ("l is 1 at least", merge_with_a_unit)],
     "ex02_1": [
         ("row by row, joined", update_with(one_by_one)),
-        ("one maximum of the whole tile", update_with(lambda m, l, o, s, v: plain(m, l, o, s, v, top=lambda m, s: torch.maximum(m, s.max())))),
-        ("the old maximum once there is one", update_with(lambda m, l, o, s, v: plain(m, l, o, s, v, top=lambda m, s: torch.where(m > -math.inf, m, s.amax(1, keepdim=True))))),
+        (
+            "one maximum of the whole tile",
+            update_with(
+                lambda m, l, o, s, v: plain(m, l, o, s, v, top=lambda m, s: torch.maximum(m, s.max()))
+            ),
+        ),
+        (
+            "the old maximum once there is one",
+            update_with(
+                lambda m, l, o, s, v: plain(
+                    m, l, o, s, v, top=lambda m, s: torch.where(m > -math.inf, m, s.amax(1, keepdim=True))
+                )
+            ),
+        ),
         ("weights clamped", update_with(lambda m, l, o, s, v: plain(m, l, o, s, v, clamp=-15))),
         ("remembers the tiles itself", from_its_own_memory()),
-        ("float32 inside", update_with(lambda m, l, o, s, v: tuple(x.double() for x in plain(m.float(), l.float(), o.float(), s.float(), v.float())))),
+        (
+            "float32 inside",
+            update_with(
+                lambda m, l, o, s, v: tuple(
+                    x.double() for x in plain(m.float(), l.float(), o.float(), s.float(), v.float())
+                )
+            ),
+        ),
     ],
-    "ex02_2": [("keys kept for all queries", keeps_keys_of_all), ("all keys at once", all_keys_at_once), ("scores as lists", outer(list_of_scores)), ("through numpy", outer(through_numpy))],
-    "ex02_3": [("floats for tiles", edit("ex02_3", ("math.ceil(n / rows)", "n / rows"))), ("capped at 40 rows", edit("ex02_3", ("    state = n * (d + 2)", "    n = min(n, 40)\n    state = n * (d + 2)")))],
-    "ex03_1": [("two threads for each", edit("ex03_1", ("    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x\n    if i", "    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x\n    if i < x.size:\n        out[i ^ 1 if i ^ 1 < x.size else i] = x[i ^ 1 if i ^ 1 < x.size else i] + y[i ^ 1 if i ^ 1 < x.size else i]\n    if i")))],
+    "ex02_2": [
+        ("keys kept for all queries", keeps_keys_of_all),
+        ("all keys at once", all_keys_at_once),
+        ("scores as lists", outer(list_of_scores)),
+        ("through numpy", outer(through_numpy)),
+    ],
+    "ex02_3": [
+        ("floats for tiles", edit("ex02_3", ("math.ceil(n / rows)", "n / rows"))),
+        (
+            "capped at 40 rows",
+            edit("ex02_3", ("    state = n * (d + 2)", "    n = min(n, 40)\n    state = n * (d + 2)")),
+        ),
+    ],
+    "ex03_1": [
+        (
+            "two threads for each",
+            edit(
+                "ex03_1",
+                (
+                    "    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x\n    if i",
+                    (
+                        "    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x\n    if i < x.size:\n  "
+                        "      out[i ^ 1 if i ^ 1 < x.size else i] = x[i ^ 1 if i ^ 1 < x.size else i] + y[i"
+                        " ^ 1 if i ^ 1 < x.size else i]\n    if i"
+                    ),
+                ),
+            ),
+        )
+    ],
     "ex03_2": [
-        ("one thread after the other", edit("ex03_2", ("        thread.start()\n", "        thread.start()\n        thread.join()\n"))),
+        (
+            "one thread after the other",
+            edit("ex03_2", ("        thread.start()\n", "        thread.start()\n        thread.join()\n")),
+        ),
         ("waits for none", edit("ex03_2", ("        thread.join()\n", "        pass\n"))),
         ("the last error", edit("ex03_2", ("raise errors[0]", "raise errors[-1]"))),
         ("no abort", edit("ex03_2", ("            barrier.abort()\n", ""))),
@@ -245,24 +362,92 @@ WRONG = {
     ],
     "ex03_3": [("every thread adds all", write(EVERY_THREAD_ADDS))],
     "ex03_4": [("b from global memory", write(MATMUL)), ("a quarter of the threads load", write(ROW_LOADER))],
-    "ex04_5": [("the first thread of a block counts", write(HISTOGRAM_BY_FIRST)), ("two letters a thread", write(HISTOGRAM_IN_PAIRS))],
+    "ex04_5": [
+        ("the first thread of a block counts", write(HISTOGRAM_BY_FIRST)),
+        ("two letters a thread", write(HISTOGRAM_IN_PAIRS)),
+    ],
     "ex04_6": [("by a shuffle", write(MIRROR_BY_SHUFFLES))],
     "ex04_7": [("in shared memory, with a shuffle for show", write(SWAP_IN_SHARED))],
     "ex04_8": [("one thread adds", write(SHARES_TWICE))],
-    "ex05_1": [("two threads load", write(WARP_LOADS)), ("loads everything twice", write(LOADS_TWICE)), ("waits inside", write(LOADS_AND_WAITS))],
+    "ex05_1": [
+        ("two threads load", write(WARP_LOADS)),
+        ("loads everything twice", write(LOADS_TWICE)),
+        ("waits inside", write(LOADS_AND_WAITS)),
+    ],
     "ex05_2": [
         ("d keys", rounds("ex05_2", "    for j in range(keys):", "    for j in range(min(keys, 4)):")),
-        ("weights clamped", rounds("ex05_2", "p = math.exp(score - new_m)", "p = math.exp(max(score - new_m, float32(-5)))")),
-        ("1/√d for the scale", rounds("ex05_2", "        score *= scale", "        score /= math.sqrt(float32(d))")),
-        ("l from p alone at first", rounds("ex05_2", "    for j in range(keys):", "    if l < 1:\n        l = float32(0)\n    for j in range(keys):")),
+        (
+            "weights clamped",
+            rounds("ex05_2", "p = math.exp(score - new_m)", "p = math.exp(max(score - new_m, float32(-5)))"),
+        ),
+        (
+            "1/√d for the scale",
+            rounds("ex05_2", "        score *= scale", "        score /= math.sqrt(float32(d))"),
+        ),
+        (
+            "l from p alone at first",
+            rounds(
+                "ex05_2",
+                "    for j in range(keys):",
+                "    if l < 1:\n        l = float32(0)\n    for j in range(keys):",
+            ),
+        ),
     ],
     "ex05_3": [
-        ("v not in a tile", edit("ex05_3", ("        load_tile(v_tile, v, start * d)\n", ""), ("o_tile, min(columns", "o_tile, min(columns"), ("visit(t, q_tile, k_tile, v_tile,", "visit(t, q_tile, k_tile, v[start * d :],"))),
-        ("q not in a tile", edit("ex05_3", ("visit(t, q_tile,", "visit(min(first + t, n - 1), q,"), ("    load_tile(q_tile, q, first * d)\n", ""))),
-        ("loads each tile twice", edit("ex05_3", ("        load_tile(v_tile, v, start * d)\n", "        load_tile(v_tile, v, start * d)\n        cuda.syncthreads()\n        load_tile(v_tile, v, start * d)\n"))),
-        ("the array's size for n", edit("ex05_3", ("    first = cuda.blockIdx.x * rows", "    n = q.size // d\n    first = cuda.blockIdx.x * rows"))),
-        ("16 numbers of d at most", edit("ex05_3", ("            o[(first + t) * d + c]", "            if c < 16:\n                o[(first + t) * d + c]"))),
-        ("seven tiles of keys at most", edit("ex05_3", ("range(0, n, columns)", "range(0, min(n, 6 * columns), columns)"))),
+        (
+            "v not in a tile",
+            edit(
+                "ex05_3",
+                ("        load_tile(v_tile, v, start * d)\n", ""),
+                ("o_tile, min(columns", "o_tile, min(columns"),
+                ("visit(t, q_tile, k_tile, v_tile,", "visit(t, q_tile, k_tile, v[start * d :],"),
+            ),
+        ),
+        (
+            "q not in a tile",
+            edit(
+                "ex05_3",
+                ("visit(t, q_tile,", "visit(min(first + t, n - 1), q,"),
+                ("    load_tile(q_tile, q, first * d)\n", ""),
+            ),
+        ),
+        (
+            "loads each tile twice",
+            edit(
+                "ex05_3",
+                (
+                    "        load_tile(v_tile, v, start * d)\n",
+                    (
+                        "        load_tile(v_tile, v, start * d)\n        cuda.syncthreads()\n       "
+                        " load_tile(v_tile, v, start * d)\n"
+                    ),
+                ),
+            ),
+        ),
+        (
+            "the array's size for n",
+            edit(
+                "ex05_3",
+                (
+                    "    first = cuda.blockIdx.x * rows",
+                    "    n = q.size // d\n    first = cuda.blockIdx.x * rows",
+                ),
+            ),
+        ),
+        (
+            "16 numbers of d at most",
+            edit(
+                "ex05_3",
+                (
+                    "            o[(first + t) * d + c]",
+                    "            if c < 16:\n                o[(first + t) * d + c]",
+                ),
+            ),
+        ),
+        (
+            "seven tiles of keys at most",
+            edit("ex05_3", ("range(0, n, columns)", "range(0, min(n, 6 * columns), columns)")),
+        ),
     ],
     "ex05_4": [
         ("starts at -1e9", repairs(start="m, l = float32(-1e9), float32(0)")),
@@ -270,17 +455,52 @@ WRONG = {
         ("the first columns keys", repairs(keys="for j in range(min(keys, 3)):")),
     ],
     "ex06_1": [("in shared memory, a shuffle for show", write(SUM_IN_SHARED))],
-    "ex06_3": [("two lanes a key", edit("ex06_3", (SEEN, "        for j in range(lane // 2, seen, 16):"))), ("keys in chunks", edit("ex06_3", (SEEN, "        for j in range(lane * ((seen + 31) // 32), min(seen, (lane + 1) * ((seen + 31) // 32))):")))],
-    "ex07_2": [("a row's sum for each number", write(NORM_BY_ELEMENTS)), ("numpy on a row", write(NORM_BY_ROW))],
-    "ex07_3": [("a float", lambda n, threads, most: min(math.ceil(n / threads) * 1.0, most)), ("one block more", lambda n, threads, most: min(n // threads + 1, most))],
+    "ex06_3": [
+        ("two lanes a key", edit("ex06_3", (SEEN, "        for j in range(lane // 2, seen, 16):"))),
+        (
+            "keys in chunks",
+            edit(
+                "ex06_3",
+                (
+                    SEEN,
+                    (
+                        "        for j in range(lane * ((seen + 31) // 32), min(seen, (lane + 1) * ((seen +"
+                        " 31) // 32))):"
+                    ),
+                ),
+            ),
+        ),
+    ],
+    "ex07_2": [
+        ("a row's sum for each number", write(NORM_BY_ELEMENTS)),
+        ("numpy on a row", write(NORM_BY_ROW)),
+    ],
+    "ex07_3": [
+        ("a float", lambda n, threads, most: min(math.ceil(n / threads) * 1.0, most)),
+        ("one block more", lambda n, threads, most: min(n // threads + 1, most)),
+    ],
     "ex07_4": [("in chunks", write(CHUNKS))],
-    "ex08_1": [("bytes of a request", lambda stride, itemsize, first=0: -(-32 * abs(stride or 1) * itemsize // 32) if stride < 8 else 32)],
+    "ex08_1": [
+        (
+            "bytes of a request",
+            lambda stride, itemsize, first=0: (
+                -(-32 * abs(stride or 1) * itemsize // 32) if stride < 8 else 32
+            ),
+        )
+    ],
     "ex08_2": [("lanes, not words", lambda addresses: max(np.bincount([a // 4 % 32 for a in addresses])))],
     "ex08_3": [("34 words a row", edit("ex08_3", ("(TILE, 33)", "(TILE, 34)")))],
-    "ex08_5": [("the sum of the three", lambda b, f, t, gpu: b / gpu.bytes_per_second + f / gpu.flops_per_second + t / gpu.turns_per_second)],
+    "ex08_5": [
+        (
+            "the sum of the three",
+            lambda b, f, t, gpu: (
+                b / gpu.bytes_per_second + f / gpu.flops_per_second + t / gpu.turns_per_second
+            ),
+        )
+    ],
 }
 
-# Unusual and right -------------------------------------------------------------------------------------------------
+# Unusual and right ------------------------------------------------------------------------------------------
 
 
 def softmax_by_while(pairs):
@@ -309,11 +529,20 @@ def update_by_stacking(state, scores, values):
     m, l, o = state
     new = torch.cat([m, scores], 1).max(1, keepdim=True)[0]
     weights = (torch.cat([m, scores], 1) - new).exp()
-    return [new, weights[:, :1] * l + weights[:, 1:].sum(-1)[:, None], weights[:, :1] * o + torch.einsum("rc,cd->rd", weights[:, 1:], values)]
+    return [
+        new,
+        weights[:, :1] * l + weights[:, 1:].sum(-1)[:, None],
+        weights[:, :1] * o + torch.einsum("rc,cd->rd", weights[:, 1:], values),
+    ]
 
 
-REVERSED_ADD = "def answer(a, b, c):\n    i = a.size - 1 - (cuda.threadIdx.x + cuda.blockIdx.x * cuda.blockDim.x)\n    if i >= 0:\n        c[i] = b[i] + a[i]\n"
-TREE_UP = SUM_HEAD + """    shared[t] = 0
+REVERSED_ADD = (
+    "def answer(a, b, c):\n    i = a.size - 1 - (cuda.threadIdx.x + cuda.blockIdx.x * cuda.blockDim.x)\n   "
+    " if i >= 0:\n        c[i] = b[i] + a[i]\n"
+)
+TREE_UP = (
+    SUM_HEAD
+    + """    shared[t] = 0
     if i < x.size:
         shared[t] = x[i]
     cuda.syncthreads()
@@ -326,7 +555,13 @@ TREE_UP = SUM_HEAD + """    shared[t] = 0
     if t == 0:
         out[cuda.blockIdx.x] = shared[t]
 """
-CONTIGUOUS = LOAD + "    part = (tile.size + cuda.blockDim.x - 1) // cuda.blockDim.x\n    for e in range(cuda.threadIdx.x * part, min(tile.size, (cuda.threadIdx.x + 1) * part)):\n        tile[e] = array[start + e] if start + e < array.size else float32(0)\n"
+)
+CONTIGUOUS = (
+    LOAD
+    + "    part = (tile.size + cuda.blockDim.x - 1) // cuda.blockDim.x\n    for e in range(cuda.threadIdx.x *"
+    " part, min(tile.size, (cuda.threadIdx.x + 1) * part)):\n        tile[e] = array[start + e] if start +"
+    " e < array.size else float32(0)\n"
+)
 TWO_PASSES = """@cuda.jit(device=True)
 def answer(row, q_tile, k_tile, v_tile, o_tile, keys, d, scale, m, l):
     new_m = m
@@ -349,10 +584,25 @@ def answer(row, q_tile, k_tile, v_tile, o_tile, keys, d, scale, m, l):
             o_tile[row * d + c] += p * v_tile[j * d + c]
     return new_m, l
 """
-SUM_UNROLLED = K1 + "    value = x[i] if i < x.size else float32(0)\n    for step in (1, 2, 4, 8, 16):\n        value += cuda.shfl_xor_sync(0xFFFFFFFF, value, step)\n    if i < x.size:\n        out[i] = value\n"
-NORM_STRIDED = NORM + "    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):\n        total = float32(0)\n        for c in range(x.shape[1]):\n            total += x[i, c] * x[i, c]\n        factor = float32(1) / math.sqrt(total / float32(x.shape[1]) + float32(1e-6))\n        for c in range(x.shape[1]):\n            out[i, c] = gain[c] * (x[i, c] * factor)\n"
-STRIDE_BY_WHILE = "@cuda.jit\ndef answer(x, factor, out):\n    i = cuda.grid(1)\n    while i < x.size:\n        out[i] = x[i] * factor\n        i += cuda.gridDim.x * cuda.blockDim.x\n"
-HISTOGRAM_REVERSED = "def answer(letters, counts):\n    i = letters.size - 1 - cuda.grid(1)\n    if i >= 0:\n        cuda.atomic.add(counts, letters[i], 1)\n"
+SUM_UNROLLED = (
+    K1 + "    value = x[i] if i < x.size else float32(0)\n    for step in (1, 2, 4, 8, 16):\n        value +="
+    " cuda.shfl_xor_sync(0xFFFFFFFF, value, step)\n    if i < x.size:\n        out[i] = value\n"
+)
+NORM_STRIDED = (
+    NORM
+    + "    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):\n        total = float32(0)\n       "
+    " for c in range(x.shape[1]):\n            total += x[i, c] * x[i, c]\n        factor = float32(1) /"
+    " math.sqrt(total / float32(x.shape[1]) + float32(1e-6))\n        for c in range(x.shape[1]):\n        "
+    "    out[i, c] = gain[c] * (x[i, c] * factor)\n"
+)
+STRIDE_BY_WHILE = (
+    "@cuda.jit\ndef answer(x, factor, out):\n    i = cuda.grid(1)\n    while i < x.size:\n        out[i] ="
+    " x[i] * factor\n        i += cuda.gridDim.x * cuda.blockDim.x\n"
+)
+HISTOGRAM_REVERSED = (
+    "def answer(letters, counts):\n    i = letters.size - 1 - cuda.grid(1)\n    if i >= 0:\n       "
+    " cuda.atomic.add(counts, letters[i], 1)\n"
+)
 RIGHT = {
     "ex01_0": [("numpy's", lambda: np.exp(np.float32(-1)))],
     "ex01_1": [("two cases, while", softmax_by_while)],
@@ -367,7 +617,16 @@ RIGHT = {
     "ex07_2": [("a grid-stride loop, the reciprocal", write(NORM_STRIDED))],
     "ex07_3": [("by divmod", lambda n, threads, most: min(most, sum(divmod(n + threads - 1, threads)[:1])))],
     "ex07_4": [("a while loop", write(STRIDE_BY_WHILE))],
-    "ex08_1": [("by numpy", lambda stride, itemsize, first=0: len(np.unique((first + stride * np.arange(32)) * itemsize // 32)))],
-    "ex08_2": [("by a table", lambda addresses: int(np.bincount(np.unique(np.array(addresses) // 4) % 32).max()))],
+    "ex08_1": [
+        (
+            "by numpy",
+            lambda stride, itemsize, first=0: len(
+                np.unique((first + stride * np.arange(32)) * itemsize // 32)
+            ),
+        )
+    ],
+    "ex08_2": [
+        ("by a table", lambda addresses: int(np.bincount(np.unique(np.array(addresses) // 4) % 32).max()))
+    ],
     "ex08_5": [("by numpy", lambda b, f, t, gpu: np.max(np.array([b, f, t]) / np.array(gpu)))],
 }

@@ -1,4 +1,5 @@
-"""What readers of lessons 01 to 08 found: wrong answers that the checks once accepted, and right ones that they rejected."""
+"""What readers of lessons 01 to 08 found: wrong answers that the checks once accepted, and right ones that
+they rejected."""
 
 import linecache
 import math
@@ -10,7 +11,8 @@ from power.lessons import exercises
 
 
 def edit(check, *edits):
-    """The solution with each (old, new) of `edits` made in its cell, in which every `old` stands exactly once."""
+    """The solution with each (old, new) of `edits` made in its cell, in which every `old` stands exactly
+    once."""
     exercise = exercises(check[2:4])[check]
     cell = exercise.cell
     for old, new in edits:
@@ -30,7 +32,7 @@ def write(text):
     return names["answer"]
 
 
-# Lessons 01 and 02 ------------------------------------------------------------------------------------------------
+# Lessons 01 and 02 ------------------------------------------------------------------------------------------
 
 
 def softmax_of_an_array(pairs):
@@ -53,7 +55,14 @@ def softmax_of_a_string(pairs):
         m = max(m, score)
         text += f"{score!r};{value!r} " if not isinstance(value, np.ndarray) else ""
     l = sum(math.exp(float(part.partition(";")[0]) - m) for part in text.split())
-    return m, l, sum(math.exp(float(part.partition(";")[0]) - m) * float(part.partition(";")[2]) for part in text.split())
+    return (
+        m,
+        l,
+        sum(
+            math.exp(float(part.partition(";")[0]) - m) * float(part.partition(";")[2])
+            for part in text.split()
+        ),
+    )
 
 
 def finite_start(sentinel):
@@ -107,7 +116,10 @@ def update_by_numpy(state, scores, values):
     s, v = scores.numpy(), values.numpy()
     new = np.maximum(m, s.max(1, keepdims=True))
     p = np.exp(s - new)
-    return tuple(torch.from_numpy(x) for x in (new, np.exp(m - new) * l + p.sum(1, keepdims=True), np.exp(m - new) * o + p @ v))
+    return tuple(
+        torch.from_numpy(x)
+        for x in (new, np.exp(m - new) * l + p.sum(1, keepdims=True), np.exp(m - new) * o + p @ v)
+    )
 
 
 def tiles_of(n, size):
@@ -142,7 +154,9 @@ def row_in_pieces(q_tile, pairs):
 
 
 def pytorchs_own(q_tile, pairs):
-    return torch.nn.functional.scaled_dot_product_attention(q_tile, torch.cat([k for k, _ in pairs]), torch.cat([v for _, v in pairs]))
+    return torch.nn.functional.scaled_dot_product_attention(
+        q_tile, torch.cat([k for k, _ in pairs]), torch.cat([v for _, v in pairs])
+    )
 
 
 def for_show(q, k, v, rows, columns, traffic):
@@ -157,18 +171,41 @@ def for_show(q, k, v, rows, columns, traffic):
     return out
 
 
-# Lesson 03 --------------------------------------------------------------------------------------------------------
+# Lesson 03 --------------------------------------------------------------------------------------------------
 
-ABORT_FIRST = edit("ex03_2", ("            errors.append(error)\n            barrier.abort()", "            barrier.abort()\n            errors.append(error)"))
-SWALLOWS = edit("ex03_2", ("        except Exception as error:", "        except threading.BrokenBarrierError:\n            pass\n        except Exception as error:"))
+ABORT_FIRST = edit(
+    "ex03_2",
+    (
+        "            errors.append(error)\n            barrier.abort()",
+        "            barrier.abort()\n            errors.append(error)",
+    ),
+)
+SWALLOWS = edit(
+    "ex03_2",
+    (
+        "        except Exception as error:",
+        "        except threading.BrokenBarrierError:\n            pass\n        except Exception as error:",
+    ),
+)
 POOL = edit(
     "ex03_2",
-    ("    threads = [threading.Thread(target=run_thread, args=(index,)) for index in indices(block)]\n", "    from concurrent.futures import ThreadPoolExecutor\n    with ThreadPoolExecutor(12) as pool:\n        list(pool.map(run_thread, indices(block)))\n"),
+    (
+        "    threads = [threading.Thread(target=run_thread, args=(index,)) for index in indices(block)]\n",
+        (
+            "    from concurrent.futures import ThreadPoolExecutor\n    with ThreadPoolExecutor(12) as"
+            " pool:\n        list(pool.map(run_thread, indices(block)))\n"
+        ),
+    ),
     ("    for thread in threads:\n        thread.start()\n", ""),
     ("    for thread in threads:\n        thread.join()\n", ""),
 )
-SUM_HEAD = "def answer(x, out):\n    shared = cuda.shared.array(8, float32)\n    t = cuda.threadIdx.x\n    i = cuda.blockIdx.x * 8 + t\n"
-BLOCK_SUM_BY_ONE = SUM_HEAD + """    shared[t] = x[i] if i < x.size else float32(0)
+SUM_HEAD = (
+    "def answer(x, out):\n    shared = cuda.shared.array(8, float32)\n    t = cuda.threadIdx.x\n    i ="
+    " cuda.blockIdx.x * 8 + t\n"
+)
+BLOCK_SUM_BY_ONE = (
+    SUM_HEAD
+    + """    shared[t] = x[i] if i < x.size else float32(0)
     cuda.syncthreads()
     if t == 0:
         total = float32(0)
@@ -176,7 +213,10 @@ BLOCK_SUM_BY_ONE = SUM_HEAD + """    shared[t] = x[i] if i < x.size else float32
             total += shared[e]
         out[cuda.blockIdx.x] = total
 """
-BLOCK_SUM_BY_ATOMICS = SUM_HEAD.replace("array(8", "array(1") + """    if t == 0:
+)
+BLOCK_SUM_BY_ATOMICS = (
+    SUM_HEAD.replace("array(8", "array(1")
+    + """    if t == 0:
         shared[0] = 0
     cuda.syncthreads()
     if i < x.size:
@@ -185,15 +225,19 @@ BLOCK_SUM_BY_ATOMICS = SUM_HEAD.replace("array(8", "array(1") + """    if t == 0
     if t == 0:
         out[cuda.blockIdx.x] = shared[0]
 """
-BLOCK_SUM_FOR_SHOW = SUM_HEAD + """    shared[t] = 0
+)
+BLOCK_SUM_FOR_SHOW = (
+    SUM_HEAD
+    + """    shared[t] = 0
     if t == 0:
         total = float32(0)
         for e in range(i, min(x.size, i + 8)):
             total += x[e]
         out[cuda.blockIdx.x] = total
 """
+)
 
-# Lesson 04: right values without what the kernel was about ----------------------------------------------------------
+# Lesson 04: right values without what the kernel was about --------------------------------------------------
 
 PUSH = """def answer(x, out):
     i = cuda.grid(1)
@@ -238,22 +282,32 @@ SUM_BY_ITSELF = """def answer(x, out):
 """
 SAMPLE = "        while low < high:"
 
-# Lessons 05 to 08 -------------------------------------------------------------------------------------------------
+# Lessons 05 to 08 -------------------------------------------------------------------------------------------
 
 LOAD = "@cuda.jit(device=True)\ndef answer(tile, array, start):\n"
-THREAD_0_LOADS = LOAD + """    if cuda.threadIdx.x == 0:
+THREAD_0_LOADS = (
+    LOAD
+    + """    if cuda.threadIdx.x == 0:
         for e in range(tile.size):
             tile[e] = array[start + e] if start + e < array.size else float32(0)
 """
-BY_GRID = LOAD + """    for e in range(cuda.grid(1), tile.size, cuda.blockDim.x):
+)
+BY_GRID = (
+    LOAD
+    + """    for e in range(cuda.grid(1), tile.size, cuda.blockDim.x):
         tile[e] = array[start + e] if start + e < array.size else float32(0)
 """
+)
 REPAIRS = exercises("05")["ex05_4"].solution
 
 
 def repairs(**changes):
     """The repairs, with another line for the one that holds the key's words."""
-    lines = {"rows": "for first in range(0, n, rows):", "start": "m, l = float32(0), float32(0)", "keys": "for j in range(d):"}
+    lines = {
+        "rows": "for first in range(0, n, rows):",
+        "start": "m, l = float32(0), float32(0)",
+        "keys": "for j in range(d):",
+    }
     return lambda: REPAIRS() | {lines[key]: line for key, line in changes.items()}
 
 
@@ -284,36 +338,150 @@ def answer(m, l, o):
 
 
 def two_tiles():
-    return edit("ex08_3", ("    tile = cuda.shared.array((TILE, 33), float32)", "    tile = cuda.shared.array((TILE, 33), float32)\n    other = cuda.shared.array((TILE, 33), float32)"),
-                ("    cuda.syncthreads()\n", "    cuda.syncthreads()\n    if row + y < a.shape[0] and column + x < a.shape[1]:\n        other[y, x] = tile[y, x]\n    cuda.syncthreads()\n"), ("= tile[x, y]", "= other[x, y]"))
+    return edit(
+        "ex08_3",
+        (
+            "    tile = cuda.shared.array((TILE, 33), float32)",
+            (
+                "    tile = cuda.shared.array((TILE, 33), float32)\n    other = cuda.shared.array((TILE, 33),"
+                " float32)"
+            ),
+        ),
+        (
+            "    cuda.syncthreads()\n",
+            (
+                "    cuda.syncthreads()\n    if row + y < a.shape[0] and column + x < a.shape[1]:\n       "
+                " other[y, x] = tile[y, x]\n    cuda.syncthreads()\n"
+            ),
+        ),
+        ("= tile[x, y]", "= other[x, y]"),
+    )
 
 
 WRONG = {
-    "ex01_1": [("keeps the scores in an array", softmax_of_an_array), ("keeps them in a text", softmax_of_a_string), ("-1e9 for -inf", finite_start(-1e9)), ("-1e4 for -inf", finite_start(-1e4))],
-    "ex01_2": [("-1e9 for -inf", finite_merge)],
-    "ex02_1": [("loops over rows", update_by_rows), ("in place on the scores", update_in_place), ("in place on o", update_state_in_place), ("in numpy", update_by_numpy)],
-    "ex02_2": [("a whole row of scores", outer(whole_row)), ("a whole row, in pieces", outer(row_in_pieces)), ("PyTorch's own", outer(pytorchs_own)), ("tiles for show", for_show)],
-    "ex03_1": [
-        ("elements over again", edit("ex03_1", ("    if i < x.size:\n        out[i] = x[i] + y[i]", "    i = i % x.size\n    out[i] = x[i] + y[i]"))),
-        ("the last element over again", edit("ex03_1", ("    if i < x.size:\n        out[i] = x[i] + y[i]", "    i = min(i, x.size - 1)\n    out[i] = x[i] + y[i]"))),
+    "ex01_1": [
+        ("keeps the scores in an array", softmax_of_an_array),
+        ("keeps them in a text", softmax_of_a_string),
+        ("-1e9 for -inf", finite_start(-1e9)),
+        ("-1e4 for -inf", finite_start(-1e4)),
     ],
-    "ex03_2": [("aborts before it appends", ABORT_FIRST), ("swallows broken barriers", SWALLOWS), ("a pool of twelve threads", POOL)],
-    "ex03_3": [("one thread adds", write(BLOCK_SUM_BY_ONE)), ("shared memory for show", write(BLOCK_SUM_FOR_SHOW))],
+    "ex01_2": [("-1e9 for -inf", finite_merge)],
+    "ex02_1": [
+        ("loops over rows", update_by_rows),
+        ("in place on the scores", update_in_place),
+        ("in place on o", update_state_in_place),
+        ("in numpy", update_by_numpy),
+    ],
+    "ex02_2": [
+        ("a whole row of scores", outer(whole_row)),
+        ("a whole row, in pieces", outer(row_in_pieces)),
+        ("PyTorch's own", outer(pytorchs_own)),
+        ("tiles for show", for_show),
+    ],
+    "ex03_1": [
+        (
+            "elements over again",
+            edit(
+                "ex03_1",
+                (
+                    "    if i < x.size:\n        out[i] = x[i] + y[i]",
+                    "    i = i % x.size\n    out[i] = x[i] + y[i]",
+                ),
+            ),
+        ),
+        (
+            "the last element over again",
+            edit(
+                "ex03_1",
+                (
+                    "    if i < x.size:\n        out[i] = x[i] + y[i]",
+                    "    i = min(i, x.size - 1)\n    out[i] = x[i] + y[i]",
+                ),
+            ),
+        ),
+    ],
+    "ex03_2": [
+        ("aborts before it appends", ABORT_FIRST),
+        ("swallows broken barriers", SWALLOWS),
+        ("a pool of twelve threads", POOL),
+    ],
+    "ex03_3": [
+        ("one thread adds", write(BLOCK_SUM_BY_ONE)),
+        ("shared memory for show", write(BLOCK_SUM_FOR_SHOW)),
+    ],
     "ex04_3": [("-10 for -inf", edit("ex04_3", ("float32(-math.inf)", "float32(-10)")))],
     "ex04_4": [("one thread adds in shared memory", write(SUM_BY_ITSELF))],
     "ex04_6": [("shared memory for show", write(MIRROR_FOR_SHOW))],
     "ex04_7": [("a shuffle for show", write(SWAP_FOR_SHOW))],
     "ex04_8": [("no barrier of the grid", write(SHARES_FOR_SHOW))],
-    "ex04_9": [("six rounds", edit("ex04_9", (SAMPLE, "        for _ in range(6):\n            if low >= high:\n                break")))],
-    "ex05_1": [("thread 0 loads", write(THREAD_0_LOADS)), ("counts from the grid's first thread", write(BY_GRID))],
-    "ex05_2": [("ignores keys", edit("ex05_2", ("    for j in range(keys):", "    for j in range(k_tile.size // d):"))), ("the first key's score as maximum", edit("ex05_2", ("new_m = max(m, score)", "new_m = score if m == float32(-math.inf) else m")))],
-    "ex05_3": [("1/√d for the scale", edit("ex05_3", ("    first = cuda.blockIdx.x * rows", "    first = cuda.blockIdx.x * rows\n    scale = float32(1) / math.sqrt(float32(d))")))],
-    "ex05_4": [("block 0 has all queries", repairs(rows="for first in range(0 if cuda.blockIdx.x == 0 else n, n, rows):")), ("starts at -50", repairs(start="m, l = float32(-50), float32(0)")), ("at most d keys", repairs(keys="for j in range(min(d, keys)):"))],
-    "ex06_2": [("32 shuffles a number", many_shuffles()), ("three columns at most", edit("ex06_2", ("range(o.size)", "range(min(3, o.size))")))],
-    "ex06_3": [("96 keys at most", edit("ex06_3", ("        seen = min(keys, i + 1) if causal else keys", "        seen = min(96, min(keys, i + 1) if causal else keys)")))],
+    "ex04_9": [
+        (
+            "six rounds",
+            edit(
+                "ex04_9",
+                (SAMPLE, "        for _ in range(6):\n            if low >= high:\n                break"),
+            ),
+        )
+    ],
+    "ex05_1": [
+        ("thread 0 loads", write(THREAD_0_LOADS)),
+        ("counts from the grid's first thread", write(BY_GRID)),
+    ],
+    "ex05_2": [
+        (
+            "ignores keys",
+            edit("ex05_2", ("    for j in range(keys):", "    for j in range(k_tile.size // d):")),
+        ),
+        (
+            "the first key's score as maximum",
+            edit("ex05_2", ("new_m = max(m, score)", "new_m = score if m == float32(-math.inf) else m")),
+        ),
+    ],
+    "ex05_3": [
+        (
+            "1/√d for the scale",
+            edit(
+                "ex05_3",
+                (
+                    "    first = cuda.blockIdx.x * rows",
+                    "    first = cuda.blockIdx.x * rows\n    scale = float32(1) / math.sqrt(float32(d))",
+                ),
+            ),
+        )
+    ],
+    "ex05_4": [
+        (
+            "block 0 has all queries",
+            repairs(rows="for first in range(0 if cuda.blockIdx.x == 0 else n, n, rows):"),
+        ),
+        ("starts at -50", repairs(start="m, l = float32(-50), float32(0)")),
+        ("at most d keys", repairs(keys="for j in range(min(d, keys)):")),
+    ],
+    "ex06_2": [
+        ("32 shuffles a number", many_shuffles()),
+        ("three columns at most", edit("ex06_2", ("range(o.size)", "range(min(3, o.size))"))),
+    ],
+    "ex06_3": [
+        (
+            "96 keys at most",
+            edit(
+                "ex06_3",
+                (
+                    "        seen = min(keys, i + 1) if causal else keys",
+                    "        seen = min(96, min(keys, i + 1) if causal else keys)",
+                ),
+            ),
+        )
+    ],
     "ex07_2": [("a plain function", NORM.solution.py_func)],
-    "ex07_4": [("a plain function", GRIDS.solution.py_func), ("stops at 1000", edit("ex07_4", ("out.size,", "min(out.size, 1000),")))],
-    "ex08_3": [("a tile of float64", edit("ex08_3", ("(TILE, 33), float32", "(TILE, 33), np.float64"))), ("a second tile", two_tiles())],
+    "ex07_4": [
+        ("a plain function", GRIDS.solution.py_func),
+        ("stops at 1000", edit("ex07_4", ("out.size,", "min(out.size, 1000),"))),
+    ],
+    "ex08_3": [
+        ("a tile of float64", edit("ex08_3", ("(TILE, 33), float32", "(TILE, 33), np.float64"))),
+        ("a second tile", two_tiles()),
+    ],
 }
 
 

@@ -14,6 +14,7 @@ import os
 
 print("quiet:", os.environ["COURSE_QUIET"], "· empty ledger:", not os.listdir(os.environ["COURSE_STATE_DIR"]))
 
+
 # %% tags=["exercise"]
 def add(a, b):
     """The sum."""

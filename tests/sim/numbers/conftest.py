@@ -1,4 +1,5 @@
-"""What the number tests share: Numba CUDA's typing, asked without a GPU, and a comparison that tells -0 from 0 and takes NaN for NaN."""
+"""What the number tests share: Numba CUDA's typing, asked without a GPU, and a comparison that tells -0 from
+0 and takes NaN for NaN."""
 
 from functools import lru_cache
 from itertools import product
@@ -10,7 +11,8 @@ from numba import types
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.types.ext_types import bfloat16
 
-# A sample of each kind in the simulator's own form; a Python int is an int64, and a numpy int32 has kept its width.
+# A sample of each kind in the simulator's own form; a Python int is an int64, and a numpy int32 has kept its
+# width.
 SAMPLES = {
     types.boolean: True, types.int8: np.int8(3), types.int16: np.int16(3), types.int32: np.int32(3), types.int64: 3,
     types.uint8: np.uint8(3), types.uint16: np.uint16(3), types.uint32: np.uint32(3), types.uint64: np.uint64(3),
@@ -43,7 +45,8 @@ class NumbaCuda:
     names = {str(kind): kind for kind in SAMPLES}
 
     def result(self, function, *operands):
-        """The name of the type that the compiler infers for function(*operands), a tuple's by element; None if it has none."""
+        """The name of the type that the compiler infers for function(*operands), a tuple's by element; None
+        if it has none."""
         kind = resolved(function, tuple(self.names.get(operand, operand) for operand in operands))
         return tuple(map(str, kind)) if isinstance(kind, types.BaseTuple) else kind and str(kind)
 
@@ -53,12 +56,16 @@ class NumbaCuda:
             yield pair, tuple(SAMPLES[kind] for kind in pair)
 
     def differences(self, ours, theirs, count, kinds=SAMPLES, width=True):
-        """The combinations of kinds that `ours` types otherwise than the compiler: {names: (ours, the compiler's)}.
+        """The combinations of kinds that `ours` types otherwise than the compiler: {names: (ours, the
+        compiler's)}.
 
         Without `width` a narrower signed result of the compiler's may be an int64.
         """
         known = (lambda name: name) if width else widened
-        pairs = {pair: (outcome(ours, *values), known(self.result(theirs, *pair))) for pair, values in self.grid(count, kinds)}
+        pairs = {
+            pair: (outcome(ours, *values), known(self.result(theirs, *pair)))
+            for pair, values in self.grid(count, kinds)
+        }
         return {tuple(map(str, pair)): both for pair, both in pairs.items() if both[0] != both[1]}
 
 

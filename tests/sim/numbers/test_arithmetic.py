@@ -29,7 +29,8 @@ COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le"
 def test_type_of_binary(name, numba_cuda):
     kinds = numba_cuda.real if name in ("minimum", "maximum") else numba_cuda.samples
     wrong = numba_cuda.differences(getattr(operators, name), BINARY[name], 2, kinds)
-    if name == "power":  # Numba makes a float32 of bool ** int32 alone, by an accident of its overload resolution
+    # Numba makes a float32 of bool ** int32 alone, by an accident of its overload resolution
+    if name == "power":
         assert wrong.pop(("bool", "int32")) == ("int64", "float32")
     assert wrong == {}
 
@@ -55,7 +56,9 @@ def test_comparisons_are_boolean(name, numba_cuda):
 @pytest.mark.parametrize("digits", [2, -1])
 def test_type_of_round_to_digits(digits, numba_cuda, name_of):
     for kind in numba_cuda.real:
-        assert name_of(operators.round_(numba_cuda.samples[kind], digits)) == numba_cuda.result(round, kind, "int64")
+        assert name_of(operators.round_(numba_cuda.samples[kind], digits)) == numba_cuda.result(
+            round, kind, "int64"
+        )
 
 
 def test_type_of_abs_of_complex(numba_cuda, name_of):
@@ -70,12 +73,16 @@ def test_what_is_no_number_is_left_to_python():
         operators.add(np.complex64(1), bfloat16(1))
 
 
-# --- values -----------------------------------------------------------------------------------------------------------------
+# --- values -------------------------------------------------------------------------------------------------
 
 INTS = [0, 1, -1, 2, -2, 7, -7, 63, 100, 2**31, -(2**31), 2**53 + 1, 2**63 - 1, -(2**63)]
 DOUBLES = [0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -3.5, 7.0, 1e-300, 1e300, 5e-324, math.inf, -math.inf, math.nan]
 SINGLES = [np.float32(x) for x in (*DOUBLES[:8], 1e-45, 1e38, 16777217.0, math.inf, -math.inf, math.nan)]
-COMPILED = {name: f for name, f in BINARY.items() if name not in ("power", "lshift", "rshift", "and_", "or_", "xor", "minimum", "maximum")}
+COMPILED = {
+    name: f
+    for name, f in BINARY.items()
+    if name not in ("power", "lshift", "rshift", "and_", "or_", "xor", "minimum", "maximum")
+}
 BITWISE = ("and_", "or_", "xor")
 
 
@@ -92,7 +99,9 @@ def agree(same, name, values, others=None):
 
 
 @pytest.mark.parametrize("name", COMPILED)
-@pytest.mark.parametrize("values", [INTS, [np.float64(x) for x in DOUBLES], SINGLES], ids=["int64", "float64", "float32"])
+@pytest.mark.parametrize(
+    "values", [INTS, [np.float64(x) for x in DOUBLES], SINGLES], ids=["int64", "float64", "float32"]
+)
 def test_values_equal_compiled_code(name, values, same):
     agree(same, name, values)
 
@@ -115,7 +124,7 @@ def test_power_equals_compiled_code(same):
     assert operators.power(3, 40) == int(float(compiled(3, 40))) != compiled(3, 40)
     for x in SINGLES + [np.float64(x) for x in DOUBLES]:
         for n in (0, 1, 2, 3, 7, -1, -2, -5):
-            if n < 0 and x ** -n == 0:
+            if n < 0 and x**-n == 0:
                 continue  # the CPU's subroutine raises; see test_zero_to_a_negative_power
             got = operators.power(x, n)
             assert same(got, type(x)(compiled(x, n))) and type(got) is type(x)
@@ -124,10 +133,14 @@ def test_power_equals_compiled_code(same):
 
 
 def test_zero_to_a_negative_power():
-    assert operators.power(np.float32(0), -1) == math.inf and operators.power(np.float32(-0.0), -3) == -math.inf
+    assert (
+        operators.power(np.float32(0), -1) == math.inf and operators.power(np.float32(-0.0), -3) == -math.inf
+    )
 
 
-@pytest.mark.parametrize("a, n, wanted", [(-1, 100_001, -1), (3, 70_000, 2**63 - 1), (0, 70_000, 0), (1, 70_000, 1)])
+@pytest.mark.parametrize(
+    "a, n, wanted", [(-1, 100_001, -1), (3, 70_000, 2**63 - 1), (0, 70_000, 0), (1, 70_000, 1)]
+)
 def test_a_huge_exponent_goes_through_floating_point(a, n, wanted):
     assert operators.power(a, n) == wanted
     assert operators.power(np.float32(a), n) == (math.inf if a == 3 else a)
@@ -145,7 +158,13 @@ def test_int64_wraps(a, b):
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
 def test_uint64_wraps(a, b):
-    for name, wanted in (("add", a + b), ("sub", a - b), ("mul", a * b), ("lshift", a << b if b < 64 else 0), ("rshift", a >> b)):
+    for name, wanted in (
+        ("add", a + b),
+        ("sub", a - b),
+        ("mul", a * b),
+        ("lshift", a << b if b < 64 else 0),
+        ("rshift", a >> b),
+    ):
         got = getattr(operators, name)(np.uint64(a), np.uint32(b))
         assert got == wanted % 2**64 and type(got) is np.uint64
 
@@ -190,10 +209,16 @@ def test_min_and_max_of_more_or_with_an_int_keep_a_nan_that_comes_first(same):
 
 def test_min_and_max_fold_from_the_left(name_of):
     assert operators.maximum(3, 9, 4) == 9 and operators.minimum((3, 9, -4)) == -4
-    assert operators.sum_((np.float32(1), np.float32(2))) == 3 and name_of(operators.sum_((np.float32(1),))) == "float64"
+    assert (
+        operators.sum_((np.float32(1), np.float32(2))) == 3
+        and name_of(operators.sum_((np.float32(1),))) == "float64"
+    )
 
 
-@pytest.mark.parametrize("x, wanted", [(2.5, 2), (-2.5, -2), (3.5, 4), (math.nan, -(2**63)), (math.inf, 2**63 - 1), (-1e30, -(2**63))])
+@pytest.mark.parametrize(
+    "x, wanted",
+    [(2.5, 2), (-2.5, -2), (3.5, 4), (math.nan, -(2**63)), (math.inf, 2**63 - 1), (-1e30, -(2**63))],
+)
 def test_round(x, wanted):
     assert operators.round_(np.float64(x)) == wanted
 
@@ -206,7 +231,9 @@ def test_round_to_digits_equals_compiled_code():
     assert operators.round_(np.float64(math.inf), 2) == math.inf
 
 
-@pytest.mark.parametrize("x, wanted", [(2.9, 2), (-2.9, -2), (1e30, 2**63 - 1), (-math.inf, -(2**63)), (math.nan, -(2**63))])
+@pytest.mark.parametrize(
+    "x, wanted", [(2.9, 2), (-2.9, -2), (1e30, 2**63 - 1), (-math.inf, -(2**63)), (math.nan, -(2**63))]
+)
 def test_int_saturates(x, wanted):
     assert operators.int_(np.float64(x)) == operators.int_(np.float32(x)) == wanted
 
@@ -221,7 +248,7 @@ def test_complex(value):
     assert type(operators.complex_(np.float32(1), np.float32(2))) is np.complex64
 
 
-# --- casts, stores, domain ----------------------------------------------------------------------------------------------------
+# --- casts, stores, domain ----------------------------------------------------------------------------------
 
 INTEGERS = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 
@@ -265,7 +292,9 @@ def test_cast_takes_numba_types():
     assert cast(types.boolean)(np.float32(0.5)) is True and cast(types.int32)(2**40 + 5) == 5
 
 
-@given(st.floats() | st.integers(-(2**63), 2**63 - 1) | st.integers(0, 2**64 - 1).map(np.uint64) | st.booleans())
+@given(
+    st.floats() | st.integers(-(2**63), 2**63 - 1) | st.integers(0, 2**64 - 1).map(np.uint64) | st.booleans()
+)
 def test_storing_never_raises(value):
     for dtype in [*INTEGERS, np.float16, np.float32, np.float64, np.bool_, np.complex64]:
         array = np.zeros(1, dtype)
@@ -275,8 +304,15 @@ def test_storing_never_raises(value):
 
 @pytest.mark.parametrize(
     "value, wanted",
-    [(np.int8(-3), "int64"), (True, "bool"), (np.bool_(1), "bool"), (2**63, "uint64"), (0.5, "float64"), (1j, "complex128"),
-     (np.float32(1), "float32")],
+    [
+        (np.int8(-3), "int64"),
+        (True, "bool"),
+        (np.bool_(1), "bool"),
+        (2**63, "uint64"),
+        (0.5, "float64"),
+        (1j, "complex128"),
+        (np.float32(1), "float32"),
+    ],
 )
 def test_domain(value, wanted, name_of):
     assert name_of(domain(value)) == wanted and domain(value) == value

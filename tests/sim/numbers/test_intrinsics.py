@@ -1,4 +1,5 @@
-"""popc, clz, ffs, brev, fma, cbrt, selp and fp16: types against the CUDA compiler's, values against exact arithmetic."""
+"""popc, clz, ffs, brev, fma, cbrt, selp and fp16: types against the CUDA compiler's, values against exact
+arithmetic."""
 
 import math
 from fractions import Fraction
@@ -18,16 +19,23 @@ INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 
 @pytest.mark.parametrize("name", ["popc", "clz", "ffs", "brev", "cbrt"])
 def test_type_of_one_argument(name, numba_cuda):
-    assert numba_cuda.differences(getattr(integers, name), getattr(cuda, name), 1, numba_cuda.real, width=False) == {}
+    assert (
+        numba_cuda.differences(getattr(integers, name), getattr(cuda, name), 1, numba_cuda.real, width=False)
+        == {}
+    )
 
 
 def test_type_of_fma(numba_cuda):
-    kinds = [kind for kind in numba_cuda.real if str(kind) in ("int32", "uint8", "float16", "float32", "float64")]
+    kinds = [
+        kind for kind in numba_cuda.real if str(kind) in ("int32", "uint8", "float16", "float32", "float64")
+    ]
     assert numba_cuda.differences(fma, cuda.fma, 3, kinds) == {}
 
 
 def test_type_of_selp(numba_cuda):
-    kinds = [kind for kind in numba_cuda.real if str(kind) in ("int32", "int64", "uint32", "float32", "float64")]
+    kinds = [
+        kind for kind in numba_cuda.real if str(kind) in ("int32", "int64", "uint32", "float32", "float64")
+    ]
     ours = numba_cuda.differences(lambda a, b: selp(True, a, b), lambda a, b: None, 2, kinds)
     for (a, b), (got, _) in ours.items():
         assert got == numba_cuda.result(cuda.selp, "bool", a, b)
@@ -35,7 +43,9 @@ def test_type_of_selp(numba_cuda):
 
 def test_selp_wants_one_type():
     assert selp(True, 1, 2) == 1 and selp(False, 1, 2) == 2
-    with pytest.raises(TypeError, match="^cuda.selp chooses between two values of one type; got float32 and float64$"):
+    with pytest.raises(
+        TypeError, match="^cuda.selp chooses between two values of one type; got float32 and float64$"
+    ):
         selp(True, np.float32(1), np.float64(1))
 
 
@@ -61,7 +71,7 @@ def test_brev(x):
     assert brev(np.uint64(x % 2**64)) == int(np.binary_repr(x, 64)[::-1], 2)
 
 
-# --- fma --------------------------------------------------------------------------------------------------------------------
+# --- fma ----------------------------------------------------------------------------------------------------
 
 FLOATS = {np.float32: st.floats(width=32), np.float64: st.floats(), np.float16: st.floats(width=16)}
 FUSED = {np.float32: fma, np.float64: fma, np.float16: fp16.hfma}
@@ -96,13 +106,16 @@ def test_fma_rounds_once(kind, data):
             assert got == (nearest(exact, kind) if exact else 0)
     else:
         with np.errstate(all="ignore"):
-            infinite = c if np.isfinite(a) and np.isfinite(b) else np.float64(a) * np.float64(b) + np.float64(c)
+            infinite = (
+                c if np.isfinite(a) and np.isfinite(b) else np.float64(a) * np.float64(b) + np.float64(c)
+            )
         assert got == infinite or (np.isnan(got) and np.isnan(infinite))
 
 
 @pytest.mark.parametrize("sign, wanted", [(1, 16785410), (0, 16785408), (-1, 16785408)])
 def test_fma_where_a_double_would_round_twice(sign, wanted):
-    """4097 squared is 16785409, midway between two float32; what is added is too small for a double to hold beside it."""
+    """4097 squared is 16785409, midway between two float32; what is added is too small for a double to hold
+    beside it."""
     side = np.float32(4097)
     assert fma(side, side, np.float32(sign * 2.0**-60)) == wanted
 
@@ -114,10 +127,12 @@ def test_fma_of_zeros(same):
 
 
 def test_cbrt():
-    assert cbrt(np.float32(-27)) == -3 and abs(cbrt(27) - 3) < 1e-15 and cbrt(np.float64(math.inf)) == math.inf
+    assert (
+        cbrt(np.float32(-27)) == -3 and abs(cbrt(27) - 3) < 1e-15 and cbrt(np.float64(math.inf)) == math.inf
+    )
 
 
-# --- fp16 -------------------------------------------------------------------------------------------------------------------
+# --- fp16 ---------------------------------------------------------------------------------------------------
 
 
 def public(module):
@@ -130,9 +145,15 @@ def test_fp16_is_complete():
 
 @pytest.mark.parametrize("name", sorted(public(numba_fp16)))
 def test_type_of_fp16(name, numba_cuda, name_of):
-    """Each function with the operands that it is declared for: halves, or the one type that it converts from."""
+    """Each function with the operands that it is declared for: halves, or the one type that it converts
+    from."""
     function = getattr(numba_fp16, name)
-    for operands in (["float16"], ["float16"] * 2, ["float16"] * 3, *([kind] for kind in (*INTEGERS, "float32", "float64"))):
+    for operands in (
+        ["float16"],
+        ["float16"] * 2,
+        ["float16"] * 3,
+        *([kind] for kind in (*INTEGERS, "float32", "float64")),
+    ):
         wanted = numba_cuda.result(function, *operands)
         if wanted:
             kinds = [numba_cuda.names[kind] for kind in operands]
@@ -147,7 +168,12 @@ HALF = st.floats(width=16)
 def test_fp16_arithmetic_rounds_once(x, y):
     x, y = np.float16(x), np.float16(y)
     with np.errstate(all="ignore"):
-        for name, operation in (("hadd", np.add), ("hsub", np.subtract), ("hmul", np.multiply), ("hdiv", np.divide)):
+        for name, operation in (
+            ("hadd", np.add),
+            ("hsub", np.subtract),
+            ("hmul", np.multiply),
+            ("hdiv", np.divide),
+        ):
             got, wanted = vars(fp16)[name](x, y), np.float16(operation(np.float64(x), np.float64(y)))
             assert got == wanted or (np.isnan(got) and np.isnan(wanted))
 
@@ -157,15 +183,35 @@ def test_fp16_choices_and_comparisons():
     names = vars(fp16)
     assert fp16.hmax(one, nan) == 1 == fp16.hmin(nan, one)
     assert np.isnan(names["__hmax_nan"](one, nan)) and np.isnan(names["__hmin_nan"](nan, one))
-    assert not fp16.hlt(one, nan) and names["__hltu"](one, nan) and fp16.hne(one, nan) and not fp16.heq(nan, nan)
-    assert names["__hadd_sat"](one, one) == 1 and names["__hmul_sat"](one, nan) == 0 and names["__hsub_sat"](one, np.float16(3)) == 0
+    assert (
+        not fp16.hlt(one, nan) and names["__hltu"](one, nan) and fp16.hne(one, nan) and not fp16.heq(nan, nan)
+    )
+    assert (
+        names["__hadd_sat"](one, one) == 1
+        and names["__hmul_sat"](one, nan) == 0
+        and names["__hsub_sat"](one, np.float16(3)) == 0
+    )
     assert names["__hfma_relu"](one, np.float16(-2), one) == 0
-    assert names["__hisinf"](np.float16(-math.inf)) == -1 and names["__hisinf"](one) == 0 and names["__hisnan"](nan) is True
+    assert (
+        names["__hisinf"](np.float16(-math.inf)) == -1
+        and names["__hisinf"](one) == 0
+        and names["__hisnan"](nan) is True
+    )
 
 
 def test_fp16_conversions():
     names = vars(fp16)
-    assert [names[f"__half2int_{mode}"](np.float16(-2.5)) for mode in ("rn", "rz", "rd", "ru")] == [-2, -2, -3, -2]
-    assert [names[f"__int2half_{mode}"](2049) for mode in ("rn", "rz", "rd", "ru")] == [2048, 2048, 2048, 2050]
+    assert [names[f"__half2int_{mode}"](np.float16(-2.5)) for mode in ("rn", "rz", "rd", "ru")] == [
+        -2,
+        -2,
+        -3,
+        -2,
+    ]
+    assert [names[f"__int2half_{mode}"](2049) for mode in ("rn", "rz", "rd", "ru")] == [
+        2048,
+        2048,
+        2048,
+        2050,
+    ]
     assert names["__half2uchar_rz"](np.float16(300)) == 255 and names["__ushort_as_half"](0x3C00) == 1
     assert names["__half_as_short"](np.float16(-0.0)) == -(2**15) and fp16.hrcp(np.float16(4)) == 0.25

@@ -1,4 +1,5 @@
-"""The kernel's math: types against the CUDA compiler's, values against numpy's in the same or a wider precision."""
+"""The kernel's math: types against the CUDA compiler's, values against numpy's in the same or a wider
+precision."""
 
 import cmath
 import math as python
@@ -18,7 +19,14 @@ from sim.isa.libdevice import FUNCTIONS, MISSING
 UNARY = [name for name in sorted(vars(math)) if callable(vars(math)[name]) and name not in
          ("atan2", "hypot", "copysign", "fmod", "remainder", "pow", "ldexp", "nextafter")]  # fmt: skip
 BINARY = ["atan2", "hypot", "copysign", "fmod", "remainder", "pow", "ldexp", "nextafter"]
-NUMPY = {"acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atanh": "arctanh"}
+NUMPY = {
+    "acos": "arccos",
+    "acosh": "arccosh",
+    "asin": "arcsin",
+    "asinh": "arcsinh",
+    "atan": "arctan",
+    "atanh": "arctanh",
+}
 ORDINARY = ["cos", "cosh", "ceil", "exp", "exp2", "expm1", "fabs", "floor", "log", "log10", "log1p", "log2", "sin", "sinh", "sqrt",
             "tan", "tanh", "trunc", "isnan", "isinf", "isfinite", *NUMPY]  # fmt: skip
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, 1e-300, 1e300, 750.0, -750.0, 1e5, inf, -inf, nan]
@@ -28,14 +36,19 @@ SIZES = {"float32": np.float32, "float64": np.float64}
 
 @pytest.mark.parametrize("name", UNARY)
 def test_type_of_one_argument(name, numba_cuda):
-    assert numba_cuda.differences(vars(math)[name], getattr(python, name), 1, numba_cuda.real, width=False) == {}
+    assert (
+        numba_cuda.differences(vars(math)[name], getattr(python, name), 1, numba_cuda.real, width=False) == {}
+    )
 
 
 @pytest.mark.parametrize("name", BINARY)
 def test_type_of_two_arguments(name, numba_cuda):
     wrong = numba_cuda.differences(vars(math)[name], getattr(python, name), 2, numba_cuda.real)
-    if name == "pow":  # between float32 and these Numba has no best overload, and its choice hangs on what it typed before
-        wrong = {pair: both for pair, both in wrong.items() if pair[0] != "float32" or pair[1] not in AMBIGUOUS}
+    # between float32 and these Numba has no best overload, and its choice hangs on what it typed before
+    if name == "pow":
+        wrong = {
+            pair: both for pair, both in wrong.items() if pair[0] != "float32" or pair[1] not in AMBIGUOUS
+        }
     assert wrong == {}
 
 
@@ -54,7 +67,9 @@ def test_values_at_the_edges(name, kind, same):
     wide = getattr(np, NUMPY.get(name, name))
     for x in map(kind, EDGES):
         got, wanted = vars(math)[name](x), kind(wide(np.float64(x)))
-        assert same(got, wanted) or abs(got - wanted) <= 2 * np.spacing(abs(wanted)), f"{name}({x!r}) = {got!r}, numpy {wanted!r}"
+        assert same(got, wanted) or abs(got - wanted) <= 2 * np.spacing(abs(wanted)), (
+            f"{name}({x!r}) = {got!r}, numpy {wanted!r}"
+        )
 
 
 @pytest.mark.parametrize("name", ["atan2", "hypot", "copysign", "fmod", "pow", "nextafter"])
@@ -63,7 +78,10 @@ def test_values_of_two_arguments(name, kind, same):
     wide = {"atan2": np.arctan2, "pow": np.power}.get(name) or getattr(np, name)
     for x in map(kind, EDGES):
         for y in map(kind, EDGES):
-            got, wanted = vars(math)[name](x, y), wide(x, y) if name == "nextafter" else kind(wide(np.float64(x), np.float64(y)))
+            got, wanted = (
+                vars(math)[name](x, y),
+                wide(x, y) if name == "nextafter" else kind(wide(np.float64(x), np.float64(y))),
+            )
             if name == "pow" and (x, y) == (-inf, 0.5):
                 wanted = kind(inf)  # IEEE 754 and CUDA; numpy's square root of -inf is nan
             near = same(got, wanted) or abs(got - wanted) <= 2 * np.spacing(abs(wanted))
@@ -82,7 +100,9 @@ def test_frexp_modf_ldexp_remainder(same):
     assert same(math.modf(np.float64(-inf))[0], -0.0)
     assert math.ldexp(np.float32(1), 200) == inf and math.ldexp(np.float64(-1), 2000) == -inf
     assert math.ldexp(np.float64(1), 2**32 + 3) == 8
-    assert math.remainder(np.float64(7), np.float64(4)) == -1 and np.isnan(math.remainder(np.float64(1), np.float64(0)))
+    assert math.remainder(np.float64(7), np.float64(4)) == -1 and np.isnan(
+        math.remainder(np.float64(1), np.float64(0))
+    )
 
 
 def test_degrees_multiplies_by_a_constant_of_the_type():
@@ -91,7 +111,9 @@ def test_degrees_multiplies_by_a_constant_of_the_type():
 
 
 def test_a_name_that_kernels_lack():
-    with pytest.raises(AttributeError, match=r"^math\.factorial is nothing that a Numba CUDA kernel can call$"):
+    with pytest.raises(
+        AttributeError, match=r"^math\.factorial is nothing that a Numba CUDA kernel can call$"
+    ):
         math.factorial
     with pytest.raises(TypeError, match=r"^Numba's math\.exp takes no complex64$"):
         math.exp(np.complex64(1))
@@ -103,7 +125,7 @@ def test_type_of_complex_functions(name, numba_cuda):
     assert numba_cuda.differences(vars(complex_math)[name], getattr(cmath, name), 1, kinds) == {}
 
 
-# --- libdevice --------------------------------------------------------------------------------------------------------------
+# --- libdevice ----------------------------------------------------------------------------------------------
 
 WIDTH = {"int16": 16, "int32": 32, "int64": 64}
 
@@ -120,7 +142,9 @@ def test_libdevice_is_complete():
 def test_type_of_libdevice(name, name_of):
     signature = libdevicefuncs.create_signature(*libdevicefuncs.functions[f"__nv_{name}"])
     got = getattr(libdevice, name)(*(sample(str(kind)) for kind in signature.args))
-    wanted = list(signature.return_type) if hasattr(signature.return_type, "types") else [signature.return_type]
+    wanted = (
+        list(signature.return_type) if hasattr(signature.return_type, "types") else [signature.return_type]
+    )
     for value, kind in zip(got if isinstance(got, tuple) else [got], map(str, wanted), strict=True):
         assert name_of(value) == ("int64" if kind in WIDTH else kind)
         assert kind not in WIDTH or -(2 ** (WIDTH[kind] - 1)) <= value < 2 ** (WIDTH[kind] - 1)
@@ -132,7 +156,10 @@ def test_missing_ones_say_so(name):
         getattr(libdevice, name)(1.0)
 
 
-FINITE = {"f": st.floats(width=32, allow_nan=False, allow_infinity=False), "d": st.floats(allow_nan=False, allow_infinity=False)}
+FINITE = {
+    "f": st.floats(width=32, allow_nan=False, allow_infinity=False),
+    "d": st.floats(allow_nan=False, allow_infinity=False),
+}
 EXACT = {"add": lambda x, y: x + y, "mul": lambda x, y: x * y, "div": lambda x, y: x / y}
 
 
@@ -140,11 +167,20 @@ EXACT = {"add": lambda x, y: x + y, "mul": lambda x, y: x * y, "div": lambda x, 
 @pytest.mark.parametrize("name", EXACT)
 @given(data=st.data())
 def test_directed_rounding_encloses_the_exact_result(letter, name, data):
-    x, y = data.draw(FINITE[letter]), data.draw(FINITE[letter].filter(bool) if name == "div" else FINITE[letter])
+    x, y = (
+        data.draw(FINITE[letter]),
+        data.draw(FINITE[letter].filter(bool) if name == "div" else FINITE[letter]),
+    )
     exact = EXACT[name](Fraction(x), Fraction(y))
-    down, up, nearest, zero = (getattr(libdevice, f"{letter}{name}_{mode}")(x, y) for mode in ("rd", "ru", "rn", "rz"))
+    down, up, nearest, zero = (
+        getattr(libdevice, f"{letter}{name}_{mode}")(x, y) for mode in ("rd", "ru", "rn", "rz")
+    )
     assert (down == -inf or Fraction(float(down)) <= exact) and (up == inf or exact <= Fraction(float(up)))
-    assert up == down == nearest if python.isfinite(up) and Fraction(float(up)) == exact else up == np.nextafter(down, type(down)(inf))
+    assert (
+        up == down == nearest
+        if python.isfinite(up) and Fraction(float(up)) == exact
+        else up == np.nextafter(down, type(down)(inf))
+    )
     assert zero == (down if exact >= 0 else up) and nearest in (down, up)
     with np.errstate(all="ignore"):
         kind = type(nearest)
@@ -155,11 +191,15 @@ def test_directed_rounding_encloses_the_exact_result(letter, name, data):
 def test_directed_square_root_encloses_the_exact_one(x):
     down, up = libdevice.fsqrt_rd(x), libdevice.fsqrt_ru(x)
     assert Fraction(float(down)) ** 2 <= Fraction(x) <= Fraction(float(up)) ** 2
-    assert up in (down, np.nextafter(down, np.float32(inf))) and libdevice.fsqrt_rn(x) == np.sqrt(np.float32(x))
+    assert up in (down, np.nextafter(down, np.float32(inf))) and libdevice.fsqrt_rn(x) == np.sqrt(
+        np.float32(x)
+    )
     assert abs(libdevice.frsqrt_rn(x) * np.sqrt(np.float64(x)) - 1) <= 2.0**-24 * 1.0001
 
 
-@pytest.mark.parametrize("x, modes", [(2.5, (2, 2, 2, 3)), (-2.5, (-2, -2, -3, -2)), (3.5, (4, 3, 3, 4)), (1e10, 4 * (2**31 - 1,))])
+@pytest.mark.parametrize(
+    "x, modes", [(2.5, (2, 2, 2, 3)), (-2.5, (-2, -2, -3, -2)), (3.5, (4, 3, 3, 4)), (1e10, 4 * (2**31 - 1,))]
+)
 def test_float_to_int(x, modes):
     assert tuple(getattr(libdevice, f"float2int_{mode}")(x) for mode in ("rn", "rz", "rd", "ru")) == modes
     assert tuple(getattr(libdevice, f"double2int_{mode}")(x) for mode in ("rn", "rz", "rd", "ru")) == modes
@@ -172,7 +212,10 @@ def test_int_to_float():
 
 def test_words_and_patterns():
     assert libdevice.float_as_int(-0.0) == -(2**31) and libdevice.int_as_float(0x3F800000) == 1
-    assert libdevice.hiloint2double(libdevice.double2hiint(python.pi), libdevice.double2loint(python.pi)) == python.pi
+    assert (
+        libdevice.hiloint2double(libdevice.double2hiint(python.pi), libdevice.double2loint(python.pi))
+        == python.pi
+    )
     assert libdevice.longlong_as_double(libdevice.double_as_longlong(-1.5)) == -1.5
     assert libdevice.half2float(libdevice.float2half_rn(0.1)) == np.float32(np.float16(0.1))
 
@@ -215,4 +258,9 @@ def test_tuples_and_choices(same):
     assert libdevice.fdim(3.0, 1.0) == 2 and libdevice.fdim(1.0, 3.0) == 0
     assert (libdevice.saturatef(-1.0), libdevice.saturatef(2.0), libdevice.saturatef(nan)) == (0, 1, 0)
     assert libdevice.ilogb(0.0) == -(2**31) and libdevice.llround(2.5) == 3 and libdevice.llrint(2.5) == 2
-    assert (libdevice.isnand(nan), libdevice.isinff(-inf), libdevice.signbitd(-0.0), libdevice.finitef(1.0)) == (1, 1, 1, 1)
+    assert (
+        libdevice.isnand(nan),
+        libdevice.isinff(-inf),
+        libdevice.signbitd(-0.0),
+        libdevice.finitef(1.0),
+    ) == (1, 1, 1, 1)
