@@ -172,3 +172,155 @@ def conv_attention_decode(q_window, k, v, w, scale=None):
     s = scores(q_window, k, False, scale).masked_fill(position > position[-rows:, None], 0.0)
     t = conv2d(pad(s, (left, c_k - 1 - left, c_q - rows, 0)), w[:, None], groups=heads)
     return torch.softmax(t, dim=-1) @ v
+
+
+# The whole multi-token layer ---------------------------------------------------------------------------------
+# Golovneva et al. 2025, arXiv 2504.00927, as its published training code computes it. For heads g and h:
+# S_h = scale · q_h k_hᵀ, 0 where masked      T_h = S_h convolved with the taps of head h
+# T'_g = Σ_h M1[g, h] T_h                     P_g = softmax(T'_g), 0 where masked
+# U_h = P_h convolved with the second taps, 0 where masked: its rows no longer sum to 1
+# O_g = Σ_h M2[g, h] U_h v_g                  y = x · sigmoid(x·a + b), where x = RMSNorm(O)
+
+EPSILON = 1e-5  # of the norm, as published
+
+
+def multi_token_attention(
+    q,
+    k,
+    v,
+    taps=None,
+    head_map=None,
+    after_taps=None,
+    after_head_map=None,
+    norm=None,
+    gate=None,
+    causal=True,
+    scale=None,
+    documents=None,
+):
+    """The multi-token layer between its projections, with the whole N×N matrix of each head in memory; returns
+    y, shaped like q.
+
+    q, k, v: (B, H, N, d), any floating type, after rotary embedding. taps, after_taps: (H, c_q, c_k), the
+        convolutions before and after the softmax. head_map, after_head_map: (H, H), or (H / s, s, s) for maps
+        within groups of s heads; row g holds what output g takes of each head.
+    norm: (d,), the weight of an RMSNorm over d, with eps 1e-5. gate: a pair (a, b), (d,) and one number.
+    scale is 1/sqrt(d) unless given. With causal, query i sees the keys j <= i, at each of the three masks.
+    documents: where each document of a packed sequence starts, as cu_seqlens has it: increasing, from 0; a
+        last N is allowed. No convolution and no attention crosses from one into another.
+
+    With `taps` alone this is `conv_attention`, with nothing `attention`. Raises ValueError for documents that
+    are no such list.
+    """
+    parts = taps, head_map, after_taps, after_head_map, norm, gate, causal, scale
+    if documents is not None:
+        spans = document_spans(documents, q.shape[2])
+        return torch.cat(
+            [multi_token_attention(*(x[:, :, start:end] for x in (q, k, v)), *parts) for start, end in spans],
+            dim=2,
+        )
+    u = mix_heads(
+        after_weights(weights(q, k, taps, head_map, causal, scale), after_taps, causal), after_head_map
+    )
+    return gated_norm(u @ v, norm, gate)
+
+
+def document_spans(documents, n):
+    """[(start, end), …] of the documents of a sequence of n tokens, from their starts; or ValueError."""
+    starts = [int(start) for start in documents]
+    starts = starts[:-1] if len(starts) > 1 and starts[-1] == n else starts
+    ends = [*starts[1:], n]
+    if not starts or starts[0] != 0 or not all(start < end for start, end in zip(starts, ends)):
+        raise ValueError(
+            f"argument documents is {list(map(int, documents))}; wanted the first token of each document,"
+            f" increasing, from 0 to below N = {n} (a last entry N is allowed)"
+        )
+    return list(zip(starts, ends))
+
+
+def mixed_scores(q, k, taps, head_map, causal, scale):
+    """(S, T, T'), each (B, H, N, N); T' is not masked yet."""
+    s = masked_scores(q, k, causal, scale)
+    t = s if taps is None else convolve(s, taps)
+    return s, t, mix_heads(t, head_map)
+
+
+def weights(q, k, taps, head_map, causal, scale):
+    """P, (B, H, N, N): rows of it sum to 1."""
+    *_, t = mixed_scores(q, k, taps, head_map, causal, scale)
+    return torch.softmax(t.masked_fill(above_diagonal(t), -math.inf) if causal else t, dim=-1)
+
+
+def after_weights(p, after_taps, causal):
+    """U, (B, H, N, N): P after the second convolution."""
+    return p if after_taps is None else seen(convolve(p, after_taps), causal)
+
+
+def seen(x, causal):
+    """x (B, H, N, N); with causal, 0 where j > i."""
+    return x.masked_fill(above_diagonal(x), 0.0) if causal else x
+
+
+def in_groups(head_map):
+    """A map over heads as (H / s, s, s); one of (H, H) is one group."""
+    return head_map if head_map.ndim == 3 else head_map[None]
+
+
+def mix_heads(x, head_map):
+    """Σ_h M[g, h] x[h], shaped like x (B, H, N, N); x itself without a map."""
+    if head_map is None:
+        return x
+    head_map = in_groups(head_map)
+    grouped = x.unflatten(1, head_map.shape[:2])
+    return torch.einsum("gab,zgbij->zgaij", head_map, grouped).flatten(1, 2)
+
+
+def gated_norm(o, norm=None, gate=None):
+    """y, shaped like o (B, H, N, d): o / sqrt(mean(o²) + 1e-5) · norm, then times sigmoid(o·a + b); without
+    either, o."""
+    x = o if norm is None else normed(o) * norm
+    return x if gate is None else x * torch.sigmoid(x @ gate[0] + gate[1])[..., None]
+
+
+def normed(o):
+    """o divided by the root of its mean square over d."""
+    return o * torch.rsqrt(o.square().mean(-1, keepdim=True) + EPSILON)
+
+
+def identity_map(heads, dtype=torch.float32, device=None):
+    """The map (H, H) that changes nothing."""
+    return torch.eye(heads, dtype=dtype, device=device)
+
+
+def multi_token_attention_decode(
+    q_window,
+    k,
+    v,
+    taps=None,
+    head_map=None,
+    after_taps=None,
+    after_head_map=None,
+    norm=None,
+    gate=None,
+    scale=None,
+):
+    """The last row of causal `multi_token_attention`, (B, H, 1, d), from the queries of the last few tokens.
+
+    q_window: (B, H, R, d), the last R = min(c_q + after_c_q - 1, N_k) queries: c_q of them for each of the
+        rows of P that the second convolution reads; k, v: (B, H, N_k, d), of all tokens.
+    """
+    rows, keys = q_window.shape[2], k.shape[2]
+    lead = q_window.new_zeros(*q_window.shape[:2], keys - rows, q_window.shape[3])
+    y = multi_token_attention(
+        torch.cat([lead, q_window], dim=2),
+        k,
+        v,
+        taps,
+        head_map,
+        after_taps,
+        after_head_map,
+        norm,
+        gate,
+        scale=scale,
+    )
+    return y[:, :, -1:]
