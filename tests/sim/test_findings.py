@@ -131,7 +131,7 @@ def test_a_shuffle_in_a_branch():
 
     assert message(kernel, 1, 32, np.zeros(32)) == expected("""
         warp-divergence: 30 lanes of warp 0 wait in shfl_down_sync for lanes 30, 31, which never come · block 0 · threads 0 and 30
-          thread 0 of block 0 waits   kernel line 4  x[lane] = cuda.shfl_down_sync(0xffffffff, lane, 1)
+          thread 0 of block 0 waits   kernel line 4  x[lane] = cuda.shfl_down_sync(0xFFFFFFFF, lane, 1)
           thread 30 of block 0 waits  kernel line 5  cuda.syncwarp()
           The mask 0xffffffff names them, and they wait elsewhere.
           Likely fix: call it where all lanes of the mask pass, or pass a mask of those that do (cuda.ballot_sync before the branch gives one).
@@ -145,7 +145,7 @@ def test_a_mask_without_the_caller():
 
     assert message(kernel, 1, 32, np.zeros(32)) == expected("""
         warp-divergence: lane 31 calls with a mask that does not name it, 0x7fffffff · block 0 · thread 31
-          thread 31 of block 0 calls  kernel line 3  x[lane] = cuda.shfl_sync(0x7fffffff, lane, 0)
+          thread 31 of block 0 calls  kernel line 3  x[lane] = cuda.shfl_sync(0x7FFFFFFF, lane, 0)
           The mask names the lanes that take part; the caller must be one of them.
           Likely fix: pass a mask that names every lane which reaches this call (0xffffffff for all 32).
         """)
