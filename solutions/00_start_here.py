@@ -114,4 +114,4 @@ for way, lessons in WAYS.items():
 #
 # Each lesson's solution, executed, is in `solutions/` of the repository: to compare with, afterwards. Where something does not work, `make doctor` says what is installed, whether there is a GPU, and the remedy for every known trouble.
 #
-# **Next:** lesson 01, or lesson 03 if you came for the simulator.
+# **Next:** [lesson 01](01_online_softmax.ipynb), or [lesson 03](03_threads_and_blocks.ipynb) if you came for the simulator.

@@ -471,4 +471,4 @@ for stage, got, wanted in stages:
 #
 # **You can now** compute a softmax in one reading, explain to a colleague what `m` is for, and split the work among as many readers as you like.
 #
-# **Next:** in lesson 02 a reader takes in a whole *tile* of scores at a time. That is flash attention.
+# **Next:** in [lesson 02](02_flash_attention.ipynb) a reader takes in a whole *tile* of scores at a time. That is flash attention.

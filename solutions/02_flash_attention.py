@@ -590,4 +590,4 @@ print("tiles agree with scaled_dot_product_attention to 1e-5:", error <= 1e-5)
 #
 # **You can now** compute attention in tiles in both orders, count its traffic before you run it, and handle a ragged last tile.
 #
-# **Next:** lesson 03 builds the machine that will work on tiles: blocks of threads, shared memory and barriers, out of Python threads.
+# **Next:** [lesson 03](03_threads_and_blocks.ipynb) builds the machine that will work on tiles: blocks of threads, shared memory and barriers, out of Python threads.

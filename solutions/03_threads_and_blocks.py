@@ -789,4 +789,4 @@ print("matmul, largest difference from numpy below 1e-5:", np.abs(c - wanted).ma
 #
 # **You can now** write a map, a sum and a tiled matrix product as CUDA kernels, and run them on a GPU that you have built.
 #
-# **Next:** lesson 04, nine kernels with nine bugs, and a simulator that names each of them.
+# **Next:** [lesson 04](04_what_can_go_wrong.ipynb), nine kernels with nine bugs, and a simulator that names each of them.

@@ -796,4 +796,4 @@ for broken, fixed in MENDED.items():
 #
 # **You can now** find nine kinds of bugs in a kernel by reading it, and know what to ask `sim` when reading is not enough.
 #
-# **Next:** lesson 05 turns the tiles of lesson 02 into a kernel, one that was published with several of these bugs in it.
+# **Next:** [lesson 05](05_flash_kernel.ipynb) turns the tiles of [lesson 02](02_flash_attention.ipynb) into a kernel, one that was published with several of these bugs in it.

@@ -403,4 +403,4 @@ check.ex05_4(repairs)
 #
 # **You can now** write a flash attention kernel that is right for every size, and mend one that is not.
 #
-# **Next:** lesson 06 gives each query a whole warp: 32 threads that hand values to each other without shared memory or barriers.
+# **Next:** [lesson 06](06_warps.ipynb) gives each query a whole warp: 32 threads that hand values to each other without shared memory or barriers.

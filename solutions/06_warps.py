@@ -697,4 +697,4 @@ print("one warp a query, largest difference from float64 below 1e-5:", differenc
 #
 # **You can now** reduce anything that can be merged within a warp, and swap the attention of a PyTorch layer for a kernel that you have written.
 #
-# **Next:** lesson 07 compiles the same kernels for a real GPU, and looks at what the compiler makes of them.
+# **Next:** [lesson 07](07_numba.ipynb) compiles the same kernels for a real GPU, and looks at what the compiler makes of them.

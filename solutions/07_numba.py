@@ -785,4 +785,4 @@ def three_ways_live():
 #
 # **You can now** read what the compiler makes of a kernel, and launch it beside PyTorch without a race between the two.
 #
-# **Next:** lesson 08 looks at what this lesson has only called "waiting for memory", and counts it.
+# **Next:** [lesson 08](08_memory.ipynb) looks at what this lesson has only called "waiting for memory", and counts it.

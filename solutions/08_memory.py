@@ -866,4 +866,4 @@ def patterns_live():
 #
 # **You can now** look at an index and say what it costs, and tell from a kernel's time whether there is anything left to gain.
 #
-# **Next:** lesson 09 leaves the GPU for a while, and asks what ordinary attention cannot do: find "Alice" *and* "rabbit" in one glance.
+# **Next:** [lesson 09](09_conv_attention.ipynb) leaves the GPU for a while, and asks what ordinary attention cannot do: find "Alice" *and* "rabbit" in one glance.

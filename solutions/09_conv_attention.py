@@ -766,4 +766,4 @@ print("the reference, on this device and on the CPU, differ by less than 1e-10:"
 #
 # **You can now** say what a row of this attention may depend on, and catch a function that looks ahead, without reading it.
 #
-# **Next:** in lesson 10 the N×N matrices go. A tile has to load more than it owns.
+# **Next:** in [lesson 10](10_overlapping_tiles.ipynb) the N×N matrices go. A tile has to load more than it owns.

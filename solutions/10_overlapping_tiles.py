@@ -729,4 +729,4 @@ print("tiles and reference, on this device, differ by less than 1e-10:", (differ
 #
 # **You can now** cut convolutional attention into tiles of any size, and tell from an algorithm on paper where its tiles will disagree.
 #
-# **Next:** lesson 11 gives each tile to a block of threads.
+# **Next:** [lesson 11](11_conv_forward.ipynb) gives each tile to a block of threads.

@@ -950,4 +950,4 @@ def both_kernels_live():
 #
 # **You can now** turn a tiled algorithm into a kernel part by part, and say of each barrier what would go wrong without it.
 #
-# **Next:** lesson 12 goes the whole way back, by hand: the gradients of convolutional attention.
+# **Next:** [lesson 12](12_conv_gradients.ipynb) goes the whole way back, by hand: the gradients of convolutional attention.

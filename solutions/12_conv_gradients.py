@@ -768,4 +768,4 @@ print({name: passes_gradcheck(backward) for name, backward in strangers.items()}
 #
 # **You can now** derive a backward pass, prove it with three witnesses, and read a mistake off wrong numbers.
 #
-# **Next:** lesson 13 gives this road back to two kernels, tile by tile, with a halo on both sides.
+# **Next:** [lesson 13](13_conv_backward.ipynb) gives this road back to two kernels, tile by tile, with a halo on both sides.

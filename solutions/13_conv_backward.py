@@ -934,4 +934,4 @@ show_figure(
 #
 # **You can now** write, test and take apart the backward pass of any attention that a tile can hold.
 #
-# **Next:** lesson 14 leaves training and generates: one token at a time, with a cache, and the merge of lesson 01.
+# **Next:** [lesson 14](14_decoding.ipynb) leaves training and generates: one token at a time, with a cache, and the merge of [lesson 01](01_online_softmax.ipynb).

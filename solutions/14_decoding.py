@@ -737,4 +737,4 @@ print("the package's splits, your merge, on this device: below 1e-5:", last_row_
 #
 # **You can now** decode with a cache, on as many blocks as a GPU has, and tell a right decoder from one that only looks right.
 #
-# **Next:** lesson 15 puts the layer into a small transformer, and trains it.
+# **Next:** [lesson 15](15_training.ipynb) puts the layer into a small transformer, and trains it.

@@ -21,6 +21,7 @@ bench-sim   compare the simulator's speed with Numba's own simulator
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,7 +56,8 @@ def asks_for_help(arguments: list[str]) -> bool:
 
 def help_of(command: str) -> str:
     """What the text above says of one command."""
-    return next(" ".join(line.split()[1:]) for line in __doc__.splitlines() if line.split()[:1] == [command])
+    said = re.search(rf"^{command} +(\S.*(?:\n +\S.*)*)", __doc__, re.MULTILINE)
+    return " ".join(said[1].split())
 
 
 def setup(arguments: list[str]) -> int:

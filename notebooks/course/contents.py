@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from textwrap import fill
 
 from course.figures import BLUE, GREEN, ORANGE
+from course.progress import done, exercises
 
 
 @dataclass(frozen=True)
@@ -147,15 +148,12 @@ def hours(numbers):
 
 def contents():
     """The table of the lessons with what is done of each, as Markdown."""
-    from course.check import lessons  # here, as the checks tick the ledger
-    from course.progress import done
-
-    ticked, checks = done(), lessons()
+    ticked, numbered = done(), exercises()
     rows = ["| | lesson | what you build | minutes | done |", "|---|---|---|---:|---:|"]
     for part, found in PARTS.items():
         for lesson in found:
-            exercises = [check.number for check in checks[lesson.number].values()]
-            count = f"{sum(number in ticked for number in exercises)} of {len(exercises)}"
+            numbers = numbered[lesson.number]
+            count = f"{sum(number in ticked for number in numbers)} of {len(numbers)}"
             head = f"**{part}**" if lesson is found[0] else ""
             rows.append(
                 f"| {head} | [{lesson.number} {lesson.title}]({lesson.file}.ipynb) | {lesson.builds} |"

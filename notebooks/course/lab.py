@@ -1,16 +1,21 @@
-"""Opens the lessons: the doctor first, then copies that belong to the learner, then JupyterLab at the
-contents page, 00_start_here."""
+"""Opens the lessons: the doctor first, then copies that belong to the learner, then JupyterLab at the first
+exercise not done yet, or at the contents page, 00_start_here."""
 
 import json
 import os
+import re
+import shutil
 import sys
 from hashlib import sha256
 from pathlib import Path
+from urllib.parse import quote
 
 from course import doctor
 from course.bootstrap import ROOT, hand_over
+from course.progress import done, next_exercise, place
 
 COPIES = ROOT / "my_lessons"
+NO_NEWS = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
 RECORD = ".as_copied.json"  # which published text each copy was made from
 
 
@@ -20,6 +25,8 @@ def main(jupyter_arguments: list[str]) -> int:
     if doctor.main():
         return 1
     print(*copy_lessons(ROOT / "notebooks", COPIES), sep="\n")
+    copy_solutions(ROOT / "solutions", COPIES / "solutions")
+    turn_news_off(Path(sys.prefix))
     return hand_over(
         [
             sys.executable,
@@ -41,10 +48,50 @@ def as_root(given: list[str]) -> list[str]:
 
 
 def start_options(copies: Path) -> list[str]:
-    """JupyterLab's options that open the first notebook of a folder: the contents page."""
+    """JupyterLab's options that open the first exercise not done yet, or, where none is done, the first
+    notebook of the folder: the contents page."""
     lessons = sorted(copies.glob("[0-9]*.ipynb"))
-    page = f"/lab/tree/{lessons[0].name}" if lessons else "/lab"
+    page = f"/lab/tree/{quote(first_page(copies, lessons), safe='#?/=')}" if lessons else "/lab"
     return [f"--ServerApp.root_dir={copies}", f"--LabApp.default_url={page}"]
+
+
+def first_page(copies: Path, lessons: list[Path]) -> str:
+    onward = next_exercise(max(done(), key=in_order, default=None))
+    if not done() or onward is None or not (copies / place(onward)).exists():
+        return lessons[0].name
+    return place(onward) + heading(copies / place(onward), onward)
+
+
+def in_order(number: str) -> tuple[int, ...]:
+    return tuple(map(int, number.split(".")))
+
+
+def heading(notebook: Path, number: str) -> str:
+    """The fragment by which JupyterLab scrolls to an exercise: its heading, with hyphens for spaces."""
+    try:
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    except (ValueError, KeyError):
+        return ""
+    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    found = re.search(rf"^#+ (Exercise {re.escape(number)} .*)$", text, re.MULTILINE)
+    return "?#" + found[1].strip().replace(" ", "-") if found else ""
+
+
+def copy_solutions(published: Path, copies: Path) -> None:
+    """Put the executed solutions where the lessons can link to them. These are no work of the learner's, and
+    are written anew each time."""
+    copies.mkdir(exist_ok=True)
+    for solution in published.glob("[0-9]*.ipynb"):
+        shutil.copyfile(solution, copies / solution.name)
+
+
+def turn_news_off(environment: Path) -> None:
+    """In our own environment JupyterLab neither asks whether to fetch news nor looks for updates; a learner's
+    own setting wins. An overrides.json that is there already stays."""
+    settings = environment / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
+    if settings.parent.parent.is_dir() and not settings.exists():
+        settings.parent.mkdir(exist_ok=True)
+        settings.write_text(json.dumps(NO_NEWS, indent=1), encoding="utf-8")
 
 
 def copy_lessons(published: Path, copies: Path) -> list[str]:

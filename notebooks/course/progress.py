@@ -1,18 +1,61 @@
 """The ledger: which exercises are done, in a small file in the learner's own state directory."""
 
 import datetime
+import functools
 import html
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
+
+SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
+
+
+CHECKS = Path(__file__).parent / "check"
 
 
 def progress():
     """A table of the exercises done, a line a lesson; a notebook shows it as HTML."""
-    from course.check import lessons  # here, as the checks tick this ledger
+    return Table(exercises(), done())
 
-    return Table(lessons(), done())
+
+@functools.cache
+def exercises():
+    """Every lesson's exercises in order: {"01": {"1.0": "predict the factor", ...}, ...}. They are read from
+    the text of the checks, since to import them all takes seconds."""
+    found = {}
+    for file in sorted(CHECKS.glob("lesson[0-9][0-9].py")):
+        numbered = re.findall(r"@exercise\(\s*\"([\d.]+)\",\s*\"([^\"]+)\"", file.read_text(encoding="utf-8"))
+        in_order = sorted(numbered, key=lambda pair: int(pair[0].partition(".")[2]))
+        found[file.stem.removeprefix("lesson")] = dict(in_order)
+    return found
+
+
+def next_exercise(after=None):
+    """The number of the first exercise not done yet, looked for behind the exercise `after` first, then from
+    the start; None if all are done."""
+    numbers, ticked = [number for lesson in exercises().values() for number in lesson], done()
+    start = numbers.index(after) + 1 if after in numbers else 0
+    return next((number for number in numbers[start:] + numbers[:start] if number not in ticked), None)
+
+
+def place(number):
+    """Where an exercise is in the learner's folder, as a link of its notebook: "01_online_softmax.ipynb"."""
+    lesson = f"{int(number.partition('.')[0]):02}"
+    return next(file.with_suffix(".ipynb").name for file in sorted(SOLUTIONS.glob(f"{lesson}_*.py")))
+
+
+def how_far(number):
+    """What a passed check says in a notebook, as Markdown: how many exercises are done, the next one, and
+    where this one's solution stands."""
+    total = sum(map(len, exercises().values()))
+    onward = next_exercise(number)
+    said = [f"{len(done())} of {total} done"]
+    if onward:
+        said.append(f"next: [{onward}]({place(onward)})")
+    said.append(f"[a solution of {number}](solutions/{place(number)})")
+    return " · ".join(said)
 
 
 def done():
@@ -38,18 +81,27 @@ def tick(number):
     """Note exercise `number` ("1.2") as done. A state directory that cannot be written costs a message, no
     more."""
     try:
-        ledger = done()
-        if number not in ledger:
-            write({**ledger, number: datetime.date.today().isoformat()})
+        with alone():
+            ledger = done()
+            if number not in ledger:
+                write({**ledger, number: datetime.date.today().isoformat()})
     except OSError as error:
         print(f"(Your ledger of exercises could not be saved: {error})")
+
+
+def alone():
+    """A lock on the ledger, so that of two notebooks that tick at once none loses the other's tick."""
+    from filelock import FileLock  # here, so that the doctor can run where it is missing
+
+    path = ledger_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path.with_suffix(".lock"), timeout=30)
 
 
 def write(ledger):
     """Replace the ledger in one step, so that a reader sees the old file or the new one, never half of
     one."""
     path = ledger_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".draft", text=True)
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
@@ -83,8 +135,8 @@ class Table:
 
     def __init__(self, lessons, ticked):
         self.rows = [
-            (name, [(check, check.number in ticked) for check in checks.values()])
-            for name, checks in lessons.items()
+            (name, [(number, title, number in ticked) for number, title in numbered.items()])
+            for name, numbered in lessons.items()
         ]
 
     def __repr__(self):
@@ -101,9 +153,9 @@ class Table:
 
 
 def count(states):
-    return f"{sum(ticked for _, ticked in states)} of {len(states)}"
+    return f"{sum(ticked for _, _, ticked in states)} of {len(states)}"
 
 
 def label(state):
-    check, ticked = state
-    return f"{'✓' if ticked else '·'} {check.number} {check.title}"
+    number, title, ticked = state
+    return f"{'✓' if ticked else '·'} {number} {title}"

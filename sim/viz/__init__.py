@@ -48,7 +48,7 @@ NOTEBOOK_CSS = """.sim-view{background:var(--paper);color:var(--ink);padding:8px
 """
 SCRIPT = """(()=>{const me=document.currentScript;if(!me)return;
 const root=me.parentElement,live=root.querySelector(".sim-live"),scene=%s;
-live.innerHTML=scene.svg+'<label>step <input type="range" min="0" max="'+(scene.steps.length-1)+'" value="0"></label> <span></span><output></output>';
+live.innerHTML=scene.svg+'<button aria-label="one step back">◀</button> <label>step <input type="range" min="0" max="'+(scene.steps.length-1)+'" value="0"></label> <button aria-label="one step on">▶</button> <span></span><output></output>';
 const make=name=>svg.appendChild(document.createElementNS("http://www.w3.org/2000/svg",name));
 const svg=live.querySelector("svg"),slider=live.querySelector("input"),cells=scene.cells.map(([x,y,w,h])=>{
 const box=make("rect"),mark=make("text");for(const [k,v] of Object.entries({x,y,width:w,height:h}))box.setAttribute(k,v);
@@ -57,7 +57,7 @@ const show=()=>{const at=+slider.value,state=cells.map(()=>[scene.empty,"",0]);
 for(let s=scene.adds?0:at;s<=at;s++)for(let now=scene.steps[s][1],c=0;c<now.length;c+=3)state[now[c]]=[scene.looks[now[c+1]],now[c+2],s==at&&scene.adds];
 state.forEach(([look,text,now],i)=>{cells[i][0].setAttribute("class",look+(now?" now":""));cells[i][1].textContent=text});
 live.querySelector("span").textContent=(at+1)+" of "+scene.steps.length;live.querySelector("output").textContent=scene.steps[at][0]};
-slider.addEventListener("input",show);root.querySelector(".sim-static").hidden=true;live.hidden=false;show()})()"""
+slider.addEventListener("input",show);live.querySelectorAll("button").forEach((button,on)=>button.addEventListener("click",()=>{slider.value=+slider.value+2*on-1;show()}));root.querySelector(".sim-static").hidden=true;live.hidden=false;show()})()"""
 
 
 def variables(values, themed):
@@ -151,7 +151,7 @@ class Scene:
         data = json.dumps(scene, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
         return (
             f"<figure><figcaption>{escape(self.title)}</figcaption>{notices}<div"
-            f' class="sim-static">{images}</div><div class="sim-live" hidden></div><details><summary>in'
+            f' class="sim-static">{images}</div><div class="sim-live" data-lm-suppress-shortcuts="true" hidden></div><details><summary>in'
             f" words</summary><pre>{escape(words)}</pre></details><script>{SCRIPT % data}</script></figure>"
         )
 

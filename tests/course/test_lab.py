@@ -1,8 +1,11 @@
 """What `make lab` does before JupyterLab starts: the learner's copies are made once and never overwritten."""
 
+import json
+
 import pytest
 
 from course import lab
+from course.progress import tick
 
 
 @pytest.fixture
@@ -64,13 +67,46 @@ def test_jupyter_opens_the_first_lesson(published, monkeypatch):
     monkeypatch.setattr(lab.doctor, "main", lambda: 0)
     monkeypatch.setattr(lab, "as_root", lambda given: [])
     monkeypatch.setattr(lab, "hand_over", lambda command: started.append(command) or 0)
+    monkeypatch.setattr(lab, "turn_news_off", lambda environment: None)
+    (published.parent / "solutions").mkdir()
+    (published.parent / "solutions" / "01_first.ipynb").write_text("solved")
     assert lab.main(["--no-browser"]) == 0
+    assert (published.parent / "my_lessons" / "solutions" / "01_first.ipynb").read_text() == "solved"
     assert started[0][1:3] == ["-m", "jupyterlab"]
     assert started[0][3:] == [
         f"--ServerApp.root_dir={published.parent / 'my_lessons'}",
         "--LabApp.default_url=/lab/tree/01_first.ipynb",
         "--no-browser",
     ]
+
+
+def test_jupyter_goes_on_at_the_next_exercise(tmp_path, state_dir):
+    copies = tmp_path / "my_lessons"
+    copies.mkdir()
+    for lesson in (lab.ROOT / "notebooks").glob("0[0-2]*.ipynb"):
+        (copies / lesson.name).write_bytes(lesson.read_bytes())
+    opened = lambda: lab.start_options(copies)[1].partition("=")[2]  # noqa: E731
+    assert opened() == "/lab/tree/00_start_here.ipynb"
+    tick("1.0")
+    assert opened().startswith("/lab/tree/01_online_softmax.ipynb?#Exercise-1.1-")
+    tick("1.2")
+    assert opened().startswith("/lab/tree/02_flash_attention.ipynb?#Exercise-2.1-")
+    (copies / "02_flash_attention.ipynb").write_text("damaged")
+    assert opened() == "/lab/tree/02_flash_attention.ipynb"
+    (copies / "02_flash_attention.ipynb").unlink()
+    assert opened() == "/lab/tree/00_start_here.ipynb"
+
+
+def test_news_is_off_in_our_environment_and_a_setting_that_is_there_stays(tmp_path):
+    settings = tmp_path / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
+    lab.turn_news_off(tmp_path)
+    assert not settings.exists()  # no JupyterLab there
+    settings.parents[1].mkdir(parents=True)
+    lab.turn_news_off(tmp_path)
+    assert json.loads(settings.read_text()) == lab.NO_NEWS
+    settings.write_text("{}")
+    lab.turn_news_off(tmp_path)
+    assert settings.read_text() == "{}"
 
 
 def test_where_no_lesson_can_run_nothing_is_opened(published, monkeypatch):

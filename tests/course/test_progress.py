@@ -1,17 +1,21 @@
 """The ledger of exercises: what it keeps, what it survives, and how it looks."""
 
 import json
+import multiprocessing
 import os
+from types import SimpleNamespace
 
 import platformdirs
 import pytest
 
 import course
-from course.progress import done, ledger_path, tick
+from course.check import lessons
+from course.check.harness import say_how_far
+from course.progress import done, exercises, how_far, ledger_path, next_exercise, tick
 
 
 def files(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
 
 
 def test_a_tick_is_kept_and_a_second_one_changes_nothing(state_dir):
@@ -90,3 +94,58 @@ def test_the_bar_can_be_told_to_be_quiet(monkeypatch, capsys):
     monkeypatch.delenv("COURSE_QUIET")
     assert list(course.progress_bar(range(3), desc="tiles")) == [0, 1, 2]
     assert "tiles" in "".join(capsys.readouterr())
+
+
+def tick_many(lesson):
+    for exercise in range(25):
+        tick(f"{lesson}.{exercise}")
+
+
+def test_two_processes_at_once_lose_no_tick(state_dir):
+    at_once = multiprocessing.get_context("spawn")
+    workers = [at_once.Process(target=tick_many, args=(lesson,)) for lesson in (1, 2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(done()) == 50
+
+
+def test_the_exercises_are_those_of_the_checks():
+    found = {
+        lesson: {each.number: each.title for each in checks.values()} for lesson, checks in lessons().items()
+    }
+    assert exercises() == found and [list(of) for of in exercises().values()] == [
+        list(of) for of in found.values()
+    ]
+
+
+def test_how_far_one_is(state_dir):
+    total = sum(map(len, exercises().values()))
+    tick("1.2")
+    assert how_far("1.2") == (
+        f"1 of {total} done · next: [2.1](02_flash_attention.ipynb)"
+        " · [a solution of 1.2](solutions/01_online_softmax.ipynb)"
+    )
+    for number in (number for lesson in exercises().values() for number in lesson if number != "1.1"):
+        tick(number)
+    assert next_exercise("1.2") == "1.1"  # the one that was left out
+    tick("1.1")
+    assert (
+        how_far("1.2") == f"{total} of {total} done · [a solution of 1.2](solutions/01_online_softmax.ipynb)"
+    )
+
+
+def test_a_notebook_says_how_far_one_is_and_a_terminal_does_not(state_dir, monkeypatch):
+    shown, shell = [], SimpleNamespace(kernel=None)
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    monkeypatch.setattr("IPython.display.display", shown.append)
+    monkeypatch.delenv("COURSE_QUIET", raising=False)
+    say_how_far("1.2")
+    assert not shown
+    shell.kernel = object()
+    say_how_far("1.2")
+    assert [each.data for each in shown] == [how_far("1.2")]
+    monkeypatch.setenv("COURSE_QUIET", "1")
+    say_how_far("1.2")
+    assert len(shown) == 1

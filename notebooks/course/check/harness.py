@@ -13,6 +13,7 @@ import functools
 import itertools
 import linecache
 import secrets
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
@@ -34,7 +35,8 @@ from course.check.words import (
     shape,
     text,
 )
-from course.progress import tick
+from course.progress import how_far, tick
+from course.progress_bar import quiet
 from course.stubs import stub_of, what_to_do
 
 __all__ = [
@@ -76,11 +78,21 @@ def exercise(number, name):
                 raise CheckFailed(f"✗ {title}: {explain(error)}   (seed {seed})") from error
             print(f"✓ {title}: {tried}")
             tick(number)
+            say_how_far(number)
 
         check.number, check.title = number, name
         return check
 
     return decorate
+
+
+def say_how_far(number):
+    """In a notebook: how far the learner is, as links. A build and a test, which compare outputs, stay silent."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if not quiet() and getattr(shell, "kernel", None):
+        from IPython.display import Markdown, display
+
+        display(Markdown(how_far(number)))
 
 
 # What a learner's exception says ----------------------------------------------------------------------------
