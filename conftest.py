@@ -121,10 +121,8 @@ def pytest_terminal_summary(terminalreporter):
         if name == "summary":
             terminalreporter.write_line(line)
     total = sum(number for name, number in said if name == "left out")
-    terminalreporter.write_line(
-        "left out:"
-        f" {f'{total:,} further seeds, shapes and architectures; make test-all has them' if total else 'nothing'}"
-    )
+    further = f"{total:,} further seeds, shapes and architectures; make test-all has them"
+    terminalreporter.write_line(f"left out: {further if total else 'nothing'}")
     terminalreporter.write_line(
         f"GPU tests: {len([name for name, _ in said if name == 'gpu'])}"
         f" {'run' if GPUS else 'skipped, no CUDA GPU here'}"

@@ -260,16 +260,15 @@ def missing(ncu, chosen):
 def table(rows):
     width = max(len(row.size) for row in rows)
     yield (
-        f"{'kernel':17}{'size':{width}} "
-        f" {'of':13}{'beside':13}{'max error':>10}{'mean error':>11}{'ulp':>10}{'tolerance':>10}{'findings':>9}"
+        f"{'kernel':17}{'size':{width}}  {'of':13}{'beside':13}{'max error':>10}{'mean error':>11}{'ulp':>10}"
+        f"{'tolerance':>10}{'findings':>9}"
     )
     for row in rows:
         errors = (
             f"{row.max_error:10.2e}{row.mean_error:11.2e}{row.ulp:10.3g}{row.tolerance:10.0e}{row.findings:9}"
         )
-        yield (
-            f"{row.case:17}{row.size:{width}}  {row.got:13}{row.wanted:13}{errors}  {row.verdict} {row.error}".rstrip()
-        )
+        who = f"{row.case:17}{row.size:{width}}  {row.got:13}{row.wanted:13}"
+        yield f"{who}{errors}  {row.verdict} {row.error}".rstrip()
     for name, (tolerance, why) in TOLERANCES.items():
         yield f"  {name}, at most {tolerance:.0e}: {why}"
 

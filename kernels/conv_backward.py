@@ -3,16 +3,21 @@ of keys and gives dK and dV.
 
 With L, D = rowsum(dO * O) and S0 and T as in conv_forward.py, for one head:
 
-    P = exp(T - L), 0 where masked      dT = P * (dO·vᵀ - D)      dW[a, b] = Σ_ij dT[i, j] · S0[i - P_q + a, j - P_k + b]
-    dS = Σ_ab w[a, b] · dT[r + P_q - a, c + P_k - b], 0 where masked      dQ = scale · dS k      dK = scale · dSᵀ q      dV = Pᵀ dO
+    P         = exp(T - L), 0 where masked
+    dT        = P * (dO·vᵀ - D)
+    dW[a, b]  = Σ_ij dT[i, j] · S0[i - P_q + a, j - P_k + b]
+    dS[r, c]  = Σ_ab w[a, b] · dT[r + P_q - a, c + P_k - b], 0 where masked
+    dQ, dK    = scale · dS k, scale · dSᵀ q
+    dV        = Pᵀ dO
 
 Queries below a row and keys on both sides of a column send their dT back to it, so the halo is on every side.
 A tile of size × size scores owns size - 2·P_q rows and size - 2·(c_k - 1) columns:
 
-    S0    rows [i0 - P_q, i0 + rows + P_q)    columns [j0 - (c_k - 1), j0 + columns + (c_k - 1))     at the tile's index (0, 0)
-    dT    rows [i0, i0 + rows + P_q)          columns [j0 - P_r, j0 + columns + P_k)                 at (0, 0); owned from column P_r on
-    dS    rows [i0, i0 + rows)                columns [j0, j0 + columns)                             at (0, 0): owned, all of it
+    S0    rows [i0 - P_q, i0 + rows + P_q)    columns [j0 - (c_k - 1), j0 + columns + (c_k - 1))
+    dT    rows [i0, i0 + rows + P_q)          columns [j0 - P_r, j0 + columns + P_k)
+    dS    rows [i0, i0 + rows)                columns [j0, j0 + columns)
 
+Each begins at the tile's index (0, 0). Of dT the tile owns the columns from P_r on, of dS all.
 dW, dK and dV count only what a tile owns. Sources: as conv_forward.py; Dao 2023, arXiv 2307.08691, Algorithm
 2 (L and D).
 

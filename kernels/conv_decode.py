@@ -4,22 +4,23 @@ what each block found.
 The last row of `kernels.reference.conv_attention`, from the queries of the last c_q tokens (the window) and
 all N_k keys and values so far:
 
-    S0[a, j] = scale · q_a·k_j if key j is not after query a, else 0      T[j] = Σ_ab w[a, b] · S0[a, j - P_k + b]      O = softmax(T) v
+    S0[a, j] = scale · q_a·k_j if key j is not after query a, else 0
+    T[j]     = Σ_ab w[a, b] · S0[a, j - P_k + b]
+    O        = softmax(T) v
 
 A warp owns a range of keys for the softmax, and reads P_k keys to its left and P_r = c_k - 1 - P_k to its
 right for the convolution: its halo. It keeps (m, l, o) as in `flash_forward`; merging is that of
 `warp_forward`, and a warp without a key has (-inf, 0, 0).
 Sources: Golovneva et al. 2025, arXiv 2504.00927 (the convolution); Dao et al. 2023, "Flash-Decoding for
-    long-context inference" (the split).
+long-context inference" (the split).
 
     grid    (splits, H, B), and (H, B) for the merge
     block   WARPS warps, which wait for each other only at the end. A warp takes 32 keys at a time, and of
-            these 32 numbers of each row at a
-            time, in registers: the next ones are on their way while these are used. K passes through shared
-                memory, so that a lane can have a key and make its scores with all rows of the window; the
-                scores of the last 64 keys stay in a ring, for the convolution
-    shared  of each warp a piece of K, the rings and o; the window and the taps: 28.5 KiB for d = 64 and c_q =
-            8, static
+            these 32 numbers of each row at a time, in registers: the next ones are on their way while these
+            are used. K passes through shared memory, so that a lane can have a key and make its scores with
+            all rows of the window; the scores of the last 64 keys stay in a ring, for the convolution
+    shared  of each warp a piece of K, the rings and o; the window and the taps: 28.5 KiB for d = 64 and
+            c_q = 8, static
     cost    (c_q + 1) · d + c_q · c_k multiply-adds a key; K and V are read once, but for the halos
 
 K and V may be views, such as the filled part of a larger buffer: they are read where they are. Sizes are

@@ -4,20 +4,22 @@ convolved and used up on the chip.
 For one head, with P_q = c_q - 1, P_k = (c_k - 1) // 2, P_r = c_k - 1 - P_k, and 0 for S0 outside the
 sequence:
 
-    S0[i, j] = scale · q_i·k_j, 0 where masked       T[i, j] = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where masked       O = softmax(T) v
+    S0[i, j] = scale · q_i·k_j, 0 where masked
+    T[i, j]  = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where masked
+    O        = softmax(T) v
 
 A tile that owns rows [i0, i0 + size - P_q) and columns [j0, j0 + size - P_k - P_r) makes all size × size
 scores above and around them; those that it does not own are made again by its neighbours. (m, l, o) of a row
 grow over the key tiles as in flash_forward.py, and only O and L = m + log l are stored.
 Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 1 (the
-    loop).
+loop).
 
-    grid    (⌈N / (size - P_q)⌉, H, B), the last tile of rows first, since under a causal mask it has most to
-            do
+    grid    (⌈N / (size - P_q)⌉, H, B), the last tile of rows first, since under a causal mask it has
+            most to do
     block   (size / 4)² threads: 256 for the size 64
     shared  size · (size + 9) + 2 · size · 36 + 16 · width + 16² + size floats, static: 41.5 KiB at width 64
-    cost    (d + c_q·c_k + d) · N² multiply-adds a head, half of them causal, times (size / (size - P_q)) ·
-            (size / (size - c_k + 1)) for the first d
+    cost    (d + c_q·c_k + d) · N² multiply-adds a head, half of them causal, times
+            (size / (size - P_q)) · (size / (size - c_k + 1)) for the first d
 """
 
 import functools

@@ -2,9 +2,8 @@
 global memory.
 
 For one head: q, k, v (N, d), w (c_q, c_k), any floating type. Golovneva et al. 2025, arXiv 2504.00927,
-    computed in the manner of Dao 2023,
-arXiv 2307.08691: the three algorithms of the course, without an N×N matrix. A tile OWNS some rows and
-    columns; to convolve, it LOADS more (the halo):
+computed in the manner of Dao 2023, arXiv 2307.08691: the three algorithms of the course, without an N×N
+matrix. A tile OWNS some rows and columns; to convolve, it LOADS more (the halo):
 
     forward     rows [i0 - P_q, i0 + rows)          columns [j0 - P_k, j0 + columns + P_r)
     backward    rows [i0 - P_q, i0 + rows + P_q)    columns [j0 - P_k - P_r, j0 + columns + P_k + P_r)

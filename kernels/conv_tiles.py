@@ -6,11 +6,9 @@ PADDING columns of zeros to its right. Its block has (size / PATCH)² threads, i
 tile in two ways:
 
     as patches    a thread has rows row + r · step and columns column + c · step, r, c < PATCH, with step =
-                  size / PATCH: products of tiles; the lanes
-                  of a warp are 8 rows by 4 columns (`patch_place`)
+                  size / PATCH: products of tiles; the lanes of a warp are 8 rows by 4 columns (`patch_place`)
     as strips     thread t has STRIP neighbouring columns, (t % LANES + s · LANES) · STRIP, of row t // LANES:
-                  convolutions; the LANES threads of a row
-                  are neighbours in a warp
+                  convolutions; the LANES threads of a row are neighbours in a warp
 
 so that the lanes of a warp find what they need in different banks (a row of a tile is an odd number of words,
 a row of a chunk 4 more than it holds).

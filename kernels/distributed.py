@@ -12,7 +12,7 @@ of ranks; each visit gives a partial (O, L), merged by
 The backward pass sends keys and values round once more, and behind them dK and dV, to which each rank adds;
 what the halos got goes back to the rows that they are.
 Sources: Liu et al. 2023, arXiv 2310.01889 (ring attention); Brandon et al. 2023, arXiv 2311.09431 (balanced
-    causal rings); the merge is lesson 01's.
+causal rings); the merge is lesson 01's.
 
     sent per rank    forward 2 · N · d · (R - 1) / R numbers per head, backward twice that, and the halos;
                      none of it N²

@@ -3,12 +3,15 @@ through shared memory.
 
 For one head, query i, and the keys j that it sees (all of them, or j <= i if causal), in one pass over j:
 
-    s = scale · q_i·k_j      m' = max(m, s)      l' = l·e^(m-m') + e^(s-m')      o' = o·e^(m-m') + e^(s-m')·v_j
+    s  = scale · q_i·k_j
+    m' = max(m, s)
+    l' = l·e^(m-m') + e^(s-m')
+    o' = o·e^(m-m') + e^(s-m')·v_j
 
 from (m, l, o) = (-inf, 0, 0); at the end O_i = o / l, and L_i = m + log l is all that a backward pass needs
 to know of the row.
 Source: Dao 2023, arXiv 2307.08691, Algorithm 1 (queries outer, one division at the end, L instead of m and
-    l).
+l).
 
     grid    (⌈N / ROWS⌉, H, B); under a causal mask a block stops at its own last query
     block   ROWS threads; its row of q, and of o, is in a thread's registers (up to width 64; wider rows spill

@@ -10,9 +10,9 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
-from kernels.bench import DATA, least_us  # noqa: E402
+from kernels.bench import DATA, least_us
 
 LOOKS = {  # Okabe and Ito's colours, which the colour-blind can tell apart; a marker each, for print
     "kernels": ("#D55E00", "o", "these kernels"),

@@ -1,8 +1,8 @@
 """Flash attention tile by tile in plain PyTorch, counting what crosses to and from global memory.
 
 For one head: q (N, d), k and v (N_k, d), any floating type. A "tile" is a few whole rows of an array; a
-    loaded tile stands for a copy on the chip. Sources: Dao et al. 2022, arXiv 2205.14135 (Algorithms 0 and
-    1); Dao 2023, arXiv 2307.08691.
+loaded tile stands for a copy on the chip. Sources: Dao et al. 2022, arXiv 2205.14135 (Algorithms 0 and 1);
+Dao 2023, arXiv 2307.08691.
 """
 
 import math

@@ -10,7 +10,7 @@ turn, and merges:
 A lane that has visited no key holds (-inf, 0, 0), which changes nothing. After five rounds every lane has the
 whole row; O = o / l, L = m + log l.
 Sources: the merge is that of Milakov and Gimelshein 2018, arXiv 1805.02867, equation 4, with o as a third
-    part.
+part.
 
     grid    (⌈N / WARPS⌉, H, B)
     block   WARPS · 32 threads; a lane has its own q and o in registers (up to width 64; wider rows spill to

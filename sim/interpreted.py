@@ -18,8 +18,8 @@ from sim.errors import LaunchError, Stuck
 from sim.frontend.rebind import YIELDING, Binder
 from sim.frontend.sites import COMPARISONS, OPERATORS, PREFIX, UNARY, UNSET
 from sim.frontend.types import NUMBER_BUILTINS, type_of_value
-from sim.isa.table import SUSPENDING
 from sim.isa import mathematics, operators
+from sim.isa.table import SUSPENDING
 from sim.memory.array import Array, accessors, zip_
 from sim.memory.declared import Declarations
 from sim.memory.spaces import AddressSpace, bind_arguments, host_array, named_leaves

@@ -1,5 +1,5 @@
-"""The rules of the house, as `make lint` checks them: imports point down, and nothing is imported or named in
-vain."""
+"""The rules of the house, as `make lint` checks them: imports point down, nothing is imported or named in
+vain, and code is formatted."""
 
 import os
 import shutil
@@ -29,6 +29,11 @@ def test_imports_point_down():
 
 def test_nothing_is_imported_or_named_in_vain():
     status, said = run("-m", "ruff", "check", "--output-format", "concise")
+    assert status == 0, said
+
+
+def test_code_is_formatted():
+    status, said = run("-m", "ruff", "format", "--check")
     assert status == 0, said
 
 

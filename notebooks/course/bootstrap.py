@@ -31,10 +31,12 @@ PYTHON_WITH_PIP = f"import sys, pip; sys.exit(sys.version_info < {OLDEST_PYTHON}
 NO_VENV = """Python could not make .venv. On Debian and Ubuntu this installs the part that is missing:
   sudo apt install python3-venv
 Then give the same command again."""
-NO_INSTALL = """The course could not be installed; the last lines of setup.log are above. Is there a network, and room on the disk?
+NO_INSTALL = """The course could not be installed; the last lines of setup.log are above.
+Is there a network, and room on the disk?
 Give the same command again, and it goes on where it stopped."""
 NOT_SET_UP = """The course is not set up here: make setup (without make: python notebooks/course setup)"""
-STALE = """What the course needs has changed since it was set up: make setup (without make: python notebooks/course setup)"""
+STALE = """What the course needs has changed since it was set up.
+Set up again: make setup (without make: python notebooks/course setup)"""
 NO_NUMBA_CUDA = """
 numba-cuda could not be installed, so no kernel can run on a GPU. Every lesson runs in the simulator.
 To try again: """

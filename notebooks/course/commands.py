@@ -125,11 +125,11 @@ def plots(arguments: list[str]) -> int:
 
 
 def lint(arguments: list[str]) -> int:
-    """import-linter and ruff, both even if the first finds something."""
+    """import-linter, ruff and its formatter, each even if another finds something."""
     imports = run(
         "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-logo"
     )
-    return max(imports, run("-m", "ruff", "check"))
+    return max(imports, run("-m", "ruff", "check"), run("-m", "ruff", "format", "--check"))
 
 
 def bench_sim(arguments: list[str]) -> int:

@@ -146,7 +146,8 @@ class Table:
 
     def _repr_html_(self):
         cells = "".join(
-            f"<tr><td>{lesson}</td><td>{count(states)}</td><td>{html.escape('   '.join(map(label, states)))}</td></tr>"
+            f"<tr><td>{lesson}</td><td>{count(states)}</td>"
+            f"<td>{html.escape('   '.join(map(label, states)))}</td></tr>"
             for lesson, states in self.rows
         )
         return f"<table><tr><th>lesson</th><th>done</th><th>exercises</th></tr>{cells}</table>"

@@ -16,8 +16,6 @@ import weakref
 
 import numpy as np
 
-from sim.isa.operators import cast, domain
-from sim.isa.table import STANDING_FOR
 from sim.frontend.names import (
     CUDA,
     MISSING,
@@ -36,6 +34,8 @@ from sim.frontend.names import (
 from sim.frontend.sites import PREFIX, Rewriter, held_as
 from sim.frontend.tree import Apart, flat, torn, tree_of
 from sim.frontend.types import Types
+from sim.isa.operators import cast, domain
+from sim.isa.table import STANDING_FOR
 from sim.memory.declared import constant_array
 from sim.memory.spaces import host_array
 

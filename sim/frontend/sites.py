@@ -16,9 +16,9 @@ from sim.errors import LaunchError
 from sim.events import SITE_SHIFT, SITES, Site
 from sim.frontend.names import CUDA, path
 from sim.frontend.types import ANY, ArrayType, Number, bits, is_float, join
-from sim.memory.array import FromEnd
 from sim.isa.conversions import cast
 from sim.isa.promotion import SIGNED
+from sim.memory.array import FromEnd
 
 PREFIX = "__sim_"  # of every name that the rewritten kernel gets from us
 OPERATORS = {

@@ -27,9 +27,9 @@ from sim.frontend.names import (
 )
 from sim.frontend.ssa import Versions, stored_names, version_of
 from sim.frontend.tree import tree_of
-from sim.isa.table import INSTRUCTIONS, Like
 from sim.isa import integers, mathematics, operators, promotion
 from sim.isa.promotion import COMPLEX, INTEGRAL, KIND, SIGNED, UNSIGNED
+from sim.isa.table import INSTRUCTIONS, Like
 
 ANY = "any"
 NONE = "none"  # the type of None
@@ -407,12 +407,7 @@ class Types:
             return kind
         if kind.kind is bool:
             return BOOL if isinstance(node.op, ast.Invert) else INT64
-        grown = (
-            kind.bits
-            if kind.bits is None or kind.kind is not int or isinstance(node.op, ast.USub)
-            else kind.bits
-        )
-        return Number(np.uint64) if kind.kind in UNSIGNED else Number(int, grown)
+        return Number(np.uint64) if kind.kind in UNSIGNED else Number(int, kind.bits)
 
     def of_binop(self, node):
         return operation(node.op, self.of(node.left), self.of(node.right))

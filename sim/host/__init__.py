@@ -12,6 +12,6 @@ if config.ENABLE_CUDASIM:
         "NUMBA_ENABLE_CUDASIM is set, so numba.cuda is Numba's own simulator in this process; unset it"
     )
 
-from sim.host.launches import Host, Options  # noqa: E402  (which imports what Numba's own simulator lacks)
+from sim.host.launches import Host, Options
 
 __all__ = ["Host", "Options"]

@@ -15,8 +15,8 @@ from numba.cuda.np import numpy_support
 
 from sim.device import DeviceSpec
 from sim.errors import ThreadError
-from sim.isa.operators import cast
 from sim.host.driver import Device, Functions, Memory
+from sim.isa.operators import cast
 from sim.launch import simulate
 from sim.memory.spaces import host_array
 from sim.observers import DEFAULT

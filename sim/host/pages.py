@@ -18,7 +18,9 @@ def write_test(folder, nodeid, reports):
     """Write the page of one test; returns its file name. Launches with findings come first, and equal ones
     are shown once."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"{re.sub(r'[^A-Za-z0-9_.]+', '-', nodeid)[-80:]}-{hashlib.sha256(nodeid.encode()).hexdigest()[:8]}.html"
+    readable = re.sub(r"[^A-Za-z0-9_.]+", "-", nodeid)[-80:]
+    unique = hashlib.sha256(nodeid.encode()).hexdigest()
+    name = f"{readable}-{unique[:8]}.html"
     different = {str(report): report for report in reports}.values()
     ordered = sorted(different, key=lambda report: not report.findings)
     more = f"<p>{len(ordered) - MOST:,} further launches, not shown.</p>" if len(ordered) > MOST else ""

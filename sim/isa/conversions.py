@@ -14,7 +14,7 @@ would warn about some of that, so callers run under `numpy.errstate(all="ignore"
 """
 
 import math
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -37,7 +37,7 @@ def wrap(value, bits=64):
     return ((value + half) & ((1 << bits) - 1)) - half
 
 
-@lru_cache(maxsize=None)
+@cache
 def cast(dtype):
     """A function from any domain value to the domain value of `dtype`, as `numba.float32(x)` or `np.int32(x)`
     convert.

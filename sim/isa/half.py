@@ -15,8 +15,8 @@ from numpy import float16, float32, int8, int16, int32, uint8, uint16, uint32, u
 
 from sim.isa import ieee
 from sim.isa.conversions import cast
-from sim.isa.rounding import fused
 from sim.isa.directed import DIRECTIONS, from_float, to_float
+from sim.isa.rounding import fused
 
 _half = cast(float16)
 
@@ -66,8 +66,9 @@ def _double(name):
 
 ARITHMETIC = {"hadd": operator.add, "hsub": operator.sub, "hmul": operator.mul, "hdiv": operator.truediv}
 ELEMENTARY = {
-    "hceil": "ceil", "hcos": "cos", "hexp": "exp", "hexp10": "exp10", "hexp2": "exp2", "hfloor": "floor", "hlog": "log",
-    "hlog10": "log10", "hlog2": "log2", "hrint": "rint", "hrsqrt": "rsqrt", "hsin": "sin", "hsqrt": "sqrt", "htanh": "tanh",
+    "hceil": "ceil", "hcos": "cos", "hexp": "exp", "hexp10": "exp10", "hexp2": "exp2", "hfloor": "floor",
+    "hlog": "log", "hlog10": "log10", "hlog2": "log2", "hrint": "rint", "hrsqrt": "rsqrt", "hsin": "sin",
+    "hsqrt": "sqrt", "htanh": "tanh",
     "htanh_approx": "tanh", "htrunc": "trunc",
 }  # fmt: skip
 COMPARISONS = {

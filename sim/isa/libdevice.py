@@ -28,10 +28,10 @@ CONVERT = {
 
 BESSEL = "sim has no Bessel functions"
 MISSING = {name: BESSEL for base in ("j0", "j1", "jn", "y0", "y1", "yn") for name in (base, base + "f")}
-MISSING |= {
-    name: "sim has no scaled complementary error function; exp(x * x) * erfc(x) serves for x < 20"
-    for name in ("erfcx", "erfcxf")
-}
+MISSING |= dict.fromkeys(
+    ("erfcx", "erfcxf"),
+    "sim has no scaled complementary error function; exp(x * x) * erfc(x) serves for x < 20",
+)
 
 FUNCTIONS = {}
 

@@ -46,15 +46,15 @@ class Library(SimpleNamespace):
 SINGLE = NARROW | {float16, bfloat16, float32}
 WITH_HALF = set("ceil cos exp exp2 fabs floor log log10 log2 sin sqrt trunc".split())
 UNARY = set(
-    """acos acosh asin asinh atan atanh cos cosh ceil erf erfc exp exp2 expm1 fabs floor lgamma log log10 log1p
-    log2 sin sinh sqrt tan tanh trunc""".split()
+    "acos acosh asin asinh atan atanh cos cosh ceil erf erfc exp exp2 expm1 fabs floor lgamma"
+    " log log10 log1p log2 sin sinh sqrt tan tanh trunc".split()
 )
 
 
 def unary(name, half=float32):
     """The function `name` of `sim.isa.ieee` for every kind of argument; `half`: what a float16 gives."""
     function, otherwise = ieee.UNARY[name]
-    results = {kind: float64 for kind in INTEGRAL} | {kind: float32 for kind in FLOATING}
+    results = dict.fromkeys(INTEGRAL, float64) | dict.fromkeys(FLOATING, float32)
     results |= {float64: float64, float16: half}
 
     def evaluate(x):
@@ -186,8 +186,9 @@ def _complex(function):
 cmath = Library(
     __name__="math",
     **{name.replace("arc", "a"): _complex(getattr(np, name))
-       for name in ("arccos", "arcsin", "arcsinh", "arctan", "arctanh", "cos", "exp", "log", "sin", "sqrt", "tan")},
-    **{name: lambda z, test=getattr(np, name): bool(test(complex128(z))) for name in ("isfinite", "isinf", "isnan")},
+       for name in "arccos arcsin arcsinh arctan arctanh cos exp log sin sqrt tan".split()},
+    **{name: lambda z, test=getattr(np, name): bool(test(complex128(z)))
+       for name in ("isfinite", "isinf", "isnan")},
     **{name: float64(getattr(python, name)) for name in ("pi", "e", "tau", "inf", "nan")},
 )  # fmt: skip
 

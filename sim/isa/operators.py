@@ -4,12 +4,15 @@ Every operator begins with the pairs that inner loops are made of (two ints, two
 pair goes through the table of `sim.isa.promotion`. What compiled kernels do, and so do these:
 
     int64 overflow                        wraps                  (uint64 likewise)
-    -x, ~x of a narrow integer            in its own width       (then widened: -uint8(1) is 255, ~uint32(1) is 2**32 - 2)
+    -x, ~x of a narrow integer            in its own width       (then widened: -uint8(1) is 255,
+                                                                 ~uint32(1) is 2**32 - 2)
     x / 0                                 inf, -inf or nan       (integers are divided as float64)
     i // 0, i % 0, divmod(i, 0)           0                      (Numba's "numpy" error model, CUDA's default)
     -2**63 // -1                          0
-    -7 // 2, -7 % 2                       -4, 1                  (Python's signs; of floats exact, where a GPU rounds a / b first)
-    i << n, i >> n; n >= 64 or negative   0, and 0 or -1         (PTX clamps the low 32 bits of n as an unsigned number)
+    -7 // 2, -7 % 2                       -4, 1                  (Python's signs; of floats exact, where a GPU
+                                                                 rounds a / b first)
+    i << n, i >> n; n >= 64 or negative   0, and 0 or -1         (PTX clamps the low 32 bits of n as an
+                                                                 unsigned number)
     i ** n                                wraps, then passes through a float64; negative n: 0, unless i is 1
                                           or -1; 0 ** -n is -2**63
     float32 ** n                          float32, by repeated multiplication; n float: `math.pow`
@@ -34,9 +37,9 @@ from sim.isa.conversions import HIGHEST, LOWEST, cast, domain, stored, truncated
 from sim.isa.promotion import FLOATING, INTEGRAL, KIND, PLAIN, Promotion
 
 __all__ = [
-    "absolute", "add", "and_", "bool_", "cast", "complex_", "div", "divmod_", "domain", "eq", "float_", "floordiv",
-    "ge", "gt", "int_", "invert", "le", "lshift", "lt", "maximum", "minimum", "mod", "mul", "ne", "neg", "or_", "pos",
-    "pow_", "power", "range_", "round_", "rshift", "stored", "sub", "sum_", "xor",
+    "absolute", "add", "and_", "bool_", "cast", "complex_", "div", "divmod_", "domain", "eq", "float_",
+    "floordiv", "ge", "gt", "int_", "invert", "le", "lshift", "lt", "maximum", "minimum", "mod", "mul", "ne",
+    "neg", "or_", "pos", "pow_", "power", "range_", "round_", "rshift", "stored", "sub", "sum_", "xor",
 ]  # fmt: skip
 
 ARITHMETIC = Promotion(promotion.arithmetic)

@@ -3,7 +3,8 @@
 Arithmetic (+ - * and, integers apart, /), checked against the typing of numba-cuda 0.30:
 
     operands                                              type of the result
-    integers or booleans, one of them at least signed     int64      (uint64 with int64 too: numpy would say float64)
+    integers or booleans, one of them at least signed     int64      (uint64 with int64 too: numpy
+                                                                     would say float64)
     booleans only, or a boolean and an unsigned           int64
     unsigned and unsigned                                 uint64
     float64 with any real number                          float64

@@ -13,8 +13,8 @@ from math import prod
 
 import numpy as np
 
-from sim.isa.operators import domain, stored
 from sim.events import ADDRESS_BITS, ADDRESS_MASK, LOAD, SITE_SHIFT
+from sim.isa.operators import domain, stored
 from sim.memory.spaces import poison
 
 MAX_FAST_RANK = 5

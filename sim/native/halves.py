@@ -13,10 +13,10 @@ import numpy as np
 from numba import float32, float64, types
 from numba.extending import lower_builtin, overload
 
+from sim.isa import promotion
 from sim.isa.mathematics import UNARY, WITH_HALF, paired
 from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import HALVES, Half, number_of, to_double, type_of
-from sim.isa import promotion
 
 ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
 RULES = {

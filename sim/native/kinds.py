@@ -18,8 +18,8 @@ from numba.extending import (
 )
 from numba.np import numpy_support
 
-from sim.native.internal import LIKE_CODE, compiled
 from sim.isa import promotion
+from sim.native.internal import LIKE_CODE, compiled
 
 
 class Half(types.Number):

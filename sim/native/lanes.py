@@ -212,10 +212,10 @@ def made(entry, carried_out):
     operands, results = list(entry.operands), list(entry.results) if carried_out else []
     rows = [f"row_{name}" for name in operands + results]
     mine = ", ".join(["lane", *(f"row_{name}[lane]" for name in operands)])
+    parameters = ["state, warp, threads, ended", *(["mask"] if entry.mask == GIVEN else [])]
+    parameters += [f"x_{name}" for name in operands + results]
     lines = [
-        (
-            f"def made({', '.join(['state, warp, threads, ended', *(['mask'] if entry.mask == GIVEN else []), *(f'x_{name}' for name in operands + results)])}):"
-        ),
+        f"def made({', '.join(parameters)}):",
         "    there = lanes_there(warp, threads, ended)",
         *(["    check_mask(state, warp, threads, ended, there, mask)"] if entry.mask == GIVEN else []),
         *(["    check_all(state, there)"] if entry.mask == ALL else []),

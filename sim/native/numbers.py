@@ -9,13 +9,13 @@ from llvmlite import ir
 from numba import float32, float64, int64, types, uint32
 from numba.extending import intrinsic, overload
 
+from sim.isa import promotion
 from sim.isa.mathematics import paired
 from sim.native.checks import NARROWED, change, dirty
-from sim.native.internal import LIKE_CODE, always
 from sim.native.halves import bfloat16, float16, through
+from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import Half, converter, number_of, type_of
 from sim.native.logged import log_access
-from sim.isa import promotion
 
 integer64 = converter(int64)
 # what occurs in functions made from text
@@ -36,7 +36,10 @@ OPERATIONS = {  # name -> the new element, from `old` and `value`
 }
 # libdevice.fmul_rn, dmul_rn, ...: one operation, rounded to nearest, never contracted; LLVM contracts none
 ROUNDED = {"mul": "*", "add": "+", "sub": "-", "div": "/"}
-WITH_MATH = "acos acosh asin asinh atan atanh cos cosh erf erfc exp expm1 log log10 log1p log2 sin sinh sqrt tan tanh".split()
+WITH_MATH = (
+    "acos acosh asin asinh atan atanh cos cosh erf erfc exp expm1 log log10 log1p log2"
+    " sin sinh sqrt tan tanh".split()
+)
 HINTS = {
     **dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), "x, index"),
     **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), "x, index, value"),

@@ -6,9 +6,9 @@ from collections import namedtuple
 from numba import types
 from numba.extending import overload
 
+from sim.isa.vectors import VECTORS
 from sim.native.internal import LIKE_CODE
 from sim.native.kinds import kind_of
-from sim.isa.vectors import VECTORS
 
 OFFERED = {f"cuda_{name}" for name in VECTORS}
 

@@ -48,7 +48,7 @@ class Traffic(Observer):
         self.together[name, site] += 1
 
     def launch_finished(self, context):
-        total, spaces, arrays = {name: 0 for name in DONE.values()}, {}, {}
+        total, spaces, arrays = dict.fromkeys(DONE.values(), 0), {}, {}
         for (site, space, name, size), count in sorted(self.accessed.items()):
             what = DONE[SITES[site].kind]
             total[what] += count

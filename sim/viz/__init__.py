@@ -23,9 +23,10 @@ FILLS = {
     "active": "#009e73",
 }
 CSS = (
-    "text{font:11px"
-    " system-ui,sans-serif;fill:var(--ink)}.mark{font-size:9px;fill:#000;text-anchor:middle}.end{text-anchor:end}.middle{text-anchor:middle}"
-    ".empty{fill:var(--faint)}.line{fill:var(--ink)}.none{fill:none}.rail{fill:var(--dim)}.cursor{fill:none;stroke:var(--ink);stroke-width:2}.now{stroke:var(--ink);stroke-width:2}"
+    "text{font:11px system-ui,sans-serif;fill:var(--ink)}"
+    ".mark{font-size:9px;fill:#000;text-anchor:middle}.end{text-anchor:end}.middle{text-anchor:middle}"
+    ".empty{fill:var(--faint)}.line{fill:var(--ink)}.none{fill:none}.rail{fill:var(--dim)}"
+    ".cursor{fill:none;stroke:var(--ink);stroke-width:2}.now{stroke:var(--ink);stroke-width:2}"
     + "".join(f".{name}{{fill:{colour}}}" for name, colour in FILLS.items())
 )
 LIGHT, DARK = (
@@ -45,7 +46,7 @@ NOTEBOOK_CSS = """.sim-view{background:var(--paper);color:var(--ink);padding:8px
 .sim-view th,.sim-view td{text-align:right!important;padding:1px 10px 1px 0;border:0;background:var(--paper);white-space:pre}
 .sim-view th{font-weight:600;border-bottom:1px solid var(--dim)}.sim-view .text{text-align:left!important}.sim-view .source{font-size:12px;white-space:pre-wrap;display:block;min-width:34em}.sim-view h4{margin:12px 0 2px;font-size:14px;font-weight:600}
 .sim-view .error,.sim-view .warning{white-space:pre-wrap}.sim-view .error{border-left:4px solid #d55e00;padding-left:8px}.sim-view .warning{border-left:4px solid #e69f00;padding-left:8px}
-"""
+"""  # noqa: E501
 SCRIPT = """(()=>{const me=document.currentScript;if(!me)return;
 const root=me.parentElement,live=root.querySelector(".sim-live"),scene=%s;
 live.innerHTML=scene.svg+'<button aria-label="one step back">◀</button> <label>step <input type="range" min="0" max="'+(scene.steps.length-1)+'" value="0"></label> <button aria-label="one step on">▶</button> <span></span><output></output>';
@@ -57,7 +58,7 @@ const show=()=>{const at=+slider.value,state=cells.map(()=>[scene.empty,"",0]);
 for(let s=scene.adds?0:at;s<=at;s++)for(let now=scene.steps[s][1],c=0;c<now.length;c+=3)state[now[c]]=[scene.looks[now[c+1]],now[c+2],s==at&&scene.adds];
 state.forEach(([look,text,now],i)=>{cells[i][0].setAttribute("class",look+(now?" now":""));cells[i][1].textContent=text});
 live.querySelector("span").textContent=(at+1)+" of "+scene.steps.length;live.querySelector("output").textContent=scene.steps[at][0]};
-slider.addEventListener("input",show);live.querySelectorAll("button").forEach((button,on)=>button.addEventListener("click",()=>{slider.value=+slider.value+2*on-1;show()}));root.querySelector(".sim-static").hidden=true;live.hidden=false;show()})()"""
+slider.addEventListener("input",show);live.querySelectorAll("button").forEach((button,on)=>button.addEventListener("click",()=>{slider.value=+slider.value+2*on-1;show()}));root.querySelector(".sim-static").hidden=true;live.hidden=false;show()})()"""  # noqa: E501
 
 
 def variables(values, themed):
@@ -69,10 +70,14 @@ def variables(values, themed):
 
 
 STYLE = (
-    f".sim-view{{{variables(LIGHT, True)}}}@media(prefers-color-scheme:dark){{.sim-view{{{variables(DARK, True)}}}}}{NOTEBOOK_CSS}"
-    + "".join(f".sim-view {rule}}}" for rule in CSS.split("}") if rule)
+    f".sim-view{{{variables(LIGHT, True)}}}"
+    f"@media(prefers-color-scheme:dark){{.sim-view{{{variables(DARK, True)}}}}}"
+    f"{NOTEBOOK_CSS}" + "".join(f".sim-view {rule}}}" for rule in CSS.split("}") if rule)
 )
-IMAGE_STYLE = f"svg{{{variables(LIGHT, False)}}}@media(prefers-color-scheme:dark){{svg{{{variables(DARK, False)}}}}}{CSS}.paper{{fill:var(--paper)}}"
+IMAGE_STYLE = (
+    f"svg{{{variables(LIGHT, False)}}}@media(prefers-color-scheme:dark){{svg{{{variables(DARK, False)}}}}}"
+    f"{CSS}.paper{{fill:var(--paper)}}"
+)
 
 
 # of a table's cell; the style stays where style sheets are stripped

@@ -31,7 +31,7 @@ def main():
         flash, warp = milliseconds(flash_attention, q, k, v), milliseconds(warp_attention, q, k, v)
         own = milliseconds(lambda *qkv: scaled_dot_product_attention(*qkv, is_causal=True), q, k, v)
         print(
-            f"{str(shape):>20} {flash:9.3f} {warp:9.3f} {own:9.3f} {operations(*shape) / flash / 1e9:15.2f}"
+            f"{shape!s:>20} {flash:9.3f} {warp:9.3f} {own:9.3f} {operations(*shape) / flash / 1e9:15.2f}"
             f" {error:12.1e}"
         )
     print(

@@ -26,9 +26,9 @@ import numpy as np
 from numba import cuda
 from numpy import float32
 
-from kernels import memory_patterns as patterns  # noqa: E402
-from kernels.flash_forward import ROWS, flash_forward_kernel  # noqa: E402
-from kernels.memory_patterns import THREADS, TILE, blocks, tiles  # noqa: E402
+from kernels import memory_patterns as patterns
+from kernels.flash_forward import ROWS, flash_forward_kernel
+from kernels.memory_patterns import THREADS, TILE, blocks, tiles
 
 NAMES = "copy", "strided_copy", "transpose_naive", "transpose_tiled", "transpose_padded"
 SMALL, BIG, STRIDE = 128, 16384, 8
@@ -210,8 +210,12 @@ def block(metrics):
 def assemble(machine, found, times, threads):
     """The JSON: machine; found {label: metrics}; times {label: microseconds}; threads {label: a block's}."""
     rounded = {label: round(time, 2) for label, time in times.items()}
-    resident = {"copy": "timed copy", "transpose_padded": "timed transpose_padded", "matmul_tiled": "roofline matmul_tiled",
-                "flash_attention": "roofline flash_attention"}  # fmt: skip
+    resident = {
+        "copy": "timed copy",
+        "transpose_padded": "timed transpose_padded",
+        "matmul_tiled": "roofline matmul_tiled",
+        "flash_attention": "roofline flash_attention",
+    }
     return machine | {
         "counted": {
             "n": SMALL,

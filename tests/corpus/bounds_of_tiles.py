@@ -1,5 +1,7 @@
 """Corpus: indices outside shared, local and constant arrays, and those that come from data."""
 
+import itertools
+
 import numpy as np
 from numba import cuda, float32
 
@@ -231,7 +233,7 @@ class OneVertexTooMany:
             out[vertex] = total
 
     def wanted(rows, neighbours, out):
-        return {"out": np.array([neighbours[b:e].sum() for b, e in zip(rows, rows[1:])])}
+        return {"out": np.array([neighbours[b:e].sum() for b, e in itertools.pairwise(rows)])}
 
 
 class HistogramOfTheLargest:

@@ -20,8 +20,10 @@ from sim.observers import DEFAULT
 from sim.observers.races import Races
 
 RUNS = [("native", 0), *((engine, seed) for seed in range(20) for engine in ("fibers", "threads"))]
-KINDS = {"out-of-bounds", "negative-index", "race-shared", "race-global", "uninitialized-read", "barrier-divergence", "warp-divergence", "deadlock",
-         "no-progress", "misuse"}  # fmt: skip
+KINDS = set(
+    "out-of-bounds negative-index race-shared race-global uninitialized-read barrier-divergence"
+    " warp-divergence deadlock no-progress misuse".split()
+)
 FILES = sorted(
     set(Path(__file__).parent.glob("*.py")) - {Path(__file__), Path(__file__).with_name("conftest.py")}
 )

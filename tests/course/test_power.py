@@ -13,12 +13,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from power.breakers import breakers  # noqa: E402
-from power.equivalents import EQUIVALENT  # noqa: E402
-from power.judge import verdict  # noqa: E402
-from power.lessons import exercises  # noqa: E402
-from power.mutations import mutations  # noqa: E402
-from readers import attacks01_08, lessons01_08  # noqa: E402
+from power.breakers import breakers
+from power.equivalents import EQUIVALENT
+from power.judge import verdict
+from power.lessons import exercises
+from power.mutations import mutations
+from readers import attacks01_08, lessons01_08
 
 LESSONS = [f"{lesson:02}" for lesson in range(1, 9)]  # those whose mutations have all been looked at
 EXERCISES = {check: exercise for lesson in LESSONS for check, exercise in exercises(lesson).items()}

@@ -9,8 +9,8 @@ from torch import nn
 
 from course.ranks import RankFailed, run_ranks
 from kernels import ConvAttention
-from kernels.conv_cases import Shape, inputs
 from kernels.conv_backward import conv_backward
+from kernels.conv_cases import Shape, inputs
 from kernels.conv_decode import conv_attention_decode
 from kernels.conv_forward import conv_forward
 from kernels.distributed import Plan

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from numba import cuda
 
 import kernels.launch
 from kernels import flash_attention, warp_attention
@@ -21,7 +22,6 @@ from kernels.launch import (
     width_for,
 )
 from sim import KernelBug, Report
-from numba import cuda
 
 GOOD = torch.zeros(2, 3, 5, 4)
 REFUSED = [

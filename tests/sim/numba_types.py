@@ -4,7 +4,7 @@ end infers. Needs no GPU."""
 from types import SimpleNamespace
 
 import numpy as np
-from numba.cuda import utils
+from numba.cuda import types, utils
 from numba.cuda.compiler import CUDACompiler, DefaultPassBuilder, compile_extra
 from numba.cuda.core import ir
 from numba.cuda.core.compiler_machinery import AnalysisPass, PassManager, register_pass
@@ -13,7 +13,6 @@ from numba.cuda.core.untyped_passes import TranslateByteCode
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.flags import CUDAFlags
 from numba.cuda.np import numpy_support
-from numba.cuda import types
 
 from sim.frontend.ssa import version_of
 from sim.frontend.tree import tree_of

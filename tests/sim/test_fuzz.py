@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from kernel_texts import Text
 from numba import types
 from numba.core.errors import NumbaError
 from numba.cuda import dispatcher
-from numba_types import compare, numba_types
 
+from kernel_texts import Text
+from numba_types import compare, numba_types
 from sim import simulate
 
 SEEDS = range(*map(int, os.environ.get("FUZZ", "0:6").split(":")))

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from numba import cuda
 from numba.cuda import types
-from numba_types import numba_types
 from numpy import float32, int8, int32
 
+from numba_types import numba_types
 from sim import simulate
 from sim.isa import GIVEN, Like, instruction
 from sim.isa.warp import OF_NUMBA

@@ -32,7 +32,8 @@ def equal(found, wanted):
     )
     return (
         bool(same.all())
-        or f"{(~same).sum()} differ, first at {np.argwhere(~same)[0]}: {found[~same][0]!r}, not {wanted[~same][0]!r}"
+        or f"{(~same).sum()} differ, first at {np.argwhere(~same)[0]}: {found[~same][0]!r},"
+        f" not {wanted[~same][0]!r}"
     )
 
 

@@ -4,8 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernels.conv_cases import BACKWARD, inputs, reference, relative_errors, results  # noqa: E402
-from kernels.conv_cases import Shape  # noqa: E402
+from kernels.conv_cases import BACKWARD, Shape, inputs, reference, relative_errors, results  # noqa: E402
 from kernels.conv_decode import conv_attention_decode  # noqa: E402
 from kernels.flash_forward import flash_forward  # noqa: E402
 from kernels.launch import simulated  # noqa: E402

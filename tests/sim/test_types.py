@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numba import cuda, types
 from numba.cuda import dispatcher
+
 from numba_types import compare
 
 DEEP = False
@@ -37,7 +38,7 @@ def everything(x, i8, u32, u64, out, n):
     z = m * m
     for i in range(t):
         a = i
-    for j in range(0, t):
+    for j in range(t):
         b = j
     for k in range(i8[0]):
         c = k
@@ -45,7 +46,7 @@ def everything(x, i8, u32, u64, out, n):
         c2 = k2
     for k3 in range(u64[0]):
         c3 = k3
-    for k4 in range(0, u32[0]):
+    for k4 in range(u32[0]):
         c4 = k4
     for k5 in range(t, n):
         c5 = k5

@@ -25,10 +25,10 @@ CODES = {
     "<setcomp>": "makes a set",
     "<dictcomp>": "makes a dictionary",
 }
-PYTHONS = {
-    getattr(builtins, name)
-    for name in "all any dict eval exec filter getattr iter list map next open set setattr sorted str type vars".split()
-}
+NOT_ON_A_GPU = (
+    "all any dict eval exec filter getattr iter list map next open set setattr sorted str type vars".split()
+)
+PYTHONS = {getattr(builtins, name) for name in NOT_ON_A_GPU}
 ONLY_NUMBERS = (
     "A kernel computes number by number: loops, array elements, float32(...), cuda.local.array and"
     " cuda.shared.array; no lists, no generators, no whole arrays."

@@ -214,7 +214,7 @@ def any_states(merge, rng):
 def groupings(merge, rng):
     """Four readers in every order, paired up as a chain and as a tree."""
     readers = [random_pairs(rng, int(rng.integers(0, 4))) for _ in range(4)]
-    wanted = softmax_state(sum(readers, []))
+    wanted = softmax_state([pair for pairs in readers for pair in pairs])
     for a, b, c, d in itertools.permutations([softmax_state(pairs) for pairs in readers]):
         for how, got in [
             ("merge(merge(merge(a, b), c), d)", merge(merge(merge(a, b), c), d)),

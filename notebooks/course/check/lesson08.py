@@ -130,7 +130,7 @@ def ex08_4(predictions, rng):
         for (access, counts), number in zip(
             of_pattern(name, int(rng.integers(1, 3)) * LANES).items(), given[name], strict=True
         ):
-            if not number == per_request(*counts):  # the right number stays a secret
+            if number != per_request(*counts):  # the right number stays a secret
                 fail(
                     f"{name}: {number} for one request to {access} is not what the simulator counts",
                     hint=HINTS[name],

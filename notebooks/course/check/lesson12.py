@@ -424,10 +424,12 @@ def convolution_mistakes(d_t, w):
 
 def tap_mistakes(d_t, s0, c_q, c_k):
     right = gather(d_t, s0, c_q, c_k)
+    turned = (
+        "Turned round by 180°. In the taps nothing is turned:"
+        " dT and S0 stand as they did in the forward pass."
+    )
     return {
-        "Turned round by 180°. In the taps nothing is turned: dT and S0 stand as they did in the forward pass.": right.flip(
-            0, 1
-        ),
+        turned: right.flip(0, 1),
         "The rows of dW are upside down: row c_q - 1 is the one that met the query's own row.": right.flip(0),
         SHIFTED: gather(d_t, s0, c_q, c_k, c_k // 2),
         "A mean, where a sum is wanted: every T that a tap contributed to counts whole.": right / d_t.numel(),

@@ -87,7 +87,8 @@ def ex15_3(strongest, rng):
         if not torch.equal(taps, before):
             fail("the taps themselves were changed", call=call)
         if heads == 1 or (c_q, c_k) == (3, 6):
-            call = f"strongest(torch.tensor({[[[round(tap, 2) for tap in row] for row in head] for head in before.tolist()]}))"
+            given = [[[round(tap, 2) for tap in row] for row in head] for head in before.tolist()]
+            call = f"strongest(torch.tensor({given}))"
         compare(
             got,
             wanted,

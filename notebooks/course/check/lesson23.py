@@ -1,6 +1,7 @@
 """The checks of lesson 23: halos of a shard, the merge of (O, L), the ring, faults at a border, balanced
 stretches; and machines with faults."""
 
+import itertools
 import math
 import operator
 
@@ -286,10 +287,10 @@ def output(machine, changed=False, n=24, ranks=3, c_q=3, c_k=5):
         q[-1], k[-1], v[-1] = q[-1] + 1, k[-1] - 1, v[-1] + 2
     fault, left = MACHINES.get(machine, ""), (c_k - 1) // 2
     borders, rows = [n * r // ranks for r in range(ranks + 1)], []
-    for start, end in zip(borders, borders[1:]):
+    for start, end in itertools.pairwise(borders):
         first_query = start if fault == "queries" else max(0, start - c_q + 1)
         results = []
-        for begin, stop in zip(borders, borders[1:]):
+        for begin, stop in itertools.pairwise(borders):
             first, last = (
                 (begin, stop) if fault == "keys" else (max(0, begin - left), min(n, stop + c_k - 1 - left))
             )

@@ -8,6 +8,7 @@ import inspect
 
 import numpy as np
 import torch
+
 from power.direct import unshared
 
 SCALARS = {

@@ -7,6 +7,7 @@ from collections import deque
 
 import numpy as np
 import torch
+
 from readers.lessons01_08 import LOAD, SUM_HEAD, edit, outer, repairs, tiles_of, write
 
 # Lessons 01 and 02 ------------------------------------------------------------------------------------------

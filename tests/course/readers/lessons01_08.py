@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import torch
+
 from power.direct import HEAD
 from power.lessons import exercises
 

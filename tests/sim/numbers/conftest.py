@@ -1,7 +1,7 @@
 """What the number tests share: Numba CUDA's typing, asked without a GPU, and a comparison that tells -0 from
 0 and takes NaN for NaN."""
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 
 import ml_dtypes
@@ -14,9 +14,12 @@ from numba.cuda.types.ext_types import bfloat16
 # A sample of each kind in the simulator's own form; a Python int is an int64, and a numpy int32 has kept its
 # width.
 SAMPLES = {
-    types.boolean: True, types.int8: np.int8(3), types.int16: np.int16(3), types.int32: np.int32(3), types.int64: 3,
-    types.uint8: np.uint8(3), types.uint16: np.uint16(3), types.uint32: np.uint32(3), types.uint64: np.uint64(3),
-    types.float16: np.float16(1.5), bfloat16: ml_dtypes.bfloat16(1.5), types.float32: np.float32(1.5), types.float64: np.float64(1.5),
+    types.boolean: True, types.int8: np.int8(3), types.int16: np.int16(3), types.int32: np.int32(3),
+    types.int64: 3,
+    types.uint8: np.uint8(3), types.uint16: np.uint16(3), types.uint32: np.uint32(3),
+    types.uint64: np.uint64(3),
+    types.float16: np.float16(1.5), bfloat16: ml_dtypes.bfloat16(1.5), types.float32: np.float32(1.5),
+    types.float64: np.float64(1.5),
     types.complex64: np.complex64(1.5 + 1j), types.complex128: np.complex128(1.5 + 1j),
 }  # fmt: skip
 REAL = [kind for kind in SAMPLES if not isinstance(kind, types.Complex)]
@@ -29,7 +32,7 @@ def context():
     return cuda_target.typing_context
 
 
-@lru_cache(maxsize=None)
+@cache
 def resolved(function, operands):
     try:
         return context().resolve_function_type(function, operands, {}).return_type

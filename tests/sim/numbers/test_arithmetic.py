@@ -14,12 +14,15 @@ from sim.isa import operators
 from sim.isa.operators import cast, domain, stored
 
 BINARY = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "floordiv": operator.floordiv,
-    "mod": operator.mod, "power": operator.pow, "lshift": operator.lshift, "rshift": operator.rshift, "and_": operator.and_,
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod, "power": operator.pow, "lshift": operator.lshift, "rshift": operator.rshift,
+    "and_": operator.and_,
     "or_": operator.or_, "xor": operator.xor, "minimum": min, "maximum": max,
 }  # fmt: skip
 UNARY = {
-    "neg": operator.neg, "pos": operator.pos, "invert": operator.invert, "absolute": abs, "round_": round, "int_": int, "float_": float,
+    "neg": operator.neg, "pos": operator.pos, "invert": operator.invert, "absolute": abs, "round_": round,
+    "int_": int, "float_": float,
     "bool_": bool,
 }  # fmt: skip
 COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
@@ -263,9 +266,12 @@ def test_cast_of_an_int_wraps(dtype, value):
 @pytest.mark.parametrize(
     "dtype, value, wanted",
     [
-        (np.int32, 1e10, 2**31 - 1), (np.int32, -1e10, -(2**31)), (np.int32, math.nan, -(2**31)), (np.int32, np.float32(math.nan), 0),
-        (np.int64, np.float32(math.nan), -(2**63)), (np.uint32, -3.0, 0), (np.uint64, math.inf, 2**64 - 1), (np.uint8, 300.0, 44),
-        (np.int8, 1e9, -1), (np.int8, np.float16(300), 127), (np.uint16, 65535.9, 65535), (np.int32, np.float16(2.75), 3),
+        (np.int32, 1e10, 2**31 - 1), (np.int32, -1e10, -(2**31)), (np.int32, math.nan, -(2**31)),
+        (np.int32, np.float32(math.nan), 0),
+        (np.int64, np.float32(math.nan), -(2**63)), (np.uint32, -3.0, 0), (np.uint64, math.inf, 2**64 - 1),
+        (np.uint8, 300.0, 44),
+        (np.int8, 1e9, -1), (np.int8, np.float16(300), 127), (np.uint16, 65535.9, 65535),
+        (np.int32, np.float16(2.75), 3),
     ],
 )  # fmt: skip
 def test_cast_of_a_float_saturates_as_ptx_does(dtype, value, wanted):
