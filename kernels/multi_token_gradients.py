@@ -4,7 +4,8 @@ With S, T, P and U as in `kernels.reference.multi_token_attention`, and 0 for wh
 
     dU' = dO vᵀ          dU = M2ᵀ dU'        dP = dU convolved back with the second taps
     dT' = P ∘ (dP - D)   dT = M1ᵀ dT'        dS = dT convolved back with the first taps
-    dQ = scale · dS k    dK = scale · dSᵀ q  dV = U'ᵀ dO        dM1[g, h] = Σ dT'_g ∘ T_h        dM2[g, h] = Σ dU'_g ∘ U_h
+    dQ = scale · dS k    dK = scale · dSᵀ q  dV = U'ᵀ dO
+    dM1[g, h] = Σ dT'_g ∘ T_h                dM2[g, h] = Σ dU'_g ∘ U_h
 
 D[i] = Σ_j P[i, j] dP[i, j] is no longer the sum of dO · O, as the softmax is not the last step.
 """
@@ -29,7 +30,7 @@ from kernels.reference import (
 
 
 class Gradients(NamedTuple):
-    """The gradient of each argument of `multi_token_attention`, shaped like it; None for a part that is None."""
+    """The gradient of each argument of `multi_token_attention`, shaped like it; None where that is None."""
 
     q: torch.Tensor
     k: torch.Tensor

@@ -1,10 +1,10 @@
-"""The multi-token layer tile by tile in plain PyTorch: two passes, a halo that grows, and all heads in a tile.
+"""The multi-token layer tile by tile in plain PyTorch: two passes, a halo that grows, all heads in a tile.
 
 Of one sequence: q, k, v (H, N, d), any floating type. A tile that OWNS rows [i0, i0 + R) and columns
 [j0, j0 + C) needs, with P_q, P_k, P_r of the first taps and P'_q, P'_k, P'_r of the second:
 
-    pass 1, L     T' on what it owns             S0 on rows [i0 - P_q, i0 + R), columns [j0 - P_k, j0 + C + P_r)
-    pass 2, O     P on rows [i0 - P'_q, i0 + R), columns [j0 - P'_k, j0 + C + P'_r); S0 around that as in pass 1
+    pass 1, L   T' on what it owns; S0 on rows [i0 - P_q, i0 + R), columns [j0 - P_k, j0 + C + P_r)
+    pass 2, O   P on rows [i0 - P'_q, i0 + R), columns [j0 - P'_k, j0 + C + P'_r); S0 around that as in pass 1
 
 The softmax of a row is known only when all its tiles are: so a convolution of P takes a second pass, in which
 P = exp(T' - L) is final where it is made, for halo rows with the L of those rows. O then is a plain sum.
@@ -42,7 +42,7 @@ def mixed(tiles, head_map):
 
 
 def mixed_tile(q, k, parts, i0, j0, rows, columns, causal, scale, traffic):
-    """T' of rows [i0, i0 + rows) and columns [j0, j0 + columns) of all heads: -inf where masked or outside."""
+    """T' of rows [i0, i0 + rows) and columns [j0, j0 + columns) of all heads: -inf if masked or outside."""
     above, left, right = halo(parts.taps)
     place = i0 - above, j0 - left, rows + above, columns + left + right
     s = torch.stack([scores_tile(*head, *place, causal, scale, traffic) for head in zip(q, k)])

@@ -174,7 +174,7 @@ def conv_attention_decode(q_window, k, v, w, scale=None):
     return torch.softmax(t, dim=-1) @ v
 
 
-# The whole multi-token layer ---------------------------------------------------------------------------------
+# The whole multi-token layer ----------------------------------------------------------------------------
 # Golovneva et al. 2025, arXiv 2504.00927, as its published training code computes it. For heads g and h:
 # S_h = scale · q_h k_hᵀ, 0 where masked      T_h = S_h convolved with the taps of head h
 # T'_g = Σ_h M1[g, h] T_h                     P_g = softmax(T'_g), 0 where masked
@@ -198,8 +198,8 @@ def multi_token_attention(
     scale=None,
     documents=None,
 ):
-    """The multi-token layer between its projections, with the whole N×N matrix of each head in memory; returns
-    y, shaped like q.
+    """The multi-token layer between its projections, with each head's whole N×N matrix in memory; returns y,
+    shaped like q.
 
     q, k, v: (B, H, N, d), any floating type, after rotary embedding. taps, after_taps: (H, c_q, c_k), the
         convolutions before and after the softmax. head_map, after_head_map: (H, H), or (H / s, s, s) for maps
