@@ -156,8 +156,10 @@ class Scene:
         data = json.dumps(scene, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
         return (
             f"<figure><figcaption>{escape(self.title)}</figcaption>{notices}<div"
-            f' class="sim-static">{images}</div><div class="sim-live" data-lm-suppress-shortcuts="true" hidden></div><details><summary>in'
-            f" words</summary><pre>{escape(words)}</pre></details><script>{SCRIPT % data}</script></figure>"
+            f' class="sim-static">{images}</div>'
+            '<div class="sim-live" data-lm-suppress-shortcuts="true" hidden></div>'
+            f"<details><summary>in words</summary><pre>{escape(words)}</pre></details>"
+            f"<script>{SCRIPT % data}</script></figure>"
         )
 
     def image(self, at):

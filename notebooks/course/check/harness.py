@@ -87,7 +87,7 @@ def exercise(number, name):
 
 
 def say_how_far(number):
-    """In a notebook: how far the learner is, as links. A build and a test, which compare outputs, stay silent."""
+    """In a notebook: how far the learner is, as links. Not in builds and tests, which compare outputs."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if not quiet() and getattr(shell, "kernel", None):
         from IPython.display import Markdown, display
