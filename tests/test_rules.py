@@ -39,6 +39,7 @@ def test_code_is_formatted():
 
 LAYERS = "inside sim, a launch stands on the engine, the engine on memory, memory on the vocabulary"
 TOOLS = "observers and viz know only events, device and errors, and not each other"
+RING = "no modules import each other in a ring"
 PACKAGES = "course stands on kernels and sim, which know nothing of each other"
 
 
@@ -50,6 +51,7 @@ PACKAGES = "course stands on kernels and sim, which know nothing of each other"
         ("sim/events.py", "import sim.engine", LAYERS),
         ("sim/observers/__init__.py", "import sim.memory", TOOLS),
         ("kernels/__init__.py", "import sim", PACKAGES),
+        ("kernels/tiles.py", "import kernels.flash_forward", RING),
     ],
 )
 def test_an_import_that_points_up_is_caught(tmp_path, module, line, broken):

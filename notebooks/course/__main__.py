@@ -16,6 +16,6 @@ else:
     package = ModuleType("course")
     package.__path__ = [str(Path(__file__).parent)]
     sys.modules["course"] = package
-    from course.bootstrap import main
+    from course.command_line import main
 
 sys.exit(main(sys.argv[1:]))

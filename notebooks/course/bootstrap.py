@@ -23,8 +23,6 @@ CUDA_13 = ("numba-cuda[cu13]", "cuda-toolkit==13.0.3.0", "cuda-bindings==13.5.0"
 CUDA_12 = ("numba-cuda[cu12]", "cuda-bindings==12.9.10")
 NEWEST_12 = 9  # minor version of CUDA 12
 
-# the commands that set up; the others say that it must be done
-INSTALLING = ("setup", "lab", "test", "test-all")
 # fails in a .venv that was left half-made
 PYTHON_WITH_PIP = f"import sys, pip; sys.exit(sys.version_info < {OLDEST_PYTHON})"
 
@@ -34,9 +32,6 @@ Then give the same command again."""
 NO_INSTALL = """The course could not be installed; the last lines of setup.log are above.
 Is there a network, and room on the disk?
 Give the same command again, and it goes on where it stopped."""
-NOT_SET_UP = """The course is not set up here: make setup (without make: python notebooks/course setup)"""
-STALE = """What the course needs has changed since it was set up.
-Set up again: make setup (without make: python notebooks/course setup)"""
 NO_NUMBA_CUDA = """
 numba-cuda could not be installed, so no kernel can run on a GPU. Every lesson runs in the simulator.
 To try again: """
@@ -44,36 +39,6 @@ To try again: """
 
 class SetUpError(Exception):
     """The set-up cannot go on; the message says what to do."""
-
-
-def main(arguments: list[str]) -> int:
-    """Set up if that is needed, then run the command with .venv's Python; returns the exit status."""
-    from course import commands
-
-    command = arguments[0] if arguments else "help"
-    if command not in commands.COMMANDS or commands.asks_for_help(arguments):
-        return commands.main(arguments)
-    with_venv = [str(venv_python(ROOT)), str(Path(__file__).parent), *arguments]
-    if sys.version_info < OLDEST_PYTHON and venv_python(ROOT).exists():
-        return hand_over(with_venv)
-    try:
-        if command in INSTALLING and (not is_set_up(ROOT) or command == "setup" and pip_arguments()):
-            set_up(ROOT)
-    except SetUpError as error:
-        print(f"\nSet-up stopped. {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(
-            "\nSet-up interrupted. Give the same command again, and it goes on where it stopped.",
-            file=sys.stderr,
-        )
-        return 130
-    there = venv_python(ROOT).exists()
-    if not is_set_up(ROOT):
-        print(STALE if there else NOT_SET_UP, file=sys.stderr)
-    if command == "setup" or runs_in_venv(ROOT) or command == "doctor" and not there:
-        return commands.main(arguments)
-    return hand_over(with_venv) if there else 1
 
 
 def set_up(root: Path, run=None) -> None:

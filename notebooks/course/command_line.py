@@ -1,0 +1,55 @@
+"""`python notebooks/course COMMAND`: the set-up where it is needed, then the command.
+
+Standard library only, since it runs before anything is there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from course import commands
+from course.bootstrap import (
+    OLDEST_PYTHON,
+    ROOT,
+    SetUpError,
+    hand_over,
+    is_set_up,
+    pip_arguments,
+    runs_in_venv,
+    set_up,
+    venv_python,
+)
+
+# the commands that set up; the others say that it must be done
+INSTALLING = ("setup", "lab", "test", "test-all")
+NOT_SET_UP = """The course is not set up here: make setup (without make: python notebooks/course setup)"""
+STALE = """What the course needs has changed since it was set up.
+Set up again: make setup (without make: python notebooks/course setup)"""
+
+
+def main(arguments: list[str]) -> int:
+    """Set up if that is needed, then run the command with .venv's Python; returns the exit status."""
+    command = arguments[0] if arguments else "help"
+    if command not in commands.COMMANDS or commands.asks_for_help(arguments):
+        return commands.main(arguments)
+    with_venv = [str(venv_python(ROOT)), str(Path(__file__).parent), *arguments]
+    if sys.version_info < OLDEST_PYTHON and venv_python(ROOT).exists():
+        return hand_over(with_venv)
+    try:
+        if command in INSTALLING and (not is_set_up(ROOT) or command == "setup" and pip_arguments()):
+            set_up(ROOT)
+    except SetUpError as error:
+        print(f"\nSet-up stopped. {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(
+            "\nSet-up interrupted. Give the same command again, and it goes on where it stopped.",
+            file=sys.stderr,
+        )
+        return 130
+    there = venv_python(ROOT).exists()
+    if not is_set_up(ROOT):
+        print(STALE if there else NOT_SET_UP, file=sys.stderr)
+    if command == "setup" or runs_in_venv(ROOT) or command == "doctor" and not there:
+        return commands.main(arguments)
+    return hand_over(with_venv) if there else 1
