@@ -9,6 +9,7 @@ from sim.engine import warp
 from sim.engine.scheduler import BARRIER, GRID, Dim3
 from sim.frontend.names import as_dtype
 from sim.isa import integers, mathematics
+from sim.isa.table import THREAD
 from sim.isa.vectors import VECTORS
 from sim.isa.warp import OF_NUMBA
 from sim.memory.atomics import Atomic
@@ -112,7 +113,7 @@ class Cuda:
     # --- warps ----------------------------------------------------------------------------------------------
 
     def instruction(self, operation):
-        return warp_wide(self.scheduler, operation)
+        return operation.call if operation.scope == THREAD else warp_wide(self.scheduler, operation)
 
     def lanemask_lt(self):
         return np.uint32((1 << self.laneid) - 1)

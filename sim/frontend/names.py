@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from sim.isa.conversions import cast
-from sim.isa.table import name_of
+from sim.isa.table import INSTRUCTIONS, STANDING_FOR, name_of
 
 MISSING = object()
 CUDA = ("numba.cuda", "sim.cuda")  # modules that kernels know as `cuda`
@@ -192,6 +192,24 @@ def name_in_cuda(value):
         getattr(value, "__module__", None) or ""
     ).startswith("numba.cuda")
     return "this_grid" if of_grid else cuda_name(value)
+
+
+# module -> what the table puts in front of a name of it
+OF_MODULE = {
+    "math": "math.",
+    "numba.cuda.libdevice": "libdevice.",
+    "numba.cuda._internal.cuda_fp16": "fp16.",
+    "numba.cuda.fp16": "fp16.",
+}
+
+
+def entry_of(value):
+    """The entry of the table that an object which a kernel calls is, or stands for, or has the name of; else
+    None."""
+    if value is MISSING or id(value) in STANDING_FOR:
+        return STANDING_FOR.get(id(value))
+    before = OF_MODULE.get(getattr(value, "__module__", None))
+    return INSTRUCTIONS.get(cuda_name(value) if before is None else before + getattr(value, "__name__", ""))
 
 
 def device_function(value):

@@ -20,6 +20,7 @@ from sim.frontend.names import (
     Names,
     device_function,
     dtype_or_none,
+    entry_of,
     name_in_cuda,
     names_in,
     only_signature,
@@ -29,7 +30,7 @@ from sim.frontend.ssa import Versions, stored_names, version_of
 from sim.frontend.tree import tree_of
 from sim.isa import integers, mathematics, operators, promotion
 from sim.isa.promotion import COMPLEX, INTEGRAL, KIND, SIGNED, UNSIGNED
-from sim.isa.table import INSTRUCTIONS, Like
+from sim.isa.table import INSTRUCTIONS, WARP_WIDE, Like
 
 ANY = "any"
 NONE = "none"  # the type of None
@@ -428,7 +429,7 @@ class Types:
             )
         name = self.cuda_name(node.func, called)
         if name:
-            return self.of_cuda(name, given, node)
+            return self.of_cuda(name, given, node, called)
         if called is MISSING:
             return ANY
         ours = meaning(called)
@@ -490,7 +491,7 @@ class Types:
             return functools.reduce(functools.partial(operation, ast.Add()), given, INT64)
         return self.asked(NUMBER_BUILTINS.get(name), given)
 
-    def of_cuda(self, name, given, node):
+    def of_cuda(self, name, given, node, called):
         last = name.split(".")[-1]
         if name in ("shared.array", "local.array"):
             return self.of_declaration(node)
@@ -499,8 +500,10 @@ class Types:
             return (OF_CUDA[name],) * dimensions if dimensions in (2, 3) else ANY
         if name in OF_CUDA:
             return OF_CUDA[name]
-        if name in INSTRUCTIONS:
+        if name in WARP_WIDE:
             return self.of_instruction(INSTRUCTIONS[name], given)
+        if (entry := entry_of(called)) is not None:
+            return self.asked(entry.call, given)
         if name.startswith("atomic.") or last.startswith("ld") and given:
             return given[0].element if given and isinstance(given[0], ArrayType) else ANY
         if name == "const.array_like":

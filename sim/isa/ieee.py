@@ -34,6 +34,21 @@ def scaled(x, exponent):
         return copysign(inf, x)
 
 
+def fraction_and_whole(x):
+    """modf, compiled: both parts have the sign of x."""
+    whole = np.trunc(x)
+    return copysign(x - whole if np.isfinite(whole) or np.isnan(whole) else 0.0, x), whole
+
+
+def nearest_remainder(x, y):
+    """remainder, compiled: x - n y for the whole number n nearest to x / y, ties to even; exact."""
+    size, step = abs(x), abs(y)
+    above = np.fmod(size, step)  # how far `size` is above a multiple of `step`
+    below = step - above
+    tie = above - 2 * np.fmod((size - above) / 2, step)
+    return copysign(1.0, x) * (above if above < below else -below if above > below else tie)
+
+
 def _whole(function):
     """A rounding to a whole number as a double, the sign of a zero kept; raises for what is not finite."""
     return lambda x: copysign(function(x), x)
@@ -97,6 +112,37 @@ def _rcbrt(x):
     return 1.0 / math.cbrt(x)
 
 
+# --- the larger and the smaller -----------------------------------------------------------------------------
+
+
+def larger(x, y):
+    """Of a NaN and a number the number; 0 is more than -0 (PTX ISA, max)."""
+    if x != x or y != y:
+        return y if x != x else x
+    if x == y:
+        return x if copysign(1.0, x) > 0 else y
+    return x if x > y else y
+
+
+def smaller(x, y):
+    """Of a NaN and a number the number; -0 is less than 0 (PTX ISA, min)."""
+    if x != x or y != y:
+        return y if x != x else x
+    if x == y:
+        return x if copysign(1.0, x) < 0 else y
+    return x if x < y else y
+
+
+def larger_or_nan(x, y):
+    """The same, but NaN if either is (PTX ISA, max.NaN)."""
+    return x if x != x else y if y != y else larger(x, y)
+
+
+def smaller_or_nan(x, y):
+    """The same, but NaN if either is (PTX ISA, min.NaN)."""
+    return x if x != x else y if y != y else smaller(x, y)
+
+
 UNARY = {
     "acos": (math.acos, np.arccos),
     "acosh": (math.acosh, np.arccosh),
@@ -151,3 +197,42 @@ BINARY = {
     "pow": (math.pow, np.power),
     "remainder": (math.remainder, lambda x, y: nan),
 }
+
+# --- what Numba compiles ------------------------------------------------------------------------------------
+
+ULPS = 2  # how far two libraries differ
+# exact in all
+EXACT = {
+    "ceil": np.ceil, "fabs": math.fabs, "floor": np.floor, "nearbyint": np.rint, "rint": np.rint, "sqrt": math.sqrt,
+    "trunc": np.trunc, "copysign": math.copysign, "fmod": np.fmod, "remainder": nearest_remainder,
+}  # fmt: skip
+NATIVE = EXACT | {
+    "cbrt": np.cbrt,
+    "exp10": lambda x: math.pow(10.0, x),
+    "exp2": lambda x: math.pow(2.0, x),
+    "log2": np.log2,
+    "rsqrt": lambda x: 1.0 / math.sqrt(float64(x)),
+    "tgamma": math.gamma,
+}
+for _name in """acos acosh asin asinh atan atan2 atanh cos cosh erf erfc exp expm1 hypot lgamma log log10 log1p pow sin
+    sinh tan tanh""".split():
+    NATIVE[_name] = getattr(math, _name)
+
+
+def compiled(name):
+    """What a Function needs for its compiled form: `native` and `ulps`, as far as there is one."""
+    return (
+        {"native": NATIVE[name], "ulps": 0 if name in EXACT else 8 * ULPS if name == "lgamma" else ULPS}
+        if name in NATIVE
+        else {}
+    )
+
+
+def of_one(name):
+    """The function `name` of one double, in place of an exception the answer."""
+    return total(*UNARY[name])
+
+
+def of_two(name):
+    """The same of two."""
+    return total(*BINARY[name])

@@ -4,7 +4,10 @@ code derive.
 An entry is a function, its meaning, under `instruction`. Of a warp's instruction it is given the lanes that
 take part (a mask of 32 bits), then each operand as a row of 32 values, one for each lane, and fills a row for
 each result. Results are the keyword-only parameters; annotations are the types. The interpreter calls the
-function, the native engine compiles it.
+function, the native engine compiles it. What one thread does by itself is a Function (sim.isa.functions).
+
+An entry is found by its name in the dialect, without `cuda.` ("shfl_sync", "libdevice.fmaf_rn", "math.exp"):
+INSTRUCTIONS[name]; and by its name in PTX ("fma.rn.f32"): by_ptx(name).
 """
 
 import inspect
@@ -14,7 +17,8 @@ import numpy as np
 
 from sim.isa.conversions import cast
 
-INSTRUCTIONS = {}  # name -> Instruction
+INSTRUCTIONS = {}  # name in the dialect -> entry
+PTX = {}  # name in PTX -> entry
 STANDING_FOR = {}  # id of an object that kernels call -> the Instruction that it stands for
 # names at which a thread waits; instructions of warps add theirs
 SUSPENDING = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "this_grid"}
@@ -22,30 +26,97 @@ WARP_WIDE = set()
 # which lanes take part: those of the mask that the call gives first, whichever are here, all 32
 GIVEN, CONVERGED, ALL = "given", "converged", "all"
 FULL = 0xFFFFFFFF
+THREAD, WARP, BLOCK, GRID = "thread", "warp", "block", "grid"  # scopes
+MODIFIERS = ("ftz", "full")  # of PTX's names, which no meaning here heeds: subnormal numbers stay
 
 
 class Like(str):
     """The type of a result: the one that the operand of this name has."""
 
 
-@dataclass(frozen=True, eq=False)
-class Instruction:
-    """What the lanes of a warp do together.
+@dataclass(frozen=True)
+class Fragment:
+    """The type of an operand or result that is several numbers of one lane, a tuple in the kernel; its row
+    is an array of 32 x count: `row[lane, k]`."""
 
-    `operands`: {name: dtype, or None for any number}; `results`: {name: dtype, or Like an operand}; `mask`:
-        GIVEN, CONVERGED or ALL; `reads`: (lane, *its operands) -> the lane whose operand it reads, for a
-        shuffle; `orders`: whether it orders memory accesses of the lanes; `source`: where it is specified.
-    """
+    dtype: object
+    count: int
+
+
+@dataclass(frozen=True)
+class Touch:
+    """Memory that an entry touches: it `does` read, write or change elements of the array that `operand`
+    names, in `space` (shared, global, local, or any), of `size` bytes per thread (0: one element)."""
+
+    operand: str
+    does: str
+    space: str = "any"
+    size: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """What every entry has: its `name` in the dialect, the others (`also`), its names in `ptx`, its `meaning`, the `source` that
+    specifies it, the memory that it `touches` (a tuple of Touch), and the object that it `stands_for` on a
+    GPU."""
 
     name: str
     meaning: object
+    source: str
+    also: tuple = field(default=(), kw_only=True)
+    ptx: tuple = field(default=(), kw_only=True)
+    touches: tuple = field(default=(), kw_only=True)
+    stands_for: object = field(default=None, repr=False, kw_only=True)
+
+    def enter(self):
+        """Into the table; returns the entry."""
+        for name in (self.name, *self.also):
+            known = INSTRUCTIONS.get(name)
+            if known and place_of(known.meaning) != place_of(self.meaning):
+                raise ValueError(
+                    f"there is an instruction {name} already, of {known.meaning.__module__}; give this one a"
+                    " name of its own: instruction(name=...)"
+                )
+            INSTRUCTIONS[name] = self
+        PTX.update(dict.fromkeys(self.ptx, self))
+        return self
+
+
+def place_of(function):
+    return getattr(function, "__module__", None), getattr(function, "__qualname__", repr(function))
+
+
+def by_ptx(name):
+    """The entry of a PTX instruction, by its full name, such as "fma.rn.f32" or "shfl.sync.idx.b32".
+
+    Errors: KeyError for one that is not in the table.
+    """
+    if name in PTX:
+        return PTX[name]
+    plain = ".".join(part for part in name.split(".") if part not in MODIFIERS)
+    if plain in PTX:
+        return PTX[plain]
+    raise KeyError(
+        f"no instruction {name} in the table (sim.isa.table.PTX lists those there are); give it an entry:"
+        " sim.isa.instruction(ptx=...)"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Instruction(Entry):
+    """What the lanes of a warp do together.
+
+    `operands`: {name: dtype or Fragment, or None for any number}; `results`: {name: dtype, Fragment, or Like
+        an operand}; `mask`: GIVEN, CONVERGED or ALL; `reads`: (lane, *its operands) -> the lane whose operand
+        it reads, for a shuffle; `orders`: whether it orders memory accesses of the lanes.
+    """
+
     operands: dict
     results: dict
     mask: str
-    source: str
     reads: object = None
     orders: bool = False
-    stands_for: object = field(default=None, repr=False)
+    scope = WARP
 
     def __call__(self, *operands):
         raise TypeError(
@@ -137,7 +208,9 @@ def absent(value):
     return int(bits) if isinstance(value, int) else bits
 
 
-def instruction(*, mask=ALL, source, name=None, reads=None, orders=False, stands_for=None):
+def instruction(
+    *, mask=ALL, source, name=None, reads=None, orders=False, stands_for=None, ptx=(), touches=()
+):
     """Enter a function into the table as an instruction of a warp; returns the Instruction, which kernels
     call.
 
@@ -158,6 +231,8 @@ def instruction(*, mask=ALL, source, name=None, reads=None, orders=False, stands
     orders      whether it orders memory accesses between its lanes, as bar.warp.sync does
     stands_for  what kernels call instead, on a GPU: a Numba CUDA intrinsic, or a device function around
                 inline PTX
+    ptx         its names in PTX, such as "shfl.sync.idx.b32": a tuple
+    touches     the memory that it touches: a tuple of Touch
 
     Errors: ValueError for a name that another function has, or a type that is no dtype and no operand's.
     """
@@ -167,10 +242,20 @@ def instruction(*, mask=ALL, source, name=None, reads=None, orders=False, stands
         typed = {p.name: type_of(meaning, p) for p in parameters}
         results = {p.name: typed.pop(p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
         entry = Instruction(
-            name or meaning.__name__, meaning, typed, results, mask, source, reads, orders, stands_for
+            name or meaning.__name__,
+            meaning,
+            source,
+            typed,
+            results,
+            mask,
+            reads,
+            orders,
+            ptx=ptx,
+            touches=touches,
+            stands_for=stands_for,
         )
         check(entry)
-        INSTRUCTIONS[entry.name] = entry
+        entry.enter()
         SUSPENDING.add(entry.name)
         WARP_WIDE.add(entry.name)
         STANDING_FOR[id(stands_for if stands_for is not None else entry)] = entry
@@ -183,7 +268,9 @@ def type_of(meaning, parameter):
     """The dtype of a parameter, Like another's, or None."""
     given = parameter.annotation
     try:
-        return given if isinstance(given, Like) else None if given is parameter.empty else np.dtype(given)
+        if isinstance(given, (Like, Fragment)):
+            return given
+        return None if given is parameter.empty else number_dtype(given)
     except TypeError:
         raise ValueError(
             f"{meaning.__name__}: {parameter.name} has the type {given!r}; wanted a dtype such as"
@@ -191,16 +278,16 @@ def type_of(meaning, parameter):
         ) from None
 
 
+def number_dtype(given):
+    """The dtype of numbers that an annotation names; TypeError if it names none."""
+    dtype = np.dtype(given)
+    if dtype.hasobject:
+        raise TypeError(f"{given!r} is no type of numbers")
+    return dtype
+
+
 def check(entry):
-    known = INSTRUCTIONS.get(entry.name)
-    if known and (known.meaning.__module__, known.meaning.__qualname__) != (
-        entry.meaning.__module__,
-        entry.meaning.__qualname__,
-    ):
-        raise ValueError(
-            f"there is an instruction {entry.name} already, of {known.meaning.__module__}; give this one a"
-            " name of its own: instruction(name=...)"
-        )
+    """Every result has a type."""
     for result, kind in entry.results.items():
         if kind is None or isinstance(kind, Like) and kind not in entry.operands:
             raise ValueError(

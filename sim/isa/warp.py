@@ -6,10 +6,10 @@ Source: PTX ISA 9.7.9 (shfl.sync, activemask, match.sync, vote.sync), 9.7.13 (ba
 
 from numpy import int32, int64, uint32
 
-from sim.isa.table import CONVERGED, GIVEN, INSTRUCTIONS, Like, instruction
+from sim.isa.table import CONVERGED, GIVEN, INSTRUCTIONS, WARP_WIDE, Like, instruction
 
 
-def shuffle(name, source):
+def shuffle(name, mode, source):
     """The shuffle `name`, in which a lane reads from `source(lane, value, argument)`; outside the warp it
     keeps its own value."""
 
@@ -18,13 +18,14 @@ def shuffle(name, source):
             of = source(lane, value[lane], argument[lane])
             result[lane] = value[of] if 0 <= of < 32 else value[lane]
 
-    instruction(mask=GIVEN, name=name, reads=source, source="PTX ISA shfl.sync")(meaning)
+    ptx = (f"shfl.sync.{mode}.b32",)
+    instruction(mask=GIVEN, name=name, reads=source, source="PTX ISA shfl.sync", ptx=ptx)(meaning)
 
 
-shuffle("shfl_sync", lambda lane, value, argument: argument % 32)
-shuffle("shfl_up_sync", lambda lane, value, argument: lane - argument)
-shuffle("shfl_down_sync", lambda lane, value, argument: lane + argument)
-shuffle("shfl_xor_sync", lambda lane, value, argument: lane ^ argument)
+shuffle("shfl_sync", "idx", lambda lane, value, argument: argument % 32)
+shuffle("shfl_up_sync", "up", lambda lane, value, argument: lane - argument)
+shuffle("shfl_down_sync", "down", lambda lane, value, argument: lane + argument)
+shuffle("shfl_xor_sync", "bfly", lambda lane, value, argument: lane ^ argument)
 
 
 def lanes_where(lanes, predicate):
@@ -41,28 +42,28 @@ def for_all(result, answer):
         result[lane] = answer
 
 
-@instruction(mask=GIVEN, source="PTX ISA vote.sync")
+@instruction(mask=GIVEN, source="PTX ISA vote.sync", ptx=("vote.sync.all.pred",))
 def all_sync(lanes, predicate: bool, *, result: bool):
     for_all(result, lanes_where(lanes, predicate) == lanes)
 
 
-@instruction(mask=GIVEN, source="PTX ISA vote.sync")
+@instruction(mask=GIVEN, source="PTX ISA vote.sync", ptx=("vote.sync.any.pred",))
 def any_sync(lanes, predicate: bool, *, result: bool):
     for_all(result, lanes_where(lanes, predicate) != 0)
 
 
-@instruction(mask=GIVEN, source="PTX ISA vote.sync")
+@instruction(mask=GIVEN, source="PTX ISA vote.sync", ptx=("vote.sync.uni.pred",))
 def eq_sync(lanes, predicate: bool, *, result: bool):
     holding = lanes_where(lanes, predicate)
     for_all(result, holding == 0 or holding == lanes)
 
 
-@instruction(mask=GIVEN, source="PTX ISA vote.sync")
+@instruction(mask=GIVEN, source="PTX ISA vote.sync", ptx=("vote.sync.ballot.b32",))
 def ballot_sync(lanes, predicate: bool, *, result: int32):
     for_all(result, lanes_where(lanes, predicate))
 
 
-@instruction(mask=GIVEN, source="PTX ISA match.sync")
+@instruction(mask=GIVEN, source="PTX ISA match.sync", ptx=("match.any.sync.b32", "match.any.sync.b64"))
 def match_any_sync(lanes, value, *, result: int32):
     for lane in range(32):
         same = 0
@@ -72,7 +73,7 @@ def match_any_sync(lanes, value, *, result: int32):
         result[lane] = same & lanes
 
 
-@instruction(mask=GIVEN, source="PTX ISA match.sync")
+@instruction(mask=GIVEN, source="PTX ISA match.sync", ptx=("match.all.sync.b32", "match.all.sync.b64"))
 def match_all_sync(lanes, value, *, same: int32, alike: bool):
     differ, first = False, -1
     for lane in range(32):
@@ -83,14 +84,14 @@ def match_all_sync(lanes, value, *, same: int32, alike: bool):
     for_all(alike, not differ)
 
 
-@instruction(mask=GIVEN, orders=True, source="PTX ISA bar.warp.sync")
+@instruction(mask=GIVEN, orders=True, source="PTX ISA bar.warp.sync", ptx=("bar.warp.sync",))
 def syncwarp(lanes):
     pass
 
 
-@instruction(mask=CONVERGED, source="PTX ISA activemask")
+@instruction(mask=CONVERGED, source="PTX ISA activemask", ptx=("activemask.b32",))
 def activemask(lanes, *, result: uint32):
     for_all(result, lanes)
 
 
-OF_NUMBA = list(INSTRUCTIONS.values())  # those that numba.cuda has
+OF_NUMBA = [INSTRUCTIONS[name] for name in sorted(WARP_WIDE)]  # those that numba.cuda has

@@ -10,7 +10,7 @@ import ast
 import copy
 
 from sim.frontend.tree import flat
-from sim.isa.table import INSTRUCTIONS
+from sim.isa.table import INSTRUCTIONS, WARP_WIDE
 from sim.native.front import CannotLower
 from sim.native.loops import assign
 from sim.native.lowering import Lowering
@@ -29,7 +29,7 @@ def is_stop(statement):
 
 def several(call):
     """How many results a stopping call has, if it has a tuple of them."""
-    count = len(INSTRUCTIONS[call.stops].results) if call.stops in INSTRUCTIONS else 1
+    count = len(INSTRUCTIONS[call.stops].results) if call.stops in WARP_WIDE else 1
     return count if count > 1 else 0
 
 

@@ -10,7 +10,7 @@ from numba.core.typed_passes import NopythonTypeInference
 from numba.core.typing.templates import AbstractTemplate, signature
 from numba.extending import overload
 
-from sim.isa.table import INSTRUCTIONS, Like
+from sim.isa.table import INSTRUCTIONS, WARP_WIDE, Like
 from sim.native.internal import LIKE_CODE
 
 RESULT = "the result"
@@ -131,7 +131,7 @@ DECLARED = {}  # Instruction -> its stand-in
 
 def stops():
     """{name: its stand-in} of all at which a thread waits."""
-    for name, entry in INSTRUCTIONS.items():
+    for entry in map(INSTRUCTIONS.get, WARP_WIDE):
         if entry not in DECLARED:
-            DECLARED[entry] = declare(name, ", ".join(entry.parameters), likeness(entry))
-    return {**STOPS, **{name: DECLARED[entry] for name, entry in INSTRUCTIONS.items()}}
+            DECLARED[entry] = declare(entry.name, ", ".join(entry.parameters), likeness(entry))
+    return {**STOPS, **{name: DECLARED[INSTRUCTIONS[name]] for name in WARP_WIDE}}

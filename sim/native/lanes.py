@@ -6,17 +6,16 @@ from lanes that are there; otherwise the block is STOPPED, or DIRTY.
 """
 
 import functools
-import hashlib
-from types import CellType, CodeType, FunctionType
 
 from llvmlite import ir
 from numba import int64, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from sim.isa.table import ALL, FULL, GIVEN, INSTRUCTIONS, Like
+from sim.isa.table import ALL, FULL, GIVEN, INSTRUCTIONS, WARP_WIDE, Like
 from sim.native.arrays import BARE, GuardedType, number, put, set_number, viewer
 from sim.native.checks import PARTED, SEGMENTS, dirty
+from sim.native.functions import compiled_copy
 from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import converter, kind_of
 from sim.native.regions import of_thread, part
@@ -28,7 +27,7 @@ OFFERED = set()  # warp_NAME and unused_NAME of each instruction come by __getat
 def offered(name):
     """Whether this module has `name`."""
     before, _, instruction = name.partition("_")
-    return before in ("warp", "unused") and instruction in INSTRUCTIONS
+    return before in ("warp", "unused") and instruction in WARP_WIDE
 
 
 def __getattr__(name):
@@ -180,29 +179,7 @@ def results_of(declared):
     return row, into
 
 
-# --- functions of the table ---------------------------------------------------------------------------------
-
-
-@functools.cache
-def compiled_copy(function):
-    """A function, and the plain functions that it calls, for compiled code; keyword-only parameters come last
-    by position."""
-    code = function.__code__
-    code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
-    names = {
-        **function.__globals__,
-        **{
-            name: compiled_value(function.__globals__[name])
-            for name in code.co_names
-            if name in function.__globals__
-        },
-    }
-    cells = tuple(CellType(compiled_value(cell.cell_contents)) for cell in function.__closure__ or ())
-    return always(FunctionType(code, names, function.__name__, function.__defaults__, cells))
-
-
-def compiled_value(value):
-    return compiled_copy(value) if isinstance(value, FunctionType) else value
+# --- instructions of the table -------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -242,24 +219,3 @@ def made(entry, carried_out):
     }
     exec("\n".join(lines), names)
     return always(names["made"])
-
-
-def digest(entry):
-    """What machine code of an instruction hangs on, as text."""
-    return hashlib.sha256(
-        repr(
-            [entry.operands, entry.results, entry.mask, *map(described, (entry.meaning, entry.reads))]
-        ).encode()
-    ).hexdigest()[:16]
-
-
-def described(value, seen=frozenset()):
-    """What a function does, with the functions that it calls; of anything else its text."""
-    if isinstance(value, FunctionType) and value not in seen:
-        outside = [
-            value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__
-        ] + [cell.cell_contents for cell in value.__closure__ or ()]
-        return described(value.__code__), [described(other, seen | {value}) for other in outside]
-    if isinstance(value, CodeType):
-        return value.co_code, value.co_names, value.co_varnames, [described(part) for part in value.co_consts]
-    return value.__name__ if isinstance(value, FunctionType) else repr(value)

@@ -17,16 +17,19 @@ from sim.frontend.names import (
     cuda_name,
     device_function,
     dtype_or_none,
+    entry_of,
     is_number,
     name_in_cuda,
     only_signature,
 )
 from sim.frontend.rebind import source_lines
 from sim.frontend.tree import flat
+from sim.isa.table import THREAD
 from sim.memory.declared import name_before
 from sim.memory.spaces import host_array
 from sim.native import unset
 from sim.native.front import CannotLower, Declared, Device, is_grid_sync, literal
+from sim.native.functions import compiles, text_name
 from sim.native.kinds import HALVES
 from sim.native.loops import LoopCounter, over_elements
 from sim.native.variables import assigned
@@ -229,6 +232,10 @@ class Lowering(ast.NodeTransformer):
             return self.as_name(known, node)
         if known == "warpsize":
             return ast.copy_location(ast.Constant(32), node)
+        if (entry := entry_of(value)) is not None and entry.scope == THREAD:
+            if not compiles(entry):
+                raise self.cannot(f"{entry.name} has no compiled form", node)
+            return self.as_name(self.module.library(text_name(entry.name)), node)
         if known == "laneid":
             return self.call("lane_of", [self.as_name("thread", node)], node)
         dtype = None if any(value is kind for kind in (int, float, bool, complex)) else dtype_or_none(value)
@@ -265,10 +272,10 @@ class Lowering(ast.NodeTransformer):
         home, own = getattr(value, "__module__", None), getattr(value, "__name__", name)
         if isinstance(value, ModuleType) and value.__name__ in MODULES:
             return self.as_name(MODULES[value.__name__], node)
-        if home == "numba.cuda.libdevice" or home == "math" and home_of(f"math_{own}"):
-            if not home_of(f"{home.split('.')[-1]}_{own}"):
-                raise self.cannot(f"libdevice.{own} has no compiled form", node)
-            return self.as_name(self.module.library(f"{home.split('.')[-1]}_{own}"), node)
+        if home == "math" and home_of(f"math_{own}"):
+            return self.as_name(self.module.library(f"math_{own}"), node)
+        if home == "numba.cuda.libdevice":
+            raise self.cannot(f"libdevice.{own} has no compiled form", node)
         if home == "numba.cuda._internal.cuda_fp16":
             function = f"fp16_{own.lstrip('_')}"
             if not home_of(function):

@@ -34,12 +34,6 @@ OPERATIONS = {  # name -> the new element, from `old` and `value`
     "nanmax": "value if old != old or value > old else old",
     "nanmin": "value if old != old or value < old else old",
 }
-# libdevice.fmul_rn, dmul_rn, ...: one operation, rounded to nearest, never contracted; LLVM contracts none
-ROUNDED = {"mul": "*", "add": "+", "sub": "-", "div": "/"}
-WITH_MATH = (
-    "acos acosh asin asinh atan atanh cos cosh erf erfc exp expm1 log log10 log1p log2"
-    " sin sinh sqrt tan tanh".split()
-)
 HINTS = {
     **dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), "x, index"),
     **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), "x, index, value"),
@@ -70,14 +64,6 @@ OFFERED = {
     "floor_quotient",
     "floor_remainder",
     "whole_power",
-    *(f"libdevice_{kind}{name}_rn" for kind in "fd" for name in ROUNDED),
-    *(f"libdevice_{name}{kind}" for name in WITH_MATH for kind in ("", "f")),
-    *(
-        "libdevice_" + name
-        for name in (
-            "fabs fabsf floor floorf ceil ceilf fma fmaf pow powf fmin fminf fmax fmaxf rsqrt rsqrtf".split()
-        )
-    ),
     *(f"cuda_{name}" for name in HINTS),
 }
 OFFERED |= {
@@ -538,37 +524,9 @@ def {name}(x):
     via = through(kind)
     return lambda x: kind(np.{name}(via(x)))
 """
-LIBRARY = """
-@always
-def libdevice_{name}({parameters}):
-    return {result}
-"""
 # of Python's type on the CPU, an integer; of the operand's on the GPU
 for _name in ("floor", "ceil", "trunc"):
     exec(ROUND.format(name=_name))
-for _kind, _type in (("f", "float32"), ("d", "float64")):
-    for _name, _sign in ROUNDED.items():
-        exec(
-            LIBRARY.format(
-                name=f"{_kind}{_name}_rn", parameters="x, y", result=f"{_type}({_type}(x) {_sign} {_type}(y))"
-            )
-        )
-for _suffix, _type in (("f", "float32"), ("", "float64")):
-    for _name in WITH_MATH:
-        exec(
-            LIBRARY.format(name=_name + _suffix, parameters="x", result=f"{_type}(math.{_name}({_type}(x)))")
-        )
-    for _name, _parameters, _result in (
-        ("fabs", "x", "abs({t}(x))"),
-        ("floor", "x", "np.floor({t}(x))"),
-        ("ceil", "x", "np.ceil({t}(x))"),
-        ("fma", "x, y, z", "fused({t}(x), {t}(y), {t}(z))"),
-        ("pow", "x, y", "{t}(math.pow({t}(x), {t}(y)))"),
-        ("fmin", "x, y", "min_of_two({t}(x), {t}(y))"),
-        ("fmax", "x, y", "max_of_two({t}(x), {t}(y))"),
-        ("rsqrt", "x", "{t}(1.0 / math.sqrt(float64({t}(x))))"),
-    ):
-        exec(LIBRARY.format(name=_name + _suffix, parameters=_parameters, result=_result.format(t=_type)))
 for _name, _parameters in HINTS.items():
     exec(
         f"@always\ndef cuda_{_name}({_parameters}):\n    "

@@ -12,14 +12,14 @@ from numba.core.errors import NumbaError
 from sim.frontend.names import acts_on_atomics
 from sim.frontend.ssa import Versions
 from sim.frontend.tree import Apart, flat
-from sim.isa.table import INSTRUCTIONS
+from sim.isa.table import INSTRUCTIONS, WARP_WIDE
 from sim.native import cache, infer
 from sim.native.arrays import BARE, BOUNDED, GuardedType
 from sim.native.fission import Fission, indented
 from sim.native.flat import Flattener
 from sim.native.front import CannotLower, Module
+from sim.native.functions import digest, text_names
 from sim.native.kinds import kind_of
-from sim.native.lanes import digest
 from sim.native.threads import Dim3
 from sim.native.variables import assigned, reads
 from sim.native.vocabulary import SPECIAL, waiting
@@ -52,10 +52,9 @@ def head(module, title):
         *(f"{name} = {text}" for name, text in module.constants.items()),
         "",
     ]
-    lines += [
-        f"# {name}: {digest(INSTRUCTIONS[name])}"
-        for name in sorted(set(module.operations.values()) & set(INSTRUCTIONS))
-    ]
+    entries = {name: INSTRUCTIONS[name] for name in set(module.operations.values()) & WARP_WIDE}
+    entries |= {name: text_names()[name] for name in module.imports if name.startswith("isa_")}
+    lines += [f"# {name}: {digest(entries[name])}" for name in sorted(entries)]
     for device in module.devices.values():
         lines += [
             "",

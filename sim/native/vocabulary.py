@@ -50,11 +50,9 @@ def homes():
 
 
 def home_of(name):
-    return homes().get(name) or (
-        "sim.native.lanes"
-        if name.startswith(("warp_", "unused_")) and name.partition("_")[2] in WARP_WIDE
-        else None
-    )
+    if name.startswith(("warp_", "unused_")) and name.partition("_")[2] in WARP_WIDE:
+        return "sim.native.lanes"
+    return "sim.native.functions" if name.startswith("isa_") else homes().get(name)
 
 
 def waiting():

@@ -1,0 +1,167 @@
+"""Entries of what one thread does by itself: operators, functions of numbers, conversions.
+
+A meaning takes one number for each operand and returns its result, a tuple if there are several. Integers
+come as Python ints within their type's range, floats as numpy's; what is returned is converted to the type
+of the result, so an integer wraps.
+"""
+
+import inspect
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+
+import numpy as np
+
+from sim.isa.conversions import cast
+from sim.isa.promotion import KIND
+from sim.isa.table import STANDING_FOR, THREAD, Entry, number_dtype
+
+SAME = "the meaning itself"
+BITS = "the same bits, in the type of the result"
+
+
+@dataclass(frozen=True)
+class LLVM:
+    """The LLVM intrinsic `name`, of its operands' type; `more`: (bits, value) of constants that follow them."""
+
+    name: str
+    more: tuple = ()
+
+    def __call__(self, *operands):
+        raise TypeError(f"llvm.{self.name} is for compiled code")
+
+
+@dataclass(frozen=True, eq=False)
+class Function(Entry):
+    """What a thread computes from numbers alone.
+
+    operands  the type of each operand, to which it is converted: a dtype
+    results   the type of the result, or a tuple of types
+    rule      in place of both, where they hang on what is given: (kind, ...) of sim.isa.promotion -> (kinds
+              of the operands, of the results), or None where Numba has no such function
+    native    what Numba compiles: SAME (the meaning), BITS, LLVM, a plain function of the converted operands, or
+              None where there is no compiled form
+    ulps      by how many units in the last place that may differ from the meaning
+    fast      what the interpreter calls, where the general way, converting everything, is too slow
+    """
+
+    operands: tuple = ()
+    results: object = None
+    rule: object = None
+    native: object = None
+    ulps: int = 0
+    fast: object = None
+    scope = THREAD
+
+    def types(self, *kinds):
+        """(types of the operands, of the results) for operands of these kinds; None where there are none."""
+        return self.rule(*kinds) if self.rule else (self.operands, self.results)
+
+    @cached_property
+    def call(self):
+        """What a kernel calls, interpreted: any numbers in, converted as Numba converts them."""
+        return self.fast or (by_rule(self) if self.rule else fixed(self))
+
+    def __call__(self, *operands):
+        return self.call(*operands)
+
+
+def fixed(entry):
+    """A call whose types do not hang on what is given."""
+    meaning, result = sized(entry.meaning, entry.operands), to_result(entry.results)
+    converts = [to_operand(kind) for kind in entry.operands]
+    if len(converts) == 1:
+        (a,) = converts
+        return lambda x: result(meaning(a(x)))
+    if len(converts) == 2:
+        a, b = converts
+        return lambda x, y: result(meaning(a(x), b(y)))
+    return lambda *given: result(meaning(*(convert(x) for convert, x in zip(converts, given, strict=True))))
+
+
+def by_rule(entry):
+    """A call that looks up its types."""
+
+    @cache
+    def version(*given):
+        found = entry.rule(*(KIND.get(kind) for kind in given))
+        if found is None:
+            names = " and ".join(kind.__name__ for kind in given)
+            raise TypeError(f"Numba's {entry.name} takes no {names}")
+        operands, results = found
+        return [*map(to_operand, operands)], to_result(results), sized(entry.meaning, operands)
+
+    def call(*given):
+        converts, result, meaning = version(*map(type, given))
+        return result(meaning(*(convert(x) for convert, x in zip(converts, given))))
+
+    return call
+
+
+def sized(meaning, operands):
+    """`meaning`, told how many `bits` the first operand has if it asks for that."""
+    asks = getattr(getattr(meaning, "__code__", None), "co_kwonlyargcount", 0)
+    return partial(meaning, bits=8 * np.dtype(operands[0]).itemsize) if asks else meaning
+
+
+@cache
+def to_operand(kind):
+    """The conversion of any number to an operand of this type."""
+    dtype, convert = np.dtype(kind), cast(kind)
+    return (lambda value: int(convert(value))) if dtype.kind == "u" else convert
+
+
+@cache
+def to_result(kind):
+    """The conversion of what a meaning returns; None: it has its type."""
+    if kind is None:
+        return lambda value: value
+    if isinstance(kind, tuple):
+        converts = [*map(to_result, kind)]
+        return lambda values: tuple(convert(value) for convert, value in zip(converts, values, strict=True))
+    return cast(kind)
+
+
+def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, stands_for=None):
+    """Enter a function into the table as what one thread computes; returns the Function, which kernels call.
+
+    Its annotations are types, dtypes such as numpy.int8, also of the result (`->`; a tuple of dtypes if there
+    are several). The interpreter calls it as it is, Numba compiles it as it is.
+
+    source      where it is specified, such as a section of the PTX ISA
+    name, also  what findings call it, by default the function's name; more names
+    ptx         its names in PTX: a tuple
+    native      what Numba compiles instead, which must give the same: a plain function, LLVM, or None
+    ulps        by how many units in the last place that may differ
+    stands_for  what kernels call instead, on a GPU
+
+    Errors: ValueError for a name that another function has, or an operand or result without a dtype.
+    """
+
+    def enter(meaning):
+        given = inspect.signature(meaning)
+        kinds = [p.annotation for p in given.parameters.values()], given.return_annotation
+        try:
+            operands = tuple(map(number_dtype, kinds[0]))
+            several = isinstance(kinds[1], tuple)
+            results = tuple(map(number_dtype, kinds[1])) if several else number_dtype(kinds[1])
+        except TypeError:
+            raise ValueError(
+                f"{meaning.__name__} has an operand or a result without a dtype; wanted one for each, such as"
+                " (x: numpy.int32) -> numpy.int32"
+            ) from None
+        entry = Function(
+            name or meaning.__name__,
+            meaning,
+            source,
+            operands,
+            results,
+            native=native,
+            ulps=ulps,
+            also=also,
+            ptx=ptx,
+            stands_for=stands_for,
+        ).enter()
+        STANDING_FOR[id(stands_for if stands_for is not None else entry)] = entry
+        return entry
+
+    return enter

@@ -1,0 +1,176 @@
+"""The functions of the table, compiled: operands converted, what the entry says Numba shall compile, the
+result converted."""
+
+import functools
+import hashlib
+from types import CellType, CodeType, FunctionType
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from sim.isa.functions import BITS, LLVM, SAME
+from sim.isa.table import INSTRUCTIONS, THREAD
+from sim.native.internal import LIKE_CODE, always
+from sim.native.kinds import converter, kind_of, number_of, type_of
+
+OFFERED = set()  # the names of entries come by __getattr__
+
+
+def text_names():
+    """{name in the text of a kernel: entry} of all functions that have a compiled form."""
+    return text_names_of(len(INSTRUCTIONS))
+
+
+@functools.lru_cache(maxsize=1)
+def text_names_of(count):
+    return {text_name(name): entry for name, entry in INSTRUCTIONS.items() if compiles(entry)}
+
+
+def text_name(name):
+    return f"isa_{name.replace('.', '_')}"
+
+
+def compiles(entry):
+    return entry.scope == THREAD and entry.native is not None
+
+
+def __getattr__(name):
+    if name not in text_names():
+        raise AttributeError(f"module sim.native.functions has no attribute {name!r}")
+    return function_of(text_names()[name])
+
+
+def plain_type(kind):
+    """The type of compiled code for a dtype, or a kind of sim.isa.promotion."""
+    return type_of(kind) if kind in (int, bool) else kind_of(kind)
+
+
+@functools.cache
+def function_of(entry):
+    """The function of an entry, for operands of any types that it takes."""
+    count = len(entry.operands) or entry.rule.__code__.co_argcount
+    names = [f"x{position}" for position in range(count)]
+    listed = ", ".join(names)
+    stand_in = made(f"def stand_in({listed}):\n    raise NotImplementedError", "stand_in")
+
+    def typed(*given):
+        kinds = [*map(number_of, given)]
+        found = None if None in kinds else entry.types(*kinds)
+        if found is None:
+            return None
+        operands, results = found
+        converts = {f"c{position}": converter(plain_type(kind)) for position, kind in enumerate(operands)}
+        several = results if isinstance(results, tuple) else (results,)
+        converts |= {f"r{position}": converter(plain_type(kind)) for position, kind in enumerate(several)}
+        call = f"meaning({', '.join(f'c{i}({name})' for i, name in enumerate(names))})"
+        if isinstance(results, tuple):
+            parts = ", ".join(f"r{position}(found[{position}])" for position in range(len(several)))
+            lines = f"    found = {call}\n    return ({parts},)"
+        else:
+            lines = f"    return r0({call})"
+        meaning = compiled_form(entry, plain_type(several[0]))
+        return made(f"def implementation({listed}):\n{lines}", "implementation", meaning=meaning, **converts)
+
+    template = made(f"def template({listed}):\n    return typed({listed})", "template", typed=typed)
+    overload(stand_in, **LIKE_CODE)(template)
+    return stand_in
+
+
+def made(text, name, **names):
+    exec(text, names)
+    return names[name]
+
+
+def compiled_form(entry, result):
+    """What compiled code calls with converted operands."""
+    if entry.native is BITS:
+        return reinterpreter(result)
+    return compiled_value(entry.meaning if entry.native is SAME else entry.native)
+
+
+# --- what Numba compiles ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def compiled_copy(function):
+    """A function, and the plain functions that it calls, for compiled code; keyword-only parameters come last
+    by position."""
+    code = function.__code__
+    code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
+    names = {
+        **function.__globals__,
+        **{
+            name: compiled_value(function.__globals__[name])
+            for name in code.co_names
+            if name in function.__globals__
+        },
+    }
+    cells = tuple(CellType(compiled_value(cell.cell_contents)) for cell in function.__closure__ or ())
+    return always(FunctionType(code, names, function.__name__, function.__defaults__, cells))
+
+
+def compiled_value(value):
+    if isinstance(value, LLVM):
+        return llvm(value)
+    return compiled_copy(value) if isinstance(value, FunctionType) else value
+
+
+@functools.cache
+def llvm(form):
+    """The LLVM intrinsic that `form` names, as a function of compiled code."""
+
+    def code(context, builder, signature, arguments):
+        kinds = [value.type for value in arguments]
+        constants = [ir.Constant(ir.IntType(width), value) for width, value in form.more]
+        of_all = ir.FunctionType(kinds[0], [*kinds, *(constant.type for constant in constants)])
+        suffix = f"i{kinds[0].width}" if isinstance(kinds[0], ir.IntType) else FLOATS[str(kinds[0])]
+        function = cgutils.get_or_insert_function(builder.module, of_all, f"llvm.{form.name}.{suffix}")
+        return builder.call(function, [*arguments, *constants])
+
+    @intrinsic
+    def of_one(typing, x):
+        return types.unliteral(x)(types.unliteral(x)), code
+
+    @intrinsic
+    def of_three(typing, x, y, z):
+        return x(x, x, x), code
+
+    return of_three if form.name == "fma" else of_one
+
+
+FLOATS = {"float": "f32", "double": "f64"}
+
+
+@functools.cache
+def reinterpreter(kind):
+    """The function that reads the bits of a number as another type's."""
+
+    @intrinsic
+    def reinterpreted(typing, x):
+        def code(context, builder, signature, arguments):
+            return builder.bitcast(arguments[0], context.get_value_type(kind))
+
+        return kind(x), code
+
+    return reinterpreted
+
+
+def digest(entry):
+    """What machine code of an entry hangs on, as text."""
+    own = (entry.native,) if entry.scope == THREAD else (entry.mask, entry.reads)
+    facts = [entry.operands, entry.results, *map(described, (entry.meaning, *own))]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def described(value, seen=frozenset()):
+    """What a function does, with the functions that it calls; of anything else its text."""
+    if isinstance(value, FunctionType) and value not in seen:
+        outside = [
+            value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__
+        ] + [cell.cell_contents for cell in value.__closure__ or ()]
+        return described(value.__code__), [described(other, seen | {value}) for other in outside]
+    if isinstance(value, CodeType):
+        return value.co_code, value.co_names, value.co_varnames, [described(part) for part in value.co_consts]
+    return value.__name__ if isinstance(value, FunctionType) else repr(value)

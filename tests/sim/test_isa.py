@@ -1,0 +1,170 @@
+"""The table of instructions: what it finds by name, and that each compiled form gives what the meaning gives."""
+
+from itertools import islice, product
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numba import cuda, njit
+from numpy import float32, int32, uint32
+
+from sim import simulate
+from sim.isa import INSTRUCTIONS, LLVM, by_ptx, function
+from sim.isa.table import THREAD
+from sim.native.functions import compiles, function_of
+from sim.native.kinds import argument_of
+
+ENGINES = ("fibers", "threads", "native")
+
+
+# --- by name ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, operands, wanted",
+    [
+        ("add.s32", (2**31 - 1, 1), -(2**31)),
+        ("mul.wide.s32", (2**31 - 1, -5), -5 * (2**31 - 1)),
+        ("shl.b32", (1, 40), 0),
+        ("shr.s32", (-8, 1), -4),
+        ("bfe.s32", (0xF0, 4, 4), -1),
+        ("bfe.u32", (0xF0, 4, 4), 15),
+        ("lop3.b32", (0xF0, 0xCC, 0xAA, 0x80), 0x80),
+        ("prmt.b32", (0x33221100, 0x77665544, 0x7531), 0x77553311),
+        ("popc.b64", (-1,), 64),
+        ("cvt.rzi.s32.f32", (float32(-2.7),), -2),
+        ("cvt.sat.u8.s32", (300,), 255),
+        ("cvt.rn.f16.f32", (float32(65519),), 65504),
+        ("fma.rn.ftz.f32", (3, 4, 5), 17),
+        ("setp.lt.f32", (1, float("nan")), False),
+        ("setp.ltu.f32", (1, float("nan")), True),
+        ("min.u32", (-3, 2), 2),
+        ("min.s32", (-3, 2), -3),
+        ("rem.s32", (-7, 2), -1),
+        ("dp4a.s32.s32", (0x01FF0203, 0x01010101, 10), 15),
+        ("shf.l.wrap.b32", (0x80000000, 1, 1), 3),
+        ("selp.b32", (1, 2, True), 1),
+    ],
+)
+def test_an_instruction_of_ptx(name, operands, wanted):
+    assert by_ptx(name).call(*operands) == wanted
+
+
+def test_an_instruction_that_is_not_there():
+    with pytest.raises(KeyError, match="no instruction fma.rn.f7 in the table"):
+        by_ptx("fma.rn.f7")
+
+
+def test_one_entry_has_all_its_names():
+    assert by_ptx("fma.rn.f32") is INSTRUCTIONS["libdevice.fmaf_rn"]
+    assert by_ptx("shfl.sync.bfly.b32") is INSTRUCTIONS["shfl_xor_sync"]
+
+
+# --- a function of a package outside ------------------------------------------------------------------------
+
+
+@function(source="PTX ISA bfe", native=LLVM("bitreverse"))
+def reversed_bits(x: uint32) -> uint32:
+    return int(f"{x:032b}"[::-1], 2)
+
+
+@function(source="here")
+def sum_and_half(x: int32, y: float32) -> (int32, float32):
+    return x + x, y / 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_function_of_a_package_outside(engine):
+    def kernel(x, out):
+        t = cuda.threadIdx.x
+        twice, half = sum_and_half(x[t], x[t])
+        out[t] = reversed_bits(x[t]) + twice + half
+
+    x, out = np.arange(4), np.zeros(4)
+    report = simulate(kernel, engine=engine)[1, 4](x, out)
+    assert np.array_equal(out, [0, 2**31 + 2.5, 2**30 + 5, 2**31 + 2**30 + 7.5])
+    assert report.notes == (("by fission",) if engine == "native" else ())
+
+
+def test_a_function_has_types():
+    with pytest.raises(ValueError, match="^untyped has an operand or a result without a dtype"):
+
+        @function(source="here")
+        def untyped(x):
+            return x
+
+
+# --- compiled forms -----------------------------------------------------------------------------------------
+
+AWKWARD = {
+    "b": [False, True],
+    "i": [0, 1, -1, 2, -7, 13, 31, 33, 63, "max", "min"],
+    "u": [0, 1, 2, 7, 13, 31, 33, 63, "max", "half"],
+    "f": [
+        0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, 3.5, 0.1, -7.3, 1e5, -3e9, 1e19, 16777217, "max", "tiny", "smallest",
+        np.inf, -np.inf, np.nan,
+    ],
+}  # fmt: skip
+MOST = 400
+
+
+def awkward(kind):
+    """Values of this type that are easily got wrong."""
+    dtype = np.dtype(kind)
+    if dtype.name == "bfloat16":
+        info = ml_dtypes.finfo(dtype)
+    else:
+        info = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype) if dtype.kind == "f" else None
+    named = {"max": "max", "min": "min", "tiny": "tiny", "smallest": "smallest_subnormal"}
+    values = AWKWARD["f" if dtype.name == "bfloat16" else dtype.kind]
+    spelled = [
+        info.max // 2 + 1 if v == "half" else getattr(info, named[v]) if isinstance(v, str) else v
+        for v in values
+    ]
+    return [dtype.type(v) for v in spelled]
+
+
+FORMS = sorted(
+    {entry.name: entry for entry in INSTRUCTIONS.values() if entry.scope == THREAD and compiles(entry)}
+)
+
+
+def versions(entry):
+    """The types of operands with which to try an entry."""
+    return [entry.operands]
+
+
+def units(got, wanted):
+    """How many units in the last place two numbers are apart; 0 for two NaN."""
+    if isinstance(wanted, (int, np.integer)):
+        return 0 if int(got) == int(wanted) else np.inf
+    got = type(wanted)(got)
+    if got != got or wanted != wanted:
+        return 0 if got != got and wanted != wanted else np.inf
+    if got == wanted:
+        return 0 if np.signbit(got) == np.signbit(wanted) else np.inf
+    return (
+        np.inf
+        if np.isinf(got) or np.isinf(wanted)
+        else abs(float(got) - float(wanted)) / np.spacing(abs(wanted))
+    )
+
+
+def parts(value):
+    return value if isinstance(value, tuple) else (value,)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_compiled_form_gives_what_the_meaning_gives(name):
+    entry = INSTRUCTIONS[name]
+    for kinds in versions(entry):
+        form, listed = function_of(entry), ", ".join(f"x{i}" for i in range(len(kinds)))
+        exec(f"def called({listed}): return form({listed})", names := {"form": form})
+        called = njit(error_model="numpy")(names["called"])
+        columns = [awkward(kind) for kind in kinds]
+        for operands in islice(product(*columns), 0, None, max(1, np.prod([*map(len, columns)]) // MOST)):
+            with np.errstate(all="ignore"):
+                wanted = entry.call(*(int(x) if isinstance(x, np.int64) else x for x in operands))
+            got = called(*map(argument_of, operands))
+            for a, b in zip(parts(got), parts(wanted), strict=True):
+                assert units(a, b) <= entry.ulps, f"{name}{operands}: compiled {got}, meaning {wanted}"
