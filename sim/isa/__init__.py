@@ -7,5 +7,6 @@ from sim.isa.functions import LLVM, SAME, function
 from sim.isa.table import ALL, CONVERGED, GIVEN, INSTRUCTIONS, Fragment, Like, Touch, by_ptx, instruction
 
 __all__ = [
-    "ALL", "CONVERGED", "GIVEN", "INSTRUCTIONS", "LLVM", "SAME", "Fragment", "Like", "Touch", "by_ptx", "function", "instruction",
+    "ALL", "CONVERGED", "GIVEN", "INSTRUCTIONS", "LLVM", "SAME", "Fragment", "Like", "Touch", "by_ptx",
+    "function", "instruction",
 ]  # fmt: skip

@@ -21,7 +21,8 @@ BITS = "the same bits, in the type of the result"
 
 @dataclass(frozen=True)
 class LLVM:
-    """The LLVM intrinsic `name`, of its operands' type; `more`: (bits, value) of constants that follow them."""
+    """The LLVM intrinsic `name`, of its operands' type; `more`: (bits, value) of constants that follow
+    them."""
 
     name: str
     more: tuple = ()
@@ -38,8 +39,8 @@ class Function(Entry):
     results   the type of the result, or a tuple of types
     rule      in place of both, where they hang on what is given: (kind, ...) of sim.isa.promotion -> (kinds
               of the operands, of the results), or None where Numba has no such function
-    native    what Numba compiles: SAME (the meaning), BITS, LLVM, a plain function of the converted operands, or
-              None where there is no compiled form
+    native    what Numba compiles: SAME (the meaning), BITS, LLVM, a plain function of the converted operands,
+              or None where there is no compiled form
     ulps      by how many units in the last place that may differ from the meaning
     fast      what the interpreter calls, where the general way, converting everything, is too slow
     """

@@ -203,8 +203,8 @@ BINARY = {
 ULPS = 2  # how far two libraries differ
 # exact in all
 EXACT = {
-    "ceil": np.ceil, "fabs": math.fabs, "floor": np.floor, "nearbyint": np.rint, "rint": np.rint, "sqrt": math.sqrt,
-    "trunc": np.trunc, "copysign": math.copysign, "fmod": np.fmod, "remainder": nearest_remainder,
+    "ceil": np.ceil, "fabs": math.fabs, "floor": np.floor, "nearbyint": np.rint, "rint": np.rint,
+    "sqrt": math.sqrt, "trunc": np.trunc, "copysign": math.copysign, "fmod": np.fmod, "remainder": nearest_remainder,
 }  # fmt: skip
 NATIVE = EXACT | {
     "cbrt": np.cbrt,
@@ -214,8 +214,10 @@ NATIVE = EXACT | {
     "rsqrt": lambda x: 1.0 / math.sqrt(float64(x)),
     "tgamma": math.gamma,
 }
-for _name in """acos acosh asin asinh atan atan2 atanh cos cosh erf erfc exp expm1 hypot lgamma log log10 log1p pow sin
-    sinh tan tanh""".split():
+for (
+    _name
+) in """acos acosh asin asinh atan atan2 atanh cos cosh erf erfc exp expm1 hypot lgamma log log10 log1p pow
+    sin sinh tan tanh""".split():
     NATIVE[_name] = getattr(math, _name)
 
 

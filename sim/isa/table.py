@@ -56,9 +56,9 @@ class Touch:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """What every entry has: its `name` in the dialect, the others (`also`), its names in `ptx`, its `meaning`, the `source` that
-    specifies it, the memory that it `touches` (a tuple of Touch), and the object that it `stands_for` on a
-    GPU."""
+    """What every entry has: its `name` in the dialect, the others (`also`), its names in `ptx`, its
+    `meaning`, the `source` that specifies it, the memory that it `touches` (a tuple of Touch), and the object
+    that it `stands_for` on a GPU."""
 
     name: str
     meaning: object

@@ -179,7 +179,7 @@ def results_of(declared):
     return row, into
 
 
-# --- instructions of the table -------------------------------------------------------------------------------
+# --- instructions of the table ------------------------------------------------------------------------------
 
 
 @functools.cache
