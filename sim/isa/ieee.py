@@ -204,7 +204,8 @@ ULPS = 2  # how far two libraries differ
 # exact in all
 EXACT = {
     "ceil": np.ceil, "fabs": math.fabs, "floor": np.floor, "nearbyint": np.rint, "rint": np.rint,
-    "sqrt": math.sqrt, "trunc": np.trunc, "copysign": math.copysign, "fmod": np.fmod, "remainder": nearest_remainder,
+    "sqrt": math.sqrt, "trunc": np.trunc, "copysign": math.copysign, "fmod": np.fmod,
+    "remainder": nearest_remainder,
 }  # fmt: skip
 NATIVE = EXACT | {
     "cbrt": np.cbrt,
