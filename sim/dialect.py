@@ -9,10 +9,12 @@ from sim.engine import warp
 from sim.engine.scheduler import BARRIER, GRID, Dim3
 from sim.frontend.names import as_dtype
 from sim.isa import integers, mathematics
+from sim.isa.memory import MemoryInstruction
 from sim.isa.table import THREAD
 from sim.isa.vectors import VECTORS
 from sim.isa.warp import OF_NUMBA
 from sim.memory.atomics import Atomic
+from sim.memory.transfer import Memory
 
 
 class Declaration:
@@ -113,6 +115,8 @@ class Cuda:
     # --- warps ----------------------------------------------------------------------------------------------
 
     def instruction(self, operation):
+        if isinstance(operation, MemoryInstruction):
+            return of_memory(self.context, operation)
         return operation.call if operation.scope == THREAD else warp_wide(self.scheduler, operation)
 
     def lanemask_lt(self):
@@ -132,11 +136,26 @@ def plain_barrier(context):
 
 def warp_wide(scheduler, operation):
     """What a kernel calls for an instruction of warps."""
+    memory = Memory(scheduler.context, operation.name)
 
     def call(*arguments, **named):
         if named:
             arguments = (*arguments, *(named[name] for name in operation.parameters[len(arguments) :]))
+        if operation.fetch:
+            memory.frame = sys._getframe(1)
+            arguments = operation.fetch(memory, *arguments)
         return warp.arrive(scheduler, operation, arguments or operation.default, sys._getframe(1))
+
+    return call
+
+
+def of_memory(context, operation):
+    """What a kernel calls for an instruction that moves memory."""
+    memory = Memory(context, operation.name)
+
+    def call(*arguments):
+        memory.frame = sys._getframe(1)
+        return operation.meaning(memory, *arguments)
 
     return call
 

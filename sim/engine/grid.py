@@ -25,13 +25,15 @@ class Thread:
         "result",
         "done",
         "error",
+        "sent",  # copies under way since the last commit
+        "groups",  # those of each commit
     )
 
     def __init__(self, index, linear, warp_size, block):
         self.index, self.linear, self.block = index, linear, block
         self.warp, self.lane = divmod(linear, warp_size)
         self.fiber = self.waits = self.frame = self.payload = self.result = self.error = None
-        self.done = False
+        self.done, self.sent, self.groups = False, [], []
 
     def run(self, kernel, arguments):
         """The fiber's body. An exception of the kernel's stays here until the scheduler looks."""
@@ -48,7 +50,17 @@ class Block:
     """One block: its threads, which of them can run (`ready`), a mask of live lanes for each warp, and its
     shared memory (declaration -> Array)."""
 
-    __slots__ = ("index", "threads", "ready", "alive", "lanes_alive", "epoch", "shared", "warp_groups")
+    __slots__ = (
+        "index",
+        "threads",
+        "ready",
+        "alive",
+        "lanes_alive",
+        "epoch",
+        "shared",
+        "warp_groups",
+        "under_way",
+    )
 
     def __init__(self, index, shape, warp_size):
         self.index = index
@@ -61,6 +73,7 @@ class Block:
             for first in range(0, len(self.threads), warp_size)
         ]
         self.epoch, self.shared, self.warp_groups = 0, {}, {}
+        self.under_way = {}  # line of 16 bytes of shared memory -> the Transfer to it
 
 
 def indices(shape):

@@ -4,9 +4,10 @@ and the types that Numba gives them. Knows nothing of the rest of sim."""
 from sim.isa import arithmetic as _arithmetic  # noqa: F401  these enter theirs
 from sim.isa import warp as _warp  # noqa: F401
 from sim.isa.functions import LLVM, SAME, function
+from sim.isa.memory import memory_instruction
 from sim.isa.table import ALL, CONVERGED, GIVEN, INSTRUCTIONS, Fragment, Like, Touch, by_ptx, instruction
 
 __all__ = [
     "ALL", "CONVERGED", "GIVEN", "INSTRUCTIONS", "LLVM", "SAME", "Fragment", "Like", "Touch", "by_ptx",
-    "function", "instruction",
+    "function", "instruction", "memory_instruction",
 ]  # fmt: skip

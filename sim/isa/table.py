@@ -108,7 +108,8 @@ class Instruction(Entry):
 
     `operands`: {name: dtype or Fragment, or None for any number}; `results`: {name: dtype, Fragment, or Like
         an operand}; `mask`: GIVEN, CONVERGED or ALL; `reads`: (lane, *its operands) -> the lane whose operand
-        it reads, for a shuffle; `orders`: whether it orders memory accesses of the lanes.
+        it reads, for a shuffle; `orders`: whether it orders memory accesses of the lanes; `fetch`: (memory,
+        *arguments) -> the operands, where these stand in memory.
     """
 
     operands: dict
@@ -116,6 +117,7 @@ class Instruction(Entry):
     mask: str
     reads: object = None
     orders: bool = False
+    fetch: object = None
     scope = WARP
 
     def __call__(self, *operands):
@@ -209,7 +211,7 @@ def absent(value):
 
 
 def instruction(
-    *, mask=ALL, source, name=None, reads=None, orders=False, stands_for=None, ptx=(), touches=()
+    *, mask=ALL, source, name=None, reads=None, orders=False, fetch=None, stands_for=None, ptx=(), touches=()
 ):
     """Enter a function into the table as an instruction of a warp; returns the Instruction, which kernels
     call.
@@ -229,6 +231,8 @@ def instruction(
     reads       (lane, *operands of that lane) -> the lane whose operands it reads: reading from one that
                 takes no part is a finding
     orders      whether it orders memory accesses between its lanes, as bar.warp.sync does
+    fetch       (memory, *arguments) -> a tuple of the operands, if a call's arguments are not these but say
+                where they stand: memory.read(array, index, size) gives `size` bytes
     stands_for  what kernels call instead, on a GPU: a Numba CUDA intrinsic, or a device function around
                 inline PTX
     ptx         its names in PTX, such as "shfl.sync.idx.b32": a tuple
@@ -250,6 +254,7 @@ def instruction(
             mask,
             reads,
             orders,
+            fetch,
             ptx=ptx,
             touches=touches,
             stands_for=stands_for,

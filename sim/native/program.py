@@ -12,6 +12,7 @@ from numba.core.errors import NumbaError
 from sim.frontend.names import acts_on_atomics
 from sim.frontend.ssa import Versions
 from sim.frontend.tree import Apart, flat
+from sim.isa.memory import interpreted_only
 from sim.isa.table import INSTRUCTIONS, WARP_WIDE
 from sim.native import cache, infer
 from sim.native.arrays import BARE, BOUNDED, GuardedType
@@ -100,6 +101,8 @@ def lower_for_fission(function, dtypes=(), counted=False):
     module = Module(function, waiting(), sited=counted, watched=counted, dtypes=dtypes)
     if module.used & FENCES:
         raise CannotLower(f"it uses cuda.{sorted(module.used & FENCES)[0]}")
+    if unavailable := interpreted_only(module.used):
+        raise CannotLower(f"{unavailable[0]} has no compiled form")
     parameters, statements = Flattener(module).kernel(function)
     statements = [
         part

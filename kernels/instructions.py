@@ -1,0 +1,334 @@
+"""Instructions of tensor cores and asynchronous copies, which Numba CUDA has no name for: each with its PTX
+and its meaning in Python, side by side.
+
+    ldmatrix_x1 _x2 _x4 (_trans)   8×8 matrices of 16-bit numbers from shared memory into a warp's registers
+    mma_bf16 mma_f16               D = A B + C on a tensor core: A 16×16, B 16×8, float32 sums
+    cp_async_16 _8 _4              bytes from global to shared memory, while the thread goes on
+    cp_async_commit, _wait_N       a group of such copies; wait until all groups but the newest N have arrived
+    pack_bf16 pack_f16             two float32 as the two halves of a register
+    exp2_approx                    2^x, about 2 units in the last place off
+
+They take sm_80 or newer. 16-bit numbers stand in shared memory as int16, their bits: Numba declares no
+bfloat16 there. On a GPU the PTX runs; the simulator calls the meanings, through the protocol for instructions
+that other packages add (sim.isa).
+
+Which lane holds which element, for all of them, with g = lane // 4 and t = 2 (lane % 4):
+
+    A 16×16   register r holds A[g + 8 (r % 2), t + 8 (r // 2)] in its lower half; the next column above
+    B 16×8    register r holds B[t + 8 r, g], and the next row
+    C, D 16×8 number i is C[g + 8 (i // 2), t + i % 2]
+    ldmatrix  register r holds M_r[g, t] and the next column; M_r[t, g] and the next row for _trans;
+              lane 8 r + i says where row i of M_r begins, 16 bytes in one row of a tile
+
+Source: PTX ISA 9.7.15 (wmma, mma.sync.m16n8k16, ldmatrix), 9.7.9.25 (cp.async), 9.7.9.21 (cvt), 9.7.3 (ex2).
+"""
+
+import numpy as np
+from llvmlite import ir
+from ml_dtypes import bfloat16
+from numba.cuda import cgutils, types
+from numba.cuda.core.errors import UnsupportedError
+from numba.cuda.core.targetconfig import ConfigStack
+from numba.cuda.cudaimpl import normalize_indices
+from numba.cuda.extending import intrinsic
+from numpy import float32, uint32
+
+from sim.isa import function, instruction, memory_instruction
+
+OLDEST = (8, 0)
+I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+SMALLEST = float(np.finfo(float32).tiny)  # that is not subnormal
+REGISTERS = {types.uint32: (I32, "r"), types.int32: (I32, "r"), types.float32: (F32, "f")}
+
+
+# --- PTX ----------------------------------------------------------------------------------------------------
+
+
+def check_gpu(name):
+    """An error where the code is for a GPU that has no such instruction."""
+    target = ConfigStack.top_or_none()
+    capability = getattr(target, "compute_capability", None) or OLDEST
+    if tuple(capability) < OLDEST:
+        raise UnsupportedError(
+            f"{name} takes a GPU of compute capability 8.0 or newer, and this is for"
+            f" {capability[0]}.{capability[1]}: use the float32 kernels there (q.float())"
+        )
+
+
+def assembled(builder, text, results, operands, effect=False):
+    """What inline PTX gives: one value, a struct of several, or none. `operands`: (letter, value) pairs;
+    `effect`: it touches memory, or has its place in the order of things."""
+    kinds = [REGISTERS[kind][0] for kind in results]
+    given = ir.VoidType() if not kinds else kinds[0] if len(kinds) == 1 else ir.LiteralStructType(kinds)
+    constraints = ["=" + REGISTERS[kind][1] for kind in results] + [letter for letter, _ in operands]
+    values = [value for _, value in operands]
+    signature = ir.FunctionType(given, [value.type for value in values])
+    return builder.asm(
+        signature, text, ",".join([*constraints, *["~{memory}"] * effect]), values, side_effect=effect
+    )
+
+
+def as_tuple(context, builder, kind, struct, count):
+    parts = [builder.extract_value(struct, number) for number in range(count)]
+    return context.make_tuple(builder, types.UniTuple(kind, count), parts)
+
+
+def numbered(first, count):
+    """ "$4, $5", the operands of inline PTX from the first on."""
+    return ", ".join(f"${number}" for number in range(first, first + count))
+
+
+def of_registers(name, text, operands, results):
+    """An intrinsic that computes from registers: `text` over $0 … for the results, then for the operands."""
+
+    def check(*given):
+        if len(given) != len(operands):
+            raise TypeError(f"{name} takes {len(operands)} arguments, got {len(given)}")
+        check_gpu(name)
+
+    def code(context, builder, signature, arguments):
+        letters = [REGISTERS[kind][1] for kind in operands]
+        value = assembled(builder, text, results, [*zip(letters, arguments)])
+        return value if len(results) == 1 else as_tuple(context, builder, results[0], value, len(results))
+
+    answer = results[0] if len(results) == 1 else types.UniTuple(results[0], len(results))
+    names = ", ".join(f"x{number}" for number in range(len(operands)))
+    source = f"def {name}(typing, {names}):\n    check({names})\n    return answer(*operands), code\n"
+    space = {"check": check, "answer": answer, "operands": operands, "code": code}
+    exec(source, space)
+    return intrinsic(space[name])
+
+
+def indices_of(context, builder, array_type, index_type, index):
+    return normalize_indices(context, builder, index_type, index, array_type, array_type.dtype)[1]
+
+
+def shared_address(context, builder, array_type, array, index_type, index):
+    """The 32-bit address of array[index] in shared memory: a short sum, whose constants ptxas folds."""
+    struct = context.make_array(array_type)(context, builder, array)
+    base = builder.addrspacecast(struct.data, ir.PointerType(struct.data.type.pointee, 3))
+    address = builder.ptrtoint(base, I32)
+    strides = cgutils.unpack_tuple(builder, struct.strides, array_type.ndim)
+    for stride, at in zip(strides, indices_of(context, builder, array_type, index_type, index), strict=True):
+        step = builder.mul(builder.trunc(stride, I32), builder.trunc(at, I32))
+        address = builder.add(address, step)
+    return address
+
+
+def global_address(context, builder, array_type, array, index_type, index):
+    """The 64-bit address of array[index] in global memory."""
+    struct = context.make_array(array_type)(context, builder, array)
+    indices = indices_of(context, builder, array_type, index_type, index)
+    address = cgutils.get_item_pointer(context, builder, array_type, struct, indices, wraparound=False)
+    return builder.ptrtoint(builder.addrspacecast(address, ir.PointerType(address.type.pointee, 1)), I64)
+
+
+# --- ldmatrix -----------------------------------------------------------------------------------------------
+
+
+def ldmatrix(count, transposed):
+    """tile (… × columns, int16, shared), index of 8 neighbours in a row -> `count` registers."""
+    name = f"ldmatrix_x{count}{'_trans' if transposed else ''}"
+    text = (
+        f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' if transposed else ''}.shared.b16"
+        f" {{{numbered(0, count)}}}, [${count}];"
+    )
+
+    @intrinsic
+    def loaded(typing, tile, index):
+        check_gpu(name)
+        answer = types.uint32 if count == 1 else types.UniTuple(types.uint32, count)
+
+        def code(context, builder, signature, arguments):
+            address = shared_address(context, builder, tile, arguments[0], index, arguments[1])
+            value = assembled(builder, text, [types.uint32] * count, [("r", address)], effect=True)
+            return value if count == 1 else as_tuple(context, builder, types.uint32, value, count)
+
+        return answer(tile, index), code
+
+    def row_of_lane(memory, tile, index):
+        if memory.lane >= 8 * count:
+            return (0,) * 4  # its address is not looked at
+        return tuple(memory.read(tile, index, 16).view(uint32))
+
+    def x1(lanes, w0, w1, w2, w3, *, r0: uint32):
+        distribute((w0, w1, w2, w3), (r0,), transposed)
+
+    def x2(lanes, w0, w1, w2, w3, *, r0: uint32, r1: uint32):
+        distribute((w0, w1, w2, w3), (r0, r1), transposed)
+
+    def x4(lanes, w0, w1, w2, w3, *, r0: uint32, r1: uint32, r2: uint32, r3: uint32):
+        distribute((w0, w1, w2, w3), (r0, r1, r2, r3), transposed)
+
+    enter = instruction(name=name, fetch=row_of_lane, stands_for=loaded, source="PTX ISA ldmatrix")
+    enter({1: x1, 2: x2, 4: x4}[count])
+    return loaded
+
+
+def distribute(words, registers, transposed):
+    """Lane 8 r + i has brought row i of matrix r as four words of two numbers; every lane gets its part of
+    each matrix."""
+    for r, register in enumerate(registers):
+        for lane in range(32):
+            group, pair = lane // 4, lane % 4
+            if transposed:
+                low, high = (half(words[group // 2][8 * r + 2 * pair + k], group % 2) for k in range(2))
+                register[lane] = low | high << 16
+            else:
+                register[lane] = words[pair][8 * r + group]
+
+
+def half(word, upper):
+    """The lower or upper 16 bits of a register."""
+    return int(word) >> 16 * upper & 0xFFFF
+
+
+ldmatrix_x1, ldmatrix_x2, ldmatrix_x4 = (ldmatrix(count, False) for count in (1, 2, 4))
+ldmatrix_x1_trans, ldmatrix_x2_trans, ldmatrix_x4_trans = (ldmatrix(count, True) for count in (1, 2, 4))
+
+
+# --- mma ----------------------------------------------------------------------------------------------------
+
+# the number that each pattern of 16 bits stands for
+OF_BF16, OF_F16 = (np.arange(2**16, dtype=np.uint16).view(kind).tolist() for kind in (bfloat16, np.float16))
+
+
+def mma(kind, numbers):
+    """(a0 … a3, b0, b1: uint32, c0 … c3: float32) -> (d0 … d3): D = A B + C, products exact, sums rounded."""
+    text = (
+        f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{{numbered(0, 4)}}},"
+        f" {{{numbered(4, 4)}}}, {{{numbered(8, 2)}}}, {{{numbered(10, 4)}}};"
+    )
+    u, f = types.uint32, types.float32
+    multiplied = of_registers(f"mma_{kind}", text, [u] * 6 + [f] * 4, [f] * 4)
+
+    def dot(a_left, a_right, b_low, b_high, row, column, start):
+        """start + Σ_k A[row, k] · B[k, column]; the left and right registers of the row, those of B."""
+        total = start
+        for pair in range(4):
+            a, b = 4 * row + pair, 4 * column + pair
+            left, right, low, high = int(a_left[a]), int(a_right[a]), int(b_low[b]), int(b_high[b])
+            total += numbers[left & 0xFFFF] * numbers[low & 0xFFFF]
+            total += numbers[left >> 16 & 0xFFFF] * numbers[low >> 16 & 0xFFFF]
+            total += numbers[right & 0xFFFF] * numbers[high & 0xFFFF]
+            total += numbers[right >> 16 & 0xFFFF] * numbers[high >> 16 & 0xFFFF]
+        return total
+
+    @instruction(name=f"mma_{kind}", stands_for=multiplied, source="PTX ISA mma.sync.m16n8k16")
+    def meaning(
+        lanes,
+        a0: uint32,
+        a1: uint32,
+        a2: uint32,
+        a3: uint32,
+        b0: uint32,
+        b1: uint32,
+        c0: float32,
+        c1: float32,
+        c2: float32,
+        c3: float32,
+        *,
+        d0: float32,
+        d1: float32,
+        d2: float32,
+        d3: float32,
+    ):
+        for lane in range(32):
+            row, column = lane // 4, 2 * (lane % 4)
+            d0[lane] = dot(a0, a2, b0, b1, row, column, float(c0[lane]))
+            d1[lane] = dot(a0, a2, b0, b1, row, column + 1, float(c1[lane]))
+            d2[lane] = dot(a1, a3, b0, b1, row, column, float(c2[lane]))
+            d3[lane] = dot(a1, a3, b0, b1, row, column + 1, float(c3[lane]))
+
+    return multiplied
+
+
+mma_bf16, mma_f16 = mma("bf16", OF_BF16), mma("f16", OF_F16)
+
+
+# --- conversions and powers ---------------------------------------------------------------------------------
+
+
+def pack(kind, dtype):
+    """(low, high: float32) -> uint32: both rounded to 16 bits, to the nearest, ties to even."""
+    text = f"cvt.rn.{kind}x2.f32 $0, $2, $1;"
+    packed = of_registers(f"pack_{kind}", text, [types.float32] * 2, [types.uint32])
+
+    @function(name=f"pack_{kind}", native=None, stands_for=packed, source="PTX ISA cvt")
+    def meaning(low: float32, high: float32) -> uint32:
+        both = np.array([low, high], float32)
+        bits = np.where(np.isnan(both), np.uint16(0x7FFF), both.astype(dtype).view(np.uint16))
+        return bits.view(uint32)[0]
+
+    return packed
+
+
+pack_bf16, pack_f16 = pack("bf16", bfloat16), pack("f16", np.float16)
+
+exp2_approx = of_registers("exp2_approx", "ex2.approx.ftz.f32 $0, $1;", [types.float32], [types.float32])
+
+
+@function(name="exp2_approx", ulps=2, stands_for=exp2_approx, source="PTX ISA ex2.approx.ftz.f32")
+def _exp2_approx(x: float32) -> float32:
+    power = np.exp2(x)
+    return 0.0 if power < SMALLEST else power
+
+
+# --- cp.async -----------------------------------------------------------------------------------------------
+
+
+def cp_async(size):
+    """(tile, index, source, index, valid): `size` bytes into a tile in shared memory from an array in global
+    memory; zeros where `valid` is 0, bytes where it is `size`. They have arrived after a wait."""
+    name = f"cp_async_{size}"
+    text = f"cp.async.{'cg' if size == 16 else 'ca'}.shared.global [$0], [$1], {size}, $2;"
+
+    @intrinsic
+    def copied(typing, tile, index, source, source_index, valid):
+        check_gpu(name)
+
+        def code(context, builder, signature, arguments):
+            to = shared_address(context, builder, tile, arguments[0], index, arguments[1])
+            given = global_address(context, builder, source, arguments[2], source_index, arguments[3])
+            assembled(builder, text, [], [("r", to), ("l", given), ("r", arguments[4])], effect=True)
+            return context.get_dummy_value()
+
+        return types.void(tile, index, source, source_index, types.int32), code
+
+    @memory_instruction(name=name, stands_for=copied, source="PTX ISA cp.async")
+    def meaning(memory, tile, index, source, source_index, valid):
+        if valid not in (0, size):
+            raise ValueError(f"{name} takes 0 or {size} as its last argument, got {valid}")
+        memory.send(
+            tile, index, memory.read(source, source_index, size) if valid else np.zeros(size, np.uint8)
+        )
+
+    return copied
+
+
+def ordering(name, text, meaning):
+    """An instruction without operands that has its place in the order of things."""
+
+    @intrinsic
+    def ordered(typing):
+        check_gpu(name)
+
+        def code(context, builder, signature, arguments):
+            assembled(builder, text, [], [], effect=True)
+            return context.get_dummy_value()
+
+        return types.void(), code
+
+    memory_instruction(name=name, stands_for=ordered, source="PTX ISA cp.async")(meaning)
+    return ordered
+
+
+def wait(groups):
+    return ordering(
+        f"cp_async_wait_{groups}", f"cp.async.wait_group {groups};", lambda memory: memory.receive(groups)
+    )
+
+
+cp_async_16, cp_async_8, cp_async_4 = map(cp_async, (16, 8, 4))
+cp_async_commit = ordering("cp_async_commit", "cp.async.commit_group;", lambda memory: memory.commit())
+cp_async_wait_0, cp_async_wait_1, cp_async_wait_2 = map(wait, range(3))

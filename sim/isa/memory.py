@@ -1,0 +1,60 @@
+"""Entries of what one thread does with memory by an instruction of its own: some neighbouring bytes at a
+time, now or later."""
+
+import inspect
+from dataclasses import dataclass
+
+from sim.isa.table import INSTRUCTIONS, STANDING_FOR, THREAD, Entry
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryInstruction(Entry):
+    """What one thread does with memory: `meaning` (memory, *arguments); memory is a
+    sim.memory.transfer.Memory."""
+
+    scope = THREAD
+
+    @property
+    def parameters(self):
+        """The names of a call's arguments."""
+        return list(inspect.signature(self.meaning).parameters)[1:]
+
+    def call(self, *arguments):
+        raise TypeError(
+            f"{self.name} is an instruction of the simulated GPU: only a kernel that is simulated can call it"
+        )
+
+    __call__ = call
+
+
+def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None):
+    """Enter a function into the table as what one thread does with memory; returns the MemoryInstruction.
+
+    The function is its meaning: it takes `memory`, then the arguments of a call. memory.read(array, index,
+    size) gives `size` bytes (4, 8 or 16) of neighbouring elements; memory.send(array, index, data) writes
+    bytes when they arrive, memory.commit() makes a group of what was sent, and memory.receive(n) waits for
+    all groups but the newest n. The interpreter calls it; there is no compiled form.
+
+    source, name, ptx, touches, stands_for   as for sim.isa.instruction
+
+    Errors: ValueError for a name that another function has.
+    """
+
+    def enter(meaning):
+        entry = MemoryInstruction(
+            name or meaning.__name__, meaning, source, ptx=ptx, touches=touches, stands_for=stands_for
+        ).enter()
+        STANDING_FOR[id(stands_for if stands_for is not None else entry)] = entry
+        return entry
+
+    return enter
+
+
+def interpreted_only(names):
+    """Those of the names that are instructions without a compiled form."""
+    entries = {name: INSTRUCTIONS[name] for name in names if name in INSTRUCTIONS}
+    return sorted(
+        name
+        for name, entry in entries.items()
+        if isinstance(entry, MemoryInstruction) or getattr(entry, "fetch", None)
+    )
