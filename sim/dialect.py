@@ -9,8 +9,8 @@ from sim.engine import warp
 from sim.engine.scheduler import BARRIER, GRID, Dim3
 from sim.frontend.names import as_dtype
 from sim.isa import integers, mathematics
+from sim.isa.functions import Function
 from sim.isa.memory import MemoryInstruction
-from sim.isa.table import THREAD
 from sim.isa.vectors import VECTORS
 from sim.isa.warp import OF_NUMBA
 from sim.memory.atomics import Atomic
@@ -117,7 +117,7 @@ class Cuda:
     def instruction(self, operation):
         if isinstance(operation, MemoryInstruction):
             return of_memory(self.context, operation)
-        return operation.call if operation.scope == THREAD else warp_wide(self.scheduler, operation)
+        return operation.call if isinstance(operation, Function) else warp_wide(self.scheduler, operation)
 
     def lanemask_lt(self):
         return np.uint32((1 << self.laneid) - 1)

@@ -29,6 +29,7 @@ from sim.frontend.names import (
 from sim.frontend.ssa import Versions, stored_names, version_of
 from sim.frontend.tree import tree_of
 from sim.isa import integers, mathematics, operators, promotion
+from sim.isa.functions import Function
 from sim.isa.promotion import COMPLEX, INTEGRAL, KIND, SIGNED, UNSIGNED
 from sim.isa.table import INSTRUCTIONS, WARP_WIDE, Like
 
@@ -502,7 +503,7 @@ class Types:
             return OF_CUDA[name]
         if name in WARP_WIDE:
             return self.of_instruction(INSTRUCTIONS[name], given)
-        if (entry := entry_of(called)) is not None:
+        if isinstance(entry := entry_of(called), Function):
             return self.asked(entry.call, given)
         if name.startswith("atomic.") or last.startswith("ld") and given:
             return given[0].element if given and isinstance(given[0], ArrayType) else ANY

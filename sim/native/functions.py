@@ -10,7 +10,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from sim.isa.functions import BITS, LLVM, SAME
+from sim.isa.functions import BITS, LLVM, SAME, Function
 from sim.isa.table import INSTRUCTIONS, THREAD
 from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import converter, kind_of, number_of, type_of
@@ -33,7 +33,8 @@ def text_name(name):
 
 
 def compiles(entry):
-    return entry.scope == THREAD and entry.native is not None
+    """Whether an entry is a Function with a compiled form."""
+    return isinstance(entry, Function) and entry.native is not None
 
 
 def __getattr__(name):

@@ -24,7 +24,7 @@ from sim.frontend.names import (
 )
 from sim.frontend.rebind import source_lines
 from sim.frontend.tree import flat
-from sim.isa.table import THREAD
+from sim.isa.functions import Function
 from sim.memory.declared import name_before
 from sim.memory.spaces import host_array
 from sim.native import unset
@@ -232,7 +232,7 @@ class Lowering(ast.NodeTransformer):
             return self.as_name(known, node)
         if known == "warpsize":
             return ast.copy_location(ast.Constant(32), node)
-        if (entry := entry_of(value)) is not None and entry.scope == THREAD:
+        if isinstance(entry := entry_of(value), Function):
             if not compiles(entry):
                 raise self.cannot(f"{entry.name} has no compiled form", node)
             return self.as_name(self.module.library(text_name(entry.name)), node)

@@ -10,8 +10,11 @@ from numba import float32, float64, int64, types, uint32
 from numba.extending import intrinsic, overload
 
 from sim.isa import promotion
+from sim.isa.atomics import ENTRIES
+from sim.isa.functions import SAME
 from sim.isa.mathematics import paired
 from sim.native.checks import NARROWED, change, dirty
+from sim.native.functions import compiled_copy, compiled_value
 from sim.native.halves import bfloat16, float16, through
 from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import Half, converter, number_of, type_of
@@ -20,20 +23,6 @@ from sim.native.logged import log_access
 integer64 = converter(int64)
 # what occurs in functions made from text
 IN_TEXT = math, float32, change, log_access, float16, bfloat16, through, promotion
-OPERATIONS = {  # name -> the new element, from `old` and `value`
-    "add": "old + value",
-    "sub": "old - value",
-    "and_": "old & value",
-    "or_": "old | value",
-    "xor": "old ^ value",
-    "exch": "value",
-    "inc": "old * 0 if old >= value else old + 1",
-    "dec": "value if old == 0 or old > value else old - 1",
-    "max": "value if value > old else old",
-    "min": "value if value < old else old",
-    "nanmax": "value if old != old or value > old else old",
-    "nanmin": "value if old != old or value < old else old",
-}
 HINTS = {
     **dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), "x, index"),
     **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), "x, index, value"),
@@ -66,16 +55,6 @@ OFFERED = {
     "whole_power",
     *(f"cuda_{name}" for name in HINTS),
 }
-OFFERED |= {
-    f"atomic_{name}{numbered}"
-    for name in (*OPERATIONS, "cas", "compare_and_swap")
-    for numbered in ("", "_at")
-}
-
-
-@always
-def compare(old, values):
-    return values[1] if old == values[0] else old
 
 
 def to_element(x, value):
@@ -105,45 +84,28 @@ def narrowed(x, value):
     return narrow
 
 
-ATOMIC = """
-@always
-def new_{name}(old, value):
-    return {text}
-
-@always
-def atomic_{name}(x, index, value):
-    return change(x, index, new_{name}, operand(x, value))
-
-@always
-def atomic_{name}_at(x, index, value, place):
-    log_access(x, index, place)
-    return atomic_{name}(x, index, value)
-"""
-
-
-for _name, _text in OPERATIONS.items():
-    exec(ATOMIC.format(name=_name, text=_text))
+def atomic(entry, placed):
+    """The compiled form of an atomic, for arrays of any type; `placed`: it notes where it was called."""
+    combine = compiled_copy(entry.native) if entry.native is not SAME else compiled_value(entry.meaning)
+    given = [f"operand(x, {name})" for name in entry.operands]
+    old_and = ", ".join(f"values[{position}]" for position in range(len(given)))
+    parameters = ", ".join(["x", *["index"] * entry.indexed, *entry.operands, *["place"] * placed])
+    lines = [
+        f"def combined(old, values):\n    return combine(old, {old_and})",
+        "combined = always(combined)",
+        f"def atomic({parameters}):",
+        *(["    index = 0"] if not entry.indexed else []),
+        *(["    log_access(x, index, place)"] if placed else []),
+        f"    return change(x, index, combined, ({', '.join(given)},))",
+    ]
+    exec("\n".join(lines), names := {**globals(), "combine": combine})
+    return always(names["atomic"])
 
 
-@always
-def atomic_cas(x, index, expected, value):
-    return change(x, index, compare, (operand(x, expected), operand(x, value)))
-
-
-@always
-def atomic_compare_and_swap(x, expected, value):
-    return change(x, 0, compare, (operand(x, expected), operand(x, value)))
-
-
-@always
-def atomic_cas_at(x, index, expected, value, place):
-    log_access(x, index, place)
-    return atomic_cas(x, index, expected, value)
-
-
-@always
-def atomic_compare_and_swap_at(x, expected, value, place):
-    return atomic_cas_at(x, 0, expected, value, place)
+for _name, _entry in ENTRIES.items():
+    for _placed in (False, True):
+        OFFERED.add(f"atomic_{_name}{'_at' * _placed}")
+        globals()[f"atomic_{_name}{'_at' * _placed}"] = atomic(_entry, _placed)
 
 
 # --- bits ---------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from numba import cuda, njit
 from numpy import float32, int32, uint32
 
 from sim import simulate
-from sim.isa import INSTRUCTIONS, LLVM, by_ptx, function
-from sim.isa.table import THREAD
+from sim.isa import INSTRUCTIONS, LLVM, atomics, by_ptx, function
+from sim.isa.functions import Function
 from sim.native.functions import compiles, function_of
 from sim.native.kinds import argument_of
 
@@ -124,9 +124,7 @@ def awkward(kind):
     return [dtype.type(v) for v in spelled]
 
 
-FORMS = sorted(
-    {entry.name: entry for entry in INSTRUCTIONS.values() if entry.scope == THREAD and compiles(entry)}
-)
+FORMS = sorted({entry.name: entry for entry in INSTRUCTIONS.values() if compiles(entry)})
 
 
 def versions(entry):
@@ -154,17 +152,32 @@ def parts(value):
     return value if isinstance(value, tuple) else (value,)
 
 
+def compare(entry, kinds):
+    """The compiled form of a Function with its meaning, for operands of these types."""
+    form, listed = function_of(entry), ", ".join(f"x{i}" for i in range(len(kinds)))
+    exec(f"def called({listed}): return form({listed})", names := {"form": form})
+    called = njit(error_model="numpy")(names["called"])
+    columns = [awkward(kind) for kind in kinds]
+    for operands in islice(product(*columns), 0, None, max(1, np.prod([*map(len, columns)]) // MOST)):
+        with np.errstate(all="ignore"):
+            wanted = entry.call(*(int(x) if isinstance(x, np.int64) else x for x in operands))
+        got = called(*map(argument_of, operands))
+        for a, b in zip(parts(got), parts(wanted), strict=True):
+            assert units(a, b) <= entry.ulps, f"{entry.name}{operands}: compiled {got}, meaning {wanted}"
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_the_compiled_form_gives_what_the_meaning_gives(name):
     entry = INSTRUCTIONS[name]
     for kinds in versions(entry):
-        form, listed = function_of(entry), ", ".join(f"x{i}" for i in range(len(kinds)))
-        exec(f"def called({listed}): return form({listed})", names := {"form": form})
-        called = njit(error_model="numpy")(names["called"])
-        columns = [awkward(kind) for kind in kinds]
-        for operands in islice(product(*columns), 0, None, max(1, np.prod([*map(len, columns)]) // MOST)):
-            with np.errstate(all="ignore"):
-                wanted = entry.call(*(int(x) if isinstance(x, np.int64) else x for x in operands))
-            got = called(*map(argument_of, operands))
-            for a, b in zip(parts(got), parts(wanted), strict=True):
-                assert units(a, b) <= entry.ulps, f"{name}{operands}: compiled {got}, meaning {wanted}"
+        compare(entry, kinds)
+
+
+@pytest.mark.parametrize("kind", ["int32", "uint32", "int64", "uint64", "float32", "float64"])
+@pytest.mark.parametrize("name", atomics.ENTRIES)
+def test_the_compiled_form_of_an_atomic(name, kind):
+    entry = atomics.ENTRIES[name]
+    if name in ("and_", "or_", "xor") and kind[0] == "f" or name in ("inc", "dec") and kind[0] != "u":
+        return
+    types = (np.dtype(kind),) * (1 + len(entry.operands))
+    compare(Function(name, entry.meaning, "", types, types[0], native=entry.native), types)

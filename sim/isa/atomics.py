@@ -1,0 +1,102 @@
+"""The atomics: what each makes of the element that is there, and the names of Numba and of PTX.
+
+Operands have the element's type, and are converted to it: integers come as Python ints, and what is returned
+wraps. Each returns the element as it was before.
+Sources: PTX ISA 9.7.13 (atom, red); CUDA C++ Programming Guide, "Atomic Functions"; Numba's documentation for
+    nanmax, nanmin, cas and compare_and_swap.
+"""
+
+import operator
+from dataclasses import dataclass
+
+from numpy import uint64
+
+from sim.isa.functions import SAME
+from sim.isa.table import THREAD, Entry, Touch
+
+
+@dataclass(frozen=True, eq=False)
+class Atomic(Entry):
+    """`meaning`: (old element, *operands) -> new element; `overwrites`: the new one does not depend on the
+    old one; `tests`: it may leave the element as it was; `indexed`: a call says which element."""
+
+    operands: tuple = ("value",)
+    overwrites: bool = False
+    tests: bool = False
+    indexed: bool = True
+    native: object = SAME
+    scope = THREAD
+
+
+ENTRIES = {}  # name -> Atomic
+
+
+def enter(name, meaning, ptx=(), **more):
+    ptx = tuple(f"{what}.{text}" for text in ptx for what in ("atom", "red"))
+    ENTRIES[name] = Atomic(
+        f"atomic.{name}", meaning, "PTX ISA atom", ptx=ptx, touches=(Touch("array", "change"),), **more
+    ).enter()
+
+
+def increment(old, value):
+    """0 if old >= value else old + 1."""
+    return 0 if old >= value else old + 1
+
+
+def decrement(old, value):
+    """value if old is 0 or above value, else old - 1."""
+    return value if old == 0 or old > value else old - 1
+
+
+def larger(old, value):
+    """The larger; a NaN on either side stays what it was before (Numba: max with a NaN element keeps the
+    NaN)."""
+    return value if value > old else old
+
+
+def smaller(old, value):
+    return value if value < old else old
+
+
+def larger_number(old, value):
+    """The larger, NaN losing to any number."""
+    return value if old != old or value > old else old
+
+
+def smaller_number(old, value):
+    return value if old != old or value < old else old
+
+
+def exchange(old, value):
+    return value
+
+
+def compare_and_swap(old, expected, value):
+    return value if old == expected else old
+
+
+def unsigned_increment(old, value):
+    """Compiled: beside a literal 1, Numba would make a uint64 a float64."""
+    return old - old if old >= value else old + uint64(1)
+
+
+def unsigned_decrement(old, value):
+    return value if old == 0 or old > value else old - uint64(1)
+
+
+WIDTHS = ("32", "64")
+SWAP = {"operands": ("expected", "value"), "tests": True}
+enter("add", operator.add, ("add.u32", "add.s32", "add.u64", "add.f16", "add.bf16", "add.f32", "add.f64"))
+enter("sub", operator.sub)
+enter("and_", operator.and_, ("and.b32", "and.b64"))
+enter("or_", operator.or_, ("or.b32", "or.b64"))
+enter("xor", operator.xor, ("xor.b32", "xor.b64"))
+enter("exch", exchange, ("exch.b32", "exch.b64"), overwrites=True)
+enter("inc", increment, ("inc.u32",), native=unsigned_increment)
+enter("dec", decrement, ("dec.u32",), native=unsigned_decrement)
+enter("max", larger, [f"max.{sign}{width}" for sign in "su" for width in WIDTHS])
+enter("min", smaller, [f"min.{sign}{width}" for sign in "su" for width in WIDTHS])
+enter("nanmax", larger_number)
+enter("nanmin", smaller_number)
+enter("cas", compare_and_swap, ("cas.b32", "cas.b64"), **SWAP)
+enter("compare_and_swap", compare_and_swap, indexed=False, **SWAP)
