@@ -222,6 +222,9 @@ for (
     NATIVE[_name] = getattr(math, _name)
 
 
+WHOLE = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}  # by direction
+
+
 def compiled(name):
     """What a Function needs for its compiled form: `native` and `ulps`, as far as there is one."""
     return (

@@ -155,7 +155,6 @@ def same(x):
     return x
 
 
-WHOLE = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}
 WIDTHS = {"f": "f32", "d": "f64"}
 UNSIGNED = {"uint": lambda x: x & 0xFFFFFFFF, "ull": np.uint64}
 for _mode in DIRECTIONS:
@@ -211,7 +210,7 @@ for _mode in DIRECTIONS:
                 _letter + _source,
                 partial(from_float, dtype=_pattern, mode=_mode),
                 ptx=(f"cvt.{_mode}i.{_ptx}.{WIDTHS[_source]}",),
-                native=WHOLE[_mode] if _pattern is _dtype else None,
+                native=ieee.WHOLE[_mode] if _pattern is _dtype else None,
             )
             if (_letter, _source) != ("i", "d") or _mode == "rn":
                 define(

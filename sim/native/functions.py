@@ -12,6 +12,7 @@ from numba.extending import intrinsic, overload
 
 from sim.isa.functions import BITS, LLVM, SAME, Function
 from sim.isa.table import INSTRUCTIONS, THREAD
+from sim.native import halves as _halves  # noqa: F401  gives halves their operators
 from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import converter, kind_of, number_of, type_of
 

@@ -15,7 +15,7 @@ from numba.extending import lower_builtin, overload
 
 from sim.isa import promotion
 from sim.isa.mathematics import UNARY, WITH_HALF, paired
-from sim.native.internal import LIKE_CODE, always
+from sim.native.internal import LIKE_CODE
 from sim.native.kinds import HALVES, Half, number_of, to_double, type_of
 
 ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
@@ -27,38 +27,7 @@ RULES = {
 }
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 ROUNDED = {"ceil", "floor", "trunc"}  # sim.native.numbers has these
-ELEMENTARY = {  # of numba.cuda.fp16 -> from a float64
-    "hceil": "np.ceil(x)",
-    "hcos": "math.cos(x)",
-    "hexp": "math.exp(x)",
-    "hexp10": "math.pow(10.0, x)",
-    "hexp2": "math.pow(2.0, x)",
-    "hfloor": "np.floor(x)",
-    "hlog": "math.log(x)",
-    "hlog10": "math.log10(x)",
-    "hlog2": "math.log2(x)",
-    "hrcp": "1.0 / x",
-    "hrint": "np.rint(x)",
-    "hrsqrt": "1.0 / math.sqrt(x)",
-    "hsin": "math.sin(x)",
-    "hsqrt": "math.sqrt(x)",
-    "htanh": "math.tanh(x)",
-    "htrunc": "np.trunc(x)",
-    "habs": "abs(x)",
-    "hneg": "-x",
-}
-OF_TWO = {
-    "hadd": "x + y",
-    "hsub": "x - y",
-    "hmul": "x * y",
-    "hdiv": "x / y",
-    "hmax": "better(x, y, 1.0)",
-    "hmin": "better(x, y, -1.0)",
-}
-OF_TWO |= {f"h{name}": f"x {sign} y" for name, sign in COMPARISONS.items()}
-# exact wherever a tie is near: a sum that a float64 cannot hold lies within a millionth of one of the numbers
-OF_THREE = {"hfma": "x * y + z"}
-OFFERED = {*HALVES, *(f"fp16_{name}" for name in (*ELEMENTARY, *OF_TWO, *OF_THREE))}
+OFFERED = set(HALVES)
 
 try:
     import numba.cuda.fp16  # noqa: F401  (a kernel may say cuda.fp16 without having imported it)
@@ -192,27 +161,3 @@ for _name in ("atan2", "copysign", "hypot", "pow"):
     of_math_with_two(_name)
 for _name in ("isfinite", "isinf", "isnan"):
     asked_of(_name)
-
-
-# --- numba.cuda.fp16 ----------------------------------------------------------------------------------------
-
-
-@always
-def better(x, y, sign):
-    """The larger of two (sign 1), or the smaller (sign -1); of a NaN and a number the number; -0 is less than
-    0."""
-    if x != x or y != y:
-        return y if x != x else x
-    if x == y:
-        return x if math.copysign(1.0, x) == sign else y
-    return x if (x > y) == (sign > 0) else y
-
-
-for _names, _parameters in ((ELEMENTARY, ("x",)), (OF_TWO, ("x", "y")), (OF_THREE, ("x", "y", "z"))):
-    for _name, _text in _names.items():
-        _result = _text if _name[1:] in COMPARISONS else f"float16({_text})"
-        exec(
-            f"@always\ndef fp16_{_name}({', '.join(_parameters)}):\n"
-            + "".join(f"    {p} = float64(float16({p}))\n" for p in _parameters)
-            + f"    return {_result}"
-        )

@@ -276,11 +276,6 @@ class Lowering(ast.NodeTransformer):
             return self.as_name(self.module.library(f"math_{own}"), node)
         if home == "numba.cuda.libdevice":
             raise self.cannot(f"libdevice.{own} has no compiled form", node)
-        if home == "numba.cuda._internal.cuda_fp16":
-            function = f"fp16_{own.lstrip('_')}"
-            if not home_of(function):
-                raise self.cannot(f"cuda.fp16.{name} has no compiled form", node)
-            return self.as_name(self.module.library(function), node)
         if home in MODULES or isinstance(value, np.ufunc):
             return ast.copy_location(
                 ast.Attribute(self.as_name(MODULES.get(home, "np"), node), own, ast.Load()), node
