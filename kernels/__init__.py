@@ -13,6 +13,7 @@ _HOME = {
     "FusedAttention": "kernels.modules",
     "ConvAttention": "kernels.modules",
     "KVCache": "kernels.kv_cache",
+    "latent_attention": "kernels.latent_operators",
 }
 
 __all__ = sorted(_HOME)

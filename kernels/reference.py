@@ -5,6 +5,8 @@ import math
 import torch
 from torch.nn.functional import conv2d, pad
 
+from kernels.latent_reference import latent_attention as latent_attention
+
 
 def attention(q, k, v, causal=False, scale=None):
     """softmax(scale · q kᵀ) v, with the whole N×N matrix in memory.

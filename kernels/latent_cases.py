@@ -1,0 +1,113 @@
+"""Shapes on which latent attention must be right, and how far from the float64 reference a forward and
+backward pass is on each."""
+
+import itertools
+from typing import NamedTuple
+
+import torch
+
+from kernels.latent_backward import latent_backward
+from kernels.latent_forward import latent_forward
+from kernels.latent_reference import latent_attention_backward, latent_scores
+
+# largest error against float64, relative to the largest number of the right answer
+FORWARD, BACKWARD = 1e-5, 1e-4
+RESULTS = ("O", "L", "dQ", "dK", "dV", "dW_q", "dW_v", "dalpha")
+
+
+class Shape(NamedTuple):
+    batch: int
+    heads: int
+    before: int  # queries given for their keys' reciprocal terms alone
+    n: int  # queries
+    keys: int
+    d: int
+    latent: int
+    alpha: float
+    window: int
+    causal: bool = True
+
+    def __str__(self):
+        return (
+            f"{self.batch}×{self.heads}×({self.before}+{self.n}:{self.keys})×{self.d}, L={self.latent},"
+            f" alpha={self.alpha}, window={self.window}, {'causal' if self.causal else 'not causal'}"
+        )
+
+
+# Lengths at and around the borders of tiles, with keys before the queries and without; windows none, of one,
+# odd, even, wider than a tile, wider than the sequence; widths that do and do not fill a row.
+LENGTHS = [
+    (2, 3, 0, 1, 1),
+    (1, 2, 0, 1, 9),
+    (1, 16, 0, 7, 7),
+    (2, 1, 3, 5, 40),
+    (1, 2, 0, 33, 33),
+    (1, 3, 20, 31, 70),
+    (2, 2, 0, 64, 100),
+    (1, 1, 0, 130, 130),
+]
+TERMS = [(0.0, 0), (0.7, 1), (-0.5, 7), (0.3, 20), (1.0, 65), (0.0, 5), (0.4, 1000), (-1.0, 2)]
+WIDTHS = [(5, 3), (16, 16), (32, 64), (64, 20), (1, 33), (128, 16), (40, 128), (64, 64)]
+SHAPES = [
+    Shape(*lengths, *WIDTHS[(place + turn) % 8], *terms, causal=(place + 3 * turn) % 4 != 0)
+    for (turn, lengths), (place, terms) in itertools.product(enumerate(LENGTHS), enumerate(TERMS))
+] + [Shape(1, 2, 0, 50, 50, 128, 128, 0.5, 9), Shape(2, 1, 6, 20, 50, 100, 128, 0.5, 30)]
+TINY = [
+    Shape(1, 1, 0, 1, 1, 1, 1, 0.5, 1),
+    Shape(1, 2, 0, 3, 3, 2, 3, 0.7, 2),
+    Shape(1, 1, 2, 3, 9, 3, 2, -0.5, 4),
+    Shape(1, 1, 0, 4, 6, 2, 2, 0.3, 50, False),
+    Shape(1, 1, 0, 35, 35, 1, 1, 0.3, 3),
+]
+
+
+def inputs(shape, seed=0, device="cpu"):
+    """(q, k_latent, v_latent, w_q, w_v, d_o), float32, q with the queries before; scores of about 1."""
+    s, generator = shape, torch.Generator().manual_seed(seed)
+
+    def normal(*sizes, over=1):
+        return torch.randn(*sizes, generator=generator).to(device) / over**0.5
+
+    return (
+        normal(s.batch, s.heads, s.before + s.n, s.d),
+        normal(s.batch, s.keys, s.latent),
+        normal(s.batch, s.keys, s.latent),
+        normal(s.heads, s.d, s.latent, over=s.d),
+        normal(s.heads, s.latent, s.d, over=s.latent),
+        normal(s.batch, s.heads, s.n, s.d),
+    )
+
+
+def reference(shape, q, k, v, w_q, w_v, d_o):
+    """(O, L, dQ, dK, dV, dW_q, dW_v, dα) in float64."""
+    q, k, v, w_q, w_v, d_o = (x.double() for x in (q, k, v, w_q, w_v, d_o))
+    terms = shape.alpha, shape.window, shape.causal
+    s = latent_scores(q, k, w_q, shape.n, *terms)
+    o, log_sum = torch.softmax(s, -1) @ (v[:, None] @ w_v), torch.logsumexp(s, -1)
+    return o, log_sum, *latent_attention_backward(q, k, v, w_q, w_v, o, log_sum, d_o, *terms)
+
+
+def results(shape, q, k, v, w_q, w_v, d_o, run=None, **options):
+    """The same by the kernels; options: those of `latent_backward`."""
+    terms = shape.alpha, shape.window, shape.causal
+    o, log_sum = latent_forward(q, k, v, w_q, w_v, *terms, n=shape.n, run=run)
+    return o, log_sum, *latent_backward(q, k, v, w_q, w_v, o, log_sum, d_o, *terms, run=run, **options)
+
+
+def relative_errors(got, wanted):
+    """{result: largest error relative to the largest number wanted, which counts as 0.1 at least}."""
+    return {
+        name: ((g - w).abs().max() / w.abs().max().clamp_min(0.1)).item()
+        for name, g, w in zip(RESULTS, got, wanted)
+    }
+
+
+def errors_of(shape, seed=0, device="cpu", **options):
+    """The relative_errors of the kernels on this shape."""
+    tensors = inputs(shape, seed, device)
+    return relative_errors(results(shape, *tensors, **options), reference(shape, *tensors))
+
+
+def right(errors):
+    """Whether all are within tolerance; NaN never is."""
+    return all(error <= (FORWARD if name in ("O", "L") else BACKWARD) for name, error in errors.items())

@@ -1,0 +1,121 @@
+"""Reciprocal and latent attention with gradients: the kernels as operators that autograd knows and
+torch.compile leaves whole."""
+
+import torch
+
+from kernels.latent_arguments import check_before, checked_alpha, latent_arguments
+from kernels.latent_backward import latent_backward
+from kernels.latent_forward import latent_forward
+
+
+def latent_attention(
+    q, k_latent, v_latent, w_q, w_v, alpha=0.0, window=0, causal=True, scale=None, q_before=None
+):
+    """Attention over latent keys and values that all heads share, with a reciprocal term; no N×N_k matrix, no
+    latent queries and no expanded values in memory, forward or backward; returns O, (B, H, N, d), float32.
+
+        S[i, j] = scale · (q̃_i·k̃_j + alpha · [0 <= p - j < window] · q̃_j·k̃_p), -inf where masked
+        O       = softmax(S) ṽ W_v          with q̃ = q W_q, and p = N_k - N + i the position of query i
+
+    q: (B, H, N, d), the queries of the last N of N_k tokens; k_latent, v_latent: (B, N_k, L); w_q: (H, d, L);
+        w_v: (H, L, d), float32 tensors on one device, none empty, d and L from 1 to 128. scale is 1/sqrt(L)
+        unless given. With causal, query i sees the keys j <= p. Non-contiguous tensors are copied. CPU tensors
+        are simulated, CUDA tensors run on their GPU.
+    alpha: a number, or a tensor of one, through which a gradient flows; window: to how many of the last keys,
+        a query's own included, the reciprocal term reaches. A key whose query is not given has none: those of
+        the P tokens before q may be passed as q_before, (B, H, P, d).
+
+    Gradients reach q, q_before, k_latent, v_latent, w_q, w_v and alpha, once: a second derivative is an error.
+    They are sums over blocks in no fixed order, but for torch.use_deterministic_algorithms. Under
+    torch.compile this is one opaque operator; under torch.autocast it computes in float32. Raises TypeError
+    or ValueError that names the argument, what it is, and what was wanted.
+    """
+    tensors = q, k_latent, v_latent, w_q, w_v
+    if isinstance(q, torch.Tensor) and torch.is_autocast_enabled(q.device.type):
+        tensors = [x.float() if isinstance(x, torch.Tensor) else x for x in tensors]
+        q_before = q_before.float() if isinstance(q_before, torch.Tensor) else q_before
+    *_, window, scale = latent_arguments(*tensors, alpha, window, scale)
+    q, *shared = tensors
+    n = q.shape[2]
+    if q_before is not None:
+        q = torch.cat([check_before(q_before, q, k_latent), q], 2)
+    if not isinstance(alpha, torch.Tensor):
+        window = window if alpha else 0
+        alpha = checked_alpha(alpha, q)
+    return latent_forward_operator(q, *shared, alpha.reshape(1), window, bool(causal), float(scale), n)[0]
+
+
+@torch.library.custom_op("attention_course::latent_forward", mutates_args=())
+def latent_forward_operator(
+    q: torch.Tensor,
+    k_latent: torch.Tensor,
+    v_latent: torch.Tensor,
+    w_q: torch.Tensor,
+    w_v: torch.Tensor,
+    alpha: torch.Tensor,
+    window: int,
+    causal: bool,
+    scale: float,
+    n: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(O, L), as `latent_forward`."""
+    return latent_forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal, scale, n)
+
+
+@latent_forward_operator.register_fake
+def shapes_forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal, scale, n):
+    batch, heads, _, d = q.shape
+    return q.new_empty(batch, heads, n, d), q.new_empty(batch, heads, n)
+
+
+@torch.library.custom_op("attention_course::latent_backward", mutates_args=())
+def latent_backward_operator(
+    q: torch.Tensor,
+    k_latent: torch.Tensor,
+    v_latent: torch.Tensor,
+    w_q: torch.Tensor,
+    w_v: torch.Tensor,
+    alpha: torch.Tensor,
+    o: torch.Tensor,
+    log_sum: torch.Tensor,
+    d_o: torch.Tensor,
+    window: int,
+    causal: bool,
+    scale: float,
+    wanted: list[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dQ, dK̃, dṼ, dW_q, dW_v, dα), as `latent_backward`; what is not wanted is an empty tensor."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    gradients = latent_backward(
+        q, k_latent, v_latent, w_q, w_v, o, log_sum, d_o, alpha, window, causal, scale, wanted, deterministic
+    )
+    return tuple(q.new_empty(0) if gradient is None else gradient for gradient in gradients)
+
+
+@latent_backward_operator.register_fake
+def shapes_backward(q, k_latent, v_latent, w_q, w_v, alpha, o, log_sum, d_o, window, causal, scale, wanted):
+    tensors = q, k_latent, v_latent, w_q, w_v, alpha
+    return tuple(tensor.new_empty(tensor.shape if want else (0,)) for tensor, want in zip(tensors, wanted))
+
+
+def save(ctx, inputs, output):
+    *tensors, ctx.window, ctx.causal, ctx.scale, _ = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def backward(ctx, d_o, _):
+    wanted = list(ctx.needs_input_grad[:6])
+    gradients = latent_backward_operator(*ctx.saved_tensors, d_o, ctx.window, ctx.causal, ctx.scale, wanted)
+    return *(gradient if want else None for gradient, want in zip(gradients, wanted)), *[None] * 4
+
+
+def no_second_derivative(ctx, *_):
+    raise RuntimeError(
+        "latent_attention can be differentiated once: its backward pass has no derivative of its own; for a"
+        " second one, use kernels.reference.latent_attention"
+    )
+
+
+latent_forward_operator.register_autograd(backward, setup_context=save)
+latent_backward_operator.register_autograd(no_second_derivative)

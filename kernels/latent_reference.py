@@ -1,0 +1,92 @@
+"""Reciprocal and latent attention in plain PyTorch, written for clarity: what every other version is compared
+with.
+
+All heads share latent keys and values; W_q takes a query to where the keys are, W_v a latent value to the
+head's own. For each head, with q̃ = q W_q and p the position of the query among the keys:
+
+    S[i, j] = scale · (q̃_i·k̃_j + α · [0 <= p - j < window] · q̃_j·k̃_p), -inf where masked       O = softmax(S) ṽ W_v
+
+Source: DeepSeek-AI 2024, arXiv 2405.04434, section 2.1, for the shared latents.
+"""
+
+import math
+
+import torch
+from torch.nn.functional import pad
+
+
+def latent_attention(
+    q, k_latent, v_latent, w_q, w_v, alpha=0.0, window=0, causal=True, scale=None, q_before=None
+):
+    """Latent attention with a reciprocal term, N×N_k matrices and expanded values in memory; returns O,
+    shaped like q.
+
+    q: (B, H, N, d), any floating type, the queries of the last N of N_k tokens; k_latent, v_latent: (B, N_k,
+        L), shared by the heads; w_q: (H, d, L); w_v: (H, L, d). scale is 1/sqrt(L) unless given. With causal,
+        a query sees the keys up to its own position.
+    alpha: how much of the reciprocal score is added, a number or a tensor of one; window: to how many of the
+        last keys, a query's own included. q_before: (B, H, P, d), the queries of the P tokens before those of
+        q: a key whose query is not given has no reciprocal term.
+    """
+    q_all = q if q_before is None else torch.cat([q_before, q], 2)
+    s = latent_scores(q_all, k_latent, w_q, q.shape[2], alpha, window, causal, scale)
+    return torch.softmax(s, dim=-1) @ (v_latent[:, None] @ w_v)
+
+
+def latent_scores(q, k_latent, w_q, n, alpha=0.0, window=0, causal=True, scale=None):
+    """S, (B, H, n, N_k), of the last n rows of q (B, H, M, d), the queries of the last M tokens; with causal,
+    -inf where masked."""
+    straight, reciprocal = straight_and_reciprocal(q, k_latent, w_q, n)
+    back = steps_back(n, k_latent)
+    s = straight + alpha * reciprocal * in_band(back, window)
+    s = s * (1 / math.sqrt(k_latent.shape[2]) if scale is None else scale)
+    return s.masked_fill(back < 0, -math.inf) if causal else s
+
+
+def straight_and_reciprocal(q, k_latent, w_q, n):
+    """q̃_i·k̃_j and q̃_j·k̃_p, both (B, H, n, N_k), the second 0 for a key whose query q (B, H, M, d) lacks."""
+    q_latent, missing = q @ w_q, k_latent.shape[1] - q.shape[2]
+    k = k_latent[:, None]
+    return q_latent[:, :, -n:] @ k.mT, pad(k[:, :, -n:] @ q_latent.mT, (missing, 0))
+
+
+def steps_back(n, k_latent):
+    """p - j, (n, N_k): how many tokens key j lies before query i, which is at p = N_k - n + i; negative in
+    its future."""
+    position = torch.arange(k_latent.shape[1], device=k_latent.device)
+    return position[-n:, None] - position
+
+
+def in_band(back, window):
+    """A mask of the entries with a reciprocal term."""
+    return (back >= 0) & (back < window)
+
+
+def latent_attention_backward(
+    q, k_latent, v_latent, w_q, w_v, o, log_sum, d_o, alpha=0.0, window=0, causal=True, scale=None
+):
+    """The gradients (dQ, dK̃, dṼ, dW_q, dW_v, dα) of latent attention by hand, with N×N_k matrices in memory.
+
+    q: (B, H, M, d), q_before and q one after the other; o, d_o: (B, H, N, d), the output and its gradient;
+        log_sum: (B, H, N), the log-sum-exp of each row of S.
+    """
+    n, missing = o.shape[2], k_latent.shape[1] - q.shape[2]
+    factor = 1 / math.sqrt(k_latent.shape[2]) if scale is None else scale
+    q_latent, k, v = q @ w_q, k_latent[:, None], v_latent[:, None]
+    p = torch.exp(latent_scores(q, k_latent, w_q, n, alpha, window, causal, scale) - log_sum[..., None])
+    d_s = factor * p * (d_o @ (v @ w_v).mT - (d_o * o).sum(-1, keepdim=True))
+    reciprocal = straight_and_reciprocal(q, k_latent, w_q, n)[1]
+    d_band = (d_s * in_band(steps_back(n, k_latent), window))[..., missing:]  # of the keys with a query
+    d_q_latent = alpha * d_band.mT @ k[:, :, -n:]
+    d_q_latent[:, :, -n:] += d_s @ k
+    d_k = d_s.mT @ q_latent[:, :, -n:]  # of each head; the heads share the latents
+    d_k[:, :, -n:] += alpha * d_band @ q_latent
+    d_v_heads = p.mT @ d_o
+    return (
+        d_q_latent @ w_q.mT,
+        d_k.sum(1),
+        (d_v_heads @ w_v.mT).sum(1),
+        (q.mT @ d_q_latent).sum(0),
+        (v.mT @ d_v_heads).sum(0),
+        (d_band * reciprocal[..., missing:]).sum(),
+    )
