@@ -11,8 +11,8 @@ def latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale):
     """Check the arguments of latent attention; return the tensors detached and contiguous, alpha as a tensor
     of one number among them, and window and scale as numbers.
 
-    q: (B, H, M, d); k_latent, v_latent: (B, N_k, L), M <= N_k; w_q: (H, d, L); w_v: (H, L, d), float32, on one
-        device, none empty, d and L from 1 to 128; alpha: a number or a tensor of one; window: 0 or more;
+    q: (B, H, M, d); k_latent, v_latent: (B, N_k, L), M <= N_k; w_q: (H, d, L); w_v: (H, L, d), float32, on
+        one device, none empty, d and L from 1 to 128; alpha: a number or a tensor of one; window: 0 or more;
         scale: a number, or None for 1/sqrt(L). Raises TypeError or ValueError that names the argument, what
         it is, and what was wanted.
     """
@@ -23,7 +23,8 @@ def latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale):
 
 
 def check_shapes(q, k_latent, v_latent, w_q, w_v):
-    """The five tensors, detached and contiguous, of sizes that fit each other and the kernels, or an error."""
+    """The five tensors, detached and contiguous, of sizes that fit each other and the kernels, or an
+    error."""
     check_tensor("q", q, "(B, H, N, d)", q)
     check_tensor("k_latent", k_latent, "(B, N_k, L)", q)
     batch, heads, queries, d = q.shape
@@ -73,8 +74,8 @@ def check_tensor(name, tensor, words, q, dimensions=None):
 
 
 def checked_alpha(alpha, q):
-    """A number, or a tensor of one, as a float32 tensor (1,) where q is, or an error. A tensor's number is not
-    looked at: the host would have to wait for it."""
+    """A number, or a tensor of one, as a float32 tensor (1,) where q is, or an error. A tensor's number is
+    not looked at: the host would have to wait for it."""
     if isinstance(alpha, torch.Tensor):
         if alpha.numel() != 1 or alpha.dtype != torch.float32:
             raise ValueError(

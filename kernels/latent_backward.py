@@ -1,25 +1,28 @@
-"""Reciprocal and latent attention, backward: one kernel keeps a tile of queries, one a tile of keys; both make
-P again from O's L, and put each projection on the side that stays.
+"""Reciprocal and latent attention, backward: one kernel keeps a tile of queries, one a tile of keys; both
+make P again from O's L, and put each projection on the side that stays.
 
-With p the position of query i, u_j = W_q k̃_j, x_j = ṽ_j W_v, g_i = dO_i W_vᵀ, r_i = W_q k̃_p, D = rowsum(dO * O),
-[band] = [0 <= p - j < window] and a sum over i or j, whichever is missing on the left:
+With p the position of query i, u_j = W_q k̃_j, x_j = ṽ_j W_v, g_i = dO_i W_vᵀ, r_i = W_q k̃_p,
+D = rowsum(dO * O), [band] = [0 <= p - j < window] and sums over i or j, whichever is missing on the left:
 
     S_ij = scale · (q̃_i·k̃_j + α [band] r_i·q_j)   dP_ij = g_i·ṽ_j    where the queries stay
     S_ij = scale · (q_i·u_j + α [band] q̃_j·k̃_p)   dP_ij = dO_i·x_j    where the keys stay
-    P = exp(S - L), 0 where masked     dS = P * (dP - D)
+    P = exp(S - L), 0 where masked                dS = P * (dP - D)
 
-    of a query   h_i = scale Σ dS k̃_j          R_i = scale · α Σ [band] dS q_j     dq_i += h_i W_qᵀ    dk̃_p += R_i W_q
-    of a key     f_j = scale Σ dS q_i          e_j = Σ P dO_i                      dk̃_j += f_j W_q     dṽ_j += e_j W_vᵀ
-                 G_j = scale · α Σ [band] dS k̃_p                                   dq_j += G_j W_qᵀ
+    of a query   h_i = scale Σ dS k̃_j             dq_i += h_i W_qᵀ
+                 R_i = scale · α Σ [band] dS q_j   dk̃_p += R_i W_q
+    of a key     f_j = scale Σ dS q_i              dk̃_j += f_j W_q
+                 e_j = Σ P dO_i                    dṽ_j += e_j W_vᵀ
+                 G_j = scale · α Σ [band] dS k̃_p   dq_j += G_j W_qᵀ
     of all       dW_q = Σ_j (f_j ⊗ k̃_j + q_j ⊗ G_j)      dW_v = Σ_j ṽ_j ⊗ e_j      dα = Σ_j q̃_j·G_j / α
 
 The heads share k̃ and ṽ, so blocks of all heads add to dk̃ and dṽ: atomically, or, for a result that does not
 change from run to run, each head to a part of its own, and a second pass adds the parts.
 Sources: as latent_forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L and D).
 
-    grid    (⌈N / rows⌉, H, B) and (⌈N_k / rows⌉, H, B)       block   64 threads for 32 rows, 16 above 64 numbers
+    grid    (⌈N / rows⌉, H, B) and (⌈N_k / rows⌉, H, B)
+    block   64 threads for 32 rows (16 where L or d is above 64)
     shared  (3 · rows + 32) · (width + 4) + rows · 36 floats, static: 38.5 KiB at width 64
-    cost    (3·L) and (4·d) multiply-adds a score, 2·d and 2·L more in the band
+    cost    3 · L and 4 · d multiply-adds a score, 2 · d and 2 · L more in the band
 """
 
 import functools

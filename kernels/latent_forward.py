@@ -4,7 +4,8 @@ and the expansion of its values happen on the chip, once for each tile.
 The heads share latent keys and values k̃, ṽ (N_k, L). For one head, with q̃ = q W_q, and p = N_k - N + i the
 position of query i among the keys:
 
-    S[i, j] = scale · (q̃_i·k̃_j + α · [0 <= p - j < window] · q̃_j·k̃_p), -inf where masked       O = softmax(S) ṽ W_v
+    S[i, j] = scale · (q̃_i·k̃_j + α · [0 <= p - j < window] · q̃_j·k̃_p), -inf where masked
+    O       = softmax(S) ṽ W_v
 
 Whatever depends on the query's row alone stays in shared memory, so that only what the heads share, and the
 queries themselves, stream by:
@@ -56,8 +57,8 @@ from kernels.tiles import MINUS_INFINITY, reciprocal
 
 @cuda.jit(device=True)
 def mask_and_add_band(patch, band, position, j0, keys, causal, window):
-    """patch = the scores of the queries from `position` and the keys from j0: `band` is added where it counts,
-    -inf stands where no key is seen."""
+    """patch = the scores of the queries from `position` and the keys from j0: `band` is added where it
+    counts, -inf stands where no key is seen."""
     row, column = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
     for r in range(patch.size // PATCH):
         for c in range(PATCH):
@@ -136,8 +137,8 @@ def latent_forward_kernel(width, rows):
 def latent_forward(
     q, k_latent, v_latent, w_q, w_v, alpha=0.0, window=0, causal=True, scale=None, n=None, run=None
 ):
-    """(O, L): latent attention and each query's log-sum-exp, without gradients. Arguments and errors are those
-    of `latent_attention`.
+    """(O, L): latent attention and each query's log-sum-exp, without gradients. Arguments and errors are
+    those of `latent_attention`.
 
     n: how many of the last queries get an answer, all unless given: those before them serve the reciprocal
         terms of their keys. O is (B, H, n, d), L is (B, H, n), both float32, on q's device.

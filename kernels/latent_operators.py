@@ -19,14 +19,14 @@ def latent_attention(
 
     q: (B, H, N, d), the queries of the last N of N_k tokens; k_latent, v_latent: (B, N_k, L); w_q: (H, d, L);
         w_v: (H, L, d), float32 tensors on one device, none empty, d and L from 1 to 128. scale is 1/sqrt(L)
-        unless given. With causal, query i sees the keys j <= p. Non-contiguous tensors are copied. CPU tensors
-        are simulated, CUDA tensors run on their GPU.
+        unless given. With causal, query i sees the keys j <= p. Non-contiguous tensors are copied. CPU
+        tensors are simulated, CUDA tensors run on their GPU.
     alpha: a number, or a tensor of one, through which a gradient flows; window: to how many of the last keys,
         a query's own included, the reciprocal term reaches. A key whose query is not given has none: those of
         the P tokens before q may be passed as q_before, (B, H, P, d).
 
-    Gradients reach q, q_before, k_latent, v_latent, w_q, w_v and alpha, once: a second derivative is an error.
-    They are sums over blocks in no fixed order, but for torch.use_deterministic_algorithms. Under
+    Gradients reach q, q_before, k_latent, v_latent, w_q, w_v and alpha, once: a second derivative is an
+    error. They are sums over blocks in no fixed order, but for torch.use_deterministic_algorithms. Under
     torch.compile this is one opaque operator; under torch.autocast it computes in float32. Raises TypeError
     or ValueError that names the argument, what it is, and what was wanted.
     """

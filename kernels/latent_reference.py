@@ -4,7 +4,8 @@ with.
 All heads share latent keys and values; W_q takes a query to where the keys are, W_v a latent value to the
 head's own. For each head, with q̃ = q W_q and p the position of the query among the keys:
 
-    S[i, j] = scale · (q̃_i·k̃_j + α · [0 <= p - j < window] · q̃_j·k̃_p), -inf where masked       O = softmax(S) ṽ W_v
+    S[i, j] = scale · (q̃_i·k̃_j + α · [0 <= p - j < window] · q̃_j·k̃_p), -inf where masked
+    O       = softmax(S) ṽ W_v
 
 Source: DeepSeek-AI 2024, arXiv 2405.04434, section 2.1, for the shared latents.
 """
@@ -44,7 +45,8 @@ def latent_scores(q, k_latent, w_q, n, alpha=0.0, window=0, causal=True, scale=N
 
 
 def straight_and_reciprocal(q, k_latent, w_q, n):
-    """q̃_i·k̃_j and q̃_j·k̃_p, both (B, H, n, N_k), the second 0 for a key whose query q (B, H, M, d) lacks."""
+    """q̃_i·k̃_j and q̃_j·k̃_p, both (B, H, n, N_k), the second 0 for a key whose query q (B, H, M, d)
+    lacks."""
     q_latent, missing = q @ w_q, k_latent.shape[1] - q.shape[2]
     k = k_latent[:, None]
     return q_latent[:, :, -n:] @ k.mT, pad(k[:, :, -n:] @ q_latent.mT, (missing, 0))

@@ -3,9 +3,9 @@ stream by, and each thread has a patch of their scores.
 
 A block has THREADS threads and `rows` resident rows, 32 of up to 64 numbers or 16 of up to 128. Thread t has
 rows t // LANES + 8·r, r < rows / 8, and of a tile of scores the columns t % LANES + LANES·c, c < PATCH: so
-LANES neighbours of a warp hold whole rows of scores, and shuffles find their maxima. Of a tile that is as wide
-as a row it has the columns GROUP·(t % LANES) + 32·g + x, x < GROUP: then the lanes of a warp find what they
-need in different banks.
+LANES neighbours of a warp hold whole rows of scores, and shuffles find their maxima. Of a tile that is as
+wide as a row it has the columns GROUP·(t % LANES) + 32·g + x, x < GROUP: then the lanes of a warp find what
+they need in different banks.
 """
 
 from numba import cuda
@@ -72,8 +72,8 @@ def add_products(patch, resident, stream, length):
 
 @cuda.jit(device=True)
 def add_weighted_rows(sums, weights, first, stream, count):
-    """sums[r, c] += Σ_x weights[row r, first + x] · stream[x, column c], over the first `count` rows of `stream`,
-    COLUMNS at most: those up to the next multiple of GROUP must have no weight."""
+    """sums[r, c] += Σ_x weights[row r, first + x] · stream[x, column c], over the first `count` rows of
+    `stream`, COLUMNS at most: those up to the next multiple of GROUP must have no weight."""
     rows, groups = weights.shape[0] // STEP, (stream.shape[1] - GROUP) // (LANES * GROUP)
     row, column = cuda.threadIdx.x // LANES & INDEX, cuda.threadIdx.x % LANES * GROUP & INDEX
     mine, theirs = cuda.local.array(MINE, float32), cuda.local.array(GROUP, float32)
@@ -128,8 +128,8 @@ def touches_band(position, rows, j0, window):
 
 @cuda.jit(device=True)
 def add_softmax(patch, m, l, sums, weights):
-    """One more tile of scores, -inf where masked: m and the thread's part of l go on, `sums` shrink, weights =
-    P."""
+    """One more tile of scores, -inf where masked: m and the thread's part of l go on, `sums` shrink, weights
+    = P."""
     rows, numbers = m.size, sums.size // m.size
     row, column = cuda.threadIdx.x // LANES & INDEX, cuda.threadIdx.x % LANES & INDEX
     for r in range(rows):

@@ -1,5 +1,5 @@
-"""The kernels of latent attention against the float64 reference: interpreted, on tiny shapes; their inputs and
-gradients; compiled by the simulator, and on a GPU, on every shape."""
+"""The kernels of latent attention against the float64 reference: interpreted, on tiny shapes; their inputs
+and gradients; compiled by the simulator, and on a GPU, on every shape."""
 
 import functools
 import math
@@ -344,8 +344,8 @@ REFUSED = [
     (
         dict(q_before=torch.zeros(1, 1, 2, 2)),
         ValueError,
-        "argument q_before has shape (1, 1, 2, 2); wanted (B, H, P, d) with B, H and d of q, (1, 1, 3, 2), and"
-        " P <= N_k - N = 1",
+        "argument q_before has shape (1, 1, 2, 2); wanted (B, H, P, d) with B, H and d of q, (1, 1, 3, 2),"
+        " and P <= N_k - N = 1",
     ),
 ]
 
