@@ -6,7 +6,7 @@ of pytest where `sim` is installed.
 """
 
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sim.device import DeviceSpec
@@ -55,7 +55,7 @@ HOMES = {
 }
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'sim' has no attribute {name!r}")
     globals()[name] = (
@@ -66,7 +66,7 @@ def __getattr__(name):
     return globals()[name]
 
 
-def from_numba(name):
+def from_numba(name: str) -> Any:
     """What kernels are written with: `cuda` and number types, Numba's where it is installed, ours and numpy's
     elsewhere."""
     home = "numba" if importlib.util.find_spec("numba") else "numpy"
@@ -75,5 +75,5 @@ def from_numba(name):
     return getattr(importlib.import_module(home), name)
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

@@ -11,7 +11,19 @@ from array import array
 import numpy as np
 
 from sim.errors import Stuck
-from sim.events import ADDRESS_BITS, ADDRESS_MASK, RENEWED, SITE_SHIFT, SITES, Access, Batch, Observer, Site
+from sim.events import (
+    ADDRESS_BITS,
+    ADDRESS_MASK,
+    RENEWED,
+    SITE_SHIFT,
+    SITES,
+    Access,
+    Batch,
+    Decisions,
+    Moment,
+    Observer,
+    Site,
+)
 
 HOOKS = [name for name in vars(Observer) if not name.startswith("_")]
 FLUSH_AT = 1 << 20
@@ -83,9 +95,8 @@ class Context:
         segment."""
         if self.listeners[hook]:
             thread = self.thread
-            self.announce(
-                hook, thread.block.index, thread.block.epoch, thread.linear, self.last_segment, *facts
-            )
+            at = Moment(thread.block.index, thread.block.epoch, thread.linear, self.last_segment)
+            self.announce(hook, at, *facts)
             if self.log is not None:
                 self.segment(thread)
 
@@ -130,14 +141,9 @@ class Context:
         if self.decisions:
             words = np.array(self.decisions, np.int64)
             del self.decisions[:]
-            self.announce(
-                "branches",
-                self.thread.block.index,
-                self.thread.block.epoch,
-                words >> 1 & 4095,
-                words >> 13,
-                words & 1,
-            )
+            block = self.thread.block
+            decided = words >> 1 & 4095, words >> 13, words & 1
+            self.announce("branches", Decisions(block.index, block.epoch, *decided))
 
     def branch(self, taken, site):
         """The running thread decides at a branch."""

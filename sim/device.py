@@ -32,7 +32,7 @@ class DeviceSpec:
     banks: int = 32
     bank_bytes: int = 4
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.warp_size != 32:
             raise ValueError(
                 f"warp_size={self.warp_size}: every CUDA GPU has warps of 32 lanes, and masks have 32 bits;"
@@ -47,7 +47,7 @@ class DeviceSpec:
             per_multiprocessor = min(per_multiprocessor, self.shared_bytes_per_multiprocessor // shared_bytes)
         return per_multiprocessor * self.multiprocessors
 
-    def requests(self, lane, site):
+    def requests(self, lane: np.ndarray, site: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Group accesses into requests: the k-th execution of a site by each lane of a warp, together.
 
         lane, site: int64 arrays, one entry an access, each lane's accesses in the order in which it did them.
@@ -66,7 +66,9 @@ class DeviceSpec:
         first = np.repeat(np.cumsum(longest) - longest, np.diff(warps, append=len(runs)))
         return order, np.arange(n) + np.repeat(first - runs, lengths)
 
-    def sectors(self, request, address, size):
+    def sectors(
+        self, request: np.ndarray, address: np.ndarray, size: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(touched, fewest) for each request: the sectors in which its addresses lie, and in how few as many
         bytes would fit.
 
@@ -83,7 +85,9 @@ class DeviceSpec:
         touched = np.bincount(key[starts_of_runs(sector)] >> span, minlength=count)
         return touched, fewest
 
-    def wavefronts(self, request, lane, address, size, serial):
+    def wavefronts(
+        self, request: np.ndarray, lane: np.ndarray, address: np.ndarray, size: np.ndarray, serial: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(turns, fewest, ways) for each request to shared memory.
 
         A bank serves one word of 4 bytes in a turn, to all lanes that want that word. Accesses of 8 bytes are
@@ -125,6 +129,6 @@ class DeviceSpec:
         )
 
 
-def starts_of_runs(values):
+def starts_of_runs(values: np.ndarray) -> np.ndarray:
     """Where a new value begins in a sorted array of integers >= 0."""
     return np.flatnonzero(np.diff(values, prepend=-1))

@@ -4,12 +4,17 @@ The guest's mistakes (KernelBug, ThreadError) and the caller's (LaunchError) hav
 else that escapes from a launch is a bug of the simulator itself.
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sim.report import Report
+
 
 class SimulatorError(Exception):
     """The root of the tree. In a notebook it shows as its message alone: the frames in between are the
     simulator's."""
 
-    def _render_traceback_(self):
+    def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -21,7 +26,7 @@ class KernelBug(SimulatorError):
     """The kernel ran and the tools found errors in it: `findings`; `report` has the rest. The message prints
     each error once."""
 
-    def __init__(self, report):
+    def __init__(self, report: "Report") -> None:
         self.report, self.findings = report, report.errors
         super().__init__("\n\n".join(finding.message for finding in self.findings))
 

@@ -3,11 +3,17 @@ it."""
 
 import re
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sim.device import DeviceSpec
 from sim.errors import LaunchError
+
+if TYPE_CHECKING:
+    from sim.context import Context
 
 Index3 = tuple[int, int, int]
 
@@ -28,7 +34,7 @@ LOAD, STORE, ATOMIC, BARRIER = range(4)
 RENEWED = 15
 
 
-def index_text(index):
+def index_text(index: tuple[int, ...]) -> str:
     """A thread's or block's index as people write it: (3, 0, 0) as 3; (3, 1, 0) as (3, 1)."""
     used = max((axis + 1 for axis, i in enumerate(index) if i), default=1)
     return str(index[0]) if used == 1 else f"({', '.join(map(str, index[:used]))})"
@@ -50,10 +56,12 @@ class SiteTable:
     """Numbers sites. One for the process, since the code of a rewritten kernel, numbers included, is made
     once and launched often; equal sites have one number."""
 
-    def __init__(self):
-        self.sites, self.numbers, self.lock = [], {}, threading.Lock()
+    def __init__(self) -> None:
+        self.sites: list[Site] = []
+        self.numbers: dict[Site, int] = {}
+        self.lock = threading.Lock()
 
-    def add(self, site):
+    def add(self, site: Site) -> int:
         with self.lock:
             if site not in self.numbers:
                 number = len(self.sites) * 4 + KINDS[site.kind]
@@ -66,7 +74,7 @@ class SiteTable:
                 self.numbers[site] = number
             return self.numbers[site]
 
-    def __getitem__(self, number):
+    def __getitem__(self, number: int) -> Site:
         return self.sites[number >> 2]
 
 
@@ -107,7 +115,7 @@ class Finding:
     near: int = field(default=0, compare=False)
 
     @property
-    def key(self):
+    def key(self) -> tuple[str, str | None, tuple[tuple[str, int, str], ...]]:
         """Two findings with equal keys are the same finding: kind, array, and the unordered (line, access)
         pairs."""
         places = sorted(
@@ -115,12 +123,12 @@ class Finding:
         )
         return self.kind, self.array, tuple(places)
 
-    def again(self, times):
+    def again(self, times: int) -> "Finding":
         """The same finding for so many further cases."""
         return replace(self, count=times - 1)
 
 
-def alias(access, name):
+def alias(access: Access, name: str) -> str:
     """ ", here part" where the line of an access calls the array (or the tuple) otherwise than the launch
     does, as `part` for `arrays[0]`; else nothing."""
     site = access.site
@@ -150,14 +158,47 @@ class Batch:
     renewed: np.ndarray
 
     @property
-    def kind(self):
+    def kind(self) -> np.ndarray:
         """LOAD, STORE or ATOMIC for each access."""
         return self.site & 3
 
     @property
-    def space(self):
+    def space(self) -> np.ndarray:
         """GLOBAL, CONST, SHARED or LOCAL for each access."""
         return self.address >> SPACE_SHIFT
+
+
+class Moment(NamedTuple):
+    """When a thread did something that may order its accesses: `segment` is the last one before."""
+
+    block: Index3
+    epoch: int
+    thread: int  # linear index within the block
+    segment: int
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What threads of one block decided at branches, in the order in which they did, as parallel int64
+    arrays."""
+
+    block: Index3
+    epoch: int
+    thread: np.ndarray  # linear index within the block
+    site: np.ndarray  # a number for SITES
+    taken: np.ndarray  # 0 or 1
+
+
+class EpochAccesses(NamedTuple):
+    """The accesses of some epochs as parallel arrays, those of one lane in the order in which it did them.
+
+    Lanes of one warp are numbered from a multiple of its size, and those of each epoch anew.
+    """
+
+    lane: np.ndarray
+    site: np.ndarray
+    address: np.ndarray
+    size: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -194,7 +235,7 @@ class Recording:
     """
 
     threads: Index3  # of a block
-    spec: object  # the launch's DeviceSpec
+    spec: DeviceSpec  # the launch's
     blocks: tuple[Index3, ...]
     arrays: tuple[Home, ...]
     kind: np.ndarray
@@ -207,10 +248,10 @@ class Recording:
     address: np.ndarray
     cut: int = 0
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.kind)
 
-    def __getitem__(self, position):
+    def __getitem__(self, position: int) -> Event:
         block, epoch, site = (
             self.blocks[self.block[position]],
             int(self.epoch[position]),
@@ -223,59 +264,63 @@ class Recording:
         return Event(site.kind, block, epoch, int(self.thread[position]), site, home.name, index)
 
 
+Findings = Iterable[Finding] | None  # what a hook may return
+
+
 class Observer:
     """A tool: override the moments you want to hear of. A hook that is not overridden costs nothing.
 
     Every hook may return an iterable of Findings.
     """
 
-    def launch_started(self, context):
+    def launch_started(self, context: "Context") -> Findings:
         """The arguments are in place and nothing has run."""
 
-    def accesses(self, batch: Batch):
+    def accesses(self, batch: Batch) -> Findings:
         """A batch of memory accesses of one block, all of one epoch."""
 
-    def access_refused(self, access: Access, array, index: tuple[int, ...], shape: tuple[int, ...]):
+    def access_refused(
+        self, access: Access, array: Any, index: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Findings:
         """An access outside its array, or with a negative index, before it is dropped or done."""
 
-    def unassigned(self, access: Access, name: str):
+    def unassigned(self, access: Access, name: str) -> Findings:
         """The variable `name` is read, and the running thread has assigned nothing to it."""
 
-    def branches(self, block: Index3, epoch: int, thread: np.ndarray, site: np.ndarray, taken: np.ndarray):
-        """What threads of one block decided at branches, in the order in which they did, as parallel int64
-        arrays."""
+    def branches(self, decisions: Decisions) -> Findings:
+        """What threads of one block decided at branches, all in one epoch."""
 
-    def collective(self, name: str, block: Index3, site: int):
+    def collective(self, name: str, block: Index3, site: int) -> Findings:
         """Threads of `block` do one thing together: all of them a barrier, which is about to open, or lanes
         of a warp a shuffle, of which the first arrives."""
 
-    def barrier_opened(self, block: Index3, epoch: int):
+    def barrier_opened(self, block: Index3, epoch: int) -> Findings:
         """All threads of `block` have arrived at a barrier; `epoch` ends. Its accesses have been
         announced."""
 
-    def grid_barrier_opened(self):
+    def grid_barrier_opened(self) -> Findings:
         """All threads of all blocks have arrived."""
 
-    def warp_synchronized(self, block: Index3, threads: tuple[int, ...], segment: int):
+    def warp_synchronized(self, block: Index3, threads: tuple[int, ...], segment: int) -> Findings:
         """`threads` (linear indices, one warp) have met in a syncwarp; `segment` is the last one before."""
 
-    def fenced(self, block: Index3, epoch: int, thread: int, segment: int, reach: str):
-        """`thread` has passed a fence that orders what it did up to `segment` before what it does next: for
-        its "block" or for the whole "grid"."""
+    def fenced(self, at: Moment, reach: str) -> Findings:
+        """A thread has passed a fence, which orders what it did before what it does next: for its "block" or
+        for the whole "grid"."""
 
-    def atomic_done(self, block: Index3, epoch: int, thread: int, segment: int, address: int, wrote: bool):
-        """`thread` has done an atomic operation at `address`; a compare-and-swap that fails writes
+    def atomic_done(self, at: Moment, address: int, wrote: bool) -> Findings:
+        """A thread has done an atomic operation at `address`; a compare-and-swap that fails writes
         nothing."""
 
-    def atomic_narrowed(self, access: Access, array, index: tuple[int, ...]):
+    def atomic_narrowed(self, access: Access, array: Any, index: tuple[int, ...]) -> Findings:
         """An atomic on an element of an integer `array` was given a floating-point value, which loses its
         fraction."""
 
-    def block_ended(self, block: Index3, epoch: int):
+    def block_ended(self, block: Index3, epoch: int) -> Findings:
         """The last thread of `block` has returned, or the block was ended early. Its accesses have been
         announced."""
 
-    def launch_finished(self, context):
+    def launch_finished(self, context: "Context") -> Findings:
         """Every block has ended."""
 
 
@@ -284,16 +329,19 @@ class EpochObserver(Observer):
     and `epochs`."""
 
     space = GLOBAL
+    record = EpochAccesses  # what `epochs` gets, made of the columns that were kept
     lump = 1 << 14  # accesses at a time: long enough for numpy, short enough for the processor's cache
 
-    def __init__(self):
-        self.open, self.closed, self.number, self.held = {}, [], 0, 0
+    def __init__(self) -> None:
+        self.open: dict[Index3, list[tuple[np.ndarray, ...]]] = {}
+        self.closed: list[tuple[np.ndarray, ...]] = []
+        self.number, self.held = 0, 0
 
-    def launch_started(self, context):
+    def launch_started(self, context: "Context") -> None:
         self.spec = context.spec
         self.lanes = -(-context.spec.max_threads_per_block // context.spec.warp_size) * context.spec.warp_size
 
-    def accesses(self, batch):
+    def accesses(self, batch: Batch) -> None:
         mine = batch.space == self.space
         if mine.any():
             columns = (
@@ -304,21 +352,21 @@ class EpochObserver(Observer):
             )
             self.keep(batch.block, *columns)
 
-    def keep(self, block, *columns):
+    def keep(self, block: Index3, *columns: np.ndarray) -> None:
         self.open.setdefault(block, []).append(columns)
 
-    def barrier_opened(self, block, epoch):
+    def barrier_opened(self, block: Index3, epoch: int) -> None:
         self.close(block)
 
-    def block_ended(self, block, epoch):
+    def block_ended(self, block: Index3, epoch: int) -> None:
         self.close(block)
 
-    def launch_finished(self, context):
+    def launch_finished(self, context: "Context") -> None:
         for block in list(self.open):
             self.close(block)
         self.hand_over()
 
-    def close(self, block):
+    def close(self, block: Index3) -> None:
         """The epoch is complete: its threads get numbers of their own, so that epochs can be looked at
         together."""
         batches = self.open.pop(block, ())
@@ -329,11 +377,10 @@ class EpochObserver(Observer):
         if self.held > self.lump:
             self.hand_over()
 
-    def hand_over(self):
+    def hand_over(self) -> None:
         if self.closed:
-            self.epochs(*map(np.concatenate, zip(*self.closed)))
+            self.epochs(self.record(*map(np.concatenate, zip(*self.closed))))
         self.closed, self.number, self.held = [], 0, 0
 
-    def epochs(self, lane, site, address, size):
-        """The accesses of some epochs, those of one lane in the order in which it did them; lanes of one warp
-        are numbered from a multiple of its size."""
+    def epochs(self, accesses: EpochAccesses) -> None:
+        """The accesses of some epochs, whole ones."""

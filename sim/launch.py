@@ -1,14 +1,18 @@
 """simulate(kernel, ...)[grid, block, stream, shared](*arguments): one launch from end to end."""
 
 import inspect
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
+from types import FunctionType
+from typing import Any
 
 from sim.device import DeviceSpec
 from sim.engine.base import Engine, Launch
 from sim.engine.fiber import Fiber
 from sim.engine.os_thread import OSThread
 from sim.errors import KernelBug, LaunchError
+from sim.events import Index3, Observer
 from sim.frontend.names import python_function
 from sim.interpreted import Interpreted
 from sim.observers import DEFAULT
@@ -29,19 +33,23 @@ def native() -> Engine:
     return Native()
 
 
-ENGINES = {"fibers": lambda: Interpreted(Fiber), "threads": lambda: Interpreted(OSThread), "native": native}
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "fibers": lambda: Interpreted(Fiber),
+    "threads": lambda: Interpreted(OSThread),
+    "native": native,
+}
 
 
 def simulate(
-    kernel,
+    kernel: Callable[..., Any],
     *,
-    engine="fibers",
-    seed=0,
-    on_finding="raise",
-    observers=DEFAULT,
-    spec=DeviceSpec(),
-    max_steps=None,
-):
+    engine: str = "fibers",
+    seed: int = 0,
+    on_finding: str = "raise",
+    observers: Iterable[type[Observer] | Observer] = DEFAULT,
+    spec: DeviceSpec = DeviceSpec(),
+    max_steps: int | None = None,
+) -> "Simulation":
     """Run a Numba CUDA kernel on a simulated GPU: `simulate(kernel)[grid, block, stream, shared](*arguments)`
     returns a Report.
 
@@ -79,15 +87,15 @@ def simulate(
 class Simulation:
     """A kernel and how to simulate it; index it with the launch configuration."""
 
-    function: object
+    function: FunctionType
     engine: str
     seed: int
     on_finding: str
-    observers: tuple
+    observers: tuple[type[Observer] | Observer, ...]
     spec: DeviceSpec
     max_steps: int | None
 
-    def __getitem__(self, configuration):
+    def __getitem__(self, configuration: tuple[Any, ...]) -> "Configured":
         if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
             raise LaunchError(
                 "wanted [grid, block], [grid, block, stream] or [grid, block, stream, shared], got"
@@ -107,11 +115,11 @@ class Configured:
     """A simulation with its configuration: call it with the kernel's arguments."""
 
     simulation: Simulation
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
+    grid: Index3
+    block: Index3
     shared: int
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments: Any) -> Report:
         how, launch = self.simulation, self.launch(arguments)
         outcome = ENGINES[how.engine]().run(launch)
         report = Report(
@@ -130,7 +138,7 @@ class Configured:
             raise KernelBug(report)
         return report
 
-    def launch(self, arguments):
+    def launch(self, arguments: tuple[Any, ...]) -> Launch:
         """What an engine gets."""
         how = self.simulation
         named = dict(zip(argument_names(how.function, arguments), arguments))
@@ -150,7 +158,7 @@ class Configured:
 # --- what a launch may ask for ------------------------------------------------------------------------------
 
 
-def dimensions(what, value, limits):
+def dimensions(what: str, value: Any, limits: Index3) -> Index3:
     """`value` (a number or up to three) as (x, y, z) within `limits`."""
     given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     try:
@@ -166,7 +174,7 @@ def dimensions(what, value, limits):
     return full
 
 
-def block_dimensions(value, spec):
+def block_dimensions(value: Any, spec: DeviceSpec) -> Index3:
     block = dimensions("block", value, spec.max_block)
     if prod(block) > spec.max_threads_per_block:
         raise LaunchError(
@@ -176,7 +184,7 @@ def block_dimensions(value, spec):
     return block
 
 
-def shared_bytes(value, spec):
+def shared_bytes(value: int, spec: DeviceSpec) -> int:
     if not 0 <= value <= spec.dynamic_shared_bytes:
         raise LaunchError(
             f"{value:,} bytes of dynamic shared memory; Numba can ask for 0 to {spec.dynamic_shared_bytes:,}"
@@ -184,7 +192,7 @@ def shared_bytes(value, spec):
     return int(value)
 
 
-def argument_names(function, arguments):
+def argument_names(function: FunctionType, arguments: tuple[Any, ...]) -> list[str]:
     try:
         bound = inspect.signature(function).bind(*arguments)
     except TypeError as error:

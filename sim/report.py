@@ -1,8 +1,12 @@
 """What a launch leaves behind: findings, merged and put into words, and counters."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import CodeType
+from typing import Any
 
-from sim.events import index_text
+from sim.events import Access, Finding, Index3, Recording, index_text
+from sim.viz import View
 from sim.viz.by_line import by_line
 from sim.viz.memory_map import memory_map
 from sim.viz.page import page
@@ -26,21 +30,21 @@ class Report:
 
     kernel: str
     engine: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
+    grid: Index3
+    block: Index3
     seed: int
-    findings: tuple = ()
-    counters: dict = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    counters: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    code: tuple = field(default=(), repr=False, compare=False)
-    trace: object = field(default=None, repr=False, compare=False)
+    code: tuple[CodeType, ...] = field(default=(), repr=False, compare=False)
+    trace: Recording | None = field(default=None, repr=False, compare=False)
 
     @property
-    def errors(self):
+    def errors(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.severity == "error")
 
     @property
-    def headline(self):
+    def headline(self) -> str:
         found = (
             "no findings"
             if not self.findings
@@ -51,7 +55,7 @@ class Report:
             f" {found}"
         )
 
-    def summary(self):
+    def summary(self) -> Iterator[str]:
         """What was counted over the whole launch, and what the tools could not do, line by line."""
         yield ", ".join(
             f"{name} {number:,}" for name, number in self.counters.items() if isinstance(number, int)
@@ -80,7 +84,7 @@ class Report:
             yield f"branches: {total['branches']:,} of warps, {total['divergent']:,} of them divergent"
         yield from self.notes
 
-    def __str__(self):
+    def __str__(self) -> str:
         return "\n".join(
             [
                 self.headline,
@@ -91,33 +95,39 @@ class Report:
 
     __repr__ = __str__
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         return page(self).html
 
     # --- things to look at ----------------------------------------------------------------------------------
 
-    def by_line(self):
+    def by_line(self) -> View:
         """The source of the kernel, and of the device functions that it called, with each line's counters
         beside it."""
         return by_line(self.code, self.counters.get("lines", {}))
 
-    def memory_map(self, array, block=None):
+    def memory_map(self, array: str, block: int | Index3 | None = None) -> View:
         """Which thread touched which element of `array`, step by step; for shared memory that of `block`, or
         of the lowest block traced."""
         return memory_map(self.recording, array, block)
 
-    def timeline(self, block=None):
+    def timeline(self, block: int | Index3 | None = None) -> View:
         """The threads of `block`, or of the lowest block traced, against time, with barriers and who
         waits."""
         return timeline(self.recording, block)
 
-    def warp_grid(self, line, function=None, block=None, warp=None):
+    def warp_grid(
+        self,
+        line: int,
+        function: str | None = None,
+        block: int | Index3 | None = None,
+        warp: int | None = None,
+    ) -> View:
         """The lanes that take part in the accesses on `line` (the `def` line is 1) and the banks or sectors
         that they ask for, request by request."""
         return warp_grid(self.recording, line, function, block, warp)
 
     @property
-    def recording(self):
+    def recording(self) -> Recording:
         """The trace, which must be there."""
         if self.trace is None:
             raise ValueError(
@@ -137,10 +147,10 @@ STAGES = {
 }  # causes before what may follow from them
 
 
-def finish(findings):
+def finish(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Findings that are alike merged into one, each with its message; errors first, then causes before
     consequences, then by place."""
-    groups = {}
+    groups: dict[Any, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.key, []).append(finding)
     merged = [
@@ -156,7 +166,7 @@ def finish(findings):
     )
 
 
-def rank(finding):
+def rank(finding: Finding) -> tuple[Any, ...]:
     """The order in which one of several equal findings is chosen to stand for all: errors first, then
     witnesses far from each other, then the lowest index."""
     return (
@@ -167,7 +177,7 @@ def rank(finding):
     )
 
 
-def message(finding):
+def message(finding: Finding) -> str:
     """A finding in words: verdict, who, where with the source, why, how many more, the likely fix."""
     severity = "" if finding.severity == "error" else "warning: "
     lines = [f"{severity}{finding.kind}: {finding.verdict}{who(finding.accesses)}"]
@@ -178,7 +188,7 @@ def message(finding):
     return "\n".join(lines)
 
 
-def who(accesses):
+def who(accesses: Sequence[Access]) -> str:
     """· block 0 · thread 3, or threads 0 and 1; nothing where nobody is named."""
     if not accesses:
         return ""
@@ -190,7 +200,7 @@ def who(accesses):
     )
 
 
-def witness(access):
+def witness(access: Access) -> tuple[str, str, str]:
     """(who did what, where, the source with the value) of one access."""
     thread = f"thread {index_text(access.thread)} of block {index_text(access.block)}"
     did = (
@@ -204,12 +214,12 @@ def witness(access):
     return did, f"{access.site.function} line {access.site.line}", access.site.source + value
 
 
-def columns(rows):
+def columns(rows: list[tuple[str, str, str]]) -> list[str]:
     """Rows of three texts, the first two padded to the widest of their column."""
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     return [f"  {did:{widths[0]}}  {place:{widths[1]}}  {source}".rstrip() for did, place, source in rows]
 
 
-def shape_text(shape):
+def shape_text(shape: tuple[int, ...]) -> str:
     used = max((axis + 1 for axis, n in enumerate(shape) if n > 1), default=1)
     return str(shape[0]) if used == 1 else str(tuple(shape[:used]))

@@ -1,5 +1,5 @@
 """The rules of the house, as `make lint` checks them: imports point down, nothing is imported or named in
-vain, and code is formatted."""
+vain, code is formatted, types are right."""
 
 import os
 import shutil
@@ -34,6 +34,11 @@ def test_nothing_is_imported_or_named_in_vain():
 
 def test_code_is_formatted():
     status, said = run("-m", "ruff", "format", "--check")
+    assert status == 0, said
+
+
+def test_types_of_the_public_api():
+    status, said = run("-m", "mypy")
     assert status == 0, said
 
 

@@ -14,7 +14,7 @@ setup       make .venv and install the course into it (lab and test do so where 
             PIP_ARGS is passed to pip
 doctor      say what is installed here, whether there is a GPU, and the remedy for every known trouble
 build       write the notebooks from solutions/*.py: build, build 01 03, build --check
-lint        check the rules of imports and the style
+lint        check the rules of imports, the style and the types of the public API
 bench-sim   compare the simulator's speed with Numba's own simulator
 """
 
@@ -125,11 +125,12 @@ def plots(arguments: list[str]) -> int:
 
 
 def lint(arguments: list[str]) -> int:
-    """import-linter, ruff and its formatter, each even if another finds something."""
+    """import-linter, ruff, its formatter and mypy, each even if another finds something."""
     imports = run(
         "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-logo"
     )
-    return max(imports, run("-m", "ruff", "check"), run("-m", "ruff", "format", "--check"))
+    style = max(run("-m", "ruff", "check"), run("-m", "ruff", "format", "--check"))
+    return max(imports, style, run("-m", "mypy"))
 
 
 def bench_sim(arguments: list[str]) -> int:

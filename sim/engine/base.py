@@ -1,13 +1,13 @@
 """What an engine gets, and what it returns. `sim.launch` asks one for each launch: launch →
 engine.run(launch) → outcome."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
+from types import CodeType, FunctionType
 from typing import Any, Protocol
 
 from sim.device import DeviceSpec
-from sim.events import Finding, Index3
+from sim.events import Finding, Index3, Observer, Recording
 
 
 @dataclass(frozen=True)
@@ -15,12 +15,12 @@ class Launch:
     """A kernel and all that a launch of it says. `arguments` are as the caller gave them, by name;
     `observers` classes or instances of sim.events.Observer."""
 
-    function: Callable
+    function: FunctionType
     arguments: dict[str, Any]
     grid: Index3
     block: Index3
     shared: int  # bytes of dynamic shared memory
-    observers: tuple
+    observers: tuple[type[Observer] | Observer, ...]
     spec: DeviceSpec
     seed: int
     max_steps: int | None
@@ -43,8 +43,8 @@ class Outcome:
     findings: list[Finding] = field(default_factory=list)
     counters: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    code: tuple = ()
-    trace: Any = None
+    code: tuple[CodeType, ...] = ()
+    trace: Recording | None = None
 
 
 class Engine(Protocol):

@@ -11,18 +11,22 @@ INSTRUCTIONS[name]; and by its name in PTX ("fma.rn.f32"): by_ptx(name).
 """
 
 import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
 from sim.isa.conversions import cast
 
-INSTRUCTIONS = {}  # name in the dialect -> entry
-PTX = {}  # name in PTX -> entry
-STANDING_FOR = {}  # id of an object that kernels call -> the Instruction that it stands for
+INSTRUCTIONS: dict[str, "Entry"] = {}  # name in the dialect -> entry
+PTX: dict[str, "Entry"] = {}  # name in PTX -> entry
+STANDING_FOR: dict[
+    int, "Entry"
+] = {}  # id of an object that kernels call -> the Instruction that it stands for
 # names at which a thread waits; instructions of warps add theirs
 SUSPENDING = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "this_grid"}
-WARP_WIDE = set()
+WARP_WIDE: set[str] = set()
 # which lanes take part: those of the mask that the call gives first, whichever are here, all 32
 GIVEN, CONVERGED, ALL = "given", "converged", "all"
 FULL = 0xFFFFFFFF
@@ -39,8 +43,11 @@ class Fragment:
     """The type of an operand or result that is several numbers of one lane, a tuple in the kernel; its row
     is an array of 32 x count: `row[lane, k]`."""
 
-    dtype: object
+    dtype: np.dtype
     count: int
+
+
+Type = np.dtype | Fragment | Like | None  # None: any number
 
 
 @dataclass(frozen=True)
@@ -61,14 +68,14 @@ class Entry:
     that it `stands_for` on a GPU."""
 
     name: str
-    meaning: object
+    meaning: Callable[..., Any]
     source: str
-    also: tuple = field(default=(), kw_only=True)
-    ptx: tuple = field(default=(), kw_only=True)
-    touches: tuple = field(default=(), kw_only=True)
+    also: tuple[str, ...] = field(default=(), kw_only=True)
+    ptx: tuple[str, ...] = field(default=(), kw_only=True)
+    touches: tuple[Touch, ...] = field(default=(), kw_only=True)
     stands_for: object = field(default=None, repr=False, kw_only=True)
 
-    def enter(self):
+    def enter(self) -> Self:
         """Into the table; returns the entry."""
         for name in (self.name, *self.also):
             known = INSTRUCTIONS.get(name)
@@ -82,11 +89,11 @@ class Entry:
         return self
 
 
-def place_of(function):
+def place_of(function: Callable[..., Any]) -> tuple[str | None, str]:
     return getattr(function, "__module__", None), getattr(function, "__qualname__", repr(function))
 
 
-def by_ptx(name):
+def by_ptx(name: str) -> Entry:
     """The entry of a PTX instruction, by its full name, such as "fma.rn.f32" or "shfl.sync.idx.b32".
 
     Errors: KeyError for one that is not in the table.
@@ -112,30 +119,30 @@ class Instruction(Entry):
         *arguments) -> the operands, where these stand in memory.
     """
 
-    operands: dict
-    results: dict
+    operands: dict[str, Type]
+    results: dict[str, Type]
     mask: str
-    reads: object = None
+    reads: Callable[..., int] | None = None
     orders: bool = False
     fetch: object = None
     scope = WARP
 
-    def __call__(self, *operands):
+    def __call__(self, *operands: Any) -> NoReturn:
         raise TypeError(
             f"{self.name} is an instruction of the simulated GPU: only a kernel that is simulated can call it"
         )
 
     @property
-    def parameters(self):
+    def parameters(self) -> list[str]:
         """The names of a call's arguments."""
         return (["mask"] if self.mask == GIVEN else []) + list(self.operands)
 
     @property
-    def default(self):
+    def default(self) -> tuple[int, ...]:
         """The arguments of a call that gives none."""
         return (FULL,) if self.mask == GIVEN else ()
 
-    def converted(self, values):
+    def converted(self, values: Sequence[Any]) -> list[Any]:
         """The operands of one lane, as the meaning takes them."""
         if len(values) != len(self.operands):
             raise TypeError(
@@ -147,14 +154,14 @@ class Instruction(Entry):
             for value, dtype in zip(values, self.operands.values())
         ]
 
-    def alone(self, operands):
+    def alone(self, operands: Sequence[Any]) -> Any:
         """What a lane has from a group that it does not belong to: its own operand, or 0."""
         given = dict(zip(self.operands, operands))
         return self.result(
             [given[kind] if isinstance(kind, Like) else kept(kind)(0) for kind in self.results.values()]
         )
 
-    def carried_out(self, lanes, operands):
+    def carried_out(self, lanes: int, operands: dict[int, Sequence[Any]]) -> dict[int, Any]:
         """{lane: result} of the lanes (a mask) whose operands are {lane: values}."""
         members = sorted(operands)
         rows = [
@@ -171,11 +178,11 @@ class Instruction(Entry):
             for lane in members
         }
 
-    def result(self, parts):
+    def result(self, parts: Sequence[Any]) -> Any:
         return tuple(parts) if len(parts) > 1 else parts[0] if parts else None
 
 
-def one_number(name, value):
+def one_number(name: str, value: Any) -> Any:
     """`value`, if a lane can hand it to another: a register holds a number."""
     if not isinstance(value, (int, float, complex, np.generic)):
         raise TypeError(
@@ -184,7 +191,7 @@ def one_number(name, value):
     return value
 
 
-def kept(kind):
+def kept(kind: Any) -> Callable[[Any], Any]:
     """The conversion of a result to its type, a narrow integer keeping its width; of one that has an
     operand's type, none."""
     if isinstance(kind, Like):
@@ -193,7 +200,7 @@ def kept(kind):
     return (lambda value: kind.type(convert(value))) if kind.kind == "i" and kind.itemsize < 8 else convert
 
 
-def absent_filled(row, members):
+def absent_filled(row: Sequence[Any], members: Sequence[int]) -> Sequence[Any]:
     """A row of operands with what a lane that is not there has: bits that nobody wrote."""
     if len(members) == 32:
         return row
@@ -202,7 +209,7 @@ def absent_filled(row, members):
     return [fill if value is None else value for value in row]
 
 
-def absent(value):
+def absent(value: Any) -> Any:
     """What a register holds that nobody wrote, as a number of the type of `value`: NaN, or a conspicuous
     integer."""
     dtype = np.dtype(np.int64) if isinstance(value, int) else np.asarray(value).dtype
@@ -211,8 +218,17 @@ def absent(value):
 
 
 def instruction(
-    *, mask=ALL, source, name=None, reads=None, orders=False, fetch=None, stands_for=None, ptx=(), touches=()
-):
+    *,
+    mask: str = ALL,
+    source: str,
+    name: str | None = None,
+    reads: Callable[..., int] | None = None,
+    orders: bool = False,
+    fetch: Callable[..., Any] | None = None,
+    stands_for: object = None,
+    ptx: tuple[str, ...] = (),
+    touches: tuple[Touch, ...] = (),
+) -> Callable[[Callable[..., None]], Instruction]:
     """Enter a function into the table as an instruction of a warp; returns the Instruction, which kernels
     call.
 
@@ -241,7 +257,7 @@ def instruction(
     Errors: ValueError for a name that another function has, or a type that is no dtype and no operand's.
     """
 
-    def enter(meaning):
+    def enter(meaning: Callable[..., None]) -> Instruction:
         _, *parameters = inspect.signature(meaning).parameters.values()
         typed = {p.name: type_of(meaning, p) for p in parameters}
         results = {p.name: typed.pop(p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
@@ -269,7 +285,7 @@ def instruction(
     return enter
 
 
-def type_of(meaning, parameter):
+def type_of(meaning: Callable[..., None], parameter: inspect.Parameter) -> Type:
     """The dtype of a parameter, Like another's, or None."""
     given = parameter.annotation
     try:
@@ -283,7 +299,7 @@ def type_of(meaning, parameter):
         ) from None
 
 
-def number_dtype(given):
+def number_dtype(given: Any) -> np.dtype:
     """The dtype of numbers that an annotation names; TypeError if it names none."""
     dtype = np.dtype(given)
     if dtype.hasobject:
@@ -291,7 +307,7 @@ def number_dtype(given):
     return dtype
 
 
-def check(entry):
+def check(entry: Instruction) -> None:
     """Every result has a type."""
     for result, kind in entry.results.items():
         if kind is None or isinstance(kind, Like) and kind not in entry.operands:
@@ -301,7 +317,7 @@ def check(entry):
             )
 
 
-def name_of(value):
+def name_of(value: Any) -> str | None:
     """The name of the instruction that an object a kernel calls is, or stands for; else None."""
     entry = STANDING_FOR.get(id(value))
-    return entry and entry.name
+    return entry.name if entry else None

@@ -19,7 +19,8 @@ class Banks(EpochObserver):
         super().__init__()
         self.sites = {}  # site -> [requests, turns, fewest turns, worst ways]
 
-    def epochs(self, lane, site, address, size):
+    def epochs(self, accesses):
+        lane, site, address, size = accesses
         order, request = self.spec.requests(lane, site)
         site = site[order]
         turns, fewest, ways = self.spec.wavefronts(

@@ -1,8 +1,18 @@
 """branches: how often the lanes of a warp decide differently, so that the warp must walk both ways."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from sim.events import EpochObserver, Observer
+
+
+class EpochDecisions(NamedTuple):
+    """The decisions of some epochs as parallel arrays, lanes numbered as in EpochAccesses."""
+
+    lane: np.ndarray
+    site: np.ndarray
+    taken: np.ndarray
 
 
 class Branches(EpochObserver):
@@ -15,15 +25,17 @@ class Branches(EpochObserver):
     """
 
     accesses = Observer.accesses  # this tool hears of branches only
+    record = EpochDecisions
 
     def __init__(self):
         super().__init__()
         self.sites = {}  # site -> [branches, divergent]
 
-    def branches(self, block, epoch, thread, site, taken):
-        self.keep(block, thread, site, taken, taken)
+    def branches(self, decisions):
+        self.keep(decisions.block, decisions.thread, decisions.site, decisions.taken)
 
-    def epochs(self, lane, site, taken, _):
+    def epochs(self, decisions):
+        lane, site, taken = decisions
         order, request = self.spec.requests(lane, site)
         lanes, yes = np.bincount(request), np.bincount(request, taken[order])
         of = np.empty(len(lanes), np.int64)

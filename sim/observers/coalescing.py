@@ -20,7 +20,8 @@ class Coalescing(EpochObserver):
         super().__init__()
         self.sites = {}  # site -> [requests, sectors, fewest sectors]
 
-    def epochs(self, lane, site, address, size):
+    def epochs(self, accesses):
+        lane, site, address, size = accesses
         order, request = self.spec.requests(lane, site)
         touched, fewest = self.spec.sectors(request, address[order], size[order])
         of = np.empty(len(touched), np.int64)

@@ -78,11 +78,11 @@ class Races(Observer):
         if name.startswith("syncthreads"):
             self.barriers.setdefault(SITES[site].function, set()).add(SITES[site].line)
 
-    def fenced(self, block, epoch, thread, segment, reach):
-        self.heard("fenced", block, epoch, thread, segment, reach)
+    def fenced(self, at, reach):
+        self.heard("fenced", *at, reach)
 
-    def atomic_done(self, block, epoch, thread, segment, address, wrote):
-        self.heard("atomic", block, epoch, thread, segment, address, wrote)
+    def atomic_done(self, at, address, wrote):
+        self.heard("atomic", *at, address, wrote)
 
     def warp_synchronized(self, block, threads, segment):
         self.heard("warp", block, threads, segment)

@@ -60,11 +60,11 @@ class Uninitialized(Observer):
         self.order.barrier(block, epoch)
         return self.epoch_ended(block)
 
-    def fenced(self, block, epoch, thread, segment, reach):
-        self.order.fenced(block, epoch, thread, segment, reach)
+    def fenced(self, at, reach):
+        self.order.fenced(*at, reach)
 
-    def atomic_done(self, block, epoch, thread, segment, address, wrote):
-        self.order.atomic(block, epoch, thread, segment, address, wrote)
+    def atomic_done(self, at, address, wrote):
+        self.order.atomic(*at, address, wrote)
 
     def warp_synchronized(self, block, threads, segment):
         self.order.warp(block, threads, segment)

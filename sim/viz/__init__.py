@@ -7,9 +7,13 @@ step stand there as images. Coordinates are integers and there are no ids, so eq
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
+from typing import Any
 from urllib.parse import quote
+
+from sim.events import Recording
 
 # Okabe and Ito's palette, which people with any colour vision can tell apart. Global memory is darker, shared
 # memory lighter.
@@ -61,7 +65,7 @@ live.querySelector("span").textContent=(at+1)+" of "+scene.steps.length;live.que
 slider.addEventListener("input",show);live.querySelectorAll("button").forEach((button,on)=>button.addEventListener("click",()=>{slider.value=+slider.value+2*on-1;show()}));root.querySelector(".sim-static").hidden=true;live.hidden=false;show()})()"""  # noqa: E501
 
 
-def variables(values, themed):
+def variables(values: dict[str, str], themed: bool) -> str:
     """CSS custom properties; `themed` takes a notebook's own colours where it has some."""
     return "".join(
         f"--{name}:{THEMED.get(name, '{}').format(value) if themed else value};"
@@ -84,6 +88,9 @@ IMAGE_STYLE = (
 LEFT_ALIGNED = 'class="text" style="text-align:left"'
 
 
+Row = tuple[Any, ...]  # of a picture's table
+
+
 @dataclass(frozen=True)
 class View:
     """Something to look at: `str(view)` is its text, and a notebook shows its HTML."""
@@ -92,13 +99,13 @@ class View:
     body: str  # HTML
 
     @property
-    def html(self):
+    def html(self) -> str:
         return f'<div class="sim-view"><style>{STYLE}</style>{self.body}</div>'
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         return self.html
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.text
 
     __repr__ = __str__
@@ -118,13 +125,13 @@ class Scene:
     height: int
     adds: bool = True
     empty: str = "empty"  # the look of a cell that nothing has happened to
-    boxes: list = field(default_factory=list)  # that never change: (look, x, y, width, height)
-    labels: list = field(default_factory=list)  # (x, y, text, look)
-    cells: list = field(default_factory=list)
-    steps: list = field(default_factory=list)
-    notices: list = field(default_factory=list)
+    boxes: list[Row] = field(default_factory=list)  # that never change: (look, x, y, width, height)
+    labels: list[Row] = field(default_factory=list)  # (x, y, text, look)
+    cells: list[tuple[int, int, int, int]] = field(default_factory=list)
+    steps: list[tuple[str, list[Row]]] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
 
-    def view(self):
+    def view(self) -> View:
         words = [f"{position}. {label}" for position, (label, _) in enumerate(self.steps, 1)]
         shown = words if len(words) <= 24 else [*words[:12], "...", *words[-4:]]
         text = "\n".join(
@@ -132,7 +139,7 @@ class Scene:
         )
         return View(text, self.figure("\n".join(shown)))
 
-    def figure(self, words):
+    def figure(self, words: str) -> str:
         """The HTML of the figure: images for where scripts are stripped, and a script that puts a picture
         with a slider in their place."""
         notices = "".join(f"<div><small>{escape(notice)}</small></div>" for notice in self.notices)
@@ -162,7 +169,7 @@ class Scene:
             f"<script>{SCRIPT % data}</script></figure>"
         )
 
-    def image(self, at):
+    def image(self, at: int) -> str:
         """Step `at` (0 or -1) as an <img>."""
         at %= len(self.steps)
         state = dict.fromkeys(range(len(self.cells)), (self.empty, ""))
@@ -184,11 +191,11 @@ class Scene:
             f' src="data:image/svg+xml,{quote(svg, safe=" =:/;,().-!")}">'
         )
 
-    def svg(self, drawn, marks=(), head=""):
+    def svg(self, drawn: Iterable[Row], marks: Iterable[Row] = (), head: str = "") -> str:
         """The picture as SVG text; boxes that look alike are one path."""
-        alike = {}
+        alike: dict[str, list[Row]] = {}
         for look, *box in [*self.boxes, *drawn]:
-            alike.setdefault(look, []).append(box)
+            alike.setdefault(look, []).append(tuple(box))
         shapes = "".join(
             f"<path class='{look}' d='{''.join(f'M{x} {y}h{w}v{h}h{-w}z' for x, y, w, h in joined(boxes))}'/>"
             for look, boxes in alike.items()
@@ -203,7 +210,7 @@ class Scene:
             f" aria-label='{escape(self.title, quote=True)}'>{head}{shapes}{texts}</svg>"
         )
 
-    def legend(self, y, *entries):
+    def legend(self, y: int, *entries: tuple[str, str]) -> None:
         """Coloured boxes with their meaning, from left to right."""
         x = self.left if hasattr(self, "left") else 8
         for look, meaning in entries:
@@ -212,9 +219,9 @@ class Scene:
             x += 34 + 7 * len(meaning)
 
 
-def joined(boxes):
+def joined(boxes: Iterable[Row]) -> list[list[int]]:
     """Boxes (x, y, width, height), those that touch from left to right made one."""
-    result = []
+    result: list[list[int]] = []
     for x, y, w, h in sorted(boxes, key=lambda box: (box[1], box[3], box[0])):
         if result and result[-1][1::2] == [y, h] and result[-1][0] + result[-1][2] == x:
             result[-1][2] += w
@@ -230,7 +237,7 @@ VERBS = {
 }  # of threads, of a thread
 
 
-def cut_notice(recording):
+def cut_notice(recording: Recording) -> list[str]:
     """A notice, in a list, if events are missing at the end of the trace."""
     return (
         [f"The trace was full: {plural(recording.cut, 'later event')} are not in it."]
@@ -239,13 +246,13 @@ def cut_notice(recording):
     )
 
 
-def plural(number, noun):
+def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def ranges(numbers):
+def ranges(numbers: Iterable[int]) -> str:
     """[0, 1, 2, 5] as "0-2, 5"."""
-    runs = []
+    runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number

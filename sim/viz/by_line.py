@@ -1,27 +1,15 @@
 """by line: a kernel's source with what each line cost beside it."""
 
 import inspect
+from collections.abc import Callable, Iterable
 from html import escape
+from types import CodeType
 
 from sim.viz import LEFT_ALIGNED, View
 
-# heading -> what stands in the column, from the line's counters; a column in which nothing stands is left out
-COLUMNS = {
-    "loads": lambda line: line.get("loads"),
-    "stores": lambda line: line.get("stores"),
-    "atomics": lambda line: line.get("atomics"),
-    "bytes": lambda line: sum(line.get(f"{what}_bytes", 0) for what in ("load", "store", "atomic")),
-    "sectors (fewest)": lambda line: (
-        line.get("sectors") and f"{line['sectors']:,} ({line['fewest_sectors']:,})"
-    ),
-    "turns (fewest)": lambda line: line.get("turns") and f"{line['turns']:,} ({line['fewest_turns']:,})",
-    "ways": lambda line: line.get("ways"),
-    "branches (divergent)": lambda line: (
-        line.get("branches") and f"{line['branches']:,} ({line['divergent']:,})"
-    ),
-    "barriers": lambda line: line.get("syncthreads", 0) + line.get("grid.sync", 0),
-    "warp ops": lambda line: sum(number for name, number in line.items() if name not in COUNTED),
-}
+Counters = dict[str, int]
+Line = tuple[int, str, Counters]  # number, source, counters
+
 COUNTED = {  # every other counter of a line is a warp operation: a shuffle, a vote, a match, syncwarp
     "loads",
     "stores",
@@ -41,13 +29,30 @@ COUNTED = {  # every other counter of a line is a warp operation: a shuffle, a v
     "branches",
     "divergent",
 }
+# heading -> what stands in the column, from the line's counters; a column in which nothing stands is left out
+COLUMNS: dict[str, Callable[[Counters], int | str | None]] = {
+    "loads": lambda line: line.get("loads"),
+    "stores": lambda line: line.get("stores"),
+    "atomics": lambda line: line.get("atomics"),
+    "bytes": lambda line: sum(line.get(f"{what}_bytes", 0) for what in ("load", "store", "atomic")),
+    "sectors (fewest)": lambda line: (
+        line.get("sectors") and f"{line['sectors']:,} ({line['fewest_sectors']:,})"
+    ),
+    "turns (fewest)": lambda line: line.get("turns") and f"{line['turns']:,} ({line['fewest_turns']:,})",
+    "ways": lambda line: line.get("ways"),
+    "branches (divergent)": lambda line: (
+        line.get("branches") and f"{line['branches']:,} ({line['divergent']:,})"
+    ),
+    "barriers": lambda line: line.get("syncthreads", 0) + line.get("grid.sync", 0),
+    "warp ops": lambda line: sum(n for name, n in line.items() if name not in COUNTED),
+}
 MEANING = (
     "sectors: pieces of 32 bytes of global memory that warps touched, and the fewest possible. turns: how"
     " often shared memory had to serve, the fewest possible, and the worst ways of a bank conflict."
 )
 
 
-def by_line(code, lines):
+def by_line(code: Iterable[CodeType], lines: dict[tuple[str, int], Counters]) -> View:
     """A View of the functions whose code objects are `code`, beside the counters `lines` {(function, line):
     {name: number}}."""
     parts = [(code_object.co_name, source(code_object)) for code_object in code]
@@ -60,7 +65,7 @@ def by_line(code, lines):
     return View("\n\n".join(texts), "".join(bodies) + f"<small>{MEANING}</small>")
 
 
-def source(code):
+def source(code: CodeType) -> list[str]:
     """The lines of a function from its `def` on, without common indentation; none where there is no
     source."""
     try:
@@ -71,35 +76,35 @@ def source(code):
     return [line.rstrip()[indent:] for line in text]
 
 
-def table(rows):
+def table(rows: list[Line]) -> tuple[list[str], list[list[str]]]:
     """(headings that have entries, a row of texts for each line)."""
     used = [heading for heading, value in COLUMNS.items() if any(value(counters) for *_, counters in rows)]
     return used, [[written(COLUMNS[heading](counters)) for heading in used] for *_, counters in rows]
 
 
-def written(entry):
+def written(entry: int | str | None) -> str:
     """A table's entry: numbers with commas, nothing for 0 and None."""
     return f"{entry:,}" if isinstance(entry, int) and entry else entry or ""
 
 
-def as_text(name, rows):
+def as_text(name: str, rows: list[Line]) -> str:
     used, cells = table(rows)
     widths = [max(len(heading), *(len(row[column]) for row in cells)) for column, heading in enumerate(used)]
 
-    def joined(texts):
+    def joined(texts: Iterable[str]) -> str:
         return "  ".join(f"{text:>{width}}" for text, width in zip(texts, widths))
 
     body = [f"{joined(row)}  {number:>4}  {line}".rstrip() for row, (number, line, _) in zip(cells, rows)]
     return "\n".join([f"{joined(used)}  line  {name}", *body]) if rows else f"{name} has no source to show"
 
 
-def indented(line):
+def indented(line: str) -> str:
     """A source line as HTML that keeps its indentation even where style sheets are stripped."""
     text = line.lstrip()
     return "&nbsp;" * (len(line) - len(text)) + escape(text)
 
 
-def as_html(name, rows):
+def as_html(name: str, rows: list[Line]) -> str:
     if not rows:
         return f"<p>{escape(name)} has no source to show</p>"
     used, cells = table(rows)

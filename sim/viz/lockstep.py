@@ -1,11 +1,12 @@
 """A Recording as warps would live it: which accesses its lanes do together, and when, counted in accesses
 since the last barrier."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from sim.events import BARRIER, index_text
+from sim.events import BARRIER, Index3, Recording, index_text
 from sim.viz import VERBS, plural, ranges
 
 
@@ -20,7 +21,7 @@ class Request:
     rows: np.ndarray
 
 
-def block_number(recording, block):
+def block_number(recording: Recording, block: int | Index3 | None) -> int:
     """The position in `recording.blocks` of `block`: (x, y, z), x, or None for the lowest."""
     if not recording.blocks:
         raise ValueError("the trace is empty: the kernel accessed no array")
@@ -39,7 +40,7 @@ def block_number(recording, block):
     return recording.blocks.index(wanted)
 
 
-def times(recording, rows):
+def times(recording: Recording, rows: np.ndarray) -> np.ndarray:
     """For each of `rows` (accesses of one block and epoch): how many accesses its thread had done before in
     that epoch."""
     order = np.argsort(recording.thread[rows], kind="stable")
@@ -50,14 +51,14 @@ def times(recording, rows):
     return result
 
 
-def epochs(recording, number):
+def epochs(recording: Recording, number: int) -> Iterator[tuple[int, np.ndarray]]:
     """(epoch, rows that are accesses) for each epoch of a block, in order."""
     rows = np.flatnonzero((recording.block == number) & (recording.kind != BARRIER))
     for epoch in np.unique(recording.epoch[recording.block == number]).tolist():
         yield epoch, rows[recording.epoch[rows] == epoch]
 
 
-def requests(recording, number):
+def requests(recording: Recording, number: int) -> Iterator[Request]:
     """The requests of a block's warps, in the order in which warps in lockstep would make them."""
     size = recording.spec.warp_size
     for epoch, rows in epochs(recording, number):
@@ -77,7 +78,7 @@ def requests(recording, number):
         yield from sorted(together, key=lambda r: (r.time, r.warp))
 
 
-def sentence(recording, request):
+def sentence(recording: Recording, request: Request) -> str:
     """What a request does, in words: thread 3 / threads 0-31 load x, kernel line 5: the source."""
     first = recording[request.rows[0]]
     threads = recording.thread[request.rows].tolist()

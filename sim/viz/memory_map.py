@@ -4,8 +4,8 @@ from math import prod
 
 import numpy as np
 
-from sim.events import ATOMIC, LOAD, STORE, index_text
-from sim.viz import Scene, cut_notice
+from sim.events import ATOMIC, LOAD, STORE, Home, Index3, Recording, index_text
+from sim.viz import Row, Scene, View, cut_notice
 from sim.viz.lockstep import block_number, requests, sentence
 
 LOOKS = {LOAD: "load", STORE: "store", ATOMIC: "atomic"}
@@ -13,7 +13,7 @@ MOST_CELLS, MOST_STEPS, WIDEST = 1024, 256, 64
 LEFT, TOP = 64, 50
 
 
-def memory_map(recording, name, block=None):
+def memory_map(recording: Recording, name: str, block: int | Index3 | None = None) -> View:
     """A View of the array called `name`. A shared or local array is that of `block` (the lowest in the trace,
     if None); global memory shows every block's accesses, or those of `block`. A step is what the lanes of one
     warp do together."""
@@ -47,7 +47,7 @@ def memory_map(recording, name, block=None):
     return scene.view()
 
 
-def changes(recording, rows, first, shown):
+def changes(recording: Recording, rows: np.ndarray, first: int, shown: int) -> list[Row]:
     """(cell, look, thread) for each access whose element is among those shown."""
     cells = (recording.element[rows] - first).tolist()
     threads, kinds = recording.thread[rows].tolist(), recording.kind[rows].tolist()
@@ -56,7 +56,7 @@ def changes(recording, rows, first, shown):
     ]
 
 
-def grid(title, home, touched):
+def grid(title: str, home: Home, touched: np.ndarray) -> tuple[Scene, int, int]:
     """(a Scene with a cell for each element, the first element that is shown, how many are)."""
     columns = (
         home.shape[-1]
@@ -98,7 +98,7 @@ def grid(title, home, touched):
     return scene, first, shown
 
 
-def row_name(home, element):
+def row_name(home: Home, element: int) -> str:
     """The indices that the elements of a row share, or the first element's index if there is only one."""
     index = [int(i) for i in np.unravel_index(element, home.shape)] if home.shape else [0]
     return (

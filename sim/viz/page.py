@@ -1,16 +1,25 @@
 """page: a whole report as HTML: what was launched, the findings, the counters, the source with its cost, and,
 if the launch was traced, figures."""
 
-from html import escape
+from __future__ import annotations
 
+from collections.abc import Iterator
+from html import escape
+from typing import TYPE_CHECKING
+
+from sim.events import Recording
 from sim.viz import LEFT_ALIGNED, View
 from sim.viz.memory_map import memory_map
 from sim.viz.timeline import timeline
 
+if TYPE_CHECKING:
+    from sim.report import Report
+
 MOST_MAPS = 2
+Counted = dict[tuple[str, str], dict[str, int]]  # {(space, name): counters}
 
 
-def page(report):
+def page(report: Report) -> View:
     """The View of a Report; its text is the report's."""
     parts = [
         f"<b>{escape(report.headline)}</b>",
@@ -27,7 +36,7 @@ def page(report):
     return View(str(report), "".join(parts))
 
 
-def figures(trace):
+def figures(trace: Recording | None) -> Iterator[View]:
     """The timeline of the lowest block and the maps of the first shared arrays (of global ones, if there are
     none)."""
     if trace is None or not len(trace):
@@ -38,7 +47,7 @@ def figures(trace):
         yield memory_map(trace, name)
 
 
-def arrays_table(arrays):
+def arrays_table(arrays: Counted) -> str:
     kinds = [
         kind
         for kind in ("load", "store", "atomic")

@@ -1,13 +1,13 @@
 """timeline: the threads of one block against time, barriers as lines, and who waits at them."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
 
-from sim.events import BARRIER, LOAD, SITES, STORE, index_text
-from sim.viz import VERBS, Scene, cut_notice, plural, ranges
+from sim.events import BARRIER, LOAD, SITES, STORE, Index3, Recording, Site, index_text
+from sim.viz import VERBS, Scene, View, cut_notice, plural, ranges
 from sim.viz.lockstep import block_number, epochs, times
 
 MOST_THREADS, MOST_COLUMNS = 64, 160
@@ -22,7 +22,7 @@ LEGEND = {
 }
 
 
-def timeline(recording, block=None):
+def timeline(recording: Recording, block: int | Index3 | None = None) -> View:
     """A View of `block` (the lowest in the trace, if None). Time counts each thread's accesses since the last
     barrier: it is not clock cycles."""
     number, threads = block_number(recording, block), prod(recording.threads)
@@ -57,17 +57,17 @@ class Timeline(Scene):
 
     adds: bool = False
     empty: str = "none"
-    recording: object = None
+    recording: Recording = field(kw_only=True)
     threads: int = 0
     total: int = 0
     x: int = LEFT
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.shown = min(self.threads, MOST_THREADS)
         self.row = 12 if self.shown <= 32 else 8
         self.column = min(WIDE, max(NARROW, 720 // max(self.total, 1)))
 
-    def epoch(self, number, rows, time, barrier):
+    def epoch(self, number: int, rows: np.ndarray, time: np.ndarray, barrier: Site | None) -> None:
         """The accesses `rows` between two barriers, of which the second is at the site `barrier` (None: the
         block ends)."""
         for moment in range(int(time.max()) + 1 if len(time) else 0):
@@ -79,7 +79,7 @@ class Timeline(Scene):
             self.labels.append((self.x + 3, TOP + self.shown * self.row + 16, barrier.line, "middle"))
             self.x += GAP
 
-    def moment(self, rows, when, barrier):
+    def moment(self, rows: np.ndarray, when: str, barrier: Site | None) -> None:
         """A box for each thread that accesses something, a rail for each that waits for the others."""
         busy = self.recording.thread[rows].tolist()
         for thread, look in zip(busy, map(self.look, rows.tolist())):
@@ -102,12 +102,12 @@ class Timeline(Scene):
         )
         self.x += self.column
 
-    def look(self, row):
+    def look(self, row: int) -> str:
         kind, space = int(self.recording.kind[row]), self.recording.arrays[self.recording.array[row]].space
         verb = {LOAD: "load", STORE: "store"}.get(kind, "atomic")
         return f"global-{verb}" if space in ("global", "const") and verb != "atomic" else verb
 
-    def frame(self):
+    def frame(self) -> None:
         """What stands around the columns: thread numbers, the legend; and the size of it all."""
         self.width, self.height = max(self.x + 12, 640), TOP + self.shown * self.row + 30
         self.labels += [
@@ -120,9 +120,9 @@ class Timeline(Scene):
         self.legend(8, *LEGEND.items())
 
 
-def doings(recording, rows):
+def doings(recording: Recording, rows: np.ndarray) -> str:
     """What threads do in one moment, by source line: "16 threads load x (line 5)"."""
-    counts = Counter()
+    counts: Counter[tuple[int, str, str | None]] = Counter()
     for position in rows.tolist():
         event = recording[position]
         counts[event.site.line, event.kind, event.array] += 1

@@ -3,15 +3,22 @@ asks for."""
 
 import numpy as np
 
-from sim.events import SITES, index_text
-from sim.viz import VERBS, Scene, cut_notice, plural
-from sim.viz.lockstep import block_number, requests
+from sim.events import SITES, Index3, Recording, Site, index_text
+from sim.viz import VERBS, Row, Scene, View, cut_notice, plural
+from sim.viz.lockstep import Request, block_number, requests
 
 MOST_STEPS = 128
 LEFT, TOP, SIDE = 92, 60, 16
+Cost = tuple[str, list[tuple[int, int]], dict[int, int], set[int]]
 
 
-def warp_grid(recording, line, function=None, block=None, warp=None):
+def warp_grid(
+    recording: Recording,
+    line: int,
+    function: str | None = None,
+    block: int | Index3 | None = None,
+    warp: int | None = None,
+) -> View:
     """A View of the accesses to shared and global memory on line `line` of the kernel (or of `function`), by
     the warps of `block`, or one of them.
 
@@ -63,7 +70,9 @@ def warp_grid(recording, line, function=None, block=None, warp=None):
     return scene.view()
 
 
-def matches(recording, request, line, function, warp):
+def matches(
+    recording: Recording, request: Request, line: int, function: str | None, warp: int | None
+) -> bool:
     row = request.rows[0]
     site = SITES[int(recording.site[row])]
     return (
@@ -74,7 +83,7 @@ def matches(recording, request, line, function, warp):
     )
 
 
-def lines_with_accesses(recording):
+def lines_with_accesses(recording: Recording) -> str:
     return (
         ", ".join(
             map(
@@ -88,7 +97,7 @@ def lines_with_accesses(recording):
     )
 
 
-def step(recording, request, columns):
+def step(recording: Recording, request: Request, columns: int) -> tuple[str, list[Row]]:
     """(what the request does and costs, in words; the looks of the cells) of one request."""
     rows, spec = request.rows, recording.spec
     home, site = recording.arrays[recording.array[rows[0]]], SITES[int(recording.site[rows[0]])]
@@ -100,7 +109,7 @@ def step(recording, request, columns):
         f"warp {request.warp}, epoch {request.epoch}: {len(rows)} of {spec.warp_size} lanes"
         f" {VERBS[site.kind][0]} {home.space} array {home.name}: {cost}"
     )
-    looks = [(lane, "active", "") for lane in lanes.tolist()]
+    looks: list[Row] = [(lane, "active", "") for lane in lanes.tolist()]
     looks += [
         (spec.warp_size + lane * columns + column, "clash" if column in clashing else "load", "")
         for lane, column in asked
@@ -114,7 +123,7 @@ def step(recording, request, columns):
     return words, looks
 
 
-def banks(recording, rows, lanes, itemsize, site):
+def banks(recording: Recording, rows: np.ndarray, lanes: np.ndarray, itemsize: int, site: Site) -> Cost:
     """(cost in words, [(lane, bank)], {bank: words wanted at once}, banks in conflict)."""
     spec, address = recording.spec, recording.address[rows]
     size = np.full(len(rows), itemsize)
@@ -122,7 +131,8 @@ def banks(recording, rows, lanes, itemsize, site):
         np.zeros(len(rows), np.int64), lanes, address, size, np.full(len(rows), site.kind == "atomic")
     )
     each = max(itemsize // spec.bank_bytes, 1)
-    asked, wanted = [], {}
+    asked: list[tuple[int, int]] = []
+    wanted: dict[int, dict[int, list[int]]] = {}
     for lane, start in zip(lanes.tolist(), address.tolist()):
         for word in range(start // spec.bank_bytes, start // spec.bank_bytes + each):
             bank, phase = word % spec.banks, lane * each // spec.banks
@@ -139,7 +149,7 @@ def banks(recording, rows, lanes, itemsize, site):
     )
 
 
-def sectors(recording, rows, lanes, itemsize, site):
+def sectors(recording: Recording, rows: np.ndarray, lanes: np.ndarray, itemsize: int, site: Site) -> Cost:
     """(cost in words, [(lane, sector)], {sector: lanes}, sectors if there are more than needed)."""
     spec, address = recording.spec, recording.address[rows]
     (touched,), (fewest,) = spec.sectors(np.zeros(len(rows), np.int64), address, np.full(len(rows), itemsize))
