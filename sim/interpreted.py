@@ -17,7 +17,7 @@ from sim.engine.watchdog import Watchdog
 from sim.errors import LaunchError, Stuck
 from sim.frontend.rebind import YIELDING, Binder
 from sim.frontend.sites import COMPARISONS, OPERATORS, PREFIX, UNARY, UNSET
-from sim.frontend.types import NUMBER_BUILTINS, type_of_value
+from sim.frontend.types import NUMBER_BUILTINS, type_of_argument
 from sim.isa import mathematics, operators
 from sim.isa.table import SUSPENDING
 from sim.memory.array import Array, accessors, zip_
@@ -73,7 +73,8 @@ class Interpreted:
         scheduler, declarations = Scheduler(context), Declarations(context, launch.shared)
         binder = binder_of(context, Cuda(scheduler, declarations, launch.grid, launch.block))
         kernel = binder.bind(
-            launch.function, [(name, type_of_value(value)) for name, value in zip(launch.arguments, values)]
+            launch.function,
+            [(name, type_of_argument(value)) for name, value in zip(launch.arguments, values)],
         )
         declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
         scheduler.takes_turns = (binder.loops or schedule.interleaves) and bool(binder.used & YIELDING)

@@ -71,11 +71,13 @@ class Code:
     """A function's rewritten code object, or its own where it has no source. Keeps no reference to the
     function, which would keep both alive for ever."""
 
-    def __init__(self, function, parameters, heard):
+    def __init__(self, function, parameters, heard, block):
         tree = tree_of(function)
         self.rewritten = tree is not None
         self.constants, self.calls = {}, {}
-        self.code = self.rewrite(function, tree, parameters, heard) if self.rewritten else function.__code__
+        self.code = (
+            self.rewrite(function, tree, parameters, heard, block) if self.rewritten else function.__code__
+        )
         self.loops = not self.rewritten or any(isinstance(node, ast.While) for node in ast.walk(tree))
         self.synchronizes, self.stores = (
             self.rewritten and acts_on_atomics(tree_of(function)),
@@ -83,8 +85,8 @@ class Code:
         )
         self.used = set(names_in(function.__code__))
 
-    def rewrite(self, function, tree, parameters, heard):
-        found = Types(function, tree, dict(parameters))
+    def rewrite(self, function, tree, parameters, heard, block):
+        found = Types(function, tree, dict(parameters), block)
         aliases = {
             name: cuda_name(found.names.value(name))
             for name in names_in(function.__code__)
@@ -107,6 +109,7 @@ class Code:
         )
         unassigned = found.versions.unassigned(tree.body)
         rewriter.unassigned = {id(node) for node in unassigned}
+        rewriter.bases.once -= {node.id for node in unassigned}
         tree.args.defaults, tree.args.kw_defaults = [], [None] * len(tree.args.kw_defaults)
         unset = [
             ast.Assign([ast.Name(name, ast.Store())], ast.Name(PREFIX + "unset", ast.Load()))
@@ -116,6 +119,7 @@ class Code:
             *(ast.copy_location(part, tree) for part in unset),
             *(statement for part in tree.body for statement in flat(rewriter.visit(part))),
         ]
+        rewriter.bases.put_in(tree)
         self.constants, self.calls = rewriter.constants, rewriter.calls
         free = function.__code__.co_freevars
         # a function that calls itself by its global name
@@ -210,13 +214,14 @@ class Binder:
         return copy
 
     def code(self, function, parameters):
-        """The function's code for these kinds of parameters, for what its globals are now, and for what is
-        heard: accesses, branches."""
+        """The function's code for these kinds of parameters, for what its globals are now, for the block's
+        shape, and for what is heard: accesses, branches."""
         known = CODES.setdefault(function, {})
         heard = self.context.log is not None, self.context.decisions is not None
-        key = parameters, outside(function), heard
+        block = self.context.block_shape
+        key = parameters, outside(function), heard, block
         if key not in known:
-            known[key] = Code(function, parameters, heard)
+            known[key] = Code(function, parameters, heard, block)
         return known[key]
 
     def rebound(self, value):

@@ -13,8 +13,9 @@ from math import prod
 import numpy as np
 
 from sim.errors import LaunchError
-from sim.events import SITE_SHIFT, SITES, Site
-from sim.frontend.names import CUDA, path
+from sim.events import SITES, Site
+from sim.frontend.bases import Bases, word
+from sim.frontend.names import CUDA, MISSING, dtype_or_none, is_number, path
 from sim.frontend.types import ANY, ArrayType, Number, bits, is_float, join
 from sim.isa.conversions import cast
 from sim.isa.promotion import SIGNED
@@ -82,6 +83,8 @@ class Rewriter(ast.NodeTransformer):
         self.unassigned = set()  # ids of the Names whose variable may have no value yet
         self.types, self.aliases, self.logged, self.watched = types, aliases, logged, watched
         self.constants, self.calls, self.temporaries = {}, {}, 0
+        self.loops = 0  # how many the node that is visited stands in
+        self.bases = Bases(types.versions, PREFIX)
 
     # --- building blocks ------------------------------------------------------------------------------------
 
@@ -230,13 +233,17 @@ class Rewriter(ast.NodeTransformer):
         )
         given = self.types.given(called, node)
         written = node.func
+        dtype = dtype_or_none(called) if called is not MISSING and len(node.args) == 1 else None
         by_width = (
             self.types.builtin(node.func) in BY_WIDTH
             or getattr(called, "__name__", "") in BY_WIDTH
             and getattr(called, "__module__", "").startswith(CUDA)
         )
         self.generic_visit(node)
-        if given:
+        if dtype is not None and is_number(dtype) and not node.keywords:
+            node.func = self.name(f"cast_{dtype}", node)
+            self.constants[node.func.id] = cast(dtype)
+        elif given:
             name = self.name(f"f{len(self.calls)}", node)
             self.calls[name.id], node.func = (written, tuple(given.items())), name
         node.args = [
@@ -328,42 +335,31 @@ class Rewriter(ast.NodeTransformer):
         """Statements: `text` with `inside`, whether the indices are, and `flat`, which element that is, in
         place of a call of an accessor: two and a half times as fast, and most of what a kernel does is load
         and store. Where the indices are inside, the access is logged."""
-        array, firsts, names = target.id, [], []
-        for index in indices:
-            own = ast.unparse(index)
-            name = own if isinstance(index, (ast.Name, ast.Constant)) else self.temporary(target)
-            names.append(name)
-            firsts.append(own if name == own else f"({name} := {own})")
-        rank, surely = len(indices), kind != ANY
-        sizes = surely and kind.shape or [f"{array}.n{axis}" for axis in range(rank)]
+        array, rank, surely = target.id, len(indices), kind != ANY
+        sizes = (surely and kind.shape) or [f"{array}.n{axis}" for axis in range(rank)]
         strides = element_strides(array, kind) if surely else [f"{array}.s{axis}" for axis in range(rank)]
-        inside = " and ".join(
-            [
-                *([] if surely else [f"{PREFIX}type({array}) is {PREFIX}Array{rank}"]),
-                *(
-                    (
-                        f"0 <= {first} < {size}"
-                        if bits(self.types.of(index)) is not None
-                        else f"{PREFIX}type({first}) is {PREFIX}int and 0 <= {name} < {size}"
-                    )
-                    for index, first, name, size in zip(indices, firsts, names, sizes)
-                ),
-            ]
-        )
+        conditions = [] if surely else [f"{PREFIX}type({array}) is {PREFIX}Array{rank}"]
+        names = []
+        for index, size in zip(indices, sizes):
+            own = name = ast.unparse(index)
+            asked = self.asked(index, size)
+            if not isinstance(index, (ast.Name, ast.Constant)):
+                name = self.temporary(target) if asked else f"({own})"
+            names.append(name)
+            first = own if name == own else f"({name} := {own})"
+            conditions += [question.format(first=first, name=name) for question in asked]
         flat = " + ".join(
             name if stride == 1 else f"{name} * {stride}" for name, stride in zip(names, strides)
         )
         if self.logged:
             held = self.temporary(target)
             offset = f"({held} := {flat})" + (f" * {kind.itemsize}" if surely else f" << {array}.shift")
-            inside, flat = (
-                f"{inside} and {PREFIX}log({site << SITE_SHIFT} + {array}.code + ({offset})) is None",
-                held,
-            )
+            conditions.append(f"{PREFIX}log({self.base(target, site)} + ({offset})) is None")
+            flat = held
         arguments = ", ".join([array, *map(ast.unparse, indices)])
         statements = ast.parse(
             text.format(
-                inside=inside,
+                inside=" and ".join(conditions) or "True",
                 flat=flat,
                 array=array,
                 rank=rank,
@@ -375,6 +371,21 @@ class Rewriter(ast.NodeTransformer):
         for part in [part for statement in statements for part in ast.walk(statement)]:
             ast.copy_location(part, target)
         return statements
+
+    def base(self, target, site):
+        """What an access at `site` to the array `target` adds to its position to log it, as text."""
+        once = self.bases.known(target.id) and isinstance(self.types.of(target), ArrayType)
+        return self.bases.name(target.id, site) if self.loops and once else word(target.id, site)
+
+    def asked(self, index, size):
+        """What there is to ask about an index, for it to be within an axis of so many elements (a number, or
+        an expression), as text: nothing where the types tell."""
+        kind = self.types.of(index)
+        if bits(kind) is None:
+            return [f"{PREFIX}type({{first}}) is {PREFIX}int and 0 <= {{name}} < {size}"]
+        if kind.low < 0:
+            return [f"0 <= {{first}} < {size}"]
+        return [] if isinstance(size, int) and kind.high < size else [f"{{first}} < {size}"]
 
     def inline_load(self, target, indices, site, kind):
         return self.inlined(
@@ -437,7 +448,9 @@ class Rewriter(ast.NodeTransformer):
             and kind.kind is np.uint64
             and self.types.builtin(getattr(node.iter, "func", None)) == "range"
         )
+        self.loops += 1
         self.generic_visit(node)
+        self.loops -= 1
         if unsigned:
             node.body.insert(
                 0,
@@ -452,6 +465,8 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_While(self, node):
         tick = ast.copy_location(ast.Expr(self.call("tick", [self.site("loop", node)], node)), node)
+        self.loops += 1
         self.visit_If(node)
+        self.loops -= 1
         node.body.insert(0, tick)
         return node

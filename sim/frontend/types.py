@@ -1,15 +1,16 @@
-"""The type of each variable and expression of a kernel, as Numba infers it, and how large an integer can be:
-from both follows which operators can stay Python's own.
+"""The type of each variable and expression of a kernel, as Numba infers it, and the interval in which an
+integer lies: from both follows which operators can stay Python's own, and which indices need no check.
 
-A type is a Number (a kind of sim.isa.promotion, and for integers the bits of their magnitude, if known), an
-ArrayType, a tuple of types, or ANY. Inference goes round the versions of the variables (sim.frontend.ssa)
-until nothing changes. A variable is a Python int for certain where its bits are known; a counter that still
-grows after a few rounds has none, which is always right and only slower.
+A type is a Number (a kind of sim.isa.promotion, and for integers the lowest and the highest value, if known),
+an ArrayType, a tuple of types, or ANY. Inference goes round the versions of the variables (sim.frontend.ssa)
+until nothing changes. A variable is a Python int for certain where its interval is known; a counter that
+still grows after a few rounds has none, which is always right and only slower.
 """
 
 import ast
 import functools
 import inspect
+import operator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,7 +40,12 @@ UNKNOWN = None  # not found so far
 MOST_BITS = 62
 ROUNDS = 4
 LENGTH, LONG = 40, 42  # bits of a length or a dimension, and of a position in a grid
-GEOMETRY = {"threadIdx": 10, "blockIdx": 31, "blockDim": 11, "gridDim": 31}
+GEOMETRY = {
+    "threadIdx": (0, 1023),
+    "blockIdx": (0, 2**31 - 1),
+    "blockDim": (1, 1024),
+    "gridDim": (1, 2**31 - 1),
+}
 ADDITIVE, BITWISE = (ast.Add, ast.Sub), (ast.BitAnd, ast.BitOr, ast.BitXor)
 RULES = {
     **dict.fromkeys((ast.Add, ast.Sub, ast.Mult), promotion.arithmetic),
@@ -62,16 +68,40 @@ NUMBER_BUILTINS = {
     "pow": operators.pow_,
     "sum": operators.sum_,
 }
+EXACT = {  # as Python has them; at the corners of two intervals they are at their lowest and highest
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+}
 PYTHON = (np.float16, np.float32, np.float64)  # floats that Python's operators treat as Numba does
 
 
 @dataclass(frozen=True)
 class Number:
-    """`bits`: the value is a Python int of at most this magnitude; None: whatever sim.isa has for the
-    kind."""
+    """With `low` and `high`: a Python int, neither less nor more than these; without: whatever sim.isa has
+    for the kind."""
 
     kind: type
-    bits: int | None = None
+    low: int | None = None
+    high: int | None = None
+
+    @property
+    def bits(self):
+        """Those of the magnitude, if it is known."""
+        return None if self.low is None else max(self.high, ~self.low).bit_length()
+
+
+def signed(kind, bits):
+    """A Number of either sign."""
+    return Number(kind, -(1 << bits), (1 << bits) - 1)
+
+
+def natural(kind, bits):
+    """A Number that is not negative."""
+    return Number(kind, 0, (1 << bits) - 1)
 
 
 @dataclass(frozen=True)
@@ -86,12 +116,13 @@ class ArrayType:
     shape: tuple | None = None
 
 
-INT32, INT64, BOOL = Number(np.int32, 31), Number(int), Number(bool)
+LENGTHS = natural(int, LENGTH)
+INT32, INT64, BOOL = signed(np.int32, 31), Number(int), Number(bool)
 OF_CUDA = {  # what functions and attributes of cuda give whose type does not hang on their arguments
-    "laneid": Number(np.int32, 5),
-    "warpsize": Number(np.int32, 6),
-    "grid": Number(int, LONG),
-    "gridsize": Number(int, LONG),
+    "laneid": Number(np.int32, 0, 31),
+    "warpsize": Number(np.int32, 32, 32),
+    "grid": natural(int, LONG),
+    "gridsize": natural(int, LONG),
     "lanemask_lt": Number(np.uint32),
     **dict.fromkeys(("syncthreads_count", "syncthreads_and", "syncthreads_or"), INT32),
 }
@@ -114,11 +145,7 @@ def join(a, b):
         return b
     if isinstance(a, Number) and isinstance(b, Number):
         kind = unified(a.kind, b.kind)
-        return (
-            ANY
-            if kind is None
-            else Number(kind, max(a.bits, b.bits) if None not in (a.bits, b.bits) else None)
-        )
+        return ANY if kind is None else Number(kind, *hull(a, b))
     if (
         isinstance(a, ArrayType)
         and isinstance(b, ArrayType)
@@ -128,6 +155,17 @@ def join(a, b):
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
         return tuple(map(join, a, b))
     return ANY
+
+
+def hull(a, b):
+    """The interval of a Number that is now `a`, now `b`: the larger one if it holds both, else one whose ends
+    are powers of two, so that a counter takes few steps to grow."""
+    if None in (a.low, b.low):
+        return ()
+    ends = low, high = min(a.low, b.low), max(a.high, b.high)
+    if ends in ((a.low, a.high), (b.low, b.high)):
+        return ends
+    return (low and -(1 << (~low).bit_length()) if low < 0 else 0), max((1 << high.bit_length()) - 1, 0)
 
 
 @functools.cache
@@ -149,18 +187,26 @@ def element_type(dtype):
     return ANY if kind is None else INT32 if kind is np.int32 else Number(kind)
 
 
+def type_of_argument(value):
+    """The type of a launch argument. Intervals are rounded up, so that few specialisations arise."""
+    if isinstance(value, tuple):
+        return tuple(map(type_of_argument, value))
+    kind = type_of_value(value)
+    few = -(-(bits(kind) or 0) // 8) * 8
+    if bits(kind) is None:
+        return kind
+    return Number(int) if few > 40 else natural(int, few) if value >= 0 else signed(int, few)
+
+
 def type_of_value(value):
-    """The type of a launch argument, a global or a free variable. Bits are rounded up, so that few
-    specialisations arise."""
+    """The type of a constant: a literal, a global or a free variable; and of a launch argument that is no
+    integer."""
     if value is None:
         return NONE
     if isinstance(value, int) and not isinstance(value, bool):
-        rounded = -(-value.bit_length() // 8) * 8
-        return (
-            Number(int, rounded if rounded <= 40 else None)
-            if -(2**63) <= value < 2**63
-            else Number(np.uint64)
-        )
+        if not -(2**63) <= value < 2**63:
+            return Number(np.uint64)
+        return Number(int, value, value) if value.bit_length() <= MOST_BITS else Number(int)
     if type(value) in KIND:
         return Number(KIND[type(value)])
     if isinstance(value, tuple):
@@ -201,28 +247,50 @@ def operation(op, left, right):
     kind = RULES[type(op)](left.kind, right.kind)
     if kind is not int or None in (left.bits, right.bits):
         return ANY if kind is None else Number(kind)
-    grown = (
-        max(left.bits, right.bits) + 1
-        if isinstance(op, ADDITIVE)
-        else (
-            left.bits + right.bits
-            if isinstance(op, ast.Mult)
-            else (
-                max(left.bits, right.bits)
-                if isinstance(op, (ast.FloorDiv, ast.Mod, ast.RShift, *BITWISE))
-                else MOST_BITS + 1
-            )
-        )
-    )
-    return Number(int, grown if grown <= MOST_BITS else None)
+    result = Number(int, *interval(op, left, right))
+    return result if result.low is not None and result.bits <= MOST_BITS else Number(int)
+
+
+def interval(op, a, b):
+    """The lowest and the highest result of `op` on two Numbers whose intervals are known; () if that is not
+    known."""
+    if isinstance(op, BITWISE):
+        return bitwise_interval(op, a, b)
+    if isinstance(op, ast.Mod):
+        most = max(abs(b.low), abs(b.high))
+        high = b.high - 1 if b.low > 0 else most
+        return (0, min(high, a.high) if a.low >= 0 else high) if b.low > 0 else (-most, most)
+    if isinstance(op, ast.FloorDiv) and b.low <= 0:  # i // 0 is 0
+        most = max(abs(a.low), abs(a.high))
+        return -most, most
+    if isinstance(op, ast.RShift) and not 0 <= b.low <= b.high < 64:
+        return min(a.low, 0), max(a.high, 0)
+    exact = EXACT.get(type(op))
+    if exact is None or isinstance(op, ast.LShift) and not 0 <= b.low <= b.high <= MOST_BITS:
+        return ()
+    corners = [exact(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+    return min(corners), max(corners)
+
+
+def bitwise_interval(op, a, b):
+    natural_highs = [number.high for number in (a, b) if number.low >= 0]
+    if isinstance(op, ast.BitAnd) and natural_highs:
+        return 0, min(natural_highs)
+    most = 1 << max(a.bits, b.bits)
+    return 0 if len(natural_highs) == 2 else -most, most - 1
 
 
 class Types:
     """The types of a function's variables and expressions. `parameters` maps parameter names to types;
-    `results` remembers what device functions return, {(function, types): type}."""
+    `block` is the launch's, (x, y, z); `results` remembers what device functions return,
+    {(function, types): type}."""
 
-    def __init__(self, function, tree, parameters, results=None):
+    def __init__(self, function, tree, parameters, block=None, results=None):
         self.names, self.results = Names(function), {} if results is None else results
+        self.geometry = GEOMETRY | (
+            {"threadIdx": [(0, n - 1) for n in block], "blockDim": [(n, n) for n in block]} if block else {}
+        )
+        self.block = block
         self.names.local = tree.variables
         named = inspect.signature(function).parameters
         self.parameters, self.fixed = dict(parameters), set(named) - stored_names(tree.body)
@@ -290,7 +358,8 @@ class Types:
         if name == "range" and node.args:
             return self.of_range([self.of(argument) for argument in node.args])
         if name == "enumerate":
-            return Number(int), self.of_iteration(node.args[0])
+            count = natural(int, LENGTH) if len(node.args) == 1 else INT64
+            return count, self.of_iteration(node.args[0])
         if name == "zip":
             return tuple(map(self.of_iteration, node.args))
         return part(self.of(node), None)
@@ -301,12 +370,12 @@ class Types:
         if not all(isinstance(kind, Number) and kind.kind in INTEGRAL for kind in given):
             return ANY
         kinds = {kind.kind for kind in given}
-        size = max(kind.bits for kind in given) if all(kind.bits is not None for kind in given) else None
         if kinds <= UNSIGNED:
             return Number(np.uint64)
-        return (
-            Number(np.int32, 31 if size is None else size) if kinds <= SIGNED - {int} else Number(int, size)
-        )
+        narrow, known = kinds <= SIGNED - {int}, all(kind.bits is not None for kind in given)
+        if not known:
+            return INT32 if narrow else INT64
+        return Number(np.int32 if narrow else int, *range_interval(*given))
 
     def builtin(self, node):
         """The name of the builtin that `node` is, or ""."""
@@ -335,8 +404,8 @@ class Types:
 
     def of_attribute(self, node):
         owner = path(node.value).split(".")[-1]
-        if node.attr in "xyz" and owner in GEOMETRY:
-            return Number(np.int32, GEOMETRY[owner])
+        if node.attr in "xyz" and owner in self.geometry:
+            return Number(np.int32, *of_axis(self.geometry[owner], "xyz".index(node.attr)))
         value = self.names.resolve(node)
         named = name_in_cuda(value) if value is not MISSING else None
         if named in OF_CUDA or node.attr in ("laneid", "warpsize"):
@@ -344,20 +413,20 @@ class Types:
         array = self.of(node.value)
         if isinstance(array, ArrayType):
             return {
-                "shape": (Number(int, LENGTH),) * array.rank,
-                "strides": (Number(int, LENGTH),) * array.rank,
-                "size": Number(int, LENGTH),
-                "ndim": Number(int, 4),
+                "shape": (LENGTHS,) * array.rank,
+                "strides": (signed(int, LENGTH),) * array.rank,
+                "size": LENGTHS,
+                "ndim": natural(int, 4),
                 "T": replace(array, rowwise=False, shape=None),
-                "itemsize": Number(int, 8),
+                "itemsize": natural(int, 8),
             }.get(node.attr, ANY)
         if node.attr in ("shape", "ndim", "size"):
-            return {"ndim": Number(int, 4), "size": Number(int, LENGTH)}.get(node.attr, ANY)
+            return {"ndim": natural(int, 4), "size": LENGTHS}.get(node.attr, ANY)
         return ANY if value is MISSING else type_of_value(value)
 
     def of_subscript(self, node):
         if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
-            return Number(int, LENGTH)
+            return LENGTHS
         held, indices = (
             self.of(node.value),
             node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice],
@@ -409,7 +478,15 @@ class Types:
             return kind
         if kind.kind is bool:
             return BOOL if isinstance(node.op, ast.Invert) else INT64
-        return Number(np.uint64) if kind.kind in UNSIGNED else Number(int, kind.bits)
+        if kind.kind in UNSIGNED or kind.bits is None:
+            return Number(np.uint64) if kind.kind in UNSIGNED else INT64
+        if isinstance(node.op, ast.USub):  # of the lowest integer it is that again
+            return Number(int, -kind.high, -kind.low) if kind.kind is int else signed(int, kind.bits)
+        return (
+            Number(int, kind.low, kind.high)
+            if isinstance(node.op, ast.UAdd)
+            else Number(int, ~kind.high, ~kind.low)
+        )
 
     def of_binop(self, node):
         return operation(node.op, self.of(node.left), self.of(node.right))
@@ -426,7 +503,9 @@ class Types:
             return (
                 ANY
                 if kind is None
-                else Number(kind, 8 * dtype.itemsize - 1 if kind in SIGNED - {int} else None)
+                else signed(kind, 8 * dtype.itemsize - 1)
+                if kind in SIGNED - {int}
+                else Number(kind)
             )
         name = self.cuda_name(node.func, called)
         if name:
@@ -470,7 +549,9 @@ class Types:
         key = function, tuple(given.items())
         if key not in self.results:
             self.results[key], tree = UNKNOWN, tree_of(function)  # while it calls itself
-            self.results[key] = Types(function, tree, given, self.results).result() if tree else ANY
+            self.results[key] = (
+                Types(function, tree, given, self.block, self.results).result() if tree else ANY
+            )
         return self.results[key]
 
     def cuda_name(self, node, called):
@@ -481,9 +562,11 @@ class Types:
 
     def of_builtin(self, name, given, node):
         if name == "len":
-            return Number(int, LENGTH)
+            return LENGTHS
         if name in ("min", "max") and len(given) > 1 and all(bits(kind) is not None for kind in given):
-            return functools.reduce(join, given)
+            least = min if name == "min" else max
+            ends = least(kind.low for kind in given), least(kind.high for kind in given)
+            return Number(functools.reduce(join, given).kind, *ends)
         if name == "abs" and isinstance(given[0], Number) and given[0].kind in SIGNED:
             return Number(given[0].kind)
         if len(given) == 1 and isinstance(given[0], tuple) and name in ("min", "max", "sum"):
@@ -510,7 +593,7 @@ class Types:
         if name == "const.array_like":
             return given[0]
         if name in ("popc", "clz") and isinstance(given[0], Number) and given[0].kind in SIGNED:
-            return Number(given[0].kind, 7)
+            return natural(given[0].kind, 7)
         return self.asked(
             (
                 getattr(integers, last, None)
@@ -579,9 +662,23 @@ class Types:
             return isinstance(op, (*ADDITIVE, ast.Mult, ast.Div))
         if bits(a) is None or bits(b) is None or bits(operation(op, a, b)) is None:
             return False
-        if isinstance(op, (ast.FloorDiv, ast.Mod, ast.RShift)):
-            return isinstance(right, ast.Constant) and right.value > 0
-        return not isinstance(op, ast.Div)
+        if isinstance(op, (ast.FloorDiv, ast.Mod)):
+            return b.low > 0
+        return b.low >= 0 if isinstance(op, (ast.LShift, ast.RShift)) else not isinstance(op, ast.Div)
+
+
+def range_interval(*ends):
+    """The lowest and the highest number in a range between Numbers."""
+    start, stop = (Number(int, 0, 0), *ends) if len(ends) == 1 else ends[:2]
+    if len(ends) < 3 or ends[2].low > 0:
+        return start.low, max(stop.high - 1, start.low)
+    down = ends[2].high < 0
+    return min(start.low, stop.low + down), start.high if down else max(start.high, stop.high)
+
+
+def of_axis(ends, axis):
+    """The interval of one of x, y and z, of which `ends` is that of all, or a list."""
+    return ends[axis] if isinstance(ends, list) else ends
 
 
 def widened(kind):
@@ -595,9 +692,10 @@ def widened(kind):
 
 def general(kind):
     """A type with little of what sets one call of a device function apart from another."""
-    if not isinstance(kind, Number) or kind.bits is None or kind.kind is not int:
-        return INT32 if isinstance(kind, Number) and kind.kind is np.int32 and kind.bits is not None else kind
-    return Number(int, next((few for few in (31, LONG) if kind.bits <= few), None))
+    if not isinstance(kind, Number) or kind.bits is None or kind.kind not in (int, np.int32):
+        return kind
+    few = next((few for few in (31, LONG) if kind.bits <= few), None)
+    return Number(kind.kind) if few is None else (natural if kind.low >= 0 else signed)(kind.kind, few)
 
 
 def part(kind, position):
@@ -607,7 +705,8 @@ def part(kind, position):
     if isinstance(kind, tuple) and isinstance(position, int):
         return kind[position] if -len(kind) <= position < len(kind) else ANY
     if isinstance(kind, tuple):
-        return kind[0] if kind and all(same == kind[0] for same in kind) else ANY
+        alike = len({one.kind if isinstance(one, Number) else one for one in kind}) == 1
+        return functools.reduce(join, kind) if alike else ANY
     return kind.element if isinstance(kind, ArrayType) and kind.rank == 1 else ANY
 
 

@@ -25,6 +25,7 @@ from sim.isa.rounding import rounded
 # A Python float times this is a float32: the quickest way to round one, as numpy takes a Python float as no
 # wider.
 ONE = float32(1)
+EXACT = 2**53  # up to here every integer is a float64
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 INTEGERS = (int, np.integer, np.bool_)
 FLOATS = (float, np.floating, bfloat16)
@@ -164,7 +165,7 @@ def _to_bfloat16(value):
 def _to_float32(value):
     if type(value) is float32:
         return value
-    if isinstance(value, float):
+    if isinstance(value, float) or (type(value) is int and -EXACT <= value <= EXACT):
         return ONE * float(value)
     if isinstance(value, INTEGERS):
         # By way of a double it would be rounded twice.

@@ -56,12 +56,14 @@ class Array:
         """Sizes and element strides as plain attributes, `data`, on which `data[flat]` gives a kernel's value
         at once, and `cells`, which is stored to."""
         itemsize, rank = self.dtype.itemsize, self.ndim
+        if self.dtype.names:
+            self.__class__ = Columns
         if not (
             1 <= rank <= MAX_FAST_RANK
             and self.size
             and all(s >= 0 and s % itemsize == 0 for s in self.strides)
             and itemsize == 1 << self.shift
-            and self.dtype.names is None
+            and not self.dtype.names
         ):
             return
         for axis in range(rank):
@@ -178,12 +180,6 @@ class Array:
 
     # --- what else a kernel may do with an array ------------------------------------------------------------
 
-    def __getattr__(self, name):
-        """A field of records: the column of all of them."""
-        if name not in (self.dtype.names or ()):
-            raise AttributeError(f"{self.name}, an array of {self.dtype}, has no {name}")
-        return self.derived(self.numpy[name])
-
     def __getitem__(self, index):
         return self.load(index if isinstance(index, tuple) else (index,), self.context.site("load"))
 
@@ -232,6 +228,19 @@ class Array:
 
     def __repr__(self):
         return f"<{self.allocation.space} array {self.name} {self.dtype}{list(self.shape)}>"
+
+
+class Columns(Array):
+    """An array of records; its fields are attributes. (A class of its own, as Python looks up every attribute
+    slowly where a class has a `__getattr__`.)"""
+
+    __slots__ = ()
+
+    def __getattr__(self, name):
+        """The column of all records' field."""
+        if name not in self.dtype.names:
+            raise AttributeError(f"{self.name}, an array of {self.dtype}, has no {name}")
+        return self.derived(self.numpy[name])
 
 
 class FromEnd(int):
