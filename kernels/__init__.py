@@ -10,8 +10,11 @@ _HOME = {
     "conv_attention_decode": "kernels.conv_decode",
     "conv_attention_sharded": "kernels.distributed",
     "conv_attention_decode_sharded": "kernels.distributed",
+    "multi_token_attention": "kernels.multi_token_operators",
+    "multi_token_attention_decode": "kernels.multi_token_operators",
     "FusedAttention": "kernels.modules",
     "ConvAttention": "kernels.modules",
+    "MultiTokenAttention": "kernels.multi_token_module",
     "KVCache": "kernels.kv_cache",
     "latent_attention": "kernels.latent_operators",
 }

@@ -15,12 +15,28 @@ from numba import cuda
 from numba.cuda import libdevice
 from numpy import float32
 
-from kernels import conv_backward, conv_decode, conv_forward, conv_tiled, memory_patterns
+from kernels import (
+    conv_backward,
+    conv_decode,
+    conv_forward,
+    conv_tiled,
+    memory_patterns,
+    multi_token_bands,
+    multi_token_kernels,
+)
 from kernels.conv_tiles import PADDING, TAPS
 from kernels.flash_forward import KEYS, flash_forward
 from kernels.launch import MAX_HEAD_DIM, MOST_TAPS, WIDTHS, launch, output, width_for
 from kernels.memory_patterns import PADDED, THREADS, TILE, blocks, tiles
-from kernels.reference import attention, conv_attention, conv_attention_backward, conv_scores, scores
+from kernels.multi_token_gradients import multi_token_attention_backward
+from kernels.reference import (
+    attention,
+    conv_attention,
+    conv_attention_backward,
+    conv_scores,
+    multi_token_attention,
+    scores,
+)
 from kernels.tiled import Traffic, queries_outer
 from kernels.warp_forward import warp_forward
 
@@ -176,6 +192,25 @@ def decode(q, k, v, w, run=None):
     return (conv_decode.conv_attention_decode(q[:, :, -w.shape[1] :], k, v, w, splits=3, run=run),)
 
 
+def layer_of(*parts):
+    return multi_token_bands.Layer(*parts, 0.25, True)
+
+
+def multi_token(q, k, v, *parts, run=None):
+    return (multi_token_bands.forward(q, k, v, layer_of(*parts), run=run),)
+
+
+def multi_token_decode(q, k, v, *parts, run=None):
+    layer = layer_of(*parts)
+    rows = 1 + layer.above + layer.after_above
+    return (multi_token_bands.decode(q[:, :, -rows:].contiguous(), k, v, layer, 3, run),)
+
+
+def multi_token_gradients(q, k, v, *parts, run=None):
+    """The backward pass for the gradient v of O."""
+    return tuple(multi_token_bands.backward(q, k, v, layer_of(*parts), v, run=run).values())
+
+
 # Shared memory, in bytes, of each launch --------------------------------------------------------------------
 
 
@@ -203,6 +238,26 @@ def conv_decode_shared(d, c_q, **_):
     return 4 * (own + (width + MOST_TAPS) * slots), 4 * conv_decode.MERGING_WARPS * (MAX_HEAD_DIM + 1)
 
 
+def multi_token_shared(heads, **_):
+    """Of each kernel: a tile with its halo and the taps; a map; the warps' maxima and sums; both tiles."""
+    halo = multi_token_kernels.HALO_ROWS * multi_token_kernels.PITCH
+    gradients = multi_token_kernels.SIZE * multi_token_kernels.GRADIENT_PITCH + multi_token_kernels.THREADS
+    sums = 4 * multi_token_kernels.WARPS
+    return dict(
+        convolve=4 * (halo + TAPS**2),
+        mix=4 * heads**2,
+        softmax=2 * sums,
+        softmax_back=sums,
+        taps=4 * (halo + gradients),
+        row=4 * multi_token_kernels.THREADS,
+    )
+
+
+def of_launches(names):
+    """The shared memory of the multi-token kernels of these names, in turn."""
+    return lambda **size: tuple(multi_token_shared(**size)[name] for name in names.split())
+
+
 # The table --------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +278,14 @@ def qkvw(generator, heads, n, d, c_q, c_k):
 def with_gradient(generator, **size):
     q, *rest = qkvw(generator, **size)
     return [q, *rest, torch.randn(q.shape, generator=generator)]
+
+
+def multi_token_inputs(generator, heads, n, d, c_q, c_k):
+    """q, k, v, taps and a full map before the softmax, and after it."""
+    q, k, v = qkv(generator, heads, n, d)
+    taps, after_taps = torch.randn(2, heads, c_q, c_k, generator=generator) / (c_q * c_k) ** 0.5
+    head_map, after_head_map = torch.randn(2, 1, heads, heads, generator=generator) / heads**0.5
+    return [q, k, v, taps, head_map, after_taps, after_head_map]
 
 
 def transposing(kernel, shared=0, previous=None):
@@ -249,6 +312,9 @@ ATTENTION = dict(
 CONVOLUTION = dict(heads=1, n=66, d=16, c_q=4, c_k=5)  # a whole tile and a bit of the next
 ROW_WIDTHS = tuple(CONVOLUTION | dict(d=d) for d in WIDTHS)
 WINDOWS = tuple(CONVOLUTION | dict(d=d, c_q=c_q) for d in (20, 64, 128) for c_q in (4, 8, 12, 15))
+MIXING = dict(heads=2, n=66, d=16, c_q=4, c_k=5)
+MIXED = tuple(MIXING | dict(heads=heads, n=8) for heads in (1, 3, 16, 32))
+FORWARD = "convolve mix softmax convolve mix"
 
 ALL = (
     Case(
@@ -353,6 +419,41 @@ ALL = (
         compiled=WINDOWS,
         shared=conv_decode_shared,
         spills=lambda **_: (False, False),
+    ),
+    Case(
+        "multi_token_forward",
+        multi_token_inputs,
+        multi_token,
+        lambda *tensors: (multi_token_attention(*tensors, scale=0.25),),
+        "attention",
+        sizes=(MIXING,),
+        compiled=MIXED,
+        shared=of_launches(FORWARD),
+        spills=lambda **_: (False,) * 5,
+    ),
+    Case(
+        "multi_token_backward",
+        multi_token_inputs,
+        multi_token_gradients,
+        lambda q, k, v, *parts: multi_token_attention_backward(q, k, v, v, *parts, scale=0.25)[:7],
+        "gradient",
+        sizes=(MIXING,),
+        compiled=MIXED,
+        shared=of_launches(
+            "convolve mix softmax convolve mix mix taps convolve softmax_back mix taps convolve"
+        ),
+        spills=lambda **_: (False,) * 12,
+    ),
+    Case(
+        "multi_token_decode",
+        multi_token_inputs,
+        multi_token_decode,
+        lambda *tensors: (multi_token_attention(*tensors, scale=0.25)[:, :, -1:],),
+        "attention",
+        sizes=(MIXING,),
+        compiled=MIXED[:1],
+        shared=of_launches(FORWARD + " row"),
+        spills=lambda **_: (False,) * 6,
     ),
 )
 CASES = {case.name: case for case in ALL}

@@ -9,18 +9,30 @@ class KVCache:
 
     `keys` and `values` are views (B, H, length, d) of larger buffers, so that a new token costs one row and
     no copy; `queries` are those of the last min(window, length) tokens, (B, H, R, d). window: c_q of the
-    layer, the rows that its convolution reaches over.
+    layer, the rows that its convolution reaches over. query_heads: of queries, where they have more heads
+    than keys and values.
     """
 
-    def __init__(self, batch, heads, head_dim, window, capacity=64, device=None, dtype=torch.float32):
-        sizes = dict(batch=batch, heads=heads, head_dim=head_dim, window=window, capacity=capacity)
+    def __init__(
+        self, batch, heads, head_dim, window, capacity=64, device=None, dtype=torch.float32, query_heads=None
+    ):
+        query_heads = heads if query_heads is None else query_heads
+        sizes = dict(
+            batch=batch,
+            heads=heads,
+            head_dim=head_dim,
+            window=window,
+            capacity=capacity,
+            query_heads=query_heads,
+        )
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"argument {name} is {size}; wanted at least 1")
         self.batch, self.heads, self.head_dim, self.window = batch, heads, head_dim, window
+        self.query_heads = query_heads
         self.length = 0
         self.buffers = torch.empty(2, batch, heads, capacity, head_dim, device=device, dtype=dtype)
-        self.queries = self.buffers.new_empty(batch, heads, 0, head_dim)
+        self.queries = self.buffers.new_empty(batch, query_heads, 0, head_dim)
 
     @property
     def capacity(self):
@@ -45,8 +57,9 @@ class KVCache:
 
     def append(self, q, k, v):
         """Add the queries, keys and values (B, H, n, d) of n more tokens."""
-        wanted = (self.batch, self.heads, q.shape[2], self.head_dim)
+        heads = {"q": self.query_heads, "k": self.heads, "v": self.heads}
         for name, tensor in {"q": q, "k": k, "v": v}.items():
+            wanted = (self.batch, heads[name], q.shape[2], self.head_dim)
             if tuple(tensor.shape) != wanted:
                 raise ValueError(
                     f"argument {name} has shape {tuple(tensor.shape)}; wanted (B, H, n, d) of the cache,"

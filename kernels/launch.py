@@ -97,19 +97,23 @@ def backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent=None):
     return *qkvw, scale, d_o.detach().contiguous(), extent
 
 
-def check_taps(w, q):
+def check_taps(w, q, name="w"):
     """Taps (H, c_q, c_k) for the heads of q, float32, where q is, or an error."""
     if not isinstance(w, torch.Tensor):
-        raise TypeError(f"argument w is a {type(w).__name__}; wanted a torch.Tensor")
+        raise TypeError(f"argument {name} is a {type(w).__name__}; wanted a torch.Tensor")
     if w.ndim != 3 or w.shape[0] != q.shape[1]:
         raise ValueError(
-            f"argument w has shape {tuple(w.shape)}; wanted (H, c_q, c_k), with H = {q.shape[1]} of q"
+            f"argument {name} has shape {tuple(w.shape)}; wanted (H, c_q, c_k), with H = {q.shape[1]} of q"
         )
     if not all(1 <= size <= MOST_TAPS for size in w.shape[1:]):
-        raise ValueError(f"argument w has shape {tuple(w.shape)}; wanted c_q and c_k from 1 to {MOST_TAPS}")
+        raise ValueError(
+            f"argument {name} has shape {tuple(w.shape)}; wanted c_q and c_k from 1 to {MOST_TAPS}"
+        )
     if w.dtype != torch.float32:
-        raise TypeError(f"argument w has dtype {w.dtype}; wanted torch.float32: convert with w.float()")
-    check_device("w", w, q)
+        raise TypeError(
+            f"argument {name} has dtype {w.dtype}; wanted torch.float32: convert with {name}.float()"
+        )
+    check_device(name, w, q)
 
 
 def check_tensor(name, tensor):

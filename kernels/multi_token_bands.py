@@ -1,19 +1,20 @@
 """The multi-token layer by kernels, a band of query rows at a time: forward, backward, and one token.
 
-All heads of a group mix, twice, and the scores of 32 heads with their halos do not fit the shared memory of a
-block. So the unit here is not a tile on the chip, but a band: R rows of the scores of all heads, with every
-column, in a scratch buffer that the next band writes over. A whole row is there, so its softmax, and later D,
-takes no pass of its own, and no column is made twice; only rows are, the halo above a band and, in the backward
-pass, below it:
+All heads of a group mix, twice, and the scores of 32 heads with their halos do not fit the shared memory of
+a block. So the unit here is not a tile on the chip, but a band: R rows of the scores of all heads, with
+every column, in a scratch buffer that the next band writes over. A whole row is there, so its softmax, and
+later D, takes no pass of its own, and no column is made twice; only rows are, the halo above a band and, in
+the backward pass, below it:
 
     forward    S of rows [i0 - P'_q - P_q, i1)   P of rows [i0 - P'_q, i1)         O of rows [i0, i1)
     backward   S of rows [i0 - P'_q - P_q, i1 + P_q), P of [i0 - P'_q, i1 + P_q), dU of [i0, i1 + P_q + P'_q),
                dT of [i0, i1 + P_q): what later queries send back;  dQ of rows [i0, i1), and sums for the rest
 
-with P_q = c_q - 1 of the first taps and P'_q of the second. Nothing of N×N stays: the backward pass makes all
-of it again. Memory is 2 · B · H · (R + halo) · N floats forward and 5 backward, where R is such that a band has about BAND scores, but at
-least 64: it grows with N. Products with q, k, v and their gradients are torch's (cuBLAS on a GPU), between
-kernels of `kernels.multi_token_kernels`. All sums are made in a fixed order: the same bits from run to run.
+with P_q = c_q - 1 of the first taps and P'_q of the second. Nothing of N×N stays: the backward pass makes
+all of it again. Memory is 2 · B · H · (R + halo) · N floats forward and 5 backward, where R is such that a
+band has about BAND scores, but at least 64: it grows with N. Products with q, k, v and their gradients are
+torch's (cuBLAS on a GPU), between kernels of `kernels.multi_token_kernels`. All sums are made in a fixed
+order: the same bits from run to run.
 """
 
 from typing import NamedTuple
@@ -38,7 +39,8 @@ TAP_PARTS = 32  # partial sums of the taps' gradients, each of one block
 
 
 class Layer(NamedTuple):
-    """What the layer does between its products, checked: float32 and contiguous; None for what changes nothing."""
+    """What the layer does between its products, checked: float32 and contiguous; None for what changes
+    nothing."""
 
     taps: torch.Tensor | None  # (H, c_q, c_k)
     head_map: torch.Tensor | None  # (H / s, s, s)
@@ -149,9 +151,12 @@ def map_gradients(g, x, d_map):
 
 
 def scores(q, k, layer, scratch, first, last, columns, q_first=0):
-    """Band S of what P of the queries `first` to last - 1 is made of, in buffer 0. q's first row: q_first."""
+    """Band S of what P of the queries `first` to last - 1 is made of, in buffer 0. q's first row: q_first;
+    k may have fewer heads."""
     s = scratch.band(0, max(0, first - layer.above), last, columns)
-    product(s.scores, q[:, :, s.first - q_first : last - q_first], k[:, :, :columns].mT, layer.scale)
+    rows, sharing = last - s.first, q.shape[1] // k.shape[1]
+    q = q[:, :, s.first - q_first : last - q_first].reshape(q.shape[0], -1, sharing * rows, q.shape[3])
+    product(s.scores.view(*q.shape[:3], columns), q, k[:, :, :columns].mT, layer.scale)
     return s
 
 
@@ -187,7 +192,8 @@ NAMES = ("q", "k", "v", "taps", "head_map", "after_taps", "after_head_map")
 
 
 def backward(q, k, v, layer, d_o, wanted=NAMES, rows=None, run=None):
-    """{name: gradient} of `forward` for each wanted argument and part that is not None; d_o: the gradient of O."""
+    """{name: gradient} of `forward` for each wanted argument and part that is not None; d_o: the gradient
+    of O."""
     batch, heads, n, _ = q.shape
     rows = min(n, rows or band_rows(batch, heads, n))
     parts = dict(zip(NAMES, (q, k, v, *layer[:4])))
@@ -263,11 +269,13 @@ def transposed(head_map):
 
 
 def decode(q, k, v, layer, splits, run=None):
-    """O of the last token, (B, H, 1, d): the band of its own row alone. q: (B, H, R, d), the last queries; k, v:
-    (B, H, N_k, d), read where they are; splits: among how many blocks the sum over a head's keys is divided."""
-    batch, heads, keys, d = k.shape
-    scratch = Scratch(q, 2, q.shape[2], keys)
-    u = forward_band(q, k, layer, scratch, keys - 1, keys, keys, run, keys - q.shape[2])
+    """O of the last token, (B, H, 1, d): the band of its own row alone.
+
+    q: (B, H, R, d), the last queries, contiguous; k, v: (B, H_kv, N_k, d), read where they are. splits: among
+    how many blocks the sum over a head's keys is divided.
+    """
+    (batch, heads, rows, d), keys = q.shape, k.shape[2]
+    u = forward_band(q, k, layer, Scratch(q, 2, rows, keys), keys - 1, keys, keys, run, keys - rows)
     parts = output((batch, splits, heads, d), like=q)
     arguments = u, v, -(-keys // splits), parts
     launch(multi_token_weighted_sum_kernel, (splits, heads, batch), THREADS, *arguments, run=run)

@@ -1,19 +1,22 @@
-"""Kernels of the multi-token layer: a convolution, a map over heads, a softmax, and the ways back, each over a
-band of scores.
+"""Kernels of the multi-token layer: a convolution, a map over heads, a softmax, and the ways back, each
+over a band of scores.
 
-A band is (B, H, R, C) float32 in global memory: R neighbouring rows of every head's scores, row r that of query
-first + r, and the columns of the keys 0 to C - 1. With `causal`, what lies beyond a row's own key counts as 0,
-whatever stands there, and what a kernel writes there is 0. Sources: Golovneva et al. 2025, arXiv 2504.00927.
+A band is (B, H, R, C) float32 in global memory: R neighbouring rows of every head's scores, row r that of
+query first + r, and the columns of the keys 0 to C - 1. With `causal`, what lies beyond a row's own key
+counts as 0, whatever stands there, and what a kernel writes there is 0. Sources: Golovneva et al. 2025,
+arXiv 2504.00927.
 
-    convolve_kernel       y = x ∗ w, or back       grid (⌈R / 64⌉ · ⌈C / 64⌉, H, B)   256 threads, 25.7 KiB shared
-    mix_kernel            x[g] = Σ_h M[g, h] x[h]  grid (⌈R · C / 256 / each⌉, H / s, B)   256 threads, 4 · s² bytes shared
-    softmax_kernel        x = softmax(x)           grid (R, H, B)                    256 threads
-    softmax_back_kernel   x = P ∘ (x - D)          grid (R, H, B)                    256 threads
-    tap_gradients_kernel  dw = Σ g ∘ shifted x     grid (parts, H, B)                256 threads, 42.9 KiB shared
-    weighted_sum_kernel   o = Σ_j u[j] v[j]        grid (splits, H, B)               256 threads, for one row
+    kernel                what it does             grid                             shared
+    convolve              y = x ∗ w, or back       (⌈R / 64⌉ · ⌈C / 64⌉, H, B)      25.7 KiB
+    mix                   x[g] = Σ_h M[g, h] x[h]  (⌈R · C / (256 · e)⌉, H / s, B)  4 · s² bytes
+    softmax               x = softmax(x)           (R, H, B)                        64 bytes
+    softmax_back          x = P ∘ (x - D)          (R, H, B)                        32 bytes
+    tap_gradients         dw = Σ g ∘ shifted x     (parts, H, B)                    42.9 KiB
+    weighted_sum          o = Σ_j u[j] v[j]        (splits, H, B)                   1 KiB, for one row
 
-A thread of mix_kernel holds the numbers of all s heads of a group at `each` places, so that it can write over
-them: at most 64 registers. Nothing needs more than 48 KiB of shared memory, however many heads mix.
+A thread of the mix kernel holds the numbers of all s heads of a group at e places, at most 64, in registers,
+so that it can write over them. Blocks have 256 threads. Nothing needs more than 48 KiB of shared memory,
+however many heads mix.
 """
 
 import functools
@@ -40,6 +43,7 @@ SIZE = 64  # rows and columns of a tile
 THREADS, WARPS = 256, 8
 HALO_ROWS, HALO_COLUMNS = SIZE + MOST_TAPS - 1, SIZE + TAPS  # of a tile with its surroundings
 PITCH = HALO_COLUMNS + 1  # an odd number of words, for eight rows in different banks
+GRADIENT_PITCH = SIZE + 1
 STRIPS = 2  # a thread convolves this many strips of one row
 MOST_GROUP = 32  # heads that mix
 HELD = 64  # numbers that a thread of mix_kernel holds
@@ -131,7 +135,7 @@ def multi_token_tap_gradients_kernel(g, x, first, x_first, rows, causal, d_w):
     g: the gradient of the convolution's result, of whose rows, from query `first` on, `rows` count; x: what
     was convolved, with the rows above these; d_w: (parts · B, H, c_q, c_k).
     """
-    g_tile = cuda.shared.array((SIZE, SIZE + 1), float32)
+    g_tile = cuda.shared.array((SIZE, GRADIENT_PITCH), float32)
     x_tile = cuda.shared.array((HALO_ROWS, PITCH), float32)
     shares = cuda.shared.array(THREADS, float32)
     sums = cuda.local.array(STRIP, float32)
@@ -194,8 +198,8 @@ def mix_kernel(group):
 
     @cuda.jit(max_registers=MOST_REGISTERS)
     def multi_token_mix_kernel(x, head_map):
-        """x (B, H, X) = its heads mixed, in place: x[g] = Σ_h head_map[g, h] x[h] within each group; head_map:
-        (H / group, group, group)."""
+        """x (B, H, X) = its heads mixed, in place: x[g] = Σ_h head_map[g, h] x[h] within each group;
+        head_map: (H / group, group, group)."""
         shares = cuda.shared.array((group, group), float32)
         held = cuda.local.array(numbers, float32)
         totals = cuda.local.array(each, float32)
@@ -245,8 +249,8 @@ def multi_token_softmax_kernel(x, first, causal):
 
 @cuda.jit
 def multi_token_softmax_back_kernel(x, first, p, p_first, causal):
-    """x = P ∘ (x - D), in place, with D = Σ_j P x of each row: the gradient of the softmax's argument from that
-    of P. p: the band of P, from query p_first on, with the rows of x."""
+    """x = P ∘ (x - D), in place, with D = Σ_j P x of each row: the gradient of the softmax's argument from
+    that of P. p: the band of P, from query p_first on, with the rows of x."""
     sums = cuda.shared.array(WARPS, float32)
     row = x[cuda.blockIdx.z, cuda.blockIdx.y, cuda.blockIdx.x]
     p_row = p[cuda.blockIdx.z, cuda.blockIdx.y, first + cuda.blockIdx.x - p_first]
@@ -265,17 +269,21 @@ def multi_token_softmax_back_kernel(x, first, p, p_first, causal):
 
 @cuda.jit
 def multi_token_weighted_sum_kernel(u, v, length, parts):
-    """parts[b, split, h] = Σ_j u[b, h, 0, j] v[b, h, j] over the split's `length` keys; u: (B, H, 1, C), v: (B,
-    H, C, d), parts: (B, splits, H, d). A thread has a column, and every lanes-th key."""
+    """parts[b, split, h] = Σ_j u[b, h, 0, j] v[b, h', j] over the split's `length` keys.
+
+    u: (B, H, 1, C); v: (B, H_kv, C, d), each head h' of it for H / H_kv neighbouring ones of u; parts: (B,
+    splits, H, d). A thread has a column, and every lanes-th key.
+    """
     sums = cuda.shared.array(THREADS, float32)
     batch, head, split, thread = cuda.blockIdx.z, cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
     keys, d = v.shape[2], v.shape[3]
+    v_head = head // (u.shape[1] // v.shape[1])
     lanes = THREADS // d
     c, lane = thread % d, thread // d
     total = float32(0)
     if lane < lanes:
         for j in range(split * length + lane, min(keys, (split + 1) * length), lanes):
-            total += u[batch, head, 0, j] * v[batch, head, j, c]
+            total += u[batch, head, 0, j] * v[batch, v_head, j, c]
     sums[thread] = total
     cuda.syncthreads()
     if lane == 0:

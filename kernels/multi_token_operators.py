@@ -1,0 +1,273 @@
+"""The multi-token layer with gradients, and for one token: its bands as operators that autograd knows and
+torch.compile leaves whole; their arguments, checked."""
+
+import math
+
+import torch
+
+from kernels.conv_decode import checked_splits, choose_splits, multiprocessors
+from kernels.launch import (
+    attention_arguments,
+    check_device,
+    check_sizes,
+    check_taps,
+    check_tensor,
+    checked_scale,
+)
+from kernels.multi_token_bands import NAMES, Layer, backward, decode, forward
+from kernels.multi_token_kernels import MOST_GROUP
+from kernels.reference import document_spans, gated_norm, in_groups
+
+
+def multi_token_attention(
+    q,
+    k,
+    v,
+    taps=None,
+    head_map=None,
+    after_taps=None,
+    after_head_map=None,
+    norm=None,
+    gate=None,
+    causal=True,
+    scale=None,
+    documents=None,
+):
+    """The whole multi-token layer between its projections, without an N×N matrix in memory, forward and
+    backward; returns y, (B, H, N, d), float32.
+
+        S_h = scale · q_h k_hᵀ, 0 where masked           T_h = S_h convolved with the taps of head h
+        T'_g = Σ_h M1[g, h] T_h                          P_g = softmax(T'_g), 0 where masked
+        U_h = P_h convolved with the second taps, 0 where masked
+        O_g = Σ_h M2[g, h] U_h v_g                       y = x · sigmoid(x·a + b), where x = RMSNorm(O)
+
+    Golovneva et al. 2025, arXiv 2504.00927. Every part is optional; None changes nothing. Arguments are
+    those of `kernels.reference.multi_token_attention`, float32 tensors on one device: q, k, v (B, H, N, d),
+    none empty, d <= 128; taps, after_taps (H, c_q, c_k), each size from 1 to 15, odd or even; head_map,
+    after_head_map (H, H) or (H / s, s, s), with at most 32 heads that mix; norm (d,); gate a pair, (d,) and
+    one number. documents: the first token of each document of a packed sequence; each is computed by
+    itself, so many short ones cost many launches. CPU tensors are simulated, CUDA tensors run on their GPU.
+
+    Gradients reach every argument, once: a second derivative is an error. Under torch.compile what comes
+    before norm and gate is one opaque operator; under torch.autocast it computes in float32. Its sums have
+    a fixed order. Products with q, k and v are PyTorch's: `torch.set_float32_matmul_precision` holds for
+    them, and deterministic algorithms ask for CUBLAS_WORKSPACE_CONFIG as any matrix product does. Raises
+    TypeError or ValueError that names the argument, what it is, and what was wanted.
+    """
+    if isinstance(q, torch.Tensor) and torch.is_autocast_enabled(q.device.type):
+        q, k, v, taps, head_map, after_taps, after_head_map, norm = map(
+            in_float32, (q, k, v, taps, head_map, after_taps, after_head_map, norm)
+        )
+        gate = gate and tuple(map(in_float32, gate))
+    *_, scale = attention_arguments(q, k, v, scale)
+    if k.shape != q.shape:
+        raise ValueError(f"argument k has shape {tuple(k.shape)}; wanted that of q, {tuple(q.shape)}")
+    if q.numel() == 0:
+        raise ValueError(f"argument q has shape {tuple(q.shape)}; wanted at least one batch, head and query")
+    parts = layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate)
+    spans = [(0, q.shape[2])] if documents is None else document_spans(documents, q.shape[2])
+    o = [
+        multi_token_forward_operator(
+            *(x[:, :, start:end] for x in (q, k, v)), *parts, bool(causal), float(scale)
+        )
+        for start, end in spans
+    ]
+    return gated_norm(o[0] if len(o) == 1 else torch.cat(o, dim=2), norm, gate)
+
+
+def multi_token_attention_decode(
+    q_window,
+    k,
+    v,
+    taps=None,
+    head_map=None,
+    after_taps=None,
+    after_head_map=None,
+    norm=None,
+    gate=None,
+    scale=None,
+    splits=None,
+    run=None,
+):
+    """The last row of causal `multi_token_attention`, (B, H, 1, d), for one token that has just come; without
+    gradients.
+
+    q_window: (B, H, R, d), the queries of the last R = min(c_q + after_c_q - 1, N_k) tokens, the new one
+    last: a
+        part that is None counts as c_q = 1. k, v: (B, H_kv, N_k, d), of all tokens, the new one too, read
+        where they are; with fewer heads than q's, each serves H / H_kv neighbouring heads of q.
+    splits: among how many blocks the sum over a head's keys is divided, 1 or more, chosen unless given. It
+        changes rounding only. run: how to launch the kernels (`kernels.launch`). No decision hangs on a
+        number in a tensor, so that a CUDA graph can record the call. Otherwise as `multi_token_attention`.
+    """
+    for name, tensor in {"q_window": q_window, "k": k, "v": v}.items():
+        check_tensor(name, tensor)
+        check_device(name, tensor, q_window)
+    check_sizes(q_window)
+    parts = layer_parts(q_window, taps, head_map, after_taps, after_head_map, norm, gate)
+    scale = checked_scale(1 / math.sqrt(q_window.shape[3]) if scale is None else scale)
+    layer = layer_of(*parts, True, scale)
+    check_cache(q_window, k, v, 1 + layer.above + layer.after_above)
+    sequences, keys = q_window.shape[0] * q_window.shape[1], k.shape[2]
+    if splits is None:
+        splits = choose_splits(sequences, keys, multiprocessors(k.device))
+    q, k, v = (x.detach() for x in (q_window, k, v))
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+        o = decode(q.contiguous(), k, v, layer, checked_splits(splits), run)
+        return gated_norm(o, norm, gate)
+
+
+# Arguments --------------------------------------------------------------------------------------------------
+
+
+def in_float32(x):
+    return x.float() if isinstance(x, torch.Tensor) else x
+
+
+def layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate):
+    """(taps, head_map, after_taps, after_head_map) with maps in groups, all parts checked; or an error."""
+    for name, part in {"taps": taps, "after_taps": after_taps}.items():
+        if part is not None:
+            check_taps(part, q, name)
+    for name, part in {"head_map": head_map, "after_head_map": after_head_map}.items():
+        if part is not None:
+            check_map(part, q, name)
+    if norm is not None:
+        check_part(norm, q, "norm", [(q.shape[3],)])
+    if gate is not None:
+        if not isinstance(gate, (tuple, list)) or len(gate) != 2:
+            raise TypeError(
+                f"argument gate is a {type(gate).__name__}; wanted a pair of tensors, (d,) and ()"
+            )
+        check_part(gate[0], q, "gate[0]", [(q.shape[3],)])
+        check_part(gate[1], q, "gate[1]", [(), (1,)])
+    head_map, after_head_map = (
+        part if part is None else in_groups(part) for part in (head_map, after_head_map)
+    )
+    return taps, head_map, after_taps, after_head_map
+
+
+def check_part(part, q, name, shapes):
+    """A float32 tensor of one of these shapes, where q is, or an error."""
+    if not isinstance(part, torch.Tensor):
+        raise TypeError(f"argument {name} is a {type(part).__name__}; wanted a torch.Tensor")
+    if tuple(part.shape) not in shapes:
+        wanted = " or ".join(map(str, shapes))
+        raise ValueError(f"argument {name} has shape {tuple(part.shape)}; wanted {wanted}")
+    if part.dtype != torch.float32:
+        raise TypeError(
+            f"argument {name} has dtype {part.dtype}; wanted torch.float32: convert with .float()"
+        )
+    check_device(name, part, q)
+
+
+def check_map(head_map, q, name):
+    """A map over the heads of q, (H, H) or (H / s, s, s), or an error."""
+    heads = q.shape[1]
+    group = head_map.shape[-1] if isinstance(head_map, torch.Tensor) and head_map.ndim else 1
+    check_part(head_map, q, name, [(heads, heads), (heads // max(1, group), group, group)])
+    if group > MOST_GROUP or group == 0 or heads % group:
+        raise ValueError(
+            f"argument {name} has shape {tuple(head_map.shape)}; wanted groups of at most {MOST_GROUP} heads"
+            f" that divide H = {heads}: a thread holds the numbers of all heads of a group"
+        )
+
+
+def check_cache(q, k, v, window):
+    """K and V (B, H_kv, N_k, d) that go with q, of one shape, with a key at least, and as many rows of q as
+    there are to see; or an error."""
+    batch, heads, rows, d = q.shape
+    fits = (k.shape[0], k.shape[3]) == (batch, d) and k.shape[1] and heads % k.shape[1] == 0
+    if not fits or v.shape != k.shape or k.shape[2] == 0:
+        raise ValueError(
+            f"arguments k and v have shapes {tuple(k.shape)} and {tuple(v.shape)}; wanted (B, H_kv, N_k, d)"
+            " of both, with at least one key, and B, d and a multiple of H_kv as in q_window,"
+            f" {tuple(q.shape)}"
+        )
+    if rows != min(window, k.shape[2]):
+        raise ValueError(
+            f"argument q_window has {rows} rows; wanted min(c_q + after_c_q - 1, N_k) ="
+            f" {min(window, k.shape[2])}, the queries of the last tokens"
+        )
+
+
+def layer_of(taps, head_map, after_taps, after_head_map, causal, scale):
+    parts = (taps, head_map, after_taps, after_head_map)
+    return Layer(*(x if x is None else x.detach().contiguous() for x in parts), float(scale), causal)
+
+
+# Operators --------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("attention_course::multi_token_forward", mutates_args=())
+def multi_token_forward_operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    taps: torch.Tensor | None,
+    head_map: torch.Tensor | None,
+    after_taps: torch.Tensor | None,
+    after_head_map: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    """O, as `multi_token_bands.forward`; maps in groups."""
+    layer = layer_of(taps, head_map, after_taps, after_head_map, causal, scale)
+    with torch.autocast(q.device.type, enabled=False):
+        return forward(*(x.detach().contiguous() for x in (q, k, v)), layer)
+
+
+@multi_token_forward_operator.register_fake
+def shape_forward(q, *_):
+    return q.new_empty(q.shape)
+
+
+@torch.library.custom_op("attention_course::multi_token_backward", mutates_args=())
+def multi_token_backward_operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    taps: torch.Tensor | None,
+    head_map: torch.Tensor | None,
+    after_taps: torch.Tensor | None,
+    after_head_map: torch.Tensor | None,
+    d_o: torch.Tensor,
+    causal: bool,
+    scale: float,
+    wanted: list[bool],
+) -> list[torch.Tensor]:
+    """The gradient of each of NAMES, as `multi_token_bands.backward`; what is not wanted is an empty
+    tensor."""
+    layer = layer_of(taps, head_map, after_taps, after_head_map, causal, scale)
+    names = [name for name, want in zip(NAMES, wanted) if want]
+    with torch.autocast(q.device.type, enabled=False):
+        sums = backward(*(x.detach().contiguous() for x in (q, k, v)), layer, d_o.contiguous(), names)
+    return [sums.get(name, q.new_empty(0)) for name in NAMES]
+
+
+@multi_token_backward_operator.register_fake
+def shapes_backward(q, k, v, taps, head_map, after_taps, after_head_map, d_o, causal, scale, wanted):
+    given = (q, k, v, taps, head_map, after_taps, after_head_map)
+    return [q.new_empty(x.shape if want and x is not None else (0,)) for x, want in zip(given, wanted)]
+
+
+def save(ctx, inputs, output):
+    *tensors, ctx.causal, ctx.scale = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def gradients(ctx, d_o):
+    wanted = list(ctx.needs_input_grad[: len(NAMES)])
+    found = multi_token_backward_operator(*ctx.saved_tensors, d_o, ctx.causal, ctx.scale, wanted)
+    return *(gradient if want else None for gradient, want in zip(found, wanted)), None, None
+
+
+def no_second_derivative(ctx, *_):
+    raise RuntimeError(
+        "multi_token_attention can be differentiated once: its backward pass has no derivative of its own;"
+        " for a second one, use kernels.reference.multi_token_attention"
+    )
+
+
+multi_token_forward_operator.register_autograd(gradients, setup_context=save)
+multi_token_backward_operator.register_autograd(no_second_derivative)
