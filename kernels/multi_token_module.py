@@ -133,8 +133,8 @@ class MultiTokenAttention(nn.Module):
         into `cache` after those there."""
         if x.ndim != 3 or x.shape[1] != 1:
             raise ValueError(
-                f"argument x has shape {tuple(x.shape)}; wanted (B, 1, E): a step takes one token, and prefill"
-                " several"
+                f"argument x has shape {tuple(x.shape)}; wanted (B, 1, E): a step takes one token, and"
+                " prefill several"
             )
         q, k, v = self.heads(x, cache.length)
         self.check_cache(cache, x)

@@ -281,7 +281,7 @@ def gated_norm(o, norm=None, gate=None):
     """y, shaped like o (B, H, N, d): o / sqrt(mean(o²) + 1e-5) · norm, then times sigmoid(o·a + b); without
     either, o."""
     x = o if norm is None else normed(o) * norm
-    return x if gate is None else x * torch.sigmoid(x @ gate[0] + gate[1])[..., None]
+    return x if gate is None else x * torch.sigmoid((x * gate[0]).sum(-1) + gate[1])[..., None]
 
 
 def normed(o):

@@ -1,0 +1,327 @@
+"""The multi-token layer's public functions: gradients, documents, one token, the compiler, memory and bad
+input; and its kernels interpreted, under many seeds."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from kernels import launch, multi_token_attention, multi_token_attention_decode, reference
+from kernels.multi_token_cases import Shape, inputs, results, right
+from kernels.multi_token_cases import reference as in_float64
+
+gpu = pytest.mark.gpu
+nightly = pytest.mark.nightly
+PARTS = ("taps", "head_map", "after_taps", "after_head_map", "norm", "gate")
+TINY = [
+    Shape(1, 2, 5, 3, (3, 3), 2, (2, 4), 2, True, 2),
+    Shape(1, 1, 3, 2, None, None, (4, 2), 1, False, None),
+]
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch):
+    """On the CPU the kernels are compiled, also for the smallest inputs: here most calls launch a dozen."""
+    monkeypatch.setitem(launch.RUNNERS, "cpu", partial(launch.simulated, engine="native"))
+
+
+def example(heads=2, n=5, d=4, taps=(3, 2), after_taps=(2, 3), batch=1, seed=0, device="cpu"):
+    """q, k, v and every part of a layer, float32, by name."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*size):
+        return torch.randn(size, generator=generator).to(device)
+
+    q, k, v = normal(3, batch, heads, n, d)
+    parts = [
+        normal(heads, *taps) / 3,
+        normal(heads, heads),
+        normal(heads, *after_taps) / 3,
+        normal(1, heads, heads),
+    ]
+    gate = normal(d), normal(1)[0]
+    return dict(q=q, k=k, v=v, **dict(zip(PARTS, (*parts, normal(d), gate))))
+
+
+def leaves_of(given):
+    return [leaf for part in given.values() for leaf in (part if isinstance(part, tuple) else [part])]
+
+
+def double(given):
+    return {
+        name: tuple(x.double() for x in part) if isinstance(part, tuple) else part.double()
+        for name, part in given.items()
+    }
+
+
+def worst(got, wanted):
+    return ((got - wanted).abs().max() / wanted.abs().max().clamp_min(0.1)).item()
+
+
+# In the simulator -------------------------------------------------------------------------------------------
+
+
+def without_findings(*launched, **options):
+    report = launch.simulated(*launched, **options)
+    assert not report.findings, report.findings
+
+
+@pytest.mark.parametrize("engine", ["fibers", pytest.param("threads", marks=nightly)])
+@pytest.mark.parametrize("shape", [pytest.param(TINY[0], marks=nightly), TINY[1]], ids=str)
+def test_tiny_shapes_under_every_seed(shape, engine, few):
+    """20 seeds (1 without --all), no finding, and one answer: threads and blocks may run in any order."""
+    tensors, answers = inputs(shape), []
+    wanted = in_float64(*tensors)
+    for seed in few(range(20), 1):
+        run = partial(without_findings, engine=engine, seed=seed)
+        answers.append(results(*tensors, rows=shape.rows, run=run))
+        assert right({name: worst(answers[-1][name], wanted[name]) for name in wanted})
+    assert all(torch.equal(answer[name], answers[0][name]) for answer in answers for name in answer)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 9])
+def test_one_token_for_every_number_of_splits(n):
+    given = example(n=9, heads=4)
+    wanted = reference.multi_token_attention(**double(given | {x: given[x][:, :, :n] for x in "qkv"}))[
+        :, :, -1:
+    ]
+    parts = {name: given[name] for name in PARTS}
+    k, v = given["k"][:, :, :n], given["v"][:, :, :n]
+    for splits in (None, *range(1, n + 3)):
+        got = multi_token_attention_decode(given["q"][:, :, max(0, n - 4) : n], k, v, **parts, splits=splits)
+        assert worst(got, wanted) <= 1e-5
+
+
+def test_one_token_with_fewer_heads_of_keys():
+    given = example(n=9, heads=4)
+    k, v = (given[name][:, :2] for name in "kv")
+    parts = {name: given[name] for name in PARTS}
+    got = multi_token_attention_decode(given["q"][:, :, -4:], k, v, **parts)
+    full = given | dict(k=k.repeat_interleave(2, 1), v=v.repeat_interleave(2, 1))
+    assert worst(got, reference.multi_token_attention(**double(full))[:, :, -1:]) <= 1e-5
+
+
+def extremes():
+    """Inputs that tempt a kernel into NaN, (what, a layer's arguments)."""
+    given = example()
+    rows = {name: given[name][:, :, :1].expand_as(given[name]) for name in "qkv"}
+    return [
+        ("scores near 1e4", given | dict(q=100 * given["q"], k=100 * given["k"])),
+        ("no tap", given | dict(taps=0 * given["taps"], after_taps=0 * given["after_taps"])),
+        ("no head", given | dict(head_map=0 * given["head_map"])),
+        ("equal rows", given | rows),
+    ]
+
+
+@pytest.mark.parametrize("what, given", extremes(), ids=[what for what, _ in extremes()])
+def test_no_nan(what, given):
+    leaves = [leaf.clone().requires_grad_() for leaf in leaves_of(given)]
+    y = multi_token_attention(*leaves[:8], gate=leaves[8:])
+    found = torch.autograd.grad(y.sum(), leaves)
+    assert all(x.isfinite().all() for x in (y, *found))
+
+
+# Gradients --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("documents", [None, [0, 2, 3]])
+def test_gradients_reach_every_argument(documents):
+    given = example()
+    given["head_map"] = given["head_map"].clone()
+    d_y = torch.randn(given["q"].shape)
+    answers = []
+    for attend, these in ((multi_token_attention, given), (reference.multi_token_attention, double(given))):
+        leaves = [leaf.requires_grad_() for leaf in leaves_of(these)]
+        y = attend(**these, documents=documents)
+        answers.append((y, *torch.autograd.grad(y, leaves, d_y.to(y.dtype))))
+    for number, (got, wanted) in enumerate(zip(*answers, strict=True)):
+        assert got.shape == wanted.shape and worst(got, wanted) <= (1e-4 if number else 1e-5)
+
+
+def test_frozen_parts_get_no_gradient():
+    given = example()
+    given["after_taps"].requires_grad_()
+    multi_token_attention(**given).sum().backward()
+    assert given["after_taps"].grad is not None
+    assert all(leaf.grad is None for leaf in leaves_of(given) if leaf is not given["after_taps"])
+
+
+def test_twice_is_an_error():
+    given = example(n=3)
+    q = given["q"].requires_grad_()
+    (first,) = torch.autograd.grad(multi_token_attention(**given).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="multi_token_attention can be differentiated once"):
+        first.sum().backward()
+
+
+def test_one_operator_for_the_compiler():
+    given = example(n=3)
+    leaves = [leaf.requires_grad_() for leaf in leaves_of(given)]
+
+    def attend(*x):
+        return multi_token_attention(*x[:8], gate=x[8:]) * 2
+
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    assert worst(compiled(*leaves), attend(*leaves)) <= 1e-6
+    got, wanted = (torch.autograd.grad(f(*leaves).sum(), leaves) for f in (compiled, attend))
+    assert all(worst(g, w) <= 1e-5 for g, w in zip(got, wanted))
+    parts = (leaves[3], leaves[4][None], None, leaves[6])
+    operator = torch.ops.attention_course.multi_token_forward.default
+    torch.library.opcheck(operator, (*leaves[:3], *parts, True, 0.5))
+
+
+def test_float32_under_autocast():
+    given = example(n=3)
+    leaves = [leaf.requires_grad_() for leaf in leaves_of(given)]
+    wanted = multi_token_attention(**given)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = multi_token_attention(**given)
+    assert y.dtype == torch.float32 and torch.equal(y, wanted)
+    y.sum().backward()
+    assert all(leaf.grad is not None for leaf in leaves)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = multi_token_attention(**given | dict(q=given["q"].bfloat16()))
+    assert low.dtype == torch.float32
+
+
+def test_strided_tensors():
+    given = example()
+    turned = {name: given[name].transpose(1, 2).contiguous().transpose(1, 2) for name in "qkv"}
+    assert not turned["q"].is_contiguous()
+    assert torch.equal(multi_token_attention(**given | turned), multi_token_attention(**given))
+
+
+# On a GPU ---------------------------------------------------------------------------------------------------
+
+
+@gpu
+def test_the_same_bits_from_run_to_run():
+    tensors = inputs(Shape(2, 4, 700, 32, (6, 11), 4, (6, 11), 2, True, None), device="cuda")
+    runs = [results(*tensors) for _ in range(5)]
+    assert all(torch.equal(run[name], runs[0][name]) for run in runs for name in run)
+    wanted = in_float64(*tensors)
+    assert right({name: worst(runs[0][name], wanted[name]) for name in wanted})
+
+
+@gpu
+def test_memory_grows_linearly():
+    """Four times the length, at most four times the memory once a band has its fewest rows."""
+
+    def peak(n):
+        given = example(heads=16, n=n, d=16, taps=(6, 11), after_taps=(6, 11), device="cuda")
+        leaves = [leaf.requires_grad_() for leaf in leaves_of(given)]
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        multi_token_attention(*leaves[:8], gate=leaves[8:]).sum().backward()
+        return torch.cuda.max_memory_allocated() - before
+
+    peak(64)
+    assert peak(16384) <= 4.2 * peak(4096)
+
+
+@gpu
+def test_compiled_and_captured_on_the_gpu():
+    given = example(heads=4, n=70, device="cuda")
+    leaves = leaves_of(given)
+
+    def attend(*x):
+        return multi_token_attention(*x[:8], gate=x[8:])
+
+    def token(q, k, v, *x):
+        return multi_token_attention_decode(q[:, :, -4:], k, v, *x[:5], gate=x[5:], splits=3)
+
+    wanted = attend(*leaves)
+    assert worst(torch.compile(attend, fullgraph=True)(*leaves), wanted) <= 1e-5
+    for call in (attend, token):
+        wanted, graph = call(*leaves), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = call(*leaves)
+        captured.zero_()
+        graph.replay()
+        assert torch.equal(captured, wanted)
+
+
+# Bad input --------------------------------------------------------------------------------------------------
+
+GOOD = example(heads=4)
+
+
+@pytest.mark.parametrize(
+    "change, error, words",
+    [
+        ({"q": GOOD["q"].numpy()}, TypeError, r"argument q is a ndarray; wanted a torch\.Tensor"),
+        (
+            {"k": GOOD["k"][:, :, :3], "v": GOOD["v"][:, :, :3]},
+            ValueError,
+            r"argument k has shape \(1, 4, 3, 4\); wanted that of q, \(1, 4, 5, 4\)",
+        ),
+        (
+            {"taps": GOOD["taps"][:1]},
+            ValueError,
+            r"argument taps has shape \(1, 3, 2\); wanted \(H, c_q, c_k\), with H = 4 of q",
+        ),
+        (
+            {"after_taps": torch.zeros(4, 16, 3)},
+            ValueError,
+            r"argument after_taps has shape \(4, 16, 3\); wanted c_q and c_k from 1 to 15",
+        ),
+        ({"taps": GOOD["taps"].double()}, TypeError, r"argument taps has dtype torch\.float64; wanted"),
+        (
+            {"head_map": torch.eye(3)},
+            ValueError,
+            r"argument head_map has shape \(3, 3\); wanted \(4, 4\) or \(1, 3, 3\)",
+        ),
+        (
+            {"after_head_map": [[1.0]]},
+            TypeError,
+            r"argument after_head_map is a list; wanted a torch\.Tensor",
+        ),
+        ({"norm": torch.ones(3)}, ValueError, r"argument norm has shape \(3,\); wanted \(4,\)"),
+        ({"gate": torch.ones(4)}, TypeError, r"argument gate is a Tensor; wanted a pair of tensors"),
+        (
+            {"gate": (torch.ones(4), torch.ones(2))},
+            ValueError,
+            r"argument gate\[1\] has shape \(2,\); wanted",
+        ),
+        ({"norm": GOOD["norm"].to("meta")}, ValueError, r"argument norm is on meta; wanted cpu or cuda"),
+        ({"scale": math.inf}, ValueError, r"argument scale is inf; wanted a finite float32"),
+        ({"documents": [0, 7]}, ValueError, r"argument documents is \[0, 7\]; wanted the first token"),
+        (
+            {name: GOOD[name][:0] for name in "qkv"},
+            ValueError,
+            r"argument q has shape \(0, 4, 5, 4\); wanted at least one batch, head and query",
+        ),
+    ],
+)
+def test_bad_input(change, error, words):
+    with pytest.raises(error, match=words):
+        multi_token_attention(**(GOOD | change))
+
+
+def test_too_many_heads_that_mix():
+    q, k, v = torch.zeros(3, 1, 33, 2, 4)
+    with pytest.raises(ValueError, match=r"wanted groups of at most 32 heads that divide H = 33"):
+        multi_token_attention(q, k, v, head_map=torch.eye(33))
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (
+            {"q_window": GOOD["q"][:, :, :2]},
+            r"argument q_window has 2 rows; wanted min\(.*\) = 4, the queries",
+        ),
+        (
+            {"k": GOOD["k"][:, :3], "v": GOOD["v"][:, :3]},
+            r"arguments k and v have shapes .*a multiple of H_kv",
+        ),
+        ({"v": GOOD["v"][:, :, :4]}, r"arguments k and v have shapes .*of both"),
+        ({"splits": 0}, r"argument splits is 0; wanted at least 1"),
+    ],
+)
+def test_bad_input_of_one_token(change, words):
+    good = {name: GOOD[name] for name in ("k", "v", *PARTS)} | {"q_window": GOOD["q"][:, :, -4:]}
+    with pytest.raises(ValueError, match=words):
+        multi_token_attention_decode(**(good | change))

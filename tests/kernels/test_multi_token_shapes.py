@@ -1,0 +1,66 @@
+"""The multi-token layer by kernels on every shape, and on random ones, against the float64 reference:
+compiled and checked by the simulator, and on a GPU."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.launch import simulated
+from kernels.multi_token_cases import SHAPES, Shape, errors_of, right
+
+gpu = pytest.mark.gpu
+SIDE = st.integers(1, 15)
+TAPS = st.none() | st.tuples(SIDE, SIDE)
+SAMPLE = SHAPES[::8]  # has every size and all taps
+ON_A_CPU = [shape if shape in SAMPLE else pytest.param(shape, marks=pytest.mark.nightly) for shape in SHAPES]
+
+
+@st.composite
+def shapes(draw):
+    heads = draw(st.sampled_from([1, 2, 3, 4, 6]))
+    groups = st.none() | st.sampled_from([group for group in range(1, heads + 1) if heads % group == 0])
+    parts = draw(TAPS), draw(groups), draw(TAPS), draw(groups)
+    sizes = draw(st.integers(1, 2)), heads, draw(st.integers(1, 140)), draw(st.integers(1, 128))
+    return Shape(*sizes, *parts, draw(st.booleans()), draw(st.integers(1, 140)))
+
+
+def native(*launch):
+    """A runner; any finding, a warning too, fails, and so does a kernel that goes the slow way."""
+    report = simulated(*launch, engine="native")
+    assert not report.findings, report.findings
+    assert report.notes == ("by fission",)
+
+
+def is_right(shape, **options):
+    errors = errors_of(shape, **options)
+    assert right(errors), errors
+
+
+def test_the_grid_is_what_it_says():
+    assert len(set(SHAPES)) >= 100
+    assert {shape.n for shape in SAMPLE} == {shape.n for shape in SHAPES}
+    assert {shape.taps for shape in SAMPLE} == {shape.taps for shape in SHAPES}
+
+
+@pytest.mark.parametrize("shape", ON_A_CPU, ids=str)
+def test_compiled(shape):
+    is_right(shape, run=native)
+
+
+@settings(max_examples=5)
+@given(shape=shapes())
+def test_random_shapes_compiled(shape):
+    is_right(shape, run=native)
+
+
+@gpu
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_on_the_gpu(shape):
+    is_right(shape, device="cuda")
+
+
+@gpu
+@settings(max_examples=60)
+@given(shape=shapes())
+def test_random_shapes_on_the_gpu(shape):
+    is_right(shape, device="cuda")
