@@ -241,10 +241,12 @@ def conv_decode_shared(d, c_q, **_):
 def multi_token_shared(heads, **_):
     """Of each kernel: a tile with its halo and the taps; a map; the warps' maxima and sums; both tiles."""
     halo = multi_token_kernels.HALO_ROWS * multi_token_kernels.PITCH
+    few_rows = multi_token_kernels.FLAT.rows + MOST_TAPS - 1
     gradients = multi_token_kernels.SIZE * multi_token_kernels.GRADIENT_PITCH + multi_token_kernels.THREADS
     sums = 4 * multi_token_kernels.WARPS
     return dict(
         convolve=4 * (halo + TAPS**2),
+        few=4 * (multi_token_kernels.FLAT.count * few_rows * multi_token_kernels.PITCH + TAPS**2),
         mix=4 * heads**2,
         softmax=2 * sums,
         softmax_back=sums,
@@ -313,7 +315,7 @@ CONVOLUTION = dict(heads=1, n=66, d=16, c_q=4, c_k=5)  # a whole tile and a bit 
 ROW_WIDTHS = tuple(CONVOLUTION | dict(d=d) for d in WIDTHS)
 WINDOWS = tuple(CONVOLUTION | dict(d=d, c_q=c_q) for d in (20, 64, 128) for c_q in (4, 8, 12, 15))
 MIXING = dict(heads=2, n=66, d=16, c_q=4, c_k=5)
-MIXED = tuple(MIXING | dict(heads=heads, n=8) for heads in (1, 3, 16, 32))
+MIXED = tuple(MIXING | dict(heads=heads) for heads in (1, 3, 16, 32))
 FORWARD = "convolve mix softmax convolve mix"
 
 ALL = (
@@ -452,7 +454,7 @@ ALL = (
         "attention",
         sizes=(MIXING,),
         compiled=MIXED[:1],
-        shared=of_launches(FORWARD + " row"),
+        shared=of_launches("few mix softmax few mix row"),
         spills=lambda **_: (False,) * 6,
     ),
 )

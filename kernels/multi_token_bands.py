@@ -12,7 +12,7 @@ the backward pass, below it:
 
 with P_q = c_q - 1 of the first taps and P'_q of the second. Nothing of N×N stays: the backward pass makes
 all of it again. Memory is 2 · B · H · (R + halo) · N floats forward and 5 backward, where R is such that a
-band has about BAND scores, but at least 64: it grows with N. Products with q, k, v and their gradients are
+band has about BAND scores, but at least 86: it grows with N. Products with q, k, v and their gradients are
 torch's (cuBLAS on a GPU), between kernels of `kernels.multi_token_kernels`. All sums are made in a fixed
 order: the same bits from run to run.
 """
@@ -23,10 +23,12 @@ import torch
 
 from kernels.launch import launch, output
 from kernels.multi_token_kernels import (
+    FLAT,
     SIZE,
+    TALL,
     THREADS,
+    convolve_kernel,
     mix_kernel,
-    multi_token_convolve_kernel,
     multi_token_softmax_back_kernel,
     multi_token_softmax_kernel,
     multi_token_tap_gradients_kernel,
@@ -34,7 +36,8 @@ from kernels.multi_token_kernels import (
     places_of,
 )
 
-BAND, FEWEST_ROWS = 2**23, 64  # scores in a band, about: 32 MiB, which the cache of a large GPU holds
+# scores in a band, about: 32 MiB, which the cache of a large GPU holds; the fewest tiles above each other
+BAND, FEWEST_TILES = 2**23, 2
 TAP_PARTS = 32  # partial sums of the taps' gradients, each of one block
 
 
@@ -85,9 +88,9 @@ class Scratch:
         return Band(self.buffers[buffer][: torch.Size(shape).numel()].view(shape), first)
 
 
-def band_rows(batch, heads, keys):
-    """Rows of a band, unless told otherwise."""
-    return max(FEWEST_ROWS, BAND // (batch * heads * keys) // SIZE * SIZE)
+def band_rows(batch, heads, keys, halo):
+    """Rows of a band, unless told otherwise: so many that with `halo` more they fill tiles."""
+    return max(FEWEST_TILES, BAND // (batch * heads * keys * SIZE)) * SIZE - halo
 
 
 # Stages -----------------------------------------------------------------------------------------------------
@@ -102,9 +105,10 @@ def product(out, a, b, factor=1.0, add=False):
 def convolve(x, w, causal, y, run, flipped=False):
     """Band y = band x convolved with w; flipped, the way back."""
     batch, heads, rows, columns = y.scores.shape
-    grid = (-(-rows // SIZE) * -(-columns // SIZE), heads, batch)
+    tiles = FLAT if rows <= 2 * FLAT.rows else TALL
+    grid = (-(-rows // tiles.rows) * -(-columns // (tiles.count * SIZE)), heads, batch)
     arguments = x.scores, x.first, w, flipped, causal, y.scores, y.first
-    launch(multi_token_convolve_kernel, grid, THREADS, *arguments, run=run)
+    launch(convolve_kernel(tiles), grid, THREADS, *arguments, run=run)
     return y
 
 
@@ -178,8 +182,9 @@ def forward_band(q, k, layer, scratch, first, last, columns, run, q_first=0):
 def forward(q, k, v, layer, rows=None, run=None):
     """O (B, H, N, d), before norm and gate; q, k, v: (B, H, N, d), float32; rows: of a band."""
     batch, heads, n, _ = q.shape
-    rows = min(n, rows or band_rows(batch, heads, n))
-    o, scratch = output(q.shape, like=q), Scratch(q, 2, min(n, rows + layer.above + layer.after_above), n)
+    halo = layer.above + layer.after_above
+    rows = min(n, rows or band_rows(batch, heads, n, layer.after_above))
+    o, scratch = output(q.shape, like=q), Scratch(q, 2, min(n, rows + halo), n)
     for first in range(0, n, rows):
         last = min(n, first + rows)
         columns = last if layer.causal else n
@@ -195,12 +200,13 @@ def backward(q, k, v, layer, d_o, wanted=NAMES, rows=None, run=None):
     """{name: gradient} of `forward` for each wanted argument and part that is not None; d_o: the gradient
     of O."""
     batch, heads, n, _ = q.shape
-    rows = min(n, rows or band_rows(batch, heads, n))
+    halo = 2 * layer.above + layer.after_above
+    rows = min(n, rows or band_rows(batch, heads, n, layer.above + layer.after_above))
     parts = dict(zip(NAMES, (q, k, v, *layer[:4])))
     sums = {name: torch.zeros_like(parts[name]) for name in wanted if parts[name] is not None}
     for name in {"taps", "after_taps"} & sums.keys():
         sums[name] = q.new_zeros(TAP_PARTS * batch, *parts[name].shape)
-    scratch = Scratch(q, 5, min(n, rows + 2 * layer.above + layer.after_above), n)
+    scratch = Scratch(q, 5, min(n, rows + halo), n)
     for first in range(0, n, rows):
         backward_band(q, k, v, layer, d_o, sums, scratch, first, min(n, first + rows), run)
     for name in {"taps", "after_taps"} & sums.keys():

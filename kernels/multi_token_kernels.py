@@ -7,7 +7,7 @@ counts as 0, whatever stands there, and what a kernel writes there is 0. Sources
 arXiv 2504.00927.
 
     kernel                what it does             grid                             shared
-    convolve              y = x ∗ w, or back       (⌈R / 64⌉ · ⌈C / 64⌉, H, B)      25.7 KiB
+    convolve              y = x ∗ w, or back       (⌈R / 64⌉ · ⌈C / 64⌉, H, B)      25.7 KiB; few rows: 28.9
     mix                   x[g] = Σ_h M[g, h] x[h]  (⌈R · C / (256 · e)⌉, H / s, B)  4 · s² bytes
     softmax               x = softmax(x)           (R, H, B)                        64 bytes
     softmax_back          x = P ∘ (x - D)          (R, H, B)                        32 bytes
@@ -20,22 +20,14 @@ however many heads mix.
 """
 
 import functools
+from typing import NamedTuple
 
 from numba import cuda
 from numpy import float32
 
 from kernels.conv_backward import add_tap_gradients
 from kernels.conv_decode import largest_of_warp, sum_of_warp
-from kernels.conv_tiles import (
-    MOST_REGISTERS,
-    PATCH_NUMBERS,
-    STRIP,
-    TAPS,
-    convolve_strip,
-    load_taps,
-    strip_column,
-    strip_row,
-)
+from kernels.conv_tiles import INDEX, LANES, MOST_REGISTERS, STRIP, TAPS, convolve_strip, load_taps
 from kernels.launch import MOST_TAPS
 from kernels.tiles import MINUS_INFINITY, reciprocal, weight
 
@@ -44,8 +36,8 @@ THREADS, WARPS = 256, 8
 HALO_ROWS, HALO_COLUMNS = SIZE + MOST_TAPS - 1, SIZE + TAPS  # of a tile with its surroundings
 PITCH = HALO_COLUMNS + 1  # an odd number of words, for eight rows in different banks
 GRADIENT_PITCH = SIZE + 1
-STRIPS = 2  # a thread convolves this many strips of one row
 MOST_GROUP = 32  # heads that mix
+AHEAD = 8  # keys that a thread of the weighted sum has on their way
 HELD = 64  # numbers that a thread of mix_kernel holds
 
 
@@ -89,43 +81,78 @@ def sum_of_block(x, shared):
 # Convolution ------------------------------------------------------------------------------------------------
 
 
-@cuda.jit(max_registers=MOST_REGISTERS)
-def multi_token_convolve_kernel(x, x_first, w, flipped, causal, y, y_first):
-    """y = the convolution of x with w (H, c_q, c_k), or, flipped, the way back: its transpose.
+class Tiles(NamedTuple):
+    """What a block of convolve_kernel owns: `count` tiles side by side, each of `rows` × SIZE."""
 
-    y[r, c] = Σ_ab w[a, b] · x[r - P_q + a, c - P_k + b]; flipped: Σ_ab w[a, b] · x[r + P_q - a, c + P_k - b].
-    x and y are bands of the same columns; x has the rows that y needs, but for those outside the sequence.
-    """
-    tile = cuda.shared.array((HALO_ROWS, PITCH), float32)
-    taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
-    strip = cuda.local.array(PATCH_NUMBERS, float32)
-    batch, head = cuda.blockIdx.z, cuda.blockIdx.y
-    c_q, c_k, columns = w.shape[1], w.shape[2], y.shape[3]
-    across = (columns + SIZE - 1) // SIZE
-    r0, c0 = cuda.blockIdx.x // across * SIZE, cuda.blockIdx.x % across * SIZE
-    rows = min(SIZE, y.shape[2] - r0)
-    above, left = (0, c_k // 2) if flipped else (c_q - 1, (c_k - 1) // 2)
-    # 1. the taps, and x with its halo; nothing for a tile that is masked as a whole
-    load_taps(taps, w[head], flipped)
-    last_query = y_first + r0 + rows - 1
-    if not causal or c0 <= last_query:
+    rows: int
+    count: int
+
+
+TALL, FLAT = Tiles(64, 1), Tiles(8, 4)  # for a band, and for the few rows that a new token needs
+
+
+@functools.cache
+def convolve_kernel(tiles):
+    """The kernel for blocks that own such tiles, in strips: LANES neighbouring threads in each of eight
+    rows of a warp."""
+    size, count = tiles
+    loaded = size + MOST_TAPS - 1
+    threads = THREADS // count  # of a tile
+    across = threads // size  # neighbouring strips, a thread each
+    turns = SIZE // STRIP // across
+    numbers = turns * STRIP
+
+    @cuda.jit(max_registers=MOST_REGISTERS)
+    def multi_token_convolve_kernel(x, x_first, w, flipped, causal, y, y_first):
+        """y = the convolution of x with w (H, c_q, c_k), or, flipped, the way back: its transpose.
+
+        y[r, c] = Σ_ab w[a, b] · x[r - P_q + a, c - P_k + b]; flipped: Σ_ab w[a, b] · x[r + P_q - a, c + P_k
+        - b]. x and y are bands of the same columns; x has the rows that y needs, but for those outside the
+        sequence.
+        """
+        tile = cuda.shared.array((count, loaded, PITCH), float32)
+        taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
+        strip = cuda.local.array(numbers, float32)
+        batch, head = cuda.blockIdx.z, cuda.blockIdx.y
+        c_q, c_k, columns = w.shape[1], w.shape[2], y.shape[3]
+        blocks = (columns + count * SIZE - 1) // (count * SIZE)
+        r0, first_column = cuda.blockIdx.x // blocks * size, cuda.blockIdx.x % blocks * count * SIZE
+        rows = min(size, y.shape[2] - r0)
+        above, left = (0, c_k // 2) if flipped else (c_q - 1, (c_k - 1) // 2)
+        # 1. the taps, and x with its halo; nothing for a tile that is masked as a whole
+        load_taps(taps, w[head], flipped)
         row = y_first + r0 - above - x_first
-        load_band(tile, x[batch, head], x_first, row, c0 - left, rows + c_q - 1, SIZE + c_k - 1, causal)
-    cuda.syncthreads()
-    # 2. strips of y
-    i = strip_row(0, SIZE)
-    query = y_first + r0 + i
-    last = min(SIZE, columns - c0)
-    seen = min(last, query + 1 - c0) if causal else last
-    for s in range(STRIPS):
-        j = strip_column(s)
-        if i < rows and j < seen:
-            convolve_strip(strip, s * STRIP, tile, taps, i, j, c_q, c_k)
-        for part in range(STRIP):
-            if i < rows and j + part < last:
-                y[batch, head, r0 + i, c0 + j + part] = (
-                    strip[s * STRIP + part] if j + part < seen else float32(0)
+        for number in range(count):
+            c0 = first_column + number * SIZE
+            if c0 < columns and not (causal and c0 >= y_first + r0 + rows):
+                load_band(
+                    tile[number],
+                    x[batch, head],
+                    x_first,
+                    row,
+                    c0 - left,
+                    rows + c_q - 1,
+                    SIZE + c_k - 1,
+                    causal,
                 )
+        cuda.syncthreads()
+        # 2. strips of y
+        number, thread = cuda.threadIdx.x // threads, cuda.threadIdx.x % threads
+        i, lane = thread // LANES % size & INDEX, thread % LANES + thread // (LANES * size) * LANES & INDEX
+        c0, query = first_column + number * SIZE, y_first + r0 + i
+        last = min(SIZE, columns - c0)
+        seen = min(last, query + 1 - c0) if causal else last
+        for turn in range(turns):
+            j = (lane + turn * across) * STRIP & INDEX
+            if i < rows and j < seen:
+                convolve_strip(strip, turn * STRIP, tile[number], taps, i, j, c_q, c_k)
+            for part in range(STRIP):
+                if i < rows and j + part < last:
+                    y[batch, head, r0 + i, c0 + j + part] = (
+                        strip[turn * STRIP + part] if j + part < seen else float32(0)
+                    )
+
+    return multi_token_convolve_kernel
 
 
 @cuda.jit(max_registers=MOST_REGISTERS)
@@ -282,8 +309,12 @@ def multi_token_weighted_sum_kernel(u, v, length, parts):
     c, lane = thread % d, thread // d
     total = float32(0)
     if lane < lanes:
-        for j in range(split * length + lane, min(keys, (split + 1) * length), lanes):
-            total += u[batch, head, 0, j] * v[batch, v_head, j, c]
+        end = min(keys, (split + 1) * length)
+        for first in range(split * length + lane, end, AHEAD * lanes):
+            for ahead in range(AHEAD):  # loads that do not wait for each other
+                j = first + ahead * lanes
+                if j < end:
+                    total += u[batch, head, 0, j] * v[batch, v_head, j, c]
     sums[thread] = total
     cuda.syncthreads()
     if lane == 0:

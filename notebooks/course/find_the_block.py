@@ -40,9 +40,14 @@ class Task:
         return self.letters + 2
 
     @property
+    def written(self):
+        """Letters in an answer: the whole block."""
+        return self.size
+
+    @property
     def length(self):
         """Tokens in a text with its question and answer."""
-        return self.blocks * (self.size + 1) + 1 + self.asked + self.size
+        return self.blocks * (self.size + 1) + 1 + self.asked + self.written
 
     def draw(self, count, generator):
         """`count` texts, (count, length) int64, on the generator's device; equal generators draw equal
@@ -66,7 +71,20 @@ class Task:
         """A text (length,) as people read it."""
         alphabet = "abcdefghijklmnopqrstuvwxyz"[: self.letters] + ".#"
         tokens = [alphabet[token] for token in text.tolist()]
-        return " ".join(tokens[: -self.size]) + " → " + " ".join(tokens[-self.size :])
+        return " ".join(tokens[: -self.written]) + " → " + " ".join(tokens[-self.written :])
+
+
+class LastLetter(Task):
+    """The paper's other variant: the answer is the last letter alone of the block that holds all letters
+    asked for."""
+
+    @property
+    def written(self):
+        return 1
+
+    def draw(self, count, generator):
+        text = super().draw(count, generator)
+        return torch.cat([text[:, : -self.size], text[:, -1:]], dim=1)
 
 
 # The model --------------------------------------------------------------------------------------------------
@@ -118,8 +136,8 @@ class Transformer(nn.Module):
 
 
 def answer_logits(model, task, text):
-    """The logits (B, size, vocabulary) for the letters of the answer, each given those before it."""
-    return model(text[:, :-1])[:, -task.size :]
+    """The logits (B, written, vocabulary) for the letters of the answer, each given those before it."""
+    return model(text[:, :-1])[:, -task.written :]
 
 
 @torch.no_grad()
@@ -130,7 +148,7 @@ def share_wrong(model, task, texts=2048, seed=10**6, batch=256):
     wrong = 0
     for _ in range(texts // batch):
         text = task.draw(batch, generator)
-        wrong += (answer_logits(model, task, text).argmax(-1) != text[:, -task.size :]).any(1).sum().item()
+        wrong += (answer_logits(model, task, text).argmax(-1) != text[:, -task.written :]).any(1).sum().item()
     return wrong / (texts // batch * batch)
 
 
@@ -182,7 +200,7 @@ class Training:
             group["lr"] = rate * factor
         text = self.task.draw(self.plan.batch, self.generator)
         logits = answer_logits(self.model, self.task, text)
-        loss = cross_entropy(logits.flatten(0, 1), text[:, -self.task.size :].flatten())
+        loss = cross_entropy(logits.flatten(0, 1), text[:, -self.task.written :].flatten())
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
