@@ -1,5 +1,5 @@
-"""The figures of the README from the recorded table: python -m kernels.plots draws kernels/data/*.png from
-kernels/data/bench.json.
+"""The figures of the README from the recorded tables: python -m kernels.plots draws kernels/data/*.png from
+kernels/data/bench.json and multi_token_training.json.
 
 Like is compared with like: every line is float32, on one GPU, in one run.
 """
@@ -29,6 +29,10 @@ def main():
         figure.savefig(DATA / f"{name}.png", dpi=120)
         plt.close(figure)
         print(Path("kernels/data") / f"{name}.png")
+    record = DATA / "multi_token_training.json"
+    if record.exists():
+        multi_token_training(json.loads(record.read_text())).savefig(record.with_suffix(".png"), dpi=120)
+        print(Path("kernels/data") / f"{record.stem}.png")
 
 
 def figure_with(panels, title, table):
@@ -113,6 +117,31 @@ def decoding(table):
         axes.set_yscale("log")
         over_n(axes, "µs a token", n)
     panels[0].legend(fontsize=7)
+    return figure
+
+
+def multi_token_training(book):
+    """The share of wrong answers of every run and the mean of each variant of the layer."""
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    variants = list(dict.fromkeys(run["variant"] for run in reversed(book["runs"])))
+    for place, variant in enumerate(variants):
+        wrong = [100 * run["share_wrong"] for run in book["runs"] if run["variant"] == variant]
+        axes.plot([place] * len(wrong), wrong, "o", color=LOOKS["eager"][0], label="a seed")
+        mean = sum(wrong) / len(wrong)
+        axes.plot([place - 0.2, place + 0.2], [mean] * 2, color=LOOKS["kernels"][0], label="mean")
+        axes.annotate(f"{mean:.1f}", (place + 0.22, mean), va="center", fontsize=8)
+    axes.set_xticks(range(len(variants)), variants)
+    axes.set_ylabel("wrong answers, %")
+    axes.set_ylim(bottom=-1)
+    axes.grid(alpha=0.3, axis="y")
+    axes.legend(*(part[:2] for part in axes.get_legend_handles_labels()), fontsize=8)
+    task, plan = book["task"], book["plan"]
+    axes.set_title(
+        f"Find the block, answer its last letter: {task['blocks']} blocks of {task['size']}, {task['asked']}"
+        f" asked\n{plan['steps']} steps of {plan['batch']} texts · {book['recorded']['gpu']},"
+        f" {book['recorded']['date']}",
+        fontsize=10,
+    )
     return figure
 
 

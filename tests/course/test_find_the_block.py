@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from course.find_the_block import (
+    LastLetter,
     OrdinaryAttention,
     Plan,
     Task,
@@ -19,6 +20,17 @@ from kernels import ConvAttention, reference
 
 TINY = Task(blocks=3, size=2, letters=8)
 SHORT = Plan(steps=6, batch=4, warm_up=2)
+
+
+def test_the_last_letter_alone():
+    """The texts are those of the whole block's answer, up to the answer."""
+    task, whole = LastLetter(blocks=3, size=2, letters=8), TINY
+    text, other = (each.draw(20, torch.Generator().manual_seed(4)) for each in (task, whole))
+    assert text.shape == (20, task.length) and task.length == whole.length - 1
+    assert torch.equal(text[:, :-1], other[:, :-2]) and torch.equal(text[:, -1], other[:, -1])
+    assert task.spell(text[0]).split(" → ")[1] == whole.spell(other[0])[-1]
+    model = Transformer(task, OrdinaryAttention, 8, 2, 1)
+    assert answer_logits(model, task, text).shape == (20, 1, task.vocabulary)
 
 
 def convolution(task=TINY):
