@@ -315,7 +315,7 @@ CONVOLUTION = dict(heads=1, n=66, d=16, c_q=4, c_k=5)  # a whole tile and a bit 
 ROW_WIDTHS = tuple(CONVOLUTION | dict(d=d) for d in WIDTHS)
 WINDOWS = tuple(CONVOLUTION | dict(d=d, c_q=c_q) for d in (20, 64, 128) for c_q in (4, 8, 12, 15))
 MIXING = dict(heads=2, n=9, d=4, c_q=2, c_k=3)  # small, as a pass launches up to a dozen kernels
-MIXED = tuple(MIXING | dict(heads=heads, n=66) for heads in (1, 3, 16, 32))
+MIXED = tuple(MIXING | dict(heads=heads, n=66) for heads in (16, 32))
 FORWARD = "convolve mix softmax convolve mix"
 
 ALL = (
