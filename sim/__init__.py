@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sim.errors import KernelBug, LaunchError, SimulatorError, ThreadError
     from sim.launch import simulate
     from sim.memory.spaces import empty
+    from sim.ptx.module import load_ptx
     from sim.report import Report
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ __all__ = [
     "ThreadError",
     "cuda",
     "empty",
+    "load_ptx",
     "simulate",
     *TYPES,
 ]
@@ -51,6 +53,7 @@ HOMES = {
     "ThreadError": "errors",
     "simulate": "launch",
     "empty": "memory.spaces",
+    "load_ptx": "ptx.module",
     "Report": "report",
 }
 

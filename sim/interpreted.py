@@ -64,6 +64,8 @@ class Interpreted:
 
     def ready(self, launch, walk, observers, schedule, poison=None):
         """(context, threads, blocks) of one run of the launch, in which nothing has run yet."""
+        if hasattr(launch.function, "ready"):  # a kernel of another front end
+            return launch.function.ready(self.fiber, launch, walk, observers, schedule, poison)
         # 1. one context for this launch, and the arguments in its memory
         context = Context(
             observers, launch.spec, AddressSpace(), launch.block, schedule, launch.max_steps, poison

@@ -74,13 +74,16 @@ def simulate(
     Raises LaunchError before anything runs, KernelBug for what the tools found, ThreadError for an exception
     inside a thread.
     """
-    if python_function(kernel) is None:
-        raise LaunchError(f"simulate wants a @cuda.jit kernel or a plain Python function, got {kernel!r}")
+    function = kernel if hasattr(kernel, "ready") else python_function(kernel)
+    if function is None:
+        raise LaunchError(
+            f"simulate wants a @cuda.jit kernel, a plain Python function or a kernel of load_ptx, got {kernel!r}"
+        )
     if engine not in ENGINES:
         raise LaunchError(f"engine {engine!r} is not one of {', '.join(map(repr, ENGINES))}")
     if on_finding not in ("raise", "report"):
         raise LaunchError(f"on_finding {on_finding!r} is neither 'raise' nor 'report'")
-    return Simulation(python_function(kernel), engine, seed, on_finding, tuple(observers), spec, max_steps)
+    return Simulation(function, engine, seed, on_finding, tuple(observers), spec, max_steps)
 
 
 @dataclass(frozen=True)

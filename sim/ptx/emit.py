@@ -1,0 +1,311 @@
+"""The Python source of a PTX function: nested `while` and `if` around one statement for each instruction.
+
+It names what a launch gives it (accesses, barriers, atomics, constants) by names of its own; `given` says how to make
+each: {name: launch -> object}.
+"""
+
+import re
+
+from sim.isa.registers import KINDS, WIDTHS, Missing, meaning
+from sim.ptx import translate
+from sim.ptx.flow import Loop, blocks_of, ordered
+from sim.ptx.holding import held, read_and_written
+from sim.ptx.syntax import Group, Immediate, Not, Register, Special, Symbol, Variable
+
+MASKS = {width: (1 << width) - 1 for width in (8, 16, 32, 64, 128)}
+
+
+class Writer:
+    """Writes one function. `module` is the Translation that it belongs to."""
+
+    def __init__(self, module, function, branches):
+        self.module, self.function, self.branches = module, function, branches
+        self.names, self.lines, self.depth, self.missing = {}, [], 1, []
+        self.holds = held(function, translate.types_of)
+        # the Loop around each block; the blocks that begin one; those that stand inside the jump to them
+        self.home, self.heads, self.inlined = {}, set(), set()
+
+    def write(self):
+        """The lines of the function's definition."""
+        self.blocks = blocks_of(self.function)
+        parts = ordered(self.blocks)
+        place(parts, None, self.home, self.heads)
+        self.first_lines()
+        self.region(parts, None)
+        body = self.lines
+        head = [f"def {self.module.python_name(self.function)}({', '.join(self.parameters())}):"]
+        return head + body + ["    return" + self.result()]
+
+    def parameters(self):
+        if self.function.entry:
+            return self.module.entry_parameters(self.function)
+        return [self.module.variable_name(v) for v in self.function.parameters]
+
+    def result(self):
+        names = [self.module.variable_name(v) for v in self.function.returns]
+        return f" {', '.join(names)}" if names else ""
+
+    def first_lines(self):
+        self.emit("thread = current.thread")
+        for variable in self.function.returns:
+            self.emit(f"{self.module.variable_name(variable)} = 0")
+        for variable in self.function.variables:
+            if variable.space == "local":
+                self.emit(f"{self.module.variable_name(variable)} = {self.module.renewal(variable)}()")
+        for name in sorted(unset(self.blocks)):
+            self.emit(f"{self.name(Register(name, ''))} = {UNSET[self.holds[name]]}")
+
+    def emit(self, text):
+        self.lines.append("    " * self.depth + text)
+
+    # --- control flow ---------------------------------------------------------------------------------------
+
+    def region(self, parts, around):
+        """Blocks and Loops one behind the other, each entered if it is the next."""
+        for part in parts:
+            if isinstance(part, Loop):
+                self.loop(part)
+            elif id(part) not in self.inlined:
+                self.block(part, around, alone=part is parts[0] and self.entered_there(part, around))
+
+    def loop(self, loop):
+        test = f"go == {loop.first}" if loop.first == loop.last else f"{loop.first} <= go <= {loop.last}"
+        self.emit(f"while {test}:")
+        self.depth += 1
+        self.emit(f"tick({self.module.site(self.function, first_instruction(loop), 'loop')})")
+        self.region(loop.parts, loop)
+        self.depth -= 1
+
+    def entered_there(self, block, loop):
+        """Whether control is at the first block of a region whenever that begins."""
+        if loop is None:
+            return True
+        part_of = {id(b): i for i, part in enumerate(loop.parts) for b in flat(part)}
+        for source in self.blocks:
+            here = part_of.get(id(source))
+            for target in source.targets:
+                there = part_of.get(id(target))
+                # a jump forward meets its target on the way; one inside an inner loop is that one's
+                inner = (
+                    there == here and isinstance(loop.parts[there], Loop)
+                    if there is not None and here is not None
+                    else False
+                )
+                from_top = there is not None and (here is None or there <= here and not inner)
+                if from_top and target is not block:
+                    return False
+        return True
+
+    def block(self, block, around, alone):
+        if not alone:
+            self.emit(f"if go == {block.number}:")
+            self.depth += 1
+        before = len(self.lines)
+        self.contents(block, around)
+        if len(self.lines) == before:
+            self.emit("pass")
+        if not alone:
+            self.depth -= 1
+
+    def contents(self, block, around):
+        """A block's instructions and its jump."""
+        for instruction in block.body:
+            self.instruction(instruction)
+        if block.branch is not None and block.branch.opcode.startswith("brx"):
+            numbers = ", ".join(str(-1 if t is None else t.number) for t in block.targets)
+            self.emit(f"go = ({numbers},)[{self.value(block.branch.operands[0], 'u32')}]")
+            return
+        if block.branch is None:
+            self.jump(block.targets[0], around)
+            return
+        register, opposite = block.branch.guard
+        test = self.name(register)
+        if self.branches:
+            test = f"branch({test}, {self.module.site(self.function, block.branch, 'branch')})"
+        self.emit(f"if {'not ' if opposite else ''}{test}:")
+        taken, following = block.targets
+        self.arm(taken, around)
+        self.emit("else:")
+        self.arm(following, around)
+
+    def arm(self, target, around):
+        self.depth += 1
+        self.jump(target, around)
+        self.depth -= 1
+
+    def jump(self, target, around):
+        """Go on at `target`: at once, if nothing else leads there; else it is the next."""
+        if target is None:
+            self.emit("return" + self.result())
+        elif target.sources == 1 and self.home[id(target)] is around and id(target) not in self.heads:
+            self.inlined.add(id(target))
+            self.contents(target, around)
+        else:
+            self.emit(f"go = {target.number}")
+
+    # --- instructions ---------------------------------------------------------------------------------------
+
+    def instruction(self, item):
+        if isinstance(item, Variable):
+            self.emit(f"{self.module.variable_name(item)} = 0")
+            return
+        try:
+            if item.guard is None:
+                translate.instruction(self, item)
+                return
+            register, opposite = item.guard
+            self.emit(f"if {'not ' if opposite else ''}{self.name(register)}:")
+            self.depth += 1
+            before = len(self.lines)
+            translate.instruction(self, item)
+            if len(self.lines) == before:
+                self.emit("pass")
+            self.depth -= 1
+        except Missing:
+            self.missing.append((item.line, item.opcode))
+
+    # --- operands -------------------------------------------------------------------------------------------
+
+    def name(self, register):
+        """The Python variable of a register."""
+        if register.name not in self.names:
+            plain = re.sub(r"\W", "_", register.name.lstrip("%"))
+            self.names[register.name] = (
+                f"{plain}_{len(self.names)}"
+                if plain in self.names.values() or not plain[0].isalpha()
+                else plain
+            )
+        return self.names[register.name]
+
+    def value(self, operand, kind):
+        """The text of an operand as a value of type `kind`."""
+        if isinstance(operand, Register):
+            return converted(self.name(operand), self.holds[operand.name], WIDTHS.get(operand.type, 64), kind)
+        if isinstance(operand, Immediate):
+            return self.module.constant(operand, kind)
+        if isinstance(operand, Not):
+            return f"(not {self.name(operand.register)})"
+        if isinstance(operand, Special):
+            return converted(
+                self.module.special(operand.name), "int", 64 if "64" in operand.name else 32, kind
+            )
+        if isinstance(operand, Symbol):
+            return self.module.address(self.function, operand)
+        if isinstance(operand, Group):
+            return self.packed(operand, WIDTHS[kind])
+        raise Missing(str(operand))
+
+    def packed(self, group, width):
+        """Several operands side by side in one of `width` bits."""
+        each = width // len(group.parts)
+        parts = [
+            f"{self.value(p, f'b{each}')} << {i * each}" if i else self.value(p, f"b{each}")
+            for i, p in enumerate(group.parts)
+        ]
+        return f"({' | '.join(parts)})"
+
+    def assign(self, operand, text, kind, kept=False):
+        """Set a register to an expression of type `kind`; `kept`: an integer that lies within its type."""
+        if operand is None:
+            self.emit(text)
+        elif isinstance(operand, Group):
+            self.unpacked(operand, text, kind)
+        else:
+            self.emit(f"{self.name(operand)} = {self.in_register(operand, text, kind, kept)}")
+
+    def unpacked(self, group, text, kind):
+        each = WIDTHS[kind] // len(group.parts)
+        self.emit(f"whole_ = {text}")
+        for i, part in enumerate(group.parts):
+            if part is not None:
+                self.assign(part, f"whole_ >> {i * each}" if i else "whole_", f"b{each}")
+
+    def in_register(self, register, text, kind, kept):
+        """The text of a value of type `kind` as the register holds it."""
+        holds, width = self.holds[register.name], WIDTHS.get(register.type, 64)
+        if holds == "pred":
+            return text
+        if kind in KINDS:
+            if holds == kind:
+                return text
+            bits = f"bits_of({text})"
+            return bits if holds == "int" else f"{MAKES[holds]}({bits})"
+        if holds in MAKES:
+            return f"{MAKES[holds]}(({text}) & {MASKS[width]:#x})"
+        if kept and WIDTHS[kind] <= width:
+            return text
+        mask = MASKS[width if kind[0] == "s" else min(width, WIDTHS[kind])]
+        return f"({text}) & {mask:#x}"
+
+
+MAKES = {"f32": "float32_of", "f64": "float64_of"}
+UNSET = {"int": "0", "pred": "False", "f32": "float32(0)", "f64": "float64(0)"}
+
+
+def unset(blocks):
+    """The registers that some way through the blocks reads before anything has set them."""
+    reads, writes = {}, {}
+    for block in blocks:
+        before, after = set(), set()
+        for item in (*block.body, *((block.branch,) if block.branch else ())):
+            if not isinstance(item, Variable):
+                read, written = read_and_written(item)
+                before |= read - after
+                after |= written
+        reads[id(block)], writes[id(block)] = before, after
+    live, changed = {id(block): set() for block in blocks}, True
+    while changed:
+        changed = False
+        for block in reversed(blocks):
+            behind = set().union(*(live[id(t)] for t in block.targets if t is not None))
+            now = reads[id(block)] | behind - writes[id(block)]
+            changed |= now != live[id(block)]
+            live[id(block)] = now
+    return live[id(blocks[0])]
+
+
+def converted(text, holds, width, kind):
+    """What a register of `width` bits holds, as a value of type `kind`."""
+    if kind == "pred" or holds == "pred":
+        return text
+    if kind in KINDS:
+        if holds == kind:
+            return text
+        bits = text if holds == "int" else f"bits_of({text})"
+        if WIDTHS[kind] < width:
+            bits = f"{bits} & {MASKS[WIDTHS[kind]]:#x}"
+        return f"{KINDS[kind].__name__}_of({bits})"
+    if holds != "int":
+        text = f"bits_of({text})"
+    wanted = WIDTHS[kind]
+    if kind[0] == "s":
+        inner = f"({text} & {MASKS[wanted]:#x})" if width > wanted else text
+        top = 1 << wanted - 1
+        return f"(({inner} ^ {top:#x}) - {top:#x})"
+    return f"({text} & {MASKS[wanted]:#x})" if width > wanted else text
+
+
+def flat(part):
+    """All Blocks of a part."""
+    return [block for inner in part.parts for block in flat(inner)] if isinstance(part, Loop) else [part]
+
+
+def first_instruction(loop):
+    """An instruction that the loop repeats: its jump backwards, or any."""
+    blocks = flat(loop)
+    for block in blocks:
+        if block.branch is not None and any(
+            t is not None and t.number <= block.number for t in block.targets
+        ):
+            return block.branch
+    return next((i for block in blocks for i in block.body), None)
+
+
+def place(parts, around, home, heads):
+    """The Loop around each block, and which blocks begin one."""
+    for part in parts:
+        if isinstance(part, Loop):
+            heads.add(id(flat(part)[0]))
+            place(part.parts, part, home, heads)
+        else:
+            home[id(part)] = around

@@ -1,0 +1,170 @@
+"""Basic blocks of a function, and an order for them in which structured code can run them.
+
+Blocks that go round belong to a Loop; what is left of a region when its loops are each taken as one has no cycle, so its
+parts stand in topological order, and code that runs from top to bottom, each block only if it is the next one, meets
+every block in time. Only a jump backwards needs a loop: it goes to a block of the same Loop, at whose top that starts
+again. So any graph, also an irreducible one, becomes nested `while` loops without a copy of a block.
+"""
+
+from dataclasses import dataclass, field
+
+from sim.ptx.syntax import Instruction, Label
+
+
+@dataclass(eq=False)
+class Block:
+    """Instructions that run one after another; then a jump to `targets`: one, or two by a guard (the first if it holds),
+    or several by an index. None: the function returns."""
+
+    body: list = field(default_factory=list)
+    branch: Instruction | None = None  # the conditional jump, if there is one
+    targets: list = field(default_factory=list)
+    sources: int = 0
+    number: int = -1  # by which a jump names it
+
+
+@dataclass(eq=False)
+class Loop:
+    """Blocks and Loops in topological order, the first being the entry; their numbers are `first` to `last`."""
+
+    parts: list
+    first: int = -1
+    last: int = -1
+
+
+def blocks_of(function):
+    """The Blocks of a function in the order of its text, the first being the entry."""
+    leaders, blocks = {}, [Block()]
+    for item in function.body:
+        if isinstance(item, Label):
+            if blocks[-1].body:
+                blocks.append(Block())
+            leaders[item.name] = blocks[-1]
+        elif isinstance(item, Instruction) and item.opcode.split(".")[0] in ("bra", "brx", "ret", "exit"):
+            end(blocks, item)
+        else:
+            blocks[-1].body.append(item)
+    for block, following in zip(blocks, [*blocks[1:], None]):
+        block.targets = [leaders[t] if isinstance(t, str) else t for t in block.targets or [following]]
+    return connected(blocks)
+
+
+def end(blocks, jump):
+    """The last block ends with a jump; another begins."""
+    ended, following = blocks[-1], Block()
+    blocks.append(following)
+    kind = jump.opcode.split(".")[0]
+    ended.branch = jump if jump.guard or kind == "brx" else None
+    if kind == "brx":
+        ended.targets = [symbol.name for symbol in jump.operands[1].parts]
+    else:
+        goes = jump.operands[0].name if kind == "bra" else None
+        ended.targets = [goes, following] if jump.guard else [goes]
+
+
+def connected(blocks):
+    """The blocks that can be reached, each with how many jumps lead to it, those that hold nothing left out."""
+
+    def through(block):
+        seen = set()
+        while block is not None and not block.body and block.branch is None and id(block) not in seen:
+            seen.add(id(block))
+            block = block.targets[0]
+        return block
+
+    entry, found, waiting = blocks[0], [], [blocks[0]]
+    entry.sources = 1
+    seen = {id(entry)}
+    while waiting:
+        block = waiting.pop()
+        found.append(block)
+        block.targets = [through(target) for target in block.targets]
+        if (
+            len(block.targets) == 2
+            and block.targets[0] is block.targets[1]
+            and not block.branch.opcode.startswith("brx")
+        ):
+            block.branch, block.targets = None, block.targets[:1]
+        for target in block.targets:
+            if target is not None:
+                target.sources += 1
+                if id(target) not in seen:
+                    seen.add(id(target))
+                    waiting.append(target)
+    return [block for block in blocks if id(block) in seen]
+
+
+def ordered(blocks):
+    """Blocks and Loops in the order in which they are to stand, numbered."""
+    if blocks[0].sources > 1:  # a jump goes back to the entry
+        blocks = [Block(targets=[blocks[0]], sources=1), *blocks]
+    parts = arranged(blocks, blocks[0])
+    number(parts, 0)
+    return parts
+
+
+def arranged(blocks, entry):
+    """The parts of a region that is entered at `entry`; jumps back to that one are left to the loop around."""
+    inside = {id(block): block for block in blocks}
+    parts = []
+    for group in components(blocks, inside, entry):
+        if len(group) == 1 and (group[0] is entry or group[0] not in group[0].targets):
+            parts.append(group[0])
+            continue
+        outside = [b for b in blocks if b not in group]
+        head = next((b for b in group if any(b in o.targets for o in outside)), group[0])
+        parts.append(Loop(arranged(group, head)))
+    return parts
+
+
+def components(blocks, inside, entry):
+    """Strongly connected components in topological order (Tarjan), without the jumps to `entry`, if its region has a loop
+    around; the entry comes first."""
+    index, low, stack, on, found = {}, {}, [], set(), []
+
+    def successors(block):
+        return [t for t in block.targets if t is not None and id(t) in inside and t is not entry]
+
+    for start in [entry, *blocks]:
+        if id(start) in index:
+            continue
+        work = [(start, iter(successors(start)))]
+        index[id(start)] = low[id(start)] = len(index)
+        stack.append(start)
+        on.add(id(start))
+        while work:
+            block, rest = work[-1]
+            following = next(rest, None)
+            if following is not None:
+                if id(following) not in index:
+                    index[id(following)] = low[id(following)] = len(index)
+                    stack.append(following)
+                    on.add(id(following))
+                    work.append((following, iter(successors(following))))
+                elif id(following) in on:
+                    low[id(block)] = min(low[id(block)], index[id(following)])
+                continue
+            work.pop()
+            if work:
+                above = work[-1][0]
+                low[id(above)] = min(low[id(above)], low[id(block)])
+            if low[id(block)] == index[id(block)]:
+                group = []
+                while not group or group[-1] is not block:
+                    group.append(stack.pop())
+                    on.discard(id(group[-1]))
+                found.append(group)
+    position = {id(block): at for at, block in enumerate(blocks)}
+    return [sorted(group, key=lambda b: position[id(b)]) for group in reversed(found)]
+
+
+def number(parts, following):
+    """Give blocks consecutive numbers in their order; returns the next free one."""
+    for part in parts:
+        if isinstance(part, Loop):
+            part.first = following
+            following = number(part.parts, following)
+            part.last = following - 1
+        else:
+            part.number, following = following, following + 1
+    return following

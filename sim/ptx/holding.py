@@ -1,0 +1,80 @@
+"""How generated code holds each register: as a Python int that is not negative, or, where floating-point instructions use
+it, as numpy's scalar.
+
+A register declared .f32 or .f64 holds a float. One declared .b32 or .b64 may hold either, and compilers use it for both; the
+instructions that name it decide by majority, and the others convert.
+"""
+
+from collections import Counter
+
+from sim.ptx.syntax import Group, Instruction, Register
+
+FLOATING = {"f32": "f32", "f64": "f64"}
+
+
+def held(function, types_of):
+    """{register name: "int", "f32", "f64" or "pred"}; `types_of(instruction)` gives (type, operand) pairs as far as known."""
+    registers, votes, moves = {}, {}, []
+    for item in function.body:
+        if not isinstance(item, Instruction):
+            continue
+        for register in named(item):
+            registers[register.name] = register
+        if item.opcode in ("mov.b32", "mov.b64") and all(isinstance(o, Register) for o in item.operands):
+            moves.append((item.operands[0].name, item.operands[1].name))
+        for kind, operand in types_of(item):
+            if isinstance(operand, Register):
+                votes.setdefault(operand.name, Counter())[FLOATING.get(kind, "int")] += 1
+    for _ in range(3):  # what is moved from a register that holds floats is one, most likely
+        for to, source in moves:
+            if to in votes and source not in votes:
+                votes[source] = votes[to]
+            elif source in votes and to not in votes:
+                votes[to] = votes[source]
+    return {name: choice(register, votes.get(name)) for name, register in registers.items()}
+
+
+def choice(register, votes):
+    if register.type == "pred":
+        return "pred"
+    if register.type in FLOATING:
+        return register.type
+    floating = {"b32": "f32", "b64": "f64"}.get(register.type)
+    if floating and votes and votes[floating] > votes["int"]:
+        return floating
+    return "int"
+
+
+def named(part):
+    """All registers that an instruction, or an operand, names."""
+    if isinstance(part, Register):
+        yield part
+    elif isinstance(part, Instruction):
+        for operand in (*part.operands, *((part.guard[0],) if part.guard else ())):
+            yield from named(operand)
+    elif isinstance(part, Group):
+        for one in part.parts:
+            yield from named(one)
+    elif hasattr(part, "base"):
+        yield from named(part.base)
+    elif hasattr(part, "register"):
+        yield part.register
+
+
+ONLY_READ = {"st", "red", "bra", "brx", "call", "membar", "fence", "ret", "exit", "trap", "nanosleep"}
+
+
+def read_and_written(item):
+    """The names of the registers that an instruction reads, and of those that it sets whatever its guard says."""
+    base = item.opcode.split(".")[0]
+    to = (
+        item.operands[:1]
+        if base not in ONLY_READ and not (base in ("bar", "barrier") and ".red" not in item.opcode)
+        else ()
+    )
+    written = {register.name for operand in to for register in named(operand)}
+    read = {register.name for operand in item.operands[len(to) :] for register in named(operand)}
+    if item.guard:
+        read |= {item.guard[0].name} | written
+        written = set()
+    return read, written

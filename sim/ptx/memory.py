@@ -1,0 +1,372 @@
+"""Loads, stores and atomics by address: what a PTX instruction does to the simulated memory, with the checks and
+the log that arrays of Python kernels have.
+
+A generic address is one of the simulated address space (sim.memory.spaces). An address of a state space is the
+generic one less the space's window, so that a global one is both.
+"""
+
+from bisect import bisect_right
+from math import prod
+
+import numpy as np
+
+from sim.events import ADDRESS_BITS, CONST, GLOBAL, LOCAL, RENEWED, SHARED, SITE_SHIFT, SPACE_SHIFT, Finding
+from sim.memory.array import Array, only_read
+from sim.memory.spaces import ALIGNMENT, AddressSpace, poisoned
+
+WINDOWS = {
+    name: number << SPACE_SHIFT
+    for name, number in (("global", GLOBAL), ("const", CONST), ("shared", SHARED), ("local", LOCAL))
+}
+GENERIC = "generic"
+# what is read at once -> the letter of a memoryview, or a numpy type: then elements are its scalars
+VIEWS = {
+    f"{kind}{8 * size}": (letter if kind == "s" else letter.upper())
+    for size, letter in ((1, "b"), (2, "h"), (4, "i"), (8, "q"))
+    for kind in "sub"
+}
+VIEWS |= {"f32": np.float32, "f64": np.float64}
+GAP = 1 << 24  # bytes between two arrays, so that an address that is off by less is in none
+
+
+class PaddedSpace(AddressSpace):
+    """An address space with room between the allocations."""
+
+    def add(self, name, space, *rest, **more):
+        self.next[space] += GAP
+        return super().add(name, space, *rest, **more)
+
+
+class Region:
+    """Bytes at consecutive addresses from `base` to before `end`, and views of them as elements."""
+
+    __slots__ = ("allocation", "base", "end", "root", "views")
+
+    def __init__(self, allocation, root, base=None):
+        self.allocation, self.root, self.views = allocation, root, {}
+        self.base = allocation.base if base is None else base
+        self.end = self.base + root.size
+
+    def view(self, kind, size):
+        """The bytes as elements of `kind`, each `size` bytes."""
+        if kind not in self.views:
+            whole = self.root[: self.root.size // size * size]
+            how = VIEWS[kind]
+            self.views[kind] = (
+                memoryview(whole).cast("B").cast(how) if isinstance(how, str) else whole.view(how)
+            )
+        return self.views[kind]
+
+
+class Memory:
+    """The memory of one launch: global and constant regions, shared ones of the running block, local ones of the running
+    thread."""
+
+    def __init__(self, context):
+        self.context, self.space = context, context.space
+        self.fixed, self.bases = [], []  # global and constant regions by address
+        self.shared_slots, self.local_slots = [], []  # allocations
+
+    # --- what there is --------------------------------------------------------------------------------------
+
+    def reserve(self, name, space, nbytes, align, itemsize, shape, copies, root=None):
+        """An allocation whose elements findings call by their index in `shape` (None: one axis)."""
+        step = max(align, ALIGNMENT)
+        self.space.next[space] = -(-self.space.next[space] // step) * step
+        root = np.zeros(nbytes, np.uint8) if root is None else root
+        shape = shape or (max(nbytes // itemsize, 1),)
+        strides = [prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
+        return self.space.add(name, space, root, (0, itemsize, shape, strides), copies)
+
+    def hold(self, allocation):
+        """A global or constant allocation that threads may address."""
+        region = Region(allocation, allocation.root)
+        at = bisect_right(self.bases, region.base)
+        self.bases.insert(at, region.base)
+        self.fixed.insert(at, region)
+        return region
+
+    def of_block(self, allocation):
+        """The running block's bytes of a shared allocation."""
+        shared = self.context.thread.block.shared
+        region = shared.get(allocation)
+        if region is None:
+            region = shared[allocation] = Region(
+                allocation, poisoned(allocation.root.size, None, self.context.poison)
+            )
+        return region
+
+    def renew(self, allocation):
+        """The running thread's local memory begins anew; its address in the space."""
+        thread, nbytes = self.context.thread, allocation.root.size
+        base = allocation.base + thread.linear * nbytes
+        thread.block.shared[allocation, thread.linear] = Region(allocation, poisoned(nbytes, None), base)
+        if self.context.log is not None:
+            self.context.log.append(RENEWED << ADDRESS_BITS | base)
+        return base - WINDOWS["local"]
+
+    def find(self, address):
+        """The region that holds a generic address, or None."""
+        space = address >> SPACE_SHIFT
+        if space in (GLOBAL, CONST):
+            at = bisect_right(self.bases, address) - 1
+            return self.fixed[at] if at >= 0 and address < self.fixed[at].end else None
+        for allocation in (
+            self.shared_slots if space == SHARED else self.local_slots if space == LOCAL else ()
+        ):
+            size = allocation.root.size
+            if space == SHARED and allocation.base <= address < allocation.base + size:
+                return self.of_block(allocation)
+            own = allocation.base + self.context.thread.linear * size
+            if space == LOCAL and own <= address < own + size:
+                return self.context.thread.block.shared.get((allocation, self.context.thread.linear))
+        return None
+
+    def owner(self, space):
+        """What the regions of a space belong to: they change when this does."""
+        context = self.context
+        if space == "shared":
+            return lambda: context.thread.block
+        if space == "local":
+            return lambda: context.thread
+        return lambda: None
+
+    # --- plain accesses -------------------------------------------------------------------------------------
+
+    def by_space(self, make, space):
+        """An access made by `make(space)`; of a generic address, by that of the space that it is in."""
+        if space != GENERIC:
+            return make(space)
+        made = [make(name) for name in ("global", "const", "shared", "local")]
+        windows = [WINDOWS[name] for name in ("global", "const", "shared", "local")]
+
+        def access(address, *values):
+            number = address >> SPACE_SHIFT & 3
+            return made[number](address - windows[number], *values)
+
+        return access
+
+    def loader(self, kind, space, count, site):
+        """(address in the space) -> an element of `kind`, or a tuple of `count`."""
+        return self.by_space(lambda name: self.load_from(kind, name, count, site), space)
+
+    def load_from(self, kind, space, count, site):
+        size, reach, window, log, code, shift = self.measures(kind, space, count, site)
+        owner, known, base, last, view = self.owner(space), None, 0, -1, None
+        owned = space in ("shared", "local")
+
+        def load(address):
+            nonlocal known, base, last, view
+            offset = address + window - base
+            if not 0 <= offset <= last or offset & reach or owned and owner() is not known:
+                region = self.checked(address + window, reach + 1, site, "read")
+                if region is None:
+                    return poison(kind) if count == 1 else (poison(kind),) * count
+                known, base, last, view = (
+                    owner(),
+                    region.base,
+                    region.end - region.base - reach - 1,
+                    region.view(kind, size),
+                )
+                offset = address + window - base
+            if log is not None:
+                log(code + address)
+            first = offset >> shift
+            return view[first] if count == 1 else tuple(view[first : first + count])
+
+        return load
+
+    def storer(self, kind, space, count, site):
+        """(address in the space, value, ...) -> None: stores `count` elements of `kind`."""
+        return self.by_space(lambda name: self.store_to(kind, name, count, site), space)
+
+    def store_to(self, kind, space, count, site):
+        size, reach, window, log, code, shift = self.measures(kind, space, count, site)
+        owner, known, base, last, view, values = self.owner(space), None, 0, -1, None, self.context.values
+        owned = space in ("shared", "local")
+
+        def store(address, *given):
+            nonlocal known, base, last, view
+            offset = address + window - base
+            if not 0 <= offset <= last or offset & reach or owned and owner() is not known:
+                region = self.checked(address + window, reach + 1, site, "written")
+                if region is None:
+                    return
+                known, base, last, view = (
+                    owner(),
+                    region.base,
+                    region.end - region.base - reach - 1,
+                    region.view(kind, size),
+                )
+                offset = address + window - base
+            if log is not None:
+                log(code + address)
+                values.append(given[0] if count == 1 else given)
+            first = offset >> shift
+            for position, value in enumerate(given, first):
+                view[position] = value
+
+        return store
+
+    def measures(self, kind, space, count, site):
+        size = np.dtype(VIEWS[kind]).itemsize
+        bits, window = (size * count).bit_length() - 1, WINDOWS[space]
+        log = None if self.context.log is None else self.context.log.append
+        code = (site << SITE_SHIFT) + (bits << ADDRESS_BITS) + window
+        return size, size * count - 1, window, log, code, size.bit_length() - 1
+
+    # --- atomics --------------------------------------------------------------------------------------------
+
+    def atomic(self, kind, space, site, combine, writes=True, fence=None, replaces=False):
+        """(address, operand, ...) -> what was there: replaced by combine(old, operand, ...). `writes`: whether one does, or
+        (old, operand, ...) -> whether it does; `fence`: how far a fence before it reaches; `replaces`: whether what is new
+        does not hang on what is old."""
+        if replaces:
+            self.context.overwriting.add(site)
+        return self.by_space(lambda name: self.atomic_in(kind, name, site, combine, writes, fence), space)
+
+    def atomic_in(self, kind, space, site, combine, writes, fence):
+        size, reach, window, log, code, shift = self.measures(kind, space, 1, site)
+        context, turn = self.context, self.turn
+        log, values = context.log, context.values
+
+        def change(address, *operands):
+            if fence:
+                context.event("fenced", fence)
+            turn()
+            region = self.checked(address + window, size, site, "changed")
+            if region is None:
+                return poison(kind)
+            view, position = region.view(kind, size), (address + window - region.base) >> shift
+            old = view[position]
+            new = combine(old, *operands)
+            if log is not None:
+                log.append(code + address)
+                values.append(new)
+            wrote = writes if isinstance(writes, bool) else writes(old, *operands)
+            if wrote:
+                view[position] = new
+            context.event("atomic_done", address + window, wrote)
+            return old
+
+        return change
+
+    def strong_loader(self, kind, space, atomic, plain, volatile):
+        """A load that does not race with other strong accesses. A volatile one of shared memory is a plain one that lets
+        others go first."""
+
+        def make(name):
+            if volatile and name in ("shared", "local"):
+                return self.turning(self.load_from(kind, name, 1, plain))
+            return self.atomic_in(kind, name, atomic, lambda old: old, False, None)
+
+        return self.by_space(make, space)
+
+    def strong_storer(self, kind, space, atomic, plain, volatile, fence):
+        def make(name):
+            if volatile and name in ("shared", "local"):
+                return self.store_to(kind, name, 1, plain)
+            return self.atomic_in(kind, name, atomic, lambda old, value: value, True, fence)
+
+        self.context.overwriting.add(atomic)
+        return self.by_space(make, space)
+
+    def turning(self, access):
+        def turned(address):
+            self.turn()
+            return access(address)
+
+        return turned
+
+    # --- what may be wrong ----------------------------------------------------------------------------------
+
+    def checked(self, address, size, site, what):
+        """The region in which `size` bytes at a generic address lie, or None, with a finding."""
+        region = self.find(address)
+        if region is None or address + size > region.end:
+            self.outside(address, size, site, what, region)
+            return None
+        if address % size:
+            self.context.findings.append(self.misaligned(address, size, site, what))
+            return None
+        if what != "read" and not region.allocation.writable:
+            error = only_read(
+                Array(
+                    self.context,
+                    region.allocation,
+                    0,
+                    np.dtype(np.uint8),
+                    (region.root.size,),
+                    (1,),
+                    region.allocation.name,
+                )
+            )
+            error.site = site
+            raise error
+        return region
+
+    def nearest(self, address):
+        """The allocation of the address's space that is nearest to it, if one is near."""
+        near = [a for a in self.space.allocations if a.base >> SPACE_SHIFT == address >> SPACE_SHIFT]
+        distance = lambda a: max(a.base - address, address - a.base - a.root.size * a.copies, 0)  # noqa: E731
+        found = min(near, key=distance, default=None)
+        return found if found is not None and distance(found) < GAP else None
+
+    def outside(self, address, size, site, what, region):
+        allocation = region.allocation if region else self.nearest(address)
+        if allocation is None:
+            self.context.findings.append(self.nowhere(address, site, what))
+            return
+        itemsize = allocation.home[1]
+        flat = Array(
+            self.context,
+            allocation,
+            0,
+            np.dtype(f"V{itemsize}"),
+            (allocation.root.size // itemsize,),
+            (itemsize,),
+            allocation.name,
+        )
+        start = (
+            allocation.base
+            if allocation.copies == 1
+            else allocation.base + self.context.thread.linear * allocation.root.size
+        )
+        # the element where the access leaves the array
+        position = address if address < start else max(address, start + allocation.root.size)
+        self.context.refuse(site, what, flat, ((position - start) // itemsize,))
+
+    def nowhere(self, address, site, what):
+        return Finding(
+            "out-of-bounds",
+            "error",
+            f"address {address:#x} is in no array",
+            (self.context.witness(what, site),),
+            reason="It is "
+            + (
+                "the null pointer, or near it."
+                if 0 <= address < 4096
+                else "far from all memory of the launch."
+            ),
+            fix="look at where the pointer comes from: an argument that was not given, or an index that wrapped around",
+        )
+
+    def misaligned(self, address, size, site, what):
+        name, index = self.space.element(address)
+        return Finding(
+            "misaligned-access",
+            "error",
+            f"{size} bytes at once at {name}[{', '.join(map(str, index))}], whose address {address:#x} is no multiple of {size}",
+            (self.context.witness(what, site),),
+            name,
+            index,
+            reason="A GPU accesses so many bytes at once only at a multiple of their number, and stops the kernel otherwise.",
+            fix="let the index be a multiple of the vector's length, or access the elements one by one",
+        )
+
+
+def poison(kind):
+    """What a load that was refused gives."""
+    dtype = np.dtype(VIEWS[kind])
+    value = poisoned(dtype.itemsize, None).view(dtype)[0]
+    return int(value) if isinstance(VIEWS[kind], str) else value

@@ -1,0 +1,136 @@
+"""load_ptx: a module of kernels from PTX text."""
+
+import inspect
+
+from sim.context import Context
+from sim.engine.scheduler import Scheduler
+from sim.errors import LaunchError
+from sim.interpreted import Threads, resident
+from sim.isa.table import SUSPENDING
+from sim.ptx.memory import PaddedSpace
+from sim.ptx.origin import Origin, plain_name
+from sim.ptx.parse import parse
+from sim.ptx.program import Program
+from sim.ptx.run import Run
+
+YIELDING = {"atomic", "threadfence", "nanosleep"}
+
+
+def load_ptx(text, source=None):
+    """The Module of a PTX text: what nvcc -ptx, NVRTC, Triton or Numba have made of a kernel.
+
+    text: the PTX, a str (or bytes of UTF-8).
+    source: the text of the file that was compiled, for findings to quote; by default it is read from where `.file` says.
+
+    `module["name"]` is a kernel for simulate(); a name of C++ need not be mangled if it is the only one.
+
+    Errors: LaunchError for text that is no PTX, with its line.
+    """
+    text = text.decode() if isinstance(text, bytes) else text
+    return Module(text.rstrip("\0"), source)
+
+
+class Module:
+    """The kernels of a PTX text by name: `module["name"]`; `names` lists them."""
+
+    def __init__(self, text, source=None):
+        self.text = parse(text)
+        self.origin = Origin(self.text, source)
+
+    @property
+    def names(self):
+        return [
+            name
+            for name, function in self.text.functions.items()
+            if function.entry and function.body is not None
+        ]
+
+    def __getitem__(self, name):
+        found = [n for n in self.names if n == name] or [n for n in self.names if plain_name(n) == name]
+        if len(found) != 1:
+            what = f"several kernels called {name}: {', '.join(found)}" if found else f"no kernel {name}"
+            raise LaunchError(f"the module has {what}; its kernels are {', '.join(self.names) or 'none'}")
+        return Kernel(self, self.text.functions[found[0]])
+
+    def __repr__(self):
+        return f"<PTX module for {self.text.target}: {', '.join(self.names)}>"
+
+
+class Kernel:
+    """A kernel of a PTX module, for simulate()."""
+
+    def __init__(self, module, function, names=None):
+        self.module, self.function = module, function
+        self.__name__ = plain_name(function.name)
+        self.programs = {}
+        self.names = names or module.origin.parameter_names(function)
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in unlike(self.names)])
+
+    def named(self, names):
+        """The same kernel, whose parameters findings call by these names."""
+        return Kernel(self.module, self.function, list(names))
+
+    def __call__(self, *arguments):
+        raise TypeError(f"{self.__name__} is PTX: simulate(kernel)[grid, block](...) runs it")
+
+    def __repr__(self):
+        return f"<PTX kernel {self.__name__}({', '.join(self.names)})>"
+
+    def program(self, branches=False):
+        """The translated kernel, made once. Errors: LaunchError for instructions that sim does not have."""
+        if branches not in self.programs:
+            program = Program(self.module.text, self.module.origin, self.function, branches)
+            self.programs[branches] = program, compile(program.source, f"<PTX of {self.__name__}>", "exec")
+        return self.programs[branches]
+
+    def ready(self, fiber, launch, walk, observers, schedule, poison):
+        """(context, threads, blocks) of one run of the launch, in which nothing has run yet: sim.interpreted."""
+        self.check(launch)
+        context = Context(
+            observers, launch.spec, PaddedSpace(), launch.block, schedule, launch.max_steps, poison
+        )
+        program, code = self.program(context.decisions is not None)
+        scheduler = Scheduler(context)
+        scheduler.takes_turns = bool(program.used & YIELDING)
+        context.synchronizes, context.stores = program.synchronizes, program.stores
+        run = Run(context, scheduler, program, launch)
+        values = run.bind(launch.arguments)
+        namespace = program.namespace(run) | {
+            "__name__": "kernel",
+            "current": context,
+            "tick": context.tick,
+            "branch": context.branch,
+        }
+        exec(code, namespace)
+        waits = scheduler.takes_turns or program.used & SUSPENDING
+        threads = Threads(fiber if waits else None, program.used, (), ())
+        kernel = namespace[program.python_name(self.function)]
+        return (
+            context,
+            threads,
+            walk(scheduler, kernel, values, launch.grid, launch.block, resident(launch, program.used)),
+        )
+
+    def check(self, launch):
+        """The block has the size that the kernel was compiled for."""
+        limits = self.function.limits
+        if "reqntid" in limits and tuple((*limits["reqntid"], 1, 1)[:3]) != launch.block:
+            raise LaunchError(
+                f"{self.__name__} was compiled for blocks of {limits['reqntid']} threads (.reqntid), got {launch.block}"
+            )
+        most = 1
+        for n in limits.get("maxntid", ()):
+            most *= n
+        if "maxntid" in limits and launch.threads > most:
+            raise LaunchError(
+                f"{self.__name__} was compiled for blocks of up to {most} threads (.maxntid), got {launch.threads}"
+            )
+
+
+def unlike(names):
+    """Names of which no two are alike."""
+    seen = []
+    for name in names:
+        seen.append(name if name not in seen else f"{name}_{len(seen)}")
+    return seen

@@ -1,0 +1,164 @@
+"""Where PTX comes from: the line of the .cu or .py file behind an instruction, and the names that the file has for what
+PTX has only mangled, or not at all."""
+
+import linecache
+import os
+import re
+from math import prod
+
+import numpy as np
+
+from sim.events import SITES, Site
+
+ITEMSIZES = {
+    "char": 1, "int8_t": 1, "uint8_t": 1, "bool": 1, "short": 2, "int16_t": 2, "uint16_t": 2, "half": 2, "__half": 2,
+    "__nv_bfloat16": 2, "int": 4, "unsigned": 4, "float": 4, "int32_t": 4, "uint32_t": 4, "double": 8, "long": 8,
+    "int64_t": 8, "uint64_t": 8, "size_t": 8, "float2": 8, "float4": 16, "int2": 8, "int4": 16, "double2": 16,
+}  # fmt: skip
+
+
+class Origin:
+    """The sources of one module. `source`: the text of its main file, if that is not to be read from disk."""
+
+    def __init__(self, text, source=None):
+        self.text, self.given = text, None if source is None else source.splitlines()
+
+    # --- lines ----------------------------------------------------------------------------------------------
+
+    def source_line(self, file, line):
+        if self.given is not None and file == min(self.text.files, default=1):
+            return self.given[line - 1] if 0 < line <= len(self.given) else ""
+        return linecache.getline(self.text.files.get(file, ""), line)
+
+    def site(self, function, item, kind):
+        """The number of the Site of an instruction: by its .loc, else by its line of PTX."""
+        place = self.place(function, item.location) if item is not None else None
+        if place is None:
+            line = item.line if item is not None else function.line
+            text = self.text.lines[line - 1]
+            return SITES.add(Site(kind, f"{plain_name(function.name)}, PTX", line, 0, " ".join(text.split())))
+        text = self.source_line(place.file, place.line)
+        if (
+            not text.strip()
+            and self.given is None
+            and not os.path.exists(self.text.files.get(place.file, ""))
+        ):
+            text = " ".join(self.text.lines[item.line - 1].split())
+        name = os.path.basename(self.text.files.get(place.file, "?"))
+        indent = len(text) - len(text.lstrip())
+        return SITES.add(Site(kind, name, place.line, max(place.column - 1, 0), text.strip(), indent))
+
+    def place(self, function, location):
+        """The innermost place, of those that were inlined into each other, in the file in which the function is."""
+        home = next((i.location.file for i in function.body if getattr(i, "location", None)), None)
+        chain = []
+        while location is not None:
+            chain.append(location)
+            location = location.inlined
+        chain = [place for place in chain if place.line]
+        return next((place for place in chain if place.file == home), chain[-1] if chain else None)
+
+    # --- names ----------------------------------------------------------------------------------------------
+
+    @property
+    def whole(self):
+        """The main file's text, or nothing."""
+        if self.given is not None:
+            return "\n".join(self.given)
+        path = self.text.files.get(min(self.text.files, default=0), "")
+        return "".join(linecache.getlines(path))
+
+    def parameter_names(self, function):
+        """The names that the source has for a kernel's parameters, as far as it can be found; else argument 0, 1, ..."""
+        count, name = len(function.parameters), re.escape(plain_name(function.name))
+        for found in re.finditer(
+            rf"\b{name}\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)\s*(?:\{{|->|:)", without_comments(self.whole)
+        ):
+            names = [parameter_name(part) for part in split(found[1])]
+            if len(names) == count and all(names):
+                return names
+        return [f"argument{i}" for i in range(count)]
+
+    def home(self, variable):
+        """(itemsize, shape) of a variable: from its declaration in the source, else from its alignment."""
+        name = re.escape(plain_name(variable.name))
+        constants = self.constants()
+        for found in re.finditer(
+            rf"([\w ]+?)\s+{name}\s*((?:\[[^\]]*\]\s*)+)[;={{]", without_comments(self.whole)
+        ):
+            words = found[1].split()
+            itemsize = next((ITEMSIZES[word] for word in reversed(words) if word in ITEMSIZES), None)
+            shape = [evaluated(part, constants) for part in re.findall(r"\[([^\]]*)\]", found[2])]
+            if itemsize and variable.count is None:
+                return itemsize, None
+            if itemsize and all(shape) and prod(shape) * itemsize == variable.bytes:
+                return itemsize, tuple(shape)
+        size = np.dtype(f"u{min(variable.align, 8)}").itemsize if variable.align in (1, 2, 4, 8) else 4
+        return (size, None) if variable.bytes % size == 0 else (1, None)
+
+    def constants(self):
+        """{name: text} of whole numbers that the source defines."""
+        found = dict(re.findall(r"^\s*#\s*define\s+(\w+)\s+([^\n/]+)", self.whole, re.M))
+        return found | dict(
+            re.findall(
+                r"(?:constexpr|const)\s+(?:unsigned\s+|static\s+)*(?:int|size_t|unsigned)\s+(\w+)\s*=\s*([^;,]+)",
+                self.whole,
+            )
+        )
+
+
+def evaluated(text, constants, depth=8):
+    """The whole number that an expression of the source says, or None."""
+    for _ in range(depth):
+        text = re.sub(r"[A-Za-z_]\w*", lambda match: f"({constants.get(match[0], '?')})", text)
+    if not re.fullmatch(r"[\d\s()+*/<>-]+", text):
+        return None
+    try:
+        return int(eval(text.replace("/", "//"), {"__builtins__": {}}))
+    except (SyntaxError, ArithmeticError, ValueError):
+        return None
+
+
+def without_comments(text):
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
+
+
+def split(text):
+    """The parameters between the commas of a list, those of templates left whole."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "(<[") - (letter in ")>]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in parts if part.strip()]
+
+
+def parameter_name(text):
+    """The name in a parameter of C++ (its last word) or Python (its first)."""
+    text = text.partition("=")[0]
+    found = re.findall(
+        r"[A-Za-z_]\w*", text.partition(":")[0] if ":" in text else re.sub(r"\[[^\]]*\]", "", text)
+    )
+    return found[-1] if found else None
+
+
+def plain_name(mangled):
+    """The last name inside a name mangled as C++ compilers do; others as they are."""
+    if not mangled.startswith("_Z"):
+        return mangled
+    text, found, at = re.sub(r"L[a-z]\d+E", "", mangled), [], 2
+    while at < len(text):
+        number = re.match(r"\d+", text[at:])
+        if number is None:
+            at += 1
+            continue
+        at += len(number[0])
+        name = text[at : at + int(number[0])]
+        if len(name) == int(number[0]) and re.fullmatch(r"[A-Za-z_]\w*", name):
+            found.append(name)
+            at += len(name)
+            if mangled[2] not in "NZ":
+                break
+    return found[-1] if found else mangled

@@ -1,0 +1,56 @@
+"""Functions that a GPU's run-time system gives a kernel: printing, assertions, and the end by a trap."""
+
+import re
+
+import numpy as np
+
+from sim.ptx.memory import VIEWS
+
+
+class Trapped(Exception):
+    """A thread has stopped the kernel: `trap`, or an assertion that does not hold."""
+
+
+def trap(site):
+    error = Trapped("the kernel stops itself here (trap)")
+    error.site = site
+    raise error
+
+
+def assertfail(run, site, message, file, line, function, size):
+    error = Trapped(f"assertion failed: {text_at(run, site, message)}")
+    error.site = site
+    raise error
+
+
+def vprintf(run, site, form, values):
+    """printf: the arguments stand one behind the other from `values` on, each at a multiple of its size."""
+    shown, at = [], values
+    text = text_at(run, site, form)
+    for conversion in re.findall(r"%[-+ #0]*\d*(?:\.\d+)?(hh|ll|[hlzjt])?([diouxXcsfFeEgGpaA])", text):
+        long, letter = conversion
+        kind = (
+            "f64"
+            if letter in "fFeEgGaA"
+            else "u64"
+            if letter in "ps" or long in ("l", "ll", "z", "j", "t")
+            else "u32"
+        )
+        size = np.dtype(VIEWS[kind]).itemsize
+        at = -(-at // size) * size
+        value = run.memory.loader(kind, "generic", 1, site)(at)
+        at += size
+        if letter in "di" and value >> 8 * size - 1:
+            value -= 1 << 8 * size
+        shown.append(text_at(run, site, value) if letter == "s" else chr(value) if letter == "c" else value)
+    python = re.sub(r"(%[-+ #0]*\d*(?:\.\d+)?)(?:hh|ll|[hlzjt])", r"\1", text).replace("%p", "%#x")
+    print(python % tuple(shown), end="")
+    return len(shown)
+
+
+def text_at(run, site, address):
+    """The text that ends with a zero byte."""
+    load, letters = run.memory.loader("u8", "generic", 1, site), []
+    while letter := load(address + len(letters)):
+        letters.append(letter)
+    return bytes(letters).decode(errors="replace")

@@ -1,0 +1,467 @@
+"""PTX text into what it is made of. Source: PTX ISA, "Syntax" and "Directives"."""
+
+import re
+import struct
+from bisect import bisect_right
+from dataclasses import replace
+
+from sim.errors import LaunchError
+from sim.ptx.syntax import (
+    FLOATS,
+    WIDTHS,
+    Address,
+    Function,
+    Group,
+    Immediate,
+    Instruction,
+    Label,
+    Location,
+    Not,
+    Register,
+    Special,
+    Symbol,
+    Text,
+    Variable,
+)
+
+TOKEN = re.compile(
+    r"""
+    (?P<blank>\s+|//[^\n]*|/\*.*?\*/)
+  | (?P<string>"(?:[^"\\]|\\.)*")
+  | (?P<bits>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b)
+  | (?P<number>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+(?:[eE][+-]?\d+)|\d+U?)
+  | (?P<name>[A-Za-z_$%.][\w$.]*(?:::[\w$.]+)*)
+  | (?P<mark>[@!|{}()\[\],;:=<>+\-*])
+""",
+    re.VERBOSE | re.DOTALL,
+)
+LINKING = {".visible", ".extern", ".weak", ".common"}
+SPACES = {".global", ".const", ".shared", ".local", ".param"}
+LIMITS = {".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".reqnctapercluster"}
+SKIPPED = {".pragma", ".calltargets", ".abi_preserve", ".abi_preserve_control"}
+
+
+def parse(text):
+    """The Text of a module. Errors: LaunchError with the line that cannot be read."""
+    return Parser(text).module()
+
+
+class Parser:
+    """Reads from left to right; `at` is the next token."""
+
+    def __init__(self, text):
+        self.text = text
+        self.breaks = [match.start() for match in re.finditer("\n", text)]
+        self.tokens, self.places = [], []
+        self.read_tokens()
+        self.at, self.location, self.scopes, self.number = 0, None, [], 0
+        self.found = Text(lines=text.splitlines())
+
+    def read_tokens(self):
+        position = 0
+        while position < len(self.text):
+            match = TOKEN.match(self.text, position)
+            if match is None:
+                self.places.append(position)
+                raise self.error(f"cannot read {self.text[position : position + 20]!r}", len(self.places) - 1)
+            if match.lastgroup != "blank":
+                self.tokens.append(match[0])
+                self.places.append(position)
+            position = match.end()
+
+    # --- tokens ---------------------------------------------------------------------------------------------
+
+    def line(self, at=None):
+        place = self.places[min(self.at if at is None else at, len(self.places) - 1)]
+        return bisect_right(self.breaks, place - 1) + 1
+
+    def error(self, what, at=None):
+        return LaunchError(f"PTX line {self.line(at)}: {what}")
+
+    @property
+    def next(self):
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def take(self, wanted=None):
+        token = self.next
+        if wanted is not None and token != wanted or not token:
+            raise self.error(f"wanted {wanted or 'more'!r}, got {token or 'the end'!r}")
+        self.at += 1
+        return token
+
+    def taken(self, token):
+        """Whether the next token is this one, which is then taken."""
+        if self.next == token:
+            self.at += 1
+            return True
+        return False
+
+    def integer(self):
+        sign = -1 if self.taken("-") else 1
+        token = self.take()
+        try:
+            return sign * whole(token)
+        except ValueError:
+            raise self.error(f"wanted an integer, got {token!r}", self.at - 1) from None
+
+    # --- the module -----------------------------------------------------------------------------------------
+
+    def module(self):
+        while self.next:
+            self.directive()
+        return self.found
+
+    def directive(self):
+        token = self.next
+        if token in LINKING:
+            self.take()
+        elif token in (".entry", ".func"):
+            self.function()
+        elif token in SPACES:
+            variable = self.variable(self.take())
+            known = self.found.variables.get(variable.name)
+            if known is None or known.count is None:
+                self.found.variables[variable.name] = variable
+        elif token == ".version":
+            self.take()
+            self.found.version = self.take()
+        elif token == ".target":
+            self.take()
+            self.found.target = self.take()
+            while self.taken(","):
+                self.take()
+        elif token == ".address_size":
+            self.take()
+            if self.integer() != 64:
+                raise self.error("only modules of 64-bit addresses can be run: .address_size 64", self.at - 1)
+        elif token == ".file":
+            self.file()
+        elif token == ".section":
+            self.section()
+        elif token in SKIPPED or token == ".alias":
+            self.statement_skipped()
+        else:
+            raise self.error(f"{token!r} is no directive that sim knows")
+
+    def statement_skipped(self):
+        while not self.taken(";"):
+            self.take()
+
+    def file(self):
+        self.take()
+        number = self.integer()
+        self.found.files[number] = self.take()[1:-1].encode().decode("unicode_escape")
+        while self.taken(","):
+            self.integer()
+
+    def section(self):
+        """Debug information; of it only the strings, which names of inlined functions are taken from."""
+        self.take()
+        self.take()
+        self.take("{")
+        label, numbers, depth = None, [], 1
+        while depth:
+            token = self.take()
+            depth += (token == "{") - (token == "}")
+            if self.next == ":":
+                self.take()
+                label, numbers = token, []
+                self.found.strings[label] = numbers
+            elif label and token.isdigit():
+                numbers.append(int(token))
+        for label, numbers in self.found.strings.items():
+            if isinstance(numbers, list):
+                self.found.strings[label] = (
+                    bytes(n & 255 for n in numbers).split(b"\0")[0].decode(errors="replace")
+                )
+
+    # --- variables ------------------------------------------------------------------------------------------
+
+    def variable(self, space):
+        """What follows the state space of a declaration, to its end."""
+        variable = self.declared(space)
+        self.take(";")
+        return variable
+
+    def declared(self, space):
+        line, align, vector = self.line(), 1, 1
+        while self.next in (".align", ".ptr") or self.next in SPACES or self.next in LINKING:
+            if self.take() == ".align":
+                align = self.integer()
+        if self.next in (".v2", ".v4"):
+            vector = int(self.take()[2:])
+        kind = self.take()[1:]
+        if kind not in WIDTHS:
+            raise self.error(f"{kind!r} is no type of a variable", self.at - 1)
+        while self.next in (".ptr", ".align") or self.next in SPACES:
+            if self.take() == ".align":
+                self.integer()
+        name, count = self.take(), vector
+        while self.taken("["):
+            count = None if self.next == "]" else count * self.integer()
+            self.take("]")
+        initial, pointers = self.initial(kind) if self.taken("=") else (None, ())
+        return Variable(space[1:], name, kind, count, max(align, WIDTHS[kind] // 8), line, initial, pointers)
+
+    def initial(self, kind):
+        """(bytes, pointers) of an initialiser."""
+        size, parts, pointers = WIDTHS[kind] // 8, [], []
+        depth = 0
+        while True:
+            if self.taken("{"):
+                depth += 1
+            elif self.taken("}"):
+                depth -= 1
+            elif not self.taken(","):
+                parts.append(self.initial_number(kind, size, pointers, sum(map(len, parts))))
+            if depth == 0:
+                return b"".join(parts), tuple(pointers)
+
+    def initial_number(self, kind, size, pointers, offset):
+        operand = self.operand()
+        if isinstance(operand, Symbol):
+            pointers.append((offset, operand))
+            return bytes(size)
+        return constant_bits(operand, kind).to_bytes(size, "little")
+
+    # --- functions ------------------------------------------------------------------------------------------
+
+    def function(self):
+        entry, line = self.take() == ".entry", self.line()
+        returns = self.parameter_list() if self.next == "(" else ()
+        name = self.take()
+        parameters = self.parameter_list() if self.next == "(" else ()
+        function = Function(name, entry, returns, parameters, line)
+        while self.next in LIMITS or self.next in SKIPPED or self.next in (".noreturn", ".blocksareclusters"):
+            token = self.take()
+            if token in LIMITS:
+                numbers = [self.integer()]
+                while self.taken(","):
+                    numbers.append(self.integer())
+                function.limits[token[1:]] = tuple(numbers)
+            elif token in SKIPPED:
+                self.statement_skipped()
+        known = self.found.functions.get(name)
+        if not self.taken(";"):
+            self.body(function)
+        if known is None or known.body is None:
+            self.found.functions[name] = function
+
+    def parameter_list(self):
+        self.take("(")
+        found = []
+        while not self.taken(")"):
+            space = self.take()
+            if space == ".reg":
+                kind = self.take()[1:]
+                found.append(Variable("reg", self.take(), kind, 1, 1, self.line()))
+            else:
+                found.append(self.declared(space))
+            self.taken(",")
+        return tuple(found)
+
+    def body(self, function):
+        function.body, self.location = [], None
+        self.take("{")
+        self.scopes = [
+            {
+                v.name: Register(v.name, v.type)
+                for v in (*function.returns, *function.parameters)
+                if v.space == "reg"
+            }
+        ]
+        self.tables = {}  # label -> the labels that brx.idx chooses from
+        while self.scopes:
+            self.statement(function)
+        function.body = [with_table(item, self.tables) for item in function.body]
+
+    def statement(self, function):
+        token = self.next
+        if token == "{":
+            self.take()
+            self.scopes.append({})
+        elif token == "}":
+            self.take()
+            self.scopes.pop()
+        elif token == ".reg":
+            self.registers()
+        elif token in SPACES:
+            variable = self.variable(self.take())
+            function.variables.append(variable)
+            if variable.space == "param":  # made anew for each call
+                function.body.append(variable)
+        elif token == ".loc":
+            self.loc()
+        elif token == ";":
+            self.take()
+        elif token == ".branchtargets":
+            self.branch_targets(function)
+        elif token in SKIPPED or token == ".callprototype":
+            self.statement_skipped()
+        elif self.tokens[self.at + 1] == ":":
+            function.body.append(Label(self.take()))
+            self.take(":")
+        else:
+            function.body.append(self.instruction())
+
+    def branch_targets(self, function):
+        self.take()
+        name, labels = function.body.pop().name, []
+        while not self.taken(";"):
+            labels.append(Symbol(self.take()))
+            self.taken(",")
+        self.tables[name] = Group(tuple(labels))
+
+    def registers(self):
+        self.take()
+        kind = self.take()[1:]
+        if kind in ("v2", "v4"):
+            raise self.error("registers that are vectors are not supported", self.at - 1)
+        if kind not in WIDTHS:
+            raise self.error(f"{kind!r} is no type of a register", self.at - 1)
+        while True:
+            self.register_names(kind)
+            if not self.taken(","):
+                break
+        self.take(";")
+
+    def register_names(self, kind):
+        name, scope = self.take(), self.scopes[-1]
+        self.number += 1
+        inner = f"{self.number}." if len(self.scopes) > 1 else ""
+        if self.taken("<"):
+            count = self.integer()
+            self.take(">")
+            for i in range(count):
+                scope[f"{name}{i}"] = Register(f"{name}{i}{inner}", kind)
+        else:
+            scope[name] = Register(name + inner, kind)
+
+    def loc(self):
+        self.take()
+        self.location = Location(self.integer(), self.integer(), self.integer())
+        function = inlined = None
+        while self.taken(","):
+            what = self.take()
+            if what == "function_name":
+                function = self.take()
+                if self.taken("+"):
+                    self.integer()
+            elif what == "inlined_at":
+                inlined = Location(self.integer(), self.integer(), self.integer())
+        if function or inlined:
+            at = self.location
+            self.location = Location(at.file, at.line, at.column, function, inlined)
+
+    # --- instructions ---------------------------------------------------------------------------------------
+
+    def instruction(self):
+        line, guard = self.line(), None
+        if self.taken("@"):
+            opposite = self.taken("!")
+            guard = self.register(self.take()), opposite
+        opcode, operands = self.take(), []
+        while self.next != ";":
+            operands.append(self.operand())
+            if not self.taken(","):
+                break
+        self.take(";")
+        return Instruction(opcode, tuple(operands), guard, line, self.location)
+
+    def register(self, name):
+        for scope in reversed(self.scopes):
+            if name in scope:
+                return scope[name]
+        return None
+
+    def operand(self):
+        first = self.simple()
+        if self.next == "|":
+            self.take()
+            return Group((first, self.simple()))
+        return first
+
+    def simple(self):
+        token = self.next
+        if token in ("{", "("):
+            return self.group({"{": "}", "(": ")"}[self.take()])
+        if token == "[":
+            return self.address()
+        if token == "!":
+            self.take()
+            return Not(self.register(self.take()))
+        if token == "-" or token[0].isdigit():
+            return self.constant()
+        self.take()
+        if token == "_":
+            return None
+        register = self.register(token)
+        if register is not None:
+            return register
+        if token.startswith("%") or token == "WARP_SZ":
+            return Immediate(32) if token == "WARP_SZ" else Special(token[1:])
+        if token == "generic" and self.taken("("):
+            name = self.take()
+            self.take(")")
+            token = name
+        return Symbol(token, self.offset())
+
+    def offset(self):
+        total = 0
+        while self.next in ("+", "-"):
+            sign = 1 if self.take() == "+" else -1
+            total += sign * self.integer()
+        return total
+
+    def group(self, end):
+        parts = []
+        while not self.taken(end):
+            parts.append(self.operand())
+            self.taken(",")
+        return Group(tuple(parts))
+
+    def address(self):
+        self.take("[")
+        base = self.simple()
+        offset = self.offset()
+        while self.taken(","):  # a coordinate of a texture
+            self.operand()
+        self.take("]")
+        if isinstance(base, Symbol):
+            base, offset = Symbol(base.name), offset + base.offset
+        return Address(base, offset)
+
+    def constant(self):
+        negative, token = self.taken("-"), self.take()
+        if token[:2] in ("0f", "0F", "0d", "0D") and len(token) in (10, 18):
+            return Immediate(int(token[2:], 16), 32 if token[1] in "fF" else 64)
+        if "." in token or "e" in token.lower() and not token.lower().startswith("0x"):
+            return Immediate(struct.unpack("<Q", struct.pack("<d", float(token) * (-1) ** negative))[0], 64)
+        return Immediate(-whole(token) if negative else whole(token))
+
+
+def with_table(item, tables):
+    """An instruction in which the labels that a table lists stand for its name."""
+    if isinstance(item, Instruction) and item.opcode.startswith("brx"):
+        return replace(item, operands=(item.operands[0], tables[item.operands[1].name]))
+    return item
+
+
+def whole(token):
+    """The integer that a token writes."""
+    token = token.rstrip("U")
+    if len(token) > 1 and token[0] == "0" and token[1].isdigit():
+        return int(token, 8)
+    return int(token, 0)
+
+
+def constant_bits(operand, kind):
+    """The bits of an Immediate as a value of type `kind`."""
+    width = WIDTHS[kind]
+    if operand.float_width and operand.float_width != width and kind in FLOATS:
+        number = struct.unpack(
+            "<f" if operand.float_width == 32 else "<d",
+            operand.value.to_bytes(operand.float_width // 8, "little"),
+        )[0]
+        return int.from_bytes(struct.pack({16: "<e", 32: "<f", 64: "<d"}[width], number), "little")
+    return operand.value & ((1 << width) - 1)

@@ -1,0 +1,309 @@
+"""A kernel with the functions that it calls, as Python source and what a launch has to give it."""
+
+import itertools
+import re
+
+from sim.errors import LaunchError
+from sim.isa import shuffles as _shuffles  # noqa: F401  enters its instructions
+from sim.isa.registers import HELPERS, Missing
+from sim.isa.table import INSTRUCTIONS
+from sim.ptx import atomics
+from sim.ptx.constants import constant_text
+from sim.ptx.emit import Writer
+from sim.ptx.holding import read_and_written
+from sim.ptx.memory import WINDOWS
+from sim.ptx.syntax import Instruction
+
+# number of a warp's instruction in PTX -> (entry, kinds of its operands, results, which operand each is)
+BY_MASK = {
+    "vote.sync.all.pred": ("all_sync", ("b32", "pred"), ("pred",), (1, 0)),
+    "vote.sync.any.pred": ("any_sync", ("b32", "pred"), ("pred",), (1, 0)),
+    "vote.sync.uni.pred": ("eq_sync", ("b32", "pred"), ("pred",), (1, 0)),
+    "vote.sync.ballot.b32": ("ballot_sync", ("b32", "pred"), ("b32",), (1, 0)),
+    "match.any.sync.b32": ("match_any_sync", ("b32", "b32"), ("b32",), (1, 0)),
+    "match.any.sync.b64": ("match_any_sync", ("b32", "b64"), ("b32",), (1, 0)),
+    "match.all.sync.b32": ("match_all_sync", ("b32", "b32"), ("b32", "pred"), (1, 0)),
+    "match.all.sync.b64": ("match_all_sync", ("b32", "b64"), ("b32", "pred"), (1, 0)),
+    "bar.warp.sync": ("syncwarp", ("b32",), (), (0,)),
+    "activemask.b32": ("activemask", (), ("u32",), ()),
+    "elect.sync": ("elect.sync", ("b32",), ("b32", "pred"), (0,)),
+}
+BY_MASK |= {
+    f"shfl.sync.{mode}.b32": (
+        f"shfl.sync.{mode}",
+        ("b32", "b32", "u32", "u32"),
+        ("b32", "pred"),
+        (3, 0, 1, 2),
+    )
+    for mode in ("idx", "up", "down", "bfly")
+}
+BY_MASK |= {
+    f"redux.sync.{name}": (f"redux.sync.{name}", ("b32", name[-3:]), (name[-3:],), (1, 0))
+    for name in (
+        *(f"{o}.{t}" for o in ("add", "min", "max") for t in ("u32", "s32")),
+        "and.b32",
+        "or.b32",
+        "xor.b32",
+    )
+}
+COORDINATES = {"tid": "thread.index[{}]", "ctaid": "thread.block.index[{}]"}
+SPECIALS = {
+    "laneid": "thread.lane",
+    "warpid": "thread.warp",
+    "lanemask_eq": "(1 << thread.lane)",
+    "lanemask_lt": "((1 << thread.lane) - 1)",
+    "lanemask_le": "((2 << thread.lane) - 1)",
+    "lanemask_gt": "(0xFFFFFFFF & -(2 << thread.lane))",
+    "lanemask_ge": "(0xFFFFFFFF & -(1 << thread.lane))",
+    "smid": "0",
+    "nsmid": "1",
+    "gridid": "0",
+    "is_explicit_cluster": "0",
+    "cluster_ctarank": "0",
+    "cluster_nctarank": "1",
+}
+CLOCKS = {"clock", "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "globaltimer_hi"}
+
+
+class Program:
+    """Translates an entry of a Text; `given` says what the source needs by name: {name: run -> object}.
+
+    `arguments`: (parameter, byte, kind) of each argument of the Python function.
+    """
+
+    def __init__(self, text, origin, entry, branches):
+        self.text, self.origin, self.entry, self.branches = text, origin, entry, branches
+        self.given, self.arguments, self.names = {}, {}, {}
+        self.locals, self.memory_of_parameters = [], False
+        self.used, self.synchronizes, self.stores, self.loops = set(), False, False, False
+        self.counter = itertools.count(1)
+        self.missing = []
+        self.source = self.translated()
+
+    def translated(self):
+        """The source; refuses what it cannot translate."""
+        done, lines = set(), []
+        self.waiting = [self.entry]
+        while self.waiting:
+            function = self.waiting.pop()
+            if function.name in done:
+                continue
+            done.add(function.name)
+            writer = Writer(self, function, self.branches)
+            lines += writer.write() + [""]
+            self.missing += writer.missing
+            self.look_at(function)
+        if self.missing:
+            raise LaunchError(refusal(self.entry, self.missing))
+        return "\n".join(lines)
+
+    def look_at(self, function):
+        """Whether threads act on what atomics tell them, and whether anything stores."""
+        instructions = [item for item in function.body if isinstance(item, Instruction)]
+        read = set().union(*(read_and_written(item)[0] for item in instructions))
+        for item in instructions:
+            parts = item.opcode.split(".")
+            self.stores |= (
+                parts[0] in ("st", "atom", "red") and "shared" not in parts and "local" not in parts
+            )
+            if parts[0] == "atom" and getattr(item.operands[0], "name", None) in read:
+                self.synchronizes = True
+
+    # --- names ----------------------------------------------------------------------------------------------
+
+    def unique(self, kind, make):
+        """A name for what a launch gives by `make(run)`."""
+        name = f"{kind}_{next(self.counter)}"
+        self.given[name] = make
+        return name
+
+    def shared_name(self, name, make):
+        """A name that several places share."""
+        self.given.setdefault(name, make)
+        return name
+
+    def python_name(self, function):
+        return plain("run", function.name)
+
+    def variable_name(self, variable):
+        return plain("v", variable.name)
+
+    def entry_parameters(self, function):
+        return list(self.arguments.values())
+
+    def parameter_name(self, function, name):
+        """The Python variable of a parameter of a function, or of a call."""
+        return plain("v", name)
+
+    def constant(self, operand, kind):
+        return constant_text(self, operand, kind)
+
+    # --- where things are -----------------------------------------------------------------------------------
+
+    def window(self, space):
+        return WINDOWS[space]
+
+    def address(self, function, symbol):
+        local = next((v for v in function.variables if v.name == symbol.name and v.space == "local"), None)
+        more = f" + {symbol.offset}" if symbol.offset else ""
+        if local is not None:
+            return f"({self.variable_name(local)}{more})"
+        if self.is_kernel_parameter(function, symbol.name):
+            self.memory_of_parameters = True
+            name = self.shared_name(plain("at", symbol.name), lambda run: run.parameter_address(symbol.name))
+            return f"({name}{more})"
+        variable = self.variable(function, symbol.name)
+        if variable is None:
+            raise Missing(f"the address of {symbol.name}")
+        if variable.space == "shared":
+            self.used.add("shared")
+        name = self.shared_name(plain("at", variable.name), lambda run: run.address(variable))
+        return f"({name}{more})"
+
+    def variable(self, function, name):
+        return next((v for v in function.variables if v.name == name), None) or self.text.variables.get(name)
+
+    def renewal(self, variable):
+        return self.shared_name("renew_" + self.variable_name(variable), lambda run: run.renewal(variable))
+
+    def is_kernel_parameter(self, function, name):
+        return function.entry and any(p.name == name for p in function.parameters)
+
+    def argument(self, function, name, at, kind, item):
+        position = next(i for i, p in enumerate(function.parameters) if p.name == name)
+        return self.arguments.setdefault((position, at, kind), f"argument_{position}_{at}_{kind}")
+
+    def special(self, name):
+        stem, _, axis = name.partition(".")
+        if stem in COORDINATES and axis in tuple("xyz"):
+            return COORDINATES[stem].format("xyz".index(axis))
+        if stem in ("ntid", "nctaid") and axis in tuple("xyz"):
+            return self.shared_name(f"{stem}_{axis}", lambda run: run.extent(stem, axis))
+        if stem.startswith("cluster_") and axis:
+            return "1" if "ncta" in stem else "0"
+        if stem in ("nwarpid", "dynamic_smem_size", "total_smem_size", "aggr_smem_size"):
+            return self.shared_name(stem, lambda run: run.extent(stem, None))
+        if stem in CLOCKS:
+            return self.shared_name("clock", lambda run: run.clock) + "()"
+        if stem in SPECIALS:
+            return SPECIALS[stem]
+        raise Missing(f"%{name}")
+
+    # --- places in the source -------------------------------------------------------------------------------
+
+    def site(self, function, item, kind):
+        return self.origin.site(function, item, kind)
+
+    def place(self, function, item):
+        """(an identity, the number of its site) of a place where threads wait."""
+        return (self.entry.name, item.line), self.site(function, item, "call")
+
+    # --- memory ---------------------------------------------------------------------------------------------
+
+    def load(self, function, item, kind, space, count):
+        site = self.site(function, item, "load")
+        return self.unique("load", lambda run: run.memory.loader(kind, space, count, site))
+
+    def store(self, function, item, kind, space, count):
+        site = self.site(function, item, "store")
+        return self.unique("store", lambda run: run.memory.storer(kind, space, count, site))
+
+    def strong_load(self, function, item, kind, space, access):
+        """A load that other threads' strong stores do not race with."""
+        self.used.add("atomic")
+        self.synchronizes = True
+        sites = self.site(function, item, "atomic"), self.site(function, item, "load")
+        return self.unique("load", lambda run: run.memory.strong_loader(kind, space, *sites, access.volatile))
+
+    def strong_store(self, function, item, kind, access):
+        self.used.add("atomic")
+        self.synchronizes = True
+        sites = self.site(function, item, "atomic"), self.site(function, item, "store")
+        fence = access.reach if access.release else None
+        return self.unique(
+            "store", lambda run: run.memory.strong_storer(kind, access.space, *sites, access.volatile, fence)
+        )
+
+    def atomic(self, function, item, access):
+        self.used.add("atomic")
+        kind, combine = atomics.combination(access)
+        site, fence, writes = (
+            self.site(function, item, "atomic"),
+            access.reach if access.release else None,
+            atomics.writes(access),
+        )
+        replaces = access.operation == "exch"
+        name = self.unique(
+            "atomic",
+            lambda run: run.memory.atomic(kind, access.space, site, combine, writes, fence, replaces),
+        )
+        return kind, name
+
+    # --- waiting --------------------------------------------------------------------------------------------
+
+    def barrier(self, function, item, number=None, count=None, vote=None):
+        self.used.add("syncthreads")
+        if count is not None or number is not None and getattr(number, "value", 1) != 0:
+            raise Missing(f"{item.opcode} of a part of the block")
+        place = self.place(function, item)
+        return self.unique("barrier", lambda run: run.barrier(place, vote))
+
+    def named_barrier(self, function, item, waits):
+        self.used.add("syncthreads")
+        place = self.place(function, item)
+        return self.unique("barrier", lambda run: run.named_barrier(place, waits))
+
+    def fence(self, reach):
+        self.used.add("threadfence")
+        self.synchronizes = True
+        return self.shared_name(f"fence_{reach}", lambda run: run.fence(reach))
+
+    def turn(self):
+        self.used.add("nanosleep")
+        return self.shared_name("turn", lambda run: run.turn)
+
+    def warp_instruction(self, opcode):
+        """(entry, kinds of its operands, of its results, which operands) of a warp's instruction."""
+        plain = opcode.replace(".aligned", "")
+        if plain not in BY_MASK:
+            raise Missing(opcode)
+        name, *rest = BY_MASK[plain]
+        return INSTRUCTIONS[name], *rest
+
+    def warp_call(self, function, item, entry):
+        self.used.add(entry.name)
+        place = self.place(function, item)
+        return self.unique("warp", lambda run: run.warp_call(entry, place))
+
+    # --- calls ----------------------------------------------------------------------------------------------
+
+    def called(self, function, name, item):
+        callee = self.text.functions.get(name)
+        if callee is not None and callee.body is not None:
+            self.waiting.append(callee)
+            return self.python_name(callee)
+        place = self.place(function, item)
+        if name in ("vprintf", "__assertfail"):
+            self.used.add("print" if name == "vprintf" else "assert")
+            return self.unique("outside", lambda run: run.outside(name, place))
+        raise Missing(f"call of {name}, which the module does not define")
+
+    def trap(self, function, item):
+        place = self.place(function, item)
+        return self.unique("trap", lambda run: run.trap(place))
+
+    def namespace(self, run):
+        """All globals of the source, for one launch."""
+        return HELPERS | {name: make(run) for name, make in self.given.items()}
+
+
+def plain(kind, name):
+    """A name of PTX as one of Python."""
+    return f"{kind}_" + re.sub(r"\W", "_", name)
+
+
+def refusal(entry, missing):
+    """What cannot be run, by name and line."""
+    lines = "\n".join(f"  PTX line {line}: {what}" for line, what in missing[:10])
+    more = f"\n  and {len(missing) - 10} more" if len(missing) > 10 else ""
+    return f"{entry.name} uses instructions that sim does not have; nothing has run\n{lines}{more}"

@@ -1,0 +1,244 @@
+"""One launch of a PTX kernel: its memory laid out, its arguments in place, and what its source needs from the engine."""
+
+import functools
+import itertools
+
+import numpy as np
+
+from sim.engine import warp
+from sim.engine.scheduler import BARRIER
+from sim.errors import LaunchError
+from sim.memory.declared import too_much_shared
+from sim.memory.spaces import bind_arguments, host_array
+from sim.ptx import outside
+from sim.ptx.memory import VIEWS, WINDOWS, Memory
+from sim.ptx.origin import plain_name
+
+
+class Place:
+    """Where a thread waits, as the engine knows it from a frame: `f_code` and `f_lasti` tell places apart."""
+
+    __slots__ = ("f_code", "f_lasti")
+
+    def __init__(self, context, identity, site):
+        self.f_code, self.f_lasti = identity
+        context.called_from[identity[0], identity[1], "call"] = site
+
+
+class Run:
+    """What the names in a Program's source stand for in one launch."""
+
+    def __init__(self, context, scheduler, program, launch):
+        self.context, self.scheduler, self.program, self.launch = context, scheduler, program, launch
+        self.memory = Memory(context)
+        self.memory.turn = functools.partial(scheduler.turn, Place(context, ("turn", 0), 3))
+        self.allocations = {}  # variable's name -> allocation
+        self.dynamic = None
+        self.ticks = itertools.count()
+        self.shared_bytes = launch.shared
+        self.lay_out()
+
+    # --- memory ---------------------------------------------------------------------------------------------
+
+    def lay_out(self):
+        """Variables of the module; those of functions are laid out when they are met."""
+        text = self.program.text
+        for variable in text.variables.values():
+            if variable.space in ("global", "const"):
+                self.address(variable)
+        for variable in text.variables.values():
+            if variable.name in self.allocations:
+                self.point(variable)
+
+    def point(self, variable):
+        """Put addresses into a variable that was initialised with them."""
+        root = self.allocations[variable.name].root
+        for offset, symbol in variable.pointers:
+            target = self.program.text.variables.get(symbol.name)
+            if target is None:
+                raise LaunchError(f"PTX line {variable.line}: {symbol.name} is no variable that sim knows")
+            value = self.address(target) + WINDOWS[target.space] + symbol.offset
+            root[offset : offset + 8] = np.frombuffer(value.to_bytes(8, "little"), np.uint8)
+
+    def address(self, variable):
+        """The address of a variable in its space."""
+        allocation = self.allocations.get(variable.name)
+        if allocation is None:
+            allocation = self.allocations[variable.name] = self.allocated(variable)
+        return allocation.base - WINDOWS[variable.space]
+
+    def allocated(self, variable):
+        space = variable.space
+        if space == "shared" and variable.count is None:
+            return self.dynamic_shared(variable)
+        nbytes = variable.bytes
+        copies = self.launch.threads if space == "local" else 1
+        allocation = self.reserve(variable, nbytes, copies)
+        if space == "shared":
+            self.shared_bytes += nbytes
+            if self.shared_bytes > self.launch.spec.shared_bytes_per_block:
+                raise too_much_shared(self.shared_bytes, self.launch.spec.shared_bytes_per_block)
+            self.memory.shared_slots.append(allocation)
+        elif space == "local":
+            self.memory.local_slots.append(allocation)
+        else:
+            if variable.initial:
+                allocation.root[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+            self.memory.hold(allocation)
+        return allocation
+
+    def dynamic_shared(self, variable):
+        """All `extern .shared` arrays are the launch's dynamic bytes."""
+        if self.dynamic is None:
+            self.dynamic = self.reserve(variable, self.launch.shared, 1)
+            self.memory.shared_slots.append(self.dynamic)
+        return self.dynamic
+
+    def reserve(self, variable, nbytes, copies):
+        itemsize, shape = self.program.origin.home(variable)
+        return self.memory.reserve(
+            plain_name(variable.name), variable.space, nbytes, variable.align, itemsize, shape, copies
+        )
+
+    def renewal(self, variable):
+        self.address(variable)
+        return functools.partial(self.memory.renew, self.allocations[variable.name])
+
+    # --- arguments ------------------------------------------------------------------------------------------
+
+    def bind(self, arguments):
+        """The Python function's arguments: from each parameter what the kernel reads of it."""
+        parameters = self.program.entry.parameters
+        arrays = {}
+        for name, value in arguments.items():
+            array = host_array(value, name)
+            if array is not None:
+                arrays[name] = array
+        places = bind_arguments(self.context.space, arrays)
+        for allocation in dict.fromkeys(allocation for allocation, _ in places.values()):
+            self.memory.hold(allocation)
+        self.bits = [
+            pointer(places[name])
+            if name in arrays and parameter.type in ("u64", "b64", "s64")
+            else as_bytes(name, value, parameter)
+            for (name, value), parameter in zip(arguments.items(), parameters)
+        ]
+        return [self.read(*argument) for argument in self.program.arguments]
+
+    def read(self, position, at, kind):
+        dtype = np.dtype(VIEWS[kind])
+        value = np.frombuffer(self.bits[position], np.uint8)[at : at + dtype.itemsize].view(dtype)[0]
+        return int(value) if dtype.kind in "iu" else value
+
+    def parameter_address(self, name):
+        """Parameters as constant memory, for a kernel that takes their address."""
+        parameter = next(p for p in self.program.entry.parameters if p.name == name)
+        key = f"parameter {name}"
+        if key not in self.allocations:
+            position = self.program.entry.parameters.index(parameter)
+            root = np.frombuffer(self.bits[position], np.uint8).copy()
+            label = list(self.launch.arguments)[position]
+            allocation = self.memory.reserve(label, "const", len(root), 16, 1, None, 1, root)
+            self.memory.hold(allocation)
+            self.allocations[key] = allocation
+        return self.allocations[key].base - WINDOWS["const"]
+
+    # --- numbers --------------------------------------------------------------------------------------------
+
+    def extent(self, name, axis):
+        if name == "ntid":
+            return self.launch.block["xyz".index(axis)]
+        if name == "nctaid":
+            return self.launch.grid["xyz".index(axis)]
+        if name == "nwarpid":
+            return -(-self.launch.threads // 32)
+        return self.launch.shared if name == "dynamic_smem_size" else self.shared_bytes
+
+    def clock(self):
+        return next(self.ticks)
+
+    # --- waiting --------------------------------------------------------------------------------------------
+
+    def place(self, place):
+        return Place(self.context, *place)
+
+    def barrier(self, place, vote):
+        context, at = self.context, self.place(place)
+        if vote is not None:
+            return lambda predicate: self.scheduler.wait(BARRIER, at, (vote, predicate))
+
+        def wait():
+            thread = context.thread
+            thread.waits, thread.frame, thread.payload = BARRIER, at, None
+            thread.fiber.suspend()
+
+        return wait
+
+    def fence(self, reach):
+        def fence():
+            self.context.event("fenced", reach)
+            self.memory.turn()
+
+        return fence
+
+    def turn(self, nanoseconds=0):
+        self.memory.turn()
+
+    def warp_call(self, entry, place):
+        at, scheduler = self.place(place), self.scheduler
+        return lambda *operands: warp.arrive(scheduler, entry, operands, at)
+
+    def outside(self, name, place):
+        return functools.partial(getattr(outside, name.strip("_")), self, place[1])
+
+    def trap(self, place):
+        return functools.partial(outside.trap, place[1])
+
+
+def pointer(place):
+    allocation, offset = place
+    return (allocation.base + offset).to_bytes(8, "little")
+
+
+def as_bytes(name, value, parameter):
+    """The bytes of an argument as the parameter's type wants them. Errors: LaunchError."""
+    kind, nbytes = parameter.type, parameter.bytes
+    if parameter.count != 1 or kind == "b8" and parameter.count != 1:
+        return structure(name, value, nbytes)
+    if (
+        isinstance(value, np.ndarray)
+        and value.ndim
+        or not isinstance(value, (int, float, np.generic, np.ndarray))
+    ):
+        raise LaunchError(
+            f"{name} is a .{kind} of {nbytes} bytes: wanted a number, got a {type(value).__name__}"
+        )
+    if kind in ("f32", "f64", "f16"):
+        return np.array(value, f"f{nbytes}").tobytes()
+    if isinstance(value, (float, np.floating)):
+        if nbytes == np.asarray(value).dtype.itemsize and isinstance(value, np.generic):
+            return value.tobytes()
+        raise LaunchError(
+            f"{name} is a .{kind}: wanted an integer, got {value!r}; a float goes in as numpy.float32(x)"
+        )
+    number = int(value)
+    if not -(1 << 8 * nbytes - 1) <= number < 1 << 8 * nbytes:
+        raise LaunchError(f"{name} is a .{kind} of {nbytes} bytes, which do not hold {number}")
+    return (number & ((1 << 8 * nbytes) - 1)).to_bytes(nbytes, "little")
+
+
+def structure(name, value, nbytes):
+    """A structure given by its bytes: bytes, or a numpy scalar or array of that size."""
+    raw = (
+        value
+        if isinstance(value, bytes)
+        else np.asarray(value).tobytes()
+        if isinstance(value, (np.ndarray, np.generic))
+        else None
+    )
+    if raw is None or len(raw) != nbytes:
+        got = f"a {type(value).__name__}" if raw is None else f"{len(raw)} bytes"
+        raise LaunchError(
+            f"{name} is a structure of {nbytes} bytes: wanted those, or a numpy record of that size, got {got}"
+        )
+    return raw

@@ -1,0 +1,137 @@
+"""What a PTX module is made of, once it is read. Every part knows the line of the PTX text on which it
+stands."""
+
+from dataclasses import dataclass, field
+
+INTEGERS = {f"{kind}{width}": width for kind in "sub" for width in (8, 16, 32, 64)}
+FLOATS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
+PACKED = {"f16x2": 32, "bf16x2": 32, "tf32": 32}
+# type -> its width in bits
+WIDTHS = INTEGERS | FLOATS | PACKED | {"b128": 128, "pred": 1}
+
+
+@dataclass(frozen=True)
+class Register:
+    """A virtual register; `name` is unique in its function, whatever block of braces declares it."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True)
+class Special:
+    """A read-only register of the machine: %tid.x, %laneid, %clock64."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Immediate:
+    """A constant: a Python int; or the bits of a float that was written as one, and its width."""
+
+    value: int
+    float_width: int = 0
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """The address of a variable, a label or a function, and what is added to it."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Address:
+    """[base + offset]: the base is a Register, a Symbol or an Immediate."""
+
+    base: object
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Group:
+    """{a, b}, (a, b) or a|b: several operands in the place of one. None stands for `_`, which nobody wants."""
+
+    parts: tuple
+
+
+@dataclass(frozen=True)
+class Not:
+    """!p."""
+
+    register: Register
+
+
+@dataclass(frozen=True)
+class Location:
+    """What `.loc` says: a place in the source from which the PTX was made, and `inlined` that of the call
+    behind which it stands."""
+
+    file: int
+    line: int
+    column: int
+    function: str | None = None
+    inlined: object = None
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """`@guard opcode operands;`. `guard` is (Register, whether its opposite counts), or None."""
+
+    opcode: str
+    operands: tuple
+    guard: tuple | None
+    line: int
+    location: Location | None
+
+
+@dataclass(frozen=True)
+class Label:
+    name: str
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A declaration in a state space: `count` elements of `type` (None: as many as the launch gives), and the
+    bytes that they hold at first, with symbols whose address goes at a byte: {offset: name}."""
+
+    space: str
+    name: str
+    type: str
+    count: int | None
+    align: int
+    line: int
+    initial: bytes | None = None
+    pointers: tuple = ()
+
+    @property
+    def bytes(self):
+        return max(WIDTHS[self.type] // 8, 1) * (self.count or 0)
+
+
+@dataclass
+class Function:
+    """An `.entry` or a `.func`. `body` holds Instructions and Labels; `variables` those declared inside."""
+
+    name: str
+    entry: bool
+    returns: tuple
+    parameters: tuple
+    line: int
+    body: list | None = None
+    variables: list = field(default_factory=list)
+    limits: dict = field(default_factory=dict)  # reqntid, maxntid, ... -> numbers
+
+
+@dataclass
+class Text:
+    """All of a module."""
+
+    version: str = ""
+    target: str = ""
+    functions: dict = field(default_factory=dict)
+    variables: dict = field(default_factory=dict)
+    files: dict = field(default_factory=dict)  # number -> path
+    strings: dict = field(default_factory=dict)  # label in .debug_str -> text
+    lines: list = field(default_factory=list)

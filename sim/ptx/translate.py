@@ -1,0 +1,400 @@
+"""One PTX instruction as Python statements: what each kind needs beyond the meaning that sim.isa gives it."""
+
+import re
+
+from sim.isa.registers import BASES, CARRY, KINDS, WIDTHS, Missing, meaning
+from sim.ptx.syntax import Address, Group, Immediate, Instruction, Register, Special, Symbol, Variable
+
+SPACES = {"global", "const", "shared", "local", "param"}
+STRONG = {"volatile", "relaxed", "acquire", "release", "mmio"}
+# how far what a scope names reaches, as fences of the dialect have it
+REACH = {"cta": "block", "cluster": "grid", "gpu": "grid", "sys": "grid", "gl": "grid"}
+HINTS = {
+    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio",
+    "cta", "cluster", "gpu", "sys", "noftz", "unified",
+}  # fmt: skip
+NOTHING = {
+    "prefetch",
+    "prefetchu",
+    "applypriority",
+    "discard",
+    "createpolicy",
+    "griddepcontrol",
+    "setmaxnreg",
+    "pmevent",
+}
+
+
+class Access:
+    """What the name of an ld, st, atom or red says."""
+
+    def __init__(self, opcode):
+        parts = opcode.split(".")
+        self.opcode, self.base, self.count, self.type, self.operation = opcode, parts[0], 1, None, None
+        self.space, self.strong, self.volatile = "generic", False, False
+        self.release = self.acquire = False
+        self.reach = "grid"
+        for part in parts[1:]:
+            self.take(part)
+
+    def take(self, part):
+        plain = part.split("::")[0]
+        if plain in SPACES:
+            self.space = plain
+        elif part in ("v2", "v4", "v8"):
+            self.count = int(part[1:])
+        elif part in WIDTHS:
+            self.type = part
+        elif plain in ("L1", "L2", "level"):
+            pass
+        elif part in HINTS:
+            self.strong |= part in STRONG
+            self.volatile |= part == "volatile"
+            self.release |= part in ("release", "acq_rel")
+            self.reach = REACH.get(part, self.reach)
+        elif self.base in ("atom", "red") and self.operation is None:
+            self.operation = part
+        else:
+            raise Missing(self.opcode)
+
+
+def types_of(item):
+    """(type, operand) of the operands of an instruction, where the type says how a register is used."""
+    base = item.opcode.split(".")[0]
+    try:
+        if base in ("ld", "ldu", "st", "atom", "red"):
+            access = Access(item.opcode)
+            for operand in item.operands:
+                if not isinstance(operand, Address) and access.type in KINDS:
+                    yield from ((access.type, part) for part in parts(operand))
+            for operand in item.operands:
+                if isinstance(operand, Address):
+                    yield "b64", operand.base
+        elif base == "mov" or base not in BASES or base == "selp" and item.opcode.endswith(("b32", "b64")):
+            return
+        else:
+            operation = meaning(plain_comparison(item.opcode)[0])
+            yield from zip(operation.operands, item.operands[1:])
+            yield from zip(operation.results, parts(item.operands[0]))
+    except Missing:
+        return
+
+
+def parts(operand):
+    return operand.parts if isinstance(operand, Group) else (operand,)
+
+
+def instruction(writer, item):
+    """Write the statements of an instruction. Errors: Missing."""
+    base = item.opcode.split(".")[0]
+    if base in HANDLERS:
+        HANDLERS[base](writer, item)
+    elif base not in NOTHING:
+        on_registers(writer, item)
+
+
+def on_registers(writer, item):
+    """What a meaning in sim.isa says whole."""
+    operation = meaning(item.opcode)
+    to, *given = item.operands
+    values = [writer.value(o, kind) for o, kind in zip(given, operation.operands)]
+    if CARRY in operation.operands:
+        values.append("carry")
+    if len(values) != len(operation.operands):
+        raise Missing(item.opcode)
+    text = operation.of(values)
+    if CARRY in operation.results:
+        writer.emit(f"low, carry = {text}")
+        text = "low"
+    writer.assign(to, text, operation.results[0], operation.kept)
+
+
+# --- comparisons, moves -------------------------------------------------------------------------------------
+
+
+def plain_comparison(opcode):
+    """(the name without its Boolean operator, that one or None)."""
+    found = re.match(r"(setp?\.\w+)\.(and|or|xor)\.(.*)", opcode)
+    return (f"{found[1]}.{found[3]}", found[2]) if found else (opcode, None)
+
+
+def setp(writer, item):
+    plain, joined = plain_comparison(item.opcode)
+    operation, (to, a, b, *third) = meaning(plain), item.operands
+    test = operation.text.format(*(writer.value(o, k) for o, k in zip((a, b), operation.operands)))
+    first, second = (*parts(to), None)[:2]
+    if not third:
+        first is not None and writer.assign(first, test, "pred")
+        second is not None and writer.assign(second, f"not {test}", "pred")
+        return
+    sign, other = {"and": "&", "or": "|", "xor": "^"}[joined], writer.value(third[0], "pred")
+    writer.emit(f"test = {test}")
+    pairs = [(one, text) for one, text in ((first, "test"), (second, "(not test)")) if one is not None]
+    names = ", ".join(writer.name(one) for one, _ in pairs)
+    writer.emit(f"{names} = {', '.join(f'{text} {sign} {other}' for _, text in pairs)}")
+
+
+def mov(writer, item):
+    kind, (to, source) = item.opcode.split(".")[-1], item.operands
+    if kind not in WIDTHS:
+        raise Missing(item.opcode)
+    if isinstance(to, Group):
+        writer.assign(to, writer.value(source, f"b{WIDTHS[kind]}"), f"b{WIDTHS[kind]}")
+        return
+    same = isinstance(source, Register) and writer.holds[to.name] == writer.holds[source.name]
+    if same and to.type == source.type:
+        writer.emit(f"{writer.name(to)} = {writer.name(source)}")
+        return
+    floating = writer.holds[to.name] in KINDS and isinstance(source, Immediate)
+    read_as = (
+        writer.holds[to.name] if floating else kind if kind in KINDS or kind == "pred" else f"b{WIDTHS[kind]}"
+    )
+    writer.assign(to, writer.value(source, read_as), read_as, True)
+
+
+def cvta(writer, item):
+    """Between a generic address and one of a state space."""
+    names, (to, source) = item.opcode.split("."), item.operands
+    space = next((n.split("::")[0] for n in names if n.split("::")[0] in SPACES), None)
+    text = writer.value(source, names[-1].replace("u", "b"))
+    window = writer.module.window("const" if space == "param" else space)
+    sign = "-" if "to" in names else "+"
+    writer.assign(to, f"{text} {sign} {window:#x}" if window else text, "b64", not window)
+
+
+def isspacep(writer, item):
+    space, (to, source) = item.opcode.split(".")[1].split("::")[0], item.operands
+    number = writer.module.window("const" if space == "param" else space) >> 34
+    writer.assign(to, f"{writer.value(source, 'b64')} >> 34 == {number}", "pred")
+
+
+# --- memory -------------------------------------------------------------------------------------------------
+
+
+def address(writer, operand):
+    """The text of an address."""
+    base = writer.value(operand.base, "b64")
+    return (
+        f"{base} + {operand.offset}"
+        if operand.offset > 0
+        else f"{base} - {-operand.offset}"
+        if operand.offset
+        else base
+    )
+
+
+def fetched(writer, kind, registers):
+    """How memory is looked at for these registers: as floats where they hold some."""
+    width = WIDTHS[kind]
+    if kind in ("s8", "s16", "s32", "s64"):
+        return kind if width < 32 else f"u{width}"
+    holding = {writer.holds[r.name] for r in registers if isinstance(r, Register)}
+    floating = {32: "f32", 64: "f64"}.get(width)
+    return floating if holding == {floating} or kind == floating and not holding - {floating} else f"u{width}"
+
+
+def load(writer, item):
+    access, to, source = Access(item.opcode), item.operands[0], item.operands[1]
+    if access.space == "param" and isinstance(source.base, Symbol):
+        return load_parameter(writer, item, access)
+    space = "const" if access.space == "param" else access.space
+    registers = [r for r in parts(to) if r is not None]
+    if WIDTHS[access.type] > 64:
+        raise Missing(item.opcode)
+    kind = fetched(writer, access.type, registers)
+    if access.strong:
+        for i, part in enumerate(parts(to)):
+            name = writer.module.strong_load(writer.function, item, kind, space, access)
+            writer.assign(
+                part, f"{name}({address(writer, source)} + {i * WIDTHS[kind] // 8})", kind, kind[0] == "u"
+            )
+        return
+    name = writer.module.load(writer.function, item, kind, space, access.count)
+    text = f"{name}({address(writer, source)})"
+    if access.count == 1:
+        writer.assign(to, text, kind, kind[0] == "u")
+        return
+    same = all(
+        part is not None and writer.in_register(part, "_", kind, kind[0] == "u") == "_" for part in parts(to)
+    )
+    names = [writer.name(p) if same else f"part{i}_" for i, p in enumerate(parts(to))]
+    writer.emit(f"{', '.join(names)} = {text}")
+    for name, part in zip(names, parts(to)):
+        if part is not None and not same:
+            writer.assign(part, name, kind, kind[0] == "u")
+
+
+def load_parameter(writer, item, access):
+    """From a parameter of this function, or of a call: bits of a long integer; of a kernel: an argument of the function."""
+    symbol, offset = item.operands[1].base, item.operands[1].offset
+    size = WIDTHS[access.type] // 8
+    for i, part in enumerate(parts(item.operands[0])):
+        at = offset + i * size
+        if writer.module.is_kernel_parameter(writer.function, symbol.name):
+            kind = fetched(writer, access.type, [part])
+            writer.assign(
+                part,
+                writer.module.argument(writer.function, symbol.name, at, kind, item),
+                kind,
+                kind[0] == "u",
+            )
+        elif part is not None:
+            name = writer.module.parameter_name(writer.function, symbol.name)
+            text = f"{name} >> {8 * at}" if at else name
+            kind = access.type if access.type[0] == "s" else f"b{8 * size}"
+            if kind[0] == "s":
+                top, mask = 1 << 8 * size - 1, (1 << 8 * size) - 1
+                text = f"(({text} & {mask:#x}) ^ {top:#x}) - {top:#x}"
+            writer.assign(part, text, kind)
+
+
+def store(writer, item):
+    access, (to, source, *_) = Access(item.opcode), item.operands
+    if access.space == "param":
+        return store_parameter(writer, item, access)
+    if WIDTHS[access.type] > 64:
+        raise Missing(item.opcode)
+    values = parts(source) if access.count > 1 else (source,)
+    kind = fetched(writer, access.type, values)
+    kind = kind.replace("s", "u") if kind[0] == "s" else kind
+    if access.strong:
+        for i, part in enumerate(values):
+            name = writer.module.strong_store(writer.function, item, kind, access)
+            writer.emit(
+                f"{name}({address(writer, to)} + {i * WIDTHS[kind] // 8}, {writer.value(part, kind)})"
+            )
+        return
+    name = writer.module.store(writer.function, item, kind, access.space, access.count)
+    writer.emit(f"{name}({', '.join([address(writer, to), *(writer.value(v, kind) for v in values)])})")
+
+
+def store_parameter(writer, item, access):
+    symbol, offset = item.operands[0].base, item.operands[0].offset
+    size = WIDTHS[access.type] // 8
+    name = writer.module.parameter_name(writer.function, symbol.name)
+    for i, part in enumerate(parts(item.operands[1]) if access.count > 1 else (item.operands[1],)):
+        text, at = writer.value(part, f"b{8 * size}"), 8 * (offset + i * size)
+        writer.emit(f"{name} |= {text} << {at}" if at else f"{name} |= {text}")
+
+
+def atomic(writer, item):
+    access = Access(item.opcode)
+    returns = access.base == "atom"
+    to, (where, *given) = (item.operands[0], item.operands[1:]) if returns else (None, item.operands)
+    kind, name = writer.module.atomic(writer.function, item, access)
+    count = 2 if access.operation == "cas" else 1
+    values = [writer.value(o, kind) for o in given[:count]]
+    text = f"{name}({', '.join([address(writer, where), *values])})"
+    writer.assign(to, text, kind, kind[0] == "u")
+
+
+# --- waiting ------------------------------------------------------------------------------------------------
+
+
+def barrier(writer, item):
+    names, operands = item.opcode.split("."), list(item.operands)
+    if names[1] == "warp":
+        return warp(writer, item)
+    names = [n for n in names[1:] if n not in ("cta", "aligned")]
+    if names[0] == "red":
+        vote = {"popc": "count", "and": "and", "or": "or"}[names[1]]
+        to, number, predicate = operands[0], operands[1], operands[-1]
+        name = writer.module.barrier(
+            writer.function, item, number, operands[2] if len(operands) > 3 else None, vote
+        )
+        writer.assign(
+            to, f"{name}({writer.value(predicate, 'pred')})", "pred" if vote != "count" else "u32", True
+        )
+        return
+    if names[0] not in ("sync", "arrive"):
+        raise Missing(item.opcode)
+    count = operands[1] if len(operands) > 1 else None
+    if isinstance(operands[0], Immediate) and operands[0].value == 0 and count is None and names[0] == "sync":
+        writer.emit(f"{writer.module.barrier(writer.function, item)}()")
+        return
+    name = writer.module.named_barrier(writer.function, item, names[0] == "sync")
+    writer.emit(
+        f"{name}({writer.value(operands[0], 'u32')}, {writer.value(count, 'u32') if count is not None else None})"
+    )
+
+
+def fence(writer, item):
+    names = item.opcode.split(".")
+    if "proxy" in names or "mbarrier_init" in names:
+        return
+    reach = next((REACH[n] for n in names if n in REACH), None)
+    if reach is None:
+        raise Missing(item.opcode)
+    writer.emit(f"{writer.module.fence(reach)}()")
+
+
+def sleep(writer, item):
+    writer.emit(f"{writer.module.turn()}()")
+
+
+def warp(writer, item):
+    """An instruction of warps: the table says what lanes make of each other's operands."""
+    entry, kinds, results, order = writer.module.warp_instruction(item.opcode)
+    to, given = (item.operands[0], item.operands[1:]) if results else (None, item.operands)
+    values = {i: writer.value(given[i], kind) for i, kind in zip(order, kinds)}
+    name = writer.module.warp_call(writer.function, item, entry)
+    text = f"{name}({', '.join(values[i] for i in order)})"
+    targets = parts(to) if results else ()
+    if len(results) < 2:
+        writer.assign(targets[0] if results else None, text, *results)
+        return
+    writer.emit(f"first_, second_ = {text}")
+    for part, part_name, kind in zip(targets, ("first_", "second_"), results):
+        if part is not None:
+            writer.assign(part, part_name, kind)
+
+
+# --- calls --------------------------------------------------------------------------------------------------
+
+
+def call(writer, item):
+    operands = list(item.operands)
+    returns = operands.pop(0).parts if isinstance(operands[0], Group) else ()
+    function, given = (
+        operands[0],
+        operands[1].parts if len(operands) > 1 and isinstance(operands[1], Group) else (),
+    )
+    if not isinstance(function, Symbol):
+        raise Missing(item.opcode + " of a pointer")
+    name = writer.module.called(writer.function, function.name, item)
+    arguments = [writer.module.parameter_name(writer.function, g.name) for g in given]
+    results = [writer.module.parameter_name(writer.function, r.name) for r in returns]
+    text = f"{name}({', '.join(arguments)})"
+    writer.emit(f"{', '.join(results)} = {text}" if results else text)
+
+
+def trap(writer, item):
+    writer.emit(f"{writer.module.trap(writer.function, item)}()")
+
+
+HANDLERS = {
+    "setp": setp,
+    "mov": mov,
+    "cvta": cvta,
+    "isspacep": isspacep,
+    "ld": load,
+    "ldu": load,
+    "st": store,
+    "atom": atomic,
+    "red": atomic,
+    "bar": barrier,
+    "barrier": barrier,
+    "membar": fence,
+    "fence": fence,
+    "nanosleep": sleep,
+    "shfl": warp,
+    "vote": warp,
+    "match": warp,
+    "activemask": warp,
+    "redux": warp,
+    "elect": warp,
+    "mma": warp,
+    "call": call,
+    "trap": trap,
+    "brkpt": trap,
+}
