@@ -6,7 +6,7 @@ each: {name: launch -> object}.
 
 import re
 
-from sim.isa.registers import KINDS, WIDTHS, Missing, meaning
+from sim.isa.registers import KINDS, WIDTHS, Missing
 from sim.ptx import translate
 from sim.ptx.flow import Loop, blocks_of, ordered
 from sim.ptx.holding import held, read_and_written

@@ -3,7 +3,7 @@
 import re
 
 from sim.isa.registers import BASES, CARRY, KINDS, WIDTHS, Missing, meaning
-from sim.ptx.syntax import Address, Group, Immediate, Instruction, Register, Special, Symbol, Variable
+from sim.ptx.syntax import Address, Group, Immediate, Register, Symbol
 
 SPACES = {"global", "const", "shared", "local", "param"}
 STRONG = {"volatile", "relaxed", "acquire", "release", "mmio"}
