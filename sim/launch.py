@@ -195,7 +195,9 @@ def shared_bytes(value: int, spec: DeviceSpec) -> int:
     return int(value)
 
 
-def argument_names(function: FunctionType, arguments: tuple[Any, ...]) -> list[str]:
+def argument_names(function: Any, arguments: tuple[Any, ...]) -> list[str]:
+    if hasattr(function, "argument_names"):
+        return function.argument_names(arguments)
     try:
         bound = inspect.signature(function).bind(*arguments)
     except TypeError as error:

@@ -34,7 +34,9 @@ class Writer:
         self.region(parts, None)
         body = self.lines
         head = [f"def {self.module.python_name(self.function)}({', '.join(self.parameters())}):"]
-        return head + body + ["    return" + self.result()]
+        self.lines, self.depth = [], 1
+        self.leave()
+        return head + body + self.lines
 
     def parameters(self):
         if self.function.entry:
@@ -136,12 +138,17 @@ class Writer:
     def jump(self, target, around):
         """Go on at `target`: at once, if nothing else leads there; else it is the next."""
         if target is None:
-            self.emit("return" + self.result())
+            self.leave()
         elif target.sources == 1 and self.home[id(target)] is around and id(target) not in self.heads:
             self.inlined.add(id(target))
             self.contents(target, around)
         else:
             self.emit(f"go = {target.number}")
+
+    def leave(self):
+        if self.function.entry and self.module.copies_at_end:
+            self.emit(f"{self.module.copies('wait_all')}()")
+        self.emit("return" + self.result())
 
     # --- instructions ---------------------------------------------------------------------------------------
 

@@ -1,7 +1,5 @@
 """load_ptx: a module of kernels from PTX text."""
 
-import inspect
-
 from sim.context import Context
 from sim.engine.scheduler import Scheduler
 from sim.errors import LaunchError
@@ -13,6 +11,7 @@ from sim.ptx.parse import parse
 from sim.ptx.program import Program
 from sim.ptx.run import Run
 
+MOST_ROUNDS = 20_000_000
 YIELDING = {"atomic", "threadfence", "nanosleep"}
 
 
@@ -64,12 +63,18 @@ class Kernel:
         self.__name__ = plain_name(function.name)
         self.programs = {}
         self.names = names or module.origin.parameter_names(function)
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in unlike(self.names)])
 
     def named(self, names):
         """The same kernel, whose parameters findings call by these names."""
         return Kernel(self.module, self.function, list(names))
+
+    def argument_names(self, arguments):
+        """The name of each argument of a launch. Errors: LaunchError where there are too few, or too many."""
+        if len(arguments) != len(self.names):
+            raise LaunchError(
+                f"{self!r} was launched with {len(arguments)} arguments; it takes {len(self.names)}"
+            )
+        return unlike(self.names)
 
     def __call__(self, *arguments):
         raise TypeError(f"{self.__name__} is PTX: simulate(kernel)[grid, block](...) runs it")
@@ -103,6 +108,9 @@ class Kernel:
             "branch": context.branch,
         }
         exec(code, namespace)
+        # every loop of PTX counts its rounds, `for` loops of the source too: a barrier shows that they get somewhere
+        context.steps = context.max_steps or MOST_ROUNDS
+        context.listeners["barrier_opened"] = [*context.listeners["barrier_opened"], lambda *_: context.progress()]
         waits = scheduler.takes_turns or program.used & SUSPENDING
         threads = Threads(fiber if waits else None, program.used, (), ())
         kernel = namespace[program.python_name(self.function)]

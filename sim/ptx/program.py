@@ -78,6 +78,10 @@ class Program:
         self.used, self.synchronizes, self.stores, self.loops = set(), False, False, False
         self.counter = itertools.count(1)
         self.missing = []
+        # whether a kernel that ends has to complete its asynchronous copies
+        self.copies_at_end = any(
+            i.opcode.startswith("cp.async") for f in text.functions.values() for i in f.body or () if isinstance(i, Instruction)
+        )
         self.source = self.translated()
 
     def translated(self):
@@ -238,6 +242,13 @@ class Program:
             lambda run: run.memory.atomic(kind, access.space, site, combine, writes, fence, replaces),
         )
         return kind, name
+
+    def copies(self, what):
+        return self.shared_name(f"copies_{what}", lambda run: getattr(run.copies, what))
+
+    def copy(self, function, item, size):
+        sites = self.site(function, item, "load"), self.site(function, item, "store")
+        return self.unique("copy", lambda run: run.copies.copier(size, *sites))
 
     # --- waiting --------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from sim.errors import LaunchError
 from sim.memory.declared import too_much_shared
 from sim.memory.spaces import bind_arguments, host_array
 from sim.ptx import outside
+from sim.ptx.copies import Copies
 from sim.ptx.memory import VIEWS, WINDOWS, Memory
 from sim.ptx.origin import plain_name
 
@@ -32,6 +33,7 @@ class Run:
         self.context, self.scheduler, self.program, self.launch = context, scheduler, program, launch
         self.memory = Memory(context)
         self.memory.turn = functools.partial(scheduler.turn, Place(context, ("turn", 0), 3))
+        self.copies = Copies(self.memory)
         self.allocations = {}  # variable's name -> allocation
         self.dynamic = None
         self.ticks = itertools.count()

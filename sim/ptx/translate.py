@@ -341,7 +341,7 @@ def warp(writer, item):
     text = f"{name}({', '.join(values[i] for i in order)})"
     targets = parts(to) if results else ()
     if len(results) < 2:
-        writer.assign(targets[0] if results else None, text, *results)
+        writer.assign(targets[0] if results else None, text, *(results or ("pred",)))
         return
     writer.emit(f"first_, second_ = {text}")
     for part, part_name, kind in zip(targets, ("first_", "second_"), results):
@@ -366,6 +366,28 @@ def call(writer, item):
     results = [writer.module.parameter_name(writer.function, r.name) for r in returns]
     text = f"{name}({', '.join(arguments)})"
     writer.emit(f"{', '.join(results)} = {text}" if results else text)
+
+
+# --- asynchronous copies ------------------------------------------------------------------------------------
+
+
+def asynchronous(writer, item):
+    """cp.async: a copy to shared memory that is there after the wait for it, not before."""
+    names = item.opcode.split(".")
+    if "bulk" in names or "mbarrier" in names:
+        raise Missing(item.opcode)
+    if "commit_group" in names:
+        writer.emit(f"{writer.module.copies('commit')}()")
+    elif "wait_all" in names:
+        writer.emit(f"{writer.module.copies('wait_all')}()")
+    elif "wait_group" in names:
+        writer.emit(f"{writer.module.copies('wait_for')}({writer.value(item.operands[0], 'u32')})")
+    else:
+        to, source, size, *taken = item.operands
+        if not isinstance(size, Immediate) or len(taken) > 1 or any("cache_hint" in n for n in names):
+            raise Missing(item.opcode)
+        values = [address(writer, to), address(writer, source), *(writer.value(t, "u32") for t in taken)]
+        writer.emit(f"{writer.module.copy(writer.function, item, size.value)}({', '.join(values)})")
 
 
 def trap(writer, item):
@@ -394,6 +416,7 @@ HANDLERS = {
     "redux": warp,
     "elect": warp,
     "mma": warp,
+    "cp": asynchronous,
     "call": call,
     "trap": trap,
     "brkpt": trap,
