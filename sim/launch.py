@@ -77,7 +77,8 @@ def simulate(
     function = kernel if hasattr(kernel, "ready") else python_function(kernel)
     if function is None:
         raise LaunchError(
-            f"simulate wants a @cuda.jit kernel, a plain Python function or a kernel of load_ptx, got {kernel!r}"
+            "simulate wants a @cuda.jit kernel, a plain Python function or a kernel of load_ptx, got"
+            f" {kernel!r}"
         )
     if engine not in ENGINES:
         raise LaunchError(f"engine {engine!r} is not one of {', '.join(map(repr, ENGINES))}")
@@ -125,13 +126,14 @@ class Configured:
     def __call__(self, *arguments: Any) -> Report:
         how, launch = self.simulation, self.launch(arguments)
         outcome = ENGINES[how.engine]().run(launch)
+        worded = getattr(launch.function, "worded", list)  # another language has other names for things
         report = Report(
             launch.function.__name__,
             how.engine,
             self.grid,
             self.block,
             how.seed,
-            finish(outcome.findings),
+            finish(worded(outcome.findings)),
             outcome.counters,
             outcome.notes,
             outcome.code,

@@ -1,7 +1,7 @@
-"""Instructions of a warp that only PTX has in this form: shfl.sync with its bounds and predicate, redux.sync, elect.sync.
+"""Instructions of a warp that only PTX has in this form: shfl.sync with its bounds and predicate, redux.sync,
+elect.sync.
 
-Source: PTX ISA 9.7.9, "shfl.sync", "redux.sync", "elect.sync".
-"""
+Source: PTX ISA 9.7.9, "shfl.sync", "redux.sync", "elect.sync"."""
 
 from functools import reduce
 
@@ -11,9 +11,9 @@ from sim.isa.table import GIVEN, Like, instruction
 
 
 def shuffle(mode, source, inside):
-    """shfl.sync.`mode`: a lane reads from `source(lane, b, segment)` if that is `inside(it, bound)`; else it keeps its own
-    value and the predicate is false. The five low bits of c are the bound, those from bit 8 say which bits of a lane's
-    number tell its segment."""
+    """shfl.sync.`mode`: a lane reads from `source(lane, b, segment)` if that is `inside(it, bound)`; else it
+    keeps its own value and the predicate is false. The five low bits of c are the bound, those from bit 8 say
+    which bits of a lane's number tell its segment."""
 
     def read(lane, value, b, c):
         segment = c >> 8 & 31

@@ -42,6 +42,7 @@ class Array:
         *(f"n{axis}" for axis in range(MAX_FAST_RANK)),
         *(f"s{axis}" for axis in range(MAX_FAST_RANK)),
     )
+    wraps = True  # whether a negative index counts from the end
 
     def __init__(self, context, allocation, offset, dtype, shape, strides, name, address=None):
         self.context, self.allocation, self.offset, self.dtype = context, allocation, offset, dtype

@@ -11,7 +11,9 @@ class Bounds(Observer):
             f"{array.name}[{', '.join(map(str, index))}]",
             " x ".join(map(str, shape)) or "a scalar's",
         )
-        outside = [axis for axis, (i, n) in enumerate(zip(index, shape)) if not -n <= i < n]
+        outside = [
+            axis for axis, (i, n) in enumerate(zip(index, shape)) if not (-n if array.wraps else 0) <= i < n
+        ]
         if outside:
             axis = outside[0]
             along = f" along axis {axis}" if len(shape) > 1 else ""
@@ -32,6 +34,8 @@ class Bounds(Observer):
                 reason=(
                     f"Index {index[axis]}{along} is negative, and even counted from the end it lies in front"
                     f" of the first of {shape[axis]}."
+                    if negative and array.wraps
+                    else f"Index {index[axis]} lies in front of the first element."
                     if negative
                     else f"Index {index[axis]}{along} must be below {shape[axis]}."
                 ),

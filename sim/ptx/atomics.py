@@ -1,49 +1,39 @@
-"""What the operation of an atom or red makes of the element that is there.
-
-Source: PTX ISA 9.7.13.5, "atom".
-"""
+"""What an atom or red does to the bits that are there: the meanings of sim.isa.atomics by their names in
+PTX."""
 
 from sim.isa.registers import HELPERS, KINDS, WIDTHS, Missing, bits_of, meaning
-from sim.memory.atomics import decrement, increment
-
-INTEGERS = {
-    "and": lambda old, value: old & value,
-    "or": lambda old, value: old | value,
-    "xor": lambda old, value: old ^ value,
-    "exch": lambda old, value: value,
-    "cas": lambda old, expected, value: value if old == expected else old,
-    "inc": increment,
-    "dec": decrement,
-    "min": min,
-    "max": max,
-}
+from sim.isa.table import by_ptx
 
 
-def combination(access):
-    """(kind of the element, (old, operand, ...) -> new) of an Access. Errors: Missing."""
-    operation, kind = access.operation, access.type
-    width = WIDTHS.get(kind)
-    if kind in ("f32", "f64") and operation in ("add", "exch"):
-        return kind, (lambda old, value: old + value) if operation == "add" else INTEGERS["exch"]
-    if kind in ("f16", "bf16", "f16x2", "bf16x2") and operation in ("add", "min", "max"):
-        return f"u{width}", on_halves(operation, kind)
-    if kind in KINDS or width not in (16, 32, 64) or operation not in (*INTEGERS, "add"):
-        raise Missing(access.opcode)
-    if operation == "add":
-        mask = (1 << width) - 1
-        return f"u{width}", lambda old, value: old + value & mask
-    signed = operation in ("min", "max") and kind[0] == "s"
-    return f"{'s' if signed else 'u'}{width}", INTEGERS[operation]
+def atomic(access):
+    """(kind as which the element is looked at, (old, operand, ...) -> new, whether that does not depend on
+    the old one) of an Access. Errors: Missing."""
+    width = WIDTHS.get(access.type, 0)
+    if access.type in ("f16x2", "bf16x2"):
+        return "u32", on_two_halves(access), False
+    try:
+        entry = by_ptx(f"atom.{access.operation}.{access.type}")
+    except KeyError:
+        raise Missing(access.opcode) from None
+    if access.type in ("f32", "f64"):
+        return access.type, entry.meaning, entry.overwrites
+    if access.type in KINDS:
+        return "u16", on_half(entry.meaning, access.type), entry.overwrites
+    if access.type[0] == "s" and access.operation != "add":
+        return f"s{width}", entry.meaning, entry.overwrites
+    mask = (1 << width) - 1
+    return f"u{width}", lambda old, *operands: entry.meaning(old, *operands) & mask, entry.overwrites
 
 
-def on_halves(operation, kind):
-    """The operation on the bits of one or two halves."""
-    text = meaning(f"{operation}.{kind}").text
-    function = eval(f"lambda a, b: {text.format('a', 'b')}", HELPERS)
-    if kind.endswith("x2"):
-        return function
+def on_half(function, kind):
     number_of = HELPERS[f"{KINDS[kind].__name__}_of"]
     return lambda old, value: bits_of(function(number_of(old), number_of(value)))
+
+
+def on_two_halves(access):
+    if access.operation not in ("add", "min", "max"):
+        raise Missing(access.opcode)
+    return eval(f"lambda a, b: {meaning(f'{access.operation}.{access.type}').of(['a', 'b'])}", HELPERS)
 
 
 def writes(access):

@@ -1,9 +1,8 @@
 """cp.async: copies from global to shared memory that a thread starts and later waits for.
 
-The bytes arrive when it waits, or when it ends, never before: whoever reads them without that wait reads what was there,
-and the store, which comes late, races with the read.
-Source: PTX ISA 9.7.9.25.3, "cp.async", "cp.async.commit_group", "cp.async.wait_group".
-"""
+The bytes arrive when it waits, or when it ends, never before: whoever reads them without that wait reads what
+was there, and the store, which comes late, races with the read. Source: PTX ISA 9.7.9.25.3, "cp.async",
+"cp.async.commit_group", "cp.async.wait_group"."""
 
 KINDS = {4: ("u32", 1), 8: ("u32", 2), 16: ("u32", 4)}
 
@@ -15,8 +14,8 @@ class Copies:
         self.memory, self.groups = memory, {}
 
     def copier(self, size, load_site, store_site):
-        """(address in shared memory, in global memory, bytes to take) -> None: starts a copy of `size` bytes; those behind
-        the bytes taken are 0."""
+        """(address in shared memory, in global memory, bytes to take) -> None: starts a copy of `size` bytes;
+        those behind the bytes taken are 0."""
         kind, count = KINDS[size]
         store = self.memory.storer(kind, "shared", count, store_site)
         load = self.memory.loader(kind, "global", count, load_site)

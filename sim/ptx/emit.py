@@ -1,8 +1,7 @@
 """The Python source of a PTX function: nested `while` and `if` around one statement for each instruction.
 
-It names what a launch gives it (accesses, barriers, atomics, constants) by names of its own; `given` says how to make
-each: {name: launch -> object}.
-"""
+It names what a launch gives it (accesses, barriers, atomics, constants) by names of its own; `given` says how
+to make each: {name: launch -> object}."""
 
 import re
 

@@ -1,10 +1,10 @@
 """Basic blocks of a function, and an order for them in which structured code can run them.
 
-Blocks that go round belong to a Loop; what is left of a region when its loops are each taken as one has no cycle, so its
-parts stand in topological order, and code that runs from top to bottom, each block only if it is the next one, meets
-every block in time. Only a jump backwards needs a loop: it goes to a block of the same Loop, at whose top that starts
-again. So any graph, also an irreducible one, becomes nested `while` loops without a copy of a block.
-"""
+Blocks that go round belong to a Loop; what is left of a region when its loops are each taken as one has no
+cycle, so its parts stand in topological order, and code that runs from top to bottom, each block only if it
+is the next one, meets every block in time. Only a jump backwards needs a loop: it goes to a block of the same
+Loop, at whose top that starts again. So any graph, also an irreducible one, becomes nested `while` loops
+without a copy of a block."""
 
 from dataclasses import dataclass, field
 
@@ -13,8 +13,8 @@ from sim.ptx.syntax import Instruction, Label
 
 @dataclass(eq=False)
 class Block:
-    """Instructions that run one after another; then a jump to `targets`: one, or two by a guard (the first if it holds),
-    or several by an index. None: the function returns."""
+    """Instructions that run one after another; then a jump to `targets`: one, or two by a guard (the first if
+    it holds), or several by an index. None: the function returns."""
 
     body: list = field(default_factory=list)
     branch: Instruction | None = None  # the conditional jump, if there is one
@@ -25,7 +25,8 @@ class Block:
 
 @dataclass(eq=False)
 class Loop:
-    """Blocks and Loops in topological order, the first being the entry; their numbers are `first` to `last`."""
+    """Blocks and Loops in topological order, the first being the entry; their numbers are `first` to
+    `last`."""
 
     parts: list
     first: int = -1
@@ -63,7 +64,8 @@ def end(blocks, jump):
 
 
 def connected(blocks):
-    """The blocks that can be reached, each with how many jumps lead to it, those that hold nothing left out."""
+    """The blocks that can be reached, each with how many jumps lead to it, those that hold nothing left
+    out."""
 
     def through(block):
         seen = set()
@@ -104,7 +106,8 @@ def ordered(blocks):
 
 
 def arranged(blocks, entry):
-    """The parts of a region that is entered at `entry`; jumps back to that one are left to the loop around."""
+    """The parts of a region that is entered at `entry`; jumps back to that one are left to the loop
+    around."""
     inside = {id(block): block for block in blocks}
     parts = []
     for group in components(blocks, inside, entry):
@@ -118,8 +121,8 @@ def arranged(blocks, entry):
 
 
 def components(blocks, inside, entry):
-    """Strongly connected components in topological order (Tarjan), without the jumps to `entry`, if its region has a loop
-    around; the entry comes first."""
+    """Strongly connected components in topological order (Tarjan), without the jumps to `entry`, if its
+    region has a loop around; the entry comes first."""
     index, low, stack, on, found = {}, {}, [], set(), []
 
     def successors(block):

@@ -1,9 +1,8 @@
-"""How generated code holds each register: as a Python int that is not negative, or, where floating-point instructions use
-it, as numpy's scalar.
+"""How generated code holds each register: as a Python int that is not negative, or, where floating-point
+instructions use it, as numpy's scalar.
 
-A register declared .f32 or .f64 holds a float. One declared .b32 or .b64 may hold either, and compilers use it for both; the
-instructions that name it decide by majority, and the others convert.
-"""
+A register declared .f32 or .f64 holds a float. One declared .b32 or .b64 may hold either, and compilers use
+it for both; the instructions that name it decide by majority, and the others convert."""
 
 from collections import Counter
 
@@ -13,7 +12,8 @@ FLOATING = {"f32": "f32", "f64": "f64"}
 
 
 def held(function, types_of):
-    """{register name: "int", "f32", "f64" or "pred"}; `types_of(instruction)` gives (type, operand) pairs as far as known."""
+    """{register name: "int", "f32", "f64" or "pred"}; `types_of(instruction)` gives (type, operand) pairs as
+    far as known."""
     registers, votes, moves = {}, {}, []
     for item in function.body:
         if not isinstance(item, Instruction):
@@ -65,7 +65,8 @@ ONLY_READ = {"st", "red", "bra", "brx", "call", "membar", "fence", "ret", "exit"
 
 
 def read_and_written(item):
-    """The names of the registers that an instruction reads, and of those that it sets whatever its guard says."""
+    """The names of the registers that an instruction reads, and of those that it sets whatever its guard
+    says."""
     base = item.opcode.split(".")[0]
     to = (
         item.operands[:1]

@@ -1,9 +1,8 @@
-"""Loads, stores and atomics by address: what a PTX instruction does to the simulated memory, with the checks and
-the log that arrays of Python kernels have.
+"""Loads, stores and atomics by address: what a PTX instruction does to the simulated memory, with the checks
+and the log that arrays of Python kernels have.
 
-A generic address is one of the simulated address space (sim.memory.spaces). An address of a state space is the
-generic one less the space's window, so that a global one is both.
-"""
+A generic address is one of the simulated address space (sim.memory.spaces). An address of a state space is
+the generic one less the space's window, so that a global one is both."""
 
 from bisect import bisect_right
 from math import prod
@@ -37,6 +36,16 @@ class PaddedSpace(AddressSpace):
         return super().add(name, space, *rest, **more)
 
 
+class Pointed(Array):
+    """An array as pointers see it: in front of it is nothing."""
+
+    __slots__ = ()
+    wraps = False
+
+    def prepare_fast_access(self):
+        """Nobody reads it: it stands in a finding."""
+
+
 class Region:
     """Bytes at consecutive addresses from `base` to before `end`, and views of them as elements."""
 
@@ -59,8 +68,8 @@ class Region:
 
 
 class Memory:
-    """The memory of one launch: global and constant regions, shared ones of the running block, local ones of the running
-    thread."""
+    """The memory of one launch: global and constant regions, shared ones of the running block, local ones of
+    the running thread."""
 
     def __init__(self, context):
         self.context, self.space = context, context.space
@@ -218,9 +227,9 @@ class Memory:
     # --- atomics --------------------------------------------------------------------------------------------
 
     def atomic(self, kind, space, site, combine, writes=True, fence=None, replaces=False):
-        """(address, operand, ...) -> what was there: replaced by combine(old, operand, ...). `writes`: whether one does, or
-        (old, operand, ...) -> whether it does; `fence`: how far a fence before it reaches; `replaces`: whether what is new
-        does not hang on what is old."""
+        """(address, operand, ...) -> what was there: replaced by combine(old, operand, ...). `writes`:
+        whether one does, or (old, operand, ...) -> whether it does; `fence`: how far a fence before it
+        reaches; `replaces`: whether what is new does not hang on what is old."""
         if replaces:
             self.context.overwriting.add(site)
         return self.by_space(lambda name: self.atomic_in(kind, name, site, combine, writes, fence), space)
@@ -252,8 +261,8 @@ class Memory:
         return change
 
     def strong_loader(self, kind, space, atomic, plain, volatile):
-        """A load that does not race with other strong accesses. A volatile one of shared memory is a plain one that lets
-        others go first."""
+        """A load that does not race with other strong accesses. A volatile one of shared memory is a plain
+        one that lets others go first."""
 
         def make(name):
             if volatile and name in ("shared", "local"):
@@ -318,15 +327,9 @@ class Memory:
             self.context.findings.append(self.nowhere(address, site, what))
             return
         itemsize = allocation.home[1]
-        flat = Array(
-            self.context,
-            allocation,
-            0,
-            np.dtype(f"V{itemsize}"),
-            (allocation.root.size // itemsize,),
-            (itemsize,),
-            allocation.name,
-        )
+        length = allocation.root.size // itemsize
+        dtype = np.dtype(f"V{itemsize}")
+        flat = Pointed(self.context, allocation, 0, dtype, (length,), (itemsize,), allocation.name)
         start = (
             allocation.base
             if allocation.copies == 1
@@ -348,7 +351,10 @@ class Memory:
                 if 0 <= address < 4096
                 else "far from all memory of the launch."
             ),
-            fix="look at where the pointer comes from: an argument that was not given, or an index that wrapped around",
+            fix=(
+                "look at where the pointer comes from: an argument that was not given, or an index that"
+                " wrapped around"
+            ),
         )
 
     def misaligned(self, address, size, site, what):
@@ -356,11 +362,15 @@ class Memory:
         return Finding(
             "misaligned-access",
             "error",
-            f"{size} bytes at once at {name}[{', '.join(map(str, index))}], whose address {address:#x} is no multiple of {size}",
+            f"{size} bytes at once at {name}[{', '.join(map(str, index))}], whose address {address:#x} is no"
+            f" multiple of {size}",
             (self.context.witness(what, site),),
             name,
             index,
-            reason="A GPU accesses so many bytes at once only at a multiple of their number, and stops the kernel otherwise.",
+            reason=(
+                "A GPU accesses so many bytes at once only at a multiple of their number, and stops the kernel"
+                " otherwise."
+            ),
             fix="let the index be a multiple of the vector's length, or access the elements one by one",
         )
 

@@ -1,5 +1,8 @@
 """load_ptx: a module of kernels from PTX text."""
 
+import re
+from dataclasses import replace
+
 from sim.context import Context
 from sim.engine.scheduler import Scheduler
 from sim.errors import LaunchError
@@ -18,13 +21,12 @@ YIELDING = {"atomic", "threadfence", "nanosleep"}
 def load_ptx(text, source=None):
     """The Module of a PTX text: what nvcc -ptx, NVRTC, Triton or Numba have made of a kernel.
 
-    text: the PTX, a str (or bytes of UTF-8).
-    source: the text of the file that was compiled, for findings to quote; by default it is read from where `.file` says.
+    text: the PTX, a str (or bytes of UTF-8). source: the text of the file that was compiled, for findings to
+    quote; by default it is read from where `.file` says.
 
     `module["name"]` is a kernel for simulate(); a name of C++ need not be mangled if it is the only one.
 
-    Errors: LaunchError for text that is no PTX, with its line.
-    """
+    Errors: LaunchError for text that is no PTX, with its line."""
     text = text.decode() if isinstance(text, bytes) else text
     return Module(text.rstrip("\0"), source)
 
@@ -90,7 +92,8 @@ class Kernel:
         return self.programs[branches]
 
     def ready(self, fiber, launch, walk, observers, schedule, poison):
-        """(context, threads, blocks) of one run of the launch, in which nothing has run yet: sim.interpreted."""
+        """(context, threads, blocks) of one run of the launch, in which nothing has run yet:
+        sim.interpreted."""
         self.check(launch)
         context = Context(
             observers, launch.spec, PaddedSpace(), launch.block, schedule, launch.max_steps, poison
@@ -108,9 +111,13 @@ class Kernel:
             "branch": context.branch,
         }
         exec(code, namespace)
-        # every loop of PTX counts its rounds, `for` loops of the source too: a barrier shows that they get somewhere
+        # every loop of PTX counts its rounds, `for` loops of the source too: a barrier shows that they get
+        # somewhere
         context.steps = context.max_steps or MOST_ROUNDS
-        context.listeners["barrier_opened"] = [*context.listeners["barrier_opened"], lambda *_: context.progress()]
+        context.listeners["barrier_opened"] = [
+            *context.listeners["barrier_opened"],
+            lambda *_: context.progress(),
+        ]
         waits = scheduler.takes_turns or program.used & SUSPENDING
         threads = Threads(fiber if waits else None, program.used, (), ())
         kernel = namespace[program.python_name(self.function)]
@@ -120,20 +127,44 @@ class Kernel:
             walk(scheduler, kernel, values, launch.grid, launch.block, resident(launch, program.used)),
         )
 
+    def worded(self, findings):
+        """Findings in the words of the language that the kernel is written in."""
+        if self.module.origin.python:
+            return findings
+        return [replace(f, reason=in_c(f.reason), fix=in_c(f.fix)) for f in findings]
+
     def check(self, launch):
         """The block has the size that the kernel was compiled for."""
         limits = self.function.limits
         if "reqntid" in limits and tuple((*limits["reqntid"], 1, 1)[:3]) != launch.block:
             raise LaunchError(
-                f"{self.__name__} was compiled for blocks of {limits['reqntid']} threads (.reqntid), got {launch.block}"
+                f"{self.__name__} was compiled for blocks of {limits['reqntid']} threads (.reqntid), got"
+                f" {launch.block}"
             )
         most = 1
         for n in limits.get("maxntid", ()):
             most *= n
         if "maxntid" in limits and launch.threads > most:
             raise LaunchError(
-                f"{self.__name__} was compiled for blocks of up to {most} threads (.maxntid), got {launch.threads}"
+                f"{self.__name__} was compiled for blocks of up to {most} threads (.maxntid), got"
+                f" {launch.threads}"
             )
+
+
+# what findings call by its name in Python -> its name in CUDA C++
+IN_C = {
+    "cuda.atomic (cuda.atomic.add for +=)": "an atomic (atomicAdd for +=)",
+    "cuda.atomic": "atomics",
+    "cuda.syncthreads": "__syncthreads",
+    "cuda.threadfence": "__threadfence",
+    "cuda.ballot_sync": "__ballot_sync",
+}
+
+
+def in_c(text):
+    for python, c in IN_C.items():
+        text = text.replace(python, c)
+    return re.sub(r"if (i [<>]=? )(\w+)\.shape\[0\]", r"if (\1the length of \2)", text)
 
 
 def unlike(names):

@@ -1,15 +1,15 @@
 """Numba's kernels as PTX: how their arguments are laid out.
 
-Numba passes an array as the fields of a structure, one parameter each: meminfo and parent (null on a GPU), the number of
-elements, bytes of an element, the data, then the shape and the strides in bytes. Tuples are passed part by part.
-"""
+Numba passes an array as the fields of a structure, one parameter each: meminfo and parent (null on a GPU),
+the number of elements, bytes of an element, the data, then the shape and the strides in bytes. Tuples are
+passed part by part."""
 
 from sim.memory.spaces import host_array
 
 
 def flattened(arguments, names=None):
-    """(values, names) of a launch of Numba's PTX for the arguments of a launch of the kernel; `names` are those of its
-    parameters.
+    """(values, names) of a launch of Numba's PTX for the arguments of a launch of the kernel; `names` are
+    those of its parameters.
 
     A value that stands for an array's data is the array itself, which findings call by its parameter's name.
     """
@@ -32,7 +32,12 @@ def fields(name, argument):
     if array is None:
         yield argument, name
         return
-    yield from ((0, f"{name}.meminfo"), (0, f"{name}.parent"), (array.size, f"{name}.size"), (array.itemsize, f"{name}.itemsize"))
+    yield from (
+        (0, f"{name}.meminfo"),
+        (0, f"{name}.parent"),
+        (array.size, f"{name}.size"),
+        (array.itemsize, f"{name}.itemsize"),
+    )
     yield argument, name
     for what, numbers in (("shape", array.shape), ("strides", array.strides)):
         for axis, number in enumerate(numbers):

@@ -1,5 +1,5 @@
-"""Where PTX comes from: the line of the .cu or .py file behind an instruction, and the names that the file has for what
-PTX has only mangled, or not at all."""
+"""Where PTX comes from: the line of the .cu or .py file behind an instruction, and the names that the file
+has for what PTX has only mangled, or not at all."""
 
 import linecache
 import os
@@ -11,10 +11,16 @@ import numpy as np
 from sim.events import SITES, Site
 
 ITEMSIZES = {
-    "char": 1, "int8_t": 1, "uint8_t": 1, "bool": 1, "short": 2, "int16_t": 2, "uint16_t": 2, "half": 2, "__half": 2,
-    "__nv_bfloat16": 2, "int": 4, "unsigned": 4, "float": 4, "int32_t": 4, "uint32_t": 4, "double": 8, "long": 8,
-    "int64_t": 8, "uint64_t": 8, "size_t": 8, "float2": 8, "float4": 16, "int2": 8, "int4": 16, "double2": 16,
-}  # fmt: skip
+    name: size
+    for size, names in {
+        1: "char int8_t uint8_t bool",
+        2: "short int16_t uint16_t half __half __nv_bfloat16",
+        4: "int unsigned float int32_t uint32_t",
+        8: "double long int64_t uint64_t size_t float2 int2",
+        16: "float4 int4 double2",
+    }.items()
+    for name in names.split()
+}
 
 
 class Origin:
@@ -49,7 +55,8 @@ class Origin:
         return SITES.add(Site(kind, name, place.line, max(place.column - 1, 0), text.strip(), indent))
 
     def place(self, function, location):
-        """The innermost place, of those that were inlined into each other, in the file in which the function is."""
+        """The innermost place, of those that were inlined into each other, in the file in which the function
+        is."""
         home = next((i.location.file for i in function.body if getattr(i, "location", None)), None)
         chain = []
         while location is not None:
@@ -57,6 +64,11 @@ class Origin:
             location = location.inlined
         chain = [place for place in chain if place.line]
         return next((place for place in chain if place.file == home), chain[-1] if chain else None)
+
+    @property
+    def python(self):
+        """Whether the kernel was written in Python."""
+        return any(path.endswith(".py") for path in self.text.files.values())
 
     # --- names ----------------------------------------------------------------------------------------------
 
@@ -69,7 +81,8 @@ class Origin:
         return "".join(linecache.getlines(path))
 
     def parameter_names(self, function):
-        """The names that the source has for a kernel's parameters, as far as it can be found; else argument 0, 1, ..."""
+        """The names that the source has for a kernel's parameters, as far as it can be found; else argument
+        0, 1, ..."""
         count, name = len(function.parameters), re.escape(plain_name(function.name))
         for found in re.finditer(
             rf"\b{name}\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)\s*(?:\{{|->|:)", without_comments(self.whole)

@@ -80,7 +80,10 @@ class Program:
         self.missing = []
         # whether a kernel that ends has to complete its asynchronous copies
         self.copies_at_end = any(
-            i.opcode.startswith("cp.async") for f in text.functions.values() for i in f.body or () if isinstance(i, Instruction)
+            i.opcode.startswith("cp.async")
+            for f in text.functions.values()
+            for i in f.body or ()
+            if isinstance(i, Instruction)
         )
         self.source = self.translated()
 
@@ -230,17 +233,10 @@ class Program:
 
     def atomic(self, function, item, access):
         self.used.add("atomic")
-        kind, combine = atomics.combination(access)
-        site, fence, writes = (
-            self.site(function, item, "atomic"),
-            access.reach if access.release else None,
-            atomics.writes(access),
-        )
-        replaces = access.operation == "exch"
-        name = self.unique(
-            "atomic",
-            lambda run: run.memory.atomic(kind, access.space, site, combine, writes, fence, replaces),
-        )
+        kind, combine, replaces = atomics.atomic(access)
+        site, fence = self.site(function, item, "atomic"), access.reach if access.release else None
+        rest = access.space, site, combine, atomics.writes(access), fence, replaces
+        name = self.unique("atomic", lambda run: run.memory.atomic(kind, *rest))
         return kind, name
 
     def copies(self, what):
@@ -258,11 +254,6 @@ class Program:
             raise Missing(f"{item.opcode} of a part of the block")
         place = self.place(function, item)
         return self.unique("barrier", lambda run: run.barrier(place, vote))
-
-    def named_barrier(self, function, item, waits):
-        self.used.add("syncthreads")
-        place = self.place(function, item)
-        return self.unique("barrier", lambda run: run.named_barrier(place, waits))
 
     def fence(self, reach):
         self.used.add("threadfence")

@@ -1,4 +1,5 @@
-"""One launch of a PTX kernel: its memory laid out, its arguments in place, and what its source needs from the engine."""
+"""One launch of a PTX kernel: its memory laid out, its arguments in place, and what its source needs from the
+engine."""
 
 import functools
 import itertools
@@ -241,6 +242,7 @@ def structure(name, value, nbytes):
     if raw is None or len(raw) != nbytes:
         got = f"a {type(value).__name__}" if raw is None else f"{len(raw)} bytes"
         raise LaunchError(
-            f"{name} is a structure of {nbytes} bytes: wanted those, or a numpy record of that size, got {got}"
+            f"{name} is a structure of {nbytes} bytes: wanted those, or a numpy record of that size, got"
+            f" {got}"
         )
     return raw

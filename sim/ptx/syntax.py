@@ -51,7 +51,8 @@ class Address:
 
 @dataclass(frozen=True)
 class Group:
-    """{a, b}, (a, b) or a|b: several operands in the place of one. None stands for `_`, which nobody wants."""
+    """{a, b}, (a, b) or a|b: several operands in the place of one. None stands for `_`, which nobody
+    wants."""
 
     parts: tuple
 

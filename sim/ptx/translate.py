@@ -2,17 +2,17 @@
 
 import re
 
-from sim.isa.registers import BASES, CARRY, KINDS, WIDTHS, Missing, meaning
+from sim.isa.registers import CARRY, KINDS, WIDTHS, Missing, meaning
 from sim.ptx.syntax import Address, Group, Immediate, Register, Symbol
 
 SPACES = {"global", "const", "shared", "local", "param"}
 STRONG = {"volatile", "relaxed", "acquire", "release", "mmio"}
 # how far what a scope names reaches, as fences of the dialect have it
 REACH = {"cta": "block", "cluster": "grid", "gpu": "grid", "sys": "grid", "gl": "grid"}
-HINTS = {
-    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio",
-    "cta", "cluster", "gpu", "sys", "noftz", "unified",
-}  # fmt: skip
+HINTS = set(
+    """ca cg cs lu cv wb wt nc weak relaxed acquire release acq_rel volatile mmio cta cluster gpu sys noftz
+    unified""".split()
+)
 NOTHING = {
     "prefetch",
     "prefetchu",
@@ -70,7 +70,13 @@ def types_of(item):
             for operand in item.operands:
                 if isinstance(operand, Address):
                     yield "b64", operand.base
-        elif base == "mov" or base not in BASES or base == "selp" and item.opcode.endswith(("b32", "b64")):
+        elif (
+            base == "mov"
+            or base in HANDLERS
+            and base != "setp"
+            or base == "selp"
+            and item.opcode.endswith(("b32", "b64"))
+        ):
             return
         else:
             operation = meaning(plain_comparison(item.opcode)[0])
@@ -225,7 +231,8 @@ def load(writer, item):
 
 
 def load_parameter(writer, item, access):
-    """From a parameter of this function, or of a call: bits of a long integer; of a kernel: an argument of the function."""
+    """From a parameter of this function, or of a call: bits of a long integer; of a kernel: an argument of
+    the function."""
     symbol, offset = item.operands[1].base, item.operands[1].offset
     size = WIDTHS[access.type] // 8
     for i, part in enumerate(parts(item.operands[0])):
@@ -306,16 +313,9 @@ def barrier(writer, item):
             to, f"{name}({writer.value(predicate, 'pred')})", "pred" if vote != "count" else "u32", True
         )
         return
-    if names[0] not in ("sync", "arrive"):
-        raise Missing(item.opcode)
-    count = operands[1] if len(operands) > 1 else None
-    if isinstance(operands[0], Immediate) and operands[0].value == 0 and count is None and names[0] == "sync":
-        writer.emit(f"{writer.module.barrier(writer.function, item)}()")
-        return
-    name = writer.module.named_barrier(writer.function, item, names[0] == "sync")
-    writer.emit(
-        f"{name}({writer.value(operands[0], 'u32')}, {writer.value(count, 'u32') if count is not None else None})"
-    )
+    if names[0] != "sync" or len(operands) > 1 or not isinstance(operands[0], Immediate):
+        raise Missing(f"{item.opcode} of a part of the block")
+    writer.emit(f"{writer.module.barrier(writer.function, item)}()")
 
 
 def fence(writer, item):
@@ -339,6 +339,8 @@ def warp(writer, item):
     values = {i: writer.value(given[i], kind) for i, kind in zip(order, kinds)}
     name = writer.module.warp_call(writer.function, item, entry)
     text = f"{name}({', '.join(values[i] for i in order)})"
+    if len(results) == 1 and results[0] != "pred":
+        text = f"int({text})"
     targets = parts(to) if results else ()
     if len(results) < 2:
         writer.assign(targets[0] if results else None, text, *(results or ("pred",)))
@@ -346,7 +348,7 @@ def warp(writer, item):
     writer.emit(f"first_, second_ = {text}")
     for part, part_name, kind in zip(targets, ("first_", "second_"), results):
         if part is not None:
-            writer.assign(part, part_name, kind)
+            writer.assign(part, part_name if kind == "pred" else f"int({part_name})", kind)
 
 
 # --- calls --------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Case:
-    """`arguments()` makes those of a launch; `right(*arguments)` says what the mended kernel leaves in the array at
-    position `output`. `mended_arguments`, where the mended kernel takes others."""
+    """`arguments()` makes those of a launch; `right(*arguments)` says what the mended kernel leaves in the
+    array at position `output`. `mended_arguments`, where the mended kernel takes others."""
 
     grid: object
     block: object
@@ -28,7 +28,6 @@ def wholes(n, high=10, seed=0):
 
 def zeros(n, dtype=np.float32):
     return np.zeros(n, dtype)
-
 
 
 def sums_by_halves(x, width):
@@ -61,6 +60,12 @@ def halvings(x):
     return np.array([max(int(n).bit_length() - 1, 0) for n in x], np.int32)
 
 
+def from_lanes(x):
+    lane = np.arange(32)
+    left = np.where(lane >= 4, x[lane - 4], x)
+    return np.where(lane % 2 == 0, x[np.minimum(lane + 1, 31)], left + 1)
+
+
 def product(a, b, c):
     return (a.reshape(16, 16).astype(np.float64) @ b.reshape(16, 16)).ravel()
 
@@ -70,20 +75,26 @@ CASES = {
     "neighbours": Case(2, 64, lambda: [floats(128), zeros(128)], 1, lambda x, y: with_neighbours(x)),
     "transpose": Case(1, (8, 8), lambda: [floats(64), zeros(64)], 1, lambda x, y: x.reshape(8, 8).T.ravel()),
     "tile_reused": Case((2, 2), (8, 8), lambda: [floats(256), floats(256, 1), zeros(256)], 2, product),
-    "histogram": Case(1, 64, lambda: [wholes(64, 8), zeros(8, np.int32)], 1, lambda x, c: np.bincount(x, minlength=8)),
+    "histogram": Case(
+        1, 64, lambda: [wholes(64, 8), zeros(8, np.int32)], 1, lambda x, c: np.bincount(x, minlength=8)
+    ),
     "sum_in_global": Case(2, 32, lambda: [wholes(64), zeros(1, np.int32)], 1, lambda x, s: [x.sum()]),
     "in_place": Case(
         2, 32, lambda: [floats(64), zeros(64)], 1, lambda x, y: np.concatenate([x[:1], x[1:] - x[:-1]])
     ),
     "between_lanes": Case(1, 32, lambda: [floats(32), zeros(1)], 1, lambda x, s: sums_by_halves(x, 32)),
-    "mask_of_all": Case(
-        1, 32, lambda: [wholes(32), zeros(2, np.int32)], 1, lambda x, s: [x[:24].sum(), bits(x > 0, range(24, 32))]
-    ),
+    "mask_of_all": Case(1, 32, lambda: [wholes(32), zeros(32, np.int32)], 1, lambda x, y: from_lanes(x)),
     "mask_without_me": Case(
-        1, 32, lambda: [wholes(32), zeros(1, np.uint32)], 1, lambda x, o: [bits(x & 1, range(32)) & 0xFFFFFFFF]
+        1,
+        32,
+        lambda: [wholes(32), zeros(1, np.uint32)],
+        1,
+        lambda x, o: [bits(x & 1, range(32)) & 0xFFFFFFFF],
     ),
     "halo_forgotten": Case(1, 32, lambda: [floats(32), zeros(32)], 1, lambda x, y: left_sums(x)),
-    "counter_not_zeroed": Case(1, 64, lambda: [floats(64), zeros(1, np.int32)], 1, lambda x, p: [(x > 0).sum()]),
+    "counter_not_zeroed": Case(
+        1, 64, lambda: [floats(64), zeros(1, np.int32)], 1, lambda x, p: [(x > 0).sum()]
+    ),
     "guard_forgotten": Case(
         3, 32, lambda: [70, np.float32(2), floats(70), floats(70, 1)], 3, lambda n, a, x, y: 2 * x + y
     ),

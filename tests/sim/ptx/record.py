@@ -1,4 +1,5 @@
-"""python tests/sim/ptx/record.py: compile the .cu files of cuda/ by NVRTC, with no GPU, and keep the PTX beside them."""
+"""python tests/sim/ptx/record.py: compile the .cu files of cuda/ by NVRTC, with no GPU, and keep the PTX
+beside them."""
 
 from pathlib import Path
 
@@ -25,7 +26,12 @@ def compiled(path):
 
 def without_paths(ptx, path):
     """The text with the bare name of the file in place of where it was compiled."""
-    lines = [f'\t.file\t{line.split()[1]} "{path.name}"' if line.strip().startswith(".file") and path.name in line else line for line in ptx.splitlines()]
+    lines = [
+        f'\t.file\t{line.split()[1]} "{path.name}"'
+        if line.strip().startswith(".file") and path.name in line
+        else line
+        for line in ptx.splitlines()
+    ]
     return "\n".join(line.rstrip() for line in lines).rstrip() + "\n"
 
 
