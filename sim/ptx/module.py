@@ -18,7 +18,7 @@ MOST_ROUNDS = 20_000_000
 YIELDING = {"atomic", "threadfence", "nanosleep"}
 
 
-def load_ptx(text, source=None):
+def load_ptx(text: str | bytes, source: str | None = None) -> "Module":
     """The Module of a PTX text: what nvcc -ptx, NVRTC, Triton or Numba have made of a kernel.
 
     text: the PTX, a str (or bytes of UTF-8). source: the text of the file that was compiled, for findings to
@@ -34,19 +34,19 @@ def load_ptx(text, source=None):
 class Module:
     """The kernels of a PTX text by name: `module["name"]`; `names` lists them."""
 
-    def __init__(self, text, source=None):
+    def __init__(self, text: str, source: str | None = None) -> None:
         self.text = parse(text)
         self.origin = Origin(self.text, source)
 
     @property
-    def names(self):
+    def names(self) -> list[str]:
         return [
             name
             for name, function in self.text.functions.items()
             if function.entry and function.body is not None
         ]
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> "Kernel":
         found = [n for n in self.names if n == name] or [n for n in self.names if plain_name(n) == name]
         if len(found) != 1:
             what = f"several kernels called {name}: {', '.join(found)}" if found else f"no kernel {name}"
@@ -66,7 +66,7 @@ class Kernel:
         self.programs = {}
         self.names = names or module.origin.parameter_names(function)
 
-    def named(self, names):
+    def named(self, names: list[str]) -> "Kernel":
         """The same kernel, whose parameters findings call by these names."""
         return Kernel(self.module, self.function, list(names))
 
