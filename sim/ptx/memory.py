@@ -368,8 +368,8 @@ class Memory:
             name,
             index,
             reason=(
-                "A GPU accesses so many bytes at once only at a multiple of their number, and stops the kernel"
-                " otherwise."
+                "A GPU accesses so many bytes at once only at a multiple of their number, and stops the"
+                " kernel otherwise."
             ),
             fix="let the index be a multiple of the vector's length, or access the elements one by one",
         )
