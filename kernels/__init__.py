@@ -17,6 +17,9 @@ _HOME = {
     "MultiTokenAttention": "kernels.multi_token_module",
     "KVCache": "kernels.kv_cache",
     "latent_attention": "kernels.latent_operators",
+    "latent_attention_decode": "kernels.latent_decode",
+    "LatentAttention": "kernels.latent_modules",
+    "LatentCache": "kernels.latent_modules",
 }
 
 __all__ = sorted(_HOME)

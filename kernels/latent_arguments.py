@@ -16,16 +16,16 @@ def latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale):
         scale: a number, or None for 1/sqrt(L). Raises TypeError or ValueError that names the argument, what
         it is, and what was wanted.
     """
-    tensors = check_shapes(q, k_latent, v_latent, w_q, w_v)
+    check_shapes(q, k_latent, v_latent, w_q, w_v)
+    tensors = [tensor.detach().contiguous() for tensor in (q, k_latent, v_latent, w_q, w_v)]
     scale = 1 / math.sqrt(k_latent.shape[2]) if scale is None else scale
     alpha, window = checked_alpha(alpha, q), checked_window(window, k_latent.shape[1])
     return *tensors, alpha, window, checked_scale(scale)
 
 
-def check_shapes(q, k_latent, v_latent, w_q, w_v):
-    """The five tensors, detached and contiguous, of sizes that fit each other and the kernels, or an
-    error."""
-    check_tensor("q", q, "(B, H, N, d)", q)
+def check_shapes(q, k_latent, v_latent, w_q, w_v, what="q"):
+    """Five tensors of sizes that fit each other and the kernels, or an error; what: the first one's name."""
+    check_tensor(what, q, "(B, H, N, d)", q)
     check_tensor("k_latent", k_latent, "(B, N_k, L)", q)
     batch, heads, queries, d = q.shape
     keys, latent = k_latent.shape[1:]
@@ -40,13 +40,15 @@ def check_shapes(q, k_latent, v_latent, w_q, w_v):
         if tuple(tensor.shape) != shape:
             raise ValueError(f"argument {name} has shape {tuple(tensor.shape)}; wanted {words}, {shape}")
     if q.numel() == 0:
-        raise ValueError(f"argument q has shape {tuple(q.shape)}; wanted at least one batch, head and query")
+        raise ValueError(
+            f"argument {what} has shape {tuple(q.shape)}; wanted at least one batch, head and query"
+        )
     if queries > keys:
         raise ValueError(
-            f"argument q has {queries} queries, k_latent {keys} keys; wanted no more queries than keys: they"
-            " are those of the last tokens"
+            f"argument {what} has {queries} queries, k_latent {keys} keys; wanted no more queries than keys:"
+            " they are those of the last tokens"
         )
-    for name, size in {"q": d, "k_latent": latent}.items():
+    for name, size in {what: d, "k_latent": latent}.items():
         if not 1 <= size <= MAX_HEAD_DIM:
             raise ValueError(
                 f"argument {name} has rows of {size}; wanted 1 to {MAX_HEAD_DIM}, as a tile must fit shared"
@@ -54,10 +56,9 @@ def check_shapes(q, k_latent, v_latent, w_q, w_v):
             )
     if batch > MAX_GRID_Z or heads > MAX_GRID_Y:
         raise ValueError(
-            f"argument q has B = {batch} and H = {heads}; wanted at most {MAX_GRID_Z} each, as they are sizes"
-            " of the grid"
+            f"argument {what} has B = {batch} and H = {heads}; wanted at most {MAX_GRID_Z} each, as they are"
+            " sizes of the grid"
         )
-    return [tensor.detach().contiguous() for tensor in (q, k_latent, v_latent, w_q, w_v)]
 
 
 def check_tensor(name, tensor, words, q, dimensions=None):

@@ -92,3 +92,10 @@ def latent_attention_backward(
         (v.mT @ d_v_heads).sum(0),
         (d_band * reciprocal[..., missing:]).sum(),
     )
+
+
+def latent_attention_decode(q_window, k_latent, v_latent, w_q, w_v, alpha=0.0, window=0, scale=None):
+    """The last row of causal `latent_attention`, (B, H, 1, d), from the queries of the last R tokens, (B, H,
+    R, d)."""
+    *before, q = q_window.split([q_window.shape[2] - 1, 1], 2)
+    return latent_attention(q, k_latent, v_latent, w_q, w_v, alpha, window, True, scale, *before)

@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import conv2d, pad
 
 from kernels.latent_reference import latent_attention as latent_attention
+from kernels.latent_reference import latent_attention_decode as latent_attention_decode
 
 
 def attention(q, k, v, causal=False, scale=None):

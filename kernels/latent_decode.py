@@ -1,0 +1,256 @@
+"""Reciprocal and latent attention for one new token: what it needs of W_q once, the latents split among
+blocks, each read once for all heads, and a merge that expands the sum by W_v.
+
+The last row of `kernels.latent_reference.latent_attention`. With q the new token's query, at position
+p = N_k - 1, and r = W_q k̃_p for each head:
+
+    S[j] = scale · (q̃·k̃_j + α · [p - j < window] · r·q_j)        O = softmax(S) ṽ W_v
+
+The heads share the latents, so a block has heads for rows where latent_forward.py has queries: a latent key
+comes from memory once and meets all heads. A cache holds 2·L numbers a token, whatever the number of heads,
+and the band's queries besides, H·d numbers for each of the last window - 1 tokens.
+Sources: as latent_forward.py; Dao et al. 2023, "Flash-Decoding for long-context inference" (the split).
+
+    grid    (H, B) for what comes first; (splits, ⌈H / rows⌉, B) for the latents; (H, B) for the merge
+    block   256 threads; 64 threads for 8, 16 or 32 heads; 256 threads
+    shared  (rows + 32) · (width + 4) + rows · 36 floats of the middle one, static
+    cost    2·d·L a head, then 2·L a head and key, then L·d a head
+
+The latents may be views, such as the filled part of a larger buffer: they are read where they are.
+"""
+
+import functools
+import math
+
+import torch
+from numba import cuda
+from numpy import float32
+
+from kernels.conv_decode import checked_splits, choose_splits, largest_of_warp, multiprocessors, sum_of_warp
+from kernels.conv_tiles import GROUP
+from kernels.latent_arguments import check_shapes, checked_alpha, checked_window
+from kernels.latent_tiles import (
+    COLUMNS,
+    LANES,
+    PATCH,
+    STEP,
+    THREADS,
+    WARP_LANES,
+    WEIGHTS,
+    add_products,
+    add_softmax,
+    add_weighted_rows,
+    clear,
+    load_rows,
+    put,
+    sizes_for,
+    stream_rows,
+    sum_of_row,
+)
+from kernels.launch import MAX_HEAD_DIM, checked_scale, launch, output
+from kernels.tiles import MINUS_INFINITY, reciprocal, weight
+
+WARPS = 8  # of a block that projects or merges
+
+
+@cuda.jit
+def latent_decode_project_kernel(q, k_latent, w_q, alpha, scale, q_latent, band):
+    """q_latent (B, H, L) = scale · q̃, and band (B, H, reach) = the reciprocal scores of the keys 0, 1, …
+    steps back; q (B, H, R, d), k_latent (B, N_k, L), w_q (H, d, L), alpha (1,)."""
+    absorbed = cuda.shared.array(MAX_HEAD_DIM, float32)
+    batch, head = cuda.blockIdx.y, cuda.blockIdx.x
+    q_rows, k_row, w = q[batch, head], k_latent[batch, k_latent.shape[1] - 1], w_q[head]
+    thread, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % WARP_LANES, cuda.threadIdx.x // WARP_LANES
+    (rows, d), latent, reach = q_rows.shape, k_row.shape[0], band.shape[2]
+    # 1. q̃, a thread a number; r = W_q k̃, a warp a number
+    if thread < latent:
+        total = float32(0)
+        for x in range(d):
+            total += q_rows[rows - 1, x] * w[x, thread]
+        q_latent[batch, head, thread] = scale * total
+    if reach > 0:
+        for x in range(warp, d, WARPS):
+            total = float32(0)
+            for c in range(lane, latent, WARP_LANES):
+                total += w[x, c] * k_row[c]
+            total = sum_of_warp(total)
+            if lane == 0:
+                absorbed[x] = total
+        cuda.syncthreads()  # r is there
+    # 2. r·q_j, a warp a key
+    for back in range(warp, reach, WARPS):
+        total = float32(0)
+        for x in range(lane, d, WARP_LANES):
+            total += absorbed[x] * q_rows[rows - 1 - back, x]
+        total = sum_of_warp(total)
+        if lane == 0:
+            band[batch, head, back] = scale * alpha[0] * total
+
+
+@functools.cache
+def split_kernel(width, rows):
+    """The kernel that reads the latents, for rows of at most `width` numbers and `rows` heads in a block."""
+    pitch, mine = width + GROUP, rows // STEP
+    scores, numbers = mine * PATCH, mine * width // LANES
+
+    @cuda.jit
+    def latent_decode_split_kernel(q_latent, k_latent, v_latent, band, length, parts):
+        """parts (B, H, splits, L + 2) = each block's Σ P ṽ, m and l over its `length` keys; q_latent (B, H,
+        L), band (B, H, reach), k_latent and v_latent (B, N_k, L)."""
+        q_tile = cuda.shared.array((rows, pitch), float32, alignment=16)
+        stream = cuda.shared.array((COLUMNS, pitch), float32, alignment=16)
+        weights = cuda.shared.array((rows, WEIGHTS), float32, alignment=16)
+        patch, sums = cuda.local.array(scores, float32), cuda.local.array(numbers, float32)
+        m, l = cuda.local.array(mine, float32), cuda.local.array(mine, float32)
+        batch, split, first_head = cuda.blockIdx.z, cuda.blockIdx.x, cuda.blockIdx.y * rows
+        k_rows, v_rows = k_latent[batch], v_latent[batch]
+        heads, latent, keys, reach = q_latent.shape[1], q_latent.shape[2], k_rows.shape[0], band.shape[2]
+        row, column = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
+        # 1. the heads' latent queries
+        load_rows(q_tile, q_latent[batch], first_head)
+        clear(sums)
+        clear(l)
+        for r in range(mine):
+            m[r] = MINUS_INFINITY
+        end = min(keys, (split + 1) * length)
+        for j0 in range(split * length, end, COLUMNS):
+            # 2. scores, for a thread's heads and keys
+            clear(patch)
+            stream_rows(stream, k_rows, j0)
+            add_products(patch, q_tile, stream, latent)
+            for r in range(mine):
+                head = first_head + row + r * STEP
+                for c in range(PATCH):
+                    j = j0 + column + c * LANES
+                    if j >= end:
+                        patch[r * PATCH + c] = MINUS_INFINITY
+                    elif keys - 1 - j < reach and head < heads:
+                        patch[r * PATCH + c] += band[batch, head, keys - 1 - j]
+            # 3. the softmax, and the latent values
+            add_softmax(patch, m, l, sums, weights)
+            stream_rows(stream, v_rows, j0)
+            add_weighted_rows(sums, weights, 0, stream, end - j0)
+        # 4. what this block found
+        cuda.syncthreads()  # the latent queries are used up
+        put(q_tile, sums, float32(1))
+        for r in range(mine):
+            head, total = first_head + row + r * STEP, sum_of_row(l[r])
+            if column == 0 and head < heads:
+                parts[batch, head, split, latent], parts[batch, head, split, latent + 1] = m[r], total
+        cuda.syncthreads()  # the sums are there
+        for element in range(cuda.threadIdx.x, rows * width, THREADS):
+            i, c = element // width, element % width
+            if first_head + i < heads and c < latent:
+                parts[batch, first_head + i, split, c] = q_tile[i, c]
+
+    return latent_decode_split_kernel
+
+
+@cuda.jit
+def latent_decode_merge_kernel(parts, w_v, o):
+    """o (B, H, 1, d) = the merged parts (B, H, splits, L + 2), expanded by w_v (H, L, d): a warp adds up
+    every WARPS-th split, a lane every 32nd number."""
+    sums = cuda.shared.array((WARPS, MAX_HEAD_DIM), float32)
+    totals = cuda.shared.array(WARPS, float32)
+    merged = cuda.shared.array(MAX_HEAD_DIM, float32)
+    batch, head = cuda.blockIdx.y, cuda.blockIdx.x
+    part = parts[batch, head]
+    thread, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % WARP_LANES, cuda.threadIdx.x // WARP_LANES
+    splits, latent, d = part.shape[0], w_v.shape[1], w_v.shape[2]
+    # 1. the largest m, found by every warp
+    m = MINUS_INFINITY
+    for s in range(lane, splits, WARP_LANES):
+        m = max(m, part[s, latent])
+    m = largest_of_warp(m)
+    # 2. this warp's splits
+    l = float32(0)
+    for s in range(warp, splits, WARPS):
+        l += weight(part[s, latent], m) * part[s, latent + 1]
+    if lane == 0:
+        totals[warp] = l
+    for c in range(lane, latent, WARP_LANES):
+        total = float32(0)
+        for s in range(warp, splits, WARPS):
+            total += weight(part[s, latent], m) * part[s, c]
+        sums[warp, c] = total
+    cuda.syncthreads()  # every warp's sums are there
+    # 3. their sum, the one division, and W_v
+    if thread < latent:
+        l, total = float32(0), float32(0)
+        for other in range(WARPS):
+            l += totals[other]
+            total += sums[other, thread]
+        merged[thread] = total * reciprocal(l)
+    cuda.syncthreads()
+    if thread < d:
+        total = float32(0)
+        for c in range(latent):
+            total += merged[c] * w_v[head, c, thread]
+        o[batch, head, 0, thread] = total
+
+
+# Host -------------------------------------------------------------------------------------------------------
+
+
+def latent_attention_decode(
+    q_window, k_latent, v_latent, w_q, w_v, alpha=0.0, window=0, scale=None, splits=None, run=None
+):
+    """The last row of causal `latent_attention`, (B, H, 1, d), for one token that has just come; without
+    gradients.
+
+    q_window: (B, H, R, d), the queries of the last R tokens, the new one last: R = 1 without a reciprocal
+        term, min(window, N_k) for all of it; a key whose query is not given has none. k_latent, v_latent: (B,
+        N_k, L), of all tokens, the new one too; w_q: (H, d, L); w_v: (H, L, d). All float32, on one device, d
+        and L from 1 to 128. scale is 1/sqrt(L) unless given.
+    alpha, window: as for `latent_attention`. splits: among how many blocks the keys are divided, 1 or more;
+        `choose_splits` unless given. It changes rounding only.
+    run: how to launch the kernels (`kernels.launch`). No decision hangs on a number in a tensor, so that a
+        CUDA graph can record the call. Raises TypeError or ValueError that names the argument, what it is,
+        and what was wanted.
+    """
+    check_shapes(q_window, k_latent, v_latent, w_q, w_v, "q_window")
+    (batch, heads, given, d), (_, keys, latent) = q_window.shape, k_latent.shape
+    window = checked_window(window, keys)
+    reach = min(window, given) if isinstance(alpha, torch.Tensor) or alpha else 0
+    alpha = checked_alpha(alpha, q_window)
+    scale = checked_scale(1 / math.sqrt(latent) if scale is None else scale)
+    width, most = sizes_for(latent)
+    rows = next(rows for rows in (8, 16, 32) if rows >= min(heads, most))
+    groups = -(-heads // rows)
+    splits = (
+        choose_splits(batch * groups, keys, multiprocessors(q_window.device))
+        if splits is None
+        else checked_splits(splits)
+    )
+    q, k, v = (tensor.detach() for tensor in (q_window.contiguous(), k_latent, v_latent))
+    q_latent, band = output((batch, heads, latent), like=q), output((batch, heads, reach), like=q)
+    parts = output((batch, heads, splits, latent + 2), like=q)
+    o = output((batch, heads, 1, d), like=q)
+    length = -(-keys // (splits * COLUMNS)) * COLUMNS
+    launch(
+        latent_decode_project_kernel,
+        (heads, batch),
+        WARPS * WARP_LANES,
+        q,
+        k,
+        w_q.detach(),
+        alpha,
+        scale,
+        q_latent,
+        band,
+        run=run,
+    )
+    launch(
+        split_kernel(width, rows),
+        (splits, groups, batch),
+        THREADS,
+        q_latent,
+        k,
+        v,
+        band,
+        length,
+        parts,
+        run=run,
+    )
+    launch(latent_decode_merge_kernel, (heads, batch), WARPS * WARP_LANES, parts, w_v.detach(), o, run=run)
+    return o

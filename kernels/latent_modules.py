@@ -1,0 +1,202 @@
+"""LatentAttention, self-attention that caches latents instead of keys and values, and its LatentCache."""
+
+import torch
+from torch import nn
+
+from kernels.latent_decode import latent_attention_decode
+from kernels.latent_operators import latent_attention
+from kernels.launch import MAX_HEAD_DIM
+
+
+class LatentCache:
+    """Room for `capacity` tokens, made beforehand, and twice as much whenever it is full: 2·L numbers a
+    token.
+
+    `keys` and `values` are views (B, length, L) of larger buffers, so that a new token costs one row and no
+    copy; `queries` are those of the last min(max(window, 1), length) tokens, (B, H, R, d), which the
+    reciprocal term needs.
+    """
+
+    def __init__(
+        self, batch, heads, head_dim, latent_dim, window=0, capacity=64, device=None, dtype=torch.float32
+    ):
+        sizes = dict(batch=batch, heads=heads, head_dim=head_dim, latent_dim=latent_dim, capacity=capacity)
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"argument {name} is {size}; wanted at least 1")
+        self.batch, self.heads, self.head_dim, self.latent_dim = batch, heads, head_dim, latent_dim
+        self.window, self.length = window, 0
+        self.buffers = torch.empty(2, batch, capacity, latent_dim, device=device, dtype=dtype)
+        self.queries = self.buffers.new_empty(batch, heads, 0, head_dim)
+
+    @property
+    def capacity(self):
+        """For how many tokens there is room before the buffers grow."""
+        return self.buffers.shape[2]
+
+    @property
+    def device(self):
+        return self.buffers.device
+
+    @property
+    def dtype(self):
+        return self.buffers.dtype
+
+    @property
+    def keys(self):
+        return self.buffers[0, :, : self.length]
+
+    @property
+    def values(self):
+        return self.buffers[1, :, : self.length]
+
+    def append(self, q, k_latent, v_latent):
+        """Add the queries (B, H, n, d) and the latents (B, n, L) of n more tokens."""
+        n = q.shape[2]
+        of_latents = self.batch, n, self.latent_dim
+        wanted = {
+            "q": (q, (self.batch, self.heads, n, self.head_dim)),
+            "k_latent": (k_latent, of_latents),
+            "v_latent": (v_latent, of_latents),
+        }
+        for name, (tensor, shape) in wanted.items():
+            if tuple(tensor.shape) != shape:
+                raise ValueError(
+                    f"argument {name} has shape {tuple(tensor.shape)}; wanted that of the cache, {shape}"
+                )
+        first, self.length = self.length, self.length + n
+        self.make_room()
+        self.buffers[0, :, first : self.length] = k_latent
+        self.buffers[1, :, first : self.length] = v_latent
+        self.queries = torch.cat([self.queries, q], dim=2)[:, :, -max(self.window, 1) :].contiguous()
+
+    def make_room(self):
+        """Double the buffers until `length` tokens fit; what was there is copied."""
+        capacity = self.capacity
+        while capacity < self.length:
+            capacity *= 2
+        if capacity > self.capacity:
+            old = self.buffers
+            self.buffers = old.new_empty(2, self.batch, capacity, self.latent_dim)
+            self.buffers[:, :, : old.shape[2]] = old
+
+
+class LatentAttention(nn.Module):
+    """Self-attention whose heads share latent keys and values, with a reciprocal term: `latent_attention`
+    between projections.
+
+    embed_dim: E, a multiple of num_heads, E / num_heads <= 128; latent_dim: L, at most 128, the numbers that
+        a token leaves in a cache as key, and as value. window: how far back the reciprocal term reaches;
+        alpha: its weight at the start, a parameter if window is above 0. bias: whether the projections have
+        one.
+    causal: whether token i sees the tokens j <= i alone. attention: function (q, k_latent, v_latent, w_q,
+        w_v, alpha, window, causal, q_before=) of many tokens; decode: function (q_window, k_latent, v_latent,
+        w_q, w_v, alpha, window) of one more. Those of `kernels.reference` serve where the kernels would be
+        simulated, and in other types than float32.
+    """
+
+    def __init__(
+        self,
+        embed_dim,
+        num_heads,
+        latent_dim,
+        window=0,
+        alpha=0.0,
+        bias=True,
+        causal=True,
+        attention=latent_attention,
+        decode=latent_attention_decode,
+    ):
+        super().__init__()
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(
+                f"argument embed_dim is {embed_dim}; wanted a multiple of num_heads, {num_heads}"
+            )
+        head_dim = embed_dim // num_heads
+        for name, size in {"embed_dim / num_heads": head_dim, "latent_dim": latent_dim}.items():
+            if not 1 <= size <= MAX_HEAD_DIM:
+                raise ValueError(f"{name} is {size}; wanted 1 to {MAX_HEAD_DIM}")
+        if window < 0:
+            raise ValueError(f"argument window is {window}; wanted 0 or more")
+        self.num_heads, self.window, self.causal = num_heads, window, causal
+        self.attention, self.decode = attention, decode
+        self.q_proj = nn.Linear(embed_dim, embed_dim, bias)
+        self.latent_proj = nn.Linear(embed_dim, 2 * latent_dim, bias)
+        self.w_q = nn.Parameter(torch.empty(num_heads, head_dim, latent_dim))
+        self.w_v = nn.Parameter(torch.empty(num_heads, latent_dim, head_dim))
+        self.alpha = nn.Parameter(torch.tensor(float(alpha))) if window else 0.0
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias)
+        nn.init.normal_(self.w_q, std=head_dim**-0.5)
+        nn.init.normal_(self.w_v, std=latent_dim**-0.5)
+
+    def projected(self, x):
+        """Queries (B, H, N, d) and latents, both (B, N, L), of x (B, N, E)."""
+        if x.ndim != 3 or x.shape[2] != self.q_proj.in_features:
+            raise ValueError(
+                f"argument x has shape {tuple(x.shape)}; wanted (B, N, {self.q_proj.in_features})"
+            )
+        q = self.q_proj(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        return q, *self.latent_proj(x).chunk(2, dim=2)
+
+    def merged(self, o):
+        """The heads' outputs (B, H, N, d), side by side and projected: (B, N, E)."""
+        return self.out_proj(o.transpose(1, 2).flatten(2))
+
+    @property
+    def shared(self):
+        """What every token meets: (W_q, W_v, alpha, window)."""
+        return self.w_q, self.w_v, self.alpha, self.window
+
+    def forward(self, x):
+        """x: (B, N, E); returns (B, N, E)."""
+        return self.merged(self.attention(*self.projected(x), *self.shared, self.causal))
+
+    def new_cache(self, batch, capacity=64):
+        """An empty cache for `batch` sequences, with the layer's sizes, device and type."""
+        heads, head_dim, latent_dim = self.w_q.shape
+        like = dict(device=self.w_q.device, dtype=self.w_q.dtype)
+        return LatentCache(batch, heads, head_dim, latent_dim, self.window, capacity, **like)
+
+    @torch.no_grad()
+    def prefill(self, x, cache):
+        """The next rows of forward, (B, N, E), without gradients, for tokens x (B, N, E), which go into
+        `cache` after those there: a prompt whole or in pieces."""
+        q, k_latent, v_latent = self.projected(x)
+        self.check_cache(cache, x)
+        before = cache.queries if cache.length else None
+        cache.append(q, k_latent, v_latent)
+        o = self.attention(q, cache.keys, cache.values, *self.shared, True, q_before=before)
+        return self.merged(o)
+
+    @torch.no_grad()
+    def step(self, x, cache):
+        """The next row of forward, (B, 1, E), without gradients: for one more token x (B, 1, E), which goes
+        into `cache` after those there."""
+        q, k_latent, v_latent = self.projected(x)
+        if x.shape[1] != 1:
+            raise ValueError(
+                f"argument x has {x.shape[1]} tokens; wanted 1: a step takes one, and prefill several"
+            )
+        self.check_cache(cache, x)
+        cache.append(q, k_latent, v_latent)
+        return self.merged(self.decode(cache.queries, cache.keys, cache.values, *self.shared))
+
+    def check_cache(self, cache, x):
+        """A cache of this layer's sizes, for as many sequences as x has, where the weights are; or an error.
+        Only a causal layer can have one."""
+        if not self.causal:
+            raise ValueError(
+                "the layer has causal = False; wanted True, as a token's row must not change when others"
+                " follow"
+            )
+        heads, head_dim, latent_dim = self.w_q.shape
+        sizes = dict(
+            batch=x.shape[0], heads=heads, head_dim=head_dim, latent_dim=latent_dim, window=self.window
+        )
+        for name, wanted in dict(**sizes, device=self.w_q.device, dtype=self.w_q.dtype).items():
+            got = getattr(cache, name)
+            if got != wanted:
+                raise ValueError(
+                    f"argument cache has {name} = {got}; wanted {wanted}: make it with"
+                    f" layer.new_cache({x.shape[0]})"
+                )
