@@ -137,7 +137,7 @@ class Configured:
             self.grid,
             self.block,
             how.seed,
-            finish(worded(outcome.findings)),
+            finish(worded(outcome.findings), outcome.code),
             outcome.counters,
             outcome.notes,
             outcome.code,

@@ -1,7 +1,9 @@
 """What a launch leaves behind: findings, merged and put into words, and counters."""
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -147,9 +149,9 @@ STAGES = {
 }  # causes before what may follow from them
 
 
-def finish(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def finish(findings: Iterable[Finding], code: Iterable[CodeType] = ()) -> tuple[Finding, ...]:
     """Findings that are alike merged into one, each with its message; errors first, then causes before
-    consequences, then by place."""
+    consequences, then by place. `code`: what ran, which says where in files the places are."""
     groups: dict[Any, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.key, []).append(finding)
@@ -158,7 +160,7 @@ def finish(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         for group in groups.values()
     ]
     return tuple(
-        replace(f, message=message(f))
+        replace(f, message=message(f, lines_of_files(f.accesses, code)))
         for f in sorted(
             merged,
             key=lambda f: (f.severity != "error", STAGES.get(f.kind, 0), f.key[2], f.kind, str(f.array)),
@@ -177,11 +179,12 @@ def rank(finding: Finding) -> tuple[Any, ...]:
     )
 
 
-def message(finding: Finding) -> str:
+def message(finding: Finding, files: Sequence[str] = ()) -> str:
     """A finding in words: verdict, who, where with the source, why, how many more, the likely fix."""
     severity = "" if finding.severity == "error" else "warning: "
     lines = [f"{severity}{finding.kind}: {finding.verdict}{who(finding.accesses)}"]
     lines += columns([witness(access) for access in finding.accesses])
+    lines += [f"  at {', '.join(files)}"] if files else []
     more = f" {finding.count:,} more like it." if finding.count else ""
     lines.append(f"  {finding.reason}{more}")
     lines.append(f"  Likely fix: {finding.fix}.")
@@ -212,6 +215,35 @@ def witness(access: Access) -> tuple[str, str, str]:
         return did, "", ""
     value = "" if access.value is None else f"   value {access.value}"
     return did, f"{access.site.function} line {access.site.line}", access.site.source + value
+
+
+def lines_of_files(accesses: Sequence[Access], code: Iterable[CodeType]) -> list[str]:
+    """The places of accesses as an editor opens them, "example.py:20"; none in a notebook, whose cells are
+    no files."""
+    if in_notebook():
+        return []
+    functions: dict[str, set[CodeType]] = {}
+    for each in code:
+        functions.setdefault(each.co_name, set()).add(each)
+    sites = dict.fromkeys(access.site for access in accesses if access.site)
+    found = [(site, *functions.get(site.function, ())) for site in sites]
+    places = [
+        f"{short_path(of[0].co_filename)}:{of[0].co_firstlineno + site.line - 1}"
+        for site, *of in found
+        if len(of) == 1 and Path(of[0].co_filename).is_file()
+    ]
+    return list(dict.fromkeys(places))
+
+
+def short_path(path: str) -> str:
+    """A path from the folder that Python runs in, if it lies below."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
+
+
+def in_notebook() -> bool:
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
 
 
 def columns(rows: list[tuple[str, str, str]]) -> list[str]:

@@ -1,7 +1,10 @@
 """What a finding says: the whole message of each kind that the engine and the bounds tool know, word for
 word."""
 
+import re
+import sys
 import textwrap
+import types
 
 import numpy as np
 import pytest
@@ -22,7 +25,43 @@ def message(kernel, grid, block, *arguments, count=1):
             assert len(report.findings) == count
             texts.add("\n\n".join(f.message for f in report.findings))
     (text,) = texts
-    return text
+    return re.sub(r"\n  at .*", "", text)
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+def test_the_places_in_files_as_an_editor_opens_them(engine, tmp_path, monkeypatch):
+    (tmp_path / "helper.py").write_text(
+        "from numba import cuda\n\n\n@cuda.jit(device=True)\ndef taken(x, i):\n    return x[i + 1]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "helper", raising=False)
+    from helper import taken
+
+    @cuda.jit
+    def kernel(x, out):
+        i = cuda.grid(1)
+        out[i] = taken(x, i)
+        out[i + 1] = 0
+
+    monkeypatch.chdir(tmp_path)
+    report = simulate(kernel, engine=engine, on_finding="report")[1, 4](np.zeros(4), np.zeros(4))
+    here = kernel.py_func.__code__
+    places = {finding.array: re.search(r"\n  at (.*)\n", finding.message)[1] for finding in report.errors}
+    assert places["x"] == "helper.py:6"
+    assert re.fullmatch(rf"{here.co_filename}:(\d+)(, .*)?", places["out"])
+    assert f"{here.co_filename}:{here.co_firstlineno + 4}" in places["out"]
+
+
+def test_a_kernel_in_a_cell_has_no_place_in_a_file(monkeypatch):
+    shell = types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace(kernel=object()))
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+
+    @cuda.jit
+    def kernel(x):
+        x[4] = 0
+
+    report = simulate(kernel, on_finding="report")[1, 1](np.zeros(4))
+    assert "kernel line 2" in report.findings[0].message and "\n  at " not in report.findings[0].message
 
 
 def expected(text):

@@ -1,26 +1,37 @@
-"""The simulator's README says what really happens: its example is run, and must give the message that stands
-below it."""
+"""Both READMEs say what really happens: their first examples are run, and must give the message that stands
+below."""
 
 import re
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 
-from sim import KernelBug
+from course.bootstrap import ROOT
 
-README = (Path(__file__).parents[2] / "sim" / "README.md").read_text(encoding="utf-8")
+EXAMPLE = re.compile(r"```python\n(.*?)```\n.*?```\n(KernelBug.*?)```", re.DOTALL)
 
 
-def test_the_example(tmp_path, monkeypatch):
-    (first, message), second = (
-        re.search(r"```python\n(.*?)```\n```\n(.*?)```", README, re.DOTALL).groups(),
-        re.findall(r"```python\n(.*?)```", README, re.DOTALL)[1],
+@pytest.mark.parametrize("readme", ["README.md", "sim/README.md"])
+def test_the_first_example(readme, tmp_path):
+    program, message = EXAMPLE.search((ROOT / readme).read_text(encoding="utf-8")).groups()
+    (tmp_path / "example.py").write_text(program, encoding="utf-8")
+    outcome = subprocess.run(
+        [sys.executable, "-X", "utf8", "example.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
     )
+    assert outcome.returncode == 1 and outcome.stderr.endswith(f"sim.errors.{message}"), outcome.stderr
+
+
+def test_the_second_example_of_the_simulator(tmp_path, monkeypatch):
+    first, second = re.findall(
+        r"```python\n(.*?)```", (ROOT / "sim" / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )[:2]
     (tmp_path / "readme_example.py").write_text(first.replace("simulate(tree_sum)[1, 64](x, out)", "", 1))
     monkeypatch.syspath_prepend(tmp_path)
     import readme_example as example
 
-    with pytest.raises(KernelBug) as caught:
-        example.simulate(example.tree_sum)[1, 64](example.x, example.out)
-    assert f"KernelBug: {caught.value}\n" == message
     exec(second, vars(example))
