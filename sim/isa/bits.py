@@ -5,7 +5,7 @@ Source: PTX ISA 9.7.1 (popc, clz, brev); CUDA Math API (ffs).
 
 from sim.isa.functions import LLVM
 
-POPC, CLZ, BREV = LLVM("ctpop"), LLVM("ctlz", ((1, 0),)), LLVM("bitreverse")
+POPC, CLZ, BREV, FMA = LLVM("ctpop"), LLVM("ctlz", ((1, 0),)), LLVM("bitreverse"), LLVM("fma")
 
 
 def popc(x, *, bits):

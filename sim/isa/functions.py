@@ -8,6 +8,7 @@ of the result, so an integer wraps.
 import inspect
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,14 +32,24 @@ class LLVM:
         raise TypeError(f"llvm.{self.name} is for compiled code")
 
 
+class Version(NamedTuple):
+    """A Function for operands of certain types: to which types they are converted, those of the results, and
+    its meaning and compiled form where they are not the entry's."""
+
+    operands: tuple
+    results: object
+    meaning: object = None
+    native: object = None
+
+
 @dataclass(frozen=True, eq=False)
 class Function(Entry):
     """What a thread computes from numbers alone.
 
     operands  the type of each operand, to which it is converted: a dtype
     results   the type of the result, or a tuple of types
-    rule      in place of both, where they hang on what is given: (kind, ...) of sim.isa.promotion -> (kinds
-              of the operands, of the results), or None where Numba has no such function
+    rule      in place of both, where they hang on what is given: (kind, ...) of sim.isa.promotion -> Version,
+              or None where Numba has no such function
     native    what Numba compiles: SAME (the meaning), BITS, LLVM, a plain function of the converted operands,
               or None where there is no compiled form
     ulps      by how many units in the last place that may differ from the meaning
@@ -53,9 +64,17 @@ class Function(Entry):
     fast: object = None
     scope = THREAD
 
-    def types(self, *kinds):
-        """(types of the operands, of the results) for operands of these kinds; None where there are none."""
-        return self.rule(*kinds) if self.rule else (self.operands, self.results)
+    def version(self, *kinds):
+        """The Version for operands of these kinds; None where Numba has no such function."""
+        found = self.rule(*kinds) if self.rule else Version(self.operands, self.results)
+        if found is None:
+            return None
+        return Version(found[0], found[1], found.meaning or self.meaning, found.native or self.native)
+
+    @property
+    def count(self):
+        """How many operands there are."""
+        return self.rule.__code__.co_argcount if self.rule else len(self.operands)
 
     @cached_property
     def call(self):
@@ -84,12 +103,13 @@ def by_rule(entry):
 
     @cache
     def version(*given):
-        found = entry.rule(*(KIND.get(kind) for kind in given))
+        kinds = [KIND.get(kind) for kind in given]
+        found = None if None in kinds else entry.version(*kinds)
         if found is None:
             names = " and ".join(kind.__name__ for kind in given)
             raise TypeError(f"Numba's {entry.name} takes no {names}")
-        operands, results = found
-        return [*map(to_operand, operands)], to_result(results), sized(entry.meaning, operands)
+        operands, results = found[:2]
+        return [*map(to_operand, operands)], to_result(results), sized(found.meaning, operands)
 
     def call(*given):
         converts, result, meaning = version(*map(type, given))

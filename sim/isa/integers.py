@@ -1,8 +1,7 @@
 """What a kernel sees as `cuda.popc`, `brev`, `clz`, `ffs`, `fma`, `cbrt`, `selp` and `cuda.fp16`.
 
 Numba counts in the width of the operand's type. A Python int is an int64 here; a numpy scalar (`numpy.int32`,
-...) has its own width, and `bits` says it for an int that was an int32. Only popc of a negative number and
-clz depend on it. Results as Numba types them:
+...) has its own width. Only popc of a negative number and clz depend on it. Results as Numba types them:
 
     popc, clz   the operand's type (an int for an int)
     ffs         uint32: 1 for the lowest bit, 0 for no bit at all
@@ -12,78 +11,66 @@ clz depend on it. Results as Numba types them:
 import numpy as np
 from numpy import float32, float64, uint32, uint64
 
-from sim.isa.conversions import cast
+from sim.isa import bits, ieee
+from sim.isa.functions import SAME, Function, Version
 from sim.isa.half import FUNCTIONS
-from sim.isa.mathematics import Library, paired, single, unary
-from sim.isa.promotion import KIND, SIGNED
+from sim.isa.mathematics import Library, paired, single
+from sim.isa.promotion import INTEGRAL, KIND
 from sim.isa.rounding import fused, fused_float32
 
-WIDTH = {int: 64, np.int32: 32, np.int16: 16, np.int8: 8, uint64: 64, uint32: 32, np.uint16: 16, np.uint8: 8}
+SOURCE = "CUDA Math API"
 
 
-def _operand(x, bits):
-    """The kind of x, its width, and its bits as a number that is not negative. Other numbers become int8, as
-    in Numba."""
-    if type(x) is int:
-        return int, bits or 64, x & ((1 << (bits or 64)) - 1)
-    kind = KIND[type(x)]
-    if kind not in WIDTH:
-        x, kind = cast(np.int8)(x), np.int8
-    width = bits or WIDTH[kind]
-    return kind, width, int(x) & ((1 << width) - 1)
+def counted(kind):
+    """The integer that counts: another number becomes an int8, as in Numba."""
+    return kind if kind in INTEGRAL - {bool} else np.int8
 
 
-def popc(x, bits=None):
-    """How many bits are set."""
-    kind, _, pattern = _operand(x, bits)
-    return _of_kind(pattern.bit_count(), kind)
+def of_its_type(x):
+    return Version((counted(x),), counted(x))
 
 
-def clz(x, bits=None):
-    """How many zeros lead; the whole width for 0."""
-    kind, width, pattern = _operand(x, bits)
-    return _of_kind(width - pattern.bit_length(), kind)
+def of_32_bits(x):
+    return Version((counted(x),), uint32)
 
 
-def _of_kind(count, kind):
-    return count if kind in SIGNED else kind(count)
+def of_64_or_32_bits(x):
+    return Version((uint64,), uint64) if x is uint64 else Version((uint32,), uint32)
 
 
-def ffs(x):
-    """The position of the lowest bit set, counted from 1."""
-    pattern = _operand(x, None)[2]
-    return uint32((pattern & -pattern).bit_length())
+def of_floats(x, y, z):
+    """float32 unless an operand needs float64."""
+    kind = paired(paired(x, y), paired(y, z))
+    return Version((kind,) * 3, kind)
 
 
-def brev(x):
-    """The bits in reverse order."""
-    if type(x) is uint64:
-        return uint64(reversed_bits(int(x), 64))
-    return uint32(reversed_bits(int(cast(uint32)(x)), 32))
+def of_one_float(x):
+    return Version((float64,), single(x))
 
 
-def reversed_bits(pattern, width):
-    return int(f"{pattern:0{width}b}"[::-1], 2)
+def of_two_alike(test, a, b):
+    return Version((bool, a, b), a) if a is b else None
 
 
-def fma(x, y, z):
-    """x * y + z rounded once: float32 unless an operand needs float64 (`sim.isa.mathematics.paired`)."""
+def fused_once(x, y, z):
+    """x * y + z rounded once."""
+    return fused(x, y, z, type(x))
+
+
+def fused_fast(x, y, z):
     if type(x) is float32 and type(y) is float32 and type(z) is float32:
         return fused_float32(x, y, z)
-    kind = paired(*(paired(KIND[type(a)], KIND[type(b)]) for a, b in ((x, y), (y, z))))
-    return fused(kind(x), kind(y), kind(z), kind)
+    (kind,) = set(of_floats(*(KIND[type(a)] for a in (x, y, z))).operands)
+    return fused_once(kind(x), kind(y), kind(z))
 
 
-def cbrt(x):
-    """The cube root."""
-    return single(x)(_cbrt(float64(x)))
+def chosen(test, a, b):
+    """a if test else b."""
+    return a if test else b
 
 
-_cbrt = unary("cbrt")
-
-
-def selp(test, a, b):
-    """a if test else b; like the instruction, for two values of one type."""
+def chosen_fast(test, a, b):
+    """Like the instruction, for two values of one type."""
     if KIND[type(a)] is not KIND[type(b)]:
         raise TypeError(
             f"cuda.selp chooses between two values of one type; got {type(a).__name__} and {type(b).__name__}"
@@ -91,4 +78,17 @@ def selp(test, a, b):
     return a if test else b
 
 
+ENTRIES = {
+    name: Function(name, meaning, SOURCE, rule=rule, native=native, fast=fast, ulps=ulps).enter()
+    for name, meaning, rule, native, fast, ulps in (
+        ("popc", bits.popc, of_its_type, bits.POPC, None, 0),
+        ("clz", bits.clz, of_its_type, bits.CLZ, None, 0),
+        ("ffs", bits.ffs, of_32_bits, bits.first_set, None, 0),
+        ("brev", bits.brev, of_64_or_32_bits, bits.BREV, None, 0),
+        ("fma", fused_once, of_floats, bits.FMA, fused_fast, 0),
+        ("cbrt", ieee.of_one("cbrt"), of_one_float, np.cbrt, None, ieee.ULPS),
+        ("selp", chosen, of_two_alike, SAME, chosen_fast, 0),
+    )
+}
+popc, clz, ffs, brev, fma, cbrt, selp = (entry.call for entry in ENTRIES.values())
 fp16 = Library(__name__="cuda.fp16", **FUNCTIONS)

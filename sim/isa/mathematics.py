@@ -28,9 +28,10 @@ from ml_dtypes import bfloat16
 from numpy import complex64, complex128, float16, float32, float64
 
 from sim.isa import ieee
-from sim.isa.conversions import ONE, truncated, wrap
+from sim.isa.conversions import ONE
+from sim.isa.functions import SAME, Function, Version
 from sim.isa.libdevice import FUNCTIONS
-from sim.isa.promotion import FLOATING, INTEGRAL, KIND, NARROW
+from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL, KIND, NARROW
 
 
 class Library(SimpleNamespace):
@@ -51,11 +52,23 @@ UNARY = set(
 )
 
 
+LIKE = dict.fromkeys(INTEGRAL, float64) | dict.fromkeys(FLOATING, float32) | {float64: float64}
+
+
+def of_one(half):
+    """The rule of a function of one number; `half`: what a float16 gives."""
+    results = LIKE | {float16: half}
+
+    def rule(x):
+        return Version((x if x is float32 else float64,), results[x]) if x in results else None
+
+    return rule
+
+
 def unary(name, half=float32):
     """The function `name` of `sim.isa.ieee` for every kind of argument; `half`: what a float16 gives."""
     function, otherwise = ieee.UNARY[name]
-    results = dict.fromkeys(INTEGRAL, float64) | dict.fromkeys(FLOATING, float32)
-    results |= {float64: float64, float16: half}
+    results = LIKE | {float16: half}
 
     def evaluate(x):
         kind = type(x)
@@ -74,17 +87,24 @@ def unary(name, half=float32):
     return evaluate
 
 
-def binary(name, of_integers=None):
-    """The function `name` of `sim.isa.ieee`; `of_integers`: what two integers give, by default what `paired`
-    says."""
-    function, otherwise = ieee.BINARY[name]
-    function = ieee.total(function, otherwise)
+def of_two(x, y):
+    """The rule of a function of two numbers."""
+    return None if {x, y} & COMPLEX else Version((paired(x, y),) * 2, paired(x, y))
+
+
+def of_two_reals(x, y):
+    """The same, where two integers are float64."""
+    return Version((float64,) * 2, float64) if {x, y} <= INTEGRAL else of_two(x, y)
+
+
+def binary(name, rule=of_two):
+    """The function `name` of `sim.isa.ieee`, typed by `rule`."""
+    function = ieee.of_two(name)
 
     def evaluate(x, y):
         if type(x) is float32 and type(y) is float32:
             return ONE * function(x, y)
-        left, right = KIND[type(x)], KIND[type(y)]
-        kind = of_integers if of_integers and left in INTEGRAL and right in INTEGRAL else paired(left, right)
+        kind = rule(KIND[type(x)], KIND[type(y)]).results
         return kind(function(kind(x), kind(y)))
 
     evaluate.__name__ = name
@@ -96,80 +116,70 @@ def paired(left, right):
     return float32 if left in SINGLE and right in SINGLE else float64
 
 
-def single(x):
+def single(kind):
     """The kind that a lone argument of a function without integer versions takes."""
-    return paired(KIND[type(x)], float32)
+    return paired(kind, float32)
 
 
-_pow = binary("pow")
+def of_power(x, y):
+    """An exponent that is still an int32 leaves a float32, and so does a uint16 if x is one."""
+    whole = y is np.int32 and x in SINGLE or y is np.uint16 and x is float32
+    return of_two(x, float32 if whole else y)
 
 
-def power(x, y):
-    """math.pow; an exponent that is still an int32 leaves a float32, and so does a uint16 if x is one."""
-    whole = type(y) is np.int32 and KIND[type(x)] in SINGLE or type(y) is np.uint16 and type(x) is float32
-    return _pow(x, float32(y) if whole else y)
+def of_scaling(x, exponent):
+    return Version((single(x), np.int32), single(x))
 
 
-def ldexp(x, exponent):
-    """x * 2**exponent, the exponent taken modulo 2**32."""
-    kind = single(x)
-    exponent = int(exponent) if KIND[type(exponent)] in INTEGRAL else truncated(exponent, 32)
-    return kind(ieee.scaled(float(x), wrap(exponent, 32)))
+def of_parts(x):
+    """modf: float32 for float32 alone."""
+    kind = float32 if x is float32 else float64
+    return Version((kind,), (kind, kind))
 
 
-def frexp(x):
-    """(mantissa, exponent); infinities and NaN come back with the exponent 0."""
-    kind = single(x)
-    mantissa, exponent = python.frexp(x)
-    return kind(mantissa), exponent
+def of_mantissa(x):
+    return Version((single(x),), (single(x), np.int32))
 
 
-def modf(x):
-    """(fractional part, whole part), both with the sign of x; float32 for float32 alone."""
-    kind = float32 if type(x) is float32 else float64
-    return tuple(kind(part) for part in python.modf(x))
-
-
-def nextafter(x, y):
-    kind = paired(KIND[type(x)], KIND[type(y)])
-    return np.nextafter(kind(x), kind(y))
-
-
-def _scaling(factor):
+def of_product(x):
     """x times a constant, both in the type of the result, as Numba multiplies."""
-
-    def evaluate(x):
-        kind = float64 if KIND[type(x)] in INTEGRAL | {float64} else float32
-        return kind(x) * kind(factor)
-
-    return evaluate
+    kind = float64 if x in INTEGRAL | {float64} else float32
+    return Version((kind,), kind)
 
 
-def _answering(function):
-    return lambda x: function(float(x))
+def of_question(x):
+    return Version((float64,), bool)
 
 
-math = Library(
-    __name__="math",
-    **{name: unary(name, float16 if name in WITH_HALF else float32) for name in UNARY},
-    gamma=unary("tgamma"),
-    atan2=binary("atan2", float64),
-    hypot=binary("hypot", float64),
-    copysign=binary("copysign"),
-    fmod=binary("fmod"),
-    remainder=binary("remainder"),
-    pow=power,
-    ldexp=ldexp,
-    frexp=frexp,
-    modf=modf,
-    nextafter=nextafter,
-    degrees=_scaling(180.0 / python.pi),
-    radians=_scaling(python.pi / 180.0),
-    isfinite=_answering(python.isfinite),
-    isinf=_answering(python.isinf),
-    isnan=_answering(python.isnan),
-    **{name: float64(getattr(python, name)) for name in ("pi", "e", "tau", "inf", "nan")},
-)
+def scaling(factor):
+    return lambda x: x * type(x)(factor)
+
+
+ENTRIES = {}  # name -> Function
+
+
+def enter(name, meaning, rule, fast=None, **more):
+    ENTRIES[name] = Function(f"math.{name}", meaning, "CUDA Math API", rule=rule, fast=fast, **more).enter()
+
+
+for _name in sorted(UNARY) + ["gamma"]:
+    _known, _half = {"gamma": "tgamma"}.get(_name, _name), float16 if _name in WITH_HALF else float32
+    enter(_name, ieee.of_one(_known), of_one(_half), unary(_known, _half), **ieee.compiled(_known))
+for _name, _rule in {
+    "atan2": of_two_reals, "hypot": of_two_reals, "copysign": of_two, "fmod": of_two, "remainder": of_two,
+    "pow": of_power,
+}.items():  # fmt: skip
+    enter(_name, ieee.of_two(_name), _rule, binary(_name, _rule), **ieee.compiled(_name))
+enter("ldexp", ieee.scaled, of_scaling, native=python.ldexp)  # the exponent is taken modulo 2**32
+enter("frexp", python.frexp, of_mantissa, native=python.frexp)  # of what is not finite, the exponent is 0
+enter("modf", python.modf, of_parts, native=ieee.fraction_and_whole)
+enter("nextafter", np.nextafter, of_two, native=SAME)
+enter("degrees", scaling(180.0 / python.pi), of_product, native=python.degrees, ulps=ieee.ULPS)
+enter("radians", scaling(python.pi / 180.0), of_product, native=python.radians, ulps=ieee.ULPS)
+for _name in ("isfinite", "isinf", "isnan"):
+    enter(_name, getattr(python, _name), of_question, native=SAME)
+CONSTANTS = {name: float64(getattr(python, name)) for name in ("pi", "e", "tau", "inf", "nan")}
+math = Library(__name__="math", **{name: entry.call for name, entry in ENTRIES.items()}, **CONSTANTS)
 
 
 def _complex(function):
@@ -189,7 +199,7 @@ cmath = Library(
        for name in "arccos arcsin arcsinh arctan arctanh cos exp log sin sqrt tan".split()},
     **{name: lambda z, test=getattr(np, name): bool(test(complex128(z)))
        for name in ("isfinite", "isinf", "isnan")},
-    **{name: float64(getattr(python, name)) for name in ("pi", "e", "tau", "inf", "nan")},
+    **CONSTANTS,
 )  # fmt: skip
 
 libdevice = Library(__name__="libdevice", **FUNCTIONS)

@@ -52,17 +52,16 @@ def plain_type(kind):
 @functools.cache
 def function_of(entry):
     """The function of an entry, for operands of any types that it takes."""
-    count = len(entry.operands) or entry.rule.__code__.co_argcount
-    names = [f"x{position}" for position in range(count)]
+    names = [f"x{position}" for position in range(entry.count)]
     listed = ", ".join(names)
     stand_in = made(f"def stand_in({listed}):\n    raise NotImplementedError", "stand_in")
 
     def typed(*given):
         kinds = [*map(number_of, given)]
-        found = None if None in kinds else entry.types(*kinds)
+        found = None if None in kinds else entry.version(*kinds)
         if found is None:
             return None
-        operands, results = found
+        operands, results = found[:2]
         converts = {f"c{position}": converter(plain_type(kind)) for position, kind in enumerate(operands)}
         several = results if isinstance(results, tuple) else (results,)
         converts |= {f"r{position}": converter(plain_type(kind)) for position, kind in enumerate(several)}
@@ -72,7 +71,7 @@ def function_of(entry):
             lines = f"    found = {call}\n    return ({parts},)"
         else:
             lines = f"    return r0({call})"
-        meaning = compiled_form(entry, plain_type(several[0]))
+        meaning = compiled_form(found, plain_type(several[0]))
         return made(f"def implementation({listed}):\n{lines}", "implementation", meaning=meaning, **converts)
 
     template = made(f"def template({listed}):\n    return typed({listed})", "template", typed=typed)
@@ -85,11 +84,11 @@ def made(text, name, **names):
     return names[name]
 
 
-def compiled_form(entry, result):
+def compiled_form(version, result):
     """What compiled code calls with converted operands."""
-    if entry.native is BITS:
+    if version.native is BITS:
         return reinterpreter(result)
-    return compiled_value(entry.meaning if entry.native is SAME else entry.native)
+    return compiled_value(version.meaning if version.native is SAME else version.native)
 
 
 # --- what Numba compiles ------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from numba import float32, float64, types
 from numba.extending import lower_builtin, overload
 
 from sim.isa import promotion
-from sim.isa.mathematics import UNARY, WITH_HALF, paired
 from sim.native.internal import LIKE_CODE
 from sim.native.kinds import HALVES, Half, number_of, to_double, type_of
 
@@ -122,42 +121,3 @@ def absolute(a):
     kind = float32 if a == bfloat16 else a
     if isinstance(a, Half):
         return lambda a: kind(abs(float64(a)))
-
-
-# --- math ---------------------------------------------------------------------------------------------------
-
-
-def of_math(name):
-    @overload(getattr(math, name), **LIKE_CODE)
-    def evaluated(x):
-        if isinstance(x, Half):
-            return function(
-                "x",
-                f"kind(math.{name}(float64(x)))",
-                kind=x if x == float16 and name in WITH_HALF else float32,
-            )
-
-
-def of_math_with_two(name):
-    @overload(getattr(math, name), **LIKE_CODE)
-    def evaluated(x, y):
-        if any_half(x, y):
-            return function(
-                "x, y", f"math.{name}(kind(x), kind(y))", kind=type_of(paired(number_of(x), number_of(y)))
-            )
-
-
-def asked_of(name):
-    @overload(getattr(math, name), **LIKE_CODE)
-    def asked(x):
-        if isinstance(x, Half):
-            return function("x", f"math.{name}(float64(x))")
-
-
-for _name in sorted(UNARY - ROUNDED):
-    if hasattr(math, _name):  # exp2 is new in Python 3.11
-        of_math(_name)
-for _name in ("atan2", "copysign", "hypot", "pow"):
-    of_math_with_two(_name)
-for _name in ("isfinite", "isinf", "isnan"):
-    asked_of(_name)

@@ -272,8 +272,6 @@ class Lowering(ast.NodeTransformer):
         home, own = getattr(value, "__module__", None), getattr(value, "__name__", name)
         if isinstance(value, ModuleType) and value.__name__ in MODULES:
             return self.as_name(MODULES[value.__name__], node)
-        if home == "math" and home_of(f"math_{own}"):
-            return self.as_name(self.module.library(f"math_{own}"), node)
         if home == "numba.cuda.libdevice":
             raise self.cannot(f"libdevice.{own} has no compiled form", node)
         if home in MODULES or isinstance(value, np.ufunc):
@@ -349,7 +347,7 @@ class Lowering(ast.NodeTransformer):
 
     def method_call(self, node):
         if node.func.attr == "bit_count":
-            return self.call("cuda_popc", [self.visit(node.func.value)], node)
+            return self.call(text_name("popc"), [self.visit(node.func.value)], node)
         if node.func.attr == "reshape" and len(node.args) > 1:
             node.args = [ast.copy_location(ast.Tuple(node.args, ast.Load()), node)]
         node.func.value = self.visit(node.func.value)

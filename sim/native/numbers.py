@@ -6,7 +6,7 @@ import operator
 
 import numpy as np
 from llvmlite import ir
-from numba import float32, float64, int64, types, uint32
+from numba import float32, float64, int64, types
 from numba.extending import intrinsic, overload
 
 from sim.isa import promotion
@@ -28,21 +28,6 @@ HINTS = {
     **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), "x, index, value"),
 }
 OFFERED = {
-    "cuda_popc",
-    "cuda_clz",
-    "cuda_ffs",
-    "cuda_brev",
-    "cuda_fma",
-    "cuda_cbrt",
-    "cuda_selp",
-    "math_floor",
-    "math_ceil",
-    "math_trunc",
-    "math_fmod",
-    "math_remainder",
-    "math_modf",
-    "math_pow",
-    "math_hypot",
     "builtin_int",
     "builtin_round",
     "builtin_divmod",
@@ -108,68 +93,7 @@ for _name, _entry in ENTRIES.items():
         globals()[f"atomic_{_name}{'_at' * _placed}"] = atomic(_entry, _placed)
 
 
-# --- bits ---------------------------------------------------------------------------------------------------
-
-
-@intrinsic
-def count_ones(typing, x):
-    def code(context, builder, signature, arguments):
-        return builder.ctpop(arguments[0])
-
-    return x(x), code
-
-
-@intrinsic
-def count_leading(typing, x):
-    def code(context, builder, signature, arguments):
-        return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
-
-    return x(x), code
-
-
-@intrinsic
-def reverse(typing, x):
-    def code(context, builder, signature, arguments):
-        return builder.bitreverse(arguments[0])
-
-    return x(x), code
-
-
-@always
-def cuda_popc(x):
-    """How many bits are set, in the width of the operand's type; the result is of that type."""
-    return count_ones(x)
-
-
-@always
-def cuda_clz(x):
-    return count_leading(x)
-
-
-@always
-def cuda_ffs(x):
-    """The position of the lowest bit set, counted from 1."""
-    return uint32(count_ones(x ^ (x - 1)) if x != 0 else 0)
-
-
-def cuda_brev(x):
-    """The bits in reverse order: all 64 of a uint64, otherwise the low 32."""
-
-
-@overload(cuda_brev, **LIKE_CODE)
-def brev(x):
-    wide = x == types.uint64
-    return (lambda x: reverse(x)) if wide else (lambda x: reverse(uint32(x)))
-
-
-def cuda_selp(test, a, b):
-    """a if test else b."""
-
-
-@overload(cuda_selp, **LIKE_CODE)
-def selp(test, a, b):
-    return lambda test, a, b: a if test else b
-
+# --- shifts -------------------------------------------------------------------------------------------------
 
 SHIFT = """
 def shifted_{name}(a, count):
@@ -289,120 +213,12 @@ def power(a, b):
     return of_integer
 
 
-# --- floating point -----------------------------------------------------------------------------------------
-
-
-@intrinsic
-def fused(typing, x, y, z):
-    def code(context, builder, signature, arguments):
-        return builder.fma(*arguments)
-
-    return x(x, x, x), code
-
-
-@always
-def cuda_fma(x, y, z):
-    """x * y + z, rounded once: float32 if all are, else float64."""
-    return of_one_type(x, y, z)
-
-
-def of_one_type(x, y, z):
-    """`fused` for operands of any types."""
-
-
-@overload(of_one_type, **LIKE_CODE)
-def fused_of(x, y, z):
-    kind = types.float32 if all(part == types.float32 for part in (x, y, z)) else types.float64
-    return lambda x, y, z: fused(kind(x), kind(y), kind(z))
-
-
-def like_float(x):
-    """The floating-point type that a function of `math` gives for an operand of this type."""
-    return types.float32 if x == types.float32 else types.float64
+# --- builtins -----------------------------------------------------------------------------------------------
 
 
 def like_floats(x, y):
-    """The one that a function of two numbers gives."""
+    """The floating-point type that a function of two numbers gives."""
     return type_of(paired(number_of(x), number_of(y)))
-
-
-def like_power(x, y):
-    """The same for math.pow, which knows of an exponent that is an int32 (sim.isa.mathematics.power)."""
-    return like_floats(x, float32 if y == types.int32 or (x, y) == (types.float32, types.uint16) else y)
-
-
-def like_floats_alone(x, y):
-    """The same, where two integers are float64."""
-    return (
-        float64
-        if all(isinstance(kind, (types.Integer, types.Boolean)) for kind in (x, y))
-        else like_floats(x, y)
-    )
-
-
-def cuda_cbrt(x):
-    """The cube root."""
-
-
-@overload(cuda_cbrt, **LIKE_CODE)
-def cube_root(x):
-    kind = like_float(x)
-    return lambda x: kind(np.cbrt(float64(x)))
-
-
-OF_TWO = """
-def math_{name}(x, y):
-    pass
-
-@overload(math_{name}, **LIKE_CODE)
-def {name}(x, y):
-    kind = {kind}
-    return lambda x, y: kind({function}(kind(x), kind(y)))
-"""
-for _name, _function, _kind in (
-    ("fmod", "np.fmod", "like_floats(x, y)"),
-    ("pow", "math.pow", "like_power(x, y)"),
-    ("hypot", "math.hypot", "like_floats_alone(x, y)"),
-):
-    exec(OF_TWO.format(name=_name, function=_function, kind=_kind))
-
-
-def math_remainder(x, y):
-    """x - n y for the whole number n nearest to x / y, ties to even; exact."""
-
-
-@overload(math_remainder, **LIKE_CODE)
-def nearest_remainder(x, y):
-    kind, two = like_floats(x, y), np.float32(2)
-
-    def nearest(x, y):
-        size, step = abs(kind(x)), abs(kind(y))
-        above = np.fmod(size, step)  # how far `size` is above a multiple of `step`
-        below = step - above
-        tie = above - two * np.fmod((size - above) / two, step)
-        return kind(
-            np.copysign(kind(1), kind(x)) * (above if above < below else -below if above > below else tie)
-        )
-
-    return nearest
-
-
-def math_modf(x):
-    """(fraction, whole part), both with the sign of x."""
-
-
-@overload(math_modf, **LIKE_CODE)
-def fraction_and_whole(x):
-    kind = like_float(x)
-
-    def parts(x):
-        whole = np.trunc(kind(x))
-        return (
-            kind(np.copysign(kind(x) - whole if np.isfinite(whole) or np.isnan(whole) else kind(0), kind(x))),
-            whole,
-        )
-
-    return parts
 
 
 def builtin_int(x):
@@ -476,19 +292,6 @@ def extreme(better, place):
 
 
 min_of_two, max_of_two = extreme(operator.lt, 1), extreme(operator.gt, 0)
-ROUND = """
-def math_{name}(x):
-    pass
-
-@overload(math_{name}, **LIKE_CODE)
-def {name}(x):
-    kind = x if x == float16 else float32 if x == bfloat16 else like_float(x)
-    via = through(kind)
-    return lambda x: kind(np.{name}(via(x)))
-"""
-# of Python's type on the CPU, an integer; of the operand's on the GPU
-for _name in ("floor", "ceil", "trunc"):
-    exec(ROUND.format(name=_name))
 for _name, _parameters in HINTS.items():
     exec(
         f"@always\ndef cuda_{_name}({_parameters}):\n    "

@@ -3,10 +3,12 @@
 from itertools import islice, product
 
 import ml_dtypes
+import numba
 import numpy as np
 import pytest
-from numba import cuda, float64, njit
-from numpy import float32, int32, uint32
+from ml_dtypes import bfloat16
+from numba import cuda, njit
+from numpy import float16, float32, float64, int32, uint32
 
 from sim import simulate
 from sim.isa import INSTRUCTIONS, LLVM, atomics, by_ptx, function
@@ -106,6 +108,18 @@ AWKWARD = {
     ],
 }  # fmt: skip
 MOST = 400
+KINDS = [bool, np.int8, int32, int, np.uint8, uint32, np.uint64, float16, bfloat16, float32, float64]
+PAIRS = [
+    *((kind, kind) for kind in (bool, int32, int, uint32, np.uint64, float16, float32, float64)),
+    *(
+        (int, np.uint64),
+        (np.uint64, int32),
+        (float32, int),
+        (float32, int32),
+        (int, float64),
+        (bfloat16, float32),
+    ),
+]
 
 
 def awkward(kind):
@@ -128,8 +142,13 @@ FORMS = sorted({entry.name: entry for entry in INSTRUCTIONS.values() if compiles
 
 
 def versions(entry):
-    """The types of operands with which to try an entry."""
-    return [entry.operands]
+    """The kinds of operands with which to try an entry."""
+    if entry.rule is None:
+        return [entry.operands]
+    if entry.name == "selp":
+        return [(bool, kind, kind) for kind in (int, float32, float64)]
+    tried = {1: zip(KINDS), 2: PAIRS, 3: [(float32,) * 3, (float64, float32, int), (float16,) * 3]}
+    return [kinds for kinds in tried[entry.count] if entry.version(*kinds)]
 
 
 def units(got, wanted):
@@ -141,11 +160,11 @@ def units(got, wanted):
         return 0 if got != got and wanted != wanted else np.inf
     if got == wanted:
         return 0 if np.signbit(got) == np.signbit(wanted) else np.inf
-    return (
-        np.inf
-        if np.isinf(got) or np.isinf(wanted)
-        else abs(float(got) - float(wanted)) / np.spacing(abs(wanted))
-    )
+    if np.isinf(got) or np.isinf(wanted):
+        return np.inf
+    wide = isinstance(wanted, bfloat16)
+    unit = np.spacing(float32(abs(wanted))) * 2**16 if wide else np.spacing(abs(wanted))
+    return abs(float(got) - float(wanted)) / unit
 
 
 def parts(value):
@@ -155,12 +174,10 @@ def parts(value):
 def compare(entry, kinds):
     """The compiled form of a Function with its meaning, for operands of these types."""
     form, listed = function_of(entry), ", ".join(f"x{i}" for i in range(len(kinds)))
-    halves = entry.types(*kinds)[1] in (
-        np.float16,
-        ml_dtypes.bfloat16,
-    )  # which compiled code cannot give back
+    # which compiled code cannot give back
+    halves = entry.version(*kinds).results in (float16, bfloat16)
     result = f"float64(form({listed}))" if halves else f"form({listed})"
-    exec(f"def called({listed}): return {result}", names := {"form": form, "float64": float64})
+    exec(f"def called({listed}): return {result}", names := {"form": form, "float64": numba.float64})
     called = njit(error_model="numpy")(names["called"])
     columns = [awkward(kind) for kind in kinds]
     for operands in islice(product(*columns), 0, None, max(1, np.prod([*map(len, columns)]) // MOST)):

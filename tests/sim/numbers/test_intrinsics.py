@@ -50,8 +50,8 @@ def test_selp_wants_one_type():
 
 
 def test_the_width_is_that_of_the_type():
-    assert (popc(-1), popc(np.int32(-1)), popc(-1, bits=32)) == (64, 32, 32)
-    assert (clz(1), clz(np.int32(1)), clz(1, bits=32), clz(np.uint8(1)), clz(0)) == (63, 31, 31, 7, 64)
+    assert (popc(-1), popc(np.int32(-1))) == (64, 32)
+    assert (clz(1), clz(np.int32(1)), clz(np.uint8(1)), clz(0)) == (63, 31, 7, 64)
 
 
 @pytest.mark.parametrize("kind", INTEGERS)
