@@ -29,7 +29,7 @@ from sim.frontend.names import (
 )
 from sim.frontend.ssa import Versions, stored_names, version_of
 from sim.frontend.tree import tree_of
-from sim.isa import integers, mathematics, operators, promotion
+from sim.isa import mathematics, operators, promotion
 from sim.isa.functions import Function
 from sim.isa.promotion import COMPLEX, INTEGRAL, KIND, SIGNED, UNSIGNED
 from sim.isa.table import INSTRUCTIONS, WARP_WIDE, Like
@@ -220,6 +220,28 @@ def type_of_value(value):
             value.strides[-1] == value.dtype.itemsize,
         )
     return ANY
+
+
+def of_function(entry, given):
+    """The type of what a Function of the table gives."""
+    if UNKNOWN in given:
+        return UNKNOWN
+    if len(given) != entry.count or not all(isinstance(kind, Number) for kind in given):
+        return ANY
+    version = entry.version(*(kind.kind for kind in given))
+    if version is None or version.results is None:
+        return ANY
+    several = isinstance(version.results, tuple)
+    found = [of_result(kind, entry.fast) for kind in (version.results if several else (version.results,))]
+    return tuple(found) if several else found[0]
+
+
+def of_result(result, fast):
+    """A Number of the type `result`; a signed integer is a Python int, unless a `fast` way may have kept it
+    as it came."""
+    dtype = np.dtype(result)
+    kind = KIND[dtype.type]
+    return Number(kind) if fast or kind not in SIGNED - {int} else signed(kind, 8 * dtype.itemsize - 1)
 
 
 @functools.cache
@@ -512,6 +534,8 @@ class Types:
             return self.of_cuda(name, given, node, called)
         if called is MISSING:
             return ANY
+        if isinstance(entry := entry_of(called), Function):
+            return of_function(entry, given)
         ours = meaning(called)
         return self.of_device(called, self.given(called, node)) if ours is None else self.asked(ours, given)
 
@@ -587,21 +611,12 @@ class Types:
         if name in WARP_WIDE:
             return self.of_instruction(INSTRUCTIONS[name], given)
         if isinstance(entry := entry_of(called), Function):
-            return self.asked(entry.call, given)
+            return of_function(entry, given)
         if name.startswith("atomic.") or last.startswith("ld") and given:
             return given[0].element if given and isinstance(given[0], ArrayType) else ANY
         if name == "const.array_like":
             return given[0]
-        if name in ("popc", "clz") and isinstance(given[0], Number) and given[0].kind in SIGNED:
-            return natural(given[0].kind, 7)
-        return self.asked(
-            (
-                getattr(integers, last, None)
-                if "." not in name
-                else getattr(getattr(integers, name.split(".")[0], None), last, None)
-            ),
-            given,
-        )
+        return ANY
 
     def of_instruction(self, entry, given):
         """The type of what an instruction of a warp gives: a tuple if it has several results."""
@@ -711,17 +726,11 @@ def part(kind, position):
 
 
 def meaning(called):
-    """Our function in the place of one of math, cmath or libdevice; a ufunc is its own; None for anything
-    else."""
+    """Our function in the place of one of cmath; a ufunc is its own; None for anything else."""
     home, name = getattr(called, "__module__", None), getattr(called, "__name__", "")
     if isinstance(called, np.ufunc):
         return called
-    library = {
-        "math": mathematics.math,
-        "cmath": mathematics.cmath,
-        "numba.cuda.libdevice": mathematics.libdevice,
-    }.get(home)
-    return getattr(library, name, None)
+    return getattr(mathematics.cmath, name, None) if home == "cmath" else None
 
 
 def is_one(args):

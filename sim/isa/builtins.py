@@ -3,6 +3,7 @@
 import operator
 from math import copysign
 
+import numpy as np
 from numpy import complex64, complex128, float16, float32, float64, int8
 
 from sim.isa import ieee
@@ -91,7 +92,7 @@ def round_(a, digits=None):
     if digits is None:
         return truncated(_nearest(float64(a)))
     to = float32 if kind in NARROW | {float16, bfloat16, float32} else float64
-    return to(_round_digits(to(a), int(digits)))
+    return to(rounded_to_digits(to(a), wrap(int(digits))))
 
 
 def _nearest(a):
@@ -99,22 +100,25 @@ def _nearest(a):
     return a if a != a or abs(a) >= 2.0**52 else float64(round(float(a)))
 
 
-def _round_digits(x, digits):
+def rounded_to_digits(x, digits):
     """CPython's fallback for rounding to decimal digits, which Numba compiles for CUDA
-    (numba/cuda/cudaimpl.py)."""
-    if x != x or x - x != 0:
-        return x
-    scale = float64(10) ** abs(digits)
-    spare = float64(1)
+    (numba/cuda/cudaimpl.py): by way of an int64."""
+    digits = min(max(digits, -400), 400)
+    scale, spare = float64(10.0) ** abs(digits), 1.0
     if digits > 22:
-        scale, spare = float64(10) ** (digits - 22), float64(1e22)
+        scale, spare = float64(10.0) ** (digits - 22), 1e22
     y = x * scale * spare if digits >= 0 else x / scale
-    if y - y != 0:
-        return x
-    z = float64(truncated(_nearest(y)))
+    if not np.isfinite(x) or not np.isfinite(y):
+        return float64(x)
+    z = _whole(y)
     if abs(y - z) == 0.5:
-        z = 2.0 * float64(truncated(_nearest(y / 2.0)))
+        z = 2.0 * _whole(y / 2.0)
     return z / spare / scale if digits >= 0 else z * scale
+
+
+def _whole(y):
+    """The nearest whole number that an int64 holds, which has no -0."""
+    return min(max(np.rint(y), -(2.0**63)), 2.0**63) + 0.0
 
 
 def int_(a):

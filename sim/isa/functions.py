@@ -32,6 +32,17 @@ class LLVM:
         raise TypeError(f"llvm.{self.name} is for compiled code")
 
 
+class Unassuming:
+    """An integer itself, of which LLVM then supposes nothing: from the flag that Numba gives to `n + 1` it
+    concludes that the sum is not the lowest integer."""
+
+    def __call__(self, x):
+        return x
+
+
+UNASSUMING = Unassuming()
+
+
 class Version(NamedTuple):
     """A Function for operands of certain types: to which types they are converted, those of the results, and
     its meaning and compiled form where they are not the entry's."""

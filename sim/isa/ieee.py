@@ -120,7 +120,7 @@ def larger(x, y):
     if x != x or y != y:
         return y if x != x else x
     if x == y:
-        return x if copysign(1.0, x) > 0 else y
+        return x if copysign(1.0, float64(x)) > 0 else y
     return x if x > y else y
 
 
@@ -129,7 +129,7 @@ def smaller(x, y):
     if x != x or y != y:
         return y if x != x else x
     if x == y:
-        return x if copysign(1.0, x) < 0 else y
+        return x if copysign(1.0, float64(x)) < 0 else y
     return x if x < y else y
 
 

@@ -10,9 +10,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from sim.isa.functions import BITS, LLVM, SAME, Function
+from sim.isa.functions import BITS, LLVM, SAME, UNASSUMING, Function
 from sim.isa.table import INSTRUCTIONS, THREAD
-from sim.native import halves as _halves  # noqa: F401  gives halves their operators
 from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import converter, kind_of, number_of, type_of
 
@@ -113,6 +112,8 @@ def compiled_copy(function):
 
 
 def compiled_value(value):
+    if value is UNASSUMING:
+        return unassuming
     if isinstance(value, LLVM):
         return llvm(value)
     return compiled_copy(value) if isinstance(value, FunctionType) else value
@@ -139,6 +140,15 @@ def llvm(form):
         return x(x, x, x), code
 
     return of_three if form.name == "fma" else of_one
+
+
+@intrinsic
+def unassuming(typing, x):
+    def code(context, builder, signature, arguments):
+        integer = arguments[0].type
+        return builder.asm(ir.FunctionType(integer, [integer]), "", "=r,0", arguments, False)
+
+    return x(x), code
 
 
 FLOATS = {"float": "f32", "double": "f64"}

@@ -1,31 +1,15 @@
-"""What compiled kernels do with float16 and bfloat16: operators, functions of `math`, and those of
-`numba.cuda.fp16`.
+"""The operators of float16 and bfloat16 in compiled code: those of the table, which computes in float64."""
 
-All is computed in float64 and rounded to 16 bits. For a sum, product, quotient or square root that gives the
-nearest number, since 53 bits are more than twice the 11 that are kept, and two (Figueroa, "When is double
-rounding innocuous?", 1995). Which type an operation has is Numba's typing on CUDA, sim.isa.promotion.
-"""
-
-import math
 import operator
 
-import numpy as np
-from numba import float32, float64, types
+from numba import float32, float64
 from numba.extending import lower_builtin, overload
 
-from sim.isa import promotion
+from sim.isa.table import INSTRUCTIONS
+from sim.native.functions import function_of
 from sim.native.internal import LIKE_CODE
-from sim.native.kinds import HALVES, Half, number_of, to_double, type_of
+from sim.native.kinds import HALVES, Half, number_of, to_double
 
-ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
-RULES = {
-    "truediv": promotion.division,
-    "floordiv": promotion.real_division,
-    "mod": promotion.real_division,
-    "pow": promotion.exponentiation,
-}
-COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-ROUNDED = {"ceil", "floor", "trunc"}  # sim.native.numbers has these
 OFFERED = set(HALVES)
 
 try:
@@ -36,65 +20,33 @@ except ImportError:  # numba without numba-cuda
 float16, bfloat16 = HALVES["float16"], HALVES["bfloat16"]
 
 
-def through(kind):
-    """The type in which a result of type `kind` is computed."""
-    return float64 if isinstance(kind, Half) else kind
-
-
-def function(parameters, result, **names):
-    """The function of these parameters that returns `result`, both as text."""
-    exec(
-        f"def made({parameters}):\n    return {result}",
-        names := {"math": math, "np": np, "float64": float64, **names},
-    )
-    return names["made"]
-
-
-def any_half(*kinds):
-    return any(isinstance(kind, Half) for kind in kinds) and None not in map(number_of, kinds)
-
-
-# --- operators ----------------------------------------------------------------------------------------------
-
-
-def arithmetic(name, sign):
-    rule = RULES.get(name, promotion.arithmetic)
+def operated(name):
+    """The operator `name` of two numbers, as the table has it, where one is a Half."""
+    form = function_of(INSTRUCTIONS[f"operator.{name}"])
 
     def operation(a, b):
-        number = rule(number_of(a), number_of(b)) if any_half(a, b) else None
-        if number is not None:
-            kind = type_of(number)
-            exponent = "b" if name == "pow" and isinstance(b, types.Integer) else "via(b)"
-            return function("a, b", f"kind(via(a) {sign} {exponent})", kind=kind, via=through(kind))
+        if any(isinstance(kind, Half) for kind in (a, b)) and None not in map(number_of, (a, b)):
+            return lambda a, b: form(a, b)
 
-    for operated in (name, f"i{name}"):
-        overload(getattr(operator, operated), **LIKE_CODE)(operation)
+    for known in (name, f"i{name}"):
+        if hasattr(operator, known):
+            overload(getattr(operator, known), **LIKE_CODE)(operation)
 
 
-def comparison(name, sign):
-    @overload(getattr(operator, name), **LIKE_CODE)
-    def compared(a, b):
-        if any_half(a, b) and not isinstance(a, types.Complex) and not isinstance(b, types.Complex):
-            return function("a, b", f"float64(a) {sign} float64(b)")
-
-
-def extreme(name):
+def extreme(name, sign):
     """Numba's own min and max ask for this."""
 
     @lower_builtin(getattr(operator, name), Half, Half)
     def compared(context, builder, signature, arguments):
         return builder.fcmp_ordered(
-            COMPARISONS[name],
-            *(to_double(builder, kind, value) for kind, value in zip(signature.args, arguments)),
+            sign, *(to_double(builder, kind, value) for kind, value in zip(signature.args, arguments))
         )
 
 
-for _name, _sign in ARITHMETIC.items():
-    arithmetic(_name, _sign)
-for _name, _sign in COMPARISONS.items():
-    comparison(_name, _sign)
-extreme("lt")
-extreme("gt")
+for _name in "add sub mul truediv floordiv mod pow eq ne lt le gt ge".split():
+    operated(_name)
+extreme("lt", "<")
+extreme("gt", ">")
 
 
 @overload(operator.neg, **LIKE_CODE)

@@ -25,6 +25,7 @@ from sim.frontend.names import (
 from sim.frontend.rebind import source_lines
 from sim.frontend.tree import flat
 from sim.isa.functions import Function
+from sim.isa.table import INSTRUCTIONS
 from sim.memory.declared import name_before
 from sim.memory.spaces import host_array
 from sim.native import unset
@@ -36,11 +37,11 @@ from sim.native.variables import assigned
 from sim.native.vocabulary import GEOMETRY, MODULES, RESERVED, SPECIAL, home_of
 
 CALLED = {
-    ast.LShift: "shifted_left",
-    ast.RShift: "shifted_right",
-    ast.FloorDiv: "floor_quotient",
-    ast.Mod: "floor_remainder",
-    ast.Pow: "whole_power",
+    ast.LShift: text_name("operator.lshift"),
+    ast.RShift: text_name("operator.rshift"),
+    ast.FloorDiv: text_name("operator.floordiv"),
+    ast.Mod: text_name("operator.mod"),
+    ast.Pow: text_name("operator.pow"),
 }
 # Literal right operands for which LLVM's instruction is right.
 SAFE = {
@@ -293,9 +294,7 @@ class Lowering(ast.NodeTransformer):
     def builtin(self, name, node):
         """A builtin function, or ours in its place."""
         self.module.prints |= name == "print"
-        return self.as_name(
-            self.module.library(f"builtin_{name}") if home_of(f"builtin_{name}") else name, node
-        )
+        return self.as_name(name, node)
 
     # --- calls ----------------------------------------------------------------------------------------------
 
@@ -328,17 +327,10 @@ class Lowering(ast.NodeTransformer):
             )
         if (function := device_function(value)) is not None:
             return self.device_call(function, only_signature(value), node)
-        extreme = (
-            node.func.id
-            if value is MISSING and isinstance(node.func, ast.Name) and node.func.id not in self.names.local
-            else ""
-        )
-        if (
-            extreme in ("min", "max")
-            and len(node.args) == 2
-            and not any(isinstance(part, ast.Starred) for part in node.args)
-        ):
-            return self.call(f"{extreme}_of_two", [self.visit(argument) for argument in node.args], node)
+        own = value is MISSING and isinstance(node.func, ast.Name) and node.func.id not in self.names.local
+        builtin = f"builtins.{node.func.id}.{len(node.args)}" if own else ""
+        if builtin in INSTRUCTIONS and not any(isinstance(part, ast.Starred) for part in node.args):
+            return self.call(text_name(builtin), [self.visit(argument) for argument in node.args], node)
         return (
             self.method_call(node)
             if value is MISSING and isinstance(node.func, ast.Attribute)

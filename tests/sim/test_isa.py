@@ -13,6 +13,7 @@ from numpy import float16, float32, float64, int32, uint32
 from sim import simulate
 from sim.isa import INSTRUCTIONS, LLVM, atomics, by_ptx, function
 from sim.isa.functions import Function
+from sim.native import halves as _halves  # noqa: F401  gives halves their operators
 from sim.native.functions import compiles, function_of
 from sim.native.kinds import argument_of
 

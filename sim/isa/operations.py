@@ -1,0 +1,192 @@
+"""The operators and number builtins as entries: how Numba types them, what they mean, what is compiled.
+
+A half is computed as a float64 and rounded: for a sum, product or quotient that gives the nearest number,
+since 53 bits are more than twice the 11 that are kept, and two (Figueroa, "When is double rounding
+innocuous?", 1995).
+What the interpreter calls stands in sim.isa.operators and builtins.
+Source: Numba's typing on CUDA, and the PTX that it emits; PTX ISA 9.7.1 to 9.7.8.
+"""
+
+import math
+import operator
+
+import numpy as np
+from numpy import float32, float64, int64, uint32, uint64
+
+from sim.isa import builtins, ieee, operators, promotion
+from sim.isa.conversions import LOWEST
+from sim.isa.functions import SAME, UNASSUMING, Function, Version
+from sim.isa.promotion import COMPLEX, FLOATING, HALVES, INTEGRAL, NARROW, PLAIN
+
+SOURCE = "Numba's typing on CUDA; PTX ISA 9.7"
+
+
+def enter(name, meaning, rule, fast, native=SAME, **more):
+    return Function(name, meaning, SOURCE, rule=rule, native=native, fast=fast, **more).enter()
+
+
+def both(rule, meanings=None):
+    """Both operands become what `rule` says, and so does the result; `meanings`: {kind: meaning} of some."""
+
+    def version(a, b):
+        kind = rule(a, b)
+        if kind is None:
+            return None
+        operand = float64 if kind in HALVES else kind
+        return Version((operand, operand), kind, (meanings or {}).get(kind))
+
+    return version
+
+
+# --- integers -----------------------------------------------------------------------------------------------
+
+
+def signed_quotient(a, b):
+    """a // b; 0 where b is, and of the lowest integer by -1, which the processor does not divide."""
+    if b == 0:
+        return 0
+    if b == -1:
+        return 0 if UNASSUMING(a) == LOWEST else -a
+    return a // b
+
+
+def unsigned_quotient(a, b):
+    return b if b == 0 else a // b
+
+
+def signed_remainder(a, b):
+    return 0 if b == 0 or b == -1 else a % b
+
+
+def unsigned_remainder(a, b):
+    return b if b == 0 else a % b
+
+
+def shifted_left(a, count):
+    """By the low 32 bits of the count; 64 or more leave 0 (PTX ISA, shl)."""
+    return a << count if count < 64 else a - a
+
+
+def shifted_right(a, count):
+    """The same; 64 or more leave the sign alone (PTX ISA, shr)."""
+    return a >> count if count < 64 else a >> 63 >> 1
+
+
+def of_shift(a, b):
+    kind = promotion.shift(a, b)
+    return kind and Version((kind, uint32), kind)
+
+
+QUOTIENT = {int: signed_quotient, uint64: unsigned_quotient}
+REMAINDER = {int: signed_remainder, uint64: unsigned_remainder}
+
+
+def of_divmod(a, b):
+    kind = promotion.quotient_and_remainder(a, b)
+    if kind is None:
+        return None
+    quotient, remainder = QUOTIENT.get(kind, operator.floordiv), REMAINDER.get(kind, operator.mod)
+    return Version((kind, kind), (kind, kind), lambda a, b: (quotient(a, b), remainder(a, b)))
+
+
+def power_from(one):
+    """x ** n for a whole number n by repeated multiplication, from `one` in the type of x; of integers by way
+    of a float64, as Numba has it on CUDA."""
+    integral = isinstance(one, np.integer)
+
+    def power(x, n):
+        if integral and n < 0:
+            if x == 0:
+                return -(2.0**63)
+            if x != 1 and x + 1 != 0:
+                return 0.0
+        if n > 0x10000 or n < -0x10000:
+            return math.pow(float64(x), float64(n))
+        product, rest = one, abs(int64(n))
+        while rest != 0:
+            if rest & 1:
+                product = product * x
+            rest >>= 1
+            x = x * x
+        return 1.0 / float64(product) if n < 0 else float64(product)
+
+    return power
+
+
+POWERS = {kind: power_from(one) for kind, one in {
+    int: int64(1), uint64: uint64(1), float32: float32(1), float64: float64(1)}.items()}  # fmt: skip
+
+
+def of_power(a, b):
+    kind = promotion.exponentiation(a, b)
+    if kind in POWERS and b in INTEGRAL:
+        return Version((kind, uint64 if b is uint64 else int), kind, None, POWERS[kind])
+    return kind and Version((kind, kind), kind, None, operator.pow)
+
+
+# --- the larger and the smaller, numbers as integers, rounding ----------------------------------------------
+
+
+def of_extreme(of_floats):
+    """Of two floats as PTX chooses; of others the second if it is better."""
+
+    def rule(a, b):
+        if {a, b} <= PLAIN:
+            kind = a if a is b else float64
+            return Version((kind, kind), kind, of_floats)
+        kind = promotion.unified(a, b)
+        return kind and Version((kind, kind), kind)
+
+    return rule
+
+
+def of_int(x):
+    """An integer keeps its type; a float goes towards zero, and saturates."""
+    return None if x in COMPLEX else Version((x,), x if x in INTEGRAL - {bool} else int)
+
+
+def of_round(x):
+    return None if x in COMPLEX else Version((float64,), int)
+
+
+def of_round_to_digits(x, digits):
+    kind = float32 if x in NARROW | FLOATING - {float64} else float64
+    return None if x in COMPLEX else Version((kind, int), kind)
+
+
+def same(x):
+    return x
+
+
+# --- the entries --------------------------------------------------------------------------------------------
+
+
+def of_comparison(a, b):
+    kind = promotion.comparison(a, b)
+    kind = float64 if kind in HALVES else kind
+    return None if kind is None or kind in COMPLEX else Version((kind, kind), bool)
+
+
+for _name, _fast, _rule in (
+    ("add", operators.add, promotion.arithmetic),
+    ("sub", operators.sub, promotion.arithmetic),
+    ("mul", operators.mul, promotion.arithmetic),
+    ("truediv", operators.div, promotion.division),
+    ("and_", operators.and_, promotion.bitwise),
+    ("or_", operators.or_, promotion.bitwise),
+    ("xor", operators.xor, promotion.bitwise),
+):
+    enter(f"operator.{_name}", getattr(operator, _name), both(_rule), _fast)
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    enter(f"operator.{_name}", getattr(operator, _name), of_comparison, getattr(operators, _name))
+enter("operator.lshift", shifted_left, of_shift, operators.lshift)
+enter("operator.rshift", shifted_right, of_shift, operators.rshift)
+enter("operator.floordiv", operator.floordiv, both(promotion.real_division, QUOTIENT), operators.floordiv)
+enter("operator.mod", operator.mod, both(promotion.real_division, REMAINDER), operators.mod)
+enter("operator.pow", operators.power, of_power, operators.power, ulps=ieee.ULPS)
+enter("builtins.divmod.2", divmod, of_divmod, operators.divmod_)
+enter("builtins.max.2", lambda a, b: b if b > a else a, of_extreme(ieee.larger), builtins.maximum)
+enter("builtins.min.2", lambda a, b: b if b < a else a, of_extreme(ieee.smaller), builtins.minimum)
+enter("builtins.int.1", same, of_int, builtins.int_)
+enter("builtins.round.1", np.rint, of_round, builtins.round_)
+enter("builtins.round.2", builtins.rounded_to_digits, of_round_to_digits, builtins.round_)
