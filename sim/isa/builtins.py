@@ -1,7 +1,6 @@
 """Python's number builtins as Numba CUDA types them: min, max, abs, round, int, float, bool, complex."""
 
 import operator
-from math import copysign
 
 import numpy as np
 from numpy import complex64, complex128, float16, float32, float64, int8
@@ -22,8 +21,8 @@ def minimum(a, b=MISSING, *more):
         return _fold(operator.lt, (a, b, *more) if more else a)
     kind = type(a)
     if kind is type(b) and (kind is float32 or kind is float64 or kind is int):
-        return b if b < a else a if a < b else _tie(operator.lt, a, b)
-    return _extreme(operator.lt, a, b)
+        return b if b < a else a if a < b else ieee.smaller(a, b)
+    return _extreme(operator.lt, ieee.smaller, a, b)
 
 
 def maximum(a, b=MISSING, *more):
@@ -32,23 +31,14 @@ def maximum(a, b=MISSING, *more):
         return _fold(operator.gt, (a, b, *more) if more else a)
     kind = type(a)
     if kind is type(b) and (kind is float32 or kind is float64 or kind is int):
-        return b if b > a else a if a > b else _tie(operator.gt, a, b)
-    return _extreme(operator.gt, a, b)
+        return b if b > a else a if a > b else ieee.larger(a, b)
+    return _extreme(operator.gt, ieee.larger, a, b)
 
 
-def _tie(better, a, b):
-    """Of two equals, or where one is NaN, what PTX's min and max choose: never the NaN, and -0 is less than
-    0."""
-    if a == b:
-        return b if better(copysign(1, b), copysign(1, a)) else a
-    return b if a != a else a
-
-
-def _extreme(better, a, b):
+def _extreme(better, of_floats, a, b):
     """For two operands of other types: PTX's choice for a float32 and a float64, Python's for the rest."""
     if {KIND.get(type(a)), KIND.get(type(b))} == PLAIN:
-        a, b = float64(a), float64(b)
-        return b if better(b, a) else a if better(a, b) else _tie(better, a, b)
+        return of_floats(float64(a), float64(b))
     a, b = _unified(better, a, b)
     return b if better(b, a) else a
 
@@ -71,14 +61,14 @@ def _unified(better, a, b):
     return left(a), right(b)
 
 
-def absolute(a, bits=64):
-    """abs(a), in the type of a: abs of the lowest integer is itself (`bits`: an int's width in Numba); bool
-    gives int8, bfloat16 a float32."""
+def absolute(a):
+    """abs(a), in the type of a: abs of the lowest integer is itself; bool gives int8, bfloat16 a
+    float32."""
     if type(a) in PLAIN:
         return abs(a)
     kind = KIND[type(a)]
     if kind is int:
-        return wrap(abs(int(a)), bits)
+        return wrap(abs(int(a)), 64)
     if kind is complex64 or kind is complex128:
         return type(a.real)(_hypot(a.real, a.imag))
     if kind is bool:

@@ -260,11 +260,11 @@ def _repeated(a, exponent):
     return type(a)(float64(1) / product) if exponent < 0 else product
 
 
-def neg(a, bits=64):
-    """-a; `bits`: the width of the type that an int has in Numba."""
+def neg(a):
+    """-a"""
     kind = type(a)
     if kind is int:
-        return wrap(-a, bits)
+        return wrap(-a)
     if kind is float32 or kind is float64:
         return -a
     return _widened(-int(a), KIND[kind]) if KIND.get(kind) in INTEGRAL else -_float(a)

@@ -43,7 +43,6 @@ class Writes:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name.startswith("atomic_") or name in (
             "store",
-            "store_field",
             "cuda_stcg",
             "cuda_stcs",
             "cuda_stwb",
