@@ -7,9 +7,9 @@ from sim.isa import operations as _operations  # noqa: F401
 from sim.isa import warp as _warp  # noqa: F401
 from sim.isa.functions import LLVM, SAME, function
 from sim.isa.memory import memory_instruction
-from sim.isa.table import ALL, CONVERGED, GIVEN, INSTRUCTIONS, Fragment, Like, Touch, by_ptx, instruction
+from sim.isa.table import ALL, CONVERGED, GIVEN, INSTRUCTIONS, Like, Touch, by_ptx, instruction
 
 __all__ = [
-    "ALL", "CONVERGED", "GIVEN", "INSTRUCTIONS", "LLVM", "SAME", "Fragment", "Like", "Touch", "by_ptx",
+    "ALL", "CONVERGED", "GIVEN", "INSTRUCTIONS", "LLVM", "SAME", "Like", "Touch", "by_ptx",
     "function", "instruction", "memory_instruction",
 ]  # fmt: skip

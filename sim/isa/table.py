@@ -30,7 +30,7 @@ WARP_WIDE: set[str] = set()
 # which lanes take part: those of the mask that the call gives first, whichever are here, all 32
 GIVEN, CONVERGED, ALL = "given", "converged", "all"
 FULL = 0xFFFFFFFF
-THREAD, WARP, BLOCK, GRID = "thread", "warp", "block", "grid"  # scopes
+THREAD, WARP = "thread", "warp"  # scopes
 MODIFIERS = ("ftz", "full")  # of PTX's names, which no meaning here heeds: subnormal numbers stay
 
 
@@ -38,16 +38,7 @@ class Like(str):
     """The type of a result: the one that the operand of this name has."""
 
 
-@dataclass(frozen=True)
-class Fragment:
-    """The type of an operand or result that is several numbers of one lane, a tuple in the kernel; its row
-    is an array of 32 x count: `row[lane, k]`."""
-
-    dtype: np.dtype
-    count: int
-
-
-Type = np.dtype | Fragment | Like | None  # None: any number
+Type = np.dtype | Like | None  # None: any number
 
 
 @dataclass(frozen=True)
@@ -113,8 +104,8 @@ def by_ptx(name: str) -> Entry:
 class Instruction(Entry):
     """What the lanes of a warp do together.
 
-    `operands`: {name: dtype or Fragment, or None for any number}; `results`: {name: dtype, Fragment, or Like
-        an operand}; `mask`: GIVEN, CONVERGED or ALL; `reads`: (lane, *its operands) -> the lane whose operand
+    `operands`: {name: dtype, or None for any number}; `results`: {name: dtype, or Like an
+        operand}; `mask`: GIVEN, CONVERGED or ALL; `reads`: (lane, *its operands) -> the lane whose operand
         it reads, for a shuffle; `orders`: whether it orders memory accesses of the lanes; `fetch`: (memory,
         *arguments) -> the operands, where these stand in memory.
     """
@@ -289,7 +280,7 @@ def type_of(meaning: Callable[..., None], parameter: inspect.Parameter) -> Type:
     """The dtype of a parameter, Like another's, or None."""
     given = parameter.annotation
     try:
-        if isinstance(given, (Like, Fragment)):
+        if isinstance(given, Like):
             return given
         return None if given is parameter.empty else number_dtype(given)
     except TypeError:

@@ -235,7 +235,10 @@ class Lowering(ast.NodeTransformer):
             return ast.copy_location(ast.Constant(32), node)
         if isinstance(entry := entry_of(value), Function):
             if not compiles(entry):
-                raise self.cannot(f"{entry.name} has no compiled form", node)
+                raise self.cannot(
+                    f"{entry.name} has no compiled form; its entry in sim.isa may be given one, native=...",
+                    node,
+                )
             return self.as_name(self.module.library(text_name(entry.name)), node)
         if known == "laneid":
             return self.call("lane_of", [self.as_name("thread", node)], node)

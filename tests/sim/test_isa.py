@@ -109,7 +109,7 @@ AWKWARD = {
     ],
 }  # fmt: skip
 MOST = 400
-KINDS = [bool, np.int8, int32, int, np.uint8, uint32, np.uint64, float16, bfloat16, float32, float64]
+KINDS = [bool, int32, np.uint8, np.uint64, float16, bfloat16, float32, float64]
 PAIRS = [
     *((kind, kind) for kind in (bool, int32, int, uint32, np.uint64, float16, float32, float64)),
     *(
