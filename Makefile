@@ -3,12 +3,13 @@ PYTHON ?= python3
 COURSE = $(PYTHON) notebooks/course
 export PIP_ARGS
 
-.PHONY: help lab test test-all test-gpu compare bench plots setup doctor notebooks lint bench-sim
+.PHONY: help lab test test-all power test-gpu compare bench plots setup doctor notebooks lint bench-sim
 
 help:       ; @$(COURSE) help
 lab:        ; @$(COURSE) lab $(LAB_ARGS)
 test:       ; @$(COURSE) test $(TEST_ARGS)
 test-all:   ; @$(COURSE) test-all $(TEST_ARGS)
+power:      ; @$(COURSE) power $(EXERCISES)
 test-gpu:   ; @$(COURSE) test-gpu $(TEST_ARGS)
 compare:    ; @$(COURSE) compare $(COMPARE_ARGS)
 bench:      ; @$(COURSE) bench $(BENCH_ARGS)

@@ -56,6 +56,7 @@ print(report.findings[0].message)
 # A thread may look at its neighbour's place before the neighbour has written there. That is a **race**: right today, wrong tomorrow, and no error message on any GPU. The remedy is one line between writing and reading, at which all threads of
 # the block wait for each other:
 
+
 # %%
 @cuda.jit
 def add_neighbours_in_order(x, out):

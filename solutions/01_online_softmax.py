@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 01 · Online softmax, by hand
 #
-# **30 minutes** · needs: Python, a little PyTorch, exponentials, a pencil · builds on: nothing, this is the first lesson
+# **45 minutes** · needs: Python, a little PyTorch, exponentials, a pencil · builds on: nothing, this is the first lesson
 #
 # You will be able to
 #
@@ -49,7 +49,7 @@ from course.figures import BLUE, ORANGE
 scores, values = [1.0, 0.0, 2.0], [10.0, 40.0, 6.0]
 
 # %% jupyter={"source_hidden": true}
-seen = [3.0, 2.5, 3.5]
+seen = [3.0, 2.2, 3.5]
 figure, panels = plt.subplots(1, 3, figsize=(9, 2.8), sharey=True, layout="constrained")
 for read, panel in enumerate(panels, start=1):
     m = max(seen[:read])
@@ -57,18 +57,30 @@ for read, panel in enumerate(panels, start=1):
     panel.bar(range(read), heights, color=[BLUE] * (read - 1) + [ORANGE], width=0.6)
     for place, height in enumerate(heights):
         panel.text(place, height + 0.02, f"{height:.2f}", ha="center")
-    panel.set(xlim=(-0.6, 2.6), ylim=(0, 1.25), xticks=range(read), xticklabels=[f"score {score:g}" for score in seen[:read]])
+    panel.set(
+        xlim=(-0.6, 2.6),
+        ylim=(0, 1.25),
+        xticks=range(read),
+        xticklabels=[f"score {score:g}" for score in seen[:read]],
+    )
     panel.set_title(f"{read} read:  m = {m:g},  l = {sum(heights):.2f}", fontsize=11)
     panel.spines[["top", "right"]].set_visible(False)
 panels[0].set_ylabel("exp(score − m)")
-panels[2].bar([0, 1], [math.exp(0), math.exp(-0.5)], fill=False, edgecolor=BLUE, linestyle="--", width=0.6)
+panels[2].bar(
+    [0, 1],
+    [math.exp(0), math.exp(-0.8)],
+    fill=False,
+    edgecolor=BLUE,
+    linestyle="--",
+    width=0.6,
+)
 panels[2].text(0.5, 1.08, "both × 0.61", ha="center", color=BLUE)
 show_figure(
     figure,
     "three bar charts, after one, two and three scores were read; the newest bar is orange. Score 3 arrives: one bar of "
-    "height 1, so m = 3 and l = 1. Score 2.5 arrives and is no new maximum: its bar of 0.61 joins the first, l = 1.61. Score 3.5 "
-    "arrives and is the new maximum, with a bar of height 1: the two earlier bars shrink to 0.61 and 0.37, both by the factor "
-    "0.61, and l = 1.97. Dashed outlines show how high they stood before.",
+    "height 1, so m = 3 and l = 1. Score 2.2 arrives and is no new maximum: its bar of 0.45 joins the first, l = 1.45. Score 3.5 "
+    "arrives and is the new maximum, with a bar of height 1: the two earlier bars shrink to 0.61 and 0.27, both by the factor "
+    "0.61, and l = 1.88. Dashed outlines show how high they stood before.",
 )
 
 # %% [markdown]
@@ -119,6 +131,7 @@ show_figure(
 #
 # Each old term was exp(score − 1) and must become exp(score − 2). The quotient of the two is the same for every score.
 # </details>
+
 
 # %% tags=["exercise"]
 def my_factor():
@@ -191,6 +204,7 @@ print("weighted mean", f"{weights @ torch.tensor(values):.4f}")
 # shrunk and then get the new term: `weight` for `l`, `weight * value` for `o`. `m` becomes `new_m` last: the factor still needs the old one.
 # </details>
 
+
 # %% tags=["exercise"]
 def online_softmax(pairs):
     """Read (score, value) pairs once, in order; return their state (m, l, o)."""
@@ -217,7 +231,10 @@ check.ex01_1(online_softmax)
 # %% tags=["uses-exercise"]
 for read in range(len(scores) + 1):
     m, l, o = online_softmax(zip(scores[:read], values[:read]))
-    print(f"{read} read:  m = {m:4}   l = {l:.4f}   o = {o:7.4f}", f"  o / l = {o / l:.4f}" if l else "")
+    print(
+        f"{read} read:  m = {m:4}   l = {l:.4f}   o = {o:7.4f}",
+        f"  o / l = {o / l:.4f}" if l else "",
+    )
 
 # %% [markdown]
 # ## Bug hunt: who needs a maximum?
@@ -232,12 +249,15 @@ for read in range(len(scores) + 1):
 # right: `___` ? What will the others show: `___` ?
 
 # %%
-device = "cuda" if torch.cuda.is_available() else "cpu"  # the text below is the same on both
+# the text below is the same on both
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def shifted(shift):
     """The page's scores with `shift` added to each, and its values, in float32."""
-    return torch.tensor(scores, device=device) + shift, torch.tensor(values, device=device)
+    return torch.tensor(scores, device=device) + shift, torch.tensor(
+        values, device=device
+    )
 
 
 def without_maximum(scores, values):
@@ -260,12 +280,18 @@ for shift in (0, 50, 86, 100, -150):
 # far below the maximum still become 0, but they did not matter anyway.
 # </details>
 #
-# Your function subtracts the maximum. Does it care how much is added?
+# Your function subtracts the maximum. Does it care how much is added? (It computes with Python's numbers, which are float64 and reach to e^709. So that the
+# comparison is fair, its scores go to ±800 and farther: there float64 without a maximum fails as well.)
 
 # %% tags=["uses-exercise"]
-for shift in (0, 50, 86, 100, -150, 100_000):
-    m, l, o = online_softmax((score + shift, value) for score, value in zip(scores, values))
-    print(f"{shift:6} added:  {o / l:6.2f}")
+print("added   with the maximum   without it, in float64")
+for shift in (0, 50, 100, -150, 800, -800, 100_000):
+    shifted64 = torch.tensor(scores, dtype=torch.float64) + shift
+    bare = without_maximum(shifted64, torch.tensor(values, dtype=torch.float64))
+    m, l, o = online_softmax(
+        (score + shift, value) for score, value in zip(scores, values)
+    )
+    print(f"{shift:7}{o / l:16.2f}{bare:22.2f}")
 
 # %% [markdown]
 # ### A bug that hides better
@@ -273,7 +299,8 @@ for shift in (0, 50, 86, 100, -150, 100_000):
 # Here is another answer to exercise 1.1: everything is right, except that `m` starts at **0** in place of −∞. If a score is above 0, it becomes the
 # maximum, and no harm is done. If none is, `m` stays 0 to the end. The function below computes what comes out then.
 #
-# **Guess before you run:** again the right answer is always 10.04. Which of the four rows are wrong: `___` ?
+# **Guess before you run:** again the right answer is always 10.04. Which of the seven rows are wrong: `___` ? And which of the wrong ones would a reader notice: `___` ?
+
 
 # %%
 def maximum_from_zero(scores, values):
@@ -282,13 +309,14 @@ def maximum_from_zero(scores, values):
     return ((weights * values).sum() / weights.sum()).item()
 
 
-for shift in (100, 0, -50, -150):
+for shift in (100, 0, -50, -100, -103, -104, -150):
     print(f"{shift:5} added:  {maximum_from_zero(*shifted(shift)):6.2f}")
 
 # %% [markdown]
-# Only the last. At −50 the 0 is no maximum at all, but any `m` does as a unit as long as nothing overflows and something is left: 0 is as
-# good as −48. At −150 all weights are 0, and we divide 0 by 0. A test with scores near zero that compares only the answer never finds it. A GPU kernel that you
-# will complete in lesson 05 was published with it.
+# From −50 on, 0 is no maximum at all, but any `m` does as a unit while the weights keep their digits: 0 is as good as −48. At −150 all weights are 0, we
+# divide 0 by 0, and the NaN tells us. The dangerous rows lie between: near e^−103 float32 has only a few steps left above 0, so each weight is rounded to a whole
+# number of them. At −100 the third digit is wrong. At −103 and −104 the ratios of the weights are wrong, and what comes out, 9.33 and 6.80, looks like any other mean. **No NaN, no warning, a wrong
+# answer.** A test with scores near zero that compares only the answer never finds it. A GPU kernel that you will complete in lesson 05 was published with it.
 #
 # The check of exercise 1.1 finds it: it also compares `m` itself, for scores that are all negative.
 
@@ -335,6 +363,7 @@ for shift in (100, 0, -50, -150):
 # same way.
 # </details>
 
+
 # %% tags=["exercise"]
 def merge(left, right):
     """The state of one reader who read what `left` and `right` read; each state is (m, l, o)."""
@@ -352,7 +381,10 @@ check.ex01_2(merge)
 
 # %% tags=["uses-exercise"]
 first, second = online_softmax([(1.0, 10.0), (0.0, 40.0)]), online_softmax([(2.0, 6.0)])
-both_ways = {"merged": merge(first, second), "merged, the other way": merge(second, first)}
+both_ways = {
+    "merged": merge(first, second),
+    "merged, the other way": merge(second, first),
+}
 for name, state in {"first": first, "second": second, **both_ways}.items():
     print(f"{name:<22} m = {state[0]:g}   l = {state[1]:.4f}   o = {state[2]:7.4f}")
 
@@ -372,6 +404,7 @@ for name, state in {"first": first, "second": second, **both_ways}.items():
 # ways to go about it.
 #
 # **Predict:** how many different results?
+
 
 # %%
 def merge_base_2(left, right):
@@ -398,7 +431,39 @@ results = every_way(four_people, merge_base_2)
 print(f"{len(results)} ways, {len(set(results))} result: m, l, o =", *results[0])
 
 # %% [markdown]
-# One. Now your `merge`, in base e, with the numbers that a computer rounds to 53 bits:
+# One. This is one of the 144 ways, a tree: each circle holds `m`, `l` and `o`, and each merge adds in the unit of the larger m.
+
+
+# %% jupyter={"source_hidden": true}
+def draw_tree(leaves, merge):
+    """The states of the leaves below, merged in pairs upwards to a single one."""
+    figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
+    row, height = [(3 * place, state) for place, state in enumerate(leaves)], 0
+    while row:
+        for x, (m, l, o) in row:
+            words = f"m = {m}\nl = {float(l):g}\no = {float(o):g}"
+            box = {"boxstyle": "round", "facecolor": "white", "edgecolor": BLUE}
+            axes.text(x, height, words, ha="center", va="center", bbox=box)
+        pairs = list(zip(row[0::2], row[1::2]))
+        for (left, _), (right, _) in pairs:
+            for x in (left, right):
+                ends = [x, (left + right) / 2], [height + 0.35, height + 1.15]
+                axes.plot(*ends, color=ORANGE, zorder=0)
+        row = [((a + b) / 2, merge(one, other)) for (a, one), (b, other) in pairs]
+        height += 1.5
+    axes.set(xlim=(-1, 3 * len(leaves) - 2), ylim=(-0.6, height - 0.9))
+    axes.axis("off")
+    return figure
+
+
+show_figure(
+    draw_tree(four_people, merge_base_2),
+    "four states side by side: (1, 1, 10), (0, 1, 40), (2, 1, 6) and (5, 1, -3). The first two are merged into "
+    "(1, 1.5, 30), the last two into (5, 1.125, -2.25), and these two above them into (5, 1.21875, -0.375).",
+)
+
+# %% [markdown]
+# Now your `merge`, in base e, with the numbers that a computer rounds to 53 bits:
 
 # %% tags=["uses-exercise"]
 results = every_way(four_people, merge)
@@ -438,6 +503,7 @@ print("largest score found:", m == many_scores.max().item())
 #
 # Each row compares what you built with `torch.softmax`, in float64. The largest difference must be below 10⁻¹². (A `nan` is not below anything.)
 
+
 # %% tags=["uses-exercise"]
 def attend(state):
     """The last step of all: divide, once."""
@@ -449,13 +515,24 @@ def by_torch(scores, values):
     return (torch.softmax(scores, dim=0) @ values).item()
 
 
-page = torch.tensor(scores, dtype=torch.float64), torch.tensor(values, dtype=torch.float64)
+page = (
+    torch.tensor(scores, dtype=torch.float64),
+    torch.tensor(values, dtype=torch.float64),
+)
 e = math.e
 stages = [
     ("the page, by hand", (6 * e**2 + 10 * e + 40) / (e**2 + e + 1), by_torch(*page)),
-    ("the page, online_softmax", attend(online_softmax(zip(scores, values))), by_torch(*page)),
+    (
+        "the page, online_softmax",
+        attend(online_softmax(zip(scores, values))),
+        by_torch(*page),
+    ),
     ("the page, two readers", attend(merge(first, second)), by_torch(*page)),
-    ("1000 pairs, online_softmax", attend(online_softmax(pairs)), by_torch(many_scores, many_values)),
+    (
+        "1000 pairs, online_softmax",
+        attend(online_softmax(pairs)),
+        by_torch(many_scores, many_values),
+    ),
     ("1000 pairs, 32 readers", attend(by_many), by_torch(many_scores, many_values)),
 ]
 print(f"{'stage':<28}{'against':<16}difference below 1e-12")

@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 02 · Flash attention, tile by tile
 #
-# **45 minutes** · builds on lesson 01 (the running `m, l, o` and its merge) · needs: matrix products in PyTorch
+# **70 minutes**, and 10 for the part marked *optional* · builds on lesson 01 (the running `m, l, o` and its merge) · needs: matrix products in PyTorch
 #
 # You will be able to
 # 1. say how many bytes the N×N matrix of attention takes, and how many have to be moved because of it;
@@ -34,7 +34,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from course import check, progress_bar, show_figure
 from course.figures import BLUE, GREEN, RED
-from kernels.tiled import Traffic, first_paper_tiles, keys_outer, nothing_read, online_softmax
+from kernels.tiled import (
+    Traffic,
+    first_paper_tiles,
+    keys_outer,
+    nothing_read,
+    online_softmax,
+)
 from kernels.tiled import standard, tile_scores, tiles
 
 torch.manual_seed(2)
@@ -92,20 +98,46 @@ def draw_order(axes, turn, title, kept, carried):
     for i in range(4):
         for j in range(4):
             sixth = turn(i, j) == 6
-            axes.add_patch(plt.Rectangle((j, i), 0.94, 0.94, facecolor=BLUE if sixth else "#DCE9F2"))
+            axes.add_patch(
+                plt.Rectangle(
+                    (j, i), 0.94, 0.94, facecolor=BLUE if sixth else "#DCE9F2"
+                )
+            )
             ink = "white" if sixth else "black"
-            axes.text(j + 0.47, i + 0.47, turn(i, j), ha="center", va="center", color=ink, fontsize=13)
+            axes.text(
+                j + 0.47,
+                i + 0.47,
+                turn(i, j),
+                ha="center",
+                va="center",
+                color=ink,
+                fontsize=13,
+            )
         axes.text(-0.15, i + 0.47, f"Q{i}, O{i}", ha="right", va="center")
         axes.text(i + 0.47, -0.15, f"K{i}, V{i}", ha="center", va="bottom")
     axes.set(xlim=(-1.1, 4), ylim=(4.9, -0.9), aspect="equal")
     axes.text(1.97, -0.55, title, ha="center", va="bottom", fontsize=13)
-    axes.text(1.97, 4.2, f"stays on the chip: {kept}\ncomes and goes: {carried}", ha="center", va="top")
+    axes.text(
+        1.97,
+        4.2,
+        f"stays on the chip: {kept}\ncomes and goes: {carried}",
+        ha="center",
+        va="top",
+    )
     axes.axis("off")
 
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.6), layout="constrained")
-draw_order(left, lambda i, j: 4 * j + i + 1, "keys outer (2022)", "K, V", "Q in; m, l, O in and out")
-draw_order(right, lambda i, j: 4 * i + j + 1, "queries outer (2023)", "Q, m, l, O", "K, V in")
+draw_order(
+    left,
+    lambda i, j: 4 * j + i + 1,
+    "keys outer (2022)",
+    "K, V",
+    "Q in; m, l, O in and out",
+)
+draw_order(
+    right, lambda i, j: 4 * i + j + 1, "queries outer (2023)", "Q, m, l, O", "K, V in"
+)
 show_figure(
     figure,
     "two grids of 4 by 4 tiles; rows are tiles of queries, columns are tiles of keys. Left, the loop over keys is outside: "
@@ -189,11 +221,14 @@ check.ex02_1(update)
 # Now your `update` on the three numbers of the page, one tile after the other: does it give 21.55?
 
 # %% tags=["uses-exercise"]
-state = nothing_read(rows=1, d=1, like=torch.zeros(()))  # (m, l, o) = (-inf, 0, 0) for one row, in float32
+# (m, l, o) = (-inf, 0, 0) for one row, in float32
+state = nothing_read(rows=1, d=1, like=torch.zeros(()))
 state = update(state, torch.tensor([[1.0, 3.0]]), torch.tensor([[10.0], [20.0]]))
 state = update(state, torch.tensor([[2.0]]), torch.tensor([[30.0]]))
 m, l, o = state
-print(f"m = {m.item():.0f}   l = {l.item():.3f}   o = {o.item():.2f}   o / l = {(o / l).item():.2f}")
+print(
+    f"m = {m.item():.0f}   l = {l.item():.3f}   o = {o.item():.2f}   o / l = {(o / l).item():.2f}"
+)
 
 # %% [markdown]
 # ## Keys outer: the order of the first paper
@@ -221,7 +256,9 @@ print(inspect.getsource(keys_outer))
 q = torch.tensor([[1.0], [1.0]])
 k = torch.tensor([[0.0], [2.0]])
 v = torch.tensor([[0.0], [-1.0]])
-print("tiles      ", keys_outer(q, k, v, rows=1, columns=1, traffic=Traffic()).flatten())
+print(
+    "tiles      ", keys_outer(q, k, v, rows=1, columns=1, traffic=Traffic()).flatten()
+)
 print("in one go  ", scaled_dot_product_attention(q, k, v).flatten())
 
 
@@ -243,10 +280,17 @@ for name, example in {
     "one corner": (corner, corner, off_corner),
     "random 2x2": torch.rand(3, 2, 2).unbind(),
 }.items():
-    print(name, [same_as_pytorch(*example, rows, columns) for rows in (1, 2) for columns in (1, 2)])
+    print(
+        name,
+        [
+            same_as_pytorch(*example, rows, columns)
+            for rows in (1, 2)
+            for columns in (1, 2)
+        ],
+    )
 
 # %% [markdown]
-# ### How large should a tile be?
+# ### How large should a tile be? (optional)
 #
 # As large as the chip allows. Algorithm 1 supposes that the chip holds M **numbers** (not bytes), and takes
 #
@@ -263,7 +307,9 @@ print("     M   d   queries  keys   numbers on the chip")
 for M, d in [(2, 1), (10, 1), (9, 2), (100, 64), (12288, 64), (49152, 64)]:
     rows, columns = first_paper_tiles(M, d)
     on_chip = 2 * rows * d + 2 * columns * d + rows * columns + 2 * rows
-    print(f"{M:6}  {d:2}  {rows:6}  {columns:6}    {on_chip:6}   {'fits' if on_chip <= M else 'more than M'}")
+    print(
+        f"{M:6}  {d:2}  {rows:6}  {columns:6}    {on_chip:6}   {'fits' if on_chip <= M else 'more than M'}"
+    )
 
 # %% [markdown]
 # Only the last one fits. The paper counts up to a constant factor, as analyses of algorithms do: with the scores, a tile takes up to 5/4 of M (and
@@ -279,8 +325,13 @@ for M, d in [(2, 1), (10, 1), (9, 2), (100, 64), (12288, 64), (49152, 64)]:
 Q, K, V = torch.rand(3, 256, 64).unbind()
 tiny = first_paper_tiles(100, 64)
 slow = Traffic()
-O = keys_outer(Q, K, V, *tiny, slow, over=lambda keys: progress_bar(keys, desc="key tiles"))
-print("equal to PyTorch's:", torch.isclose(O, scaled_dot_product_attention(Q, K, V)).all().item())
+O = keys_outer(
+    Q, K, V, *tiny, slow, over=lambda keys: progress_bar(keys, desc="key tiles")
+)
+print(
+    "equal to PyTorch's:",
+    torch.isclose(O, scaled_dot_product_attention(Q, K, V)).all().item(),
+)
 
 # %% [markdown]
 # `torch.isclose(a, b)` asks of every element whether |a − b| ≤ 10⁻⁸ + 10⁻⁵·|b|, and `.all()` whether the answer was yes everywhere. Ask for all of them: a
@@ -299,7 +350,9 @@ print("equal to PyTorch's:", torch.isclose(O, scaled_dot_product_attention(Q, K,
 plain = Traffic()
 standard(Q, K, V, plain)
 print(f"standard      {plain.moved:12,} numbers")
-print(f"1 x 1 tiles   {slow.moved:12,} numbers, {slow.moved / plain.moved:.0f} times as many")
+print(
+    f"1 x 1 tiles   {slow.moved:12,} numbers, {slow.moved / plain.moved:.0f} times as many"
+)
 
 # %% [markdown]
 # Far more. Never storing the N×N matrix is no gain if everything else is fetched 256 times over. What counts is how **often** something is
@@ -370,7 +423,10 @@ check.ex02_2(queries_outer)
 # %% tags=["uses-exercise"]
 quick = Traffic()
 O = queries_outer(Q, K, V, *tiny, quick)
-print("equal to PyTorch's:", torch.isclose(O, scaled_dot_product_attention(Q, K, V)).all().item())
+print(
+    "equal to PyTorch's:",
+    torch.isclose(O, scaled_dot_product_attention(Q, K, V)).all().item(),
+)
 print(f"keys outer     {slow.moved:12,} numbers")
 print(f"queries outer  {quick.moved:12,} numbers")
 
@@ -426,7 +482,11 @@ check.ex02_3(bytes_moved)
 # **Predict.** Left, both axes logarithmic: which lines are parallel? Right: from which tile size on does each order move less than the standard?
 
 # %% tags=["uses-exercise"]
-STYLES = {"standard": (RED, "-", "s"), "keys outer": (BLUE, "--", "o"), "queries outer": (GREEN, ":", "^")}
+STYLES = {
+    "standard": (RED, "-", "s"),
+    "keys outer": (BLUE, "--", "o"),
+    "queries outer": (GREEN, ":", "^"),
+}
 
 
 def counted(n, size):
@@ -442,21 +502,52 @@ def counted(n, size):
 def plot(axes, sizes, formula, marks, **labels):
     """One line for each algorithm, marks where it was counted."""
     for index, (name, (colour, line, mark)) in enumerate(STYLES.items()):
-        axes.loglog(sizes, [formula(size)[index] / 1e6 for size in sizes], line, color=colour, label=name)
-        axes.loglog(list(marks), [marks[size][index] / 1e6 for size in marks], mark, color=colour)
+        axes.loglog(
+            sizes,
+            [formula(size)[index] / 1e6 for size in sizes],
+            line,
+            color=colour,
+            label=name,
+        )
+        axes.loglog(
+            list(marks),
+            [marks[size][index] / 1e6 for size in marks],
+            mark,
+            color=colour,
+        )
     axes.set(ylabel="megabytes moved", **labels)
     axes.set_xticks(sizes, sizes)
     axes.minorticks_off()
     axes.grid(alpha=0.3)
 
 
-over_n = {n: counted(n, 128) for n in progress_bar([128, 256, 512, 1024, 2048], desc="count over N")}
-over_size = {size: counted(4096, size) for size in progress_bar([64, 128, 256, 512], desc="count over tile size")}
+over_n = {
+    n: counted(n, 128)
+    for n in progress_bar([128, 256, 512, 1024, 2048], desc="count over N")
+}
+over_size = {
+    size: counted(4096, size)
+    for size in progress_bar([64, 128, 256, 512], desc="count over tile size")
+}
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
 all_n, all_sizes = [2**p for p in range(7, 16)], [2**p for p in range(3, 10)]
-plot(left, all_n, lambda n: bytes_moved(n, 64, 128, 128), over_n, xlabel="N (tokens)", title="tiles of 128 × 128")
-plot(right, all_sizes, lambda size: bytes_moved(4096, 64, size, size), over_size, xlabel="tile size", title="N = 4096")
+plot(
+    left,
+    all_n,
+    lambda n: bytes_moved(n, 64, 128, 128),
+    over_n,
+    xlabel="N (tokens)",
+    title="tiles of 128 × 128",
+)
+plot(
+    right,
+    all_sizes,
+    lambda size: bytes_moved(4096, 64, size, size),
+    over_size,
+    xlabel="tile size",
+    title="N = 4096",
+)
 left.legend()
 show_figure(
     figure,
@@ -503,7 +594,9 @@ def padded_attention(q, k, v, columns, fill=0.0, shift=0.0):
     state = nothing_read(*q.shape, like=q)
     for keys in tiles(width, columns):
         scores = tile_scores(q, k_padded[keys]) + shift
-        scores[:, max(0, len(k) - keys.start) :] = fill  # the scores of keys that do not exist
+        scores[:, max(0, len(k) - keys.start) :] = (
+            fill  # the scores of keys that do not exist
+        )
         state = update(state, scores, v_padded[keys])
     m, l, o = state
     return o / l
@@ -522,7 +615,9 @@ for columns in (1, 2, 3, 4):
 # %% tags=["uses-exercise"]
 for shift in (-5.0, 0.0, 10.0):
     got = padded_attention(q, k, v, columns=3, shift=shift)[0, 0].item()
-    print(f"real scores {0 + shift:3.0f} and {2 + shift:2.0f}, missing one 0: {got:.5f}")
+    print(
+        f"real scores {0 + shift:3.0f} and {2 + shift:2.0f}, missing one 0: {got:.5f}"
+    )
 
 # %% [markdown]
 # The right answer is −0.88080 all three times, as a softmax does not mind a shift. With real scores far above 0 a test that allows an error of 10⁻⁴ sees nothing wrong; with
@@ -539,7 +634,9 @@ for shift in (-5.0, 0.0, 10.0):
 
 # %% tags=["uses-exercise"]
 for columns in (1, 2, 3, 4):
-    print(f"tiles of {columns}: {padded_attention(q, k, v, columns, fill=-math.inf)[0, 0].item():.3f}")
+    print(
+        f"tiles of {columns}: {padded_attention(q, k, v, columns, fill=-math.inf)[0, 0].item():.3f}"
+    )
 
 # %% [markdown]
 # ## Validate
@@ -552,21 +649,43 @@ for columns in (1, 2, 3, 4):
 def validate(stage, against, got, wanted, tolerance):
     """One row of the table."""
     agrees = (got - wanted).abs().max().item() <= tolerance
-    print(f"{stage:22}  {against:34}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   {'✓' if agrees else '✗'}")
+    print(
+        f"{stage:22}  {against:34}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   {'✓' if agrees else '✗'}"
+    )
 
 
 ragged = (3 * torch.randn(3, 100, 16, dtype=torch.float64)).unbind()
-one_by_one = torch.stack([online_softmax(scores, ragged[2]) for scores in tile_scores(*ragged[:2])])
+one_by_one = torch.stack(
+    [online_softmax(scores, ragged[2]) for scores in tile_scores(*ragged[:2])]
+)
 by_keys = keys_outer(*ragged, 32, 24, Traffic())
 by_queries = queries_outer(*ragged, 32, 24, Traffic())
 in_one_go = scaled_dot_product_attention(*ragged)
 
 print(f"{'stage':22}  {'against':34}  largest difference")
-validate("lesson 01, key by key", "scaled_dot_product_attention", one_by_one, in_one_go, 1e-12)
+validate(
+    "lesson 01, key by key",
+    "scaled_dot_product_attention",
+    one_by_one,
+    in_one_go,
+    1e-12,
+)
 validate("keys outer", "lesson 01, key by key", by_keys, one_by_one, 1e-12)
 validate("queries outer (yours)", "keys outer", by_queries, by_keys, 1e-12)
-validate("queries outer (yours)", "scaled_dot_product_attention", by_queries, in_one_go, 1e-12)
-validate("256 x 64 in float32", "scaled_dot_product_attention", O, scaled_dot_product_attention(Q, K, V), 1e-5)
+validate(
+    "queries outer (yours)",
+    "scaled_dot_product_attention",
+    by_queries,
+    in_one_go,
+    1e-12,
+)
+validate(
+    "256 x 64 in float32",
+    "scaled_dot_product_attention",
+    O,
+    scaled_dot_product_attention(Q, K, V),
+    1e-5,
+)
 
 # %% [markdown]
 # ## With a GPU, if you have one
@@ -578,7 +697,15 @@ validate("256 x 64 in float32", "scaled_dot_product_attention", O, scaled_dot_pr
 # %% tags=["uses-exercise"]
 device = "cuda" if torch.cuda.is_available() else "cpu"
 on_device = torch.randn(3, 512, 64, device=device).unbind()
-error = (queries_outer(*on_device, 128, 128, Traffic()) - scaled_dot_product_attention(*on_device)).abs().max().item()
+error = (
+    (
+        queries_outer(*on_device, 128, 128, Traffic())
+        - scaled_dot_product_attention(*on_device)
+    )
+    .abs()
+    .max()
+    .item()
+)
 print("tiles agree with scaled_dot_product_attention to 1e-5:", error <= 1e-5)
 
 # %% [markdown]

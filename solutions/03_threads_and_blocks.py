@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 03 · A GPU out of Python threads
 #
-# **60 minutes** · needs: Python, and NumPy arrays, which behave here as PyTorch tensors do; of lessons 01 and 02 only the idea of a tile
+# **75 minutes**, and 15 for the two parts marked *optional* · needs: Python, and NumPy arrays, which behave here as PyTorch tensors do; of lessons 01 and 02 only the idea of a tile
 #
 # You will be able to:
 #
@@ -33,12 +33,36 @@ def draw_grid(elements, blocks, threads):
     for i in range(blocks * threads):
         block, thread = divmod(i, threads)
         left = i + 0.7 * block
-        look = {"color": (BLUE, ORANGE)[block % 2]} if i < elements else {"color": "lightgrey", "hatch": "//"}
+        look = (
+            {"color": (BLUE, ORANGE)[block % 2]}
+            if i < elements
+            else {"color": "lightgrey", "hatch": "//"}
+        )
         axes.bar(left, 1, width=0.94, edgecolor="black", **look)
-        axes.text(left, 0.5, i, ha="center", va="center", fontsize=16, bbox={"facecolor": "white", "boxstyle": "round"})
-        axes.text(left, -0.25, f"threadIdx.x\n{thread}" if thread == 0 else f"\n{thread}", ha="center", va="center")
+        axes.text(
+            left,
+            0.5,
+            i,
+            ha="center",
+            va="center",
+            fontsize=16,
+            bbox={"facecolor": "white", "boxstyle": "round"},
+        )
+        axes.text(
+            left,
+            -0.25,
+            f"threadIdx.x\n{thread}" if thread == 0 else f"\n{thread}",
+            ha="center",
+            va="center",
+        )
         if thread == 0:
-            axes.text(left + (threads - 1) / 2, 1.15, f"blockIdx.x = {block}", ha="center", fontsize=13)
+            axes.text(
+                left + (threads - 1) / 2,
+                1.15,
+                f"blockIdx.x = {block}",
+                ha="center",
+                fontsize=13,
+            )
     axes.set(ylim=(-0.5, 1.4))
     axes.axis("off")
     return figure
@@ -87,7 +111,9 @@ dim3 = namedtuple("dim3", ["x", "y", "z"], defaults=(1, 1, 1))
 
 def with_cuda(kernel, cuda):
     """A copy of the kernel in which the name `cuda` means the object given."""
-    return FunctionType(kernel.__code__, {**kernel.__globals__, "cuda": cuda}, kernel.__name__)
+    return FunctionType(
+        kernel.__code__, {**kernel.__globals__, "cuda": cuda}, kernel.__name__
+    )
 
 
 # %% [markdown]
@@ -98,7 +124,9 @@ def with_cuda(kernel, cuda):
 x = np.array([10, 20, 30, 40, 50, 60, 70, 80], dtype=float32)
 out = np.zeros(8, dtype=float32)
 
-thread = SimpleNamespace(gridDim=dim3(2), blockDim=dim3(4), blockIdx=dim3(1, 0, 0), threadIdx=dim3(2, 0, 0))
+thread = SimpleNamespace(
+    gridDim=dim3(2), blockDim=dim3(4), blockIdx=dim3(1, 0, 0), threadIdx=dim3(2, 0, 0)
+)
 with_cuda(double, thread)(x, out)
 print(out)
 
@@ -109,17 +137,28 @@ print(out)
 #
 # A launch runs the kernel for every thread of every block. Two plain loops will do for now:
 
+
 # %%
 def indices(size):
     """Every index within `size`, x fastest, as CUDA counts: for dim3(2, 2) these are (0,0,0) (1,0,0) (0,1,0) (1,1,0)."""
-    return [dim3(x, y, z) for z in range(size.z) for y in range(size.y) for x in range(size.x)]
+    return [
+        dim3(x, y, z)
+        for z in range(size.z)
+        for y in range(size.y)
+        for x in range(size.x)
+    ]
 
 
 def launch_in_turn(kernel, grid, block, *args):
     """Run the kernel once for every thread of every block, one after another."""
     for block_index in indices(grid):
         for thread_index in indices(block):
-            thread = SimpleNamespace(gridDim=grid, blockDim=block, blockIdx=block_index, threadIdx=thread_index)
+            thread = SimpleNamespace(
+                gridDim=grid,
+                blockDim=block,
+                blockIdx=block_index,
+                threadIdx=thread_index,
+            )
             with_cuda(kernel, thread)(*args)
 
 
@@ -159,6 +198,7 @@ except IndexError as error:
 # <details><summary>Hint 2: which threads have one?</summary>With ten elements the last one is <code>x[9]</code>: the guard
 # is <code>i &lt; x.size</code>, not <code>&lt;=</code>.</details>
 
+
 # %% tags=["exercise"]
 def add(x, y, out):
     """out = x + y, one element a thread; x, y and out are 1-D, of one size."""
@@ -185,7 +225,7 @@ check.ex03_1(add)
 # out the element on the opposite side.
 
 # %%
-WIDTH = 4  # the size of a shared array must be a constant, on the GPU too
+WIDTH = 4  # a constant: Numba fixes the size when it compiles (lesson 05: another way)
 
 
 def mirror(x, out):
@@ -203,6 +243,7 @@ def mirror(x, out):
 # thread counts how many it has asked for. Whoever asks for number 1 first makes it; everybody else's number 1 is the same
 # array. Nobody clears shared memory on a GPU, so ours starts full of NaN: use it before you fill it, and it shows.
 
+
 # %%
 class SharedMemory:
     """One thread's door to the shared memory of its block."""
@@ -216,7 +257,9 @@ class SharedMemory:
     def array(self, shape, dtype):
         """The next shared array: a new one, full of NaN, if no other thread of the block has made it already."""
         self.asked += 1
-        return self.arrays.setdefault(self.asked, np.full(shape, np.nan, dtype)).view(self.kind)
+        return self.arrays.setdefault(self.asked, np.full(shape, np.nan, dtype)).view(
+            self.kind
+        )
 
 
 # %% [markdown]
@@ -248,7 +291,7 @@ print(out)
 # find their values. A loop cannot repair this: each thread has to stop in the middle of the kernel until the others have
 # come as far. So we need things that can stop in the middle, and Python has them: threads.
 #
-# ## 4. Python threads in two small experiments
+# ## 4. Python threads in two small experiments (optional, if you know `threading`)
 #
 # `threading.Thread(target=f, args=(...))` prepares a call, `.start()` begins it beside everything else that runs, and `.join()`
 # waits for its end. A `threading.Barrier(3)` holds everybody who calls `.wait()` until the third has come.
@@ -300,7 +343,9 @@ def visitor(name):
         barrier.abort()
 
 
-threads = [threading.Thread(target=visitor, args=(name,)) for name in ["Ann", "Bob", "Cem"]]
+threads = [
+    threading.Thread(target=visitor, args=(name,)) for name in ["Ann", "Bob", "Cem"]
+]
 for thread in threads:
     thread.start()
 for thread in threads:
@@ -315,8 +360,8 @@ print([type(error).__name__ for error in errors])
 # promises; a correct kernel cannot tell.)
 #
 # The barrier gets `timeout=10`: if some thread has not come after ten seconds, waiting ends with a `BrokenBarrierError`
-# instead of never. It will be needed when a thread returns early and the others wait for it at a barrier; lesson 04 has such a
-# kernel.
+# instead of never. It will be needed when a thread returns early and the others wait for it; lesson 04 has such a kernel. (What a GPU does then is
+# not settled by CUDA's language, which wants every thread of the block at the barrier. The hardware, since Volta, waits for the threads that have not exited.)
 #
 # ### Exercise 3.2 · run_block · about twenty lines
 # Write the rest of `run_block`:
@@ -341,6 +386,7 @@ print([type(error).__name__ for error in errors])
 # only start once it has finished.
 # </details>
 
+
 # %% tags=["exercise"]
 def run_block(kernel, grid, block, block_index, args):
     """Run all threads of one block at the same time; raise the first error that one of them raised."""
@@ -364,7 +410,9 @@ def run_block(kernel, grid, block, block_index, args):
             errors.append(error)
             barrier.abort()
 
-    threads = [threading.Thread(target=run_thread, args=(index,)) for index in indices(block)]
+    threads = [
+        threading.Thread(target=run_thread, args=(index,)) for index in indices(block)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -484,6 +532,7 @@ print(out)
 # - ( ) it depends
 # - ( ) a crash
 
+
 # %%
 def racy_sum(x, out):
     """The sum of the THREADS numbers in x, if you are lucky."""
@@ -540,11 +589,19 @@ print("without the barrier: wrong at least once in 200 runs:", seen[31.0] < 200)
 print("                     wrong every time:", seen[31.0] == 0)
 
 seen_with_barrier = sums_seen(block_sum)
-print("with the barrier:    wrong at least once in 200 runs:", seen_with_barrier[31.0] < 200)
+print(
+    "with the barrier:    wrong at least once in 200 runs:",
+    seen_with_barrier[31.0] < 200,
+)
 
 figure, axes = plt.subplots(figsize=(8, 2.6))
 names = sorted(seen)
-bars = axes.bar([f"{name:g}" for name in names], [seen[name] for name in names], color=ORANGE, edgecolor="black")
+bars = axes.bar(
+    [f"{name:g}" for name in names],
+    [seen[name] for name in names],
+    color=ORANGE,
+    edgecolor="black",
+)
 axes.bar_label(bars)
 if 31.0 in seen:
     bars[names.index(31.0)].set(facecolor=BLUE, hatch="//")
@@ -570,22 +627,62 @@ show_figure(
 #
 # A block can share them. Cut the matrices into tiles of 4×4. A block owns one tile of `c`. It walks along its row of
 # tiles in `a` and its column of tiles in `b`. At each stop every thread loads **one** number of each tile into shared memory, all wait, and
-# then everyone computes from shared memory. (Of `a` and `c` only the rows that this block works on are drawn.)
+# then everyone computes from shared memory.
 #
-# ```
-#              b:   . . . .  0 0 0 0
-#                   . . . .  0 0 0 0     the block that owns the tile C of c
-#                   . . . .  0 0 0 0     first loads the two tiles 0 and multiplies them,
-#                   . . . .  0 0 0 0     then loads the two tiles 1, in the same
-#                   . . . .  1 1 1 1     shared arrays, and adds their product
-#                   . . . .  1 1 1 1
-#                   . . . .  1 1 1 1
-#                   . . . .  1 1 1 1
-# a:  0 0 0 0 1 1 1 1    . . . . C C C C  :c
-#     0 0 0 0 1 1 1 1    . . . . C C C C
-#     0 0 0 0 1 1 1 1    . . . . C C C C
-#     0 0 0 0 1 1 1 1    . . . . C C C C
-# ```
+#
+# In the picture the block that owns the orange tile of `c` makes two stops. At the first it loads the two blue tiles and multiplies them; at the
+# second the two green ones, into the same shared arrays, and adds their product. The white tiles are for other blocks.
+
+# %% jupyter={"source_hidden": true}
+from course.figures import GREEN
+
+
+def draw_tiles(tile=4):
+    """a (left), b (above) and c, 8 x 8 each, in tiles; those of one block are coloured."""
+    figure, axes = plt.subplots(figsize=(6.6, 5.2))
+    places = {"a": (0, 9), "b": (9, 0), "c": (9, 9)}  # upper left corners
+    colours = {
+        ("a", 0, 0): BLUE,
+        ("a", 0, 1): GREEN,
+        ("b", 0, 1): BLUE,
+        ("b", 1, 1): GREEN,
+        ("c", 0, 1): ORANGE,
+    }
+    for name, (left, top) in places.items():
+        for row in range(2 * tile):
+            for column in range(2 * tile):
+                mine = colours.get((name, row // tile, column // tile))
+                axes.add_patch(
+                    plt.Rectangle(
+                        (left + column, top + row),
+                        1,
+                        1,
+                        facecolor=mine or "white",
+                        edgecolor="lightgrey" if mine is None else "white",
+                    )
+                )
+        axes.text(left - 0.4, top + 4, name, ha="right", va="center", fontsize=16)
+    for words, x, y in [
+        ("stop 0", 2, 11),
+        ("stop 1", 6, 11),
+        ("stop 0", 15, 2),
+        ("stop 1", 15, 6),
+        ("its own", 15, 11),
+    ]:
+        axes.text(x, y, words, ha="center", va="center", color="white", fontsize=12)
+    axes.set(xlim=(-1.2, 17.2), ylim=(17.2, -0.2), aspect="equal")
+    axes.axis("off")
+    return figure
+
+
+show_figure(
+    draw_tiles(),
+    "three matrices of 8 by 8 numbers in tiles of 4 by 4: a at the left, b above, c where they meet. The block that owns "
+    "the upper right tile of c is orange. At stop 0 it loads the upper left tile of a and the upper right tile of b, both "
+    "blue; at stop 1 the upper right tile of a and the lower right tile of b, both green.",
+)
+
+# %% [markdown]
 #
 # **Predict.** How many numbers are read from `a` and `b` now? There are 4 blocks, each makes 2 stops, at each stop its 16 threads
 # load 2 numbers each: `___`
@@ -670,7 +767,9 @@ from sim import KernelBug, simulate
 # %% tags=["uses-exercise"]
 c_sim = np.full((6, 7), np.nan, dtype=float32)
 report = simulate(matmul)[dim3(2, 2), dim3(TILE, TILE)](a, b, c_sim)
-print("largest difference from your simulator below 1e-5:", np.abs(c_sim - c).max() < 1e-5)
+print(
+    "largest difference from your simulator below 1e-5:", np.abs(c_sim - c).max() < 1e-5
+)
 print("findings:", len(report.findings))
 
 # %% [markdown]
@@ -689,6 +788,7 @@ except KernelBug as bug:
 # Second, it makes bad luck repeatable. Your threads run when the operating system likes. `sim` lets one thread run at a time, in
 # a random order that depends on the `seed` alone. The racy sum with fifty seeds, and then all fifty again:
 
+
 # %%
 def racy_result(seed):
     x = np.array([3, 1, 4, 1, 5, 9, 2, 6], dtype=float32)
@@ -704,11 +804,31 @@ print("some seeds give the right one:", any(result == 31 for result in first))
 print("each seed gives the same sum again:", first == second)
 
 # %% [markdown]
+# And it draws what it has seen. In the racy sum, no line stands between one step and the next: a barrier would be one. (Time counts the accesses of each thread.)
+
+# %%
+from sim.observers import DEFAULT, Trace
+
+x, out = np.array([3, 1, 4, 1, 5, 9, 2, 6], dtype=float32), np.zeros(1, dtype=float32)
+simulate(racy_sum, on_finding="report", observers=[*DEFAULT, Trace])[1, 8](
+    x, out
+).timeline()
+
+# %% [markdown]
+# Your own sum, with a line after each step, in which the threads without work wait (grey):
+
+# %% tags=["uses-exercise"]
+simulate(block_sum, observers=[*DEFAULT, Trace])[1, 8](x, out).timeline()
+
+# %% [markdown]
+# ### How fast (optional)
+#
 # `sim` has two engines. `fibers`, the one we just used, is quick: its threads are greenlets, functions that can stop in
 # the middle and hand over to another at next to no cost. `threads` uses one Python thread per CUDA thread, as yours does, but
 # still lets only one run at a time. Both take the threads in the same order.
 #
 # **Predict.** A launch of `add` with 4096 threads, in yours and in `sim` with fibers. Which is faster?
+
 
 # %% tags=["uses-exercise"]
 def seconds(call):
@@ -738,13 +858,16 @@ print("sim is faster:", sims < yours)
 #
 # Each kernel on sizes that do not fit the blocks: your simulator against NumPy, then both engines of `sim` against yours.
 
+
 # %% tags=["uses-exercise"]
 def cases(numbers):
     """For each kernel: its grid and block, its inputs, what NumPy says."""
     x, y = numbers.standard_normal((2, 29)).astype(float32)
     a = numbers.standard_normal((9, 5)).astype(float32)
     b = numbers.standard_normal((5, 11)).astype(float32)
-    sums = np.array([x[start : start + THREADS].sum() for start in range(0, 29, THREADS)])
+    sums = np.array(
+        [x[start : start + THREADS].sum() for start in range(0, 29, THREADS)]
+    )
     return [
         (add, dim3(4), dim3(8), (x, y), x + y),
         (block_sum, dim3(4), dim3(THREADS), (x,), sums),
@@ -754,8 +877,12 @@ def cases(numbers):
 
 simulators = {
     "yours": launch,
-    "sim, fibers": lambda kernel, grid, block, *args: simulate(kernel)[grid, block](*args),
-    "sim, threads": lambda kernel, grid, block, *args: simulate(kernel, engine="threads")[grid, block](*args),
+    "sim, fibers": lambda kernel, grid, block, *args: simulate(kernel)[grid, block](
+        *args
+    ),
+    "sim, threads": lambda kernel, grid, block, *args: simulate(
+        kernel, engine="threads"
+    )[grid, block](*args),
 }
 
 print(f"{'kernel':10} {'simulator':13} {'against':8} largest difference")
@@ -779,7 +906,9 @@ on_this_machine = cuda.jit if cuda.is_available() else simulate
 _, grid, block, inputs, wanted = cases(np.random.default_rng(4))[2]
 c = np.full(wanted.shape, np.nan, dtype=float32)
 on_this_machine(matmul)[grid, block](*inputs, c)
-print("matmul, largest difference from numpy below 1e-5:", np.abs(c - wanted).max() < 1e-5)
+print(
+    "matmul, largest difference from numpy below 1e-5:", np.abs(c - wanted).max() < 1e-5
+)
 
 # %% [markdown]
 # ## In three lines

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 04 · What can go wrong
 #
-# **60 minutes** · builds on lesson 03: threads and blocks, the guard, `syncthreads`, shared memory, `simulate`
+# **70 minutes** · builds on lesson 03: threads and blocks, the guard, `syncthreads`, shared memory, `simulate`
 #
 # You will be able to:
 #
@@ -18,14 +18,16 @@
 # - say what each of them looks like on a real GPU, where nobody tells you.
 #
 # Here are nine kernels with one bug each. None needs more than fifteen lines, and each does something that you would
-# really want. The bugs are of nine kinds, and the simulator `sim` has a name for each:
+# really want. The bugs are of nine kinds, and the simulator `sim` has a name for each. They do not come in this order:
 #
-# | | the wrong place | | the wrong moment | | waiting for ever |
-# |---|---|---|---|---|---|
-# | 1 | `out-of-bounds` | 4 | `race-shared` | 6 | `barrier-divergence` |
-# | 2 | `negative-index` | 5 | `race-global` | 7 | `warp-divergence` |
-# | 3 | `uninitialized-read` | | | 8 | `deadlock` |
-# | | | | | 9 | `no-progress` |
+# | the wrong place | the wrong moment | waiting for ever |
+# |---|---|---|
+# | `negative-index` | `race-global` | `deadlock` |
+# | `out-of-bounds` | `race-shared` | `no-progress` |
+# | `uninitialized-read` | | `barrier-divergence` |
+# | | | `warp-divergence` |
+#
+# At the end six more kernels wait without a label, and you name their bugs from the source alone.
 #
 # It is always the same game. **Guess** from the source what will happen, and do not run anything before you have an answer.
 # **Run**, and read what `sim` says. **Mend** the kernel: copy its body into the empty one below it, and change a line or two.
@@ -45,17 +47,21 @@ from numpy import float32, int32
 
 from course import check
 from sim import simulate
+from sim.observers import DEFAULT, Trace
 
 
 def tell(report):
     """Print what `sim` has found in a launch."""
-    print(*[finding.message for finding in report.findings] or ["no findings"], sep="\n\n")
+    print(
+        *[finding.message for finding in report.findings] or ["no findings"], sep="\n\n"
+    )
 
 
 # %% [markdown]
 # ## 1. A board
 #
 # One thread for every square. x counts along a row, y counts the rows, and `board[y, x]` is the square in row y. There is even a guard.
+
 
 # %%
 def checkerboard(board):
@@ -97,7 +103,9 @@ print(board)
 # %%
 board = np.full((8, 8), -1)
 tell(simulate(checkerboard, on_finding="report")[1, (8, 8)](board))
-print("right on a chess board:", np.array_equal(board, np.indices((8, 8)).sum(axis=0) % 2))
+print(
+    "right on a chess board:", np.array_equal(board, np.indices((8, 8)).sum(axis=0) % 2)
+)
 
 # %% [markdown]
 # On a square nobody can tell rows from columns. And `sim` has nothing to say, since nothing happened: it judges **what a
@@ -109,6 +117,7 @@ print("right on a chess board:", np.array_equal(board, np.indices((8, 8)).sum(ax
 # or a barrier of the grid where the kernel above does.
 #
 # <details><summary>Hint</summary>Which number must <code>x</code> stay below in a board with 3 rows of 5 squares?</details>
+
 
 # %% tags=["exercise"]
 def checkerboard_fixed(board):
@@ -128,9 +137,10 @@ check.ex04_1(checkerboard_fixed)
 #
 # A token often wants to know what the token before it said. This kernel shifts a sequence by one place, and its guard is right.
 
+
 # %%
 def previous(x, out):
-    """out[i] = x[i - 1]; out[0] = 0, as nobody comes before the first; x and out are 1-D, of one size."""
+    """out[i] = x[i - 1], and out[0] = 0; x and out are 1-D, of one size."""
     i = cuda.grid(1)
     if i < x.size:
         out[i] = x[i - 1]
@@ -168,9 +178,10 @@ print(out)
 # A guard need not skip the work: `a if condition else b` gives the thread something else to write.
 # </details>
 
+
 # %% tags=["exercise"]
 def previous_fixed(x, out):
-    """out[i] = x[i - 1]; out[0] = 0, as nobody comes before the first; x and out are 1-D, of one size."""
+    """out[i] = x[i - 1], and out[0] = 0; x and out are 1-D, of one size."""
     # BEGIN SOLUTION 4.2
     i = cuda.grid(1)
     if i < x.size:
@@ -187,9 +198,10 @@ check.ex04_2(previous_fixed)
 # A softmax begins with the maximum (lesson 01). Every thread puts its number into shared memory, all wait, and then thread 0 looks through
 # what they have brought. Shared memory has room for 32 numbers, so a block may have up to 32 threads.
 
+
 # %%
 def block_max(x, out):
-    """out[b] = the largest number in block b's part of x; x is 1-D, out has one element a block; blocks of up to 32 threads."""
+    """out[b] = the largest number in block b's part of x; up to 32 threads a block."""
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
     if i < x.size:
@@ -234,9 +246,10 @@ print(out)
 # Where did the running maximum start, before the first score had been read? `float32(-math.inf)` works in a kernel.
 # </details>
 
+
 # %% tags=["exercise"]
 def block_max_fixed(x, out):
-    """out[b] = the largest number in block b's part of x; x is 1-D, out has one element a block; blocks of up to 32 threads."""
+    """out[b] = the largest number in block b's part of x; up to 32 threads a block."""
     # BEGIN SOLUTION 4.3
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
@@ -265,9 +278,10 @@ check.ex04_3(block_max_fixed)
 # | step = 1: threads 1–3 do `part[t] += part[t - 1]` | 1 | **2** | **2** | **2** |
 # | step = 2: threads 2–3 do `part[t] += part[t - 2]` | 1 | 2 | **3** | **4** |
 
+
 # %%
 def running_sum(x, out):
-    """Each block writes the running sums of its part of x into out; x and out are 1-D, with one element for every thread."""
+    """Each block writes the running sums of its part of x into out, one a thread."""
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
     part[t] = x[i]
@@ -305,6 +319,18 @@ print("wanted 1 to 8, got", out)
 #
 # The last pass is fine, by the way: after it each thread reads only what it has written itself.
 #
+# The launch as a picture, from `sim`'s own record of it: `Trace` writes down each access, and the report draws it in one line. A row is a thread,
+# the vertical lines are barriers. Between two of them nothing says who comes first.
+
+# %%
+report = simulate(running_sum, on_finding="report", observers=[*DEFAULT, Trace])[1, 8](
+    x, out
+)
+report.timeline()
+
+# %% [markdown]
+# In each pass between two barriers there are columns for *load* and for *store*, and a thread's store may come before its right neighbour's load.
+#
 # ### Exercise 4.4 · running_sum · three lines
 # Make room for the barrier: first everybody reads into a variable of its own, then everybody waits, then everybody writes.
 #
@@ -321,9 +347,10 @@ print("wanted 1 to 8, got", out)
 # No. It keeps the next pass from reading before this one has written.
 # </details>
 
+
 # %% tags=["exercise"]
 def running_sum_fixed(x, out):
-    """Each block writes the running sums of its part of x into out; x and out are 1-D, with one element for every thread."""
+    """Each block writes the running sums of its part of x into out, one a thread."""
     # BEGIN SOLUTION 4.4
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
@@ -348,9 +375,10 @@ check.ex04_4(running_sum_fixed)
 # How often does each letter occur? Letters are the numbers 0, 1, 2, one thread reads one letter, and the counters lie in global memory, where
 # all blocks can reach them.
 
+
 # %%
 def histogram(letters, counts):
-    """counts[k] = how many of the letters are k; letters is 1-D, of integers from 0; counts comes in full of zeros."""
+    """counts[k] = how many of the letters are k, from 0 on; counts is 0 before."""
     i = cuda.grid(1)
     if i < letters.size:
         counts[letters[i]] += 1
@@ -391,9 +419,10 @@ print(counts)
 # `cuda.atomic.add(array, index, value)`; the index here is the letter.
 # </details>
 
+
 # %% tags=["exercise"]
 def histogram_fixed(letters, counts):
-    """counts[k] = how many of the letters are k; letters is 1-D, of integers from 0; counts comes in full of zeros."""
+    """counts[k] = how many of the letters are k, from 0 on; counts is 0 before."""
     # BEGIN SOLUTION 4.5
     i = cuda.grid(1)
     if i < letters.size:
@@ -410,9 +439,10 @@ check.ex04_5(histogram_fixed)
 # You know it from lesson 03: each block writes its part back to front. There it could do whole parts only. This one knows how long its part
 # is. (`i - t` is where the part begins.) And instead of an `if` around everything, the guard is a `return`, as in much code that you will read.
 
+
 # %%
 def mirror(x, out):
-    """Each block writes its part of x into out, back to front; the last part may be short; blocks of up to 32 threads."""
+    """Each block writes its part of x into out, back to front; up to 32 threads."""
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
     if i >= x.size:
@@ -441,8 +471,20 @@ print(out)
 # This finding has no cell that is read or written. It tells **who waits and where**. In block 1, two of four threads wait at the barrier in line 8. Thread 2
 # stands for the other two: it *returned*, and whoever has returned will never come. Block 0 was complete, all its threads arrived, and it finished; block 1
 # did not. (`sim` ends a block in which nobody can go on. The simulator you built yourself would have waited ten seconds.)
-#
+
+# %%
+report = simulate(mirror, on_finding="report", observers=[*DEFAULT, Trace])[2, 4](
+    x, out
+)
+report.timeline(block=1)
+
+# %% [markdown]
 # The rule from lesson 03: a guard may skip the work, never the barrier. A `return` skips everything after it.
+#
+# Would it hang on a GPU? The language promises nothing: CUDA allows `syncthreads` under a condition only if the condition is the same in the
+# whole block. The hardware, since Volta (2017), waits for those threads of the block that have not *exited*, so after an early `return` this kernel may well
+# give the right values there. A barrier inside an `if` that other threads walk past is another matter: they are still there, and are waited for.
+# `sim` holds you to what the language promises.
 #
 # ### Exercise 4.6 · mirror · three lines
 #
@@ -455,9 +497,10 @@ print(out)
 # It only computes; it may stand inside or outside. Threads without an element need it for nothing.
 # </details>
 
+
 # %% tags=["exercise"]
 def mirror_fixed(x, out):
-    """Each block writes its part of x into out, back to front; the last part may be short; blocks of up to 32 threads."""
+    """Each block writes its part of x into out, back to front; up to 32 threads."""
     # BEGIN SOLUTION 4.6
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
@@ -483,14 +526,15 @@ check.ex04_6(mirror_fixed)
 # `cuda.shfl_up_sync` is the same with the lane before. The first argument names the lanes that take part, one bit each: 32 ones, so all of
 # them. All that are named have to come to this call, or nobody gets anything: it is a small barrier.
 
+
 # %%
 def swap_neighbours(x, out):
-    """out[0], out[1], out[2], out[3], ... = x[1], x[0], x[3], x[2], ...; one element for every thread, blocks of whole warps."""
+    """out = x[1], x[0], x[3], x[2], ...; an element for every thread, whole warps."""
     i = cuda.grid(1)
     if i % 2 == 0:
-        other = cuda.shfl_down_sync(0xffffffff, x[i], 1)
+        other = cuda.shfl_down_sync(0xFFFFFFFF, x[i], 1)
     else:
-        other = cuda.shfl_up_sync(0xffffffff, x[i], 1)
+        other = cuda.shfl_up_sync(0xFFFFFFFF, x[i], 1)
     out[i] = other
 
 
@@ -527,13 +571,14 @@ print("threads that got a value:", np.count_nonzero(~np.isnan(out)))
 # Nobody comes before lane 0 and nobody after lane 31. There a shuffle gives the lane its own value back, and here neither of them wants it.
 # </details>
 
+
 # %% tags=["exercise"]
 def swap_neighbours_fixed(x, out):
-    """out[0], out[1], out[2], out[3], ... = x[1], x[0], x[3], x[2], ...; one element for every thread, blocks of whole warps."""
+    """out = x[1], x[0], x[3], x[2], ...; an element for every thread, whole warps."""
     # BEGIN SOLUTION 4.7
     i = cuda.grid(1)
-    after = cuda.shfl_down_sync(0xffffffff, x[i], 1)
-    before = cuda.shfl_up_sync(0xffffffff, x[i], 1)
+    after = cuda.shfl_down_sync(0xFFFFFFFF, x[i], 1)
+    before = cuda.shfl_up_sync(0xFFFFFFFF, x[i], 1)
     out[i] = after if i % 2 == 0 else before
     # END SOLUTION
 
@@ -548,9 +593,10 @@ check.ex04_7(swap_neighbours_fixed)
 # blocks**, and `syncthreads` waits only for one's own. There is a barrier for the whole grid: `cuda.cg.this_grid().sync()`. It opens when every
 # thread of every block has come. (For this all blocks must be on the GPU at the same time, so the grid must not be too large.)
 
+
 # %%
 def shares(x, total, out):
-    """out = x / the sum of x, and total[0] = that sum; x and out are 1-D, of one size; total comes in as one 0."""
+    """out = x / the sum of x, and total[0] = that sum; total comes in as one 0."""
     i = cuda.grid(1)
     if i < x.size:
         cuda.atomic.add(total, 0, x[i])
@@ -589,9 +635,10 @@ for blocks in [2, 3]:
 # As in 4.6: a guard before the barrier, a guard after it, and the barrier under none of them.
 # </details>
 
+
 # %% tags=["exercise"]
 def shares_fixed(x, total, out):
-    """out = x / the sum of x, and total[0] = that sum; x and out are 1-D, of one size; total comes in as one 0."""
+    """out = x / the sum of x, and total[0] = that sum; total comes in as one 0."""
     # BEGIN SOLUTION 4.8
     i = cuda.grid(1)
     if i < x.size:
@@ -612,12 +659,14 @@ check.ex04_8(shares_fixed)
 # take the first token whose sum lies above `u`: for 0.5 it is token 2. With fifty thousand tokens one does not walk through them all, one halves: is it in the left half
 # or in the right?
 
+
 # %%
 def sample(cumulative, u, token):
-    """token[i] = the first k with u[i] < cumulative[k]; cumulative rises to 1, u is below 1; u and token are 1-D, of one size."""
+    """token[i] = the first k with u[i] < cumulative[k], which rises to 1; u is below 1."""
     i = cuda.grid(1)
     if i < u.size:
-        low, high = 0, cumulative.size - 1  # the token is one of low, low + 1, ..., high
+        # the token is one of low, low + 1, ..., high
+        low, high = 0, cumulative.size - 1
         while low < high:
             middle = (low + high) // 2
             if cumulative[middle] <= u[i]:
@@ -642,7 +691,11 @@ cumulative = np.array([0.1, 0.3, 0.7, 1.0], dtype=float32)
 for draw in [0.05, 0.5]:
     u, token = np.array([draw], dtype=float32), np.full(1, -1)
     print(f"u = {draw}:")
-    tell(simulate(sample, max_steps=1000, on_finding="report")[1, 1](cumulative, u, token))
+    tell(
+        simulate(sample, max_steps=1000, on_finding="report")[1, 1](
+            cumulative, u, token
+        )
+    )
     print("token", token[0])
     print()
 
@@ -666,9 +719,10 @@ for draw in [0.05, 0.5]:
 # There `middle` may be the answer, so it has to stay in. And it makes progress: `middle < high`, as `//` rounds down.
 # </details>
 
+
 # %% tags=["exercise"]
 def sample_fixed(cumulative, u, token):
-    """token[i] = the first k with u[i] < cumulative[k]; cumulative rises to 1, u is below 1; u and token are 1-D, of one size."""
+    """token[i] = the first k with u[i] < cumulative[k], which rises to 1; u is below 1."""
     # BEGIN SOLUTION 4.9
     i = cuda.grid(1)
     if i < u.size:
@@ -696,7 +750,7 @@ check.ex04_9(sample_fixed)
 # | `uninitialized-read` | silent: right until old values lie there | shared memory filled under an `if`; sums that nobody sets to 0 |
 # | `race-shared` | wrong at times, on some GPUs, with some sizes | read here, written there, no barrier in between; `+=` with a neighbour |
 # | `race-global` | counts too small, by a little, each time another little | `+=` to a place that threads share; a block that reads what another one writes |
-# | `barrier-divergence` | undefined: it hangs, or the values are wrong, or you see nothing | `return`, `if` and loops of unequal length before a `syncthreads` |
+# | `barrier-divergence` | undefined: it hangs, or the values are wrong, or you see nothing (after an early `return`, mostly nothing) | `return`, `if` and loops of unequal length before a `syncthreads` |
 # | `warp-divergence` | undefined, likewise | a shuffle under an `if` |
 # | `deadlock` | it hangs, and the GPU is busy | a grid barrier under an `if`; one block that waits for another |
 # | `no-progress` | it hangs, and the GPU is busy | `while`: what gets smaller each time? |
@@ -718,6 +772,7 @@ check.ex04_9(sample_fixed)
 #
 # Each of the nine with twenty seeds: how often the broken kernel gave the right values and how often `sim` saw the bug, then the same for yours.
 
+
 # %%
 def floats(*values):
     return np.array(values, dtype=float32)
@@ -729,15 +784,57 @@ def nothing(size):
 
 digits, hill = floats(3, 1, 4, 1, 5, 9, 2, 6), floats(1, 2, 3, 4, 4, 3, 2, 1)
 LAUNCHES = {  # kernel: grid, block, its inputs, its outputs before the launch, what NumPy says they are after it
-    "checkerboard": (1, (8, 8), [], [np.full((3, 5), -1)], [np.indices((3, 5)).sum(axis=0) % 2]),
-    "previous": (2, 4, [floats(1, 2, 3, 4, 5, 6)], [nothing(6)], [floats(0, 1, 2, 3, 4, 5)]),
-    "block_max": (2, 4, [floats(-3, -1, -4, -1, -5, -9)], [nothing(2)], [floats(-1, -5)]),
+    "checkerboard": (
+        1,
+        (8, 8),
+        [],
+        [np.full((3, 5), -1)],
+        [np.indices((3, 5)).sum(axis=0) % 2],
+    ),
+    "previous": (
+        2,
+        4,
+        [floats(1, 2, 3, 4, 5, 6)],
+        [nothing(6)],
+        [floats(0, 1, 2, 3, 4, 5)],
+    ),
+    "block_max": (
+        2,
+        4,
+        [floats(-3, -1, -4, -1, -5, -9)],
+        [nothing(2)],
+        [floats(-1, -5)],
+    ),
     "running_sum": (1, 8, [digits], [nothing(8)], [np.cumsum(digits)]),
     "histogram": (2, 4, [letters], [np.zeros(3, dtype=int32)], [np.bincount(letters)]),
-    "mirror": (2, 4, [floats(1, 2, 3, 4, 5, 6)], [nothing(6)], [floats(4, 3, 2, 1, 6, 5)]),
-    "swap_neighbours": (1, 32, [np.arange(32).astype(float32)], [nothing(32)], [np.arange(32) ^ 1]),
-    "shares": (3, 4, [hill], [np.zeros(1, dtype=float32), nothing(8)], [floats(20), hill / 20]),
-    "sample": (1, 4, [cumulative, floats(0.05, 0.5, 0.2, 0.9)], [np.full(4, -1)], [np.array([0, 2, 1, 3])]),
+    "mirror": (
+        2,
+        4,
+        [floats(1, 2, 3, 4, 5, 6)],
+        [nothing(6)],
+        [floats(4, 3, 2, 1, 6, 5)],
+    ),
+    "swap_neighbours": (
+        1,
+        32,
+        [np.arange(32).astype(float32)],
+        [nothing(32)],
+        [np.arange(32) ^ 1],
+    ),
+    "shares": (
+        3,
+        4,
+        [hill],
+        [np.zeros(1, dtype=float32), nothing(8)],
+        [floats(20), hill / 20],
+    ),
+    "sample": (
+        1,
+        4,
+        [cumulative, floats(0.05, 0.5, 0.2, 0.9)],
+        [np.full(4, -1)],
+        [np.array([0, 2, 1, 3])],
+    ),
 }
 
 
@@ -746,12 +843,21 @@ def launched(kernel, name, run):
     grid, block, inputs, outputs, wanted = LAUNCHES[name]
     outputs = [array.copy() for array in outputs]
     report = run(kernel)[grid, block](*inputs, *outputs)
-    return report, all(np.abs(got - right).max() <= 1e-6 for got, right in zip(outputs, wanted))
+    return report, all(
+        np.abs(got - right).max() <= 1e-6 for got, right in zip(outputs, wanted)
+    )
 
 
 def twenty_seeds(kernel, name):
     """In how many of twenty runs the values were right, and in how many `sim` found something."""
-    runs = [launched(kernel, name, lambda k: simulate(k, seed=seed, max_steps=1000, on_finding="report")) for seed in range(20)]
+    runs = [
+        launched(
+            kernel,
+            name,
+            lambda k: simulate(k, seed=seed, max_steps=1000, on_finding="report"),
+        )
+        for seed in range(20)
+    ]
     return f"{sum(right for _, right in runs):5} of 20   {sum(bool(report.findings) for report, _ in runs):5} of 20"
 
 
@@ -789,6 +895,61 @@ for broken, fixed in MENDED.items():
     print(f"{fixed.__name__:22} right: {right}")
 
 # %% [markdown]
+# ## Six without a label
+#
+# Now without `sim` at your side. One of these kernels is sound; each of the others has a bug of one of the nine kinds. (The numbers in front count the
+# lines. `a` to `f` are launched with sizes that do not divide, on several blocks where the kernel speaks of blocks.)
+
+# %%
+import inspect
+
+from course.check.six_kernels import KERNELS
+
+for name, kernel in KERNELS.items():
+    for number, line in enumerate(inspect.getsource(kernel).splitlines(), start=1):
+        print(f"{number:3}  {line}")
+    print()
+
+# %% [markdown]
+# ### Exercise 4.10 · names · six words
+# For each of them the name of its bug, as in the table of the nine kinds above, or `"none"`. The check launches all six in `sim` and compares.
+#
+# <details><summary>Hint: four questions</summary>
+#
+# What is the largest index, and the smallest? Who wrote what is read here? What stands between this write and that read? Does every thread come to
+# this barrier equally often?
+# </details>
+
+
+# %% tags=["exercise"]
+def names():
+    """{"a": ..., ..., "f": ...}: the kind of bug in each of the six kernels, or "none"."""
+    # BEGIN SOLUTION 4.10
+    return {
+        "a": "out-of-bounds",
+        "b": "uninitialized-read",
+        "c": "race-global",
+        "d": "none",
+        "e": "race-shared",
+        "f": "barrier-divergence",
+    }
+    # END SOLUTION
+
+
+# %% tags=["check"]
+check.ex04_10(names)
+
+# %% [markdown]
+# <details><summary>The six, one line each</summary>
+#
+# - **a**: the guard is right for `x[i]`; for `x[i + 1]` the last thread with an element reads one too far.
+# - **b**: nobody sets `mine` to 0, and an atomic addition reads what it adds to.
+# - **c**: the thread before writes the element that is read here, at the same time or later, and perhaps in another block.
+# - **d**: sound. The `return` is that of a *whole* block, so nobody waits for anybody; and the neighbour's element is read after the barrier.
+# - **e**: one barrier is missing: a quick thread puts the next tile over the one that a slow thread still reads.
+# - **f**: thread t comes to the barrier t + 1 times. The loops are of unequal length.
+# </details>
+#
 # ## In three lines
 # - A kernel goes wrong in the wrong place, at the wrong moment, or by waiting for somebody who never comes.
 # - A finding says what, who, where and why; its fix is a guess, and the thinking is yours.

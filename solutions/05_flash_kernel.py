@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 05 · The flash kernel
 #
-# **60 minutes** · builds on lesson 02 (tiles, queries outer) and lesson 03 (threads, shared memory, barriers)
+# **60 minutes** to the kernel that works, and 25 for the bug hunt (section 6, *optional*) · builds on lesson 02 (tiles, queries outer) and lesson 03 (threads, shared memory, barriers)
 #
 # You will be able to
 # 1. find a row or a tile in memory that is one long line of numbers;
@@ -22,10 +22,14 @@
 #
 # The published notebook from which this course grew ends in the middle of this kernel: its last cell does not even parse. Here you finish it,
 # and then you hunt the mistakes that such a kernel invites. No GPU is needed: `sim` runs the kernel and watches every access.
+#
+# What it is good for, first. The kernel of this lesson, with batches and heads and its rows in registers (`kernels.flash_attention`), as it ran on a GPU:
 
 # %%
 import inspect
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -34,9 +38,21 @@ from numpy import float32
 
 from course import check, progress_bar, show_figure
 from course.figures import BLUE, GREEN, ORANGE, SKY
+import kernels
 from kernels import attention, flash_attention
 from kernels.tiled import Traffic, queries_outer
 from sim import simulate
+from sim.observers import COUNTERS, DEFAULT, Trace
+
+recorded = json.loads(
+    (Path(kernels.__file__).parent / "data" / "lesson08.json").read_text("utf-8")
+)
+measured = recorded["roofline"]["flash_attention"]
+shape = measured["size"]
+one_matrix = shape["batch"] * shape["heads"] * shape["n"] ** 2 * 4 / 2**20
+print(f"recorded {recorded['date']} on one {recorded['gpu']}: {shape}, float32")
+print(f"the kernel: {measured['microseconds'] / 1000:.1f} ms, no N x N matrix")
+print(f"the matrix S alone, if it were stored: {one_matrix:.0f} MiB")
 
 # %% [markdown]
 # ## The idea in one picture
@@ -53,10 +69,28 @@ def draw_shared(columns, rows, d):
     """One line of boxes, a box a number: how a block's shared memory is split into the tiles of K, V, Q and O."""
     figure, axes = plt.subplots(figsize=(11, 1.9))
     start = 0
-    for name, height, colour in [("K", columns, BLUE), ("V", columns, SKY), ("Q", rows, ORANGE), ("O", rows, GREEN)]:
+    for name, height, colour in [
+        ("K", columns, BLUE),
+        ("V", columns, SKY),
+        ("Q", rows, ORANGE),
+        ("O", rows, GREEN),
+    ]:
         for number in range(height * d):
-            axes.bar(start + number + 0.5, 1, width=0.92, color=colour, edgecolor="black", alpha=1 if number // d % 2 else 0.6)
-        axes.text(start + height * d / 2, 1.15, f"{name} tile: {height} rows of {d}", ha="center", fontsize=12)
+            axes.bar(
+                start + number + 0.5,
+                1,
+                width=0.92,
+                color=colour,
+                edgecolor="black",
+                alpha=1 if number // d % 2 else 0.6,
+            )
+        axes.text(
+            start + height * d / 2,
+            1.15,
+            f"{name} tile: {height} rows of {d}",
+            ha="center",
+            fontsize=12,
+        )
         axes.text(start, -0.3, start, ha="left", fontsize=11)
         start += height * d
     axes.text(start, -0.3, start, ha="right", fontsize=11)
@@ -94,13 +128,18 @@ print(matrix[2:4].tolist(), "is", flat[2 * 3 : 4 * 3].tolist())
 #
 # **Predict.** For tiles of 48 keys and 32 queries with d = 64, how many bytes of shared memory does a block need, at 4 bytes a number? `___`
 
+
 # %%
 def shared_bytes(rows, columns, d):
     """Bytes for tiles of K, V (columns rows each) and Q, O (rows rows each)."""
     return 4 * (2 * columns * d + 2 * rows * d)
 
 
-print(shared_bytes(rows=32, columns=48, d=64), "bytes; a launch through Numba may ask for at most", 48 * 1024)
+print(
+    shared_bytes(rows=32, columns=48, d=64),
+    "bytes; a launch through Numba may ask for at most",
+    48 * 1024,
+)
 
 # %% [markdown]
 # ## 2. Many hands load a tile
@@ -256,7 +295,9 @@ def flash_kernel(q, k, v, o, n, d, columns, scale):
         load_tile(k_tile, k, start * d)
         load_tile(v_tile, v, start * d)
         cuda.syncthreads()  # loaded
-        m, l = visit(t, q_tile, k_tile, v_tile, o_tile, min(columns, n - start), d, scale, m, l)
+        m, l = visit(
+            t, q_tile, k_tile, v_tile, o_tile, min(columns, n - start), d, scale, m, l
+        )
         cuda.syncthreads()  # used: the next tile may come
     if first + t < n:
         for c in range(d):
@@ -275,6 +316,7 @@ check.ex05_3(flash_kernel)
 #
 # A host function launches the kernel, as the published notebook's `flash_attn` does, except that this one gives its output back.
 
+
 # %%
 def flash(q, k, v, rows, columns):
     """Your kernel on q, k, v (n, d), torch tensors in float32; returns (n, d)."""
@@ -292,8 +334,14 @@ def flash(q, k, v, rows, columns):
 
 # %% tags=["uses-exercise"]
 torch.manual_seed(5)
-column = [torch.tensor(numbers).view(2, 1) for numbers in ([1.0, 1.0], [0.0, 2.0], [0.0, -1.0])]
-corner, off_corner = torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([[0.0, 1.0], [0.0, 0.0]])
+column = [
+    torch.tensor(numbers).view(2, 1)
+    for numbers in ([1.0, 1.0], [0.0, 2.0], [0.0, -1.0])
+]
+corner, off_corner = (
+    torch.tensor([[1.0, 0.0], [0.0, 0.0]]),
+    torch.tensor([[0.0, 1.0], [0.0, 0.0]]),
+)
 examples = {
     "two by one": (*column, 2, 1),
     "one corner": (corner, corner, off_corner, 2, 2),
@@ -301,7 +349,9 @@ examples = {
     "33 x 8": (*torch.randn(3, 33, 8), 16, 12),
     "50 x 16": (*torch.randn(3, 50, 16), 32, 24),
 }
-print(f"{'example':12}{'rows':>5}{'columns':>8}   {'as in lesson 02':>15}{'as reference':>15}")
+print(
+    f"{'example':12}{'rows':>5}{'columns':>8}   {'as in lesson 02':>15}{'as reference':>15}"
+)
 for name, (q, k, v, rows, columns) in progress_bar(examples.items()):
     got = flash(q, k, v, rows, columns)
     tiled = queries_outer(q, k, v, rows, columns, Traffic())
@@ -310,21 +360,58 @@ for name, (q, k, v, rows, columns) in progress_bar(examples.items()):
     print(f"{name:12}{rows:5}{columns:8}   {near[0]!s:>15}{near[1]!s:>15}")
 
 # %% [markdown]
+# ### What it moves
+#
+# Lesson 02 counted before anything ran: with queries outer, 2·n·d + ⌈n / rows⌉·2·n·d numbers cross between global memory and the chip. For n = 64, d = 8 and
+# 16 rows these are 1024 + 4 · 1024 = 5120.
+#
+# **Predict.** How many loads and stores of global memory does `sim` count in *your* kernel? And how many, if each thread read all keys itself?
+
+# %% tags=["uses-exercise"]
+n, d, rows = 64, 8, 16
+q, k, v, o = np.random.default_rng(5).standard_normal((4, n * d)).astype(float32)
+launch = simulate(flash_kernel, observers=[*DEFAULT, *COUNTERS])
+counted = launch[n // rows, rows, 0, shared_bytes(rows, rows, d)](
+    q, k, v, o, n, d, rows, float32(d**-0.5)
+).counters["memory"]["global"]
+print("your kernel     ", counted["loads"] + counted["stores"])
+print("lesson 02       ", 2 * n * d + n // rows * 2 * n * d)
+print("without tiles   ", 2 * n * d + 2 * n * n * d)
+
+# %% [markdown]
+# Equal to the last number: what was a formula in lesson 02 is a kernel now.
+#
+# And its time, on a small launch: a row is a thread, a line is a barrier. *Load* (together) | *visit* (each for itself) | load | visit …
+
+# %% tags=["uses-exercise"]
+q, k, v, o = np.random.default_rng(5).standard_normal((4, 8)).astype(float32)
+launch = simulate(flash_kernel, observers=[*DEFAULT, Trace])
+report = launch[1, 4, 0, shared_bytes(4, 2, 2)](q, k, v, o, 4, 2, 2, float32(0.5))
+report.timeline()
+
+# %% [markdown]
+# ### Its sister in the package
+#
 # The same kernel, with batches, heads and a causal mask, and with its rows in registers (a thread's own memory) instead of shared memory, is `kernels/flash_forward.py`. Its
 # core will look familiar. (`weight(a, b)` is exp(a − b), `seen` is how many keys this query may look at, `KEYS` is your `columns`, and `width` your `d`.)
 
 # %%
 source = inspect.getsource(inspect.getmodule(flash_attention)).splitlines()
-begin = next(number for number, line in enumerate(source) if "for first in range" in line)
+begin = next(
+    number for number, line in enumerate(source) if "for first in range" in line
+)
 print("\n".join(source[begin : begin + 18]))
 
 # %% tags=["uses-exercise"]
 q, k, v = torch.randn(3, 20, 4)
 library = flash_attention(*(x.view(1, 1, 20, 4) for x in (q, k, v)), causal=False)
-print("same as yours:", (library[0, 0] - flash(q, k, v, rows=8, columns=8)).abs().max().item() < 1e-5)
+print(
+    "same as yours:",
+    (library[0, 0] - flash(q, k, v, rows=8, columns=8)).abs().max().item() < 1e-5,
+)
 
 # %% [markdown]
-# ## 6. A bug hunt
+# ## 6. A bug hunt (optional, 25 minutes)
 #
 # The published notebook stops at a kernel with a dozen mistakes. Six of them show as soon as you run the cell, or read it:
 #
@@ -343,12 +430,13 @@ print("same as yours:", (library[0, 0] - flash(q, k, v, rows=8, columns=8)).abs(
 # %%
 from course.check.lesson05 import unfinished
 
-print(inspect.getsource(unfinished))
+for number, line in enumerate(inspect.getsource(unfinished).splitlines(), start=1):
+    print(f"{number:3}  {line}")
 
 # %% [markdown]
 # ### Exercise 5.4 · repairs · six lines
 # Find the six wrong lines. Give each with the line that should stand in its place, as a dictionary `{"wrong line": "right line"}`. A line is copied whole, without the spaces
-# in front. Begin with an empty dictionary, `return {}`, and run the check: it shows the first two things that `sim` finds. Repair that, and run it again. A finding shows where threads
+# in front. Begin with an empty dictionary, `return {}`, and run the check: it shows the first two things that `sim` finds, and how many more there are. Repair that, and run it again. A finding shows where threads
 # meet, which need not be where the mistake is: ask of each of the two threads which queries it owns, and why.
 #
 # Two of the six need a sharp eye, as they give right answers for most inputs. The check helps there: its scores also climb from −1000 to 1000, and fall, and it has a last key far above the rest. In the

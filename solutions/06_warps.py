@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 06 · Warps
 #
-# **55 minutes** · builds on lesson 01 (the state `m, l, o` and how two of them merge), lesson 03 (kernels, `simulate`) and lesson 04 (findings, `cuda.grid`)
+# **60 minutes**, and 5 for the part marked *optional* · builds on lesson 01 (the state `m, l, o` and how two of them merge), lesson 03 (kernels, `simulate`) and lesson 04 (findings, `cuda.grid`)
 #
 # You will be able to:
 #
@@ -36,19 +36,33 @@ def draw_butterfly(numbers, steps, goal):
     figure, axes = plt.subplots(figsize=(10, 4.6))
     rows = [list(numbers)]
     for step in steps:
-        rows.append([rows[-1][lane] + rows[-1][lane ^ step] for lane in range(len(numbers))])
+        rows.append(
+            [rows[-1][lane] + rows[-1][lane ^ step] for lane in range(len(numbers))]
+        )
     leading = {goal}
     for height, step in reversed(list(enumerate(steps))):
         for lane in range(len(numbers)):
             for source in (lane, lane ^ step):
                 orange = lane in leading
-                look = {"color": ORANGE if orange else "grey", "linewidth": 3.5 if orange else 1, "zorder": 1 + orange}
+                look = {
+                    "color": ORANGE if orange else "grey",
+                    "linewidth": 3.5 if orange else 1,
+                    "zorder": 1 + orange,
+                }
                 axes.plot([source, lane], [-height, -height - 1], **look)
         leading |= {lane ^ step for lane in leading}
     for height, row in enumerate(rows):
         for lane, number in enumerate(row):
             circle = {"facecolor": "white", "boxstyle": "circle", "edgecolor": BLUE}
-            axes.text(lane, -height, number, ha="center", va="center", fontsize=14, bbox=circle)
+            axes.text(
+                lane,
+                -height,
+                number,
+                ha="center",
+                va="center",
+                fontsize=14,
+                bbox=circle,
+            )
         words = f"round {height}:\n{steps[height - 1]} away" if height else "start"
         axes.text(-1.1, -height, words, ha="center", va="center", fontsize=12)
     for lane in range(len(numbers)):
@@ -99,7 +113,9 @@ from sim import simulate
 
 def tell(report):
     """Print what `sim` has found in a launch."""
-    print(*[finding.message for finding in report.findings] or ["no findings"], sep="\n\n")
+    print(
+        *[finding.message for finding in report.findings] or ["no findings"], sep="\n\n"
+    )
 
 
 def who_is_here(seen):
@@ -185,6 +201,7 @@ for lane in (0, 1, 5, 7, 30, 31):
 #
 # **Predict.** 32 lanes hold 1, 2, 3, …, 32; the sum is 528. Which lanes hold 528 after the five steps of the kernel below?
 
+
 # %%
 def sum_down(x, out):
     """out[lane] = what the lane holds after five additions; one warp, 32 numbers."""
@@ -225,6 +242,7 @@ print("lanes that hold 528:", [lane for lane in range(32) if out[lane] == 528])
 # and at the store, and the loop is under no `if`.
 # </details>
 
+
 # %% tags=["exercise"]
 def warp_sum(x, out):
     """out[i] = the sum of the elements of x that the warp of thread i has; x and out are 1-D, of one size."""
@@ -264,6 +282,7 @@ print(out[:32], out[32:], sep="\n\n")
 # - ( ) a wrong number, or anything at all
 # - ( ) nothing: it waits for ever
 
+
 # %%
 def thrifty_sum(x, out):
     """out[0] = the sum of 32 numbers, with no lane doing anything in vain; or so it was meant."""
@@ -299,6 +318,7 @@ print("lane 0 wrote", out[0])
 #
 # **Guess before you run.** 45 elements, all of them 1, in a block of 64 threads. The right sums are 32 and 13. Which of them comes out?
 
+
 # %%
 def hasty_sum(x, out):
     """out[w] = the sum of the elements of warp w; or so it was meant."""
@@ -330,7 +350,7 @@ print("sums:", out)
 #
 # What is allowed is a branch in which a warp stays together, such as `if warp == 0`, or a `return` for all 32 lanes of a warp at once.
 #
-# ## 5. Votes
+# ## 5. Votes (optional)
 #
 # Sometimes one bit from each lane is enough. In a **vote** each lane puts in a yes or a no, and all lanes get the same answer:
 #
@@ -347,6 +367,7 @@ print("sums:", out)
 #
 # **Predict.** 70 keys; 0 to 39 are words, except that key 3 is forbidden, and the rest is padding. The warp makes three stops. How many allowed keys
 # does it count at each? What are the last ten digits of the first ballot?
+
 
 # %%
 def count_allowed(allowed, ballots, counts):
@@ -368,7 +389,9 @@ allowed[3] = False
 ballots, counts = np.zeros(3, dtype=np.uint32), np.full(3, -1)
 simulate(count_allowed)[1, 32](allowed, ballots, counts)
 for stop in range(3):
-    print(f"stop {stop}: {ballots[stop]:032b}   {'skipped' if counts[stop] < 0 else f'{counts[stop]} allowed'}")
+    print(
+        f"stop {stop}: {ballots[stop]:032b}   {'skipped' if counts[stop] < 0 else f'{counts[stop]} allowed'}"
+    )
 
 # %% [markdown]
 # The `continue` stands before a vote in which all lanes take part. Why is it no case for section 4? Because the condition is itself the outcome of a
@@ -459,6 +482,7 @@ check.ex06_2(merge_lanes)
 # %% [markdown]
 # The page, from your own function. It works in base e; with scores multiplied by ln 2 we get base 2, as e^(s · ln 2) = 2^s. Lanes 5 to 31 have read nothing.
 
+
 # %% tags=["uses-exercise"]
 def merge_the_page(m, l, o):
     """Each thread's state becomes that of its warp; m, l and o are 1-D."""
@@ -469,11 +493,17 @@ def merge_the_page(m, l, o):
     o[lane] = my_o[0]
 
 
-m, l, o = np.full(32, -np.inf, dtype=float32), np.zeros(32, dtype=float32), np.zeros(32, dtype=float32)
+m, l, o = (
+    np.full(32, -np.inf, dtype=float32),
+    np.zeros(32, dtype=float32),
+    np.zeros(32, dtype=float32),
+)
 m[:5], l[:5], o[:5] = math.log(2) * np.array([1, 0, 2, 0, 3]), 1, [12, 40, 6, 8, 8]
 simulate(merge_the_page)[1, 32](m, l, o)
 for lane in (0, 5, 31):
-    print(f"lane {lane:2}:  m = {m[lane] / math.log(2):.3f}   l = {l[lane]:.3f}   o = {o[lane]:.3f}   o / l = {o[lane] / l[lane]:.3f}")
+    print(
+        f"lane {lane:2}:  m = {m[lane] / math.log(2):.3f}   l = {l[lane]:.3f}   o = {o[lane]:.3f}   o / l = {o[lane] / l[lane]:.3f}"
+    )
 
 # %% [markdown]
 # ## 7. One warp, one query
@@ -488,7 +518,9 @@ for lane in (0, 5, 31):
 # |---|---|---|---|---|---|---|---|
 # | reads keys | 0, 32, 64 | 1, 33, 65 | … | 5, 37, 69 | 6, 38 | … | 31, 63 |
 #
-# Why not keys 0, 1, 2 for the first lane and 3, 4, 5 for the next? Because the lanes read at the same time, and a GPU is quickest when they read from places close together (lesson 08).
+# Why not keys 0, 1, 2 for the first lane and 3, 4, 5 for the next? That would be right as well, and for rows of eight numbers or more no dearer: each lane reads a row of its own
+# either way. (Shorter rows share their piece of memory with a neighbour's: lesson 08.) But `range(lane, seen, 32)` needs no size of a share, whatever the number of keys, and no lane
+# reads more than one key more than another.
 #
 # **Predict.** With causal attention, query `i` sees the keys `j <= i`. How many lanes have read something when the warp of query 4 is done? And which lane of query 32 reads
 # two keys?
@@ -517,6 +549,7 @@ for lane in (0, 5, 31):
 #
 # `m, l = merge_lanes(m, l, o)`, outside the loop and under no `if`. Then, if `lane == 0`, `out[i, c] = o[c] / l` for every c.
 # </details>
+
 
 # %% tags=["exercise"]
 def warp_attention(d):
@@ -571,6 +604,33 @@ check.ex06_3(warp_attention)
 # result alone passes a kernel that does 32 times the work. (So the check of 6.3 also looks at who reads which key.)
 # </details>
 #
+# The launch as a picture: one query, 70 keys with rows of one number, a row for each lane. Blue are the loads of q, k and v.
+
+# %% tags=["uses-exercise"]
+from sim.observers import COUNTERS, DEFAULT, Trace
+
+q, k, v = np.random.default_rng(6).standard_normal((3, 70, 1)).astype(float32)
+out = np.full((1, 1), np.nan, dtype=float32)
+traced = simulate(warp_attention(1), observers=[*DEFAULT, Trace])
+traced[1, 32](q[:1], k, v, float32(1), False, out).timeline()
+
+# %% [markdown]
+# ### The price
+#
+# No barrier and no shared memory: what is it paid with? In lesson 05 the queries of a block shared each tile. For 64 queries and keys of 8 numbers your kernel of lesson 05, with 16 queries a
+# block, loads and stores 5,120 numbers of global memory. **Predict** the same for one warp a query: more, fewer, as many?
+
+# %% tags=["uses-exercise"]
+q, k, v = np.random.default_rng(6).standard_normal((3, 64, 8)).astype(float32)
+out = np.full((64, 8), np.nan, dtype=float32)
+counting = simulate(warp_attention(8), observers=[*DEFAULT, *COUNTERS])
+moved = counting[32, 64](q, k, v, float32(0.5), False, out).counters["memory"]["global"]
+print(f"{moved['loads'] + moved['stores']:,} numbers")
+
+# %% [markdown]
+# 98,816 (with the solution's kernel): for each query all keys and all values, and the query's own row once for each key. That is 19 times as much. Caches soften it on a GPU, and still: on an H200 the package's
+# kernel of this kind took 68.7 ms where `flash_attention` took 5.0 (B 4, H 16, N 2048, d 64, causal). One warp a query is for few queries and many keys, as in decoding (lesson 14).
+#
 # ## 8. A layer
 #
 # A layer of attention is more than attention. `nn.MultiheadAttention` makes q, k and v from its input with one matrix, cuts them into heads, attends in each head, joins
@@ -600,7 +660,9 @@ def my_attention(q, k, v, causal):
     kernel = here(warp_attention(d))
     for b in range(batches):
         for h in range(heads):
-            kernel[(n + 1) // 2, 64](q[b, h], k[b, h], v[b, h], float32(1 / math.sqrt(d)), causal, out[b, h])
+            kernel[(n + 1) // 2, 64](
+                q[b, h], k[b, h], v[b, h], float32(1 / math.sqrt(d)), causal, out[b, h]
+            )
     return out
 
 
@@ -614,11 +676,17 @@ def my_attention(q, k, v, causal):
 # %% tags=["uses-exercise"]
 torch.manual_seed(6)
 layer = nn.MultiheadAttention(embed_dim=8, num_heads=2, batch_first=True)
-nn.init.normal_(layer.in_proj_bias)  # PyTorch starts it at 0, and would hide a bias that we forget
+# PyTorch starts both biases at 0, which would hide one that we forget
+nn.init.normal_(layer.out_proj.bias)
+nn.init.normal_(layer.in_proj_bias)
 layer = layer.to(device)
 layers = {
-    "your kernel": FusedAttention.from_multihead_attention(layer, attention=my_attention),
-    "the package's kernel": FusedAttention.from_multihead_attention(layer, attention=kernels.warp_attention),
+    "your kernel": FusedAttention.from_multihead_attention(
+        layer, attention=my_attention
+    ),
+    "the package's kernel": FusedAttention.from_multihead_attention(
+        layer, attention=kernels.warp_attention
+    ),
 }
 
 
@@ -626,7 +694,9 @@ def errors(fused, x, causal):
     """The largest and the mean difference between a layer of ours and PyTorch's, on x (B, N, E)."""
     future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=device).triu(1)
     with torch.no_grad():
-        wanted = layer(x, x, x, attn_mask=future if causal else None, need_weights=False)[0]
+        wanted = layer(
+            x, x, x, attn_mask=future if causal else None, need_weights=False
+        )[0]
         error = (fused(x, causal) - wanted).abs()
     return error.max().item(), error.mean().item()
 
@@ -643,11 +713,19 @@ for name, fused in layers.items():
 #
 # Each part against an independent one, then your kernel against the one of lesson 05, which gives a query to a *thread*. All in float32, with 40 queries and keys of 4 numbers.
 
+
 # %% tags=["uses-exercise"]
 def validate(stage, against, got, wanted, tolerance):
     """One row of the table. NaN fails."""
-    agrees = np.abs(np.asarray(got, dtype=np.float64) - np.asarray(wanted, dtype=np.float64)).max() <= tolerance
-    print(f"{stage:24}  {against:31}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   {'✓' if agrees else '✗'}")
+    agrees = (
+        np.abs(
+            np.asarray(got, dtype=np.float64) - np.asarray(wanted, dtype=np.float64)
+        ).max()
+        <= tolerance
+    )
+    print(
+        f"{stage:24}  {against:31}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   {'✓' if agrees else '✗'}"
+    )
 
 
 numbers = np.random.default_rng(6)
@@ -658,7 +736,11 @@ sums_by_numpy = [x[:32].sum()] * 32 + [x[32:].sum()] * 13
 
 scores = 5 * numbers.standard_normal(20).astype(float32)
 values = numbers.standard_normal(20).astype(float32)
-m, l, o = np.full(32, -np.inf, dtype=float32), np.zeros(32, dtype=float32), np.zeros(32, dtype=float32)
+m, l, o = (
+    np.full(32, -np.inf, dtype=float32),
+    np.zeros(32, dtype=float32),
+    np.zeros(32, dtype=float32),
+)
 m[:20], l[:20], o[:20] = scores, 1, values
 simulate(merge_the_page)[1, 32](m, l, o)
 softmax = torch.softmax(torch.tensor(scores, dtype=torch.float64), dim=0).numpy()
@@ -672,11 +754,27 @@ for causal in (False, True):
 
 print(f"{'stage':24}  {'against':31}  largest difference")
 validate("warp_sum", "numpy", sums, sums_by_numpy, 1e-5)
-validate("merge_lanes, 20 keys", "torch.softmax, float64", o / l, [softmax @ values] * 32, 1e-5)
+validate(
+    "merge_lanes, 20 keys",
+    "torch.softmax, float64",
+    o / l,
+    [softmax @ values] * 32,
+    1e-5,
+)
 validate("warp_attention", "reference, float64", yours[False], reference[False], 1e-5)
-validate("warp_attention, causal", "reference, float64", yours[True], reference[True], 1e-5)
-validate("warp_attention", "flash_attention (lesson 05)", yours[False], flash[False], 1e-5)
-validate("warp_attention, causal", "flash_attention (lesson 05)", yours[True], flash[True], 1e-5)
+validate(
+    "warp_attention, causal", "reference, float64", yours[True], reference[True], 1e-5
+)
+validate(
+    "warp_attention", "flash_attention (lesson 05)", yours[False], flash[False], 1e-5
+)
+validate(
+    "warp_attention, causal",
+    "flash_attention (lesson 05)",
+    yours[True],
+    flash[True],
+    1e-5,
+)
 
 # %% [markdown]
 # ### On a real GPU, if there is one
@@ -686,8 +784,15 @@ validate("warp_attention, causal", "flash_attention (lesson 05)", yours[True], f
 # %% tags=["uses-exercise"]
 n = 1000 if device == "cuda" else 50
 q, k, v = torch.randn(3, 1, 1, n, 8).to(device)
-difference = (my_attention(q, k, v, True) - attention(q.double(), k.double(), v.double(), True)).abs().max().item()
-print("one warp a query, largest difference from float64 below 1e-5:", difference < 1e-5)
+difference = (
+    (my_attention(q, k, v, True) - attention(q.double(), k.double(), v.double(), True))
+    .abs()
+    .max()
+    .item()
+)
+print(
+    "one warp a query, largest difference from float64 below 1e-5:", difference < 1e-5
+)
 
 # %% [markdown]
 # ## In three lines

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 07 · Numba: the same kernel, compiled
 #
-# **60 minutes** · builds on lesson 03 (kernels, `simulate`), lesson 05 (flash attention) and lesson 06 (warps)
+# **70 minutes** · builds on lesson 03 (kernels, `simulate`), lesson 05 (flash attention) and lesson 06 (warps)
 #
 # You will be able to:
 #
@@ -32,16 +32,47 @@ from course.figures import BLUE, GREEN, ORANGE, show_figure
 def draw_way():
     """The stations of a kernel from Python to the GPU in a row, and its way to sim below."""
     figure, axes = plt.subplots(figsize=(14, 3.4))
-    stations = ["your function,\nin Python", "its types, from\nthe types of its\narguments", "PTX:\ninstructions\nto be read", "machine code\nfor one GPU"]
-    makers = ["Numba, at the\nfirst launch", "Numba and\nlibNVVM", "assembler,\nin the driver"]
+    stations = [
+        "your function,\nin Python",
+        "its types, from\nthe types of its\narguments",
+        "PTX:\ninstructions\nto be read",
+        "machine code\nfor one GPU",
+    ]
+    makers = [
+        "Numba, at the\nfirst launch",
+        "Numba and\nlibNVVM",
+        "assembler,\nin the driver",
+    ]
     for place, words in enumerate(stations):
-        box = {"boxstyle": "round,pad=0.6", "facecolor": "white", "edgecolor": GREEN if place == 3 else BLUE, "linewidth": 2}
+        box = {
+            "boxstyle": "round,pad=0.6",
+            "facecolor": "white",
+            "edgecolor": GREEN if place == 3 else BLUE,
+            "linewidth": 2,
+        }
         axes.text(3 * place, 1, words, ha="center", va="center", fontsize=12, bbox=box)
     for place, words in enumerate(makers):
-        axes.annotate("", xy=(3 * place + 2.15, 1), xytext=(3 * place + 0.85, 1), arrowprops={"arrowstyle": "->", "linewidth": 2})
+        axes.annotate(
+            "",
+            xy=(3 * place + 2.15, 1),
+            xytext=(3 * place + 0.85, 1),
+            arrowprops={"arrowstyle": "->", "linewidth": 2},
+        )
         axes.text(3 * place + 1.5, 1.15, words, ha="center", va="bottom", fontsize=11)
-    axes.annotate("", xy=(1.6, -0.6), xytext=(0, 0.55), arrowprops={"arrowstyle": "->", "linewidth": 2, "color": ORANGE})
-    axes.text(1.75, -0.6, "simulate(kernel): Python runs each line, for each thread", va="center", fontsize=12, color="black")
+    axes.annotate(
+        "",
+        xy=(1.6, -0.6),
+        xytext=(0, 0.55),
+        arrowprops={"arrowstyle": "->", "linewidth": 2, "color": ORANGE},
+    )
+    axes.text(
+        1.75,
+        -0.6,
+        "simulate(kernel): Python runs each line, for each thread",
+        va="center",
+        fontsize=12,
+        color="black",
+    )
     axes.set(xlim=(-1.2, 10.2), ylim=(-0.9, 2))
     axes.axis("off")
     return figure
@@ -100,10 +131,18 @@ print(out)
 # How long does the first launch take? The recorded times of this lesson are in one small file; here is who measured, and the answer:
 
 # %%
-recorded = json.loads((Path(kernels.__file__).parent / "data" / "lesson07.json").read_text(encoding="utf-8"))
+recorded = json.loads(
+    (Path(kernels.__file__).parent / "data" / "lesson07.json").read_text(
+        encoding="utf-8"
+    )
+)
 SOURCE = "recorded on {gpu}, {date}, {versions}".format(**recorded["recorded"])
 print(SOURCE)
-print("the first launch of scale, with its compilation:", recorded["first_launch_ms"], "milliseconds")
+print(
+    "the first launch of scale, with its compilation:",
+    recorded["first_launch_ms"],
+    "milliseconds",
+)
 
 # %% [markdown]
 # A launch that finds its translation ready takes less than a thousandth of a second (section 7). So: **whoever measures, launches once before.**
@@ -126,7 +165,9 @@ print("the first launch of scale, with its compilation:", recorded["first_launch
 
 # %%
 for words, factor in {"3": 3, "3.0": 3.0, "float32(3)": float32(3)}.items():
-    print(f"factor = {words:11} factor * x[i] is {type_of('factor * x[i]', factor=factor, x=x, i=0)}")
+    print(
+        f"factor = {words:11} factor * x[i] is {type_of('factor * x[i]', factor=factor, x=x, i=0)}"
+    )
 
 # %% [markdown]
 # Only the last one is what you meant. The result is stored into a float32 array, so it is the same in all three cases; nobody would notice.
@@ -151,6 +192,7 @@ for words, factor in {"3": 3, "3.0": 3.0, "float32(3)": float32(3)}.items():
 #
 # `x.size` is a whole number.
 # </details>
+
 
 # %% tags=["exercise"]
 def my_types():
@@ -208,12 +250,15 @@ print(translation.read_aloud())
 # %% tags=["nbval-ignore-output"]
 print("registers a thread:", translation.registers)
 print("bytes of shared memory a block:", translation.shared_bytes)
-print("bytes a thread of arrays that found no room in registers:", translation.local_bytes)
+print(
+    "bytes a thread of arrays that found no room in registers:", translation.local_bytes
+)
 
 # %% [markdown]
 # ## 4. What a bare `0.0` costs
 #
 # The function ReLU makes negative numbers 0. Two kernels that differ in one word:
+
 
 # %%
 @cuda.jit
@@ -236,14 +281,37 @@ def careless_relu(x, out):
 # **Predict.** Both give the same results. How many instructions with a float64 does the second one have? Think of what has to happen between loading a float32 and storing one. `___`
 
 # %% tags=["nbval-ignore-output"]
-print(len(compiled(relu, x, out).float64), "instructions with a float64 in relu; in careless_relu:")
+print(
+    len(compiled(relu, x, out).float64),
+    "instructions with a float64 in relu; in careless_relu:",
+)
 print(*compiled(careless_relu, x, out).float64, sep="\n")
 
 # %% [markdown]
 # The float32 is widened, compared as a float64 with a float64 zero, and rounded back. No digit of the result is different.
 #
+# The types tell what *may* happen, the PTX what does. `2 * x[i]` is a float64 by the rules of section 2; but where it is rounded to float32 at once, a float32 multiplication gives the same
+# result, the compiler knows it, and leaves the detour out:
+
+
+# %%
+@cuda.jit
+def double(x, out):
+    """out = 2 * x."""
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = 2 * x[i]
+
+
+print("2 * x[i] is", type_of("2 * x[i]", x=x, i=0))
+print("any .f64 in its PTX:", bool(compiled(double, x, out).float64))
+
+# %% [markdown]
+# Do not rely on it: the 0.0 above was not spared.
+#
 # And if the kernel computes more? Here is the sum that a softmax divides by, one thread a query. The kernel is made by a function, so that we can hand it its zero, once
 # as `float32(0)` and once as `0.0`; in all other characters the two are equal.
+
 
 # %%
 def row_sums(zero):
@@ -266,7 +334,9 @@ def row_sums(zero):
 
 
 matrix = np.zeros((4, 4), dtype=float32)
-narrow, wide = (compiled(row_sums(zero), matrix, matrix, x) for zero in (float32(0), 0.0))
+narrow, wide = (
+    compiled(row_sums(zero), matrix, matrix, x) for zero in (float32(0), 0.0)
+)
 print("float32(0): any float64?", bool(narrow.float64))
 print("0.0:        any float64?", bool(wide.float64))
 
@@ -284,6 +354,7 @@ print(wide.float64_by_line())
 # what the kernel waits for. To see that we want a kernel that fetches next to nothing and computes all the time. Here is one: a number is fetched once, and then there are 64 · 64
 # multiply-adds with it.
 
+
 # %%
 def powers(one):
     """The kernel that starts its sums with this one, and adds it."""
@@ -295,7 +366,9 @@ def powers(one):
         if i < out.size:
             number, total = x[i], one
             for _ in range(64):
-                for _ in range(64):  # written out 64 times by the compiler, so that hardly any time goes into counting
+                for _ in range(
+                    64
+                ):  # written out 64 times by the compiler, so that hardly any time goes into counting
                     total = total * number + one
             out[i] = total
 
@@ -309,7 +382,9 @@ print("1 + x + x² + … for x = 0, 0.5, -1:", sums)
 # %% tags=["nbval-ignore-output"]
 for name, one in {"float32(1)": float32(1), "1.0": 1.0}.items():
     made = [line.split()[0] for line in compiled(powers(one), x, out).instructions]
-    print(f"{name:10}  {made.count('fma.rn.f32')} multiply-adds in float32 and {made.count('fma.rn.f64')} in float64 are written out")
+    print(
+        f"{name:10}  {made.count('fma.rn.f32')} multiply-adds in float32 and {made.count('fma.rn.f64')} in float64 are written out"
+    )
 
 # %% [markdown]
 # (Check: 1 + 0.5 + 0.25 + … comes to 2; and 1 - 1 + 1 - … + 1 is 1.)
@@ -321,7 +396,9 @@ for name, one in {"float32(1)": float32(1), "1.0": 1.0}.items():
 print(f"microseconds, {SOURCE}\n")
 print(f"{'kernel':10} {'float32':>12} {'with float64':>14} {'times as long':>15}")
 for row in recorded["float64"]:
-    print(f"{row['kernel']:10} {row['float32_us']:>12} {row['float64_us']:>14} {row['slower']:>15}")
+    print(
+        f"{row['kernel']:10} {row['float32_us']:>12} {row['float64_us']:>14} {row['slower']:>15}"
+    )
 
 # %% [markdown]
 # `relu` was run on 2²⁶ numbers, `rms_norm` on 65,536 rows of 256, `row_sums` on 65,536 queries and 1024 keys of 64 numbers, `powers` on 2²⁴ numbers. A few percent, up or down, mean nothing here.
@@ -359,6 +436,7 @@ for row in recorded["float64"]:
 #
 # `float32(x.shape[1])`. The conversion is one instruction.
 # </details>
+
 
 # %% tags=["exercise"]
 @cuda.jit
@@ -410,7 +488,7 @@ print(*compiled(scale, x, 3.0, out).float64, sep="\n")
 # | 1 | 0 | 2, 6 |
 # | 1 | 1 | 3, 7 |
 #
-# Why not 0, 1, 2 for the first and 3, 4, 5 for the second? For the reason of lesson 06: neighbours then work on neighbours at the same moment.
+# Why not 0, 1, 2 for the first and 3, 4, 5 for the second? So that neighbours work on neighbours at the same moment, in the same piece of memory (lesson 08).
 #
 # ### Exercise 7.3 · blocks_for · one line
 # How many blocks of `threads` threads are needed for `n` elements, one thread an element, if there may be at most `most` blocks? All are whole numbers from 1 on.
@@ -419,6 +497,7 @@ print(*compiled(scale, x, 3.0, out).float64, sep="\n")
 #
 # Rounding up in whole numbers: `(n + threads - 1) // threads`, or, shorter, `-(-n // threads)`.
 # </details>
+
 
 # %% tags=["exercise"]
 def blocks_for(n, threads, most):
@@ -444,6 +523,7 @@ check.ex07_3(blocks_for)
 # The number of all threads of the grid: `cuda.gridDim.x * cuda.blockDim.x`, or `cuda.gridsize(1)`.
 # </details>
 
+
 # %% tags=["exercise"]
 @cuda.jit
 def scale_all(x, factor, out):
@@ -463,7 +543,9 @@ result = np.full(1000, np.nan, dtype=float32)
 for most in (1, 3, 100):
     grid = blocks_for(big.size, 128, most)
     simulate(scale_all)[grid, 128](big, float32(3), result)
-    print(f"at most {most:3} blocks: {grid} launched, all 1000 right: {np.array_equal(result, 3 * big)}")
+    print(
+        f"at most {most:3} blocks: {grid} launched, all 1000 right: {np.array_equal(result, 3 * big)}"
+    )
 
 # %% [markdown]
 # ## 6. Streams: who waits for whom
@@ -522,18 +604,48 @@ print("after synchronize:", tripled)
 #
 # The picture: Python above, the GPU's stream below; time goes to the right. (The next cell only draws.)
 
+
 # %% jupyter={"source_hidden": true}
 def draw_times():
     """Bars over time for Python and for a stream: three launches, and a wait."""
     figure, axes = plt.subplots(figsize=(11, 2.6))
     for number in range(3):
         axes.barh(1, 0.7, left=number, color=BLUE, edgecolor="black")
-        axes.text(number + 0.35, 1, f"launch\n{number + 1}", ha="center", va="center", color="white", fontsize=11)
+        axes.text(
+            number + 0.35,
+            1,
+            f"launch\n{number + 1}",
+            ha="center",
+            va="center",
+            color="white",
+            fontsize=11,
+        )
         axes.barh(0, 3, left=1 + 3 * number, color=ORANGE, edgecolor="black")
-        axes.text(2.5 + 3 * number, 0, f"kernel {number + 1}", ha="center", va="center", fontsize=12)
+        axes.text(
+            2.5 + 3 * number,
+            0,
+            f"kernel {number + 1}",
+            ha="center",
+            va="center",
+            fontsize=12,
+        )
     axes.barh(1, 7.0, left=3, color="white", edgecolor=BLUE, hatch="//")
-    axes.text(6.5, 1, "synchronize: Python waits", ha="center", va="center", fontsize=12, bbox={"facecolor": "white", "edgecolor": "none"})
-    axes.set(yticks=[0, 1], yticklabels=["the stream", "Python"], xticks=[], xlabel="time", xlim=(-0.2, 10.4))
+    axes.text(
+        6.5,
+        1,
+        "synchronize: Python waits",
+        ha="center",
+        va="center",
+        fontsize=12,
+        bbox={"facecolor": "white", "edgecolor": "none"},
+    )
+    axes.set(
+        yticks=[0, 1],
+        yticklabels=["the stream", "Python"],
+        xticks=[],
+        xlabel="time",
+        xlim=(-0.2, 10.4),
+    )
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -577,16 +689,23 @@ for name, microseconds in recorded["stopwatch_us"].items():
 # The third stopwatch is the best. An **event** is a mark in the stream, to which the GPU itself writes the time when it gets there; so neither Python's own work nor its waiting is in the difference.
 # The same, live:
 
+
 # %% tags=["gpu"]
 @live
 def stopwatches_live():
     """Three stopwatches around one launch."""
     kernel = row_sums(float32(0))
-    q, k = 0.1 * torch.randn(65536, 64, device="cuda"), 0.1 * torch.randn(16384, 64, device="cuda")
+    q, k = (
+        0.1 * torch.randn(65536, 64, device="cuda"),
+        0.1 * torch.randn(16384, 64, device="cuda"),
+    )
     l = torch.empty(65536, device="cuda")
     kernel[512, 128](q, k, l)  # compiles
     torch.cuda.synchronize()
-    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    before, after = (
+        torch.cuda.Event(enable_timing=True),
+        torch.cuda.Event(enable_timing=True),
+    )
     begin = time.perf_counter()
     before.record()
     kernel[512, 128](q, k, l)
@@ -594,7 +713,9 @@ def stopwatches_live():
     launched = time.perf_counter() - begin
     torch.cuda.synchronize()
     done = time.perf_counter() - begin
-    print(f"launch {1e6 * launched:.0f}, synchronize {1e6 * done:.0f}, between events {1000 * before.elapsed_time(after):.0f} microseconds")
+    print(
+        f"launch {1e6 * launched:.0f}, synchronize {1e6 * done:.0f}, between events {1000 * before.elapsed_time(after):.0f} microseconds"
+    )
 
 
 # %% [markdown]
@@ -647,12 +768,15 @@ print("with order:", in_two_streams(mark=True))
 print(SOURCE, "\n")
 print(f"{'who reads':42} {'stream of the kernel':22} not seen")
 for row in recorded["wrong_stream"]:
-    print(f"{row['reads']:42} {row['kernel_stream']:22} {row['not_seen']} of {row['elements']}")
+    print(
+        f"{row['reads']:42} {row['kernel_stream']:22} {row['not_seen']} of {row['elements']}"
+    )
 
 # %% [markdown]
 # Every number that is not 0 belongs to a program that ended without an error. A 0 in the default stream can be a mark, or luck; a 0 in PyTorch's stream is certain, because there reader and writer stand in one queue.
 #
 # So the repair is the third number of the launch: `kernel[grid, block, stream]`, with PyTorch's current stream, asked for at every launch. Live, the second experiment:
+
 
 # %% tags=["gpu"]
 def in_torchs_stream():
@@ -664,15 +788,23 @@ def in_torchs_stream():
 def sums_missing():
     """The same launch in either stream, and the number of sums that PyTorch copied too early."""
     kernel = row_sums(float32(0))
-    q, k = 0.1 * torch.randn(65536, 64, device="cuda"), 0.1 * torch.randn(1024, 64, device="cuda")
-    for name, stream_of in {"default": lambda: 0, "PyTorch's": in_torchs_stream}.items():
+    q, k = (
+        0.1 * torch.randn(65536, 64, device="cuda"),
+        0.1 * torch.randn(1024, 64, device="cuda"),
+    )
+    for name, stream_of in {
+        "default": lambda: 0,
+        "PyTorch's": in_torchs_stream,
+    }.items():
         l, seen = torch.zeros(65536, device="cuda"), torch.zeros(65536, device="cuda")
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
             kernel[512, 128, stream_of()](q, k, l)
             seen.copy_(l)
         torch.cuda.synchronize()
-        print(f"launched in the {name} stream: {(seen == 0).sum().item()} of 65536 sums are missing in the copy")
+        print(
+            f"launched in the {name} stream: {(seen == 0).sum().item()} of 65536 sums are missing in the copy"
+        )
 
 
 # %% [markdown]
@@ -683,7 +815,8 @@ def sums_missing():
 #
 # - A **numpy array** is accepted too. Numba then copies it to the GPU before the launch and back after it, and waits. The result is right, and everything is slow.
 # - A tensor that **requires a gradient** is refused. Hand over `tensor.detach()`; a gradient needs a backward pass that somebody has written (lesson 12).
-# - A tensor that is **not contiguous**, such as a transposed one, makes another type of array: Numba compiles again, for general strides.
+# - A tensor that is **not contiguous** makes another type of array, and Numba compiles again: a transposed one is of layout F (the *first* index counts neighbours), a slice such as
+#   `x[:, ::2]` of layout A (any strides).
 #
 # And each launch costs Python's time: looking up the types, wrapping the tensors, calling the driver. A kernel with four tensors of 1024 numbers and one float32:
 
@@ -704,10 +837,13 @@ for name, microseconds in recorded["launch_us"].items():
 # The promise of this course is *one source*: the kernel that ran in the simulator runs on a GPU. Here are three ways to the same attention: the **reference** (plain PyTorch, in float64),
 # the **simulator**, and the **GPU**. First, live on every machine, the simulator against the reference, and what you have written against PyTorch:
 
+
 # %% tags=["uses-exercise"]
 def validate(stage, against, got, wanted, tolerance):
     """One row of the table. NaN fails."""
-    agrees = (torch.as_tensor(got).double().cpu() - torch.as_tensor(wanted).double().cpu()).abs().max().item() <= tolerance
+    agrees = (
+        torch.as_tensor(got).double().cpu() - torch.as_tensor(wanted).double().cpu()
+    ).abs().max().item() <= tolerance
     verdict = f"{'at most' if agrees else 'MORE THAN'} {tolerance:g}"
     print(f"{stage:28}  {against:27}  {verdict:18} {'✓' if agrees else '✗'}")
 
@@ -721,12 +857,24 @@ simulate(scale_all)[3, 32](rows.flatten(), float32(3), scaled)
 q, k, v = torch.randn(3, 1, 2, 70, 16, generator=torch.Generator().manual_seed(7))
 
 print(f"{'stage':28}  {'against':27}  largest difference")
-validate("rms_norm", "PyTorch, float64", normed, torch.nn.functional.rms_norm(rows.double(), (12,), gain.double(), 1e-6), 1e-5)
+validate(
+    "rms_norm",
+    "PyTorch, float64",
+    normed,
+    torch.nn.functional.rms_norm(rows.double(), (12,), gain.double(), 1e-6),
+    1e-5,
+)
 validate("scale_all", "PyTorch", scaled, 3 * rows.flatten(), 0)
 for kernel in (kernels.flash_attention, kernels.warp_attention):
     for causal in (False, True):
         name = f"{kernel.__name__}{', causal' * causal}"
-        validate(name, "reference, float64", kernel(q, k, v, causal), kernels.attention(q.double(), k.double(), v.double(), causal), 1e-5)
+        validate(
+            name,
+            "reference, float64",
+            kernel(q, k, v, causal),
+            kernels.attention(q.double(), k.double(), v.double(), causal),
+            1e-5,
+        )
 
 # %% [markdown]
 # Then the three-way table, recorded with the very same q, k and v: 2 heads, 70 queries and keys, d = 16. Each number is the largest difference anywhere. The last column says how many of the 2240 numbers have
@@ -735,11 +883,20 @@ for kernel in (kernels.flash_attention, kernels.warp_attention):
 # %%
 print(SOURCE, "\n")
 print(f"{'kernel':26} {'simulator':>16} {'GPU':>16} {'GPU':>16} {'same bits,':>12}")
-print(f"{'':26} {'- reference':>16} {'- reference':>16} {'- simulator':>16} {'in percent':>12}")
+print(
+    f"{'':26} {'- reference':>16} {'- reference':>16} {'- simulator':>16} {'in percent':>12}"
+)
 for row in recorded["three_way"]:
     name = f"{row['kernel']}{', causal' * row['causal']}"
-    columns = [row[column] for column in ("simulator_reference", "gpu_reference", "gpu_simulator")]
-    print(f"{name:26}" + "".join(f" {column:>16}" for column in columns) + f" {row['same_bits_percent']:>12}")
+    columns = [
+        row[column]
+        for column in ("simulator_reference", "gpu_reference", "gpu_simulator")
+    ]
+    print(
+        f"{name:26}"
+        + "".join(f" {column:>16}" for column in columns)
+        + f" {row['same_bits_percent']:>12}"
+    )
 
 # %% [markdown]
 # Why are simulator and GPU not equal to the last bit, if both compute in float32? Two reasons are in the PTX. A product and a sum that follow each other become one
@@ -748,8 +905,14 @@ for row in recorded["three_way"]:
 # **Predict.** Which of these kernels of ours have an `fma`: `scale`, `relu`, `row_sums`?
 
 # %% tags=["nbval-ignore-output"]
-for name, made in {"scale": translation, "relu": compiled(relu, x, out), "row_sums": narrow}.items():
-    print(f"{name:8} {sum(line.startswith('fma') for line in made.instructions):3} fma among {len(made.instructions)} instructions")
+for name, made in {
+    "scale": translation,
+    "relu": compiled(relu, x, out),
+    "row_sums": narrow,
+}.items():
+    print(
+        f"{name:8} {sum(line.startswith('fma') for line in made.instructions):3} fma among {len(made.instructions)} instructions"
+    )
 
 # %% [markdown]
 # `scale` has no sum, so nothing can be fused. Its results are equal to the last bit, wherever it runs; and those of your `scale_all` as well, which is why its tolerance above is 0.
@@ -757,6 +920,7 @@ for name, made in {"scale": translation, "relu": compiled(relu, x, out), "row_su
 # ### On a real GPU, if there is one
 #
 # All three live: your kernels, compiled and launched, and the package's, against the reference and the simulator.
+
 
 # %% tags=["gpu"]
 @live
@@ -773,7 +937,13 @@ def three_ways_live():
         for causal in (False, True):
             name = f"{kernel.__name__}{', causal' * causal}, GPU"
             got = kernel(q.to(device), k.to(device), v.to(device), causal)
-            validate(name, "reference, float64", got, kernels.attention(q.double(), k.double(), v.double(), causal), 1e-5)
+            validate(
+                name,
+                "reference, float64",
+                got,
+                kernels.attention(q.double(), k.double(), v.double(), causal),
+                1e-5,
+            )
             validate(name, "simulator", got, kernel(q, k, v, causal), 1e-5)
 
 

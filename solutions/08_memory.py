@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 08 · Memory
 #
-# **60 minutes** · builds on lesson 03 (shared memory), lesson 05 (how a block loads a tile), lesson 06 (warps and lanes) and lesson 07 (the same kernel on a GPU)
+# **75 minutes**, and 15 for the part marked *optional* · builds on lesson 03 (shared memory), lesson 05 (how a block loads a tile), lesson 06 (warps and lanes) and lesson 07 (the same kernel on a GPU)
 #
 # You will be able to:
 #
@@ -36,10 +36,28 @@ def draw_sectors(strides, numbers=64, lanes=8):
         wanted = {lane * stride for lane in range(lanes)}
         sectors = {number // 8 for number in wanted}
         for number in range(numbers):
-            colour = BLUE if number in wanted else SKY if number // 8 in sectors else "white"
-            axes.bar(number + number // 8 * 0.6, 0.7, bottom=-row, width=0.9, color=colour, edgecolor="grey", linewidth=0.5)
-        axes.text(-1.5, 0.35 - row, f"stride {stride}", ha="right", va="center", fontsize=12)
-        axes.text(70, 0.35 - row, f"{len(sectors)} sector{'s' * (len(sectors) > 1)}", va="center", fontsize=12)
+            colour = (
+                BLUE if number in wanted else SKY if number // 8 in sectors else "white"
+            )
+            axes.bar(
+                number + number // 8 * 0.6,
+                0.7,
+                bottom=-row,
+                width=0.9,
+                color=colour,
+                edgecolor="grey",
+                linewidth=0.5,
+            )
+        axes.text(
+            -1.5, 0.35 - row, f"stride {stride}", ha="right", va="center", fontsize=12
+        )
+        axes.text(
+            70,
+            0.35 - row,
+            f"{len(sectors)} sector{'s' * (len(sectors) > 1)}",
+            va="center",
+            fontsize=12,
+        )
     axes.set(xlim=(-8, 79), ylim=(-len(strides) + 0.9, 0.9))
     axes.axis("off")
     return figure
@@ -100,7 +118,7 @@ def sectors(stride, itemsize, first=0):
 
 
 # %% tags=["check"]
-from course import check, live
+from course import brought, check, live
 
 check.ex08_1(sectors)
 
@@ -145,7 +163,9 @@ print(body(memory_patterns.strided_copy))
 
 # %%
 x, out = np.arange(1024, dtype=float32), np.full(256, np.nan, float32)
-report = simulate(memory_patterns.strided_copy, observers=[*DEFAULT, *COUNTERS])[1, 256](x, out, 4)
+report = simulate(memory_patterns.strided_copy, observers=[*DEFAULT, *COUNTERS])[
+    1, 256
+](x, out, 4)
 print(report.counters["coalescing"])
 
 # %% [markdown]
@@ -157,7 +177,9 @@ print(report.counters["coalescing"])
 print("stride   predicted   counted")
 for stride in (0, 1, 2, 3, 4, 8, 100):
     x, out = np.zeros(256 * max(stride, 1), float32), np.zeros(256, float32)
-    requests, found = counted(memory_patterns.strided_copy, 1, 256, x, out, stride)["load"]
+    requests, found = counted(memory_patterns.strided_copy, 1, 256, x, out, stride)[
+        "load"
+    ]
     print(f"{stride:6}{sectors(stride, 4):12}{found / requests:10.1f}")
 
 # %% [markdown]
@@ -185,8 +207,13 @@ print(body(memory_patterns.transpose_naive))
 
 # %%
 n = 64
-a, out = np.random.default_rng(8).standard_normal((n, n)).astype(float32), np.full((n, n), np.nan, float32)
-report = simulate(memory_patterns.transpose_naive, observers=[*DEFAULT, *COUNTERS])[tiles(n, n), (TILE, TILE)](a, out)
+a, out = (
+    np.random.default_rng(8).standard_normal((n, n)).astype(float32),
+    np.full((n, n), np.nan, float32),
+)
+report = simulate(memory_patterns.transpose_naive, observers=[*DEFAULT, *COUNTERS])[
+    tiles(n, n), (TILE, TILE)
+](a, out)
 report.by_line()
 
 # %% [markdown]
@@ -202,7 +229,9 @@ print(body(memory_patterns.transpose_tiled))
 # `tile[x, y]` that goes down a column.
 
 # %%
-report = simulate(memory_patterns.transpose_tiled, observers=[*DEFAULT, *COUNTERS])[tiles(n, n), (TILE, TILE)](a, out)
+report = simulate(memory_patterns.transpose_tiled, observers=[*DEFAULT, *COUNTERS])[
+    tiles(n, n), (TILE, TILE)
+](a, out)
 print("right:", np.array_equal(out, a.T))
 print(report.counters["coalescing"])
 print(report.counters["banks"])
@@ -229,10 +258,20 @@ def draw_banks(widths, side=4, banks=4):
         for row in range(side):
             for column in range(width):
                 bank = (row * width + column) % banks
-                unused = {"hatch": "////", "edgecolor": "white"} if column >= side else {"edgecolor": "grey"}
-                axes.bar(column, 0.92, bottom=-row, width=0.92, color=colours[bank], **unused)
-                axes.text(column, 0.46 - row, bank, ha="center", va="center", fontsize=14)
-        axes.add_patch(plt.Rectangle((-0.5, -side + 0.96), 1, side, fill=False, linewidth=3))
+                unused = (
+                    {"hatch": "////", "edgecolor": "white"}
+                    if column >= side
+                    else {"edgecolor": "grey"}
+                )
+                axes.bar(
+                    column, 0.92, bottom=-row, width=0.92, color=colours[bank], **unused
+                )
+                axes.text(
+                    column, 0.46 - row, bank, ha="center", va="center", fontsize=14
+                )
+        axes.add_patch(
+            plt.Rectangle((-0.5, -side + 0.96), 1, side, fill=False, linewidth=3)
+        )
         axes.set_title(f"rows of {width} words", fontsize=13)
         axes.set(xlim=(-0.7, max(widths) - 0.3), ylim=(-side + 0.8, 1.1))
         axes.axis("off")
@@ -286,7 +325,9 @@ check.ex08_2(turns)
 
 # %% tags=["uses-exercise"]
 for width in (32, 33, 34, 36, 40, 47, 48):
-    print(f"rows of {width} words: {turns([4 * lane * width for lane in range(32)]):2} turns for a column")
+    print(
+        f"rows of {width} words: {turns([4 * lane * width for lane in range(32)]):2} turns for a column"
+    )
 
 # %% [markdown]
 # Any odd width will do. 34 leaves every other bank idle, so two lanes meet in each of the rest; with 36 it is every fourth bank.
@@ -345,7 +386,9 @@ def look(kernel):
     """The requests of warp 1 on the kernel's last line, for one tile."""
     tile, out = a[:TILE, :TILE].copy(), np.empty((TILE, TILE), float32)
     report = simulate(kernel, observers=[*DEFAULT, Trace])[1, (TILE, TILE)](tile, out)
-    return report.warp_grid(line=len(inspect.getsource(kernel.py_func).splitlines()) - 1, warp=1)
+    return report.warp_grid(
+        line=len(inspect.getsource(kernel.py_func).splitlines()) - 1, warp=1
+    )
 
 
 look(memory_patterns.transpose_tiled)
@@ -405,6 +448,37 @@ for kernel in (load_by_keys, load_together):
 # On a GPU a cache softens the first price. Seven of the eight numbers of a sector that came too early are wanted in the next seven turns of the loop, and may still be there. But the requests take their
 # time all the same, and the bank conflicts are not softened by anything.
 #
+# ### Your own kernel of lesson 05
+#
+# `brought` takes a function from the notebook of another lesson, as you have saved it beside this one. Here comes your flash kernel, with one block of 32 queries and 32 keys, and rows of d = 32
+# numbers.
+#
+# **Predict.** The tiles are loaded together, as they should be. But in `visit` each lane goes along its *own* row of the Q tile and of the O tile: number `row * d + c`. Which stride is that from
+# lane to lane, and how many turns does it take?
+
+# %%
+flash_kernel = brought("05_flash_kernel", "flash_kernel")
+
+
+def turns_of_flash(d, n=32):
+    """Requests to shared memory, and their turns, of one block of 32 queries and keys."""
+    given = np.random.default_rng(8).standard_normal((4, n * d)).astype(float32)
+    launch = simulate(flash_kernel, observers=[*DEFAULT, *COUNTERS])
+    report = launch[1, 32, 0, 4 * 4 * 32 * d](*given, n, d, 32, float32(d**-0.5))
+    return report.counters["banks"]
+
+
+for d in (32, 33):
+    banks = turns_of_flash(d)
+    print(
+        f"rows of {d}: {banks['shared_requests']:,} requests, {banks['turns']:,} turns"
+    )
+
+# %% [markdown]
+# With d = 32 the stride is 32 words: all lanes want the same bank, 32 turns. (Numbers for the solution's kernel; yours may ask a little more or less often.) The repair is that of the
+# transpose: rows of one number more. Here we handed over matrices with a column more than they need, which in q and k could be a column of zeros. Inside the kernel it takes a tile
+# with rows of `d + 1`, which the load has to know. The package's kernel goes another way, and keeps these two rows in registers.
+#
 # ## 6. Five patterns: predicted, counted, measured
 #
 # ### Exercise 8.4 · predictions · twenty numbers
@@ -453,29 +527,59 @@ def gaps(part, place):
 
 RECORDED = json.loads(FILE.read_text(encoding="utf-8"))
 if missing := gaps(RECORDED, FILE.name):
-    raise ValueError(f"{len(missing)} numbers have not been recorded yet, the first: {missing[0]}")
-print(f"recorded {RECORDED['date']} on one {RECORDED['gpu']}, driver {RECORDED['driver']}")
+    raise ValueError(
+        f"{len(missing)} numbers have not been recorded yet, the first: {missing[0]}"
+    )
+print(
+    f"recorded {RECORDED['date']} on one {RECORDED['gpu']}, driver {RECORDED['driver']}"
+)
 
 # %% [markdown]
 # **Predict**, for 128 × 128 numbers: how many requests to load do the warps make, and how many sectors does `transpose_naive` store to? (Both follow from your table.)
 
 # %% tags=["uses-exercise"]
 N, STRIDE = RECORDED["counted"]["n"], RECORDED["counted"]["stride"]
-matrices = np.random.default_rng(8).standard_normal((N, N)).astype(float32), np.empty((N, N), float32)
+matrices = (
+    np.random.default_rng(8).standard_normal((N, N)).astype(float32),
+    np.empty((N, N), float32),
+)
 launches = {
-    "copy": (blocks(N * N), THREADS, np.zeros(N * N, float32), np.empty(N * N, float32)),
-    "strided_copy": (blocks(N * N), THREADS, np.zeros(N * N * STRIDE, float32), np.empty(N * N, float32), STRIDE),
-    **{name: (tiles(N, N), (TILE, TILE), *matrices) for name in ("transpose_naive", "transpose_tiled", "transpose_padded")},
+    "copy": (
+        blocks(N * N),
+        THREADS,
+        np.zeros(N * N, float32),
+        np.empty(N * N, float32),
+    ),
+    "strided_copy": (
+        blocks(N * N),
+        THREADS,
+        np.zeros(N * N * STRIDE, float32),
+        np.empty(N * N, float32),
+        STRIDE,
+    ),
+    **{
+        name: (tiles(N, N), (TILE, TILE), *matrices)
+        for name in ("transpose_naive", "transpose_tiled", "transpose_padded")
+    },
 }
 print(f"{'':16}  {'':12}  {'predicted':>9}  {'counted':>15}  {'on the GPU':>15}")
-print(f"{'pattern':16}  {'access':12}  {'a request':>9}  requests pieces  requests pieces  the same")
-simulated = {name: counted(getattr(memory_patterns, name), *launch) for name, launch in launches.items()}
+print(
+    f"{'pattern':16}  {'access':12}  {'a request':>9}  requests pieces  requests pieces  the same"
+)
+simulated = {
+    name: counted(getattr(memory_patterns, name), *launch)
+    for name, launch in launches.items()
+}
 for name, counts in simulated.items():
-    for price, (access, (requests, pieces)) in zip(predictions()[name], counts.items(), strict=True):
+    for price, (access, (requests, pieces)) in zip(
+        predictions()[name], counts.items(), strict=True
+    ):
         if requests:
             measured = RECORDED["counted"]["patterns"][name][access]
             same = [requests, pieces] == measured == [requests, price * requests]
-            print(f"{name:16}  {access:12}  {price:9g}  {requests:8}{pieces:7}  {measured[0]:8}{measured[1]:7}  {same}")
+            print(
+                f"{name:16}  {access:12}  {price:9g}  {requests:8}{pieces:7}  {measured[0]:8}{measured[1]:7}  {same}"
+            )
 
 # %% [markdown]
 # Pieces are sectors in global memory and turns in shared memory. Three have counted: you with a formula, the simulator access by access, and the GPU while it ran.
@@ -490,9 +594,16 @@ print(f"{'':16}   load, GiB       store, GiB")
 print(f"{'pattern':16}  asked for  DRAM  asked for  DRAM  microseconds  times copy")
 for name, measured in RECORDED["timed"]["patterns"].items():
     load, store = (price * requests * 32 / GiB for price in predictions()[name][:2])
-    slower = measured["microseconds"] / RECORDED["timed"]["patterns"]["copy"]["microseconds"]
-    reads, writes = measured["dram_read_bytes"] / GiB, measured["dram_write_bytes"] / GiB
-    print(f"{name:16}  {load:9.1f}{reads:6.1f}  {store:9.1f}{writes:6.1f}  {measured['microseconds']:12.0f}{slower:12.2f}")
+    slower = (
+        measured["microseconds"] / RECORDED["timed"]["patterns"]["copy"]["microseconds"]
+    )
+    reads, writes = (
+        measured["dram_read_bytes"] / GiB,
+        measured["dram_write_bytes"] / GiB,
+    )
+    print(
+        f"{name:16}  {load:9.1f}{reads:6.1f}  {store:9.1f}{writes:6.1f}  {measured['microseconds']:12.0f}{slower:12.2f}"
+    )
 
 # %% [markdown]
 # All five move the same numbers, 1 GiB in and 1 GiB out. Hold the times against your table:
@@ -508,20 +619,28 @@ for name, measured in RECORDED["timed"]["patterns"].items():
 # %% tags=["uses-exercise"]
 for name in ("transpose_tiled", "transpose_padded"):
     predicted = [price * requests for price in predictions()[name][2:]]
-    load, store = (found / turns - 1 for found, turns in zip(RECORDED["timed"]["patterns"][name]["shared_turns"], predicted, strict=True))
-    print(f"{name:16}  turns counted beyond those predicted: {load:6.1%} to load, {store:6.1%} to store")
+    load, store = (
+        found / turns - 1
+        for found, turns in zip(
+            RECORDED["timed"]["patterns"][name]["shared_turns"], predicted, strict=True
+        )
+    )
+    print(
+        f"{name:16}  turns counted beyond those predicted: {load:6.1%} to load, {store:6.1%} to store"
+    )
 
 # %% [markdown]
 # With 128 × 128 numbers there was not one turn more than predicted. With 16384 × 16384, where many blocks are at work on each multiprocessor, the GPU counts more than our rule says, in the padded tile too, which
 # has no conflicts within a warp. So some extra turns are needed only when many warps use shared memory at the same time; the rule, and the simulator, do not know about them. (The sectors are as predicted, to the last one.)
 #
-# ## 7. How many fit: occupancy
+# ## 7. How many fit: occupancy (optional)
 #
 # When a warp asks for a number in global memory, the answer takes hundreds of clock cycles. A GPU does not make the wait shorter; it fills it. While one warp waits, others ask. So a multiprocessor
 # (an H200 has 132 of them) holds many warps at once, and how many depends on what each block takes. On an H200 a multiprocessor has room for
 #
 # - 2048 threads, that is 64 warps, and for 32 blocks;
-# - 65536 **registers**, of 4 bytes each. The compiler decides how many a thread takes, and it is rounded up to a multiple of 8;
+# - 65536 **registers**, of 4 bytes each, in four quarters of 16384. A warp takes all of its registers from one quarter. The compiler decides how many a thread takes, and it is rounded up
+#   to a multiple of 8;
 # - 228 KiB of shared memory, of which each block takes what it asks for and 1 KiB more.
 #
 # A block comes in whole or not at all. What runs out first decides how many are **resident**, and resident threads / 2048 is called the **occupancy**.
@@ -530,11 +649,12 @@ for name in ("transpose_tiled", "transpose_padded"):
 #
 # <details><summary>Answer</summary>
 #
-# By threads 2048 / 64 = 32; by blocks 32; by registers 65536 / (168 · 64) = 6.1, so 6; by shared memory 228 / 17 = 13.4, so 13. Registers decide: 6 blocks, 384 threads, 19 %.
+# By threads 2048 / 64 = 32; by blocks 32; by registers 16384 / (168 · 32) = 3.05, so 3 warps in a quarter, 12 in all, 6 blocks; by shared memory 228 / 17 = 13.4, so 13. Registers decide: 6 blocks, 384 threads, 19 %.
 # </details>
 
 # %%
-REGISTERS, RESERVED = 65536, 1024  # of a multiprocessor; bytes of shared memory that a block takes besides its own
+# registers of a quarter; bytes of shared memory that a block takes besides its own
+QUARTER, RESERVED = 16384, 1024
 
 
 def resident_blocks(threads, registers, shared_bytes, spec=DeviceSpec()):
@@ -543,7 +663,7 @@ def resident_blocks(threads, registers, shared_bytes, spec=DeviceSpec()):
     return (
         spec.threads_per_multiprocessor // (warps * spec.warp_size),
         spec.blocks_per_multiprocessor,
-        REGISTERS // (-(-registers // 8) * 8 * warps * spec.warp_size),
+        QUARTER // (-(-registers // 8) * 8 * spec.warp_size) * 4 // warps,
         spec.shared_bytes_per_multiprocessor // (shared_bytes + RESERVED),
     )
 
@@ -556,7 +676,9 @@ print(resident_blocks(threads=64, registers=168, shared_bytes=16 * 1024))
 # %%
 print(f"{'kernel':16}  threads  registers  shared  {'limits':>18}  fit  occupancy  ncu")
 for name, block in RECORDED["resident"].items():
-    limits = resident_blocks(block["threads"], block["registers"], block["shared_bytes"])
+    limits = resident_blocks(
+        block["threads"], block["registers"], block["shared_bytes"]
+    )
     share = min(limits) * block["threads"] / 2048
     print(
         f"{name:16}  {block['threads']:7}{block['registers']:11}{block['shared_bytes']:8}  {limits!s:>18}  {min(limits):3}{share:11.0%}{block['blocks']:5}"
@@ -576,24 +698,37 @@ NUMBERS = 16  # that a thread copies, one after the other
 def copy_some(x, out):
     """out = x, both 1-D; a block copies NUMBERS numbers a thread."""
     first = cuda.blockIdx.x * cuda.blockDim.x * NUMBERS + cuda.threadIdx.x
-    for i in range(first, min(first + cuda.blockDim.x * NUMBERS, out.size), cuda.blockDim.x):
+    for i in range(
+        first, min(first + cuda.blockDim.x * NUMBERS, out.size), cuda.blockDim.x
+    ):
         out[i] = x[i]
 
 
 def tell_occupancy(launches, threads, numbers):
     """A line for each launch of `copy_some`: what fits, the time, and the bytes moved each second, read and written."""
-    print("shared bytes  blocks fit  threads  microseconds   TB/s  times the line above")
+    print(
+        "shared bytes  blocks fit  threads  microseconds   TB/s  times the line above"
+    )
     for before, launch in zip([None, *launches], launches, strict=False):
-        time, fit = launch["microseconds"], min(resident_blocks(threads, launch["registers"], launch["shared_bytes"]))
+        time, fit = (
+            launch["microseconds"],
+            min(resident_blocks(threads, launch["registers"], launch["shared_bytes"])),
+        )
         slower = f"{time / before['microseconds']:.2f}" if before else ""
-        print(f"{launch['shared_bytes']:12}{fit:12}{fit * threads:9}{time:14.0f}{8 * numbers / time / 1e6:7.2f}{slower:>22}".rstrip())
+        print(
+            f"{launch['shared_bytes']:12}{fit:12}{fit * threads:9}{time:14.0f}{8 * numbers / time / 1e6:7.2f}{slower:>22}".rstrip()
+        )
 
 
 x, out = np.arange(3000, dtype=float32), np.full(3000, np.nan, float32)
 simulate(copy_some)[3, 64](x, out)
 print("right:", np.array_equal(out, x), "\n")
 print(f"recorded on one {RECORDED['gpu']}:")
-tell_occupancy(RECORDED["occupancy"]["launches"], RECORDED["occupancy"]["threads"], RECORDED["occupancy"]["n"])
+tell_occupancy(
+    RECORDED["occupancy"]["launches"],
+    RECORDED["occupancy"]["threads"],
+    RECORDED["occupancy"]["n"],
+)
 
 # %% [markdown]
 # Bytes in flight, divided by how long one of them is under way, is the rate. If a byte were always under way for the same time, half the threads would be half the speed, and the last column would be 2. With few threads it is nearly so. With many
@@ -621,7 +756,11 @@ class Rates(NamedTuple):
 
 
 CLOCK = 1.98e9
-H200 = Rates(bytes_per_second=4.8e12, flops_per_second=132 * 256 * CLOCK, turns_per_second=132 * CLOCK)
+H200 = Rates(
+    bytes_per_second=4.8e12,
+    flops_per_second=132 * 256 * CLOCK,
+    turns_per_second=132 * CLOCK,
+)
 
 # %% [markdown]
 # **Predict.** `y[i] += 2 * x[i]` for a billion float32 numbers: how many bytes, how many operations, and which of them decides?
@@ -644,7 +783,11 @@ H200 = Rates(bytes_per_second=4.8e12, flops_per_second=132 * 256 * CLOCK, turns_
 def least_time(bytes, flops, turns, gpu):
     """The seconds that a kernel takes at least on a GPU with these rates."""
     # BEGIN SOLUTION 8.5
-    return max(bytes / gpu.bytes_per_second, flops / gpu.flops_per_second, turns / gpu.turns_per_second)
+    return max(
+        bytes / gpu.bytes_per_second,
+        flops / gpu.flops_per_second,
+        turns / gpu.turns_per_second,
+    )
     # END SOLUTION
 
 
@@ -688,16 +831,36 @@ def work_of_flash(batch, heads, n, d):
 
 x, y = np.ones(1024, float32), np.ones(1024, float32)
 found = counted(add_twice, blocks(1024), THREADS, x, y)
-print("add_twice, bytes as counted:", 32 * (found["load"][1] + found["store"][1]) == work_of_add_twice(1024)[0])
-left, right, product = *np.random.default_rng(8).standard_normal((2, 64, 64)).astype(float32), np.empty((64, 64), float32)
-found = counted(memory_patterns.matmul_tiled, tiles(64, 64), (TILE, TILE), left, right, product)
-print("matmul_tiled, turns as counted:", found["shared load"][1] + found["shared store"][1] == turns_of_matmul(64))
+print(
+    "add_twice, bytes as counted:",
+    32 * (found["load"][1] + found["store"][1]) == work_of_add_twice(1024)[0],
+)
+left, right, product = (
+    *np.random.default_rng(8).standard_normal((2, 64, 64)).astype(float32),
+    np.empty((64, 64), float32),
+)
+found = counted(
+    memory_patterns.matmul_tiled, tiles(64, 64), (TILE, TILE), left, right, product
+)
+print(
+    "matmul_tiled, turns as counted:",
+    found["shared load"][1] + found["shared store"][1] == turns_of_matmul(64),
+)
 print("matmul_tiled, right:", np.allclose(product, left @ right, atol=1e-4))
 
 ROOFLINE = RECORDED["roofline"]
-works = {"add_twice": work_of_add_twice, "matmul_tiled": work_of_matmul, "flash_attention": work_of_flash}
-amounts = {name: (*works[name](**measured["size"]), measured["turns"]) for name, measured in ROOFLINE.items()}
-less = ROOFLINE["matmul_tiled"]["turns"] / turns_of_matmul(**ROOFLINE["matmul_tiled"]["size"])
+works = {
+    "add_twice": work_of_add_twice,
+    "matmul_tiled": work_of_matmul,
+    "flash_attention": work_of_flash,
+}
+amounts = {
+    name: (*works[name](**measured["size"]), measured["turns"])
+    for name, measured in ROOFLINE.items()
+}
+less = ROOFLINE["matmul_tiled"]["turns"] / turns_of_matmul(
+    **ROOFLINE["matmul_tiled"]["size"]
+)
 print(f"matmul_tiled, turns that the GPU counted, by the formula's: {less:.2f}")
 seconds = {name: measured["microseconds"] / 1e6 for name, measured in ROOFLINE.items()}
 
@@ -711,17 +874,24 @@ seconds = {name: measured["microseconds"] / 1e6 for name, measured in ROOFLINE.i
 
 # %% tags=["uses-exercise"]
 print(f"{'':16}  microseconds at least, for")
-print(f"{'kernel':16}  {'bytes':>7}  {'flops':>7}  {'turns':>7}  least_time  measured  times least_time")
+print(
+    f"{'kernel':16}  {'bytes':>7}  {'flops':>7}  {'turns':>7}  least_time  measured  times least_time"
+)
 for name, work in amounts.items():
-    each = "".join(f"{1e6 * amount / rate:9.0f}" for amount, rate in zip(work, H200, strict=True))
+    each = "".join(
+        f"{1e6 * amount / rate:9.0f}" for amount, rate in zip(work, H200, strict=True)
+    )
     least = least_time(*work, H200)
-    print(f"{name:16}{each}{1e6 * least:12.0f}{1e6 * seconds[name]:10.0f}{seconds[name] / least:18.1f}")
+    print(
+        f"{name:16}{each}{1e6 * least:12.0f}{1e6 * seconds[name]:10.0f}{seconds[name] / least:18.1f}"
+    )
 
 # %% [markdown]
 # The same as a picture, which is called a **roofline**. To the right: operations for each byte that must move. Upwards: operations a second. No kernel gets above the roof: on its slope memory decides, on its level part
 # arithmetic. The edge is at 66.9 / 4.8 = 14 operations a byte.
 #
-# The dashed line is a lower ceiling, for our matrix product alone: the operations that it does in a turn of shared memory, 41, times 261 · 10⁹ turns a second.
+# The dashed lines are lower ceilings, each for one kernel alone: the operations that it does in a turn of shared memory (41 for our matrix product, 124 for the flash kernel), times
+# 261 · 10⁹ turns a second.
 
 
 # %%
@@ -729,33 +899,48 @@ def draw_roofline(points):
     """The roof of an H200, the ceiling of shared memory for a matrix product, and a point for each kernel (operations a byte, TFLOP/s)."""
     figure, axes = plt.subplots(figsize=(9, 5))
     top, slope = H200.flops_per_second / 1e12, H200.bytes_per_second / 1e12
-    axes.loglog([0.05, top / slope, 5000], [0.05 * slope, top, top], color="black", linewidth=2)
-    _, flops, taken = amounts["matmul_tiled"]
-    ceiling = flops / taken * H200.turns_per_second / 1e12
-    axes.plot([ceiling / slope, 5000], [ceiling, ceiling], "--", color="grey")
-    axes.text(2.6, 0.75 * ceiling, "shared memory, for matmul_tiled", color="grey", fontsize=11)
-    looks = (BLUE, "o", (12, -5)), (ORANGE, "s", (12, -5)), (GREEN, "D", (-30, 12))  # colour, shape, and where the name stands
-    for (name, (across, up)), (colour, shape, aside) in zip(points.items(), looks, strict=True):
+    axes.loglog(
+        [0.05, top / slope, 5000], [0.05 * slope, top, top], color="black", linewidth=2
+    )
+    for name, colour in (("matmul_tiled", ORANGE), ("flash_attention", GREEN)):
+        _, flops, taken = amounts[name]
+        ceiling = flops / taken * H200.turns_per_second / 1e12
+        axes.plot([ceiling / slope, 5000], [ceiling, ceiling], "--", color=colour)
+        words = f"shared memory, for {name}"
+        axes.text(0.06, ceiling, words, color="black", va="center", fontsize=11)
+    # colour, shape, and where the name stands
+    looks = ((BLUE, "o", (12, -5)), (ORANGE, "s", (12, -5)), (GREEN, "D", (-30, 12)))
+    for (name, (across, up)), (colour, shape, aside) in zip(
+        points.items(), looks, strict=True
+    ):
         axes.plot(across, up, shape, markersize=11, color=colour)
-        axes.annotate(name, (across, up), xytext=aside, textcoords="offset points", fontsize=12)
+        axes.annotate(
+            name, (across, up), xytext=aside, textcoords="offset points", fontsize=12
+        )
     axes.set_xlabel("operations for each byte that must move", fontsize=12)
     axes.set_ylabel("TFLOP/s", fontsize=12)
     axes.grid(alpha=0.3)
     return figure
 
 
-points = {name: (flops / moved, flops / seconds[name] / 1e12) for name, (moved, flops, _) in amounts.items()}
+points = {
+    name: (flops / moved, flops / seconds[name] / 1e12)
+    for name, (moved, flops, _) in amounts.items()
+}
 show_figure(
     draw_roofline(points),
-    "both axes are logarithmic. The roof rises from 0.24 TFLOP/s at 0.05 operations a byte to 66.9 at 14, and is level from there. A dashed line at 10.6 TFLOP/s starts at the slope and goes to the right. "
-    + " ".join(f"{name} is a point at {across:.3g} operations a byte and {up:.3g} TFLOP/s." for name, (across, up) in points.items()),
+    "both axes are logarithmic. The roof rises from 0.24 TFLOP/s at 0.05 operations a byte to 66.9 at 14, and is level from there. Dashed lines at 10.6 TFLOP/s, the ceiling of matmul_tiled, and at 32.4, that of flash_attention, start at the slope and go to the right. "
+    + " ".join(
+        f"{name} is a point at {across:.3g} operations a byte and {up:.3g} TFLOP/s."
+        for name, (across, up) in points.items()
+    ),
 )
 
 # %% [markdown]
 # - `add_twice` is near the slope. Memory decides, and no trick with its arithmetic can make it faster.
 # - The matrix product has far too many operations a byte to be held up by memory. Most of what holds it up is our own doing: for every four multiply-adds it goes to shared memory for six turns. A thread that keeps several sums in registers can use each
 #   word several times; that, and the special units for matrix products, is part 5 of this course.
-# - The flash kernel is the farthest from its roof. What none of the three amounts contains: its exponentials, its waiting at `syncthreads`, and that only 384 threads share a multiprocessor to fill the waits. Part 5 begins here too.
+# - The flash kernel does more operations a second than the matrix product, and stands above it. But its own ceiling is three times as high, as it keeps a row of q and of o in registers: measured by its least time it is the farther one, 3.3 times against 1.4. What none of the three amounts contains: its exponentials, its waiting at `syncthreads`, and that only 384 threads share a multiprocessor to fill the waits. Part 5 begins here too.
 #
 # ## Validate
 #
@@ -765,7 +950,9 @@ show_figure(
 # %% tags=["uses-exercise"]
 def validate(stage, against, agrees):
     """One row of the table."""
-    print(f"{stage:32}  {against:34}  {'equal' if agrees else 'DIFFERENT'}   {'✓' if agrees else '✗'}")
+    print(
+        f"{stage:32}  {against:34}  {'equal' if agrees else 'DIFFERENT'}   {'✓' if agrees else '✗'}"
+    )
 
 
 @cuda.jit
@@ -785,7 +972,14 @@ def turns_counted(words):
 
 def sectors_counted(stride):
     """What the simulator counts for the loads of one warp."""
-    return counted(memory_patterns.strided_copy, 1, 32, np.zeros(32 * stride, float32), np.empty(32, float32), stride)["load"][1]
+    return counted(
+        memory_patterns.strided_copy,
+        1,
+        32,
+        np.zeros(32 * stride, float32),
+        np.empty(32, float32),
+        stride,
+    )["load"][1]
 
 
 numbers = np.random.default_rng(8)
@@ -798,17 +992,26 @@ costs = [
 ]
 
 print(f"{'stage':32}  {'against':34}")
-validate("sectors, 39 strides", "what the simulator counts", [sectors(s, 4) for s in strides] == [sectors_counted(s) for s in strides])
 validate(
-    "turns, 20 times 32 random words", "what the simulator counts", [turns(4 * w) for w in wanted] == [turns_counted(w) for w in wanted]
+    "sectors, 39 strides",
+    "what the simulator counts",
+    [sectors(s, 4) for s in strides] == [sectors_counted(s) for s in strides],
+)
+validate(
+    "turns, 20 times 32 random words",
+    "what the simulator counts",
+    [turns(4 * w) for w in wanted] == [turns_counted(w) for w in wanted],
 )
 validate("transpose, 75 x 130", "numpy", np.array_equal(mine, big.T))
-validate("transpose, what it costs", "the package's transpose_padded", costs[0] == costs[1])
+validate(
+    "transpose, what it costs", "the package's transpose_padded", costs[0] == costs[1]
+)
 for name, counts in simulated.items():
     validate(
         f"{name}, counts",
         f"the counters of an {RECORDED['gpu'].split()[-1]}",
-        {k: list(v) for k, v in counts.items()} == RECORDED["counted"]["patterns"][name],
+        {k: list(v) for k, v in counts.items()}
+        == RECORDED["counted"]["patterns"][name],
     )
 
 # %% [markdown]
@@ -821,7 +1024,10 @@ for name, counts in simulated.items():
 # %% tags=["gpu", "uses-exercise"]
 def microseconds(kernel, configuration, *arguments, times=20):
     """The mean time of a launch; tensors of torch, on the GPU."""
-    arguments = [cuda.as_cuda_array(argument) if isinstance(argument, torch.Tensor) else argument for argument in arguments]
+    arguments = [
+        cuda.as_cuda_array(argument) if isinstance(argument, torch.Tensor) else argument
+        for argument in arguments
+    ]
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     kernel[configuration](*arguments)  # compiles
     start.record()
@@ -840,22 +1046,36 @@ def patterns_live():
     a, out = long[: n * n].view(n, n), torch.full((n, n), math.nan, device="cuda")
     configuration, square = (blocks(n * n), THREADS), (tiles(n, n), (TILE, TILE))
     times = {
-        "copy": microseconds(memory_patterns.copy, configuration, long[: n * n], out.view(-1)),
-        "strided_copy": microseconds(memory_patterns.strided_copy, configuration, long, out.view(-1), 8),
-        "transpose_naive": microseconds(memory_patterns.transpose_naive, square, a, out),
-        "transpose_tiled": microseconds(memory_patterns.transpose_tiled, square, a, out),
-        "transpose_padded": microseconds(memory_patterns.transpose_padded, square, a, out),
+        "copy": microseconds(
+            memory_patterns.copy, configuration, long[: n * n], out.view(-1)
+        ),
+        "strided_copy": microseconds(
+            memory_patterns.strided_copy, configuration, long, out.view(-1), 8
+        ),
+        "transpose_naive": microseconds(
+            memory_patterns.transpose_naive, square, a, out
+        ),
+        "transpose_tiled": microseconds(
+            memory_patterns.transpose_tiled, square, a, out
+        ),
+        "transpose_padded": microseconds(
+            memory_patterns.transpose_padded, square, a, out
+        ),
         "your transpose": microseconds(cuda.jit(transpose), square, a, out),
     }
     print("your transpose is right:", torch.equal(out, a.T))
     for name, time in times.items():
-        print(f"{name:16}  {time:8.0f} microseconds   {8 * n * n / time / 1e6:6.2f} TB/s of numbers that were asked for")
+        print(
+            f"{name:16}  {time:8.0f} microseconds   {8 * n * n / time / 1e6:6.2f} TB/s of numbers that were asked for"
+        )
 
     flat = long[: n * n], out.view(-1)
     grid = -(-n * n // (64 * NUMBERS))
     for shared_bytes in (0, 13 * 1024, 27 * 1024, 48 * 1024):
         time = microseconds(copy_some, (grid, 64, 0, shared_bytes), *flat)
-        print(f"copy_some with {shared_bytes:5} bytes of shared memory a block: {time:8.0f} microseconds")
+        print(
+            f"copy_some with {shared_bytes:5} bytes of shared memory a block: {time:8.0f} microseconds"
+        )
 
 
 # %% [markdown]

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 09 · Convolutional attention
 #
-# **80 minutes** · builds on lessons 01 and 02 (softmax, attention) · needs: PyTorch, a pencil
+# **70 minutes**, and 10 for the two parts marked *optional* · builds on lessons 01 and 02 (softmax, attention) · needs: PyTorch, a pencil
 #
 # You will be able to
 #
@@ -67,7 +67,9 @@ def share_of_the_third(scores):
 
 
 for strength in (1, 2, 4, 8, 16):
-    print(f"names score {strength:2}:  {share_of_the_third(strength * (alice + rabbit)):.3f}")
+    print(
+        f"names score {strength:2}:  {share_of_the_third(strength * (alice + rabbit)):.3f}"
+    )
 
 # %% [markdown]
 # A half, however loud the query asks. Both Alices have the same key, so every query gives them the same weight; both rabbits likewise. The third
@@ -80,6 +82,7 @@ for strength in (1, 2, 4, 8, 16):
 #
 # Now let two tokens ask, one after the other: the first asks for Alice, the second for the rabbit. Their scores are two rows. For each key, add up
 # the scores of **both** rows at this key and at its two neighbours: six numbers.
+
 
 # %%
 def windows(row):
@@ -118,8 +121,15 @@ for strength in (1, 2, 4, 8, 16):
 # %%
 all_ones, one_after_the_other = torch.ones(2, 3), torch.tensor([[1.0, 0, 0], [0, 0, 1]])
 for phrase in ("Alice and rabbit", "rabbit and Alice", "Alice and Alice"):
-    rows = torch.tensor([[float(word == name) for word in phrase.split()] for name in ("Alice", "rabbit")])
-    print(f"{phrase}:  {(all_ones * rows).sum():.0f}   {(one_after_the_other * rows).sum():.0f}")
+    rows = torch.tensor(
+        [
+            [float(word == name) for word in phrase.split()]
+            for name in ("Alice", "rabbit")
+        ]
+    )
+    print(
+        f"{phrase}:  {(all_ones * rows).sum():.0f}   {(one_after_the_other * rows).sum():.0f}"
+    )
 
 # %% [markdown]
 # So a convolution is no "and". It is a weighted sum: with all taps 1, two Alices are as good as Alice and a rabbit. The second set of taps tells them
@@ -178,22 +188,53 @@ def draw_grid(axes, title, cell):
             axes.text(j + 0.47, i + 0.47, words, ha="center", va="center", fontsize=13)
     axes.set(xlim=(-0.7, 4.1), ylim=(4.1, -0.7), aspect="equal")
     for place in range(4):
-        axes.text(-0.15, place + 0.47, f"query {place}", ha="right", va="center", fontsize=8)
-        axes.text(place + 0.47, -0.12, f"key {place}", ha="center", va="bottom", fontsize=8)
+        axes.text(
+            -0.15, place + 0.47, f"query {place}", ha="right", va="center", fontsize=8
+        )
+        axes.text(
+            place + 0.47, -0.12, f"key {place}", ha="center", va="bottom", fontsize=8
+        )
     axes.set_title(title, fontsize=11)
     axes.axis("off")
 
 
 PALE, GREY = "#DCE9F2", "#E6E6E6"
-figure, (first, second, last) = plt.subplots(1, 3, figsize=(10, 3.6), layout="constrained")
-for axes, title in (first, "1. mask S with 0"), (second, "2. lay the taps over S0 (here for T[2, 1])"):
-    draw_grid(axes, title, lambda i, j: ("0", GREY) if j > i else (f"{page_s[i, j]:.0f}", PALE))
+figure, (first, second, last) = plt.subplots(
+    1, 3, figsize=(10, 3.6), layout="constrained"
+)
+for axes, title in (
+    (first, "1. mask S with 0"),
+    (second, "2. lay the taps over S0 (here for T[2, 1])"),
+):
+    draw_grid(
+        axes,
+        title,
+        lambda i, j: ("0", GREY) if j > i else (f"{page_s[i, j]:.0f}", PALE),
+    )
 for a in range(2):
     for b in range(3):
-        second.text(b + 0.9, a + 1.28, f"×{page_w[a, b]:.0f}".replace("-", "−"), ha="right", va="bottom", fontsize=8, color=BLUE)
-second.add_patch(plt.Rectangle((-0.03, 0.97), 3, 2, fill=False, edgecolor=BLUE, linewidth=2.5))
-second.add_patch(plt.Rectangle((1, 2), 0.94, 0.94, fill=False, edgecolor=ORANGE, linewidth=2.5))
-draw_grid(last, "3. mask T with −∞", lambda i, j: ("−∞", GREY) if j > i else ("2", "#F9E4B7") if (i, j) == (2, 1) else ("?", PALE))
+        second.text(
+            b + 0.9,
+            a + 1.28,
+            f"×{page_w[a, b]:.0f}".replace("-", "−"),
+            ha="right",
+            va="bottom",
+            fontsize=8,
+            color=BLUE,
+        )
+second.add_patch(
+    plt.Rectangle((-0.03, 0.97), 3, 2, fill=False, edgecolor=BLUE, linewidth=2.5)
+)
+second.add_patch(
+    plt.Rectangle((1, 2), 0.94, 0.94, fill=False, edgecolor=ORANGE, linewidth=2.5)
+)
+draw_grid(
+    last,
+    "3. mask T with −∞",
+    lambda i, j: (
+        ("−∞", GREY) if j > i else ("2", "#F9E4B7") if (i, j) == (2, 1) else ("?", PALE)
+    ),
+)
 show_figure(
     figure,
     "three 4 by 4 grids, rows are queries, columns are keys. First: S with zeros above the diagonal. Second: the same with a box of 2 rows "
@@ -237,6 +278,7 @@ show_figure(
 # Rows before 0, columns before 0, columns from N on. (No row comes after i, so none is too large.) Mind that Python reads `s0[-1]` as the *last* row
 # and raises no error: test before you read.
 # </details>
+
 
 # %% tags=["exercise"]
 def convolved_score(s0, w, i, j):
@@ -290,6 +332,7 @@ for i in range(4):
 # `x[None, None]` puts two dimensions of size 1 in front, `x[0, 0]` takes them off again.
 # </details>
 
+
 # %% tags=["exercise"]
 def causal(n):
     """(n, n), True where the key comes after the query."""
@@ -302,7 +345,9 @@ def conv_scores(q, k, w):
     c_q, c_k = w.shape
     left = (c_k - 1) // 2
     s0 = (q @ k.T / math.sqrt(q.shape[1])).masked_fill(causal(len(q)), 0.0)
-    t = conv2d(pad(s0, (left, c_k - 1 - left, c_q - 1, 0))[None, None], w[None, None])[0, 0]
+    t = conv2d(pad(s0, (left, c_k - 1 - left, c_q - 1, 0))[None, None], w[None, None])[
+        0, 0
+    ]
     return t.masked_fill(causal(len(q)), -math.inf)
     # END SOLUTION
 
@@ -326,7 +371,13 @@ def conv_attention(q, k, v, w):
 # %% tags=["uses-exercise"]
 for row in (conv_scores(page_q, page_k, page_w) / math.log(2)).tolist():
     print("T  ", [round(score, 9) for score in row])
-print("out", [round(number, 9) for number in conv_attention(page_q, page_k, page_v, page_w).flatten().tolist()])
+print(
+    "out",
+    [
+        round(number, 9)
+        for number in conv_attention(page_q, page_k, page_v, page_w).flatten().tolist()
+    ],
+)
 
 # %% [markdown]
 # ### The reference
@@ -351,7 +402,9 @@ print(inspect.getsource(reference.convolve))
 
 # %% tags=["uses-exercise"]
 for w in (1, 0, 2, 100):
-    print(f"w = {w:3}:  {conv_attention(page_q, page_k, page_v, torch.tensor([[float(w)]]))[3].item():.2f}")
+    print(
+        f"w = {w:3}:  {conv_attention(page_q, page_k, page_v, torch.tensor([[float(w)]]))[3].item():.2f}"
+    )
 
 # %% [markdown]
 # <details><summary>Why?</summary>
@@ -375,7 +428,10 @@ taps = torch.randn(3, 5)  # for the tests below
 print(unchanged)
 
 # %% tags=["uses-exercise"]
-print("equal to PyTorch's causal attention:", torch.allclose(conv_attention(q, k, v, unchanged), ordinary, atol=1e-12))
+print(
+    "equal to PyTorch's causal attention:",
+    torch.allclose(conv_attention(q, k, v, unchanged), ordinary, atol=1e-12),
+)
 
 # %% [markdown]
 # Keep this test in mind: identity taps must give ordinary attention. It is the first that everybody writes. We shall see how much it finds.
@@ -414,6 +470,7 @@ print("equal to PyTorch's causal attention:", torch.allclose(conv_attention(q, k
 # limit` is False for it, and so is `difference <= limit`. Ask the question whose False means "not causal".
 # </details>
 
+
 # %% tags=["exercise"]
 def is_causal(attend, q, k, v):
     """Whether no row of attend(q, k, v) depends on a later token; q, k, v: (N, d)."""
@@ -431,13 +488,17 @@ def is_causal(attend, q, k, v):
 check.ex09_3(is_causal)
 
 # %% tags=["uses-exercise"]
-print("conv_attention is causal:", is_causal(lambda q, k, v: conv_attention(q, k, v, taps), q, k, v))
+print(
+    "conv_attention is causal:",
+    is_causal(lambda q, k, v: conv_attention(q, k, v, taps), q, k, v),
+)
 
 # %% [markdown]
 # ## Bug hunt: one line is missing
 #
 # Here is convolutional attention step by step, as a published pseudo-code for a GPU has it: scores, convolution, causal mask, softmax,
 # output. We try it as one tries things, first with identity taps. Then with 2 × 3 taps, on the page.
+
 
 # %%
 def published(q, k, v, w):
@@ -449,7 +510,10 @@ def published(q, k, v, w):
 
 
 found = published(q, k, v, unchanged)
-print("identity taps, equal to ordinary attention:", torch.allclose(found, ordinary, atol=1e-12))
+print(
+    "identity taps, equal to ordinary attention:",
+    torch.allclose(found, ordinary, atol=1e-12),
+)
 print("no NaN:", bool(published(q, k, v, taps).isfinite().all()))
 page_out = published(page_q, page_k, page_v, page_w).flatten().tolist()
 print("the page:", [f"{number:.2f}" for number in page_out], " wanted: 4, 8, 6, 7")
@@ -459,7 +523,9 @@ print("the page:", [f"{number:.2f}" for number in page_out], " wanted: 4, 8, 6, 
 # function causal? How far does a row see? And why is row 0 of the page right? Then put the missing line in, and run both cells again.
 
 # %% tags=["uses-exercise"]
-print("published is causal:", is_causal(lambda q, k, v: published(q, k, v, taps), q, k, v))
+print(
+    "published is causal:", is_causal(lambda q, k, v: published(q, k, v, taps), q, k, v)
+)
 
 
 def reacts(attend, q, k, v):
@@ -475,11 +541,18 @@ def reacts(attend, q, k, v):
 
 
 for w in (torch.randn(2, 3), torch.randn(2, 7)):
-    print(f"\nrow i reacts to token j, {w.shape[0]} × {w.shape[1]} taps:   right, and published")
+    print(
+        f"\nrow i reacts to token j, {w.shape[0]} × {w.shape[1]} taps:   right, and published"
+    )
     right = reacts(lambda q, k, v: conv_attention(q, k, v, w), q, k, v)
     wrong = reacts(lambda q, k, v: published(q, k, v, w), q, k, v)
     for mine, theirs in zip(right, wrong):
-        print("   ", "".join(".x"[mark] for mark in mine.int()), "  ", "".join(".x"[mark] for mark in theirs.int()))
+        print(
+            "   ",
+            "".join(".x"[mark] for mark in mine.int()),
+            "  ",
+            "".join(".x"[mark] for mark in theirs.int()),
+        )
 
 # %% [markdown]
 # <details><summary>What is missing, and how far does it see?</summary>
@@ -497,7 +570,10 @@ for w in (torch.randn(2, 3), torch.randn(2, 7)):
 off = []
 for seed in range(4):
     generator = torch.Generator().manual_seed(seed)
-    many, w = torch.randn(3, 64, 4, generator=generator), torch.randn(3, 3, generator=generator)
+    many, w = (
+        torch.randn(3, 64, 4, generator=generator),
+        torch.randn(3, 3, generator=generator),
+    )
     right = conv_attention(*many, w)
     off.append((published(*many, w) - right).norm().item() / right.norm().item())
 print("64 tokens, 3 × 3 taps, off by", ", ".join(f"{100 * each:.0f} %" for each in off))
@@ -511,9 +587,15 @@ print("64 tokens, 3 × 3 taps, off by", ", ".join(f"{100 * each:.0f} %" for each
 
 # %%
 first_infinity = page_s.masked_fill(causal(4), -math.inf)
-print("  T when S is masked with -inf:\n", reference.convolve(first_infinity[None, None], page_w[None])[0, 0])
+print(
+    "  T when S is masked with -inf:\n",
+    reference.convolve(first_infinity[None, None], page_w[None])[0, 0],
+)
 same_shape = identity_taps(1, 2, 3, dtype=torch.float64)
-print("  even with identity taps:\n", reference.convolve(first_infinity[None, None], same_shape)[0, 0])
+print(
+    "  even with identity taps:\n",
+    reference.convolve(first_infinity[None, None], same_shape)[0, 0],
+)
 
 # %% [markdown]
 # Not one row survives. Rows 1 to 3 have a NaN on the diagonal, and one NaN makes the softmax of its whole row NaN. Row 0 of the first matrix has +∞
@@ -537,6 +619,7 @@ print("  even with identity taps:\n", reference.convolve(first_infinity[None, No
 # | −∞ / −∞ | | | | |
 # | 0 / nothing | | | | |
 # | 0 / 0 | | | | |
+
 
 # %% tags=["uses-exercise"]
 def by_loops(q, k, v, w):
@@ -576,11 +659,17 @@ def tests(attend):
 
 def verdicts(name, attend):
     """One row of the table."""
-    print(f"{name:20}", "".join(f"{'✓' if passed else '✗':10}" for passed in tests(attend).values()))
+    print(
+        f"{name:20}",
+        "".join(f"{'✓' if passed else '✗':10}" for passed in tests(attend).values()),
+    )
 
 
 infinity = math.inf
-print(f"{'before / after':20}", "".join(f"{test:10}" for test in ("identity", "finite", "causal", "loops")))
+print(
+    f"{'before / after':20}",
+    "".join(f"{test:10}" for test in ("identity", "finite", "causal", "loops")),
+)
 verdicts("0 / -inf", masked(0.0, -infinity))
 verdicts("nothing / -inf", masked(None, -infinity))
 verdicts("-inf / -inf", masked(-infinity, -infinity))
@@ -592,7 +681,7 @@ verdicts("0 / 0", masked(0.0, 0.0))
 # reported as not causal: NaN is close to nothing, not even to itself. That says nothing about the future; the test for finite numbers gives the true
 # reason.)
 #
-# ## Find the slips
+# ## Find the slips (optional)
 #
 # A public repository with fast kernels for this method describes it by these three lines. Its code is another matter, and so is the paper. Here `i`
 # is the query and `j` the key; θ are the taps, written backwards: θ with i' = 0 belongs to query i itself, i' = 1 to the one before; likewise j'
@@ -630,6 +719,7 @@ verdicts("0 / 0", masked(0.0, 0.0))
 # Number 4 is a matter of definition: both are causal. **Predict:** which of the four tests find it? And in which columns of a row does `T` differ,
 # with 3 × 3 taps?
 
+
 # %% tags=["uses-exercise"]
 def formula_scores(q, k, w):
     """T with the formula's mask: in the window of T[i, j] a key counts if it does not come after query i."""
@@ -642,8 +732,14 @@ def formula_scores(q, k, w):
     return t
 
 
-print(f"{'':20}", "".join(f"{test:10}" for test in ("identity", "finite", "causal", "loops")))
-verdicts("the formula's mask", lambda q, k, v, w: torch.softmax(formula_scores(q, k, w), dim=1) @ v)
+print(
+    f"{'':20}",
+    "".join(f"{test:10}" for test in ("identity", "finite", "causal", "loops")),
+)
+verdicts(
+    "the formula's mask",
+    lambda q, k, v, w: torch.softmax(formula_scores(q, k, w), dim=1) @ v,
+)
 w = torch.randn(3, 3)
 differs = (conv_scores(q, k, w) - formula_scores(q, k, w)).tril().abs() > 1e-12
 print("\nT differs, 3 × 3 taps:")
@@ -660,7 +756,7 @@ for row in differs:
 # every row i would need a matrix of its own. A model trained with one mask and run with the other is wrong near the diagonal. So, when you take
 # over somebody's taps, take over the mask of the code that trained them.
 #
-# ## What it costs
+# ## What it costs (optional)
 #
 # **Arithmetic.** For each score the product `QKᵀ` needs d multiplications with an addition, the convolution c_q · c_k, the product with `V` again d.
 # With d = 64 and 6 × 11 taps: 64 + 66 + 64. About half as much again as ordinary attention.
@@ -671,8 +767,17 @@ for row in differs:
 # %%
 N, d, heads, itemsize = 4096, 64, 32, 4
 matrix = heads * N * N * itemsize
-steps = ["product", "scale", "mask with 0", "pad", "convolution", "mask with -inf", "softmax"]
-moved = 2 * len(steps) * matrix  # each is written once, and read once by the step after it
+steps = [
+    "product",
+    "scale",
+    "mask with 0",
+    "pad",
+    "convolution",
+    "mask with -inf",
+    "softmax",
+]
+# each is written once, and read once by the step after it
+moved = 2 * len(steps) * matrix
 print(f"one N×N matrix, all heads:     {matrix / 2**30:.0f} GiB")
 print(f"{len(steps)} of them, out and in:        {moved / 1e9:.0f} GB")
 print(f"at 4300 GB a second:           {1000 * moved / 4.3e12:.1f} ms")
@@ -692,16 +797,22 @@ print(f"Q, K, V and the output:        {4 * heads * N * d * itemsize / 1e9:.2f} 
 #
 # Float64, N from 1 to 33, taps odd and even, oblong, and larger than N.
 
+
 # %% tags=["uses-exercise"]
 def largest(differences):
     """The largest of the absolute differences, NaN if there is one."""
-    return max((difference.abs().max().item() for difference in differences), key=lambda x: math.inf if math.isnan(x) else x)
+    return max(
+        (difference.abs().max().item() for difference in differences),
+        key=lambda x: math.inf if math.isnan(x) else x,
+    )
 
 
 def validate(stage, against, differences, tolerance=1e-12):
     """One row of the table. NaN fails."""
     agrees = largest(differences) <= tolerance
-    print(f"{stage:24}  {against:32}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   {'✓' if agrees else '✗'}")
+    print(
+        f"{stage:24}  {against:32}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   {'✓' if agrees else '✗'}"
+    )
 
 
 def one_head(function, q, k, v, *rest):
@@ -724,23 +835,50 @@ cases = [(*torch.randn(3, n, 4), torch.randn(c_q, c_k)) for n, c_q, c_k in shape
 
 page_t = torch.tensor([1.0, 1, 2, 1, 2, 2, 1, 1, 2, 3])
 print(f"{'stage':24}  {'against':32}  largest difference")
-loops_t = torch.tensor([convolved_score(page_s0, page_w, i, j) for i in range(4) for j in range(i + 1)])
+loops_t = torch.tensor(
+    [convolved_score(page_s0, page_w, i, j) for i in range(4) for j in range(i + 1)]
+)
 validate("convolved_score", "the page, by hand", [loops_t - page_t])
-validate("conv_scores", "the page, by hand", [lower(conv_scores(page_q, page_k, page_w)) / math.log(2) - page_t])
+validate(
+    "conv_scores",
+    "the page, by hand",
+    [lower(conv_scores(page_q, page_k, page_w)) / math.log(2) - page_t],
+)
 for against, other in {
     "explicit loops (exercise 9.1)": by_loops,
-    "kernels.reference.conv_attention": lambda q, k, v, w: one_head(reference.conv_attention, q, k, v, w[None]),
+    "kernels.reference.conv_attention": lambda q, k, v, w: one_head(
+        reference.conv_attention, q, k, v, w[None]
+    ),
 }.items():
-    validate("conv_attention", against, [conv_attention(*case) - other(*case) for case in cases])
+    validate(
+        "conv_attention",
+        against,
+        [conv_attention(*case) - other(*case) for case in cases],
+    )
 for against, other in {
-    "tiles of lesson 02, causal": lambda q, k, v: queries_outer(q, k, v, 4, 3, Traffic(), causal=True),
-    "scaled_dot_product_attention": lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True),
+    "tiles of lesson 02, causal": lambda q, k, v: queries_outer(
+        q, k, v, 4, 3, Traffic(), causal=True
+    ),
+    "scaled_dot_product_attention": lambda q, k, v: scaled_dot_product_attention(
+        q, k, v, is_causal=True
+    ),
 }.items():
-    validate("identity taps", against, [conv_attention(q, k, v, same(w)) - other(q, k, v) for q, k, v, w in cases])
+    validate(
+        "identity taps",
+        against,
+        [conv_attention(q, k, v, same(w)) - other(q, k, v) for q, k, v, w in cases],
+    )
 two = torch.tensor([[2.0]])
-sharper = [conv_attention(q, k, v, two) - scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0) for q, k, v, _ in cases]
+sharper = [
+    conv_attention(q, k, v, two)
+    - scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+    for q, k, v, _ in cases
+]
 validate("one tap, 2", "the same with twice the scale", sharper)
-verdicts_by_shape = [is_causal(lambda q, k, v: conv_attention(q, k, v, w), q, k, v) for q, k, v, w in cases]
+verdicts_by_shape = [
+    is_causal(lambda q, k, v: conv_attention(q, k, v, w), q, k, v)
+    for q, k, v, w in cases
+]
 print("conv_attention is causal in every shape:", all(verdicts_by_shape))
 
 # %% [markdown]
@@ -753,7 +891,10 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 many, taps_of_heads = torch.randn(3, 2, 3, 50, 8), torch.randn(3, 6, 11)
 here = reference.conv_attention(*many.to(device), taps_of_heads.to(device)).cpu()
 on_the_cpu = reference.conv_attention(*many, taps_of_heads)
-print("the reference, on this device and on the CPU, differ by less than 1e-10:", ((here - on_the_cpu).abs().max() <= 1e-10).item())
+print(
+    "the reference, on this device and on the CPU, differ by less than 1e-10:",
+    ((here - on_the_cpu).abs().max() <= 1e-10).item(),
+)
 
 # %% [markdown]
 # ## In three lines

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 10 · Overlapping tiles
 #
-# **100 minutes** · builds on lesson 02 (tiles, queries outer, `Traffic`) and lesson 09 (convolutional attention and its two masks); one kernel, as in lesson 04
+# **70 minutes** to the loop and its price, and 30 for the bug hunt (*optional*) · builds on lesson 02 (tiles, queries outer, `Traffic`) and lesson 09 (convolutional attention and its two masks); one kernel, as in lesson 04
 #
 # You will be able to
 #
@@ -59,11 +59,14 @@ torch.set_default_dtype(torch.float64)
 #
 # **Predict.** Each tile convolves what it has, and takes zeros for what it has not. Which of the six `T` come out wrong, and as what? `___`
 
+
 # %%
 def convolve_row(row, taps=(1, 2, 1)):
     """T of a row of numbers, zeros beyond its ends."""
     padded = [0, *row, 0]
-    return [sum(tap * padded[j + b] for b, tap in enumerate(taps)) for j in range(len(row))]
+    return [
+        sum(tap * padded[j + b] for b, tap in enumerate(taps)) for j in range(len(row))
+    ]
 
 
 row = [1, 2, 4, 3, 1, 2]
@@ -129,6 +132,7 @@ check.ex10_1(to_load)
 # The next cell draws what your function says, for 12 tokens and 3 × 4 taps; a tile loads 7 × 7. **Dark** is what the tile owns, **pale** what it loads besides. A `0` stands where zero is loaded in place of a score: outside
 # the sequence, or where the key comes after the query of its row. Move the slider from tile to tile. (The cell only draws, there is no need to read it.)
 
+
 # %% tags=["uses-exercise"] jupyter={"source_hidden": true}
 def tiles_visited(n, rows, columns):
     """(i0, j0, rows, columns) of each tile, in order: none that lies above the diagonal, short ones at the end."""
@@ -144,11 +148,30 @@ def draw_tiles(n, c_q, c_k, loaded):
     side, (height, width) = 22, loaded
     halo = halo_of(torch.empty(c_q, c_k))
     lines, places = range(-halo.above, n), range(-halo.left, n + halo.right)
-    scene = Scene(f"{n} tokens, {c_q} × {c_k} taps, tiles that load {height} × {width}", 76 + side * len(places), 70 + side * len(lines), adds=False)
-    scene.legend(6, ("global-load", "owned"), ("load", "loaded, not owned"), ("empty", "not loaded"))
-    scene.cells = [(66 + side * (j + halo.left), 56 + side * (i + halo.above), side - 2, side - 2) for i in lines for j in places]
-    scene.labels += [(58, 56 + side * (i + halo.above) + 14, f"query {i}", "end") for i in range(n)]
-    scene.labels += [(58, 48, "key", "end"), *((66 + side * (j + halo.left) + 10, 48, j, "middle") for j in range(n))]
+    scene = Scene(
+        f"{n} tokens, {c_q} × {c_k} taps, tiles that load {height} × {width}",
+        76 + side * len(places),
+        70 + side * len(lines),
+        adds=False,
+    )
+    scene.legend(
+        6,
+        ("global-load", "owned"),
+        ("load", "loaded, not owned"),
+        ("empty", "not loaded"),
+    )
+    scene.cells = [
+        (66 + side * (j + halo.left), 56 + side * (i + halo.above), side - 2, side - 2)
+        for i in lines
+        for j in places
+    ]
+    scene.labels += [
+        (58, 56 + side * (i + halo.above) + 14, f"query {i}", "end") for i in range(n)
+    ]
+    scene.labels += [
+        (58, 48, "key", "end"),
+        *((66 + side * (j + halo.left) + 10, 48, j, "middle") for j in range(n)),
+    ]
     for i0, j0, rows, columns in tiles_visited(n, *owned(loaded, halo)):
         top, bottom, left, right = to_load(i0, j0, rows, columns, c_q, c_k)
         words = f"rows {top} to {bottom - 1}, columns {left} to {right - 1}: {(bottom - top) * (right - left)} loaded, {rows * columns} owned"
@@ -158,7 +181,9 @@ def draw_tiles(n, c_q, c_k, loaded):
                 mine = i0 <= i < i0 + rows and j0 <= j < j0 + columns
                 zero = not (0 <= i < n and 0 <= j <= i)
                 cell = (i + halo.above) * len(places) + j + halo.left
-                looks.append((cell, "global-load" if mine else "load", "0" if zero else ""))
+                looks.append(
+                    (cell, "global-load" if mine else "load", "0" if zero else "")
+                )
         scene.steps.append((words, looks))
     return scene.view()
 
@@ -193,7 +218,9 @@ for line in times:
 for taps in [(1, 1), (3, 5), (7, 7), (6, 11), (15, 15)]:
     halo = halo_of(torch.empty(taps))
     rows, columns = owned((16, 16), halo)
-    print(f"{taps[0]:2} × {taps[1]:2} taps: {rows:2} × {columns:2} = {rows * columns:3} of 256 owned, {256 / (rows * columns):4.1f} computed for each owned")
+    print(
+        f"{taps[0]:2} × {taps[1]:2} taps: {rows:2} × {columns:2} = {rows * columns:3} of 256 owned, {256 / (rows * columns):4.1f} computed for each owned"
+    )
 
 # %% [markdown]
 # 14 × 12 = 168; the other 88 are computed again by a neighbour. With 15 × 15 taps a tile loads 256 scores to own four. It is still right, and it is a waste; larger tiles are the remedy, and we shall see how large.
@@ -206,7 +233,10 @@ for taps in [(1, 1), (3, 5), (7, 7), (6, 11), (15, 15)]:
 print(inspect.getsource(load_rows))
 numbers = torch.arange(1.0, 6.0)[:, None]
 for first, count in [(-2, 4), (3, 4), (7, 2)]:
-    print(f"rows {first} to {first + count - 1} of 1 2 3 4 5:", load_rows(numbers, first, count, Traffic()).flatten().tolist())
+    print(
+        f"rows {first} to {first + count - 1} of 1 2 3 4 5:",
+        load_rows(numbers, first, count, Traffic()).flatten().tolist(),
+    )
 
 # %% [markdown]
 # In plain Python `numbers[-2:2]` would be empty, and `numbers[-2]` is the last row but one. In a kernel, `q[-2]` is whatever lies before `q` in memory. All of them are wrong.
@@ -347,7 +377,9 @@ check.ex10_3(forward)
 page_s = torch.tensor([[1.0, 3, 2, 4], [2, 1, 5, 0], [0, 1, 1, 6], [1, 2, 3, 2]])
 page_w = torch.tensor([[1.0, 0, 2], [0, 1, -1]])
 page_v = torch.tensor([[4.0, 0, 0, 0], [10, 0, 0, 0], [3, 0, 0, 0], [9, 0, 0, 0]])
-page_o, page_l = forward(2 * math.log(2) * page_s, torch.eye(4), page_v, page_w, (3, 4), Traffic())
+page_o, page_l = forward(
+    2 * math.log(2) * page_s, torch.eye(4), page_v, page_w, (3, 4), Traffic()
+)
 print("out", [f"{number:.2f}" for number in page_o[:, 0].tolist()])
 
 # %% [markdown]
@@ -377,7 +409,9 @@ print(f"{'standard':18}{plain:>12,} numbers")
 for taps in TAPS:
     for size in (16, 64):
         count = moved(taps, size)
-        print(f"{taps[0]:2} × {taps[1]:2}, {size} × {size} {count:13,} numbers: {'less' if count < plain else 'MORE'} than standard")
+        print(
+            f"{taps[0]:2} × {taps[1]:2}, {size} × {size} {count:13,} numbers: {'less' if count < plain else 'MORE'} than standard"
+        )
 
 # %% [markdown]
 # Tiles that own two rows fetch all of `K` anew for every two queries, and each time eight columns for every one that they own. That is lesson 02's "right is not fast" once more. The next figure shows both prices of the halo over the size of
@@ -389,13 +423,29 @@ for taps in TAPS:
 figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
 for taps, colour, line in zip(TAPS, (BLUE, GREEN, ORANGE), ("o-", "^--", "s:")):
     label, halo = f"{taps[0]} × {taps[1]} taps", halo_of(torch.empty(taps))
-    left.loglog(SIZES, [moved(taps, size) / plain for size in progress_bar(SIZES, desc=label)], line, color=colour, label=label)
-    right.semilogx(SIZES, [math.prod(owned((size, size), halo)) / size**2 for size in SIZES], line, color=colour, label=label)
+    left.loglog(
+        SIZES,
+        [moved(taps, size) / plain for size in progress_bar(SIZES, desc=label)],
+        line,
+        color=colour,
+        label=label,
+    )
+    right.semilogx(
+        SIZES,
+        [math.prod(owned((size, size), halo)) / size**2 for size in SIZES],
+        line,
+        color=colour,
+        label=label,
+    )
 left.axhline(1, color=RED)
 left.text(48, 1.1, "standard", color=RED)
 left.set(ylabel="numbers moved, standard = 1", title="N = 256, d = 64, counted")
 right.axhline(0.5, color="grey", linewidth=0.8)
-right.set(ylabel="owned part of the loaded scores", ylim=(0, 1.05), title="scores owned / scores computed")
+right.set(
+    ylabel="owned part of the loaded scores",
+    ylim=(0, 1.05),
+    title="scores owned / scores computed",
+)
 for axes in (left, right):
     axes.set(xlabel="rows and columns loaded")
     axes.set_xticks(SIZES, SIZES)
@@ -414,7 +464,7 @@ show_figure(
 #
 # Causal tiles visit only about half of all keys, and the standard as we count it goes through all of them. That is a factor of 2 that has nothing to do with the halo; look at the line for 1 × 1 taps to see it.
 #
-# ## Bug hunt: the algorithm as it was published
+# ## Bug hunt: the algorithm as it was published (optional, 30 minutes)
 #
 # The published pseudo-code whose first fault you met in lesson 09 calls this forward pass "Algorithm 1". It has the halo, and the right sizes of tiles (for odd `c_k`). But whoever writes it as code, line by line, has five things to
 # object to. Here is its course, in short:
@@ -468,21 +518,36 @@ print(inspect.getsource(lesson10.tile_maximum))
 # | 64 tokens, 3 × 3 taps, 16 × 16 loaded | | | |
 # | 20 tokens, 3 × 5 taps, 16 × 16 loaded | | | |
 
+
 # %% tags=["uses-exercise"]
 def verdict(got, wanted):
     """What a comparison says, in a word."""
     difference = (got - wanted).abs().max().item()
-    return "NaN" if math.isnan(difference) else "right" if difference <= 1e-9 else "WRONG"
+    return (
+        "NaN" if math.isnan(difference) else "right" if difference <= 1e-9 else "WRONG"
+    )
 
 
 print(f"{'test':34}", "".join(f"{name:16}" for name in ["faultless", *lesson10.FAULTY]))
-for n, c_q, c_k, size in [(16, 7, 7, 32), (26, 7, 7, 32), (27, 7, 7, 32), (64, 3, 3, 16), (20, 3, 5, 16)]:
+for n, c_q, c_k, size in [
+    (16, 7, 7, 32),
+    (26, 7, 7, 32),
+    (27, 7, 7, 32),
+    (64, 3, 3, 16),
+    (20, 3, 5, 16),
+]:
     q, k, v = torch.randn(3, n, 8)
     w = torch.randn(c_q, c_k) / math.sqrt(c_q * c_k)
     wanted, _ = forward(q, k, v, w, (size, size), Traffic())
     ways = [lesson10.faultless, *lesson10.FAULTY.values()]
-    words = [verdict(lesson10.in_tiles(way, q, k, v, w, (size, size)), wanted) for way in ways]
-    print(f"{f'{n} tokens, {c_q} × {c_k}, {size} × {size} loaded':34}", "".join(f"{word:16}" for word in words))
+    words = [
+        verdict(lesson10.in_tiles(way, q, k, v, w, (size, size)), wanted)
+        for way in ways
+    ]
+    print(
+        f"{f'{n} tokens, {c_q} × {c_k}, {size} × {size} loaded':34}",
+        "".join(f"{word:16}" for word in words),
+    )
 
 # %% [markdown]
 # <details><summary>1. What the zero-mask does here</summary>
@@ -556,6 +621,7 @@ check.ex10_4(two_tests)
 # Step 6 gives right numbers. Let us take away everything but this step: one number a row in place of d, no rescaling, and `p_v[tile, r]` for what a tile of keys adds to row r. One thread for each *loaded* row; a block owns all of its rows but the first `above`,
 # which are its halo.
 
+
 # %%
 def o_in_memory(p_v, o, above):
     """o[r] = the sum of p_v[:, r]; p_v: (tiles, rows); o comes in as zeros. A block's first `above` threads are its halo rows."""
@@ -584,9 +650,13 @@ def try_with_seeds(kernel):
     reports, right = [], 0
     for seed in range(20):
         o = np.zeros(10, dtype=float32)
-        reports.append(simulate(kernel, seed=seed, on_finding="report")[3, 6](p_v, o, 2))
+        reports.append(
+            simulate(kernel, seed=seed, on_finding="report")[3, 6](p_v, o, 2)
+        )
         right += np.array_equal(o, p_v.sum(axis=0))
-    print(f"right {right} of 20 times, a finding {sum(bool(report.findings) for report in reports)} of 20 times")
+    print(
+        f"right {right} of 20 times, a finding {sum(bool(report.findings) for report in reports)} of 20 times"
+    )
     for finding in reports[0].findings:
         print(finding.message)
 
@@ -609,10 +679,13 @@ n, d, load = 4096, 64, 64
 rows, columns = owned((load, load), halo_of(torch.empty(7, 7)))
 for_k_and_v = math.ceil(n / rows) * n * d * (load / columns + 1)
 for_o = math.ceil(n / columns) * n * d * (load / rows + 1)
-print(f"tiles that own {rows} × {columns}: K and V {for_k_and_v / 1e6:.0f} million numbers, O {for_o / 1e6:.0f} million")
+print(
+    f"tiles that own {rows} × {columns}: K and V {for_k_and_v / 1e6:.0f} million numbers, O {for_o / 1e6:.0f} million"
+)
 
 # %% [markdown]
 # As much again (if a tile is square; the halo outside the sequence is not taken off here). The remedy is what you wrote: the state of the owned rows stays on the chip, nobody needs an `O` of halo rows at all, and each row is written once.
+
 
 # %%
 def o_on_chip(p_v, o, above):
@@ -639,9 +712,14 @@ wanted = torch.softmax(scores, dim=1) @ values
 
 
 for m_start, l_start in [(-math.inf, 0.0), (-math.inf, 1.0), (0.0, 0.0), (0.0, 1.0)]:
-    start = State(torch.full((4, 1), m_start), torch.full((4, 1), l_start), torch.zeros(4, 3))
+    start = State(
+        torch.full((4, 1), m_start), torch.full((4, 1), l_start), torch.zeros(4, 3)
+    )
     m, l, o = update(start, scores, values)
-    print(f"m starts at {m_start:4}, l at {l_start:.0f}: ", "right" if torch.allclose(o / l, wanted) else "WRONG")
+    print(
+        f"m starts at {m_start:4}, l at {l_start:.0f}: ",
+        "right" if torch.allclose(o / l, wanted) else "WRONG",
+    )
 
 # %% [markdown]
 # Not at all. With the first key `l` is multiplied by exp(−∞ − m) = 0, whatever it was. So no comparison will ever find this one; only reading does. It turns into a mistake as soon as somebody starts `m` at another number, as the notebook of lesson 05 does.
@@ -659,8 +737,14 @@ t = reference.conv_scores(q[None, None], k[None, None], w[None])[0, 0]
 m = t.amax(dim=1)
 l = torch.exp(t - m[:, None]).sum(dim=1)
 ones = torch.ones(20)
-print("exp(T - L), L = m + log l:   each row adds up to 1:", torch.allclose(torch.exp(t - L[:, None]).sum(dim=1), ones))
-print("exp(T - l):                  each row adds up to 1:", torch.allclose(torch.exp(t - l[:, None]).sum(dim=1), ones))
+print(
+    "exp(T - L), L = m + log l:   each row adds up to 1:",
+    torch.allclose(torch.exp(t - L[:, None]).sum(dim=1), ones),
+)
+print(
+    "exp(T - l):                  each row adds up to 1:",
+    torch.allclose(torch.exp(t - l[:, None]).sum(dim=1), ones),
+)
 
 # %% [markdown]
 # One number a row is enough: exp(T − L) = exp(T − m) / l. A name that means two things in one text is a bug that waits for its reader.
@@ -677,11 +761,17 @@ print(inspect.getsource(conv_tiled.forward))
 #
 # Float64; taps odd, even, oblong and larger than N; tiles that own one row and tiles larger than the sequence. Each stage against the one before.
 
+
 # %%
 def validate(stage, against, found, wanted, tolerance=1e-12):
     """One row of the table. NaN fails."""
-    agrees = all((mine - theirs).abs().max().item() <= tolerance for mine, theirs in zip(found, wanted, strict=True))
-    print(f"{stage:26}  {against:40}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   {'✓' if agrees else '✗'}")
+    agrees = all(
+        (mine - theirs).abs().max().item() <= tolerance
+        for mine, theirs in zip(found, wanted, strict=True)
+    )
+    print(
+        f"{stage:26}  {against:40}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   {'✓' if agrees else '✗'}"
+    )
 
 
 def whole(function, q, k, v, w):
@@ -689,9 +779,24 @@ def whole(function, q, k, v, w):
     return function(q[None, None], k[None, None], v[None, None], w[None])[0, 0]
 
 
-shapes = [(1, 1, 1), (1, 3, 3), (5, 7, 11), (13, 2, 4), (33, 3, 3), (40, 3, 5), (50, 6, 11), (50, 15, 14), (29, 1, 6), (29, 6, 1)]
+shapes = [
+    (1, 1, 1),
+    (1, 3, 3),
+    (5, 7, 11),
+    (13, 2, 4),
+    (33, 3, 3),
+    (40, 3, 5),
+    (50, 6, 11),
+    (50, 15, 14),
+    (29, 1, 6),
+    (29, 6, 1),
+]
 cases = [
-    (*torch.randn(3, n, 8), torch.randn(c_q, c_k) / math.sqrt(c_q * c_k), (c_q - 1 + rows, c_k - 1 + columns))
+    (
+        *torch.randn(3, n, 8),
+        torch.randn(c_q, c_k) / math.sqrt(c_q * c_k),
+        (c_q - 1 + rows, c_k - 1 + columns),
+    )
     for n, c_q, c_k in shapes
     for rows, columns in [(1, 3), (4, 4), (7, 5), (64, 64)]
 ]
@@ -699,15 +804,48 @@ cases = [
 # %% tags=["uses-exercise"]
 by_tiles = [forward(*case, Traffic()) for case in progress_bar(cases, desc="shapes")]
 outputs, log_sums = [o for o, _ in by_tiles], [L for _, L in by_tiles]
-identity = [(q, k, v, reference.identity_taps(1, *w.shape, dtype=q.dtype)[0], loaded) for q, k, v, w, loaded in cases]
+identity = [
+    (q, k, v, reference.identity_taps(1, *w.shape, dtype=q.dtype)[0], loaded)
+    for q, k, v, w, loaded in cases
+]
 ordinary = [forward(*case, Traffic())[0] for case in identity]
 
 print(f"{len(cases)} cases\n{'stage':26}  {'against':40}  largest difference")
-validate("O in tiles (yours)", "kernels.reference.conv_attention", outputs, [whole(reference.conv_attention, *case[:4]) for case in cases])
-validate("L in tiles (yours)", "logsumexp of kernels.reference.conv_scores", log_sums, [whole(lambda q, k, v, w: reference.conv_scores(q, k, w), *case[:4]).logsumexp(dim=1) for case in cases])
-validate("O in tiles (yours)", "kernels.conv_tiled.forward", outputs, [conv_tiled.forward(*case, Traffic())[0] for case in cases])
-validate("identity taps", "tiles of lesson 02, causal", ordinary, [queries_outer(*case[:3], 4, 3, Traffic(), causal=True) for case in cases])
-validate("identity taps", "scaled_dot_product_attention", ordinary, [scaled_dot_product_attention(*case[:3], is_causal=True) for case in cases])
+validate(
+    "O in tiles (yours)",
+    "kernels.reference.conv_attention",
+    outputs,
+    [whole(reference.conv_attention, *case[:4]) for case in cases],
+)
+validate(
+    "L in tiles (yours)",
+    "logsumexp of kernels.reference.conv_scores",
+    log_sums,
+    [
+        whole(lambda q, k, v, w: reference.conv_scores(q, k, w), *case[:4]).logsumexp(
+            dim=1
+        )
+        for case in cases
+    ],
+)
+validate(
+    "O in tiles (yours)",
+    "kernels.conv_tiled.forward",
+    outputs,
+    [conv_tiled.forward(*case, Traffic())[0] for case in cases],
+)
+validate(
+    "identity taps",
+    "tiles of lesson 02, causal",
+    ordinary,
+    [queries_outer(*case[:3], 4, 3, Traffic(), causal=True) for case in cases],
+)
+validate(
+    "identity taps",
+    "scaled_dot_product_attention",
+    ordinary,
+    [scaled_dot_product_attention(*case[:3], is_causal=True) for case in cases],
+)
 
 # %% [markdown]
 # ### On a real GPU, if there is one
@@ -716,9 +854,16 @@ validate("identity taps", "scaled_dot_product_attention", ordinary, [scaled_dot_
 
 # %%
 device = "cuda" if torch.cuda.is_available() else "cpu"
-q, k, v, w, loaded = [x.to(device) if isinstance(x, torch.Tensor) else x for x in cases[-6]]
-difference = conv_tiled.forward(q, k, v, w, loaded, Traffic())[0] - whole(reference.conv_attention, q, k, v, w)
-print("tiles and reference, on this device, differ by less than 1e-10:", (difference.abs().max() <= 1e-10).item())
+q, k, v, w, loaded = [
+    x.to(device) if isinstance(x, torch.Tensor) else x for x in cases[-6]
+]
+difference = conv_tiled.forward(q, k, v, w, loaded, Traffic())[0] - whole(
+    reference.conv_attention, q, k, v, w
+)
+print(
+    "tiles and reference, on this device, differ by less than 1e-10:",
+    (difference.abs().max() <= 1e-10).item(),
+)
 
 # %% [markdown]
 # ## In three lines

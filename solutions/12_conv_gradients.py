@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 12 · Gradients of convolutional attention, by hand
 #
-# **90 minutes** · builds on lesson 09 (mask with 0, convolve, mask with −∞, softmax), lesson 01 (the softmax) and, for the bug hunt, lesson
+# **70 minutes**, and 20 for the bug hunt (*optional*) · builds on lesson 09 (mask with 0, convolve, mask with −∞, softmax), lesson 01 (the softmax) and, for the bug hunt, lesson
 # 10 (tiles and halos) · needs: what a derivative is, and that `loss.backward()` exists
 #
 # You will be able to
@@ -48,17 +48,37 @@ torch.set_default_dtype(torch.float64)
 # dO; we hand on dQ, dK, dV and dW. (The next cell only draws: run it, there is no need to read it.)
 
 # %% jupyter={"source_hidden": true}
-STEPS = [("S", "q kᵀ · scale"), ("S0", "future → 0"), ("T", "convolve"), ("P", "softmax"), ("O", "P V")]
+STEPS = [
+    ("S", "q kᵀ · scale"),
+    ("S0", "future → 0"),
+    ("T", "convolve"),
+    ("P", "softmax"),
+    ("O", "P V"),
+]
 ASIDE = {"S": "Q, K", "T": "W", "O": "V"}
 BACK = {"S": "dQ, dK", "T": "dW", "O": "dV"}
 
 
 def box(axes, x, y, text, colour):
-    axes.text(x, y, text, ha="center", va="center", color="white", fontsize=13, bbox={"boxstyle": "round,pad=0.4", "facecolor": colour})
+    axes.text(
+        x,
+        y,
+        text,
+        ha="center",
+        va="center",
+        color="white",
+        fontsize=13,
+        bbox={"boxstyle": "round,pad=0.4", "facecolor": colour},
+    )
 
 
 def arrow(axes, start, end, colour):
-    axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 2})
+    axes.annotate(
+        "",
+        end,
+        start,
+        arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 2},
+    )
 
 
 figure, axes = plt.subplots(figsize=(10, 3.6))
@@ -69,11 +89,17 @@ for place, (name, how) in enumerate(STEPS):
     if place:
         arrow(axes, (x - 1.6, 1), (x - 0.4, 1), BLUE)
         arrow(axes, (x - 0.45, -1), (x - 1.5, -1), ORANGE)
-    axes.text(x - 1 if place else x, 1.3 if place else 0.42, how, ha="center", fontsize=10)
+    axes.text(
+        x - 1 if place else x, 1.3 if place else 0.42, how, ha="center", fontsize=10
+    )
     if name in ASIDE:
-        axes.text(x, 2.35, ASIDE[name], ha="center", va="center", fontsize=12, color=BLUE)
+        axes.text(
+            x, 2.35, ASIDE[name], ha="center", va="center", fontsize=12, color=BLUE
+        )
         arrow(axes, (x, 2.15), (x, 1.4), BLUE)
-        axes.text(x, -2.35, BACK[name], ha="center", va="center", fontsize=12, color=ORANGE)
+        axes.text(
+            x, -2.35, BACK[name], ha="center", va="center", fontsize=12, color=ORANGE
+        )
         arrow(axes, (x, -1.4), (x, -2.15), ORANGE)
 axes.set(xlim=(-1, 8.6), ylim=(-2.6, 2.6))
 axes.axis("off")
@@ -113,6 +139,7 @@ show_figure(
 # Whatever we derive, we can also measure: move one number up a little, move it down a little, and see how the loss changes. These are
 # **finite differences**.
 
+
 # %%
 def slopes(loss, x, step=1e-6):
     """How fast the number loss(x) rises with each number of x, shaped like x: two runs of `loss` a number."""
@@ -129,7 +156,9 @@ def error(got, wanted):
     return (got - wanted).abs().max().item()
 
 
-print("da:", round(slopes(lambda a: 2 * (3 * a) + 1 * a**2, torch.tensor(5.0)).item(), 6))
+print(
+    "da:", round(slopes(lambda a: 2 * (3 * a) + 1 * a**2, torch.tensor(5.0)).item(), 6)
+)
 
 # %% [markdown]
 # The loss in that cell is 2b + 1c, because then db = 2 and dc = 1. The same trick serves for tensors: **if the loss is `(o * d_o).sum()`,
@@ -143,7 +172,10 @@ low = v.float()
 rough = slopes(lambda v: (p.float() @ v * d_o.float()).sum(), low)
 print("in float32, within 0.001:", error(rough, p.T @ d_o) < 1e-3)
 wider = slopes(lambda v: (p.float() @ v * d_o.float()).sum(), low, 0.01)
-print("in float32, with steps of a hundredth, within 0.001:", error(wider, p.T @ d_o) < 1e-3)
+print(
+    "in float32, with steps of a hundredth, within 0.001:",
+    error(wider, p.T @ d_o) < 1e-3,
+)
 
 # %% [markdown]
 # The False is no mistake of ours. float32 keeps about seven digits; two losses that differ by a millionth share nearly all of them,
@@ -187,7 +219,13 @@ print("in float32, with steps of a hundredth, within 0.001:", error(wider, p.T @
 
 # %%
 t, v = torch.tensor([math.log(2), 0, 0]), torch.tensor([8.0, 4.0, 0.0])
-print("dT, measured:", [round(slope, 6) for slope in slopes(lambda t: torch.softmax(t, 0) @ v, t).tolist()])
+print(
+    "dT, measured:",
+    [
+        round(slope, 6)
+        for slope in slopes(lambda t: torch.softmax(t, 0) @ v, t).tolist()
+    ],
+)
 
 # %% [markdown]
 # ### D and L: two numbers a row
@@ -269,10 +307,19 @@ check.ex12_1(softmax_backward)
 # **Predict.** Let dt = (1, 0, 2, 10). Then ds[1] = 5 · 1 + 1 · 0 + 2 · 2 = 9. And ds[2] = `___`, ds[3] = `___`
 
 # %%
-s, w, dt = torch.tensor([1.0, 2, 0, 3]), torch.tensor([2.0, 1, 5]), torch.tensor([1.0, 0, 2, 10])
+s, w, dt = (
+    torch.tensor([1.0, 2, 0, 3]),
+    torch.tensor([2.0, 1, 5]),
+    torch.tensor([1.0, 0, 2, 10]),
+)
 table = torch.tensor([[1.0, 5, 0, 0], [2, 1, 5, 0], [0, 2, 1, 5], [0, 0, 2, 1]])
 print("t :", (table @ s).tolist())
-print("ds:", (table.T @ dt).tolist(), "  measured:", [round(slope, 6) for slope in slopes(lambda s: table @ s @ dt, s).tolist()])
+print(
+    "ds:",
+    (table.T @ dt).tolist(),
+    "  measured:",
+    [round(slope, 6) for slope in slopes(lambda s: table @ s @ dt, s).tolist()],
+)
 
 # %% [markdown]
 # ds[2] = 5·0 + 1·2 + 2·10 = 22 and ds[3] = 5·2 + 1·10 = 20. Backward multiplies by the *transposed* table; hence the name **transposed
@@ -286,17 +333,30 @@ print("ds:", (table.T @ dt).tolist(), "  measured:", [round(slope, 6) for slope 
 # **below**, and where four taps cannot lie evenly (here one column to the left, two to the right), the sides are swapped. Each cell shows
 # its tap, a and b.
 
+
 # %% jupyter={"source_hidden": true}
 def draw_window(axes, title, centre, cells, colour):
     """A 7×7 matrix; `cells` maps (row, column) to the tap written there, `centre` is outlined."""
     for i in range(7):
         for j in range(7):
             shade = colour if (i, j) in cells else "#DDDDDD" if j > i else "white"
-            axes.add_patch(plt.Rectangle((j, i), 1, 1, facecolor=shade, edgecolor="gray"))
+            axes.add_patch(
+                plt.Rectangle((j, i), 1, 1, facecolor=shade, edgecolor="gray")
+            )
             if (i, j) in cells:
                 a, b = cells[i, j]
-                axes.text(j + 0.5, i + 0.5, f"{a},{b}", ha="center", va="center", fontsize=12, color="white" if colour == BLUE else "black")
-    axes.add_patch(plt.Rectangle(centre[::-1], 1, 1, fill=False, edgecolor="black", linewidth=4))
+                axes.text(
+                    j + 0.5,
+                    i + 0.5,
+                    f"{a},{b}",
+                    ha="center",
+                    va="center",
+                    fontsize=12,
+                    color="white" if colour == BLUE else "black",
+                )
+    axes.add_patch(
+        plt.Rectangle(centre[::-1], 1, 1, fill=False, edgecolor="black", linewidth=4)
+    )
     axes.set(xlim=(-0.1, 7.1), ylim=(7.1, -0.1), aspect="equal", title=title)
     axes.set_xticks([n + 0.5 for n in range(7)], range(7))
     axes.set_yticks([n + 0.5 for n in range(7)], range(7))
@@ -305,8 +365,20 @@ def draw_window(axes, title, centre, cells, colour):
 
 taps = [(a, b) for a in range(3) for b in range(4)]
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.6), layout="constrained")
-draw_window(left, "T[4, 2] reads these cells of S0", (4, 2), {(4 - 2 + a, 2 - 1 + b): (a, b) for a, b in taps}, BLUE)
-draw_window(right, "S0[3, 2] is read by these cells of T", (3, 2), {(3 + 2 - a, 2 + 1 - b): (a, b) for a, b in taps}, ORANGE)
+draw_window(
+    left,
+    "T[4, 2] reads these cells of S0",
+    (4, 2),
+    {(4 - 2 + a, 2 - 1 + b): (a, b) for a, b in taps},
+    BLUE,
+)
+draw_window(
+    right,
+    "S0[3, 2] is read by these cells of T",
+    (3, 2),
+    {(3 + 2 - a, 2 + 1 - b): (a, b) for a, b in taps},
+    ORANGE,
+)
 show_figure(
     figure,
     "two grids of 7 by 7 cells, for c_q = 3 and c_k = 4; the half above the diagonal is gray. Left, T[4, 2] reads rows 2 to 4 and columns "
@@ -353,6 +425,7 @@ def transposed_convolve(d_t, w):
 # %% [markdown]
 # Before you ask the check, measure. All you need is the forward pass; the package has it, with a batch and heads in front.
 
+
 # %%
 def convolve(s0, w):
     """The convolution of the forward pass: s0 (N, N), w (c_q, c_k)."""
@@ -381,13 +454,20 @@ check.ex12_2(transposed_convolve)
 # | met w[1] | 1 | 2 | 0 | 3 | dw[1] = 1 + 0 + 0 + 30 = 31 |
 # | met w[2] | 2 | 0 | 3 | 0 | dw[2] = `___` |
 
+
 # %%
 def convolve_row(s, w):
     """t of the one-dimensional example."""
     return conv1d(pad(s, (1, 1))[None, None], w[None, None])[0, 0]
 
 
-print("dw, measured:", [round(slope, 6) for slope in slopes(lambda w: convolve_row(s, w) @ dt, w).tolist()])
+print(
+    "dw, measured:",
+    [
+        round(slope, 6)
+        for slope in slopes(lambda w: convolve_row(s, w) @ dt, w).tolist()
+    ],
+)
 
 # %% [markdown]
 # 2 + 0 + 6 + 0 = 8. Here nothing is turned round: dt and s stand side by side as they did in the forward pass. In two dimensions
@@ -430,7 +510,10 @@ def tap_gradient(d_t, s0, c_q, c_k):
 
 # %% tags=["uses-exercise"]
 measured = slopes(lambda w: (convolve(some_s0, w) * some_d_t).sum(), some_w)
-print("dW as measured:", error(tap_gradient(some_d_t, some_s0, *some_w.shape), measured) < 1e-7)
+print(
+    "dW as measured:",
+    error(tap_gradient(some_d_t, some_s0, *some_w.shape), measured) < 1e-7,
+)
 
 # %% tags=["check"]
 check.ex12_3(tap_gradient)
@@ -465,7 +548,13 @@ check.ex12_3(tap_gradient)
 # %%
 row, dt = torch.tensor([1.0, 2, 7]), torch.tensor([1.0, -1, 0])
 past = torch.tensor([1.0, 1, 0])
-print("dS, measured:", [round(slope, 6) for slope in slopes(lambda s: convolve_row(s * past, w) @ dt, row).tolist()])
+print(
+    "dS, measured:",
+    [
+        round(slope, 6)
+        for slope in slopes(lambda s: convolve_row(s * past, w) @ dt, row).tolist()
+    ],
+)
 
 # %% [markdown]
 # ## 6. Queries and keys, and all of it together
@@ -534,7 +623,12 @@ def conv_attention_backward(q, k, v, w, o, log_sum, d_o):
     p, d_t = softmax_backward(conv_scores(q, k, w), log_sum, v, o, d_o)
     d_s = torch.tril(transposed_convolve(d_t, w))
     scale = 1 / math.sqrt(q.shape[1])
-    return scale * d_s @ k, scale * d_s.T @ q, p.T @ d_o, tap_gradient(d_t, s0, *w.shape)
+    return (
+        scale * d_s @ k,
+        scale * d_s.T @ q,
+        p.T @ d_o,
+        tap_gradient(d_t, s0, *w.shape),
+    )
     # END SOLUTION
 
 
@@ -567,7 +661,9 @@ def by_slopes(inputs, d_o):
     """Finite differences: move one input, keep the other three."""
 
     def loss_of(place):
-        return lambda x: (conv_attention(*inputs[:place], x, *inputs[place + 1 :])[0] * d_o).sum()
+        return lambda x: (
+            conv_attention(*inputs[:place], x, *inputs[place + 1 :])[0] * d_o
+        ).sum()
 
     return [slopes(loss_of(place), x) for place, x in enumerate(inputs)]
 
@@ -575,18 +671,43 @@ def by_slopes(inputs, d_o):
 def by_package(inputs, d_o):
     o, log_sum = conv_attention(*inputs)
     q, k, v, w = inputs
-    many = [x[None, None] for x in (q, k, v)] + [w[None]] + [x[None, None] for x in (o, log_sum, d_o)]
-    return [x.reshape(like.shape) for x, like in zip(reference.conv_attention_backward(*many), inputs)]
+    many = (
+        [x[None, None] for x in (q, k, v)]
+        + [w[None]]
+        + [x[None, None] for x in (o, log_sum, d_o)]
+    )
+    return [
+        x.reshape(like.shape)
+        for x, like in zip(reference.conv_attention_backward(*many), inputs)
+    ]
 
 
 # %% tags=["uses-exercise"]
 print(f"{'N':>3}{'d':>3}{'taps':>8}   autograd 1e-11   slopes 1e-6   package 1e-11")
-for n, d, c_q, c_k in progress_bar([(1, 2, 1, 1), (5, 3, 3, 3), (6, 4, 2, 4), (9, 2, 6, 11), (12, 5, 4, 1), (20, 8, 7, 7)]):
+for n, d, c_q, c_k in progress_bar(
+    [
+        (1, 2, 1, 1),
+        (5, 3, 3, 3),
+        (6, 4, 2, 4),
+        (9, 2, 6, 11),
+        (12, 5, 4, 1),
+        (20, 8, 7, 7),
+    ]
+):
     inputs, d_o = case(n, d, c_q, c_k)
     mine = conv_attention_backward(*inputs, *conv_attention(*inputs), d_o)
     near = []
-    for witness, tolerance in ((by_autograd, 1e-11), (by_slopes, 1e-6), (by_package, 1e-11)):
-        near.append(all(error(got, wanted) < tolerance for got, wanted in zip(mine, witness(inputs, d_o))))
+    for witness, tolerance in (
+        (by_autograd, 1e-11),
+        (by_slopes, 1e-6),
+        (by_package, 1e-11),
+    ):
+        near.append(
+            all(
+                error(got, wanted) < tolerance
+                for got, wanted in zip(mine, witness(inputs, d_o))
+            )
+        )
     print(f"{n:3}{d:3}{c_q:5}×{c_k:<2}   {near[0]!s:>14}{near[1]!s:>14}{near[2]!s:>16}")
 
 # %% [markdown]
@@ -595,6 +716,7 @@ for n, d, c_q, c_k in progress_bar([(1, 2, 1, 1), (5, 3, 3, 3), (6, 4, 2, 4), (9
 # A `torch.autograd.Function` is a step that brings its own gradient: `forward` computes and saves what `backward` will need, and
 # `backward` gets dO and returns one gradient for each input. Then `torch.autograd.gradcheck` can test it. It compares with finite
 # differences, as you did.
+
 
 # %%
 class ConvAttention(torch.autograd.Function):
@@ -613,7 +735,10 @@ class ConvAttention(torch.autograd.Function):
 
 # %% tags=["uses-exercise"]
 inputs, _ = case(6, 3, 2, 3)
-print("gradcheck:", torch.autograd.gradcheck(ConvAttention.apply, [x.requires_grad_() for x in inputs]))
+print(
+    "gradcheck:",
+    torch.autograd.gradcheck(ConvAttention.apply, [x.requires_grad_() for x in inputs]),
+)
 
 # %% [markdown]
 # gradcheck lets pass what agrees to about three digits: it does not ask more of finite differences. For the last digits you have autograd.
@@ -621,13 +746,17 @@ print("gradcheck:", torch.autograd.gradcheck(ConvAttention.apply, [x.requires_gr
 # **Predict.** For N = 256 and d = 16, how many numbers have to be kept between forward and backward? By this function: Q, K, V and O, N·d
 # each, L and the taps: about 4 · 256 · 16 + 256 = 16,640. By autograd, for the plain forward pass: at least as many as P has, `___`
 
+
 # %%
 def kept_numbers(attend, inputs):
     """How many numbers autograd keeps for the backward pass of attend(*inputs): each piece of memory counted once."""
     kept = {}
 
     def keep(x):
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes() // x.element_size(), x
+        kept[x.untyped_storage().data_ptr()] = (
+            x.untyped_storage().nbytes() // x.element_size(),
+            x,
+        )
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
@@ -640,7 +769,9 @@ n, d = 256, 16
 inputs, _ = case(n, d, 3, 5)
 ours = kept_numbers(ConvAttention.apply, inputs)
 plain = kept_numbers(lambda *inputs: conv_attention(*inputs)[0], inputs)
-print(f"this function: {ours:,} numbers;   one N×N matrix: {n * n:,};   plain forward: more than two of those: {plain > 2 * n * n}")
+print(
+    f"this function: {ours:,} numbers;   one N×N matrix: {n * n:,};   plain forward: more than two of those: {plain > 2 * n * n}"
+)
 
 # %% [markdown]
 # Twice the tokens double the first count, and make an N×N matrix four times as large. Fair is fair: while it runs, your backward pass
@@ -653,12 +784,17 @@ print(f"this function: {ours:,} numbers;   one N×N matrix: {n * n:,};   plain f
 # %% tags=["uses-exercise"]
 device = "cuda" if torch.cuda.is_available() else "cpu"
 inputs, d_o = case(50, 8, 6, 11)
-here = conv_attention_backward(*[x.to(device) for x in (*inputs, *conv_attention(*inputs), d_o)])
-near = [error(mine.cpu(), right) < 1e-10 for mine, right in zip(here, by_autograd(inputs, d_o))]
+here = conv_attention_backward(
+    *[x.to(device) for x in (*inputs, *conv_attention(*inputs), d_o)]
+)
+near = [
+    error(mine.cpu(), right) < 1e-10
+    for mine, right in zip(here, by_autograd(inputs, d_o))
+]
 print("on this device, against autograd on the CPU, within 1e-10:", all(near))
 
 # %% [markdown]
-# ## 8. A bug hunt
+# ## 8. A bug hunt (optional, 20 minutes)
 #
 # Four strangers send backward passes, called a, b, c and d. Each has **one** mistake, and each a different one:
 #
@@ -684,7 +820,11 @@ def wrong(backward, w, n=10):
     """The names of the gradients that are wrong, for n tokens and taps w, else "-"."""
     inputs, d_o = (*torch.randn(3, n, 4), w), torch.randn(n, 4)
     got = backward(*inputs, *conv_attention(*inputs), d_o)
-    spoiled = [name for name, mine, right in zip(NAMES, got, by_autograd(inputs, d_o)) if not error(mine, right) <= 1e-9]
+    spoiled = [
+        name
+        for name, mine, right in zip(NAMES, got, by_autograd(inputs, d_o))
+        if not error(mine, right) <= 1e-9
+    ]
     return " ".join(spoiled) or "-"
 
 
@@ -710,7 +850,10 @@ experiments = {
 }
 print(" " * 3 + "".join(f"{name:14}" for name in experiments))
 for name, backward in strangers.items():
-    print(f"{name}: " + "".join(f"{wrong(backward, w, n):14}" for w, n in experiments.values()))
+    print(
+        f"{name}: "
+        + "".join(f"{wrong(backward, w, n):14}" for w, n in experiments.values())
+    )
 
 # %% [markdown]
 # ### Exercise 12.5 · diagnosis · four words
@@ -746,6 +889,7 @@ check.ex12_5(diagnosis)
 #
 # Random taps, even and oblong, and more than one tile would have found all of them. And gradcheck? It needs no second implementation:
 
+
 # %%
 def passes_gradcheck(backward):
     class Stranger(ConvAttention):
@@ -754,7 +898,9 @@ def passes_gradcheck(backward):
             return backward(*ctx.saved_tensors, d_o)
 
     inputs, _ = case(7, 3, 3, 3)
-    return torch.autograd.gradcheck(Stranger.apply, [x.requires_grad_() for x in inputs], raise_exception=False)
+    return torch.autograd.gradcheck(
+        Stranger.apply, [x.requires_grad_() for x in inputs], raise_exception=False
+    )
 
 
 print({name: passes_gradcheck(backward) for name, backward in strangers.items()})

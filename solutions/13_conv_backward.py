@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 13 · The backward kernels
 #
-# **120 minutes** · builds on lesson 12 (the gradients by hand), lesson 10 (tiles and halos) and lesson 04 (races, `cuda.atomic.add`)
+# **75 minutes** to both kernels, checked and put to use, and 45 for the three parts marked *optional* · builds on lesson 12 (the gradients by hand), lesson 10 (tiles and halos) and lesson 04 (races, `cuda.atomic.add`)
 #
 # You will be able to
 # 1. say why the backward pass is two kernels, and what each of their tiles has to load and may count;
@@ -63,23 +63,53 @@ from kernels.tiled import Traffic
 # it has only its own queries' part, and every other block has another part. For a block that keeps keys it is the other way round. So there are **two kernels**.
 # Both compute S0, T, P and dT again, tile by tile. (The next cell only draws.)
 
+
 # %% jupyter={"source_hidden": true}
 def strip(axes, title, horizontal):
     """The lower half of a 12×12 matrix of scores; tiles of 4×4, the block's own ones in colour."""
     for i in range(3):
         for j in range(i + 1):
             mine = (i if horizontal else j) == 1
-            axes.add_patch(plt.Rectangle((4 * j, 4 * i), 4, 4, facecolor=BLUE if mine else "#EEEEEE", edgecolor="black"))
+            axes.add_patch(
+                plt.Rectangle(
+                    (4 * j, 4 * i),
+                    4,
+                    4,
+                    facecolor=BLUE if mine else "#EEEEEE",
+                    edgecolor="black",
+                )
+            )
             if mine:
-                axes.text(4 * j + 2, 4 * i + 2, "1st" if (j == 0) == horizontal and i == 1 else "2nd", ha="center", va="center", color="white", fontsize=14)
+                axes.text(
+                    4 * j + 2,
+                    4 * i + 2,
+                    "1st" if (j == 0) == horizontal and i == 1 else "2nd",
+                    ha="center",
+                    va="center",
+                    color="white",
+                    fontsize=14,
+                )
     if horizontal:
-        axes.add_patch(plt.Rectangle((12.5, 4), 1.2, 4, facecolor=ORANGE, edgecolor="black"))
+        axes.add_patch(
+            plt.Rectangle((12.5, 4), 1.2, 4, facecolor=ORANGE, edgecolor="black")
+        )
         axes.text(14, 6, "dQ", va="center", fontsize=14)
         axes.text(12.5, 9, "+ a part\nof dW", va="center", fontsize=11)
     else:
-        axes.add_patch(plt.Rectangle((4, 12.5), 4, 1.2, facecolor=ORANGE, edgecolor="black"))
+        axes.add_patch(
+            plt.Rectangle((4, 12.5), 4, 1.2, facecolor=ORANGE, edgecolor="black")
+        )
         axes.text(8.3, 13.2, "dK, dV", va="center", fontsize=14)
-    axes.set(xlim=(-0.5, 15.5), ylim=(14.5, -0.5), aspect="equal", title=title, xlabel="keys", ylabel="queries", xticks=[], yticks=[])
+    axes.set(
+        xlim=(-0.5, 15.5),
+        ylim=(14.5, -0.5),
+        aspect="equal",
+        title=title,
+        xlabel="keys",
+        ylabel="queries",
+        xticks=[],
+        yticks=[],
+    )
 
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4.8), layout="constrained")
@@ -103,7 +133,9 @@ show_figure(
 n, d, side = 4096, 64, 52
 blocks = math.ceil(n / side)
 tiles_visited = blocks * (blocks + 1) // 2
-print(f"dK and dV: {tiles_visited} tiles × {side} keys × 2 × {d} = {tiles_visited * side * 2 * d / 1e6:.1f} million atomic additions")
+print(
+    f"dK and dV: {tiles_visited} tiles × {side} keys × 2 × {d} = {tiles_visited * side * 2 * d / 1e6:.1f} million atomic additions"
+)
 print(f"dW: {blocks} blocks × 49 taps = {blocks * 49} atomic additions")
 
 # %% [markdown]
@@ -133,19 +165,29 @@ in_two = [[0, 1], [2, 3]]
 
 def d_s_of(rows, have):
     """dS of these rows, from the dT of the rows `have`."""
-    return [sum(taps[1 - step] * dt[i + step] for step in (0, 1) if i + step in have) for i in rows]
+    return [
+        sum(taps[1 - step] * dt[i + step] for step in (0, 1) if i + step in have)
+        for i in rows
+    ]
 
 
 def d_w_of(rows):
     """dW as the dT of these rows give it."""
-    return np.array([sum(dt[i] * s[i - 1] for i in rows if i > 0), sum(dt[i] * s[i] for i in rows)])
+    return np.array(
+        [sum(dt[i] * s[i - 1] for i in rows if i > 0), sum(dt[i] * s[i] for i in rows)]
+    )
 
 
 print("dS, in one piece        ", d_s_of(range(4), range(4)))
 print("dS, no row below        ", sum((d_s_of(rows, rows) for rows in in_two), []))
 print("dS, with the row below  ", sum((d_s_of(rows, range(4)) for rows in in_two), []))
 print("dW, over the owned rows ", sum(d_w_of(rows) for rows in in_two).tolist())
-print("dW, over all that it has", sum(d_w_of([*rows, rows[-1] + 1] if rows[-1] < 3 else rows) for rows in in_two).tolist())
+print(
+    "dW, over all that it has",
+    sum(
+        d_w_of([*rows, rows[-1] + 1] if rows[-1] < 3 else rows) for rows in in_two
+    ).tolist(),
+)
 
 # %% [markdown]
 # (a) dS[1] becomes 2: it loses what query 2 sends back. (b) Query 2 counts twice, and dW becomes (20, 35).
@@ -199,12 +241,41 @@ figure, axes = plt.subplots(figsize=(6.4, 5.6), layout="constrained")
 of_t, of_s = to_load(8, 4, 4, 4, 3, 4)
 for i in range(16):
     for j in range(16):
-        inside = [top <= i < bottom and first <= j < last for top, bottom, first, last in ((8, 12, 4, 8), of_t, of_s)]
-        colour = next((c for c, here in zip((BLUE, SKY, YELLOW), inside) if here), "white")
-        axes.add_patch(plt.Rectangle((j, i), 1, 1, facecolor=colour, edgecolor="gray", hatch="///" if j > i else None))
-for x, y, words, colour in [(6, 10, "owned", "white"), (3, 13, "+ dT", "black"), (2, 7, "+ S0", "black")]:
-    axes.text(x, y, words, ha="center", va="center", color=colour, fontsize=13, bbox={"facecolor": BLUE if words == "owned" else "white", "edgecolor": "none"})
-axes.set(xlim=(-0.1, 16.1), ylim=(16.1, -0.1), aspect="equal", xlabel="key", ylabel="query")
+        inside = [
+            top <= i < bottom and first <= j < last
+            for top, bottom, first, last in ((8, 12, 4, 8), of_t, of_s)
+        ]
+        colour = next(
+            (c for c, here in zip((BLUE, SKY, YELLOW), inside) if here), "white"
+        )
+        axes.add_patch(
+            plt.Rectangle(
+                (j, i),
+                1,
+                1,
+                facecolor=colour,
+                edgecolor="gray",
+                hatch="///" if j > i else None,
+            )
+        )
+for x, y, words, colour in [
+    (6, 10, "owned", "white"),
+    (3, 13, "+ dT", "black"),
+    (2, 7, "+ S0", "black"),
+]:
+    axes.text(
+        x,
+        y,
+        words,
+        ha="center",
+        va="center",
+        color=colour,
+        fontsize=13,
+        bbox={"facecolor": BLUE if words == "owned" else "white", "edgecolor": "none"},
+    )
+axes.set(
+    xlim=(-0.1, 16.1), ylim=(16.1, -0.1), aspect="equal", xlabel="key", ylabel="query"
+)
 axes.set_xticks([n + 0.5 for n in range(16)], range(16))
 axes.set_yticks([n + 0.5 for n in range(16)], range(16))
 axes.tick_params(length=0)
@@ -237,6 +308,7 @@ show_figure(
 #
 # First some helpers, in the manner of lesson 05. The threads of a block share every tile: thread t of T takes the entries t, t + T, and so on. (To keep them short, rows of q and k are read straight from
 # global memory. The package's kernels do not do that.)
+
 
 # %%
 @cuda.jit(device=True)
@@ -313,7 +385,10 @@ def add_to_all(d_w, tap_sums):
 @cuda.jit(device=True)
 def gradient_of_t(p_tile, d_t_tile, s_tile, w, log_sum, delta, i0, j0):
     """p_tile = P and d_t_tile = dT, from d_t_tile = dP and s_tile = S0; entry (0, 0) of both is query i0 and key j0. log_sum, delta: (N,)."""
-    height, width = s_tile.shape[0] - (w.shape[0] - 1), s_tile.shape[1] - (w.shape[1] - 1)
+    height, width = (
+        s_tile.shape[0] - (w.shape[0] - 1),
+        s_tile.shape[1] - (w.shape[1] - 1),
+    )
     for e in range(cuda.threadIdx.x, height * width, cuda.blockDim.x):
         i, j = e // width, e % width
         query, key = i0 + i, j0 + j
@@ -431,15 +506,31 @@ check.ex13_5(add_d_q)
 WIDTH = 16  # d may be as large
 
 
-def queries_kernel(size, gradient_of_t=gradient_of_t, gradient_of_s=gradient_of_s, add_d_w=add_d_w, add_d_q=add_d_q, add_to_all=add_to_all):
+def queries_kernel(
+    size,
+    gradient_of_t=gradient_of_t,
+    gradient_of_s=gradient_of_s,
+    add_d_w=add_d_w,
+    add_d_q=add_d_q,
+    add_to_all=add_to_all,
+):
     """The kernel of dQ and dW, with tiles of size × size scores."""
 
     @cuda.jit
     def backward_queries(q, k, v, w, log_sum, delta, d_o, scale, d_q, d_w):
         """d_q = dQ and d_w += dW; q, k, v, d_o (N, d), w (c_q, c_k), log_sum, delta (N,)."""
-        s_tile, p_tile = cuda.shared.array((size, size), float32), cuda.shared.array((size, size), float32)
-        d_t_tile, d_s_tile = cuda.shared.array((size, size), float32), cuda.shared.array((size, size), float32)
-        d_q_tile, tap_sums = cuda.shared.array((size, WIDTH), float32), cuda.shared.array((size, size), float32)
+        s_tile, p_tile = (
+            cuda.shared.array((size, size), float32),
+            cuda.shared.array((size, size), float32),
+        )
+        d_t_tile, d_s_tile = (
+            cuda.shared.array((size, size), float32),
+            cuda.shared.array((size, size), float32),
+        )
+        d_q_tile, tap_sums = (
+            cuda.shared.array((size, WIDTH), float32),
+            cuda.shared.array((size, size), float32),
+        )
         n, c_q, c_k = q.shape[0], w.shape[0], w.shape[1]
         columns, right = size - 2 * (c_k - 1), c_k - 1 - (c_k - 1) // 2
         i0 = cuda.blockIdx.x * (size - 2 * (c_q - 1))
@@ -503,16 +594,31 @@ check.ex13_6(add_d_k_d_v)
 # %% [markdown]
 # **Predict.** The kernel below walks over tiles of rows, from top to bottom. The rows are cut as in the other kernel: 0, rows, 2·rows, … For a block that keeps the keys from j0 on, at which i0 does the loop begin?  `___`
 
+
 # %%
-def keys_kernel(size, gradient_of_t=gradient_of_t, gradient_of_s=gradient_of_s, add_d_k_d_v=add_d_k_d_v):
+def keys_kernel(
+    size,
+    gradient_of_t=gradient_of_t,
+    gradient_of_s=gradient_of_s,
+    add_d_k_d_v=add_d_k_d_v,
+):
     """The kernel of dK and dV, with tiles of size × size scores."""
 
     @cuda.jit
     def backward_keys(q, k, v, w, log_sum, delta, d_o, scale, d_k, d_v):
         """d_k = dK and d_v = dV; q, k, v, d_o (N, d), w (c_q, c_k), log_sum, delta (N,)."""
-        s_tile, p_tile = cuda.shared.array((size, size), float32), cuda.shared.array((size, size), float32)
-        d_t_tile, d_s_tile = cuda.shared.array((size, size), float32), cuda.shared.array((size, size), float32)
-        d_k_tile, d_v_tile = cuda.shared.array((size, WIDTH), float32), cuda.shared.array((size, WIDTH), float32)
+        s_tile, p_tile = (
+            cuda.shared.array((size, size), float32),
+            cuda.shared.array((size, size), float32),
+        )
+        d_t_tile, d_s_tile = (
+            cuda.shared.array((size, size), float32),
+            cuda.shared.array((size, size), float32),
+        )
+        d_k_tile, d_v_tile = (
+            cuda.shared.array((size, WIDTH), float32),
+            cuda.shared.array((size, WIDTH), float32),
+        )
         n, c_q, c_k = q.shape[0], w.shape[0], w.shape[1]
         rows, right = size - 2 * (c_q - 1), c_k - 1 - (c_k - 1) // 2
         j0 = cuda.blockIdx.x * (size - 2 * (c_k - 1))
@@ -528,7 +634,18 @@ def keys_kernel(size, gradient_of_t=gradient_of_t, gradient_of_s=gradient_of_s, 
             cuda.syncthreads()  # P and dT are there
             gradient_of_s(d_s_tile, d_t_tile, w, i0, j0, owned_rows, columns)
             cuda.syncthreads()  # dS is there, and S0 and dT are used
-            add_d_k_d_v(d_k_tile, d_v_tile, d_s_tile, p_tile, q, d_o, i0, owned_rows, columns, right)
+            add_d_k_d_v(
+                d_k_tile,
+                d_v_tile,
+                d_s_tile,
+                p_tile,
+                q,
+                d_o,
+                i0,
+                owned_rows,
+                columns,
+                right,
+            )
         cuda.syncthreads()
         store_rows(d_k, j0, d_k_tile, columns, scale)
         store_rows(d_v, j0, d_v_tile, columns, float32(1))
@@ -549,11 +666,15 @@ torch.manual_seed(13)
 
 def forward(q, k, v, w):
     """(O, L) of one head, computed in float64: (N, d) and (N,)."""
-    t = reference.conv_scores(q[None, None].double(), k[None, None].double(), w[None].double())[0, 0]
+    t = reference.conv_scores(
+        q[None, None].double(), k[None, None].double(), w[None].double()
+    )[0, 0]
     return (torch.softmax(t, 1) @ v.double()).float(), torch.logsumexp(t, 1).float()
 
 
-def backward(q, k, v, w, d_o, size=8, threads=16, partials=False, run=None, queries={}, keys={}):
+def backward(
+    q, k, v, w, d_o, size=8, threads=16, partials=False, run=None, queries={}, keys={}
+):
     """(dQ, dK, dV, dW) of one head by the two kernels; queries, keys: pieces in place of yours."""
     o, log_sum = forward(q, k, v, w)
     rows, columns = owned((size, size), halo_of(w), backward=True)
@@ -561,8 +682,24 @@ def backward(q, k, v, w, d_o, size=8, threads=16, partials=False, run=None, quer
     d_q, d_k, d_v = (torch.full_like(x, math.nan) for x in (q, k, v))
     d_w = w.new_zeros(blocks if partials else 1, *w.shape)
     given = q, k, v, w, log_sum, (d_o * o).sum(1), d_o, float32(q.shape[1] ** -0.5)
-    launch(queries_kernel(size, **queries), (blocks,), (threads,), *given, d_q, d_w, run=run)
-    launch(keys_kernel(size, **keys), (math.ceil(len(q) / columns),), (threads,), *given, d_k, d_v, run=run)
+    launch(
+        queries_kernel(size, **queries),
+        (blocks,),
+        (threads,),
+        *given,
+        d_q,
+        d_w,
+        run=run,
+    )
+    launch(
+        keys_kernel(size, **keys),
+        (math.ceil(len(q) / columns),),
+        (threads,),
+        *given,
+        d_k,
+        d_v,
+        run=run,
+    )
     return d_q, d_k, d_v, d_w.sum(0)
 
 
@@ -570,8 +707,19 @@ def by_hand(q, k, v, w, d_o):
     """The same by lesson 12, in float64, with N×N matrices."""
     q, k, v, w, d_o = (x.double() for x in (q, k, v, w, d_o))
     t = reference.conv_scores(q[None, None], k[None, None], w[None])
-    tensors = q[None, None], k[None, None], v[None, None], w[None], torch.softmax(t, 3) @ v, torch.logsumexp(t, 3), d_o[None, None]
-    return [x.reshape(like.shape) for x, like in zip(reference.conv_attention_backward(*tensors), (q, k, v, w))]
+    tensors = (
+        q[None, None],
+        k[None, None],
+        v[None, None],
+        w[None],
+        torch.softmax(t, 3) @ v,
+        torch.logsumexp(t, 3),
+        d_o[None, None],
+    )
+    return [
+        x.reshape(like.shape)
+        for x, like in zip(reference.conv_attention_backward(*tensors), (q, k, v, w))
+    ]
 
 
 def by_tiles(q, k, v, w, d_o, size):
@@ -591,7 +739,10 @@ def case(n, d, c_q, c_k):
 
 def near(got, wanted, tolerance=1e-4):
     """Whether every number is within the tolerance, measured by the largest one wanted. NaN is not."""
-    return ((got.double() - wanted).abs().max() <= tolerance * wanted.abs().max().clamp_min(0.1)).item()
+    return (
+        (got.double() - wanted).abs().max()
+        <= tolerance * wanted.abs().max().clamp_min(0.1)
+    ).item()
 
 
 # %% [markdown]
@@ -599,17 +750,52 @@ def near(got, wanted, tolerance=1e-4):
 # bounds: a finding would stop the cell.
 
 # %% tags=["uses-exercise"]
-shapes = [(1, 3, 1, 1, 4), (5, 4, 3, 3, 8), (14, 4, 3, 3, 8), (13, 3, 2, 4, 8), (11, 3, 4, 2, 8), (14, 2, 1, 4, 8), (10, 2, 4, 1, 8), (9, 3, 3, 5, 12), (5, 2, 6, 11, 24), (20, 4, 6, 11, 24)]
-print(f"{'N':>3}{'taps':>8}{'size':>6}{'tiles':>7}   {'dQ':>6}{'dK':>6}{'dV':>6}{'dW':>6}   tile by tile in PyTorch")
+shapes = [
+    (1, 3, 1, 1, 4),
+    (5, 4, 3, 3, 8),
+    (14, 4, 3, 3, 8),
+    (13, 3, 2, 4, 8),
+    (11, 3, 4, 2, 8),
+    (14, 2, 1, 4, 8),
+    (10, 2, 4, 1, 8),
+    (9, 3, 3, 5, 12),
+    (5, 2, 6, 11, 24),
+    (20, 4, 6, 11, 24),
+]
+print(
+    f"{'N':>3}{'taps':>8}{'size':>6}{'tiles':>7}   {'dQ':>6}{'dK':>6}{'dV':>6}{'dW':>6}   tile by tile in PyTorch"
+)
 for n, d, c_q, c_k, size in progress_bar(shapes):
     inputs = case(n, d, c_q, c_k)
     rows, columns = owned((size, size), halo_of(inputs[3]), backward=True)
     got, wanted = backward(*inputs, size=size), by_hand(*inputs)
     agree = "".join(f"{near(*pair)!s:>6}" for pair in zip(got, wanted))
     tiles = f"{math.ceil(n / rows)}×{math.ceil(n / columns)}"
-    print(f"{n:3}{c_q:5}×{c_k:<2}{size:6}{tiles:>7}   {agree}   {all(map(near, got, by_tiles(*inputs, size)))}")
+    print(
+        f"{n:3}{c_q:5}×{c_k:<2}{size:6}{tiles:>7}   {agree}   {all(map(near, got, by_tiles(*inputs, size)))}"
+    )
 
 # %% [markdown]
+# ### Two taps that learn
+#
+# What are gradients for? Some taps are hidden: 0.5 for a key's left neighbour and 1.5 for the key itself. All we see is the output that they make. Start from (1, 0), compare the
+# outputs, ask *your* kernels for dW, and take a step against it. **Predict.** Does it find the two numbers, or only some taps that give a similar output?
+
+# %% tags=["uses-exercise"]
+q, k, v, _, _ = case(12, 4, 1, 2)
+hidden, taps = torch.tensor([[0.5, 1.5]]), torch.tensor([[1.0, 0.0]])
+target, _ = forward(q, k, v, hidden)
+for step in progress_bar(range(13), desc="training"):
+    error = forward(q, k, v, taps)[0] - target
+    *_, d_w = backward(q, k, v, taps, 2 * error / error.numel())
+    if step % 3 == 0:
+        found = ", ".join(f"{number:.2f}" for number in taps.flatten().tolist())
+        print(f"step {step:2}: taps {found}   loss {(error**2).mean().item():.4f}")
+    taps = taps - 10 * d_w
+
+# %% [markdown]
+# This is all that training is, and you have written every derivative in it. Lesson 15 does it with a whole model.
+#
 # ### On a real GPU, if there is one
 #
 # `launch` hands tensors of a GPU to that GPU. The cell prints the same line with and without one.
@@ -618,12 +804,16 @@ for n, d, c_q, c_k, size in progress_bar(shapes):
 device = "cuda" if torch.cuda.is_available() else "cpu"
 inputs = case(14, 4, 3, 3)
 there = [x.cpu() for x in backward(*(x.to(device) for x in inputs))]
-print("your kernels, on this device, agree with lesson 12:", all(map(near, there, by_hand(*inputs))))
+print(
+    "your kernels, on this device, agree with lesson 12:",
+    all(map(near, there, by_hand(*inputs))),
+)
 
 # %% [markdown]
-# ## 7. A sum that is never the same
+# ## 7. A sum that is never the same (optional)
 #
 # All blocks add to one dW. What if they did it without an atomic?
+
 
 # %%
 @cuda.jit(device=True)
@@ -675,17 +865,30 @@ print("(large - large) + small =", (large - large) + small)
 #
 # **Predict.** Four blocks, twenty seeds. How many *different* results, bit by bit, do dQ, dK, dV and dW have? `___`
 
+
 # %% tags=["uses-exercise"]
 def different(**options):
     """How many different dQ, dK, dV and dW come out under twenty seeds; and whether all of them are right."""
     wanted = by_hand(*inputs)
-    runs = [backward(*inputs, run=functools.partial(simulated, seed=seed), **options) for seed in progress_bar(range(20))]
+    runs = [
+        backward(*inputs, run=functools.partial(simulated, seed=seed), **options)
+        for seed in progress_bar(range(20))
+    ]
     right = all(near(*pair) for run in runs for pair in zip(run, wanted))
-    return [len({results.numpy().tobytes() for results in column}) for column in zip(*runs)], right
+    return [
+        len({results.numpy().tobytes() for results in column}) for column in zip(*runs)
+    ], right
 
 
 counts, right = different()
-print("different dQ, dK, dV:", counts[:3], "  more than one dW:", counts[3] > 1, "  all right:", right)
+print(
+    "different dQ, dK, dV:",
+    counts[:3],
+    "  more than one dW:",
+    counts[3] > 1,
+    "  all right:",
+    right,
+)
 
 # %% [markdown]
 # Every dW is right, to seven digits or so, and there are several of them. dQ, dK and dV are always the same: each number of theirs has one owner, who adds in a fixed order.
@@ -713,12 +916,26 @@ for deterministic in (False, True):
     results = set()
     for seed in progress_bar(range(6)):
         run = functools.partial(simulated, seed=seed)
-        *_, d_w = conv_backward(q, k, v, w, o, log_sum, d_o, wanted=(False, False, False, True), deterministic=deterministic, run=run, size=32)
+        *_, d_w = conv_backward(
+            q,
+            k,
+            v,
+            w,
+            o,
+            log_sum,
+            d_o,
+            wanted=(False, False, False, True),
+            deterministic=deterministic,
+            run=run,
+            size=32,
+        )
         results.add(d_w.numpy().tobytes())
-    print(f"the package's dW, deterministic={deterministic}: {'always the same' if len(results) == 1 else 'more than one result'}")
+    print(
+        f"the package's dW, deterministic={deterministic}: {'always the same' if len(results) == 1 else 'more than one result'}"
+    )
 
 # %% [markdown]
-# ## 8. A bug hunt: the algorithms as they were published
+# ## 8. A bug hunt: the algorithms as they were published (optional)
 #
 # The pseudo-code whose forward pass you took apart in lesson 10 has a backward pass too, "Algorithm 2" (dQ and dW) and "Algorithm 3" (dK and dV). In short:
 #
@@ -749,6 +966,7 @@ for deterministic in (False, True):
 #
 # **Predict**, for 14 tokens, 3 × 3 taps and tiles that own 4 × 4, so rows 0–3, 4–7, 8–11 and 12–13: if the rows below are missing, which rows of dQ are wrong? `___` And with halo rows counted, are the keys 12 and 13 wrong? `___`
 
+
 # %% tags=["uses-exercise"]
 def places(got, wanted):
     """A letter for each row: x where it is wrong."""
@@ -759,8 +977,16 @@ def places(got, wanted):
 def where_wrong(pieces, n, c_q, c_k, size=8):
     """The rows of dQ, dK and dV that are wrong with these pieces, and whether dW is."""
     inputs = case(n, 4, c_q, c_k)
-    for_queries = {name: piece for name, piece in pieces.items() if name in inspect.signature(queries_kernel).parameters}
-    for_keys = {name: piece for name, piece in pieces.items() if name in inspect.signature(keys_kernel).parameters}
+    for_queries = {
+        name: piece
+        for name, piece in pieces.items()
+        if name in inspect.signature(queries_kernel).parameters
+    }
+    for_keys = {
+        name: piece
+        for name, piece in pieces.items()
+        if name in inspect.signature(keys_kernel).parameters
+    }
     *got, d_w = backward(*inputs, size=size, queries=for_queries, keys=for_keys)
     *wanted, right_w = by_hand(*inputs)
     return [*map(places, got, wanted), "right" if near(d_w, right_w) else "WRONG"]
@@ -768,7 +994,10 @@ def where_wrong(pieces, n, c_q, c_k, size=8):
 
 print(f"   {'dQ':16}{'dK':16}{'dV':16}dW")
 for name, pieces in lesson13.strangers.items():
-    print(f"{name}: " + "".join(f"{words:16}" for words in where_wrong(pieces, n=14, c_q=3, c_k=3)))
+    print(
+        f"{name}: "
+        + "".join(f"{words:16}" for words in where_wrong(pieces, n=14, c_q=3, c_k=3))
+    )
 
 # %% [markdown]
 # ### Exercise 13.7 · diagnosis · four words
@@ -812,19 +1041,26 @@ for n, c_q, c_k in [(14, 3, 3), (14, 1, 3), (4, 3, 3), (14, 1, 1), (5, 2, 1)]:
     for pieces in lesson13.FAULTS.values():
         *rows, d_w = where_wrong(pieces, n, c_q, c_k)
         found.append("found" if "x" in "".join(rows) or d_w == "WRONG" else "MISSED")
-    print(f"{f'{n} tokens, {c_q} × {c_k} taps':22}" + "".join(f"{word:15}" for word in found))
+    print(
+        f"{f'{n} tokens, {c_q} × {c_k} taps':22}"
+        + "".join(f"{word:15}" for word in found)
+    )
 
 # %% [markdown]
 # 1 × 3 taps need no rows above or below, so both faults with halo rows are missed. 1 × 1 taps find nothing: then it is ordinary attention, without a halo. (The future scores have readers only in the future, where dT is 0.) One tile finds only the missing mask. The last line has five tokens, and a tile of 8 with 2 × 1 taps owns six rows, so that is one tile again, however odd its shape looks: count
 # what a tile **owns** before you trust a small test. Your validation table above has several tiles in most of its lines.
 #
-# ## 9. The package's kernels
+# ## 9. The package's kernels (optional)
 #
 # `kernels/conv_backward.py` has the same two kernels for batches and heads, any taps up to 15 × 15, d up to 128, causal or not. The steps are yours; what differs is how fast they are made. This is its loop of the first kernel:
 
 # %%
 source = inspect.getsource(inspect.getmodule(conv_backward)).splitlines()
-begin = next(number for number, line in enumerate(source) if "for j0 in range(0, last_key" in line)
+begin = next(
+    number
+    for number, line in enumerate(source)
+    if "for j0 in range(0, last_key" in line
+)
 end = next(number for number, line in enumerate(source) if "store_rows(d_q" in line)
 print("\n".join(source[begin : end + 1]))
 
@@ -839,10 +1075,18 @@ print("\n".join(source[begin : end + 1]))
 
 # %%
 names = "q", "k", "v", "w"
-tensors = {name: torch.randn(1, 2, 20, 6, requires_grad=True) for name in names[:3]} | {"w": (torch.randn(2, 2, 4) / 3).requires_grad_()}
+tensors = {name: torch.randn(1, 2, 20, 6, requires_grad=True) for name in names[:3]} | {
+    "w": (torch.randn(2, 2, 4) / 3).requires_grad_()
+}
 d_o = torch.randn(1, 2, 20, 6)
-mine = torch.autograd.grad(kernels.conv_attention(*tensors.values()), tensors.values(), d_o)
-plain = torch.autograd.grad(reference.conv_attention(*(x.double() for x in tensors.values())), tensors.values(), d_o.double())
+mine = torch.autograd.grad(
+    kernels.conv_attention(*tensors.values()), tensors.values(), d_o
+)
+plain = torch.autograd.grad(
+    reference.conv_attention(*(x.double() for x in tensors.values())),
+    tensors.values(),
+    d_o.double(),
+)
 for name, got, wanted in zip(names, mine, plain):
     print(f"gradient of {name}: as autograd through plain PyTorch: {near(got, wanted)}")
 
@@ -859,13 +1103,18 @@ work = {"forward": 2 * d + c, "dQ and dW": 3 * d + 3 * c, "dK and dV": 4 * d + 2
 loaded, taps = 64, torch.empty(7, 7)
 for name, adds in work.items():
     tile = owned((loaded, loaded), halo_of(taps), backward=name != "forward")
-    print(f"{name:10} {adds:4} multiply-adds a score; a tile of {loaded} × {loaded} owns {tile[0]} × {tile[1]}: {loaded**2 / math.prod(tile):.2f} scores made for each one owned")
-print(f"both backward kernels: {(work['dQ and dW'] + work['dK and dV']) / work['forward']:.1f} times the forward pass")
+    print(
+        f"{name:10} {adds:4} multiply-adds a score; a tile of {loaded} × {loaded} owns {tile[0]} × {tile[1]}: {loaded**2 / math.prod(tile):.2f} scores made for each one owned"
+    )
+print(
+    f"both backward kernels: {(work['dQ and dW'] + work['dK and dV']) / work['forward']:.1f} times the forward pass"
+)
 
 # %% [markdown]
 # ### Memory
 #
 # Between forward and backward autograd keeps what the function asks it to: q, k, v, w, O and L. Here it is counted, in the simulator:
+
 
 # %%
 def kept_numbers(attend, n, d=8):
@@ -873,7 +1122,10 @@ def kept_numbers(attend, n, d=8):
     kept = {}
 
     def keep(x):
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes() // x.element_size(), x
+        kept[x.untyped_storage().data_ptr()] = (
+            x.untyped_storage().nbytes() // x.element_size(),
+            x,
+        )
         return x
 
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 1, n, d))
@@ -884,7 +1136,10 @@ def kept_numbers(attend, n, d=8):
 
 print(f"{'N':>5}{'kernels':>10}{'4·N·d + N + 9':>16}   plain PyTorch, more than 2·N²")
 for n in (16, 32, 64):
-    ours, plain = kept_numbers(kernels.conv_attention, n), kept_numbers(reference.conv_attention, n)
+    ours, plain = (
+        kept_numbers(kernels.conv_attention, n),
+        kept_numbers(reference.conv_attention, n),
+    )
     print(f"{n:5}{ours:10}{4 * n * 8 + n + 9:16}   {plain > 2 * n * n}")
 
 # %% [markdown]
@@ -893,14 +1148,29 @@ for n in (16, 32, 64):
 # And on a GPU? These numbers were recorded with `python -m kernels.bench`. "eager" is plain PyTorch; both are float32.
 
 # %%
-bench = json.loads((Path(kernels.__file__).parent / "data" / "bench.json").read_text(encoding="utf-8"))
+bench = json.loads(
+    (Path(kernels.__file__).parent / "data" / "bench.json").read_text(encoding="utf-8")
+)
 rows = {(tuple(row["shape"]), row["name"]): row for row in bench["training"]}
 lengths = [512, 1024, 2048, 4096]
-print("recorded on {gpu}, {date}: d = 64, taps {taps[0]}×{taps[1]}, causal".format(**bench))
-print(f"{'':14}{'backward ms':^24}{'forward ms':^24}{'peak MiB':^24}\n{'B, H, N':11}   " + f"{'kernels':>12}{'eager':>9}   " * 3)
+print(
+    "recorded on {gpu}, {date}: d = 64, taps {taps[0]}×{taps[1]}, causal".format(
+        **bench
+    )
+)
+print(
+    f"{'':14}{'backward ms':^24}{'forward ms':^24}{'peak MiB':^24}\n{'B, H, N':11}   "
+    + f"{'kernels':>12}{'eager':>9}   " * 3
+)
 for shape in [*((1, 8, n, 64) for n in lengths), (4, 16, 2048, 64)]:
     mine, eager = (rows[shape, name] for name in ("kernels", "eager"))
-    print(f"{', '.join(map(str, shape[:3])):11}   " + "".join(f"{mine[what]:12.1f}{eager[what]:9.1f}   " for what in ("backward_ms", "forward_ms", "peak_mib")))
+    print(
+        f"{', '.join(map(str, shape[:3])):11}   "
+        + "".join(
+            f"{mine[what]:12.1f}{eager[what]:9.1f}   "
+            for what in ("backward_ms", "forward_ms", "peak_mib")
+        )
+    )
 
 # %% [markdown]
 # With 512 tokens there is nothing to win: plain PyTorch is even a little faster, forward and backward. At 4096 tokens the kernels' backward pass takes less than a quarter of its time, and
@@ -912,8 +1182,20 @@ for shape in [*((1, 8, n, 64) for n in lengths), (4, 16, 2048, 64)]:
 # %%
 figure, axes = plt.subplots(figsize=(6, 3.8), layout="constrained")
 for name, colour, line in [("eager", ORANGE, "s--"), ("kernels", BLUE, "o-")]:
-    axes.loglog(lengths, [rows[(1, 8, n, 64), name]["peak_mib"] for n in lengths], line, color=colour, label=name)
-axes.loglog(lengths, [0.6 * rows[(1, 8, 512, 64), "kernels"]["peak_mib"] * n / 512 for n in lengths], ":", color=GREEN, label="grows as N")
+    axes.loglog(
+        lengths,
+        [rows[(1, 8, n, 64), name]["peak_mib"] for n in lengths],
+        line,
+        color=colour,
+        label=name,
+    )
+axes.loglog(
+    lengths,
+    [0.6 * rows[(1, 8, 512, 64), "kernels"]["peak_mib"] * n / 512 for n in lengths],
+    ":",
+    color=GREEN,
+    label="grows as N",
+)
 axes.set(xlabel="N", ylabel="MiB at the peak", title="forward and backward pass")
 axes.set_xticks(lengths, lengths)
 axes.minorticks_off()

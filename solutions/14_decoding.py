@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 14 · Decoding: one token at a time
 #
-# **80 minutes** · builds on lesson 01 (the merge), lesson 09 (the two masks), lesson 10 (halos, `load_rows`) and lessons 03 and 04 (a kernel in `sim`)
+# **75 minutes**, and 5 for the part marked *optional* · builds on lesson 01 (the merge), lesson 09 (the two masks), lesson 10 (halos, `load_rows`) and lessons 03 and 04 (a kernel in `sim`)
 #
 # You will be able to
 #
@@ -20,7 +20,7 @@
 # So far all queries were there from the start. A language model that *writes* has one new token at a time: it computes the token's row of the output, chooses the next token from it, and goes on. That is
 # called **decoding**. What is computed is one row, and what it needs of the past lies in a cache.
 #
-# No GPU is needed. What an H200 took is recorded and shown at the end.
+# No GPU is needed. What an H200 took is recorded. First the result: the attention of a model with 32 layers (its other parts left out), in tokens per second.
 
 # %%
 import inspect
@@ -48,6 +48,23 @@ from sim import simulate
 torch.manual_seed(14)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
+table = json.loads((DATA / "bench.json").read_text(encoding="utf-8"))
+times = {(tuple(row["shape"]), row["name"]): row["us"] for row in table["decoding"]}
+
+
+def tokens_per_second(n, name, layers=32):
+    """What so many layers of convolutional attention, 8 heads of d = 64, let through with n tokens in the cache."""
+    return 1e6 / (layers * times[(1, 8, n, 64), name])
+
+
+print(f"recorded on an {table['gpu']}, {table['date']}; 65,536 tokens in the cache")
+print(
+    f"this lesson's kernels  {tokens_per_second(65536, 'kernels'):5.0f} tokens per second"
+)
+print(
+    f"plain PyTorch          {tokens_per_second(65536, 'eager'):5.0f} tokens per second"
+)
+
 # %% [markdown]
 # ## 1. What does a new token change?
 #
@@ -58,7 +75,10 @@ q, k, v = torch.randn(3, 1, 1, 9, 4, dtype=torch.float64)
 w = torch.randn(1, 3, 4, dtype=torch.float64)
 before = reference.conv_attention(q[:, :, :8], k[:, :, :8], v[:, :, :8], w)
 after = reference.conv_attention(q, k, v, w)
-print("rows that a ninth token changes:", [i for i in range(8) if not torch.allclose(before[0, 0, i], after[0, 0, i])])
+print(
+    "rows that a ninth token changes:",
+    [i for i in range(8) if not torch.allclose(before[0, 0, i], after[0, 0, i])],
+)
 
 # %% [markdown]
 # None. With the causal masks of lesson 09 no row sees what comes later, and the convolution reaches up, to older queries. So the old rows of `O` need not be computed again, nor the old keys and values: each is made
@@ -67,6 +87,7 @@ print("rows that a ninth token changes:", [i for i in range(8) if not torch.allc
 # Whoever forgets that computes the whole N×N matrix for each token. How many scores is this, on and below the diagonal, until 1000 tokens are written? And how many are there if only a window of the last c_q queries meets all keys?
 #
 # **Predict** the quotient of the two, for c_q = 7. About 50? 500? 5000? `___`
+
 
 # %%
 def scores_needed(tokens, c_q):
@@ -78,7 +99,9 @@ def scores_needed(tokens, c_q):
 
 for tokens in (100, 1000, 100_000):
     whole, window = scores_needed(tokens, c_q=7)
-    print(f"{tokens:7,} tokens: {whole:19,} scores from scratch, {window:15,} with a window, {whole / window:7,.0f} times fewer")
+    print(
+        f"{tokens:7,} tokens: {whole:19,} scores from scratch, {window:15,} with a window, {whole / window:7,.0f} times fewer"
+    )
 
 # %% [markdown]
 # What must be kept for it is the **cache**: the keys and values of all tokens so far, and the last c_q queries. Not the scores, not `T`, not `O`.
@@ -87,9 +110,14 @@ for tokens in (100, 1000, 100_000):
 #
 # An ordinary attention layer needs the newest query only. Here the new row of `T` is made of scores of c_q queries. The picture shows 10 tokens and 3 × 4 taps. (The cell only draws: run it, there is no need to read it.)
 
+
 # %% jupyter={"source_hidden": true}
 def cell(axes, column, row, colour, text=""):
-    axes.add_patch(plt.Rectangle((column, row), 0.94, 0.94, facecolor=colour, edgecolor="grey", linewidth=0.5))
+    axes.add_patch(
+        plt.Rectangle(
+            (column, row), 0.94, 0.94, facecolor=colour, edgecolor="grey", linewidth=0.5
+        )
+    )
     axes.text(column + 0.47, row + 0.5, text, ha="center", va="center", fontsize=11)
 
 
@@ -99,7 +127,17 @@ def draw_window(n, c_q):
     for i in range(n):
         for j in range(n):
             window = i >= n - c_q
-            cell(axes, j, i, SKY if window and j <= i else "white" if window or j > i else "lightgrey", "0" if window and j > i else "")
+            cell(
+                axes,
+                j,
+                i,
+                SKY
+                if window and j <= i
+                else "white"
+                if window or j > i
+                else "lightgrey",
+                "0" if window and j > i else "",
+            )
         axes.text(-0.3, i + 0.5, f"query {i}", ha="right", va="center")
         axes.text(i + 0.47, -0.4, i, ha="center")
         cell(axes, i, n + 0.8, ORANGE)
@@ -135,6 +173,7 @@ show_figure(
 #
 # **Predict** the five numbers of `T`: `___`. Which of them would be different without the mask? `___`
 
+
 # %%
 def later(rows, columns, query, key):
     """(rows, columns), True where a key comes after its query; the first row is `query`, the first column `key`."""
@@ -143,8 +182,14 @@ def later(rows, columns, query, key):
 
 page = torch.tensor([[2.0, 1, 0, 4, 5], [1, 3, 2, 0, 1]])
 taps = torch.tensor([[0.0, 0, 1], [0, 1, 0]])
-for name, s0 in {"masked": page.masked_fill(later(2, 5, 3, 0), 0.0), "not masked": page}.items():
-    print(f"{name:10}  T =", *conv2d(pad(s0, (1, 1))[None, None], taps[None, None]).flatten().int().tolist())
+for name, s0 in {
+    "masked": page.masked_fill(later(2, 5, 3, 0), 0.0),
+    "not masked": page,
+}.items():
+    print(
+        f"{name:10}  T =",
+        *conv2d(pad(s0, (1, 1))[None, None], taps[None, None]).flatten().int().tolist(),
+    )
 
 # %% [markdown]
 # `T[3]` is 0, and would be 5: the score of query 3 with key 4, which it must not see. And the largest is 6, so the softmax would give much weight to a key that has none to speak of.
@@ -202,11 +247,12 @@ check.ex14_1(window_scores)
 # How much is that? One layer, 8 heads, d = 64, float32, at the rate of a copy that was recorded on an H200:
 
 # %%
-table = json.loads((DATA / "bench.json").read_text(encoding="utf-8"))
 print(f"{table['bandwidth'] / 1e12:.1f} · 10¹² bytes a second")
 print("tokens in the cache      MB   microseconds to read it")
 for n in (512, 8192, 65536):
-    print(f"{n:19,} {2 * 4 * 8 * n * 64 / 1e6:7.1f} {least_us((1, 8, n, 64), table['bandwidth']):9.1f}")
+    print(
+        f"{n:19,} {2 * 4 * 8 * n * 64 / 1e6:7.1f} {least_us((1, 8, n, 64), table['bandwidth']):9.1f}"
+    )
 
 # %% [markdown]
 # 4096 bytes for each token of the past, in each layer, each time a token is written. (An H200 keeps the last tens of megabytes that it has read in a cache of its own, so short caches may be read faster than this.)
@@ -231,6 +277,7 @@ for n in (512, 8192, 65536):
 #
 # Ten keys, three splits, 3 × 4 taps, so P_k = 1 and P_r = 2. Dark: owned; pale: loaded besides; a 0 outside of the sequence. (The cell only draws.)
 
+
 # %% jupyter={"source_hidden": true}
 def draw_splits(n, splits, left, right):
     """A line for each split: the keys that it owns, and those that it loads besides."""
@@ -239,7 +286,13 @@ def draw_splits(n, splits, left, right):
     for s in range(splits):
         start, end = s * share, min((s + 1) * share, n)
         for j in range(start - left, end + right):
-            cell(axes, j, 1.3 * s, ORANGE if start <= j < end else "#FBE7B9", "" if 0 <= j < n else "0")
+            cell(
+                axes,
+                j,
+                1.3 * s,
+                ORANGE if start <= j < end else "#FBE7B9",
+                "" if 0 <= j < n else "0",
+            )
         axes.text(-left - 0.4, 1.3 * s + 0.5, f"split {s}", ha="right", va="center")
     for j in range(n):
         axes.text(j + 0.47, -0.3, j, ha="center")
@@ -261,6 +314,7 @@ show_figure(
 #
 # **Predict.** Five keys among *four* splits: how many does each own? `___`
 
+
 # %%
 def owned_keys(n, splits):
     """(start, end) of each split: the keys start to end - 1."""
@@ -269,7 +323,13 @@ def owned_keys(n, splits):
 
 
 for splits in (1, 2, 4, 7):
-    print(f"5 keys, splits = {splits}:", *(f"{start}–{end - 1}" if start < end else "none" for start, end in owned_keys(5, splits)))
+    print(
+        f"5 keys, splits = {splits}:",
+        *(
+            f"{start}–{end - 1}" if start < end else "none"
+            for start, end in owned_keys(5, splits)
+        ),
+    )
 
 # %% [markdown]
 # Four splits, a share of two keys, and nothing is left for the last one. A split without keys is called **empty**. It is no accident: a GPU's grid is full of blocks for which nothing is left. So a split must be able to say
@@ -328,12 +388,19 @@ check.ex14_2(split_state)
 # What does the halo cost? It is loaded by two splits. 4096 keys of 64 numbers and 7 × 7 taps, with your function:
 
 # %% tags=["uses-exercise"]
-q, k, v, w = torch.randn(7, 64), torch.randn(4096, 64), torch.randn(4096, 64), torch.randn(7, 7)
+q, k, v, w = (
+    torch.randn(7, 64),
+    torch.randn(4096, 64),
+    torch.randn(4096, 64),
+    torch.randn(7, 7),
+)
 for splits in (1, 16, 64, 512):
     traffic = Traffic()
     for start, end in owned_keys(4096, splits):
         split_state(q, k, v, w, start, end, traffic)
-    print(f"splits = {splits:3}, each of {4096 // splits:4} keys: they read {100 * (traffic.read / (k.numel() + v.numel()) - 1):5.1f} % more than the cache")
+    print(
+        f"splits = {splits:3}, each of {4096 // splits:4} keys: they read {100 * (traffic.read / (k.numel() + v.numel()) - 1):5.1f} % more than the cache"
+    )
 
 # %% [markdown]
 # Little, unless a split owns hardly more keys than its halo has. (`V` has no halo.)
@@ -355,6 +422,7 @@ for splits in (1, 16, 64, 512):
 # | 3 | 6 | `___` | `___` | `___` |
 # | 4 | 8 | `___` | `___` | `___` |
 
+
 # %%
 def model_time(splits, sequences, keys, places, overhead):
     """The time of all waves, in units of one key; sequences: B · H."""
@@ -363,7 +431,9 @@ def model_time(splits, sequences, keys, places, overhead):
 
 
 for splits in (1, 2, 3, 4, 6, 12):
-    print(f"splits {splits:2}: time {model_time(splits, sequences=2, keys=12, places=3, overhead=2)}")
+    print(
+        f"splits {splits:2}: time {model_time(splits, sequences=2, keys=12, places=3, overhead=2)}"
+    )
 
 # %% [markdown]
 # Three. And two are *worse* than one: four blocks on three places need a second wave, with one block in it, while two places stand empty. Good numbers fill the last wave, and are not so large that the overhead rules.
@@ -377,12 +447,16 @@ for splits in (1, 2, 3, 4, 6, 12):
 KEYS, COUNTS = 65536, range(1, 101)
 figure, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
 for sequences, colour in [(128, BLUE), (32, GREEN), (8, RED)]:
-    modelled = {splits: model_time(splits, sequences, KEYS, 528, 64) for splits in COUNTS}
+    modelled = {
+        splits: model_time(splits, sequences, KEYS, 528, 64) for splits in COUNTS
+    }
     chosen = choose_splits(sequences, KEYS, 132)
     axes.plot(COUNTS, modelled.values(), color=colour, label=f"B · H = {sequences}")
     axes.plot(chosen, modelled[chosen], "o", color=colour, markersize=9)
     best = min(COUNTS, key=modelled.get)
-    print(f"B · H = {sequences:3}: the model's best of 1 to 100 is {best} splits; the rule takes {chosen}, {modelled[chosen] / modelled[best]:.2f} times as long")
+    print(
+        f"B · H = {sequences:3}: the model's best of 1 to 100 is {best} splits; the rule takes {chosen}, {modelled[chosen] / modelled[best]:.2f} times as long"
+    )
 axes.set(xlabel="splits a head", ylabel="time, in keys", yscale="log", xscale="log")
 axes.set_xticks([1, 2, 4, 8, 16, 33, 66, 100], [1, 2, 4, 8, 16, 33, 66, 100])
 axes.set_yticks([1000, 3000, 10_000, 30_000], ["1,000", "3,000", "10,000", "30,000"])
@@ -407,7 +481,12 @@ print(inspect.getsource(choose_splits))
 # `state_of` its state, `merged` the merge with the division.
 
 # %%
-for faulty in (lesson14.no_halo, lesson14.unmasked_window, lesson14.undivided, lesson14.full_tiles):
+for faulty in (
+    lesson14.no_halo,
+    lesson14.unmasked_window,
+    lesson14.undivided,
+    lesson14.full_tiles,
+):
     print(inspect.getsource(faulty))
 
 # %% [markdown]
@@ -423,12 +502,15 @@ for faulty in (lesson14.no_halo, lesson14.unmasked_window, lesson14.undivided, l
 # | 9 tokens, 4 splits | | | | |
 # | 9 tokens, 12 splits | | | | |
 
+
 # %%
 def difference(decode, tokens, splits, c_q=3, c_k=4):
     """The largest difference from the last row of the whole forward pass, in float64, with random numbers."""
     q, k, v = torch.randn(3, 1, 1, tokens, 4)
     w = torch.randn(1, c_q, c_k) / math.sqrt(c_q * c_k)
-    wanted = reference.conv_attention(q.double(), k.double(), v.double(), w.double())[:, :, -1:]
+    wanted = reference.conv_attention(q.double(), k.double(), v.double(), w.double())[
+        :, :, -1:
+    ]
     return (decode(q[:, :, -c_q:], k, v, w, splits=splits) - wanted).abs().max().item()
 
 
@@ -438,8 +520,14 @@ def verdict(error):
 
 print(f"{'':20}", "".join(f"{name:16}" for name in lesson14.FAULTY))
 for tokens, splits in [(1, 1), (9, 1), (9, 3), (9, 4), (9, 12)]:
-    words = [verdict(difference(decode, tokens, splits)) for decode in lesson14.FAULTY.values()]
-    print(f"{f'tokens {tokens}, splits {splits}':20}", "".join(f"{word:16}" for word in words))
+    words = [
+        verdict(difference(decode, tokens, splits))
+        for decode in lesson14.FAULTY.values()
+    ]
+    print(
+        f"{f'tokens {tokens}, splits {splits}':20}",
+        "".join(f"{word:16}" for word in words),
+    )
 
 # %% [markdown]
 # <details><summary>What is wrong with each?</summary>
@@ -488,9 +576,13 @@ def is_right(decode):
     for n, c_q, c_k in [(1, 3, 4), (2, 3, 4), (9, 3, 4), (10, 2, 5)]:
         q, k, v = torch.randn(3, 2, 2, n, 4)
         w = torch.randn(2, c_q, c_k) / math.sqrt(c_q * c_k)
-        wanted = reference.conv_attention(q.double(), k.double(), v.double(), w.double())[:, :, -1:]
+        wanted = reference.conv_attention(
+            q.double(), k.double(), v.double(), w.double()
+        )[:, :, -1:]
         for splits in range(1, n + 3):
-            error = (decode(q[:, :, -c_q:], k, v, w, splits=splits) - wanted).abs().max()
+            error = (
+                (decode(q[:, :, -c_q:], k, v, w, splits=splits) - wanted).abs().max()
+            )
             if not error <= 1e-5:
                 return False
     return True
@@ -565,15 +657,21 @@ check.ex14_4(merge_splits)
 # %% [markdown]
 # Now your splits, in PyTorch, and your merge, in `sim`, make a decoder. And your own test says whether it is right: for every number of splits from 1 to more than there are keys.
 
+
 # %% tags=["uses-exercise"]
 def my_decode(q_window, k, v, w, splits=3):
     """The last row of convolutional attention, (B, H, 1, d), by split_state and merge_splits."""
     batch, heads, n, d = k.shape
-    parts, out = k.new_full((batch, heads, splits, d + 2), math.nan), k.new_full((batch, heads, 1, d), math.nan)
+    parts, out = (
+        k.new_full((batch, heads, splits, d + 2), math.nan),
+        k.new_full((batch, heads, 1, d), math.nan),
+    )
     for b in range(batch):
         for h in range(heads):
             for s, (start, end) in enumerate(owned_keys(n, splits)):
-                m, l, o = split_state(q_window[b, h], k[b, h], v[b, h], w[h], start, end, Traffic())
+                m, l, o = split_state(
+                    q_window[b, h], k[b, h], v[b, h], w[h], start, end, Traffic()
+                )
                 parts[b, h, s, :d], parts[b, h, s, d], parts[b, h, s, d + 1] = o, m, l
     simulate(merge_splits)[(heads, batch), 32](parts, out)
     return out
@@ -584,7 +682,7 @@ for name, decode in lesson14.FAULTY.items():
     print(f"{name} is right:", is_right(decode))
 
 # %% [markdown]
-# ## 8. In a layer
+# ## 8. In a layer (optional)
 #
 # `KVCache` keeps what a layer needs for its next token. It makes room beforehand, and doubles it when it is full; `keys` and `values` are views of the filled part. So a new token costs one row, not a copy of all.
 #
@@ -594,7 +692,9 @@ for name, decode in lesson14.FAULTY.items():
 cache = KVCache(batch=1, heads=1, head_dim=4, window=3, capacity=4)
 for _ in range(5):
     cache.append(*torch.randn(3, 1, 1, 1, 4))
-    print(f"tokens: {cache.length}   queries in the window: {cache.queries.shape[2]}   keys: {cache.keys.shape[2]}   room for {cache.capacity}")
+    print(
+        f"tokens: {cache.length}   queries in the window: {cache.queries.shape[2]}   keys: {cache.keys.shape[2]}   room for {cache.capacity}"
+    )
 
 # %% [markdown]
 # `ConvAttention` is a layer like `FusedAttention` of lesson 06, with one tensor more, the taps. A new one starts with the identity taps, and so as ordinary attention. Three of its methods matter here:
@@ -606,7 +706,13 @@ for _ in range(5):
 # You can hand it your own decoder.
 
 # %% tags=["uses-exercise"]
-layer = ConvAttention(embed_dim=8, num_heads=2, kernel_size=(3, 4), attention=reference.conv_attention, decode=my_decode)
+layer = ConvAttention(
+    embed_dim=8,
+    num_heads=2,
+    kernel_size=(3, 4),
+    attention=reference.conv_attention,
+    decode=my_decode,
+)
 torch.nn.init.normal_(layer.taps, std=0.3)
 torch.nn.init.normal_(layer.in_proj_bias)
 
@@ -619,14 +725,19 @@ def decoded(read):
     """The rows of x, the first `read` of them by prefill, the others one by one."""
     cache = layer.new_cache(batch=2, capacity=4)
     rows = [layer.prefill(x[:, :read], cache)] if read else []
-    rows += [layer.step(x[:, i : i + 1], cache) for i in progress_bar(range(read, 14), desc="tokens")]
+    rows += [
+        layer.step(x[:, i : i + 1], cache)
+        for i in progress_bar(range(read, 14), desc="tokens")
+    ]
     return torch.cat(rows, dim=1)
 
 
 stepped = {read: decoded(read) for read in (0, 6)}
 for read, rows in stepped.items():
     right = [i for i in range(14) if (rows[:, i] - wanted[:, i]).abs().max() <= 1e-5]
-    print(f"{read} tokens read at once, {14 - read} one by one: {len(right)} of 14 rows equal those of the whole forward pass")
+    print(
+        f"{read} tokens read at once, {14 - read} one by one: {len(right)} of 14 rows equal those of the whole forward pass"
+    )
 
 # %% [markdown]
 # A sequence written token by token is the sequence computed at once.
@@ -652,13 +763,25 @@ def last_row_error(n, c_q, c_k, splits, run=None):
     """The largest difference of the package's decoder, on this device, from the last row in float64; random numbers, two heads."""
     q, k, v = torch.randn(3, 1, 2, n, 4, device=device)
     w = torch.randn(2, c_q, c_k, device=device) / math.sqrt(c_q * c_k)
-    wanted = reference.conv_attention(q.double(), k.double(), v.double(), w.double())[:, :, -1:]
-    return (conv_attention_decode(q[:, :, -c_q:], k, v, w, splits=splits, run=run) - wanted).abs().max().item()
+    wanted = reference.conv_attention(q.double(), k.double(), v.double(), w.double())[
+        :, :, -1:
+    ]
+    return (
+        (
+            conv_attention_decode(q[:, :, -c_q:], k, v, w, splits=splits, run=run)
+            - wanted
+        )
+        .abs()
+        .max()
+        .item()
+    )
 
 
 for n, splits in [(2, 1), (5, 3)]:
     error = last_row_error(n, 3, 4, splits, run=with_my_merge)
-    print(f"keys {n}, splits {splits}, the package's splits and your merge: below 1e-5: {error <= 1e-5}")
+    print(
+        f"keys {n}, splits {splits}, the package's splits and your merge: below 1e-5: {error <= 1e-5}"
+    )
 
 # %% [markdown]
 # ### How fast?
@@ -669,16 +792,27 @@ for n, splits in [(2, 1), (5, 3)]:
 # **Guess.** With 8 heads, how many times the floor does the package's decoder take with the longest cache? `___` And with the shortest? `___`
 
 # %%
-times = {(tuple(row["shape"]), row["name"]): row["us"] for row in table["decoding"]}
 shapes = list(dict.fromkeys(shape for shape, _ in times))
 names = list(dict.fromkeys(name for _, name in times))
-print(f"{table['gpu']}, {table['date']}, {table['taps'][0]} × {table['taps'][1]} taps; microseconds")
-print(f"{'B · H':>5} {'N':>7} {'floor':>9}" + "".join(f"{name:>9}" for name in names) + "  kernels / floor  eager / kernels")
+print(
+    f"{table['gpu']}, {table['date']}, {table['taps'][0]} × {table['taps'][1]} taps; microseconds"
+)
+print(
+    f"{'B · H':>5} {'N':>7} {'floor':>9}"
+    + "".join(f"{name:>9}" for name in names)
+    + "  kernels / floor  eager / kernels"
+)
 for shape in shapes:
     batch, heads, n, _ = shape
-    floor, kernel, eager = least_us(shape, table["bandwidth"]), times[shape, "kernels"], times[shape, "eager"]
+    floor, kernel, eager = (
+        least_us(shape, table["bandwidth"]),
+        times[shape, "kernels"],
+        times[shape, "eager"],
+    )
     row = "".join(f"{times[shape, name]:9.1f}" for name in names)
-    print(f"{batch * heads:5} {n:7} {floor:9.1f}{row} {kernel / floor:16.1f} {eager / kernel:16.1f}")
+    print(
+        f"{batch * heads:5} {n:7} {floor:9.1f}{row} {kernel / floor:16.1f} {eager / kernel:16.1f}"
+    )
 
 # %% [markdown]
 # With 8 heads and 512 tokens the whole cache is 2 MB, and the floor half a microsecond. Merely to start a kernel takes a GPU longer than that, and there are two, one after the other; but starting takes a few microseconds, and the table has more. The rest is waiting: a warp goes through its keys one step after the
@@ -687,15 +821,30 @@ for shape in shapes:
 # Now look down the column "sdpa". With 65536 keys it takes 7 milliseconds, for 128 heads as for 8. So behaves a kernel with one block for each head (we have not looked inside): it does not divide the
 # keys, and with 8 heads it would leave most of the GPU idle. That is what section 4 was about. (In fairness: decoding is done in half precision, for which PyTorch has other kernels, so this column is no measure of ordinary decoding.)
 #
+# **In tokens per second**, for 32 such layers and one text:
+
+# %%
+print(f"{'N':>7}{'floor':>9}{'kernels':>9}{'eager':>9}")
+for n in (512, 8192, 65536):
+    floor = 1e6 / (32 * least_us((1, 8, n, 64), table["bandwidth"]))
+    row = [tokens_per_second(n, name) for name in ("kernels", "eager")]
+    print(f"{n:7}{floor:9.0f}" + "".join(f"{rate:9.0f}" for rate in row))
+
+# %% [markdown]
 # ## Validate
 #
 # Each stage against an independent one. In float64, or in float32 where a kernel computes; every number of splits from 1 to 12; caches of 1 to 10 tokens.
 
+
 # %%
 def validate(stage, against, pairs, tolerance):
     """One row of the table: pairs of what was found and what was wanted. NaN fails."""
-    agrees = all((found - wanted).abs().max().item() <= tolerance for found, wanted in pairs)
-    print(f"{stage:34}  {against:34}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   {'✓' if agrees else '✗'}")
+    agrees = all(
+        (found - wanted).abs().max().item() <= tolerance for found, wanted in pairs
+    )
+    print(
+        f"{stage:34}  {against:34}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   {'✓' if agrees else '✗'}"
+    )
 
 
 cases = []
@@ -709,16 +858,46 @@ for q, k, v, w in cases:
     doubles = [tensor.double() for tensor in (q, k, v, w)]
     last = reference.conv_attention(*doubles)[:, :, -1:]
     window = q[:, :, -w.shape[1] :]
-    scores.append((window_scores(window[0, 0].double(), doubles[1][0, 0], doubles[3][0]), reference.conv_scores(*doubles[:2], doubles[3])[0, 0, -1]))
+    scores.append(
+        (
+            window_scores(window[0, 0].double(), doubles[1][0, 0], doubles[3][0]),
+            reference.conv_scores(*doubles[:2], doubles[3])[0, 0, -1],
+        )
+    )
     decodings += [(my_decode(window, k, v, w, splits), last) for splits in range(1, 13)]
-    by_package.append((my_decode(window, k, v, w, 5), reference.conv_attention_decode(window, k, v, w)))
+    by_package.append(
+        (
+            my_decode(window, k, v, w, 5),
+            reference.conv_attention_decode(window, k, v, w),
+        )
+    )
 
 print(f"{'stage':34}  {'against':34}  largest difference")
 validate("window_scores", "last row of reference.conv_scores", scores, 1e-12)
-validate("split_state, merge_splits in sim", "last row of lesson 09's forward", decodings, 1e-5)
-validate("split_state, merge_splits in sim", "reference.conv_attention_decode", by_package, 1e-5)
-validate("ConvAttention.step, from empty", "ConvAttention.forward", [(stepped[0], wanted)], 1e-5)
-validate("ConvAttention.step, after prefill", "ConvAttention.forward", [(stepped[6], wanted)], 1e-5)
+validate(
+    "split_state, merge_splits in sim",
+    "last row of lesson 09's forward",
+    decodings,
+    1e-5,
+)
+validate(
+    "split_state, merge_splits in sim",
+    "reference.conv_attention_decode",
+    by_package,
+    1e-5,
+)
+validate(
+    "ConvAttention.step, from empty",
+    "ConvAttention.forward",
+    [(stepped[0], wanted)],
+    1e-5,
+)
+validate(
+    "ConvAttention.step, after prefill",
+    "ConvAttention.forward",
+    [(stepped[6], wanted)],
+    1e-5,
+)
 
 # %% [markdown]
 # ### On a real GPU, if there is one
@@ -727,7 +906,10 @@ validate("ConvAttention.step, after prefill", "ConvAttention.forward", [(stepped
 
 # %% tags=["uses-exercise"]
 n = 1000 if device == "cuda" else 3
-print("the package's splits, your merge, on this device: below 1e-5:", last_row_error(n, 6, 11, None, run=with_my_merge) <= 1e-5)
+print(
+    "the package's splits, your merge, on this device: below 1e-5:",
+    last_row_error(n, 6, 11, None, run=with_my_merge) <= 1e-5,
+)
 
 # %% [markdown]
 # ## In three lines

@@ -67,6 +67,7 @@ for text in task.draw(4, torch.Generator().manual_seed(15)):
 # **Guess.** How far does *one* letter get you? Somebody looks for the first letter of the question only, and takes one of the blocks that hold
 # it, by lot. What share of his answers is wrong? `___`
 
+
 # %%
 def wrong_by_one_letter(task):
     """The share of wrong answers of somebody who picks by lot among the blocks that hold the first letter of the question."""
@@ -93,7 +94,9 @@ print(f"wrong: {100 * wrong_by_one_letter(task):.0f} %")
 # %%
 letters = "a k c . q a d . a q k . q c b .".split()
 right_block = slice(8, 11)
-is_k, is_q = (torch.tensor([float(letter == asked) for letter in letters]) for asked in "kq")
+is_k, is_q = (
+    torch.tensor([float(letter == asked) for letter in letters]) for asked in "kq"
+)
 
 
 def on_the_right_block(scores):
@@ -109,6 +112,7 @@ for s in (1, 2, 4, 8):
 #
 # With convolution two tokens ask. "k" asks for k's, "q" asks for q's, and the score of a key is what *both* find within two letters of it: 2 × 5
 # taps, all of them 1. The middle of the right block then sees both.
+
 
 # %%
 def convolved(row_k, row_q):
@@ -181,6 +185,7 @@ for s in (1, 2, 4, 8):
 # different tokens get mixed.
 # </details>
 
+
 # %% tags=["exercise"]
 class TapAttention(nn.Module):
     """Causal convolutional self-attention of x (B, N, E): `heads` heads, each with kernel_size = (c_q, c_k) taps of its own."""
@@ -188,14 +193,19 @@ class TapAttention(nn.Module):
     def __init__(self, width, heads, kernel_size):
         super().__init__()
         self.heads = heads
-        self.in_proj, self.out_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.in_proj, self.out_proj = (
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
         # BEGIN SOLUTION 15.1
         self.taps = nn.Parameter(reference.identity_taps(heads, *kernel_size))
         # END SOLUTION
 
     def forward(self, x):
         # BEGIN SOLUTION 15.1
-        q, k, v = self.in_proj(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.in_proj(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        )
         o = reference.conv_attention(q, k, v, self.taps)
         return self.out_proj(o.transpose(1, 2).flatten(2))
         # END SOLUTION
@@ -224,7 +234,13 @@ TAPS = {"with": (2, 5), "without": (1, 1)}
 def new_model(name, seed=0):
     """A small transformer of your layers; models of one seed start with the same weights, whatever their taps."""
     torch.manual_seed(seed)
-    return Transformer(task, functools.partial(TapAttention, kernel_size=TAPS[name]), width=32, heads=2, layers=2)
+    return Transformer(
+        task,
+        functools.partial(TapAttention, kernel_size=TAPS[name]),
+        width=32,
+        heads=2,
+        layers=2,
+    )
 
 
 def count(model):
@@ -232,9 +248,17 @@ def count(model):
 
 
 models = {name: new_model(name) for name in TAPS}
-print("more parameters:", count(models["with"]) - count(models["without"]), "of", count(models["with"]))
+print(
+    "more parameters:",
+    count(models["with"]) - count(models["without"]),
+    "of",
+    count(models["with"]),
+)
 text = task.draw(3, torch.Generator().manual_seed(15))
-print("new models say the same:", torch.allclose(models["with"](text), models["without"](text), atol=1e-5))
+print(
+    "new models say the same:",
+    torch.allclose(models["with"](text), models["without"](text), atol=1e-5),
+)
 
 # %% [markdown]
 # Four heads have 9 taps more each. And because new taps change nothing, both models are the *same function* before the first step.
@@ -270,6 +294,7 @@ print("new models say the same:", torch.allclose(models["with"](text), models["w
 # The last letter of the text is there to be guessed, never to be read: `model(text[:, :-1])`. The last `size` rows of the result are the guesses
 # for the last `size` letters.
 # </details>
+
 
 # %% tags=["exercise"]
 @torch.no_grad()
@@ -325,7 +350,10 @@ resumed = short_training()
 resumed.resume(folder / "short.pt")
 print("steps done, says the checkpoint:", resumed.steps_done)
 list(resumed.run())
-print("the same losses, bit for bit:", torch.equal(torch.stack(resumed.losses), torch.stack(undisturbed.losses)))
+print(
+    "the same losses, bit for bit:",
+    torch.equal(torch.stack(resumed.losses), torch.stack(undisturbed.losses)),
+)
 print("files in the folder:", sorted(path.name for path in folder.iterdir()))
 
 # %% [markdown]
@@ -343,15 +371,28 @@ plan = Plan(steps=600, batch=32, rate=4e-3)
 def means(losses, of=20):
     """The middle step of so many each, and the mean of their losses."""
     chunks = losses.split(of)
-    return [of * (place + 0.5) for place in range(len(chunks))], [chunk.mean().item() for chunk in chunks]
+    return [of * (place + 0.5) for place in range(len(chunks))], [
+        chunk.mean().item() for chunk in chunks
+    ]
 
 
 def draw_losses(losses, title=""):
     """A curve for each model, {name: losses}: the cross-entropy of a letter, in nats, over the steps."""
     figure, axes = plt.subplots(figsize=(8, 3.4))
     for name, values in losses.items():
-        axes.plot(*means(torch.stack(values)), color=COLOURS[name], linestyle="-" if name == "with" else "--", label=f"{name} convolution")
-    axes.set(xlabel="steps", ylabel="loss a letter", xlim=(0, plan.steps), ylim=(0, 2.7), title=title)
+        axes.plot(
+            *means(torch.stack(values)),
+            color=COLOURS[name],
+            linestyle="-" if name == "with" else "--",
+            label=f"{name} convolution",
+        )
+    axes.set(
+        xlabel="steps",
+        ylabel="loss a letter",
+        xlim=(0, plan.steps),
+        ylim=(0, 2.7),
+        title=title,
+    )
     axes.legend()
     return figure
 
@@ -375,10 +416,18 @@ class LiveFigure:
 @functools.cache
 def trained(name):
     """The finished training of one model; what was interrupted goes on from its checkpoint."""
-    training, checkpoint = Training(new_model(name), task, plan, seed=0), folder / f"{name}.pt"
+    training, checkpoint = (
+        Training(new_model(name), task, plan, seed=0),
+        folder / f"{name}.pt",
+    )
     if checkpoint.exists():
         training.resume(checkpoint)
-    for done in progress_bar(training.run(checkpoint, every=100), total=plan.steps, initial=training.steps_done, desc=f"{name} convolution"):
+    for done in progress_bar(
+        training.run(checkpoint, every=100),
+        total=plan.steps,
+        initial=training.steps_done,
+        desc=f"{name} convolution",
+    ):
         if done % 50 == 0:
             losses[name] = training.losses
             live.update(draw_losses(losses))
@@ -400,7 +449,10 @@ test = task.draw(2048, torch.Generator().manual_seed(1_000_000))
 # %% tags=["uses-exercise"]
 shares = {name: share_wrong(trained(name).model, test, task.size) for name in TAPS}
 show_figure(
-    draw_losses({name: trained(name).losses for name in TAPS}, f"wrong answers: {100 * shares['with']:.0f} % with, {100 * shares['without']:.0f} % without"),
+    draw_losses(
+        {name: trained(name).losses for name in TAPS},
+        f"wrong answers: {100 * shares['with']:.0f} % with, {100 * shares['without']:.0f} % without",
+    ),
     "the loss over 600 steps. With convolution it falls steeply within the first 200 steps and ends near 0. Without, it falls slowly, and ends far above.",
 )
 print("with convolution, fewer than 15 % wrong:", shares["with"] < 0.15)
@@ -409,6 +461,7 @@ print("without, more than 20 % wrong:         ", shares["without"] > 0.2)
 # %% [markdown]
 # The same start, the same texts, 36 taps more. Without them, the model is after 600 steps not even as good as somebody who uses one letter well;
 # section 10 gives it more time. And the measure is what it claims to be, as the models can be asked to write:
+
 
 # %%
 @torch.no_grad()
@@ -428,7 +481,9 @@ def wrong_in_writing(model):
 # %% tags=["uses-exercise"]
 for name in TAPS:
     model = trained(name).model
-    print(f"{name:8} letter by letter, as many wrong: {wrong_in_writing(model) == share_wrong(model, test, task.size)}")
+    print(
+        f"{name:8} letter by letter, as many wrong: {wrong_in_writing(model) == share_wrong(model, test, task.size)}"
+    )
 
 # %% [markdown]
 # ## 8. What it has learned
@@ -449,6 +504,7 @@ for name in TAPS:
 # head, in which row and column are hidden: `divmod(number, c_k)`.
 # </details>
 
+
 # %% tags=["exercise"]
 def strongest(taps):
     """(queries back, keys to the right) of the tap of largest size, for each head of taps (H, c_q, c_k)."""
@@ -466,19 +522,41 @@ check.ex15_3(strongest)
 # Here are the taps of your model, and in each picture's title what its strongest tap reads. (The cell that draws is short, but there is no need to
 # read it.)
 
+
 # %% tags=["uses-exercise"] jupyter={"source_hidden": true}
 def draw_taps(layers, titles):
     """The taps of each layer (H, c_q, c_k) as a row of pictures: blue for positive, orange for negative."""
     heads, c_q, c_k = layers[0].shape
-    colours = plt.matplotlib.colors.LinearSegmentedColormap.from_list("taps", [ORANGE, "white", BLUE])
-    figure, every = plt.subplots(len(layers), heads, figsize=(4.2 * heads, 1.9 * len(layers)), squeeze=False, layout="constrained")
+    colours = plt.matplotlib.colors.LinearSegmentedColormap.from_list(
+        "taps", [ORANGE, "white", BLUE]
+    )
+    figure, every = plt.subplots(
+        len(layers),
+        heads,
+        figsize=(4.2 * heads, 1.9 * len(layers)),
+        squeeze=False,
+        layout="constrained",
+    )
     for row, taps, names in zip(every, layers, titles):
         for axes, head, name in zip(row, taps, names):
             axes.imshow(head, cmap=colours, vmin=-abs(head).max(), vmax=abs(head).max())
-            for (a, b), tap in zip([(a, b) for a in range(c_q) for b in range(c_k)], head.flatten().tolist()):
-                axes.text(b, a, f"{tap:.1f}", ha="center", va="center", fontsize=9, color="white" if abs(tap) > 0.8 * abs(head).max() else "black")
+            for (a, b), tap in zip(
+                [(a, b) for a in range(c_q) for b in range(c_k)],
+                head.flatten().tolist(),
+            ):
+                axes.text(
+                    b,
+                    a,
+                    f"{tap:.1f}",
+                    ha="center",
+                    va="center",
+                    fontsize=9,
+                    color="white" if abs(tap) > 0.8 * abs(head).max() else "black",
+                )
             axes.set_title(name, fontsize=10)
-            axes.set_xticks(range(c_k), [f"{b - (c_k - 1) // 2:+d}" for b in range(c_k)])
+            axes.set_xticks(
+                range(c_k), [f"{b - (c_k - 1) // 2:+d}" for b in range(c_k)]
+            )
             axes.set_yticks(range(c_q), [f"{c_q - 1 - a} back" for a in range(c_q)])
     for axes in every[-1]:
         axes.set_xlabel("keys to the right", fontsize=9)
@@ -487,7 +565,13 @@ def draw_taps(layers, titles):
 
 def titles_of(layers):
     """What the strongest tap of each head reads, in words."""
-    return [[f"layer {layer}, head {head}: {back} back, {right:+d}" for head, (back, right) in enumerate(strongest(taps))] for layer, taps in enumerate(layers)]
+    return [
+        [
+            f"layer {layer}, head {head}: {back} back, {right:+d}"
+            for head, (back, right) in enumerate(strongest(taps))
+        ]
+        for layer, taps in enumerate(layers)
+    ]
 
 
 learned = [layer.attention.taps.detach() for layer in trained("with").model.layers]
@@ -495,7 +579,10 @@ show_figure(
     draw_taps(learned, titles_of(learned)),
     "the 2 × 5 taps of two heads in each of two layers, after training. They began as a single 1, at the query itself and the key itself. Now there are large ones in both rows and in several columns, of both signs.",
 )
-print("some head's older query counts, in some layer:", any(taps[:, 0].abs().max().item() > 0.5 for taps in learned))
+print(
+    "some head's older query counts, in some layer:",
+    any(taps[:, 0].abs().max().item() > 0.5 for taps in learned),
+)
 
 # %% [markdown]
 # Look at the row "1 back" of the first layer. It began as zeros. What the *previous* letter of the question finds is now added to what this one
@@ -505,26 +592,42 @@ print("some head's older query counts, in some layer:", any(taps[:, 0].abs().max
 # And where do the heads look? The weights of each row, for one text, in the last rows: those of the question and of the answer. Each row is a token
 # that looks, each column one that is looked at; the block to be found is framed.
 
+
 # %%
 @torch.no_grad()
 def attention_maps(model, text):
     """The attention weights of every layer, each (H, N - 1, N - 1), while the model reads the text (N,)."""
     seen = []
-    hooks = [layer.attention.register_forward_pre_hook(lambda attention, inputs: seen.append((attention, inputs[0]))) for layer in model.layers]
+    hooks = [
+        layer.attention.register_forward_pre_hook(
+            lambda attention, inputs: seen.append((attention, inputs[0]))
+        )
+        for layer in model.layers
+    ]
     model(text[None, :-1])
     for hook in hooks:
         hook.remove()
     maps = []
     for attention, x in seen:
-        q, k, _ = attention.in_proj(x).unflatten(2, (3, attention.heads, -1)).permute(2, 0, 3, 1, 4)
-        maps.append(torch.softmax(reference.conv_scores(q, k, attention.taps), dim=-1)[0])
+        q, k, _ = (
+            attention.in_proj(x)
+            .unflatten(2, (3, attention.heads, -1))
+            .permute(2, 0, 3, 1, 4)
+        )
+        maps.append(
+            torch.softmax(reference.conv_scores(q, k, attention.taps), dim=-1)[0]
+        )
     return maps
 
 
 # %% jupyter={"source_hidden": true}
 def block_of(task, text):
     """The place at which the answer's block begins in a text, a list of tokens."""
-    return next(start for start in range(0, task.blocks * (task.size + 1), task.size + 1) if text[start : start + task.size] == text[-task.size :])
+    return next(
+        start
+        for start in range(0, task.blocks * (task.size + 1), task.size + 1)
+        if text[start : start + task.size] == text[-task.size :]
+    )
 
 
 def draw_maps(task, text, maps_by_name):
@@ -532,15 +635,42 @@ def draw_maps(task, text, maps_by_name):
     rows = task.asked + task.size - 1
     alphabet = "abcdefghijklmnopqrstuvwxyz"[: task.letters] + ".#"
     words = [alphabet[token] for token in text[:-1]]
-    looking = [f"{'question' if place < task.asked else 'answer'} {word}" for place, word in enumerate(words[-rows:])]
-    stack = {name: [(layer, head, weights) for layer, heads in enumerate(maps) for head, weights in enumerate(heads)] for name, maps in maps_by_name.items()}
+    looking = [
+        f"{'question' if place < task.asked else 'answer'} {word}"
+        for place, word in enumerate(words[-rows:])
+    ]
+    stack = {
+        name: [
+            (layer, head, weights)
+            for layer, heads in enumerate(maps)
+            for head, weights in enumerate(heads)
+        ]
+        for name, maps in maps_by_name.items()
+    }
     tall = len(next(iter(stack.values())))
-    figure, every = plt.subplots(tall, len(stack), figsize=(7.4 * len(stack), 1.5 * tall), squeeze=False, layout="constrained")
+    figure, every = plt.subplots(
+        tall,
+        len(stack),
+        figsize=(7.4 * len(stack), 1.5 * tall),
+        squeeze=False,
+        layout="constrained",
+    )
     for column, (name, pictures) in enumerate(stack.items()):
         for axes, (layer, head, weights) in zip(every[:, column], pictures):
             axes.imshow(weights, cmap="Greys", vmin=0, vmax=1, aspect="auto")
-            axes.add_patch(plt.Rectangle((block_of(task, text) - 0.5, -0.5), task.size, rows, fill=False, edgecolor=COLOURS[name], linewidth=2.5))
-            axes.set_title(f"{name} convolution: layer {layer}, head {head}", fontsize=10)
+            axes.add_patch(
+                plt.Rectangle(
+                    (block_of(task, text) - 0.5, -0.5),
+                    task.size,
+                    rows,
+                    fill=False,
+                    edgecolor=COLOURS[name],
+                    linewidth=2.5,
+                )
+            )
+            axes.set_title(
+                f"{name} convolution: layer {layer}, head {head}", fontsize=10
+            )
             axes.set_xticks(range(len(words)), words, fontsize=8)
             axes.set_yticks(range(rows), looking, fontsize=8)
     return figure
@@ -551,7 +681,17 @@ rows = task.asked + task.size - 1
 example = test[0]
 print(task.spell(example))
 show_figure(
-    draw_maps(task, example.tolist(), {name: [heads[:, -rows:] for heads in attention_maps(trained(name).model, example)] for name in TAPS}),
+    draw_maps(
+        task,
+        example.tolist(),
+        {
+            name: [
+                heads[:, -rows:]
+                for heads in attention_maps(trained(name).model, example)
+            ]
+            for name in TAPS
+        },
+    ),
     "what the last four tokens look at, with convolution on the left and without on the right, layer by layer and head by head. Dark is much. The framed columns are the block that is asked for.",
 )
 
@@ -567,18 +707,36 @@ show_figure(
 # A colleague has put together a layer from the package, in one line. His training runs better than anybody's, he says. **Read the line first. What
 # is wrong with it?** Then guess: which of the two shares below will be the better one?
 
+
 # %%
 def colleague(width, heads):
-    return ConvAttention(width, heads, kernel_size=(2, 5), causal=False, attention=reference.conv_attention)
+    return ConvAttention(
+        width,
+        heads,
+        kernel_size=(2, 5),
+        causal=False,
+        attention=reference.conv_attention,
+    )
 
 
 # %% tags=["uses-exercise"]
 torch.manual_seed(0)
-training = Training(Transformer(task, colleague, width=32, heads=2, layers=2), task, Plan(steps=300, batch=32, rate=4e-3), seed=0)
+training = Training(
+    Transformer(task, colleague, width=32, heads=2, layers=2),
+    task,
+    Plan(steps=300, batch=32, rate=4e-3),
+    seed=0,
+)
 for done in progress_bar(training.run(), total=training.plan.steps, desc="colleague"):
     pass
-print("your measure, with the answer at hand: fewer than 5 % wrong: ", share_wrong(training.model, test, task.size) < 0.05)
-print("writing letter by letter:              more than 80 % wrong:", wrong_in_writing(training.model) > 0.8)
+print(
+    "your measure, with the answer at hand: fewer than 5 % wrong: ",
+    share_wrong(training.model, test, task.size) < 0.05,
+)
+print(
+    "writing letter by letter:              more than 80 % wrong:",
+    wrong_in_writing(training.model) > 0.8,
+)
 
 # %% [markdown]
 # <details><summary>What happened?</summary>
@@ -598,27 +756,59 @@ print("writing letter by letter:              more than 80 % wrong:", wrong_in_w
 # first weights; *without* means 1 × 1 taps, and runs through the same convolving kernel, so that only the taps differ.
 
 # %%
-recorded = json.loads((Path(kernels.__file__).parent / "data" / "lesson15.json").read_text(encoding="utf-8"))
-big, big_plan, big_model = Task(**recorded["task"]), Plan(**recorded["plan"]), recorded["model"]
+recorded = json.loads(
+    (Path(kernels.__file__).parent / "data" / "lesson15.json").read_text(
+        encoding="utf-8"
+    )
+)
+big, big_plan, big_model = (
+    Task(**recorded["task"]),
+    Plan(**recorded["plan"]),
+    recorded["model"],
+)
 print("recorded on {gpu}, {date}, {versions}".format(**recorded["recorded"]))
 print("texts such as", big.spell(torch.tensor(recorded["maps"]["with"]["text"])))
-print(f"{big_plan.steps} steps of {big_plan.batch} texts; {big_model['layers']} layers, {big_model['heads']} heads, {big_model['width']} numbers a token; taps {big_model['kernel_size']}, without: {big_model['without']}")
+print(
+    f"{big_plan.steps} steps of {big_plan.batch} texts; {big_model['layers']} layers, {big_model['heads']} heads, {big_model['width']} numbers a token; taps {big_model['kernel_size']}, without: {big_model['without']}"
+)
+
 
 # %%
 def of(convolution):
     """The runs with convolution, or those without, by seed."""
-    return {run["seed"]: run for run in recorded["runs"] if run["convolution"] == convolution}
+    return {
+        run["seed"]: run
+        for run in recorded["runs"]
+        if run["convolution"] == convolution
+    }
 
 
 print("        with convolution       without")
 print("seed    wrong      time        wrong      time")
 for seed in of(True):
     pair = [of(convolution)[seed] for convolution in (True, False)]
-    print(f"{seed:4}  " + "     ".join(f"{100 * run['share_wrong']:6.2f} %  {run['seconds']:5.0f} s" for run in pair))
-for name, summary in {"mean": lambda shares: sum(shares) / len(shares), "worst": max}.items():
-    print(f"{name:5} " + "               ".join(f"{100 * summary([run['share_wrong'] for run in of(convolution).values()]):6.2f} %" for convolution in (True, False)))
+    print(
+        f"{seed:4}  "
+        + "     ".join(
+            f"{100 * run['share_wrong']:6.2f} %  {run['seconds']:5.0f} s"
+            for run in pair
+        )
+    )
+for name, summary in {
+    "mean": lambda shares: sum(shares) / len(shares),
+    "worst": max,
+}.items():
+    print(
+        f"{name:5} "
+        + "               ".join(
+            f"{100 * summary([run['share_wrong'] for run in of(convolution).values()]):6.2f} %"
+            for convolution in (True, False)
+        )
+    )
 print(f"\nby one letter: {100 * wrong_by_one_letter(big):.0f} % wrong")
-print(f"all ten runs took {sum(run['seconds'] for run in recorded['runs']):.0f} seconds")
+print(
+    f"all ten runs took {sum(run['seconds'] for run in recorded['runs']):.0f} seconds"
+)
 
 # %% [markdown]
 # Each model was asked 8192 texts. With convolution no seed gets more than one of them wrong. Without, three of the five are still worse than
@@ -629,8 +819,16 @@ print(f"all ten runs took {sum(run['seconds'] for run in recorded['runs']):.0f} 
 figure, axes = plt.subplots(figsize=(9, 4))
 for name, convolution in (("with", True), ("without", False)):
     for place, run in enumerate(of(convolution).values()):
-        steps = [run["steps_a_point"] * (point + 0.5) for point in range(len(run["loss"]))]
-        axes.semilogy(steps, run["loss"], color=COLOURS[name], linestyle="-" if convolution else "--", label=None if place else f"{name} convolution, a line a seed")
+        steps = [
+            run["steps_a_point"] * (point + 0.5) for point in range(len(run["loss"]))
+        ]
+        axes.semilogy(
+            steps,
+            run["loss"],
+            color=COLOURS[name],
+            linestyle="-" if convolution else "--",
+            label=None if place else f"{name} convolution, a line a seed",
+        )
 axes.set(xlabel="steps", ylabel="loss a letter (logarithmic)", xlim=(0, big_plan.steps))
 axes.legend()
 show_figure(
@@ -649,7 +847,10 @@ show_figure(
     draw_taps(layers, titles_of(layers)),
     "the learned taps of the first recorded model, two heads in each of two layers, blue for positive, orange for negative. Most striking is layer 0, head 1: all taps are small but for two, 1.0 for the older query at the key two to the left, and 1.1 for this query at the key one to the left.",
 )
-maps = {name: [torch.tensor(heads) / 100 for heads in found["percent"]] for name, found in recorded["maps"].items()}
+maps = {
+    name: [torch.tensor(heads) / 100 for heads in found["percent"]]
+    for name, found in recorded["maps"].items()
+}
 show_figure(
     draw_maps(big, recorded["maps"]["with"]["text"], maps),
     "what the tokens of the question and of the answer look at in the two recorded models, with convolution on the left, without on the right. The framed columns are the block that is asked for.",
@@ -669,6 +870,39 @@ show_figure(
 # does not.
 # </details>
 #
+# ### What a step costs
+#
+# The attention of one layer (8 heads, d = 64, 7 × 7 taps, float32), forward and backward, recorded with `python -m kernels.bench`: time, and memory at the peak, over the length of the text. *sdpa* is
+# PyTorch's attention without any convolution.
+
+# %%
+bench = json.loads(
+    (Path(kernels.__file__).parent / "data" / "bench.json").read_text("utf-8")
+)
+step_of = {
+    (row["shape"][2], row["name"]): row
+    for row in bench["training"]
+    if row["shape"][0] == 1
+}
+names = ("kernels", "eager", "compile", "sdpa")
+print(f"{bench['gpu']}, {bench['date']}")
+print(f"{'':6}{'milliseconds':^36}   {'MiB at the peak':^36}")
+print(
+    f"{'N':>6}" + "   ".join("".join(f"{name:>9}" for name in names) for _ in range(2))
+)
+for n in (512, 1024, 2048, 4096):
+    every = [step_of[n, name] for name in names]
+    print(
+        f"{n:6}"
+        + "".join(f"{row['forward_ms'] + row['backward_ms']:9.1f}" for row in every)
+        + "   "
+        + "".join(f"{row['peak_mib']:9.0f}" for row in every)
+    )
+
+# %% [markdown]
+# From 2048 tokens to 4096 the time of plain PyTorch grows four times, that of the kernels three times (a short text leaves a part of the GPU idle). The memory grows four times for plain PyTorch and
+# twice for the kernels: that decides how long a text a GPU can train on.
+#
 # Training on a GPU is not reproducible to the last bit: dW is added up by atomics, in an order that nobody controls (lesson 13). So do not expect
 # these very numbers from a second run, but the same picture.
 #
@@ -678,6 +912,7 @@ show_figure(
 # the gradient of the taps by lesson 12's formulas, by hand; PyTorch's own `nn.MultiheadAttention`; and the kernels of lessons 11 and 13, run in the
 # simulator.
 
+
 # %% tags=["uses-exercise"]
 def pair_of_layers(width, heads, kernel_size, **options):
     """Your layer and the package's, float64, with the same random weights and taps."""
@@ -685,7 +920,9 @@ def pair_of_layers(width, heads, kernel_size, **options):
     nn.init.normal_(mine.taps)
     theirs = ConvAttention(width, heads, kernel_size, **options).double()
     names = {"in_proj_weight": "in_proj.weight", "in_proj_bias": "in_proj.bias"}
-    theirs.load_state_dict({name: mine.state_dict()[names.get(name, name)] for name in theirs.state_dict()})
+    theirs.load_state_dict(
+        {name: mine.state_dict()[names.get(name, name)] for name in theirs.state_dict()}
+    )
     return mine, theirs
 
 
@@ -693,17 +930,31 @@ def gradients(layer, x, d_out):
     """The output for x, and the gradients of x, of the taps and of both projections' weights."""
     x = x.clone().requires_grad_()
     out = layer(x)
-    inner = layer.in_proj.weight if isinstance(layer, TapAttention) else layer.in_proj_weight
-    return out, *torch.autograd.grad((out * d_out).sum(), [x, layer.taps, inner, layer.out_proj.weight])
+    inner = (
+        layer.in_proj.weight
+        if isinstance(layer, TapAttention)
+        else layer.in_proj_weight
+    )
+    return out, *torch.autograd.grad(
+        (out * d_out).sum(), [x, layer.taps, inner, layer.out_proj.weight]
+    )
 
 
 def taps_by_hand(layer, x, d_out):
     """The gradient of the taps by lesson 12's formulas; d_out goes back through out_proj first."""
     with torch.no_grad():
-        q, k, v = layer.in_proj(x).unflatten(2, (3, layer.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            layer.in_proj(x).unflatten(2, (3, layer.heads, -1)).permute(2, 0, 3, 1, 4)
+        )
         t = reference.conv_scores(q, k, layer.taps)
-        d_o = (d_out @ layer.out_proj.weight).unflatten(2, (layer.heads, -1)).transpose(1, 2)
-        return reference.conv_attention_backward(q, k, v, layer.taps, torch.softmax(t, -1) @ v, torch.logsumexp(t, -1), d_o)[3]
+        d_o = (
+            (d_out @ layer.out_proj.weight)
+            .unflatten(2, (layer.heads, -1))
+            .transpose(1, 2)
+        )
+        return reference.conv_attention_backward(
+            q, k, v, layer.taps, torch.softmax(t, -1) @ v, torch.logsumexp(t, -1), d_o
+        )[3]
 
 
 def far(got, wanted):
@@ -721,23 +972,62 @@ def validate(what, against, pairs, tolerance):
 
 torch.manual_seed(13)
 against = {"autograd": [], "hand": [], "torch": [], "kernels": []}
-for batch, n, width, heads, kernel_size in [(2, 9, 12, 3, (2, 5)), (1, 1, 4, 2, (3, 4)), (1, 20, 8, 2, (6, 11)), (3, 6, 8, 4, (1, 1))]:
+for batch, n, width, heads, kernel_size in [
+    (2, 9, 12, 3, (2, 5)),
+    (1, 1, 4, 2, (3, 4)),
+    (1, 20, 8, 2, (6, 11)),
+    (3, 6, 8, 4, (1, 1)),
+]:
     x, d_out = torch.randn(2, batch, n, width, dtype=torch.float64)
-    mine, theirs = pair_of_layers(width, heads, kernel_size, attention=reference.conv_attention)
+    mine, theirs = pair_of_layers(
+        width, heads, kernel_size, attention=reference.conv_attention
+    )
     against["autograd"] += zip(gradients(mine, x, d_out), gradients(theirs, x, d_out))
     against["hand"].append((gradients(mine, x, d_out)[2], taps_by_hand(mine, x, d_out)))
-    new, ordinary = TapAttention(width, heads, kernel_size).double(), nn.MultiheadAttention(width, heads, batch_first=True).double()
-    ordinary.load_state_dict({"in_proj_weight": new.in_proj.weight, "in_proj_bias": new.in_proj.bias, "out_proj.weight": new.out_proj.weight, "out_proj.bias": new.out_proj.bias})
+    new, ordinary = (
+        TapAttention(width, heads, kernel_size).double(),
+        nn.MultiheadAttention(width, heads, batch_first=True).double(),
+    )
+    ordinary.load_state_dict(
+        {
+            "in_proj_weight": new.in_proj.weight,
+            "in_proj_bias": new.in_proj.bias,
+            "out_proj.weight": new.out_proj.weight,
+            "out_proj.bias": new.out_proj.bias,
+        }
+    )
     future = torch.ones(n, n, dtype=torch.bool).triu(1)
-    against["torch"].append((new(x), ordinary(x, x, x, attn_mask=future, need_weights=False)[0]))
+    against["torch"].append(
+        (new(x), ordinary(x, x, x, attn_mask=future, need_weights=False)[0])
+    )
 x, d_out = torch.randn(2, 1, 7, 8)
 mine, theirs = pair_of_layers(8, 2, (2, 5))
-against["kernels"] += [(got.double(), wanted) for got, wanted in zip(gradients(theirs.float(), x, d_out), gradients(mine, x.double(), d_out.double()))]
+against["kernels"] += [
+    (got.double(), wanted)
+    for got, wanted in zip(
+        gradients(theirs.float(), x, d_out), gradients(mine, x.double(), d_out.double())
+    )
+]
 
-validate("output and four gradients, float64", "autograd through the package's layer", against["autograd"], 1e-10)
-validate("gradient of the taps, float64", "lesson 12's formulas, by hand", against["hand"], 1e-10)
+validate(
+    "output and four gradients, float64",
+    "autograd through the package's layer",
+    against["autograd"],
+    1e-10,
+)
+validate(
+    "gradient of the taps, float64",
+    "lesson 12's formulas, by hand",
+    against["hand"],
+    1e-10,
+)
 validate("a new layer, float64", "nn.MultiheadAttention", against["torch"], 1e-10)
-validate("output and four gradients, float32", "the kernels of lessons 11 and 13 in sim", against["kernels"], 1e-4)
+validate(
+    "output and four gradients, float32",
+    "the kernels of lessons 11 and 13 in sim",
+    against["kernels"],
+    1e-4,
+)
 
 # %% [markdown]
 # ### On a real GPU, if there is one
@@ -747,25 +1037,48 @@ validate("output and four gradients, float32", "the kernels of lessons 11 and 13
 
 # %%
 device = "cuda" if torch.cuda.is_available() else "cpu"
-step_task, texts = (task, 64) if device == "cuda" else (Task(blocks=2, size=2, asked=2, letters=6), 1)
+step_task, texts = (
+    (task, 64) if device == "cuda" else (Task(blocks=2, size=2, asked=2, letters=6), 1)
+)
 
 
 def one_step(attention, device, dtype):
     """The loss of one batch, and every parameter's gradient: one long vector, float64, on the CPU."""
     torch.manual_seed(0)
-    model = Transformer(step_task, functools.partial(ConvAttention, kernel_size=(2, 5), attention=attention), width=8, heads=2, layers=2).to(device, dtype)
+    model = Transformer(
+        step_task,
+        functools.partial(ConvAttention, kernel_size=(2, 5), attention=attention),
+        width=8,
+        heads=2,
+        layers=2,
+    ).to(device, dtype)
     for layer in model.layers:
         layer.attention.taps.data += 0.3
     text = step_task.draw(texts, torch.Generator().manual_seed(0)).to(device)
     logits = model(text[:, :-1])[:, -step_task.size :]
-    loss = nn.functional.cross_entropy(logits.flatten(0, 1), text[:, -step_task.size :].flatten())
+    loss = nn.functional.cross_entropy(
+        logits.flatten(0, 1), text[:, -step_task.size :].flatten()
+    )
     loss.backward()
-    return torch.cat([loss[None], *(parameter.grad.flatten() for parameter in model.parameters())]).detach().double().cpu()
+    return (
+        torch.cat(
+            [
+                loss[None],
+                *(parameter.grad.flatten() for parameter in model.parameters()),
+            ]
+        )
+        .detach()
+        .double()
+        .cpu()
+    )
 
 
 kernels_step = one_step(kernels.conv_attention, device, torch.float32)
 exact_step = one_step(reference.conv_attention, "cpu", torch.float64)
-print("a step through the kernels, on this device: within 1e-4 of the reference:", ((kernels_step - exact_step).abs().max() <= 1e-4 * exact_step.abs().max()).item())
+print(
+    "a step through the kernels, on this device: within 1e-4 of the reference:",
+    ((kernels_step - exact_step).abs().max() <= 1e-4 * exact_step.abs().max()).item(),
+)
 
 # %% [markdown]
 # ## In three lines

@@ -37,10 +37,18 @@ from kernels.conv_extent import Extent
 
 torch.manual_seed(23)
 record = json.loads((DATA / "sharded.json").read_text())
-print(f"{record['ranks']} x {record['device']}, recorded {record['date']}; milliseconds, forward / backward")
+print(
+    f"{record['ranks']} x {record['device']}, recorded {record['date']}; milliseconds, forward / backward"
+)
 print(f"{'tokens':>8} {'one GPU':>18} {'two, contiguous':>18} {'two, zigzag':>18}")
 for row in record["rows"]:
-    print(f"{row['N']:8,}", *(f"{forward:9.1f} / {backward:6.0f}" for forward, backward in (row["one GPU"], row["contiguous"], row["zigzag"])))
+    print(
+        f"{row['N']:8,}",
+        *(
+            f"{forward:9.1f} / {backward:6.0f}"
+            for forward, backward in (row["one GPU"], row["contiguous"], row["zigzag"])
+        ),
+    )
 
 # %% [markdown]
 # At 131,072 tokens two GPUs in the obvious order (*contiguous*: the first half of the tokens, and the second) are 1.3 times as fast as one. Cut in another way (*zigzag*), they are 1.9 times as fast. You will find out why, and write both. (At 32,768 tokens each GPU has too
@@ -55,6 +63,7 @@ for row in record["rows"]:
 #
 # The picture has 12 tokens on three ranks, and 3 × 4 taps. Rank 2 owns the queries 8 to 11. The keys 4 to 7 of rank 1 are visiting. Dark cells are owned, pale ones the halo.
 
+
 # %% jupyter={"source_hidden": true}
 def draw_halo(n, ranks, c_q, c_k, rank, visitor):
     """The scores of n tokens: what `rank` owns while `visitor` visits, and the halo."""
@@ -62,9 +71,24 @@ def draw_halo(n, ranks, c_q, c_k, rank, visitor):
     figure, axes = plt.subplots(figsize=(6.4, 6))
     for i in range(n):
         for j in range(n):
-            inside = rank * size <= i < (rank + 1) * size and visitor * size <= j < (visitor + 1) * size
-            near = rank * size - c_q < i < (rank + 1) * size and visitor * size - left <= j < (visitor + 1) * size + c_k - 1 - left
-            axes.add_patch(plt.Rectangle((j, i), 0.94, 0.94, facecolor=BLUE if inside else SKY if near else "whitesmoke", edgecolor="grey", linewidth=0.5))
+            inside = (
+                rank * size <= i < (rank + 1) * size
+                and visitor * size <= j < (visitor + 1) * size
+            )
+            near = (
+                rank * size - c_q < i < (rank + 1) * size
+                and visitor * size - left <= j < (visitor + 1) * size + c_k - 1 - left
+            )
+            axes.add_patch(
+                plt.Rectangle(
+                    (j, i),
+                    0.94,
+                    0.94,
+                    facecolor=BLUE if inside else SKY if near else "whitesmoke",
+                    edgecolor="grey",
+                    linewidth=0.5,
+                )
+            )
         axes.text(-0.3, i + 0.5, f"query {i}", ha="right", va="center")
         axes.text(i + 0.47, -0.3, i, ha="center")
     for border in range(size, n, size):
@@ -97,11 +121,16 @@ show_figure(
 # A rank owns the tokens `start` to `start + length − 1` of `n`, at least one. Return `(first_query, first_key, last_key)`, whole numbers: it fetches query rows from `first_query` on, up to its own last, and the keys that travel with its own are `first_key <= j < last_key`.
 # A halo ends where the sequence ends. It may be longer than a neighbour's whole stretch.
 
+
 # %% tags=["exercise"]
 def halo(start, length, n, c_q, c_k):
     # BEGIN SOLUTION 23.1
     left = (c_k - 1) // 2
-    return max(0, start - (c_q - 1)), max(0, start - left), min(n, start + length + c_k - 1 - left)
+    return (
+        max(0, start - (c_q - 1)),
+        max(0, start - left),
+        min(n, start + length + c_k - 1 - left),
+    )
     # END SOLUTION
 
 
@@ -128,12 +157,16 @@ check.ex23_1(halo)
 # `one` and `other` are pairs `(O, L)`, tensors of shape (n, d) and (n,). Return the pair for all keys of both. A row that has seen no key has `O = 0`, `L = −inf`, in either pair or in both; scores may lie near ±10 000.
 # `torch.logaddexp` knows what to do with −inf; your weights must know it too.
 
+
 # %% tags=["exercise"]
 def merge(one, other):
     # BEGIN SOLUTION 23.2
     (o, log_sum), (other_o, other_sum) = one, other
     total = torch.logaddexp(log_sum, other_sum)
-    weights = [torch.where(part == -math.inf, 0.0, torch.exp(part - total))[:, None] for part in (log_sum, other_sum)]
+    weights = [
+        torch.where(part == -math.inf, 0.0, torch.exp(part - total))[:, None]
+        for part in (log_sum, other_sum)
+    ]
     return o * weights[0] + other_o * weights[1], total
     # END SOLUTION
 
@@ -166,6 +199,7 @@ check.ex23_2(merge)
 # `mine` is this rank's own visitor. `attend(visitor)` gives the pair `(O, L)` of one visit. `exchange(visitor)` hands a visitor on and returns the one that came. `merge` is yours from above. Return the pair after all `ranks` visits: `attend` once to
 # each visitor, one visitor at a time, and not one exchange more than needed, since what travels last would travel in vain.
 
+
 # %% tags=["exercise"]
 def ring(mine, ranks, attend, exchange, merge):
     # BEGIN SOLUTION 23.3
@@ -190,6 +224,7 @@ check.ex23_3(ring)
 # fetches it from the neighbours.) `reference.conv_attention_part` is lesson 09's forward pass for a piece: an `Extent` says how many of the query rows are halo, how many
 # of the keys to the left, and how far the rank's first token lies behind the visitor's first. The cell takes half a minute, mostly to start Python four times.
 
+
 # %%
 def exchange_with_neighbours(visitor):
     """Send `visitor` to the next rank; the one from the rank before."""
@@ -199,8 +234,15 @@ def exchange_with_neighbours(visitor):
     shape = torch.tensor(visitor.shape)
     came = torch.empty_like(shape)
     for send, receive in [(shape, came), (visitor, None)]:
-        receive = torch.empty(tuple(came.tolist()), dtype=visitor.dtype) if receive is None else receive
-        works = [distributed.isend(send, (rank + 1) % ranks), distributed.irecv(receive, (rank - 1) % ranks)]
+        receive = (
+            torch.empty(tuple(came.tolist()), dtype=visitor.dtype)
+            if receive is None
+            else receive
+        )
+        works = [
+            distributed.isend(send, (rank + 1) % ranks),
+            distributed.irecv(receive, (rank - 1) % ranks),
+        ]
         for work in works:
             work.wait()
     return receive
@@ -215,14 +257,29 @@ def my_rank(n, d, c_q, c_k, halo, ring, merge):
     borders = [n * r // ranks for r in range(ranks + 1)]
     start, end = borders[rank : rank + 2]
     first_query, first_key, last_key = halo(start, end - start, n, c_q, c_k)
-    mine = torch.cat([torch.tensor([[start, end - start] + [0] * (d - 2)], dtype=k.dtype), k[first_key:last_key], v[start:end]])
+    mine = torch.cat(
+        [
+            torch.tensor([[start, end - start] + [0] * (d - 2)], dtype=k.dtype),
+            k[first_key:last_key],
+            v[start:end],
+        ]
+    )
 
     def attend(visitor):
         begin, keys = (int(number) for number in visitor[0, :2])
         its_first = halo(begin, keys, n, c_q, c_k)[1]
-        k_rows, v_rows = visitor[1 : len(visitor) - keys], visitor[len(visitor) - keys :]
+        k_rows, v_rows = (
+            visitor[1 : len(visitor) - keys],
+            visitor[len(visitor) - keys :],
+        )
         extent = Extent(start - first_query, begin - its_first, start - begin)
-        o, log_sum = reference.conv_attention_part(q[None, None, first_query:end], k_rows[None, None], v_rows[None, None], w[None], extent)
+        o, log_sum = reference.conv_attention_part(
+            q[None, None, first_query:end],
+            k_rows[None, None],
+            v_rows[None, None],
+            w[None],
+            extent,
+        )
         return o[0, 0], log_sum[0, 0]
 
     def exchange(visitor):
@@ -240,8 +297,16 @@ n, d, c_q, c_k = 64, 8, 6, 11
 results = run_ranks(my_rank, 4, n, d, c_q, c_k, halo, ring, merge)
 q, k, v, w = lesson23.tokens(n, d, c_q, c_k)
 alone = reference.conv_attention(*(x[None, None] for x in (q, k, v)), w[None])[0, 0]
-print("four ranks equal one, below 1e-12:", bool((torch.cat([o for o, _ in results]) - alone).abs().max() <= 1e-12))
-print("bytes sent by each rank:", [sent for _, sent in results], "of them keys and values:", 3 * 2 * 16 * 8 * 8)
+print(
+    "four ranks equal one, below 1e-12:",
+    bool((torch.cat([o for o, _ in results]) - alone).abs().max() <= 1e-12),
+)
+print(
+    "bytes sent by each rank:",
+    [sent for _, sent in results],
+    "of them keys and values:",
+    3 * 2 * 16 * 8 * 8,
+)
 
 # %% [markdown]
 # The rest is halos: 10 key rows for a visitor in the middle, 5 at the ends of the sequence, and one row for the label. They do not grow with n; keys and values do. With n = 131 072 the halo of 10 rows is 0.015 % of a visitor of 32 768 keys and as many values.
@@ -261,6 +326,7 @@ for name in lesson23.MACHINES:
 # has the rows 0 to 7: which faults can reach them? More experiments are yours: `lesson23.wrong_rows("A", c_q=1)` runs machine A with other taps,
 # and `c_k=1` likewise.
 
+
 # %% tags=["exercise"]
 def faults():
     # BEGIN SOLUTION 23.4
@@ -276,15 +342,21 @@ check.ex23_4(faults)
 #
 # Lesson 09's test, once more: change the last token, on the last rank. No row before it may change, on any rank, and the first rank is as far from it as can be.
 
+
 # %%
 def leak(machine):
     """Rows of O that a change of the last token reaches."""
-    before, after = (lesson23.output(machine, changed=changed) for changed in (False, True))
+    before, after = (
+        lesson23.output(machine, changed=changed) for changed in (False, True)
+    )
     return [i for i in range(len(before)) if not torch.equal(before[i], after[i])]
 
 
 print("no fault:", leak("right"))
-print("a mask that counts keys from the visitor's first, and queries from the rank's first:", leak("local mask"))
+print(
+    "a mask that counts keys from the visitor's first, and queries from the rank's first:",
+    leak("local mask"),
+)
 
 # %% [markdown]
 # ## 5. Who works, and who waits
@@ -293,17 +365,25 @@ print("a mask that counts keys from the visitor's first, and queries from the ra
 #
 # **Predict** the quotient of the last rank's work and the first's: 2? 4? 7? `___`
 
+
 # %%
 def visible(stretches, borders):
     """Scores on and below the diagonal in the rows of these stretches."""
-    return sum(end * (end + 1) // 2 - start * (start + 1) // 2 for start, end in (borders[s : s + 2] for s in stretches))
+    return sum(
+        end * (end + 1) // 2 - start * (start + 1) // 2
+        for start, end in (borders[s : s + 2] for s in stretches)
+    )
 
 
 borders = [4096 * r // 4 for r in range(5)]
 work = [visible([r], borders) for r in range(4)]
 print("scores per rank:", work, f"  the last over the first: {work[-1] / work[0]:.1f}")
-print(f"speed-up of four ranks at best, as all wait for the last: {sum(work) / max(work):.2f}")
-print(f"of two: {sum(visible([r], [0, 2048, 4096]) for r in range(2)) / visible([1], [0, 2048, 4096]):.2f}")
+print(
+    f"speed-up of four ranks at best, as all wait for the last: {sum(work) / max(work):.2f}"
+)
+print(
+    f"of two: {sum(visible([r], [0, 2048, 4096]) for r in range(2)) / visible([1], [0, 2048, 4096]):.2f}"
+)
 
 # %% [markdown]
 # So four ranks are at best 2.3 times as fast as one, and two 1.33 times. The H200s above reached 1.27 in the forward pass at 131,072 tokens.
@@ -313,6 +393,7 @@ print(f"of two: {sum(visible([r], [0, 2048, 4096]) for r in range(2)) / visible(
 # ### Exercise 23.5 · my_stretches · one line
 #
 # Return the two stretches, of `2 * ranks`, that this rank holds, smaller first. All ranks together hold each stretch once, and all do the same work.
+
 
 # %% tags=["exercise"]
 def my_stretches(rank, ranks):
@@ -329,11 +410,27 @@ borders = [4096 * s // 8 for s in range(9)]
 figure, axes = plt.subplots(figsize=(7, 3))
 halves = [[visible([s], borders) for s in my_stretches(rank, 4)] for rank in range(4)]
 axes.bar([r - 0.2 for r in range(4)], work, 0.36, color=ORANGE, label="contiguous")
-axes.bar([r + 0.2 for r in range(4)], [first for first, _ in halves], 0.36, color=BLUE, label="zigzag, first stretch")
-axes.bar([r + 0.2 for r in range(4)], [second for _, second in halves], 0.36, bottom=[first for first, _ in halves], color=SKY, label="zigzag, second stretch")
+axes.bar(
+    [r + 0.2 for r in range(4)],
+    [first for first, _ in halves],
+    0.36,
+    color=BLUE,
+    label="zigzag, first stretch",
+)
+axes.bar(
+    [r + 0.2 for r in range(4)],
+    [second for _, second in halves],
+    0.36,
+    bottom=[first for first, _ in halves],
+    color=SKY,
+    label="zigzag, second stretch",
+)
 axes.set(xticks=range(4), xticklabels=[f"rank {r}" for r in range(4)], ylabel="scores")
 axes.legend()
-show_figure(figure, "scores per rank, of four. Contiguous: 0.5, 1.6, 2.6 and 3.7 million, so that all wait for rank 3. Zigzag: 2.1 million on each, a small first stretch with a large second one.")
+show_figure(
+    figure,
+    "scores per rank, of four. Contiguous: 0.5, 1.6, 2.6 and 3.7 million, so that all wait for rank 3. Zigzag: 2.1 million on each, a small first stretch with a large second one.",
+)
 print("work of the ranks, zigzag:", [sum(both) for both in halves])
 
 # %% [markdown]
@@ -342,11 +439,18 @@ print("work of the ranks, zigzag:", [sum(both) for both in halves])
 # The ring sends while it computes: the next visitor is on its way while this one is attended to. Recorded on the two H200s, beside the same kernels with nothing sent (medians of three, the last row of one run each; below one percent is noise):
 
 # %%
-print(f"{'tokens':>8} {'visitor, MB':>12} {'ring, ms':>9} {'all-gather, ms':>15} {'forward':>9} {'nothing sent':>13} {'share felt':>11}")
+print(
+    f"{'tokens':>8} {'visitor, MB':>12} {'ring, ms':>9} {'all-gather, ms':>15} {'forward':>9} {'nothing sent':>13} {'share felt':>11}"
+)
 for row in record["rows"]:
-    megabytes = 2 * row["N"] // record["ranks"] * record["heads"] * record["d"] * 4 / 1e6
-    felt = 1 - row["zigzag, nothing sent"][0] / row["zigzag"][0]  # the halos' exchange, which nothing hides, is in it too
-    print(f"{row['N']:8,} {megabytes:12.0f} {row['ring']:9.2f} {row['all-gather']:15.2f} {row['zigzag'][0]:9.1f} {row['zigzag, nothing sent'][0]:13.1f} {felt:11.1%}")
+    megabytes = (
+        2 * row["N"] // record["ranks"] * record["heads"] * record["d"] * 4 / 1e6
+    )
+    # the halos' exchange, which nothing hides, is in it too
+    felt = 1 - row["zigzag, nothing sent"][0] / row["zigzag"][0]
+    print(
+        f"{row['N']:8,} {megabytes:12.0f} {row['ring']:9.2f} {row['all-gather']:15.2f} {row['zigzag'][0]:9.1f} {row['zigzag, nothing sent'][0]:13.1f} {felt:11.1%}"
+    )
 
 # %% [markdown]
 # **Predict.** Work grows with N², bytes with N. On 64 GPUs whose wires carry 25 GB/s, at which N does sending take as long as computing: 1000 tokens? 10 000? 100 000? `___`
@@ -357,21 +461,41 @@ for row in record["rows"]:
 # %%
 longest = record["rows"][-1]
 per_token = 2 * record["heads"] * record["d"] * 4 / 1e6  # MB of keys and values
-slope, fixed = np.polyfit([row["N"] // record["ranks"] * per_token for row in record["rows"]], [row["ring"] for row in record["rows"]], 1)
+slope, fixed = np.polyfit(
+    [row["N"] // record["ranks"] * per_token for row in record["rows"]],
+    [row["ring"] for row in record["rows"]],
+    1,
+)
 per_score = longest["one GPU"][0] / longest["N"] ** 2
 
 
 def of_a_visit(tokens, ranks, gigabytes_per_second):
     """Milliseconds of (computing, sending) in one visit."""
-    return per_score * tokens**2 / ranks**2, fixed + tokens / ranks * per_token / gigabytes_per_second
+    return (
+        per_score * tokens**2 / ranks**2,
+        fixed + tokens / ranks * per_token / gigabytes_per_second,
+    )
 
 
-print(f"calculated; between the two GPUs {1 / slope:.0f} GB/s and {fixed:.2f} ms per exchange (measured)")
-print(f"{'tokens':>9} {'one GPU':>9} {'8, this rate':>13} {'64, this rate':>14} {'64, 25 GB/s':>12}")
+print(
+    f"calculated; between the two GPUs {1 / slope:.0f} GB/s and {fixed:.2f} ms per exchange (measured)"
+)
+print(
+    f"{'tokens':>9} {'one GPU':>9} {'8, this rate':>13} {'64, this rate':>14} {'64, 25 GB/s':>12}"
+)
 for tokens in (16384, 65536, 131072, 262144, 1048576):
-    times = [ranks * max(of_a_visit(tokens, ranks, rate)) for ranks, rate in [(8, 1 / slope), (64, 1 / slope), (64, 25)]]
-    print(f"{tokens:9,} {per_score * tokens**2:9.1f} {times[0]:13.1f} {times[1]:14.1f} {times[2]:12.1f}")
-equal = next(tokens for tokens in range(1024, 1 << 20, 1024) if np.diff(of_a_visit(tokens, 64, 25)) < 0)
+    times = [
+        ranks * max(of_a_visit(tokens, ranks, rate))
+        for ranks, rate in [(8, 1 / slope), (64, 1 / slope), (64, 25)]
+    ]
+    print(
+        f"{tokens:9,} {per_score * tokens**2:9.1f} {times[0]:13.1f} {times[1]:14.1f} {times[2]:12.1f}"
+    )
+equal = next(
+    tokens
+    for tokens in range(1024, 1 << 20, 1024)
+    if np.diff(of_a_visit(tokens, 64, 25)) < 0
+)
 print(f"64 GPUs, 25 GB/s: computing takes as long as sending at about {equal:,} tokens")
 
 # %% [markdown]
@@ -379,6 +503,7 @@ print(f"64 GPUs, 25 GB/s: computing takes as long as sending at about {equal:,} 
 #
 # `kernels.distributed.conv_attention_sharded` is the same for batches and heads, with the kernels of lessons 11 and 13, the halos fetched from the neighbours, and a backward pass: there `dK` and `dV` travel behind their keys, each rank adds its part, and what the halos got
 # goes back to the rows that they are. Here it runs in two processes, zigzag, in the simulator, beside one process. The cell takes a minute or two: every launch works on tiles of 64 × 64, however few tokens there are.
+
 
 # %%
 def package_on_a_rank(n):
@@ -390,15 +515,21 @@ def package_on_a_rank(n):
     leaves = [x.requires_grad_() for x in (q, k, v, torch.randn(1, 3, 4) / 3)]
     o = reference.conv_attention(*leaves)
     wanted = o, *torch.autograd.grad(o, leaves, d_o)
-    pieces = [shard(x.detach()).requires_grad_() for x in leaves[:3]] + [leaves[3].detach().clone().requires_grad_()]
+    pieces = [shard(x.detach()).requires_grad_() for x in leaves[:3]] + [
+        leaves[3].detach().clone().requires_grad_()
+    ]
     mine = conv_attention_sharded(*pieces, layout="zigzag")
     gradients = torch.autograd.grad(mine, pieces, shard(d_o))
     got = [unshard(x) for x in (mine, *gradients[:3])] + [gradients[3]]
     return [float((g - x).abs().max()) for g, x in zip(got, wanted)]
 
 
-worst = [max(errors) for errors in zip(*run_ranks(package_on_a_rank, 2, 5, timeout=900))]
-print(f"two ranks, zigzag: O below 1e-5: {worst[0] <= 1e-5}   dQ, dK, dV, dW below 1e-4: {max(worst[1:]) <= 1e-4}")
+worst = [
+    max(errors) for errors in zip(*run_ranks(package_on_a_rank, 2, 5, timeout=900))
+]
+print(
+    f"two ranks, zigzag: O below 1e-5: {worst[0] <= 1e-5}   dQ, dK, dV, dW below 1e-4: {max(worst[1:]) <= 1e-4}"
+)
 
 # %% [markdown]
 # ## In three lines

@@ -1,15 +1,16 @@
 """What a lesson imports: the checks, the ledger of exercises done, the progress bar, figures, cells for a
-GPU."""
+GPU, work from another lesson."""
 
-# `live`, `progress` and `progress_bar` name both a module and the function in it; these lines make the
-# function the one seen.
+# `brought`, `live`, `progress` and `progress_bar` name both a module and the function in it; these lines
+# make the function the one seen.
 from course import check
+from course.brought import brought
 from course.figures import show_figure
 from course.live import live
 from course.progress import progress
 from course.progress_bar import progress_bar
 from course.stubs import shorten_in_notebook
 
-__all__ = ["check", "live", "progress", "progress_bar", "show_figure"]
+__all__ = ["brought", "check", "live", "progress", "progress_bar", "show_figure"]
 
 shorten_in_notebook()

@@ -3,6 +3,8 @@
 lab         open the lessons in JupyterLab (what follows is passed to it: lab --no-browser --port 8899)
 test        check what CI checks on each push (what follows is passed to pytest: test -k merge)
 test-all    the same with every seed, shape and architecture, as CI does each night
+power       what the checks can tell: every wrong answer with 20 seeds, every solution with 1,000 (power
+            ex05_3, power 05 --minutes 10)
 test-gpu    what needs a GPU: its tests (what follows is passed to pytest), the solutions' notebooks with
             their GPU cells, compare
 compare     every kernel by every engine, and the GPU, beside a float64 reference: compare, compare
@@ -98,6 +100,11 @@ def test_all(arguments: list[str]) -> int:
     return test(["--all", *arguments])
 
 
+def power(arguments: list[str]) -> int:
+    """One table of the exercises, and the answers that a check judges wrongly."""
+    return run("tests/course/power/survey.py", *arguments)
+
+
 def test_gpu(arguments: list[str]) -> int:
     """Without a GPU all of it is skipped, and said so, but for what `compare` does on a CPU."""
     from course.doctor import gpu_names
@@ -150,6 +157,7 @@ COMMANDS = {
     "build": build,
     "test": test,
     "test-all": test_all,
+    "power": power,
     "test-gpu": test_gpu,
     "compare": compare,
     "bench": bench,
@@ -158,4 +166,4 @@ COMMANDS = {
     "bench-sim": bench_sim,
 }
 # these have options of their own, and a help for them
-PASSING_HELP = ("build", "compare", "bench", "bench-sim")
+PASSING_HELP = ("build", "compare", "bench", "bench-sim", "power")

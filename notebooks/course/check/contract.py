@@ -1,13 +1,14 @@
 """What a launch must keep to beside right values: who works, how often global memory is asked, who meets
 whom. Events are counted, not names in a source."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from course.check.words import fail
-from sim.events import SHARED, SPACE_SHIFT, index_text
+from sim.events import LOAD, SHARED, SPACE_SHIFT, STORE, index_text
 
 GRID_BARRIER = "grid.sync"
 
@@ -29,6 +30,7 @@ class Contract:
     # array -> function: elements (flat indices) -> the thread of the grid to which each belongs
     owner: dict[str, Callable] = field(default_factory=dict)
     threads: int = 0  # so many threads at least make an access
+    helpers: int = 0  # so many at least load or change an element of shared memory that another one writes
     blocks: int = 0  # so many blocks at least
     # the busiest thread makes so many times the mean accesses of those that make any, at most
     share: float | None = None
@@ -120,6 +122,11 @@ class Contract:
                     return
 
     def idle(self, work):
+        if (helpers := work.helpers() if self.helpers else 0) < self.helpers:
+            yield (
+                f"only {helpers} threads of all blocks take from shared memory what another thread has put"
+                f" there; {self.helpers} at least, if they share the work"
+            )
         if (threads := int(work.at_work.sum())) < self.threads:
             yield f"only {threads} of {self.threads} threads do any work"
         if (blocks := int(work.at_work.any(axis=1).sum())) < self.blocks:
@@ -178,6 +185,19 @@ class Work:
         if name == "shared":
             return self.is_shared & self.is_access
         return np.isin(self.trace.array, [i for i, known in enumerate(self.names) if known == name])
+
+    def helpers(self):
+        """How many threads load or change an element of shared memory that another thread of their block
+        writes."""
+        chosen = np.flatnonzero(self.chosen("shared"))
+        places = [*zip(self.block_number[chosen].tolist(), self.trace.address[chosen].tolist(), strict=True)]
+        threads, kinds = self.trace.thread[chosen].tolist(), self.trace.kind[chosen].tolist()
+        writers = defaultdict(set)
+        for place, thread, kind in zip(places, threads, kinds, strict=True):
+            if kind != LOAD:
+                writers[place].add(thread)
+        taken = zip(places, threads, kinds, strict=True)
+        return len({(p[0], t) for p, t, kind in taken if kind != STORE and writers[p] - {t}})
 
     def of(self, name):
         """The accesses to one array by thread."""

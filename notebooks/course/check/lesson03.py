@@ -57,8 +57,9 @@ def ex03_1(add, rng):
 
 @exercise("3.2", "run_block")
 def ex03_2(launch, rng):
-    every_thread_runs_once(launch, dim3(2, 3, 2), dim3(3, 1, 4))
-    every_thread_runs_once(launch, dim3(2), dim3(35, 2))
+    with fallen_threads() as fallen:
+        every_thread_runs_once(launch, dim3(2, 3, 2), dim3(3, 1, 4), fallen)
+        every_thread_runs_once(launch, dim3(2), dim3(35, 2), fallen)
     barrier_waits(launch, rng)
     memory_is_fresh(launch)
     first_error_comes_out(launch, rng)
@@ -84,6 +85,7 @@ def ex03_3(block_sum, rng):
             most={"x": 2 * size, "out": len(sums), "shared": 48 * len(sums)},
             least={"shared": size},
             blocks=len(sums),
+            helpers=(THREADS // 2) * (size // THREADS),
             share=None if size % THREADS else 3.2,
             hint=BY_HALVES,
         )
@@ -135,7 +137,7 @@ BY_TILES = (
 # 3.2: the learner's simulator -------------------------------------------------------------------------------
 
 
-def every_thread_runs_once(launch, grid, block):
+def every_thread_runs_once(launch, grid, block, fallen):
     seen = []
     in_time(launch, roll_call, grid, block, seen)
     wanted = [(grid, block, b, t) for b in indices(grid) for t in indices(block)]
@@ -148,13 +150,25 @@ def every_thread_runs_once(launch, grid, block):
             hint=f"wanted, for example: {described(wanted[1])}",
         )
     if missing := [names for names in wanted if names not in seen]:
-        fail(
-            "a thread that never ran",
-            call=call,
-            wanted=described(missing[0]),
-            hint=f"{len(seen)} threads ran, of {len(wanted)}.",
-        )
+        hint = f"{len(seen)} threads ran, of {len(wanted)}."
+        if fallen:
+            hint += f" The first to fall fell before the kernel began: {fallen[0]}. {ARGUMENTS}"
+        fail("a thread that never ran", call=call, wanted=described(missing[0]), hint=hint)
     compare(len(seen), len(wanted), what="how many threads ran", call=call, tolerance=0)
+
+
+ARGUMENTS = "(A Thread's args are a tuple, with a comma even for one: args=(thread_index,).)"
+
+
+@contextmanager
+def fallen_threads():
+    """What ends a thread while this lasts is written down here, and not printed once for each thread."""
+    usual, fallen = threading.excepthook, []
+    threading.excepthook = lambda failure: fallen.append(f"{failure.exc_type.__name__}: {failure.exc_value}")
+    try:
+        yield fallen
+    finally:
+        threading.excepthook = usual
 
 
 def indices(size):

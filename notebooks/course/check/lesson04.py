@@ -1,5 +1,5 @@
 """The checks of lesson 04: nine mended kernels, run in `sim`: right values, no finding, and as many threads
-at work as before."""
+at work as before; and the names of six bugs."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,15 @@ from numpy import float32, int32
 
 from course.check import kernels
 from course.check.contract import Contract
-from course.check.harness import exercise
+from course.check.harness import exercise, fail
+from course.check.six_kernels import KERNELS, launches
+from sim import simulate
 
+NO_BUG = "none"
+KINDS = (
+    "out-of-bounds negative-index uninitialized-read race-shared race-global barrier-divergence"
+    " warp-divergence deadlock no-progress"
+).split()
 ENGINES = "fibers", "fibers", "threads"  # each launch runs once with each, with a seed of its own
 STEPS = 10_000  # a launch here goes round its while loops some hundred times at most
 
@@ -222,6 +229,40 @@ HALVING = "Mend the kernel above: the interval is still halved in every round, e
 
 
 # Inputs -----------------------------------------------------------------------------------------------------
+
+
+@exercise("4.10", "names")
+def ex04_10(names, rng):
+    said = names()
+    if not isinstance(said, dict) or said.keys() != KERNELS.keys():
+        wanted = "{'a': ..., 'b': ..., 'c': ..., 'd': ..., 'e': ..., 'f': ...}"
+        fail("a dictionary with a kind for each of a to f, please", wanted=wanted, got=repr(said))
+    for name, kind in said.items():
+        if kind not in (*KINDS, NO_BUG):
+            wanted = f"one of {', '.join(KINDS)}, or {NO_BUG}"
+            fail(f"kernel {name}: {kind!r} is no kind of bug", wanted=wanted, got=repr(kind))
+    for name, (grid, block, given) in launches(rng).items():
+        report = simulate(KERNELS[name], seed=int(rng.integers(2**31)), on_finding="report")[grid, block](
+            *given
+        )
+        found = {finding.kind for finding in report.findings} or {NO_BUG}
+        if {said[name]} != found:
+            fail(f"kernel {name}: sim finds another kind than {said[name]!r}", hint=LOOK[said[name]])
+    return "all six named from the source, as sim names them when they run"
+
+
+LOOK = {
+    "out-of-bounds": "Take the largest i that the guard lets through: what is the largest index in each []?",
+    "negative-index": "Take i = 0 and t = 0: what is the smallest index in each []?",
+    "uninitialized-read": "For each element that is read: which line wrote it, and did a thread run it?",
+    "race-shared": "Name two threads, an element, and a write; then look for the barrier between the two.",
+    "race-global": "Name two threads that meet at one element of an argument, one of which writes.",
+    "barrier-divergence": "Which threads of a block do not come to the barrier? All of them may return.",
+    "warp-divergence": "Is there a shuffle at all?",
+    "deadlock": "Is there anything to wait for but the block's own barrier?",
+    "no-progress": "Which loop has no end, and for which input?",
+    NO_BUG: "Something is wrong with it: each index, each element that is read, each barrier.",
+}
 
 
 def numbers(rng, size):

@@ -116,7 +116,8 @@ def within(answer, given, *, call, largest=None, kept=None, operations=None, ref
         operations of PyTorch; refused: names of functions it may not call. Numbers may not leave PyTorch
         (numpy, tolist) where a bound is set.
     """
-    before = [value.clone() if isinstance(value, torch.Tensor) else value for value in tree_leaves(given)]
+    tensors = [getattr(value, "hidden", value) for value in tree_leaves(given)]
+    before = [value.clone() if isinstance(value, torch.Tensor) else value for value in tensors]
     with watched() as seen:
         result = answer(*given)
     bounded = largest or kept or operations
@@ -139,7 +140,7 @@ def within(answer, given, *, call, largest=None, kept=None, operations=None, ref
             call=call,
             hint=hint,
         )
-    unchanged(tree_leaves(given), before, call)
+    unchanged(tensors, before, call)
     return result
 
 

@@ -261,8 +261,8 @@ READ, ADD = "left = part[t - step] if t >= step else float32(0)\n", "    part[t]
 COUNT, COUNT_PLAIN = "cuda.atomic.add(counts, letters[i], 1)", "counts[letters[i]] += 1"
 LOAD, STORE = "    if i < x.size:\n        part[t] = x[i]\n", "    if i < x.size:\n        out[i]"
 AFTER, BEFORE = (
-    "after = cuda.shfl_down_sync(0xffffffff, x[i], 1)",
-    "before = cuda.shfl_up_sync(0xffffffff, x[i], 1)",
+    "after = cuda.shfl_down_sync(0xFFFFFFFF, x[i], 1)",
+    "before = cuda.shfl_up_sync(0xFFFFFFFF, x[i], 1)",
 )
 SUM, DIVIDE = (
     "    if i < x.size:\n        cuda.atomic.add(total, 0, x[i])\n",
@@ -270,7 +270,34 @@ SUM, DIVIDE = (
 )
 MIDDLE = "(low + high) // 2"
 
+BUGS = {
+    "a": "out-of-bounds",
+    "b": "uninitialized-read",
+    "c": "race-global",
+    "d": "none",
+    "e": "race-shared",
+    "f": "barrier-divergence",
+}
+
+
+def naming(**others):
+    """The six names, but for some."""
+    return lambda: BUGS | others
+
+
 MUTANTS = {
+    "ex04_10": [
+        ("nothing named", dict),
+        ("names in a list", lambda: list(BUGS.values())),
+        ("a word that is no kind", naming(a="index")),
+        ("no name for the guard that is too wide", naming(a="none")),
+        ("an early return that is none", naming(d="barrier-divergence")),
+        ("a race too many", naming(d="race-shared")),
+        ("the wrong kind of race", naming(c="race-shared")),
+        ("a barrier too few taken for unequal loops", naming(e="barrier-divergence")),
+        ("unequal loops taken for a race", naming(f="race-shared")),
+        ("old values taken for a race", naming(b="race-shared")),
+    ],
     "ex04_1": wrong(
         "checkerboard",
         ("follows the likely fix: guards the rows only", (GUARD, "if y < board.shape[0]:")),
@@ -406,11 +433,11 @@ MUTANTS = {
                 (BEFORE, f"before = x[i]\n    if i % 2:\n        {BEFORE}\n    cuda.syncwarp()"),
             ),
             ("takes them the other way round", ("i % 2 == 0", "i % 2 == 1")),
-            ("names half of the lanes", (AFTER, AFTER.replace("0xffffffff", "0x0000ffff"))),
+            ("names half of the lanes", (AFTER, AFTER.replace("0xFFFFFFFF", "0x0000ffff"))),
             (
                 "names each other lane",
-                (AFTER, AFTER.replace("0xffffffff", "0x55555555")),
-                (BEFORE, BEFORE.replace("0xffffffff", "0xaaaaaaaa")),
+                (AFTER, AFTER.replace("0xFFFFFFFF", "0x55555555")),
+                (BEFORE, BEFORE.replace("0xFFFFFFFF", "0xaaaaaaaa")),
             ),
             ("shuffles down only", ("after if i % 2 == 0 else before", "after")),
             ("goes two lanes far", (BEFORE, BEFORE.replace("1)", "2)"))),
@@ -484,4 +511,5 @@ RIGHT = {
     "ex04_7": [swap_by_xor, swap_with_a_computed_lane],
     "ex04_8": [shares_of_zero],
     "ex04_9": [sample_by_length],
+    "ex04_10": [lambda: dict(reversed(BUGS.items()))],
 }

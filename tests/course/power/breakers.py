@@ -9,30 +9,14 @@ import inspect
 import numpy as np
 import torch
 
+from course.check.tensors import OffChip
 from power.direct import unshared
 
 SCALARS = {
-    "scale",
-    "factor",
-    "n",
-    "d",
-    "columns",
-    "rows",
-    "keys",
-    "causal",
-    "start",
-    "m",
-    "l",
-    "most",
-    "threads",
-    "itemsize",
-    "stride",
-    "first",
-    "row",
-    "bytes",
-    "flops",
-    "turns",
+    *"scale factor n d columns rows keys causal start end m l most threads itemsize stride first".split(),
+    *"row bytes flops turns i j i0 j0 c_q c_k loaded heads kernel_size width size splits".split(),
 }
+NO_ARRAYS = {"pairs", "traffic", "attend", "decode", "model"}  # what an exercise gets besides
 # what these get cannot be written to, or is made for one call
 UNTOUCHABLE = {"ex02_2", "ex03_2", "ex08_2", "ex08_5"}
 NOT_ON_A_GPU = {
@@ -240,7 +224,7 @@ def destroyers(exercise):
     """The solution, which then writes into each of its tensor or array arguments."""
     solution = exercise.solution
     for number, name in enumerate(inspect.signature(solution).parameters):
-        if exercise.check in UNTOUCHABLE or name in SCALARS | {"pairs", "traffic"}:
+        if exercise.check in UNTOUCHABLE or name in SCALARS | NO_ARRAYS:
             continue
         yield f"writes into {name} at the end", destroying(solution, number)
 
@@ -259,6 +243,8 @@ def destroy(value):
     if isinstance(value, (tuple, list)):
         for part in value:
             destroy(part)
+    elif isinstance(value, OffChip):
+        value.hidden += 1
     elif isinstance(value, torch.Tensor):
         value += 1
     elif isinstance(value, np.ndarray) and value.ndim:

@@ -6,6 +6,23 @@ ROOM = "a shared array with more room than the statement asks for"
 FREE_START = "the first visit multiplies it by exp(-inf) = 0"
 ONE_WRITER = "thread 1 writes the block's result instead of thread 0; one thread does"
 PADDING = "what pads one tile meets the zeros that pad the other"
+ONE_ENTRY = "an axis with one entry, which -1 names as well as 0"
+SQUARE = "a tile is square, so both of its sides are as long"
+MORE_ZEROS = "more zeros behind the last row or column, which nothing reads"
+OTHER_TEST = "another choice of shapes, which does what the statement asks as well"
+TEST_SHAPES = """parts 1 and 2 swapped in (1, 3, 4)|parts 1 and 2 swapped in (9, 3, 4)
+parts 1 and 2 swapped in (10, 2, 5)|parts 2 and 3 swapped in (1, 3, 4)|parts 2 and 3 swapped in (2, 3, 4)|parts 2 and 3 swapped in (9, 3, 4)
+parts 2 and 3 swapped in (10, 2, 5)|1 more in 1|1 more in 3|1 less in 3|1 more in 4|1 less in 4
+1 more in 3 (2)|1 more in 4 (2)|1 less in 4 (2)|1 more in 9|1 less in 9|1 more in 3 (3)|1 less in 3 (3)|1 more in 4 (3)
+1 less in 4 (3)|1 more in 10|1 less in 10|1 more in 2 (2)|1 less in 2 (2)|1 more in 5|1 less in 5"""
+BLIND_TESTS = """parts 3 and 4 swapped in (16, 7, 7, 32, 32)|1 more in 16|1 more in 7|1 less in 7
+1 more in 7 (2)|1 less in 7 (2)|1 more in 32|1 less in 32|1 more in 32 (2)|1 less in 32 (2)"""
+
+
+def each(text, line, reason):
+    """{label: reason} for the mutations of one line."""
+    return {f"line {line}: {what}": reason for part in text.splitlines() for what in part.split("|")}
+
 
 EQUIVALENT = {
     "ex01_2": {"line 2: 1 more in 0.0": EMPTY, "line 3: 1 more in 0.0": EMPTY},
@@ -45,4 +62,58 @@ EQUIVALENT = {
         "line 1: 1 more in 16": "partners 17, 8, 4, 2 and 1 away reach all 32 lanes too",
         **{f"line {line}: 1 {change} in 0": EMPTY for line in (6, 7) for change in ("more", "less")},
     },
+    "ex09_2": {f"line 5: 1 less in 0{which}": ONE_ENTRY for which in ("", " (2)")},
+    "ex09_3": {
+        "line 2: from 0 in range(1, len(q))": "no rows before the first token: nothing is compared",
+        "line 4: arguments 1 and 2 swapped in torch.allclose(attend(*changed)[:t], before[:t])": "allclose's"
+        " relative part is taken of the other side, which differs by a leak or by rounding",
+    },
+    "ex10_2": {f"line 3: 1 less in 0{which}": ONE_ENTRY for which in ("", " (2)")},
+    "ex10_3": {
+        "line 3: 1 more in 0": "the rows to load do not depend on the key",
+        "line 3: 1 less in 0": "the rows to load do not depend on the key",
+        "line 7: Sub becomes Add in n - j0": "keys behind the last are loaded as 0, and hidden as later ones",
+        "line 14: 1 less in 0": ONE_ENTRY,
+    },
+    "ex10_4": {
+        "line 1: 1 more in 2": OTHER_TEST,
+        "line 1: 1 more in 3": OTHER_TEST,
+        **each(BLIND_TESTS, 2, OTHER_TEST),
+    },
+    "ex11_1": {"line 5: 1 less in 1": SQUARE},
+    "ex11_4": {"line 2: 1 less in 1": SQUARE},
+    "ex11_5": {"line 11: arguments 1 and 2 swapped in add_values(o, shrink, s_tile, v_tile)": "a product"},
+    "ex12_2": {
+        **{f"line 4: 1 less in 0{which}": ONE_ENTRY for which in ("", " (2)")},
+        "line 4: arguments 1 and 2 swapped in w.flip(0, 1)": "both axes are turned round",
+    },
+    "ex12_3": {
+        "line 2: 1 less in 1 (2)": MORE_ZEROS,
+        "line 2: 1 more in 0": MORE_ZEROS,
+        "line 2: Sub becomes Add in c_k - 1": MORE_ZEROS,
+        "line 2: Sub becomes Add in c_k - 1 - left": MORE_ZEROS,
+    },
+    "ex14_1": {
+        "line 4: 1 more in 0": MORE_ZEROS,
+        **{f"line 5: 1 less in 0{which}": ONE_ENTRY for which in ("", " (2)", " (3)")},
+    },
+    "ex14_2": {
+        **{f"line 8: 1 less in 0{which}": ONE_ENTRY for which in ("", " (2)", " (3)")},
+        "line 8: 1 more in 0 (6)": MORE_ZEROS,
+    },
+    "ex14_3": {
+        **each(TEST_SHAPES, 1, OTHER_TEST),
+        **each("1 more in 2|1 more in 4|1 less in 4", 2, OTHER_TEST),
+        "line 3: Div becomes Mult in torch.randn(2, c_q, c_k) / math.sqrt(c_q * c_k)": "louder taps",
+        "line 3: operands swapped in torch.randn(2, c_q, c_k) / math.sqrt(c_q * c_k)": "louder taps",
+        "line 3: Mult becomes Add in c_q * c_k": "louder taps",
+        "line 3: Mult becomes Div in c_q * c_k": "louder taps",
+        "line 7: 1 more in 3": OTHER_TEST,
+        "line 7: 1 less in 3": OTHER_TEST,
+        "line 9: operands swapped in decode(q[:, :, -c_q:], k, v, w, splits=splits) - wanted": "within abs()",
+        "line 11: LtE becomes Lt in error <= 1e-05": "no decoder's error is exactly 1e-5",
+        "line 11: half as much in 1e-05": "right decoders here are off by far less",
+        "goes round six times at most": "six splits are more than there are keys in two of the four shapes",
+    },
+    "ex14_4": {"line 14: 1 less in 0": ONE_ENTRY},
 }

@@ -4,7 +4,7 @@ import contextlib
 import io
 import signal
 
-from course import check
+from course import check, ptx
 from course.check.harness import CheckFailed
 
 PATIENCE = 60  # seconds for one check; an answer that takes longer does not end
@@ -31,6 +31,22 @@ def verdict(name, answer, seed):
         signal.alarm(0)
         signal.signal(signal.SIGALRM, previous)
     return ""
+
+
+def compiled_once():
+    """From now on a kernel is compiled once for the same types: its PTX hangs on no seed."""
+    kept = {}
+
+    def compiled(kernel, *arguments, architecture):
+        function = getattr(kernel, "py_func", kernel)
+        closed = tuple(cell.cell_contents for cell in function.__closure__ or ())
+        types = tuple(map(ptx.type_of_argument, arguments))
+        key = function.__code__, closed, id(function.__globals__), types, architecture
+        if key not in kept:  # the kernel is kept too, so that no other gets its globals' id
+            kept[key] = compile_here(kernel, *arguments, architecture=architecture), kernel
+        return kept[key][0]
+
+    compile_here, ptx.compiled_here = ptx.compiled_here, compiled
 
 
 def too_long(signal_number, frame):

@@ -3,6 +3,7 @@ changed."""
 
 import ast
 import copy
+from collections import Counter
 
 OPERATORS = {
     ast.Add: [ast.Sub],
@@ -42,7 +43,14 @@ STATEMENTS = (ast.Expr, ast.Assign, ast.AugAssign, ast.If, ast.For, ast.While)
 
 def mutations(exercise):
     """(label, text of the cell) for every mutation of an exercise's solution; texts that come out alike count
-    once."""
+    once. The second of two alike in one line is called so: "... (2)"."""
+    labels = Counter()
+    for label, text in altered_cells(exercise):
+        labels[label] += 1
+        yield label + (f" ({labels[label]})" if labels[label] > 1 else ""), text
+
+
+def altered_cells(exercise):
     tree, (begin, end) = ast.parse(exercise.cell), exercise.lines
     seen = {ast.unparse(tree)}
     places = [node for node in ast.walk(tree) if begin < getattr(node, "lineno", 0) < end]

@@ -401,14 +401,14 @@ WRONG = {
                 "ex05_3",
                 ("        load_tile(v_tile, v, start * d)\n", ""),
                 ("o_tile, min(columns", "o_tile, min(columns"),
-                ("visit(t, q_tile, k_tile, v_tile,", "visit(t, q_tile, k_tile, v[start * d :],"),
+                ("t, q_tile, k_tile, v_tile,", "t, q_tile, k_tile, v[start * d :],"),
             ),
         ),
         (
             "q not in a tile",
             edit(
                 "ex05_3",
-                ("visit(t, q_tile,", "visit(min(first + t, n - 1), q,"),
+                ("            t, q_tile,", "            min(first + t, n - 1), q,"),
                 ("    load_tile(q_tile, q, first * d)\n", ""),
             ),
         ),

@@ -191,7 +191,10 @@ SWALLOWS = edit(
 POOL = edit(
     "ex03_2",
     (
-        "    threads = [threading.Thread(target=run_thread, args=(index,)) for index in indices(block)]\n",
+        (
+            "    threads = [\n        threading.Thread(target=run_thread, args=(index,)) for index in"
+            " indices(block)\n    ]\n"
+        ),
         (
             "    from concurrent.futures import ThreadPoolExecutor\n    with ThreadPoolExecutor(12) as"
             " pool:\n        list(pool.map(run_thread, indices(block)))\n"
@@ -213,6 +216,22 @@ BLOCK_SUM_BY_ONE = (
         for e in range(8):
             total += shared[e]
         out[cuda.blockIdx.x] = total
+"""
+)
+BLOCK_SUM_BY_TWO = (
+    SUM_HEAD
+    + """    shared[t] = x[i] if i < x.size else float32(0)
+    cuda.syncthreads()
+    total = float32(0)
+    if t < 2:
+        for e in range(4):
+            total += shared[4 * t + e]
+    cuda.syncthreads()
+    if t == 1:
+        shared[1] = total
+    cuda.syncthreads()
+    if t == 0:
+        out[cuda.blockIdx.x] = total + shared[1]
 """
 )
 BLOCK_SUM_BY_ATOMICS = (
@@ -402,12 +421,14 @@ WRONG = {
         ),
     ],
     "ex03_2": [
+        ("an index for the arguments", edit("ex03_2", ("args=(index,)", "args=index"))),
         ("aborts before it appends", ABORT_FIRST),
         ("swallows broken barriers", SWALLOWS),
         ("a pool of twelve threads", POOL),
     ],
     "ex03_3": [
         ("one thread adds", write(BLOCK_SUM_BY_ONE)),
+        ("two threads add four each", write(BLOCK_SUM_BY_TWO)),
         ("shared memory for show", write(BLOCK_SUM_FOR_SHOW)),
     ],
     "ex04_3": [("-10 for -inf", edit("ex04_3", ("float32(-math.inf)", "float32(-10)")))],

@@ -1,0 +1,41 @@
+"""Work from another lesson: the learner's where it is done, the solution's where it is not."""
+
+import json
+
+import pytest
+
+from course import brought
+
+CELLS = (
+    "import math",
+    "%time 1\n",
+    "broken (",
+    "def twice(x):\n    {}\n\n\ndef later():\n    raise NotImplementedError('exercise 5.4')\n",
+)
+
+
+@pytest.fixture
+def lesson(tmp_path, monkeypatch):
+    """lesson(body): a notebook of the learner's in which twice has this body."""
+    monkeypatch.chdir(tmp_path)
+
+    def written(body, name="05_flash_kernel"):
+        cells = [{"cell_type": "code", "source": cell.replace("{}", body)} for cell in CELLS]
+        (tmp_path / f"{name}.ipynb").write_text(json.dumps({"cells": cells}))
+
+    return written
+
+
+def test_the_learners_own(lesson, capsys):
+    lesson("return 2 * x", "05_mine")
+    assert brought("05_mine", "twice")(21) == 42
+    assert capsys.readouterr().out == "twice: yours, from 05_mine.ipynb\n"
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_the_solution_stands_in_for_a_stub_or_no_notebook(lesson, capsys, write):
+    if write:
+        lesson('raise NotImplementedError("exercise 5.2")')
+    kernel = brought("05_flash_kernel", "flash_kernel")
+    assert "softmax" in kernel.__doc__
+    assert "the solution's" in capsys.readouterr().out
