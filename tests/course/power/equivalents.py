@@ -11,9 +11,11 @@ SQUARE = "a tile is square, so both of its sides are as long"
 MORE_ZEROS = "more zeros behind the last row or column, which nothing reads"
 OTHER_TEST = "another choice of shapes, which does what the statement asks as well"
 TEST_SHAPES = """parts 1 and 2 swapped in (1, 3, 4)|parts 1 and 2 swapped in (9, 3, 4)
-parts 1 and 2 swapped in (10, 2, 5)|parts 2 and 3 swapped in (1, 3, 4)|parts 2 and 3 swapped in (2, 3, 4)|parts 2 and 3 swapped in (9, 3, 4)
+parts 1 and 2 swapped in (10, 2, 5)|parts 2 and 3 swapped in (1, 3, 4)
+parts 2 and 3 swapped in (2, 3, 4)|parts 2 and 3 swapped in (9, 3, 4)
 parts 2 and 3 swapped in (10, 2, 5)|1 more in 1|1 more in 3|1 less in 3|1 more in 4|1 less in 4
-1 more in 3 (2)|1 more in 4 (2)|1 less in 4 (2)|1 more in 9|1 less in 9|1 more in 3 (3)|1 less in 3 (3)|1 more in 4 (3)
+1 more in 3 (2)|1 more in 4 (2)|1 less in 4 (2)|1 more in 9|1 less in 9|1 more in 3 (3)
+1 less in 3 (3)|1 more in 4 (3)
 1 less in 4 (3)|1 more in 10|1 less in 10|1 more in 2 (2)|1 less in 2 (2)|1 more in 5|1 less in 5"""
 BLIND_TESTS = """parts 3 and 4 swapped in (16, 7, 7, 32, 32)|1 more in 16|1 more in 7|1 less in 7
 1 more in 7 (2)|1 less in 7 (2)|1 more in 32|1 less in 32|1 more in 32 (2)|1 less in 32 (2)"""

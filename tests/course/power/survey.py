@@ -82,8 +82,8 @@ def jobs(checks, kinds, seeds):
 
 
 def rounds(checks, seeds, first_seed, seconds, size=10):
-    """Solutions with ten seeds at a time, those first that have taken the least time. seconds: {check: those of
-    each job that is done}, which grows meanwhile."""
+    """Solutions with ten seeds at a time, those first that have taken the least time.
+    seconds: {check: those of each job that is done}, which grows meanwhile."""
     todo = {check: iter(range(first_seed, first_seed + seeds, size)) for check in checks}
     given = Counter()
     while todo:
