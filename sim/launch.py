@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
-from types import FunctionType
 from typing import Any
 
 from sim.device import DeviceSpec
@@ -95,7 +94,7 @@ def simulate(
 class Simulation:
     """A kernel and how to simulate it; index it with the launch configuration."""
 
-    function: FunctionType
+    function: Any  # a Python function, or a kernel of load_ptx
     engine: str
     seed: int
     on_finding: str

@@ -3,7 +3,7 @@ engine.run(launch) → outcome."""
 
 from dataclasses import dataclass, field
 from math import prod
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any, Protocol
 
 from sim.device import DeviceSpec
@@ -15,7 +15,7 @@ class Launch:
     """A kernel and all that a launch of it says. `arguments` are as the caller gave them, by name;
     `observers` classes or instances of sim.events.Observer."""
 
-    function: FunctionType
+    function: Any  # a Python function, or a kernel of load_ptx
     arguments: dict[str, Any]
     grid: Index3
     block: Index3
