@@ -35,7 +35,10 @@ import torch
 from numba import cuda
 from numpy import float32
 
+from kernels import decode_tensor
 from kernels.launch import (
+    FLOAT32,
+    HALVES,
     MAX_HEAD_DIM,
     MOST_TAPS,
     check_device,
@@ -46,6 +49,7 @@ from kernels.launch import (
     launch,
     output,
 )
+from kernels.tensor_launch import check_tensor_cores, kind_of, tensor_width
 from kernels.tiles import MINUS_INFINITY, reciprocal, weight
 
 LANES, WARPS = 32, 4
@@ -275,16 +279,45 @@ def conv_attention_decode(q_window, k, v, w, scale=None, splits=None, run=None):
     gradients.
 
     q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens, the new one last; k and v: (B,
-        H, N_k, d), of all tokens, the new one too; w: (H, c_q, c_k), the taps, 1 to 15 each way. All float32,
-        on one device, d <= 128. scale is 1/sqrt(d) unless given.
+        H, N_k, d), of all tokens, the new one too; w: (H, c_q, c_k), the taps, 1 to 15 each way. All on one
+        device, d <= 128; q_window, k and v float32, bfloat16 or float16, w float32 or like them. 16-bit ones
+        are computed on tensor cores (`kernels.decode_tensor`). scale is 1/sqrt(d) unless given.
     splits: among how many blocks the keys of a head are divided, 1 or more; `choose_splits` unless given. It
         changes rounding only.
     run: how to launch the kernels (`kernels.launch`). No decision hangs on a number in a tensor, so that a
         CUDA graph can record the call. Raises TypeError or ValueError that names the argument, what it is,
         and what was wanted.
     """
-    q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale)
+    q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale, (*FLOAT32, *HALVES))
+    if q.dtype in HALVES:
+        return conv_decode_tensor(q, k, v, w, scale, splits, run)
     return conv_decode(q, k, v, w, scale, 0, k.shape[2] - 1, splits, run)[0]
+
+
+def conv_decode_tensor(q, k, v, w, scale, splits=None, run=None):
+    """O of the new token, (B, H, 1, d), like q, bfloat16 or float16; checked arguments of
+    `conv_attention_decode`.
+
+    `splits`, if given, is the most there are: a block has whole tiles of keys, but for those that only the
+    convolution reads.
+    """
+    check_tensor_cores(q)
+    (batch, heads, keys, d), (_, c_q, c_k) = k.shape, w.shape
+    most = max(1, keys // decode_tensor.KEYS)
+    splits = (
+        fewest_splits(max(1, batch * heads), most, multiprocessors(k.device) * decode_tensor.BLOCKS)
+        if splits is None
+        else checked_splits(splits)
+    )
+    length = decode_tensor.length_of(-(-keys // splits), c_k)
+    splits = -(-keys // length)
+    parts, o, log_sum = (output((batch, heads, *sizes), like=k) for sizes in ((splits, d + 2), (1, d), (1,)))
+    kernel = decode_tensor.decode_tensor_kernel(tensor_width(d), kind_of(q), c_q, c_k)
+    *bits, positive = decode_tensor.operands(q, k, v, scale)
+    grid = (splits, heads, batch)
+    launch(kernel, grid, decode_tensor.THREADS, *bits, w.float(), positive, length, parts, run=run)
+    launch(conv_decode_merge_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, log_sum, run=run)
+    return o.to(q.dtype)
 
 
 def conv_decode(q, k, v, w, scale, first_owned, position, splits=None, run=None):
@@ -360,12 +393,13 @@ def flat(rows):
     return rows.as_strided((span,), (1,)), rows.stride()[:2]
 
 
-def decode_arguments(q, k, v, w, scale):
+def decode_arguments(q, k, v, w, scale, dtypes=FLOAT32):
     """Check the arguments of `conv_attention_decode`; return q, k, v and w detached, and scale as a float32.
     K and V are not copied."""
     for name, tensor in {"q_window": q, "k": k, "v": v}.items():
-        check_tensor(name, tensor)
+        check_tensor(name, tensor, dtypes)
         check_device(name, tensor, q)
+        dtypes = (q.dtype,)
     check_sizes(q)
     check_taps(w, q)
     check_shapes(q, k, v, w)

@@ -28,6 +28,7 @@ import math
 from numba import cuda
 from numpy import float32
 
+from kernels.conv_tensor import conv_tensor_forward
 from kernels.conv_tiles import (
     GROUP,
     LANES,
@@ -51,7 +52,7 @@ from kernels.conv_tiles import (
     threads_of,
     turns_and_strips,
 )
-from kernels.launch import conv_arguments, launch, output, width_for
+from kernels.launch import FLOAT32, HALVES, conv_arguments, launch, output, width_for
 from kernels.tiles import MINUS_INFINITY, reciprocal, weight
 
 SIZE = 64
@@ -175,12 +176,15 @@ def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE, exten
     """(O, L): convolutional attention and each query's log-sum-exp, without gradients. Arguments and errors
     are those of `conv_attention`.
 
-    O is shaped like q, L is (B, H, N), both float32, on q's device. size: of a tile of scores, 64 or 32.
+    O is like q, L is (B, H, N), float32, on q's device. size: of a tile of float32 scores, 64 or 32.
     extent: where q, k and v are pieces of a sequence, which of their rows are owned and which are halo; O and
     L then have the owned queries' rows, and L = -inf, O = 0 for one that sees no owned key.
     """
-    q, k, v, w, scale, extent = conv_arguments(q, k, v, w, scale, extent)
     check_size(size)
+    dtypes = FLOAT32 if extent else (*FLOAT32, *HALVES)
+    q, k, v, w, scale, extent = conv_arguments(q, k, v, w, scale, extent, dtypes)
+    if q.dtype in HALVES:
+        return conv_tensor_forward(q, k, v, w, causal, scale, run)
     batch, heads, n, d = (*q.shape[:2], q.shape[2] - extent.first_query, q.shape[3])
     o, log_sum = output((batch, heads, n, d), like=q), output((batch, heads, n), like=q)
     grid = (-(-n // (size - w.shape[1] + 1)), heads, batch)

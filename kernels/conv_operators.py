@@ -5,30 +5,35 @@ import torch
 
 from kernels.conv_backward import conv_backward
 from kernels.conv_forward import conv_forward
-from kernels.launch import conv_arguments
+from kernels.launch import FLOAT32, HALVES, conv_arguments
 
 
 def conv_attention(q, k, v, w, causal=True, scale=None):
     """Convolutional ("multi-token") attention without an N×N matrix in memory, forward and backward; returns
-    O, (B, H, N, d), float32.
+    O, like q.
 
         S0 = scale · q kᵀ, 0 where masked      T[i, j] = Σ_ab w[a, b] · S0[i - (c_q - 1) + a, j - (c_k - 1) //
         2 + b], -inf where masked
         O  = softmax(T) v                      Golovneva et al. 2025, arXiv 2504.00927: key-query convolution
            before the softmax
 
-    q, k, v: (B, H, N, d), w: (H, c_q, c_k), float32 tensors on one device, none empty, d <= 128, c_q and c_k
-        from 1 to 15, odd or even. scale is 1/sqrt(d) unless given. With causal, query i sees the keys j <= i,
-        before the convolution and after it. Non-contiguous tensors are copied. CPU tensors are simulated,
-        CUDA tensors run on their GPU.
+    q, k, v: (B, H, N, d), w: (H, c_q, c_k), tensors on one device, none empty, d <= 128, c_q and c_k from 1
+        to 15, odd or even. q, k and v are float32, bfloat16 or float16, w is float32 or like them; 16-bit
+        ones are computed on tensor cores (`kernels.conv_tensor`; a GPU of compute capability 8.0 or newer)
+        with float32 sums, their gradients by the float32 kernels. scale is 1/sqrt(d) unless given. With
+        causal, query i sees the keys j <= i, before the convolution and after it. Non-contiguous tensors are
+        copied. CPU tensors are simulated, CUDA tensors run on their GPU.
 
     Gradients reach q, k, v and w, once: a second derivative is an error. What needs no gradient costs none.
-    Under torch.compile this is one opaque operator; under torch.autocast it computes in float32. Raises
+    Under torch.compile this is one opaque operator; under torch.autocast it computes in its type. Raises
     TypeError or ValueError that names the argument, what it is, and what was wanted.
     """
     if isinstance(q, torch.Tensor) and torch.is_autocast_enabled(q.device.type):
-        q, k, v, w = (x.float() if isinstance(x, torch.Tensor) else x for x in (q, k, v, w))
-    *_, scale, _ = conv_arguments(q, k, v, w, scale)
+        given = torch.get_autocast_dtype(q.device.type)
+        dtype = given if given in HALVES else torch.float32
+        q, k, v = (x.to(dtype) if isinstance(x, torch.Tensor) else x for x in (q, k, v))
+        w = w.float() if isinstance(w, torch.Tensor) else w
+    *_, scale, _ = conv_arguments(q, k, v, w, scale, dtypes=(*FLOAT32, *HALVES))
     return conv_forward_operator(q, k, v, w, bool(causal), float(scale))[0]
 
 
@@ -42,7 +47,7 @@ def conv_forward_operator(
 
 @conv_forward_operator.register_fake
 def shapes_forward(q, k, v, w, causal, scale):
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3])
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op("attention_course::conv_backward", mutates_args=())
@@ -60,8 +65,12 @@ def conv_backward_operator(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dQ, dK, dV, dW), as `conv_backward`; what is not wanted is an empty tensor."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    gradients = conv_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, deterministic)
-    return tuple(q.new_empty(0) if gradient is None else gradient for gradient in gradients)
+    given = (x.float() for x in (q, k, v, w, o))
+    gradients = conv_backward(*given, log_sum, d_o.float(), causal, scale, wanted, deterministic)
+    return tuple(
+        like.new_empty(0) if gradient is None else gradient.to(like.dtype)
+        for gradient, like in zip(gradients, (q, k, v, w))
+    )
 
 
 @conv_backward_operator.register_fake

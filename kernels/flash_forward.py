@@ -32,7 +32,8 @@ from numba import cuda
 from numpy import float32
 
 from kernels.autograd import differentiable
-from kernels.launch import attention_arguments, launch, output, width_for
+from kernels.flash_tensor import flash_tensor_forward
+from kernels.launch import FLOAT32, HALVES, attention_arguments, launch, output, width_for
 from kernels.tiles import MINUS_INFINITY, load_tile, reciprocal, weight
 
 ROWS, KEYS = 64, 32  # queries in a block, one a thread; keys in a tile
@@ -96,9 +97,11 @@ def flash_forward(q, k, v, causal=True, scale=None, run=None):
     """(O, L): attention and each query's log-sum-exp, without gradients. Arguments and errors are those of
     `flash_attention`.
 
-    O is shaped like q, L is (B, H, N), both float32, on q's device.
+    O is like q, L is (B, H, N), float32, on q's device.
     """
-    q, k, v, scale = attention_arguments(q, k, v, scale)
+    q, k, v, scale = attention_arguments(q, k, v, scale, (*FLOAT32, *HALVES))
+    if q.dtype in HALVES:
+        return flash_tensor_forward(q, k, v, causal, scale, run)
     batch, heads, n, d = q.shape
     o, log_sum = output(q.shape, like=q), output(q.shape[:3], like=q)
     grid = (-(-n // ROWS), heads, batch)
@@ -109,9 +112,10 @@ def flash_forward(q, k, v, causal=True, scale=None, run=None):
 def flash_attention(q, k, v, causal=True, scale=None, run=None):
     """softmax(scale · q kᵀ) v, (B, H, N, d), without the N×N matrix.
 
-    q: (B, H, N, d), k and v: (B, H, N_k, d), float32 tensors on one device, d <= 128. scale is 1/sqrt(d)
-        unless given. With causal, query i sees the keys j <= i. A query all of whose scores are -inf gets 0.
-        Made contiguous if they are not.
+    q: (B, H, N, d), k and v: (B, H, N_k, d), float32, bfloat16 or float16 tensors on one device, d <= 128;
+        16-bit ones on tensor cores (`kernels.flash_tensor`; a GPU of compute capability 8.0 or newer), with
+        float32 sums. scale is 1/sqrt(d) unless given. With causal, query i sees the keys j <= i. A query all
+        of whose scores are -inf gets 0. Made contiguous if they are not.
     run: how to launch the kernel (`kernels.launch`); without it CPU tensors are simulated, CUDA tensors run
         on their GPU. Gradients reach q, k and v; the backward pass is plain PyTorch and makes the N×N matrix
         (`kernels.autograd`). Raises TypeError or ValueError that names the argument, what it is, and what was

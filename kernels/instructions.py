@@ -2,7 +2,8 @@
 and its meaning in Python, side by side.
 
     ldmatrix_x1 _x2 _x4 (_trans)   8×8 matrices of 16-bit numbers from shared memory into a warp's registers
-    mma_bf16 mma_f16               D = A B + C on a tensor core: A 16×16, B 16×8, float32 sums
+    mma_bf16 mma_f16               D = A B + C on a tensor core: A 16×16, B 16×8, float32 sums; _k8: the left
+                                   half of A and the upper half of B alone
     cp_async_16 _8 _4              bytes from global to shared memory, while the thread goes on
     cp_async_commit, _wait_N       a group of such copies; wait until all groups but the newest N have arrived
     pack_bf16 pack_f16             two float32 as the two halves of a register
@@ -194,56 +195,59 @@ OF_BF16, OF_F16 = (np.arange(2**16, dtype=np.uint16).view(kind).tolist() for kin
 
 
 def mma(kind, numbers):
-    """(a0 … a3, b0, b1: uint32, c0 … c3: float32) -> (d0 … d3): D = A B + C, products exact, sums rounded."""
-    text = (
-        f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{{numbered(0, 4)}}},"
-        f" {{{numbered(4, 4)}}}, {{{numbered(8, 2)}}}, {{{numbered(10, 4)}}};"
-    )
-    u, f = types.uint32, types.float32
-    multiplied = of_registers(f"mma_{kind}", text, [u] * 6 + [f] * 4, [f] * 4)
+    """Two intrinsics: (a0 … a3, b0, b1: uint32, c0 … c3: float32) -> (d0 … d3), D = A B + C, products exact,
+    sums rounded; and the same for the left half of A and the upper half of B, (a0, a1, b0, c0 … c3)."""
 
-    def dot(a_left, a_right, b_low, b_high, row, column, start):
-        """start + Σ_k A[row, k] · B[k, column]; the left and right registers of the row, those of B."""
-        total = start
+    def text(depth, a, b):
+        return (
+            f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{kind}.{kind}.f32 {{{numbered(0, 4)}}},"
+            f" {{{numbered(4, a)}}}, {{{numbered(4 + a, b)}}}, {{{numbered(4 + a + b, 4)}}};"
+        )
+
+    u, f = types.uint32, types.float32
+    whole = of_registers(f"mma_{kind}", text(16, 4, 2), [u] * 6 + [f] * 4, [f] * 4)
+    left = of_registers(f"mma_{kind}_k8", text(8, 2, 1), [u] * 3 + [f] * 4, [f] * 4)
+
+    def dot(a, b, row, column):
+        """Σ_k A[row, k] · B[k, column] over the eight k that one register of A and one of B hold."""
+        total = 0.0
         for pair in range(4):
-            a, b = 4 * row + pair, 4 * column + pair
-            left, right, low, high = int(a_left[a]), int(a_right[a]), int(b_low[b]), int(b_high[b])
-            total += numbers[left & 0xFFFF] * numbers[low & 0xFFFF]
-            total += numbers[left >> 16 & 0xFFFF] * numbers[low >> 16 & 0xFFFF]
-            total += numbers[right & 0xFFFF] * numbers[high & 0xFFFF]
-            total += numbers[right >> 16 & 0xFFFF] * numbers[high >> 16 & 0xFFFF]
+            x, y = int(a[4 * row + pair]), int(b[4 * column + pair])
+            total += numbers[x & 0xFFFF] * numbers[y & 0xFFFF]
+            total += numbers[x >> 16 & 0xFFFF] * numbers[y >> 16 & 0xFFFF]
         return total
 
-    @instruction(name=f"mma_{kind}", stands_for=multiplied, source="PTX ISA mma.sync.m16n8k16")
-    def meaning(
+    @instruction(name=f"mma_{kind}", stands_for=whole, source="PTX ISA mma.sync.m16n8k16")
+    def of_whole(
         lanes,
-        a0: uint32,
-        a1: uint32,
-        a2: uint32,
-        a3: uint32,
-        b0: uint32,
-        b1: uint32,
-        c0: float32,
-        c1: float32,
-        c2: float32,
-        c3: float32,
-        *,
-        d0: float32,
-        d1: float32,
-        d2: float32,
-        d3: float32,
-    ):
+        a0: uint32, a1: uint32, a2: uint32, a3: uint32, b0: uint32, b1: uint32,
+        c0: float32, c1: float32, c2: float32, c3: float32,
+        *, d0: float32, d1: float32, d2: float32, d3: float32,
+    ):  # fmt: skip
         for lane in range(32):
-            row, column = lane // 4, 2 * (lane % 4)
-            d0[lane] = dot(a0, a2, b0, b1, row, column, float(c0[lane]))
-            d1[lane] = dot(a0, a2, b0, b1, row, column + 1, float(c1[lane]))
-            d2[lane] = dot(a1, a3, b0, b1, row, column, float(c2[lane]))
-            d3[lane] = dot(a1, a3, b0, b1, row, column + 1, float(c3[lane]))
+            g, t = lane // 4, 2 * (lane % 4)
+            d0[lane] = c0[lane] + (dot(a0, b0, g, t) + dot(a2, b1, g, t))
+            d1[lane] = c1[lane] + (dot(a0, b0, g, t + 1) + dot(a2, b1, g, t + 1))
+            d2[lane] = c2[lane] + (dot(a1, b0, g, t) + dot(a3, b1, g, t))
+            d3[lane] = c3[lane] + (dot(a1, b0, g, t + 1) + dot(a3, b1, g, t + 1))
 
-    return multiplied
+    @instruction(name=f"mma_{kind}_k8", stands_for=left, source="PTX ISA mma.sync.m16n8k8")
+    def of_left(
+        lanes,
+        a0: uint32, a1: uint32, b0: uint32, c0: float32, c1: float32, c2: float32, c3: float32,
+        *, d0: float32, d1: float32, d2: float32, d3: float32,
+    ):  # fmt: skip
+        for lane in range(32):
+            g, t = lane // 4, 2 * (lane % 4)
+            d0[lane] = c0[lane] + dot(a0, b0, g, t)
+            d1[lane] = c1[lane] + dot(a0, b0, g, t + 1)
+            d2[lane] = c2[lane] + dot(a1, b0, g, t)
+            d3[lane] = c3[lane] + dot(a1, b0, g, t + 1)
+
+    return whole, left
 
 
-mma_bf16, mma_f16 = mma("bf16", OF_BF16), mma("f16", OF_F16)
+(mma_bf16, mma_bf16_k8), (mma_f16, mma_f16_k8) = mma("bf16", OF_BF16), mma("f16", OF_F16)
 
 
 # --- conversions and powers ---------------------------------------------------------------------------------

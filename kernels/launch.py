@@ -17,6 +17,7 @@ from numpy import finfo, float32
 
 from kernels.conv_extent import WHOLE, check_extent
 
+FLOAT32, HALVES = (torch.float32,), (torch.bfloat16, torch.float16)
 LARGEST = float(finfo(float32).max)
 MAX_HEAD_DIM = 128
 MOST_TAPS = 15
@@ -29,17 +30,18 @@ MAX_GRID_Y = MAX_GRID_Z = 65535
 # Arguments --------------------------------------------------------------------------------------------------
 
 
-def attention_arguments(q, k, v, scale):
+def attention_arguments(q, k, v, scale, dtypes=FLOAT32):
     """Check the arguments of an attention kernel; return q, k and v detached and contiguous, and scale as a
     float32.
 
-    q: (B, H, N, d), k and v: (B, H, N_k, d), float32, on one device, 1 <= d <= 128, N_k >= 1; scale: a
-        number, or None for 1/sqrt(d). Raises TypeError or ValueError that names the argument, what it is, and
-        what was wanted.
+    q: (B, H, N, d), k and v: (B, H, N_k, d), of one of `dtypes`, on one device, 1 <= d <= 128, N_k >= 1;
+        scale: a number, or None for 1/sqrt(d). Raises TypeError or ValueError that names the argument, what
+        it is, and what was wanted.
     """
     for name, tensor in {"q": q, "k": k, "v": v}.items():
-        check_tensor(name, tensor)
+        check_tensor(name, tensor, dtypes)
         check_device(name, tensor, q)
+        dtypes = (q.dtype,)
     check_sizes(q)
     wanted = (*q.shape[:2], k.shape[2], q.shape[3])
     if tuple(k.shape) != wanted:
@@ -55,17 +57,18 @@ def attention_arguments(q, k, v, scale):
     return *(tensor.detach().contiguous() for tensor in (q, k, v)), checked_scale(scale)
 
 
-def conv_arguments(q, k, v, w, scale, extent=None):
+def conv_arguments(q, k, v, w, scale, extent=None, dtypes=FLOAT32):
     """Check the arguments of convolutional attention; return q, k, v and w detached and contiguous, scale as
     a float32, and `extent`.
 
-    q, k, v: (B, H, N, d), or what `extent` says of pieces of a sequence; w: (H, c_q, c_k), float32, on one
-        device, none empty, 1 <= d <= 128, c_q and c_k from 1 to 15; scale: a number, or None for 1/sqrt(d).
-        Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
+    q, k, v: (B, H, N, d), or what `extent` says of pieces of a sequence; of one of `dtypes`; w: (H, c_q,
+        c_k), float32 or like q; on one device, none empty, 1 <= d <= 128, c_q and c_k from 1 to 15; scale: a
+        number, or None for 1/sqrt(d). Raises TypeError or ValueError that names the argument, what it is, and
+        what was wanted.
     """
-    *qkv, scale = attention_arguments(q, k, v if extent is None else k, scale)
+    *qkv, scale = attention_arguments(q, k, v if extent is None else k, scale, dtypes)
     if extent is not None:
-        check_tensor("v", v)
+        check_tensor("v", v, dtypes)
         check_device("v", v, q)
         qkv[2], extent = v.detach().contiguous(), check_extent(extent, q, k, v)
     elif k.shape != q.shape:
@@ -98,7 +101,7 @@ def backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent=None):
 
 
 def check_taps(w, q, name="w"):
-    """Taps (H, c_q, c_k) for the heads of q, float32, where q is, or an error."""
+    """Taps (H, c_q, c_k) for the heads of q, float32 or like q, where q is, or an error."""
     if not isinstance(w, torch.Tensor):
         raise TypeError(f"argument {name} is a {type(w).__name__}; wanted a torch.Tensor")
     if w.ndim != 3 or w.shape[0] != q.shape[1]:
@@ -109,24 +112,29 @@ def check_taps(w, q, name="w"):
         raise ValueError(
             f"argument {name} has shape {tuple(w.shape)}; wanted c_q and c_k from 1 to {MOST_TAPS}"
         )
-    if w.dtype != torch.float32:
-        raise TypeError(
-            f"argument {name} has dtype {w.dtype}; wanted torch.float32: convert with {name}.float()"
-        )
+    check_dtype(name, w, dict.fromkeys([torch.float32, q.dtype]))
     check_device(name, w, q)
 
 
-def check_tensor(name, tensor):
-    """A 4-D float32 tensor of torch, or an error."""
+def check_tensor(name, tensor, dtypes=FLOAT32):
+    """A 4-D tensor of torch, of one of `dtypes`, or an error."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"argument {name} is a {type(tensor).__name__}; wanted a torch.Tensor")
     if tensor.ndim != 4:
         raise ValueError(
             f"argument {name} has shape {tuple(tensor.shape)}; wanted four dimensions, (B, H, N, d)"
         )
-    if tensor.dtype != torch.float32:
+    check_dtype(name, tensor, dtypes)
+
+
+def check_dtype(name, tensor, dtypes):
+    """A tensor of one of `dtypes`, or an error."""
+    if tensor.dtype not in dtypes:
+        first = str(next(iter(dtypes))).removeprefix("torch.")
+        convert = "float" if first == "float32" else "bfloat16" if first == "bfloat16" else "half"
         raise TypeError(
-            f"argument {name} has dtype {tensor.dtype}; wanted torch.float32: convert with {name}.float()"
+            f"argument {name} has dtype {tensor.dtype}; wanted {' or '.join(map(str, dtypes))}: convert with"
+            f" {name}.{convert}()"
         )
 
 
@@ -170,10 +178,9 @@ def width_for(d):
     return next(width for width in WIDTHS if width >= d)
 
 
-def output(shape, like):
-    """A float32 tensor for a kernel to fill, on the device of `like`; on the CPU full of NaN, so that a gap
-    shows."""
-    fresh = torch.empty(shape, dtype=torch.float32, device=like.device)
+def output(shape, like, dtype=torch.float32):
+    """A tensor for a kernel to fill, on the device of `like`; on the CPU full of NaN, so that a gap shows."""
+    fresh = torch.empty(shape, dtype=dtype, device=like.device)
     return fresh.fill_(math.nan) if fresh.device.type == "cpu" else fresh
 
 

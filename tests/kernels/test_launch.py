@@ -37,11 +37,6 @@ REFUSED = [
         "argument v has dtype torch.float64; wanted torch.float32: convert with v.float()",
     ),
     (
-        dict(q=GOOD.half()),
-        TypeError,
-        "argument q has dtype torch.float16; wanted torch.float32: convert with q.float()",
-    ),
-    (
         dict(k=GOOD.int()),
         TypeError,
         "argument k has dtype torch.int32; wanted torch.float32: convert with k.float()",

@@ -3,6 +3,7 @@ it uses."""
 
 import re
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,8 @@ from numba.cuda.cudadrv import nvvm
 from numba.cuda.np.numpy_support import from_dtype
 
 from kernels.cases import CASES
+from kernels.conv_forward import conv_forward
+from kernels.flash_forward import flash_forward
 from kernels.launch import numpy_dtype
 
 ARCHITECTURES = [(7, 5), *(pytest.param(newer, marks=pytest.mark.nightly) for newer in [(8, 0), (9, 0)])]
@@ -76,6 +79,29 @@ def test_kernels(compiler, monkeypatch, case, size, architecture):
         assert ("__local_depot" in ptx) == spills
         everything += ptx
     assert INSTRUCTIONS.get(case.name, "") in everything
+
+
+def record(launched, *launch):
+    launched.append(launch)
+
+
+TENSOR = {"flash": (64, 128), "conv": ((64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15))}
+
+
+@pytest.mark.parametrize("sizes", [("flash", *TENSOR["flash"]), ("conv", *TENSOR["conv"])], ids=str)
+def test_kernels_on_tensor_cores(compiler, monkeypatch, sizes):
+    """From sm_80 on; nothing but spilled registers is in local memory, so that every array is registers."""
+    name, *sizes = sizes
+    for size in sizes:
+        d, *taps = size if name == "conv" else (size,)
+        given = [torch.zeros(1, 1, 4, d, dtype=torch.bfloat16)] * 3
+        given += [torch.zeros(1, *taps)] * bool(taps)
+        launched = []
+        (conv_forward if taps else flash_forward)(*given, run=partial(record, launched))
+        ((kernel, _, _, *arguments),) = launched
+        ptx = ptx_of(kernel, types.void(*map(type_of, arguments)), (8, 0), monkeypatch)
+        assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16" in ptx and "cp.async.cg" in ptx
+        assert ".f64" not in ptx and "__local_depot" not in ptx
 
 
 def test_the_test_sees_what_it_looks_for(compiler, monkeypatch):

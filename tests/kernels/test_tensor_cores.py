@@ -1,0 +1,155 @@
+"""Attention of bfloat16 and float16 on simulated tensor cores: no finding, and at most 1.5 times the error of
+PyTorch eager in the same type; on a GPU the shapes that matter."""
+
+import math
+
+import pytest
+import torch
+
+from kernels import conv_attention, conv_attention_decode, flash_attention, reference, warp_attention
+from kernels.conv_forward import conv_forward
+from kernels.flash_forward import flash_forward
+
+DTYPES = [torch.bfloat16, torch.float16]
+CPU, GPU = "cpu", pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+def inputs(shape, taps, dtype, device=CPU, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(shape, generator=generator).to(dtype).to(device) for _ in range(3))
+    w = torch.randn(shape[1], *taps, generator=generator).to(dtype).to(device) / 7
+    return q, k, v, w
+
+
+def relative(got, wanted):
+    return float((got.double() - wanted).norm() / wanted.norm())
+
+
+def check(got, log_sum, attend, scores, given, causal):
+    """O and L against float64, O's error against that of eager in the type of `given`."""
+    wide = [x.double() for x in given]
+    wanted = attend(*wide, causal)
+    limit = 1.5 * relative(attend(*given, causal), wanted)
+    assert got.dtype == given[0].dtype and log_sum.dtype == torch.float32
+    assert relative(got, wanted) <= max(limit, 1e-6)
+    largest = (log_sum.double() - torch.logsumexp(scores(*wide, causal), -1)).abs().max()
+    assert largest <= 0.02
+
+
+def flash_scores(q, k, v, causal):
+    return reference.scores(q, k, causal)
+
+
+def conv_scores(q, k, v, w, causal):
+    return reference.conv_scores(q, k, w, causal)
+
+
+FLASH = [(1, 64, True), (70, 20, False), (140, 64, True), (33, 128, False)]
+CONV = [
+    (1, 64, (7, 7), True),
+    (36, 64, (7, 7), False),
+    (140, 20, (7, 7), True),
+    (33, 64, (1, 1), False),
+    (20, 64, (10, 8), False),
+    (35, 128, (6, 11), True),
+    (20, 64, (15, 15), True),
+]
+
+
+@pytest.mark.parametrize("n, d, causal", FLASH)
+def test_flash(n, d, causal):
+    dtype = DTYPES[n % 3 == 0]
+    given = inputs((1, 2 if n < 30 else 1, n, d), (1, 1), dtype)[:3]
+    check(*flash_forward(*given, causal), reference.attention, flash_scores, given, causal)
+
+
+@pytest.mark.parametrize("n, d, taps, causal", CONV)
+def test_conv(n, d, taps, causal):
+    dtype = DTYPES[n % 3 == 0]
+    given = inputs((1, 2 if n < 30 else 1, n, d), taps, dtype)
+    check(*conv_forward(*given, causal), reference.conv_attention, conv_scores, given, causal)
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+def test_scale_of_any_sign(scale):
+    q, k, v, w = inputs((1, 1, 9, 64), (3, 3), torch.bfloat16)
+    wide = [x.double() for x in (q, k, v, w)]
+    wanted = reference.conv_attention(*wide, True, scale)
+    assert relative(conv_attention(q, k, v, w, True, scale), wanted) <= 0.01
+    wanted = reference.attention(*wide[:3], True, scale)
+    assert relative(flash_attention(q, k, v, True, scale), wanted) <= 0.01
+
+
+def test_nan_goes_in_and_comes_out():
+    q, k, v, w = inputs((1, 1, 24, 64), (3, 3), torch.bfloat16)
+    q[0, 0, 9, 3] = math.nan
+    nan = torch.isnan(conv_attention(q, k, v, w)[0, 0]).all(-1)
+    assert nan.tolist() == [9 <= i <= 11 for i in range(24)]
+    nan = torch.isnan(flash_attention(q, k, v)[0, 0]).all(-1)
+    assert nan.tolist() == [i == 9 for i in range(24)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_numbers_give_no_nan(dtype):
+    q, k, v, w = inputs((1, 1, 9, 64), (3, 3), dtype)
+    assert not torch.isnan(conv_attention(q * 1e4, k * 1e4, v, w)).any()
+    assert not torch.isnan(flash_attention(q * 1e4, k * 1e4, v)).any()
+
+
+def test_gradients_have_the_type_of_their_leaf():
+    leaves = [x.requires_grad_() for x in inputs((1, 1, 12, 20), (3, 3), torch.bfloat16)]
+    d_o = torch.randn(1, 1, 12, 20).bfloat16()
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    wanted = torch.autograd.grad(reference.conv_attention(*wide), wide, d_o.double())
+    for got, right in zip(torch.autograd.grad(conv_attention(*leaves), leaves, d_o), wanted):
+        assert got.dtype == torch.bfloat16 and relative(got, right) <= 0.02
+
+
+def test_types_do_not_mix():
+    q, k, v, w = inputs((1, 1, 4, 8), (3, 3), torch.bfloat16)
+    with pytest.raises(
+        TypeError,
+        match=r"argument k has dtype torch\.float32; wanted torch\.bfloat16: convert with k\.bfloat16\(\)",
+    ):
+        flash_attention(q, k.float(), v)
+    with pytest.raises(
+        TypeError, match=r"argument w has dtype torch\.float16; wanted torch\.float32 or torch\.bf"
+    ):
+        conv_attention(q, k, v, w.half())
+    with pytest.raises(
+        TypeError, match=r"argument q has dtype torch\.bfloat16; wanted torch\.float32: convert"
+    ):
+        warp_attention(q, k, v)
+
+
+DECODE = [(300, 64, (7, 7), 2), (5, 20, (7, 7), 1), (140, 128, (6, 11), 1), (260, 64, (15, 15), 3)]
+
+
+@pytest.mark.parametrize("n, d, taps, splits", DECODE)
+def test_decode(n, d, taps, splits):
+    dtype = DTYPES[n % 3 == 0]
+    q, k, v, w = inputs((1, 2 if n < 30 else 1, n, d), taps, dtype)
+    q = q[:, :, -min(taps[0], n) :]
+    wanted = reference.conv_attention_decode(*(x.double() for x in (q, k, v, w)))
+    got, limit = conv_attention_decode(q, k, v, w, splits=splits), reference.conv_attention_decode(q, k, v, w)
+    assert got.dtype == dtype and relative(got, wanted) <= 1.5 * relative(limit, wanted)
+
+
+def test_decode_reads_a_cache_where_it_is():
+    q, k, v, w = inputs((1, 1, 40, 64), (3, 3), torch.bfloat16)
+    filled = [x[:, :, :30] for x in (k, v)]
+    got = conv_attention_decode(q[:, :, 27:30], *filled, w)
+    assert torch.equal(got, conv_attention_decode(q[:, :, 27:30], *(x.contiguous() for x in filled), w))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 17, 100, 257, 1000])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    "d, taps", [(64, (7, 7)), (64, (11, 11)), (128, (6, 11)), (80, (15, 15)), (32, (1, 4))]
+)
+def test_on_a_gpu(dtype, n, causal, d, taps):
+    given = inputs((2, 3, n, d), taps, dtype, "cuda", n)
+    check(*conv_forward(*given, causal), reference.conv_attention, conv_scores, given, causal)
+    check(*flash_forward(*given[:3], causal), reference.attention, flash_scores, given[:3], causal)
