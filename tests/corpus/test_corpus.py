@@ -57,7 +57,7 @@ def key(finding):
 @pytest.mark.parametrize("name", CASES)
 def test_finds_the_bug(name, few, record_property):
     unlike = {}
-    for engine, seed in few(RUNS, 4):
+    for engine, seed in few(RUNS, 3):
         report, _ = launched(CASES[name], "buggy", engine=engine, seed=seed)
         found = sorted(map(key, report.findings), key=str)
         if found != sorted(CASES[name]["findings"], key=str):
@@ -69,7 +69,7 @@ def test_finds_the_bug(name, few, record_property):
 @pytest.mark.parametrize("name", CASES)
 def test_finds_nothing_in_the_twin(name, few, record_property):
     case, alarms = CASES[name], {}
-    for engine, seed in few(RUNS, 4):
+    for engine, seed in few(RUNS, 3):
         report, left = launched(case, "fixed", engine=engine, seed=seed)
         if report.findings:
             alarms[engine, seed] = [finding.message for finding in report.findings]

@@ -13,6 +13,12 @@ from course.bootstrap import ROOT
 LESSONS = [source.stem for source in build.sources(ROOT)]
 RECORDED = ROOT / "notebooks" / "course" / "recorded"
 each_lesson = pytest.mark.parametrize("lesson", LESSONS)
+LONG = {
+    "02_flash_attention",
+    "13_conv_backward",
+    "15_training",
+    "23_many_gpus",
+}  # 18 to 49 s as stubs, of 203 s for all
 
 
 def notebook(folder, lesson):
@@ -55,7 +61,9 @@ def test_stub_and_solution_differ_inside_marked_regions_only(lesson):
         assert (stub.cell_type, tags(stub), stub.id) == (solution.cell_type, tags(solution), solution.id)
 
 
-@each_lesson
+@pytest.mark.parametrize(
+    "lesson", [pytest.param(name, marks=[pytest.mark.nightly] if name in LONG else []) for name in LESSONS]
+)
 def test_with_stubs_exactly_the_cells_that_need_an_exercise_fail_and_each_names_it(lesson):
     stubs = notebook("notebooks", lesson)
     build.execute(stubs, ROOT / "notebooks" / lesson, going_on=True)

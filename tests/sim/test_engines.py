@@ -146,7 +146,7 @@ def test_interrupted_from_the_keyboard(engine, threads):
             simulate(slow, engine=engine)[1, threads](np.zeros(8))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert recorded(seed=3) == recorded(seed=3, engine=engine)
 
 
@@ -199,7 +199,7 @@ def test_endless_loops_end_and_name_the_line(kernel, line, engine):
     began = time.monotonic()
     with pytest.raises(KernelBug) as caught:
         simulate(kernel, engine=engine)[1, 4](np.zeros(4))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     (finding,) = caught.value.findings
     assert finding.kind == "no-progress" and finding.accesses[0].site.line in (
         line if isinstance(line, tuple) else (line,)
@@ -215,7 +215,7 @@ def test_an_endless_loop_with_accesses_in_a_kernel_without_source(engine):
     began = time.monotonic()
     with pytest.raises(KernelBug, match="thread 0 of block 0 loops  kernel line [34]"):
         simulate(namespace["kernel"], engine=engine)[1, 1](np.zeros(2))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_a_watchdog_that_bites_between_two_threads_is_not_lost(monkeypatch):

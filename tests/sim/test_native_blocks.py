@@ -33,9 +33,9 @@ def test_one_block_of_many_is_explained():
     x = np.arange(4096 * 256, dtype=np.float32)
     out = np.zeros_like(x)
     launched(outside, 4096, 256, x, out, 7)  # compiles
-    began = time.monotonic()
+    began = time.process_time()  # of this process alone: a busy machine changes little
     report = launched(outside, 4096, 256, x, out, 1000)
-    assert time.monotonic() - began < 3
+    assert time.process_time() - began < 3
     assert report.notes == ("by fission; of 4,096 blocks 1 is not in order, explained by fibers",)
     (finding,) = report.findings
     assert (
@@ -57,9 +57,9 @@ def test_an_error_in_the_last_of_very_many_blocks():
 
     x = np.zeros(65536 * 32, np.int8)
     launched(beyond, 65536, 32, x)
-    began = time.monotonic()
+    began = time.process_time()
     (finding,) = launched(beyond, 65536, 32, x).findings
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
     assert (
         finding.count == 0
         and finding.accesses[0].block == (65535, 0, 0)
@@ -212,4 +212,4 @@ def test_interrupted_from_the_keyboard(kernel, grid):
     finally:
         timer.cancel()
         signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - pressed[0] < 1.5
+    assert time.monotonic() - pressed[0] < 15  # without an interrupt it would be minutes
