@@ -130,8 +130,9 @@ DECLARED = {}  # Instruction -> its stand-in
 
 
 def stops():
-    """{name: its stand-in} of all at which a thread waits."""
-    for entry in map(INSTRUCTIONS.get, WARP_WIDE):
+    """{name: its stand-in} of all at which a thread of a kernel in Python waits: a name with dots is PTX's."""
+    names = [name for name in WARP_WIDE if name.isidentifier()]
+    for entry in map(INSTRUCTIONS.get, names):
         if entry not in DECLARED:
             DECLARED[entry] = declare(entry.name, ", ".join(entry.parameters), likeness(entry))
-    return {**STOPS, **{name: DECLARED[INSTRUCTIONS[name]] for name in WARP_WIDE}}
+    return {**STOPS, **{name: DECLARED[INSTRUCTIONS[name]] for name in names}}
