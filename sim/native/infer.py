@@ -130,7 +130,7 @@ DECLARED = {}  # Instruction -> its stand-in
 
 
 def stops():
-    """{name: its stand-in} of all at which a thread of a kernel in Python waits: a name with dots is PTX's."""
+    """{name: its stand-in} of all at which a thread of a Python kernel waits: a name with dots is PTX's."""
     names = [name for name in WARP_WIDE if name.isidentifier()]
     for entry in map(INSTRUCTIONS.get, names):
         if entry not in DECLARED:
