@@ -86,6 +86,25 @@ def path(node):
     return ""
 
 
+def declared(call):
+    """{"shape": expression, "dtype": expression} of `cuda.shared.array(shape, dtype)`, as far as given."""
+    return dict(zip(("shape", "dtype"), call.args)) | {
+        keyword.arg: keyword.value for keyword in call.keywords
+    }
+
+
+def constant_shape(node, value_of):
+    """The shape that the expression `node` spells with constants, as a tuple, or None. `value_of`: (node) ->
+    the number or tuple that it is known to stand for."""
+    if isinstance(node, (ast.Tuple, ast.List)):
+        sides = [constant_shape(element, value_of) for element in node.elts]
+        return tuple(side[0] for side in sides) if all(side and len(side) == 1 for side in sides) else None
+    value = node.value if isinstance(node, ast.Constant) else value_of(node)
+    value = (value,) if isinstance(value, (int, np.integer)) else value
+    numbers = isinstance(value, tuple) and all(isinstance(side, (int, np.integer)) for side in value)
+    return tuple(map(int, value)) if numbers else None
+
+
 def acts_on_atomics(tree):
     """Whether a function uses what an atomic gives back, or fences: then what its threads do may hang on who
     goes first."""

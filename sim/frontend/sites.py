@@ -15,7 +15,7 @@ import numpy as np
 from sim.errors import LaunchError
 from sim.events import SITES, Site
 from sim.frontend.bases import Bases, word
-from sim.frontend.names import CUDA, MISSING, dtype_or_none, is_number, path
+from sim.frontend.names import CUDA, MISSING, declared, dtype_or_none, is_number, path
 from sim.frontend.types import ANY, ArrayType, Number, bits, is_float, join
 from sim.isa.conversions import cast
 from sim.isa.promotion import SIGNED
@@ -255,8 +255,7 @@ class Rewriter(ast.NodeTransformer):
     def check_shape(self, node):
         """A declared array's shape consists of numbers and of names: what is computed from names Numba does
         not take for a constant."""
-        given = node.args[:1] or [keyword.value for keyword in node.keywords if keyword.arg == "shape"]
-        for part in [part for shape in given for part in ast.walk(shape)]:
+        for part in ast.walk(declared(node).get("shape", ast.Constant(0))):
             computed = (
                 isinstance(part, (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp))
                 or isinstance(part, ast.Attribute)

@@ -19,6 +19,8 @@ from ml_dtypes import bfloat16
 from sim.frontend.names import (
     MISSING,
     Names,
+    constant_shape,
+    declared,
     device_function,
     dtype_or_none,
     entry_of,
@@ -640,29 +642,13 @@ class Types:
 
     def of_declaration(self, node):
         """`cuda.shared.array(shape, dtype)`: the type of array that it makes."""
-        given = dict(zip(("shape", "dtype"), node.args)) | {k.arg: k.value for k in node.keywords}
+        given = declared(node)
         dtype = dtype_or_none(self.names.resolve(given["dtype"])) if "dtype" in given else None
-        shape = self.constant_shape(given.get("shape"))
+        shape = constant_shape(given.get("shape"), self.names.resolve)
         # (0,): the dynamic bytes, of which there may be none
         if dtype is None or dtype.names is not None or dtype.hasobject or not shape or 0 in shape:
             return ANY
         return ArrayType(element_type(dtype), len(shape), dtype.itemsize, shape=shape)
-
-    def constant_shape(self, node):
-        """The shape that `node` spells with constants, as a tuple, or None."""
-        if isinstance(node, ast.Tuple):
-            sides = [self.constant_shape(element) for element in node.elts]
-            return (
-                tuple(side[0] for side in sides) if all(side and len(side) == 1 for side in sides) else None
-            )
-        value = node.value if isinstance(node, ast.Constant) else self.names.resolve(node)
-        if isinstance(value, (int, np.integer)):
-            value = (value,)
-        return (
-            tuple(map(int, value))
-            if isinstance(value, tuple) and all(isinstance(n, (int, np.integer)) for n in value)
-            else None
-        )
 
     def alike(self, left, right):
         """Whether Python compares these two expressions as Numba does."""

@@ -23,16 +23,10 @@ from sim.native.variables import assigned, exposed, loose_exits, reads, surely_a
 from sim.native.vocabulary import BLOCK_WIDE, SPECIAL
 
 THREAD, WARP, BLOCK = range(3)
+CHEAP = ("isa_operator_", "isa_builtins_")  # functions of the table that cost little to compute again
 PURE = {
     "min",
     "max",
-    "min_of_two",
-    "max_of_two",
-    "shifted_left",
-    "shifted_right",
-    "floor_quotient",
-    "floor_remainder",
-    "whole_power",
     "abs",
     "len",
     "int",
@@ -171,7 +165,7 @@ class Fission:
         if isinstance(node, ast.Call):
             name = node.func.id if isinstance(node.func, ast.Name) else ""
             return (
-                (name in PURE or self.module.imports.get(name) == "numba")
+                (name in PURE or name.startswith(CHEAP) or self.module.imports.get(name) == "numba")
                 and all(self.is_pure(part, known, arrays) for part in node.args)
                 and not node.keywords
             )

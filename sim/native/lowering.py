@@ -14,7 +14,9 @@ import numpy as np
 from sim.events import Site
 from sim.frontend.names import (
     MISSING,
+    constant_shape,
     cuda_name,
+    declared,
     device_function,
     dtype_or_none,
     entry_of,
@@ -464,19 +466,17 @@ class Lowering(ast.NodeTransformer):
 
     def declaration(self, space, node):
         """The parameter that brings a shared or local array."""
-        given = dict(zip(("shape", "dtype"), node.args)) | {
-            keyword.arg: keyword.value for keyword in node.keywords
-        }
+        given = declared(node)
         dtype = (
             self.dtype_given(given["dtype"]) or dtype_or_none(self.names.resolve(given["dtype"]))
             if "dtype" in given
             else None
         )
-        shape = self.constant_shape(given.get("shape"))
+        shape = constant_shape(given.get("shape"), self.constant)
         if dtype is None or shape is None or not is_number(dtype):
             raise self.cannot(f"cuda.{space}.array wants a constant shape and a numeric dtype", node)
         name = name_before(self.site("call", node)) or space
-        declared = Declared(
+        array = Declared(
             space,
             None if space == "shared" and shape == (0,) else shape,
             "bool_" if dtype.name == "bool" else dtype.name,
@@ -484,14 +484,11 @@ class Lowering(ast.NodeTransformer):
             self.module.site(self.site("call", node)),
         )
         known = next(
-            (known for known, same in self.module.declared.items() if same == declared), None
+            (known for known, same in self.module.declared.items() if same == array), None
         ) or self.module.fresh(f"{name}_{space}")
-        self.module.declared[known] = declared
-        array = self.as_name(known, node)
-        if space == "shared":
-            return array
-        made = self.call("fresh", [array, self.as_name("thread", node)], node)
-        return made
+        self.module.declared[known] = array
+        name = self.as_name(known, node)
+        return name if space == "shared" else self.call("fresh", [name, self.as_name("thread", node)], node)
 
     def dtype_given(self, node):
         """The dtype for `x.dtype`, where x is a parameter of the kernel and an array, or None."""
@@ -504,31 +501,13 @@ class Lowering(ast.NodeTransformer):
             self.module.dtypes.get(node.value.id) if of_kernel and isinstance(node.value, ast.Name) else None
         )
 
-    def constant_shape(self, node):
-        """The shape that `node` spells with constants, as a tuple, or None."""
-        if isinstance(node, (ast.Tuple, ast.List)):
-            sides = [self.constant_shape(element) for element in node.elts]
-            return (
-                tuple(side[0] for side in sides) if all(side and len(side) == 1 for side in sides) else None
-            )
+    def constant(self, node):
+        """The value of an expression of constants, or None."""
         try:
-            value = (
-                node.value
-                if isinstance(node, ast.Constant)
-                else eval(
-                    compile(ast.Expression(node), "<shape>", "eval"),
-                    {**self.names.globals, **self.names.free, **self.settled()},
-                )
-            )
-        except Exception:
+            known = {**self.names.globals, **self.names.free, **self.settled()}
+            return eval(compile(ast.Expression(node), "<shape>", "eval"), known)
+        except Exception:  # whatever evaluating it may raise
             return None
-        if isinstance(value, (int, np.integer)):
-            value = (value,)
-        return (
-            tuple(map(int, value))
-            if isinstance(value, tuple) and all(isinstance(n, (int, np.integer)) for n in value)
-            else None
-        )
 
     def settled(self):
         """{variable: number} of the variables that only one statement assigns, and a literal, or 8 * 8, which
