@@ -1,5 +1,5 @@
-"""What kernels compute with and Numba lacks on the CPU: atomics, bits, and the functions of libdevice that
-round in a stated way."""
+"""What compiled kernels do with memory and Numba lacks on the CPU: atomics, and loads and stores with a hint
+for the cache."""
 
 from numba import types
 from numba.extending import overload
