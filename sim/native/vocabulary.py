@@ -12,7 +12,7 @@ HOMES = (
     "sim.native.lanes",
     "sim.native.logged",
     "sim.native.kinds",
-    "sim.native.numbers",
+    "sim.native.atomics",
     "sim.native.halves",
     "sim.native.vectors",
 )
