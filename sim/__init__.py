@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sim.launch import simulate
     from sim.memory.spaces import empty
     from sim.ptx.module import load_ptx
+    from sim.ptx.nvrtc import load_cuda
     from sim.report import Report
 
 __version__ = "0.1.0"
@@ -41,6 +42,7 @@ __all__ = [
     "ThreadError",
     "cuda",
     "empty",
+    "load_cuda",
     "load_ptx",
     "simulate",
     *TYPES,
@@ -53,6 +55,7 @@ HOMES = {
     "ThreadError": "errors",
     "simulate": "launch",
     "empty": "memory.spaces",
+    "load_cuda": "ptx.nvrtc",
     "load_ptx": "ptx.module",
     "Report": "report",
 }

@@ -360,7 +360,7 @@ class Memory:
     def misaligned(self, address, size, site, what):
         name, index = self.space.element(address)
         return Finding(
-            "misaligned-access",
+            "misaligned-address",
             "error",
             f"{size} bytes at once at {name}[{', '.join(map(str, index))}], whose address {address:#x} is no"
             f" multiple of {size}",

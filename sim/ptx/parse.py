@@ -418,7 +418,7 @@ class Parser:
         while not self.taken(end):
             parts.append(self.operand())
             self.taken(",")
-        return Group(tuple(parts))
+        return parts[0] if end == "}" and len(parts) == 1 else Group(tuple(parts))
 
     def address(self):
         self.take("[")

@@ -1,7 +1,7 @@
 // Four numbers at once, from the second on.
 extern "C" __global__ void bug(const float* x, float* y) {
     const float4* four = reinterpret_cast<const float4*>(x + 1);
-    float4 v = four[threadIdx.x];  // FOUND misaligned-access
+    float4 v = four[threadIdx.x];  // FOUND misaligned-address
     y[threadIdx.x] = v.x + v.y + v.z + v.w;
 }
 

@@ -1,0 +1,287 @@
+"""PTX in small: what instructions give, control flow of any shape, what is refused, and where findings point."""
+
+import re
+
+import numpy as np
+import pytest
+
+from sim import LaunchError, ThreadError, load_ptx, simulate
+
+HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
+ENTRY = """
+.visible .entry k(.param .u64 k_param_0, .param .u64 k_param_1)
+{{
+    .reg .pred %p<8>; .reg .b16 %h<8>; .reg .b32 %r<20>; .reg .b64 %d<20>; .reg .f32 %f<20>; .reg .f64 %g<8>;
+    ld.param.u64 %d1, [k_param_0];
+    ld.param.u64 %d2, [k_param_1];
+    mov.u32 %r1, %tid.x;
+    mad.wide.u32 %d3, %r1, {size_in}, %d1;
+    mad.wide.u32 %d4, %r1, {size_out}, %d2;
+    {body}
+    ret;
+}}
+"""
+
+
+def kernel(body, size_in=4, size_out=4):
+    return load_ptx(HEAD + ENTRY.format(body=body, size_in=size_in, size_out=size_out))["k"]
+
+
+def run(body, x, out, threads=None):
+    """What threads that read x[thread] into place make of out[thread]."""
+    x, out = np.asarray(x), np.zeros(len(x), out)
+    simulate(kernel(body, x.itemsize, out.itemsize))[1, threads or len(x)](x, out)
+    return out
+
+
+I32 = [(5, 3), (-7, 2), (2**31 - 1, 1), (-(2**31), -1), (0, 0), (-5, 33)]
+
+
+@pytest.mark.parametrize(
+    ("instruction", "wanted"),
+    [
+        ("add.s32", lambda a, b: a + b),
+        ("sub.s32", lambda a, b: a - b),
+        ("mul.lo.s32", lambda a, b: a * b),
+        ("mul.hi.s32", lambda a, b: a * b >> 32),
+        ("and.b32", lambda a, b: a & b),
+        ("or.b32", lambda a, b: a | b),
+        ("xor.b32", lambda a, b: a ^ b),
+        ("min.s32", min),
+        ("max.s32", max),
+        ("shl.b32", lambda a, b: a << b if 0 <= b < 32 else 0),
+        ("shr.s32", lambda a, b: a >> (b if 0 <= b < 32 else 31)),
+        ("add.sat.s32", lambda a, b: max(-(2**31), min(a + b, 2**31 - 1))),
+    ],
+)
+def test_integers(instruction, wanted):
+    body = (
+        f"ld.global.u32 %r4, [%d3]; ld.global.u32 %r5, [%d3+4]; {instruction} %r6, %r4, %r5;"
+        "st.global.u32 [%d4], %r6;"
+    )
+    x, out = np.array(I32, np.int32), np.zeros(len(I32), np.int32)
+    simulate(kernel(body, 8, 4))[1, len(I32)](x, out)
+    assert out.tolist() == [(wanted(a, b) + 2**31) % 2**32 - 2**31 for a, b in I32]
+
+
+F32 = np.array(
+    [(1.5, 2.25), (1e30, 1e30), (0.1, 0.2), (-0.0, 0.0), (np.inf, -np.inf), (np.nan, 1), (1e-40, 1)],
+    np.float32,
+)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "wanted"),
+    [
+        ("add.f32", np.add),
+        ("sub.rn.f32", np.subtract),
+        ("mul.f32", np.multiply),
+        ("div.rn.f32", np.divide),
+        ("min.f32", np.fmin),
+        ("max.f32", np.fmax),
+    ],
+)
+def test_floats(instruction, wanted):
+    body = (
+        f"ld.global.f32 %f1, [%d3]; ld.global.f32 %f2, [%d3+4]; {instruction} %f3, %f1, %f2;"
+        "st.global.f32 [%d4], %f3;"
+    )
+    out = np.zeros(len(F32), np.float32)
+    simulate(kernel(body, 8, 4))[1, len(F32)](F32.copy(), out)
+    with np.errstate(all="ignore"):
+        right = wanted(F32[:, 0], F32[:, 1])
+    np.testing.assert_array_equal(out, right)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "wanted"),
+    [
+        ("cvt.rni", [2, 2, -2, 4, 2147483647, -2147483648, 0]),
+        ("cvt.rzi", [1, 2, -1, 3, 2147483647, -2147483648, 0]),
+        ("cvt.rmi", [1, 2, -2, 3, 2147483647, -2147483648, 0]),
+        ("cvt.rpi", [2, 3, -1, 4, 2147483647, -2147483648, 0]),
+    ],
+)
+def test_conversions_to_integers(instruction, wanted):
+    x = np.array([1.5, 2.5, -1.5, 3.7, 1e20, -np.inf, np.nan], np.float32)
+    body = f"ld.global.f32 %f1, [%d3]; {instruction}.s32.f32 %r4, %f1; st.global.u32 [%d4], %r4;"
+    assert run(body, x, np.int32).tolist() == wanted
+
+
+def test_addition_rounded_in_each_direction():
+    x = np.array([1], np.float32)
+    for mode, up in (("rm", False), ("rp", True), ("rz", False)):
+        body = f"ld.global.f32 %f1, [%d3]; add.{mode}.f32 %f2, %f1, 0f2F800000; st.global.f32 [%d4], %f2;"
+        assert run(body, x, np.float32)[0] == (np.nextafter(np.float32(1), np.float32(2)) if up else 1), mode
+
+
+def test_a_register_of_bits_holds_floats_and_integers():
+    """Newer compilers have no registers of floats."""
+    body = (
+        "ld.global.b32 %r4, [%d3]; add.f32 %r5, %r4, 0f3F800000; and.b32 %r6, %r5, 2147483647;"
+        "st.global.b32 [%d4], %r6;"
+    )
+    np.testing.assert_array_equal(run(body, np.array([-3.5, 1.25], np.float32), np.float32), [2.5, 2.25])
+
+
+def test_carries():
+    body = (
+        "ld.global.u64 %d5, [%d3]; mov.b64 {%r4, %r5}, %d5; add.cc.u32 %r6, %r4, 1; addc.u32 %r7, %r5, 0;"
+        "mov.b64 %d6, {%r6, %r7}; st.global.u64 [%d4], %d6;"
+    )
+    x = np.array([0xFFFFFFFF, 5, 2**64 - 1], np.uint64)
+    assert run(body, x, np.uint64).tolist() == [2**32, 6, 0]
+
+
+def test_halves():
+    body = "ld.global.b32 %r4, [%d3]; fma.rn.f16x2 %r5, %r4, %r4, %r4; st.global.b32 [%d4], %r5;"
+    x = np.array([1.5, -2, 0.25, 3], np.float16)
+    out = np.zeros(4, np.float16)
+    simulate(kernel(body))[1, 2](x, out)
+    np.testing.assert_array_equal(out, x * x + x)
+
+
+def test_vectors_and_bytes():
+    body = "ld.global.v4.u8 {%h1, %h2, %h3, %h4}, [%d3]; st.global.v4.u8 [%d4], {%h4, %h3, %h2, %h1};"
+    x = np.arange(1, 9, dtype=np.uint8)
+    out = np.zeros(8, np.uint8)
+    simulate(kernel(body))[1, 2](x, out)
+    assert out.tolist() == [4, 3, 2, 1, 8, 7, 6, 5]
+
+
+def test_loops_within_loops():
+    """How often i * j is odd, for i and j below the thread's number."""
+    body = """
+    mov.u32 %r4, 0; mov.u32 %r5, 0;
+$outer: setp.ge.u32 %p1, %r4, %r1;
+    @%p1 bra $done;
+    mov.u32 %r6, 0;
+$inner: setp.ge.u32 %p2, %r6, %r1;
+    @%p2 bra $next;
+    mul.lo.u32 %r7, %r4, %r6; and.b32 %r7, %r7, 1;
+    setp.eq.u32 %p3, %r7, 0;
+    @%p3 bra $even;
+    add.u32 %r5, %r5, 1;
+$even: add.u32 %r6, %r6, 1;
+    bra $inner;
+$next: add.u32 %r4, %r4, 1;
+    bra $outer;
+$done: st.global.u32 [%d4], %r5;
+    """
+    out = run(body, np.zeros(7, np.int32), np.int32)
+    assert out.tolist() == [sum(i * j % 2 for i in range(n) for j in range(n)) for n in range(7)]
+
+
+def test_a_loop_that_is_entered_in_the_middle():
+    """An irreducible graph: jumps into a loop that does not begin there."""
+    body = """
+    mov.u32 %r4, 0; mov.u32 %r5, 0; and.b32 %r6, %r1, 1;
+    setp.eq.u32 %p1, %r6, 0;
+    @%p1 bra $second;
+$first: add.u32 %r4, %r4, 100;
+$second: add.u32 %r4, %r4, 1; add.u32 %r5, %r5, 1;
+    setp.lt.u32 %p2, %r5, 3;
+    @%p2 bra $first;
+    st.global.u32 [%d4], %r4;
+    """
+    assert run(body, np.zeros(4, np.int32), np.int32).tolist() == [203, 303, 203, 303]
+
+
+def test_a_jump_by_a_table():
+    body = """
+    and.b32 %r4, %r1, 3;
+    table: .branchtargets $a, $b, $a, $c;
+    brx.idx %r4, table;
+$a: mov.u32 %r5, 10; bra $end;
+$b: mov.u32 %r5, 20; bra $end;
+$c: mov.u32 %r5, 30;
+$end: st.global.u32 [%d4], %r5;
+    """
+    assert run(body, np.zeros(5, np.int32), np.int32).tolist() == [10, 20, 10, 30, 10]
+
+
+def test_a_call_of_a_function():
+    text = (
+        HEAD
+        + """
+.func (.param .b32 result) twice(.param .b32 x)
+{
+    .reg .b32 %r<3>;
+    ld.param.b32 %r1, [x];
+    add.s32 %r2, %r1, %r1;
+    st.param.b32 [result], %r2;
+    ret;
+}
+"""
+        + ENTRY.format(
+            body="""
+    ld.global.u32 %r4, [%d3];
+    { .param .b32 p; .param .b32 r; st.param.b32 [p], %r4; call.uni (r), twice, (p); ld.param.b32 %r5, [r]; }
+    st.global.u32 [%d4], %r5;""",
+            size_in=4,
+            size_out=4,
+        )
+    )
+    out = np.zeros(3, np.int32)
+    simulate(load_ptx(text)["k"])[1, 3](np.array([1, -2, 7], np.int32), out)
+    assert out.tolist() == [2, -4, 14]
+
+
+def test_what_is_missing_is_refused_by_name_and_line():
+    text = HEAD + ENTRY.format(
+        body="tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [%d1, {%f5, %f6}];", size_in=4, size_out=4
+    )
+    line = next(i for i, part in enumerate(text.splitlines(), 1) if "tex.2d" in part)
+    x = np.zeros(1, np.float32)
+    with pytest.raises(LaunchError, match=re.escape(f"PTX line {line}: tex.2d.v4.f32.f32")):
+        simulate(load_ptx(text)["k"])[1, 1](x, x)
+
+
+def test_a_text_that_is_no_ptx_is_refused_by_line():
+    with pytest.raises(LaunchError, match="PTX line 4"):
+        load_ptx(HEAD + "int main() {}")
+
+
+def test_without_loc_a_finding_names_the_line_of_ptx():
+    report = simulate(kernel("st.global.u32 [%d4+4], %r1;"), on_finding="report")[1, 2](
+        np.zeros(1, np.int32), np.zeros(2, np.int32)
+    )
+    (finding,) = report.findings
+    (access,) = finding.accesses
+    assert (finding.kind, access.site.function, finding.index) == ("out-of-bounds", "k, PTX", (2,))
+    assert "st.global.u32 [%d4+4], %r1;" in access.site.source
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((np.zeros(1),), "was launched with 1 arguments; it takes 2"),
+        ((np.zeros(1), 0.5), "argument1 is a .u64: wanted an integer, got 0.5"),
+        ((np.zeros(1), 2**70), "argument1 is a .u64 of 8 bytes, which do not hold"),
+    ],
+)
+def test_arguments_that_do_not_fit(arguments, message):
+    with pytest.raises(LaunchError, match=re.escape(message)):
+        simulate(kernel(""))[1, 1](*arguments)
+
+
+def test_a_trap_stops_the_launch():
+    with pytest.raises(ThreadError, match="trap"):
+        simulate(kernel("trap;"))[1, 1](np.zeros(1), np.zeros(1))
+
+
+def test_the_native_engine_says_that_it_does_not_compile_ptx():
+    with pytest.raises(LaunchError, match="native"):
+        simulate(kernel(""), engine="native")
+
+
+def test_both_engines_and_all_seeds_agree():
+    body = "ld.global.f32 %f1, [%d3]; fma.rn.f32 %f2, %f1, %f1, %f1; st.global.f32 [%d4], %f2; bar.sync 0;"
+    x = np.random.default_rng(0).standard_normal(40).astype(np.float32)
+    seen = set()
+    for engine in ("fibers", "threads"):
+        for seed in range(3):
+            out = np.zeros_like(x)
+            simulate(kernel(body), engine=engine, seed=seed)[1, 40](x, out)
+            seen.add(out.tobytes())
+    assert len(seen) == 1
