@@ -1,10 +1,9 @@
-"""python -m sim FILE --entry NAME --grid G --block B [ARGUMENT ...]: run a kernel of a .cu or .ptx file on the
-simulated GPU, and print its report; exit status 1 if it has errors.
+"""python -m sim FILE --entry NAME --grid G --block B [ARGUMENT ...]: run a kernel of a .cu or .ptx file on
+the simulated GPU, and print its report; exit status 1 if it has errors.
 
 An argument is a number (7 an int, 0.5 a float32, float64:0.5), an array by its dtype and shape, filled with
 random numbers (float32[128], int32[8,8], uint8[64]) or with one (float32[128]=0), a file (x.npy), or `empty`
-for memory that nobody has written (empty:float32[64]).
-"""
+for memory that nobody has written (empty:float32[64])."""
 
 import argparse
 import re

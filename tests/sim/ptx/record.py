@@ -1,5 +1,5 @@
-"""python tests/sim/ptx/record.py: compile the .cu files of cuda/ by NVRTC, with no GPU, and keep the PTX beside
-them."""
+"""python tests/sim/ptx/record.py: compile the .cu files of cuda/ by NVRTC, with no GPU, and keep the PTX
+beside them."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""PTX in small: what instructions give, control flow of any shape, what is refused, and where findings point."""
+"""PTX in small: what instructions give, control flow of any shape, what is refused, and where findings
+point."""
 
 import re
 

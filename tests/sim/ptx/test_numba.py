@@ -1,0 +1,101 @@
+"""The course's kernels as Numba's own PTX: results and findings are those of the Python front end."""
+
+import inspect
+import re
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from numba import cuda, types
+from numba.cuda import dispatcher
+from numba.cuda.cudadrv import nvvm
+from numba.cuda.np.numpy_support import from_dtype
+
+from kernels.cases import CASES
+from kernels.launch import numpy_dtype, simulated
+from sim import load_ptx, simulate
+from sim.ptx.numba import flattened
+
+LONG = {"warp_forward", "conv_forward", "conv_backward", "conv_decode", "flash_forward"}
+# kernels without a product that is added to something, which the compiler makes one rounding
+EXACT = {
+    "collatz",
+    "horner",
+    "copy",
+    "strided_copy",
+    "transpose_naive",
+    "transpose_tiled",
+    "transpose_padded",
+}
+SHORT = [name for name in CASES if name in EXACT | {"matmul_tiled"}]
+CONTRACTED = re.compile(r"fma\.rn\.f32\s+(\S+), (\S+), (\S+), (\S+);")
+APART = r"{ .reg .f32 %product; mul.rn.f32 %product, \2, \3; add.rn.f32 \1, %product, \4; }"
+
+
+@pytest.fixture(autouse=True)
+def compiler(monkeypatch):
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(8, 0)))
+    try:
+        nvvm.NVVM()
+    except nvvm.NvvmSupportError as error:
+        reason = f"NO KERNEL WAS COMPILED: numba-cuda finds no libNVVM ({error})"
+        warnings.warn(reason, stacklevel=2)
+        pytest.skip(reason)
+
+
+def type_of(argument):
+    """The type that Numba gives a kernel's argument, a tensor or a number."""
+    if isinstance(argument, torch.Tensor):
+        dtype = from_dtype(numpy_dtype(argument.dtype))
+        return types.Array(dtype, argument.ndim, "C" if argument.is_contiguous() else "A")
+    return cuda.typing.typeof.typeof(argument)
+
+
+def by_ptx(reports, change=lambda ptx: ptx):
+    """A runner that compiles the kernel to PTX and simulates that."""
+
+    def run(kernel, grid, block, *arguments):
+        signature = tuple(map(type_of, arguments))
+        ptx, _ = cuda.compile(
+            kernel.py_func, signature, device=False, abi="numba", output="ptx", cc=(8, 0), lineinfo=True
+        )
+        module = load_ptx(change(ptx))
+        names = list(inspect.signature(kernel.py_func).parameters)
+        values, called = flattened(arguments, names)
+        entry = module[module.names[0]].named(called)
+        reports.append(simulate(entry, on_finding="report")[grid, block](*values))
+
+    return run
+
+
+def both(case, change=lambda ptx: ptx):
+    """(outputs and reports of Python, of PTX)."""
+    given, size = [], case.sizes[0]
+    ours, theirs = [], []
+    given = case.tensors(size)
+
+    def run(*launched):
+        ours.append(simulated(*launched, engine="fibers", on_finding="report"))
+
+    wanted = case.call(*(tensor.clone() for tensor in given), run=run)
+    got = case.call(*(tensor.clone() for tensor in given), run=by_ptx(theirs, change))
+    return (wanted, ours), (got, theirs)
+
+
+@pytest.mark.parametrize(
+    "name", [*SHORT, *(pytest.param(name, marks=pytest.mark.nightly) for name in CASES if name in LONG)]
+)
+def test_results_and_findings_are_those_of_python(name):
+    (wanted, ours), (got, theirs) = both(CASES[name])
+    assert [len(report.findings) for report in theirs] == [len(report.findings) for report in ours]
+    for mine, right in zip(got, wanted, strict=True):
+        if name in EXACT:
+            assert torch.equal(mine, right)
+        else:
+            torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_and_its_sum_rounded_apart_give_every_bit_of_python():
+    (wanted, _), (got, _) = both(CASES["matmul_tiled"], lambda ptx: CONTRACTED.sub(APART, ptx))
+    assert all(torch.equal(mine, right) for mine, right in zip(got, wanted, strict=True))
