@@ -288,6 +288,9 @@ class Program:
         if name in ("vprintf", "__assertfail"):
             self.used.add("print" if name == "vprintf" else "assert")
             return self.unique("outside", lambda run: run.outside(name, place))
+        if name in ("cudaCGGetIntrinsicHandle", "cudaCGSynchronize"):
+            self.used.add("this_grid")
+            return self.unique("grid", lambda run: run.grid_barrier(name, place))
         raise Missing(f"call of {name}, which the module does not define")
 
     def trap(self, function, item):

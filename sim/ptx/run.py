@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from sim.engine import warp
-from sim.engine.scheduler import BARRIER
+from sim.engine.scheduler import BARRIER, GRID
 from sim.errors import LaunchError
 from sim.memory.declared import too_much_shared
 from sim.memory.spaces import bind_arguments, host_array
@@ -176,6 +176,13 @@ class Run:
             thread.fiber.suspend()
 
         return wait
+
+    def grid_barrier(self, name, place):
+        """What cooperative groups call: for the handle of the grid, and to wait for all of it."""
+        if name == "cudaCGGetIntrinsicHandle":
+            return lambda scope: 1
+        at = self.place(place)
+        return lambda handle, flags: self.scheduler.wait(GRID, at) or 0
 
     def fence(self, reach):
         def fence():
