@@ -14,12 +14,12 @@ from sim.errors import Stuck
 from sim.events import (
     ADDRESS_BITS,
     ADDRESS_MASK,
-    RENEWED,
     SITE_SHIFT,
     SITES,
     Access,
     Batch,
     Decisions,
+    Heard,
     Moment,
     Observer,
     Site,
@@ -43,6 +43,12 @@ class Context:
         self.stores = False  # whether the kernel's text stores to arrays of the launch
         self.listeners = {hook: listeners(observers, hook) for hook in HOOKS}
         self.log = array("q") if self.listeners["accesses"] else None
+        self.heard = Heard(
+            bool(self.listeners["accesses"]),
+            any(hook.__self__.local for hook in self.listeners["accesses"]),
+            bool(self.listeners["unwritten"]),
+            bool(self.listeners["branches"]),
+        )
         # a site, 12 bits of thread, and whether its branch was taken
         self.decisions = array("q") if self.listeners["branches"] else None
         self.values = []  # what the stores and atomics in the log wrote
@@ -116,12 +122,6 @@ class Context:
                 np.arange(self.last_segment - len(starts) + 1, self.last_segment + 1), lengths
             )
             thread, size = np.repeat(threads.astype(np.int32), lengths), words >> ADDRESS_BITS & 15
-            again = np.flatnonzero(size == RENEWED)
-            renewed = np.stack([again - np.arange(len(again)), words[again] & ADDRESS_MASK], 1)
-            if len(again):
-                words, thread, segment, size = (
-                    np.delete(column, again) for column in (words, thread, segment, size)
-                )
             block, values = self.thread.block, self.values[:]
             batch = Batch(
                 block.index,
@@ -132,7 +132,6 @@ class Context:
                 words & ADDRESS_MASK,
                 (1 << size).astype(np.int32),
                 values,
-                renewed,
             )
             del self.log[:]
             self.values.clear()

@@ -29,9 +29,6 @@ SPACES = ("global", "const", "shared", "local")
 GLOBAL, CONST, SHARED, LOCAL = range(4)
 KINDS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3}
 LOAD, STORE, ATOMIC, BARRIER = range(4)
-# in the place of log2(size): no access, but a thread's local array begins here again, and nobody has written
-# it
-RENEWED = 15
 
 
 def index_text(index: tuple[int, ...]) -> str:
@@ -154,8 +151,6 @@ class Batch:
     address: np.ndarray  # int64, bytes in the simulated address space (see sim.memory.spaces)
     size: np.ndarray  # int32, bytes
     values: list
-    # (k, 2): local arrays declared (anew): how many of the accesses came before, and the address
-    renewed: np.ndarray
 
     @property
     def kind(self) -> np.ndarray:
@@ -267,11 +262,24 @@ class Recording:
 Findings = Iterable[Finding] | None  # what a hook may return
 
 
+class Heard(NamedTuple):
+    """What the tools of a launch listen to, as far as a kernel's code depends on it: accesses, those to local
+    memory too, reads of local memory that is not written, branches."""
+
+    accesses: bool
+    local: bool
+    unwritten: bool
+    branches: bool
+
+
 class Observer:
     """A tool: override the moments you want to hear of. A hook that is not overridden costs nothing.
 
-    Every hook may return an iterable of Findings.
+    Every hook may return an iterable of Findings. `local`: whether `accesses` must have those to local
+    memory, which are many and each thread's own.
     """
+
+    local = True
 
     def launch_started(self, context: "Context") -> Findings:
         """The arguments are in place and nothing has run."""
@@ -283,6 +291,10 @@ class Observer:
         self, access: Access, array: Any, index: tuple[int, ...], shape: tuple[int, ...]
     ) -> Findings:
         """An access outside its array, or with a negative index, before it is dropped or done."""
+
+    def unwritten(self, access: Access, address: int) -> Findings:
+        """The running thread reads, or changes by an atomic, an element of a local array, at `address`, which
+        it has not written since it declared the array."""
 
     def unassigned(self, access: Access, name: str) -> Findings:
         """The variable `name` is read, and the running thread has assigned nothing to it."""
@@ -331,6 +343,7 @@ class EpochObserver(Observer):
     space = GLOBAL
     record = EpochAccesses  # what `epochs` gets, made of the columns that were kept
     lump = 1 << 14  # accesses at a time: long enough for numpy, short enough for the processor's cache
+    local = property(lambda self: self.space == LOCAL)
 
     def __init__(self) -> None:
         self.open: dict[Index3, list[tuple[np.ndarray, ...]]] = {}

@@ -102,7 +102,8 @@ class Interpreted:
 
 def binder_of(context, dialect):
     given = NUMBERS | {
-        PREFIX + name: function for name, function in accessors(context.log, context.values).items()
+        PREFIX + name: function
+        for name, function in accessors(context.log, context.values, context.heard.local).items()
     }
     given |= {
         PREFIX + "tick": context.tick,

@@ -93,7 +93,7 @@ class Code:
             if cuda_name(found.names.value(name)) in PER_THREAD
         }
         text = dict(enumerate(source_lines(function), function.__code__.co_firstlineno))
-        rewriter = Rewriter(function.__name__, tree.lineno, text, found, aliases, *heard)
+        rewriter = Rewriter(function.__name__, tree.lineno, text, found, aliases, heard)
         number = itertools.count(1)
 
         def held(version):
@@ -217,8 +217,7 @@ class Binder:
         """The function's code for these kinds of parameters, for what its globals are now, for the block's
         shape, and for what is heard: accesses, branches."""
         known = CODES.setdefault(function, {})
-        heard = self.context.log is not None, self.context.decisions is not None
-        block = self.context.block_shape
+        heard, block = self.context.heard, self.context.block_shape
         key = parameters, outside(function), heard, block
         if key not in known:
             known[key] = Code(function, parameters, heard, block)

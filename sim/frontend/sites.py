@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from sim.errors import LaunchError
-from sim.events import SITES, Site
+from sim.events import LOAD, SITES, STORE, Site
 from sim.frontend.bases import Bases, word
 from sim.frontend.names import CUDA, MISSING, declared, dtype_or_none, is_number, path
 from sim.frontend.types import ANY, ArrayType, Number, bits, is_float, join
@@ -62,6 +62,7 @@ def element_strides(array, kind):
 
 INLINED_STORE = """
 if {{inside}}:
+    {{noted}}
     {note}
     try:
         {{array}}.cells[{{flat}}] = {value}
@@ -74,14 +75,14 @@ NOTE_VALUE = PREFIX + "values({value})"
 
 
 class Rewriter(ast.NodeTransformer):
-    """Rewrites one function, for a launch whose accesses are `logged`, and whose branches are `watched`, or
-    not. `constants` collects the names that stand for numpy constants, `calls` those that stand for device
-    functions: {name: (expression, types of its parameters)}."""
+    """Rewrites one function, for a launch of which so much is `heard`. `constants` collects the names that
+    stand for numpy constants, `calls` those that stand for device functions: {name: (expression, types of its
+    parameters)}."""
 
-    def __init__(self, function_name, first_line, text, types, aliases, logged, watched):
+    def __init__(self, function_name, first_line, text, types, aliases, heard):
         self.function_name, self.first_line, self.text = function_name, first_line, text
         self.unassigned = set()  # ids of the Names whose variable may have no value yet
-        self.types, self.aliases, self.logged, self.watched = types, aliases, logged, watched
+        self.types, self.aliases, self.heard = types, aliases, heard
         self.constants, self.calls, self.temporaries = {}, {}, 0
         self.loops = 0  # how many the node that is visited stands in
         self.bases = Bases(types.versions, PREFIX)
@@ -350,15 +351,25 @@ class Rewriter(ast.NodeTransformer):
         flat = " + ".join(
             name if stride == 1 else f"{name} * {stride}" for name, stride in zip(names, strides)
         )
-        if self.logged:
+        noted, logged, watched = "pass", self.logs(kind), surely and kind.local and self.heard.unwritten
+        first = flat
+        if logged or watched:
             held = self.temporary(target)
-            offset = f"({held} := {flat})" + (f" * {kind.itemsize}" if surely else f" << {array}.shift")
-            conditions.append(f"{PREFIX}log({self.base(target, site)} + ({offset})) is None")
-            flat = held
+            first, flat = f"({held} := {flat})", held
+        if watched and site & 3 == LOAD:
+            conditions.append(f"{array}.written[{first}] == -1")
+            first = flat
+        if logged:
+            offset = f"{first} * {kind.itemsize}" if surely else f"({first} << {array}.shift)"
+            conditions.append(f"{PREFIX}log({self.base(target, site)} + {offset}) is None")
+            first = flat
+        if watched and site & 3 == STORE:
+            noted = f"{array}.written[{first}] = -1"
         arguments = ", ".join([array, *map(ast.unparse, indices)])
         statements = ast.parse(
             text.format(
                 inside=" and ".join(conditions) or "True",
+                noted=noted,
                 flat=flat,
                 array=array,
                 rank=rank,
@@ -370,6 +381,10 @@ class Rewriter(ast.NodeTransformer):
         for part in [part for statement in statements for part in ast.walk(statement)]:
             ast.copy_location(part, target)
         return statements
+
+    def logs(self, kind):
+        """Whether accesses to an array of this type are logged."""
+        return self.heard.accesses and (self.heard.local or not (isinstance(kind, ArrayType) and kind.local))
 
     def base(self, target, site):
         """What an access at `site` to the array `target` adds to its position to log it, as text."""
@@ -410,7 +425,9 @@ class Rewriter(ast.NodeTransformer):
                 indices,
                 self.site("store", target).value,
                 kind,
-                INLINED_STORE.format(value=held, note=NOTE_VALUE.format(value=held) if self.logged else ""),
+                INLINED_STORE.format(
+                    value=held, note=NOTE_VALUE.format(value=held) if self.logs(kind) else ""
+                ),
             )
             return [ast.copy_location(ast.Assign([ast.Name(held, ast.Store())], value), target), *stored]
         arguments = [self.visit(target.value), *map(self.visit, indices), value, self.site("store", target)]
@@ -425,14 +442,14 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_If(self, node):
         self.generic_visit(node)
-        if self.watched:
+        if self.heard.branches:
             node.test = self.call("branch", [node.test, self.site("branch", node.test)], node.test)
         return node
 
     def visit_IfExp(self, node):
         node.body, node.orelse = self.alike([node.body, node.orelse], self.types.of(node))
         node.test, site = self.visit(node.test), self.site("branch", node.test)
-        if self.watched:
+        if self.heard.branches:
             node.test = self.call("branch", [node.test, site], node.test)
         return node
 

@@ -109,13 +109,15 @@ def natural(kind, bits):
 @dataclass(frozen=True)
 class ArrayType:
     """An array of `rank` dimensions. What else the text tells saves looking it up at each load: the constant
-    `shape` of a declared array, and whether the last axis is contiguous (`rowwise`)."""
+    `shape` of a declared array, whether the last axis is contiguous (`rowwise`), and whether it is `local`
+    memory."""
 
     element: object
     rank: int
     itemsize: int
     rowwise: bool = True
     shape: tuple | None = None
+    local: bool = False
 
 
 LENGTHS = natural(int, LENGTH)
@@ -151,9 +153,9 @@ def join(a, b):
     if (
         isinstance(a, ArrayType)
         and isinstance(b, ArrayType)
-        and (a.element, a.rank, a.itemsize) == (b.element, b.rank, b.itemsize)
+        and (a.element, a.rank, a.itemsize, a.local) == (b.element, b.rank, b.itemsize, b.local)
     ):
-        return ArrayType(a.element, a.rank, a.itemsize, a.rowwise and b.rowwise)
+        return ArrayType(a.element, a.rank, a.itemsize, a.rowwise and b.rowwise, local=a.local)
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
         return tuple(map(join, a, b))
     return ANY
@@ -604,7 +606,7 @@ class Types:
     def of_cuda(self, name, given, node, called):
         last = name.split(".")[-1]
         if name in ("shared.array", "local.array"):
-            return self.of_declaration(node)
+            return self.of_declaration(node, name == "local.array")
         if name in ("grid", "gridsize") and not is_one(node.args):
             dimensions = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else 0
             return (OF_CUDA[name],) * dimensions if dimensions in (2, 3) else ANY
@@ -640,7 +642,7 @@ class Types:
             else ANY
         )
 
-    def of_declaration(self, node):
+    def of_declaration(self, node, local):
         """`cuda.shared.array(shape, dtype)`: the type of array that it makes."""
         given = declared(node)
         dtype = dtype_or_none(self.names.resolve(given["dtype"])) if "dtype" in given else None
@@ -648,7 +650,9 @@ class Types:
         # (0,): the dynamic bytes, of which there may be none
         if dtype is None or dtype.names is not None or dtype.hasobject or not shape or 0 in shape:
             return ANY
-        return ArrayType(element_type(dtype), len(shape), dtype.itemsize, shape=shape)
+        if local and dtype.itemsize > 8:  # has no fast path where stores are noted
+            return ANY
+        return ArrayType(element_type(dtype), len(shape), dtype.itemsize, shape=shape, local=local)
 
     def alike(self, left, right):
         """Whether Python compares these two expressions as Numba does."""

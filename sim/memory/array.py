@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from sim.events import ADDRESS_BITS, ADDRESS_MASK, LOAD, SITE_SHIFT
+from sim.events import ADDRESS_BITS, ADDRESS_MASK, LOAD, SITE_SHIFT, STORE
 from sim.isa.operators import domain, stored
 from sim.memory.spaces import poison
 
@@ -36,6 +36,7 @@ class Array:
         "context",
         "data",
         "cells",
+        "written",
         "code",
         "shift",
         "writable",
@@ -64,6 +65,7 @@ class Array:
             and self.size
             and all(s >= 0 and s % itemsize == 0 for s in self.strides)
             and itemsize == 1 << self.shift
+            and (itemsize <= 8 or self.allocation.written is None)
             and not self.dtype.names
         ):
             return
@@ -80,6 +82,11 @@ class Array:
         self.cells = memoryview(flat) if self.dtype.kind in "biu" else flat
         self.data = self.cells if self.dtype.kind == "b" or self.dtype.kind == "i" and itemsize >= 4 else flat
         self.__class__ = FAST[rank]
+        if self.allocation.written is not None:
+            # -1: every byte of the element
+            bytes_written = self.allocation.written[self.offset : self.offset + span]
+            self.written = memoryview(bytes_written.view(f"i{itemsize}"))
+            self.__class__ = WATCHED[rank]
 
     @property
     def numpy(self):
@@ -144,11 +151,24 @@ class Array:
         return tuple(i + n if i < 0 else i for i, n in zip(numbers, self.shape))
 
     def announce(self, place, site, value=None):
-        """Log an access that did not take the fast path."""
+        """Log an access that did not take the fast path; see to it that local memory is not read before it is
+        written."""
+        if self.allocation.written is not None:
+            self.mark(place, site)
         if self.context.log is not None:
             self.context.log.append((site << SITE_SHIFT) + (self.shift << ADDRESS_BITS) + self.address(place))
             if site & 3 != LOAD:
                 self.context.values.append(value)
+
+    def mark(self, place, site):
+        """An access to local memory: a store writes the element, all others want it written."""
+        begin = self.offset + sum(i * s for i, s in zip(place, self.strides))
+        written = self.allocation.written[begin : begin + self.dtype.itemsize]
+        if site & 3 != STORE and site not in self.context.overwriting and not written.all():
+            what = "read" if site & 3 == LOAD else "changed"
+            self.context.announce("unwritten", self.context.witness(what, site), self.address(place))
+        if site & 3 != LOAD:
+            written[:] = 255
 
     def address(self, place):
         """Where the element at `place` is in the simulated address space."""
@@ -278,7 +298,10 @@ class Record:
             getattr(self._array, name).store(self._place, part, site)
 
 
-FAST = {rank: type(f"Array{rank}", (Array,), {"__slots__": ()}) for rank in range(1, MAX_FAST_RANK + 1)}
+FAST, WATCHED = (
+    {rank: type(f"{name}{rank}", (Array,), {"__slots__": ()}) for rank in range(1, MAX_FAST_RANK + 1)}
+    for name in ("Array", "Watched")  # the second: local memory whose elements know whether they are written
+)
 
 
 def only_read(array):
@@ -312,6 +335,9 @@ def load{rank}(x, {indices}, site):
         flat = {flat}
         {announce}
         return x.data[flat]
+    if type(x) is Watched{rank} and {inside} and x.written[flat := {flat}] == -1:
+        {announce_local}
+        return x.data[flat]
     return load_any(x, ({indices},), site)
 
 def store{rank}(x, {indices}, value, site):
@@ -319,18 +345,23 @@ def store{rank}(x, {indices}, value, site):
         flat = {flat}
         {announce}
         {value}
-        try:
-            x.cells[flat] = value
-        except (TypeError, ValueError, OverflowError):
-            convert(x, flat, value)
+    elif type(x) is Watched{rank} and {inside}:
+        x.written[flat := {flat}] = -1
+        {announce_local}
+        {value_local}
     else:
-        store_any(x, ({indices},), value, site)
+        return store_any(x, ({indices},), value, site)
+    try:
+        x.cells[flat] = value
+    except (TypeError, ValueError, OverflowError):
+        convert(x, flat, value)
 """
 
 
-def template(logged):
+def template(logged, local):
     """The source of all fast accessors; with `logged`, each access appends site, size and address to the log
-    as one integer."""
+    as one integer; with `local`, one to local memory too."""
+    announce = f"log((site << {SITE_SHIFT}) + x.code + (flat << x.shift))"
     parts = []
     for rank in range(1, MAX_FAST_RANK + 1):
         axes = range(rank)
@@ -340,8 +371,10 @@ def template(logged):
                 indices=", ".join(f"i{a}" for a in axes),
                 inside=" and ".join(f"type(i{a}) is int and 0 <= i{a} < x.n{a}" for a in axes),
                 flat=" + ".join(f"i{a} * x.s{a}" for a in axes),
-                announce=f"log((site << {SITE_SHIFT}) + x.code + (flat << x.shift))" if logged else "pass",
+                announce=announce if logged else "pass",
                 value="values(value)" if logged else "pass",
+                announce_local=announce if local else "pass",
+                value_local="values(value)" if local else "pass",
             )
         )
     return "".join(parts)
@@ -354,7 +387,10 @@ BUILTINS = {
     "ValueError": ValueError,
     "OverflowError": OverflowError,
 }
-CODE = {logged: compile(template(logged), "<accessors>", "exec") for logged in (False, True)}
+CODE = {
+    (logged, local): compile(template(logged, local), "<accessors>", "exec")
+    for logged, local in ((False, False), (True, False), (True, True))
+}
 
 
 def convert(x, flat, value):
@@ -377,17 +413,17 @@ def store_any(x, index, value, site):
         x[index[0] if len(index) == 1 else index] = value
 
 
-def accessors(log, values):
-    """{name: function} of load1 ... store5 and what inlined loads need; `log` is what to append accesses to,
-    or None, and `values` what to append stored values to."""
-    names = {f"Array{rank}": FAST[rank] for rank in FAST} | {
+def accessors(log, values, local):
+    """{name: function} of load1 ... store5 and what inlined loads need; `log` is what to append accesses to
+    (those to local memory if `local`), or None, and `values` what to append stored values to."""
+    names = {kind.__name__: kind for kind in (*FAST.values(), *WATCHED.values())} | {
         "load_any": load_any,
         "store_any": store_any,
         "convert": convert,
     }
     if log is not None:
         names |= {"log": log.append, "values": values.append}
-    exec(CODE[log is not None], names)
+    exec(CODE[log is not None, log is not None and local], names)
     return {
         name: f
         for name, f in names.items()

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from sim.errors import LaunchError
-from sim.events import ADDRESS_BITS, RENEWED, SITES
+from sim.events import SITES
 from sim.memory.array import Array
 from sim.memory.spaces import Allocation, poisoned
 
@@ -88,11 +88,10 @@ class Declarations:
             frame,
             copies=len(thread.block.threads),
         )
-        if self.context.log is not None:
-            self.context.log.append(RENEWED << ADDRESS_BITS | base + thread.linear * nbytes)
-        return self.array(
-            Allocation(name, "local", poisoned(nbytes, dtype), base + thread.linear * nbytes), dtype, shape
-        )
+        allocation = Allocation(name, "local", poisoned(nbytes, dtype), base + thread.linear * nbytes)
+        if self.context.heard.unwritten:
+            allocation.written = np.zeros(nbytes, np.uint8)
+        return self.array(allocation, dtype, shape)
 
     def array(self, allocation, dtype, shape):
         return Array(self.context, allocation, 0, dtype, shape, c_strides(shape, dtype), allocation.name)

@@ -19,6 +19,8 @@ class Misuse(Observer):
     """Finding `misuse`, a warning: an atomic that mixes dtypes; or no thread wrote to any of the launch's
     arrays, no other tool has found a reason, and either none read any of them or the kernel has no store."""
 
+    local = False
+
     def launch_started(self, context):
         self.context, self.wrote, self.read, self.unset = context, False, False, {}
 

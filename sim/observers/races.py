@@ -44,6 +44,8 @@ class Races(Observer):
     """Findings `race-shared` and `race-global`. Writes of equal values are warnings, or nothing with
     `allow_equal_writes=True`."""
 
+    local = False
+
     def __init__(self, allow_equal_writes=False):
         self.allow_equal_writes = allow_equal_writes
 

@@ -1,10 +1,11 @@
 """uninitialized: loads of bytes that nobody has written: shared and local memory, and global arrays made by
 `sim.empty`.
 
-A load counts as uninitialized if no earlier epoch wrote the byte, the thread itself has not written it
-before, and no other thread writes it in the same epoch (one that does without order is a race, and reported
-as that; one that is put after the load does not count). So the findings do not depend on the schedule. An
-atomic, other than exch, loads what it changes; other threads' atomics do not count as writing it before.
+In local memory the running thread's own stores decide. Elsewhere a load counts as uninitialized if no earlier
+epoch wrote the byte, the thread itself has not written it before, and no other thread writes it in the same
+epoch (one that does without order is a race, and reported as that; one that is put after the load does not
+count). So the findings do not depend on the schedule. An atomic, other than exch, loads what it changes;
+other threads' atomics do not count as writing it before.
 """
 
 from collections import namedtuple
@@ -41,10 +42,13 @@ Done = namedtuple("Done", "block epoch thread segment")
 class Uninitialized(Observer):
     """Finding `uninitialized-read`."""
 
+    local = False  # each thread's own, so that its program order decides: `unwritten` says so at once
+
     def launch_started(self, context):
         self.context = context
-        # (block, space) -> bool for each byte of the space's window: written in an earlier epoch
+        # block (and array of sim.empty) -> bool for each byte: written in an earlier epoch
         self.on_chip = {}
+        self.local_reads = {}  # (site, array) -> ((place, access, address) of the lowest, how many)
         self.order = Order()
         self.epoch = {}  # block -> batches since its last barrier
         self.empty = [a for a in context.space.allocations if a.uninitialized]
@@ -71,9 +75,16 @@ class Uninitialized(Observer):
 
     def block_ended(self, block, epoch):
         findings = self.epoch_ended(block)
-        for space in (SHARED, LOCAL):
-            self.on_chip.pop((block, space), None)
+        self.on_chip.pop(block, None)
         return findings
+
+    def unwritten(self, access, address):
+        """Of many alike in local memory the lowest element and thread stand for all."""
+        name, index = self.context.space.element(address)
+        place = index, access.block[::-1], access.thread[::-1]
+        key = access.site, name
+        lowest, count = self.local_reads.get(key, ((place, access, address), 0))
+        self.local_reads[key] = min(lowest, (place, access, address), key=lambda read: read[0]), count + 1
 
     def epoch_ended(self, block):
         batches = self.epoch.pop(block, ())
@@ -84,20 +95,9 @@ class Uninitialized(Observer):
             for name in ("thread", "site", "address", "size", "segment")
         ]
         space, epoch = columns[2] >> SPACE_SHIFT, batches[0].epoch
-        begins = np.cumsum([0, *(len(batch.address) for batch in batches)])
-        renewed = np.concatenate(
-            [batch.renewed + [begin, 0] for batch, begin in zip(batches, begins.tolist())]
-        )
-        findings = []
-        for of in (SHARED, LOCAL):
-            inside = np.flatnonzero(space == of)
-            if len(inside) or of == LOCAL and len(renewed):
-                renewals = (
-                    Renewals(self.context.space, renewed, inside) if of == LOCAL and len(renewed) else None
-                )
-                findings += self.on_chip_epoch(
-                    block, epoch, of, renewals, *(column[inside] for column in columns)
-                )
+        findings, inside = [], np.flatnonzero(space == SHARED)
+        if len(inside):
+            findings += self.shared_epoch(block, epoch, *(column[inside] for column in columns))
         for allocation in self.empty:
             inside = np.flatnonzero(
                 (columns[2] >= allocation.base) & (columns[2] < allocation.base + allocation.root.size)
@@ -106,21 +106,13 @@ class Uninitialized(Observer):
                 self.global_epoch(block, epoch, allocation, *(column[inside] for column in columns))
         return findings
 
-    def on_chip_epoch(self, block, epoch, space, renewals, thread, site, address, size, segment):
-        """One block's accesses of one epoch to its shared or local memory."""
-        first = space << SPACE_SHIFT
-        written, offset = (
-            self.window(block, space, int((address + size).max(initial=first)) - first),
-            address - first,
-        )
-        if renewals:
-            offset = renewals.moved(address, offset, len(written))
-            written = np.concatenate([written, np.zeros(renewals.size, bool)])
-        suspects = self.unwritten(written, offset, size, site, thread, block, epoch, segment)
+    def shared_epoch(self, block, epoch, thread, site, address, size, segment):
+        """One block's accesses of one epoch to its shared memory."""
+        offset = address - (SHARED << SPACE_SHIFT)
+        written = self.window(block, int((offset + size).max()))
+        suspects = self.unstored(written, offset, size, site, thread, block, epoch, segment)
         stores = site & 3 != LOAD
         mark(written, offset[stores], size[stores])
-        if renewals:
-            self.on_chip[block, space] = renewals.last(written, first)
         return self.findings(block, thread, site, address, suspects)
 
     def findings(self, block, thread, site, address, suspects):
@@ -130,17 +122,17 @@ class Uninitialized(Observer):
         for i in suspects:
             places.setdefault(int(site[i]), []).append(i)
         for many in places.values():
-            found = [self.finding(block, int(thread[i]), int(site[i]), int(address[i])) for i in many[:MOST]]
+            found = [self.read(block, int(thread[i]), int(site[i]), int(address[i])) for i in many[:MOST]]
             yield from found
             if len(many) > MOST:
                 yield found[-1].again(len(many) - MOST)
 
-    def window(self, block, space, size):
-        """The written bytes of a block's window, grown to `size`."""
-        written = self.on_chip.get((block, space), np.zeros(0, bool))
+    def window(self, block, size):
+        """The written bytes of a block's shared memory, grown to `size`."""
+        written = self.on_chip.get(block, np.zeros(0, bool))
         if len(written) < size:
             written = np.concatenate([written, np.zeros(-(-size // 16) * 16 - len(written), bool)])
-        self.on_chip[block, space] = written
+        self.on_chip[block] = written
         return written
 
     def global_epoch(self, block, epoch, allocation, thread, site, address, size, segment):
@@ -148,9 +140,7 @@ class Uninitialized(Observer):
         comes, is a matter of races."""
         key = block, allocation.base
         written = self.on_chip.setdefault(key, np.zeros(allocation.root.size, bool))
-        for i in self.unwritten(
-            written, address - allocation.base, size, site, thread, block, epoch, segment
-        ):
+        for i in self.unstored(written, address - allocation.base, size, site, thread, block, epoch, segment):
             self.suspects.setdefault((int(address[i]), int(site[i])), []).append((block, int(thread[i])))
         stores = np.flatnonzero(site & 3 != LOAD)
         mark(written, address[stores] - allocation.base, size[stores])
@@ -161,13 +151,15 @@ class Uninitialized(Observer):
                 self.setters.setdefault(int(address[i]), set()).add(block)
 
     def launch_finished(self, context):
+        for (_, access, address), count in self.local_reads.values():
+            yield self.finding(access, address).again(count)
         for (address, site), loads in self.suspects.items():
             writers = self.setters if site & 3 == ATOMIC else self.writers
             for block, thread in loads:
                 if not writers.get(address, set()) - {block}:
-                    yield self.finding(block, thread, site, address)
+                    yield self.read(block, thread, site, address)
 
-    def unwritten(self, written, offset, size, site, thread, block, epoch, segment):
+    def unstored(self, written, offset, size, site, thread, block, epoch, segment):
         """Positions of the loads of bytes that are not `written`, that their own thread has not stored
         before, and that no other thread stores, unless that is put after the load."""
         sets = self.sets(site)
@@ -211,7 +203,11 @@ class Uninitialized(Observer):
         """Whether each access writes without reading first: stores, and the atomic exch."""
         return (site & 3 == STORE) | (site & 3 == ATOMIC) & np.isin(site, list(self.context.overwriting))
 
-    def finding(self, block, thread, site, address):
+    def read(self, block, thread, site, address):
+        what = "changed" if site & 3 == ATOMIC else "read"
+        return self.finding(Access(what, block, self.context.thread_index(thread), SITES[site]), address)
+
+    def finding(self, access, address):
         name, index = self.context.space.element(address)
         memory = {
             GLOBAL: "An array made by sim.empty",
@@ -222,66 +218,12 @@ class Uninitialized(Observer):
             "uninitialized-read",
             "error",
             f"{name}[{', '.join(map(str, index))}] is read and nobody has written it",
-            (
-                Access(
-                    "changed" if site & 3 == ATOMIC else "read",
-                    block,
-                    self.context.thread_index(thread),
-                    SITES[site],
-                ),
-            ),
+            (access,),
             name,
             index,
             reason=f"{memory} holds whatever was there before.",
             fix=FIX[address >> SPACE_SHIFT],
         )
-
-
-class Renewals:
-    """Local arrays that threads have declared in one epoch, some of them several times at one address: each
-    time an array of its own, behind the window of all bytes."""
-
-    def __init__(self, space, renewed, inside):
-        """`renewed` counts accesses to all memory; those at `inside` are to local memory."""
-        self.bases = np.unique(renewed[:, 1])
-        arrays = [a for a in space.allocations if a.space == "local"]
-        sizes = np.array([a.root.size for a in arrays])[
-            np.searchsorted([a.base for a in arrays], self.bases, "right") - 1
-        ]
-        slot, self.most = (
-            np.searchsorted(self.bases, renewed[:, 1]),
-            max([*inside[-1:], int(renewed[-1, 0])]) + 2,
-        )
-        self.keys = np.sort(slot * self.most + renewed[:, 0])
-        self.slot, self.sizes, self.position = self.keys // self.most, sizes, inside
-        self.begin = np.cumsum([0, *(-(-sizes[self.slot] // 16) * 16)])
-        self.size = int(self.begin[-1])
-
-    def moved(self, address, offset, behind):
-        """The offsets of accesses, those to an array that was declared in this epoch moved behind so many
-        bytes."""
-        slot = np.searchsorted(self.bases, address, "right") - 1
-        at = np.searchsorted(self.keys, slot * self.most + self.position, "right") - 1
-        mine = (
-            (slot >= 0)
-            & (at >= 0)
-            & (self.slot[at] == slot)
-            & (address - self.bases[slot] < self.sizes[slot])
-        )
-        self.behind = behind
-        return np.where(mine, behind + self.begin[at] + address - self.bases[slot], offset)
-
-    def last(self, written, first):
-        """The window as the epoch leaves it: of each array what was written since it was declared last."""
-        for at in np.flatnonzero(np.diff(self.slot, append=-1)).tolist():
-            base, size, begin = (
-                int(self.bases[self.slot[at]]) - first,
-                int(self.sizes[self.slot[at]]),
-                self.behind + int(self.begin[at]),
-            )
-            size = max(0, min(size, self.behind - base))
-            written[base : base + size] = written[begin : begin + size]
-        return written[: self.behind].copy()
 
 
 def all_set(written, offset, width):
