@@ -72,7 +72,10 @@ INDICES = SEGMENTS + 32
 # none
 UNSET = INDICES + 1024
 MOST_UNSET = 64
-NUMBERS = UNSET + MOST_UNSET
+# for each thread, and behind them for each warp, the epoch and segment (as in a stamp) in which it, or the
+# last of it, returned
+LEFT = UNSET + MOST_UNSET
+NUMBERS = LEFT + 1024 + 32
 
 # bits of DIRTY
 NARROWED, BOUNDS, UNWRITTEN, RACE, BETWEEN, PARTED, SPENT = KINDS = tuple(1 << bit for bit in range(7))
@@ -129,12 +132,22 @@ def same_epoch(before, me):
 
 
 @always
-def of_another(before, me):
+def has_left(before, state):
+    """Whether the thread of a stamp (or one of them) returned before its warp synchronised again: later
+    syncwarps do not put it before anything."""
+    of = 1024 + ((before & THREAD) >> WARP_SHIFT) if before & MANY else before & THREAD
+    return number(state, LEFT + of) == before >> SEGMENT_SHIFT
+
+
+@always
+def of_another(before, me, state):
     """Whether the stamp, of this epoch, is an access by another thread that no syncwarp puts before what this
     thread does now."""
     if before & WARPS or (before ^ me) & WARP:
         return True
-    return (before ^ me) & SEGMENT == 0 and (before & MANY != 0 or (before ^ me) & THREAD != 0)
+    if (before ^ me) & SEGMENT:
+        return has_left(before, state)
+    return before & MANY != 0 or (before ^ me) & THREAD != 0
 
 
 @always
@@ -148,7 +161,7 @@ def judge(before, state, between_blocks):
         races_with(state, before >> EPOCH_SHIFT)
     elif between_blocks and before & OTHERS:
         races_with(state, number(state, FOREIGN))
-    elif same_epoch(before, me) and of_another(before, me):
+    elif same_epoch(before, me) and of_another(before, me, state):
         dirty(state, RACE)
 
 
@@ -165,7 +178,7 @@ def read_by_me(before, state, between_blocks):
         me |= OTHERS
     if not same_epoch(before, me):
         return me
-    if (before ^ me) & WARP:
+    if (before ^ me) & WARP or ((before ^ me) & SEGMENT and has_left(before, state)):
         return me | WARPS
     together = (before ^ me) & SEGMENT == 0 and (before & MANY != 0 or (before ^ me) & THREAD != 0)
     return me | before & WARPS | (MANY if together else 0)
@@ -216,7 +229,7 @@ def watch_atomic(stamps, flat, state, between_blocks, wants_written):
         if same_epoch(written, me):
             new |= written & (WARPS | MANY) | (WARPS if (written ^ me) & THREAD else 0)
     elif same_epoch(written, me):
-        if of_another(written, me):
+        if of_another(written, me, state):
             dirty(state, RACE)
         new = me  # both of them: as plain as the store
     else:

@@ -17,16 +17,20 @@ from sim.native.checks import (
     FOUND,
     FULL,
     INTERRUPTED,
+    LEFT,
     LOG,
+    ME,
     OF_BLOCK,
     OF_LAUNCH,
     PARTED,
     POSITION,
     ROUNDS,
+    SEGMENT_SHIFT,
     SPENT,
     STARTS,
     STOPPED,
     TURNS,
+    WARP_SHIFT,
     dirty,
 )
 from sim.native.internal import LIKE_CODE, always, compiled
@@ -118,6 +122,9 @@ def agree(state, before, now, ended, thread):
     """What all threads say so far: END counts only if all do."""
     if now == END:
         ended[thread] = uint8(1)
+        left = number(state, ME) >> SEGMENT_SHIFT
+        set_number(state, LEFT + thread, left)
+        set_number(state, LEFT + 1024 + (thread >> WARP_SHIFT), left)
         set_number(state, ENDED, number(state, ENDED) + 1)
         return END if before == NOBODY else before
     return agree_warps(state, before, now)

@@ -1,7 +1,84 @@
-"""Corpus: a race that comes after many cells in order."""
+"""Corpus: lanes that have returned; a race that comes after many cells in order."""
 
 import numpy as np
-from numba import cuda
+from numba import cuda, float64
+
+
+class ReturnedBeforeTheSyncwarp:
+    """Lanes that write and return take no part in the syncwarp behind which others read."""
+
+    launch = 1, 32
+    findings = {("race-shared", "error", "s", ("out[t] = s[t + 16]", "read"), ("s[t] = x[t]", "written"))}
+
+    def arguments():
+        return np.arange(32.0), np.zeros(16)
+
+    @cuda.jit
+    def buggy(x, out):
+        s = cuda.shared.array(32, float64)
+        t = cuda.threadIdx.x
+        s[t] = x[t]
+        if t >= 16:
+            return
+        cuda.syncwarp(0xFFFF)
+        out[t] = s[t + 16]
+
+    @cuda.jit
+    def fixed(x, out):
+        s = cuda.shared.array(32, float64)
+        t = cuda.threadIdx.x
+        s[t] = x[t]
+        cuda.syncwarp()
+        if t >= 16:
+            return
+        cuda.syncwarp(0xFFFF)
+        out[t] = s[t + 16]
+
+    def wanted(x, out):
+        return {"out": x[16:]}
+
+
+class ReaderThatReturned:
+    """A lane reads and returns; another writes behind a later syncwarp, which does not wait for the first."""
+
+    launch = 1, 32
+    findings = {("race-shared", "error", "s", ("out[31] = s[0]", "read"), ("s[0] = 8", "written"))}
+
+    def arguments():
+        return (np.zeros(32),)
+
+    @cuda.jit
+    def buggy(out):
+        s = cuda.shared.array(32, float64)
+        t = cuda.threadIdx.x
+        s[t] = t
+        cuda.syncwarp()
+        if t == 31:
+            out[31] = s[0]
+            return
+        cuda.syncwarp(0x7FFFFFFF)
+        out[t] = s[0]
+        cuda.syncwarp(0x7FFFFFFF)
+        if t == 0:
+            s[0] = 8
+
+    @cuda.jit
+    def fixed(out):
+        s = cuda.shared.array(32, float64)
+        t = cuda.threadIdx.x
+        s[t] = t
+        cuda.syncwarp()
+        if t == 31:
+            out[31] = s[1]
+            return
+        cuda.syncwarp(0x7FFFFFFF)
+        out[t] = s[0]
+        cuda.syncwarp(0x7FFFFFFF)
+        if t == 0:
+            s[0] = 8
+
+    def wanted(out):
+        return {"out": 31 * [0] + [1]}
 
 
 class RaceInCellSixThousand:
