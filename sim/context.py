@@ -14,6 +14,7 @@ from sim.errors import Stuck
 from sim.events import (
     ADDRESS_BITS,
     ADDRESS_MASK,
+    LOAD,
     SITE_SHIFT,
     SITES,
     Access,
@@ -53,6 +54,9 @@ class Context:
         self.decisions = array("q") if self.listeners["branches"] else None
         self.values = []  # what the stores and atomics in the log wrote
         self.segments, self.last_segment = [], -1  # (position in the log, thread): who appended what follows
+        self.logged = 0  # accesses that tools have been told
+        # whether a batch may hold what several blocks did, in turns
+        self.mixes_blocks = not (self.heard.local or self.heard.branches)
         self.findings = []
         self.counters = {"threads": 0, "blocks": 0, "barriers": 0}
         self.trace = None  # a Recording, if a tool makes one
@@ -62,6 +66,7 @@ class Context:
         self.thread, self.entered = None, 0
         # whether another engine runs part of the launch now; whether it has written to global memory
         self.away = self.wrote = False
+        self.telling = False  # whether a tool is at work, which may take long and ends
         self.max_steps = max_steps
         self.ticking = True  # whether every `while` loop ticks: not those of a kernel without source
         self.progress()
@@ -69,8 +74,13 @@ class Context:
     # --- who listens ----------------------------------------------------------------------------------------
 
     def announce(self, hook, *facts):
+        if not self.listeners[hook]:
+            return
+        began, self.telling = time.monotonic(), True
         for listener in self.listeners[hook]:
             self.findings.extend(listener(*facts) or ())
+        self.telling = False
+        self.since += time.monotonic() - began
 
     def refuse(self, site, what, array, index):
         """An access outside `array`, or with a negative index. Without a tool that listens, outside is a
@@ -94,7 +104,7 @@ class Context:
         if len(self.log) > FLUSH_AT:
             self.flush()
         self.last_segment += 1
-        self.segments.append((len(self.log), thread.linear))
+        self.segments.append((len(self.log), thread))
 
     def event(self, hook, *facts):
         """Something that may order the running thread's accesses before or after: what it does next is a new
@@ -112,30 +122,11 @@ class Context:
             self.announce("collective", name, block.index, self.site_of(frame, "call"))
 
     def flush(self):
-        """Hand the log to the tools as one batch and empty it. Called before a block's epoch ends and before
-        another block runs."""
+        """Hand the log to the tools and empty it. Called before a block's epoch ends, and before another
+        block runs if a tool wants the accesses of all blocks in order."""
         if self.log:
-            words = np.array(self.log, np.int64)
-            starts, threads = np.array(self.segments, np.int64).T
-            lengths = np.diff(starts, append=len(words))
-            segment = np.repeat(
-                np.arange(self.last_segment - len(starts) + 1, self.last_segment + 1), lengths
-            )
-            thread, size = np.repeat(threads.astype(np.int32), lengths), words >> ADDRESS_BITS & 15
-            block, values = self.thread.block, self.values[:]
-            batch = Batch(
-                block.index,
-                block.epoch,
-                thread,
-                segment,
-                (words >> SITE_SHIFT).astype(np.int32),
-                words & ADDRESS_MASK,
-                (1 << size).astype(np.int32),
-                values,
-            )
-            del self.log[:]
-            self.values.clear()
-            self.announce("accesses", batch)
+            for batch in self.batches():
+                self.announce("accesses", batch)
         self.segments.clear()
         if self.decisions:
             words = np.array(self.decisions, np.int64)
@@ -143,6 +134,33 @@ class Context:
             block = self.thread.block
             decided = words >> 1 & 4095, words >> 13, words & 1
             self.announce("branches", Decisions(block.index, block.epoch, *decided))
+
+    def batches(self):
+        """What is in the log, as a Batch for each block; empties it."""
+        words, values = np.array(self.log, np.int64), self.values[:]
+        positions, threads = zip(*self.segments)
+        starts = np.array(positions)
+        lengths, first = np.diff(starts, append=len(words)), self.last_segment - len(starts) + 1
+        block_of = {thread.block.index: thread.block for thread in threads}
+        segment = np.repeat(np.arange(first, self.last_segment + 1), lengths)
+        thread = np.repeat(np.array([thread.linear for thread in threads], np.int32), lengths)
+        position, site = np.arange(len(words)) + self.logged, (words >> SITE_SHIFT).astype(np.int32)
+        columns = thread, segment, position, site, words & ADDRESS_MASK, (1 << (words >> ADDRESS_BITS & 15))
+        self.logged += len(words)
+        del self.log[:]
+        self.values.clear()
+        if len(block_of) == 1:
+            (block,) = block_of.values()
+            return [Batch(block.index, block.epoch, *columns, values)]
+        numbers = {index: number for number, index in enumerate(block_of)}
+        home = np.repeat(np.array([numbers[thread.block.index] for thread in threads]), lengths)
+        homes_of_values = home[site & 3 != LOAD].tolist()
+        parts = []
+        for number, block in enumerate(block_of.values()):
+            mine = home == number
+            own = [value for value, at in zip(values, homes_of_values) if at == number]
+            parts.append(Batch(block.index, block.epoch, *(column[mine] for column in columns), own))
+        return [part for part in parts if len(part.address)]
 
     def branch(self, taken, site):
         """The running thread decides at a branch."""
@@ -207,7 +225,7 @@ class Context:
     def signs_of_life(self):
         """Something that differs between two moments if anything happened in between. Accesses count only if
         endless loops are seen by their ticks."""
-        if self.away:
+        if self.away or self.telling:
             return object()
         return self.entered, self.steps, self.log and self.ticking and len(self.log)
 

@@ -147,6 +147,7 @@ class Batch:
     epoch: int
     thread: np.ndarray  # int32, linear index within the block
     segment: np.ndarray  # int64
+    position: np.ndarray  # int64, how many accesses of the launch came before
     site: np.ndarray  # int32, a number for SITES
     address: np.ndarray  # int64, bytes in the simulated address space (see sim.memory.spaces)
     size: np.ndarray  # int32, bytes

@@ -68,7 +68,8 @@ class Scheduler:
     def enter(self, thread):
         """Make `thread` the one that runs."""
         if thread.block is not self.block:
-            self.context.flush()
+            if not self.context.mixes_blocks:
+                self.context.flush()
             self.block = thread.block
             self.block_index.x, self.block_index.y, self.block_index.z = thread.block.index
         index, context = self.thread_index, self.context

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from sim.events import SHARED, SPACE_SHIFT
 
 GRID, BLOCK = "grid", "block"  # how far a fence reaches
+MOST_PARTS = 8  # pieces of knowledge that are not merged before a fence needs it
 
 
 class Order:
@@ -27,7 +28,9 @@ class Order:
     def __init__(self, generous=False):
         self.generous = generous
         self.active = False  # whether anything has happened that could order accesses
-        self.known = {}  # (block, thread) -> knowledge
+        # (block, thread) -> {where it was learned: knowledge}; what is learned at one place contains what was
+        # learned there before
+        self.known = {}
         # block -> {thread: {reach: knowledge at its last fence}; None: what all threads had released before
         # the last barrier}
         self.released = {}
@@ -39,10 +42,8 @@ class Order:
 
     def fenced(self, block, epoch, thread, segment, reach):
         self.active = True
-        of_block = self.of_block.get(block, ((), ({},)))[1][-1]
-        known = merged(
-            [of_block, self.known.get((block, thread), {}), {block: epoch, (block, thread): segment}]
-        )
+        of_block = self.of_block.get(block, ((), ((),)))[1][-1]
+        known = merged([*of_block, *self.parts(block, thread), {block: epoch, (block, thread): segment}])
         released = self.released.setdefault(block, {})
         released[thread] = (
             {**released.get(thread, {}), BLOCK: known} if reach == BLOCK else {GRID: known, BLOCK: known}
@@ -55,11 +56,11 @@ class Order:
             return
         element = (block, address) if address >> SPACE_SHIFT == SHARED else address
         handed, released = self.handed.get(element, {}), self.released.get(block, {})
-        seen = [
-            handed[reach]
+        seen = {
+            (element, reach): handed[reach]
             for reach in (GRID, block)
             if reach in handed and self.seen.get((block, thread, address, reach)) is not handed[reach]
-        ]
+        }
         for reach in handed.keys() & {GRID, block}:
             self.seen[block, thread, address, reach] = handed[reach]
         if wrote and (own := [released[who] for who in (thread, None) if who in released]):
@@ -69,18 +70,18 @@ class Order:
                     handed[home] = merged([handed.get(home, {}), *parts])
             self.handed[element] = handed
         if seen:
-            self.learn(block, thread, segment, merged(seen))
+            self.learn(block, thread, segment, seen)
 
     def warp(self, block, threads, segment):
         self.active = True
         together = merged(
             [
                 {(block, thread): segment for thread in threads},
-                *(self.known.get((block, thread), {}) for thread in threads),
+                *(part for thread in threads for part in self.parts(block, thread)),
             ]
         )
         for thread in threads:
-            self.learn(block, thread, segment, together)
+            self.learn(block, thread, segment, {"warp": together})
 
     def barrier(self, block, epoch):
         """What any thread of the block knew, all know in the next epoch; what any thread has released by a
@@ -88,20 +89,25 @@ class Order:
         if block in self.released:
             parts = [part[GRID] for part in self.released[block].values() if GRID in part]
             self.released[block] = {None: {GRID: merged(parts)}} if parts else {}
-        known = [self.known.pop(key) for key in list(self.known) if key[0] == block]
+        known = [part for key in list(self.known) if key[0] == block for part in self.known.pop(key).values()]
         if known:
-            epochs, before = self.of_block.setdefault(block, ([-1], [{}]))
+            epochs, before = self.of_block.setdefault(block, ([-1], [()]))
             epochs.append(epoch)
-            before.append(merged([before[-1], *known]))
+            before.append((merged([*before[-1], *known]),))
 
     def learn(self, block, thread, segment, knowledge):
-        old = self.known.get((block, thread), {})
-        if all(bound <= old.get(key, -1) for key, bound in knowledge.items()):
-            return
-        known = self.known[block, thread] = merged([old, knowledge])
+        """`knowledge`: where it was learned -> what."""
+        known = {**self.known.get((block, thread), {}), **knowledge}
+        if len(known) > MOST_PARTS:
+            known = {"merged": merged(known.values())}
+        self.known[block, thread] = known
         segments, held = self.history.setdefault((block, thread), ([], []))
         segments.append(segment)
-        held.append(known)
+        held.append(tuple(known.values()))
+
+    def parts(self, block, thread):
+        """The pieces of which the knowledge of a thread consists."""
+        return self.known.get((block, thread), {}).values()
 
     def before(self, a, b):
         """Whether the thread of access b knew, when it did that, of access a. Both have a block, epoch,
@@ -118,7 +124,7 @@ class Order:
             (self.of_block.get(row.block, NOTHING), row.epoch),
         ):
             if last := bisect_left(moments, now):
-                yield held[last - 1]
+                yield from held[last - 1]
 
 
 NOTHING = (), ()

@@ -34,7 +34,7 @@ from sim.observers.order import Order
 MOST_CELLS = 512  # racy cells of one pattern that are looked at one by one; further ones are counted
 # pairs of accesses tried for the lowest threads that race; then any pair of the cell will do
 MOST_PAIRS = 4096
-MOST_EVENTS = 1 << 14  # events kept to find out whether a fence is missing
+MOST_EVENTS = 1 << 12  # events kept to find out whether a fence is missing
 # the widest access has 16 bytes: aligned accesses to different lines of 16 bytes do not meet
 LINE_SHIFT, WARP_SHIFT = 4, 5
 WORDS = {LOAD: "read", STORE: "written", ATOMIC: "changed"}
@@ -52,16 +52,14 @@ class Races(Observer):
     def launch_started(self, context):
         self.context, self.order = context, Order()
         # what has told `order` something; an order in which every atomic has a fence, after so many events
-        self.events, self.generous = [], (0, None)
+        self.events, self.generous = [], (0, Order(generous=True))
         self.barriers = {}  # function -> lines on which barriers have opened
         self.blocks, self.names = {}, []  # block -> its number; the reverse
-        self.position = 0  # accesses so far
         self.epoch = {}  # block -> batches since its last barrier
         self.everywhere = []  # accesses to global memory since the last grid barrier
 
     def accesses(self, batch: Batch):
-        self.epoch.setdefault(batch.block, []).append((self.position, batch))
-        self.position += len(batch.address)
+        self.epoch.setdefault(batch.block, []).append(batch)
 
     def barrier_opened(self, block, epoch):
         self.heard("barrier", block, epoch)
@@ -107,9 +105,9 @@ class Races(Observer):
         """Races within one block and epoch; what it did to global memory is kept for the comparison with
         other blocks."""
         batches = self.epoch.pop(block, ())
-        lines = [batch.address[batch.kind != LOAD] >> LINE_SHIFT for _, batch in batches]
+        lines = [batch.address[batch.kind != LOAD] >> LINE_SHIFT for batch in batches]
         written = np.unique(np.concatenate(lines)) if lines else ()
-        rows = [Rows.of(batch, written, self.number(block), position) for position, batch in batches]
+        rows = [Rows.of(batch, written, self.number(block)) for batch in batches]
         if not sum(map(len, rows)):
             return []
         rows = Rows.joined(rows)
@@ -221,11 +219,11 @@ class Races(Observer):
         """Whether a fence before every atomic would order the two."""
         if len(self.events) == MOST_EVENTS or not any(name == "atomic" for name, *_ in self.events):
             return False
-        if self.generous[0] != len(self.events):
-            self.generous = len(self.events), Order(generous=True)
-            for name, *facts in self.events:
-                getattr(self.generous[1], name)(*facts)
-        return self.generous[1].before(*sorted((a, b), key=lambda row: row.position))
+        told, order = self.generous
+        for name, *facts in self.events[told:]:
+            getattr(order, name)(*facts)
+        self.generous = len(self.events), order
+        return order.before(*sorted((a, b), key=lambda row: row.position))
 
 
 def replaced(rows, row):
@@ -394,7 +392,7 @@ class Rows:
     value: np.ndarray
 
     @classmethod
-    def of(cls, batch, written, block, position):
+    def of(cls, batch, written, block):
         """All accesses of `batch` to global memory, and those to shared memory that touch one of the
         `written` lines of bytes."""
         space = batch.space
@@ -409,7 +407,7 @@ class Rows:
             np.full(len(keep), block),
             np.full(len(keep), batch.epoch),
             *(getattr(batch, name)[keep] for name in ("thread", "segment", "site", "address", "size")),
-            keep + position,
+            batch.position[keep],
             value[keep],
         )
 

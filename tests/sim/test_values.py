@@ -50,6 +50,19 @@ def test_bits_are_counted_in_the_width_of_the_type():
 
 
 @cuda.jit
+def bits_of_any_number(out, x):
+    i = cuda.threadIdx.x
+    out[3 * i], out[3 * i + 1], out[3 * i + 2] = cuda.popc(x[i]), cuda.clz(x[i]), cuda.ffs(x[i])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.bool_])
+def test_bits_are_counted_of_an_int8_where_the_number_is_no_integer(dtype):
+    """A float is saturated."""
+    found = by_both(bits_of_any_number, np.zeros(12), np.array([0, 1, 3.7, 1e9], dtype), threads=4)
+    assert found == [0, 8, 0, 1, 7, 1, *((1, 7, 1) * 2 if dtype is np.bool_ else (2, 6, 1, 8, 0, 1))]
+
+
+@cuda.jit
 def smaller_and_larger(out, a, b):
     out[0], out[1], out[2], out[3] = (
         libdevice.fminf(a[0], b[0]),
