@@ -1,0 +1,228 @@
+"""The checks of lesson 20: bytes of a cache, multiply-adds, decoding from latents, a tile with a reciprocal
+band, the gradient of what heads share."""
+
+import math
+import operator
+
+import torch
+
+from course.check.harness import compare, exercise, explained, fail
+from course.check.inputs import FAR, unusual
+from course.check.tensors import within
+from course.check.trial import tried
+
+MODELS = [(131_072, 60, 128, 128, 512, 2), (1, 1, 1, 1, 1, 1), (10, 3, 5, 7, 11, 4)]
+
+
+@exercise("20.1", "cache_bytes")
+def ex20_1(cache_bytes, rng):
+    models = MODELS + [tuple(int(x) for x in rng.integers(2, 40, 6)) for _ in range(20)]
+    for tokens, layers, heads, d, latent, size in models:
+        call = f"cache_bytes({tokens}, {layers}, {heads}, {d}, {latent}, {size})"
+        got = two_whole_numbers(cache_bytes(tokens, layers, heads, d, latent, size), call)
+        wanted = 2 * tokens * layers * heads * d * size, 2 * tokens * layers * latent * size
+        hint = explained(
+            got,
+            {
+                "There is a key and a value: twice as much.": tuple(x // 2 for x in wanted),
+                "Latents are shared: the number of heads does not count.": (wanted[0], wanted[1] * heads),
+                "Every layer has a cache of its own.": tuple(x // layers for x in wanted),
+            },
+            "Per token and layer: a key and a value of d numbers for each head; or a latent key and a latent"
+            " value.",
+        )
+        compare(got, wanted, what="other bytes", call=call, tolerance=0, hint=hint)
+    return f"{len(models)} models"
+
+
+def two_whole_numbers(got, call):
+    """`got` as a pair of ints, or a verdict; 4.0 is a whole number."""
+    try:
+        numbers = tuple(int(x) if isinstance(x, float) and x == int(x) else operator.index(x) for x in got)
+    except (TypeError, ValueError, OverflowError):
+        numbers = ()
+    if len(numbers) != 2:
+        fail("the answer is not two whole numbers", call=call, got=repr(got))
+    return numbers
+
+
+@exercise("20.2", "multiply_adds")
+def ex20_2(multiply_adds, rng):
+    drawn = [tuple(int(x) for x in rng.integers(2, 60, 5)) for _ in range(20)]
+    for n_q, n_k, heads, d, latent in [(1, 4096, 128, 128, 512), (1, 1, 1, 1, 1), (7, 3, 2, 5, 4), *drawn]:
+        call = f"multiply_adds({n_q}, {n_k}, {heads}, {d}, {latent})"
+        got = two_whole_numbers(multiply_adds(n_q, n_k, heads, d, latent), call)
+        wanted = costs(n_q, n_k, heads, d, latent)
+        hint = explained(
+            got,
+            {
+                "Both are there for the keys and for the values: twice as much.": tuple(
+                    x // 2 for x in wanted
+                ),
+                "That is one head; count all of them.": tuple(x // heads for x in wanted),
+                "The pair is (expand, absorb), in this order.": wanted[::-1],
+                "Each way has a projection, too.": (
+                    2 * heads * n_q * n_k * d,
+                    2 * heads * n_q * n_k * latent,
+                ),
+            },
+            "Expand: n_k keys and n_k values of L·d each, then n_q·n_k scores of d, and as many terms of d."
+            " Absorb: n_q queries of d·L, scores and terms of L, and n_q outputs of L·d.",
+        )
+        compare(got, wanted, what="other counts", call=call, tolerance=0, hint=hint)
+    return "23 shapes, one query and many"
+
+
+def costs(n_q, n_k, heads, d, latent):
+    """Multiply-adds of both ways, summed product by product."""
+    expand = n_k * latent * d + n_k * latent * d + n_q * d * n_k + n_q * n_k * d
+    absorb = n_q * d * latent + n_q * latent * n_k + n_q * n_k * latent + n_q * latent * d
+    return heads * expand, heads * absorb
+
+
+ABSORB = "Take the query to the latents: q W_q is (H, L), and all heads meet the same k_latent."
+
+
+@exercise("20.3", "decode")
+def ex20_3(decode, rng):
+    tried(f"scores to ±{FAR}")
+    for n, heads, d, latent, loud in [
+        (40, 4, 6, 5, 1),
+        (61, 5, 3, 7, FAR),
+        (1, 3, 4, 5, 1),
+        (90, 1, 8, 2, FAR),
+    ]:
+        generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+        draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)  # noqa: E731, B023
+        q, k, v, w_q, w_v = (
+            draw(heads, d),
+            draw(n, latent),
+            draw(n, latent),
+            draw(heads, d, latent),
+            draw(heads, latent, d),
+        )
+        scale = unusual(rng, unlike=(1, d**-0.5, latent**-0.5))
+        s = q[:, None] @ w_q @ k.T
+        q *= loud / float((scale * s).abs().max()) if loud > 1 else 1
+        s = scale * (q[:, None] @ w_q @ k.T)
+        wanted = (torch.softmax(s, -1) @ v @ w_v)[:, 0]
+        call = f"decode with {heads} heads of {d}, {n} tokens, latents of {latent}, scale {scale:.3f}"
+        most = 2 * max(heads * n, heads * latent * d, n * latent)
+        bound = most if most < n * heads * min(d, latent) else None
+        got = within(
+            decode,
+            (q, k, v, w_q, w_v, scale),
+            call=call,
+            largest=bound,
+            refused={"scaled_dot_product_attention"},
+            hint=ABSORB,
+        )
+        root = torch.softmax(s / scale / math.sqrt(latent), -1)
+        hint = explained(
+            got,
+            {
+                "Scores are multiplied by scale.": (torch.softmax(s / scale, -1) @ v @ w_v)[:, 0],
+                "Use the scale that is given.": (root @ v @ w_v)[:, 0],
+                "Every head has its own W_v.": (torch.softmax(s, -1) @ v @ w_v[:1])[:, 0],
+            },
+            ABSORB,
+        )
+        compare(got, wanted, what="another output", call=call, tolerance=1e-9, hint=hint)
+    return "4 caches, of 1 to 90 tokens, no head's own keys or values"
+
+
+@exercise("20.4", "tile_scores")
+def ex20_4(tile_scores, rng):
+    tiles = [
+        (0, 0, 0, 3, 4),
+        (4, 4, 0, 1, 3),
+        (8, 4, 0, 5, 4),
+        (4, 8, 0, 2, 5),
+        (9, 0, 6, 20, 9),
+        (5, 3, 5, 0, 6),
+    ]
+    drawn = [tuple(int(x) for x in rng.integers(0, 12, 3)) + (int(rng.integers(0, 9)), 5) for _ in range(12)]
+    for first_row, first_column, first_query, window, columns in tiles + drawn:
+        generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+        rows, d, latent = 4, 3, 6
+        n = max(first_row + rows, first_column + columns)
+        q, k = (torch.randn(n, width, dtype=torch.float64, generator=generator) for width in (d, latent))
+        w_q = torch.randn(d, latent, dtype=torch.float64, generator=generator)
+        alpha, scale = unusual(rng, unlike=(1,)), unusual(rng, unlike=(1, d**-0.5, latent**-0.5))
+        first_query = min(first_query, first_row)  # a row has its query
+        held = q.clone()
+        held[:first_query] = torch.nan
+        own, those = slice(first_row, first_row + rows), slice(first_column, first_column + columns)
+        call = (
+            f"tile_scores of the rows {first_row} to {first_row + rows - 1} and the columns {first_column} to"
+            f" {first_column + columns - 1}, first_query {first_query}, window {window}"
+        )
+        given = held[own], k[own], held[those], k[those], w_q, first_row, first_column, first_query
+        got = within(tile_scores, (*given, alpha, window, scale), call=call)
+        i, j = torch.arange(n)[own, None], torch.arange(n)[those]
+        straight, back = (q[own] @ w_q) @ k[those].T, (q[those] @ w_q @ k[own].T).T
+
+        def scores(band, factor=scale, visible=None, straight=straight, back=back, alpha=alpha, i=i, j=j):
+            s = factor * (straight + alpha * (band * back))
+            return s.masked_fill(i < j if visible is None else ~visible, -math.inf)
+
+        near = (i >= j) & (i - j < window)
+        known = near & (j >= first_query)
+        hint = explained(
+            got,
+            {
+                "0 <= i - j < window: the token itself counts, and window - 1 before it.": scores(
+                    (i >= j) & (i - j <= window) & (j >= first_query)
+                ),
+                "i and j are positions: add first_row and first_column.": scores(
+                    ((i - first_row) >= (j - first_column)) & (i - first_row - j + first_column < window)
+                ),
+                "The scale is a factor of both terms.": scores(known, 1.0),
+                "alpha is a factor of the reciprocal term.": scores(known, alpha=1.0),
+                "Key j after query i is masked with -inf.": scores(known, visible=i >= -1 + 0 * j),
+                "The reciprocal term is q_j W_q · k_i, the other way round.": scores(known, back=straight),
+                "A row sees itself: j <= i.": scores(known, visible=j < i),
+            },
+            "Garbage in q_columns must not reach S."
+            if got_nan(got)
+            else "Compare with the example on paper, row 2.",
+        )
+        compare(got, scores(known), what="another tile", call=call, tolerance=1e-9, hint=hint)
+    count = len(tiles) + len(drawn)
+    return f"{count} tiles, before and behind the diagonal, windows from 0, keys without a query"
+
+
+def got_nan(got):
+    return isinstance(got, torch.Tensor) and bool(got.isnan().any())
+
+
+@exercise("20.5", "d_v_latent")
+def ex20_5(d_v_latent, rng):
+    for heads, n_q, n, d, latent in [
+        (6, 3, 30, 4, 20),
+        (9, 1, 17, 2, 40),
+        (1, 5, 6, 3, 4),
+        (5, 4, 50, 3, 33),
+    ]:
+        generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+        draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)  # noqa: E731, B023
+        p, d_o, w_v = torch.softmax(3 * draw(heads, n_q, n), -1), draw(heads, n_q, d), draw(heads, latent, d)
+        each = p.mT @ d_o @ w_v.mT
+        call = f"d_v_latent with {heads} heads of {d}, {n_q} queries, {n} keys, latents of {latent}"
+        most = 2 * max(heads * n_q * n, heads * n * d, heads * latent * d, n * latent)
+        bound = most if most < heads * n * latent else None
+        got = within(d_v_latent, (p, d_o, w_v), call=call, largest=bound, hint=ADD)
+        hint = explained(
+            got,
+            {
+                "The heads' gradients are added, not averaged.": each.mean(0),
+                "Every head has a part in it, not the last alone.": each[-1],
+                "Every head has a part in it, not the first alone.": each[0],
+            },
+            "Head h: P_hᵀ dO_h W_v,hᵀ. All heads: the sum.",
+        )
+        compare(got, each.sum(0), what="another gradient", call=call, tolerance=1e-9, hint=hint)
+    return "4 shapes, 1 to 9 heads, nothing of n · L numbers for each head"
+
+
+ADD = "Add up head by head; or take P_hᵀ dO_h first, n · d numbers for each head."
