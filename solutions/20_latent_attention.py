@@ -57,6 +57,7 @@ print(f"two latent vectors of {latent}:      {shared / 1e9:6.1f} GB, {less} time
 #
 # For `tokens` tokens, return `(every_head, latents)`: the bytes that a model keeps if each layer has a key and a value of `d` numbers per head, and if each layer has a latent key and a latent value of `latent` numbers. A number takes `size` bytes.
 
+
 # %% tags=["exercise"]
 def cache_bytes(tokens, layers, heads, d, latent, size):
     # BEGIN SOLUTION 20.1
@@ -102,6 +103,7 @@ check.ex20_1(cache_bytes)
 # Expand: a key costs L · d multiply–adds per head, a value as many; a score costs d, a term of a weighted sum costs d.
 #
 # </details>
+
 
 # %% tags=["exercise"]
 def multiply_adds(n_q, n_k, heads, d, latent):
@@ -153,6 +155,7 @@ show_figure(
 #
 # One new token. `q` is (H, d), one query per head; the cache is `k_latent`, `v_latent`, both (n, L), for all heads; `w_q` is (H, d, L) and `w_v` is (H, L, d). Return the output, (H, d). Absorb: make no tensor with a key or a value for every head (n · H · d numbers, or n · H · L). Scores are multiplied by `scale`; they may reach ±1000. `torch.softmax` is allowed.
 
+
 # %% tags=["exercise"]
 def decode(q, k_latent, v_latent, w_q, w_v, scale):
     # BEGIN SOLUTION 20.3
@@ -167,6 +170,7 @@ check.ex20_3(decode)
 
 # %% [markdown]
 # Is it worth it? Beside yours, a decoder that expands, on the same cache of 8192 tokens (32 heads of 64, latents of 64):
+
 
 # %% tags=["uses-exercise"]
 def expanding(q, k_latent, v_latent, w_q, w_v, scale):
@@ -207,9 +211,9 @@ print(f"equal: {same}   yours is more than twice as fast: {faster > 2}")
 #
 # Two things make the tile interesting. First, it needs queries at the positions of *keys*. Expanded, `q̃_j` for all keys would be N × L numbers per head: just what latent attention wants to avoid. But q̃_j · k̃_i = q_j · (W_q k̃_i): a tile projects the keys of its own *rows*, which stay, while raw queries stream by with the columns. Second, a cache from an earlier prompt holds keys, and **not every key has a query**: tokens before `first_query` have none, so no reciprocal term either. Their rows of `q_columns` hold whatever the memory held: NaN, here.
 #
-# ### Exercise 20.4 · tile_scores · about eight lines
+# ### Exercise 20.4 · tile_scores · about nine lines
 #
-# One head, one tile. Its rows are the tokens `first_row`, `first_row + 1`, …, with queries `q_rows` (R, d) and latent keys `k_rows` (R, L). Its columns are the tokens from `first_column` on, with queries `q_columns` (C, d), of which those of tokens before `first_query` are garbage, and latent keys `k_columns` (C, L). Return S, (R, C), −∞ where key j lies after query i.
+# One head, one tile; `first` is `(first_row, first_column, first_query)`. Its rows are the tokens `first_row`, `first_row + 1`, …, with queries `q_rows` (R, d) and latent keys `k_rows` (R, L). Its columns are the tokens from `first_column` on, with queries `q_columns` (C, d), of which those of tokens before `first_query` are garbage, and latent keys `k_columns` (C, L). Return S, (R, C), −∞ where key j lies after query i.
 #
 # <details><summary>Hint: garbage</summary>
 #
@@ -217,12 +221,11 @@ print(f"equal: {same}   yours is more than twice as fast: {faster > 2}")
 #
 # </details>
 
+
 # %% tags=["exercise"]
-def tile_scores(
-    q_rows, k_rows, q_columns, k_columns, w_q, first_row, first_column, first_query,
-    alpha, window, scale,
-):
+def tile_scores(q_rows, k_rows, q_columns, k_columns, w_q, first, alpha, window, scale):
     # BEGIN SOLUTION 20.4
+    first_row, first_column, first_query = first
     i = first_row + torch.arange(len(q_rows))[:, None]
     j = first_column + torch.arange(len(q_columns))
     straight = (q_rows @ w_q) @ k_columns.T
@@ -239,6 +242,7 @@ check.ex20_4(tile_scores)
 # %% [markdown]
 # With your tile, the whole forward pass is lesson 02's. One line is new. **Predict**: which one, and what would O be without it? `___`
 
+
 # %% tags=["uses-exercise"]
 def forward(q, k, v, w_q, w_v, alpha, window, rows=4, columns=4, guard=True):
     """One head, all tokens, tile by tile; with the last columns first."""
@@ -250,10 +254,8 @@ def forward(q, k, v, w_q, w_v, alpha, window, rows=4, columns=4, guard=True):
         total, acc = torch.zeros_like(m), torch.zeros(len(m), k.shape[1], dtype=q.dtype)
         for j in reversed(range(0, n, columns)):
             those = slice(j, min(j + columns, n))
-            s = tile_scores(
-                q[mine], k[mine], q[those], k[those], w_q, i, j, 0,
-                alpha, window, 1 / math.sqrt(k.shape[1]),
-            )
+            given = q[mine], k[mine], q[those], k[those], w_q, (i, j, 0), alpha, window
+            s = tile_scores(*given, 1 / math.sqrt(k.shape[1]))
             new = torch.maximum(m, s.amax(1, keepdim=True))
             if guard:  # a row that has seen no key yet keeps e^0
                 new = torch.where(new == -math.inf, 0.0, new)
@@ -286,6 +288,7 @@ for guard in (True, False):
 #
 # `p` is (H, N, n), `d_o` is (H, N, d), `w_v` is (H, L, d). Return the gradient of the latent values, (n, L). Make no tensor with n · L numbers for every head.
 
+
 # %% tags=["exercise"]
 def d_v_latent(p, d_o, w_v):
     # BEGIN SOLUTION 20.5
@@ -301,6 +304,7 @@ check.ex20_5(d_v_latent)
 
 # %% [markdown]
 # On a GPU, heads are blocks that run at the same time, and all of them add to the same numbers. **Predict** what the simulator says of this kernel, which adds one number per head: `___`
+
 
 # %%
 @cuda.jit

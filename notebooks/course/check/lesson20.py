@@ -157,7 +157,7 @@ def ex20_4(tile_scores, rng):
             f"tile_scores of the rows {first_row} to {first_row + rows - 1} and the columns {first_column} to"
             f" {first_column + columns - 1}, first_query {first_query}, window {window}"
         )
-        given = held[own], k[own], held[those], k[those], w_q, first_row, first_column, first_query
+        given = held[own], k[own], held[those], k[those], w_q, (first_row, first_column, first_query)
         got = within(tile_scores, (*given, alpha, window, scale), call=call)
         i, j = torch.arange(n)[own, None], torch.arange(n)[those]
         straight, back = (q[own] @ w_q) @ k[those].T, (q[those] @ w_q @ k[own].T).T

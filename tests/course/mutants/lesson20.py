@@ -49,9 +49,10 @@ def no_maximum(q, k_latent, v_latent, w_q, w_v, scale):
 
 
 def tile(
-    q_rows, k_rows, q_columns, k_columns, w_q, first_row, first_column, first_query, alpha, window, scale,
+    q_rows, k_rows, q_columns, k_columns, w_q, first, alpha, window, scale,
     *, past=0, offset=True, queries=True, masked=True, both=True, times=False,
 ):  # fmt: skip
+    first_row, first_column, first_query = first
     i = torch.arange(len(q_rows))[:, None] + first_row * offset
     j = torch.arange(len(q_columns)) + first_column * offset
     straight, back = q_rows @ w_q @ k_columns.T, k_rows @ w_q.T @ q_columns.T
@@ -61,9 +62,8 @@ def tile(
     return torch.where(j <= i, s, -math.inf) if masked else s
 
 
-def tile_by_loops(
-    q_rows, k_rows, q_columns, k_columns, w_q, first_row, first_column, first_query, alpha, window, scale
-):
+def tile_by_loops(q_rows, k_rows, q_columns, k_columns, w_q, first, alpha, window, scale):
+    first_row, first_column, first_query = first
     s = torch.full((len(q_rows), len(q_columns)), -math.inf, dtype=q_rows.dtype)
     for r, row in enumerate(range(first_row, first_row + len(q_rows))):
         for c, column in enumerate(range(first_column, first_column + len(q_columns))):
@@ -74,9 +74,8 @@ def tile_by_loops(
     return s
 
 
-def tile_of_projected_columns(
-    q_rows, k_rows, q_columns, k_columns, w_q, first_row, first_column, first_query, alpha, window, scale
-):
+def tile_of_projected_columns(q_rows, k_rows, q_columns, k_columns, w_q, first, alpha, window, scale):
+    first_row, first_column, first_query = first
     steps = first_row - first_column + torch.arange(len(q_rows))[:, None] - torch.arange(len(q_columns))
     known = torch.arange(len(q_columns)) >= first_query - first_column
     back = k_rows @ (torch.nan_to_num(q_columns) @ w_q).T
@@ -123,16 +122,16 @@ MUTANTS = {
         ("forgets the last token", lambda q, k, v, a, b, scale: decode(q, k[:-1], v[:-1], a, b, scale)),
     ],
     "ex20_4": [
-        ("a window one too long", lambda *given: tile(*given[:9], given[9] + 1, given[10])),
+        ("a window one too long", lambda *given: tile(*given[:7], given[7] + 1, given[8])),
         ("not itself", lambda *given: tile(*given, past=1)),
         ("counts from its own corner", lambda *given: tile(*given, offset=False)),
         ("takes garbage queries", lambda *given: tile(*given, queries=False)),
         ("multiplies garbage by 0", lambda *given: tile(*given, times=True)),
         ("no mask", lambda *given: tile(*given, masked=False)),
         ("the band is not scaled", lambda *given: tile(*given, both=False)),
-        ("alpha is 1", lambda *given: tile(*given[:8], 1.0, *given[9:])),
-        ("alpha is 0", lambda *given: tile(*given[:8], 0.0, *given[9:])),
-        ("no window", lambda *given: tile(*given[:9], 10**6, given[10])),
+        ("alpha is 1", lambda *given: tile(*given[:6], 1.0, *given[7:])),
+        ("alpha is 0", lambda *given: tile(*given[:6], 0.0, *given[7:])),
+        ("no window", lambda *given: tile(*given[:7], 10**6, given[8])),
     ],
     "ex20_5": [
         ("averages", lambda p, d_o, w_v: gradient(p, d_o, w_v) / len(p)),
