@@ -7,11 +7,11 @@ counts as 0, whatever stands there, and what a kernel writes there is 0. Sources
 arXiv 2504.00927.
 
     kernel                what it does             grid                             shared
-    convolve              y = x ∗ w, or back       (⌈R / 64⌉ · ⌈C / 64⌉, H, B)      25.7 KiB; few rows: 28.9
+    convolve              y = x ∗ w, or back       (⌈R / 64⌉ · ⌈C / 64⌉, H, B)      25.7 KiB; few rows: 28.8
     mix                   x[g] = Σ_h M[g, h] x[h]  (⌈R · C / (256 · e)⌉, H / s, B)  4 · s² bytes
     softmax               x = softmax(x)           (R, H, B)                        64 bytes
     softmax_back          x = P ∘ (x - D)          (R, H, B)                        32 bytes
-    tap_gradients         dw = Σ g ∘ shifted x     (parts, H, B)                    42.9 KiB
+    tap_gradients         dw = Σ g ∘ shifted x     (parts, H, B)                    41.9 KiB
     weighted_sum          o = Σ_j u[j] v[j]        (splits, H, B)                   1 KiB, for one row
 
 A thread of the mix kernel holds the numbers of all s heads of a group at e places, at most 64, in registers,
