@@ -38,6 +38,7 @@ from kernels.multi_token_kernels import (
 
 # scores in a band, about: 32 MiB, which the cache of a large GPU holds; the fewest tiles above each other
 BAND, FEWEST_TILES = 2**23, 2
+ALIGNED = 32  # numbers, a line of the cache
 TAP_PARTS = 32  # partial sums of the taps' gradients, each of one block
 
 
@@ -91,6 +92,12 @@ class Scratch:
 def band_rows(batch, heads, keys, halo):
     """Rows of a band, unless told otherwise: so many that with `halo` more they fill tiles."""
     return max(FEWEST_TILES, BAND // (batch * heads * keys * SIZE)) * SIZE - halo
+
+
+def band_columns(layer, last, keys):
+    """Columns of a band whose last query is last - 1. A multiple of ALIGNED, where there are so many keys:
+    with rows that begin in the middle of a sector, products and kernels took twice as long."""
+    return min(keys, -(-last // ALIGNED) * ALIGNED) if layer.causal else keys
 
 
 # Stages -----------------------------------------------------------------------------------------------------
@@ -187,7 +194,7 @@ def forward(q, k, v, layer, rows=None, run=None):
     o, scratch = output(q.shape, like=q), Scratch(q, 2, min(n, rows + halo), n)
     for first in range(0, n, rows):
         last = min(n, first + rows)
-        columns = last if layer.causal else n
+        columns = band_columns(layer, last, n)
         u = forward_band(q, k, layer, scratch, first, last, columns, run)
         product(o[:, :, first:last], u, v[:, :, :columns])
     return o
@@ -218,7 +225,7 @@ def backward_band(q, k, v, layer, d_o, sums, scratch, first, last, run):
     """sums += what the queries `first` to last - 1 give; of dq, their rows."""
     n, causal, rows = q.shape[2], layer.causal, last - first
     low, lower = min(n, last + layer.above), min(n, last + layer.above + layer.after_above)
-    columns = lower if causal else n
+    columns = band_columns(layer, lower, n)
     here, keys = slice(first, last), slice(0, columns)
     # 1. forward again, of each band what the way back needs: S and T, then P, then U
     s = t = scores(q, k, layer, scratch, max(0, first - layer.after_above), low, columns)

@@ -302,6 +302,7 @@ def multi_token_weighted_sum_kernel(u, v, length, parts):
     splits, H, d). A thread has a column, and every lanes-th key.
     """
     sums = cuda.shared.array(THREADS, float32)
+    held = cuda.local.array(AHEAD, float32)
     batch, head, split, thread = cuda.blockIdx.z, cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
     keys, d = v.shape[2], v.shape[3]
     v_head = head // (u.shape[1] // v.shape[1])
@@ -312,9 +313,10 @@ def multi_token_weighted_sum_kernel(u, v, length, parts):
         end = min(keys, (split + 1) * length)
         for first in range(split * length + lane, end, AHEAD * lanes):
             for ahead in range(AHEAD):  # loads that do not wait for each other
+                held[ahead] = v[batch, v_head, min(first + ahead * lanes, end - 1), c]
+            for ahead in range(AHEAD):
                 j = first + ahead * lanes
-                if j < end:
-                    total += u[batch, head, 0, j] * v[batch, v_head, j, c]
+                total += held[ahead] * (u[batch, head, 0, j] if j < end else float32(0))
     sums[thread] = total
     cuda.syncthreads()
     if lane == 0:
