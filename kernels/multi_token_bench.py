@@ -19,7 +19,8 @@ from kernels.multi_token_cases import SHAPES, errors_of
 from kernels.reference import multi_token_attention as eager
 
 HEADS, WIDTH, TAPS = 16, 64, (6, 11)
-LENGTHS, CACHES = (2048, 4096), (4096, 16384)
+LENGTHS, CACHES = (256, 1024, 2048, 4096), (4096, 16384)
+COMPILED = 2048  # the shortest for torch.compile, which takes a quarter of a minute for each
 
 
 def main():
@@ -59,8 +60,10 @@ def training():
         q, k, v, d_o = torch.randn(4, 1, HEADS, n, WIDTH, device="cuda")
         leaves = [leaf.requires_grad_() for leaf in (q, k, v, *parts())]
         torch._dynamo.reset()
-        compiled = torch.compile(eager, dynamic=False)
-        for name, attend in {"kernels": multi_token_attention, "eager": eager, "compile": compiled}.items():
+        contestants = {"kernels": multi_token_attention, "eager": eager}
+        if n >= COMPILED:
+            contestants["compile"] = torch.compile(eager, dynamic=False)
+        for name, attend in contestants.items():
             yield {"n": n, "name": name, **measured(attend, leaves, d_o)}
 
 
