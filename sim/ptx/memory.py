@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from sim.events import ADDRESS_BITS, CONST, GLOBAL, LOCAL, RENEWED, SHARED, SITE_SHIFT, SPACE_SHIFT, Finding
+from sim.events import ADDRESS_BITS, CONST, GLOBAL, LOCAL, SHARED, SITE_SHIFT, SPACE_SHIFT, STORE, Finding
 from sim.memory.array import Array, only_read
 from sim.memory.spaces import ALIGNMENT, AddressSpace, poisoned
 
@@ -49,10 +49,11 @@ class Pointed(Array):
 class Region:
     """Bytes at consecutive addresses from `base` to before `end`, and views of them as elements."""
 
-    __slots__ = ("allocation", "base", "end", "root", "views")
+    __slots__ = ("allocation", "base", "end", "root", "views", "written")
 
     def __init__(self, allocation, root, base=None):
         self.allocation, self.root, self.views = allocation, root, {}
+        self.written = None  # of local memory, if a tool asks: whether each byte has been written
         self.base = allocation.base if base is None else base
         self.end = self.base + root.size
 
@@ -109,9 +110,12 @@ class Memory:
         """The running thread's local memory begins anew; its address in the space."""
         thread, nbytes = self.context.thread, allocation.root.size
         base = allocation.base + thread.linear * nbytes
-        thread.block.shared[allocation, thread.linear] = Region(allocation, poisoned(nbytes, None), base)
-        if self.context.log is not None:
-            self.context.log.append(RENEWED << ADDRESS_BITS | base)
+        region = thread.block.shared.get((allocation, thread.linear))
+        if region is None:
+            region = Region(allocation, poisoned(nbytes, None), base)
+            thread.block.shared[allocation, thread.linear] = region
+        region.root[:] = poisoned(nbytes, None)
+        region.written = np.zeros(nbytes, bool) if self.context.heard.unwritten else None
         return base - WINDOWS["local"]
 
     def find(self, address):
@@ -183,7 +187,26 @@ class Memory:
             first = offset >> shift
             return view[first] if count == 1 else tuple(view[first : first + count])
 
-        return load
+        return self.noted(load, size * count, site) if space == "local" else load
+
+    def noted(self, access, nbytes, site):
+        """An access to local memory, which knows what its thread has written there."""
+        if not self.context.heard.unwritten:
+            return access
+        window, stores = WINDOWS["local"], site & 3 == STORE
+
+        def noting(address, *values):
+            region = self.find(address + window)
+            if region is not None:
+                begin = address + window - region.base
+                written = region.written[begin : begin + nbytes]
+                if stores:
+                    written[:] = True
+                elif not written.all():
+                    self.context.announce("unwritten", self.context.witness("read", site), address + window)
+            return access(address, *values)
+
+        return noting
 
     def storer(self, kind, space, count, site):
         """(address in the space, value, ...) -> None: stores `count` elements of `kind`."""
@@ -215,12 +238,13 @@ class Memory:
             for position, value in enumerate(given, first):
                 view[position] = value
 
-        return store
+        return self.noted(store, size * count, site) if space == "local" else store
 
     def measures(self, kind, space, count, site):
         size = np.dtype(VIEWS[kind]).itemsize
         bits, window = (size * count).bit_length() - 1, WINDOWS[space]
-        log = None if self.context.log is None else self.context.log.append
+        heard = self.context.log is not None and (space != "local" or self.context.heard.local)
+        log = self.context.log.append if heard else None
         code = (site << SITE_SHIFT) + (bits << ADDRESS_BITS) + window
         return size, size * count - 1, window, log, code, size.bit_length() - 1
 

@@ -286,3 +286,18 @@ def test_both_engines_and_all_seeds_agree():
             simulate(kernel(body), engine=engine, seed=seed)[1, 40](x, out)
             seen.add(out.tobytes())
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("store", "kinds"), [("st.local.u32 [%d5+4], %r1;", []), ("", ["uninitialized-read"])]
+)
+def test_local_memory(store, kinds):
+    text = HEAD + ENTRY.format(
+        body=f"mov.u64 %d5, depot; {store} ld.local.u32 %r4, [%d5+4]; st.global.u32 [%d4], %r4;",
+        size_in=4,
+        size_out=4,
+    ).replace("{\n", "{\n    .local .align 4 .b8 depot[8];\n", 1)
+    out = np.zeros(3, np.int32)
+    report = simulate(load_ptx(text)["k"], on_finding="report")[1, 3](np.zeros(3, np.int32), out)
+    assert [f.kind for f in report.findings] == kinds
+    assert kinds or out.tolist() == [0, 1, 2]
