@@ -20,6 +20,7 @@ from kernels import (
     conv_decode,
     conv_forward,
     conv_tiled,
+    latent_cases,
     memory_patterns,
     multi_token_bands,
     multi_token_kernels,
@@ -318,6 +319,10 @@ MIXING = dict(heads=2, n=9, d=4, c_q=2, c_k=3)  # small, as a pass launches up t
 MIXED = tuple(MIXING | dict(heads=heads, n=66) for heads in (16, 32))
 FORWARD = "convolve mix softmax convolve mix"
 
+LATENT = dict(heads=1, n=35, d=5, latent=4)  # a whole tile and a bit of the next
+LATENT_WIDTHS = tuple(LATENT | dict(d=d) for d in (5, 64, 128))
+LATENT_HEADS = (1, 20), (9, 20), (17, 20), (1, 64), (9, 64), (17, 64), (1, 128), (9, 128)
+
 ALL = (
     Case(
         "collatz",
@@ -456,6 +461,39 @@ ALL = (
         compiled=MIXED[:1],
         shared=of_launches("few mix softmax few mix row"),
         spills=lambda **_: (False,) * 6,
+    ),
+    Case(
+        "latent_forward",
+        latent_cases.case_inputs,
+        latent_cases.forward_case,
+        lambda *tensors: latent_cases.reference_case(*tensors)[:2],
+        "attention",
+        sizes=(LATENT,),
+        compiled=LATENT_WIDTHS,
+        shared=latent_cases.forward_shared,
+        previous=latent_cases.tiled_case,
+    ),
+    Case(
+        "latent_backward",
+        latent_cases.case_inputs,
+        latent_cases.backward_case,
+        lambda *tensors: latent_cases.reference_case(*tensors)[2:],
+        "gradient",
+        sizes=(LATENT,),
+        compiled=LATENT_WIDTHS,
+        shared=latent_cases.backward_shared,
+        spills=lambda **_: (False, False),
+    ),
+    Case(
+        "latent_decode",
+        latent_cases.case_inputs,
+        latent_cases.decode_case,
+        lambda *tensors: (latent_cases.reference_case(*tensors)[0][:, :, -1:],),
+        "attention",
+        sizes=(LATENT,),
+        compiled=tuple(LATENT | dict(heads=heads, latent=latent) for heads, latent in LATENT_HEADS),
+        shared=latent_cases.decode_shared,
+        spills=lambda **_: (False,) * 3,
     ),
 )
 CASES = {case.name: case for case in ALL}

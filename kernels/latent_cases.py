@@ -6,9 +6,15 @@ from typing import NamedTuple
 
 import torch
 
+from kernels import latent_tiled
+from kernels.conv_tiles import GROUP
 from kernels.latent_backward import latent_backward
+from kernels.latent_decode import WARPS, heads_in_a_block, latent_attention_decode
 from kernels.latent_forward import latent_forward
 from kernels.latent_reference import latent_attention_backward, latent_scores
+from kernels.latent_tiles import COLUMNS, WEIGHTS, sizes_for
+from kernels.launch import MAX_HEAD_DIM
+from kernels.tiled import Traffic
 
 # largest error against float64, relative to the largest number of the right answer
 FORWARD, BACKWARD = 1e-5, 1e-4
@@ -61,9 +67,9 @@ TINY = [
 ]
 
 
-def inputs(shape, seed=0, device="cpu"):
+def inputs(shape, seed=0, device="cpu", generator=None):
     """(q, k_latent, v_latent, w_q, w_v, d_o), float32, q with the queries before; scores of about 1."""
-    s, generator = shape, torch.Generator().manual_seed(seed)
+    s, generator = shape, generator or torch.Generator().manual_seed(seed)
 
     def normal(*sizes, over=1):
         return torch.randn(*sizes, generator=generator).to(device) / over**0.5
@@ -112,3 +118,63 @@ def errors_of(shape, seed=0, device="cpu", **options):
 def right(errors):
     """Whether all are within tolerance; NaN never is."""
     return all(error <= (FORWARD if name in ("O", "L") else BACKWARD) for name, error in errors.items())
+
+
+# For the table of kernels.cases -----------------------------------------------------------------------------
+
+TERMS_OF_CASES = 0.5, 9  # alpha, window
+
+
+def case_inputs(generator, heads, n, d, latent):
+    return inputs(Shape(1, heads, 0, n, n, d, latent, *TERMS_OF_CASES), generator=generator)
+
+
+def forward_case(*tensors, run=None):
+    return latent_forward(*tensors[:5], *TERMS_OF_CASES, run=run)
+
+
+def backward_case(*tensors, run=None):
+    """The backward pass for the O and L of the reference, so that its kernels are all that is launched."""
+    *tensors, d_o = tensors
+    o, log_sum = reference_case(*tensors, d_o)[:2]
+    return latent_backward(*tensors, o, log_sum, d_o, *TERMS_OF_CASES, run=run)
+
+
+def decode_case(q, k, v, w_q, w_v, _, run=None):
+    window = TERMS_OF_CASES[1]
+    return (latent_attention_decode(q[:, :, -window:], k, v, w_q, w_v, *TERMS_OF_CASES, splits=3, run=run),)
+
+
+def reference_case(*tensors):
+    """(O, L, dQ, dK, dV, dW_q, dW_v, dα) in the type of the tensors."""
+    *tensors, d_o = tensors
+    s = latent_scores(tensors[0], tensors[1], tensors[3], d_o.shape[2], *TERMS_OF_CASES)
+    o, log_sum = torch.softmax(s, -1) @ (tensors[2][:, None] @ tensors[4]), torch.logsumexp(s, -1)
+    return o, log_sum, *latent_attention_backward(*tensors, o, log_sum, d_o, *TERMS_OF_CASES)
+
+
+def tiled_case(q, k, v, w_q, w_v, _):
+    o, log_sum = latent_tiled.forward(q[0], k[0], v[0], w_q, w_v, *TERMS_OF_CASES, 32, 32, Traffic())
+    return o[None], log_sum[None]
+
+
+def shared_bytes(resident, rows, width):
+    """Of a kernel with so many resident tiles, one that streams, and one of scores."""
+    return 4 * ((resident * rows + COLUMNS) * (width + GROUP) + rows * WEIGHTS)
+
+
+def forward_shared(d, latent, **_):
+    width, rows = sizes_for(d, latent)
+    return (shared_bytes(2, rows, width),)
+
+
+def backward_shared(d, latent, **_):
+    width, rows = sizes_for(d, latent)
+    return (shared_bytes(3, rows, width),) * 2
+
+
+def decode_shared(heads, latent, **_):
+    """W_q k̃; a tile of heads; for each merging warp a sum and l, and the merged sum."""
+    width, most = sizes_for(latent)
+    rows = heads_in_a_block(heads, most)
+    return 4 * MAX_HEAD_DIM, shared_bytes(1, rows, width), 4 * (WARPS * (MAX_HEAD_DIM + 1) + MAX_HEAD_DIM)

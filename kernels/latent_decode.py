@@ -215,7 +215,7 @@ def latent_attention_decode(
     alpha = checked_alpha(alpha, q_window)
     scale = checked_scale(1 / math.sqrt(latent) if scale is None else scale)
     width, most = sizes_for(latent)
-    rows = next(rows for rows in (8, 16, 32) if rows >= min(heads, most))
+    rows = heads_in_a_block(heads, most)
     groups = -(-heads // rows)
     splits = (
         choose_splits(batch * groups, keys, multiprocessors(q_window.device))
@@ -254,3 +254,8 @@ def latent_attention_decode(
     )
     launch(latent_decode_merge_kernel, (heads, batch), WARPS * WARP_LANES, parts, w_v.detach(), o, run=run)
     return o
+
+
+def heads_in_a_block(heads, most):
+    """8, 16 or 32, no fewer than there are, if `most` allows it."""
+    return next(rows for rows in (8, 16, 32) if rows >= min(heads, most))
