@@ -482,7 +482,7 @@ ALL = (
         sizes=(LATENT,),
         compiled=LATENT_WIDTHS,
         shared=latent_cases.backward_shared,
-        spills=lambda **_: (False, False),
+        spills=lambda d, **_: (False, d > 64),  # of the keys' kernel, eight scores a thread
     ),
     Case(
         "latent_decode",
