@@ -31,7 +31,7 @@ import torch
 from numba import cuda
 from numpy import float32
 
-from kernels.conv_tiles import GROUP, INDEX
+from kernels.conv_tiles import GROUP, INDEX, load_columns
 from kernels.latent_arguments import latent_arguments
 from kernels.latent_forward import mask_and_add_band
 from kernels.latent_tiles import (
@@ -47,7 +47,6 @@ from kernels.latent_tiles import (
     add_rows,
     add_weighted_rows,
     clear,
-    load_rows,
     project,
     put,
     sizes_for,
@@ -178,12 +177,12 @@ def queries_kernel(width, rows):
         i0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * rows
         position = keys - n + i0
         # 1. what stays
-        load_rows(q_tile, q_rows, given - n + i0)
+        load_columns(q_tile, q_rows, given - n + i0, 0)
         project(q_tile, w_q[head], scale, h_sums, stream)
-        load_rows(g_tile, d_o[batch, head], i0)
+        load_columns(g_tile, d_o[batch, head], i0, 0)
         project(g_tile, w_v_turned[head], float32(1), h_sums, stream)
         if window > 0:
-            load_rows(r_tile, k_rows, position)
+            load_columns(r_tile, k_rows, position, 0)
             project(r_tile, w_q_turned[head], scale * alpha[0], h_sums, stream)
         clear(h_sums)
         clear(r_sums)
@@ -268,12 +267,12 @@ def keys_kernel(width, rows):
         n, keys, given, latent = d_o.shape[2], k_latent.shape[1], q.shape[2], k_latent.shape[2]
         j0 = cuda.blockIdx.x * rows
         # 1. what stays
-        load_rows(u_tile, k_rows, j0)
+        load_columns(u_tile, k_rows, j0, 0)
         project(u_tile, w_q_turned[head], scale, f_sums, stream)
-        load_rows(x_tile, v_rows, j0)
+        load_columns(x_tile, v_rows, j0, 0)
         project(x_tile, w_v[head], float32(1), f_sums, stream)
         if window > 0:
-            load_rows(z_tile, q_rows, j0 - (keys - given))
+            load_columns(z_tile, q_rows, j0 - (keys - given), 0)
             project(z_tile, w_q[head], scale, f_sums, stream)
         clear(f_sums)
         clear(e_sums)

@@ -27,7 +27,7 @@ from numba import cuda
 from numpy import float32
 
 from kernels.conv_decode import checked_splits, choose_splits, largest_of_warp, multiprocessors, sum_of_warp
-from kernels.conv_tiles import GROUP
+from kernels.conv_tiles import GROUP, load_columns
 from kernels.latent_arguments import check_shapes, checked_alpha, checked_window
 from kernels.latent_tiles import (
     COLUMNS,
@@ -41,7 +41,6 @@ from kernels.latent_tiles import (
     add_softmax,
     add_weighted_rows,
     clear,
-    load_rows,
     put,
     sizes_for,
     stream_rows,
@@ -107,7 +106,7 @@ def split_kernel(width, rows):
         heads, latent, keys, reach = q_latent.shape[1], q_latent.shape[2], k_rows.shape[0], band.shape[2]
         row, column = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
         # 1. the heads' latent queries
-        load_rows(q_tile, q_latent[batch], first_head)
+        load_columns(q_tile, q_latent[batch], first_head, 0)
         clear(sums)
         clear(l)
         for r in range(mine):

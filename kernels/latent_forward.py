@@ -30,7 +30,7 @@ import math
 from numba import cuda
 from numpy import float32
 
-from kernels.conv_tiles import GROUP, INDEX
+from kernels.conv_tiles import GROUP, INDEX, load_columns
 from kernels.latent_arguments import latent_arguments
 from kernels.latent_tiles import (
     COLUMNS,
@@ -43,7 +43,6 @@ from kernels.latent_tiles import (
     add_softmax,
     add_weighted_rows,
     clear,
-    load_rows,
     project,
     put,
     sizes_for,
@@ -96,10 +95,10 @@ def latent_forward_kernel(width, rows):
         i0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * rows
         position = keys - n + i0  # of the block's first query
         # 1. what the block's queries need of W_q; no key read yet
-        load_rows(q_tile, q_rows, given - n + i0)
+        load_columns(q_tile, q_rows, given - n + i0, 0)
         project(q_tile, w_q[head], scale, sums, stream)
         if window > 0:
-            load_rows(r_tile, k_rows, position)
+            load_columns(r_tile, k_rows, position, 0)
             project(r_tile, w_q_turned[head], scale * alpha[0], sums, stream)
         clear(sums)
         clear(l)

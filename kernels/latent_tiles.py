@@ -11,7 +11,7 @@ they need in different banks.
 from numba import cuda
 from numpy import float32
 
-from kernels.conv_tiles import GROUP, INDEX
+from kernels.conv_tiles import GROUP, INDEX, load_columns
 from kernels.launch import width_for
 from kernels.tiles import weight
 
@@ -23,8 +23,6 @@ MOST_ROWS = 4  # of a thread
 WEIGHTS = COLUMNS + GROUP  # words in a row of a tile of scores, so that four rows lie in different banks
 MINE = MOST_ROWS * GROUP
 WARP, WARP_LANES = 0xFFFFFFFF, 32
-HELD = 8  # numbers that a thread loads before it stores the first
-PLACE = (1 << 62) - 1  # i & PLACE is i, but the compiler knows that it is not negative
 
 
 def sizes_for(*lengths):
@@ -42,34 +40,11 @@ def clear(numbers):
 
 
 @cuda.jit(device=True)
-def load_rows(tile, rows, first):
-    """tile = rows[first : first + its rows], with 0 for what lies outside `rows` (n, d), n and d at least 1.
-
-    A warp has a row, and a thread HELD loads under way at a time: what lies outside is loaded from the
-    border, and then 0, so that no load waits for a branch.
-    """
-    held = cuda.local.array(HELD, float32)
-    n, d = rows.shape
-    lane, warp = cuda.threadIdx.x % WARP_LANES, cuda.threadIdx.x // WARP_LANES
-    for c in range(lane, tile.shape[1] - GROUP, WARP_LANES):
-        column = min(c, d - 1)
-        for start in range(warp, tile.shape[0], HELD * (THREADS // WARP_LANES)):
-            for k in range(HELD):
-                i = first + start + k * (THREADS // WARP_LANES)
-                held[k] = rows[min(max(i, 0), n - 1) & PLACE, column & PLACE]
-            for k in range(HELD):
-                i = start + k * (THREADS // WARP_LANES)
-                inside = c < d and 0 <= first + i and first + i < n
-                if i < tile.shape[0]:
-                    tile[i & INDEX, c & INDEX] = held[k] if inside else float32(0)
-
-
-@cuda.jit(device=True)
 def stream_rows(tile, rows, first):
     """tile = rows[first : first + its rows], with 0 for what lies outside `rows` (n, d): between two
     barriers."""
     cuda.syncthreads()  # what was there is used up
-    load_rows(tile, rows, first)
+    load_columns(tile, rows, first, 0)
     cuda.syncthreads()  # loaded
 
 

@@ -36,8 +36,9 @@ class Bases(ast.NodeTransformer):
         tree.body[:0] = located(first, tree)
 
     def visit_Assign(self, node):
-        target = node.targets[0]
-        behind = self.statements.get(target.id, ()) if isinstance(target, ast.Name) else ()
+        parts = (part for target in node.targets for part in ast.walk(target))
+        names = [part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
+        behind = [statement for name in names for statement in self.statements.get(name, ())]
         return [node, *located(behind, node)]
 
 

@@ -208,3 +208,21 @@ def test_a_narrow_integer_keeps_its_width_in_a_device_function(engine):
     out = np.zeros(2, np.int64)
     simulate(kernel, engine=engine)[1, 1](np.array([-(2**31), 1], np.int32), out)
     np.testing.assert_array_equal(out, [-(2**31), 31])
+
+
+@pytest.mark.parametrize("engine", ("fibers", "native"))
+def test_arrays_assigned_side_by_side(engine):
+    """Accesses in loops, to arrays that one tuple assigns."""
+
+    @cuda.jit
+    def kernel(x, out):
+        first, second = cuda.local.array(3, float32), cuda.shared.array(3, float32)
+        for i in range(3):
+            first[i] = x[i]
+            second[i] = first[i] + 1
+        for i in range(3):
+            out[i] = second[i]
+
+    out = np.zeros(3, np.float32)
+    simulate(kernel, engine=engine)[1, 1](np.arange(3, dtype=np.float32), out)
+    assert out.tolist() == [1, 2, 3]
