@@ -3,7 +3,7 @@ PYTHON ?= python3
 COURSE = $(PYTHON) notebooks/course
 export PIP_ARGS
 
-.PHONY: help lab test test-all power test-gpu compare bench plots setup doctor notebooks lint bench-sim
+.PHONY: help lab test test-all power test-gpu compare bench plots setup doctor notebooks lint docs bench-sim
 
 help:       ; @$(COURSE) help
 lab:        ; @$(COURSE) lab $(LAB_ARGS)
@@ -18,4 +18,5 @@ setup:      ; @$(COURSE) setup
 doctor:     ; @$(COURSE) doctor
 notebooks:  ; @$(COURSE) build $(LESSONS)
 lint:       ; @$(COURSE) lint
+docs:       ; @$(COURSE) docs $(DOCS)
 bench-sim:  ; @$(COURSE) bench-sim

@@ -29,7 +29,8 @@ from sim.events import (
 HOOKS = [name for name in vars(Observer) if not name.startswith("_")]
 FLUSH_AT = 1 << 20
 DEFAULT_STEPS = 1_000_000
-PATIENCE = 8.0  # seconds that one thread may run without reaching anything that counts as progress
+# seconds of this process's own time that one thread may run without reaching anything that counts as progress
+PATIENCE = 8.0
 
 
 class Context:
@@ -210,14 +211,14 @@ class Context:
     def progress(self):
         """Something moved: a thread ended."""
         self.steps = self.max_steps or DEFAULT_STEPS
-        self.since = time.monotonic()
+        self.since = time.process_time()
 
     def tick(self, site):
         """A `while` loop goes round once more. Ends the thread when the budget of rounds without progress is
         spent."""
         self.steps -= 1
         if self.steps < 0 or (
-            not self.steps & 1023 and self.max_steps is None and time.monotonic() - self.since > PATIENCE
+            not self.steps & 1023 and self.max_steps is None and time.process_time() - self.since > PATIENCE
         ):
             raise Stuck(site)
 

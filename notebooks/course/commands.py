@@ -17,6 +17,7 @@ setup       make .venv and install the course into it (lab and test do so where 
 doctor      say what is installed here, whether there is a GPU, and the remedy for every known trouble
 build       write the notebooks from solutions/*.py: build, build 01 03, build --check
 lint        check the rules of imports, the style and the types of the public API
+docs        write the API and the lessons as HTML, links checked: docs, docs FOLDER
 bench-sim   compare the simulator's speed with Numba's own simulator
 """
 
@@ -140,6 +141,13 @@ def lint(arguments: list[str]) -> int:
     return max(imports, style, run("-m", "mypy"))
 
 
+def docs(arguments: list[str]) -> int:
+    """Docstrings and lessons as pages."""
+    from course import docs
+
+    return docs.main(arguments)
+
+
 def bench_sim(arguments: list[str]) -> int:
     """Our simulator and Numba's, the same kernels, one table."""
     return run("tests/bench/bench_sim.py", *arguments)
@@ -163,6 +171,7 @@ COMMANDS = {
     "bench": bench,
     "plots": plots,
     "lint": lint,
+    "docs": docs,
     "bench-sim": bench_sim,
 }
 # these have options of their own, and a help for them

@@ -1,0 +1,104 @@
+"""The documentation as pages: sim's and the kernels' public API from their docstrings (pdoc), the lessons as
+HTML, and a check that no link between them is dead: python notebooks/course docs [FOLDER]"""
+
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from course.bootstrap import ROOT
+
+API = ["sim", "sim.events", "sim.observers", "sim.report", "sim.isa", "sim.viz", "sim.engine.base", "kernels"]
+INNER = ["sim.native", "sim.frontend", "sim.memory", "sim.host", "sim.cuda"]  # for those who work on sim
+STYLE = "body{max-width:50em;margin:2em auto;padding:0 1em;font:16px/1.5 system-ui,sans-serif}"
+
+
+def main(arguments: list[str]) -> int:
+    """Write everything into a folder, `site` if none is named; exit status 1 if a link in it is dead."""
+    site = Path(arguments[0]) if arguments else ROOT / "site"
+    print("API, from docstrings")
+    write_api(site / "api")
+    for notebook in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")):
+        print(notebook.stem)
+        write_lesson(notebook, site / "lessons" / f"{notebook.stem}.html")
+    (site / "index.html").write_text(index(site), encoding="utf-8")
+    dead = dead_links(site)
+    print(*dead, sep="\n", file=sys.stderr)
+    print(f"{site / 'index.html'}: {len(list(site.rglob('*.html')))} pages, {len(dead)} dead links")
+    return int(bool(dead))
+
+
+def write_api(folder: Path) -> None:
+    import pdoc
+
+    import kernels
+
+    vars(kernels).update(
+        {name: getattr(kernels, name) for name in kernels.__all__}
+    )  # each is imported on demand
+    pdoc.render.configure(docformat="markdown", show_source=False)
+    pdoc.pdoc(*API, *(f"!{name}" for name in INNER), output_directory=folder)
+
+
+def write_lesson(notebook: Path, page: Path) -> None:
+    """A published lesson as HTML. What it links to beside other lessons are files of the project: their names
+    stay as text."""
+    from nbconvert import HTMLExporter
+
+    html, _ = HTMLExporter(embed_images=True).from_filename(str(notebook))
+    html = re.sub(r'href="(\d\d_\w+)\.ipynb', r'href="\1.html', html)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(re.sub(r'<a href="\.\.?/[^"]*"', "<a", html), encoding="utf-8")
+
+
+def index(site: Path) -> str:
+    """The page from which all others are reached."""
+
+    def links(pages):
+        items = (f'<li><a href="{p.relative_to(site).as_posix()}">{p.stem}</a></li>' for p in pages)
+        return f"<ul>{''.join(items)}</ul>"
+
+    return (
+        f'<!doctype html><meta charset="utf-8"><title>Attention kernels</title><style>{STYLE}</style>'
+        f"<h1>Attention kernels, from a pencil to a GPU</h1>"
+        f"<h2>Lessons</h2>{links(sorted((site / 'lessons').glob('*.html')))}"
+        f"<h2>API</h2>{links([site / 'api' / (name.replace('.', '/') + '.html') for name in API])}"
+    )
+
+
+class Links(HTMLParser):
+    """The targets and the places that links may go to, of one page."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.targets, self.places = [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        for name, value in attributes:
+            if name in ("href", "src") and value and tag in ("a", "img", "link", "script"):
+                self.targets.append(value)
+            if name in ("id", "name") and value:
+                self.places.add(unquote(value))
+
+
+def dead_links(site: Path) -> list[str]:
+    """ "page: target" for each link within the site that leads nowhere."""
+    pages = {page.resolve(): Links(page.read_text(encoding="utf-8")) for page in site.rglob("*.html")}
+    return [
+        f"{page.relative_to(site.resolve())}: {target}"
+        for page, links in pages.items()
+        for target in links.targets
+        if not leads_somewhere(page, urlsplit(target), pages)
+    ]
+
+
+def leads_somewhere(page, target, pages) -> bool:
+    """Whether a link of `page` is outward, or names a page, and a place in it, that are there."""
+    if target.scheme or target.netloc:
+        return True
+    there = (page.parent / unquote(target.path)).resolve() if target.path else page
+    if there not in pages:
+        return there.is_file()
+    return not target.fragment or unquote(target.fragment) in pages[there].places
