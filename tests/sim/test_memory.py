@@ -247,3 +247,19 @@ def test_the_same_bytes_viewed_as_another_dtype(launch):
     x, bits = np.array([1.0, -2.5, 0.1], np.float32), np.zeros(3, np.int32)
     launch(kernel, 1, 3, x, bits)
     np.testing.assert_array_equal(bits, x.view(np.int32))
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+def test_two_arrays_in_one_assignment(engine):
+    """What their accesses in a loop log is computed behind it."""
+
+    def kernel(out):
+        a, b = cuda.local.array(4, float32), cuda.shared.array(4, float32)
+        for i in range(4):
+            a[i], b[i] = i, 2 * i
+        for i in range(4):
+            out[i] = a[i] + b[i]
+
+    out = np.zeros(4, np.float32)
+    assert not simulate(kernel, engine=engine)[1, 1](out).findings
+    assert out.tolist() == [0, 3, 6, 9]
