@@ -214,9 +214,7 @@ def shape_of(width, c_q, c_k):
     """(strip, keys of a step): as many as the registers hold, by measurement."""
     if width > 64:
         return 2, 32
-    if c_k > 9:
-        return (4, 16) if c_q < 12 else (2, 16)
-    return (4, 32) if c_q < 9 else (4, 16)
+    return (4, 32) if c_q < 9 and c_k <= 9 else (4, 16)
 
 
 def conv_tensor_forward(q, k, v, w, causal, scale, run=None):

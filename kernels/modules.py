@@ -94,8 +94,7 @@ class ConvAttention(SelfAttention):
     causal: whether token i sees the tokens j <= i alone. Besides nn.MultiheadAttention's parameters there is
         `taps`, (H, c_q, c_k).
     attention: function (q, k, v, w, causal) of all tokens; decode: function (q_window, k, v, w) of one more.
-        Those of `kernels.reference` serve where the kernels would be simulated, and in other types than
-        float32.
+        Those of `kernels.reference` serve where the kernels would be simulated, and in float64.
     """
 
     def __init__(

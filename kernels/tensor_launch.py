@@ -52,7 +52,9 @@ def launch_on_tensor_cores(kernel, work, q, k, v, taps, scale, causal, run):
     check_tensor_cores(q)
     (batch, heads, n, d), width = q.shape, tensor_width(q.shape[3])
     q, scale = with_positive_scale(q, scale)
-    bits = [pad(x, (0, width - d)).view(torch.int16) for x in (q, k, v)]
+    if d < width:
+        q, k, v = (pad(x, (0, width - d)) for x in (q, k, v))
+    bits = [x.view(torch.int16) for x in (q, k, v)]
     o, log_sum = output((batch, heads, n, width), like=q, dtype=q.dtype), output((batch, heads, n), like=q)
     tiles = -(-n // work.rows)
     grid = (batch * heads, tiles) if n else (0, 0)

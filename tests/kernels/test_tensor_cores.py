@@ -6,7 +6,14 @@ import math
 import pytest
 import torch
 
-from kernels import conv_attention, conv_attention_decode, flash_attention, reference, warp_attention
+from kernels import (
+    ConvAttention,
+    conv_attention,
+    conv_attention_decode,
+    flash_attention,
+    reference,
+    warp_attention,
+)
 from kernels.conv_forward import conv_forward
 from kernels.flash_forward import flash_forward
 
@@ -103,6 +110,18 @@ def test_gradients_have_the_type_of_their_leaf():
     wanted = torch.autograd.grad(reference.conv_attention(*wide), wide, d_o.double())
     for got, right in zip(torch.autograd.grad(conv_attention(*leaves), leaves, d_o), wanted):
         assert got.dtype == torch.bfloat16 and relative(got, right) <= 0.02
+
+
+def test_a_layer_in_bfloat16():
+    torch.manual_seed(0)
+    layer = ConvAttention(16, 2, (3, 5)).bfloat16()
+    with torch.no_grad():
+        layer.taps += 0.1 * torch.randn_like(layer.taps)
+        x = torch.randn(1, 7, 16).bfloat16()
+        cache = layer.new_cache(1)
+        rows = torch.cat([layer.prefill(x[:, :6], cache), layer.step(x[:, 6:], cache)], 1)
+        assert cache.keys.dtype == rows.dtype == torch.bfloat16
+        assert relative(rows, layer(x).double()) <= 0.01
 
 
 def test_types_do_not_mix():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32, float64, int32
 
-from sim import ThreadError
+from sim import ThreadError, simulate
 
 TILE = (2, 3)
 WEIGHTS = np.array([[1.5, 2.5], [3.5, 4.5]])
