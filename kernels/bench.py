@@ -2,8 +2,9 @@
 kernels.bench
 
 Everything is float32, like for like: the kernels, PyTorch eager (`kernels.reference`), the same through
-torch.compile, and `scaled_dot_product_attention`, which convolves nothing. Times are medians of CUDA events; those of decoding are of replayed CUDA graphs, since a token takes a GPU less time than launching
-takes Python. Memory is the peak above the inputs.
+torch.compile, and `scaled_dot_product_attention`, which convolves nothing. Times are medians of CUDA events;
+those of decoding are of replayed CUDA graphs, since a token takes a GPU less time than launching takes
+Python. Memory is the peak above the inputs.
 """
 
 import argparse
