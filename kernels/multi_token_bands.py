@@ -95,8 +95,8 @@ def band_rows(batch, heads, keys, halo):
 
 
 def band_columns(layer, last, keys):
-    """Columns of a band whose last query is last - 1. A multiple of ALIGNED, where there are so many keys:
-    with rows that begin in the middle of a sector, products and kernels took twice as long."""
+    """Columns of a band whose last query is last - 1: a multiple of ALIGNED, where there are so many keys, so
+    that each row begins at a line of the cache."""
     return min(keys, -(-last // ALIGNED) * ALIGNED) if layer.causal else keys
 
 
