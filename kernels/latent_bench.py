@@ -92,6 +92,7 @@ def measured(name, batch, n):
     *tensors, d_o = inputs(shape, device="cuda")
     leaves = [x.requires_grad_() for x in tensors]
     torch._dynamo.reset()
+    torch._functorch.config.donated_buffer = False  # a backward pass is timed several times
     attend = contestant(name, tensors[2])
     with torch.no_grad():
         error = error_of(attend, tensors) if name != "sdpa" and batch == 1 else None
