@@ -56,7 +56,7 @@ def _whole(function):
 
 def _round_away(x):
     """To the nearest, ties away from zero."""
-    return copysign(math.floor(abs(x)) + (abs(x) % 1.0 >= 0.5), x)
+    return copysign(math.floor(abs(x)) + int(abs(x) % 1.0 >= 0.5), x)
 
 
 def _no_gamma(x):

@@ -11,7 +11,7 @@ from numba import cuda, njit
 from numpy import float16, float32, float64, int32, uint32
 
 from sim import simulate
-from sim.isa import INSTRUCTIONS, LLVM, atomics, by_ptx, function
+from sim.isa import INSTRUCTIONS, LLVM, atomics, by_ptx, function, libdevice
 from sim.isa.functions import Function
 from sim.native import halves as _halves  # noqa: F401  gives halves their operators
 from sim.native.functions import compiles, function_of
@@ -95,6 +95,31 @@ def test_a_function_has_types():
         @function(source="here")
         def untyped(x):
             return x
+
+
+HUGE = (1e30, -1e30, 2.0**63, 2.0**64, np.inf, -np.inf, np.nan)
+
+
+def huge(kind):
+    """Operands of this type that no narrower one holds."""
+    kind = np.dtype(kind)
+    return HUGE if kind.kind == "f" else (np.iinfo(kind).min, np.iinfo(kind).max)
+
+
+@pytest.mark.parametrize("name", sorted(libdevice.ENTRIES))
+def test_a_huge_operand_raises_nothing(name):
+    entry = libdevice.ENTRIES[name]
+    for operands in product(*map(huge, entry.operands)):
+        with np.errstate(all="ignore"):
+            entry.call(*(kind(x) for kind, x in zip(entry.operands, operands)))
+
+
+@pytest.mark.parametrize("name, tie", [("llround", 3), ("llroundf", 3), ("llrint", 2), ("llrintf", 2)])
+def test_a_number_beyond_an_int64_saturates(name, tie):
+    call, kind = libdevice.ENTRIES[name].call, libdevice.ENTRIES[name].operands[0]
+    wanted = [2**63 - 1, -(2**63), 2**63 - 1, 2**63 - 1, 2**63 - 1, -(2**63), -(2**63), 2**62, -tie]
+    with np.errstate(all="ignore"):
+        assert [call(kind(x)) for x in (*HUGE, 2.0**62, -2.5)] == wanted
 
 
 # --- compiled forms -----------------------------------------------------------------------------------------
