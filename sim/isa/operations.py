@@ -90,8 +90,8 @@ def of_divmod(a, b):
 
 
 def power_from(one):
-    """x ** n for a whole number n by repeated multiplication, from `one` in the type of x; of integers by way
-    of a float64, as Numba has it on CUDA."""
+    """x ** n for a whole number n by repeated multiplication, from `one` in the type of x; of int64 by way of
+    a float64, as Numba has it on CUDA."""
     integral = isinstance(one, np.integer)
 
     def power(x, n):
@@ -113,8 +113,21 @@ def power_from(one):
     return power
 
 
+def unsigned_power(x, n):
+    """x ** n of two unsigned numbers, modulo 2**64; saturated where n is above 2**16."""
+    if n > 0x10000:
+        return x if x < 2 else ~uint64(0)
+    product, rest = uint64(1), int64(n)
+    while rest != 0:
+        if rest & 1:
+            product = product * x
+        rest >>= 1
+        x = x * x
+    return product
+
+
 POWERS = {kind: power_from(one) for kind, one in {
-    int: int64(1), uint64: uint64(1), float32: float32(1), float64: float64(1)}.items()}  # fmt: skip
+    int: int64(1), float32: float32(1), float64: float64(1)}.items()} | {uint64: unsigned_power}  # fmt: skip
 
 
 def of_power(a, b):

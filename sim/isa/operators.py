@@ -13,8 +13,8 @@ pair goes through the table of `sim.isa.promotion`. What compiled kernels do, an
                                                                  rounds a / b first)
     i << n, i >> n; n >= 64 or negative   0, and 0 or -1         (PTX clamps the low 32 bits of n as an
                                                                  unsigned number)
-    i ** n                                wraps, then passes through a float64; negative n: 0, unless i is 1
-                                          or -1; 0 ** -n is -2**63
+    i ** n                                wraps; unless both are unsigned, then passes through a float64;
+                                          negative n: 0, unless i is 1 or -1; 0 ** -n is -2**63
     float32 ** n                          float32, by repeated multiplication; n float: `math.pow`
     max(float32, 0.0)                     float64
     max(a, b) of two floats               a NaN loses
@@ -238,13 +238,16 @@ pow_ = power
 
 
 def _int_power(a, b, kind):
-    """a ** b of an int or uint64: Numba's result is a float64 for a moment, since 1.0 / r might be wanted,
-    and its conversion back saturates."""
+    """a ** b of an int: Numba's result is a float64 for a moment, since 1.0 / r might be wanted, and its
+    conversion back saturates. Of two unsigned numbers: exact, modulo 2**64, and saturated where the exponent
+    is above 2**16."""
     a = int(a)
+    if kind is uint64:
+        return pow(a, b, 2**64) if b <= 0x10000 or a < 2 else 2**64 - 1
     if b < 0 and a not in (1, -1):
         return 0 if a else LOWEST
-    power = _ieee_pow(a, float64(b)) if abs(b) > 0x10000 else cast(kind)(pow(a, abs(b), 2**64))
-    return truncated(float64(power), 64, kind is int)
+    power = _ieee_pow(a, float64(b)) if abs(b) > 0x10000 else wrap(pow(a, abs(b), 2**64))
+    return truncated(float64(power), 64, True)
 
 
 def _repeated(a, exponent):

@@ -126,6 +126,26 @@ def test_powers_of_integers():
 
 
 @cuda.jit
+def unsigned_powers(out, a, b):
+    i = cuda.threadIdx.x
+    out[i] = a[i] ** b[i]
+
+
+@pytest.mark.parametrize(
+    "bases, exponents", [("uint64", "uint64"), ("uint64", "uint8"), ("uint32", "uint16")]
+)
+def test_powers_of_unsigned_numbers_are_exact(bases, exponents):
+    """3 ** 40, 3 ** 70000 and the powers of 0 and 1 as a GPU gave them."""
+    pairs = [(3, 40), (3, 41), (7, 255), (2, 63), (2, 64), (10, 19), (0, 0), (5, 0), (2**32 - 1, 3), (1, 200)]
+    if exponents == "uint64":
+        pairs += [(3, 2**16), (3, 70000), (0, 2**64 - 1), (1, 2**63), (2**64 - 1, 2**16 - 1)]
+    a, b = (np.array(part, kind) for part, kind in zip(zip(*pairs), (bases, exponents)))
+    wanted = [2**64 - 1 if (x, n) == (3, 70000) else pow(x, n, 2**64) for x, n in pairs]
+    assert by_both(unsigned_powers, np.zeros(len(a), np.uint64), a, b, threads=len(a)) == wanted
+    assert wanted[0] == 12157665459056928801
+
+
+@cuda.jit
 def quotients(out, x, y):
     out[0], out[1], out[2], out[3] = (x[0] + 1) // y[0], (x[0] + 1) % y[0], x[1] // y[0], x[0] // y[1]
     total = x[0] + 1
