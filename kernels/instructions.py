@@ -226,10 +226,10 @@ def mma(kind, numbers):
     ):  # fmt: skip
         for lane in range(32):
             g, t = lane // 4, 2 * (lane % 4)
-            d0[lane] = c0[lane] + (dot(a0, b0, g, t) + dot(a2, b1, g, t))
-            d1[lane] = c1[lane] + (dot(a0, b0, g, t + 1) + dot(a2, b1, g, t + 1))
-            d2[lane] = c2[lane] + (dot(a1, b0, g, t) + dot(a3, b1, g, t))
-            d3[lane] = c3[lane] + (dot(a1, b0, g, t + 1) + dot(a3, b1, g, t + 1))
+            d0[lane] = float(c0[lane]) + (dot(a0, b0, g, t) + dot(a2, b1, g, t))
+            d1[lane] = float(c1[lane]) + (dot(a0, b0, g, t + 1) + dot(a2, b1, g, t + 1))
+            d2[lane] = float(c2[lane]) + (dot(a1, b0, g, t) + dot(a3, b1, g, t))
+            d3[lane] = float(c3[lane]) + (dot(a1, b0, g, t + 1) + dot(a3, b1, g, t + 1))
 
     @instruction(name=f"mma_{kind}_k8", stands_for=left, source="PTX ISA mma.sync.m16n8k8")
     def of_left(
@@ -239,10 +239,10 @@ def mma(kind, numbers):
     ):  # fmt: skip
         for lane in range(32):
             g, t = lane // 4, 2 * (lane % 4)
-            d0[lane] = c0[lane] + dot(a0, b0, g, t)
-            d1[lane] = c1[lane] + dot(a0, b0, g, t + 1)
-            d2[lane] = c2[lane] + dot(a1, b0, g, t)
-            d3[lane] = c3[lane] + dot(a1, b0, g, t + 1)
+            d0[lane] = float(c0[lane]) + dot(a0, b0, g, t)
+            d1[lane] = float(c1[lane]) + dot(a0, b0, g, t + 1)
+            d2[lane] = float(c2[lane]) + dot(a1, b0, g, t)
+            d3[lane] = float(c3[lane]) + dot(a1, b0, g, t + 1)
 
     return whole, left
 

@@ -164,7 +164,7 @@ def of_round(x):
 
 def of_round_to_digits(x, digits):
     kind = float32 if x in NARROW | FLOATING - {float64} else float64
-    return None if x in COMPLEX else Version((kind, int), kind)
+    return None if x in COMPLEX or digits in COMPLEX | FLOATING else Version((kind, int), kind)
 
 
 def same(x):
