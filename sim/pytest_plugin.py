@@ -2,8 +2,8 @@
 watched; a finding fails its test.
 
 Nothing of the project changes: numba.cuda's host side stays Numba's, over a driver of ours (sim.host). A test
-that needs a real GPU is marked `@pytest.mark.cuda_sim(off=True)`; `engine`, `seeds`, `tools` and `allow`
-(kinds of findings) may be given there too, and win over the options.
+that needs a real GPU is marked `@pytest.mark.cuda_sim(off=True)`; `engine`, `seeds`, `tools`, `max_steps` and
+`allow` (kinds of findings) may be given there too, and win over the options.
 """
 
 import argparse
@@ -18,8 +18,8 @@ import pytest
 ENGINES = ("native", "fibers", "threads")
 TOOLS = ("bounds", "races", "uninitialized", "misuse", "counters", "trace")
 MARK = (
-    "cuda_sim(off=False, engine=None, seeds=None, tools=None, allow=()): with --cuda-sim, how a test's"
-    " kernels are simulated; off=True runs it without the simulator"
+    "cuda_sim(off=False, engine=None, seeds=None, tools=None, max_steps=None, allow=()): with --cuda-sim, how"
+    " a test's kernels are simulated; off=True runs it without the simulator"
 )
 
 
@@ -51,6 +51,12 @@ def pytest_addoption(parser):
         help=f"which tools watch: {', '.join(TOOLS)}; the first four by default",
     )
     group.addoption(
+        "--cuda-sim-max-steps",
+        type=rounds,
+        metavar="N",
+        help="how often loops may go round before a thread ends; by default a million times, or for 8 s",
+    )
+    group.addoption(
         "--cuda-sim-allow",
         type=words(),
         default=(),
@@ -67,6 +73,12 @@ def pytest_addoption(parser):
 
 def numbers(text):
     return tuple(map(int, text.split(",")))
+
+
+def rounds(text):
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text}: not a whole number above 0, such as 10000000")
+    return int(text)
 
 
 def words(known=None):
@@ -127,7 +139,10 @@ class Simulated:
             raise pytest.UsageError(f"--cuda-sim: {error}") from error
         self.asked, self.told, self.index = options, Told(), []
         self.options = Options(
-            options.cuda_sim_engine, options.cuda_sim_seeds, observers_of(options.cuda_sim_tools)
+            options.cuda_sim_engine,
+            options.cuda_sim_seeds,
+            observers_of(options.cuda_sim_tools),
+            max_steps=options.cuda_sim_max_steps,
         )
         self.host = Host(self.options)
         self.host.launched = self.launched
@@ -235,11 +250,11 @@ def settings_of(item):
         for mark in reversed(list(item.iter_markers("cuda_sim")))
         for name, value in mark.kwargs.items()
     }
-    if unknown := given.keys() - {"off", "engine", "seeds", "tools", "allow"}:
+    if unknown := given.keys() - {"off", "engine", "seeds", "tools", "max_steps", "allow"}:
         raise pytest.UsageError(
             f"{item.nodeid}: the mark cuda_sim knows no {', '.join(sorted(unknown))}\n  wanted: {MARK}"
         )
-    options = {name: given[name] for name in ("engine", "seeds") if given.get(name) is not None}
+    options = {name: given[name] for name in ("engine", "seeds", "max_steps") if given.get(name) is not None}
     if given.get("tools") is not None:
         options["observers"] = observers_of(given["tools"])
     return {"off": bool(given.get("off")), "allow": given.get("allow", ()), "options": options}
@@ -248,7 +263,8 @@ def settings_of(item):
 def in_words(entry):
     finding, where, count = entry
     times = f"; {count - 1} further launch{'es' * (count > 2)} with the same" if count > 1 else ""
-    return f"{finding.message}\n  Launched from {where}{times}."
+    message = finding.message.replace("simulate(kernel, max_steps=...)", "--cuda-sim-max-steps")
+    return f"{message}\n  Launched from {where}{times}."
 
 
 def launched_from():

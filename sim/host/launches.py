@@ -29,12 +29,13 @@ OWN = ("numba.cuda.kernels.", "numba.cuda.cudadrv.", "numba.cuda.np.")
 @dataclass(frozen=True)
 class Options:
     """How launches are simulated. `seeds`: each launch runs once with each; what the first one leaves in the
-    arrays stays."""
+    arrays stays. `max_steps`: see simulate."""
 
     engine: str = "native"
     seeds: tuple[int, ...] = (0,)
     observers: tuple = DEFAULT
     spec: DeviceSpec = DeviceSpec()
+    max_steps: int | None = None
 
 
 class Uncompiled:
@@ -222,8 +223,9 @@ def run(function, options, configuration, values):
 
 def one(function, options, seed, configuration, values):
     """The Report of one run."""
-    how = dict(seed=seed, observers=options.observers, spec=options.spec, on_finding="report")
-    return simulate(function, engine=options.engine, **how)[configuration](*values)
+    how = dict(observers=options.observers, spec=options.spec, max_steps=options.max_steps)
+    simulation = simulate(function, engine=options.engine, seed=seed, on_finding="report", **how)
+    return simulation[configuration](*values)
 
 
 def leaves(values):

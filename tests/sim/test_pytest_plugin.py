@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from course.doctor import gpu_names
-from sim.pytest_plugin import TOOLS, words
+from sim.pytest_plugin import TOOLS, rounds, words
 
 pytest_plugins = ["pytester"]
 
@@ -216,6 +216,47 @@ def test_a_finding_fails_its_test_and_no_other(pytester, run):
     )
     page = next((pytester.path / "pages").glob("*test_race*.html")).read_text(encoding="utf-8")
     assert "2 launches" in page and page.count("race-shared: s[1]") == 1
+
+
+LONG = """
+import numpy as np
+import pytest
+from numba import cuda
+
+@cuda.jit
+def count(out):
+    n = 0
+    while n < 1000:
+        n += 1
+    out[0] = n
+
+def test_by_the_option():
+    count[1, 1](np.zeros(1))
+
+@pytest.mark.cuda_sim(max_steps=MARKED)
+def test_by_the_mark():
+    count[1, 1](np.zeros(1))
+"""
+
+
+@pytest.mark.parametrize("engine", ["native", "fibers"])
+@pytest.mark.parametrize("option, marked, name", [(999, 1000, "option"), (1000, 999, "mark")])
+def test_a_loop_goes_round_as_often_as_it_is_told(pytester, run, engine, option, marked, name):
+    pytester.makepyfile(test_long=LONG.replace("MARKED", str(marked)))
+    result = run("--cuda-sim", f"--cuda-sim-engine={engine}", f"--cuda-sim-max-steps={option}", "-rf")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*if the kernel is only slow, --cuda-sim-max-steps raises*",
+            f"FAILED *::test_by_the_{name} - no-progress*",
+        ]
+    )
+
+
+@pytest.mark.parametrize("text", ["0", "-5", "many"])
+def test_a_number_of_rounds_is_above_0(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"{text}: not a whole number above 0"):
+        rounds(text)
 
 
 def test_without_the_option_nothing_is_simulated(pytester, run):
