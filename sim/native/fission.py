@@ -24,6 +24,7 @@ from sim.native.vocabulary import BLOCK_WIDE, SPECIAL
 
 THREAD, WARP, BLOCK = range(3)
 CHEAP = ("isa_operator_", "isa_builtins_")  # functions of the table that cost little to compute again
+CASTS = ("numba", "sim.native.kinds")  # the homes of number types
 PURE = {
     "min",
     "max",
@@ -153,33 +154,29 @@ class Fission:
                         node,
                     )
                     self.module.library("row_of")
-                elif self.is_pure(node.value, known, arrays):
+                elif self.is_pure(node.value, known, arrays, calls := "isa_" if arrays else CHEAP):
                     again |= dict.fromkeys(names, node)
-                    if self.is_pure(node.value, same, arrays):
+                    if self.is_pure(node.value, same, arrays, calls):
                         same |= names
         return again, same
 
-    def is_pure(self, node, known, arrays=False):
+    def is_pure(self, node, known, array=False, calls=CHEAP):
         """Whether `node` has the same value wherever it is evaluated: made of `known` variables and
-        constants, reading no memory; parts of arrays only if `arrays`."""
+        constants, reading no memory. `array`: its value is an array, so that a subscript is a part of one;
+        `calls`: how the functions of the table that it may call begin."""
         if isinstance(node, ast.Call):
             name = node.func.id if isinstance(node.func, ast.Name) else ""
             return (
-                (name in PURE or name.startswith(CHEAP) or self.module.imports.get(name) == "numba")
-                and all(self.is_pure(part, known, arrays) for part in node.args)
+                (name in PURE or name.startswith(calls) or self.module.imports.get(name) in CASTS)
+                and all(self.is_pure(part, known, calls=calls) for part in node.args)
                 and not node.keywords
             )
         if isinstance(node, ast.Name):
             return node.id in known or node.id in self.module.constants or node.id in self.module.imports
-        if isinstance(node, ast.Subscript):
-            of_shape = (
-                isinstance(node.value, ast.Attribute)
-                and node.value.attr == "shape"
-                or isinstance(node.value, ast.Name)
-                and node.value.id in self.module.constants
-            )
-            if not (of_shape or arrays):
-                return False
+        if isinstance(node, ast.Subscript) and not (array or self.is_constant_part(node)):
+            return False
+        numbers = (getattr(node, "slice", None), getattr(node, "test", None))
+        array = array or isinstance(node, ast.Attribute) and node.attr == "shape"
         allowed = (
             ast.Constant,
             ast.BinOp,
@@ -193,9 +190,19 @@ class Fission:
             ast.Slice,
         )
         return isinstance(node, allowed) and all(
-            self.is_pure(part, known, arrays)
+            self.is_pure(part, known, array and part not in numbers, calls)
             for part in ast.iter_child_nodes(node)
             if isinstance(part, ast.expr)
+        )
+
+    def is_constant_part(self, node):
+        """Whether a subscript is one of a shape, or of a tuple of constants."""
+        of = node.value
+        return (
+            isinstance(of, ast.Attribute)
+            and of.attr == "shape"
+            or isinstance(of, ast.Name)
+            and of.id in self.module.constants
         )
 
     def is_uniform_iteration(self, node, loops):

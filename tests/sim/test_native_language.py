@@ -2,6 +2,7 @@
 enumerations, vectors, lambdas; all as fibers do it."""
 
 import enum
+import linecache
 import math
 import operator
 
@@ -157,3 +158,55 @@ def test_traced(kernel):
     assert sorted((e.kind, e.thread, e.array, e.index, e.site.line) for e in ours.trace) == sorted(
         (e.kind, e.thread, e.array, e.index, e.site.line) for e in report.trace
     )
+
+
+ROWS = """
+@cuda.jit
+def kernel(x, out):
+    tile = cuda.shared.array(8, float64)
+    t = cuda.threadIdx.x
+    tile[t] = x[t]
+    row = out[{index}]
+    cuda.syncthreads()
+    row[0] += tile[7 - t]
+"""
+INDICES = [
+    "max(t, 0)",
+    "min(t, 7)",
+    "t % 8",
+    "t**1",
+    "int(t)",
+    "int32(t)",
+    "int(math.ceil(t))",
+    "cuda.popc((1 << t) - 1)",
+]
+
+
+@pytest.mark.parametrize("index", INDICES)
+def test_a_row_lives_across_a_barrier(index):
+    """Its index comes from any function of numbers."""
+    names, name = {"cuda": cuda, "float64": float64, "int32": int32, "math": math}, f"<row {index}>"
+    text = ROWS.format(index=index)
+    linecache.cache[name] = len(text), None, text.splitlines(True), name
+    exec(compile(text, name, "exec"), names)
+    x, out = np.arange(8.0), np.zeros((8, 1))
+    report = simulate(names["kernel"], engine="native")[1, 8](x, out)
+    assert report.notes == ("by fission",) and out[:, 0].tolist() == x[::-1].tolist()
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_a_row_stays_where_memory_said(engine):
+    """What its index was read from changes before the row is used."""
+
+    @cuda.jit
+    def kernel(x, order, out):
+        t = cuda.threadIdx.x
+        row = out[order[t]]
+        cuda.syncthreads()
+        order[t] = t
+        cuda.syncthreads()
+        row[0] += x[t]
+
+    x, out = np.arange(8.0), np.zeros((8, 1))
+    simulate(kernel, engine=engine)[1, 8](x, np.arange(8)[::-1].copy(), out)
+    assert out[:, 0].tolist() == x[::-1].tolist()
