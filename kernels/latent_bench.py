@@ -165,9 +165,10 @@ def plot(table):
             chosen = [row for row in table[kind] if row["name"] == name and row["batch"] == 1]
             points = [(row["n"], row[key]) for row in chosen if row[key] is not None]
             panel.plot(*zip(*points) if points else ([], []), color=colour, marker=marker, label=words)
-        panel.set(xscale="log", yscale="log", xlabel="N", ylabel=label)
+        panel.set_xscale("log", base=2)
+        panel.set(yscale="log", xlabel="N", ylabel=label)
         panel.grid(alpha=0.3)
-    axes[0].legend(fontsize=7)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(DATA / "latent.png", dpi=120)
 
 
