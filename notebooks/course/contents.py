@@ -126,7 +126,7 @@ PARTS = {
             "20_latent_attention",
             "Latent attention",
             "one small cache for all heads: absorb or expand, a reciprocal band, a shared gradient",
-            None,
+            75,
             ("12", "14"),
         ),
         Lesson(

@@ -32,12 +32,12 @@ class Seen:
     looks_away: bool = False
 
     def made(self, tensor):
-        if tensor.numel() > self.largest:
-            self.largest, self.shape = tensor.numel(), tuple(tensor.shape)
+        there = tensor.untyped_storage().nbytes() // tensor.element_size()
+        made = min(tensor.numel(), there)  # a view by expand() has fewer numbers than its shape says
+        if made > self.largest:
+            self.largest, self.shape = made, tuple(tensor.shape)
         place = tensor.untyped_storage().data_ptr()
-        numbers, count = self.alive.get(
-            place, (tensor.untyped_storage().nbytes() // tensor.element_size(), 0)
-        )
+        numbers, count = self.alive.get(place, (there, 0))
         self.alive[place] = numbers, count + 1
         self.kept = max(self.kept, sum(numbers for numbers, _ in self.alive.values()))
         weakref.finalize(tensor, self.gone, place)

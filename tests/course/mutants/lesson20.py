@@ -43,6 +43,26 @@ def expands_values(q, k_latent, v_latent, w_q, w_v, scale):
     return (p @ (v_latent @ w_v))[:, 0]
 
 
+def expands_head_by_head(q, k_latent, v_latent, w_q, w_v, scale):
+    rows = []
+    for head in range(len(q)):
+        k, v = k_latent @ w_q[head].T, v_latent @ w_v[head]
+        rows.append(torch.softmax(scale * (k @ q[head]), 0) @ v)
+    return torch.stack(rows)
+
+
+def expands_one_component_at_a_time(q, k_latent, v_latent, w_q, w_v, scale):
+    s = sum(q[:, x : x + 1] * (w_q[:, x] @ k_latent.T) for x in range(q.shape[1]))
+    p = torch.softmax(s * scale, -1)
+    return torch.stack([(p * (w_v[:, :, x] @ v_latent.T)).sum(-1) for x in range(q.shape[1])], -1)
+
+
+def decode_in_batches(q, k_latent, v_latent, w_q, w_v, scale):
+    s = torch.bmm(torch.bmm(q[:, None], w_q), k_latent.T.expand(len(q), -1, -1))
+    p = torch.softmax(s * scale, -1)
+    return torch.bmm(torch.bmm(p, v_latent.expand(len(q), -1, -1)), w_v)[:, 0]
+
+
 def no_maximum(q, k_latent, v_latent, w_q, w_v, scale):
     p = torch.exp(scale * (q[:, None] @ w_q)[:, 0] @ k_latent.T)
     return (((p / p.sum(1, keepdim=True)) @ v_latent)[:, None] @ w_v)[:, 0]
@@ -78,9 +98,14 @@ def tile_of_projected_columns(q_rows, k_rows, q_columns, k_columns, w_q, first, 
     first_row, first_column, first_query = first
     steps = first_row - first_column + torch.arange(len(q_rows))[:, None] - torch.arange(len(q_columns))
     known = torch.arange(len(q_columns)) >= first_query - first_column
-    back = k_rows @ (torch.nan_to_num(q_columns) @ w_q).T
+    back = torch.where(known, k_rows @ (q_columns @ w_q).T, 0)
     s = scale * (q_rows @ w_q @ k_columns.T + alpha * back * (known & (steps < window)))
     return s.masked_fill(steps < 0, -math.inf)
+
+
+def no_first_query(q_rows, k_rows, q_columns, k_columns, w_q, first, alpha, window, scale):
+    known = torch.nan_to_num(q_columns)
+    return tile(q_rows, k_rows, known, k_columns, w_q, (*first[:2], 0), alpha, window, scale)
 
 
 def gradient(p, d_o, w_v):
@@ -113,6 +138,8 @@ MUTANTS = {
     "ex20_3": [
         ("expands both", expands),
         ("expands the values", expands_values),
+        ("expands head by head", expands_head_by_head),
+        ("expands one component at a time", expands_one_component_at_a_time),
         ("no maximum", no_maximum),
         ("no scale", lambda q, k, v, a, b, scale: decode(q, k, v, a, b, 1.0)),
         ("its own scale", lambda q, k, v, a, b, scale: decode(q, k, v, a, b, k.shape[1] ** -0.5)),
@@ -131,6 +158,7 @@ MUTANTS = {
         ("the band is not scaled", lambda *given: tile(*given, both=False)),
         ("alpha is 1", lambda *given: tile(*given[:6], 1.0, *given[7:])),
         ("alpha is 0", lambda *given: tile(*given[:6], 0.0, *given[7:])),
+        ("takes NaN for the only garbage", no_first_query),
         ("no window", lambda *given: tile(*given[:7], 10**6, given[8])),
     ],
     "ex20_5": [
@@ -151,7 +179,7 @@ RIGHT = {
         lambda t, n, h, d, c, s: torch.tensor([h * d, c]) * 2 * t * n * s,
     ],
     "ex20_2": [multiply_adds, lambda *shape: list(multiply_adds(*shape))],
-    "ex20_3": [decode, decode_by_einsum, decode_head_by_head],
+    "ex20_3": [decode, decode_by_einsum, decode_head_by_head, decode_in_batches],
     "ex20_4": [tile, tile_by_loops, tile_of_projected_columns],
     "ex20_5": [
         gradient,
