@@ -107,7 +107,9 @@ def ex20_3(decode, rng):
         )
         scale = unusual(rng, unlike=(1, d**-0.5, latent**-0.5))
         s = q[:, None] @ w_q @ k.T
-        q *= loud / float((scale * s).abs().max()) if loud > 1 else 1
+        if loud > 1:  # every head's largest score is loud, and above 0
+            largest = s.flatten(1).gather(1, s.flatten(1).abs().argmax(1, keepdim=True))
+            q *= loud / (scale * largest)
         s = scale * (q[:, None] @ w_q @ k.T)
         wanted = (torch.softmax(s, -1) @ v @ w_v)[:, 0]
         call = f"decode with {heads} heads of {d}, {n} tokens, latents of {latent}, scale {scale:.3f}"
@@ -144,6 +146,7 @@ def ex20_3(decode, rng):
     return "4 caches, of 1 to 90 tokens, no head's own keys or values"
 
 
+GARBAGES = np.nan, np.inf, 1e30, 1.0  # times a number: what memory may hold, at the last what looks right
 GARBAGE = (
     "q_columns holds garbage, NaN or not, for tokens before first_query: these have no reciprocal term, and"
     " 0 times NaN is NaN."
@@ -161,11 +164,11 @@ def ex20_4(tile_scores, rng):
         (4, 4, 0, 1, 3),
         (8, 4, 0, 5, 4),
         (4, 8, 0, 2, 5),
-        (9, 0, 6, 20, 9),
+        *[(9, 0, 6, 20, 9)] * len(GARBAGES),
         (5, 3, 5, 0, 6),
     ]
     drawn = [tuple(int(x) for x in rng.integers(0, 12, 3)) + (int(rng.integers(0, 9)), 5) for _ in range(12)]
-    for first_row, first_column, first_query, window, columns in tiles + drawn:
+    for turn, (first_row, first_column, first_query, window, columns) in enumerate(tiles + drawn):
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
         rows, d, latent = 4, 3, 6
         n = max(first_row + rows, first_column + columns)
@@ -174,7 +177,7 @@ def ex20_4(tile_scores, rng):
         alpha, scale = unusual(rng, unlike=(1,)), unusual(rng, unlike=(1, d**-0.5, latent**-0.5))
         first_query = min(first_query, first_row)  # a row has its query
         held = q.clone()
-        held[:first_query] = garbage(rng, first_query, d)
+        held[:first_query] = garbage(rng, GARBAGES[turn % len(GARBAGES)], first_query, d)
         own, those = slice(first_row, first_row + rows), slice(first_column, first_column + columns)
         call = (
             f"tile_scores of the rows {first_row} to {first_row + rows - 1} and the columns {first_column} to"
@@ -213,10 +216,8 @@ def ex20_4(tile_scores, rng):
     return f"{count} tiles, before and behind the diagonal, windows from 0, keys without a query"
 
 
-def garbage(rng, rows, d):
-    """What memory may hold: NaN, infinities, huge numbers, or numbers that look right."""
-    alike = torch.from_numpy(rng.standard_normal((rows, d)))
-    return alike * float(rng.choice([np.nan, np.inf, 1e30, 1.0]))
+def garbage(rng, factor, rows, d):
+    return torch.from_numpy(rng.standard_normal((rows, d))) * factor
 
 
 def got_nan(got):
