@@ -123,6 +123,13 @@ PARTS = {
     ],
     "6 · Beyond": [
         Lesson(
+            "19_heads",
+            "Heads",
+            "maps over heads, a convolution after the softmax, two passes; four faults found by experiments",
+            None,
+            ("12", "14"),
+        ),
+        Lesson(
             "20_latent_attention",
             "Latent attention",
             "one small cache for all heads: absorb or expand, a reciprocal band, a shared gradient",
@@ -172,6 +179,7 @@ def contents():
 PLACES = {
     "01": (0, 0), "02": (1, 0), "09": (2, 0), "12": (3, 0), "13": (4, -0.55), "15": (5, 0),
     "05": (2, -1.2), "10": (3, -1.1), "14": (4, -1.15), "11": (5, -1.95), "23": (5, -1.2), "20": (5, -0.62),
+    "19": (4, -1.75),
     "03": (0, -2.4), "04": (1, -2.4), "06": (2, -2.4), "07": (3, -2.4), "08": (4, -2.4),
 }  # fmt: skip
 

@@ -1,0 +1,326 @@
+"""The checks of lesson 19: a map over heads on a tile, the second pass, the cache of queries; and machines
+with faults."""
+
+import math
+
+import torch
+
+from course.check.harness import compare, exercise, explained, fail
+from course.check.inputs import FAR
+from course.check.tensors import WATCHING, global_memory, within
+from course.check.trial import tried
+from kernels import reference
+
+# Drawing ----------------------------------------------------------------------------------------------------
+
+
+def drawing(seed):
+    """randn in float64, from a generator of its own."""
+    generator = torch.Generator().manual_seed(int(seed))
+    return lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def positions(first, count):
+    return first + torch.arange(count)
+
+
+# 19.1 -------------------------------------------------------------------------------------------------------
+
+TILES = [
+    (6, 4, 0, 0, 5),
+    (1, 3, 4, 0, 4),
+    (8, 4, 4, 4, 4),
+    (3, 6, -2, -3, 9),
+    (5, 2, 3, 7, 3),
+    (8, 5, 9, 0, 6),
+]
+
+
+@exercise("19.1", "mixed_tile")
+def ex19_1(mixed_tile, rng):
+    drawn = [tuple(int(x) for x in rng.integers((1, 1, -4, -4, 1), (9, 7, 9, 9, 9))) for _ in range(12)]
+    for heads, rows, i0, j0, columns in TILES + drawn:
+        draw = drawing(rng.integers(2**31))
+        t, head_map = draw(heads, rows, columns), draw(heads, heads)
+        call = (
+            f"mixed_tile of {heads} heads, rows {i0} to {i0 + rows - 1}, columns {j0} to {j0 + columns - 1}"
+        )
+        size = 2 * max(t.numel(), head_map.numel())
+        bound = size if size < heads * t.numel() else None
+        got = within(mixed_tile, (t, head_map, i0, j0), call=call, largest=bound, hint=ONE_PRODUCT)
+        mixed = (head_map @ t.flatten(1)).view_as(t)
+        other = (head_map.T @ t.flatten(1)).view_as(t)
+        i, j = positions(i0, rows)[:, None], positions(j0, columns)
+
+        def hidden(where, tile=mixed):
+            return tile.masked_fill(where, -math.inf)
+
+        hint = explained(
+            got,
+            {
+                "Row g of the map makes head g: the map is transposed in yours.": hidden(
+                    (j > i) | (j < 0), other
+                ),
+                "j < 0 stands before the sequence: -inf, too.": hidden(j > i),
+                "The tile's first row is i0 and its first column j0.": hidden(j - j0 > i - i0),
+                "Masked with -inf, not with 0.": mixed.masked_fill((j > i) | (j < 0), 0.0),
+                "The mask comes after the map.": mixed,
+                "A query sees itself: j <= i.": hidden((j >= i) | (j < 0)),
+            },
+            "NaN: −∞ times 0, or −∞ minus −∞. Which comes first, the map or the mask?"
+            if isinstance(got, torch.Tensor) and bool(got.isnan().any())
+            else "T'_g = Σ_h M[g, h] T_h; then -inf where j > i and where j < 0.",
+        )
+        wanted = hidden((j > i) | (j < 0))
+        compare(got, wanted, what="another tile", call=call, tolerance=1e-9, hint=hint)
+    return (
+        f"{len(TILES) + len(drawn)} tiles, on the diagonal and off it, columns before token 0, 1 to 8 heads"
+    )
+
+
+ONE_PRODUCT = "No (H, H, rows, columns): torch.einsum, or one matrix product over the heads."
+
+
+# 19.2 -------------------------------------------------------------------------------------------------------
+
+
+class Tiles:
+    """T' (H, N, N) as a function of a place: -inf outside; refuses tiles larger than `most` numbers."""
+
+    def __init__(self, t, most, call):
+        self.t, self.most, self.call = t, most, call
+
+    def __call__(self, i0, j0, rows, columns):
+        if rows * columns > self.most:
+            fail(
+                f"it asks for a tile of {rows} × {columns}; {self.most} numbers per head are enough",
+                call=self.call,
+                hint="Owned rows and the halo above, owned columns and the halo at both sides.",
+            )
+        with global_memory():
+            i, j = positions(int(i0), int(rows))[:, None], positions(int(j0), int(columns))
+            n = self.t.shape[-1]
+            tile = self.t[:, i.clamp(0, n - 1), j.clamp(0, n - 1)]
+            tile = tile.masked_fill((i < 0) | (i >= n) | (j < 0) | (j >= n), -math.inf)
+        for seen in WATCHING:
+            seen.made(tile)
+        return tile
+
+
+PASSES = [  # heads, n, after taps, i0, rows, columns, how far scores reach
+    (3, 48, (3, 3), 0, 4, 4, 1),
+    (2, 48, (3, 5), 16, 4, 4, FAR),
+    (2, 47, (2, 4), 43, 4, 5, 1),
+    (1, 40, (1, 1), 20, 5, 3, FAR),
+    (4, 40, (4, 2), 1, 4, 6, 1),
+    (3, 41, (3, 6), 37, 4, 4, 1),
+]
+
+
+@exercise("19.2", "second_pass")
+def ex19_2(second_pass, rng):
+    tried(f"scores to ±{FAR}")
+    for heads, n, (c_q, c_k), i0, rows, columns, loud in PASSES:
+        draw, d = drawing(rng.integers(2**31)), 2
+        t = draw(heads, n, n)
+        t = t * (loud / float(t.abs().max()) if loud > 1 else 1)
+        t = t.masked_fill(reference.above_diagonal(t), -math.inf)
+        log_sum, p = torch.logsumexp(t, -1), torch.softmax(t, -1)
+        v, after_taps, after_map = draw(heads, n, d), draw(heads, c_q, c_k), draw(heads, heads)
+        mine = slice(i0, i0 + rows)
+
+        def outputs(taps=after_taps, mixing=after_map, p=p, v=v, mine=mine, masked=True):
+            u = reference.convolve(p[None], taps)
+            u = reference.mix_heads(reference.seen(u, masked), mixing)[0]
+            return (u @ v)[:, mine]
+
+        call = (
+            f"second_pass of {heads} heads, {n} tokens, rows from {i0}, tiles of {rows} × {columns}"
+            f", second taps {c_q} × {c_k}"
+        )
+        most = (rows + c_q - 1) * (columns + c_k - 1)
+        bound = max(2 * heads * most, heads * (n + 16) * d, heads * heads)
+        given = Tiles(t, most, call), log_sum, v, after_taps, after_map, i0, rows, columns
+        got = within(second_pass, given, call=call, largest=bound, hint=NO_ROWS, refused={"softmax"})
+        alone = torch.zeros_like(p)
+        alone[:, mine] = p[:, mine]
+        hint = explained(
+            got,
+            {
+                "U has a mask of its own: 0 where j > i.": outputs(masked=False),
+                "The taps are not flipped: it is a correlation, as in lesson 09.": outputs(
+                    after_taps.flip(1, 2)
+                ),
+                "Row g of the map makes head g: the map is transposed in yours.": outputs(mixing=after_map.T),
+                "The second map is missing.": outputs(mixing=None),
+                "The halo above is missing: rows of P above the tile's own.": outputs(p=alone),
+            },
+            "NaN: a row before token 0 has no L; rows_of gives it 0, and T' is -inf there."
+            if isinstance(got, torch.Tensor) and bool(got.isnan().any())
+            else "P = exp(T' - L) on the tile and its halo; convolved, masked with 0, mixed; times V.",
+        )
+        compare(got, outputs(), what="another output", call=call, tolerance=1e-9, hint=hint)
+    return (
+        f"{len(PASSES)} rows of tiles, the first and the last among them; taps odd and even, nothing N wide"
+    )
+
+
+NO_ROWS = "Tile by tile: no row of N scores at one time. L says all that is needed of the other tiles."
+
+
+# 19.3 -------------------------------------------------------------------------------------------------------
+
+SIZES = [(6, 6), (1, 1), (1, 4), (3, 1), (2, 2), (4, 7)]
+
+
+@exercise("19.3", "push")
+def ex19_3(push, rng):
+    for c_q, after_c_q in SIZES:
+        draw, heads, d = drawing(rng.integers(2**31)), 2, 3
+        for prompt in (1, 3, 40):
+            q = draw(heads, prompt + 14, d)
+            kept, needed = q[:, :0].clone(), c_q + after_c_q - 1
+            first = 0
+            for last in [prompt, *range(prompt + 1, prompt + 15)]:
+                call = (
+                    f"push with {kept.shape[1]} queries kept, {last - first} new, c_q {c_q} and {after_c_q}"
+                )
+                given = kept, q[:, first:last], c_q, after_c_q
+                got = within(push, given, call=call)
+                window, kept = pair_of_tensors(got, call)
+                wanted = q[:, max(0, last - needed) : last]
+                right_rows(window, wanted, "the window", needed, call)
+                right_rows(kept, q[:, max(0, last - needed + 1) : last], "what is kept", needed - 1, call)
+                numbers = kept.untyped_storage().nbytes() // kept.element_size()
+                if numbers > heads * d * (needed + 1):
+                    fail(
+                        f"what is kept has {kept.shape[1]} rows and holds {numbers // (heads * d)} in memory",
+                        call=call,
+                        hint="A slice is a view: what it was cut from stays alive. clone() lets it go.",
+                    )
+                first = last
+    return f"{len(SIZES)} pairs of sizes, prompts of 1, 3 and 40 tokens and 14 tokens after each"
+
+
+def pair_of_tensors(got, call):
+    if (
+        not isinstance(got, (tuple, list))
+        or len(got) != 2
+        or not all(isinstance(x, torch.Tensor) for x in got)
+    ):
+        fail("the answer is no pair of tensors (window, kept)", call=call, got=repr(type(got).__name__))
+    return got
+
+
+def right_rows(got, wanted, what, most, call):
+    """Reject a cache of other rows; says so in rows first."""
+    if got.ndim == 3 and got.shape[1] != wanted.shape[1]:
+        hint = f"All that there are, but not more than {most}: the last ones."
+        if most == 0:
+            hint = "x[:, -0:] is x[:, 0:]: everything. Count from the front: x[:, len - most :]."
+        fail(
+            f"{what} has another number of rows",
+            call=call,
+            wanted=wanted.shape[1],
+            got=got.shape[1],
+            hint=hint,
+        )
+    compare(got, wanted, what=what, call=call, tolerance=0, hint="The oldest first, the new one last.")
+
+
+# 19.4 -------------------------------------------------------------------------------------------------------
+
+MACHINES = {"A": "weights", "B": "statistic", "C": "none", "D": "map", "E": "scores"}
+EXPERIMENTS = {
+    "statistic": "Gradients, with something after the softmax: after_taps=(3, 3), or after_map='any'.",
+    "map": "A map with a row that sums to less than 0: head_map='any'.",
+    "scores": "documents=(0, 6), and taps with two rows and three columns at least.",
+    "weights": "documents=(0, 6) and after_taps=(3, 3).",
+    "none": "Turn every part on, one by one: is there one that it gets wrong?",
+}
+
+
+@exercise("19.4", "faults")
+def ex19_4(faults, rng):
+    got = faults()
+    if not isinstance(got, dict) or set(got) != set(MACHINES):
+        fail("wanted one fault for each machine", wanted=str(dict.fromkeys(MACHINES, "...")), got=repr(got))
+    for name in MACHINES:
+        if got[name] not in EXPERIMENTS:
+            fail(f"machine {name}: {got[name]!r} is none of {', '.join(EXPERIMENTS)}")
+    for name, fault in MACHINES.items():
+        if got[name] != fault:
+            fail(f"machine {name}: not {got[name]!r}", hint="An experiment for it: " + EXPERIMENTS[got[name]])
+    return "five machines, four faults"
+
+
+HEADS, TOKENS, WIDTH = 3, 12, 4
+MAPS = {
+    None: None,
+    "near 1": torch.eye(HEADS, dtype=torch.float64) + 0.1,
+    "any": torch.tensor([[1, 0.5, 0.25], [0.5, -1, -0.5], [0, 0.5, 1]], dtype=torch.float64),
+}
+GRADIENTS = "q", "k", "v", "taps", "head_map", "after_taps", "after_map"
+
+
+def wrong(machine, taps=(3, 3), head_map="near 1", after_taps=None, after_map=None, documents=None):
+    """What a machine gets wrong of a layer: "O" with its rows, "dq", "dk", "dv", "dtaps", ... for gradients.
+
+    taps, after_taps: (c_q, c_k) or None; head_map, after_map: "near 1", "any" or None; documents: where each
+    begins, as (0, 6), or None. Three heads, twelve tokens.
+    """
+    draw = drawing(19)
+    given = {
+        "q": draw(HEADS, TOKENS, WIDTH),
+        "k": draw(HEADS, TOKENS, WIDTH),
+        "v": draw(HEADS, TOKENS, WIDTH),
+    }
+    d_o = draw(HEADS, TOKENS, WIDTH)
+    given |= {"taps": taps and draw(HEADS, *taps), "head_map": MAPS[head_map]}
+    given |= {"after_taps": after_taps and draw(HEADS, *after_taps), "after_map": MAPS[after_map]}
+    given = {name: x.clone().requires_grad_() for name, x in given.items() if x is not None}
+    spans = reference.document_spans(documents or (0,), TOKENS)
+    got, wanted = (run(fault, given, spans, d_o) for fault in (MACHINES[machine], "none"))
+    differs = {name: (got[name] - wanted[name]).detach().abs() for name in wanted}
+    rows = [i for i in range(TOKENS) if not differs["O"][:, i].max() <= 1e-9]
+    return [f"O, rows {rows}"] * bool(rows) + [
+        f"d{name}" for name in GRADIENTS if name in differs and not differs[name].max() <= 1e-9
+    ]
+
+
+def run(fault, given, spans, d_o):
+    """{"O": output, "q": its gradient, ...} of a layer with a fault; "none" is right."""
+    part = {name: given.get(name) for name in GRADIENTS}
+    visible = torch.zeros(TOKENS, TOKENS, dtype=torch.bool)
+    for start, end in spans:
+        visible[start:end, start:end] = torch.ones(end - start, end - start).tril().bool()
+    s = (part["q"] @ part["k"].mT / math.sqrt(WIDTH)).masked_fill(~visible, 0.0)
+    t = convolved(s, part["taps"], spans if fault != "scores" else [(0, TOKENS)])
+    if fault == "map":  # a large number for -inf, and the map after it
+        t = mixed(t.masked_fill(~visible, -1e9), part["head_map"])
+    else:
+        t = mixed(t, part["head_map"]).masked_fill(~visible, -math.inf)
+    p = torch.softmax(t, -1).detach().requires_grad_()
+    u = convolved(p, part["after_taps"], spans if fault != "weights" else [(0, TOKENS)])
+    o = mixed(u.masked_fill(~visible, 0.0), part["after_map"]) @ part["v"]
+    late = [name for name in ("v", "after_taps", "after_map") if name in given]
+    d_p, *d_late = torch.autograd.grad(o, [p, *(given[name] for name in late)], d_o)
+    row = (d_o * o if fault == "statistic" else p * d_p).sum(-1, keepdim=True)
+    early = [name for name in ("q", "k", "taps", "head_map") if name in given]
+    d_early = torch.autograd.grad(t, [given[name] for name in early], p.detach() * (d_p - row.detach()))
+    return {"O": o, **dict(zip(late, d_late)), **dict(zip(early, d_early))}
+
+
+def convolved(x, taps, spans):
+    """x (H, N, N) convolved by itself within each of `spans`."""
+    if taps is None:
+        return x
+    blocks = [reference.convolve(x[None, :, start:end, start:end], taps)[0] for start, end in spans]
+    out = torch.zeros_like(x)
+    for (start, end), block in zip(spans, blocks):
+        out[:, start:end, start:end] = block
+    return out
+
+
+def mixed(x, head_map):
+    return reference.mix_heads(x[None], head_map)[0]
