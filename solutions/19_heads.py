@@ -44,7 +44,7 @@ memory = {r["name"]: r["forward_mib"] for r in record["training"] if r["n"] == 4
 token = {r["name"]: r["us"] for r in record["decoding"] if r["n"] == 16384}
 print("memory of a forward pass, 4096 tokens, and time of one token after 16,384:")
 print(f"  whole matrices {memory['eager']:6,.0f} MiB {token['all again']:12,.0f} µs")
-print(f"  two passes     {memory['kernels']:6,.0f} MiB {token['kernels']:12,.0f} µs")
+print(f"  a few rows     {memory['kernels']:6,.0f} MiB {token['kernels']:12,.0f} µs")
 runs = json.loads((DATA / "multi_token_training.json").read_text())["runs"]
 print("\nfind a block, name its last letter; wrong answers of three runs each, in %:")
 for variant in dict.fromkeys(run["variant"] for run in reversed(runs)):
@@ -53,6 +53,8 @@ for variant in dict.fromkeys(run["variant"] for run in reversed(runs)):
     print(f"  {variant:22} {shown}   median {stats.median(wrong):6.2f}")
 
 # %% [markdown]
+# The second line is `kernels.multi_token_attention`, which has a few rows of scores at a time and forgets them. You will write the same layer in tiles, which forget columns as well.
+#
 # Most of what is learnt here comes from the first taps, and the map over heads takes the errors that are left. The convolution after the softmax and the gated norm have nothing to improve on this small task. The paper's models have all of them, and so must a layer that is to load their weights.
 #
 # ## 1. Why heads mix
@@ -118,7 +120,7 @@ def mixed_tile(t, head_map, i0, j0):
 check.ex19_1(mixed_tile)
 
 # %% [markdown]
-# A block of threads that owns a tile of one head now needs the same tile of every head that is mixed with it. In a kernel this is the price of a map: tiles of 16 heads at a time. (`kernels/multi_token_bands.py` has bands of rows for that reason.)
+# A block of threads that owns a tile of one head now needs the same tile of every head that is mixed with it. In a kernel this is the price of a map: tiles of 16 heads at a time.
 #
 # ## 2. Why two passes
 #
@@ -142,7 +144,7 @@ check.ex19_1(mixed_tile)
 # Here is the first pass, with your tile. `rows_of(x, first, count)` takes rows of x (H, N, …), zeros before token 0 and behind the last. `t_tile(i0, j0, rows, columns)` gives `T'` at any place.
 
 
-# %% tags=["uses-exercise"]
+# %%
 def rows_of(x, first, count):
     """Rows [first, first + count) of x (H, N, ...), 0 where there is no such token."""
     out = x.new_zeros(len(x), count, *x.shape[2:])
@@ -194,8 +196,10 @@ once = (sizes + 5) * (sizes + 10) / sizes**2
 twice = (sizes + 10) * (sizes + 20) / sizes**2
 print(f"16 × 16 owns 256 and computes 26 × 36 = {26 * 36}: {twice[1]:.2f} times")
 figure, axes = plt.subplots(figsize=(6.5, 3.4))
-axes.semilogx(sizes, twice, color=ORANGE, marker="o", label="both convolutions", base=2)
-axes.semilogx(sizes, once, color=BLUE, marker="s", label="the first alone", base=2)
+axes.plot(sizes, twice, color=ORANGE, marker="o", label="both convolutions")
+axes.plot(sizes, once, color=BLUE, marker="s", label="the first alone")
+axes.set_xscale("log", base=2)
+axes.set_xticks(sizes, [str(size) for size in sizes])
 axes.axhline(1, color=GREEN, linestyle=":", label="no halo")
 axes.set(
     xlabel="rows and columns that a tile owns", ylabel="scores made per score owned"
@@ -208,7 +212,7 @@ show_figure(
 )
 
 # %% [markdown]
-# Two convolutions make small tiles dear. (They are why the kernels of this layer own a band as wide as the sequence: then there is no halo of columns.)
+# Two convolutions make small tiles dear, and large tiles of 16 heads with their halos do not fit the shared memory of a block. So the package's kernels chose another way: a **band** of a few rows, of all heads, as wide as the sequence, in global memory, where the next band writes over it. There is no halo of columns then, and since a whole row is at hand, its softmax takes no pass of its own. The price is memory that grows with N: 82 MiB above. Tiles need none, and two passes instead.
 #
 # ### Exercise 19.2 · second_pass · about nine lines
 #
@@ -420,9 +424,9 @@ print(f"two documents: {torch.allclose(torch.cat(each, 1), packed, atol=1e-12)}"
 # %% [markdown]
 # ## In three lines
 # - A map over heads makes "both" and "but not" out of scores; the mask with −∞ comes after it.
-# - What is linear in P, after the softmax, needs P final: one pass for L, one for O, and a halo of c_q1 + c_q2 − 2 rows, which is also all that a decoder keeps of its queries.
+# - A convolution after the softmax needs P final. In tiles: one pass for L, one for O, and a halo of c_q1 + c_q2 − 2 rows, which is also all that a decoder keeps of its queries.
 # - D is Σ P · dP. It is dO · O only where O = P V.
 #
-# **You can now** use `kernels.multi_token_attention` and `MultiTokenAttention`, know why they make two passes, and test a layer for what its own tests do not reach.
+# **You can now** use `kernels.multi_token_attention` and `MultiTokenAttention`, read `kernels/multi_token_tiled.py` (your two passes) and `kernels/multi_token_bands.py` (bands instead), and test a layer for what its own tests do not reach.
 #
 # **Next:** [lesson 20](20_latent_attention.ipynb) gives all heads one small cache.
