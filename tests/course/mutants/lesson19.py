@@ -74,6 +74,11 @@ def by_numbers(t, head_map, i0, j0):
     return out
 
 
+def row_by_row(t, head_map, i0, j0):
+    rows = torch.matmul(head_map, t.permute(1, 0, 2)).permute(1, 0, 2)
+    return rows.where(~hidden(t, i0, j0), -math.inf)
+
+
 # 19.2
 
 
@@ -249,6 +254,7 @@ MUTANTS = {
         ("collects tiles into rows", tiles_into_a_row),
         ("exp without L inside", quotient),
         ("a slice from a negative start", negative_slice),
+        ("L not above 700", lambda t, log_sum, *rest: passes(t, log_sum.clamp(max=700), *rest)),
     ],
     "ex19_3": [
         ("all of them", push_other(lambda a, b: (a, 10**6))),
@@ -275,7 +281,7 @@ MUTANTS = {
 }
 
 RIGHT = {
-    "ex19_1": [tile, by_tensordot, by_heads, by_numbers],
+    "ex19_1": [tile, by_tensordot, by_heads, by_numbers, row_by_row],
     "ex19_2": [passes, last_column_first, tap_by_tap, lambda *given: passes(*given, stop=given[2].shape[1])],
     "ex19_3": [push, push_row_by_row, push_by_index, push_windows_storage],
     "ex19_4": [lambda: dict(reversed(FAULTS.items()))],
