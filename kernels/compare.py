@@ -34,6 +34,7 @@ from kernels.launch import on_gpu, simulated
 
 DATA = Path(__file__).parent / "data"
 REFERENCE, PREVIOUS, GPU = "float64", "stage before", "GPU"
+SHARING = 8  # processes on one GPU
 
 
 @dataclass(frozen=True)
@@ -166,12 +167,13 @@ def compared(case, size, chosen=None):
 
 
 def all_rows(work, chosen):
-    """The rows of all (name, size) of `work`, in its order. Without a GPU, cases run side by side, one a
-    core, the last and largest ones first."""
+    """The rows of all (name, size) of `work`, in its order. Cases run side by side, one per core, the last
+    and largest ones first; SHARING of them on a GPU, where each takes some hundred MiB."""
     bar = partial(tqdm, desc="compare", total=len(work), disable=None)
-    if torch.cuda.is_available() or len(work) == 1:
-        return [row for name, size in bar(work) for row in rows_of(name, size, chosen)]
-    with ProcessPoolExecutor(min(os.cpu_count(), len(work)), get_context("spawn")) as pool:
+    if len(work) == 1:
+        return rows_of(*work[0], chosen)
+    workers = min(os.cpu_count(), len(work), *([SHARING] if torch.cuda.is_available() else []))
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         started = [pool.submit(rows_of, name, size, chosen) for name, size in reversed(work)]
         for _ in bar(as_completed(started)):
             pass
