@@ -30,6 +30,8 @@ window, 4, 8, 12 or 16: a lane has a score of each in a register.
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from numba import cuda
@@ -274,7 +276,15 @@ def conv_decode_merge_kernel(parts, o, log_sum):
 # Host functions ---------------------------------------------------------------------------------------------
 
 
-def conv_attention_decode(q_window, k, v, w, scale=None, splits=None, run=None):
+def conv_attention_decode(
+    q_window: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    w: torch.Tensor,
+    scale: float | None = None,
+    splits: int | None = None,
+    run: Callable[..., Any] | None = None,
+) -> torch.Tensor:
     """The last row of causal convolutional attention, (B, H, 1, d), for one token that has just come; without
     gradients.
 

@@ -8,7 +8,14 @@ from kernels.conv_forward import conv_forward
 from kernels.launch import FLOAT32, HALVES, conv_arguments
 
 
-def conv_attention(q, k, v, w, causal=True, scale=None):
+def conv_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    w: torch.Tensor,
+    causal: bool = True,
+    scale: float | None = None,
+) -> torch.Tensor:
     """Convolutional ("multi-token") attention without an N×N matrix in memory, forward and backward; returns
     O, like q.
 
@@ -65,12 +72,13 @@ def conv_backward_operator(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dQ, dK, dV, dW), as `conv_backward`; what is not wanted is an empty tensor."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    given = (x.float() for x in (q, k, v, w, o))
+    given = q.float(), k.float(), v.float(), w.float(), o.float()
     gradients = conv_backward(*given, log_sum, d_o.float(), causal, scale, wanted, deterministic)
-    return tuple(
+    d_q, d_k, d_v, d_w = (
         like.new_empty(0) if gradient is None else gradient.to(like.dtype)
         for gradient, like in zip(gradients, (q, k, v, w))
     )
+    return d_q, d_k, d_v, d_w
 
 
 @conv_backward_operator.register_fake

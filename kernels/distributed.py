@@ -20,9 +20,10 @@ causal rings); the merge is lesson 01's.
 """
 
 import math
+from collections.abc import Callable
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
@@ -41,7 +42,17 @@ LAYOUTS = {"contiguous": 1, "zigzag": 2}  # stretches per rank
 # Public functions -------------------------------------------------------------------------------------------
 
 
-def conv_attention_sharded(q, k, v, w, group=None, causal=True, scale=None, layout="contiguous", run=None):
+def conv_attention_sharded(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    w: torch.Tensor,
+    group: distributed.ProcessGroup | DeviceMesh | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    layout: str = "contiguous",
+    run: Callable[..., Any] | None = None,
+) -> torch.Tensor:
     """`conv_attention` of a sequence whose tokens are sharded over the ranks of `group`; returns this rank's
     rows of O, shaped like q.
 
@@ -75,7 +86,16 @@ def conv_attention_sharded(q, k, v, w, group=None, causal=True, scale=None, layo
     return Sharded.apply(q, k, v, w, ring, plan, bool(causal), float(scale), run)
 
 
-def conv_attention_decode_sharded(q_window, k, v, w, group=None, scale=None, splits=None, run=None):
+def conv_attention_decode_sharded(
+    q_window: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    w: torch.Tensor,
+    group: distributed.ProcessGroup | DeviceMesh | None = None,
+    scale: float | None = None,
+    splits: int | None = None,
+    run: Callable[..., Any] | None = None,
+) -> torch.Tensor:
     """`conv_attention_decode` with the cache sharded over the ranks of `group`: the new token's row, (B, H,
     1, d), on every rank; without gradients.
 

@@ -27,7 +27,10 @@ loops over a row are unrolled.
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
+import torch
 from numba import cuda
 from numpy import float32
 
@@ -109,7 +112,14 @@ def flash_forward(q, k, v, causal=True, scale=None, run=None):
     return o, log_sum
 
 
-def flash_attention(q, k, v, causal=True, scale=None, run=None):
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = True,
+    scale: float | None = None,
+    run: Callable[..., Any] | None = None,
+) -> torch.Tensor:
     """softmax(scale · q kᵀ) v, (B, H, N, d), without the N×N matrix.
 
     q: (B, H, N, d), k and v: (B, H, N_k, d), float32, bfloat16 or float16 tensors on one device, d <= 128;

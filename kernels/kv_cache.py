@@ -14,8 +14,16 @@ class KVCache:
     """
 
     def __init__(
-        self, batch, heads, head_dim, window, capacity=64, device=None, dtype=torch.float32, query_heads=None
-    ):
+        self,
+        batch: int,
+        heads: int,
+        head_dim: int,
+        window: int,
+        capacity: int = 64,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+        query_heads: int | None = None,
+    ) -> None:
         query_heads = heads if query_heads is None else query_heads
         sizes = dict(
             batch=batch,
@@ -35,27 +43,27 @@ class KVCache:
         self.queries = self.buffers.new_empty(batch, query_heads, 0, head_dim)
 
     @property
-    def capacity(self):
+    def capacity(self) -> int:
         """For how many tokens there is room before the buffers grow."""
         return self.buffers.shape[3]
 
     @property
-    def device(self):
+    def device(self) -> torch.device:
         return self.buffers.device
 
     @property
-    def dtype(self):
+    def dtype(self) -> torch.dtype:
         return self.buffers.dtype
 
     @property
-    def keys(self):
+    def keys(self) -> torch.Tensor:
         return self.buffers[0, :, :, : self.length]
 
     @property
-    def values(self):
+    def values(self) -> torch.Tensor:
         return self.buffers[1, :, :, : self.length]
 
-    def append(self, q, k, v):
+    def append(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Add the queries, keys and values (B, H, n, d) of n more tokens."""
         heads = {"q": self.query_heads, "k": self.heads, "v": self.heads}
         for name, tensor in {"q": q, "k": k, "v": v}.items():
@@ -71,7 +79,7 @@ class KVCache:
         self.buffers[1, :, :, first : self.length] = v
         self.queries = torch.cat([self.queries, q], dim=2)[:, :, -self.window :].contiguous()
 
-    def make_room(self):
+    def make_room(self) -> None:
         """Double the buffers until `length` tokens fit; what was there is copied."""
         capacity = self.capacity
         while capacity < self.length:

@@ -21,6 +21,8 @@ The latents may be views, such as the filled part of a larger buffer: they are r
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from numba import cuda
@@ -192,8 +194,17 @@ def latent_decode_merge_kernel(parts, w_v, o):
 
 
 def latent_attention_decode(
-    q_window, k_latent, v_latent, w_q, w_v, alpha=0.0, window=0, scale=None, splits=None, run=None
-):
+    q_window: torch.Tensor,
+    k_latent: torch.Tensor,
+    v_latent: torch.Tensor,
+    w_q: torch.Tensor,
+    w_v: torch.Tensor,
+    alpha: float | torch.Tensor = 0.0,
+    window: int = 0,
+    scale: float | None = None,
+    splits: int | None = None,
+    run: Callable[..., Any] | None = None,
+) -> torch.Tensor:
     """The last row of causal `latent_attention`, (B, H, 1, d), for one token that has just come; without
     gradients.
 

@@ -1,5 +1,7 @@
 """LatentAttention, self-attention that caches latents instead of keys and values, and its LatentCache."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -18,8 +20,16 @@ class LatentCache:
     """
 
     def __init__(
-        self, batch, heads, head_dim, latent_dim, window=0, capacity=64, device=None, dtype=torch.float32
-    ):
+        self,
+        batch: int,
+        heads: int,
+        head_dim: int,
+        latent_dim: int,
+        window: int = 0,
+        capacity: int = 64,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         sizes = dict(batch=batch, heads=heads, head_dim=head_dim, latent_dim=latent_dim, capacity=capacity)
         for name, size in sizes.items():
             if size < 1:
@@ -30,27 +40,27 @@ class LatentCache:
         self.queries = self.buffers.new_empty(batch, heads, 0, head_dim)
 
     @property
-    def capacity(self):
+    def capacity(self) -> int:
         """For how many tokens there is room before the buffers grow."""
         return self.buffers.shape[2]
 
     @property
-    def device(self):
+    def device(self) -> torch.device:
         return self.buffers.device
 
     @property
-    def dtype(self):
+    def dtype(self) -> torch.dtype:
         return self.buffers.dtype
 
     @property
-    def keys(self):
+    def keys(self) -> torch.Tensor:
         return self.buffers[0, :, : self.length]
 
     @property
-    def values(self):
+    def values(self) -> torch.Tensor:
         return self.buffers[1, :, : self.length]
 
-    def append(self, q, k_latent, v_latent):
+    def append(self, q: torch.Tensor, k_latent: torch.Tensor, v_latent: torch.Tensor) -> None:
         """Add the queries (B, H, n, d) and the latents (B, n, L) of n more tokens."""
         n = q.shape[2]
         of_latents = self.batch, n, self.latent_dim
@@ -70,7 +80,7 @@ class LatentCache:
         self.buffers[1, :, first : self.length] = v_latent
         self.queries = torch.cat([self.queries, q], dim=2)[:, :, -max(self.window, 1) :].contiguous()
 
-    def make_room(self):
+    def make_room(self) -> None:
         """Double the buffers until `length` tokens fit; what was there is copied."""
         capacity = self.capacity
         while capacity < self.length:
@@ -97,16 +107,16 @@ class LatentAttention(nn.Module):
 
     def __init__(
         self,
-        embed_dim,
-        num_heads,
-        latent_dim,
-        window=0,
-        alpha=0.0,
-        bias=True,
-        causal=True,
-        attention=latent_attention,
-        decode=latent_attention_decode,
-    ):
+        embed_dim: int,
+        num_heads: int,
+        latent_dim: int,
+        window: int = 0,
+        alpha: float = 0.0,
+        bias: bool = True,
+        causal: bool = True,
+        attention: Callable[..., torch.Tensor] = latent_attention,
+        decode: Callable[..., torch.Tensor] = latent_attention_decode,
+    ) -> None:
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
             raise ValueError(
@@ -129,7 +139,7 @@ class LatentAttention(nn.Module):
         nn.init.normal_(self.w_q, std=head_dim**-0.5)
         nn.init.normal_(self.w_v, std=latent_dim**-0.5)
 
-    def projected(self, x):
+    def projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries (B, H, N, d) and latents, both (B, N, L), of x (B, N, E)."""
         if x.ndim != 3 or x.shape[2] != self.q_proj.in_features:
             raise ValueError(
@@ -138,27 +148,27 @@ class LatentAttention(nn.Module):
         q = self.q_proj(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
         return q, *self.latent_proj(x).chunk(2, dim=2)
 
-    def merged(self, o):
+    def merged(self, o: torch.Tensor) -> torch.Tensor:
         """The heads' outputs (B, H, N, d), side by side and projected: (B, N, E)."""
         return self.out_proj(o.transpose(1, 2).flatten(2))
 
     @property
-    def shared(self):
+    def shared(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | float, int]:
         """What every token meets: (W_q, W_v, alpha, window)."""
         return self.w_q, self.w_v, self.alpha, self.window
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (B, N, E); returns (B, N, E)."""
         return self.merged(self.attention(*self.projected(x), *self.shared, self.causal))
 
-    def new_cache(self, batch, capacity=64):
+    def new_cache(self, batch: int, capacity: int = 64) -> LatentCache:
         """An empty cache for `batch` sequences, with the layer's sizes, device and type."""
         heads, head_dim, latent_dim = self.w_q.shape
-        like = dict(device=self.w_q.device, dtype=self.w_q.dtype)
-        return LatentCache(batch, heads, head_dim, latent_dim, self.window, capacity, **like)
+        sizes = batch, heads, head_dim, latent_dim, self.window, capacity
+        return LatentCache(*sizes, self.w_q.device, self.w_q.dtype)
 
     @torch.no_grad()
-    def prefill(self, x, cache):
+    def prefill(self, x: torch.Tensor, cache: LatentCache) -> torch.Tensor:
         """The next rows of forward, (B, N, E), without gradients, for tokens x (B, N, E), which go into
         `cache` after those there: a prompt whole or in pieces."""
         q, k_latent, v_latent = self.projected(x)
@@ -169,7 +179,7 @@ class LatentAttention(nn.Module):
         return self.merged(o)
 
     @torch.no_grad()
-    def step(self, x, cache):
+    def step(self, x: torch.Tensor, cache: LatentCache) -> torch.Tensor:
         """The next row of forward, (B, 1, E), without gradients: for one more token x (B, 1, E), which goes
         into `cache` after those there."""
         q, k_latent, v_latent = self.projected(x)
@@ -181,7 +191,7 @@ class LatentAttention(nn.Module):
         cache.append(q, k_latent, v_latent)
         return self.merged(self.decode(cache.queries, cache.keys, cache.values, *self.shared))
 
-    def check_cache(self, cache, x):
+    def check_cache(self, cache: LatentCache, x: torch.Tensor) -> None:
         """A cache of this layer's sizes, for as many sequences as x has, where the weights are; or an error.
         Only a causal layer can have one."""
         if not self.causal:

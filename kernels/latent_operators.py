@@ -9,8 +9,17 @@ from kernels.latent_forward import latent_forward
 
 
 def latent_attention(
-    q, k_latent, v_latent, w_q, w_v, alpha=0.0, window=0, causal=True, scale=None, q_before=None
-):
+    q: torch.Tensor,
+    k_latent: torch.Tensor,
+    v_latent: torch.Tensor,
+    w_q: torch.Tensor,
+    w_v: torch.Tensor,
+    alpha: float | torch.Tensor = 0.0,
+    window: int = 0,
+    causal: bool = True,
+    scale: float | None = None,
+    q_before: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Attention over latent keys and values that all heads share, with a reciprocal term; no N×N_k matrix, no
     latent queries and no expanded values in memory, forward or backward; returns O, (B, H, N, d), float32.
 
@@ -30,19 +39,19 @@ def latent_attention(
     torch.compile this is one opaque operator; under torch.autocast it computes in float32. Raises TypeError
     or ValueError that names the argument, what it is, and what was wanted.
     """
-    tensors = q, k_latent, v_latent, w_q, w_v
     if isinstance(q, torch.Tensor) and torch.is_autocast_enabled(q.device.type):
-        tensors = [x.float() if isinstance(x, torch.Tensor) else x for x in tensors]
+        q, k_latent, v_latent, w_q, w_v = (
+            x.float() if isinstance(x, torch.Tensor) else x for x in (q, k_latent, v_latent, w_q, w_v)
+        )
         q_before = q_before.float() if isinstance(q_before, torch.Tensor) else q_before
-    *_, window, scale = latent_arguments(*tensors, alpha, window, scale)
-    q, *shared = tensors
-    n = q.shape[2]
+    *_, window, scale = latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale)
+    shared, n = (k_latent, v_latent, w_q, w_v), q.shape[2]
     if q_before is not None:
         q = torch.cat([check_before(q_before, q, k_latent), q], 2)
     if not isinstance(alpha, torch.Tensor):
         window = window if alpha else 0
-        alpha = checked_alpha(alpha, q)
-    return latent_forward_operator(q, *shared, alpha.reshape(1), window, bool(causal), float(scale), n)[0]
+    weight = alpha if isinstance(alpha, torch.Tensor) else checked_alpha(alpha, q)
+    return latent_forward_operator(q, *shared, weight.reshape(1), window, bool(causal), float(scale), n)[0]
 
 
 @torch.library.custom_op("attention_course::latent_forward", mutates_args=())
@@ -89,7 +98,10 @@ def latent_backward_operator(
     gradients = latent_backward(
         q, k_latent, v_latent, w_q, w_v, o, log_sum, d_o, alpha, window, causal, scale, wanted, deterministic
     )
-    return tuple(q.new_empty(0) if gradient is None else gradient for gradient in gradients)
+    d_q, d_k, d_v, d_w_q, d_w_v, d_alpha = (
+        q.new_empty(0) if gradient is None else gradient for gradient in gradients
+    )
+    return d_q, d_k, d_v, d_w_q, d_w_v, d_alpha
 
 
 @latent_backward_operator.register_fake

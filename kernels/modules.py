@@ -1,5 +1,8 @@
 """The kernels as layers: nn.Modules that take the place of PyTorch's own."""
 
+from collections.abc import Callable
+from typing import Any, Self
+
 import torch
 from torch import nn
 from torch.nn.functional import linear
@@ -16,7 +19,7 @@ class SelfAttention(nn.Module):
     """What the layers share: projections with parameters of the same names and shapes as those of
     nn.MultiheadAttention."""
 
-    def __init__(self, embed_dim, num_heads, bias):
+    def __init__(self, embed_dim: int, num_heads: int, bias: bool) -> None:
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
             raise ValueError(
@@ -28,7 +31,7 @@ class SelfAttention(nn.Module):
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias)
         nn.init.xavier_uniform_(self.in_proj_weight)
 
-    def heads(self, x):
+    def heads(self, x: torch.Tensor) -> torch.Tensor:
         """The queries, keys and values, (3, B, H, N, d), of x (B, N, E)."""
         if x.ndim != 3 or x.shape[2] != self.in_proj_weight.shape[1]:
             raise ValueError(
@@ -40,12 +43,12 @@ class SelfAttention(nn.Module):
             .permute(2, 0, 3, 1, 4)
         )
 
-    def merged(self, o):
+    def merged(self, o: torch.Tensor) -> torch.Tensor:
         """The heads' outputs (B, H, N, d), side by side and projected: (B, N, E)."""
         return self.out_proj(o.transpose(1, 2).flatten(2))
 
     @classmethod
-    def from_multihead_attention(cls, layer, **options):
+    def from_multihead_attention(cls, layer: nn.MultiheadAttention, **options: Any) -> Self:
         """A layer with the weights of an nn.MultiheadAttention, on its device. Takes x as (B, N, E), whatever
         batch_first says.
 
@@ -76,11 +79,17 @@ class FusedAttention(SelfAttention):
         attention: the kernel's function, `flash_attention` or `warp_attention`.
     """
 
-    def __init__(self, embed_dim, num_heads, bias=True, attention=flash_attention):
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        bias: bool = True,
+        attention: Callable[..., torch.Tensor] = flash_attention,
+    ) -> None:
         super().__init__(embed_dim, num_heads, bias)
         self.attention = attention
 
-    def forward(self, x, causal=False):
+    def forward(self, x: torch.Tensor, causal: bool = False) -> torch.Tensor:
         """x: (B, N, E), float32; returns (B, N, E). With causal, token i sees the tokens j <= i."""
         return self.merged(self.attention(*self.heads(x), causal))
 
@@ -99,14 +108,14 @@ class ConvAttention(SelfAttention):
 
     def __init__(
         self,
-        embed_dim,
-        num_heads,
-        kernel_size=(6, 11),
-        bias=True,
-        causal=True,
-        attention=conv_attention,
-        decode=conv_attention_decode,
-    ):
+        embed_dim: int,
+        num_heads: int,
+        kernel_size: tuple[int, int] = (6, 11),
+        bias: bool = True,
+        causal: bool = True,
+        attention: Callable[..., torch.Tensor] = conv_attention,
+        decode: Callable[..., torch.Tensor] = conv_attention_decode,
+    ) -> None:
         super().__init__(embed_dim, num_heads, bias)
         if len(kernel_size) != 2 or not all(1 <= size <= MOST_TAPS for size in kernel_size):
             raise ValueError(
@@ -120,11 +129,11 @@ class ConvAttention(SelfAttention):
         self.causal, self.attention, self.decode = causal, attention, decode
         self.taps = nn.Parameter(identity_taps(num_heads, *kernel_size))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (B, N, E); returns (B, N, E)."""
         return self.merged(self.attention(*self.heads(x), self.taps, self.causal))
 
-    def new_cache(self, batch, capacity=64):
+    def new_cache(self, batch: int, capacity: int = 64) -> KVCache:
         """An empty cache for `batch` sequences, with the layer's sizes, device and type."""
         like = self.in_proj_weight
         return KVCache(
@@ -138,7 +147,7 @@ class ConvAttention(SelfAttention):
         )
 
     @torch.no_grad()
-    def prefill(self, x, cache):
+    def prefill(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """forward(x), without gradients, which also puts the tokens of x (B, N, E) into the empty `cache`."""
         if cache.length:
             raise ValueError(
@@ -151,7 +160,7 @@ class ConvAttention(SelfAttention):
         return self.merged(self.attention(q, k, v, self.taps, True))
 
     @torch.no_grad()
-    def step(self, x, cache):
+    def step(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """The next row of forward, (B, 1, E), without gradients: for one more token x (B, 1, E), which goes
         into `cache` after those there."""
         q, k, v = self.heads(x)
@@ -163,7 +172,7 @@ class ConvAttention(SelfAttention):
         cache.append(q, k, v)
         return self.merged(self.decode(cache.queries, cache.keys, cache.values, self.taps))
 
-    def check_cache(self, cache, x):
+    def check_cache(self, cache: KVCache, x: torch.Tensor) -> None:
         """A cache of this layer's sizes, for as many sequences as x has, where the weights are; or an error.
         Only a causal layer can have one."""
         if not self.causal:

@@ -1,6 +1,9 @@
 """MultiTokenAttention: the multi-token layer with its projections, rotary embedding and cache, and the way
 from a checkpoint of the published one."""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -29,21 +32,21 @@ class MultiTokenAttention(nn.Module):
 
     def __init__(
         self,
-        embed_dim,
-        num_heads,
-        kernel_size=(6, 11),
-        after_kernel_size=(6, 11),
-        head_group=None,
-        after_head_group=None,
-        kv_heads=None,
-        head_dim=None,
-        norm=True,
-        gate=True,
-        rotary_base=10000.0,
-        bias=False,
-        attention=multi_token_attention,
-        decode=multi_token_attention_decode,
-    ):
+        embed_dim: int,
+        num_heads: int,
+        kernel_size: tuple[int, int] | None = (6, 11),
+        after_kernel_size: tuple[int, int] | None = (6, 11),
+        head_group: int | None = None,
+        after_head_group: int | None = None,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        norm: bool = True,
+        gate: bool = True,
+        rotary_base: float | None = 10000.0,
+        bias: bool = False,
+        attention: Callable[..., torch.Tensor] = multi_token_attention,
+        decode: Callable[..., torch.Tensor] = multi_token_attention_decode,
+    ) -> None:
         super().__init__()
         self.num_heads, self.kv_heads = num_heads, num_heads if kv_heads is None else kv_heads
         self.head_dim = checked_head_dim(embed_dim, num_heads, self.kv_heads, head_dim)
@@ -63,12 +66,12 @@ class MultiTokenAttention(nn.Module):
         self.gate_bias = nn.Parameter(torch.zeros(())) if gate else None
 
     @property
-    def window(self):
+    def window(self) -> int:
         """Queries that the next token's row hangs on, its own included: c_q + after_c_q - 1."""
         return 1 + sum(taps.shape[1] - 1 for taps in (self.taps, self.after_taps) if taps is not None)
 
     @property
-    def parts(self):
+    def parts(self) -> dict[str, Any]:
         """The layer's parts as `multi_token_attention` takes them."""
         return dict(
             taps=self.taps,
@@ -79,7 +82,7 @@ class MultiTokenAttention(nn.Module):
             gate=None if self.gate_weight is None else (self.gate_weight, self.gate_bias),
         )
 
-    def heads(self, x, first=0):
+    def heads(self, x: torch.Tensor, first: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries (B, H, N, d), keys and values (B, H_kv, N, d) of x (B, N, E), whose tokens stand at the
         places from `first` on."""
         if x.ndim != 3 or x.shape[2] != self.q_proj.in_features:
@@ -94,28 +97,34 @@ class MultiTokenAttention(nn.Module):
             return q, k, v
         return rotated(q, first, self.rotary_base), rotated(k, first, self.rotary_base), v
 
-    def merged(self, y):
+    def merged(self, y: torch.Tensor) -> torch.Tensor:
         """The heads' outputs (B, H, N, d), side by side and projected: (B, N, E)."""
         return self.out_proj(y.transpose(1, 2).flatten(2))
 
-    def forward(self, x, documents=None):
+    def forward(self, x: torch.Tensor, documents: Sequence[int] | torch.Tensor | None = None) -> torch.Tensor:
         """x: (B, N, E); returns (B, N, E). documents: where each of a packed sequence starts, as for
         `multi_token_attention`."""
         q, k, v = self.heads(x)
         return self.attend(q, k, v, documents)
 
-    def attend(self, q, k, v, documents=None):
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        documents: Sequence[int] | torch.Tensor | None = None,
+    ) -> torch.Tensor:
         k, v = (tensor.repeat_interleave(self.num_heads // self.kv_heads, 1) for tensor in (k, v))
         return self.merged(self.attention(q, k, v, **self.parts, documents=documents))
 
-    def new_cache(self, batch, capacity=64):
+    def new_cache(self, batch: int, capacity: int = 64) -> KVCache:
         """An empty cache for `batch` sequences, with the layer's sizes, device and type."""
         like = self.q_proj.weight
         sizes = batch, self.kv_heads, self.head_dim, self.window, capacity
         return KVCache(*sizes, like.device, like.dtype, query_heads=self.num_heads)
 
     @torch.no_grad()
-    def prefill(self, x, cache):
+    def prefill(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """forward(x), without gradients, which also puts the tokens of x (B, N, E) into the empty `cache`."""
         if cache.length:
             raise ValueError(
@@ -128,7 +137,7 @@ class MultiTokenAttention(nn.Module):
         return self.attend(q, k, v)
 
     @torch.no_grad()
-    def step(self, x, cache):
+    def step(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """The next row of forward, (B, 1, E), without gradients: for one more token x (B, 1, E), which goes
         into `cache` after those there."""
         if x.ndim != 3 or x.shape[1] != 1:
@@ -141,7 +150,7 @@ class MultiTokenAttention(nn.Module):
         cache.append(q, k, v)
         return self.merged(self.decode(cache.queries, cache.keys, cache.values, **self.parts))
 
-    def check_cache(self, cache, x):
+    def check_cache(self, cache: KVCache, x: torch.Tensor) -> None:
         """A cache of this layer's sizes, for as many sequences as x has, where the weights are; or an
         error."""
         wanted = self.new_cache(x.shape[0], 1)
@@ -156,7 +165,7 @@ class MultiTokenAttention(nn.Module):
 # Parts ------------------------------------------------------------------------------------------------------
 
 
-def checked_head_dim(embed_dim, num_heads, kv_heads, head_dim):
+def checked_head_dim(embed_dim: int, num_heads: int, kv_heads: int, head_dim: int | None) -> int:
     """d, or an error for heads that do not divide."""
     if num_heads < 1 or (head_dim is None and embed_dim % num_heads):
         raise ValueError(f"argument embed_dim is {embed_dim}; wanted a multiple of num_heads, {num_heads}")
@@ -168,7 +177,7 @@ def checked_head_dim(embed_dim, num_heads, kv_heads, head_dim):
     return head_dim
 
 
-def new_taps(name, heads, size):
+def new_taps(name: str, heads: int, size: tuple[int, int] | None) -> nn.Parameter | None:
     """Taps that change nothing, a parameter (H, c_q, c_k); None for the size None."""
     if size is None:
         return None
@@ -177,7 +186,7 @@ def new_taps(name, heads, size):
     return nn.Parameter(identity_taps(heads, *size))
 
 
-def new_map(name, heads, group):
+def new_map(name: str, heads: int, group: int | None) -> nn.Parameter | None:
     """A map that changes nothing, a parameter (H / group, group, group); None for the group None."""
     if group is None:
         return None
@@ -186,7 +195,7 @@ def new_map(name, heads, group):
     return nn.Parameter(torch.eye(group).repeat(heads // group, 1, 1))
 
 
-def rotated(x, first, base):
+def rotated(x: torch.Tensor, first: int, base: float) -> torch.Tensor:
     """x (B, H, N, d) with each pair of neighbouring numbers turned by its token's place times base^(-2 i /
     d), i being the pair's. Source: Su et al. 2021, arXiv 2104.09864."""
     n, d = x.shape[2:]
@@ -218,7 +227,7 @@ PUBLISHED = {
 }
 
 
-def from_published(state_dict, prefix=""):
+def from_published(state_dict: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
     """The state_dict of a MultiTokenAttention from that of the published `Attention`, whose names in
     `state_dict` begin with `prefix` ("layers.2.attention.", say); tensors are shared, not copied.
 

@@ -2,6 +2,8 @@
 torch.compile leaves whole; their arguments, checked."""
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -20,19 +22,19 @@ from kernels.reference import document_spans, gated_norm, in_groups
 
 
 def multi_token_attention(
-    q,
-    k,
-    v,
-    taps=None,
-    head_map=None,
-    after_taps=None,
-    after_head_map=None,
-    norm=None,
-    gate=None,
-    causal=True,
-    scale=None,
-    documents=None,
-):
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    taps: torch.Tensor | None = None,
+    head_map: torch.Tensor | None = None,
+    after_taps: torch.Tensor | None = None,
+    after_head_map: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    gate: tuple[torch.Tensor, torch.Tensor] | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    documents: Sequence[int] | torch.Tensor | None = None,
+) -> torch.Tensor:
     """The whole multi-token layer between its projections, without an N×N matrix in memory, forward and
     backward; returns y, (B, H, N, d), float32.
 
@@ -76,19 +78,19 @@ def multi_token_attention(
 
 
 def multi_token_attention_decode(
-    q_window,
-    k,
-    v,
-    taps=None,
-    head_map=None,
-    after_taps=None,
-    after_head_map=None,
-    norm=None,
-    gate=None,
-    scale=None,
-    splits=None,
-    run=None,
-):
+    q_window: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    taps: torch.Tensor | None = None,
+    head_map: torch.Tensor | None = None,
+    after_taps: torch.Tensor | None = None,
+    after_head_map: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    gate: tuple[torch.Tensor, torch.Tensor] | None = None,
+    scale: float | None = None,
+    splits: int | None = None,
+    run: Callable[..., Any] | None = None,
+) -> torch.Tensor:
     """The last row of causal `multi_token_attention`, (B, H, 1, d), for one token that has just come; without
     gradients.
 
@@ -106,7 +108,7 @@ def multi_token_attention_decode(
     check_sizes(q_window)
     parts = layer_parts(q_window, taps, head_map, after_taps, after_head_map, norm, gate)
     scale = checked_scale(1 / math.sqrt(q_window.shape[3]) if scale is None else scale)
-    layer = layer_of(*parts, True, scale)
+    layer = layer_of(parts, True, scale)
     check_cache(q_window, k, v, 1 + layer.above + layer.after_above)
     sequences, keys = q_window.shape[0] * q_window.shape[1], k.shape[2]
     if splits is None:
@@ -191,8 +193,8 @@ def check_cache(q, k, v, window):
         )
 
 
-def layer_of(taps, head_map, after_taps, after_head_map, causal, scale):
-    parts = (taps, head_map, after_taps, after_head_map)
+def layer_of(parts, causal, scale):
+    """The Layer of (taps, head_map, after_taps, after_head_map)."""
     return Layer(*(x if x is None else x.detach().contiguous() for x in parts), float(scale), causal)
 
 
@@ -212,9 +214,10 @@ def multi_token_forward_operator(
     scale: float,
 ) -> torch.Tensor:
     """O, as `multi_token_bands.forward`; maps in groups."""
-    layer = layer_of(taps, head_map, after_taps, after_head_map, causal, scale)
+    layer = layer_of((taps, head_map, after_taps, after_head_map), causal, scale)
+    q, k, v = (x.detach().contiguous() for x in (q, k, v))
     with torch.autocast(q.device.type, enabled=False):
-        return forward(*(x.detach().contiguous() for x in (q, k, v)), layer)
+        return forward(q, k, v, layer)
 
 
 @multi_token_forward_operator.register_fake
@@ -238,10 +241,11 @@ def multi_token_backward_operator(
 ) -> list[torch.Tensor]:
     """The gradient of each of NAMES, as `multi_token_bands.backward`; what is not wanted is an empty
     tensor."""
-    layer = layer_of(taps, head_map, after_taps, after_head_map, causal, scale)
+    layer = layer_of((taps, head_map, after_taps, after_head_map), causal, scale)
     names = [name for name, want in zip(NAMES, wanted) if want]
+    q, k, v = (x.detach().contiguous() for x in (q, k, v))
     with torch.autocast(q.device.type, enabled=False):
-        sums = backward(*(x.detach().contiguous() for x in (q, k, v)), layer, d_o.contiguous(), names)
+        sums = backward(q, k, v, layer, d_o.contiguous(), names)
     return [sums.get(name, q.new_empty(0)) for name in NAMES]
 
 

@@ -9,7 +9,9 @@ from kernels.latent_reference import latent_attention as latent_attention
 from kernels.latent_reference import latent_attention_decode as latent_attention_decode
 
 
-def attention(q, k, v, causal=False, scale=None):
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
+) -> torch.Tensor:
     """softmax(scale · q kᵀ) v, with the whole N×N matrix in memory.
 
     q: (..., N, d), k: (..., N_k, d), v: (..., N_k, d_v), any floating type; returns (..., N, d_v).
@@ -87,7 +89,13 @@ def convolve(s, w):
     return conv2d(pad(s, (left, c_k - 1 - left, c_q - 1, 0)), w[:, None], groups=heads)
 
 
-def identity_taps(heads, c_q, c_k, dtype=torch.float32, device=None):
+def identity_taps(
+    heads: int,
+    c_q: int,
+    c_k: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+) -> torch.Tensor:
     """Taps (H, c_q, c_k) that change nothing: 1 for the score itself, 0 for its neighbours. With them this is
     ordinary attention."""
     w = torch.zeros(heads, c_q, c_k, dtype=dtype, device=device)

@@ -24,7 +24,10 @@ loops over a row are unrolled.
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
+import torch
 from numba import cuda
 from numpy import float32
 
@@ -124,7 +127,14 @@ def warp_forward(q, k, v, causal=True, scale=None, run=None):
     return o, log_sum
 
 
-def warp_attention(q, k, v, causal=True, scale=None, run=None):
+def warp_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = True,
+    scale: float | None = None,
+    run: Callable[..., Any] | None = None,
+) -> torch.Tensor:
     """softmax(scale · q kᵀ) v, (B, H, N, d), a warp a query. Arguments, gradients and errors: those of
     `flash_attention`."""
     return differentiable(warp_forward, q, k, v, causal, scale, run)

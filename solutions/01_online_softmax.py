@@ -77,10 +77,12 @@ panels[2].bar(
 panels[2].text(0.5, 1.08, "both × 0.61", ha="center", color=BLUE)
 show_figure(
     figure,
-    "three bar charts, after one, two and three scores were read; the newest bar is orange. Score 3 arrives: one bar of "
-    "height 1, so m = 3 and l = 1. Score 2.2 arrives and is no new maximum: its bar of 0.45 joins the first, l = 1.45. Score 3.5 "
-    "arrives and is the new maximum, with a bar of height 1: the two earlier bars shrink to 0.61 and 0.27, both by the factor "
-    "0.61, and l = 1.88. Dashed outlines show how high they stood before.",
+    "three bar charts, after one, two and three scores were read; the newest bar is "
+    "orange. Score 3 arrives: one bar of height 1, so m = 3 and l = 1. "
+    "Score 2.2 arrives and is no new maximum: its bar of 0.45 joins the first, "
+    "l = 1.45. Score 3.5 arrives and is the new maximum, with a bar of height 1: "
+    "the two earlier bars shrink to 0.61 and 0.27, both by the factor 0.61, "
+    "and l = 1.88. Dashed outlines show how high they stood before.",
 )
 
 # %% [markdown]
@@ -366,7 +368,8 @@ for shift in (100, 0, -50, -100, -103, -104, -150):
 
 # %% tags=["exercise"]
 def merge(left, right):
-    """The state of one reader who read what `left` and `right` read; each state is (m, l, o)."""
+    """The state of one reader who read what `left` and `right` read;
+    each state is (m, l, o)."""
     (m1, l1, o1), (m2, l2, o2) = left, right
     # BEGIN SOLUTION 1.2
     m = max(m1, m2)
@@ -416,7 +419,8 @@ def merge_base_2(left, right):
 
 
 def every_way(states, merge):
-    """The final states of all the ways in which these people can merge, two at a time."""
+    """The final states of all the ways in which these people can merge,
+    two at a time."""
     if len(states) == 1:
         return states
     results = []
@@ -458,8 +462,9 @@ def draw_tree(leaves, merge):
 
 show_figure(
     draw_tree(four_people, merge_base_2),
-    "four states side by side: (1, 1, 10), (0, 1, 40), (2, 1, 6) and (5, 1, -3). The first two are merged into "
-    "(1, 1.5, 30), the last two into (5, 1.125, -2.25), and these two above them into (5, 1.21875, -0.375).",
+    "four states side by side: (1, 1, 10), (0, 1, 40), (2, 1, 6) and (5, 1, -3). "
+    "The first two are merged into (1, 1.5, 30), the last two into (5, 1.125, -2.25), "
+    "and these two above them into (5, 1.21875, -0.375).",
 )
 
 # %% [markdown]

@@ -140,9 +140,11 @@ draw_order(
 )
 show_figure(
     figure,
-    "two grids of 4 by 4 tiles; rows are tiles of queries, columns are tiles of keys. Left, the loop over keys is outside: "
-    "the tiles are done down the first column, then down the next; K and V stay on the chip, Q comes, and m, l and O come "
-    "and go. Right, the loop over queries is outside: along the first row, then along the next; Q, m, l and O stay, K and V come.",
+    "two grids of 4 by 4 tiles; rows are tiles of queries, columns are tiles of keys. "
+    "Left, the loop over keys is outside: the tiles are done down the first column, "
+    "then down the next; K and V stay on the chip, Q comes, and m, "
+    "l and O come and go. Right, the loop over queries is outside: "
+    "along the first row, then along the next; Q, m, l and O stay, K and V come.",
 )
 
 # %% [markdown]
@@ -227,7 +229,8 @@ state = update(state, torch.tensor([[1.0, 3.0]]), torch.tensor([[10.0], [20.0]])
 state = update(state, torch.tensor([[2.0]]), torch.tensor([[30.0]]))
 m, l, o = state
 print(
-    f"m = {m.item():.0f}   l = {l.item():.3f}   o = {o.item():.2f}   o / l = {(o / l).item():.2f}"
+    f"m = {m.item():.0f}   l = {l.item():.3f}   o = {o.item():.2f}   "
+    f"o / l = {(o / l).item():.2f}"
 )
 
 # %% [markdown]
@@ -308,7 +311,8 @@ for M, d in [(2, 1), (10, 1), (9, 2), (100, 64), (12288, 64), (49152, 64)]:
     rows, columns = first_paper_tiles(M, d)
     on_chip = 2 * rows * d + 2 * columns * d + rows * columns + 2 * rows
     print(
-        f"{M:6}  {d:2}  {rows:6}  {columns:6}    {on_chip:6}   {'fits' if on_chip <= M else 'more than M'}"
+        f"{M:6}  {d:2}  {rows:6}  {columns:6}    {on_chip:6}   "
+        f"{'fits' if on_chip <= M else 'more than M'}"
     )
 
 # %% [markdown]
@@ -351,7 +355,8 @@ plain = Traffic()
 standard(Q, K, V, plain)
 print(f"standard      {plain.moved:12,} numbers")
 print(
-    f"1 x 1 tiles   {slow.moved:12,} numbers, {slow.moved / plain.moved:.0f} times as many"
+    "1 x 1 tiles   "
+    f"{slow.moved:12,} numbers, {slow.moved / plain.moved:.0f} times as many"
 )
 
 # %% [markdown]
@@ -399,7 +404,8 @@ print(
 
 # %% tags=["exercise"]
 def queries_outer(q, k, v, rows, columns, traffic):
-    """Attention in tiles of `rows` queries and `columns` keys, the state of a query tile staying on the chip."""
+    """Attention in tiles of `rows` queries and `columns` keys,
+    the state of a query tile staying on the chip."""
     out = torch.empty_like(q)
     # BEGIN SOLUTION 2.2
     for queries in tiles(len(q), rows):
@@ -460,7 +466,8 @@ print(f"queries outer  {quick.moved:12,} numbers")
 
 # %% tags=["exercise"]
 def bytes_moved(n, d, rows, columns, itemsize=4):
-    """Bytes that cross between global memory and the chip: (standard, keys outer, queries outer)."""
+    """Bytes that cross between global memory and the chip:
+    (standard, keys outer, queries outer)."""
     no_tiles = 4 * n * n + 4 * n * d
     # BEGIN SOLUTION 2.3
     state = n * (d + 2)
@@ -490,7 +497,8 @@ STYLES = {
 
 
 def counted(n, size):
-    """Bytes moved by the three algorithms, as counted while they run on n random tokens, d = 64."""
+    """Bytes moved by the three algorithms,
+    as counted while they run on n random tokens, d = 64."""
     runs = [Traffic() for _ in STYLES]
     q, k, v = torch.randn(3, n, 64).unbind()
     standard(q, k, v, runs[0])
@@ -551,10 +559,12 @@ plot(
 left.legend()
 show_figure(
     figure,
-    "Megabytes moved, both axes logarithmic; lines are formulas, marks are counts, and every mark lies on its line. Left, over N with "
-    "128 × 128 tiles: three lines that become parallel; in the end keys outer is 2.6 times below the standard, queries outer 4 times. "
-    "Right, over the tile size at N = 4096: the standard is flat at 273 MB; the other two fall as 1 / size and cross it, queries "
-    "outer at a tile size of 32, keys outer at about 48.",
+    "Megabytes moved, both axes logarithmic; lines are formulas, marks are counts, "
+    "and every mark lies on its line. Left, over N with 128 × 128 tiles: "
+    "three lines that become parallel; in the end keys outer is 2.6 times below the "
+    "standard, queries outer 4 times. Right, over the tile size at N = 4096: "
+    "the standard is flat at 273 MB; the other two fall as 1 / size and cross it, "
+    "queries outer at a tile size of 32, keys outer at about 48.",
 )
 
 # %% [markdown]
@@ -587,7 +597,8 @@ show_figure(
 
 # %% tags=["uses-exercise"]
 def padded_attention(q, k, v, columns, fill=0.0, shift=0.0):
-    """Attention over key tiles that are all `columns` wide: missing keys and values are rows of zeros."""
+    """Attention over key tiles that are all `columns` wide:
+    missing keys and values are rows of zeros."""
     width = math.ceil(len(k) / columns) * columns
     k_padded, v_padded = k.new_zeros(width, k.shape[1]), v.new_zeros(width, v.shape[1])
     k_padded[: len(k)], v_padded[: len(v)] = k, v
@@ -635,7 +646,8 @@ for shift in (-5.0, 0.0, 10.0):
 # %% tags=["uses-exercise"]
 for columns in (1, 2, 3, 4):
     print(
-        f"tiles of {columns}: {padded_attention(q, k, v, columns, fill=-math.inf)[0, 0].item():.3f}"
+        f"tiles of {columns}: "
+        f"{padded_attention(q, k, v, columns, fill=-math.inf)[0, 0].item():.3f}"
     )
 
 # %% [markdown]
@@ -650,7 +662,8 @@ def validate(stage, against, got, wanted, tolerance):
     """One row of the table."""
     agrees = (got - wanted).abs().max().item() <= tolerance
     print(
-        f"{stage:22}  {against:34}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   {'✓' if agrees else '✗'}"
+        f"{stage:22}  {against:34}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   "
+        f"{'✓' if agrees else '✗'}"
     )
 
 

@@ -28,7 +28,8 @@ from course.figures import BLUE, ORANGE, show_figure
 
 
 def draw_grid(elements, blocks, threads):
-    """A box for every thread of a launch, with the number of its element; a thread that has none is grey and hatched."""
+    """A box for every thread of a launch, with the number of its element;
+    a thread that has none is grey and hatched."""
     figure, axes = plt.subplots(figsize=(11, 2.2))
     for i in range(blocks * threads):
         block, thread = divmod(i, threads)
@@ -70,8 +71,9 @@ def draw_grid(elements, blocks, threads):
 
 show_figure(
     draw_grid(elements=10, blocks=3, threads=4),
-    "three blocks side by side, each of four threads, numbered 0 to 3 in every block. They carry the elements 0 to 3, 4 to 7, "
-    "and 8 to 11. The boxes 10 and 11 are hatched: there are only ten elements, so these two threads have nothing to do.",
+    "three blocks side by side, each of four threads, numbered 0 to 3 in every block. "
+    "They carry the elements 0 to 3, 4 to 7, and 8 to 11. The boxes 10 and 11 are "
+    "hatched: there are only ten elements, so these two threads have nothing to do.",
 )
 
 # %% [markdown]
@@ -140,7 +142,8 @@ print(out)
 
 # %%
 def indices(size):
-    """Every index within `size`, x fastest, as CUDA counts: for dim3(2, 2) these are (0,0,0) (1,0,0) (0,1,0) (1,1,0)."""
+    """Every index within `size`, x fastest, as CUDA counts:
+    for dim3(2, 2) these are (0,0,0) (1,0,0) (0,1,0) (1,1,0)."""
     return [
         dim3(x, y, z)
         for z in range(size.z)
@@ -255,7 +258,8 @@ class SharedMemory:
         self.asked = 0
 
     def array(self, shape, dtype):
-        """The next shared array: a new one, full of NaN, if no other thread of the block has made it already."""
+        """The next shared array:
+        a new one, full of NaN, if no other thread of the block has made it already."""
         self.asked += 1
         return self.arrays.setdefault(self.asked, np.full(shape, np.nan, dtype)).view(
             self.kind
@@ -389,7 +393,8 @@ print([type(error).__name__ for error in errors])
 
 # %% tags=["exercise"]
 def run_block(kernel, grid, block, block_index, args):
-    """Run all threads of one block at the same time; raise the first error that one of them raised."""
+    """Run all threads of one block at the same time;
+    raise the first error that one of them raised."""
     arrays = {}
     errors = []
     barrier = threading.Barrier(block.x * block.y * block.z, timeout=10)
@@ -423,7 +428,8 @@ def run_block(kernel, grid, block, block_index, args):
 
 
 def launch(kernel, grid, block, *args):
-    """Run the kernel once for every thread: the blocks one after another, the threads of a block at the same time."""
+    """Run the kernel once for every thread:
+    the blocks one after another, the threads of a block at the same time."""
     for block_index in indices(grid):
         run_block(kernel, grid, block, block_index, args)
 
@@ -494,7 +500,8 @@ THREADS = 8
 
 
 def block_sum(x, out):
-    """out[b] = the sum of block b's part of x; x is 1-D, out has one element a block; blocks of THREADS threads."""
+    """out[b] = the sum of block b's part of x; x is 1-D, out has one element a block;
+    blocks of THREADS threads."""
     shared = cuda.shared.array(THREADS, float32)
     t = cuda.threadIdx.x
     i = cuda.blockIdx.x * THREADS + t
@@ -569,7 +576,8 @@ class Unhurried(np.ndarray):
 
 
 def sums_seen(kernel, runs=200):
-    """How often each result came out, in `runs` launches of one block on the eight numbers of section 6."""
+    """How often each result came out,
+    in `runs` launches of one block on the eight numbers of section 6."""
     x = np.array([3, 1, 4, 1, 5, 9, 2, 6], dtype=float32)
     seen = Counter()
     SharedMemory.kind = Unhurried
@@ -609,8 +617,10 @@ axes.set(xlabel="the sum that came out (31, hatched, is right)", ylabel="runs of
 axes.margins(y=0.15)
 show_figure(
     figure,
-    "a bar for each sum that came out of the racy kernel, as high as the number of runs, of 200, that gave it. If the right sum, 31, "
-    "was among them, its bar is blue and hatched; the others are orange. The picture is different each time the cell runs.",
+    "a bar for each sum that came out of the racy kernel, "
+    "as high as the number of runs, of 200, that gave it. "
+    "If the right sum, 31, was among them, its bar is blue and hatched; "
+    "the others are orange. The picture is different each time the cell runs.",
 )
 
 # %% [markdown]
@@ -638,7 +648,8 @@ from course.figures import GREEN
 
 
 def draw_tiles(tile=4):
-    """a (left), b (above) and c, 8 x 8 each, in tiles; those of one block are coloured."""
+    """a (left), b (above) and c, 8 x 8 each, in tiles;
+    those of one block are coloured."""
     figure, axes = plt.subplots(figsize=(6.6, 5.2))
     places = {"a": (0, 9), "b": (9, 0), "c": (9, 9)}  # upper left corners
     colours = {
@@ -677,9 +688,11 @@ def draw_tiles(tile=4):
 
 show_figure(
     draw_tiles(),
-    "three matrices of 8 by 8 numbers in tiles of 4 by 4: a at the left, b above, c where they meet. The block that owns "
-    "the upper right tile of c is orange. At stop 0 it loads the upper left tile of a and the upper right tile of b, both "
-    "blue; at stop 1 the upper right tile of a and the lower right tile of b, both green.",
+    "three matrices of 8 by 8 numbers in tiles of 4 by 4: a at the left, b above, "
+    "c where they meet. The block that owns the upper right tile of c is orange. "
+    "At stop 0 it loads the upper left tile of a and the upper right tile of b, both "
+    "blue; at stop 1 the upper right tile of a and the lower right tile of b, both "
+    "green.",
 )
 
 # %% [markdown]
@@ -717,7 +730,8 @@ TILE = 4
 
 
 def matmul(a, b, c):
-    """c = a @ b for float32 a (m, k), b (k, n), c (m, n); each block of TILE x TILE threads makes one tile of c."""
+    """c = a @ b for float32 a (m, k), b (k, n), c (m, n);
+    each block of TILE x TILE threads makes one tile of c."""
     a_tile = cuda.shared.array((TILE, TILE), float32)
     b_tile = cuda.shared.array((TILE, TILE), float32)
     tx, ty = cuda.threadIdx.x, cuda.threadIdx.y

@@ -662,7 +662,8 @@ check.ex04_8(shares_fixed)
 
 # %%
 def sample(cumulative, u, token):
-    """token[i] = the first k with u[i] < cumulative[k], which rises to 1; u is below 1."""
+    """token[i] = the first k with u[i] < cumulative[k], which rises to 1;
+    u is below 1."""
     i = cuda.grid(1)
     if i < u.size:
         # the token is one of low, low + 1, ..., high
@@ -722,7 +723,8 @@ for draw in [0.05, 0.5]:
 
 # %% tags=["exercise"]
 def sample_fixed(cumulative, u, token):
-    """token[i] = the first k with u[i] < cumulative[k], which rises to 1; u is below 1."""
+    """token[i] = the first k with u[i] < cumulative[k], which rises to 1;
+    u is below 1."""
     # BEGIN SOLUTION 4.9
     i = cuda.grid(1)
     if i < u.size:
@@ -783,7 +785,8 @@ def nothing(size):
 
 
 digits, hill = floats(3, 1, 4, 1, 5, 9, 2, 6), floats(1, 2, 3, 4, 4, 3, 2, 1)
-LAUNCHES = {  # kernel: grid, block, its inputs, its outputs before the launch, what NumPy says they are after it
+# kernel: grid, block, its inputs, its outputs before the launch, NumPy's after it
+LAUNCHES = {
     "checkerboard": (
         1,
         (8, 8),
@@ -839,7 +842,8 @@ LAUNCHES = {  # kernel: grid, block, its inputs, its outputs before the launch, 
 
 
 def launched(kernel, name, run):
-    """Launch the kernel on fresh copies with `run`; returns the report, if there is one, and whether all values are right."""
+    """Launch the kernel on fresh copies with `run`;
+    returns the report, if there is one, and whether all values are right."""
     grid, block, inputs, outputs, wanted = LAUNCHES[name]
     outputs = [array.copy() for array in outputs]
     report = run(kernel)[grid, block](*inputs, *outputs)
@@ -849,7 +853,8 @@ def launched(kernel, name, run):
 
 
 def twenty_seeds(kernel, name):
-    """In how many of twenty runs the values were right, and in how many `sim` found something."""
+    """In how many of twenty runs the values were right,
+    and in how many `sim` found something."""
     runs = [
         launched(
             kernel,
@@ -858,7 +863,10 @@ def twenty_seeds(kernel, name):
         )
         for seed in range(20)
     ]
-    return f"{sum(right for _, right in runs):5} of 20   {sum(bool(report.findings) for report, _ in runs):5} of 20"
+    return (
+        f"{sum(right for _, right in runs):5} of 20   "
+        f"{sum(bool(report.findings) for report, _ in runs):5} of 20"
+    )
 
 
 # %% tags=["uses-exercise"]
@@ -923,7 +931,8 @@ for name, kernel in KERNELS.items():
 
 # %% tags=["exercise"]
 def names():
-    """{"a": ..., ..., "f": ...}: the kind of bug in each of the six kernels, or "none"."""
+    """{"a": ..., ..., "f": ...}:
+    the kind of bug in each of the six kernels, or "none"."""
     # BEGIN SOLUTION 4.10
     return {
         "a": "out-of-bounds",

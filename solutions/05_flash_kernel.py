@@ -66,7 +66,8 @@ import matplotlib.pyplot as plt
 
 
 def draw_shared(columns, rows, d):
-    """One line of boxes, a box a number: how a block's shared memory is split into the tiles of K, V, Q and O."""
+    """One line of boxes, a box a number:
+    how a block's shared memory is split into the tiles of K, V, Q and O."""
     figure, axes = plt.subplots(figsize=(11, 1.9))
     start = 0
     for name, height, colour in [
@@ -101,8 +102,10 @@ def draw_shared(columns, rows, d):
 
 show_figure(
     draw_shared(columns=4, rows=3, d=2),
-    "the 28 numbers of shared memory in one line, for tiles of 4 keys, 3 queries and d = 2. The K tile takes the numbers 0 to 7, "
-    "the V tile 8 to 15, the Q tile 16 to 21, the O tile 22 to 27. Within each tile one row of d = 2 numbers follows the other, pale and dark in turn.",
+    "the 28 numbers of shared memory in one line, for tiles of 4 keys, "
+    "3 queries and d = 2. The K tile takes the numbers 0 to 7, the V tile 8 to 15, "
+    "the Q tile 16 to 21, the O tile 22 to 27. Within each tile one row of d = 2 "
+    "numbers follows the other, pale and dark in turn.",
 )
 
 # %% [markdown]
@@ -174,7 +177,8 @@ print(
 # %% tags=["exercise"]
 @cuda.jit(device=True)  # a function for kernels to call
 def load_tile(tile, array, start):
-    """tile = array[start : start + tile.size], 0 past the end; the threads of the block share the work."""
+    """tile = array[start : start + tile.size], 0 past the end;
+    the threads of the block share the work."""
     # BEGIN SOLUTION 5.1
     for e in range(cuda.threadIdx.x, tile.size, cuda.blockDim.x):
         tile[e] = array[start + e] if start + e < array.size else float32(0)
@@ -222,7 +226,8 @@ check.ex05_1(load_tile)
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def visit(row, q_tile, k_tile, v_tile, o_tile, keys, d, scale, m, l):
-    """Row `row` of the Q tile meets the first `keys` keys: its row of the O tile changes, its new (m, l) come back."""
+    """Row `row` of the Q tile meets the first `keys` keys:
+    its row of the O tile changes, its new (m, l) come back."""
     # BEGIN SOLUTION 5.2
     for j in range(keys):
         score = float32(0)
@@ -278,7 +283,8 @@ check.ex05_2(visit)
 # %% tags=["exercise"]
 @cuda.jit
 def flash_kernel(q, k, v, o, n, d, columns, scale):
-    """o = softmax(scale · q kᵀ) v; q, k, v, o are n rows of d, flat; shared memory holds tiles of K, V, Q and O."""
+    """o = softmax(scale · q kᵀ) v; q, k, v, o are n rows of d, flat;
+    shared memory holds tiles of K, V, Q and O."""
     shared = cuda.shared.array(0, float32)
     rows, t = cuda.blockDim.x, cuda.threadIdx.x
     k_tile = shared[: columns * d]
@@ -350,7 +356,8 @@ examples = {
     "50 x 16": (*torch.randn(3, 50, 16), 32, 24),
 }
 print(
-    f"{'example':12}{'rows':>5}{'columns':>8}   {'as in lesson 02':>15}{'as reference':>15}"
+    f"{'example':12}{'rows':>5}{'columns':>8}   "
+    f"{'as in lesson 02':>15}{'as reference':>15}"
 )
 for name, (q, k, v, rows, columns) in progress_bar(examples.items()):
     got = flash(q, k, v, rows, columns)
@@ -465,9 +472,13 @@ def repairs():
     """{wrong line of `unfinished`: right line}"""
     # BEGIN SOLUTION 5.4
     return {
-        "rows, t = cuda.blockDim.y, cuda.threadIdx.x": "rows, t = cuda.blockDim.x, cuda.threadIdx.x",
+        "rows, t = cuda.blockDim.y, cuda.threadIdx.x": (
+            "rows, t = cuda.blockDim.x, cuda.threadIdx.x"
+        ),
         "k_tile = shared[: columns + d]": "k_tile = shared[: columns * d]",
-        "for first in range(0, n, rows):": "for first in range(cuda.blockIdx.x * rows, n, cuda.gridDim.x * rows):",
+        "for first in range(0, n, rows):": (
+            "for first in range(cuda.blockIdx.x * rows, n, cuda.gridDim.x * rows):"
+        ),
         "m, l = float32(0), float32(0)": "m, l = float32(-math.inf), float32(0)",
         "k_tile[e] = k[start * n + e]": "k_tile[e] = k[start * d + e]",
         "for j in range(d):": "for j in range(keys):",

@@ -32,7 +32,8 @@ from course.figures import BLUE, ORANGE, show_figure
 
 
 def draw_butterfly(numbers, steps, goal):
-    """A row of lanes for each round, with what each lane knows; the lines that lead to the lane `goal` are orange."""
+    """A row of lanes for each round, with what each lane knows;
+    the lines that lead to the lane `goal` are orange."""
     figure, axes = plt.subplots(figsize=(10, 4.6))
     rows = [list(numbers)]
     for step in steps:
@@ -74,11 +75,13 @@ def draw_butterfly(numbers, steps, goal):
 
 show_figure(
     draw_butterfly([3, 1, 4, 1, 5, 9, 2, 6], steps=[4, 2, 1], goal=5),
-    "four rows of eight lanes. At the start the lanes hold 3, 1, 4, 1, 5, 9, 2, 6. In round 1 each adds what the lane four places "
-    "away holds: 0 with 4, 1 with 5, 2 with 6, 3 with 7; now they hold 8, 10, 6, 7, 8, 10, 6, 7. In round 2 the partners are two "
-    "places apart, 0 with 2, 1 with 3, 4 with 6, 5 with 7: 14, 17, 14, 17, 14, 17, 14, 17. In round 3 neighbours add, 0 with 1, 2 "
-    "with 3 and so on: all hold 31. The orange lines into lane 5 come from 2 lanes above the last row, from 4 a row higher, and from "
-    "all 8 at the start.",
+    "four rows of eight lanes. At the start the lanes hold 3, 1, 4, 1, 5, 9, 2, 6. "
+    "In round 1 each adds what the lane four places away holds: "
+    "0 with 4, 1 with 5, 2 with 6, 3 with 7; now they hold 8, 10, 6, 7, 8, 10, 6, 7. "
+    "In round 2 the partners are two places apart, 0 with 2, 1 with 3, 4 with 6, "
+    "5 with 7: 14, 17, 14, 17, 14, 17, 14, 17. In round 3 neighbours add, 0 with 1, "
+    "2 with 3 and so on: all hold 31. The orange lines into lane 5 come from 2 lanes "
+    "above the last row, from 4 a row higher, and from all 8 at the start.",
 )
 
 # %% [markdown]
@@ -245,7 +248,8 @@ print("lanes that hold 528:", [lane for lane in range(32) if out[lane] == 528])
 
 # %% tags=["exercise"]
 def warp_sum(x, out):
-    """out[i] = the sum of the elements of x that the warp of thread i has; x and out are 1-D, of one size."""
+    """out[i] = the sum of the elements of x that the warp of thread i has;
+    x and out are 1-D, of one size."""
     i = cuda.grid(1)
     # BEGIN SOLUTION 6.1
     value = x[i] if i < x.size else float32(0)
@@ -285,7 +289,8 @@ print(out[:32], out[32:], sep="\n\n")
 
 # %%
 def thrifty_sum(x, out):
-    """out[0] = the sum of 32 numbers, with no lane doing anything in vain; or so it was meant."""
+    """out[0] = the sum of 32 numbers, with no lane doing anything in vain;
+    or so it was meant."""
     lane = cuda.threadIdx.x
     value = x[lane]
     step = 16
@@ -371,7 +376,8 @@ print("sums:", out)
 
 # %%
 def count_allowed(allowed, ballots, counts):
-    """For the keys 32 s to 32 s + 31: ballots[s] says which are allowed, counts[s] how many; untouched if none is. One warp."""
+    """For the keys 32 s to 32 s + 31: ballots[s] says which are allowed,
+    counts[s] how many; untouched if none is. One warp."""
     lane = cuda.threadIdx.x
     for first in range(0, allowed.size, 32):
         j = first + lane
@@ -390,7 +396,8 @@ ballots, counts = np.zeros(3, dtype=np.uint32), np.full(3, -1)
 simulate(count_allowed)[1, 32](allowed, ballots, counts)
 for stop in range(3):
     print(
-        f"stop {stop}: {ballots[stop]:032b}   {'skipped' if counts[stop] < 0 else f'{counts[stop]} allowed'}"
+        f"stop {stop}: {ballots[stop]:032b}   "
+        f"{'skipped' if counts[stop] < 0 else f'{counts[stop]} allowed'}"
     )
 
 # %% [markdown]
@@ -458,7 +465,8 @@ MINUS_INFINITY = float32(-math.inf)
 
 @cuda.jit(device=True)
 def merge_lanes(m, l, o):
-    """Merge the states of the 32 lanes of a warp: returns (m, l), and changes o, a local array; the same in every lane afterwards."""
+    """Merge the states of the 32 lanes of a warp:
+    returns (m, l), and changes o, a local array; the same in every lane afterwards."""
     # BEGIN SOLUTION 6.2
     step = 16
     while step > 0:
@@ -502,7 +510,8 @@ m[:5], l[:5], o[:5] = math.log(2) * np.array([1, 0, 2, 0, 3]), 1, [12, 40, 6, 8,
 simulate(merge_the_page)[1, 32](m, l, o)
 for lane in (0, 5, 31):
     print(
-        f"lane {lane:2}:  m = {m[lane] / math.log(2):.3f}   l = {l[lane]:.3f}   o = {o[lane]:.3f}   o / l = {o[lane] / l[lane]:.3f}"
+        f"lane {lane:2}:  m = {m[lane] / math.log(2):.3f}   l = {l[lane]:.3f}   "
+        f"o = {o[lane]:.3f}   o / l = {o[lane] / l[lane]:.3f}"
     )
 
 # %% [markdown]
@@ -556,7 +565,8 @@ def warp_attention(d):
     """The kernel for rows of d numbers."""
 
     def warp_attention_kernel(q, k, v, scale, causal, out):
-        """out = attention of q (N, d) on k and v (keys, d), all float32, one warp a query; causal: query i sees keys j <= i."""
+        """out = attention of q (N, d) on k and v (keys, d), all float32,
+        one warp a query; causal: query i sees keys j <= i."""
         keys = k.shape[0]
         lane = cuda.threadIdx.x % 32
         i = cuda.grid(1) // 32  # the query of this warp
@@ -653,7 +663,8 @@ def here(kernel):
 
 
 def my_attention(q, k, v, causal):
-    """Attention of q, k and v (B, H, N, d), float32, by the kernel of exercise 6.3: two warps, and so two queries, in a block."""
+    """Attention of q, k and v (B, H, N, d), float32, by the kernel of exercise 6.3:
+    two warps, and so two queries, in a block."""
     q, k, v = (tensor.detach().contiguous() for tensor in (q, k, v))
     out = torch.full_like(q, torch.nan)
     batches, heads, n, d = q.shape
@@ -691,7 +702,8 @@ layers = {
 
 
 def errors(fused, x, causal):
-    """The largest and the mean difference between a layer of ours and PyTorch's, on x (B, N, E)."""
+    """The largest and the mean difference between a layer of ours and PyTorch's,
+    on x (B, N, E)."""
     future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=device).triu(1)
     with torch.no_grad():
         wanted = layer(
@@ -724,7 +736,8 @@ def validate(stage, against, got, wanted, tolerance):
         <= tolerance
     )
     print(
-        f"{stage:24}  {against:31}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   {'✓' if agrees else '✗'}"
+        f"{stage:24}  {against:31}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   "
+        f"{'✓' if agrees else '✗'}"
     )
 
 

@@ -30,7 +30,8 @@ from course.figures import BLUE, GREEN, ORANGE, show_figure
 
 
 def draw_way():
-    """The stations of a kernel from Python to the GPU in a row, and its way to sim below."""
+    """The stations of a kernel from Python to the GPU in a row,
+    and its way to sim below."""
     figure, axes = plt.subplots(figsize=(14, 3.4))
     stations = [
         "your function,\nin Python",
@@ -80,9 +81,11 @@ def draw_way():
 
 show_figure(
     draw_way(),
-    "four boxes in a row, joined by arrows. Your function, in Python; at the first launch Numba makes of it: its types, from those of the "
-    "arguments; Numba and the library libNVVM make of these: PTX, instructions to be read; the assembler in the driver makes of it: machine code for one GPU. "
-    "From the first box a second arrow leads down to: simulate(kernel), Python runs each line, for each thread.",
+    "four boxes in a row, joined by arrows. Your function, in Python; at the first "
+    "launch Numba makes of it: its types, from those of the arguments; Numba and the "
+    "library libNVVM make of these: PTX, instructions to be read; the assembler in "
+    "the driver makes of it: machine code for one GPU. From the first box a second "
+    "arrow leads down to: simulate(kernel), Python runs each line, for each thread.",
 )
 
 # %% [markdown]
@@ -166,7 +169,8 @@ print(
 # %%
 for words, factor in {"3": 3, "3.0": 3.0, "float32(3)": float32(3)}.items():
     print(
-        f"factor = {words:11} factor * x[i] is {type_of('factor * x[i]', factor=factor, x=x, i=0)}"
+        f"factor = {words:11} factor * x[i] is "
+        f"{type_of('factor * x[i]', factor=factor, x=x, i=0)}"
     )
 
 # %% [markdown]
@@ -319,7 +323,8 @@ def row_sums(zero):
 
     @cuda.jit
     def row_sums_kernel(q, k, l):
-        """l[i] = Σ_j exp(q_i · k_j) for small scores; q (N, d), k (M, d), l (N,), float32."""
+        """l[i] = Σ_j exp(q_i · k_j) for small scores;
+        q (N, d), k (M, d), l (N,), float32."""
         i = cuda.grid(1)
         if i < q.shape[0]:
             total = zero
@@ -366,9 +371,8 @@ def powers(one):
         if i < out.size:
             number, total = x[i], one
             for _ in range(64):
-                for _ in range(
-                    64
-                ):  # written out 64 times by the compiler, so that hardly any time goes into counting
+                # written out 64 times by the compiler: counting takes hardly any time
+                for _ in range(64):
                     total = total * number + one
             out[i] = total
 
@@ -383,7 +387,8 @@ print("1 + x + x² + … for x = 0, 0.5, -1:", sums)
 for name, one in {"float32(1)": float32(1), "1.0": 1.0}.items():
     made = [line.split()[0] for line in compiled(powers(one), x, out).instructions]
     print(
-        f"{name:10}  {made.count('fma.rn.f32')} multiply-adds in float32 and {made.count('fma.rn.f64')} in float64 are written out"
+        f"{name:10}  {made.count('fma.rn.f32')} multiply-adds in float32 and "
+        f"{made.count('fma.rn.f64')} in float64 are written out"
     )
 
 # %% [markdown]
@@ -397,7 +402,8 @@ print(f"microseconds, {SOURCE}\n")
 print(f"{'kernel':10} {'float32':>12} {'with float64':>14} {'times as long':>15}")
 for row in recorded["float64"]:
     print(
-        f"{row['kernel']:10} {row['float32_us']:>12} {row['float64_us']:>14} {row['slower']:>15}"
+        f"{row['kernel']:10} {row['float32_us']:>12} {row['float64_us']:>14} "
+        f"{row['slower']:>15}"
     )
 
 # %% [markdown]
@@ -441,7 +447,8 @@ for row in recorded["float64"]:
 # %% tags=["exercise"]
 @cuda.jit
 def rms_norm(x, gain, out):
-    """out[i, c] = gain[c] · x[i, c] / √(mean of x[i]² + 1e-6); x and out (N, d), gain (d,), all float32; one thread a row."""
+    """out[i, c] = gain[c] · x[i, c] / √(mean of x[i]² + 1e-6);
+    x and out (N, d), gain (d,), all float32; one thread a row."""
     i = cuda.grid(1)
     # BEGIN SOLUTION 7.2
     if i < x.shape[0]:
@@ -544,7 +551,8 @@ for most in (1, 3, 100):
     grid = blocks_for(big.size, 128, most)
     simulate(scale_all)[grid, 128](big, float32(3), result)
     print(
-        f"at most {most:3} blocks: {grid} launched, all 1000 right: {np.array_equal(result, 3 * big)}"
+        f"at most {most:3} blocks: {grid} launched, all 1000 right: "
+        f"{np.array_equal(result, 3 * big)}"
     )
 
 # %% [markdown]
@@ -577,7 +585,8 @@ class Stream:
         return self.last
 
     def wait_event(self, event):
-        """What is launched from now on waits until the mark, of another stream, has been reached."""
+        """What is launched from now on waits until the mark, of another stream,
+        has been reached."""
         self.launch(event.result)
 
 
@@ -652,8 +661,10 @@ def draw_times():
 
 show_figure(
     draw_times(),
-    "two rows of bars over time. Python makes three short launches one after the other, and then waits in synchronize. The stream does kernel 1 from the end of "
-    "launch 1 on, then kernel 2, then kernel 3, each several times as long as a launch. Python's wait ends together with kernel 3.",
+    "two rows of bars over time. Python makes three short launches one after the "
+    "other, and then waits in synchronize. The stream does kernel 1 from the end of "
+    "launch 1 on, then kernel 2, then kernel 3, each several times as long as a "
+    "launch. Python's wait ends together with kernel 3.",
 )
 
 # %% [markdown]
@@ -714,7 +725,8 @@ def stopwatches_live():
     torch.cuda.synchronize()
     done = time.perf_counter() - begin
     print(
-        f"launch {1e6 * launched:.0f}, synchronize {1e6 * done:.0f}, between events {1000 * before.elapsed_time(after):.0f} microseconds"
+        f"launch {1e6 * launched:.0f}, synchronize {1e6 * done:.0f}, "
+        f"between events {1000 * before.elapsed_time(after):.0f} microseconds"
     )
 
 
@@ -733,7 +745,8 @@ first, second = Stream(), Stream()
 
 
 def in_two_streams(mark):
-    """out = 3 · x, where the first stream fills x and the second one computes; mark: whether the second waits for the first."""
+    """out = 3 · x, where the first stream fills x and the second one computes;
+    mark: whether the second waits for the first."""
     x, out = np.zeros(3), np.full(3, np.nan)
     first.launch(slow_scale, np.ones(3), 1, x)
     if mark:
@@ -769,7 +782,8 @@ print(SOURCE, "\n")
 print(f"{'who reads':42} {'stream of the kernel':22} not seen")
 for row in recorded["wrong_stream"]:
     print(
-        f"{row['reads']:42} {row['kernel_stream']:22} {row['not_seen']} of {row['elements']}"
+        f"{row['reads']:42} {row['kernel_stream']:22} {row['not_seen']} of "
+        f"{row['elements']}"
     )
 
 # %% [markdown]
@@ -786,7 +800,8 @@ def in_torchs_stream():
 
 @live
 def sums_missing():
-    """The same launch in either stream, and the number of sums that PyTorch copied too early."""
+    """The same launch in either stream,
+    and the number of sums that PyTorch copied too early."""
     kernel = row_sums(float32(0))
     q, k = (
         0.1 * torch.randn(65536, 64, device="cuda"),
@@ -803,7 +818,8 @@ def sums_missing():
             seen.copy_(l)
         torch.cuda.synchronize()
         print(
-            f"launched in the {name} stream: {(seen == 0).sum().item()} of 65536 sums are missing in the copy"
+            f"launched in the {name} stream: "
+            f"{(seen == 0).sum().item()} of 65536 sums are missing in the copy"
         )
 
 
@@ -884,7 +900,8 @@ for kernel in (kernels.flash_attention, kernels.warp_attention):
 print(SOURCE, "\n")
 print(f"{'kernel':26} {'simulator':>16} {'GPU':>16} {'GPU':>16} {'same bits,':>12}")
 print(
-    f"{'':26} {'- reference':>16} {'- reference':>16} {'- simulator':>16} {'in percent':>12}"
+    f"{'':26} {'- reference':>16} {'- reference':>16} {'- simulator':>16} "
+    f"{'in percent':>12}"
 )
 for row in recorded["three_way"]:
     name = f"{row['kernel']}{', causal' * row['causal']}"
@@ -911,7 +928,8 @@ for name, made in {
     "row_sums": narrow,
 }.items():
     print(
-        f"{name:8} {sum(line.startswith('fma') for line in made.instructions):3} fma among {len(made.instructions)} instructions"
+        f"{name:8} {sum(line.startswith('fma') for line in made.instructions):3} fma "
+        f"among {len(made.instructions)} instructions"
     )
 
 # %% [markdown]

@@ -30,7 +30,8 @@ from course.figures import BLUE, GREEN, ORANGE, PINK, SKY, YELLOW, show_figure
 
 
 def draw_sectors(strides, numbers=64, lanes=8):
-    """A row of numbers for each stride, eight to a sector: those that the lanes want are blue, the rest of their sectors is pale."""
+    """A row of numbers for each stride, eight to a sector:
+    those that the lanes want are blue, the rest of their sectors is pale."""
     figure, axes = plt.subplots(figsize=(11, 2.8))
     for row, stride in enumerate(strides):
         wanted = {lane * stride for lane in range(lanes)}
@@ -65,8 +66,10 @@ def draw_sectors(strides, numbers=64, lanes=8):
 
 show_figure(
     draw_sectors([1, 2, 8]),
-    "three times the same 64 numbers, in 8 sectors of 8 numbers. With stride 1 the eight wanted numbers fill the first sector: 1 sector. With stride 2 "
-    "they are every second number of the first two sectors: 2 sectors, half of which nobody wanted. With stride 8 they are the first number of each sector: 8 sectors.",
+    "three times the same 64 numbers, in 8 sectors of 8 numbers. With stride 1 the "
+    "eight wanted numbers fill the first sector: 1 sector. With stride 2 they are "
+    "every second number of the first two sectors: 2 sectors, half of which nobody "
+    "wanted. With stride 8 they are the first number of each sector: 8 sectors.",
 )
 
 # %% [markdown]
@@ -111,7 +114,8 @@ show_figure(
 
 # %% tags=["exercise"]
 def sectors(stride, itemsize, first=0):
-    """How many sectors of 32 bytes a warp touches if lane l wants element first + l * stride of an array, `itemsize` bytes each."""
+    """How many sectors of 32 bytes a warp touches
+    if lane l wants element first + l * stride of an array, `itemsize` bytes each."""
     # BEGIN SOLUTION 8.1
     return len({(first + lane * stride) * itemsize // 32 for lane in range(32)})
     # END SOLUTION
@@ -251,7 +255,8 @@ print(report.counters["banks"])
 
 # %% jupyter={"source_hidden": true}
 def draw_banks(widths, side=4, banks=4):
-    """For each width a tile of `side` rows, each word with the number of its bank; column 0 has a black frame."""
+    """For each width a tile of `side` rows, each word with the number of its bank;
+    column 0 has a black frame."""
     figure, every = plt.subplots(1, len(widths), figsize=(9, 3.6))
     colours = [YELLOW, SKY, ORANGE, PINK]
     for axes, width in zip(every, widths, strict=True):
@@ -280,8 +285,10 @@ def draw_banks(widths, side=4, banks=4):
 
 show_figure(
     draw_banks([4, 5]),
-    "two tiles of 4 rows. With rows of 4 words, each row goes through the banks 0, 1, 2, 3, so the four words of column 0, in a black frame, are all in bank 0. "
-    "With rows of 5 words, the rows begin with the banks 0, 1, 2, 3, so column 0 has one word in each bank. The fifth word of a row is hatched: nobody uses it.",
+    "two tiles of 4 rows. With rows of 4 words, each row goes through the banks 0, 1, "
+    "2, 3, so the four words of column 0, in a black frame, are all in bank 0. "
+    "With rows of 5 words, the rows begin with the banks 0, 1, 2, 3, so column 0 has "
+    "one word in each bank. The fifth word of a row is hatched: nobody uses it.",
 )
 
 # %% [markdown]
@@ -308,7 +315,8 @@ show_figure(
 
 # %% tags=["exercise"]
 def turns(addresses):
-    """How many turns shared memory takes to serve a warp whose lanes want the words at these byte addresses."""
+    """How many turns shared memory takes to serve a warp whose lanes want the words at
+    these byte addresses."""
     # BEGIN SOLUTION 8.2
     banks = [word % 32 for word in {address // 4 for address in addresses}]
     return max(banks.count(bank) for bank in banks)
@@ -326,7 +334,8 @@ check.ex08_2(turns)
 # %% tags=["uses-exercise"]
 for width in (32, 33, 34, 36, 40, 47, 48):
     print(
-        f"rows of {width} words: {turns([4 * lane * width for lane in range(32)]):2} turns for a column"
+        f"rows of {width} words: "
+        f"{turns([4 * lane * width for lane in range(32)]):2} turns for a column"
     )
 
 # %% [markdown]
@@ -349,7 +358,8 @@ for width in (32, 33, 34, 36, 40, 47, 48):
 
 # %% tags=["exercise"]
 def transpose(a, out):
-    """out (columns, rows) = a (rows, columns) transposed, float32; a block of 32 x 32 threads for each tile."""
+    """out (columns, rows) = a (rows, columns) transposed, float32;
+    a block of 32 x 32 threads for each tile."""
     # BEGIN SOLUTION 8.3
     tile = cuda.shared.array((TILE, 33), float32)
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
@@ -411,7 +421,8 @@ look(memory_patterns.transpose_padded)
 
 # %%
 def load_by_keys(k, out):
-    """out = k (32, 32), by way of a tile in shared memory, which a flash kernel would now use; or so it was meant."""
+    """out = k (32, 32), by way of a tile in shared memory,
+    which a flash kernel would now use; or so it was meant."""
     tile = cuda.shared.array((32, 32), float32)
     t = cuda.threadIdx.x
     for c in range(32):
@@ -438,7 +449,8 @@ for kernel in (load_by_keys, load_together):
     requests, touched = found["load"]
     _, taken = found["shared store"]
     print(
-        f"{kernel.__name__:13} right: {np.array_equal(k, out)}   a request: {touched // requests:2} sectors, {taken // requests:2} turns to store"
+        f"{kernel.__name__:13} right: {np.array_equal(k, out)}   a request: "
+        f"{touched // requests:2} sectors, {taken // requests:2} turns to store"
     )
 
 # %% [markdown]
@@ -461,7 +473,8 @@ flash_kernel = brought("05_flash_kernel", "flash_kernel")
 
 
 def turns_of_flash(d, n=32):
-    """Requests to shared memory, and their turns, of one block of 32 queries and keys."""
+    """Requests to shared memory, and their turns,
+    of one block of 32 queries and keys."""
     given = np.random.default_rng(8).standard_normal((4, n * d)).astype(float32)
     launch = simulate(flash_kernel, observers=[*DEFAULT, *COUNTERS])
     report = launch[1, 32, 0, 4 * 4 * 32 * d](*given, n, d, 32, float32(d**-0.5))
@@ -494,7 +507,8 @@ for d in (32, 33):
 
 # %% tags=["exercise"]
 def predictions():
-    """{name: (sectors to load, sectors to store, turns to load from shared memory, turns to store to it)}, for one request of a full warp."""
+    """{name: (sectors to load, sectors to store, turns to load from shared memory,
+    turns to store to it)}, for one request of a full warp."""
     # BEGIN SOLUTION 8.4
     return {
         "copy": (4, 4, 0, 0),
@@ -564,7 +578,8 @@ launches = {
 }
 print(f"{'':16}  {'':12}  {'predicted':>9}  {'counted':>15}  {'on the GPU':>15}")
 print(
-    f"{'pattern':16}  {'access':12}  {'a request':>9}  requests pieces  requests pieces  the same"
+    f"{'pattern':16}  {'access':12}  {'a request':>9}  requests pieces  "
+    "requests pieces  the same"
 )
 simulated = {
     name: counted(getattr(memory_patterns, name), *launch)
@@ -578,7 +593,8 @@ for name, counts in simulated.items():
             measured = RECORDED["counted"]["patterns"][name][access]
             same = [requests, pieces] == measured == [requests, price * requests]
             print(
-                f"{name:16}  {access:12}  {price:9g}  {requests:8}{pieces:7}  {measured[0]:8}{measured[1]:7}  {same}"
+                f"{name:16}  {access:12}  {price:9g}  {requests:8}{pieces:7}  "
+                f"{measured[0]:8}{measured[1]:7}  {same}"
             )
 
 # %% [markdown]
@@ -602,7 +618,8 @@ for name, measured in RECORDED["timed"]["patterns"].items():
         measured["dram_write_bytes"] / GiB,
     )
     print(
-        f"{name:16}  {load:9.1f}{reads:6.1f}  {store:9.1f}{writes:6.1f}  {measured['microseconds']:12.0f}{slower:12.2f}"
+        f"{name:16}  {load:9.1f}{reads:6.1f}  {store:9.1f}{writes:6.1f}  "
+        f"{measured['microseconds']:12.0f}{slower:12.2f}"
     )
 
 # %% [markdown]
@@ -626,7 +643,8 @@ for name in ("transpose_tiled", "transpose_padded"):
         )
     )
     print(
-        f"{name:16}  turns counted beyond those predicted: {load:6.1%} to load, {store:6.1%} to store"
+        f"{name:16}  turns counted beyond those predicted: "
+        f"{load:6.1%} to load, {store:6.1%} to store"
     )
 
 # %% [markdown]
@@ -658,7 +676,8 @@ QUARTER, RESERVED = 16384, 1024
 
 
 def resident_blocks(threads, registers, shared_bytes, spec=DeviceSpec()):
-    """How many blocks one multiprocessor holds at once: (by threads, by blocks, by registers, by shared memory)."""
+    """How many blocks one multiprocessor holds at once:
+    (by threads, by blocks, by registers, by shared memory)."""
     warps = -(-threads // spec.warp_size)
     return (
         spec.threads_per_multiprocessor // (warps * spec.warp_size),
@@ -681,7 +700,9 @@ for name, block in RECORDED["resident"].items():
     )
     share = min(limits) * block["threads"] / 2048
     print(
-        f"{name:16}  {block['threads']:7}{block['registers']:11}{block['shared_bytes']:8}  {limits!s:>18}  {min(limits):3}{share:11.0%}{block['blocks']:5}"
+        f"{name:16}  "
+        f"{block['threads']:7}{block['registers']:11}{block['shared_bytes']:8}  "
+        f"{limits!s:>18}  {min(limits):3}{share:11.0%}{block['blocks']:5}"
     )
 
 # %% [markdown]
@@ -705,7 +726,8 @@ def copy_some(x, out):
 
 
 def tell_occupancy(launches, threads, numbers):
-    """A line for each launch of `copy_some`: what fits, the time, and the bytes moved each second, read and written."""
+    """A line for each launch of `copy_some`:
+    what fits, the time, and the bytes moved each second, read and written."""
     print(
         "shared bytes  blocks fit  threads  microseconds   TB/s  times the line above"
     )
@@ -715,9 +737,11 @@ def tell_occupancy(launches, threads, numbers):
             min(resident_blocks(threads, launch["registers"], launch["shared_bytes"])),
         )
         slower = f"{time / before['microseconds']:.2f}" if before else ""
-        print(
-            f"{launch['shared_bytes']:12}{fit:12}{fit * threads:9}{time:14.0f}{8 * numbers / time / 1e6:7.2f}{slower:>22}".rstrip()
+        row = (
+            f"{launch['shared_bytes']:12}{fit:12}{fit * threads:9}"
+            f"{time:14.0f}{8 * numbers / time / 1e6:7.2f}{slower:>22}"
         )
+        print(row.rstrip())
 
 
 x, out = np.arange(3000, dtype=float32), np.full(3000, np.nan, float32)
@@ -820,7 +844,8 @@ def work_of_matmul(n):
 
 
 def turns_of_matmul(n):
-    """The turns for n x n matrices, n a multiple of 32: a warp loads two words for 32 multiply-adds, and stores two after each 32 pairs it has loaded."""
+    """The turns for n x n matrices, n a multiple of 32: a warp loads two words for 32
+    multiply-adds, and stores two after each 32 pairs it has loaded."""
     return 2 * n**3 // 32 + 2 * n**3 // 32**2
 
 
@@ -875,7 +900,8 @@ seconds = {name: measured["microseconds"] / 1e6 for name, measured in ROOFLINE.i
 # %% tags=["uses-exercise"]
 print(f"{'':16}  microseconds at least, for")
 print(
-    f"{'kernel':16}  {'bytes':>7}  {'flops':>7}  {'turns':>7}  least_time  measured  times least_time"
+    f"{'kernel':16}  {'bytes':>7}  {'flops':>7}  {'turns':>7}  least_time  measured  "
+    "times least_time"
 )
 for name, work in amounts.items():
     each = "".join(
@@ -883,7 +909,8 @@ for name, work in amounts.items():
     )
     least = least_time(*work, H200)
     print(
-        f"{name:16}{each}{1e6 * least:12.0f}{1e6 * seconds[name]:10.0f}{seconds[name] / least:18.1f}"
+        f"{name:16}{each}{1e6 * least:12.0f}"
+        f"{1e6 * seconds[name]:10.0f}{seconds[name] / least:18.1f}"
     )
 
 # %% [markdown]
@@ -896,7 +923,8 @@ for name, work in amounts.items():
 
 # %%
 def draw_roofline(points):
-    """The roof of an H200, the ceiling of shared memory for a matrix product, and a point for each kernel (operations a byte, TFLOP/s)."""
+    """The roof of an H200, the ceiling of shared memory for a matrix product,
+    and a point for each kernel (operations a byte, TFLOP/s)."""
     figure, axes = plt.subplots(figsize=(9, 5))
     top, slope = H200.flops_per_second / 1e12, H200.bytes_per_second / 1e12
     axes.loglog(
@@ -929,7 +957,10 @@ points = {
 }
 show_figure(
     draw_roofline(points),
-    "both axes are logarithmic. The roof rises from 0.24 TFLOP/s at 0.05 operations a byte to 66.9 at 14, and is level from there. Dashed lines at 10.6 TFLOP/s, the ceiling of matmul_tiled, and at 32.4, that of flash_attention, start at the slope and go to the right. "
+    "both axes are logarithmic. The roof rises from 0.24 TFLOP/s at 0.05 operations a "
+    "byte to 66.9 at 14, and is level from there. "
+    "Dashed lines at 10.6 TFLOP/s, the ceiling of matmul_tiled, and at 32.4, "
+    "that of flash_attention, start at the slope and go to the right. "
     + " ".join(
         f"{name} is a point at {across:.3g} operations a byte and {up:.3g} TFLOP/s."
         for name, (across, up) in points.items()
@@ -951,7 +982,8 @@ show_figure(
 def validate(stage, against, agrees):
     """One row of the table."""
     print(
-        f"{stage:32}  {against:34}  {'equal' if agrees else 'DIFFERENT'}   {'✓' if agrees else '✗'}"
+        f"{stage:32}  {against:34}  {'equal' if agrees else 'DIFFERENT'}   "
+        f"{'✓' if agrees else '✗'}"
     )
 
 
@@ -1040,7 +1072,8 @@ def microseconds(kernel, configuration, *arguments, times=20):
 
 @live
 def patterns_live():
-    """The five patterns and the learner's transpose, timed; then copies with fewer and fewer blocks at a time."""
+    """The five patterns and the learner's transpose, timed;
+    then copies with fewer and fewer blocks at a time."""
     n = 8192
     long = torch.rand(8 * n * n, device="cuda")
     a, out = long[: n * n].view(n, n), torch.full((n, n), math.nan, device="cuda")
@@ -1066,7 +1099,8 @@ def patterns_live():
     print("your transpose is right:", torch.equal(out, a.T))
     for name, time in times.items():
         print(
-            f"{name:16}  {time:8.0f} microseconds   {8 * n * n / time / 1e6:6.2f} TB/s of numbers that were asked for"
+            f"{name:16}  {time:8.0f} microseconds   "
+            f"{8 * n * n / time / 1e6:6.2f} TB/s of numbers that were asked for"
         )
 
     flat = long[: n * n], out.view(-1)
@@ -1074,7 +1108,8 @@ def patterns_live():
     for shared_bytes in (0, 13 * 1024, 27 * 1024, 48 * 1024):
         time = microseconds(copy_some, (grid, 64, 0, shared_bytes), *flat)
         print(
-            f"copy_some with {shared_bytes:5} bytes of shared memory a block: {time:8.0f} microseconds"
+            f"copy_some with {shared_bytes:5} bytes of shared memory a block: "
+            f"{time:8.0f} microseconds"
         )
 
 

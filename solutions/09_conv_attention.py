@@ -62,13 +62,15 @@ rabbit = torch.tensor([float(word == "rabbit") for word in text])
 
 
 def share_of_the_third(scores):
-    """How much of the softmax of the scores, one a token, falls on the third sentence."""
+    """How much of the softmax of the scores, one a token,
+    falls on the third sentence."""
     return torch.softmax(scores, dim=0)[third].sum().item()
 
 
 for strength in (1, 2, 4, 8, 16):
     print(
-        f"names score {strength:2}:  {share_of_the_third(strength * (alice + rabbit)):.3f}"
+        f"names score {strength:2}:  "
+        f"{share_of_the_third(strength * (alice + rabbit)):.3f}"
     )
 
 # %% [markdown]
@@ -86,7 +88,8 @@ for strength in (1, 2, 4, 8, 16):
 
 # %%
 def windows(row):
-    """For each place of the row, the sum of it and its two neighbours; there is nothing beyond the ends."""
+    """For each place of the row, the sum of it and its two neighbours;
+    there is nothing beyond the ends."""
     padded = pad(row, (1, 1))
     return padded[:-2] + padded[1:-1] + padded[2:]
 
@@ -128,7 +131,8 @@ for phrase in ("Alice and rabbit", "rabbit and Alice", "Alice and Alice"):
         ]
     )
     print(
-        f"{phrase}:  {(all_ones * rows).sum():.0f}   {(one_after_the_other * rows).sum():.0f}"
+        f"{phrase}:  {(all_ones * rows).sum():.0f}   "
+        f"{(one_after_the_other * rows).sum():.0f}"
     )
 
 # %% [markdown]
@@ -237,9 +241,12 @@ draw_grid(
 )
 show_figure(
     figure,
-    "three 4 by 4 grids, rows are queries, columns are keys. First: S with zeros above the diagonal. Second: the same with a box of 2 rows "
-    "and 3 columns over rows 1 and 2 and columns 0 to 2, each cell with its tap; the score at row 2, column 1, in the bottom middle of the "
-    "box, is marked. Third: T, minus infinity above the diagonal, 2 at row 2, column 1, question marks elsewhere on and below the diagonal.",
+    "three 4 by 4 grids, rows are queries, columns are keys. First: "
+    "S with zeros above the diagonal. Second: the same with a box of 2 rows and 3 "
+    "columns over rows 1 and 2 and columns 0 to 2, each cell with its tap; "
+    "the score at row 2, column 1, in the bottom middle of the box, is marked. Third: "
+    "T, minus infinity above the diagonal, 2 at row 2, column 1, "
+    "question marks elsewhere on and below the diagonal.",
 )
 
 # %% [markdown]
@@ -282,7 +289,8 @@ show_figure(
 
 # %% tags=["exercise"]
 def convolved_score(s0, w, i, j):
-    """T[i, j]: the taps w (c_q, c_k) laid over s0 (N, N), the last row of taps on row i, column (c_k - 1) // 2 on column j."""
+    """T[i, j]: the taps w (c_q, c_k) laid over s0 (N, N),
+    the last row of taps on row i, column (c_k - 1) // 2 on column j."""
     # BEGIN SOLUTION 9.1
     c_q, c_k = w.shape
     total = 0.0
@@ -340,7 +348,8 @@ def causal(n):
 
 
 def conv_scores(q, k, w):
-    """T (N, N) of one head: q kᵀ / √d masked with 0, convolved with the taps w (c_q, c_k), masked with -inf."""
+    """T (N, N) of one head:
+    q kᵀ / √d masked with 0, convolved with the taps w (c_q, c_k), masked with -inf."""
     # BEGIN SOLUTION 9.2
     c_q, c_k = w.shape
     left = (c_k - 1) // 2
@@ -402,9 +411,8 @@ print(inspect.getsource(reference.convolve))
 
 # %% tags=["uses-exercise"]
 for w in (1, 0, 2, 100):
-    print(
-        f"w = {w:3}:  {conv_attention(page_q, page_k, page_v, torch.tensor([[float(w)]]))[3].item():.2f}"
-    )
+    out = conv_attention(page_q, page_k, page_v, torch.tensor([[float(w)]]))
+    print(f"w = {w:3}:  {out[3].item():.2f}")
 
 # %% [markdown]
 # <details><summary>Why?</summary>
@@ -502,7 +510,8 @@ print(
 
 # %%
 def published(q, k, v, w):
-    """Convolutional attention of one head, q, k, v (N, d): scores, convolution, causal mask, softmax, output."""
+    """Convolutional attention of one head, q, k, v (N, d):
+    scores, convolution, causal mask, softmax, output."""
     s = q @ k.T / math.sqrt(q.shape[1])
     t = reference.convolve(s[None, None], w[None])[0, 0]
     t = t.masked_fill(causal(len(q)), -math.inf)
@@ -542,7 +551,8 @@ def reacts(attend, q, k, v):
 
 for w in (torch.randn(2, 3), torch.randn(2, 7)):
     print(
-        f"\nrow i reacts to token j, {w.shape[0]} × {w.shape[1]} taps:   right, and published"
+        f"\nrow i reacts to token j, {w.shape[0]} × {w.shape[1]} taps:   "
+        "right, and published"
     )
     right = reacts(lambda q, k, v: conv_attention(q, k, v, w), q, k, v)
     wrong = reacts(lambda q, k, v: published(q, k, v, w), q, k, v)
@@ -633,7 +643,8 @@ def by_loops(q, k, v, w):
 
 
 def masked(before, after):
-    """An attention that fills the future with `before`, convolves, and fills it with `after`; None leaves it alone."""
+    """An attention that fills the future with `before`, convolves,
+    and fills it with `after`; None leaves it alone."""
 
     def attend(q, k, v, w):
         future = causal(len(q))
@@ -722,7 +733,8 @@ verdicts("0 / 0", masked(0.0, 0.0))
 
 # %% tags=["uses-exercise"]
 def formula_scores(q, k, w):
-    """T with the formula's mask: in the window of T[i, j] a key counts if it does not come after query i."""
+    """T with the formula's mask:
+    in the window of T[i, j] a key counts if it does not come after query i."""
     s = q @ k.T / math.sqrt(q.shape[1])
     t = torch.full_like(s, -math.inf)
     for i in range(len(q)):
@@ -811,7 +823,8 @@ def validate(stage, against, differences, tolerance=1e-12):
     """One row of the table. NaN fails."""
     agrees = largest(differences) <= tolerance
     print(
-        f"{stage:24}  {against:32}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   {'✓' if agrees else '✗'}"
+        f"{stage:24}  {against:32}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   "
+        f"{'✓' if agrees else '✗'}"
     )
 
 

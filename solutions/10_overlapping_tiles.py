@@ -116,7 +116,8 @@ print("with a neighbour", convolve_row(row[:4])[:3] + convolve_row(row[2:])[1:])
 
 # %% tags=["exercise"]
 def to_load(i0, j0, rows, columns, c_q, c_k):
-    """(top, bottom, left, right) of the scores to load for a tile that owns rows [i0, i0 + rows) and columns [j0, j0 + columns)."""
+    """(top, bottom, left, right) of the scores to load for a tile that owns rows
+    [i0, i0 + rows) and columns [j0, j0 + columns)."""
     # BEGIN SOLUTION 10.1
     left = (c_k - 1) // 2
     return i0 - (c_q - 1), i0 + rows, j0 - left, j0 + columns + c_k - 1 - left
@@ -135,7 +136,8 @@ check.ex10_1(to_load)
 
 # %% tags=["uses-exercise"] jupyter={"source_hidden": true}
 def tiles_visited(n, rows, columns):
-    """(i0, j0, rows, columns) of each tile, in order: none that lies above the diagonal, short ones at the end."""
+    """(i0, j0, rows, columns) of each tile, in order:
+    none that lies above the diagonal, short ones at the end."""
     return [
         (i0, j0, min(rows, n - i0), min(columns, n - j0))
         for i0 in range(0, n, rows)
@@ -144,7 +146,8 @@ def tiles_visited(n, rows, columns):
 
 
 def draw_tiles(n, c_q, c_k, loaded):
-    """A picture with a step for each tile of n tokens; tiles load (rows, columns) = loaded."""
+    """A picture with a step for each tile of n tokens;
+    tiles load (rows, columns) = loaded."""
     side, (height, width) = 22, loaded
     halo = halo_of(torch.empty(c_q, c_k))
     lines, places = range(-halo.above, n), range(-halo.left, n + halo.right)
@@ -174,7 +177,10 @@ def draw_tiles(n, c_q, c_k, loaded):
     ]
     for i0, j0, rows, columns in tiles_visited(n, *owned(loaded, halo)):
         top, bottom, left, right = to_load(i0, j0, rows, columns, c_q, c_k)
-        words = f"rows {top} to {bottom - 1}, columns {left} to {right - 1}: {(bottom - top) * (right - left)} loaded, {rows * columns} owned"
+        words = (
+            f"rows {top} to {bottom - 1}, columns {left} to {right - 1}: "
+            f"{(bottom - top) * (right - left)} loaded, {rows * columns} owned"
+        )
         looks = []
         for i in range(top, bottom):
             for j in range(left, right):
@@ -219,7 +225,8 @@ for taps in [(1, 1), (3, 5), (7, 7), (6, 11), (15, 15)]:
     halo = halo_of(torch.empty(taps))
     rows, columns = owned((16, 16), halo)
     print(
-        f"{taps[0]:2} × {taps[1]:2} taps: {rows:2} × {columns:2} = {rows * columns:3} of 256 owned, {256 / (rows * columns):4.1f} computed for each owned"
+        f"{taps[0]:2} × {taps[1]:2} taps: {rows:2} × {columns:2} = {rows * columns:3} "
+        f"of 256 owned, {256 / (rows * columns):4.1f} computed for each owned"
     )
 
 # %% [markdown]
@@ -281,12 +288,14 @@ for first, count in [(-2, 4), (3, 4), (7, 2)]:
 
 # %% tags=["exercise"]
 def later(rows, columns, i0, j0):
-    """(rows, columns), True where the key j0 + column comes after the query i0 + row."""
+    """(rows, columns),
+    True where the key j0 + column comes after the query i0 + row."""
     return torch.arange(columns) + j0 > torch.arange(rows)[:, None] + i0
 
 
 def convolved_tile(q_tile, k_tile, w, i0, j0):
-    """T of the rows from i0 and the columns from j0 on that this tile owns; q_tile and k_tile come with their halo."""
+    """T of the rows from i0 and the columns from j0 on that this tile owns;
+    q_tile and k_tile come with their halo."""
     c_q, c_k = w.shape
     # BEGIN SOLUTION 10.2
     s = q_tile @ k_tile.T / math.sqrt(q_tile.shape[1])
@@ -344,7 +353,8 @@ check.ex10_2(convolved_tile)
 
 # %% tags=["exercise"]
 def forward(q, k, v, w, loaded, traffic):
-    """(O, L), (N, d) and (N,): causal convolutional attention of one head, in tiles that load (rows, columns) = loaded of the scores."""
+    """(O, L), (N, d) and (N,): causal convolutional attention of one head,
+    in tiles that load (rows, columns) = loaded of the scores."""
     n, d = q.shape
     rows, columns = owned(loaded, halo_of(w))
     out, log_sum = torch.empty_like(q), q.new_empty(n)
@@ -398,7 +408,8 @@ SIZES, TAPS = [16, 24, 32, 48, 64], [(1, 1), (7, 7), (15, 15)]
 
 
 def moved(taps, size):
-    """Numbers moved by your forward with so many taps and tiles that load size × size."""
+    """Numbers moved by your forward with so many taps and tiles that load
+    size × size."""
     traffic = Traffic()
     forward(Q, K, V, torch.randn(taps) / 15, (size, size), traffic)
     return traffic.moved
@@ -410,7 +421,8 @@ for taps in TAPS:
     for size in (16, 64):
         count = moved(taps, size)
         print(
-            f"{taps[0]:2} × {taps[1]:2}, {size} × {size} {count:13,} numbers: {'less' if count < plain else 'MORE'} than standard"
+            f"{taps[0]:2} × {taps[1]:2}, {size} × {size} {count:13,} numbers: "
+            f"{'less' if count < plain else 'MORE'} than standard"
         )
 
 # %% [markdown]
@@ -454,9 +466,12 @@ for axes in (left, right):
 right.legend()
 show_figure(
     figure,
-    "two plots over the rows and columns that a tile loads, 16 to 64. Left, the numbers moved, the standard algorithm being 1: all three lines fall. "
-    "1 × 1 taps are below the standard from the start, 7 × 7 taps from 24 on, 15 × 15 taps from 32 on, after 21 times the standard at 16. Right, the "
-    "owned part of the loaded scores: all of them for 1 × 1 taps; for 7 × 7 taps 39 % at 16 and 82 % at 64; for 15 × 15 taps 2 % at 16, one half at 48, 61 % at 64.",
+    "two plots over the rows and columns that a tile loads, 16 to 64. "
+    "Left, the numbers moved, the standard algorithm being 1: all three lines fall. "
+    "1 × 1 taps are below the standard from the start, 7 × 7 taps from 24 on, "
+    "15 × 15 taps from 32 on, after 21 times the standard at 16. Right, the owned "
+    "part of the loaded scores: all of them for 1 × 1 taps; for 7 × 7 taps 39 % at 16 "
+    "and 82 % at 64; for 15 × 15 taps 2 % at 16, one half at 48, 61 % at 64.",
 )
 
 # %% [markdown]
@@ -624,7 +639,8 @@ check.ex10_4(two_tests)
 
 # %%
 def o_in_memory(p_v, o, above):
-    """o[r] = the sum of p_v[:, r]; p_v: (tiles, rows); o comes in as zeros. A block's first `above` threads are its halo rows."""
+    """o[r] = the sum of p_v[:, r]; p_v: (tiles, rows); o comes in as zeros.
+    A block's first `above` threads are its halo rows."""
     owned_rows = cuda.blockDim.x - above
     r = cuda.blockIdx.x * owned_rows - above + cuda.threadIdx.x
     for tile in range(p_v.shape[0]):
@@ -646,7 +662,8 @@ p_v = np.arange(30, dtype=float32).reshape(3, 10)
 
 
 def try_with_seeds(kernel):
-    """Twenty launches: how often the sums were right, and what `sim` found in the first."""
+    """Twenty launches:
+    how often the sums were right, and what `sim` found in the first."""
     reports, right = [], 0
     for seed in range(20):
         o = np.zeros(10, dtype=float32)
@@ -655,7 +672,8 @@ def try_with_seeds(kernel):
         )
         right += np.array_equal(o, p_v.sum(axis=0))
     print(
-        f"right {right} of 20 times, a finding {sum(bool(report.findings) for report in reports)} of 20 times"
+        f"right {right} of 20 times, "
+        f"a finding {sum(bool(report.findings) for report in reports)} of 20 times"
     )
     for finding in reports[0].findings:
         print(finding.message)
@@ -680,7 +698,8 @@ rows, columns = owned((load, load), halo_of(torch.empty(7, 7)))
 for_k_and_v = math.ceil(n / rows) * n * d * (load / columns + 1)
 for_o = math.ceil(n / columns) * n * d * (load / rows + 1)
 print(
-    f"tiles that own {rows} × {columns}: K and V {for_k_and_v / 1e6:.0f} million numbers, O {for_o / 1e6:.0f} million"
+    f"tiles that own {rows} × {columns}: "
+    f"K and V {for_k_and_v / 1e6:.0f} million numbers, O {for_o / 1e6:.0f} million"
 )
 
 # %% [markdown]
@@ -689,7 +708,8 @@ print(
 
 # %%
 def o_on_chip(p_v, o, above):
-    """As o_in_memory, but the sum stays with its thread, and the halo rows have none."""
+    """As o_in_memory, but the sum stays with its thread,
+    and the halo rows have none."""
     owned_rows = cuda.blockDim.x - above
     r = cuda.blockIdx.x * owned_rows - above + cuda.threadIdx.x
     if cuda.threadIdx.x >= above and r < o.size:
@@ -770,12 +790,14 @@ def validate(stage, against, found, wanted, tolerance=1e-12):
         for mine, theirs in zip(found, wanted, strict=True)
     )
     print(
-        f"{stage:26}  {against:40}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   {'✓' if agrees else '✗'}"
+        f"{stage:26}  {against:40}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   "
+        f"{'✓' if agrees else '✗'}"
     )
 
 
 def whole(function, q, k, v, w):
-    """A function of (B, H, N, d) and taps (H, c_q, c_k), called with one batch and one head."""
+    """A function of (B, H, N, d) and taps (H, c_q, c_k),
+    called with one batch and one head."""
     return function(q[None, None], k[None, None], v[None, None], w[None])[0, 0]
 
 

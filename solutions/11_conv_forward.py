@@ -73,7 +73,8 @@ for name, words in {"kernels": "the kernel", "eager": "plain PyTorch"}.items():
 
 # %% jupyter={"source_hidden": true}
 def draw_roles(size, c_q, c_k, x, y):
-    """Four tiles side by side: what thread (x, y) reads (pale) and makes (dark); hatched: what the tile does not own."""
+    """Four tiles side by side: what thread (x, y) reads (pale) and makes (dark);
+    hatched: what the tile does not own."""
     rows, columns = size - c_q + 1, size - c_k + 1
     panels = [
         ("S0: one score", lambda i, j: False, False),
@@ -106,8 +107,11 @@ def draw_roles(size, c_q, c_k, x, y):
 
 show_figure(
     draw_roles(8, 2, 3, x=2, y=1),
-    "four tiles of 8 × 8 cells, in each of which the cell in row 1, column 2 is dark: the thread's own. First, S0: nothing else is marked. Second, T: the thread reads the rows 1 and 2, columns 2 to 4. "
-    "Row 7 and the columns 6 and 7 are hatched, as the tile does not own them. Third, P: all of row 1 takes part. Fourth, O: the thread reads all of row 1.",
+    "four tiles of 8 × 8 cells, in each of which the cell in row 1, column 2 is dark: "
+    "the thread's own. First, S0: nothing else is marked. Second, T: "
+    "the thread reads the rows 1 and 2, columns 2 to 4. "
+    "Row 7 and the columns 6 and 7 are hatched, as the tile does not own them. "
+    "Third, P: all of row 1 takes part. Fourth, O: the thread reads all of row 1.",
 )
 
 # %% [markdown]
@@ -177,7 +181,8 @@ show_figure(
 # %%
 @cuda.jit(device=True)
 def load_rows(tile, rows, first):
-    """tile = rows[first : first + size], with 0 for what lies outside rows (n, d). tile: (size, size); d <= size; one number a thread."""
+    """tile = rows[first : first + size], with 0 for what lies outside rows (n, d).
+    tile: (size, size); d <= size; one number a thread."""
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     n, d = rows.shape
     inside = 0 <= first + y and first + y < n and x < d
@@ -205,7 +210,8 @@ def load_rows(tile, rows, first):
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def score(q_tile, k_tile, w, i0, j0, scale):
-    """S0 of this thread's cell: row y of q_tile, row x of k_tile; both (size, size), with the halo of a tile that owns from query i0, key j0 on."""
+    """S0 of this thread's cell: row y of q_tile, row x of k_tile;
+    both (size, size), with the halo of a tile that owns from query i0, key j0 on."""
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     c_q, c_k = w.shape
     # BEGIN SOLUTION 11.1
@@ -239,7 +245,8 @@ check.ex11_1(score)
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def convolve(s_tile, w, i0, j0):
-    """T of query i0 + y and key j0 + x from s_tile (size, size), with its halo; -inf where the tile owns no T, or the key comes later."""
+    """T of query i0 + y and key j0 + x from s_tile (size, size), with its halo;
+    -inf where the tile owns no T, or the key comes later."""
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     size = s_tile.shape[0]
     c_q, c_k = w.shape
@@ -306,7 +313,8 @@ def row_sum(value):
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def absorb(t, m, l):
-    """(new m, new l, shrink, p) of this thread, whose row had the state (m, l), and which has t = T of one more tile."""
+    """(new m, new l, shrink, p) of this thread, whose row had the state (m, l),
+    and which has t = T of one more tile."""
     # BEGIN SOLUTION 11.3
     new_m = max(m, row_max(t))
     p = weight(t, new_m)
@@ -368,11 +376,13 @@ check.ex11_4(add_values)
 # %% tags=["exercise"]
 @functools.cache
 def conv_kernel(size):
-    """The kernel for tiles of size × size scores, 8 or 16; a block of as many threads for each tile of rows."""
+    """The kernel for tiles of size × size scores, 8 or 16;
+    a block of as many threads for each tile of rows."""
 
     @cuda.jit
     def conv_kernel(q, k, v, w, scale, out, log_sum):
-        """out (n, d) and log_sum (n,) of q, k, v (n, d) and w (c_q, c_k), all float32; causal; d, c_q and c_k at most size."""
+        """out (n, d) and log_sum (n,) of q, k, v (n, d) and w (c_q, c_k), all float32;
+        causal; d, c_q and c_k at most size."""
         q_tile = cuda.shared.array((size, size), float32)
         k_tile = cuda.shared.array((size, size), float32)
         v_tile = cuda.shared.array((size, size), float32)
@@ -417,7 +427,8 @@ check.ex11_5(conv_kernel)
 
 # %%
 def my_forward(q, k, v, w, size=8, run=None):
-    """(O, L) by your kernel: q, k, v (n, d), w (c_q, c_k), float32; run: who launches it, see kernels.launch."""
+    """(O, L) by your kernel: q, k, v (n, d), w (c_q, c_k), float32; run:
+    who launches it, see kernels.launch."""
     out, log_sum = output(q.shape, like=q), output(q.shape[:1], like=q)
     grid = -(-len(q) // (size - w.shape[0] + 1)), 1
     launch(
@@ -474,7 +485,8 @@ reports[-1].memory_map("s_tile", block=0)
 
 # %%
 def with_middle(middle):
-    """The kernel for 8 × 8, in which middle(s_tile, p_tile, v_tile, w, i0, j0, n, m, l, o) -> (m, l, o) goes from the complete S0 to the new o."""
+    """The kernel for 8 × 8, in which middle(s_tile, p_tile, v_tile, w, i0, j0, n, m, l,
+    o) -> (m, l, o) goes from the complete S0 to the new o."""
 
     def kernel(q, k, v, w, scale, out, log_sum):
         q_tile = cuda.shared.array((8, 8), float32)
@@ -507,7 +519,8 @@ def with_middle(middle):
 
 
 def try_middle(middle, tokens, taps=(3, 3), seeds=10):
-    """For each number of tokens: how often the output was right, with different orders of the threads, and which findings `sim` had. Returns the last report."""
+    """For each number of tokens: how often the output was right, with different orders
+    of the threads, and which findings `sim` had. Returns the last report."""
     for n in tokens:
         q, k, v = torch.randn(3, n, 4)
         w = torch.randn(taps) / math.sqrt(math.prod(taps))
@@ -524,7 +537,8 @@ def try_middle(middle, tokens, taps=(3, 3), seeds=10):
             right += bool((out - wanted).abs().max() <= 1e-5)
             kinds |= {finding.kind for finding in report.findings}
         print(
-            f"{n:2} tokens: right {right:2} of {seeds} times; sim finds {', '.join(sorted(kinds)) or 'nothing'}"
+            f"{n:2} tokens: right {right:2} of {seeds} times; "
+            f"sim finds {', '.join(sorted(kinds)) or 'nothing'}"
         )
     return report
 
@@ -573,7 +587,8 @@ print(report.errors[0].message)
 
 # %%
 def only_what_is_owned(s_tile, p_tile, v_tile, w, i0, j0, n, m, l, o):
-    """P of the owned cells goes into p_tile, and is summed up over the keys that were loaded."""
+    """P of the owned cells goes into p_tile,
+    and is summed up over the keys that were loaded."""
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     rows, columns = 8 - (w.shape[0] - 1), 8 - (w.shape[1] - 1)
     t = convolve(s_tile, w, i0, j0)
@@ -671,7 +686,9 @@ t = np.where(
 for function in (absorb, careless_absorb):
     for words, first, second in [("forwards", 0, 8), ("backwards", 8, 0)]:
         print(
-            f"{function.py_func.__name__:15}  {words:9}  {int(np.isnan(sums_after(function, t, first, second)).sum())} of 8 rows are NaN"
+            f"{function.py_func.__name__:15}  {words:9}  "
+            f"{int(np.isnan(sums_after(function, t, first, second)).sum())} "
+            "of 8 rows are NaN"
         )
 
 # %% [markdown]
@@ -747,7 +764,8 @@ def counted(*launched):
 
 
 def turns_in(report, function):
-    """Turns that shared memory took for one function, and the worst bank conflict there."""
+    """Turns that shared memory took for one function,
+    and the worst bank conflict there."""
     lines = [
         counts
         for (name, _), counts in report.counters["lines"].items()
@@ -779,13 +797,16 @@ pairs = {
 for name, (one, other) in pairs.items():
     print(f"{name:24}  {turns_in(yours, one)[0]:8}  {turns_in(package, other)[0]:8}")
 print(
-    f"{'in all':24}  {yours.counters['banks']['turns']:8}  {package.counters['banks']['turns']:8}"
+    f"{'in all':24}  {yours.counters['banks']['turns']:8}  "
+    f"{package.counters['banks']['turns']:8}"
 )
 print(
-    f"{'worst conflict, QKᵀ':24}  {turns_in(yours, 'score')[1]:6}-way  {turns_in(package, 'add_products')[1]:6}-way"
+    f"{'worst conflict, QKᵀ':24}  {turns_in(yours, 'score')[1]:6}-way  "
+    f"{turns_in(package, 'add_products')[1]:6}-way"
 )
 print(
-    f"{'sectors, global memory':24}  {yours.counters['coalescing']['sectors']:8}  {package.counters['coalescing']['sectors']:8}"
+    f"{'sectors, global memory':24}  {yours.counters['coalescing']['sectors']:8}  "
+    f"{package.counters['coalescing']['sectors']:8}"
 )
 
 # %% [markdown]
@@ -801,18 +822,21 @@ print(
 
 # %%
 def turns(words):
-    """How many turns a request for these words takes: those of the busiest of 32 banks."""
+    """How many turns a request for these words takes:
+    those of the busiest of 32 banks."""
     banks = [word % 32 for word in set(words)]
     return max(banks.count(bank) for bank in banks)
 
 
 for pitch in (64, 65, 72, 73):
     print(
-        f"strips, rows of {pitch} words: {turns([lane // 4 * pitch + lane % 4 * 8 for lane in range(32)])} turns"
+        f"strips, rows of {pitch} words: "
+        f"{turns([lane // 4 * pitch + lane % 4 * 8 for lane in range(32)])} turns"
     )
 for pitch in (32, 36):
     print(
-        f"patches, rows of {pitch} words: {turns([lane // 4 * pitch for lane in range(32)])} turns"
+        f"patches, rows of {pitch} words: "
+        f"{turns([lane // 4 * pitch for lane in range(32)])} turns"
     )
 
 # %% [markdown]
@@ -845,7 +869,8 @@ def recorded_by_shape(quantity):
 
 forward_ms = recorded_by_shape("forward_ms")
 print(
-    f"milliseconds, forward; recorded {RECORDED['date']} on one {RECORDED['gpu']}, torch {RECORDED['torch']}\n"
+    "milliseconds, forward; "
+    f"recorded {RECORDED['date']} on one {RECORDED['gpu']}, torch {RECORDED['torch']}\n"
 )
 print(f"{'B, H, N, d':18}" + "".join(f"{name:>16}" for name in NAMES.values()))
 for shape, times in forward_ms.items():
@@ -880,7 +905,8 @@ measured = forward_ms[batch, heads, n, d]["kernels"]
 multiply_adds = batch * heads * n * (n + 1) / 2 * (d + 7 * 7 + d)
 least = 2 * multiply_adds / 66.9e12 * 1000
 print(
-    f"{2 * multiply_adds / 1e9:.1f} billion operations: at least {least:.2f} ms; measured {measured:.2f} ms, {measured / least:.1f} times as much"
+    f"{2 * multiply_adds / 1e9:.1f} billion operations: at least {least:.2f} ms; "
+    f"measured {measured:.2f} ms, {measured / least:.1f} times as much"
 )
 
 # %% [markdown]
@@ -890,7 +916,8 @@ print(
 # %%
 turns_at_least = 64**2 / 58**2 * multiply_adds / 2 / 32
 print(
-    f"turns of shared memory: at least {1000 * turns_at_least / (132 * 1.98e9):.1f} ms of the measured {measured:.2f}"
+    f"turns of shared memory: at least {1000 * turns_at_least / (132 * 1.98e9):.1f} ms "
+    f"of the measured {measured:.2f}"
 )
 
 # %% [markdown]
@@ -910,12 +937,14 @@ def validate(stage, against, found, wanted, tolerance=1e-5):
         for mine, theirs in zip(found, wanted, strict=True)
     )
     print(
-        f"{stage:24}  {against:42}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   {'✓' if agrees else '✗'}"
+        f"{stage:24}  {against:42}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   "
+        f"{'✓' if agrees else '✗'}"
     )
 
 
 def whole(function, q, k, v, w, **options):
-    """A function of (B, H, N, d) and taps (H, c_q, c_k), called with one batch and one head."""
+    """A function of (B, H, N, d) and taps (H, c_q, c_k),
+    called with one batch and one head."""
     result = function(q[None, None], k[None, None], v[None, None], w[None], **options)
     return tuple(x[0, 0] for x in result) if isinstance(result, tuple) else result[0, 0]
 
@@ -1035,7 +1064,8 @@ print(text[text.index("@compiled") : text.index("@kernel")].rstrip())
 
 # %% tags=["uses-exercise"]
 def compiled(*launched):
-    """A runner for `launch` that has the kernel compiled for the CPU, and keeps the report."""
+    """A runner for `launch` that has the kernel compiled for the CPU,
+    and keeps the report."""
     reports.append(simulated(*launched, engine="native"))
 
 
@@ -1045,7 +1075,8 @@ exact = whole(reference.conv_attention, *(x.double() for x in (q, k, v, w)))
 # a tile of 16 × 16 owns 11 × 6
 visited = sum(-(-min(400, (block + 1) * 11) // 6) for block in range(-(-400 // 11)))
 print(
-    f"multiply-adds: about {(visited * 16 * 16 * 2 * 16 + 400 * 401 / 2 * 6 * 11) / 1e6:.0f} million"
+    "multiply-adds: "
+    f"about {(visited * 16 * 16 * 2 * 16 + 400 * 401 / 2 * 6 * 11) / 1e6:.0f} million"
 )
 print(
     "engine:",
@@ -1074,7 +1105,8 @@ for name, found in {
     "the package's": whole(conv_forward.conv_forward, q, k, v, w)[0],
 }.items():
     print(
-        f"{name}, largest difference from float64 below 1e-5: {bool((found - exact).abs().max() <= 1e-5)}"
+        f"{name}, largest difference from float64 below 1e-5: "
+        f"{bool((found - exact).abs().max() <= 1e-5)}"
     )
 
 # %% [markdown]
@@ -1104,7 +1136,8 @@ def both_kernels_live():
         f"your kernel   {milliseconds(lambda: my_forward(q, k, v, w, size=16)):8.2f} ms"
     )
     print(
-        f"the package's {milliseconds(lambda: whole(conv_forward.conv_forward, q, k, v, w)):8.2f} ms"
+        "the package's "
+        f"{milliseconds(lambda: whole(conv_forward.conv_forward, q, k, v, w)):8.2f} ms"
     )
 
 

@@ -105,9 +105,10 @@ axes.set(xlim=(-1, 8.6), ylim=(-2.6, 2.6))
 axes.axis("off")
 show_figure(
     figure,
-    "two rows of boxes. Above, from left to right: Q and K give S, by q kᵀ times the scale; S0 is S with the future set to 0; W enters "
-    "and T is S0 convolved; P is the softmax of T; V enters and O is P V. Below, from right to left: dO gives dV and dP, dP gives dT, "
-    "dT gives dW and dS0, dS0 gives dS, and dS gives dQ and dK.",
+    "two rows of boxes. Above, from left to right: Q and K give S, by q kᵀ times the "
+    "scale; S0 is S with the future set to 0; W enters and T is S0 convolved; P is "
+    "the softmax of T; V enters and O is P V. Below, from right to left: dO gives dV "
+    "and dP, dP gives dT, dT gives dW and dS0, dS0 gives dS, and dS gives dQ and dK.",
 )
 
 # %% [markdown]
@@ -142,7 +143,8 @@ show_figure(
 
 # %%
 def slopes(loss, x, step=1e-6):
-    """How fast the number loss(x) rises with each number of x, shaped like x: two runs of `loss` a number."""
+    """How fast the number loss(x) rises with each number of x, shaped like x:
+    two runs of `loss` a number."""
     measured = torch.empty_like(x)
     for n in range(x.numel()):
         move = torch.zeros_like(x)
@@ -275,7 +277,8 @@ print(
 
 # %% tags=["exercise"]
 def softmax_backward(t, log_sum, v, o, d_o):
-    """(P, dT), both (N, N), from the scores, their log-sum-exp and the gradient of the output."""
+    """(P, dT), both (N, N), from the scores,
+    their log-sum-exp and the gradient of the output."""
     # BEGIN SOLUTION 12.1
     p = torch.exp(t - log_sum[:, None])
     d_p = d_o @ v.T
@@ -336,7 +339,8 @@ print(
 
 # %% jupyter={"source_hidden": true}
 def draw_window(axes, title, centre, cells, colour):
-    """A 7×7 matrix; `cells` maps (row, column) to the tap written there, `centre` is outlined."""
+    """A 7×7 matrix;
+    `cells` maps (row, column) to the tap written there, `centre` is outlined."""
     for i in range(7):
         for j in range(7):
             shade = colour if (i, j) in cells else "#DDDDDD" if j > i else "white"
@@ -381,9 +385,11 @@ draw_window(
 )
 show_figure(
     figure,
-    "two grids of 7 by 7 cells, for c_q = 3 and c_k = 4; the half above the diagonal is gray. Left, T[4, 2] reads rows 2 to 4 and columns "
-    "1 to 4 of S0: tap 0,0 in the upper left corner, tap 2,3 in the lower right one. Right, S0[3, 2] is read by rows 3 to 5 and columns "
-    "0 to 3 of T: tap 2,3 in the upper left corner, tap 0,0 in the lower right one.",
+    "two grids of 7 by 7 cells, for c_q = 3 and c_k = 4; the half above the diagonal "
+    "is gray. Left, T[4, 2] reads rows 2 to 4 and columns 1 to 4 of S0: "
+    "tap 0,0 in the upper left corner, tap 2,3 in the lower right one. "
+    "Right, S0[3, 2] is read by rows 3 to 5 and columns 0 to 3 of T: "
+    "tap 2,3 in the upper left corner, tap 0,0 in the lower right one.",
 )
 
 # %% [markdown]
@@ -413,7 +419,8 @@ show_figure(
 
 # %% tags=["exercise"]
 def transposed_convolve(d_t, w):
-    """dS0 (N, N): the gradient of the convolution with respect to what it reads. d_t: (N, N), w: (c_q, c_k)."""
+    """dS0 (N, N): the gradient of the convolution with respect to what it reads.
+    d_t: (N, N), w: (c_q, c_k)."""
     # BEGIN SOLUTION 12.2
     c_q, c_k = w.shape
     left = (c_k - 1) // 2
@@ -496,7 +503,8 @@ print(
 
 # %% tags=["exercise"]
 def tap_gradient(d_t, s0, c_q, c_k):
-    """dW (c_q, c_k): the gradient of the convolution with respect to its taps. d_t, s0: (N, N)."""
+    """dW (c_q, c_k): the gradient of the convolution with respect to its taps.
+    d_t, s0: (N, N)."""
     # BEGIN SOLUTION 12.3
     n, left = len(d_t), (c_k - 1) // 2
     room = pad(s0, (left, c_k - 1 - left, c_q - 1, 0))
@@ -583,7 +591,8 @@ masked_scores = reference.masked_scores
 
 
 def conv_scores(q, k, w):
-    """T (N, N) of one head: convolved, -inf in the future. The package has a batch and heads in front."""
+    """T (N, N) of one head: convolved, -inf in the future.
+    The package has a batch and heads in front."""
     return reference.conv_scores(q[None, None], k[None, None], w[None])[0, 0]
 
 
@@ -749,7 +758,8 @@ print(
 
 # %%
 def kept_numbers(attend, inputs):
-    """How many numbers autograd keeps for the backward pass of attend(*inputs): each piece of memory counted once."""
+    """How many numbers autograd keeps for the backward pass of attend(*inputs):
+    each piece of memory counted once."""
     kept = {}
 
     def keep(x):
@@ -770,7 +780,8 @@ inputs, _ = case(n, d, 3, 5)
 ours = kept_numbers(ConvAttention.apply, inputs)
 plain = kept_numbers(lambda *inputs: conv_attention(*inputs)[0], inputs)
 print(
-    f"this function: {ours:,} numbers;   one N×N matrix: {n * n:,};   plain forward: more than two of those: {plain > 2 * n * n}"
+    f"this function: {ours:,} numbers;   one N×N matrix: {n * n:,};   plain forward: "
+    f"more than two of those: {plain > 2 * n * n}"
 )
 
 # %% [markdown]

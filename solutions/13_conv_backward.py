@@ -66,7 +66,8 @@ from kernels.tiled import Traffic
 
 # %% jupyter={"source_hidden": true}
 def strip(axes, title, horizontal):
-    """The lower half of a 12×12 matrix of scores; tiles of 4×4, the block's own ones in colour."""
+    """The lower half of a 12×12 matrix of scores;
+    tiles of 4×4, the block's own ones in colour."""
     for i in range(3):
         for j in range(i + 1):
             mine = (i if horizontal else j) == 1
@@ -117,9 +118,11 @@ strip(left, "kernel of dQ and dW: block 1", True)
 strip(right, "kernel of dK and dV: block 1", False)
 show_figure(
     figure,
-    "two pictures of the lower half of a matrix of scores, cut into 3 by 3 tiles. Left, block 1 of the kernel of dQ and dW visits the tiles of "
-    "the second row from left to right, and ends with one piece of dQ, and a part of dW. Right, block 1 of the kernel of dK and dV visits the tiles of the second "
-    "column from the diagonal down, and ends with one piece of dK and of dV.",
+    "two pictures of the lower half of a matrix of scores, cut into 3 by 3 tiles. "
+    "Left, block 1 of the kernel of dQ and dW visits the tiles of the second row from "
+    "left to right, and ends with one piece of dQ, and a part of dW. "
+    "Right, block 1 of the kernel of dK and dV visits the tiles of the second column "
+    "from the diagonal down, and ends with one piece of dK and of dV.",
 )
 
 # %% [markdown]
@@ -134,7 +137,8 @@ n, d, side = 4096, 64, 52
 blocks = math.ceil(n / side)
 tiles_visited = blocks * (blocks + 1) // 2
 print(
-    f"dK and dV: {tiles_visited} tiles × {side} keys × 2 × {d} = {tiles_visited * side * 2 * d / 1e6:.1f} million atomic additions"
+    f"dK and dV: {tiles_visited} tiles × {side} keys × 2 × {d} "
+    f"= {tiles_visited * side * 2 * d / 1e6:.1f} million atomic additions"
 )
 print(f"dW: {blocks} blocks × 49 taps = {blocks * 49} atomic additions")
 
@@ -221,7 +225,8 @@ print(
 
 # %% tags=["exercise"]
 def to_load(i0, j0, rows, columns, c_q, c_k):
-    """((top, bottom, left, right) of dT, (top, bottom, left, right) of S0) for a tile that owns rows [i0, i0 + rows) and columns [j0, j0 + columns)."""
+    """((top, bottom, left, right) of dT, (top, bottom, left, right) of S0) for a tile
+    that owns rows [i0, i0 + rows) and columns [j0, j0 + columns)."""
     # BEGIN SOLUTION 13.1
     above, left = c_q - 1, (c_k - 1) // 2
     right = c_k - 1 - left
@@ -281,9 +286,11 @@ axes.set_yticks([n + 0.5 for n in range(16)], range(16))
 axes.tick_params(length=0)
 show_figure(
     figure,
-    "a grid of 16 queries by 16 keys; the future is hatched. A dark block of 4 by 4, queries 8 to 11 and keys 4 to 7, is owned. Around it, what is "
-    "needed of dT: queries 8 to 13, two rows more below, keys 2 to 8, two columns more to the left and one to the right. Around that, what is "
-    "needed of S0: queries 6 to 13, two rows more above, keys 1 to 10, one column more to the left and two to the right.",
+    "a grid of 16 queries by 16 keys; the future is hatched. A dark block of 4 by 4, "
+    "queries 8 to 11 and keys 4 to 7, is owned. Around it, what is needed of dT: "
+    "queries 8 to 13, two rows more below, keys 2 to 8, two columns more to the left "
+    "and one to the right. Around that, what is needed of S0: queries 6 to 13, two "
+    "rows more above, keys 1 to 10, one column more to the left and two to the right.",
 )
 
 # %% [markdown]
@@ -321,7 +328,8 @@ def clear(tile):
 
 @cuda.jit(device=True)
 def products(tile, x, y, first_x, first_y, factor, causal):
-    """tile[r, c] = factor · x[first_x + r] · y[first_y + c]; 0 where a row is outside x or y, and, if causal, where the key comes after the query."""
+    """tile[r, c] = factor · x[first_x + r] · y[first_y + c]; 0 where a row is outside x
+    or y, and, if causal, where the key comes after the query."""
     height, width = tile.shape
     n, d = x.shape
     for e in range(cuda.threadIdx.x, height * width, cuda.blockDim.x):
@@ -353,7 +361,8 @@ def store_rows(rows_of, first, tile, count, factor):
 
 @cuda.jit(device=True)
 def add_to_all(d_w, tap_sums):
-    """This block's part of dW joins the sum of all: one atomic addition for each tap. d_w: (R, c_q, c_k); R is 1 for now."""
+    """This block's part of dW joins the sum of all: one atomic addition for each tap.
+    d_w: (R, c_q, c_k); R is 1 for now."""
     taps, c_k = d_w.shape[1] * d_w.shape[2], d_w.shape[2]
     for e in range(cuda.threadIdx.x, taps, cuda.blockDim.x):
         a, b = e // c_k, e % c_k
@@ -384,7 +393,8 @@ def add_to_all(d_w, tap_sums):
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def gradient_of_t(p_tile, d_t_tile, s_tile, w, log_sum, delta, i0, j0):
-    """p_tile = P and d_t_tile = dT, from d_t_tile = dP and s_tile = S0; entry (0, 0) of both is query i0 and key j0. log_sum, delta: (N,)."""
+    """p_tile = P and d_t_tile = dT, from d_t_tile = dP and s_tile = S0;
+    entry (0, 0) of both is query i0 and key j0. log_sum, delta: (N,)."""
     height, width = (
         s_tile.shape[0] - (w.shape[0] - 1),
         s_tile.shape[1] - (w.shape[1] - 1),
@@ -459,7 +469,8 @@ check.ex13_3(gradient_of_s)
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def add_d_w(tap_sums, d_t_tile, s_tile, w, rows, columns, right):
-    """tap_sums[a, b] += Σ dT · S0 over the owned rows × columns; in d_t_tile these are the rows from 0 and the columns from `right` on."""
+    """tap_sums[a, b] += Σ dT · S0 over the owned rows × columns;
+    in d_t_tile these are the rows from 0 and the columns from `right` on."""
     c_q, c_k = w.shape
     for e in range(cuda.threadIdx.x, c_q * c_k, cuda.blockDim.x):
         a, b = e // c_k, e % c_k
@@ -518,7 +529,8 @@ def queries_kernel(
 
     @cuda.jit
     def backward_queries(q, k, v, w, log_sum, delta, d_o, scale, d_q, d_w):
-        """d_q = dQ and d_w += dW; q, k, v, d_o (N, d), w (c_q, c_k), log_sum, delta (N,)."""
+        """d_q = dQ and d_w += dW;
+        q, k, v, d_o (N, d), w (c_q, c_k), log_sum, delta (N,)."""
         s_tile, p_tile = (
             cuda.shared.array((size, size), float32),
             cuda.shared.array((size, size), float32),
@@ -577,7 +589,8 @@ def queries_kernel(
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def add_d_k_d_v(d_k_tile, d_v_tile, d_s_tile, p_tile, q, d_o, i0, rows, columns, right):
-    """d_k_tile[j, c] += Σ_i dS[i, j] · Q[i0 + i, c] and d_v_tile[j, c] += Σ_i P[i, j] · dO[i0 + i, c] for the owned columns."""
+    """d_k_tile[j, c] += Σ_i dS[i, j] · Q[i0 + i, c]
+    and d_v_tile[j, c] += Σ_i P[i, j] · dO[i0 + i, c] for the owned columns."""
     d = q.shape[1]
     for e in range(cuda.threadIdx.x, columns * d, cuda.blockDim.x):
         j, c = e // d, e % d
@@ -606,7 +619,8 @@ def keys_kernel(
 
     @cuda.jit
     def backward_keys(q, k, v, w, log_sum, delta, d_o, scale, d_k, d_v):
-        """d_k = dK and d_v = dV; q, k, v, d_o (N, d), w (c_q, c_k), log_sum, delta (N,)."""
+        """d_k = dK and d_v = dV;
+        q, k, v, d_o (N, d), w (c_q, c_k), log_sum, delta (N,)."""
         s_tile, p_tile = (
             cuda.shared.array((size, size), float32),
             cuda.shared.array((size, size), float32),
@@ -675,7 +689,8 @@ def forward(q, k, v, w):
 def backward(
     q, k, v, w, d_o, size=8, threads=16, partials=False, run=None, queries={}, keys={}
 ):
-    """(dQ, dK, dV, dW) of one head by the two kernels; queries, keys: pieces in place of yours."""
+    """(dQ, dK, dV, dW) of one head by the two kernels;
+    queries, keys: pieces in place of yours."""
     o, log_sum = forward(q, k, v, w)
     rows, columns = owned((size, size), halo_of(w), backward=True)
     blocks = math.ceil(len(q) / rows)
@@ -738,7 +753,8 @@ def case(n, d, c_q, c_k):
 
 
 def near(got, wanted, tolerance=1e-4):
-    """Whether every number is within the tolerance, measured by the largest one wanted. NaN is not."""
+    """Whether every number is within the tolerance,
+    measured by the largest one wanted. NaN is not."""
     return (
         (got.double() - wanted).abs().max()
         <= tolerance * wanted.abs().max().clamp_min(0.1)
@@ -763,7 +779,8 @@ shapes = [
     (20, 4, 6, 11, 24),
 ]
 print(
-    f"{'N':>3}{'taps':>8}{'size':>6}{'tiles':>7}   {'dQ':>6}{'dK':>6}{'dV':>6}{'dW':>6}   tile by tile in PyTorch"
+    f"{'N':>3}{'taps':>8}{'size':>6}{'tiles':>7}   "
+    f"{'dQ':>6}{'dK':>6}{'dV':>6}{'dW':>6}   tile by tile in PyTorch"
 )
 for n, d, c_q, c_k, size in progress_bar(shapes):
     inputs = case(n, d, c_q, c_k)
@@ -772,7 +789,8 @@ for n, d, c_q, c_k, size in progress_bar(shapes):
     agree = "".join(f"{near(*pair)!s:>6}" for pair in zip(got, wanted))
     tiles = f"{math.ceil(n / rows)}×{math.ceil(n / columns)}"
     print(
-        f"{n:3}{c_q:5}×{c_k:<2}{size:6}{tiles:>7}   {agree}   {all(map(near, got, by_tiles(*inputs, size)))}"
+        f"{n:3}{c_q:5}×{c_k:<2}{size:6}{tiles:>7}   {agree}   "
+        f"{all(map(near, got, by_tiles(*inputs, size)))}"
     )
 
 # %% [markdown]
@@ -868,7 +886,8 @@ print("(large - large) + small =", (large - large) + small)
 
 # %% tags=["uses-exercise"]
 def different(**options):
-    """How many different dQ, dK, dV and dW come out under twenty seeds; and whether all of them are right."""
+    """How many different dQ, dK, dV and dW come out under twenty seeds;
+    and whether all of them are right."""
     wanted = by_hand(*inputs)
     runs = [
         backward(*inputs, run=functools.partial(simulated, seed=seed), **options)
@@ -931,7 +950,8 @@ for deterministic in (False, True):
         )
         results.add(d_w.numpy().tobytes())
     print(
-        f"the package's dW, deterministic={deterministic}: {'always the same' if len(results) == 1 else 'more than one result'}"
+        f"the package's dW, deterministic={deterministic}: "
+        f"{'always the same' if len(results) == 1 else 'more than one result'}"
     )
 
 # %% [markdown]
@@ -1104,10 +1124,14 @@ loaded, taps = 64, torch.empty(7, 7)
 for name, adds in work.items():
     tile = owned((loaded, loaded), halo_of(taps), backward=name != "forward")
     print(
-        f"{name:10} {adds:4} multiply-adds a score; a tile of {loaded} × {loaded} owns {tile[0]} × {tile[1]}: {loaded**2 / math.prod(tile):.2f} scores made for each one owned"
+        f"{name:10} {adds:4} multiply-adds a score; "
+        f"a tile of {loaded} × {loaded} owns {tile[0]} × {tile[1]}: "
+        f"{loaded**2 / math.prod(tile):.2f} scores made for each one owned"
     )
 print(
-    f"both backward kernels: {(work['dQ and dW'] + work['dK and dV']) / work['forward']:.1f} times the forward pass"
+    "both backward kernels: "
+    f"{(work['dQ and dW'] + work['dK and dV']) / work['forward']:.1f} times "
+    "the forward pass"
 )
 
 # %% [markdown]
@@ -1118,7 +1142,8 @@ print(
 
 # %%
 def kept_numbers(attend, n, d=8):
-    """How many numbers autograd keeps for the backward pass of attend: each piece of memory counted once."""
+    """How many numbers autograd keeps for the backward pass of attend:
+    each piece of memory counted once."""
     kept = {}
 
     def keep(x):
@@ -1203,8 +1228,10 @@ axes.grid(alpha=0.3)
 axes.legend()
 show_figure(
     figure,
-    "memory at the peak of a forward and a backward pass, over N from 512 to 4096, both axes logarithmic. The line of the kernels is parallel "
-    "to a dotted line that grows as N. The line of plain PyTorch begins about ten times higher and is steeper.",
+    "memory at the peak of a forward and a backward pass, over N from 512 to 4096, "
+    "both axes logarithmic. "
+    "The line of the kernels is parallel to a dotted line that grows as N. "
+    "The line of plain PyTorch begins about ten times higher and is steeper.",
 )
 
 # %% [markdown]

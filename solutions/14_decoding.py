@@ -53,13 +53,15 @@ times = {(tuple(row["shape"]), row["name"]): row["us"] for row in table["decodin
 
 
 def tokens_per_second(n, name, layers=32):
-    """What so many layers of convolutional attention, 8 heads of d = 64, let through with n tokens in the cache."""
+    """What so many layers of convolutional attention, 8 heads of d = 64,
+    let through with n tokens in the cache."""
     return 1e6 / (layers * times[(1, 8, n, 64), name])
 
 
 print(f"recorded on an {table['gpu']}, {table['date']}; 65,536 tokens in the cache")
 print(
-    f"this lesson's kernels  {tokens_per_second(65536, 'kernels'):5.0f} tokens per second"
+    "this lesson's kernels  "
+    f"{tokens_per_second(65536, 'kernels'):5.0f} tokens per second"
 )
 print(
     f"plain PyTorch          {tokens_per_second(65536, 'eager'):5.0f} tokens per second"
@@ -91,7 +93,8 @@ print(
 
 # %%
 def scores_needed(tokens, c_q):
-    """Scores until so many tokens are written, one by one: (by the whole forward pass each time, by the last c_q queries)."""
+    """Scores until so many tokens are written, one by one:
+    (by the whole forward pass each time, by the last c_q queries)."""
     whole = sum(n * (n + 1) // 2 for n in range(1, tokens + 1))
     window = sum(min(c_q, n) * n for n in range(1, tokens + 1))
     return whole, window
@@ -100,7 +103,8 @@ def scores_needed(tokens, c_q):
 for tokens in (100, 1000, 100_000):
     whole, window = scores_needed(tokens, c_q=7)
     print(
-        f"{tokens:7,} tokens: {whole:19,} scores from scratch, {window:15,} with a window, {whole / window:7,.0f} times fewer"
+        f"{tokens:7,} tokens: {whole:19,} scores from scratch, "
+        f"{window:15,} with a window, {whole / window:7,.0f} times fewer"
     )
 
 # %% [markdown]
@@ -122,7 +126,8 @@ def cell(axes, column, row, colour, text=""):
 
 
 def draw_window(n, c_q):
-    """The scores of n tokens, those of the window marked, and the last row of T below them."""
+    """The scores of n tokens, those of the window marked,
+    and the last row of T below them."""
     figure, axes = plt.subplots(figsize=(7, 7.4))
     for i in range(n):
         for j in range(n):
@@ -151,9 +156,12 @@ def draw_window(n, c_q):
 
 show_figure(
     draw_window(10, 3),
-    "a matrix of scores, ten queries by ten keys. The rows of the queries 0 to 6 are grey up to the diagonal: scores of earlier tokens, not needed. "
-    "The rows of the queries 7, 8 and 9 are blue up to the diagonal: the window. To the right of these there is a 0 at query 7 under the keys 8 and 9, and at query 8 "
-    "under key 9. Below the matrix lies the row T of query 9, ten orange cells, made of the blue rows.",
+    "a matrix of scores, ten queries by ten keys. The rows of the queries 0 to 6 are "
+    "grey up to the diagonal: scores of earlier tokens, not needed. "
+    "The rows of the queries 7, 8 and 9 are blue up to the diagonal: the window. "
+    "To the right of these there is a 0 at query 7 under the keys 8 and 9, "
+    "and at query 8 under key 9. Below the matrix lies the row T of query 9, "
+    "ten orange cells, made of the blue rows.",
 )
 
 # %% [markdown]
@@ -176,7 +184,8 @@ show_figure(
 
 # %%
 def later(rows, columns, query, key):
-    """(rows, columns), True where a key comes after its query; the first row is `query`, the first column `key`."""
+    """(rows, columns), True where a key comes after its query;
+    the first row is `query`, the first column `key`."""
     return torch.arange(columns) + key > torch.arange(rows)[:, None] + query
 
 
@@ -216,7 +225,8 @@ for name, s0 in {
 
 # %% tags=["exercise"]
 def window_scores(q_window, k, w):
-    """The last row of T, (N,), from the last R = min(c_q, N) queries (R, d) and all keys (N, d); w: (c_q, c_k)."""
+    """The last row of T, (N,),
+    from the last R = min(c_q, N) queries (R, d) and all keys (N, d); w: (c_q, c_k)."""
     (rows, d), n, (c_q, c_k) = q_window.shape, len(k), w.shape
     # BEGIN SOLUTION 14.1
     left = (c_k - 1) // 2
@@ -251,7 +261,8 @@ print(f"{table['bandwidth'] / 1e12:.1f} · 10¹² bytes a second")
 print("tokens in the cache      MB   microseconds to read it")
 for n in (512, 8192, 65536):
     print(
-        f"{n:19,} {2 * 4 * 8 * n * 64 / 1e6:7.1f} {least_us((1, 8, n, 64), table['bandwidth']):9.1f}"
+        f"{n:19,} {2 * 4 * 8 * n * 64 / 1e6:7.1f} "
+        f"{least_us((1, 8, n, 64), table['bandwidth']):9.1f}"
     )
 
 # %% [markdown]
@@ -305,8 +316,10 @@ def draw_splits(n, splits, left, right):
 
 show_figure(
     draw_splits(10, 3, 1, 2),
-    "three lines of cells over the keys 0 to 9. Split 0 owns the keys 0 to 3, dark, and has a pale 0 to the left of key 0 and the pale keys 4 and 5. Split 1 owns "
-    "the keys 4 to 7 and has the pale keys 3, 8 and 9. Split 2 owns the keys 8 and 9 and has the pale key 7, and two pale zeros to the right of key 9.",
+    "three lines of cells over the keys 0 to 9. Split 0 owns the keys 0 to 3, dark, "
+    "and has a pale 0 to the left of key 0 and the pale keys 4 and 5. "
+    "Split 1 owns the keys 4 to 7 and has the pale keys 3, 8 and 9. Split 2 owns the "
+    "keys 8 and 9 and has the pale key 7, and two pale zeros to the right of key 9.",
 )
 
 # %% [markdown]
@@ -365,7 +378,8 @@ for splits in (1, 2, 4, 7):
 
 # %% tags=["exercise"]
 def split_state(q_window, k, v, w, start, end, traffic):
-    """(m, l, o) of the keys start to end - 1: two numbers and (d,); q_window: (R, d), k and v: (N, d), w: (c_q, c_k)."""
+    """(m, l, o) of the keys start to end - 1: two numbers and (d,);
+    q_window: (R, d), k and v: (N, d), w: (c_q, c_k)."""
     (rows, d), n, (c_q, c_k) = q_window.shape, len(k), w.shape
     # BEGIN SOLUTION 14.2
     if start == end:
@@ -399,7 +413,9 @@ for splits in (1, 16, 64, 512):
     for start, end in owned_keys(4096, splits):
         split_state(q, k, v, w, start, end, traffic)
     print(
-        f"splits = {splits:3}, each of {4096 // splits:4} keys: they read {100 * (traffic.read / (k.numel() + v.numel()) - 1):5.1f} % more than the cache"
+        f"splits = {splits:3}, each of {4096 // splits:4} keys: "
+        f"they read {100 * (traffic.read / (k.numel() + v.numel()) - 1):5.1f} % "
+        "more than the cache"
     )
 
 # %% [markdown]
@@ -432,7 +448,8 @@ def model_time(splits, sequences, keys, places, overhead):
 
 for splits in (1, 2, 3, 4, 6, 12):
     print(
-        f"splits {splits:2}: time {model_time(splits, sequences=2, keys=12, places=3, overhead=2)}"
+        f"splits {splits:2}: "
+        f"time {model_time(splits, sequences=2, keys=12, places=3, overhead=2)}"
     )
 
 # %% [markdown]
@@ -455,7 +472,8 @@ for sequences, colour in [(128, BLUE), (32, GREEN), (8, RED)]:
     axes.plot(chosen, modelled[chosen], "o", color=colour, markersize=9)
     best = min(COUNTS, key=modelled.get)
     print(
-        f"B · H = {sequences:3}: the model's best of 1 to 100 is {best} splits; the rule takes {chosen}, {modelled[chosen] / modelled[best]:.2f} times as long"
+        f"B · H = {sequences:3}: the model's best of 1 to 100 is {best} splits; the "
+        f"rule takes {chosen}, {modelled[chosen] / modelled[best]:.2f} times as long"
     )
 axes.set(xlabel="splits a head", ylabel="time, in keys", yscale="log", xscale="log")
 axes.set_xticks([1, 2, 4, 8, 16, 33, 66, 100], [1, 2, 4, 8, 16, 33, 66, 100])
@@ -464,8 +482,12 @@ axes.minorticks_off()
 axes.legend()
 show_figure(
     figure,
-    "the model's time for 65536 keys over 1 to 100 splits, both axes logarithmic, a line for each of B · H = 128, 32 and 8. The lines are one as long as all blocks fit one wave, and fall: up to 4, 16 and 66 splits. "
-    "With one split more a second wave begins, and the time jumps up, to fall again until the next. Later teeth are smaller, and their lowest points lie about as low as the first. The rule's dots lie near the lowest point of the first wave.",
+    "the model's time for 65536 keys over 1 to 100 splits, both axes logarithmic, "
+    "a line for each of B · H = 128, 32 and 8. The lines are one as long as all "
+    "blocks fit one wave, and fall: up to 4, 16 and 66 splits. With one split more a "
+    "second wave begins, and the time jumps up, to fall again until the next. "
+    "Later teeth are smaller, and their lowest points lie about as low as the first. "
+    "The rule's dots lie near the lowest point of the first wave.",
 )
 
 # %%
@@ -505,7 +527,8 @@ for faulty in (
 
 # %%
 def difference(decode, tokens, splits, c_q=3, c_k=4):
-    """The largest difference from the last row of the whole forward pass, in float64, with random numbers."""
+    """The largest difference from the last row of the whole forward pass, in float64,
+    with random numbers."""
     q, k, v = torch.randn(3, 1, 1, tokens, 4)
     w = torch.randn(1, c_q, c_k) / math.sqrt(c_q * c_k)
     wanted = reference.conv_attention(q.double(), k.double(), v.double(), w.double())[
@@ -571,7 +594,8 @@ for tokens, splits in [(1, 1), (9, 1), (9, 3), (9, 4), (9, 12)]:
 
 # %% tags=["exercise"]
 def is_right(decode):
-    """Whether decode(q_window, k, v, w, splits=...) gives the last row of convolutional attention within 1e-5."""
+    """Whether decode(q_window, k, v, w, splits=...) gives the last row of convolutional
+    attention within 1e-5."""
     # BEGIN SOLUTION 14.3
     for n, c_q, c_k in [(1, 3, 4), (2, 3, 4), (9, 3, 4), (10, 2, 5)]:
         q, k, v = torch.randn(3, 2, 2, n, 4)
@@ -632,7 +656,8 @@ check.ex14_3(is_right)
 
 # %% tags=["exercise"]
 def merge_splits(parts, out):
-    """out (B, H, 1, d) = the merged splits of parts (B, H, splits, d + 2), each o, m, l; a block a head, a thread a number."""
+    """out (B, H, 1, d) = the merged splits of parts (B, H, splits, d + 2),
+    each o, m, l; a block a head, a thread a number."""
     # BEGIN SOLUTION 14.4
     head, batch, c = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
     part = parts[batch, head]
@@ -660,7 +685,8 @@ check.ex14_4(merge_splits)
 
 # %% tags=["uses-exercise"]
 def my_decode(q_window, k, v, w, splits=3):
-    """The last row of convolutional attention, (B, H, 1, d), by split_state and merge_splits."""
+    """The last row of convolutional attention, (B, H, 1, d),
+    by split_state and merge_splits."""
     batch, heads, n, d = k.shape
     parts, out = (
         k.new_full((batch, heads, splits, d + 2), math.nan),
@@ -693,7 +719,8 @@ cache = KVCache(batch=1, heads=1, head_dim=4, window=3, capacity=4)
 for _ in range(5):
     cache.append(*torch.randn(3, 1, 1, 1, 4))
     print(
-        f"tokens: {cache.length}   queries in the window: {cache.queries.shape[2]}   keys: {cache.keys.shape[2]}   room for {cache.capacity}"
+        f"tokens: {cache.length}   queries in the window: {cache.queries.shape[2]}   "
+        f"keys: {cache.keys.shape[2]}   room for {cache.capacity}"
     )
 
 # %% [markdown]
@@ -736,7 +763,8 @@ stepped = {read: decoded(read) for read in (0, 6)}
 for read, rows in stepped.items():
     right = [i for i in range(14) if (rows[:, i] - wanted[:, i]).abs().max() <= 1e-5]
     print(
-        f"{read} tokens read at once, {14 - read} one by one: {len(right)} of 14 rows equal those of the whole forward pass"
+        f"{read} tokens read at once, {14 - read} one by one: "
+        f"{len(right)} of 14 rows equal those of the whole forward pass"
     )
 
 # %% [markdown]
@@ -753,14 +781,16 @@ mine = cuda.jit(merge_splits) if device == "cuda" else merge_splits
 
 
 def with_my_merge(kernel, grid, block, *arguments):
-    """A launch, but of your kernel where the package's merge would run, which also writes the log-sum-exp of the row (lesson 23 needs it)."""
+    """A launch, but of your kernel where the package's merge would run,
+    which also writes the log-sum-exp of the row (lesson 23 needs it)."""
     if kernel is conv_decode_merge_kernel:
         kernel, arguments = mine, arguments[:2]
     RUNNERS[device](kernel, grid, block, *arguments)
 
 
 def last_row_error(n, c_q, c_k, splits, run=None):
-    """The largest difference of the package's decoder, on this device, from the last row in float64; random numbers, two heads."""
+    """The largest difference of the package's decoder, on this device,
+    from the last row in float64; random numbers, two heads."""
     q, k, v = torch.randn(3, 1, 2, n, 4, device=device)
     w = torch.randn(2, c_q, c_k, device=device) / math.sqrt(c_q * c_k)
     wanted = reference.conv_attention(q.double(), k.double(), v.double(), w.double())[
@@ -780,7 +810,8 @@ def last_row_error(n, c_q, c_k, splits, run=None):
 for n, splits in [(2, 1), (5, 3)]:
     error = last_row_error(n, 3, 4, splits, run=with_my_merge)
     print(
-        f"keys {n}, splits {splits}, the package's splits and your merge: below 1e-5: {error <= 1e-5}"
+        f"keys {n}, splits {splits}, the package's splits and your merge: "
+        f"below 1e-5: {error <= 1e-5}"
     )
 
 # %% [markdown]
@@ -795,7 +826,8 @@ for n, splits in [(2, 1), (5, 3)]:
 shapes = list(dict.fromkeys(shape for shape, _ in times))
 names = list(dict.fromkeys(name for _, name in times))
 print(
-    f"{table['gpu']}, {table['date']}, {table['taps'][0]} × {table['taps'][1]} taps; microseconds"
+    f"{table['gpu']}, {table['date']}, "
+    f"{table['taps'][0]} × {table['taps'][1]} taps; microseconds"
 )
 print(
     f"{'B · H':>5} {'N':>7} {'floor':>9}"
@@ -811,7 +843,8 @@ for shape in shapes:
     )
     row = "".join(f"{times[shape, name]:9.1f}" for name in names)
     print(
-        f"{batch * heads:5} {n:7} {floor:9.1f}{row} {kernel / floor:16.1f} {eager / kernel:16.1f}"
+        f"{batch * heads:5} {n:7} {floor:9.1f}{row} {kernel / floor:16.1f} "
+        f"{eager / kernel:16.1f}"
     )
 
 # %% [markdown]
@@ -843,7 +876,8 @@ def validate(stage, against, pairs, tolerance):
         (found - wanted).abs().max().item() <= tolerance for found, wanted in pairs
     )
     print(
-        f"{stage:34}  {against:34}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   {'✓' if agrees else '✗'}"
+        f"{stage:34}  {against:34}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   "
+        f"{'✓' if agrees else '✗'}"
     )
 
 

@@ -70,7 +70,8 @@ for text in task.draw(4, torch.Generator().manual_seed(15)):
 
 # %%
 def wrong_by_one_letter(task):
-    """The share of wrong answers of somebody who picks by lot among the blocks that hold the first letter of the question."""
+    """The share of wrong answers of somebody who picks by lot among the blocks that
+    hold the first letter of the question."""
     text = task.draw(10_000, torch.Generator().manual_seed(0))
     blocks = text[:, : task.blocks * (task.size + 1)].unflatten(1, (task.blocks, -1))
     asked = text[:, -task.size - task.asked]
@@ -100,7 +101,8 @@ is_k, is_q = (
 
 
 def on_the_right_block(scores):
-    """The share of the attention on the right block, where these are the scores of the keys."""
+    """The share of the attention on the right block,
+    where these are the scores of the keys."""
     return torch.softmax(scores, dim=0)[right_block].sum().item()
 
 
@@ -116,7 +118,8 @@ for s in (1, 2, 4, 8):
 
 # %%
 def convolved(row_k, row_q):
-    """Two rows of scores, one for each token of the question, with 2 × 5 taps that are all 1: the last row of the result."""
+    """Two rows of scores, one for each token of the question,
+    with 2 × 5 taps that are all 1: the last row of the result."""
     scores = torch.stack([row_k, row_q])[None, None]
     return reference.convolve(scores, torch.ones(1, 2, 5))[0, 0, -1]
 
@@ -188,7 +191,8 @@ for s in (1, 2, 4, 8):
 
 # %% tags=["exercise"]
 class TapAttention(nn.Module):
-    """Causal convolutional self-attention of x (B, N, E): `heads` heads, each with kernel_size = (c_q, c_k) taps of its own."""
+    """Causal convolutional self-attention of x (B, N, E):
+    `heads` heads, each with kernel_size = (c_q, c_k) taps of its own."""
 
     def __init__(self, width, heads, kernel_size):
         super().__init__()
@@ -232,7 +236,8 @@ TAPS = {"with": (2, 5), "without": (1, 1)}
 
 
 def new_model(name, seed=0):
-    """A small transformer of your layers; models of one seed start with the same weights, whatever their taps."""
+    """A small transformer of your layers;
+    models of one seed start with the same weights, whatever their taps."""
     torch.manual_seed(seed)
     return Transformer(
         task,
@@ -299,7 +304,8 @@ print(
 # %% tags=["exercise"]
 @torch.no_grad()
 def share_wrong(model, text, size):
-    """The share of texts (B, N) with any wrong letter among the last `size`; model(text): logits (B, N, letters) for the letter after each."""
+    """The share of texts (B, N) with any wrong letter among the last `size`;
+    model(text): logits (B, N, letters) for the letter after each."""
     # BEGIN SOLUTION 15.2
     guess = model(text[:, :-1])[:, -size:].argmax(-1)
     return (guess != text[:, -size:]).any(1).double().mean().item()
@@ -377,7 +383,8 @@ def means(losses, of=20):
 
 
 def draw_losses(losses, title=""):
-    """A curve for each model, {name: losses}: the cross-entropy of a letter, in nats, over the steps."""
+    """A curve for each model, {name: losses}:
+    the cross-entropy of a letter, in nats, over the steps."""
     figure, axes = plt.subplots(figsize=(8, 3.4))
     for name, values in losses.items():
         axes.plot(
@@ -415,7 +422,8 @@ class LiveFigure:
 
 @functools.cache
 def trained(name):
-    """The finished training of one model; what was interrupted goes on from its checkpoint."""
+    """The finished training of one model;
+    what was interrupted goes on from its checkpoint."""
     training, checkpoint = (
         Training(new_model(name), task, plan, seed=0),
         folder / f"{name}.pt",
@@ -451,9 +459,11 @@ shares = {name: share_wrong(trained(name).model, test, task.size) for name in TA
 show_figure(
     draw_losses(
         {name: trained(name).losses for name in TAPS},
-        f"wrong answers: {100 * shares['with']:.0f} % with, {100 * shares['without']:.0f} % without",
+        "wrong answers: "
+        f"{100 * shares['with']:.0f} % with, {100 * shares['without']:.0f} % without",
     ),
-    "the loss over 600 steps. With convolution it falls steeply within the first 200 steps and ends near 0. Without, it falls slowly, and ends far above.",
+    "the loss over 600 steps. With convolution it falls steeply within the first 200 "
+    "steps and ends near 0. Without, it falls slowly, and ends far above.",
 )
 print("with convolution, fewer than 15 % wrong:", shares["with"] < 0.15)
 print("without, more than 20 % wrong:         ", shares["without"] > 0.2)
@@ -466,7 +476,8 @@ print("without, more than 20 % wrong:         ", shares["without"] > 0.2)
 # %%
 @torch.no_grad()
 def write(model, text, size):
-    """The texts (B, N) with the answers that the model writes letter by letter; those that are there are not looked at."""
+    """The texts (B, N) with the answers that the model writes letter by letter;
+    those that are there are not looked at."""
     written = text[:, :-size]
     for _ in range(size):
         written = torch.cat([written, model(written)[:, -1:].argmax(-1)], dim=1)
@@ -482,7 +493,8 @@ def wrong_in_writing(model):
 for name in TAPS:
     model = trained(name).model
     print(
-        f"{name:8} letter by letter, as many wrong: {wrong_in_writing(model) == share_wrong(model, test, task.size)}"
+        f"{name:8} letter by letter, as many wrong: "
+        f"{wrong_in_writing(model) == share_wrong(model, test, task.size)}"
     )
 
 # %% [markdown]
@@ -507,7 +519,8 @@ for name in TAPS:
 
 # %% tags=["exercise"]
 def strongest(taps):
-    """(queries back, keys to the right) of the tap of largest size, for each head of taps (H, c_q, c_k)."""
+    """(queries back, keys to the right) of the tap of largest size,
+    for each head of taps (H, c_q, c_k)."""
     # BEGIN SOLUTION 15.3
     _, c_q, c_k = taps.shape
     places = [divmod(place, c_k) for place in taps.abs().flatten(1).argmax(1).tolist()]
@@ -525,7 +538,8 @@ check.ex15_3(strongest)
 
 # %% tags=["uses-exercise"] jupyter={"source_hidden": true}
 def draw_taps(layers, titles):
-    """The taps of each layer (H, c_q, c_k) as a row of pictures: blue for positive, orange for negative."""
+    """The taps of each layer (H, c_q, c_k) as a row of pictures:
+    blue for positive, orange for negative."""
     heads, c_q, c_k = layers[0].shape
     colours = plt.matplotlib.colors.LinearSegmentedColormap.from_list(
         "taps", [ORANGE, "white", BLUE]
@@ -577,7 +591,9 @@ def titles_of(layers):
 learned = [layer.attention.taps.detach() for layer in trained("with").model.layers]
 show_figure(
     draw_taps(learned, titles_of(learned)),
-    "the 2 × 5 taps of two heads in each of two layers, after training. They began as a single 1, at the query itself and the key itself. Now there are large ones in both rows and in several columns, of both signs.",
+    "the 2 × 5 taps of two heads in each of two layers, after training. "
+    "They began as a single 1, at the query itself and the key itself. "
+    "Now there are large ones in both rows and in several columns, of both signs.",
 )
 print(
     "some head's older query counts, in some layer:",
@@ -596,7 +612,8 @@ print(
 # %%
 @torch.no_grad()
 def attention_maps(model, text):
-    """The attention weights of every layer, each (H, N - 1, N - 1), while the model reads the text (N,)."""
+    """The attention weights of every layer, each (H, N - 1, N - 1),
+    while the model reads the text (N,)."""
     seen = []
     hooks = [
         layer.attention.register_forward_pre_hook(
@@ -631,7 +648,8 @@ def block_of(task, text):
 
 
 def draw_maps(task, text, maps_by_name):
-    """{name: [layer][head] a matrix of weights, 0 to 1, of the last rows}: a column of pictures for each name."""
+    """{name: [layer][head] a matrix of weights, 0 to 1, of the last rows}:
+    a column of pictures for each name."""
     rows = task.asked + task.size - 1
     alphabet = "abcdefghijklmnopqrstuvwxyz"[: task.letters] + ".#"
     words = [alphabet[token] for token in text[:-1]]
@@ -692,7 +710,9 @@ show_figure(
             for name in TAPS
         },
     ),
-    "what the last four tokens look at, with convolution on the left and without on the right, layer by layer and head by head. Dark is much. The framed columns are the block that is asked for.",
+    "what the last four tokens look at, with convolution on the left and without on "
+    "the right, layer by layer and head by head. Dark is much. "
+    "The framed columns are the block that is asked for.",
 )
 
 # %% [markdown]
@@ -769,7 +789,9 @@ big, big_plan, big_model = (
 print("recorded on {gpu}, {date}, {versions}".format(**recorded["recorded"]))
 print("texts such as", big.spell(torch.tensor(recorded["maps"]["with"]["text"])))
 print(
-    f"{big_plan.steps} steps of {big_plan.batch} texts; {big_model['layers']} layers, {big_model['heads']} heads, {big_model['width']} numbers a token; taps {big_model['kernel_size']}, without: {big_model['without']}"
+    f"{big_plan.steps} steps of {big_plan.batch} texts; {big_model['layers']} layers, "
+    f"{big_model['heads']} heads, {big_model['width']} numbers a token; "
+    f"taps {big_model['kernel_size']}, without: {big_model['without']}"
 )
 
 
@@ -801,8 +823,11 @@ for name, summary in {
     print(
         f"{name:5} "
         + "               ".join(
-            f"{100 * summary([run['share_wrong'] for run in of(convolution).values()]):6.2f} %"
-            for convolution in (True, False)
+            f"{100 * summary(shares):6.2f} %"
+            for shares in (
+                [run["share_wrong"] for run in of(convolution).values()]
+                for convolution in (True, False)
+            )
         )
     )
 print(f"\nby one letter: {100 * wrong_by_one_letter(big):.0f} % wrong")
@@ -833,8 +858,11 @@ axes.set(xlabel="steps", ylabel="loss a letter (logarithmic)", xlim=(0, big_plan
 axes.legend()
 show_figure(
     figure,
-    "the loss of all ten runs on the GPU over the steps. The five solid lines, with convolution, lie close together: all are below 0.15 after 200 steps, and below 0.001 in the end. The five dashed ones, without, come down in stairs, at different times, to a level of 0.3 to "
-    "0.4, on which three of them stay. Two drop again, near step 1200, to about 0.03.",
+    "the loss of all ten runs on the GPU over the steps. The five solid lines, "
+    "with convolution, lie close together: all are below 0.15 after 200 steps, "
+    "and below 0.001 in the end. The five dashed ones, without, come down in stairs, "
+    "at different times, to a level of 0.3 to 0.4, on which three of them stay. "
+    "Two drop again, near step 1200, to about 0.03.",
 )
 
 # %% [markdown]
@@ -845,7 +873,10 @@ first = next(iter(of(True).values()))
 layers = [torch.tensor(taps) for taps in first["taps"]]
 show_figure(
     draw_taps(layers, titles_of(layers)),
-    "the learned taps of the first recorded model, two heads in each of two layers, blue for positive, orange for negative. Most striking is layer 0, head 1: all taps are small but for two, 1.0 for the older query at the key two to the left, and 1.1 for this query at the key one to the left.",
+    "the learned taps of the first recorded model, two heads in each of two layers, "
+    "blue for positive, orange for negative. Most striking is layer 0, head 1: "
+    "all taps are small but for two, 1.0 for the older query at the key two to the "
+    "left, and 1.1 for this query at the key one to the left.",
 )
 maps = {
     name: [torch.tensor(heads) / 100 for heads in found["percent"]]
@@ -853,7 +884,9 @@ maps = {
 }
 show_figure(
     draw_maps(big, recorded["maps"]["with"]["text"], maps),
-    "what the tokens of the question and of the answer look at in the two recorded models, with convolution on the left, without on the right. The framed columns are the block that is asked for.",
+    "what the tokens of the question and of the answer look at in the two recorded "
+    "models, with convolution on the left, without on the right. "
+    "The framed columns are the block that is asked for.",
 )
 
 # %% [markdown]
@@ -927,7 +960,8 @@ def pair_of_layers(width, heads, kernel_size, **options):
 
 
 def gradients(layer, x, d_out):
-    """The output for x, and the gradients of x, of the taps and of both projections' weights."""
+    """The output for x, and the gradients of x,
+    of the taps and of both projections' weights."""
     x = x.clone().requires_grad_()
     out = layer(x)
     inner = (
@@ -941,7 +975,8 @@ def gradients(layer, x, d_out):
 
 
 def taps_by_hand(layer, x, d_out):
-    """The gradient of the taps by lesson 12's formulas; d_out goes back through out_proj first."""
+    """The gradient of the taps by lesson 12's formulas;
+    d_out goes back through out_proj first."""
     with torch.no_grad():
         q, k, v = (
             layer.in_proj(x).unflatten(2, (3, layer.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -1043,7 +1078,8 @@ step_task, texts = (
 
 
 def one_step(attention, device, dtype):
-    """The loss of one batch, and every parameter's gradient: one long vector, float64, on the CPU."""
+    """The loss of one batch, and every parameter's gradient:
+    one long vector, float64, on the CPU."""
     torch.manual_seed(0)
     model = Transformer(
         step_task,

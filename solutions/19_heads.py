@@ -207,8 +207,9 @@ axes.set(
 axes.legend()
 show_figure(
     figure,
-    "scores made for each score owned, over the size of a square tile from 8 to 128. With "
-    "both convolutions it falls from 7.9 to 1.2, with the first alone from 3.7 to 1.1.",
+    "scores made for each score owned, over the size of a square tile from 8 to 128. "
+    "With both convolutions it falls from 7.9 to 1.2, "
+    "with the first alone from 3.7 to 1.1.",
 )
 
 # %% [markdown]

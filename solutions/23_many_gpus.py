@@ -38,7 +38,8 @@ from kernels.conv_extent import Extent
 torch.manual_seed(23)
 record = json.loads((DATA / "sharded.json").read_text())
 print(
-    f"{record['ranks']} x {record['device']}, recorded {record['date']}; milliseconds, forward / backward"
+    f"{record['ranks']} x {record['device']}, recorded {record['date']}; "
+    "milliseconds, forward / backward"
 )
 print(f"{'tokens':>8} {'one GPU':>18} {'two, contiguous':>18} {'two, zigzag':>18}")
 for row in record["rows"]:
@@ -102,8 +103,11 @@ def draw_halo(n, ranks, c_q, c_k, rank, visitor):
 
 show_figure(
     draw_halo(12, 3, 3, 4, rank=2, visitor=1),
-    "a matrix of scores, 12 queries by 12 keys, with lines between the ranks, behind every fourth row and column. The scores of the queries 8 to 11 and the keys 4 to 7 are dark blue: owned. "
-    "Pale blue, the halo: the two query rows above, 6 and 7, one key column to the left, 3, and two to the right, 8 and 9, which belong to other ranks.",
+    "a matrix of scores, 12 queries by 12 keys, with lines between the ranks, "
+    "behind every fourth row and column. "
+    "The scores of the queries 8 to 11 and the keys 4 to 7 are dark blue: owned. "
+    "Pale blue, the halo: the two query rows above, 6 and 7, one key column to the "
+    "left, 3, and two to the right, 8 and 9, which belong to other ranks.",
 )
 
 # %% [markdown]
@@ -354,7 +358,8 @@ def leak(machine):
 
 print("no fault:", leak("right"))
 print(
-    "a mask that counts keys from the visitor's first, and queries from the rank's first:",
+    "a mask that counts keys from the visitor's first, "
+    "and queries from the rank's first:",
     leak("local mask"),
 )
 
@@ -379,11 +384,11 @@ borders = [4096 * r // 4 for r in range(5)]
 work = [visible([r], borders) for r in range(4)]
 print("scores per rank:", work, f"  the last over the first: {work[-1] / work[0]:.1f}")
 print(
-    f"speed-up of four ranks at best, as all wait for the last: {sum(work) / max(work):.2f}"
+    "speed-up of four ranks at best, as all wait for the last: "
+    f"{sum(work) / max(work):.2f}"
 )
-print(
-    f"of two: {sum(visible([r], [0, 2048, 4096]) for r in range(2)) / visible([1], [0, 2048, 4096]):.2f}"
-)
+halved = [visible([r], [0, 2048, 4096]) for r in range(2)]
+print(f"of two: {sum(halved) / max(halved):.2f}")
 
 # %% [markdown]
 # So four ranks are at best 2.3 times as fast as one, and two 1.33 times. The H200s above reached 1.27 in the forward pass at 131,072 tokens.
@@ -429,7 +434,9 @@ axes.set(xticks=range(4), xticklabels=[f"rank {r}" for r in range(4)], ylabel="s
 axes.legend()
 show_figure(
     figure,
-    "scores per rank, of four. Contiguous: 0.5, 1.6, 2.6 and 3.7 million, so that all wait for rank 3. Zigzag: 2.1 million on each, a small first stretch with a large second one.",
+    "scores per rank, of four. "
+    "Contiguous: 0.5, 1.6, 2.6 and 3.7 million, so that all wait for rank 3. "
+    "Zigzag: 2.1 million on each, a small first stretch with a large second one.",
 )
 print("work of the ranks, zigzag:", [sum(both) for both in halves])
 
@@ -440,7 +447,8 @@ print("work of the ranks, zigzag:", [sum(both) for both in halves])
 
 # %%
 print(
-    f"{'tokens':>8} {'visitor, MB':>12} {'ring, ms':>9} {'all-gather, ms':>15} {'forward':>9} {'nothing sent':>13} {'share felt':>11}"
+    f"{'tokens':>8} {'visitor, MB':>12} {'ring, ms':>9} {'all-gather, ms':>15} "
+    f"{'forward':>9} {'nothing sent':>13} {'share felt':>11}"
 )
 for row in record["rows"]:
     megabytes = (
@@ -449,7 +457,8 @@ for row in record["rows"]:
     # the halos' exchange, which nothing hides, is in it too
     felt = 1 - row["zigzag, nothing sent"][0] / row["zigzag"][0]
     print(
-        f"{row['N']:8,} {megabytes:12.0f} {row['ring']:9.2f} {row['all-gather']:15.2f} {row['zigzag'][0]:9.1f} {row['zigzag, nothing sent'][0]:13.1f} {felt:11.1%}"
+        f"{row['N']:8,} {megabytes:12.0f} {row['ring']:9.2f} {row['all-gather']:15.2f} "
+        f"{row['zigzag'][0]:9.1f} {row['zigzag, nothing sent'][0]:13.1f} {felt:11.1%}"
     )
 
 # %% [markdown]
@@ -478,10 +487,12 @@ def of_a_visit(tokens, ranks, gigabytes_per_second):
 
 
 print(
-    f"calculated; between the two GPUs {1 / slope:.0f} GB/s and {fixed:.2f} ms per exchange (measured)"
+    f"calculated; between the two GPUs {1 / slope:.0f} GB/s and {fixed:.2f} ms per "
+    "exchange (measured)"
 )
 print(
-    f"{'tokens':>9} {'one GPU':>9} {'8, this rate':>13} {'64, this rate':>14} {'64, 25 GB/s':>12}"
+    f"{'tokens':>9} {'one GPU':>9} {'8, this rate':>13} {'64, this rate':>14} "
+    f"{'64, 25 GB/s':>12}"
 )
 for tokens in (16384, 65536, 131072, 262144, 1048576):
     times = [
@@ -489,7 +500,8 @@ for tokens in (16384, 65536, 131072, 262144, 1048576):
         for ranks, rate in [(8, 1 / slope), (64, 1 / slope), (64, 25)]
     ]
     print(
-        f"{tokens:9,} {per_score * tokens**2:9.1f} {times[0]:13.1f} {times[1]:14.1f} {times[2]:12.1f}"
+        f"{tokens:9,} {per_score * tokens**2:9.1f} {times[0]:13.1f} {times[1]:14.1f} "
+        f"{times[2]:12.1f}"
     )
 equal = next(
     tokens
@@ -528,7 +540,8 @@ worst = [
     max(errors) for errors in zip(*run_ranks(package_on_a_rank, 2, 5, timeout=900))
 ]
 print(
-    f"two ranks, zigzag: O below 1e-5: {worst[0] <= 1e-5}   dQ, dK, dV, dW below 1e-4: {max(worst[1:]) <= 1e-4}"
+    f"two ranks, zigzag: O below 1e-5: {worst[0] <= 1e-5}   dQ, dK, dV, dW below 1e-4: "
+    f"{max(worst[1:]) <= 1e-4}"
 )
 
 # %% [markdown]

@@ -47,6 +47,13 @@ def test_every_code_cell_of_a_solution_was_executed(lesson):
 
 
 @each_lesson
+def test_code_keeps_to_88_columns(lesson):
+    """A cell's code is then read without scrolling sideways, 900 pixels wide too."""
+    lines = [line for cell in code_cells(notebook("solutions", lesson)) for line in cell.source.splitlines()]
+    assert [line for line in lines if len(line) > 88] == []
+
+
+@each_lesson
 def test_stub_and_solution_differ_inside_marked_regions_only(lesson):
     for stub, solution in zip(
         notebook("notebooks", lesson).cells, notebook("solutions", lesson).cells, strict=True

@@ -24,11 +24,11 @@ from course.bootstrap import ROOT  # noqa: E402
 
 pytestmark = pytest.mark.nightly
 LESSONS = sorted((ROOT / "solutions").glob("[0-9]*.ipynb"))
-# What is wrong with a page: whether it scrolls sideways, or a text in it, and labels that cover one another.
+# What is wrong with a page: what scrolls sideways, and labels that cover one another.
 FAULTS = """() => {
     const page = document.documentElement, wide = box => box.scrollWidth > box.clientWidth + 1;
     const found = wide(page) ? [`the page is ${page.scrollWidth} pixels wide`] : [];
-    for (const text of document.querySelectorAll(".jp-RenderedMarkdown"))
+    for (const text of document.querySelectorAll(".jp-RenderedMarkdown, .jp-InputArea pre, .jp-RenderedHTML"))
         if (wide(text)) found.push(`scrolls sideways: ${text.textContent.trim().slice(0, 60)}`);
     for (const svg of document.querySelectorAll("svg")) {
         const labels = [...svg.querySelectorAll("text")].filter(label => label.textContent.trim());
