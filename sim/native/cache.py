@@ -19,6 +19,7 @@ from pathlib import Path
 import llvmlite
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
+from numba.core.codegen import RuntimeLinker
 
 ROOT = Path(__file__).parents[1]
 UNUSED = 60 * 24 * 3600  # seconds after which a kernel that nobody has launched is forgotten
@@ -202,6 +203,17 @@ class Kept(FunctionCache):
         self._cache_file = Files(
             self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp()
         )
+
+    def save_overload(self, sig, data):
+        """Keep what was compiled, unless it calls by an address that only this process knows: Numba's way for
+        a function that reaches itself by another function or by other types of arguments."""
+        if not any(name.startswith(RuntimeLinker.PREFIX) for name in names_of(data.library)):
+            super().save_overload(sig, data)
+
+
+def names_of(library):
+    """The names of a compiled library's global variables."""
+    return [variable.name for variable in library._final_module.global_variables]
 
 
 class KeptOwn(Kept):

@@ -589,6 +589,33 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert second == "0 ('by fission',)"
 
 
+RECURSIVE = """
+import numpy as np
+from numba import cuda
+from sim import simulate
+
+@cuda.jit(device=True)
+def factorial(n):
+    return 1 if n < 2 else n * factorial(n - 1)
+
+@cuda.jit
+def kernel(out):
+    out[cuda.threadIdx.x] = factorial(cuda.threadIdx.x + 4) + factorial(4)
+
+out = np.zeros(2)
+report = simulate(kernel, engine="native")[1, 2](out)
+print(out, report.notes)
+"""
+
+
+def test_a_second_process_runs_a_function_that_calls_itself(tmp_path):
+    """It crashed: it called by an address of the first process."""
+    (tmp_path / "recursive.py").write_text(RECURSIVE)
+    for _ in range(2):
+        done = run("import recursive", tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+        assert done == "[ 48. 144.] ('by fission',)"
+
+
 def test_what_is_kept_is_private_and_what_is_damaged_is_made_anew(tmp_path):
     (tmp_path / "tests_of_native.py").write_text(open(__file__).read())
     kept = tmp_path / "cache" / "sim-native"
