@@ -1,0 +1,129 @@
+"""A kernel of a .cu file, compiled by NVRTC: for a GPU and launched there by cuda.core, or to PTX, without a
+GPU, and run by the simulator.
+
+Both come with numba-cuda's CUDA parts. Where NVRTC is missing, the simulator runs the PTX recorded in
+kernels/data/cuda_cpp by `python -m kernels.cuda_cpp.record`.
+"""
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+FOLDER = Path(__file__).parent
+RECORDED = FOLDER.parent / "data" / "cuda_cpp"
+
+
+class Kernel(NamedTuple):
+    """A kernel `name` of `file`, for which the compiler is given macros: (("WIDTH", 64), ...)."""
+
+    file: str
+    name: str
+    macros: tuple = ()
+
+    @property
+    def path(self):
+        return FOLDER / self.file
+
+    @property
+    def record(self):
+        """Where the PTX of its file with these macros is, or would be."""
+        return RECORDED / f"{'-'.join([self.path.stem, *(f'{n}{v}' for n, v in self.macros)])}.ptx"
+
+
+def launch(kernel, grid, block, *arguments, run=None):
+    """kernel<<<grid, block>>>(*arguments), by `run` or where the first argument, a tensor, is; a grid without
+    a block runs nothing. Numbers are int or float in CUDA C++; tensors are pointers."""
+    if 0 not in grid:
+        (run or RUNNERS[arguments[0].device.type])(kernel, grid, block, *arguments)
+
+
+# In the simulator -------------------------------------------------------------------------------------------
+
+
+def simulated(kernel, grid, block, *arguments, engine="fibers", **options):
+    """The runner for CPU tensors; returns sim's Report. Raises sim.KernelBug for a bug found.
+
+    engine, options: those of sim.simulate.
+    """
+    from sim import simulate
+
+    return simulate(module(kernel)[kernel.name], engine=engine, **options)[grid, block](*arguments)
+
+
+@functools.cache
+def module(kernel):
+    """The Module of sim.load_cuda; without NVRTC the recorded one."""
+    from sim import load_cuda, load_ptx
+
+    try:
+        import cuda.bindings.nvrtc
+    except ImportError:
+        return load_ptx(recorded(kernel), source=kernel.path.read_text())
+    return load_cuda(kernel.path, f"-I{FOLDER}", *(f"-D{name}={value}" for name, value in kernel.macros))
+
+
+def recorded(kernel):
+    """The PTX as it was recorded. Errors: LookupError that lists what is."""
+    if not kernel.record.exists():
+        there = ", ".join(sorted(file.stem for file in RECORDED.glob("*.ptx")))
+        raise LookupError(
+            f"{kernel.record.stem} is not among the PTX recorded in {RECORDED}: {there}; install NVRTC (pip"
+            " install cuda-bindings nvidia-cuda-nvrtc) to compile it"
+        )
+    return kernel.record.read_text()
+
+
+# On a GPU ---------------------------------------------------------------------------------------------------
+
+
+def on_gpu(kernel, grid, block, *arguments):
+    """The runner for CUDA tensors: on the device of the first argument and torch's current stream there; does
+    not wait for the end."""
+    from cuda.core import LaunchConfig
+    from cuda.core import launch as enqueue
+
+    device = arguments[0].device.index
+    with torch.cuda.device(device):
+        stream = stream_of(device, torch.cuda.current_stream().cuda_stream)
+        config = LaunchConfig(grid=grid, block=block)
+        enqueue(stream, config, built(kernel, device), *(as_argument(value) for value in arguments))
+
+
+@functools.cache
+def stream_of(device, handle):
+    """torch's stream on a device as cuda.core's."""
+    from cuda.core import Device, Stream
+
+    Device(device).set_current()
+    return Stream.from_handle(handle)
+
+
+@functools.cache
+def built(kernel, device):
+    """The kernel compiled for a device, cuda.core's."""
+    from cuda.core import Program, ProgramOptions
+
+    major, minor = torch.cuda.get_device_capability(device)
+    options = ProgramOptions(
+        name=kernel.file,
+        arch=f"sm_{major}{minor}",
+        std="c++17",
+        lineinfo=True,
+        include_path=str(FOLDER),
+        define_macro=[(name, str(value)) for name, value in kernel.macros],
+    )
+    program = Program(kernel.path.read_text(), "c++", options)
+    return program.compile("cubin").get_kernel(kernel.name)
+
+
+def as_argument(value):
+    """A tensor as its address; a number in the size that CUDA C++ has for it."""
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
+    return np.float32(value) if isinstance(value, (float, np.floating)) else np.int32(value)
+
+
+RUNNERS = {"cpu": simulated, "cuda": on_gpu}

@@ -1,0 +1,107 @@
+"""Where a Triton kernel runs: CUDA tensors on their GPU; CPU tensors in the simulator, from the PTX that
+Triton compiles for sm_80 without a GPU; with TRITON_INTERPRET=1 in Triton's own interpreter.
+
+A runner is a function run(kernel, grid, *arguments, num_warps, **constants). Without Triton the simulator
+runs the PTX recorded in kernels/data/triton by `python -m kernels.triton.record`.
+"""
+
+import functools
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from kernels.triton.optional import triton
+
+RECORDED = Path(__file__).parents[1] / "data" / "triton"
+LANES = 32
+
+
+class Compiled(NamedTuple):
+    """A kernel as PTX, and the bytes of shared memory that a launch of it gives."""
+
+    ptx: str
+    shared: int
+
+
+def launch(kernel, grid, *arguments, run=None, num_warps=4, **constants):
+    """kernel[grid](*arguments, **constants) by `run`, or where the first argument, a tensor, is; a grid
+    without a program runs nothing."""
+    if 0 not in grid:
+        (run or runner(arguments[0]))(kernel, grid, *arguments, num_warps=num_warps, **constants)
+
+
+def runner(tensor):
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return direct if tensor.device.type == "cuda" or interpreted else simulated
+
+
+def direct(kernel, grid, *arguments, **constants):
+    """The runner by Triton itself: on the GPU, or in its interpreter."""
+    kernel[grid](*arguments, **constants)
+
+
+def simulated(kernel, grid, *arguments, num_warps, engine=None, compiled=None, options=(), **constants):
+    """The runner in the simulator; returns sim's Report. Raises sim.KernelBug for a bug found.
+
+    engine, options: those of sim.simulate. compiled: the function that makes the PTX, `ptx_of`.
+    """
+    from sim import load_ptx, simulate
+
+    types = tuple(type_of(argument) for argument in arguments)
+    ptx, shared = (compiled or ptx_of)(kernel, types, num_warps, **constants)
+    loaded = load_ptx(ptx)[kernel.__name__]
+    scratch = len(loaded.names) - len(arguments)  # that Triton's runtime adds
+    names = list(kernel.arg_names)[: len(arguments)] + ["scratch"] * scratch
+    run = simulate(loaded.named(names), engine=engine or "fibers", **dict(options))
+    return run[grid, num_warps * LANES, 0, shared](*arguments, *[0] * scratch)
+
+
+def type_of(argument):
+    """Triton's name of an argument's type."""
+    if isinstance(argument, torch.Tensor):
+        return {torch.float32: "*fp32"}[argument.dtype]
+    if isinstance(argument, int):
+        return "i32" if abs(argument) < 2**31 else "i64"
+    return "fp32"
+
+
+@functools.cache
+def ptx_of(kernel, types, num_warps, **constants):
+    """The Compiled kernel for arguments of these types: by Triton for sm_80, else recorded."""
+    return (fresh if triton.__version__ else recorded)(kernel, types, num_warps, **constants)
+
+
+def fresh(kernel, types, num_warps, **constants):
+    """Compiled by Triton, without a GPU."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = dict(zip(kernel.arg_names, types)) | dict.fromkeys(constants, "constexpr")
+    made = triton.compile(
+        ASTSource(kernel, signature, constants),
+        target=GPUTarget("cuda", 80, LANES),
+        options={"num_warps": num_warps, "enable_fp_fusion": True},
+    )
+    return Compiled(made.asm["ptx"], made.metadata.shared)
+
+
+def recorded(kernel, types, num_warps, **constants):
+    """As it was recorded. Errors: LookupError that lists what is."""
+    path = record_path(kernel, num_warps, **constants)
+    if not path.exists():
+        there = ", ".join(sorted(file.stem for file in RECORDED.glob("*.ptx")))
+        raise LookupError(
+            f"{path.stem} is not among the PTX recorded in {RECORDED}: {there}; install Triton (pip install"
+            " triton, on Linux) to compile it"
+        )
+    first, text = path.read_text().split("\n", 1)
+    here = str(Path(__file__).parent)
+    return Compiled(text.replace('"kernels/triton/', f'"{here}/'), int(first.split()[-1]))
+
+
+def record_path(kernel, num_warps, **constants):
+    """Where the PTX of a kernel with these constants is, or would be."""
+    what = [f"{name}{int(value)}" for name, value in constants.items()]
+    return RECORDED / f"{'-'.join([kernel.__name__, *what, f'warps{num_warps}'])}.ptx"

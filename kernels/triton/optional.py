@@ -1,0 +1,18 @@
+"""`triton` and `tl`; where Triton is missing (it has wheels for Linux only), what kernels need to be named
+and run from recorded PTX."""
+
+from types import SimpleNamespace
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+
+    class Kernel:
+        """A kernel that only has a name, and names of its parameters."""
+
+        def __init__(self, function):
+            self.__name__ = function.__name__
+            self.arg_names = function.__code__.co_varnames[: function.__code__.co_argcount]
+
+    triton, tl = SimpleNamespace(jit=Kernel, __version__=None), SimpleNamespace(constexpr=None)
