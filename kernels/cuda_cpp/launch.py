@@ -6,6 +6,7 @@ kernels/data/cuda_cpp by `python -m kernels.cuda_cpp.record`.
 """
 
 import functools
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +36,8 @@ class Kernel(NamedTuple):
 
 def launch(kernel, grid, block, *arguments, run=None):
     """kernel<<<grid, block>>>(*arguments), by `run` or where the first argument, a tensor, is; a grid without
-    a block runs nothing. Numbers are int or float in CUDA C++; tensors are pointers."""
+    a block runs nothing. Tensors are pointers, ints are int, numpy's
+    numbers of their own type."""
     if 0 not in grid:
         (run or RUNNERS[arguments[0].device.type])(kernel, grid, block, *arguments)
 
@@ -58,11 +60,17 @@ def module(kernel):
     """The Module of sim.load_cuda; without NVRTC the recorded one."""
     from sim import load_cuda, load_ptx
 
-    try:
-        import cuda.bindings.nvrtc
-    except ImportError:
+    if not have_compiler():
         return load_ptx(recorded(kernel), source=kernel.path.read_text())
     return load_cuda(kernel.path, f"-I{FOLDER}", *(f"-D{name}={value}" for name, value in kernel.macros))
+
+
+def have_compiler():
+    """Whether NVRTC is installed."""
+    try:
+        return find_spec("cuda.bindings.nvrtc") is not None
+    except ImportError:  # no cuda.bindings at all
+        return False
 
 
 def recorded(kernel):
@@ -120,10 +128,10 @@ def built(kernel, device):
 
 
 def as_argument(value):
-    """A tensor as its address; a number in the size that CUDA C++ has for it."""
+    """A tensor as its address, a Python int as CUDA C++'s int, numpy's numbers as what they are."""
     if isinstance(value, torch.Tensor):
         return value.data_ptr()
-    return np.float32(value) if isinstance(value, (float, np.floating)) else np.int32(value)
+    return np.int32(value) if isinstance(value, int) else value
 
 
 RUNNERS = {"cpu": simulated, "cuda": on_gpu}

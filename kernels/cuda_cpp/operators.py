@@ -1,10 +1,22 @@
 """Host functions of the CUDA C++ kernels: arguments checked, outputs made, launches."""
 
+import numpy as np
+
+from kernels.conv_decode import (
+    LANES,
+    MERGING_WARPS,
+    WARPS,
+    checked_splits,
+    choose_splits,
+    decode_arguments,
+    flat,
+    multiprocessors,
+)
 from kernels.conv_forward import SIZE
 from kernels.conv_tiles import check_size, threads_of
 from kernels.cuda_cpp.launch import Kernel, launch
 from kernels.flash_forward import ROWS
-from kernels.launch import attention_arguments, conv_arguments, output, width_for
+from kernels.launch import attention_arguments, backward_arguments, conv_arguments, output, width_for
 
 
 def flash_forward(q, k, v, causal=True, scale=None, run=None):
@@ -35,3 +47,48 @@ def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE):
 def conv_macros(d, size):
     """What the compiler is given for conv_tiles.cuh."""
     return ("WIDTH", width_for(d)), ("SIZE", size)
+
+
+def conv_backward(
+    q, k, v, w, o, log_sum, d_o, causal=True, scale=None, deterministic=False, run=None, size=SIZE
+):
+    """(dQ, dK, dV, dW): as `kernels.conv_backward.conv_backward` of whole sequences, all four."""
+    q, k, v, w, scale, d_o, _ = backward_arguments(q, k, v, w, o, log_sum, d_o, scale)
+    check_size(size)
+    (batch, heads, n, d), (_, c_q, c_k) = q.shape, w.shape
+    rows, columns = size - 2 * (c_q - 1), size - 2 * (c_k - 1)
+    delta = (d_o * o.detach()).sum(-1)
+    given = q, k, v, w, log_sum.detach().contiguous(), delta, d_o, scale, int(causal)
+    file, macros, threads = "conv_backward.cu", conv_macros(d, size), threads_of(size)
+    grid = (-(-n // rows), heads, batch)
+    parts = grid[0] * batch if deterministic else 1
+    d_q, d_w = output(q.shape, like=q), q.new_zeros(parts, *w.shape)
+    kernel = Kernel(file, "conv_backward_queries_kernel", macros)
+    launch(kernel, grid, threads, *given, d_q, d_w, parts, n, d, c_q, c_k, run=run)
+    grid = (-(-n // columns), heads, batch)
+    d_k, d_v = output(k.shape, like=k), output(v.shape, like=v)
+    kernel = Kernel(file, "conv_backward_keys_kernel", macros)
+    launch(kernel, grid, threads, *given, d_k, d_v, n, d, c_q, c_k, run=run)
+    return d_q, d_k, d_v, d_w.sum(0)
+
+
+def conv_attention_decode(q_window, k, v, w, scale=None, splits=None, run=None):
+    """The last row of causal convolutional attention, (B, H, 1, d): as
+    `kernels.conv_decode.conv_attention_decode`, float32."""
+    q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale)
+    (batch, heads, keys, d), (_, c_q, c_k) = k.shape, w.shape
+    splits = (
+        choose_splits(batch * heads, keys, multiprocessors(k.device))
+        if splits is None
+        else checked_splits(splits)
+    )
+    parts, o, log_sum = (output((batch, heads, *sizes), like=k) for sizes in ((splits, d + 2), (1, d), (1,)))
+    (k, k_strides), (v, v_strides) = flat(k), flat(v)
+    macros = ("D", d), ("SLOTS", -(-c_q // 4) * 4)
+    given = q.contiguous(), k, *np.int64(k_strides), v, *np.int64(v_strides), w.contiguous(), scale
+    sizes = q.shape[2], keys, c_q, c_k, -(-keys // (splits * WARPS))
+    kernel = Kernel("conv_decode.cu", "conv_decode_split_kernel", macros)
+    launch(kernel, (splits, heads, batch), WARPS * LANES, *given, *sizes, parts, run=run)
+    kernel = Kernel("conv_decode.cu", "conv_decode_merge_kernel", macros)
+    launch(kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, log_sum, splits, run=run)
+    return o
