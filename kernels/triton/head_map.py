@@ -30,8 +30,8 @@ def head_map_kernel(x, head_map, places, GROUP: tl.constexpr, HEADS: tl.constexp
 
 
 def mix_heads(x, head_map, run=None, num_warps=4):
-    """x (B, H, R, C), contiguous float32, with its heads mixed in place by head_map (H / group, group, group);
-    returns x. Raises TypeError or ValueError that says what is not so."""
+    """x (B, H, R, C), contiguous float32, with its heads mixed in place by head_map (H / group, group,
+    group); returns x. Raises TypeError or ValueError that says what is not so."""
     if x.dtype != torch.float32 or head_map.dtype != torch.float32:
         raise TypeError(f"x is {x.dtype} and head_map {head_map.dtype}; wanted torch.float32")
     (batch, heads, *_), (groups, group, _) = x.shape, head_map.shape

@@ -1,0 +1,183 @@
+"""The same kernels in three languages, held to the reference and to each other: python -m kernels.languages
+
+On a GPU: the largest errors of each language on the shapes of `kernels.conv_cases`, then its times beside
+Numba's. Float32 throughout.
+"""
+
+import argparse
+import functools
+import json
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from kernels import conv_cases
+from kernels.conv_cases import SHAPES, Shape
+from kernels.reference import attention, conv_attention_decode, scores
+
+# language -> the module of each of its host functions
+HOMES = {
+    "Numba": {
+        "flash_forward": "kernels.flash_forward",
+        "conv_forward": "kernels.conv_forward",
+        "conv_backward": "kernels.conv_backward",
+        "conv_attention_decode": "kernels.conv_decode",
+    },
+    "CUDA C++": dict.fromkeys(
+        ("flash_forward", "conv_forward", "conv_backward", "conv_attention_decode"),
+        "kernels.cuda_cpp.operators",
+    ),
+    "Triton": {
+        "flash_forward": "kernels.triton.flash_forward",
+        "conv_forward": "kernels.triton.conv_forward",
+        "conv_backward": "kernels.triton.conv_backward",
+        "conv_attention_decode": "kernels.triton.conv_decode",
+    },
+}
+RESULTS = (*conv_cases.RESULTS, "flash O", "flash L", "decode O")
+TIMED = [(1, 8, n, 64) for n in (512, 1024, 2048, 4096)]
+CACHES = [(1, 8, n, 64) for n in (2048, 16384, 65536)]
+
+
+@functools.cache
+def language(name):
+    """Its host functions, as attributes; imported when first asked for."""
+    return SimpleNamespace(
+        **{function: getattr(import_module(home), function) for function, home in HOMES[name].items()}
+    )
+
+
+def inputs(shape, seed=0, device="cpu"):
+    """conv_cases.inputs, and the queries of the last min(c_q, N) tokens."""
+    q, k, v, w, d_o = conv_cases.inputs(shape, seed, device)
+    return q, k, v, w, d_o, q[:, :, -min(shape.c_q, shape.n) :]
+
+
+def results(functions, q, k, v, w, d_o, window, causal, only=RESULTS, **options):
+    """{name: result} of a language's functions; options: those of the convolutional functions alike. only:
+    what is wanted."""
+    run = {"run": options["run"]} if "run" in options else {}
+    got = {}
+    if {"flash O", "flash L"} & set(only):
+        got |= zip(("flash O", "flash L"), functions.flash_forward(q, k, v, causal, **run))
+    if "decode O" in only:
+        got["decode O"] = functions.conv_attention_decode(window, k, v, w, **run)
+    if set(conv_cases.RESULTS) & set(only):
+        o, log_sum = functions.conv_forward(q, k, v, w, causal, **options)
+        got |= {"O": o, "L": log_sum}
+        if {"dQ", "dK", "dV", "dW"} & set(only):
+            gradients = functions.conv_backward(q, k, v, w, o, log_sum, d_o, causal, **options)
+            got |= zip(("dQ", "dK", "dV", "dW"), gradients)
+    return {name: got[name] for name in only}
+
+
+def reference(q, k, v, w, d_o, window, causal):
+    """{name: what is right}, in float64."""
+    q, k, v, w, d_o, window = (x.double() for x in (q, k, v, w, d_o, window))
+    right = dict(zip(conv_cases.RESULTS, conv_cases.reference(q, k, v, w, d_o, causal)))
+    log_sum = torch.logsumexp(scores(q, k, causal), -1)
+    return right | {
+        "flash O": attention(q, k, v, causal),
+        "flash L": log_sum,
+        "decode O": conv_attention_decode(window, k, v, w),
+    }
+
+
+def relative_errors(got, wanted):
+    """{name: largest error relative to the largest number wanted, which counts as 0.1 at least}."""
+    return {
+        name: ((g - wanted[name]).abs().max() / wanted[name].abs().max().clamp_min(0.1)).item()
+        for name, g in got.items()
+    }
+
+
+def right(errors):
+    """Whether all are within the tolerances of conv_cases; NaN never is."""
+    return all(
+        error <= (conv_cases.BACKWARD if name.startswith("d") else conv_cases.FORWARD)
+        for name, error in errors.items()
+    )
+
+
+def errors_of(name, shape, seed=0, device="cpu", **options):
+    """The relative errors of a language on this shape."""
+    tensors = inputs(shape, seed, device)
+    got = results(language(name), *tensors, shape.causal, **options)
+    return relative_errors(got, reference(*tensors, shape.causal))
+
+
+# On a GPU ---------------------------------------------------------------------------------------------------
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--json", type=Path, help="write errors and times to this file too")
+    parser.add_argument("--values", action="store_true", help="no times")
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many of the shapes")
+    parser.add_argument("names", nargs="*", default=list(HOMES), help="languages; all by default")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(2, "python -m kernels.languages runs kernels on a CUDA GPU, and torch finds none here\n")
+    every = SHAPES[:: -(-len(SHAPES) // arguments.shapes)]
+    table = {"errors": {name: worst(name, every) for name in arguments.names}}
+    wrong = [name for name, errors in table["errors"].items() if not right(errors)]
+    print(f"largest relative errors against float64 on {len(every)} shapes")
+    for name, errors in table["errors"].items():
+        print(f"{name:>9}  " + "  ".join(f"{what} {error:.1e}" for what, error in errors.items()), flush=True)
+    if wrong:
+        parser.exit(1, f"beyond the tolerances: {', '.join(wrong)}\n")
+    if not arguments.values:
+        table |= timed(arguments.names)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(table, indent=1) + "\n")
+
+
+def worst(name, shapes):
+    """{result: the largest error of a language on these shapes}, NaN if one is."""
+    errors = [errors_of(name, shape, device="cuda") for shape in shapes]
+    return {what: max((e[what] for e in errors), key=lambda e: (e != e, e)) for what in RESULTS}
+
+
+def timed(names):
+    """Times of the languages side by side, printed as they come: {"training": rows, "decoding": rows}."""
+    from kernels.bench import machine
+
+    table = {**machine(), "training": [], "decoding": []}
+    for shape in TIMED:
+        for name in names:
+            table["training"].append(row := {"shape": shape, "name": name, **training_ms(name, shape)})
+            print(row, flush=True)
+    for shape in CACHES:
+        for name in names:
+            table["decoding"].append(row := {"shape": shape, "name": name, "us": decoding_us(name, shape)})
+            print(row, flush=True)
+    return table
+
+
+def training_ms(name, shape):
+    """Milliseconds of flash attention and of convolutional attention, forward and backward, causal."""
+    from kernels.bench import TAPS, milliseconds
+
+    functions = language(name)
+    q, k, v, w, d_o, _ = inputs(Shape(*shape, *TAPS, True), device="cuda")
+    o, log_sum = functions.conv_forward(q, k, v, w)
+    return {
+        "flash_ms": milliseconds(lambda: functions.flash_forward(q, k, v)),
+        "forward_ms": milliseconds(lambda: functions.conv_forward(q, k, v, w)),
+        "backward_ms": milliseconds(lambda: functions.conv_backward(q, k, v, w, o, log_sum, d_o)),
+    }
+
+
+def decoding_us(name, shape):
+    """Microseconds of one token, as a CUDA graph."""
+    from kernels.bench import TAPS, milliseconds, replay
+
+    functions = language(name)
+    _, k, v, w, _, window = inputs(Shape(*shape, *TAPS, True), device="cuda")
+    return 1000 * milliseconds(replay(lambda: functions.conv_attention_decode(window, k, v, w)), repeats=20)
+
+
+if __name__ == "__main__":
+    main()
