@@ -57,12 +57,20 @@ def simulated(kernel, grid, block, *arguments, engine="fibers", **options):
 
 @functools.cache
 def module(kernel):
-    """The Module of sim.load_cuda; without NVRTC the recorded one."""
-    from sim import load_cuda, load_ptx
+    """The Module of the kernel's file, compiled by NVRTC, or without it as recorded."""
+    from sim import load_ptx
 
-    if not have_compiler():
-        return load_ptx(recorded(kernel), source=kernel.path.read_text())
-    return load_cuda(kernel.path, f"-I{FOLDER}", *(f"-D{name}={value}" for name, value in kernel.macros))
+    ptx = ptx_of(kernel) if have_compiler() else recorded(kernel)
+    return load_ptx(ptx, source=kernel.path.read_text())
+
+
+def ptx_of(kernel):
+    """The PTX of the kernel's file by NVRTC, for sm_80, with line numbers."""
+    from sim.ptx.nvrtc import compiled
+
+    macros = (f"-D{name}={value}" for name, value in kernel.macros)
+    ptx = compiled(kernel.path.read_text(), kernel.file, f"-I{FOLDER}", *macros)
+    return ptx.replace(f"{FOLDER}/", "")
 
 
 def have_compiler():

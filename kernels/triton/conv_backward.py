@@ -87,7 +87,7 @@ def tap_gradients(d_t, s, c_q, c_k, TAPS: tl.constexpr):
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "n", "c_q", "c_k"])
 def conv_backward_queries_kernel(
     q,
     k,
@@ -152,7 +152,7 @@ def conv_backward_queries_kernel(
     tl.atomic_add(d_w + place, d_w_tile, mask=(a < c_q) & (b < c_k))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "c_q", "c_k"])
 def conv_backward_keys_kernel(
     q,
     k,

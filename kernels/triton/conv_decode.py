@@ -15,7 +15,7 @@ KEYS, TAPS = 64, 16  # keys in a tile, with their halo; rows of a window, and ta
 SPLITS = 16  # merged at a time
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window", "n", "c_q", "c_k", "length"])
 def conv_decode_split_kernel(
     q,
     k,
@@ -71,7 +71,7 @@ def conv_decode_split_kernel(
     tl.store(part + d + 1, l)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def conv_decode_merge_kernel(parts, o, log_sum, splits, d, SPLITS: tl.constexpr, WIDTH: tl.constexpr):
     """o (B, H, 1, d) and log_sum (B, H, 1) = the merged parts (B, H, splits, d + 2). Grid (1, H, B)."""
     head, c = head_of_program(), tl.arange(0, WIDTH)

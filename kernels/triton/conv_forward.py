@@ -23,7 +23,7 @@ from kernels.triton.tiles import (
 SIZE = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "c_q", "c_k"])
 def conv_forward_kernel(
     q,
     k,

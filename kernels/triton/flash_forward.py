@@ -13,7 +13,7 @@ from kernels.triton.tiles import head_of_program, load_rows, products, reciproca
 ROWS, KEYS = 64, 32  # queries of a program; keys in a tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "keys"])
 def flash_forward_kernel(
     q,
     k,

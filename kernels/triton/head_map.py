@@ -14,7 +14,7 @@ PLACES = 64  # of a tile
 FEWEST_HEADS = 16  # of a tile: tl.dot multiplies no fewer; those beyond the group are 0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["places"])
 def head_map_kernel(x, head_map, places, GROUP: tl.constexpr, HEADS: tl.constexpr, PLACES: tl.constexpr):
     """x (B, H, places) = its heads mixed, in place: x[g] = Σ_h head_map[g, h] x[h] within each group;
     head_map: (H / GROUP, GROUP, GROUP). Grid (⌈places / PLACES⌉, H / GROUP, B)."""

@@ -15,4 +15,8 @@ except ImportError:
             self.__name__ = function.__name__
             self.arg_names = function.__code__.co_varnames[: function.__code__.co_argcount]
 
-    triton, tl = SimpleNamespace(jit=Kernel, __version__=None), SimpleNamespace(constexpr=None)
+    def jit(function=None, **options):
+        return Kernel if function is None else Kernel(function)
+
+    triton = SimpleNamespace(jit=jit, __version__=None)
+    tl = SimpleNamespace(constexpr=None)

@@ -1,0 +1,61 @@
+"""python -m kernels.triton.record: compile the kernels by Triton for small launches, with no GPU, and keep
+their PTX, which then runs in the simulator where Triton is missing."""
+
+import hashlib
+import re
+from pathlib import Path
+
+import torch
+
+from kernels.triton.conv_backward import conv_backward
+from kernels.triton.conv_decode import conv_attention_decode
+from kernels.triton.conv_forward import conv_forward
+from kernels.triton.flash_forward import flash_forward
+from kernels.triton.head_map import mix_heads
+from kernels.triton.launch import RECORDED, fresh, record_path, type_of
+
+FILES = sorted(Path(__file__).parent.glob("*.py"))
+TILES = Path(__file__).parent / "tiles.py"
+# how small launches are compiled, so that a simulator runs them in seconds
+FLASH = dict(rows=16, keys=16, num_warps=1)
+CONV = dict(size=32, num_warps=4)
+
+
+def calls(run):
+    """Every host function, small, by a runner; what they return is nothing to rely on."""
+    q, k, v, d_o = torch.randn(4, 1, 1, 20, 5)
+    w = torch.randn(1, 3, 4)
+    flash_forward(q, k, v, **FLASH, run=run)
+    for causal in (True, False):
+        o, log_sum = conv_forward(q, k, v, w, causal, **CONV, run=run)
+    conv_backward(q, k, v, w, o, log_sum, d_o, **CONV, run=run)
+    conv_attention_decode(q[:, :, -3:], k, v, w, splits=2, run=run)
+    mix_heads(torch.randn(1, 2, 5, 17), torch.randn(1, 2, 2), run=run)
+
+
+def trimmed(ptx):
+    """The text without debug sections, which sim does not read, and with the places of files in this
+    project."""
+    ptx = ptx[: ptx.find("\t.section\t.debug")]
+    ptx = re.sub(r'"[^"]*/(kernels/triton/\w+\.py)"', r'"\1"', ptx)
+    ptx = re.sub(r'"[^"]*/(triton/language/\w+\.py)"', r'"\1"', ptx)
+    return re.sub(r"[ \t]+// \S+\.py:.*", "", ptx)
+
+
+def sources(name):
+    """A short digest of what a kernel is compiled from: its file and tiles.py."""
+    text = next(text for text in map(Path.read_text, FILES) if f"def {name}(" in text)
+    return hashlib.sha256((text + TILES.read_text()).encode()).hexdigest()[:12]
+
+
+def record(kernel, grid, *arguments, num_warps, **constants):
+    """A runner that runs nothing, and writes the PTX."""
+    ptx, shared = fresh(kernel, tuple(type_of(a) for a in arguments), num_warps, **constants)
+    path = record_path(kernel, num_warps, **constants)
+    path.write_text(f"// sources {sources(kernel.__name__)} shared {shared}\n{trimmed(ptx)}")
+    print(path.name)
+
+
+if __name__ == "__main__":
+    RECORDED.mkdir(exist_ok=True)
+    calls(record)
