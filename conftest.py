@@ -2,6 +2,7 @@
 the longest tests, and a loud word where there is no GPU."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,6 +14,7 @@ from xdist.scheduler import LoadFileScheduling
 from course.doctor import gpu_names
 
 GPUS = gpu_names()
+TRITON = find_spec("triton") is not None
 ALONE = {
     "test_mutants.py",
     "test_corpus.py",
@@ -78,12 +80,16 @@ def few(request):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests marked nightly are skipped without --all, those marked gpu where there is no GPU; there, cells
-    tagged gpu show what was recorded."""
+    """Tests marked nightly are skipped without --all, those marked triton or gpu where there is none; there,
+    cells tagged gpu show what was recorded."""
     for item in items:
         if item.get_closest_marker("nightly") and not config.getoption("all"):
             item.user_properties.append(("left out", 1))
             item.add_marker(pytest.mark.skip(reason="make test-all runs it"))
+        if item.get_closest_marker("triton"):
+            item.user_properties.append(("triton", True))
+            if not TRITON:
+                item.add_marker(pytest.mark.skip(reason="no Triton here: pip install triton"))
     for item in filter(wants_gpu, items):
         if isinstance(item, IPyNbCell):
             item.options["check"] &= not GPUS  # on a GPU only errors count
@@ -126,4 +132,8 @@ def pytest_terminal_summary(terminalreporter):
     terminalreporter.write_line(
         f"GPU tests: {len([name for name, _ in said if name == 'gpu'])}"
         f" {'run' if GPUS else 'skipped, no CUDA GPU here'}"
+    )
+    terminalreporter.write_line(
+        f"Triton tests: {len([name for name, _ in said if name == 'triton'])}"
+        f" {'run' if TRITON else 'skipped, no Triton here'}"
     )

@@ -55,13 +55,14 @@ def inputs(shape, seed=0, device="cpu"):
     return q, k, v, w, d_o, q[:, :, -min(shape.c_q, shape.n) :]
 
 
-def results(functions, q, k, v, w, d_o, window, causal, only=RESULTS, **options):
-    """{name: result} of a language's functions; options: those of the convolutional functions alike. only:
-    what is wanted."""
+def results(functions, q, k, v, w, d_o, window, causal, only=RESULTS, flash=None, **options):
+    """{name: result} of a language's functions; options: those of the convolutional passes alike; flash: more
+    of flash attention's. only: what is wanted."""
     run = {"run": options["run"]} if "run" in options else {}
+    flash = run | (flash or {})
     got = {}
     if {"flash O", "flash L"} & set(only):
-        got |= zip(("flash O", "flash L"), functions.flash_forward(q, k, v, causal, **run))
+        got |= zip(("flash O", "flash L"), functions.flash_forward(q, k, v, causal, **flash))
     if "decode O" in only:
         got["decode O"] = functions.conv_attention_decode(window, k, v, w, **run)
     if set(conv_cases.RESULTS) & set(only):

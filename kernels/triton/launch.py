@@ -42,19 +42,23 @@ def direct(kernel, grid, *arguments, **constants):
     kernel[grid](*arguments, **constants)
 
 
-def simulated(kernel, grid, *arguments, num_warps, engine=None, compiled=None, options=(), **constants):
+def simulated(kernel, grid, *arguments, num_warps, compiled=None, options=(), **constants):
     """The runner in the simulator; returns sim's Report. Raises sim.KernelBug for a bug found.
 
-    engine, options: those of sim.simulate. compiled: the function that makes the PTX, `ptx_of`.
+    compiled: the function that makes the PTX, `ptx_of`. options: a dict of sim.simulate's. Where several
+    threads hold the same number of a tile, Triton has all of them store it: such writes are no finding.
     """
     from sim import load_ptx, simulate
+    from sim.observers import Bounds, Misuse, Races, Uninitialized
+
+    tools = Bounds, Races(allow_equal_writes=True), Uninitialized, Misuse
 
     types = tuple(type_of(argument) for argument in arguments)
     ptx, shared = (compiled or ptx_of)(kernel, types, num_warps, **constants)
     loaded = load_ptx(ptx)[kernel.__name__]
     scratch = len(loaded.names) - len(arguments)  # that Triton's runtime adds
     names = list(kernel.arg_names)[: len(arguments)] + ["scratch"] * scratch
-    run = simulate(loaded.named(names), engine=engine or "fibers", **dict(options))
+    run = simulate(loaded.named(names), **{"observers": tools, **dict(options)})
     return run[grid, num_warps * LANES, 0, shared](*arguments, *[0] * scratch)
 
 
