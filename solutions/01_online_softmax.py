@@ -182,11 +182,11 @@ print("weighted mean", f"{weights @ torch.tensor(values):.4f}")
 # %% [markdown]
 # ## Exercise 1.1 · online_softmax · about six lines
 #
-# Write down what you did on the page, in base e. `pairs` gives (score, value) pairs **once**: use a single `for` loop, with no indexing and
+# Turn what you did on the page into a function, in base e. `pairs` gives (score, value) pairs **once**: use a single `for` loop, with no indexing and
 # no list. (The check looks whether you keep the pairs.) Return the state `(m, l, o)` after the last pair, or after no pair at all. Do not divide.
 #
-# A score is a Python number, so `math.exp` and `max` will do. A value is a number or a vector (in attention it is a vector).
-# `factor * value` and `+` work for both.
+# A score is a Python number, so `math.exp` and `max` will do. A value is a number or a NumPy array (in attention it is a vector).
+# `factor * value` and `+` work for both. Leave the values as they are: on an array, `+=` and `*=` would write into it.
 #
 # <details><summary>Hint 1: where to start</summary>
 #
@@ -306,7 +306,7 @@ for shift in (0, 50, 100, -150, 800, -800, 100_000):
 
 # %%
 def maximum_from_zero(scores, values):
-    m = max(0.0, scores.max().item())  # where a running maximum ends that started at 0
+    m = max(0.0, scores.max().item())  # a running maximum that starts at 0 ends here
     weights = torch.exp(scores - m)
     return ((weights * values).sum() / weights.sum()).item()
 
@@ -342,7 +342,7 @@ for shift in (100, 0, -50, -100, -103, -104, -150):
 #
 # ### Exercise 1.2 · merge · about four lines
 #
-# Write `merge(left, right)`: two states in, one state out, the one that a single reader of everything would have. Two demands:
+# Write `merge(left, right)`: two states in, unchanged, and one state out, the one that a single reader of everything would have. Two demands:
 #
 # - it must not matter who is left and who is right, nor who merges with whom first;
 # - someone who has read nothing yet, `(-math.inf, 0.0, 0.0)`, must change nothing, even when *both* have read nothing.

@@ -236,7 +236,8 @@ print(
 # %% [markdown]
 # ## Keys outer: the order of the first paper
 #
-# This is Algorithm 1 of the first FlashAttention paper (Dao and others, 2022) as `kernels/tiled.py` has it. Its `update` does what yours does.
+# This is Algorithm 1 of the first FlashAttention paper (Dao and others, 2022) as `kernels/tiled.py` has it. Its `update` does what yours does;
+# `State` is the tuple `(m, l, o)`, whose parts it also calls `state.m`, `state.l` and `state.o`.
 # `traffic` is a counter: `traffic.load(k, keys)` copies the rows `keys` of `k` onto the chip and counts the numbers,
 # `traffic.store(o, queries, tile)` writes a tile back and counts. Skip the two places with `causal` (they hide later keys from a query).
 

@@ -639,7 +639,6 @@ show_figure(
 # tiles in `a` and its column of tiles in `b`. At each stop every thread loads **one** number of each tile into shared memory, all wait, and
 # then everyone computes from shared memory.
 #
-#
 # In the picture the block that owns the orange tile of `c` makes two stops. At the first it loads the two blue tiles and multiplies them; at the
 # second the two green ones, into the same shared arrays, and adds their product. The white tiles are for other blocks.
 
@@ -713,7 +712,7 @@ show_figure(
 # <details><summary>Hint 1: loading</summary>
 #
 # `for start in range(0, a.shape[1], TILE)`. The thread loads `a[row, start + tx]` into `a_tile[ty, tx]`, and `b[start + ty, col]` into
-# `b_tile[ty, tx]`. Each load has a guard with two conditions, one a dimension, and puts in `float32(0)` otherwise.
+# `b_tile[ty, tx]`. Each load has a guard with two conditions, one for each dimension, and puts in `float32(0)` otherwise.
 # </details>
 # <details><summary>Hint 2: multiplying</summary>
 #

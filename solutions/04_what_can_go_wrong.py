@@ -113,8 +113,8 @@ print(
 #
 # ### Exercise 4.1 · checkerboard · one line
 # Mend it. In all nine exercises the check wants three things: the right values, no finding of `sim` (not even a warning), and
-# the kernel's way of working: as many threads at work, each reading its own element, no more often than in the kernel above, and meeting through shared memory, a shuffle
-# or a barrier of the grid where the kernel above does.
+# the kernel's way of working. As many threads work as above, and each reads its own element. They meet where they met before: in shared memory, in a
+# shuffle, at a barrier of the grid. And none does much more than in the kernel above.
 #
 # <details><summary>Hint</summary>Which number must <code>x</code> stay below in a board with 3 rows of 5 squares?</details>
 

@@ -229,7 +229,7 @@ print("lanes that hold 528:", [lane for lane in range(32) if out[lane] == 528])
 # ### Exercise 6.1 · warp_sum · about eight lines
 # Write the kernel `warp_sum(x, out)`: `out[i]` becomes the sum of all elements that belong to the warp of thread `i`. So the first 32 elements of `out`
 # are all equal, and so are the next 32. There are several warps in a block and several blocks. The number of elements may be anything; threads
-# without an element read and write nothing. Blocks have a multiple of 32 threads. Use neither shared memory nor atomics.
+# without an element read and write nothing. Blocks have a multiple of 32 threads. Use no shared memory, no atomics, and no barrier.
 #
 # <details><summary>Hint 1: who is in my warp?</summary>
 #

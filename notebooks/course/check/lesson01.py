@@ -141,6 +141,11 @@ def streams(rng):
             "What was there before shrinks to nothing.",
         ),
         (
+            "a thousand scores 21 to 24 below the first",
+            far_below(rng),
+            "None of them weighs much, but all together they do: each one counts.",
+        ),
+        (
             "values that are vectors",
             vectors,
             "o is then a vector; o * shrink + weight * value serves for both.",
@@ -151,6 +156,11 @@ def streams(rng):
             "Before the first pair you know (-inf, 0, 0): any score at all will be a new maximum.",
         ),
     ]
+
+
+def far_below(rng):
+    """One pair, and a thousand whose weights add up to less than 10⁻⁶ of its own."""
+    return [(0.0, 2.0), *zip(-rng.uniform(21, 24, 1000), rng.uniform(5, 9, 1000), strict=True)]
 
 
 def halves(rng):

@@ -1,5 +1,7 @@
 """The checks of lesson 02: a tile absorbed, attention with queries outer, bytes counted."""
 
+import numbers
+
 import numpy as np
 import torch
 
@@ -227,10 +229,12 @@ def ex02_3(bytes_moved, rng):
                 got=got,
             )
         for name, mine, right in zip(BYTES_HINTS, got, wanted, strict=True):
+            instance(mine, numbers.Integral, what=f"a whole number for {name}", call=call, hint=WHOLE)
             compare(mine, right, what=f"bytes of {name}", call=call, tolerance=0, hint=BYTES_HINTS[name])
     return f"as the counter says, {len(sizes)} times"
 
 
+WHOLE = "n // columns rounds down, math.ceil(n / columns) up, and both give whole numbers."
 BYTES_HINTS = {
     "standard": (
         "S and P each go out and come in: 4n² numbers; Q, K, V in and O out: 4nd. Each has itemsize bytes."

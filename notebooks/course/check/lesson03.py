@@ -1,6 +1,7 @@
 """The checks of lesson 03: the learner's own simulator, run on kernels made here, and three kernels, run in
 `sim`."""
 
+import math
 import threading
 import time
 import traceback
@@ -16,6 +17,7 @@ from course.check.contract import Contract
 from course.check.harness import compare, exercise, fail
 
 THREADS, TILE = 8, 4  # as in the lesson
+HALVINGS = 3  # of THREADS numbers, until one is left; none may begin before the last one ends
 ORDERS = 3  # of the threads, tried with each input
 MIRRORED = 6  # threads in a block of the kernels below
 PATIENCE = 5  # seconds; a launch here takes hundredths of one
@@ -85,6 +87,7 @@ def ex03_3(block_sum, rng):
             most={"x": 2 * size, "out": len(sums), "shared": 48 * len(sums)},
             least={"shared": size},
             blocks=len(sums),
+            barriers=None if "atomic" in kernels.names_in(block_sum) else (HALVINGS, math.inf),
             helpers=(THREADS // 2) * (size // THREADS),
             share=None if size % THREADS else 3.2,
             hint=BY_HALVES,
@@ -157,6 +160,7 @@ def every_thread_runs_once(launch, grid, block, fallen):
     compare(len(seen), len(wanted), what="how many threads ran", call=call, tolerance=0)
 
 
+TIMEOUT = "Keep the barrier's timeout=10: it ends the waiting for a thread that has returned."
 ARGUMENTS = "(A Thread's args are a tuple, with a comma even for one: args=(thread_index,).)"
 
 
@@ -234,9 +238,11 @@ def nobody_waits_for_ever(launch, rng):
     deserter = int(rng.integers(MIRRORED))
     what = f"thread {deserter} returns and never comes to the barrier at which the others wait"
     try:
-        with barriers(patience=0.3):
+        with barriers(patience=0.3) as endless:
             in_time(launch, one_leaves, dim3(1), dim3(MIRRORED), deserter, what=what)
     except threading.BrokenBarrierError:
+        if endless:
+            fail(what, wanted="a BrokenBarrierError after ten seconds", got="waiting for ever", hint=TIMEOUT)
         return
     fail(
         what,
@@ -252,12 +258,19 @@ def nobody_waits_for_ever(launch, rng):
 @contextmanager
 def barriers(abort_takes=0, patience=None):
     """While this lasts, a new barrier breaks after `patience` seconds, and the first thread to abort one is
-    held up, so that the order of append and abort shows."""
-    usual = threading.Barrier
+    held up, so that the order of append and abort shows. Yields a list: an entry for each wait that nothing
+    but this patience would have ended."""
+    usual, endless = threading.Barrier, []
 
     class Barrier(usual):
         def __init__(self, parties, action=None, timeout=None):
             super().__init__(parties, action, patience or timeout)
+            self.limited = timeout is not None
+
+        def wait(self, timeout=None):
+            if not self.limited and timeout is None:
+                endless.append(threading.get_ident())
+            return super().wait(patience or timeout)
 
         def abort(self):
             first = not self.broken
@@ -267,7 +280,7 @@ def barriers(abort_takes=0, patience=None):
 
     threading.Barrier = Barrier
     try:
-        yield
+        yield endless
     finally:
         threading.Barrier = usual
 

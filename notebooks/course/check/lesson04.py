@@ -51,11 +51,12 @@ def ex04_1(checkerboard, rng):
 def ex04_2(previous, rng):
     for grid, block, size in [(2, 4, 6), (1, 4, 4), (1, 4, 1), (3, 16, 33), (5, 32, 150)]:
         x = numbers(rng, size)
+        x[0] = np.inf  # an inf times 0 is NaN, and no 0
         contract = Contract(
             "x out", each={"x": 1, "out": 2}, most={"out": size}, threads=max(1, size - 1), hint=KEEP
         )
         verify(previous, one_array(previous, grid, block, x, np.append(float32(0), x[:-1]), contract), rng)
-    return "1 to 150 elements, one block and several"
+    return "1 to 150 elements, the first of them inf, one block and several"
 
 
 @exercise("4.3", "block_max")
@@ -74,6 +75,7 @@ def ex04_3(block_max, rng):
         contract = Contract(
             "x out",
             each={"x": 2, "out": 1},
+            most={"shared": 5 * grid * block},
             least={"shared": 2 * size},
             threads=size,
             blocks=grid,
@@ -89,9 +91,10 @@ def ex04_4(running_sum, rng):
         x = numbers(rng, grid * block)
         wanted = np.concatenate([np.cumsum(part) for part in parts(x, block)])
         shared = 2 * x.size * (block > 1)
+        passes = (block - 1).bit_length()
         contract = Contract(
             "x out",
-            each={"x": 1, "out": 1},
+            each={"x": 1, "out": 1, "shared": 3 * passes + 3},
             least={"shared": shared},
             owner=OWN,
             threads=x.size,
@@ -166,6 +169,7 @@ def ex04_7(swap_neighbours, rng):
 def ex04_8(shares, rng):
     for grid, block, size in [(3, 4, 8), (2, 4, 6), (1, 4, 4), (4, 8, 1), (6, 16, 90)]:
         x = 1 + np.abs(numbers(rng, size))
+        x[1::4] /= -8  # the sum stays far from 0
         total, out = np.zeros(1, float32), np.full(size, np.nan, float32)
         wanted = x.sum(keepdims=True), x / x.sum()
         call = f"shares_fixed[{grid}, {block}](x, total, out) with {size} element{'s' * (size > 1)}"

@@ -300,12 +300,15 @@ def verify(kernel, rng, n, d, rows, columns, numbers, contract, scores="scores a
         f"{scores}: kernel[{blocks}, {rows}, 0, {4 * numbers}](q, k, v, o, n={n}, d={d}, columns={columns},"
         f" scale={scale:.3g})"
     )
-    flat = [inputs.longer(x.ravel()) if longer else x.ravel() for x in (q, k, v)]
+    flat, out = [x.ravel() for x in (q, k, v)], np.full(n * d, np.nan, float32)
+    if longer:
+        flat = [inputs.longer(x) for x in flat]
+        out, wanted = (inputs.longer(x, behind=inputs.SENTINEL) for x in (out, wanted))
     kernels.judge(
         kernel,
         (blocks, rows, 0, 4 * numbers),
         (*flat, n, d, columns, scale),
-        (np.full(n * d, np.nan, float32),),
+        (out,),
         (wanted,),
         rng,
         call,

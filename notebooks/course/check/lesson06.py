@@ -61,6 +61,7 @@ def ex06_1(warp_sum, rng):
             most={"shared": 0},
             shuffles=(1, SHUFFLES * warps),
             atomics=(0, 0),
+            barriers=(0, 0),
             threads=size,
             hint=BY_SHUFFLES,
         )
@@ -98,6 +99,11 @@ def ex06_2(merge_lanes, rng):
         ("no lane has read anything", [], 2, []),
     ]:
         check_merge(merge_lanes, case, [states(rng, d, readers, scores)], rng)
+    far = states(rng, 1, range(LANES), np.repeat([0, -1e4], LANES // 2))
+    far[2][LANES // 2 :] = 1e12
+    check_merge(merge_lanes, "huge sums of lanes 10000 below the maximum", [far], rng)
+    many = states(rng, 2, range(LANES), rng.normal(0, 1, LANES), keys=1e6)
+    check_merge(merge_lanes, "lanes that have read a million keys", [many], rng)
     check_merge(
         merge_lanes,
         "vectors of eleven numbers",
@@ -155,13 +161,13 @@ ITS_KEYS = (
 # 6.2 --------------------------------------------------------------------------------------------------------
 
 
-def states(rng, d, readers, scores):
-    """(m, l, o) of the 32 lanes of a warp, l and m (32,), o (32, d): those in `readers` have these maxima,
-    the others have read nothing."""
+def states(rng, d, readers, scores, keys=3):
+    """(m, l, o) of the 32 lanes of a warp, l and m (32,), o (32, d): those in `readers` have these maxima and
+    an l of up to `keys`, the others have read nothing."""
     m, l, o = np.full(LANES, -np.inf, float32), np.zeros(LANES, float32), np.zeros((LANES, d), float32)
     readers = list(readers)
     m[readers] = scores
-    l[readers] = rng.uniform(1, 3, len(readers))
+    l[readers] = rng.uniform(1, keys, len(readers))
     o[readers] = rng.normal(0, 2, (len(readers), d))
     return m, l, o
 
@@ -176,7 +182,11 @@ def check_merge(merge_lanes, case, warps, rng, blocks=1):
         np.concatenate(parts) for parts in zip(*(in_each_lane(*warp) for warp in warps), strict=True)
     )
     contract = Contract(
-        most={"shared": 0}, shuffles=(1, SHUFFLES * (d + 2) * len(warps)), atomics=(0, 0), hint=BY_MERGING
+        most={"shared": 0},
+        shuffles=(1, SHUFFLES * (d + 2) * len(warps)),
+        atomics=(0, 0),
+        barriers=(0, 0),
+        hint=BY_MERGING,
     )
     judge(
         kernel_around(merge_lanes, d),
@@ -237,6 +247,7 @@ def check_attention(warp_attention, n, keys, d, causal, warps, scores, rng, futu
         most={"shared": 0},
         shuffles=(1, SHUFFLES * (d + 2) * n),
         atomics=(0, 0),
+        barriers=(0, 0),
         hint=ITS_KEYS,
     )
     report = judge(

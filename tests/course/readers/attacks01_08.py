@@ -54,6 +54,18 @@ def softmax_clamped(pairs):
     return m, l, o
 
 
+def softmax_of_near_scores(pairs):
+    """Leaves out what lies more than 20 below the maximum."""
+    m, l, o = -math.inf, 0.0, 0.0
+    for score, value in pairs:
+        if score < m - 20:
+            continue
+        new = max(m, score)
+        shrink, weight = math.exp(m - new), math.exp(score - new)
+        m, l, o = new, l * shrink + weight, o * shrink + weight * value
+    return m, l, o
+
+
 def merge_larger_wins(left, right):
     if abs(left[0] - right[0]) > 10:
         return max(left, right, key=lambda state: state[0])
@@ -281,6 +293,56 @@ def rounds(check, old, new):
     return edit(check, (old, new))
 
 
+BYTES = edit("ex02_3")
+HALVED_ONCE = (
+    SUM_HEAD
+    + """    shared[t] = x[i] if i < x.size else float32(0)
+    cuda.syncthreads()
+    if t < 4:
+        shared[t] += shared[t + 4]
+    cuda.syncthreads()
+    if t == 0:
+        out[cuda.blockIdx.x] = shared[0] + shared[1] + shared[2] + shared[3]
+"""
+)
+NOTHING_TIMES_THE_FIRST = K1 + "    if i < x.size:\n        out[i] = x[max(i - 1, 0)] * (1 if i > 0 else 0)\n"
+EVERYBODY_LOOKS = (
+    K1
+    + """    part = cuda.shared.array(32, float32)
+    part[t] = x[i] if i < x.size else float32(-math.inf)
+    cuda.syncthreads()
+    largest = part[0]
+    for k in range(1, cuda.blockDim.x):
+        largest = max(largest, part[k])
+    if t == 0:
+        out[cuda.blockIdx.x] = largest
+"""
+)
+SUMS_ITS_LEFT = (
+    K1
+    + """    part = cuda.shared.array(32, float32)
+    part[t] = x[i]
+    cuda.syncthreads()
+    total = float32(0)
+    for k in range(t + 1):
+        total += part[k]
+    out[i] = total
+"""
+)
+STEPS_OF_ONE = (
+    K1
+    + """    part = cuda.shared.array(32, float32)
+    part[t] = x[i]
+    own = x[i]
+    for step in range(1, cuda.blockDim.x):
+        cuda.syncthreads()
+        if t >= step:
+            own += part[t - step]
+    out[i] = own
+"""
+)
+
+
 WRONG = {
     "ex01_0": [
         ("a text", lambda: "0.37"),
@@ -293,6 +355,7 @@ WRONG = {
         ("the last thousand", softmax_of_a_window),
         ("reads twice by tee", softmax_twice),
         ("differences clamped at -20", softmax_clamped),
+        ("scores 20 below left out", softmax_of_near_scores),
     ],
     "ex01_2": [("the larger wins beyond 10", merge_larger_wins), ("l is 1 at least", merge_with_a_unit)],
     "ex02_1": [
@@ -329,6 +392,7 @@ WRONG = {
         ("through numpy", outer(through_numpy)),
     ],
     "ex02_3": [
+        ("floats in the end", lambda *given: tuple(float(x) for x in BYTES(*given))),
         ("floats for tiles", edit("ex02_3", ("math.ceil(n / rows)", "n / rows"))),
         (
             "capped at 40 rows",
@@ -360,16 +424,26 @@ WRONG = {
         ("the last error", edit("ex03_2", ("raise errors[0]", "raise errors[-1]"))),
         ("no abort", edit("ex03_2", ("            barrier.abort()\n", ""))),
         ("hides the errors", edit("ex03_2", ("        raise errors[0]", "        print(len(errors))"))),
+        ("no timeout", edit("ex03_2", (", timeout=10", ""))),
     ],
-    "ex03_3": [("every thread adds all", write(EVERY_THREAD_ADDS))],
+    "ex03_3": [("every thread adds all", write(EVERY_THREAD_ADDS)), ("halved once", write(HALVED_ONCE))],
     "ex03_4": [("b from global memory", write(MATMUL)), ("a quarter of the threads load", write(ROW_LOADER))],
+    "ex04_2": [("0 times the first", write(NOTHING_TIMES_THE_FIRST))],
+    "ex04_3": [("everybody looks for the maximum", write(EVERYBODY_LOOKS))],
+    "ex04_4": [("sums all on its left", write(SUMS_ITS_LEFT)), ("steps of one", write(STEPS_OF_ONE))],
     "ex04_5": [
         ("the first thread of a block counts", write(HISTOGRAM_BY_FIRST)),
         ("two letters a thread", write(HISTOGRAM_IN_PAIRS)),
     ],
     "ex04_6": [("by a shuffle", write(MIRROR_BY_SHUFFLES))],
     "ex04_7": [("in shared memory, with a shuffle for show", write(SWAP_IN_SHARED))],
-    "ex04_8": [("one thread adds", write(SHARES_TWICE))],
+    "ex04_8": [
+        ("one thread adds", write(SHARES_TWICE)),
+        (
+            "sum of the sizes",
+            edit("ex04_8", ("cuda.atomic.add(total, 0, x[i])", "cuda.atomic.add(total, 0, abs(x[i]))")),
+        ),
+    ],
     "ex05_1": [
         ("two threads load", write(WARP_LOADS)),
         ("loads everything twice", write(LOADS_TWICE)),
@@ -436,6 +510,10 @@ WRONG = {
             ),
         ),
         (
+            "writes as many rows as o has",
+            edit("ex05_3", ("    if first + t < n:", "    if first + t < o.size // d:")),
+        ),
+        (
             "16 numbers of d at most",
             edit(
                 "ex05_3",
@@ -455,7 +533,20 @@ WRONG = {
         ("all blocks have all queries", repairs(rows="for first in range(0, n, rows * 1):")),
         ("the first columns keys", repairs(keys="for j in range(min(keys, 3)):")),
     ],
-    "ex06_1": [("in shared memory, a shuffle for show", write(SUM_IN_SHARED))],
+    "ex06_1": [
+        ("in shared memory, a shuffle for show", write(SUM_IN_SHARED)),
+        ("a barrier in each round", edit("ex06_1", ("step //= 2", "step //= 2\n        cuda.syncthreads()"))),
+    ],
+    "ex06_2": [
+        (
+            "differences clamped at -20",
+            edit("ex06_2", ("math.exp(m - larger)", "math.exp(max(m - larger, float32(-20)))")),
+        ),
+        (
+            "l is a million at most",
+            edit("ex06_2", ("theirs * other_l", "theirs * other_l\n        l = min(l, float32(1e6))")),
+        ),
+    ],
     "ex06_3": [
         ("two lanes a key", edit("ex06_3", (SEEN, "        for j in range(lane // 2, seen, 16):"))),
         (
@@ -541,6 +632,50 @@ REVERSED_ADD = (
     "def answer(a, b, c):\n    i = a.size - 1 - (cuda.threadIdx.x + cuda.blockIdx.x * cuda.blockDim.x)\n   "
     " if i >= 0:\n        c[i] = b[i] + a[i]\n"
 )
+SCAN_IN_TWO_BUFFERS = (
+    K1
+    + """    part = cuda.shared.array((2, 32), float32)
+    part[0, t] = x[i]
+    side, step = 0, 1
+    while step < cuda.blockDim.x:
+        cuda.syncthreads()
+        total = part[side, t]
+        if t >= step:
+            total += part[side, t - step]
+        side = 1 - side
+        part[side, t] = total
+        step *= 2
+    out[i] = part[side, t]
+"""
+)
+MAX_BY_HALVES = (
+    K1
+    + """    part = cuda.shared.array(32, float32)
+    part[t] = x[i] if i < x.size else float32(-math.inf)
+    step = 16
+    while step > 0:
+        cuda.syncthreads()
+        if t < step and t + step < cuda.blockDim.x:
+            part[t] = max(part[t], part[t + step])
+        step //= 2
+    if t == 0:
+        out[cuda.blockIdx.x] = part[0]
+"""
+)
+HALVES_FROM_THE_RIGHT = (
+    SUM_HEAD
+    + """    shared[t] = x[i] if i < x.size else float32(0)
+    start, step = 0, 4
+    while step > 0:
+        cuda.syncthreads()
+        if t >= start + step:
+            shared[t] += shared[t - step]
+        start += step
+        step //= 2
+    if t == 7:
+        out[cuda.blockIdx.x] = shared[t]
+"""
+)
 TREE_UP = (
     SUM_HEAD
     + """    shared[t] = 0
@@ -610,7 +745,9 @@ RIGHT = {
     "ex01_2": [("sorted first, a power of e", merge_by_logs)],
     "ex02_1": [("the old state as one more key", update_by_stacking)],
     "ex03_1": [("back to front, other names", write(REVERSED_ADD))],
-    "ex03_3": [("a tree from below", write(TREE_UP))],
+    "ex03_3": [("a tree from below", write(TREE_UP)), ("halves to the right", write(HALVES_FROM_THE_RIGHT))],
+    "ex04_3": [("the maximum by halves", write(MAX_BY_HALVES))],
+    "ex04_4": [("two buffers, one barrier a pass", write(SCAN_IN_TWO_BUFFERS))],
     "ex04_5": [("back to front", write(HISTOGRAM_REVERSED))],
     "ex05_1": [("a piece for each thread", write(CONTIGUOUS))],
     "ex05_2": [("two passes over the tile", write(TWO_PASSES))],
