@@ -178,9 +178,11 @@ def endless_for(x):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """A thread counts as stuck after one second; by default it takes eight, which test_no_progress sees."""
+    """A thread counts as stuck after a quarter of a second or 5,000 rounds; by default it takes eight
+    seconds or 1,000,000, which test_no_progress sees."""
     for module in (sim.context, sim.engine.watchdog):
-        monkeypatch.setattr(module, "PATIENCE", 1.0)
+        monkeypatch.setattr(module, "PATIENCE", 0.25)
+    monkeypatch.setattr(sim.context, "DEFAULT_STEPS", 5_000)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -1,6 +1,7 @@
 """The native engine: a kernel gives what it gives by fibers; the report says how it ran; what cannot be
 compiled says why."""
 
+import functools
 import math
 import os
 import shutil
@@ -555,15 +556,25 @@ def matmul_3(thread, threadIdx, tile_a, tile_b, total_of):
     )
 
 
+KERNEL = """
+from numba import cuda
+
+@cuda.jit
+def turned(x):
+    t = cuda.threadIdx.x
+    value = x[t]
+    cuda.syncthreads()
+    x[x.size - 1 - t] = value
+"""
 SCRIPT = """
 import numpy as np
 from numba.core import event
-from tests_of_native import matmul
+from kernel_of_a_test import turned
 from sim import simulate
 from sim.observers import COUNTERS
 with event.install_recorder("numba:compile") as compilations:
-    report = simulate(matmul, engine="native")[(2, 2), (4, 4)](*np.ones((3, 8, 8), np.float32))
-    simulate(matmul, engine="native", observers=COUNTERS)[(2, 2), (4, 4)](*np.ones((3, 8, 8), np.float32))
+    report = simulate(turned, engine="native")[1, 4](np.ones(4, np.float32))
+    simulate(turned, engine="native", observers=COUNTERS)[1, 4](np.ones(4, np.float32))
 print(len(compilations.buffer), report.notes)
 """
 
@@ -582,11 +593,21 @@ def run(script, folder, **environment):
     return done.stdout.strip()
 
 
-def test_a_second_process_compiles_nothing(tmp_path):
-    (tmp_path / "tests_of_native.py").write_text(open(__file__).read())
-    first, second = (run(SCRIPT, tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache")) for _ in range(2))
+@pytest.fixture(scope="module")
+def again(tmp_path_factory):
+    """(again, folder): again() launches in a new process what a first one has launched, and gives how much it
+    compiled and the notes; folder is where that is kept."""
+    folder = tmp_path_factory.mktemp("kept")
+    (folder / "kernel_of_a_test.py").write_text(KERNEL)
+    again = functools.partial(run, SCRIPT, folder, NUMBA_CACHE_DIR=str(folder))
+    first = again()
     assert first.endswith("('by fission',)") and not first.startswith("0 ")
-    assert second == "0 ('by fission',)"
+    return again, folder / "sim-native"
+
+
+def test_a_second_process_compiles_nothing(again):
+    launched, _ = again
+    assert launched() == "0 ('by fission',)"
 
 
 RECURSIVE = """
@@ -616,16 +637,14 @@ def test_a_second_process_runs_a_function_that_calls_itself(tmp_path):
         assert done == "[ 48. 144.] ('by fission',)"
 
 
-def test_what_is_kept_is_private_and_what_is_damaged_is_made_anew(tmp_path):
-    (tmp_path / "tests_of_native.py").write_text(open(__file__).read())
-    kept = tmp_path / "cache" / "sim-native"
-    run(SCRIPT, tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+def test_what_is_kept_is_private_and_what_is_damaged_is_made_anew(again):
+    launched, kept = again
     assert kept.stat().st_mode & 0o777 == 0o700
     for suffixes in ((".py", ".nbc"), (".nbi",)):
         for file in [file for file in kept.iterdir() if file.suffix in suffixes]:
             file.write_bytes(file.read_bytes()[:-40])  # a disk that was full
-        assert run(SCRIPT, tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache")).endswith("('by fission',)")
-        assert run(SCRIPT, tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache")) == "0 ('by fission',)"
+        assert launched().endswith("('by fission',)")
+        assert launched() == "0 ('by fission',)"
 
 
 def test_a_folder_in_which_others_may_write_is_not_used(tmp_path, monkeypatch):
