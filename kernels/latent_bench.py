@@ -43,7 +43,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=600, help="begin no row later than this")
     arguments = parser.parse_args()
     if arguments.plot:
-        return plot(json.loads((DATA / "latent.json").read_text()))
+        return plot(json.loads((DATA / "latent.json").read_text(encoding="utf-8")))
     if not torch.cuda.is_available():
         parser.exit(
             2, "python -m kernels.latent_bench times kernels on a CUDA GPU, and torch finds none here\n"

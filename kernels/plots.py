@@ -23,7 +23,7 @@ LOOKS = {  # Okabe and Ito's colours, which the colour-blind can tell apart; a m
 
 
 def main():
-    table = json.loads((DATA / "bench.json").read_text())
+    table = json.loads((DATA / "bench.json").read_text(encoding="utf-8"))
     for name, draw in {"speedup": speedup, "training": training, "decoding": decoding}.items():
         figure = draw(table)
         figure.savefig(DATA / f"{name}.png", dpi=120)
@@ -31,7 +31,9 @@ def main():
         print(Path("kernels/data") / f"{name}.png")
     record = DATA / "multi_token_training.json"
     if record.exists():
-        multi_token_training(json.loads(record.read_text())).savefig(record.with_suffix(".png"), dpi=120)
+        multi_token_training(json.loads(record.read_text(encoding="utf-8"))).savefig(
+            record.with_suffix(".png"), dpi=120
+        )
         print(Path("kernels/data") / f"{record.stem}.png")
 
 

@@ -75,10 +75,10 @@ def __getattr__(name: str) -> Any:
 def from_numba(name: str) -> Any:
     """What kernels are written with: `cuda` and number types, Numba's where it is installed, ours and numpy's
     elsewhere."""
-    home = "numba" if importlib.util.find_spec("numba") else "numpy"
+    numba = importlib.util.find_spec("numba")
     if name == "cuda":
-        return importlib.import_module("numba.cuda" if home == "numba" else "sim.cuda")
-    return getattr(importlib.import_module(home), name)
+        return importlib.import_module("numba.cuda" if numba else "sim.cuda")
+    return getattr(importlib.import_module("numba.types" if numba else "numpy"), name)
 
 
 def __dir__() -> list[str]:

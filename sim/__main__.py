@@ -28,9 +28,12 @@ def argument(text, random):
     if found := ARRAY.fullmatch(text):
         unwritten, dtype, shape, value = found.groups()
         shape = tuple(int(n) for n in shape.split(","))
-        if unwritten:
-            return empty(shape, dtype)
-        return filled(shape, np.dtype(dtype), value, random)
+        try:
+            return empty(shape, dtype) if unwritten else filled(shape, np.dtype(dtype), value, random)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise LaunchError(
+                f"argument {text!r}: {error}; wanted float32[128] or int32[8,8]=0, say"
+            ) from None
     try:
         kind, _, number = text.rpartition(":")
         if not kind and re.fullmatch(r"-?\d+", number):
@@ -77,7 +80,7 @@ def main(given=None):
     options = parser().parse_intermixed_args(given)
     try:
         report = run(options)
-    except (SimulatorError, OSError) as error:
+    except (SimulatorError, OSError, UnicodeDecodeError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     print(report)
@@ -89,7 +92,7 @@ def run(options):
     if options.file.suffix == ".cu":
         module = load_cuda(options.file, *options.option)
     else:
-        module = load_ptx(options.file.read_text())
+        module = load_ptx(options.file.read_text(encoding="utf-8"))
     if options.entry is None and len(module.names) != 1:
         raise LaunchError(f"which kernel? --entry is one of {', '.join(module.names)}")
     random = np.random.default_rng(options.seed)

@@ -4,6 +4,7 @@ Standard library only, since it runs before anything is there."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -29,8 +30,13 @@ Set up again: make setup (without make: python notebooks/course setup)"""
 
 def main(arguments: list[str]) -> int:
     """Set up if that is needed, then run the command with .venv's Python; returns the exit status."""
+    os.environ.setdefault("PYTHONUTF8", "1")  # for .venv's Python: on Windows a pipe takes no ✓ otherwise
     command = arguments[0] if arguments else "help"
-    if command not in commands.COMMANDS or commands.asks_for_help(arguments):
+    if (
+        command not in commands.COMMANDS
+        or commands.asks_for_help(arguments)
+        or commands.has_vain_arguments(arguments)
+    ):
         return commands.main(arguments)
     with_venv = [str(venv_python(ROOT)), str(Path(__file__).parent), *arguments]
     if sys.version_info < OLDEST_PYTHON and venv_python(ROOT).exists():

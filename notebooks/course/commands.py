@@ -35,16 +35,18 @@ from course.bootstrap import ROOT
 def main(arguments: list[str]) -> int:
     """Run one command with its arguments; returns the exit status."""
     command, *rest = arguments or ["help"]
+    if command in ("help", "-h", "--help"):
+        print(__doc__)
+        return 0
     if command not in COMMANDS:
-        known = command in ("help", "-h", "--help")
-        print(
-            __doc__ if known else f"There is no command {command!r}.\n\n{__doc__}",
-            file=sys.stdout if known else sys.stderr,
+        return refused(
+            f"There is no command {command!r}. There are {', '.join(COMMANDS)}; help explains them."
         )
-        return 0 if known else 2
     if asks_for_help(arguments):
         print(help_of(command))
         return 0
+    if has_vain_arguments(arguments):
+        return refused(f"{command} takes no arguments; given: {' '.join(rest)}")
     # the launches of lessons and tests are small on purpose
     os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
     # and lessons let Numba copy their arrays to the GPU and back
@@ -52,9 +54,20 @@ def main(arguments: list[str]) -> int:
     return COMMANDS[command](rest)
 
 
+def refused(why: str) -> int:
+    """Say why a command cannot be run; the exit status for that."""
+    print(why, file=sys.stderr)
+    return 2
+
+
 def asks_for_help(arguments: list[str]) -> bool:
     """Whether `COMMAND --help` was given, and the command has no help of its own."""
     return arguments[1:2] in (["-h"], ["--help"]) and arguments[0] not in PASSING_HELP
+
+
+def has_vain_arguments(arguments: list[str]) -> bool:
+    """Whether arguments were given to a command that takes none."""
+    return bool(arguments[1:]) and arguments[0] in WITHOUT_ARGUMENTS
 
 
 def help_of(command: str) -> str:
@@ -175,4 +188,5 @@ COMMANDS = {
     "bench-sim": bench_sim,
 }
 # these have options of their own, and a help for them
-PASSING_HELP = ("build", "compare", "bench", "bench-sim", "power")
+PASSING_HELP = ("build", "compare", "bench", "power")
+WITHOUT_ARGUMENTS = ("setup", "doctor", "plots", "lint", "bench-sim")

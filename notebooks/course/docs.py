@@ -15,7 +15,11 @@ STYLE = "body{max-width:50em;margin:2em auto;padding:0 1em;font:16px/1.5 system-
 
 
 def main(arguments: list[str]) -> int:
-    """Write everything into a folder, `site` if none is named; exit status 1 if a link in it is dead."""
+    """Write everything into a folder, `site` if none is named; exit status 1 if a link in it is dead,
+    2 for other arguments."""
+    if len(arguments) > 1 or arguments and arguments[0].startswith("-"):
+        print(f"docs takes the name of one folder; given: {' '.join(arguments)}", file=sys.stderr)
+        return 2
     site = Path(arguments[0]) if arguments else ROOT / "site"
     print("API, from docstrings")
     write_api(site / "api")

@@ -69,7 +69,8 @@ def outcomes(folder, codes):
         else:
             error = path.with_suffix(".error")
             failed.append(
-                f"rank {rank}: " + (error.read_text() if error.exists() else f"ended with exit code {code}")
+                f"rank {rank}: "
+                + (error.read_text(encoding="utf-8") if error.exists() else f"ended with exit code {code}")
             )
     if failed:
         raise RankFailed("\n".join(failed))
@@ -94,7 +95,7 @@ def main(folder, ranks, timeout, rank):
     except Exception as error:
         traceback.print_exc()
         said = "".join(traceback.format_exception_only(error)).strip()
-        (folder / f"{rank}.error").write_text(said)
+        (folder / f"{rank}.error").write_text(said, encoding="utf-8")
         os._exit(1)  # no farewell: the others may wait in an exchange
     written = folder / f"{rank}.part"
     written.write_bytes(result)

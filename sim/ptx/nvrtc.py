@@ -19,7 +19,7 @@ def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80")
 
     Errors: LaunchError where NVRTC is missing, or with the compiler's message.
     """
-    source = Path(path).read_text()
+    source = Path(path).read_text(encoding="utf-8")
     return load_ptx(compiled(source, Path(path).name, *options, architecture=architecture), source=source)
 
 

@@ -208,14 +208,32 @@ def test_only_setup_lab_and_test_install(root, monkeypatch, capsys, command, the
     assert says in capsys.readouterr().err and bool(ran) == there
 
 
-@pytest.mark.parametrize(("arguments", "status"), [([], 0), (["help"], 0), (["lap"], 2)])
-def test_help_and_a_mistyped_command_set_nothing_up(monkeypatch, capsys, arguments, status):
+@pytest.mark.parametrize(("arguments", "status"), [([], 0), (["help"], 0)])
+def test_help_sets_nothing_up(monkeypatch, capsys, arguments, status):
     monkeypatch.setattr(command_line, "set_up", lambda root: pytest.fail("nothing was to be set up"))
     monkeypatch.setattr(command_line, "is_set_up", lambda root: False)
     assert command_line.main(arguments) == status
+    assert "open the lessons in JupyterLab" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["lap"], "There is no command 'lap'. There are setup, lab, "),
+        (["setup", "fast"], "setup takes no arguments; given: fast"),
+        (["lint", "--fix"], "lint takes no arguments; given: --fix"),
+        (["docs", "a", "b"], "docs takes the name of one folder; given: a b"),
+    ],
+)
+def test_what_no_command_takes_is_said_in_one_line_before_anything_is_done(
+    monkeypatch, capsys, arguments, says
+):
+    monkeypatch.setattr(command_line, "set_up", lambda root: pytest.fail("nothing was to be set up"))
+    monkeypatch.setattr(command_line, "is_set_up", lambda root: True)
+    monkeypatch.setattr(command_line, "runs_in_venv", lambda root: True)
+    assert command_line.main(arguments) == 2
     said = capsys.readouterr()
-    assert "open the lessons in JupyterLab" in said.out + said.err
-    assert ("There is no command 'lap'." in said.err) == (status == 2)
+    assert says in said.err and len((said.out + said.err).splitlines()) == 1
 
 
 def test_a_second_set_up_installs_nothing(tmp_path):

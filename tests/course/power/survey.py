@@ -189,6 +189,13 @@ def main():
     ask.add_argument("--minutes", type=float, default=600.0)
     ask.add_argument("--processes", type=int)
     asked = ask.parse_args()
+    unknown = {*asked.exercises} - {*EXERCISES} - {check[2:4] for check in EXERCISES}
+    if unknown:
+        ask.error(
+            f"there is no exercise {', '.join(sorted(unknown))}; wanted ex05_3, say, or 05 for a lesson"
+        )
+    if not hasattr(signal, "SIGALRM"):
+        ask.error("this system has no signal SIGALRM, which ends endless answers: Linux and macOS have it")
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     checks = [check for check in EXERCISES if not asked.exercises or {check, check[2:4]} & {*asked.exercises}]
     return survey(
