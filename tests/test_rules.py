@@ -2,6 +2,7 @@
 vain, code is formatted, types are right."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,28 @@ def test_code_is_formatted():
 def test_types_of_the_public_api():
     status, said = run("-m", "mypy")
     assert status == 0, said
+
+
+TEXTS = [*ROOT.glob("*.md"), *ROOT.glob("sim/*.md"), *ROOT.glob("kernels/*.md"), *ROOT.glob(".github/*/*.md")]
+
+
+def anchors(text):
+    """The headings that a link may lead to, as they are written in links."""
+    headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: text.relative_to(ROOT).as_posix())
+def test_links_of_a_text_lead_somewhere(text):
+    dead, prose = [], re.sub(r"```.*?```|`[^`]*`", "", text.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        path, _, anchor = link.partition("#")
+        target = (text.parent / path) if path else text
+        if "://" in link:
+            continue
+        if not target.exists() or anchor and anchor not in anchors(target.read_text(encoding="utf-8")):
+            dead.append(link)
+    assert dead == []
 
 
 LAYERS = "inside sim, a launch stands on the engine, the engine on memory, memory on the vocabulary"
