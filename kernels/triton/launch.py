@@ -7,9 +7,11 @@ runs the PTX recorded in kernels/data/triton by `python -m kernels.triton.record
 
 import functools
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from kernels.triton.optional import triton
@@ -38,8 +40,10 @@ def runner(tensor):
 
 
 def direct(kernel, grid, *arguments, **constants):
-    """The runner by Triton itself: on the GPU, or in its interpreter."""
-    kernel[grid](*arguments, **constants)
+    """The runner by Triton itself: on the GPU of the first argument, or in its interpreter."""
+    numbers = [value.item() if isinstance(value, np.generic) else value for value in arguments]
+    with torch.cuda.device(arguments[0].device) if arguments[0].is_cuda else nullcontext():
+        kernel[grid](*numbers, **constants)
 
 
 def simulated(kernel, grid, *arguments, num_warps, compiled=None, options=(), **constants):

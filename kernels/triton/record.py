@@ -11,6 +11,7 @@ from kernels.triton.conv_backward import conv_backward
 from kernels.triton.conv_decode import conv_attention_decode
 from kernels.triton.conv_forward import conv_forward
 from kernels.triton.flash_forward import flash_forward
+from kernels.triton.halo import neighbour_sums
 from kernels.triton.head_map import mix_heads
 from kernels.triton.launch import RECORDED, fresh, record_path, type_of
 
@@ -31,6 +32,8 @@ def calls(run):
     conv_backward(q, k, v, w, o, log_sum, d_o, **CONV, run=run)
     conv_attention_decode(q[:, :, -3:], k, v, w, splits=2, run=run)
     mix_heads(torch.randn(1, 2, 5, 17), torch.randn(1, 2, 2), run=run)
+    for barrier in (True, False):
+        neighbour_sums(torch.randn(64), barrier, run=run)
 
 
 def trimmed(ptx):

@@ -129,9 +129,10 @@ class Kernel:
 
     def worded(self, findings):
         """Findings in the words of the language that the kernel is written in."""
-        if self.module.origin.python:
+        words = WORDS.get(self.module.origin.language)
+        if words is None:
             return findings
-        return [replace(f, reason=in_c(f.reason), fix=in_c(f.fix)) for f in findings]
+        return [replace(f, reason=said(f.reason, words), fix=said(f.fix, words)) for f in findings]
 
     def check(self, launch):
         """The block has the size that the kernel was compiled for."""
@@ -151,19 +152,26 @@ class Kernel:
             )
 
 
-# what findings call by its name in Python -> its name in CUDA C++
-IN_C = {
-    "cuda.atomic (cuda.atomic.add for +=)": "an atomic (atomicAdd for +=)",
-    "cuda.atomic": "atomics",
-    "cuda.syncthreads": "__syncthreads",
-    "cuda.threadfence": "__threadfence",
-    "cuda.ballot_sync": "__ballot_sync",
+# language -> {what findings call by its name in Numba: its name there}
+WORDS = {
+    "C++": {
+        "cuda.atomic (cuda.atomic.add for +=)": "an atomic (atomicAdd for +=)",
+        "cuda.atomic": "atomics",
+        "cuda.syncthreads": "__syncthreads",
+        "cuda.threadfence": "__threadfence",
+        "cuda.ballot_sync": "__ballot_sync",
+    },
+    "Triton": {
+        "cuda.atomic (cuda.atomic.add for +=)": "an atomic (tl.atomic_add for +=)",
+        "cuda.atomic": "atomics",
+        "cuda.syncthreads": "tl.debug_barrier",
+    },
 }
 
 
-def in_c(text):
-    for python, c in IN_C.items():
-        text = text.replace(python, c)
+def said(text, words):
+    for numba, word in words.items():
+        text = text.replace(numba, word)
     return re.sub(r"if (i [<>]=? )(\w+)\.shape\[0\]", r"if (\1the length of \2)", text)
 
 

@@ -66,9 +66,11 @@ class Origin:
         return next((place for place in chain if place.file == home), chain[-1] if chain else None)
 
     @property
-    def python(self):
-        """Whether the kernel was written in Python."""
-        return any(path.endswith(".py") for path in self.text.files.values())
+    def language(self):
+        """What the kernel was written in; Python's two are told apart by the compiler that signs the PTX."""
+        if not any(path.endswith(".py") for path in self.text.files.values()):
+            return "C++"
+        return "Triton" if any("LLVM NVPTX" in line for line in self.text.lines[:5]) else "Numba"
 
     # --- names ----------------------------------------------------------------------------------------------
 

@@ -1,11 +1,14 @@
 """The kernels in CUDA C++ and Triton: right and without a finding in the simulator, from fresh and from
 recorded PTX; in Triton's interpreter; on a GPU on every shape; and races planted in both, found by line."""
 
+import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +18,12 @@ from kernels.cuda_cpp import launch as cuda_launch
 from kernels.cuda_cpp import operators
 from kernels.cuda_cpp import record as cuda_record
 from kernels.languages import RESULTS, errors_of, right
+from kernels.triton import conv_backward
 from kernels.triton import launch as triton_launch
 from kernels.triton import record as triton_record
+from kernels.triton.halo import neighbour_sums
 from kernels.triton.head_map import mix_heads
+from sim import KernelBug
 
 OTHERS = [pytest.param("Triton", marks=pytest.mark.triton), "CUDA C++"]
 # several tiles of 32 × 32 in each pass; and one with fewer keys than taps
@@ -109,7 +115,7 @@ def test_without_triton_recorded_ptx_runs():
 def test_recorded_triton_is_of_the_sources_that_are_here():
     """So that findings name the right lines."""
     texts = {path.name: path.read_text() for path in triton_launch.RECORDED.glob("*.ptx")}
-    assert len(texts) == 8
+    assert len(texts) == 10
     for name, text in texts.items():
         assert text.split()[2] == triton_record.sources(name.split("-")[0]), f"{name}: record it again"
 
@@ -137,3 +143,86 @@ def test_without_nvrtc_recorded_ptx_runs(monkeypatch):
     with pytest.raises(LookupError, match="WIDTH32 is not among the PTX recorded .*install NVRTC"):
         operators.flash_forward(*torch.randn(3, 1, 1, 4, 20), run=cuda_cpp_run)
     cuda_launch.module.cache_clear()
+
+
+# Races planted ----------------------------------------------------------------------------------------------
+
+README = Path(triton_launch.__file__).with_name("README.md"), cuda_launch.FOLDER / "README.md"
+MISSING_BARRIERS = {
+    "flash_forward.cu": "        __syncthreads();  // used up: the next tile may overwrite it\n",
+    "conv_forward.cu": "        __syncthreads();  // every strip is made: P may take the place of S0\n",
+}
+ADDED, STORED = (
+    "    tl.atomic_add(d_w + place, d_w_tile, mask=(a < c_q) & (b < c_k))",
+    "    inside = (a < c_q) & (b < c_k)\n"
+    "    tl.store(d_w + place, tl.load(d_w + place, mask=inside) + d_w_tile, mask=inside)",
+)
+
+
+def planted(path, old, new):
+    """Replace the one place where it says `old`."""
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+def first_finding(call):
+    """The message of the first finding, whole."""
+    torch.manual_seed(0)
+    with pytest.raises(KernelBug) as raised:
+        call()
+    return str(raised.value).split("\n\n")[0].rstrip()
+
+
+def shown(message):
+    """Whether one of the READMEs shows it, whole."""
+    return any(f"KernelBug: {message}\n```" in path.read_text() for path in README)
+
+
+def test_missing_barriers_in_cuda_are_found(tmp_path, monkeypatch):
+    if not cuda_launch.have_compiler():
+        pytest.skip("NVRTC is not installed")
+    for path in cuda_launch.FOLDER.glob("*.cu*"):
+        shutil.copy(path, tmp_path)
+    for file, line in MISSING_BARRIERS.items():
+        planted(tmp_path / file, line, "        // no barrier\n")
+    monkeypatch.setattr(cuda_launch, "FOLDER", tmp_path)
+    cuda_launch.module.cache_clear()
+    flash = first_finding(lambda: operators.flash_forward(*torch.randn(3, 1, 1, 40, 5)))
+    conv = first_finding(
+        lambda: operators.conv_forward(*torch.randn(3, 1, 1, 40, 5), torch.randn(1, 3, 4), size=32)
+    )
+    cuda_launch.module.cache_clear()
+    assert "k_tile[0]" in flash and "flash_forward.cu line 28" in flash and "line 33" in flash
+    assert "conv_forward.cu line 66" in conv and "line 43" in conv
+    assert shown(flash) and shown(conv), flash + "\n\n" + conv
+
+
+@pytest.mark.parametrize("compiled", [triton_launch.recorded, pytest.param(None, marks=pytest.mark.triton)])
+def test_a_halo_without_a_barrier_is_found(compiled):
+    x, run = torch.randn(64), partial(triton_launch.simulated, compiled=compiled)
+    message = first_finding(lambda: neighbour_sums(torch.randn(64), barrier=False, run=run))
+    assert "halo.py line 19" in message and "halo.py line 22" in message and "tl.debug_barrier()" in message
+    assert shown(message), message
+    square = torch.nn.functional.pad(x * x, (1, 1))
+    torch.testing.assert_close(neighbour_sums(x, run=run), square[:-2] + square[1:-1] + square[2:])
+
+
+@pytest.mark.triton
+def test_a_sum_without_an_atomic_is_found(tmp_path):
+    path = tmp_path / "conv_backward.py"
+    path.write_text(Path(conv_backward.__file__).read_text())
+    planted(path, ADDED, STORED)
+    spec = importlib.util.spec_from_file_location("planted_conv_backward", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def call():
+        q, k, v, o, d_o = torch.randn(5, 1, 1, 40, 5)
+        w, log_sum = torch.randn(1, 3, 4), torch.randn(1, 1, 40)
+        module.conv_backward(q, k, v, w, o, log_sum, d_o, **triton_record.CONV)
+
+    message = first_finding(call)
+    assert "d_w[0, 0, 0, 0]" in message and "conv_backward.py line 153" in message
+    assert "tl.atomic_add" in message
+    assert shown(message), message

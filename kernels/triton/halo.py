@@ -1,0 +1,33 @@
+"""A halo in Triton: y[i] = t[i - 1] + t[i] + t[i + 1] of a tile t that a program has made.
+
+CUDA puts t into shared memory and reads it at three places. Triton has no shared memory to index: a program
+that wants a neighbour's number moves the whole tile (`tiles.moved_left`), or writes it to global memory and
+reads it there, as here. Then the order of its own threads is its concern again: without BARRIER they race.
+"""
+
+import torch
+
+from kernels.triton.launch import launch
+from kernels.triton.optional import tl, triton
+
+
+@triton.jit
+def neighbour_sums_kernel(x, scratch, y, N: tl.constexpr, BARRIER: tl.constexpr):
+    """y (N,) = the sums of neighbours of x², through scratch (N,); one program."""
+    i = tl.arange(0, N)
+    t = tl.load(x + i) * tl.load(x + i)
+    tl.store(scratch + i, t)
+    if BARRIER:
+        tl.debug_barrier()
+    left = tl.load(scratch + i - 1, mask=i > 0, other=0.0)
+    right = tl.load(scratch + i + 1, mask=i < N - 1, other=0.0)
+    tl.store(y + i, left + t + right)
+
+
+def neighbour_sums(x, barrier=True, run=None):
+    """y (N,) of x (N,), float32, N a power of two: y[i] = x[i - 1]² + x[i]² + x[i + 1]², 0 outside. Without
+    the barrier, wrong at times."""
+    scratch, y = torch.empty_like(x), torch.empty_like(x)
+    constants = dict(N=len(x), BARRIER=barrier, num_warps=2)
+    launch(neighbour_sums_kernel, (1, 1, 1), x, scratch, y, **constants, run=run)
+    return y
