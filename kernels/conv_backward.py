@@ -32,6 +32,7 @@ import math
 from numba import cuda
 from numpy import float32
 
+from kernels.conv_tensor_backward import conv_tensor_backward
 from kernels.conv_tiles import (
     GROUP,
     INDEX,
@@ -56,7 +57,7 @@ from kernels.conv_tiles import (
     threads_of,
     turns_and_strips,
 )
-from kernels.launch import backward_arguments, launch, output, width_for
+from kernels.launch import FLOAT32, HALVES, backward_arguments, launch, output, width_for
 
 SIZE = 64
 CHUNK_WORDS = 8 + GROUP  # of a row of q, k, v or dO, in a product over d: all must fit 48 KiB
@@ -406,18 +407,21 @@ def conv_backward(
     size=SIZE,
     extent=None,
 ):
-    """(dQ, dK, dV, dW) of convolutional attention, shaped like q, k, v and w, float32.
+    """(dQ, dK, dV, dW) of convolutional attention, like q, k, v and w.
 
-    o, log_sum: what `conv_forward` returned; d_o: the gradient of o. wanted: which of the four are needed;
-        one that is not is None, and a kernel neither of whose results is needed does not run. deterministic:
-        equal dW, bit for bit, from run to run, for some memory and time; the others
-    always are. size: of a tile of scores, 64 or 32. extent: as for `conv_forward`; o, log_sum and d_o are
-        those of the owned queries, over all keys of the sequence, and the gradients are what the owned scores
-        give, to rows of the halo too. Raises TypeError or ValueError that names the argument, what it is, and
-        what was wanted.
+    o, log_sum: what `conv_forward` returned; d_o: the gradient of o, like it. wanted: which of the four are
+        needed; one that is not is None, and a kernel neither of whose results is needed does not run.
+        deterministic: equal dW, bit for bit, from run to run, for some memory and time; the others always
+        are, and so is dW of 16-bit numbers. size: of a tile of float32 scores, 64 or 32. extent: as for
+        `conv_forward`; o, log_sum and d_o are those of the owned queries, over all keys of the sequence, and
+        the gradients are what the owned scores give, to rows of the halo too. Raises TypeError or ValueError
+        that names the argument, what it is, and what was wanted.
     """
-    q, k, v, w, scale, d_o, extent = backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent)
+    dtypes = FLOAT32 if extent else (*FLOAT32, *HALVES)
+    q, k, v, w, scale, d_o, extent = backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent, dtypes)
     check_size(size)
+    if q.dtype in HALVES:
+        return conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run)
     (batch, heads, n, d), keys = q.shape, k.shape[2]
     given = q, k, v, w, log_sum.detach(), (d_o * o.detach()).sum(-1), d_o, scale, bool(causal), extent
     rows, columns = size - 2 * (w.shape[1] - 1), size - 2 * (w.shape[2] - 1)

@@ -27,9 +27,9 @@ def conv_attention(
     q, k, v: (B, H, N, d), w: (H, c_q, c_k), tensors on one device, none empty, d <= 128, c_q and c_k from 1
         to 15, odd or even. q, k and v are float32, bfloat16 or float16, w is float32 or like them; 16-bit
         ones are computed on tensor cores (`kernels.conv_tensor`; a GPU of compute capability 8.0 or newer)
-        with float32 sums, their gradients by the float32 kernels. scale is 1/sqrt(d) unless given. With
-        causal, query i sees the keys j <= i, before the convolution and after it. Non-contiguous tensors are
-        copied. CPU tensors are simulated, CUDA tensors run on their GPU.
+        with float32 sums, their gradients too (`kernels.conv_tensor_backward`). scale is 1/sqrt(d) unless
+        given. With causal, query i sees the keys j <= i, before the convolution and after it. Non-contiguous
+        tensors are copied. CPU tensors are simulated, CUDA tensors run on their GPU.
 
     Gradients reach q, k, v and w, once: a second derivative is an error. What needs no gradient costs none.
     Under torch.compile this is one opaque operator; under torch.autocast it computes in its type. Raises
@@ -72,11 +72,9 @@ def conv_backward_operator(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dQ, dK, dV, dW), as `conv_backward`; what is not wanted is an empty tensor."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    given = q.float(), k.float(), v.float(), w.float(), o.float()
-    gradients = conv_backward(*given, log_sum, d_o.float(), causal, scale, wanted, deterministic)
+    gradients = conv_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, deterministic)
     d_q, d_k, d_v, d_w = (
-        like.new_empty(0) if gradient is None else gradient.to(like.dtype)
-        for gradient, like in zip(gradients, (q, k, v, w))
+        like.new_empty(0) if gradient is None else gradient for gradient, like in zip(gradients, (q, k, v, w))
     )
     return d_q, d_k, d_v, d_w
 

@@ -79,23 +79,24 @@ def conv_arguments(q, k, v, w, scale, extent=None, dtypes=FLOAT32):
     return *qkv, w.detach().contiguous(), scale, extent or WHOLE
 
 
-def backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent=None):
+def backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent=None, dtypes=FLOAT32):
     """Check the arguments of the backward pass of convolutional attention; return q, k, v and w, scale, d_o
     and extent, as conv_arguments does.
 
-    o, d_o: like the owned rows of q; log_sum: (B, H, N) of them. Raises TypeError or ValueError that names
-        the argument, what it is, and what was wanted.
+    o, d_o: like the owned rows of q; log_sum: (B, H, N) of them, float32. Raises TypeError or ValueError that
+        names the argument, what it is, and what was wanted.
     """
-    *qkvw, scale, extent = conv_arguments(q, k, v, w, scale, extent)
+    *qkvw, scale, extent = conv_arguments(q, k, v, w, scale, extent, dtypes)
     owned = *q.shape[:2], q.shape[2] - extent.first_query, q.shape[3]
-    for name, tensor, shape in [("o", o, owned), ("log_sum", log_sum, owned[:3]), ("d_o", d_o, owned)]:
-        if not isinstance(tensor, torch.Tensor) or tensor.shape != shape or tensor.dtype != torch.float32:
+    wanted = {"o": (o, owned, q.dtype), "log_sum": (log_sum, owned[:3], torch.float32)}
+    for name, (tensor, shape, dtype) in {**wanted, "d_o": (d_o, owned, q.dtype)}.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.shape != shape or tensor.dtype != dtype:
             got = (
                 f"{tensor.dtype}, {tuple(tensor.shape)}"
                 if isinstance(tensor, torch.Tensor)
                 else type(tensor).__name__
             )
-            raise ValueError(f"argument {name} is {got}; wanted torch.float32, {tuple(shape)}")
+            raise ValueError(f"argument {name} is {got}; wanted {dtype}, {tuple(shape)}")
         check_device(name, tensor, q)
     return *qkvw, scale, d_o.detach().contiguous(), extent
 

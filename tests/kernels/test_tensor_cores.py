@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from numpy import float32
 
 from kernels import (
     ConvAttention,
@@ -15,6 +16,7 @@ from kernels import (
     warp_attention,
 )
 from kernels.conv_forward import conv_forward
+from kernels.conv_tensor_backward import conv_tensor_backward
 from kernels.flash_forward import flash_forward
 
 DTYPES = [torch.bfloat16, torch.float16]
@@ -41,6 +43,25 @@ def check(got, log_sum, attend, scores, given, causal):
     assert relative(got, wanted) <= max(limit, 1e-6)
     largest = (log_sum.double() - torch.logsumexp(scores(*wide, causal), -1)).abs().max()
     assert largest <= 0.02
+
+
+def gradients(attend, leaves, d_o, causal):
+    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+    return torch.autograd.grad(attend(*leaves, causal), leaves, d_o)
+
+
+def check_gradients(given, causal, **options):
+    """dQ, dK, dV and dW against float64, their errors against those of eager in the type of `given`."""
+    d_o = torch.randn(given[0].shape, generator=torch.Generator().manual_seed(1)).to(given[0])
+    right = gradients(reference.conv_attention, [x.double() for x in given], d_o.double(), causal)
+    eager = gradients(reference.conv_attention, given, d_o, causal)
+    o, log_sum = conv_forward(*given, causal)
+    scale = float32(1 / math.sqrt(given[0].shape[3]))
+    got = conv_tensor_backward(*given, o, log_sum, d_o, causal, scale, (True,) * 4, **options)
+    for leaf, mine, limit, wanted in zip(given, got, eager, right, strict=True):
+        assert mine.dtype == leaf.dtype and mine.shape == leaf.shape
+        assert relative(mine, wanted) <= max(1.5 * relative(limit, wanted), 1e-6)
+    return got
 
 
 def flash_scores(q, k, v, causal):
@@ -75,6 +96,26 @@ def test_conv(n, d, taps, causal):
     dtype = DTYPES[n % 3 == 0]
     given = inputs((1, 2 if n < 30 else 1, n, d), taps, dtype)
     check(*conv_forward(*given, causal), reference.conv_attention, conv_scores, given, causal)
+
+
+WARPS = dict(warps=4)  # 64 rows of scores in a block, 32 for two: several blocks of few queries
+    warps=2, pieces=2
+)  # 64 rows of scores in a block, 32 for one piece: several blocks of few queries
+BACKWARD = [
+    (9, 64, (7, 7), True, {}),
+    (33, 20, (3, 3), False, dict(warps=2)),
+    (20, 128, (6, 11), True, WARPS),
+    pytest.param(70, 64, (7, 7), True, WARPS, marks=pytest.mark.nightly),
+    pytest.param(60, 64, (2, 11), True, dict(warps=2), marks=pytest.mark.nightly),
+    pytest.param(51, 64, (5, 4), False, dict(warps=2), marks=pytest.mark.nightly),
+    pytest.param(48, 64, (15, 15), False, WARPS, marks=pytest.mark.nightly),
+    pytest.param(48, 64, (15, 15), True, WARPS, marks=pytest.mark.nightly),
+]
+
+
+@pytest.mark.parametrize("n, d, taps, causal, options", BACKWARD)
+def test_conv_backward(n, d, taps, causal, options):
+    check_gradients(inputs((1, 1, n, d), taps, DTYPES[n % 3 == 0]), causal, **options)
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0])
@@ -172,3 +213,12 @@ def test_on_a_gpu(dtype, n, causal, d, taps):
     given = inputs((2, 3, n, d), taps, dtype, "cuda", n)
     check(*conv_forward(*given, causal), reference.conv_attention, conv_scores, given, causal)
     check(*flash_forward(*given[:3], causal), reference.attention, flash_scores, given[:3], causal)
+    if n < 1000:
+        check_gradients(given, causal)
+
+
+@pytest.mark.gpu
+def test_gradients_are_the_same_from_run_to_run():
+    given = inputs((2, 8, 1500, 64), (7, 7), torch.bfloat16, "cuda")
+    for first, second in zip(check_gradients(given, True), check_gradients(given, True)):
+        assert torch.equal(first, second)
