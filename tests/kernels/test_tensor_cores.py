@@ -50,17 +50,18 @@ def gradients(attend, leaves, d_o, causal):
     return torch.autograd.grad(attend(*leaves, causal), leaves, d_o)
 
 
-def check_gradients(given, causal, **options):
-    """dQ, dK, dV and dW against float64, their errors against those of eager in the type of `given`."""
+def check_gradients(given, causal, warps=8):
+    """dQ, dK, dV and dW against float64, their errors against those of eager in the type of `given`; nothing
+    near 0, as dQ of one query is, has an error of its own."""
     d_o = torch.randn(given[0].shape, generator=torch.Generator().manual_seed(1)).to(given[0])
     right = gradients(reference.conv_attention, [x.double() for x in given], d_o.double(), causal)
     eager = gradients(reference.conv_attention, given, d_o, causal)
     o, log_sum = conv_forward(*given, causal)
     scale = float32(1 / math.sqrt(given[0].shape[3]))
-    got = conv_tensor_backward(*given, o, log_sum, d_o, causal, scale, (True,) * 4, **options)
+    got = conv_tensor_backward(*given, o, log_sum, d_o, causal, scale, (True,) * 4, warps=warps)
     for leaf, mine, limit, wanted in zip(given, got, eager, right, strict=True):
         assert mine.dtype == leaf.dtype and mine.shape == leaf.shape
-        assert relative(mine, wanted) <= max(1.5 * relative(limit, wanted), 1e-6)
+        assert (mine.double() - wanted).norm() <= 1.5 * (limit.double() - wanted).norm() + 1e-6 * d_o.norm()
     return got
 
 
@@ -98,24 +99,21 @@ def test_conv(n, d, taps, causal):
     check(*conv_forward(*given, causal), reference.conv_attention, conv_scores, given, causal)
 
 
-WARPS = dict(warps=4)  # 64 rows of scores in a block, 32 for two: several blocks of few queries
-    warps=2, pieces=2
-)  # 64 rows of scores in a block, 32 for one piece: several blocks of few queries
-BACKWARD = [
-    (9, 64, (7, 7), True, {}),
-    (33, 20, (3, 3), False, dict(warps=2)),
-    (20, 128, (6, 11), True, WARPS),
-    pytest.param(70, 64, (7, 7), True, WARPS, marks=pytest.mark.nightly),
-    pytest.param(60, 64, (2, 11), True, dict(warps=2), marks=pytest.mark.nightly),
-    pytest.param(51, 64, (5, 4), False, dict(warps=2), marks=pytest.mark.nightly),
-    pytest.param(48, 64, (15, 15), False, WARPS, marks=pytest.mark.nightly),
-    pytest.param(48, 64, (15, 15), True, WARPS, marks=pytest.mark.nightly),
+BACKWARD = [  # two warps have 32 rows of scores in a block: several blocks of few queries
+    (9, 64, (7, 7), True, 8),
+    (33, 20, (3, 3), False, 2),
+    (20, 128, (6, 11), True, 4),
+    pytest.param(70, 64, (7, 7), True, 4, marks=pytest.mark.nightly),
+    pytest.param(60, 64, (2, 11), True, 2, marks=pytest.mark.nightly),
+    pytest.param(51, 64, (5, 4), False, 2, marks=pytest.mark.nightly),
+    pytest.param(48, 64, (15, 15), False, 4, marks=pytest.mark.nightly),
+    pytest.param(48, 64, (15, 15), True, 4, marks=pytest.mark.nightly),
 ]
 
 
-@pytest.mark.parametrize("n, d, taps, causal, options", BACKWARD)
-def test_conv_backward(n, d, taps, causal, options):
-    check_gradients(inputs((1, 1, n, d), taps, DTYPES[n % 3 == 0]), causal, **options)
+@pytest.mark.parametrize("n, d, taps, causal, warps", BACKWARD)
+def test_conv_backward(n, d, taps, causal, warps):
+    check_gradients(inputs((1, 1, n, d), taps, DTYPES[n % 3 == 0]), causal, warps)
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0])
