@@ -81,7 +81,9 @@ def few(request):
 
 def pytest_collection_modifyitems(config, items):
     """Tests marked nightly are skipped without --all, those marked triton or gpu where there is none; there,
-    cells tagged gpu show what was recorded."""
+    cells tagged gpu show what was recorded. Notebooks, of which a process takes each whole, come first, and
+    what is shared test by test last, so that all processes end together."""
+    items.sort(key=lambda item: (item.path.suffix != ".ipynb") + (item.path.name in ALONE))
     for item in items:
         if item.get_closest_marker("nightly") and not config.getoption("all"):
             item.user_properties.append(("left out", 1))

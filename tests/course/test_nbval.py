@@ -49,5 +49,5 @@ def run_nbval(*notebooks):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )

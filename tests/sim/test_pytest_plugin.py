@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from course.doctor import gpu_names
+from sim.native import cache
 from sim.pytest_plugin import TOOLS, rounds, words
 
 pytest_plugins = ["pytester"]
@@ -173,8 +174,11 @@ RACE = (
 
 @pytest.fixture
 def run(pytester, monkeypatch):
-    """run(*options): pytest with the plug-in in a new process, where nothing of ours was imported before."""
+    """run(*options): pytest with this plug-in alone in a new process, where nothing of ours was imported
+    before; what was compiled before is found."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(cache.folder().parent))
     return lambda *options: pytester.runpytest_subprocess(
         "-p", "sim.pytest_plugin", "-p", "no:cacheprovider", "-W", "ignore", *options
     )
