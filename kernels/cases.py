@@ -38,6 +38,7 @@ from kernels.reference import (
     multi_token_attention,
     scores,
 )
+from kernels.splits import MERGING_WARPS
 from kernels.tiled import Traffic, queries_outer
 from kernels.warp_forward import warp_forward
 
@@ -236,7 +237,7 @@ def conv_decode_shared(d, c_q, **_):
     lanes, warps = conv_decode.LANES, conv_decode.WARPS
     width, slots = -(-d // lanes) * lanes, -(-c_q // 4) * 4
     own = warps * (lanes * conv_decode.PITCH + slots * conv_decode.RING + width + lanes + 2)
-    return 4 * (own + (width + MOST_TAPS) * slots), 4 * conv_decode.MERGING_WARPS * (MAX_HEAD_DIM + 1)
+    return 4 * (own + (width + MOST_TAPS) * slots), 4 * MERGING_WARPS * (MAX_HEAD_DIM + 1)
 
 
 def multi_token_shared(heads, **_):

@@ -33,7 +33,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from numba import cuda
 from numpy import float32
 
@@ -51,37 +50,29 @@ from kernels.launch import (
     launch,
     output,
 )
+from kernels.splits import (
+    MERGING_WARPS,
+    add_splits,
+    checked_splits,
+    choose_splits,
+    fewest_splits,
+    largest_of_warp,
+    merged,
+    multiprocessors,
+    sum_of_warp,
+)
 from kernels.tensor_launch import check_tensor_cores, kind_of, tensor_width
-from kernels.tiles import MINUS_INFINITY, reciprocal, weight
+from kernels.tiles import MINUS_INFINITY, weight
 
 LANES, WARPS = 32, 4
-ALL_LANES = 0xFFFFFFFF
 # c & LANE is c, but now the compiler knows that it is not negative
 LANE, LARGEST_D, PLACE = LANES - 1, MAX_HEAD_DIM - 1, (1 << 62) - 1
 PITCH = LANES + 1  # of a piece of K, so that a column lies in 32 banks
 GROUP = 4  # columns of a piece in a turn of a loop that is short enough for the compiler to unroll it
 RING = 2 * LANES  # scores kept of each window row: a power of two, as & finds the place
-MERGING_WARPS = 8
-BLOCKS, FEWEST_KEYS = 4, 64  # blocks that a multiprocessor holds, with 128 registers a thread; keys a block
 
 
 # Device functions -------------------------------------------------------------------------------------------
-
-
-@cuda.jit(device=True)
-def largest_of_warp(x):
-    """The largest x of the warp's 32 lanes, in each of them."""
-    for bit in range(5):
-        x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, 1 << bit))
-    return x
-
-
-@cuda.jit(device=True)
-def sum_of_warp(x):
-    """The sum of x over the warp's 32 lanes, in each of them."""
-    for bit in range(5):
-        x += cuda.shfl_xor_sync(ALL_LANES, x, 1 << bit)
-    return x
 
 
 @cuda.jit(device=True)
@@ -238,38 +229,15 @@ def split_kernel(slots, d):
 
 @cuda.jit
 def conv_decode_merge_kernel(parts, o, log_sum):
-    """o (B, H, 1, d) and log_sum (B, H, 1) = the merged parts (B, H, splits, d + 2): a warp adds up every
-    MERGING_WARPS-th split, a lane every 32nd number."""
+    """o (B, H, 1, d) and log_sum (B, H, 1) = the merged parts (B, H, splits, d + 2)."""
     sums = cuda.shared.array((MERGING_WARPS, MAX_HEAD_DIM), float32)
     totals = cuda.shared.array(MERGING_WARPS, float32)
     part, o_row = parts[cuda.blockIdx.y, cuda.blockIdx.x], o[cuda.blockIdx.y, cuda.blockIdx.x, 0]
-    thread, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
-    splits, d = part.shape[0], o_row.shape[0]
-    # 1. the largest m, found by every warp
-    m = MINUS_INFINITY
-    for s in range(lane, splits, LANES):
-        m = max(m, part[s, d])
-    m = largest_of_warp(m)
-    # 2. this warp's splits
-    l = float32(0)
-    for s in range(warp, splits, MERGING_WARPS):
-        l += weight(part[s, d], m) * part[s, d + 1]
-    if lane == 0:
-        totals[warp] = l
-    for c in range(lane, d, LANES):
-        total = float32(0)
-        for s in range(warp, splits, MERGING_WARPS):
-            total += weight(part[s, d], m) * part[s, c]
-        sums[warp, c] = total
+    m = add_splits(sums, totals, part)
     cuda.syncthreads()  # every warp's sums are there
-    # 3. their sum, and the one division
-    if thread < d:
-        l, total = float32(0), float32(0)
-        for other in range(MERGING_WARPS):
-            l += totals[other]
-            total += sums[other, thread]
-        o_row[thread] = total * reciprocal(l)
-        if thread == 0:
+    if cuda.threadIdx.x < o_row.shape[0]:
+        o_row[cuda.threadIdx.x], l = merged(sums, totals, cuda.threadIdx.x)
+        if cuda.threadIdx.x == 0:
             log_sum[cuda.blockIdx.y, cuda.blockIdx.x, 0] = m + math.log(l)
 
 
@@ -365,30 +333,6 @@ def conv_decode(q, k, v, w, scale, first_owned, position, splits=None, run=None)
     return o, log_sum
 
 
-def choose_splits(sequences, keys, multiprocessors):
-    """Among how many blocks to divide each head's keys; sequences: B · H.
-
-    A multiprocessor holds BLOCKS blocks at once; the device works in waves of as many as all hold, and in a
-    last wave that is not full it idles. The fewest splits that waste at most a tenth more than the best
-    within four waves; but no block gets fewer than FEWEST_KEYS keys, as it would spend its time on halo,
-    window and merge.
-    """
-    return fewest_splits(max(1, sequences), max(1, keys // FEWEST_KEYS), multiprocessors * BLOCKS)
-
-
-@functools.cache
-def fewest_splits(sequences, most, wave):
-    """`choose_splits` with at most `most` splits, where `wave` blocks run at once."""
-    splits = range(1, max(1, min(most, 4 * wave // sequences)) + 1)
-    busy = [sequences * s / (-(-sequences * s // wave) * wave) for s in splits]
-    return next(s for s, share in zip(splits, busy) if share >= 0.9 * max(busy))
-
-
-def multiprocessors(device):
-    """How many multiprocessors the device has. The simulator, on the CPU, runs one block at a time: 1."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
 def flat(rows):
     """(B, H, N, d) as a kernel reads it where it is: one dimension that begins at its first number, and the
     strides of batch and head.
@@ -436,12 +380,3 @@ def check_shapes(q, k, v, w):
             f"argument q_window has {q.shape[2]} rows; wanted min(c_q, N_k) = {rows}, the queries of the last"
             " tokens"
         )
-
-
-def checked_splits(splits):
-    """An integer of at least 1, or an error."""
-    if isinstance(splits, bool) or not isinstance(splits, int):
-        raise TypeError(f"argument splits is {splits!r}; wanted a whole number, or None to choose it")
-    if splits < 1:
-        raise ValueError(f"argument splits is {splits}; wanted at least 1")
-    return splits

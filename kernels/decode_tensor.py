@@ -23,23 +23,13 @@ Sources: those of `conv_decode`.
 
 import functools
 
-import torch
 from numba import cuda
-from numpy import float32, int16, int32, uint32
-from torch.nn.functional import pad
+from numpy import float32, int16, uint32
 
-from kernels.instructions import (
-    cp_async_16,
-    cp_async_commit,
-    cp_async_wait_0,
-    exp2_approx,
-    ldmatrix_x4,
-    ldmatrix_x4_trans,
-)
-from kernels.tensor_launch import with_positive_scale
+from kernels.instructions import cp_async_commit, cp_async_wait_0, exp2_approx, ldmatrix_x4, ldmatrix_x4_trans
+from kernels.tensor_launch import aligned, with_positive_scale
 from kernels.tensor_tiles import (
     ARITHMETIC,
-    CHUNK,
     FULL,
     LARGEST,
     LN2,
@@ -47,6 +37,7 @@ from kernels.tensor_tiles import (
     PADDING,
     SLACK,
     clamped,
+    row_copier,
     tap_loader,
     window_of,
 )
@@ -69,20 +60,11 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
     left = (c_k - 1) // 2
     window, load_taps = window_of(c_k), tap_loader(kind, c_q, c_k)
     lag = 8 * (window - 1)
-    shift, pitch, chunks = left - lag, width + PADDING, width // CHUNK
+    shift, pitch = left - lag, width + PADDING
     depth, d_tiles, own_tiles = width // 16, width // 8, OWN // 8
     o_numbers, s_numbers = d_tiles * 4, own_tiles * 4
     tap_numbers = c_q * window
-
-    @cuda.jit(device=True)
-    def copy(tile, base, count, x, batch, head, first):
-        """tile[base : base + count] = rows [first : first + count] of x[batch, head], 0 where it has none."""
-        rows, d = x.shape[2], x.shape[3]
-        for part in range(cuda.threadIdx.x, count * chunks, THREADS):
-            i, c = part // chunks, part % chunks * CHUNK
-            inside = 0 <= first + i and first + i < rows and c < d
-            row, column = first + i if inside else 0, c if inside else 0
-            cp_async_16(tile, (base + i, c), x, (batch, head, row, column), int32(16) if inside else int32(0))
+    copy = row_copier(width, THREADS)
 
     @cuda.jit(device=True)
     def convolve(t, scores, taps):
@@ -245,14 +227,3 @@ def operands(q, k, v, scale):
     begin at a multiple of 16 bytes."""
     q, scale = with_positive_scale(q, scale)
     return *map(aligned, (q, k, v)), scale
-
-
-def aligned(rows):
-    """(B, H, N, d) as int16, each row at a multiple of 16 bytes, with zeros beyond d if d is no multiple of
-    8."""
-    d = rows.shape[3]
-    if d % CHUNK:
-        rows = pad(rows, (0, -d % CHUNK))
-    if rows.stride(3) != 1 or rows.data_ptr() % 16 or any(stride % CHUNK for stride in rows.stride()[:3]):
-        rows = rows.contiguous()
-    return rows.view(torch.int16)

@@ -4,28 +4,38 @@ import math
 
 import torch
 
-from kernels.launch import MAX_GRID_Y, MAX_GRID_Z, MAX_HEAD_DIM, check_device, checked_scale
+from kernels.launch import (
+    FLOAT32,
+    HALVES,
+    MAX_GRID_Y,
+    MAX_GRID_Z,
+    MAX_HEAD_DIM,
+    check_device,
+    check_dtype,
+    checked_scale,
+)
 
 
-def latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale):
-    """Check the arguments of latent attention; return the tensors detached and contiguous, alpha as a tensor
-    of one number among them, and window and scale as numbers.
+def latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale, dtypes=(*FLOAT32, *HALVES)):
+    """Check the arguments of latent attention; return the tensors detached and contiguous, alpha as a float32
+    tensor of one number among them, and window and scale as numbers.
 
-    q: (B, H, M, d); k_latent, v_latent: (B, N_k, L), M <= N_k; w_q: (H, d, L); w_v: (H, L, d), float32, on
-        one device, none empty, d and L from 1 to 128; alpha: a number or a tensor of one; window: 0 or more;
-        scale: a number, or None for 1/sqrt(L). Raises TypeError or ValueError that names the argument, what
-        it is, and what was wanted.
+    q: (B, H, M, d); k_latent, v_latent: (B, N_k, L), M <= N_k; w_q: (H, d, L); w_v: (H, L, d), all of one of
+        `dtypes`, on one device, none empty, d and L from 1 to 128; alpha: a number or a tensor of one,
+        float32 or like q; window: 0 or more; scale: a number, or None for 1/sqrt(L). Raises TypeError or
+        ValueError that names the argument, what it is, and what was wanted.
     """
-    check_shapes(q, k_latent, v_latent, w_q, w_v)
+    check_shapes(q, k_latent, v_latent, w_q, w_v, dtypes=dtypes)
     tensors = [tensor.detach().contiguous() for tensor in (q, k_latent, v_latent, w_q, w_v)]
     scale = 1 / math.sqrt(k_latent.shape[2]) if scale is None else scale
     alpha, window = checked_alpha(alpha, q), checked_window(window, k_latent.shape[1])
     return *tensors, alpha, window, checked_scale(scale)
 
 
-def check_shapes(q, k_latent, v_latent, w_q, w_v, what="q"):
-    """Five tensors of sizes that fit each other and the kernels, or an error; what: the first one's name."""
-    check_tensor(what, q, "(B, H, N, d)", q)
+def check_shapes(q, k_latent, v_latent, w_q, w_v, what="q", dtypes=(*FLOAT32, *HALVES)):
+    """Five tensors of one of `dtypes`, of sizes that fit each other and the kernels, or an error; what: the
+    first one's name."""
+    check_tensor(what, q, "(B, H, N, d)", q, dtypes)
     check_tensor("k_latent", k_latent, "(B, N_k, L)", q)
     batch, heads, queries, d = q.shape
     keys, latent = k_latent.shape[1:]
@@ -36,7 +46,7 @@ def check_shapes(q, k_latent, v_latent, w_q, w_v, what="q"):
         "w_v": (w_v, (heads, latent, d), "(H, L, d)"),
     }
     for name, (tensor, shape, words) in wanted.items():
-        check_tensor(name, tensor, words, q, len(shape))
+        check_tensor(name, tensor, words, q, dimensions=len(shape))
         if tuple(tensor.shape) != shape:
             raise ValueError(f"argument {name} has shape {tuple(tensor.shape)}; wanted {words}, {shape}")
     if q.numel() == 0:
@@ -61,16 +71,14 @@ def check_shapes(q, k_latent, v_latent, w_q, w_v, what="q"):
         )
 
 
-def check_tensor(name, tensor, words, q, dimensions=None):
-    """A float32 tensor of so many dimensions, as `words` say, where q is, or an error."""
+def check_tensor(name, tensor, words, q, dtypes=None, dimensions=None):
+    """A tensor of so many dimensions, as `words` say, of one of `dtypes`, else like q, and where q is, or an
+    error."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"argument {name} is a {type(tensor).__name__}; wanted a torch.Tensor")
     if tensor.ndim != (dimensions or words.count(",") + 1):
         raise ValueError(f"argument {name} has shape {tuple(tensor.shape)}; wanted {words}")
-    if tensor.dtype != torch.float32:
-        raise TypeError(
-            f"argument {name} has dtype {tensor.dtype}; wanted torch.float32: convert with {name}.float()"
-        )
+    check_dtype(name, tensor, dtypes or (q.dtype,))
     check_device(name, tensor, q)
 
 
@@ -78,16 +86,17 @@ def checked_alpha(alpha, q):
     """A number, or a tensor of one, as a float32 tensor (1,) where q is, or an error. A tensor's number is
     not looked at: the host would have to wait for it."""
     if isinstance(alpha, torch.Tensor):
-        if alpha.numel() != 1 or alpha.dtype != torch.float32:
+        if alpha.numel() != 1 or alpha.dtype not in (torch.float32, q.dtype):
+            types = " or ".join(map(str, dict.fromkeys([torch.float32, q.dtype])))
             raise ValueError(
                 f"argument alpha is {alpha.dtype}, {tuple(alpha.shape)}; wanted a number, or a tensor of one,"
-                " torch.float32"
+                f" {types}"
             )
         check_device("alpha", alpha, q)
-        return alpha.detach().reshape(1)
+        return alpha.detach().reshape(1).float()
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
         raise ValueError(f"argument alpha is {alpha!r}; wanted a finite number, or a tensor of one")
-    return q.new_full((1,), alpha)
+    return q.new_full((1,), alpha, dtype=torch.float32)
 
 
 def checked_window(window, keys):

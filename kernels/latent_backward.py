@@ -53,7 +53,7 @@ from kernels.latent_tiles import (
     stream_rows,
     touches_band,
 )
-from kernels.launch import check_device, launch
+from kernels.launch import FLOAT32, check_device, launch
 from kernels.tiles import weight
 
 # Device functions -------------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def latent_backward(
         wanted.
     """
     q, k, v, w_q, w_v, alpha, window, scale = latent_arguments(
-        q, k_latent, v_latent, w_q, w_v, alpha, window, scale
+        q, k_latent, v_latent, w_q, w_v, alpha, window, scale, FLOAT32
     )
     check_statistics(q, o, log_sum, d_o)
     (batch, heads, _, d), (keys, latent), n = q.shape, k.shape[1:], o.shape[2]

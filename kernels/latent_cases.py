@@ -9,11 +9,12 @@ import torch
 from kernels import latent_tiled
 from kernels.conv_tiles import GROUP
 from kernels.latent_backward import latent_backward
-from kernels.latent_decode import WARPS, heads_in_a_block, latent_attention_decode
+from kernels.latent_decode import heads_in_a_block, latent_attention_decode
 from kernels.latent_forward import latent_forward
 from kernels.latent_reference import latent_attention_backward, latent_scores
 from kernels.latent_tiles import COLUMNS, WEIGHTS, sizes_for
 from kernels.launch import MAX_HEAD_DIM
+from kernels.splits import MERGING_WARPS
 from kernels.tiled import Traffic
 
 # largest error against float64, relative to the largest number of the right answer
@@ -177,4 +178,8 @@ def decode_shared(heads, latent, **_):
     """W_q k̃; a tile of heads; for each merging warp a sum and l, and the merged sum."""
     width, most = sizes_for(latent)
     rows = heads_in_a_block(heads, most)
-    return 4 * MAX_HEAD_DIM, shared_bytes(1, rows, width), 4 * (WARPS * (MAX_HEAD_DIM + 1) + MAX_HEAD_DIM)
+    return (
+        4 * MAX_HEAD_DIM,
+        shared_bytes(1, rows, width),
+        4 * (MERGING_WARPS * (MAX_HEAD_DIM + 1) + MAX_HEAD_DIM),
+    )

@@ -28,16 +28,15 @@ import torch
 from numba import cuda
 from numpy import float32
 
-from kernels.conv_decode import checked_splits, choose_splits, largest_of_warp, multiprocessors, sum_of_warp
 from kernels.conv_tiles import GROUP, load_columns
 from kernels.latent_arguments import check_shapes, checked_alpha, checked_window
+from kernels.latent_decode_tensor import read_latents as read_latents_on_tensor_cores
 from kernels.latent_tiles import (
     COLUMNS,
     LANES,
     PATCH,
     STEP,
     THREADS,
-    WARP_LANES,
     WEIGHTS,
     add_products,
     add_softmax,
@@ -48,19 +47,29 @@ from kernels.latent_tiles import (
     stream_rows,
     sum_of_row,
 )
-from kernels.launch import MAX_HEAD_DIM, checked_scale, launch, output
-from kernels.tiles import MINUS_INFINITY, reciprocal, weight
+from kernels.launch import FLOAT32, MAX_HEAD_DIM, checked_scale, launch, output
+from kernels.splits import (
+    MERGING_WARPS,
+    WARP_LANES,
+    add_splits,
+    checked_splits,
+    choose_splits,
+    merged,
+    multiprocessors,
+    sum_of_warp,
+)
+from kernels.tiles import MINUS_INFINITY
 
-WARPS = 8  # of a block that projects or merges
+THREADS_OF_A_HEAD = MERGING_WARPS * WARP_LANES  # of a block that projects or merges
 
 
 @cuda.jit
-def latent_decode_project_kernel(q, k_latent, w_q, alpha, scale, q_latent, band):
+def latent_decode_project_kernel(q, newest, w_q, alpha, scale, q_latent, band):
     """q_latent (B, H, L) = scale · q̃, and band (B, H, reach) = the reciprocal scores of the keys 0, 1, …
-    steps back; q (B, H, R, d), k_latent (B, N_k, L), w_q (H, d, L), alpha (1,)."""
+    steps back; q (B, H, R, d), newest (B, L), the new token's latent key, w_q (H, d, L), alpha (1,)."""
     absorbed = cuda.shared.array(MAX_HEAD_DIM, float32)
     batch, head = cuda.blockIdx.y, cuda.blockIdx.x
-    q_rows, k_row, w = q[batch, head], k_latent[batch, k_latent.shape[1] - 1], w_q[head]
+    q_rows, k_row, w = q[batch, head], newest[batch], w_q[head]
     thread, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % WARP_LANES, cuda.threadIdx.x // WARP_LANES
     (rows, d), latent, reach = q_rows.shape, k_row.shape[0], band.shape[2]
     # 1. q̃, a thread a number; r = W_q k̃, a warp a number
@@ -70,7 +79,7 @@ def latent_decode_project_kernel(q, k_latent, w_q, alpha, scale, q_latent, band)
             total += q_rows[rows - 1, x] * w[x, thread]
         q_latent[batch, head, thread] = scale * total
     if reach > 0:
-        for x in range(warp, d, WARPS):
+        for x in range(warp, d, MERGING_WARPS):
             total = float32(0)
             for c in range(lane, latent, WARP_LANES):
                 total += w[x, c] * k_row[c]
@@ -79,7 +88,7 @@ def latent_decode_project_kernel(q, k_latent, w_q, alpha, scale, q_latent, band)
                 absorbed[x] = total
         cuda.syncthreads()  # r is there
     # 2. r·q_j, a warp a key
-    for back in range(warp, reach, WARPS):
+    for back in range(warp, reach, MERGING_WARPS):
         total = float32(0)
         for x in range(lane, d, WARP_LANES):
             total += absorbed[x] * q_rows[rows - 1 - back, x]
@@ -149,44 +158,23 @@ def split_kernel(width, rows):
 
 @cuda.jit
 def latent_decode_merge_kernel(parts, w_v, o):
-    """o (B, H, 1, d) = the merged parts (B, H, splits, L + 2), expanded by w_v (H, L, d): a warp adds up
-    every WARPS-th split, a lane every 32nd number."""
-    sums = cuda.shared.array((WARPS, MAX_HEAD_DIM), float32)
-    totals = cuda.shared.array(WARPS, float32)
-    merged = cuda.shared.array(MAX_HEAD_DIM, float32)
-    batch, head = cuda.blockIdx.y, cuda.blockIdx.x
-    part = parts[batch, head]
-    thread, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % WARP_LANES, cuda.threadIdx.x // WARP_LANES
-    splits, latent, d = part.shape[0], w_v.shape[1], w_v.shape[2]
-    # 1. the largest m, found by every warp
-    m = MINUS_INFINITY
-    for s in range(lane, splits, WARP_LANES):
-        m = max(m, part[s, latent])
-    m = largest_of_warp(m)
-    # 2. this warp's splits
-    l = float32(0)
-    for s in range(warp, splits, WARPS):
-        l += weight(part[s, latent], m) * part[s, latent + 1]
-    if lane == 0:
-        totals[warp] = l
-    for c in range(lane, latent, WARP_LANES):
-        total = float32(0)
-        for s in range(warp, splits, WARPS):
-            total += weight(part[s, latent], m) * part[s, c]
-        sums[warp, c] = total
+    """o (B, H, 1, d) = the merged parts (B, H, splits, L + 2), expanded by w_v (H, L, d)."""
+    sums = cuda.shared.array((MERGING_WARPS, MAX_HEAD_DIM), float32)
+    totals = cuda.shared.array(MERGING_WARPS, float32)
+    mixed = cuda.shared.array(MAX_HEAD_DIM, float32)
+    batch, head, thread = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
+    latent, d = w_v.shape[1], w_v.shape[2]
+    # 1. Σ P ṽ of all splits
+    add_splits(sums, totals, parts[batch, head])
     cuda.syncthreads()  # every warp's sums are there
-    # 3. their sum, the one division, and W_v
     if thread < latent:
-        l, total = float32(0), float32(0)
-        for other in range(WARPS):
-            l += totals[other]
-            total += sums[other, thread]
-        merged[thread] = total * reciprocal(l)
+        mixed[thread], _ = merged(sums, totals, thread)
     cuda.syncthreads()
+    # 2. W_v
     if thread < d:
         total = float32(0)
         for c in range(latent):
-            total += merged[c] * w_v[head, c, thread]
+            total += mixed[c] * w_v[head, c, thread]
         o[batch, head, 0, thread] = total
 
 
@@ -210,8 +198,9 @@ def latent_attention_decode(
 
     q_window: (B, H, R, d), the queries of the last R tokens, the new one last: R = 1 without a reciprocal
         term, min(window, N_k) for all of it; a key whose query is not given has none. k_latent, v_latent: (B,
-        N_k, L), of all tokens, the new one too; w_q: (H, d, L); w_v: (H, L, d). All float32, on one device, d
-        and L from 1 to 128. scale is 1/sqrt(L) unless given.
+        N_k, L), of all tokens, the new one too; w_q: (H, d, L); w_v: (H, L, d). All on one device and of one
+        type, float32, bfloat16 or float16, d and L from 1 to 128. 16-bit latents are read by tensor cores
+        (`kernels.latent_decode_tensor`). scale is 1/sqrt(L) unless given. Returns a tensor like q_window.
     alpha, window: as for `latent_attention`. splits: among how many blocks the keys are divided, 1 or more;
         `choose_splits` unless given. It changes rounding only.
     run: how to launch the kernels (`kernels.launch`). No decision hangs on a number in a tensor, so that a
@@ -224,46 +213,55 @@ def latent_attention_decode(
     reach = min(window, given) if isinstance(alpha, torch.Tensor) or alpha else 0
     alpha = checked_alpha(alpha, q_window)
     scale = checked_scale(1 / math.sqrt(latent) if scale is None else scale)
-    width, most = sizes_for(latent)
-    rows = heads_in_a_block(heads, most)
-    groups = -(-heads // rows)
-    splits = (
-        choose_splits(batch * groups, keys, multiprocessors(q_window.device))
-        if splits is None
-        else checked_splits(splits)
-    )
-    q, k, v = (tensor.detach() for tensor in (q_window.contiguous(), k_latent, v_latent))
+    k, v = k_latent.detach(), v_latent.detach()
+    q, newest, w_q, w_v = (x.detach().float() for x in (q_window.contiguous(), k[:, -1], w_q, w_v))
     q_latent, band = output((batch, heads, latent), like=q), output((batch, heads, reach), like=q)
-    parts = output((batch, heads, splits, latent + 2), like=q)
-    o = output((batch, heads, 1, d), like=q)
-    length = -(-keys // (splits * COLUMNS)) * COLUMNS
+    o, one = output((batch, heads, 1, d), like=q), (heads, batch)
     launch(
         latent_decode_project_kernel,
-        (heads, batch),
-        WARPS * WARP_LANES,
+        one,
+        THREADS_OF_A_HEAD,
         q,
-        k,
-        w_q.detach(),
+        newest,
+        w_q,
         alpha,
         scale,
         q_latent,
         band,
         run=run,
     )
+    read = read_latents if k.dtype in FLOAT32 else read_latents_on_tensor_cores
+    parts = read(q_latent, k, v, band, splits, run)
+    launch(latent_decode_merge_kernel, one, THREADS_OF_A_HEAD, parts, w_v, o, run=run)
+    return o.to(q_window.dtype)
+
+
+def read_latents(q_latent, k_latent, v_latent, band, splits=None, run=None):
+    """parts (B, H, splits, L + 2): what each block of split_kernel found."""
+    (batch, heads, latent), keys = q_latent.shape, k_latent.shape[1]
+    width, most = sizes_for(latent)
+    rows = heads_in_a_block(heads, most)
+    groups = -(-heads // rows)
+    splits = (
+        choose_splits(batch * groups, keys, multiprocessors(q_latent.device))
+        if splits is None
+        else checked_splits(splits)
+    )
+    parts = output((batch, heads, splits, latent + 2), like=q_latent)
+    length = -(-keys // (splits * COLUMNS)) * COLUMNS
     launch(
         split_kernel(width, rows),
         (splits, groups, batch),
         THREADS,
         q_latent,
-        k,
-        v,
+        k_latent,
+        v_latent,
         band,
         length,
         parts,
         run=run,
     )
-    launch(latent_decode_merge_kernel, (heads, batch), WARPS * WARP_LANES, parts, w_v.detach(), o, run=run)
-    return o
+    return parts
 
 
 def heads_in_a_block(heads, most):

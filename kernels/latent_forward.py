@@ -32,6 +32,7 @@ from numpy import float32
 
 from kernels.conv_tiles import GROUP, INDEX, load_columns
 from kernels.latent_arguments import latent_arguments
+from kernels.latent_tensor import latent_tensor_forward
 from kernels.latent_tiles import (
     COLUMNS,
     LANES,
@@ -51,7 +52,7 @@ from kernels.latent_tiles import (
     sum_of_row,
     touches_band,
 )
-from kernels.launch import launch, output
+from kernels.launch import HALVES, launch, output
 from kernels.tiles import MINUS_INFINITY, reciprocal
 
 
@@ -141,13 +142,15 @@ def latent_forward(
     those of `latent_attention`.
 
     n: how many of the last queries get an answer, all unless given: those before them serve the reciprocal
-        terms of their keys. O is (B, H, n, d), L is (B, H, n), both float32, on q's device.
+        terms of their keys. O is (B, H, n, d), like q, L is (B, H, n), float32, on q's device.
     """
     q, k, v, w_q, w_v, alpha, window, scale = latent_arguments(
         q, k_latent, v_latent, w_q, w_v, alpha, window, scale
     )
     batch, heads, given, d = q.shape
     n = given if n is None else n
+    if q.dtype in HALVES:
+        return latent_tensor_forward(q, k, v, w_q, w_v, alpha, window, causal, scale, n, run)
     o, log_sum = output((batch, heads, n, d), like=q), output((batch, heads, n), like=q)
     width, rows = sizes_for(d, k.shape[2])
     launch(

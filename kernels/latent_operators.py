@@ -6,6 +6,7 @@ import torch
 from kernels.latent_arguments import check_before, checked_alpha, latent_arguments
 from kernels.latent_backward import latent_backward
 from kernels.latent_forward import latent_forward
+from kernels.launch import HALVES
 
 
 def latent_attention(
@@ -21,29 +22,27 @@ def latent_attention(
     q_before: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention over latent keys and values that all heads share, with a reciprocal term; no N×N_k matrix, no
-    latent queries and no expanded values in memory, forward or backward; returns O, (B, H, N, d), float32.
+    latent queries and no expanded values in memory, forward or backward; returns O, (B, H, N, d), like q.
 
         S[i, j] = scale · (q̃_i·k̃_j + alpha · [0 <= p - j < window] · q̃_j·k̃_p), -inf where masked
         O       = softmax(S) ṽ W_v          with q̃ = q W_q, and p = N_k - N + i the position of query i
 
     q: (B, H, N, d), the queries of the last N of N_k tokens; k_latent, v_latent: (B, N_k, L); w_q: (H, d, L);
-        w_v: (H, L, d), float32 tensors on one device, none empty, d and L from 1 to 128. scale is 1/sqrt(L)
+        w_v: (H, L, d), tensors of one type on one device, none empty, d and L from 1 to 128. 16-bit ones,
+        bfloat16 or float16, are computed on tensor cores (`kernels.latent_tensor`; a GPU of compute
+        capability 8.0 or newer) with float32 sums, their gradients by the float32 kernels. scale is 1/sqrt(L)
         unless given. With causal, query i sees the keys j <= p. Non-contiguous tensors are copied. CPU
         tensors are simulated, CUDA tensors run on their GPU.
-    alpha: a number, or a tensor of one, through which a gradient flows; window: to how many of the last keys,
-        a query's own included, the reciprocal term reaches. A key whose query is not given has none: those of
-        the P tokens before q may be passed as q_before, (B, H, P, d).
+    alpha: a number, or a tensor of one, float32 or like q, through which a gradient flows; window: to how
+        many of the last keys, a query's own included, the reciprocal term reaches. A key whose query is not
+        given has none: those of the P tokens before q may be passed as q_before, (B, H, P, d).
 
     Gradients reach q, q_before, k_latent, v_latent, w_q, w_v and alpha, once: a second derivative is an
     error. They are sums over blocks in no fixed order, but for torch.use_deterministic_algorithms. Under
-    torch.compile this is one opaque operator; under torch.autocast it computes in float32. Raises TypeError
+    torch.compile this is one opaque operator; under torch.autocast it computes in its type. Raises TypeError
     or ValueError that names the argument, what it is, and what was wanted.
     """
-    if isinstance(q, torch.Tensor) and torch.is_autocast_enabled(q.device.type):
-        q, k_latent, v_latent, w_q, w_v = (
-            x.float() if isinstance(x, torch.Tensor) else x for x in (q, k_latent, v_latent, w_q, w_v)
-        )
-        q_before = q_before.float() if isinstance(q_before, torch.Tensor) else q_before
+    q, k_latent, v_latent, w_q, w_v, q_before = as_autocast(q, k_latent, v_latent, w_q, w_v, q_before)
     *_, window, scale = latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale)
     shared, n = (k_latent, v_latent, w_q, w_v), q.shape[2]
     if q_before is not None:
@@ -51,7 +50,17 @@ def latent_attention(
     if not isinstance(alpha, torch.Tensor):
         window = window if alpha else 0
     weight = alpha if isinstance(alpha, torch.Tensor) else checked_alpha(alpha, q)
-    return latent_forward_operator(q, *shared, weight.reshape(1), window, bool(causal), float(scale), n)[0]
+    weight = weight.reshape(1).float()
+    return latent_forward_operator(q, *shared, weight, window, bool(causal), float(scale), n)[0]
+
+
+def as_autocast(q, *others):
+    """q and the other tensors in autocast's type where that is on, as they are elsewhere."""
+    if not isinstance(q, torch.Tensor) or not torch.is_autocast_enabled(q.device.type):
+        return q, *others
+    given = torch.get_autocast_dtype(q.device.type)
+    dtype = given if given in HALVES else torch.float32
+    return [x.to(dtype) if isinstance(x, torch.Tensor) else x for x in (q, *others)]
 
 
 @torch.library.custom_op("attention_course::latent_forward", mutates_args=())
@@ -74,7 +83,7 @@ def latent_forward_operator(
 @latent_forward_operator.register_fake
 def shapes_forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal, scale, n):
     batch, heads, _, d = q.shape
-    return q.new_empty(batch, heads, n, d), q.new_empty(batch, heads, n)
+    return q.new_empty(batch, heads, n, d), q.new_empty(batch, heads, n, dtype=torch.float32)
 
 
 @torch.library.custom_op("attention_course::latent_backward", mutates_args=())
@@ -95,11 +104,12 @@ def latent_backward_operator(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dQ, dK̃, dṼ, dW_q, dW_v, dα), as `latent_backward`; what is not wanted is an empty tensor."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    gradients = latent_backward(
-        q, k_latent, v_latent, w_q, w_v, o, log_sum, d_o, alpha, window, causal, scale, wanted, deterministic
-    )
+    tensors = q, k_latent, v_latent, w_q, w_v, alpha
+    *given, o, d_o = (x.float() for x in (*tensors[:5], o, d_o))
+    gradients = latent_backward(*given, o, log_sum, d_o, alpha, window, causal, scale, wanted, deterministic)
     d_q, d_k, d_v, d_w_q, d_w_v, d_alpha = (
-        q.new_empty(0) if gradient is None else gradient for gradient in gradients
+        like.new_empty(0) if gradient is None else gradient.to(like.dtype)
+        for gradient, like in zip(gradients, tensors)
     )
     return d_q, d_k, d_v, d_w_q, d_w_v, d_alpha
 

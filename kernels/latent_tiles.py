@@ -22,7 +22,7 @@ STEP = THREADS // LANES  # between two rows of a thread
 MOST_ROWS = 4  # of a thread
 WEIGHTS = COLUMNS + GROUP  # words in a row of a tile of scores, so that four rows lie in different banks
 MINE = MOST_ROWS * GROUP
-WARP, WARP_LANES = 0xFFFFFFFF, 32
+WARP = 0xFFFFFFFF
 
 
 def sizes_for(*lengths):

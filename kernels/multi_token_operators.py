@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from kernels.conv_decode import checked_splits, choose_splits, multiprocessors
 from kernels.launch import (
     attention_arguments,
     check_device,
@@ -19,6 +18,7 @@ from kernels.launch import (
 from kernels.multi_token_bands import NAMES, Layer, backward, decode, forward
 from kernels.multi_token_kernels import MOST_GROUP
 from kernels.reference import document_spans, gated_norm, in_groups
+from kernels.splits import checked_splits, choose_splits, multiprocessors
 
 
 def multi_token_attention(

@@ -70,6 +70,24 @@ def tile_copier(rows, width, threads):
     return copy
 
 
+@functools.cache
+def row_copier(width, threads):
+    """copy(tile, base, count, x, batch, head, first): as `tile_copier`'s, for any count of rows of at most
+    `width` numbers, a multiple of CHUNK: tile[base : base + count] gets zeros beyond them."""
+    chunks = width // CHUNK
+
+    @cuda.jit(device=True)
+    def copy(tile, base, count, x, batch, head, first):
+        rows, d = x.shape[2], x.shape[3]
+        for part in range(cuda.threadIdx.x, count * chunks, threads):
+            i, c = part // chunks, part % chunks * CHUNK
+            inside = 0 <= first + i and first + i < rows and c < d
+            row, column = first + i if inside else 0, c if inside else 0
+            cp_async_16(tile, (base + i, c), x, (batch, head, row, column), int32(16) if inside else int32(0))
+
+    return copy
+
+
 def window_of(c_k):
     """Blocks of eight columns of S0 that eight columns of T need: they begin with the first of the window."""
     return 2 if c_k <= 9 else 3
@@ -143,6 +161,25 @@ def softener(m_tiles, n_tiles, d_tiles):
 
 
 @functools.cache
+def mma_pair(kind):
+    """add_pair(sums, at, a0 … a3, b0 … b3): sums[at : at + 8] of a lane += A [B B'], with B of b0 and b1 and
+    B' of b2 and b3."""
+    mma = ARITHMETIC[kind].mma
+
+    @cuda.jit(device=True)
+    def add_pair(sums, at, a0, a1, a2, a3, b0, b1, b2, b3):
+        sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = mma(
+            a0, a1, a2, a3, b0, b1, sums[at], sums[at + 1], sums[at + 2], sums[at + 3]
+        )
+        at += 4
+        sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = mma(
+            a0, a1, a2, a3, b2, b3, sums[at], sums[at + 1], sums[at + 2], sums[at + 3]
+        )
+
+    return add_pair
+
+
+@functools.cache
 def value_adder(kind, m_tiles, n_tiles, d_tiles):
     """add_values(o, p, tile, first): o += p V for the 8 · n_tiles rows of V from tile[first] on."""
     mma, _, pack = ARITHMETIC[kind]
@@ -169,6 +206,13 @@ def value_adder(kind, m_tiles, n_tiles, d_tiles):
     return add_values
 
 
+@cuda.jit(device=True)
+def whole_sum(l):
+    """The sum of a row, in each of its four lanes."""
+    l += cuda.shfl_xor_sync(FULL, l, 1)
+    return l + cuda.shfl_xor_sync(FULL, l, 2)
+
+
 @functools.cache
 def row_storer(kind, d_tiles):
     """store_row(out, log_sum, batch, head, i, o, r, m, l, factor): O and L of this lane's row r, which is row
@@ -181,8 +225,7 @@ def row_storer(kind, d_tiles):
     @cuda.jit(device=True)
     def store_row(out, log_sum, batch, head, i, o, r, m, l, factor):
         lane = cuda.threadIdx.x & 31
-        total = l + cuda.shfl_xor_sync(FULL, l, 1)
-        total += cuda.shfl_xor_sync(FULL, total, 2)
+        total = whole_sum(l)
         share = reciprocal(total)
         if i < out.shape[2]:
             for tile in range(d_tiles):

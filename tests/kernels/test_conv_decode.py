@@ -10,8 +10,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import reference
-from kernels.conv_decode import choose_splits, conv_attention_decode, multiprocessors
+from kernels.conv_decode import conv_attention_decode
 from kernels.launch import simulated
+from kernels.splits import choose_splits, multiprocessors
 
 DEVICE = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
