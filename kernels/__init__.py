@@ -10,9 +10,9 @@ if TYPE_CHECKING:  # the same for type checkers
     from kernels.distributed import conv_attention_sharded as conv_attention_sharded
     from kernels.flash_forward import flash_attention as flash_attention
     from kernels.kv_cache import KVCache as KVCache
+    from kernels.kv_cache import LatentCache as LatentCache
     from kernels.latent_decode import latent_attention_decode as latent_attention_decode
     from kernels.latent_modules import LatentAttention as LatentAttention
-    from kernels.latent_modules import LatentCache as LatentCache
     from kernels.latent_operators import latent_attention as latent_attention
     from kernels.modules import ConvAttention as ConvAttention
     from kernels.modules import FusedAttention as FusedAttention
@@ -39,7 +39,7 @@ _HOME = {
     "latent_attention": "kernels.latent_operators",
     "latent_attention_decode": "kernels.latent_decode",
     "LatentAttention": "kernels.latent_modules",
-    "LatentCache": "kernels.latent_modules",
+    "LatentCache": "kernels.kv_cache",
 }
 
 __all__ = sorted(_HOME)

@@ -33,6 +33,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from numba import cuda
 from numpy import float32
 

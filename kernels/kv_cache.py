@@ -1,16 +1,90 @@
-"""KVCache: the keys, the values and the last queries of the tokens so far, for a layer that takes one token
-at a time."""
+"""KVCache and LatentCache: what a layer that takes one token at a time keeps of the tokens so far."""
 
 import torch
 
 
-class KVCache:
-    """Room for `capacity` tokens, made beforehand, and twice as much whenever it is full.
+class Cache:
+    """Keys, values and the last queries, with room for `capacity` tokens, made beforehand, and twice as much
+    whenever it is full.
 
-    `keys` and `values` are views (B, H, length, d) of larger buffers, so that a new token costs one row and
-    no copy; `queries` are those of the last min(window, length) tokens, (B, H, R, d). window: c_q of the
-    layer, the rows that its convolution reaches over. query_heads: of queries, where they have more heads
-    than keys and values.
+    `keys` and `values` are views (..., length, width) of larger buffers, so that a new token costs one row
+    and no copy; `queries` are those of the last min(reach, length) tokens, (B, H, R, d). What comes in takes
+    the cache's type.
+    """
+
+    NAMES = "q", "k", "v"  # of append's arguments
+
+    def __init__(
+        self,
+        rows: tuple[int, ...],
+        queries: tuple[int, int, int],
+        reach: int,
+        device: torch.device | str | None,
+        dtype: torch.dtype,
+    ) -> None:
+        """rows: (..., capacity, width), of keys and of values; queries: (B, H, d)."""
+        self.buffers = torch.empty(2, *rows, device=device, dtype=dtype)
+        self.queries = self.buffers.new_empty(*queries[:2], 0, queries[2])
+        self.reach, self.length = reach, 0
+
+    @property
+    def capacity(self) -> int:
+        """For how many tokens there is room before the buffers grow."""
+        return self.buffers.shape[-2]
+
+    @property
+    def device(self) -> torch.device:
+        return self.buffers.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.buffers.dtype
+
+    @property
+    def keys(self) -> torch.Tensor:
+        return self.buffers[0, ..., : self.length, :]
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self.buffers[1, ..., : self.length, :]
+
+    def append(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Add the queries (B, H, n, d), keys and values (..., n, width) of n more tokens."""
+        self.check(q, k, v)
+        first, self.length = self.length, self.length + q.shape[2]
+        self.make_room()
+        self.buffers[0, ..., first : self.length, :] = k
+        self.buffers[1, ..., first : self.length, :] = v
+        queries = torch.cat([self.queries, q.to(self.dtype)], dim=2)
+        self.queries = queries[:, :, -self.reach :].contiguous()
+
+    def check(self, *tensors: torch.Tensor) -> None:
+        """Queries, keys and values of the cache's sizes, of equally many tokens, or an error."""
+        (*heads, _, d), (_, *rows, _, width) = self.queries.shape, self.buffers.shape
+        n = tensors[0].shape[2] if tensors[0].ndim == 4 else "n"
+        of_rows = *rows, n, width
+        for name, tensor, wanted in zip(self.NAMES, tensors, ((*heads, n, d), of_rows, of_rows)):
+            if tuple(tensor.shape) != wanted:
+                raise ValueError(
+                    f"argument {name} has shape {tuple(tensor.shape)}; wanted that of the cache, {wanted}"
+                )
+
+    def make_room(self) -> None:
+        """Double the buffers until `length` tokens fit; what was there is copied."""
+        capacity = self.capacity
+        while capacity < self.length:
+            capacity *= 2
+        if capacity > self.capacity:
+            old = self.buffers
+            self.buffers = old.new_empty(*old.shape[:-2], capacity, old.shape[-1])
+            self.buffers[..., : old.shape[-2], :] = old
+
+
+class KVCache(Cache):
+    """A Cache of keys and values for every head: `keys` and `values` are (B, H, length, d).
+
+    window: c_q of the layer, the rows that its convolution reaches over, and the queries that are kept.
+    query_heads: of queries, where they have more heads than keys and values.
     """
 
     def __init__(
@@ -25,7 +99,7 @@ class KVCache:
         query_heads: int | None = None,
     ) -> None:
         query_heads = heads if query_heads is None else query_heads
-        sizes = dict(
+        check_sizes(
             batch=batch,
             heads=heads,
             head_dim=head_dim,
@@ -33,58 +107,52 @@ class KVCache:
             capacity=capacity,
             query_heads=query_heads,
         )
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"argument {name} is {size}; wanted at least 1")
         self.batch, self.heads, self.head_dim, self.window = batch, heads, head_dim, window
         self.query_heads = query_heads
-        self.length = 0
-        self.buffers = torch.empty(2, batch, heads, capacity, head_dim, device=device, dtype=dtype)
-        self.queries = self.buffers.new_empty(batch, query_heads, 0, head_dim)
+        queries = batch, query_heads, head_dim
+        super().__init__((batch, heads, capacity, head_dim), queries, window, device, dtype)
 
-    @property
-    def capacity(self) -> int:
-        """For how many tokens there is room before the buffers grow."""
-        return self.buffers.shape[3]
 
-    @property
-    def device(self) -> torch.device:
-        return self.buffers.device
+class LatentCache(Cache):
+    """A Cache of latents that all heads share, 2·L numbers a token: `keys` and `values` are (B, length, L).
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.buffers.dtype
+    window: how far back the reciprocal term reaches, which needs the last max(window, 1) queries.
+    """
 
-    @property
-    def keys(self) -> torch.Tensor:
-        return self.buffers[0, :, :, : self.length]
+    NAMES = "q", "k_latent", "v_latent"
 
-    @property
-    def values(self) -> torch.Tensor:
-        return self.buffers[1, :, :, : self.length]
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        head_dim: int,
+        latent_dim: int,
+        window: int = 0,
+        capacity: int = 64,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        check_sizes(batch=batch, heads=heads, head_dim=head_dim, latent_dim=latent_dim, capacity=capacity)
+        if window < 0:
+            raise ValueError(f"argument window is {window}; wanted 0 or more")
+        self.batch, self.heads, self.head_dim, self.latent_dim = batch, heads, head_dim, latent_dim
+        self.window = window
+        queries = batch, heads, head_dim
+        super().__init__((batch, capacity, latent_dim), queries, max(window, 1), device, dtype)
 
-    def append(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Add the queries, keys and values (B, H, n, d) of n more tokens."""
-        heads = {"q": self.query_heads, "k": self.heads, "v": self.heads}
-        for name, tensor in {"q": q, "k": k, "v": v}.items():
-            wanted = (self.batch, heads[name], q.shape[2], self.head_dim)
-            if tuple(tensor.shape) != wanted:
-                raise ValueError(
-                    f"argument {name} has shape {tuple(tensor.shape)}; wanted (B, H, n, d) of the cache,"
-                    f" {wanted}"
-                )
-        first, self.length = self.length, self.length + q.shape[2]
-        self.make_room()
-        self.buffers[0, :, :, first : self.length] = k
-        self.buffers[1, :, :, first : self.length] = v
-        self.queries = torch.cat([self.queries, q], dim=2)[:, :, -self.window :].contiguous()
 
-    def make_room(self) -> None:
-        """Double the buffers until `length` tokens fit; what was there is copied."""
-        capacity = self.capacity
-        while capacity < self.length:
-            capacity *= 2
-        if capacity > self.capacity:
-            old = self.buffers
-            self.buffers = old.new_empty(2, self.batch, self.heads, capacity, self.head_dim)
-            self.buffers[:, :, :, : old.shape[3]] = old
+def check_sizes(**sizes: int) -> None:
+    """Sizes of at least 1, or an error."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"argument {name} is {size}; wanted at least 1")
+
+
+def check_cache(cache: Cache, **wanted: object) -> None:
+    """A cache of which batch, device, type and so on are those wanted, or an error."""
+    for name, value in wanted.items():
+        if (got := getattr(cache, name, None)) != value:
+            raise ValueError(
+                f"argument cache has {name} = {got}; wanted {value}: make it with"
+                f" layer.new_cache({wanted['batch']})"
+            )

@@ -1,94 +1,14 @@
-"""LatentAttention, self-attention that caches latents instead of keys and values, and its LatentCache."""
+"""LatentAttention, self-attention that caches latents instead of keys and values."""
 
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from kernels.kv_cache import LatentCache, check_cache
 from kernels.latent_decode import latent_attention_decode
 from kernels.latent_operators import latent_attention
 from kernels.launch import MAX_HEAD_DIM
-
-
-class LatentCache:
-    """Room for `capacity` tokens, made beforehand, and twice as much whenever it is full: 2·L numbers a
-    token.
-
-    `keys` and `values` are views (B, length, L) of larger buffers, so that a new token costs one row and no
-    copy; `queries` are those of the last min(max(window, 1), length) tokens, (B, H, R, d), which the
-    reciprocal term needs.
-    """
-
-    def __init__(
-        self,
-        batch: int,
-        heads: int,
-        head_dim: int,
-        latent_dim: int,
-        window: int = 0,
-        capacity: int = 64,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        sizes = dict(batch=batch, heads=heads, head_dim=head_dim, latent_dim=latent_dim, capacity=capacity)
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"argument {name} is {size}; wanted at least 1")
-        self.batch, self.heads, self.head_dim, self.latent_dim = batch, heads, head_dim, latent_dim
-        self.window, self.length = window, 0
-        self.buffers = torch.empty(2, batch, capacity, latent_dim, device=device, dtype=dtype)
-        self.queries = self.buffers.new_empty(batch, heads, 0, head_dim)
-
-    @property
-    def capacity(self) -> int:
-        """For how many tokens there is room before the buffers grow."""
-        return self.buffers.shape[2]
-
-    @property
-    def device(self) -> torch.device:
-        return self.buffers.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.buffers.dtype
-
-    @property
-    def keys(self) -> torch.Tensor:
-        return self.buffers[0, :, : self.length]
-
-    @property
-    def values(self) -> torch.Tensor:
-        return self.buffers[1, :, : self.length]
-
-    def append(self, q: torch.Tensor, k_latent: torch.Tensor, v_latent: torch.Tensor) -> None:
-        """Add the queries (B, H, n, d) and the latents (B, n, L) of n more tokens."""
-        n = q.shape[2]
-        of_latents = self.batch, n, self.latent_dim
-        wanted = {
-            "q": (q, (self.batch, self.heads, n, self.head_dim)),
-            "k_latent": (k_latent, of_latents),
-            "v_latent": (v_latent, of_latents),
-        }
-        for name, (tensor, shape) in wanted.items():
-            if tuple(tensor.shape) != shape:
-                raise ValueError(
-                    f"argument {name} has shape {tuple(tensor.shape)}; wanted that of the cache, {shape}"
-                )
-        first, self.length = self.length, self.length + n
-        self.make_room()
-        self.buffers[0, :, first : self.length] = k_latent
-        self.buffers[1, :, first : self.length] = v_latent
-        self.queries = torch.cat([self.queries, q], dim=2)[:, :, -max(self.window, 1) :].contiguous()
-
-    def make_room(self) -> None:
-        """Double the buffers until `length` tokens fit; what was there is copied."""
-        capacity = self.capacity
-        while capacity < self.length:
-            capacity *= 2
-        if capacity > self.capacity:
-            old = self.buffers
-            self.buffers = old.new_empty(2, self.batch, capacity, self.latent_dim)
-            self.buffers[:, :, : old.shape[2]] = old
 
 
 class LatentAttention(nn.Module):
@@ -200,13 +120,6 @@ class LatentAttention(nn.Module):
                 " follow"
             )
         heads, head_dim, latent_dim = self.w_q.shape
-        sizes = dict(
-            batch=x.shape[0], heads=heads, head_dim=head_dim, latent_dim=latent_dim, window=self.window
-        )
-        for name, wanted in dict(**sizes, device=self.w_q.device, dtype=self.w_q.dtype).items():
-            got = getattr(cache, name)
-            if got != wanted:
-                raise ValueError(
-                    f"argument cache has {name} = {got}; wanted {wanted}: make it with"
-                    f" layer.new_cache({x.shape[0]})"
-                )
+        sizes = dict(heads=heads, head_dim=head_dim, latent_dim=latent_dim, window=self.window)
+        like = dict(device=self.w_q.device, dtype=self.w_q.dtype)
+        check_cache(cache, batch=x.shape[0], **sizes, **like)

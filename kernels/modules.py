@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 from kernels.conv_decode import conv_attention_decode
 from kernels.conv_operators import conv_attention
 from kernels.flash_forward import flash_attention
-from kernels.kv_cache import KVCache
+from kernels.kv_cache import KVCache, check_cache
 from kernels.launch import MAX_HEAD_DIM, MOST_TAPS
 from kernels.reference import identity_taps
 
@@ -181,16 +181,6 @@ class ConvAttention(SelfAttention):
                 " follow"
             )
         like = self.in_proj_weight
-        sizes = dict(
-            batch=x.shape[0],
-            heads=self.num_heads,
-            head_dim=like.shape[1] // self.num_heads,
-            window=self.taps.shape[1],
-        )
-        for name, wanted in dict(**sizes, device=like.device, dtype=like.dtype).items():
-            got = getattr(cache, name)
-            if got != wanted:
-                raise ValueError(
-                    f"argument cache has {name} = {got}; wanted {wanted}: make it with"
-                    f" layer.new_cache({x.shape[0]})"
-                )
+        head_dim, window = like.shape[1] // self.num_heads, self.taps.shape[1]
+        sizes = dict(heads=self.num_heads, head_dim=head_dim, window=window)
+        check_cache(cache, batch=x.shape[0], **sizes, device=like.device, dtype=like.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kernels.kv_cache import KVCache
+from kernels.kv_cache import KVCache, check_cache
 from kernels.launch import MAX_HEAD_DIM, MOST_TAPS
 from kernels.multi_token_operators import multi_token_attention, multi_token_attention_decode
 from kernels.reference import identity_taps
@@ -153,13 +153,10 @@ class MultiTokenAttention(nn.Module):
     def check_cache(self, cache: KVCache, x: torch.Tensor) -> None:
         """A cache of this layer's sizes, for as many sequences as x has, where the weights are; or an
         error."""
-        wanted = self.new_cache(x.shape[0], 1)
-        for name in ("batch", "heads", "query_heads", "head_dim", "window", "device", "dtype"):
-            if getattr(cache, name) != getattr(wanted, name):
-                raise ValueError(
-                    f"argument cache has {name} = {getattr(cache, name)}; wanted {getattr(wanted, name)}:"
-                    f" make it with layer.new_cache({x.shape[0]})"
-                )
+        weight = self.q_proj.weight
+        sizes = dict(heads=self.kv_heads, query_heads=self.num_heads, head_dim=self.head_dim)
+        like = dict(device=weight.device, dtype=weight.dtype)
+        check_cache(cache, batch=x.shape[0], **sizes, window=self.window, **like)
 
 
 # Parts ------------------------------------------------------------------------------------------------------
