@@ -87,9 +87,9 @@ def measured(shape):
         }
 
 
-def backward_milliseconds(o, leaves, d_o):
+def backward_milliseconds(o, leaves, d_o, repeats=10):
     """The median time of a backward pass from o to its leaves."""
-    return milliseconds(lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True))
+    return milliseconds(lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True), repeats)
 
 
 def decoders():

@@ -1,12 +1,12 @@
 """How fast latent attention is on this GPU beside PyTorch, and how much memory it takes: python -m
 kernels.latent_bench [--json FILE], and --plot draws kernels/data/latent.png from kernels/data/latent.json.
 
-Everything is float32, causal, with a reciprocal term of 64 keys: the kernels, PyTorch with all matrices in
-memory (`kernels.reference`), the same through torch.compile, PyTorch tile by tile (`kernels.latent_tiled`),
-and `scaled_dot_product_attention` on keys and values expanded for every head, without a reciprocal term; the
-expansion is timed with it, but in decoding, where a cache holds the expanded heads. Errors against float64
-come first. Times are medians of CUDA events, those of decoding of replayed CUDA graphs; memory is the peak
-above the inputs.
+Everything is causal, with a reciprocal term of 64 keys: the kernels, PyTorch with all matrices in memory
+(`kernels.reference`), the same through torch.compile, PyTorch tile by tile (`kernels.latent_tiled`), and
+`scaled_dot_product_attention` on keys and values expanded for every head, without a reciprocal term; the
+expansion is timed with it, but in decoding, where a cache holds the expanded heads. All in float32, the
+kernels, PyTorch and SDPA in bfloat16 too. Errors against float64 come first. Times are medians of CUDA
+events, those of decoding of replayed CUDA graphs; memory is the peak above the inputs.
 """
 
 import argparse
@@ -49,8 +49,9 @@ def main():
             2, "python -m kernels.latent_bench times kernels on a CUDA GPU, and torch finds none here\n"
         )
     sizes = {"heads": HEADS, "d": WIDTH, "latent": WIDTH, "window": WINDOW, "tile of tiled": TILE}
-    table, end = {**machine(), **sizes, "training": [], "decoding": []}, time.monotonic() + arguments.seconds
+    table, end = {**machine(), **sizes}, time.monotonic() + arguments.seconds
     for kind, row in rows(end):
+        table.setdefault(kind, [])
         table[kind].append(row)
         print(kind, row, flush=True)
         if arguments.json:
@@ -58,13 +59,15 @@ def main():
 
 
 def rows(end):
-    """(kind, row) of everything, until the clock says `end`."""
-    for batch, n in [*((1, n) for n in CACHES), (8, 8192)]:
-        yield from (("decoding", row) for row in measured_decoding(batch, n))
-    for batch, n in [*((1, n) for n in LENGTHS), (8, 2048)]:
-        for name in LOOKS:
-            if time.monotonic() < end and not (batch > 1 and name in ("tiled", "compile")):
-                yield "training", measured(name, batch, n)
+    """(kind, row) of everything, until the clock says `end`; bfloat16 apart."""
+    for dtype, suffix in [(torch.float32, ""), (torch.bfloat16, " bfloat16")]:
+        for batch, n in [*((1, n) for n in CACHES), (8, 8192)]:
+            yield from (("decoding" + suffix, row) for row in measured_decoding(batch, n, dtype))
+        for batch, n in [*((1, n) for n in LENGTHS), (8, 2048)]:
+            for name in LOOKS:
+                left_out = name in ("tiled", "compile") and (batch > 1 or dtype != torch.float32)
+                if time.monotonic() < end and not left_out:
+                    yield "training" + suffix, measured(name, batch, n, dtype)
 
 
 def contestant(name, v_like):
@@ -86,21 +89,21 @@ def contestant(name, v_like):
     }[name]
 
 
-def measured(name, batch, n):
+def measured(name, batch, n, dtype):
     """One row: the error, milliseconds forward and backward, MiB at the peak of forward and of both."""
     shape = Shape(batch, HEADS, 0, n, n, WIDTH, WIDTH, ALPHA, WINDOW)
-    *tensors, d_o = inputs(shape, device="cuda")
+    *tensors, d_o = (x.to(dtype) for x in inputs(shape, device="cuda"))
     leaves = [x.requires_grad_() for x in tensors]
     torch._dynamo.reset()
     torch._functorch.config.donated_buffer = False  # a backward pass is timed several times
-    attend = contestant(name, tensors[2])
+    attend, repeats = contestant(name, tensors[2]), 3 if name == "tiled" else 10
     with torch.no_grad():
         error = error_of(attend, tensors) if name != "sdpa" and batch == 1 else None
-        forward = milliseconds(lambda: attend(*leaves), 3 if name == "tiled" else 10)
+        forward = milliseconds(lambda: attend(*leaves), repeats)
         forward_memory = peak(lambda: attend(*leaves))
     row = {"batch": batch, "n": n, "name": name, "error": error, "forward_ms": forward}
     memory = peak(lambda: torch.autograd.grad(attend(*leaves), leaves, d_o))
-    backward = None if name == "tiled" else backward_milliseconds(attend(*leaves), leaves, d_o)
+    backward = backward_milliseconds(attend(*leaves), leaves, d_o, repeats)
     return row | {"backward_ms": backward, "forward_mib": forward_memory, "peak_mib": memory}
 
 
@@ -113,11 +116,10 @@ def error_of(attend, tensors):
     return (attend(*tensors)[:, :, rest:] - wanted).abs().max().item()
 
 
-def measured_decoding(batch, n):
+def measured_decoding(batch, n, dtype):
     """One row for each contestant: the error, microseconds for one token, bytes of its cache."""
-    q, k, v, w_q, w_v, _ = inputs(
-        Shape(batch, HEADS, 0, WINDOW, n, WIDTH, WIDTH, ALPHA, WINDOW), device="cuda"
-    )
+    shape = Shape(batch, HEADS, 0, WINDOW, n, WIDTH, WIDTH, ALPHA, WINDOW)
+    q, k, v, w_q, w_v, _ = (x.to(dtype) for x in inputs(shape, device="cuda"))
     torch._dynamo.reset()
     heads = (k[:, None] @ w_q.mT).contiguous(), (v[:, None] @ w_v).contiguous()
     latents, expanded = 2 * k.nbytes + q.nbytes, 2 * heads[0].nbytes

@@ -238,12 +238,12 @@ def test_one_operator_for_the_compiler(leaves):
     torch.library.opcheck(torch.ops.attention_course.latent_forward.default, arguments)
 
 
-def test_float32_under_autocast(leaves):
+def test_autocasts_type_under_autocast(leaves):
     with torch.autocast("cpu", torch.bfloat16):
         o = latent_attention(leaves[0].bfloat16(), *leaves[1:], 2)
-    assert o.dtype == torch.float32
+    assert o.dtype == torch.bfloat16
     o.sum().backward()
-    assert all(leaf.grad is not None for leaf in leaves)
+    assert all(leaf.grad is not None and leaf.grad.dtype == torch.float32 for leaf in leaves)
 
 
 # On a GPU ---------------------------------------------------------------------------------------------------
@@ -297,7 +297,8 @@ REFUSED = [
     (
         dict(q=GOOD["q"].double()),
         TypeError,
-        "argument q has dtype torch.float64; wanted torch.float32: convert with q.float()",
+        "argument q has dtype torch.float64; wanted torch.float32 or torch.bfloat16 or torch.float16: convert"
+        " with q.float()",
     ),
     (
         dict(k_latent=GOOD["k_latent"][:, None]),

@@ -1,0 +1,160 @@
+"""Latent attention of bfloat16 and float16 on simulated tensor cores: no finding, and at most 1.5 times the
+error of PyTorch eager in the same type; on a GPU every shape."""
+
+import math
+
+import pytest
+import torch
+
+from kernels import LatentAttention, latent_attention, latent_attention_decode, reference
+from kernels.latent_cases import SHAPES, TINY, Shape, inputs
+from kernels.latent_forward import latent_forward
+from kernels.latent_reference import latent_scores
+from kernels.launch import simulated
+from kernels.tensor_launch import aligned, operand
+
+gpu = pytest.mark.gpu
+DTYPES = torch.bfloat16, torch.float16
+
+
+def relative(got, wanted):
+    return float((got.double() - wanted).norm() / wanted.norm())
+
+
+def simulator(*launch, **options):
+    report = simulated(*launch, **options)
+    assert not report.findings, report.findings
+
+
+def is_right(shape, dtype, device="cpu", scale=None, run=None):
+    """O and L against float64, O's error against that of eager in this type."""
+    tensors = [x.to(dtype) for x in inputs(shape, device=device)[:5]]
+    terms = shape.alpha, shape.window, shape.causal, scale
+
+    def eager(q, *shared):
+        before, q = q.split([shape.before, shape.n], 2)
+        return reference.latent_attention(q, *shared, *terms, q_before=before)
+
+    wide = [x.double() for x in tensors]
+    wanted, scores = eager(*wide), latent_scores(wide[0], wide[1], wide[3], shape.n, *terms)
+    o, log_sum = latent_forward(*tensors, *terms, n=shape.n, run=run)
+    assert o.dtype == dtype and log_sum.dtype == torch.float32
+    assert relative(o, wanted) <= max(1.5 * relative(eager(*tensors), wanted), 1e-6)
+    assert (log_sum.double() - torch.logsumexp(scores, -1)).abs().max() <= 0.03
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "scale"),
+    [
+        (Shape(1, 1, 0, 1, 1, 5, 3, 0.7, 1), torch.bfloat16, None),
+        (Shape(1, 2, 3, 20, 40, 20, 30, 0.7, 9), torch.float16, None),
+        (Shape(1, 1, 0, 5, 9, 100, 20, 0.5, 30, False), torch.bfloat16, None),
+        (Shape(1, 1, 0, 9, 9, 16, 16, 0.5, 4), torch.bfloat16, -0.3),
+        pytest.param(
+            Shape(1, 1, 0, 140, 150, 16, 16, 1.0, 65), torch.bfloat16, None, marks=pytest.mark.nightly
+        ),
+    ],
+    ids=str,
+)
+def test_forward(shape, dtype, scale):
+    is_right(shape, dtype, scale=scale, run=simulator)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*TINY, *SHAPES], ids=str)
+def test_forward_on_a_gpu(shape, dtype):
+    is_right(shape, dtype, "cuda")
+
+
+def decodes(batch, heads, given, keys, d, latent, window, dtype, device="cpu", **options):
+    tensors = inputs(Shape(batch, heads, 0, given, keys, d, latent, 0, 0), device=device)[:5]
+    tensors = [x.to(dtype) for x in tensors]
+    wanted = reference.latent_attention_decode(*(x.double() for x in tensors), -0.6, window)
+    limit = relative(reference.latent_attention_decode(*tensors, -0.6, window), wanted)
+    got = latent_attention_decode(*tensors, -0.6, window, **options)
+    assert got.dtype == dtype and relative(got, wanted) <= max(1.5 * limit, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 2, 3, 5, 7, 5, 3), (1, 17, 1, 140, 4, 24, 0), (2, 3, 2, 70, 64, 100, 2)], ids=str
+)
+def test_decode(sizes):
+    decodes(*sizes, DTYPES[sizes[0] % 2], splits=2, run=simulator)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [1, 8, 17, 40])
+@pytest.mark.parametrize(("d", "latent"), [(1, 1), (64, 64), (128, 20), (20, 128)])
+@pytest.mark.parametrize(("keys", "window"), [(1, 1), (33, 0), (500, 64), (3000, 4000)])
+def test_decode_on_a_gpu(dtype, heads, d, latent, keys, window):
+    for splits in (None, 3):
+        decodes(2, heads, min(keys, max(window, 1)), keys, d, latent, window, dtype, "cuda", splits=splits)
+
+
+SMALL = Shape(1, 1, 0, 3, 4, 2, 3, 0.5, 2)
+
+
+def test_gradients_have_the_type_of_their_leaf():
+    leaves = [x.bfloat16().requires_grad_() for x in inputs(SMALL)[:5]]
+    leaves.append(torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True))
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    d_o = inputs(SMALL)[5].bfloat16()
+    wanted = torch.autograd.grad(reference.latent_attention(*wide, 2), wide, d_o.double())
+    for got, right in zip(torch.autograd.grad(latent_attention(*leaves, 2), leaves, d_o), wanted):
+        assert got.dtype == torch.bfloat16 and got.shape == right.shape and relative(got, right) <= 0.02
+
+
+def a_layer():
+    torch.manual_seed(0)
+    return LatentAttention(8, 2, 4, window=3, alpha=0.5), torch.randn(1, 4, 8)
+
+
+def test_a_layer_in_bfloat16():
+    layer, x = a_layer()
+    layer, x = layer.bfloat16(), x.bfloat16()
+    cache = layer.new_cache(1)
+    rows = torch.cat([layer.prefill(x[:, :3], cache), layer.step(x[:, 3:], cache)], 1)
+    assert cache.keys.dtype == cache.queries.dtype == rows.dtype == torch.bfloat16
+    assert relative(rows, layer(x).double()) <= 0.01
+
+
+def test_a_layer_under_autocast():
+    """Computed in bfloat16; gradients reach parameters in theirs, and the cache keeps its own type."""
+    layer, x = a_layer()
+    wanted = layer(x).double()
+    with torch.autocast("cpu", torch.bfloat16):
+        o, cache = layer(x), layer.new_cache(1)
+        rows = torch.cat([layer.prefill(x[:, :3], cache), layer.step(x[:, 3:], cache)], 1)
+    assert o.dtype == rows.dtype == torch.bfloat16 and cache.keys.dtype == torch.float32
+    assert relative(o, wanted) <= 0.02 and relative(rows, wanted) <= 0.02
+    o.float().sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
+
+
+def test_nan_goes_in_and_comes_out():
+    """NaN in a query: in its own row, and in those that it is a reciprocal query of."""
+    q, *shared = (x.bfloat16() for x in inputs(Shape(1, 1, 0, 24, 24, 8, 8, 0, 0))[:5])
+    q[0, 0, 9, 3] = math.nan
+    nan = torch.isnan(latent_attention(q, *shared, 0.5, 3)[0, 0]).all(-1)
+    assert nan.tolist() == [9 <= i <= 11 for i in range(24)]
+
+
+def test_what_begins_anywhere_is_copied():
+    """Copies of 16 bytes need addresses that are a multiple of 16."""
+    buffer = torch.arange(1 + 2 * 8, dtype=torch.bfloat16)[1:]
+    for x in (buffer.view(1, 1, 2, 8), buffer.view(1, 1, 8, 2).mT):
+        for rows in (aligned(x), operand(x, 8)):
+            assert rows.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in rows.stride()[:3])
+            assert torch.equal(rows.view(torch.bfloat16), x)
+
+
+def test_types_do_not_mix():
+    q, k, *rest = (x.bfloat16() for x in inputs(SMALL)[:5])
+    with pytest.raises(TypeError) as caught:
+        latent_attention(q, k.float(), *rest)
+    assert (
+        str(caught.value) == "argument k_latent has dtype torch.float32; wanted torch.bfloat16: convert with"
+        " k_latent.bfloat16()"
+    )
