@@ -175,11 +175,8 @@ def backward_shared(d, latent, **_):
 
 
 def decode_shared(heads, latent, **_):
-    """W_q k̃; a tile of heads; for each merging warp a sum and l, and the merged sum."""
+    """W_q k̃, and a sum for each warp; a tile of heads; for each merging warp a sum and l, and the merged
+    sum."""
     width, most = sizes_for(latent)
-    rows = heads_in_a_block(heads, most)
-    return (
-        4 * MAX_HEAD_DIM,
-        shared_bytes(1, rows, width),
-        4 * (MERGING_WARPS * (MAX_HEAD_DIM + 1) + MAX_HEAD_DIM),
-    )
+    rows, row_and_sums = heads_in_a_block(heads, most), (MERGING_WARPS + 1) * MAX_HEAD_DIM
+    return 4 * row_and_sums, shared_bytes(1, rows, width), 4 * (row_and_sums + MERGING_WARPS)

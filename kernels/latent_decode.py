@@ -57,10 +57,22 @@ from kernels.splits import (
     merged,
     multiprocessors,
     sum_of_warp,
+    sum_of_warps,
 )
 from kernels.tiles import MINUS_INFINITY
 
 THREADS_OF_A_HEAD = MERGING_WARPS * WARP_LANES  # of a block that projects or merges
+
+
+@cuda.jit(device=True)
+def add_products_of_warp(sums, row, matrix):
+    """sums[warp] = row matrix (m, n), over every MERGING_WARPS-th number of the row from the warp's on."""
+    lane, warp = cuda.threadIdx.x % WARP_LANES, cuda.threadIdx.x // WARP_LANES
+    for c in range(lane, matrix.shape[1], WARP_LANES):
+        total = float32(0)
+        for x in range(warp, matrix.shape[0], MERGING_WARPS):
+            total += row[x] * matrix[x, c]
+        sums[warp, c] = total
 
 
 @cuda.jit
@@ -68,16 +80,16 @@ def latent_decode_project_kernel(q, newest, w_q, alpha, scale, q_latent, band):
     """q_latent (B, H, L) = scale · q̃, and band (B, H, reach) = the reciprocal scores of the keys 0, 1, …
     steps back; q (B, H, R, d), newest (B, L), the new token's latent key, w_q (H, d, L), alpha (1,)."""
     absorbed = cuda.shared.array(MAX_HEAD_DIM, float32)
+    sums = cuda.shared.array((MERGING_WARPS, MAX_HEAD_DIM), float32)
     batch, head = cuda.blockIdx.y, cuda.blockIdx.x
     q_rows, k_row, w = q[batch, head], newest[batch], w_q[head]
     thread, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % WARP_LANES, cuda.threadIdx.x // WARP_LANES
     (rows, d), latent, reach = q_rows.shape, k_row.shape[0], band.shape[2]
-    # 1. q̃, a thread a number; r = W_q k̃, a warp a number
+    # 1. q̃; r = W_q k̃, a warp a number
+    add_products_of_warp(sums, q_rows[rows - 1], w)
+    cuda.syncthreads()  # every warp's sums are there
     if thread < latent:
-        total = float32(0)
-        for x in range(d):
-            total += q_rows[rows - 1, x] * w[x, thread]
-        q_latent[batch, head, thread] = scale * total
+        q_latent[batch, head, thread] = scale * sum_of_warps(sums, thread)
     if reach > 0:
         for x in range(warp, d, MERGING_WARPS):
             total = float32(0)
@@ -169,13 +181,12 @@ def latent_decode_merge_kernel(parts, w_v, o):
     cuda.syncthreads()  # every warp's sums are there
     if thread < latent:
         mixed[thread], _ = merged(sums, totals, thread)
-    cuda.syncthreads()
+    cuda.syncthreads()  # they are merged
     # 2. W_v
+    add_products_of_warp(sums, mixed, w_v[head])
+    cuda.syncthreads()  # every warp's sums are there
     if thread < d:
-        total = float32(0)
-        for c in range(latent):
-            total += mixed[c] * w_v[head, c, thread]
-        o[batch, head, 0, thread] = total
+        o[batch, head, 0, thread] = sum_of_warps(sums, thread)
 
 
 # Host -------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import torch
 from kernels.latent_arguments import check_before, checked_alpha, latent_arguments
 from kernels.latent_backward import latent_backward
 from kernels.latent_forward import latent_forward
-from kernels.launch import HALVES
+from kernels.launch import in_autocasts_type
 
 
 def latent_attention(
@@ -42,7 +42,7 @@ def latent_attention(
     torch.compile this is one opaque operator; under torch.autocast it computes in its type. Raises TypeError
     or ValueError that names the argument, what it is, and what was wanted.
     """
-    q, k_latent, v_latent, w_q, w_v, q_before = as_autocast(q, k_latent, v_latent, w_q, w_v, q_before)
+    q, k_latent, v_latent, w_q, w_v, q_before = in_autocasts_type(q, k_latent, v_latent, w_q, w_v, q_before)
     *_, window, scale = latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale)
     shared, n = (k_latent, v_latent, w_q, w_v), q.shape[2]
     if q_before is not None:
@@ -52,15 +52,6 @@ def latent_attention(
     weight = alpha if isinstance(alpha, torch.Tensor) else checked_alpha(alpha, q)
     weight = weight.reshape(1).float()
     return latent_forward_operator(q, *shared, weight, window, bool(causal), float(scale), n)[0]
-
-
-def as_autocast(q, *others):
-    """q and the other tensors in autocast's type where that is on, as they are elsewhere."""
-    if not isinstance(q, torch.Tensor) or not torch.is_autocast_enabled(q.device.type):
-        return q, *others
-    given = torch.get_autocast_dtype(q.device.type)
-    dtype = given if given in HALVES else torch.float32
-    return [x.to(dtype) if isinstance(x, torch.Tensor) else x for x in (q, *others)]
 
 
 @torch.library.custom_op("attention_course::latent_forward", mutates_args=())

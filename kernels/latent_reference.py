@@ -39,7 +39,7 @@ def latent_scores(q, k_latent, w_q, n, alpha=0.0, window=0, causal=True, scale=N
     -inf where masked."""
     straight, reciprocal = straight_and_reciprocal(q, k_latent, w_q, n)
     back = steps_back(n, k_latent)
-    s = straight + alpha * reciprocal * in_band(back, window)
+    s = straight + (alpha * reciprocal).masked_fill(~in_band(back, window), 0)
     s = s * (1 / math.sqrt(k_latent.shape[2]) if scale is None else scale)
     return s.masked_fill(back < 0, -math.inf) if causal else s
 
@@ -78,7 +78,8 @@ def latent_attention_backward(
     p = torch.exp(latent_scores(q, k_latent, w_q, n, alpha, window, causal, scale) - log_sum[..., None])
     d_s = factor * p * (d_o @ (v @ w_v).mT - (d_o * o).sum(-1, keepdim=True))
     reciprocal = straight_and_reciprocal(q, k_latent, w_q, n)[1]
-    d_band = (d_s * in_band(steps_back(n, k_latent), window))[..., missing:]  # of the keys with a query
+    outside = ~in_band(steps_back(n, k_latent), window)
+    d_band = d_s.masked_fill(outside, 0)[..., missing:]  # of the keys with a query
     d_q_latent = alpha * d_band.mT @ k[:, :, -n:]
     d_q_latent[:, :, -n:] += d_s @ k
     d_k = d_s.mT @ q_latent[:, :, -n:]  # of each head; the heads share the latents

@@ -173,6 +173,21 @@ def checked_scale(scale):
     return float32(scale)
 
 
+def in_autocasts_type(*tensors):
+    """The tensors in the type of torch.autocast where that is on for the first one's device, float32 where it
+    has none of HALVES; as they are elsewhere, and what is no tensor too."""
+    first = tensors[0]
+    if (
+        not isinstance(first, torch.Tensor)
+        or first.device.type not in RUNNERS
+        or not torch.is_autocast_enabled(first.device.type)
+    ):
+        return tensors
+    given = torch.get_autocast_dtype(first.device.type)
+    dtype = given if given in HALVES else torch.float32
+    return [x.to(dtype) if isinstance(x, torch.Tensor) else x for x in tensors]
+
+
 def width_for(d):
     """The width of a kernel's rows for head size d: the next of 16, 32, 64, 128, so that few kernels serve
     all sizes."""

@@ -64,11 +64,19 @@ def add_splits(sums, totals, part):
 @cuda.jit(device=True)
 def merged(sums, totals, c):
     """(number c of O, l) from what add_splits has left."""
-    l, total = float32(0), float32(0)
+    l = float32(0)
     for warp in range(MERGING_WARPS):
         l += totals[warp]
+    return sum_of_warps(sums, c) * reciprocal(l), l
+
+
+@cuda.jit(device=True)
+def sum_of_warps(sums, c):
+    """Number c of what MERGING_WARPS warps have added up."""
+    total = float32(0)
+    for warp in range(MERGING_WARPS):
         total += sums[warp, c]
-    return total * reciprocal(l), l
+    return total
 
 
 # Host functions ---------------------------------------------------------------------------------------------

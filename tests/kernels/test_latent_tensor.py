@@ -86,7 +86,7 @@ def test_decode(sizes):
 @gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [1, 8, 17, 40])
-@pytest.mark.parametrize(("d", "latent"), [(1, 1), (64, 64), (128, 20), (20, 128)])
+@pytest.mark.parametrize(("d", "latent"), [(2, 3), (64, 64), (128, 20), (20, 128)])
 @pytest.mark.parametrize(("keys", "window"), [(1, 1), (33, 0), (500, 64), (3000, 4000)])
 def test_decode_on_a_gpu(dtype, heads, d, latent, keys, window):
     for splits in (None, 3):
