@@ -71,11 +71,35 @@ def mask_and_add_band(patch, band, position, j0, keys, causal, window):
                 patch[r * PATCH + c] += band[r * PATCH + c]
 
 
+@cuda.jit(device=True, forceinline=True)  # as `project`
+def keep_queries(q_tile, r_tile, q_rows, k_rows, position, w_q, w_q_turned, factors, window, sums, stream):
+    """q_tile = scale · q̃ of the queries from `position` on, and r_tile = scale · α · r if there is a band;
+    factors: scale and α."""
+    load_columns(q_tile, q_rows, position - k_rows.shape[0] + q_rows.shape[0], 0)
+    project(q_tile, w_q, factors[0], sums, stream)
+    if window > 0:
+        load_columns(r_tile, k_rows, position, 0)
+        project(r_tile, w_q_turned, factors[0] * factors[1], sums, stream)
+
+
+@cuda.jit(device=True, forceinline=True)
+def scores(patch, band, q_tile, r_tile, stream, q_rows, k_rows, position, j0, causal, window):
+    """patch = S of the block's queries, from `position` on, and the keys from j0; band is scratch."""
+    clear(patch)
+    clear(band)
+    stream_rows(stream, k_rows, j0)
+    add_products(patch, q_tile, stream, k_rows.shape[1])
+    if touches_band(position, q_tile.shape[0], j0, window):
+        stream_rows(stream, q_rows, j0 - k_rows.shape[0] + q_rows.shape[0])
+        add_products(band, r_tile, stream, q_rows.shape[1])
+    mask_and_add_band(patch, band, position, j0, k_rows.shape[0], causal, window)
+
+
 @functools.cache
 def latent_forward_kernel(width, rows):
     """The kernel for rows of at most `width` numbers, `rows` of them in a block."""
     pitch, mine = width + GROUP, rows // STEP
-    scores, numbers = mine * PATCH, mine * width // LANES
+    places, numbers = mine * PATCH, mine * width // LANES
 
     @cuda.jit
     def latent_forward_kernel(
@@ -87,34 +111,35 @@ def latent_forward_kernel(width, rows):
         r_tile = cuda.shared.array((rows, pitch), float32, alignment=16)
         stream = cuda.shared.array((COLUMNS, pitch), float32, alignment=16)
         weights = cuda.shared.array((rows, WEIGHTS), float32, alignment=16)
-        patch, band = cuda.local.array(scores, float32), cuda.local.array(scores, float32)
+        patch, band = cuda.local.array(places, float32), cuda.local.array(places, float32)
         sums = cuda.local.array(numbers, float32)
         m, l = cuda.local.array(mine, float32), cuda.local.array(mine, float32)
         batch, head = cuda.blockIdx.z, cuda.blockIdx.y
         q_rows, k_rows, v_rows = q[batch, head], k_latent[batch], v_latent[batch]
-        n, keys, given = o.shape[2], k_latent.shape[1], q.shape[2]
+        n, keys = o.shape[2], k_latent.shape[1]
         i0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * rows
         position = keys - n + i0  # of the block's first query
         # 1. what the block's queries need of W_q; no key read yet
-        load_columns(q_tile, q_rows, given - n + i0, 0)
-        project(q_tile, w_q[head], scale, sums, stream)
-        if window > 0:
-            load_columns(r_tile, k_rows, position, 0)
-            project(r_tile, w_q_turned[head], scale * alpha[0], sums, stream)
+        keep_queries(
+            q_tile,
+            r_tile,
+            q_rows,
+            k_rows,
+            position,
+            w_q[head],
+            w_q_turned[head],
+            (scale, alpha[0]),
+            window,
+            sums,
+            stream,
+        )
         clear(sums)
         clear(l)
         for r in range(mine):
             m[r] = MINUS_INFINITY
         for j0 in range(0, min(keys, position + rows) if causal else keys, COLUMNS):
             # 2. the scores
-            clear(patch)
-            clear(band)
-            stream_rows(stream, k_rows, j0)
-            add_products(patch, q_tile, stream, k_latent.shape[2])
-            if touches_band(position, rows, j0, window):
-                stream_rows(stream, q_rows, j0 - (keys - given))
-                add_products(band, r_tile, stream, q.shape[3])
-            mask_and_add_band(patch, band, position, j0, keys, causal, window)
+            scores(patch, band, q_tile, r_tile, stream, q_rows, k_rows, position, j0, causal, window)
             # 3. the softmax, and the latent values
             add_softmax(patch, m, l, sums, weights)
             stream_rows(stream, v_rows, j0)

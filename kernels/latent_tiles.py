@@ -157,6 +157,30 @@ def sum_of_row(x):
     return x
 
 
+# Weights ----------------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def put_weights(weights, patch):
+    """weights = patch, each thread its part; no other thread's rows are read by its neighbours meanwhile."""
+    row, column = cuda.threadIdx.x // LANES & INDEX, cuda.threadIdx.x % LANES & INDEX
+    cuda.syncthreads()  # what was there is used up
+    for r in range(patch.size // PATCH):
+        for c in range(PATCH):
+            weights[row + r * STEP, column + c * LANES] = patch[r * PATCH + c]
+
+
+@cuda.jit(device=True)
+def keep_band(patch, distance, sign, window):
+    """patch = 0 outside the band; sign · (distance + row - column) steps lie between query and key."""
+    row, column = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
+    for r in range(patch.size // PATCH):
+        for c in range(PATCH):
+            back = sign * (distance + row + r * STEP - column - c * LANES)
+            if back < 0 or back >= window:
+                patch[r * PATCH + c] = float32(0)
+
+
 # Out of shared memory ---------------------------------------------------------------------------------------
 
 

@@ -316,6 +316,7 @@ REFUSED = [
         ValueError,
         "argument w_v has shape (1, 2, 2); wanted (H, L, d), (1, 3, 2)",
     ),
+    (dict(q=GOOD["q"].to("meta")), ValueError, "argument q is on meta; wanted cpu or cuda"),
     (dict(w_v=GOOD["w_v"].to("meta")), ValueError, "argument w_v is on meta; wanted cpu or cuda"),
     (
         dict(k_latent=GOOD["k_latent"][:, :2], v_latent=GOOD["v_latent"][:, :2]),

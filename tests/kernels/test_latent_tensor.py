@@ -90,7 +90,7 @@ def test_decode(sizes):
 @pytest.mark.parametrize(("keys", "window"), [(1, 1), (33, 0), (500, 64), (3000, 4000)])
 def test_decode_on_a_gpu(dtype, heads, d, latent, keys, window):
     for splits in (None, 3):
-        decodes(2, heads, min(keys, max(window, 1)), keys, d, latent, window, dtype, "cuda", splits=splits)
+        decodes(8, heads, min(keys, max(window, 1)), keys, d, latent, window, dtype, "cuda", splits=splits)
 
 
 SMALL = Shape(1, 1, 0, 3, 4, 2, 3, 0.5, 2)
