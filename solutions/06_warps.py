@@ -541,7 +541,7 @@ for lane in (0, 5, 31):
 # constant. So `warp_attention(d)` is an ordinary function that *makes* a kernel, in which d is one.
 #
 # ### Exercise 6.3 · warp_attention · about fifteen lines
-# Write the part of the kernel that reads the keys, merges, and writes. One of the 32 lanes writes the row of `out`; they all know it. `scale` is given (mostly 1/√d), and the
+# Write the part of the kernel that reads the keys, merges, and writes. Lane t reads the keys of the table, t, t + 32, and so on, and no others. One of the 32 lanes writes the row of `out`; they all know it. `scale` is given (mostly 1/√d), and the
 # number of keys may differ from the number of queries.
 #
 # <details><summary>Hint 1: which keys?</summary>

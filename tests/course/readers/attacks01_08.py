@@ -343,6 +343,14 @@ STEPS_OF_ONE = (
 )
 
 
+NORM_STRIDED = (
+    NORM
+    + "    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):\n        total = float32(0)\n       "
+    " for c in range(x.shape[1]):\n            total += x[i, c] * x[i, c]\n        factor = float32(1) /"
+    " math.sqrt(total / float32(x.shape[1]) + float32(1e-6))\n        for c in range(x.shape[1]):\n        "
+    "    out[i, c] = gain[c] * (x[i, c] * factor)\n"
+)
+
 WRONG = {
     "ex01_0": [
         ("a text", lambda: "0.37"),
@@ -566,9 +574,14 @@ WRONG = {
     "ex07_2": [
         ("a row's sum for each number", write(NORM_BY_ELEMENTS)),
         ("numpy on a row", write(NORM_BY_ROW)),
+        (
+            "1024 columns at most",
+            write(NORM_STRIDED.replace("range(x.shape[1])", "range(min(x.shape[1], 1024))")),
+        ),
     ],
     "ex07_3": [
         ("a float", lambda n, threads, most: min(math.ceil(n / threads) * 1.0, most)),
+        ("in float32", lambda n, threads, most: int(min(most, np.ceil(np.float32(n) / np.float32(threads))))),
         ("one block more", lambda n, threads, most: min(n // threads + 1, most)),
     ],
     "ex07_4": [("in chunks", write(CHUNKS))],
@@ -723,13 +736,6 @@ def answer(row, q_tile, k_tile, v_tile, o_tile, keys, d, scale, m, l):
 SUM_UNROLLED = (
     K1 + "    value = x[i] if i < x.size else float32(0)\n    for step in (1, 2, 4, 8, 16):\n        value +="
     " cuda.shfl_xor_sync(0xFFFFFFFF, value, step)\n    if i < x.size:\n        out[i] = value\n"
-)
-NORM_STRIDED = (
-    NORM
-    + "    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):\n        total = float32(0)\n       "
-    " for c in range(x.shape[1]):\n            total += x[i, c] * x[i, c]\n        factor = float32(1) /"
-    " math.sqrt(total / float32(x.shape[1]) + float32(1e-6))\n        for c in range(x.shape[1]):\n        "
-    "    out[i, c] = gain[c] * (x[i, c] * factor)\n"
 )
 STRIDE_BY_WHILE = (
     "@cuda.jit\ndef answer(x, factor, out):\n    i = cuda.grid(1)\n    while i < x.size:\n        out[i] ="
