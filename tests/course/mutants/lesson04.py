@@ -19,9 +19,11 @@ FUNCTIONS = {node.name: node for node in ast.parse(LESSON).body if isinstance(no
 def lessons(kernel, *edits):
     """The lesson's kernel of this name with each (old, new) of `edits` made in its source, in which every
     `old` stands exactly once."""
-    head, *body = ast.get_source_segment(LESSON, FUNCTIONS[kernel]).splitlines()
+    node = FUNCTIONS[kernel]
+    lines = ast.get_source_segment(LESSON, node).splitlines()
     # without the docstring
-    source = "\n".join([head, *(line for line in body[1:] if " SOLUTION" not in line), ""])
+    body = lines[node.body[0].end_lineno - node.lineno + 1 :]
+    source = "\n".join([lines[0], *(line for line in body if " SOLUTION" not in line), ""])
     for old, new in edits:
         if source.count(old) != 1:
             raise ValueError(f"{old!r} stands {source.count(old)} times in {kernel}")
