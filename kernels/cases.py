@@ -23,6 +23,7 @@ from kernels import (
     latent_cases,
     memory_patterns,
     multi_token_bands,
+    multi_token_decode,
     multi_token_kernels,
 )
 from kernels.conv_tiles import PADDING, TAPS
@@ -202,10 +203,10 @@ def multi_token(q, k, v, *parts, run=None):
     return (multi_token_bands.forward(q, k, v, layer_of(*parts), run=run),)
 
 
-def multi_token_decode(q, k, v, *parts, run=None):
+def multi_token_row(q, k, v, *parts, run=None):
     layer = layer_of(*parts)
     rows = 1 + layer.above + layer.after_above
-    return (multi_token_bands.decode(q[:, :, -rows:].contiguous(), k, v, layer, 3, run),)
+    return (multi_token_decode.decode(q[:, :, -rows:].contiguous(), k, v, layer, splits=3, run=run),)
 
 
 def multi_token_gradients(q, k, v, *parts, run=None):
@@ -243,17 +244,28 @@ def conv_decode_shared(d, c_q, **_):
 def multi_token_shared(heads, **_):
     """Of each kernel: a tile with its halo and the taps; a map; the warps' maxima and sums; both tiles."""
     halo = multi_token_kernels.HALO_ROWS * multi_token_kernels.PITCH
-    few_rows = multi_token_kernels.FLAT.rows + MOST_TAPS - 1
     gradients = multi_token_kernels.SIZE * multi_token_kernels.GRADIENT_PITCH + multi_token_kernels.THREADS
     sums = 4 * multi_token_kernels.WARPS
     return dict(
         convolve=4 * (halo + TAPS**2),
-        few=4 * (multi_token_kernels.FLAT.count * few_rows * multi_token_kernels.PITCH + TAPS**2),
         mix=4 * heads**2,
         softmax=2 * sums,
         softmax_back=sums,
         taps=4 * (halo + gradients),
-        row=4 * multi_token_kernels.THREADS,
+    )
+
+
+def multi_token_row_shared(heads, c_q, **_):
+    """Pieces of K, scores, the window and its taps; the map, its values and statistics; P, U, O and the
+    statistics; sums of parts and a row."""
+    its, rows, most = multi_token_decode, 2 * c_q - 1, multi_token_decode.class_of(heads)
+    slots, tap_slots = (-(-count // 4) * 4 for count in (rows, c_q))
+    pieces = its.WINDOW_WARPS * (its.KEYS * its.PITCH + rows * its.TILE)
+    return (
+        4 * (pieces + MAX_HEAD_DIM * slots + MOST_TAPS * tap_slots),
+        4 * most * (most + its.MIX_THREADS + 2),
+        4 * (min(its.VALUE_WARPS, most) * c_q * its.SPAN + most * (its.LANES + MAX_HEAD_DIM + 2 * c_q)),
+        4 * (its.MERGE_THREADS + MAX_HEAD_DIM),
     )
 
 
@@ -455,13 +467,13 @@ ALL = (
     Case(
         "multi_token_decode",
         multi_token_inputs,
-        multi_token_decode,
+        multi_token_row,
         lambda *tensors: (multi_token_attention(*tensors, scale=0.25)[:, :, -1:],),
         "attention",
         sizes=(MIXING,),
         compiled=MIXED[:1],
-        shared=of_launches("few mix softmax few mix row"),
-        spills=lambda **_: (False,) * 6,
+        shared=multi_token_row_shared,
+        spills=lambda **_: (False,) * 4,
     ),
     Case(
         "latent_forward",

@@ -1,4 +1,4 @@
-"""The multi-token layer by kernels, a band of query rows at a time: forward, backward, and one token.
+"""The multi-token layer by kernels, a band of query rows at a time: forward and backward.
 
 All heads of a group mix, twice, and the scores of 32 heads with their halos do not fit the shared memory of
 a block. So the unit here is not a tile on the chip, but a band: R rows of the scores of all heads, with
@@ -23,16 +23,13 @@ import torch
 
 from kernels.launch import launch, output
 from kernels.multi_token_kernels import (
-    FLAT,
     SIZE,
-    TALL,
     THREADS,
-    convolve_kernel,
     mix_kernel,
+    multi_token_convolve_kernel,
     multi_token_softmax_back_kernel,
     multi_token_softmax_kernel,
     multi_token_tap_gradients_kernel,
-    multi_token_weighted_sum_kernel,
     places_of,
 )
 
@@ -104,18 +101,21 @@ def band_columns(layer, last, keys):
 
 
 def product(out, a, b, factor=1.0, add=False):
-    """out = factor · a b, or out += that; of each batch and head, (B, H, n, m), in place."""
+    """out = factor · a b, or out += that; of each batch and head, (B, H, n, m), in place. out is float32, a
+    and b are like it or 16-bit; sums are float32."""
+    if a.dtype != out.dtype and not a.is_cuda:
+        a, b = a.float(), b.float()
+    wider = {} if a.dtype == out.dtype else {"out_dtype": out.dtype}
     out, a, b = out.flatten(0, 1), a.flatten(0, 1), b.flatten(0, 1)
-    torch.baddbmm(out, a, b, beta=float(add), alpha=factor, out=out)
+    torch.baddbmm(out, a, b, beta=float(add), alpha=factor, out=out, **wider)
 
 
 def convolve(x, w, causal, y, run, flipped=False):
     """Band y = band x convolved with w; flipped, the way back."""
     batch, heads, rows, columns = y.scores.shape
-    tiles = FLAT if rows <= 2 * FLAT.rows else TALL
-    grid = (-(-rows // tiles.rows) * -(-columns // (tiles.count * SIZE)), heads, batch)
+    grid = (-(-rows // SIZE) * -(-columns // SIZE), heads, batch)
     arguments = x.scores, x.first, w, flipped, causal, y.scores, y.first
-    launch(convolve_kernel(tiles), grid, THREADS, *arguments, run=run)
+    launch(multi_token_convolve_kernel, grid, THREADS, *arguments, run=run)
     return y
 
 
@@ -187,7 +187,9 @@ def forward_band(q, k, layer, scratch, first, last, columns, run, q_first=0):
 
 
 def forward(q, k, v, layer, rows=None, run=None):
-    """O (B, H, N, d), before norm and gate; q, k, v: (B, H, N, d), float32; rows: of a band."""
+    """O (B, H, N, d), before norm and gate, float32; q, k, v: (B, H, N, d), float32 or 16-bit; rows: of a
+    band."""
+    v = v.float()
     batch, heads, n, _ = q.shape
     halo = layer.above + layer.after_above
     rows = min(n, rows or band_rows(batch, heads, n, layer.after_above))
@@ -204,31 +206,44 @@ NAMES = ("q", "k", "v", "taps", "head_map", "after_taps", "after_head_map")
 
 
 def backward(q, k, v, layer, d_o, wanted=NAMES, rows=None, run=None):
-    """{name: gradient} of `forward` for each wanted argument and part that is not None; d_o: the gradient
-    of O."""
+    """{name: gradient} of `forward`, float32, for each wanted argument and part that is not None; d_o: the
+    gradient of O."""
     batch, heads, n, _ = q.shape
     halo = 2 * layer.above + layer.after_above
     rows = min(n, rows or band_rows(batch, heads, n, layer.above + layer.after_above))
     parts = dict(zip(NAMES, (q, k, v, *layer[:4])))
-    sums = {name: torch.zeros_like(parts[name]) for name in wanted if parts[name] is not None}
+    sums = {
+        name: torch.zeros_like(parts[name], dtype=torch.float32) for name in wanted if parts[name] is not None
+    }
     for name in {"taps", "after_taps"} & sums.keys():
         sums[name] = q.new_zeros(TAP_PARTS * batch, *parts[name].shape)
     scratch = Scratch(q, 5, min(n, rows + halo), n)
+    qkv = Operands(q, k, q.float(), k.float(), v.float())
     for first in range(0, n, rows):
-        backward_band(q, k, v, layer, d_o, sums, scratch, first, min(n, first + rows), run)
+        backward_band(qkv, layer, d_o, sums, scratch, first, min(n, first + rows), run)
     for name in {"taps", "after_taps"} & sums.keys():
         sums[name] = sums[name].sum(0)
     return sums
 
 
-def backward_band(q, k, v, layer, d_o, sums, scratch, first, last, run):
+class Operands(NamedTuple):
+    """Of the products: q and k as given, for the scores; then q, k and v as float32."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    wide_q: torch.Tensor
+    wide_k: torch.Tensor
+    wide_v: torch.Tensor
+
+
+def backward_band(qkv, layer, d_o, sums, scratch, first, last, run):
     """sums += what the queries `first` to last - 1 give; of dq, their rows."""
-    n, causal, rows = q.shape[2], layer.causal, last - first
+    n, causal, rows = d_o.shape[2], layer.causal, last - first
     low, lower = min(n, last + layer.above), min(n, last + layer.above + layer.after_above)
     columns = band_columns(layer, lower, n)
     here, keys = slice(first, last), slice(0, columns)
     # 1. forward again, of each band what the way back needs: S and T, then P, then U
-    s = t = scores(q, k, layer, scratch, max(0, first - layer.after_above), low, columns)
+    s = t = scores(qkv.q, qkv.k, layer, scratch, max(0, first - layer.after_above), low, columns)
     if layer.taps is not None:
         t = convolve(
             s, layer.taps, causal, scratch.band(1, max(0, first - layer.after_above), low, columns), run
@@ -242,7 +257,7 @@ def backward_band(q, k, v, layer, d_o, sums, scratch, first, last, run):
         convolve(p, layer.after_taps, causal, u, run)
     # 2. dU' = dO vᵀ, dM2, dV; then U becomes U', and dU' becomes dU
     d_u = scratch.band(3, first, lower, columns)
-    product(d_u.scores, d_o[:, :, first:lower], v[:, :, keys].mT)
+    product(d_u.scores, d_o[:, :, first:lower], qkv.wide_v[:, :, keys].mT)
     if "after_head_map" in sums:
         map_gradients(d_u.rows(first, last).scores, u.scores, sums["after_head_map"])
     if "v" in sums:
@@ -266,9 +281,9 @@ def backward_band(q, k, v, layer, d_o, sums, scratch, first, last, run):
         d_s = convolve(d_t, layer.taps, causal, scratch.band(free, first, last, columns), run, flipped=True)
     # 5. dQ and dK
     if "q" in sums:
-        product(sums["q"][:, :, here], d_s.scores, k[:, :, keys], layer.scale)
+        product(sums["q"][:, :, here], d_s.scores, qkv.wide_k[:, :, keys], layer.scale)
     if "k" in sums:
-        product(sums["k"][:, :, keys], d_s.scores.mT, q[:, :, here], layer.scale, add=True)
+        product(sums["k"][:, :, keys], d_s.scores.mT, qkv.wide_q[:, :, here], layer.scale, add=True)
 
 
 def copied(source, target):
@@ -279,17 +294,3 @@ def copied(source, target):
 
 def transposed(head_map):
     return None if head_map is None else head_map.mT.contiguous()
-
-
-def decode(q, k, v, layer, splits, run=None):
-    """O of the last token, (B, H, 1, d): the band of its own row alone.
-
-    q: (B, H, R, d), the last queries, contiguous; k, v: (B, H_kv, N_k, d), read where they are. splits: among
-    how many blocks the sum over a head's keys is divided.
-    """
-    (batch, heads, rows, d), keys = q.shape, k.shape[2]
-    u = forward_band(q, k, layer, Scratch(q, 2, rows, keys), keys - 1, keys, keys, run, keys - rows)
-    parts = output((batch, splits, heads, d), like=q)
-    arguments = u, v, -(-keys // splits), parts
-    launch(multi_token_weighted_sum_kernel, (splits, heads, batch), THREADS, *arguments, run=run)
-    return parts.sum(1)[:, :, None]

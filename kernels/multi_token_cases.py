@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 
 from kernels.conv_cases import BACKWARD, FORWARD
-from kernels.multi_token_bands import NAMES, Layer, backward, decode, forward
+from kernels.multi_token_bands import NAMES, Layer, backward, forward
+from kernels.multi_token_decode import decode
 from kernels.multi_token_gradients import multi_token_attention_backward
 from kernels.reference import multi_token_attention
 
@@ -104,7 +105,7 @@ def results(q, k, v, d_o, layer, rows=None, splits=3, run=None):
     answer = {"o": forward(q, k, v, layer, rows, run)}
     if layer.causal:
         window = 1 + layer.above + layer.after_above
-        answer["token"] = decode(q[:, :, -window:].contiguous(), k, v, layer, splits, run)
+        answer["token"] = decode(q[:, :, -window:].contiguous(), k, v, layer, splits=splits, run=run)
     return answer | backward(q, k, v, layer, d_o, NAMES, rows, run)
 
 

@@ -7,12 +7,11 @@ counts as 0, whatever stands there, and what a kernel writes there is 0. Sources
 arXiv 2504.00927.
 
     kernel                what it does             grid                             shared
-    convolve              y = x ∗ w, or back       (⌈R / 64⌉ · ⌈C / 64⌉, H, B)      25.7 KiB; few rows: 28.8
+    convolve              y = x ∗ w, or back       (⌈R / 64⌉ · ⌈C / 64⌉, H, B)      25.7 KiB
     mix                   x[g] = Σ_h M[g, h] x[h]  (⌈R · C / (256 · e)⌉, H / s, B)  4 · s² bytes
     softmax               x = softmax(x)           (R, H, B)                        64 bytes
     softmax_back          x = P ∘ (x - D)          (R, H, B)                        32 bytes
     tap_gradients         dw = Σ g ∘ shifted x     (parts, H, B)                    41.9 KiB
-    weighted_sum          o = Σ_j u[j] v[j]        (splits, H, B)                   1 KiB, for one row
 
 A thread of the mix kernel holds the numbers of all s heads of a group at e places, at most 64, in registers,
 so that it can write over them. Blocks have 256 threads. Nothing needs more than 48 KiB of shared memory,
@@ -20,7 +19,6 @@ however many heads mix.
 """
 
 import functools
-from typing import NamedTuple
 
 from numba import cuda
 from numpy import float32
@@ -36,8 +34,9 @@ THREADS, WARPS = 256, 8
 HALO_ROWS, HALO_COLUMNS = SIZE + MOST_TAPS - 1, SIZE + TAPS  # of a tile with its surroundings
 PITCH = HALO_COLUMNS + 1  # an odd number of words, for eight rows in different banks
 GRADIENT_PITCH = SIZE + 1
+TURNS = SIZE // STRIP // LANES  # strips of a thread
+STRIP_NUMBERS = TURNS * STRIP
 MOST_GROUP = 32  # heads that mix
-AHEAD = 8  # keys that a thread of the weighted sum has on their way
 HELD = 64  # numbers that a thread of mix_kernel holds
 
 
@@ -81,78 +80,41 @@ def sum_of_block(x, shared):
 # Convolution ------------------------------------------------------------------------------------------------
 
 
-class Tiles(NamedTuple):
-    """What a block of convolve_kernel owns: `count` tiles side by side, each of `rows` × SIZE."""
+@cuda.jit(max_registers=MOST_REGISTERS)
+def multi_token_convolve_kernel(x, x_first, w, flipped, causal, y, y_first):
+    """y = the convolution of x with w (H, c_q, c_k), or, flipped, the way back: its transpose.
 
-    rows: int
-    count: int
-
-
-TALL, FLAT = Tiles(64, 1), Tiles(8, 4)  # for a band, and for the few rows that a new token needs
-
-
-@functools.cache
-def convolve_kernel(tiles):
-    """The kernel for blocks that own such tiles, in strips: LANES neighbouring threads in each of eight
-    rows of a warp."""
-    size, count = tiles
-    loaded = size + MOST_TAPS - 1
-    threads = THREADS // count  # of a tile
-    across = threads // size  # neighbouring strips, a thread each
-    turns = SIZE // STRIP // across
-    numbers = turns * STRIP
-
-    @cuda.jit(max_registers=MOST_REGISTERS)
-    def multi_token_convolve_kernel(x, x_first, w, flipped, causal, y, y_first):
-        """y = the convolution of x with w (H, c_q, c_k), or, flipped, the way back: its transpose.
-
-        y[r, c] = Σ_ab w[a, b] · x[r - P_q + a, c - P_k + b]; flipped: Σ_ab w[a, b] · x[r + P_q - a, c + P_k
-        - b]. x and y are bands of the same columns; x has the rows that y needs, but for those outside the
-        sequence.
-        """
-        tile = cuda.shared.array((count, loaded, PITCH), float32)
-        taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
-        strip = cuda.local.array(numbers, float32)
-        batch, head = cuda.blockIdx.z, cuda.blockIdx.y
-        c_q, c_k, columns = w.shape[1], w.shape[2], y.shape[3]
-        blocks = (columns + count * SIZE - 1) // (count * SIZE)
-        r0, first_column = cuda.blockIdx.x // blocks * size, cuda.blockIdx.x % blocks * count * SIZE
-        rows = min(size, y.shape[2] - r0)
-        above, left = (0, c_k // 2) if flipped else (c_q - 1, (c_k - 1) // 2)
-        # 1. the taps, and x with its halo; nothing for a tile that is masked as a whole
-        load_taps(taps, w[head], flipped)
+    y[r, c] = Σ_ab w[a, b] · x[r - P_q + a, c - P_k + b]; flipped: Σ_ab w[a, b] · x[r + P_q - a, c + P_k - b].
+    x and y are bands of the same columns; x has the rows that y needs, but for those outside the sequence.
+    A thread has a strip in each of TURNS rows, and LANES neighbouring threads share a row.
+    """
+    tile = cuda.shared.array((HALO_ROWS, PITCH), float32)
+    taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
+    strip = cuda.local.array(STRIP_NUMBERS, float32)
+    batch, head = cuda.blockIdx.z, cuda.blockIdx.y
+    c_q, c_k, columns = w.shape[1], w.shape[2], y.shape[3]
+    across = (columns + SIZE - 1) // SIZE
+    r0, c0 = cuda.blockIdx.x // across * SIZE, cuda.blockIdx.x % across * SIZE
+    rows, last = min(SIZE, y.shape[2] - r0), min(SIZE, columns - c0)
+    above, left = (0, c_k // 2) if flipped else (c_q - 1, (c_k - 1) // 2)
+    # 1. the taps, and x with its halo; nothing for a tile that is masked as a whole
+    load_taps(taps, w[head], flipped)
+    if not (causal and c0 >= y_first + r0 + rows):
         row = y_first + r0 - above - x_first
-        for number in range(count):
-            c0 = first_column + number * SIZE
-            if c0 < columns and not (causal and c0 >= y_first + r0 + rows):
-                load_band(
-                    tile[number],
-                    x[batch, head],
-                    x_first,
-                    row,
-                    c0 - left,
-                    rows + c_q - 1,
-                    SIZE + c_k - 1,
-                    causal,
+        load_band(tile, x[batch, head], x_first, row, c0 - left, rows + c_q - 1, SIZE + c_k - 1, causal)
+    cuda.syncthreads()
+    # 2. strips of y
+    i = cuda.threadIdx.x // LANES & INDEX
+    seen = min(last, y_first + r0 + i + 1 - c0) if causal else last
+    for turn in range(TURNS):
+        j = (cuda.threadIdx.x % LANES + turn * LANES) * STRIP & INDEX
+        if i < rows and j < seen:
+            convolve_strip(strip, turn * STRIP, tile, taps, i, j, c_q, c_k)
+        for part in range(STRIP):
+            if i < rows and j + part < last:
+                y[batch, head, r0 + i, c0 + j + part] = (
+                    strip[turn * STRIP + part] if j + part < seen else float32(0)
                 )
-        cuda.syncthreads()
-        # 2. strips of y
-        number, thread = cuda.threadIdx.x // threads, cuda.threadIdx.x % threads
-        i, lane = thread // LANES % size & INDEX, thread % LANES + thread // (LANES * size) * LANES & INDEX
-        c0, query = first_column + number * SIZE, y_first + r0 + i
-        last = min(SIZE, columns - c0)
-        seen = min(last, query + 1 - c0) if causal else last
-        for turn in range(turns):
-            j = (lane + turn * across) * STRIP & INDEX
-            if i < rows and j < seen:
-                convolve_strip(strip, turn * STRIP, tile[number], taps, i, j, c_q, c_k)
-            for part in range(STRIP):
-                if i < rows and j + part < last:
-                    y[batch, head, r0 + i, c0 + j + part] = (
-                        strip[turn * STRIP + part] if j + part < seen else float32(0)
-                    )
-
-    return multi_token_convolve_kernel
 
 
 @cuda.jit(max_registers=MOST_REGISTERS)
@@ -289,37 +251,3 @@ def multi_token_softmax_back_kernel(x, first, p, p_first, causal):
     d = sum_of_block(d, sums)
     for j in range(cuda.threadIdx.x, columns, THREADS):
         row[j] = p_row[j] * (row[j] - d) if j < last else float32(0)
-
-
-# One row ----------------------------------------------------------------------------------------------------
-
-
-@cuda.jit
-def multi_token_weighted_sum_kernel(u, v, length, parts):
-    """parts[b, split, h] = Σ_j u[b, h, 0, j] v[b, h', j] over the split's `length` keys.
-
-    u: (B, H, 1, C); v: (B, H_kv, C, d), each head h' of it for H / H_kv neighbouring ones of u; parts: (B,
-    splits, H, d). A thread has a column, and every lanes-th key.
-    """
-    sums = cuda.shared.array(THREADS, float32)
-    held = cuda.local.array(AHEAD, float32)
-    batch, head, split, thread = cuda.blockIdx.z, cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
-    keys, d = v.shape[2], v.shape[3]
-    v_head = head // (u.shape[1] // v.shape[1])
-    lanes = THREADS // d
-    c, lane = thread % d, thread // d
-    total = float32(0)
-    if lane < lanes:
-        end = min(keys, (split + 1) * length)
-        for first in range(split * length + lane, end, AHEAD * lanes):
-            for ahead in range(AHEAD):  # loads that do not wait for each other
-                held[ahead] = v[batch, v_head, min(first + ahead * lanes, end - 1), c]
-            for ahead in range(AHEAD):
-                j = first + ahead * lanes
-                total += held[ahead] * (u[batch, head, 0, j] if j < end else float32(0))
-    sums[thread] = total
-    cuda.syncthreads()
-    if lane == 0:
-        for other in range(1, lanes):
-            total += sums[other * d + c]
-        parts[batch, split, head, c] = total

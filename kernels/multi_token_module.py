@@ -27,7 +27,7 @@ class MultiTokenAttention(nn.Module):
         None for none. bias: whether the projections have one. The parts start as the identity, the gate half
         open.
     attention: function of all tokens; decode: function of one more, those of `kernels.reference` where the
-        kernels would be simulated, and in other types than float32.
+        kernels would be simulated, and in float64. Parameters may be float32, bfloat16 or float16.
     """
 
     def __init__(

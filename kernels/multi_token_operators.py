@@ -8,17 +8,21 @@ from typing import Any
 import torch
 
 from kernels.launch import (
+    FLOAT32,
+    HALVES,
     attention_arguments,
     check_device,
+    check_dtype,
     check_sizes,
     check_taps,
     check_tensor,
     checked_scale,
 )
-from kernels.multi_token_bands import NAMES, Layer, backward, decode, forward
+from kernels.multi_token_bands import NAMES, Layer, backward, forward
+from kernels.multi_token_decode import decode
 from kernels.multi_token_kernels import MOST_GROUP
 from kernels.reference import document_spans, gated_norm, in_groups
-from kernels.splits import checked_splits, choose_splits, multiprocessors
+from kernels.splits import checked_splits
 
 
 def multi_token_attention(
@@ -36,7 +40,7 @@ def multi_token_attention(
     documents: Sequence[int] | torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The whole multi-token layer between its projections, without an N×N matrix in memory, forward and
-    backward; returns y, (B, H, N, d), float32.
+    backward; returns y, (B, H, N, d), like q.
 
         S_h = scale · q_h k_hᵀ, 0 where masked           T_h = S_h convolved with the taps of head h
         T'_g = Σ_h M1[g, h] T_h                          P_g = softmax(T'_g), 0 where masked
@@ -44,29 +48,31 @@ def multi_token_attention(
         O_g = Σ_h M2[g, h] U_h v_g                       y = x · sigmoid(x·a + b), where x = RMSNorm(O)
 
     Golovneva et al. 2025, arXiv 2504.00927. Every part is optional; None changes nothing. Arguments are
-    those of `kernels.reference.multi_token_attention`, float32 tensors on one device: q, k, v (B, H, N, d),
-    none empty, d <= 128; taps, after_taps (H, c_q, c_k), each size from 1 to 15, odd or even; head_map,
-    after_head_map (H, H) or (H / s, s, s), with at most 32 heads that mix; norm (d,); gate a pair, (d,) and
-    one number. documents: the first token of each document of a packed sequence; each is computed by
-    itself, so many short ones cost many launches. CPU tensors are simulated, CUDA tensors run on their GPU.
+    those of `kernels.reference.multi_token_attention`, tensors on one device: q, k, v (B, H, N, d), float32,
+    bfloat16 or float16, none empty, d <= 128; parts are float32 or like them: taps, after_taps (H, c_q, c_k),
+    each size from 1 to 15, odd or even; head_map, after_head_map (H, H) or (H / s, s, s), with at most 32
+    heads that mix; norm (d,); gate a pair, (d,) and one number. documents: the first token of each document
+    of a packed sequence; each is computed by itself, so many short ones cost many launches. CPU tensors are
+    simulated, CUDA tensors run on their GPU.
 
     Gradients reach every argument, once: a second derivative is an error. Under torch.compile what comes
-    before norm and gate is one opaque operator; under torch.autocast it computes in float32. Its sums have
-    a fixed order. Products with q, k and v are PyTorch's: `torch.set_float32_matmul_precision` holds for
-    them, and deterministic algorithms ask for CUBLAS_WORKSPACE_CONFIG as any matrix product does. Raises
-    TypeError or ValueError that names the argument, what it is, and what was wanted.
+    before norm and gate is one opaque operator; under torch.autocast q, k and v, and y, are of its type.
+    Scores and sums are float32 in any case; 16-bit q and k are multiplied as they are. Products with q, k
+    and v are PyTorch's: `torch.set_float32_matmul_precision` holds for them. The kernels' sums have a fixed
+    order; for cuBLAS to promise one too, `torch.use_deterministic_algorithms(True)` wants the environment
+    variable CUBLAS_WORKSPACE_CONFIG=:4096:8 set before the process uses the GPU, and raises RuntimeError
+    without it. Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
     """
     if isinstance(q, torch.Tensor) and torch.is_autocast_enabled(q.device.type):
-        q, k, v, taps, head_map, after_taps, after_head_map, norm = map(
-            in_float32, (q, k, v, taps, head_map, after_taps, after_head_map, norm)
-        )
-        gate = gate and tuple(map(in_float32, gate))
-    *_, scale = attention_arguments(q, k, v, scale)
+        given = torch.get_autocast_dtype(q.device.type)
+        dtype = given if given in HALVES else torch.float32
+        q, k, v = (x.to(dtype) if isinstance(x, torch.Tensor) else x for x in (q, k, v))
+    *_, scale = attention_arguments(q, k, v, scale, (*FLOAT32, *HALVES))
     if k.shape != q.shape:
         raise ValueError(f"argument k has shape {tuple(k.shape)}; wanted that of q, {tuple(q.shape)}")
     if q.numel() == 0:
         raise ValueError(f"argument q has shape {tuple(q.shape)}; wanted at least one batch, head and query")
-    parts = layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate)
+    *parts, norm, gate = layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate)
     spans = [(0, q.shape[2])] if documents is None else document_spans(documents, q.shape[2])
     o = [
         multi_token_forward_operator(
@@ -74,7 +80,7 @@ def multi_token_attention(
         )
         for start, end in spans
     ]
-    return gated_norm(o[0] if len(o) == 1 else torch.cat(o, dim=2), norm, gate)
+    return gated_norm(o[0] if len(o) == 1 else torch.cat(o, dim=2), norm, gate).to(q.dtype)
 
 
 def multi_token_attention_decode(
@@ -91,43 +97,43 @@ def multi_token_attention_decode(
     splits: int | None = None,
     run: Callable[..., Any] | None = None,
 ) -> torch.Tensor:
-    """The last row of causal `multi_token_attention`, (B, H, 1, d), for one token that has just come; without
-    gradients.
+    """The last row of causal `multi_token_attention`, (B, H, 1, d), like q_window, for one token that has
+    just come; without gradients.
 
     q_window: (B, H, R, d), the queries of the last R = min(c_q + after_c_q - 1, N_k) tokens, the new one
-    last: a
-        part that is None counts as c_q = 1. k, v: (B, H_kv, N_k, d), of all tokens, the new one too, read
-        where they are; with fewer heads than q's, each serves H / H_kv neighbouring heads of q.
-    splits: among how many blocks the sum over a head's keys is divided, 1 or more, chosen unless given. It
-        changes rounding only. run: how to launch the kernels (`kernels.launch`). No decision hangs on a
-        number in a tensor, so that a CUDA graph can record the call. Otherwise as `multi_token_attention`.
+        last; a part that is None counts as c_q = 1. k, v: (B, H_kv, N_k, d), of all tokens, the new one too,
+        read where they are; with fewer heads than q's, each serves H / H_kv neighbouring heads of q.
+    splits: among how many blocks, at most, the sum over a head's keys is divided, 1 or more, chosen unless
+        given. It changes rounding only. run: how to launch the kernels (`kernels.launch`). No decision hangs
+        on a number in a tensor, so that a CUDA graph can record the call; its four kernels (of
+        `kernels.multi_token_decode`) are deterministic as they are. Otherwise as `multi_token_attention`.
     """
-    for name, tensor in {"q_window": q_window, "k": k, "v": v}.items():
-        check_tensor(name, tensor)
-        check_device(name, tensor, q_window)
-    check_sizes(q_window)
-    parts = layer_parts(q_window, taps, head_map, after_taps, after_head_map, norm, gate)
+    check_tensors(q_window, k, v)
+    *parts, norm, gate = layer_parts(q_window, taps, head_map, after_taps, after_head_map, norm, gate)
     scale = checked_scale(1 / math.sqrt(q_window.shape[3]) if scale is None else scale)
     layer = layer_of(parts, True, scale)
     check_cache(q_window, k, v, 1 + layer.above + layer.after_above)
-    sequences, keys = q_window.shape[0] * q_window.shape[1], k.shape[2]
-    if splits is None:
-        splits = choose_splits(sequences, keys, multiprocessors(k.device))
+    if splits is not None:
+        checked_splits(splits)
     q, k, v = (x.detach() for x in (q_window, k, v))
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        o = decode(q.contiguous(), k, v, layer, checked_splits(splits), run)
-        return gated_norm(o, norm, gate)
+    return decode(q.contiguous(), k, v, layer, norm, gate, splits, run).to(q.dtype)
 
 
 # Arguments --------------------------------------------------------------------------------------------------
 
 
-def in_float32(x):
-    return x.float() if isinstance(x, torch.Tensor) else x
+def check_tensors(q, k, v):
+    """Of one type and on one device, or an error."""
+    check_tensor("q_window", q, (*FLOAT32, *HALVES))
+    for name, tensor in {"k": k, "v": v}.items():
+        check_tensor(name, tensor, (q.dtype,))
+        check_device(name, tensor, q)
+    check_device("q_window", q, q)
+    check_sizes(q)
 
 
 def layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate):
-    """(taps, head_map, after_taps, after_head_map) with maps in groups, all parts checked; or an error."""
+    """All parts, checked, in float32, with maps in groups; or an error."""
     for name, part in {"taps": taps, "after_taps": after_taps}.items():
         if part is not None:
             check_taps(part, q, name)
@@ -146,20 +152,19 @@ def layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate):
     head_map, after_head_map = (
         part if part is None else in_groups(part) for part in (head_map, after_head_map)
     )
-    return taps, head_map, after_taps, after_head_map
+    gate = gate and tuple(part.float() for part in gate)
+    parts = (taps, head_map, after_taps, after_head_map, norm)
+    return *(part if part is None else part.float() for part in parts), gate
 
 
 def check_part(part, q, name, shapes):
-    """A float32 tensor of one of these shapes, where q is, or an error."""
+    """A tensor of one of these shapes, float32 or like q, where q is, or an error."""
     if not isinstance(part, torch.Tensor):
         raise TypeError(f"argument {name} is a {type(part).__name__}; wanted a torch.Tensor")
     if tuple(part.shape) not in shapes:
         wanted = " or ".join(map(str, shapes))
         raise ValueError(f"argument {name} has shape {tuple(part.shape)}; wanted {wanted}")
-    if part.dtype != torch.float32:
-        raise TypeError(
-            f"argument {name} has dtype {part.dtype}; wanted torch.float32: convert with .float()"
-        )
+    check_dtype(name, part, dict.fromkeys([torch.float32, q.dtype]))
     check_device(name, part, q)
 
 
@@ -213,7 +218,7 @@ def multi_token_forward_operator(
     causal: bool,
     scale: float,
 ) -> torch.Tensor:
-    """O, as `multi_token_bands.forward`; maps in groups."""
+    """O, float32, as `multi_token_bands.forward`; parts in float32, maps in groups."""
     layer = layer_of((taps, head_map, after_taps, after_head_map), causal, scale)
     q, k, v = (x.detach().contiguous() for x in (q, k, v))
     with torch.autocast(q.device.type, enabled=False):
@@ -222,7 +227,7 @@ def multi_token_forward_operator(
 
 @multi_token_forward_operator.register_fake
 def shape_forward(q, *_):
-    return q.new_empty(q.shape)
+    return q.new_empty(q.shape, dtype=torch.float32)
 
 
 @torch.library.custom_op("attention_course::multi_token_backward", mutates_args=())
@@ -246,13 +251,22 @@ def multi_token_backward_operator(
     q, k, v = (x.detach().contiguous() for x in (q, k, v))
     with torch.autocast(q.device.type, enabled=False):
         sums = backward(q, k, v, layer, d_o.contiguous(), names)
-    return [sums.get(name, q.new_empty(0)) for name in NAMES]
+    return like(sums, (q, k, v, taps, head_map, after_taps, after_head_map))
+
+
+def like(sums, given):
+    """Each of NAMES of `sums` in the type of the argument; what is not there is an empty tensor."""
+    nothing = given[0].new_empty(0, dtype=torch.float32)
+    return [sums[name].to(x.dtype) if name in sums else nothing.clone() for name, x in zip(NAMES, given)]
 
 
 @multi_token_backward_operator.register_fake
 def shapes_backward(q, k, v, taps, head_map, after_taps, after_head_map, d_o, causal, scale, wanted):
     given = (q, k, v, taps, head_map, after_taps, after_head_map)
-    return [q.new_empty(x.shape if want and x is not None else (0,)) for x, want in zip(given, wanted)]
+    return [
+        x.new_empty(x.shape) if want and x is not None else q.new_empty(0, dtype=torch.float32)
+        for x, want in zip(given, wanted)
+    ]
 
 
 def save(ctx, inputs, output):

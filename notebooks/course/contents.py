@@ -177,10 +177,9 @@ def contents():
 
 
 PLACES = {
-    "01": (0, 0), "02": (1, 0), "09": (2, 0), "12": (3, 0), "13": (4, -0.55), "15": (5, 0),
-    "05": (2, -1.2), "10": (3, -1.1), "14": (4, -1.15), "11": (5, -1.95), "23": (5, -1.2), "20": (5, -0.62),
-    "19": (4, -1.75),
-    "03": (0, -2.4), "04": (1, -2.4), "06": (2, -2.4), "07": (3, -2.4), "08": (4, -2.4),
+    "01": (0, 0), "02": (1, 0), "09": (2, 0), "12": (3, 0), "13": (4, 0.2), "15": (5, 0.2),
+    "05": (2, -1.3), "10": (3, -1.2), "14": (4, -1.3), "20": (5, -0.75), "19": (5, -1.55), "23": (5, -2.2),
+    "03": (0, -3), "04": (1, -3), "06": (2, -3), "07": (3, -3), "08": (4, -3), "11": (5, -3),
 }  # fmt: skip
 
 
@@ -188,8 +187,8 @@ def draw_map():
     """The lessons as boxes, with an arrow from each lesson to those that build on it."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(12, 5))
-    axes.set(xlim=(-0.5, 5.5), ylim=(-3.35, 0.4))
+    figure, axes = plt.subplots(figsize=(12, 6))
+    axes.set(xlim=(-0.5, 5.5), ylim=(-3.95, 0.6))
     axes.axis("off")
     colours = {"attention only": GREEN, "the simulator only": ORANGE, "everything": BLUE}
     boxes = {}
@@ -208,7 +207,7 @@ def draw_map():
             *PLACES[number], words, ha="center", va="center", fontsize=11, bbox=box
         ).get_bbox_patch()
     for place, (way, colour) in enumerate(colours.items()):
-        axes.text(0.2 + 1.6 * place, -3.25, f"■ {way}", color=colour, fontsize=12, weight="bold")
+        axes.text(0.2 + 1.6 * place, -3.85, f"■ {way}", color=colour, fontsize=12, weight="bold")
     figure.canvas.draw()  # now the boxes have their sizes, and arrows can end at them
     for number, lesson in LESSONS.items():
         for before in lesson.after:

@@ -2,6 +2,9 @@
 input; and its kernels interpreted, under many seeds."""
 
 import math
+import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -13,6 +16,7 @@ from kernels.multi_token_cases import reference as in_float64
 
 gpu = pytest.mark.gpu
 nightly = pytest.mark.nightly
+DEVICE = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
 PARTS = ("taps", "head_map", "after_taps", "after_head_map", "norm", "gate")
 TINY = [
     Shape(1, 2, 5, 3, (3, 3), 2, (2, 4), 2, True, 2),
@@ -171,18 +175,69 @@ def test_one_operator_for_the_compiler():
     torch.library.opcheck(operator, (*leaves[:3], *parts, True, 0.5))
 
 
-def test_float32_under_autocast():
-    given = example(n=3)
+# 16-bit numbers ---------------------------------------------------------------------------------------------
+
+
+def of_type(given, dtype, names):
+    return {
+        name: tuple(x.to(dtype) for x in part) if isinstance(part, tuple) else part.to(dtype)
+        for name, part in given.items()
+        if name in names
+    }
+
+
+def errors_in(dtype, attend, given, d_y):
+    """{argument or y: largest error relative to the largest number} against float64 of the same inputs."""
+    answers = []
+    for function, these in ((attend, given), (reference.multi_token_attention, double(given))):
+        leaves = [leaf.detach().requires_grad_() for leaf in leaves_of(these)]
+        y = function(*leaves[:8], gate=tuple(leaves[8:]))
+        answers.append((y, *torch.autograd.grad(y, leaves, d_y.to(y.dtype))))
+    assert all(got.dtype == leaf.dtype for got, leaf in zip(answers[0][1:], leaves_of(given)))
+    assert answers[0][0].dtype == dtype
+    names = ("y", "q", "k", "v", *PARTS, "gate[1]")
+    return {name: worst(got.double(), wanted) for name, got, wanted in zip(names, *answers, strict=True)}
+
+
+@DEVICE
+@pytest.mark.parametrize("parts_too", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_inputs_keep_their_type(dtype, parts_too, device):
+    """Forward and backward: scores and sums are float32, so what is lost is a rounding of each result."""
+    given = example(device=device)
+    given |= of_type(given, dtype, (*"qkv", *(PARTS if parts_too else ())))
+    d_y = torch.randn(given["q"].shape, device=device).to(dtype)
+    errors = errors_in(dtype, multi_token_attention, given, d_y)
+    assert max(errors.values()) <= torch.finfo(dtype).eps, errors
+
+
+@DEVICE
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_one_token_in_16_bits(dtype, device):
+    given = example(heads=4, n=70, d=33, device=device)
+    given |= of_type(given, dtype, "qkv")
+    parts = {name: given[name] for name in PARTS}
+    wanted = reference.multi_token_attention(**double(given))[:, :, -1:]
+    for splits in (None, 2):
+        got = multi_token_attention_decode(
+            given["q"][:, :, -4:], given["k"], given["v"], **parts, splits=splits
+        )
+        assert got.dtype == dtype and worst(got.double(), wanted) <= torch.finfo(dtype).eps
+
+
+@DEVICE
+def test_in_its_type_under_autocast(device):
+    given = example(n=3, device=device)
     leaves = [leaf.requires_grad_() for leaf in leaves_of(given)]
-    wanted = multi_token_attention(**given)
-    with torch.autocast("cpu", torch.bfloat16):
+    wanted = multi_token_attention(**given | of_type(given, torch.bfloat16, "qkv"))
+    with torch.autocast(device, torch.bfloat16):
         y = multi_token_attention(**given)
-    assert y.dtype == torch.float32 and torch.equal(y, wanted)
+    assert y.dtype == torch.bfloat16 and torch.equal(y, wanted)
     y.sum().backward()
-    assert all(leaf.grad is not None for leaf in leaves)
-    with torch.autocast("cpu", torch.bfloat16):
-        low = multi_token_attention(**given | dict(q=given["q"].bfloat16()))
-    assert low.dtype == torch.float32
+    assert all(leaf.grad.dtype == torch.float32 for leaf in leaves)
+
+
+# Layouts ----------------------------------------------------------------------------------------------------
 
 
 def test_strided_tensors():
@@ -202,6 +257,27 @@ def test_the_same_bits_from_run_to_run():
     assert all(torch.equal(run[name], runs[0][name]) for run in runs for name in run)
     wanted = in_float64(*tensors)
     assert right({name: worst(runs[0][name], wanted[name]) for name in wanted})
+
+
+@gpu
+def test_deterministic_algorithms_ask_for_a_workspace_of_fixed_size():
+    """CUBLAS_WORKSPACE_CONFIG has to stand in the environment before cuBLAS starts: so in other processes."""
+    code = """
+import torch
+from kernels import multi_token_attention, multi_token_attention_decode
+torch.use_deterministic_algorithms(True)
+q, k, v = torch.randn(3, 1, 2, 70, 16, device="cuda").requires_grad_()
+taps = torch.randn(2, 3, 3, device="cuda").requires_grad_()
+multi_token_attention_decode(q[:, :, -5:], k, v, taps, after_taps=taps)
+print("a token")
+multi_token_attention(q, k, v, taps, after_taps=taps).sum().backward()
+print("all")
+"""
+    environment = {name: text for name, text in os.environ.items() if name != "CUBLAS_WORKSPACE_CONFIG"}
+    run = partial(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True)
+    assert run(env=environment | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}).stdout.split("\n")[-2] == "all"
+    without = run(env=environment)
+    assert without.stdout.split() == ["a", "token"] and "CUBLAS_WORKSPACE_CONFIG" in without.stderr
 
 
 @gpu

@@ -76,6 +76,25 @@ def test_token_by_token(options, first, device):
     assert worst(torch.cat(rows, 1), wanted) <= 1e-5
 
 
+@DEVICE
+def test_in_bfloat16_and_under_autocast(device):
+    """Forward, gradients and tokens of a cache are of the layer's type; autocast keeps the parameters'."""
+    exact, x = layer_and_input(LAYERS[0], tokens=7, device=device)
+    wanted = exact(x)
+    low = layer_and_input(LAYERS[0], device=device)[0].bfloat16()
+    got, cache = low(x.bfloat16()), low.new_cache(2, capacity=2)
+    rows = [low.prefill(x[:, :4].bfloat16(), cache)]
+    rows += [low.step(x[:, i : i + 1].bfloat16(), cache) for i in range(4, 7)]
+    with torch.autocast(device, torch.bfloat16):
+        cast, cache = exact(x), exact.new_cache(2, capacity=2)
+        stepped = [exact.step(x[:, i : i + 1], cache) for i in range(7)]
+    for y in (got, cast, torch.cat(rows, 1), torch.cat(stepped, 1)):
+        assert y.dtype == torch.bfloat16 and worst(y, wanted) <= 0.05 * wanted.abs().max()
+    for layer, y in ((low, got), (exact, cast)):
+        y.float().square().sum().backward()
+        assert all(p.grad.dtype == p.dtype and p.grad.isfinite().all() for p in layer.parameters())
+
+
 def test_documents_are_each_alone():
     """Rotary embedding tells distances alone, so that a document may begin at any place."""
     layer, x = layer_and_input(LAYERS[0], tokens=9, **ORACLE)
