@@ -33,10 +33,10 @@ import torch
 from numba import cuda
 from numpy import float32
 
-from kernels.conv_decode import GROUP, LANE, LANES, LARGEST_D, PLACE, flat, largest_of_warp, sum_of_warp
+from kernels.conv_decode import GROUP, LANE, LANES, LARGEST_D, PLACE, flat
 from kernels.launch import MAX_HEAD_DIM, MOST_TAPS, launch, output
 from kernels.reference import EPSILON
-from kernels.splits import multiprocessors
+from kernels.splits import largest_of_warp, multiprocessors, sum_of_warp
 from kernels.tiles import MINUS_INFINITY, reciprocal, weight
 
 KEYS, COLUMNS = 64, 16  # of a piece of K
