@@ -96,8 +96,9 @@ def latent_backward_operator(
     """(dQ, dK̃, dṼ, dW_q, dW_v, dα), as `latent_backward`; what is not wanted is an empty tensor."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     tensors = q, k_latent, v_latent, w_q, w_v, alpha
-    *given, o, d_o = (x.float() for x in (*tensors[:5], o, d_o))
-    gradients = latent_backward(*given, o, log_sum, d_o, alpha, window, causal, scale, wanted, deterministic)
+    q, k_latent, v_latent, w_q, w_v = (x.float() for x in tensors[:5])
+    statistics, terms = (o.float(), log_sum, d_o.float()), (alpha, window, causal, scale)
+    gradients = latent_backward(q, k_latent, v_latent, w_q, w_v, *statistics, *terms, wanted, deterministic)
     d_q, d_k, d_v, d_w_q, d_w_v, d_alpha = (
         like.new_empty(0) if gradient is None else gradient.to(like.dtype)
         for gradient, like in zip(gradients, tensors)

@@ -81,3 +81,11 @@ def test_a_key_without_a_query_has_no_reciprocal_term():
     assert not torch.equal(without, latent_attention(last, k, v, w_q, w_v, 0.7, 2, q_before=before))
     wanted = latent_attention(last, k, v, w_q, w_v, 0.7, 2, q_before=torch.zeros_like(before))
     assert (without - wanted).abs().max() <= 1e-15
+
+
+def test_a_nan_stays_within_the_band():
+    """In the row of its query, and in those of which it is a reciprocal query."""
+    q, *shared = inputs(Shape(1, 1, 0, 9, 9, 4, 4, 0, 0))[:5]
+    q[0, 0, 4, 1] = math.nan
+    nan = latent_attention(q, *shared, 0.5, 3)[0, 0].isnan().all(-1)
+    assert nan.tolist() == [4 <= i <= 6 for i in range(9)]

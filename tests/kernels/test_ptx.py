@@ -13,9 +13,13 @@ from numba.cuda import dispatcher
 from numba.cuda.cudadrv import nvvm
 from numba.cuda.np.numpy_support import from_dtype
 
+from kernels import latent_cases
 from kernels.cases import CASES
 from kernels.conv_forward import conv_forward
 from kernels.flash_forward import flash_forward
+from kernels.latent_cases import Shape
+from kernels.latent_decode import latent_attention_decode
+from kernels.latent_forward import latent_forward
 from kernels.launch import numpy_dtype
 
 ARCHITECTURES = [(7, 5), *(pytest.param(newer, marks=pytest.mark.nightly) for newer in [(8, 0), (9, 0)])]
@@ -99,6 +103,19 @@ def test_kernels_on_tensor_cores(compiler, monkeypatch, sizes):
         launched = []
         (conv_forward if taps else flash_forward)(*given, run=partial(record, launched))
         ((kernel, _, _, *arguments),) = launched
+        ptx = ptx_of(kernel, types.void(*map(type_of, arguments)), (8, 0), monkeypatch)
+        assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16" in ptx and "cp.async.cg" in ptx
+        assert ".f64" not in ptx and "__local_depot" not in ptx
+
+
+@pytest.mark.parametrize("latent", [64, 128])
+def test_latent_kernels_on_tensor_cores(compiler, monkeypatch, latent):
+    """As above, forward and decoding."""
+    tensors = [x.bfloat16() for x in latent_cases.inputs(Shape(1, 1, 0, 4, 4, 64, latent, 0, 0))[:5]]
+    launched = []
+    latent_forward(*tensors, 0.5, 3, run=partial(record, launched))
+    latent_attention_decode(*tensors, 0.5, 3, run=partial(record, launched))
+    for kernel, _, _, *arguments in (launched[0], launched[2]):
         ptx = ptx_of(kernel, types.void(*map(type_of, arguments)), (8, 0), monkeypatch)
         assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16" in ptx and "cp.async.cg" in ptx
         assert ".f64" not in ptx and "__local_depot" not in ptx
