@@ -81,10 +81,6 @@ def simulate(
         )
     if engine not in ENGINES:
         raise LaunchError(f"engine {engine!r} is not one of {', '.join(map(repr, ENGINES))}")
-    if engine == "native" and hasattr(kernel, "ready"):
-        raise LaunchError(
-            'engine="native" does not compile PTX\n  engine="fibers" and engine="threads" run it'
-        )
     if on_finding not in ("raise", "report"):
         raise LaunchError(f"on_finding {on_finding!r} is neither 'raise' nor 'report'")
     return Simulation(function, engine, seed, on_finding, tuple(observers), spec, max_steps)

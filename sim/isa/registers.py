@@ -60,6 +60,7 @@ class Operation:
 
 
 HELPERS = {kind.__name__: kind for kind in KINDS.values()} | {"sqrt": np.sqrt, "copysign": np.copysign}
+CALLED, PAIRS = {}, {}  # a helper's name -> the entry of the table; -> (expression, operands, kind) of halves
 OWN = {}  # name's first part -> what makes an Operation of a Name, or None
 
 
@@ -211,7 +212,7 @@ def spelled(name, entry, operands, result):
         return text, operands[0][0] == result[0] == "u" and WIDTHS[operands[0]] <= WIDTHS[result], operands
     if meaning not in SPELLED:
         key = name.base + "_" + "_".join([*name.rest, *name.types])
-        HELPERS[key] = sized(meaning, entry.operands)
+        HELPERS[key], CALLED[key] = sized(meaning, entry.operands), entry
         text = f"{key}({calls})"
         return (f"{KINDS[result].__name__}({text})" if result in KINDS else text), False, operands
     whole = all(kind[0] in "su" and kind not in KINDS for kind in operands)
@@ -473,6 +474,7 @@ def packed(name):
     count, kind = len(one.operands), name.type[:-2]
     key = f"both_{name.text.replace('.', '_')}"
     if key not in HELPERS:
+        PAIRS[key] = one.of("abc"), count, kind
         HELPERS[key] = pairwise(
             eval(f"lambda {', '.join('abc'[:count])}: " + one.of("abc"), HELPERS), KINDS[kind]
         )

@@ -20,7 +20,7 @@ from sim.native.flat import is_stop, names_assigned, stops
 from sim.native.front import CannotLower
 from sim.native.loops import LoopCounter, is_range
 from sim.native.variables import assigned, exposed, loose_exits, reads, surely_assigned
-from sim.native.vocabulary import BLOCK_WIDE, SPECIAL
+from sim.native.vocabulary import BLOCK_WIDE, SPECIAL, in_text
 
 THREAD, WARP, BLOCK = range(3)
 CHEAP = ("isa_operator_", "isa_builtins_")  # functions of the table that cost little to compute again
@@ -388,7 +388,7 @@ class Fission:
             )
         if self.module.sited:
             before += [f"{self.module.library('log_warp')}(state, {call.site}, warp, threads, ended)"]
-        name = self.module.library(f"{'warp' if results else 'unused'}_{call.stops}")
+        name = self.module.library(f"{'warp' if results else 'unused'}_{in_text(call.stops)}")
         return [*before, f"{name}({', '.join(['state, warp, threads, ended', *given])})"]
 
     def held(self, node):

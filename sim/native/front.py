@@ -51,27 +51,72 @@ class Device:
     recursive: bool = False
 
 
-class Module:
-    """What the text of one kernel consists of, collected while its functions are lowered. `waiting`: the
-    names at which a thread stops; `sited`: whether accesses are numbered; `watched`: whether branches are;
-    `prints`: whether it prints; `dtypes`: of the kernel's arrays, by parameter; `unset`: (place, variable) of
-    each read that may come before any assignment."""
+class Parts:
+    """What the text of one kernel consists of, collected while it is lowered. `taken`: names that something
+    has already; `sited`: whether accesses are numbered; `watched`: whether branches are; `prints`: whether it
+    prints; `unset`: (place, variable) of each read that may come before any assignment."""
 
-    def __init__(self, kernel, waiting, sited=False, watched=False, dtypes=()):
-        self.kernel, self.dtypes = kernel, dict(dtypes)
-        self.waiting, self.sited, self.watched = waiting, sited, watched
+    def __init__(self, taken, sited=False, watched=False):
+        self.sited, self.watched = sited, watched
         # name -> text; name -> module; function -> Device
         self.constants, self.imports, self.devices = {}, {}, {}
         self.arrays, self.declared = {}, {}  # name -> global ndarray; name -> Declared
         # operations: site -> what a thread does there
-        self.sites, self.operations, self.used, self.reachable = [], {}, set(), {}
+        self.sites, self.operations = [], {}
         self.prints, self.unset = False, []
+        self.taken = {*taken, *RESERVED, *dir(builtins)}
+
+    def fresh(self, name):
+        """A name like `name` that nothing else has."""
+        candidate, number = name, 1
+        while candidate in self.taken or home_of(candidate):
+            number += 1
+            candidate = f"{name}_{number}"
+        self.taken.add(candidate)
+        return candidate
+
+    def constant(self, name, text):
+        """The name at the head of the file that stands for `text`."""
+        for known, same in self.constants.items():
+            if same == text and known.startswith(name):
+                return known
+        name = self.fresh(name)
+        self.constants[name] = text
+        return name
+
+    def library(self, name):
+        """The name of a function of ours, which the file then imports."""
+        self.imports[name] = home_of(name)
+        return name
+
+    def array(self, value, name):
+        """The parameter that brings a global array."""
+        for known, array in self.arrays.items():
+            if array is value:
+                return known
+        name = self.fresh(name)
+        self.arrays[name] = value
+        return name
+
+    def site(self, site):
+        """The number of a place in the source, for the text of this kernel."""
+        if site not in self.sites:
+            self.sites.append(site)
+        return self.sites.index(site)
+
+
+class Module(Parts):
+    """The Parts of a kernel in Python. `waiting`: the names at which a thread stops; `dtypes`: of the kernel's
+    arrays, by parameter."""
+
+    def __init__(self, kernel, waiting, sited=False, watched=False, dtypes=()):
+        self.kernel, self.dtypes, self.waiting = kernel, dict(dtypes), waiting
+        self.used, self.reachable = set(), {}
         self.reach(kernel)
-        self.taken = {
+        taken = {
             name for function, names in self.reachable.items() for name in (*names.local, function.__name__)
         }
-        self.taken |= {names.tree.name for names in self.reachable.values()}
-        self.taken |= {*RESERVED, *dir(builtins)}
+        super().__init__(taken | {names.tree.name for names in self.reachable.values()}, sited, watched)
 
     def reach(self, function):
         """Find all functions that `function` calls, and which names of cuda."""
@@ -106,50 +151,12 @@ class Module:
                 return True
         return False
 
-    def fresh(self, name):
-        """A name like `name` that nothing else has."""
-        candidate, number = name, 1
-        while candidate in self.taken or home_of(candidate):
-            number += 1
-            candidate = f"{name}_{number}"
-        self.taken.add(candidate)
-        return candidate
-
-    def constant(self, name, text):
-        """The name at the head of the file that stands for `text`."""
-        for known, same in self.constants.items():
-            if same == text and known.startswith(name):
-                return known
-        name = self.fresh(name)
-        self.constants[name] = text
-        return name
-
     def value(self, node):
         """The number that a name of the file stands for, or MISSING."""
         try:
             return ast.literal_eval(self.constants[node.id])
         except (AttributeError, KeyError, ValueError):
             return MISSING
-
-    def library(self, name):
-        """The name of a function of ours, which the file then imports."""
-        self.imports[name] = home_of(name)
-        return name
-
-    def array(self, value, name):
-        """The parameter that brings a global array."""
-        for known, array in self.arrays.items():
-            if array is value:
-                return known
-        name = self.fresh(name)
-        self.arrays[name] = value
-        return name
-
-    def site(self, site):
-        """The number of a place in the source, for the text of this kernel."""
-        if site not in self.sites:
-            self.sites.append(site)
-        return self.sites.index(site)
 
     def fresh_function(self, name):
         names = {device.name for device in self.devices.values()}

@@ -12,7 +12,7 @@ from numba import int64, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from sim.isa.table import ALL, FULL, GIVEN, INSTRUCTIONS, WARP_WIDE, Like
+from sim.isa.table import ALL, FULL, GIVEN, INSTRUCTIONS, Like
 from sim.native.arrays import BARE, GuardedType, number, put, set_number, viewer
 from sim.native.checks import PARTED, SEGMENTS, dirty
 from sim.native.functions import compiled_copy
@@ -20,21 +20,16 @@ from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import converter, kind_of
 from sim.native.regions import of_thread, part
 from sim.native.threads import lanes_of
+from sim.native.vocabulary import instruction_of
 
 OFFERED = set()  # warp_NAME and unused_NAME of each instruction come by __getattr__
 
 
-def offered(name):
-    """Whether this module has `name`."""
-    before, _, instruction = name.partition("_")
-    return before in ("warp", "unused") and instruction in WARP_WIDE
-
-
 def __getattr__(name):
-    if not offered(name):
+    instruction = instruction_of(name)
+    if instruction is None:
         raise AttributeError(f"module sim.native.lanes has no attribute {name!r}")
-    before, _, instruction = name.partition("_")
-    return made(INSTRUCTIONS[instruction], before == "warp")
+    return made(INSTRUCTIONS[instruction], name.startswith("warp_"))
 
 
 @always

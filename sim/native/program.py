@@ -297,8 +297,9 @@ def variable_types(module, name, text, kinds):
         raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
 
 
-def fission_text(module, name, parameters, split):
-    """The text of a kernel's file: head, regions, a block, the walk over all blocks."""
+def fission_text(module, name, parameters, split, renewing=()):
+    """The text of a kernel's file: head, regions, a block, the walk over all blocks. `renewing`: statements
+    that come before each block."""
     shared = [known for known, declared in module.declared.items() if declared.space == "shared"]
     for needed in (
         "begin_block",
@@ -343,6 +344,7 @@ def fission_text(module, name, parameters, split):
         "    begin_block(state, ended, position, most_rounds, most_turns)",
         "    blockIdx = block_index(position, gridDim)",
         *(f"    poisoned({name})" for name in shared),
+        *(f"    {statement}" for statement in renewing),
         f"    {block}",
         *(["    log_epoch(state)"] if module.sited else []),
         "    if end_block(state):",

@@ -64,11 +64,19 @@ class Native:
         if not set(map(kind_of_observer, launch.observers)) <= {*DEFAULT, *COUNTERS}:
             return by_fibers(launch, "by fibers, as the tools asked for hear of every access")
         try:
-            attempt = Attempt(launch)
+            attempt = attempt_of(launch)
             attempt.run()
         except CannotLower as reason:
             return by_fibers(launch, f"by fibers: {in_words(reason)}")
         return attempt.outcome() if attempt.in_order else explained(attempt)
+
+
+def attempt_of(launch):
+    if not hasattr(launch.function, "ready"):
+        return Attempt(launch)
+    from sim.native.ptx.launch import PtxAttempt
+
+    return PtxAttempt(launch)
 
 
 def kind_of_observer(observer):
@@ -221,6 +229,8 @@ def dtypes_of(function, kinds):
 class Attempt:
     """One launch by fission. Unless nobody listens, every access is watched."""
 
+    may_raise = True  # whether threads may
+
     def __init__(self, launch):
         self.launch, self.watched, self.tools = (
             launch,
@@ -229,26 +239,12 @@ class Attempt:
         )
         self.state, self.next = new_state(launch.block), 0  # next: the position of the block that comes next
         self.held = []  # memory that compiled code has the address of
-        self.arrays = {
-            name: array
-            for name, value in named_leaves(launch.arguments.items())
-            if (array := host_array(value, name)) is not None
-        }
-        counted = bool(self.tools & set(COUNTERS))
-        self.program = fission_program(
-            launch.function, tuple(kind_of(name, value) for name, value in launch.arguments.items()), counted
-        )
-        lowered = self.program.lowered
-        if lowered.module.prints:
-            raise CannotLower("it prints, and a block that has a finding runs again")
-        if self.watched and lowered.synchronizes and launch.blocks * launch.threads <= FEW:
+        self.rounds = launch.max_steps or ROUNDS
+        self.prepare()
+        if self.watched and self.program.lowered.synchronizes and launch.blocks * launch.threads <= FEW:
             raise CannotLower(
                 "its threads act on what atomics tell them, which is judged under several schedules"
             )
-        check_shared_size(lowered.module, launch.shared, launch.spec)
-        self.written = [name for name in self.arrays if name.partition("[")[0] in lowered.writes]
-        check_writable(launch.arguments, lowered.writes)
-        self.shadows = self.shadows_of_arguments() if self.watched else {}
         self.starts, self.found, self.pairs = (
             np.zeros(launch.blocks, np.int64),
             np.zeros(launch.blocks, np.int64),
@@ -261,6 +257,26 @@ class Attempt:
             (PAIRS + 2, MOST_PAIRS),
         ]:
             self.state.numbers[position] = value
+
+    def prepare(self):
+        """The compiled kernel, and the arrays that it may write."""
+        launch = self.launch
+        self.arrays = {
+            name: array
+            for name, value in named_leaves(launch.arguments.items())
+            if (array := host_array(value, name)) is not None
+        }
+        counted = bool(self.tools & set(COUNTERS))
+        self.program = fission_program(
+            launch.function, tuple(kind_of(name, value) for name, value in launch.arguments.items()), counted
+        )
+        lowered = self.program.lowered
+        if lowered.module.prints:
+            raise CannotLower("it prints, and a block that has a finding runs again")
+        check_shared_size(lowered.module, launch.shared, launch.spec)
+        self.written = [name for name in self.arrays if name.partition("[")[0] in lowered.writes]
+        check_writable(launch.arguments, lowered.writes)
+        self.shadows = self.shadows_of_arguments() if self.watched else {}
 
     # --- memory ---------------------------------------------------------------------------------------------
 
@@ -375,6 +391,8 @@ class Attempt:
         except NumbaError as error:
             raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
         except Exception:  # the kernel's own: fibers say whose
+            if not self.may_raise:
+                raise
             self.found[self.state.numbers[POSITION]] |= checks.PARTED
         self.wrote = bool(self.state.numbers[WROTE])
         self.counted, self.tally = self.tally.counters() if self.tally else {}, None
@@ -394,7 +412,7 @@ class Attempt:
 
     def advance(self, stop):
         """Run the blocks before `stop` that have not run yet."""
-        launch, rounds = self.launch, self.launch.max_steps or ROUNDS
+        launch = self.launch
         while self.next < stop:
             with uncollected():  # the first time it compiles
                 self.program.run(
@@ -402,7 +420,7 @@ class Attempt:
                     stop,
                     launch.grid,
                     launch.block,
-                    rounds,
+                    self.rounds,
                     TURNS,
                     self.state.address,
                     self.ended,

@@ -49,8 +49,25 @@ def homes():
     return {name: home for home in HOMES for name in importlib.import_module(home).OFFERED}
 
 
+def in_text(name):
+    """A name of the table as lowered text has it."""
+    return name.replace(".", "_")
+
+
+@functools.cache
+def warp_wide(count):
+    """{name in lowered text: name} of the instructions of warps, of which there are `count`."""
+    return {in_text(name): name for name in sorted(WARP_WIDE)}
+
+
+def instruction_of(name):
+    """The instruction of a warp that `warp_NAME` or `unused_NAME` carries out, or None."""
+    before, _, rest = name.partition("_")
+    return warp_wide(len(WARP_WIDE)).get(rest) if before in ("warp", "unused") else None
+
+
 def home_of(name):
-    if name.startswith(("warp_", "unused_")) and name.partition("_")[2] in WARP_WIDE:
+    if instruction_of(name):
         return "sim.native.lanes"
     return "sim.native.functions" if name.startswith("isa_") else homes().get(name)
 

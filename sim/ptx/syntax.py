@@ -111,7 +111,7 @@ class Variable:
         return max(WIDTHS[self.type] // 8, 1) * (self.count or 0)
 
 
-@dataclass
+@dataclass(eq=False)
 class Function:
     """An `.entry` or a `.func`. `body` holds Instructions and Labels; `variables` those declared inside."""
 

@@ -1,0 +1,267 @@
+"""The text of instructions, and the functions of sim.isa that it calls, as LLVM's code.
+
+Text is walked as Python would run it: what is known while compiling is Python's own (a loop over `range(8)`, a
+shift by a constant), the rest becomes code."""
+
+import ast
+import functools
+import inspect
+import operator
+import textwrap
+
+
+from sim.isa.registers import CALLED, HELPERS, PAIRS
+from sim.native.front import CannotLower
+from sim.native.ptx import functions
+from sim.native.ptx.values import Arithmetic, Real, Truth, Whole
+
+OPERATORS = {
+    ast.Add: ("add", "fadd", operator.add),
+    ast.Sub: ("sub", "fsub", operator.sub),
+    ast.Mult: ("mul", "fmul", operator.mul),
+    ast.Div: (None, "fdiv", operator.truediv),
+    ast.BitAnd: ("and_", None, operator.and_),
+    ast.BitOr: ("or_", None, operator.or_),
+    ast.BitXor: ("xor", None, operator.xor),
+    ast.LShift: ("shl", None, operator.lshift),
+    ast.RShift: ("shr", None, operator.rshift),
+    ast.FloorDiv: (None, None, operator.floordiv),
+    ast.Mod: (None, None, operator.mod),
+}
+COMPARISONS = {
+    ast.Eq: ("==", operator.eq),
+    ast.NotEq: ("!=", operator.ne),
+    ast.Lt: ("<", operator.lt),
+    ast.LtE: ("<=", operator.le),
+    ast.Gt: (">", operator.gt),
+    ast.GtE: (">=", operator.ge),
+    ast.Is: ("==", operator.is_),
+    ast.IsNot: ("!=", operator.is_not),
+}
+PLAIN = {plain: kind for kind, (*_, plain) in OPERATORS.items()}
+CODE = (Whole, Truth, Real)
+
+
+class Evaluator(Arithmetic):
+    """Walks statements with `names`: {name: value, or what is known of it while compiling}. `special(name,
+    arguments)`: the value of a call that is no instruction's, or NotImplemented."""
+
+    def __init__(self, context, builder, names, special=None):
+        super().__init__(context, builder)
+        self.names, self.special = names, special
+
+    # --- statements -----------------------------------------------------------------------------------------
+
+    def run(self, statements):
+        """The value that a `return` gives."""
+        for position, node in enumerate(statements):
+            if isinstance(node, ast.Return):
+                return self.value(node.value)
+            if isinstance(node, ast.Assign):
+                self.assign(node.targets[0], self.value(node.value))
+            elif isinstance(node, ast.AugAssign):
+                self.assign(
+                    node.target, self.binary(type(node.op), self.value(node.target), self.value(node.value))
+                )
+            elif isinstance(node, ast.Expr):
+                self.value(node.value)
+            elif isinstance(node, ast.For):
+                for number in self.value(node.iter):
+                    self.assign(node.target, number)
+                    self.run(node.body)
+            elif isinstance(node, ast.If):
+                return self.branch(node, statements[position + 1 :])
+            else:
+                raise CannotLower(f"a statement like `{ast.unparse(node)}`")
+        return None
+
+    def branch(self, node, rest):
+        test = self.value(node.test)
+        if not isinstance(test, CODE):
+            return self.run([*(node.body if test else node.orelse), *rest])
+        before = dict(self.names)
+        one = self.run([*node.body, *rest])
+        after, self.names = self.names, dict(before)
+        other = self.run([*node.orelse, *rest])
+        for name in after.keys() & self.names.keys():
+            if after[name] is not self.names[name]:
+                self.names[name] = self.chosen(test, after[name], self.names[name])
+        return None if one is None and other is None else self.chosen(test, one, other)
+
+    def assign(self, target, value):
+        if isinstance(target, ast.Tuple):
+            for part, one in zip(target.elts, value, strict=True):
+                self.assign(part, one)
+        else:
+            self.names[target.id] = value
+
+    # --- expressions ----------------------------------------------------------------------------------------
+
+    def value(self, node):
+        return getattr(self, f"of_{type(node).__name__.lower()}", self.unknown)(node)
+
+    def unknown(self, node):
+        raise CannotLower(f"`{ast.unparse(node)}`")
+
+    def of_constant(self, node):
+        return node.value
+
+    def of_name(self, node):
+        if node.id in self.names or node.id in HELPERS:
+            return self.names[node.id] if node.id in self.names else HELPERS[node.id]
+        raise CannotLower(f"`{node.id}`")
+
+    def of_tuple(self, node):
+        return tuple(self.value(part) for part in node.elts)
+
+    def of_attribute(self, node):
+        return getattr(self.value(node.value), node.attr)
+
+    def of_subscript(self, node):
+        values, index = self.value(node.value), self.value(node.slice)
+        if not isinstance(index, CODE):
+            return values[index]
+        found = values[-1]
+        for position in range(len(values) - 2, -1, -1):
+            found = self.chosen(self.compare("==", index, position), values[position], found)
+        return found
+
+    def of_binop(self, node):
+        return self.binary(type(node.op), self.value(node.left), self.value(node.right))
+
+    def binary(self, kind, a, b):
+        whole, floating, plain = OPERATORS[kind]
+        if not isinstance(a, CODE) and not isinstance(b, CODE):
+            return plain(a, b)
+        if isinstance(a, Real) or isinstance(b, Real):
+            return self.of_floats(floating, a, b)
+        if all(isinstance(x, (Truth, bool)) for x in (a, b)) and whole in ("and_", "or_", "xor"):
+            return Truth(getattr(self.builder, whole)(self.truth(a), self.truth(b)))
+        a, b = self.whole(a), self.whole(b)
+        if whole is None:
+            return self.divided("udiv" if kind is ast.FloorDiv else "urem", a, b)
+        return getattr(self, whole)(a, b)
+
+    def of_unaryop(self, node):
+        x, kind = self.value(node.operand), type(node.op)
+        if not isinstance(x, CODE):
+            return {ast.USub: operator.neg, ast.Invert: operator.invert, ast.Not: operator.not_}[kind](x)
+        if kind is ast.Not:
+            return Truth(self.builder.not_(self.truth(x)))
+        if isinstance(x, Real):
+            return self.opposite(x)
+        return self.negative(self.whole(x)) if kind is ast.USub else self.inverse(self.whole(x))
+
+    def of_compare(self, node):
+        parts = [self.value(part) for part in (node.left, *node.comparators)]
+        tests = [self.compared(type(sign), a, b) for sign, a, b in zip(node.ops, parts, parts[1:])]
+        return functools.reduce(self.conjunction, tests)
+
+    def compared(self, kind, a, b):
+        sign, plain = COMPARISONS[kind]
+        return self.compare(sign, a, b) if isinstance(a, CODE) or isinstance(b, CODE) else plain(a, b)
+
+    def conjunction(self, a, b):
+        if not isinstance(a, CODE) and not isinstance(b, CODE):
+            return a and b
+        return Truth(self.builder.and_(self.truth(a), self.truth(b)))
+
+    def of_boolop(self, node):
+        values = [self.value(part) for part in node.values]
+        if not any(isinstance(value, CODE) for value in values):
+            return all(values) if isinstance(node.op, ast.And) else any(values)
+        make = self.builder.and_ if isinstance(node.op, ast.And) else self.builder.or_
+        return Truth(functools.reduce(make, map(self.truth, values)))
+
+    def of_ifexp(self, node):
+        test = self.value(node.test)
+        if not isinstance(test, CODE):
+            return self.value(node.body if test else node.orelse)
+        return self.chosen(test, self.value(node.body), self.value(node.orelse))
+
+    # --- calls ----------------------------------------------------------------------------------------------
+
+    def of_call(self, node):
+        given = [self.value(part) for part in node.args]
+        if isinstance(node.func, ast.Name) and node.func.id not in self.names:
+            return self.named(node.func.id, given)
+        if isinstance(node.func, ast.Attribute) and isinstance(owner := self.value(node.func.value), CODE):
+            return functions.BUILTIN[node.func.attr](self, owner, *given)
+        return self.called(self.value(node.func), given, {k.arg: self.value(k.value) for k in node.keywords})
+
+    def named(self, name, given):
+        """A call of what instructions' text calls by its name."""
+        found = self.special(name, given) if self.special else NotImplemented
+        if found is not NotImplemented:
+            return found
+        if name in functions.BUILTIN and any(isinstance(value, CODE) for value in given):
+            return functions.BUILTIN[name](self, *given)
+        if name in PAIRS:
+            return self.on_halves(*PAIRS[name], given)
+        if name in CALLED:
+            return functions.of_entry(self, CALLED[name], given)
+        if name in HELPERS:
+            return self.called(HELPERS[name], given, {})
+        return self.called(vars(Builtins)[name], given, {})
+
+    def called(self, function, given, more):
+        if isinstance(function, functools.partial):
+            return self.called(function.func, [*function.args, *given], {**function.keywords, **more})
+        known = functions.BUILTIN.get(name_of(function))
+        if known and any(isinstance(value, CODE) for value in given):
+            return known(self, *given, **more)
+        if not any(isinstance(value, CODE) for value in given):
+            return function(*given, **more)
+        if function in PLAIN:
+            return self.binary(PLAIN[function], *given)
+        if not inspect.isfunction(function):
+            raise CannotLower(f"a call of {name_of(function)}")
+        return self.inlined(function, given, more)
+
+    def inlined(self, function, given, more):
+        """What a plain function gives, its text walked here."""
+        bound = inspect.signature(function).bind(*given, **more)
+        bound.apply_defaults()
+        cells = zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__ or ()))
+        names = {**vars(Builtins), **function.__globals__, **dict(cells), **bound.arguments}
+        inner = Evaluator(self.context, self.builder, names)
+        return inner.run(body_of(function))
+
+    def on_halves(self, text, count, kind, given):
+        """An operation on both halves of registers."""
+        parts = []
+        for place in (0, 16):
+            halves = [self.of_bits(self.shr(self.whole(word), self.whole(place)), kind) for word in given]
+            inner = Evaluator(self.context, self.builder, dict(zip("abc"[:count], halves)))
+            parts.append(self.bits(self.real(inner.value(parsed(text)), kind)))
+        return self.or_(self.shl(parts[1], self.whole(16)), parts[0])
+
+
+class Builtins:
+    """Builtin functions that meanings call."""
+
+    min, max, abs, int, bool, range, float, type = min, max, abs, int, bool, range, float, type
+
+
+def name_of(function):
+    return getattr(function, "__name__", str(function))
+
+
+@functools.cache
+def parsed(text):
+    return ast.parse(text, mode="eval").body
+
+
+@functools.cache
+def body_of(function):
+    """The statements of a function, of a lambda too if it is the only one in its lines."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, SyntaxError, IndexError):
+        tree = ast.Pass()
+    if isinstance(tree, ast.FunctionDef):
+        return tree.body
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
+    if len(found) != 1:
+        raise CannotLower(f"{name_of(function)} has no text that could be compiled")
+    return [ast.Return(found[0].body)]

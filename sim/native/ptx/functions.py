@@ -1,0 +1,355 @@
+"""The compiled forms of what PTX computes with floats, and of the functions that instructions' text calls.
+
+The meanings stand in sim.isa; here is which of LLVM's instructions gives the same. What has neither a form here
+nor a meaning that can be walked (sim.native.ptx.evaluate) is compiled by Numba, if its entry has a form for
+that."""
+
+import re
+
+import numpy as np
+from llvmlite import ir
+from numba import float64, types
+
+from sim.isa.functions import LLVM, sized
+from sim.native.front import CannotLower
+from sim.native.functions import compiles, function_of
+from sim.native.kinds import kind_of, to_integer
+from sim.native.ptx.values import BITS, DOUBLE, I64, Real, Truth, Whole
+
+BUILTIN = {}  # name -> (Evaluator, *operands) -> value
+
+
+def builtin(function):
+    BUILTIN[function.__name__.rstrip("_")] = function
+    return function
+
+
+# --- numbers ------------------------------------------------------------------------------------------------
+
+
+@builtin
+def min_(e, a, b):
+    return least(e, a, b) if Real in map(type, (a, b)) else e.smaller(e.whole(a), e.whole(b))
+
+
+def least(e, a, b):
+    return e.chosen(e.compare("<", b, a), b, a)
+
+
+@builtin
+def max_(e, a, b):
+    if Real not in map(type, (a, b)):
+        a, b = e.whole(a), e.whole(b)
+    return e.chosen(e.compare(">", b, a), b, a)
+
+
+@builtin
+def abs_(e, x):
+    return e.magnitude(x) if isinstance(x, Real) else e.size(e.whole(x))
+
+
+@builtin
+def int_(e, x):
+    return e.whole(x)
+
+
+@builtin
+def bool_(e, x):
+    return Truth(e.truth(x))
+
+
+for _name, _kind in {
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+    "float": "f64",
+}.items():
+    BUILTIN[_name] = lambda e, x, kind=_kind: e.real(x, kind)
+    if _name != "float":
+        BUILTIN[f"{_name}_of"] = lambda e, x, kind=_kind: e.of_bits(e.whole(x), kind)
+
+
+@builtin
+def bits_of(e, x):
+    return e.bits(x)
+
+
+@builtin
+def sqrt(e, x):
+    return e.intrinsic("sqrt", x)
+
+
+@builtin
+def copysign(e, x, sign):
+    x, sign = e.alike(x, sign)
+    top = 1 << BITS[x.kind] - 1
+    magnitude, its = e.and_(e.bits(x), e.whole(top - 1)), e.and_(e.bits(sign), e.whole(top))
+    return e.of_bits(e.or_(magnitude, its), x.kind)
+
+
+@builtin
+def flush(e, x):
+    tiny = e.compare("<", e.magnitude(x), e.real(2.0**-126, "f32"))
+    return e.chosen(tiny, copysign(e, e.real(0.0, "f32"), x), x)
+
+
+@builtin
+def saturated(e, x):
+    one, zero = e.real(1.0, x.kind), e.real(0.0, x.kind)
+    return e.chosen(e.compare(">", x, zero), least(e, x, one), zero)
+
+
+@builtin
+def at_least_zero(e, x):
+    zero = e.real(0.0, x.kind)
+    return e.chosen(e.compare(">", x, zero), x, e.chosen(e.compare("!=", x, x), x, zero))
+
+
+@builtin
+def two_halves(e, high, low, kind, mode, relu):
+    if mode != "rn":
+        raise CannotLower(f"a conversion to two halves in the direction {mode}")
+    parts = [e.real(x, {"float16": "f16", "bfloat16": "bf16"}[kind.__name__]) for x in (high, low)]
+    upper, lower = (e.bits(at_least_zero(e, x) if relu else x) for x in parts)
+    return e.or_(e.shl(upper, e.whole(16)), lower)
+
+
+@builtin
+def bit_length(e, x):
+    """Of a number that is not negative."""
+    code, width = x.code, x.width
+    name = f"llvm.ctlz.i{width}"
+    kind = ir.IntType(width)
+    function = e.builder.module.globals.get(name) or ir.Function(
+        e.builder.module, ir.FunctionType(kind, [kind, ir.IntType(1)]), name
+    )
+    zeros = e.builder.call(function, [code, ir.IntType(1)(0)])
+    return e.sub(e.whole(width), Whole(zeros, 0, width))
+
+
+# --- floats, by what an instruction is called ---------------------------------------------------------------
+
+FORMS = []  # (pattern of a name in PTX, (Evaluator, match, *operands) -> value)
+
+
+def form(pattern):
+    def enter(function):
+        FORMS.append((re.compile(pattern + r"\Z"), function))
+        return function
+
+    return enter
+
+
+REAL = r"(?P<kind>f16|bf16|f32|f64)"
+PLAIN = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+
+
+@form(rf"(?P<name>add|sub|mul|div)\.rn\.{REAL}")
+def to_nearest(e, found, a, b):
+    return e.of_floats(PLAIN[found["name"]], a, b)
+
+
+@form(rf"rcp\.(rn|approx\.ftz)\.{REAL}")
+def reciprocal(e, found, x):
+    return e.of_floats("fdiv", e.real(1.0, x.kind), x)
+
+
+@form(rf"sqrt\.rn\.{REAL}")
+def root(e, found, x):
+    return e.intrinsic("sqrt", x)
+
+
+@form(rf"(fma|mad)\.rn\.{REAL}")
+def multiply_add(e, found, a, b, c):
+    if a.kind in ("f32", "f64"):
+        return e.intrinsic("fma", a, b, c)
+    return e.rounded(odd(e, *sum_and_error(e, e.builder.fmul(e.double(a), e.double(b)), e.double(c))), a.kind)
+
+
+@form(r"(?P<name>fma|mad|add|sub|mul)\.(?P<mode>rz|rd|ru)\.f32")
+def directed(e, found, a, b, c=None):
+    a, b = e.double(a), e.double(b)
+    if found["name"] == "mul":
+        return in_direction(e, e.builder.fmul(a, b), DOUBLE(0.0), found["mode"])
+    if found["name"] == "sub":
+        b = e.builder.fneg(b)
+    one, other = (e.builder.fmul(a, b), e.double(c)) if c is not None else (a, b)
+    result = in_direction(e, *sum_and_error(e, one, other), found["mode"])
+    if found["mode"] != "rd":
+        return result
+    # downwards a sum of 0 is -0, unless both are +0
+    either = e.or_(e.whole(top_bit(e, one)), e.whole(top_bit(e, other)))
+    zero = copysign(e, e.real(0.0, "f32"), e.of_bits(e.shl(either, e.whole(31)), "f32"))
+    return e.chosen(e.compare("==", result, e.real(0.0, "f32")), zero, result)
+
+
+def top_bit(e, double):
+    return e.compare("<", Whole(e.builder.bitcast(double, I64), -(1 << 63), (1 << 63) - 1), 0)
+
+
+def sum_and_error(e, a, b):
+    """Two doubles' sum, rounded, and what it lacks (Knuth's two-sum)."""
+    add, sub = e.builder.fadd, e.builder.fsub
+    total = add(a, b)
+    back = sub(total, a)
+    return total, add(sub(a, sub(total, back)), sub(b, back))
+
+
+def odd(e, total, error):
+    """The sum rounded to odd, which may be rounded again."""
+    b = e.builder
+    bits = b.bitcast(total, I64)
+    same = b.icmp_unsigned(
+        "==", b.fcmp_ordered(">", error, DOUBLE(0.0)), b.fcmp_ordered(">", total, DOUBLE(0.0))
+    )
+    moved = b.add(bits, b.select(same, I64(1), I64(-1)))
+    even = b.icmp_unsigned("==", b.and_(bits, I64(1)), I64(0))
+    size = e.builder.call(e.builder.module.declare_intrinsic("llvm.fabs", [DOUBLE]), [total])
+    finite = b.fcmp_ordered("<", size, DOUBLE(float("inf")))
+    moves = b.and_(b.and_(b.fcmp_ordered("!=", error, DOUBLE(0.0)), even), finite)
+    return b.bitcast(b.select(moves, moved, bits), DOUBLE)
+
+
+def in_direction(e, total, error, mode):
+    """total + error as a float32, rounded down (rd), up (ru) or towards zero (rz)."""
+    b, single = e.builder, ir.FloatType()
+    near = b.fptrunc(total, single)
+    back = b.fpext(near, DOUBLE)
+    equal = b.fcmp_ordered("==", back, total)
+    above = b.or_(b.fcmp_ordered(">", back, total), b.and_(equal, b.fcmp_ordered("<", error, DOUBLE(0.0))))
+    below = b.or_(b.fcmp_ordered("<", back, total), b.and_(equal, b.fcmp_ordered(">", error, DOUBLE(0.0))))
+    down, up = b.select(above, next_to(b, near, False), near), b.select(below, next_to(b, near, True), near)
+    if mode == "rz":
+        return Real(b.select(b.fcmp_ordered(">", total, DOUBLE(0.0)), down, up), "f32")
+    return Real(down if mode == "rd" else up, "f32")
+
+
+def next_to(b, x, upwards):
+    """The next float32."""
+    word, single = ir.IntType(32), ir.FloatType()
+    bits = b.bitcast(x, word)
+    grows = b.fcmp_ordered(">" if upwards else "<", x, single(0.0))
+    moved = b.add(bits, b.select(grows, word(1), word(-1)))
+    smallest = word(1 if upwards else 0x80000001)
+    return b.bitcast(b.select(b.fcmp_ordered("==", x, single(0.0)), smallest, moved), single)
+
+
+SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "num": "ord", "nan": "uno"}
+
+
+@form(rf"setp\.(?P<test>eq|ne|lt|le|gt|ge|num|nan)(?P<unordered>u?)\.{REAL}")
+def comparison(e, found, a, b):
+    a, b = (e.double(x) for x in e.alike(a, b))
+    unordered = found["unordered"] or found["test"] == "nan"
+    ask = e.builder.fcmp_unordered if unordered else e.builder.fcmp_ordered
+    return Truth(ask(SIGNS[found["test"]], a, b))
+
+
+@form(rf"testp\.(?P<test>finite|infinite|number|notanumber)\.{REAL}")
+def tested(e, found, x):
+    size, infinity = e.magnitude(x), e.real(float("inf"), x.kind)
+    sign, other = {
+        "finite": ("<", infinity), "infinite": ("==", infinity), "number": ("==", size), "notanumber": ("!=", size)
+    }[found["test"]]  # fmt: skip
+    return e.compare(sign, size, other)
+
+
+APPROXIMATE = {
+    "sin": "llvm.sin.f64",
+    "cos": "llvm.cos.f64",
+    "lg2": "llvm.log2.f64",
+    "ex2": "llvm.exp2.f64",
+    "tanh": "tanh",
+}
+
+
+@form(rf"(?P<name>sin|cos|lg2|ex2|tanh|rsqrt)\.approx\.{REAL}")
+def approximation(e, found, x):
+    double = e.real(x, "f64")
+    if found["name"] == "rsqrt":
+        return reciprocal(e, found, e.intrinsic("sqrt", double))
+    name, module = APPROXIMATE[found["name"]], e.builder.module
+    function = module.globals.get(name) or ir.Function(module, ir.FunctionType(DOUBLE, [DOUBLE]), name)
+    return Real(e.builder.call(function, [double.code]), "f64")
+
+
+WHOLE = {"rn": "rint", "rz": "trunc", "rd": "floor", "ru": "ceil"}
+
+
+@form(rf"cvt\.(?P<mode>rn|rz|rd|ru)i\.{REAL}\.(?P=kind)")
+def whole(e, found, x):
+    return e.intrinsic(WHOLE[found["mode"]], x)
+
+
+@form(rf"cvt\.(?P<mode>rn|rz|rd|ru)i\.(?P<to>[su]\d+)\.{REAL}")
+def to_whole(e, found, x):
+    double = e.intrinsic(WHOLE[found["mode"]], e.real(x, "f64")).code
+    signed, bits = found["to"][0] == "s", int(found["to"][1:])
+    kind = kind_of(np.dtype(f"{'i' if signed else 'u'}{bits // 8}"))
+    width = bits if x.kind == "f16" else max(bits, 16)
+    return e.of_register(
+        to_integer(e.builder, kind, double, 16 if x.kind == "f64" else 64, width), bits, signed
+    )
+
+
+@form(rf"cvt\.(?P<mode>rn|rz|rd|ru)\.f32\.f64")
+def narrower(e, found, x):
+    return e.real(x, "f32") if found["mode"] == "rn" else in_direction(e, x.code, DOUBLE(0.0), found["mode"])
+
+
+@form(rf"cvt\.rn\.{REAL}\.([su]\d+|f16|bf16|f32|f64)")
+def nearest(e, found, x):
+    if found["kind"] == "bf16" and isinstance(x, Whole):
+        raise CannotLower("a bfloat16 of a whole number")
+    return e.real(x, found["kind"])
+
+
+# --- entries ------------------------------------------------------------------------------------------------
+
+
+def of_entry(e, entry, given):
+    """What an entry of the table gives."""
+    for pattern, function in FORMS:
+        found = next(filter(None, map(pattern.match, entry.ptx)), None)
+        if found:
+            return function(e, found, *given)
+    if isinstance(entry.native, LLVM):
+        return of_llvm(e, entry, *given)
+    try:
+        return e.called(sized(entry.meaning, entry.operands), given, {})
+    except CannotLower:
+        if not compiles(entry):
+            raise
+    return by_numba(e, entry, given)
+
+
+def of_llvm(e, entry, x):
+    kind = ir.IntType(8 * np.dtype(entry.operands[0]).itemsize)
+    more = [ir.IntType(width)(value) for width, value in entry.native.more]
+    name, module = f"llvm.{entry.native.name}.i{kind.width}", e.builder.module
+    function = module.globals.get(name) or ir.Function(
+        module, ir.FunctionType(kind, [kind, *(value.type for value in more)]), name
+    )
+    return e.of_register(e.builder.call(function, [e.at(x, kind.width), *more]), kind.width)
+
+
+def by_numba(e, entry, given):
+    """What Numba compiles of an entry."""
+    kinds = [kind_of(dtype) for dtype in entry.operands]
+    typing = e.context.typing_context
+    function = typing.resolve_value_type(function_of(entry))
+    signature = function.get_call_type(typing, kinds, {})
+    codes = [
+        e.real(x, {32: "f32", 64: "f64"}[kind.bitwidth]).code
+        if isinstance(kind, types.Float)
+        else e.truth(x)
+        if kind == types.boolean
+        else e.at(x, kind.bitwidth)
+        for x, kind in zip(given, kinds)
+    ]
+    result = e.context.get_function(function, signature)(e.builder, codes)
+    kind = signature.return_type
+    if isinstance(kind, types.Float):
+        return Real(result, "f64" if kind == float64 else "f32")
+    return Truth(result) if kind == types.boolean else e.of_register(result, kind.bitwidth, kind.signed)

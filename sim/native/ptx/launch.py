@@ -1,0 +1,117 @@
+"""A launch of a PTX kernel by fission: its memory as the interpreter lays it out, and compiled code on it."""
+
+import numpy as np
+
+from sim.context import Context
+from sim.engine.scheduler import Scheduler
+from sim.engine.schedules import Seeded
+from sim.native.front import CannotLower
+from sim.native.ptx.memory import BARE, EMPTY, GLOBAL, LOCAL, OF_BLOCK, READ_ONLY, SHARED, WRITABLE, Table
+from sim.native.ptx.program import fissioned
+from sim.native.runtime import FEW, Attempt, remembered
+from sim.observers import DEFAULT
+from sim.ptx.memory import PaddedSpace
+from sim.ptx.run import Run
+
+ROUNDS = 1 << 31  # of the loops of a block
+
+
+class PtxAttempt(Attempt):
+    """One launch of a kernel of sim.ptx."""
+
+    may_raise = False
+
+    def prepare(self):
+        launch = self.launch
+        if not self.tools <= set(DEFAULT):
+            raise CannotLower("counters of PTX are the interpreter's")
+        launch.function.check(launch)
+        self.rounds = launch.max_steps or ROUNDS
+        self.source, self.program = remembered(
+            launch.function.function, "compiled", lambda: fissioned(launch.function)
+        )
+        self.lay_out()
+
+    def lay_out(self):
+        """The launch's addresses and numbers are those of the interpreter."""
+        launch = self.launch
+        context = Context([], launch.spec, PaddedSpace(), launch.block, Seeded(np.random.default_rng(0)))
+        self.layout = Run(context, Scheduler(context), self.source, launch)
+        values = dict(zip(self.source.entry_parameters(None), self.layout.bind(launch.arguments)))
+        for name, make in self.source.given.items():
+            if name not in self.source.calls:
+                values[name] = make(self.layout)
+        self.values = {name: as_number(values[name], self.source.kinds[name]) for name in values}
+        regions = self.layout.memory.fixed
+        self.arrays = {
+            allocation.name: allocation.root
+            for allocation in (region.allocation for region in regions)
+            if allocation.keep is not None
+        }
+        writes = self.source.stores
+        self.written = [name for name, root in self.arrays.items() if writes and root.flags.writeable]
+        if self.source.globals and launch.blocks * launch.threads > FEW:
+            raise CannotLower(
+                f"it uses {sorted(self.source.globals)[0]}, a variable of its module in global memory"
+            )
+
+    # --- memory ---------------------------------------------------------------------------------------------
+
+    def arguments(self):
+        table = Table(self.source.places)
+        for name in self.source.local_places:
+            self.add_local(table, self.layout.allocations[name])
+        for region in self.layout.memory.fixed:
+            self.add_fixed(table, region.allocation)
+        for allocation in self.layout.memory.shared_slots:
+            self.add_shared(table, allocation)
+        self.values["table"] = table.finished()
+        self.held.append(table)
+        threads = -(-self.launch.threads // 32) * 32
+        over = self.program.over_threads.values()
+        return [
+            *(self.guarded(np.zeros(threads, dtype.rstrip("_")), "bare") for dtype in over),
+            *(self.values[name] for name in self.program.lowered.parameters),
+        ]
+
+    def add_local(self, table, allocation):
+        size, threads = allocation.root.size, self.launch.threads
+        shift = granule(self.source.narrowest["local"] // 8, size)
+        stamps = np.zeros((size * threads >> shift) + 1, np.uint8) if self.watched else None
+        bytes_ = np.full(size * threads, 0xFF, np.uint8)
+        table.add(
+            allocation.base, size, bytes_, LOCAL if self.watched else BARE, stamps, shift, WRITABLE, size
+        )
+
+    def add_fixed(self, table, allocation):
+        size = allocation.root.size
+        watched = self.watched and allocation.space == "global" and self.source.stores
+        watched |= self.watched and allocation.uninitialized
+        itemsize = min((np.asarray(a).itemsize for a in allocation.keep or ()), default=1)
+        shift = granule(itemsize, size)
+        stamps = np.zeros(2 * (size >> shift) + 2, np.int64) if watched else None
+        kind = BARE if not watched else EMPTY if allocation.uninitialized else GLOBAL
+        fixed = WRITABLE if allocation.writable else READ_ONLY
+        table.add(allocation.base, size, allocation.root, kind, stamps, shift, fixed)
+
+    def add_shared(self, table, allocation):
+        size = allocation.root.size
+        shift = granule(self.source.narrowest["shared"] // 8, size)
+        stamps = np.zeros(2 * (size >> shift) + 2, np.int64) if self.watched else None
+        kind = SHARED if self.watched else BARE
+        table.add(allocation.base, size, np.full(size, 0xFF, np.uint8), kind, stamps, shift, OF_BLOCK)
+
+
+def granule(itemsize, size):
+    """The binary logarithm of the bytes that have a stamp of their own."""
+    shift = min(itemsize, 8).bit_length() - 1
+    while size >> shift << shift != size:
+        shift -= 1
+    return shift
+
+
+def as_number(value, kind):
+    """A number of the launch as compiled code takes it."""
+    if kind in ("f32", "f64"):
+        return value
+    return int(np.uint64(int(value) & (1 << 64) - 1).astype(np.int64))

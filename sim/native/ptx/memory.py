@@ -1,0 +1,149 @@
+"""Memory of a compiled PTX launch: regions that addresses lie in, and what is looked at before an access.
+
+Addresses are the simulated ones (sim.ptx.memory). A table holds of each region where it begins, how long it is,
+where its bytes are in the host's memory, and the stamps that watch over them (sim.native.checks), one for each
+granule of bytes. Each place of the kernel remembers the region that it was in last."""
+
+import functools
+
+import numpy as np
+from numba import int64, uint8
+
+from sim.native.arrays import number, put, set_number
+from sim.native.checks import BOUNDS, dirty, watch_atomic, watch_load, watch_local, watch_store
+from sim.native.internal import compiled
+
+# the numbers of a table, and behind them the region of each place
+REGIONS, COUNT, SCRATCH, PLACES = 0, 1, 2, 8
+# the numbers of a region: its address, bytes (of one thread, if STRIDE is not 0), the address of its bytes and
+# of its stamps, the binary logarithm of a granule, what watches it, whether it is fixed (or new for each block),
+# and how many bytes lie from one thread's to the next
+BASE, SIZE, HOST, STAMPS, SHIFT, KIND, FIXED, STRIDE = range(8)
+BARE, GLOBAL, EMPTY, SHARED, LOCAL = range(5)
+WRITABLE, READ_ONLY, OF_BLOCK = range(3)
+FIELDS = 8
+IN_TEXT = BOUNDS, dirty, watch_atomic, watch_load, watch_local, watch_store  # what the text below uses
+
+
+@compiled
+def region_of(table, address, thread):
+    """The region that holds an address, or 0."""
+    for position in range(number(table, COUNT)):
+        region = number(table, REGIONS) + 8 * FIELDS * position
+        offset = address - number(region, BASE) - thread * number(region, STRIDE)
+        if 0 <= offset < number(region, SIZE):
+            return region
+    return int64(0)
+
+
+WATCH = {
+    "load": (
+        "watch_load(stamps, granule, state, True, kind == EMPTY)",
+        "watch_load(stamps, granule, state, False, True)",
+        "watch_local(stamps, granule, state)",
+    ),
+    "store": (
+        "watch_store(stamps, granule, state, True)",
+        "watch_store(stamps, granule, state, False)",
+        "put(stamps, granule, uint8(1))",
+    ),
+    "atomic": (
+        "watch_atomic(stamps, granule, state, True, kind == EMPTY)",
+        "watch_atomic(stamps, granule, state, False, True)",
+        "watch_local(stamps, granule, state)",
+    ),
+}
+TEXT = """
+def located(table, place, address, thread, state):
+    region = number(table, PLACES + place)
+    offset = address - number(region, BASE) - thread * number(region, STRIDE)
+    if offset < 0 or offset > number(region, SIZE) - {size}:
+        region = region_of(table, address, thread)
+        offset = address - number(region, BASE) - thread * number(region, STRIDE) if region != 0 else int64(0)
+        if region == 0 or offset > number(region, SIZE) - {size}:
+            dirty(state, BOUNDS)
+            return number(table, SCRATCH)
+        set_number(table, PLACES + place, region)
+    if address & {mask} != 0 {fixed}:
+        dirty(state, BOUNDS)
+        return number(table, SCRATCH)
+    offset += thread * number(region, STRIDE)
+    kind = number(region, KIND)
+    if kind != BARE:
+        watch(number(region, STAMPS), offset, number(region, SHIFT), kind, state)
+    return number(region, HOST) + offset
+"""
+WATCHING = """
+def watch(stamps, offset, shift, kind, state):
+    for granule in range(offset >> shift, (offset + {last} >> shift) + 1):
+        if kind == SHARED:
+            {shared}
+        elif kind == LOCAL:
+            {local}
+        else:
+            {outer}
+"""
+
+
+@functools.cache
+def locator(role, size):
+    """The function (table, place, address, thread, state) -> the host's address of `size` bytes that are to be
+    read (`role` load), written (store) or changed (atomic); of others where nobody looks, if that cannot be."""
+    outer, shared, local = WATCH[role]
+    names = dict(globals())
+    exec(WATCHING.format(last=size - 1, outer=outer, shared=shared, local=local), names)
+    names["watch"] = compiled(names["watch"])
+    fixed = "" if role == "load" else "or number(region, FIXED) == READ_ONLY"
+    exec(TEXT.format(size=size, mask=size - 1, fixed=fixed), names)
+    return compiled(names["located"])
+
+
+@compiled
+def renewed(table, position, thread):
+    """A thread's local memory begins anew."""
+    region = number(table, REGIONS) + 8 * FIELDS * position
+    stride, host, stamps = number(region, STRIDE), number(region, HOST), number(region, STAMPS)
+    for byte in range(thread * stride, thread * stride + number(region, SIZE)):
+        put(host, byte, uint8(255))
+    if number(region, KIND) == LOCAL:
+        for granule in range(
+            stride * thread >> number(region, SHIFT), stride * (thread + 1) >> number(region, SHIFT)
+        ):
+            put(stamps, granule, uint8(0))
+
+
+@compiled
+def renew_shared(table):
+    """The shared memory of a block begins anew."""
+    for position in range(number(table, COUNT)):
+        region = number(table, REGIONS) + 8 * FIELDS * position
+        if number(region, FIXED) == OF_BLOCK:
+            host = number(region, HOST)
+            for byte in range(number(region, SIZE)):
+                put(host, byte, uint8(255))
+
+
+class Table:
+    """The table of a launch. `held`: what it has the address of."""
+
+    def __init__(self, places):
+        self.rows, self.held, self.places = [], [], places
+
+    def add(self, base, size, memory, kind=BARE, stamps=None, shift=0, fixed=WRITABLE, stride=0):
+        """A region of `size` bytes at a simulated address; `memory`: uint8, all bytes."""
+        self.rows.append((base, size, self.address(memory), self.address(stamps), shift, kind, fixed, stride))
+
+    def address(self, array):
+        if array is None:
+            return 0
+        self.held.append(array)
+        return array.__array_interface__["data"][0]
+
+    def finished(self):
+        """The address of the table."""
+        rows = np.array(self.rows or [(0,) * FIELDS], np.int64)
+        numbers = np.zeros(PLACES + self.places, np.int64)
+        scratch = np.full(64, 0xFF, np.uint8)
+        numbers[[REGIONS, COUNT, SCRATCH]] = self.address(rows), len(self.rows), self.address(scratch)
+        numbers[PLACES:] = numbers[REGIONS]
+        return self.address(numbers)

@@ -1,0 +1,313 @@
+"""A PTX kernel lowered: the statements that sim.ptx writes for one thread, without what the interpreter needs,
+for loop fission."""
+
+import ast
+import re
+
+from sim.isa.registers import WIDTHS, Missing
+from sim.isa.table import Like, by_ptx
+from sim.native import cache
+from sim.native.fission import Fission
+from sim.native.front import CannotLower, Parts
+from sim.native.program import Fissioned, Lowered, fission_text
+from sim.native.ptx.runs import SPECIAL, kind_of
+from sim.native.variables import assigned, exposed, reads
+from sim.ptx import holding
+from sim.ptx.emit import Writer
+from sim.ptx.program import BY_MASK, SPECIALS, Program
+
+VOTES = {None: "syncthreads", "count": "syncthreads_count", "and": "syncthreads_and", "or": "syncthreads_or"}
+
+
+class Lowering(Program):
+    """A Program whose source compiled code takes. `calls`: what a function of memory in it does; `stops`: name
+    in the source -> (what threads wait for there, kinds of its operands, of its results); `kinds`: what each
+    variable is."""
+
+    def __init__(self, text, origin, entry):
+        self.calls, self.stops, self.kinds, self.places = {}, {}, {"go": "s64", "carry": "u32"}, 0
+        self.globals = set()  # variables of the module that threads may change
+        self.local_places = {}  # local variable -> its place among the regions
+        self.narrowest = {"shared": 64, "local": 64}  # bits of the smallest accesses
+        super().__init__(text, origin, entry, False)
+
+    def translated(self):
+        self.copies_at_end = False
+        writer = Writer(self, self.entry, False)
+        lines = writer.write()
+        for line, opcode in writer.missing:
+            raise CannotLower(f"{opcode} (PTX line {line}) has no compiled form")
+        registers = {r.name: r for item in self.entry.body for r in holding.named(item)}
+        for name, python in writer.names.items():
+            holds, kind = writer.holds[name], registers[name].type
+            self.kinds[python] = f"u{WIDTHS.get(kind, 64)}" if holds == "int" else holds
+        self.look_at(self.entry)
+        return "\n".join(lines)
+
+    # --- names ----------------------------------------------------------------------------------------------
+
+    def constant(self, operand, kind):
+        text = super().constant(operand, kind)
+        if text in self.given:
+            self.calls[text] = "float", kind, int(text.partition("_")[2], 16)
+        return text
+
+    def shared_name(self, name, make):
+        """The launch's own numbers, which are parameters of the kernel."""
+        self.kinds[name] = "u64"
+        return super().shared_name(name, make)
+
+    def variable(self, function, name):
+        variable = super().variable(function, name)
+        if variable is not None and (variable.space == "global" or variable.pointers):
+            self.globals.add(variable.name)
+        return variable
+
+    def special(self, name):
+        stem, _, axis = name.partition(".")
+        if f"{stem}_{axis}" in SPECIAL:
+            return f"{stem}_{axis}"
+        if stem.startswith(("clock", "globaltimer")):
+            raise Missing(f"%{name}")
+        text = SPECIALS.get(stem) or super().special(name)
+        return text.replace("thread.lane", "(linear & 31)").replace("thread.warp", "(linear >> 5)")
+
+    def argument(self, function, name, at, kind, item):
+        text = super().argument(function, name, at, kind, item)
+        self.kinds[text] = kind
+        return text
+
+    def renewal(self, variable):
+        base = self.shared_name(f"at_{self.variable_name(variable)}", lambda run: run.address(variable))
+        self.kinds[self.variable_name(variable)] = "u64"
+        name = "renew_" + self.variable_name(variable)
+        self.calls[name] = "renew", self.local_places.setdefault(variable.name, len(self.local_places)), base
+        return name
+
+    # --- memory ---------------------------------------------------------------------------------------------
+
+    def place_of(self, kind, space):
+        """The number of an access."""
+        for of in ("shared", "local"):
+            if space in (of, "generic"):
+                self.narrowest[of] = min(self.narrowest[of], WIDTHS[kind])
+        self.places += 1
+        return self.places - 1
+
+    def does(self, name, what, *rest):
+        name = f"{name}_{next(self.counter)}"
+        self.calls[name] = what, *rest
+        return name
+
+    def load(self, function, item, kind, space, count):
+        return self.does("load", "load", kind, space, count, self.place_of(kind, space))
+
+    def store(self, function, item, kind, space, count):
+        return self.does("store", "store", kind, space, count, self.place_of(kind, space))
+
+    def atomic(self, function, item, access):
+        kind = access.type
+        if kind not in ("f32", "f64") and (
+            kind not in WIDTHS or not kind[1:].isdigit() or kind[0] not in "sub"
+        ):
+            raise Missing(item.opcode)
+        signed = kind[0] == "s" and access.operation != "add"
+        kind = kind if kind[0] == "f" else f"{'s' if signed else 'u'}{WIDTHS[kind]}"
+        name = f"atom.{access.operation}.{access.type}"
+        try:
+            by_ptx(name)
+        except KeyError:
+            raise Missing(item.opcode) from None
+        return kind, self.does(
+            "atomic", "atomic", name, kind, access.space, self.place_of(kind, access.space)
+        )
+
+    def trap(self, function, item):
+        return self.does("trap", "trap")
+
+    def refused(self, *_):
+        raise Missing("")
+
+    strong_load = strong_store = copies = copy = fence = turn = called = refused
+
+    # --- waiting --------------------------------------------------------------------------------------------
+
+    def barrier(self, function, item, number=None, count=None, vote=None):
+        if count is not None or number is not None and getattr(number, "value", 1) != 0:
+            raise Missing(f"{item.opcode} of a part of the block")
+        name = f"barrier_{next(self.counter)}"
+        self.stops[name] = VOTES[vote], ("pred",) * (vote is not None), ("s64",) * (vote is not None)
+        return name
+
+    def warp_call(self, function, item, entry):
+        _, operands, _, order = BY_MASK[item.opcode.replace(".aligned", "")]
+        given = dict(zip(entry.parameters, (f"u{WIDTHS[k]}" if k != "pred" else k for k in operands)))
+        results = [given[k] if isinstance(k, Like) else WHAT[str(k)] for k in entry.results.values()]
+        name = f"warp_{next(self.counter)}"
+        self.stops[name] = entry.name, tuple(given.values()), tuple(results)
+        return name
+
+
+WHAT = {"bool": "pred", "int32": "s32", "uint32": "u32", "float32": "f32"}
+
+
+class Statements:
+    """The statements of a Lowering as loop fission takes them."""
+
+    def __init__(self, source):
+        self.source, self.module = source, Parts(set(source.kinds) | set(SPECIAL))
+        tree = ast.parse(source.source).body[0]
+        self.runs = []  # (statement that calls it, its statements)
+        self.statements = self.suite(tree.body[1:])  # without `thread = current.thread`
+        self.parameters = ["table", *dict.fromkeys([*source.entry_parameters(source.entry), *self.numbers()])]
+        self.name_runs()
+
+    def numbers(self):
+        """Names that a launch gives numbers for."""
+        return [name for name in self.source.given if name not in self.source.calls]
+
+    # --- structure ------------------------------------------------------------------------------------------
+
+    def suite(self, nodes):
+        found, run = [], []
+        for node in nodes:
+            if isinstance(node, (ast.Assign, ast.Expr)):
+                stop = self.stop(node)
+                if stop is not None:
+                    before, waits, node = stop
+                    found += self.run([*run, *before]) + [waits]
+                    run = []
+                if node is not None and not is_tick(node):
+                    run.append(node)
+                continue
+            found += self.run(run)
+            run = []
+            if isinstance(node, (ast.If, ast.While)):
+                node.body, node.orelse = self.suite(node.body) or [ast.Pass()], self.suite(node.orelse)
+            found.append(ast.Return(None) if isinstance(node, ast.Return) else node)
+        return found + self.run(run)
+
+    def run(self, nodes):
+        if not nodes:
+            return []
+        if all(is_jump(node) for node in nodes):
+            return nodes
+        statement = ast.Pass()
+        self.runs.append((statement, nodes))
+        return [statement]
+
+    def stop(self, node):
+        """(what comes before, the statement that waits, what comes after) of a statement in which threads
+        wait."""
+        calls = [
+            c
+            for c in ast.walk(node)
+            if isinstance(c, ast.Call) and getattr(c.func, "id", "") in self.source.stops
+        ]
+        if not calls:
+            return None
+        (call,) = calls
+        what, operands, results = self.source.stops[call.func.id]
+        before, given = [], []
+        for kind, argument in zip(operands, call.args, strict=True):
+            given.append(self.variable("given", kind))
+            before.append(ast.Assign([ast.Name(given[-1], ast.Store())], argument))
+        got = [self.variable("got", kind) for kind in results]
+        waits = ast.Call(ast.Name(what, ast.Load()), [ast.Name(name, ast.Load()) for name in given], [])
+        waits.stops, waits.site = what, 0
+        targets = [ast.Name(name, ast.Store()) for name in got]
+        if not got:
+            return before, ast.Expr(waits), None
+        target = targets[0] if len(got) == 1 else ast.Tuple(targets, ast.Store())
+        values = [ast.Name(name, ast.Load()) for name in got]
+        value = values[0] if len(got) == 1 else ast.Tuple(values, ast.Load())
+        return before, ast.Assign([target], waits), Replace(call, value).visit(node)
+
+    def variable(self, name, kind):
+        name = self.module.fresh(name)
+        self.source.kinds[name] = kind
+        return name
+
+    # --- runs -----------------------------------------------------------------------------------------------
+
+    def name_runs(self):
+        """Make each run a call of a function, whose text the module gets."""
+        wanted = set().union(*(exposed(nodes) for _, nodes in self.runs), *map(asked, self.statements))
+        for number, (statement, nodes) in enumerate(self.runs):
+            name, kinds = f"run_{number}", self.source.kinds
+            outputs = {v: kinds[v] for v in sorted(assigned(nodes) & wanted)}
+            read = sorted(exposed(nodes) - set(self.source.calls))
+            inputs = {v: "index" if "." in SPECIAL[v] else "u16" for v in read if v in SPECIAL}
+            inputs |= {v: kinds[v] for v in read if v in kinds}
+            named = {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
+            calls = {v: self.source.calls[v] for v in sorted(named & set(self.source.calls))}
+            bases = {call[2] for call in calls.values() if call[0] == "renew"}
+            inputs |= {v: kinds[v] for v in sorted(bases)}
+            text = "\n".join(map(ast.unparse, map(ast.fix_missing_locations, nodes)))
+            self.module.imports["ptx_run"] = "sim.native.ptx.runs"
+            self.module.constants[name] = f'ptx_run("{name}", {inputs}, {outputs}, {calls}, """\n{text}\n""")'
+            machine = ["table", "thread", "state"] if calls else []
+            arguments = ", ".join([*machine, *(SPECIAL.get(v, v) for v in inputs)])
+            to = f"{', '.join(outputs)} = " if outputs else ""
+            become(statement, ast.parse(f"{to}{name}({arguments})").body[0])
+
+    def variable_kinds(self):
+        return {name: kind_of(what) for name, what in self.source.kinds.items()}
+
+
+def asked(node):
+    """Names that tests ask for, and that places where threads wait take."""
+    found = set()
+    for part in ast.walk(node):
+        if isinstance(part, (ast.If, ast.While)):
+            found |= reads(part.test)
+        elif hasattr(part, "stops"):
+            found |= {argument.id for argument in part.args}
+    return found
+
+
+def is_tick(node):
+    return isinstance(node, ast.Expr) and getattr(getattr(node.value, "func", None), "id", "") == "tick"
+
+
+def is_jump(node):
+    return (
+        isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.targets[0].id == "go"
+    )
+
+
+def become(node, other):
+    """Let a statement be another."""
+    node.__class__ = other.__class__
+    node.__dict__.update(other.__dict__)
+
+
+class Replace(ast.NodeTransformer):
+    def __init__(self, call, value):
+        self.call, self.value = call, value
+
+    def visit_Call(self, node):
+        return self.value if node is self.call else self.generic_visit(node)
+
+
+# --- programs -----------------------------------------------------------------------------------------------
+
+
+def lowered(kernel):
+    """(Lowering, Statements) of a kernel of load_ptx. Errors: CannotLower, LaunchError."""
+    source = Lowering(kernel.module.text, kernel.module.origin, kernel.function)
+    return source, Statements(source)
+
+
+def fissioned(kernel):
+    """(Lowering, Fissioned) of a kernel."""
+    source, made = lowered(kernel)
+    name = re.sub(r"\W", "_", kernel.__name__)
+    split = Fission(made.module, name, made.parameters, made.statements, made.variable_kinds())
+    made.module.imports["renew_shared"] = "sim.native.ptx.memory"
+    text = fission_text(made.module, name, made.parameters, split, ["renew_shared(table)"])
+    path = cache.path_of(name, text)
+    cache.write(path, text)
+    module = cache.load(path, text)
+    whole = Lowered(made.module, made.parameters, made.statements, set(), (), source.synchronizes)
+    return source, Fissioned(whole, text, getattr(module, f"{name}_grid"), module.OVER_THREADS)

@@ -1,0 +1,157 @@
+"""A run of PTX instructions without a jump or a place where threads wait, as one function of compiled code."""
+
+import ast
+import functools
+
+import numpy as np
+from llvmlite import ir
+from numba import boolean, float32, float64, int32, int64, types
+from numba.extending import intrinsic
+
+from sim.isa.table import by_ptx
+from sim.native.checks import PARTED, dirty
+from sim.native.ptx.evaluate import Evaluator
+from sim.native.ptx.memory import locator, renewed
+from sim.native.ptx.values import FLOATS, I64, Real, Truth
+from sim.ptx.memory import VIEWS, WINDOWS
+
+# what a value is -> its type in Numba: a float, a predicate, or a whole number, as 64 bits
+NUMBA = {"f32": float32, "f64": float64, "pred": boolean, "index": int32}
+SPECIAL = {f"{name}_{axis}": f"{what}.{axis}" for axis in "xyz" for name, what in (
+    ("tid", "threadIdx"), ("ctaid", "blockIdx"), ("ntid", "blockDim"), ("nctaid", "gridDim"))}  # fmt: skip
+SPECIAL |= {"linear": "thread"}  # a name in the text of a run -> the kernel's
+
+
+def kind_of(what):
+    return NUMBA.get(what, int64)
+
+
+def ptx_run(name, inputs, outputs, calls, text):
+    """The function of `inputs` ({name: what it is}: f32, f64, pred, or an integer such as u32) that gives the
+    `outputs`: one, a tuple, or None.
+
+    text: statements in Python, as sim.ptx writes them. calls: {a function that they call: (what it does, ...)},
+    for memory. With any, the first parameters are the table of the memory, the thread and the state."""
+    first = ["table", "thread", "state"] if calls else []
+    given = [*map(kind_of, inputs.values())]
+    results = [*map(kind_of, outputs.values())]
+    returns = results[0] if len(results) == 1 else types.Tuple(results) if results else types.void
+    signature = returns(*[int64] * len(first), *given)
+
+    def code(context, builder, signature, arguments):
+        codes = arguments[len(first) :]
+        names = {key: value_of(builder, what, code) for (key, what), code in zip(inputs.items(), codes)}
+        run = Run(context, builder, names, calls, arguments[: len(first)])
+        run.run(body(text))
+        found = [run.held(run.names[key], what) for key, what in outputs.items()]
+        return (
+            found[0]
+            if len(found) == 1
+            else context.make_tuple(builder, returns, found)
+            if found
+            else context.get_dummy_value()
+        )
+
+    parameters = ", ".join(["typing", *first, *inputs])
+    exec(
+        f"def {name}({parameters}):\n    return signature, code",
+        space := {"signature": signature, "code": code},
+    )
+    return intrinsic(space[name])
+
+
+@functools.lru_cache(maxsize=4096)
+def body(text):
+    return ast.parse(text).body
+
+
+def value_of(builder, what, code):
+    """What Numba hands over."""
+    if what in FLOATS:
+        return Real(code, what)
+    if what == "pred":
+        return Truth(code)
+    e = Evaluator(None, builder, {})
+    if what == "index":
+        return e.of_register(code, 32)
+    return e.of_register(code, int(what[1:]), what[0] == "s")
+
+
+class Run(Evaluator):
+    """Walks a run. `calls`: what its functions of memory do; `machine`: the table, the thread, the state."""
+
+    def __init__(self, context, builder, names, calls, machine):
+        super().__init__(context, builder, names, self.call)
+        self.calls, self.machine = calls, machine
+
+    def held(self, value, what):
+        """A value as Numba takes it."""
+        if what in FLOATS:
+            return self.real(value, what).code
+        return self.truth(value) if what == "pred" else self.at(value, 64)
+
+    def of_name(self, node):
+        found = super().of_name(node) if node.id not in self.calls else self.calls[node.id]
+        if isinstance(found, tuple) and found and found[0] == "float":
+            return self.of_bits(self.whole(found[2]), found[1])
+        return found
+
+    def call(self, name, given):
+        if name not in self.calls:
+            return NotImplemented
+        what, *rest = self.calls[name]
+        return getattr(self, f"do_{what}")(*rest, *given)
+
+    def compiled(self, function, *codes):
+        """A call of a function of ours, of int64 alone."""
+        typing, kinds = self.context.typing_context, (int64,) * len(codes)
+        of = typing.resolve_value_type(function)
+        return self.context.get_function(of, of.get_call_type(typing, kinds, {}))(self.builder, codes)
+
+    # --- memory ---------------------------------------------------------------------------------------------
+
+    def located(self, role, kind, space, count, place, address):
+        """The host's address of what is accessed, and LLVM's type of an element."""
+        size = np.dtype(VIEWS[kind]).itemsize
+        address = self.add(self.whole(address), self.whole(WINDOWS.get(space, 0)))
+        table, thread, state = self.machine
+        codes = table, I64(place), self.at(address, 64), thread, state
+        where = self.compiled(locator(role, size * count), *codes)
+        return where, FLOATS.get(kind) or ir.IntType(8 * size), size
+
+    def pointers(self, where, element, size, count):
+        for position in range(count):
+            at = self.builder.add(where, I64(size * position)) if position else where
+            yield self.builder.inttoptr(at, element.as_pointer())
+
+    def do_load(self, kind, space, count, place, address):
+        where, element, size = self.located("load", kind, space, count, place, address)
+        values = [self.read(pointer, kind) for pointer in self.pointers(where, element, size, count)]
+        return values[0] if count == 1 else tuple(values)
+
+    def read(self, pointer, kind):
+        code = self.builder.load(pointer)
+        return Real(code, kind) if kind in FLOATS else self.of_register(code, int(kind[1:]), kind[0] == "s")
+
+    def do_store(self, kind, space, count, place, address, *values):
+        where, element, size = self.located("store", kind, space, count, place, address)
+        for pointer, value in zip(self.pointers(where, element, size, count), values):
+            code = self.real(value, kind).code if kind in FLOATS else self.at(value, 8 * size)
+            self.builder.store(code, pointer)
+
+    def do_atomic(self, operation, kind, space, place, address, *operands):
+        where, element, size = self.located("atomic", kind, space, 1, place, address)
+        pointer = next(self.pointers(where, element, size, 1))
+        old = self.read(pointer, kind)
+        new = self.called(by_ptx(operation).meaning, [old, *operands], {})
+        code = self.real(new, kind).code if kind in FLOATS else self.at(new, 8 * size)
+        self.builder.store(code, pointer)
+        return old
+
+    def do_renew(self, position, address):
+        table, thread, _ = self.machine
+        self.compiled(renewed, table, I64(position), thread)
+        return self.names[address]
+
+    def do_trap(self):
+        self.compiled(dirty, self.machine[2], I64(PARTED))

@@ -1,0 +1,324 @@
+"""Values of compiled PTX: whole numbers that are exact as Python's are, and floats of PTX's types.
+
+The text that sim.isa.registers gives for an instruction computes with Python's integers, which have no end. A
+Whole keeps what is known of its size, and is computed in 64 bits where that is enough, else in 128: sums and
+products of two registers fit there, and what is kept of more are the low bits, which come out right. LLVM makes
+the machine's 32 and 64 bits of it, as registers are cut to their width."""
+
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from sim.native.front import CannotLower
+from sim.native.kinds import HALVES, from_double, to_double
+
+I1, I64 = ir.IntType(1), ir.IntType(64)
+FLOATS = {"f32": ir.FloatType(), "f64": ir.DoubleType()}
+DOUBLE = FLOATS["f64"]
+HALF = {"f16": HALVES["float16"], "bf16": HALVES["bfloat16"]}
+BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
+MOST = 127  # the bits of the widest number, without its sign
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number: LLVM's integer, signed, and the least and greatest that it can be (None: unknown, and
+    only the low 128 bits are right)."""
+
+    code: object
+    low: int | None = None
+    high: int | None = None
+
+    @property
+    def width(self):
+        return self.code.type.width
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A predicate."""
+
+    code: object
+
+
+@dataclass(frozen=True)
+class Real:
+    """A float: of the kind f32 or f64, or f16 or bf16, which are their 16 bits."""
+
+    code: object
+    kind: str
+
+
+def room(*numbers):
+    """How many bits hold numbers of this size: 64 or 128."""
+    if None in numbers:
+        return 128
+    return 64 if -(1 << 63) <= min(numbers) and max(numbers) < 1 << 63 else 128
+
+
+def within(low, high):
+    """The bounds, if 128 bits hold them."""
+    if low is None or high is None or low < -(1 << MOST) or high >= 1 << MOST:
+        return None, None
+    return low, high
+
+
+def all_ones(number):
+    """The least number of the form 2**n - 1 that is not less."""
+    return (1 << number.bit_length()) - 1
+
+
+class Arithmetic:
+    """Python's operators on these values, as code that `builder` gets."""
+
+    def __init__(self, context, builder):
+        self.context, self.builder = context, builder
+
+    # --- whole numbers --------------------------------------------------------------------------------------
+
+    def whole(self, value):
+        if isinstance(value, Whole):
+            return value
+        if isinstance(value, Truth):
+            return Whole(self.builder.zext(value.code, I64), 0, 1)
+        if not isinstance(value, int):
+            raise CannotLower(f"a number is wanted, and not {type(value).__name__}")
+        value = int(value)
+        return Whole(ir.Constant(ir.IntType(room(value)), value), *within(value, value))
+
+    def at(self, value, width):
+        """LLVM's integer of a Whole in so many bits."""
+        code = self.whole(value).code
+        if code.type.width == width:
+            return code
+        kind = ir.IntType(width)
+        if isinstance(code, ir.Constant):
+            return ir.Constant(kind, wrapped(code.constant, width))
+        return self.builder.sext(code, kind) if code.type.width < width else self.builder.trunc(code, kind)
+
+    def made(self, operation, a, b, low, high):
+        low, high = within(low, high)
+        width = room(low, high)
+        return Whole(getattr(self.builder, operation)(self.at(a, width), self.at(b, width)), low, high)
+
+    def add(self, a, b):
+        return self.made("add", a, b, *each(a, b, lambda x, y: x + y))
+
+    def sub(self, a, b):
+        return self.made("sub", a, b, *each(a, b, lambda x, y: x - y))
+
+    def mul(self, a, b):
+        return self.made("mul", a, b, *each(a, b, lambda x, y: x * y))
+
+    def and_(self, a, b):
+        masks = [x.high for x in (a, b) if x.low is not None and x.low >= 0]
+        return self.made("and_", a, b, *((0, min(masks)) if masks else signed_bits(a, b)))
+
+    def or_(self, a, b):
+        return self.made("or_", a, b, *bits_of_both(a, b))
+
+    def xor(self, a, b):
+        return self.made("xor", a, b, *bits_of_both(a, b))
+
+    def shl(self, a, count):
+        """Python's: of what is shifted beyond 128 bits nothing is left."""
+        if count.high is None or count.low < 0:
+            raise CannotLower("a shift by an unknown number")
+        low, high = each(
+            a, Whole(None, 1 << min(count.low, 200), 1 << min(count.high, 200)), lambda x, y: x * y
+        )
+        low, high = within(low, high)
+        width = room(low, high)
+        shifted = self.builder.shl(self.at(a, width), self.at(self.least(count, width - 1), width))
+        if count.high >= width:
+            beyond = self.builder.icmp_signed(">=", *self.both(count, self.whole(width)))
+            shifted = self.builder.select(beyond, ir.Constant(ir.IntType(width), 0), shifted)
+        return Whole(shifted, low, high)
+
+    def shr(self, a, count):
+        if count.high is None or count.low < 0 or a.low is None:
+            raise CannotLower("a shift of an unknown number")
+        width = room(a.low, a.high)
+        code = self.builder.ashr(self.at(a, width), self.at(self.least(count, width - 1), width))
+        ends = [end >> min(by, 200) for end in (a.low, a.high) for by in (count.low, count.high)]
+        return Whole(code, min(ends), max(ends))
+
+    def least(self, value, most):
+        """A number, or `most` where it is more."""
+        if value.high <= most:
+            return value
+        return self.chosen(self.compare("<", value, self.whole(most)), value, self.whole(most))
+
+    def divided(self, operation, a, b):
+        """Of numbers that are not negative and fit 64 bits; by 0 anything."""
+        if None in (a.low, b.low) or min(a.low, b.low) < 0 or max(a.high, b.high) >= 1 << 64:
+            raise CannotLower("a division of numbers of unknown size")
+        by = self.at(b, 64)
+        by = self.builder.select(self.builder.icmp_unsigned("==", by, I64(0)), I64(1), by)
+        code = getattr(self.builder, operation)(self.at(a, 64), by)
+        high = a.high if operation == "udiv" else min(a.high, max(b.high - 1, 0))
+        return self.of_register(code, 64) if high >= 1 << 63 else Whole(code, 0, high)
+
+    def negative(self, a):
+        return self.sub(self.whole(0), a)
+
+    def inverse(self, a):
+        return self.sub(self.whole(-1), a)
+
+    def size(self, a):
+        return self.chosen(self.compare("<", a, self.whole(0)), self.negative(a), a)
+
+    def smaller(self, a, b):
+        """Python's min, or max with the operands the other way round."""
+        return self.chosen(self.compare("<", b, a), b, a)
+
+    def both(self, a, b):
+        width = max(room(a.low, a.high), room(b.low, b.high))
+        return self.at(a, width), self.at(b, width)
+
+    def of_register(self, code, width, signed=False):
+        """The number in a register of so many bits (or fewer than LLVM's integer)."""
+        low, high = (-(1 << width - 1), (1 << width - 1) - 1) if signed else (0, (1 << width) - 1)
+        if room(low, high) == 128:
+            return Whole(self.builder.zext(code, ir.IntType(128)), low, high)
+        if code.type.width > width:
+            code = self.builder.trunc(code, ir.IntType(width))
+        extend = self.builder.sext if signed else self.builder.zext
+        return Whole(extend(code, I64) if width < 64 else code, low, high)
+
+    # --- floats ---------------------------------------------------------------------------------------------
+
+    def double(self, x):
+        if isinstance(x, float):
+            return DOUBLE(x)
+        if x.kind == "f64":
+            return x.code
+        if x.kind == "f32":
+            return self.builder.fpext(x.code, DOUBLE)
+        return to_double(self.builder, HALF[x.kind], x.code)
+
+    def real(self, value, kind):
+        """A number as a float of a kind, rounded to the nearest."""
+        if isinstance(value, Real) and value.kind == kind:
+            return value
+        if isinstance(value, (int, float)):
+            value = float(value)
+            if kind in FLOATS:
+                return Real(ir.Constant(FLOATS[kind], value), kind)
+            return self.rounded(DOUBLE(value), kind)
+        if isinstance(value, Real):
+            return self.rounded(self.double(value), kind)
+        value = self.whole(value)
+        if value.low is None or value.low < -(1 << 63) or value.high >= 1 << 64:
+            raise CannotLower("a float of a number of unknown size")
+        convert = self.builder.sitofp if value.high < 1 << 63 else self.builder.uitofp
+        if value.high >= 1 << 63 and value.low < 0:
+            raise CannotLower("a float of a number of 65 bits")
+        if kind in FLOATS:
+            return Real(convert(self.at(value, 64), FLOATS[kind]), kind)
+        return self.rounded(convert(self.at(value, 64), DOUBLE), kind)
+
+    def rounded(self, double, kind):
+        if kind == "f64":
+            return Real(double, kind)
+        if kind == "f32":
+            return Real(self.builder.fptrunc(double, FLOATS["f32"]), kind)
+        return Real(from_double(self.builder, HALF[kind], double), kind)
+
+    def of_floats(self, operation, a, b):
+        """fadd, fsub, fmul or fdiv, rounded once: a double is wide enough for two halves."""
+        a, b = self.alike(a, b)
+        make = getattr(self.builder, operation)
+        if a.kind in FLOATS:
+            return Real(make(a.code, b.code), a.kind)
+        return self.rounded(make(self.double(a), self.double(b)), a.kind)
+
+    def alike(self, a, b):
+        kind = next(x.kind for x in (a, b) if isinstance(x, Real))
+        if any(isinstance(x, Real) and x.kind != kind for x in (a, b)):
+            kind = "f64"
+        return self.real(a, kind), self.real(b, kind)
+
+    def intrinsic(self, name, *values):
+        """LLVM's function of floats of one kind; of halves by way of double."""
+        kind = values[0].kind
+        codes = [x.code if kind in FLOATS else self.double(x) for x in values]
+        of = ir.FunctionType(codes[0].type, [code.type for code in codes])
+        function = self.builder.module.declare_intrinsic(f"llvm.{name}", [codes[0].type], of)
+        result = self.builder.call(function, codes)
+        return Real(result, kind) if kind in FLOATS else self.rounded(result, kind)
+
+    def opposite(self, x):
+        if x.kind in FLOATS:
+            return Real(self.builder.fneg(x.code), x.kind)
+        return Real(self.builder.xor(x.code, ir.IntType(16)(0x8000)), x.kind)
+
+    def magnitude(self, x):
+        if x.kind in FLOATS:
+            return self.intrinsic("fabs", x)
+        return Real(self.builder.and_(x.code, ir.IntType(16)(0x7FFF)), x.kind)
+
+    def bits(self, x):
+        code = x.code if x.kind in HALF else self.builder.bitcast(x.code, ir.IntType(BITS[x.kind]))
+        return self.of_register(code, BITS[x.kind])
+
+    def of_bits(self, value, kind):
+        code = self.at(value, BITS[kind])
+        return Real(code if kind in HALF else self.builder.bitcast(code, FLOATS[kind]), kind)
+
+    # --- all ------------------------------------------------------------------------------------------------
+
+    def compare(self, sign, a, b):
+        if isinstance(a, Real) or isinstance(b, Real):
+            a, b = self.alike(a, b)
+            ask = self.builder.fcmp_unordered if sign == "!=" else self.builder.fcmp_ordered
+            return Truth(ask(sign, self.double(a), self.double(b)))
+        a, b = self.whole(a), self.whole(b)
+        if None in (a.low, b.low):
+            raise CannotLower("a comparison of numbers of unknown size")
+        return Truth(self.builder.icmp_signed(sign, *self.both(a, b)))
+
+    def truth(self, value):
+        if isinstance(value, Truth):
+            return value.code
+        if isinstance(value, Whole):
+            return self.builder.icmp_signed("!=", value.code, ir.Constant(value.code.type, 0))
+        return I1(bool(value))
+
+    def chosen(self, test, a, b):
+        test = self.truth(test)
+        if isinstance(a, Real) or isinstance(b, Real):
+            a, b = self.alike(a, b)
+            return Real(self.builder.select(test, a.code, b.code), a.kind)
+        if all(isinstance(x, (Truth, bool)) for x in (a, b)):
+            return Truth(self.builder.select(test, self.truth(a), self.truth(b)))
+        a, b = self.whole(a), self.whole(b)
+        low, high = (None, None) if None in (a.low, b.low) else (min(a.low, b.low), max(a.high, b.high))
+        width = room(low, high)
+        return Whole(self.builder.select(test, self.at(a, width), self.at(b, width)), low, high)
+
+
+def wrapped(number, width):
+    number &= (1 << width) - 1
+    return number - (1 << width) if number >> width - 1 else number
+
+
+def each(a, b, operation):
+    """The bounds of what an operation gives, which are those of the operands' bounds."""
+    if None in (a.low, b.low):
+        return None, None
+    ends = [operation(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+    return min(ends), max(ends)
+
+
+def signed_bits(a, b):
+    if None in (a.low, b.low):
+        return None, None
+    most = max(all_ones(max(end, ~end)) for end in (a.low, a.high, b.low, b.high))
+    return -most - 1, most
+
+
+def bits_of_both(a, b):
+    if None not in (a.low, b.low) and min(a.low, b.low) >= 0:
+        return 0, all_ones(max(a.high, b.high))
+    return signed_bits(a, b)
