@@ -66,7 +66,7 @@ def parser():
     about.add_argument("--grid", type=extent, default=1, help="blocks: 4 or 4,2")
     about.add_argument("--block", type=extent, default=32, help="threads of a block: 128 or 16,16")
     about.add_argument("--shared", type=int, default=0, help="bytes of dynamic shared memory")
-    about.add_argument("--engine", choices=[name for name in ENGINES if name != "native"], default="fibers")
+    about.add_argument("--engine", choices=ENGINES, default="fibers")
     about.add_argument("--seed", type=int, default=0, help="of the schedule and of random arguments")
     about.add_argument("--max-steps", type=int, help="rounds of loops before the launch counts as endless")
     about.add_argument("--option", action="append", default=[], help="one of NVRTC's, such as -DN=8")

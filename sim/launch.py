@@ -53,7 +53,7 @@ def simulate(
     returns a Report.
 
     kernel: a `@cuda.jit` function, which stays as it is and can still be launched on a GPU, or a plain
-        function that uses `cuda`.
+        function that uses `cuda`; or a kernel of load_ptx.
     engine: "fibers" (greenlets; the default) or "threads" (one operating-system thread per CUDA thread, one
         running at a time): same order, same results;
         or "native" (compiled for the CPU by Numba; sim/native).

@@ -28,7 +28,7 @@ def from_float(value, dtype, mode):
     `cvt` has it."""
     dtype = as_dtype(dtype)
     if math.isfinite(value):
-        value = type(value)(WHOLE[mode](float(value)))
+        value = type(value)(float(WHOLE[mode](float(value))))
     return cast(dtype)(truncated(value, 8 * dtype.itemsize, dtype.kind == "i"))
 
 

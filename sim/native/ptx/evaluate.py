@@ -1,14 +1,13 @@
 """The text of instructions, and the functions of sim.isa that it calls, as LLVM's code.
 
-Text is walked as Python would run it: what is known while compiling is Python's own (a loop over `range(8)`, a
-shift by a constant), the rest becomes code."""
+Text is walked as Python would run it: what is known while compiling is Python's own (a loop over `range(8)`,
+a shift by a constant), the rest becomes code."""
 
 import ast
 import functools
 import inspect
 import operator
 import textwrap
-
 
 from sim.isa.registers import CALLED, HELPERS, PAIRS
 from sim.native.front import CannotLower
@@ -187,6 +186,8 @@ class Evaluator(Arithmetic):
             return self.named(node.func.id, given)
         if isinstance(node.func, ast.Attribute) and isinstance(owner := self.value(node.func.value), CODE):
             return functions.BUILTIN[node.func.attr](self, owner, *given)
+        if any(k.arg is None for k in node.keywords):
+            self.unknown(node)
         return self.called(self.value(node.func), given, {k.arg: self.value(k.value) for k in node.keywords})
 
     def named(self, name, given):
@@ -194,7 +195,7 @@ class Evaluator(Arithmetic):
         found = self.special(name, given) if self.special else NotImplemented
         if found is not NotImplemented:
             return found
-        if name in functions.BUILTIN and any(isinstance(value, CODE) for value in given):
+        if name in functions.TYPES or name in functions.BUILTIN and any(isinstance(x, CODE) for x in given):
             return functions.BUILTIN[name](self, *given)
         if name in PAIRS:
             return self.on_halves(*PAIRS[name], given)

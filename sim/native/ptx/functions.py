@@ -1,8 +1,8 @@
 """The compiled forms of what PTX computes with floats, and of the functions that instructions' text calls.
 
-The meanings stand in sim.isa; here is which of LLVM's instructions gives the same. What has neither a form here
-nor a meaning that can be walked (sim.native.ptx.evaluate) is compiled by Numba, if its entry has a form for
-that."""
+The meanings stand in sim.isa; here is which of LLVM's instructions gives the same. What has neither a form
+here nor a meaning that can be walked (sim.native.ptx.evaluate) is compiled by Numba, if its entry has a form
+for that."""
 
 import re
 
@@ -39,7 +39,7 @@ def least(e, a, b):
 @builtin
 def max_(e, a, b):
     if Real not in map(type, (a, b)):
-        a, b = e.whole(a), e.whole(b)
+        return e.larger(e.whole(a), e.whole(b))
     return e.chosen(e.compare(">", b, a), b, a)
 
 
@@ -58,13 +58,8 @@ def bool_(e, x):
     return Truth(e.truth(x))
 
 
-for _name, _kind in {
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float32": "f32",
-    "float64": "f64",
-    "float": "f64",
-}.items():
+TYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "float": "f64"}
+for _name, _kind in TYPES.items():
     BUILTIN[_name] = lambda e, x, kind=_kind: e.real(x, kind)
     if _name != "float":
         BUILTIN[f"{_name}_of"] = lambda e, x, kind=_kind: e.of_bits(e.whole(x), kind)
@@ -250,7 +245,8 @@ def comparison(e, found, a, b):
 def tested(e, found, x):
     size, infinity = e.magnitude(x), e.real(float("inf"), x.kind)
     sign, other = {
-        "finite": ("<", infinity), "infinite": ("==", infinity), "number": ("==", size), "notanumber": ("!=", size)
+        "finite": ("<", infinity), "infinite": ("==", infinity), "number": ("==", size), "notanumber": ("!=",
+        size)
     }[found["test"]]  # fmt: skip
     return e.compare(sign, size, other)
 
@@ -293,7 +289,7 @@ def to_whole(e, found, x):
     )
 
 
-@form(rf"cvt\.(?P<mode>rn|rz|rd|ru)\.f32\.f64")
+@form(r"cvt\.(?P<mode>rn|rz|rd|ru)\.f32\.f64")
 def narrower(e, found, x):
     return e.real(x, "f32") if found["mode"] == "rn" else in_direction(e, x.code, DOUBLE(0.0), found["mode"])
 

@@ -1,8 +1,8 @@
 """Memory of a compiled PTX launch: regions that addresses lie in, and what is looked at before an access.
 
-Addresses are the simulated ones (sim.ptx.memory). A table holds of each region where it begins, how long it is,
-where its bytes are in the host's memory, and the stamps that watch over them (sim.native.checks), one for each
-granule of bytes. Each place of the kernel remembers the region that it was in last."""
+Addresses are the simulated ones (sim.ptx.memory). A table holds of each region where it begins, how long it
+is, where its bytes are in the host's memory, and the stamps that watch over them (sim.native.checks), one
+for each granule of bytes. Each place of the kernel remembers the region that it was in last."""
 
 import functools
 
@@ -15,14 +15,15 @@ from sim.native.internal import compiled
 
 # the numbers of a table, and behind them the region of each place
 REGIONS, COUNT, SCRATCH, PLACES = 0, 1, 2, 8
-# the numbers of a region: its address, bytes (of one thread, if STRIDE is not 0), the address of its bytes and
-# of its stamps, the binary logarithm of a granule, what watches it, whether it is fixed (or new for each block),
-# and how many bytes lie from one thread's to the next
+# the numbers of a region: its address, bytes (of one thread, if STRIDE is not 0), the address of its bytes
+# and of its stamps, the binary logarithm of a granule, what watches it, whether it is fixed (or new for each
+# block), and how many bytes lie from one thread's to the next
 BASE, SIZE, HOST, STAMPS, SHIFT, KIND, FIXED, STRIDE = range(8)
 BARE, GLOBAL, EMPTY, SHARED, LOCAL = range(5)
 WRITABLE, READ_ONLY, OF_BLOCK = range(3)
 FIELDS = 8
-IN_TEXT = BOUNDS, dirty, watch_atomic, watch_load, watch_local, watch_store  # what the text below uses
+# what the text below uses
+IN_TEXT = BOUNDS, dirty, set_number, watch_atomic, watch_load, watch_local, watch_store
 
 
 @compiled
@@ -87,8 +88,9 @@ def watch(stamps, offset, shift, kind, state):
 
 @functools.cache
 def locator(role, size):
-    """The function (table, place, address, thread, state) -> the host's address of `size` bytes that are to be
-    read (`role` load), written (store) or changed (atomic); of others where nobody looks, if that cannot be."""
+    """The function (table, place, address, thread, state) -> the host's address of `size` bytes that are to
+    be read (`role` load), written (store) or changed (atomic); of others where nobody looks, if that cannot
+    be."""
     outer, shared, local = WATCH[role]
     names = dict(globals())
     exec(WATCHING.format(last=size - 1, outer=outer, shared=shared, local=local), names)

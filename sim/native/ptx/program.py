@@ -1,5 +1,5 @@
-"""A PTX kernel lowered: the statements that sim.ptx writes for one thread, without what the interpreter needs,
-for loop fission."""
+"""A PTX kernel lowered: the statements that sim.ptx writes for one thread, without what the interpreter
+needs, for loop fission."""
 
 import ast
 import re
@@ -20,9 +20,9 @@ VOTES = {None: "syncthreads", "count": "syncthreads_count", "and": "syncthreads_
 
 
 class Lowering(Program):
-    """A Program whose source compiled code takes. `calls`: what a function of memory in it does; `stops`: name
-    in the source -> (what threads wait for there, kinds of its operands, of its results); `kinds`: what each
-    variable is."""
+    """A Program whose source compiled code takes. `calls`: what a function of memory in it does; `stops`:
+    name in the source -> (what threads wait for there, kinds of its operands, of its results); `kinds`:
+    what each variable is."""
 
     def __init__(self, text, origin, entry):
         self.calls, self.stops, self.kinds, self.places = {}, {}, {"go": "s64", "carry": "u32"}, 0
@@ -81,7 +81,8 @@ class Lowering(Program):
         base = self.shared_name(f"at_{self.variable_name(variable)}", lambda run: run.address(variable))
         self.kinds[self.variable_name(variable)] = "u64"
         name = "renew_" + self.variable_name(variable)
-        self.calls[name] = "renew", self.local_places.setdefault(variable.name, len(self.local_places)), base
+        place = self.local_places.setdefault(variable.name, len(self.local_places))
+        self.calls[name] = "renew", place, base, variable.bytes
         return name
 
     # --- memory ---------------------------------------------------------------------------------------------

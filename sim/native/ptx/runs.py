@@ -1,4 +1,4 @@
-"""A run of PTX instructions without a jump or a place where threads wait, as one function of compiled code."""
+"""A run of PTX instructions without a jump or a place where threads wait, as one function of code."""
 
 import ast
 import functools
@@ -12,7 +12,7 @@ from sim.isa.table import by_ptx
 from sim.native.checks import PARTED, dirty
 from sim.native.ptx.evaluate import Evaluator
 from sim.native.ptx.memory import locator, renewed
-from sim.native.ptx.values import FLOATS, I64, Real, Truth
+from sim.native.ptx.values import FLOATS, I64, Real, Truth, Whole
 from sim.ptx.memory import VIEWS, WINDOWS
 
 # what a value is -> its type in Numba: a float, a predicate, or a whole number, as 64 bits
@@ -30,8 +30,8 @@ def ptx_run(name, inputs, outputs, calls, text):
     """The function of `inputs` ({name: what it is}: f32, f64, pred, or an integer such as u32) that gives the
     `outputs`: one, a tuple, or None.
 
-    text: statements in Python, as sim.ptx writes them. calls: {a function that they call: (what it does, ...)},
-    for memory. With any, the first parameters are the table of the memory, the thread and the state."""
+    text: statements in Python, as sim.ptx writes them. calls: {a function that they call: (what it does,
+    ...)}, for memory. With any, the first parameters are the table of memory, the thread and the state."""
     first = ["table", "thread", "state"] if calls else []
     given = [*map(kind_of, inputs.values())]
     results = [*map(kind_of, outputs.values())]
@@ -148,10 +148,12 @@ class Run(Evaluator):
         self.builder.store(code, pointer)
         return old
 
-    def do_renew(self, position, address):
+    def do_renew(self, position, first, nbytes):
+        """The address, in local memory, of the thread's bytes."""
         table, thread, _ = self.machine
         self.compiled(renewed, table, I64(position), thread)
-        return self.names[address]
+        mine = self.mul(Whole(thread, 0, 1023), self.whole(nbytes))
+        return self.add(self.names[first], mine)
 
     def do_trap(self):
         self.compiled(dirty, self.machine[2], I64(PARTED))

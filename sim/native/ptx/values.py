@@ -2,8 +2,8 @@
 
 The text that sim.isa.registers gives for an instruction computes with Python's integers, which have no end. A
 Whole keeps what is known of its size, and is computed in 64 bits where that is enough, else in 128: sums and
-products of two registers fit there, and what is kept of more are the low bits, which come out right. LLVM makes
-the machine's 32 and 64 bits of it, as registers are cut to their width."""
+products of two registers fit there, and what is kept of more are the low bits, which come out right. LLVM
+makes the machine's 32 and 64 bits of it, as registers are cut to their width."""
 
 from dataclasses import dataclass
 
@@ -57,8 +57,8 @@ def room(*numbers):
 
 
 def within(low, high):
-    """The bounds, if 128 bits hold them."""
-    if low is None or high is None or low < -(1 << MOST) or high >= 1 << MOST:
+    """The bounds, if 128 bits hold them, with a sign or without."""
+    if low is None or high is None or low < -(1 << MOST) or high >= 1 << MOST + (low >= 0):
         return None, None
     return low, high
 
@@ -122,8 +122,9 @@ class Arithmetic:
 
     def shl(self, a, count):
         """Python's: of what is shifted beyond 128 bits nothing is left."""
-        if count.high is None or count.low < 0:
+        if count.high is None:
             raise CannotLower("a shift by an unknown number")
+        count = self.larger(count, self.whole(0))
         low, high = each(
             a, Whole(None, 1 << min(count.low, 200), 1 << min(count.high, 200)), lambda x, y: x * y
         )
@@ -136,18 +137,17 @@ class Arithmetic:
         return Whole(shifted, low, high)
 
     def shr(self, a, count):
-        if count.high is None or count.low < 0 or a.low is None:
+        if count.high is None or a.low is None:
             raise CannotLower("a shift of an unknown number")
-        width = room(a.low, a.high)
-        code = self.builder.ashr(self.at(a, width), self.at(self.least(count, width - 1), width))
+        count, width = self.larger(count, self.whole(0)), room(a.low, a.high)
+        shift = self.builder.lshr if a.high >= 1 << MOST else self.builder.ashr
+        code = shift(self.at(a, width), self.at(self.least(count, width - 1), width))
         ends = [end >> min(by, 200) for end in (a.low, a.high) for by in (count.low, count.high)]
         return Whole(code, min(ends), max(ends))
 
     def least(self, value, most):
         """A number, or `most` where it is more."""
-        if value.high <= most:
-            return value
-        return self.chosen(self.compare("<", value, self.whole(most)), value, self.whole(most))
+        return value if value.high <= most else self.smaller(value, self.whole(most))
 
     def divided(self, operation, a, b):
         """Of numbers that are not negative and fit 64 bits; by 0 anything."""
@@ -166,11 +166,19 @@ class Arithmetic:
         return self.sub(self.whole(-1), a)
 
     def size(self, a):
-        return self.chosen(self.compare("<", a, self.whole(0)), self.negative(a), a)
+        found = self.larger(a, self.negative(a))
+        return self.bounded(found, max(0, a.low, -a.high), found.high)
 
     def smaller(self, a, b):
-        """Python's min, or max with the operands the other way round."""
-        return self.chosen(self.compare("<", b, a), b, a)
+        found = self.chosen(self.compare("<", b, a), b, a)
+        return self.bounded(found, min(a.low, b.low), min(a.high, b.high))
+
+    def larger(self, a, b):
+        found = self.chosen(self.compare(">", b, a), b, a)
+        return self.bounded(found, max(a.low, b.low), max(a.high, b.high))
+
+    def bounded(self, a, low, high):
+        return Whole(self.at(a, room(low, high)), low, high)
 
     def both(self, a, b):
         width = max(room(a.low, a.high), room(b.low, b.high))
@@ -274,7 +282,7 @@ class Arithmetic:
             ask = self.builder.fcmp_unordered if sign == "!=" else self.builder.fcmp_ordered
             return Truth(ask(sign, self.double(a), self.double(b)))
         a, b = self.whole(a), self.whole(b)
-        if None in (a.low, b.low):
+        if None in (a.low, b.low) or max(a.high, b.high) >= 1 << MOST:
             raise CannotLower("a comparison of numbers of unknown size")
         return Truth(self.builder.icmp_signed(sign, *self.both(a, b)))
 
@@ -293,7 +301,8 @@ class Arithmetic:
         if all(isinstance(x, (Truth, bool)) for x in (a, b)):
             return Truth(self.builder.select(test, self.truth(a), self.truth(b)))
         a, b = self.whole(a), self.whole(b)
-        low, high = (None, None) if None in (a.low, b.low) else (min(a.low, b.low), max(a.high, b.high))
+        known = None not in (a.low, b.low)
+        low, high = within(min(a.low, b.low), max(a.high, b.high)) if known else (None, None)
         width = room(low, high)
         return Whole(self.builder.select(test, self.at(a, width), self.at(b, width)), low, high)
 

@@ -271,11 +271,6 @@ def test_a_trap_stops_the_launch():
         simulate(kernel("trap;"))[1, 1](np.zeros(1), np.zeros(1))
 
 
-def test_the_native_engine_says_that_it_does_not_compile_ptx():
-    with pytest.raises(LaunchError, match="native"):
-        simulate(kernel(""), engine="native")
-
-
 def test_both_engines_and_all_seeds_agree():
     body = "ld.global.f32 %f1, [%d3]; fma.rn.f32 %f2, %f1, %f1, %f1; st.global.f32 [%d4], %f2; bar.sync 0;"
     x = np.random.default_rng(0).standard_normal(40).astype(np.float32)

@@ -1,0 +1,123 @@
+"""PTX compiled: what the interpreter gives, bit for bit, and what its tools find; and what is left to it."""
+
+import numpy as np
+import pytest
+
+from ptx import operations
+from ptx.corpus import CASES
+from ptx.test_cuda_cpp import module
+from sim import load_ptx, simulate
+from sim.isa.registers import Missing, meaning
+from sim.isa.table import PTX
+
+pytest.importorskip("numba")
+
+# kernels of the corpus that fibers run, and why
+LEFT = {
+    "copy_not_awaited": "cp.async",
+    "last_block": "atomics tell|membar",
+    "lock": "atomics tell|membar",
+    "stack_aba": "membar",
+}
+
+
+def told(report):
+    return sorted((f.kind, str(sorted({a.site.line for a in f.accesses if a.site}))) for f in report.findings)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_findings_and_values_are_the_interpreters(name):
+    case, (_, kernels) = CASES[name], module(name)
+    for which, make in (("bug", case.arguments), ("mended", case.mended_arguments or case.arguments)):
+        found = []
+        for engine in ("fibers", "native"):
+            arguments = make()
+            how = simulate(kernels[which], engine=engine, on_finding="report", max_steps=100_000)
+            report = how[case.grid, case.block](*arguments)
+            found.append((told(report), [a.tobytes() for a in arguments if isinstance(a, np.ndarray)]))
+        assert found[0] == found[1]
+        by_fission = report.notes[0].startswith("by fission")
+        assert by_fission == (name not in LEFT), report.notes
+        assert by_fission or any(why in report.notes[0] for why in LEFT[name].split("|"))
+
+
+def known():
+    """The names of instructions on registers, of those that take at most three and give one result."""
+    for name in sorted(PTX):
+        try:
+            operation = meaning(name)
+        except Missing:
+            continue
+        if len(operation.results) == 1 and len(operation.operands) <= 3 + name.startswith(("lop3", "bfi.")):
+            yield name
+
+
+SOME = """add.s32 sub.u64 mul.lo.s64 mul.hi.s32 mul.hi.u64 mul.wide.s32 mad.lo.s32 mad.wide.u32 div.s32
+    div.u64 rem.s64 rem.u32 sad.s32 abs.s32 neg.s64 min.u32 max.s64 popc.b64 clz.b32 brev.b32 bfind.s64
+    bfe.s32 bfe.u64 bfi.b32 shl.b64
+    shr.s32 shr.u64 shf.l.wrap.b32 lop3.b32 prmt.b32 and.b64 not.b32 xor.pred not.pred
+    setp.lt.s32 setp.lt.u64 setp.ne.b16 selp.b64 add.f32 mul.f64 div.rn.f32 sqrt.rn.f64 fma.rn.f32 fma.rm.f32
+    fma.rp.f32 add.rz.f32 mul.rm.f32 min.f32 max.NaN.f32 setp.neu.f32 setp.nan.f64 abs.f64 neg.f32
+    cvt.rni.s32.f32 cvt.rzi.u32.f64 cvt.rmi.f32.f32 cvt.rn.f32.s64 cvt.rn.f32.f64 cvt.sat.f32.f32 cvt.s64.s32
+    cvt.u16.u64 cvt.rn.f16.f32 add.f16 fma.rn.bf16 fma.rn.f16x2 cvt.rn.bf16x2.f32 mul.ftz.f32 copysign.f32
+    add.sat.s32 szext.clamp.s32 dp4a.s32.u32""".split()
+
+
+def differing(names):
+    """The instructions whose results the two engines disagree on."""
+    kernel, found = operations.kernel(names), []
+    for engine in ("fibers", "native"):
+        out = np.zeros((len(names), operations.THREADS), np.uint64)
+        report = simulate(kernel, engine=engine, observers=())[1, operations.THREADS](
+            *operations.operands().values(), out
+        )
+        found.append(operations.results(out, names))
+    assert report.notes == ("by fission",), report.notes
+    return [name for name in names if not np.array_equal(found[0][name], found[1][name])]
+
+
+def test_instructions_give_every_bit_of_the_interpreter():
+    assert differing(SOME) == []
+
+
+COUNTED = """.version 8.0\n.target sm_80\n.address_size 64
+.visible .entry k(.param .u64 k_x)
+{
+    .local .align 4 .b8 depot[16];
+    .reg .pred %p; .reg .b32 %r<9>; .reg .b64 %d<9>;
+    ld.param.u64 %d1, [k_x]; mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x;
+    mad.lo.s32 %r4, %r2, %r3, %r1; mad.wide.u32 %d2, %r4, 4, %d1;
+    mov.u64 %d3, depot; cvta.local.u64 %d4, %d3;
+    mov.u32 %r5, 0;
+AGAIN:
+    and.b32 %r6, %r5, 3; mad.wide.u32 %d5, %r6, 4, %d4; st.u32 [%d5], %r5;
+    add.u32 %r5, %r5, 1; setp.lt.u32 %p, %r5, 7; @%p bra AGAIN;
+    ld.local.u32 %r7, [%d3+OFFSET]; add.u32 %r7, %r7, %r4; st.global.u32 [%d2], %r7;
+    ret;
+}
+"""
+
+
+def counted(offset, blocks, n):
+    x = np.zeros(n, np.int32)
+    kernel = load_ptx(COUNTED.replace("OFFSET", str(offset)))["k"]
+    return x, simulate(kernel, engine="native", on_finding="report")[blocks, 128](x)
+
+
+def test_local_memory_and_a_loop():
+    x, report = counted(8, 2, 256)
+    assert report.notes == ("by fission",) and not report.findings
+    assert x.tolist() == [i + 6 for i in range(256)]
+
+
+def test_of_a_large_launch_only_the_blocks_with_a_finding_are_explained():
+    x, report = counted(8, 200, 25_500)
+    assert [f.kind for f in report.findings] == ["out-of-bounds"]
+    assert report.notes[0].startswith("by fission; of 200 blocks 1 is not in order")
+    assert x.tolist() == [i + 6 for i in range(25_500)]
+
+
+def test_what_is_not_compiled_is_named():
+    case, (_, kernels) = CASES["copy_not_awaited"], module("copy_not_awaited")
+    report = simulate(kernels["mended"], engine="native")[case.grid, case.block](*case.arguments())
+    assert report.notes[0] == "by fibers: cp.async.ca.shared.global (PTX line 92) has no compiled form"
