@@ -21,7 +21,7 @@ from sim.report import Report, finish
 def native() -> Engine:
     """The native engine, which needs Numba and is not imported before it is asked for."""
     try:
-        from sim.native.runtime import Native
+        from sim.native.engine import Native
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("numba", "llvmlite"):
             raise

@@ -1,4 +1,4 @@
-"""The native engine: a launch by fission, and, where compiled checks find something, the blocks concerned
+"""A launch by fission, and, where compiled checks find something, the blocks concerned
 again by fibers, which explain it."""
 
 import inspect
@@ -55,28 +55,6 @@ ROOM = 1 << 24  # words that one block may write down
 MOST_PAIRS = 1 << 16  # of blocks that race with each other
 # function -> {(what its globals are, types): Lowered, Fissioned, or CannotLower}
 PROGRAMS = weakref.WeakKeyDictionary()
-
-
-class Native:
-    """An engine (sim.engine.base)."""
-
-    def run(self, launch):
-        if not set(map(kind_of_observer, launch.observers)) <= {*DEFAULT, *COUNTERS}:
-            return by_fibers(launch, "by fibers, as the tools asked for hear of every access")
-        try:
-            attempt = attempt_of(launch)
-            attempt.run()
-        except CannotLower as reason:
-            return by_fibers(launch, f"by fibers: {in_words(reason)}")
-        return attempt.outcome() if attempt.in_order else explained(attempt)
-
-
-def attempt_of(launch):
-    if not hasattr(launch.function, "ready"):
-        return Attempt(launch)
-    from sim.native.ptx.launch import PtxAttempt
-
-    return PtxAttempt(launch)
 
 
 def kind_of_observer(observer):

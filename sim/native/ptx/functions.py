@@ -294,8 +294,11 @@ def narrower(e, found, x):
     return e.real(x, "f32") if found["mode"] == "rn" else in_direction(e, x.code, DOUBLE(0.0), found["mode"])
 
 
-@form(rf"cvt\.rn\.{REAL}\.([su]\d+|f16|bf16|f32|f64)")
+@form(rf"cvt\.rn\.{REAL}\.(?P<of>[su]\d+|f16|bf16|f32|f64)")
 def nearest(e, found, x):
+    if isinstance(x, Whole):
+        bits = int(found["of"][1:])
+        x = e.of_register(e.at(x, max(bits, 64)), bits, found["of"][0] == "s")
     if found["kind"] == "bf16" and isinstance(x, Whole):
         raise CannotLower("a bfloat16 of a whole number")
     return e.real(x, found["kind"])

@@ -58,7 +58,8 @@ SOME = """add.s32 sub.u64 mul.lo.s64 mul.hi.s32 mul.hi.u64 mul.wide.s32 mad.lo.s
     shr.s32 shr.u64 shf.l.wrap.b32 lop3.b32 prmt.b32 and.b64 not.b32 xor.pred not.pred
     setp.lt.s32 setp.lt.u64 setp.ne.b16 selp.b64 add.f32 mul.f64 div.rn.f32 sqrt.rn.f64 fma.rn.f32 fma.rm.f32
     fma.rp.f32 add.rz.f32 mul.rm.f32 min.f32 max.NaN.f32 setp.neu.f32 setp.nan.f64 abs.f64 neg.f32
-    cvt.rni.s32.f32 cvt.rzi.u32.f64 cvt.rmi.f32.f32 cvt.rn.f32.s64 cvt.rn.f32.f64 cvt.sat.f32.f32 cvt.s64.s32
+    cvt.rni.s32.f32 cvt.rzi.u32.f64 cvt.rmi.f32.f32 cvt.rn.f32.s64
+    cvt.rn.f32.u64 cvt.rn.f32.f64 cvt.sat.f32.f32 cvt.s64.s32
     cvt.u16.u64 cvt.rn.f16.f32 add.f16 fma.rn.bf16 fma.rn.f16x2 cvt.rn.bf16x2.f32 mul.ftz.f32 copysign.f32
     add.sat.s32 szext.clamp.s32 dp4a.s32.u32""".split()
 

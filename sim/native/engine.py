@@ -1,0 +1,20 @@
+"""The native engine, for kernels in Python and in PTX."""
+
+from sim.native.front import CannotLower
+from sim.native.ptx.launch import PtxAttempt
+from sim.native.runtime import Attempt, by_fibers, explained, in_words, kind_of_observer
+from sim.observers import COUNTERS, DEFAULT
+
+
+class Native:
+    """An engine (sim.engine.base)."""
+
+    def run(self, launch):
+        if not set(map(kind_of_observer, launch.observers)) <= {*DEFAULT, *COUNTERS}:
+            return by_fibers(launch, "by fibers, as the tools asked for hear of every access")
+        try:
+            attempt = (PtxAttempt if hasattr(launch.function, "ready") else Attempt)(launch)
+            attempt.run()
+        except CannotLower as reason:
+            return by_fibers(launch, f"by fibers: {in_words(reason)}")
+        return attempt.outcome() if attempt.in_order else explained(attempt)
