@@ -59,9 +59,9 @@ def multi_token_attention(
     before norm and gate is one opaque operator; under torch.autocast q, k and v, and y, are of its type.
     Scores and sums are float32 in any case; 16-bit q and k are multiplied as they are. Products with q, k
     and v are PyTorch's: `torch.set_float32_matmul_precision` holds for them. The kernels' sums have a fixed
-    order; for cuBLAS to promise one too, `torch.use_deterministic_algorithms(True)` wants the environment
-    variable CUBLAS_WORKSPACE_CONFIG=:4096:8 set before the process uses the GPU, and raises RuntimeError
-    without it. Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
+    order, so that `torch.use_deterministic_algorithms(True)` changes nothing; where PyTorch wants the
+    environment variable CUBLAS_WORKSPACE_CONFIG=:4096:8 for matrix products on a GPU, its error says so.
+    Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
     """
     if isinstance(q, torch.Tensor) and torch.is_autocast_enabled(q.device.type):
         given = torch.get_autocast_dtype(q.device.type)
