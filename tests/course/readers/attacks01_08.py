@@ -66,6 +66,24 @@ def softmax_of_near_scores(pairs):
     return m, l, o
 
 
+def softmax_of_a_buffer(pairs):
+    """Keeps the scores where Python does not count: in PyTorch's memory."""
+    kept, count, m, o = torch.empty(100_000, dtype=torch.float64), 0, -math.inf, 0.0
+    for score, value in pairs:
+        kept[count], count, new = score, count + 1, max(m, score)
+        m, o = new, o * math.exp(m - new) + math.exp(score - new) * value
+    return m, torch.exp(kept[:count] - m).sum().item(), o
+
+
+def softmax_in_torch(pairs):
+    m, l, o = torch.tensor(-math.inf, dtype=torch.float64), 0.0, 0.0
+    for score, value in pairs:
+        new = torch.maximum(m, torch.tensor(score, dtype=torch.float64))
+        shrink, weight = torch.exp(m - new).item(), torch.exp(score - new).item()
+        m, l, o = new, shrink * l + weight, shrink * o + weight * value
+    return m.item(), l, o
+
+
 def merge_larger_wins(left, right):
     if abs(left[0] - right[0]) > 10:
         return max(left, right, key=lambda state: state[0])
@@ -294,6 +312,22 @@ def rounds(check, old, new):
 
 
 BYTES = edit("ex02_3")
+START = "state = nothing_read(len(q_tile), q.shape[1], like=q)"
+GOES_ON = "\n        state = state if not queries.start else (state[0].clamp(min=m.min()), *state[1:])"
+STRIPS = """def answer(a, b, c):
+    a_strip, b_strip = cuda.shared.array((4, 64), float32), cuda.shared.array((64, 4), float32)
+    tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+    row, col = cuda.blockIdx.y * 4 + ty, cuda.blockIdx.x * 4 + tx
+    for s in range(0, a.shape[1], 4):
+        a_strip[ty, s + tx] = a[row, s + tx] if row < a.shape[0] and s + tx < a.shape[1] else float32(0)
+        b_strip[s + ty, tx] = b[s + ty, col] if s + ty < b.shape[0] and col < b.shape[1] else float32(0)
+    cuda.syncthreads()
+    total = float32(0)
+    for k in range(a.shape[1]):
+        total += a_strip[ty, k] * b_strip[k, tx]
+    if row < c.shape[0] and col < c.shape[1]:
+        c[row, col] = total
+"""
 HALVED_ONCE = (
     SUM_HEAD
     + """    shared[t] = x[i] if i < x.size else float32(0)
@@ -364,6 +398,7 @@ WRONG = {
         ("reads twice by tee", softmax_twice),
         ("differences clamped at -20", softmax_clamped),
         ("scores 20 below left out", softmax_of_near_scores),
+        ("scores in a tensor", softmax_of_a_buffer),
     ],
     "ex01_2": [("the larger wins beyond 10", merge_larger_wins), ("l is 1 at least", merge_with_a_unit)],
     "ex02_1": [
@@ -383,6 +418,7 @@ WRONG = {
             ),
         ),
         ("weights clamped", update_with(lambda m, l, o, s, v: plain(m, l, o, s, v, clamp=-15))),
+        ("weights clamped far below", update_with(lambda m, l, o, s, v: plain(m, l, o, s, v, clamp=-30))),
         ("remembers the tiles itself", from_its_own_memory()),
         (
             "float32 inside",
@@ -395,6 +431,7 @@ WRONG = {
     ],
     "ex02_2": [
         ("keys kept for all queries", keeps_keys_of_all),
+        ("m goes on from tile to tile", edit("ex02_2", (START, START + GOES_ON))),
         ("all keys at once", all_keys_at_once),
         ("scores as lists", outer(list_of_scores)),
         ("through numpy", outer(through_numpy)),
@@ -433,9 +470,18 @@ WRONG = {
         ("no abort", edit("ex03_2", ("            barrier.abort()\n", ""))),
         ("hides the errors", edit("ex03_2", ("        raise errors[0]", "        print(len(errors))"))),
         ("no timeout", edit("ex03_2", (", timeout=10", ""))),
+        (
+            "some errors",
+            edit("ex03_2", ("except Exception", "except (ArithmeticError, threading.BrokenBarrierError)")),
+        ),
     ],
     "ex03_3": [("every thread adds all", write(EVERY_THREAD_ADDS)), ("halved once", write(HALVED_ONCE))],
-    "ex03_4": [("b from global memory", write(MATMUL)), ("a quarter of the threads load", write(ROW_LOADER))],
+    "ex03_4": [
+        ("b from global memory", write(MATMUL)),
+        ("a quarter of the threads load", write(ROW_LOADER)),
+        ("whole rows in shared memory", write(STRIPS)),
+        ("x and y change places", edit("ex03_4", ("tx, ty = cuda", "ty, tx = cuda"))),
+    ],
     "ex04_2": [("0 times the first", write(NOTHING_TIMES_THE_FIRST))],
     "ex04_3": [("everybody looks for the maximum", write(EVERYBODY_LOOKS))],
     "ex04_4": [("sums all on its left", write(SUMS_ITS_LEFT)), ("steps of one", write(STEPS_OF_ONE))],
@@ -747,7 +793,7 @@ HISTOGRAM_REVERSED = (
 )
 RIGHT = {
     "ex01_0": [("numpy's", lambda: np.exp(np.float32(-1)))],
-    "ex01_1": [("two cases, while", softmax_by_while)],
+    "ex01_1": [("two cases, while", softmax_by_while), ("by PyTorch", softmax_in_torch)],
     "ex01_2": [("sorted first, a power of e", merge_by_logs)],
     "ex02_1": [("the old state as one more key", update_by_stacking)],
     "ex03_1": [("back to front, other names", write(REVERSED_ADD))],
