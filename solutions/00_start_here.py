@@ -81,7 +81,7 @@ print(out, len(report.findings), "findings")
 #
 # ```
 # ✗ exercise 1.2 · merge: not written yet
-#   Put your code in place of the line raise NotImplementedError("exercise 1.2") and run that cell, then this one again.
+#   Put your code in place of raise NotImplementedError("exercise 1.2"), run both cells.
 # ```
 #
 # A wrong answer gets the call that shows it, what was wanted, what came, and often the mistake by name. Hints are folded below each exercise. What is right is ticked, and stays ticked when you come back.

@@ -122,7 +122,7 @@ def sectors(stride, itemsize, first=0):
 
 
 # %% tags=["check"]
-from course import brought, check, live
+from course import brought, check, live, show_table
 
 check.ex08_1(sectors)
 
@@ -576,15 +576,11 @@ launches = {
         for name in ("transpose_naive", "transpose_tiled", "transpose_padded")
     },
 }
-print(f"{'':16}  {'':12}  {'predicted':>9}  {'counted':>15}  {'on the GPU':>15}")
-print(
-    f"{'pattern':16}  {'access':12}  {'a request':>9}  requests pieces  "
-    "requests pieces  the same"
-)
 simulated = {
     name: counted(getattr(memory_patterns, name), *launch)
     for name, launch in launches.items()
 }
+rows = []
 for name, counts in simulated.items():
     for price, (access, (requests, pieces)) in zip(
         predictions()[name], counts.items(), strict=True
@@ -592,10 +588,12 @@ for name, counts in simulated.items():
         if requests:
             measured = RECORDED["counted"]["patterns"][name][access]
             same = [requests, pieces] == measured == [requests, price * requests]
-            print(
-                f"{name:16}  {access:12}  {price:9g}  {requests:8}{pieces:7}  "
-                f"{measured[0]:8}{measured[1]:7}  {same}"
-            )
+            rows.append([name, access, f"{price:g}", requests, pieces, *measured, same])
+show_table(
+    ["pattern", "access", "predicted a request", "requests counted", "pieces counted"]
+    + ["requests on the GPU", "pieces on the GPU", "the same"],
+    *rows,
+)
 
 # %% [markdown]
 # Pieces are sectors in global memory and turns in shared memory. Three have counted: you with a formula, the simulator access by access, and the GPU while it ran.
@@ -606,8 +604,7 @@ for name, counts in simulated.items():
 # %% tags=["uses-exercise"]
 GiB = 2**30
 requests = RECORDED["timed"]["n"] ** 2 // 32
-print(f"{'':16}   load, GiB       store, GiB")
-print(f"{'pattern':16}  asked for  DRAM  asked for  DRAM  microseconds  times copy")
+rows = []
 for name, measured in RECORDED["timed"]["patterns"].items():
     load, store = (price * requests * 32 / GiB for price in predictions()[name][:2])
     slower = (
@@ -617,10 +614,13 @@ for name, measured in RECORDED["timed"]["patterns"].items():
         measured["dram_read_bytes"] / GiB,
         measured["dram_write_bytes"] / GiB,
     )
-    print(
-        f"{name:16}  {load:9.1f}{reads:6.1f}  {store:9.1f}{writes:6.1f}  "
-        f"{measured['microseconds']:12.0f}{slower:12.2f}"
-    )
+    gibibytes = [f"{amount:.1f}" for amount in (load, reads, store, writes)]
+    rows.append([name, *gibibytes, f"{measured['microseconds']:.0f}", f"{slower:.2f}"])
+show_table(
+    ["pattern", "GiB load, asked for", "from DRAM", "GiB store, asked for", "to DRAM"]
+    + ["microseconds", "times copy"],
+    *rows,
+)
 
 # %% [markdown]
 # All five move the same numbers, 1 GiB in and 1 GiB out. Hold the times against your table:
@@ -693,17 +693,18 @@ print(resident_blocks(threads=64, registers=168, shared_bytes=16 * 1024))
 # The kernels of this course, with the registers that the compiler gave them for the GPU of the record. The last column is what `ncu` says of how many blocks fit.
 
 # %%
-print(f"{'kernel':16}  threads  registers  shared  {'limits':>18}  fit  occupancy  ncu")
+rows = []
 for name, block in RECORDED["resident"].items():
     limits = resident_blocks(
         block["threads"], block["registers"], block["shared_bytes"]
     )
     share = min(limits) * block["threads"] / 2048
-    print(
-        f"{name:16}  "
-        f"{block['threads']:7}{block['registers']:11}{block['shared_bytes']:8}  "
-        f"{limits!s:>18}  {min(limits):3}{share:11.0%}{block['blocks']:5}"
-    )
+    needs = block["threads"], block["registers"], block["shared_bytes"]
+    rows.append([name, *needs, limits, min(limits), f"{share:.0%}", block["blocks"]])
+show_table(
+    ["kernel", "threads", "registers", "shared", "limits", "fit", "occupancy", "ncu"],
+    *rows,
+)
 
 # %% [markdown]
 # What does occupancy buy? Here is a copy in which a thread has one number in flight at a time: it loads it, stores it, and only then comes to the next. We launch it with more and more shared memory that it does not use, so that
@@ -898,20 +899,17 @@ seconds = {name: measured["microseconds"] / 1e6 for name, measured in ROOFLINE.i
 # **Predict**, for a matrix product with n = 4096: does memory, arithmetic or shared memory decide?
 
 # %% tags=["uses-exercise"]
-print(f"{'':16}  microseconds at least, for")
-print(
-    f"{'kernel':16}  {'bytes':>7}  {'flops':>7}  {'turns':>7}  least_time  measured  "
-    "times least_time"
-)
+rows = []
 for name, work in amounts.items():
-    each = "".join(
-        f"{1e6 * amount / rate:9.0f}" for amount, rate in zip(work, H200, strict=True)
-    )
+    each = [amount / rate for amount, rate in zip(work, H200, strict=True)]
     least = least_time(*work, H200)
-    print(
-        f"{name:16}{each}{1e6 * least:12.0f}"
-        f"{1e6 * seconds[name]:10.0f}{seconds[name] / least:18.1f}"
-    )
+    microseconds = [f"{1e6 * time:.0f}" for time in (*each, least, seconds[name])]
+    rows.append([name, *microseconds, f"{seconds[name] / least:.1f}"])
+show_table(
+    ["kernel", "bytes", "flops", "turns", "least_time", "measured", "times least_time"],
+    *rows,
+    title="microseconds at least, for bytes, flops and turns; and measured",
+)
 
 # %% [markdown]
 # The same as a picture, which is called a **roofline**. To the right: operations for each byte that must move. Upwards: operations a second. No kernel gets above the roof: on its slope memory decides, on its level part

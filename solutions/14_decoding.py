@@ -33,7 +33,7 @@ from numba import cuda
 from numpy import float32
 from torch.nn.functional import conv2d, pad
 
-from course import check, progress_bar, show_figure
+from course import check, progress_bar, show_figure, show_table
 from course.check import lesson14
 from course.figures import BLUE, GREEN, ORANGE, RED, SKY
 from kernels import ConvAttention, KVCache, conv_attention_decode, reference
@@ -825,15 +825,7 @@ for n, splits in [(2, 1), (5, 3)]:
 # %%
 shapes = list(dict.fromkeys(shape for shape, _ in times))
 names = list(dict.fromkeys(name for _, name in times))
-print(
-    f"{table['gpu']}, {table['date']}, "
-    f"{table['taps'][0]} × {table['taps'][1]} taps; microseconds"
-)
-print(
-    f"{'B · H':>5} {'N':>7} {'floor':>9}"
-    + "".join(f"{name:>9}" for name in names)
-    + "  kernels / floor  eager / kernels"
-)
+rows = []
 for shape in shapes:
     batch, heads, n, _ = shape
     floor, kernel, eager = (
@@ -841,11 +833,15 @@ for shape in shapes:
         times[shape, "kernels"],
         times[shape, "eager"],
     )
-    row = "".join(f"{times[shape, name]:9.1f}" for name in names)
-    print(
-        f"{batch * heads:5} {n:7} {floor:9.1f}{row} {kernel / floor:16.1f} "
-        f"{eager / kernel:16.1f}"
-    )
+    measured = [floor, *(times[shape, name] for name in names)]
+    measured += [kernel / floor, eager / kernel]
+    rows.append([batch * heads, n, *(f"{value:.1f}" for value in measured)])
+show_table(
+    ["B · H", "N", "floor", *names, "kernels / floor", "eager / kernels"],
+    *rows,
+    title=f"{table['gpu']}, {table['date']}, "
+    f"{table['taps'][0]} × {table['taps'][1]} taps; microseconds",
+)
 
 # %% [markdown]
 # With 8 heads and 512 tokens the whole cache is 2 MB, and the floor half a microsecond. Merely to start a kernel takes a GPU longer than that, and there are two, one after the other; but starting takes a few microseconds, and the table has more. The rest is waiting: a warp goes through its keys one step after the
@@ -857,11 +853,12 @@ for shape in shapes:
 # **In tokens per second**, for 32 such layers and one text:
 
 # %%
-print(f"{'N':>7}{'floor':>9}{'kernels':>9}{'eager':>9}")
+rows = []
 for n in (512, 8192, 65536):
     floor = 1e6 / (32 * least_us((1, 8, n, 64), table["bandwidth"]))
     row = [tokens_per_second(n, name) for name in ("kernels", "eager")]
-    print(f"{n:7}{floor:9.0f}" + "".join(f"{rate:9.0f}" for rate in row))
+    rows.append([n, *(f"{rate:.0f}" for rate in (floor, *row))])
+show_table(["N", "floor", "kernels", "eager"], *rows)
 
 # %% [markdown]
 # ## Validate

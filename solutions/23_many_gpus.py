@@ -27,7 +27,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from course import check, show_figure
+from course import check, show_figure, show_table
 from course.check import lesson23
 from course.figures import BLUE, ORANGE, RED, SKY
 from course.ranks import run_ranks
@@ -37,19 +37,23 @@ from kernels.conv_extent import Extent
 
 torch.manual_seed(23)
 record = json.loads((DATA / "sharded.json").read_text())
-print(
-    f"{record['ranks']} x {record['device']}, recorded {record['date']}; "
-    "milliseconds, forward / backward"
+show_table(
+    ["tokens", "one GPU", "two, contiguous", "two, zigzag"],
+    *(
+        [
+            f"{row['N']:,}",
+            *(
+                f"{forward:.1f} / {backward:.0f}"
+                for forward, backward in map(
+                    row.get, ("one GPU", "contiguous", "zigzag")
+                )
+            ),
+        ]
+        for row in record["rows"]
+    ),
+    title=f"{record['ranks']} x {record['device']}, recorded {record['date']}; "
+    "milliseconds, forward / backward",
 )
-print(f"{'tokens':>8} {'one GPU':>18} {'two, contiguous':>18} {'two, zigzag':>18}")
-for row in record["rows"]:
-    print(
-        f"{row['N']:8,}",
-        *(
-            f"{forward:9.1f} / {backward:6.0f}"
-            for forward, backward in (row["one GPU"], row["contiguous"], row["zigzag"])
-        ),
-    )
 
 # %% [markdown]
 # At 131,072 tokens two GPUs in the obvious order (*contiguous*: the first half of the tokens, and the second) are 1.3 times as fast as one. Cut in another way (*zigzag*), they are 1.9 times as fast. You will find out why, and write both. (At 32,768 tokens each GPU has too
@@ -446,20 +450,21 @@ print("work of the ranks, zigzag:", [sum(both) for both in halves])
 # The ring sends while it computes: the next visitor is on its way while this one is attended to. Recorded on the two H200s, beside the same kernels with nothing sent (medians of three, the last row of one run each; below one percent is noise):
 
 # %%
-print(
-    f"{'tokens':>8} {'visitor, MB':>12} {'ring, ms':>9} {'all-gather, ms':>15} "
-    f"{'forward':>9} {'nothing sent':>13} {'share felt':>11}"
-)
+rows = []
 for row in record["rows"]:
     megabytes = (
         2 * row["N"] // record["ranks"] * record["heads"] * record["d"] * 4 / 1e6
     )
+    sent, nothing_sent = row["zigzag"][0], row["zigzag, nothing sent"][0]
     # the halos' exchange, which nothing hides, is in it too
-    felt = 1 - row["zigzag, nothing sent"][0] / row["zigzag"][0]
-    print(
-        f"{row['N']:8,} {megabytes:12.0f} {row['ring']:9.2f} {row['all-gather']:15.2f} "
-        f"{row['zigzag'][0]:9.1f} {row['zigzag, nothing sent'][0]:13.1f} {felt:11.1%}"
-    )
+    felt = f"{1 - nothing_sent / sent:.1%}"
+    times = f"{row['ring']:.2f} {row['all-gather']:.2f} {sent:.1f} {nothing_sent:.1f}"
+    rows.append([f"{row['N']:,}", f"{megabytes:.0f}", *times.split(), felt])
+show_table(
+    ["tokens", "visitor, MB", "ring, ms", "all-gather, ms"]
+    + ["forward", "nothing sent", "share felt"],
+    *rows,
+)
 
 # %% [markdown]
 # **Predict.** Work grows with N², bytes with N. On 64 GPUs whose wires carry 25 GB/s, at which N does sending take as long as computing: 1000 tokens? 10 000? 100 000? `___`
@@ -490,19 +495,15 @@ print(
     f"calculated; between the two GPUs {1 / slope:.0f} GB/s and {fixed:.2f} ms per "
     "exchange (measured)"
 )
-print(
-    f"{'tokens':>9} {'one GPU':>9} {'8, this rate':>13} {'64, this rate':>14} "
-    f"{'64, 25 GB/s':>12}"
-)
+rows = []
 for tokens in (16384, 65536, 131072, 262144, 1048576):
     times = [
         ranks * max(of_a_visit(tokens, ranks, rate))
         for ranks, rate in [(8, 1 / slope), (64, 1 / slope), (64, 25)]
     ]
-    print(
-        f"{tokens:9,} {per_score * tokens**2:9.1f} {times[0]:13.1f} {times[1]:14.1f} "
-        f"{times[2]:12.1f}"
-    )
+    times = [per_score * tokens**2, *times]
+    rows.append([f"{tokens:,}", *(f"{time:.1f}" for time in times)])
+show_table(["tokens", "one GPU", "8, this rate", "64, this rate", "64, 25 GB/s"], *rows)
 equal = next(
     tokens
     for tokens in range(1024, 1 << 20, 1024)

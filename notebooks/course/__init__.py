@@ -1,5 +1,5 @@
-"""What a lesson imports: the checks, the ledger of exercises done, the progress bar, figures, cells for a
-GPU, work from another lesson."""
+"""What a lesson imports: the checks, the ledger of exercises done, the progress bar, figures, tables, cells
+for a GPU, work from another lesson."""
 
 # `brought`, `live`, `progress` and `progress_bar` name both a module and the function in it; these lines
 # make the function the one seen.
@@ -10,7 +10,8 @@ from course.live import live
 from course.progress import progress
 from course.progress_bar import progress_bar
 from course.stubs import shorten_in_notebook
+from course.tables import show_table
 
-__all__ = ["brought", "check", "live", "progress", "progress_bar", "show_figure"]
+__all__ = ["brought", "check", "live", "progress", "progress_bar", "show_figure", "show_table"]
 
 shorten_in_notebook()

@@ -15,10 +15,7 @@ def stub_of(error):
 
 def what_to_do(stub):
     """How to get on from the stub of "exercise 1.2"."""
-    return (
-        f'Put your code in place of the line raise NotImplementedError("{stub}") and run that cell, then this'
-        " one again."
-    )
+    return f'Put your code in place of raise NotImplementedError("{stub}"), run both cells.'
 
 
 def shorten_in_notebook():

@@ -32,6 +32,7 @@ CSS = (
     ".empty{fill:var(--faint)}.line{fill:var(--ink)}.none{fill:none}.rail{fill:var(--dim)}"
     ".cursor{fill:none;stroke:var(--ink);stroke-width:2}.now{stroke:var(--ink);stroke-width:2}"
     + "".join(f".{name}{{fill:{colour}}}" for name, colour in FILLS.items())
+    + ".global-load+.mark{fill:#fff}.on-dark{fill:#fff}"  # black on that blue has a contrast of 4 to 1
 )
 LIGHT, DARK = (
     {"ink": "#1b1b1b", "paper": "#ffffff", "faint": "#ebebeb", "dim": "#8a8a8a"},
@@ -178,7 +179,7 @@ class Scene:
         drawn = [(look, *self.cells[cell]) for cell, (look, _) in state.items()]
         drawn += [("none now", *self.cells[cell]) for cell, *_ in self.steps[at][1] if self.adds]
         marks = [
-            (x + (w >> 1), y + (h >> 1) + 3, state[cell][1], "mark")
+            (x + (w >> 1), y + (h >> 1) + 3, state[cell][1], on_look(state[cell][0]))
             for cell, (x, y, w, h) in enumerate(self.cells)
             if state[cell][1] != ""
         ]
@@ -217,6 +218,11 @@ class Scene:
             self.boxes.append((look, x, y, 12, 12))
             self.labels.append((x + 17, y + 10, meaning, ""))
             x += 34 + 7 * len(meaning)
+
+
+def on_look(look: str) -> str:
+    """The look of a mark on a cell of this look."""
+    return "mark on-dark" if look == "global-load" else "mark"
 
 
 def joined(boxes: Iterable[Row]) -> list[list[int]]:

@@ -58,6 +58,11 @@ def test_the_seed_repeats_the_inputs_and_calls_without_one_differ():
 
 def test_a_notebook_shows_the_message_alone():
     assert CheckFailed("✗ one\ntwo")._render_traceback_() == ["✗ one", "two"]
+    assert CheckFailed("✗ a\n    " + "long " * 20)._render_traceback_() == [
+        "✗ a",
+        "    " + "long " * 16 + "long",
+        "      " + "long " * 2 + "long",
+    ]
 
 
 def test_a_failure_names_only_what_it_was_given():
@@ -176,9 +181,8 @@ def test_an_answer_that_cannot_be_called_is_no_crash(answer, said):
 
 def test_a_stub_is_named_as_not_written_yet():
     assert (
-        message(double, stub)
-        == "✗ exercise 9.1 · double: not written yet\n  Put your code in place of the line raise"
-        ' NotImplementedError("exercise 9.1") and run that cell, then this one again.'
+        message(double, stub) == "✗ exercise 9.1 · double: not written yet\n  Put your code in place of raise"
+        ' NotImplementedError("exercise 9.1"), run both cells.'
     )
     assert message(double, unfinished_helper).startswith(
         "✗ exercise 9.1 · double: exercise 8.2 is not written yet\n  Put your code"

@@ -86,7 +86,7 @@ def test_with_stubs_exactly_the_cells_that_need_an_exercise_fail_and_each_names_
     for stop in failures[:1]:  # here "Run All" ends
         first, second = stop.traceback
         assert re.match(r"✗ exercise \d+\.[01] .*not written yet", first) and second.startswith(
-            "  Put your code in place of the line"
+            "  Put your code in place of raise"
         ), stop.traceback
 
 

@@ -24,8 +24,8 @@ def shown(capsys):
 
 
 SHORT = (
-    "✗ exercise 1.2 is not written yet, and this cell needs it.\n  Put your code in place of the line raise"
-    ' NotImplementedError("exercise 1.2") and run that cell, then this one again.\n'
+    "✗ exercise 1.2 is not written yet, and this cell needs it.\n  Put your code in place of raise"
+    ' NotImplementedError("exercise 1.2"), run both cells.\n'
 )
 
 

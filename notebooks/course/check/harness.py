@@ -34,6 +34,7 @@ from course.check.words import (
     numbers,
     shape,
     text,
+    wrapped,
 )
 from course.progress import how_far, tick
 from course.progress_bar import quiet
@@ -76,7 +77,7 @@ def exercise(number, name):
                     missing = "" if stub == f"exercise {number}" else f"{stub} is "
                     raise CheckFailed(f"✗ {title}: {missing}not written yet\n  {what_to_do(stub)}") from None
                 raise CheckFailed(f"✗ {title}: {explain(error)}   (seed {seed})") from error
-            print(f"✓ {title}: {tried}")
+            print(wrapped(f"✓ {title}: {tried}"))
             tick(number)
             say_how_far(number)
 

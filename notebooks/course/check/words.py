@@ -5,12 +5,28 @@ import textwrap
 
 import numpy as np
 
+WIDTH = 88  # columns, as the code of lessons: a notebook would break a longer line inside a word
+
+
+def wrapped(message):
+    """A message whose long lines go on, two columns further in, on the next, broken between words."""
+    return "\n".join(
+        textwrap.fill(
+            line,
+            WIDTH,
+            subsequent_indent=" " * (len(line) - len(line.lstrip()) + 2),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in message.splitlines()
+    )
+
 
 class CheckFailed(AssertionError):
     """The verdict on a wrong answer. A notebook shows its message alone, without the way through our code."""
 
     def _render_traceback_(self):
-        return str(self).splitlines()
+        return wrapped(str(self)).splitlines()
 
 
 def fail(what, *, call=None, hint=None, wanted=None, got=None):
