@@ -36,6 +36,7 @@ from course.figures import BLUE, ORANGE
 from kernels import reference
 from kernels.reference import identity_taps
 from kernels.tiled import Traffic, queries_outer
+from sim.viz import Scene
 
 torch.manual_seed(9)
 torch.set_default_dtype(torch.float64)
@@ -100,6 +101,50 @@ print("scores in a window, names worth 1 each:")
 print(" ".join(f"{word}:{score:.0f}" for word, score in zip(text, together)), "\n")
 for strength in (1, 2, 4, 8, 16):
     print(f"names score {strength:2}:  {share_of_the_third(strength * together):.3f}")
+
+# %% [markdown]
+# The weights themselves, as bars. Move the slider: the names get louder. (The cell only draws.)
+
+
+# %% jupyter={"source_hidden": true}
+def draw_weights(ways, strengths, boxes=10, pitch=46):
+    """A bar for each token, of ten boxes of 10 %, for each way to ask;
+    ways: {name: scores}."""
+    height = 8 * boxes + 52
+    width = 90 + pitch * len(text)
+    scene = Scene("the attention's weights", width, 30 + height * len(ways), adds=False)
+    scene.legend(
+        6,
+        ("store", "the third sentence"),
+        ("load", "the other two"),
+        ("empty", "a box is 10 %"),
+    )
+    for way, name in enumerate(ways):
+        floor = 30 + height * way + 8 * boxes
+        scene.labels.append((78, floor, name, "end"))
+        for token, word in enumerate(text):
+            left = 90 + pitch * token
+            scene.labels.append((left + 18, floor + 18, word, "middle"))
+            scene.cells += [(left, floor - 8 * box, 36, 7) for box in range(boxes)]
+    for strength in strengths:
+        looks, shares = [], []
+        for way, scores in enumerate(ways.values()):
+            weights = torch.softmax(strength * scores, dim=0)
+            shares.append(f"{weights[third].sum():.2f}")
+            looks += [
+                ((len(text) * way + token) * boxes + box, look, "")
+                for token, weight in enumerate(weights.tolist())
+                for box in range(round(boxes * weight))
+                for look in ["store" if 9 <= token < 14 else "load"]
+            ]
+        words = ", ".join(f"{name} {share}" for name, share in zip(ways, shares))
+        scene.steps.append(
+            (f"names score {strength}; of the third sentence: {words}", looks)
+        )
+    return scene.view()
+
+
+draw_weights({"one query": alice + rabbit, "a window": together}, (1, 2, 4, 8, 16))
 
 # %% [markdown]
 # Only one window holds both names, the one around "and". With names worth 4 it has the score 8, and the others have 4 at most. The softmax makes
@@ -549,20 +594,42 @@ def reacts(attend, q, k, v):
     return marks
 
 
-for w in (torch.randn(2, 3), torch.randn(2, 7)):
-    print(
-        f"\nrow i reacts to token j, {w.shape[0]} × {w.shape[1]} taps:   "
-        "right, and published"
+def draw_leaks(ways, widths, side=22):
+    """To which tokens each row reacts, for each way to attend, {name: attend(q, k, v, w)};
+    a step for taps of each width."""
+    n = len(q)
+    across = 40 + side * (n + 2)
+    scene = Scene(
+        "row i reacts to token j", across * len(ways), 70 + side * n, adds=False
     )
-    right = reacts(lambda q, k, v: conv_attention(q, k, v, w), q, k, v)
-    wrong = reacts(lambda q, k, v: published(q, k, v, w), q, k, v)
-    for mine, theirs in zip(right, wrong):
-        print(
-            "   ",
-            "".join(".x"[mark] for mark in mine.int()),
-            "  ",
-            "".join(".x"[mark] for mark in theirs.int()),
-        )
+    scene.legend(
+        6, ("load", "itself or earlier"), ("store", "later: a leak"), ("empty", "not")
+    )
+    for way, name in enumerate(ways):
+        left = 40 + across * way
+        scene.labels.append((left, 42, f"{name}, token", ""))
+        for i in range(n):
+            scene.labels.append((left + side * i + 10, 58, i, "middle"))
+            scene.labels.append((left - 8, 64 + side * i + 14, i, "end"))
+            scene.cells += [
+                (left + side * j, 64 + side * i, side - 2, side - 2) for j in range(n)
+            ]
+    for width in widths:
+        w, looks, said = torch.randn(2, width), [], []
+        for way, (name, attend) in enumerate(ways.items()):
+            marks = (
+                reacts(lambda q, k, v: attend(q, k, v, w), q, k, v).nonzero().tolist()
+            )
+            looks += [
+                (n * (n * way + i) + j, "store" if j > i else "load", "")
+                for i, j in marks
+            ]
+            said.append(f"{name} sees {max(0, *(j - i for i, j in marks))} ahead")
+        scene.steps.append((f"2 × {width} taps: {', '.join(said)}", looks))
+    return scene.view()
+
+
+draw_leaks({"right": conv_attention, "published": published}, (1, 3, 5, 7))
 
 # %% [markdown]
 # <details><summary>What is missing, and how far does it see?</summary>
