@@ -595,8 +595,8 @@ def reacts(attend, q, k, v):
 
 
 def draw_leaks(ways, widths, side=22):
-    """To which tokens each row reacts, for each way to attend, {name: attend(q, k, v, w)};
-    a step for taps of each width."""
+    """To which tokens each row reacts, for each way to attend,
+    {name: attend(q, k, v, w)}; a step for taps of each width."""
     n = len(q)
     across = 40 + side * (n + 2)
     scene = Scene(
