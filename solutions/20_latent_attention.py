@@ -301,7 +301,7 @@ for guard in (True, False):
 #
 # ### Exercise 20.5 · d_v_latent · about four lines
 #
-# `p` is (H, N, n), `d_o` is (H, N, d), `w_v` is (H, L, d). Return the gradient of the latent values, (n, L). Make no tensor with n · L numbers for each of several heads; n · d numbers for each are allowed.
+# `p` is (H, N, n), `d_o` is (H, N, d), `w_v` is (H, L, d). Return the gradient of the latent values, (n, L). Make no tensor with n · L numbers for each of several heads; n · d numbers for each are allowed. (Parts of all heads kept in a list take the same memory; the check, which sees one tensor at a time, lets them pass.)
 
 
 # %% tags=["exercise"]
