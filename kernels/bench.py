@@ -1,10 +1,11 @@
 """How fast convolutional attention is on this GPU beside PyTorch, and how much memory it takes: python -m
 kernels.bench
 
-Everything is float32, like for like: the kernels, PyTorch eager (`kernels.reference`), the same through
-torch.compile, and `scaled_dot_product_attention`, which convolves nothing. Times are medians of CUDA events;
-those of decoding are of replayed CUDA graphs, since a token takes a GPU less time than launching takes
-Python. Memory is the peak above the inputs.
+Like is compared with like, in float32 and then, on tensor cores, in bfloat16: the kernels, PyTorch eager
+(`kernels.reference`), the same through torch.compile, and `scaled_dot_product_attention`, which convolves
+nothing, with the name of the implementation that it chose. Times are medians of CUDA events; those of
+decoding are of replayed CUDA graphs, since a token takes a GPU less time than launching takes Python. Memory
+is the peak above the inputs.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numba
 import torch
+from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import conv_attention, conv_attention_decode
@@ -24,6 +26,12 @@ from kernels.reference import conv_attention_decode as eager_decode
 SHAPES = [(1, 8, n, 64) for n in (512, 1024, 2048, 4096)] + [(4, 16, 2048, 64)]
 CACHES = [(batch, 8, n, 64) for batch in (1, 4, 16) for n in (512, 2048, 8192, 16384, 65536)]
 TAPS = 7, 7
+HALVES = [  # in bfloat16
+    ((1, 8, 4096, 64), TAPS),
+    ((4, 16, 2048, 64), TAPS),
+    ((4, 16, 4096, 64), (11, 11)),
+    ((2, 32, 4096, 128), (6, 11)),
+]
 DATA = Path(__file__).parent / "data"
 
 
@@ -38,6 +46,7 @@ def main():
         **machine(),
         "taps": TAPS,
         "training": training,
+        "halves": [row for shape, taps in HALVES for row in measured(shape, taps, torch.bfloat16)],
         "bandwidth": bandwidth(),
         "decoding": [row for shape in CACHES for row in measured_decoding(shape)],
     }
@@ -66,11 +75,11 @@ def contestants():
     }
 
 
-def measured(shape):
+def measured(shape, taps=TAPS, dtype=torch.float32):
     """One row for each contestant: milliseconds forward and backward, MiB at the peak of both."""
-    q, k, v = (x.requires_grad_() for x in torch.randn(3, *shape, device="cuda"))
-    w = (torch.randn(shape[1], *TAPS, device="cuda") / 7).requires_grad_()
-    d_o = torch.randn(shape, device="cuda")
+    q, k, v = (x.requires_grad_() for x in torch.randn(3, *shape, device="cuda", dtype=dtype))
+    w = (torch.randn(shape[1], *taps, device="cuda", dtype=dtype) / 7).requires_grad_()
+    d_o = torch.randn(shape, device="cuda", dtype=dtype)
     torch._dynamo.reset()
     for name, attend in contestants().items():
         with torch.no_grad():
@@ -80,11 +89,19 @@ def measured(shape):
         memory = peak(lambda: torch.autograd.grad(attend(q, k, v, w), leaves, d_o))
         yield {
             "shape": shape,
+            "taps": taps,
             "name": name,
+            "backend": sdpa_backend(q, k, v) if name == "sdpa" else None,
             "forward_ms": forward,
             "backward_ms": backward,
             "peak_mib": memory,
         }
+
+
+def sdpa_backend(q, k, v):
+    """The implementation that `scaled_dot_product_attention` chooses: "flash", "cudnn", …"""
+    choice = torch._fused_sdp_choice(q, k, v, is_causal=True)
+    return SDPBackend(choice).name.lower().removesuffix("_attention")
 
 
 def backward_milliseconds(o, leaves, d_o, repeats=10):
@@ -166,17 +183,18 @@ def peak(call):
 def text(table):
     """The table as people read it."""
     lines = [
-        "{gpu}, {date}, torch {torch}, numba {numba}; float32, causal, taps {taps[0]}×{taps[1]}".format(
-            **table
-        ),
-        f"{'B, H, N, d':>18} {'':>8} {'forward ms':>11} {'backward ms':>12} {'peak MiB':>9}",
+        "{gpu}, {date}, torch {torch}, numba {numba}; causal".format(**table),
+        f"{'B, H, N, d':>18} {'taps':>6} {'':>14} {'forward ms':>11} {'backward ms':>12} {'peak MiB':>9}",
     ]
-    for row in table["training"]:
-        shape = ", ".join(map(str, row["shape"]))
-        lines.append(
-            f"{shape:>18} {row['name']:>8} {row['forward_ms']:11.3f} {row['backward_ms']:12.3f}"
-            f" {row['peak_mib']:9.1f}"
-        )
+    for kind, rows in {"float32": table["training"], "bfloat16": table["halves"]}.items():
+        lines.append(kind)
+        for row in rows:
+            shape, taps = ", ".join(map(str, row["shape"])), "×".join(map(str, row["taps"]))
+            name = " ".join(filter(None, [row["name"], row["backend"]]))
+            lines.append(
+                f"{shape:>18} {taps:>6} {name:>14} {row['forward_ms']:11.3f} {row['backward_ms']:12.3f}"
+                f" {row['peak_mib']:9.1f}"
+            )
     lines += [
         "",
         "one token; CUDA graphs; microseconds; floor: K and V read once at the {:.2f} TB/s of a copy".format(
