@@ -3,9 +3,9 @@ kernels.bench
 
 Like is compared with like, in float32 and then, on tensor cores, in bfloat16: the kernels, PyTorch eager
 (`kernels.reference`), the same through torch.compile, and `scaled_dot_product_attention`, which convolves
-nothing, with the name of the implementation that it chose. Times are medians of CUDA events; those of
-decoding are of replayed CUDA graphs, since a token takes a GPU less time than launching takes Python. Memory
-is the peak above the inputs.
+nothing, with the name of the implementation that it chose. Times are medians of CUDA events around calls
+with a cold cache; those of decoding are of replayed CUDA graphs, since a token takes a GPU less time than
+launching takes Python. Memory is the peak above the inputs.
 """
 
 import argparse
@@ -33,6 +33,7 @@ HALVES = [  # in bfloat16
     ((2, 32, 4096, 128), (6, 11)),
 ]
 DATA = Path(__file__).parent / "data"
+FLUSH = 2**30  # bytes written between calls
 
 
 def main():
@@ -158,16 +159,20 @@ def least_us(shape, bandwidth):
 
 
 def milliseconds(call, repeats=10):
-    """The median time of a call on the GPU, after three to warm up."""
-    times = []
-    for _ in range(3 + repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    """The median time of a call on the GPU, after three to warm up.
+
+    Before each, a buffer larger than the L2 cache is written; and nothing waits for a call's end, so that
+    Python launches the next one while the GPU works, as in training.
+    """
+    buffer = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
+    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(3 + repeats)]
+    for start, end in pairs:
+        buffer.zero_()
         start.record()
         call()
         end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times[3:])
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in pairs[3:])
 
 
 def peak(call):
