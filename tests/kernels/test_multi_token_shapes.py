@@ -17,11 +17,12 @@ ON_A_CPU = [shape if shape in SAMPLE else pytest.param(shape, marks=pytest.mark.
 
 
 @st.composite
-def shapes(draw):
+def shapes(draw, most=128):
+    """Shapes of any size, with d of at most `most`."""
     heads = draw(st.sampled_from([1, 2, 3, 4, 6]))
     groups = st.none() | st.sampled_from([group for group in range(1, heads + 1) if heads % group == 0])
     parts = draw(TAPS), draw(groups), draw(TAPS), draw(groups)
-    sizes = draw(st.integers(1, 2)), heads, draw(st.integers(1, 140)), draw(st.integers(1, 128))
+    sizes = draw(st.integers(1, 2)), heads, draw(st.integers(1, 140)), draw(st.integers(1, most))
     return Shape(*sizes, *parts, draw(st.booleans()), draw(st.integers(1, 140)))
 
 
@@ -49,8 +50,15 @@ def test_compiled(shape):
 
 
 @settings(max_examples=5)
-@given(shape=shapes())
+@given(shape=shapes(most=16))
 def test_random_shapes_compiled(shape):
+    is_right(shape, run=native)
+
+
+@pytest.mark.nightly
+@settings(max_examples=20)
+@given(shape=shapes())
+def test_random_shapes_of_every_width_compiled(shape):
     is_right(shape, run=native)
 
 
