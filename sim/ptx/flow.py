@@ -8,6 +8,7 @@ without a copy of a block."""
 
 from dataclasses import dataclass, field
 
+from sim.errors import LaunchError
 from sim.ptx.syntax import Instruction, Label
 
 
@@ -46,8 +47,20 @@ def blocks_of(function):
         else:
             blocks[-1].body.append(item)
     for block, following in zip(blocks, [*blocks[1:], None]):
-        block.targets = [leaders[t] if isinstance(t, str) else t for t in block.targets or [following]]
+        block.targets = [
+            labelled(leaders, t, function) if isinstance(t, str) else t for t in block.targets or [following]
+        ]
     return connected(blocks)
+
+
+def labelled(leaders, name, function):
+    """The Block of a label. Errors: LaunchError."""
+    if name not in leaders:
+        raise LaunchError(
+            f"{function.name} jumps to {name}, a label that its PTX does not have: an assembler would"
+            " refuse it\n  libNVVM loses one at times under -lineinfo; compile without that"
+        )
+    return leaders[name]
 
 
 def end(blocks, jump):

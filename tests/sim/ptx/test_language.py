@@ -296,3 +296,8 @@ def test_local_memory(store, kinds):
     report = simulate(load_ptx(text)["k"], on_finding="report")[1, 3](np.zeros(3, np.int32), out)
     assert [f.kind for f in report.findings] == kinds
     assert kinds or out.tolist() == [0, 1, 2]
+
+
+def test_a_jump_to_nowhere_is_refused():
+    with pytest.raises(LaunchError, match="jumps to NOWHERE, a label that its PTX does not have"):
+        simulate(kernel("bra NOWHERE;"))[1, 1](np.zeros(1), np.zeros(1))
