@@ -241,7 +241,7 @@ class ThreadLocalLauncher:
     def run_block(self, copy, args, cuda, block_names):
         arrays, errors = {}, []
         block = block_names["blockDim"]
-        barrier = threading.Barrier(block.x * block.y * block.z)
+        barrier = threading.Barrier(block.x * block.y * block.z, timeout=10)
 
         def work(index):
             vars(cuda).update(
