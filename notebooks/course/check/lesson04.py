@@ -94,7 +94,7 @@ def ex04_4(running_sum, rng):
         passes = (block - 1).bit_length()
         contract = Contract(
             "x out",
-            each={"x": 1, "out": 1, "shared": 3 * passes + 3},
+            each={"x": 1, "out": 1, "shared": 5 * passes + 3},
             least={"shared": shared},
             owner=OWN,
             threads=x.size,
