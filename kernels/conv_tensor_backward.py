@@ -53,8 +53,8 @@ from kernels.tensor_tiles import ARITHMETIC, LOG2E, PADDING, clamped, tile_copie
 WARPS = 8  # in a block
 COLUMNS = 32  # of a step
 BLOCKS = COLUMNS // 8  # of eight columns
-HALF_OF_SHARED = 113 * 1024  # bytes that each of two blocks has (sm_90)
-RING, LONG_RING = 8, 10  # blocks of a row of S0 or dT in shared memory
+RING = 2 * BLOCKS  # blocks of a row of S0 and dT in shared memory
+PITCH = RING * 4 + 4  # of such a row, in pairs of numbers
 NUMBERS = BLOCKS * 4  # of a lane, in 16 rows and COLUMNS columns
 SUMS = 8  # of a lane, in a product of 16 × 8 numbers whose sum is kept in two parts
 
@@ -76,18 +76,6 @@ def frame_of(c_q, c_k, of_keys):
 
 def owned_rows(frame, warps):
     return warps * 16 - 2 * (frame.row_taps - 1)
-
-
-def ring_of(width, frame, of_keys, warps):
-    """Blocks of columns in the ring of S0. A longer one saves the kernel of queries a barrier a step; with
-    rows of width 64 only where two blocks still share a multiprocessor's memory."""
-    if of_keys:
-        return RING
-    rows, window = warps * 16, window_of(frame.column_taps)
-    tiles = (2 * rows + 6 * COLUMNS) * (width + PADDING) * 2
-    rings = (rows + frame.row_taps - 1) * 4 * (pitch_of(LONG_RING) + pitch_of(RING))
-    taps = 2 * frame.row_taps * window * 32 * 4 + warps * frame.column_taps * 8 * 4 + 8
-    return LONG_RING if width > 64 or tiles + rings + taps <= HALF_OF_SHARED else RING
 
 
 # Device functions -------------------------------------------------------------------------------------------
@@ -121,29 +109,17 @@ def product_maker(kind, depth):
     return multiply
 
 
-def pitch_of(ring):
-    """Pairs of numbers in a row of a ring: eight rows begin in different banks."""
-    return ring * 4 + 4
+@cuda.jit(device=True)
+def place_of(block):
+    """Where a block of columns begins in its ring, in pairs of numbers."""
+    return (block & RING - 1) * 4
 
 
 @functools.cache
-def placer(ring):
-    """place_of(block): where a block of columns begins in a row, in pairs of numbers; -ring <= block < 2 ·
-    ring."""
-
-    @cuda.jit(device=True)
-    def place_of(block):
-        return (block + ring if block < 0 else block - ring if block >= ring else block) * 4
-
-    return place_of
-
-
-@functools.cache
-def window_loader(ring, blocks, transposed):
+def window_loader(blocks, transposed):
     """load(x, tile, row, block): 16 rows of `blocks` blocks of columns as matrices, x[2 b] and x[2 b + 1] the
     upper and lower half of block b."""
     x4, x2 = (ldmatrix_x4_trans, ldmatrix_x2_trans) if transposed else (ldmatrix_x4, ldmatrix_x2)
-    place_of = placer(ring)
 
     @cuda.jit(device=True)
     def load(x, tile, row, block):
@@ -160,39 +136,13 @@ def window_loader(ring, blocks, transposed):
 
 
 @functools.cache
-def score_storer(kind, ring):
-    """store_scores(tile, x, warp_row, block): a warp's rows of a tile from x, in 16 bits."""
-    pack, place_of = ARITHMETIC[kind].pack, placer(ring)
-
-    @cuda.jit(device=True)
-    def store_scores(tile, x, warp_row, block):
-        for z in range(0, NUMBERS, 2):
-            place = place_of(block + (z >> 2)) + (cuda.threadIdx.x & 3)
-            tile[warp_row + row_of(z), place] = int32(pack(x[z], x[z + 1]))
-
-    return store_scores
-
-
-@cuda.jit(device=True)
-def row_of(z):
-    """The row of a lane's number z, from the warp's first."""
-    return (z >> 1 & 1) * 8 + ((cuda.threadIdx.x & 31) >> 2)
-
-
-@cuda.jit(device=True)
-def column_of(z):
-    """Its column, from the step's first."""
-    return (z >> 2) * 8 + (z & 1) + (cuda.threadIdx.x & 3) * 2
-
-
-@functools.cache
-def convolver(kind, ring, row_taps, column_taps):
+def convolver(kind, row_taps, column_taps):
     """convolve(t, tile, row, block, bands): t = 16 rows of the tile from `row` on, and those below, times the
     bands; the windows of t's first column begin window - 1 blocks before `block`."""
     mma, mma_k8, _ = ARITHMETIC[kind]
     window = window_of(column_taps)
     blocks = BLOCKS + window - 1
-    s_numbers, load = 2 * blocks, window_loader(ring, blocks, False)
+    s_numbers, load = 2 * blocks, window_loader(blocks, False)
 
     @cuda.jit(device=True)
     def convolve(t, tile, row, block, bands):
@@ -220,24 +170,24 @@ def convolver(kind, ring, row_taps, column_taps):
 
 
 @functools.cache
-def tap_gradient_adder(kind, ring, row_taps, column_taps, owned, warps):
-    """add_tap_gradients(sums, s_tile, s_block, g_tile, g_block, last): the products of this warp's row
-    shifts, warp, warp + WARPS, …; SUMS · (window - 1) sums each, of owned rows before the last.
+def tap_gradient_adder(kind, row_taps, column_taps, owned, warps):
+    """add_tap_gradients(sums, s_tile, g_tile, block, last): the products of this warp's row shifts, warp,
+    warp + WARPS, …; SUMS · (window - 1) sums each, of owned rows before the last.
 
     A sum waits for the one before it: two chains of them, of even and odd blocks, wait half as long."""
     mma = ARITHMETIC[kind].mma
     window, shifts = window_of(column_taps), -(-row_taps // warps)
     blocks, step = BLOCKS + window - 1, SUMS * (window - 1)
     s_numbers, g_numbers = 2 * blocks, 2 * BLOCKS
-    load_s, load_g = window_loader(ring, blocks, True), window_loader(RING, BLOCKS, True)
+    load_s, load_g = window_loader(blocks, True), window_loader(BLOCKS, True)
 
     @cuda.jit(device=True)
-    def add_tap_gradients(sums, s_tile, s_block, g_tile, g_block, last):
+    def add_tap_gradients(sums, s_tile, g_tile, block, last):
         s = cuda.local.array(s_numbers, uint32)
         g = cuda.local.array(g_numbers, uint32)
         pair_of_rows, warp = (cuda.threadIdx.x & 3) * 2, cuda.threadIdx.x >> 5
         for row in range(0, min(owned, last), 16):
-            load_g(g, g_tile, row, g_block)
+            load_g(g, g_tile, row, block)
             if row + 16 > owned:
                 for x in range(g_numbers):
                     if row + pair_of_rows + (x & 1) * 8 >= owned:
@@ -245,7 +195,7 @@ def tap_gradient_adder(kind, ring, row_taps, column_taps, owned, warps):
             for shift in range(shifts):
                 a = warp + shift * warps
                 if a < row_taps:
-                    load_s(s, s_tile, row + a, s_block - (window - 1))
+                    load_s(s, s_tile, row + a, block - (window - 1))
                     for n in range(BLOCKS):
                         x, z = 2 * n, shift * step + (n & 1) * 4
                         sums[z], sums[z + 1], sums[z + 2], sums[z + 3] = mma(
@@ -312,7 +262,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
 
     Its arguments: x and x2, the owned rows of the products S0 and dO·vᵀ: q and d_o, or k and v; y and y2 the
     rows of their columns. first: dQ or dK; second: dW, a part for each block, or dV."""
-    scaled = kind == "float16"
+    pack, scaled = ARITHMETIC[kind].pack, kind == "float16"
     frame = frame_of(c_q, c_k, of_keys)
     row_taps, column_taps, rows_before, columns_before = frame
     window, halo, rows_after = window_of(column_taps), row_taps - 1, row_taps - 1 - rows_before
@@ -326,14 +276,9 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
     v_numbers, sum_numbers = (d_numbers, 1) if of_keys else (1, shifts * sums_of_shift)
     number_columns, scratch_warps = (two_steps, 1) if of_keys else (1, warps)
     copy_rows, copy = tile_copier(rows, width, threads), tile_copier(COLUMNS, width, threads)
-    ring = ring_of(width, frame, of_keys, warps)
-    s_pitch, g_pitch, waits = pitch_of(ring), pitch_of(RING), ring < 2 * BLOCKS + window - 1
-    multiply = product_maker(kind, width // 16)
-    convolve_s = convolver(kind, ring, row_taps, column_taps)
-    convolve_g = convolver(kind, RING, row_taps, column_taps)
-    store_s, store_g = score_storer(kind, ring), score_storer(kind, RING)
+    multiply, convolve = product_maker(kind, width // 16), convolver(kind, row_taps, column_taps)
     add_products = value_adder(kind, 1, BLOCKS, d_tiles)
-    add_tap_gradients = tap_gradient_adder(kind, ring, row_taps, column_taps, owned, warps)
+    add_tap_gradients = tap_gradient_adder(kind, row_taps, column_taps, owned, warps)
     load_bands, store = band_loader(kind, frame, of_keys), gradient_storer(kind, d_tiles)
 
     @cuda.jit(device=True)
@@ -345,6 +290,23 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
     def any_masked(row, column):
         """Whether it hides one of 16 rows and COLUMNS columns from there on."""
         return row + 15 > column if of_keys else column + COLUMNS - 1 > row
+
+    @cuda.jit(device=True)
+    def row_of(z):
+        """The row of a lane's number z, from the warp's first."""
+        return (z >> 1 & 1) * 8 + ((cuda.threadIdx.x & 31) >> 2)
+
+    @cuda.jit(device=True)
+    def column_of(z):
+        """Its column, from the step's first."""
+        return (z >> 2) * 8 + (z & 1) + (cuda.threadIdx.x & 3) * 2
+
+    @cuda.jit(device=True)
+    def store_scores(tile, x, warp_row, block):
+        """A warp's rows of a tile from x, in 16 bits."""
+        for z in range(0, NUMBERS, 2):
+            place = place_of(block + (z >> 2)) + (cuda.threadIdx.x & 3)
+            tile[warp_row + row_of(z), place] = int32(pack(x[z], x[z + 1]))
 
     @cuda.jit(device=True)
     def copy_numbers(tile, base, log_sum, delta, batch, head, first):
@@ -366,8 +328,8 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
         y_tiles = cuda.shared.array((two_steps, pitch), int16, alignment=16)
         late_y_tiles = cuda.shared.array((two_steps, pitch), int16, alignment=16)
         y2_tiles = cuda.shared.array((two_steps, pitch), int16, alignment=16)
-        s_tile = cuda.shared.array((ring_rows, s_pitch), int32, alignment=16)
-        g_tile = cuda.shared.array((ring_rows, g_pitch), int32, alignment=16)
+        s_tile = cuda.shared.array((ring_rows, PITCH), int32, alignment=16)
+        g_tile = cuda.shared.array((ring_rows, PITCH), int32, alignment=16)
         bands = cuda.shared.array((bands_in_all, 32), uint32)
         flipped = cuda.shared.array((bands_in_all, 32), uint32)
         of_columns = cuda.shared.array((2, number_columns), float32)
@@ -400,10 +362,8 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
         cp_async_commit()
         load_bands(bands, w, head, False)
         load_bands(flipped, w, head, True)
-        for part in range(cuda.threadIdx.x, ring_rows * s_pitch, threads):
-            s_tile[part // s_pitch, part % s_pitch] = int32(0)
-        for part in range(cuda.threadIdx.x, ring_rows * g_pitch, threads):
-            g_tile[part // g_pitch, part % g_pitch] = int32(0)
+        for part in range(cuda.threadIdx.x, ring_rows * PITCH, threads):
+            s_tile[part // PITCH, part % PITCH] = g_tile[part // PITCH, part % PITCH] = int32(0)
         for z in range(d_numbers):
             d_x[z] = float32(0)
         for z in range(v_numbers):
@@ -415,7 +375,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
             inside = not of_keys and i < n
             of_rows[half] = log_sum[batch, head, i] if inside else float32(0)
             of_rows[2 + half] = delta[batch, head, i] if inside else float32(0)
-        base, s_block, g_block = 0, 0, 0
+        base, block = 0, 0
         cp_async_wait_0()
         cuda.syncthreads()
         for first in range(begin, end, COLUMNS):
@@ -429,10 +389,10 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
             if scaled:
                 for z in range(NUMBERS):
                     s[z] = clamped(s[z] * scale)
-            store_s(s_tile, s, warp_row, s_block)
+            store_scores(s_tile, s, warp_row, block)
             cuda.syncthreads()
             # 2. T, dO·vᵀ; P and dT
-            convolve_s(s, s_tile, warp_row, s_block, bands)
+            convolve(s, s_tile, warp_row, block, bands)
             multiply(g, x2_tile, warp_row, y2_tiles, base)
             for z in range(NUMBERS):
                 if of_keys:
@@ -451,7 +411,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
                     outside = i < 0 or i >= min(n, t_row + made) or j < t_begin or j >= n
                     if outside or causal and masked(i, j):
                         s[z] = g[z] = float32(0)
-            store_g(g_tile, g, warp_row, g_block)
+            store_scores(g_tile, g, warp_row, block)
             if of_keys:
                 add_products(d_x2, s, y2_tiles, base)
             cp_async_wait_0()
@@ -468,7 +428,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
                     copy_numbers(of_columns, base, log_sum, delta, batch, head, following + t_offset)
             cp_async_commit()
             # 3. dS; dQ or dK, and dW
-            convolve_g(g, g_tile, warp_row, g_block, flipped)
+            convolve(g, g_tile, warp_row, block, flipped)
             row, column = i0 + warp_row, first + s_offset
             if column < 0 or column + COLUMNS > n or causal and any_masked(row, column):
                 for z in range(NUMBERS):
@@ -480,10 +440,9 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
                     g[z] = clamped(g[z])
             add_products(d_x, g, late_y_tiles, base)
             if not of_keys:
-                add_tap_gradients(sums, s_tile, s_block, g_tile, g_block, n - i0)
-                if waits:
-                    cuda.syncthreads()  # S0 of the next step takes the place of what was read here
-            base, s_block, g_block = COLUMNS - base, (s_block + BLOCKS) % ring, (g_block + BLOCKS) % RING
+                add_tap_gradients(sums, s_tile, g_tile, block, n - i0)
+                cuda.syncthreads()  # S0 of the next step takes the place of what was read here
+            base, block = COLUMNS - base, block + BLOCKS
         # 4. what the block owns
         for half in range(2):
             x_row = warp_row + row_of(2 * half)
