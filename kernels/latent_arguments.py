@@ -22,7 +22,7 @@ def latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale, dtyp
 
     q: (B, H, M, d); k_latent, v_latent: (B, N_k, L), M <= N_k; w_q: (H, d, L); w_v: (H, L, d), all of one of
         `dtypes`, on one device, none empty, d and L from 1 to 128; alpha: a number or a tensor of one,
-        float32 or like q; window: 0 or more; scale: a number, or None for 1/sqrt(L). Raises TypeError or
+        float32 or 16 bits; window: 0 or more; scale: a number, or None for 1/sqrt(L). Raises TypeError or
         ValueError that names the argument, what it is, and what was wanted.
     """
     check_shapes(q, k_latent, v_latent, w_q, w_v, dtypes=dtypes)
@@ -86,8 +86,8 @@ def checked_alpha(alpha, q):
     """A number, or a tensor of one, as a float32 tensor (1,) where q is, or an error. A tensor's number is
     not looked at: the host would have to wait for it."""
     if isinstance(alpha, torch.Tensor):
-        if alpha.numel() != 1 or alpha.dtype not in (torch.float32, q.dtype):
-            types = " or ".join(map(str, dict.fromkeys([torch.float32, q.dtype])))
+        if alpha.numel() != 1 or alpha.dtype not in (*FLOAT32, *HALVES):
+            types = " or ".join(map(str, (*FLOAT32, *HALVES)))
             raise ValueError(
                 f"argument alpha is {alpha.dtype}, {tuple(alpha.shape)}; wanted a number, or a tensor of one,"
                 f" {types}"

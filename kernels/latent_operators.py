@@ -33,7 +33,7 @@ def latent_attention(
         capability 8.0 or newer) with float32 sums, their gradients by the float32 kernels. scale is 1/sqrt(L)
         unless given. With causal, query i sees the keys j <= p. Non-contiguous tensors are copied. CPU
         tensors are simulated, CUDA tensors run on their GPU.
-    alpha: a number, or a tensor of one, float32 or like q, through which a gradient flows; window: to how
+    alpha: a number, or a tensor of one, of such a type, through which a gradient flows; window: to how
         many of the last keys, a query's own included, the reciprocal term reaches. A key whose query is not
         given has none: those of the P tokens before q may be passed as q_before, (B, H, P, d).
 

@@ -340,7 +340,8 @@ REFUSED = [
     (
         dict(alpha=torch.zeros(2)),
         ValueError,
-        "argument alpha is torch.float32, (2,); wanted a number, or a tensor of one, torch.float32",
+        "argument alpha is torch.float32, (2,); wanted a number, or a tensor of one, torch.float32 or"
+        " torch.bfloat16 or torch.float16",
     ),
     (dict(scale=math.inf), ValueError, "argument scale is inf; wanted a finite float32"),
     (

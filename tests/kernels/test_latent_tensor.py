@@ -133,6 +133,12 @@ def test_a_layer_under_autocast():
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
 
 
+def test_alpha_has_a_type_of_its_own():
+    """As that of a bfloat16 layer under float16's autocast."""
+    tensors, alpha = [x.half() for x in inputs(SMALL)[:5]], torch.tensor(0.5, dtype=torch.bfloat16)
+    assert torch.equal(latent_attention(*tensors, alpha, 2), latent_attention(*tensors, 0.5, 2))
+
+
 def test_nan_goes_in_and_comes_out():
     """NaN in a query: in its own row, and in those that it is a reciprocal query of."""
     q, *shared = (x.bfloat16() for x in inputs(Shape(1, 1, 0, 24, 24, 8, 8, 0, 0))[:5])
