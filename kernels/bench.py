@@ -19,11 +19,13 @@ import torch
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels import conv_attention, conv_attention_decode
+from kernels import conv_attention, conv_attention_decode, languages
+from kernels.conv_cases import Shape
 from kernels.reference import conv_attention as eager
 from kernels.reference import conv_attention_decode as eager_decode
 
 SHAPES = [(1, 8, n, 64) for n in (512, 1024, 2048, 4096)] + [(4, 16, 2048, 64)]
+ONE_BATCH = [shape for shape in SHAPES if shape[0] == 1]
 CACHES = [(batch, 8, n, 64) for batch in (1, 4, 16) for n in (512, 2048, 8192, 16384, 65536)]
 TAPS = 7, 7
 HALVES = [  # in bfloat16
@@ -39,19 +41,23 @@ FLUSH = 2**30  # bytes written between calls
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", type=Path, help="write the table to this file too")
+    parser.add_argument("--languages", action="store_true", help="only Numba, CUDA C++ and Triton")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.exit(2, "python -m kernels.bench times kernels on a CUDA GPU, and torch finds none here\n")
-    training = [row for shape in SHAPES for row in measured(shape)]
-    table = {
-        **machine(),
-        "taps": TAPS,
-        "training": training,
-        "halves": [row for shape, taps in HALVES for row in measured(shape, taps, torch.bfloat16)],
-        "bandwidth": bandwidth(),
-        "decoding": [row for shape in CACHES for row in measured_decoding(shape)],
-    }
-    print(text(table))
+    table = {**machine(), "taps": TAPS}
+    if not arguments.languages:
+        table |= {
+            "training": [row for shape in SHAPES for row in measured(shape)],
+            "halves": [row for shape, taps in HALVES for row in measured(shape, taps, torch.bfloat16)],
+            "bandwidth": bandwidth(),
+            "decoding": [row for shape in CACHES for row in measured_decoding(shape)],
+        }
+    table["languages"] = [row for shape in ONE_BATCH for row in measured_languages(shape)]
+    print(
+        text(table) if "training" in table else "{gpu}, {date}, torch {torch}, numba {numba}".format(**table)
+    )
+    print(text_of_languages(table))
     if arguments.json:
         arguments.json.write_text(json.dumps(table, indent=1) + "\n")
 
@@ -134,6 +140,23 @@ def measured_decoding(shape):
             }
 
 
+def measured_languages(shape):
+    """One row for each language in which the kernels are written: milliseconds of flash attention, of
+    convolutional attention forward and backward; microseconds of one token with this cache, as a graph."""
+    q, k, v, w, d_o, window = languages.inputs(Shape(*shape, *TAPS, True), device="cuda")
+    for name in languages.HOMES:
+        functions = languages.language(name)
+        o, log_sum = functions.conv_forward(q, k, v, w)
+        yield {
+            "shape": shape,
+            "name": name,
+            "flash_ms": milliseconds(lambda: functions.flash_forward(q, k, v)),
+            "forward_ms": milliseconds(lambda: functions.conv_forward(q, k, v, w)),
+            "backward_ms": milliseconds(lambda: functions.conv_backward(q, k, v, w, o, log_sum, d_o)),
+            "us": 1000 * milliseconds(replay(lambda: functions.conv_attention_decode(window, k, v, w))),
+        }
+
+
 def replay(call):
     """The call as a CUDA graph, to be launched again and again."""
     for _ in range(3):
@@ -210,6 +233,19 @@ def text(table):
     for shape in dict.fromkeys(tuple(row["shape"]) for row in table["decoding"]):
         times = "".join(f" {row['us']:9.1f}" for row in table["decoding"] if tuple(row["shape"]) == shape)
         lines.append(f"{', '.join(map(str, shape)):>18} {least_us(shape, table['bandwidth']):9.1f}{times}")
+    return "\n".join(lines)
+
+
+def text_of_languages(table):
+    """The kernels in their languages, float32, causal, with the table's taps."""
+    lines = [
+        f"{'B, H, N, d':>18} {'':>8} {'flash ms':>9} {'forward ms':>11} {'backward ms':>12} {'token µs':>11}"
+    ]
+    for row in table["languages"]:
+        lines.append(
+            f"{', '.join(map(str, row['shape'])):>18} {row['name']:>8} {row['flash_ms']:9.3f}"
+            f" {row['forward_ms']:11.3f} {row['backward_ms']:12.3f} {row['us']:11.1f}"
+        )
     return "\n".join(lines)
 
 

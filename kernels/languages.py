@@ -1,7 +1,7 @@
 """The same kernels in three languages, held to the reference and to each other: python -m kernels.languages
 
-On a GPU: the largest errors of each language on the shapes of `kernels.conv_cases`, then its times beside
-Numba's. Float32 throughout.
+On a GPU: the largest errors of each language on the shapes of `kernels.conv_cases`, float32. `python -m
+kernels.bench --languages` has their times.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import torch
 
 from kernels import conv_cases
-from kernels.conv_cases import SHAPES, Shape
+from kernels.conv_cases import SHAPES
 from kernels.reference import attention, conv_attention_decode, scores
 
 # language -> the module of each of its host functions
@@ -37,8 +37,6 @@ HOMES = {
     },
 }
 RESULTS = (*conv_cases.RESULTS, "flash O", "flash L", "decode O")
-TIMED = [(1, 8, n, 64) for n in (512, 1024, 2048, 4096)]
-CACHES = [(1, 8, n, 64) for n in (2048, 16384, 65536)]
 
 
 @functools.cache
@@ -114,8 +112,7 @@ def errors_of(name, shape, seed=0, device="cpu", **options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--json", type=Path, help="write errors and times to this file too")
-    parser.add_argument("--values", action="store_true", help="no times")
+    parser.add_argument("--json", type=Path, help="write the errors to this file too")
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many of the shapes")
     parser.add_argument("names", nargs="*", default=list(HOMES), help="languages; all by default")
     arguments = parser.parse_args()
@@ -129,8 +126,6 @@ def main():
         print(f"{name:>9}  " + "  ".join(f"{what} {error:.1e}" for what, error in errors.items()), flush=True)
     if wrong:
         parser.exit(1, f"beyond the tolerances: {', '.join(wrong)}\n")
-    if not arguments.values:
-        table |= timed(arguments.names)
     if arguments.json:
         arguments.json.write_text(json.dumps(table, indent=1) + "\n")
 
@@ -139,45 +134,6 @@ def worst(name, shapes):
     """{result: the largest error of a language on these shapes}, NaN if one is."""
     errors = [errors_of(name, shape, device="cuda") for shape in shapes]
     return {what: max((e[what] for e in errors), key=lambda e: (e != e, e)) for what in RESULTS}
-
-
-def timed(names):
-    """Times of the languages side by side, printed as they come: {"training": rows, "decoding": rows}."""
-    from kernels.bench import machine
-
-    table = {**machine(), "training": [], "decoding": []}
-    for shape in TIMED:
-        for name in names:
-            table["training"].append(row := {"shape": shape, "name": name, **training_ms(name, shape)})
-            print(row, flush=True)
-    for shape in CACHES:
-        for name in names:
-            table["decoding"].append(row := {"shape": shape, "name": name, "us": decoding_us(name, shape)})
-            print(row, flush=True)
-    return table
-
-
-def training_ms(name, shape):
-    """Milliseconds of flash attention and of convolutional attention, forward and backward, causal."""
-    from kernels.bench import TAPS, milliseconds
-
-    functions = language(name)
-    q, k, v, w, d_o, _ = inputs(Shape(*shape, *TAPS, True), device="cuda")
-    o, log_sum = functions.conv_forward(q, k, v, w)
-    return {
-        "flash_ms": milliseconds(lambda: functions.flash_forward(q, k, v)),
-        "forward_ms": milliseconds(lambda: functions.conv_forward(q, k, v, w)),
-        "backward_ms": milliseconds(lambda: functions.conv_backward(q, k, v, w, o, log_sum, d_o)),
-    }
-
-
-def decoding_us(name, shape):
-    """Microseconds of one token, as a CUDA graph."""
-    from kernels.bench import TAPS, milliseconds, replay
-
-    functions = language(name)
-    _, k, v, w, _, window = inputs(Shape(*shape, *TAPS, True), device="cuda")
-    return 1000 * milliseconds(replay(lambda: functions.conv_attention_decode(window, k, v, w)), repeats=20)
 
 
 if __name__ == "__main__":
