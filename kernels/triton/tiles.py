@@ -72,9 +72,10 @@ def convolved(tile, taps, c_q, c_k, FLIPPED: tl.constexpr):
     """Σ_ab taps[a, b] · tile[i + a, j + b], right where i + c_q - 1 and j + c_k - 1 are in the tile; taps
     (c_q, c_k), in both directions reversed if FLIPPED."""
     total = tl.zeros_like(tile)
-    for b in range(c_k):
-        column = moved_left(tile, b)
-        for a in range(c_q):
+    for a in range(c_q):
+        row = tl.zeros_like(tile)
+        for b in range(c_k):
             place = c_q * c_k - 1 - (a * c_k + b) if FLIPPED else a * c_k + b
-            total += tl.load(taps + place) * moved_up(column, a)
+            row += tl.load(taps + place) * moved_left(tile, b)
+        total += moved_up(row, a)
     return total

@@ -70,6 +70,8 @@ def test_triton_in_its_interpreter(first):
     command = [sys.executable, "-W", "ignore", "-c", IN_THE_INTERPRETER.format(first=first)]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if "only 0-dimensional arrays" in done.stderr:
+        pytest.skip("this Triton's interpreter does not run under this numpy; 3.9 does under 2.4")
     assert done.returncode == 0, done.stderr
     every = json.loads(done.stdout)
     assert len(every) == 4 and all(map(right, every)), every
