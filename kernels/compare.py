@@ -262,24 +262,24 @@ def missing(ncu, chosen):
 def table(rows):
     width = max(len(row.size) for row in rows)
     yield (
-        f"{'kernel':17}{'size':{width}}  {'of':13}{'beside':13}{'max error':>10}{'mean error':>11}{'ulp':>10}"
+        f"{'kernel':21}{'size':{width}}  {'of':13}{'beside':13}{'max error':>10}{'mean error':>11}{'ulp':>10}"
         f"{'tolerance':>10}{'findings':>9}"
     )
     for row in rows:
         errors = (
             f"{row.max_error:10.2e}{row.mean_error:11.2e}{row.ulp:10.3g}{row.tolerance:10.0e}{row.findings:9}"
         )
-        who = f"{row.case:17}{row.size:{width}}  {row.got:13}{row.wanted:13}"
+        who = f"{row.case:21}{row.size:{width}}  {row.got:13}{row.wanted:13}"
         yield f"{who}{errors}  {row.verdict} {row.error}".rstrip()
     for name, (tolerance, why) in TOLERANCES.items():
         yield f"  {name}, at most {tolerance:.0e}: {why}"
 
 
 def counter_table(counted):
-    yield f"{'kernel':17} {'counter':24} {'predicted':>10} {'measured':>10}"
+    yield f"{'kernel':21} {'counter':24} {'predicted':>10} {'measured':>10}"
     for count in counted:
         yield (
-            f"{count.case:17} {count.counter:24} {count.predicted:10} {count.measured:10} "
+            f"{count.case:21} {count.counter:24} {count.predicted:10} {count.measured:10} "
             f" {count.verdict}{count.why and ': ' + count.why}"
         )
 

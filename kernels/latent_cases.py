@@ -147,11 +147,12 @@ def decode_case(q, k, v, w_q, w_v, _, run=None):
 
 
 def reference_case(*tensors):
-    """(O, L, dQ, dK, dV, dW_q, dW_v, dα) in the type of the tensors."""
+    """(O, L, dQ, dK, dV, dW_q, dW_v, dα (1,)) in the type of the tensors."""
     *tensors, d_o = tensors
     s = latent_scores(tensors[0], tensors[1], tensors[3], d_o.shape[2], *TERMS_OF_CASES)
     o, log_sum = torch.softmax(s, -1) @ (tensors[2][:, None] @ tensors[4]), torch.logsumexp(s, -1)
-    return o, log_sum, *latent_attention_backward(*tensors, o, log_sum, d_o, *TERMS_OF_CASES)
+    *gradients, d_alpha = latent_attention_backward(*tensors, o, log_sum, d_o, *TERMS_OF_CASES)
+    return o, log_sum, *gradients, d_alpha.view(1)
 
 
 def tiled_case(q, k, v, w_q, w_v, _):
