@@ -23,11 +23,12 @@ Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 
     D).
 
     grid    (B · H, ⌈N / owned⌉), owned = WARPS · 16 - 2 · (row taps - 1); most work first
-    block   WARPS · 32 threads; 128 registers at d = 64, of which some spill (at most 88 bytes), 165 to 247
+    block   WARPS · 32 threads; 128 registers at d = 64, of which some spill (at most 88 bytes), 226 to 247
             at d = 128 (sm_90)
-    shared  100 to 113 KiB at d = 64, so that two blocks share a multiprocessor, 160 to 175 KiB at d = 128
-    cost    multiply-adds a score, before halos: 4 · d of queries, 4 · d of keys more dV's d; 16 times the row
-            taps for each of T, dS and dW (24 for more than nine column taps)
+    shared  100 to 113 KiB at d = 64, so that two blocks share a multiprocessor, more for taps beyond some
+            11 × 11; 164 to 174 KiB at d = 128
+    cost    multiply-adds a score, before halos: 3 · d of queries, 4 · d of keys; and 16 times the row taps
+            for each of T, dS and dW (24 for more than nine column taps)
 """
 
 import functools
