@@ -72,14 +72,15 @@ def mask_and_add_band(patch, band, position, j0, keys, causal, window):
 
 
 @cuda.jit(device=True, forceinline=True)  # as `project`
-def keep_queries(q_tile, r_tile, q_rows, k_rows, position, w_q, w_q_turned, factors, window, sums, stream):
-    """q_tile = scale · q̃ of the queries from `position` on, and r_tile = scale · α · r if there is a band;
-    factors: scale and α."""
+def keep_queries(
+    q_tile, r_tile, q_rows, k_rows, position, w_q, w_q_turned, scale, alpha, window, sums, stream
+):
+    """q_tile = scale · q̃ of the queries from `position` on, and r_tile = scale · α · r if there is a band."""
     load_columns(q_tile, q_rows, position - k_rows.shape[0] + q_rows.shape[0], 0)
-    project(q_tile, w_q, factors[0], sums, stream)
+    project(q_tile, w_q, scale, sums, stream)
     if window > 0:
         load_columns(r_tile, k_rows, position, 0)
-        project(r_tile, w_q_turned, factors[0] * factors[1], sums, stream)
+        project(r_tile, w_q_turned, scale * alpha, sums, stream)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -128,7 +129,8 @@ def latent_forward_kernel(width, rows):
             position,
             w_q[head],
             w_q_turned[head],
-            (scale, alpha[0]),
+            scale,
+            alpha[0],
             window,
             sums,
             stream,
