@@ -1,5 +1,7 @@
 """KVCache and LatentCache: what a layer that takes one token at a time keeps of the tokens so far."""
 
+from numbers import Integral
+
 import torch
 
 
@@ -48,8 +50,9 @@ class Cache:
     def values(self) -> torch.Tensor:
         return self.buffers[1, ..., : self.length, :]
 
+    @torch.no_grad()  # else the buffers would hold the graph of every token so far
     def append(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Add the queries (B, H, n, d), keys and values (..., n, width) of n more tokens."""
+        """Add the queries (B, H, n, d), keys and values (..., n, width) of n more tokens; no gradients."""
         self.check(q, k, v)
         first, self.length = self.length, self.length + q.shape[2]
         self.make_room()
@@ -59,7 +62,15 @@ class Cache:
         self.queries = queries[:, :, -self.reach :].contiguous()
 
     def check(self, *tensors: torch.Tensor) -> None:
-        """Queries, keys and values of the cache's sizes, of equally many tokens, or an error."""
+        """Queries, keys and values of the cache's sizes and device, of equally many tokens, or an error."""
+        for name, tensor in zip(self.NAMES, tensors):
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"argument {name} is a {type(tensor).__name__}; wanted a torch.Tensor")
+            if tensor.device != self.device:
+                raise ValueError(
+                    f"argument {name} is on {tensor.device}; wanted {self.device}, where the cache is: move"
+                    f" it with {name}.to(cache.device)"
+                )
         (*heads, _, d), (_, *rows, _, width) = self.queries.shape, self.buffers.shape
         n = tensors[0].shape[2] if tensors[0].ndim == 4 else "n"
         of_rows = *rows, n, width
@@ -133,19 +144,20 @@ class LatentCache(Cache):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         check_sizes(batch=batch, heads=heads, head_dim=head_dim, latent_dim=latent_dim, capacity=capacity)
-        if window < 0:
-            raise ValueError(f"argument window is {window}; wanted 0 or more")
+        check_sizes(least=0, window=window)
         self.batch, self.heads, self.head_dim, self.latent_dim = batch, heads, head_dim, latent_dim
         self.window = window
         queries = batch, heads, head_dim
         super().__init__((batch, capacity, latent_dim), queries, max(window, 1), device, dtype)
 
 
-def check_sizes(**sizes: int) -> None:
-    """Sizes of at least 1, or an error."""
+def check_sizes(least: int = 1, **sizes: int) -> None:
+    """Whole numbers of at least `least`, or an error."""
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"argument {name} is {size}; wanted at least 1")
+        if not isinstance(size, Integral):
+            raise TypeError(f"argument {name} is {size!r}; wanted a whole number")
+        if size < least:
+            raise ValueError(f"argument {name} is {size}; wanted at least {least}")
 
 
 def check_cache(cache: Cache, **wanted: object) -> None:

@@ -3,10 +3,12 @@
 import math
 
 import torch
+from numpy import float32
 
 from kernels.launch import (
     FLOAT32,
     HALVES,
+    LARGEST,
     MAX_GRID_Y,
     MAX_GRID_Z,
     MAX_HEAD_DIM,
@@ -49,7 +51,7 @@ def check_shapes(q, k_latent, v_latent, w_q, w_v, what="q", dtypes=(*FLOAT32, *H
         check_tensor(name, tensor, words, q, dimensions=len(shape))
         if tuple(tensor.shape) != shape:
             raise ValueError(f"argument {name} has shape {tuple(tensor.shape)}; wanted {words}, {shape}")
-    if q.numel() == 0:
+    if 0 in (batch, heads, queries):
         raise ValueError(
             f"argument {what} has shape {tuple(q.shape)}; wanted at least one batch, head and query"
         )
@@ -94,9 +96,9 @@ def checked_alpha(alpha, q):
             )
         check_device("alpha", alpha, q)
         return alpha.detach().reshape(1).float()
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
-        raise ValueError(f"argument alpha is {alpha!r}; wanted a finite number, or a tensor of one")
-    return q.new_full((1,), alpha, dtype=torch.float32)
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float, float32)) or not abs(alpha) <= LARGEST:
+        raise ValueError(f"argument alpha is {alpha!r}; wanted a finite float32, or a tensor of one")
+    return q.new_full((1,), float(alpha), dtype=torch.float32)
 
 
 def checked_window(window, keys):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from kernels.kv_cache import LatentCache, check_cache
+from kernels.kv_cache import LatentCache, check_cache, check_sizes
 from kernels.latent_decode import latent_attention_decode
 from kernels.latent_operators import latent_attention
 from kernels.launch import MAX_HEAD_DIM
@@ -38,7 +38,9 @@ class LatentAttention(nn.Module):
         decode: Callable[..., torch.Tensor] = latent_attention_decode,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or embed_dim % num_heads:
+        check_sizes(embed_dim=embed_dim, num_heads=num_heads, latent_dim=latent_dim)
+        check_sizes(least=0, window=window)
+        if embed_dim % num_heads:
             raise ValueError(
                 f"argument embed_dim is {embed_dim}; wanted a multiple of num_heads, {num_heads}"
             )
@@ -46,8 +48,6 @@ class LatentAttention(nn.Module):
         for name, size in {"embed_dim / num_heads": head_dim, "latent_dim": latent_dim}.items():
             if not 1 <= size <= MAX_HEAD_DIM:
                 raise ValueError(f"{name} is {size}; wanted 1 to {MAX_HEAD_DIM}")
-        if window < 0:
-            raise ValueError(f"argument window is {window}; wanted 0 or more")
         self.num_heads, self.window, self.causal = num_heads, window, causal
         self.attention, self.decode = attention, decode
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias)

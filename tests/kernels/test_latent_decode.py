@@ -192,7 +192,8 @@ def test_without_a_window_alpha_is_no_parameter():
         (dict(embed_dim=7), "argument embed_dim is 7; wanted a multiple of num_heads, 2"),
         (dict(latent_dim=129), "latent_dim is 129; wanted 1 to 128"),
         (dict(embed_dim=258), "embed_dim / num_heads is 129; wanted 1 to 128"),
-        (dict(window=-1), "argument window is -1; wanted 0 or more"),
+        (dict(window=-1), "argument window is -1; wanted at least 0"),
+        (dict(num_heads=0), "argument num_heads is 0; wanted at least 1"),
     ],
 )
 def test_the_layer_refuses(options, message):
@@ -212,3 +213,46 @@ def test_another_layers_cache_is_refused():
         layer.step(x, layer.new_cache(2))
     with pytest.raises(ValueError, match=r"^argument q has shape \(1, 2, 1, 3\); wanted that of the cache"):
         layer.new_cache(2).append(*(torch.zeros(1, *sizes) for sizes in ((2, 1, 3), (1, 4), (1, 4))))
+
+
+def tokens(n):
+    """Queries and latents of n tokens for the cache below."""
+    return torch.randn(1, 2, n, 3), torch.randn(1, n, 4), torch.randn(1, n, 4)
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong", "error", "message"),
+    [
+        (0, [1.0], TypeError, "argument q is a list; wanted a torch.Tensor"),
+        (1, None, TypeError, "argument k_latent is a NoneType; wanted a torch.Tensor"),
+        (
+            2,
+            torch.zeros(1, 2, 4, device="meta"),
+            ValueError,
+            "argument v_latent is on meta; wanted cpu, where the cache is: move it with"
+            " v_latent.to(cache.device)",
+        ),
+    ],
+)
+def test_a_refused_token_leaves_the_cache_as_it_was(place, wrong, error, message):
+    cache, given = LatentCache(1, 2, 3, 4, window=3), list(tokens(2))
+    cache.append(*tokens(1))
+    before = [x.clone() for x in (cache.keys, cache.values, cache.queries)]
+    given[place] = wrong
+    with pytest.raises(error) as caught:
+        cache.append(*given)
+    assert str(caught.value) == message
+    assert all(torch.equal(*pair) for pair in zip(before, (cache.keys, cache.values, cache.queries)))
+
+
+def test_a_cache_holds_no_graph():
+    cache = LatentCache(1, 2, 3, 4, window=3)
+    cache.append(*(x.requires_grad_() for x in tokens(2)))
+    assert not any(x.requires_grad for x in (cache.keys, cache.values, cache.queries))
+
+
+@pytest.mark.parametrize("size", ["batch", "latent_dim", "window", "capacity"])
+def test_sizes_are_whole_numbers(size):
+    sizes = dict(batch=1, heads=2, head_dim=3, latent_dim=4)
+    with pytest.raises(TypeError, match=f"^argument {size} is 1.5; wanted a whole number"):
+        LatentCache(**sizes | {size: 1.5})

@@ -336,7 +336,8 @@ REFUSED = [
     ),
     (dict(window=-1), ValueError, "argument window is -1; wanted 0 or more"),
     (dict(window=1.5), TypeError, "argument window is 1.5; wanted a whole number"),
-    (dict(alpha=math.nan), ValueError, "argument alpha is nan; wanted a finite number, or a tensor of one"),
+    (dict(alpha=math.nan), ValueError, "argument alpha is nan; wanted a finite float32, or a tensor of one"),
+    (dict(alpha=1e39), ValueError, "argument alpha is 1e+39; wanted a finite float32, or a tensor of one"),
     (
         dict(alpha=torch.zeros(2)),
         ValueError,
