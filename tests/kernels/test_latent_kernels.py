@@ -334,6 +334,11 @@ REFUSED = [
         ValueError,
         "argument q has rows of 129; wanted 1 to 128, as a tile must fit shared memory",
     ),
+    (
+        dict(q=torch.zeros(1, 1, 3, 0), w_q=torch.zeros(1, 0, 3), w_v=torch.zeros(1, 3, 0)),
+        ValueError,
+        "argument q has rows of 0; wanted 1 to 128, as a tile must fit shared memory",
+    ),
     (dict(window=-1), ValueError, "argument window is -1; wanted 0 or more"),
     (dict(window=1.5), TypeError, "argument window is 1.5; wanted a whole number"),
     (dict(alpha=math.nan), ValueError, "argument alpha is nan; wanted a finite float32, or a tensor of one"),
