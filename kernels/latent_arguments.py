@@ -3,7 +3,7 @@
 import math
 
 import torch
-from numpy import float32
+from numpy import float32, integer
 
 from kernels.launch import (
     FLOAT32,
@@ -103,11 +103,11 @@ def checked_alpha(alpha, q):
 
 def checked_window(window, keys):
     """A whole number of at least 0, and no more than there are keys, or an error."""
-    if isinstance(window, bool) or not isinstance(window, int):
+    if isinstance(window, bool) or not isinstance(window, (int, integer)):
         raise TypeError(f"argument window is {window!r}; wanted a whole number")
     if window < 0:
         raise ValueError(f"argument window is {window}; wanted 0 or more")
-    return min(window, keys)
+    return min(int(window), keys)
 
 
 def check_before(q_before, q, k_latent):
