@@ -9,6 +9,7 @@ from torch import nn
 
 from kernels.kv_cache import KVCache, check_cache
 from kernels.launch import MAX_HEAD_DIM, MOST_TAPS
+from kernels.multi_token_kernels import MOST_GROUP
 from kernels.multi_token_operators import multi_token_attention, multi_token_attention_decode
 from kernels.reference import identity_taps
 
@@ -23,9 +24,8 @@ class MultiTokenAttention(nn.Module):
         num_heads, or None for no map. kv_heads: of keys and values, a divisor of num_heads; each serves
         neighbouring query heads. norm, gate: whether the output is normed and gated, by head.
     rotary_base: of the rotary embedding of queries and keys, whose pairs are neighbouring numbers, as
-    published;
-        None for none. bias: whether the projections have one. The parts start as the identity, the gate half
-        open.
+        published; None for none. bias: whether the projections have one. The parts start as the identity, the
+        gate half open.
     attention: function of all tokens; decode: function of one more, those of `kernels.reference` where the
         kernels would be simulated, and in float64. Parameters may be float32, bfloat16 or float16.
     """
@@ -53,6 +53,8 @@ class MultiTokenAttention(nn.Module):
         self.rotary_base, self.attention, self.decode = rotary_base, attention, decode
         if rotary_base is not None and self.head_dim % 2:
             raise ValueError(f"the head size is {self.head_dim}; wanted an even one for a rotary embedding")
+        if rotary_base is not None and not rotary_base > 0:
+            raise ValueError(f"argument rotary_base is {rotary_base}; wanted more than 0, or None for none")
         self.q_proj = nn.Linear(embed_dim, num_heads * self.head_dim, bias)
         self.k_proj = nn.Linear(embed_dim, self.kv_heads * self.head_dim, bias)
         self.v_proj = nn.Linear(embed_dim, self.kv_heads * self.head_dim, bias)
@@ -126,13 +128,13 @@ class MultiTokenAttention(nn.Module):
     @torch.no_grad()
     def prefill(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """forward(x), without gradients, which also puts the tokens of x (B, N, E) into the empty `cache`."""
+        q, k, v = self.heads(x)
+        self.check_cache(cache, x)
         if cache.length:
             raise ValueError(
                 f"argument cache holds {cache.length} tokens; wanted an empty one: make it with new_cache, or"
                 " take one token at a time"
             )
-        q, k, v = self.heads(x)
-        self.check_cache(cache, x)
         cache.append(q, k, v)
         return self.attend(q, k, v)
 
@@ -145,8 +147,8 @@ class MultiTokenAttention(nn.Module):
                 f"argument x has shape {tuple(x.shape)}; wanted (B, 1, E): a step takes one token, and"
                 " prefill several"
             )
-        q, k, v = self.heads(x, cache.length)
         self.check_cache(cache, x)
+        q, k, v = self.heads(x, cache.length)
         cache.append(q, k, v)
         return self.merged(self.decode(cache.queries, cache.keys, cache.values, **self.parts))
 
@@ -178,7 +180,8 @@ def new_taps(name: str, heads: int, size: tuple[int, int] | None) -> nn.Paramete
     """Taps that change nothing, a parameter (H, c_q, c_k); None for the size None."""
     if size is None:
         return None
-    if len(size) != 2 or not all(1 <= length <= MOST_TAPS for length in size):
+    pair = isinstance(size, (tuple, list)) and len(size) == 2
+    if not pair or not all(isinstance(length, int) and 1 <= length <= MOST_TAPS for length in size):
         raise ValueError(f"argument {name} is {size}; wanted (c_q, c_k), each from 1 to {MOST_TAPS}, or None")
     return nn.Parameter(identity_taps(heads, *size))
 
@@ -187,8 +190,11 @@ def new_map(name: str, heads: int, group: int | None) -> nn.Parameter | None:
     """A map that changes nothing, a parameter (H / group, group, group); None for the group None."""
     if group is None:
         return None
-    if group < 1 or heads % group:
-        raise ValueError(f"argument {name} is {group}; wanted a divisor of num_heads, {heads}, or None")
+    if group not in range(1, MOST_GROUP + 1) or heads % group:
+        raise ValueError(
+            f"argument {name} is {group}; wanted a divisor of num_heads, {heads}, of at most {MOST_GROUP}, or"
+            " None"
+        )
     return nn.Parameter(torch.eye(group).repeat(heads // group, 1, 1))
 
 
@@ -238,8 +244,11 @@ def from_published(state_dict: Mapping[str, torch.Tensor], prefix: str = "") -> 
 
     Source: projects/mta/mta_transformer.py of github.com/facebookresearch/RAM, read 2026-11-22. Its
     layer_norm_rescale is a factor of `norm` that no checkpoint holds: multiply by it. Raises ValueError for a
-    name that is not of the layer, and for a gate of d × d (gate_1d off), which MultiTokenAttention has not.
+    name that is not of the layer, for two of the same parameter, where no name begins with `prefix`, and for
+    a gate of d × d (gate_1d off), which MultiTokenAttention has not.
     """
+    if not any(name.startswith(prefix) for name in state_dict):
+        raise ValueError(f"argument prefix is {prefix!r}, with which no name of the state_dict begins")
     ours = {}
     for name, tensor in state_dict.items():
         if not name.startswith(prefix):
@@ -252,5 +261,7 @@ def from_published(state_dict: Mapping[str, torch.Tensor], prefix: str = "") -> 
                 f"the state_dict's {name!r} has shape {tuple(tensor.shape)}; wanted (1, d), a gate by head"
             )
         target, adapted = PUBLISHED[published]
+        if target in ours:
+            raise ValueError(f"the state_dict's {name!r} is a second {target}; wanted one of the two")
         ours[target] = adapted(tensor)
     return ours

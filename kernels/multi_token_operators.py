@@ -17,6 +17,7 @@ from kernels.launch import (
     check_taps,
     check_tensor,
     checked_scale,
+    in_autocasts_type,
 )
 from kernels.multi_token_bands import NAMES, Layer, backward, forward
 from kernels.multi_token_decode import decode
@@ -63,10 +64,7 @@ def multi_token_attention(
     environment variable CUBLAS_WORKSPACE_CONFIG=:4096:8 for matrix products on a GPU, its error says so.
     Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
     """
-    if isinstance(q, torch.Tensor) and torch.is_autocast_enabled(q.device.type):
-        given = torch.get_autocast_dtype(q.device.type)
-        dtype = given if given in HALVES else torch.float32
-        q, k, v = (x.to(dtype) if isinstance(x, torch.Tensor) else x for x in (q, k, v))
+    q, k, v = in_autocasts_type(q, k, v)
     *_, scale = attention_arguments(q, k, v, scale, (*FLOAT32, *HALVES))
     if k.shape != q.shape:
         raise ValueError(f"argument k has shape {tuple(k.shape)}; wanted that of q, {tuple(q.shape)}")
@@ -106,7 +104,8 @@ def multi_token_attention_decode(
     splits: among how many blocks, at most, the sum over a head's keys is divided, 1 or more, chosen unless
         given. It changes rounding only. run: how to launch the kernels (`kernels.launch`). No decision hangs
         on a number in a tensor, so that a CUDA graph can record the call; its four kernels (of
-        `kernels.multi_token_decode`) are deterministic as they are. Otherwise as `multi_token_attention`.
+        `kernels.multi_token_decode`) are deterministic as they are. torch.autocast changes nothing here, as
+        a cache has its type. Otherwise as `multi_token_attention`.
     """
     check_tensors(q_window, k, v)
     *parts, norm, gate = layer_parts(q_window, taps, head_map, after_taps, after_head_map, norm, gate)
@@ -124,11 +123,11 @@ def multi_token_attention_decode(
 
 def check_tensors(q, k, v):
     """Of one type and on one device, or an error."""
-    check_tensor("q_window", q, (*FLOAT32, *HALVES))
-    for name, tensor in {"k": k, "v": v}.items():
-        check_tensor(name, tensor, (q.dtype,))
+    dtypes = (*FLOAT32, *HALVES)
+    for name, tensor in {"q_window": q, "k": k, "v": v}.items():
+        check_tensor(name, tensor, dtypes)
         check_device(name, tensor, q)
-    check_device("q_window", q, q)
+        dtypes = (q.dtype,)
     check_sizes(q)
 
 
@@ -157,12 +156,13 @@ def layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate):
     return *(part if part is None else part.float() for part in parts), gate
 
 
-def check_part(part, q, name, shapes):
-    """A tensor of one of these shapes, float32 or like q, where q is, or an error."""
+def check_part(part, q, name, shapes, wanted=None):
+    """A tensor of one of these shapes, float32 or like q, where q is, or an error; wanted: the shapes in
+    words."""
     if not isinstance(part, torch.Tensor):
         raise TypeError(f"argument {name} is a {type(part).__name__}; wanted a torch.Tensor")
     if tuple(part.shape) not in shapes:
-        wanted = " or ".join(map(str, shapes))
+        wanted = wanted or " or ".join(map(str, shapes))
         raise ValueError(f"argument {name} has shape {tuple(part.shape)}; wanted {wanted}")
     check_dtype(name, part, dict.fromkeys([torch.float32, q.dtype]))
     check_device(name, part, q)
@@ -171,19 +171,23 @@ def check_part(part, q, name, shapes):
 def check_map(head_map, q, name):
     """A map over the heads of q, (H, H) or (H / s, s, s), or an error."""
     heads = q.shape[1]
-    group = head_map.shape[-1] if isinstance(head_map, torch.Tensor) and head_map.ndim else 1
-    check_part(head_map, q, name, [(heads, heads), (heads // max(1, group), group, group)])
-    if group > MOST_GROUP or group == 0 or heads % group:
-        raise ValueError(
-            f"argument {name} has shape {tuple(head_map.shape)}; wanted groups of at most {MOST_GROUP} heads"
-            f" that divide H = {heads}: a thread holds the numbers of all heads of a group"
-        )
+    groups = [group for group in range(1, MOST_GROUP + 1) if heads % group == 0]
+    shapes = [(heads // group, group, group) for group in groups]
+    wanted = (
+        f"(H, H) or (H / s, s, s), with groups of at most {MOST_GROUP} heads that divide H = {heads}: a"
+        " thread holds the numbers of all heads of a group"
+    )
+    check_part(head_map, q, name, [*shapes, *(shape[1:] for shape in shapes if shape[0] == 1)], wanted)
 
 
 def check_cache(q, k, v, window):
-    """K and V (B, H_kv, N_k, d) that go with q, of one shape, with a key at least, and as many rows of q as
-    there are to see; or an error."""
+    """A batch and a head of q at least; K and V (B, H_kv, N_k, d) that go with it, of one shape, with a key
+    at least; as many rows of q as there are to see; or an error."""
     batch, heads, rows, d = q.shape
+    if 0 in (batch, heads):
+        raise ValueError(
+            f"argument q_window has shape {tuple(q.shape)}; wanted at least one batch and one head"
+        )
     fits = (k.shape[0], k.shape[3]) == (batch, d) and k.shape[1] and heads % k.shape[1] == 0
     if not fits or v.shape != k.shape or k.shape[2] == 0:
         raise ValueError(

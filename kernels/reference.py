@@ -1,6 +1,7 @@
 """Attention in plain PyTorch, written for clarity: what every other version is compared with."""
 
 import math
+import operator
 
 import torch
 from torch.nn.functional import conv2d, pad
@@ -220,8 +221,8 @@ def multi_token_attention(
     documents: where each document of a packed sequence starts, as cu_seqlens has it: increasing, from 0; a
         last N is allowed. No convolution and no attention crosses from one into another.
 
-    With `taps` alone this is `conv_attention`, with nothing `attention`. Raises ValueError for documents that
-    are no such list.
+    With `taps` alone this is `conv_attention`, with nothing `attention`. Raises TypeError or ValueError for
+    documents that are no such list.
     """
     parts = taps, head_map, after_taps, after_head_map, norm, gate, causal, scale
     if documents is not None:
@@ -237,13 +238,18 @@ def multi_token_attention(
 
 
 def document_spans(documents, n):
-    """[(start, end), …] of the documents of a sequence of n tokens, from their starts; or ValueError."""
-    starts = [int(start) for start in documents]
-    starts = starts[:-1] if len(starts) > 1 and starts[-1] == n else starts
+    """[(start, end), …] of the documents of a sequence of n tokens, from their starts; or an error."""
+    try:
+        given = list(map(operator.index, documents))
+    except TypeError:
+        raise TypeError(
+            f"argument documents is {documents!r}; wanted whole numbers, the first token of each document"
+        ) from None
+    starts = given[:-1] if len(given) > 1 and given[-1] == n else given
     ends = [*starts[1:], n]
     if not starts or starts[0] != 0 or not all(start < end for start, end in zip(starts, ends)):
         raise ValueError(
-            f"argument documents is {list(map(int, documents))}; wanted the first token of each document,"
+            f"argument documents is {given}; wanted the first token of each document,"
             f" increasing, from 0 to below N = {n} (a last entry N is allowed)"
         )
     return list(zip(starts, ends))

@@ -357,7 +357,8 @@ GOOD = example(heads=4)
         (
             {"head_map": torch.eye(3)},
             ValueError,
-            r"argument head_map has shape \(3, 3\); wanted \(4, 4\) or \(1, 3, 3\)",
+            r"argument head_map has shape \(3, 3\); wanted \(H, H\) or \(H / s, s, s\), with groups of at"
+            r" most 32 heads that divide H = 4",
         ),
         (
             {"after_head_map": [[1.0]]},
@@ -372,8 +373,10 @@ GOOD = example(heads=4)
             r"argument gate\[1\] has shape \(2,\); wanted",
         ),
         ({"norm": GOOD["norm"].to("meta")}, ValueError, r"argument norm is on meta; wanted cpu or cuda"),
+        ({"q": GOOD["q"].to("meta")}, ValueError, r"argument q is on meta; wanted cpu or cuda"),
         ({"scale": math.inf}, ValueError, r"argument scale is inf; wanted a finite float32"),
         ({"documents": [0, 7]}, ValueError, r"argument documents is \[0, 7\]; wanted the first token"),
+        ({"documents": [0, 2.5]}, TypeError, r"argument documents is \[0, 2\.5\]; wanted whole numbers"),
         (
             {name: GOOD[name][:0] for name in "qkv"},
             ValueError,
@@ -388,7 +391,7 @@ def test_bad_input(change, error, words):
 
 def test_too_many_heads_that_mix():
     q, k, v = torch.zeros(3, 1, 33, 2, 4)
-    with pytest.raises(ValueError, match=r"wanted groups of at most 32 heads that divide H = 33"):
+    with pytest.raises(ValueError, match=r"with groups of at most 32 heads that divide H = 33"):
         multi_token_attention(q, k, v, head_map=torch.eye(33))
 
 
@@ -405,6 +408,11 @@ def test_too_many_heads_that_mix():
         ),
         ({"v": GOOD["v"][:, :, :4]}, r"arguments k and v have shapes .*of both"),
         ({"splits": 0}, r"argument splits is 0; wanted at least 1"),
+        (
+            {"q_window": GOOD["q"][:0, :, -4:], "k": GOOD["k"][:0], "v": GOOD["v"][:0]},
+            r"argument q_window has shape \(0, 4, 4, 4\); wanted at least one batch and one head",
+        ),
+        ({"q_window": GOOD["q"][:, :, -4:].to("meta")}, r"argument q_window is on meta; wanted cpu or cuda"),
     ],
 )
 def test_bad_input_of_one_token(change, words):

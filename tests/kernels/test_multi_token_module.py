@@ -183,6 +183,10 @@ def test_what_the_published_layer_has_not():
         ValueError, match=r"'gate.weight' has shape \(4, 4\); wanted \(1, d\), a gate by head"
     ):
         from_published({"gate.weight": torch.zeros(4, 4)})
+    with pytest.raises(ValueError, match=r"argument prefix is 'b.', with which no name"):
+        from_published({"a.wq.weight": torch.zeros(4, 4)}, "b.")
+    with pytest.raises(ValueError, match=r"'head_kernel' is a second after_head_map; wanted one of the two"):
+        from_published({"wposm.weight": torch.eye(2), "head_kernel": torch.eye(2)[None]})
 
 
 # Bad input --------------------------------------------------------------------------------------------------
@@ -201,6 +205,12 @@ def test_what_the_published_layer_has_not():
             dict(embed_dim=8, num_heads=2, after_kernel_size=(16, 1)),
             r"after_kernel_size is \(16, 1\); wanted",
         ),
+        (dict(embed_dim=8, num_heads=2, kernel_size=3), r"argument kernel_size is 3; wanted \(c_q, c_k\)"),
+        (
+            dict(embed_dim=64, num_heads=64, head_dim=2, head_group=64),
+            "argument head_group is 64; wanted .*32",
+        ),
+        (dict(embed_dim=8, num_heads=2, rotary_base=0), "argument rotary_base is 0; wanted more than 0"),
         (dict(embed_dim=6, num_heads=2), "the head size is 3; wanted an even one for a rotary embedding"),
         (dict(embed_dim=8, num_heads=1, head_dim=130), "the head size is 130; wanted one from 1 to 128"),
     ],
@@ -217,6 +227,9 @@ def test_bad_calls():
         layer.step(x, cache)
     with pytest.raises(ValueError, match=r"argument cache has query_heads = 2; wanted 4: make it with"):
         layer.prefill(x, MultiTokenAttention(8, 2).new_cache(2))
+    for call in (layer.prefill, layer.step):
+        with pytest.raises(ValueError, match=r"argument cache has batch = None; wanted 2: make it with"):
+            call(x[:, :1], None)
     layer.prefill(x, cache)
     with pytest.raises(ValueError, match=r"argument cache holds 6 tokens; wanted an empty one"):
         layer.prefill(x, cache)
