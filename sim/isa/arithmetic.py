@@ -226,7 +226,7 @@ for _name, _of in {
 enter("rsqrt.approx.f64", ieee.of_one("rsqrt"), (float64,), float64)
 for _name in ("div", "rcp", "sqrt"):
     PTX[f"{_name}.approx.f32"] = PTX[f"{_name}.full.f32"] = PTX[f"{_name}.rn.f32"]
-PTX["rcp.approx.ftz.f64"] = PTX["rcp.rn.f64"]
+PTX["rcp.approx.f64"] = PTX["rcp.rn.f64"]
 for _test, _meaning in {
     "finite": math.isfinite,
     "infinite": math.isinf,

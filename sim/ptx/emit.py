@@ -147,6 +147,9 @@ class Writer:
     def leave(self):
         if self.function.entry and self.module.copies_at_end:
             self.emit(f"{self.module.copies('wait_all')}()")
+        for variable in self.function.variables if not self.function.entry else ():
+            if variable.space == "local":
+                self.emit(f"{self.module.release(variable)}()")
         self.emit("return" + self.result())
 
     # --- instructions ---------------------------------------------------------------------------------------
@@ -167,8 +170,11 @@ class Writer:
             if len(self.lines) == before:
                 self.emit("pass")
             self.depth -= 1
-        except Missing:
-            self.missing.append((item.line, item.opcode))
+        except Missing as missing:
+            what = str(missing) or item.opcode
+            self.missing.append((item.line, what if item.opcode in what else f"{item.opcode}: {what}"))
+        except (AttributeError, IndexError, KeyError, ValueError):
+            self.missing.append((item.line, f"{item.opcode} with these operands"))
 
     # --- operands -------------------------------------------------------------------------------------------
 
@@ -216,6 +222,8 @@ class Writer:
             self.emit(text)
         elif isinstance(operand, Group):
             self.unpacked(operand, text, kind)
+        elif not isinstance(operand, Register):
+            raise Missing(f"its result goes to {spelled(operand)}, which is no register that is declared")
         else:
             self.emit(f"{self.name(operand)} = {self.in_register(operand, text, kind, kept)}")
 
@@ -268,6 +276,11 @@ def unset(blocks):
             changed |= now != live[id(block)]
             live[id(block)] = now
     return live[id(blocks[0])]
+
+
+def spelled(operand):
+    """An operand as PTX writes it, more or less."""
+    return f"%{operand.name}" if isinstance(operand, Special) else str(getattr(operand, "name", "a constant"))
 
 
 def converted(text, holds, width, kind):

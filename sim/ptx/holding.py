@@ -21,7 +21,7 @@ def held(function, types_of):
         for register in named(item):
             registers[register.name] = register
         if item.opcode in ("mov.b32", "mov.b64") and all(isinstance(o, Register) for o in item.operands):
-            moves.append((item.operands[0].name, item.operands[1].name))
+            moves += [tuple(o.name for o in item.operands)] if len(item.operands) == 2 else []
         for kind, operand in types_of(item):
             if isinstance(operand, Register):
                 votes.setdefault(operand.name, Counter())[FLOATING.get(kind, "int")] += 1

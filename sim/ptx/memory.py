@@ -68,6 +68,23 @@ class Region:
         return self.views[kind]
 
 
+class Frames:
+    """A thread's local memory of one function: a Region for each call, of which `depth` have not returned."""
+
+    __slots__ = ("depth", "regions")
+
+    def __init__(self):
+        self.depth, self.regions = 0, []
+
+    def holding(self, address):
+        """The Region of an address, or None."""
+        return next((r for r in self.regions[: self.depth] if r.base <= address < r.end), None)
+
+    def below(self, address, otherwise):
+        """Where the last frame begins that is not behind the address."""
+        return max((r.base for r in self.regions[: self.depth] if r.base <= address), default=otherwise)
+
+
 class Memory:
     """The memory of one launch: global and constant regions, shared ones of the running block, local ones of
     the running thread."""
@@ -106,17 +123,30 @@ class Memory:
             )
         return region
 
+    def frames(self, allocation):
+        """The running thread's Frames of a function's local memory."""
+        thread = self.context.thread
+        return thread.block.shared.setdefault((allocation, thread.linear), Frames())
+
     def renew(self, allocation):
-        """The running thread's local memory begins anew; its address in the space."""
-        thread, nbytes = self.context.thread, allocation.root.size
-        base = allocation.base + thread.linear * nbytes
-        region = thread.block.shared.get((allocation, thread.linear))
-        if region is None:
-            region = Region(allocation, poisoned(nbytes, None), base)
-            thread.block.shared[allocation, thread.linear] = region
+        """The running thread's local memory begins anew, beside that of calls that have not returned; its
+        address in the space."""
+        frames, nbytes = self.frames(allocation), allocation.root.size
+        place = frames.depth * len(self.context.thread.block.threads) + self.context.thread.linear
+        if place >= allocation.copies:
+            raise RecursionError(f"{frames.depth} calls deep, and no more room for {allocation.name}")
+        if frames.depth == len(frames.regions):
+            base = allocation.base + place * nbytes
+            frames.regions.append(Region(allocation, poisoned(nbytes, None), base))
+        region = frames.regions[frames.depth]
+        frames.depth += 1
         region.root[:] = poisoned(nbytes, None)
         region.written = np.zeros(nbytes, bool) if self.context.heard.unwritten else None
-        return base - WINDOWS["local"]
+        return region.base - WINDOWS["local"]
+
+    def release(self, allocation):
+        """The function whose local memory this is returns."""
+        self.frames(allocation).depth -= 1
 
     def find(self, address):
         """The region that holds a generic address, or None."""
@@ -130,9 +160,8 @@ class Memory:
             size = allocation.root.size
             if space == SHARED and allocation.base <= address < allocation.base + size:
                 return self.of_block(allocation)
-            own = allocation.base + self.context.thread.linear * size
-            if space == LOCAL and own <= address < own + size:
-                return self.context.thread.block.shared.get((allocation, self.context.thread.linear))
+            if space == LOCAL and allocation.base <= address < allocation.base + size * allocation.copies:
+                return self.frames(allocation).holding(address)
         return None
 
     def owner(self, space):
@@ -357,7 +386,9 @@ class Memory:
         start = (
             allocation.base
             if allocation.copies == 1
-            else allocation.base + self.context.thread.linear * allocation.root.size
+            else self.frames(allocation).below(
+                address, allocation.base + self.context.thread.linear * allocation.root.size
+            )
         )
         # the element where the access leaves the array
         position = address if address < start else max(address, start + allocation.root.size)

@@ -27,7 +27,9 @@ def load_ptx(text: str | bytes, source: str | None = None) -> "Module":
     `module["name"]` is a kernel for simulate(); a name of C++ need not be mangled if it is the only one.
 
     Errors: LaunchError for text that is no PTX, with its line."""
-    text = text.decode() if isinstance(text, bytes) else text
+    if not isinstance(text, (str, bytes)):
+        raise LaunchError(f"wanted PTX as text, got a {type(text).__name__}; of a file: path.read_text()")
+    text = text.decode(errors="replace") if isinstance(text, bytes) else text
     return Module(text.rstrip("\0"), source)
 
 

@@ -85,14 +85,24 @@ class Origin:
     def parameter_names(self, function):
         """The names that the source has for a kernel's parameters, as far as it can be found; else argument
         0, 1, ..."""
+        parts = self.parameters(function)
+        return [*map(parameter_name, parts)] or [f"argument{i}" for i in range(len(function.parameters))]
+
+    def element_bytes(self, function):
+        """{place: bytes} of what parameters point to, of those that the source declares as plain pointers."""
+        sizes = map(pointed_bytes, self.parameters(function))
+        return {place: size for place, size in enumerate(sizes) if size}
+
+    def parameters(self, function):
+        """A kernel's parameters as the source writes them, or nothing."""
         count, name = len(function.parameters), re.escape(plain_name(function.name))
         for found in re.finditer(
             rf"\b{name}\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)\s*(?:\{{|->|:)", without_comments(self.whole)
         ):
-            names = [parameter_name(part) for part in split(found[1])]
-            if len(names) == count and all(names):
-                return names
-        return [f"argument{i}" for i in range(count)]
+            parts = split(found[1])
+            if len(parts) == count and all(map(parameter_name, parts)):
+                return parts
+        return []
 
     def home(self, variable):
         """(itemsize, shape) of a variable: from its declaration in the source, else from its alignment."""
@@ -150,6 +160,15 @@ def split(text):
     return [part for part in parts if part.strip()]
 
 
+def pointed_bytes(text):
+    """The bytes of an element of a parameter of C++ that is a pointer to numbers, or None."""
+    kind, star, name = text.partition("*")
+    words = re.findall(r"\w+", kind)
+    if not star or "*" in name:
+        return None
+    return 8 if "long" in words else next((ITEMSIZES[w] for w in reversed(words) if w in ITEMSIZES), None)
+
+
 def parameter_name(text):
     """The name in a parameter of C++ (its last word) or Python (its first)."""
     text = text.partition("=")[0]
@@ -167,7 +186,8 @@ def plain_name(mangled):
     while at < len(text):
         number = re.match(r"\d+", text[at:])
         if number is None:
-            at += 1
+            substitution = re.match(r"[ST]\d*_", text[at:])  # a type that is there already
+            at += len(substitution[0]) if substitution else 1
             continue
         at += len(number[0])
         name = text[at : at + int(number[0])]

@@ -6,6 +6,8 @@ import numpy as np
 
 from sim.ptx.memory import VIEWS
 
+CONVERSION = r"%[-+ #0]*\d*(?:\.\d+)?(hh|ll|[hlzjt])?([diouxXcsfFeEgGpaA%])"
+
 
 class Trapped(Exception):
     """A thread has stopped the kernel: `trap`, or an assertion that does not hold."""
@@ -27,8 +29,9 @@ def vprintf(run, site, form, values):
     """printf: the arguments stand one behind the other from `values` on, each at a multiple of its size."""
     shown, at = [], values
     text = text_at(run, site, form)
-    for conversion in re.findall(r"%[-+ #0]*\d*(?:\.\d+)?(hh|ll|[hlzjt])?([diouxXcsfFeEgGpaA])", text):
-        long, letter = conversion
+    for long, letter in re.findall(CONVERSION, text):
+        if letter == "%":
+            continue
         kind = (
             "f64"
             if letter in "fFeEgGaA"

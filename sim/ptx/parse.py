@@ -65,8 +65,10 @@ class Parser:
                 self.places.append(position)
                 raise self.error(f"cannot read {self.text[position : position + 20]!r}", len(self.places) - 1)
             if match.lastgroup != "blank":
-                self.tokens.append(match[0])
-                self.places.append(position)
+                # `.reg.b32` is two directives; a point inside any other name is part of it
+                parts = re.findall(r"\.[^.]+", match[0]) if match[0][0] == "." else [match[0]]
+                self.tokens += parts
+                self.places += [position] * len(parts)
             position = match.end()
 
     # --- tokens ---------------------------------------------------------------------------------------------
@@ -84,8 +86,10 @@ class Parser:
 
     def take(self, wanted=None):
         token = self.next
-        if wanted is not None and token != wanted or not token:
-            raise self.error(f"wanted {wanted or 'more'!r}, got {token or 'the end'!r}")
+        if not token:
+            raise self.error(f"the text ends here, where {wanted or 'more'} has to follow: is it cut off?")
+        if wanted not in (None, token):
+            raise self.error(f"wanted {wanted!r}, got {token!r}")
         self.at += 1
         return token
 
@@ -112,9 +116,10 @@ class Parser:
         return self.found
 
     def directive(self):
-        token = self.next
+        token = self.next or self.take()
         if token in LINKING:
             self.take()
+            self.directive()
         elif token in (".entry", ".func"):
             self.function()
         elif token in SPACES:
@@ -201,6 +206,8 @@ class Parser:
             count = None if self.next == "]" else count * self.integer()
             self.take("]")
         initial, pointers = self.initial(kind) if self.taken("=") else (None, ())
+        if count is None and initial is not None:  # as many as there are
+            count = len(initial) * 8 // WIDTHS[kind]
         return Variable(space[1:], name, kind, count, max(align, WIDTHS[kind] // 8), line, initial, pointers)
 
     def initial(self, kind):
@@ -271,18 +278,50 @@ class Parser:
             }
         ]
         self.tables = {}  # label -> the labels that brx.idx chooses from
+        self.braces = (0,)  # the numbers of the braces around, the function's own first
+        self.labels, self.jumps = {}, {}  # (brace, name) -> label; place in the body -> its braces
         while self.scopes:
             self.statement(function)
-        function.body = [with_table(item, self.tables) for item in function.body]
+        for at, braces in self.jumps.items():
+            function.body[at] = self.resolved(function.body[at], braces)
+
+    def resolved(self, jump, braces):
+        """A jump that names the labels of the braces around it; brx, those of its table."""
+        if jump.opcode.startswith("brx"):
+            name = getattr(jump.operands[1], "name", None) if len(jump.operands) == 2 else None
+            table = self.tables.get(name)
+            if table is None:
+                raise LaunchError(f"PTX line {jump.line}: {jump.opcode} wants an index and .branchtargets")
+            labels = tuple(Symbol(self.reached(part.name, braces)) for part in table.parts)
+            return replace(jump, operands=(jump.operands[0], Group(labels)))
+        if len(jump.operands) != 1 or not isinstance(jump.operands[0], Symbol):
+            raise LaunchError(f"PTX line {jump.line}: {jump.opcode} wants a label")
+        return replace(jump, operands=(Symbol(self.reached(jump.operands[0].name, braces)),))
+
+    def reached(self, name, braces):
+        """The label of the innermost braces that have one of this name."""
+        found = (self.labels[brace, name] for brace in reversed(braces) if (brace, name) in self.labels)
+        return next(found, name)
+
+    def label(self, function):
+        """A label, which is known within its braces."""
+        line, name, brace = self.line(), self.take(), self.braces[-1]
+        self.take(":")
+        if (brace, name) in self.labels:
+            raise LaunchError(f"PTX line {line}: there are two labels {name}")
+        self.labels[brace, name] = f"{name} {brace}" if brace else name
+        function.body.append(Label(self.labels[brace, name]))
 
     def statement(self, function):
         token = self.next
         if token == "{":
             self.take()
             self.scopes.append({})
+            self.braces += (self.at,)
         elif token == "}":
             self.take()
             self.scopes.pop()
+            self.braces = self.braces[:-1]
         elif token == ".reg":
             self.registers()
         elif token in SPACES:
@@ -298,13 +337,17 @@ class Parser:
             self.branch_targets(function)
         elif token in SKIPPED or token == ".callprototype":
             self.statement_skipped()
-        elif self.tokens[self.at + 1] == ":":
-            function.body.append(Label(self.take()))
-            self.take(":")
+        elif self.tokens[self.at + 1 : self.at + 2] == [":"]:
+            self.label(function)
         else:
-            function.body.append(self.instruction())
+            item = self.instruction()
+            if item.opcode.split(".")[0] in ("bra", "brx"):
+                self.jumps[len(function.body)] = self.braces
+            function.body.append(item)
 
     def branch_targets(self, function):
+        if not function.body or not isinstance(function.body[-1], Label):
+            raise self.error(".branchtargets wants a label before it")
         self.take()
         name, labels = function.body.pop().name, []
         while not self.taken(";"):
@@ -359,7 +402,7 @@ class Parser:
         line, guard = self.line(), None
         if self.taken("@"):
             opposite = self.taken("!")
-            guard = self.register(self.take()), opposite
+            guard = self.predicate(), opposite
         opcode, operands = self.take(), []
         while self.next != ";":
             operands.append(self.operand())
@@ -373,6 +416,12 @@ class Parser:
             if name in scope:
                 return scope[name]
         return None
+
+    def predicate(self):
+        register = self.register(self.take())
+        if register is None:
+            raise self.error(f"{self.tokens[self.at - 1]} is no register that is declared here", self.at - 1)
+        return register
 
     def operand(self):
         first = self.simple()
@@ -389,8 +438,8 @@ class Parser:
             return self.address()
         if token == "!":
             self.take()
-            return Not(self.register(self.take()))
-        if token == "-" or token[0].isdigit():
+            return Not(self.predicate())
+        if token == "-" or token[:1].isdigit():
             return self.constant()
         self.take()
         if token == "_":
@@ -437,14 +486,10 @@ class Parser:
             return Immediate(int(token[2:], 16), 32 if token[1] in "fF" else 64)
         if "." in token or "e" in token.lower() and not token.lower().startswith("0x"):
             return Immediate(struct.unpack("<Q", struct.pack("<d", float(token) * (-1) ** negative))[0], 64)
-        return Immediate(-whole(token) if negative else whole(token))
-
-
-def with_table(item, tables):
-    """An instruction in which the labels that a table lists stand for its name."""
-    if isinstance(item, Instruction) and item.opcode.startswith("brx"):
-        return replace(item, operands=(item.operands[0], tables[item.operands[1].name]))
-    return item
+        try:
+            return Immediate(-whole(token) if negative else whole(token))
+        except ValueError:
+            raise self.error(f"{token!r} is no number", self.at - 1) from None
 
 
 def whole(token):

@@ -161,7 +161,7 @@ class Program:
             return f"({name}{more})"
         variable = self.variable(function, symbol.name)
         if variable is None:
-            raise Missing(f"the address of {symbol.name}")
+            raise Missing(f"the address of {symbol.name}, which the module does not declare")
         if variable.space == "shared":
             self.used.add("shared")
         name = self.shared_name(plain("at", variable.name), lambda run: run.address(variable))
@@ -172,6 +172,10 @@ class Program:
 
     def renewal(self, variable):
         return self.shared_name("renew_" + self.variable_name(variable), lambda run: run.renewal(variable))
+
+    def release(self, variable):
+        """What gives a device function's local memory back, when it returns."""
+        return self.shared_name("leave_" + self.variable_name(variable), lambda run: run.release(variable))
 
     def is_kernel_parameter(self, function, name):
         return function.entry and any(p.name == name for p in function.parameters)
@@ -194,7 +198,7 @@ class Program:
             return self.shared_name("clock", lambda run: run.clock) + "()"
         if stem in SPECIALS:
             return SPECIALS[stem]
-        raise Missing(f"%{name}")
+        raise Missing(f"%{name} is neither declared nor a special register that sim has")
 
     # --- places in the source -------------------------------------------------------------------------------
 
@@ -287,11 +291,12 @@ class Program:
         place = self.place(function, item)
         if name in ("vprintf", "__assertfail"):
             self.used.add("print" if name == "vprintf" else "assert")
-            return self.unique("outside", lambda run: run.outside(name, place))
+            site = self.site(function, item, "load")
+            return self.unique("outside", lambda run: run.outside(name, site))
         if name in ("cudaCGGetIntrinsicHandle", "cudaCGSynchronize"):
             self.used.add("this_grid")
             return self.unique("grid", lambda run: run.grid_barrier(name, place))
-        raise Missing(f"call of {name}, which the module does not define")
+        raise Missing(f"{item.opcode} of {name}, which the module does not define")
 
     def trap(self, function, item):
         place = self.place(function, item)

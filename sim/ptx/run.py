@@ -16,6 +16,8 @@ from sim.ptx.copies import Copies
 from sim.ptx.memory import VIEWS, WINDOWS, Memory
 from sim.ptx.origin import plain_name
 
+STACK = 1 << 16  # bytes of a thread for the local memory of a function that calls itself
+
 
 class Place:
     """Where a thread waits, as the engine knows it from a frame: `f_code` and `f_lasti` tell places apart."""
@@ -75,7 +77,7 @@ class Run:
         if space == "shared" and variable.count is None:
             return self.dynamic_shared(variable)
         nbytes = variable.bytes
-        copies = self.launch.threads if space == "local" else 1
+        copies = self.launch.threads * self.frames(variable) if space == "local" else 1
         allocation = self.reserve(variable, nbytes, copies)
         if space == "shared":
             self.shared_bytes += nbytes
@@ -103,6 +105,14 @@ class Run:
             plain_name(variable.name), variable.space, nbytes, variable.align, itemsize, shape, copies
         )
 
+    def frames(self, variable):
+        """How many calls of the function that has a local variable may be under way in a thread."""
+        return 1 if variable in self.program.entry.variables else max(STACK // max(variable.bytes, 1), 1)
+
+    def release(self, variable):
+        self.address(variable)
+        return functools.partial(self.memory.release, self.allocations[variable.name])
+
     def renewal(self, variable):
         self.address(variable)
         return functools.partial(self.memory.renew, self.allocations[variable.name])
@@ -117,6 +127,8 @@ class Run:
             array = host_array(value, name)
             if array is not None:
                 arrays[name] = array
+        for place, nbytes in self.program.origin.element_bytes(self.program.entry).items():
+            check_elements(list(arguments)[place], arrays, nbytes)
         places = bind_arguments(self.context.space, arrays)
         for allocation in dict.fromkeys(allocation for allocation, _ in places.values()):
             self.memory.hold(allocation)
@@ -198,8 +210,8 @@ class Run:
         at, scheduler = self.place(place), self.scheduler
         return lambda *operands: warp.arrive(scheduler, entry, operands, at)
 
-    def outside(self, name, place):
-        return functools.partial(getattr(outside, name.strip("_")), self, place[1])
+    def outside(self, name, site):
+        return functools.partial(getattr(outside, name.strip("_")), self, site)
 
     def trap(self, place):
         return functools.partial(outside.trap, place[1])
@@ -208,6 +220,17 @@ class Run:
 def pointer(place):
     allocation, offset = place
     return (allocation.base + offset).to_bytes(8, "little")
+
+
+def check_elements(name, arrays, nbytes):
+    """Numbers are no wider than those that the source points to: float64 is numpy's default, seldom CUDA's.
+    Errors: LaunchError."""
+    dtype = arrays[name].dtype if name in arrays else np.dtype(np.uint8)
+    if dtype.kind in "iuf" and dtype.itemsize > nbytes > 1:
+        raise LaunchError(
+            f"{name} points to numbers of {nbytes} bytes in the kernel's source, got an array of {dtype};"
+            f" {name}.astype(numpy.{dtype.name.rstrip('0123456789')}{8 * nbytes}) has such"
+        )
 
 
 def as_bytes(name, value, parameter):

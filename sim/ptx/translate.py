@@ -81,7 +81,7 @@ def types_of(item):
         else:
             operation = meaning(plain_comparison(item.opcode)[0])
             yield from zip(operation.operands, item.operands[1:])
-            yield from zip(operation.results, parts(item.operands[0]))
+            yield from zip(operation.results, parts(item.operands[0]) if item.operands else ())
     except Missing:
         return
 
@@ -106,8 +106,8 @@ def on_registers(writer, item):
     values = [writer.value(o, kind) for o, kind in zip(given, operation.operands)]
     if CARRY in operation.operands:
         values.append("carry")
-    if len(values) != len(operation.operands):
-        raise Missing(item.opcode)
+    if len(values) != len(operation.operands) or len(given) > len(values):
+        raise Missing(f"{item.opcode} with these operands")
     text = operation.of(values)
     if CARRY in operation.results:
         writer.emit(f"low, carry = {text}")
@@ -290,7 +290,9 @@ def atomic(writer, item):
     to, (where, *given) = (item.operands[0], item.operands[1:]) if returns else (None, item.operands)
     kind, name = writer.module.atomic(writer.function, item, access)
     count = 2 if access.operation == "cas" else 1
-    values = [writer.value(o, kind) for o in given[:count]]
+    if len(given) != count:
+        raise ValueError(f"{access.opcode} takes {count} operands")
+    values = [writer.value(o, kind) for o in given]
     text = f"{name}({', '.join([address(writer, where), *values])})"
     writer.assign(to, text, kind, kind[0] == "u")
 

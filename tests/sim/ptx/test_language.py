@@ -301,3 +301,131 @@ def test_local_memory(store, kinds):
 def test_a_jump_to_nowhere_is_refused():
     with pytest.raises(LaunchError, match="jumps to NOWHERE, a label that its PTX does not have"):
         simulate(kernel("bra NOWHERE;"))[1, 1](np.zeros(1), np.zeros(1))
+
+
+def refused(body):
+    """What is said about a kernel with this body."""
+    with pytest.raises(LaunchError) as caught:
+        simulate(kernel(body))[1, 1](np.zeros(1), np.zeros(1))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("add.u32 %r1, %r55, %r1;", "add.u32: %r55 is neither declared nor a special register that sim has"),
+        (
+            "add.u32 %r55, %r1, %r1;",
+            "add.u32: its result goes to %r55, which is no register that is declared",
+        ),
+        ("@%q1 add.u32 %r1, %r1, %r1;", "%q1 is no register that is declared here"),
+        ("mov.u64 %d3, nothing;", "mov.u64: the address of nothing, which the module does not declare"),
+        ("add.u32;", "add.u32 with these operands"),
+        ("mov.b32 %r1;", "mov.b32 with these operands"),
+        ("ld.global.u32 %r1;", "ld.global.u32 with these operands"),
+        ("st.global.u32 %r1, %r2;", "st.global.u32 with these operands"),
+        ("bra;", "bra wants a label"),
+        ("brx.idx %r1, nowhere;", "brx.idx wants an index and .branchtargets"),
+        ("L: ret; L: ret;", "there are two labels L"),
+        ("add.u32 %r1, %r1, 09;", "'09' is no number"),
+        ("call frob, ();", "call of frob, which the module does not define"),
+        ("call %d1, ();", "call of a pointer"),
+    ],
+)
+def test_what_an_assembler_would_refuse_is_refused_by_line(body, message):
+    said = refused("\n" + body)
+    assert message in said and "PTX line 14" in said
+
+
+def test_a_text_that_is_cut_off_is_refused_wherever_it_is():
+    text = HEAD + ENTRY.format(
+        body="@%p1 bra L; { .reg .b64 %t; mov.b64 {%r3, %r4}, %t; } L: st.global.u32 [%d4+4], -1;",
+        size_in=4,
+        size_out=4,
+    )
+    begin, end = len(HEAD), text.rindex("}")
+    for cut in range(begin + len("\n.visible "), end):
+        with pytest.raises(LaunchError, match="PTX line"):
+            load_ptx(text[:cut])
+
+
+def test_labels_are_known_within_their_braces():
+    """Inline assembly that is compiled twice has its labels twice."""
+    twice = "{ bra DONE; add.u32 %r5, %r5, 100; DONE: add.u32 %r5, %r5, 1; }"
+    body = f"mov.u32 %r5, 0; {twice} {twice} st.global.u32 [%d4], %r5;"
+    assert run(body, np.zeros(2, np.int32), np.int32).tolist() == [2, 2]
+
+
+FACTORIAL = """
+.func (.param .b32 result) sum_to(.param .b32 n)
+{
+    .local .align 4 .b8 depot[4];
+    .reg .pred %p<2>; .reg .b32 %r<6>; .reg .b64 %d<2>;
+    mov.u64 %d1, depot;
+    ld.param.b32 %r1, [n];
+    st.local.u32 [%d1], %r1;
+    mov.u32 %r3, 0;
+    setp.eq.u32 %p1, %r1, 0;
+    @%p1 bra $end;
+    sub.u32 %r2, %r1, 1;
+    { .param .b32 p; .param .b32 r; st.param.b32 [p], %r2; call (r), sum_to, (p); ld.param.b32 %r3, [r]; }
+$end:
+    ld.local.u32 %r4, [%d1];
+    add.u32 %r5, %r3, %r4;
+    st.param.b32 [result], %r5;
+    ret;
+}
+"""
+
+
+def test_a_function_that_calls_itself_has_local_memory_for_each_call():
+    body = """ld.global.u32 %r4, [%d3];
+    { .param .b32 p; .param .b32 r; st.param.b32 [p], %r4; call (r), sum_to, (p); ld.param.b32 %r5, [r]; }
+    st.global.u32 [%d4], %r5;"""
+    text = HEAD + FACTORIAL + ENTRY.format(body=body, size_in=4, size_out=4)
+    out = np.zeros(5, np.int32)
+    simulate(load_ptx(text)["k"])[1, 5](np.array([0, 1, 2, 5, 60], np.int32), out)
+    assert out.tolist() == [0, 1, 3, 15, 1830]
+
+
+def test_numbers_wider_than_the_source_says_are_refused():
+    source = "__global__ void k(const float* x, int* y) {"
+    wide = load_ptx(HEAD + ENTRY.format(body="", size_in=4, size_out=4), source=source)["k"]
+    with pytest.raises(LaunchError, match=r"x points to numbers of 4 bytes .* x.astype\(numpy.float32\)"):
+        simulate(wide)[1, 1](np.zeros(1), np.zeros(1, np.int32))
+    simulate(wide)[1, 1](np.zeros(1, np.float32), np.zeros(4, np.int8))
+
+
+def test_a_thread_prints_and_stores(capsys):
+    """A percent sign takes no argument, and what is read for printing is no store."""
+    printer = ".extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 v);\n"
+    form = ", ".join(str(letter) for letter in b"%d%% done, 100%% of %u\n\0")
+    text = HEAD + f".global .align 1 .b8 form[] = {{{form}}};\n{printer}"
+    body = """
+    mov.u64 %d5, depot; cvta.local.u64 %d6, %d5; mov.u32 %r4, 4000000000; st.local.v2.u32 [%d5], {%r1, %r4};
+    mov.u64 %d7, form; cvta.global.u64 %d8, %d7; st.global.u32 [%d4], %r1;
+    { .param .b64 f; .param .b64 v; .param .b32 r; st.param.b64 [f], %d8; st.param.b64 [v], %d6;
+      call.uni (r), vprintf, (f, v); ld.param.b32 %r5, [r]; }
+    st.global.u32 [%d3], %r5;"""
+    text += ENTRY.format(body=body, size_in=4, size_out=4).replace(
+        "{\n", "{\n    .local .align 8 .b8 depot[8];\n", 1
+    )
+    x, out = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    simulate(load_ptx(text)["k"])[1, 1](x, out)
+    assert capsys.readouterr().out == "0% done, 100% of 4000000000\n" and x[0] == 2
+
+
+def test_directives_without_a_space_between():
+    """As cuda_fp16.h writes its assembly."""
+    body = "{.reg.b32 t; add.u32 t, %r1, 7; st.global.u32 [%d4], t;}"
+    assert run(body, np.zeros(2, np.int32), np.int32).tolist() == [7, 8]
+
+
+def test_the_reciprocal_of_a_double():
+    body = "ld.global.f64 %g1, [%d3]; rcp.approx.ftz.f64 %g2, %g1; st.global.f64 [%d4], %g2;"
+    np.testing.assert_allclose(run(body, [4.0, -0.1], np.float64), [0.25, -10], rtol=1e-6)
+
+
+def test_a_kernel_is_found_by_the_last_part_of_its_name():
+    text = HEAD + ENTRY.format(body="", size_in=4, size_out=4)
+    assert load_ptx(text.replace(" k(", " _ZN4mine5scaleIfEEvPT_S1_("))["scale"].__name__ == "scale"
