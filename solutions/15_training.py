@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 15 · Training
 #
-# **75 minutes or more** (nobody has been timed yet) · builds on lesson 09 (convolutional attention), lessons 12 and 13 (its gradients) · needs: that you have trained something with PyTorch before
+# **80 minutes** · builds on lesson 09 (convolutional attention), lessons 12 and 13 (its gradients) · needs: that you have trained something with PyTorch before
 #
 # You will be able to
 #
@@ -64,13 +64,13 @@ for text in task.draw(4, torch.Generator().manual_seed(15)):
 # %% [markdown]
 # Each letter asked for may stand in wrong blocks too, but never both of them.
 #
-# **Guess.** How far does *one* letter get you? Somebody looks for the first letter of the question only, and takes one of the blocks that hold
-# it, by lot. What share of his answers is wrong? `___`
+# **Guess.** How far does *one* letter get you? Look for the first letter of the question only, and take one of the blocks that hold it, at
+# random. What share of such answers is wrong? `___`
 
 
 # %%
 def wrong_by_one_letter(task):
-    """The share of wrong answers of somebody who picks by lot among the blocks that
+    """The share of wrong answers if the answer is drawn at random from the blocks that
     hold the first letter of the question."""
     text = task.draw(10_000, torch.Generator().manual_seed(0))
     blocks = text[:, : task.blocks * (task.size + 1)].unflatten(1, (task.blocks, -1))
@@ -86,11 +86,10 @@ print(f"wrong: {100 * wrong_by_one_letter(task):.0f} %")
 #
 # ## 2. One query, or two together
 #
-# Let the last token, "q", do the asking in ordinary attention. At best it knows the whole question, and gives each k and each q the score s, and
-# all else 0.
+# First ordinary attention, on the text above. The last token of the question, "q", looks for the block. At best it knows the whole question: it
+# gives each k and each q of the text the score s, and every other letter 0.
 #
-# **Predict.** The louder it asks (the larger s), the more of its attention falls on k's and q's. How much of it falls on the right block in the
-# end? `___`
+# **Predict.** The larger s, the more of its attention falls on k's and q's. How much of it falls on the right block in the end? `___`
 
 # %%
 letters = "a k c . q a d . a q k . q c b .".split()
@@ -112,8 +111,8 @@ for s in (1, 2, 4, 8):
 # %% [markdown]
 # Five tokens are a k or a q, and two of the five are in the right block: 2/5. It finds the wrong blocks as well.
 #
-# With convolution two tokens ask. "k" asks for k's, "q" asks for q's, and the score of a key is what *both* find within two letters of it: 2 × 5
-# taps, all of them 1. The middle of the right block then sees both.
+# With convolution two tokens ask. "k" asks for k's, "q" asks for q's, and the score of a key is the sum of what *both* find at it and at the two
+# letters on either side: 2 × 5 taps, all of them 1. The middle of the right block then sees both.
 
 
 # %%
@@ -130,12 +129,12 @@ for s in (1, 2, 4, 8):
     print(f"s = {s}:  {on_the_right_block(s * together):.2f}")
 
 # %% [markdown]
-# **Stop and look.** The share is better, but it does not reach 1. Who is in the way? And what is the score of the "." after the right block?
+# **Stop and look.** The share is better, but it does not reach 1. Which key is in the way? And what does it see?
 #
 # <details><summary>Answer</summary>
 #
-# A window can lie across a border. The one around that "." holds q and k of the right block, and the q of the next: 3, as much as the "k" before
-# it, and more than the middle of the right block with its 2. A window adds up; it does not know where a block ends.
+# The "." after the right block. Its window lies across a border and holds q and k of the right block, and the q of the next: 3, as much as the "k"
+# before it, and more than the middle of the right block with its 2. A window adds up; it does not know where a block ends.
 # </details>
 #
 # How could a query tell the middle of a block from the rest? By the full stops: two letters to the left of a middle there is one, two letters to
@@ -149,9 +148,38 @@ for s in (1, 2, 4, 8):
     print(f"s = {s}:  {on_the_right_block(s * together):.2f}")
 
 # %% [markdown]
-# Now the middle of the right block has 6, no other place has more than 5, and the share goes to 1. One head of one layer finds the block. (Not
-# always. The first block of a text has a full stop on one side only. And a block that is found is not yet an answer: somebody has to say its first
-# letter, then its second. Training has to find taps for all of that.)
+# Now the middle of the right block has 6, no other place has more than 5, and the share goes to 1. One head of one layer finds the block. Here are
+# the scores of the three ways to ask, the right block in orange:
+
+# %%
+ways = {
+    "one query, for k and q": is_k + is_q,
+    "two queries, within two letters": convolved(is_k, is_q),
+    "two queries, and full stops": together,
+}
+colours = [
+    ORANGE if right_block.start <= place < right_block.stop else BLUE
+    for place in range(len(letters))
+]
+figure, every = plt.subplots(3, 1, figsize=(8, 4.6), layout="constrained")
+for axes, (name, scores) in zip(every, ways.items()):
+    axes.bar_label(axes.bar(range(len(letters)), scores, color=colours), fontsize=8)
+    share = on_the_right_block(8 * scores)
+    axes.set_title(f"{name}: {share:.2f} on the right block at s = 8", fontsize=10)
+    axes.set_xticks(range(len(letters)), letters)
+    axes.set_yticks([])
+    axes.margins(y=0.25)
+show_figure(
+    figure,
+    "three rows of bars, a bar for each letter of the text. One query: five bars of 1, "
+    "two of them in the right block. Two queries: bars of 1 to 3; the right block has "
+    "2, 2, 3, and the full stop after it 3 as well. With full stops: the middle of the "
+    "right block has 6, every other letter 5 or less.",
+)
+
+# %% [markdown]
+# (It does not always. The first block of a text has a full stop on one side only. And a block that is found is not yet an answer: the model still
+# has to say its first letter, then its second. Training has to find taps for all of that.)
 #
 # Can a model without convolution do it at all? With **two** layers it can: the first one writes into each key which letters stand next to it, the
 # second asks for a key that knows both. But the first is of no use as long as the second does not ask, and the other way round. So expect this to
@@ -159,12 +187,13 @@ for s in (1, 2, 4, 8):
 #
 # ## 3. The layer
 #
-# What is around the attention of every lesson so far: the queries, keys and values are made from the tokens by one linear map, and what the heads
-# find is put side by side and mapped once more.
+# Up to now queries, keys and values were given. A layer makes them: one linear map, `in_proj`, turns the E numbers of each token into its query,
+# its key and its value. Then every head attends; its results are put side by side, and a second linear map, `out_proj`, mixes them.
+# In the code E is `width` and H is `heads`.
 #
 # | | shape | |
 # |---|---|---|
-# | x | (B, N, E) | one row of E numbers a token |
+# | x | (B, N, E) | E numbers per token |
 # | in_proj(x) | (B, N, 3E) | E numbers for the queries, then E for the keys, then E for the values |
 # | q, k, v | (B, H, N, d) each | the E numbers are those of head 0, then of head 1, …; d = E / H |
 # | o | (B, H, N, d) | convolutional attention, each head with taps of its own |
@@ -173,8 +202,9 @@ for s in (1, 2, 4, 8):
 #
 # ### Exercise 15.1 · TapAttention · five lines
 #
-# Complete the layer. `self.taps` is a parameter of shape (H, c_q, c_k), and a **new layer must be ordinary attention**. You have
-# `reference.identity_taps(heads, c_q, c_k)` and `reference.conv_attention(q, k, v, w)`, which is causal.
+# The two linear maps are there. Add `self.taps`, a parameter of shape (H, c_q, c_k), and write `forward`, which takes x (B, N, E) and returns
+# (B, N, E). A **new layer must be ordinary attention**, and making the taps must draw no random number: section 4 compares two models of one
+# seed. You have `reference.identity_taps(heads, c_q, c_k)` and `reference.conv_attention(q, k, v, w)`, which is causal.
 #
 # <details><summary>Hint 1: to the heads</summary>
 #
@@ -225,11 +255,11 @@ check.ex15_1(TapAttention)
 # between; both read what a layer norm hands them, and both are added to what came in), and a linear map to the logits of the next letter. It is in
 # `course/find_the_block.py`, in plain PyTorch.
 #
-# **With** convolution: 2 × 5 taps a head. (Two letters are asked for. From the middle of a block, two letters to either side reach all of it and
+# **With** convolution: 2 × 5 taps per head. (Two letters are asked for. From the middle of a block, two letters to either side reach all of it and
 # its borders.) **Without**: 1 × 1 taps, which is ordinary attention with one number that makes it louder or softer. Everything else is the same:
 # the class, the first weights, the texts in their order, the number of steps.
 #
-# **Predict.** How many parameters does the model with convolution have more: 2 layers, 2 heads each? `___`
+# **Predict.** Each model has 2 layers of 2 heads. How many more parameters has the one with convolution? `___`
 
 # %% tags=["uses-exercise"]
 TAPS = {"with": (2, 5), "without": (1, 1)}
@@ -261,7 +291,7 @@ print(
 )
 text = task.draw(3, torch.Generator().manual_seed(15))
 print(
-    "new models say the same:",
+    "new models give the same logits:",
     torch.allclose(models["with"](text), models["without"](text), atol=1e-5),
 )
 
@@ -271,22 +301,22 @@ print(
 # ## 5. How many answers are wrong?
 #
 # The model writes an answer letter by letter: it gets the text up to the question, says its likeliest first letter, gets that letter back, says the
-# second, and so on. To measure this takes one call of the model a letter.
+# second, and so on. That takes one call of the model per letter.
 #
 # There is a cheaper way. Give it the text **with the right answer** and look at its guess for each letter of it. `model(text)[:, i]` holds the
 # logits for the letter *after* letter i, and as the model is causal they do not depend on that letter or on any later one. That is called *teacher
 # forcing*, and training works the same way.
 #
-# **Think before you go on.** When the second letter is guessed, this way the model has seen the right first letter, even if it would have written a
-# wrong one. Is the share of wrong answers too good, then?
+# **Think before you go on.** In this way the model sees the right first letter before it guesses the second, even where it would have written a
+# wrong one. Does that make the share of wrong answers too low?
 #
 # <details><summary>Answer</summary>
 #
 # Not if an answer counts as wrong as soon as *any* letter is. If every guess is right, the model has been given just what it would have written
-# itself. If a guess is wrong, take the first such: up to there it has been given what it would have written, so it would have written this wrong
-# letter too. Either way both ways agree, text by text.
+# itself. If a guess is wrong, take the first wrong one: up to there it has been given what it would have written, so it would have written this
+# wrong letter too. In both cases the two measures agree, text by text.
 #
-# (The share of wrong *letters* would be too good. And all of it holds for causal models only. Keep that in mind for section 9.)
+# (The share of wrong *letters* would be too low. And all of it holds for causal models only. Keep that in mind for section 9.)
 # </details>
 #
 # ### Exercise 15.2 · share_wrong · two or three lines
@@ -318,8 +348,8 @@ check.ex15_2(share_wrong)
 # %% [markdown]
 # ## 6. Training that can be interrupted
 #
-# `Training` takes one step at a time: fresh texts, cross-entropy of the answers' letters, backward, AdamW. The taps, few and all but one of them 0
-# at first, move ten times as fast as the rest. Fresh texts mean that no text is seen twice, so a model cannot learn them by heart.
+# `Training` takes one step at a time: fresh texts, cross-entropy of the answers' letters, backward, AdamW. The taps have ten times the learning
+# rate of the rest: they are few, and all but one of each head begin at 0. As the texts are fresh in every step, a model cannot learn them by heart.
 #
 # Trainings get interrupted. What must a checkpoint hold, so that training goes on *as if nothing had happened*?
 #
@@ -329,7 +359,7 @@ check.ex15_2(share_wrong)
 #
 # The state of the optimizer (AdamW keeps two running means for each weight), the number of steps done (the learning rate depends on it), and the
 # state of the random generator, or the same texts would come again. `Training.save` stores all of them, and in *one step*: it writes a draft, and
-# then renames it. Whoever pulls the plug meanwhile still has the old file.
+# then renames it. If the power fails in between, the old file is still there.
 # </details>
 #
 # The test is strict. Train for 60 steps. Train again, stop at step 50 (the last checkpoint is of step 40), forget everything, resume, go on to 60.
@@ -365,10 +395,11 @@ print("files in the folder:", sorted(path.name for path in folder.iterdir()))
 # %% [markdown]
 # ## 7. With and without, live
 #
-# 600 steps of 32 texts, for each model. **Predict** the share of wrong answers after it: with convolution `___` %, without `___` %. (Who knows
-# nothing but the alphabet guesses three different letters of ten: 719 of 720 are wrong. Who uses one letter of the question you have seen.)
+# 600 steps of 32 texts, for each model. **Predict** the share of wrong answers after them: with convolution `___` %, without `___` %. (For
+# comparison: three different letters of ten, guessed at random, are wrong 719 times in 720; one letter of the question makes it the share of
+# section 1.)
 #
-# First what draws and what trains:
+# The next cell defines what draws and what trains; there is no need to read it.
 
 # %%
 plan = Plan(steps=600, batch=32, rate=4e-3)
@@ -384,7 +415,7 @@ def means(losses, of=20):
 
 def draw_losses(losses, title=""):
     """A curve for each model, {name: losses}:
-    the cross-entropy of a letter, in nats, over the steps."""
+    the cross-entropy per letter, in nats, over the steps."""
     figure, axes = plt.subplots(figsize=(8, 3.4))
     for name, values in losses.items():
         axes.plot(
@@ -395,7 +426,7 @@ def draw_losses(losses, title=""):
         )
     axes.set(
         xlabel="steps",
-        ylabel="loss a letter",
+        ylabel="loss per letter",
         xlim=(0, plan.steps),
         ylim=(0, 2.7),
         title=title,
@@ -469,8 +500,8 @@ print("with convolution, fewer than 15 % wrong:", shares["with"] < 0.15)
 print("without, more than 20 % wrong:         ", shares["without"] > 0.2)
 
 # %% [markdown]
-# The same start, the same texts, 36 taps more. Without them, the model is after 600 steps not even as good as somebody who uses one letter well;
-# section 10 gives it more time. And the measure is what it claims to be, as the models can be asked to write:
+# The same start, the same texts, 36 taps more. Without them, the model is still worse after 600 steps than a random choice among the blocks with
+# the first letter; section 10 gives it more time. To see that teacher forcing measures what it claims to, let the models write:
 
 
 # %%
@@ -500,20 +531,24 @@ for name in TAPS:
 # %% [markdown]
 # ## 8. What it has learned
 #
-# The taps can be read. A tap in row a and column b of a head says: *for a query, add what the query c_q − 1 − a places **back** found at the key b
-# − (c_k − 1) // 2 places **to the right** of this one, so many times.*
+# The taps can be read. The score of query i and key j is a sum of scores around it, each times its tap. The tap in row a and column b stands
+# before the score of the query c_q − 1 − a places **back** from i and the key b − (c_k − 1) // 2 places **to the right** of j.
 #
 # ### Exercise 15.3 · strongest · three or four lines
 #
-# `taps` has shape (H, c_q, c_k). For each head find the tap that is largest without regard to its sign, and return a list of pairs (queries back,
-# keys to the right). A key to the left is −1 to the right. Identity taps give (0, 0).
+# `taps` has shape (H, c_q, c_k). For each head find the tap of the largest absolute value, and return a list of pairs (queries back, keys to the
+# right), of whole numbers. One key to the left is −1 to the right. Identity taps give (0, 0).
 #
 # **First by hand.** Taps 2 × 4, all of them 0, but for 0.5 in row 1, column 1 and −3 in row 0, column 3. The pair is `___`
 #
-# <details><summary>Answer and hint</summary>
+# <details><summary>Answer</summary>
 #
-# Row 0 of 2 is one query back, column 3 is 3 − (4 − 1) // 2 = 2 to the right: (1, 2). `taps.abs().flatten(1).argmax(1)` gives a number for each
-# head, in which row and column are hidden: `divmod(number, c_k)`.
+# Row 0 of 2 is one query back, column 3 is 3 − (4 − 1) // 2 = 2 to the right: (1, 2).
+# </details>
+#
+# <details><summary>Hint: row and column of the largest</summary>
+#
+# `taps.abs().flatten(1).argmax(1)` gives one number per head; `divmod(number, c_k)` makes row and column of it.
 # </details>
 
 
@@ -532,8 +567,7 @@ def strongest(taps):
 check.ex15_3(strongest)
 
 # %% [markdown]
-# Here are the taps of your model, and in each picture's title what its strongest tap reads. (The cell that draws is short, but there is no need to
-# read it.)
+# Here are the taps of your model, and in each picture's title what its strongest tap reads. (The cell only draws.)
 
 
 # %% tags=["uses-exercise"] jupyter={"source_hidden": true}
@@ -602,8 +636,8 @@ print(
 
 # %% [markdown]
 # Look at the row "1 back" of the first layer. It began as zeros. What the *previous* letter of the question finds is now added to what this one
-# finds: two queries decide together. (The signs of a head's taps mean little by themselves: with all of them turned, and the query weights of the head turned too, its scores are the same. So a
-# head of mostly negative taps may do just what one of positive taps does.)
+# finds: two queries decide together. (The signs of a head's taps mean little by themselves: change the sign of all of them and of the head's
+# query weights, and its scores are the same. So a head of mostly negative taps may do just what one of positive taps does.)
 #
 # And where do the heads look? The weights of each row, for one text, in the last rows: those of the question and of the answer. Each row is a token
 # that looks, each column one that is looked at; the block to be found is framed.
@@ -724,8 +758,8 @@ show_figure(
 # %% [markdown]
 # ## 9. A bug hunt: too good to be true
 #
-# A colleague has put together a layer from the package, in one line. His training runs better than anybody's, he says. **Read the line first. What
-# is wrong with it?** Then guess: which of the two shares below will be the better one?
+# A colleague has made a layer from the package in one call, and reports better training than with any other layer. **Read the call first. What is
+# wrong with it?** Then guess: the share of wrong answers is measured twice, by your `share_wrong` and by letting the model write. Which is lower?
 
 
 # %%
@@ -762,9 +796,9 @@ print(
 # <details><summary>What happened?</summary>
 #
 # `causal=False`. The token before a letter sees that letter, so for the first two letters of the answer there is nothing to be found: it copies
-# them. The third, which the model is not given, is the one that follows these two in the text. Our runs came below 1 % in 300 steps, half of what
-# the honest models had. The measure of exercise 15.2 is taken in, because teacher forcing is fair for **causal** models only. When the model has to
-# write, there is no next letter to copy.
+# them. The third, which the model is not given, is the one that follows these two in the text. Our runs came below 1 % in 300 steps, half as many
+# as the honest models had. The measure of exercise 15.2 is fooled, because teacher forcing is fair for **causal** models only. When the model has
+# to write, there is no next letter to copy. (A `share_wrong` that lets the model write is not fooled: its line says False.)
 #
 # Lesson 09 had a tool for this: change the future, see whether the past moves. It needs no training. Writing letter by letter is the other one.
 # </details>
@@ -772,7 +806,7 @@ print(
 # ## 10. On a GPU, with our kernels
 #
 # Here the task is larger, as is the batch, and attention is that of lessons 11 and 13: `kernels.ConvAttention`, forward and backward. Five seeds
-# with convolution, five without, **all ten shown**: whoever shows the best of five seeds shows luck. Both models have the same class, plan, texts and
+# with convolution, five without, **all ten shown**: the best of five seeds would show luck. Both models have the same class, plan, texts and
 # first weights; *without* means 1 × 1 taps, and runs through the same convolving kernel, so that only the taps differ.
 
 # %%
@@ -837,7 +871,7 @@ print(
 
 # %% [markdown]
 # Each model was asked 8192 texts. With convolution no seed gets more than one of them wrong. Without, three of the five are still worse than
-# somebody who uses one letter; but **two have found a way**, and are down at 3 or 4 %. So it is not impossible without convolution, as section 2
+# a random choice by one letter; but **two have found a way**, and are down at 3 or 4 %. So it is not impossible without convolution, as section 2
 # expected. It is a matter of time and luck. The curves show both: watch the dashed lines.
 
 # %%
@@ -852,9 +886,11 @@ for name, convolution in (("with", True), ("without", False)):
             run["loss"],
             color=COLOURS[name],
             linestyle="-" if convolution else "--",
-            label=None if place else f"{name} convolution, a line a seed",
+            label=None if place else f"{name} convolution, one line per seed",
         )
-axes.set(xlabel="steps", ylabel="loss a letter (logarithmic)", xlim=(0, big_plan.steps))
+axes.set(
+    xlabel="steps", ylabel="loss per letter (logarithmic)", xlim=(0, big_plan.steps)
+)
 axes.legend()
 show_figure(
     figure,
@@ -890,8 +926,8 @@ show_figure(
 )
 
 # %% [markdown]
-# **Read it.** Layer 0, head 1 has two large taps: 1 back, −2, and 0 back, −1. What does such a head look for, if a query gives a high score to keys
-# with its own letter? And which rows of its map show that?
+# **Read it.** Layer 0, head 1 has two large taps: 1 back, −2, and 0 back, −1. Suppose that a query gives a high score to keys with its own letter.
+# What does such a head look for? And which rows of its map show that?
 #
 # <details><summary>Answer</summary>
 #

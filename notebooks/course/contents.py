@@ -117,7 +117,7 @@ PARTS = {
             "15_training",
             "Training",
             "your layer in a small transformer that finds the block; without taps it hardly does",
-            None,
+            80,
             ("13",),
         ),
     ],

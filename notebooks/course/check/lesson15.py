@@ -1,6 +1,7 @@
 """The checks of lesson 15: a layer with taps, the share of wrong answers, and what the strongest tap
 reads."""
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -10,7 +11,7 @@ from kernels.modules import ConvAttention
 from kernels.reference import conv_attention, identity_taps
 
 # (batch, tokens, width, heads, c_q, c_k): first one in which no two mistakes look alike; then one of each,
-# one token, even and odd, oblong, wider than the text.
+# one token, even and odd, oblong, wider than the text; last a long text.
 SIZES = [
     (2, 7, 12, 3, 3, 4),
     (1, 1, 1, 1, 1, 1),
@@ -19,6 +20,7 @@ SIZES = [
     (1, 9, 8, 4, 4, 3),
     (2, 4, 6, 3, 6, 11),
     (2, 3, 4, 1, 1, 1),
+    (1, 70, 4, 2, 2, 5),
 ]
 
 
@@ -36,12 +38,16 @@ def ex15_1(TapAttention, rng):
         check_forward(
             layer.double(), x, "a new layer, against one without taps", call, FORWARD if neutral else NEW_TAPS
         )
+        check_gradients(layer, x, rng, f"{call}, new")
         scramble(layer, rng, taps=True)
         check_forward(layer, x, "with random taps", call, FORWARD)
+        check_forward(layer, 10 * x, "with random taps and scores beyond 1000", call, LARGE)
         check_gradients(layer, x, rng, call)
+    check_dtype(TapAttention(4, 2, (2, 5)))
+    check_first_weights(TapAttention)
     return (
-        f"{len(SIZES)} layers of 1 to 4 heads, forward and every gradient, taps odd and even, wider than the"
-        " text; a new one is ordinary attention"
+        f"{len(SIZES)} layers of 1 to 4 heads, forward and every gradient, 1 to 70 tokens, taps odd and even,"
+        " wider than the text; a new one is ordinary attention"
     )
 
 
@@ -53,18 +59,21 @@ def ex15_2(share_wrong, rng):
         (6, 4, 1, 4),
         (5, 1, 4, 6),
         (40, 6, 2, 9),
+        (300, 3, 2, 7),
     ]:
-        for kind in ("some", "none", "all"):
+        for kind in ("some", "none", "all", "turned"):
             check_share(share_wrong, count, prompt, size, letters, kind, rng)
-    return (
-        "15 batches of 1 to 48 texts, answers of 1 to 4 letters, against a model that writes letter by letter"
-    )
+    return "24 batches of 1 to 300 texts, answers of 1 to 4 letters, against a model that writes them"
 
 
 @exercise("15.3", "strongest")
 def ex15_3(strongest, rng):
-    for heads, c_q, c_k in [(2, 3, 6), (1, 1, 1), (3, 2, 5), (4, 6, 11), (2, 1, 4), (2, 5, 1), (5, 2, 2)]:
-        taps = torch.tensor(rng.standard_normal((heads, c_q, c_k)))
+    shapes = [(2, 3, 6), (1, 1, 1), (3, 2, 5), (4, 6, 11), (2, 1, 4), (2, 5, 1), (5, 2, 2)]
+    sets = [torch.tensor(rng.standard_normal(shape)) for shape in shapes]
+    nearly_new = identity_taps(5, 2, 5, dtype=torch.float64) + torch.tensor(rng.uniform(-0.4, 0.4, (5, 2, 5)))
+    nearly_equal = torch.tensor(rng.choice([-1, 1], (5, 2, 5)) + rng.uniform(-1e-3, 1e-3, (5, 2, 5)))
+    for taps in [*sets, nearly_new, nearly_equal]:
+        heads, c_q, c_k = taps.shape
         before = taps.clone()
         wanted = [reads_of(head) for head in taps.tolist()]
         call = f"strongest(taps), taps: {tuple(taps.shape)}"
@@ -76,7 +85,7 @@ def ex15_3(strongest, rng):
         ):
             instance(
                 number,
-                int,
+                (int, np.integer),
                 what="whole numbers, to count with",
                 call=call,
                 hint=(
@@ -97,7 +106,7 @@ def ex15_3(strongest, rng):
             call=call,
             hint=STRONGEST,
         )
-    return "7 sets of taps, odd and even, of 1 to 5 heads"
+    return f"{len(sets)} sets of random taps, odd and even, 1 to 5 heads; nearly new taps, nearly equal ones"
 
 
 NEW_TAPS = (
@@ -108,6 +117,10 @@ FORWARD = (
     "Shapes on the way: in_proj gives (B, N, 3E): first all queries, then all keys, then all values, and in"
     " each of the three parts the numbers of head 0 come first. conv_attention wants (B, H, N, d); out_proj"
     " wants (B, N, E)."
+)
+LARGE = (
+    "exp(1000) is too large for any float: subtract the largest score of the row first, as torch.softmax and"
+    " lesson 01 do."
 )
 STRONGEST = (
     "Strongest is largest without regard to the sign. Row c_q - 1 of the taps meets the query itself, row 0"
@@ -135,6 +148,12 @@ def check_taps(layer, heads, kernel_size, call):
             call=call,
             hint="Each head learns its own taps: repeat(), or identity_taps(heads, ...), makes room for all.",
         )
+    if taps.dtype != layer.in_proj.weight.dtype:
+        fail(
+            f"the taps are {taps.dtype}, the other weights {layer.in_proj.weight.dtype}",
+            call=call,
+            hint="PyTorch multiplies no two of these: leave out the dtype.",
+        )
     if taps.shape != wanted:
         fail(
             "the taps have a wrong shape",
@@ -142,6 +161,33 @@ def check_taps(layer, heads, kernel_size, call):
             wanted=str(wanted),
             got=str(tuple(taps.shape)),
             hint="A set of c_q × c_k taps for each head.",
+        )
+
+
+def check_dtype(layer):
+    x = torch.zeros(1, 2, 4, dtype=layer.in_proj.weight.dtype)
+    got = layer(x)
+    if got.dtype != x.dtype:
+        fail(
+            f"for x and weights of {x.dtype} a result of {got.dtype}",
+            call="layer = TapAttention(4, 2, (2, 5)); layer(x)",
+        )
+
+
+def check_first_weights(TapAttention):
+    """Making the taps draws no random number: models that differ in their taps must start with the same other
+    weights."""
+    drawn = []
+    for kernel_size in ((1, 1), (2, 5)):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            TapAttention(4, 2, kernel_size)
+            drawn.append(torch.rand(4))
+    if not torch.equal(*drawn):
+        fail(
+            "after torch.manual_seed(0), TapAttention(4, 2, (1, 1)) and TapAttention(4, 2, (2, 5)) leave"
+            " different random numbers to the next layer",
+            hint="Draw none for the taps: models with other taps must start with the same other weights.",
         )
 
 
@@ -187,15 +233,18 @@ def check_gradients(layer, x, rng, call):
     ours = oracle(layer, layer.taps.shape[1:])
     ours.load_state_dict(ours.state_dict() | {"taps": layer.taps.detach()})
     weights = torch.tensor(rng.standard_normal(x.shape))
+    mine_x, theirs_x = (x.clone().requires_grad_() for _ in range(2))
     pairs = {
+        "x": (mine_x, theirs_x),
         "taps": (layer.taps, ours.taps),
         "in_proj.weight": (layer.in_proj.weight, ours.in_proj_weight),
+        "in_proj.bias": (layer.in_proj.bias, ours.in_proj_bias),
         "out_proj.weight": (layer.out_proj.weight, ours.out_proj.weight),
         "out_proj.bias": (layer.out_proj.bias, ours.out_proj.bias),
     }
-    wanted = torch.autograd.grad((weights * ours(x)).sum(), [theirs for _, theirs in pairs.values()])
+    wanted = torch.autograd.grad((weights * ours(theirs_x)).sum(), [theirs for _, theirs in pairs.values()])
     layer.zero_grad()
-    (weights * layer(x)).sum().backward()
+    (weights * layer(mine_x)).sum().backward()
     for (name, (mine, _)), gradient in zip(pairs.items(), wanted, strict=True):
         if mine.grad is None:
             fail(
@@ -243,33 +292,39 @@ def check_share(share_wrong, count, prompt, size, letters, kind, rng):
     wrong = {
         "some": torch.arange(count) < -(-count // 4),
         "none": torch.zeros(count, dtype=torch.bool),
+        "turned": torch.zeros(count, dtype=torch.bool),
         "all": torch.ones(count, dtype=torch.bool),
     }[kind]
     # Each wrong answer is spoilt in one place, in turn from the first letter to the last; the letters after
     # it stay.
     place = prompt + torch.arange(count) % size
     text[wrong, place[wrong]] = (text[wrong, place[wrong]] + 1) % letters
+    if kind == "turned":
+        text[:, prompt:] = text[:, prompt:].roll(1, 1)
     text = text[torch.randperm(count)]
-    before = text.clone()
+    before, weights = text.clone(), copies(model)
     wanted = (written(model, text[:, :prompt], size) != text).any(1).double().mean().item()
     call = f"share_wrong(model, text {tuple(text.shape)}, size={size})"
     got = share_wrong(model, text, size)
     if not torch.equal(text, before):
         fail("the text itself was changed", call=call)
+    for name, weight in copies(model).items():
+        if weight.dtype != weights[name].dtype or not torch.equal(weight, weights[name]):
+            fail(f"the model itself was changed: {name}", call=call)
     hint = explained(got, share_mistakes(model, text, size, wanted), SHARE)
     instance(got, float, what="a float", call=call, hint=".item() makes a number of a tensor.")
     compare(
         got,
         wanted,
-        what=(
-            f"{kind} of {count} answers wrong"
-            if kind != "some"
-            else f"{int(wrong.sum())} of {count} answers wrong"
-        ),
+        what=f"{round(wanted * count)} of {count} answers wrong",
         tolerance=1e-6,
         call=call,
         hint=hint,
     )
+
+
+def copies(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 @torch.no_grad()
