@@ -70,7 +70,7 @@ for text in task.draw(4, torch.Generator().manual_seed(15)):
 
 # %%
 def wrong_by_one_letter(task):
-    """The share of wrong answers if the answer is drawn at random from the blocks that
+    """The share of wrong answers of somebody who picks by lot among the blocks that
     hold the first letter of the question."""
     text = task.draw(10_000, torch.Generator().manual_seed(0))
     blocks = text[:, : task.blocks * (task.size + 1)].unflatten(1, (task.blocks, -1))
@@ -148,36 +148,7 @@ for s in (1, 2, 4, 8):
     print(f"s = {s}:  {on_the_right_block(s * together):.2f}")
 
 # %% [markdown]
-# Now the middle of the right block has 6, no other place has more than 5, and the share goes to 1. One head of one layer finds the block. Here are
-# the scores of the three ways to ask, the right block in orange:
-
-# %%
-ways = {
-    "one query, for k and q": is_k + is_q,
-    "two queries, within two letters": convolved(is_k, is_q),
-    "two queries, and full stops": together,
-}
-colours = [
-    ORANGE if right_block.start <= place < right_block.stop else BLUE
-    for place in range(len(letters))
-]
-figure, every = plt.subplots(3, 1, figsize=(8, 4.6), layout="constrained")
-for axes, (name, scores) in zip(every, ways.items()):
-    axes.bar_label(axes.bar(range(len(letters)), scores, color=colours), fontsize=8)
-    share = on_the_right_block(8 * scores)
-    axes.set_title(f"{name}: {share:.2f} on the right block at s = 8", fontsize=10)
-    axes.set_xticks(range(len(letters)), letters)
-    axes.set_yticks([])
-    axes.margins(y=0.25)
-show_figure(
-    figure,
-    "three rows of bars, a bar for each letter of the text. One query: five bars of 1, "
-    "two of them in the right block. Two queries: bars of 1 to 3; the right block has "
-    "2, 2, 3, and the full stop after it 3 as well. With full stops: the middle of the "
-    "right block has 6, every other letter 5 or less.",
-)
-
-# %% [markdown]
+# Now the middle of the right block has 6, no other place has more than 5, and the share goes to 1. One head of one layer finds the block.
 # (It does not always. The first block of a text has a full stop on one side only. And a block that is found is not yet an answer: the model still
 # has to say its first letter, then its second. Training has to find taps for all of that.)
 #
@@ -291,7 +262,7 @@ print(
 )
 text = task.draw(3, torch.Generator().manual_seed(15))
 print(
-    "new models give the same logits:",
+    "new models say the same:",
     torch.allclose(models["with"](text), models["without"](text), atol=1e-5),
 )
 
@@ -415,7 +386,7 @@ def means(losses, of=20):
 
 def draw_losses(losses, title=""):
     """A curve for each model, {name: losses}:
-    the cross-entropy per letter, in nats, over the steps."""
+    the cross-entropy of a letter, in nats, over the steps."""
     figure, axes = plt.subplots(figsize=(8, 3.4))
     for name, values in losses.items():
         axes.plot(
@@ -426,7 +397,7 @@ def draw_losses(losses, title=""):
         )
     axes.set(
         xlabel="steps",
-        ylabel="loss per letter",
+        ylabel="loss a letter",
         xlim=(0, plan.steps),
         ylim=(0, 2.7),
         title=title,
@@ -886,11 +857,9 @@ for name, convolution in (("with", True), ("without", False)):
             run["loss"],
             color=COLOURS[name],
             linestyle="-" if convolution else "--",
-            label=None if place else f"{name} convolution, one line per seed",
+            label=None if place else f"{name} convolution, a line a seed",
         )
-axes.set(
-    xlabel="steps", ylabel="loss per letter (logarithmic)", xlim=(0, big_plan.steps)
-)
+axes.set(xlabel="steps", ylabel="loss a letter (logarithmic)", xlim=(0, big_plan.steps))
 axes.legend()
 show_figure(
     figure,
