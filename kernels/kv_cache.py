@@ -92,7 +92,7 @@ class Cache:
 
 
 class KVCache(Cache):
-    """A Cache of keys and values for every head: `keys` and `values` are (B, H, length, d).
+    """A Cache of keys and values for every head: keys and values are (B, H, length, d).
 
     window: c_q of the layer, the rows that its convolution reaches over, and the queries that are kept.
     query_heads: of queries, where they have more heads than keys and values.
@@ -125,7 +125,7 @@ class KVCache(Cache):
 
 
 class LatentCache(Cache):
-    """A Cache of latents that all heads share, 2·L numbers a token: `keys` and `values` are (B, length, L).
+    """A Cache of latents that all heads share, 2·L numbers a token: keys and values are (B, length, L).
 
     window: how far back the reciprocal term reaches, which needs the last max(window, 1) queries.
     """
