@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 19 · Heads: the whole multi-token layer
 #
-# **not timed yet** · builds on lesson 10 (halos), lesson 12 (gradients by hand) and lesson 14 (the cache)
+# **about 80 minutes** (an estimate: nobody has been timed) · builds on lesson 10 (halos), lesson 12 (gradients by hand) and lesson 14 (the cache)
 #
 # You will be able to
 #
@@ -18,7 +18,7 @@
 # 3. say how far the halo grows, and how few queries a decoder has to keep;
 # 4. find four mistakes in layers that pass the tests they came with.
 #
-# **Where this leads.** The published multi-token layer (Golovneva et al. 2025, arXiv 2504.00927) convolves scores *before* the softmax, as in lesson 09, and probabilities *after* it, and maps heads to heads at both places. Its published code has every N × N matrix in memory, and computes them all again for each token that it generates. Recorded, 16 heads of 64, 6 × 11 taps twice, float32:
+# **Where this leads.** In convolutional attention a weight depends on several queries and keys, on *multiple tokens*. The published multi-token layer (Golovneva et al. 2025, arXiv 2504.00927) convolves scores *before* the softmax, as in lesson 09, and probabilities *after* it, and maps heads to heads at both places. Its published code has every N × N matrix in memory, and computes them all again for each token that it generates. Recorded, 16 heads of 64, 6 × 11 taps twice, float32. The second table is of small transformers that find a block of letters (lesson 15 has the task; here they name the block's last letter). Each line adds one part to the line above it, from no part at all to the whole layer:
 
 # %%
 import json
@@ -53,13 +53,13 @@ for variant in dict.fromkeys(run["variant"] for run in reversed(runs)):
     print(f"  {variant:22} {shown}   median {stats.median(wrong):6.2f}")
 
 # %% [markdown]
-# The second line is `kernels.multi_token_attention`, which has a few rows of scores at a time and forgets them. You will write the same layer in tiles, which forget columns as well.
+# The line "a few rows" is `kernels.multi_token_attention`. It holds a few rows of scores at a time, each as wide as the sequence. You will write the same layer in tiles, which hold a few columns at a time as well.
 #
-# Most of what is learnt here comes from the first taps, and the map over heads takes the errors that are left. The convolution after the softmax and the gated norm have nothing to improve on this small task. The paper's models have all of them, and so must a layer that is to load their weights.
+# On this small task the taps before the softmax do most of the work, and the maps over heads remove the errors that are left. The convolution after the softmax, and a norm of each head's output with a gate, find nothing to improve. The paper's models have all four parts, and so must a layer that is to load their weights.
 #
 # ## 1. Why heads mix
 #
-# A head looks for one thing. A query that wants a *black cat* has a head whose scores say "black" and one whose scores say "cat". Here are three heads, three keys, and a map `M`, on paper:
+# A head looks for one thing. A query that wants a *black cat* has a head whose scores say "black" and one whose scores say "cat". Here are `T`, the convolved scores of three heads for one query and three keys, and a map `M`, on paper. (The third head prefers keys that are near.)
 #
 # | T | black dog | white cat | black cat | | M | black | cat | near |
 # |---|---:|---:|---:|---|---|---:|---:|---:|
@@ -83,13 +83,13 @@ for name, scores in [("T", t), ("M T", head_map @ t)]:
     print(name, *("(" + "  ".join(f"{p:.2f}" for p in row) + ")" for row in weights))
 
 # %% [markdown]
-# Alone, the heads "black" and "cat" give half of their weight to an animal that is wrong. The sum of the *scores* gives 96 % to the black cat, and the difference 98 % to the black dog. Sums of *probabilities* could not do that: half and half stays half and half.
+# Alone, the heads "black" and "cat" give half of their weight to an animal that is wrong. The sum of the *scores* gives 96 % to the black cat, and the difference 98 % to the black dog. Sums of *probabilities* cannot do that: (½, 0, ½) and (0, ½, ½) add up to (½, ½, 1), and half of the weight is on wrong animals still.
 #
-# **And the mask?** The query stands at key 1, so key 2 is its future. Masked after the map, new head 1 is (4, −4, −∞). Masked *before* the map, both old heads have −∞ at key 2. **Predict** new head 1 at key 2: `___` And with −1,000,000,000 in place of −∞? `___`
+# **And the mask?** Let the query now be token 1, so that key 2 is its future. Masked after the map, new head 1 is (4, −4, −∞). Masked *before* the map, both old heads have −∞ at key 2. **Predict** new head 1 at key 2: `___` And with −1,000,000,000 in place of −∞? `___`
 #
 # <details><summary>Answer</summary>
 #
-# −∞ − (−∞) is NaN. And −10⁹ + 10⁹ = 0: the future has a score of 0, as if nothing had been masked. In a row of `M` that sums to less than 0 it even becomes +10⁹, and takes all of the weight.
+# −∞ − (−∞) is NaN. And −10⁹ + 10⁹ = 0: the future has a score of 0, as if nothing had been masked. In a row of `M` that sums to less than 0, such as (1, −2, 0), it even becomes a large positive number, and takes all of the weight.
 #
 # </details>
 #
@@ -97,7 +97,7 @@ for name, scores in [("T", t), ("M T", head_map @ t)]:
 #
 # ### Exercise 19.1 · mixed_tile · about four lines
 #
-# `t` is one tile of convolved scores of all heads, (H, rows, columns). Its first row is the query `i0`, its first column the key `j0`. Return `T'`, mixed by `head_map` (H, H), with −∞ where key j lies after query i, and where j < 0: you will soon ask for tiles that begin before the sequence. Make no (H, H, rows, columns) tensor.
+# `t` is one tile of convolved scores of all heads, (H, rows, columns). Its first row is the query `i0`, its first column the key `j0`. Return `T'`, mixed by `head_map` (H, H), with −∞ where key j lies after query i, and where j < 0: you will soon ask for tiles that begin before the sequence. `t` stays as it is. Make no (H, H, rows, columns) tensor.
 #
 # <details><summary>Hint</summary>
 #
@@ -124,9 +124,14 @@ check.ex19_1(mixed_tile)
 #
 # ## 2. Why two passes
 #
-# After the softmax, the layer convolves the probabilities: `U[i, j] = Σ_ab w[a, b] · P[i − c_q + 1 + a, j − left + b]`, with 0 for keys in the future of row i. Lesson 02's loop holds a row's sum so far; when the next tile brings more, it multiplies what it has by *one* factor. On paper, two rows and the taps (1, 1) down one column:
+# After its softmax, `P = softmax(T')`, the layer goes on, head by head in the first line and over heads in the second:
 #
-# | | e^T at key 0 | sum so far | P so far | sum at the end | P at the end |
+# - `U[i, j] = Σ_ab w[a, b] · P[i − c_q + 1 + a, j − left + b]` for j ≤ i, and 0 for j > i, with `left = (c_k − 1) // 2` as in lesson 09;
+# - `U'_g = Σ_h M'[g, h] · U_h`, with a second map `M'`; and `O_g = U'_g V_g`.
+#
+# `P` outside the sequence is 0. Lesson 02's loop holds a row's sum so far; when the next tile brings more, it multiplies what it has by *one* factor. On paper: tiles one key wide, so far the tile of key 0 alone; two rows, and the taps (1, 1) down one column (c_q = 2, c_k = 1):
+#
+# | | e^T' at key 0 | sum so far | P so far | sum at the end | P at the end |
 # |---|---:|---:|---:|---:|---:|
 # | row 4 | 1 | 1 | 1 | 2 | 1/2 |
 # | row 5 | 3 | 3 | 1 | 4 | 3/4 |
@@ -141,7 +146,11 @@ check.ex19_1(mixed_tile)
 #
 # (One could keep the parts apart, one accumulator for every row and every head that reaches an output: with 6 rows and 16 heads, 96 of them.) The usual way is **two passes**. The first computes only `L = log Σ e^T'`, one number per row and head. In the second, `P = e^(T' − L)` is final *when it is made*, and `O` is a plain sum over tiles: no maximum, no factor, nothing to repair.
 #
-# Here is the first pass, with your tile. `rows_of(x, first, count)` takes rows of x (H, N, …), zeros before token 0 and behind the last. `t_tile(i0, j0, rows, columns)` gives `T'` at any place.
+# Here is the first pass, with your tile. From the package come `halo(taps)`, which is `(above, left, right)`, and `convolved(s, taps)`, which convolves a tile where it has all it needs: the result is smaller than `s` by the halo. Of the three functions below,
+#
+# - `rows_of(x, first, count)` takes rows of x (H, N, …), zeros before token 0 and behind the last;
+# - `tiles_of(q, k, …)` gives a function `t_tile(i0, j0, rows, columns)`, and that gives `T'` at any place, with your `mixed_tile`;
+# - `first_pass` goes over the tiles of each row and adds up what it sees.
 
 
 # %%
@@ -195,7 +204,19 @@ sizes = np.array([8, 16, 32, 64, 128])
 once = (sizes + 5) * (sizes + 10) / sizes**2
 twice = (sizes + 10) * (sizes + 20) / sizes**2
 print(f"16 × 16 owns 256 and computes 26 × 36 = {26 * 36}: {twice[1]:.2f} times")
-figure, axes = plt.subplots(figsize=(6.5, 3.4))
+figure, (nested, axes) = plt.subplots(
+    1, 2, figsize=(9, 3.6), width_ratios=(1, 1.2), layout="constrained"
+)
+for above, side, color, label in [
+    (10, 10, ORANGE, "scores: 26 × 36"),
+    (5, 5, BLUE, "P: 21 × 26"),
+    (0, 0, GREEN, "U: 16 × 16"),
+]:
+    corner, size = (-side, -above), (16 + 2 * side, 16 + above)
+    nested.add_patch(plt.Rectangle(corner, *size, facecolor=color, alpha=0.4))
+    nested.text(-side + 0.5, -above + 0.6, label, va="top")
+nested.set(xlim=(-11, 27), ylim=(17, -11), aspect="equal")
+nested.set(xlabel="key, counted from the tile's first", ylabel="query")
 axes.plot(sizes, twice, color=ORANGE, marker="o", label="both convolutions")
 axes.plot(sizes, once, color=BLUE, marker="s", label="the first alone")
 axes.set_xscale("log", base=2)
@@ -207,6 +228,8 @@ axes.set(
 axes.legend()
 show_figure(
     figure,
+    "left: a tile of U, 16 × 16, in its tile of P, 21 × 26, in its tile of scores, "
+    "26 × 36; both halos are above and at both sides, none is below. Right: "
     "scores made for each score owned, over the size of a square tile from 8 to 128. "
     "With both convolutions it falls from 7.9 to 1.2, "
     "with the first alone from 3.7 to 1.1.",
@@ -217,14 +240,14 @@ show_figure(
 #
 # ### Exercise 19.2 · second_pass · about nine lines
 #
-# Return `O` of the rows `[i0, i0 + rows)`, (H, rows, d), in tiles that own `columns` columns. Row i needs the keys j ≤ i only. Given are
+# Return `O` of the rows `[i0, i0 + rows)`, (H, rows, d), in tiles that own `columns` columns: convolution, mask, map, times V, as in section 2. Hold one tile at a time, and make none that lies wholly in the future of these rows. Given are
 #
 # - `t_tile(i0, j0, rows, columns)`: `T'` at any place, −∞ where masked, in rows before token 0 as well. It sees to the halo of the *first* convolution, so ask for the rows and columns of `P` that you need;
 # - `log_sum` (H, N), from the first pass, and `v` (H, N, d);
-# - `after_taps` (H, c_q, c_k): `convolved(p, after_taps)` gives a tile without its halo, and `halo(after_taps)` is `(above, left, right)`;
-# - `after_map` (H, H), the map after the softmax, and `rows_of` from above.
+# - `after_taps` (H, c_q, c_k): their halo is `halo(after_taps)`;
+# - `after_map` (H, H), which is `M'`, and `rows_of` and `convolved` from above.
 #
-# `U` has a mask, too: 0 where j > i. All rows asked for exist; columns behind the last token may belong to a tile.
+# All rows asked for exist; columns behind the last token may belong to a tile.
 #
 # <details><summary>Hint: L of the halo</summary>
 #
@@ -302,7 +325,7 @@ print("equal to the reference, below 1e-12:", bool((o - wanted).abs().max() <= 1
 #
 # ### Exercise 19.3 · push · about four lines
 #
-# `kept` (H, r, d) are the queries kept so far, none at the beginning; `q` (H, m, d) are new ones, a whole prompt or a single token. Return `(window, kept)`:
+# `kept` (H, r, d) are the queries kept so far, none at the beginning; `q` (H, m, d) are new ones: a prompt, a single token, or the next prompt in the same conversation. There may be several conversations by turns, so all that `push` knows is in its arguments. Return `(window, kept)`:
 #
 # - `window`: the queries that the newest token's output needs, itself included, the oldest first; all there are if there are fewer;
 # - the new `kept`: of these, what the *next* token will need.
@@ -356,11 +379,11 @@ print(f"queries kept: {kept.shape[1]} of {n}")
 #
 # ### Five machines
 #
-# Each machine below is a whole layer with a backward pass of its own. Four have a fault, one has none. All pass the tests they came with: 3 × 3 taps and a first map near the identity, as after a little training.
+# Each machine below is a whole layer with a backward pass of its own. Four have a fault, one has none. `lesson19.wrong(name)` lists what a machine gets wrong, and all pass the tests they came with: 3 × 3 taps and a first map near the identity, as after a little training.
 
 # %%
 for name in lesson19.MACHINES:
-    print(f"machine {name}: wrong: {lesson19.wrong(name)}")
+    print(f"machine {name}: wrong: {lesson19.wrong(name) or 'nothing'}")
 
 # %% [markdown]
 # ### Exercise 19.4 · Which fault is it?
@@ -373,7 +396,7 @@ for name in lesson19.MACHINES:
 # | `"weights"` | lets the *second* do so |
 # | `"none"` | is right |
 #
-# Design experiments: for each fault, which layer shows it, and in what? Then run them. `lesson19.wrong(name, …)` says what is wrong, of O (with its rows) and of all gradients; a gradient follows its own machine's forward pass. It takes
+# Design experiments: for each fault, which layer shows it, and where: in which rows of `O`, or in gradients? Then run them. `lesson19.wrong(name, …)` compares `O` (with its rows) and all gradients with those of the right layer. A wrong `O` makes most gradients wrong as well; a fault of the backward pass alone leaves `O` right. It takes
 #
 # - `taps=(3, 3)` and `after_taps=None`: a pair `(c_q, c_k)`, or None;
 # - `head_map="near 1"` and `after_map=None`: `"near 1"`, `"any"` (numbers of both signs), or None;
@@ -382,8 +405,9 @@ for name in lesson19.MACHINES:
 # Return `{"A": ..., "B": ..., "C": ..., "D": ..., "E": ...}`.
 
 # %%
-for name in lesson19.MACHINES:  # change it: one part after the other
-    print(f"machine {name}: wrong: {lesson19.wrong(name, taps=(1, 3), head_map=None)}")
+layer_tried = {"taps": (1, 3), "head_map": None}  # change it: one part after the other
+for name in lesson19.MACHINES:
+    print(f"machine {name}: wrong: {lesson19.wrong(name, **layer_tried) or 'nothing'}")
 
 
 # %% tags=["exercise"]
@@ -397,7 +421,7 @@ def faults():
 check.ex19_4(faults)
 
 # %% [markdown]
-# One layer that has everything shows all four at once, each by its own mark: gradients alone, every row but the last, the first rows behind a border. **Predict** for machine E, with 3 × 3 taps before the softmax, which rows of `O` are wrong behind the border at 6. The corner reaches `T[6, 6]` and `T[7, 6]`: so rows 6 and 7? `___`
+# One layer that has everything shows all four at once, each by its own mark: gradients alone, every row but the last, the first rows behind a border. **Predict** for machine E, with 3 × 3 taps before the softmax: which rows of `O` are wrong behind the border at 6? The corner reaches `T[6, 6]` and `T[7, 6]`: so rows 6 and 7? `___`
 
 # %%
 border = lesson19.wrong("E", documents=(0, 6))
@@ -408,7 +432,7 @@ print("E, documents (0, 6):", border[0])
 #
 # ## Validate
 #
-# With identities for all that is new, the layer is lesson 09's; and cut into documents, it is each by itself:
+# With identities for all that is new, the layer is lesson 09's. And two documents in one sequence give what each gives alone:
 
 # %% tags=["uses-exercise"]
 eye, one_tap = torch.eye(heads), torch.ones(heads, 1, 1)

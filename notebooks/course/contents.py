@@ -9,8 +9,8 @@ from course.progress import done, exercises
 
 @dataclass(frozen=True)
 class Lesson:
-    """One lesson. file: its notebook; minutes: what readers took who solved it from its text alone, None if
-    nobody was timed; after: the lessons it builds on."""
+    """One lesson. file: its notebook; minutes: what readers took who solved it from its text alone
+    (19's are an estimate), None if nobody was timed; after: the lessons it builds on."""
 
     file: str
     title: str
@@ -126,7 +126,7 @@ PARTS = {
             "19_heads",
             "Heads",
             "maps over heads, a convolution after the softmax, two passes; four faults found by experiments",
-            None,
+            80,
             ("12", "14"),
         ),
         Lesson(

@@ -1,6 +1,7 @@
 """The checks of lesson 19: a map over heads on a tile, the second pass, the cache of queries; and machines
 with faults."""
 
+import itertools
 import math
 
 import torch
@@ -39,15 +40,19 @@ TILES = [
 @exercise("19.1", "mixed_tile")
 def ex19_1(mixed_tile, rng):
     drawn = [tuple(int(x) for x in rng.integers((1, 1, -4, -4, 1), (9, 7, 9, 9, 9))) for _ in range(12)]
-    for heads, rows, i0, j0, columns in TILES + drawn:
+    tried(f"scores to ±{FAR}")
+    for place, (heads, rows, i0, j0, columns) in enumerate(TILES + drawn):
         draw = drawing(rng.integers(2**31))
-        t, head_map = draw(heads, rows, columns), draw(heads, heads)
+        t, head_map = draw(heads, rows, columns) * FAR ** (place % 2), draw(heads, heads)
+        head_map[place % heads] *= place % 3 > 0  # a new head whose scores are all 0
         call = (
             f"mixed_tile of {heads} heads, rows {i0} to {i0 + rows - 1}, columns {j0} to {j0 + columns - 1}"
         )
         size = max(2 * t.numel(), heads * heads * max(rows, columns))  # a map for each row is a view
         bound = size if size < heads * t.numel() else None
-        got = within(mixed_tile, (t, head_map, i0, j0), call=call, largest=bound, hint=ONE_PRODUCT)
+        kept = 7 * t.numel() if heads >= 6 else None
+        given = t, head_map, i0, j0
+        got = within(mixed_tile, given, call=call, largest=bound, kept=kept, hint=ONE_PRODUCT)
         mixed = (head_map @ t.flatten(1)).view_as(t)
         other = (head_map.T @ t.flatten(1)).view_as(t)
         i, j = positions(i0, rows)[:, None], positions(j0, columns)
@@ -58,13 +63,14 @@ def ex19_1(mixed_tile, rng):
         hint = explained(
             got,
             {
+                ROUNDED: hidden((j > i) | (j < 0)),
                 "Row g of the map makes head g: the map is transposed in yours.": hidden(
                     (j > i) | (j < 0), other
                 ),
                 "j < 0 stands before the sequence: -inf, too.": hidden(j > i),
                 "The tile's first row is i0 and its first column j0.": hidden(j - j0 > i - i0),
                 "Masked with -inf, not with 0.": mixed.masked_fill((j > i) | (j < 0), 0.0),
-                "The mask comes after the map.": mixed,
+                "Nothing is masked in this tile: the mask comes after the map.": mixed,
                 "A query sees itself: j <= i.": hidden((j >= i) | (j < 0)),
             },
             "NaN: −∞ times 0, or −∞ minus −∞. Which comes first, the map or the mask?"
@@ -79,16 +85,18 @@ def ex19_1(mixed_tile, rng):
 
 
 ONE_PRODUCT = "No (H, H, rows, columns): torch.einsum, or one matrix product over the heads."
+ROUNDED = "Right but for rounding: keep the type of the tensors, which is float64 here."
 
 
 # 19.2 -------------------------------------------------------------------------------------------------------
 
 
 class Tiles:
-    """T' (H, N, N) as a function of a place: -inf outside; refuses tiles larger than `most` numbers."""
+    """T' (H, N, N) as a function of a place: -inf outside; refuses tiles larger than `most` numbers, and
+    those that begin after column `last`."""
 
-    def __init__(self, t, most, call):
-        self.t, self.most, self.call = t, most, call
+    def __init__(self, t, most, last, call):
+        self.t, self.most, self.last, self.call = t, most, last, call
 
     def __call__(self, i0, j0, rows, columns):
         if rows * columns > self.most:
@@ -96,6 +104,12 @@ class Tiles:
                 f"it asks for a tile of {rows} × {columns}; {self.most} numbers per head are enough",
                 call=self.call,
                 hint="Owned rows and the halo above, owned columns and the halo at both sides.",
+            )
+        if j0 > self.last:
+            fail(
+                f"it asks for a tile that begins at column {j0}, in the future of all its rows",
+                call=self.call,
+                hint="Row i needs the keys j <= i: the loop ends at i0 + rows.",
             )
         with global_memory():
             i, j = positions(int(i0), int(rows))[:, None], positions(int(j0), int(columns))
@@ -114,6 +128,7 @@ PASSES = [  # heads, n, after taps, i0, rows, columns, what all scores are near
     (1, 40, (1, 1), 20, 5, 3, -FAR),
     (4, 40, (4, 2), 1, 4, 6, 0),
     (3, 41, (3, 6), 37, 4, 4, 0),
+    (3, 400, (2, 2), 392, 8, 4, 0),
 ]
 
 
@@ -132,7 +147,8 @@ def ex19_2(second_pass, rng):
         def outputs(taps=after_taps, mixing=after_map, p=p, v=v, mine=mine, masked=True):
             u = reference.convolve(p[None], taps)
             u = reference.mix_heads(reference.seen(u, masked), mixing)[0]
-            return (u @ v)[:, mine]
+            end = -(-(i0 + rows) // columns) * columns  # the last tile's
+            return (u[..., :end] @ v[:, :end])[:, mine]
 
         call = (
             f"second_pass of {heads} heads, {n} tokens, rows from {i0}, tiles of {rows} × {columns}"
@@ -140,22 +156,38 @@ def ex19_2(second_pass, rng):
         )
         most = (rows + c_q - 1) * (columns + c_k - 1)
         bound = max(2 * heads * most, heads * (n + 16) * d, heads * heads)
-        given = Tiles(t, most, call), log_sum, v, after_taps, after_map, i0, rows, columns
-        got = within(second_pass, given, call=call, largest=bound, hint=NO_ROWS, refused={"softmax"})
+        given = (
+            Tiles(t, most, i0 + rows - 1 + c_k, call),
+            log_sum,
+            v,
+            after_taps,
+            after_map,
+            i0,
+            rows,
+            columns,
+        )
+        kept = 12 * heads * most + heads * (n + 16) * (d + 2)  # v and log_sum count where parts are read
+        got = within(
+            second_pass, given, call=call, largest=bound, kept=kept, hint=NO_ROWS, refused={"softmax"}
+        )
         alone = torch.zeros_like(p)
         alone[:, mine] = p[:, mine]
         hint = explained(
             got,
             {
+                ROUNDED: outputs(),
                 "U has a mask of its own: 0 where j > i.": outputs(masked=False),
                 "The taps are not flipped: it is a correlation, as in lesson 09.": outputs(
                     after_taps.flip(1, 2)
                 ),
                 "Row g of the map makes head g: the map is transposed in yours.": outputs(mixing=after_map.T),
                 "The second map is missing.": outputs(mixing=None),
+                "The convolution comes before the map.": outputs(
+                    mixing=None, p=reference.mix_heads(p[None], after_map)[0]
+                ),
                 "The halo above is missing: rows of P above the tile's own.": outputs(p=alone),
             },
-            "NaN: a row before token 0 has no L; rows_of gives it 0, and T' is -inf there."
+            (BEFORE_THE_FIRST if i0 < c_q - 1 else OVERFLOW)
             if isinstance(got, torch.Tensor) and bool(got.isnan().any())
             else "P = exp(T' - L) on the tile and its halo; convolved, masked with 0, mixed; times V.",
         )
@@ -165,6 +197,8 @@ def ex19_2(second_pass, rng):
     )
 
 
+BEFORE_THE_FIRST = "NaN: a row before token 0 has no L; rows_of gives it 0, and T' is -inf there."
+OVERFLOW = "NaN: exp(T') and exp(L) alone are 0 or infinite for large scores; exp(T' - L) is neither."
 NO_ROWS = "Tile by tile: no row of N scores at one time. L says all that is needed of the other tiles."
 
 
@@ -175,31 +209,32 @@ SIZES = [(6, 6), (1, 1), (1, 4), (3, 1), (2, 2), (4, 7)]
 
 @exercise("19.3", "push")
 def ex19_3(push, rng):
-    for c_q, after_c_q in SIZES:
-        draw, heads, d = drawing(rng.integers(2**31)), 2, 3
+    for turn, sizes in enumerate(SIZES):
+        draw, heads = drawing(rng.integers(2**31)), 1 + turn % 2
         for prompt in (1, 3, 40):
-            q = draw(heads, prompt + 14, d)
-            kept, needed = q[:, :0].clone(), c_q + after_c_q - 1
-            first = 0
-            for last in [prompt, *range(prompt + 1, prompt + 15)]:
-                call = (
-                    f"push with {kept.shape[1]} queries kept, {last - first} new, c_q {c_q} and {after_c_q}"
-                )
-                given = kept, q[:, first:last], c_q, after_c_q
-                got = within(push, given, call=call)
-                window, kept = pair_of_tensors(got, call)
-                wanted = q[:, max(0, last - needed) : last]
-                right_rows(window, wanted, "the window", needed, call)
-                right_rows(kept, q[:, max(0, last - needed + 1) : last], "what is kept", needed - 1, call)
-                numbers = kept.untyped_storage().nbytes() // kept.element_size()
-                if numbers > heads * d * (needed + 1):
-                    fail(
-                        f"what is kept has {kept.shape[1]} rows and holds {numbers // (heads * d)} in memory",
-                        call=call,
-                        hint="A slice is a view: what it was cut from stays alive. clone() lets it go.",
-                    )
-                first = last
-    return f"{len(SIZES)} pairs of sizes, prompts of 1, 3 and 40 tokens and 14 tokens after each"
+            talks = draw(2, heads, prompt + 19, 3)  # two conversations by turns, each with a second prompt
+            kept = [q[:, :0].clone() for q in talks]
+            ends = [0, *range(prompt, prompt + 8), prompt + 13, *range(prompt + 14, prompt + 20)]
+            for (first, last), talk in itertools.product(itertools.pairwise(ends), (0, 1)):
+                kept[talk] = pushed(push, kept[talk], talks[talk], first, last, sizes)
+    return f"{len(SIZES)} pairs of sizes, prompts of 1, 3 and 40 tokens, two conversations by turns"
+
+
+def pushed(push, kept, q, first, last, sizes):
+    """What the answer keeps after the queries [first, last) of q, once it is found right."""
+    needed = sum(sizes) - 1
+    call = f"push with {kept.shape[1]} queries kept, {last - first} new, c_q {sizes[0]} and {sizes[1]}"
+    window, kept = pair_of_tensors(within(push, (kept, q[:, first:last], *sizes), call=call), call)
+    right_rows(window, q[:, max(0, last - needed) : last], "the window", needed, call)
+    right_rows(kept, q[:, max(0, last - needed + 1) : last], "what is kept", needed - 1, call)
+    numbers, a_row = kept.untyped_storage().nbytes() // kept.element_size(), len(q) * q.shape[2]
+    if numbers > a_row * (needed + 1):
+        fail(
+            f"what is kept has {kept.shape[1]} rows and holds {numbers // a_row} in memory",
+            call=call,
+            hint="A slice is a view: what it was cut from stays alive. clone() lets it go.",
+        )
+    return kept
 
 
 def pair_of_tensors(got, call):
@@ -230,7 +265,8 @@ def right_rows(got, wanted, what, most, call):
 
 # 19.4 -------------------------------------------------------------------------------------------------------
 
-MACHINES = {"A": "weights", "B": "statistic", "C": "none", "D": "map", "E": "scores"}
+MACHINES = "ABCDE"
+FAULTS = dict(zip(MACHINES, ("weights", "statistic", "none", "map", "scores")))
 EXPERIMENTS = {
     "statistic": "Gradients, with something after the softmax: after_taps=(3, 3), or after_map='any'.",
     "map": "A map with a row that sums to less than 0: head_map='any'.",
@@ -248,7 +284,7 @@ def ex19_4(faults, rng):
     for name in MACHINES:
         if got[name] not in EXPERIMENTS:
             fail(f"machine {name}: {got[name]!r} is none of {', '.join(EXPERIMENTS)}")
-    for name, fault in MACHINES.items():
+    for name, fault in FAULTS.items():
         if got[name] != fault:
             fail(f"machine {name}: not {got[name]!r}", hint="An experiment for it: " + EXPERIMENTS[got[name]])
     return "five machines, four faults"
@@ -267,8 +303,15 @@ def wrong(machine, taps=(3, 3), head_map="near 1", after_taps=None, after_map=No
     """What a machine gets wrong of a layer: "O" with its rows, "dq", "dk", "dv", "dtaps", ... for gradients.
 
     taps, after_taps: (c_q, c_k) or None; head_map, after_map: "near 1", "any" or None; documents: where each
-    begins, as (0, 6), or None. Three heads, twelve tokens.
+    begins, as (0, 6), or None. Three heads, twelve tokens. Raises ValueError for another word.
     """
+    for what, word, known in [
+        ("machine", machine, FAULTS),
+        ("head_map", head_map, MAPS),
+        ("after_map", after_map, MAPS),
+    ]:
+        if word not in known:
+            raise ValueError(f"{what} is {word!r}; wanted one of {', '.join(map(repr, known))}")
     draw = drawing(19)
     given = {
         "q": draw(HEADS, TOKENS, WIDTH),
@@ -280,7 +323,7 @@ def wrong(machine, taps=(3, 3), head_map="near 1", after_taps=None, after_map=No
     given |= {"after_taps": after_taps and draw(HEADS, *after_taps), "after_map": MAPS[after_map]}
     given = {name: x.clone().requires_grad_() for name, x in given.items() if x is not None}
     spans = reference.document_spans(documents or (0,), TOKENS)
-    got, wanted = (run(fault, given, spans, d_o) for fault in (MACHINES[machine], "none"))
+    got, wanted = (run(fault, given, spans, d_o) for fault in (FAULTS[machine], "none"))
     differs = {name: (got[name] - wanted[name]).detach().abs() for name in wanted}
     rows = [i for i in range(TOKENS) if not differs["O"][:, i].max() <= 1e-9]
     return [f"O, rows {rows}"] * bool(rows) + [

@@ -220,7 +220,7 @@ def push_windows_storage(kept, q, c_q, after_c_q):
     return window, window[:, max(0, window.shape[1] + 1 - most) :]
 
 
-FAULTS = dict(lesson19.MACHINES)
+FAULTS = lesson19.FAULTS
 
 MUTANTS = {
     "ex19_1": [
@@ -251,6 +251,7 @@ MUTANTS = {
         ("leaves out the diagonal's tile", lambda *given: passes(*given, stop=max(1, given[5]))),
         ("one tile alone", lambda *given: passes(*given, stop=1)),
         ("whole rows", whole_rows),
+        ("columns to the last token", lambda *given: passes(*given, stop=given[2].shape[1])),
         ("collects tiles into rows", tiles_into_a_row),
         ("exp without L inside", quotient),
         ("a slice from a negative start", negative_slice),
@@ -282,7 +283,7 @@ MUTANTS = {
 
 RIGHT = {
     "ex19_1": [tile, by_tensordot, by_heads, by_numbers, row_by_row],
-    "ex19_2": [passes, last_column_first, tap_by_tap, lambda *given: passes(*given, stop=given[2].shape[1])],
+    "ex19_2": [passes, last_column_first, tap_by_tap],
     "ex19_3": [push, push_row_by_row, push_by_index, push_windows_storage],
     "ex19_4": [lambda: dict(reversed(FAULTS.items()))],
 }
