@@ -94,7 +94,7 @@ print(out, len(report.findings), "findings")
 show_figure(draw_map(), map_in_words())
 
 # %% [markdown]
-# Here is what each lesson builds, how many minutes readers took who solved it from its text alone (19's are an estimate, a `?` says that nobody has been timed yet), and how many of its exercises you have done. Run the cell again to bring the last column up to date. A lesson of more than an hour has sections; stop at one.
+# Here is what each lesson builds, how many minutes readers took who solved it from its text alone (those of 19 are an estimate), and how many of its exercises you have done. Run the cell again to bring the last column up to date. A lesson of more than an hour has sections; stop at one.
 
 # %%
 Markdown(contents())
@@ -111,8 +111,6 @@ for way, lessons in WAYS.items():
     print(f"{way:20} {hours(lessons):9} {' '.join(lessons)}")
 
 # %% [markdown]
-# (A `+` says that a lesson is among them that nobody has been timed on.)
-#
 # Each lesson's solution, executed, is in `solutions/` of the repository: to compare with, afterwards. Where something does not work, `make doctor` says what is installed, whether there is a GPU, and the remedy for every known trouble.
 #
 # **Next:** [lesson 01](01_online_softmax.ipynb), or [lesson 03](03_threads_and_blocks.ipynb) if you came for the simulator.

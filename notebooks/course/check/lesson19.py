@@ -143,11 +143,11 @@ def ex19_2(second_pass, rng):
         log_sum, p = torch.logsumexp(t, -1), torch.softmax(t, -1)
         v, after_taps, after_map = draw(heads, n, d), draw(heads, c_q, c_k), draw(heads, heads)
         mine = slice(i0, i0 + rows)
+        end = -(-(i0 + rows) // columns) * columns  # of the last tile
 
-        def outputs(taps=after_taps, mixing=after_map, p=p, v=v, mine=mine, masked=True):
+        def outputs(taps=after_taps, mixing=after_map, p=p, v=v, mine=mine, end=end, masked=True):
             u = reference.convolve(p[None], taps)
             u = reference.mix_heads(reference.seen(u, masked), mixing)[0]
-            end = -(-(i0 + rows) // columns) * columns  # the last tile's
             return (u[..., :end] @ v[:, :end])[:, mine]
 
         call = (
