@@ -441,7 +441,8 @@ def _set(name):
     result, kind = name.types
     test = meaning(".".join(["setp", *name.rest, kind]))
     name.rest = []
-    yes, no = ("float32(1)", "float32(0)") if result == "f32" else ("0xFFFFFFFF", "0")
+    of = KINDS[result].__name__ if result in KINDS else None
+    yes, no = (f"{of}(1)", f"{of}(0)") if of else ("0xFFFFFFFF", "0")
     return Operation(f"{yes} if {test.text} else {no}", test.operands, (result,), True)
 
 

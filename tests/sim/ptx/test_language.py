@@ -429,3 +429,9 @@ def test_the_reciprocal_of_a_double():
 def test_a_kernel_is_found_by_the_last_part_of_its_name():
     text = HEAD + ENTRY.format(body="", size_in=4, size_out=4)
     assert load_ptx(text.replace(" k(", " _ZN4mine5scaleIfEEvPT_S1_("))["scale"].__name__ == "scale"
+
+
+def test_a_comparison_gives_a_half():
+    body = "ld.global.b16 %h1, [%d3]; set.gt.f16.f16 %h2, %h1, %h3; st.global.b16 [%d4], %h2;"
+    body = body.replace("ld.", "mov.b16 %h3, 0x3C00; ld.", 1)
+    assert run(body, np.array([0.5, 1.5], np.float16), np.float16).tolist() == [0, 1]
