@@ -20,12 +20,12 @@ from kernels.latent_tiles import (
     add_weighted_rows,
     clear,
     keep_band,
+    probability,
     project,
     put,
     put_weights,
     stream_rows,
 )
-from kernels.tiles import weight
 
 
 @cuda.jit(device=True)
@@ -42,7 +42,7 @@ def turned_probabilities(patch, band, j0, position, i0, n, keys, alpha, log_sum,
                 patch[at] = float32(0)
             else:
                 reciprocal = alpha * band[at] if 0 <= back and back < window else float32(0)
-                patch[at] = weight(patch[at] + reciprocal, log_sum[i0 + step])
+                patch[at] = probability(patch[at] + reciprocal, log_sum[i0 + step])
 
 
 @cuda.jit(device=True)

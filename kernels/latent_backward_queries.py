@@ -19,13 +19,13 @@ from kernels.latent_tiles import (
     add_weighted_rows,
     clear,
     keep_band,
+    probability,
     project,
     put,
     put_weights,
     stream_rows,
     touches_band,
 )
-from kernels.tiles import weight
 
 
 @cuda.jit(device=True)
@@ -36,7 +36,7 @@ def score_gradients(patch, d_p, i0, n, log_sum, d):
         i = min(i0 + row + r * STEP, n - 1)
         for c in range(PATCH):
             at = r * PATCH + c
-            patch[at] = weight(patch[at], log_sum[i]) * (d_p[at] - d[i])
+            patch[at] = probability(patch[at], log_sum[i]) * (d_p[at] - d[i])
 
 
 @functools.cache

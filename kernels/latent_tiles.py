@@ -157,6 +157,14 @@ def sum_of_row(x):
     return x
 
 
+@cuda.jit(device=True)
+def probability(score, log_sum):
+    """P = exp(S - L), at most 1: S is made again in another order than L's, so that for scores near 10⁸ its
+    rounding error is more than an exponential bears; NaN stays."""
+    p = weight(score, log_sum)
+    return float32(1) if p > float32(1) else p
+
+
 # Weights ----------------------------------------------------------------------------------------------------
 
 

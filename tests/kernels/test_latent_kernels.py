@@ -146,6 +146,18 @@ def test_scores_near_ten_thousand():
     assert all(result.isfinite().all() for result in (o, log_sum, *gradients))
 
 
+def test_no_weight_exceeds_1():
+    """Scores near 10⁸, of which rounding errors are more than an exponential bears: dV was near 10²⁷."""
+    q, k, v, w_q, w_v, d_o = inputs(Shape(1, 1, 0, 40, 40, 4, 4, 0.5, 9))
+    o, log_sum = latent_forward(1e4 * q, 1e4 * k, v, w_q, w_v, 0.5, 9, run=native)
+    only_d_v = [place == 2 for place in range(6)]
+    d_v = latent_backward(
+        1e4 * q, 1e4 * k, v, w_q, w_v, o, log_sum, d_o, 0.5, 9, wanted=only_d_v, run=native
+    )[2]
+    most = (d_o @ w_v.mT).abs().sum((1, 2))
+    assert (d_v.abs() <= 1.001 * most).all()
+
+
 def test_strided_tensors():
     shape = Shape(1, 2, 0, 5, 5, 4, 3, 0.5, 3)
     tensors = inputs(shape)
