@@ -56,11 +56,33 @@ def pytest_configure(config):
 
 class ByFile(LoadFileScheduling):
     """A file at a time for each process, but the longest files test by test, so that no process is left with
-    all of one."""
+    all of one.
+
+    A process that crashes fails one test. pytest-xdist 3.8 hands that test and all finished files out again,
+    so that the next process crashes too, or waits for ever for a test after its last.
+    """
 
     def _split_scope(self, nodeid):
         file = super()._split_scope(nodeid)
         return nodeid if Path(file).name in ALONE else file
+
+    def remove_node(self, node):
+        """The test in which this process crashed, or None; what it had not begun goes to others."""
+        units = self.assigned_work.pop(node).values()
+        crashed, *left = [test for unit in units for test, done in unit.items() if not done] or [None]
+        for test in left:
+            self.workqueue.setdefault(self._split_scope(test), {})[test] = False
+        for other in self.nodes if left else ():
+            self._reschedule(other)
+        return crashed
+
+    def _reschedule(self, node):
+        """Give a process two tests at least, or the word that no more will come: it waits for one of both
+        before it begins a test."""
+        if node in self.registered_collections:  # else it is one that begins in a crashed one's place
+            super()._reschedule(node)
+            while self._pending_of(self.assigned_work[node]) < 2 and not node.shutting_down:
+                super()._reschedule(node)
 
 
 def pytest_xdist_make_scheduler(config, log):

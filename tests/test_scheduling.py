@@ -1,0 +1,79 @@
+"""How tests are shared among processes: each runs once and the run ends, wherever a process crashes."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from course.bootstrap import ROOT
+
+FILES = {
+    "test_a.py": 3,
+    "test_b.py": 1,
+    "test_ptx.py": 4,
+    "test_c.py": 2,
+}  # test_ptx.py is shared test by test
+TESTS = [f"{file}::test_{place}" for file, number in FILES.items() for place in range(number)]
+
+
+class Process:
+    """A process of pytest-xdist as its scheduler sees it. It begins a test when it knows the next, or that
+    there is none."""
+
+    def __init__(self):
+        self.gateway = SimpleNamespace(id="a process")
+        self.queue, self.shutting_down = [], False
+
+    def send_runtest_some(self, places):
+        self.queue += places
+
+    def shutdown(self):
+        self.shutting_down = True
+
+    def may_run(self):
+        return len(self.queue) > 1 or self.queue and self.shutting_down
+
+
+def finished(scheduler, crashing):
+    """The tests that were begun, in their order, by two processes and those in the place of crashed ones,
+    until all are at an end or wait; the controller's part is as in pytest-xdist."""
+    processes, begun = [Process(), Process()], []
+    for process in processes:
+        scheduler.add_node(process)
+    for process in processes:
+        scheduler.add_node_collection(process, TESTS)
+    scheduler.schedule()
+    while ready := [process for process in processes if process.may_run()]:
+        process = ready[len(begun) % len(ready)]
+        place = process.queue.pop(0)
+        begun.append(TESTS[place])
+        if TESTS[place] in crashing:
+            assert scheduler.remove_node(process) == TESTS[place]
+            processes[processes.index(process)] = another = Process()
+            scheduler.add_node(another)
+            scheduler.add_node_collection(another, TESTS)
+            scheduler.schedule()
+        else:
+            scheduler.mark_test_complete(process, place)
+        if scheduler.tests_finished:
+            for process in processes:
+                process.shutdown()
+    return begun
+
+
+@pytest.fixture
+def scheduler(pytestconfig):
+    conftest = pytestconfig.pluginmanager.get_plugin(str(ROOT / "conftest.py"))
+    options = SimpleNamespace(
+        getvalue=lambda name: ["2*popen"], option=SimpleNamespace(loadscopereorder=False)
+    )
+    return lambda: conftest.ByFile(options)
+
+
+def test_each_test_runs_once(scheduler):
+    assert sorted(finished(scheduler(), crashing=())) == sorted(TESTS)
+
+
+@pytest.mark.parametrize("first", TESTS)
+def test_each_test_runs_once_where_one_or_two_crash(scheduler, first):
+    for second in TESTS:
+        assert sorted(finished(scheduler(), crashing=(first, second))) == sorted(TESTS)
