@@ -222,29 +222,32 @@ def set_number(typing, address, position, value):
     return types.void(int64, int64, int64), code
 
 
+def view(context, builder, x, kind, array, flat, shape, strides):
+    """The Guarded of type `kind` that begins `flat` elements behind the first of an array of type `x`: LLVM's
+    values."""
+    old = cgutils.create_struct_proxy(x)(context, builder, array)
+    new = cgutils.create_struct_proxy(kind)(context, builder)
+    cell = {LOCAL: 1, BARE: 0, BOUNDED: 0}.get(x.kind, 16)
+    new.data = builder.add(old.data, builder.mul(flat, ir.IntType(64)(x.pitch)))
+    new.shadow = builder.add(old.shadow, builder.mul(flat, ir.IntType(64)(cell)))
+    new.shape, new.strides, new.numbers = shape, strides, old.numbers
+    return new._getvalue()
+
+
 @functools.cache
 def viewer(kind):
     """The intrinsic (array, flat, shape, strides) -> the Guarded of type `kind` that begins `flat` elements
     behind the first of the array."""
 
     @intrinsic
-    def view(typing, x, flat, shape, strides):
+    def viewed(typing, x, flat, shape, strides):
         def code(context, builder, signature, arguments):
-            old, new = (
-                cgutils.create_struct_proxy(x)(context, builder, arguments[0]),
-                cgutils.create_struct_proxy(kind)(context, builder),
-            )
-            size = x.pitch
-            cell = {LOCAL: 1, BARE: 0, BOUNDED: 0}.get(x.kind, 16)
-            new.data = builder.add(old.data, builder.mul(arguments[1], ir.Constant(ir.IntType(64), size)))
-            new.shadow = builder.add(old.shadow, builder.mul(arguments[1], ir.Constant(ir.IntType(64), cell)))
-            new.shape, new.strides, new.numbers = arguments[2], arguments[3], old.numbers
-            return new._getvalue()
+            return view(context, builder, x, kind, *arguments)
 
         sides = types.UniTuple(int64, kind.ndim)
         return kind(x, int64, sides, sides), code
 
-    return view
+    return viewed
 
 
 # --- columns ------------------------------------------------------------------------------------------------
@@ -269,19 +272,6 @@ class ReferenceModel(models.StructModel):
 
 for _member in ("records", "place"):
     make_attribute_wrapper(ReferenceType, _member, f"_{_member}_")
-
-
-@intrinsic
-def reference(typing, x, index):
-    """The ReferenceType to x[index]."""
-    kind = ReferenceType(x)
-
-    def code(context, builder, signature, arguments):
-        made = cgutils.create_struct_proxy(kind)(context, builder)
-        made.records, made.place = arguments
-        return made._getvalue()
-
-    return kind(x, index), code
 
 
 @functools.cache

@@ -6,7 +6,8 @@ from numba.extending import overload
 
 from sim.isa.atomics import ENTRIES
 from sim.isa.functions import SAME
-from sim.native.checks import NARROWED, change, dirty
+from sim.native.checks import NARROWED, dirty
+from sim.native.elements import change
 from sim.native.functions import compiled_copy, compiled_value
 from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import converter

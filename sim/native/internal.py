@@ -105,6 +105,20 @@ def kernel(function):
     return dispatcher
 
 
+def call(context, builder, function, codes, kinds, cold=False):
+    """The result of a call of a `compiled` function that raises nothing, with arguments of these Numba types:
+    LLVM's values."""
+    kinds = tuple(kinds)
+    function.compile(kinds)
+    result = function.overloads[kinds]
+    context.active_code_library.add_linking_library(result.library)
+    called = context.declare_function(builder.module, result.fndesc)
+    _, value = context.call_conv.call_function(
+        builder, called, result.signature.return_type, kinds, codes, attrs=["noinline"] if cold else []
+    )
+    return value
+
+
 INTERNAL = {
     "error_model": "numpy",
     "no_cpython_wrapper": True,

@@ -6,20 +6,11 @@ import numpy as np
 from llvmlite import ir
 from numba import float64, types
 from numba.core import cgutils
-from numba.extending import (
-    NativeValue,
-    intrinsic,
-    lower_builtin,
-    lower_cast,
-    models,
-    overload,
-    register_model,
-    unbox,
-)
+from numba.extending import NativeValue, intrinsic, lower_builtin, lower_cast, models, register_model, unbox
 from numba.np import numpy_support
 
 from sim.isa import promotion
-from sim.native.internal import LIKE_CODE, compiled
+from sim.native.internal import compiled
 
 
 class Half(types.Number):
@@ -188,24 +179,25 @@ def to_integer(builder, kind, double, wide, width):
     return builder.trunc(converted, ir.IntType(kind.bitwidth)) if kind.bitwidth < width else converted
 
 
-def conversion(kind):
-    """The function that converts to an integer type; a float as `cvt.rzi` does, which Numba emits on CUDA:
-    see sim.isa.conversions.truncated."""
+def converted(context, builder, source, target, value):
+    """A number of another type, in LLVM's values; a float becomes an integer as `cvt.rzi` does, which Numba
+    emits on CUDA: see sim.isa.conversions.truncated."""
+    if isinstance(source, types.Float) and isinstance(target, types.Integer):
+        double = context.cast(builder, value, source, float64)
+        return to_integer(builder, target, double, 16 if source == float64 else 64, max(target.bitwidth, 16))
+    return context.cast(builder, value, source, target)
 
-    def convert(x):
-        raise NotImplementedError
+
+def conversion(kind):
+    """The intrinsic that converts to an integer type."""
 
     @intrinsic
-    def truncated(typing, x):
+    def convert(typing, x):
         def code(context, builder, signature, arguments):
-            double = context.cast(builder, arguments[0], x, float64)
-            return to_integer(builder, kind, double, 16 if x == float64 else 64, max(kind.bitwidth, 16))
+            return converted(context, builder, signature.args[0], kind, arguments[0])
 
-        return kind(x), code
-
-    @overload(convert, **LIKE_CODE)
-    def converted(x):
-        return (lambda x: truncated(x)) if isinstance(x, types.Float) else (lambda x: kind(x))
+        if isinstance(x, (types.Number, types.Boolean, types.IntEnumMember)):
+            return kind(x), code
 
     return convert
 

@@ -6,15 +6,18 @@ bytes), 12 of the place in the source, or of what else is told: which thread goe
 something that threads did together. sim.native.tally counts them.
 """
 
-from numba import types
-from numba.extending import overload
+from llvmlite import ir
+from numba import int64, types
+from numba.extending import intrinsic, overload
 
 from sim.native.arrays import number, set_number
-from sim.native.checks import LOG, as_index, flat_text, is_element, text_of
-from sim.native.internal import LIKE_CODE, always
+from sim.native.checks import LOG
+from sim.native.elements import Place, is_element
+from sim.native.internal import LIKE_CODE, always, call
 from sim.native.kinds import dtype_of
 
 OFFERED = {"load", "store", "branch", "log_thread", "log_epoch", "log_together", "log_warp", "raises_at"}
+I64 = ir.IntType(64)
 SIZE_SHIFT, PLACE_SHIFT = 48, 51
 PLACES = (1 << 12) - 4  # of a kernel; behind them what else a word may tell
 THREAD_GOES_ON, EPOCH_ENDS, TOGETHER = range(PLACES, PLACES + 3)
@@ -64,27 +67,24 @@ def branch(state, test, thread, place):
     return test
 
 
-def log_access(x, index, place):
+@intrinsic
+def log_access(typing, x, index, place):
     """Write down an access that finds its element."""
-
-
-@overload(log_access, **LIKE_CODE)
-def logged(x, index, place):
     if not is_element(x, index):
         return None
-    axes, size = range(x.ndim), dtype_of(x.dtype).itemsize
-    lines = ["def log(x, index, place):"]
-    for a in axes:
-        given = f"index[{a}]" if isinstance(index, types.BaseTuple) else "index"
-        lines += [f"    i{a} = as_index({given})", f"    i{a} = i{a} + x.shape[{a}] if i{a} < 0 else i{a}"]
-    lines += [
-        f"    if {' and '.join(f'0 <= i{a} < {x.side(a)}' for a in axes) or 'True'}:",
-        (
-            f"        append(x.numbers, place << {PLACE_SHIFT} | {size.bit_length() - 1} << {SIZE_SHIFT} |"
-            f" x.data + ({flat_text(x)}) * {x.pitch})"
-        ),
-    ]
-    return text_of(lines, "log", append=append, as_index=as_index)
+    size = dtype_of(x.dtype).itemsize
+
+    def code(context, builder, signature, arguments):
+        found = Place(context, builder, x, arguments[0], index, arguments[1])
+        with builder.if_then(found.from_the_start()):
+            address = builder.ptrtoint(found.pointer(found.flat(found.given)), I64)
+            what = builder.add(
+                builder.shl(arguments[2], I64(PLACE_SHIFT)), I64(size.bit_length() - 1 << SIZE_SHIFT)
+            )
+            call(context, builder, append, (found.array.numbers, builder.or_(what, address)), (int64, int64))
+        return context.get_dummy_value()
+
+    return types.void(x, index, int64), code
 
 
 def load(x, index, place):

@@ -1,12 +1,10 @@
-"""What lowered text calls to know which thread it is, and for its local arrays."""
+"""What lowered text calls to know which thread it is."""
 
 from collections import namedtuple
 
-from numba import int32, int64, uint8, uint32
-from numba.extending import overload
+from numba import int32, int64, uint32
 
-from sim.memory.spaces import poison
-from sim.native.arrays import number, poke, put, set_number
+from sim.native.arrays import number, set_number
 from sim.native.checks import (
     EPOCH,
     EPOCH_SHIFT,
@@ -17,10 +15,8 @@ from sim.native.checks import (
     THREAD,
     UNSET,
     WARP_SHIFT,
-    from_end,
 )
-from sim.native.internal import LIKE_CODE, always, compiled
-from sim.native.kinds import dtype_of, plain
+from sim.native.internal import always
 
 OFFERED = {
     "dim3",
@@ -35,10 +31,6 @@ OFFERED = {
     "gridsize_1",
     "gridsize_2",
     "gridsize_3",
-    "fresh",
-    "row_of",
-    "poisoned",
-    "from_end",
     "assured",
 }
 
@@ -134,37 +126,3 @@ def assured(state, value, is_set, slot, blockIdx, gridDim):
         before = number(state, UNSET + slot)
         set_number(state, UNSET + slot, me if before == 0 else min(before, me))
     return value
-
-
-# --- memory that nobody has written -------------------------------------------------------------------------
-
-
-def poisoned(x):
-    """Fill a Guarded with what fresh memory holds."""
-
-
-@overload(poisoned, **LIKE_CODE)
-def fill(x):
-    kind, value, is_local = x.dtype, plain(poison(dtype_of(x.dtype))), x.kind == "local"
-
-    def of(x):
-        for flat in range(x.size):
-            poke(x, flat, kind(value))
-            if is_local:
-                put(x.shadow, flat, uint8(0))
-
-    return of
-
-
-@compiled
-def row_of(x, thread):
-    """The local array of `thread`, out of one for all threads."""
-    return x[thread]
-
-
-@compiled
-def fresh(x, thread):
-    """The same, as a thread finds it where it declares it."""
-    row = x[thread]
-    poisoned(row)
-    return row

@@ -10,6 +10,8 @@ HOMES = (
     "sim.native.threads",
     "sim.native.regions",
     "sim.native.lanes",
+    "sim.native.elements",
+    "sim.native.views",
     "sim.native.logged",
     "sim.native.kinds",
     "sim.native.atomics",

@@ -1,0 +1,245 @@
+"""Parts of arrays in compiled code, and what else an array can be asked: slices, rows of records, its size,
+its transpose."""
+
+import operator
+
+from numba import types
+from numba.extending import overload, overload_attribute, overload_method
+
+from sim.native.arrays import BARE, GuardedType, ReferenceType, is_record, viewer
+from sim.native.checks import looked_at
+from sim.native.elements import as_index, is_element, parts_of
+from sim.native.internal import LIKE_CODE, always
+from sim.native.kinds import dtype_of
+
+OFFERED = {"from_end"}
+IN_TEXT = as_index, looked_at  # what occurs in functions made from text
+
+
+def text_of(lines, name, **names):
+    """The function `name` that these lines define."""
+    names = globals() | names
+    exec("\n".join(lines), names)
+    return names[name]
+
+
+# --- elements counted from the end, fields ------------------------------------------------------------------
+
+
+def means_the_end(x, index):
+    """Whether an index is a literal below 0; other literals are as good as any number."""
+    return isinstance(index, types.IntegerLiteral) and index.literal_value < 0 and is_element(x, index)
+
+
+@overload(operator.getitem, prefer_literal=True, **LIKE_CODE)
+def getitem_from_the_end(x, index):
+    if means_the_end(x, index):
+        return lambda x, index: x[from_end(x, 0, -index)]
+
+
+@overload(operator.setitem, prefer_literal=True, **LIKE_CODE)
+def setitem_from_the_end(x, index, value):
+    if means_the_end(x, index):
+
+        def store(x, index, value):
+            x[from_end(x, 0, -index)] = value
+
+        return store
+
+
+def from_end(x, axis, back):
+    """The index along an axis that counts `back` from its end; a negative one where there are not so many."""
+
+
+@overload(from_end, **LIKE_CODE)
+def index_from_end(x, axis, back):
+    if isinstance(x, GuardedType):
+        return lambda x, axis, back: x.shape[axis] - back if back <= x.shape[axis] else -back
+    return lambda x, axis, back: -back
+
+
+@overload(operator.getitem, **LIKE_CODE)
+def getitem(x, index):
+    if isinstance(index, types.StringLiteral) and isinstance(x, (GuardedType, ReferenceType)):
+        return text_of(["def field(x, index):", f"    return x.{index.literal_value}"], "field")
+    has_slices = any(isinstance(part, types.SliceType) for part in parts_of(index))
+    return part_of(x, index) if isinstance(x, GuardedType) and has_slices else None
+
+
+@overload(operator.setitem, **LIKE_CODE)
+def setitem(x, index, value):
+    if isinstance(x, ReferenceType) and isinstance(index, types.StringLiteral):
+        return text_of(
+            ["def set_field(x, index, value):", f"    x._records_.{index.literal_value}[x._place_] = value"],
+            "set_field",
+        )
+    if is_record(x) and is_element(x, index) and isinstance(value, ReferenceType):
+        return text_of(
+            [
+                "def copy(x, index, value):",
+                *(f"    x.{name}[index] = value.{name}" for name in dtype_of(x.dtype).names),
+            ],
+            "copy",
+        )
+    partial = isinstance(x, GuardedType) and not is_element(x, index)
+    return filler(x, index, value) if partial else None
+
+
+def filler(x, index, value, parameters="x, index, value", load="value[{}]", store="x[{}] = {}", **names):
+    """The function (array, slices, value): write every element of that part, the same number or those of an
+    array of as many dimensions or fewer."""
+    parts = parts_of(index)
+    if not all(isinstance(part, (types.Integer, types.SliceType)) for part in parts) or not isinstance(
+        value, (types.Number, types.Boolean, GuardedType)
+    ):
+        return None
+    rank = x.ndim - sum(isinstance(part, types.Integer) for part in parts)
+    own = range(value.ndim if isinstance(value, GuardedType) else 0)
+    element = (
+        load.format(
+            tuple_text(f"i{axis + rank - len(own)} if value.shape[{axis}] != 1 else 0" for axis in own)
+        )
+        if own
+        else "value"
+    )
+    lines = [
+        f"def fill({parameters}):",
+        "    x = x[index]",
+        *(f"{'    ' * (axis + 1)}for i{axis} in range(x.shape[{axis}]):" for axis in range(rank)),
+    ]
+    return text_of(
+        [*lines, "    " * (rank + 1) + store.format(tuple_text(f"i{axis}" for axis in range(rank)), element)],
+        "fill",
+        **names,
+    )
+
+
+# --- parts of arrays ----------------------------------------------------------------------------------------
+
+
+@always
+def whole(position, length, state, wraps):
+    """An index of a view: one that is outside becomes 0, and the launch DIRTY."""
+    return position if 0 <= position < length else max(looked_at(position, length, state, wraps), 0)
+
+
+def part_of(x, index):
+    """The function (array, index) -> view."""
+    parts = parts_of(index)
+    if len(parts) > x.ndim or not all(isinstance(part, (types.Integer, types.SliceType)) for part in parts):
+        return None
+    lines, flat, shape, strides, sizes = [], [], [], [], []
+    for axis, part in enumerate(parts):
+        given, side, stride = (
+            f"index[{axis}]" if isinstance(index, types.BaseTuple) else "index",
+            x.side(axis),
+            x.stride(axis),
+        )
+        if isinstance(part, types.Integer):
+            flat.append(f"whole(as_index({given}), {side}, x.numbers, {x.kind == BARE}) * ({stride})")
+        else:
+            lines += [
+                f"    a{axis}, b{axis}, c{axis} = {given}.indices({side})",
+                f"    n{axis} = len(range(a{axis}, b{axis}, c{axis}))",
+            ]
+            flat.append(f"a{axis} * ({stride}) * (n{axis} > 0)")
+            shape.append(f"n{axis}")
+            strides.append(f"c{axis} * ({stride})")
+            sizes.append(None)
+    for axis in range(len(parts), x.ndim):
+        shape.append(x.side(axis))
+        strides.append(x.stride(axis))
+        sizes.append(x.sizes[axis])
+    kind = GuardedType(x.dtype, len(shape), False, x.kind, tuple(sizes), x.pitch)
+    return made(
+        "part",
+        [*lines, f"    return view(x, {' + '.join(flat)}, {tuple_text(shape)}, {tuple_text(strides)})"],
+        kind,
+        "x, index",
+    )
+
+
+def tuple_text(parts):
+    return f"({''.join(f'{part}, ' for part in parts)})"
+
+
+def made(name, lines, kind, parameters="x"):
+    """The function `name` of an array (and more) that returns a view of type `kind`."""
+    names = globals() | {"view": viewer(kind)}
+    exec("\n".join([f"def {name}({parameters}):", *lines]), names)
+    return names[name]
+
+
+@overload(len, **LIKE_CODE)
+def length(x):
+    if isinstance(x, GuardedType):
+        return lambda x: x.shape[0]
+
+
+@overload_attribute(GuardedType, "size", **LIKE_CODE)
+def size(x):
+    def get(x):
+        size = 1
+        for n in x.shape:
+            size *= n
+        return size
+
+    return get
+
+
+@overload_attribute(GuardedType, "ndim", **LIKE_CODE)
+def ndim(x):
+    rank = x.ndim
+    return lambda x: rank
+
+
+@overload_attribute(GuardedType, "T", **LIKE_CODE)
+def transposed(x):
+    axes = range(x.ndim)[::-1]
+    kind = GuardedType(x.dtype, x.ndim, False, x.kind, x.sizes[::-1], x.pitch)
+    return made(
+        "transpose",
+        [f"    return view(x, 0, {tuple_text(map(x.side, axes))}, {tuple_text(map(x.stride, axes))})"],
+        kind,
+    )
+
+
+@overload_attribute(GuardedType, "itemsize", **LIKE_CODE)
+def itemsize(x):
+    size = dtype_of(x.dtype).itemsize
+    return lambda x: size
+
+
+@overload_attribute(GuardedType, "nbytes", **LIKE_CODE)
+def nbytes(x):
+    size = dtype_of(x.dtype).itemsize
+    return lambda x: x.size * size
+
+
+@overload_method(GuardedType, "reshape", **LIKE_CODE)
+def reshaped(x, shape):
+    """The same elements in another shape (a number or a tuple), of which one size may be -1; for an array
+    whose rows lie one behind another."""
+    if not x.rowwise:
+        return None
+    axes = range(len(shape) if isinstance(shape, types.BaseTuple) else 1)
+    kind = GuardedType(x.dtype, len(axes), True, x.kind, pitch=x.pitch)
+    lines = [
+        f"    n{a} = as_index({f'shape[{a}]' if isinstance(shape, types.BaseTuple) else 'shape'})"
+        for a in axes
+    ]
+    lines += [
+        f"    n{a} = x.size // ({' * '.join(f'n{b}' for b in axes if b != a) or 1}) if n{a} < 0 else n{a}"
+        for a in axes
+    ]
+    lines += [
+        f"    if {' * '.join(f'n{a}' for a in axes) or 1} != x.size:",
+        "        raise ValueError('reshape to a shape with another number of elements')",
+    ]
+    strides = [" * ".join(f"n{b}" for b in axes[a + 1 :]) or "1" for a in axes]
+    return made(
+        "reshape",
+        [*lines, f"    return view(x, 0, {tuple_text(f'n{a}' for a in axes)}, {tuple_text(strides)})"],
+        kind,
+        "x, shape",
+    )
