@@ -1,5 +1,4 @@
-"""Instructions of tensor cores and asynchronous copies, which Numba CUDA has no name for: each with its PTX
-and its meaning in Python, side by side.
+"""Instructions of tensor cores and asynchronous copies, which Numba CUDA has no name for, as inline PTX.
 
     ldmatrix_x1 _x2 _x4 (_trans)   8×8 matrices of 16-bit numbers from shared memory into a warp's registers
     mma_bf16 mma_f16               D = A B + C on a tensor core: A 16×16, B 16×8, float32 sums; _k8: the left
@@ -10,18 +9,11 @@ and its meaning in Python, side by side.
     exp2_approx                    2^x, about 2 units in the last place off
 
 They take sm_80 or newer. 16-bit numbers stand in shared memory as int16, their bits: Numba declares no
-bfloat16 there. On a GPU the PTX runs; the simulator calls the meanings, through the protocol for instructions
-that other packages add (sim.isa).
+bfloat16 there. On a GPU the PTX runs; the simulator calls the meanings in its table: those of mma and
+ldmatrix in sim.isa.tensor, which also says which lane holds which element, of cp.async in sim.isa.copies; the
+last two are entered here.
 
-Which lane holds which element, for all of them, with g = lane // 4 and t = 2 (lane % 4):
-
-    A 16×16   register r holds A[g + 8 (r % 2), t + 8 (r // 2)] in its lower half; the next column above
-    B 16×8    register r holds B[t + 8 r, g], and the next row
-    C, D 16×8 number i is C[g + 8 (i // 2), t + i % 2]
-    ldmatrix  register r holds M_r[g, t] and the next column; M_r[t, g] and the next row for _trans;
-              lane 8 r + i says where row i of M_r begins, 16 bytes in one row of a tile
-
-Source: PTX ISA 9.7.15 (wmma, mma.sync.m16n8k16, ldmatrix), 9.7.9.25 (cp.async), 9.7.9.21 (cvt), 9.7.3 (ex2).
+Source: PTX ISA 9.7.9.21 (cvt), 9.7.3 (ex2).
 """
 
 import numpy as np
@@ -34,7 +26,7 @@ from numba.cuda.cudaimpl import normalize_indices
 from numba.cuda.extending import intrinsic
 from numpy import float32, uint32
 
-from sim.isa import function, instruction, memory_instruction
+from sim.isa import INSTRUCTIONS, function, memory_instruction
 
 OLDEST = (8, 0)
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -147,41 +139,7 @@ def ldmatrix(count, transposed):
 
         return answer(tile, index), code
 
-    def row_of_lane(memory, tile, index):
-        if memory.lane >= 8 * count:
-            return (0,) * 4  # its address is not looked at
-        return tuple(memory.read(tile, index, 16).view(uint32))
-
-    def x1(lanes, w0, w1, w2, w3, *, r0: uint32):
-        distribute((w0, w1, w2, w3), (r0,), transposed)
-
-    def x2(lanes, w0, w1, w2, w3, *, r0: uint32, r1: uint32):
-        distribute((w0, w1, w2, w3), (r0, r1), transposed)
-
-    def x4(lanes, w0, w1, w2, w3, *, r0: uint32, r1: uint32, r2: uint32, r3: uint32):
-        distribute((w0, w1, w2, w3), (r0, r1, r2, r3), transposed)
-
-    enter = instruction(name=name, fetch=row_of_lane, stands_for=loaded, source="PTX ISA ldmatrix")
-    enter({1: x1, 2: x2, 4: x4}[count])
-    return loaded
-
-
-def distribute(words, registers, transposed):
-    """Lane 8 r + i has brought row i of matrix r as four words of two numbers; every lane gets its part of
-    each matrix."""
-    for r, register in enumerate(registers):
-        for lane in range(32):
-            group, pair = lane // 4, lane % 4
-            if transposed:
-                low, high = (half(words[group // 2][8 * r + 2 * pair + k], group % 2) for k in range(2))
-                register[lane] = low | high << 16
-            else:
-                register[lane] = words[pair][8 * r + group]
-
-
-def half(word, upper):
-    """The lower or upper 16 bits of a register."""
-    return int(word) >> 16 * upper & 0xFFFF
+    return INSTRUCTIONS[name].stands_for(loaded)
 
 
 ldmatrix_x1, ldmatrix_x2, ldmatrix_x4 = (ldmatrix(count, False) for count in (1, 2, 4))
@@ -190,11 +148,8 @@ ldmatrix_x1_trans, ldmatrix_x2_trans, ldmatrix_x4_trans = (ldmatrix(count, True)
 
 # --- mma ----------------------------------------------------------------------------------------------------
 
-# the number that each pattern of 16 bits stands for
-OF_BF16, OF_F16 = (np.arange(2**16, dtype=np.uint16).view(kind).tolist() for kind in (bfloat16, np.float16))
 
-
-def mma(kind, numbers):
+def mma(kind):
     """Two intrinsics: (a0 … a3, b0, b1: uint32, c0 … c3: float32) -> (d0 … d3), D = A B + C, products exact,
     sums rounded; and the same for the left half of A and the upper half of B, (a0, a1, b0, c0 … c3)."""
 
@@ -208,46 +163,12 @@ def mma(kind, numbers):
     whole = of_registers(f"mma_{kind}", text(16, 4, 2), [u] * 6 + [f] * 4, [f] * 4)
     left = of_registers(f"mma_{kind}_k8", text(8, 2, 1), [u] * 3 + [f] * 4, [f] * 4)
 
-    def dot(a, b, row, column):
-        """Σ_k A[row, k] · B[k, column] over the eight k that one register of A and one of B hold."""
-        total = 0.0
-        for pair in range(4):
-            x, y = int(a[4 * row + pair]), int(b[4 * column + pair])
-            total += numbers[x & 0xFFFF] * numbers[y & 0xFFFF]
-            total += numbers[x >> 16 & 0xFFFF] * numbers[y >> 16 & 0xFFFF]
-        return total
-
-    @instruction(name=f"mma_{kind}", stands_for=whole, source="PTX ISA mma.sync.m16n8k16")
-    def of_whole(
-        lanes,
-        a0: uint32, a1: uint32, a2: uint32, a3: uint32, b0: uint32, b1: uint32,
-        c0: float32, c1: float32, c2: float32, c3: float32,
-        *, d0: float32, d1: float32, d2: float32, d3: float32,
-    ):  # fmt: skip
-        for lane in range(32):
-            g, t = lane // 4, 2 * (lane % 4)
-            d0[lane] = float(c0[lane]) + (dot(a0, b0, g, t) + dot(a2, b1, g, t))
-            d1[lane] = float(c1[lane]) + (dot(a0, b0, g, t + 1) + dot(a2, b1, g, t + 1))
-            d2[lane] = float(c2[lane]) + (dot(a1, b0, g, t) + dot(a3, b1, g, t))
-            d3[lane] = float(c3[lane]) + (dot(a1, b0, g, t + 1) + dot(a3, b1, g, t + 1))
-
-    @instruction(name=f"mma_{kind}_k8", stands_for=left, source="PTX ISA mma.sync.m16n8k8")
-    def of_left(
-        lanes,
-        a0: uint32, a1: uint32, b0: uint32, c0: float32, c1: float32, c2: float32, c3: float32,
-        *, d0: float32, d1: float32, d2: float32, d3: float32,
-    ):  # fmt: skip
-        for lane in range(32):
-            g, t = lane // 4, 2 * (lane % 4)
-            d0[lane] = float(c0[lane]) + dot(a0, b0, g, t)
-            d1[lane] = float(c1[lane]) + dot(a0, b0, g, t + 1)
-            d2[lane] = float(c2[lane]) + dot(a1, b0, g, t)
-            d3[lane] = float(c3[lane]) + dot(a1, b0, g, t + 1)
-
+    for depth, intrinsic_of in ((16, whole), (8, left)):
+        INSTRUCTIONS[f"mma_m16n8k{depth}_f32_{kind}"].stands_for(intrinsic_of)
     return whole, left
 
 
-(mma_bf16, mma_bf16_k8), (mma_f16, mma_f16_k8) = mma("bf16", OF_BF16), mma("f16", OF_F16)
+(mma_bf16, mma_bf16_k8), (mma_f16, mma_f16_k8) = mma("bf16"), mma("f16")
 
 
 # --- conversions and powers ---------------------------------------------------------------------------------
@@ -299,19 +220,11 @@ def cp_async(size):
 
         return types.void(tile, index, source, source_index, types.int32), code
 
-    @memory_instruction(name=name, stands_for=copied, source="PTX ISA cp.async")
-    def meaning(memory, tile, index, source, source_index, valid):
-        if valid not in (0, size):
-            raise ValueError(f"{name} takes 0 or {size} as its last argument, got {valid}")
-        memory.send(
-            tile, index, memory.read(source, source_index, size) if valid else np.zeros(size, np.uint8)
-        )
-
-    return copied
+    return INSTRUCTIONS[name].stands_for(copied)
 
 
-def ordering(name, text, meaning):
-    """An instruction without operands that has its place in the order of things."""
+def ordering(name, text):
+    """An intrinsic without operands that has its place in the order of things."""
 
     @intrinsic
     def ordered(typing):
@@ -323,16 +236,18 @@ def ordering(name, text, meaning):
 
         return types.void(), code
 
-    memory_instruction(name=name, stands_for=ordered, source="PTX ISA cp.async")(meaning)
     return ordered
 
 
 def wait(groups):
-    return ordering(
-        f"cp_async_wait_{groups}", f"cp.async.wait_group {groups};", lambda memory: memory.receive(groups)
-    )
+    name = f"cp_async_wait_{groups}"
+    waits = ordering(name, f"cp.async.wait_group {groups};")
+    enter = memory_instruction(name=name, stands_for=waits, source="PTX ISA cp.async.wait_group")
+    enter(lambda memory: memory.receive(groups))
+    return waits
 
 
 cp_async_16, cp_async_8, cp_async_4 = map(cp_async, (16, 8, 4))
-cp_async_commit = ordering("cp_async_commit", "cp.async.commit_group;", lambda memory: memory.commit())
+cp_async_commit = ordering("cp_async_commit", "cp.async.commit_group;")
+INSTRUCTIONS["cp_async_commit"].stands_for(cp_async_commit)
 cp_async_wait_0, cp_async_wait_1, cp_async_wait_2 = map(wait, range(3))

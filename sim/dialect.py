@@ -14,7 +14,7 @@ from sim.isa.memory import MemoryInstruction
 from sim.isa.vectors import VECTORS
 from sim.isa.warp import OF_NUMBA
 from sim.memory.atomics import Atomic
-from sim.memory.transfer import Memory
+from sim.memory.transfer import OfArrays
 
 
 class Declaration:
@@ -136,7 +136,7 @@ def plain_barrier(context):
 
 def warp_wide(scheduler, operation):
     """What a kernel calls for an instruction of warps."""
-    memory = Memory(scheduler.context, operation.name)
+    memory = OfArrays(scheduler.context, operation.name)
 
     def call(*arguments, **named):
         if named:
@@ -151,7 +151,7 @@ def warp_wide(scheduler, operation):
 
 def of_memory(context, operation):
     """What a kernel calls for an instruction that moves memory."""
-    memory = Memory(context, operation.name)
+    memory = OfArrays(context, operation.name)
 
     def call(*arguments):
         memory.frame = sys._getframe(1)

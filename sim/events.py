@@ -173,6 +173,14 @@ class Moment(NamedTuple):
     segment: int
 
 
+class Copy(NamedTuple):
+    """An asynchronous copy to shared memory."""
+
+    address: int
+    size: int  # bytes
+    site: int  # a number for SITES
+
+
 @dataclass(frozen=True)
 class Decisions:
     """What threads of one block decided at branches, in the order in which they did, as parallel int64
@@ -324,6 +332,12 @@ class Observer:
     def atomic_done(self, at: Moment, address: int, wrote: bool) -> Findings:
         """A thread has done an atomic operation at `address`; a compare-and-swap that fails writes
         nothing."""
+
+    def copy_sent(self, at: Moment, copy: Copy) -> Findings:
+        """A thread has started an asynchronous copy; the access is in the log already."""
+
+    def copies_received(self, at: Moment, copies: list[Copy]) -> Findings:
+        """A thread has waited for copies that it sent."""
 
     def atomic_narrowed(self, access: Access, array: Any, index: tuple[int, ...]) -> Findings:
         """An atomic on an element of an integer `array` was given a floating-point value, which loses its

@@ -25,7 +25,7 @@ class Thread:
         "result",
         "done",
         "error",
-        "sent",  # copies under way since the last commit
+        "sent",  # (Copy, memory, data) since the last commit
         "groups",  # those of each commit
     )
 
@@ -50,17 +50,7 @@ class Block:
     """One block: its threads, which of them can run (`ready`), a mask of live lanes for each warp, and its
     shared memory (declaration -> Array)."""
 
-    __slots__ = (
-        "index",
-        "threads",
-        "ready",
-        "alive",
-        "lanes_alive",
-        "epoch",
-        "shared",
-        "warp_groups",
-        "under_way",
-    )
+    __slots__ = ("index", "threads", "ready", "alive", "lanes_alive", "epoch", "shared", "warp_groups")
 
     def __init__(self, index, shape, warp_size):
         self.index = index
@@ -73,7 +63,6 @@ class Block:
             for first in range(0, len(self.threads), warp_size)
         ]
         self.epoch, self.shared, self.warp_groups = 0, {}, {}
-        self.under_way = {}  # line of 16 bytes of shared memory -> the Transfer to it
 
 
 def indices(shape):

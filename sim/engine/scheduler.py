@@ -6,7 +6,6 @@ import sys
 from sim.engine import barrier, warp
 from sim.errors import SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
-from sim.memory.transfer import still_under_way
 
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
 BARRIER, GRID, WARP, TURN = "syncthreads", "grid.sync", "warp", "turn"
@@ -173,7 +172,6 @@ class Scheduler:
         self.context.announce("barrier_opened", block.index, block.epoch)
         self.context.counters["barriers"] += 1
         block.epoch += 1
-        still_under_way(self.context, block)
         block.ready = [thread for thread in block.threads if not thread.done]
 
     def waits(self, thread):

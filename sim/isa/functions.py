@@ -14,7 +14,7 @@ import numpy as np
 
 from sim.isa.conversions import cast
 from sim.isa.promotion import KIND
-from sim.isa.table import STANDING_FOR, THREAD, Entry, number_dtype
+from sim.isa.table import THREAD, Entry, number_dtype
 
 SAME = "the meaning itself"
 BITS = "the same bits, in the type of the result"
@@ -41,6 +41,18 @@ class Unassuming:
 
 
 UNASSUMING = Unassuming()
+
+
+class Tabulated(list):
+    """A plain function of a small integer by its results, which the interpreter looks up; compiled code calls
+    the function."""
+
+    def __init__(self, function, results):
+        super().__init__(results)
+        self.function = function
+
+    __call__ = list.__getitem__
+    __hash__ = object.__hash__
 
 
 class Version(NamedTuple):
@@ -191,9 +203,8 @@ def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, stands_
             ulps=ulps,
             also=also,
             ptx=ptx,
-            stands_for=stands_for,
         ).enter()
-        STANDING_FOR[id(stands_for if stands_for is not None else entry)] = entry
+        entry.stands_for(entry if stands_for is None else stands_for)
         return entry
 
     return enter

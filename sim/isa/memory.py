@@ -4,7 +4,7 @@ time, now or later."""
 import inspect
 from dataclasses import dataclass
 
-from sim.isa.table import INSTRUCTIONS, STANDING_FOR, THREAD, Entry
+from sim.isa.table import INSTRUCTIONS, THREAD, Entry
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +31,10 @@ def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None
     """Enter a function into the table as what one thread does with memory; returns the MemoryInstruction.
 
     The function is its meaning: it takes `memory`, then the arguments of a call. memory.read(array, index,
-    size) gives `size` bytes (4, 8 or 16) of neighbouring elements; memory.send(array, index, data) writes
-    bytes when they arrive, memory.commit() makes a group of what was sent, and memory.receive(n) waits for
-    all groups but the newest n. The interpreter calls it; there is no compiled form.
+    size) gives `size` bytes of neighbouring elements, which begin at a multiple of that (or of a fourth
+    argument); memory.send(array, index, data) writes bytes when they arrive, memory.commit() makes a group
+    of what was sent, and memory.receive(n) waits for all groups but the newest n. The interpreter calls it;
+    there is no compiled form.
 
     source, name, ptx, touches, stands_for   as for sim.isa.instruction
 
@@ -41,10 +42,8 @@ def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None
     """
 
     def enter(meaning):
-        entry = MemoryInstruction(
-            name or meaning.__name__, meaning, source, ptx=ptx, touches=touches, stands_for=stands_for
-        ).enter()
-        STANDING_FOR[id(stands_for if stands_for is not None else entry)] = entry
+        entry = MemoryInstruction(name or meaning.__name__, meaning, source, ptx=ptx, touches=touches).enter()
+        entry.stands_for(entry if stands_for is None else stands_for)
         return entry
 
     return enter

@@ -21,9 +21,9 @@ from sim.isa.conversions import cast
 
 INSTRUCTIONS: dict[str, "Entry"] = {}  # name in the dialect -> entry
 PTX: dict[str, "Entry"] = {}  # name in PTX -> entry
-STANDING_FOR: dict[
-    int, "Entry"
-] = {}  # id of an object that kernels call -> the Instruction that it stands for
+# id of an object that kernels call -> the entry that it stands for; those objects, which stay
+STANDING_FOR: dict[int, "Entry"] = {}
+SUBSTITUTES: list[object] = []
 # names at which a thread waits; instructions of warps add theirs
 SUSPENDING = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "this_grid"}
 WARP_WIDE: set[str] = set()
@@ -55,8 +55,7 @@ class Touch:
 @dataclass(frozen=True, eq=False)
 class Entry:
     """What every entry has: its `name` in the dialect, the others (`also`), its names in `ptx`, its
-    `meaning`, the `source` that specifies it, the memory that it `touches` (a tuple of Touch), and the object
-    that it `stands_for` on a GPU."""
+    `meaning`, the `source` that specifies it, and the memory that it `touches` (a tuple of Touch)."""
 
     name: str
     meaning: Callable[..., Any]
@@ -64,7 +63,6 @@ class Entry:
     also: tuple[str, ...] = field(default=(), kw_only=True)
     ptx: tuple[str, ...] = field(default=(), kw_only=True)
     touches: tuple[Touch, ...] = field(default=(), kw_only=True)
-    stands_for: object = field(default=None, repr=False, kw_only=True)
 
     def enter(self) -> Self:
         """Into the table; returns the entry."""
@@ -78,6 +76,13 @@ class Entry:
             INSTRUCTIONS[name] = self
         PTX.update(dict.fromkeys(self.ptx, self))
         return self
+
+    def stands_for(self, called: Any) -> Any:
+        """Let `called`, a Numba CUDA intrinsic, say, mean this entry wherever a simulated kernel calls it;
+        returns it."""
+        STANDING_FOR[id(called)] = self
+        SUBSTITUTES.append(called)
+        return called
 
 
 def place_of(function: Callable[..., Any]) -> tuple[str | None, str]:
@@ -264,13 +269,12 @@ def instruction(
             fetch,
             ptx=ptx,
             touches=touches,
-            stands_for=stands_for,
         )
         check(entry)
         entry.enter()
         SUSPENDING.add(entry.name)
         WARP_WIDE.add(entry.name)
-        STANDING_FOR[id(stands_for if stands_for is not None else entry)] = entry
+        entry.stands_for(entry if stands_for is None else stands_for)
         return entry
 
     return enter

@@ -1,61 +1,65 @@
 """Memory as an instruction of the table sees it: some neighbouring bytes at a time, now, or when they arrive.
 
-A copy that is under way (PTX's cp.async) writes at some time between its issue and the wait for it. So its
-store stands in the log of every epoch from the first to the last, for the tools to judge; the bytes arrive at
-the wait, as late as the hardware may deliver them.
+A copy that is under way (PTX's cp.async) writes at some time between its issue and the wait for it. The bytes
+arrive at the wait, as late as the hardware may deliver them; the store stands in the log at the issue, and
+the tools hear of both.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
-from sim.events import ADDRESS_BITS, SITE_SHIFT, Finding
-
-LINE = 16  # bytes; the widest transfer, and each lies within one
+from sim.events import ADDRESS_BITS, SITE_SHIFT, Copy, Finding
 
 
-class Transfer:
-    """A copy under way: to where, of which bytes, by which thread, from which place in the kernel."""
+class Spot(NamedTuple):
+    """Neighbouring bytes: their address, and the memory itself (uint8)."""
 
-    __slots__ = ("array", "place", "data", "thread", "site")
-
-    def __init__(self, array, place, data, thread, site):
-        self.array, self.place, self.data, self.thread, self.site = array, place, data, thread, site
-
-    @property
-    def address(self):
-        return self.array.address(self.place)
+    address: int
+    memory: np.ndarray
 
 
 class Memory:
-    """What the running thread's instruction does with memory. `frame`: of the kernel, where it stands."""
+    """What the running thread's instruction `name` does with memory; of a front end, which says what a place
+    is, `spot` and `site`."""
 
     def __init__(self, context, name):
-        self.context, self.name, self.frame = context, name, None
+        self.context, self.name = context, name
+
+    def site(self, kind):
+        """The number of the place in the kernel that runs now."""
+        raise NotImplementedError
+
+    def spot(self, where, index, size, multiple, site, what):
+        """The Spot of `size` bytes, or None where that is refused: outside, or not at a multiple."""
+        raise NotImplementedError
 
     @property
     def lane(self):
         """Of the running thread."""
         return self.context.thread.lane
 
-    def read(self, array, index, size):
-        """The `size` bytes (4, 8 or 16) from array[index] on, as uint8; poison where that cannot be."""
-        site = self.context.site_of(self.frame, "load")
-        place = self.place(array, index, size, site, "read")
-        if place is None:
+    def read(self, where, index, size, multiple=None):
+        """The `size` bytes from a place on, as uint8; poison where that cannot be."""
+        site = self.site("load")
+        spot = self.spot(where, index, size, multiple or size, site, "read")
+        if spot is None:
             return np.full(size, 0xFF, np.uint8)
-        if (under_way := self.context.thread.block.under_way.get(array.address(place) // LINE)) is not None:
-            self.context.findings.append(self.too_early(array, place, site, under_way))
-        self.log(array.address(place), size, site)
-        return bytes_at(array, place, size).copy()
+        self.log(spot.address, size, site)
+        return spot.memory.copy()
 
-    def send(self, array, index, data):
-        """Write `data` (uint8) from array[index] on when it has arrived."""
-        site, thread = self.context.site_of(self.frame, "store"), self.context.thread
-        place = self.place(array, index, len(data), site, "written")
-        if place is not None:
-            transfer = Transfer(array, place, data, thread, site)
-            thread.sent.append(transfer)
-            thread.block.under_way[transfer.address // LINE] = transfer
-            self.log_store(transfer)
+    def send(self, where, index, data):
+        """Write `data` (uint8) from a place on when it has arrived."""
+        site, thread = self.site("store"), self.context.thread
+        spot = self.spot(where, index, len(data), len(data), site, "written")
+        if spot is None:
+            return
+        copy = Copy(spot.address, len(data), site)
+        thread.sent.append((copy, spot.memory, data))
+        self.log(spot.address, len(data), site)
+        if self.context.log is not None:
+            self.context.values.append(bytes(data))
+        self.context.event("copy_sent", copy)
 
     def commit(self):
         """What has been sent since the last commit is one group."""
@@ -65,91 +69,64 @@ class Memory:
 
     def receive(self, groups):
         """Wait until all groups but the newest `groups` have arrived."""
-        thread = self.context.thread
+        thread, arrived = self.context.thread, []
         while len(thread.groups) > groups:
-            for transfer in thread.groups.pop(0):
-                bytes_at(transfer.array, transfer.place, len(transfer.data))[:] = transfer.data
-                thread.block.under_way.pop(transfer.address // LINE, None)
+            arrived += thread.groups.pop(0)
+        for _, memory, data in arrived:
+            memory[:] = data
+        if arrived:
+            self.context.event("copies_received", [copy for copy, *_ in arrived])
 
-    # --- places ---------------------------------------------------------------------------------------------
+    def log(self, address, size, site):
+        """One access, or one for each power of two of bytes."""
+        while self.context.log is not None and size:
+            part = 1 << size.bit_length() - 1
+            self.context.log.append((site << SITE_SHIFT) + (part.bit_length() - 1 << ADDRESS_BITS) + address)
+            address, size = address + part, size - part
 
-    def place(self, array, index, size, site, what):
-        """The index of the first element of `size` bytes in one row of the array, or None where that is
-        refused."""
-        index = tuple(map(int, index if isinstance(index, tuple) else (index,)))
-        count = size // array.itemsize
-        last = (*index[:-1], index[-1] + count - 1)
-        for end in (index, last):
-            if len(end) != array.ndim or any(not 0 <= i < n for i, n in zip(end, array.shape)):
-                self.context.refuse(site, what, array, end)
-                return None
-        if array.strides[-1] != array.itemsize:
-            raise ValueError(
-                f"{self.name} takes neighbouring elements, and those of a row of {array.name} lie"
-                f" {array.strides[-1]} bytes apart"
-            )
-        if array.address(index) % size:
-            self.context.findings.append(self.misaligned(array, index, size, site, what))
-            return None
-        return index
-
-    def misaligned(self, array, index, size, site, what):
-        offset = array.address(index) % size
+    def misaligned(self, address, size, multiple, site, what):
+        name, index = self.context.space.element(address)
+        place = f"{name}[{', '.join(map(str, index))}]"
+        itemsize = self.context.space.find(address).home[1]
         return Finding(
             "misaligned-address",
             "error",
-            f"{self.name} takes {size} bytes at a multiple of {size}, and {element(array, index)} is {offset}"
-            " beyond one",
+            f"{self.name} takes {size} bytes at a multiple of {multiple}, and {place} is"
+            f" {address % multiple} beyond one",
             (self.context.witness(what, site),),
-            array.name,
+            name,
             index,
             reason="The GPU stops with a misaligned address.",
             fix=(
-                f"begin at a column that is a multiple of {size // array.itemsize}, in rows whose length is"
-                " one too"
+                f"begin at a column that is a multiple of {multiple // itemsize}, in rows whose length is one"
+                " too"
             ),
         )
 
-    def too_early(self, array, place, site, transfer):
-        return Finding(
-            "async-copy",
-            "error",
-            f"{self.name} reads {element(array, place)}, which is still being copied",
-            (
-                self.context.witness("read", site),
-                self.context.witness("sent", transfer.site, transfer.thread),
-            ),
-            array.name,
-            place,
-            reason="An asynchronous copy may arrive at any time until the thread that sent it waits for it.",
-            fix="wait for the copy (cp_async_wait) in the threads that sent it, then cuda.syncthreads()",
-        )
 
-    # --- the log --------------------------------------------------------------------------------------------
+class OfArrays(Memory):
+    """Memory whose places are (array, index). `frame`: of the kernel, where it stands."""
 
-    def log(self, address, size, site):
-        if self.context.log is not None:
-            self.context.log.append((site << SITE_SHIFT) + (size.bit_length() - 1 << ADDRESS_BITS) + address)
+    frame = None
 
-    def log_store(self, transfer):
-        self.log(transfer.address, len(transfer.data), transfer.site)
-        if self.context.log is not None:
-            self.context.values.append(bytes(transfer.data))
+    def site(self, kind):
+        return self.context.site_of(self.frame, kind)
 
-
-def element(array, index):
-    return f"{array.name}[{', '.join(map(str, index))}]"
-
-
-def bytes_at(array, place, size):
-    """The bytes of an array's memory from an element on, to read or to write."""
-    offset = array.offset + sum(i * stride for i, stride in zip(place, array.strides))
-    return array.allocation.root[offset : offset + size]
-
-
-def still_under_way(context, block):
-    """A new epoch of the block has begun: what is under way may arrive in it as well."""
-    if context.log is not None:
-        for transfer in block.under_way.values():
-            context.segment(transfer.thread)
-            Memory.log_store(Memory(context, ""), transfer)
+    def spot(self, where, index, size, multiple, site, what):
+        index = tuple(map(int, index if isinstance(index, tuple) else (index,)))
+        last = (*index[:-1], index[-1] + -(-size // where.itemsize) - 1)
+        for end in (index, last):
+            if len(end) != where.ndim or any(not 0 <= i < n for i, n in zip(end, where.shape)):
+                self.context.refuse(site, what, where, end)
+                return None
+        if where.strides[-1] != where.itemsize:
+            raise ValueError(
+                f"{self.name} takes neighbouring elements, and those of a row of {where.name} lie"
+                f" {where.strides[-1]} bytes apart"
+            )
+        address = where.address(index)
+        if address % multiple:
+            self.context.findings.append(self.misaligned(address, size, multiple, site, what))
+            return None
+        offset = where.offset + sum(i * stride for i, stride in zip(index, where.strides))
+        return Spot(address, where.allocation.root[offset : offset + size])

@@ -10,7 +10,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from sim.isa.functions import BITS, LLVM, SAME, UNASSUMING, Function
+from sim.isa.functions import BITS, LLVM, SAME, UNASSUMING, Function, Tabulated
 from sim.isa.table import INSTRUCTIONS, THREAD
 from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import converter, kind_of, number_of, type_of
@@ -114,6 +114,7 @@ def compiled_copy(function):
 def compiled_value(value):
     if value is UNASSUMING:
         return unassuming
+    value = value.function if isinstance(value, Tabulated) else value
     if isinstance(value, LLVM):
         return llvm(value)
     return compiled_copy(value) if isinstance(value, FunctionType) else value
@@ -177,6 +178,7 @@ def digest(entry):
 
 def described(value, seen=frozenset()):
     """What a function does, with the functions that it calls; of anything else its text."""
+    value = value.function if isinstance(value, Tabulated) else value
     if isinstance(value, FunctionType) and value not in seen:
         outside = [
             value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__

@@ -29,15 +29,14 @@ from sim.events import (
     alias,
 )
 from sim.observers import advice
+from sim.observers.copies import LINE_SHIFT, WORDS, Flights
 from sim.observers.order import Order
 
 MOST_CELLS = 512  # racy cells of one pattern that are looked at one by one; further ones are counted
 # pairs of accesses tried for the lowest threads that race; then any pair of the cell will do
 MOST_PAIRS = 4096
 MOST_EVENTS = 1 << 12  # events kept to find out whether a fence is missing
-# the widest access has 16 bytes: aligned accesses to different lines of 16 bytes do not meet
-LINE_SHIFT, WARP_SHIFT = 4, 5
-WORDS = {LOAD: "read", STORE: "written", ATOMIC: "changed"}
+WARP_SHIFT = 5
 
 
 class Races(Observer):
@@ -50,7 +49,7 @@ class Races(Observer):
         self.allow_equal_writes = allow_equal_writes
 
     def launch_started(self, context):
-        self.context, self.order = context, Order()
+        self.context, self.order, self.flights = context, Order(), Flights(context)
         # what has told `order` something; an order in which every atomic has a fence, after so many events
         self.events, self.generous = [], (0, Order(generous=True))
         self.barriers = {}  # function -> lines on which barriers have opened
@@ -87,6 +86,12 @@ class Races(Observer):
     def warp_synchronized(self, block, threads, segment):
         self.heard("warp", block, threads, segment)
 
+    def copy_sent(self, at, copy):
+        self.flights.sent(at, self.number(at.block), copy)
+
+    def copies_received(self, at, copies):
+        self.flights.received(at, self.number(at.block), copies)
+
     def heard(self, name, block, *facts):
         getattr(self.order, name)(self.number(block), *facts)
         if len(self.events) < MOST_EVENTS:
@@ -106,13 +111,15 @@ class Races(Observer):
         other blocks."""
         batches = self.epoch.pop(block, ())
         lines = [batch.address[batch.kind != LOAD] >> LINE_SHIFT for batch in batches]
-        written = np.unique(np.concatenate(lines)) if lines else ()
+        lines.append(self.flights.lines(self.number(block)))
+        written = np.unique(np.concatenate(lines))
         rows = [Rows.of(batch, written, self.number(block)) for batch in batches]
-        if not sum(map(len, rows)):
-            return []
-        rows = Rows.joined(rows)
+        rows = Rows.joined(rows) if sum(map(len, rows)) else None
+        findings = self.flights.epoch_ended(self.number(block), rows, self.order)
+        if rows is None:
+            return findings
         self.everywhere.append(rows.of_global_memory(once=not self.matters))
-        return self.races(rows, rows.thread) if len(written) else []
+        return findings + self.races(rows, rows.thread) if len(written) else findings
 
     def between_blocks(self):
         rows = Rows.joined(self.everywhere) if self.everywhere else None

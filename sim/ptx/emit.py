@@ -145,8 +145,6 @@ class Writer:
             self.emit(f"go = {target.number}")
 
     def leave(self):
-        if self.function.entry and self.module.copies_at_end:
-            self.emit(f"{self.module.copies('wait_all')}()")
         for variable in self.function.variables if not self.function.entry else ():
             if variable.space == "local":
                 self.emit(f"{self.module.release(variable)}()")

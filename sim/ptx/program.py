@@ -2,9 +2,9 @@
 
 import itertools
 import re
+from functools import partial
 
 from sim.errors import LaunchError
-from sim.isa import shuffles as _shuffles  # noqa: F401  enters its instructions
 from sim.isa.registers import HELPERS, Missing
 from sim.isa.table import INSTRUCTIONS
 from sim.ptx import atomics
@@ -14,38 +14,6 @@ from sim.ptx.holding import read_and_written
 from sim.ptx.memory import WINDOWS
 from sim.ptx.syntax import Instruction
 
-# number of a warp's instruction in PTX -> (entry, kinds of its operands, results, which operand each is)
-BY_MASK = {
-    "vote.sync.all.pred": ("all_sync", ("b32", "pred"), ("pred",), (1, 0)),
-    "vote.sync.any.pred": ("any_sync", ("b32", "pred"), ("pred",), (1, 0)),
-    "vote.sync.uni.pred": ("eq_sync", ("b32", "pred"), ("pred",), (1, 0)),
-    "vote.sync.ballot.b32": ("ballot_sync", ("b32", "pred"), ("b32",), (1, 0)),
-    "match.any.sync.b32": ("match_any_sync", ("b32", "b32"), ("b32",), (1, 0)),
-    "match.any.sync.b64": ("match_any_sync", ("b32", "b64"), ("b32",), (1, 0)),
-    "match.all.sync.b32": ("match_all_sync", ("b32", "b32"), ("b32", "pred"), (1, 0)),
-    "match.all.sync.b64": ("match_all_sync", ("b32", "b64"), ("b32", "pred"), (1, 0)),
-    "bar.warp.sync": ("syncwarp", ("b32",), (), (0,)),
-    "activemask.b32": ("activemask", (), ("u32",), ()),
-    "elect.sync": ("elect.sync", ("b32",), ("b32", "pred"), (0,)),
-}
-BY_MASK |= {
-    f"shfl.sync.{mode}.b32": (
-        f"shfl.sync.{mode}",
-        ("b32", "b32", "u32", "u32"),
-        ("b32", "pred"),
-        (3, 0, 1, 2),
-    )
-    for mode in ("idx", "up", "down", "bfly")
-}
-BY_MASK |= {
-    f"redux.sync.{name}": (f"redux.sync.{name}", ("b32", name[-3:]), (name[-3:],), (1, 0))
-    for name in (
-        *(f"{o}.{t}" for o in ("add", "min", "max") for t in ("u32", "s32")),
-        "and.b32",
-        "or.b32",
-        "xor.b32",
-    )
-}
 COORDINATES = {"tid": "thread.index[{}]", "ctaid": "thread.block.index[{}]"}
 SPECIALS = {
     "laneid": "thread.lane",
@@ -78,13 +46,6 @@ class Program:
         self.used, self.synchronizes, self.stores, self.loops = set(), False, False, False
         self.counter = itertools.count(1)
         self.missing = []
-        # whether a kernel that ends has to complete its asynchronous copies
-        self.copies_at_end = any(
-            i.opcode.startswith("cp.async")
-            for f in text.functions.values()
-            for i in f.body or ()
-            if isinstance(i, Instruction)
-        )
         self.source = self.translated()
 
     def translated(self):
@@ -243,12 +204,13 @@ class Program:
         name = self.unique("atomic", lambda run: run.memory.atomic(kind, *rest))
         return kind, name
 
-    def copies(self, what):
-        return self.shared_name(f"copies_{what}", lambda run: getattr(run.copies, what))
+    def transfer(self, function, item, name):
+        """What carries out the MemoryInstruction of this name in the table."""
+        entry, sites = INSTRUCTIONS[name], self.transfer_sites(function, item)
+        return self.unique("transfer", lambda run: partial(entry.meaning, run.bytes_of(name, sites)))
 
-    def copy(self, function, item, size):
-        sites = self.site(function, item, "load"), self.site(function, item, "store")
-        return self.unique("copy", lambda run: run.copies.copier(size, *sites))
+    def transfer_sites(self, function, item):
+        return {kind: self.site(function, item, kind) for kind in ("load", "store")}
 
     # --- waiting --------------------------------------------------------------------------------------------
 
@@ -268,18 +230,12 @@ class Program:
         self.used.add("nanosleep")
         return self.shared_name("turn", lambda run: run.turn)
 
-    def warp_instruction(self, opcode):
-        """(entry, kinds of its operands, of its results, which operands) of a warp's instruction."""
-        plain = opcode.replace(".aligned", "")
-        if plain not in BY_MASK:
-            raise Missing(opcode)
-        name, *rest = BY_MASK[plain]
-        return INSTRUCTIONS[name], *rest
-
-    def warp_call(self, function, item, entry):
+    def warp_call(self, function, item, entry, space=None):
+        """What a lane calls for an instruction of warps; of operands in memory, with their address in
+        `space`."""
         self.used.add(entry.name)
-        place = self.place(function, item)
-        return self.unique("warp", lambda run: run.warp_call(entry, place))
+        place, sites = self.place(function, item), self.transfer_sites(function, item) if space else None
+        return self.unique("warp", lambda run: run.warp_call(entry, place, space, sites))
 
     # --- calls ----------------------------------------------------------------------------------------------
 

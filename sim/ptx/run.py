@@ -12,7 +12,7 @@ from sim.errors import LaunchError
 from sim.memory.declared import too_much_shared
 from sim.memory.spaces import bind_arguments, host_array
 from sim.ptx import outside
-from sim.ptx.copies import Copies
+from sim.ptx.copies import OfAddresses
 from sim.ptx.memory import VIEWS, WINDOWS, Memory
 from sim.ptx.origin import plain_name
 
@@ -36,7 +36,6 @@ class Run:
         self.context, self.scheduler, self.program, self.launch = context, scheduler, program, launch
         self.memory = Memory(context)
         self.memory.turn = functools.partial(scheduler.turn, Place(context, ("turn", 0), 3))
-        self.copies = Copies(self.memory)
         self.allocations = {}  # variable's name -> allocation
         self.dynamic = None
         self.ticks = itertools.count()
@@ -206,9 +205,16 @@ class Run:
     def turn(self, nanoseconds=0):
         self.memory.turn()
 
-    def warp_call(self, entry, place):
+    def warp_call(self, entry, place, space=None, sites=None):
         at, scheduler = self.place(place), self.scheduler
-        return lambda *operands: warp.arrive(scheduler, entry, operands, at)
+        if space is None:
+            return lambda *operands: warp.arrive(scheduler, entry, operands, at)
+        memory = self.bytes_of(entry.name, sites)
+        return lambda address: warp.arrive(scheduler, entry, entry.fetch(memory, space, address), at)
+
+    def bytes_of(self, name, sites):
+        """Memory as the instruction of this name sees it."""
+        return OfAddresses(self.memory, name, sites)
 
     def outside(self, name, site):
         return functools.partial(getattr(outside, name.strip("_")), self, site)

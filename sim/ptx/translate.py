@@ -3,7 +3,8 @@
 import re
 
 from sim.isa.registers import CARRY, KINDS, WIDTHS, Missing, meaning
-from sim.ptx.syntax import Address, Group, Immediate, Register, Symbol
+from sim.ptx.syntax import Address, Group, Immediate, Not, Register, Symbol
+from sim.ptx.warps import form_of
 
 SPACES = {"global", "const", "shared", "local", "param"}
 STRONG = {"volatile", "relaxed", "acquire", "release", "mmio"}
@@ -70,6 +71,10 @@ def types_of(item):
             for operand in item.operands:
                 if isinstance(operand, Address):
                     yield "b64", operand.base
+        elif base == "mma":
+            form = form_of(item.opcode)
+            yield from zip(form.results, parts(item.operands[0]))
+            yield from zip(form.operands, (p for operand in item.operands[1:] for p in parts(operand)))
         elif (
             base == "mov"
             or base in HANDLERS
@@ -336,21 +341,44 @@ def sleep(writer, item):
 
 def warp(writer, item):
     """An instruction of warps: the table says what lanes make of each other's operands."""
-    entry, kinds, results, order = writer.module.warp_instruction(item.opcode)
-    to, given = (item.operands[0], item.operands[1:]) if results else (None, item.operands)
-    values = {i: writer.value(given[i], kind) for i, kind in zip(order, kinds)}
-    name = writer.module.warp_call(writer.function, item, entry)
-    text = f"{name}({', '.join(values[i] for i in order)})"
-    if len(results) == 1 and results[0] != "pred":
-        text = f"int({text})"
-    targets = parts(to) if results else ()
+    form = form_of(item.opcode)
+    given = item.operands[1:] if form.results else item.operands
+    given = [part for operand in given for part in parts(operand)]
+    values = {i: writer.value(given[i], kind) for i, kind in zip(form.order, form.operands)}
+    name = writer.module.warp_call(writer.function, item, form.entry)
+    several(
+        writer,
+        item,
+        form.results,
+        f"{name}({', '.join(values[i] for i in form.order)})",
+        len(values) == len(given),
+    )
+
+
+def matrix(writer, item):
+    """ldmatrix, whose operands stand in memory."""
+    names = item.opcode.split(".")
+    space = next((n for n in names if n.split("::")[0] == "shared"), None)
+    form = form_of(".".join(n for n in names if n != space))
+    _, where = item.operands
+    name = writer.module.warp_call(writer.function, item, form.entry, "shared" if space else "generic")
+    several(writer, item, form.results, f"{name}({address(writer, where)})")
+
+
+def several(writer, item, results, text, fits=True):
+    """Set the registers of an instruction of warps to its results."""
+    targets = parts(item.operands[0]) if results else ()
+    if not fits or len(targets) > len(results) or len(targets) < len(results) - (results[1:] == ("pred",)):
+        raise Missing(f"{item.opcode} with these operands")
     if len(results) < 2:
+        text = f"int({text})" if results and results[0] not in ("pred", "f32") else text
         writer.assign(targets[0] if results else None, text, *(results or ("pred",)))
         return
-    writer.emit(f"first_, second_ = {text}")
-    for part, part_name, kind in zip(targets, ("first_", "second_"), results):
+    names = [f"part{i}_" for i in range(len(results))]
+    writer.emit(f"{', '.join(names)} = {text}")
+    for part, part_name, kind in zip(targets, names, results):
         if part is not None:
-            writer.assign(part, part_name if kind == "pred" else f"int({part_name})", kind)
+            writer.assign(part, part_name if kind in ("pred", "f32") else f"int({part_name})", kind)
 
 
 # --- calls --------------------------------------------------------------------------------------------------
@@ -377,21 +405,42 @@ def call(writer, item):
 
 def asynchronous(writer, item):
     """cp.async: a copy to shared memory that is there after the wait for it, not before."""
-    names = item.opcode.split(".")
-    if "bulk" in names or "mbarrier" in names:
+    names, operands = item.opcode.split("."), item.operands
+    kind = names[2] if len(names) > 2 else ""
+    if kind in ASYNCHRONOUS:
+        values = [writer.value(operand, "u32") for operand in operands]
+        if len(values) != (kind == "wait_group") or len(names) > 3:
+            raise Missing(f"{item.opcode} with these operands")
+        writer.emit(
+            f"{writer.module.transfer(writer.function, item, ASYNCHRONOUS[kind])}({', '.join(values)})"
+        )
+        return
+    to, source, size, *taken = operands
+    if names[1:2] != ["async"] or not set(names[2:]) <= COPYING or kind not in ("ca", "cg") or len(taken) > 1:
         raise Missing(item.opcode)
-    if "commit_group" in names:
-        writer.emit(f"{writer.module.copies('commit')}()")
-    elif "wait_all" in names:
-        writer.emit(f"{writer.module.copies('wait_all')}()")
-    elif "wait_group" in names:
-        writer.emit(f"{writer.module.copies('wait_for')}({writer.value(item.operands[0], 'u32')})")
-    else:
-        to, source, size, *taken = item.operands
-        if not isinstance(size, Immediate) or len(taken) > 1 or any("cache_hint" in n for n in names):
-            raise Missing(item.opcode)
-        values = [address(writer, to), address(writer, source), *(writer.value(t, "u32") for t in taken)]
-        writer.emit(f"{writer.module.copy(writer.function, item, size.value)}({', '.join(values)})")
+    sizes = (16,) if kind == "cg" else (4, 8, 16)
+    if getattr(size, "value", None) not in sizes:
+        raise Missing(f"{item.opcode} of another size than {', '.join(map(str, sizes))} bytes")
+    name = writer.module.transfer(writer.function, item, f"cp_async_{size.value}")
+    places = f"'shared', {address(writer, to)}, 'global', {address(writer, source)}"
+    writer.emit(f"{name}({places}, {bytes_taken(writer, size.value, *taken)})")
+
+
+ASYNCHRONOUS = {
+    "commit_group": "cp_async_commit",
+    "wait_group": "cp_async_wait",
+    "wait_all": "cp_async_wait_all",
+}
+COPYING = {"ca", "cg", "shared", "shared::cta", "global", "L2::64B", "L2::128B", "L2::256B"}
+
+
+def bytes_taken(writer, size, taken=None):
+    """The text of how many bytes a copy reads: src-size, or none where the predicate ignore-src holds."""
+    if taken is None:
+        return str(size)
+    if getattr(taken, "type", "") == "pred" or isinstance(taken, Not):
+        return f"0 if {writer.value(taken, 'pred')} else {size}"
+    return writer.value(taken, "u32")
 
 
 def trap(writer, item):
@@ -420,6 +469,7 @@ HANDLERS = {
     "redux": warp,
     "elect": warp,
     "mma": warp,
+    "ldmatrix": matrix,
     "cp": asynchronous,
     "call": call,
     "trap": trap,

@@ -212,6 +212,24 @@ def read_without_a_wait(x, out):
     out[lane] = tile[31 - lane, 0]
 
 
+def own_copy_read_without_a_wait(x, out):
+    tile = cuda.shared.array((32, 8), int16, alignment=16)
+    lane = cuda.threadIdx.x
+    cp_async_16(tile, (lane, 0), x, (lane, 0), 16)
+    cp_async_commit()
+    out[lane] = tile[lane, 0]
+
+
+def a_lane_s_copy_read_without_a_wait(x, out):
+    tile = cuda.shared.array((32, 8), int16, alignment=16)
+    lane = cuda.threadIdx.x
+    cp_async_16(tile, (lane, 0), x, (lane, 0), 16)
+    cp_async_commit()
+    cuda.syncwarp()
+    out[lane] = tile[31 - lane, 0]
+    cp_async_wait_0()
+
+
 def waited_without_a_commit(x, out):
     tile = cuda.shared.array((32, 8), int16, alignment=16)
     lane = cuda.threadIdx.x
@@ -306,7 +324,9 @@ def in_two_branches(x, out):
 
 PLANTED = {
     copied_without_a_wait: "async-copy",
-    read_without_a_wait: "race-shared",
+    read_without_a_wait: "async-copy",
+    own_copy_read_without_a_wait: "async-copy",
+    a_lane_s_copy_read_without_a_wait: "async-copy",
     waited_without_a_commit: "async-copy",
     waited_for_the_wrong_group: "async-copy",
     waited_without_a_barrier: "race-shared",
@@ -333,7 +353,7 @@ def test_what_a_finding_says():
     x, out = np.arange(256, dtype=int16).reshape(32, 8), np.zeros(32, np.uint32)
     report = simulate(copied_without_a_wait, on_finding="report")[1, 32](x, out)
     assert report.errors[0].message.startswith(
-        "async-copy: ldmatrix_x4 reads tile[0, 0], which is still being copied"
+        "async-copy: tile[0, 0] is read while an asynchronous copy to it may be under way"
     )
     report = simulate(misaligned_row, on_finding="report")[1, 32](x, out)
     says = "ldmatrix_x4 takes 16 bytes at a multiple of 16, and tile[1, 0] is 8 beyond one"

@@ -4,7 +4,7 @@ needs, for loop fission."""
 import ast
 import re
 
-from sim.isa.registers import WIDTHS, Missing
+from sim.isa.registers import WIDTHS, Missing, type_name
 from sim.isa.table import Like, by_ptx
 from sim.native import cache
 from sim.native.fission import Fission
@@ -14,7 +14,8 @@ from sim.native.ptx.runs import SPECIAL, kind_of
 from sim.native.variables import assigned, exposed, reads
 from sim.ptx import holding
 from sim.ptx.emit import Writer
-from sim.ptx.program import BY_MASK, SPECIALS, Program
+from sim.ptx.program import SPECIALS, Program
+from sim.ptx.warps import form_of
 
 VOTES = {None: "syncthreads", "count": "syncthreads_count", "and": "syncthreads_and", "or": "syncthreads_or"}
 
@@ -26,13 +27,13 @@ class Lowering(Program):
 
     def __init__(self, text, origin, entry):
         self.calls, self.stops, self.kinds, self.places = {}, {}, {"go": "s64", "carry": "u32"}, 0
+        self.fetches = {}  # name of a stop -> what reads its operands from memory
         self.globals = set()  # variables of the module that threads may change
         self.local_places = {}  # local variable -> its place among the regions
         self.narrowest = {"shared": 64, "local": 64}  # bits of the smallest accesses
         super().__init__(text, origin, entry, False)
 
     def translated(self):
-        self.copies_at_end = False
         writer = Writer(self, self.entry, False)
         lines = writer.write()
         for line, opcode in writer.missing:
@@ -129,7 +130,7 @@ class Lowering(Program):
     def refused(self, *_):
         raise Missing("")
 
-    strong_load = strong_store = copies = copy = fence = turn = called = refused
+    strong_load = strong_store = transfer = fence = turn = called = refused
 
     # --- waiting --------------------------------------------------------------------------------------------
 
@@ -140,16 +141,23 @@ class Lowering(Program):
         self.stops[name] = VOTES[vote], ("pred",) * (vote is not None), ("s64",) * (vote is not None)
         return name
 
-    def warp_call(self, function, item, entry):
-        _, operands, _, order = BY_MASK[item.opcode.replace(".aligned", "")]
-        given = dict(zip(entry.parameters, (f"u{WIDTHS[k]}" if k != "pred" else k for k in operands)))
-        results = [given[k] if isinstance(k, Like) else WHAT[str(k)] for k in entry.results.values()]
+    def warp_call(self, function, item, entry, space=None):
+        kinds = ["b32"] * len(entry.operands) if space else form_of(item.opcode).operands
+        given = dict(zip(entry.parameters, map(of_register, kinds)))
+        results = [
+            given[k] if isinstance(k, Like) else of_register(type_name(k)) for k in entry.results.values()
+        ]
         name = f"warp_{next(self.counter)}"
         self.stops[name] = entry.name, tuple(given.values()), tuple(results)
+        if space:
+            place = self.place_of("u32", space)
+            self.fetches[name] = self.does("row", "row", 8 * len(results), space, place)
         return name
 
 
-WHAT = {"bool": "pred", "int32": "s32", "uint32": "u32", "float32": "f32"}
+def of_register(kind):
+    """What a register holds for an operand or result of this type."""
+    return kind.replace("b", "u") if kind[0] == "b" else kind
 
 
 class Statements:
@@ -209,10 +217,14 @@ class Statements:
             return None
         (call,) = calls
         what, operands, results = self.source.stops[call.func.id]
-        before, given = [], []
-        for kind, argument in zip(operands, call.args, strict=True):
-            given.append(self.variable("given", kind))
-            before.append(ast.Assign([ast.Name(given[-1], ast.Store())], argument))
+        given = [self.variable("given", kind) for kind in operands]
+        targets = [ast.Name(name, ast.Store()) for name in given]
+        if fetch := self.source.fetches.get(call.func.id):
+            row = ast.Call(ast.Name(fetch, ast.Load()), call.args, [])
+            before = [ast.Assign([ast.Tuple(targets, ast.Store())], row)]
+        else:
+            pairs = zip(targets, call.args, strict=True)
+            before = [ast.Assign([target], argument) for target, argument in pairs]
         got = [self.variable("got", kind) for kind in results]
         waits = ast.Call(ast.Name(what, ast.Load()), [ast.Name(name, ast.Load()) for name in given], [])
         waits.stops, waits.site = what, 0

@@ -6,6 +6,7 @@ import functools
 import numpy as np
 from llvmlite import ir
 from numba import boolean, float32, float64, int32, int64, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sim.isa.table import by_ptx
@@ -128,6 +129,20 @@ class Run(Evaluator):
         where, element, size = self.located("load", kind, space, count, place, address)
         values = [self.read(pointer, kind) for pointer in self.pointers(where, element, size, count)]
         return values[0] if count == 1 else tuple(values)
+
+    def do_row(self, lanes, space, place, address):
+        """Four words of a warp's first `lanes` lanes, of others zeros."""
+        word, (_, thread, _) = ir.IntType(32), self.machine
+        row = cgutils.alloca_once_value(self.builder, ir.Constant(ir.ArrayType(word, 4), None))
+        pointers = [self.builder.gep(row, [word(0), word(i)]) for i in range(4)]
+        for pointer in pointers:
+            self.builder.store(word(0), pointer)
+        with self.builder.if_then(
+            self.builder.icmp_signed("<", self.builder.and_(thread, I64(31)), I64(lanes))
+        ):
+            for pointer, value in zip(pointers, self.do_load("u32", space, 4, place, address)):
+                self.builder.store(self.at(value, 32), pointer)
+        return tuple(self.read(pointer, "u32") for pointer in pointers)
 
     def read(self, pointer, kind):
         code = self.builder.load(pointer)

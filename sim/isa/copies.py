@@ -1,0 +1,43 @@
+"""cp.async: a thread starts copies from global to shared memory, goes on, and later waits for them.
+
+A place is what memory.read takes: (array, index) in the dialect, (state space, address) in PTX.
+Source: PTX ISA 9.7.9.25.3, "cp.async", "cp.async.commit_group", "cp.async.wait_group"."""
+
+import numpy as np
+
+from sim.isa.memory import memory_instruction
+
+
+def cp_async(size):
+    """Enter the copy of `size` bytes."""
+
+    def meaning(memory, tile, index, source, source_index, valid):
+        if not 0 <= valid <= size:
+            raise ValueError(f"cp_async_{size} takes 0 to {size} bytes of its source, got {valid}")
+        data = np.zeros(size, np.uint8)
+        if valid:
+            data[:valid] = memory.read(source, source_index, valid, size)
+        memory.send(tile, index, data)
+
+    memory_instruction(name=f"cp_async_{size}", source="PTX ISA cp.async")(meaning)
+
+
+for _size in (4, 8, 16):
+    cp_async(_size)
+
+
+@memory_instruction(source="PTX ISA cp.async.commit_group", ptx=("cp.async.commit_group",))
+def cp_async_commit(memory):
+    memory.commit()
+
+
+@memory_instruction(source="PTX ISA cp.async.wait_group", ptx=("cp.async.wait_group",))
+def cp_async_wait(memory, groups):
+    """All groups but the newest `groups` have arrived."""
+    memory.receive(groups)
+
+
+@memory_instruction(source="PTX ISA cp.async.wait_all", ptx=("cp.async.wait_all",))
+def cp_async_wait_all(memory):
+    memory.commit()
+    memory.receive(0)

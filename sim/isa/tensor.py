@@ -1,0 +1,253 @@
+"""The instructions of tensor cores: mma.sync, a product of two small matrices that the lanes of a warp hold,
+and ldmatrix, which brings matrices from shared memory into their registers.
+
+Which lane holds which element, with g = lane // 4, t = lane % 4, and p elements of A and B in a register (two
+of 16 bits, four of 8, one tf32):
+
+    A 16×K    register r holds A[g + 8 (r % 2), p t + 4 p (r // 2)] in its lowest bits; the next columns above
+    B K×8     register r holds B[p t + 4 p r, g], and the next rows
+    C, D 16×8 number i is C[g + 8 (i // 2), 2 t + i % 2]; of float16 two in a register
+    ldmatrix  register r holds M_r[g, 2 t] and the next column; M_r[2 t, g] and the next row for .trans;
+              lane 8 r + i says where row i of M_r begins, 16 bytes at a multiple of 16
+
+Products are exact here and sums are in float64, rounded once; a GPU's sums may be cut in between, in an order
+that is not specified.
+Source: PTX ISA 9.7.15, "mma.sync.m16n8k16", "m16n8k8", "m16n8k4", "m16n8k32", "ldmatrix".
+"""
+
+import math
+
+import numpy as np
+from ml_dtypes import bfloat16
+from numpy import float16, float32, int32, uint32
+
+from sim.isa.functions import Tabulated
+from sim.isa.table import Touch, instruction
+
+# --- the numbers in a register ------------------------------------------------------------------------------
+
+
+def float_of(exponent_bits, fraction_bits):
+    """The function from the bits of a float to its value."""
+    top, one = (1 << exponent_bits) - 1, 1 << fraction_bits
+    least = 2 - (1 << exponent_bits - 1) - fraction_bits  # the exponent of the smallest number
+    sign = one << exponent_bits
+
+    def number(bits):
+        exponent, fraction = bits >> fraction_bits & top, bits & one - 1
+        if exponent == top:
+            size = math.inf if fraction == 0 else math.nan
+        elif exponent == 0:
+            size = fraction * 2.0**least
+        else:
+            size = (fraction + one) * 2.0 ** (least - 1 + exponent)
+        return -size if bits & sign else size
+
+    return number
+
+
+def integer_of(sign):
+    """The function from a byte to its value; sign: 128 where it has one, else 0."""
+    return lambda bits: (bits ^ sign) - sign
+
+
+def half_bits(x):
+    """The bits of the float16 next to a float64, ties to even."""
+    sign = 0x8000 if math.copysign(1.0, x) < 0 else 0
+    size = abs(x)
+    if size != size:
+        return 0x7FFF
+    if size == 0.0:
+        return sign
+    if size >= 65520.0:
+        return sign | 0x7C00
+    exponent = max(math.frexp(size)[1] - 11, -24)
+    count = round(size * 2.0**-exponent)
+    return sign | ((exponent + 24 << 10) + count)
+
+
+def numbers_in(registers, number, drop, width):
+    """The numbers in registers of 32 lanes, those of a lane side by side: `width` bits each, the lowest
+    `drop` of a word left out."""
+    count = (32 - drop) // width
+    found, at = [number(0)] * (len(registers) * 32 * count), 0
+    for register in registers:
+        for lane in range(32):
+            word = int(register[lane]) >> drop
+            for part in range(count):
+                found[at] = number(word >> width * part & (1 << width) - 1)
+                at += 1
+    return found
+
+
+def dot(a, b, a_run, b_run, length):
+    """The sum of the products of two runs of numbers."""
+    i, j = a_run * length, b_run * length
+    total = a[i] * b[j]
+    for k in range(1, length):
+        total += a[i + k] * b[j + k]
+    return total
+
+
+def add_floats(c, total):
+    return float(c) + total
+
+
+def add_integers(c, total):
+    return int(c) + total
+
+
+def add_clamped(c, total):
+    return max(-0x80000000, min(int(c) + total, 0x7FFFFFFF))
+
+
+def float_by_table(dtype, *bits):
+    return Tabulated(float_of(*bits), np.arange(2**16, dtype=np.uint16).view(dtype).tolist())
+
+
+OF_F16, OF_BF16, OF_TF32 = float_by_table(float16, 5, 10), float_by_table(bfloat16, 8, 7), float_of(8, 10)
+
+
+def add_halves(c, low, high):
+    """Two float16 in a register, with a number added to each."""
+    c = int(c)
+    return half_bits(OF_F16(c & 0xFFFF) + low) | half_bits(OF_F16(c >> 16) + high) << 16
+
+
+# --- mma ----------------------------------------------------------------------------------------------------
+
+
+def products(a_of, b_of, width, drop=0):
+    """The function (registers of A, of B) -> the 128 sums Σ_k A[row, k] · B[k, column], row by row."""
+    length = 4 * ((32 - drop) // width)
+
+    def sums(a, b):
+        x, y = numbers_in(a, a_of, drop, width), numbers_in(b, b_of, drop, width)
+        found = [x[0]] * 128
+        for at in range(128):
+            row, column = at // 8, at % 8
+            found[at] = dot(x, y, row, column, length)
+            if len(b) == 2:
+                found[at] += dot(x, y, row + 16, column + 8, length)
+        return found
+
+    return sums
+
+
+def in_words(number, add, sums):
+    """The meanings of mma where D has one number in a register."""
+
+    def two(
+        lanes,
+        a0: uint32, a1: uint32, a2: uint32, a3: uint32, b0: uint32, b1: uint32,
+        c0: number, c1: number, c2: number, c3: number,
+        *, d0: number, d1: number, d2: number, d3: number,
+    ):  # fmt: skip
+        share(add, sums((a0, a1, a2, a3), (b0, b1)), (c0, c1, c2, c3), (d0, d1, d2, d3))
+
+    def one(
+        lanes,
+        a0: uint32, a1: uint32, b0: uint32, c0: number, c1: number, c2: number, c3: number,
+        *, d0: number, d1: number, d2: number, d3: number,
+    ):  # fmt: skip
+        share(add, sums((a0, a1), (b0,)), (c0, c1, c2, c3), (d0, d1, d2, d3))
+
+    return two, one
+
+
+def share(add, sums, c, d):
+    for lane in range(32):
+        at = 2 * lane  # 8 (lane // 4) + 2 (lane % 4)
+        d[0][lane], d[1][lane] = add(c[0][lane], sums[at]), add(c[1][lane], sums[at + 1])
+        d[2][lane], d[3][lane] = add(c[2][lane], sums[at + 64]), add(c[3][lane], sums[at + 65])
+
+
+def in_halves(sums):
+    """Where it has two float16."""
+
+    def two(
+        lanes,
+        a0: uint32, a1: uint32, a2: uint32, a3: uint32, b0: uint32, b1: uint32, c0: uint32, c1: uint32,
+        *, d0: uint32, d1: uint32,
+    ):  # fmt: skip
+        share_halves(sums((a0, a1, a2, a3), (b0, b1)), (c0, c1), (d0, d1))
+
+    def one(lanes, a0: uint32, a1: uint32, b0: uint32, c0: uint32, c1: uint32, *, d0: uint32, d1: uint32):
+        share_halves(sums((a0, a1), (b0,)), (c0, c1), (d0, d1))
+
+    return two, one
+
+
+def share_halves(sums, c, d):
+    for lane in range(32):
+        at = 2 * lane
+        d[0][lane] = add_halves(c[0][lane], sums[at], sums[at + 1])
+        d[1][lane] = add_halves(c[1][lane], sums[at + 64], sums[at + 65])
+
+
+def mma(depths, d, a, b, meanings, clamps=""):
+    """Enter mma.sync of both depths: D 16×8 of type d, from A of type a and B of type b."""
+    for depth, meaning in zip(depths, meanings, strict=True):
+        name = "_".join([f"mma_m16n8k{depth}", d, *dict.fromkeys((a, b)), *([clamps] if clamps else [])])
+        ptx = f"mma.sync.m16n8k{depth}.row.col.{f'{clamps}.' if clamps else ''}{d}.{a}.{b}.{d}"
+        instruction(name=name, source=f"PTX ISA mma.sync.m16n8k{depth}", ptx=(ptx,))(meaning)
+
+
+for _kind, _number in (("bf16", OF_BF16), ("f16", OF_F16)):
+    mma((16, 8), "f32", _kind, _kind, in_words(float32, add_floats, products(_number, _number, 16)))
+mma((16, 8), "f16", "f16", "f16", in_halves(products(OF_F16, OF_F16, 16)))
+mma((8, 4), "f32", "tf32", "tf32", in_words(float32, add_floats, products(OF_TF32, OF_TF32, 19, drop=13)))
+for _a, _b in (("s8", "s8"), ("s8", "u8"), ("u8", "s8"), ("u8", "u8")):
+    _products = products(*(integer_of(128 * (kind == "s8")) for kind in (_a, _b)), 8)
+    mma((32, 16), "s32", _a, _b, in_words(int32, add_integers, _products))
+    mma((32, 16), "s32", _a, _b, in_words(int32, add_clamped, _products), "satfinite")
+
+# --- ldmatrix -----------------------------------------------------------------------------------------------
+
+
+def ldmatrix(count, transposed):
+    """Enter ldmatrix of `count` matrices: a call says where a row of 16 bytes begins, (array, index) in the
+    dialect."""
+
+    def row_of_lane(memory, tile, index):
+        if memory.lane >= 8 * count:
+            return (0,) * 4  # its address is not looked at
+        return tuple(memory.read(tile, index, 16).view(uint32))
+
+    def x1(lanes, w0, w1, w2, w3, *, r0: uint32):
+        distribute((w0, w1, w2, w3), (r0,), transposed)
+
+    def x2(lanes, w0, w1, w2, w3, *, r0: uint32, r1: uint32):
+        distribute((w0, w1, w2, w3), (r0, r1), transposed)
+
+    def x4(lanes, w0, w1, w2, w3, *, r0: uint32, r1: uint32, r2: uint32, r3: uint32):
+        distribute((w0, w1, w2, w3), (r0, r1, r2, r3), transposed)
+
+    name = f"ldmatrix_x{count}{'_trans' if transposed else ''}"
+    ptx = (f"ldmatrix.sync.m8n8.x{count}{'.trans' if transposed else ''}.b16",)
+    touches = (Touch("tile", "read", "shared", 16),)
+    enter = instruction(name=name, fetch=row_of_lane, source="PTX ISA ldmatrix", ptx=ptx, touches=touches)
+    enter({1: x1, 2: x2, 4: x4}[count])
+
+
+def distribute(words, registers, transposed):
+    """Lane 8 r + i has brought row i of matrix r as four words of two numbers; every lane gets its part of
+    each matrix."""
+    for r, register in enumerate(registers):
+        for lane in range(32):
+            group, pair = lane // 4, lane % 4
+            if transposed:
+                word, first = words[group // 2], 8 * r + 2 * pair
+                register[lane] = half(word[first], group % 2) | half(word[first + 1], group % 2) << 16
+            else:
+                register[lane] = words[pair][8 * r + group]
+
+
+def half(word, upper):
+    """The lower or upper 16 bits of a register."""
+    return int(word) >> 16 * upper & 0xFFFF
+
+
+for _count in (1, 2, 4):
+    ldmatrix(_count, False)
+    ldmatrix(_count, True)

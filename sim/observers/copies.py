@@ -1,0 +1,100 @@
+"""Asynchronous copies under way: an access that comes behind the issue of a copy to the same bytes, but not
+behind the wait for it, may meet either what was there or what arrives.
+
+Whether it comes behind is judged as for races: by the thread's own order, barriers, and what
+sim.observers.order knows. An access that nothing orders with the issue is a race.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.events import ATOMIC, LOAD, SITES, STORE, Access, Copy, Finding, alias
+
+# the widest access has 16 bytes: aligned accesses to different lines of 16 bytes do not meet
+LINE_SHIFT = 4
+WORDS = {LOAD: "read", STORE: "written", ATOMIC: "changed"}
+
+
+@dataclass(eq=False)
+class Mark:
+    """When a thread sent a copy, or waited for one: `segment` is the last one before."""
+
+    block: int
+    epoch: int
+    thread: int
+    segment: int
+
+    def precedes(self, row, order):
+        """Whether an access of the same block (a Row) is surely behind this."""
+        if row.thread == self.thread:
+            return row.segment > self.segment
+        return row.epoch > self.epoch or order.active and order.before(self, row)
+
+
+@dataclass(eq=False)
+class Flight:
+    """A copy under way: of the block with this index, from a Mark to another, if that has come."""
+
+    index: tuple[int, int, int]
+    copy: Copy
+    begin: Mark
+    end: Mark | None = None
+
+
+class Flights:
+    """The copies under way in each block."""
+
+    def __init__(self, context):
+        self.context, self.under_way = context, {}  # number of a block -> {id of a Copy: Flight}
+
+    def sent(self, at, block, copy):
+        flight = Flight(at.block, copy, Mark(block, *at[1:]))
+        self.under_way.setdefault(block, {})[id(copy)] = flight
+
+    def received(self, at, block, copies):
+        for copy in copies:
+            self.under_way[block][id(copy)].end = Mark(block, *at[1:])
+
+    def lines(self, block):
+        """The lines of bytes to which copies are under way."""
+        flights = self.under_way.get(block, {}).values()
+        return np.array([flight.copy.address >> LINE_SHIFT for flight in flights], np.int64)
+
+    def epoch_ended(self, block, rows, order):
+        """Findings of an epoch's accesses (Rows, or None); what has been waited for is forgotten."""
+        flights = self.under_way.pop(block, {})
+        if left := {key: flight for key, flight in flights.items() if flight.end is None}:
+            self.under_way[block] = left
+        return list(self.early(flights.values(), rows, order)) if flights and rows is not None else []
+
+    def early(self, flights, rows, order):
+        by_line = {}
+        for flight in flights:
+            by_line.setdefault(flight.copy.address >> LINE_SHIFT, []).append(flight)
+        for i in np.flatnonzero(np.isin(rows.address >> LINE_SHIFT, list(by_line))).tolist():
+            row, address, size = rows.row(i), int(rows.address[i]), int(rows.size[i])
+            for flight in by_line[address >> LINE_SHIFT]:
+                copy, end = flight.copy, flight.end
+                meets = address < copy.address + copy.size and copy.address < address + size
+                if meets and flight.begin.precedes(row, order) and not (end and end.precedes(row, order)):
+                    yield self.finding(row, max(address, copy.address), flight)
+
+    def finding(self, row, address, flight):
+        name, index = self.context.space.element(address)
+        did, begin = WORDS[row.site & 3], flight.begin
+        reads = Access(did, flight.index, self.context.thread_index(row.thread), SITES[row.site], row.value)
+        sent = Access("sent", flight.index, self.context.thread_index(begin.thread), SITES[flight.copy.site])
+        own = row.thread == begin.thread
+        return Finding(
+            "async-copy",
+            "error",
+            f"{name}[{', '.join(map(str, index))}]{alias(reads, name)} is {did} while an asynchronous copy"
+            " to it may be under way",
+            (reads, sent),
+            name,
+            index,
+            reason="Such a copy arrives at any time until the thread that sent it waits for it.",
+            fix="let the thread that sent the copy commit it and wait for it (cp.async.wait_group)"
+            + (" before this line" if own else ", and all threads meet behind that: cuda.syncthreads()"),
+        )
