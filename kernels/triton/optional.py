@@ -9,10 +9,10 @@ try:
 except ImportError:
 
     class Kernel:
-        """A kernel that only has a name, and names of its parameters."""
+        """A kernel that only has a name, and names of its parameters; `interpreted` can run it."""
 
         def __init__(self, function):
-            self.__name__ = function.__name__
+            self.fn, self.__name__ = function, function.__name__
             self.arg_names = function.__code__.co_varnames[: function.__code__.co_argcount]
 
     def jit(function=None, **options):

@@ -14,12 +14,24 @@ from kernels.triton.flash_forward import flash_forward
 from kernels.triton.halo import neighbour_sums
 from kernels.triton.head_map import mix_heads
 from kernels.triton.launch import RECORDED, fresh, record_path, type_of
+from kernels.triton.small import convolve, planted, softmax_row
 
 FILES = sorted(Path(__file__).parent.glob("*.py"))
 TILES = Path(__file__).parent / "tiles.py"
 # how small launches are compiled, so that a simulator runs them in seconds
 FLASH = dict(rows=16, keys=16, num_warps=1)
 CONV = dict(size=32, num_warps=4)
+ROWS = [
+    (64, 1),
+    (64, 2),
+    (64, 4),
+    (128, 8),
+    (256, 1),
+    (256, 2),
+    (256, 4),
+    (256, 8),
+    (1024, 4),
+]  # n, num_warps
 
 
 def calls(run):
@@ -34,6 +46,12 @@ def calls(run):
     mix_heads(torch.randn(1, 2, 5, 17), torch.randn(1, 2, 2), run=run)
     for barrier in (True, False):
         neighbour_sums(torch.randn(64), barrier, run=run)
+    for n, num_warps in ROWS:
+        softmax_row(torch.randn(1, n), num_warps, run=run)
+    for way in range(3):
+        convolve(torch.randn(32, 32), torch.randn(3, 4), way, run=run)
+    for name in "ABCD":
+        planted(name, run=run)
 
 
 def trimmed(ptx):

@@ -1,0 +1,351 @@
+"""The part of Triton's language that the course uses, in numpy: tiles, pointers into watched arrays, `tl`.
+
+What Triton refuses is refused here: a tile has no index, no truth and no numpy; its sizes are powers of two.
+Where Triton is undefined, this is poison: NaN for a load that is masked and has no `other`.
+"""
+
+import functools
+import operator
+
+import numpy as np
+
+POISON = {"f": np.nan, "i": -(2**30), "b": False}
+NO_TRUTH = "a tile has no truth: in place of and, or, not, if use &, |, ~ (with brackets), tl.where"
+NO_INDEX = "a tile has no index: its new axes are tile[:, None] and tile[None, :], and nothing else"
+
+
+class Tile:
+    """A value of a program: one number or an array, float32, int32, int64 or bool."""
+
+    __array_ufunc__ = None  # numpy's functions refuse it
+
+    def __init__(self, values):
+        values = np.asarray(values)
+        self.values = values.astype(np.float32) if values.dtype == np.float64 else values
+
+    shape = property(lambda self: self.values.shape)
+    dtype = property(lambda self: self.values.dtype)
+    T = property(lambda self: Tile(self.values.T))
+
+    def to(self, dtype):
+        return Tile(self.values.astype(dtype))
+
+    def __getitem__(self, places):
+        places = places if isinstance(places, tuple) else (places,)
+        if not all(place is None or place == slice(None) for place in places):
+            raise TypeError(NO_INDEX)
+        return type(self).like(self, self.values[places])
+
+    def like(self, values):
+        return Tile(values)
+
+    def __setitem__(self, place, value):
+        raise TypeError("a tile is a value: no part of it can be assigned; tl.where makes another tile")
+
+    def __bool__(self):
+        if self.values.ndim:
+            raise TypeError(NO_TRUTH)
+        return bool(self.values)
+
+    def __index__(self):
+        if self.values.ndim or self.values.dtype.kind != "i":
+            raise TypeError("a whole number is wanted, and this is a tile")
+        return int(self.values)
+
+    def __array__(self, *_, **__):
+        raise TypeError("numpy and PyTorch cannot see a tile: a kernel has tl's functions alone")
+
+    def __getattr__(self, name):
+        """Many of tl's functions are a tile's methods too."""
+        if name.startswith("_") or not hasattr(Language, name):
+            raise AttributeError(f"this interpreter knows no .{name} of a tile")
+        return functools.partial(getattr(Language, name), None, self)
+
+    def __repr__(self):
+        return f"{self.shape or 'one'} {self.dtype}"
+
+    __neg__ = lambda self: Tile(-self.values)  # noqa: E731
+    __invert__ = lambda self: Tile(~self.values)  # noqa: E731
+    __hash__ = None
+
+
+class Pointer(Tile):
+    """Places in an array of global memory: what x + i is."""
+
+    def __init__(self, array, at):
+        self.array, self.values = array, at
+
+    def like(self, values):
+        return Pointer(self.array, values)
+
+    def __repr__(self):
+        return f"{self.shape or ''} pointer to {self.array.name}".strip()
+
+
+def values_of(x):
+    """What numpy computes with. A Python number takes the type of its partner."""
+    if isinstance(x, Tile):
+        return x.values
+    if isinstance(x, (bool, int, float)):
+        return x
+    raise TypeError(f"{x!r} is neither a number nor a tile")
+
+
+def elementwise(function, *operands):
+    """The tile of function(*operands), broadcast as numpy does."""
+    try:
+        with np.errstate(all="ignore"):
+            return Tile(function(*map(values_of, operands)))
+    except ValueError:
+        shapes = " and ".join(str(np.shape(values_of(x))) for x in operands)
+        raise TypeError(f"tiles of the shapes {shapes} do not fit each other: tile[:, None]?") from None
+
+
+def quotient(a, b):
+    """As C divides whole numbers: towards 0."""
+    a, b = (np.asarray(x, np.result_type(a, b)) for x in (a, b))
+    return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+
+
+def remainder(a, b):
+    return a - quotient(a, b) * b
+
+
+def binary(function):
+    def method(self, other):
+        if isinstance(self, Pointer) or isinstance(other, Pointer):
+            pointer, offset = (self, other) if isinstance(self, Pointer) else (other, self)
+            if isinstance(offset, Pointer) or function not in (operator.add, operator.sub):
+                raise TypeError("to a pointer whole numbers are added, nothing else")
+            return pointer.like(elementwise(function, Tile(pointer.values), offset).values)
+        return elementwise(function, self, other)
+
+    return method
+
+
+NAMES = "add sub mul truediv lt le gt ge eq ne and_ or_ xor".split()
+OPERATORS = {name.strip("_"): getattr(operator, name) for name in NAMES}
+for name, function in (OPERATORS | {"floordiv": quotient, "mod": remainder}).items():
+    setattr(Tile, f"__{name}__", binary(function))
+    setattr(Tile, f"__r{name}__", lambda self, other, way=binary(function): way(other, self))
+
+
+class Found(Exception):
+    """(kind, what the program does, the likely fix): the interpreter adds program and line."""
+
+
+DOES = {"loads": "loads", "stores": "stores to", "atomics": "adds to"}
+CONFLICTS = {"loads": ("stores", "atomics"), "stores": tuple(DOES), "atomics": ("loads", "stores")}
+NOBODY = -1
+
+
+class Array:
+    """An array in global memory, watched: how often each element is loaded, stored to and added to."""
+
+    def __init__(self, name, shape, numbers):
+        self.name, self.shape, self.numbers = name, shape, numbers  # numbers: flat
+        self.counts = {what: np.zeros(numbers.size, int) for what in DOES}  # by all programs
+        self.most = {what: np.zeros(numbers.size, int) for what in DOES}  # by the program with most
+        self.now = {what: np.zeros(numbers.size, int) for what in DOES}  # by the program that runs
+        self.by = {what: np.full((2, numbers.size), NOBODY) for what in DOES}  # first and last program
+
+    def element(self, at):
+        return f"{self.name}[{', '.join(map(str, np.unravel_index(at, self.shape)))}]"
+
+    def touch(self, what, at, language):
+        """The program that runs loads, stores to or adds to the elements `at`. Raises Found for one that is
+        not there, or that another program touches in an order that nothing fixes."""
+        outside = at[(at < 0) | (at >= self.numbers.size)]
+        if outside.size:
+            more = f". {outside.size - 1} more in this tile" if outside.size > 1 else ""
+            does = (
+                f"{DOES[what]} {self.name}[{outside[0]}]; {self.name} has {self.numbers.size} elements{more}"
+            )
+            raise Found("out-of-bounds", does, "a mask that is False there, such as mask=i < n.")
+        for other in CONFLICTS[what]:
+            by = self.by[other][:, at]
+            clash = np.argwhere(((by != NOBODY) & (by != language.number)).T)
+            if clash.size:
+                place, which = clash[0]
+                does = (
+                    f"{DOES[what]} {self.element(at[place])}, and program {language.named(by[which, place])}"
+                )
+                fix = "elements of its own for each program; or an atomic: tl.atomic_add in place of +=."
+                does = f"{does} {DOES[other]} it too: nothing says which comes first"
+                raise Found("race between programs", does, fix)
+        first, last = self.by[what]
+        first[at] = np.where(first[at] == NOBODY, language.number, first[at])
+        last[at] = language.number
+        np.add.at(self.now[what], at, 1)
+
+    def program_ends(self):
+        for what, now in self.now.items():
+            self.counts[what] += now
+            np.maximum(self.most[what], now, out=self.most[what])
+            now[:] = 0
+
+
+def unit(size, what="a tile's side"):
+    """A size that is known when the kernel is compiled."""
+    if isinstance(size, Tile):
+        raise TypeError(f"{what} must be known when the kernel is compiled: a tl.constexpr, or a number")
+    if size < 1 or size & (size - 1):
+        raise TypeError(f"{what} must be a power of two, and not {size}")
+    return size
+
+
+def sides(shape):
+    return tuple(map(unit, shape if isinstance(shape, (tuple, list)) else (shape,)))
+
+
+def eleven_bits(x):
+    """float32 rounded as tensor cores round it (TF32: 11 bits of the mantissa, ties to even)."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.int32)
+    return ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(np.float32)
+
+
+class Language:
+    """`tl` for one launch. grid: programs in each direction; number and place: of the program that runs."""
+
+    float32, int32, int64, int1 = np.float32, np.int32, np.int64, np.bool_
+    constexpr = staticmethod(lambda value: value)
+
+    def __init__(self, grid):
+        self.grid, self.place, self.number = grid, (0, 0, 0), 0
+
+    def program_id(self, axis):
+        return Tile(np.int32(self.place[axis]))
+
+    def num_programs(self, axis):
+        return Tile(np.int32(self.grid[axis]))
+
+    def starts(self, number):
+        """From now on program `number` runs."""
+        self.number, self.place = number, np.unravel_index(number, self.grid[::-1])[::-1]
+
+    def named(self, number):
+        """A program's number; in a grid of several directions its place."""
+        place = np.unravel_index(number, self.grid[::-1])[::-1]
+        return str(number) if max(self.grid[1:]) == 1 else f"({', '.join(map(str, place))})"
+
+    # memory
+
+    def places(self, pointer, mask, *others):
+        """(flat places, which of them, other values), all of one shape."""
+        if not isinstance(pointer, Pointer):
+            raise TypeError("a pointer is wanted: the array's name plus whole numbers")
+        mask = True if mask is None else values_of(mask)
+        at, mask, *others = np.broadcast_arrays(pointer.values, mask, *map(values_of, others))
+        if at.shape != pointer.shape:
+            raise TypeError(f"the pointer has the shape {pointer.shape}, and the mask or value {at.shape}")
+        return at, mask.astype(bool), *others
+
+    def load(self, pointer, mask=None, other=None, **_):
+        kind = pointer.array.numbers.dtype if isinstance(pointer, Pointer) else np.dtype(np.float32)
+        at, mask, other = self.places(pointer, mask, POISON[kind.kind] if other is None else other)
+        pointer.array.touch("loads", at[mask], self)
+        found = np.array(other, kind)
+        found[mask] = pointer.array.numbers[at[mask]]
+        return Tile(found)
+
+    def store(self, pointer, value, mask=None, **_):
+        at, mask, value = self.places(pointer, mask, value)
+        at, value = at[mask], value[mask].astype(pointer.array.numbers.dtype)
+        pointer.array.touch("stores", at, self)
+        numbers = pointer.array.numbers
+        numbers[at] = value
+        clash = at[~((numbers[at] == value) | np.isnan(value))]
+        if clash.size:
+            does = f"stores two different numbers of one tile to {pointer.array.element(clash[0])}"
+            raise Found("race within a program", does, "tl.sum first, or tl.atomic_add.")
+
+    def atomic_add(self, pointer, value, mask=None, **_):
+        at, mask, value = self.places(pointer, mask, value)
+        pointer.array.touch("atomics", at[mask], self)
+        before = np.zeros(at.shape, pointer.array.numbers.dtype)
+        before[mask] = pointer.array.numbers[at[mask]]
+        np.add.at(pointer.array.numbers, at[mask], value[mask])
+        return Tile(before)
+
+    def debug_barrier(self):
+        """A program is one flow here; it has nothing to wait for."""
+
+    # making tiles
+
+    def arange(self, start, end):
+        unit(end - start if not isinstance(start, Tile) else start, "a range's length")
+        return Tile(np.arange(start, end, dtype=np.int32))
+
+    def full(self, shape, value, dtype):
+        return Tile(np.full(sides(shape), values_of(value), dtype))
+
+    def zeros(self, shape, dtype):
+        return self.full(shape, 0, dtype)
+
+    def zeros_like(self, x):
+        return Tile(np.zeros_like(x.values))
+
+    def broadcast_to(self, x, *shape):
+        return Tile(np.broadcast_to(x.values, sides(shape[0] if len(shape) == 1 else shape)))
+
+    def expand_dims(self, x, axis):
+        return x.like(np.expand_dims(x.values, axis))
+
+    def trans(self, x):
+        return x.T
+
+    def gather(self, x, index, axis):
+        return Tile(np.take_along_axis(x.values, index.values, axis))
+
+    def dot(self, a, b, acc=None, input_precision=None, **_):
+        """The product of two matrices. Without input_precision="ieee" its operands have 11 bits."""
+        a, b = a.values, b.values
+        if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0] or a.shape[1] < 16:
+            raise TypeError(f"tl.dot of {a.shape} and {b.shape}: (m, k) times (k, n), with k at least 16")
+        if input_precision != "ieee":
+            a, b = eleven_bits(a), eleven_bits(b)
+        with np.errstate(all="ignore"):
+            product = Tile(a @ b)
+        return product if acc is None else acc + product
+
+    # numbers
+
+    def where(self, condition, x, y):
+        return elementwise(np.where, condition, x, y)
+
+    def maximum(self, x, y):
+        return elementwise(np.fmax, x, y)
+
+    def minimum(self, x, y):
+        return elementwise(np.fmin, x, y)
+
+    def max(self, x, axis=None, keep_dims=False):
+        return self.reduced(np.fmax, x, axis, keep_dims)
+
+    def min(self, x, axis=None, keep_dims=False):
+        return self.reduced(np.fmin, x, axis, keep_dims)
+
+    def sum(self, x, axis=None, keep_dims=False):
+        return self.reduced(np.add, x, axis, keep_dims)
+
+    def reduced(self, function, x, axis, keep_dims):
+        values = x.values.astype(np.int32) if x.dtype == bool else x.values
+        with np.errstate(all="ignore"):
+            made = function.reduce(values, axis=axis, keepdims=keep_dims, dtype=values.dtype)
+        return Tile(made)
+
+    def cdiv(self, a, b):
+        return -(-a // b) if not isinstance(a, Tile) else (a + (b - 1)) // b
+
+    def range(self, *bounds, **_):
+        return range(*map(operator.index, bounds))
+
+    static_range = range
+
+
+def of_numpy(function):
+    return lambda self, x: elementwise(function, x)
+
+
+for name in ("exp", "exp2", "log", "log2", "sqrt", "abs", "sin", "cos", "floor", "ceil"):
+    setattr(Language, name, of_numpy(getattr(np, name)))

@@ -1,0 +1,328 @@
+"""The checks of lesson 21: kernels in Triton, run by kernels.triton.interpreter, their programs in a random
+order. Where Triton is installed, each is compiled for sm_80 as well, and its PTX runs in the simulator."""
+
+from functools import cache, partial
+from math import prod
+
+import numpy as np
+import torch
+
+from course.check.harness import agree, compare, exercise, explained, fail
+from course.check.inputs import DEEP, FAR, LOUD, attended, attention, normal
+from course.check.trial import reason, tried
+from kernels import reference
+from kernels.triton.interpreter import ProgramBug, interpreted
+from kernels.triton.launch import fresh, recorded, simulated, type_of
+from kernels.triton.optional import tl, triton
+from kernels.triton.small import softmax_row
+from sim import KernelBug, LaunchError
+from sim.observers import Trace
+
+LANES = 32
+
+# Launches ---------------------------------------------------------------------------------------------------
+
+
+def jitted(kernel, name):
+    """Reject a plain function where Triton wants a kernel."""
+    if not (hasattr(kernel, "fn") and hasattr(kernel, "arg_names")):
+        fail(f"{name} is a plain Python function", hint="@triton.jit belongs in the line above its def.")
+
+
+def copies(arguments):
+    return [value.copy() if isinstance(value, np.ndarray) else value for value in arguments]
+
+
+def judged(kernel, grid, arguments, output, wanted, rng, call, *, tolerance=1e-5, hint=None, **constants):
+    """Launch the kernel in the interpreter, and reject it unless arguments[output] becomes `wanted` and
+    nothing else changes; returns the interpreter's arrays, {name: blocks.Array}. hint: a function of the
+    output that gives a text."""
+    given = copies(arguments)
+    order = rng.permutation(prod(grid))
+    try:
+        arrays = interpreted(kernel, grid, *given, order=order, **constants).arrays
+    except ProgramBug as bug:
+        fail("the interpreter finds a bug", call=call, hint=str(bug))
+    got = given[output]
+    for place, (now, before) in enumerate(zip(given, arguments)):
+        if place != output % len(given) and isinstance(now, np.ndarray):
+            compare(now, before, what="the kernel has changed an input", call=call, tolerance=0)
+    advice = hint(got) if hint else None
+    compare(got, wanted, what="a wrong result", call=call, tolerance=tolerance, hint=advice)
+    return arrays
+
+
+def at_most(arrays, name, what, limit, call, hint, by="counts"):
+    """Reject a launch that touches an element of an array more often than `limit` says, a number or an array.
+    by: "counts", all programs together, or "most", one program."""
+    found = getattr(arrays[name], by)[what]
+    over = np.flatnonzero(found > np.broadcast_to(limit, found.shape))
+    if over.size:
+        element, times = arrays[name].element(over[0]), found[over[0]]
+        who = "all programs together" if by == "counts" else "one program"
+        fail(f"right values, but {who}: {times} {what} of {element}", call=call, hint=hint)
+
+
+def by_triton(kernel, grid, arguments, output, wanted, call, *, tolerance=1e-5, **constants):
+    """Compile the kernel by Triton, if that is here, and compare what its PTX gives in the simulator; says
+    what was found out."""
+    if triton.__version__ is None:
+        return "not compiled: Triton is not here"
+    given = [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in copies(arguments)]
+    try:
+        made = fresh(kernel, tuple(map(type_of, given)), 1, **constants)
+    except Exception as error:  # whatever Triton raises is about the kernel
+        fail("right in the interpreter, but Triton cannot compile it", call=call, hint=reason(error))
+    said = f"compiles for sm_80 by Triton {triton.__version__}"
+    try:
+        simulated(kernel, grid, *given, num_warps=1, compiled=lambda *_, **__: made, **constants)
+    except LaunchError:  # an instruction that sim does not have
+        return said
+    except KernelBug as bug:
+        fail("sim finds a bug in its PTX", call=call, hint=str(bug))
+    compare(given[output], wanted, what="another result from its PTX", call=call, tolerance=tolerance)
+    return f"{said} and runs in sim"
+
+
+# 21.1 -------------------------------------------------------------------------------------------------------
+
+ROWS_AND_TILES = [(5, 10, 4, 16), (1, 1, 1, 1), (8, 16, 4, 16), (7, 33, 2, 64), (3, 5, 8, 8), (9, 6, 4, 8)]
+
+
+@exercise("21.1", "softmax_rows")
+def ex21_1(softmax_rows, rng):
+    jitted(softmax_rows, "softmax_rows")
+    tried(f"scores to ±{FAR}", DEEP)
+    for rows, n, tall, wide in ROWS_AND_TILES:
+        kinds = rng.permutation(list(LOUD))
+        x = np.array([LOUD[kinds[row % len(kinds)]](rng, n) for row in range(rows)], np.float32)
+        e = np.exp(np.float64(x) - x.max(1, keepdims=True))
+        wanted = e / e.sum(1, keepdims=True)
+        grid, constants = (-(-rows // tall),), dict(ROWS=tall, WIDTH=wide)
+        call = f"softmax_rows of {rows} rows of {n}, tiles of {tall} × {wide}"
+        given = x, np.full_like(x, 7), rows, n
+        hint = partial(softmax_hint, x, wanted)
+        arrays = judged(softmax_rows, grid, given, 1, wanted, rng, call, hint=hint, **constants)
+        at_most(arrays, "x", "loads", 1, call, "A tile is a value: load it once, and use it three times.")
+        at_most(arrays, "y", "loads", 0, call, "y is an output.")
+        at_most(arrays, "y", "stores", 1, call, "One store of the whole tile.")
+    said = by_triton(softmax_rows, grid, given, 1, wanted, call, **constants)
+    tried(said)
+    return f"{len(ROWS_AND_TILES)} sizes, the programs in a random order"
+
+
+def softmax_hint(x, wanted, got):
+    if np.isnan(got).any():
+        return "NaN: is the maximum each row's own? And what does a masked load give where it has no other?"
+    return explained(
+        got,
+        {"Each row by itself: the axis along a row is 1.": wanted * 0 + 1 / max(1, len(x))},
+        "e = exp(s - its row's maximum), divided by its row's sum; what is masked must count as -inf.",
+    )
+
+
+# 21.2 -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def loaded_by(width, num_warps):
+    """{column: the threads that load it} of one row of `width` numbers, seen in the simulator: the softmax
+    kernel's recorded PTX."""
+    seen = {}
+
+    def run(*launched, **options):
+        watching = dict(compiled=recorded, options=dict(observers=(Trace,)))
+        seen["report"] = simulated(*launched, **options, **watching)
+
+    softmax_row(torch.zeros(1, width), num_warps, run=run)
+    trace = seen["report"].recording
+    x = [home.name for home in trace.arrays].index("x")
+    threads = {}
+    for column, thread in zip(trace.element[trace.array == x], trace.thread[trace.array == x]):
+        threads.setdefault(int(column), []).append(int(thread))
+    return {column: sorted(threads[column]) for column in sorted(threads)}
+
+
+RECORDED_ROWS = [(128, 8), (1024, 4), (64, 2)]
+
+
+@exercise("21.2", "holders")
+def ex21_2(holders, rng):
+    seen = [(w, size, loaded_by(w, size)) for w, size in RECORDED_ROWS]
+    for width, num_warps, threads in seen:
+        for j in rng.choice(width, 8, replace=False):
+            right_threads(holders, int(j), width, num_warps, threads[int(j)], "seen in its PTX")
+    for _ in range(60):
+        width, num_warps = 2 ** int(rng.integers(0, 13)), 2 ** int(rng.integers(0, 6))
+        j = int(rng.integers(width))
+        threads = [t for t in range(LANES * num_warps) if t % width == j % (LANES * num_warps)]
+        right_threads(holders, j, width, num_warps, threads, "by the rule")
+    return f"{len(seen)} widths in recorded PTX, 60 more by the rule"
+
+
+def right_threads(holders, j, width, num_warps, wanted, source):
+    got = holders(j, width, num_warps)
+    call = f"holders({j}, {width}, {num_warps})"
+    try:
+        mine = sorted(int(thread) for thread in got)
+    except TypeError:
+        fail("wanted a list of threads", call=call, got=repr(got))
+    if mine != wanted:
+        fail(
+            f"other threads, {source}",
+            call=call,
+            wanted=str(wanted),
+            got=str(mine),
+            hint="Threads are numbered on over all warps. Two cases: a row wider than the program, and one"
+            " narrower.",
+        )
+
+
+# 21.3 -------------------------------------------------------------------------------------------------------
+
+FLASHES = [  # n, d, ROWS, KEYS, WIDTH, causal, scores, whether the last key is loud
+    (20, 5, 16, 16, 16, True, "scores about 0", True),
+    (1, 1, 16, 16, 16, False, "scores about 0", False),
+    (41, 16, 16, 32, 16, False, "scores that climb to 1000", False),
+    (37, 20, 32, 16, 32, True, "scores that fall to -1000", False),
+    (33, 3, 16, 16, 16, False, DEEP, False),
+    (50, 7, 16, 16, 16, False, "the last key far above the rest", False),
+    (64, 16, 16, 16, 16, True, "scores far above 0", False),
+    (35, 9, 16, 16, 16, False, "scores about 0", False),
+    (40, 16, 16, 16, 16, True, "scores about 0", False),
+]
+
+
+@exercise("21.3", "flash")
+def ex21_3(flash, rng):
+    jitted(flash, "flash")
+    for n, d, rows, keys, width, causal, scores, loud in FLASHES:
+        q, k, v, scale = attention(rng, n, n, d, scores, future=n - 1 if loud else None)
+        seen = np.tri(n, dtype=bool) if causal else np.True_
+        wanted = attended(q, k, v, scale, seen)[1]
+        grid = (-(-n // rows),)
+        constants = dict(CAUSAL=causal, ROWS=rows, KEYS=keys, WIDTH=width)
+        call = f"flash of {n} rows of {d}, {scores}, {', '.join(f'{a}={b}' for a, b in constants.items())}"
+        given = q, k, v, scale, np.full_like(q, 7), n, d
+        hint = partial(flash_hint, wanted, causal)
+        near = 1e-5 if scores == "scores about 0" else 1e-3  # log2(e) · 1000 has lost four digits
+        arrays = judged(flash, grid, given, 4, wanted, rng, call, tolerance=near, hint=hint, **constants)
+        ends = [min(n, (p + 1) * rows) if causal else n for p in range(grid[0])]
+        tiles = np.repeat(np.arange(n) // keys * keys, d)
+        visits = sum(tiles < end for end in ends)  # programs that need the tile of each key
+        at_most(arrays, "q", "loads", 1, call, "A program's queries are loaded once, before the loop.")
+        for name in "kv":
+            once = "Each tile of keys once: the loop steps by KEYS."
+            at_most(arrays, name, "loads", 1, call, once, by="most")
+            late = "With CAUSAL no tile that lies behind the program's last query: the loop ends there."
+            at_most(arrays, name, "loads", visits, call, late)
+        at_most(arrays, "o", "loads", 0, call, "o_tile stays in the program until the loop is done.")
+        at_most(arrays, "o", "stores", 1, call, "One store, after the loop.")
+    said = by_triton(flash, grid, given, 4, wanted, call, **constants)
+    tried(said)
+    return f"{len(FLASHES)} launches, causal and not, the programs in a random order"
+
+
+def flash_hint(wanted, causal, got):
+    if np.isnan(got).any():
+        return "NaN: a score that is masked must be -inf, and m must be the maximum of all seen so far."
+    if agree(got, wanted, 5e-3).all():
+        return 'Nearly: tl.dot keeps all bits of a float32 with input_precision="ieee" alone.'
+    last = " and that no later key is seen with CAUSAL" if causal else ""
+    return f"Look that keys behind the last have a score of -inf{last}; that o and l shrink alike."
+
+
+# 21.4 -------------------------------------------------------------------------------------------------------
+
+VERDICTS = {"A": "outside", "B": "programs", "C": "programs", "D": "none", "E": "threads"}
+EXPLANATIONS = {
+    "A": "Look at i = n - 1 in every load.",
+    "B": "Every program loads, and stores to, all columns of y.",
+    "C": "x[32] is loaded by one program and stored to by the next.",
+    "D": "Loads may overlap as they like; what do the stores do?",
+    "E": "One program, two warps: who has stored scratch[31], and who loads it?",
+}
+
+
+@exercise("21.4", "verdicts")
+def ex21_4(verdicts, rng):
+    got = verdicts()
+    if not isinstance(got, dict) or set(got) != set(VERDICTS):
+        fail("wanted a word for each kernel", wanted=str(dict.fromkeys(VERDICTS, "...")), got=repr(got))
+    for name, word in VERDICTS.items():
+        if got[name] not in set(VERDICTS.values()):
+            fail(f"kernel {name}: {got[name]!r} is none of {', '.join(sorted(set(VERDICTS.values())))}")
+        if got[name] != word:
+            fail(f"kernel {name}: not {got[name]!r}", hint=EXPLANATIONS[name])
+    return "five kernels"
+
+
+# 21.5 -------------------------------------------------------------------------------------------------------
+
+CONVOLUTIONS = [(16, 3, 4), (16, 1, 1), (32, 4, 3), (16, 1, 5), (16, 5, 1), (16, 7, 6), (32, 15, 15)]
+
+
+@exercise("21.5", "convolved")
+def ex21_5(convolved, rng):
+    jitted(convolved, "convolved")
+    kernel = calling(convolved)
+    for size, c_q, c_k in CONVOLUTIONS:
+        x, taps = normal(rng, size, size), normal(rng, c_q, c_k)
+        tall, wide = size - c_q + 1, size - c_k + 1
+        given = x, taps, c_q, c_k, np.zeros((tall, wide), np.float32), tall, wide
+        wanted = correlated(x, taps)
+        call = f"convolved of a tile of {size} × {size} with {c_q} × {c_k} taps"
+        hint = partial(convolved_hint, x, taps, wanted)
+        judged(kernel, (1,), given, 4, wanted, rng, call, hint=hint, SIZE=size)
+        if (size, c_q, c_k) == CONVOLUTIONS[0]:
+            first = given, wanted
+    given, wanted = first
+    said = by_triton(kernel, (1,), given, 4, wanted, call, SIZE=16)
+    tried(said)
+    return f"{len(CONVOLUTIONS)} sizes of tile and taps"
+
+
+def calling(convolved):
+    """A kernel that convolves one tile by the learner's function, and stores what is right of it."""
+
+    @triton.jit
+    def convolve(x, taps, c_q, c_k, y, tall, wide, SIZE: tl.constexpr):
+        i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+        t = convolved(tl.load(x + i * SIZE + j), taps, c_q, c_k, SIZE)
+        tl.store(y + i * wide + j, t, mask=(i < tall) & (j < wide))
+
+    return convolve
+
+
+def correlated(x, taps):
+    """Σ_ab taps[a, b] x[i + a, j + b] where all of it is inside, float64."""
+    windows = np.lib.stride_tricks.sliding_window_view(np.float64(x), taps.shape)
+    return np.einsum("ijab,ab->ij", windows, np.float64(taps))
+
+
+def convolved_hint(x, taps, wanted, got):
+    if agree(got, wanted, 2e-2).all():
+        return 'Nearly: tl.dot keeps all bits of a float32 with input_precision="ieee" alone.'
+    if np.isnan(got).any():
+        return "NaN: what a mask keeps out of a load is undefined, unless other= says what it is."
+    return explained(
+        got,
+        {
+            "Each row of taps reads its own row of s: row i + a, for T's row i.": correlated(
+                x[: len(x) - len(taps) + 1], taps.sum(0, keepdims=True)
+            ),
+            "The taps are turned round: T reads to the right of j and below i.": correlated(
+                x, taps[::-1, ::-1]
+            ),
+            "Turned round from left to right.": correlated(x, taps[:, ::-1]),
+            "Turned round from top to bottom.": correlated(x, taps[::-1]),
+        },
+        "On paper, 4 × 4 and taps (1, 2): which entries of the band matrix make column j of the product?",
+        tolerance=1e-4,
+    )
+
+
+def whole_layer(q, k, v, taps):
+    """Convolutional attention in float64 by the reference, for (n, d) and (c_q, c_k)."""
+    given = (x.double()[None, None] for x in (q, k, v))
+    return reference.conv_attention(*given, taps.double()[None])[0, 0]

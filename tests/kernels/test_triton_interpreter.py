@@ -1,0 +1,215 @@
+"""The interpreter of Triton kernels: the package's are right in it; what programs do wrong is found by line;
+what Triton refuses is refused; small kernels give what Triton's PTX gives in the simulator."""
+
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from course.check.lesson21 import RECORDED_ROWS, loaded_by
+from kernels.conv_cases import Shape
+from kernels.languages import RESULTS, errors_of, right
+from kernels.triton import small
+from kernels.triton.halo import neighbour_sums
+from kernels.triton.interpreter import ProgramBug, interpreted
+from kernels.triton.launch import recorded, simulated
+from kernels.triton.optional import tl, triton
+from kernels.triton.record import CONV, FLASH, ROWS
+from sim import KernelBug
+
+
+@pytest.mark.parametrize("shape", [Shape(1, 2, 40, 5, 3, 4, True), Shape(2, 1, 9, 16, 6, 11, True)], ids=str)
+def test_the_packages_kernels(shape):
+    errors = errors_of(
+        "Triton", shape, only=RESULTS, flash=FLASH | dict(run=interpreted), run=interpreted, **CONV
+    )
+    assert right(errors), errors
+
+
+FINDINGS = {
+    "A": "out-of-bounds: program 3 loads x[100]; x has 100 elements\n"
+    "  small.py line LINE  there = tl.load(x + i + 1, mask=i < n)\n"
+    "  Likely fix: a mask that is False there, such as mask=i < n.",
+    "B": "race between programs: program 1 loads y[0], and program 0 stores to it too: nothing says which"
+    " comes first\n  small.py line LINE  so_far = tl.load(y + c, mask=c < columns)\n"
+    "  Likely fix: elements of its own for each program; or an atomic: tl.atomic_add in place of +=.",
+    "C": "race between programs: program 1 stores to x[32], and program 0 loads it too: nothing says which"
+    " comes first\n  small.py line LINE  tl.store(x + i, (here + there) / 2, mask=i + 1 < n)\n"
+    "  Likely fix: elements of its own for each program; or an atomic: tl.atomic_add in place of +=.",
+}
+LINES = {
+    "A": ("out-of-bounds", "there = tl.load"),
+    "B": ("race-global", "tl.store"),
+    "C": ("race-global", "tl.store"),
+}
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_a_bug_of_programs_is_found_by_both_at_its_line(name):
+    with pytest.raises(ProgramBug) as found:
+        small.planted(name, run=interpreted)
+    assert re.sub(r"line \d+", "line LINE", str(found.value)) == FINDINGS[name]
+    with pytest.raises(KernelBug) as found:
+        small.planted(name, run=partial(simulated, compiled=recorded))
+    kind, source = LINES[name]
+    assert str(found.value).startswith(kind) and re.search(
+        rf"small\.py line \d+  {re.escape(source)}", str(found.value)
+    )
+
+
+def test_what_is_right_has_no_finding():
+    x = torch.arange(100.0) % 7
+    wanted = torch.cat([(x[:-1] + x[1:]) / 2, x[-1:]])
+    for run in (interpreted, partial(simulated, compiled=recorded)):
+        assert torch.equal(small.planted("D", run=run), wanted)
+
+
+def test_a_race_of_threads_is_the_simulators_alone():
+    neighbour_sums(torch.randn(64), barrier=False, run=interpreted)
+    with pytest.raises(KernelBug, match="race-global"):
+        neighbour_sums(torch.randn(64), barrier=False, run=partial(simulated, compiled=recorded))
+
+
+def test_three_ways_to_convolve_agree():
+    x, taps = torch.randn(32, 32), torch.randn(3, 4)
+    wanted = torch.nn.functional.conv2d(x.double()[None, None], taps.double()[None, None])[0, 0]
+    for way in range(3):
+        for run in (interpreted, partial(simulated, compiled=recorded)):
+            error = (small.convolve(x, taps, way, run=run)[:30, :29] - wanted).abs().max()
+            assert error <= 1e-5, (way, error)
+
+
+@pytest.mark.parametrize("width, num_warps", ROWS)
+def test_the_rule_of_lesson_21_holds_in_the_ptx(width, num_warps):
+    threads = 32 * num_warps
+    rule = {j: [t for t in range(threads) if t % width == j % threads] for j in range(width)}
+    assert loaded_by(width, num_warps) == rule
+    assert set(RECORDED_ROWS) < set(ROWS)
+
+
+# What Triton refuses ----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def indexes(x):
+    t = tl.load(x + tl.arange(0, 4))
+    tl.store(x, t[0])
+
+
+@triton.jit
+def asks(x):
+    if tl.load(x + tl.arange(0, 4)) > 0:
+        tl.store(x, 1.0)
+
+
+@triton.jit
+def uneven(x):
+    tl.store(x + tl.arange(0, 3), 1.0)
+
+
+@triton.jit
+def outsider(x):
+    tl.store(x, np.exp(1.0))
+
+
+@triton.jit
+def changes(x, n):
+    m = 0.0
+    for j in range(n):
+        m = m + tl.load(x + tl.arange(0, 4))
+    tl.store(x + tl.arange(0, 4), m)
+
+
+@triton.jit
+def breaks(x, n):
+    for j in range(n):
+        if j > 1:
+            break
+    tl.store(x, 1.0)
+
+
+@triton.jit
+def unlike(x):
+    tl.store(x, tl.sum(tl.arange(0, 4) + tl.arange(0, 8)))
+
+
+@triton.jit
+def by_runtime(x, n):
+    tl.store(x + tl.arange(0, n), 1.0)
+
+
+REFUSED = [  # Triton's kernels have no hash until they compile
+    (indexes, "a tile has no index"),
+    (asks, "a tile has no truth"),
+    (uneven, "must be a power of two, and not 3"),
+    (outsider, "outsider uses np: a kernel may use"),
+    (changes, r"m is one float32 before the loop and \(4,\) float32 after a round"),
+    (breaks, "line 5 of breaks: Triton has no break"),
+    (unlike, r"tiles of the shapes \(4,\) and \(8,\) do not fit"),
+    (by_runtime, "must be known when the kernel is compiled"),
+]
+REFUSED = [pytest.param(*pair, id=pair[0].fn.__name__) for pair in REFUSED]
+
+
+@pytest.mark.parametrize("kernel, why", REFUSED)
+def test_what_triton_refuses_is_refused(kernel, why):
+    with pytest.raises(TypeError, match=why):
+        interpreted(kernel, (1,), *[torch.ones(16), 4][: len(kernel.arg_names)])
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("kernel, why", REFUSED)
+def test_triton_refuses_it(kernel, why):
+    with pytest.raises(Exception):  # noqa: B017  its kind is Triton's affair
+        simulated(kernel, (1, 1, 1), *[torch.ones(16), 4][: len(kernel.arg_names)], num_warps=1)
+
+
+# Beside Triton ----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def arithmetic(x, n, y):
+    """Whole numbers, their quotients and remainders, mixed types, NaN, sums, a masked load, an atomic."""
+    i = tl.arange(0, 16)
+    k = i - 8
+    t = tl.load(x + i)
+    tl.store(y + i, (k // 3) * 100 + k % 3)
+    tl.store(y + 16 + i, k / 4 + (n // 3) + t)
+    tl.store(y + 32 + i, tl.maximum(t, float("nan")) + tl.where(i < n, 1, 0))
+    tl.store(y + 48 + i, tl.load(x + i, mask=i < n, other=-1.0) * (t > 0))
+    tl.store(y + 64 + i, tl.sum(tl.exp2(t)) + tl.max(t, 0) + tl.sum(t > 0) + min(n, 3))
+    square = tl.load(x + i[:, None] * 16 + i[None, :])
+    product = tl.dot(square, tl.trans(square), input_precision="ieee")
+    tl.store(y + 80 + i, tl.sum(product, 1))
+    rows = tl.broadcast_to((i[:, None] + n) % 16, 16, 16)
+    tl.store(y + 96 + i, tl.max(tl.gather(square, rows, 0), 0))
+    tl.atomic_add(y + 112 + i // 4, t)
+
+
+@pytest.mark.triton
+def test_small_kernels_give_what_their_ptx_gives():
+    x, n = torch.randn(256), 11
+    ours, theirs = torch.zeros(2, 128)
+    interpreted(arithmetic, (1,), x, n, ours)
+    simulated(arithmetic, (1, 1, 1), x, n, theirs, num_warps=1)
+    assert not ours.isnan().any()
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_without_ieee_a_product_has_11_bits():
+    @triton.jit
+    def product(x, y, IEEE: tl.constexpr):
+        i = tl.arange(0, 16)
+        square = x + i[:, None] * 16 + i[None, :]
+        made = tl.dot(tl.load(square), tl.load(square), input_precision="ieee" if IEEE else "tf32")
+        tl.store(y + i[:, None] * 16 + i[None, :], made)
+
+    x = torch.randn(16, 16)
+    errors = []
+    for ieee in (True, False):
+        y = torch.zeros(16, 16)
+        interpreted(product, (1,), x, y, IEEE=ieee)
+        errors.append((y - x.double() @ x.double()).abs().max().item())
+    assert errors[0] < 1e-5 < 1e-4 < errors[1] < 1e-1, errors
