@@ -28,7 +28,8 @@ def brought(lesson, name):
 
 
 def definitions(notebook):
-    """The imports, functions and classes of a notebook, in order; a cell that does not parse is left out."""
+    """The imports, functions, classes and plain constants of a notebook, in order, without the cells that
+    @live runs; a cell that does not parse is left out."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     return "\n\n\n".join(part for text in texts for part in parts(text))
@@ -37,12 +38,19 @@ def definitions(notebook):
 def parts(text):
     text = "\n".join("" if line.startswith(MAGIC) else line for line in text.splitlines())
     try:
-        nodes = [node for node in ast.parse(text).body if isinstance(node, KEPT)]
+        nodes = [node for node in ast.parse(text).body if is_kept(node)]
     except SyntaxError:
         return
     for node in nodes:
         first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
         yield "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+
+
+def is_kept(node):
+    if isinstance(node, ast.Assign):
+        return isinstance(node.value, ast.Constant)
+    live = any(ast.unparse(decorator) == "live" for decorator in getattr(node, "decorator_list", []))
+    return isinstance(node, KEPT) and not live
 
 
 def defined(text, name, notebook):

@@ -10,7 +10,7 @@ from course.progress import done, exercises
 @dataclass(frozen=True)
 class Lesson:
     """One lesson. file: its notebook; minutes: what readers took who solved it from its text alone
-    (19's and 21's are estimates), None if nobody was timed; after: the lessons it builds on."""
+    (19's, 21's and 22's are estimates), None if nobody was timed; after: the lessons it builds on."""
 
     file: str
     title: str
@@ -144,6 +144,13 @@ PARTS = {
             ("05", "10"),
         ),
         Lesson(
+            "22_cuda_cpp",
+            "CUDA C++",
+            "your kernels in CUDA C++, no GPU; PTX of three languages; a race in a .cu file found by line",
+            70,
+            ("07", "11"),
+        ),
+        Lesson(
             "23_many_gpus",
             "Many GPUs",
             "a sequence over many machines: halos, a ring, balanced stretches; four processes on your laptop",
@@ -186,6 +193,7 @@ def contents():
 PLACES = {
     "01": (0, 0), "02": (1, 0), "09": (2, 0), "12": (3, 0), "13": (4, 0.2), "15": (5, 0.2), "21": (3.2, -2.2),
     "05": (2, -1.3), "10": (3, -1.2), "14": (4, -1.3), "20": (5, -0.75), "19": (5, -1.55), "23": (5, -2.2),
+    "22": (4.6, -3.65),
     "03": (0, -3), "04": (1, -3), "06": (2, -3), "07": (3, -3), "08": (4, -3), "11": (5, -3),
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from course import brought
 CELLS = (
     "import math",
     "%time 1\n",
+    "TWO = 2\nTHREE = print('a call is not run')\n\n\n@live\ndef on_a_gpu():\n    pass\n",
     "broken (",
     "def twice(x):\n    {}\n\n\ndef later():\n    raise NotImplementedError('exercise 5.4')\n",
 )
@@ -27,7 +28,7 @@ def lesson(tmp_path, monkeypatch):
 
 
 def test_the_learners_own(lesson, capsys):
-    lesson("return 2 * x", "05_mine")
+    lesson("return TWO * x", "05_mine")
     assert brought("05_mine", "twice")(21) == 42
     assert capsys.readouterr().out == "twice: yours, from 05_mine.ipynb\n"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from course import check
-from course.check.harness import CheckFailed, compare, exercise, fail
+from course.check.harness import CheckFailed, NotChecked, compare, exercise, fail
 from course.progress import done
 
 
@@ -214,3 +214,13 @@ def test_checks_are_listed_in_the_order_of_their_numbers():
 def test_an_unknown_check_is_an_attribute_error(name):
     with pytest.raises(AttributeError, match=f"course.check has no '{name}'"):
         getattr(check, name)
+
+
+def test_what_cannot_be_checked_here_says_so_in_words_and_ticks_nothing(capsys):
+    @exercise("99.9", "anything")
+    def check_it(answer, rng):
+        raise NotChecked("The compiler is missing.")
+
+    check_it(None)
+    assert capsys.readouterr().out == "exercise 99.9 · anything: not checked. The compiler is missing.\n"
+    assert "99.9" not in done()

@@ -48,8 +48,10 @@ class Contract:
 
     def translation(self, kernel):
         """{the kernel's own name of a parameter: the check's}"""
-        code = getattr(kernel, "py_func", kernel).__code__
-        return dict(zip(code.co_varnames[: code.co_argcount], self.names.split(), strict=False))
+        if (names := getattr(kernel, "names", None)) is None:  # of a kernel of PTX
+            code = getattr(kernel, "py_func", kernel).__code__
+            names = code.co_varnames[: code.co_argcount]
+        return dict(zip(names, self.names.split(), strict=False))
 
     def broken(self, work, report):
         """Every broken demand, in words."""

@@ -29,11 +29,15 @@ class Trial:
     def compiles(self):
         """Reject a kernel that Numba cannot compile, or that computes in float64 where it may not; says what
         was found out."""
+        kernel, arguments, most = self.launch
+        if hasattr(kernel, "module"):  # of PTX, compiled before it ran
+            from course.cuda_cpp import have_nvrtc
+
+            return f"compiles for {ARCHITECTURE}" if have_nvrtc() else "not compiled: NVRTC is not here"
         try:
             from course.ptx import NoCompiler, compiled_here
         except ImportError:
             return "not compiled: numba-cuda is not here"
-        kernel, arguments, most = self.launch
         try:
             made = compiled_here(kernel, *arguments, architecture=ARCHITECTURE)
         except NoCompiler:

@@ -29,6 +29,10 @@ class CheckFailed(AssertionError):
         return wrapped(str(self)).splitlines()
 
 
+class NotChecked(Exception):
+    """What a check needs is missing on this machine; the message says what."""
+
+
 def fail(what, *, call=None, hint=None, wanted=None, got=None):
     """Reject the answer: what was tried, the call that shows it, wanted and got, and where to look."""
     values = [

@@ -1,0 +1,393 @@
+"""The checks of lesson 22: kernels in CUDA C++, compiled by NVRTC without a GPU, run in `sim` under the same
+contracts as those in Python."""
+
+import math
+import re
+
+import numpy as np
+from numpy import float32
+
+from course.check import cuda_kernels, inputs, kernels, lesson05
+from course.check.contract import Contract
+from course.check.harness import NotChecked, agree, exercise, fail, instance
+from course.check.inputs import normal
+from sim import LaunchError, load_ptx, simulate
+
+# 22.1 -------------------------------------------------------------------------------------------------------
+
+VALUES = -7, 4, 7, float32(8), np.arange(10, dtype=float32) * 10  # i, n, k, x, a
+EXPLAINED = {
+    "a": "The quotient of two ints is an int, cut off towards 0; Python's // goes down.",
+    "b": "i % n is what i / n leaves: i - (i / n) * n. Its sign is that of i; in Python that of n.",
+    "c": "A shift by 1 bit halves and goes down, as Python's does: it is no division.",
+    "d": "1 / n comes first, and both are ints.",
+    "e": "int(...) cuts off what stands behind the point, towards 0.",
+    "f": "threadIdx.x is unsigned, and so is threadIdx.x - 1: in thread 0 it is 4294967295.",
+    "g": "From left to right: 0 <= k is 1 or 0, and that number is compared with n.",
+    "h": "row points at a[3], so row[2] is two elements further.",
+}
+
+
+@exercise("22.1", "expressions")
+def ex22_1(expressions, rng):
+    said = expressions()
+    if not isinstance(said, dict) or said.keys() != EXPLAINED.keys():
+        fail("a dictionary with a value for each of a to h, please", got=repr(said))
+    out = np.full(8, np.nan, float32)
+    simulate(compiled(cuda_kernels.EXPRESSIONS, "expressions.cu", "expressions"))[1, 1](*VALUES, out)
+    for letter, right in zip(EXPLAINED, out):
+        if not isinstance(said[letter], (bool, np.bool_)):
+            instance(said[letter], (int, float, np.number), what=f"a number for {letter}")
+        if not agree(np.float64(said[letter]), np.float64(right), 1e-9):
+            fail(
+                f"{letter}: the kernel stores another number", got=repr(said[letter]), hint=EXPLAINED[letter]
+            )
+    return "eight values as the kernel stores them"
+
+
+# 22.2 -------------------------------------------------------------------------------------------------------
+
+
+@exercise("22.2", "load_tile")
+def ex22_2(text, rng):
+    kernel = compiled(text, "load_tile.cu", "load_and_copy", behind=cuda_kernels.LOADS)
+    for size, start, length, threads in [
+        (12, 4, 4, 4),
+        (12, 0, 7, 3),
+        (12, 9, 6, 2),
+        (5, 0, 8, 4),
+        (10, 8, 2, 8),
+        (300, 7, 90, 4),
+    ]:
+        for longer in (False, True):
+            blocks = int(rng.integers(2, 4))
+            array = normal(rng, size)
+            wanted = np.stack([lesson05.part(array, start + b * length, length) for b in range(blocks)])
+            there = sum(min(length, max(0, size - start - b * length)) for b in range(blocks))
+            call = (
+                f"load_tile(tile, array, start, length={length}, size={size}) from {start} on, a tile for"
+                f" each of {blocks} blocks of {threads} threads"
+            )
+            contract = Contract(
+                "array",
+                each={"array": -(-length // threads)},
+                most={"array": there},
+                barriers=(1, 1),
+                hint="Each number is loaded by one thread: thread t of T loads t, t + T, t + 2T, ... The"
+                " barrier is the caller's business.",
+            )
+            kernels.judge(
+                kernel,
+                (blocks, threads, 0, 4 * length),
+                (inputs.longer(array) if longer else array, start, length, size),
+                (np.full((blocks, length), np.nan, float32),),
+                (wanted,),
+                rng,
+                call,
+                contract,
+                tolerance=0,
+                what="the tile holds something else",
+            )
+    return "tiles of 2 to 90 numbers, more and fewer threads than numbers, arrays longer than `size`"
+
+
+# 22.3 -------------------------------------------------------------------------------------------------------
+
+TILES = cuda_kernels.INFINITY + cuda_kernels.LOAD_TILE + cuda_kernels.VISIT
+
+
+@exercise("22.3", "flash_kernel")
+def ex22_3(text, rng):
+    kernel = compiled(text, "flash.cu", "flash_kernel", tiles=TILES)
+    for n, d, rows, columns in lesson05.SHAPES:
+        for longer in (False, True):
+            numbers = 2 * (rows + columns) * d
+            lesson05.verify(kernel, rng, n, d, rows, columns, numbers, lesson05.loads_shared, longer=longer)
+    for scores in lesson05.LOUD:
+        lesson05.verify(kernel, rng, 11, 2, 4, 3, 28, lesson05.loads_shared, scores)
+    return (
+        f"{len(lesson05.SHAPES)} shapes, from 1 row to 27, ragged tiles of queries and of keys, up to 7 key"
+        " tiles, arrays longer than n rows"
+    )
+
+
+# 22.4 -------------------------------------------------------------------------------------------------------
+
+BLOCK = 64
+ABSORBED = {
+    "m": "m is the largest of the old m and of the row's scores, in all lanes of the row.",
+    "l": "l shrinks by exp(old m - new m), and the p of all lanes of the row are added.",
+    "shrink": "shrink is exp(old m - new m); 0 where the old m is minus infinity (weight knows).",
+    "p": "p is exp(t - new m); 0 where t is minus infinity (weight knows).",
+}
+
+
+@exercise("22.4", "absorb")
+def ex22_4(text, rng):
+    for width in (8, 4, 16):
+        kernel = compiled(
+            text,
+            "absorb.cu",
+            "every_row",
+            f"-DWIDTH={width}",
+            behind=cuda_kernels.ABSORBS,
+            rows=cuda_kernels.ROWS,
+        )
+        for rows, offset, alike in [
+            (2 * BLOCK // width, 0, True),
+            (BLOCK // width + 1, 0, False),
+            (BLOCK // width + 3, inputs.FAR, False),
+            (3, -inputs.FAR, True),
+        ]:
+            check_rows(kernel, width, rows, offset, alike, rng)
+    return "rows of 4, 8 and 16 lanes, some without a query, some with fewer tiles; scores to ±1000"
+
+
+def check_rows(kernel, width, rows, offset, alike, rng):
+    """Every row absorbs its tiles of scores, one after the other: 3 each, or 0 to 3."""
+    tiles = np.full(rows, 3) if alike else rng.permutation(np.arange(rows) % 4)
+    t = np.round(8 * (rng.normal(0, 3, (3, rows, width)) + offset)) / 8
+    t[rng.random(t.shape) < 0.3] = -math.inf
+    t[0, 0] = -math.inf  # a row that sees nothing of its first tile
+    m, l = np.round(8 * rng.normal(offset, 2, rows)) / 8, rng.uniform(0.5, 4, rows)
+    m[::3], l[::3] = -math.inf, 0  # has read nothing before
+    t, m, l = (x.astype(float32) for x in (t, m, l))
+    wanted = absorbed(t, m, l, tiles)
+    blocks = -(-rows * width // BLOCK)
+    kernels.judge(
+        kernel,
+        (blocks, BLOCK),
+        (t, m, l, tiles.astype(np.int32), rows),
+        tuple(np.full(x.shape, np.nan, float32) for x in wanted),
+        wanted,
+        rng,
+        f"absorb(t, m, l, shrink) with WIDTH = {width} in blocks of {BLOCK} threads; {rows} rows have a"
+        f" query, and {'3 tiles each' if alike else '0 to 3 tiles'}; scores about {offset}",
+        Contract(
+            most={"shared": 0},
+            shuffles=(2, 2 * int(math.log2(width)) * int(tiles.sum())),
+            atomics=(0, 0),
+            hint="row_max has as many shuffles as WIDTH has halvings; the sum needs no more.",
+        ),
+        tolerance=2e-5,
+        what="m, l, shrink and p of every row",
+        hint=lambda *got: (
+            UNGUARDED if any(np.isnan(x).sum() > np.isnan(y).sum() for x, y in zip(got, wanted)) else STATE
+        ),
+    )
+
+
+STATE = (
+    "m is the largest of the old m and the row's scores, l = old l * exp(old m - m) + the sum of the row's p,"
+    " shrink = exp(old m - m), p = exp(t - m); m and l alike in all lanes of the row."
+)
+UNGUARDED = "NaN: -inf - (-inf), where a row has seen nothing yet. weight(a, b) knows; or shrink was not set."
+
+
+def absorbed(t, m, l, tiles):
+    """(m, l, each (rows, width); shrink, p, each (tiles, rows, width)) in float64, NaN in tiles that a row
+    does not have; 0 as the shrink of a row that had read nothing."""
+    t, m, l = t.astype(np.float64), m.astype(np.float64), l.astype(np.float64)
+    shrinks, p = np.full(t.shape, np.nan), np.full(t.shape, np.nan)
+    for row, count in enumerate(tiles):
+        for tile in range(count):
+            larger = max(m[row], t[tile, row].max())
+            base = larger if larger > -math.inf else 0.0
+            shrinks[tile, row], p[tile, row] = np.exp(m[row] - base), np.exp(t[tile, row] - base)
+            m[row], l[row] = larger, l[row] * shrinks[tile, row, 0] + p[tile, row].sum()
+    lanes = np.ones(t.shape[2])
+    return m[:, None] * lanes, l[:, None] * lanes, shrinks, p
+
+
+# 22.5 -------------------------------------------------------------------------------------------------------
+
+NAMES = {"a": "weigh", "b": "add_rows", "c": "row_products", "d": "row_sum"}
+
+
+def hunt_launch(letter, n, rng, d=5):
+    """(grid and block, inputs, outputs, where these stand, what is wanted, contract) of a kernel of the
+    hunt on n rows."""
+    return LAUNCHES[letter](n, d, rng)
+
+
+def weigh(n, d, rng):
+    s, v, out = normal(rng, n), normal(rng, n, d), np.full(d, np.nan, float32)
+    p = np.exp(s.astype(np.float64))
+    contract = Contract(
+        each={"s": 1, "v": n, "out": 1}, least={"shared": 2 * n}, threads=n, barriers=(1, 2), hint=SHARED
+    )
+    return (1, 64), (s, v, n, d), (out,), 2, (p / p.sum() @ v,), contract
+
+
+def add_rows(n, d, rng):
+    x, o, shrink = normal(rng, n), normal(rng, n), float32(inputs.unusual(rng))
+    wanted = float(shrink) * o.astype(np.float64) + x + np.append(0, x[:-1])
+    contract = Contract(
+        each={"x": 1, "o": 2},
+        most={"o": 2 * n},
+        least={"shared": 3 * n},
+        threads=n,
+        barriers=(1, 2),
+        hint=SHARED,
+    )
+    return (-(-n // 31), 32), (x, shrink, n), (o,), 1, (wanted,), contract
+
+
+def row_products(n, d, rng):
+    k, v, out = normal(rng, n, d), normal(rng, n, d), np.full(n, np.nan, float32)
+    contract = Contract(
+        each={"k": -(-8 * d // 32), "v": -(-8 * d // 32), "out": 1},
+        least={"shared": 4 * n * d},
+        blocks=-(-n // 8),
+        barriers=(1, 2),
+        hint=SHARED,
+    )
+    return (
+        (-(-n // 8), 32, 0, 64 * d),
+        (k, v, n, d),
+        (out,),
+        2,
+        ((k.astype(np.float64) * v).sum(1),),
+        contract,
+    )
+
+
+def row_sum(n, d, rng):
+    x, l = normal(rng, n), np.zeros(1, float32)
+    padded = np.pad(x.astype(np.float64), 1)
+    contract = Contract(
+        each={"x": 1, "l": 1},
+        atomics=(1, n),
+        least={"shared": 3 * n},
+        threads=n,
+        barriers=(1, 2),
+        hint=SHARED,
+    )
+    wanted = np.exp(padded[:-2] + padded[1:-1] + padded[2:]).sum(keepdims=True)
+    return (-(-n // 30), 32), (x, n), (l,), 1, (wanted,), contract
+
+
+LAUNCHES = {"a": weigh, "b": add_rows, "c": row_products, "d": row_sum}
+SIZES = {"a": (40, 64, 1, 63), "b": (70, 31, 1, 93), "c": (20, 8, 1, 33), "d": (61, 30, 31, 1)}
+SHARED = (
+    "Mend the line, and leave the work as it is shared: in shared memory, one barrier, a thread an element."
+)
+
+
+def hunted(letter, n, d=5):
+    """Launch a kernel of the hunt on n rows (of d numbers): what sim finds, and whether the values are
+    right."""
+    rng = np.random.default_rng(22)
+    configuration, given, outputs, place, wanted, _ = hunt_launch(letter, n, rng, d)
+    kernel = compiled(cuda_kernels.HUNT[letter], f"{NAMES[letter]}.cu", NAMES[letter])
+    report = simulate(kernel, on_finding="report")[configuration](*given[:place], *outputs, *given[place:])
+    right = agree(outputs[0].astype(np.float64), wanted[0], 1e-5).all()
+    found = f"sim finds {len(report.findings) or 'nothing'}"
+    print(f"{letter}, n = {n}{f', d = {d}' * (letter == 'c')}: values right: {right}; {found}")
+    for finding in report.findings:
+        print(finding.message)
+
+
+@exercise("22.5", "mends")
+def ex22_5(mends, rng):
+    said = mends()
+    if not isinstance(said, dict) or said.keys() != NAMES.keys():
+        wanted = '{"a": {"wrong line": "right line"}, "b": ..., "c": ..., "d": ...}'
+        fail("a dictionary of mends for each of a, b, c and d, please", wanted=wanted, got=repr(said))
+    for letter, name in NAMES.items():
+        kernel = compiled(mended(letter, said[letter]), f"{name}.cu", name)
+        for n in SIZES[letter]:
+            for d in (3, 5, 17) if letter == "c" else (5,):
+                check_mended(kernel, letter, n, d, rng)
+    return "all four on sizes that fit and sizes that do not"
+
+
+def check_mended(kernel, letter, n, d, rng):
+    configuration, given, outputs, place, wanted, contract = hunt_launch(letter, n, rng, d)
+    kernels.judge(
+        kernel,
+        configuration,
+        given,
+        outputs,
+        wanted,
+        rng,
+        f"{letter}: {NAMES[letter]} on n = {n}" + f", d = {d}" * (letter in "ac"),
+        contract,
+        what=f"{letter} is not right yet",
+        place=place,
+        max_steps=None,
+    )
+
+
+def mended(letter, changes):
+    """The kernel's text with each wrong line of `changes` {wrong: right} replaced, whatever its indent."""
+    if not isinstance(changes, dict) or not all(isinstance(x, str) for pair in changes.items() for x in pair):
+        fail(f'{letter}: wanted {{"wrong line": "right line"}}', got=repr(changes))
+    lines = cuda_kernels.HUNT[letter].splitlines()
+    for wrong, right in changes.items():
+        places = [number for number, line in enumerate(lines) if bare(line) == bare(wrong) != ""]
+        if len(places) != 1:
+            fail(f"{letter}: this line stands {len(places)} times in the kernel, wanted once:", call=wrong)
+        lines[places[0]] = right
+    return "\n".join(lines) + "\n"
+
+
+def bare(line):
+    """A line without its comment and the spaces around."""
+    return line.partition("//")[0].strip()
+
+
+# Compiling --------------------------------------------------------------------------------------------------
+
+
+def compiled(text, name, entry, *options, behind="", **headers):
+    """The kernel `entry` of the learner's text, a str, with `behind` behind it. Fails with the compiler's
+    message, for a kernel that is not there, and for float64."""
+    # here, as they need Numba
+    from course.cuda_cpp import cleaned, ptx_of
+    from course.ptx import NoCompiler
+
+    instance(text, str, what="CUDA C++ as text, a str")
+    whole = cleaned(text).rstrip() + "\n" + behind
+    try:
+        ptx = ptx_of(whole, name, *options, **headers)
+    except NoCompiler as missing:
+        raise NotChecked(
+            f"{missing}.\nThis text is another than the solution's, whose PTX is known. Go on."
+        ) from None
+    except LaunchError as error:
+        fail("NVRTC does not compile it", hint=first_errors(str(error)))
+    module = load_ptx(ptx, source=whole)
+    if entry not in module.names:
+        fail(
+            f"there is no kernel {entry}",
+            hint=f'extern "C" __global__ void {entry}(...); kernels are: {", ".join(module.names) or "none"}',
+        )
+    no_float64(ptx, whole)
+    if "activemask" in ptx:
+        hint = (
+            "__activemask() tells which lanes happen to be here: which ones should be here, is yours to say."
+        )
+        fail("a mask from __activemask()", hint=hint)
+    return module[entry]
+
+
+def first_errors(message, most=10):
+    """The compiler's message without its first line and remarks, as far as anybody reads it."""
+    lines = [line for line in message.splitlines()[1:] if line.strip() and not line.startswith("Remark")]
+    return "\n".join(lines[:most])
+
+
+def no_float64(ptx, text):
+    """Fail where an instruction has to do with a float64, with the line of the text that it comes from."""
+    line = 0
+    for instruction in ptx.splitlines():
+        if place := re.match(r"\s*\.loc\s+1\s+(\d+)", instruction):
+            line = int(place[1])
+        elif ".f64" in instruction and not instruction.lstrip().startswith("."):
+            shown = text.splitlines()[line - 1].strip() if 0 < line <= len(text.splitlines()) else ""
+            fail(
+                f"line {line} computes with a double",
+                call=shown,
+                hint="A bare 0.5 is a double; 0.5f is a float.",
+            )

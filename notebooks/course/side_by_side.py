@@ -1,0 +1,93 @@
+"""The PTX of several languages side by side, with the instructions of one line of each source marked."""
+
+import re
+from dataclasses import dataclass
+from html import escape
+from itertools import zip_longest
+
+INSTRUCTION = re.compile(r"\s*(@!?%\w+\s+)?[a-z][\w.]*(\s|;)")
+MARK = "▶ "
+
+
+def show_ptx(title, **columns):
+    """Show PTX texts beside each other. columns: name=(ptx, lines), the numbers of the source's lines to be
+    marked."""
+    # here, so that the package loads where Jupyter is missing
+    from IPython.display import display
+
+    display(SideBySide(title, {name.replace("_", " "): [*marked(*given)] for name, given in columns.items()}))
+
+
+def instructions(ptx):
+    """(number of the source's line, or 0; instruction or label) of the first kernel's body, in order."""
+    body = ptx[ptx.index(".entry") :]
+    name = re.search(r"\.entry\s+(\S+?)\(", body)[1]
+    line = 0
+    for text in body[body.index("\n{") : body.index("\n}")].splitlines():
+        if place := re.match(r"\s*\.loc\s+1\s+(\d+)", text):
+            line = int(place[1]) or line
+        elif INSTRUCTION.match(text) or re.match(r"\$L__BB\w+:", text):
+            short = " ".join(text.strip().rstrip(";").split())
+            yield line, re.sub(rf"{re.escape(name)}_param_", "param ", short)
+
+
+def count(ptx, beginning="", lines=None):
+    """How many instructions begin so, those of some lines of the source alone if `lines` names them."""
+    return sum(
+        not text.startswith("$") and bare(text).startswith(beginning) and (lines is None or line in lines)
+        for line, text in instructions(ptx)
+    )
+
+
+def bare(instruction):
+    """An instruction without its guard."""
+    return re.sub(r"^@!?%\w+ ", "", instruction)
+
+
+def marked(ptx, lines):
+    """(instruction or label, whether it comes from one of these lines) of a kernel."""
+    return (
+        (text, line in lines and not text.startswith("$") and text != "ret")
+        for line, text in instructions(ptx)
+    )
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """`str()` is its text, and a notebook shows its HTML; both hang on its columns alone."""
+
+    title: str
+    columns: dict[str, list[tuple[str, bool]]]
+
+    def heads(self):
+        for name, rows in self.columns.items():
+            there = sum(not text.startswith("$") for text, _ in rows)
+            yield f"{name}: {there} instructions, {sum(mark for _, mark in rows)} marked"
+
+    def __str__(self):
+        cells = [
+            [head, *((MARK if mark else "  ") + text for text, mark in rows)]
+            for head, rows in zip(self.heads(), self.columns.values())
+        ]
+        widths = [max(map(len, column)) for column in cells]
+        rows = zip_longest(*cells, fillvalue="")
+        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+        return "\n".join([self.title, *lines])
+
+    __repr__ = __str__
+
+    def _repr_html_(self):
+        head = "".join(f'<th style="text-align:left">{escape(head)}</th>' for head in self.heads())
+        cell = '<td style="text-align:left;vertical-align:top"><pre style="font-size:11px">'
+        body = "".join(f"{cell}{code}</pre></td>" for code in map(code_of, self.columns.values()))
+        title = f'<caption style="text-align:left">{escape(self.title)}</caption>'
+        return f"<table>{title}<thead><tr>{head}</tr></thead><tbody><tr>{body}</tr></tbody></table>"
+
+
+def code_of(rows):
+    """One column's lines as HTML: the marked ones on a coloured ground and with a mark, for all who see no
+    colour."""
+    return "\n".join(
+        f'<b style="background:#F0E442;color:black">{MARK}{escape(text)}</b>' if mark else f"  {escape(text)}"
+        for text, mark in rows
+    )

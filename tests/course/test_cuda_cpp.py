@@ -1,0 +1,91 @@
+"""CUDA C++ in a string: what is compiled, what a stub and a missing compiler do, and PTX beside PTX."""
+
+import numpy as np
+import pytest
+
+from course import cuda_cpp
+from course.cuda_cpp import cleaned, normal, ptx_of
+from course.ptx import NoCompiler, recorded
+from course.side_by_side import SideBySide, count, marked
+from sim import LaunchError, simulate
+
+ADDS = """
+#include "one.cuh"
+
+extern "C" __global__ void adds(const float* x, float* y) {
+    # BEGIN SOLUTION 22.9
+    y[threadIdx.x] = x[threadIdx.x] + one();
+    # END SOLUTION
+}
+"""
+ONE = "__device__ float one() { return 1.0f; }"
+needs_nvrtc = pytest.mark.skipif(not cuda_cpp.have_nvrtc(), reason="NVRTC is not here")
+
+
+@needs_nvrtc
+def test_a_text_with_a_header_runs_and_its_lines_are_those_without_the_marks():
+    kernel = cuda_cpp.cuda_cpp(ADDS, "adds.cu", one=ONE)["adds"]
+    y = np.zeros(32, np.float32)
+    simulate(kernel)[1, 32](np.arange(32, dtype=np.float32), y)
+    assert (y == np.arange(32) + 1).all()
+    report = simulate(kernel, on_finding="report")[1, 32](np.zeros(31, np.float32), y)
+    assert "adds.cu line 4  y[threadIdx.x] = x[threadIdx.x] + one();" in report.findings[0].message
+
+
+@needs_nvrtc
+def test_the_compilers_message_names_no_folder_of_this_machine():
+    with pytest.raises(LaunchError, match=r"\none\.cuh\(1\): error"):
+        cuda_cpp.cuda_cpp(ADDS, "adds.cu", one=ONE.replace("1.0f", "="))
+
+
+def test_a_stub_is_a_stub():
+    with pytest.raises(NotImplementedError, match=r"^exercise 22\.9$"):
+        cleaned('void f() {\n    raise NotImplementedError("exercise 22.9")\n}')
+
+
+def test_comments_and_spaces_change_nothing_but_lines_stay():
+    assert normal("a = b+1;  // more\n\n  c  =  d;") == normal("a=b + 1;\n\nc = d;  ")
+    assert normal("a = b;\nc = d;") != normal("a = b; c = d;")
+
+
+def test_without_the_compiler_the_solutions_text_stands_in(monkeypatch, capsys):
+    monkeypatch.setattr(cuda_cpp, "have_nvrtc", lambda: False)
+    known = next(found for what, found in recorded().items() if what.startswith("CUDA C++ neighbours.cu,"))
+    assert ptx_of(known["source"] + "// a comment\n", "neighbours.cu") == known["ptx"]
+    assert capsys.readouterr().out == ""
+    assert "neighbour_sums" in cuda_cpp.cuda_cpp("another text", "neighbours.cu").names
+    assert "the solution's" in capsys.readouterr().out
+    with pytest.raises(NoCompiler):
+        cuda_cpp.cuda_cpp("another text", "nobody_knows.cu")
+
+
+PTX = """
+.visible .entry f(
+	.param .u64 f_param_0
+)
+{
+	.reg .b32 %r<2>;
+	.loc	1 7 0
+	ld.param.u64 	%rd1, [f_param_0];
+	.loc	1 9 5
+	@%p1 bra 	$L__BB0_2;
+	st.global.f32 	[%rd1], %f1;
+$L__BB0_2:
+	ret;
+
+}
+"""
+
+
+def test_the_instructions_of_one_line_are_marked():
+    assert [*marked(PTX, {9})] == [
+        ("ld.param.u64 %rd1, [param 0]", False),
+        ("@%p1 bra $L__BB0_2", True),
+        ("st.global.f32 [%rd1], %f1", True),
+        ("$L__BB0_2:", False),
+        ("ret", False),
+    ]
+    assert (count(PTX), count(PTX, "bra"), count(PTX, "st.global")) == (4, 1, 1)
+    shown = SideBySide("both", {"A": [*marked(PTX, {9})], "B": []})
+    assert str(shown).splitlines()[1].startswith("A: 4 instructions, 2 marked")
+    assert shown._repr_html_().count("▶") == 2
