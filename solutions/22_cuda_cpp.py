@@ -117,10 +117,10 @@ extern "C" __global__ void neighbour_sums(const float* x, float* y) {
 }
 """
 x = np.random.default_rng(22).standard_normal(64).astype(float32)
-in_numba, in_cpp = np.zeros((2, 64), float32)
-simulate(neighbour_sums)[1, 64](x, in_numba)
-simulate(cuda_cpp(NEIGHBOURS)["neighbour_sums"])[1, 64](x, in_cpp)
-print("equal, bit by bit:", np.array_equal(in_numba, in_cpp))
+by_numba, by_cpp = np.zeros((2, 64), float32)
+simulate(neighbour_sums)[1, 64](x, by_numba)
+simulate(cuda_cpp(NEIGHBOURS)["neighbour_sums"])[1, 64](x, by_cpp)
+print("equal, bit by bit:", np.array_equal(by_numba, by_cpp))
 
 # %% [markdown]
 # Line by line it is the same kernel. What differs:
@@ -247,7 +247,8 @@ FLASH = """
 #include "tiles.cuh"
 
 extern "C" __global__ void flash_kernel(const float* q, const float* k, const float* v,
-                                        float* o, int n, int d, int columns, float scale) {
+                                        float* o, int n, int d, int columns,
+                                        float scale) {
     extern __shared__ float shared[];
     int rows = blockDim.x, t = threadIdx.x;
     # BEGIN SOLUTION 22.3
@@ -281,41 +282,44 @@ check.ex22_3(FLASH)
 #
 # Both kernels on the same numbers: 64 queries and keys, d = 8, blocks of 16. Lesson 02 counted 5120 loads and stores of global memory before anything ran. **Predict** what `sim` counts in the PTX of your C++: the same, or more, or fewer? `___`
 
-# %% tags=["uses-exercise"]
+# %%
 TILES = cuda_kernels.INFINITY + LOAD_TILE + VISIT
 n, d, rows = 64, 8, 16
 q, k, v = np.random.default_rng(5).standard_normal((3, n * d)).astype(float32)
-flash_kernels = {
-    "Numba, lesson 05": brought("05_flash_kernel", "flash_kernel"),
-    "CUDA C++": cuda_cpp(FLASH, "my_flash.cu", tiles=TILES)["flash_kernel"],
-}
-outputs = {}
-for name, kernel in flash_kernels.items():
-    outputs[name] = np.full(n * d, np.nan, float32)
-    launch = simulate(kernel, observers=[*DEFAULT, *COUNTERS])
-    counted = launch[n // rows, rows, 0, 4 * 4 * rows * d](
-        q, k, v, outputs[name], n, d, rows, float32(d**-0.5)
-    ).counters["memory"]["global"]
+sizes = n, d, rows, float32(d**-0.5)
+launch = n // rows, rows, 0, 4 * 4 * rows * d
+
+# %% tags=["uses-exercise"]
+in_cpp = cuda_cpp(FLASH, "my_flash.cu", tiles=TILES)["flash_kernel"]
+in_numba = brought("05_flash_kernel", "flash_kernel")
+outputs = np.full((2, n * d), np.nan, float32)
+for kernel, name, out in [
+    (in_cpp, "CUDA C++", outputs[0]),
+    (in_numba, "Numba, lesson 05", outputs[1]),
+]:
+    report = simulate(kernel, observers=[*DEFAULT, *COUNTERS])[launch](
+        q, k, v, out, *sizes
+    )
+    counted = report.counters["memory"]["global"]
     print(f"{name:17} loads and stores: {counted['loads'] + counted['stores']}")
-one, other = outputs.values()
-print("equal, below 1e-6:", bool(np.abs(one - other).max() <= 1e-6))
+print("equal, below 1e-6:", bool(np.abs(outputs[0] - outputs[1]).max() <= 1e-6))
 
 # %% [markdown]
 # And this is how your threads use the 28 numbers of `shared`, for columns = 4, rows = 3, d = 2, as in the prediction above:
 
 # %% tags=["uses-exercise"]
+in_cpp = cuda_cpp(FLASH, "my_flash.cu", tiles=TILES)["flash_kernel"]
 given = np.random.default_rng(5).standard_normal((4, 6)).astype(float32)
-launch = simulate(flash_kernels["CUDA C++"], observers=[*DEFAULT, Trace])
-report = launch[1, 3, 0, 4 * 28](*given, 3, 2, 4, float32(0.5))
-report.memory_map("shared")
+traced = simulate(in_cpp, observers=[*DEFAULT, Trace])
+traced[1, 3, 0, 4 * 28](*given, 3, 2, 4, float32(0.5)).memory_map("shared")
 
 # %% [markdown]
 # ### Two barriers, two races
 #
-#
-# Your kernel without one of its barriers. **Predict**, for each: which tile, which line writes, which line reads? `___`
+# Your kernel as it is, and without one of its barriers. **Predict**, for each: which tile, which line writes, which line reads? `___`
 
-# %% tags=["uses-exercise"]
+
+# %%
 BARRIER = "__syncthreads();"
 
 
@@ -326,14 +330,22 @@ def without_barrier(text, number):
     return BARRIER.join([*parts[:number], both, *parts[number + 2 :]])
 
 
+def findings(text, name):
+    """What sim finds in a flash kernel."""
+    kernel = cuda_cpp(text, name, tiles=TILES)["flash_kernel"]
+    out = np.zeros_like(q)
+    report = simulate(kernel, on_finding="report")[launch](q, k, v, out, *sizes)
+    return [finding.message for finding in report.findings]
+
+
+# %% tags=["uses-exercise"]
+print("As it is, sim finds", findings(FLASH, "my_flash.cu") or "nothing.")
 for number in range(FLASH.count(BARRIER)):
-    text = without_barrier(FLASH, number)
-    kernel = cuda_cpp(text, f"without_{number}.cu", tiles=TILES)["flash_kernel"]
-    report = simulate(kernel, on_finding="report")[4, 16, 0, 4 * 4 * rows * d](
-        q, k, v, np.zeros_like(q), n, d, rows, float32(d**-0.5)
+    found = findings(without_barrier(FLASH, number), f"without_{number}.cu")
+    print(
+        f"\nWithout barrier {number} it finds {len(found)} pairs of lines; the first:"
     )
-    print(f"Without barrier {number} sim finds {len(report.findings)} pairs of lines.")
-    print(*(finding.message for finding in report.findings[:1]), end="\n\n")
+    print(*found[:1])
 
 # %% [markdown]
 # ## 4. Lanes, and the mask that names them
@@ -353,7 +365,7 @@ for number in range(FLASH.count(BARRIER)):
 
 # %% jupyter={"source_hidden": true}
 def draw_lanes(width, absent):
-    """The 32 lanes of a warp, as many to a row as its width; grey where a row does not come."""
+    """The 32 lanes of a warp, `width` to a row; grey where a row does not come."""
     figure, axes = plt.subplots(figsize=(11, 1.7))
     for lane in range(32):
         row = lane // width
@@ -440,7 +452,8 @@ def rows_in_python(t, m, l, new_m, new_l, shrink, p):
 
 ROWS_IN_CPP = """
 extern "C" __global__ void rows_in_cpp(const float* t, const float* m, const float* l,
-                                       float* new_m, float* new_l, float* shrink, float* p) {
+                                       float* new_m, float* new_l, float* shrink,
+                                       float* p) {
     int e = threadIdx.x;
     new_m[e] = m[e / WIDTH];
     new_l[e] = l[e / WIDTH];
@@ -491,14 +504,14 @@ show_ptx("y[i] = left + t + right", **languages)
 # The last digit can differ, then. All three, in one simulator:
 
 # %%
-results = {"CUDA C++": in_cpp, "Numba": in_numba, "Triton": np.zeros(64, float32)}
+results = {"CUDA C++": by_cpp, "Numba": by_numba, "Triton": np.zeros(64, float32)}
 scratch = np.zeros(64, float32)
 simulate(load_ptx(languages["Triton"][0])["neighbour_sums_kernel"])[1, 64](
     x, scratch, results["Triton"], np.zeros(1), np.zeros(1)
 )
 for name, result in results.items():
-    near = bool(np.abs(result - in_cpp).max() <= 1e-6)
-    print(f"{name:9} below 1e-6: {near}   bit by bit: {np.array_equal(result, in_cpp)}")
+    near = bool(np.abs(result - by_cpp).max() <= 1e-6)
+    print(f"{name:9} below 1e-6: {near}   bit by bit: {np.array_equal(result, by_cpp)}")
 
 # %% [markdown]
 # ### What you may tell the compiler

@@ -13,9 +13,11 @@ __device__ void load_tile(float* tile, const float* array, int start, int length
 }
 """
 VISIT = """
-// Row `row` of the Q tile meets the first `keys` keys: its row of the O tile changes, and m and l.
-__device__ void visit(int row, const float* q_tile, const float* k_tile, const float* v_tile,
-                      float* o_tile, int keys, int d, float scale, float& m, float& l) {
+// Row `row` of the Q tile meets the first `keys` keys:
+// its row of the O tile changes, and m and l.
+__device__ void visit(int row, const float* q_tile, const float* k_tile,
+                      const float* v_tile, float* o_tile, int keys, int d, float scale,
+                      float& m, float& l) {
     for (int j = 0; j < keys; j++) {
         float score = 0.0f;
         for (int c = 0; c < d; c++)
@@ -40,7 +42,8 @@ __device__ float weight(float score, float maximum) {
     return score == MINUS_INFINITY ? 0.0f : expf(score - maximum);
 }
 
-// The largest value among the WIDTH lanes of a row; all of them get it. mask: a bit for each lane of the row.
+// The largest value among the WIDTH lanes of a row; all of them get it.
+// mask: a bit for each lane of the row.
 __device__ float row_max(float value, unsigned mask) {
     #pragma unroll
     for (int step = WIDTH / 2; step > 0; step /= 2)
@@ -98,8 +101,10 @@ extern "C" __global__ void every_row(const float* t, const float* m, const float
 
 HUNT = {
     "a": """
-// out[c] = sum over j < n of softmax(s)[j] * v[j][c], v (n, d); n, d <= 64; one block of 64.
-extern "C" __global__ void weigh(const float* s, const float* v, float* out, int n, int d) {
+// out[c] = sum over j < n of softmax(s)[j] * v[j][c], v (n, d).
+// n and d are 64 at most; one block of 64 threads.
+extern "C" __global__ void weigh(const float* s, const float* v, float* out,
+                                 int n, int d) {
     __shared__ float p[64];
     int t = threadIdx.x;
     if (t < n) p[t] = expf(s[t]);  // the scores are small
@@ -115,7 +120,8 @@ extern "C" __global__ void weigh(const float* s, const float* v, float* out, int
     "b": """
 // o[i] = shrink * o[i] + x[i - 1] + x[i], and x = 0 outside.
 // A block of 32 loads 32 rows and owns the last 31; its row 0 is the halo.
-extern "C" __global__ void add_rows(const float* x, float* o, float shrink, int n) {
+extern "C" __global__ void add_rows(const float* x, float* o, float shrink,
+                                    int n) {
     __shared__ float x_tile[32], o_tile[32];
     int t = threadIdx.x, i = int(blockIdx.x) * 31 + t - 1;
     bool inside = 0 <= i && i < n;
@@ -128,7 +134,8 @@ extern "C" __global__ void add_rows(const float* x, float* o, float shrink, int 
     "c": """
 // out[j] = row j of k times row j of v, both (n, d).
 // A block of 32 takes 8 rows, and has 16 * d numbers of shared memory.
-extern "C" __global__ void row_products(const float* k, const float* v, float* out, int n, int d) {
+extern "C" __global__ void row_products(const float* k, const float* v, float* out,
+                                        int n, int d) {
     extern __shared__ float shared[];
     float* k_tile = shared;
     float* v_tile = shared + d * d;
@@ -155,7 +162,8 @@ extern "C" __global__ void row_sum(const float* x, float* l, int n) {
     bool inside = 0 <= j && j < n;
     tile[t] = inside ? x[j] : 0.0f;
     __syncthreads();
-    float left = t > 0 ? tile[t - 1] : 0.0f, right = t < 31 ? tile[t + 1] : 0.0f;
+    float left = t > 0 ? tile[t - 1] : 0.0f;
+    float right = t < 31 ? tile[t + 1] : 0.0f;
     if (inside) atomicAdd(l, expf(left + tile[t] + right));
 }
 """,
