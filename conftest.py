@@ -15,14 +15,9 @@ from course.doctor import gpu_names
 
 GPUS = gpu_names()
 TRITON = find_spec("triton") is not None
-ALONE = {
-    "test_mutants.py",
-    "test_corpus.py",
-    "test_conv_kernels.py",
-    "test_conv_shapes.py",
-    "test_ptx.py",
-    "test_notebooks.py",
-}  # tests that share nothing
+# Tests that share nothing, and files that share compiled kernels, which two processes would compile both.
+ALONE = {"test_mutants.py", "test_corpus.py", "test_ptx.py", "test_notebooks.py"}
+TOGETHER = ("test_conv_", "test_distributed"), ("test_latent_",), ("test_multi_token_",)
 state = pytest.StashKey[Path]()
 
 
@@ -55,8 +50,8 @@ def pytest_configure(config):
 
 
 class ByFile(LoadFileScheduling):
-    """A file at a time for each process, but the longest files test by test, so that no process is left with
-    all of one.
+    """A file at a time for each process, but some together, and the longest files test by test, so that no
+    process is left with all of one.
 
     A process that crashes fails one test. pytest-xdist 3.8 hands that test and all finished files out again,
     so that the next process crashes too, or waits for ever for a test after its last.
@@ -64,7 +59,8 @@ class ByFile(LoadFileScheduling):
 
     def _split_scope(self, nodeid):
         file = super()._split_scope(nodeid)
-        return nodeid if Path(file).name in ALONE else file
+        name = Path(file).name
+        return nodeid if name in ALONE else next(filter(name.startswith, TOGETHER), file)
 
     def remove_node(self, node):
         """The test in which this process crashed, or None; what it had not begun goes to others."""

@@ -1,10 +1,10 @@
 """Runs modules of numba-cuda's own test suite in this process and prints one JSON object: {test: [outcome,
 launches, kinds of findings, why]}.
 
-    python tests/conformance/run.py [--numba | --native] test_sm test_sync ...
+    python tests/conformance/run.py [--numba | --native] [--quick] test_sm test_sync ...
 
 By default on our simulator, through the adapter, with the engine "fibers" or, with --native, "native"; with
---numba on Numba's own.
+--numba on Numba's own; with --quick without LONG.
 """
 
 import json
@@ -15,6 +15,7 @@ import warnings
 
 SMALL = {"test_laplace"}  # 65,000,000 threads otherwise
 TOO_LARGE = {"test_intrinsics.TestCudaIntrinsic.test_issue_9229": "launches 5,663,031,296 threads"}
+LONG = {"test_cooperative_groups.TestCudaCooperativeGroups.test_sync_at_matrix_row"}  # 18 s
 
 
 class Outcomes(unittest.TestResult):
@@ -81,6 +82,8 @@ def main(arguments):
             f"numba.cuda.tests.cudapy.{module}" for module in modules
         )
     ):
+        if "--quick" in arguments and name_of(test) in LONG:
+            continue
         if name_of(test) in too_large:
             outcomes.outcome[name_of(test)] = "skipped", 0, [], too_large[name_of(test)]
         else:

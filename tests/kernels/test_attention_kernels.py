@@ -42,10 +42,12 @@ def right(o, log_sum, q, k, v, causal, scale=None, tolerance=1e-5):
 
 
 def sizes():
-    """Every length with every head size."""
+    """Every length with every head size; interpreted, the kernel of warps takes one head size of a length on
+    each push."""
     for forward, n, d in itertools.product((flash_forward, warp_forward), LENGTHS, HEAD_SIZES):
         yield pytest.param(forward, n, d, "cuda", marks=pytest.mark.gpu)
-        yield pytest.param(forward, n, d, "cpu")
+        rare = forward is warp_forward and (LENGTHS.index(n) + HEAD_SIZES.index(d)) % len(HEAD_SIZES) != 1
+        yield pytest.param(forward, n, d, "cpu", marks=[pytest.mark.nightly] if rare else [])
 
 
 @pytest.mark.parametrize(("forward", "n", "d", "device"), list(sizes()))

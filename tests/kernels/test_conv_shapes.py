@@ -17,11 +17,11 @@ def sizes(d):
     return st.builds(Shape, heads, heads, st.integers(1, 300), d, taps, taps, st.booleans())
 
 
-# Compiling takes longest. There is a kernel for each width: each push compiles the narrowest and the widest.
-WIDTHS = 16, 128
-FEW_SIZES, SIZES = sizes(st.integers(1, 16) | st.integers(65, 128)), sizes(st.integers(1, 128))
+# Compiling takes longest. There is a kernel for each width: each push compiles the narrowest.
+WIDTH = 16
+FEW_SIZES, SIZES = sizes(st.integers(1, WIDTH)), sizes(st.integers(1, 128))
 SAMPLE = [
-    shape if width_for(shape.d) in WIDTHS else shape._replace(d=13) for shape in SHAPES[::5]
+    shape if shape.d <= WIDTH else shape._replace(d=13) for shape in SHAPES[::5]
 ]  # has every length and all taps
 ON_A_CPU = [*SAMPLE, *(pytest.param(shape, marks=nightly) for shape in SHAPES if shape not in SAMPLE)]
 
@@ -59,7 +59,7 @@ def test_random_shapes_of_every_width_compiled(shape):
 def test_the_sample_has_every_length_and_all_taps():
     for sides in ("n", "c_q", "c_k", "causal"):
         assert {getattr(shape, sides) for shape in SAMPLE} == {getattr(shape, sides) for shape in SHAPES}
-    assert {width_for(shape.d) for shape in SAMPLE} == set(WIDTHS)
+    assert {width_for(shape.d) for shape in SAMPLE} == {WIDTH}
 
 
 @gpu

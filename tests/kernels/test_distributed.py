@@ -12,7 +12,9 @@ from kernels.conv_cases import Shape, inputs
 from kernels.conv_decode import conv_attention_decode
 from kernels.conv_forward import conv_forward
 from kernels.distributed import Plan
+from kernels.launch import RUNNERS
 
+nightly = pytest.mark.nightly
 SHAPES = [
     Shape(1, 2, 9, 4, 3, 4, True),
     Shape(1, 2, 3, 4, 6, 11, True),
@@ -92,7 +94,8 @@ def equal_and_odd(n, ranks):
     yield from [("contiguous", equal), ("zigzag", equal), ("contiguous", first), ("zigzag", first[::-1])]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, *(pytest.param(r, marks=pytest.mark.nightly) for r in (4, 8))])
+# Each rank is a process that imports PyTorch: a push starts few.
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(r, marks=nightly) for r in (1, 2, 4, 8))])
 def test_equal_to_one_process(ranks, few, compiled):
     shapes = few(SHAPES, 3)
     for found in run_ranks(errors_of_all, ranks, shapes, equal_and_odd, timeout=600)[:1]:
@@ -120,7 +123,9 @@ def decoded(shape, lengths_of_each):
     return given
 
 
-@pytest.mark.parametrize("lengths_of_each", [[[40]], [[13, 14, 13], [1, 0, 39], [38, 1, 1]]])
+@pytest.mark.parametrize(
+    "lengths_of_each", [pytest.param([[40]], marks=nightly), [[13, 14, 13], [1, 0, 39], [38, 1, 1]]]
+)
 def test_decoding(lengths_of_each, compiled):
     from kernels.reference import conv_attention
 
@@ -188,7 +193,7 @@ def test_all_ranks_are_told_that_they_disagree():
         assert all(each) and all(any(words in said for said in each) for words in SAID[what]), each
 
 
-@pytest.mark.parametrize("what, timeout", [("heads", 600), ("dies", 60)])
+@pytest.mark.parametrize("what, timeout", [pytest.param("heads", 600, marks=nightly), ("dies", 60)])
 def test_all_ranks_end_with_an_error(what, timeout):
     with pytest.raises(RankFailed) as failed:
         run_ranks(disagreeing, 3, what, timeout=timeout)
@@ -214,6 +219,9 @@ def one_step(kind):
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
+    from kernels import launch
+
+    launch.RUNNERS["cpu"] = native
     layer = model()
     if kind == "DDP":
         layer = DistributedDataParallel(layer)
@@ -230,8 +238,9 @@ def one_step(kind):
     ]
 
 
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
-def test_data_parallel_training(kind):
+@pytest.mark.parametrize("kind", ["DDP", pytest.param("FSDP2", marks=nightly)])
+def test_data_parallel_training(kind, compiled, monkeypatch):
+    monkeypatch.setitem(RUNNERS, "cpu", native)
     whole = model()
     whole(batches()).square().mean().backward()
     for gradients in run_ranks(one_step, 2, kind, timeout=600):

@@ -172,7 +172,14 @@ def launched(name, **options):
     return simulate(kernel, **options)[launch](*arguments), arguments
 
 
-@pytest.mark.parametrize("observers", [DEFAULT, ()], ids=["checked", "bare"])
+# Each kind of launch has machine code of its own: checked launches of all kernels run on each push.
+BARE = pytest.param((), id="bare", marks=pytest.mark.nightly)
+SOME = [
+    pytest.param(name, marks=[pytest.mark.nightly] if place % 3 else []) for place, name in enumerate(CASES)
+]
+
+
+@pytest.mark.parametrize("observers", [pytest.param(DEFAULT, id="checked"), BARE])
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_fibers(name, observers):
     report, got = launched(name, engine="native", observers=observers)
@@ -183,7 +190,7 @@ def test_results_are_those_of_fibers(name, observers):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SOME)
 def test_counters_and_traces_are_those_of_fibers(name):
     ours, wanted = (
         launched(name, engine=engine, observers=[*DEFAULT, *COUNTERS, Trace], seed=3)[0]
@@ -195,7 +202,7 @@ def test_counters_and_traces_are_those_of_fibers(name):
     ]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SOME)
 def test_what_compiled_code_counts_is_what_fibers_count(name):
     ours, wanted = (
         launched(name, engine=engine, observers=[*DEFAULT, *COUNTERS])[0] for engine in ("native", "fibers")
