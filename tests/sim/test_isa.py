@@ -216,10 +216,10 @@ def compare(entry, kinds):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_the_compiled_form_gives_what_the_meaning_gives(name, few):
-    """Each push compiles every entry for two of its types, and among them for all."""
+    """Each push compiles every entry for one of its types, and among them for nearly all."""
     entry, place = INSTRUCTIONS[name], FORMS.index(name)
     kinds = versions(entry)
-    for each in few(kinds[place % len(kinds) :] + kinds[: place % len(kinds)], 2):
+    for each in few(kinds[place % len(kinds) :] + kinds[: place % len(kinds)], 1):
         compare(entry, each)
 
 

@@ -25,7 +25,13 @@ def told(report):
     return sorted((f.kind, str(sorted({a.site.line for a in f.accesses if a.site}))) for f in report.findings)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.nightly] if place % 4 and name not in LEFT else [])
+        for place, name in enumerate(CASES)
+    ],
+)  # by the interpreter all run on each push (test_cuda_cpp.py)
 def test_findings_and_values_are_the_interpreters(name):
     case, (_, kernels) = CASES[name], module(name)
     for which, make in (("bug", case.arguments), ("mended", case.mended_arguments or case.arguments)):
