@@ -51,17 +51,7 @@ from kernels.launch import (
     launch,
     output,
 )
-from kernels.splits import (
-    MERGING_WARPS,
-    add_splits,
-    checked_splits,
-    choose_splits,
-    fewest_splits,
-    largest_of_warp,
-    merged,
-    multiprocessors,
-    sum_of_warp,
-)
+from kernels.splits import MERGING_WARPS, add_splits, largest_of_warp, merged, splits_for, sum_of_warp
 from kernels.tensor_launch import check_tensor_cores, kind_of, tensor_width
 from kernels.tiles import MINUS_INFINITY, weight
 
@@ -261,8 +251,8 @@ def conv_attention_decode(
         H, N_k, d), of all tokens, the new one too; w: (H, c_q, c_k), the taps, 1 to 15 each way. All on one
         device, d <= 128; q_window, k and v float32, bfloat16 or float16, w float32 or like them. 16-bit ones
         are computed on tensor cores (`kernels.decode_tensor`). scale is 1/sqrt(d) unless given.
-    splits: among how many blocks the keys of a head are divided, 1 or more; `choose_splits` unless given. It
-        changes rounding only.
+    splits: among how many blocks the keys of a head are divided, 1 or more; chosen by
+        `kernels.splits.choose_splits` unless given. It changes rounding only.
     run: how to launch the kernels (`kernels.launch`). No decision hangs on a number in a tensor, so that a
         CUDA graph can record the call. Raises TypeError or ValueError that names the argument, what it is,
         and what was wanted.
@@ -282,12 +272,7 @@ def conv_decode_tensor(q, k, v, w, scale, splits=None, run=None):
     """
     check_tensor_cores(q)
     (batch, heads, keys, d), (_, c_q, c_k) = k.shape, w.shape
-    most = max(1, keys // decode_tensor.KEYS)
-    splits = (
-        fewest_splits(max(1, batch * heads), most, multiprocessors(k.device) * decode_tensor.BLOCKS)
-        if splits is None
-        else checked_splits(splits)
-    )
+    splits = splits_for(splits, batch * heads, keys, k.device, decode_tensor.KEYS, decode_tensor.BLOCKS)
     length = decode_tensor.length_of(-(-keys // splits), c_k)
     splits = -(-keys // length)
     parts, o, log_sum = (output((batch, heads, *sizes), like=k) for sizes in ((splits, d + 2), (1, d), (1,)))
@@ -308,11 +293,7 @@ def conv_decode(q, k, v, w, scale, first_owned, position, splits=None, run=None)
         checks its arguments.
     """
     batch, heads, keys, d = v.shape
-    splits = (
-        choose_splits(batch * heads, keys, multiprocessors(k.device))
-        if splits is None
-        else checked_splits(splits)
-    )
+    splits = splits_for(splits, batch * heads, keys, k.device)
     parts, o, log_sum = (output((batch, heads, *sizes), like=k) for sizes in ((splits, d + 2), (1, d), (1,)))
     kernel, length = split_kernel(-(-w.shape[1] // 4) * 4, d), -(-keys // (splits * WARPS))
     extent = k.shape[2], keys, first_owned, position

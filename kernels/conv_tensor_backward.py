@@ -51,7 +51,16 @@ from kernels.instructions import (
 )
 from kernels.launch import launch, output
 from kernels.tensor_launch import check_tensor_cores, kind_of, tensor_width
-from kernels.tensor_tiles import ARITHMETIC, LOG2E, PADDING, clamped, tile_copier, value_adder, window_of
+from kernels.tensor_tiles import (
+    ARITHMETIC,
+    LOG2E,
+    PADDING,
+    clamped,
+    mma_pair,
+    tile_copier,
+    value_adder,
+    window_of,
+)
 
 WARPS = 8  # in a block
 COLUMNS = 32  # of a step
@@ -87,7 +96,7 @@ def owned_rows(frame, warps):
 @functools.cache
 def product_maker(kind, depth):
     """multiply(c, a_tile, a_row, b_tile, b_row): c = A Bᵀ of 16 rows and COLUMNS rows."""
-    mma = ARITHMETIC[kind].mma
+    add_pair = mma_pair(kind)
 
     @cuda.jit(device=True)
     def multiply(c, a_tile, a_row, b_tile, b_row):
@@ -100,14 +109,7 @@ def product_maker(kind, depth):
                 b0, b1, b2, b3 = ldmatrix_x4(
                     b_tile, (b_row + pair * 16 + (lane & 7) + (lane >> 4) * 8, d * 16 + (lane >> 3 & 1) * 8)
                 )
-                x = pair * 8
-                c[x], c[x + 1], c[x + 2], c[x + 3] = mma(
-                    a0, a1, a2, a3, b0, b1, c[x], c[x + 1], c[x + 2], c[x + 3]
-                )
-                x += 4
-                c[x], c[x + 1], c[x + 2], c[x + 3] = mma(
-                    a0, a1, a2, a3, b2, b3, c[x], c[x + 1], c[x + 2], c[x + 3]
-                )
+                add_pair(c, pair * 8, a0, a1, a2, a3, b0, b1, b2, b3)
 
     return multiply
 

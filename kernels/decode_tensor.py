@@ -37,6 +37,7 @@ from kernels.tensor_tiles import (
     PADDING,
     SLACK,
     clamped,
+    mma_pair,
     row_copier,
     tap_loader,
     window_of,
@@ -55,7 +56,7 @@ THREADS = WARPS * 32
 @functools.cache
 def decode_tensor_kernel(width, kind, c_q, c_k):
     """The kernel for rows of at most `width` numbers and (c_q, c_k) taps."""
-    mma, mma_k8, pack = ARITHMETIC[kind]
+    (mma, mma_k8, pack), add_pair = ARITHMETIC[kind], mma_pair(kind)
     scaled = kind == "float16"
     left = (c_k - 1) // 2
     window, load_taps = window_of(c_k), tap_loader(kind, c_q, c_k)
@@ -128,14 +129,7 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
                 for tile in range(own_tiles // 2):
                     row = place + warp * OWN + tile * 16 + (lane & 7) + (lane >> 4) * 8
                     b0, b1, b2, b3 = ldmatrix_x4(k_tiles, (row, (lane >> 3 & 1) * 8 + step * 16))
-                    x = tile * 8
-                    s[x], s[x + 1], s[x + 2], s[x + 3] = mma(
-                        a0, a1, a2, a3, b0, b1, s[x], s[x + 1], s[x + 2], s[x + 3]
-                    )
-                    x += 4
-                    s[x], s[x + 1], s[x + 2], s[x + 3] = mma(
-                        a0, a1, a2, a3, b2, b3, s[x], s[x + 1], s[x + 2], s[x + 3]
-                    )
+                    add_pair(s, tile * 8, a0, a1, a2, a3, b0, b1, b2, b3)
             for tile in range(own_tiles):
                 for half in range(2):
                     a, column = group + half * 8, warp * OWN + tile * 8 + pair
@@ -181,14 +175,7 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
                 row = place + warp * OWN + step * 16 + (lane & 15)
                 for tile in range(d_tiles // 2):
                     b0, b1, b2, b3 = ldmatrix_x4_trans(v_tiles, (row, (lane >> 4) * 8 + tile * 16))
-                    x = tile * 8
-                    os[x], os[x + 1], os[x + 2], os[x + 3] = mma(
-                        a0, a1, a2, a3, b0, b1, os[x], os[x + 1], os[x + 2], os[x + 3]
-                    )
-                    x += 4
-                    os[x], os[x + 1], os[x + 2], os[x + 3] = mma(
-                        a0, a1, a2, a3, b2, b3, os[x], os[x + 1], os[x + 2], os[x + 3]
-                    )
+                    add_pair(os, tile * 8, a0, a1, a2, a3, b0, b1, b2, b3)
             cuda.syncthreads()  # every warp has its T: the last columns may move to the front
             for x in range(thread, ROWS * CARRIED, THREADS):
                 scores[x // CARRIED, x % CARRIED] = scores[x // CARRIED, KEYS + x % CARRIED]

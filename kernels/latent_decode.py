@@ -52,10 +52,8 @@ from kernels.splits import (
     MERGING_WARPS,
     WARP_LANES,
     add_splits,
-    checked_splits,
-    choose_splits,
     merged,
-    multiprocessors,
+    splits_for,
     sum_of_warp,
     sum_of_warps,
 )
@@ -213,7 +211,7 @@ def latent_attention_decode(
         type, float32, bfloat16 or float16, d and L from 1 to 128. 16-bit latents are read by tensor cores
         (`kernels.latent_decode_tensor`). scale is 1/sqrt(L) unless given. Returns a tensor like q_window.
     alpha, window: as for `latent_attention`. splits: among how many blocks the keys are divided, 1 or more;
-        `choose_splits` unless given. It changes rounding only.
+        chosen by `kernels.splits.choose_splits` unless given. It changes rounding only.
     run: how to launch the kernels (`kernels.launch`). No decision hangs on a number in a tensor, so that a
         CUDA graph can record the call. Raises TypeError or ValueError that names the argument, what it is,
         and what was wanted.
@@ -253,11 +251,7 @@ def read_latents(q_latent, k_latent, v_latent, band, splits=None, run=None):
     width, most = sizes_for(latent)
     rows = heads_in_a_block(heads, most)
     groups = -(-heads // rows)
-    splits = (
-        choose_splits(batch * groups, keys, multiprocessors(q_latent.device))
-        if splits is None
-        else checked_splits(splits)
-    )
+    splits = splits_for(splits, batch * groups, keys, q_latent.device)
     parts = output((batch, heads, splits, latent + 2), like=q_latent)
     length = -(-keys // (splits * COLUMNS)) * COLUMNS
     launch(

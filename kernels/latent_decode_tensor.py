@@ -17,16 +17,16 @@ import functools
 from numba import cuda
 from numpy import float32, int16, uint32
 
-from kernels.instructions import cp_async_commit, cp_async_wait_0, exp2_approx, ldmatrix_x4
+from kernels.instructions import cp_async_commit, cp_async_wait_0, exp2_approx
 from kernels.launch import launch, output
-from kernels.splits import checked_splits, fewest_splits, multiprocessors
+from kernels.splits import splits_for
 from kernels.tensor_launch import aligned, kind_of, tensor_width
 from kernels.tensor_tiles import (
     ARITHMETIC,
     LOG2E,
     PADDING,
-    mma_pair,
     row_copier,
+    score_adder,
     softener,
     value_adder,
     whole_sum,
@@ -42,12 +42,13 @@ THREADS = WARPS * 32
 @functools.cache
 def split_kernel(width, kind):
     """The kernel that reads the latents, for rows of at most `width` numbers."""
-    pack, add_pair = ARITHMETIC[kind].pack, mma_pair(kind)
+    pack = ARITHMETIC[kind].pack
     keys, pitch, depth, d_tiles = KEYS[width], width + PADDING, width // 16, width // 8
     own, two_tiles = keys // WARPS, 2 * keys
     n_tiles = own // 8
     q_numbers, s_numbers, o_numbers = depth * 4, n_tiles * 4, d_tiles * 4
     copy = row_copier(width, THREADS)
+    add_scores = score_adder(kind, 1, n_tiles, depth)
     soften, add_values = softener(1, n_tiles, d_tiles), value_adder(kind, 1, n_tiles, d_tiles)
 
     @cuda.jit(device=True)
@@ -61,19 +62,6 @@ def split_kernel(width, kind):
                 low = q_rows[head, c] if head < heads and c < latent else float32(0)
                 high = q_rows[head, c + 1] if head < heads and c + 1 < latent else float32(0)
                 qs[d * 4 + r] = pack(low, high)
-
-    @cuda.jit(device=True)
-    def add_scores(s, qs, k_tiles, first):
-        """s = q̃ k̃ᵀ of the block's heads and the keys from k_tiles[first] on."""
-        lane = cuda.threadIdx.x & 31
-        row, column = first + (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
-        for x in range(s_numbers):
-            s[x] = float32(0)
-        for d in range(depth):
-            for pair in range(n_tiles // 2):
-                b0, b1, b2, b3 = ldmatrix_x4(k_tiles, (row + pair * 16, column + d * 16))
-                y = d * 4
-                add_pair(s, pair * 8, qs[y], qs[y + 1], qs[y + 2], qs[y + 3], b0, b1, b2, b3)
 
     @cuda.jit(device=True)
     def mask_and_add_band(s, band, first_head, j0, end, keys):
@@ -182,11 +170,7 @@ def read_latents(q_latent, k_latent, v_latent, band, splits=None, run=None):
     (batch, heads, latent), keys = q_latent.shape, k_latent.shape[1]
     width, groups = tensor_width(latent), -(-heads // ROWS)
     tile = KEYS[width]
-    splits = (
-        fewest_splits(batch * groups, max(1, keys // tile), multiprocessors(k_latent.device) * BLOCKS)
-        if splits is None
-        else checked_splits(splits)
-    )
+    splits = splits_for(splits, batch * groups, keys, k_latent.device, tile, BLOCKS)
     length = -(-keys // (splits * tile)) * tile
     splits = -(-keys // length)
     parts = output((batch, heads, splits, latent + 2), like=q_latent)

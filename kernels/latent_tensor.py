@@ -37,6 +37,7 @@ from kernels.tensor_tiles import (
     LOG2E,
     PADDING,
     mma_pair,
+    score_adder,
     softener,
     tile_copier,
     value_adder,
@@ -60,6 +61,7 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
     copy_rows, copy = tile_copier(rows, width, threads), tile_copier(keys, width, threads)
     copy_matrix = tile_copier(chunk, width, threads)
     soften = softener(m_tiles, n_tiles, d_tiles)
+    add_scores = score_adder(kind, m_tiles, n_tiles, depth)
     add_values = value_adder(kind, m_tiles, n_tiles, d_tiles)
 
     @cuda.jit(device=True)
@@ -107,21 +109,6 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
                     x_tile[i, c] = int16(both & uint32(0xFFFF))
                     x_tile[i, c + 1] = int16(both >> uint32(16))
         cuda.syncwarp()  # it is there
-
-    @cuda.jit(device=True)
-    def add_scores(s, qs, k_tiles, place):
-        """s = q̃ k̃ᵀ for the warp's rows and the keys from `place` on."""
-        lane = cuda.threadIdx.x & 31
-        row, column = place + (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
-        for x in range(s_numbers):
-            s[x] = float32(0)
-        for d in range(depth):
-            for pair in range(n_tiles // 2):
-                b0, b1, b2, b3 = ldmatrix_x4(k_tiles, (row + pair * 16, column + d * 16))
-                for piece in range(m_tiles):
-                    y = (piece * depth + d) * 4
-                    at = (piece * n_tiles + pair * 2) * 4
-                    add_pair(s, at, qs[y], qs[y + 1], qs[y + 2], qs[y + 3], b0, b1, b2, b3)
 
     @cuda.jit(device=True)
     def add_band(s, band, x_tile, q_tiles, place, back, window, alpha):

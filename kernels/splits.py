@@ -82,15 +82,25 @@ def sum_of_warps(sums, c):
 # Host functions ---------------------------------------------------------------------------------------------
 
 
-def choose_splits(sequences, keys, multiprocessors):
+def splits_for(given, sequences, keys, device, *rule):
+    """The splits that a call has given, checked, or those that `choose_splits` chooses by its rule for the
+    device."""
+    return (
+        choose_splits(sequences, keys, multiprocessors(device), *rule)
+        if given is None
+        else checked_splits(given)
+    )
+
+
+def choose_splits(sequences, keys, multiprocessors, fewest=FEWEST_KEYS, blocks=BLOCKS):
     """Among how many blocks to divide each head's keys; sequences: B · H.
 
-    A multiprocessor holds BLOCKS blocks at once; the device works in waves of as many as all hold, and in a
+    A multiprocessor holds `blocks` blocks at once; the device works in waves of as many as all hold, and in a
     last wave that is not full it idles. The fewest splits that waste at most a tenth more than the best
-    within four waves; but no block gets fewer than FEWEST_KEYS keys, as it would spend its time on halo,
-    window and merge.
+    within four waves; but no block gets fewer than `fewest` keys, as it would spend its time on halo, window
+    and merge.
     """
-    return fewest_splits(max(1, sequences), max(1, keys // FEWEST_KEYS), multiprocessors * BLOCKS)
+    return fewest_splits(max(1, sequences), max(1, keys // fewest), multiprocessors * blocks)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from numpy import float32, int32
 from kernels.instructions import (
     cp_async_16,
     exp2_approx,
+    ldmatrix_x4,
     ldmatrix_x4_trans,
     mma_bf16,
     mma_bf16_k8,
@@ -180,9 +181,31 @@ def mma_pair(kind):
 
 
 @functools.cache
+def score_adder(kind, m_tiles, n_tiles, depth):
+    """add_scores(s, a, tile, first): s = A Bᵀ for B the 8 · n_tiles rows of tile[first:], `depth` matrices of
+    16 columns; a: a lane's part of A as left operands of `mma`, m_tiles × depth × 4 words."""
+    add_pair, numbers = mma_pair(kind), m_tiles * n_tiles * 4
+
+    @cuda.jit(device=True)
+    def add_scores(s, a, tile, first):
+        lane = cuda.threadIdx.x & 31
+        row, column = first + (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
+        for x in range(numbers):
+            s[x] = float32(0)
+        for d in range(depth):
+            for pair in range(n_tiles // 2):
+                b0, b1, b2, b3 = ldmatrix_x4(tile, (row + pair * 16, column + d * 16))
+                for piece in range(m_tiles):
+                    y, at = (piece * depth + d) * 4, (piece * n_tiles + pair * 2) * 4
+                    add_pair(s, at, a[y], a[y + 1], a[y + 2], a[y + 3], b0, b1, b2, b3)
+
+    return add_scores
+
+
+@functools.cache
 def value_adder(kind, m_tiles, n_tiles, d_tiles):
     """add_values(o, p, tile, first): o += p V for the 8 · n_tiles rows of V from tile[first] on."""
-    mma, _, pack = ARITHMETIC[kind]
+    add_pair, pack = mma_pair(kind), ARITHMETIC[kind].pack
 
     @cuda.jit(device=True)
     def add_values(o, p, tile, first):
@@ -195,13 +218,7 @@ def value_adder(kind, m_tiles, n_tiles, d_tiles):
                     x, y = (piece * n_tiles + step * 2) * 4, (piece * d_tiles + pair * 2) * 4
                     a0, a1 = pack(p[x], p[x + 1]), pack(p[x + 2], p[x + 3])
                     a2, a3 = pack(p[x + 4], p[x + 5]), pack(p[x + 6], p[x + 7])
-                    o[y], o[y + 1], o[y + 2], o[y + 3] = mma(
-                        a0, a1, a2, a3, b0, b1, o[y], o[y + 1], o[y + 2], o[y + 3]
-                    )
-                    y += 4
-                    o[y], o[y + 1], o[y + 2], o[y + 3] = mma(
-                        a0, a1, a2, a3, b2, b3, o[y], o[y + 1], o[y + 2], o[y + 3]
-                    )
+                    add_pair(o, y, a0, a1, a2, a3, b0, b1, b2, b3)
 
     return add_values
 

@@ -38,9 +38,10 @@ from course.check import lesson14
 from course.figures import BLUE, GREEN, ORANGE, RED, SKY
 from kernels import ConvAttention, KVCache, conv_attention_decode, reference
 from kernels.bench import DATA, least_us
-from kernels.conv_decode import choose_splits, conv_decode_merge_kernel
+from kernels.conv_decode import conv_decode_merge_kernel
 from kernels.conv_tiled import load_rows
 from kernels.launch import RUNNERS
+from kernels.splits import choose_splits
 from kernels.tiled import Traffic
 from kernels.tiles import MINUS_INFINITY, weight
 from sim import simulate

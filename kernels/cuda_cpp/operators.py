@@ -2,21 +2,13 @@
 
 import numpy as np
 
-from kernels.conv_decode import (
-    LANES,
-    MERGING_WARPS,
-    WARPS,
-    checked_splits,
-    choose_splits,
-    decode_arguments,
-    flat,
-    multiprocessors,
-)
+from kernels.conv_decode import LANES, MERGING_WARPS, WARPS, decode_arguments, flat
 from kernels.conv_forward import SIZE
 from kernels.conv_tiles import check_size, threads_of
 from kernels.cuda_cpp.launch import Kernel, launch
 from kernels.flash_forward import ROWS
 from kernels.launch import attention_arguments, backward_arguments, conv_arguments, output, width_for
+from kernels.splits import splits_for
 
 
 def flash_forward(q, k, v, causal=True, scale=None, run=None):
@@ -77,11 +69,7 @@ def conv_attention_decode(q_window, k, v, w, scale=None, splits=None, run=None):
     `kernels.conv_decode.conv_attention_decode`, float32."""
     q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale)
     (batch, heads, keys, d), (_, c_q, c_k) = k.shape, w.shape
-    splits = (
-        choose_splits(batch * heads, keys, multiprocessors(k.device))
-        if splits is None
-        else checked_splits(splits)
-    )
+    splits = splits_for(splits, batch * heads, keys, k.device)
     parts, o, log_sum = (output((batch, heads, *sizes), like=k) for sizes in ((splits, d + 2), (1, d), (1,)))
     (k, k_strides), (v, v_strides) = flat(k), flat(v)
     macros = ("D", d), ("SLOTS", -(-c_q // 4) * 4)

@@ -5,8 +5,9 @@ The algorithm is that of `kernels/conv_decode.py`, with a program where that has
 product and one move: U[b, j] = Σ_a w[a, b] · S0[a, j], then T[j] = Σ_b U[b, j + b].
 """
 
-from kernels.conv_decode import checked_splits, choose_splits, decode_arguments, flat, multiprocessors
+from kernels.conv_decode import decode_arguments, flat
 from kernels.launch import output, width_for
+from kernels.splits import splits_for
 from kernels.triton.launch import launch
 from kernels.triton.optional import tl, triton
 from kernels.triton.tiles import head_of_program, load_rows, products, reciprocal, weight
@@ -96,11 +97,7 @@ def conv_attention_decode(q_window, k, v, w, scale=None, splits=None, run=None, 
     `kernels.conv_decode.conv_attention_decode`, float32."""
     q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale)
     (batch, heads, keys, d), (_, c_q, c_k) = k.shape, w.shape
-    splits = (
-        choose_splits(batch * heads, keys, multiprocessors(k.device))
-        if splits is None
-        else checked_splits(splits)
-    )
+    splits = splits_for(splits, batch * heads, keys, k.device)
     parts, o, log_sum = (output((batch, heads, *sizes), like=k) for sizes in ((splits, d + 2), (1, d), (1,)))
     (k, k_strides), (v, v_strides) = flat(k), flat(v)
     given = q.contiguous(), k, *k_strides, v, *v_strides, w.contiguous(), scale, parts

@@ -3,7 +3,6 @@ it uses."""
 
 import re
 import warnings
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +11,13 @@ from numba import cuda, types
 from numba.cuda import dispatcher
 from numba.cuda.cudadrv import nvvm
 from numba.cuda.np.numpy_support import from_dtype
+from numpy import float32
 
 from kernels import latent_cases
 from kernels.cases import CASES
+from kernels.conv_decode import conv_attention_decode
 from kernels.conv_forward import conv_forward
+from kernels.conv_tensor_backward import conv_tensor_backward
 from kernels.flash_forward import flash_forward
 from kernels.latent_cases import Shape
 from kernels.latent_decode import latent_attention_decode
@@ -85,40 +87,58 @@ def test_kernels(compiler, monkeypatch, case, size, architecture):
     assert INSTRUCTIONS.get(case.name, "") in everything
 
 
-def record(launched, *launch):
-    launched.append(launch)
+def rows(count, d):
+    """(1, 1, count, d) of bfloat16."""
+    return torch.zeros(1, 1, count, d, dtype=torch.bfloat16)
 
 
-TENSOR = {"flash": (64, 128), "conv": ((64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15))}
+def flash(d, run):
+    flash_forward(*[rows(4, d)] * 3, run=run)
 
 
-@pytest.mark.parametrize("sizes", [("flash", *TENSOR["flash"]), ("conv", *TENSOR["conv"])], ids=str)
-def test_kernels_on_tensor_cores(compiler, monkeypatch, sizes):
-    """From sm_80 on; nothing but spilled registers is in local memory, so that every array is registers."""
-    name, *sizes = sizes
-    for size in sizes:
-        d, *taps = size if name == "conv" else (size,)
-        given = [torch.zeros(1, 1, 4, d, dtype=torch.bfloat16)] * 3
-        given += [torch.zeros(1, *taps)] * bool(taps)
+def conv(d, c_q, c_k, run):
+    conv_forward(*[rows(4, d)] * 3, torch.zeros(1, c_q, c_k), run=run)
+
+
+def gradients(d, c_q, c_k, run):
+    given, log_sum = rows(4, d), torch.zeros(1, 1, 4)
+    taps = torch.zeros(1, c_q, c_k)
+    every = (True,) * 4
+    conv_tensor_backward(given, given, given, taps, given, log_sum, given, True, float32(1), every, run=run)
+
+
+def decode(d, c_q, c_k, run):
+    cache = rows(300, d)
+    conv_attention_decode(rows(c_q, d), cache, cache, torch.zeros(1, c_q, c_k), run=run)
+
+
+def latent(size, run):
+    tensors = [x.bfloat16() for x in latent_cases.inputs(Shape(1, 1, 0, 4, 4, 64, size, 0, 0))[:5]]
+    latent_forward(*tensors, 0.5, 3, run=run)
+    latent_attention_decode(*tensors, 0.5, 3, run=run)
+
+
+TENSOR_CORES = [  # each on a push with the first of its sizes
+    (flash, [(64,), (128,)]),
+    (conv, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)]),
+    (gradients, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)]),
+    (decode, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)]),
+    (latent, [(64,), (128,)]),
+]
+
+
+@pytest.mark.parametrize(("call", "every_size"), TENSOR_CORES)
+def test_kernels_on_tensor_cores(compiler, monkeypatch, few, call, every_size):
+    """From sm_80 on; every array is registers, none in local memory."""
+    for size in few(every_size, 1):
         launched = []
-        (conv_forward if taps else flash_forward)(*given, run=partial(record, launched))
-        ((kernel, _, _, *arguments),) = launched
-        ptx = ptx_of(kernel, types.void(*map(type_of, arguments)), (8, 0), monkeypatch)
-        assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16" in ptx and "cp.async.cg" in ptx
-        assert ".f64" not in ptx and "__local_depot" not in ptx
-
-
-@pytest.mark.parametrize("latent", [64, 128])
-def test_latent_kernels_on_tensor_cores(compiler, monkeypatch, latent):
-    """As above, forward and decoding."""
-    tensors = [x.bfloat16() for x in latent_cases.inputs(Shape(1, 1, 0, 4, 4, 64, latent, 0, 0))[:5]]
-    launched = []
-    latent_forward(*tensors, 0.5, 3, run=partial(record, launched))
-    latent_attention_decode(*tensors, 0.5, 3, run=partial(record, launched))
-    for kernel, _, _, *arguments in (launched[0], launched[2]):
-        ptx = ptx_of(kernel, types.void(*map(type_of, arguments)), (8, 0), monkeypatch)
-        assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16" in ptx and "cp.async.cg" in ptx
-        assert ".f64" not in ptx and "__local_depot" not in ptx
+        call(*size, run=lambda *launch, launched=launched: launched.append(launch))
+        on_tensor_cores = [launch for launch in launched if "tensor" in launch[0].py_func.__module__]
+        assert on_tensor_cores
+        for kernel, _, _, *arguments in on_tensor_cores:
+            ptx = ptx_of(kernel, types.void(*map(type_of, arguments)), (8, 0), monkeypatch)
+            assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16" in ptx and "cp.async.cg" in ptx
+            assert ".f64" not in ptx and "__local_depot" not in ptx
 
 
 def test_the_test_sees_what_it_looks_for(compiler, monkeypatch):
