@@ -26,9 +26,10 @@ from kernels import (
     multi_token_decode,
     multi_token_kernels,
 )
+from kernels.arguments import MAX_HEAD_DIM, MOST_TAPS
 from kernels.conv_tiles import PADDING, TAPS
 from kernels.flash_forward import KEYS, flash_forward
-from kernels.launch import MAX_HEAD_DIM, MOST_TAPS, WIDTHS, launch, output, width_for
+from kernels.launch import WIDTHS, launch, output, width_for
 from kernels.memory_patterns import PADDED, THREADS, TILE, blocks, tiles
 from kernels.multi_token_gradients import multi_token_attention_backward
 from kernels.reference import (

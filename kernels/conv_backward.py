@@ -32,6 +32,7 @@ import math
 from numba import cuda
 from numpy import float32
 
+from kernels.arguments import ANY_FLOAT, FLOAT32, HALVES, backward_arguments
 from kernels.conv_tensor_backward import conv_tensor_backward
 from kernels.conv_tiles import (
     GROUP,
@@ -57,7 +58,7 @@ from kernels.conv_tiles import (
     threads_of,
     turns_and_strips,
 )
-from kernels.launch import FLOAT32, HALVES, backward_arguments, launch, output, width_for
+from kernels.launch import launch, output, width_for
 
 SIZE = 64
 CHUNK_WORDS = 8 + GROUP  # of a row of q, k, v or dO, in a product over d: all must fit 48 KiB
@@ -417,7 +418,7 @@ def conv_backward(
         the gradients are what the owned scores give, to rows of the halo too. Raises TypeError or ValueError
         that names the argument, what it is, and what was wanted.
     """
-    dtypes = FLOAT32 if extent else (*FLOAT32, *HALVES)
+    dtypes = FLOAT32 if extent else ANY_FLOAT
     q, k, v, w, scale, d_o, extent = backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent, dtypes)
     check_size(size)
     if q.dtype in HALVES:

@@ -38,19 +38,8 @@ from numba import cuda
 from numpy import float32
 
 from kernels import decode_tensor
-from kernels.launch import (
-    FLOAT32,
-    HALVES,
-    MAX_HEAD_DIM,
-    MOST_TAPS,
-    check_device,
-    check_sizes,
-    check_taps,
-    check_tensor,
-    checked_scale,
-    launch,
-    output,
-)
+from kernels.arguments import ANY_FLOAT, FLOAT32, HALVES, MAX_HEAD_DIM, MOST_TAPS, TAPS, check, checked_scale
+from kernels.launch import launch, output
 from kernels.splits import MERGING_WARPS, add_splits, largest_of_warp, merged, splits_for, sum_of_warp
 from kernels.tensor_launch import check_tensor_cores, kind_of, tensor_width
 from kernels.tiles import MINUS_INFINITY, weight
@@ -257,7 +246,7 @@ def conv_attention_decode(
         CUDA graph can record the call. Raises TypeError or ValueError that names the argument, what it is,
         and what was wanted.
     """
-    q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale, (*FLOAT32, *HALVES))
+    q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale, ANY_FLOAT)
     if q.dtype in HALVES:
         return conv_decode_tensor(q, k, v, w, scale, splits, run)
     return conv_decode(q, k, v, w, scale, 0, k.shape[2] - 1, splits, run)[0]
@@ -332,33 +321,12 @@ def flat(rows):
 def decode_arguments(q, k, v, w, scale, dtypes=FLOAT32):
     """Check the arguments of `conv_attention_decode`; return q, k, v and w detached, and scale as a float32.
     K and V are not copied."""
-    for name, tensor in {"q_window": q, "k": k, "v": v}.items():
-        check_tensor(name, tensor, dtypes)
-        check_device(name, tensor, q)
-        dtypes = (q.dtype,)
-    check_sizes(q)
-    check_taps(w, q)
-    check_shapes(q, k, v, w)
-    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
-    return *(tensor.detach() for tensor in (q, k, v, w)), checked_scale(scale)
-
-
-def check_shapes(q, k, v, w):
-    """K and V (B, H, N_k, d) for the heads of q, of one shape, with at least one key; as many rows of q as
-    there are to see; or an error."""
-    wanted = (*q.shape[:2], k.shape[2], q.shape[3])
-    if tuple(k.shape) != wanted:
+    given = {"q_window": (q, "B H R d"), "k": (k, "B H N_k d"), "v": (v, "B H N_k d"), "w": (w, *TAPS)}
+    sizes = check(given, dtypes)
+    rows = min(sizes["c_q"], sizes["N_k"])
+    if sizes["R"] != rows:
         raise ValueError(
-            f"argument k has shape {tuple(k.shape)}; wanted (B, H, N_k, d) with B, H and d of q_window,"
-            f" {tuple(q.shape)}"
-        )
-    if tuple(v.shape) != wanted:
-        raise ValueError(f"argument v has shape {tuple(v.shape)}; wanted that of k, {wanted}")
-    if k.shape[2] == 0:
-        raise ValueError(f"argument k has shape {wanted}; wanted at least one key, the new token's")
-    rows = min(w.shape[1], k.shape[2])
-    if q.shape[2] != rows:
-        raise ValueError(
-            f"argument q_window has {q.shape[2]} rows; wanted min(c_q, N_k) = {rows}, the queries of the last"
+            f"argument q_window has {sizes['R']} rows; wanted min(c_q, N_k) = {rows}, the queries of the last"
             " tokens"
         )
+    return *(tensor.detach() for tensor in (q, k, v, w)), checked_scale(scale, sizes["d"])

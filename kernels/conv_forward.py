@@ -28,6 +28,7 @@ import math
 from numba import cuda
 from numpy import float32
 
+from kernels.arguments import ANY_FLOAT, FLOAT32, HALVES, conv_arguments
 from kernels.conv_tensor import conv_tensor_forward
 from kernels.conv_tiles import (
     GROUP,
@@ -52,7 +53,7 @@ from kernels.conv_tiles import (
     threads_of,
     turns_and_strips,
 )
-from kernels.launch import FLOAT32, HALVES, conv_arguments, launch, output, width_for
+from kernels.launch import launch, output, width_for
 from kernels.tiles import MINUS_INFINITY, reciprocal, weight
 
 SIZE = 64
@@ -181,7 +182,7 @@ def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE, exten
     L then have the owned queries' rows, and L = -inf, O = 0 for one that sees no owned key.
     """
     check_size(size)
-    dtypes = FLOAT32 if extent else (*FLOAT32, *HALVES)
+    dtypes = FLOAT32 if extent else ANY_FLOAT
     q, k, v, w, scale, extent = conv_arguments(q, k, v, w, scale, extent, dtypes)
     if q.dtype in HALVES:
         return conv_tensor_forward(q, k, v, w, causal, scale, run)

@@ -3,9 +3,9 @@ leaves whole."""
 
 import torch
 
+from kernels.arguments import ANY_FLOAT, HALVES, conv_arguments
 from kernels.conv_backward import conv_backward
 from kernels.conv_forward import conv_forward
-from kernels.launch import FLOAT32, HALVES, conv_arguments
 
 
 def conv_attention(
@@ -40,7 +40,7 @@ def conv_attention(
         dtype = given if given in HALVES else torch.float32
         q, k, v = (x.to(dtype) if isinstance(x, torch.Tensor) else x for x in (q, k, v))
         w = w.float() if isinstance(w, torch.Tensor) else w
-    *_, scale, _ = conv_arguments(q, k, v, w, scale, dtypes=(*FLOAT32, *HALVES))
+    *_, scale, _ = conv_arguments(q, k, v, w, scale, dtypes=ANY_FLOAT)
     return conv_forward_operator(q, k, v, w, bool(causal), float(scale))[0]
 
 

@@ -30,11 +30,11 @@ from torch import distributed
 from torch.distributed import P2POp
 from torch.distributed.device_mesh import DeviceMesh
 
+from kernels.arguments import TAPS, check, checked_scale
 from kernels.conv_backward import conv_backward
 from kernels.conv_decode import conv_decode, decode_arguments
 from kernels.conv_extent import Extent
 from kernels.conv_forward import conv_forward
-from kernels.launch import check_device, check_sizes, check_taps, check_tensor, checked_scale
 
 LAYOUTS = {"contiguous": 1, "zigzag": 2}  # stretches per rank
 
@@ -107,8 +107,7 @@ def conv_attention_decode_sharded(
     ring = Ring(group, q_window if isinstance(q_window, torch.Tensor) else torch.empty(0))
     try:
         check_shards(k, k, v, w, scale)
-        check_tensor("q_window", q_window)
-        facts = dict(zip("B H R d c_q c_k".split(), (*q_window.shape, *w.shape[1:])))
+        facts = check({"q_window": (q_window, "B H R d"), "w": (w, *TAPS)})
     except (TypeError, ValueError):
         ring.agree(None, 0)
         raise
@@ -542,15 +541,6 @@ def check_layout(layout):
 
 def check_shards(q, k, v, w, scale):
     """This rank's tokens (B, H, n, d) and the taps, on one device, or an error; returns scale as a float."""
-    for name, tensor in {"q": q, "k": k, "v": v}.items():
-        check_tensor(name, tensor)
-        check_device(name, tensor, q)
-        if tensor.shape != q.shape:
-            raise ValueError(
-                f"argument {name} has shape {tuple(tensor.shape)}; wanted that of q, {tuple(q.shape)}"
-            )
-    check_sizes(q)
-    if not q.shape[0] * q.shape[1]:
-        raise ValueError(f"argument q has shape {tuple(q.shape)}; wanted at least one batch and head")
-    check_taps(w, q)
-    return float(checked_scale(1 / math.sqrt(q.shape[3]) if scale is None else scale))
+    given = {name: (tensor, "B H n d") for name, tensor in (("q", q), ("k", k), ("v", v))}
+    sizes = check(given | {"w": (w, *TAPS)}, filled="B H")
+    return float(checked_scale(scale, sizes["d"]))

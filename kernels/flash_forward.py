@@ -34,9 +34,10 @@ import torch
 from numba import cuda
 from numpy import float32
 
+from kernels.arguments import ANY_FLOAT, HALVES, attention_arguments
 from kernels.autograd import differentiable
 from kernels.flash_tensor import flash_tensor_forward
-from kernels.launch import FLOAT32, HALVES, attention_arguments, launch, output, width_for
+from kernels.launch import launch, output, width_for
 from kernels.tiles import MINUS_INFINITY, load_tile, reciprocal, weight
 
 ROWS, KEYS = 64, 32  # queries in a block, one a thread; keys in a tile
@@ -102,7 +103,7 @@ def flash_forward(q, k, v, causal=True, scale=None, run=None):
 
     O is like q, L is (B, H, N), float32, on q's device.
     """
-    q, k, v, scale = attention_arguments(q, k, v, scale, (*FLOAT32, *HALVES))
+    q, k, v, scale = attention_arguments(q, k, v, scale, ANY_FLOAT)
     if q.dtype in HALVES:
         return flash_tensor_forward(q, k, v, causal, scale, run)
     batch, heads, n, d = q.shape

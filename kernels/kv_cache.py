@@ -4,6 +4,8 @@ from numbers import Integral
 
 import torch
 
+from kernels.arguments import check
+
 
 class Cache:
     """Keys, values and the last queries, with room for `capacity` tokens, made beforehand, and twice as much
@@ -14,7 +16,8 @@ class Cache:
     the cache's type.
     """
 
-    NAMES = "q", "k", "v"  # of append's arguments
+    # of append, with the letters of their dimensions
+    ARGUMENTS = {"q": "B H n head_dim", "k": "B H_kv n head_dim", "v": "B H_kv n head_dim"}
 
     def __init__(
         self,
@@ -63,22 +66,12 @@ class Cache:
 
     def check(self, *tensors: torch.Tensor) -> None:
         """Queries, keys and values of the cache's sizes and device, of equally many tokens, or an error."""
-        for name, tensor in zip(self.NAMES, tensors):
-            if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"argument {name} is a {type(tensor).__name__}; wanted a torch.Tensor")
-            if tensor.device != self.device:
-                raise ValueError(
-                    f"argument {name} is on {tensor.device}; wanted {self.device}, where the cache is: move"
-                    f" it with {name}.to(cache.device)"
-                )
-        (*heads, _, d), (_, *rows, _, width) = self.queries.shape, self.buffers.shape
-        n = tensors[0].shape[2] if tensors[0].ndim == 4 else "n"
-        of_rows = *rows, n, width
-        for name, tensor, wanted in zip(self.NAMES, tensors, ((*heads, n, d), of_rows, of_rows)):
-            if tuple(tensor.shape) != wanted:
-                raise ValueError(
-                    f"argument {name} has shape {tuple(tensor.shape)}; wanted that of the cache, {wanted}"
-                )
+        sizes = {}
+        for letters, held in zip(self.ARGUMENTS.values(), (self.queries, *self.buffers)):
+            sizes |= zip(letters.split(), held.shape)
+        del sizes["n"]
+        given = {name: (x, letters) for (name, letters), x in zip(self.ARGUMENTS.items(), tensors)}
+        check(given, None, sizes=sizes, like=("cache", self))
 
     def make_room(self) -> None:
         """Double the buffers until `length` tokens fit; what was there is copied."""
@@ -130,7 +123,7 @@ class LatentCache(Cache):
     window: how far back the reciprocal term reaches, which needs the last max(window, 1) queries.
     """
 
-    NAMES = "q", "k_latent", "v_latent"
+    ARGUMENTS = {"q": "B H n head_dim", "k_latent": "B n L", "v_latent": "B n L"}
 
     def __init__(
         self,

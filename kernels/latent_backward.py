@@ -27,11 +27,12 @@ Sources: as latent_forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L and D)
 
 import torch
 
+from kernels.arguments import FLOAT32, check_statistics
 from kernels.latent_arguments import latent_arguments
 from kernels.latent_backward_keys import keys_kernel
 from kernels.latent_backward_queries import queries_kernel
 from kernels.latent_tiles import THREADS, sizes_for
-from kernels.launch import FLOAT32, check_device, launch
+from kernels.launch import launch
 
 
 def latent_backward(
@@ -64,7 +65,8 @@ def latent_backward(
     q, k, v, w_q, w_v, alpha, window, scale = latent_arguments(
         q, k_latent, v_latent, w_q, w_v, alpha, window, scale, FLOAT32
     )
-    check_statistics(q, o, log_sum, d_o)
+    queries = q.shape[2]
+    check_statistics(q, o, log_sum, d_o, min(o.shape[2], queries) if getattr(o, "ndim", 0) == 4 else queries)
     (batch, heads, _, d), (keys, latent), n = q.shape, k.shape[1:], o.shape[2]
     width, rows = sizes_for(d, latent)
     blocks = -(-keys // rows)
@@ -119,17 +121,3 @@ def latent_backward(
         d_v, d_w_q, d_w_v, d_alpha = d_v.sum(1), d_w_q.sum(0), d_w_v.sum(0), d_alpha.sum().view(1)
     gradients = d_q, d_k.sum(1), d_v, d_w_q, d_w_v, d_alpha
     return tuple(gradient if want else None for gradient, want in zip(gradients, wanted))
-
-
-def check_statistics(q, o, log_sum, d_o):
-    """o, d_o (B, H, N, d) and log_sum (B, H, N), float32, where q (B, H, M, d) is, N <= M, or an error."""
-    shape = (*q.shape[:2], min(o.shape[2], q.shape[2]) if getattr(o, "ndim", 0) == 4 else "N", q.shape[3])
-    for name, tensor, wanted in [("o", o, shape), ("log_sum", log_sum, shape[:3]), ("d_o", d_o, shape)]:
-        if not isinstance(tensor, torch.Tensor) or tensor.shape != wanted or tensor.dtype != torch.float32:
-            got = (
-                f"{tensor.dtype}, {tuple(tensor.shape)}"
-                if isinstance(tensor, torch.Tensor)
-                else type(tensor).__name__
-            )
-            raise ValueError(f"argument {name} is {got}; wanted torch.float32, {wanted}")
-        check_device(name, tensor, q)

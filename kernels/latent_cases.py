@@ -7,13 +7,13 @@ from typing import NamedTuple
 import torch
 
 from kernels import latent_tiled
+from kernels.arguments import MAX_HEAD_DIM
 from kernels.conv_tiles import GROUP
 from kernels.latent_backward import latent_backward
 from kernels.latent_decode import heads_in_a_block, latent_attention_decode
 from kernels.latent_forward import latent_forward
 from kernels.latent_reference import latent_attention_backward, latent_scores
 from kernels.latent_tiles import COLUMNS, WEIGHTS, sizes_for
-from kernels.launch import MAX_HEAD_DIM
 from kernels.splits import MERGING_WARPS
 from kernels.tiled import Traffic
 

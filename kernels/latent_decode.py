@@ -20,7 +20,6 @@ The latents may be views, such as the filled part of a larger buffer: they are r
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +27,7 @@ import torch
 from numba import cuda
 from numpy import float32
 
+from kernels.arguments import FLOAT32, MAX_HEAD_DIM, checked_scale
 from kernels.conv_tiles import GROUP, load_columns
 from kernels.latent_arguments import check_shapes, checked_alpha, checked_window
 from kernels.latent_decode_tensor import read_latents as read_latents_on_tensor_cores
@@ -47,7 +47,7 @@ from kernels.latent_tiles import (
     stream_rows,
     sum_of_row,
 )
-from kernels.launch import FLOAT32, MAX_HEAD_DIM, checked_scale, launch, output
+from kernels.launch import launch, output
 from kernels.splits import (
     MERGING_WARPS,
     WARP_LANES,
@@ -221,7 +221,7 @@ def latent_attention_decode(
     window = checked_window(window, keys)
     reach = min(window, given) if isinstance(alpha, torch.Tensor) or alpha else 0
     alpha = checked_alpha(alpha, q_window)
-    scale = checked_scale(1 / math.sqrt(latent) if scale is None else scale)
+    scale = checked_scale(scale, latent)
     k, v = k_latent.detach(), v_latent.detach()
     q, newest, w_q, w_v = (x.detach().float() for x in (q_window.contiguous(), k[:, -1], w_q, w_v))
     q_latent, band = output((batch, heads, latent), like=q), output((batch, heads, reach), like=q)

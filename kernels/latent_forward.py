@@ -30,6 +30,7 @@ import math
 from numba import cuda
 from numpy import float32
 
+from kernels.arguments import HALVES
 from kernels.conv_tiles import GROUP, INDEX, load_columns
 from kernels.latent_arguments import latent_arguments
 from kernels.latent_tensor import latent_tensor_forward
@@ -52,7 +53,7 @@ from kernels.latent_tiles import (
     sum_of_row,
     touches_band,
 )
-from kernels.launch import HALVES, launch, output
+from kernels.launch import launch, output
 from kernels.tiles import MINUS_INFINITY, reciprocal
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from kernels.arguments import MAX_HEAD_DIM
 from kernels.kv_cache import LatentCache, check_cache, check_sizes
 from kernels.latent_decode import latent_attention_decode
 from kernels.latent_operators import latent_attention
-from kernels.launch import MAX_HEAD_DIM
 
 
 class LatentAttention(nn.Module):

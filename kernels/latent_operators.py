@@ -3,10 +3,10 @@ torch.compile leaves whole."""
 
 import torch
 
+from kernels.arguments import in_autocasts_type
 from kernels.latent_arguments import check_before, checked_alpha, latent_arguments
 from kernels.latent_backward import latent_backward
 from kernels.latent_forward import latent_forward
-from kernels.launch import in_autocasts_type
 
 
 def latent_attention(

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from kernels.arguments import MAX_HEAD_DIM, MOST_TAPS
 from kernels.conv_decode import conv_attention_decode
 from kernels.conv_operators import conv_attention
 from kernels.flash_forward import flash_attention
 from kernels.kv_cache import KVCache, check_cache
-from kernels.launch import MAX_HEAD_DIM, MOST_TAPS
 from kernels.reference import identity_taps
 
 

@@ -33,8 +33,9 @@ import torch
 from numba import cuda
 from numpy import float32
 
+from kernels.arguments import MAX_HEAD_DIM, MOST_TAPS
 from kernels.conv_decode import GROUP, LANE, LANES, LARGEST_D, PLACE, flat
-from kernels.launch import MAX_HEAD_DIM, MOST_TAPS, launch, output
+from kernels.launch import launch, output
 from kernels.reference import EPSILON
 from kernels.splits import largest_of_warp, multiprocessors, sum_of_warp
 from kernels.tiles import MINUS_INFINITY, reciprocal, weight

@@ -23,9 +23,9 @@ import functools
 from numba import cuda
 from numpy import float32
 
+from kernels.arguments import MOST_TAPS
 from kernels.conv_backward import add_tap_gradients
 from kernels.conv_tiles import INDEX, LANES, MOST_REGISTERS, STRIP, TAPS, convolve_strip, load_taps
-from kernels.launch import MOST_TAPS
 from kernels.splits import largest_of_warp, sum_of_warp
 from kernels.tiles import MINUS_INFINITY, reciprocal, weight
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from kernels.arguments import MAX_HEAD_DIM, MOST_TAPS
 from kernels.kv_cache import KVCache, check_cache
-from kernels.launch import MAX_HEAD_DIM, MOST_TAPS
 from kernels.multi_token_kernels import MOST_GROUP
 from kernels.multi_token_operators import multi_token_attention, multi_token_attention_decode
 from kernels.reference import identity_taps

@@ -1,24 +1,12 @@
 """The multi-token layer with gradients, and for one token: its bands as operators that autograd knows and
 torch.compile leaves whole; their arguments, checked."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from kernels.launch import (
-    FLOAT32,
-    HALVES,
-    attention_arguments,
-    check_device,
-    check_dtype,
-    check_sizes,
-    check_taps,
-    check_tensor,
-    checked_scale,
-    in_autocasts_type,
-)
+from kernels.arguments import ANY_FLOAT, OR_FLOAT32, check, checked_scale, in_autocasts_type
 from kernels.multi_token_bands import NAMES, Layer, backward, forward
 from kernels.multi_token_decode import decode
 from kernels.multi_token_kernels import MOST_GROUP
@@ -65,11 +53,8 @@ def multi_token_attention(
     Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
     """
     q, k, v = in_autocasts_type(q, k, v)
-    *_, scale = attention_arguments(q, k, v, scale, (*FLOAT32, *HALVES))
-    if k.shape != q.shape:
-        raise ValueError(f"argument k has shape {tuple(k.shape)}; wanted that of q, {tuple(q.shape)}")
-    if q.numel() == 0:
-        raise ValueError(f"argument q has shape {tuple(q.shape)}; wanted at least one batch, head and query")
+    given = {name: (tensor, "B H N d") for name, tensor in (("q", q), ("k", k), ("v", v))}
+    scale = checked_scale(scale, check(given, ANY_FLOAT, filled="B H N")["d"])
     *parts, norm, gate = layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate)
     spans = [(0, q.shape[2])] if documents is None else document_spans(documents, q.shape[2])
     o = [
@@ -107,11 +92,16 @@ def multi_token_attention_decode(
         `kernels.multi_token_decode`) are deterministic as they are. torch.autocast changes nothing here, as
         a cache has its type. Otherwise as `multi_token_attention`.
     """
-    check_tensors(q_window, k, v)
+    sizes = check_window(q_window, k, v)
     *parts, norm, gate = layer_parts(q_window, taps, head_map, after_taps, after_head_map, norm, gate)
-    scale = checked_scale(1 / math.sqrt(q_window.shape[3]) if scale is None else scale)
+    scale = checked_scale(scale, sizes["d"])
     layer = layer_of(parts, True, scale)
-    check_cache(q_window, k, v, 1 + layer.above + layer.after_above)
+    rows = min(1 + layer.above + layer.after_above, sizes["N_k"])
+    if sizes["R"] != rows:
+        raise ValueError(
+            f"argument q_window has {sizes['R']} rows; wanted min(c_q + after_c_q - 1, N_k) = {rows}, the"
+            " queries of the last tokens"
+        )
     if splits is not None:
         checked_splits(splits)
     q, k, v = (x.detach() for x in (q_window, k, v))
@@ -121,33 +111,36 @@ def multi_token_attention_decode(
 # Arguments --------------------------------------------------------------------------------------------------
 
 
-def check_tensors(q, k, v):
-    """Of one type and on one device, or an error."""
-    dtypes = (*FLOAT32, *HALVES)
-    for name, tensor in {"q_window": q, "k": k, "v": v}.items():
-        check_tensor(name, tensor, dtypes)
-        check_device(name, tensor, q)
-        dtypes = (q.dtype,)
-    check_sizes(q)
+def check_window(q, k, v):
+    """The sizes of q_window (B, H, R, d), k and v (B, H_kv, N_k, d), none empty, where H_kv divides H, or an
+    error."""
+    given = {"q_window": (q, "B H R d"), "k": (k, "B H_kv N_k d"), "v": (v, "B H_kv N_k d")}
+    sizes = check(given, ANY_FLOAT, filled="B H H_kv")
+    if sizes["H"] % sizes["H_kv"]:
+        raise ValueError(
+            f"argument k has H_kv = {sizes['H_kv']}; wanted a divisor of H = {sizes['H']} of q_window"
+        )
+    return sizes
 
 
 def layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate):
     """All parts, checked, in float32, with maps in groups; or an error."""
-    for name, part in {"taps": taps, "after_taps": after_taps}.items():
-        if part is not None:
-            check_taps(part, q, name)
+    if gate is not None and (not isinstance(gate, (tuple, list)) or len(gate) != 2):
+        raise TypeError(f"argument gate is a {type(gate).__name__}; wanted a pair of tensors, (d,) and ()")
+    own_gate, offset = gate or (None, None)
+    parts = {
+        "taps": (taps, "H c_q c_k"),
+        "after_taps": (after_taps, "H c_q c_k"),
+        "norm": (norm, "d"),
+        "gate[0]": (own_gate, "d"),
+        "gate[1]": (offset, "1" if getattr(offset, "ndim", 0) else ""),
+    }
+    for name, (part, letters) in parts.items():
+        if part is not None or name.startswith("gate") and gate:
+            check_part(part, q, name, letters)
     for name, part in {"head_map": head_map, "after_head_map": after_head_map}.items():
         if part is not None:
             check_map(part, q, name)
-    if norm is not None:
-        check_part(norm, q, "norm", [(q.shape[3],)])
-    if gate is not None:
-        if not isinstance(gate, (tuple, list)) or len(gate) != 2:
-            raise TypeError(
-                f"argument gate is a {type(gate).__name__}; wanted a pair of tensors, (d,) and ()"
-            )
-        check_part(gate[0], q, "gate[0]", [(q.shape[3],)])
-        check_part(gate[1], q, "gate[1]", [(), (1,)])
     head_map, after_head_map = (
         part if part is None else in_groups(part) for part in (head_map, after_head_map)
     )
@@ -156,50 +149,22 @@ def layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate):
     return *(part if part is None else part.float() for part in parts), gate
 
 
-def check_part(part, q, name, shapes, wanted=None):
-    """A tensor of one of these shapes, float32 or like q, where q is, or an error; wanted: the shapes in
-    words."""
-    if not isinstance(part, torch.Tensor):
-        raise TypeError(f"argument {name} is a {type(part).__name__}; wanted a torch.Tensor")
-    if tuple(part.shape) not in shapes:
-        wanted = wanted or " or ".join(map(str, shapes))
-        raise ValueError(f"argument {name} has shape {tuple(part.shape)}; wanted {wanted}")
-    check_dtype(name, part, dict.fromkeys([torch.float32, q.dtype]))
-    check_device(name, part, q)
+def check_part(part, q, name, letters):
+    """A tensor of these dimensions, float32 or like q, where q is, or an error."""
+    check({name: (part, letters, OR_FLOAT32)}, sizes=dict(zip("BHNd", q.shape)), like=("q", q))
 
 
 def check_map(head_map, q, name):
     """A map over the heads of q, (H, H) or (H / s, s, s), or an error."""
     heads = q.shape[1]
-    groups = [group for group in range(1, MOST_GROUP + 1) if heads % group == 0]
-    shapes = [(heads // group, group, group) for group in groups]
-    wanted = (
-        f"(H, H) or (H / s, s, s), with groups of at most {MOST_GROUP} heads that divide H = {heads}: a"
-        " thread holds the numbers of all heads of a group"
-    )
-    check_part(head_map, q, name, [*shapes, *(shape[1:] for shape in shapes if shape[0] == 1)], wanted)
-
-
-def check_cache(q, k, v, window):
-    """A batch and a head of q at least; K and V (B, H_kv, N_k, d) that go with it, of one shape, with a key
-    at least; as many rows of q as there are to see; or an error."""
-    batch, heads, rows, d = q.shape
-    if 0 in (batch, heads):
+    groups = [size for size in range(1, MOST_GROUP + 1) if heads % size == 0]
+    shapes = [(heads // size, size, size) for size in groups] + [(heads, heads)] * (heads in groups)
+    if isinstance(head_map, torch.Tensor) and tuple(head_map.shape) not in shapes:
         raise ValueError(
-            f"argument q_window has shape {tuple(q.shape)}; wanted at least one batch and one head"
+            f"argument {name} has shape {tuple(head_map.shape)}; wanted (H, H) or (H / s, s, s), with groups of at"
+            f" most {MOST_GROUP} heads that divide H = {heads}: a thread holds the numbers of all heads of a group"
         )
-    fits = (k.shape[0], k.shape[3]) == (batch, d) and k.shape[1] and heads % k.shape[1] == 0
-    if not fits or v.shape != k.shape or k.shape[2] == 0:
-        raise ValueError(
-            f"arguments k and v have shapes {tuple(k.shape)} and {tuple(v.shape)}; wanted (B, H_kv, N_k, d)"
-            " of both, with at least one key, and B, d and a multiple of H_kv as in q_window,"
-            f" {tuple(q.shape)}"
-        )
-    if rows != min(window, k.shape[2]):
-        raise ValueError(
-            f"argument q_window has {rows} rows; wanted min(c_q + after_c_q - 1, N_k) ="
-            f" {min(window, k.shape[2])}, the queries of the last tokens"
-        )
+    check_part(head_map, q, name, " ".join(map(str, getattr(head_map, "shape", ()))))
 
 
 def layer_of(parts, causal, scale):

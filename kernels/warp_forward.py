@@ -31,8 +31,9 @@ import torch
 from numba import cuda
 from numpy import float32
 
+from kernels.arguments import attention_arguments
 from kernels.autograd import differentiable
-from kernels.launch import attention_arguments, launch, output, width_for
+from kernels.launch import launch, output, width_for
 from kernels.tiles import MINUS_INFINITY, reciprocal, weight
 
 LANES, WARPS = 32, 4  # threads in a warp; warps, and so queries, in a block

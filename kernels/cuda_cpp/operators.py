@@ -2,12 +2,13 @@
 
 import numpy as np
 
+from kernels.arguments import attention_arguments, backward_arguments, conv_arguments
 from kernels.conv_decode import LANES, MERGING_WARPS, WARPS, decode_arguments, flat
 from kernels.conv_forward import SIZE
 from kernels.conv_tiles import check_size, threads_of
 from kernels.cuda_cpp.launch import Kernel, launch
 from kernels.flash_forward import ROWS
-from kernels.launch import attention_arguments, backward_arguments, conv_arguments, output, width_for
+from kernels.launch import output, width_for
 from kernels.splits import splits_for
 
 

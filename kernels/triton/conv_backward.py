@@ -5,8 +5,9 @@ The algorithm, the names, the grids and where each tile begins are those of `ker
 is masked or not owned is a 0 in a tile that a product then adds up.
 """
 
+from kernels.arguments import backward_arguments
 from kernels.conv_tiles import check_size
-from kernels.launch import backward_arguments, output, width_for
+from kernels.launch import output, width_for
 from kernels.triton.launch import launch
 from kernels.triton.optional import tl, triton
 from kernels.triton.tiles import (

@@ -6,8 +6,9 @@ SIZE - P_q) and columns [j0, j0 + SIZE - P_k - P_r) makes all SIZE × SIZE score
 convolution is `tiles.convolved`: sums of moved tiles, where CUDA reads shared memory at [i + a, j + b].
 """
 
+from kernels.arguments import conv_arguments
 from kernels.conv_tiles import check_size
-from kernels.launch import conv_arguments, output, width_for
+from kernels.launch import output, width_for
 from kernels.triton.launch import launch
 from kernels.triton.optional import tl, triton
 from kernels.triton.tiles import (

@@ -5,7 +5,8 @@ gone: a row of o is a row of a tile, K and V are loaded where they are used, and
 they pass through shared memory, in which order, and where a barrier must stand, is the compiler's to decide.
 """
 
-from kernels.launch import attention_arguments, output, width_for
+from kernels.arguments import attention_arguments
+from kernels.launch import output, width_for
 from kernels.triton.launch import launch
 from kernels.triton.optional import tl, triton
 from kernels.triton.tiles import head_of_program, load_rows, products, reciprocal, store_rows, weight

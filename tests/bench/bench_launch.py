@@ -9,7 +9,8 @@ import torch
 from numba import cuda
 
 from kernels import flash_attention
-from kernels.launch import description, external_stream, on_gpu
+from kernels.device_argument import description
+from kernels.launch import external_stream, on_gpu
 
 SHAPE, CALLS = (1, 1, 32, 16), 400
 

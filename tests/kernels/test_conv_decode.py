@@ -292,18 +292,22 @@ REFUSED = [
         TypeError,
         "argument v has dtype torch.float64; wanted torch.float32: convert with v.float()",
     ),
-    (dict(k=GOOD.to("meta")), ValueError, "argument k is on meta; wanted cpu or cuda"),
+    (
+        dict(k=GOOD.to("meta")),
+        ValueError,
+        "argument k is on meta; wanted cpu, where q_window is: move it with k.to(q_window.device)",
+    ),
     (
         dict(k=GOOD[..., :3]),
         ValueError,
-        "argument k has shape (2, 3, 5, 3); wanted (B, H, N_k, d) with B, H and d of q_window, (2, 3, 2, 4)",
+        "argument k has shape (2, 3, 5, 3); wanted (B, H, N_k, d) with B = 2, H = 3, d = 4",
     ),
-    (dict(v=GOOD[:, :, :4]), ValueError, "argument v has shape (2, 3, 4, 4); wanted that of k, (2, 3, 5, 4)"),
     (
-        dict.fromkeys("kv", GOOD[:, :, :0]),
+        dict(v=GOOD[:, :, :4]),
         ValueError,
-        "argument k has shape (2, 3, 0, 4); wanted at least one key, the new token's",
+        "argument v has shape (2, 3, 4, 4); wanted (B, H, N_k, d) with B = 2, H = 3, N_k = 5, d = 4",
     ),
+    (dict.fromkeys("kv", GOOD[:, :, :0]), ValueError, "argument k has N_k = 0; wanted at least 1"),
     (
         dict(q_window=GOOD),
         ValueError,

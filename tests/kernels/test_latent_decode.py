@@ -211,7 +211,10 @@ def test_another_layers_cache_is_refused():
         unmasked.prefill(x, unmasked.new_cache(2))
     with pytest.raises(ValueError, match="^argument x has 9 tokens; wanted 1"):
         layer.step(x, layer.new_cache(2))
-    with pytest.raises(ValueError, match=r"^argument q has shape \(1, 2, 1, 3\); wanted that of the cache"):
+    with pytest.raises(
+        ValueError,
+        match=r"^argument q has shape \(1, 2, 1, 3\); wanted \(B, H, n, head_dim\) with B = 2, H = 2, head_dim = 3",
+    ):
         layer.new_cache(2).append(*(torch.zeros(1, *sizes) for sizes in ((2, 1, 3), (1, 4), (1, 4))))
 
 

@@ -315,41 +315,45 @@ REFUSED = [
     (
         dict(k_latent=GOOD["k_latent"][:, None]),
         ValueError,
-        "argument k_latent has shape (1, 1, 4, 3); wanted (B, N_k, L)",
+        "argument k_latent has shape (1, 1, 4, 3); wanted (B, N_k, L) with B = 1",
     ),
     (
         dict(v_latent=GOOD["v_latent"][:, :3]),
         ValueError,
-        "argument v_latent has shape (1, 3, 3); wanted that of k_latent, (1, 4, 3)",
+        "argument v_latent has shape (1, 3, 3); wanted (B, N_k, L) with B = 1, N_k = 4, L = 3",
     ),
-    (dict(w_q=GOOD["w_q"].mT), ValueError, "argument w_q has shape (1, 3, 2); wanted (H, d, L), (1, 2, 3)"),
+    (
+        dict(w_q=GOOD["w_q"].mT),
+        ValueError,
+        "argument w_q has shape (1, 3, 2); wanted (H, d, L) with H = 1, d = 2, L = 3",
+    ),
     (
         dict(w_v=GOOD["w_v"][:, :2]),
         ValueError,
-        "argument w_v has shape (1, 2, 2); wanted (H, L, d), (1, 3, 2)",
+        "argument w_v has shape (1, 2, 2); wanted (H, L, d) with H = 1, L = 3, d = 2",
     ),
     (dict(q=GOOD["q"].to("meta")), ValueError, "argument q is on meta; wanted cpu or cuda"),
-    (dict(w_v=GOOD["w_v"].to("meta")), ValueError, "argument w_v is on meta; wanted cpu or cuda"),
+    (
+        dict(w_v=GOOD["w_v"].to("meta")),
+        ValueError,
+        "argument w_v is on meta; wanted cpu, where q is: move it with w_v.to(q.device)",
+    ),
     (
         dict(k_latent=GOOD["k_latent"][:, :2], v_latent=GOOD["v_latent"][:, :2]),
         ValueError,
         "argument q has 3 queries, k_latent 2 keys; wanted no more queries than keys: they are those of the"
         " last tokens",
     ),
-    (
-        dict(q=GOOD["q"][:, :, :0]),
-        ValueError,
-        "argument q has shape (1, 1, 0, 2); wanted at least one batch, head and query",
-    ),
+    (dict(q=GOOD["q"][:, :, :0]), ValueError, "argument q has N = 0; wanted at least 1"),
     (
         dict(q=torch.zeros(1, 1, 3, 129), w_q=torch.zeros(1, 129, 3), w_v=torch.zeros(1, 3, 129)),
         ValueError,
-        "argument q has rows of 129; wanted 1 to 128, as a tile must fit shared memory",
+        "argument q has d = 129; wanted 1 to 128, the widest row of a kernel",
     ),
     (
         dict(q=torch.zeros(1, 1, 3, 0), w_q=torch.zeros(1, 0, 3), w_v=torch.zeros(1, 3, 0)),
         ValueError,
-        "argument q has rows of 0; wanted 1 to 128, as a tile must fit shared memory",
+        "argument q has d = 0; wanted 1 to 128, the widest row of a kernel",
     ),
     (dict(window=-1), ValueError, "argument window is -1; wanted 0 or more"),
     (dict(window=1.5), TypeError, "argument window is 1.5; wanted a whole number"),
@@ -365,8 +369,7 @@ REFUSED = [
     (
         dict(q_before=torch.zeros(1, 1, 2, 2)),
         ValueError,
-        "argument q_before has shape (1, 1, 2, 2); wanted (B, H, P, d) with B, H and d of q, (1, 1, 3, 2),"
-        " and P <= N_k - N = 1",
+        "argument q_before has P = 2; wanted at most N_k - N = 1",
     ),
 ]
 
@@ -383,5 +386,5 @@ def test_refuses_other_statistics():
     with pytest.raises(ValueError) as caught:
         latent_backward(*tensors, d_o, torch.zeros(1, 1, 2), d_o)
     assert (
-        str(caught.value) == "argument log_sum is torch.float32, (1, 1, 2); wanted torch.float32, (1, 1, 3)"
+        str(caught.value) == "argument log_sum has shape (1, 1, 2); wanted (B, H, N) with B = 1, H = 1, N = 3"
     )

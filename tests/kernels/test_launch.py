@@ -11,16 +11,8 @@ from numba import cuda
 
 import kernels.launch
 from kernels import flash_attention, warp_attention
-from kernels.launch import (
-    TensorArgument,
-    device_argument,
-    launch,
-    numpy_dtype,
-    on_gpu,
-    output,
-    simulated,
-    width_for,
-)
+from kernels.device_argument import TensorArgument, device_argument, numpy_dtype
+from kernels.launch import launch, on_gpu, output, simulated, width_for
 from sim import KernelBug, Report
 
 GOOD = torch.zeros(2, 3, 5, 4)
@@ -29,7 +21,7 @@ REFUSED = [
     (
         dict(k=torch.zeros(5, 4)),
         ValueError,
-        "argument k has shape (5, 4); wanted four dimensions, (B, H, N, d)",
+        "argument k has shape (5, 4); wanted (B, H, N_k, d) with B = 2, H = 3, d = 4",
     ),
     (
         dict(v=GOOD.double()),
@@ -42,42 +34,42 @@ REFUSED = [
         "argument k has dtype torch.int32; wanted torch.float32: convert with k.float()",
     ),
     (dict(q=GOOD.to("meta")), ValueError, "argument q is on meta; wanted cpu or cuda"),
-    (dict(k=GOOD.to("meta")), ValueError, "argument k is on meta; wanted cpu or cuda"),
+    (
+        dict(k=GOOD.to("meta")),
+        ValueError,
+        "argument k is on meta; wanted cpu, where q is: move it with k.to(q.device)",
+    ),
     (
         dict(k=torch.zeros(2, 3, 5, 8)),
         ValueError,
-        "argument k has shape (2, 3, 5, 8); wanted (B, H, N_k, d) with B, H and d of q, (2, 3, 5, 4)",
+        "argument k has shape (2, 3, 5, 8); wanted (B, H, N_k, d) with B = 2, H = 3, d = 4",
     ),
     (
         dict(k=torch.zeros(1, 3, 5, 4)),
         ValueError,
-        "argument k has shape (1, 3, 5, 4); wanted (B, H, N_k, d) with B, H and d of q, (2, 3, 5, 4)",
+        "argument k has shape (1, 3, 5, 4); wanted (B, H, N_k, d) with B = 2, H = 3, d = 4",
     ),
     (
         dict(v=torch.zeros(2, 3, 6, 4)),
         ValueError,
-        "argument v has shape (2, 3, 6, 4); wanted that of k, (2, 3, 5, 4)",
+        "argument v has shape (2, 3, 6, 4); wanted (B, H, N_k, d) with B = 2, H = 3, N_k = 5, d = 4",
     ),
     (
         dict.fromkeys("qkv", torch.zeros(1, 1, 2, 129)),
         ValueError,
-        "argument q has d = 129; wanted 1 <= d <= 128, as a row must fit a thread",
+        "argument q has d = 129; wanted 1 to 128, the widest row of a kernel",
     ),
     (
         dict.fromkeys("qkv", torch.zeros(1, 1, 2, 0)),
         ValueError,
-        "argument q has d = 0; wanted 1 <= d <= 128, as a row must fit a thread",
+        "argument q has d = 0; wanted 1 to 128, the widest row of a kernel",
     ),
     (
         dict.fromkeys("qkv", torch.zeros(1, 65536, 1, 1)),
         ValueError,
-        "argument q has B = 1 and H = 65536; wanted at most 65535 each, as they are sizes of the grid",
+        "argument q has H = 65536; wanted 0 to 65535, a size of the grid",
     ),
-    (
-        dict.fromkeys("kv", torch.zeros(2, 3, 0, 4)),
-        ValueError,
-        "argument k has shape (2, 3, 0, 4); wanted at least one key",
-    ),
+    (dict.fromkeys("kv", torch.zeros(2, 3, 0, 4)), ValueError, "argument k has N_k = 0; wanted at least 1"),
     (dict(scale="big"), TypeError, "argument scale is 'big'; wanted a number, or None for 1/sqrt(d)"),
     (dict(scale=True), TypeError, "argument scale is True; wanted a number, or None for 1/sqrt(d)"),
     (dict(scale=math.nan), ValueError, "argument scale is nan; wanted a finite float32"),

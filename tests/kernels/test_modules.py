@@ -290,7 +290,10 @@ def test_refuses_to_decode_what_sees_later_tokens():
 def test_a_cache_refuses_other_shapes_and_sizes():
     with pytest.raises(ValueError) as caught:
         KVCache(1, 2, 4, 3).append(*torch.zeros(3, 1, 2, 5, 3))
-    assert str(caught.value) == "argument q has shape (1, 2, 5, 3); wanted that of the cache, (1, 2, 5, 4)"
+    assert (
+        str(caught.value)
+        == "argument q has shape (1, 2, 5, 3); wanted (B, H, n, head_dim) with B = 1, H = 2, head_dim = 4"
+    )
     with pytest.raises(ValueError) as caught:
         KVCache(1, 2, 4, 3, capacity=0)
     assert str(caught.value) == "argument capacity is 0; wanted at least 1"

@@ -18,11 +18,11 @@ from kernels.cases import CASES
 from kernels.conv_decode import conv_attention_decode
 from kernels.conv_forward import conv_forward
 from kernels.conv_tensor_backward import conv_tensor_backward
+from kernels.device_argument import numpy_dtype
 from kernels.flash_forward import flash_forward
 from kernels.latent_cases import Shape
 from kernels.latent_decode import latent_attention_decode
 from kernels.latent_forward import latent_forward
-from kernels.launch import numpy_dtype
 
 ARCHITECTURES = [(7, 5), *(pytest.param(newer, marks=pytest.mark.nightly) for newer in [(8, 0), (9, 0)])]
 # what a kernel is built around

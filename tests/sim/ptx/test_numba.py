@@ -13,7 +13,8 @@ from numba.cuda.cudadrv import nvvm
 from numba.cuda.np.numpy_support import from_dtype
 
 from kernels.cases import CASES
-from kernels.launch import numpy_dtype, simulated
+from kernels.device_argument import numpy_dtype
+from kernels.launch import simulated
 from sim import load_ptx, simulate
 from sim.ptx.numba import flattened
 
