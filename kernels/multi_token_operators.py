@@ -161,8 +161,9 @@ def check_map(head_map, q, name):
     shapes = [(heads // size, size, size) for size in groups] + [(heads, heads)] * (heads in groups)
     if isinstance(head_map, torch.Tensor) and tuple(head_map.shape) not in shapes:
         raise ValueError(
-            f"argument {name} has shape {tuple(head_map.shape)}; wanted (H, H) or (H / s, s, s), with groups of at"
-            f" most {MOST_GROUP} heads that divide H = {heads}: a thread holds the numbers of all heads of a group"
+            f"argument {name} has shape {tuple(head_map.shape)}; wanted (H, H) or (H / s, s, s), with groups of"
+            f" at most {MOST_GROUP} heads that divide H = {heads}: a thread holds the numbers of all heads of a"
+            " group"
         )
     check_part(head_map, q, name, " ".join(map(str, getattr(head_map, "shape", ()))))
 
