@@ -177,6 +177,24 @@ def check_statistics(q, o, log_sum, d_o, n):
     check(given, sizes=sizes, like=("q", q))
 
 
+def as_in_torch(causal, is_causal, enable_gqa, q, k, v):
+    """(causal, (q, k, v)) of a call with the names of `scaled_dot_product_attention`.
+
+    is_causal, unless None, stands for causal; with enable_gqa each head of k and v (B, H_kv, N_k, d) is
+    repeated for the H / H_kv neighbouring heads of q (B, H, N, d) that it serves. ValueError if H_kv does not
+    divide H.
+    """
+    if enable_gqa and all(isinstance(x, torch.Tensor) and x.ndim == 4 for x in (q, k, v)):
+        heads, shared = q.shape[1], k.shape[1]
+        if shared == 0 or heads % shared or v.shape[1] != shared:
+            raise ValueError(
+                f"arguments k and v have {shared} and {v.shape[1]} heads; wanted equally many, a divisor"
+                f" of H = {heads} of q"
+            )
+        k, v = (x.repeat_interleave(heads // shared, dim=1) for x in (k, v))
+    return (causal if is_causal is None else is_causal), (q, k, v)
+
+
 def in_autocasts_type(*tensors):
     """The tensors in the type of torch.autocast where that is on for the first one's device, float32 where it
     has none of HALVES; as they are elsewhere, and what is no tensor too."""

@@ -3,7 +3,7 @@ leaves whole."""
 
 import torch
 
-from kernels.arguments import ANY_FLOAT, HALVES, conv_arguments
+from kernels.arguments import ANY_FLOAT, HALVES, as_in_torch, conv_arguments
 from kernels.conv_backward import conv_backward
 from kernels.conv_forward import conv_forward
 
@@ -15,9 +15,13 @@ def conv_attention(
     w: torch.Tensor,
     causal: bool = True,
     scale: float | None = None,
-) -> torch.Tensor:
+    *,
+    is_causal: bool | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Convolutional ("multi-token") attention without an N×N matrix in memory, forward and backward; returns
-    O, like q.
+    O, like q, or with return_lse (O, L), L each query's log-sum-exp, (B, H, N), float32, without gradients.
 
         S0 = scale · q kᵀ, 0 where masked      T[i, j] = Σ_ab w[a, b] · S0[i - (c_q - 1) + a, j - (c_k - 1) //
         2 + b], -inf where masked
@@ -30,6 +34,8 @@ def conv_attention(
         with float32 sums, their gradients too (`kernels.conv_tensor_backward`). scale is 1/sqrt(d) unless
         given. With causal, query i sees the keys j <= i, before the convolution and after it. Non-contiguous
         tensors are copied. CPU tensors are simulated, CUDA tensors run on their GPU.
+    is_causal, enable_gqa: as `scaled_dot_product_attention` names them: the same as causal; and k and v (B,
+        H_kv, N, d), where H_kv divides H, of which each head serves H / H_kv neighbouring heads of q.
 
     Gradients reach q, k, v and w, once: a second derivative is an error. What needs no gradient costs none.
     Under torch.compile this is one opaque operator; under torch.autocast it computes in its type. Raises
@@ -40,8 +46,10 @@ def conv_attention(
         dtype = given if given in HALVES else torch.float32
         q, k, v = (x.to(dtype) if isinstance(x, torch.Tensor) else x for x in (q, k, v))
         w = w.float() if isinstance(w, torch.Tensor) else w
+    causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
     *_, scale, _ = conv_arguments(q, k, v, w, scale, dtypes=ANY_FLOAT)
-    return conv_forward_operator(q, k, v, w, bool(causal), float(scale))[0]
+    o, log_sum = conv_forward_operator(q, k, v, w, bool(causal), float(scale))
+    return (o, log_sum) if return_lse else o
 
 
 @torch.library.custom_op("attention_course::conv_forward", mutates_args=())

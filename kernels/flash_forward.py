@@ -34,7 +34,7 @@ import torch
 from numba import cuda
 from numpy import float32
 
-from kernels.arguments import ANY_FLOAT, HALVES, attention_arguments
+from kernels.arguments import ANY_FLOAT, HALVES, as_in_torch, attention_arguments
 from kernels.autograd import differentiable
 from kernels.flash_tensor import flash_tensor_forward
 from kernels.launch import launch, output, width_for
@@ -120,16 +120,25 @@ def flash_attention(
     causal: bool = True,
     scale: float | None = None,
     run: Callable[..., Any] | None = None,
-) -> torch.Tensor:
-    """softmax(scale · q kᵀ) v, (B, H, N, d), without the N×N matrix.
+    *,
+    is_causal: bool | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(scale · q kᵀ) v, (B, H, N, d), without the N×N matrix; with return_lse also each query's
+    log-sum-exp, (B, H, N), float32, without gradients.
 
     q: (B, H, N, d), k and v: (B, H, N_k, d), float32, bfloat16 or float16 tensors on one device, d <= 128;
         16-bit ones on tensor cores (`kernels.flash_tensor`; a GPU of compute capability 8.0 or newer), with
         float32 sums. scale is 1/sqrt(d) unless given. With causal, query i sees the keys j <= i. A query all
         of whose scores are -inf gets 0. Made contiguous if they are not.
+    is_causal, enable_gqa: as `scaled_dot_product_attention` names them: the same as causal; and k and v (B,
+        H_kv, N_k, d), where H_kv divides H, of which each head serves H / H_kv neighbouring heads of q.
     run: how to launch the kernel (`kernels.launch`); without it CPU tensors are simulated, CUDA tensors run
         on their GPU. Gradients reach q, k and v; the backward pass is plain PyTorch and makes the N×N matrix
         (`kernels.autograd`). Raises TypeError or ValueError that names the argument, what it is, and what was
         wanted.
     """
-    return differentiable(flash_forward, q, k, v, causal, scale, run)
+    causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
+    o, log_sum = differentiable(flash_forward, q, k, v, causal, scale, run)
+    return (o, log_sum) if return_lse else o

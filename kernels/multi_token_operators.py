@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernels.arguments import ANY_FLOAT, OR_FLOAT32, check, checked_scale, in_autocasts_type
+from kernels.arguments import ANY_FLOAT, OR_FLOAT32, as_in_torch, check, checked_scale, in_autocasts_type
 from kernels.multi_token_bands import NAMES, Layer, backward, forward
 from kernels.multi_token_decode import decode
 from kernels.multi_token_kernels import MOST_GROUP
@@ -27,6 +27,9 @@ def multi_token_attention(
     causal: bool = True,
     scale: float | None = None,
     documents: Sequence[int] | torch.Tensor | None = None,
+    *,
+    is_causal: bool | None = None,
+    enable_gqa: bool = False,
 ) -> torch.Tensor:
     """The whole multi-token layer between its projections, without an N×N matrix in memory, forward and
     backward; returns y, (B, H, N, d), like q.
@@ -42,7 +45,7 @@ def multi_token_attention(
     each size from 1 to 15, odd or even; head_map, after_head_map (H, H) or (H / s, s, s), with at most 32
     heads that mix; norm (d,); gate a pair, (d,) and one number. documents: the first token of each document
     of a packed sequence; each is computed by itself, so many short ones cost many launches. CPU tensors are
-    simulated, CUDA tensors run on their GPU.
+    simulated, CUDA tensors run on their GPU. is_causal, enable_gqa: as for `kernels.conv_attention`.
 
     Gradients reach every argument, once: a second derivative is an error. Under torch.compile what comes
     before norm and gate is one opaque operator; under torch.autocast q, k and v, and y, are of its type.
@@ -52,7 +55,7 @@ def multi_token_attention(
     environment variable CUBLAS_WORKSPACE_CONFIG=:4096:8 for matrix products on a GPU, its error says so.
     Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
     """
-    q, k, v = in_autocasts_type(q, k, v)
+    causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, *in_autocasts_type(q, k, v))
     given = {name: (tensor, "B H N d") for name, tensor in (("q", q), ("k", k), ("v", v))}
     scale = checked_scale(scale, check(given, ANY_FLOAT, filled="B H N")["d"])
     *parts, norm, gate = layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate)
@@ -161,9 +164,9 @@ def check_map(head_map, q, name):
     shapes = [(heads // size, size, size) for size in groups] + [(heads, heads)] * (heads in groups)
     if isinstance(head_map, torch.Tensor) and tuple(head_map.shape) not in shapes:
         raise ValueError(
-            f"argument {name} has shape {tuple(head_map.shape)}; wanted (H, H) or (H / s, s, s), with groups of"
-            f" at most {MOST_GROUP} heads that divide H = {heads}: a thread holds the numbers of all heads of a"
-            " group"
+            f"argument {name} has shape {tuple(head_map.shape)}; wanted (H, H) or (H / s, s, s), with groups"
+            f" of at most {MOST_GROUP} heads that divide H = {heads}: a thread holds the numbers of all heads"
+            " of a group"
         )
     check_part(head_map, q, name, " ".join(map(str, getattr(head_map, "shape", ()))))
 

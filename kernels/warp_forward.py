@@ -31,7 +31,7 @@ import torch
 from numba import cuda
 from numpy import float32
 
-from kernels.arguments import attention_arguments
+from kernels.arguments import as_in_torch, attention_arguments
 from kernels.autograd import differentiable
 from kernels.launch import launch, output, width_for
 from kernels.tiles import MINUS_INFINITY, reciprocal, weight
@@ -135,7 +135,13 @@ def warp_attention(
     causal: bool = True,
     scale: float | None = None,
     run: Callable[..., Any] | None = None,
-) -> torch.Tensor:
+    *,
+    is_causal: bool | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale · q kᵀ) v, (B, H, N, d), a warp a query. Arguments, gradients and errors: those of
     `flash_attention`."""
-    return differentiable(warp_forward, q, k, v, causal, scale, run)
+    causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
+    o, log_sum = differentiable(warp_forward, q, k, v, causal, scale, run)
+    return (o, log_sum) if return_lse else o
