@@ -140,10 +140,10 @@ def add_tap_gradients(sums, g_tile, s_tile, a, b, part, parts, rows, first, last
     window = cuda.local.array(WINDOW, float32)
     for i in range(part, rows, parts):
         for x in range(STRIP):
-            window[x] = s_tile[i + a, (first + b & INDEX) + x]
+            window[x] = s_tile[i + a, ((first + b) & INDEX) + x]
         for j in range(first, last, GROUP):
             for x in range(GROUP):
-                window[STRIP + x] = s_tile[i + a, (j + b & INDEX) + STRIP + x]
+                window[STRIP + x] = s_tile[i + a, ((j + b) & INDEX) + STRIP + x]
             for y in range(GROUP):
                 d_t = g_tile[i, (j & INDEX) + y] if j + y < last else float32(0)
                 for x in range(STRIP):

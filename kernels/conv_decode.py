@@ -106,7 +106,7 @@ def split_kernel(slots, d):
                 held[r] = rows[(base & PLACE) + r * d]
         else:
             for r in range(LANES):
-                held[r] = rows[base + r * d & PLACE] if low <= first + r < high else float32(0)
+                held[r] = rows[(base + r * d) & PLACE] if low <= first + r < high else float32(0)
 
     @cuda.jit(max_registers=128)  # so that a multiprocessor holds four blocks
     def conv_decode_split_kernel(q, k, k_strides, v, v_strides, w, scale, extent, length, parts):
@@ -166,19 +166,21 @@ def split_kernel(slots, d):
                 for group in range(0, LANES, GROUP):
                     for c in range(GROUP):
                         for a in range(slots):
-                            scores[a] += q_tile[c0 + group + c & LARGEST_D, a] * piece[lane, group + c & LANE]
+                            scores[a] += (
+                                q_tile[(c0 + group + c) & LARGEST_D, a] * piece[lane, (group + c) & LANE]
+                            )
                 cuda.syncwarp()  # the piece is used up
             # 4. masked and convolved
             j, place = first + lane, first - low + lane
             for a in range(slots):
-                ring[a, place & RING - 1] = (
+                ring[a, place & (RING - 1)] = (
                     scores[a] if -first_owned <= j <= position + 1 - c_q + a else float32(0)
                 )
             cuda.syncwarp()  # the scores are there
             t = float32(0)
             for b in range(c_k):
                 for a in range(slots):
-                    t += taps[b & LANE, a] * ring[a, place - c_k + 1 + b & RING - 1]
+                    t += taps[b & LANE, a] * ring[a, (place - c_k + 1 + b) & (RING - 1)]
             # 5. the softmax, and the rows of V
             if not start <= j - right < end:
                 t = MINUS_INFINITY

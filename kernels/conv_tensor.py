@@ -160,8 +160,8 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
         for r in range(strip):
             m[r], l[r] = MINUS_INFINITY, float32(0)
         for first in range(0, seen - shift, step_keys):
-            place = first & 2 * KEYS - 1
-            if place & KEYS - 1 == 0:
+            place = first & (2 * KEYS - 1)
+            if place & (KEYS - 1) == 0:
                 cp_async_wait_0()
                 cuda.syncthreads()
                 if first + KEYS + shift < seen:

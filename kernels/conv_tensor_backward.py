@@ -117,7 +117,7 @@ def product_maker(kind, depth):
 @cuda.jit(device=True)
 def place_of(block):
     """Where a block of columns begins in its ring, in pairs of numbers."""
-    return (block & RING - 1) * 4
+    return (block & (RING - 1)) * 4
 
 
 @functools.cache

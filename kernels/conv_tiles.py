@@ -52,7 +52,7 @@ def check_size(size):
 def patch_place(step):
     """(row, column), the first of this thread's patch."""
     lane, warp, across = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32, step // 4
-    return warp // across * 8 + lane // 4 & INDEX, warp % across * 4 + lane % 4 & INDEX
+    return (warp // across * 8 + lane // 4) & INDEX, (warp % across * 4 + lane % 4) & INDEX
 
 
 @cuda.jit(device=True)
@@ -64,7 +64,7 @@ def turns_and_strips(size):
 @cuda.jit(device=True)
 def strip_row(turn, size):
     """The row of this thread's strips in this turn."""
-    return cuda.threadIdx.x // LANES + turn * (size * size // PATCH_NUMBERS // LANES) & INDEX
+    return (cuda.threadIdx.x // LANES + turn * (size * size // PATCH_NUMBERS // LANES)) & INDEX
 
 
 @cuda.jit(device=True)
@@ -119,7 +119,7 @@ def copy_rows(chunk, width, rows, first, start):
     for i in range(cuda.threadIdx.x // SECTOR, chunk.shape[0], cuda.blockDim.x // SECTOR):
         inside = 0 <= first + i and first + i < n
         for c in range(0, width, SECTOR):
-            column = c + cuda.threadIdx.x % SECTOR & INDEX
+            column = (c + cuda.threadIdx.x % SECTOR) & INDEX
             chunk[i, column] = (
                 rows[first + i, start + column] if inside and start + column < d else float32(0)
             )
@@ -187,7 +187,7 @@ def add_weighted_rows(patch, weights, first, chunk):
     column = column * columns & INDEX
     mine = cuda.local.array(PATCH_OPERANDS, float32)
     for start in range(0, chunk.shape[0], GROUP):
-        at = first + start & INDEX
+        at = (first + start) & INDEX
         for r in range(PATCH):
             for x in range(GROUP):
                 mine[r * GROUP + x] = weights[row + r * step, at + x]
@@ -208,10 +208,10 @@ def add_weighted_columns(patch, weights, first, shift, chunk):
     column = column * columns & INDEX
     mine = cuda.local.array(PATCH_OPERANDS, float32)
     for start in range(0, chunk.shape[0], GROUP):
-        at = first + start & INDEX
+        at = (first + start) & INDEX
         for r in range(PATCH):
             for x in range(GROUP):
-                mine[r * GROUP + x] = weights[at + x, (shift + row & INDEX) + r * step]
+                mine[r * GROUP + x] = weights[at + x, ((shift + row) & INDEX) + r * step]
         for x in range(GROUP):
             for c in range(columns):
                 number = chunk[(start & INDEX) + x, column + c]
@@ -252,7 +252,7 @@ def convolve_strip(strip, place, tile, taps, i, j, c_q, c_k):
             window[x] = tile[i + a, (j & INDEX) + x]
         for b in range(0, c_k, GROUP):
             for x in range(GROUP):
-                window[STRIP + x] = tile[i + a, (j + b & INDEX) + STRIP + x]
+                window[STRIP + x] = tile[i + a, ((j + b) & INDEX) + STRIP + x]
             for y in range(GROUP):
                 tap = taps[a, (b & INDEX) + y]
                 for x in range(STRIP):

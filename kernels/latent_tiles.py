@@ -81,7 +81,7 @@ def add_weighted_rows(sums, weights, first, stream, count):
         at = start & INDEX
         for r in range(rows):
             for x in range(GROUP):
-                mine[r * GROUP + x] = weights[row + r * STEP, (first + at & INDEX) + x]
+                mine[r * GROUP + x] = weights[row + r * STEP, ((first + at) & INDEX) + x]
         for x in range(GROUP):
             for g in range(groups):
                 for y in range(GROUP):
@@ -227,13 +227,13 @@ def add_outer(matrix, left, right, sums, rows):
                 for y in range(GROUP):
                     theirs[y] = right[j, column + g * (LANES * GROUP) + y]
                 for r in range(mine):
-                    number = left[j, (first + row & INDEX) + r * STEP]
+                    number = left[j, ((first + row) & INDEX) + r * STEP]
                     for y in range(GROUP):
                         sums[(r * groups + g) * GROUP + y] += number * theirs[y]
         for r in range(mine):
             i = first + row + r * STEP
             for g in range(groups):
                 for y in range(GROUP):
-                    c = column + g * (LANES * GROUP) + y & INDEX
+                    c = (column + g * (LANES * GROUP) + y) & INDEX
                     if i < matrix.shape[0] and c < matrix.shape[1]:
                         cuda.atomic.add(matrix, (i & INDEX, c), sums[(r * groups + g) * GROUP + y])

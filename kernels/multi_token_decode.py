@@ -73,11 +73,11 @@ def window_kernel(c_q, after):
         base = place + first * d + min(c, d - 1)
         if low <= first and first + KEYS <= high:
             for x in range(LANES):
-                held[x] = float32(k[base + 2 * x * d & PLACE])
+                held[x] = float32(k[(base + 2 * x * d) & PLACE])
         else:
             for x in range(LANES):
                 inside = low <= first + 2 * x < high
-                held[x] = float32(k[base + 2 * x * d & PLACE]) if inside else float32(0)
+                held[x] = float32(k[(base + 2 * x * d) & PLACE]) if inside else float32(0)
 
     @cuda.jit(device=True)
     def add_scores(scores, q_tile, c0, piece, lane):
@@ -85,9 +85,9 @@ def window_kernel(c_q, after):
         + a] of key LANES + lane."""
         for group in range(0, COLUMNS, GROUP):
             for c in range(GROUP):
-                low, high = piece[lane, group + c & LANE], piece[LANES + lane, group + c & LANE]
+                low, high = piece[lane, (group + c) & LANE], piece[LANES + lane, (group + c) & LANE]
                 for a in range(slots):
-                    number = q_tile[c0 + group + c & LARGEST_D, a]
+                    number = q_tile[(c0 + group + c) & LARGEST_D, a]
                     scores[a] += number * low
                     scores[slots + a] += number * high
 
@@ -256,10 +256,10 @@ def values_kernel(most, after):
         base = place + first * d + min(c, d - 1)
         if first + LANES <= end:
             for x in range(LANES):
-                held[x] = float32(v[base + x * d & PLACE])
+                held[x] = float32(v[(base + x * d) & PLACE])
         else:
             for x in range(LANES):
-                held[x] = float32(v[base + x * d & PLACE]) if first + x < end else float32(0)
+                held[x] = float32(v[(base + x * d) & PLACE]) if first + x < end else float32(0)
 
     @cuda.jit(device=True)
     def load_statistics(statistics, ends, first_head, group):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from numba import cuda
 
+import kernels.device_argument
 import kernels.launch
 from kernels import flash_attention, warp_attention
 from kernels.device_argument import TensorArgument, device_argument, numpy_dtype
@@ -189,7 +190,7 @@ def test_an_address_used_again_for_another_shape_is_another_array():
 
 @pytest.mark.gpu
 def test_with_another_numba_cuda_a_launch_is_slower_and_as_right(monkeypatch):
-    monkeypatch.setattr(kernels.launch, "description", lambda *tensor: None)
+    monkeypatch.setattr(kernels.device_argument, "description", lambda *tensor: None)
     x, out = torch.ones(4, 9, device="cuda", requires_grad=True), torch.zeros(4, 9, device="cuda")
     launch(doubled, (4,), 9, x, out)
     assert torch.equal(out, 2 * x)
