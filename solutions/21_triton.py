@@ -38,7 +38,6 @@ from kernels.conv_forward import conv_forward
 from kernels.triton import conv_forward as conv_forward_triton
 from kernels.triton import flash_forward as flash_forward_triton
 from kernels.triton import small
-from kernels.triton.halo import neighbour_sums, neighbour_sums_kernel
 from kernels.triton.interpreter import ProgramBug, interpreted
 from kernels.triton.launch import record_path, recorded, simulated
 from kernels.triton.optional import tl, triton
@@ -433,13 +432,13 @@ for name, kernel in {
     "B": small.sums_b,
     "C": small.smooth_c,
     "D": small.halves_d,
-    "E": neighbour_sums_kernel,
+    "E": small.steps_e,
 }.items():
     print(f"--- {name}")
     print(inspect.getsource(kernel.fn))
 
 # %% [markdown]
-# A, C and D run on 100 numbers in blocks of 32, B on 40 rows of 12 with ROWS = 16, each with one warp per program. E is one program of two warps on 64 numbers, with `BARRIER=False`.
+# A, C and D run on 100 numbers in blocks of 32, B on 40 rows of 12 with ROWS = 16, each with one warp per program. E is one program of two warps on 64 numbers.
 #
 # ### Exercise 21.4 · verdicts · guess before you run
 #
@@ -470,10 +469,7 @@ check.ex21_4(verdicts)
 def said(run, name):
     """The first finding of a run of kernel `name`."""
     try:
-        if name == "E":
-            neighbour_sums(torch.arange(64.0), barrier=False, run=run)
-        else:
-            small.planted(name, run=run)
+        small.planted(name, run=run)
     except (ProgramBug, KernelBug) as bug:
         return str(bug).partition("\n\n")[0]
     return "nothing"
@@ -485,7 +481,7 @@ for name in "ABCDE":
     print(f"{name}, by threads: {said(in_simulator, name)}\n")
 
 # %% [markdown]
-# The first three are found by both. B is mended by `tl.atomic_add(y + c, part, mask=c < columns)`, C by a second array for the output, which is D. **E is found by the simulator alone**: for an interpreter that runs a program as one flow of instructions, as Triton's own does too, nothing is wrong. With two warps, thread 32 may load what thread 31 has not stored yet. `tl.debug_barrier()` mends it. Why did somebody write E at all? That is the next section.
+# The first three are found by both. B is mended by `tl.atomic_add(y + c, part, mask=c < columns)`, C by a second array for the output, which is D. **E is found by the simulator alone**: for an interpreter that runs a program as one flow of instructions, as Triton's own does too, nothing is wrong. But thread 32, in the second warp, may load what thread 31 has not stored yet. `tl.debug_barrier()` between store and load mends it. Why would anybody write E? That is the next section.
 #
 # ## 5. What it cannot say
 #
@@ -597,13 +593,13 @@ per_tap, per_row = 12 * 32**2, 3 * 2 * 32**3
 print(f"multiply-adds: {per_tap:,} by moves, {per_row:,} by products")
 
 # %% [markdown]
-# No way is as good as CUDA's strips of lesson 11, which load a score from shared memory and use it for four taps. Moves pass the whole tile through shuffles and shared memory once for each tap or row of taps. Products do 16 times the arithmetic, most of it with zeros. Global memory loads everything c_q · c_k times, and puts the barrier back into your hands.
+# Lesson 11's threads load a score from shared memory and use it for several taps. None of the three can do that. Moves pass the whole tile through shuffles and shared memory once for each tap or row of taps. Products do 16 times the arithmetic, most of it with zeros. Global memory loads everything c_q · c_k times, and puts the barrier back into your hands.
 #
 # On the H200 the package takes moves: in its setting, with 7 × 7 taps, that gives the 4.6 ms at the top, against 2.1 ms of CUDA C++. (Nobody has timed products there. They pay where tensor cores can do them, in 16 bits.)
 #
 # ## 6. Convolutional attention, from your parts
 #
-# Your loop of section 3, with lesson 10's halo and your `convolved` between scores and softmax: a tile computes SIZE × SIZE scores, and *owns* SIZE − c_q + 1 rows and SIZE − c_k + 1 columns of T. It is lesson 11's kernel. Nothing in it is new: read it, and mark the five lines that your `flash` does not have.
+# Your loop of section 3, with lesson 10's halo and your `convolved` between scores and softmax: a tile computes SIZE × SIZE scores, and *owns* SIZE − c_q + 1 rows and SIZE − c_k + 1 columns of T. It is lesson 11's kernel. Nothing in it is new: read it, and mark what your `flash` does not have.
 
 
 # %%
@@ -640,7 +636,7 @@ def conv_flash(
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# What a tile owns (`rows, keys, left`); q from `c_q − 1` rows above; k from `left` columns before; the first mask, with 0; and `convolved`. The second mask lets rows that the tile does not own see everything (`i >= rows`), so that they become no NaN: they are not stored.
+# Five things. What a tile owns (`rows, keys, left`); q from `c_q − 1` rows above; k from `left` columns before; the first mask, with 0; and `convolved`. The second mask lets rows that the tile does not own see everything (`i >= rows`), so that they become no NaN: they are not stored.
 #
 # </details>
 #

@@ -64,6 +64,9 @@ class Tile:
     def __repr__(self):
         return f"{self.shape or 'one'} {self.dtype}"
 
+    def __str__(self):
+        return str(self.values)
+
     __neg__ = lambda self: Tile(-self.values)  # noqa: E731
     __invert__ = lambda self: Tile(~self.values)  # noqa: E731
     __hash__ = None
@@ -80,6 +83,8 @@ class Pointer(Tile):
 
     def __repr__(self):
         return f"{self.shape or ''} pointer to {self.array.name}".strip()
+
+    __str__ = __repr__
 
 
 def values_of(x):
@@ -209,9 +214,15 @@ class Language:
 
     float32, int32, int64, int1 = np.float32, np.int32, np.int64, np.bool_
     constexpr = staticmethod(lambda value: value)
+    math = property(lambda self: self)
 
     def __init__(self, grid):
         self.grid, self.place, self.number = grid, (0, 0, 0), 0
+
+    def __getattr__(self, name):
+        raise TypeError(
+            f"this interpreter does not know tl.{name}; kernels/triton/blocks.py lists what it knows"
+        )
 
     def program_id(self, axis):
         return Tile(np.int32(self.place[axis]))
@@ -333,6 +344,9 @@ class Language:
         with np.errstate(all="ignore"):
             made = function.reduce(values, axis=axis, keepdims=keep_dims, dtype=values.dtype)
         return Tile(made)
+
+    def fma(self, x, y, z):
+        return x * y + z
 
     def cdiv(self, a, b):
         return -(-a // b) if not isinstance(a, Tile) else (a + (b - 1)) // b

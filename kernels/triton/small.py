@@ -104,6 +104,16 @@ def halves_d(x, y, n, BLOCK: tl.constexpr):
     tl.store(y + i, tl.where(i + 1 < n, (here + there) / 2, here), mask=i < n)
 
 
+@triton.jit
+def steps_e(x, scratch, y, BLOCK: tl.constexpr):
+    """y[i] = x[i]² - x[i - 1]², by way of scratch; one program."""
+    i = tl.arange(0, BLOCK)
+    square = tl.load(x + i) * tl.load(x + i)
+    tl.store(scratch + i, square)
+    before = tl.load(scratch + i - 1, mask=i > 0, other=0.0)
+    tl.store(y + i, square - before)
+
+
 # Launches ---------------------------------------------------------------------------------------------------
 
 
@@ -123,7 +133,7 @@ def convolve(x, taps, way, run=None):
 
 
 def planted(name, run=None):
-    """The kernel A, B, C or D on 100 numbers, B on 40 rows of 12."""
+    """The kernel A, C or D on 100 numbers, B on 40 rows of 12, or E on 64 numbers, with two warps."""
     x, y = torch.arange(100.0) % 7, torch.zeros(100)
     blocks = dict(BLOCK=32, num_warps=1)
     if name == "A":
@@ -133,6 +143,9 @@ def planted(name, run=None):
         launch(sums_b, (3, 1, 1), x, y, 40, 12, ROWS=16, WIDTH=16, num_warps=1, run=run)
     elif name == "C":
         launch(smooth_c, (4, 1, 1), x, 100, **blocks, run=run)
+    elif name == "E":
+        x, y, scratch = x[:64], y[:64], torch.zeros(64)
+        launch(steps_e, (1, 1, 1), x, scratch, y, BLOCK=64, num_warps=2, run=run)
     else:
         launch(halves_d, (4, 1, 1), x, y, 100, **blocks, run=run)
     return y

@@ -12,7 +12,6 @@ from course.check.lesson21 import RECORDED_ROWS, loaded_by
 from kernels.conv_cases import Shape
 from kernels.languages import RESULTS, errors_of, right
 from kernels.triton import small
-from kernels.triton.halo import neighbour_sums
 from kernels.triton.interpreter import ProgramBug, interpreted
 from kernels.triton.launch import recorded, simulated
 from kernels.triton.optional import tl, triton
@@ -67,9 +66,9 @@ def test_what_is_right_has_no_finding():
 
 
 def test_a_race_of_threads_is_the_simulators_alone():
-    neighbour_sums(torch.randn(64), barrier=False, run=interpreted)
-    with pytest.raises(KernelBug, match="race-global"):
-        neighbour_sums(torch.randn(64), barrier=False, run=partial(simulated, compiled=recorded))
+    small.planted("E", run=interpreted)
+    with pytest.raises(KernelBug, match=r"race-global: scratch\[\d+\] .*\n.* small\.py line"):
+        small.planted("E", run=partial(simulated, compiled=recorded))
 
 
 def test_three_ways_to_convolve_agree():

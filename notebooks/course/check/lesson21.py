@@ -63,6 +63,16 @@ def at_most(arrays, name, what, limit, call, hint, by="counts"):
         fail(f"right values, but {who}: {times} {what} of {element}", call=call, hint=hint)
 
 
+def owned(arrays, name, owners, call):
+    """Reject a launch in which another program than owners[element] stores an element of an array."""
+    found = arrays[name].by["stores"][0]
+    over = np.flatnonzero(found != owners)
+    if over.size:
+        element, does, should = arrays[name].element(over[0]), found[over[0]], owners[over[0]]
+        hint = "Program p has ROWS rows, from ROWS * p on: that is how the programs share the work."
+        fail(f"right values, but program {does} stores {element}, not program {should}", call=call, hint=hint)
+
+
 def by_triton(kernel, grid, arguments, output, wanted, call, *, tolerance=1e-5, **constants):
     """Compile the kernel by Triton, if that is here, and compare what its PTX gives in the simulator; says
     what was found out."""
@@ -106,6 +116,7 @@ def ex21_1(softmax_rows, rng):
         at_most(arrays, "x", "loads", 1, call, "A tile is a value: load it once, and use it three times.")
         at_most(arrays, "y", "loads", 0, call, "y is an output.")
         at_most(arrays, "y", "stores", 1, call, "One store of the whole tile.")
+        owned(arrays, "y", np.arange(rows * n) // (n * tall), call)
     said = by_triton(softmax_rows, grid, given, 1, wanted, call, **constants)
     tried(said)
     return f"{len(ROWS_AND_TILES)} sizes, the programs in a random order"
@@ -184,9 +195,9 @@ FLASHES = [  # n, d, ROWS, KEYS, WIDTH, causal, scores, whether the last key is 
     (20, 5, 16, 16, 16, True, "scores about 0", True),
     (1, 1, 16, 16, 16, False, "scores about 0", False),
     (41, 16, 16, 32, 16, False, "scores that climb to 1000", False),
-    (37, 20, 32, 16, 32, True, "scores that fall to -1000", False),
-    (33, 3, 16, 16, 16, False, DEEP, False),
-    (50, 7, 16, 16, 16, False, "the last key far above the rest", False),
+    (37, 20, 16, 16, 32, True, "scores that fall to -1000", False),
+    (33, 3, 32, 16, 16, False, DEEP, False),
+    (120, 7, 32, 16, 16, False, "the last key far above the rest", False),
     (64, 16, 16, 16, 16, True, "scores far above 0", False),
     (35, 9, 16, 16, 16, False, "scores about 0", False),
     (40, 16, 16, 16, 16, True, "scores about 0", False),
@@ -218,6 +229,7 @@ def ex21_3(flash, rng):
             at_most(arrays, name, "loads", visits, call, late)
         at_most(arrays, "o", "loads", 0, call, "o_tile stays in the program until the loop is done.")
         at_most(arrays, "o", "stores", 1, call, "One store, after the loop.")
+        owned(arrays, "o", np.arange(n * d) // (d * rows), call)
     said = by_triton(flash, grid, given, 4, wanted, call, **constants)
     tried(said)
     return f"{len(FLASHES)} launches, causal and not, the programs in a random order"
@@ -240,7 +252,7 @@ EXPLANATIONS = {
     "B": "Every program loads, and stores to, all columns of y.",
     "C": "x[32] is loaded by one program and stored to by the next.",
     "D": "Loads may overlap as they like; what do the stores do?",
-    "E": "One program, two warps: who has stored scratch[31], and who loads it?",
+    "E": "One program, two warps: which thread stores scratch[31], and which one loads it?",
 }
 
 

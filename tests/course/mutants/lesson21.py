@@ -223,6 +223,24 @@ MUTANTS = {
                 ("programs overlap", ("tl.program_id(0) * ROWS", "tl.program_id(0) * (ROWS - 1)")),
                 ("not divided", ("e / tl.sum(e, 1)[:, None]", "e")),
                 ("loads twice", TWO_LOADS),
+                (
+                    "program 0 does all",
+                    [
+                        (
+                            "    i = tl.program_id(0) * ROWS +",
+                            "    for b in range(ALL):\n        i = b * ROWS +",
+                        ),
+                        ("ALL", "0 if tl.program_id(0) > 0 else tl.cdiv(rows, ROWS)"),
+                        *[
+                            (f"\n    {line}", f"\n        {line}")
+                            for line in ("j =", "inside", "s =", "e =", "tl.store")
+                        ],
+                    ],
+                ),
+                (
+                    "programs from the end",
+                    ("tl.program_id(0)", "(tl.num_programs(0) - 1 - tl.program_id(0))"),
+                ),
                 ("and", ("(i < rows) & (j < n)", "i < rows and j < n")),
                 ("the log", ("tl.exp(s", "tl.exp2(s")),
             ],
@@ -268,7 +286,7 @@ MUTANTS = {
             ("loads the future", ("min(n, i0 + ROWS) if CAUSAL else n", "n")),
             ("one tile too few", ("min(n, i0 + ROWS) if CAUSAL else n", "min(n, i0) if CAUSAL else n")),
             ("the first tile alone", ("range(0, end, KEYS)", "range(0, KEYS, KEYS)")),
-            ("four tiles at most", ("range(0, end, KEYS)", "range(0, min(end, 2 * KEYS), KEYS)")),
+            ("two tiles at most", ("range(0, end, KEYS)", "range(0, min(end, 2 * KEYS), KEYS)")),
             ("steps by ROWS", ("range(0, end, KEYS)", "range(0, end, ROWS)")),
             ("V by the queries' rows", ("load_rows(v, j0", "load_rows(v, i0")),
             ("K is V", ("load_rows(k, j0", "load_rows(v, j0")),
@@ -276,6 +294,8 @@ MUTANTS = {
             ("l along the columns", ("o_tile / l[:, None]", "o_tile / l[None, :]")),
             ("one program does it", ("tl.program_id(0) * ROWS", "0")),
             ("stores each round", LAST_LINES),
+            ("o_tile on its side", ("tl.zeros((ROWS, WIDTH)", "tl.zeros((WIDTH, ROWS)")),
+            ("six tiles at most", ("range(0, end, KEYS)", "range(0, min(end, 6 * KEYS), KEYS)")),
             ("stores too few rows", ("ROWS, n, d, o_tile", "ROWS - 1, n, d, o_tile")),
             ("two passes", TWO_PASSES),
             ("an index", ("tl.dot(q_tile,", "tl.dot(q_tile[0:ROWS],")),
