@@ -211,8 +211,14 @@ def test_16_bit_inputs_keep_their_type(dtype, parts_too, device):
     assert max(errors.values()) <= torch.finfo(dtype).eps, errors
 
 
-@DEVICE
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype, device",
+    [
+        (torch.bfloat16, "cpu"),
+        pytest.param(torch.float16, "cpu", marks=nightly),
+        *(pytest.param(dtype, "cuda", marks=gpu) for dtype in (torch.bfloat16, torch.float16)),
+    ],
+)
 def test_one_token_in_16_bits(dtype, device):
     given = example(heads=4, n=70, d=33, device=device)
     given |= of_type(given, dtype, "qkv")

@@ -12,16 +12,20 @@ gpu = pytest.mark.gpu
 SIDE = st.integers(1, 15)
 # rows are few, as decoding has a kernel of its own for each number of them
 TAPS = st.none() | st.tuples(st.sampled_from([1, 2, 6, 15]), SIDE)
-SAMPLE = SHAPES[::8]  # has every size and all taps
+# A push compiles the kernels of decoding, which causal shapes call, for one number of rows and of heads.
+SAMPLE = [shape for shape in SHAPES if not shape.causal][::2] + [
+    shape for shape in SHAPES if shape.causal and shape.taps == (6, 11) and shape.heads == 2
+]
 ON_A_CPU = [shape if shape in SAMPLE else pytest.param(shape, marks=pytest.mark.nightly) for shape in SHAPES]
 
 
 @st.composite
-def shapes(draw, most=128):
+def shapes(draw, most=128, heads=(1, 2, 3, 4, 6), groups=None, taps=TAPS):
     """Shapes of any size, with d of at most `most`."""
-    heads = draw(st.sampled_from([1, 2, 3, 4, 6]))
-    groups = st.none() | st.sampled_from([group for group in range(1, heads + 1) if heads % group == 0])
-    parts = draw(TAPS), draw(groups), draw(TAPS), draw(groups)
+    heads = draw(st.sampled_from(heads))
+    divisors = [group for group in range(1, heads + 1) if heads % group == 0]
+    groups = st.none() | st.sampled_from(groups or divisors)
+    parts = draw(taps), draw(groups), draw(taps), draw(groups)
     sizes = draw(st.integers(1, 2)), heads, draw(st.integers(1, 140)), draw(st.integers(1, most))
     return Shape(*sizes, *parts, draw(st.booleans()), draw(st.integers(1, 140)))
 
@@ -40,8 +44,8 @@ def is_right(shape, **options):
 
 def test_the_grid_is_what_it_says():
     assert len(set(SHAPES)) >= 100
-    assert {shape.n for shape in SAMPLE} == {shape.n for shape in SHAPES}
     assert {shape.taps for shape in SAMPLE} == {shape.taps for shape in SHAPES}
+    assert {shape.causal for shape in SAMPLE} == {True, False}
 
 
 @pytest.mark.parametrize("shape", ON_A_CPU, ids=str)
@@ -50,7 +54,7 @@ def test_compiled(shape):
 
 
 @settings(max_examples=5)
-@given(shape=shapes(most=16))
+@given(shape=shapes(most=16, heads=[2], groups=[2], taps=st.tuples(st.just(6), SIDE)))
 def test_random_shapes_compiled(shape):
     is_right(shape, run=native)
 

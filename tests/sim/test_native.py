@@ -644,10 +644,10 @@ def test_a_second_process_runs_a_function_that_calls_itself(tmp_path):
         assert done == "[ 48. 144.] ('by fission',)"
 
 
-def test_what_is_kept_is_private_and_what_is_damaged_is_made_anew(again):
+def test_what_is_kept_is_private_and_what_is_damaged_is_made_anew(again, few):
     launched, kept = again
     assert kept.stat().st_mode & 0o777 == 0o700
-    for suffixes in ((".py", ".nbc"), (".nbi",)):
+    for suffixes in few([(".py", ".nbc"), (".nbi",)], 1):
         for file in [file for file in kept.iterdir() if file.suffix in suffixes]:
             file.write_bytes(file.read_bytes()[:-40])  # a disk that was full
         assert launched().endswith("('by fission',)")
