@@ -64,8 +64,14 @@ def test_a_new_layer_is_ordinary_attention_with_half_a_gate():
     assert worst(layer(x), wanted) <= 1e-6
 
 
-@DEVICE
-@pytest.mark.parametrize("options", LAYERS)
+@pytest.mark.parametrize(
+    "options, device",
+    [
+        (LAYERS[0], "cpu"),
+        *(pytest.param(options, "cpu", marks=pytest.mark.nightly) for options in LAYERS[1:]),
+        *(pytest.param(options, "cuda", marks=pytest.mark.gpu) for options in LAYERS),
+    ],
+)
 @pytest.mark.parametrize("first", [0, 1, 4])
 def test_token_by_token(options, first, device):
     layer, x = layer_and_input(options, tokens=7, device=device)
