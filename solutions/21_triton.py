@@ -32,7 +32,8 @@ import torch
 
 from course import brought, check, show_figure, show_table
 from course.check import lesson21
-from course.figures import BLUE
+from course.figures import BLUE, ORANGE
+from course.ptx import spoken
 from kernels.bench import DATA
 from kernels.conv_forward import conv_forward
 from kernels.triton import conv_forward as conv_forward_triton
@@ -148,6 +149,29 @@ except ProgramBug as bug:
 #
 # </details>
 #
+# In a picture: a matrix of 5 rows of 10 numbers (dark), and the two tiles of 4 × 16 that cover it. Pale cells do not exist; the masks keep them out.
+
+# %% jupyter={"source_hidden": true}
+figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+for row in range(8):
+    for column in range(16):
+        exists, color = row < 5 and column < 10, (BLUE, ORANGE)[row // 4]
+        cell = plt.Rectangle((column, row), 0.92, 0.92, facecolor=color)
+        cell.set_alpha(0.8 if exists else 0.15)
+        axes.add_patch(cell)
+for program in (0, 1):
+    axes.text(16.3, 4 * program + 2, f"program {program}", va="center")
+axes.set(xlim=(0, 19), ylim=(8, 0), aspect="equal", xlabel="j", ylabel="i")
+axes.set(xticks=range(0, 17, 5), yticks=range(0, 8, 2))
+axes.spines[:].set_visible(False)
+show_figure(
+    figure,
+    "8 rows of 16 cells. Program 0 has the rows 0 to 3, program 1 the rows 4 to 7. "
+    "Dark, and in the matrix, are the columns 0 to 9 of the rows 0 to 4: program 1 "
+    "has one row of the matrix, and three that do not exist.",
+)
+
+# %% [markdown]
 # ### Exercise 21.1 · softmax_rows · about seven lines
 #
 # `y = softmax(x)`, each row by itself. `x` and `y` have `rows` rows of `n` numbers, one row behind the other. A program has `ROWS` rows, from row `ROWS * program` on, in one tile of `ROWS` × `WIDTH`; `n` is at most `WIDTH`. The last program may have fewer rows. Load each number once, and store each once.
@@ -187,9 +211,33 @@ check.ex21_1(softmax_rows)
 # %% [markdown]
 # ## 2. What the compiler decides
 #
-# Your kernel has no threads, a GPU has nothing else. How many there are is said at the launch: `num_warps=4` gives a program 128 threads. All else is the compiler's. It can be read in the PTX.
+# Your kernel has no threads, a GPU has nothing else. How many there are is said at the launch: `num_warps=4` gives a program 128 threads. All else is the compiler's. It can be read in the PTX, which says what *one* thread does.
 #
-# The kernel is `small.softmax_row_kernel`, which is yours with one row per program. Three launches, and for each number of the row, the threads that load it, as the simulator saw them. (The PTX was compiled without a word about where arrays begin. On a GPU Triton looks: for arrays that begin at a multiple of 16 bytes it may give each thread four neighbours, loaded at one time.)
+# **Predict**, for `twice` with `BLOCK=64` and one warp, 32 threads: how many loads does a thread have? `___` And what has become of the mask, in a language without tiles? `___` Here is all of it, under the lines that it comes from, with lesson 07's words beside it:
+
+
+# %% jupyter={"source_hidden": true}
+def read_aloud(kernel, num_warps, **constants):
+    """The recorded PTX of a kernel, each instruction under its line of the source."""
+    source, first = inspect.getsourcelines(kernel.fn)
+    text, under = record_path(kernel, num_warps, **constants).read_text("utf-8"), {}
+    for line in text.splitlines():
+        if place := re.match(r"\t\.loc\t1 (\d+)", line):
+            mine = under.setdefault(int(place[1]) - first, [])
+        elif re.match(r"\t+(@|[a-z])", line):
+            mine.append(line.strip().rstrip(";").expandtabs(1))
+    for number in sorted(under):
+        print(source[number].strip())
+        for line in under[number]:
+            print(f"    {line:43}{spoken(line)}")
+
+
+read_aloud(small.twice, 1, BLOCK=64)
+
+# %% [markdown]
+# A thread has **two** numbers, 128 bytes apart: 32 numbers. The mask is two **predicates**, `p1` and `p2`: `@%p1 ld` is "load, if p1". That is the `if i < n:` of CUDA, once for each number. And `blockIdx` and `threadIdx` are back.
+#
+# Who has which number is the compiler's choice. A softmax shows more of it: `small.softmax_row_kernel` is yours with one row per program. Three launches, and for each number of the row, the threads that load it, as the simulator saw them. (The PTX was compiled without a word about where arrays begin. On a GPU Triton looks: for arrays that begin at a multiple of 16 bytes it may give each thread four neighbours, loaded at one time.)
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
@@ -298,7 +346,7 @@ show_table(
 #
 # ### Exercise 21.3 · flash · about fifteen lines
 #
-# `o = softmax(scale · q kᵀ) v` for `n` rows of `d` numbers in each array. A program has the ROWS queries from `ROWS * program` on, and goes over the keys in tiles of KEYS. If `CAUSAL`, query i sees the keys j ≤ i, and no tile is loaded that all queries of the program would mask. Each tile is loaded once.
+# `o = softmax(scale · q kᵀ) v` for `n` rows of `d` numbers in each array. A program has the ROWS queries from `ROWS * program` on, and goes over the keys in tiles of KEYS. WIDTH is at least d; the columns beyond are 0. If `CAUSAL`, query i sees the keys j ≤ i, and no tile is loaded that all queries of the program would mask. Each tile is loaded once.
 #
 # - `load_rows(array, first, n, d, SIZE, WIDTH)` from `kernels.triton.tiles` loads rows `first` to `first + SIZE − 1`, 0 where there are none: (SIZE, WIDTH). `store_rows(array, first, count, n, d, tile)` stores a tile's first `count` rows, without what lies outside. Both are written in Triton, as `twice`.
 # - `tl.dot(a, b, input_precision="ieee")` is the product of two matrices. Without the last argument a GPU's tensor cores round `a` and `b` to 11 bits; here you keep all 24.
@@ -501,7 +549,7 @@ except TypeError as error:
     print(error)
 
 # %% [markdown]
-# A tile is spread over threads as the compiler likes. It has no index, and there is no shared memory to put it in. Three ways are left:
+# (Triton itself says `unsupported tensor index`.) A tile is spread over threads as the compiler likes. It has no index, and there is no shared memory to put it in. Three ways are left:
 #
 # 1. **Move the tile**: `tl.gather` gives a tile whose number (i, j) is another number of the same tile. One move for each tap: the package's way.
 # 2. **Through global memory**: store it, wait (`tl.debug_barrier()`), load it at shifted places. This is E.

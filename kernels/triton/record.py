@@ -14,7 +14,7 @@ from kernels.triton.flash_forward import flash_forward
 from kernels.triton.halo import neighbour_sums
 from kernels.triton.head_map import mix_heads
 from kernels.triton.launch import RECORDED, fresh, record_path, type_of
-from kernels.triton.small import convolve, planted, softmax_row
+from kernels.triton.small import convolve, doubled, planted, softmax_row
 
 FILES = sorted(Path(__file__).parent.glob("*.py"))
 TILES = Path(__file__).parent / "tiles.py"
@@ -46,6 +46,7 @@ def calls(run):
     mix_heads(torch.randn(1, 2, 5, 17), torch.randn(1, 2, 2), run=run)
     for barrier in (True, False):
         neighbour_sums(torch.randn(64), barrier, run=run)
+    doubled(torch.randn(100), run=run)
     for n, num_warps in ROWS:
         softmax_row(torch.randn(1, n), num_warps, run=run)
     for way in range(3):
