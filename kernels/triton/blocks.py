@@ -59,7 +59,7 @@ class Tile:
         """Many of tl's functions are a tile's methods too."""
         if name.startswith("_") or not hasattr(Language, name):
             raise AttributeError(f"this interpreter knows no .{name} of a tile")
-        return functools.partial(getattr(Language, name), None, self)
+        return functools.partial(getattr(NO_LAUNCH, name), self)
 
     def __repr__(self):
         return f"{self.shape or 'one'} {self.dtype}"
@@ -355,6 +355,9 @@ class Language:
         return range(*map(operator.index, bounds))
 
     static_range = range
+
+
+NO_LAUNCH = Language((1, 1, 1))  # for the methods of a tile
 
 
 def of_numpy(function):

@@ -178,7 +178,7 @@ def arithmetic(x, n, y):
     tl.store(y + 16 + i, k / 4 + (n // 3) + t)
     tl.store(y + 32 + i, tl.maximum(t, float("nan")) + tl.where(i < n, 1, 0))
     tl.store(y + 48 + i, tl.load(x + i, mask=i < n, other=-1.0) * (t > 0))
-    tl.store(y + 64 + i, tl.sum(tl.exp2(t)) + tl.max(t, 0) + tl.sum(t > 0) + min(n, 3))
+    tl.store(y + 64 + i, tl.sum(tl.exp2(t)) + t.max(0) + (t > 0).to(tl.int32).sum() + min(n, 3))
     square = tl.load(x + i[:, None] * 16 + i[None, :])
     product = tl.dot(square, tl.trans(square), input_precision="ieee")
     tl.store(y + 80 + i, tl.sum(product, 1))

@@ -199,7 +199,7 @@ FLASHES = [  # n, d, ROWS, KEYS, WIDTH, causal, scores, whether the last key is 
     (33, 3, 32, 16, 16, False, DEEP, False),
     (120, 7, 32, 16, 16, False, "the last key far above the rest", False),
     (64, 16, 16, 16, 16, True, "scores far above 0", False),
-    (35, 9, 16, 16, 16, False, "scores about 0", False),
+    (35, 20, 16, 16, 32, False, "scores about 0", False),
     (40, 16, 16, 16, 16, True, "scores about 0", False),
 ]
 

@@ -58,6 +58,17 @@ def answer(x, y, rows, n, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     p = tl.exp(t)
     tl.store(y + place, p / tl.sum(p, axis=1, keep_dims=True), (i[:, None] < rows) & (j[None, :] < n))
 """
+MASK_FIRST = """@triton.jit
+def answer(x, y, rows, n, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    r0 = tl.program_id(0) * ROWS
+    offsets = (r0 + tl.arange(0, ROWS))[:, None] * n + tl.arange(0, WIDTH)[None, :]
+    ok = (tl.arange(0, WIDTH)[None, :] < n) & ((r0 + tl.arange(0, ROWS))[:, None] < rows)
+    t = tl.load(x + offsets, ok, 0.0)
+    t = tl.where(ok, t, float("-inf"))
+    t = t - t.max(1)[:, None]
+    t = tl.where(ok, tl.exp(t), 0.0)
+    tl.store(y + offsets, t / t.sum(1)[:, None], ok)
+"""
 TWO_LOADS = [
     ("tl.sum(e, 1)[:, None]", "tl.sum(again, 1)[:, None]"),
     (
@@ -134,6 +145,51 @@ def answer(
     o_tile = o_tile / l[:, None]
     tl.store(o + i[:, None] * d + c[None, :], o_tile, mask=(i[:, None] < n) & (c[None, :] < d))
 """
+ON_ITS_SIDE = """@triton.jit
+def answer(
+    q, k, v, scale, o, n, d,
+    CAUSAL: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+):
+    i0 = tl.program_id(0) * ROWS
+    qt = tl.trans(load_rows(q, i0, n, d, ROWS, WIDTH) * scale)
+    i = i0 + tl.arange(0, ROWS)
+    m, l = tl.full([ROWS], float("-inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32)
+    ot = tl.zeros([WIDTH, ROWS], tl.float32)
+    end = n
+    if CAUSAL:
+        end = tl.minimum(n, i0 + ROWS)
+    for t in range(tl.cdiv(end, KEYS)):
+        j = t * KEYS + tl.arange(0, KEYS)
+        s = tl.dot(load_rows(k, t * KEYS, n, d, KEYS, WIDTH), qt, input_precision="ieee")
+        ok = j[:, None] < n
+        if CAUSAL:
+            ok = ok & (j[:, None] <= i[None, :])
+        s = tl.where(ok, s, float("-inf"))
+        new = tl.maximum(m, s.max(0))
+        p = tl.exp(s - new[None, :])
+        a = tl.exp(m - new)
+        l = l * a + p.sum(0)
+        vt = tl.trans(load_rows(v, t * KEYS, n, d, KEYS, WIDTH))
+        ot = ot * a[None, :] + tl.dot(vt, p, input_precision="ieee")
+        m = new
+    store_rows(o, i0, ROWS, n, d, tl.trans(ot / l[None, :]))
+"""
+TWO_LOOPS = (
+    "    for j0 in range(0, end, KEYS):\n        j = j0",
+    """    full = min(i0, n) // KEYS * KEYS if CAUSAL else n // KEYS * KEYS
+    for j0 in range(0, full, KEYS):
+        k_tile = load_rows(k, j0, n, d, KEYS, WIDTH)
+        v_tile = load_rows(v, j0, n, d, KEYS, WIDTH)
+        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+        larger = tl.maximum(m, tl.max(scores, 1))
+        shrink = tl.exp(m - larger)
+        p = tl.exp(scores - larger[:, None])
+        l = l * shrink + tl.sum(p, 1)
+        o_tile = o_tile * shrink[:, None] + tl.dot(p, v_tile, input_precision="ieee")
+        m = larger
+    for j0 in range(full, end, KEYS):
+        j = j0""",
+)
 TWO_PASSES = [
     (
         "    for j0",
@@ -172,6 +228,19 @@ def answer(s, taps, c_q, c_k, SIZE: tl.constexpr):
             moved = tl.gather(row, tl.broadcast_to((j + b) % SIZE, SIZE, SIZE), 1)
             total += tl.load(taps + a * c_k + b) * moved
     return total
+"""
+THREE_SIDES = """@triton.jit
+def answer(s, taps, c_q, c_k, SIZE: tl.constexpr):
+    r = tl.arange(0, SIZE)
+    out = tl.zeros([SIZE, SIZE], tl.float32)
+    for a in range(c_q):
+        up = tl.where(r[None, :] == r[:, None] + a, 1.0, 0.0)
+        moved = tl.sum(up[:, :, None] * s[None, :, :], 1)
+        for b in range(c_k):
+            w = tl.load(taps + a * c_k + b)
+            left = tl.where(r[:, None] == r[None, :] + b, w, 0.0)
+            out += tl.sum(moved[:, :, None] * left[None, :, :], 1)
+    return out
 """
 ROWS_FIRST = """@triton.jit
 def answer(s, taps, c_q, c_k, SIZE: tl.constexpr):
@@ -242,7 +311,12 @@ MUTANTS = {
                     ("tl.program_id(0)", "(tl.num_programs(0) - 1 - tl.program_id(0))"),
                 ),
                 ("and", ("(i < rows) & (j < n)", "i < rows and j < n")),
-                ("the log", ("tl.exp(s", "tl.exp2(s")),
+                (
+                    "a maximum of at least 0",
+                    ("tl.max(s, 1)[:, None]", "tl.maximum(tl.max(s, 1), 0.0)[:, None]"),
+                ),
+                ("32 columns", ("(j < n)", "(j < min(n, 32))")),
+                ("another base", ("tl.exp(s", "tl.exp2(s")),
             ],
         ),
     ],
@@ -295,6 +369,17 @@ MUTANTS = {
             ("one program does it", ("tl.program_id(0) * ROWS", "0")),
             ("stores each round", LAST_LINES),
             ("o_tile on its side", ("tl.zeros((ROWS, WIDTH)", "tl.zeros((WIDTH, ROWS)")),
+            (
+                "16 columns of K",
+                (
+                    "k_tile = load_rows(k, j0, n, d, KEYS, WIDTH)",
+                    "c = tl.arange(0, WIDTH)[None, :]\n"
+                    "        k_tile = tl.where(c < 16, load_rows(k, j0, n, d, KEYS, WIDTH), 0.0)",
+                ),
+            ),
+            ("causal within the tiles", ("(j <= i)", "(j - j0 <= i - i0)")),
+            ("1/√d", ("scale * load_rows", "(1.0 / tl.sqrt(d + 0.0)) * load_rows")),
+            ("full tiles alone", ("range(0, end, KEYS)", "range(0, end // KEYS * KEYS, KEYS)")),
             ("six tiles at most", ("range(0, end, KEYS)", "range(0, min(end, 6 * KEYS), KEYS)")),
             ("stores too few rows", ("ROWS, n, d, o_tile", "ROWS - 1, n, d, o_tile")),
             ("two passes", TWO_PASSES),
@@ -330,6 +415,8 @@ MUTANTS = {
             ("no upper bound", ("(b >= 0) & (b < c_k)", "b >= 0")),
             ("one tap more", ("(b < c_k)", "(b <= c_k)")),
             ("one tap less", ("(b < c_k)", "(b < c_k - 1)")),
+            ("centred", ("j == i + a", "j == i + a - c_q // 2")),
+            ("both sides of the band", (BAND, "b = tl.abs(i - j)")),
             ("not the diagonal", ("(b >= 0)", "(b > 0)")),
             ("what is masked is anything", (", other=0.0", "")),
             ("the band on the left", ("tl.dot(s, band", "tl.dot(band, s")),
@@ -353,14 +440,20 @@ def by_the_package(s, taps, c_q, c_k, SIZE: tl.constexpr):
 
 
 RIGHT = {
-    "ex21_1": [variant(SOFTMAX), variant(ROW_BY_ROW), variant(BY_WHERE)],
+    "ex21_1": [variant(SOFTMAX), variant(ROW_BY_ROW), variant(BY_WHERE), variant(MASK_FIRST)],
     "ex21_2": [
         loads,
         holders("t % width == j % (32 * warps)"),
         lambda j, width, warps: range(j % (32 * warps), 32 * warps, width),
         lambda j, width, warps: {t for t in range(32 * warps) if j in range(t % width, width, 32 * warps)},
     ],
-    "ex21_3": [variant(FLASH), variant(FLASH_OTHERWISE)],
+    "ex21_3": [variant(FLASH), variant(FLASH_OTHERWISE), variant(ON_ITS_SIDE), variant(FLASH, TWO_LOOPS)],
     "ex21_4": [lambda: dict(reversed(VERDICTS.items()))],
-    "ex21_5": [variant(CONVOLVED), variant(BY_MOVES), variant(ROWS_FIRST), by_the_package],
+    "ex21_5": [
+        variant(CONVOLVED),
+        variant(BY_MOVES),
+        variant(ROWS_FIRST),
+        variant(THREE_SIDES),
+        by_the_package,
+    ],
 }
