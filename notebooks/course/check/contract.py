@@ -38,6 +38,7 @@ class Contract:
     shuffles: tuple | None = None  # (fewest, most) shuffles, in all warps together
     atomics: tuple | None = None  # (fewest, most) atomic operations
     grid_barriers: tuple | None = None  # (fewest, most) barriers of the whole grid
+    shared_bytes: int | None = None  # most bytes of the shared arrays that a block uses
     hint: str | None = None  # the demand as the statement words it
 
     def enforce(self, kernel, report, call):
@@ -61,6 +62,8 @@ class Contract:
         yield from self.in_all(work)
         yield from self.not_owned(work)
         yield from self.idle(work)
+        if self.shared_bytes is not None and (bytes_used := work.shared_bytes()) > self.shared_bytes:
+            yield f"a block uses {bytes_used:,} bytes of shared memory; {self.shared_bytes:,} are enough"
         yield from outside(self.barriers, barriers / report.counters["blocks"], "barrier", "in each block")
         yield from outside(
             self.shuffles,
@@ -200,6 +203,13 @@ class Work:
                 writers[place].add(thread)
         taken = zip(places, threads, kinds, strict=True)
         return len({(p[0], t) for p, t, kind in taken if kind != STORE and writers[p] - {t}})
+
+    def shared_bytes(self):
+        """The bytes of the shared arrays that a block makes accesses to, in the block with the most."""
+        chosen = self.chosen("shared")
+        used = np.unique(np.stack([self.block_number[chosen], self.trace.array[chosen]]), axis=1)
+        sizes = np.array([home.itemsize * int(np.prod(home.shape)) for home in self.trace.arrays])
+        return int(np.bincount(used[0], sizes[used[1]]).max(initial=0)) if used.size else 0
 
     def of(self, name):
         """The accesses to one array by thread."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from course.check import kernels
 from course.check.contract import Contract
-from course.check.harness import compare, exercise, fail
+from course.check.harness import compare, exercise, fail, instance
 from kernels import memory_patterns
 from sim import simulate
 from sim.events import SITES
@@ -21,7 +21,10 @@ LANES, SECTOR, BANKS, WORD = 32, 32, 32, 4  # bytes in a sector and in a word
 STRIDE = 8  # of the strided copy that is predicted
 ACCESSES = ("load", "store", "shared load", "shared store")
 TRANSPOSES = ("transpose_naive", "transpose_tiled", "transpose_padded")
-SHAPES = [(32, 32), (1, 1), (64, 96), (5, 40), (70, 33), (33, 1), (24, 72)]  # rows, columns
+SHAPES = [(32, 32), (1, 1), (70, 33), (24, 264), (264, 8)]  # rows, columns
+TILE_BYTES = 4 * 32 * 36  # of a tile whose rows are padded by up to four words
+FARTHEST = 227 * 1024  # the bytes of shared memory that one block of an H200 can have
+WHOLE = int, np.integer
 
 
 @exercise("8.1", "sectors")
@@ -45,13 +48,10 @@ def ex08_1(sectors, rng):
         call = f"sectors(stride={stride}, itemsize={itemsize}, first={first})"
         got, wanted = sectors(stride, itemsize, first), touched(stride, itemsize, first)
         compare(got, wanted, what="another number of sectors", call=call, tolerance=0, hint=PIECES)
+        instance(got, WHOLE, what="a whole number", call=call, hint="len counts in whole numbers.")
+    call = "sectors(1, 4)"
     compare(
-        sectors(8, 4),
-        32,
-        what="without `first`",
-        call="sectors(8, 4)",
-        tolerance=0,
-        hint="`first` is 0 unless given.",
+        sectors(1, 4), 4, what="without `first`", call=call, tolerance=0, hint="`first` is 0 unless given."
     )
     return "40 requests: strides from -9 to 39 and 64, numbers of 1 to 16 bytes, aligned and not"
 
@@ -73,11 +73,27 @@ def ex08_2(turns, rng):
         "the last bank alone is crowded": np.append(lane[:-3], [31, 63, 95]),
     }
     words |= {f"random words, {n} lanes": rng.integers(1, 400, n) for n in rng.integers(2, LANES + 1, 20)}
-    for what, word in words.items():
+    words |= {
+        f"random words of {step} banks, up to the end of shared memory": rng.integers(
+            0, FARTHEST // WORD // step, LANES
+        )
+        * step
+        for step in (1, BANKS, 32 * BANKS)
+    }
+    for number, (what, word) in enumerate(words.items()):
         addresses = [int(address) for address in WORD * rng.permutation(word)]
         call = f"turns({addresses})"
-        compare(turns(addresses), busiest_bank(addresses), what=what, call=call, tolerance=0, hint=ROWS)
-    return "32 lanes and fewer: rows, columns, padded columns, one word for many, 20 sets of random words"
+        given = np.array(addresses) if number % 2 else addresses.copy()
+        got = turns(given)
+        compare(got, busiest_bank(addresses), what=what, call=call, tolerance=0, hint=ROWS)
+        instance(got, WHOLE, what="a whole number", call=call, hint="Turns are counted.")
+        if list(given) != addresses:
+            fail(
+                "the addresses are not what they were before the call",
+                call=call,
+                hint="sorted() and set() make something new.",
+            )
+    return "32 lanes and fewer: rows, columns, padded columns, one word for many, 23 sets of random words, lists and arrays"
 
 
 @exercise("8.3", "transpose")
@@ -87,6 +103,7 @@ def ex08_3(transpose, rng):
             rng.standard_normal((rows, columns)).astype(np.float32),
             np.full((columns, rows), np.nan, np.float32),
         )
+        a[rng.integers(rows), rng.integers(columns)] = rng.choice([-np.inf, np.inf])
         call = (
             f"transpose[({-(-columns // LANES)}, {-(-rows // LANES)}), (32, 32)](a, out) with a of shape"
             f" {a.shape}"
@@ -96,7 +113,9 @@ def ex08_3(transpose, rng):
             "a out",
             each={"a": 1, "out": 1},
             threads=a.size,
-            hint="Each thread loads one number and stores one.",
+            atomics=(0, 0),
+            shared_bytes=TILE_BYTES,
+            hint="Each thread loads one number and stores one, through one tile of 32 x 32 float32 and its padding.",
         )
         report = kernels.judge(
             transpose,
@@ -130,6 +149,7 @@ def ex08_4(predictions, rng):
         for (access, counts), number in zip(
             of_pattern(name, int(rng.integers(1, 3)) * LANES).items(), given[name], strict=True
         ):
+            instance(number, (int, float, np.number), what=f"a number of {access}s for {name}")
             if number != per_request(*counts):  # the right number stays a secret
                 fail(
                     f"{name}: {number} for one request to {access} is not what the simulator counts",
@@ -141,10 +161,13 @@ def ex08_4(predictions, rng):
 @exercise("8.5", "least_time")
 def ex08_5(least_time, rng):
     for roof in ("bytes", "flops", "turns") * 4:
-        work = {name: 10 ** rng.uniform(6, 12) for name in ("bytes", "flops", "turns")}
+        size = 10 ** rng.uniform(0, 6)  # from far below a microsecond to minutes
+        work = {name: size * 10 ** rng.uniform(0, 6) for name in ("bytes", "flops", "turns")}
         rate = {name: 10 ** rng.uniform(9, 13) for name in work}
         seconds = {name: work[name] / rate[name] for name in work}
         work[roof] *= 1.5 * max(seconds.values()) / seconds[roof]  # so that this one takes longest
+        if roof != "turns" and rng.random() < 0.5:
+            work["turns"] = 0  # a kernel without shared memory
         gpu = Rates(*rate.values())
         call = (
             f"least_time({', '.join(f'{name}={number:.3g}' for name, number in work.items())}, gpu) with"
