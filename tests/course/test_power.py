@@ -21,7 +21,7 @@ from power.equivalents import EQUIVALENT
 from power.judge import compiled_once, verdict
 from power.mutations import mutations
 from power.survey import EXERCISES
-from readers import attacks01_08, lesson19, lessons01_08, lessons09_15
+from readers import attacks01_08, lesson19, lessons01_08, lessons08_09, lessons09_15
 
 CHOSEN = 1  # mutations, and breakers, of each exercise in a plain run
 SEEDS = range(20)
@@ -42,7 +42,9 @@ def each_kernel_is_compiled_once():
 
 def answers(kind):
     """A parameter for each answer of this kind, WRONG or RIGHT."""
-    books = [getattr(book, kind) for book in (lessons01_08, attacks01_08, lessons09_15, lesson19)]
+    books = [
+        getattr(book, kind) for book in (lessons01_08, attacks01_08, lessons08_09, lessons09_15, lesson19)
+    ]
     return pytest.mark.parametrize(
         "check, label, answer",
         [(check, *pair) for book in books for check, pairs in book.items() for pair in pairs],

@@ -93,7 +93,10 @@ def ex08_2(turns, rng):
                 call=call,
                 hint="sorted() and set() make something new.",
             )
-    return "32 lanes and fewer: rows, columns, padded columns, one word for many, 23 sets of random words, lists and arrays"
+    return (
+        "32 lanes and fewer: rows, columns, padded columns, one word for many, 23 sets of random words, lists"
+        " and arrays"
+    )
 
 
 @exercise("8.3", "transpose")
@@ -115,7 +118,7 @@ def ex08_3(transpose, rng):
             threads=a.size,
             atomics=(0, 0),
             shared_bytes=TILE_BYTES,
-            hint="Each thread loads one number and stores one, through one tile of 32 x 32 float32 and its padding.",
+            hint=PART,
         )
         report = kernels.judge(
             transpose,
@@ -202,6 +205,7 @@ ROWS = (
     "An address is in bytes, a word has 4; word w lies in bank w % 32. Lanes that want the same word are"
     " served together. How many words does the busiest bank have to give?"
 )
+PART = "Each thread loads one number and stores one, through one tile of 32 rows, 36 words each at most."
 UNWRITTEN = (
     "NaN: a number that no thread has written. Which part of `out` belongs to this block, if a's tile is at"
     " (row, column)?"

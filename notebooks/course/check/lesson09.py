@@ -6,8 +6,8 @@ import math
 import numpy as np
 import torch
 
-from course.check.harness import array, compare, exercise, fail
-from course.check.tensors import unchanged, within
+from course.check.harness import array, compare, exercise, fail, instance
+from course.check.tensors import within
 
 # (tokens, c_q, c_k): even and odd, one tap, more taps than tokens, oblong, one token. The shape that tells
 # most mistakes apart comes first.
@@ -25,41 +25,58 @@ WINDOWS = [
 ]
 
 
+MOST = 80  # tokens, about
+CONVOLUTIONS = {"conv1d", "conv2d", "conv3d", "conv_transpose2d", "unfold"}
+
+
+def windows(rng):
+    """WINDOWS, more taps than in any of them, more tokens, and the first again with other numbers."""
+    return [*WINDOWS, (24, 13, 21), (int(rng.integers(MOST - 14, MOST + 1)), 3, 4), WINDOWS[0]]
+
+
+def some_places(n, rng):
+    """Places on and below the diagonal of (n, n): all of a small matrix, of a large one a dozen with its
+    corners."""
+    if n < 10:
+        return [(i, j) for i in range(n) for j in range(i + 1)]
+    rows = rng.integers(0, n, 9).tolist()
+    return [(0, 0), (n - 1, 0), (n - 1, n - 1), *((i, int(rng.integers(i + 1))) for i in rows)]
+
+
 @exercise("9.1", "convolved_score")
 def ex09_1(convolved_score, rng):
-    for n, c_q, c_k in WINDOWS:
-        s0, w = np.tril(rng.standard_normal((n, n))), rng.standard_normal((c_q, c_k))
-        wanted = correlate(s0, w)
-        places = [(i, j) for i in range(n) for j in range(i + 1)]
-        given = torch.tensor(s0), torch.tensor(w)
-        got = {place: convolved_score(*given, *place) for place in places}
-        unchanged(
-            given,
-            (torch.tensor(s0), torch.tensor(w)),
-            f"convolved_score(s0 {(n, n)}, w {(c_q, c_k)}, i, j), for each i and j",
-        )
+    for number, (n, c_q, c_k) in enumerate(windows(rng)):
+        loud = 1000 if number == 1 else 1
+        s0, w = loud * np.tril(rng.standard_normal((n, n))), rng.standard_normal((c_q, c_k))
+        wanted, places = correlate(s0, w), some_places(n, rng)
+
+        def scores(s0, w, places=places):
+            return {place: convolved_score(s0, w, *place) for place in places}
+
+        call = f"convolved_score(s0 {(n, n)}, w {(c_q, c_k)}, i, j)"
+        got = within(scores, (torch.tensor(s0), torch.tensor(w)), call=call, refused=CONVOLUTIONS, hint=LOOPS)
+        hint = diagnose(got, wanted, window_mistakes(s0, w), places) or WINDOW_HINT
         for i, j in places:
             call = f"convolved_score(s0 {(n, n)}, w {(c_q, c_k)}, i={i}, j={j})"
-            hint = diagnose(got, wanted, window_mistakes(s0, w)) or WINDOW_HINT
             compare(got[i, j], wanted[i, j], what="a convolved score", call=call, tolerance=1e-10, hint=hint)
     return (
-        f"every score on and below the diagonal, {len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11"
-        " taps"
+        f"scores on and below the diagonal, {len(WINDOWS) + 3} shapes of 1 to about {MOST} tokens and"
+        " 1 × 1 to 13 × 21 taps, by loops"
     )
 
 
 @exercise("9.2", "conv_scores")
 def ex09_2(conv_scores, rng):
-    for n, c_q, c_k in WINDOWS:
+    for n, c_q, c_k in windows(rng):
         d = int(rng.integers(1, 6))
         q, k, w = rng.standard_normal((n, d)), rng.standard_normal((n, d)), rng.standard_normal((c_q, c_k))
         check_scores(conv_scores, q, k, w)
     large = 100 * rng.standard_normal((2, 6, 3))
-    check_scores(conv_scores, *large, np.zeros((3, 3)))
-    check_scores(conv_scores, *large, rng.standard_normal((3, 4)))
+    for w in (np.zeros((3, 3)), rng.standard_normal((3, 4)), 1e-4 * rng.standard_normal((3, 4))):
+        check_scores(conv_scores, *large, w)
     return (
-        f"{len(WINDOWS) + 2} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps, scores in the thousands, all"
-        " taps 0"
+        f"{len(WINDOWS) + 6} shapes of 1 to about {MOST} tokens and 1 × 1 to 13 × 21 taps, scores in the"
+        " thousands, all taps 0"
     )
 
 
@@ -67,8 +84,8 @@ def ex09_2(conv_scores, rng):
 def ex09_3(is_causal, rng):
     # of three tokens a leak of scores moves one weight of one row, and a single draw may move that by nearly
     # nothing
-    for n in (4, 5, 6, 8):
-        tokens, attends = plain_leaks(n, rng)
+    for tokens, attends in [*(plain_leaks(n, rng) for n in (4, 5, 6, 8)), long_leak(rng)]:
+        n = tokens.shape[1]
         for name, attend, causal in attends:
             given = [tensor.clone() for tensor in tokens]
             got = with_seed(rng, is_causal, attend, *given)
@@ -96,7 +113,7 @@ def ex09_3(is_causal, rng):
                     got=str(bool(got)),
                     hint=verdict_hint(name, causal),
                 )
-    q, k, v = torch.tensor(rng.standard_normal((3, 1, 4)))
+    q, k, v = torch.tensor(rng.standard_normal((3, 1, WIDTH)))
     if not is_causal(ordinary, q, k, v):
         fail(
             "a single token has no future to look at",
@@ -105,13 +122,14 @@ def ex09_3(is_causal, rng):
             got="False",
         )
     return (
-        "told eight attentions that see the future, and one that gives NaN, from seven that are causal, 4 to"
-        " 8 tokens"
+        "told eleven attentions that see the future, and one that gives NaN, from seven that are causal, 4"
+        f" to 8 tokens and about {MOST}"
     )
 
 
 # 9.1 and 9.2 ------------------------------------------------------------------------------------------------
 
+LOOPS = "Two loops over the taps: what conv2d gives in the next exercise is compared with them."
 WINDOW_HINT = (
     "The last row of taps belongs to row i, the rows before it to the queries before; column (c_k - 1) // 2"
     " of the taps belongs to j."
@@ -145,22 +163,21 @@ def check_scores(conv_scores, q, k, w):
     wanted = np.where(lower, correlate(np.tril(s), w), -np.inf)
     call = f"conv_scores(q {q.shape}, k {k.shape}, w {w.shape})"
     got = within(conv_scores, (torch.tensor(q), torch.tensor(k), torch.tensor(w)), call=call)
-    if not (hasattr(got, "shape") and tuple(got.shape) == (n, n)):
-        compare(
-            got,
-            wanted,
-            what="conv_scores",
-            call=call,
-            tolerance=1e-8,
-            hint="T has a row for each query and a column for each key.",
-        )
+    instance(got, torch.Tensor, what="a tensor", call=call)
+    if tuple(got.shape) != (n, n):
+        rows = "T has a row for each query and a column for each key."
+        compare(got, wanted, what="conv_scores", call=call, tolerance=1e-8, hint=rows)
     got = array(got)
     mistakes = [
         *window_mistakes(np.tril(s), w),
         (NO_MASK, correlate(s, w)),
         (NO_SCALE, correlate(np.tril(q @ k.T), w)),
     ]
-    hint = diagnose(got, wanted, mistakes) if np.isfinite(got[lower]).all() else NOT_FINITE
+    hint = (
+        diagnose(got, wanted, mistakes, list(zip(*np.nonzero(lower))))
+        if np.isfinite(got[lower]).all()
+        else NOT_FINITE
+    )
     compare(
         np.where(lower, got, -np.inf), wanted, what="T", call=call, tolerance=1e-8, hint=hint or WINDOW_HINT
     )
@@ -205,9 +222,8 @@ def wrapped(s0, w, first_row, first_column):
     return t
 
 
-def diagnose(got, wanted, mistakes):
-    """The hint whose mistake explains every number on and below the diagonal, where there is one."""
-    places = [(i, j) for i in range(len(wanted)) for j in range(i + 1)]
+def diagnose(got, wanted, mistakes, places):
+    """The hint whose mistake explains every number at these places, where there is one."""
     right = np.array([wanted[place] for place in places])
     try:
         mine = np.array([float(got[place]) for place in places])
@@ -253,21 +269,35 @@ def with_seed(rng, function, *arguments):
         return function(*arguments)
 
 
+WIDTH = 6  # of q, k and v
 MARGIN = 1e-4  # so far at least each leak moves an earlier row, where the later tokens are drawn anew
 
 
 def plain_leaks(n, rng):
-    """(q, k, v), each (n, 4), and the attentions to be judged, drawn until every leak shows by a margin."""
+    """(q, k, v), (n, WIDTH) each, and the attentions to be judged, drawn until every leak shows clearly."""
     while True:
         tokens, taps = (
-            torch.tensor(rng.standard_normal((3, n, 4))),
+            torch.tensor(rng.standard_normal((3, n, WIDTH))),
             rng.uniform(0.5, 1, (2, 3)) * rng.choice([-1, 1], (2, 3)),
         )
         attends = attentions(torch.tensor(taps))
         leaks = [attend for name, attend, causal in attends if not causal and name != NAN]
-        futures = torch.tensor(rng.standard_normal((4, 3, n, 4)))
+        futures = torch.tensor(rng.standard_normal((4, 3, n, WIDTH)))
         if all(leak_of(attend, tokens, future) >= MARGIN for attend in leaks for future in futures):
             return tokens, attends
+
+
+def long_leak(rng):
+    """(q, k, v) of many tokens, and two attentions: one is causal, in the other a single row far from either
+    end sees the next value."""
+    n = int(rng.integers(MOST - 14, MOST + 1))
+    row = int(rng.integers(20, n - 20))
+    leaks = "causal attention in which one row of many sees a little of the next value"
+    attends = [
+        ("ordinary causal attention", ordinary, True),
+        (leaks, one_row(lambda _: row, lambda _: row + 1), False),
+    ]
+    return torch.tensor(rng.standard_normal((3, n, WIDTH))), attends
 
 
 def leak_of(attend, tokens, future):
@@ -292,14 +322,6 @@ def attentions(w):
         (n, _), (c_q, c_k), left = s.shape, w.shape, (w.shape[1] - 1) // 2
         padded = torch.nn.functional.pad(s, (left, c_k - 1 - left, c_q - 1, 0))
         return sum(w[a, b] * padded[a : a + n, b : b + n] for a in range(c_q) for b in range(c_k))
-
-    def one_row(row, token, share=0.1):
-        def peeks(q, k, v):
-            at = torch.arange(len(q))[:, None]
-            seen = (token(len(q)) % len(q)) * (len(q) > 1)
-            return ordinary(q, k, v) + share * (at == row(len(q))) * v[seen]
-
-        return peeks
 
     def looks_at_the_next_query(q, k, v):
         return attend(scores(q.roll(-1, 0), k), v)
@@ -348,10 +370,12 @@ def attentions(w):
             False,
         ),
         (
-            "causal attention whose first row sees a thousandth of the last value",
-            one_row(lambda n: 0, lambda n: n - 1, 1e-3),
+            "causal attention whose first row sees a ten-thousandth of the last value",
+            one_row(lambda n: 0, lambda n: n - 1, 1e-4),
             False,
         ),
+        ("causal attention that sees the next value through a layer norm", normed, False),
+        ("causal attention whose columns turn a little with the next value", turned, False),
         (
             "causal attention whose last row but one sees a little of the last value",
             one_row(lambda n: n - 2, lambda n: n - 1),
@@ -374,3 +398,35 @@ def ordinary(q, k, v):
     """Causal attention of q, k, v (n, d)."""
     s = q @ k.T / math.sqrt(q.shape[1])
     return torch.softmax(s.masked_fill(future(s), -math.inf), dim=1) @ v
+
+
+def one_row(row, token, share=0.1):
+    """Causal attention, but row `row(n)` of n sees a share of the value of token `token(n)`."""
+
+    def peeks(q, k, v):
+        at = torch.arange(len(q))[:, None]
+        seen = (token(len(q)) % len(q)) * (len(q) > 1)
+        return ordinary(q, k, v) + share * (at == row(len(q))) * v[seen]
+
+    return peeks
+
+
+def the_next(x):
+    """Row i is row i + 1 of x (n, d); there is none behind the last: 0."""
+    return torch.cat([x[1:], torch.zeros_like(x[:1])])
+
+
+def normed(q, k, v):
+    """Sees the next value through a layer norm, to which x + 1 and 2 x are the same as x."""
+    return ordinary(q, k, v) + 0.1 * the_next(torch.nn.functional.layer_norm(v, v.shape[1:], eps=0.0))
+
+
+def turned(q, k, v):
+    """The three smallest of each row's middle columns turn about their mean, by a fiftieth of the last number
+    of the next value. So the row keeps its sum, its norm, its largest number and both ends."""
+    out, angle = ordinary(q, k, v), the_next(v)[:, -1:] / 50
+    places = 1 + out[:, 1:-1].argsort(1)[:, :3]
+    three = out.gather(1, places)
+    mean = three.mean(1, keepdim=True)
+    across = (three.roll(1, 1) - three.roll(-1, 1)) / math.sqrt(3)
+    return out.scatter(1, places, mean + (three - mean) * angle.cos() + across * angle.sin())

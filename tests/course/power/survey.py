@@ -51,13 +51,15 @@ def wrong(check, kind):
 
 def by_hand(check):
     """(label, answer): the mutants that people wrote, and what readers tried."""
-    from readers import attacks01_08, lessons01_08
+    from readers import attacks01_08, lessons01_08, lessons08_09, lessons09_15
 
     shelf = [
         book["MUTANTS"]
         for book in map(runpy.run_path, map(str, sorted(HERE.parent.glob("mutants/lesson*.py"))))
     ]
-    for number, book in enumerate([*shelf, attacks01_08.WRONG, lessons01_08.WRONG]):
+    for number, book in enumerate(
+        [*shelf, *(book.WRONG for book in (attacks01_08, lessons01_08, lessons08_09, lessons09_15))]
+    ):
         for place, (label, answer) in enumerate(book.get(check, ())):
             yield f"{label} [{number}.{place}]", answer
 
