@@ -119,13 +119,13 @@ class Report:
 
     def warp_grid(
         self,
-        line: int,
+        line: int | None = None,
         function: str | None = None,
         block: int | Index3 | None = None,
         warp: int | None = None,
     ) -> View:
-        """The lanes that take part in the accesses on `line` (the `def` line is 1) and the banks or sectors
-        that they ask for, request by request."""
+        """The lanes that take part in the accesses on `line` (the `def` line is 1; every line if left out)
+        and the banks or sectors that they ask for, request by request."""
         return warp_grid(self.recording, line, function, block, warp)
 
     @property

@@ -9,13 +9,13 @@
 # %% [markdown]
 # # 08 · Memory
 #
-# **75 minutes**, and 15 for the part marked *optional* · builds on lesson 03 (shared memory), lesson 05 (how a block loads a tile), lesson 06 (warps and lanes) and lesson 07 (the same kernel on a GPU)
+# **75 minutes**, and 20 for the two parts marked *optional* · builds on lesson 03 (shared memory), lesson 05 (how a block loads a tile), lesson 06 (warps and lanes) and lesson 07 (the same kernel on a GPU)
 #
 # You will be able to:
 #
 # - say, before anything runs, how many pieces of memory a warp asks for, and how often shared memory has to serve it;
 # - write a kernel that turns a matrix on its side at the lowest possible price;
-# - say how many threads fit on a GPU at once, and how fast a kernel can be at best.
+# - say how fast a kernel can be at best; and, in an optional part, how many threads fit on a GPU at once.
 #
 # Most kernels do not wait for arithmetic. They wait for memory, and how long depends less on *how much* they read than on *which numbers the lanes
 # of a warp want at the same moment*. For memory hands out nothing smaller than a **sector**, 32 bytes that lie side by side: eight float32 numbers.
@@ -149,6 +149,7 @@ from kernels import memory_patterns
 from kernels.memory_patterns import THREADS, TILE, blocks, tiles
 from sim import DeviceSpec, simulate
 from sim.observers import COUNTERS, DEFAULT, Trace
+from sim.viz import Scene
 
 
 def body(kernel):
@@ -200,11 +201,11 @@ for stride in (0, 1, 2, 3, 4, 8, 100):
 print(body(memory_patterns.transpose_naive))
 
 # %% [markdown]
-# **Predict.** `cuda.grid(2)` gives x first, so `column` grows by one from lane to lane. How many sectors does a request to load touch, and how many a request to store? Which line costs more?
+# **Predict.** `cuda.grid(2)` gives x first, so `column` grows by one from lane to lane. How many sectors does a request to load touch, and how many a request to store? Both stand on one line.
 #
 # <details><summary>Answer</summary>
 #
-# The load goes along a row of `a`: 4. The store goes down a column of `out`, with a stride of one row: 32. (They are on the same line.)
+# The load goes along a row of `a`: 4. The store goes down a column of `out`, with a stride of one row: 32.
 # </details>
 #
 # The report can show the price beside the source, with the fewest possible in parentheses:
@@ -221,7 +222,7 @@ report = simulate(memory_patterns.transpose_naive, observers=[*DEFAULT, *COUNTER
 report.by_line()
 
 # %% [markdown]
-# 128 warps: 128 · 4 + 128 · 32 = 4608 sectors where 1024 would do. Somebody must go down a column, one would think: either the load or the store. But it need not
+# 128 warps: 128 · 4 + 128 · 32 = 4608 sectors where 1024 would do. Either the load or the store must go down a column, one would think. But it need not
 # happen in global memory. Lesson 05's idea helps: the block brings a tile into shared memory, along the rows. Then it writes the tile out, along the rows *of out*, and takes
 # each number from where it stands in the tile.
 
@@ -247,7 +248,7 @@ print(report.counters["banks"])
 #
 # Shared memory is cut into **words** of 4 bytes, and dealt out to 32 **banks** like cards: word 0 to bank 0, word 1 to bank 1, …, word 31 to bank 31, word 32 to bank 0 again. Word `w` is in
 # bank `w % 32`. In one **turn** each bank can give one word, to all lanes that want that very word. If lanes want two different words of one bank, it takes
-# two turns; this is a two-way **bank conflict**. The busiest bank decides.
+# two turns; this is a two-way **bank conflict**. The busiest bank decides. (NVIDIA's profiler calls a turn a *wavefront*.)
 #
 # On paper, with a GPU of 4 lanes and 4 banks, and a tile of 4 × 4 words. In the left picture a row of the tile has 4 words. In the right one it has 5, the last of which nobody uses. Each
 # colour, and number, is a bank.
@@ -301,7 +302,7 @@ show_figure(
 # </details>
 #
 # ### Exercise 8.2 · turns · one to four lines
-# Back to 32 banks. Write `turns(addresses)`: how many turns one request takes. `addresses` are where the lanes' words begin, in *bytes* and so multiples of 4; one for each lane that takes part, at least one.
+# Back to 32 banks. Write `turns(addresses)`: how many turns one request takes. `addresses` is a list, or an array of NumPy: where the lanes' words begin, in *bytes* and so multiples of 4; one for each lane that takes part, at least one.
 #
 # <details><summary>Hint 1: which words?</summary>
 #
@@ -329,7 +330,7 @@ check.ex08_2(turns)
 # %% [markdown]
 # With it you can try out paddings. Lane `l` wants word `l * width`, the first column of a tile whose rows have `width` words.
 #
-# **Predict.** Padding by one word makes 33. Somebody pads by two, to 34; another by four, to 36, so that each row begins at a multiple of 16 bytes. How many turns?
+# **Predict.** Padding by one word makes 33. And padding by two, to 34? Or by four, to 36, so that each row begins at a multiple of 16 bytes. How many turns?
 
 # %% tags=["uses-exercise"]
 for width in (32, 33, 34, 36, 40, 47, 48):
@@ -342,7 +343,7 @@ for width in (32, 33, 34, 36, 40, 47, 48):
 # Any odd width will do. 34 leaves every other bank idle, so two lanes meet in each of the rest; with 36 it is every fourth bank.
 #
 # ### Exercise 8.3 · transpose · about nine lines
-# Write the transpose that pays the lowest price everywhere: 4 sectors per request, and one turn for each request to shared memory: no bank conflict, and one tile of float32. It must be right for a matrix of any shape. The grid is
+# Write the transpose that pays the lowest price everywhere: 4 sectors per request, and one turn for each request to shared memory: no bank conflict, and one tile of float32, of 32 rows of at most 36 words. It must be right for a matrix of any shape. The grid is
 # `tiles(rows, columns)`, a block for each tile of 32 × 32; the threads of a block are 32 × 32 as well. Write the shape of a shared array in plain numbers or
 # names of numbers: Numba must know it when it compiles, and takes no sums there.
 #
@@ -376,7 +377,7 @@ def transpose(a, out):
 check.ex08_3(transpose)
 
 # %% [markdown]
-# **A question about it.** Somebody pads the other way: `cuda.shared.array((33, TILE), float32)`. What happens?
+# **A question about it.** What happens with the padding on the other side: `cuda.shared.array((33, TILE), float32)`?
 #
 # - ( ) `sim` finds an access out of bounds
 # - ( ) a wrong output
@@ -388,28 +389,27 @@ check.ex08_3(transpose)
 # looks at the counters.
 # </details>
 #
-# The lanes of one warp at the line in question, in the package's two versions. Each column is a bank (or a sector, for the store to `out`); the slider goes from request to request.
+# Here is everything that one warp asks of memory: from `a`, into the tile, from the tile, into `out`. First in `transpose_tiled`, then in your own kernel. A row is a lane; a column is a bank of shared
+# memory or a sector of global memory. The slider goes from request to request; the third is the one to compare.
 
 
 # %%
 def look(kernel):
-    """The requests of warp 1 on the kernel's last line, for one tile."""
+    """Every request of warp 1, for one tile."""
     tile, out = a[:TILE, :TILE].copy(), np.empty((TILE, TILE), float32)
-    report = simulate(kernel, observers=[*DEFAULT, Trace])[1, (TILE, TILE)](tile, out)
-    return report.warp_grid(
-        line=len(inspect.getsource(kernel.py_func).splitlines()) - 1, warp=1
-    )
+    launch = simulate(kernel, observers=[*DEFAULT, Trace])[1, (TILE, TILE)]
+    return launch(tile, out).warp_grid(warp=1)
 
 
 look(memory_patterns.transpose_tiled)
 
-# %%
-look(memory_patterns.transpose_padded)
+# %% tags=["uses-exercise"]
+look(transpose)
 
 # %% [markdown]
 # ## 5. Bug hunt: everybody fetches a row
 #
-# Lesson 05 had 32 threads load a tile together, thread `t` the numbers `t`, `t + 32`, `t + 64`, … Here is somebody who found that hard to read. 32 keys of 32 numbers: let each thread fetch its
+# Lesson 05 had 32 threads load a tile together, thread `t` the numbers `t`, `t + 32`, `t + 64`, … That is hard to read, so here is the simple way. 32 keys of 32 numbers: let each thread fetch its
 # own key!
 #
 # **Guess before you run.** It is right, and `sim` finds nothing. In each turn of the loop, how many sectors does the load touch, and how many turns does the store into `tile` take?
@@ -529,21 +529,7 @@ check.ex08_4(predictions)
 
 # %% jupyter={"source_hidden": true}
 FILE = Path(kernels.__file__).parent / "data" / "lesson08.json"
-
-
-def gaps(part, place):
-    """The places in what was recorded at which nothing stands."""
-    if isinstance(part, (dict, list)):
-        inside = part.items() if isinstance(part, dict) else enumerate(part)
-        return [gap for key, value in inside for gap in gaps(value, f"{place}, {key}")]
-    return [place] if part is None else []
-
-
 RECORDED = json.loads(FILE.read_text(encoding="utf-8"))
-if missing := gaps(RECORDED, FILE.name):
-    raise ValueError(
-        f"{len(missing)} numbers have not been recorded yet, the first: {missing[0]}"
-    )
 print(
     f"recorded {RECORDED['date']} on one {RECORDED['gpu']}, driver {RECORDED['driver']}"
 )
@@ -631,7 +617,9 @@ show_table(
 # - `transpose_padded` pays the lowest price everywhere, and still takes 1.9 times as long as the copy. So our prices are not all there is. What else is different: its blocks have 1024 threads, so that
 #   two of them fill a multiprocessor (section 7), and at `syncthreads` all threads of a block wait for the last one. How much of the time goes there, these counters do not say.
 #
-# One more look, at the turns of shared memory. They were counted at this size as well:
+# ### Where the rule ends (optional)
+#
+# The turns of shared memory were counted at this size as well:
 
 # %% tags=["uses-exercise"]
 for name in ("transpose_tiled", "transpose_padded"):
@@ -660,6 +648,60 @@ for name in ("transpose_tiled", "transpose_padded"):
 # - 65536 **registers**, of 4 bytes each, in four quarters of 16384. A warp takes all of its registers from one quarter. The compiler decides how many a thread takes, and it is rounded up
 #   to a multiple of 8;
 # - 228 KiB of shared memory, of which each block takes what it asks for and 1 KiB more.
+#
+# The next picture shows how the wait is filled, with round numbers: a warp asks for 1 step and waits for 7. Move the slider: more warps are resident. (The cell only draws.)
+
+
+# %% jupyter={"source_hidden": true}
+def draw_waiting(resident, wait=7, steps=32, side=22):
+    """A row of steps for each warp, and one for the memory that they ask;
+    a step of the slider for each number of resident warps."""
+    rows, left = max(resident), 110
+    scene = Scene(
+        "waiting, hidden by other warps",
+        left + side * steps + 10,
+        48 + side * (rows + 2),
+        adds=False,
+    )
+    scene.legend(
+        6,
+        ("load", "a warp asks"),
+        ("rail", "it waits"),
+        ("store", "the memory has something to do"),
+        ("empty", "nothing"),
+    )
+    names = [f"warp {warp}" for warp in range(rows)] + ["memory"]
+    tops = [36 + side * (row + (row == rows)) for row in range(rows + 1)]
+    for name, top in zip(names, tops):
+        scene.labels.append((left - 8, top + 14, name, "end"))
+        scene.cells += [
+            (left + side * step, top, side - 2, side - 2) for step in range(steps)
+        ]
+    for warps in resident:
+        asks = {
+            (warp, step)
+            for warp in range(warps)
+            for step in range(warp, steps, wait + 1)
+        }
+        looks = [
+            (warp * steps + step, "load" if (warp, step) in asks else "rail", "")
+            for warp in range(warps)
+            for step in range(warp, steps)
+        ]
+        looks += [(rows * steps + step, "store", "") for _, step in asks]
+        scene.steps.append(
+            (
+                f"{warps} resident: the memory is asked in {len(asks)} of {steps} steps",
+                looks,
+            )
+        )
+    return scene.view()
+
+
+draw_waiting((1, 2, 4, 8))
+
+# %% [markdown]
+# With 8 warps one of them always asks; a ninth would gain nothing.
 #
 # A block comes in whole or not at all. What runs out first decides how many are **resident**, and resident threads / 2048 is called the **occupancy**.
 #
@@ -891,8 +933,8 @@ print(f"matmul_tiled, turns that the GPU counted, by the formula's: {less:.2f}")
 seconds = {name: measured["microseconds"] / 1e6 for name, measured in ROOFLINE.items()}
 
 # %% [markdown]
-# The GPU has counted a quarter less than the formula says. Somebody has been cleverer than we: for each multiply-add our line loads one word of `tile_a` and one of `tile_b`, but the four words of `tile_a` for four
-# multiply-adds lie side by side, and the assembler has made one load of them. It takes 2 turns; so there are 6 turns for 4 multiply-adds, where we had counted 8.
+# The GPU has counted a quarter less than the formula says. The compiler was cleverer than the formula: for each multiply-add our line loads one word of `tile_a` and one of `tile_b`, but the four words of `tile_a` for four
+# multiply-adds lie side by side, and it has made one load of them. It takes 2 turns; so there are 6 turns for 4 multiply-adds, where we had counted 8.
 #
 # (And you find the 12 n² bytes of a matrix product nowhere in the counts, since each number is fetched by n / 32 blocks. They say what is impossible, not what happens.)
 #
@@ -932,10 +974,10 @@ def draw_roofline(points):
         _, flops, taken = amounts[name]
         ceiling = flops / taken * H200.turns_per_second / 1e12
         axes.plot([ceiling / slope, 5000], [ceiling, ceiling], "--", color=colour)
-        words = f"shared memory, for {name}"
-        axes.text(0.06, ceiling, words, color="black", va="center", fontsize=11)
+        words, right = f"ceiling of {name}", 1.3 * ceiling / slope
+        axes.text(right, 1.06 * ceiling, words, color="black", va="bottom", fontsize=11)
     # colour, shape, and where the name stands
-    looks = ((BLUE, "o", (12, -5)), (ORANGE, "s", (12, -5)), (GREEN, "D", (-30, 12)))
+    looks = ((BLUE, "o", (12, -5)), (ORANGE, "s", (12, -5)), (GREEN, "D", (8, 8)))
     for (name, (across, up)), (colour, shape, aside) in zip(
         points.items(), looks, strict=True
     ):
@@ -973,7 +1015,7 @@ show_figure(
 #
 # ## Validate
 #
-# Prediction against count, and your transpose against numpy and the package's.
+# Prediction against count, and your transpose against numpy and the package's. (Run the cell; its table is what counts.)
 
 
 # %% tags=["uses-exercise"]
@@ -1092,7 +1134,12 @@ def patterns_live():
         "transpose_padded": microseconds(
             memory_patterns.transpose_padded, square, a, out
         ),
-        "your transpose": microseconds(cuda.jit(transpose), square, a, out),
+        "your transpose": microseconds(
+            transpose if hasattr(transpose, "py_func") else cuda.jit(transpose),
+            square,
+            a,
+            out,
+        ),
     }
     print("your transpose is right:", torch.equal(out, a.T))
     for name, time in times.items():

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 09 · Convolutional attention
 #
-# **70 minutes**, and 10 for the two parts marked *optional* · builds on lessons 01 and 02 (softmax, attention) · needs: PyTorch, a pencil
+# **75 minutes**, and 10 for the two parts marked *optional* · builds on lessons 01 and 02 (softmax, attention) · needs: PyTorch, a pencil
 #
 # You will be able to
 #
@@ -316,7 +316,7 @@ show_figure(
 #
 # ### Exercise 9.1 · convolved_score · about six lines
 #
-# Write `convolved_score(s0, w, i, j)`: one entry of `T`, on or below the diagonal, with plain loops. `s0` is the N×N matrix, masked with 0 already;
+# Write `convolved_score(s0, w, i, j)`: one entry of `T`, on or below the diagonal, with plain loops; PyTorch's convolution comes next, and this is what it is compared with. `s0` is the N×N matrix, masked with 0 already;
 # `w` has the shape (c_q, c_k), each 1 or more, and possibly more than N. Outside the matrix the score is 0.
 #
 # <details><summary>Hint 1: which score belongs to a tap?</summary>
@@ -499,11 +499,11 @@ print(
 # ### Exercise 9.3 · is_causal · about six lines
 #
 # Write `is_causal(attend, q, k, v)`. `attend(q, k, v)` gives an output of N rows, like every attention here, for any N; `q`, `k`, `v` are (N, d). Return
-# True if no row of the output depends on a later token, and False if one does, be it by a thousandth. A difference in the last digits is rounding, no
+# True if no row of the output depends on a later token, and False if one does, be it by a ten-thousandth of a value, in a single column, or so that sums stay as they are. A difference in the last digits is rounding, no
 # dependence. An output with NaN proves nothing: return False. Leave `q`, `k` and `v` themselves as they are.
 #
-# Your tool will be tried on sixteen functions, some of them sly: one lets only its first row see the last value; one looks at nothing but the next
-# token's *query*.
+# Your tool will be tried on eighteen functions, some of them sly: one lets only its first row see the last value; one looks at nothing but the next
+# token's *query*; one sees the next value through a layer norm, to which 2x and x + 1 are the same as x. And with a few tokens as with eighty.
 #
 # <details><summary>Hint 1: one cut</summary>
 #

@@ -74,7 +74,7 @@ PARTS = {
             "08_memory",
             "Memory",
             "sectors, banks, occupancy: predicted, counted, measured; a roofline",
-            90,
+            95,
             ("07",),
         ),
     ],
@@ -83,7 +83,7 @@ PARTS = {
             "09_conv_attention",
             "Convolutional attention",
             "two masks and a convolution; a test that finds leaks",
-            80,
+            85,
             ("02",),
         ),
         Lesson(

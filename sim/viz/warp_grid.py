@@ -14,13 +14,13 @@ Cost = tuple[str, list[tuple[int, int]], dict[int, int], set[int]]
 
 def warp_grid(
     recording: Recording,
-    line: int,
+    line: int | None = None,
     function: str | None = None,
     block: int | Index3 | None = None,
     warp: int | None = None,
 ) -> View:
-    """A View of the accesses to shared and global memory on line `line` of the kernel (or of `function`), by
-    the warps of `block`, or one of them.
+    """A View of the accesses to shared and global memory on line `line` of the kernel (or of `function`; on
+    every line if left out), by the warps of `block`, or one of them.
 
     Rows are lanes. Columns are the banks of shared memory, or the sectors of global memory that the request
     touches, in order of address. The last row counts the words that are wanted of each bank (the turns that
@@ -29,15 +29,17 @@ def warp_grid(
     number, spec = block_number(recording, block), recording.spec
     found = [r for r in requests(recording, number) if matches(recording, r, line, function, warp)]
     if not found:
+        where = "the kernel" if line is None else f"line {line}"
         raise ValueError(
-            f"line {line} made no access to shared or global memory in block"
+            f"{where} made no access to shared or global memory in block"
             f" {index_text(recording.blocks[number])}; lines that did: {lines_with_accesses(recording)}"
         )
     columns = max(spec.banks, spec.warp_size)
-    where = f"line {line}" if function is None else f"{function} line {line}"
-    site = SITES[int(recording.site[found[0].rows[0]])]
+    where = " ".join(
+        filter(None, [function, "every line" if line is None else source_of(recording, found[0])])
+    )
     scene = Scene(
-        f"block {index_text(recording.blocks[number])}, {where}: {site.source}",
+        f"block {index_text(recording.blocks[number])}, {where}",
         LEFT + (columns + 1) * SIDE + 8,
         TOP + (spec.warp_size + 1) * SIDE + 24,
         adds=False,
@@ -64,19 +66,30 @@ def warp_grid(
         ("clash", "bank conflict, or more sectors than needed"),
     )
     scene.steps = [step(recording, request, columns) for request in found[:MOST_STEPS]]
+    if line is None:
+        scene.steps = [
+            (f"{source_of(recording, request)}\n     {words}", looks)
+            for request, (words, looks) in zip(found, scene.steps)
+        ]
     if len(found) > MOST_STEPS:
         scene.notices.append(f"The first {MOST_STEPS} of {len(found):,} requests are drawn.")
     scene.notices += cut_notice(recording)
     return scene.view()
 
 
+def source_of(recording: Recording, request: Request) -> str:
+    """ "line 5: the source" of the line that makes a request."""
+    site = SITES[int(recording.site[request.rows[0]])]
+    return f"line {site.line}: {site.source}"
+
+
 def matches(
-    recording: Recording, request: Request, line: int, function: str | None, warp: int | None
+    recording: Recording, request: Request, line: int | None, function: str | None, warp: int | None
 ) -> bool:
     row = request.rows[0]
     site = SITES[int(recording.site[row])]
     return (
-        site.line == line
+        line in (None, site.line)
         and function in (None, site.function)
         and warp in (None, request.warp)
         and recording.arrays[recording.array[row]].space in ("shared", "global")

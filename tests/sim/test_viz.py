@@ -188,6 +188,24 @@ def test_warp_grid_of_global_memory():
     assert [mark for *_, mark in looks(view, 1)[16:]] == [2, 2, 2, 2]
 
 
+def test_warp_grid_of_every_line():
+    def turned(x):
+        s = cuda.shared.array(32, float32)
+        t = cuda.threadIdx.x
+        s[t] = x[t]
+        cuda.syncthreads()
+        x[t] = s[31 - t]
+
+    view = report_of(turned, 1, 32, np.zeros(32, np.float32)).warp_grid(warp=0)
+    assert str(view).startswith("block 0, every line\n  1. line 4: s[t] = x[t]\n     warp 0, epoch 0: 32 of")
+    assert [said.split("lanes ")[1].split(":")[0] for said in words(view)] == [
+        "load global array x",
+        "store to shared array s",
+        "load shared array s",
+        "store to global array x",
+    ]
+
+
 def test_what_is_not_there_is_said():
     view = report_of(neighbours, 1, 4, np.zeros(4, np.float32), np.zeros(2, np.float32))
     for call, said in [
