@@ -689,12 +689,8 @@ def draw_waiting(resident, wait=7, steps=32, side=22):
             for step in range(warp, steps)
         ]
         looks += [(rows * steps + step, "store", "") for _, step in asks]
-        scene.steps.append(
-            (
-                f"{warps} resident: the memory is asked in {len(asks)} of {steps} steps",
-                looks,
-            )
-        )
+        words = f"{warps} resident: the memory is asked in {len(asks)} of {steps} steps"
+        scene.steps.append((words, looks))
     return scene.view()
 
 
