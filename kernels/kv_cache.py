@@ -66,7 +66,7 @@ class Cache:
 
     def check(self, *tensors: torch.Tensor) -> None:
         """Queries, keys and values of the cache's sizes and device, of equally many tokens, or an error."""
-        sizes = {}
+        sizes: dict[str, int] = {}
         for letters, held in zip(self.ARGUMENTS.values(), (self.queries, *self.buffers)):
             sizes |= zip(letters.split(), held.shape)
         del sizes["n"]

@@ -84,7 +84,7 @@ class FusedAttention(SelfAttention):
         embed_dim: int,
         num_heads: int,
         bias: bool = True,
-        attention: Callable[..., torch.Tensor] = flash_attention,
+        attention: Callable[..., Any] = flash_attention,
     ) -> None:
         super().__init__(embed_dim, num_heads, bias)
         self.attention = attention
@@ -113,7 +113,7 @@ class ConvAttention(SelfAttention):
         kernel_size: tuple[int, int] = (6, 11),
         bias: bool = True,
         causal: bool = True,
-        attention: Callable[..., torch.Tensor] = conv_attention,
+        attention: Callable[..., Any] = conv_attention,
         decode: Callable[..., torch.Tensor] = conv_attention_decode,
     ) -> None:
         super().__init__(embed_dim, num_heads, bias)
