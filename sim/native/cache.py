@@ -9,17 +9,22 @@ import functools
 import hashlib
 import os
 import pickle
+import shutil
 import stat
 import sys
 import tempfile
 import time
 import types
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import llvmlite
 import numba
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
+from numba.core.caching import NullCache
 from numba.core.codegen import RuntimeLinker
+from numba.core.compiler import CompileResult
+from numba.core.registry import cpu_target
+from numba.core.serialize import dumps
 
 ROOT = Path(__file__).parents[1]
 UNUSED = 60 * 24 * 3600  # seconds after which a kernel that nobody has launched is forgotten
@@ -72,21 +77,31 @@ def is_private(path):
 
 def prune(path):
     """Forget the kernels that nobody has launched for long, and the oldest of those that together take more
-    than MOST bytes."""
+    than MOST bytes; a folder is what was compiled of our own functions."""
     kernels = {}
-    for file in path.iterdir():
-        kernels.setdefault(file.name.partition(".")[0], []).append((file, file.stat()))
+    for entry in path.iterdir():
+        kernels.setdefault(entry.name.partition(".")[0], []).append((entry, *extent(entry)))
     total = 0
-    for files in sorted(kernels.values(), key=lambda files: -max(found.st_mtime for _, found in files)):
-        total += sum(found.st_size for _, found in files)
-        if total > MOST or max(found.st_mtime for _, found in files) < time.time() - UNUSED:
-            for file, _ in files:
-                file.unlink(missing_ok=True)
+    for entries in sorted(kernels.values(), key=lambda entries: -max(used for _, used, _ in entries)):
+        total += sum(nbytes for _, _, nbytes in entries)
+        if total > MOST or max(used for _, used, _ in entries) < time.time() - UNUSED:
+            for entry, _, _ in entries:
+                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+
+
+def extent(entry):
+    """When a file or folder was last used, and its bytes; 0 if another process has just removed it."""
+    try:
+        found = entry.stat()
+        nbytes = sum(extent(file)[1] for file in entry.iterdir()) if entry.is_dir() else found.st_size
+        return found.st_mtime, nbytes
+    except FileNotFoundError:
+        return 0.0, 0
 
 
 def size():
     """The bytes that are kept."""
-    return sum(file.stat().st_size for file in folder().iterdir())
+    return extent(folder())[1]
 
 
 # --- text ---------------------------------------------------------------------------------------------------
@@ -99,10 +114,15 @@ def path_of(kernel, key):
 
 def write(path, text):
     """Write `text` so that another process sees all of it or nothing."""
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8", newline="\n"
-    ) as file:
-        file.write(f"# {digest(text.encode())}\n{text}")
+    with whole(path) as file:
+        file.write(f"# {digest(text.encode())}\n{text}".encode())
+
+
+@contextmanager
+def whole(path):
+    """A file to be written, which another process sees as a whole or not at all."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+        yield file
     os.replace(file.name, path)
 
 
@@ -134,81 +154,41 @@ def load(path, text):
 # --- what Numba has compiled --------------------------------------------------------------------------------
 
 
-class Beside(_CacheLocator):
-    """Puts what is compiled beside the text, whose name says all about it."""
-
-    def __init__(self, function, file):
-        self.line, self.folder = function.__code__.co_firstlineno, os.path.dirname(file)
-
-    def get_cache_path(self):
-        return self.folder
-
-    def get_source_stamp(self):
-        return ""
-
-    def get_disambiguator(self):
-        return str(self.line)
-
-    @classmethod
-    def from_function(cls, function, file):
-        return cls(function, file)
-
-
-class Result(CompileResultCacheImpl):
-    _locator_classes = [Beside]
-
-
-class InFolder(Beside):
-    """Puts what is compiled of our own functions into the folder too."""
-
-    def get_cache_path(self):
-        return str(folder())
-
-    def get_source_stamp(self):
-        return version()
-
-
-class OwnResult(CompileResultCacheImpl):
-    _locator_classes = [InFolder]
-
-
-class Files(IndexDataCacheFile):
-    """Numba's files; those that are damaged count as not there, and are written anew."""
-
-    def _load_index(self):
-        try:
-            return super()._load_index()
-        except Exception:  # whatever unpickling may raise
-            return {}
-
-    def _save_data(self, name, data):
-        data = self._dump(data)
-        with self._open_for_write(self._data_path(name)) as file:
-            file.write(hashlib.sha256(data).digest() + data)
-
-    def _load_data(self, name):
-        data = Path(self._data_path(name)).read_bytes()
-        if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
-            raise OSError(f"{name} is damaged")
-        return pickle.loads(data[DIGEST:])
-
-
-class Kept(FunctionCache):
-    """Numba's cache of one function, in our files."""
-
-    _impl_class = Result
+class Kept(NullCache):
+    """What Numba has compiled of a function of a kernel's file: beside it, for each signature a file behind a
+    hash of itself. One that is not there, or not as it was written, is made anew."""
 
     def __init__(self, function):
-        super().__init__(function)
-        self._cache_file = Files(
-            self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp()
-        )
+        self.function = function
 
-    def save_overload(self, sig, data):
+    def folder(self):
+        return Path(self.function.__code__.co_filename).parent
+
+    def path(self, signature):
+        function, machine = self.function, cpu_target.target_context.codegen().magic_tuple()
+        key = digest(repr((signature, machine)).encode())[:20]
+        name = f"{function.__module__}.{function.__qualname__}-{function.__code__.co_firstlineno}"
+        return self.folder() / f"{name}.{key}.nbc"
+
+    def load_overload(self, signature, context):
+        context.refresh()
+        try:
+            data = self.path(signature).read_bytes()
+            if hashlib.sha256(data[DIGEST:]).digest() == data[:DIGEST]:
+                return self.rebuilt(context, *pickle.loads(data[DIGEST:]))
+        except Exception:  # whatever unpickling may raise
+            pass
+        return None
+
+    def save_overload(self, signature, result):
         """Keep what was compiled, unless it calls by an address that only this process knows: Numba's way for
         a function that reaches itself by another function or by other types of arguments."""
-        if not any(name.startswith(RuntimeLinker.PREFIX) for name in names_of(data.library)):
-            super().save_overload(sig, data)
+        if not any(name.startswith(RuntimeLinker.PREFIX) for name in names_of(result.library)):
+            data = dumps(self.reduced(result))
+            with suppress(OSError), whole(self.path(signature)) as file:
+                file.write(hashlib.sha256(data).digest() + data)
+
+    reduced, rebuilt = staticmethod(CompileResult._reduce), staticmethod(CompileResult._rebuild)
 
 
 def names_of(library):
@@ -219,4 +199,13 @@ def names_of(library):
 class KeptOwn(Kept):
     """The same of a function of ours."""
 
-    _impl_class = OwnResult
+    def folder(self):
+        return own_folder()
+
+
+@functools.cache
+def own_folder():
+    path = folder() / f"sim_{version()[:20]}"
+    path.mkdir(0o700, exist_ok=True)
+    os.utime(path)
+    return path

@@ -49,7 +49,10 @@ def variable_types(function, arguments):
     variable ever has."""
     kinds = {}
     for name, kind in inferred(function, arguments).items():
-        kinds.setdefault(name.split(".")[0], set()).add(types.unliteral(kind))
+        variable, _, version = name.partition(".")
+        # else it is Numba's own: $12, or arg.x for a parameter as it is given
+        if variable.isidentifier() and not (variable == "arg" and version.isidentifier()):
+            kinds.setdefault(variable, set()).add(types.unliteral(kind))
     return kinds
 
 

@@ -215,9 +215,7 @@ def fissioned(lowered, name, kinds):
             module,
             lowered.statements,
             [*SPECIAL, *module.arrays, *module.declared, *parameters],
-            lambda statements: variable_types(
-                module, name, thread_text(module, name, parameters, statements), given
-            ),
+            types_in(module, name, parameters, given),
         )
         text = fission_text(
             module, name, parameters, Fission(module, name, parameters, statements, variables)
@@ -271,30 +269,37 @@ def typed_apart(module, statements, parameters, types_of):
 
 def thread_text(module, name, parameters, statements):
     """The text of the kernel as one thread runs it, from start to end."""
+    return "\n".join(
+        [*head(module, f"{name}, one thread"), *thread_lines(module, name, parameters, statements)]
+    )
+
+
+def thread_lines(module, name, parameters, statements):
     lines = [
         line
         for statement in statements
         for line in ast.unparse(ast.fix_missing_locations(statement)).split("\n")
     ] or ["pass"]
     signature = f"{name}_thread({', '.join([*SPECIAL, *module.arrays, *module.declared, *parameters])})"
-    return "\n".join([*head(module, f"{name}, one thread"), *function_text("", signature, lines)[1:]])
+    return function_text("", signature, lines)[1:]
 
 
-def variable_types(module, name, text, kinds):
+def types_in(module, name, parameters, kinds):
+    """The function (statements) -> {variable: the types that Numba gives it}; device functions are typed once
+    for all calls."""
     names, devices = {}, {device.name for device in module.devices.values() if not device.recursive}
-    exec(text, names)
+    exec("\n".join(head(module, name)), names)
     names.update(infer.stops())
-    names.update(
-        {
-            device: infer.only_typed(value.py_func)
-            for device, value in list(names.items())
-            if device in devices
-        }
-    )
-    try:
-        return infer.variable_types(names[f"{name}_thread"], tuple(kinds))
-    except NumbaError as error:
-        raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
+    names.update({device: infer.only_typed(names[device].py_func) for device in devices})
+
+    def types_of(statements):
+        exec("\n".join(thread_lines(module, name, parameters, statements)), names)
+        try:
+            return infer.variable_types(names[f"{name}_thread"], tuple(kinds))
+        except NumbaError as error:
+            raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
+
+    return types_of
 
 
 def fission_text(module, name, parameters, split, renewing=()):

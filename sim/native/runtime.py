@@ -365,9 +365,11 @@ class Attempt:
         self.log = np.empty(ROOM if self.tally else 0, np.int64)
         self.state.numbers[checks.LOG : checks.LOG + 3] = self.log.ctypes.data, 0, len(self.log)
         try:
-            self.advance(self.launch.blocks)
+            self.compile()
         except NumbaError as error:
             raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
+        try:
+            self.advance(self.launch.blocks)
         except Exception:  # the kernel's own: fibers say whose
             if not self.may_raise:
                 raise
@@ -388,22 +390,22 @@ class Attempt:
             | sum(kinds for tool, kinds in asked.items() if tool in self.tools)
         )
 
+    def compile(self):
+        run = self.program.run
+        if not run.overloads:
+            with uncollected():
+                run.compile(tuple(map(run.typeof_pyval, self.run_arguments(0))))
+
+    def run_arguments(self, stop):
+        """What the compiled kernel is given, to run the blocks from the next to `stop`."""
+        launch = self.launch
+        walk = self.next, stop, launch.grid, launch.block, self.rounds, TURNS
+        return *walk, self.state.address, self.ended, *self.given
+
     def advance(self, stop):
         """Run the blocks before `stop` that have not run yet."""
-        launch = self.launch
         while self.next < stop:
-            with uncollected():  # the first time it compiles
-                self.program.run(
-                    self.next,
-                    stop,
-                    launch.grid,
-                    launch.block,
-                    self.rounds,
-                    TURNS,
-                    self.state.address,
-                    self.ended,
-                    *self.given,
-                )
+            self.program.run(*self.run_arguments(stop))
             self.next = (
                 int(self.state.numbers[POSITION]) + 1 if self.state.numbers[STOPPED] == checks.FULL else stop
             )

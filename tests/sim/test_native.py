@@ -617,6 +617,16 @@ def test_a_second_process_compiles_nothing(again):
     assert launched() == "0 ('by fission',)"
 
 
+def test_another_kernel_finds_our_own_functions_compiled(again):
+    launched, kept = again
+    own = {file.name: file.stat().st_mtime_ns for file in next(kept.glob("sim_*")).iterdir()}
+    assert any(name.startswith("sim.native.checks.watch_store-") for name in own)
+    for file in kept.glob("turned*"):
+        file.unlink()
+    assert launched().endswith("('by fission',)")
+    assert {file.name: file.stat().st_mtime_ns for file in next(kept.glob("sim_*")).iterdir()} == own
+
+
 RECURSIVE = """
 import numpy as np
 from numba import cuda
@@ -647,8 +657,8 @@ def test_a_second_process_runs_a_function_that_calls_itself(tmp_path):
 def test_what_is_kept_is_private_and_what_is_damaged_is_made_anew(again, few):
     launched, kept = again
     assert kept.stat().st_mode & 0o777 == 0o700
-    for suffixes in few([(".py", ".nbc"), (".nbi",)], 1):
-        for file in [file for file in kept.iterdir() if file.suffix in suffixes]:
+    for suffix in few([".nbc", ".py"], 1):
+        for file in kept.rglob(f"*{suffix}"):
             file.write_bytes(file.read_bytes()[:-40])  # a disk that was full
         assert launched().endswith("('by fission',)")
         assert launched() == "0 ('by fission',)"
@@ -677,14 +687,18 @@ def test_what_is_kept_is_known_by_all_sources_that_it_relies_on(tmp_path, monkey
 def test_what_nobody_has_launched_for_long_is_forgotten(tmp_path):
     for name, age in [
         ("old_1.py", cache.UNUSED + 9),
-        ("old_1.old-1.nbi", cache.UNUSED + 9),
+        ("old_1.old-1.nbc", cache.UNUSED + 9),
+        ("old_version/checks.dirty-1.nbc", cache.UNUSED + 9),
+        ("old_version", cache.UNUSED + 9),
         ("used_2.py", 5),
-        ("used_2.used-1.nbi", cache.UNUSED + 9),
+        ("used_2.used-1.nbc", cache.UNUSED + 9),
     ]:
-        (tmp_path / name).touch()
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        if "." in name:
+            (tmp_path / name).touch()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     cache.prune(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["used_2.py", "used_2.used-1.nbi"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["used_2.py", "used_2.used-1.nbc"]
 
 
 def test_without_numba_the_error_says_what_to_install(tmp_path):
