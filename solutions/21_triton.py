@@ -552,7 +552,7 @@ except TypeError as error:
 # (Triton itself says `unsupported tensor index`.) A tile is spread over threads as the compiler likes. It has no index, and there is no shared memory to put it in. Three ways are left:
 #
 # 1. **Move the tile**: `tl.gather` gives a tile whose number (i, j) is another number of the same tile. One move for each tap: the package's way.
-# 2. **Through global memory**: store it, wait (`tl.debug_barrier()`), load it at shifted places. This is E.
+# 2. **Through global memory**: store it, wait (`tl.debug_barrier()`), load it at shifted places. This is E, mended.
 # 3. **Make it a product.** A product with a matrix is what Triton does best.
 #
 # How can a convolution be a product? On paper, one row of scores (5, 6, 7, 8) and the taps (1, 2), so that T[j] = 1·S[j] + 2·S[j + 1]:
@@ -643,7 +643,7 @@ print(f"multiply-adds: {per_tap:,} by moves, {per_row:,} by products")
 # %% [markdown]
 # Lesson 11's threads load a score from shared memory and use it for several taps. None of the three can do that. Moves pass the whole tile through shuffles and shared memory once for each tap or row of taps. Products do 16 times the arithmetic, most of it with zeros. Global memory loads everything c_q · c_k times, and puts the barrier back into your hands.
 #
-# On the H200 the package takes moves: in its setting, with 7 × 7 taps, that gives the 4.6 ms at the top, against 2.1 ms of CUDA C++. (Nobody has timed products there. They pay where tensor cores can do them, in 16 bits.)
+# On the H200 the package takes moves: in its setting, with 7 × 7 taps, that gives the 4.6 ms at the top, against 2.1 ms of CUDA C++. (Nobody has timed products there. In 16 bits tensor cores would do them.)
 #
 # ## 6. Convolutional attention, from your parts
 #

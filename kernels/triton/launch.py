@@ -102,7 +102,7 @@ def recorded(kernel, types, num_warps, **constants):
         there = ", ".join(sorted(file.stem for file in RECORDED.glob("*.ptx")))
         raise LookupError(
             f"{path.stem} is not among the PTX recorded in {RECORDED}: {there}; install Triton (pip install"
-            " triton, on Linux) to compile it"
+            " triton, on Linux) to compile it, or use run=interpreted (kernels.triton.interpreter)"
         )
     first, text = path.read_text().split("\n", 1)
     here = str(Path(__file__).parent)
