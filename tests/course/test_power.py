@@ -21,10 +21,11 @@ from power.equivalents import EQUIVALENT
 from power.judge import compiled_once, verdict
 from power.mutations import mutations
 from power.survey import EXERCISES
-from readers import attacks01_08, lesson19, lessons01_08, lessons08_09, lessons09_15
+from readers import attacks01_08, lesson19, lessons01_08, lessons08_09, lessons09_15, lessons13_23
 
 CHOSEN = 1  # mutations, and breakers, of each exercise in a plain run
 SEEDS = range(20)
+READERS = attacks01_08, lesson19, lessons01_08, lessons08_09, lessons09_15, lessons13_23
 
 pytestmark = pytest.mark.skipif(
     not hasattr(signal, "SIGALRM"), reason="no signal SIGALRM (Windows), which ends endless answers"
@@ -42,9 +43,7 @@ def each_kernel_is_compiled_once():
 
 def answers(kind):
     """A parameter for each answer of this kind, WRONG or RIGHT."""
-    books = [
-        getattr(book, kind) for book in (lessons01_08, attacks01_08, lessons08_09, lessons09_15, lesson19)
-    ]
+    books = [getattr(book, kind) for book in READERS]
     return pytest.mark.parametrize(
         "check, label, answer",
         [(check, *pair) for book in books for check, pairs in book.items() for pair in pairs],

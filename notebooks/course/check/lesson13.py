@@ -1,6 +1,7 @@
 """The checks of lesson 13: what a tile of the backward pass loads; dT, dS, dW, dQ, dK and dV of one tile, in
 `sim`; and four faulty passes to diagnose."""
 
+import functools
 import math
 from collections import namedtuple
 from typing import NamedTuple
@@ -11,8 +12,12 @@ from numpy import float32
 
 from course.check import inputs, kernels
 from course.check.backward_faults import FAULTS
+from course.check.contract import Contract
 from course.check.harness import compare, exercise, fail, instance, numbers
 from kernels.reference import above_diagonal, conv_scores, masked_scores, transposed_convolve
+from sim.observers import DEFAULT
+from sim.observers.trace import Trace
+from sim.observers.traffic import Traffic
 
 # (tokens, d, c_q, c_k, size): first one in which no two mistakes look alike; then one token, one tap, odd and
 # even, oblong, more taps than tokens.
@@ -27,15 +32,21 @@ SHAPES = [
     (7, 2, 4, 1, 8),
     (5, 2, 6, 8, 16),
 ]
+LARGE = (70, 2, 2, 13, 36), 34, 12  # one tile more: a shape, and the first row and column that it owns
 TOLERANCE = 1e-4
-DESCRIPTION = "every visited tile of 1 to 11 tokens, 1 × 1 to 6 × 8 taps, in a random order of the threads"
+DESCRIPTION = (
+    "every visited tile of 1 to 11 tokens and one of 70, 1 × 1 to 6 × 8 and 2 × 13 taps, in a random order of"
+    " the threads"
+)
 
 
 @exercise("13.1", "to_load")
 def ex13_1(to_load, rng):
     taps = [(3, 4), (1, 1), (3, 3), (2, 2), (1, 4), (4, 1), (6, 11), (5, 2)]
-    for c_q, c_k in taps:
+    for number, (c_q, c_k) in enumerate(taps):
         i0, rows, j0, columns = rng.integers((0, 1, 0, 1), (20, 9, 20, 9)).tolist()
+        if not number:  # the tile in the corner, whose halo lies outside
+            i0 = j0 = 0
         call = f"to_load(i0={i0}, j0={j0}, rows={rows}, columns={columns}, c_q={c_q}, c_k={c_k})"
         got = to_load(i0, j0, rows, columns, c_q, c_k)
         if not (isinstance(got, tuple | list) and len(got) == 2):
@@ -80,17 +91,18 @@ def ex13_2(gradient_of_t, rng):
             f"gradient_of_t(p_tile, d_t_tile, s_tile, w {tile.taps}, log_sum, delta, i0={tile.i0},"
             f" j0={of_t[1]}), {len(tile.pass_.log_sum)} tokens"
         )
-        kernels.run(t_kernel, (1, tile.threads), given, outputs, rng, call, refused=is_bug)
+        shared = launched(t_kernel, tile.threads, given, outputs, rng, call, of_t[2] * of_t[3])
         wanted = beyond(tile.cut(tile.pass_.p, of_t)), beyond(tile.cut(tile.pass_.d_t, of_t))
         agree("P", outputs[0], wanted[0], call, p_mistakes(tile), P_LINE)
         agree("dT", outputs[1], wanted[1], call, t_mistakes(tile), T_LINE)
+        shared()
     for scores in inputs.TO_1000:
         given, outputs, wanted = loud_tile(rng, scores)
         call = (
             f"{scores}: gradient_of_t(p_tile, d_t_tile, s_tile (6, 6), w (1, 1), log_sum, delta, i0=0, j0=0),"
             " 6 tokens"
         )
-        kernels.run(t_kernel, (1, 5), given, outputs, rng, call, refused=is_bug)
+        launched(t_kernel, 5, given, outputs, rng, call, 36)
         for name, got, right in zip(("P", "dT"), outputs, wanted, strict=True):
             agree(name, got, right, call, {}, LOUD_LINE)
     return f"P and dT: {DESCRIPTION}; scores to ±{inputs.FAR}, L and D as they are handed over"
@@ -103,6 +115,8 @@ def loud_tile(rng, scores, n=6):
     seen = np.tri(n, dtype=bool)
     log_sum = np.where(seen, s, -np.inf).max(1) + rng.integers(0, 16, n) / 8
     delta, d_p = rng.standard_normal(n), rng.standard_normal((n, n))
+    delta[-2] = 0
+    d_p = np.where(s - log_sum[:, None] < -25, 1e9, d_p)  # where P is all but 0, and yet no other number
     p = np.exp(np.where(seen, s - log_sum[:, None], -np.inf))
     d_t = p * (d_p - delta[:, None])
     s, log_sum, delta, d_p, p, d_t = (
@@ -129,8 +143,9 @@ def ex13_3(gradient_of_s, rng):
             f" columns={tile.columns})"
         )
         inputs = beyond(tile.d_t), tile.pass_.w, tile.i0, tile.j0, tile.rows, tile.columns
-        kernels.run(s_kernel, (1, tile.threads), inputs, [d_s], rng, call, refused=is_bug)
+        shared = launched(s_kernel, tile.threads, inputs, [d_s], rng, call, tile.rows * tile.columns)
         agree("dS", d_s, beyond(tile.d_s), call, s_mistakes(tile), S_LINE)
+        shared()
     return f"dS: {DESCRIPTION}"
 
 
@@ -142,14 +157,14 @@ def ex13_4(add_d_w, rng):
         add_d_w(tap_sums, d_t_tile, s_tile, w, rows, columns, right)
 
     for tile in tiles(rng):
-        before = normal(rng, 9, 9)
+        before = normal(rng, 14, 14)
         sums = before.copy()
         call = (
             f"add_d_w(tap_sums, d_t_tile, s_tile, w {tile.taps}, rows={tile.rows}, columns={tile.columns},"
             f" right={tile.right})"
         )
         inputs = beyond(tile.d_t), tile.s, tile.pass_.w, tile.rows, tile.columns, tile.right
-        kernels.run(w_kernel, (1, tile.threads), inputs, [sums], rng, call, refused=is_bug)
+        shared = launched(w_kernel, tile.threads, inputs, [sums], rng, call, tile.pass_.w.size)
         mistakes = {hint: added(before, more) for hint, more in w_mistakes(tile).items()}
         agree(
             "tap_sums",
@@ -159,6 +174,7 @@ def ex13_4(add_d_w, rng):
             mistakes | {NOT_ADDED: replaced(before, taps_met(tile))},
             W_LINE,
         )
+        shared()
     return f"dW: {DESCRIPTION}"
 
 
@@ -170,27 +186,19 @@ def ex13_5(add_d_q, rng):
         add_d_q(d_q_tile, d_s_tile, k, j0, rows, columns)
 
     for tile in tiles(rng):
-        before, k = normal(rng, tile.rows + 1, 5), tile.pass_.k
+        before, k, d_s = normal(rng, tile.rows + 1, 5), tile.pass_.k, tile.d_s.copy()
+        d_s[::2, 0] = 0  # a zero is no end: more numbers may follow
         d_q = before.copy()
         call = (
             f"add_d_q(d_q_tile, d_s_tile, k {k.shape}, j0={tile.j0}, rows={tile.rows},"
             f" columns={tile.columns})"
         )
-        kernels.run(
-            q_kernel,
-            (1, tile.threads),
-            (beyond(tile.d_s), k, tile.j0, tile.rows, tile.columns),
-            [d_q],
-            rng,
-            call,
-            refused=is_bug,
-        )
-        more = tile.d_s @ k[tile.j0 : tile.j0 + tile.columns]
-        mistakes = {
-            NOT_ADDED: replaced(before, more),
-            FIRST_KEYS: added(before, tile.d_s @ k[: tile.columns]),
-        }
+        given = beyond(d_s), k, tile.j0, tile.rows, tile.columns
+        shared = launched(q_kernel, tile.threads, given, [d_q], rng, call, tile.rows * k.shape[1])
+        more = d_s @ k[tile.j0 : tile.j0 + tile.columns]
+        mistakes = {NOT_ADDED: replaced(before, more), FIRST_KEYS: added(before, d_s @ k[: tile.columns])}
         agree("d_q_tile", d_q, added(before, more), call, mistakes, Q_LINE)
+        shared()
     return f"dQ: {DESCRIPTION}"
 
 
@@ -209,7 +217,7 @@ def ex13_6(add_d_k_d_v, rng):
             f" right={tile.right})"
         )
         inputs = beyond(tile.d_s), beyond(tile.p), q, d_o, tile.i0, tile.rows, tile.columns, tile.right
-        kernels.run(k_kernel, (1, tile.threads), inputs, outputs, rng, call, refused=is_bug)
+        shared = launched(k_kernel, tile.threads, inputs, outputs, rng, call, tile.columns * q.shape[1])
         wanted = tile.d_s.T @ q[mine], tile.p_owned.T @ d_o[mine]
         agree(
             "d_k_tile",
@@ -227,6 +235,7 @@ def ex13_6(add_d_k_d_v, rng):
             {NOT_ADDED: replaced(before[1], wanted[1])} | v_mistakes(tile, before[1]),
             V_LINE,
         )
+        shared()
     return f"dK and dV: {DESCRIPTION}"
 
 
@@ -379,15 +388,39 @@ class Tile(NamedTuple):
 
 
 def tiles(rng):
-    """Every tile that the kernels visit, in all SHAPES, with a few threads."""
+    """Every tile that the kernels visit, in all SHAPES, and one of LARGE, with a few threads."""
     for n, d, c_q, c_k, size in SHAPES:
         whole = backward_pass(rng, n, d, c_q, c_k)
         rows, columns = size - 2 * (c_q - 1), size - 2 * (c_k - 1)
         for i0 in range(0, n, rows):
             for j0 in range(0, min(i0 + rows, n), columns):
-                yield Tile(
-                    whole, size, i0, j0, min(rows, n - i0), min(columns, n - j0), int(rng.integers(1, 9))
-                )
+                yield tile_at(whole, size, i0, j0, int(rng.integers(1, 9)))
+    (*shape, size), i0, j0 = LARGE
+    yield tile_at(backward_pass(rng, *shape), size, i0, j0, 8)
+
+
+def tile_at(whole, size, i0, j0, threads):
+    """The Tile of this size whose own part begins at row i0 and column j0."""
+    (n, _), (c_q, c_k) = whole.q.shape, whole.w.shape
+    rows, columns = size - 2 * (c_q - 1), size - 2 * (c_k - 1)
+    return Tile(whole, size, i0, j0, min(rows, n - i0), min(columns, n - j0), threads)
+
+
+def launched(kernel, threads, given, outputs, rng, call, entries):
+    """Launch a kernel of one piece. Call what this returns once the values are right: it demands that every
+    thread has done a part of these entries."""
+    observers = *DEFAULT, Trace(limit=kernels.EVENTS), Traffic
+    report = kernels.run(
+        kernel, (1, threads), given, outputs, rng, call, refused=is_bug, float64=0, observers=observers
+    )
+    contract = Contract(threads=min(threads, entries), atomics=(0, 0), hint=TOGETHER)
+    return functools.partial(contract.enforce, kernel, report, call)
+
+
+TOGETHER = (
+    "The loop that is given deals the entries out among the threads; each entry has one thread, so no"
+    " addition needs to be atomic."
+)
 
 
 def is_bug(finding):

@@ -1,6 +1,7 @@
 """The checks of lesson 14: the last row of T, one split, a test for decoders, the merge as a kernel in `sim`;
 and a few ways to decode with mistakes in them."""
 
+import itertools
 import math
 
 import numpy as np
@@ -10,11 +11,12 @@ from torch.nn.functional import conv2d, pad
 
 from course.check import kernels
 from course.check.contract import Contract
-from course.check.harness import compare, exercise, explained, fail, numbers
-from course.check.tensors import within
+from course.check.harness import compare, exercise, explained, fail, instance, numbers
+from course.check.inputs import FAR
+from course.check.tensors import Counted, OffChip, within
+from course.check.trial import tried
 from kernels.conv_decode import decode_arguments
 from kernels.reference import conv_attention_decode, conv_scores
-from kernels.tiled import Traffic
 
 # (tokens, c_q, c_k): first one in which no two mistakes look alike; one token, fewer tokens than c_q, as
 # many, more; odd and even, oblong, wider than the cache.
@@ -37,9 +39,11 @@ SHAPES = [
 def ex14_1(window_scores, rng):
     for n, *taps in SHAPES:
         check_scores(window_scores, n, taps, rng)
+    for draw in (loud, blank):
+        check_scores(window_scores, 300, (3, 4), rng, draw)
     return (
-        f"{len(SHAPES)} last rows of T, of 1 to 13 keys, windows of 1 to 6 queries, taps odd and even, square"
-        " and oblong"
+        f"{len(SHAPES) + 2} last rows of T, of 1 to 300 keys, windows of 1 to 6 queries, taps odd and even,"
+        " square and oblong"
     )
 
 
@@ -60,9 +64,11 @@ def ex14_2(split_state, rng):
         ]:
             check_split(split_state, n, taps, start, end, rng)
             splits += 1
+    for draw, start in itertools.product((loud, blank), (0, 150)):
+        check_split(split_state, 300, (3, 4), start, start + 150, rng, draw)
     return (
-        f"{splits} splits: the whole cache, its ends and its middle, single keys, none; no number read too"
-        " often"
+        f"{splits + 4} splits: the whole cache, its ends and its middle, single keys, none; no number read"
+        " too often"
     )
 
 
@@ -82,13 +88,14 @@ def ex14_4(merge_splits, rng):
         (1, 2, 2, 3),
         (2, 1, 3, 8),
         (2, 3, 5, 4),
-        (1, 1, 40, 2),
+        (1, 1, 300, 2),
         (1, 2, 7, 33),
     ]:
         check_merge(merge_splits, sizes, rng, "scores near 0")
     for offset in (9000, -9000, 1e6, -1e6):
         check_merge(merge_splits, (1, 2, 4, 3), rng, f"scores near {offset:g}", offset=offset)
-    check_merge(merge_splits, (1, 2, 4, 3), rng, "scores of -1e30, which are scores still", offset=-1e30)
+    check_merge(merge_splits, (1, 2, 4, 3), rng, "scores of -3e38, which are scores still", offset=-3e38)
+    check_merge(merge_splits, (1, 2, 4, 3), rng, "a split far below the rest, with values of 10⁹", far=True)
     for empty in ([0], [3], [0, 1], [1, 2, 3]):
         check_merge(
             merge_splits,
@@ -98,8 +105,8 @@ def ex14_4(merge_splits, rng):
             empty=empty,
         )
     return (
-        "1 to 40 splits, empty ones among them, several batches and heads, rows of 1 to 33 numbers, scores"
-        " near 0, ±9000, ±10⁶ and -10³⁰"
+        "1 to 300 splits, empty ones among them, several batches and heads, rows of 1 to 33 numbers, scores"
+        " near 0, ±9000, ±10⁶ and -3·10³⁸"
     )
 
 
@@ -109,6 +116,25 @@ def ex14_4(merge_splits, rng):
 def normal(rng, *shape):
     """Standard normal numbers, float64."""
     return torch.from_numpy(rng.standard_normal(shape))
+
+
+def random(rng, n, d, taps):
+    """(q, k, w), standard normal."""
+    return normal(rng, n, d), normal(rng, n, d), normal(rng, *taps)
+
+
+def loud(rng, n, d, taps):
+    """(q, k, w) with scores to ±4000, so that some T of every 150 keys is far beyond what exp can take."""
+    q, k, w = random(rng, n, d, taps)
+    tried(f"scores to ±{4 * FAR}")
+    return q, k * 4 * FAR / (q @ k.T / math.sqrt(d)).abs().max(), w
+
+
+def blank(rng, n, d, taps):
+    """(q, k, w) with keys of zeros in the middle, whose T is exactly 0."""
+    q, k, w = random(rng, n, d, taps)
+    k[n // 3 : n - n // 3] = 0
+    return q, k, w
 
 
 def sides(taps):
@@ -169,14 +195,16 @@ SCORES = (
 )
 
 
-def check_scores(window_scores, n, taps, rng):
+def check_scores(window_scores, n, taps, rng, draw=random):
     """The last row of n tokens."""
     d = int(rng.integers(1, 6))
-    q, k, w = normal(rng, n, d), normal(rng, n, d), normal(rng, *taps)
+    q, k, w = draw(rng, n, d, taps)
     window = q[-taps[0] :]
     wanted = conv_scores(q[None, None], k[None, None], w[None])[0, 0, -1]
     call = f"window_scores(q_window {tuple(window.shape)}, k {(n, d)}, w {tuple(taps)})"
     got = within(window_scores, (window.clone(), k.clone(), w.clone()), call=call)
+    if got is not None:
+        instance(got, torch.Tensor, what="a tensor of shape (N,)", call=call, hint=ONE_ROW)
     s, (left, right) = window @ k.T / math.sqrt(d), sides(taps)
     s0 = hidden(s, n - len(window), 0)
     mistakes = {
@@ -189,10 +217,9 @@ def check_scores(window_scores, n, taps, rng):
         TURNED: slid(s0, w.flip(0, 1), left, right),
         NO_SCALE: slid(s0 * math.sqrt(d), w, left, right),
     }
-    if isinstance(got, torch.Tensor) and got.shape != wanted.shape:
+    if got is not None and got.shape != wanted.shape:
         compare(got, wanted, what="the last row of T", call=call, tolerance=1e-9, hint=ONE_ROW)
-    finite = isinstance(got, torch.Tensor) and got.isfinite().all()
-    hint = explained(got, mistakes, SCORES) if finite else NOT_FINITE
+    hint = NOT_FINITE if got is not None and not got.isfinite().all() else explained(got, mistakes, SCORES)
     compare(got, wanted, what="the last row of T", call=call, tolerance=1e-9, hint=hint)
 
 
@@ -226,20 +253,20 @@ READS = (
 )
 
 
-def check_split(split_state, n, taps, start, end, rng):
+def check_split(split_state, n, taps, start, end, rng, draw=random):
     """The split that owns the keys start to end - 1 of n; where it must not read there is NaN."""
     d = int(rng.integers(1, 6))
-    q, k, v, w = normal(rng, n, d), normal(rng, n, d), normal(rng, n, d), normal(rng, *taps)
+    (q, k, w), v = draw(rng, n, d, taps), normal(rng, n, d)
     window, (left, right) = q[-taps[0] :], sides(taps)
     t = conv_scores(q[None, None], k[None, None], w[None])[0, 0, -1, start:end]
     low, high = max(start - left, 0), min(end + right, n)
     mistakes = split_mistakes(window, k, v, w, start, end, t)
-    k_seen, v_seen = only(k, low, high), only(v, start, end)
+    k_seen, v_seen = OffChip(only(k, low, high)), OffChip(only(v, start, end))
     call = (
         f"split_state(q_window {tuple(window.shape)}, k {(n, d)}, v, w {tuple(taps)}, start={start},"
         f" end={end}, traffic)"
     )
-    traffic = Traffic()
+    traffic = Counted()
     got = within(split_state, (window.clone(), k_seen, v_seen, w.clone(), start, end, traffic), call=call)
     if got is not None and not (isinstance(got, tuple | list) and len(got) == 3):
         fail("split_state must return three things", call=call, wanted="(m, l, o)", got=type(got).__name__)
@@ -442,11 +469,34 @@ def not_rescaled(q, k, v, w, splits):
     return sum(o for _, _, o in states) / sum(l for _, l, _ in states)
 
 
-def one_number_off(o, *_):
-    """o, but for one number of the last head."""
+def first_too_high(o, *_):
+    """The right output, but for the first number."""
     o = o.clone()
-    o[-1, -1, -1, -1] += 4e-5
+    o.view(-1)[0] += 2e-5
     return o
+
+
+def last_too_low(o, *_):
+    """The right output, but for the last number."""
+    o = o.clone()
+    o.view(-1)[-1] -= 2e-5
+    return o
+
+
+def both_off(o, *_):
+    """The right output, but for the first number and the last; the sum is right."""
+    return last_too_low(first_too_high(o)) if o.numel() > 1 else first_too_high(o)
+
+
+def undivided_scores(q_window, k, v, w, splits):
+    """Nobody divides by √d."""
+    return head_by_head(faultless)(q_window * math.sqrt(k.shape[3]), k, v, w, splits)
+
+
+def square_taps(q_window, k, v, w, splits):
+    """As if there were as many columns of taps as rows: the others are lost."""
+    column = torch.arange(w.shape[2])
+    return head_by_head(faultless)(q_window, k, v, w * (column < w.shape[1]), splits)
 
 
 SIGN = "A difference may be negative: .abs() before .max()."
@@ -457,6 +507,7 @@ TOO_STRICT = (
 SPLIT_COUNTS = (
     "Try every number of splits from 1 to more than there are keys: this one is right for most of them."
 )
+LARGEST = "The measure is the largest difference of all numbers, not their mean, and 1e-5 is the limit."
 NAN = "A comparison with NaN is never true: `error > 1e-5` lets it pass, `not error <= 1e-5` does not."
 START = "Try the start of a sequence too: fewer tokens than c_q, and so a shorter window."
 
@@ -481,9 +532,13 @@ REJECTED = {
     "off by a thousandth": (altered(lambda o, *_: o * 1.001), "A tolerance of 1e-5 finds it."),
     "a hundredth too low everywhere": (altered(lambda o, *_: o - 0.01), SIGN),
     "a hundredth too high everywhere": (altered(lambda o, *_: o + 0.01), SIGN),
-    "a single number off by 4e-5": (
-        altered(one_number_off),
-        "The measure is the largest difference of all numbers, not their mean, and 1e-5 is the limit.",
+    "the first number too high by 2e-5": (altered(first_too_high), LARGEST),
+    "the last number too low by 2e-5": (altered(last_too_low), LARGEST),
+    "the first number too high by 2e-5, the last too low": (altered(both_off), LARGEST),
+    "scores that are not divided by √d": (undivided_scores, "With d = 1 it does not show."),
+    "the taps beyond c_q columns lost": (
+        square_taps,
+        "For square taps it is right. Try a c_k larger than c_q.",
     ),
     "wrong with more splits than keys": (
         altered(lambda o, q, k, v, w, splits: o + (splits > k.shape[2])),
@@ -531,6 +586,8 @@ def answered(is_right, decode):
             wanted="True or False",
             hint="Does every way through it end in a return?",
         )
+    if getattr(answer, "dtype", type(answer)) not in (bool, np.dtype(bool), torch.bool):
+        fail("your test gives back something else", wanted="True or False", got=repr(answer))
     return bool(answer)
 
 
@@ -555,11 +612,14 @@ MERGE = (
 )
 
 
-def check_merge(merge_splits, sizes, rng, case, offset=0, empty=()):
+def check_merge(merge_splits, sizes, rng, case, offset=0, empty=(), far=False):
     """One launch, a block for each head of each batch; parts: (B, H, splits, d + 2)."""
     batch, heads, splits, d = sizes
-    o, l = rng.normal(0, 2, (batch, heads, splits, d)), rng.uniform(1, 3, (batch, heads, splits, 1))
+    o, l = rng.normal(0, 2, (batch, heads, splits, d)), 10 ** rng.uniform(-2, 1, (batch, heads, splits, 1))
     m = offset + rng.integers(-4, 5, (batch, heads, splits, 1))
+    if far:
+        m[:, :, 1] -= 60
+        o[:, :, 1] *= 1e9
     m, l, o = (
         np.where(np.isin(np.arange(splits), empty)[:, None], nothing, part)
         for nothing, part in ((-np.inf, m), (0, l), (0, o))
@@ -586,11 +646,7 @@ def check_merge(merge_splits, sizes, rng, case, offset=0, empty=()):
         return number // d * threads + number % d
 
     contract = Contract(
-        "parts out",
-        each={"parts": 6 * splits, "out": 1},
-        owner={"out": writer},
-        barriers=(0, 0),
-        hint=A_NUMBER_EACH,
+        "parts out", each={"parts": 6 * splits, "out": 1}, owner={"out": writer}, hint=A_NUMBER_EACH
     )
     kernels.judge(
         merge_splits,

@@ -4,6 +4,7 @@ stretches; and machines with faults."""
 import itertools
 import math
 import operator
+import weakref
 
 import torch
 
@@ -11,7 +12,8 @@ from course.check.harness import compare, exercise, fail
 from kernels.conv_extent import Extent
 from kernels.reference import conv_attention, conv_attention_part
 
-MACHINES = {"A": "keys", "B": "merge", "C": "queries"}
+MACHINES = "A", "B", "C"
+FAULTS = dict(zip(MACHINES, ("keys", "merge", "queries"), strict=True))
 
 
 @exercise("23.1", "halo")
@@ -154,20 +156,31 @@ def check_merge(merge, parts, offset):
     )
 
 
+class Visitor:
+    """The keys and values of one rank, on their way; `there` holds all that are somewhere on this rank."""
+
+    there = weakref.WeakSet()
+
+    def __init__(self, owner):
+        self.owner = owner
+        self.there.add(self)
+
+
 @exercise("23.3", "ring")
 def ex23_3(ring, rng):
     for ranks in (1, 2, 3, 5, 8):
         mine = int(rng.integers(ranks))
-        attended, sent, call = [], [], f"rank {mine} of {ranks}"
+        attended, sent, most, call = [], [], 0, f"rank {mine} of {ranks}"
         sums = torch.tensor(rng.uniform(-2, 2, ranks))
 
         def attend(visitor):
-            attended.append(visitor)
-            owner = int(visitor.split()[-1])
-            return torch.eye(ranks, dtype=torch.float64)[owner : owner + 1], sums[owner : owner + 1]
+            attended.append(visitor.owner)
+            mine = slice(visitor.owner, visitor.owner + 1)
+            return torch.eye(ranks, dtype=torch.float64)[mine], sums[mine]
 
         def exchange(visitor):
-            sent.append(visitor)
+            nonlocal most
+            sent.append(visitor.owner)
             if len(sent) > 2 * ranks:
                 fail(
                     "it exchanges on and on",
@@ -175,19 +188,33 @@ def ex23_3(ring, rng):
                     got=f"{len(sent)} exchanges for {ranks} visits",
                     hint="Count the visits.",
                 )
-            return f"the keys of rank {(int(visitor.split()[-1]) - 1) % ranks}"
+            came = Visitor((visitor.owner - 1) % ranks)
+            most = max(most, sum(one.owner != mine for one in Visitor.there))
+            return came
 
-        got = ring(f"the keys of rank {mine}", ranks, attend, exchange, merged_pair)
-        wanted = [f"the keys of rank {(mine - step) % ranks}" for step in range(ranks)]
+        got = ring(Visitor(mine), ranks, attend, exchange, merged_pair)
+        wanted = [(mine - step) % ranks for step in range(ranks)]
         if sorted(attended) != sorted(wanted):
-            fail("a rank attends once to each visitor", call=call, wanted=str(wanted), got=str(attended))
+            fail(
+                "a rank attends once to each visitor",
+                call=call,
+                wanted=f"the keys of the ranks {wanted}",
+                got=str(attended),
+            )
         if sent != wanted[: ranks - 1]:
             fail(
                 "other visitors are handed on than the ring needs",
                 call=call,
-                wanted=str(wanted[: ranks - 1]),
+                wanted=f"the keys of the ranks {wanted[: ranks - 1]}",
                 got=str(sent),
                 hint="Its own visitor comes first, without an exchange; hand on what came last.",
+            )
+        if most > 2:
+            fail(
+                f"it keeps {most} visitors at one time",
+                call=call,
+                wanted="2 at most beside its own, one that goes and one that comes",
+                hint="Attend to a visitor, hand it on, and forget it: else the memory is that of a gather.",
             )
         if not isinstance(got, (tuple, list)) or len(got) != 2:
             fail("the answer is no pair (O, L)", call=call, got=repr(type(got).__name__))
@@ -222,8 +249,8 @@ def ex23_4(faults, rng):
     got = faults()
     if not isinstance(got, dict) or set(got) != set(MACHINES):
         fail("wanted one fault for each machine", wanted=str(dict.fromkeys(MACHINES, "...")), got=repr(got))
-    for name, fault in MACHINES.items():
-        if got[name] not in MACHINES.values():
+    for name, fault in FAULTS.items():
+        if got[name] not in FAULTS.values():
             fail(f"machine {name}: {got[name]!r} is no fault of the three", wanted="queries, keys or merge")
         if got[name] != fault:
             fail(
@@ -285,7 +312,7 @@ def output(machine, changed=False, n=24, ranks=3, c_q=3, c_k=5):
     q, k, v, w = tokens(n, 4, c_q, c_k)
     if changed:
         q[-1], k[-1], v[-1] = q[-1] + 1, k[-1] - 1, v[-1] + 2
-    fault, left = MACHINES.get(machine, ""), (c_k - 1) // 2
+    fault, left = FAULTS.get(machine, ""), (c_k - 1) // 2
     borders, rows = [n * r // ranks for r in range(ranks + 1)], []
     for start, end in itertools.pairwise(borders):
         first_query = start if fault == "queries" else max(0, start - c_q + 1)

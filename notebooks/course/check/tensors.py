@@ -170,6 +170,7 @@ class OffChip:
     new_full = property(lambda self: self.hidden.new_full)
     new_zeros = property(lambda self: self.hidden.new_zeros)
     new_empty = property(lambda self: self.hidden.new_empty)
+    new_tensor = property(lambda self: self.hidden.new_tensor)
     new_ones = property(lambda self: self.hidden.new_ones)
 
     def __len__(self):

@@ -6,6 +6,7 @@ ROOM = "a shared array with more room than the statement asks for"
 FREE_START = "the first visit multiplies it by exp(-inf) = 0"
 ONE_WRITER = "thread 1 writes the block's result instead of thread 0; one thread does"
 PADDING = "what pads one tile meets the zeros that pad the other"
+EITHER_ORDER = "a sum of two, in either order"
 ONE_ENTRY = "an axis with one entry, which -1 names as well as 0"
 SQUARE = "a tile is square, so both of its sides are as long"
 MORE_ZEROS = "more zeros behind the last row or column, which nothing reads"
@@ -118,4 +119,23 @@ EQUIVALENT = {
         "goes round six times at most": "six splits are more than there are keys in two of the four shapes",
     },
     "ex14_4": {"line 14: 1 less in 0": ONE_ENTRY},
+    "ex19_2": {
+        "ignores columns": "tiles of one column, which are tiles as well",
+        "line 5: 1 less in 0": "the first tile begins a column earlier, at one of zeros",
+    },
+    "ex20_3": {
+        "line 1: 1 less in 0": ONE_ENTRY,
+        "line 2: sign dropped in -1": "of two axes the last is axis 1",
+        "line 3: 1 less in 0": ONE_ENTRY,
+    },
+    "ex20_4": {
+        "line 6: 1 less in 0": "in the future, where the mask writes -inf in the end",
+        "line 6: Sub becomes Add in i - j": "in the future, where the mask writes -inf in the end",
+    },
+    "ex23_2": {
+        "line 1: parts 1 and 2 swapped in (one, other)": EITHER_ORDER,
+        "line 2: arguments 1 and 2 swapped in torch.logaddexp(log_sum, other_sum)": EITHER_ORDER,
+        "line 4: 1 more in 0.0": EMPTY,
+    },
+    "ex23_3": {"line 5: arguments 1 and 2 swapped in merge(result, attend(visitor))": EITHER_ORDER},
 }
