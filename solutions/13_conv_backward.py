@@ -50,14 +50,14 @@ from kernels.tiled import Traffic
 # %% [markdown]
 # ## 1. Who owns what?
 #
-# The forward pass was easy to share out: a block owned some queries, and their rows of O. Nobody else wrote there. Now there are four results:
+# The forward pass was easy to share out: a block owned some queries, and their rows of O. No other block wrote there. Now there are four results:
 #
 # | result | one number of it is a sum over | so it belongs to |
 # |---|---|---|
-# | dQ[i] = scale · Σ_j dS[i, j] K[j] | all **keys** j | whoever has row i of dS |
-# | dK[j] = scale · Σ_i dS[i, j] Q[i] | all **queries** i | whoever has column j of dS |
-# | dV[j] = Σ_i P[i, j] dO[i] | all **queries** i | whoever has column j of P |
-# | dW[a, b] = Σ_ij dT[i, j] S0[i − P_q + a, j − P_k + b] | **everything** | nobody |
+# | dQ[i] = scale · Σ_j dS[i, j] K[j] | all **keys** j | the block that has row i of dS |
+# | dK[j] = scale · Σ_i dS[i, j] Q[i] | all **queries** i | the block that has column j of dS |
+# | dV[j] = Σ_i P[i, j] dO[i] | all **queries** i | the block that has column j of P |
+# | dW[a, b] = Σ_ij dT[i, j] S0[i − P_q + a, j − P_k + b] | **everything** | no block |
 #
 # A block that keeps a tile of queries and walks over the keys meets the whole row i, so it can add up dQ[i] on the chip and write it once. But of dK[j]
 # it has only its own queries' part, and every other block has another part. For a block that keeps keys it is the other way round. So there are **two kernels**.
@@ -144,7 +144,7 @@ print(f"dW: {blocks} blocks × 49 taps = {blocks * 49} atomic additions")
 
 # %% [markdown]
 # It can be done: FlashAttention-2 has one kernel for ordinary attention, which keeps keys and adds its parts of dQ atomically. We rather compute the scores twice. Then each number of dQ, dK and dV has one
-# owner, who writes it once (and section 7 shows what else that is good for). dW is another matter: nobody can own it, but it is small. It joins the kernel of dQ; it could as well have joined the other one.
+# owner, who writes it once (and section 7 shows what else that is good for). dW is another matter: no block can own it, but it is small. It joins the kernel of dQ; it could as well have joined the other one.
 #
 # ## 2. The rows below, on paper
 #
@@ -239,54 +239,73 @@ def to_load(i0, j0, rows, columns, c_q, c_k):
 check.ex13_1(to_load)
 
 # %% [markdown]
-# Your frames, for 3 × 4 taps and a tile that owns 4 × 4 scores. (The cell only draws.)
+# Your frames, for 3 × 4 taps: of a single score, and of a tile that owns 4 × 4. (The cell only draws.)
+
 
 # %% tags=["uses-exercise"] jupyter={"source_hidden": true}
-figure, axes = plt.subplots(figsize=(6.4, 5.6), layout="constrained")
-of_t, of_s = to_load(8, 4, 4, 4, 3, 4)
-for i in range(16):
-    for j in range(16):
-        inside = [
-            top <= i < bottom and first <= j < last
-            for top, bottom, first, last in ((8, 12, 4, 8), of_t, of_s)
-        ]
-        colour = next(
-            (c for c, here in zip((BLUE, SKY, YELLOW), inside) if here), "white"
-        )
-        axes.add_patch(
-            plt.Rectangle(
-                (j, i),
-                1,
-                1,
-                facecolor=colour,
-                edgecolor="gray",
-                hatch="///" if j > i else None,
+def draw_frames(axes, title, i0, j0, rows, columns):
+    """What to_load says of this tile, with 3 × 4 taps: owned, dT, S0."""
+    own = i0, i0 + rows, j0, j0 + columns
+    frames = own, *to_load(i0, j0, rows, columns, 3, 4)
+    for i in range(16):
+        for j in range(16):
+            inside = [
+                top <= i < bottom and first <= j < last
+                for top, bottom, first, last in frames
+            ]
+            colour = next(
+                (c for c, here in zip((BLUE, SKY, YELLOW), inside) if here), "white"
             )
-        )
-for x, y, words, colour in [
-    (6, 10, "owned", "white"),
-    (3, 13, "+ dT", "black"),
-    (2, 7, "+ S0", "black"),
-]:
-    axes.text(
-        x,
-        y,
-        words,
-        ha="center",
-        va="center",
-        color=colour,
-        fontsize=13,
-        bbox={"facecolor": BLUE if words == "owned" else "white", "edgecolor": "none"},
+            axes.add_patch(
+                plt.Rectangle(
+                    (j, i),
+                    1,
+                    1,
+                    facecolor=colour,
+                    edgecolor="gray",
+                    hatch="///" if j > i else None,
+                )
+            )
+    axes.set(
+        xlim=(-0.1, 16.1),
+        ylim=(16.1, -0.1),
+        aspect="equal",
+        xlabel="key",
+        ylabel="query",
+        title=title,
     )
-axes.set(
-    xlim=(-0.1, 16.1), ylim=(16.1, -0.1), aspect="equal", xlabel="key", ylabel="query"
+    axes.set_xticks([n + 0.5 for n in range(16)], range(16))
+    axes.set_yticks([n + 0.5 for n in range(16)], range(16))
+    axes.tick_params(length=0)
+
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(11, 6), layout="constrained")
+draw_frames(left, "one score: its readers, and what they read", 9, 6, 1, 1)
+draw_frames(right, "a tile of 4 × 4", 8, 4, 4, 4)
+colours = {"owned": BLUE, "more of dT": SKY, "still more of S0": YELLOW, "future": None}
+figure.legend(
+    handles=[
+        plt.Rectangle(
+            (0, 0),
+            1,
+            1,
+            facecolor=colour or "white",
+            edgecolor="gray",
+            hatch=None if colour else "///",
+            label=words,
+        )
+        for words, colour in colours.items()
+    ],
+    loc="outside lower center",
+    ncols=4,
+    fontsize=12,
 )
-axes.set_xticks([n + 0.5 for n in range(16)], range(16))
-axes.set_yticks([n + 0.5 for n in range(16)], range(16))
-axes.tick_params(length=0)
 show_figure(
     figure,
-    "a grid of 16 queries by 16 keys; the future is hatched. A dark block of 4 by 4, "
+    "two grids of 16 queries by 16 keys; the future is hatched. Left, the score of "
+    "query 9 and key 6, dark. Its readers, blue, are T of the queries 9 to 11 and of "
+    "the keys 4 to 7. These read, yellow besides, the scores of the queries 7 to 11 and "
+    "the keys 3 to 9. Right, a dark block of 4 by 4, "
     "queries 8 to 11 and keys 4 to 7, is owned. Around it, what is needed of dT: "
     "queries 8 to 13, two rows more below, keys 2 to 8, two columns more to the left "
     "and one to the right. Around that, what is needed of S0: queries 6 to 13, two "
@@ -294,7 +313,7 @@ show_figure(
 )
 
 # %% [markdown]
-# In all 8 × 10 scores: a tile that loads `size` × `size` owns only size − 2·P_q rows and size − 2·(c_k − 1) columns. And there are **three** places to start counting from, which is where the mistakes are made. We keep
+# For the tile, in all 8 × 10 scores: a tile that loads `size` × `size` owns only size − 2·P_q rows and size − 2·(c_k − 1) columns. And there are **three** places to start counting from, which is where the mistakes are made. We keep
 # each array with its own corner at index (0, 0):
 #
 # | tile | entry (0, 0) is | height × width |
@@ -370,7 +389,7 @@ def add_to_all(d_w, tap_sums):
 
 
 # %% [markdown]
-# Now your part: the gradient lines. The loops over the entries are given. Each piece has its own check, on every kind of tile (one token, ragged, more taps than tokens, even taps). What a piece should not read or write
+# Now your part: the gradient lines. The loops over the entries are given; they deal the entries out among the threads. So each entry has one thread, and no addition needs to be atomic. All is computed in float32. Each piece has its own check, on every kind of tile (one token, ragged, more taps than tokens, even taps, 13 taps in a row). What a piece should not read or write
 # is full of NaN there.
 #
 # ### Exercise 13.2 · gradient_of_t · about six lines
@@ -879,7 +898,7 @@ print("(large - large) + small =", (large - large) + small)
 # %% [markdown]
 # Near a hundred million the next float32 is 8 further on, so 1 is rounded away. Addition of floats is **not associative**: a sum depends on its order. (A single sum of two numbers does not care which comes first. With three it begins.)
 #
-# Blocks finish in an order that nobody controls: on a GPU it depends on what else runs, and in `sim` on the seed. So your own kernel can be asked:
+# Blocks finish in an order that no program controls: on a GPU it depends on what else runs, and in `sim` on the seed. So your own kernel can be asked:
 #
 # **Predict.** Four blocks, twenty seeds. How many *different* results, bit by bit, do dQ, dK, dV and dW have? `___`
 
@@ -917,7 +936,7 @@ print(
 # ### The reproducible way
 #
 # Give each block a place of its own, and add up afterwards, **in a fixed order**: partial sums, and a second reduction. Your kernel can do it already: look at the index in `add_to_all`, `cuda.blockIdx.x % d_w.shape[0]`. If `d_w` has as many layers as there are
-# blocks, each block has a layer for itself. (The atomic does no harm there, as nobody else comes.) The second reduction is `d_w.sum(0)` in `backward`.
+# blocks, each block has a layer for itself. (The atomic does no harm there, as no other block comes.) The second reduction is `d_w.sum(0)` in `backward`.
 
 # %% tags=["uses-exercise"]
 counts, right = different(partials=True)
@@ -1237,7 +1256,7 @@ show_figure(
 # %% [markdown]
 # ## In three lines
 #
-# - Two kernels, because a sum over keys belongs to a block of queries, and a sum over queries to a block of keys; dW belongs to nobody and is added up at the end.
+# - Two kernels, because a sum over keys belongs to a block of queries, and a sum over queries to a block of keys; dW belongs to no block and is added up at the end.
 # - The halo has rows above (to compute T again) and rows below (they send gradient back); it is loaded by many and counted by one.
 # - Atomics lose nothing but have no order, and float addition cares; a place for each block and a second sum, in a fixed order, give the same bits every time.
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 20 · Latent attention: one small cache for all heads
 #
-# **about 75 minutes** · builds on lesson 02 (tiles), lessons 03 and 04 (a kernel, a race), lesson 12 (gradients by hand) and lesson 14 (the cache)
+# **65 minutes** · builds on lesson 02 (tiles), lessons 03 and 04 (a kernel, a race), lesson 12 (gradients by hand) and lesson 14 (the cache)
 #
 # You will be able to
 #
@@ -30,7 +30,7 @@ import torch
 from numba import cuda
 
 from course import check, show_figure
-from course.figures import BLUE, GREEN, ORANGE
+from course.figures import BLUE, GREEN, ORANGE, SKY
 from kernels import latent_reference, reference
 from sim import simulate
 
@@ -55,7 +55,7 @@ print(f"two latent vectors of {latent}:      {shared / 1e9:6.1f} GB, {less} time
 #
 # ### Exercise 20.1 · cache_bytes · two lines
 #
-# For `tokens` tokens, return `(every_head, latents)`: the bytes that a model keeps if each layer has a key and a value of `d` numbers per head, and if each layer has a latent key and a latent value of `latent` numbers. A number takes `size` bytes.
+# For `tokens` tokens, return `(every_head, latents)`: the bytes that a model keeps if each layer has a key and a value of `d` numbers per head, and if each layer has a latent key and a latent value of `latent` numbers. A number takes `size` bytes. The bytes are whole numbers.
 
 
 # %% tags=["exercise"]
@@ -227,7 +227,7 @@ print(f"faster than a cache for every head: {mine < every_head}")
 #
 # ### Exercise 20.4 · tile_scores · about nine lines
 #
-# One head, one tile; `first` is `(first_row, first_column, first_query)`. Its rows are the tokens `first_row`, `first_row + 1`, …, with queries `q_rows` (R, d) and latent keys `k_rows` (R, L). Its columns are the tokens from `first_column` on, with queries `q_columns` (C, d), of which those of tokens before `first_query` are garbage, and latent keys `k_columns` (C, L). Return S, (R, C), −∞ where key j lies after query i.
+# One head, one tile; `first` is `(first_row, first_column, first_query)`. Its rows are the tokens `first_row`, `first_row + 1`, …, with queries `q_rows` (R, d) and latent keys `k_rows` (R, L). Its columns are the tokens from `first_column` on, with queries `q_columns` (C, d), of which those of tokens before `first_query` are garbage, and latent keys `k_columns` (C, L). Return S, (R, C), −∞ where key j lies after query i. `alpha` may be negative, and scores may reach ±1000.
 #
 # <details><summary>Hint: garbage</summary>
 #
@@ -252,6 +252,50 @@ def tile_scores(q_rows, k_rows, q_columns, k_columns, w_q, first, alpha, window,
 
 # %% tags=["check"]
 check.ex20_4(tile_scores)
+
+# %% [markdown]
+# What the band adds, by your tile: ten tokens, window = 4; the first three are from an earlier prompt and have no queries, so the rows begin at token 3. (The cell only draws.)
+
+
+# %% tags=["uses-exercise"] jupyter={"source_hidden": true}
+def draw_band(n, window, first_query):
+    """Where tile_scores has a score, and where alpha changes it."""
+    own = slice(first_query, n)
+    generator = torch.Generator().manual_seed(4)
+    q, k, w_q = (
+        torch.randn(*shape, generator=generator) for shape in ((n, 3), (n, 5), (3, 5))
+    )
+    with_band, without = (
+        tile_scores(
+            q[own], k[own], q, k, w_q, (first_query, 0, first_query), alpha, window, 1.0
+        )
+        for alpha in (0.5, 0.0)
+    )
+    figure, axes = plt.subplots(figsize=(6, 4.2), layout="constrained")
+    for i in range(n - first_query):
+        for j in range(n):
+            seen = with_band[i, j] > -math.inf
+            both = seen and with_band[i, j] != without[i, j]
+            colour = ORANGE if both else SKY if seen else "white"
+            box = plt.Rectangle((j, i), 0.94, 0.94, facecolor=colour, edgecolor="grey")
+            axes.add_patch(box)
+        words = f"query {first_query + i}"
+        axes.text(-0.3, i + 0.5, words, ha="right", va="center")
+    for j in range(n):
+        axes.text(j + 0.47, -0.3, j, ha="center")
+    axes.text(-0.3, -0.3, "key", ha="right")
+    axes.set(xlim=(-2.2, n), ylim=(n - first_query + 0.1, -0.9), aspect="equal")
+    axes.axis("off")
+    return figure
+
+
+show_figure(
+    draw_band(10, 4, 3),
+    "a matrix of scores, the queries 3 to 9 by ten keys; keys after their query are white. "
+    "In each row the query's own key and the three before it are orange: there key j asks "
+    "back. All other scores are blue, those of the keys 0 to 2 in every row, as "
+    "these keys have no query.",
+)
 
 # %% [markdown]
 # With your tile, the forward pass is lesson 02's, but it visits the last columns first. **Predict** what goes wrong without the lines under `guard`: `___`
@@ -301,7 +345,7 @@ for guard in (True, False):
 #
 # ### Exercise 20.5 · d_v_latent · about four lines
 #
-# `p` is (H, N, n), `d_o` is (H, N, d), `w_v` is (H, L, d). Return the gradient of the latent values, (n, L). Make no tensor with n · L numbers for each of several heads; n · d numbers for each are allowed. (Parts of all heads kept in a list take the same memory; the check, which sees one tensor at a time, lets them pass.)
+# `p` is (H, N, n), `d_o` is (H, N, d), `w_v` is (H, L, d). Return the gradient of the latent values, (n, L). Make no tensor with n · L numbers for each of several heads; n · d numbers for each are allowed. A list with a part for every head takes the same memory, and is refused too. Rows of `p` need not sum to 1: they may be parts of rows. Without autograd.
 
 
 # %% tags=["exercise"]

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 23 · Many GPUs: a sequence that no single one holds
 #
-# **75 minutes** · builds on lesson 01 (the merge), lesson 09 (the two masks) and lesson 10 (halos)
+# **65 minutes** · builds on lesson 01 (the merge), lesson 09 (the two masks) and lesson 10 (halos)
 #
 # You will be able to
 #
@@ -205,7 +205,7 @@ check.ex23_2(merge)
 # ### Exercise 23.3 · ring · about six lines
 #
 # `mine` is this rank's own visitor. `attend(visitor)` gives the pair `(O, L)` of one visit. `exchange(visitor)` hands a visitor on and returns the one that came. `merge` is yours from above. Return the pair after all `ranks` visits: `attend` once to
-# each visitor, one visitor at a time, and not one exchange more than needed, since what travels last would travel in vain.
+# each visitor, one visitor at a time (keep none that has been handed on), and not one exchange more than needed, since what travels last would travel in vain.
 
 
 # %% tags=["exercise"]
@@ -222,6 +222,53 @@ def ring(mine, ranks, attend, exchange, merge):
 
 # %% tags=["check"]
 check.ex23_3(ring)
+
+# %% [markdown]
+# Your ring at work, for four ranks: whose keys each rank attends to, visit by visit. (The cell only draws.)
+
+
+# %% tags=["uses-exercise"] jupyter={"source_hidden": true}
+def visits(rank, ranks):
+    """Whose keys `rank` attends to, in order, by your ring."""
+    owners = []
+
+    def attend(owner):
+        owners.append(owner)
+        return torch.zeros(1, 1), torch.zeros(1)
+
+    ring(rank, ranks, attend, lambda owner: (owner - 1) % ranks, merge)
+    return owners
+
+
+figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
+colours = BLUE, ORANGE, SKY, RED
+for rank in range(4):
+    for visit, owner in enumerate(visits(rank, 4)):
+        axes.add_patch(plt.Rectangle((visit, rank), 0.96, 0.9, color=colours[owner]))
+        axes.text(
+            visit + 0.48,
+            rank + 0.45,
+            f"keys of {owner}",
+            ha="center",
+            va="center",
+            color="black" if owner % 2 or owner == 2 else "white",
+        )
+axes.set(xlim=(0, 4), ylim=(4, 0))
+axes.set_xticks(
+    [visit + 0.48 for visit in range(4)], [f"visit {n}" for n in range(1, 5)]
+)
+axes.set_yticks(
+    [rank + 0.45 for rank in range(4)], [f"rank {rank}" for rank in range(4)]
+)
+axes.tick_params(length=0)
+axes.spines[:].set_visible(False)
+show_figure(
+    figure,
+    "a table of four ranks by four visits, a colour for the keys of each rank. In "
+    "visit 1 each rank attends to its own keys; in each later visit the colours have "
+    "moved down by one rank, and those of rank 3 have come to rank 0. In each row and in "
+    "each column every colour stands once.",
+)
 
 # %% [markdown]
 # ### Four processes
@@ -548,7 +595,7 @@ print(
 # %% [markdown]
 # ## In three lines
 # - A rank owns its rows and borrows a halo: c_q − 1 queries above, P_k and P_r keys beside every visitor; `V` is never borrowed.
-# - Keys and values travel, queries stay; each visit gives `(O, L)`, and the merge is lesson 01's, whoever comes first.
+# - Keys and values travel, queries stay; each visit gives `(O, L)`, and the merge is lesson 01's, in any order.
 # - Under a causal mask a rank takes an early stretch and a late one; bytes grow with N, work with N², so long sequences hide the wire.
 #
 # **You can now** cut a sequence over as many machines as you have, and find a fault at their borders.

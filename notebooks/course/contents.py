@@ -133,7 +133,7 @@ PARTS = {
             "20_latent_attention",
             "Latent attention",
             "one small cache for all heads: absorb or expand, a reciprocal band, a shared gradient",
-            75,
+            65,
             ("12", "14"),
         ),
         Lesson(
@@ -154,7 +154,7 @@ PARTS = {
             "23_many_gpus",
             "Many GPUs",
             "a sequence over many machines: halos, a ring, balanced stretches; four processes on your laptop",
-            75,
+            65,
             ("10",),
         ),
     ],
