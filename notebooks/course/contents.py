@@ -10,7 +10,7 @@ from course.progress import done, exercises
 @dataclass(frozen=True)
 class Lesson:
     """One lesson. file: its notebook; minutes: what readers took who solved it from its text alone
-    (19's, 21's and 22's are estimates), None if nobody was timed; after: the lessons it builds on."""
+    (those of 19 to 23 are estimates), None if nobody was timed; after: the lessons it builds on."""
 
     file: str
     title: str

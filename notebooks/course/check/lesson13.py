@@ -91,7 +91,7 @@ def ex13_2(gradient_of_t, rng):
             f"gradient_of_t(p_tile, d_t_tile, s_tile, w {tile.taps}, log_sum, delta, i0={tile.i0},"
             f" j0={of_t[1]}), {len(tile.pass_.log_sum)} tokens"
         )
-        shared = launched(t_kernel, tile.threads, given, outputs, rng, call, of_t[2] * of_t[3])
+        shared = launched(t_kernel, tile.threads, given, outputs, rng, call, of_t[2])
         wanted = beyond(tile.cut(tile.pass_.p, of_t)), beyond(tile.cut(tile.pass_.d_t, of_t))
         agree("P", outputs[0], wanted[0], call, p_mistakes(tile), P_LINE)
         agree("dT", outputs[1], wanted[1], call, t_mistakes(tile), T_LINE)
@@ -102,7 +102,7 @@ def ex13_2(gradient_of_t, rng):
             f"{scores}: gradient_of_t(p_tile, d_t_tile, s_tile (6, 6), w (1, 1), log_sum, delta, i0=0, j0=0),"
             " 6 tokens"
         )
-        launched(t_kernel, 5, given, outputs, rng, call, 36)
+        launched(t_kernel, 5, given, outputs, rng, call, 6)
         for name, got, right in zip(("P", "dT"), outputs, wanted, strict=True):
             agree(name, got, right, call, {}, LOUD_LINE)
     return f"P and dT: {DESCRIPTION}; scores to ±{inputs.FAR}, L and D as they are handed over"
@@ -143,7 +143,7 @@ def ex13_3(gradient_of_s, rng):
             f" columns={tile.columns})"
         )
         inputs = beyond(tile.d_t), tile.pass_.w, tile.i0, tile.j0, tile.rows, tile.columns
-        shared = launched(s_kernel, tile.threads, inputs, [d_s], rng, call, tile.rows * tile.columns)
+        shared = launched(s_kernel, tile.threads, inputs, [d_s], rng, call, tile.rows)
         agree("dS", d_s, beyond(tile.d_s), call, s_mistakes(tile), S_LINE)
         shared()
     return f"dS: {DESCRIPTION}"
@@ -164,7 +164,7 @@ def ex13_4(add_d_w, rng):
             f" right={tile.right})"
         )
         inputs = beyond(tile.d_t), tile.s, tile.pass_.w, tile.rows, tile.columns, tile.right
-        shared = launched(w_kernel, tile.threads, inputs, [sums], rng, call, tile.pass_.w.size)
+        shared = launched(w_kernel, tile.threads, inputs, [sums], rng, call, tile.taps[0])
         mistakes = {hint: added(before, more) for hint, more in w_mistakes(tile).items()}
         agree(
             "tap_sums",
@@ -194,7 +194,7 @@ def ex13_5(add_d_q, rng):
             f" columns={tile.columns})"
         )
         given = beyond(d_s), k, tile.j0, tile.rows, tile.columns
-        shared = launched(q_kernel, tile.threads, given, [d_q], rng, call, tile.rows * k.shape[1])
+        shared = launched(q_kernel, tile.threads, given, [d_q], rng, call, tile.rows)
         more = d_s @ k[tile.j0 : tile.j0 + tile.columns]
         mistakes = {NOT_ADDED: replaced(before, more), FIRST_KEYS: added(before, d_s @ k[: tile.columns])}
         agree("d_q_tile", d_q, added(before, more), call, mistakes, Q_LINE)
@@ -217,7 +217,7 @@ def ex13_6(add_d_k_d_v, rng):
             f" right={tile.right})"
         )
         inputs = beyond(tile.d_s), beyond(tile.p), q, d_o, tile.i0, tile.rows, tile.columns, tile.right
-        shared = launched(k_kernel, tile.threads, inputs, outputs, rng, call, tile.columns * q.shape[1])
+        shared = launched(k_kernel, tile.threads, inputs, outputs, rng, call, tile.columns)
         wanted = tile.d_s.T @ q[mine], tile.p_owned.T @ d_o[mine]
         agree(
             "d_k_tile",
@@ -406,14 +406,14 @@ def tile_at(whole, size, i0, j0, threads):
     return Tile(whole, size, i0, j0, min(rows, n - i0), min(columns, n - j0), threads)
 
 
-def launched(kernel, threads, given, outputs, rng, call, entries):
-    """Launch a kernel of one piece. Call what this returns once the values are right: it demands that every
-    thread has done a part of these entries."""
+def launched(kernel, threads, given, outputs, rng, call, rows):
+    """Launch a kernel of one piece. Call what this returns once the values are right: it demands that so many
+    threads have worked as there are rows of results, or all of them."""
     observers = *DEFAULT, Trace(limit=kernels.EVENTS), Traffic
     report = kernels.run(
         kernel, (1, threads), given, outputs, rng, call, refused=is_bug, float64=0, observers=observers
     )
-    contract = Contract(threads=min(threads, entries), atomics=(0, 0), hint=TOGETHER)
+    contract = Contract(threads=min(threads, rows), atomics=(0, 0), hint=TOGETHER)
     return functools.partial(contract.enforce, kernel, report, call)
 
 

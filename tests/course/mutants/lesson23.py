@@ -228,6 +228,7 @@ MUTANTS = {
     ],
     "ex23_3": [
         ("an exchange too many", exchanges_too_often),
+        ("all visitors in a list", ring_of_a_list),
         ("sends its own again", sends_its_own),
         ("forgets its own", forgets_its_own),
         ("keeps the last visit", keeps_the_last),
@@ -263,7 +264,7 @@ MUTANTS = {
 RIGHT = {
     "ex23_1": [halo, halo_by_sets, lambda *shard: torch.tensor(halo(*shard))],
     "ex23_2": [merge, merge_by_maximum, merge_by_nan_to_num],
-    "ex23_3": [ring, ring_of_a_list, from_nothing],
+    "ex23_3": [ring, from_nothing],
     "ex23_4": [lambda: {"C": "queries", "B": "merge", "A": "keys"}],
     "ex23_5": [
         lambda rank, ranks: (rank, 2 * ranks - 1 - rank),

@@ -1,7 +1,6 @@
 """What a reader of lessons 13, 14, 20 and 23 found: wrong answers that the checks once accepted, with others of
 their kind, and unusual right ones."""
 
-import functools
 import math
 
 import torch
@@ -102,13 +101,6 @@ def heads_side_by_side(p, d_o, w_v):
 
 
 # Lesson 23 --------------------------------------------------------------------------------------------------
-
-
-def all_visitors_first(mine, ranks, attend, exchange, merge):
-    visitors = [mine]
-    for _ in range(ranks - 1):
-        visitors.append(exchange(visitors[-1]))
-    return functools.reduce(merge, map(attend, visitors))
 
 
 def visits_that_call_visits(mine, ranks, attend, exchange, merge):
@@ -267,10 +259,7 @@ WRONG = {
         ("autograd", by_autograd),
         ("rows that sum to one", rows_that_sum_to_one),
     ],
-    "ex23_3": [
-        ("all visitors first", all_visitors_first),
-        ("visits that call visits", visits_that_call_visits),
-    ],
+    "ex23_3": [("visits that call visits", visits_that_call_visits)],
 }
 RIGHT = {
     "ex13_2": [
