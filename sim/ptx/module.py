@@ -113,13 +113,14 @@ class Kernel:
             "branch": context.branch,
         }
         exec(code, namespace)
-        # every loop of PTX counts its rounds, `for` loops of the source too: a barrier shows that they get
-        # somewhere
+        # every loop of PTX counts its rounds, `for` loops of the source too: unless the caller has said how
+        # many there may be, a barrier shows that they get somewhere
         context.steps = context.max_steps or MOST_ROUNDS
-        context.listeners["barrier_opened"] = [
-            *context.listeners["barrier_opened"],
-            lambda *_: context.progress(),
-        ]
+        if context.max_steps is None:
+            context.listeners["barrier_opened"] = [
+                *context.listeners["barrier_opened"],
+                lambda *_: context.progress(),
+            ]
         waits = scheduler.takes_turns or program.used & SUSPENDING
         threads = Threads(fiber if waits else None, program.used, (), ())
         kernel = namespace[program.python_name(self.function)]

@@ -168,3 +168,28 @@ extern "C" __global__ void row_sum(const float* x, float* l, int n) {
 }
 """,
 }
+
+# What readers put in place of which line, beside the solution's way
+COMMON_MENDS = {
+    "a": [
+        ("if (t < n) p[t] = expf(s[t]);", "p[t] = t < n ? expf(s[t]) : 0.0f;"),
+        ("l += p[j];", "if (j < n) l += p[j];"),
+        ("l += p[j];", "l += j < n ? p[j] : 0.0f;"),
+    ],
+    "b": [
+        ("o_tile[t] = inside ? o[i] : 0.0f;", "o_tile[t] = t > 0 && inside ? o[i] : 0.0f;"),
+        ("o_tile[t] = inside ? o[i] : 0.0f;", "if (inside && t > 0) o_tile[t] = o[i];"),
+        ("o_tile[t] = inside ? o[i] : 0.0f;", "o_tile[t] = 0.0f;"),
+    ],
+    "c": [
+        ("float* v_tile = shared + d * d;", "float* v_tile = k_tile + 8 * d;"),
+        ("v_tile[e] = v[first * d + e];", "__syncthreads(); v_tile[e] = v[first * d + e];"),
+    ],
+    "d": [
+        (
+            "if (inside) atomicAdd(l, expf(left + tile[t] + right));",
+            f"if (inside && {owned}) atomicAdd(l, expf(left + tile[t] + right));",
+        )
+        for owned in ("t > 0 && t < 31", "0 < t && t <= 30", "t >= 1 && t <= 30", "t > 0", "t < 31")
+    ],
+}

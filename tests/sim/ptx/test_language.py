@@ -435,3 +435,10 @@ def test_a_comparison_gives_a_half():
     body = "ld.global.b16 %h1, [%d3]; set.gt.f16.f16 %h2, %h1, %h3; st.global.b16 [%d4], %h2;"
     body = body.replace("ld.", "mov.b16 %h3, 0x3C00; ld.", 1)
     assert run(body, np.array([0.5, 1.5], np.float16), np.float16).tolist() == [0, 1]
+
+
+def test_an_endless_loop_with_a_barrier_ends_at_the_callers_limit():
+    body = "L: bar.sync 0; ld.global.u32 %r4, [%d3]; setp.eq.u32 %p1, %r4, 0; @%p1 bra L;"
+    x, y = np.zeros(2, np.int32), np.zeros(2, np.int32)
+    report = simulate(kernel(body), on_finding="report", max_steps=1000)[1, 2](x, y)
+    assert [finding.kind for finding in report.findings] == ["no-progress"]
