@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # 22 · CUDA C++: your kernel in the language of the others
+# # 22 · CUDA C++: your kernels in C++, and their races found without a GPU
 #
 # **about 70 minutes** (an estimate: nobody has been timed) · builds on lesson 05 (the flash kernel), lesson 06 (shuffles), lesson 07 (PTX) and lesson 11 (the convolutional kernel)
 #
@@ -33,7 +33,7 @@ from numpy import float32
 from course import brought, check, show_figure, show_table
 from course.check import cuda_kernels, lesson22
 from course.cuda_cpp import cuda_cpp, ptx_of
-from course.figures import BLUE, GREEN, ORANGE, SKY
+from course.figures import ORANGE, SKY
 from course.ptx import compiled
 from course.side_by_side import count, show_ptx
 from kernels.bench import DATA
@@ -42,6 +42,7 @@ from kernels.cuda_cpp import operators
 from kernels.flash_forward import flash_forward
 from sim import load_ptx, simulate
 from sim.observers import COUNTERS, DEFAULT, Trace
+from sim.ptx.numba import flattened
 
 record = json.loads((DATA / "languages.json").read_text("utf-8"))
 show_table(
@@ -63,7 +64,7 @@ show_table(
 #
 # **No GPU is needed.** A compiler of NVIDIA's called NVRTC turns C++ into PTX on any Linux or Windows machine, and `sim` runs the PTX. (For macOS there is no NVRTC. There the lesson's own texts run from PTX that was recorded when the lesson was built. A text of yours that differs from the solution is then not checked, and the cell says so.)
 #
-# Here is what that is good for. Eight lines of C++, with a mistake. Read them first: **which two threads meet, and at which lines?** `___`
+# Here is what that is good for. Seven lines of C++, with a mistake. Read them first: **which two threads meet, and at which lines?** `___`
 
 # %%
 RACING = """
@@ -133,11 +134,11 @@ print("equal, bit by bit:", np.array_equal(by_numba, by_cpp))
 # | an array | knows its shape | a **pointer**, the address of one element; lengths come as `int n` |
 # | row i, column c | `x[i, c]` | `x[i * d + c]` |
 # | `x[-1]` | the last element | what lies in front of the array |
-# | a slice, `x[3:]` | `x[3:]` | `x + 3`, three elements further |
+# | a slice | `x[3:]` | `x + 3`, three elements further |
 # | shared memory | `cuda.shared.array(64, float32)` | `__shared__ float tile[64];` |
 # | of the launch's size | `cuda.shared.array(0, float32)` | `extern __shared__ float shared[];` |
-# | `a if i > 0 else b` | | `i > 0 ? a : b` |
-# | `for e in range(t, n, T)` | | `for (int e = t; e < n; e += T)` |
+# | a choice | `a if i > 0 else b` | `i > 0 ? a : b` |
+# | a loop | `for e in range(t, n, T)` | `for (int e = t; e < n; e += T)` |
 # | several results | `return m, l` | parameters `float& m, float& l`: the function changes the caller's variables |
 # | a half | `float32(0.5)`; `0.5` is a float64 | `0.5f`; `0.5` is a `double` |
 #
@@ -145,14 +146,14 @@ print("equal, bit by bit:", np.array_equal(by_numba, by_cpp))
 #
 # The syntax is quickly learnt. What costs evenings are rules that look like Python's and are not:
 #
-# - `/` of two `int`s is an `int`, cut off **towards 0**. `%` is what that division leaves, so it has the sign of its left side. `>>` shifts bits, and goes down.
+# - `/` of two `int`s is an `int`, cut off **towards 0**. `%` is what that division leaves, so it has the sign of its left side.
 # - `int(x)` cuts off towards 0.
 # - A comparison gives an `int`, 1 or 0, and a chain is worked out from left to right: there is no `0 <= k < n` of mathematics.
 # - `threadIdx.x` and `blockIdx.x` are **unsigned**: below 0 they wrap to 4294967295. An `unsigned` with an `int` makes `unsigned`. `int i = threadIdx.x;` makes an `int` of it.
 #
 # ### Exercise 22.1 · expressions · eight values
 #
-# `int i = -7, n = 4, k = 7; float x = 8;` `a` points to 0, 10, 20, 30, … (floats), and `const float* row = a + 3;`. Which value has each expression, in thread 0 of block 0? Two of them are the guard of a halo, written wrong.
+# `int i = -7, n = 4, k = 7; float x = 8;` `a` points to 0, 10, 20, 30, … (floats), and `const float* row = a + 3;`. Which value has each expression, in thread 0 of block 0? Two of them are the guard of a halo, written wrong. One is not in the list above: guess, and the check explains.
 #
 # | | | | |
 # |---|---|---|---|
@@ -348,19 +349,13 @@ for number in range(FLASH.count(BARRIER)):
     print(*found[:1])
 
 # %% [markdown]
+# In the solution's layout K and V take the numbers 0 to 255 of `shared`, so 257 is in the Q tile: without the first barrier a quick thread multiplies rows that a slow one has not brought. Without the second, a quick one brings the next keys over those that a slow one still visits.
+#
 # ## 4. Lanes, and the mask that names them
 #
 # In lesson 11 the threads of a row found their maximum and their sum by shuffles. Numba's `cuda.shfl_xor_sync(mask, value, step)` is C++'s `__shfl_xor_sync(mask, value, step)`, and its mask has a bit for every lane that takes part. There it was always all 32. Here a row has `WIDTH` neighbouring lanes, 4, 8 or 16, so a warp holds several rows, **and not every row comes**: at the end of the sequence some rows have no query, and some have fewer tiles than others. A mask that names a lane which waits elsewhere hangs, or worse.
 #
-# **Predict** the masks, for WIDTH = 8, in hexadecimal (a digit is four lanes): of lanes 0 to 7 `___`, of lanes 16 to 23 `___`, of all 32 `___`
-#
-# <details><summary>Answer</summary>
-#
-# `0x000000ff`, `0x00ff0000`, `0xffffffff`. The first, `(1u << 8) - 1`, has eight ones; `<<` moves them to the row's first lane.
-#
-# </details>
-#
-# In the picture, WIDTH = 8, row 1 has run out of tiles and row 3 has no query. The other rows shuffle.
+# In the picture, row 1 has run out of tiles, and row 3 has no query:
 
 
 # %% jupyter={"source_hidden": true}
@@ -369,12 +364,11 @@ def draw_lanes(width, absent):
     figure, axes = plt.subplots(figsize=(11, 1.7))
     for lane in range(32):
         row = lane // width
-        colour = "lightgrey" if row in absent else (BLUE, ORANGE, SKY, GREEN)[row % 4]
+        colour = "lightgrey" if row in absent else (SKY, ORANGE)[row // 2 % 2]
         axes.add_patch(plt.Rectangle((lane, 0), 0.92, 0.9, facecolor=colour))
         axes.text(lane + 0.46, 0.45, lane, ha="center", va="center", fontsize=10)
     for row in range(32 // width):
-        mask = ((1 << width) - 1) << row * width
-        words = "does not come" if row in absent else f"mask {mask:#010x}"
+        words = "elsewhere" if row in absent else "shuffles"
         middle = row * width + width / 2
         axes.text(middle, 1.15, f"row {row}: {words}", ha="center", fontsize=11)
     axes.set(xlim=(0, 32), ylim=(-0.1, 1.6))
@@ -384,12 +378,19 @@ def draw_lanes(width, absent):
 
 show_figure(
     draw_lanes(8, {1, 3}),
-    "the 32 lanes of a warp in a line, four rows of 8 lanes. Row 0, lanes 0 to 7, has "
-    "the mask 0x000000ff; row 1 does not come; row 2, lanes 16 to 23, has the mask "
-    "0x00ff0000; row 3 does not come.",
+    "the 32 lanes of a warp in a line, four rows of 8 lanes. Row 0, lanes 0 to 7, "
+    "and row 2, lanes 16 to 23, shuffle. The rows 1 and 3 are elsewhere.",
 )
 
 # %% [markdown]
+# **Predict** the masks, for WIDTH = 8, in hexadecimal (a digit is four lanes): of lanes 0 to 7 `___`, of lanes 16 to 23 `___`, of all 32 `___`
+#
+# <details><summary>Answer</summary>
+#
+# `0x000000ff`, `0x00ff0000`, `0xffffffff`. The first, `(1u << 8) - 1`, has eight ones; `<<` moves them to the row's first lane.
+#
+# </details>
+#
 # This is `rows.cuh`. `weight` is lesson 11's, exp(a − b) and 0 if a is −∞. `#pragma unroll` asks the compiler to write the loop out; WIDTH is known when it compiles, so no loop is left.
 
 # %%
@@ -398,7 +399,7 @@ print(cuda_kernels.ROWS.strip())
 # %% [markdown]
 # ### Exercise 22.4 · absorb · about eight lines
 #
-# Exercise 11.3 once more. Each thread has its own `t`, and a copy of its row's `m` and `l`. Return `p` = exp(t − new m), set `shrink` to exp(old m − new m), and change `m` and `l` to the new ones, alike in all lanes of the row. The sum needs a shuffle for every halving of WIDTH, as `row_max` does, and no more.
+# Exercise 11.3 once more. Each thread has its own `t`, and a copy of its row's `m` and `l`. Return `p` = exp(t − new m), set `shrink` to exp(old m − new m), and change `m` and `l` to the new ones, alike in all lanes of the row. The sum needs a shuffle for every halving of WIDTH, as `row_max` does, and no more, and no shared memory.
 #
 # The block has one dimension. Work out the mask of *this* row from `threadIdx.x`: `__activemask()` tells which lanes happen to be here, and not which should be. t and m may be −∞, and scores reach ±1000.
 #
@@ -489,10 +490,10 @@ sums_line = 1 + next(
 )
 languages = {
     "Numba": (numba_made.ptx, {numba_made.first + sums_line - 1}),
-    "CUDA_C++": (ptx_of(NEIGHBOURS), {9}),
+    "CUDA C++": (ptx_of(NEIGHBOURS), {9}),
     "Triton": (TRITON.read_text("utf-8"), {24}),
 }
-show_ptx("y[i] = left + t + right", **languages)
+show_ptx("y[i] = left + t + right", languages)
 
 # %% [markdown]
 # What to see in it:
@@ -501,14 +502,19 @@ show_ptx("y[i] = left + t + right", **languages)
 # - **C++** has a jump (`bra`) around each load that the guard forbids. So has Numba.
 # - **Triton** has none: `@%p1 ld.global` is a load under a condition. And where the others add `t` and `left`, it has `fma`: it has put the square into the sum, `x · x + left` with one rounding instead of two.
 #
-# The last digit can differ, then. All three, in one simulator:
+# The last digit can differ, then. All three texts, in one simulator. (Numba passes an array's seven numbers one by one, and `flattened` lays them out; the last two arguments of Triton's kernel are of its own, and unused.)
 
 # %%
-results = {"CUDA C++": by_cpp, "Numba": by_numba, "Triton": np.zeros(64, float32)}
-scratch = np.zeros(64, float32)
-simulate(load_ptx(languages["Triton"][0])["neighbour_sums_kernel"])[1, 64](
-    x, scratch, results["Triton"], np.zeros(1), np.zeros(1)
-)
+results = {name: np.zeros(64, float32) for name in languages}
+scratch, unused = np.zeros(64, float32), np.zeros(1)
+given = {
+    "Numba": flattened((x, results["Numba"]))[0],
+    "CUDA C++": (x, results["CUDA C++"]),
+    "Triton": (x, scratch, results["Triton"], unused, unused),
+}
+for name, (ptx, _) in languages.items():
+    module = load_ptx(ptx)
+    simulate(module[module.names[0]])[1, 64](*given[name])
 for name, result in results.items():
     near = bool(np.abs(result - by_cpp).max() <= 1e-6)
     print(f"{name:9} below 1e-6: {near}   bit by bit: {np.array_equal(result, by_cpp)}")
@@ -542,16 +548,16 @@ variants = {
 }
 scores = np.random.default_rng(22).normal(0, 3, 256).astype(float32)
 exact = np.exp(scores.astype(np.float64) - scores.max())
-rows = []
+table = []
 for name, options in variants.items():
     out = np.zeros_like(scores)
     kernel = cuda_cpp(WEIGHTS, "weights.cu", *options)["weights"]
     simulate(kernel)[1, 64](scores, scores.max(keepdims=True), out)
     ptx = ptx_of(WEIGHTS, "weights.cu", *options)
     counts = [count(ptx, begin) for begin in ("", "ld.global", "bra")]
-    rows.append([name, *counts, f"{np.abs(out / exact - 1).max():.1e}"])
+    table.append([name, *counts, f"{np.abs(out / exact - 1).max():.1e}"])
 show_table(
-    ["", "instructions", "loads written", "jumps", "largest relative error"], *rows
+    ["", "instructions", "loads written", "jumps", "largest relative error"], *table
 )
 
 # %% [markdown]
@@ -581,7 +587,7 @@ for launch in [("c", 20, 8), ("c", 20, 5), ("d", 30), ("d", 61)]:
     lesson22.hunted(*launch)
 
 # %% [markdown]
-# Four kernels, and three kinds of evidence. **a** and **c** are wrong, and found. **b** is right in this run and in every run that you will see: the number that it reads too early is thrown away. It is a race all the same, and costs a load for nothing. **d** has no finding at all: each access is in order, only one too many numbers is summed.
+# Four kernels, and three kinds of evidence. **a** and **c** are wrong, and found. **b** is right in this run and in every run that you will see: the number that it reads too early is thrown away. It is a race all the same, and costs a load for nothing. **d** has wrong values and no finding: each access is in order. No tool names its line, so ask what 30 tokens and 61 differ in.
 #
 # ### Exercise 22.5 · mends · one line each
 #
@@ -635,6 +641,12 @@ def mends():
 check.ex22_5(mends)
 
 # %% [markdown]
+# <details><summary>Where each kind was published</summary>
+#
+# **a**: the CUDA code of lesson 11's story reads probabilities that no thread has written. **b**: the published forward pass keeps `O` in global memory, and each block reads rows that other blocks write. **c**: the published notebook cuts its tiles at the wrong numbers, and takes rows for columns (lesson 05). **d**: the published forward pass sums the whole loaded tile, halo included (lesson 10).
+#
+# </details>
+#
 # ## Validate
 #
 # The package's kernels in C++, `kernels/cuda_cpp/flash_forward.cu` and `conv_forward.cu`, beside those in Numba of lessons 05 and 11: two heads, 20 tokens, d = 5, 3 × 4 taps. CPU tensors go to the simulator, CUDA tensors to the GPU.

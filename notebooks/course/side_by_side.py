@@ -9,13 +9,13 @@ INSTRUCTION = re.compile(r"\s*(@!?%\w+\s+)?[a-z][\w.]*(\s|;)")
 MARK = "▶ "
 
 
-def show_ptx(title, **columns):
-    """Show PTX texts beside each other. columns: name=(ptx, lines), the numbers of the source's lines to be
+def show_ptx(title, columns):
+    """Show PTX texts beside each other. columns: {name: (ptx, lines)}, numbers of lines of the source, to be
     marked."""
     # here, so that the package loads where Jupyter is missing
     from IPython.display import display
 
-    display(SideBySide(title, {name.replace("_", " "): [*marked(*given)] for name, given in columns.items()}))
+    display(SideBySide(title, {name: [*marked(*given)] for name, given in columns.items()}))
 
 
 def instructions(ptx):
@@ -78,7 +78,7 @@ class SideBySide:
 
     def _repr_html_(self):
         head = "".join(f'<th style="text-align:left">{escape(head)}</th>' for head in self.heads())
-        cell = '<td style="text-align:left;vertical-align:top"><pre style="font-size:11px">'
+        cell = '<td style="text-align:left;vertical-align:top"><pre style="font:11px monospace">'
         body = "".join(f"{cell}{code}</pre></td>" for code in map(code_of, self.columns.values()))
         title = f'<caption style="text-align:left">{escape(self.title)}</caption>'
         return f"<table>{title}<thead><tr>{head}</tr></thead><tbody><tr>{body}</tr></tbody></table>"

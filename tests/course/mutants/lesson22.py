@@ -106,6 +106,20 @@ flash_kernel(const float* __restrict__ q, const float* __restrict__ k, const flo
 }
 """
 
+NO_TILES = """
+#include "tiles.cuh"
+extern "C" __global__ void flash_kernel(const float* q, const float* k, const float* v,
+                                        float* o, int n, int d, int columns, float scale) {
+    extern __shared__ float shared[];
+    int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+    if (i >= n) return;
+    float m = MINUS_INFINITY, l = 0.0f;
+    for (int c = 0; c < d; c++) shared[t * d + c] = 0.0f;
+    visit(i, q, k, v, shared + (t - i) * d, n, d, scale, m, l);
+    for (int c = 0; c < d; c++) o[i * d + c] = shared[t * d + c] / l;
+}
+"""
+
 ABSORB = """
 #include "rows.cuh"
 
@@ -223,6 +237,8 @@ MUTANTS = {
         ),
         ("tiles overlap", changed(FLASH, ("k_tile + columns * d", "k_tile + columns + d"))),
         ("o on the q tile", changed(FLASH, ("q_tile + rows * d", "q_tile"))),
+        ("an endless loop", changed(FLASH, ("start += columns", "start = columns"))),
+        ("no tiles", NO_TILES),
         ("whole tiles only", changed(FLASH, ("min(columns, n - start)", "columns"))),
         ("m from 0", changed(FLASH, ("MINUS_INFINITY", "0.0f"))),
         ("m from -1000", changed(FLASH, ("MINUS_INFINITY", "-1000.0f"))),
@@ -311,6 +327,26 @@ MUTANTS = {
             changed(ABSORB, ("shrink = weight(m, larger);\n    l = l * shrink", "l = l * weight(m, larger)")),
         ),
         ("no maximum at all", changed(ABSORB, ("fmaxf(m, row_max(t, mask))", "0 * row_max(t, mask)"))),
+        (
+            "a ballot of all",
+            changed(ABSORB, ("((1u << WIDTH) - 1) << first", "__ballot_sync(0xffffffffu, 1)")),
+        ),
+        (
+            "through shared memory",
+            changed(
+                ABSORB,
+                (
+                    ABSORB[ABSORB.index("    for") : ABSORB.index("    shrink")],
+                    """    __shared__ float ps[64];
+    ps[threadIdx.x] = p;
+    __syncwarp(mask);
+    sum = 0;
+    for (int e = 0; e < WIDTH; e++) sum += ps[threadIdx.x / WIDTH * WIDTH + e];
+    __syncwarp(mask);
+""",
+                ),
+            ),
+        ),
         ("doubles", changed(ABSORB, ("l * shrink + sum", "l * double(shrink) + sum"))),
     ],
     "ex22_5": [
@@ -358,13 +394,53 @@ MUTANTS = {
     ],
 }
 
+# a template, one barrier in front of the loads of later tiles
+FLASH_BY_TEMPLATE = """
+#include "tiles.cuh"
+template <typename T> __device__ T* cut(T*& from, int numbers) {
+    T* tile = from;
+    from += numbers;
+    return tile;
+}
+extern "C" __global__ void flash_kernel(const float* q, const float* k, const float* v,
+                                        float* o, int n, int d, int columns, float scale) {
+    extern __shared__ float shared[];
+    float* rest = shared;
+    const unsigned rows = blockDim.x, t = threadIdx.x;
+    auto q_tile = cut(rest, rows * d), o_tile = cut(rest, rows * d);
+    auto k_tile = cut(rest, columns * d), v_tile = cut(rest, columns * d);
+    load_tile(q_tile, q, blockIdx.x * rows * d, rows * d, n * d);
+    for (int e = t; e < rows * d; e += rows) o_tile[e] = 0;
+    float m = MINUS_INFINITY, l = 0;
+    for (int start = 0; start < n; start += columns) {
+        if (start) __syncthreads();
+        load_tile(k_tile, k, start * d, columns * d, n * d);
+        load_tile(v_tile, v, start * d, columns * d, n * d);
+        __syncthreads();
+        visit(t, q_tile, k_tile, v_tile, o_tile, min(columns, n - start), d, scale, m, l);
+    }
+    const int i = blockIdx.x * rows + t;
+    if (i < n)
+        for (int c = 0; c < d; ++c) o[i * d + c] = __fdividef(o_tile[t * d + c], l);
+}
+"""
+
 RIGHT = {
     "ex22_1": [said(), said(d=0.0, f=False, g=True, h=50.0)],
     "ex22_2": [LOAD_TILE, LOAD_BY_POINTER, LOAD_BACKWARDS, LOAD_IN_RUNS],
-    "ex22_3": [FLASH, FLASH_OTHERWISE],
+    "ex22_3": [FLASH, FLASH_OTHERWISE, FLASH_BY_TEMPLATE],
     "ex22_4": [ABSORB, ABSORB_OTHERWISE],
     "ex22_5": [
         lambda: MENDS,
+        lambda: (
+            MENDS
+            | {
+                "c": {
+                    "float* k_tile = shared;": "float* k_tile = shared + 8 * d;",
+                    "float* v_tile = shared + d * d;": "float* v_tile = shared;",
+                }
+            }
+        ),
         mend("a", WEIGHED, "p[t] = t < n ? expf(s[t]) : 0.0f;"),
         mend("a", "l += p[j];", "if (j < n) l += p[j];"),
         mend("b", "o_tile[t] = inside ? o[i] : 0.0f;", "if (inside && t) o_tile[t] = o[i];"),
