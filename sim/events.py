@@ -173,6 +173,9 @@ class Moment(NamedTuple):
     segment: int
 
 
+Phase = tuple[Any, int]  # which barrier of a part of a block, and how often it had opened before
+
+
 class Copy(NamedTuple):
     """An asynchronous copy to shared memory."""
 
@@ -332,6 +335,12 @@ class Observer:
     def atomic_done(self, at: Moment, address: int, wrote: bool) -> Findings:
         """A thread has done an atomic operation at `address`; a compare-and-swap that fails writes
         nothing."""
+
+    def arrived(self, at: Moment, phase: Phase) -> Findings:
+        """A thread has come to a barrier of a part of its block."""
+
+    def passed(self, at: Moment, phase: Phase) -> Findings:
+        """A thread has learned that all have come."""
 
     def copy_sent(self, at: Moment, copy: Copy) -> Findings:
         """A thread has started an asynchronous copy; the access is in the log already."""

@@ -50,7 +50,18 @@ class Block:
     """One block: its threads, which of them can run (`ready`), a mask of live lanes for each warp, and its
     shared memory (declaration -> Array)."""
 
-    __slots__ = ("index", "threads", "ready", "alive", "lanes_alive", "epoch", "shared", "warp_groups")
+    __slots__ = (
+        "index",
+        "threads",
+        "ready",
+        "alive",
+        "lanes_alive",
+        "epoch",
+        "shared",
+        "warp_groups",
+        "parts",
+        "mbarriers",
+    )
 
     def __init__(self, index, shape, warp_size):
         self.index = index
@@ -63,6 +74,8 @@ class Block:
             for first in range(0, len(self.threads), warp_size)
         ]
         self.epoch, self.shared, self.warp_groups = 0, {}, {}
+        # number -> Part of this block; address -> Barrier of sim.isa.mbarrier
+        self.parts, self.mbarriers = {}, {}
 
 
 def indices(shape):

@@ -3,7 +3,7 @@ nobody can run."""
 
 import sys
 
-from sim.engine import barrier, warp
+from sim.engine import barrier, part, warp
 from sim.errors import SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
 
@@ -160,6 +160,8 @@ class Scheduler:
             if what == {BARRIER}
             else warp.divergence(self, block)
             if WARP in what
+            else part.incomplete(self, block)
+            if part.PART in what
             else barrier.deadlock(self, block)
         )
         self.abandon(block)

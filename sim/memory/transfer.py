@@ -56,9 +56,7 @@ class Memory:
             return
         copy = Copy(spot.address, len(data), site)
         thread.sent.append((copy, spot.memory, data))
-        self.log(spot.address, len(data), site)
-        if self.context.log is not None:
-            self.context.values.append(bytes(data))
+        self.log_write(spot, site, bytes(data))
         self.context.event("copy_sent", copy)
 
     def commit(self):
@@ -77,12 +75,65 @@ class Memory:
         if arrived:
             self.context.event("copies_received", [copy for copy, *_ in arrived])
 
+    # --- barriers in shared memory --------------------------------------------------------------------------
+
+    def barrier(self, where, index):
+        """The barrier at a place, or None."""
+        site = self.site("atomic")
+        spot = self.spot(where, index, 8, 8, site, "changed")
+        if spot is None:
+            return None
+        found = self.context.thread.block.mbarriers.get(spot.address)
+        if found is None:
+            self.context.findings.append(self.not_initialised(spot.address, site))
+        self.log_write(spot, site)
+        return found
+
+    def set_barrier(self, where, index, barrier):
+        site = self.site("store")
+        spot = self.spot(where, index, 8, 8, site, "written")
+        if spot is not None:
+            self.context.thread.block.mbarriers[spot.address] = barrier
+            self.log_write(spot, site)
+
+    def not_initialised(self, address, site):
+        name, index = self.context.space.element(address)
+        return Finding(
+            "uninitialized-read",
+            "error",
+            f"{self.name} takes {name}[{', '.join(map(str, index))}], where no barrier has been initialised",
+            (self.context.witness("changed", site),),
+            name,
+            index,
+            reason="What bytes there mean is undefined.",
+            fix="let one thread initialise it (mbarrier.init), then cuda.syncthreads()",
+        )
+
+    def arrived(self, where, index, phase):
+        """The running thread has come to the barrier at a place in this phase."""
+        self.context.event("arrived", (("mbarrier", index), phase))
+
+    def passed(self, where, index, phase):
+        self.context.event("passed", (("mbarrier", index), phase))
+
+    def turn(self):
+        """Others go first."""
+        raise NotImplementedError
+
+    # --- the log --------------------------------------------------------------------------------------------
+
     def log(self, address, size, site):
         """One access, or one for each power of two of bytes."""
         while self.context.log is not None and size:
             part = 1 << size.bit_length() - 1
             self.context.log.append((site << SITE_SHIFT) + (part.bit_length() - 1 << ADDRESS_BITS) + address)
             address, size = address + part, size - part
+
+    def log_write(self, spot, site, value=None):
+        """A store, or an atomic."""
+        self.log(spot.address, len(spot.memory), site)
+        if self.context.log is not None:
+            self.context.values.append(value)
 
     def misaligned(self, address, size, multiple, site, what):
         name, index = self.context.space.element(address)

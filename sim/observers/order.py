@@ -39,15 +39,34 @@ class Order:
         self.seen = {}  # (block, thread, address, reach) -> what its thread has learned there last
         self.history = {}  # (block, thread) -> (segments after which it held, knowledge)
         self.of_block = {}  # block -> (epochs after which all its threads knew, knowledge)
+        # (block, phase of a barrier of a part) -> what those knew who came
+        self.gathered = {}
 
     def fenced(self, block, epoch, thread, segment, reach):
         self.active = True
-        of_block = self.of_block.get(block, ((), ((),)))[1][-1]
-        known = merged([*of_block, *self.parts(block, thread), {block: epoch, (block, thread): segment}])
+        known = self.now(block, epoch, thread, segment)
         released = self.released.setdefault(block, {})
         released[thread] = (
             {**released.get(thread, {}), BLOCK: known} if reach == BLOCK else {GRID: known, BLOCK: known}
         )
+
+    def now(self, block, epoch, thread, segment):
+        """All that a thread knows of and has done."""
+        of_block = self.of_block.get(block, ((), ((),)))[1][-1]
+        return merged([*of_block, *self.parts(block, thread), {block: epoch, (block, thread): segment}])
+
+    def arrived(self, block, epoch, thread, segment, phase):
+        """A thread comes to a barrier of a part of its block."""
+        self.active = True
+        barrier, opened = phase
+        self.gathered.pop((block, (barrier, opened - 2)), None)
+        self.gathered.setdefault((block, phase), []).append(self.now(block, epoch, thread, segment))
+
+    def passed(self, block, epoch, thread, segment, phase):
+        """It knows that all have come, and of what they did before."""
+        gathered = self.gathered.get((block, phase), [])
+        gathered[:] = [merged(gathered)]
+        self.learn(block, thread, segment, {phase: gathered[0]})
 
     def atomic(self, block, epoch, thread, segment, address, wrote):
         if self.generous:

@@ -86,6 +86,12 @@ class Races(Observer):
     def warp_synchronized(self, block, threads, segment):
         self.heard("warp", block, threads, segment)
 
+    def arrived(self, at, phase):
+        self.heard("arrived", *at, phase)
+
+    def passed(self, at, phase):
+        self.heard("passed", *at, phase)
+
     def copy_sent(self, at, copy):
         self.flights.sent(at, self.number(at.block), copy)
 

@@ -73,6 +73,12 @@ class Uninitialized(Observer):
     def warp_synchronized(self, block, threads, segment):
         self.order.warp(block, threads, segment)
 
+    def arrived(self, at, phase):
+        self.order.arrived(*at, phase)
+
+    def passed(self, at, phase):
+        self.order.passed(*at, phase)
+
     def block_ended(self, block, epoch):
         findings = self.epoch_ended(block)
         self.on_chip.pop(block, None)

@@ -14,6 +14,9 @@ class OfAddresses(Memory):
     def site(self, kind):
         return self.sites[kind]
 
+    def turn(self):
+        self.regions.turn()
+
     def spot(self, where, index, size, multiple, site, what):
         address = index + (WINDOWS[where] if where != GENERIC else 0)
         region = self.regions.find(address)

@@ -6,7 +6,7 @@ it for both; the instructions that name it decide by majority, and the others co
 
 from collections import Counter
 
-from sim.ptx.syntax import Group, Instruction, Register
+from sim.ptx.syntax import Address, Group, Instruction, Register
 
 FLOATING = {"f32": "f32", "f64": "f64"}
 
@@ -68,11 +68,8 @@ def read_and_written(item):
     """The names of the registers that an instruction reads, and of those that it sets whatever its guard
     says."""
     base = item.opcode.split(".")[0]
-    to = (
-        item.operands[:1]
-        if base not in ONLY_READ and not (base in ("bar", "barrier") and ".red" not in item.opcode)
-        else ()
-    )
+    only_read = base in ONLY_READ or base in ("bar", "barrier") and ".red" not in item.opcode
+    to = () if only_read or any(isinstance(o, Address) for o in item.operands[:1]) else item.operands[:1]
     written = {register.name for operand in to for register in named(operand)}
     read = {register.name for operand in item.operands[len(to) :] for register in named(operand)}
     if item.guard:

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 from sim.context import Context
+from sim.engine.part import PART
 from sim.engine.scheduler import Scheduler
 from sim.errors import LaunchError
 from sim.interpreted import Threads, resident
@@ -15,7 +16,7 @@ from sim.ptx.program import Program
 from sim.ptx.run import Run
 
 MOST_ROUNDS = 20_000_000
-YIELDING = {"atomic", "threadfence", "nanosleep"}
+YIELDING = {"atomic", "threadfence", "nanosleep", "mbarrier"}
 
 
 def load_ptx(text: str | bytes, source: str | None = None) -> "Module":
@@ -121,7 +122,7 @@ class Kernel:
                 *context.listeners["barrier_opened"],
                 lambda *_: context.progress(),
             ]
-        waits = scheduler.takes_turns or program.used & SUSPENDING
+        waits = scheduler.takes_turns or program.used & (SUSPENDING | {PART})
         threads = Threads(fiber if waits else None, program.used, (), ())
         kernel = namespace[program.python_name(self.function)]
         return (

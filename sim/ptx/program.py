@@ -4,6 +4,7 @@ import itertools
 import re
 from functools import partial
 
+from sim.engine.part import PART
 from sim.errors import LaunchError
 from sim.isa.registers import HELPERS, Missing
 from sim.isa.table import INSTRUCTIONS
@@ -210,9 +211,15 @@ class Program:
         return self.unique("transfer", lambda run: partial(entry.meaning, run.bytes_of(name, sites)))
 
     def transfer_sites(self, function, item):
-        return {kind: self.site(function, item, kind) for kind in ("load", "store")}
+        return {kind: self.site(function, item, kind) for kind in ("load", "store", "atomic")}
 
     # --- waiting --------------------------------------------------------------------------------------------
+
+    def part(self, function, item, waits):
+        """What a thread calls at a barrier of a part of the block: (number, count)."""
+        self.used.add(PART)
+        place = self.place(function, item)
+        return self.unique("part", lambda run: run.part(place, waits))
 
     def barrier(self, function, item, number=None, count=None, vote=None):
         self.used.add("syncthreads")

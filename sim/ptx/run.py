@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from sim.engine import warp
+from sim.engine import part, warp
 from sim.engine.scheduler import BARRIER, GRID
 from sim.errors import LaunchError
 from sim.memory.declared import too_much_shared
@@ -187,6 +187,14 @@ class Run:
             thread.fiber.suspend()
 
         return wait
+
+    def part(self, place, waits):
+        at = self.place(place)
+
+        def meet(number, count=self.launch.threads):
+            part.meet(self.scheduler, number, count, at, waits)
+
+        return meet
 
     def grid_barrier(self, name, place):
         """What cooperative groups call: for the handle of the grid, and to wait for all of it."""

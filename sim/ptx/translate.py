@@ -3,6 +3,7 @@
 import re
 
 from sim.isa.registers import CARRY, KINDS, WIDTHS, Missing, meaning
+from sim.isa.table import PTX
 from sim.ptx.syntax import Address, Group, Immediate, Not, Register, Symbol
 from sim.ptx.warps import form_of
 
@@ -320,9 +321,43 @@ def barrier(writer, item):
             to, f"{name}({writer.value(predicate, 'pred')})", "pred" if vote != "count" else "u32", True
         )
         return
-    if names[0] != "sync" or len(operands) > 1 or not isinstance(operands[0], Immediate):
-        raise Missing(f"{item.opcode} of a part of the block")
-    writer.emit(f"{writer.module.barrier(writer.function, item)}()")
+    if names == ["sync"] and len(operands) == 1 and isinstance(operands[0], Immediate):
+        writer.emit(f"{writer.module.barrier(writer.function, item)}()")
+        return
+    if names not in (["sync"], ["arrive"]) or not 1 + (names == ["arrive"]) <= len(operands) <= 2:
+        raise Missing(f"{item.opcode} with these operands")
+    values = [writer.value(operand, "u32") for operand in operands]
+    writer.emit(f"{writer.module.part(writer.function, item, names == ['sync'])}({', '.join(values)})")
+
+
+def phased(writer, item):
+    """mbarrier: a barrier in shared memory."""
+    names, operands = item.opcode.split("."), list(item.operands)
+    if names[1:] == ["pending_count", "b64"]:
+        return on_registers(writer, item)
+    entry = PTX.get(".".join(["mbarrier", *(n for n in names[1:] if n not in ORDERING)]))
+    if entry is None:
+        raise Missing(item.opcode)
+    gives = entry.name not in ("mbarrier_init", "mbarrier_inval")
+    to = operands.pop(0) if gives else None
+    where, *given = operands
+    least, most = OPERANDS[entry.name]
+    if not isinstance(where, Address) or not least <= len(given) <= most:
+        raise Missing(f"{item.opcode} with these operands")
+    kind = "b64" if entry.name == "mbarrier_test_wait" else "u32"
+    space = "shared" if {"shared", "shared::cta"} & set(names) else "generic"
+    values = [repr(space), address(writer, where), *(writer.value(operand, kind) for operand in given[:1])]
+    name = writer.module.transfer(writer.function, item, entry.name)
+    writer.module.used.add("mbarrier")
+    writer.assign(to, f"{name}({', '.join(values)})", "pred" if "wait" in entry.name else "u64", True)
+
+
+ORDERING = {"release", "acquire", "relaxed", "cta", "shared", "shared::cta"}
+# entry -> how many operands may stand behind the address; try_wait may say how long it waits
+OPERANDS = {"mbarrier_init": (1, 1), "mbarrier_inval": (0, 0)}
+OPERANDS |= dict.fromkeys(("mbarrier_arrive", "mbarrier_arrive_drop"), (0, 1))
+OPERANDS |= dict.fromkeys(("mbarrier_arrive_noComplete", "mbarrier_arrive_drop_noComplete"), (1, 1))
+OPERANDS |= dict.fromkeys(("mbarrier_test_wait", "mbarrier_test_wait_parity"), (1, 2))
 
 
 def fence(writer, item):
@@ -471,6 +506,7 @@ HANDLERS = {
     "mma": warp,
     "ldmatrix": matrix,
     "cp": asynchronous,
+    "mbarrier": phased,
     "call": call,
     "trap": trap,
     "brkpt": trap,

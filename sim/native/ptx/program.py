@@ -130,7 +130,7 @@ class Lowering(Program):
     def refused(self, *_):
         raise Missing("")
 
-    strong_load = strong_store = transfer = fence = turn = called = refused
+    strong_load = strong_store = transfer = part = fence = turn = called = refused
 
     # --- waiting --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,66 @@
+"""Barriers of a part of a block: sixteen by number (PTX's bar.sync a, b), each for as many threads as the
+calls say; some of them may arrive without waiting.
+
+Source: PTX ISA 9.7.13.1, "bar", "barrier"."""
+
+from sim.events import Finding
+
+PART = "barrier of a part"
+NUMBERS = 16
+
+
+class Part:
+    """One barrier: the `count` of threads that it is for, how many `have_come`, those that wait, and how
+    often it has opened."""
+
+    __slots__ = ("count", "have_come", "waiting", "opened")
+
+    def __init__(self):
+        self.count, self.have_come, self.waiting, self.opened = None, 0, [], 0
+
+
+def meet(scheduler, number, count, frame, waits):
+    """The running thread comes to the barrier; `waits`: until it opens."""
+    context, thread = scheduler.context, scheduler.context.thread
+    part = checked(thread.block.parts, number, count, context.spec.warp_size)
+    phase = ("barrier", number), part.opened
+    part.have_come += 1
+    context.event("arrived", phase)
+    if part.have_come == part.count:
+        thread.block.ready += part.waiting
+        part.count, part.have_come, part.waiting, part.opened = None, 0, [], part.opened + 1
+    elif waits:
+        part.waiting.append(thread)
+        scheduler.wait(PART, frame)
+    if waits:
+        context.event("passed", phase)
+
+
+def checked(parts, number, count, warp_size):
+    """The Part of this number."""
+    if not 0 <= number < NUMBERS:
+        raise ValueError(f"there are barriers 0 to {NUMBERS - 1}, got {number}")
+    if count <= 0 or count % warp_size:
+        raise ValueError(f"barrier {number} is for a multiple of {warp_size} threads, got {count}")
+    part = parts.setdefault(number, Part())
+    if part.count not in (None, count):
+        raise ValueError(
+            f"barrier {number} is for {part.count} threads, by another thread's call, and for {count}"
+        )
+    part.count = count
+    return part
+
+
+def incomplete(scheduler, block):
+    """Threads wait at a barrier of a part of the block to which too few come."""
+    number, part = next((number, part) for number, part in sorted(block.parts.items()) if part.waiting)
+    others = [thread for thread in block.threads if thread not in part.waiting]
+    elsewhere = {scheduler.waits(thread).site: thread for thread in reversed(others)}
+    return Finding(
+        "barrier-divergence",
+        "error",
+        f"barrier {number} waits for {part.count} threads, and {part.have_come} have come",
+        (scheduler.waits(part.waiting[0]), *map(scheduler.waits, elsewhere.values())),
+        reason="It opens when as many threads have come as its calls say; nobody else can run.",
+        fix="let the number in its calls be that of the threads that reach one of them",
+    )

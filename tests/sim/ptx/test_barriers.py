@@ -1,0 +1,180 @@
+"""Barriers of a part of a block, and mbarrier, in PTX text: what they order, planted bugs with their right
+twins, and what is refused."""
+
+import re
+
+import numpy as np
+import pytest
+
+from sim import LaunchError, ThreadError, load_ptx, simulate
+
+HEAD = """.version 8.0\n.target sm_80\n.address_size 64
+.visible .entry k(.param .u64 x, .param .u64 y)
+{
+    .shared .align 8 .b8 tile[256]; .shared .align 8 .b64 bar[2];
+    .reg .pred %p<4>; .reg .b32 %r<12>; .reg .b64 %x<8>, %s<4>;
+    ld.param.u64 %x1, [x]; ld.param.u64 %x2, [y]; mov.u32 %r1, %tid.x; mov.u32 %r2, tile; mov.u32 %r9, bar;
+    shl.b32 %r3, %r1, 2; add.u32 %r4, %r2, %r3; xor.b32 %r5, %r4, 128; mad.wide.u32 %x3, %r1, 4, %x2;
+    setp.lt.u32 %p1, %r1, 32; setp.eq.u32 %p2, %r1, 0; shr.u32 %r6, %r1, 5; add.u32 %r7, %r6, 1;
+"""
+
+
+def run(body, seed=0, **more):
+    """(kinds of errors, y) of a block of 64 threads."""
+    x, y = np.zeros(64, np.int32), np.full(64, -1, np.int32)
+    kernel = load_ptx(f"{HEAD}{body}\n    ret;\n}}")["k"]
+    report = simulate(kernel, on_finding="report", seed=seed, **more)[1, 64](x, y)
+    return sorted({finding.kind for finding in report.errors}), y
+
+
+PUT, GET = "st.shared.u32 [%r4], %r1;", "ld.shared.u32 %r8, [%r5]; st.global.u32 [%x3], %r8;"
+MEET, COME = "bar.sync 0;", "bar.arrive 1, 64;"
+# the first warp makes, the second takes
+MAKES, TAKES = "@!%p1 bra TAKE;", "bra END; TAKE:"
+INIT = "@%p2 mbarrier.init.shared.b64 [%r9], 64;"
+ARRIVE = "mbarrier.arrive.shared.b64 %s1, [%r9];"
+WAIT = "WAIT: mbarrier.test_wait.shared.b64 %p3, [%r9], %s1; @!%p3 bra WAIT;"
+PARITY = "PARITY{0}: mbarrier.test_wait.parity.shared.b64 %p3, [%r9], {0}; @!%p3 bra PARITY{0};"
+TRY = "WAIT: mbarrier.try_wait.shared::cta.b64 %p3, [%r9], %s1, 9; @!%p3 bra WAIT;"
+COMPLETE = "mbarrier.arrive.noComplete.shared.b64 %s1, [%r9], 1;"
+TOO_MANY = INIT.replace("64;", "65;") + MEET + PUT + ARRIVE
+# name -> (kernel, the finding, the right twin)
+PLANTED = {
+    "taken before it is made": (
+        MAKES + PUT + COME + TAKES + GET + "bar.sync 1, 64; END:",
+        "race-shared",
+        MAKES + PUT + COME + TAKES + "bar.sync 1, 64;" + GET + "END:",
+    ),
+    "arrives before it makes": (
+        MAKES + COME + PUT + TAKES + "bar.sync 1, 64;" + GET + "END:",
+        "race-shared",
+        MAKES + PUT + "barrier.cta.arrive 1, 64;" + TAKES + "barrier.cta.sync 1, 64;" + GET + "END:",
+    ),
+    "who makes waits, who takes does not": (
+        MAKES + PUT + "bar.sync 1, 64;" + TAKES + COME + GET + "END:",
+        "race-shared",
+        MAKES + PUT + "bar.sync 1, 64;" + TAKES + "bar.sync 1, 64;" + GET + "END:",
+    ),
+    "each warp for itself": (
+        PUT + "bar.sync %r7, 32;" + GET,
+        "race-shared",
+        PUT + "bar.sync %r7, 32; xor.b32 %r5, %r4, 64;" + GET,
+    ),
+    "two numbers": (
+        MAKES + PUT + COME + TAKES + "bar.sync 2, 64;" + GET + "END:",
+        "barrier-divergence",
+        MAKES + PUT + "bar.arrive 2, 64;" + TAKES + "bar.sync 2, 64;" + GET + "END:",
+    ),
+    "too few come": (
+        PUT + "@%p1 bra END; bar.sync 1, 64; END:",
+        "barrier-divergence",
+        PUT + "@%p1 bra END; bar.sync 1, 32; END:",
+    ),
+    "read before the phase is over": (
+        INIT + MEET + PUT + ARRIVE + GET + WAIT,
+        "race-shared",
+        INIT + MEET + PUT + ARRIVE + WAIT + GET,
+    ),
+    "asked, and the answer not heeded": (
+        INIT + MEET + PUT + ARRIVE + "mbarrier.test_wait.shared.b64 %p3, [%r9], %s1;" + GET,
+        "race-shared",
+        INIT + MEET + PUT + ARRIVE + TRY + GET,
+    ),
+    "arrives before it writes": (
+        INIT + MEET + ARRIVE + PUT + WAIT + GET,
+        "race-shared",
+        INIT + MEET + PUT + ARRIVE + WAIT + GET,
+    ),
+    "the tile written again": (
+        INIT + MEET + PUT + ARRIVE + WAIT + GET + PUT,
+        "race-shared",
+        INIT + MEET + PUT + ARRIVE + WAIT + GET + ARRIVE + PARITY.format(1) + PUT,
+    ),
+    "the parity of the phase before": (
+        INIT + MEET + PUT + ARRIVE + PARITY.format(1) + GET,
+        "no-progress",
+        INIT + MEET + PUT + ARRIVE + PARITY.format(0) + GET,
+    ),
+    "no barrier behind the initialisation": (
+        INIT + PUT + ARRIVE + "bar.sync 0;" + GET,
+        "race-shared",
+        INIT + MEET + PUT + ARRIVE + WAIT + GET,
+    ),
+    "not initialised": (ARRIVE, "uninitialized-read", INIT + MEET + ARRIVE),
+    "initialised for one too many": (
+        TOO_MANY + WAIT + GET,
+        "no-progress",
+        TOO_MANY + "@%p2 mbarrier.arrive.shared.b64 %s2, [%r9];" + WAIT + GET,
+    ),
+    "in the middle of a word": (
+        INIT.replace("[%r9]", "[%r9+4]"),
+        "misaligned-address",
+        INIT.replace("[%r9]", "[%r9+8]"),
+    ),
+    "beyond shared memory": (INIT.replace("[%r9]", "[%r9+16]"), "out-of-bounds", INIT),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_bugs_are_found_and_their_twins_are_clean(name):
+    bug, kind, twin = PLANTED[name]
+    for seed in range(3):
+        assert kind in run(bug, seed, max_steps=2000)[0]
+        found, y = run(twin, seed)
+        assert found == [] and (GET not in twin or set(y.tolist()) <= {-1, *range(64)})
+
+
+def test_values_come_through_both():
+    for text in (INIT + MEET + PUT + ARRIVE + WAIT + GET, PUT + "bar.sync 3, 64;" + GET):
+        assert run(text)[1].tolist() == [i ^ 32 for i in range(64)]
+
+
+def test_an_arrival_tells_how_many_were_pending():
+    count = "mbarrier.pending_count.b64 %r8, %s1; st.global.u32 [%x3], %r8;"
+    assert sorted(run(INIT + MEET + ARRIVE + count)[1].tolist()) == list(range(1, 65))
+
+
+def test_a_thread_that_drops_out_is_not_waited_for_again():
+    drop = "@%p1 bra DROP;" + ARRIVE + WAIT + ARRIVE + PARITY.format(1) + "bra END;"
+    assert run(INIT + MEET + drop + "DROP: mbarrier.arrive_drop.shared.b64 %s1, [%r9]; END:")[0] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (INIT.replace("64;", "0;"), "an mbarrier counts 1 to 1048575 arrivals, got 0"),
+        (INIT.replace("64;", "1;") + MEET + COMPLETE, "which it must not"),
+        (INIT + MEET + ARRIVE.replace("];", "], 65;"), "65 arrive at an mbarrier that waits for 64"),
+        ("bar.sync 1, 40;", "barrier 1 is for a multiple of 32 threads, got 40"),
+        ("bar.sync 16, 64;", "there are barriers 0 to 15, got 16"),
+        (MAKES + "bar.sync 1, 64;" + TAKES + "bar.sync 1, 32; END:", "by another thread's call, and for"),
+    ],
+)  # fmt: skip
+def test_numbers_that_do_not_fit_end_the_launch(body, message):
+    with pytest.raises(ThreadError, match=message):
+        run(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r9], 16;",
+        "mbarrier.arrive.expect_tx.shared.b64 %s1, [%r9], 16;",
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r9];",
+        "mbarrier.init.shared.b64 [%r9];",
+        "mbarrier.init.shared.b64 %r9, 4;",
+        "mbarrier.init.shared.b32 [%r9], 4;",
+        "mbarrier.test_wait.shared.b64 %p3, [%r9];",
+        "mbarrier.test_wait.shared.b64 %p3;",
+        "mbarrier.pending_count.b64 %r8;",
+        "mbarrier;",
+        "bar.arrive 1;",
+        "bar.sync;",
+        "bar.sync 1, 64, 3;",
+        "bar.red.popc.u32 %r8, 1, 32, %p1;",
+        "barrier.cluster.arrive;",
+    ],
+)
+def test_what_is_not_there_is_refused_by_name_and_line(body):
+    with pytest.raises(LaunchError, match=re.escape(f"PTX line 13: {body.split()[0].rstrip(';')}")):
+        run(f"\n\n{body}")
