@@ -109,7 +109,7 @@ class Simulation:
             self,
             dimensions("grid", grid, self.spec.max_grid),
             block_dimensions(block, self.spec),
-            shared_bytes(shared, self.spec),
+            shared_bytes(shared, self.spec, hasattr(self.function, "ready")),
         )
 
 
@@ -188,11 +188,15 @@ def block_dimensions(value: Any, spec: DeviceSpec) -> Index3:
     return block
 
 
-def shared_bytes(value: int, spec: DeviceSpec) -> int:
-    if not 0 <= value <= spec.dynamic_shared_bytes:
-        raise LaunchError(
-            f"{value:,} bytes of dynamic shared memory; Numba can ask for 0 to {spec.dynamic_shared_bytes:,}"
-        )
+def shared_bytes(value: int, spec: DeviceSpec, by_ptx: bool) -> int:
+    """Dynamic shared memory; what launches PTX may ask the driver for all that a block can have."""
+    most, who = (
+        (spec.shared_bytes_per_block, "a block can have")
+        if by_ptx
+        else (spec.dynamic_shared_bytes, "Numba can ask for")
+    )
+    if not 0 <= value <= most:
+        raise LaunchError(f"{value:,} bytes of dynamic shared memory; {who} 0 to {most:,}")
     return int(value)
 
 

@@ -5,6 +5,7 @@ import re
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from numba import cuda, types
@@ -13,7 +14,11 @@ from numba.cuda.cudadrv import nvvm
 from numba.cuda.np.numpy_support import from_dtype
 
 from kernels.cases import CASES
+from kernels.conv_decode import conv_attention_decode
+from kernels.conv_forward import conv_forward
+from kernels.conv_tensor_backward import conv_tensor_backward
 from kernels.device_argument import numpy_dtype
+from kernels.flash_forward import flash_forward
 from kernels.launch import simulated
 from sim import load_ptx, simulate
 from sim.ptx.numba import flattened
@@ -79,16 +84,18 @@ def by_ptx(reports, change=lambda ptx: ptx, engine="fibers"):
 
 def both(case, change=lambda ptx: ptx, engine="fibers"):
     """(outputs and reports of Python, of PTX, which `engine` runs)."""
-    given, size = [], case.sizes[0]
+    given = case.tensors(case.sizes[0])
+    return by_both(lambda run: case.call(*(tensor.clone() for tensor in given), run=run), change, engine)
+
+
+def by_both(call, change=lambda ptx: ptx, engine="fibers"):
+    """The same of a function of a runner."""
     ours, theirs = [], []
-    given = case.tensors(size)
 
     def run(*launched):
         ours.append(simulated(*launched, engine="fibers", on_finding="report"))
 
-    wanted = case.call(*(tensor.clone() for tensor in given), run=run)
-    got = case.call(*(tensor.clone() for tensor in given), run=by_ptx(theirs, change, engine))
-    return (wanted, ours), (got, theirs)
+    return (call(run), ours), (call(by_ptx(theirs, change, engine)), theirs)
 
 
 @pytest.mark.parametrize(
@@ -114,3 +121,49 @@ def test_compiled_ptx_gives_every_bit_of_python(name):
     (wanted, _), (got, (report,)) = both(CASES[name], engine="native")
     assert report.notes == ("by fission",) and not report.findings
     assert all(torch.equal(mine, right) for mine, right in zip(got, wanted, strict=True))
+
+
+def numbers(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def flash(run, dtype):
+    q, k, v = numbers(3, 1, 1, 20, 20).to(dtype)
+    return flash_forward(q, k, v, run=run)
+
+
+def forward(run, dtype):
+    q, k, v = numbers(3, 1, 1, 20, 20).to(dtype)
+    return conv_forward(q, k, v, numbers(1, 3, 3).to(dtype), run=run)
+
+
+def decode(run, dtype):
+    q, k, v = numbers(3, 1, 1, 40, 20).to(dtype)
+    return (conv_attention_decode(q[:, :, -3:], k, v, numbers(1, 3, 3).to(dtype), splits=1, run=run), None)
+
+
+def backward(run, dtype):
+    q, k, v, o, d_o = numbers(5, 1, 1, 9, 64).to(dtype)
+    w, log_sum, scale = numbers(1, 3, 3).to(dtype), numbers(1, 1, 9), np.float32(0.125)
+    given = q, k, v, w, o, log_sum, d_o
+    return *conv_tensor_backward(*given, True, scale, (True,) * 4, run=run, warps=2), None
+
+
+@pytest.mark.parametrize(
+    ("kernels", "dtype"),
+    [
+        (decode, torch.bfloat16),
+        *(
+            pytest.param(kernels, dtype, marks=pytest.mark.nightly)
+            for kernels in (flash, forward, backward)
+            for dtype in (torch.bfloat16, torch.float16)
+        ),
+    ],
+)
+def test_kernels_on_tensor_cores_give_every_bit_of_python(kernels, dtype):
+    """Apart from the logarithms of sums, which have a fused multiply-add."""
+    (wanted, _), (got, theirs) = by_both(lambda run: kernels(run, dtype))
+    assert not any(report.findings for report in theirs)
+    assert all(torch.equal(mine, right) for mine, right in zip(got[:-1], wanted[:-1], strict=True))
+    if got[-1] is not None:
+        torch.testing.assert_close(got[-1], wanted[-1], rtol=1e-6, atol=1e-6)
