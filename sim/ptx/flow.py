@@ -48,17 +48,18 @@ def blocks_of(function):
             blocks[-1].body.append(item)
     for block, following in zip(blocks, [*blocks[1:], None]):
         block.targets = [
-            labelled(leaders, t, function) if isinstance(t, str) else t for t in block.targets or [following]
+            labelled(leaders, *t, function) if isinstance(t, tuple) else t
+            for t in block.targets or [following]
         ]
     return connected(blocks)
 
 
-def labelled(leaders, name, function):
+def labelled(leaders, name, line, function):
     """The Block of a label. Errors: LaunchError."""
     if name not in leaders:
         raise LaunchError(
-            f"{function.name} jumps to {name}, a label that its PTX does not have: an assembler would"
-            " refuse it\n  libNVVM loses one at times under -lineinfo; compile without that"
+            f"PTX line {line}: {function.name} jumps to {name}, a label that its PTX does not have: an"
+            " assembler would refuse it\n  libNVVM loses one at times under -lineinfo; compile without that"
         )
     return leaders[name]
 
@@ -70,9 +71,9 @@ def end(blocks, jump):
     kind = jump.opcode.split(".")[0]
     ended.branch = jump if jump.guard or kind == "brx" else None
     if kind == "brx":
-        ended.targets = [symbol.name for symbol in jump.operands[1].parts]
+        ended.targets = [(symbol.name, jump.line) for symbol in jump.operands[1].parts]
     else:
-        goes = jump.operands[0].name if kind == "bra" else None
+        goes = (jump.operands[0].name, jump.line) if kind == "bra" else None
         ended.targets = [goes, following] if jump.guard else [goes]
 
 

@@ -484,9 +484,11 @@ class Parser:
         negative, token = self.taken("-"), self.take()
         if token[:2] in ("0f", "0F", "0d", "0D") and len(token) in (10, 18):
             return Immediate(int(token[2:], 16), 32 if token[1] in "fF" else 64)
-        if "." in token or "e" in token.lower() and not token.lower().startswith("0x"):
-            return Immediate(struct.unpack("<Q", struct.pack("<d", float(token) * (-1) ** negative))[0], 64)
         try:
+            if "." in token or "e" in token.lower() and not token.lower().startswith("0x"):
+                return Immediate(
+                    struct.unpack("<Q", struct.pack("<d", float(token) * (-1) ** negative))[0], 64
+                )
             return Immediate(-whole(token) if negative else whole(token))
         except ValueError:
             raise self.error(f"{token!r} is no number", self.at - 1) from None

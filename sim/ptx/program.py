@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from functools import partial
 
 from sim.engine.part import PART
 from sim.errors import LaunchError
@@ -208,7 +207,7 @@ class Program:
     def transfer(self, function, item, name):
         """What carries out the MemoryInstruction of this name in the table."""
         entry, sites = INSTRUCTIONS[name], self.transfer_sites(function, item)
-        return self.unique("transfer", lambda run: partial(entry.meaning, run.bytes_of(name, sites)))
+        return self.unique("transfer", lambda run: run.transfer(entry, sites))
 
     def transfer_sites(self, function, item):
         return {kind: self.site(function, item, kind) for kind in ("load", "store", "atomic")}

@@ -194,7 +194,7 @@ class Run:
         def meet(number, count=self.launch.threads):
             part.meet(self.scheduler, number, count, at, waits)
 
-        return meet
+        return placed(meet, place[1])
 
     def grid_barrier(self, name, place):
         """What cooperative groups call: for the handle of the grid, and to wait for all of it."""
@@ -220,6 +220,10 @@ class Run:
         memory = self.bytes_of(entry.name, sites)
         return lambda address: warp.arrive(scheduler, entry, entry.fetch(memory, space, address), at)
 
+    def transfer(self, entry, sites):
+        """What carries out a MemoryInstruction."""
+        return placed(functools.partial(entry.meaning, self.bytes_of(entry.name, sites)), sites["load"])
+
     def bytes_of(self, name, sites):
         """Memory as the instruction of this name sees it."""
         return OfAddresses(self.memory, name, sites)
@@ -229,6 +233,19 @@ class Run:
 
     def trap(self, place):
         return functools.partial(outside.trap, place[1])
+
+
+def placed(function, site):
+    """A function whose errors say where the kernel called it."""
+
+    def call(*arguments):
+        try:
+            return function(*arguments)
+        except ValueError as error:
+            error.site = site
+            raise
+
+    return call
 
 
 def pointer(place):
