@@ -44,7 +44,7 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## Alice and the rabbit
 #
-# Somebody asks for the sentence that mentions Alice *and* the rabbit. Here are three sentences, in 14 tokens:
+# A query asks for the sentence that mentions Alice *and* the rabbit. Here are three sentences, in 14 tokens:
 #
 # > Alice reads a book . &nbsp; the rabbit sleeps . &nbsp; Alice and rabbit dance .
 #
@@ -77,7 +77,7 @@ for strength in (1, 2, 4, 8, 16):
 # %% [markdown]
 # A half, however loud the query asks. Both Alices have the same key, so every query gives them the same weight; both rabbits likewise. The third
 # sentence has one of each, and so have the other two sentences together. No weight depends on which words stand *near*. (A query that asks for
-# "dance" would do better. But whoever asks does not know that word yet.)
+# "dance" would do better. But it does not know that word yet.)
 #
 # To be fair: here a key knows its own word and nothing else, as in the first layer of a model. In a deeper layer it may hold something about its
 # neighbours, put there by the layer before. So a transformer can find the sentence; but it needs two layers for it, and room in every key for
@@ -107,9 +107,10 @@ for strength in (1, 2, 4, 8, 16):
 
 
 # %% jupyter={"source_hidden": true}
-def draw_weights(ways, strengths, boxes=10, pitch=46):
+def draw_weights(steps, boxes=10, pitch=46):
     """A bar for each token, of ten boxes of 10 %, for each way to ask;
-    ways: {name: scores}."""
+    steps of the slider: {what changes: {way to ask: scores}}."""
+    ways = list(next(iter(steps.values())))
     height = 8 * boxes + 52
     width = 90 + pitch * len(text)
     scene = Scene("the attention's weights", width, 30 + height * len(ways), adds=False)
@@ -126,10 +127,10 @@ def draw_weights(ways, strengths, boxes=10, pitch=46):
             left = 90 + pitch * token
             scene.labels.append((left + 18, floor + 18, word, "middle"))
             scene.cells += [(left, floor - 8 * box, 36, 7) for box in range(boxes)]
-    for strength in strengths:
+    for what, scores_of in steps.items():
         looks, shares = [], []
-        for way, scores in enumerate(ways.values()):
-            weights = torch.softmax(strength * scores, dim=0)
+        for way, name in enumerate(ways):
+            weights = torch.softmax(scores_of[name], dim=0)
             shares.append(f"{weights[third].sum():.2f}")
             looks += [
                 ((len(text) * way + token) * boxes + box, look, "")
@@ -138,13 +139,19 @@ def draw_weights(ways, strengths, boxes=10, pitch=46):
                 for look in ["store" if 9 <= token < 14 else "load"]
             ]
         words = ", ".join(f"{name} {share}" for name, share in zip(ways, shares))
-        scene.steps.append(
-            (f"names score {strength}; of the third sentence: {words}", looks)
-        )
+        scene.steps.append((f"{what}; of the third sentence: {words}", looks))
     return scene.view()
 
 
-draw_weights({"one query": alice + rabbit, "a window": together}, (1, 2, 4, 8, 16))
+draw_weights(
+    {
+        f"names score {strength}": {
+            "one query": strength * (alice + rabbit),
+            "a window": strength * together,
+        }
+        for strength in (1, 2, 4, 8, 16)
+    }
+)
 
 # %% [markdown]
 # Only one window holds both names, the one around "and". With names worth 4 it has the score 8, and the others have 4 at most. The softmax makes
@@ -181,6 +188,28 @@ for phrase in ("Alice and rabbit", "rabbit and Alice", "Alice and Alice"):
     )
 
 # %% [markdown]
+# The same on our text, with names worth 2. The slider moves the four other taps from 1, where all are alike, over 0, the second set, to −1. (The cell only draws.)
+
+
+# %% jupyter={"source_hidden": true}
+def with_taps(w):
+    """For each token the score of its window, with the 2 × 3 taps w."""
+    return conv2d(pad(two_queries, (1, 1))[None, None], w[None, None])[0, 0, 0]
+
+
+draw_weights(
+    {
+        f"other taps {other:g}": {
+            "six taps": 2
+            * with_taps(one_after_the_other + other * (1 - one_after_the_other))
+        }
+        for other in (1, 0.5, 0, -0.5, -1)
+    }
+)
+
+# %% [markdown]
+# Taps are what a model has to learn here: a tap of −1 takes weight from the windows in which a name stands in the wrong place.
+#
 # So a convolution is no "and". It is a weighted sum: with all taps 1, two Alices are as good as Alice and a rabbit. The second set of taps tells them
 # apart, but it wants the names in order and two places apart. In a model the taps are learned, and every head has its own. This is the *key–query
 # convolution* of **multi-token attention** (Golovneva, Wang, Weston, Sukhbaatar: Multi-Token Attention, 2025, arXiv 2504.00927). Their best model
@@ -442,7 +471,7 @@ print(
 print(inspect.getsource(reference.convolve))
 
 # %% [markdown]
-# `groups=heads` is the one thing that yours has not: head h is convolved with taps h, and with nobody else's. What the next
+# `groups=heads` is the one thing that yours has not: head h is convolved with taps h, and with no other's. What the next
 # lessons build is compared with `reference.conv_attention`, and yours is too, below.
 #
 # ## Taps that we know the answer to
