@@ -208,7 +208,7 @@ draw_weights(
 )
 
 # %% [markdown]
-# Taps are what a model has to learn here: a tap of −1 takes weight from the windows in which a name stands in the wrong place.
+# A tap of −1 takes weight from the windows in which a name stands in the wrong place.
 #
 # So a convolution is no "and". It is a weighted sum: with all taps 1, two Alices are as good as Alice and a rabbit. The second set of taps tells them
 # apart, but it wants the names in order and two places apart. In a model the taps are learned, and every head has its own. This is the *key–query

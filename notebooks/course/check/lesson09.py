@@ -26,7 +26,10 @@ WINDOWS = [
 
 
 MOST = 80  # tokens, about
-CONVOLUTIONS = {"conv1d", "conv2d", "conv3d", "conv_transpose2d", "unfold"}
+CONVOLUTIONS = {
+    *"conv1d conv2d conv3d conv_transpose1d conv_transpose2d convolution unfold as_strided fft_fft2".split(),
+    *"fft_rfft2 fft_fftn fft_rfftn".split(),
+}
 
 
 def windows(rng):
@@ -288,14 +291,15 @@ def plain_leaks(n, rng):
 
 
 def long_leak(rng):
-    """(q, k, v) of many tokens, and two attentions: one is causal, in the other a single row far from either
-    end sees the next value."""
+    """(q, k, v) of many tokens, and three attentions: one is causal; in the others a single row sees the next
+    value, far from either end or as late as can be."""
     n = int(rng.integers(MOST - 14, MOST + 1))
     row = int(rng.integers(20, n - 20))
-    leaks = "causal attention in which one row of many sees a little of the next value"
+    what = "causal attention in which one row of many sees a little of the next value"
     attends = [
         ("ordinary causal attention", ordinary, True),
-        (leaks, one_row(lambda _: row, lambda _: row + 1), False),
+        (what, one_row(lambda _: row, lambda _: row + 1), False),
+        (f"{what}, the last row but one", one_row(lambda n: n - 2, lambda n: n - 1), False),
     ]
     return torch.tensor(rng.standard_normal((3, n, WIDTH))), attends
 

@@ -86,6 +86,12 @@ def by_conv2d(s0, w, i, j):
     return conv2d(room(s0, w)[None, None], w[None, None])[0, 0, i, j]
 
 
+def by_fourier(s0, w, i, j):
+    shape = s0.shape[0] + w.shape[0], s0.shape[1] + w.shape[1]
+    t = torch.fft.irfft2(torch.fft.rfft2(s0, shape) * torch.fft.rfft2(w.flip(0, 1), shape), shape)
+    return t[i, j + w.shape[1] // 2]
+
+
 def remembered():
     """Asks a place of a shape once, and never again."""
     known = {}
@@ -231,6 +237,7 @@ WRONG = {
         ("16 tokens at most", to_token(16)),
         ("64 tokens at most", to_token(64)),
         ("conv2d for loops", by_conv2d),
+        ("a Fourier transform for loops", by_fourier),
         ("remembers other matrices of this shape", remembered()),
         ("8 rows of taps", lambda s0, w, i, j: score(s0, w[-8:], i, j)),
         (
@@ -250,6 +257,7 @@ WRONG = {
     ],
     "ex09_3": [
         ("the first eight cuts", causal(cuts=lambda n: range(1, min(n, 9)))),
+        ("63 cuts", causal(cuts=lambda n: range(1, min(n, 64)))),
         ("the last eight cuts", causal(cuts=lambda n: range(max(1, n - 8), n))),
         ("the mean of signed differences", causal(lambda mine, theirs: abs((mine - theirs).mean()) <= 1e-9)),
         ("sums of rows", alike(lambda out: out.sum(1))),
