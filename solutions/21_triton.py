@@ -726,3 +726,5 @@ print(f"{'1 × 1 taps: flash':48} below 1e-5: {below(one, flash_here(q, k, v, Tr
 # - Programs race as blocks do, and so do the threads of a program through global memory; PTX in the simulator shows both, by line.
 #
 # **You can now** read and write kernels like those in `kernels/triton`, and check a Triton kernel of your own without a GPU: where Triton is installed, `simulated(kernel, grid, *arguments, num_warps=4, …)` compiles it, runs its PTX and names the line.
+#
+# **Next:** [lesson 22](22_cuda_cpp.ipynb) writes the same kernel in CUDA C++, where each thread is yours again.
