@@ -393,7 +393,10 @@ class Lowering(ast.NodeTransformer):
             made.inlines, made.bound, made.place = function, known, self.site("call", node)
         else:
             device = self.device(function)
-            device.recursive |= device.tree is None
+            if device.tree is None:  # it is being lowered
+                if self.module.reachable[function].tree is not self.tree:
+                    raise self.cannot(f"{function.__name__} calls itself by way of {self.name}", node)
+                device.recursive = True
             self.needs |= device.needs
             made = ast.copy_location(
                 ast.Call(

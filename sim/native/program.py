@@ -364,7 +364,7 @@ def first_line(error):
     lines = [
         line.strip()
         for line in str(error).split("\n")
-        if line.strip() and not line.strip().startswith("Failed in nopython mode")
+        if line.strip() and not line.strip().startswith("Failed in ")
     ]
     pointed = re.findall(r"\n\s*(\S[^\n]*)\n\s*\^", str(error))
     return lines[0] + (f", in `{pointed[-1]}`" if pointed else "")

@@ -514,6 +514,20 @@ def recursion_with_a_barrier(x):
     recursive(3)
 
 
+@cuda.jit(device=True)
+def even(n):
+    return 1 if n == 0 else odd(n - 1)
+
+
+@cuda.jit(device=True)
+def odd(n):
+    return 0 if n == 0 else even(n - 1)
+
+
+def two_that_call_each_other(x):
+    x[cuda.threadIdx.x] = even(cuda.threadIdx.x)
+
+
 def unknown_to_numba(x):
     x[0] = libdevice.erfinv(x[0])
 
@@ -531,6 +545,7 @@ def unknown_to_numba(x):
             "recursive calls itself, and a thread stops in it",
             "recursive line 4  recursive(n - 1)",
         ),
+        (two_that_call_each_other, "even calls itself by way of odd", "odd line 2  return 0 if n == 0"),
         (unknown_to_numba, " has no compiled form", "unknown_to_numba line 2  x[0] = libdevice.erfinv(x[0])"),
     ],
 )
