@@ -8,8 +8,10 @@ its own (sim.native.flat).
 
 import ast
 import builtins
+import importlib
 import inspect
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -125,6 +127,8 @@ class Module(Parts):
         tree = tree_of(function) or tree_of_lambda(function)
         if tree is None:
             raise CannotLower(f"{function.__name__} has no source text")
+        if "fp16" in function.__code__.co_names:
+            know_fp16()
         names = self.reachable[function] = Names(function)
         names.tree, names.local = tree, tree.variables
         for node in ast.walk(tree):
@@ -161,6 +165,12 @@ class Module(Parts):
     def fresh_function(self, name):
         names = {device.name for device in self.devices.values()}
         return name if name not in names | RESERVED and not home_of(name) else self.fresh(name)
+
+
+def know_fp16():
+    """A kernel may say cuda.fp16 without having imported it."""
+    with suppress(ImportError):  # Numba without numba-cuda
+        importlib.import_module("numba.cuda.fp16")
 
 
 def tree_of_lambda(function):

@@ -12,11 +12,6 @@ from sim.native.kinds import HALVES, Half, number_of, to_double
 
 OFFERED = set(HALVES)
 
-try:
-    import numba.cuda.fp16  # noqa: F401  (a kernel may say cuda.fp16 without having imported it)
-except ImportError:  # numba without numba-cuda
-    pass
-
 float16, bfloat16 = HALVES["float16"], HALVES["bfloat16"]
 
 

@@ -4,6 +4,7 @@ of their own, which took half of the time in LLVM and stayed in memory."""
 import gc
 from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType
 
 from llvmlite.binding import parse_bitcode
 from numba import njit, types
@@ -12,7 +13,8 @@ from numba.core.compiler import CompilerBase, DefaultPassBuilder, compile_result
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.environment import Environment, lookup_environment
 from numba.core.registry import CPUDispatcher, cpu_target
-from numba.core.typed_passes import NativeLowering
+from numba.core.typed_passes import NativeLowering, NopythonRewrites
+from numba.core.untyped_passes import InlineClosureLikes
 
 from sim.native.cache import ROOT, Kept, KeptOwn
 
@@ -140,14 +142,29 @@ class LowerToRun(NativeLowering):
         return changed
 
 
+@register_pass(mutates_CFG=True, analysis_only=False)
+class InlineClosures(InlineClosureLikes):
+    """Only where there is one."""
+
+    _name = "inline_closures"
+
+    def run_pass(self, state):
+        constants = state.func_id.func.__code__.co_consts
+        return any(isinstance(value, CodeType) for value in constants) and super().run_pass(state)
+
+
+INSTEAD = {InlineClosureLikes: InlineClosures, NativeLowering: None}  # Numba's step -> ours, or `lower`
+
+
 class Compiler(CompilerBase):
-    """Numba's own compiler but for `lower`."""
+    """Numba's own compiler without what kernels have no use for; `lower`: its last step."""
 
     def define_pipelines(self):
         passes = PassManager(self.lower._name)
         passes.passes = [
-            (self.lower if step is NativeLowering else step, what)
+            (INSTEAD.get(step, step) or self.lower, what)
             for step, what in DefaultPassBuilder.define_nopython_pipeline(self.state).passes
+            if step is not NopythonRewrites  # of arrays of numpy's, which no kernel has
         ]
         passes.finalize()
         return [passes]
