@@ -16,7 +16,7 @@ from sim.native.elements import Place, is_element
 from sim.native.internal import LIKE_CODE, always, call
 from sim.native.kinds import dtype_of
 
-OFFERED = {"load", "store", "branch", "log_thread", "log_epoch", "log_together", "log_warp", "raises_at"}
+OFFERED = {"load", "store", "branch", "log_thread", "log_epoch", "log_together", "log_warp"}
 I64 = ir.IntType(64)
 SIZE_SHIFT, PLACE_SHIFT = 48, 51
 PLACES = (1 << 12) - 4  # of a kernel; behind them what else a word may tell
@@ -53,11 +53,6 @@ def log_warp(state, place, warp, threads, ended):
         if ended[thread] == 0:
             log_together(state, place)
             break
-
-
-@always
-def raises_at(state, place):
-    """An exception comes from here; whoever explains it says so."""
 
 
 @always

@@ -600,7 +600,6 @@ class Lowering(ast.NodeTransformer):
         array, index = self.visit(target.value), self.visit(target.slice)
         if is_field(target):
             raise self.cannot(FIELDS, target)
-        self.number("load", target)  # the place before: where the value is read, if it is an array
         return ast.copy_location(
             ast.Expr(
                 self.call("store", [array, as_value(index), value, self.number("store", target)], target)
@@ -642,19 +641,6 @@ class Lowering(ast.NodeTransformer):
         return node
 
     visit_IfExp = visit_If
-
-    def visit_Raise(self, node):
-        """Where accesses are numbered, what raises says where."""
-        site = self.number("loop", node)
-        node = self.generic_visit(node)
-        if not self.module.sited:
-            return node
-        return [
-            ast.copy_location(
-                ast.Expr(self.call("raises_at", [self.as_name("state", node), site], node)), node
-            ),
-            node,
-        ]
 
     def visit_Assert(self, node):
         raised = ast.Raise(

@@ -16,9 +16,9 @@ OFFERED = {"from_end"}
 IN_TEXT = as_index, looked_at  # what occurs in functions made from text
 
 
-def text_of(lines, name, **names):
+def text_of(lines, name):
     """The function `name` that these lines define."""
-    names = globals() | names
+    names = dict(globals())
     exec("\n".join(lines), names)
     return names[name]
 
@@ -85,7 +85,7 @@ def setitem(x, index, value):
     return filler(x, index, value) if partial else None
 
 
-def filler(x, index, value, parameters="x, index, value", load="value[{}]", store="x[{}] = {}", **names):
+def filler(x, index, value):
     """The function (array, slices, value): write every element of that part, the same number or those of an
     array of as many dimensions or fewer."""
     parts = parts_of(index)
@@ -95,23 +95,14 @@ def filler(x, index, value, parameters="x, index, value", load="value[{}]", stor
         return None
     rank = x.ndim - sum(isinstance(part, types.Integer) for part in parts)
     own = range(value.ndim if isinstance(value, GuardedType) else 0)
-    element = (
-        load.format(
-            tuple_text(f"i{axis + rank - len(own)} if value.shape[{axis}] != 1 else 0" for axis in own)
-        )
-        if own
-        else "value"
-    )
+    place = tuple_text(f"i{axis + rank - len(own)} if value.shape[{axis}] != 1 else 0" for axis in own)
     lines = [
-        f"def fill({parameters}):",
+        "def fill(x, index, value):",
         "    x = x[index]",
         *(f"{'    ' * (axis + 1)}for i{axis} in range(x.shape[{axis}]):" for axis in range(rank)),
     ]
-    return text_of(
-        [*lines, "    " * (rank + 1) + store.format(tuple_text(f"i{axis}" for axis in range(rank)), element)],
-        "fill",
-        **names,
-    )
+    store = f"x[{tuple_text(f'i{axis}' for axis in range(rank))}] = {f'value[{place}]' if own else 'value'}"
+    return text_of([*lines, "    " * (rank + 1) + store], "fill")
 
 
 # --- parts of arrays ----------------------------------------------------------------------------------------
