@@ -125,7 +125,7 @@ def ex09_3(is_causal, rng):
             got="False",
         )
     return (
-        "told eleven attentions that see the future, and one that gives NaN, from seven that are causal, 4"
+        "told twelve attentions that see the future, and one that gives NaN, from seven that are causal, 4"
         f" to 8 tokens and about {MOST}"
     )
 
