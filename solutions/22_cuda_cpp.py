@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 22 · CUDA C++: your kernels in C++, and their races found without a GPU
 #
-# **about 70 minutes** (an estimate: nobody has been timed) · builds on lesson 05 (the flash kernel), lesson 06 (shuffles), lesson 07 (PTX) and lesson 11 (the convolutional kernel)
+# **about 70 minutes** (an estimate: nobody has been timed), and 8 for a part marked *optional* · builds on lesson 05 (the flash kernel), lesson 06 (shuffles), lesson 07 (PTX) and lesson 11 (the convolutional kernel)
 #
 # You will be able to
 #
@@ -520,7 +520,7 @@ for name, result in results.items():
     print(f"{name:9} below 1e-6: {near}   bit by bit: {np.array_equal(result, by_cpp)}")
 
 # %% [markdown]
-# ### What you may tell the compiler
+# ### What you may tell the compiler (optional, 8 minutes)
 #
 # | | it says |
 # |---|---|
