@@ -19,7 +19,8 @@ from kernels.conv_cases import SHAPES, Shape
 from kernels.cuda_cpp import launch as cuda_launch
 from kernels.cuda_cpp import operators
 from kernels.cuda_cpp import record as cuda_record
-from kernels.languages import RESULTS, errors_of, right
+from kernels.languages import RESULTS, errors_of, inputs, language, relative_errors, results, right
+from kernels.launch import simulated as numba_simulated
 from kernels.triton import conv_backward
 from kernels.triton import launch as triton_launch
 from kernels.triton import record as triton_record
@@ -54,6 +55,31 @@ OPTIONS = {
 def test_right_and_without_a_finding_in_the_simulator(name, shape):
     errors = errors_of(name, shape, only=RESULTS if shape.causal else FORWARD, **OPTIONS[name])
     assert right(errors), errors
+
+
+def numba_run(*launch):
+    assert not numba_simulated(*launch, engine="fibers").findings
+
+
+@pytest.mark.parametrize(
+    ("shape", "only"),
+    [
+        (SMALL[1], ("flash O", "flash L", "decode O")),
+        *(
+            pytest.param(shape._replace(batch=1, heads=2), RESULTS, marks=pytest.mark.nightly)
+            for shape in SHAPES[::13]
+            if shape.n <= 40
+        ),
+    ],
+    ids=str,
+)
+def test_cuda_cpp_gives_what_numba_gives(shape, only):
+    """Directly, where each may be as far from what is right as the tolerances say: some roundings apart."""
+    given = inputs(shape)
+    wanted = results(language("Numba"), *given, shape.causal, only, run=numba_run)
+    got = results(language("CUDA C++"), *given, shape.causal, only, **OPTIONS["CUDA C++"])
+    errors = relative_errors(got, {name: result.double() for name, result in wanted.items()})
+    assert all(error <= 2e-6 for error in errors.values()), errors
 
 
 IN_THE_INTERPRETER = """
