@@ -65,6 +65,7 @@ def test_links_of_a_text_lead_somewhere(text):
     assert dead == []
 
 
+nightly = pytest.mark.nightly
 LAYERS = "inside sim, a launch stands on the engine, the engine on memory, memory on the vocabulary"
 TOOLS = "observers and viz know only events, device and errors, and not each other"
 RING = "no modules import each other in a ring"
@@ -75,10 +76,10 @@ PACKAGES = "course stands on kernels and sim, which know nothing of each other"
     ("module", "line", "broken"),
     [
         ("sim/errors.py", "import torch", "no torch in sim"),
-        ("sim/errors.py", "import numba", "no numba in sim, outside native"),
-        ("sim/events.py", "import sim.engine", LAYERS),
-        ("sim/observers/__init__.py", "import sim.memory", TOOLS),
-        ("kernels/__init__.py", "import sim", PACKAGES),
+        pytest.param("sim/errors.py", "import numba", "no numba in sim, outside native", marks=nightly),
+        pytest.param("sim/events.py", "import sim.engine", LAYERS, marks=nightly),
+        pytest.param("sim/observers/__init__.py", "import sim.memory", TOOLS, marks=nightly),
+        pytest.param("kernels/__init__.py", "import sim", PACKAGES, marks=nightly),
         ("kernels/tiles.py", "import kernels.flash_forward", RING),
     ],
 )
