@@ -54,7 +54,7 @@ def test_the_eager_last_row_is_the_last_row(n, c_q, c_k):
     )
 
 
-@pytest.mark.parametrize("splits", range(1, 6))
+@pytest.mark.parametrize("splits", [1, 3, 5, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 4))])
 def test_every_split(splits):
     assert right(*inputs(1, 1, 1, 70, 4, 6, 11), splits=splits)
 
@@ -70,7 +70,7 @@ def lengths():
     """Cache lengths around the window, the tile and two tiles, with taps of each kind."""
     taps = [(1, 1), (6, 11), (15, 15), (2, 4)]
     for place, n in enumerate([1, 2, 5, 6, 14, 15, 16, 31, 32, 33, 63, 64, 65, 97]):
-        yield pytest.param(n, *taps[place % 4], "cpu")
+        yield pytest.param(n, *taps[place % 4], "cpu", marks=[pytest.mark.nightly] if place % 3 == 1 else [])
         yield from (pytest.param(n, *sizes, "cuda", marks=pytest.mark.gpu) for sizes in taps)
 
 
@@ -79,9 +79,18 @@ def test_every_length(n, c_q, c_k, device):
     assert right(*inputs(n, 1, 1, n, 3, c_q, c_k, device), splits=2)
 
 
-@DEVICE
+KINDS = [(1, 15), (15, 1), (4, 2), (5, 3), (8, 8), (9, 7), (12, 14), (13, 5)]
+
+
 @pytest.mark.parametrize(
-    ("c_q", "c_k"), [(1, 15), (15, 1), (4, 2), (5, 3), (8, 8), (9, 7), (12, 14), (13, 5)]
+    ("c_q", "c_k", "device"),
+    [
+        *(
+            pytest.param(*taps, "cpu", marks=[pytest.mark.nightly] if taps in KINDS[1::2] else [])
+            for taps in KINDS
+        ),
+        *(pytest.param(*taps, "cuda", marks=pytest.mark.gpu) for taps in KINDS),
+    ],
 )
 def test_every_kind_of_taps(c_q, c_k, device):
     assert right(*inputs(c_q, 1, 1, 40, 3, c_q, c_k, device), splits=2)

@@ -243,7 +243,7 @@ def test_by_the_mark():
 """
 
 
-@pytest.mark.parametrize("engine", ["native", "fibers"])
+@pytest.mark.parametrize("engine", ["native", pytest.param("fibers", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("option, marked, name", [(999, 1000, "option"), (1000, 999, "mark")])
 def test_a_loop_goes_round_as_often_as_it_is_told(pytester, run, engine, option, marked, name):
     pytester.makepyfile(test_long=LONG.replace("MARKED", str(marked)))
