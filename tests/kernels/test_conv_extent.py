@@ -85,7 +85,13 @@ def test_pieces_make_the_whole(shape, count):
 
 
 @pytest.mark.parametrize(
-    "n, c_q, c_k, count, splits", [(1, 3, 3, 1, 1), (2, 3, 3, 2, 1), (70, 15, 15, 4, 3), (40, 6, 11, 10, 1)]
+    "n, c_q, c_k, count, splits",
+    [
+        (1, 3, 3, 1, 1),
+        (2, 3, 3, 2, 1),
+        pytest.param(70, 15, 15, 4, 3, marks=pytest.mark.nightly),
+        (40, 6, 11, 10, 1),
+    ],
 )
 def test_decoding_by_pieces(n, c_q, c_k, count, splits):
     q, k, v, w, _ = inputs(Shape(1, 2, n, 8, c_q, c_k, True))
