@@ -88,7 +88,13 @@ def test_with_stubs_exactly_the_cells_that_need_an_exercise_fail_and_each_names_
         ), stop.traceback
 
 
-@pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if (RECORDED / f"{lesson}.json").exists()])
+@pytest.mark.parametrize(
+    "lesson",
+    [
+        pytest.param(lesson, marks=[pytest.mark.nightly] if place else [])
+        for place, lesson in enumerate(name for name in LESSONS if (RECORDED / f"{name}.json").exists())
+    ],
+)
 def test_without_the_compiler_a_solution_prints_the_same_but_for_what_it_says_of_the_learners_kernel(lesson):
     solution = build.read(ROOT / "solutions" / f"{lesson}.py")[1]
     build.execute(solution, ROOT / "solutions" / lesson, environment={"COURSE_NO_COMPILER": "1"})

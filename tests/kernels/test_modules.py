@@ -167,7 +167,7 @@ def test_gradients_reach_a_conv_layers_parameters(device):
 
 
 @DEVICE
-@pytest.mark.parametrize("prefilled", [0, 1, 5])
+@pytest.mark.parametrize("prefilled", [0, pytest.param(1, marks=pytest.mark.nightly), 5])
 def test_steps_are_the_rows_of_forward(prefilled, device):
     """From an empty cache and from prefilled ones, through the kernels."""
     layer, x = conv_layer((3, 4), device=device)
