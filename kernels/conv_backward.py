@@ -424,8 +424,8 @@ def conv_backward(
     if q.dtype in HALVES:
         return conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run)
     (batch, heads, n, d), keys = q.shape, k.shape[2]
-    d = (d_o * o.detach()).sum(-1)
-    given = q, k, v, w, log_sum.detach().contiguous(), d, d_o, scale, bool(causal), extent
+    row_sums = (d_o * o.detach()).sum(-1)
+    given = q, k, v, w, log_sum.detach().contiguous(), row_sums, d_o, scale, bool(causal), extent
     rows, columns = size - 2 * (w.shape[1] - 1), size - 2 * (w.shape[2] - 1)
     d_q = d_k = d_v = d_w = None
     if wanted[0] or wanted[3]:
