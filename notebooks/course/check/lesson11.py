@@ -27,7 +27,7 @@ SHAPES = [  # n, d, taps, size of the tile
     (4, 6, (6, 7), 8),
     (12, 9, (6, 11), 16),
 ]
-LONG = (37, 2, (3, 3), 8)  # seven tiles of keys
+LONG = [(24, 2, (1, 7), 8), (57, 2, (1, 1), 8)]  # twelve tiles of keys; eight, and as many blocks
 LOUD = inputs.FAR
 BLOCKS = 2  # of every launch of a part, each with tiles of its own
 
@@ -38,9 +38,11 @@ def ex11_1(score, rng):
     for taps in TAPS:
         for i0, j0 in [(0, 0), *rng.integers(0, 12, (3, 2)).tolist()]:
             check_scores(score, 8, taps, i0, j0, rng)
-    check_scores(score, 16, (6, 11), 10, 6, rng)
+    for taps in ((6, 11), (12, 2)):
+        check_scores(score, 16, taps, 10, 6, rng)
+    check_scores(score, 8, (2, 4), 9, 5, rng, about=LOUD)
     return (
-        f"{4 * len(TAPS) + 1} tiles of 8 × 8 and 16 × 16, at the start of the sequence, on the diagonal and"
+        f"{4 * len(TAPS) + 3} tiles of 8 × 8 and 16 × 16, at the start of the sequence, on the diagonal and"
         " off it; taps odd, even and oblong"
     )
 
@@ -52,7 +54,9 @@ def ex11_2(convolve, rng):
         for taps in every:
             for i0, j0 in [(0, 0), (size + 9, 2), *rng.integers(0, 12, (2, 2)).tolist()]:
                 check_convolution(convolve, size, taps, i0, j0, rng)
-    return f"{4 * len(TAPS + WIDE)} tiles; whatever is not owned, or comes after its query, is -inf"
+        check_convolution(convolve, size, (3, 4), 5, 2, rng, about=LOUD)
+        check_convolution(convolve, size, (3, 4), 5, 2, rng, about=0)
+    return f"{4 * len(TAPS + WIDE) + 4} tiles; whatever is not owned, or comes after its query, is -inf"
 
 
 @exercise("11.3", "absorb")
@@ -76,17 +80,18 @@ def ex11_4(add_values, rng):
     for size, d in [(8, 8), (8, 3), (16, 10)]:
         for factor in (0.3, 0, 1):
             check_values(add_values, size, d, factor, rng)
-    return "9 tiles of 8 × 8 and 16 × 16, with rows of 3, 8 and 10 numbers"
+    check_values(add_values, 8, 5, 0.6, rng, weights=1e-6)
+    return "10 tiles of 8 × 8 and 16 × 16, with rows of 3, 8 and 10 numbers"
 
 
 @exercise("11.5", "conv_kernel")
 def ex11_5(conv_kernel, rng):
-    for shape in [*SHAPES, LONG]:
+    for shape in [*SHAPES, *LONG]:
         check_kernel(conv_kernel, *shape, rng)
     for scores in list(inputs.TO_1000)[1:]:
         check_kernel(conv_kernel, 14, 4, (3, 3), 8, rng, scores)
     return (
-        f"{len(SHAPES) + 1} shapes, one tile of keys to seven, taps larger than the sequence; scores to"
+        f"{len(SHAPES + LONG)} shapes, one tile of keys to twelve, taps larger than the sequence; scores to"
         f" ±{LOUD}; O and L; nothing for sim to find"
     )
 
@@ -108,21 +113,25 @@ TRANSPOSED = "x is the column, the key; y is the row, the query."
 SCORE = "Row y of q_tile times row x of k_tile; the query is i0 - P_q + y, the key is j0 - P_k + x."
 
 
-def check_scores(score, size, taps, i0, j0, rng):
-    """One tile of S0 in each block."""
-    q, k = (normal(rng, BLOCKS, size, size) for _ in range(2))
+def check_scores(score, size, taps, i0, j0, rng, about=0):
+    """One tile of S0 in each block, some numbers of Q and K 0; about: how large whole scores are, if they are
+    large."""
+    q, k = (with_zeros(rng, BLOCKS, size, size) for _ in range(2))
+    if about:
+        q, k = np.round(about * q), np.round(8 * k) / 8
     w, scale = normal(rng, *taps), inputs.scale_for(rng, size)
     call = (
         f"score(q_tile, k_tile, w, i0={i0}, j0={j0}, scale) with tiles of {size} × {size}, w {taps}, in every"
         " thread"
     )
-    got = filled(BLOCKS, size, size)
+    got, used = filled(BLOCKS, size, size), filled(BLOCKS, size, size)
 
-    def every_score(q, k, w, i0, j0, scale, out):
-        b = cuda.blockIdx.x
-        out[b, cuda.threadIdx.y, cuda.threadIdx.x] = score(q[b], k[b], w, i0, j0, scale)
+    def every_score(q, k, w, i0, j0, scale, out, used):
+        b, y, x = cuda.blockIdx.x, cuda.threadIdx.y, cuda.threadIdx.x
+        s = score(q[b], k[b], w, i0, j0, scale)
+        out[b, y, x], used[b, y, x] = s, math.atan(s)  # computed in float64 if s is one
 
-    report = watched(every_score, size, (q, k, w, i0, j0, scale), (got,), rng, call)
+    report = watched(every_score, size, (q, k, w, i0, j0, scale), (got, used), rng, call)
     s = scale * as_float64(q) @ as_float64(k).swapaxes(1, 2)
     wanted = masked(s, i0 - (taps[0] - 1), j0 - (taps[1] - 1) // 2, 0)
     mistakes = {
@@ -161,17 +170,20 @@ CONVOLUTION = (
 )
 
 
-def check_convolution(convolve, size, taps, i0, j0, rng):
-    """One tile of T in each block."""
-    s, w = normal(rng, BLOCKS, size, size), normal(rng, *taps)
+def check_convolution(convolve, size, taps, i0, j0, rng, about=1):
+    """One tile of T in each block, some scores 0, as masked ones are, the others about so large."""
+    s, w = with_zeros(rng, BLOCKS, size, size) * float32(about), normal(rng, *taps)
+    if about != 1:  # no rounding where sums are large
+        s, w = np.round(s), np.round(8 * w) / 8
     call = f"convolve(s_tile, w, i0={i0}, j0={j0}) with a tile of {size} × {size}, w {taps}, in every thread"
-    got = filled(BLOCKS, size, size)
+    got, used = filled(BLOCKS, size, size), filled(BLOCKS, size, size)
 
-    def every_sum(s, w, i0, j0, out):
-        b = cuda.blockIdx.x
-        out[b, cuda.threadIdx.y, cuda.threadIdx.x] = convolve(s[b], w, i0, j0)
+    def every_sum(s, w, i0, j0, out, used):
+        b, y, x = cuda.blockIdx.x, cuda.threadIdx.y, cuda.threadIdx.x
+        t = convolve(s[b], w, i0, j0)
+        out[b, y, x], used[b, y, x] = t, math.atan(t)  # computed in float64 if t is one
 
-    report = watched(every_sum, size, (s, w, i0, j0), (got,), rng, call)
+    report = watched(every_sum, size, (s, w, i0, j0), (got, used), rng, call)
     rows, columns = size - taps[0] + 1, size - taps[1] + 1
     wanted = in_corner(masked(convolved(s, w), i0, j0, -math.inf), size)
     mistakes = {
@@ -247,14 +259,22 @@ def check_rows(absorb, size, rng, what, m, offset=0, seen=True):
         new_m[b, y, x], new_l[b, y, x], shrinks[b, y, x], p[b, y, x] = absorb(
             t[b, y, x], m[b, y, 0], l[b, y, 0]
         )
+        cuda.syncthreads()  # a thread that has left before a shuffle waits here, and the others there
 
-    kernels.run(every_row, (BLOCKS, (size, size)), (t, m, l), got, rng, call)
+    kernels.run(every_row, (BLOCKS, (size, size)), (t, m, l), got, rng, call, float64=0)
     wanted = after_tile(t, as_float64(m), as_float64(l))
     # where nothing was read before, any number will do: it meets l = 0 and o = 0
     got[2] = np.where(np.isinf(m) & np.isfinite(got[2]), wanted[2], got[2])
     for name, mine, theirs in zip(("m", "l", "shrink", "p"), got, wanted, strict=True):
+        # small weights count too
+        unit = np.maximum(theirs, 1e-30).ravel() if name in ("shrink", "p") else 1
         compare(
-            mine, theirs, what=f"{what}: another {name}", call=call, tolerance=2e-5, hint=row_hint(name, mine)
+            mine,
+            theirs,
+            what=f"{what}: another {name}",
+            call=call,
+            tolerance=2e-5 * unit,
+            hint=row_hint(name, mine),
         )
 
 
@@ -286,13 +306,10 @@ NOT_SHRUNK = "Equal to what comes out if the old o does not shrink."
 VALUES = "o · shrink + Σ_j p_tile[y, j] · v_tile[j, x]: row y of P times column x of V."
 
 
-def check_values(add_values, size, d, factor, rng):
-    """One tile of P times V, added, in each block."""
-    p, v, o = (
-        np.abs(normal(rng, BLOCKS, size, size)),
-        normal(rng, BLOCKS, size, size),
-        normal(rng, BLOCKS, size, size),
-    )
+def check_values(add_values, size, d, factor, rng, weights=1):
+    """One tile of P times V, added, in each block, some of P and V 0; weights: how large P is about, and 1/V."""
+    p, v = np.abs(with_zeros(rng, BLOCKS, size, size)) * float32(weights), with_zeros(rng, BLOCKS, size, size)
+    v, o = v / float32(weights), normal(rng, BLOCKS, size, size) / float32(math.sqrt(weights))
     v[:, :, d:] = 0
     call = f"add_values(o, shrink={factor:g}, p_tile, v_tile) with tiles of {size} × {size}, in every thread"
     got = filled(BLOCKS, size, size)
@@ -353,21 +370,28 @@ def check_kernel(conv_kernel, n, d, taps, size, rng, scores="scores about 0"):
     hint = POISON if np.isnan(o).any() else FIRST_TILE if right else LOOP
     compare(o, wanted, what="a wrong O", call=call, tolerance=1e-4 if loud else 1e-5, hint=hint)
     compare(log_sum, wanted_sum, what="a wrong L", call=call, tolerance=1e-5, hint=LOG_SUM)
-    tiles = -(-n // columns)
+    visits = [-(-min(n, (block + 1) * rows) // columns) for block in range(grid)]
+    tiles, warps, steps = visits[-1], size * size // 32, size.bit_length() - 1
     parts = {
-        "q": 2,
-        "k": 2 * tiles,
-        "v": 2 * tiles,
+        "q": 1,
+        "k": tiles,
+        "v": tiles,
         "w": 2 * tiles * w.size,
         "shared": tiles * (4 * size + 2 * w.size + 12),
     }
     Contract(each=parts, hint=SHARES).enforce(kernel, report, call)
+    Contract(each={"out": 1, "log_sum": 1}, hint=STORED_ONCE).enforce(kernel, report, call)
+    Contract(shuffles=(0, 3 * sum(visits) * warps * steps), hint=ONCE).enforce(kernel, report, call)
+    Contract(barriers=(0, 5 * sum(visits) / grid), hint=FIVE).enforce(kernel, report, call)
 
 
 SHARES = (
     "Each thread loads one number of K and one of V from each tile, by load_rows, and from then on the block"
     " works in shared memory."
 )
+STORED_ONCE = "The loop keeps m, l and o in the thread; out and log_sum are stored after it, once."
+ONCE = "Each part is called once per tile of keys: absorb takes one maximum and one sum of each row."
+FIVE = "Five barriers per tile are enough. Which one of yours protects nothing?"
 
 
 def attention(q, k, v, w, scale):
@@ -399,7 +423,14 @@ def normal(rng, *shape):
 def watched(kernel, size, given, outputs, rng, call, grid=BLOCKS):
     """The launch of blocks of size × size threads, watched for a contract; returns sim's report."""
     observers = *DEFAULT, Trace(limit=kernels.EVENTS), Traffic
-    return kernels.run(kernel, (grid, (size, size)), given, outputs, rng, call, observers=observers)
+    return kernels.run(
+        kernel, (grid, (size, size)), given, outputs, rng, call, observers=observers, float64=0
+    )
+
+
+def with_zeros(rng, *shape):
+    """Standard normal numbers, one in six of them 0."""
+    return np.where(rng.random(shape) < 1 / 6, float32(0), normal(rng, *shape))
 
 
 def filled(*shape):
