@@ -21,7 +21,15 @@ from power.equivalents import EQUIVALENT
 from power.judge import compiled_once, verdict
 from power.mutations import mutations
 from power.survey import EXERCISES
-from readers import attacks01_08, lesson19, lessons01_08, lessons08_09, lessons09_15, lessons13_23
+from readers import (
+    attacks01_08,
+    lesson19,
+    lessons01_08,
+    lessons08_09,
+    lessons09_15,
+    lessons10_12,
+    lessons13_23,
+)
 
 CHOSEN = 1  # mutations, and breakers, of each exercise in a plain run
 SEEDS = range(20)

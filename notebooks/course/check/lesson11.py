@@ -307,7 +307,8 @@ VALUES = "o · shrink + Σ_j p_tile[y, j] · v_tile[j, x]: row y of P times colu
 
 
 def check_values(add_values, size, d, factor, rng, weights=1):
-    """One tile of P times V, added, in each block, some of P and V 0; weights: how large P is about, and 1/V."""
+    """One tile of P times V, added, in each block, some of P and V 0; weights: about the size of P, and of
+    1/V."""
     p, v = np.abs(with_zeros(rng, BLOCKS, size, size)) * float32(weights), with_zeros(rng, BLOCKS, size, size)
     v, o = v / float32(weights), normal(rng, BLOCKS, size, size) / float32(math.sqrt(weights))
     v[:, :, d:] = 0

@@ -8,8 +8,9 @@ import torch
 from torch.nn.functional import conv2d, pad
 
 from course.check import inputs
-from course.check.harness import compare, exercise, fail
+from course.check.harness import compare, exercise, fail, instance
 from course.check.tensors import within
+from kernels import conv_tiled, reference
 
 # (tokens, c_q, c_k): first one in which no two mistakes look alike; then one token, one tap, even and odd,
 # oblong, more taps than tokens.
@@ -24,6 +25,7 @@ WINDOWS = [
     (9, 6, 11),
     (8, 1, 5),
     (8, 5, 1),
+    (41, 2, 2),
 ]
 TOLERANCE = 1e-9
 
@@ -36,6 +38,7 @@ def ex12_1(softmax_backward, rng):
         (1, 4, None),
         (3, 1, None),
         (9, 3, None),
+        (45, 3, None),
         *((7, 2, scores) for scores in list(inputs.TO_1000)[1:]),
     ]
     for n, d, loud in shapes:
@@ -50,7 +53,9 @@ def ex12_1(softmax_backward, rng):
         (d_t,) = torch.autograd.grad(o, t, d_o)
         call = f"softmax_backward(t {(n, n)}, log_sum {(n,)}, v, o, d_o {(n, d)}){f', {loud}' * bool(loud)}"
         check_softmax(softmax_backward, t.detach(), log_sum, v, o.detach(), d_o, p.detach(), d_t, call)
-        log_sum, o = log_sum + torch.tensor(rng.uniform(0.5, 1, n)), random(rng, n, d)
+        # weights above 1, and as small as 1e-10, which a dO of 1e10 makes large
+        t = t - torch.tensor(rng.uniform(0, 22, (n, n)))
+        log_sum, o, d_o = log_sum - torch.tensor(rng.uniform(0.5, 1, n)), random(rng, n, d), 1e10 * d_o
         p = torch.exp(t.detach() - log_sum[:, None])
         check_softmax(
             softmax_backward,
@@ -64,7 +69,7 @@ def ex12_1(softmax_backward, rng):
             f"{call}, where L and o are not those of t and v",
         )
     return (
-        f"P and dT of 1 to 9 tokens against autograd, with scores to ±{inputs.FAR}; with L and o as they are"
+        f"P and dT of 1 to 45 tokens against autograd, with scores to ±{inputs.FAR}; with L and o as they are"
         " handed over"
     )
 
@@ -79,7 +84,7 @@ def check_softmax(softmax_backward, t, log_sum, v, o, d_o, p, d_t, call):
 @exercise("12.2", "transposed_convolve")
 def ex12_2(transposed_convolve, rng):
     for n, c_q, c_k in WINDOWS:
-        d_t, w = random(rng, n, n), random(rng, c_q, c_k)
+        d_t, w = with_zeros(rng, n, n), random(rng, c_q, c_k)
         s = torch.zeros_like(d_t, requires_grad=True)
         (wanted,) = torch.autograd.grad(convolve(s, w), s, d_t)
         call = f"transposed_convolve(d_t {(n, n)}, w {(c_q, c_k)})"
@@ -91,13 +96,13 @@ def ex12_2(transposed_convolve, rng):
             convolution_mistakes(d_t, w),
             READERS,
         )
-    return f"{len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps against autograd"
+    return f"{len(WINDOWS)} shapes of 1 to 41 tokens and 1 × 1 to 7 × 11 taps against autograd"
 
 
 @exercise("12.3", "tap_gradient")
 def ex12_3(tap_gradient, rng):
     for n, c_q, c_k in WINDOWS:
-        d_t, s0 = random(rng, 2, n, n)
+        d_t, s0 = with_zeros(rng, 2, n, n)
         w = torch.zeros(c_q, c_k, dtype=torch.float64, requires_grad=True)
         (wanted,) = torch.autograd.grad(convolve(s0, w), w, d_t)
         call = f"tap_gradient(d_t {(n, n)}, s0 {(n, n)}, c_q={c_q}, c_k={c_k})"
@@ -109,7 +114,7 @@ def ex12_3(tap_gradient, rng):
             tap_mistakes(d_t, s0, c_q, c_k),
             MET,
         )
-    return f"{len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps against autograd"
+    return f"{len(WINDOWS)} shapes of 1 to 41 tokens and 1 × 1 to 7 × 11 taps against autograd"
 
 
 @exercise("12.4", "conv_attention_backward")
@@ -117,6 +122,7 @@ def ex12_4(conv_attention_backward, rng):
     for n, c_q, c_k in WINDOWS:
         d = int(rng.integers(2, 6))
         q, k, v, d_o = random(rng, 4, n, d)
+        d_o = 100 * d_o
         leaves = [x.requires_grad_() for x in (q, k, v, random(rng, c_q, c_k))]
         o, log_sum = attend(*leaves)
         wanted = torch.autograd.grad(o, leaves, d_o)
@@ -126,7 +132,7 @@ def ex12_4(conv_attention_backward, rng):
             f" {(n, d)})"
         )
         check_backward(conv_attention_backward, given, wanted, call)
-        given[4:6] = random(rng, n, d), log_sum.detach() + torch.tensor(rng.uniform(0.5, 1, n))
+        given[4:6] = random(rng, n, d), log_sum.detach() - torch.tensor(rng.uniform(0.5, 1, n))
         check_backward(
             conv_attention_backward,
             given,
@@ -134,7 +140,7 @@ def ex12_4(conv_attention_backward, rng):
             f"{call}, where L and o are not those of q, k and v",
         )
     return (
-        f"dV, dW, dQ and dK for {len(WINDOWS)} shapes of 1 to 9 tokens and 1 × 1 to 7 × 11 taps against"
+        f"dV, dW, dQ and dK for {len(WINDOWS)} shapes of 1 to 41 tokens and 1 × 1 to 7 × 11 taps against"
         " autograd; with L and o as they are handed over"
     )
 
@@ -170,13 +176,22 @@ def ex12_5(diagnosis, rng):
 
 NAMES = "dQ", "dK", "dV", "dW"
 BY_HAND = (
-    "Here the gradient is computed by hand, from the formulas of this lesson: autograd is what it is compared"
-    " with."
+    "Here the gradient is computed by hand, from the formulas of this lesson: autograd, and the package's own"
+    " gradients, are what it is compared with."
+)
+READY_MADE = (
+    reference.transposed_convolve,
+    reference.tap_sums,
+    reference.tap_gradient,
+    reference.conv_attention_backward,
+    conv_tiled.valid_transposed,
+    conv_tiled.backward_queries,
+    conv_tiled.backward_keys,
 )
 
 
 def by_hand(answer, given, call):
-    """answer(*given), without autograd, its inputs unchanged."""
+    """answer(*given), without autograd and the package's gradients, its inputs unchanged."""
 
     def refuse(*_, **__):
         fail("it asks autograd", call=call, hint=BY_HAND)
@@ -185,7 +200,7 @@ def by_hand(answer, given, call):
         patch("torch.autograd.graph._engine_run_backward", refuse),
         patch("torch.autograd._engine_run_backward", refuse),
     ):
-        return within(answer, tuple(given), call=call)
+        return within(answer, tuple(given), call=call, ready_made=READY_MADE, hint=BY_HAND)
 
 
 SINGLE = (
@@ -199,6 +214,7 @@ def judge(name, got, wanted, call, mistakes, hint):
     compare(
         got, wanted, what=name, call=call, tolerance=TOLERANCE, hint=diagnose(got, wanted, mistakes) or hint
     )
+    instance(got, torch.Tensor, what=f"{name} as a tensor", call=call)
 
 
 def diagnose(got, wanted, mistakes):
@@ -228,6 +244,8 @@ def four(answer, call):
             call=call,
             hint="End with a return of four tensors, in this order.",
         )
+    if isinstance(answer, list):
+        fail("four results in a list, where autograd takes a tuple", call=call, hint=ORDER)
     return answer
 
 
@@ -236,6 +254,11 @@ def four(answer, call):
 
 def random(rng, *shape):
     return torch.tensor(rng.standard_normal(shape))
+
+
+def with_zeros(rng, *shape):
+    """Random numbers, one in six of them 0."""
+    return random(rng, *shape) * torch.tensor(rng.random(shape) > 1 / 6)
 
 
 def future(n):

@@ -1,6 +1,7 @@
 """PyTorch answers watched while they run: how large a tensor they make, how much they keep, how many
 operations they take, and what they may not call."""
 
+import sys
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -109,18 +110,39 @@ def global_memory():
             seen.looks_away = was
 
 
-def within(answer, given, *, call, largest=None, kept=None, operations=None, refused=(), hint=None):
+@contextmanager
+def noted(functions):
+    """The names of those of the functions, Python's, that are called within."""
+    names, called = {function.__code__: function.__qualname__ for function in functions}, []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code in names:
+            called.append(names[frame.f_code])
+
+    before = sys.getprofile()
+    sys.setprofile(note if names else before)
+    try:
+        yield called
+    finally:
+        sys.setprofile(before)
+
+
+def within(
+    answer, given, *, call, largest=None, kept=None, operations=None, refused=(), ready_made=(), hint=None
+):
     """answer(*given), its inputs unchanged, within bounds; returns what it returns.
 
     largest: most numbers in one tensor that it makes; kept: most alive at one time; operations: most
-        operations of PyTorch; refused: names of functions it may not call. Numbers may not leave PyTorch
-        (numpy, tolist) where a bound is set.
+        operations of PyTorch; refused: names of PyTorch's functions it may not call; ready_made: functions of
+        ours it may not call. Numbers may not leave PyTorch (numpy, tolist) where a bound is set.
     """
     tensors = [getattr(value, "hidden", value) for value in tree_leaves(given)]
     before = [value.clone() if isinstance(value, torch.Tensor) else value for value in tensors]
-    with watched() as seen:
+    with watched() as seen, noted(ready_made) as ours:
         result = answer(*given)
     bounded = largest or kept or operations
+    for name in ours:
+        fail(f"it calls {name}, which is the package's answer", call=call, hint=hint)
     for name in seen.called:
         if name in refused or (bounded and name in OFF):
             fail(f"it calls {name}, which this exercise does without", call=call, hint=hint)

@@ -257,7 +257,6 @@ RIGHT = {
     "ex12_3": [gradient_with(), as_a_large_convolution, by_unfolding],
     "ex12_4": [
         backward_with(),
-        right_then(lambda *four: list(four)),
         backward_with(transposed=by_loops, taps=by_unfolding),
     ],
     "ex12_5": [lambda: TRUTH, lambda: dict(sorted(TRUTH.items(), reverse=True))],
