@@ -130,7 +130,7 @@ check.ex10_1(to_load)
 # %% [markdown]
 # ### Your tile, in a picture
 #
-# The next cell draws what your function says, for 12 tokens and 3 × 4 taps; a tile loads 7 × 7. **Dark** is what the tile owns, **pale** what it loads besides. A `0` stands where zero is loaded in place of a score: outside
+# The next cell draws what your function says, for 12 tokens and 3 × 4 taps; a tile loads 7 × 7. **Dark** is what the tile owns, **pale** what it loads besides, **green** what earlier tiles own and this one does not load. The stairs are the diagonal: a query sees the keys to the left of them. A `0` stands where zero is loaded in place of a score: outside
 # the sequence, or where the key comes after the query of its row. Move the slider from tile to tile. (The cell only draws, there is no need to read it.)
 
 
@@ -161,6 +161,7 @@ def draw_tiles(n, c_q, c_k, loaded):
         6,
         ("global-load", "owned"),
         ("load", "loaded, not owned"),
+        ("active", "owned by an earlier tile"),
         ("empty", "not loaded"),
     )
     scene.cells = [
@@ -175,21 +176,27 @@ def draw_tiles(n, c_q, c_k, loaded):
         (58, 48, "key", "end"),
         *((66 + side * (j + halo.left) + 10, 48, j, "middle") for j in range(n)),
     ]
+    for i in range(n):  # the diagonal, as stairs between what is seen and the future
+        x, y = 64 + side * (i + halo.left), 54 + side * (i + halo.above)
+        scene.boxes += [("line", x, y, side, 2), ("line", x + side, y, 2, side)]
+    before = set()
     for i0, j0, rows, columns in tiles_visited(n, *owned(loaded, halo)):
         top, bottom, left, right = to_load(i0, j0, rows, columns, c_q, c_k)
         words = (
             f"rows {top} to {bottom - 1}, columns {left} to {right - 1}: "
             f"{(bottom - top) * (right - left)} loaded, {rows * columns} owned"
         )
-        looks = []
+        looks = {cell: (cell, "active", "") for cell in before}
         for i in range(top, bottom):
             for j in range(left, right):
                 mine = i0 <= i < i0 + rows and j0 <= j < j0 + columns
                 zero = not (0 <= i < n and 0 <= j <= i)
                 cell = (i + halo.above) * len(places) + j + halo.left
-                looks.append(
-                    (cell, "global-load" if mine else "load", "0" if zero else "")
-                )
+                look = "global-load" if mine else "load"
+                looks[cell] = cell, look, "0" if zero else ""
+                if mine:
+                    before.add(cell)
+        looks = list(looks.values())
         scene.steps.append((words, looks))
     return scene.view()
 
@@ -234,7 +241,7 @@ for taps in [(1, 1), (3, 5), (7, 7), (6, 11), (15, 15)]:
 #
 # ## Load, then mask, then convolve
 #
-# Loading from outside the sequence must give zeros, never somebody else's numbers. `kernels/conv_tiled.py` has a function for it, which counts what it reads:
+# Loading from outside the sequence must give zeros, never numbers of another array. `kernels/conv_tiled.py` has a function for it, which counts what it reads:
 
 # %%
 print(inspect.getsource(load_rows))
@@ -260,7 +267,7 @@ for first, count in [(-2, 4), (3, 4), (7, 2)]:
 #
 # ### Exercise 10.2 · convolved_tile · about six lines
 #
-# Write `convolved_tile(q_tile, k_tile, w, i0, j0)`: the part of `T` that the tile owns, of shape (rows, columns). The tiles themselves stay as they are.
+# Write `convolved_tile(q_tile, k_tile, w, i0, j0)`: the part of `T` that the tile owns, of shape (rows, columns). The tiles themselves stay as they are, and no score outside them is computed.
 #
 # | name | shape | |
 # |---|---|---|
@@ -332,7 +339,7 @@ check.ex10_2(convolved_tile)
 # - `nothing_read(count, d, like=q)` and `update(state, t, v_tile)`;
 # - `traffic.store(out, slice(i0, i0 + count), …)` for the output, and likewise for `log_sum`.
 #
-# Do not visit a tile of keys that begins after the last row. From one tile of keys to the next keep m, l and o, no scores. The check hands over `q`, `k` and `v` as arrays in global memory, which can be loaded from and stored to, and
+# Do not visit a tile of keys that begins after the last row. From one tile of keys to the next keep m, l and o, no scores and no values; store each output tile when it is ready. The check hands over `q`, `k` and `v` as arrays in global memory, which can be loaded from and stored to, and
 # nothing else; and its scores reach ±1000.
 #
 # <details><summary>Hint 1: the last tile of rows</summary>
@@ -481,8 +488,7 @@ show_figure(
 #
 # ## Bug hunt: the algorithm as it was published (optional, 30 minutes)
 #
-# The published pseudo-code whose first fault you met in lesson 09 calls this forward pass "Algorithm 1". It has the halo, and the right sizes of tiles (for odd `c_k`). But whoever writes it as code, line by line, has five things to
-# object to. Here is its course, in short:
+# The published pseudo-code whose first fault you met in lesson 09 calls this forward pass "Algorithm 1". It has the halo, and the right sizes of tiles (for odd `c_k`). But who writes it as code, line by line, finds five faults. Here is its course, in short:
 #
 # | | step of Algorithm 1 |
 # |---|---|
@@ -742,7 +748,7 @@ for m_start, l_start in [(-math.inf, 0.0), (-math.inf, 1.0), (0.0, 0.0), (0.0, 1
     )
 
 # %% [markdown]
-# Not at all. With the first key `l` is multiplied by exp(−∞ − m) = 0, whatever it was. So no comparison will ever find this one; only reading does. It turns into a mistake as soon as somebody starts `m` at another number, as the notebook of lesson 05 does.
+# Not at all. With the first key `l` is multiplied by exp(−∞ − m) = 0, whatever it was. So no comparison will ever find this one; only reading does. It turns into a mistake as soon as `m` starts at another number, as the notebook of lesson 05 does.
 # (With `l = 0` it is right even so, as long as no scores are far below 0: that was lesson 05.) In code that others will change, let each line be right by itself, and not by the grace of another one.
 #
 # ### And `m` and `l`, or `L`?

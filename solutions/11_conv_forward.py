@@ -68,26 +68,32 @@ for name, words in {"kernels": "the kernel", "eager": "plain PyTorch"}.items():
 # ## The idea in one picture
 #
 # A block **loads** a square tile of `size` × `size` scores, and has a thread for each of them: thread (x, y) for column x and row y. For a tile, a thread does four things, one after the other, and its role changes each time.
-# Here is thread x = 2, y = 1, with 2 × 3 taps and `size` = 8:
+# Here is thread x = 2, y = 1, with 2 × 3 taps and `size` = 8, at the tile that owns from query i0 = 14 and key j0 = 12 on:
 
 
 # %% jupyter={"source_hidden": true}
-def draw_roles(size, c_q, c_k, x, y):
-    """Four tiles side by side: what thread (x, y) reads (pale) and makes (dark);
-    hatched: what the tile does not own."""
+def draw_roles(size, c_q, c_k, x, y, i0, j0):
+    """Four tiles side by side, for the tile that owns from query i0 and key j0 on:
+    what thread (x, y) reads (pale) and makes (dark); hatched: not owned."""
     rows, columns = size - c_q + 1, size - c_k + 1
-    panels = [
-        ("S0: one score", lambda i, j: False, False),
+    halo = i0 - (c_q - 1), j0 - (c_k - 1) // 2
+    panels = [  # title, what is read, of owned cells, first query, first column, which
+        ("S0: one score", lambda i, j: False, False, *halo, "key"),
         (
             f"T: a window of {c_q} × {c_k} scores",
             lambda i, j: y <= i < y + c_q and x <= j < x + c_k,
             True,
+            i0,
+            j0,
+            "key",
         ),
-        ("P: its row, by shuffles", lambda i, j: i == y, True),
-        ("O: row y of P, column x of V", lambda i, j: i == y, False),
+        ("P: its row, by shuffles", lambda i, j: i == y, True, i0, j0, "key"),
+        ("O: row y of P, column x of V", lambda i, j: i == y, False, i0, 0, "column"),
     ]
     figure, every = plt.subplots(1, 4, figsize=(13, 3.7), layout="constrained")
-    for axes, (title, reads, of_owned) in zip(every, panels, strict=True):
+    for axes, (title, reads, of_owned, query, first, which) in zip(
+        every, panels, strict=True
+    ):
         for i in range(size):
             for j in range(size):
                 mine = (i, j) == (y, x)
@@ -99,16 +105,18 @@ def draw_roles(size, c_q, c_k, x, y):
                     )
                 )
         axes.set(xlim=(0, size), ylim=(size, 0), aspect="equal", title=title)
-        axes.set_xticks([j + 0.5 for j in range(size)], range(size))
-        axes.set_yticks([i + 0.5 for i in range(size)], range(size))
+        axes.set_xticks([j + 0.5 for j in range(size)], range(first, first + size))
+        axes.set_yticks([i + 0.5 for i in range(size)], range(query, query + size))
+        axes.set(xlabel=which, ylabel="query")
         axes.tick_params(length=0)
     return figure
 
 
 show_figure(
-    draw_roles(8, 2, 3, x=2, y=1),
+    draw_roles(8, 2, 3, x=2, y=1, i0=14, j0=12),
     "four tiles of 8 × 8 cells, in each of which the cell in row 1, column 2 is dark: "
-    "the thread's own. First, S0: nothing else is marked. Second, T: "
+    "the thread's own. First, S0, queries 13 to 20 and keys 11 to 18: "
+    "nothing else is marked. Second, T, queries from 14 and keys from 12 on: "
     "the thread reads the rows 1 and 2, columns 2 to 4. "
     "Row 7 and the columns 6 and 7 are hatched, as the tile does not own them. "
     "Third, P: all of row 1 takes part. Fourth, O: the thread reads all of row 1.",
@@ -192,7 +200,7 @@ def load_rows(tile, rows, first):
 # %% [markdown]
 # `rows[-1]` would be the last row for Numba, as for Python, and in CUDA C++ whatever lies in front of the array. Neither is a halo.
 #
-# Now the four parts. All of them are called by every thread of the block. `cuda.threadIdx.x` and `.y` say which one it is.
+# Now the four parts. All of them are called by every thread of the block, and compute in float32 alone: the check compiles them, and refuses a float64. `cuda.threadIdx.x` and `.y` say which one it is.
 #
 # ### Exercise 11.1 · score · about six lines
 # Return the masked score of this thread's cell: `scale` times row y of `q_tile` times row x of `k_tile`, or 0 if the key comes after the query. A thread reads one row of each tile. `w` is here for its shape, (c_q, c_k). In a tile, what is beyond d is 0.
@@ -293,7 +301,7 @@ def row_sum(value):
 
 
 # %% [markdown]
-# Each thread holds its own T, and a copy of its row's state m and l. Return four numbers: the new m, the new l, the factor `shrink` by which the old l (and later the old o) is multiplied, and p, this thread's exp(T − new m).
+# Each thread holds its own T, and a copy of its row's state m and l. Every thread calls `row_max` and `row_sum`, in every tile. Return four numbers: the new m, the new l, the factor `shrink` by which the old l (and later the old o) is multiplied, and p, this thread's exp(T − new m).
 #
 # With (m, l) = (2, 1.5), and T = 2 and −∞ in a row of two threads: what do they return? (You had this on paper: 2, 2.5, 1, and 1 or 0.)
 #
@@ -357,7 +365,7 @@ check.ex11_4(add_values)
 #
 # ### Exercise 11.5 · conv_kernel · about eleven lines
 # Write the body of the loop over the tiles of keys. The block owns `rows` queries from i0 on, the tile `columns` keys from j0 on. Each of your parts is called once, and so is
-# `load_rows(tile, array, first)` for K and for V. Put a `cuda.syncthreads()` wherever one is needed. The check has up to seven tiles of keys, scores to ±1000, and a `scale` that is not 1/√d; it also compiles the kernel for a GPU.
+# `load_rows(tile, array, first)` for K and for V. Put a `cuda.syncthreads()` wherever one is needed, five per tile at most. m, l and o stay in the thread: `out` and `log_sum` are stored after the loop, once. The check has many tiles of keys, scores to ±1000, and a `scale` that is not 1/√d; it also compiles the kernel for a GPU.
 #
 # <details><summary>Hint 1: the first rows of the tiles</summary>
 #
@@ -474,13 +482,13 @@ reports[-1].memory_map("s_tile", block=0)
 # <details><summary>Can you do it with four barriers?</summary>
 #
 # Yes: load V later, after the barrier "S0 is complete". Then the last barrier is not needed. The next K may be loaded while others still add values, as nobody reads K any more; and S0 and V of the next tile are written only after barriers
-# that everybody reaches when the values have been added. Try it, the check will tell. The package's kernel has more barriers than yours, since it loads Q, K and V in pieces.
+# that everybody reaches when the values have been added. Try it, the check will tell. (And the fourth may be a `cuda.syncwarp()`: a thread reads its own row of P only, and a row lies in one warp.) The package's kernel has more barriers than yours, since it loads Q, K and V in pieces.
 # </details>
 #
 # ## Three bug hunts (optional, 25 minutes)
 #
 # The kernel has a middle: from the complete S0 to the new o. In the next cells only the middle changes. `with_middle` puts it into a frame like yours that loads the tiles, makes S0, and stores the results; `p_tile` is one more tile in shared memory,
-# for those who want it.
+# for versions that use it.
 
 
 # %%
@@ -546,7 +554,7 @@ def try_middle(middle, tokens, taps=(3, 3), seeds=10):
 # %% [markdown]
 # ### 1. Too early
 #
-# **Guess before you run.** Somebody counts: `absorb` has shuffles in it, and the lanes wait for each other there. So the barrier after it can go. Is it right? Does `sim` find something?
+# **Guess before you run.** `absorb` has shuffles in it, and the lanes wait for each other there. So the barrier after it can go, one might think. Is it right? Does `sim` find something?
 
 
 # %%
@@ -612,7 +620,7 @@ print(report.errors[0].message)
 # A tile owns 8 − 2 = 6 columns. Up to 6 tokens there are no others to sum over; from 7 on there are, and the columns 6 and 7 of `p_tile` have never been written. `sim` fills fresh shared memory with NaN and says who reads it. A GPU gives what the
 # last block has left there, perhaps of another kernel. That can be different in each run, and it can be 0, so that all is well until the day when it is not.
 #
-# Now somebody saves memory and puts P where S0 was, as you did, with the right barrier. The rest stays.
+# The next version saves memory: it puts P where S0 was, as you did, with the right barrier. The rest stays.
 #
 # **Guess before you run.** What will `sim` find this time?
 
@@ -733,7 +741,56 @@ print(inspect.getsource(conv_tiles.add_products.py_func))
 print(inspect.getsource(conv_tiles.convolve_strip.py_func))
 
 # %% [markdown]
-# (Taps are filled up with zeros to a multiple of four columns.)
+# (Taps are filled up with zeros to a multiple of four columns.) Both in a picture, for one thread:
+
+
+# %%
+def draw_patch_and_strip(size, c_k):
+    """Left, the cells of one thread's patch in a tile; right, its window of scores
+    (pale) while it convolves one row of taps, and its strip (dark) above."""
+    step, strip, group = size // conv_tiles.PATCH, conv_tiles.STRIP, conv_tiles.GROUP
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    patch = [step * r + 1 for r in range(conv_tiles.PATCH)]
+    for i in range(size):
+        for j in range(size):
+            colour = BLUE if i in patch and j in patch else "white"
+            left.add_patch(
+                plt.Rectangle((j, i), 1, 1, facecolor=colour, edgecolor="lightgrey")
+            )
+    left.set(xlim=(0, size), ylim=(size, 0), aspect="equal", title="a patch of 4 × 4")
+    windows = -(-c_k // group)
+    for row in range(windows + 1):
+        for x in range(strip + group * windows):
+            start = group * (row - 1)
+            read = row > 0 and start <= x < start + strip + group
+            colour = BLUE if not row and x < strip else SKY if read else "white"
+            right.add_patch(
+                plt.Rectangle((x, row), 1, 1, facecolor=colour, edgecolor="grey")
+            )
+    names = ["T", *(f"taps {group * w} to {group * w + 3}" for w in range(windows))]
+    right.set_yticks([row + 0.5 for row in range(windows + 1)], names)
+    right.set(
+        xlim=(0, strip + group * windows),
+        ylim=(windows + 1, 0),
+        aspect="equal",
+        title="a strip of 8, and its window over the scores",
+        xlabel="column, from the strip's first on",
+    )
+    left.tick_params(length=0)
+    right.tick_params(length=0)
+    return figure
+
+
+show_figure(
+    draw_patch_and_strip(32, 7),
+    "left, a tile of 32 × 32 cells, in which the 16 cells of one thread's patch are "
+    "dark: rows and columns 1, 9, 17 and 25. Right, a strip of 8 dark cells T, and "
+    "below it the window of 12 scores: columns 0 to 11 for the taps 0 to 3, "
+    "columns 4 to 15 for the taps 4 to 7.",
+)
+
+# %% [markdown]
+# The cells of a patch lie apart, as the lanes beside this thread take the cells beside these.
 #
 # **Predict.** How many numbers are fetched for one multiply-add of use? Fill in the last two, for one row of 7 taps.
 #
@@ -895,7 +952,7 @@ for shape, peaks in recorded_by_shape("peak_mib").items():
     )
 
 # %% [markdown]
-# How far is that from what the GPU can do? Count multiply-adds: for each score that somebody sees, d for QKᵀ, c_q · c_k for the convolution, d for PV. Two operations each; lesson 08's H200 does 66.9 · 10¹² in a second.
+# How far is that from what the GPU can do? Count multiply-adds: for each score that a query sees, d for QKᵀ, c_q · c_k for the convolution, d for PV. Two operations each; lesson 08's H200 does 66.9 · 10¹² in a second.
 #
 # **Predict.** B = 1, H = 8, N = 4096, d = 64, 7 × 7 taps: how many milliseconds at least?
 

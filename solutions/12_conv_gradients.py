@@ -22,7 +22,7 @@
 # 3. tell from wrong numbers which mistake made them, and say which tests would have missed it.
 #
 # PyTorch's autograd can find these gradients by itself, as long as every step is an operation of PyTorch, and it keeps N×N matrices for it.
-# A kernel of our own is one step, and it keeps no such matrix. So somebody has to tell autograd what the gradients are. In
+# A kernel of our own is one step, and it keeps no such matrix. So we have to tell autograd what the gradients are. In
 # lesson 13 two kernels will compute them; here you find out what they have to compute. Everything is plain PyTorch, in float64, for one
 # head: `q`, `k`, `v` are (N, d), the taps `w` are (c_q, c_k), and query i sees the keys j ≤ i.
 
@@ -44,8 +44,8 @@ torch.set_default_dtype(torch.float64)
 # ## The idea in one picture
 #
 # Above, the forward pass of lesson 09, from left to right. Below, the same road back. We write **dX** for the gradient of the loss with
-# respect to X. It has the shape of X, and each number in it says how fast the loss rises when that number of X rises. Somebody hands us
-# dO; we hand on dQ, dK, dV and dW. (The next cell only draws: run it, there is no need to read it.)
+# respect to X. It has the shape of X, and each number in it says how fast the loss rises when that number of X rises. The loss hands us
+# dO; we hand on dQ, dK, dV and dW. Beside each arrow of the way back stands what the step needs in addition (D is a number per row, of section 2). (The next cell only draws: run it, there is no need to read it.)
 
 # %% jupyter={"source_hidden": true}
 STEPS = [
@@ -55,8 +55,10 @@ STEPS = [
     ("P", "softmax"),
     ("O", "P V"),
 ]
+NEEDS = {"O": "V", "P": "P, D", "T": "W", "S0": "mask"}  # of each step back
 ASIDE = {"S": "Q, K", "T": "W", "O": "V"}
 BACK = {"S": "dQ, dK", "T": "dW", "O": "dV"}
+WITH = {"S": "K, Q", "T": "S0", "O": "P"}
 
 
 def box(axes, x, y, text, colour):
@@ -89,6 +91,7 @@ for place, (name, how) in enumerate(STEPS):
     if place:
         arrow(axes, (x - 1.6, 1), (x - 0.4, 1), BLUE)
         arrow(axes, (x - 0.45, -1), (x - 1.5, -1), ORANGE)
+        axes.text(x - 1, -0.75, NEEDS[name], ha="center", fontsize=10)
     axes.text(
         x - 1 if place else x, 1.3 if place else 0.42, how, ha="center", fontsize=10
     )
@@ -101,14 +104,16 @@ for place, (name, how) in enumerate(STEPS):
             x, -2.35, BACK[name], ha="center", va="center", fontsize=12, color=ORANGE
         )
         arrow(axes, (x, -1.4), (x, -2.15), ORANGE)
+        axes.text(x + 0.12, -1.82, WITH[name], va="center", fontsize=10)
 axes.set(xlim=(-1, 8.6), ylim=(-2.6, 2.6))
 axes.axis("off")
 show_figure(
     figure,
     "two rows of boxes. Above, from left to right: Q and K give S, by q kᵀ times the "
     "scale; S0 is S with the future set to 0; W enters and T is S0 convolved; P is "
-    "the softmax of T; V enters and O is P V. Below, from right to left: dO gives dV "
-    "and dP, dP gives dT, dT gives dW and dS0, dS0 gives dS, and dS gives dQ and dK.",
+    "the softmax of T; V enters and O is P V. Below, from right to left: dO gives, "
+    "with P, dV and, with V, dP; dP, with P and D, gives dT; dT gives, with S0, dW and, "
+    "with W, dS0; dS0, masked, gives dS; and dS gives, with K and Q, dQ and dK.",
 )
 
 # %% [markdown]
@@ -120,7 +125,7 @@ show_figure(
 #
 # (This is the chain rule. *Strength* is how fast the other number rises when this one rises: a derivative.)
 #
-# On paper: a = 5 goes into b = 3a and into c = a². Further on, somebody found db = 2 and dc = 1. The strengths are 3, and 2a = 10.
+# On paper: a = 5 goes into b = 3a and into c = a². Say that db = 2 and dc = 1 are known. The strengths are 3, and 2a = 10.
 #
 # **Predict.** da = `___`
 #
@@ -217,7 +222,7 @@ print(
 # </details>
 #
 # Read it in words: give a key more score, and the output moves **toward that key's value, away from the mean**, by as much as its weight.
-# The value 4 lies below the mean 5, so key 1 pulls the output down, although 4 is positive. Whoever forgets D says that it pulls it up.
+# The value 4 lies below the mean 5, so key 1 pulls the output down, although 4 is positive. Without D it would pull it up.
 
 # %%
 t, v = torch.tensor([math.log(2), 0, 0]), torch.tensor([8.0, 4.0, 0.0])
@@ -393,14 +398,21 @@ show_figure(
 )
 
 # %% [markdown]
-# Put r = i − P_q + a, and solve for i: the reader of S0[r, c] by the tap (a, b) is T[r + P_q − a, c + P_k − b]. So
+# **On paper.** Which T has read S0[r, c] with the tap (a, b)? Check it against the picture: S0[3, 2] with the tap 0,0 is read by T[5, 3].
+# T[`___` , `___`]. Then write dS0[r, c] as a sum over a and b.
+#
+# <details><summary>Answer</summary>
+#
+# Put r = i − P_q + a, and solve for i; likewise c = j − P_k + b for j. The reader is T[r + P_q − a, c + P_k − b], so
 #
 # $$dS0_{rc} = \sum_{a,b} w_{ab}\; dT_{\,r + P_q - a,\; c + P_k - b}\,,\qquad\text{with 0 outside.}$$
 #
+# </details>
+#
 # ## Exercise 12.2 · transposed_convolve · four to eight lines
 #
-# Return dS0, (N, N), for `d_t` (N, N) and `w` (c_q, c_k). Four loops are fine here (the check is patient); so is `conv2d` with `pad`, once
-# you know what is turned and which sides grow.
+# Return dS0, (N, N), for `d_t` (N, N) and `w` (c_q, c_k). Four loops are fine here (the check has up to 41 tokens, and is patient); so is `conv2d` with `pad`, once
+# you know what is turned and which sides grow. Here and below autograd, and the package's own gradients, are witnesses: they give no answers.
 #
 # <details><summary>Hint 1: with loops</summary>
 #
@@ -477,16 +489,24 @@ print(
 )
 
 # %% [markdown]
-# 2 + 0 + 6 + 0 = 8. Here nothing is turned round: dt and s stand side by side as they did in the forward pass. In two dimensions
+# 2 + 0 + 6 + 0 = 8. Here nothing is turned round: dt and s stand side by side as they did in the forward pass.
+#
+# **On paper.** In two dimensions, which score has the tap (a, b) met in T[i, j]? S0[`___` , `___`]. Then dW[a, b] is a sum over all i and j.
+#
+# <details><summary>Answer</summary>
+#
+# It stands in the formula of the forward pass:
 #
 # $$dW_{ab} = \sum_{i,j} dT_{ij}\; S0_{\,i - P_q + a,\; j - P_k + b}\,,\qquad\text{with 0 outside.}$$
+#
+# </details>
 #
 # A few taps collect from all N² scores. (With several sequences in a batch, all of them contribute to the same taps, so the sum runs over
 # the batch as well. Each head has taps of its own.)
 #
 # ## Exercise 12.3 · tap_gradient · about six lines
 #
-# Return dW, (c_q, c_k).
+# Return dW, a tensor (c_q, c_k).
 #
 # <details><summary>Hint 1: pad once</summary>
 #
@@ -605,7 +625,7 @@ def conv_attention(q, k, v, w):
 # %% [markdown]
 # ## Exercise 12.4 · conv_attention_backward · about six lines
 #
-# Return `(dQ, dK, dV, dW)`, shaped like q, k, v and w. Use your three functions, with L and o as they are handed over, and no autograd.
+# Return the tuple `(dQ, dK, dV, dW)`, shaped like q, k, v and w. Use your three functions, with L and o as they are handed over, and no autograd.
 #
 # <details><summary>Hint 1: the beginning</summary>
 #
@@ -889,7 +909,7 @@ def diagnosis():
 check.ex12_5(diagnosis)
 
 # %% [markdown]
-# Read the table of experiments once more, now by its columns, as tests that somebody might have written:
+# Read the table of experiments once more, now by its columns, as tests that one might have written:
 #
 # - The **identity** test is the obvious one, since it must equal ordinary attention. Forward it is a good test. Backward it lets "no
 #   mask" and "not transposed" pass.
