@@ -255,10 +255,7 @@ RIGHT = {
     "ex12_1": [softmax_with(), softmax_row_by_row],
     "ex12_2": [transposed_with(), by_loops, by_conv_transpose],
     "ex12_3": [gradient_with(), as_a_large_convolution, by_unfolding],
-    "ex12_4": [
-        backward_with(),
-        backward_with(transposed=by_loops, taps=by_unfolding),
-    ],
+    "ex12_4": [backward_with(), backward_with(transposed=by_loops, taps=by_unfolding)],
     "ex12_5": [lambda: TRUTH, lambda: dict(sorted(TRUTH.items(), reverse=True))],
 }
 
