@@ -292,8 +292,12 @@ def check_forward(forward, shape, size, rng, no_taps=False):
     else:
         q *= size
     traffic = Counted()
-    # what tiles take, generously, and L
-    room = 4 * (height * width + (height + width) * (d + 2)) + n
+
+    def room(got):
+        """What tiles take, generously, and those results that are plain tensors: L, and perhaps O."""
+        plain = isinstance(got, tuple | list) and any(torch.is_tensor(x) and x.ndim == 2 for x in got)
+        return 4 * (height * width + (height + width) * (d + 2)) + n + n * d * plain
+
     off_chip = [OffChip(x.clone()) for x in (q, k, v)]
     got = within(forward, (*off_chip, w, (height, width), traffic), call=call, kept=room, hint=TILES_ONLY)
     if not (isinstance(got, tuple | list) and len(got) == 2):
