@@ -132,10 +132,10 @@ def within(
 ):
     """answer(*given), its inputs unchanged, within bounds; returns what it returns.
 
-    largest: most numbers in one tensor that it makes; kept: most alive at one time, or a function of the result
-        that says so; operations: most operations of PyTorch; refused: names of PyTorch's functions it may not
-        call; ready_made: functions of ours it may not call. Numbers may not leave PyTorch (numpy, tolist)
-        where a bound is set.
+    largest: most numbers in one tensor that it makes; kept: most alive at one time, or a function of the
+        result that says so; operations: most operations of PyTorch; refused: names of PyTorch's functions
+        it may not call; ready_made: functions of ours it may not call. Numbers may not leave PyTorch (numpy,
+        tolist) where a bound is set.
     """
     tensors = [getattr(value, "hidden", value) for value in tree_leaves(given)]
     before = [value.clone() if isinstance(value, torch.Tensor) else value for value in tensors]
