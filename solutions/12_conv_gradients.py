@@ -112,7 +112,8 @@ show_figure(
     "two rows of boxes. Above, from left to right: Q and K give S, by q kᵀ times the "
     "scale; S0 is S with the future set to 0; W enters and T is S0 convolved; P is "
     "the softmax of T; V enters and O is P V. Below, from right to left: dO gives, "
-    "with P, dV and, with V, dP; dP, with P and D, gives dT; dT gives, with S0, dW and, "
+    "with P, dV and, with V, dP; dP, with P and D, gives dT; dT gives, with S0, dW "
+    "and, "
     "with W, dS0; dS0, masked, gives dS; and dS gives, with K and Q, dQ and dK.",
 )
 

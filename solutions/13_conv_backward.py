@@ -304,7 +304,8 @@ show_figure(
     figure,
     "two grids of 16 queries by 16 keys; the future is hatched. Left, the score of "
     "query 9 and key 6, dark. Its readers, blue, are T of the queries 9 to 11 and of "
-    "the keys 4 to 7. These read, yellow besides, the scores of the queries 7 to 11 and "
+    "the keys 4 to 7. These read, yellow besides, the scores of the queries 7 to 11 "
+    "and "
     "the keys 3 to 9. Right, a dark block of 4 by 4, "
     "queries 8 to 11 and keys 4 to 7, is owned. Around it, what is needed of dT: "
     "queries 8 to 13, two rows more below, keys 2 to 8, two columns more to the left "

@@ -458,7 +458,8 @@ show_figure(
     draw_loads(10, 3, 3, 4),
     "two lines of ten cells, the keys 0 to 9, for each of three splits: one for the "
     "rows of K, one for those of V. Split 0 loads the rows 0 to 3 of V, dark since it "
-    "owns them, and of K besides these the rows 4 and 5, pale. Split 1 loads the rows 4 "
+    "owns them, and of K besides these the rows 4 and 5, pale. Split 1 loads the rows "
+    "4 "
     "to 7 of V, and of K the rows 3, 8 and 9 besides. Split 2 loads the rows 8 and 9 "
     "of V, and of K the row 7 besides.",
 )

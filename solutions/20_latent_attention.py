@@ -291,8 +291,10 @@ def draw_band(n, window, first_query):
 
 show_figure(
     draw_band(10, 4, 3),
-    "a matrix of scores, the queries 3 to 9 by ten keys; keys after their query are white. "
-    "In each row the query's own key and the three before it are orange: there key j asks "
+    "a matrix of scores, the queries 3 to 9 by ten keys; keys after their query are "
+    "white. "
+    "In each row the query's own key and the three before it are orange: there key j "
+    "asks "
     "back. All other scores are blue, those of the keys 0 to 2 in every row, as "
     "these keys have no query.",
 )
@@ -420,4 +422,4 @@ print(f"the gradient of the latent values: {right}")
 #
 # **You can now** read a model's configuration and say what its cache costs, and where its projections belong.
 #
-# **Next:** [lesson 23](23_many_gpus.ipynb) cuts one sequence over many GPUs.
+# **Next:** [lesson 21](21_triton.ipynb) writes kernels in Triton, as programs on tiles.

@@ -266,7 +266,8 @@ show_figure(
     figure,
     "a table of four ranks by four visits, a colour for the keys of each rank. In "
     "visit 1 each rank attends to its own keys; in each later visit the colours have "
-    "moved down by one rank, and those of rank 3 have come to rank 0. In each row and in "
+    "moved down by one rank, and those of rank 3 have come to rank 0. In each row and "
+    "in "
     "each column every colour stands once.",
 )
 
