@@ -193,7 +193,7 @@ def contents():
 PLACES = {
     "01": (0, 0), "02": (1, 0), "09": (2, 0), "12": (3, 0), "13": (4, 0.2), "15": (5, 0.2), "21": (3.2, -2.2),
     "05": (2, -1.3), "10": (3, -1.2), "14": (4, -1.3), "20": (5, -0.75), "19": (5, -1.55), "23": (5, -2.2),
-    "22": (4.6, -3.65),
+    "22": (4, -3.8),
     "03": (0, -3), "04": (1, -3), "06": (2, -3), "07": (3, -3), "08": (4, -3), "11": (5, -3),
 }  # fmt: skip
 
@@ -203,7 +203,7 @@ def draw_map():
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(12, 6))
-    axes.set(xlim=(-0.5, 5.5), ylim=(-3.95, 0.6))
+    axes.set(xlim=(-0.5, 5.5), ylim=(-4.1, 0.6))
     axes.axis("off")
     colours = {"attention only": GREEN, "the simulator only": ORANGE, "everything": BLUE}
     boxes = {}
@@ -221,8 +221,8 @@ def draw_map():
         boxes[number] = axes.text(
             *PLACES[number], words, ha="center", va="center", fontsize=11, bbox=box
         ).get_bbox_patch()
-    for place, (way, colour) in enumerate(colours.items()):
-        axes.text(0.2 + 1.6 * place, -3.85, f"■ {way}", color=colour, fontsize=12, weight="bold")
+    for x, (way, colour) in zip((-0.45, 0.75, 2.3), colours.items()):
+        axes.text(x, -3.9, f"■ {way}", color=colour, fontsize=12, weight="bold")
     figure.canvas.draw()  # now the boxes have their sizes, and arrows can end at them
     for number, lesson in LESSONS.items():
         for before in lesson.after:
