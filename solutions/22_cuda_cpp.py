@@ -60,11 +60,11 @@ show_table(
 )
 
 # %% [markdown]
-# The C++ kernels are the fastest of the three in the convolution, and Triton in plain flash attention, where its `tl.dot` works in patches. In this lesson you write the first of these kernels in C++.
+# The C++ kernels are the fastest of the three in the convolution, and Triton in plain flash attention, where `tl.dot` gives each thread a patch of the scores in place of one row (lesson 21). In this lesson you write the first of these kernels in C++.
 #
 # **No GPU is needed.** A compiler of NVIDIA's called NVRTC turns C++ into PTX on any Linux or Windows machine, and `sim` runs the PTX. (For macOS there is no NVRTC. There the lesson's own texts run from PTX that was recorded when the lesson was built. A text of yours that differs from the solution is then not checked, and the cell says so.)
 #
-# Here is what that is good for. Seven lines of C++, with a mistake. Read them first: **which two threads meet, and at which lines?** `___`
+# Here is what that is good for. Seven lines of C++, with a mistake. Read them first: **which two threads meet, and at which lines?** (Line 1 is `extern`.) `___`
 
 # %%
 RACING = """
@@ -148,7 +148,7 @@ print("equal, bit by bit:", np.array_equal(by_numba, by_cpp))
 #
 # - `/` of two `int`s is an `int`, cut off **towards 0**. `%` is what that division leaves, so it has the sign of its left side.
 # - `int(x)` cuts off towards 0.
-# - A comparison gives an `int`, 1 or 0, and a chain is worked out from left to right: there is no `0 <= k < n` of mathematics.
+# - A comparison gives a `bool`, which counts as the `int` 1 or 0, and a chain is worked out from left to right: there is no `0 <= k < n` of mathematics.
 # - `threadIdx.x` and `blockIdx.x` are **unsigned**: below 0 they wrap to 4294967295. An `unsigned` with an `int` makes `unsigned`. `int i = threadIdx.x;` makes an `int` of it.
 #
 # ### Exercise 22.1 · expressions · eight values
@@ -188,7 +188,7 @@ print(VISIT.strip())
 # %% [markdown]
 # ### Exercise 22.2 · load_tile · about two lines
 #
-# Exercise 5.1 once more. Fill `tile` with `length` numbers of `array` from number `start` on. Each is loaded by **one** thread of the block; what would lie past the `size` numbers of `array` becomes 0. `array` may lie in longer memory: what is behind its `size` numbers is not read. The block has one dimension. No barrier.
+# Exercise 5.1 once more. Fill `tile` with `length` numbers of `array` from number `start` on. Each is loaded by **one** thread, and all threads of the block take an equal share; what would lie past the `size` numbers of `array` becomes 0. `array` may lie in longer memory: what is behind its `size` numbers is not read. The block has one dimension. No barrier, and, here and in all that follows, no `double`.
 #
 # The text stands in a Python string. Put your C++ in place of the line with `raise`.
 #
@@ -317,7 +317,7 @@ traced[1, 3, 0, 4 * 28](*given, 3, 2, 4, float32(0.5)).memory_map("shared")
 # %% [markdown]
 # ### Two barriers, two races
 #
-# Your kernel as it is, and without one of its barriers. **Predict**, for each: which tile, which line writes, which line reads? `___`
+# Your kernel as it is, and without one of its barriers (the cell looks for `__syncthreads();`). **Predict**, for each: which tile, which line writes, which line reads? `___`
 
 
 # %%
@@ -525,9 +525,9 @@ for name, result in results.items():
 # | | it says |
 # |---|---|
 # | `#pragma unroll 4` | write the loop out four times |
-# | `const float* __restrict__ m` | nobody else writes what m points to while the kernel runs |
+# | `const float* __restrict__ m` | no other pointer of the kernel writes what `m` points to |
 # | `__launch_bounds__(64)` | no block has more than 64 threads: so many registers per thread are allowed |
-# | `--use_fast_math` | `expf`, `/` and others by the fast instruction; numbers nearest to 0 become 0 |
+# | `--use_fast_math` | `expf`, `/` and others by the fast instruction; numbers below about 10⁻³⁸ become 0 |
 #
 # A kernel of four lines, with a weight for each score. `m[0]` is the same for all. **Predict**: with the loop written out, how often does a thread load from global memory, without `__restrict__`? `___` With it? `___` (Think of what a store to `p` may change.)
 
@@ -587,11 +587,11 @@ for launch in [("c", 20, 8), ("c", 20, 5), ("d", 30), ("d", 61)]:
     lesson22.hunted(*launch)
 
 # %% [markdown]
-# Four kernels, and three kinds of evidence. **a** and **c** are wrong, and found. **b** is right in this run and in every run that you will see: the number that it reads too early is thrown away. It is a race all the same, and costs a load for nothing. **d** has wrong values and no finding: each access is in order. No tool names its line, so ask what 30 tokens and 61 differ in.
+# Four kernels, and three kinds of evidence. **a** and **c** are wrong, and found. **b** is right in this run and in every run that you will see: the number that it may read too late, after the other block has changed it, is thrown away. It is a race all the same, and costs a load for nothing. **d** has wrong values and no finding: each access is in order. No tool names its line, so ask what 30 tokens and 61 differ in.
 #
 # ### Exercise 22.5 · mends · one line each
 #
-# Return for each kernel `{"wrong line": "right line"}`. A line is copied whole, without the spaces in front; its comment may stay away. The work stays as it is shared now: the threads meet in shared memory, with one barrier, and each takes its own element. The values must be right for all sizes, and `sim` finds nothing.
+# Return for each kernel `{"wrong line": "right line"}`. A line is copied whole, without the spaces in front; its comment may stay away. The work stays as it is shared now: the threads meet in shared memory, with one barrier and no more arrays, and each takes its own element. The values must be right for all sizes, and `sim` finds nothing.
 #
 # <details><summary>Hint a</summary>
 #

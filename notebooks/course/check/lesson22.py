@@ -59,6 +59,7 @@ def ex22_2(text, rng):
         (5, 0, 8, 4),
         (10, 8, 2, 8),
         (300, 7, 90, 4),
+        (290, 3, 140, 70),
     ]:
         for longer in (False, True):
             blocks = int(rng.integers(2, 4))
@@ -89,7 +90,7 @@ def ex22_2(text, rng):
                 tolerance=0,
                 what="the tile holds something else",
             )
-    return "tiles of 2 to 90 numbers, more and fewer threads than numbers, arrays longer than `size`"
+    return "tiles of 2 to 140 numbers, more and fewer threads than numbers, arrays longer than `size`"
 
 
 # 22.3 -------------------------------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ def weigh(n, d, rng):
     s, v, out = normal(rng, n), normal(rng, n, d), np.full(d, np.nan, float32)
     p = np.exp(s.astype(np.float64))
     contract = Contract(
-        each={"s": 1, "v": n, "out": 1}, least={"shared": 2 * n}, threads=n, barriers=(1, 2), hint=SHARED
+        each={"s": 1, "v": n, "out": 1}, least={"shared": 2 * n}, threads=n, barriers=(1, 1), hint=SHARED
     )
     return (1, 64), (s, v, n, d), (out,), 2, (p / p.sum() @ v,), contract
 
@@ -226,9 +227,9 @@ def add_rows(n, d, rng):
     contract = Contract(
         each={"x": 1, "o": 2},
         most={"o": 2 * n},
-        least={"shared": 3 * n},
+        least={"shared": 5 * n},
         threads=n,
-        barriers=(1, 2),
+        barriers=(1, 1),
         hint=SHARED,
     )
     return (-(-n // 31), 32), (x, shrink, n), (o,), 1, (wanted,), contract
@@ -240,7 +241,8 @@ def row_products(n, d, rng):
         each={"k": -(-8 * d // 32), "v": -(-8 * d // 32), "out": 1},
         least={"shared": 4 * n * d},
         blocks=-(-n // 8),
-        barriers=(1, 2),
+        shared_bytes=64 * d,
+        barriers=(1, 1),
         hint=SHARED,
     )
     return (
@@ -258,10 +260,10 @@ def row_sum(n, d, rng):
     padded = np.pad(x.astype(np.float64), 1)
     contract = Contract(
         each={"x": 1, "l": 1},
-        atomics=(1, n),
+        atomics=(1, 32 * -(-n // 30)),
         least={"shared": 3 * n},
         threads=n,
-        barriers=(1, 2),
+        barriers=(1, 1),
         hint=SHARED,
     )
     wanted = np.exp(padded[:-2] + padded[1:-1] + padded[2:]).sum(keepdims=True)
@@ -269,7 +271,7 @@ def row_sum(n, d, rng):
 
 
 LAUNCHES = {"a": weigh, "b": add_rows, "c": row_products, "d": row_sum}
-SIZES = {"a": (40, 64, 1, 63), "b": (70, 31, 1, 93), "c": (20, 8, 1, 33), "d": (61, 30, 31, 1)}
+SIZES = {"a": (40, 64, 1, 63), "b": (70, 31, 1, 155), "c": (20, 8, 1, 65), "d": (61, 30, 1, 151)}
 SHARED = (
     "Mend the line, and leave the work as it is shared: in shared memory, one barrier, a thread an element."
 )
