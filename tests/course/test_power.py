@@ -24,6 +24,7 @@ from power.survey import EXERCISES
 from readers import (
     attacks01_08,
     lesson19,
+    lesson22,
     lessons01_08,
     lessons08_09,
     lessons09_15,
@@ -33,7 +34,16 @@ from readers import (
 
 CHOSEN = 1  # mutations, and breakers, of each exercise in a plain run
 SEEDS = range(20)
-READERS = attacks01_08, lesson19, lessons01_08, lessons08_09, lessons09_15, lessons10_12, lessons13_23
+READERS = (
+    attacks01_08,
+    lesson19,
+    lesson22,
+    lessons01_08,
+    lessons08_09,
+    lessons09_15,
+    lessons10_12,
+    lessons13_23,
+)
 
 pytestmark = pytest.mark.skipif(
     not hasattr(signal, "SIGALRM"), reason="no signal SIGALRM (Windows), which ends endless answers"

@@ -95,21 +95,22 @@ def ex22_2(text, rng):
 
 # 22.3 -------------------------------------------------------------------------------------------------------
 
+SHAPES = [*lesson05.SHAPES, (37, 2, 3, 2), (3, 70, 2, 2)]
 TILES = cuda_kernels.INFINITY + cuda_kernels.LOAD_TILE + cuda_kernels.VISIT
 
 
 @exercise("22.3", "flash_kernel")
 def ex22_3(text, rng):
     kernel = compiled(text, "flash.cu", "flash_kernel", tiles=TILES)
-    for n, d, rows, columns in lesson05.SHAPES:
+    for n, d, rows, columns in SHAPES:
         for longer in (False, True):
             numbers = 2 * (rows + columns) * d
             lesson05.verify(kernel, rng, n, d, rows, columns, numbers, lesson05.loads_shared, longer=longer)
     for scores in lesson05.LOUD:
         lesson05.verify(kernel, rng, 11, 2, 4, 3, 28, lesson05.loads_shared, scores)
     return (
-        f"{len(lesson05.SHAPES)} shapes, from 1 row to 27, ragged tiles of queries and of keys, up to 7 key"
-        " tiles, arrays longer than n rows"
+        f"{len(SHAPES)} shapes, from 1 row to 37, d from 2 to 70, ragged tiles of queries and of keys, up to 19"
+        " key tiles, arrays longer than n rows"
     )
 
 
