@@ -109,8 +109,8 @@ def ex22_3(text, rng):
     for scores in lesson05.LOUD:
         lesson05.verify(kernel, rng, 11, 2, 4, 3, 28, lesson05.loads_shared, scores)
     return (
-        f"{len(SHAPES)} shapes, from 1 row to 37, d from 2 to 70, ragged tiles of queries and of keys, up to 19"
-        " key tiles, arrays longer than n rows"
+        f"{len(SHAPES)} shapes, from 1 row to 37, d from 2 to 70, ragged tiles of queries and of keys, up to"
+        " 19 key tiles, arrays longer than n rows"
     )
 
 
