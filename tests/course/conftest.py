@@ -14,7 +14,7 @@ def state_dir(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def compiler(request):
-    """Skips a wrong answer in CUDA C++ where there is no NVRTC: its check says that it is not checked."""
+    """Skips an answer in CUDA C++ where there is no NVRTC: its check says that it is not checked."""
     given = getattr(request.node, "callspec", None)
     name = str(given and (given.params.get("name") or given.params.get("check")))
     if name in ("ex22_2", "ex22_3", "ex22_4", "ex22_5") and not have_nvrtc():
