@@ -94,4 +94,9 @@ def activemask(lanes, *, result: uint32):
     for_all(result, lanes)
 
 
-OF_NUMBA = [INSTRUCTIONS[name] for name in sorted(WARP_WIDE)]  # those that numba.cuda has
+# those that numba.cuda has: they are entered above
+OF_NUMBA = [
+    entry
+    for entry in map(INSTRUCTIONS.__getitem__, sorted(WARP_WIDE))
+    if entry.meaning.__module__ == __name__
+]
