@@ -122,9 +122,11 @@ def latent(size, run):
 TENSOR_CORES = [  # each on a push with the first of its sizes
     (flash, [(64,), (128,)]),
     (conv, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)]),
-    (gradients, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)]),
+    pytest.param(
+        gradients, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)], marks=pytest.mark.nightly
+    ),
     (decode, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)]),
-    (latent, [(64,), (128,)]),
+    pytest.param(latent, [(64,), (128,)], marks=pytest.mark.nightly),
 ]
 
 
