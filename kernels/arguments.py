@@ -74,8 +74,8 @@ def check_shape(name, tensor, letters, sizes):
         known = ", ".join(
             f"{letter} = {sizes[letter]}" for letter in dict.fromkeys(letters) if letter in sizes
         )
-        wanted = ", ".join(letters) + "," * (len(letters) == 1)
-        raise ValueError(f"argument {name} has shape {shape}; wanted ({wanted}){known and f' with {known}'}")
+        names = ", ".join(letters) + "," * (len(letters) == 1)
+        raise ValueError(f"argument {name} has shape {shape}; wanted ({names}){known and f' with {known}'}")
     sizes |= zip(letters, shape)
 
 
@@ -198,13 +198,18 @@ def as_in_torch(causal, is_causal, enable_gqa, q, k, v):
 def in_autocasts_type(*tensors):
     """The tensors in the type of torch.autocast where that is on for the first one's device, float32 where it
     has none of HALVES; as they are elsewhere, and what is no tensor too."""
-    first = tensors[0]
+    dtype = autocasts_type(tensors[0])
+    return tensors if dtype is None else [x.to(dtype) if isinstance(x, torch.Tensor) else x for x in tensors]
+
+
+def autocasts_type(x):
+    """The type of torch.autocast where that is on for the device of x, float32 where it has none of HALVES;
+    else None."""
     if (
-        not isinstance(first, torch.Tensor)
-        or first.device.type not in DEVICES
-        or not torch.is_autocast_enabled(first.device.type)
+        not isinstance(x, torch.Tensor)
+        or x.device.type not in DEVICES
+        or not torch.is_autocast_enabled(x.device.type)
     ):
-        return tensors
-    given = torch.get_autocast_dtype(first.device.type)
-    dtype = given if given in HALVES else torch.float32
-    return [x.to(dtype) if isinstance(x, torch.Tensor) else x for x in tensors]
+        return None
+    given = torch.get_autocast_dtype(x.device.type)
+    return given if given in HALVES else torch.float32

@@ -3,7 +3,7 @@ leaves whole."""
 
 import torch
 
-from kernels.arguments import ANY_FLOAT, HALVES, as_in_torch, conv_arguments
+from kernels.arguments import ANY_FLOAT, as_in_torch, autocasts_type, conv_arguments, in_autocasts_type
 from kernels.conv_backward import conv_backward
 from kernels.conv_forward import conv_forward
 
@@ -41,12 +41,9 @@ def conv_attention(
     Under torch.compile this is one opaque operator; under torch.autocast it computes in its type. Raises
     TypeError or ValueError that names the argument, what it is, and what was wanted.
     """
-    if isinstance(q, torch.Tensor) and torch.is_autocast_enabled(q.device.type):
-        given = torch.get_autocast_dtype(q.device.type)
-        dtype = given if given in HALVES else torch.float32
-        q, k, v = (x.to(dtype) if isinstance(x, torch.Tensor) else x for x in (q, k, v))
-        w = w.float() if isinstance(w, torch.Tensor) else w
-    causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
+    if autocasts_type(q) is not None and isinstance(w, torch.Tensor):
+        w = w.float()
+    causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, *in_autocasts_type(q, k, v))
     *_, scale, _ = conv_arguments(q, k, v, w, scale, dtypes=ANY_FLOAT)
     o, log_sum = conv_forward_operator(q, k, v, w, bool(causal), float(scale))
     return (o, log_sum) if return_lse else o

@@ -130,17 +130,13 @@ def layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate):
     """All parts, checked, in float32, with maps in groups; or an error."""
     if gate is not None and (not isinstance(gate, (tuple, list)) or len(gate) != 2):
         raise TypeError(f"argument gate is a {type(gate).__name__}; wanted a pair of tensors, (d,) and ()")
-    own_gate, offset = gate or (None, None)
-    parts = {
-        "taps": (taps, "H c_q c_k"),
-        "after_taps": (after_taps, "H c_q c_k"),
-        "norm": (norm, "d"),
-        "gate[0]": (own_gate, "d"),
-        "gate[1]": (offset, "1" if getattr(offset, "ndim", 0) else ""),
-    }
+    parts = {"taps": (taps, "H c_q c_k"), "after_taps": (after_taps, "H c_q c_k"), "norm": (norm, "d")}
     for name, (part, letters) in parts.items():
-        if part is not None or name.startswith("gate") and gate:
+        if part is not None:
             check_part(part, q, name, letters)
+    if gate is not None:
+        check_part(gate[0], q, "gate[0]", "d")
+        check_part(gate[1], q, "gate[1]", "1" if getattr(gate[1], "ndim", 0) else "")
     for name, part in {"head_map": head_map, "after_head_map": after_head_map}.items():
         if part is not None:
             check_map(part, q, name)

@@ -9,8 +9,8 @@ from course.progress import done, exercises
 
 @dataclass(frozen=True)
 class Lesson:
-    """One lesson. file: its notebook; minutes: what readers took who solved it from its text alone
-    (those of 19 to 23 are estimates), None if nobody was timed; after: the lessons it builds on."""
+    """One lesson. file: its notebook; minutes: as readers estimated who solved it from its text alone
+    (for 21 its author), None without an estimate; after: the lessons it builds on."""
 
     file: str
     title: str

@@ -284,8 +284,8 @@ def keeps_no_pairs(online_softmax, rng):
 
 
 def bytes_kept(online_softmax, numbers):
-    """Bytes that the answer holds more at the end of the stream than halfway; all that it holds counts an
-    EARLY-th, so that a list made beforehand is seen, and what PyTorch keeps for itself is not."""
+    """Bytes that the answer holds more at the end of the stream than halfway; all that it holds counts a
+    BEFOREHAND-th, so that a list made beforehand is seen, and what PyTorch keeps for itself is not."""
     held = []
 
     def stream():
@@ -299,7 +299,7 @@ def bytes_kept(online_softmax, numbers):
         online_softmax(stream())
     if not held:
         return math.inf
-    return max(held[-1] - held[0], (max(held) - start) / EARLY)
+    return max(held[-1] - held[0], (max(held) - start) / BEFOREHAND)
 
 
 def kept_too_much(numbers):
@@ -332,7 +332,7 @@ def traced_memory():
 TRIES = 5
 LONG = 3000  # pairs of the stream for which memory is measured
 ROOM = 1500  # bytes that may be in use: a sixteenth of what the scores alone would take
-EARLY = 8  # all that it holds may be as much: what PyTorch keeps for itself varies by some KB
+BEFOREHAND = 8  # all that it holds may be as much: what PyTorch keeps for itself varies by some KB
 
 
 def random_pairs(rng, n):
