@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numba
 import torch
+import torch._functorch.config
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -43,6 +44,7 @@ def main():
     parser.add_argument("--json", type=Path, help="write the table to this file too")
     parser.add_argument("--languages", action="store_true", help="only Numba, CUDA C++ and Triton")
     arguments = parser.parse_args()
+    torch._functorch.config.donated_buffer = False  # a backward pass is timed many times
     if not torch.cuda.is_available():
         parser.exit(2, "python -m kernels.bench times kernels on a CUDA GPU, and torch finds none here\n")
     table = {**machine(), "taps": TAPS}
