@@ -238,7 +238,8 @@ def one_step(kind):
     ]
 
 
-@pytest.mark.parametrize("kind", ["DDP", pytest.param("FSDP2", marks=nightly)])
+@nightly
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
 def test_data_parallel_training(kind, compiled, monkeypatch):
     monkeypatch.setitem(RUNNERS, "cpu", native)
     whole = model()

@@ -20,7 +20,7 @@ def lessons(kernel, *edits):
     """The lesson's kernel of this name with each (old, new) of `edits` made in its source, in which every
     `old` stands exactly once."""
     node = FUNCTIONS[kernel]
-    lines = ast.get_source_segment(LESSON, node).splitlines()
+    lines = LESSON.splitlines()[node.lineno - 1 : node.end_lineno]
     # without the docstring
     body = lines[node.body[0].end_lineno - node.lineno + 1 :]
     source = "\n".join([lines[0], *(line for line in body if " SOLUTION" not in line), ""])

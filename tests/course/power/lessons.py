@@ -59,9 +59,7 @@ def exercise(cells, check, answer):
 
 def needed(before, cell):
     """The text of those top-level statements of the cells before that the cell's names need, in order."""
-    statements = [
-        (node, ast.get_source_segment(text, node), text) for text in before for node in parsed(text)
-    ]
+    statements = [(node, text) for text in before for node in parsed(text)]
     made_by = {name: i for i, (node, *_) in enumerate(statements) for name in names_made(node)}
     wanted, open_names = set(), used_names(cell)
     while open_names:
@@ -76,7 +74,7 @@ def parsed(text):
     return ast.parse(text).body if not text.startswith(" [markdown]") else []
 
 
-def whole(node, segment, text):
+def whole(node, text):
     """A statement's text with its decorators."""
     first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
     return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
