@@ -9,7 +9,7 @@ from course import check
 from course.check.harness import CheckFailed
 
 SEEDS = 1, 2, 3
-# Of each exercise's mutants a push takes the first, and each tenth of the others; of right answers each fourth.
+# A push takes the first mutants of an exercise and each tenth of the others; of right answers each fourth.
 FIRST, OTHERS, RIGHT = 3, 10, 4
 BOOKS = {
     path.stem: runpy.run_path(str(path))
