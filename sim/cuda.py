@@ -75,6 +75,10 @@ MEMBERS = {
     "libdevice": public(dialect.Cuda.libdevice),
     **dict.fromkeys(("threadIdx", "blockIdx", "blockDim", "gridDim"), "xyz"),
 }
+INSTRUCTIONS_OF_CUDA = ["syncthreads", *(entry.name for entry in dialect.OF_NUMBA)]
 globals().update(
-    {name: Stub(name, MEMBERS.get(name, ())) for name in [*public(dialect.Cuda), *MEMBERS, "syncthreads"]}
+    {
+        name: Stub(name, MEMBERS.get(name, ()))
+        for name in [*public(dialect.Cuda), *MEMBERS, *INSTRUCTIONS_OF_CUDA]
+    }
 )

@@ -8,13 +8,16 @@ import numpy as np
 from sim.engine import warp
 from sim.engine.scheduler import BARRIER, GRID, Dim3
 from sim.frontend.names import as_dtype
-from sim.isa import integers, mathematics
+from sim.isa import barriers, integers, mathematics
+from sim.isa import warp as warps
+from sim.isa.barriers import Barrier
 from sim.isa.functions import Function
 from sim.isa.memory import MemoryInstruction
 from sim.isa.vectors import VECTORS
-from sim.isa.warp import OF_NUMBA
 from sim.memory.atomics import Atomic
 from sim.memory.transfer import OfArrays
+
+OF_NUMBA = [*warps.OF_NUMBA, *barriers.OF_NUMBA]  # entries under their names in numba.cuda
 
 
 class Declaration:
@@ -90,33 +93,12 @@ class Cuda:
 
     # --- waiting --------------------------------------------------------------------------------------------
 
-    def syncthreads_count(self, predicate):
-        return self.scheduler.wait(BARRIER, sys._getframe(1), ("count", predicate))
-
-    def syncthreads_and(self, predicate):
-        return self.scheduler.wait(BARRIER, sys._getframe(1), ("and", predicate))
-
-    def syncthreads_or(self, predicate):
-        return self.scheduler.wait(BARRIER, sys._getframe(1), ("or", predicate))
-
-    def threadfence(self):
-        self.context.event("fenced", "grid")
-        self.scheduler.turn()
-
-    threadfence_system = threadfence
-
-    def threadfence_block(self):
-        self.context.event("fenced", "block")
-        self.scheduler.turn()
-
-    def nanosleep(self, nanoseconds):
-        self.scheduler.turn()
-
-    # --- warps ----------------------------------------------------------------------------------------------
-
     def instruction(self, operation):
+        """What a kernel calls for an entry of the table."""
         if isinstance(operation, MemoryInstruction):
-            return of_memory(self.context, operation)
+            return of_memory(self.scheduler, operation)
+        if isinstance(operation, Barrier):
+            return lambda predicate: self.scheduler.wait(BARRIER, sys._getframe(1), (operation, predicate))
         return operation.call if isinstance(operation, Function) else warp_wide(self.scheduler, operation)
 
     def lanemask_lt(self):
@@ -136,7 +118,7 @@ def plain_barrier(context):
 
 def warp_wide(scheduler, operation):
     """What a kernel calls for an instruction of warps."""
-    memory = OfArrays(scheduler.context, operation.name)
+    memory = OfArrays(scheduler, operation.name)
 
     def call(*arguments, **named):
         if named:
@@ -149,9 +131,9 @@ def warp_wide(scheduler, operation):
     return call
 
 
-def of_memory(context, operation):
+def of_memory(scheduler, operation):
     """What a kernel calls for an instruction that moves memory."""
-    memory = OfArrays(context, operation.name)
+    memory = OfArrays(scheduler, operation.name)
 
     def call(*arguments):
         memory.frame = sys._getframe(1)

@@ -3,16 +3,13 @@ not."""
 
 from sim.events import Finding
 
-VOTES = {"count": sum, "and": all, "or": any}
-
 
 def decide(threads):
-    """Give every thread the result of syncthreads_count, _and or _or; `payload` is (vote, predicate), or None
-    for a plain barrier."""
+    """Give every thread the result of a vote; `payload` is (Barrier of sim.isa.barriers, predicate), or None
+    without one."""
     if threads[0].payload is None:
         return
-    vote = VOTES[threads[0].payload[0]]
-    result = int(vote(bool(thread.payload[1]) for thread in threads))
+    result = threads[0].payload[0].vote(thread.payload[1] for thread in threads)
     for thread in threads:
         thread.result = result
 

@@ -40,7 +40,6 @@ from sim.memory.declared import constant_array
 from sim.memory.spaces import host_array
 
 PER_THREAD = {"laneid"}  # names whose value, not only whose attributes, changes from thread to thread
-YIELDING = {"atomic", "threadfence", "threadfence_block", "threadfence_system", "nanosleep"}
 # function -> {(kinds of parameters, of globals, tools that listen): Code}
 CODES = weakref.WeakKeyDictionary()
 

@@ -32,6 +32,7 @@ from sim.frontend.names import (
 from sim.frontend.ssa import Versions, stored_names, version_of
 from sim.frontend.tree import tree_of
 from sim.isa import mathematics, operators, promotion
+from sim.isa.barriers import VOTES
 from sim.isa.functions import Function
 from sim.isa.promotion import COMPLEX, INTEGRAL, KIND, SIGNED, UNSIGNED
 from sim.isa.table import INSTRUCTIONS, WARP_WIDE, Like
@@ -128,7 +129,7 @@ OF_CUDA = {  # what functions and attributes of cuda give whose type does not ha
     "grid": natural(int, LONG),
     "gridsize": natural(int, LONG),
     "lanemask_lt": Number(np.uint32),
-    **dict.fromkeys(("syncthreads_count", "syncthreads_and", "syncthreads_or"), INT32),
+    **{vote.name: INT32 for vote in VOTES},
 }
 
 

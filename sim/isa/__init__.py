@@ -2,6 +2,7 @@
 and the types that Numba gives them. Knows nothing of the rest of sim."""
 
 from sim.isa import arithmetic as _arithmetic  # noqa: F401  these enter theirs
+from sim.isa import barriers as _barriers  # noqa: F401
 from sim.isa import copies as _copies  # noqa: F401
 from sim.isa import integers as _integers  # noqa: F401
 from sim.isa import mbarrier as _mbarrier  # noqa: F401

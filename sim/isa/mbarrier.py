@@ -89,7 +89,7 @@ def asks(name, is_over):
 
     ptx = tuple(f"mbarrier.{way}.{name}b64" for way in ("test_wait", "try_wait"))
     dialect = f"mbarrier_test_wait{'_parity' if name else ''}"
-    memory_instruction(name=dialect, source="PTX ISA mbarrier.test_wait", ptx=ptx)(ask)
+    memory_instruction(name=dialect, source="PTX ISA mbarrier.test_wait", ptx=ptx, yields=True)(ask)
 
 
 asks("", lambda phase, state: phase != state >> COUNT_BITS)

@@ -4,7 +4,7 @@ time, now or later."""
 import inspect
 from dataclasses import dataclass
 
-from sim.isa.table import INSTRUCTIONS, THREAD, Entry
+from sim.isa.table import GRID, INSTRUCTIONS, THREAD, YIELDING, Entry
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,16 +27,18 @@ class MemoryInstruction(Entry):
     __call__ = call
 
 
-def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None):
+def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None, yields=False):
     """Enter a function into the table as what one thread does with memory; returns the MemoryInstruction.
 
     The function is its meaning: it takes `memory`, then the arguments of a call. memory.read(array, index,
     size) gives `size` bytes of neighbouring elements, which begin at a multiple of that (or of a fourth
     argument); memory.send(array, index, data) writes bytes when they arrive, memory.commit() makes a group
-    of what was sent, and memory.receive(n) waits for all groups but the newest n. The interpreter calls it;
+    of what was sent, and memory.receive(n) waits for all groups but the newest n; memory.fence(reach) orders
+    what comes before and behind it, and memory.turn() lets other threads go first. The interpreter calls it;
     there is no compiled form.
 
     source, name, ptx, touches, stands_for   as for sim.isa.instruction
+    yields   whether other threads may go first there: where one may wait for them by asking again and again
 
     Errors: ValueError for a name that another function has.
     """
@@ -44,6 +46,8 @@ def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None
     def enter(meaning):
         entry = MemoryInstruction(name or meaning.__name__, meaning, source, ptx=ptx, touches=touches).enter()
         entry.stands_for(entry if stands_for is None else stands_for)
+        if yields:
+            YIELDING.add(entry.name)
         return entry
 
     return enter
@@ -55,5 +59,5 @@ def interpreted_only(names):
     return sorted(
         name
         for name, entry in entries.items()
-        if isinstance(entry, MemoryInstruction) or getattr(entry, "fetch", None)
+        if isinstance(entry, MemoryInstruction) or entry.scope == GRID or getattr(entry, "fetch", None)
     )

@@ -24,13 +24,14 @@ PTX: dict[str, "Entry"] = {}  # name in PTX -> entry
 # id of an object that kernels call -> the entry that it stands for; those objects, which stay
 STANDING_FOR: dict[int, "Entry"] = {}
 SUBSTITUTES: list[object] = []
-# names at which a thread waits; instructions of warps add theirs
-SUSPENDING = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "this_grid"}
+# names at which a thread waits, and of those what lanes of a warp do together; entries add theirs
+SUSPENDING: set[str] = set()
 WARP_WIDE: set[str] = set()
+YIELDING = {"atomic"}  # names at which a thread may let others go first; entries add theirs
 # which lanes take part: those of the mask that the call gives first, whichever are here, all 32
 GIVEN, CONVERGED, ALL = "given", "converged", "all"
 FULL = 0xFFFFFFFF
-THREAD, WARP = "thread", "warp"  # scopes
+THREAD, WARP, BLOCK, GRID = "thread", "warp", "block", "grid"  # scopes
 MODIFIERS = ("ftz", "full")  # of PTX's names, which no meaning here heeds: subnormal numbers stay
 
 

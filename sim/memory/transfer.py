@@ -116,6 +116,12 @@ class Memory:
     def passed(self, where, index, phase):
         self.context.event("passed", (("mbarrier", index), phase))
 
+    def fence(self, reach):
+        """What the running thread has done is there for all threads in reach ("block", "grid") before what it
+        does next."""
+        self.context.event("fenced", reach)
+        self.turn()
+
     def turn(self):
         """Others go first."""
         raise NotImplementedError
@@ -160,8 +166,15 @@ class OfArrays(Memory):
 
     frame = None
 
+    def __init__(self, scheduler, name):
+        super().__init__(scheduler.context, name)
+        self.scheduler = scheduler
+
     def site(self, kind):
         return self.context.site_of(self.frame, kind)
+
+    def turn(self):
+        self.scheduler.turn(self.frame)
 
     def spot(self, where, index, size, multiple, site, what):
         index = tuple(map(int, index if isinstance(index, tuple) else (index,)))

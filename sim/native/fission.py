@@ -15,12 +15,13 @@ import copy
 from numba import types
 
 from sim.frontend.tree import flat
+from sim.isa.barriers import OF_BLOCKS
 from sim.native.arrays import GuardedType, ReferenceType
 from sim.native.flat import is_stop, names_assigned, stops
 from sim.native.front import CannotLower
 from sim.native.loops import LoopCounter, is_range
 from sim.native.variables import assigned, exposed, loose_exits, reads, surely_assigned
-from sim.native.vocabulary import BLOCK_WIDE, SPECIAL, in_text
+from sim.native.vocabulary import SPECIAL, in_text
 
 THREAD, WARP, BLOCK = range(3)
 CHEAP = ("isa_operator_", "isa_builtins_")  # functions of the table that cost little to compute again
@@ -49,7 +50,7 @@ CODES = {"return": "END", "break": "BREAK", "continue": "CONTINUE"}
 def level(node):
     """Whether threads stop in `node`: for all of their block, for their warp, or not at all."""
     found = {getattr(part, "stops", None) for part in ast.walk(node)} - {None}
-    return BLOCK if found & BLOCK_WIDE else WARP if found else THREAD
+    return BLOCK if found & OF_BLOCKS else WARP if found else THREAD
 
 
 class Fission:

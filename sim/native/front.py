@@ -147,7 +147,7 @@ class Module(Parts):
         names = self.reachable[function]
         for node in ast.walk(names.tree):
             value = names.resolve(node.func) if isinstance(node, ast.Call) else MISSING
-            called = name_in_cuda(value) or ("grid_sync" if is_grid_sync(node) else "")
+            called = name_in_cuda(value) or ""
             if {called, called.split(".")[0]} & self.waiting or called == "shared.array":
                 return True
             callee = device_function(value)
@@ -189,16 +189,6 @@ def tree_of_lambda(function):
     return simplified(
         ast.copy_location(ast.FunctionDef("lambda_function", found[0].args, [returns], [], None), found[0]),
         function,
-    )
-
-
-def is_grid_sync(node):
-    """`group.sync()`"""
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "sync"
-        and not node.args
     )
 
 

@@ -10,6 +10,7 @@ from numba.core.typed_passes import NopythonTypeInference
 from numba.core.typing.templates import AbstractTemplate, signature
 from numba.extending import overload
 
+from sim.isa.barriers import BARRIERS
 from sim.isa.table import INSTRUCTIONS, WARP_WIDE, Like
 from sim.native.internal import LIKE_CODE
 
@@ -124,9 +125,7 @@ def likeness(entry):
 STOPS = {
     name: declare(name, parameters, result)
     for name, parameters, result in [
-        ("syncthreads", "", "None"),
-        ("grid_sync", "", "None"),
-        *((f"syncthreads_{vote}", "p", "types.int32(0)") for vote in ("count", "and", "or")),
+        (b.name, "p" if b.result else "", "types.int32(0)" if b.result else "None") for b in BARRIERS
     ]
 }
 DECLARED = {}  # Instruction -> its stand-in

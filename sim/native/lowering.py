@@ -31,7 +31,7 @@ from sim.isa.table import INSTRUCTIONS
 from sim.memory.declared import name_before
 from sim.memory.spaces import host_array
 from sim.native import unset
-from sim.native.front import CannotLower, Declared, Device, is_grid_sync, literal
+from sim.native.front import CannotLower, Declared, Device, literal
 from sim.native.functions import compiles, text_name
 from sim.native.kinds import HALVES
 from sim.native.loops import LoopCounter, over_elements
@@ -307,7 +307,7 @@ class Lowering(ast.NodeTransformer):
         if hasattr(node.func, "is_ours"):
             return self.generic_visit(node)
         value = self.names.resolve(node.func)
-        called = name_in_cuda(value) or ("grid_sync" if is_grid_sync(node) and value is MISSING else "")
+        called = name_in_cuda(value) or ""
         if called in ("shared.array", "local.array"):
             return self.declaration(called.split(".")[0], node)
         if called.split(".")[0] in self.module.waiting:
@@ -319,8 +319,6 @@ class Lowering(ast.NodeTransformer):
             return self.call(
                 f"{called}_{node.args[0].value}", [self.as_name(name, node) for name in given], node
             )
-        if called == "this_grid" or called.startswith("threadfence") or called == "nanosleep":
-            return ast.copy_location(ast.Constant(0), node)
         if called == "lanemask_lt":
             return self.call("lanemask_lt", [self.as_name("thread", node)], node)
         if called.startswith("atomic."):

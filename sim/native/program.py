@@ -26,9 +26,6 @@ from sim.native.variables import assigned, reads
 from sim.native.vocabulary import SPECIAL, waiting
 from sim.native.writes import Writes
 
-FENCES = {"threadfence", "threadfence_block", "threadfence_system", "nanosleep", "this_grid"}
-
-
 # --- text ---------------------------------------------------------------------------------------------------
 
 
@@ -99,8 +96,6 @@ class Fissioned:
 def lower_for_fission(function, dtypes=(), counted=False):
     """`counted`: accesses and branches are written down."""
     module = Module(function, waiting(), sited=counted, watched=counted, dtypes=dtypes)
-    if module.used & FENCES:
-        raise CannotLower(f"it uses cuda.{sorted(module.used & FENCES)[0]}")
     if unavailable := interpreted_only(module.used):
         raise CannotLower(f"{unavailable[0]} has no compiled form")
     parameters, statements = Flattener(module).kernel(function)

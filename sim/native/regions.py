@@ -6,6 +6,7 @@ from numba import boolean, int64, uint8
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
+from sim.isa.barriers import VOTES
 from sim.native.arrays import GuardedType, number, set_number
 from sim.native.checks import (
     BARRIERS,
@@ -33,6 +34,7 @@ from sim.native.checks import (
     WARP_SHIFT,
     dirty,
 )
+from sim.native.functions import compiled_copy
 from sim.native.internal import LIKE_CODE, always, compiled
 
 OFFERED = {
@@ -54,9 +56,6 @@ OFFERED = {
     "again",
     "counted",
     "interrupted",
-    "all_syncthreads_count",
-    "all_syncthreads_and",
-    "all_syncthreads_or",
 }
 
 MUCH = 1 << 18  # words of a log, after which they are counted
@@ -264,31 +263,21 @@ def one_of(value, thread):
     )
 
 
-@always
-def give(result, threads, value):
-    for thread in range(threads):
-        result[thread] = value
+def voted(entry):
+    """The function (threads, predicate, result) that gives all threads the result of a vote."""
+    meaning, start = compiled_copy(entry.meaning), entry.start
+
+    @always
+    def voted(threads, predicate, result):
+        found = start
+        for thread in range(threads):
+            found = meaning(found, of_thread(predicate, thread))
+        for thread in range(threads):
+            result[thread] = found
+
+    return voted
 
 
-@always
-def all_syncthreads_count(threads, predicate, result):
-    total = 0
-    for thread in range(threads):
-        total += 1 if of_thread(predicate, thread) else 0
-    give(result, threads, total)
-
-
-@always
-def all_syncthreads_and(threads, predicate, result):
-    holds = 1
-    for thread in range(threads):
-        holds &= 1 if of_thread(predicate, thread) else 0
-    give(result, threads, holds)
-
-
-@always
-def all_syncthreads_or(threads, predicate, result):
-    holds = 0
-    for thread in range(threads):
-        holds |= 1 if of_thread(predicate, thread) else 0
-    give(result, threads, holds)
+OF_VOTES = {f"all_{entry.name}": voted(entry) for entry in VOTES}
+globals().update(OF_VOTES)
+OFFERED |= set(OF_VOTES)

@@ -3,7 +3,7 @@
 import functools
 import importlib
 
-from sim.frontend.rebind import YIELDING
+from sim.isa.barriers import OF_BLOCKS
 from sim.isa.table import WARP_WIDE
 
 HOMES = (
@@ -20,8 +20,6 @@ HOMES = (
 )
 GEOMETRY = ("threadIdx", "blockIdx", "blockDim", "gridDim")
 SPECIAL = ("state", "thread", *GEOMETRY)  # what a function may need besides its parameters
-BLOCK_WIDE = {"syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or"}
-TURNING = YIELDING  # and where it may let others go first
 MODULES = {"math": "math", "cmath": "cmath", "numpy": "np", "operator": "operator", "_operator": "operator"}
 RESERVED = {
     *SPECIAL,
@@ -76,4 +74,4 @@ def home_of(name):
 
 def waiting():
     """The names at which a thread waits in any case."""
-    return BLOCK_WIDE | WARP_WIDE | {"grid_sync"}
+    return OF_BLOCKS | WARP_WIDE

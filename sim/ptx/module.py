@@ -8,7 +8,7 @@ from sim.engine.part import PART
 from sim.engine.scheduler import Scheduler
 from sim.errors import LaunchError
 from sim.interpreted import Threads, resident
-from sim.isa.table import SUSPENDING
+from sim.isa.table import SUSPENDING, YIELDING
 from sim.ptx.memory import PaddedSpace
 from sim.ptx.origin import Origin, plain_name
 from sim.ptx.parse import parse
@@ -16,7 +16,6 @@ from sim.ptx.program import Program
 from sim.ptx.run import Run
 
 MOST_ROUNDS = 20_000_000
-YIELDING = {"atomic", "threadfence", "nanosleep", "mbarrier"}
 
 
 def load_ptx(text: str | bytes, source: str | None = None) -> "Module":

@@ -5,6 +5,7 @@ import re
 
 from sim.engine.part import PART
 from sim.errors import LaunchError
+from sim.isa.barriers import FENCES
 from sim.isa.registers import HELPERS, Missing
 from sim.isa.table import INSTRUCTIONS
 from sim.ptx import atomics
@@ -207,6 +208,7 @@ class Program:
     def transfer(self, function, item, name):
         """What carries out the MemoryInstruction of this name in the table."""
         entry, sites = INSTRUCTIONS[name], self.transfer_sites(function, item)
+        self.used.add(name)
         return self.unique("transfer", lambda run: run.transfer(entry, sites))
 
     def transfer_sites(self, function, item):
@@ -227,14 +229,11 @@ class Program:
         place = self.place(function, item)
         return self.unique("barrier", lambda run: run.barrier(place, vote))
 
-    def fence(self, reach):
-        self.used.add("threadfence")
-        self.synchronizes = True
-        return self.shared_name(f"fence_{reach}", lambda run: run.fence(reach))
-
-    def turn(self):
-        self.used.add("nanosleep")
-        return self.shared_name("turn", lambda run: run.turn)
+    def yielding(self, entry):
+        """What carries out a fence, or nanosleep."""
+        self.used.add(entry.name)
+        self.synchronizes |= entry in FENCES
+        return self.shared_name(entry.name, lambda run: run.on_memory(entry))
 
     def warp_call(self, function, item, entry, space=None):
         """What a lane calls for an instruction of warps; of operands in memory, with their address in

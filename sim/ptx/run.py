@@ -203,16 +203,6 @@ class Run:
         at = self.place(place)
         return lambda handle, flags: self.scheduler.wait(GRID, at) or 0
 
-    def fence(self, reach):
-        def fence():
-            self.context.event("fenced", reach)
-            self.memory.turn()
-
-        return fence
-
-    def turn(self, nanoseconds=0):
-        self.memory.turn()
-
     def warp_call(self, entry, place, space=None, sites=None):
         at, scheduler = self.place(place), self.scheduler
         if space is None:
@@ -222,7 +212,11 @@ class Run:
 
     def transfer(self, entry, sites):
         """What carries out a MemoryInstruction."""
-        return placed(functools.partial(entry.meaning, self.bytes_of(entry.name, sites)), sites["load"])
+        return placed(self.on_memory(entry, sites), sites["load"])
+
+    def on_memory(self, entry, sites=None):
+        """The same, without a place to blame."""
+        return functools.partial(entry.meaning, self.bytes_of(entry.name, sites))
 
     def bytes_of(self, name, sites):
         """Memory as the instruction of this name sees it."""

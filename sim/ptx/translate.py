@@ -2,6 +2,7 @@
 
 import re
 
+from sim.isa.barriers import nanosleep
 from sim.isa.registers import CARRY, KINDS, WIDTHS, Missing, meaning
 from sim.isa.table import PTX
 from sim.ptx.syntax import Address, Group, Immediate, Not, Register, Symbol
@@ -312,14 +313,10 @@ def barrier(writer, item):
         return warp(writer, item)
     names = [n for n in names[1:] if n not in ("cta", "aligned")]
     if names[0] == "red":
-        vote = {"popc": "count", "and": "and", "or": "or"}[names[1]]
         to, number, predicate = operands[0], operands[1], operands[-1]
-        name = writer.module.barrier(
-            writer.function, item, number, operands[2] if len(operands) > 3 else None, vote
-        )
-        writer.assign(
-            to, f"{name}({writer.value(predicate, 'pred')})", "pred" if vote != "count" else "u32", True
-        )
+        count, vote = operands[2] if len(operands) > 3 else None, PTX[".".join(["bar", *names])]
+        name = writer.module.barrier(writer.function, item, number, count, vote)
+        writer.assign(to, f"{name}({writer.value(predicate, 'pred')})", names[2], True)
         return
     if names == ["sync"] and len(operands) == 1 and isinstance(operands[0], Immediate):
         writer.emit(f"{writer.module.barrier(writer.function, item)}()")
@@ -348,7 +345,6 @@ def phased(writer, item):
     space = "shared" if {"shared", "shared::cta"} & set(names) else "generic"
     values = [repr(space), address(writer, where), *(writer.value(operand, kind) for operand in given[:1])]
     name = writer.module.transfer(writer.function, item, entry.name)
-    writer.module.used.add("mbarrier")
     writer.assign(to, f"{name}({', '.join(values)})", "pred" if "wait" in entry.name else "u64", True)
 
 
@@ -364,14 +360,13 @@ def fence(writer, item):
     names = item.opcode.split(".")
     if "proxy" in names or "mbarrier_init" in names:
         return
-    reach = next((REACH[n] for n in names if n in REACH), None)
-    if reach is None:
+    if item.opcode not in PTX:
         raise Missing(item.opcode)
-    writer.emit(f"{writer.module.fence(reach)}()")
+    writer.emit(f"{writer.module.yielding(PTX[item.opcode])}()")
 
 
 def sleep(writer, item):
-    writer.emit(f"{writer.module.turn()}()")
+    writer.emit(f"{writer.module.yielding(nanosleep)}(0)")
 
 
 def warp(writer, item):

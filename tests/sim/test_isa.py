@@ -12,6 +12,7 @@ from numpy import float16, float32, float64, int32, uint32
 
 from sim import simulate
 from sim.isa import INSTRUCTIONS, LLVM, atomics, by_ptx, function, libdevice
+from sim.isa.barriers import VOTES
 from sim.isa.functions import Function
 from sim.native import halves as _halves  # noqa: F401  gives halves their operators
 from sim.native.functions import compiles, function_of
@@ -231,3 +232,28 @@ def test_the_compiled_form_of_an_atomic(name, kind):
         return
     types = (np.dtype(kind),) * (1 + len(entry.operands))
     compare(Function(name, entry.meaning, "", types, types[0], native=entry.native), types)
+
+
+# --- votes of a block ---------------------------------------------------------------------------------------
+
+
+def voting(x, out):
+    t = cuda.threadIdx.x
+    for i in range(x.shape[0]):
+        count = cuda.syncthreads_count(x[i, t])
+        out[i, 0, t], out[i, 1, t], out[i, 2, t] = (
+            count,
+            cuda.syncthreads_and(x[i, t]),
+            cuda.syncthreads_or(x[i, t]),
+        )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_vote_of_a_block(engine):
+    """What the table says, whatever is true."""
+    x = np.array([[0, -0.0, 0, 0], [np.nan, 1, -2, 1e-300], [0, np.inf, 0, np.nan]])
+    out = np.zeros((3, 3, 4), np.int32)
+    simulate(voting, engine=engine)[1, 4](x, out)
+    wanted = [[vote.vote(row) for vote in VOTES] for row in x]
+    assert out.tolist() == [[[number] * 4 for number in row] for row in wanted]
+    assert wanted == [[0, 0, 0], [4, 1, 1], [2, 0, 1]]

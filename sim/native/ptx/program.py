@@ -17,8 +17,6 @@ from sim.ptx.emit import Writer
 from sim.ptx.program import SPECIALS, Program
 from sim.ptx.warps import form_of
 
-VOTES = {None: "syncthreads", "count": "syncthreads_count", "and": "syncthreads_and", "or": "syncthreads_or"}
-
 
 class Lowering(Program):
     """A Program whose source compiled code takes. `calls`: what a function of memory in it does; `stops`:
@@ -130,7 +128,7 @@ class Lowering(Program):
     def refused(self, *_):
         raise Missing("")
 
-    strong_load = strong_store = transfer = part = fence = turn = called = refused
+    strong_load = strong_store = transfer = part = yielding = called = refused
 
     # --- waiting --------------------------------------------------------------------------------------------
 
@@ -138,7 +136,8 @@ class Lowering(Program):
         if count is not None or number is not None and getattr(number, "value", 1) != 0:
             raise Missing(f"{item.opcode} of a part of the block")
         name = f"barrier_{next(self.counter)}"
-        self.stops[name] = VOTES[vote], ("pred",) * (vote is not None), ("s64",) * (vote is not None)
+        given, got = (("pred",), ("s64",)) if vote else ((), ())
+        self.stops[name] = vote.name if vote else "syncthreads", given, got
         return name
 
     def warp_call(self, function, item, entry, space=None):
