@@ -138,10 +138,18 @@ def is_set_up(root: Path) -> bool:
 
 def fingerprint(root: Path) -> str:
     """A hash of everything that a set-up depends on; another one means that it must be done again."""
-    files = [(root / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
+    import tomllib  # Python 3.11's: an older Python is told so before it gets here
+
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    installed = [
+        project.get("build-system"),
+        project.get("project"),
+        project.get("tool", {}).get("setuptools"),
+    ]
+    pinned = (root / "constraints.txt").read_text(encoding="utf-8")
     cuda = cuda_requirements(cuda_driver(), platform.system())
-    surroundings = repr((venv_version(root), platform.machine(), str(root), cuda)).encode()
-    return hashlib.sha256(b"\0".join([*files, surroundings])).hexdigest()
+    parts = installed, pinned, venv_version(root), platform.machine(), str(root), cuda
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def stamp(root: Path) -> Path:

@@ -18,8 +18,8 @@ def root(tmp_path, monkeypatch):
     monkeypatch.setattr(bootstrap, "cuda_driver", lambda: None)
     monkeypatch.setattr(bootstrap.platform, "system", lambda: "Linux")
     monkeypatch.delenv("PIP_ARGS", raising=False)
-    for name in ("pyproject.toml", "constraints.txt"):
-        (tmp_path / name).write_text(name)
+    (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["numpy"]\n')
+    (tmp_path / "constraints.txt").write_text("numpy==2.4.6\n")
     monkeypatch.setattr(bootstrap.shutil, "which", lambda name: None)
     return tmp_path
 
@@ -56,14 +56,24 @@ def test_a_set_up_that_ends_is_not_needed_again(root):
     assert is_set_up(root)
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
-def test_changed_requirements_ask_for_a_new_set_up_that_keeps_the_venv(root, name):
+@pytest.mark.parametrize(
+    "name, text",
+    [("pyproject.toml", '[project]\ndependencies = ["scipy"]\n'), ("constraints.txt", "numpy==2.4.5\n")],
+)
+def test_changed_requirements_ask_for_a_new_set_up_that_keeps_the_venv(root, name, text):
     set_up(root, Commands(root))
-    (root / name).write_text("changed")
+    (root / name).write_text(text)
     assert not is_set_up(root)
     commands = Commands(root)
     set_up(root, commands)
     assert commands.steps == ["probe", "course", "numba-cuda"]
+
+
+def test_other_settings_ask_for_none(root):
+    set_up(root, Commands(root))
+    with (root / "pyproject.toml").open("a") as project:
+        project.write("[tool.ruff]\nline-length = 100\n")
+    assert is_set_up(root)
 
 
 def test_another_python_keeps_the_venv_and_says_so(root, monkeypatch, capsys):
