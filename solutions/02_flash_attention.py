@@ -33,7 +33,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from course import check, progress_bar, show_figure
-from course.figures import BLUE, GREEN, RED
+from course.figures import BLUE, GREEN, RED, draw_squares
+from course.scenes import tile_by_tile
 from kernels.tiled import (
     Traffic,
     first_paper_tiles,
@@ -441,6 +442,20 @@ print(f"queries outer  {quick.moved:12,} numbers")
 # About 1.5: three d-wide rows a step (Q in, O in, O out) against two (K in, V in). With tiles of one, both are far above the
 # standard. So, how large must they be?
 #
+# See it step by step, on 16 tokens with d = 8: both loop orders run, yours below, and the picture keeps every `traffic.load` and `traffic.store`. Move the slider from tile to tile.
+# **Predict**, before the second step: which arrows of step 1 are gone in it, above and below?
+
+# %% tags=["uses-exercise"]
+tile_by_tile(
+    {"keys outer": keys_outer, "queries outer, yours": queries_outer},
+    *torch.ones(3, 16, 8).unbind(),
+    size=4,
+)
+
+# %% [markdown]
+# Above, K and V are fetched in every fourth step only, but Q, O, `m` and `l` come in each, and O, `m` and `l` go back. Below, only K and V come; Q comes and O goes once in four steps,
+# and `m` and `l` never leave the chip. The bars end on both sides of the standard: here a tile has 4 rows, and d is 8.
+#
 # ## Exercise 2.3 · bytes_moved · about six lines
 #
 # Put the counts into formulas: `bytes_moved(n, d, rows, columns, itemsize)` returns three whole numbers, the **bytes** moved by the standard
@@ -582,7 +597,23 @@ show_figure(
 # Two notes, so that you do not take more from the picture than is in it. Our counter knows no **cache**: a GPU keeps recently used parts of K and V in one (L2),
 # which many blocks share, so less reaches the memory chips than we count. And moving is not all: even where the bytes are equal, `S` and `P` need no *room*
 # any more. For the layer at the top that saves 4 GiB; with N = 32768 it saves 256 GiB, more than an H200 has.
-#
+# The next cell draws the room to scale, an area for the bytes, for one head with N = 8192.
+
+# %%
+tokens, width, size = 8192, 64, 128
+numbers = {
+    "Q, K, V and O": 4 * tokens * width,
+    "S and P": 2 * tokens * tokens,
+    "tiles on the chip": 4 * size * width + size * size + 2 * size,
+}
+show_figure(
+    draw_squares({name: 4 * number for name, number in numbers.items()}),
+    "three squares, their areas the bytes in float32: Q, K, V and O together 8 MiB; "
+    "S and P of the standard algorithm 512 MiB; the tiles of 128 queries and 128 keys "
+    "that are on the chip at any time, their scores, m and l, 0.2 MiB.",
+)
+
+# %% [markdown]
 # ## Bug hunt: the tile that was too short
 #
 # A GPU kernel likes every tile to have the same shape, so a ragged last tile is often filled up with rows of zeros. The function below does so. It gets

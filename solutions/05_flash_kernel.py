@@ -38,6 +38,7 @@ from numpy import float32
 
 from course import check, progress_bar, show_figure
 from course.figures import BLUE, GREEN, ORANGE, SKY
+from course.scenes import sliding_tile
 import kernels
 from kernels import attention, flash_attention
 from kernels.tiled import Traffic, queries_outer
@@ -397,6 +398,19 @@ report = launch[1, 4, 0, shared_bytes(4, 2, 2)](q, k, v, o, 4, 2, 2, float32(0.5
 report.timeline()
 
 # %% [markdown]
+# The same run of your kernel once more, with 8 keys in tiles of 3 and two blocks, of which the first is drawn. Move the slider: a row is a thread with its query, and the tile of keys slides past.
+#
+# **Predict.** Which thread fetches the first number of key 3? And how many keys do the queries meet in the last tile?
+
+# %% tags=["uses-exercise"]
+q, k, v, o = np.ones((4, 16), float32)
+launch = simulate(flash_kernel, observers=[*DEFAULT, Trace(blocks=[0])])
+report = launch[2, 4, 0, shared_bytes(4, 3, 2)](q, k, v, o, 8, 2, 3, float32(0.5))
+sliding_tile(report.trace, d=2, columns=3)
+
+# %% [markdown]
+# Thread 0, since key 3 is the first of its tile; and 2 keys, since 8 is 3 + 3 + 2. All four queries meet a key that was fetched once.
+#
 # ### Its sister in the package
 #
 # The same kernel, with batches, heads and a causal mask, and with its rows in registers (a thread's own memory) instead of shared memory, is `kernels/flash_forward.py`. Its

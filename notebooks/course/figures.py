@@ -23,3 +23,20 @@ def show_figure(figure, words):
     figure.savefig(png, format="png", dpi=160, bbox_inches="tight")
     pyplot.close(figure)
     display(Image(png.getvalue(), alt=words, retina=True), Markdown(f"*In words:* {words}"))
+
+
+def draw_squares(sizes):
+    """A matplotlib figure of squares side by side, their areas the bytes of `sizes`, {name: bytes}."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5.2), layout="constrained")
+    x, sides = 0.0, [(size / 2**20) ** 0.5 for size in sizes.values()]
+    room = max(sides) / 3  # for a label
+    for name, side, colour in zip(sizes, sides, (BLUE, RED, GREEN)):
+        middle = x + max(side, room) / 2
+        axes.add_patch(pyplot.Rectangle((middle - side / 2, 0), side, side, color=colour))
+        axes.text(middle, -0.02 * room, f"{name}\n{side**2:,.1f} MiB", ha="center", va="top", fontsize=12)
+        x += max(side, room) + room / 4
+    axes.set(xlim=(0, x), ylim=(-room / 2, max(sides) * 1.02), aspect="equal")
+    axes.axis("off")
+    return figure

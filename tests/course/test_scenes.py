@@ -1,0 +1,23 @@
+"""The pictures with a slider: their steps are those of the run."""
+
+import pytest
+import torch
+
+from course.scenes import stepped
+from kernels.tiled import Traffic, keys_outer, queries_outer
+
+ORDERS = {
+    keys_outer: [(i, j) for j in range(3) for i in range(3)],
+    queries_outer: [(i, j) for i in range(3) for j in range(3)],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_step_is_a_tile_of_scores_and_all_that_moves_is_in_one(order):
+    q, k, v = torch.ones(3, 10, 4).unbind()  # ragged: tiles of 4, 4 and 2
+    steps, plain = stepped(order, q, k, v, 4), Traffic()
+    order(q, k, v, 4, 4, plain)
+    assert [(step.queries, step.keys) for step in steps] == ORDERS[order]
+    moved = sum(step.read.total() + step.written.total() for step in steps)
+    before = 10 * (4 + 2) if order is keys_outer else 0  # m, l and o are set up
+    assert steps[-1].total == plain.moved == before + moved
