@@ -97,10 +97,7 @@ show_figure(
 # <details><summary>Answer</summary>20, as both arms run and half of the lanes are idle in each. In the second case 10: the lanes of a warp all go the same way,
 # and different warps do not wait for each other.</details>
 #
-# A kernel can ask which lanes are here at this moment: `cuda.activemask()` gives a number with one bit for every lane, lane 0 the last digit.
-# (On a GPU it tells what happens to be so just then; nothing should depend on it.)
-#
-# **Predict.** What does lane 0 see in the kernel below, and what does lane 1?
+# Here is the same as `sim` has recorded it: two launches of a kernel with two arms. Time runs down, with a row for each line that accesses memory and a square for each lane; pale lanes are switched off.
 
 # %%
 import math
@@ -111,9 +108,48 @@ from numba import cuda
 from numpy import float32
 
 from course import check
+from course.pictures import draw_divergence
 from sim import simulate
+from sim.observers import DEFAULT, Trace
 
 
+def two_arms(x, out, group):
+    """Every second group of so many threads goes into the other arm."""
+    t = cuda.threadIdx.x
+    number = x[t]
+    if t // group % 2 == 0:
+        out[t] = number
+    else:
+        out[t] = -number
+    x[t] = 0
+
+
+traced = simulate(two_arms, observers=[*DEFAULT, Trace])
+x, out = np.ones(64, dtype=float32), np.zeros(64, dtype=float32)
+show_figure(
+    draw_divergence(
+        {
+            "split by lane % 2": traced[1, 32](x, out, 1),
+            "split by warp % 2": traced[1, 64](x, out, 32),
+        }
+    ),
+    "rows of 32 squares, one per lane. Split by lane % 2, the warp takes four rows: "
+    "the load with all lanes, then one arm with the even lanes, the odd ones pale, "
+    "then the other arm with the odd lanes, the even ones pale, then the last store "
+    "with all. Split by warp % 2, warp 0 and warp 1 take three rows each, all lanes "
+    "in each row: the load, the arm of this warp, the last store.",
+)
+
+# %% [markdown]
+# Four rows or three: a warp that splits pays for both arms. (Which arm comes first is up to the GPU; here they stand as in the source.)
+#
+# A kernel can ask which lanes are here at this moment: `cuda.activemask()` gives a number with one bit for every lane, lane 0 the last digit.
+# (On a GPU it tells what happens to be so just then; nothing should depend on it.)
+#
+# **Predict.** What does lane 0 see in the kernel below, and what does lane 1?
+
+
+# %%
 def tell(report):
     """Print what `sim` has found in a launch."""
     print(
@@ -617,7 +653,7 @@ check.ex06_3(warp_attention)
 # The launch as a picture: one query, 70 keys with rows of one number, a row for each lane. Blue are the loads of q, k and v.
 
 # %% tags=["uses-exercise"]
-from sim.observers import COUNTERS, DEFAULT, Trace
+from sim.observers import COUNTERS
 
 q, k, v = np.random.default_rng(6).standard_normal((3, 70, 1)).astype(float32)
 out = np.full((1, 1), np.nan, dtype=float32)

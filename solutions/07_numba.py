@@ -22,70 +22,19 @@
 # begin with `@live` run on your GPU, if you have one, and otherwise show what they printed on ours. (For a Mac there is no such compiler. There, the translations
 # of this lesson's own kernels come with the course, made on Linux; only your kernel of exercise 7.2 stays untranslated.)
 #
-# Here is the way of a kernel. (The next cell only draws.)
+# Here is the way of a kernel.
 
-# %% jupyter={"source_hidden": true}
-import matplotlib.pyplot as plt
-from course.figures import BLUE, GREEN, ORANGE, show_figure
-
-
-def draw_way():
-    """The stations of a kernel from Python to the GPU in a row,
-    and its way to sim below."""
-    figure, axes = plt.subplots(figsize=(14, 3.4))
-    stations = [
-        "your function,\nin Python",
-        "its types, from\nthe types of its\narguments",
-        "PTX:\ninstructions\nto be read",
-        "machine code\nfor one GPU",
-    ]
-    makers = [
-        "Numba, at the\nfirst launch",
-        "Numba and\nlibNVVM",
-        "assembler,\nin the driver",
-    ]
-    for place, words in enumerate(stations):
-        box = {
-            "boxstyle": "round,pad=0.6",
-            "facecolor": "white",
-            "edgecolor": GREEN if place == 3 else BLUE,
-            "linewidth": 2,
-        }
-        axes.text(3 * place, 1, words, ha="center", va="center", fontsize=12, bbox=box)
-    for place, words in enumerate(makers):
-        axes.annotate(
-            "",
-            xy=(3 * place + 2.15, 1),
-            xytext=(3 * place + 0.85, 1),
-            arrowprops={"arrowstyle": "->", "linewidth": 2},
-        )
-        axes.text(3 * place + 1.5, 1.15, words, ha="center", va="bottom", fontsize=11)
-    axes.annotate(
-        "",
-        xy=(1.6, -0.6),
-        xytext=(0, 0.55),
-        arrowprops={"arrowstyle": "->", "linewidth": 2, "color": ORANGE},
-    )
-    axes.text(
-        1.75,
-        -0.6,
-        "simulate(kernel): Python runs each line, for each thread",
-        va="center",
-        fontsize=12,
-        color="black",
-    )
-    axes.set(xlim=(-1.2, 10.2), ylim=(-0.9, 2))
-    axes.axis("off")
-    return figure
-
+# %%
+from course.figures import BLUE, ORANGE, show_figure
+from course.pictures import draw_times, draw_way
 
 show_figure(
     draw_way(),
     "four boxes in a row, joined by arrows. Your function, in Python; at the first "
     "launch Numba makes of it: its types, from those of the arguments; Numba and the "
-    "library libNVVM make of these: PTX, instructions to be read; the assembler in "
-    "the driver makes of it: machine code for one GPU. From the first box a second "
-    "arrow leads down to: simulate(kernel), Python runs each line, for each thread.",
+    "library libNVVM make of these: PTX, instructions to be read; the assembler "
+    "makes of it: machine code for one GPU. From the first box a second arrow leads "
+    "down to: simulate(kernel), Python runs each line, for each thread.",
 )
 
 # %% [markdown]
@@ -252,13 +201,36 @@ print(translation.read_aloud())
 # PTX is not the last word. It uses as many registers as it likes; the assembler then shares out the ones that a GPU has, 32 bits each. It can tell how many a thread needs:
 
 # %% tags=["nbval-ignore-output"]
-print("registers a thread:", translation.registers)
+print("registers per thread:", translation.registers)
 print("bytes of shared memory a block:", translation.shared_bytes)
 print(
     "bytes a thread of arrays that found no room in registers:", translation.local_bytes
 )
 
 # %% [markdown]
+# So this is the way of one line, `out[i] = factor * x[i]`, at each of its stations:
+
+# %% tags=["nbval-ignore-output"]
+a, b = type_of("factor", factor=float32(3)), type_of("x[i]", x=x, i=0)
+product = type_of("factor * x[i]", factor=float32(3), x=x, i=0)
+(multiply,) = (line for line in translation.instructions if line.startswith("mul.f32"))
+show_figure(
+    draw_way(
+        [
+            "out[i] = factor * x[i]",
+            f"{a} * {b}\n= {product}",
+            multiply,
+            f"{translation.registers} registers\nper thread",
+        ]
+    ),
+    "the picture of the way again, with a line in each box. Python: "
+    f"out[i] = factor * x[i]. Types: {a} * {b} = {product}. PTX: {multiply}. "
+    f"Machine code: {translation.registers} registers per thread.",
+)
+
+# %% [markdown]
+# In the last box stands what the assembler tells. The machine code itself (NVIDIA calls it **SASS**) is bytes, and takes one more tool to be read, `nvdisasm` of the CUDA Toolkit, which this course does not need.
+#
 # ## 4. What a bare `0.0` costs
 #
 # The function ReLU makes negative numbers 0. Two kernels that differ in one word:
@@ -611,56 +583,21 @@ print("after synchronize:", tripled)
 # After the launch nothing has happened yet. In one stream that does no harm: what is launched later finds what was launched before.
 # Only when Python itself wants to see a result, somebody must wait. PyTorch does so unasked in `.cpu()`, `.item()` and `print(tensor)`.
 #
-# The picture: Python above, the GPU's stream below; time goes to the right. (The next cell only draws.)
+# The picture: Python above, the GPU's stream below; time goes to the right.
 
-
-# %% jupyter={"source_hidden": true}
-def draw_times():
-    """Bars over time for Python and for a stream: three launches, and a wait."""
-    figure, axes = plt.subplots(figsize=(11, 2.6))
-    for number in range(3):
-        axes.barh(1, 0.7, left=number, color=BLUE, edgecolor="black")
-        axes.text(
-            number + 0.35,
-            1,
-            f"launch\n{number + 1}",
-            ha="center",
-            va="center",
-            color="white",
-            fontsize=11,
-        )
-        axes.barh(0, 3, left=1 + 3 * number, color=ORANGE, edgecolor="black")
-        axes.text(
-            2.5 + 3 * number,
-            0,
-            f"kernel {number + 1}",
-            ha="center",
-            va="center",
-            fontsize=12,
-        )
-    axes.barh(1, 7.0, left=3, color="white", edgecolor=BLUE, hatch="//")
-    axes.text(
-        6.5,
-        1,
-        "synchronize: Python waits",
-        ha="center",
-        va="center",
-        fontsize=12,
-        bbox={"facecolor": "white", "edgecolor": "none"},
-    )
-    axes.set(
-        yticks=[0, 1],
-        yticklabels=["the stream", "Python"],
-        xticks=[],
-        xlabel="time",
-        xlim=(-0.2, 10.4),
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
+# %%
 show_figure(
-    draw_times(),
+    draw_times(
+        {
+            "Python": [
+                *((n - 1, n - 0.3, f"launch\n{n}", BLUE) for n in (1, 2, 3)),
+                (3, 10, "synchronize: Python waits", None),
+            ],
+            "the stream": [
+                (3 * n - 2, 3 * n + 1, f"kernel {n}", ORANGE) for n in (1, 2, 3)
+            ],
+        }
+    ),
     "two rows of bars over time. Python makes three short launches one after the "
     "other, and then waits in synchronize. The stream does kernel 1 from the end of "
     "launch 1 on, then kernel 2, then kernel 3, each several times as long as a "
@@ -762,8 +699,30 @@ print("with order:", in_two_streams(mark=True))
 
 # %% [markdown]
 # Zeros, and no error: the second stream was simply earlier. The last two `synchronize` do not help, for they come too late. An event does: the second stream waits for
-# the first one's mark, and Python still waits for nobody.
-#
+# the first one's mark, and Python still waits for nobody. Both cases over time:
+
+# %%
+fill = (1, 7, "x = ones, slowly", ORANGE)
+show_figure(
+    draw_times(
+        {
+            "no order: first": [fill],
+            "no order: second": [(2, 3.5, "3 · x", ORANGE)],
+            "with order: first": [fill],
+            "with order: second": [
+                (2, 7, "waits for the mark", None),
+                (7, 8.5, "3 · x", ORANGE),
+            ],
+        },
+        marks=[(7, "with order: first", "with order: second")],
+    ),
+    "two streams over time, twice. With no order the second stream computes 3 · x "
+    "while the first is still filling x with ones. With order, the first stream "
+    "reaches a mark at the end of its filling; the second waits until then, and an "
+    "arrow leads from the mark to the beginning of 3 · x.",
+)
+
+# %% [markdown]
 # This happens with Numba and PyTorch, because **each has its own idea of the stream**. `kernel[grid, block](...)` uses the default stream. PyTorch uses its *current* stream, which is the
 # same default stream, until somebody writes `with torch.cuda.stream(torch.cuda.Stream())`. In there, PyTorch works in one stream and your kernel in another, and nothing in CUDA makes one of these two wait for the other. So there are two
 # ways for a reader to be too early:

@@ -34,6 +34,7 @@ import kernels
 from course import check, progress_bar, show_figure
 from course.figures import BLUE, ORANGE
 from course.find_the_block import Plan, Task, Training, Transformer
+from course.pictures import draw_cells
 from course.progress_bar import quiet
 from kernels import ConvAttention, reference
 
@@ -146,6 +147,26 @@ together = convolved(is_k, is_q + 2 * is_stop)
 print("  ".join(f"{letter}:{score:.0f}" for letter, score in zip(letters, together)))
 for s in (1, 2, 4, 8):
     print(f"s = {s}:  {on_the_right_block(s * together):.2f}")
+
+# %% [markdown]
+# The text scored, in three rows: what each of the two tokens finds, and their sum over the 2 × 5 taps. The frame is the right block.
+
+# %%
+show_figure(
+    draw_cells(
+        letters,
+        [
+            ("k finds", is_k.tolist()),
+            ("q finds", (is_q + 2 * is_stop).tolist()),
+            ("together", together.tolist()),
+        ],
+        framed=range(8, 11),
+    ),
+    "three rows of sixteen squares, a square for each letter of the text. k finds "
+    "the two k's, with 1 each. q finds the three q's, with 1, and the four full "
+    "stops, with 2. Together, from left to right: 1 3 4 4 3 5 3 3 4 6 5 5 4 5 3 2. "
+    "The 6 is the middle of the right block, which is framed.",
+)
 
 # %% [markdown]
 # Now the middle of the right block has 6, no other place has more than 5, and the share goes to 1. One head of one layer finds the block.
@@ -397,7 +418,7 @@ def draw_losses(losses, title=""):
         )
     axes.set(
         xlabel="steps",
-        ylabel="loss a letter",
+        ylabel="loss per letter",
         xlim=(0, plan.steps),
         ylim=(0, 2.7),
         title=title,
@@ -859,7 +880,9 @@ for name, convolution in (("with", True), ("without", False)):
             linestyle="-" if convolution else "--",
             label=None if place else f"{name} convolution, a line a seed",
         )
-axes.set(xlabel="steps", ylabel="loss a letter (logarithmic)", xlim=(0, big_plan.steps))
+axes.set(
+    xlabel="steps", ylabel="loss per letter (logarithmic)", xlim=(0, big_plan.steps)
+)
 axes.legend()
 show_figure(
     figure,
