@@ -216,6 +216,7 @@ def name_in_cuda(value):
 # module -> what the table puts in front of a name of it
 OF_MODULE = {
     "math": "math.",
+    "cmath": "cmath.",
     "numba.cuda.libdevice": "libdevice.",
     "numba.cuda._internal.cuda_fp16": "fp16.",
     "numba.cuda.fp16": "fp16.",

@@ -31,7 +31,7 @@ from sim.frontend.names import (
 )
 from sim.frontend.ssa import Versions, stored_names, version_of
 from sim.frontend.tree import tree_of
-from sim.isa import mathematics, operators, promotion
+from sim.isa import operators, promotion
 from sim.isa.barriers import VOTES
 from sim.isa.functions import Function
 from sim.isa.promotion import COMPLEX, INTEGRAL, KIND, SIGNED, UNSIGNED
@@ -58,6 +58,7 @@ RULES = {
     **dict.fromkeys((ast.LShift, ast.RShift), promotion.shift),
     **dict.fromkeys(BITWISE, promotion.bitwise),
 }
+UNARY = {ast.USub: "operator.neg", ast.UAdd: "operator.pos", ast.Invert: "operator.invert"}
 NUMBER_BUILTINS = {
     "min": operators.minimum,
     "max": operators.maximum,
@@ -501,12 +502,9 @@ class Types:
             return BOOL
         if not isinstance(kind, Number):
             return kind if kind is UNKNOWN else ANY
-        if kind.kind not in INTEGRAL:
-            return kind
-        if kind.kind is bool:
-            return BOOL if isinstance(node.op, ast.Invert) else INT64
-        if kind.kind in UNSIGNED or kind.bits is None:
-            return Number(np.uint64) if kind.kind in UNSIGNED else INT64
+        version = INSTRUCTIONS[UNARY[type(node.op)]].version(kind.kind)
+        if version is None or kind.kind not in SIGNED or kind.bits is None:
+            return ANY if version is None else Number(version.results)
         if isinstance(node.op, ast.USub):  # of the lowest integer it is that again
             return Number(int, -kind.high, -kind.low) if kind.kind is int else signed(int, kind.bits)
         return (
@@ -541,8 +539,9 @@ class Types:
             return ANY
         if isinstance(entry := entry_of(called), Function):
             return of_function(entry, given)
-        ours = meaning(called)
-        return self.of_device(called, self.given(called, node)) if ours is None else self.asked(ours, given)
+        if isinstance(called, np.ufunc):
+            return self.asked(called, given)
+        return self.of_device(called, self.given(called, node))
 
     def given(self, called, node):
         """{parameter: type} of a call of a device function; None where that is not known, or where one copy
@@ -714,14 +713,6 @@ def part(kind, position):
         alike = len({one.kind if isinstance(one, Number) else one for one in kind}) == 1
         return functools.reduce(join, kind) if alike else ANY
     return kind.element if isinstance(kind, ArrayType) and kind.rank == 1 else ANY
-
-
-def meaning(called):
-    """Our function in the place of one of cmath; a ufunc is its own; None for anything else."""
-    home, name = getattr(called, "__module__", None), getattr(called, "__name__", "")
-    if isinstance(called, np.ufunc):
-        return called
-    return getattr(mathematics.cmath, name, None) if home == "cmath" else None
 
 
 def is_one(args):

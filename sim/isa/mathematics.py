@@ -20,7 +20,9 @@ IEEE not exceptions.
 Values are the double result rounded once to the type. The GPU's libdevice may differ in the last places.
 """
 
+import cmath as cpython
 import math as python
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -182,24 +184,33 @@ CONSTANTS = {name: float64(getattr(python, name)) for name in ("pi", "e", "tau",
 math = Library(__name__="math", **{name: entry.call for name, entry in ENTRIES.items()}, **CONSTANTS)
 
 
-def _complex(function):
-    """A function of complex numbers: complex64 for what counts as a float32 (or a complex64), else
-    complex128."""
-
-    def evaluate(z):
-        kind = KIND[type(z)]
-        return (complex64 if kind is complex64 or kind in SINGLE else complex128)(function(complex128(z)))
-
-    return evaluate
+# --- complex numbers ----------------------------------------------------------------------------------------
 
 
-cmath = Library(
-    __name__="math",
-    **{name.replace("arc", "a"): _complex(getattr(np, name))
-       for name in "arccos arcsin arcsinh arctan arctanh cos exp log sin sqrt tan".split()},
-    **{name: lambda z, test=getattr(np, name): bool(test(complex128(z)))
-       for name in ("isfinite", "isinf", "isnan")},
-    **CONSTANTS,
-)  # fmt: skip
+def of_complex(z):
+    """complex64 for what counts as a float32, or is one."""
+    return Version((complex128,), complex64 if z is complex64 or z in SINGLE else complex128)
+
+
+def of_question_of_complex(z):
+    return Version((complex128,), bool)
+
+
+OF_COMPLEX = {}  # name -> Function
+for _names, _rule in (
+    ("acos asin asinh atan atanh cos exp log sin sqrt tan", of_complex),
+    ("isfinite isinf isnan", of_question_of_complex),
+):
+    for _name in _names.split():
+        _meaning = getattr(np, re.sub("^a(?=[cst])", "arc", _name))
+        OF_COMPLEX[_name] = Function(
+            f"cmath.{_name}",
+            _meaning,
+            "Numba's cmath on CUDA",
+            rule=_rule,
+            native=getattr(cpython, _name),
+            ulps=2 * ieee.ULPS,
+        ).enter()
+cmath = Library(__name__="math", **{name: entry.call for name, entry in OF_COMPLEX.items()}, **CONSTANTS)
 
 libdevice = Library(__name__="libdevice", **FUNCTIONS)

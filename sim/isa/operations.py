@@ -15,8 +15,8 @@ from numpy import float32, float64, int64, uint32, uint64
 
 from sim.isa import builtins, ieee, operators, promotion
 from sim.isa.conversions import LOWEST
-from sim.isa.functions import SAME, UNASSUMING, Function, Version
-from sim.isa.promotion import COMPLEX, FLOATING, HALVES, INTEGRAL, NARROW, PLAIN
+from sim.isa.functions import SAME, UNASSUMING, Function, Version, to_operand
+from sim.isa.promotion import COMPLEX, FLOATING, HALVES, INTEGRAL, NARROW, PLAIN, UNSIGNED
 
 SOURCE = "Numba's typing on CUDA; PTX ISA 9.7"
 
@@ -171,6 +171,27 @@ def same(x):
     return x
 
 
+# --- one operand --------------------------------------------------------------------------------------------
+
+
+def in_its_width(operation):
+    """The rule of a unary operator: an integer is computed in its own width, then has 64 bits."""
+
+    def rule(x):
+        if x not in INTEGRAL:
+            return Version((x,), x) if operation is not operator.invert else None
+        if x is bool:
+            return (
+                Version((bool,), bool, operator.not_)
+                if operation is operator.invert
+                else Version((int,), int)
+            )
+        narrow = to_operand(x)
+        return Version((x,), uint64 if x in UNSIGNED else int, lambda a: narrow(operation(a)), operation)
+
+    return rule
+
+
 # --- the entries --------------------------------------------------------------------------------------------
 
 
@@ -192,6 +213,9 @@ for _name, _fast, _rule in (
     enter(f"operator.{_name}", getattr(operator, _name), both(_rule), _fast)
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     enter(f"operator.{_name}", getattr(operator, _name), of_comparison, getattr(operators, _name))
+for _operation in (operator.neg, operator.pos, operator.invert):
+    _name = _operation.__name__
+    enter(f"operator.{_name}", _operation, in_its_width(_operation), getattr(operators, _name))
 enter("operator.lshift", shifted_left, of_shift, operators.lshift)
 enter("operator.rshift", shifted_right, of_shift, operators.rshift)
 enter("operator.floordiv", operator.floordiv, both(promotion.real_division, QUOTIENT), operators.floordiv)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 from numba import cuda, njit
-from numpy import float16, float32, float64, int32, uint32
+from numpy import complex64, complex128, float16, float32, float64, int32, uint32
 
 from sim import simulate
 from sim.isa import INSTRUCTIONS, LLVM, atomics, by_ptx, function, libdevice
@@ -133,9 +133,22 @@ AWKWARD = {
         0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, 3.5, 0.1, -7.3, 1e5, -3e9, 1e19, 16777217, "max", "tiny", "smallest",
         np.inf, -np.inf, np.nan,
     ],
+    "c": [0j, 1 + 0j, -1 + 0j, 1j, 0.3 - 0.7j, -2.5 + 1e-3j, 3 + 4j, -7.3 - 0.1j],
 }  # fmt: skip
 MOST = 400
-KINDS = [bool, int32, np.uint8, np.uint64, float16, bfloat16, float32, float64]
+KINDS = [
+    bool,
+    int32,
+    np.int8,
+    np.uint8,
+    np.uint64,
+    float16,
+    bfloat16,
+    float32,
+    float64,
+    complex64,
+    complex128,
+]
 PAIRS = [
     *((kind, kind) for kind in (bool, int32, int, uint32, np.uint64, float16, float32, float64)),
     *(
@@ -185,6 +198,8 @@ def units(got, wanted):
     got = type(wanted)(got)
     if got != got or wanted != wanted:
         return 0 if got != got and wanted != wanted else np.inf
+    if isinstance(wanted, np.complexfloating):  # by its absolute value
+        return 0 if got == wanted else abs(complex(got - wanted)) / np.spacing(abs(wanted))
     if got == wanted:
         return 0 if np.signbit(got) == np.signbit(wanted) else np.inf
     if np.isinf(got) or np.isinf(wanted):
