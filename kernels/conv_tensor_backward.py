@@ -32,6 +32,7 @@ Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -50,6 +51,7 @@ from kernels.instructions import (
     ldmatrix_x4_trans,
 )
 from kernels.launch import launch, output
+from kernels.reference import above_diagonal, convolve, masked_scores
 from kernels.tensor_launch import check_tensor_cores, kind_of, tensor_width
 from kernels.tensor_tiles import (
     ARITHMETIC,
@@ -69,6 +71,7 @@ RING = 2 * BLOCKS  # blocks of a row of S0 and dT in shared memory
 PITCH = RING * 4 + 4  # of such a row, in pairs of numbers
 NUMBERS = BLOCKS * 4  # of a lane, in 16 rows and COLUMNS columns
 SUMS = 8  # of a lane, in a product of 16 × 8 numbers whose sum is kept in two parts
+FEW = 16  # queries of which D is taken from the scores
 
 
 class Frame(NamedTuple):
@@ -486,13 +489,25 @@ def registers_of(width):
     return 128 if width == 64 else None
 
 
+def sums_of_rows(q, k, v, w, o, log_sum, d_o, causal, scale):
+    """D = Σ_j P · dP of each query, (B, H, N), float32: the sum of dO · O; of few queries, where it matters
+    that O is rounded to 16 bits, from P, of scores that are rounded as the kernels round them."""
+    if q.shape[2] > FEW:
+        return (d_o * o.detach().float()).sum(-1)
+    before, after = (scale, 1) if kind_of(q) == "float16" else (1, scale)
+    s = masked_scores(q.float(), k.float(), causal, before).to(q.dtype).float()
+    t = convolve(s, w.to(q.dtype).float()) * after
+    t = t.masked_fill(above_diagonal(t), -math.inf) if causal else t
+    return (torch.exp(t - log_sum[..., None]) * (d_o.float() @ v.float().transpose(-1, -2))).sum(-1)
+
+
 def conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run=None, warps=WARPS):
     """(dQ, dK, dV, dW) of bfloat16 or float16 q, k, v, o and d_o and taps w, contiguous and checked
     (`kernels.launch`), as `conv_backward`; gradients have the types of their tensors. The taps are rounded to
     the type of q. Nothing is added in an order that changes from run to run."""
     check_tensor_cores(q)
     (batch, heads, n, d), width, taps = q.shape, tensor_width(q.shape[3]), w.shape[1:]
-    delta = (d_o * o.detach().float()).sum(-1)
+    delta = sums_of_rows(q, k, v, w, o, log_sum.detach(), d_o, causal, scale)
     padded = [x if d == width else pad(x, (0, width - d)) for x in (q, k, v, d_o)]
     q_bits, k_bits, v_bits, d_o_bits = (x.view(torch.int16) for x in padded)
     shared = w.float(), log_sum.detach(), delta, scale, bool(causal)
@@ -520,4 +535,6 @@ def conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run
             True, k_bits, v_bits, q_bits, d_o_bits, *shared, d_k.view(torch.int32), d_v.view(torch.int32)
         )
         d_k, d_v = cut(d_k), cut(d_v)
+    if n == 1:  # the weight of the only key is 1, whatever its score; NaN stays
+        d_q, d_k, d_w = (None if gradient is None else gradient * 0 for gradient in (d_q, d_k, d_w))
     return tuple(gradient if want else None for gradient, want in zip((d_q, d_k, d_v, d_w), wanted))

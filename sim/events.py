@@ -182,6 +182,8 @@ class Copy(NamedTuple):
     address: int
     size: int  # bytes
     site: int  # a number for SITES
+    source: int | None = None  # an address, if bytes are read from there
+    read: int = 0  # so many
 
 
 @dataclass(frozen=True)

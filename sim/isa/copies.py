@@ -14,10 +14,11 @@ def cp_async(size):
     def meaning(memory, tile, index, source, source_index, valid):
         if not 0 <= valid <= size:
             raise ValueError(f"cp_async_{size} takes 0 to {size} bytes of its source, got {valid}")
-        data = np.zeros(size, np.uint8)
+        data, read = np.zeros(size, np.uint8), None
         if valid:
-            data[:valid] = memory.read(source, source_index, valid, size)
-        memory.send(tile, index, data)
+            read = memory.source(source, source_index, valid, size)
+            data[:valid] = read.memory
+        memory.send(tile, index, data, read)
 
     memory_instruction(name=f"cp_async_{size}", source="PTX ISA cp.async")(meaning)
 

@@ -32,10 +32,11 @@ def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None
 
     The function is its meaning: it takes `memory`, then the arguments of a call. memory.read(array, index,
     size) gives `size` bytes of neighbouring elements, which begin at a multiple of that (or of a fourth
-    argument); memory.send(array, index, data) writes bytes when they arrive, memory.commit() makes a group
-    of what was sent, and memory.receive(n) waits for all groups but the newest n; memory.fence(reach) orders
-    what comes before and behind it, and memory.turn() lets other threads go first. The interpreter calls it;
-    there is no compiled form.
+    argument); memory.send(array, index, data) writes bytes when they arrive (`source=`, a Spot that
+    memory.source gave, says what is read until then), memory.commit() makes a group of what was sent, and
+    memory.receive(n) waits for all groups but the newest n; memory.fence(reach) orders what comes before and
+    behind it, and memory.turn() lets other threads go first. The interpreter calls it; there is no compiled
+    form.
 
     source, name, ptx, touches, stands_for   as for sim.isa.instruction
     yields   whether other threads may go first there: where one may wait for them by asking again and again

@@ -13,9 +13,9 @@ from sim.events import ADDRESS_BITS, SITE_SHIFT, Copy, Finding
 
 
 class Spot(NamedTuple):
-    """Neighbouring bytes: their address, and the memory itself (uint8)."""
+    """Neighbouring bytes: their address, None where that cannot be, and the memory itself (uint8)."""
 
-    address: int
+    address: int | None
     memory: np.ndarray
 
 
@@ -41,20 +41,26 @@ class Memory:
 
     def read(self, where, index, size, multiple=None):
         """The `size` bytes from a place on, as uint8; poison where that cannot be."""
-        site = self.site("load")
-        spot = self.spot(where, index, size, multiple or size, site, "read")
-        if spot is None:
-            return np.full(size, 0xFF, np.uint8)
-        self.log(spot.address, size, site)
-        return spot.memory.copy()
+        return self.source(where, index, size, multiple or size).memory.copy()
 
-    def send(self, where, index, data):
-        """Write `data` (uint8) from a place on when it has arrived."""
+    def source(self, where, index, size, multiple):
+        """The Spot of `size` bytes that are read; poison where that cannot be."""
+        site = self.site("load")
+        spot = self.spot(where, index, size, multiple, site, "read")
+        if spot is None:
+            return Spot(None, np.full(size, 0xFF, np.uint8))
+        self.log(spot.address, size, site)
+        return spot
+
+    def send(self, where, index, data, source=None):
+        """Write `data` (uint8) from a place on when it has arrived; source: the Spot that it is read from, at
+        any time until then."""
         site, thread = self.site("store"), self.context.thread
         spot = self.spot(where, index, len(data), len(data), site, "written")
         if spot is None:
             return
-        copy = Copy(spot.address, len(data), site)
+        taken = (None, 0) if source is None else (source.address, len(source.memory))
+        copy = Copy(spot.address, len(data), site, *taken)
         thread.sent.append((copy, spot.memory, data))
         self.log_write(spot, site, bytes(data))
         self.context.event("copy_sent", copy)

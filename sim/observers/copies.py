@@ -1,11 +1,13 @@
 """Asynchronous copies under way: an access that comes behind the issue of a copy to the same bytes, but not
-behind the wait for it, may meet either what was there or what arrives.
+behind the wait for it, may meet either what was there or what arrives; and a write to what is copied may come
+before or after the copy's reading.
 
 Whether it comes behind is judged as for races: by the thread's own order, barriers, and what
 sim.observers.order knows. An access that nothing orders with the issue is a race.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,6 +43,24 @@ class Flight:
     begin: Mark
     end: Mark | None = None
 
+    def places(self):
+        """The bytes that it writes, and those that it reads, if any."""
+        yield Place(self.copy.address, self.copy.size, True)
+        if self.copy.source is not None:
+            yield Place(self.copy.source, self.copy.read, False)
+
+    def is_under_way(self, row, order):
+        """Whether an access comes surely behind the issue, and not surely behind the wait."""
+        return self.begin.precedes(row, order) and not (self.end and self.end.precedes(row, order))
+
+
+class Place(NamedTuple):
+    """Neighbouring bytes that a copy writes or reads."""
+
+    address: int
+    size: int
+    is_written: bool
+
 
 class Flights:
     """The copies under way in each block."""
@@ -71,30 +91,32 @@ class Flights:
     def early(self, flights, rows, order):
         by_line = {}
         for flight in flights:
-            by_line.setdefault(flight.copy.address >> LINE_SHIFT, []).append(flight)
+            for place in flight.places():
+                by_line.setdefault(place.address >> LINE_SHIFT, []).append((flight, place))
         for i in np.flatnonzero(np.isin(rows.address >> LINE_SHIFT, list(by_line))).tolist():
             row, address, size = rows.row(i), int(rows.address[i]), int(rows.size[i])
-            for flight in by_line[address >> LINE_SHIFT]:
-                copy, end = flight.copy, flight.end
-                meets = address < copy.address + copy.size and copy.address < address + size
-                if meets and flight.begin.precedes(row, order) and not (end and end.precedes(row, order)):
-                    yield self.finding(row, max(address, copy.address), flight)
+            for flight, place in by_line[address >> LINE_SHIFT]:
+                meets = address < place.address + place.size and place.address < address + size
+                disturbs = place.is_written or row.site & 3 != LOAD
+                if meets and disturbs and flight.is_under_way(row, order):
+                    yield self.finding(row, max(address, place.address), flight, place)
 
-    def finding(self, row, address, flight):
+    def finding(self, row, address, flight, place):
         name, index = self.context.space.element(address)
         did, begin = WORDS[row.site & 3], flight.begin
         reads = Access(did, flight.index, self.context.thread_index(row.thread), SITES[row.site], row.value)
         sent = Access("sent", flight.index, self.context.thread_index(begin.thread), SITES[flight.copy.site])
         own = row.thread == begin.thread
+        direction, does = ("to", "arrives") if place.is_written else ("from", "reads")
         return Finding(
             "async-copy",
             "error",
             f"{name}[{', '.join(map(str, index))}]{alias(reads, name)} is {did} while an asynchronous copy"
-            " to it may be under way",
+            f" {direction} it may be under way",
             (reads, sent),
             name,
             index,
-            reason="Such a copy arrives at any time until the thread that sent it waits for it.",
+            reason=f"Such a copy {does} at any time until the thread that sent it waits for it.",
             fix="let the thread that sent the copy commit it and wait for it (cp.async.wait_group)"
             + (" before this line" if own else ", and all threads meet behind that: cuda.syncthreads()"),
         )

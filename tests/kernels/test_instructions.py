@@ -230,6 +230,27 @@ def a_lane_s_copy_read_without_a_wait(x, out):
     cp_async_wait_0()
 
 
+def source_overwritten_by_its_thread(x, out):
+    tile = cuda.shared.array((32, 8), int16, alignment=16)
+    lane = cuda.threadIdx.x
+    cp_async_16(tile, (lane, 0), x, (lane, 0), 16)
+    cp_async_commit()
+    x[lane, 7] = 0
+    cp_async_wait_0()
+    out[lane] = tile[lane, 0]
+
+
+def source_overwritten_by_another(x, out):
+    tile = cuda.shared.array((32, 8), int16, alignment=16)
+    lane = cuda.threadIdx.x
+    cp_async_8(tile, (lane, 0), x, (lane, 0), 8)
+    cp_async_commit()
+    cuda.syncthreads()
+    x[31 - lane, 1] = 0
+    cp_async_wait_0()
+    out[lane] = tile[lane, 0]
+
+
 def waited_without_a_commit(x, out):
     tile = cuda.shared.array((32, 8), int16, alignment=16)
     lane = cuda.threadIdx.x
@@ -327,6 +348,8 @@ PLANTED = {
     read_without_a_wait: "async-copy",
     own_copy_read_without_a_wait: "async-copy",
     a_lane_s_copy_read_without_a_wait: "async-copy",
+    source_overwritten_by_its_thread: "async-copy",
+    source_overwritten_by_another: "async-copy",
     waited_without_a_commit: "async-copy",
     waited_for_the_wrong_group: "async-copy",
     waited_without_a_barrier: "race-shared",
@@ -349,12 +372,36 @@ def test_planted_bugs_are_found(kernel, engine):
     assert PLANTED[kernel] in {finding.kind for finding in report.errors}
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_behind_the_wait_a_source_may_be_overwritten(engine):
+    def kernel(x, out):
+        tile = cuda.shared.array((32, 8), int16, alignment=16)
+        lane = cuda.threadIdx.x
+        x[31 - lane, 7] = lane
+        cuda.syncthreads()
+        cp_async_16(tile, (lane, 0), x, (lane, 0), 8)
+        cp_async_commit()
+        x[lane, 4] = -1  # beyond the eight bytes
+        cp_async_wait_0()
+        x[lane, 0] = -1
+        cuda.syncthreads()
+        x[31 - lane, 1] = -1
+        out[lane] = tile[lane, 1]
+
+    x, out = np.arange(256, dtype=int16).reshape(32, 8), np.zeros(32, np.uint32)
+    simulate(kernel, engine=engine)[1, 32](x, out)
+    assert np.array_equal(out, 8 * np.arange(32) + 1)
+
+
 def test_what_a_finding_says():
     x, out = np.arange(256, dtype=int16).reshape(32, 8), np.zeros(32, np.uint32)
     report = simulate(copied_without_a_wait, on_finding="report")[1, 32](x, out)
     assert report.errors[0].message.startswith(
         "async-copy: tile[0, 0] is read while an asynchronous copy to it may be under way"
     )
+    report = simulate(source_overwritten_by_its_thread, on_finding="report")[1, 32](x, out)
+    says = "async-copy: x[0, 7] is written while an asynchronous copy from it may be under way"
+    assert report.errors[0].message.startswith(says)
     report = simulate(misaligned_row, on_finding="report")[1, 32](x, out)
     says = "ldmatrix_x4 takes 16 bytes at a multiple of 16, and tile[1, 0] is 8 beyond one"
     assert says in report.errors[0].message

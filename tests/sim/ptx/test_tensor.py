@@ -192,6 +192,7 @@ COMMIT, WAIT, BARRIER = "cp.async.commit_group;", "cp.async.wait_group 0;", "bar
 KEEP = "mad.wide.u32 %x4, %r1, 4, %x2; st.global.b32 [%x4], %d0;"
 OWN = f"ld.shared.b32 %d0, [%r3]; {KEEP}"
 OTHER = f"xor.b32 %r5, %r3, 16; ld.shared.b32 %d0, [%r5]; {KEEP}"
+SOURCE_OF_ANOTHER = "xor.b32 %r5, %r1, 1; mad.wide.u32 %x4, %r5, 16, %x1; st.global.b32 [%x4], %r1;"
 MATRIX = f"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%d0, %d1, %d2, %d3}}, [%r3]; {KEEP}"
 
 
@@ -260,6 +261,16 @@ PLANTED = {
         PLACE + COPY + COMMIT + "st.shared.b32 [%r3], %r1;" + WAIT,
         "async-copy",
         PLACE + COPY + COMMIT + WAIT + "st.shared.b32 [%r3], %r1;",
+    ),
+    "source written under way": (
+        PLACE + COPY + COMMIT + "st.global.b32 [%x3], %r1;" + WAIT,
+        "async-copy",
+        PLACE + COPY + COMMIT + WAIT + "st.global.b32 [%x3], %r1;",
+    ),
+    "source written by another": (
+        PLACE + COPY + COMMIT + BARRIER + SOURCE_OF_ANOTHER + WAIT,
+        "async-copy",
+        PLACE + COPY + COMMIT + WAIT + BARRIER + SOURCE_OF_ANOTHER,
     ),
     "no barrier": (PLACE + COPY + COMMIT + WAIT + OTHER, "race-shared", PLACE + COPY + COMMIT + WAIT + OWN),
     "the tile used again": (
