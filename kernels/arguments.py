@@ -131,20 +131,32 @@ TAPS = "H c_q c_k", OR_FLOAT32
 
 
 def attention_arguments(q, k, v, scale, dtypes=FLOAT32):
-    """Check the arguments of an attention kernel; return q, k and v detached and contiguous, and scale as a
-    float32.
+    """Check the arguments of an attention kernel, as `check_attention`; return q, k and v detached and
+    contiguous, and scale."""
+    scale = check_attention(q, k, v, scale, dtypes)
+    return *(tensor.detach().contiguous() for tensor in (q, k, v)), scale
+
+
+def check_attention(q, k, v, scale, dtypes=FLOAT32):
+    """The scale of an attention kernel as a float32, or an error.
 
     q: (B, H, N, d), k and v: (B, H, N_k, d), of one of `dtypes`, on one device, 1 <= d <= 128, N_k >= 1;
         scale: a number, or None for 1/sqrt(d). Raises TypeError or ValueError that names the argument, what
         it is, and what was wanted.
     """
     sizes = check({"q": (q, "B H N d"), "k": (k, "B H N_k d"), "v": (v, "B H N_k d")}, dtypes)
-    return *(tensor.detach().contiguous() for tensor in (q, k, v)), checked_scale(scale, sizes["d"])
+    return checked_scale(scale, sizes["d"])
 
 
 def conv_arguments(q, k, v, w, scale, extent=None, dtypes=FLOAT32):
-    """Check the arguments of convolutional attention; return q, k, v and w detached and contiguous, scale as
-    a float32, and `extent`.
+    """Check the arguments of convolutional attention, as `check_conv`; return q, k, v and w detached and
+    contiguous, scale and extent."""
+    scale, extent = check_conv(q, k, v, w, scale, extent, dtypes)
+    return *(x.detach().contiguous() for x in (q, k, v, w)), scale, extent
+
+
+def check_conv(q, k, v, w, scale, extent=None, dtypes=FLOAT32):
+    """(scale, extent) of convolutional attention, scale as a float32, or an error.
 
     q, k, v: (B, H, N, d), or what `extent` says of pieces of a sequence; of one of `dtypes`; w: (H, c_q,
         c_k), float32 or like q; on one device, none empty, 1 <= d <= 128, c_q and c_k from 1 to 15; scale: a
@@ -155,7 +167,7 @@ def conv_arguments(q, k, v, w, scale, extent=None, dtypes=FLOAT32):
     given = {"q": (q, "B H N d"), "k": (k, f"B H {keys} d"), "v": (v, f"B H {owned} d"), "w": (w, *TAPS)}
     sizes = check(given, dtypes, filled="B H N")
     extent = WHOLE if extent is None else check_extent(extent, q, k, v)
-    return *(x.detach().contiguous() for x in (q, k, v, w)), checked_scale(scale, sizes["d"]), extent
+    return checked_scale(scale, sizes["d"]), extent
 
 
 def backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent=None, dtypes=FLOAT32):

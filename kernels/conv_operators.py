@@ -3,7 +3,8 @@ leaves whole."""
 
 import torch
 
-from kernels.arguments import ANY_FLOAT, as_in_torch, autocasts_type, conv_arguments, in_autocasts_type
+from kernels.arguments import ANY_FLOAT, as_in_torch, autocasts_type, check_conv, in_autocasts_type
+from kernels.autograd import differentiable_once
 from kernels.conv_backward import conv_backward
 from kernels.conv_forward import conv_forward
 
@@ -44,7 +45,7 @@ def conv_attention(
     if autocasts_type(q) is not None and isinstance(w, torch.Tensor):
         w = w.float()
     causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, *in_autocasts_type(q, k, v))
-    *_, scale, _ = conv_arguments(q, k, v, w, scale, dtypes=ANY_FLOAT)
+    scale, _ = check_conv(q, k, v, w, scale, dtypes=ANY_FLOAT)
     o, log_sum = conv_forward_operator(q, k, v, w, bool(causal), float(scale))
     return (o, log_sum) if return_lse else o
 
@@ -91,24 +92,4 @@ def shapes_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted):
     )
 
 
-def save(ctx, inputs, output):
-    *tensors, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.mark_non_differentiable(output[1])
-
-
-def backward(ctx, d_o, _):
-    wanted = list(ctx.needs_input_grad[:4])
-    gradients = conv_backward_operator(*ctx.saved_tensors, d_o, ctx.causal, ctx.scale, wanted)
-    return *(gradient if want else None for gradient, want in zip(gradients, wanted)), None, None
-
-
-def no_second_derivative(ctx, *_):
-    raise RuntimeError(
-        "conv_attention can be differentiated once: its backward pass has no derivative of its own; for a"
-        " second one, use kernels.reference.conv_attention"
-    )
-
-
-conv_forward_operator.register_autograd(backward, setup_context=save)
-conv_backward_operator.register_autograd(no_second_derivative)
+differentiable_once(conv_forward_operator, conv_backward_operator, 4, 2, "conv_attention")

@@ -27,15 +27,13 @@ loops over a row are unrolled.
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from numba import cuda
 from numpy import float32
 
-from kernels.arguments import ANY_FLOAT, HALVES, as_in_torch, attention_arguments
-from kernels.autograd import differentiable
+from kernels.arguments import ANY_FLOAT, HALVES, as_in_torch, attention_arguments, check_attention
+from kernels.autograd import attention_operator
 from kernels.flash_tensor import flash_tensor_forward
 from kernels.launch import launch, output, width_for
 from kernels.tiles import MINUS_INFINITY, load_tile, reciprocal, weight
@@ -113,13 +111,15 @@ def flash_forward(q, k, v, causal=True, scale=None, run=None):
     return o, log_sum
 
 
+flash_forward_operator = attention_operator("flash", flash_forward)
+
+
 def flash_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     causal: bool = True,
     scale: float | None = None,
-    run: Callable[..., Any] | None = None,
     *,
     is_causal: bool | None = None,
     enable_gqa: bool = False,
@@ -134,11 +134,12 @@ def flash_attention(
         of whose scores are -inf gets 0. Made contiguous if they are not.
     is_causal, enable_gqa: as `scaled_dot_product_attention` names them: the same as causal; and k and v (B,
         H_kv, N_k, d), where H_kv divides H, of which each head serves H / H_kv neighbouring heads of q.
-    run: how to launch the kernel (`kernels.launch`); without it CPU tensors are simulated, CUDA tensors run
-        on their GPU. Gradients reach q, k and v; the backward pass is plain PyTorch and makes the N×N matrix
-        (`kernels.autograd`). Raises TypeError or ValueError that names the argument, what it is, and what was
-        wanted.
+
+    CPU tensors are simulated, CUDA tensors run on their GPU. Gradients reach q, k and v, once; the backward
+    pass is plain PyTorch, in float32, and makes the N×N matrix. Under torch.compile this is one opaque
+    operator. Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
     """
     causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
-    o, log_sum = differentiable(flash_forward, q, k, v, causal, scale, run)
+    scale = check_attention(q, k, v, scale, ANY_FLOAT)
+    o, log_sum = flash_forward_operator(q, k, v, bool(causal), float(scale))
     return (o, log_sum) if return_lse else o

@@ -4,6 +4,7 @@ torch.compile leaves whole."""
 import torch
 
 from kernels.arguments import in_autocasts_type
+from kernels.autograd import differentiable_once
 from kernels.latent_arguments import check_before, checked_alpha, latent_arguments
 from kernels.latent_backward import latent_backward
 from kernels.latent_forward import latent_forward
@@ -112,24 +113,4 @@ def shapes_backward(q, k_latent, v_latent, w_q, w_v, alpha, o, log_sum, d_o, win
     return tuple(tensor.new_empty(tensor.shape if want else (0,)) for tensor, want in zip(tensors, wanted))
 
 
-def save(ctx, inputs, output):
-    *tensors, ctx.window, ctx.causal, ctx.scale, _ = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.mark_non_differentiable(output[1])
-
-
-def backward(ctx, d_o, _):
-    wanted = list(ctx.needs_input_grad[:6])
-    gradients = latent_backward_operator(*ctx.saved_tensors, d_o, ctx.window, ctx.causal, ctx.scale, wanted)
-    return *(gradient if want else None for gradient, want in zip(gradients, wanted)), *[None] * 4
-
-
-def no_second_derivative(ctx, *_):
-    raise RuntimeError(
-        "latent_attention can be differentiated once: its backward pass has no derivative of its own; for a"
-        " second one, use kernels.reference.latent_attention"
-    )
-
-
-latent_forward_operator.register_autograd(backward, setup_context=save)
-latent_backward_operator.register_autograd(no_second_derivative)
+differentiable_once(latent_forward_operator, latent_backward_operator, 6, 3, "latent_attention")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kernels.arguments import ANY_FLOAT, OR_FLOAT32, as_in_torch, check, checked_scale, in_autocasts_type
+from kernels.autograd import differentiable_once
 from kernels.multi_token_bands import NAMES, Layer, backward, forward
 from kernels.multi_token_decode import decode
 from kernels.multi_token_kernels import MOST_GROUP
@@ -238,23 +239,11 @@ def shapes_backward(q, k, v, taps, head_map, after_taps, after_head_map, d_o, ca
     ]
 
 
-def save(ctx, inputs, output):
-    *tensors, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def gradients(ctx, d_o):
-    wanted = list(ctx.needs_input_grad[: len(NAMES)])
-    found = multi_token_backward_operator(*ctx.saved_tensors, d_o, ctx.causal, ctx.scale, wanted)
-    return *(gradient if want else None for gradient, want in zip(found, wanted)), None, None
-
-
-def no_second_derivative(ctx, *_):
-    raise RuntimeError(
-        "multi_token_attention can be differentiated once: its backward pass has no derivative of its own;"
-        " for a second one, use kernels.reference.multi_token_attention"
-    )
-
-
-multi_token_forward_operator.register_autograd(gradients, setup_context=save)
-multi_token_backward_operator.register_autograd(no_second_derivative)
+differentiable_once(
+    multi_token_forward_operator,
+    multi_token_backward_operator,
+    len(NAMES),
+    2,
+    "multi_token_attention",
+    outputs=0,
+)

@@ -24,15 +24,13 @@ loops over a row are unrolled.
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from numba import cuda
 from numpy import float32
 
-from kernels.arguments import as_in_torch, attention_arguments
-from kernels.autograd import differentiable
+from kernels.arguments import as_in_torch, attention_arguments, check_attention
+from kernels.autograd import attention_operator
 from kernels.launch import launch, output, width_for
 from kernels.tiles import MINUS_INFINITY, reciprocal, weight
 
@@ -128,13 +126,15 @@ def warp_forward(q, k, v, causal=True, scale=None, run=None):
     return o, log_sum
 
 
+warp_forward_operator = attention_operator("warp", warp_forward)
+
+
 def warp_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     causal: bool = True,
     scale: float | None = None,
-    run: Callable[..., Any] | None = None,
     *,
     is_causal: bool | None = None,
     enable_gqa: bool = False,
@@ -143,5 +143,6 @@ def warp_attention(
     """softmax(scale · q kᵀ) v, (B, H, N, d), a warp a query. Arguments, gradients and errors: those of
     `flash_attention`."""
     causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
-    o, log_sum = differentiable(warp_forward, q, k, v, causal, scale, run)
+    scale = check_attention(q, k, v, scale)
+    o, log_sum = warp_forward_operator(q, k, v, bool(causal), float(scale))
     return (o, log_sum) if return_lse else o

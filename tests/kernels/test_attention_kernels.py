@@ -207,5 +207,26 @@ def test_the_written_out_gradient_is_autograds():
 def test_no_second_derivative(kernel):
     q = torch.ones(1, 1, 2, 1, requires_grad=True)
     (gradient,) = torch.autograd.grad(kernel(q, q, q).square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="attention can be differentiated once"):
         gradient.sum().backward()
+
+
+@ATTENTION
+def test_one_operator_for_the_compiler(kernel):
+    leaves = [tensor.requires_grad_() for tensor in normal(13, *[(1, 1, 3, 2)] * 3)]
+    compiled = torch.compile(lambda *x: kernel(*x) * 2, backend="aot_eager", fullgraph=True)
+    got, wanted = (
+        torch.autograd.grad(f(*leaves).sum(), leaves) for f in (compiled, lambda *x: kernel(*x) * 2)
+    )
+    assert all(worst(g, w) <= 1e-6 for g, w in zip(got, wanted))
+    name = kernel.__name__.replace("attention", "forward")
+    torch.library.opcheck(getattr(torch.ops.attention_course, name).default, (*leaves, True, 0.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_16_bit_numbers_have_their_type(dtype):
+    leaves = [tensor.to(dtype).requires_grad_() for tensor in normal(14, *[(1, 1, 5, 8)] * 3)]
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    got = torch.autograd.grad(flash_attention(*leaves).sum(), leaves)
+    wanted = torch.autograd.grad(attention(*wide, causal=True).sum(), wide)
+    assert all(g.dtype == dtype and worst(g.double(), w) <= 0.02 for g, w in zip(got, wanted))
