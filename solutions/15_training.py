@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 15 · Training
 #
-# **80 minutes** · builds on lesson 09 (convolutional attention), lessons 12 and 13 (its gradients) · needs: that you have trained something with PyTorch before
+# **70 minutes**, and 10 for the bug hunt (*optional*) · builds on lesson 09 (convolutional attention), lessons 12 and 13 (its gradients) · needs: that you have trained something with PyTorch before
 #
 # You will be able to
 #
@@ -748,7 +748,7 @@ show_figure(
 # wrong answers.
 
 # %% [markdown]
-# ## 9. A bug hunt: too good to be true
+# ## 9. A bug hunt: too good to be true (optional, 10 minutes)
 #
 # A colleague has made a layer from the package in one call, and reports better training than with any other layer. **Read the call first. What is
 # wrong with it?** Then guess: the share of wrong answers is measured twice, by your `share_wrong` and by letting the model write. Which is lower?

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 19 · Heads: the whole multi-token layer
 #
-# **about 80 minutes** (an estimate: nobody has been timed) · builds on lesson 10 (halos), lesson 12 (gradients by hand) and lesson 14 (the cache)
+# **about 60 minutes**, and 20 for the part marked *optional* (estimates: nobody has been timed) · builds on lesson 10 (halos), lesson 12 (gradients by hand) and lesson 14 (the cache)
 #
 # You will be able to
 #
@@ -361,7 +361,7 @@ print(f"equal to the rows of the forward pass, below 1e-12: {worst <= 1e-12}")
 print(f"queries kept: {kept.shape[1]} of {n}")
 
 # %% [markdown]
-# ## 5. Backwards, and where documents end
+# ## 5. Backwards, and where documents end (optional, 20 minutes)
 #
 # Two facts before the bug hunt.
 #

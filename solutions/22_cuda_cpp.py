@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 22 · CUDA C++: your kernels in C++, and their races found without a GPU
 #
-# **about 70 minutes** (an estimate: nobody has been timed), and 8 for a part marked *optional* · builds on lesson 05 (the flash kernel), lesson 06 (shuffles), lesson 07 (PTX) and lesson 11 (the convolutional kernel)
+# **about 65 minutes**, and 25 for the two parts marked *optional* (a first reader needed 75 to 90 for all of it) · builds on lesson 05 (the flash kernel), lesson 06 (shuffles), lesson 07 (PTX) and lesson 11 (the convolutional kernel)
 #
 # You will be able to
 #
@@ -213,13 +213,13 @@ __device__ void load_tile(float* tile, const float* array,
 check.ex22_2(LOAD_TILE)
 
 # %% [markdown]
-# Now the kernel. `#include "tiles.cuh"` brings in `load_tile`, `visit` and `MINUS_INFINITY`. The shared memory is as long as the launch says, here 2 · (columns + rows) · d floats, and C++ has no slices: the four tiles are four pointers into one piece.
+# Now the kernel. `#include "tiles.cuh"` brings in `load_tile`, `visit` and `MINUS_INFINITY`. The shared memory is as long as the launch says, here 2 · (columns + rows) · d floats, and C++ has no slices: the four tiles are four pointers into one piece, here in the order K, V, Q, O.
 #
 # **Predict**, for columns = 4, rows = 3, d = 2, which number of `shared` each tile begins with: K `___`, V `___`, Q `___`, O `___`
 #
 # <details><summary>Answer</summary>
 #
-# 0, 8, 16, 22. A pointer that is wrong by some elements is no error for the compiler: two tiles overlap, or the last one ends behind the memory.
+# 0, 8, 16, 22. (Another order is as good.) A pointer that is wrong by some elements is no error for the compiler: two tiles overlap, or the last one ends behind the memory.
 #
 # </details>
 #
@@ -351,7 +351,7 @@ for number in range(FLASH.count(BARRIER)):
 # %% [markdown]
 # In the solution's layout K and V take the numbers 0 to 255 of `shared`, so 257 is in the Q tile: without the first barrier a quick thread multiplies rows that a slow one has not brought. Without the second, a quick one brings the next keys over those that a slow one still visits.
 #
-# ## 4. Lanes, and the mask that names them
+# ## 4. Lanes, and the mask that names them (optional, 17 minutes)
 #
 # In lesson 11 the threads of a row found their maximum and their sum by shuffles. Numba's `cuda.shfl_xor_sync(mask, value, step)` is C++'s `__shfl_xor_sync(mask, value, step)`, and its mask has a bit for every lane that takes part. There it was always all 32. Here a row has `WIDTH` neighbouring lanes, 4, 8 or 16, so a warp holds several rows, **and not every row comes**: at the end of the sequence some rows have no query, and some have fewer tiles than others. A mask that names a lane which waits elsewhere hangs, or worse.
 #

@@ -16,6 +16,14 @@ from course.check.harness import exercise, fail
 
 # n, d, rows, columns
 SHAPES = [(4, 3, 4, 2), (1, 3, 4, 2), (5, 3, 2, 4), (9, 4, 4, 3), (6, 5, 3, 7), (27, 3, 4, 4), (3, 17, 2, 2)]
+LOADS = [  # (numbers in the array, first of the tile, numbers in the tile, threads)
+    (12, 4, 4, 4),
+    (12, 0, 7, 3),
+    (12, 9, 6, 2),
+    (5, 0, 8, 4),
+    (10, 8, 2, 8),
+    (300, 7, 90, 4),
+]
 LOUD = list(inputs.LOUD)[1:]
 SHARED = (
     "Here the threads of a block share their work: each loads its part of a tile once, all use it, and thread"
@@ -26,14 +34,7 @@ SHARED = (
 @exercise("5.1", "load_tile")
 def ex05_1(load_tile, rng):
     kernels.jitted(load_tile, "load_tile")
-    for size, start, tile, threads in [
-        (12, 4, 4, 4),
-        (12, 0, 7, 3),
-        (12, 9, 6, 2),
-        (5, 0, 8, 4),
-        (10, 8, 2, 8),
-        (300, 7, 90, 4),
-    ]:
+    for size, start, tile, threads in LOADS:
         blocks = int(rng.integers(2, 4))
         array = inputs.normal(rng, size)
         wanted = np.stack([part(array, start + block * tile, tile) for block in range(blocks)])

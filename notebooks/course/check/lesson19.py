@@ -50,7 +50,7 @@ def ex19_1(mixed_tile, rng):
         )
         size = max(2 * t.numel(), heads * heads * max(rows, columns))  # a map for each row is a view
         bound = size if size < heads * t.numel() else None
-        kept = 7 * t.numel() if heads >= 6 and rows * columns > heads else None  # the map itself counts
+        kept = 7 * t.numel() + head_map.numel() if heads >= 6 else None  # the map itself counts
         given = t, head_map, i0, j0
         got = within(mixed_tile, given, call=call, largest=bound, kept=kept, hint=ONE_PRODUCT)
         mixed = (head_map @ t.flatten(1)).view_as(t)

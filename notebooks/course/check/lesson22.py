@@ -52,15 +52,7 @@ def ex22_1(expressions, rng):
 @exercise("22.2", "load_tile")
 def ex22_2(text, rng):
     kernel = compiled(text, "load_tile.cu", "load_and_copy", behind=cuda_kernels.LOADS)
-    for size, start, length, threads in [
-        (12, 4, 4, 4),
-        (12, 0, 7, 3),
-        (12, 9, 6, 2),
-        (5, 0, 8, 4),
-        (10, 8, 2, 8),
-        (300, 7, 90, 4),
-        (290, 3, 140, 70),
-    ]:
+    for size, start, length, threads in [*lesson05.LOADS, (290, 3, 140, 70)]:
         for longer in (False, True):
             blocks = int(rng.integers(2, 4))
             array = normal(rng, size)
