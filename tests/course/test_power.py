@@ -21,29 +21,10 @@ from power.equivalents import EQUIVALENT
 from power.judge import compiled_once, verdict
 from power.mutations import mutations
 from power.survey import EXERCISES
-from readers import (
-    attacks01_08,
-    lesson19,
-    lesson22,
-    lessons01_08,
-    lessons08_09,
-    lessons09_15,
-    lessons10_12,
-    lessons13_23,
-)
+from readers import BOOKS
 
 CHOSEN = 1  # mutations, and breakers, of each exercise in a plain run
 SEEDS = range(20)
-READERS = (
-    attacks01_08,
-    lesson19,
-    lesson22,
-    lessons01_08,
-    lessons08_09,
-    lessons09_15,
-    lessons10_12,
-    lessons13_23,
-)
 
 pytestmark = pytest.mark.skipif(
     not hasattr(signal, "SIGALRM"), reason="no signal SIGALRM (Windows), which ends endless answers"
@@ -63,7 +44,7 @@ def answers(kind):
     """A parameter for each answer of this kind; of them a push takes each sixth wrong one, each second right
     one."""
     share = {"WRONG": 6, "RIGHT": 2}[kind]
-    books = [getattr(book, kind) for book in READERS]
+    books = [getattr(book, kind) for book in BOOKS]
     all_of_them = [(check, *pair) for book in books for check, pairs in book.items() for pair in pairs]
     return pytest.mark.parametrize(
         "check, label, answer",

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from course.check.tensors import OffChip
+from power import cpp
 from power.direct import unshared
 
 SCALARS = {
@@ -33,15 +34,22 @@ NOT_ON_A_GPU = {
 def breakers(exercise):
     """(label, answer): right values or nearly so, and a demand broken. Raises nothing: what cannot be made
     for this exercise is left out."""
+    if cpp.is_cpp(exercise):
+        yield from cpp.breakers(exercise)
+        return
     yield from unshared(exercise.check)
     for label, cell in rewritten(exercise):
         yield label, exercise.with_cell(cell, label)
-    if not is_kernel(exercise):
+    if not (is_kernel(exercise) or in_triton(exercise)):
         yield from destroyers(exercise)
 
 
 def is_kernel(exercise):
     return "cuda." in exercise.cell and exercise.check != "ex03_2"
+
+
+def in_triton(exercise):
+    return "@triton.jit" in exercise.cell
 
 
 def rewritten(exercise):
@@ -69,8 +77,8 @@ def rewritten(exercise):
 
 def edits(exercise, function):
     arguments = [argument.arg for argument in function.args.args]
-    arrays = [name for name in arguments if name not in SCALARS]
-    for name in arguments:
+    arrays = [name for name in arguments if name not in SCALARS and not name.isupper()]
+    for name in [name for name in arguments if not name.isupper()]:  # not a constant of Triton's
         yield (
             f"ignores {name}",
             functools.partial(
@@ -79,6 +87,12 @@ def edits(exercise, function):
         )
     yield "goes round six times at most", cap_loops
     yield from no_maximum()
+    if in_triton(exercise):
+        for name in arrays:
+            yield (
+                f"writes into {name} at the end",
+                lambda f, name=name: at_the_end(f, f"tl.store({name}, 3.0)"),
+            )
     if is_kernel(exercise):
         first = next((name for name in arrays), None)
         size = f"{first}.size" if first else "0"

@@ -5,6 +5,8 @@ import ast
 import copy
 from collections import Counter
 
+from power import cpp
+
 OPERATORS = {
     ast.Add: [ast.Sub],
     ast.Sub: [ast.Add],
@@ -45,7 +47,7 @@ def mutations(exercise):
     """(label, text of the cell) for every mutation of an exercise's solution; texts that come out alike count
     once. The second of two alike in one line is called so: "... (2)"."""
     labels = Counter()
-    for label, text in altered_cells(exercise):
+    for label, text in (cpp.altered_cells if cpp.is_cpp(exercise) else altered_cells)(exercise):
         labels[label] += 1
         yield label + (f" ({labels[label]})" if labels[label] > 1 else ""), text
 

@@ -26,7 +26,7 @@ from power.judge import compiled_once, verdict  # noqa: E402
 from power.lessons import exercises  # noqa: E402
 from power.mutations import mutations  # noqa: E402
 
-LESSONS = [f"{lesson:02}" for lesson in range(1, 16)] + ["19", "20", "23"]
+LESSONS = [f"{lesson:02}" for lesson in (*range(1, 16), *range(19, 24))]
 WRONG = ["mutations", "breakers", "by hand"]
 EXERCISES = {check: exercise for lesson in LESSONS for check, exercise in exercises(lesson).items()}
 
@@ -51,15 +51,11 @@ def wrong(check, kind):
 
 def by_hand(check):
     """(label, answer): the mutants that people wrote, and what readers tried."""
-    from readers import attacks01_08, lessons01_08, lessons08_09, lessons09_15
+    from readers import BOOKS
 
-    shelf = [
-        book["MUTANTS"]
-        for book in map(runpy.run_path, map(str, sorted(HERE.parent.glob("mutants/lesson*.py"))))
-    ]
-    for number, book in enumerate(
-        [*shelf, *(book.WRONG for book in (attacks01_08, lessons01_08, lessons08_09, lessons09_15))]
-    ):
+    shelf = map(runpy.run_path, map(str, sorted(HERE.parent.glob("mutants/lesson*.py"))))
+    books = [*(book["MUTANTS"] for book in shelf), *(book.WRONG for book in BOOKS)]
+    for number, book in enumerate(books):
         for place, (label, answer) in enumerate(book.get(check, ())):
             yield f"{label} [{number}.{place}]", answer
 

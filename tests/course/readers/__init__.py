@@ -1,0 +1,23 @@
+"""What readers of the lessons tried, a book for each reading: WRONG and RIGHT, {check: [(label, answer)]}."""
+
+from readers import (
+    attacks01_08,
+    lesson19,
+    lesson22,
+    lessons01_08,
+    lessons08_09,
+    lessons09_15,
+    lessons10_12,
+    lessons13_23,
+)
+
+BOOKS = (
+    attacks01_08,
+    lesson19,
+    lesson22,
+    lessons01_08,
+    lessons08_09,
+    lessons09_15,
+    lessons10_12,
+    lessons13_23,
+)
