@@ -10,7 +10,7 @@ from course.progress import done, exercises
 @dataclass(frozen=True)
 class Lesson:
     """One lesson. file: its notebook; minutes: as readers estimated who solved it from its text alone
-    (for 21 its author), None without an estimate; after: the lessons it builds on."""
+    (for 16 and 21 their authors), None without an estimate; after: the lessons it builds on."""
 
     file: str
     title: str
@@ -121,6 +121,15 @@ PARTS = {
             ("13",),
         ),
     ],
+    "5 · Fast": [
+        Lesson(
+            "16_tensor_cores",
+            "Tensor cores",
+            "products by whole warps: fragments, ldmatrix, a tiled bfloat16 matmul; what rounding costs",
+            65,
+            ("03", "08"),
+        )
+    ],
     "6 · Beyond": [
         Lesson(
             "19_heads",
@@ -193,7 +202,7 @@ def contents():
 PLACES = {
     "01": (0, 0), "02": (1, 0), "09": (2, 0), "12": (3, 0), "13": (4, 0.2), "15": (5, 0.2), "21": (3.2, -2.2),
     "05": (2, -1.3), "10": (3, -1.2), "14": (4, -1.3), "20": (5, -0.75), "19": (5, -1.55), "23": (5, -2.2),
-    "22": (4, -3.8),
+    "22": (4, -3.8), "16": (5, -3.8),
     "03": (0, -3), "04": (1, -3), "06": (2, -3), "07": (3, -3), "08": (4, -3), "11": (5, -3),
 }  # fmt: skip
 

@@ -1,0 +1,345 @@
+"""The checks of lesson 16: fragments, and products on tensor cores, in `sim`: values, and which instructions
+were executed how often."""
+
+import numpy as np
+from ml_dtypes import bfloat16
+from numba import cuda
+from numpy import float32, int16, uint32
+
+from course.check import kernels
+from course.check.contract import Contract, outside
+from course.check.harness import array, compare, exercise, fail, shape
+from course.check.trial import tried
+from sim.observers import Banks
+
+MMA = "mma_m16n8k16_f32_bf16"
+
+
+def bits(matrix):
+    """A matrix in bfloat16, as int16."""
+    return np.ascontiguousarray(matrix).astype(bfloat16).view(int16)
+
+
+def value(given):
+    """The numbers that bits or words stand for, in float64."""
+    return given.view(bfloat16).astype(np.float64)
+
+
+def matrices(rng, m, k, n):
+    """[(what, a (m, k), b (k, n), tolerance)], bits of bfloat16: whole numbers, of which all sums are exact;
+    others; and one row of a NaN, which is that row of the product."""
+    whole = bits(rng.integers(-100, 101, (m, k))), bits(rng.integers(-100, 101, (k, n)))
+    normal, b = rng.standard_normal((m, k)), bits(rng.standard_normal((k, n)))
+    nan = normal.copy()
+    nan[rng.integers(m)] = np.nan
+    tried("a row of NaN")
+    return [
+        ("whole numbers to ±100", *whole, 0),
+        ("normal numbers", bits(normal), b, 2e-5),
+        ("normal numbers and a row of NaN", bits(nan), b, 2e-5),
+    ]
+
+
+def held(piece):
+    """(32, 4): the words of a piece of 16 × 16 numbers that each lane holds of A."""
+    w = np.ascontiguousarray(piece).view(uint32)
+    return np.stack([w[:8, :4], w[8:, :4], w[:8, 4:], w[8:, 4:]], axis=-1).reshape(32, 4)
+
+
+def executed(report, call, hint, **bounds):
+    """Reject a launch whose warps executed an instruction fewer or more times than (fewest, most)."""
+    together = report.counters.get("together", {})
+    for name, limits in bounds.items():
+        for what in outside(limits, together.get(name, 0), name, "by all warps together"):
+            fail(f"right, but {what}", call=call, hint=hint)
+
+
+# 16.1 -------------------------------------------------------------------------------------------------------
+
+MAP = (
+    "With group g = lane // 4 and place t = lane % 4: a0 is word t of row g, a1 the same word of row g + 8;"
+    " a2 and a3 lie 8 columns, which are 4 words, further right."
+)
+PIECES = [(8, 0, 1), (8, 0, 2), (24, 8, 1), (40, 16, 3), (21, 5, 1)]  # words in a row, first, warps
+
+
+@exercise("16.1", "load_a")
+def ex16_1(load_a, rng):
+    kernels.jitted(load_a, "load_a")
+
+    @cuda.jit
+    def every_lane(a, first, out):
+        a0, a1, a2, a3 = load_a(a, first)
+        thread = cuda.threadIdx.x
+        out[thread, 0], out[thread, 1], out[thread, 2], out[thread, 3] = a0, a1, a2, a3
+
+    for width, first, warps in PIECES:
+        a = rng.integers(1, 2**32, (16, width), dtype=np.uint64).astype(uint32)
+        wanted = held(a[:, first : first + 8])
+        kernels.judge(
+            every_lane,
+            (1, 32 * warps),
+            (a, first),
+            (np.zeros((32 * warps, 4), uint32),),
+            (np.tile(wanted, (warps, 1)),),
+            rng,
+            f"load_a(a, first={first}) with a of shape (16, {width}), by {warps} warp{'s' * (warps > 1)};"
+            " out[lane, r] is register r",
+            Contract(
+                each={"a": 4},
+                most={"shared": 0},
+                shuffles=(0, 0),
+                barriers=(0, 0),
+                hint="Each lane loads its own four words, each once.",
+            ),
+            tolerance=0,
+            what="a lane holds another word",
+            hint=MAP,
+            float64=0,
+        )
+    return "all lanes of one to three warps, pieces anywhere in rows of 8 to 40 words"
+
+
+# 16.2 -------------------------------------------------------------------------------------------------------
+
+PRODUCT = (
+    "Compare with the picture: b0 of lane 6 is word 2 of b[1], and b1 is 4 words further; d0 and d1 are"
+    " neighbours in row lane // 4, d2 and d3 in row lane // 4 + 8. Each mma adds to the d of the one before."
+)
+BY_MMA = "All products go through mma_bf16, one for each 16 terms."
+OWN = (
+    "Each lane loads the words that it holds, each once, and stores its own four numbers; nothing is shared."
+)
+
+
+@exercise("16.2", "product")
+def ex16_2(product, rng):
+    for k in (16, 32, 80, 176):
+        for what, a, b, tolerance in matrices(rng, 16, k, 8):
+            check_product(product, what, a, b, tolerance, rng)
+    return "sums of 16 to 176 terms, whole numbers and others"
+
+
+def check_product(product, what, a, b, tolerance, rng):
+    steps = a.shape[1] // 16
+    call = f"product(a, b, out): {what}, {16 * steps} terms"
+    report = kernels.judge(
+        product,
+        (1, 32),
+        (a.view(uint32), np.ascontiguousarray(b.T).view(uint32)),
+        (np.full((16, 8), np.nan, float32),),
+        (value(a) @ value(b),),
+        rng,
+        call,
+        Contract(
+            "a b out",
+            each={"a": 4 * steps, "b": 2 * steps, "out": 4},
+            most={"shared": 0},
+            threads=32,
+            shuffles=(0, 0),
+            atomics=(0, 0),
+            hint=OWN,
+        ),
+        tolerance=tolerance,
+        what="a wrong product",
+        hint=PRODUCT,
+        float64=0,
+    )
+    executed(report, call, BY_MMA, **{MMA: (steps, steps)})
+
+
+# 16.3 -------------------------------------------------------------------------------------------------------
+
+U = 2.0**-8
+ADDS_UP = (
+    "Each term x y can be off by (2u + u²) |x| |y|, with u = 2⁻⁸, and all errors can have the same sign,"
+    " whatever signs the terms have. So what is summed is |x| |y|."
+)
+
+
+@exercise("16.3", "bound")
+def ex16_3(bound, rng):
+    for m, k, n in [(1, 1, 1), (2, 3, 4), (5, 64, 3), (16, 300, 8), (7, 2, 9)]:
+        size = 10.0 ** rng.integers(-6, 7)
+        a, b = size * rng.standard_normal((m, k)), rng.standard_normal((k, n))
+        a[rng.random((m, k)) < 0.2] = 0
+        given = a.copy(), b.copy()
+        call = f"bound(a, b) with a of shape {a.shape}, numbers about {size:g}, and b of shape {b.shape}"
+        got, wanted = bound(a, b), (2 * U + U * U) * (np.abs(a) @ np.abs(b))
+        compare((a, b), given, what="bound has changed an input", call=call, tolerance=0)
+        compare(shape(got), (m, n), what="the shape of what bound gives", call=call, tolerance=0)
+        for what, wrong in (
+            ("the error can be larger than that", ~(array(got) >= 0.99 * wanted)),
+            ("the error is never as large as that", ~(array(got) <= 1.01 * wanted)),
+        ):
+            if wrong.any():
+                place = tuple(np.argwhere(wrong)[0].tolist())
+                fail(
+                    f"number {place}: {what}",
+                    call=call,
+                    wanted=wanted[place],
+                    got=array(got)[place],
+                    hint=ADDS_UP,
+                )
+    return "products of 1 to 300 terms, of numbers about 10⁻⁶ to 10⁶, of both signs"
+
+
+# 16.4 -------------------------------------------------------------------------------------------------------
+
+ROWS = (
+    "Lane l gives where row l % 8 of matrix l // 8 begins. The matrices of A are those of a0 (top left), a1"
+    " (bottom left), a2 (top right), a3; those of B, in b_tile: b0 top left, b1 below it, b2 and b3 to the"
+    " right of these."
+)
+TWO = "Two instructions of a warp fetch all eight registers: ldmatrix_x4 and ldmatrix_x4_trans."
+
+
+def every_warp(fragments, height, pitch):
+    """A kernel in which each warp fetches the fragments at its own corner."""
+
+    @cuda.jit
+    def kernel(a, b, corners, out):
+        a_tile = cuda.shared.array((height, pitch), int16, alignment=16)
+        b_tile = cuda.shared.array((height, pitch), int16, alignment=16)
+        thread = cuda.threadIdx.x
+        for e in range(thread, a.size, cuda.blockDim.x):
+            i, j = e // a.shape[1], e % a.shape[1]
+            a_tile[i, j], b_tile[i, j] = a[i, j], b[i, j]
+        cuda.syncthreads()
+        w = thread // 32
+        a0, a1, a2, a3, b0, b1, b2, b3 = fragments(
+            a_tile, b_tile, corners[w, 0], corners[w, 1], corners[w, 2]
+        )
+        out[thread, 0], out[thread, 1], out[thread, 2], out[thread, 3] = a0, a1, a2, a3
+        out[thread, 4], out[thread, 5], out[thread, 6], out[thread, 7] = b0, b1, b2, b3
+
+    return kernel
+
+
+def held_by_columns(piece):
+    """(32, 4): b0, b1 of the left half of a piece that lies by rows, b2, b3 of the right."""
+    return held(np.ascontiguousarray(piece.T))[:, [0, 2, 1, 3]]
+
+
+@exercise("16.4", "fragments")
+def ex16_4(fragments, rng):
+    kernels.jitted(fragments, "fragments")
+    for height, width, pitch, warps in [(16, 16, 24, 1), (40, 48, 56, 2), (35, 64, 72, 3)]:
+        a, b = (
+            rng.permutation(2**16)[: 2 * height * width]
+            .astype(np.uint16)
+            .view(int16)
+            .reshape(2, height, width)
+        )
+        corners = np.stack(
+            [
+                rng.integers(0, height - 15, warps),
+                8 * rng.integers(0, width // 8 - 1, warps),
+                8 * rng.integers(0, min(height, width) // 8 - 1, warps),
+            ],
+            axis=1,
+        )
+        wanted = [
+            np.hstack(
+                [
+                    held(a[row : row + 16, step : step + 16]),
+                    held_by_columns(b[step : step + 16, column : column + 16]),
+                ]
+            )
+            for row, column, step in corners
+        ]
+        call = (
+            f"fragments(a_tile, b_tile, row, column, step) with (row, column, step) ="
+            f" {', '.join(str(tuple(corner)) for corner in corners.tolist())}, by {warps} warps; in out[lane]"
+            " stand a0 to a3, b0 to b3"
+        )
+        report = kernels.judge(
+            every_warp(fragments, height, pitch),
+            (1, 32 * warps),
+            (a, b, corners),
+            (np.zeros((32 * warps, 8), uint32),),
+            (np.concatenate(wanted),),
+            rng,
+            call,
+            Contract(most={"shared": 2 * a.size + 64 * warps}, shuffles=(0, 0), barriers=(1, 1), hint=TWO),
+            tolerance=0,
+            what="a register holds something else",
+            hint=ROWS,
+            float64=0,
+        )
+        executed(report, call, TWO, ldmatrix_x4=(warps, warps), ldmatrix_x4_trans=(warps, warps))
+    return "tiles of 16 to 40 rows of 24 to 72 numbers, corners anywhere, one to three warps"
+
+
+# 16.5 -------------------------------------------------------------------------------------------------------
+
+BLOCK, TILE = 128, 32
+MATMUL = (
+    "Block (x, y) owns the rows from 32 y on, the columns from 32 x on; warp w within them the rows from"
+    " w // 2 * 16 on, the columns from w % 2 * 16 on: c0 to c3 its left 8 columns, e0 to e3 the right ones."
+)
+PART = (
+    "At each stop 128 threads load one tile of a and one of b together (load_tile), and each warp fetches"
+    " its own fragments and makes its own 16 × 16 numbers of c, by two mma_bf16 for each 16 terms."
+)
+CONFLICT = (
+    "How many 16-byte pieces has a row of your tiles? An odd number of them lets eight rows lie side by side."
+)
+
+
+@exercise("16.5", "matmul")
+def ex16_5(matmul, rng):
+    for m, k, n, chosen in [
+        (32, 32, 32, 1),
+        (1, 1, 1, 1),
+        (37, 50, 45, 3),
+        (16, 100, 8, 2),
+        (70, 17, 20, 1),
+        (9, 33, 70, 1),
+    ]:
+        for what, a, b, tolerance in matrices(rng, m, k, n)[:chosen]:
+            check_matmul(matmul, what, a, b, tolerance, rng)
+    return "six shapes, from 1 × 1 to 70 rows, up to 100 terms, most of them ragged; no bank conflict"
+
+
+def check_matmul(matmul, what, a, b, tolerance, rng):
+    (m, k), (_, n) = a.shape, b.shape
+    grid = -(-n // TILE), -(-m // TILE)
+    blocks, stops, steps = grid[0] * grid[1], -(-k // TILE), -(-k // 16)
+    call = f"matmul[{grid}, {BLOCK}](a, b, c) with a of {m} × {k} and b of {k} × {n}: {what}"
+    report = kernels.judge(
+        matmul,
+        (grid, BLOCK),
+        (a, b),
+        (np.full((m, n), np.nan, float32),),
+        (value(a) @ value(b),),
+        rng,
+        call,
+        Contract(
+            "a b c",
+            each={"a": 8 * stops, "b": 8 * stops, "c": 8, "shared": 24 * stops},
+            most={"a": m * k * grid[0], "b": k * n * grid[1], "shared": 2560 * stops * blocks, "c": m * n},
+            threads=BLOCK * (min(m, n, k) >= TILE),
+            blocks=blocks,
+            barriers=(stops, 2 * stops + 1),
+            shuffles=(0, 0),
+            atomics=(0, 0),
+            shared_bytes=2 * TILE * 72 * 2,
+            hint=PART,
+        ),
+        tolerance=tolerance,
+        what="a wrong product",
+        hint=MATMUL,
+        observers=[Banks()],
+        float64=0,
+    )
+    pieces = -(-m // 16) * -(-n // 8)
+    executed(report, call, PART, **{MMA: (pieces * steps, 16 * stops * blocks)})
+    banks = report.counters["banks"]
+    if banks["turns"] != banks["fewest_turns"]:
+        fail(
+            f"right, but a {banks['ways']}-way bank conflict: {banks['turns']} turns of shared memory, where"
+            f" {banks['fewest_turns']} are enough",
+            call=call,
+            hint=CONFLICT,
+        )
