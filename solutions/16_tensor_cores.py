@@ -108,7 +108,11 @@ print("words  ", *(f"{word:08x}" for word in numbers.view(uint32)))
 registers(0, 1, 4, 6, 31)
 
 # %% [markdown]
-# Four neighbouring lanes, a **group**, share the rows of A and D and a column of B. Within its group a lane goes two columns to the right in A and D, and two rows down in B. From group to group it is one row down in A and D, and one column right in B.
+# <details><summary>The rule</summary>
+#
+# Four neighbouring lanes, a **group**, share the rows of A and D and a column of B. From lane to lane within a group it is two columns to the right in A and D, and two rows down in B. From group to group it is one row down in A and D, and one column to the right in B.
+#
+# </details>
 #
 # **Predict.** Where does lane 13 hold `d3`? `___` And the two numbers of its `a2`? `___`
 #
@@ -346,7 +350,7 @@ show_table(["terms", "within your bound", "largest share of it"], *table)
 #
 # ### Why the sums stay in float32
 #
-# A tensor core could also give its sums back in 16 bits, in half the registers. **Predict**: start with 0 and add 1 a thousand times, rounding to bfloat16 after each step. What is the result? `___`
+# Sums in 16 bits would need half the registers (for float16 numbers there is such an `mma`). **Predict**: start with 0 and add 1 a thousand times, rounding to bfloat16 after each step. What is the result? `___`
 
 # %%
 total = bfloat16(0)
@@ -355,7 +359,7 @@ for _ in range(1000):
 print("1 added a thousand times, in bfloat16:", total)
 
 # %% [markdown]
-# From 256 on the numbers of bfloat16 lie 2 apart. 257 lies in the middle between 256 and 258; a tie goes to the number with an even last bit, which is 256, and the sum stands still. This is the sum l of a softmax's weights! In the next picture the sum is of weights between 0 and 1, sixteen per `mma`, as in l. Once it is kept in float32, once rounded to bfloat16 after each `mma`:
+# From 256 on the numbers of bfloat16 lie 2 apart. 257 lies in the middle between 256 and 258; a tie goes to the number with an even last bit, which is 256, and the sum stands still. A softmax's l is such a sum. The next picture shows sums of weights between 0 and 1, sixteen of them per `mma`: once kept in float32, once rounded to bfloat16 after each `mma`.
 
 
 # %% jupyter={"source_hidden": true}
@@ -376,9 +380,7 @@ lengths = [16 * 4**power for power in range(6)]
 errors = np.array([running_errors(length) for length in lengths])
 figure, axes = plt.subplots(figsize=(8, 3.6))
 axes.loglog(lengths, errors[:, 1], "o-", color=ORANGE, label="sums in bfloat16")
-axes.loglog(
-    lengths, np.maximum(errors[:, 0], 1e-9), "s-", color=BLUE, label="in float32"
-)
+axes.loglog(lengths, errors[:, 0], "s-", color=BLUE, label="in float32")
 axes.axhline(2.0**-8, color=GREEN, linestyle="--", label="u: one rounding")
 axes.set(xlabel="terms in the sum", ylabel="relative error", ylim=(1e-9, 1))
 axes.legend()
@@ -386,8 +388,8 @@ show_figure(
     figure,
     "relative error of a sum against the number of its terms, both logarithmic. In "
     f"bfloat16 it grows from {errors[0, 1]:.0e} with {lengths[0]} terms to "
-    f"{errors[-1, 1]:.2f} with {lengths[-1]:,}: there the sum has long stopped growing. "
-    "In float32 it stays below one in a million throughout. A dashed line marks one "
+    f"{errors[-1, 1]:.2f} with {lengths[-1]:,}: there the sum has stopped growing. In "
+    "float32 it stays below one in a million throughout. A dashed line marks one "
     "rounding, 2 to the power -8.",
 )
 
