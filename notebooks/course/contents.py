@@ -127,7 +127,7 @@ PARTS = {
             "Tensor cores",
             "products by whole warps: fragments, ldmatrix, a tiled bfloat16 matmul; what rounding costs",
             65,
-            ("03", "08"),
+            ("08",),
         )
     ],
     "6 · Beyond": [

@@ -50,7 +50,7 @@ def executed(report, call, hint, **bounds):
     """Reject a launch whose warps executed an instruction fewer or more times than (fewest, most)."""
     together = report.counters.get("together", {})
     for name, limits in bounds.items():
-        for what in outside(limits, together.get(name, 0), name, "by all warps together"):
+        for what in outside(limits, together.get(name, 0), f"{name} instruction", "in all warps"):
             fail(f"right, but {what}", call=call, hint=hint)
 
 
