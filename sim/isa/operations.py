@@ -14,7 +14,7 @@ import numpy as np
 from numpy import float32, float64, int64, uint32, uint64
 
 from sim.isa import builtins, ieee, operators, promotion
-from sim.isa.conversions import LOWEST
+from sim.isa.conversions import HIGHEST, LOWEST
 from sim.isa.functions import SAME, UNASSUMING, Function, Version, to_operand
 from sim.isa.promotion import COMPLEX, FLOATING, HALVES, INTEGRAL, NARROW, PLAIN, UNSIGNED
 
@@ -89,45 +89,69 @@ def of_divmod(a, b):
     return Version((kind, kind), (kind, kind), lambda a, b: (quotient(a, b), remainder(a, b)))
 
 
-def power_from(one):
-    """x ** n for a whole number n by repeated multiplication, from `one` in the type of x; of int64 by way of
-    a float64, as Numba has it on CUDA."""
-    integral = isinstance(one, np.integer)
+def squaring(one):
+    """The function (x, n) -> x to the power of the magnitude of n, from `one` in the type of x."""
 
-    def power(x, n):
-        if integral and n < 0:
-            if x == 0:
-                return -(2.0**63)
-            if x != 1 and x + 1 != 0:
-                return 0.0
-        if n > 0x10000 or n < -0x10000:
-            return math.pow(float64(x), float64(n))
+    def product_of(x, n):
         product, rest = one, abs(int64(n))
         while rest != 0:
             if rest & 1:
                 product = product * x
             rest >>= 1
             x = x * x
-        return 1.0 / float64(product) if n < 0 else float64(product)
+        return product
+
+    return product_of
+
+
+def is_far(n):
+    """Whether Numba leaves an exponent to the function of two floats."""
+    return n > 0x10000 or n < -0x10000
+
+
+def float_power(one):
+    product_of = squaring(one)
+
+    def power(x, n):
+        if is_far(n):
+            return math.pow(float64(x), float64(n))
+        product = float64(product_of(x, n))
+        return 1.0 / product if n < 0 else product
 
     return power
 
 
+def saturated(x):
+    return HIGHEST if x >= 2.0**63 else LOWEST if x <= -(2.0**63) else int64(x)
+
+
+signed_product, unsigned_product = squaring(int64(1)), squaring(uint64(1))
+
+
+def signed_power(x, n):
+    """x ** n modulo 2**64."""
+    if n < 0 and x == 0:
+        return LOWEST
+    if n < 0 and x != 1 and x + 1 != 0:
+        return 0
+    return saturated(math.pow(float64(x), float64(n))) if is_far(n) else signed_product(x, n)
+
+
 def unsigned_power(x, n):
-    """x ** n of two unsigned numbers, modulo 2**64; saturated where n is above 2**16."""
     if n > 0x10000:
         return x if x < 2 else ~uint64(0)
-    product, rest = uint64(1), int64(n)
-    while rest != 0:
-        if rest & 1:
-            product = product * x
-        rest >>= 1
-        x = x * x
-    return product
+    return unsigned_product(x, n)
 
 
-POWERS = {kind: power_from(one) for kind, one in {
-    int: int64(1), float32: float32(1), float64: float64(1)}.items()} | {uint64: unsigned_power}  # fmt: skip
+def rounded(power):
+    return lambda x, n: float64(power(x, n))
+
+
+EXACT = {int: signed_power, uint64: unsigned_power}
+ROUNDED = {kind: rounded(power) for kind, power in EXACT.items()}
+POWERS = {float32: float_power(float32(1)), float64: float_power(float64(1))} | (
+    ROUNDED if operators.BY_WAY_OF_FLOAT64 else EXACT
+)
 
 
 def of_power(a, b):

@@ -13,7 +13,7 @@ pair goes through the table of `sim.isa.promotion`. What compiled kernels do, an
                                                                  rounds a / b first)
     i << n, i >> n; n >= 64 or negative   0, and 0 or -1         (PTX clamps the low 32 bits of n as an
                                                                  unsigned number)
-    i ** n                                wraps; unless both are unsigned, then passes through a float64;
+    i ** n                                wraps; is then rounded to a float64 if Python is older than 3.12;
                                           negative n: 0, unless i is 1 or -1; 0 ** -n is -2**63
     float32 ** n                          float32, by repeated multiplication; n float: `math.pow`
     max(float32, 0.0)                     float64
@@ -27,6 +27,7 @@ Complex division by zero, an exception on the CPU, gives numpy's nan or inf. Con
 """
 
 import operator
+import sys
 
 from numpy import bool_ as numpy_bool
 from numpy import float32, float64, uint64
@@ -237,17 +238,22 @@ def power(a, b):
 pow_ = power
 
 
-def _int_power(a, b, kind):
-    """a ** b of an int: Numba's result is a float64 for a moment, since 1.0 / r might be wanted, and its
-    conversion back saturates. Of two unsigned numbers: exact, modulo 2**64, and saturated where the exponent
+# Numba's int_power ends with `return 1.0 / r if invert else r`: in the bytecode of Python before 3.12 one
+# return of a float64, whose conversion back saturates; since then two
+BY_WAY_OF_FLOAT64 = sys.version_info < (3, 12)
+
+
+def _int_power(a, b, kind, by_way_of_float64=BY_WAY_OF_FLOAT64):
+    """a ** b of an int modulo 2**64, rounded to a float64 where Numba does that; saturated where the exponent
     is above 2**16."""
-    a = int(a)
-    if kind is uint64:
-        return pow(a, b, 2**64) if b <= 0x10000 or a < 2 else 2**64 - 1
+    a, signed = int(a), kind is int
     if b < 0 and a not in (1, -1):
         return 0 if a else LOWEST
-    power = _ieee_pow(a, float64(b)) if abs(b) > 0x10000 else wrap(pow(a, abs(b), 2**64))
-    return truncated(float64(power), 64, True)
+    if abs(b) > 0x10000:
+        return truncated(float64(_ieee_pow(a, float64(b))), 64, signed)
+    power = pow(a, abs(b), 2**64)
+    power = wrap(power) if signed else power
+    return truncated(float64(power), 64, signed) if by_way_of_float64 else power
 
 
 def _repeated(a, exponent):

@@ -1,5 +1,6 @@
 """The table of instructions: what it finds by name, and that each compiled form gives what the meaning gives."""
 
+from functools import partial
 from itertools import islice, product
 
 import ml_dtypes
@@ -11,7 +12,7 @@ from numba import cuda, njit
 from numpy import complex64, complex128, float16, float32, float64, int32, uint32
 
 from sim import simulate
-from sim.isa import INSTRUCTIONS, LLVM, atomics, by_ptx, function, libdevice
+from sim.isa import INSTRUCTIONS, LLVM, atomics, by_ptx, function, libdevice, operations, operators
 from sim.isa.barriers import VOTES
 from sim.isa.functions import Function
 from sim.native import halves as _halves  # noqa: F401  gives halves their operators
@@ -228,6 +229,17 @@ def test_the_compiled_form_gives_what_the_meaning_gives(name, few):
     kinds = versions(entry)
     for each in few(kinds[place % len(kinds) :] + kinds[: place % len(kinds)], 1):
         compare(entry, each)
+
+
+@pytest.mark.parametrize("kind", [int, np.uint64])
+@pytest.mark.parametrize("forms", [operations.EXACT, operations.ROUNDED])
+def test_the_compiled_form_of_a_power(forms, kind):
+    """Exact, as Numba's are under Python 3.12, and rounded to a float64, as under 3.11."""
+    fast = partial(operators._int_power, kind=kind, by_way_of_float64=forms is operations.ROUNDED)
+    entry = Function("power", fast, "", (kind, kind), kind, native=forms[kind])
+    compare(entry, (kind, kind))
+    power = 12157665459056928768 if forms is operations.ROUNDED else 3**40
+    assert entry.call(3, 40) == (power if kind is np.uint64 else power - 2**64)
 
 
 @pytest.mark.parametrize("kind", ["int32", "uint32", "int64", "uint64", "float32", "float64"])
