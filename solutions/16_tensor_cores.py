@@ -215,7 +215,7 @@ print("mma instructions:", report.counters["together"]["mma_m16n8k16_f32_bf16"])
 lane_map(report, "which lane holds what, in your kernel")
 
 # %% [markdown]
-# A row of D lies in the four lanes of one group. So do the same two rows of A. Keep that in mind for lesson 17: a lane that has made scores (D) already holds them where the next product (P V) wants its A.
+# A row of D lies in the four lanes of one group, and the same row of A in the same four lanes. Keep that in mind for lesson 17: a lane that has made scores (numbers of D) already holds what the next product, P V, wants from it as A.
 #
 # ## 4. What sim sees, and what it does not
 #
@@ -568,11 +568,11 @@ def store_piece(c, row, column, d0, d1, d2, d3):
 # %% [markdown]
 # ### Exercise 16.5 · matmul · about fifteen lines
 #
-# Block (x, y) owns the rows from 32 y on and the columns from 32 x on; it has 128 threads. One tile of a and one of b in shared memory, loaded by `load_tile`, with **no bank conflict** anywhere, and at most 72 numbers per row. All products go through `mma_bf16`, with fragments by `ldmatrix`: each warp makes its own part of the products and no other. The sums stay in float32 in registers. Any m, k and n; `sim` finds nothing.
+# Block (x, y) owns the rows from 32 y on and the columns from 32 x on; it has 128 threads. One tile of a and one of b in shared memory, loaded by `load_tile`, with **no bank conflict** anywhere, at most 72 numbers per row, and `alignment=16`: for int16 Numba would let an array begin at any multiple of 2 bytes. All products go through `mma_bf16`, with fragments by `ldmatrix`: each warp makes its own part of the products and no other. The sums stay in float32 in registers. Any m, k and n; `sim` finds nothing.
 #
 # <details><summary>Hint 1: shared memory</summary>
 #
-# `cuda.shared.array((32, 40), int16, alignment=16)`, twice: the shape is of plain numbers, and `ldmatrix` wants rows at multiples of 16 bytes.
+# `cuda.shared.array((32, ...), int16, alignment=16)`, twice, with a number of the table above in place of the dots.
 #
 # </details>
 # <details><summary>Hint 2: who owns what</summary>
@@ -649,6 +649,8 @@ show_table(
 
 # %% [markdown]
 # In a turn shared memory gives 128 bytes. Three things have made more of them: a number has half the bytes; `ldmatrix` fetches each byte once per warp, where lanes used to load one number each; and a warp uses each fragment of A for two products. Whoever gives a warp more products per fragment (32 × 32 or 64 × 32 of c) goes further. So do the kernels of lesson 17.
+#
+# In time, on one H200: the forward pass of convolutional attention, 4 sequences of 2048 tokens, 16 heads of 64, 7 × 7 taps, causal, takes 4.24 ms with the float32 kernels (recorded 2026-11-21). With the instructions of this lesson, in bfloat16, it takes 0.33 ms (recorded 2026-11-22, `LOG.md`), a thirteenth.
 #
 # ## Validate
 #

@@ -1,15 +1,18 @@
 """The checks of lesson 16: fragments, and products on tensor cores, in `sim`: values, and which instructions
 were executed how often."""
 
+import re
+
 import numpy as np
 from ml_dtypes import bfloat16
 from numba import cuda
 from numpy import float32, int16, uint32
 
+from course import ptx
 from course.check import kernels
 from course.check.contract import Contract, outside
 from course.check.harness import array, compare, exercise, fail, shape
-from course.check.trial import tried
+from course.check.trial import ARCHITECTURE, tried
 from sim.observers import Banks
 
 MMA = "mma_m16n8k16_f32_bf16"
@@ -293,13 +296,14 @@ def ex16_5(matmul, rng):
         (32, 32, 32, 1),
         (1, 1, 1, 1),
         (37, 50, 45, 3),
-        (16, 100, 8, 2),
+        (16, 210, 8, 2),
         (70, 17, 20, 1),
         (9, 33, 70, 1),
     ]:
         for what, a, b, tolerance in matrices(rng, m, k, n)[:chosen]:
             check_matmul(matmul, what, a, b, tolerance, rng)
-    return "six shapes, from 1 × 1 to 70 rows, up to 100 terms, most of them ragged; no bank conflict"
+    check_alignment(matmul)
+    return "six shapes, from 1 × 1 to 70 rows, up to 210 terms, most of them ragged; no bank conflict"
 
 
 def check_matmul(matmul, what, a, b, tolerance, rng):
@@ -343,3 +347,19 @@ def check_matmul(matmul, what, a, b, tolerance, rng):
             call=call,
             hint=CONFLICT,
         )
+
+
+def check_alignment(matmul):
+    """Reject shared arrays of which a GPU may put the first row anywhere; `sim` puts all at multiples of
+    16."""
+    two, four = np.zeros((1, 1), int16), np.zeros((1, 1), float32)
+    try:
+        made = ptx.compiled_here(matmul, two, two, four, architecture=ARCHITECTURE)
+    except Exception:  # no compiler, or what it refuses: both are said at the end of every check
+        return
+    for bytes_of in map(int, re.findall(r"\.shared \.align (\d+)", made.ptx)):
+        if bytes_of % 16:
+            fail(
+                f"right in the simulator, but a GPU may begin a shared array at any multiple of {bytes_of} bytes",
+                hint="ldmatrix wants multiples of 16 bytes: cuda.shared.array(shape, int16, alignment=16).",
+            )

@@ -592,6 +592,13 @@ MATMUL = [
             "rows of 36: no multiple of 16 bytes",
             ("a_tile = cuda.shared.array((32, 40)", "a_tile = cuda.shared.array((32, 36)"),
         ),
+        (
+            "no alignment",
+            (
+                "a_tile = cuda.shared.array((32, 40), int16, alignment=16)",
+                "a_tile = cuda.shared.array((32, 40), int16)",
+            ),
+        ),
         ("rows of 33", ("b_tile = cuda.shared.array((32, 40)", "b_tile = cuda.shared.array((32, 33)")),
         (
             "more rows than needed",

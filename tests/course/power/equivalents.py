@@ -119,6 +119,16 @@ EQUIVALENT = {
         "goes round six times at most": "six splits are more than there are keys in two of the four shapes",
     },
     "ex14_4": {"line 14: 1 less in 0": ONE_ENTRY},
+    "ex16_2": {"line 1: 1 more in 32": "the block has one warp"},
+    "ex16_3": {
+        "line 2: Add becomes Sub in 2 * u + u * u": "errors reach (2u + 3u²) / (1 + u)², which is 2u - u² + …"
+    },
+    "ex16_5": {
+        "line 1: 1 more in 32": ROOM,
+        "line 2: 1 more in 32": ROOM,
+        "line 4: parts 1 and 2 swapped in (warp // 2 * 16, warp % 2 * 16)": "warps numbered by columns",
+        "line 11: 1 less in 32": "the steps are 0 and 16 still",
+    },
     "ex19_2": {
         "ignores columns": "tiles of one column, which are tiles as well",
         "line 5: 1 less in 0": "the first tile begins a column earlier, at one of zeros",
