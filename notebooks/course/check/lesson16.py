@@ -360,6 +360,6 @@ def check_alignment(matmul):
     for bytes_of in map(int, re.findall(r"\.shared \.align (\d+)", made.ptx)):
         if bytes_of % 16:
             fail(
-                f"right in the simulator, but a GPU may begin a shared array at any multiple of {bytes_of} bytes",
+                f"right in `sim`, but a GPU may begin a shared array at any multiple of {bytes_of} bytes",
                 hint="ldmatrix wants multiples of 16 bytes: cuda.shared.array(shape, int16, alignment=16).",
             )
