@@ -153,13 +153,17 @@ class Array:
         self.most = {what: np.zeros(numbers.size, int) for what in DOES}  # by the program with most
         self.now = {what: np.zeros(numbers.size, int) for what in DOES}  # by the program that runs
         self.by = {what: np.full((2, numbers.size), NOBODY) for what in DOES}  # first and last program
+        self.tiles = {what: [] for what in DOES}  # (program, numbers in the tile) of each access
 
     def element(self, at):
         return f"{self.name}[{', '.join(map(str, np.unravel_index(at, self.shape)))}]"
 
-    def touch(self, what, at, language):
-        """The program that runs loads, stores to or adds to the elements `at`. Raises Found for one that is
-        not there, or that another program touches in an order that nothing fixes."""
+    def touch(self, what, places, mask, language):
+        """The program that runs loads, stores to or adds to the elements places[mask], a tile. Raises Found
+        for one that is not there, or that another program touches in an order that nothing fixes."""
+        at = places[mask]
+        if at.size:
+            self.tiles[what].append((language.number, places.size))
         outside = at[(at < 0) | (at >= self.numbers.size)]
         if outside.size:
             more = f". {outside.size - 1} more in this tile" if outside.size > 1 else ""
@@ -190,13 +194,27 @@ class Array:
             now[:] = 0
 
 
-def unit(size, what="a tile's side"):
-    """A size that is known when the kernel is compiled."""
-    if isinstance(size, Tile):
+def constant(value, what):
+    """A number that is known when the kernel is compiled."""
+    if isinstance(value, Tile):
         raise TypeError(f"{what} must be known when the kernel is compiled: a tl.constexpr, or a number")
-    if size < 1 or size & (size - 1):
+    return value
+
+
+def unit(size, what="a tile's side"):
+    """The size of a tile: known when the kernel is compiled, a power of two."""
+    if constant(size, what) < 1 or size & (size - 1):
         raise TypeError(f"{what} must be a power of two, and not {size}")
     return size
+
+
+def known(given, names, function):
+    """Refuse arguments that `function` does not have. `names`: those that change no result here."""
+    if unknown := sorted(set(given) - names):
+        raise TypeError(f"{function} has no argument {unknown[0]}")
+
+
+HINTS = {"boundary_check", "padding_option", "cache_modifier", "eviction_policy", "volatile"}
 
 
 def sides(shape):
@@ -251,18 +269,20 @@ class Language:
             raise TypeError(f"the pointer has the shape {pointer.shape}, and the mask or value {at.shape}")
         return at, mask.astype(bool), *others
 
-    def load(self, pointer, mask=None, other=None, **_):
+    def load(self, pointer, mask=None, other=None, **hints):
+        known(hints, HINTS, "tl.load")
         kind = pointer.array.numbers.dtype if isinstance(pointer, Pointer) else np.dtype(np.float32)
         at, mask, other = self.places(pointer, mask, POISON[kind.kind] if other is None else other)
-        pointer.array.touch("loads", at[mask], self)
+        pointer.array.touch("loads", at, mask, self)
         found = np.array(other, kind)
         found[mask] = pointer.array.numbers[at[mask]]
         return Tile(found)
 
-    def store(self, pointer, value, mask=None, **_):
+    def store(self, pointer, value, mask=None, **hints):
+        known(hints, HINTS, "tl.store")
         at, mask, value = self.places(pointer, mask, value)
+        pointer.array.touch("stores", at, mask, self)
         at, value = at[mask], value[mask].astype(pointer.array.numbers.dtype)
-        pointer.array.touch("stores", at, self)
         numbers = pointer.array.numbers
         numbers[at] = value
         clash = at[~((numbers[at] == value) | np.isnan(value))]
@@ -270,9 +290,10 @@ class Language:
             does = f"stores two different numbers of one tile to {pointer.array.element(clash[0])}"
             raise Found("race within a program", does, "tl.sum first, or tl.atomic_add.")
 
-    def atomic_add(self, pointer, value, mask=None, **_):
+    def atomic_add(self, pointer, value, mask=None, **hints):
+        known(hints, {"sem", "scope"}, "tl.atomic_add")
         at, mask, value = self.places(pointer, mask, value)
-        pointer.array.touch("atomics", at[mask], self)
+        pointer.array.touch("atomics", at, mask, self)
         before = np.zeros(at.shape, pointer.array.numbers.dtype)
         before[mask] = pointer.array.numbers[at[mask]]
         np.add.at(pointer.array.numbers, at[mask], value[mask])
@@ -308,15 +329,21 @@ class Language:
     def gather(self, x, index, axis):
         return Tile(np.take_along_axis(x.values, index.values, axis))
 
-    def dot(self, a, b, acc=None, input_precision=None, **_):
-        """The product of two matrices. Without input_precision="ieee" its operands have 11 bits."""
+    def dot(self, a, b, acc=None, input_precision=None, allow_tf32=None, out_dtype=None):
+        """The product of two matrices. Without input_precision="ieee" its operands have 11 bits; with
+        "tf32x3" twice 11."""
+        precision = input_precision or ("ieee" if allow_tf32 is False else "tf32")
+        if precision not in ("ieee", "tf32", "tf32x3"):
+            raise TypeError(f"input_precision is ieee, tf32 or tf32x3, and not {precision!r}")
         a, b = a.values, b.values
         if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0] or a.shape[1] < 16:
             raise TypeError(f"tl.dot of {a.shape} and {b.shape}: (m, k) times (k, n), with k at least 16")
-        if input_precision != "ieee":
-            a, b = eleven_bits(a), eleven_bits(b)
         with np.errstate(all="ignore"):
-            product = Tile(a @ b)
+            if precision == "ieee":
+                product = Tile(a @ b)
+            else:
+                (a, a_rest), (b, b_rest) = ((eleven_bits(x), eleven_bits(x - eleven_bits(x))) for x in (a, b))
+                product = Tile(a @ b if precision == "tf32" else a @ b_rest + a_rest @ b + a @ b)
         return product if acc is None else acc + product
 
     # numbers
@@ -354,7 +381,11 @@ class Language:
     def range(self, *bounds, **_):
         return range(*map(operator.index, bounds))
 
-    static_range = range
+    def static_range(self, *bounds):
+        return range(*(constant(bound, "a bound of tl.static_range") for bound in bounds))
+
+    multiple_of = max_contiguous = staticmethod(lambda x, _: x)
+    device_print = staticmethod(print)
 
 
 NO_LAUNCH = Language((1, 1, 1))  # for the methods of a tile

@@ -105,14 +105,16 @@ class Program:
         meant = self.meant(value)
         if meant is value and name not in self.builtins:
             raise TypeError(
-                f"{function.__name__} uses {name}: a kernel may use its arguments, tl, and functions under"
-                " @triton.jit"
+                f"{function.__name__} uses {name}: a kernel may use its arguments, tl, functions under"
+                " @triton.jit, and a global number that is a tl.constexpr(...)"
             )
         return meant
 
     def meant(self, value):
         if value is optional.tl:
             return self.language
+        if isinstance(value, optional.tl.constexpr):
+            return value.value
         return self.plain(value) if hasattr(value, "fn") and hasattr(value, "arg_names") else value
 
     def run(self, arguments):

@@ -18,5 +18,11 @@ except ImportError:
     def jit(function=None, **options):
         return Kernel if function is None else Kernel(function)
 
+    class constexpr:
+        """The type of a parameter that is known when a kernel is compiled, and of such a global number."""
+
+        def __init__(self, value):
+            self.value = value
+
     triton = SimpleNamespace(jit=jit, __version__=None)
-    tl = SimpleNamespace(constexpr=None)
+    tl = SimpleNamespace(constexpr=constexpr)

@@ -10,7 +10,7 @@ from course.progress import done, exercises
 @dataclass(frozen=True)
 class Lesson:
     """One lesson. file: its notebook; minutes: as readers estimated who solved it from its text alone
-    (for 16 and 21 their authors), None without an estimate; after: the lessons it builds on."""
+    (for 16 its author), None without an estimate; after: the lessons it builds on."""
 
     file: str
     title: str
@@ -149,7 +149,7 @@ PARTS = {
             "21_triton",
             "Triton",
             "programs over tiles instead of threads; what the compiler decides; races found without a GPU",
-            65,
+            85,
             ("05", "10"),
         ),
         Lesson(

@@ -36,10 +36,10 @@ class Loop:
 
 def blocks_of(function):
     """The Blocks of a function in the order of its text, the first being the entry."""
-    leaders, blocks = {}, [Block()]
+    leaders, blocks, wanted = {}, [Block()], destinations(function)
     for item in function.body:
         if isinstance(item, Label):
-            if blocks[-1].body:
+            if blocks[-1].body and item.name in wanted:
                 blocks.append(Block())
             leaders[item.name] = blocks[-1]
         elif isinstance(item, Instruction) and item.opcode.split(".")[0] in ("bra", "brx", "ret", "exit"):
@@ -52,6 +52,18 @@ def blocks_of(function):
             for t in block.targets or [following]
         ]
     return connected(blocks)
+
+
+def destinations(function):
+    """The names of the labels that jumps go to: compilers write many more, for debuggers."""
+    jumps = (
+        i for i in function.body if isinstance(i, Instruction) and i.opcode.split(".")[0] in ("bra", "brx")
+    )
+    return {
+        symbol.name
+        for jump in jumps
+        for symbol in (jump.operands[1].parts if jump.opcode.startswith("brx") else jump.operands[:1])
+    }
 
 
 def labelled(leaders, name, line, function):

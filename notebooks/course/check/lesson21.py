@@ -1,6 +1,7 @@
 """The checks of lesson 21: kernels in Triton, run by kernels.triton.interpreter, their programs in a random
 order. Where Triton is installed, each is compiled for sm_80 as well, and its PTX runs in the simulator."""
 
+import operator
 from functools import cache, partial
 from math import prod
 
@@ -63,6 +64,24 @@ def at_most(arrays, name, what, limit, call, hint, by="counts"):
         fail(f"right values, but {who}: {times} {what} of {element}", call=call, hint=hint)
 
 
+def in_tiles(arrays, name, what, largest, call, hint, most=None):
+    """Reject a launch with a tile of more than `largest` numbers of an array, or with more than most[program]
+    tiles of it by a program."""
+    for number, size in arrays[name].tiles[what]:
+        if size > largest:
+            said = (
+                f"right values, but program {number} {what} a tile of {size} numbers of {name}, not {largest}"
+            )
+            fail(said, call=call, hint=hint)
+    for number, limit in enumerate(most or ()):
+        times = sum(program == number for program, _ in arrays[name].tiles[what])
+        if times > limit:
+            said = (
+                f"right values, but program {number} {what} {times} tiles of {name}, where {limit} would do"
+            )
+            fail(said, call=call, hint=hint)
+
+
 def owned(arrays, name, owners, call):
     """Reject a launch in which another program than owners[element] stores an element of an array."""
     found = arrays[name].by["stores"][0]
@@ -96,7 +115,17 @@ def by_triton(kernel, grid, arguments, output, wanted, call, *, tolerance=1e-5, 
 
 # 21.1 -------------------------------------------------------------------------------------------------------
 
-ROWS_AND_TILES = [(5, 10, 4, 16), (1, 1, 1, 1), (8, 16, 4, 16), (7, 33, 2, 64), (3, 5, 8, 8), (9, 6, 4, 8)]
+# rows, n, ROWS, WIDTH
+ROWS_AND_TILES = [
+    (5, 10, 4, 16),
+    (1, 1, 1, 1),
+    (8, 16, 4, 16),
+    (7, 33, 2, 64),
+    (3, 5, 8, 8),
+    (2, 200, 2, 256),
+]
+ROWS_AND_TILES += [(9, 6, 4, 8)]
+DEEPER = 2.0**80  # times DEEP's scores, so that -1e30 does not pass for minus infinity
 
 
 @exercise("21.1", "softmax_rows")
@@ -105,19 +134,27 @@ def ex21_1(softmax_rows, rng):
     tried(f"scores to ±{FAR}", DEEP)
     for rows, n, tall, wide in ROWS_AND_TILES:
         kinds = rng.permutation(list(LOUD))
-        x = np.array([LOUD[kinds[row % len(kinds)]](rng, n) for row in range(rows)], np.float32)
+        kinds = [kinds[row % len(kinds)] for row in range(rows)]
+        x = np.array([LOUD[kind](rng, n) * (DEEPER if kind == DEEP else 1) for kind in kinds], np.float32)
         e = np.exp(np.float64(x) - x.max(1, keepdims=True))
         wanted = e / e.sum(1, keepdims=True)
         grid, constants = (-(-rows // tall),), dict(ROWS=tall, WIDTH=wide)
         call = f"softmax_rows of {rows} rows of {n}, tiles of {tall} × {wide}"
         given = x, np.full_like(x, 7), rows, n
         hint = partial(softmax_hint, x, wanted)
-        arrays = judged(softmax_rows, grid, given, 1, wanted, rng, call, hint=hint, **constants)
+        # far from 0 a factor of log2(e) costs digits, whether before or after the difference
+        near = np.repeat([1e-5 if kind in ("scores about 0", DEEP) else 1e-3 for kind in kinds], n)
+        arrays = judged(
+            softmax_rows, grid, given, 1, wanted, rng, call, tolerance=near, hint=hint, **constants
+        )
         at_most(arrays, "x", "loads", 1, call, "A tile is a value: load it once, and use it three times.")
+        in_tiles(
+            arrays, "x", "loads", tall * wide, call, "A tile has ROWS × WIDTH numbers, whatever those are."
+        )
         at_most(arrays, "y", "loads", 0, call, "y is an output.")
         at_most(arrays, "y", "stores", 1, call, "One store of the whole tile.")
         owned(arrays, "y", np.arange(rows * n) // (n * tall), call)
-    said = by_triton(softmax_rows, grid, given, 1, wanted, call, **constants)
+    said = by_triton(softmax_rows, grid, given, 1, wanted, call, tolerance=near, **constants)
     tried(said)
     return f"{len(ROWS_AND_TILES)} sizes, the programs in a random order"
 
@@ -175,9 +212,9 @@ def right_threads(holders, j, width, num_warps, wanted, source):
     got = holders(j, width, num_warps)
     call = f"holders({j}, {width}, {num_warps})"
     try:
-        mine = sorted(int(thread) for thread in got)
+        mine = sorted(operator.index(thread) for thread in got)
     except TypeError:
-        fail("wanted a list of threads", call=call, got=repr(got))
+        fail("wanted a list of threads, whole numbers", call=call, got=repr(got))
     if mine != wanted:
         fail(
             f"other threads, {source}",
@@ -197,7 +234,10 @@ FLASHES = [  # n, d, ROWS, KEYS, WIDTH, causal, scores, whether the last key is 
     (41, 16, 16, 32, 16, False, "scores that climb to 1000", False),
     (37, 20, 16, 16, 32, True, "scores that fall to -1000", False),
     (33, 3, 32, 16, 16, False, DEEP, False),
-    (120, 7, 32, 16, 16, False, "the last key far above the rest", False),
+    (260, 7, 32, 16, 16, False, "the last key far above the rest", False),
+    (50, 4, 32, 16, 16, True, DEEP, False),
+    (90, 3, 64, 16, 16, True, "scores that climb to 1000", False),
+    (45, 4, 16, 32, 16, True, "scores about 0", False),
     (64, 16, 16, 16, 16, True, "scores far above 0", False),
     (35, 20, 16, 16, 32, False, "scores about 0", False),
     (40, 16, 16, 16, 16, True, "scores about 0", False),
@@ -209,6 +249,7 @@ def ex21_3(flash, rng):
     jitted(flash, "flash")
     for n, d, rows, keys, width, causal, scores, loud in FLASHES:
         q, k, v, scale = attention(rng, n, n, d, scores, future=n - 1 if loud else None)
+        k *= DEEPER if scores == DEEP else 1
         seen = np.tri(n, dtype=bool) if causal else np.True_
         wanted = attended(q, k, v, scale, seen)[1]
         grid = (-(-n // rows),)
@@ -221,12 +262,15 @@ def ex21_3(flash, rng):
         ends = [min(n, (p + 1) * rows) if causal else n for p in range(grid[0])]
         tiles = np.repeat(np.arange(n) // keys * keys, d)
         visits = sum(tiles < end for end in ends)  # programs that need the tile of each key
+        needed = [-(-end // keys) for end in ends]
         at_most(arrays, "q", "loads", 1, call, "A program's queries are loaded once, before the loop.")
         for name in "kv":
             once = "Each tile of keys once: the loop steps by KEYS."
             at_most(arrays, name, "loads", 1, call, once, by="most")
             late = "With CAUSAL no tile that lies behind the program's last query: the loop ends there."
             at_most(arrays, name, "loads", visits, call, late)
+            stepped = "The loop goes over the keys in tiles of KEYS, whatever that is."
+            in_tiles(arrays, name, "loads", keys * width, call, stepped, needed)
         at_most(arrays, "o", "loads", 0, call, "o_tile stays in the program until the loop is done.")
         at_most(arrays, "o", "stores", 1, call, "One store, after the loop.")
         owned(arrays, "o", np.arange(n * d) // (d * rows), call)
@@ -247,6 +291,7 @@ def flash_hint(wanted, causal, got):
 # 21.4 -------------------------------------------------------------------------------------------------------
 
 VERDICTS = {"A": "outside", "B": "programs", "C": "programs", "D": "none", "E": "threads"}
+WORDS = "outside", "programs", "threads", "none"
 EXPLANATIONS = {
     "A": "Look at i = n - 1 in every load.",
     "B": "Every program loads, and stores to, all columns of y.",
@@ -260,10 +305,12 @@ EXPLANATIONS = {
 def ex21_4(verdicts, rng):
     got = verdicts()
     if not isinstance(got, dict) or set(got) != set(VERDICTS):
-        fail("wanted a word for each kernel", wanted=str(dict.fromkeys(VERDICTS, "...")), got=repr(got))
+        fail(
+            "wanted a dict, a word for each kernel", wanted=str(dict.fromkeys(VERDICTS, "...")), got=repr(got)
+        )
     for name, word in VERDICTS.items():
-        if got[name] not in set(VERDICTS.values()):
-            fail(f"kernel {name}: {got[name]!r} is none of {', '.join(sorted(set(VERDICTS.values())))}")
+        if got[name] not in WORDS:
+            fail(f"kernel {name}: {got[name]!r} is not one of the words", hint=" ".join(map(repr, WORDS)))
         if got[name] != word:
             fail(f"kernel {name}: not {got[name]!r}", hint=EXPLANATIONS[name])
     return "five kernels"
@@ -278,14 +325,16 @@ CONVOLUTIONS = [(16, 3, 4), (16, 1, 1), (32, 4, 3), (16, 1, 5), (16, 5, 1), (16,
 def ex21_5(convolved, rng):
     jitted(convolved, "convolved")
     kernel = calling(convolved)
-    for size, c_q, c_k in CONVOLUTIONS:
-        x, taps = normal(rng, size, size), normal(rng, c_q, c_k)
+    for place, (size, c_q, c_k) in enumerate(CONVOLUTIONS):
+        unit = np.float32(2 ** (10 * (place % 3) - 10))  # large scores and small taps, and the reverse
+        x, taps = normal(rng, size, size) * unit, normal(rng, c_q, c_k) / unit
         tall, wide = size - c_q + 1, size - c_k + 1
         given = x, taps, c_q, c_k, np.zeros((tall, wide), np.float32), tall, wide
         wanted = correlated(x, taps)
+        near = np.maximum(1e-5, 1e-6 * correlated(abs(x), abs(taps))).ravel()  # in any order of adding
         call = f"convolved of a tile of {size} × {size} with {c_q} × {c_k} taps"
         hint = partial(convolved_hint, x, taps, wanted)
-        judged(kernel, (1,), given, 4, wanted, rng, call, hint=hint, SIZE=size)
+        judged(kernel, (1,), given, 4, wanted, rng, call, tolerance=near, hint=hint, SIZE=size)
         if (size, c_q, c_k) == CONVOLUTIONS[0]:
             first = given, wanted
     given, wanted = first
