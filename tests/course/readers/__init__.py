@@ -3,6 +3,7 @@
 from readers import (
     attacks01_08,
     lesson19,
+    lesson21,
     lesson22,
     lessons01_08,
     lessons08_09,
@@ -14,6 +15,7 @@ from readers import (
 BOOKS = (
     attacks01_08,
     lesson19,
+    lesson21,
     lesson22,
     lessons01_08,
     lessons08_09,
