@@ -139,6 +139,17 @@ def by_runtime(x, n):
     tl.store(x + tl.arange(0, n), 1.0)
 
 
+@triton.jit
+def misspelt(x):
+    tl.store(x, tl.load(x, mask=True, othr=0.0))
+
+
+@triton.jit
+def unrolled(x, n):
+    for i in tl.static_range(n):
+        tl.store(x + i, 1.0)
+
+
 REFUSED = [  # Triton's kernels have no hash until they compile
     (indexes, "a tile has no index"),
     (asks, "a tile has no truth"),
@@ -148,6 +159,8 @@ REFUSED = [  # Triton's kernels have no hash until they compile
     (breaks, "line 5 of breaks: Triton has no break"),
     (unlike, r"tiles of the shapes \(4,\) and \(8,\) do not fit"),
     (by_runtime, "must be known when the kernel is compiled"),
+    (misspelt, "tl.load has no argument othr"),
+    (unrolled, "a bound of tl.static_range must be known when the kernel is compiled"),
 ]
 REFUSED = [pytest.param(*pair, id=pair[0].fn.__name__) for pair in REFUSED]
 
@@ -197,18 +210,35 @@ def test_small_kernels_give_what_their_ptx_gives():
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_without_ieee_a_product_has_11_bits():
+PRECISIONS = {0: (0, 1e-5), 1: (1e-4, 1e-1), 2: (0, 1e-5)}  # IEEE, TF32, three TF32: the errors between
+
+
+@pytest.mark.parametrize("how, least, most", [(how, *errors) for how, errors in PRECISIONS.items()])
+def test_a_product_has_24_bits_or_11_or_twice_11(how, least, most):
     @triton.jit
-    def product(x, y, IEEE: tl.constexpr):
+    def product(x, y, HOW: tl.constexpr):
         i = tl.arange(0, 16)
-        square = x + i[:, None] * 16 + i[None, :]
-        made = tl.dot(tl.load(square), tl.load(square), input_precision="ieee" if IEEE else "tf32")
+        t = tl.load(x + i[:, None] * 16 + i[None, :])
+        if HOW == 0:
+            made = tl.dot(t, t, allow_tf32=False)
+        else:
+            made = tl.dot(t, t, input_precision="tf32" if HOW == 1 else "tf32x3")
         tl.store(y + i[:, None] * 16 + i[None, :], made)
 
-    x = torch.randn(16, 16)
-    errors = []
-    for ieee in (True, False):
-        y = torch.zeros(16, 16)
-        interpreted(product, (1,), x, y, IEEE=ieee)
-        errors.append((y - x.double() @ x.double()).abs().max().item())
-    assert errors[0] < 1e-5 < 1e-4 < errors[1] < 1e-1, errors
+    x, y = torch.randn(16, 16, generator=torch.Generator().manual_seed(1)), torch.zeros(16, 16)
+    interpreted(product, (1,), x, y, HOW=how)
+    assert least <= (y - x.double() @ x.double()).abs().max() < most
+
+
+HALF = tl.constexpr(0.5)
+
+
+def test_a_kernel_may_use_a_global_constant():
+    @triton.jit
+    def halves(x):
+        tl.store(x + tl.arange(0, 4), HALF)
+
+    x = torch.zeros(4)
+    launch = interpreted(halves, (1,), x)
+    assert x.tolist() == [0.5] * 4
+    assert launch.arrays["x"].tiles == {"loads": [], "stores": [(0, 4)], "atomics": []}

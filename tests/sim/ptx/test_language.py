@@ -442,3 +442,10 @@ def test_an_endless_loop_with_a_barrier_ends_at_the_callers_limit():
     x, y = np.zeros(2, np.int32), np.zeros(2, np.int32)
     report = simulate(kernel(body), on_finding="report", max_steps=1000)[1, 2](x, y)
     assert [finding.kind for finding in report.findings] == ["no-progress"]
+
+
+def test_labels_that_only_a_debugger_names_cost_nothing():
+    """Triton writes one for each line; 2000 once were as many nested calls."""
+    added = "".join(f"L{i}: add.u32 %r4, %r4, 1; " for i in range(2000))
+    body = f"mov.u32 %r4, %r1; {added} st.global.u32 [%d4], %r4;"
+    assert run(body, np.zeros(2, np.int32), np.int32).tolist() == [2000, 2001]
