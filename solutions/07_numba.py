@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 07 · Numba: the same kernel, compiled
 #
-# **70 minutes** · builds on lesson 03 (kernels, `simulate`), lesson 05 (flash attention) and lesson 06 (warps)
+# **70 minutes**, and 10 for an exercise marked *optional* · builds on lesson 03 (kernels, `simulate`), lesson 05 (flash attention) and lesson 06 (warps)
 #
 # You will be able to:
 #
@@ -723,7 +723,72 @@ show_figure(
 )
 
 # %% [markdown]
-# This happens with Numba and PyTorch, because **each has its own idea of the stream**. `kernel[grid, block](...)` uses the default stream. PyTorch uses its *current* stream, which is the
+# ### Exercise 7.5 · pipelined · about eight lines (optional, 10 minutes)
+# What streams are for: copying while computing. A long array comes in `parts` parts, and there is room for two, `buffers[0]` and `buffers[1]`. Part p goes into `buffers[p % 2]`. In the stream `copier`, `fill(p, buffer)` puts it there;
+# in the stream `worker`, `compute(p, buffer)` uses it. Launch all of it, part by part, with marks: nothing is computed before it is filled, no buffer is filled again before its part is computed, no stream waits longer
+# than that, and Python waits for nothing. The streams have the methods of `Stream` above. The check lets now one of them be faster, now the other.
+#
+# <details><summary>Hint 1: two marks for each part</summary>
+#
+# One behind `fill(p)`, for the worker. One behind `compute(p)`: who waits for it, and before which part?
+#
+# </details>
+# <details><summary>Hint 2: when to ask for a mark</summary>
+#
+# `record_event()` marks the end of the queue *as it is now*: ask right after the launch, and keep those of `compute` in a list.
+#
+# </details>
+
+
+# %% tags=["exercise"]
+def pipelined(copier, worker, parts, buffers, fill, compute):
+    """fill(p, buffers[p % 2]) in the copier and compute(p, buffers[p % 2]) in the
+    worker for each part p, ordered by marks."""
+    # BEGIN SOLUTION 7.5
+    computed = []
+    for p in range(parts):
+        if p >= 2:
+            copier.wait_event(computed[p - 2])
+        copier.launch(fill, p, buffers[p % 2])
+        worker.wait_event(copier.record_event())
+        worker.launch(compute, p, buffers[p % 2])
+        computed.append(worker.record_event())
+    # END SOLUTION
+
+
+# %% tags=["check"]
+check.ex07_5(pipelined)
+
+# %% [markdown]
+# With real streams, six parts, a tenth of a second to fill one and as long to compute with it. **Predict**: how long in one stream, and how long in two? `___`
+
+
+# %% tags=["uses-exercise"]
+def seconds_for_six_parts(copier, worker):
+    """From the first launch to the end of the last."""
+
+    def for_a_while(p, buffer):
+        time.sleep(0.1)
+
+    begin = time.perf_counter()
+    pipelined(copier, worker, 6, [None, None], for_a_while, for_a_while)
+    copier.synchronize()
+    worker.synchronize()
+    return time.perf_counter() - begin
+
+
+in_one = seconds_for_six_parts(first, first)
+print("one stream, at least 1.2 seconds: ", in_one >= 1.2)
+print(
+    "two streams, less than 0.8 of that:",
+    seconds_for_six_parts(first, second) < 0.8 * in_one,
+)
+
+# %% [markdown]
+# 0.7 seconds: the first part is filled, then five times one is filled while another is computed, then the last is computed. A kernel can do the same within a block, with tiles instead of parts (part 5 of the course).
+#
+# ### Two libraries, two streams
+# The early reader happens with Numba and PyTorch, because **each has its own idea of the stream**. `kernel[grid, block](...)` uses the default stream. PyTorch uses its *current* stream, which is the
 # same default stream, until somebody writes `with torch.cuda.stream(torch.cuda.Stream())`. In there, PyTorch works in one stream and your kernel in another, and nothing in CUDA makes one of these two wait for the other. So there are two
 # ways for a reader to be too early:
 #

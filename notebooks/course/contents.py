@@ -67,7 +67,7 @@ PARTS = {
             "07_numba",
             "Numba",
             "the same kernels compiled: types, PTX read aloud, launches, streams",
-            70,
+            80,
             ("05", "06"),
         ),
         Lesson(

@@ -1,11 +1,11 @@
-"""The checks of lesson 07: ten types, a kernel without float64 in its PTX, the number of blocks, and a
-grid-stride loop."""
+"""The checks of lesson 07: ten types, a kernel without float64 in its PTX, the number of blocks, a
+grid-stride loop, and two streams with two buffers."""
 
 import numpy as np
 from numba import types
 from numpy import float32
 
-from course.check import kernels
+from course.check import kernels, streams
 from course.check.contract import Contract
 from course.check.harness import compare, exercise, fail, instance
 from course.ptx import NoCompiler, compiled_here
@@ -173,6 +173,71 @@ FORMULA = (
     " column c is multiplied by gain[c]."
 )
 BLOCKS = "The smallest number of blocks whose threads are at least n; or `most`, if that is smaller."
+
+
+@exercise("7.5", "pipelined")
+def ex07_5(pipelined, rng):
+    for parts in (0, 1, 2, 3, 6, int(rng.integers(7, 14))):
+        for order in ("the copier goes first", "the worker goes first", *["any order"] * 6):
+            one_order(pipelined, parts, order, rng)
+    return "0 to 13 parts, whichever stream is faster, and no stream waits longer than it must"
+
+
+def one_order(pipelined, parts, order, rng):
+    """Reject an answer that goes wrong if the streams go on in this order."""
+    call = f"pipelined(copier, worker, parts={parts}, ...); {order}"
+    copier, worker = (streams.Stream(name, call) for name in ("copier", "worker"))
+    buffers = [np.full(1, np.nan), np.full(1, np.nan)]
+    seen = {"fill": [], "compute": [], "filled": []}  # filled: how many parts are, when one is computed
+    running = []
+
+    def within(name, stream):
+        if not running:
+            fail(f"{name} runs at once", call=call, hint=f"{stream.name}.launch({name}, p, buffer), please.")
+        if running[-1] is not stream:
+            fail(f"{name} belongs in {stream.name}, and runs in {running[-1].name}", call=call)
+
+    def fill(p, buffer):
+        within("fill", copier)
+        buffer[:] = p
+        seen["fill"].append(p)
+
+    def compute(p, buffer):
+        within("compute", worker)
+        if buffer[0] != p:
+            there = "nothing" if np.isnan(buffer[0]) else f"part {buffer[0]:g}"
+            fail(f"compute({p}, ...) finds {there} in its buffer", call=call, hint=TOO_EARLY)
+        seen["compute"].append(p)
+        seen["filled"].append(len(seen["fill"]))
+
+    def choose(ready):
+        first = {"the copier": copier, "the worker": worker}.get(order[:10])
+        running.append(first if first in ready else ready[int(rng.integers(len(ready)))])
+        return running[-1]
+
+    pipelined(copier, worker, parts, buffers, fill, compute)
+    if not streams.run((copier, worker), choose):
+        fail("no stream goes on: each waits for a mark of the other", call=call, hint=TOO_EARLY)
+    for name in ("fill", "compute"):
+        if seen[name] != list(range(parts)):
+            fail(f"{name}: each part once, in order", call=call, got=seen[name], wanted=list(range(parts)))
+    for first, ahead in (("the copier", 2), ("the worker", 1)):
+        wanted = [min(parts, p + ahead) for p in range(parts)]
+        if order.startswith(first) and seen["filled"] != wanted:
+            fail(
+                f"right, but {first} waits longer than it must",
+                call=call,
+                got=f"parts filled when each is computed: {seen['filled']}",
+                wanted=wanted,
+                hint=TOO_LATE,
+            )
+
+
+TOO_EARLY = (
+    "compute(p) waits for the mark behind fill(p), and fill(p) for the mark behind compute(p - 2), which had"
+    " the same buffer."
+)
+TOO_LATE = "There are two buffers: while part p is computed, part p + 1 can come into the other."
 
 
 def describe(answers):

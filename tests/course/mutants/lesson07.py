@@ -120,6 +120,46 @@ def alone(x, factor, out):
 
 RANGE = "range(cuda.grid(1), out.size, cuda.gridsize(1))"
 
+# 7.5
+
+
+def pipelined(copier, worker, parts, buffers, fill, compute):
+    computed = []
+    for p in range(parts):
+        if p >= 2:
+            copier.wait_event(computed[p - 2])
+        copier.launch(fill, p, buffers[p % 2])
+        worker.wait_event(copier.record_event())
+        worker.launch(compute, p, buffers[p % 2])
+        computed.append(worker.record_event())
+
+
+def pipelined_by_buffer(copier, worker, parts, buffers, fill, compute):
+    free = [None, None]
+    for p in range(parts):
+        side = p % 2
+        if free[side]:
+            copier.wait_event(free[side])
+        copier.launch(lambda p=p, side=side: fill(p, buffers[side]))
+        filled = copier.record_event()
+        worker.wait_event(filled)
+        worker.launch(lambda p=p, side=side: compute(p, buffers[side]))
+        free[side] = worker.record_event()
+
+
+def all_filled_first(copier, worker, parts, buffers, fill, compute):
+    for p in range(parts):
+        copier.launch(fill, p, buffers[p % 2])
+    worker.wait_event(copier.record_event())
+    for p in range(parts):
+        worker.launch(compute, p, buffers[p % 2])
+
+
+COMPUTED = "copier.wait_event(computed[p - 2])"
+FILLED = "worker.wait_event(copier.record_event())"
+FILL = "copier.launch(fill, p, buffers[p % 2])"
+COMPUTE = "worker.launch(compute, p, buffers[p % 2])"
+
 MUTANTS = {
     "ex07_1": [
         ("int32 + int64 as in numpy", types_with(a="int32")),
@@ -198,6 +238,38 @@ MUTANTS = {
         ("one element a thread", one_each),
         ("one thread does it all", alone),
     ],
+    "ex07_5": [
+        *wrong(
+            pipelined,
+            ("computes without waiting", (FILLED, "pass")),
+            ("fills without waiting", (COMPUTED, "pass")),
+            ("waits for the part before: one buffer is idle", ("p >= 2", "p >= 1"), ("p - 2", "p - 1")),
+            ("lets the third part wait alone", ("p >= 2", "p == 2")),
+            ("waits in Python", (FILLED, "copier.synchronize()")),
+            ("the mark before the launch", (FILLED, "pass"), (FILL, f"{FILLED}; {FILL}")),
+            ("a mark of the stream that waits", (FILLED, "worker.wait_event(worker.record_event())")),
+            (
+                "one buffer for all",
+                (FILL, FILL.replace("p % 2", "0")),
+                (COMPUTE, COMPUTE.replace("p % 2", "0")),
+            ),
+            ("calls fill at once", (FILL, "copier.launch(fill(p, buffers[p % 2]))")),
+            ("all in one stream", (COMPUTE, COMPUTE.replace("worker", "copier"))),
+            (
+                "the streams exchanged",
+                (FILL, FILL.replace("copier", "worker")),
+                (COMPUTE, COMPUTE.replace("worker", "copier")),
+            ),
+            ("without the last part", ("range(parts)", "range(parts - 1)")),
+            ("computes twice", (COMPUTE, f"{COMPUTE}; {COMPUTE}")),
+            (
+                "the copier waits at the end of each round",
+                ("p >= 2", "False"),
+                ("computed.append(", "copier.wait_event("),
+            ),
+        ),
+        ("fills all, then computes all", all_filled_first),
+    ],
 }
 
 RIGHT = {
@@ -208,4 +280,5 @@ RIGHT = {
         lambda n, threads, most: min(math.ceil(n / threads), most),
     ],
     "ex07_4": [scale_all, scale_all_by_hand],
+    "ex07_5": [pipelined, pipelined_by_buffer],
 }

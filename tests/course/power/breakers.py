@@ -16,10 +16,10 @@ from power.direct import unshared
 SCALARS = {
     *"scale factor n d columns rows keys causal start end m l most threads itemsize stride first".split(),
     *"row bytes flops turns i j i0 j0 c_q c_k loaded heads kernel_size width size splits".split(),
-    *"after_c_q tokens layers latent n_q n_k alpha window length rank ranks".split(),
+    *"after_c_q tokens layers latent n_q n_k alpha window length rank ranks num_warps parts".split(),
 }
 NO_ARRAYS = {
-    *"pairs traffic attend decode model t_tile mine exchange merge".split()
+    *"pairs traffic attend decode model t_tile mine exchange merge copier worker buffers fill compute".split()
 }  # what an exercise gets besides
 # what these get cannot be written to, or is made for one call
 UNTOUCHABLE = {"ex02_2", "ex03_2", "ex08_2", "ex08_5"}

@@ -142,6 +142,17 @@ EQUIVALENT = {
         "line 6: 1 less in 0": "in the future, where the mask writes -inf in the end",
         "line 6: Sub becomes Add in i - j": "in the future, where the mask writes -inf in the end",
     },
+    "ex21_3": {"line 11: Lt becomes LtE in j < n (2)": "a causal row before n sees no key from n on anyway"},
+    "ex21_5": {
+        "line 7: arguments 1 and 2 swapped in tl.where(j == i + a, 1.0, 0.0)": "1.0 counts as true, and then"
+        " the test itself is the number, 1 or 0"
+    },
+    "ex22_3": {
+        "line 7: 0.0f becomes 1.0f, of for (int c = 0; c < d; c++) o_tile[t * d + c] = 0.0f;": FREE_START,
+        "line 8: 0.0f becomes 1.0f, of float m = MINUS_INFINITY, l = 0.0f;": FREE_START,
+        "line 9: < becomes <=, of for (int start = 0; start < n; start += columns) {": "at most one tile"
+        " more, of no keys, which loads and adds nothing",
+    },
     "ex23_2": {
         "line 1: parts 1 and 2 swapped in (one, other)": EITHER_ORDER,
         "line 2: arguments 1 and 2 swapped in torch.logaddexp(log_sum, other_sum)": EITHER_ORDER,
