@@ -294,7 +294,16 @@ for name, matrix in [
 #
 # On paper, for one product: x becomes x (1 + δ), y becomes y (1 + ε), with |δ|, |ε| ≤ u. The product is then off by x y (δ + ε + δε), at most (2u + u²) |x| |y|. The tensor core multiplies the rounded numbers exactly, and sums in float32, whose rounding is 65,536 times finer.
 #
-# **Predict.** The sum of two products is 3 · 5 + 3 · (−5) = 0. By how much can it be off, if all four numbers are rounded: not at all, or by (2u + u²) · 30? `___`
+# **Predict.** 3.01 · 4.99 − 3.02 · 4.98 = −0.0197. What comes out if the four numbers are rounded to bfloat16 first: a result off by 1 % or less, or something quite different? `___`
+
+# %%
+x, y = np.array([3.01, -3.02]), np.array([4.99, 4.98])
+rounded_x, rounded_y = (each.astype(bfloat16).astype(float) for each in (x, y))
+print("rounded:", *rounded_x, "and", *rounded_y)
+print(f"the sum: {rounded_x @ rounded_y:.4f} instead of {x @ y:.4f}")
+
+# %% [markdown]
+# The error is 0.11, five times the result. Each product is about 15, and may be off by (2u + u²) · 15 = 0.12; that the products nearly cancel does not help.
 #
 # ### Exercise 16.3 · bound · one or two lines
 #
@@ -568,7 +577,7 @@ def store_piece(c, row, column, d0, d1, d2, d3):
 # %% [markdown]
 # ### Exercise 16.5 · matmul · about fifteen lines
 #
-# Block (x, y) owns the rows from 32 y on and the columns from 32 x on; it has 128 threads. One tile of a and one of b in shared memory, loaded by `load_tile`, with **no bank conflict** anywhere, at most 72 numbers per row, and `alignment=16`: for int16 Numba would let an array begin at any multiple of 2 bytes. All products go through `mma_bf16`, with fragments by `ldmatrix`: each warp makes its own part of the products and no other. The sums stay in float32 in registers. Any m, k and n; `sim` finds nothing.
+# Block (x, y) owns the rows from 32 y on and the columns from 32 x on; it has 128 threads. One tile of a and one of b in shared memory, loaded by `load_tile`, with **no bank conflict** anywhere, at most 72 numbers per row, and `alignment=16`: for int16 Numba would let an array begin at any multiple of 2 bytes. All products go through `mma_bf16`, with fragments by `ldmatrix`: each warp fetches each of its fragments once, and makes its own part of the products and no other. The sums stay in float32 in registers. Any m, k and n; `sim` finds nothing.
 #
 # <details><summary>Hint 1: shared memory</summary>
 #
