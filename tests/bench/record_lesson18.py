@@ -1,0 +1,164 @@
+"""Prints kernels/data/lesson18.json, filled in: run it from the project's root on a machine with a GPU of
+compute capability 9.0 or newer.
+
+    python tests/bench/record_lesson18.py > lesson18.json
+
+What the driver says of the 16-bit kernels (registers, bytes spilled, shared memory, resident blocks), how
+long the backward pass and one token take in a CUDA graph with a cold cache, and PyTorch beside them. Each way
+to compile the backward kernels is a process of its own: they compile at the same time, and are timed one
+after the other. About half a minute, and 10 GiB of GPU memory.
+"""
+
+import json
+import math
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import torch
+from numba import cuda
+from numpy import float32
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels import conv_attention_decode, conv_tensor_backward, decode_tensor
+from kernels.bench import backward_milliseconds, bandwidth, machine, milliseconds, replay
+from kernels.reference import conv_attention as eager
+
+TAPS, BF16 = (7, 7), torch.bfloat16
+BACKWARD = [(1, 8, 4096, 64), (4, 16, 2048, 64)]
+# (kernel of keys?, warps of a block, most registers of a thread)
+BUILT = [
+    (of_keys, warps, most)
+    for of_keys in (False, True)
+    for warps, most in [(8, None), (8, 128), (8, 80), (4, 128), (4, 168)]
+]
+CACHES = {  # shape of a cache -> splits tried
+    (1, 8, 4096, 64): (1, 2, 4, 8, 16, 24, 32),
+    (1, 8, 16384, 64): (1, 2, 4, 8, 16, 32, 64, 128),
+    (8, 16, 16384, 64): (1, 2, 4, 6, 8, 16, 32),
+}
+COLD = 2**27  # bytes that one graph reads at least, beyond the L2 cache
+
+
+def main():
+    began = {**machine(), "taps": TAPS, "bandwidth": bandwidth()}
+    context = get_context("spawn")
+    turn = context.Manager().Lock()
+    with ProcessPoolExecutor(len(BUILT), mp_context=context) as pool:
+        built = list(pool.map(backward_kernel, *zip(*BUILT, strict=True), [turn] * len(BUILT)))
+    record = began | {
+        "built": built,
+        "backward": [row for shape in BACKWARD for row in backward(shape)],
+        "decoding": [row for shape, tried in CACHES.items() for row in decoding(shape, tried)],
+        "decoder": decoder(),
+    }
+    print(json.dumps(record, indent=1))
+
+
+def note(*words):
+    print(*words, file=sys.stderr, flush=True)
+
+
+# The backward pass ------------------------------------------------------------------------------------------
+
+
+def inputs(shape):
+    """(q, k, v, w, o, L, dO) as a backward pass gets them; numbers do not matter to its time."""
+    torch.manual_seed(18)
+    q, k, v, o, d_o = torch.randn(5, *shape, device="cuda", dtype=BF16)
+    w, log_sum = torch.randn(shape[1], *TAPS, device="cuda") / 7, torch.full(shape[:3], 8.0, device="cuda")
+    return q, k, v, w, o, log_sum, d_o
+
+
+def passes(given, wanted, warps=conv_tensor_backward.WARPS):
+    """A function that runs the backward pass: the gradients `wanted` of (dQ, dK, dV, dW)."""
+    q, k, v, w, o, log_sum, d_o = given
+    rest = d_o, True, float32(q.shape[3] ** -0.5), wanted, None, warps
+    return lambda: conv_tensor_backward.conv_tensor_backward(q, k, v, w, o, log_sum, *rest)
+
+
+def backward_kernel(of_keys, warps, most, turn):
+    """What the driver says of one of the two kernels, compiled so, and its time on BACKWARD's last shape."""
+    shape = BACKWARD[-1]
+    kernel = conv_tensor_backward.gradient_kernel(shape[3], "bfloat16", *TAPS, of_keys, warps, most)
+    conv_tensor_backward.registers_of = lambda width: most
+    wanted = (False, True, True, False) if of_keys else (True, False, False, True)
+    call = passes(inputs(shape), wanted, warps=warps)
+    call()
+    with turn:
+        time = milliseconds(replay(call))
+    frame = conv_tensor_backward.frame_of(*TAPS, of_keys)
+    row = {"of_keys": of_keys, "warps": warps, "most_registers": most, **said(kernel, warps * 32)}
+    row |= {"owned": conv_tensor_backward.owned_rows(frame, warps), "shape": shape, "ms": time}
+    note(row)
+    return row
+
+
+def said(kernel, threads):
+    """What the driver says of a compiled kernel."""
+    (made,) = kernel.overloads.values()
+    function, context = made._codelibrary.get_cufunc(), cuda.current_context()
+    return {
+        "threads": threads,
+        "registers": made.regs_per_thread,
+        "spilled": made.local_mem_per_thread,
+        "shared_bytes": made.shared_mem_per_block,
+        "blocks": context.get_active_blocks_per_multiprocessor(function, threads, 0),
+    }
+
+
+def backward(shape):
+    """A row for each contestant, bfloat16: milliseconds of a backward pass; ours as a graph, the others
+    behind one another as autograd launches them."""
+    given = inputs(shape)
+    yield {"shape": shape, "name": "kernels", "ms": milliseconds(replay(passes(given, (True,) * 4)))}
+    *leaves, w = (x.detach().clone().requires_grad_() for x in (*given[:3], given[3].to(BF16)))
+    for name, attend, grown in [
+        ("eager", lambda: eager(*leaves, w), [*leaves, w]),
+        ("sdpa", lambda: scaled_dot_product_attention(*leaves, is_causal=True), leaves),
+    ]:
+        yield {"shape": shape, "name": name, "ms": backward_milliseconds(attend(), grown, given[-1])}
+
+
+# One token --------------------------------------------------------------------------------------------------
+
+
+def caches(shape, dtype):
+    """[(window, k, v)], as many as it takes to read COLD bytes, two at least."""
+    count = max(2, COLD // (2 * math.prod(shape) * dtype.itemsize))
+    made = [torch.randn(2, *shape, device="cuda", dtype=dtype) for _ in range(count)]
+    return [(both[0, :, :, -TAPS[0] :].clone(), both[0], both[1]) for both in made]
+
+
+def decoding(shape, tried):
+    """A row for each decoder: microseconds of a token in a graph that reads one cache after the other, and
+    launched from Python; for each number of splits, in a graph."""
+    for name, dtype in [("float32", torch.float32), ("kernels", BF16), ("sdpa", BF16)]:
+        given, w = caches(shape, dtype), torch.randn(shape[1], *TAPS, device="cuda") / 7
+
+        def all_of_them(given=given, w=w, name=name, **options):
+            for window, k, v in given:
+                if name == "sdpa":
+                    scaled_dot_product_attention(window[:, :, -1:], k, v)
+                else:
+                    conv_attention_decode(window, k, v, w, **options)
+
+        graph = 1000 * milliseconds(replay(all_of_them)) / len(given)
+        row = {"shape": shape, "name": name, "us": graph}
+        row["us_from_python"] = 1000 * milliseconds(all_of_them) / len(given)
+        if name == "kernels":
+            row["splits"] = {
+                count: 1000 * milliseconds(replay(lambda s=count: all_of_them(splits=s))) / len(given)
+                for count in tried
+            }
+        note(row)
+        yield row
+
+
+def decoder():
+    """What the driver says of the 16-bit decoder for d = 64."""
+    return said(decode_tensor.decode_tensor_kernel(64, "bfloat16", *TAPS), decode_tensor.THREADS)
+
+
+if __name__ == "__main__":
+    main()
