@@ -1,0 +1,511 @@
+"""Wrong answers to the exercises of lesson 18, each with the mistake it makes, and right ones written another
+way. A wrong kernel function is a right one with a line or two edited."""
+
+import inspect
+import linecache
+
+import torch
+from numba import cuda
+from numpy import float32, uint32
+
+from kernels.instructions import (
+    ldmatrix_x1_trans,
+    ldmatrix_x2,
+    ldmatrix_x2_trans,
+    ldmatrix_x4,
+    ldmatrix_x4_trans,
+    mma_bf16,
+    mma_bf16_k8,
+    mma_f16,
+)
+
+__all__ = ["MUTANTS", "RIGHT", "ldmatrix_x2", "mma_f16"]  # names that edits use
+
+
+def edited(piece, *edits):
+    """The function with each (old, new) of `edits` made in its source, in which every `old` stands exactly
+    once."""
+    source = inspect.getsource(piece)
+    for old, new in edits:
+        if source.count(old) != 1:
+            raise ValueError(f"{old!r} stands {source.count(old)} times in {piece.__name__}")
+        source = source.replace(old, new)
+    name = f"<{piece.__name__} with {edits}>"
+    # so that sim can read it
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    namespace = {}
+    exec(compile(source, name, "exec"), {**globals()}, namespace)
+    return namespace[piece.__name__]
+
+
+def wrong(piece, *answers):
+    """A wrong answer for each (what it does, edits ...)."""
+    return [(what, edited(piece, *edits)) for what, *edits in answers]
+
+
+# 18.1 -------------------------------------------------------------------------------------------------------
+
+
+def tap_gradient(s_tile, g_tile, c_q, c_k):
+    rows, columns = g_tile.shape
+    d_w = s_tile.new_zeros(c_q, c_k)
+    for a in range(c_q):
+        c = s_tile.new_zeros(8 + c_k - 1, 8)
+        for y0 in range(0, columns, 8):
+            window = s_tile[a : a + rows, y0 : y0 + 8 + c_k - 1]
+            c += window.T @ g_tile[:, y0 : y0 + 8]
+        for b in range(c_k):
+            d_w[a, b] = c.diagonal(-b).sum()
+    return d_w
+
+
+def by_windows_of_16(s_tile, g_tile, c_q, c_k):
+    """Windows of 16 columns, all of a row shift in one batch of products."""
+    rows, columns = g_tile.shape
+    wide = torch.nn.functional.pad(s_tile, (0, 16 - (8 + c_k - 1)))
+    blocks = g_tile.reshape(rows, -1, 8).transpose(0, 1)
+    taps = []
+    for a in range(c_q):
+        windows = torch.stack([wide[a : a + rows, y0 : y0 + 16] for y0 in range(0, columns, 8)])
+        c = torch.bmm(windows.transpose(1, 2), blocks).sum(0)
+        taps.append(torch.stack([torch.diagonal(c, offset=-b)[:8].sum() for b in range(c_k)]))
+    return torch.stack(taps)
+
+
+def turned(s_tile, g_tile, c_q, c_k):
+    """The block's transpose times the window: the diagonals lie on the other side."""
+    out, n = torch.empty(c_q, c_k, dtype=s_tile.dtype), g_tile.shape
+    for a in range(c_q):
+        c = sum(
+            torch.einsum("iy,ix->yx", g_tile[:, y : y + 8], s_tile[a : a + n[0], y : y + 7 + c_k])
+            for y in range(0, n[1], 8)
+        )
+        for b in range(c_k):
+            out[a, b] = torch.trace(c[:, b : b + 8])
+    return out
+
+
+def direct(s_tile, g_tile, c_q, c_k):
+    rows, columns = g_tile.shape
+    return torch.stack(
+        [
+            torch.stack([(g_tile * s_tile[a : a + rows, b : b + columns]).sum() for b in range(c_k)])
+            for a in range(c_q)
+        ]
+    )
+
+
+def whole_rows(s_tile, g_tile, c_q, c_k):
+    rows, d_w = len(g_tile), s_tile.new_zeros(c_q, c_k)
+    for a in range(c_q):
+        c = s_tile[a : a + rows].T @ g_tile
+        for b in range(c_k):
+            d_w[a, b] = c.diagonal(-b).sum()
+    return d_w
+
+
+def by_dots(s_tile, g_tile, c_q, c_k):
+    rows, columns = g_tile.shape
+    flat = g_tile.reshape(-1)
+    return torch.stack(
+        [
+            torch.stack([flat.dot(s_tile[a : a + rows, b : b + columns].reshape(-1)) for b in range(c_k)])
+            for a in range(c_q)
+        ]
+    )
+
+
+def by_convolution(s_tile, g_tile, c_q, c_k):
+    return torch.nn.functional.conv2d(s_tile[None, None], g_tile[None, None])[0, 0]
+
+
+def for_show(s_tile, g_tile, c_q, c_k):
+    tap_gradient(s_tile, g_tile, c_q, c_k)
+    return direct(s_tile, g_tile, c_q, c_k)
+
+
+# 18.2 -------------------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def add_products(sums, s_tile, s_row, g_tile, g_row, column):
+    lane = cuda.threadIdx.x & 31
+    row, right = (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
+    a0, a1, a2, a3 = ldmatrix_x4_trans(s_tile, (s_row + row, column + right))
+    b0, b1 = ldmatrix_x2_trans(g_tile, (g_row + (lane & 15), column))
+    sums[0], sums[1], sums[2], sums[3] = mma_bf16(a0, a1, a2, a3, b0, b1, sums[0], sums[1], sums[2], sums[3])
+
+
+@cuda.jit(device=True)
+def quarters_in_another_order(sums, s_tile, s_row, g_tile, g_row, column):
+    """Matrices 1 and 2 as they come without transposing, handed over swapped."""
+    lane = cuda.threadIdx.x % 32
+    a0, a2, a1, a3 = ldmatrix_x4_trans(s_tile, (s_row + lane % 16, column + lane // 16 * 8))
+    b0, b1 = ldmatrix_x2_trans(g_tile, (g_row + lane % 16, column))
+    c0, c1, c2, c3 = mma_bf16(a0, a1, a2, a3, b0, b1, sums[0], sums[1], sums[2], sums[3])
+    sums[0] = c0
+    sums[1] = c1
+    sums[2] = c2
+    sums[3] = c3
+
+
+@cuda.jit(device=True)
+def in_two_halves(sums, s_tile, s_row, g_tile, g_row, column):
+    """Eight rows at a time, by the smaller instructions."""
+    lane = cuda.threadIdx.x & 31
+    for half in range(0, 16, 8):
+        row = half + (lane & 7)
+        a0, a1 = ldmatrix_x2_trans(s_tile, (s_row + row, column + (lane >> 3 & 1) * 8))
+        b0 = ldmatrix_x1_trans(g_tile, (g_row + row, column))
+        sums[0], sums[1], sums[2], sums[3] = mma_bf16_k8(a0, a1, b0, sums[0], sums[1], sums[2], sums[3])
+
+
+@cuda.jit(device=True)
+def by_plain_loads(sums, s_tile, s_row, g_tile, g_row, column):
+    lane = cuda.threadIdx.x & 31
+    g, t = lane >> 2, (lane & 3) * 2
+    a = cuda.local.array(4, uint32)
+    b = cuda.local.array(2, uint32)
+    for r in range(4):
+        x, i = column + g + 8 * (r & 1), s_row + t + 8 * (r >> 1)
+        a[r] = uint32(s_tile[i, x] & 0xFFFF) | uint32(s_tile[i + 1, x] & 0xFFFF) << uint32(16)
+    for r in range(2):
+        i = g_row + t + 8 * r
+        b[r] = uint32(g_tile[i, column + g] & 0xFFFF) | uint32(g_tile[i + 1, column + g] & 0xFFFF) << uint32(
+            16
+        )
+    sums[0], sums[1], sums[2], sums[3] = mma_bf16(
+        a[0], a[1], a[2], a[3], b[0], b[1], sums[0], sums[1], sums[2], sums[3]
+    )
+
+
+@cuda.jit(device=True)
+def works_twice(sums, s_tile, s_row, g_tile, g_row, column):
+    lane = cuda.threadIdx.x & 31
+    row, right = (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
+    a0, a1, a2, a3 = ldmatrix_x4_trans(s_tile, (s_row + row, column + right))
+    b0, b1 = ldmatrix_x2_trans(g_tile, (g_row + (lane & 15), column))
+    zero = float32(0)
+    c0, c1, c2, c3 = mma_bf16(a0, a1, a2, a3, b0, b1, zero, zero, zero, zero)
+    d0, d1, d2, d3 = mma_bf16(a0, a1, a2, a3, b0, b1, sums[0], sums[1], sums[2], sums[3])
+    sums[0], sums[1], sums[2], sums[3] = d0 + zero * c0, d1 + zero * c1, d2 + zero * c2, d3 + zero * c3
+
+
+def plain(sums, s_tile, s_row, g_tile, g_row, column):
+    lane = cuda.threadIdx.x & 31
+    row, right = (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
+    a0, a1, a2, a3 = ldmatrix_x4_trans(s_tile, (s_row + row, column + right))
+    b0, b1 = ldmatrix_x2_trans(g_tile, (g_row + (lane & 15), column))
+    sums[0], sums[1], sums[2], sums[3] = mma_bf16(a0, a1, a2, a3, b0, b1, sums[0], sums[1], sums[2], sums[3])
+
+
+# 18.3 -------------------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def sum_diagonals(taps, a, diagonals, sums, c_k):
+    lane = cuda.threadIdx.x & 31
+    for i in range(4):
+        y = (lane & 3) * 2 + (i & 1)
+        b = (lane >> 2) + (i >> 1) * 8 - y
+        if 0 <= b and b < c_k:
+            diagonals[b, y] = sums[i]
+    cuda.syncwarp()
+    if lane < c_k:
+        total = float32(0)
+        for y in range(8):
+            total += diagonals[lane, y]
+        taps[a, lane] = total
+    cuda.syncwarp()
+
+
+@cuda.jit(device=True)
+def barrier_first(taps, a, diagonals, sums, c_k):
+    """The warp meets before it writes, not after it has read; the last tap is added backwards."""
+    lane = cuda.threadIdx.x % 32
+    cuda.syncwarp()
+    for half in range(2):
+        for odd in range(2):
+            x, y = lane // 4 + 8 * half, lane % 4 * 2 + odd
+            if x >= y and x - y < c_k:
+                diagonals[x - y, y] = sums[2 * half + odd]
+    cuda.syncwarp()
+    if lane < c_k:
+        taps[a, lane] = diagonals[lane, 7]
+        for y in range(6, -1, -1):
+            taps[a, lane] += diagonals[lane, y]
+
+
+@cuda.jit(device=True)
+def by_shuffles(taps, a, diagonals, sums, c_k):
+    """A lane asks each number of its tap from the lane that has it."""
+    lane = cuda.threadIdx.x & 31
+    total = float32(0)
+    for y in range(8):
+        x = lane + y
+        source, number = (x & 7) * 4 + (y >> 1), (x >> 3) * 2 + (y & 1)
+        found = float32(0)
+        for i in range(4):
+            one = cuda.shfl_sync(0xFFFFFFFF, sums[i], source & 31)
+            if i == number:
+                found = one
+        total += found
+    if lane < c_k:
+        taps[a, lane] = total
+
+
+@cuda.jit(device=True)
+def by_atomics(taps, a, diagonals, sums, c_k):
+    lane = cuda.threadIdx.x & 31
+    if lane < c_k:
+        diagonals[lane, 0] = float32(0)
+    cuda.syncwarp()
+    for i in range(4):
+        y = (lane & 3) * 2 + (i & 1)
+        b = (lane >> 2) + (i >> 1) * 8 - y
+        if 0 <= b and b < c_k:
+            cuda.atomic.add(diagonals, (b, 0), sums[i])
+    cuda.syncwarp()
+    if lane < c_k:
+        taps[a, lane] = diagonals[lane, 0]
+    cuda.syncwarp()
+
+
+BAND = "if 0 <= b and b < c_k:"
+FIRST, LAST = "sums[i]\n    cuda.syncwarp()\n", "= total\n    cuda.syncwarp()\n"
+
+# 18.4 -------------------------------------------------------------------------------------------------------
+
+
+def most_registers(blocks, threads, shared_bytes):
+    warps = blocks * -(-threads // 32)
+    if warps > 64 or blocks > 32 or blocks * (shared_bytes + 1024) > 233472:
+        return 0
+    in_a_quarter = -(-warps // 4)
+    return min(255, 16384 // (32 * in_a_quarter) // 8 * 8)
+
+
+def by_trying(blocks, threads, shared_bytes):
+    """Every limit from the largest on."""
+    warps = (threads + 31) // 32
+    if 228 * 1024 // (shared_bytes + 1024) < blocks or min(2048 // (32 * warps), 32) < blocks:
+        return 0
+    for registers in (255, *range(248, 0, -8)):
+        taken = (registers + 7) // 8 * 8 * 32
+        if 16384 // taken * 4 // warps >= blocks:
+            return registers
+    return 0
+
+
+# 18.5 -------------------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def convolve(t, scores, bands):
+    lane = cuda.threadIdx.x & 31
+    for e in range(4):
+        t[e] = float32(0)
+    for a in range(bands.shape[0] // 2):
+        at = (lane & 15) * 8 + (lane >> 4) * 8
+        a0, a1, a2, a3 = ldmatrix_x4(scores, (a, at))
+        t[0], t[1], t[2], t[3] = mma_bf16(
+            a0, a1, a2, a3, bands[2 * a], bands[2 * a + 1], t[0], t[1], t[2], t[3]
+        )
+
+
+@cuda.jit(device=True)
+def in_registers(t, scores, bands):
+    """Sums in variables, the last row of taps first; row and half of the operand worked out apart."""
+    lane = cuda.threadIdx.x % 32
+    m, right = lane % 16, lane // 16
+    c0, c1, c2, c3 = float32(0), float32(0), float32(0), float32(0)
+    for a in range(bands.shape[0] // 2 - 1, -1, -1):
+        a0, a1, a2, a3 = ldmatrix_x4(scores, (a, 8 * (m + right)))
+        c0, c1, c2, c3 = mma_bf16(a0, a1, a2, a3, bands[2 * a], bands[2 * a + 1], c0, c1, c2, c3)
+    t[0], t[1], t[2], t[3] = c0, c1, c2, c3
+
+
+@cuda.jit(device=True)
+def a_half_at_a_time(t, scores, bands):
+    """The left columns of the operand, then the right ones, by mma of depth 8."""
+    lane = cuda.threadIdx.x & 31
+    for e in range(4):
+        t[e] = float32(0)
+    for number in range(bands.shape[0]):
+        a0, a1 = ldmatrix_x2(scores, (number >> 1, (lane & 15) * 8 + (number & 1) * 8))
+        t[0], t[1], t[2], t[3] = mma_bf16_k8(a0, a1, bands[number], t[0], t[1], t[2], t[3])
+
+
+def plain_convolve(t, scores, bands):
+    lane = cuda.threadIdx.x & 31
+    for e in range(4):
+        t[e] = float32(0)
+    for a in range(bands.shape[0] // 2):
+        a0, a1, a2, a3 = ldmatrix_x4(scores, (a, (lane & 15) * 8 + (lane >> 4) * 8))
+        t[0], t[1], t[2], t[3] = mma_bf16(
+            a0, a1, a2, a3, bands[2 * a], bands[2 * a + 1], t[0], t[1], t[2], t[3]
+        )
+
+
+ROW, RIGHT_HALF = "(lane & 7) + (lane >> 4) * 8", "(lane >> 3 & 1) * 8"
+ZEROED = "    for e in range(4):\n        t[e] = float32(0)\n"
+
+MUTANTS = {
+    "ex18_1": [
+        ("number by number", direct),
+        ("whole rows, all diagonals but c_k for nothing", whole_rows),
+        ("a dot for each tap", by_dots),
+        ("PyTorch's convolution", by_convolution),
+        ("products for show", for_show),
+        *wrong(
+            tap_gradient,
+            ("no row shift", ("s_tile[a : a + rows,", "s_tile[0:rows,")),
+            ("the last block alone", ("c += window", "c = window")),
+            ("the window always at column 0", ("y0 : y0 + 8 + c_k - 1]", "0 : 8 + c_k - 1]")),
+            ("diagonals above", ("c.diagonal(-b)", "c.diagonal(b)")),
+            ("taps turned round", ("d_w[a, b]", "d_w[a, c_k - 1 - b]")),
+            ("rows of taps turned round", ("d_w[a, b]", "d_w[c_q - 1 - a, b]")),
+            ("a window a column late", ("y0 : y0 + 8 + c_k - 1]", "y0 + 1 : y0 + 9 + c_k - 1]")),
+            ("forgets the last block", ("range(0, columns, 8)", "range(0, max(8, columns - 8), 8)")),
+            ("blocks overlap", ("range(0, columns, 8)", "range(0, columns - 7, 4)")),
+            ("the mean", (".sum()", ".mean()")),
+            (
+                "changes s_tile",
+                ("rows, columns = g_tile.shape", "rows, columns = g_tile.shape; s_tile *= 1.0 + 1e-12"),
+            ),
+            (
+                "8 rows",
+                ("s_tile[a : a + rows, y0", "s_tile[a : a + min(rows, 8), y0"),
+                ("g_tile[:, y0", "g_tile[:8, y0"),
+            ),
+            (
+                "float32",
+                ("window.T @ g_tile[:, y0 : y0 + 8]", "(window.T.float() @ g_tile[:, y0 : y0 + 8].float())"),
+            ),
+        ),
+    ],
+    "ex18_2": [
+        ("a plain function", plain),
+        ("plain loads", by_plain_loads),
+        ("each product twice", works_twice),
+        *wrong(
+            add_products,
+            ("S G, not Sᵀ G", ("ldmatrix_x4_trans", "ldmatrix_x4")),
+            ("G not transposed", ("ldmatrix_x2_trans", "ldmatrix_x2")),
+            ("quarters 1 and 2 swapped", (ROW, "(lane & 15)"), (RIGHT_HALF, "(lane >> 4) * 8")),
+            (
+                "not added",
+                (
+                    "b0, b1, sums[0], sums[1], sums[2], sums[3])",
+                    "b0, b1, float32(0), float32(0), float32(0), float32(0))",
+                ),
+            ),
+            ("the first quarter four times", (ROW, "(lane & 7)"), (RIGHT_HALF, "0")),
+            ("the window's left half twice", (RIGHT_HALF, "0")),
+            ("its upper half twice", (ROW, "(lane & 7)")),
+            ("ignores column in G", ("(lane & 15), column)", "(lane & 15), 0)")),
+            ("ignores column in S", ("column + right", "right")),
+            ("ignores s_row", ("s_row + row", "row")),
+            ("ignores g_row", ("g_row + (lane & 15)", "(lane & 15)")),
+            ("one row for both", ("g_row + (lane & 15)", "s_row + (lane & 15)")),
+            ("G's upper half twice", ("(lane & 15), column", "(lane & 7), column")),
+            ("b0 and b1 swapped", ("b0, b1 =", "b1, b0 =")),
+            ("float16's product", ("mma_bf16", "mma_f16")),
+            ("threads of the first warp only", ("cuda.threadIdx.x & 31", "cuda.threadIdx.x & 63")),
+            ("half of the product", ("= mma_bf16(a0, a1, a2, a3, b0, b1,", "= mma_bf16_k8(a0, a1, b0,")),
+        ),
+    ],
+    "ex18_3": [
+        ("atomics", by_atomics),
+        *wrong(
+            sum_diagonals,
+            ("no meeting before it adds", (FIRST, "sums[i]\n")),
+            ("no meeting after it has added", (LAST, "= total\n")),
+            ("a barrier of the block", (FIRST, "sums[i]\n    cuda.syncthreads()\n")),
+            ("the block's column off", ("(lane & 3) * 2 + (i & 1)", "(lane & 3) * 2 + (i >> 1)")),
+            ("y - x", ("- y\n", "+ y\n")),
+            ("rows 8 to 15 lost", ("(i >> 1) * 8 - y", "(i >> 1) - y")),
+            (
+                "seven columns",
+                ("for y in range(8):\n            total", "for y in range(7):\n            total"),
+            ),
+            ("row 0 of taps always", ("taps[a, lane]", "taps[0, lane]")),
+            ("adds to what is there", ("taps[a, lane] = total", "taps[a, lane] += total")),
+            ("nine taps always", ("if lane < c_k:", "if lane < 9:")),
+            ("lane 0 alone has a tap", ("if lane < c_k:", "if lane < 1:")),
+            ("the thread of the block", ("cuda.threadIdx.x & 31", "cuda.threadIdx.x")),
+            ("taps turned round", ("taps[a, lane]", "taps[a, c_k - 1 - lane]")),
+            ("a float64 sum", ("total = float32(0)", "total = 0.0")),
+            ("the band's upper edge forgotten", (BAND, "if b < c_k:")),
+        ),
+    ],
+    "ex18_4": wrong(
+        most_registers,
+        ("not of quarters", ("16384 // (32 * in_a_quarter)", "65536 // (32 * warps)")),
+        ("quarters rounded down", ("-(-warps // 4)", "max(1, warps // 4)")),
+        ("no multiple of 8", (" // 8 * 8", "")),
+        ("256 at most", ("min(255,", "min(256,")),
+        ("248 at most", ("min(255,", "min(248,")),
+        (
+            "no limit of a thread",
+            ("min(255, 16384 // (32 * in_a_quarter) // 8 * 8)", "16384 // (32 * in_a_quarter) // 8 * 8"),
+        ),
+        ("without the 1,024 bytes", ("shared_bytes + 1024", "shared_bytes")),
+        ("without shared memory", (" or blocks * (shared_bytes + 1024) > 233472", "")),
+        ("without the limit of threads", ("warps > 64 or ", "")),
+        ("without the limit of blocks", (" or blocks > 32", "")),
+        ("threads, not warps", ("-(-threads // 32)", "threads // 32")),
+        ("one block's registers", ("-(-warps // 4)", "-(-warps // blocks // 4)")),
+        ("1,024 bytes once", ("blocks * (shared_bytes + 1024)", "blocks * shared_bytes + 1024")),
+        ("a float", ("16384 // (32 * in_a_quarter) // 8 * 8", "16384 / (32 * in_a_quarter) // 8 * 8")),
+        ("not None, but nothing", ("return 0", "return None")),
+        ("227 KiB", ("233472", "232448")),
+        ("48 KiB a block", ("blocks > 32", "blocks > 32 or shared_bytes > 49152")),
+    ),
+    "ex18_5": [
+        ("a plain function", plain_convolve),
+        *wrong(
+            convolve,
+            ("rows 16 apart", ("(lane & 15) * 8 + (lane >> 4) * 8", "(lane & 15) * 16 + (lane >> 4) * 8")),
+            ("the left half twice", ("(lane & 15) * 8 + (lane >> 4) * 8", "(lane & 15) * 8")),
+            ("transposed", ("ldmatrix_x4", "ldmatrix_x4_trans")),
+            ("row 0 of the scores always", ("(scores, (a, at))", "(scores, (0, at))")),
+            ("one band for all", ("bands[2 * a], bands[2 * a + 1]", "bands[0], bands[1]")),
+            ("bands swapped", ("bands[2 * a], bands[2 * a + 1]", "bands[2 * a + 1], bands[2 * a]")),
+            (
+                "the last row alone",
+                (
+                    "bands[2 * a + 1], t[0], t[1], t[2], t[3]",
+                    "bands[2 * a + 1], float32(0), float32(0), float32(0), float32(0)",
+                ),
+            ),
+            ("adds to what was in t", (ZEROED, "")),
+            ("forgets a row", ("range(bands.shape[0] // 2)", "range(bands.shape[0] // 2 - 1)")),
+            ("seven rows always", ("range(bands.shape[0] // 2)", "range(7)")),
+            ("a row too many", ("range(bands.shape[0] // 2)", "range(bands.shape[0] // 2 + 1)")),
+            (
+                "quarters 1 and 2 swapped",
+                (
+                    "(lane & 15) * 8 + (lane >> 4) * 8",
+                    "((lane & 7) + (lane >> 4) * 8) * 8 + (lane >> 3 & 1) * 8",
+                ),
+            ),
+            ("float16's product", ("mma_bf16", "mma_f16")),
+            ("a whole block of lanes", ("cuda.threadIdx.x & 31", "cuda.threadIdx.x")),
+            (
+                "half a product",
+                (
+                    "mma_bf16(\n            a0, a1, a2, a3, bands[2 * a], bands[2 * a + 1],",
+                    "mma_bf16_k8(\n            a0, a1, bands[2 * a],",
+                ),
+            ),
+        ),
+    ],
+}
+RIGHT = {
+    "ex18_1": [tap_gradient, by_windows_of_16, turned],
+    "ex18_2": [add_products, quarters_in_another_order, in_two_halves],
+    "ex18_3": [sum_diagonals, barrier_first, by_shuffles],
+    "ex18_4": [most_registers, by_trying],
+    "ex18_5": [convolve, in_registers, a_half_at_a_time],
+}
