@@ -198,7 +198,7 @@ check.ex18_1(tap_gradient)
 @cuda.jit(device=True)
 def add_products(sums, s_tile, s_row, g_tile, g_row, column):
     """sums (4 of a lane) += C = Sᵀ G, 16 × 8: S, 16 × 16, from (s_row, column) on,
-    G, 16 × 8, from (g_row, column) on; both int16, bfloat16's bits, in shared memory."""
+    G, 16 × 8, from (g_row, column) on; both bfloat16's bits, in shared memory."""
     # BEGIN SOLUTION 18.2
     lane = cuda.threadIdx.x & 31
     row, right = (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
@@ -252,7 +252,7 @@ check.ex18_2(add_products)
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def sum_diagonals(taps, a, diagonals, sums, c_k):
-    """taps[a, b] = the sum of the eight sums of the warp's lanes that belong to tap b."""
+    """taps[a, b] = the sum of the warp's eight numbers that belong to tap b."""
     lane = cuda.threadIdx.x & 31
     # BEGIN SOLUTION 18.3
     for i in range(4):
@@ -533,7 +533,7 @@ print("below the bound:", share <= 1, "  below a thirtieth of it:", share <= 1 /
 
 # %% tags=["exercise"]
 def most_registers(blocks, threads, shared_bytes):
-    """The most registers a thread may have for so many blocks to fit; 0 if they cannot."""
+    """The most registers a thread may have for so many blocks to fit, or 0."""
     # BEGIN SOLUTION 18.4
     warps = blocks * -(-threads // 32)
     if warps > 64 or blocks > 32 or blocks * (shared_bytes + 1024) > 233472:
@@ -558,7 +558,7 @@ for warps in (8, 4):
             print(f"{blocks} blocks of {warps} warps: {limit} registers a thread")
 
 # %% [markdown]
-# Now the kernels were compiled with several limits, and timed. **Predict** before you look, for blocks of 8 warps: which is fastest, no limit, 128, or 80? `___` What will 80 registers bring, by your function? `___` Blocks of 4 warps have more halo (they own 52 of 64 rows, where 8 warps own 116 of 128), at the same number of warps on a multiprocessor: by how much slower would you expect them? `___`
+# Now the kernels were compiled with several limits, and timed. **Predict** before you look, for blocks of 8 warps: which is fastest, no limit, 128, or 80? `___` What will 80 registers bring, by your function? `___` Blocks of 4 warps own 52 of 64 rows, where 8 warps own 116 of 128, so they make 12 % more scores: how much slower would you expect them? `___`
 
 # %%
 rows = []
@@ -586,7 +586,11 @@ show_table(
 )
 
 # %% [markdown]
-# RECORDED_REGISTERS_TEXT
+# - **128 wins**: two blocks instead of one, 1.28 and 1.11 times as fast, though 40 and 64 bytes a thread are spilled for it.
+# - **80 brings nothing**: registers would allow three blocks, shared memory allows two. So all that comes is more spilling, and it is as slow as no limit, or slower. Your function had said 0 for three.
+# - **4 warps**: three blocks fit with 168 registers as with 128, so 128 only spills. With 168 they make 12 % more scores and yet are only 3 to 4 % slower: at a barrier, a warp waits for three others, not for seven.
+#
+# (The bytes of shared memory are those that `shared_bytes` gave, to the last one, and the driver's blocks are those of `most_registers`.)
 #
 # ### The tries that failed
 #
@@ -761,8 +765,8 @@ show_figure(
     draw_overlap(once.trace),
     "sixteen rows, each two pieces of eight columns side by side, with the number of "
     "the lane that reads it: row 0 the columns 0 to 7, lane 0, and 8 to 15, lane 16; "
-    "row 1 the columns 8 to 15, lane 1, and 16 to 23, lane 17; and so on, eight columns "
-    "further in each row, down to row 15 with the columns 120 to 135.",
+    "row 1 the columns 8 to 15, lane 1, and 16 to 23, lane 17; and so on, eight "
+    "columns further in each row, down to row 15 with the columns 120 to 135.",
 )
 
 # %% tags=["uses-exercise"]
@@ -808,10 +812,9 @@ for shape, colour in zip(caches, (BLUE, GREEN, RED)):
     tried = {int(splits): us / floor for splits, us in row["splits"].items()}
     axes.plot(tried.keys(), tried.values(), "o-", color=colour, label=str(shape)[1:-1])
     best = min(tried, key=tried.get)
+    print(f"{str(shape)[1:-1]:16}: best of those tried {best:3} splits, ", end="")
     print(
-        f"{str(shape)[1:-1]:16}: best of those tried {best:3} splits, "
-        f"{best * batch * heads:4} blocks; the rule's choice takes "
-        f"{row['us'] / floor:.2f} times the floor"
+        f"{best * batch * heads:4} blocks; by the rule {row['us'] / floor:.2f} floors"
     )
 axes.set(xlabel="splits per head", ylabel="times the floor", xscale="log", yscale="log")
 axes.set_xticks([1, 2, 4, 8, 16, 32, 64, 128], [1, 2, 4, 8, 16, 32, 64, 128])
@@ -819,9 +822,18 @@ axes.set_yticks([1, 2, 5, 10, 20, 50], [1, 2, 5, 10, 20, 50])
 axes.minorticks_off()
 axes.grid(alpha=0.3)
 axes.legend(title="cache")
-show_figure(figure, "SPLITS_WORDS")
+show_figure(
+    figure,
+    "times of one token over the number of splits, in units of the time to read K and "
+    "V. Cache 1, 8, 4096, 64 falls from 32 with one split to 7 with 16, and stays "
+    "there. Cache 1, 8, 16384, 64 falls from 28 to 3.0 with 32 splits, and rises to "
+    "3.8 with 128. Cache 8, 16, 16384, 64 falls from 1.9 to 1.4 with 2 splits, and "
+    "rises to 1.5 with 32.",
+)
 
 # %% [markdown]
+# 264 places: 33 splits for 8 heads, 2 for 128. The best of those tried were 32 and 2. (With one split for 128 heads half of the places stand empty; a line that rises again pays for halo, windows and merging.)
+#
 # A short cache is far from its floor, and no number of splits helps: two kernels have to start, one after the other, and each block has to wait for its first keys. That is time, not bytes.
 #
 # **Predict**: how much longer does a token take if Python launches both kernels each time, instead of a CUDA graph that was recorded once? (A launch costs Python about 33 µs: lesson 07.) `___`
@@ -849,7 +861,9 @@ show_table(
 )
 
 # %% [markdown]
-# GRAPH_TEXT
+# With a short cache Python takes 14 times as long as the GPU: two launches, and before them checks of arguments and room for results. A graph has all that done, once. (It can be recorded because no decision hangs on a number in a tensor.) With the largest cache it is the same either way: while the GPU reads 537 MB, Python launches the next token's kernels.
+#
+# float32 has twice the bytes, and takes 1.6 to 1.9 times as long. And the convolution costs: 1.2 to 1.6 times the time of `scaled_dot_product_attention`, which has no window, no taps and no halo.
 #
 # ## Validate
 #
@@ -864,62 +878,61 @@ def near(got, wanted, tolerance):
 
 s, g = (torch.from_numpy(rng.standard_normal(x)) for x in ((34, 38), (32, 32)))
 s, g = s.bfloat16(), g.bfloat16()
-by_window = np.zeros((3, 7), float32)
-simulate(tap_gradient_kernel)[1, 32 * WARPS](
-    s.view(torch.int16).numpy(), g.view(torch.int16).numpy(), by_window
-)
-direct = torch.tensor(
-    [
-        [(g.double() * s.double()[a : a + 32, b : b + 32]).sum() for b in range(7)]
-        for a in range(3)
-    ]
-)
-(d_q, _, _, d_w), (_, d_k, d_v, _) = mine[False][0], mine[True][0]
-row = conv_attention_decode(q[:, :, -3:], k, v, w)
-stages = [
-    (
-        "tap_gradient",
-        "lesson 13's sum, float64",
-        tap_gradient(s.double(), g.double(), 3, 7),
-        direct,
-        1e-12,
-    ),
-    (
-        "your kernel in sim",
-        "lesson 13's sum, float64",
-        torch.from_numpy(by_window),
-        direct,
-        1e-6,
-    ),
-    ("the package's backward, sim", "autograd, float64: dQ", d_q, wanted[0], 2**-7),
-    ("", "dK", d_k, wanted[1], 2**-7),
-    ("", "dV", d_v, wanted[2], 2**-7),
-    ("", "dW", d_w, wanted[3], 2**-7),
-    (
-        "the package's decoder, sim",
-        "last row of lesson 11's",
-        row,
-        o[:, :, -1:].detach(),
-        2**-7,
-    ),
-]
+by_window = torch.zeros(3, 7)
+bits = (x.view(torch.int16) for x in (s, g))
+simulate(tap_gradient_kernel)[1, 32 * WARPS](*bits, by_window)
+s, g, direct = s.double(), g.double(), torch.zeros(3, 7).double()
+for a in range(3):
+    for b in range(7):
+        direct[a, b] = (g * s[a : a + 32, b : b + 32]).sum()
+got = {
+    name: gradient
+    for of_keys in mine
+    for name, gradient in zip("qkvw", mine[of_keys][0])
+    if gradient is not None
+}
+row, last = conv_attention_decode(q[:, :, -3:], k, v, w), o[:, :, -1:].detach()
+stages = {
+    ("tap_gradient", "lesson 13's sum"): (tap_gradient(s, g, 3, 7), direct, 1e-12),
+    ("your kernel, sim", "lesson 13's sum"): (by_window, direct, 1e-6),
+    **{
+        (f"the package's d{name.upper()}, sim", "autograd"): (got[name], right, 2**-7)
+        for name, right in zip("qkvw", wanted)
+    },
+    ("the package's token, sim", "the last row, reference"): (row, last, 2**-7),
+}
 show_table(
-    ["stage", "against", "tolerance", ""],
+    ["stage", "against, in float64", "tolerance", ""],
     *(
-        [
-            stage,
-            against,
-            f"{tolerance:.0e}",
-            "✓" if near(got, right, tolerance) else "✗",
-        ]
-        for stage, against, got, right, tolerance in stages
+        [*stage, f"{pair[2]:.0e}", "✓" if near(*pair) else "✗"]
+        for stage, pair in stages.items()
     ),
 )
 
 # %% [markdown]
 # ## What the next limit is
 #
-# PAYOFF_TEXT
+# **Predict**: of the tensor cores' 790 TFLOP/s, which share does the backward pass use, counted without halos and without what causal tiles make for nothing? `___` And that of `scaled_dot_product_attention`? `___` (Multiply-adds a score: 3d + 3 · 112 for queries and 4d + 2 · 112 for keys; without convolution 5d.)
+
+# %%
+d, band = 64, 7 * 16
+adds = {"kernels": 3 * d + 3 * band + 4 * d + 2 * band, "sdpa": 5 * d}
+for shape in dict.fromkeys(shape for shape, _ in backward_ms):
+    batch, heads, n, _ = shape
+    scores = batch * heads * n * (n + 1) / 2
+    for name, each in adds.items():
+        least = 1e3 * scores * 2 * each / 790e12
+        share = least / backward_ms[shape, name]
+        print(f"{str(shape)[1:-1]:15} {NAMES[name]:15} {each:5} a score: {share:.0%}")
+short = token[caches[0], "kernels"]
+rates = [1e6 / (32 * short[what]) for what in ("us", "us_from_python")]
+print("32 layers, 4096 tokens in the cache, attention alone, tokens a second:")
+print(f"  {rates[0]:,.0f} in a graph, {rates[1]:,.0f} launched from Python")
+
+# %% [markdown]
+# The convolution makes three times the work of plain attention's backward pass. The rest of the distance is waiting: three phases that need each other's rows, so three barriers a step, and 16 warps on a multiprocessor to fill them. Hopper has instructions that let one warp copy while others multiply, and products that read shared memory themselves. Numba has no name for them; lesson 16 has shown how an instruction gets one.
+#
+# A token in bfloat16 is at 1.35 times its floor where the cache is long. Where it is short, what is left to save is a kernel: the merge could be done by the block that comes last.
 #
 # ## In three lines
 # - A gradient of taps is the diagonals of a product of windows; more than half of it is thrown away, and it is still the fast way.
