@@ -209,7 +209,7 @@ def contents():
 PLACES = {
     "01": (0, 0), "02": (1, 0), "09": (2, 0), "12": (3, 0), "13": (4, 0.2), "15": (5, 0.2), "21": (3.2, -2.2),
     "05": (2, -1.3), "10": (3, -1.2), "14": (4, -1.3), "20": (5, -0.75), "19": (5, -1.55), "23": (5, -2.2),
-    "22": (4, -3.8), "16": (5, -3.8), "18": (5, -4.6),
+    "22": (4, -3.8), "16": (5, -3.8), "18": (6, -1),
     "03": (0, -3), "04": (1, -3), "06": (2, -3), "07": (3, -3), "08": (4, -3), "11": (5, -3),
 }  # fmt: skip
 
@@ -218,8 +218,8 @@ def draw_map():
     """The lessons as boxes, with an arrow from each lesson to those that build on it."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(12, 6))
-    axes.set(xlim=(-0.5, 5.5), ylim=(-4.9, 0.6))
+    figure, axes = plt.subplots(figsize=(14, 6))
+    axes.set(xlim=(-0.5, 6.5), ylim=(-4.1, 0.6))
     axes.axis("off")
     colours = {"attention only": GREEN, "the simulator only": ORANGE, "everything": BLUE}
     boxes = {}
