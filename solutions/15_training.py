@@ -1161,4 +1161,4 @@ print(
 # | 3 · the real thing | the same kernel compiled; sectors, banks, occupancy, a roofline | the simulator; recorded counters |
 # | 4 · convolutional attention | two masks, halos, forward and backward kernels, decoding with a cache, a layer that learns | each lesson by the one before |
 #
-# **Next:** part 5 makes it fast.
+# **Next:** part 5 makes it fast: [lesson 16](16_tensor_cores.ipynb) begins with matrix products on tensor cores.
