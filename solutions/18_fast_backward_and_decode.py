@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 18 · Fast backward, fast decoding: tensor cores where the work has no shape for them
 #
-# **about 70 minutes** (an estimate: nobody has been timed) · builds on lesson 13 (the backward kernels), lesson 14 (decoding), lesson 08 (occupancy) and lessons 16 and 17 (`mma`, `ldmatrix`, bands of taps)
+# **about 75 minutes** (an estimate: nobody has been timed) · builds on lesson 13 (the backward kernels), lesson 14 (decoding), lesson 08 (occupancy) and lessons 16 and 17 (`mma`, `ldmatrix`, bands of taps)
 #
 # You will be able to
 #
@@ -18,7 +18,7 @@
 # 3. find out which barriers a kernel needs by leaving them out;
 # 4. say what a token costs at least, and feed a tensor core sixteen rows where there is one.
 #
-# **Where this leads.** The forward pass of lesson 17 was made of products: QKᵀ, bands of taps, PV. Two things were left over. The gradient of the taps is 49 numbers, each a sum over all scores. And decoding has one query. Neither looks like a product of 16 × 16 matrices. Here is what both came to. One GPU, bfloat16, 7 × 7 taps, causal; eager is plain PyTorch, and "no convolution" is `scaled_dot_product_attention`:
+# **Where this leads.** The forward pass of lesson 17 is made of products: QKᵀ, bands of taps, PV. Two things are left over. The gradient of the taps is 49 numbers for each head, each a sum over all scores. And decoding has one query. Neither looks like a product of 16 × 16 matrices. This is how fast both became on tensor cores. One GPU, bfloat16, 7 × 7 taps, causal; eager is plain PyTorch, and "no convolution" is `scaled_dot_product_attention`:
 
 # %%
 import inspect
@@ -47,6 +47,8 @@ from sim import simulate
 from sim.observers import COUNTERS, DEFAULT, Banks, Trace
 
 record = json.loads((DATA / "lesson18.json").read_text("utf-8"))
+
+# %% jupyter={"source_hidden": true}
 NAMES = {"eager": "eager", "kernels": "these kernels", "sdpa": "no convolution"}
 backward_ms = {(tuple(r["shape"]), r["name"]): r["ms"] for r in record["backward"]}
 show_table(
@@ -109,7 +111,7 @@ print("multiply-adds for each score, for all 7 row shifts:", 7 * window)
 print("number by number, as in lesson 13:                 ", 7 * taps)
 
 # %% [markdown]
-# So more than half of the work is thrown away: 112 multiply-adds a score instead of 49. But a tensor core makes them about 12 times as fast (on an H200 some 790 against 67 TFLOP/s). This is the same bargain as lesson 17's bands, and as there it is worth it.
+# So more than half of the work is thrown away: 112 multiply-adds per score instead of 49. But a tensor core makes them about 12 times as fast (on an H200 some 790 against 67 TFLOP/s). This is the same bargain as lesson 17's bands, and as there it is worth it.
 #
 # ### Exercise 18.1 · tap_gradient · about six lines
 #
@@ -224,7 +226,7 @@ check.ex18_2(add_products)
 #
 # </details>
 #
-# An atomic addition for each would do. But then dW would differ from run to run (lesson 13). So the numbers get places: `diagonals[b, y]` in shared memory. Then one lane a tap adds its eight, always in the same order.
+# An atomic addition for each would do. But then dW would differ from run to run (lesson 13). So the numbers get places: `diagonals[b, y]` in shared memory. Then one lane for each tap adds its eight, always in the same order.
 #
 # ### Exercise 18.3 · sum_diagonals · about ten lines
 #
@@ -395,11 +397,11 @@ print("different results:", len(results))
 #
 # The second kernel, for dK and dV, is the same with rows and columns exchanged. It does not make dW. S0 and dT stay in a *ring* of 64 columns: the last step's 32, which the windows of the next still reach into, and the new ones.
 #
-# A barrier is where fast warps wait for slow ones. So, which ones can go? You need not be sure of your reasoning: leave one out, and ask. The next cell takes the package's source, replaces one `cuda.syncthreads()` by `pass`, and runs a backward pass of 44 tokens in `sim`, two warps a block.
+# A barrier is where fast warps wait for slow ones. So, which ones can go? You need not be sure of your reasoning: leave one out, and ask. The next two cells take the package's source, replace one `cuda.syncthreads()` by `pass`, and run a backward pass of 44 tokens in `sim`, two warps a block.
 #
 # **Predict** for each, in the kernel of dQ and dW: which array races? A `___` B `___` C `___` And does the kernel of dK and dV need C? `___`
 
-# %%
+# %% jupyter={"source_hidden": true}
 torch.manual_seed(18)
 TOKENS = 44
 q, k, v, d_o = torch.randn(4, 1, 1, TOKENS, 16).bfloat16()
@@ -445,6 +447,7 @@ def gradients(of_keys, without=None):
     return got, reports[0].findings
 
 
+# %%
 for letter, number in {"A": 1, "B": 2, "C": 3}.items():
     found, lines = gradients(of_keys=False, without=number)[1], set()
     print(f"dQ and dW without {letter}:")
@@ -463,7 +466,7 @@ print("dK and dV as they are, without a C:", mine[True][1] or "nothing found")
 # - **B**: the same for dT. And it is the point where the copies of the next columns (`cp.async`, lesson 17) have arrived for all.
 # - **C**: only the taps' gradient reads S0 in phase 3. In the ring, the next S0 goes where the last step's was, and phase 3 reads that too. The other kernel has no dW, and so no C.
 #
-# On the H200 leaving C out of the second kernel was part of the best change of all (section 5). You will not find such a barrier by staring; nor would you dare to leave it out.
+# On the H200 leaving C out of the second kernel was part of the best change of all (section 5). By reasoning alone one would hardly dare to leave it out.
 #
 # ## 4. Sixteen bits on the way
 #
@@ -560,7 +563,7 @@ for warps in (8, 4):
 # %% [markdown]
 # Now the kernels were compiled with several limits, and timed. **Predict** before you look, for blocks of 8 warps: which is fastest, no limit, 128, or 80? `___` What will 80 registers bring, by your function? `___` Blocks of 4 warps own 52 of 64 rows, where 8 warps own 116 of 128, so they make 12 % more scores: how much slower would you expect them? `___`
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = []
 for built in record["built"]:
     limit = built["most_registers"] or "none"
@@ -594,7 +597,7 @@ show_table(
 #
 # ### The tries that failed
 #
-# Such kernels are found by trying. This is the list of the tries for this one, from the project's log (LOG.md, 2026-11-22; one H200, milliseconds, for 1, 8, 4096, 64 and 4, 16, 2048, 64). The first form took **1.26 and 1.79**. A first reckoning had said that the bytes of shared memory are the limit: 0.9 ms for the second shape, if they were all. So most tries save such bytes.
+# Such kernels are found by trying. This is the list of the tries for this one, from the project's log (LOG.md, 2026-11-22; one H200, milliseconds, for 1, 8, 4096, 64 and 4, 16, 2048, 64). The first form took **1.26 and 1.79**. A first estimate had taken the bytes of shared memory for the limit: 0.9 ms for the second shape. So most tries save such bytes.
 #
 # **Predict** for each whether it was faster or slower. `___`
 #
@@ -622,7 +625,7 @@ show_table(
 #
 # ## 6. One token
 #
-# Now decoding. Lesson 14 says what it waits for: K and V have to be read, once. In bfloat16 that is 4 bytes for each key and number of d. A copy on this GPU moved so many bytes a second:
+# Now decoding. Lesson 14 says what it waits for: K and V have to be read, once. In bfloat16 that is 4 bytes for each key and number of d. A copy on this GPU moved so many bytes per second:
 
 # %%
 rate = record["bandwidth"]
@@ -657,13 +660,13 @@ for shape in caches:
 #
 # Of *keys*. 128 keys are 16 rows of 8: row m has the keys 8m to 8m + 7. For the row a of the window, row m of the left operand is what these eight keys read: the 16 scores S0[a, 8m : 8m + 16]. The right operand is lesson 17's band, B[x, y] = w[a, x − y] where 0 ≤ x − y < c_k, else 0. Then row m of the product is T of eight keys.
 #
-# On paper, with eights made twos: window rows of 4, keys in rows of 2, taps (1, 3). S0 = 1, 2, 0, 1, 4, 0. **Predict** the left operand, three rows of 4 … `___` … of which the last needs two scores more. What do rows 0 and 1 have in common? `___`
+# On paper, with 8 made 2 and 16 made 4: two keys a row, taps (1, 3), S0 = 1, 2, 0, 1, 4, 0, … **Predict** the rows 0 and 1 of the left operand, four numbers each: `___` What do they have in common? `___` And T of the keys 0 and 1: `___`
 #
 # <details><summary>Answer</summary>
 #
-# (1, 2, 0, 1), (0, 1, 4, 0), (4, 0, …). The right half of each row is the left half of the next. In shared memory this matrix does not exist: its rows **overlap**. No number is stored twice. `ldmatrix` asks only where each row begins, and does not mind.
+# (1, 2, 0, 1) and (0, 1, 4, 0). The right half of each row is the left half of the next. So this matrix need not exist in memory: its rows may **overlap**, and no score is stored twice. `ldmatrix` asks where each row begins, and no more.
 #
-# T of keys 0 and 1 is (1·1 + 3·2, 1·2 + 3·0) = (7, 2).
+# T of the keys 0 and 1 is 1·1 + 3·2 = 7 and 1·2 + 3·0 = 2.
 #
 # </details>
 #
@@ -712,7 +715,7 @@ check.ex18_5(convolve)
 # The left operand, drawn from your run: for each of its 16 rows, the columns of `scores` that your `ldmatrix` reads. Every column but the first and the last eight is read twice, by two lanes. **Predict**: is that a bank conflict? `___`
 
 
-# %% tags=["uses-exercise"]
+# %% tags=["uses-exercise"] jupyter={"source_hidden": true}
 load_taps = tap_loader("bfloat16", 3, 5)
 
 
@@ -769,7 +772,7 @@ show_figure(
     "columns further in each row, down to row 15 with the columns 120 to 135.",
 )
 
-# %% tags=["uses-exercise"]
+# %% tags=["uses-exercise"] jupyter={"source_hidden": true}
 counted = [
     line
     for (function, _), line in once.counters["lines"].items()
@@ -785,7 +788,7 @@ print(
 # %% [markdown]
 # No conflict: two lanes that want the *same* word are served together.
 #
-# **And P V?** The lane holds weights of the keys 8g + 2t and the next one, and of the same 64 keys further on. It wants them as the left operand of the product with V, without moving them. Look at the map of A: row g, columns 2t and 2t + 1. So let row m of the operand hold the weights of the keys 8m … 8m + 7, and zeros in the columns of all other keys. That is what the lane has. The product's rows are then *parts* of one sum, and adding up 16 rows, once at the end, gives `O`. Fifteen of sixteen numbers in that operand are zeros. By section 6, nobody waits for them.
+# **And P V?** The lane holds weights of the keys 8g + 2t and the next one, and of the same 64 keys further on. It wants them as the left operand of the product with V, without moving them. Look at the map of A: row g, columns 2t and 2t + 1. So let row m of the operand hold the weights of the keys 8m … 8m + 7, and zeros in the columns of all other keys. That is what the lane has. The product's rows are then *parts* of one sum, and adding up 16 rows, once at the end, gives `O`. Fifteen of sixteen numbers in that operand are zeros. By section 6, they cost no time.
 #
 # ## 8. Blocks, and the time to start them
 #
@@ -803,7 +806,7 @@ print(f"on 132 multiprocessors: {places} places")
 # %% [markdown]
 # **Predict**, for the cache 1, 8, 16384, 64 with its 8 heads: how many splits fill the places once? `___` For 8, 16, 16384, 64, with 128 heads? `___` Measured, each in a CUDA graph:
 
-# %%
+# %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
 for shape, colour in zip(caches, (BLUE, GREEN, RED)):
     batch, heads, n, d = shape
@@ -838,7 +841,7 @@ show_figure(
 #
 # **Predict**: how much longer does a token take if Python launches both kernels each time, instead of a CUDA graph that was recorded once? (A launch costs Python about 33 µs: lesson 07.) `___`
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = []
 for shape in caches:
     batch, heads, n, d = shape
@@ -912,7 +915,7 @@ show_table(
 # %% [markdown]
 # ## What the next limit is
 #
-# **Predict**: of the tensor cores' 790 TFLOP/s, which share does the backward pass use, counted without halos and without what causal tiles make for nothing? `___` And that of `scaled_dot_product_attention`? `___` (Multiply-adds a score: 3d + 3 · 112 for queries and 4d + 2 · 112 for keys; without convolution 5d.)
+# **Predict**: of the tensor cores' 790 TFLOP/s, which share does the backward pass use, halos and masked scores not counted? `___` And that of `scaled_dot_product_attention`? `___` (Multiply-adds per score: 3d + 3 · 112 in the kernel of dQ and dW, 4d + 2 · 112 in that of dK and dV; without convolution 5d.)
 
 # %%
 d, band = 64, 7 * 16
@@ -930,14 +933,14 @@ print("32 layers, 4096 tokens in the cache, attention alone, tokens a second:")
 print(f"  {rates[0]:,.0f} in a graph, {rates[1]:,.0f} launched from Python")
 
 # %% [markdown]
-# The convolution makes three times the work of plain attention's backward pass. The rest of the distance is waiting: three phases that need each other's rows, so three barriers a step, and 16 warps on a multiprocessor to fill them. Hopper has instructions that let one warp copy while others multiply, and products that read shared memory themselves. Numba has no name for them; lesson 16 has shown how an instruction gets one.
+# The convolution makes three times the work of plain attention's backward pass. The rest of the distance is waiting: three phases that need each other's rows, so three barriers a step, and 16 warps on a multiprocessor to fill them. Hopper has instructions that let one warp copy while others multiply, and products that read shared memory themselves. Numba has no name for them; `kernels/instructions.py` shows how an instruction gets one (lesson 16).
 #
 # A token in bfloat16 is at 1.35 times its floor where the cache is long. Where it is short, what is left to save is a kernel: the merge could be done by the block that comes last.
 #
 # ## In three lines
 # - A gradient of taps is the diagonals of a product of windows; more than half of it is thrown away, and it is still the fast way.
-# - Registers and shared memory decide how many blocks there are to fill each other's waits; and a reckoning of bytes can be right and beside the point, so predict, measure, and keep what failed.
-# - A token costs the bytes of K and V. Everything else (nine idle rows, fifteen zeros of sixteen) is free as long as it hides behind them; starting kernels does not.
+# - Registers and shared memory decide how many blocks there are to fill each other's waits; an estimate of bytes can be right and not be what the kernel waits for. So predict, measure, and keep what failed.
+# - A token costs the bytes of K and V. Arithmetic (nine idle rows, fifteen zeros of sixteen) is free as long as it hides behind them; starting kernels does not hide.
 #
 # **You can now** give a tensor core work that has no shape for it, and say beforehand what a kernel should take.
 #

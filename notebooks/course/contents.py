@@ -133,7 +133,7 @@ PARTS = {
             "18_fast_backward_and_decode",
             "Fast backward and decode",
             "taps as diagonals of products; registers against blocks; a token at the speed of memory",
-            70,
+            75,
             ("13", "14", "16"),
         ),
     ],

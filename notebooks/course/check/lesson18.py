@@ -344,6 +344,7 @@ def check_diagonals(sum_diagonals, c_k, shifts, warps, rng):
         call,
         Contract(
             "given c_k taps",
+            each={"shared": -(-shifts // warps) * (4 + 2 * BLOCK)},
             most={"taps": shifts * c_k * 2 * BLOCK, "shared": shifts * 2 * BLOCK * MOST_TAPS},
             barriers=(0, 0),
             atomics=(0, 0),
