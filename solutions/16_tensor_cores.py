@@ -695,6 +695,19 @@ show_table(
 )
 
 # %% [markdown]
+# ### On a real GPU, if there is one
+# Tensor cores for bfloat16 came with compute capability 8.0 (2020). On such a GPU the next cell runs your kernel there, and elsewhere in `sim`; it prints the same line. (Numba may warn that so small a launch leaves most of the GPU idle. It is right.)
+
+# %% tags=["uses-exercise"]
+with_tensor_cores = (
+    cuda.is_available() and cuda.get_current_device().compute_capability >= (8, 0)
+)
+on_this_machine = cuda.jit if with_tensor_cores else simulate
+c = np.full((m, n), np.nan, float32)
+on_this_machine(matmul)[(-(-n // 32), -(-m // 32)), 128](bits(a), bits(b), c)
+print("error below 1e-5:", bool(np.abs(c - rounded_a @ rounded_b).max() < 1e-5))
+
+# %% [markdown]
 # ## In three lines
 # - `mma.sync.m16n8k16` multiplies 16 × 16 by 16 × 8 numbers from the registers of all 32 lanes: group lane // 4 and place lane % 4 say which; a lane that stays away is an error, a wrong map is only a wrong value.
 # - `ldmatrix` takes the address of one row from each lane, and hands out fragments; rows of an odd number of 16-byte pieces keep it free of bank conflicts, and `.trans` is for a B that lies by rows.
