@@ -25,12 +25,15 @@ from sim.events import (
     Observer,
     Site,
 )
+from sim.progress import Judge, ours
 
 HOOKS = [name for name in vars(Observer) if not name.startswith("_")]
 FLUSH_AT = 1 << 20
 DEFAULT_STEPS = 1_000_000
 # seconds of this process's own time that one thread may run without reaching anything that counts as progress
 PATIENCE = 8.0
+# where something still changes: so many times as long, and accesses until tools may look at them
+MORE, MOST_LOGGED = 8, 1 << 23
 
 
 class Context:
@@ -65,6 +68,7 @@ class Context:
         # (code, instruction, kind) -> site number, for what is called rather than rewritten
         self.called_from = {}
         self.thread, self.entered = None, 0
+        self.live, self.judge = (), None  # blocks whose threads take turns; a Judge, while there is doubt
         # whether another engine runs part of the launch now; whether it has written to global memory
         self.away = self.wrote = False
         self.telling = False  # whether a tool is at work, which may take long and ends
@@ -210,17 +214,30 @@ class Context:
 
     def progress(self):
         """Something moved: a thread ended."""
-        self.steps = self.max_steps or DEFAULT_STEPS
-        self.since = time.process_time()
+        self.steps, self.judge = self.max_steps or DEFAULT_STEPS, None
+        self.since = self.moved = time.process_time()
 
     def tick(self, site):
-        """A `while` loop goes round once more. Ends the thread when the budget of rounds without progress is
-        spent."""
+        """A `while` loop goes round once more. When the budget of rounds without progress is spent, ends the
+        thread, unless something still changes."""
         self.steps -= 1
         if self.steps < 0 or (
             not self.steps & 1023 and self.max_steps is None and time.process_time() - self.since > PATIENCE
         ):
-            raise Stuck(site)
+            self.doubt(site, sys._getframe(1))
+
+    def doubt(self, site, frame):
+        """The budget is spent: Stuck(site, whether that is decided) if nothing changes any more, if it takes
+        too long, or if the launch says how long it may."""
+        if self.max_steps:
+            raise Stuck(site, True)
+        self.judge, self.steps = self.judge or Judge(self), min(self.steps, 0)
+        stuck, now = self.judge.nothing_changes(site, frame), time.process_time()
+        spent = now - self.moved > MORE * PATIENCE or len(self.log or ()) > MOST_LOGGED
+        if stuck or stuck is False and spent:
+            raise Stuck(site, stuck)
+        if stuck is False:
+            self.judge, self.steps, self.since = None, DEFAULT_STEPS, now
 
     @property
     def signs_of_life(self):
@@ -230,14 +247,15 @@ class Context:
             return object()
         return self.entered, self.steps, self.log and self.ticking and len(self.log)
 
-    @property
-    def budget(self):
-        """What a loop may spend without progress, in words."""
-        return (
-            f"{self.max_steps:,} times"
-            if self.max_steps
-            else f"{DEFAULT_STEPS:,} times, or for {PATIENCE:g} s"
+    def spent(self, decided=True):
+        """What a loop has spent without progress, in words."""
+        if not decided:
+            budget = f"{MORE * PATIENCE:g} s or {MOST_LOGGED:,} accesses"
+            return f"Something still changes, but no thread ended within {budget}."
+        budget = f"{self.max_steps or DEFAULT_STEPS:,} times" + f", or for {PATIENCE:g} s" * (
+            not self.max_steps
         )
+        return f"No thread ended while the loop went round {budget}."
 
 
 def thread_index(linear, block_shape):
@@ -249,13 +267,6 @@ def thread_index(linear, block_shape):
 def listeners(observers, hook):
     """The bound methods of those observers that override `hook`."""
     return [getattr(o, hook) for o in observers if getattr(type(o), hook) is not getattr(Observer, hook)]
-
-
-def ours(frame):
-    """Whether `frame` is the simulator's code rather than a kernel's."""
-    return (frame.f_globals.get("__name__") or "").startswith(
-        "sim."
-    ) or frame.f_code.co_filename == "<accessors>"
 
 
 def site_from_frame(frame, kind):

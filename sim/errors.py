@@ -41,4 +41,5 @@ class Abandoned(BaseException):
 
 
 class Stuck(BaseException):
-    """Thrown into a running thread that makes no progress. Never leaves the engine."""
+    """Thrown into a running thread that makes no progress: (site, whether that is decided), or nothing. Never
+    leaves the engine."""

@@ -111,6 +111,7 @@ class Grid:
         """A kernel whose threads wait for one another. Blocks run one after another, except where one waits
         for another."""
         self.fiber_type, pending, live, parked = fiber_type, deque(self.order), deque(), []
+        self.context.live = live
         try:
             while pending or live or parked:
                 if not live and pending:

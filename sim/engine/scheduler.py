@@ -96,18 +96,20 @@ class Scheduler:
                 f"thread {index_text(thread.index)} of block {index_text(thread.block.index)} raised"
                 f" {type(error).__name__}: {error}\n  {site.function} line {site.line}  {site.source}"
             ) from error
-        self.stuck(thread, error.args[0] if error.args else self.context.site_of_error(error))
+        self.stuck(thread, *(error.args or (self.context.site_of_error(error),)))
         raise error
 
-    def stuck(self, thread, site):
-        """Say that `thread` makes no progress, at `site` if that is known."""
+    def stuck(self, thread, site, decided=True):
+        """Say that `thread` makes no progress, at `site` if that is known; or, not `decided`, that it may."""
         self.context.findings.append(
             Finding(
                 "no-progress",
                 "error",
-                "a loop goes round and round without end",
+                "a loop goes round and round without end"
+                if decided
+                else "a loop goes round and round; whether it ends is not decided",
                 (self.context.witness("loops", site, thread),),
-                reason=f"No thread ended while the loop went round {self.context.budget}.",
+                reason=self.context.spent(decided),
                 fix=(
                     "look at what should end the loop; if the kernel is only slow, simulate(kernel,"
                     " max_steps=...) raises the limit"

@@ -220,6 +220,69 @@ def test_an_endless_loop_with_accesses_in_a_kernel_without_source(engine):
     assert time.monotonic() - began < 60
 
 
+def long(x, rounds):
+    i = 0
+    while i < 20_000:
+        i += 1
+    rounds[0] = i
+
+
+def waits_for_a_long_loop(x, rounds):
+    """Nothing changes but the counter of a thread that lets others go first."""
+    if cuda.threadIdx.x == 0:
+        for _ in range(2_000):
+            cuda.atomic.add(rounds, 0, 0)
+        cuda.atomic.add(x, 0, 1)
+    while cuda.atomic.add(x, 0, 0) == 0:
+        pass
+
+
+def each_waits_for_its_turn(x, rounds):
+    t = cuda.blockIdx.x
+    for i in range(100):
+        while cuda.atomic.add(x, 0, 0) != cuda.gridDim.x * i + t:
+            pass
+        cuda.atomic.add(x, 0, 1)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "kernel, blocks, threads", [(long, 1, 1), (waits_for_a_long_loop, 1, 8), (each_waits_for_its_turn, 8, 1)]
+)
+def test_a_long_loop_in_which_something_changes_is_right(kernel, blocks, threads):
+    """Up to ten times as many rounds as those after which a launch is doubted."""
+    report = simulate(kernel, observers=())[blocks, threads](np.zeros(1), np.zeros(1))
+    assert report.findings == ()
+
+
+@pytest.mark.parametrize("blocks", [1, 10_000])
+def test_compiled_a_long_loop_is_judged_by_fibers(blocks, monkeypatch):
+    def kernel(x):
+        i = cuda.blockIdx.x - cuda.gridDim.x + 1
+        while i < 20_000 and i >= 0:
+            i += 1
+        x[cuda.blockIdx.x] = i
+
+    monkeypatch.setattr("sim.native.runtime.ROUNDS", 5_000)
+    x = np.zeros(blocks, np.int64)
+    assert simulate(kernel, engine="native")[blocks, 1](x).findings == ()
+    assert x[-1] == 20_000 and np.array_equal(x[:-1], np.arange(1 - blocks, 0))
+
+
+def test_whether_a_loop_ends_that_changes_something_is_not_decided(monkeypatch):
+    def kernel(x):
+        left = x.shape[0]
+        while left != 0:
+            left -= 2
+
+    monkeypatch.setattr(sim.context, "PATIENCE", 0.02)
+    (finding,) = simulate(kernel, on_finding="report")[1, 1](np.zeros(3)).findings
+    assert finding.verdict == "a loop goes round and round; whether it ends is not decided"
+    assert (
+        finding.reason == "Something still changes, but no thread ended within 0.16 s or 8,388,608 accesses."
+    )
+
+
 def test_a_watchdog_that_bites_between_two_threads_is_not_lost(monkeypatch):
     monkeypatch.setattr(Scheduler, "settle", lambda self, block: (_ for _ in ()).throw(Stuck))
     with pytest.raises(KernelBug, match="no-progress: a loop goes round and round without end"):
