@@ -2,6 +2,7 @@
 PyTorch eager in the same type; on a GPU the shapes that matter."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,15 +12,17 @@ from kernels import (
     ConvAttention,
     conv_attention,
     conv_attention_decode,
+    conv_cases,
     flash_attention,
     reference,
     warp_attention,
 )
 from kernels.conv_backward import conv_backward
-from kernels.conv_cases import SHAPES
+from kernels.conv_cases import SHAPES, TINY
 from kernels.conv_forward import conv_forward
 from kernels.conv_tensor_backward import conv_tensor_backward, sums_of_rows
 from kernels.flash_forward import flash_forward
+from kernels.tensor_launch import check_tensor_cores
 
 DTYPES = [torch.bfloat16, torch.float16]
 CPU, GPU = "cpu", pytest.param("cuda", marks=pytest.mark.gpu)
@@ -119,6 +122,20 @@ def test_conv_backward(n, d, taps, causal, warps):
     check_gradients(inputs((1, 1, n, d), taps, DTYPES[n % 3 == 0]), causal, warps)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", TINY, ids=str)
+def test_tiny_shapes(shape, dtype):
+    """No finding, and errors of the order of a rounding to 16 bits."""
+    *given, d_o = (x.to(dtype) for x in conv_cases.inputs(shape))
+    o, log_sum = conv_forward(*given, shape.causal)
+    scale = float32(1 / math.sqrt(shape.d))
+    rest = d_o, shape.causal, scale, (True,) * 4
+    got = o, log_sum, *conv_tensor_backward(*given, o, log_sum, *rest, warps=2)
+    errors = conv_cases.relative_errors(got, conv_cases.reference(*given, d_o, shape.causal))
+    assert max(errors.values()) <= 8 * torch.finfo(dtype).eps
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [True, False])
 def test_of_few_queries_the_sums_of_rows_do_not_feel_that_o_is_rounded(dtype, causal):
@@ -209,16 +226,27 @@ def test_gradients_have_the_type_of_their_leaf():
         assert got.dtype == torch.bfloat16 and relative(got, right) <= 0.02
 
 
-def test_a_layer_in_bfloat16():
+@pytest.mark.parametrize("under_autocast", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_layer_in_bfloat16(under_autocast):
     torch.manual_seed(0)
-    layer = ConvAttention(16, 2, (3, 5)).bfloat16()
-    with torch.no_grad():
+    layer = ConvAttention(16, 2, (3, 5))
+    layer = layer if under_autocast else layer.bfloat16()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=under_autocast):
         layer.taps += 0.1 * torch.randn_like(layer.taps)
-        x = torch.randn(1, 7, 16).bfloat16()
+        x = torch.randn(1, 7, 16).to(layer.taps.dtype)
         cache = layer.new_cache(1)
         rows = torch.cat([layer.prefill(x[:, :6], cache), layer.step(x[:, 6:], cache)], 1)
-        assert cache.keys.dtype == rows.dtype == torch.bfloat16
+        assert rows.dtype == torch.bfloat16 and cache.keys.dtype == layer.taps.dtype
         assert relative(rows, layer(x).double()) <= 0.01
+
+
+def test_a_gpu_without_these_tensor_cores_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    q = SimpleNamespace(is_cuda=True, device="cuda:0", dtype=torch.bfloat16)
+    with pytest.raises(
+        ValueError, match=r"capability 7\.5; wanted 8\.0 or newer, or float32: .*q\.float\(\)"
+    ):
+        check_tensor_cores(q)
 
 
 def test_types_do_not_mix():
