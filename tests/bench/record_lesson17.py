@@ -1,0 +1,124 @@
+"""Prints kernels/data/lesson17.json, filled in: run it from the project's root on a machine with an H200.
+
+    PYTHONPATH=.:notebooks:tests/course python tests/bench/record_lesson17.py > lesson17.json
+
+Times the kernels that stand in solutions/17_fast_forward.py, with larger tiles, and beside them what the
+package and PyTorch have. What it does goes to stderr.
+"""
+
+import functools
+import json
+import linecache
+import re
+import sys
+from math import sqrt
+
+import torch
+from numba import cuda
+from numpy import float32
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels.bench import eager, machine, milliseconds, replay
+from kernels.conv_operators import conv_attention
+from kernels.flash_forward import flash_attention
+from power.lessons import ROOT, needed
+
+LESSON = ROOT / "solutions" / "17_fast_forward.py"
+SIZES, SMALL = "WIDTH, KEYS, WARPS = 64, 64, 4", "WIDTH, KEYS, WARPS = 16, 16, 2"
+PADDED, UNPADDED = "PITCH = WIDTH + 8", "PITCH = WIDTH"
+N, D, TAPS = 65_536, 64, (7, 7)
+PLAIN = {"key_operands": "plain_key_operands", "value_operands": "plain_value_operands"}
+STEPS = {  # step -> (the walk, what stands for what, whether rows are padded)
+    "plain loads": ("one_place", PLAIN, False),
+    "ldmatrix": ("one_place", {}, False),
+    "ldmatrix, padded rows": ("one_place", {}, True),
+    "two places": ("two_places", {}, True),
+    "two places, plain loads": ("two_places", PLAIN, True),
+}
+SHAPES = [(1, 8, 4096, 64), (4, 16, 2048, 64)]
+
+
+def flash_kernel(walk, instead, padded):
+    """(kernel, queries of a block, threads) of the lesson's text with the recording's sizes."""
+    cells = [cell.partition("\n")[2] for cell in re.split(r"^# %%", LESSON.read_text("utf-8"), flags=re.M)]
+    text = needed(cells, f"flash_with, one_place, two_places, {', '.join(PLAIN.values())}")
+    for old, new in [(SMALL, SIZES), *([] if padded else [(PADDED, UNPADDED)])]:
+        if text.count(old) != 1:
+            raise ValueError(f"{old!r} stands {text.count(old)} times in {LESSON.name}")
+        text = text.replace(old, new)
+    name = f"<lesson 17: {walk}, {len(instead)}, {padded}>"
+    linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
+    names = {"__name__": "lesson17"}
+    exec(compile(text, name, "exec"), names)
+    names |= {old: names[new] for old, new in instead.items()}
+    return names["flash_with"](names[walk]), names["ROWS"], names["THREADS"]
+
+
+def flash_steps():
+    """A row for each way to the same output, one head of N tokens, causal, bfloat16."""
+    torch.manual_seed(17)
+    q, k, v = torch.randn(3, 1, 1, N, D, device="cuda").bfloat16()
+    wanted = scaled_dot_product_attention(*(x.float() for x in (q, k, v)), is_causal=True)
+    scale = float32(1 / sqrt(D))
+    for step, how in STEPS.items():
+        kernel, rows, threads = flash_kernel(*how)
+        out = torch.full((N, D), torch.nan, device="cuda")
+        given = [cuda.as_cuda_array(x[0, 0].view(torch.int16)) for x in (q, k, v)]
+        arguments = *given, scale, cuda.as_cuda_array(out)
+        launch = kernel[-(-N // rows), threads]
+        launch(*arguments)
+        yield row(step, lambda launch=launch, arguments=arguments: launch(*arguments), out, wanted[0, 0]) | {
+            "registers": next(iter(kernel.get_regs_per_thread().values()))
+        }
+    in_float32 = [x.float() for x in (q, k, v)]
+    for name, attend, given in [
+        ("package", lambda *x: flash_attention(*x, causal=True), (q, k, v)),
+        ("package, float32", lambda *x: flash_attention(*x, causal=True), in_float32),
+        ("SDPA", lambda *x: scaled_dot_product_attention(*x, is_causal=True), (q, k, v)),
+    ]:
+        yield row(name, lambda attend=attend, given=given: attend(*given), attend(*given), wanted)
+
+
+def row(name, call, out, wanted, largest=0.05):
+    """Milliseconds of a call whose output, made before, is right."""
+    torch.cuda.synchronize()
+    difference = (out.float() - wanted).abs().max().item()
+    if not difference <= largest:
+        raise ValueError(f"{name}: {difference} from what is wanted")
+    found = {"name": name, "ms": milliseconds(call), "difference": difference}
+    print(found, file=sys.stderr, flush=True)
+    return found
+
+
+def convolutions():
+    """A row for each way to convolutional attention, causal: forward milliseconds, of graphs but for eager."""
+    for shape in SHAPES:
+        q, k, v = torch.randn(3, *shape, device="cuda")
+        w = torch.randn(shape[1], *TAPS, device="cuda") / 7
+        for name, attend, dtype in [
+            ("package, float32", conv_attention, torch.float32),
+            ("eager, float32", eager, torch.float32),
+            ("eager", eager, torch.bfloat16),
+            ("package", conv_attention, torch.bfloat16),
+            (
+                "SDPA",
+                lambda q, k, v, w: scaled_dot_product_attention(q, k, v, is_causal=True),
+                torch.bfloat16,
+            ),
+        ]:
+            given = [x.to(dtype) for x in (q, k, v, w)]
+            with torch.no_grad():
+                call = functools.partial(attend, *given)
+                ms = milliseconds(call if attend is eager else replay(call))
+            print(shape, name, ms, file=sys.stderr, flush=True)
+            yield {"shape": shape, "name": name, "ms": ms}
+
+
+def main():
+    flash = {"n": N, "d": D, "rows": [*flash_steps()]}
+    found = {"flash": flash, "convolution": {"taps": TAPS, "rows": [*convolutions()]}}
+    print(json.dumps(machine() | found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
