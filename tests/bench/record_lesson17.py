@@ -15,7 +15,7 @@ from math import sqrt
 
 import torch
 from numba import cuda
-from numpy import float32
+from numpy import float32, int32, uint32
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.bench import eager, machine, milliseconds, replay
@@ -27,30 +27,55 @@ LESSON = ROOT / "solutions" / "17_fast_forward.py"
 SIZES, SMALL = "WIDTH, KEYS, WARPS = 64, 64, 4", "WIDTH, KEYS, WARPS = 16, 16, 2"
 PADDED, UNPADDED = "PITCH = WIDTH + 8", "PITCH = WIDTH"
 N, D, TAPS = 65_536, 64, (7, 7)
-PLAIN = {"key_operands": "plain_key_operands", "value_operands": "plain_value_operands"}
-STEPS = {  # step -> (the walk, what stands for what, whether rows are padded)
-    "plain loads": ("one_place", PLAIN, False),
-    "ldmatrix": ("one_place", {}, False),
-    "ldmatrix, padded rows": ("one_place", {}, True),
-    "two places": ("two_places", {}, True),
-    "two places, plain loads": ("two_places", PLAIN, True),
+STEPS = {  # step -> (the walk, without ldmatrix?, are rows padded?)
+    "plain loads": ("one_place", True, False),
+    "ldmatrix": ("one_place", False, False),
+    "ldmatrix, padded rows": ("one_place", False, True),
+    "two places": ("two_places", False, True),
+    "two places, plain loads": ("two_places", True, True),
 }
 SHAPES = [(1, 8, 4096, 64), (4, 16, 2048, 64)]
 
 
-def flash_kernel(walk, instead, padded):
+# Loads of operands without ldmatrix -------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def two_words(tile, row, c):
+    """tile[row, c] and tile[row + 1, c] in one register."""
+    return uint32((int32(tile[row, c]) & 0xFFFF) | (int32(tile[row + 1, c]) << 16))
+
+
+@cuda.jit(device=True)
+def plain_value_operands(tile, first, column):
+    """The lesson's value_operands, without ldmatrix."""
+    lane = cuda.threadIdx.x % 32
+    row, c = first + lane % 4 * 2, column + lane // 4
+    return (
+        two_words(tile, row, c),
+        two_words(tile, row + 8, c),
+        two_words(tile, row, c + 8),
+        two_words(tile, row + 8, c + 8),
+    )
+
+
+# What is timed ----------------------------------------------------------------------------------------------
+
+
+def flash_kernel(walk, plain, padded):
     """(kernel, queries of a block, threads) of the lesson's text with the recording's sizes."""
     cells = [cell.partition("\n")[2] for cell in re.split(r"^# %%", LESSON.read_text("utf-8"), flags=re.M)]
-    text = needed(cells, f"flash_with, one_place, two_places, {', '.join(PLAIN.values())}")
+    text = needed(cells, "flash_with, one_place, two_places, plain_key_operands")
     for old, new in [(SMALL, SIZES), *([] if padded else [(PADDED, UNPADDED)])]:
         if text.count(old) != 1:
             raise ValueError(f"{old!r} stands {text.count(old)} times in {LESSON.name}")
         text = text.replace(old, new)
-    name = f"<lesson 17: {walk}, {len(instead)}, {padded}>"
+    name = f"<lesson 17: {walk}, {plain}, {padded}>"
     linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
     names = {"__name__": "lesson17"}
     exec(compile(text, name, "exec"), names)
-    names |= {old: names[new] for old, new in instead.items()}
+    if plain:
+        names |= {"key_operands": names["plain_key_operands"], "value_operands": plain_value_operands}
     return names["flash_with"](names[walk]), names["ROWS"], names["THREADS"]
 
 
@@ -91,7 +116,7 @@ def row(name, call, out, wanted, largest=0.05):
 
 
 def convolutions():
-    """A row for each way to convolutional attention, causal: forward milliseconds, of graphs but for eager."""
+    """A row for each way to convolutional attention, causal: milliseconds, of graphs but for eager."""
     for shape in SHAPES:
         q, k, v = torch.randn(3, *shape, device="cuda")
         w = torch.randn(shape[1], *TAPS, device="cuda") / 7

@@ -1,1 +1,433 @@
-"""The checks of lesson 17."""
+"""The checks of lesson 17: operands of tensor cores lane by lane, copies under way while products are made,
+routes of a convolution, taps as a matrix."""
+
+from collections import Counter, defaultdict
+
+import numpy as np
+from ml_dtypes import bfloat16
+from numba import cuda
+from numpy import float32, int16, int32, uint32
+
+from course.check import kernels
+from course.check.contract import Contract
+from course.check.harness import compare, exercise, fail
+from course.check.inputs import normal, unusual
+from sim.events import Observer
+
+LANES = np.arange(32)
+GROUP, PLACE = LANES // 4, LANES % 4 * 2  # g and 2 t of the lane maps
+
+
+def words(low, high):
+    """Two arrays of numbers, rounded to bfloat16, as the halves of uint32."""
+    low, high = (np.asarray(x, float32).astype(bfloat16).view(np.uint16).astype(uint32) for x in (low, high))
+    return low | high << np.uint32(16)
+
+
+def parts(found):
+    """The numbers in words: (…, 2) float32."""
+    return np.stack([found << np.uint32(16), found & np.uint32(0xFFFF0000)], -1).view(float32)
+
+
+def right_operand(b):
+    """(32, 2) words: the lanes' parts of B (16, 8) as a right operand of mma."""
+    rows = PLACE[:, None] + 8 * np.arange(2)
+    return words(b[rows, GROUP[:, None]], b[rows + 1, GROUP[:, None]])
+
+
+@cuda.jit(device=True)
+def unpack(out, lane, r, word):
+    """out[lane, r] = the two numbers in a register."""
+    out[lane, r, 0] = cuda.libdevice.int_as_float(int32(word << uint32(16)))
+    out[lane, r, 1] = cuda.libdevice.int_as_float(int32(word & uint32(0xFFFF0000)))
+
+
+def bits(rng, *shape):
+    """Normal numbers as bits of bfloat16."""
+    return normal(rng, *shape).astype(bfloat16).view(int16)
+
+
+def used(report, wanted, call, hint):
+    """Reject a launch whose warps did together anything but `wanted`, {instruction: times}."""
+    found = {
+        name: count
+        for name, count in report.counters["together"].items()
+        if name.startswith(("mma", "ldmatrix", "shfl"))
+    }
+    if found != wanted:
+        fail("right, but by other instructions", call=call, wanted=said(wanted), got=said(found), hint=hint)
+
+
+def said(counts):
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
+
+
+# 17.1 -------------------------------------------------------------------------------------------------------
+
+ROWS_OF_P = np.stack([GROUP + x // 2 % 2 * 8 for x in range(8)], 1)
+COLUMNS_OF_P = np.stack([PLACE + x % 2 + x // 4 * 8 for x in range(8)], 1)
+ROWS_OF_A = np.stack([GROUP + r % 2 * 8 for r in range(4)], 1)
+COLUMNS_OF_A = np.stack([PLACE + r // 2 * 8 for r in range(4)], 1)
+
+
+@exercise("17.1", "as_left")
+def ex17_1(as_left, rng):
+    kernels.jitted(as_left, "as_left")
+
+    def operands(p, out):
+        lane = cuda.threadIdx.x
+        mine = cuda.local.array(8, float32)
+        for x in range(8):
+            mine[x] = p[lane, x]
+        a0, a1, a2, a3 = as_left(mine)
+        unpack(out, lane, 0, a0)
+        unpack(out, lane, 1, a1)
+        unpack(out, lane, 2, a2)
+        unpack(out, lane, 3, a3)
+
+    for size in (1, 1, 1e-3, 1e3):
+        weights = (size * rng.standard_normal((16, 16))).astype(float32)
+        wanted = parts(words(weights[ROWS_OF_A, COLUMNS_OF_A], weights[ROWS_OF_A, COLUMNS_OF_A + 1]))
+        call = "as_left(p) in the 32 lanes of a warp; p: weights as two mma leave them"
+        kernels.judge(
+            operands,
+            (1, 32),
+            (weights[ROWS_OF_P, COLUMNS_OF_P],),
+            (np.full((32, 4, 2), np.nan, float32),),
+            (wanted,),
+            rng,
+            call,
+            Contract(most={"shared": 0}, shuffles=(0, 0), hint="Every lane has its numbers already."),
+            tolerance=0,
+            what="a wrong operand",
+            hint=lambda out, wanted=wanted, weights=weights: where_from(out, wanted, weights),
+            float64=0,
+        )
+    return "4 tiles of weights, each number in its place, rounded to the nearest"
+
+
+def where_from(out, wanted, weights):
+    """The first wrong half of a register, and which weight it holds."""
+    wrong = np.argwhere(out != wanted)
+    if not len(wrong):
+        return None
+    lane, r, half = wrong[0]
+    place = int(ROWS_OF_A[lane, r]), int(COLUMNS_OF_A[lane, r] + half)
+    same = np.argwhere(weights.astype(bfloat16).astype(float32) == out[lane, r, half])
+    holds = f"P[{same[0][0]}, {same[0][1]}]" if len(same) == 1 else f"{out[lane, r, half]:.6g}"
+    which = "upper" if half else "lower"
+    return (
+        f"Lane {lane}, a{r}, {which} half: wanted P[{place[0]}, {place[1]}] ="
+        f" {wanted[lane, r, half]:.6g}, got {holds}."
+    )
+
+
+# 17.2 -------------------------------------------------------------------------------------------------------
+
+
+@exercise("17.2", "value_operands")
+def ex17_2(value_operands, rng):
+    kernels.jitted(value_operands, "value_operands")
+    for rows, width, padding in [(16, 16, 8), (32, 16, 8), (48, 64, 8), (32, 32, 0)]:
+        for first, column in {(0, 0), (rows - 16, width - 16), (8 if rows > 16 else 0, width // 32 * 16)}:
+            check_values(value_operands, rows, width, width + padding, first, column, rng)
+    return "tiles of 16 to 48 rows, of 16 to 64 numbers, from several places on"
+
+
+def check_values(value_operands, rows, width, pitch, first, column, rng):
+    def operands(v, first, column, out):
+        tile = cuda.shared.array((rows, pitch), int16, alignment=16)
+        lane = cuda.threadIdx.x
+        for e in range(lane, rows * width, 32):
+            tile[e // width, e % width] = v[e // width, e % width]
+        cuda.syncthreads()
+        b0, b1, b2, b3 = value_operands(tile, first, column)
+        unpack(out, lane, 0, b0)
+        unpack(out, lane, 1, b1)
+        unpack(out, lane, 2, b2)
+        unpack(out, lane, 3, b3)
+
+    v = bits(rng, rows, width)
+    block = v.view(bfloat16).astype(float32)[first : first + 16, column : column + 16]
+    wanted = parts(np.concatenate([right_operand(block[:, :8]), right_operand(block[:, 8:])], 1))
+    call = f"value_operands(tile, {first}, {column}); tile: {rows} rows, {pitch} numbers from row to row"
+    report = kernels.judge(
+        operands,
+        (1, 32),
+        (v, first, column),
+        (np.full((32, 4, 2), np.nan, float32),),
+        (wanted,),
+        rng,
+        call,
+        Contract(),
+        tolerance=0,
+        what="a wrong operand",
+        hint=lambda out: what_value(out, wanted, block, first, column),
+        float64=0,
+    )
+    one = {"ldmatrix_x4_trans": 1}
+    used(report, one, call, "One ldmatrix_x4_trans brings all four registers of all lanes.")
+
+
+def what_value(out, wanted, block, first, column):
+    wrong = np.argwhere(out != wanted)
+    if not len(wrong):
+        return None
+    lane, r, half = (int(x) for x in wrong[0])
+    key, c = lane % 4 * 2 + half + r % 2 * 8, lane // 4 + r // 2 * 8
+    same = np.argwhere(block == out[lane, r, half])
+    holds = f"V[{first + same[0][0]}, {column + same[0][1]}]" if len(same) == 1 else "a number from elsewhere"
+    return (
+        f"Lane {lane}, b{r}, {'upper' if half else 'lower'} half: wanted V[{first + key}, {column + c}], got"
+        f" {holds}. Lane l says where row l % 8 of matrix l // 8 begins; matrix r goes to b{{r}}."
+    )
+
+
+# 17.3 -------------------------------------------------------------------------------------------------------
+
+
+class Flights(Observer):
+    """Which copies are under way while which products are made. `times`: (block, array, its row, from, to)
+    of each copy, and `ticks`: {block: when it makes a product}, counted in what the block's warps have done
+    together so far."""
+
+    def __init__(self):
+        self.now, self.products, self.covered, self.sent = Counter(), Counter(), Counter(), Counter()
+        self.times, self.ticks, self.flying = [], defaultdict(list), {}
+
+    def launch_started(self, context):
+        self.context = context
+
+    def collective(self, name, block, site):
+        self.now[block] += 1
+        if name.startswith("mma"):
+            self.products[block] += 1
+            self.ticks[block].append(self.now[block])
+            self.covered[block] += any(flight[0] == block for flight in self.flying.values())
+
+    def copy_sent(self, at, copy):
+        array, index = self.context.space.element(copy.address)
+        self.sent[at.block] += 1
+        self.flying[id(copy)] = at.block, array, index[0], self.now[at.block], copy
+
+    def copies_received(self, at, copies):
+        for copy in copies:
+            *flight, _ = self.flying.pop(id(copy))
+            self.times.append((*flight, self.now[at.block]))
+
+
+WIDTH, KEYS, ROWS, THREADS = 16, 16, 32, 64  # as in the lesson
+LONG = 75
+
+
+def attended(q, k, v, scale):
+    q, k, v = (x.view(bfloat16).astype(np.float64) for x in (q, k, v))
+    scores = np.where(np.tri(len(q), dtype=bool), float(scale) * q @ k.T, -np.inf)
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True) @ v
+
+
+@exercise("17.3", "two_places")
+def ex17_3(flash_kernel, rng):
+    kernels.jitted(flash_kernel, "flash_kernel")
+    for n in (1, 16, 33, int(rng.integers(34, LONG)), LONG):
+        check_walk(flash_kernel, n, rng)
+    return f"1 to {LONG} tokens, up to 5 tiles of keys"
+
+
+def check_walk(flash_kernel, n, rng):
+    q, k, v, scale = *(bits(rng, n, WIDTH) for _ in range(3)), float32(unusual(rng, unlike=(1, 0.25)))
+    blocks = -(-n // ROWS)
+    tiles = [-(-min(n, (block + 1) * ROWS) // KEYS) for block in range(blocks)]
+    flights = Flights()
+    call = f"flash_with(two_places) on {n} tokens, {max(tiles)} tile{'s' * (max(tiles) > 1)} of keys"
+    kernels.judge(
+        flash_kernel,
+        (blocks, THREADS),
+        (q, k, v, scale),
+        (np.full((n, WIDTH), np.nan, float32),),
+        (attended(q, k, v, scale),),
+        rng,
+        call,
+        Contract(
+            barriers=(sum(tiles) / blocks - 1e-6, sum(tiles) / blocks + 1 + 1e-6),
+            hint=f"One barrier per tile, one more at most. Tiles of each block: {tiles}.",
+        ),
+        tolerance=2e-2,
+        what="a wrong output",
+        hint="Does every tile of keys meet its number j0, and its place?",
+        observers=(flights,),
+        float64=0,
+    )
+    least, most = 0, 0
+    for block, count in zip(sorted(flights.products), reversed(tiles), strict=True):
+        least += flights.products[block] * (count - 1) / count
+        most += count * 2 * KEYS * WIDTH // 8
+    if (sent := flights.sent.total()) > most:
+        fail(f"right, but {sent} copies are sent; {most} bring each tile once", call=call)
+    if (covered := flights.covered.total()) < least:
+        fail(
+            f"right, but a copy is under way during {covered} of {flights.products.total()} products only",
+            call=call,
+            wanted=f"{least:g}: all but those with a block's last tile",
+            hint="Bring the next tile before you visit this one, and wait for it after that.",
+        )
+
+
+# 17.4 -------------------------------------------------------------------------------------------------------
+
+
+def counted(d, c_q, c_k, strip):
+    rows = strip + c_q - 1
+    rows += rows % 2
+    return d + 12 * c_q * c_k, d * rows / strip + c_q * (16 if c_k <= 9 else 24), d * c_k
+
+
+@exercise("17.4", "routes")
+def ex17_4(routes, rng):
+    cases = [(64, 7, 7, 4), (128, 6, 11, 2), (64, 1, 1, 2), (16, 3, 5, 2), (64, 8, 9, 4), (64, 8, 10, 4)]
+    cases += [
+        (16 * d, c_q, c_k, 2 * half)
+        for d, c_q, c_k, half in rng.integers(1, (9, 16, 18, 5), (60, 4)).tolist()
+    ]
+    for case in cases:
+        got, call = routes(*case), "routes(d={}, c_q={}, c_k={}, strip={})".format(*case)
+        if not isinstance(got, (tuple, list)) or len(got) != 3:
+            fail("wanted three numbers: plain, toeplitz, folding", call=call, got=repr(got))
+        for name, mine, theirs in zip(("plain", "toeplitz", "folding"), got, counted(*case), strict=True):
+            compare(mine, theirs, what=name, call=call, tolerance=1e-9, hint=COUNTS[name])
+    return f"{len(cases)} shapes, c_q to 15, c_k to 17, strips of 2 to 8"
+
+
+COUNTS = {
+    "plain": "d for the score, and c_q · c_k for the convolution, each of which counts 12 times.",
+    "toeplitz": (
+        "d · rows / strip, where rows = strip + c_q - 1, and one more if that is odd; then 16 for each row of"
+        " taps, 24 if c_k is more than 9."
+    ),
+    "folding": "Its inner size is d · c_k.",
+}
+
+# 17.5 -------------------------------------------------------------------------------------------------------
+
+
+def banded(taps):
+    """B (16, 8) of one row of taps."""
+    b = np.zeros((16, 8), float32)
+    for j in range(8):
+        b[j : j + len(taps), j] = taps
+    return b
+
+
+@exercise("17.5", "band")
+def ex17_5(band, rng):
+    kernels.jitted(band, "band")
+
+    def operands(w, out):
+        lane = cuda.threadIdx.x
+        for a in range(w.shape[0]):
+            b0, b1 = band(w, a)
+            unpack(out[a], lane, 0, b0)
+            unpack(out[a], lane, 1, b1)
+
+    for c_q, c_k in [(1, 1), (1, 9), (3, 5), (2, 8), (4, 2), (7, 7), (3, int(rng.integers(3, 9)))]:
+        w = normal(rng, c_q, c_k)
+        wanted = parts(np.stack([right_operand(banded(taps)) for taps in w]))
+        kernels.judge(
+            operands,
+            (1, 32),
+            (w,),
+            (np.full((c_q, 32, 2, 2), np.nan, float32),),
+            (wanted,),
+            rng,
+            f"band(w, a) in the 32 lanes of a warp, w of {c_q} × {c_k} taps",
+            Contract(most={"shared": 0}, shuffles=(0, 0)),
+            tolerance=0,
+            what="a wrong operand",
+            hint=lambda out, wanted=wanted: which_tap(out, wanted),
+            float64=0,
+        )
+    return "1 × 1 to 7 × 7 taps"
+
+
+def which_tap(out, wanted):
+    wrong = np.argwhere(out != wanted)
+    if not len(wrong):
+        return None
+    a, lane, r, half = (int(x) for x in wrong[0])
+    row, column = lane % 4 * 2 + half + 8 * r, lane // 4
+    return (
+        f"Row {a} of taps, lane {lane}, b{r}, {'upper' if half else 'lower'} half is B[{row}, {column}]:"
+        f" wanted {wanted[a, lane, r, half]:.6g}, got {out[a, lane, r, half]:.6g}."
+    )
+
+
+# 17.6 -------------------------------------------------------------------------------------------------------
+
+
+@exercise("17.6", "convolve")
+def ex17_6(convolve, rng):
+    kernels.jitted(convolve, "convolve")
+    for c_q in (1, 2, 3, 4, 7):
+        check_convolve(convolve, c_q, rng)
+    return "1 to 7 rows of taps; matrices of taps and of scores without a zero"
+
+
+def check_convolve(convolve, c_q, rng):
+    rows = c_q + 1 + (c_q + 1) % 2
+
+    def in_registers(s, b, t):
+        lane = cuda.threadIdx.x
+        my_s = cuda.local.array((rows, 3), uint32)
+        my_b = cuda.local.array((c_q, 2), uint32)
+        my_t = cuda.local.array(8, float32)
+        for row in range(rows):
+            for block in range(3):
+                my_s[row, block] = s[lane, row, block]
+        for a in range(c_q):
+            my_b[a, 0], my_b[a, 1] = b[a, lane, 0], b[a, lane, 1]
+        for x in range(8):
+            my_t[x] = float32(100)
+        convolve(my_t, my_s, my_b)
+        for x in range(8):
+            t[lane, x] = my_t[x]
+
+    s0, b = (rng.integers(-8, 9, shape).astype(float32) for shape in ((8, rows, 24), (c_q, 16, 8)))
+    s = np.stack(
+        [words(s0[GROUP, :, PLACE + 8 * x], s0[GROUP, :, PLACE + 8 * x + 1]) for x in range(3)], axis=2
+    )
+    if rows > c_q + 1:
+        s[:, -1] = 0x7FFF7FFF  # NaN: no row of taps reaches it
+    of_lanes = np.stack([right_operand(one) for one in b])
+    t = np.zeros((8, 2, 16))
+    for a in range(c_q):
+        for block in range(2):
+            t[:, :, 8 * block : 8 * block + 8] += s0[:, a : a + 2, 8 * block : 8 * block + 16] @ b[a]
+    wanted = np.stack([t[GROUP, x // 2 % 2, PLACE + x % 2 + x // 4 * 8] for x in range(8)], 1)
+    call = f"convolve(t, s, bands) with {c_q} row{'s' * (c_q > 1)} of taps"
+    report = kernels.judge(
+        in_registers,
+        (1, 32),
+        (s, of_lanes),
+        (np.full((32, 8), np.nan, float32),),
+        (wanted,),
+        rng,
+        call,
+        Contract(most={"shared": 0}),
+        what="a wrong T",
+        hint=lambda out: which_t(out, wanted),
+        float64=0,
+    )
+    products = {"mma_m16n8k16_f32_bf16": 2 * c_q}
+    used(report, products, call, "Two products for each row of taps: one for each 8 keys.")
+
+
+def which_t(out, wanted):
+    wrong = np.argwhere(~(np.abs(out - wanted) <= 1e-3))
+    if not len(wrong):
+        return None
+    lane, x = (int(i) for i in wrong[0])
+    return (
+        f"Lane {lane}, t[{x}]: its query {x // 2 % 2} and key {lane % 4 * 2 + x % 2 + x // 4 * 8} of 16. The"
+        " query h takes the rows a + h of s; the keys of block b take the blocks b and b + 1 of s."
+    )
