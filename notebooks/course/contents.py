@@ -10,7 +10,7 @@ from course.progress import done, exercises
 @dataclass(frozen=True)
 class Lesson:
     """One lesson. file: its notebook; minutes: as readers estimated who solved it from its text alone
-    (for 16 its author), None without an estimate; after: the lessons it builds on."""
+    (for 16 and 17 their authors), None without an estimate; after: the lessons it builds on."""
 
     file: str
     title: str
@@ -130,6 +130,13 @@ PARTS = {
             ("08",),
         ),
         Lesson(
+            "17_fast_forward",
+            "Fast forward",
+            "flash attention and its convolution on tensor cores; copies under way; routes counted first",
+            70,
+            ("11", "16"),
+        ),
+        Lesson(
             "18_fast_backward_and_decode",
             "Fast backward and decode",
             "taps as diagonals of products; registers against blocks; a token at the speed of memory",
@@ -209,7 +216,7 @@ def contents():
 PLACES = {
     "01": (0, 0), "02": (1, 0), "09": (2, 0), "12": (3, 0), "13": (4, 0.2), "15": (5, 0.2), "21": (3.2, -2.2),
     "05": (2, -1.3), "10": (3, -1.2), "14": (4, -1.3), "20": (5, -0.75), "19": (5, -1.55), "23": (5, -2.2),
-    "22": (4, -3.8), "16": (5, -3.8), "18": (6, -1),
+    "22": (4, -3.8), "16": (5, -3.8), "17": (6, -3.4), "18": (6, -1),
     "03": (0, -3), "04": (1, -3), "06": (2, -3), "07": (3, -3), "08": (4, -3), "11": (5, -3),
 }  # fmt: skip
 

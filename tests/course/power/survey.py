@@ -26,7 +26,7 @@ from power.judge import compiled_once, verdict  # noqa: E402
 from power.lessons import exercises  # noqa: E402
 from power.mutations import mutations  # noqa: E402
 
-LESSONS = [f"{lesson:02}" for lesson in (*range(1, 17), *range(18, 24))]
+LESSONS = [f"{lesson:02}" for lesson in range(1, 24)]
 WRONG = ["mutations", "breakers", "by hand"]
 EXERCISES = {check: exercise for lesson in LESSONS for check, exercise in exercises(lesson).items()}
 
