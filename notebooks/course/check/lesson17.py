@@ -74,7 +74,7 @@ COLUMNS_OF_A = np.stack([PLACE + r // 2 * 8 for r in range(4)], 1)
 def ex17_1(as_left, rng):
     kernels.jitted(as_left, "as_left")
 
-    def operands(p, out):
+    def operands(p, out, kept):
         lane = cuda.threadIdx.x
         mine = cuda.local.array(8, float32)
         for x in range(8):
@@ -84,6 +84,8 @@ def ex17_1(as_left, rng):
         unpack(out, lane, 1, a1)
         unpack(out, lane, 2, a2)
         unpack(out, lane, 3, a3)
+        for x in range(8):
+            kept[lane, x] = mine[x]
 
     for size in (1, 1, 1e-3, 1e3):
         weights = (size * rng.standard_normal((16, 16))).astype(float32)
@@ -92,15 +94,15 @@ def ex17_1(as_left, rng):
         kernels.judge(
             operands,
             (1, 32),
-            (weights[ROWS_OF_P, COLUMNS_OF_P],),
-            (np.full((32, 4, 2), np.nan, float32),),
-            (wanted,),
+            (p := weights[ROWS_OF_P, COLUMNS_OF_P],),
+            (np.full((32, 4, 2), np.nan, float32), np.full((32, 8), np.nan, float32)),
+            (wanted, p.copy()),
             rng,
             call,
             Contract(most={"shared": 0}, shuffles=(0, 0), hint="Every lane has its numbers already."),
             tolerance=0,
-            what="a wrong operand",
-            hint=lambda out, wanted=wanted, weights=weights: where_from(out, wanted, weights),
+            what="a wrong operand, then p",
+            hint=lambda out, kept, wanted=wanted, weights=weights: where_from(out, wanted, weights),
             float64=0,
         )
     return "4 tiles of weights, each number in its place, rounded to the nearest"
@@ -110,7 +112,7 @@ def where_from(out, wanted, weights):
     """The first wrong half of a register, and which weight it holds."""
     wrong = np.argwhere(out != wanted)
     if not len(wrong):
-        return None
+        return "p stays as it is."
     lane, r, half = wrong[0]
     place = int(ROWS_OF_A[lane, r]), int(COLUMNS_OF_A[lane, r] + half)
     same = np.argwhere(weights.astype(bfloat16).astype(float32) == out[lane, r, half])
@@ -217,7 +219,7 @@ class Flights(Observer):
 
 
 WIDTH, KEYS, ROWS, THREADS = 16, 16, 32, 64  # as in the lesson
-LONG = 75
+LONG = 113
 
 
 def attended(q, k, v, scale):
@@ -230,9 +232,9 @@ def attended(q, k, v, scale):
 @exercise("17.3", "two_places")
 def ex17_3(flash_kernel, rng):
     kernels.jitted(flash_kernel, "flash_kernel")
-    for n in (1, 16, 33, int(rng.integers(34, LONG)), LONG):
+    for n in (1, 16, 33, int(rng.integers(34, 60)), LONG):
         check_walk(flash_kernel, n, rng)
-    return f"1 to {LONG} tokens, up to 5 tiles of keys"
+    return f"1 to {LONG} tokens, up to 8 tiles of keys"
 
 
 def check_walk(flash_kernel, n, rng):
@@ -376,7 +378,7 @@ def ex17_6(convolve, rng):
 def check_convolve(convolve, c_q, rng):
     rows = c_q + 1 + (c_q + 1) % 2
 
-    def in_registers(s, b, t):
+    def in_registers(s, b, t, s_kept, b_kept):
         lane = cuda.threadIdx.x
         my_s = cuda.local.array((rows, 3), uint32)
         my_b = cuda.local.array((c_q, 2), uint32)
@@ -391,6 +393,11 @@ def check_convolve(convolve, c_q, rng):
         convolve(my_t, my_s, my_b)
         for x in range(8):
             t[lane, x] = my_t[x]
+        for row in range(rows):
+            for block in range(3):
+                s_kept[lane, row, block] = my_s[row, block]
+        for a in range(c_q):
+            b_kept[a, lane, 0], b_kept[a, lane, 1] = my_b[a, 0], my_b[a, 1]
 
     s0, b = (rng.integers(-8, 9, shape).astype(float32) for shape in ((8, rows, 24), (c_q, 16, 8)))
     s = np.stack(
@@ -409,13 +416,13 @@ def check_convolve(convolve, c_q, rng):
         in_registers,
         (1, 32),
         (s, of_lanes),
-        (np.full((32, 8), np.nan, float32),),
-        (wanted,),
+        (np.full((32, 8), np.nan, float32), np.zeros_like(s), np.zeros_like(of_lanes)),
+        (wanted, s.copy(), of_lanes.copy()),
         rng,
         call,
         Contract(most={"shared": 0}),
-        what="a wrong T",
-        hint=lambda out: which_t(out, wanted),
+        what="a wrong T, or s or bands changed",
+        hint=lambda out, *kept: which_t(out, wanted),
         float64=0,
     )
     products = {"mma_m16n8k16_f32_bf16": 2 * c_q}
@@ -425,7 +432,7 @@ def check_convolve(convolve, c_q, rng):
 def which_t(out, wanted):
     wrong = np.argwhere(~(np.abs(out - wanted) <= 1e-3))
     if not len(wrong):
-        return None
+        return "s and bands stay as they are."
     lane, x = (int(i) for i in wrong[0])
     return (
         f"Lane {lane}, t[{x}]: its query {x // 2 % 2} and key {lane % 4 * 2 + x % 2 + x // 4 * 8} of 16. The"

@@ -17,7 +17,7 @@ SCALARS = {
     *"scale factor n d columns rows keys causal start end m l most threads itemsize stride first".split(),
     *"row bytes flops turns i j i0 j0 c_q c_k loaded heads kernel_size width size splits".split(),
     *"after_c_q tokens layers latent n_q n_k alpha window length rank ranks num_warps parts".split(),
-    *"blocks threads shared_bytes s_row g_row column".split(),
+    *"blocks threads shared_bytes s_row g_row column strip".split(),
 }
 NO_ARRAYS = {
     *"pairs traffic attend decode model t_tile mine exchange merge copier worker buffers fill compute".split()
