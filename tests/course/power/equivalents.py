@@ -129,6 +129,8 @@ EQUIVALENT = {
         "line 4: parts 1 and 2 swapped in (warp // 2 * 16, warp % 2 * 16)": "warps numbered by columns",
         "line 11: 1 less in 32": "the steps are 0 and 16 still",
     },
+    "ex17_1": {"stops at 9 elements": "p has eight"},
+    "ex17_6": {"stops at 9 elements": "t has eight"},
     "ex19_2": {
         "ignores columns": "tiles of one column, which are tiles as well",
         "line 5: 1 less in 0": "the first tile begins a column earlier, at one of zeros",
