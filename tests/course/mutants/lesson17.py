@@ -1,7 +1,12 @@
 """Wrong answers to the exercises of lesson 17, each with what is wrong, and right ones written otherwise: the
 solution's cell with lines edited, or with another body."""
 
-from power.lessons import exercises
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from power.lessons import exercises  # noqa: E402
 
 LESSON = exercises("17")
 NAMES = """from numpy import float32, int32, uint32
