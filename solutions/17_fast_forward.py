@@ -112,7 +112,7 @@ def word(x, i, c):
 
 @cuda.jit(device=True)
 def load_queries(qs, at, q, i, step):
-    """qs[at : at + WORDS]: rows i and i + step of q as left operands, 0 where q has no row."""
+    """qs[at : at + WORDS]: rows i and i + step of q as left operands, or 0."""
     for x in range(WORDS):
         row, c = i + x % 2 * step, x // 2 * 8 + cuda.threadIdx.x % 4 * 2
         qs[at + x] = word(q, row, c) if 0 <= row and row < q.shape[0] else uint32(0)
@@ -120,8 +120,8 @@ def load_queries(qs, at, q, i, step):
 
 @cuda.jit(device=True)
 def key_operands(tile, first, column):
-    """(b0, b1, b2, b3): right operands of QKᵀ for 16 keys, rows of tile from `first` on,
-    and 16 of their numbers, from `column` on; b0, b1 are of the first 8 keys."""
+    """(b0, b1, b2, b3): right operands of QKᵀ for 16 keys, rows of tile from `first`
+    on, and 16 of their numbers, from `column` on; b0, b1 are of the first 8 keys."""
     lane = cuda.threadIdx.x % 32
     row = first + lane % 8 + lane // 16 * 8
     return ldmatrix_x4(tile, (row, column + lane // 8 % 2 * 8))
@@ -263,7 +263,7 @@ check.ex17_1(as_left)
 
 # %% jupyter={"source_hidden": true}
 def where_it_is(as_left):
-    """(lane, register, whether it is the right number) of each number of A, (16, 16, 3)."""
+    """(lane, register, is it right) of each number of A, (16, 16, 3)."""
 
     def numbered(out):
         p, lane = cuda.local.array(8, float32), cuda.threadIdx.x
@@ -306,10 +306,10 @@ def draw_operand(found):
 found = where_it_is(as_left)
 show_figure(
     draw_operand(found),
-    "two squares of 16 × 16 weights, each with the number of a lane. Left, lanes 0 to 3 "
-    "have row 0, two neighbours each, for the keys 0 to 7 and again for 8 to 15; "
+    "two squares of 16 × 16 weights, each with the number of a lane. Left, lanes 0 to "
+    "3 have row 0, two neighbours each, for the keys 0 to 7 and again for 8 to 15; "
     "lanes 4 to 7 have row 1, and so on; rows 8 to 15 repeat rows 0 to 7. "
-    "Right the same lanes in the same places, in four quarters: a0 top left, a1 below it, "
+    "Right the same lanes in the same places, in four quarters: a0 top left, a1 below, "
     "a2 top right, a3 below it.",
 )
 print("all 256 weights are where mma wants them:", bool(found[..., 2].all()))
@@ -476,7 +476,7 @@ def add_values(o, p, v_tile, first):
 
 @cuda.jit(device=True)
 def make_scores(s, qs, at, k_tile, first):
-    """s (8 float32): the queries in qs[at:] times 16 keys, rows of k_tile from first on."""
+    """s (8 float32): the queries in qs[at:] times 16 keys, k_tile from row first on."""
     for x in range(8):
         s[x] = float32(0)
     for step in range(WIDTH // 16):
@@ -499,8 +499,8 @@ def visit(k_tile, v_tile, place, j0, mine):
 
 @cuda.jit(device=True)
 def copy(tile, place, x, first):
-    """Rows [first, first + KEYS) of x are on the way to tile[place:], zeros for rows that
-    x lacks. A thread sends 16 bytes at a time."""
+    """Rows [first, first + KEYS) of x are on the way to tile[place:], zeros for rows
+    that x lacks. A thread sends 16 bytes at a time."""
     for part in range(cuda.threadIdx.x, KEYS * WIDTH // 8, THREADS):
         i, c = part // (WIDTH // 8), part % (WIDTH // 8) * 8
         inside = 0 <= first + i and first + i < x.shape[0]
@@ -510,7 +510,7 @@ def copy(tile, place, x, first):
 
 @cuda.jit(device=True)
 def bring(k, v, k_tile, v_tile, place, j0):
-    """The keys and values from j0 on are on the way to `place` of both tiles, a group."""
+    """Keys and values from j0 on are on the way to `place` of both tiles, a group."""
     copy(k_tile, place, k, j0)
     copy(v_tile, place, v, j0)
     cp_async_commit()
@@ -632,8 +632,8 @@ every = {"one place": watched(one_place), "two places": watched(two_places)}
 show_figure(
     draw_flights(every),
     "two strips over time. With one place, copies take a moment of their own, between "
-    "groups of products, never during them. With two places, copies to one place and to "
-    "the other take turns, and each lasts as long as a tile's products.",
+    "groups of products, never during them. With two places, copies to one place and "
+    "to the other take turns, and each lasts as long as a tile's products.",
 )
 for name, flights in every.items():
     print(
@@ -886,15 +886,15 @@ panels[1].legend(loc="upper left", bbox_to_anchor=(1, 1))
 show_figure(
     figure,
     "for c_q and c_k from 1 to 15 the cheapest route and its cost, by your function. "
-    "Folding is the cheapest for a single column of taps, and for more columns the more "
-    "rows there are, up to eight or ten for 15 rows; Toeplitz for all wider taps; "
+    "Folding is the cheapest for a single column of taps, and for more columns the "
+    "more rows there are, up to eight or ten for 15 rows; Toeplitz for all wider taps; "
     "the plain way for a few small shapes, most of them with d = 128.",
 )
 for d, c_q, c_k, strip in [(64, 7, 7, 4), (64, 11, 11, 4), (128, 6, 11, 2)]:
     plain, toeplitz, folding = routes(d, c_q, c_k, strip)
     print(
-        f"d {d:3}, {c_q:2} × {c_k:2} taps: plain {plain:4.0f}  Toeplitz {toeplitz:3.0f}  "
-        f"folding {folding:4.0f}"
+        f"d {d:3}, {c_q:2} × {c_k:2} taps: plain {plain:4.0f}  "
+        f"Toeplitz {toeplitz:3.0f}  folding {folding:4.0f}"
     )
 
 # %% [markdown]
@@ -995,8 +995,8 @@ def draw_band(b, c_k):
 b = matrix_of(band, np.arange(1, 8, dtype=float32)[None])
 show_figure(
     draw_band(b, 7),
-    "a matrix of 16 rows and 8 columns. Column 0 has the taps 1 to 7 in rows 0 to 6, each "
-    "column has them one row further down than the one before, column 7 in rows 7 to 13; "
+    "a matrix of 16 rows and 8 columns. Column 0 has the taps 1 to 7 in rows 0 to 6, "
+    "each has them one row further down than the one before, column 7 in rows 7 to 13; "
     "all else is 0. Each cell says which lane holds it in b0, rows 0 to 7, or b1.",
 )
 print("numbers that are not 0:", np.count_nonzero(b), "of", b.size)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from power.lessons import exercises  # noqa: E402
+from power.lessons import exercises
 
 LESSON = exercises("17")
 NAMES = """from numpy import float32, int32, uint32
