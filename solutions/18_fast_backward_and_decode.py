@@ -712,7 +712,7 @@ def convolve(t, scores, bands):
 check.ex18_5(convolve)
 
 # %% [markdown]
-# The left operand, drawn from your run: for each of its 16 rows, the columns of `scores` that your `ldmatrix` reads. Every column but the first and the last eight is read twice, by two lanes. **Predict**: is that a bank conflict? `___`
+# The left operand, drawn from your run: for each of its 16 rows, the columns of `scores` that your `ldmatrix` reads, by which lane. Every column but the first and the last eight is read twice, by two lanes. **Predict**: is that a bank conflict? `___` (Below the picture, `sim` has counted.)
 
 
 # %% tags=["uses-exercise"] jupyter={"source_hidden": true}
@@ -772,7 +772,6 @@ show_figure(
     "columns further in each row, down to row 15 with the columns 120 to 135.",
 )
 
-# %% tags=["uses-exercise"] jupyter={"source_hidden": true}
 counted = [
     line
     for (function, _), line in once.counters["lines"].items()
