@@ -9,7 +9,7 @@ What orders two accesses: the same thread; a barrier of their block in between; 
 """
 
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
+from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 
@@ -180,7 +180,8 @@ class Races(Observer):
         # what is written may hang on what is read in a race, so only where nothing but writes race do their
         # values count
         equal = all(
-            one & 3 == other & 3 == STORE and alike(rows[(rows.site == one) | (rows.site == other)])
+            one & 3 == other & 3 == STORE
+            and alike(rows, party, (rows.site == one) | (rows.site == other), order)
             for one, other in pairs
         )
         for pair in pairs.values():
@@ -258,12 +259,22 @@ def compete(rows):
     return kinds != {LOAD} and (kinds != {ATOMIC} or not one_element(rows))
 
 
-def alike(rows):
-    """Whether all write the same value to the same element."""
-    first = rows.value[0]
-    return one_element(rows) and all(
-        value == first or (value != value and first != first) for value in rows.value
+def alike(rows, party, chosen, order):
+    """Whether all the chosen write the same value to the same element, or are in order where they do not."""
+    those = np.flatnonzero(chosen)
+    if all(same(rows, those[0], i) for i in those):
+        return True
+    unlike = ((i, j) for i, j in combinations(those, 2) if party[i] != party[j] and not same(rows, i, j))
+    return order is not None and all(
+        tried < MOST_PAIRS and in_order(rows, i, j, order) for tried, (i, j) in enumerate(unlike)
     )
+
+
+def same(rows, i, j):
+    """Whether two writes are of the same value to the same element."""
+    a, b = rows.value[i], rows.value[j]
+    where = rows.address[i] == rows.address[j] and rows.size[i] == rows.size[j]
+    return where and (a == b or (a != a and b != b))
 
 
 def one_element(rows):

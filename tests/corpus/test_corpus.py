@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numba import cuda
 
 from sim import simulate
 from sim.observers import DEFAULT
@@ -98,6 +99,23 @@ def test_equal_writes_can_be_allowed(name):
     allowing = [Races(allow_equal_writes=True) if observer is Races else observer for observer in DEFAULT]
     report, _ = launched(CASES[name], "buggy", observers=allowing)
     assert report.findings == ()
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_equal_writes_may_change_from_round_to_round_in_order(ordered):
+    """One line, as often as a compiler unrolls it."""
+
+    @cuda.jit
+    def rounds(x, ordered):
+        for number in range(3):
+            x[0] = number
+            if ordered:
+                cuda.syncwarp()
+
+    report = simulate(rounds, observers=[Races(allow_equal_writes=True)], on_finding="report")[1, 4](
+        np.zeros(1), ordered
+    )
+    assert [finding.kind for finding in report.findings] == ["race-global"] * (not ordered)
 
 
 def test_the_corpus_covers_every_kind():
