@@ -101,6 +101,8 @@ def by_triton(kernel, grid, arguments, output, wanted, call, *, tolerance=1e-5, 
     try:
         made = fresh(kernel, tuple(map(type_of, given)), 1, **constants)
     except Exception as error:  # whatever Triton raises is about the kernel
+        while type(error.__cause__) is type(error):  # of a function called by another, the last has the line
+            error = error.__cause__
         fail("right in the interpreter, but Triton cannot compile it", call=call, hint=reason(error))
     said = f"compiles for sm_80 by Triton {triton.__version__}"
     how = dict(compiled=lambda *_, **__: made, options=dict(on_finding="report"))
