@@ -78,6 +78,8 @@ def ex16_1(load_a, rng):
 
     for width, first, warps in PIECES:
         a = rng.integers(1, 2**32, (16, width), dtype=np.uint64).astype(uint32)
+        if width == 8:
+            a = 100 * np.arange(16, dtype=uint32)[:, None] + np.arange(8, dtype=uint32)
         wanted = held(a[:, first : first + 8])
         kernels.judge(
             every_lane,
@@ -87,7 +89,7 @@ def ex16_1(load_a, rng):
             (np.tile(wanted, (warps, 1)),),
             rng,
             f"load_a(a, first={first}) with a of shape (16, {width}), by {warps} warp{'s' * (warps > 1)};"
-            " out[lane, r] is register r",
+            f" {'a[i, j] = 100 i + j; ' * (width == 8)}out[lane, r] is register r",
             Contract(
                 each={"a": 4},
                 most={"shared": 0},
@@ -96,7 +98,7 @@ def ex16_1(load_a, rng):
                 hint="Each lane loads its own four words, each once.",
             ),
             tolerance=0,
-            what="a lane holds another word",
+            what="a lane holds another word (at [0, lane, register])",
             hint=MAP,
             float64=0,
         )
@@ -213,60 +215,71 @@ def every_warp(fragments, height, pitch):
         a0, a1, a2, a3, b0, b1, b2, b3 = fragments(
             a_tile, b_tile, corners[w, 0], corners[w, 1], corners[w, 2]
         )
-        out[thread, 0], out[thread, 1], out[thread, 2], out[thread, 3] = a0, a1, a2, a3
-        out[thread, 4], out[thread, 5], out[thread, 6], out[thread, 7] = b0, b1, b2, b3
+        show(out, 0, a0)
+        show(out, 1, a1)
+        show(out, 2, a2)
+        show(out, 3, a3)
+        show(out, 4, b0)
+        show(out, 5, b1)
+        show(out, 6, b2)
+        show(out, 7, b3)
 
     return kernel
 
 
-def held_by_columns(piece):
-    """(32, 4): b0, b1 of the left half of a piece that lies by rows, b2, b3 of the right."""
-    return held(np.ascontiguousarray(piece.T))[:, [0, 2, 1, 3]]
+@cuda.jit(device=True)
+def show(out, number, register):
+    """The two numbers of a register, the lower one first."""
+    out[cuda.threadIdx.x, 2 * number] = register & 0xFFFF
+    out[cuda.threadIdx.x, 2 * number + 1] = (register >> 16) & 0xFFFF
+
+
+def held_numbers(a, b):
+    """(32, 16): the numbers of a0 to a3 for a piece of A, and of b0 to b3 for a piece of B that lies by rows,
+    as unsigned 16 bits."""
+    by_columns = held(np.ascontiguousarray(b.T))[:, [0, 2, 1, 3]]
+    return np.ascontiguousarray(np.hstack([held(a), by_columns])).view(np.uint16)
+
+
+def numbered_tiles(rng, height, width):
+    """Two tiles, no two of whose numbers are alike; in the small ones they tell where they stand."""
+    if width == 16:
+        a = (100 * np.arange(height)[:, None] + np.arange(width)).astype(int16)
+        return a, int16(10_000) + a
+    return (
+        rng.permutation(2**16)[: 2 * height * width].astype(np.uint16).view(int16).reshape(2, height, width)
+    )
 
 
 @exercise("16.4", "fragments")
 def ex16_4(fragments, rng):
     kernels.jitted(fragments, "fragments")
     for height, width, pitch, warps in [(16, 16, 24, 1), (40, 48, 56, 2), (35, 64, 72, 3)]:
-        a, b = (
-            rng.permutation(2**16)[: 2 * height * width]
-            .astype(np.uint16)
-            .view(int16)
-            .reshape(2, height, width)
-        )
-        corners = np.stack(
-            [
-                rng.integers(0, height - 15, warps),
-                8 * rng.integers(0, width // 8 - 1, warps),
-                8 * rng.integers(0, min(height, width) // 8 - 1, warps),
-            ],
-            axis=1,
-        )
+        a, b = numbered_tiles(rng, height, width)
+        row = rng.integers(0, height - 15, warps)
+        column, step = (8 * rng.integers(0, size // 8 - 1, warps) for size in (width, min(height, width)))
+        corners = np.stack([row, column, step], axis=1)
         wanted = [
-            np.hstack(
-                [
-                    held(a[row : row + 16, step : step + 16]),
-                    held_by_columns(b[step : step + 16, column : column + 16]),
-                ]
-            )
+            held_numbers(a[row : row + 16, step : step + 16], b[step : step + 16, column : column + 16])
             for row, column, step in corners
         ]
         call = (
             f"fragments(a_tile, b_tile, row, column, step) with (row, column, step) ="
-            f" {', '.join(str(tuple(corner)) for corner in corners.tolist())}, by {warps} warps; in out[lane]"
-            " stand a0 to a3, b0 to b3"
+            f" {', '.join(str(tuple(corner)) for corner in corners.tolist())}, a warp each"
+            + "; a_tile[i, j] = 100 i + j, b_tile[i, j] = 10000 + 100 i + j" * (width == 16)
+            + "; out[lane] has the two numbers of a0, of a1, ..., of b3"
         )
         report = kernels.judge(
             every_warp(fragments, height, pitch),
             (1, 32 * warps),
             (a, b, corners),
-            (np.zeros((32 * warps, 8), uint32),),
+            (np.zeros((32 * warps, 16), np.int32),),
             (np.concatenate(wanted),),
             rng,
             call,
             Contract(most={"shared": 2 * a.size + 64 * warps}, shuffles=(0, 0), barriers=(1, 1), hint=TWO),
             tolerance=0,
-            what="a register holds something else",
+            what="a register holds something else (at [0, lane, number])",
             hint=ROWS,
             float64=0,
         )
