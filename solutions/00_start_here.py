@@ -32,7 +32,7 @@ from sim import simulate
 
 @cuda.jit
 def add_neighbours(x, out):
-    """out[t] = x[t] + x[t + 1], of eight numbers in a ring; a thread a number."""
+    """out[t] = x[t] + x[t + 1], of eight numbers in a ring; a thread per number."""
     table = cuda.shared.array(8, float32)
     t = cuda.threadIdx.x
     table[t] = x[t]

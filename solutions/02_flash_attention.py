@@ -56,7 +56,7 @@ torch.set_printoptions(precision=4, sci_mode=False)
 #
 # What goes in and what comes out has N·d numbers. In between stand `S` and `P` with N·N numbers each.
 #
-# **Predict.** A layer has 32 heads, N = 4096 tokens, d = 64, and 4 bytes a number (float32). How many bytes are all the `Q`
+# **Predict.** A layer has 32 heads, N = 4096 tokens, d = 64, and 4 bytes per number (float32). How many bytes are all the `Q`
 # together: `___` MiB? And all the `S` together: `___` MiB? (1 MiB = 2²⁰ bytes; 4096 = 2¹².)
 
 # %%
@@ -439,7 +439,7 @@ print(f"keys outer     {slow.moved:12,} numbers")
 print(f"queries outer  {quick.moved:12,} numbers")
 
 # %% [markdown]
-# About 1.5: three d-wide rows a step (Q in, O in, O out) against two (K in, V in). With tiles of one, both are far above the
+# About 1.5: three d-wide rows per step (Q in, O in, O out) against two (K in, V in). With tiles of one, both are far above the
 # standard. So, how large must they be?
 #
 # See it step by step, on 16 tokens with d = 8: both loop orders run, yours below, and the picture keeps every `traffic.load` and `traffic.store`. Move the slider from tile to tile.

@@ -91,7 +91,7 @@ from numpy import float32
 
 
 def double(x, out):
-    """out = 2 * x, one element a thread."""
+    """out = 2 * x, one element per thread."""
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     out[i] = 2 * x[i]
 
@@ -193,7 +193,7 @@ except IndexError as error:
 # ask whether there is an element for it. That question is called the **guard**.
 #
 # ### Exercise 3.1 · add · three lines
-# Write the kernel `add`: `out[i] = x[i] + y[i]`, one element a thread, for any number of elements and any number
+# Write the kernel `add`: `out[i] = x[i] + y[i]`, one element per thread, for any number of elements and any number
 # of blocks. A thread without an element does nothing. The number of elements is `x.size`. The check runs your kernel in
 # `sim`, the simulator of this course, which you will meet in section 9.
 #
@@ -204,7 +204,7 @@ except IndexError as error:
 
 # %% tags=["exercise"]
 def add(x, y, out):
-    """out = x + y, one element a thread; x, y and out are 1-D, of one size."""
+    """out = x + y, one element per thread; x, y and out are 1-D, of one size."""
     # BEGIN SOLUTION 3.1
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if i < x.size:
@@ -500,7 +500,7 @@ THREADS = 8
 
 
 def block_sum(x, out):
-    """out[b] = the sum of block b's part of x; x is 1-D, out has one element a block;
+    """out[b] = the sum of block b's part of x; x is 1-D, out has one element per block;
     blocks of THREADS threads."""
     shared = cuda.shared.array(THREADS, float32)
     t = cuda.threadIdx.x

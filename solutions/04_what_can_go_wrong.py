@@ -170,6 +170,15 @@ print(out)
 # seen the *last*. In a language model that must not look ahead, this is how the answer leaks into the question, and the training loss
 # looks wonderful.
 #
+# Here is who read which element of `x`, from `sim`'s own record of the launch: `Trace` writes down each access, and the report draws them in one line.
+
+# %%
+traced = simulate(previous, on_finding="report", observers=[*DEFAULT, Trace])
+traced[2, 4](x, out).memory_map("x")
+
+# %% [markdown]
+# In the first step, thread 0 stands in the last cell.
+#
 # ### Exercise 4.2 · previous · one line
 # The first token gets a 0.
 #
@@ -201,7 +210,7 @@ check.ex04_2(previous_fixed)
 
 # %%
 def block_max(x, out):
-    """out[b] = the largest number in block b's part of x; up to 32 threads a block."""
+    """out[b] = the largest number in block b's part of x; blocks of up to 32 threads."""
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
     if i < x.size:
@@ -237,6 +246,15 @@ print(out)
 # And now look at the result: -1 and -5, both right! That is luck. `sim` fills fresh shared memory with NaN, and Numba's `max` prefers any number to
 # a NaN. A GPU fills it with nothing at all: there lies what some earlier block has left, perhaps a 17, and then 17 is the maximum.
 #
+# The same in time, block 1: a row is a thread, and the vertical line is the barrier.
+
+# %%
+traced = simulate(block_max, on_finding="report", observers=[*DEFAULT, Trace])
+traced[2, 4](x, out).timeline(block=1)
+
+# %% [markdown]
+# Two threads store, and thread 0 then loads from four places.
+#
 # ### Exercise 4.3 · block_max · one line or two
 # Which number can a thread without an element put in, so that it never wins?
 #
@@ -249,7 +267,7 @@ print(out)
 
 # %% tags=["exercise"]
 def block_max_fixed(x, out):
-    """out[b] = the largest number in block b's part of x; up to 32 threads a block."""
+    """out[b] = the largest number in block b's part of x; blocks of up to 32 threads."""
     # BEGIN SOLUTION 4.3
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
@@ -319,8 +337,7 @@ print("wanted 1 to 8, got", out)
 #
 # The last pass is fine, by the way: after it each thread reads only what it has written itself.
 #
-# The launch as a picture, from `sim`'s own record of it: `Trace` writes down each access, and the report draws it in one line. A row is a thread,
-# the vertical lines are barriers. Between two of them nothing says who comes first.
+# The launch as a picture. Between two vertical lines, the barriers, nothing says who comes first.
 
 # %%
 report = simulate(running_sum, on_finding="report", observers=[*DEFAULT, Trace])[1, 8](
@@ -409,6 +426,13 @@ print(counts)
 # something **orders** them, and for these nothing does. Hence a race is found in every run, whatever the result looks like. And hence **a right
 # result proves nothing about a race.**
 #
+# Block 0 in time. No barrier anywhere: each thread's *load* of a counter, and its *store*, may fall before, between or behind those of the others.
+
+# %%
+traced = simulate(histogram, on_finding="report", observers=[*DEFAULT, Trace])
+traced[2, 4](letters, counts).timeline()
+
+# %% [markdown]
 # Is the cure a barrier? What we need is not an order: it does not matter who counts first. We need nobody to get in between reading and writing. That
 # is an **atomic** operation: `cuda.atomic.add(counts, k, 1)` does what `counts[k] += 1` says, as one single step.
 #

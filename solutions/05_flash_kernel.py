@@ -18,7 +18,7 @@
 # You will be able to
 # 1. find a row or a tile in memory that is one long line of numbers;
 # 2. cut one piece of shared memory into tiles and let all threads of a block fill them;
-# 3. write a complete flash attention kernel, one query a thread, that is right for every size and every order of the threads.
+# 3. write a complete flash attention kernel, one query per thread, that is right for every size and every order of the threads.
 #
 # The published notebook from which this course grew ends in the middle of this kernel: its last cell does not even parse. Here you finish it,
 # and then you hunt the mistakes that such a kernel invites. No GPU is needed: `sim` runs the kernel and watches every access.
@@ -67,7 +67,7 @@ import matplotlib.pyplot as plt
 
 
 def draw_shared(columns, rows, d):
-    """One line of boxes, a box a number:
+    """One line of boxes, a box per number:
     how a block's shared memory is split into the tiles of K, V, Q and O."""
     figure, axes = plt.subplots(figsize=(11, 1.9))
     start = 0
@@ -130,7 +130,7 @@ print(matrix[2:4].tolist(), "is", flat[2 * 3 : 4 * 3].tolist())
 # `kernel[blocks, threads, 0, bytes]`. (The third number, 0, is the stream, for lesson 07.) The kernel cuts it into tiles itself, as in the picture:
 # first `columns * d` numbers for K, as many for V, then `rows * d` for Q, as many for O.
 #
-# **Predict.** For tiles of 48 keys and 32 queries with d = 64, how many bytes of shared memory does a block need, at 4 bytes a number? `___`
+# **Predict.** For tiles of 48 keys and 32 queries with d = 64, how many bytes of shared memory does a block need, at 4 bytes per number? `___`
 
 
 # %%
@@ -256,7 +256,7 @@ check.ex05_2(visit)
 #
 # - Who: block `b` owns the queries from `b * rows` on, thread `t` the query `b * rows + t`. If the last block has more threads than queries, its idle threads
 #   must not write. But they must come to every barrier, and they help to load.
-# - When: nobody may read a tile before all have loaded it, and nobody may load the next one over it before all have read it. Two barriers a tile.
+# - When: nobody may read a tile before all have loaded it, and nobody may load the next one over it before all have read it. Two barriers per tile.
 #
 # ### Exercise 5.3 · flash_kernel · about fifteen lines
 # Write the rest of the kernel. `rows` is the number of threads in a block, `columns` the number of keys in a tile, `n` the number of queries and of keys.
@@ -446,7 +446,7 @@ print(
 # | the host function makes `O` and never returns it | the caller gets `None` |
 #
 # The other six run, and are wrong. Here is a kernel that has all six, and otherwise works. It computes the same as yours in another way: each thread keeps a row of
-# scores in shared memory, takes the largest score of the whole tile, and rescales once a tile.
+# scores in shared memory, takes the largest score of the whole tile, and rescales once per tile.
 
 # %%
 from course.check.lesson05 import unfinished
@@ -511,7 +511,7 @@ check.ex05_4(repairs)
 #
 # ## In three lines
 # - A tile of whole rows is one piece of flat memory, shared memory is one line that the kernel cuts up, and loads are dealt out to all threads.
-# - One query a thread, two barriers a tile; idle threads load and wait but do not write.
+# - One query per thread, two barriers per tile; idle threads load and wait but do not write.
 # - Right answers on friendly inputs prove little: try ragged sizes, scores far from 0, every order of the threads, and let a tool watch each access.
 #
 # **You can now** write a flash attention kernel that is right for every size, and mend one that is not.

@@ -15,7 +15,7 @@
 #
 # - let 32 threads hand values to each other with no shared memory and no barrier, and sum 32 numbers in five steps;
 # - say what goes wrong when a shuffle stands in a branch, or when the last warp is not full;
-# - write attention with one warp a query, put it into a layer, and hold it against PyTorch's `nn.MultiheadAttention`.
+# - write attention with one warp per query, put it into a layer, and hold it against PyTorch's `nn.MultiheadAttention`.
 #
 # A GPU does not run threads one by one. It runs them in **warps** of 32: the threads 0 to 31 of a block are one warp, 32 to 63 the next.
 # A thread's place in its warp, from 0 to 31, is its **lane**. What a thread computes is in its **registers**, which no other
@@ -602,7 +602,7 @@ def warp_attention(d):
 
     def warp_attention_kernel(q, k, v, scale, causal, out):
         """out = attention of q (N, d) on k and v (keys, d), all float32,
-        one warp a query; causal: query i sees keys j <= i."""
+        one warp per query; causal: query i sees keys j <= i."""
         keys = k.shape[0]
         lane = cuda.threadIdx.x % 32
         i = cuda.grid(1) // 32  # the query of this warp
@@ -664,7 +664,7 @@ traced[1, 32](q[:1], k, v, float32(1), False, out).timeline()
 # ### The price
 #
 # No barrier and no shared memory: what is it paid with? In lesson 05 the queries of a block shared each tile. For 64 queries and keys of 8 numbers your kernel of lesson 05, with 16 queries a
-# block, loads and stores 5,120 numbers of global memory. **Predict** the same for one warp a query: more, fewer, as many?
+# block, loads and stores 5,120 numbers of global memory. **Predict** the same for one warp per query: more, fewer, as many?
 
 # %% tags=["uses-exercise"]
 q, k, v = np.random.default_rng(6).standard_normal((3, 64, 8)).astype(float32)
@@ -840,14 +840,14 @@ difference = (
     .item()
 )
 print(
-    "one warp a query, largest difference from float64 below 1e-5:", difference < 1e-5
+    "one warp per query, largest difference from float64 below 1e-5:", difference < 1e-5
 )
 
 # %% [markdown]
 # ## In three lines
 # - The 32 lanes of a warp run together and hand each other values with shuffles: five rounds of `shfl_xor`, and everybody knows the sum, or the merged state.
 # - A shuffle or a vote needs every lane that its mask names: keep it out of branches in which lanes part, and give idle lanes a neutral value.
-# - One warp a query: 32 online softmaxes in registers, five merges, one division; no shared memory, no barrier.
+# - One warp per query: 32 online softmaxes in registers, five merges, one division; no shared memory, no barrier.
 #
 # **You can now** reduce anything that can be merged within a warp, and swap the attention of a PyTorch layer for a kernel that you have written.
 #

@@ -61,7 +61,7 @@ from sim import simulate
 
 @cuda.jit
 def scale(x, factor, out):
-    """out = factor · x, 1-D, one thread an element."""
+    """out = factor · x, 1-D, one thread per element."""
     i = cuda.grid(1)
     if i < out.size:
         out[i] = factor * x[i]
@@ -193,7 +193,7 @@ print(translation.read_aloud())
 # - **An array arrives as several numbers**: where its data begin, its size, its length along each axis, and more. Only those in use are loaded.
 # - **`cuda.grid(1)`** is `threadIdx.x + blockDim.x * blockIdx.x`: three `mov`, a `mul`, an `add`. It becomes 64 bits wide on the way.
 # - **The guard** is `setp.ge` (is i >= out.size?) and a jump to the end, for threads of which that is true. The `@%p1` in front means: only if p1.
-# - **`x[i]`** is an address: where x begins, plus 4 · i, for 4 bytes a number. Times 4 is written as a shift by 2 bits.
+# - **`x[i]`** is an address: where x begins, plus 4 · i, for 4 bytes per number. Times 4 is written as a shift by 2 bits.
 # - **`shr.s64 ..., 63` and `and.b64`**: what are they for? The shift gives -1 for a negative i and 0 otherwise, so the `and` gives the array's length or 0, and that is added to i. It is
 #   Python's rule that `x[-1]` is the last element, carried out for every access, even where i is never negative.
 # - **One `ld.global`, one `mul.f32`, one `st.global`**: this is the work. All the other lines find out who we are and where.
@@ -285,7 +285,7 @@ print("any .f64 in its PTX:", bool(compiled(double, x, out).float64))
 # %% [markdown]
 # Do not rely on it: the 0.0 above was not spared.
 #
-# And if the kernel computes more? Here is the sum that a softmax divides by, one thread a query. The kernel is made by a function, so that we can hand it its zero, once
+# And if the kernel computes more? Here is the sum that a softmax divides by, one thread per query. The kernel is made by a function, so that we can hand it its zero, once
 # as `float32(0)` and once as `0.0`; in all other characters the two are equal.
 
 
@@ -338,7 +338,7 @@ def powers(one):
 
     @cuda.jit
     def powers_kernel(x, out):
-        """out[i] = 1 + x[i] + x[i]² + … + x[i]⁴⁰⁹⁶, 1-D, one thread a number."""
+        """out[i] = 1 + x[i] + x[i]² + … + x[i]⁴⁰⁹⁶, 1-D, one thread per number."""
         i = cuda.grid(1)
         if i < out.size:
             number, total = x[i], one
@@ -388,7 +388,7 @@ for row in recorded["float64"]:
 # slower. And every float64 takes two registers. The package's kernels have none: it costs nothing to avoid, and you have seen how to look.
 #
 # ### Exercise 7.2 · rms_norm · mend three lines
-# Many transformers normalise each row by its root mean square: divide it by √(mean of x² + 10⁻⁶), and multiply column c by `gain[c]`. This kernel does it, one thread a row:
+# Many transformers normalise each row by its root mean square: divide it by √(mean of x² + 10⁻⁶), and multiply column c by `gain[c]`. This kernel does it, one thread per row:
 #
 # ```python
 # @cuda.jit
@@ -420,7 +420,7 @@ for row in recorded["float64"]:
 @cuda.jit
 def rms_norm(x, gain, out):
     """out[i, c] = gain[c] · x[i, c] / √(mean of x[i]² + 1e-6);
-    x and out (N, d), gain (d,), all float32; one thread a row."""
+    x and out (N, d), gain (d,), all float32; one thread per row."""
     i = cuda.grid(1)
     # BEGIN SOLUTION 7.2
     if i < x.shape[0]:
@@ -470,7 +470,7 @@ print(*compiled(scale, x, 3.0, out).float64, sep="\n")
 # Why not 0, 1, 2 for the first and 3, 4, 5 for the second? So that neighbours work on neighbours at the same moment, in the same piece of memory (lesson 08).
 #
 # ### Exercise 7.3 · blocks_for · one line
-# How many blocks of `threads` threads are needed for `n` elements, one thread an element, if there may be at most `most` blocks? All are whole numbers from 1 on.
+# How many blocks of `threads` threads are needed for `n` elements, one thread per element, if there may be at most `most` blocks? All are whole numbers from 1 on.
 #
 # <details><summary>Hint</summary>
 #
@@ -861,7 +861,7 @@ def sums_missing():
 # And each launch costs Python's time: looking up the types, wrapping the tensors, calling the driver. A kernel with four tensors of 1024 numbers and one float32:
 
 # %%
-print(f"microseconds a launch, {SOURCE}\n")
+print(f"microseconds per launch, {SOURCE}\n")
 for name, microseconds in recorded["launch_us"].items():
     print(f"{name:28} {microseconds:>10}")
 

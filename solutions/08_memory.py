@@ -701,7 +701,7 @@ draw_waiting((1, 2, 4, 8))
 #
 # A block comes in whole or not at all. What runs out first decides how many are **resident**, and resident threads / 2048 is called the **occupancy**.
 #
-# **Predict.** A kernel takes 168 registers a thread, and a block has 64 threads and 16 KiB of shared memory. How many blocks would fit by each of the four limits? What is the occupancy?
+# **Predict.** A kernel takes 168 registers per thread, and a block has 64 threads and 16 KiB of shared memory. How many blocks would fit by each of the four limits? What is the occupancy?
 #
 # <details><summary>Answer</summary>
 #
@@ -756,7 +756,7 @@ NUMBERS = 16  # that a thread copies, one after the other
 
 @cuda.jit
 def copy_some(x, out):
-    """out = x, both 1-D; a block copies NUMBERS numbers a thread."""
+    """out = x, both 1-D; a block copies NUMBERS numbers per thread."""
     first = cuda.blockIdx.x * cuda.blockDim.x * NUMBERS + cuda.threadIdx.x
     for i in range(
         first, min(first + cuda.blockDim.x * NUMBERS, out.size), cuda.blockDim.x
@@ -805,8 +805,8 @@ tell_occupancy(
 # A kernel cannot end before its bytes have moved, and not before its arithmetic is done. All this goes on at the same time, so the slower of the two decides. For an H200:
 #
 # - memory moves 4.8 TB/s at most, says its maker;
-# - each of the 132 multiprocessors does 128 float32 multiply-adds a cycle, which are 256 operations, at 1.98 GHz: 66.9 TFLOP/s. (A **FLOP** is one floating-point operation; T is 10¹².)
-# - each multiprocessor's shared memory takes one turn a cycle: 132 · 1.98 · 10⁹ = 261 · 10⁹ turns a second.
+# - each of the 132 multiprocessors does 128 float32 multiply-adds per cycle, which are 256 operations, at 1.98 GHz: 66.9 TFLOP/s. (A **FLOP** is one floating-point operation; T is 10¹².)
+# - each multiprocessor's shared memory takes one turn per cycle: 132 · 1.98 · 10⁹ = 261 · 10⁹ turns per second.
 
 
 # %%
@@ -950,17 +950,17 @@ show_table(
 )
 
 # %% [markdown]
-# The same as a picture, which is called a **roofline**. To the right: operations for each byte that must move. Upwards: operations a second. No kernel gets above the roof: on its slope memory decides, on its level part
-# arithmetic. The edge is at 66.9 / 4.8 = 14 operations a byte.
+# The same as a picture, which is called a **roofline**. To the right: operations for each byte that must move. Upwards: operations per second. No kernel gets above the roof: on its slope memory decides, on its level part
+# arithmetic. The edge is at 66.9 / 4.8 = 14 operations per byte.
 #
 # The dashed lines are lower ceilings, each for one kernel alone: the operations that it does in a turn of shared memory (41 for our matrix product, 124 for the flash kernel), times
-# 261 · 10⁹ turns a second.
+# 261 · 10⁹ turns per second.
 
 
 # %%
 def draw_roofline(points):
     """The roof of an H200, the ceiling of shared memory for a matrix product,
-    and a point for each kernel (operations a byte, TFLOP/s)."""
+    and a point for each kernel (operations per byte, TFLOP/s)."""
     figure, axes = plt.subplots(figsize=(9, 5))
     top, slope = H200.flops_per_second / 1e12, H200.bytes_per_second / 1e12
     axes.loglog(
@@ -998,16 +998,16 @@ show_figure(
     "Dashed lines at 10.6 TFLOP/s, the ceiling of matmul_tiled, and at 32.4, "
     "that of flash_attention, start at the slope and go to the right. "
     + " ".join(
-        f"{name} is a point at {across:.3g} operations a byte and {up:.3g} TFLOP/s."
+        f"{name} is a point at {across:.3g} operations per byte and {up:.3g} TFLOP/s."
         for name, (across, up) in points.items()
     ),
 )
 
 # %% [markdown]
 # - `add_twice` is near the slope. Memory decides, and no trick with its arithmetic can make it faster.
-# - The matrix product has far too many operations a byte to be held up by memory. Most of what holds it up is our own doing: for every four multiply-adds it goes to shared memory for six turns. A thread that keeps several sums in registers can use each
+# - The matrix product has far too many operations per byte to be held up by memory. Most of what holds it up is our own doing: for every four multiply-adds it goes to shared memory for six turns. A thread that keeps several sums in registers can use each
 #   word several times; that, and the special units for matrix products, is part 5 of this course.
-# - The flash kernel does more operations a second than the matrix product, and stands above it. But its own ceiling is three times as high, as it keeps a row of q and of o in registers: measured by its least time it is the farther one, 3.3 times against 1.4. What none of the three amounts contains: its exponentials, its waiting at `syncthreads`, and that only 384 threads share a multiprocessor to fill the waits. Part 5 begins here too.
+# - The flash kernel does more operations per second than the matrix product, and stands above it. But its own ceiling is three times as high, as it keeps a row of q and of o in registers: measured by its least time it is the farther one, 3.3 times against 1.4. What none of the three amounts contains: its exponentials, its waiting at `syncthreads`, and that only 384 threads share a multiprocessor to fill the waits. Part 5 begins here too.
 #
 # ## Validate
 #

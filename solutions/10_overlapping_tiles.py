@@ -327,7 +327,7 @@ check.ex10_2(convolved_tile)
 # | `K` | owned columns, P_k to the left, P_r to the right | the convolution reaches to both sides |
 # | `V` | owned columns only | the softmax and the product with `V` know nothing of the convolution |
 #
-# `update(state, scores, values)` is lesson 02's, with one more precaution, which we come to below. And besides `O` we store one number a row, `L = m + log l`: the logarithm of the sum of all exp(T) in the row. The backward
+# `update(state, scores, values)` is lesson 02's, with one more precaution, which we come to below. And besides `O` we store one number per row, `L = m + log l`: the logarithm of the sum of all exp(T) in the row. The backward
 # pass of lesson 12 will ask for it.
 #
 # ### Exercise 10.3 · forward · about fifteen lines
@@ -639,7 +639,7 @@ check.ex10_4(two_tests)
 # %% [markdown]
 # ### 4. `O` in global memory
 #
-# Step 6 gives right numbers. Let us take away everything but this step: one number a row in place of d, no rescaling, and `p_v[tile, r]` for what a tile of keys adds to row r. One thread for each *loaded* row; a block owns all of its rows but the first `above`,
+# Step 6 gives right numbers. Let us take away everything but this step: one number per row in place of d, no rescaling, and `p_v[tile, r]` for what a tile of keys adds to row r. One thread for each *loaded* row; a block owns all of its rows but the first `above`,
 # which are its halo.
 
 
@@ -753,7 +753,7 @@ for m_start, l_start in [(-math.inf, 0.0), (-math.inf, 1.0), (0.0, 0.0), (0.0, 1
 #
 # ### And `m` and `l`, or `L`?
 #
-# Step 7 writes two numbers a row, `m` and `l`, and its array for `l` is called `L`. The backward pass of the same text reads one array, called `L` too, and means m + log l by it. Here are the probabilities of each row, added up:
+# Step 7 writes two numbers per row, `m` and `l`, and its array for `l` is called `L`. The backward pass of the same text reads one array, called `L` too, and means m + log l by it. Here are the probabilities of each row, added up:
 
 # %% tags=["uses-exercise"]
 q, k, v = torch.randn(3, 20, 8)

@@ -190,7 +190,7 @@ show_figure(
 @cuda.jit(device=True)
 def load_rows(tile, rows, first):
     """tile = rows[first : first + size], with 0 for what lies outside rows (n, d).
-    tile: (size, size); d <= size; one number a thread."""
+    tile: (size, size); d <= size; one number per thread."""
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     n, d = rows.shape
     inside = 0 <= first + y and first + y < n and x < d
@@ -871,8 +871,8 @@ print(
 #
 # - **Fewer turns.** 5145 turns against 2016 in the convolution are 0.43 numbers for a multiply-add against 1 (your taps come from global memory: see the last point), and the rest is halo. In QKᵀ the difference is too large for that.
 # - **Bank conflicts.** In `score`, lane x reads `k_tile[x, c]`: a column of a tile with 16 words in a row. That is lesson 08, section 4. The package gives each row of its chunks of Q and K 36 words in place of 32, and each row of its tile of scores 64 + 9 = 73.
-#   (Its worst conflict anywhere is 2-way, in two kinds of stores that happen once a tile or once a chunk.)
-# - **Sectors.** You fetch each tap from global memory for each multiply-add; all lanes want the same one, so it is a sector a request, and mostly a cached one, but a request nevertheless. The package keeps the taps in shared memory.
+#   (Its worst conflict anywhere is 2-way, in two kinds of stores that happen once per tile or once per chunk.)
+# - **Sectors.** You fetch each tap from global memory for each multiply-add; all lanes want the same one, so it is a sector per request, and mostly a cached one, but a request nevertheless. The package keeps the taps in shared memory.
 #
 # **Predict.** Why 73? In `convolve_strip` the 32 lanes of a warp are 8 rows of 4 lanes; lane l reads row l // 4, from column 8 · (l % 4) on. How many turns does that take, with rows of 64, 65, 72 and 73 words?
 
@@ -1201,7 +1201,7 @@ def both_kernels_live():
 # %% [markdown]
 # ## In three lines
 #
-# - A thread a score: it makes S0 for query i0 − P_q + y, then T, P and a number of O for query i0 + y; −∞ where nothing is owned takes care of all the rest.
+# - A thread per score: it makes S0 for query i0 − P_q + y, then T, P and a number of O for query i0 + y; −∞ where nothing is owned takes care of all the rest.
 # - P may take the place of S0 between two barriers, and every cell has to be written: a tool finds memory that nobody has written, and only a comparison beyond one tile finds memory that is out of date.
 # - The fast kernel is the same one, in which each number that is fetched is used many times: patches for products, strips for convolutions, rows padded for the banks.
 #

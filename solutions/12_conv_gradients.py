@@ -211,7 +211,7 @@ print(
 #
 # $$de_j = \frac{dP_j}{l} - \sum_k \frac{P_k}{l}\,dP_k = \frac{dP_j - D}{l},\qquad D = \sum_k P_k\,dP_k \qquad\Rightarrow\qquad dT_j = e_j\,de_j = P_j\,(dP_j - D).$$
 #
-# **D** is one number a row: the mean of dP, weighted by P. Here D = 8/2 + 4/4 + 0/4 = 5.
+# **D** is one number per row: the mean of dP, weighted by P. Here D = 8/2 + 4/4 + 0/4 = 5.
 #
 # **Predict.** dT = ( `___` , `___` , `___` ). And what do the three add up to? `___`
 #
@@ -236,7 +236,7 @@ print(
 )
 
 # %% [markdown]
-# ### D and L: two numbers a row
+# ### D and L: two numbers per row
 #
 # It looks as if D needed a whole row of P and dP before the first dT can be computed. But D was 5, and so was O. That was no accident:
 #
@@ -268,7 +268,7 @@ print(
 # | `log_sum` | (N,) | L |
 # | `v`, `o`, `d_o` | (N, d) | |
 #
-# <details><summary>Hint 1: a number a row</summary>
+# <details><summary>Hint 1: a number per row</summary>
 #
 # `log_sum[:, None]` is a column, (N, 1): `t - log_sum[:, None]` takes from each row its own number.
 # `(d_o * o).sum(1, keepdim=True)` is such a column at once.

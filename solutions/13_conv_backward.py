@@ -1144,7 +1144,7 @@ loaded, taps = 64, torch.empty(7, 7)
 for name, adds in work.items():
     tile = owned((loaded, loaded), halo_of(taps), backward=name != "forward")
     print(
-        f"{name:10} {adds:4} multiply-adds a score; "
+        f"{name:10} {adds:4} multiply-adds per score; "
         f"a tile of {loaded} × {loaded} owns {tile[0]} × {tile[1]}: "
         f"{loaded**2 / math.prod(tile):.2f} scores made for each one owned"
     )

@@ -261,18 +261,18 @@ check.ex14_1(window_scores)
 # For each key of the cache: c_q · d multiply-adds for the scores, c_q · c_k for the convolution, d for its row of `V`. And 2 · d numbers of four bytes are read: the rows of `K` and `V`. With 7 × 7 taps and d = 64 this is
 # 7 · 64 + 49 + 64 = 561 multiply-adds, or 1122 operations, for 512 bytes. (The kernel of section 9 computes eight rows for seven. We do not count that.)
 #
-# **Predict.** That is 2.2 operations a byte. In lesson 08 you saw what an H200 can do: 67 · 10¹² operations a second in float32; and a copy moves a little over 4 · 10¹² bytes a second. So which of the two does a token wait for?
+# **Predict.** That is 2.2 operations per byte. In lesson 08 you saw what an H200 can do: 67 · 10¹² operations per second in float32; and a copy moves a little over 4 · 10¹² bytes per second. So which of the two does a token wait for?
 #
 # <details><summary>Answer</summary>
 #
-# Memory. In the time of one byte the H200 could do about 16 operations, and has 2 to do. (Ordinary attention has 128 multiply-adds for the same 512 bytes, half an operation a byte. So the convolution of
+# Memory. In the time of one byte the H200 could do about 16 operations, and has 2 to do. (Ordinary attention has 128 multiply-adds for the same 512 bytes, half an operation per byte. So the convolution of
 # seven queries costs more than four times the arithmetic and, if all goes well, no time.) Decoding is **bound by memory**: no token can come sooner than the whole cache can be read.
 # </details>
 #
 # How much is that? One layer, 8 heads, d = 64, float32, at the rate of a copy that was recorded on an H200:
 
 # %%
-print(f"{table['bandwidth'] / 1e12:.1f} · 10¹² bytes a second")
+print(f"{table['bandwidth'] / 1e12:.1f} · 10¹² bytes per second")
 print("tokens in the cache      MB   microseconds to read it")
 for n in (512, 8192, 65536):
     print(
@@ -733,7 +733,7 @@ check.ex14_3(is_right)
 # %% tags=["exercise"]
 def merge_splits(parts, out):
     """out (B, H, 1, d) = the merged splits of parts (B, H, splits, d + 2),
-    each o, m, l; a block a head, a thread a number."""
+    each o, m, l; a block per head, a thread per number."""
     # BEGIN SOLUTION 14.4
     head, batch, c = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
     part = parts[batch, head]

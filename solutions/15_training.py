@@ -816,7 +816,7 @@ print("recorded on {gpu}, {date}, {versions}".format(**recorded["recorded"]))
 print("texts such as", big.spell(torch.tensor(recorded["maps"]["with"]["text"])))
 print(
     f"{big_plan.steps} steps of {big_plan.batch} texts; {big_model['layers']} layers, "
-    f"{big_model['heads']} heads, {big_model['width']} numbers a token; "
+    f"{big_model['heads']} heads, {big_model['width']} numbers per token; "
     f"taps {big_model['kernel_size']}, without: {big_model['without']}"
 )
 
