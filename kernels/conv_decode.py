@@ -48,7 +48,7 @@ LANES, WARPS = 32, 4
 # c & LANE is c, but now the compiler knows that it is not negative
 LANE, LARGEST_D, PLACE = LANES - 1, MAX_HEAD_DIM - 1, (1 << 62) - 1
 PITCH = LANES + 1  # of a piece of K, so that a column lies in 32 banks
-GROUP = 4  # columns of a piece in a turn of a loop that is short enough for the compiler to unroll it
+UNROLLED = 4  # columns of a piece in a turn of a loop that is short enough for the compiler to unroll it
 RING = 2 * LANES  # scores kept of each window row: a power of two, as & finds the place
 
 
@@ -163,8 +163,8 @@ def split_kernel(slots, d):
                     load_piece(held, k, k_place, first, first_key, key_end, c0 + LANES + lane)
                 else:
                     load_piece(held, v, v_place, first - right, start, end, lane)
-                for group in range(0, LANES, GROUP):
-                    for c in range(GROUP):
+                for group in range(0, LANES, UNROLLED):
+                    for c in range(UNROLLED):
                         for a in range(slots):
                             scores[a] += (
                                 q_tile[(c0 + group + c) & LARGEST_D, a] * piece[lane, (group + c) & LANE]

@@ -9,8 +9,8 @@ from numpy import float32
 from kernels.conv_tiles import GROUP, INDEX, load_columns
 from kernels.latent_tiles import (
     COLUMNS,
-    LANES,
     PATCH,
+    ROW_THREADS,
     STEP,
     WARP,
     WEIGHTS,
@@ -32,11 +32,11 @@ from kernels.latent_tiles import (
 def turned_probabilities(patch, band, j0, position, i0, n, keys, alpha, log_sum, causal, window):
     """patch = P where keys, from j0, are rows and queries, from i0, are columns, from patch and band, the two
     parts of S; position: of query i0."""
-    row, column = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
+    row, column = cuda.threadIdx.x // ROW_THREADS, cuda.threadIdx.x % ROW_THREADS
     for r in range(patch.size // PATCH):
         j = j0 + row + r * STEP
         for c in range(PATCH):
-            at, step = r * PATCH + c, column + c * LANES
+            at, step = r * PATCH + c, column + c * ROW_THREADS
             back = position + step - j
             if i0 + step >= n or j >= keys or causal and back < 0:
                 patch[at] = float32(0)
@@ -48,24 +48,24 @@ def turned_probabilities(patch, band, j0, position, i0, n, keys, alpha, log_sum,
 @cuda.jit(device=True)
 def turned_score_gradients(patch, d_p, i0, n, d):
     """patch = dS where keys are rows, from patch = P and d_p = dP."""
-    column = cuda.threadIdx.x % LANES
+    column = cuda.threadIdx.x % ROW_THREADS
     for r in range(patch.size // PATCH):
         for c in range(PATCH):
             at = r * PATCH + c
-            patch[at] *= d_p[at] - d[min(i0 + column + c * LANES, n - 1)]
+            patch[at] *= d_p[at] - d[min(i0 + column + c * ROW_THREADS, n - 1)]
 
 
 @cuda.jit(device=True)
 def add_product_of(total, tile, sums):
     """total += Σ tile * sums, atomically; total (1,) in global memory."""
-    groups = (tile.shape[1] - GROUP) // (LANES * GROUP)
-    row, column = cuda.threadIdx.x // LANES & INDEX, cuda.threadIdx.x % LANES * GROUP & INDEX
+    groups = (tile.shape[1] - GROUP) // (ROW_THREADS * GROUP)
+    row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS * GROUP & INDEX
     mine = float32(0)
     for r in range(tile.shape[0] // STEP):
         for g in range(groups):
             for y in range(GROUP):
                 at = (r * groups + g) * GROUP + y
-                mine += tile[row + r * STEP, column + g * (LANES * GROUP) + y] * sums[at]
+                mine += tile[row + r * STEP, column + g * (ROW_THREADS * GROUP) + y] * sums[at]
     for bit in range(5):
         mine += cuda.shfl_xor_sync(WARP, mine, 1 << bit)
     if cuda.threadIdx.x % 32 == 0:
@@ -76,7 +76,7 @@ def add_product_of(total, tile, sums):
 def keys_kernel(width, rows):
     """The kernel that keeps keys, for rows of at most `width` numbers, `rows` of them in a block."""
     pitch, mine = width + GROUP, rows // STEP
-    places, numbers = mine * PATCH, mine * width // LANES
+    places, numbers = mine * PATCH, mine * width // ROW_THREADS
 
     @cuda.jit
     def latent_backward_keys_kernel(

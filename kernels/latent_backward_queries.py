@@ -10,8 +10,8 @@ from kernels.conv_tiles import GROUP, load_columns
 from kernels.latent_forward import keep_queries, scores
 from kernels.latent_tiles import (
     COLUMNS,
-    LANES,
     PATCH,
+    ROW_THREADS,
     STEP,
     WEIGHTS,
     add_products,
@@ -31,7 +31,7 @@ from kernels.latent_tiles import (
 @cuda.jit(device=True)
 def score_gradients(patch, d_p, i0, n, log_sum, d):
     """patch = dS where queries are rows, from patch = S and d_p = dP."""
-    row = cuda.threadIdx.x // LANES
+    row = cuda.threadIdx.x // ROW_THREADS
     for r in range(patch.size // PATCH):
         i = min(i0 + row + r * STEP, n - 1)
         for c in range(PATCH):
@@ -43,7 +43,7 @@ def score_gradients(patch, d_p, i0, n, log_sum, d):
 def queries_kernel(width, rows):
     """The kernel that keeps queries, for rows of at most `width` numbers, `rows` of them in a block."""
     pitch, mine = width + GROUP, rows // STEP
-    places, numbers = mine * PATCH, mine * width // LANES
+    places, numbers = mine * PATCH, mine * width // ROW_THREADS
 
     @cuda.jit
     def latent_backward_queries_kernel(

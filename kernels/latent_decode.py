@@ -33,8 +33,8 @@ from kernels.latent_arguments import check_shapes, checked_alpha, checked_window
 from kernels.latent_decode_tensor import read_latents as read_latents_on_tensor_cores
 from kernels.latent_tiles import (
     COLUMNS,
-    LANES,
     PATCH,
+    ROW_THREADS,
     STEP,
     THREADS,
     WEIGHTS,
@@ -111,7 +111,7 @@ def latent_decode_project_kernel(q, newest, w_q, alpha, scale, q_latent, band):
 def split_kernel(width, rows):
     """The kernel that reads the latents, for rows of at most `width` numbers and `rows` heads in a block."""
     pitch, mine = width + GROUP, rows // STEP
-    scores, numbers = mine * PATCH, mine * width // LANES
+    scores, numbers = mine * PATCH, mine * width // ROW_THREADS
 
     @cuda.jit
     def latent_decode_split_kernel(q_latent, k_latent, v_latent, band, length, parts):
@@ -125,7 +125,7 @@ def split_kernel(width, rows):
         batch, split, first_head = cuda.blockIdx.z, cuda.blockIdx.x, cuda.blockIdx.y * rows
         k_rows, v_rows = k_latent[batch], v_latent[batch]
         heads, latent, keys, reach = q_latent.shape[1], q_latent.shape[2], k_rows.shape[0], band.shape[2]
-        row, column = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
+        row, column = cuda.threadIdx.x // ROW_THREADS, cuda.threadIdx.x % ROW_THREADS
         # 1. the heads' latent queries
         load_columns(q_tile, q_latent[batch], first_head, 0)
         clear(sums)
@@ -141,7 +141,7 @@ def split_kernel(width, rows):
             for r in range(mine):
                 head = first_head + row + r * STEP
                 for c in range(PATCH):
-                    j = j0 + column + c * LANES
+                    j = j0 + column + c * ROW_THREADS
                     if j >= end:
                         patch[r * PATCH + c] = MINUS_INFINITY
                     elif keys - 1 - j < reach and head < heads:

@@ -36,8 +36,8 @@ from kernels.latent_arguments import latent_arguments
 from kernels.latent_tensor import latent_tensor_forward
 from kernels.latent_tiles import (
     COLUMNS,
-    LANES,
     PATCH,
+    ROW_THREADS,
     STEP,
     THREADS,
     WEIGHTS,
@@ -61,10 +61,10 @@ from kernels.tiles import MINUS_INFINITY, reciprocal
 def mask_and_add_band(patch, band, position, j0, keys, causal, window):
     """patch = the scores of the queries from `position` and the keys from j0: `band` is added where it
     counts, -inf stands where no key is seen."""
-    row, column = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
+    row, column = cuda.threadIdx.x // ROW_THREADS, cuda.threadIdx.x % ROW_THREADS
     for r in range(patch.size // PATCH):
         for c in range(PATCH):
-            j = j0 + column + c * LANES
+            j = j0 + column + c * ROW_THREADS
             back = position + row + r * STEP - j
             if j >= keys or causal and back < 0:
                 patch[r * PATCH + c] = MINUS_INFINITY
@@ -101,7 +101,7 @@ def scores(patch, band, q_tile, r_tile, stream, q_rows, k_rows, position, j0, ca
 def latent_forward_kernel(width, rows):
     """The kernel for rows of at most `width` numbers, `rows` of them in a block."""
     pitch, mine = width + GROUP, rows // STEP
-    places, numbers = mine * PATCH, mine * width // LANES
+    places, numbers = mine * PATCH, mine * width // ROW_THREADS
 
     @cuda.jit
     def latent_forward_kernel(
@@ -148,13 +148,13 @@ def latent_forward_kernel(width, rows):
             stream_rows(stream, v_rows, j0)
             add_weighted_rows(sums, weights, 0, stream, keys - j0)
         # 4. one division for each number, and W_v
-        row = cuda.threadIdx.x // LANES & INDEX
+        row = cuda.threadIdx.x // ROW_THREADS & INDEX
         for r in range(mine):
             total = sum_of_row(l[r])
             share = reciprocal(total)
             for part in range(numbers // mine):
                 sums[r * (numbers // mine) + part] *= share
-            if cuda.threadIdx.x % LANES == 0 and i0 + row + r * STEP < n:
+            if cuda.threadIdx.x % ROW_THREADS == 0 and i0 + row + r * STEP < n:
                 log_sum[batch, head, i0 + row + r * STEP] = m[r] + math.log(total)
         put(q_tile, sums, float32(1))
         project(q_tile, w_v[head], float32(1), sums, stream)

@@ -2,10 +2,10 @@
 stream by, and each thread has a patch of their scores.
 
 A block has THREADS threads and `rows` resident rows, 32 of up to 64 numbers or 16 of up to 128. Thread t has
-rows t // LANES + 8·r, r < rows / 8, and of a tile of scores the columns t % LANES + LANES·c, c < PATCH: so
-LANES neighbours of a warp hold whole rows of scores, and shuffles find their maxima. Of a tile that is as
-wide as a row it has the columns GROUP·(t % LANES) + 32·g + x, x < GROUP: then the lanes of a warp find what
-they need in different banks.
+rows t // ROW_THREADS + 8·r, r < rows / 8, and of a tile of scores the columns t % ROW_THREADS +
+ROW_THREADS·c, c < PATCH: so ROW_THREADS neighbours of a warp hold whole rows of scores, and shuffles find
+their maxima. Of a tile that is as wide as a row it has the columns GROUP·(t % ROW_THREADS) + 32·g + x, x <
+GROUP: then the lanes of a warp find what they need in different banks.
 """
 
 from numba import cuda
@@ -17,8 +17,8 @@ from kernels.tiles import weight
 
 THREADS = 64
 COLUMNS = 32  # of a tile of scores: the rows that stream by
-LANES, PATCH = 8, 4  # threads that share a row; columns of scores for each of them
-STEP = THREADS // LANES  # between two rows of a thread
+ROW_THREADS, PATCH = 8, 4  # threads that share a row; columns of scores for each of them
+STEP = THREADS // ROW_THREADS  # between two rows of a thread
 MOST_ROWS = 4  # of a thread
 WEIGHTS = COLUMNS + GROUP  # words in a row of a tile of scores, so that four rows lie in different banks
 MINE = MOST_ROWS * GROUP
@@ -55,7 +55,7 @@ def stream_rows(tile, rows, first):
 def add_products(patch, resident, stream, length):
     """patch[r, c] += resident[row r] · stream[column c], over the first `length` numbers of both."""
     rows = patch.size // PATCH
-    row, column = cuda.threadIdx.x // LANES & INDEX, cuda.threadIdx.x % LANES & INDEX
+    row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS & INDEX
     mine, theirs = cuda.local.array(MINE, float32), cuda.local.array(GROUP, float32)
     for start in range(0, length, GROUP):
         at = start & INDEX
@@ -64,7 +64,7 @@ def add_products(patch, resident, stream, length):
                 mine[r * GROUP + x] = resident[row + r * STEP, at + x]
         for c in range(PATCH):
             for x in range(GROUP):
-                theirs[x] = stream[column + c * LANES, at + x]
+                theirs[x] = stream[column + c * ROW_THREADS, at + x]
             for r in range(rows):
                 for x in range(GROUP):
                     patch[r * PATCH + c] += mine[r * GROUP + x] * theirs[x]
@@ -74,8 +74,8 @@ def add_products(patch, resident, stream, length):
 def add_weighted_rows(sums, weights, first, stream, count):
     """sums[r, c] += Σ_x weights[row r, first + x] · stream[x, column c], over the first `count` rows of
     `stream`, COLUMNS at most: those up to the next multiple of GROUP must have no weight."""
-    rows, groups = weights.shape[0] // STEP, (stream.shape[1] - GROUP) // (LANES * GROUP)
-    row, column = cuda.threadIdx.x // LANES & INDEX, cuda.threadIdx.x % LANES * GROUP & INDEX
+    rows, groups = weights.shape[0] // STEP, (stream.shape[1] - GROUP) // (ROW_THREADS * GROUP)
+    row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS * GROUP & INDEX
     mine, theirs = cuda.local.array(MINE, float32), cuda.local.array(GROUP, float32)
     for start in range(0, min(count, COLUMNS), GROUP):
         at = start & INDEX
@@ -85,7 +85,7 @@ def add_weighted_rows(sums, weights, first, stream, count):
         for x in range(GROUP):
             for g in range(groups):
                 for y in range(GROUP):
-                    theirs[y] = stream[at + x, column + g * (LANES * GROUP) + y]
+                    theirs[y] = stream[at + x, column + g * (ROW_THREADS * GROUP) + y]
                 for r in range(rows):
                     for y in range(GROUP):
                         sums[(r * groups + g) * GROUP + y] += mine[r * GROUP + x] * theirs[y]
@@ -94,12 +94,12 @@ def add_weighted_rows(sums, weights, first, stream, count):
 @cuda.jit(device=True)
 def put(tile, sums, factor):
     """tile = factor · sums, each thread its part."""
-    rows, groups = tile.shape[0] // STEP, (tile.shape[1] - GROUP) // (LANES * GROUP)
-    row, column = cuda.threadIdx.x // LANES & INDEX, cuda.threadIdx.x % LANES * GROUP & INDEX
+    rows, groups = tile.shape[0] // STEP, (tile.shape[1] - GROUP) // (ROW_THREADS * GROUP)
+    row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS * GROUP & INDEX
     for r in range(rows):
         for g in range(groups):
             for y in range(GROUP):
-                tile[row + r * STEP, column + g * (LANES * GROUP) + y] = (
+                tile[row + r * STEP, column + g * (ROW_THREADS * GROUP) + y] = (
                     factor * sums[(r * groups + g) * GROUP + y]
                 )
 
@@ -131,7 +131,7 @@ def add_softmax(patch, m, l, sums, weights):
     """One more tile of scores, -inf where masked: m and the thread's part of l go on, `sums` shrink, weights
     = P."""
     rows, numbers = m.size, sums.size // m.size
-    row, column = cuda.threadIdx.x // LANES & INDEX, cuda.threadIdx.x % LANES & INDEX
+    row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS & INDEX
     for r in range(rows):
         largest = m[r]
         for c in range(PATCH):
@@ -146,12 +146,12 @@ def add_softmax(patch, m, l, sums, weights):
         for c in range(PATCH):
             p = weight(patch[r * PATCH + c], largest)
             l[r] += p
-            weights[row + r * STEP, column + c * LANES] = p
+            weights[row + r * STEP, column + c * ROW_THREADS] = p
 
 
 @cuda.jit(device=True)
 def sum_of_row(x):
-    """The sum of x over the LANES threads of a row, in each of them."""
+    """The sum of x over the ROW_THREADS threads of a row, in each of them."""
     for bit in range(3):
         x += cuda.shfl_xor_sync(WARP, x, 1 << bit)
     return x
@@ -171,20 +171,20 @@ def probability(score, log_sum):
 @cuda.jit(device=True)
 def put_weights(weights, patch):
     """weights = patch, each thread its part; no other thread's rows are read by its neighbours meanwhile."""
-    row, column = cuda.threadIdx.x // LANES & INDEX, cuda.threadIdx.x % LANES & INDEX
+    row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS & INDEX
     cuda.syncthreads()  # what was there is used up
     for r in range(patch.size // PATCH):
         for c in range(PATCH):
-            weights[row + r * STEP, column + c * LANES] = patch[r * PATCH + c]
+            weights[row + r * STEP, column + c * ROW_THREADS] = patch[r * PATCH + c]
 
 
 @cuda.jit(device=True)
 def keep_band(patch, distance, sign, window):
     """patch = 0 outside the band; sign · (distance + row - column) steps lie between query and key."""
-    row, column = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
+    row, column = cuda.threadIdx.x // ROW_THREADS, cuda.threadIdx.x % ROW_THREADS
     for r in range(patch.size // PATCH):
         for c in range(PATCH):
-            back = sign * (distance + row + r * STEP - column - c * LANES)
+            back = sign * (distance + row + r * STEP - column - c * ROW_THREADS)
             if back < 0 or back >= window:
                 patch[r * PATCH + c] = float32(0)
 
@@ -216,16 +216,16 @@ def add_rows(rows, first, tile):
 def add_outer(matrix, left, right, sums, rows):
     """matrix[r, c] += Σ_j left[j, r] · right[j, c] over j < rows, atomically; matrix (m, n) in global memory,
     both tiles in shared; `sums` is scratch."""
-    groups = (right.shape[1] - GROUP) // (LANES * GROUP)
+    groups = (right.shape[1] - GROUP) // (ROW_THREADS * GROUP)
     mine = sums.size // (groups * GROUP)
-    row, column = cuda.threadIdx.x // LANES & INDEX, cuda.threadIdx.x % LANES * GROUP & INDEX
+    row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS * GROUP & INDEX
     theirs = cuda.local.array(GROUP, float32)
     for first in range(0, matrix.shape[0], mine * STEP):
         clear(sums)
         for j in range(rows):
             for g in range(groups):
                 for y in range(GROUP):
-                    theirs[y] = right[j, column + g * (LANES * GROUP) + y]
+                    theirs[y] = right[j, column + g * (ROW_THREADS * GROUP) + y]
                 for r in range(mine):
                     number = left[j, ((first + row) & INDEX) + r * STEP]
                     for y in range(GROUP):
@@ -234,6 +234,6 @@ def add_outer(matrix, left, right, sums, rows):
             i = first + row + r * STEP
             for g in range(groups):
                 for y in range(GROUP):
-                    c = (column + g * (LANES * GROUP) + y) & INDEX
+                    c = (column + g * (ROW_THREADS * GROUP) + y) & INDEX
                     if i < matrix.shape[0] and c < matrix.shape[1]:
                         cuda.atomic.add(matrix, (i & INDEX, c), sums[(r * groups + g) * GROUP + y])

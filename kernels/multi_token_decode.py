@@ -34,7 +34,7 @@ from numba import cuda
 from numpy import float32
 
 from kernels.arguments import MAX_HEAD_DIM, MOST_TAPS
-from kernels.conv_decode import GROUP, LANE, LANES, LARGEST_D, PLACE, flat
+from kernels.conv_decode import LANE, LANES, LARGEST_D, PLACE, UNROLLED, flat
 from kernels.launch import launch, output
 from kernels.reference import EPSILON
 from kernels.splits import largest_of_warp, multiprocessors, sum_of_warp
@@ -61,7 +61,7 @@ EPSILON_32 = float32(EPSILON)
 def window_kernel(c_q, after):
     """The kernel for c_q rows of taps and `after` rows of T."""
     rows = c_q + after - 1
-    slots, tap_slots = (-(-count // GROUP) * GROUP for count in (rows, c_q))
+    slots, tap_slots = (-(-count // UNROLLED) * UNROLLED for count in (rows, c_q))
     numbers = 2 * slots
     registers = 128 if slots <= 12 else 255
 
@@ -83,8 +83,8 @@ def window_kernel(c_q, after):
     def add_scores(scores, q_tile, c0, piece, lane):
         """scores[a] += the product of COLUMNS numbers of row a of the window and of key `lane`; scores[slots
         + a] of key LANES + lane."""
-        for group in range(0, COLUMNS, GROUP):
-            for c in range(GROUP):
+        for group in range(0, COLUMNS, UNROLLED):
+            for c in range(UNROLLED):
                 low, high = piece[lane, (group + c) & LANE], piece[LANES + lane, (group + c) & LANE]
                 for a in range(slots):
                     number = q_tile[(c0 + group + c) & LARGEST_D, a]
