@@ -27,6 +27,8 @@ class Thread:
         "error",
         "sent",  # (Copy, memory, data) since the last commit
         "groups",  # those of each commit
+        "asked",  # the Question that its last atomic was, if that changed nothing
+        "passed_over",  # how often others have gone first since, as it would be asked in vain
     )
 
     def __init__(self, index, linear, warp_size, block):
@@ -34,6 +36,7 @@ class Thread:
         self.warp, self.lane = divmod(linear, warp_size)
         self.fiber = self.waits = self.frame = self.payload = self.result = self.error = None
         self.done, self.sent, self.groups = False, [], []
+        self.asked, self.passed_over = None, 0
 
     def run(self, kernel, arguments):
         """The fiber's body. An exception of the kernel's stays here until the scheduler looks."""

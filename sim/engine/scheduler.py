@@ -7,6 +7,7 @@ from sim.engine import barrier, part, warp
 from sim.errors import SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
 
+PASSES = 64  # how often a thread that asks in vain is passed over
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
 BARRIER, GRID, WARP, TURN = "syncthreads", "grid.sync", "warp", "turn"
 
@@ -48,6 +49,9 @@ class Scheduler:
                 # 1. every thread that can run, runs until it waits, in the order of the schedule
                 now, block.ready = self.context.schedule.now(block, block.ready)
                 for thread in now:
+                    if self.asks_in_vain(thread):
+                        block.ready.append(thread)
+                        continue
                     self.enter(thread)
                     thread.fiber.resume()
                     if thread.done:
@@ -63,6 +67,16 @@ class Scheduler:
         except BaseException:
             del (self.context.log or [])[:]
             raise
+
+    def asks_in_vain(self, thread):
+        """Whether `thread` would ask the same again of memory in which the same stands. Once in a while
+        it may, as it may do something between two questions."""
+        asked = thread.asked
+        if asked is None or not asked.repeated or not asked.is_as_before() or thread.passed_over >= PASSES:
+            thread.passed_over = 0
+            return False
+        thread.passed_over += 1
+        return True
 
     def enter(self, thread):
         """Make `thread` the one that runs."""
@@ -126,10 +140,10 @@ class Scheduler:
         thread.fiber.suspend()
         return thread.result
 
-    def turn(self, frame=None):
+    def turn(self, frame=None, in_vain=False):
         """The running thread lets others go first, if the kernel is one in which threads wait for each other
-        by spinning."""
-        if self.takes_turns and not self.keeps_going():
+        by spinning; `in_vain`: in any case, as it asks again what it has just asked."""
+        if self.takes_turns and (in_vain or not self.keeps_going()):
             thread = self.context.thread
             thread.block.ready.append(thread)
             self.wait(TURN, frame or sys._getframe(2))

@@ -9,6 +9,19 @@ from sim.isa.operators import domain, stored
 from sim.memory.array import Array, only_read
 
 
+class Question:
+    """An atomic that has changed nothing: a compare-and-swap that failed, an addition of 0. `key` says which;
+    `repeated`: whether the thread is about to carry it out again."""
+
+    __slots__ = ("key", "memory", "place", "found", "repeated")
+
+    def __init__(self, key, memory, place, found):
+        self.key, self.memory, self.place, self.found, self.repeated = key, memory, place, found, False
+
+    def is_as_before(self):
+        return self.memory[self.place] == self.found
+
+
 class Atomic:
     """The namespace `cuda.atomic` of one launch."""
 
@@ -20,8 +33,11 @@ class Atomic:
         one."""
         if not isinstance(array, Array):
             raise TypeError(f"cuda.atomic works on arrays, got {array!r}")
-        self._scheduler.turn()
-        site = self._context.site("atomic")
+        site, thread = self._context.site("atomic"), self._context.thread
+        key, asked = (site, id(array.allocation), array.offset, index, operands), thread.asked
+        if asked is not None:
+            asked.repeated = bool(asked.key == key)
+        self._scheduler.turn(in_vain=asked is not None and asked.repeated and asked.is_as_before())
         if entry.overwrites:
             self._context.overwriting.add(site)
         if not array.writable:
@@ -40,6 +56,7 @@ class Atomic:
         new = entry.meaning(before, *map(convert, operands))
         array.announce(place, site, new)
         memory[place] = stored(new, array.dtype)
+        thread.asked = Question(key, memory, place, old) if new == before else None
         self._context.event("atomic_done", array.address(place), not entry.tests or bool(new != before))
         return domain(old)
 

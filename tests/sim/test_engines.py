@@ -12,7 +12,7 @@ import sim
 from sim import KernelBug, LaunchError, ThreadError, simulate
 from sim.engine.scheduler import Scheduler
 from sim.errors import Stuck
-from sim.events import SITES, Site
+from sim.events import SITES, Observer, Site
 
 ENGINES = ("fibers", "threads")
 TILE = 4
@@ -281,6 +281,29 @@ def test_whether_a_loop_ends_that_changes_something_is_not_decided(monkeypatch):
     assert (
         finding.reason == "Something still changes, but no thread ended within 0.16 s or 8,388,608 accesses."
     )
+
+
+class Atomics(Observer):
+    def launch_started(self, context):
+        context.counters["atomics"] = 0
+        self.context = context
+
+    def atomic_done(self, at, address, wrote):
+        self.context.counters["atomics"] += 1
+
+
+def test_threads_that_spin_do_not_ask_in_vain_for_ever():
+    """60 blocks, one lock: 3,600 questions if each asks once for each turn of another."""
+
+    def kernel(lock, total):
+        while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+            pass
+        total[0] += 1
+        cuda.atomic.exch(lock, 0, 0)
+
+    total = np.zeros(1)
+    report = simulate(kernel, observers=[Atomics])[60, 1](np.zeros(1, np.int64), total)
+    assert total[0] == 60 and report.counters["atomics"] < 500
 
 
 def test_a_watchdog_that_bites_between_two_threads_is_not_lost(monkeypatch):
