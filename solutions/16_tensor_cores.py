@@ -55,7 +55,7 @@ show_table(
 )
 
 # %% [markdown]
-# (The second row's time is from this project's log, `LOG.md`: 4 sequences of 4096 tokens, 16 heads of 64, causal.) It does 36 times as many operations per second, exponentials included. No multiplication of float32 numbers, one per lane, can do that: the H200's limit for those is 66.9 TFLOP/s (lesson 08). The second kernel is Python too, and lesson 17 builds it. Here you learn the instruction that it stands on.
+# (The second row's time is from this project's log, `LOG.md`: 4 sequences of 4096 tokens, 16 heads of 64, causal.) It does 36 times as many operations per second, exponentials included. No multiplication of float32 numbers, one per lane, can do that: the H200's limit for those is 66.9 TFLOP/s (lesson 08). The second kernel is Python too, and [lesson 17](17_fast_forward.ipynb) builds it. Here you learn the instruction that it stands on.
 #
 # ## 1. One instruction
 #
@@ -715,4 +715,4 @@ print("error below 1e-5:", bool(np.abs(c - rounded_a @ rounded_b).max() < 1e-5))
 #
 # **You can now** write a kernel for tensor cores, and say before it runs how often it goes to shared memory.
 #
-# **Next:** lesson 17 gives these instructions to attention, step by step.
+# **Next:** [lesson 17](17_fast_forward.ipynb) gives these instructions to attention, step by step.
