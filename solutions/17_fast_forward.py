@@ -381,7 +381,7 @@ def store(out, o, l, i, step):
 #
 # ### Exercise 17.2 · value_operands · about two lines
 #
-# Return b0, b1, b2, b3 for 16 keys, the rows of `tile` from `first` on, and 16 of their numbers, the columns from `column` on: b0 and b1 are the right operand for the first 8 columns, b2 and b3 for the next 8. One `ldmatrix_x4_trans(tile, (row, column))`, in which the place hangs on the lane.
+# Return b0, b1, b2, b3 for 16 keys, the rows of `tile` from `first` on, and 16 of their numbers, the columns from `column` on: b0 and b1 are the right operand for the first 8 columns, b2 and b3 for the next 8. One `ldmatrix_x4_trans(tile, (row, column))`, in which the place hangs on the lane. All warps of a block ask for the same 16 keys.
 #
 # <details><summary>Hint 1: which four matrices?</summary>
 #
@@ -915,7 +915,7 @@ for d, c_q, c_k, strip in [(64, 7, 7, 4), (64, 11, 11, 4), (128, 6, 11, 2)]:
 #
 # ### Exercise 17.5 · band · about five lines
 #
-# Return b0, b1: this lane's part of B for the row `a` of taps, in bfloat16. No lane needs more than four taps. `w` is (c_q, c_k), with c_k at most 9.
+# Return b0, b1: this lane's part of B for the row `a` of taps, in bfloat16. No lane needs more than four taps, and all warps of a block have the same B. `w` is (c_q, c_k), with c_k at most 9.
 #
 # <details><summary>Hint 1: which taps?</summary>
 #

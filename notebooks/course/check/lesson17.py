@@ -47,6 +47,10 @@ def bits(rng, *shape):
     return normal(rng, *shape).astype(bfloat16).view(int16)
 
 
+def which_half(half):
+    return "upper" if half else "lower"
+
+
 def used(report, wanted, call, hint):
     """Reject a launch whose warps did together anything but `wanted`, {instruction: times}."""
     found = {
@@ -117,9 +121,8 @@ def where_from(out, wanted, weights):
     place = int(ROWS_OF_A[lane, r]), int(COLUMNS_OF_A[lane, r] + half)
     same = np.argwhere(weights.astype(bfloat16).astype(float32) == out[lane, r, half])
     holds = f"P[{same[0][0]}, {same[0][1]}]" if len(same) == 1 else f"{out[lane, r, half]:.6g}"
-    which = "upper" if half else "lower"
     return (
-        f"Lane {lane}, a{r}, {which} half: wanted P[{place[0]}, {place[1]}] ="
+        f"Lane {lane}, a{r}, {which_half(half)} half: wanted P[{place[0]}, {place[1]}] ="
         f" {wanted[lane, r, half]:.6g}, got {holds}."
     )
 
@@ -139,25 +142,26 @@ def ex17_2(value_operands, rng):
 def check_values(value_operands, rows, width, pitch, first, column, rng):
     def operands(v, first, column, out):
         tile = cuda.shared.array((rows, pitch), int16, alignment=16)
-        lane = cuda.threadIdx.x
-        for e in range(lane, rows * width, 32):
+        thread = cuda.threadIdx.x
+        for e in range(thread, rows * width, 64):
             tile[e // width, e % width] = v[e // width, e % width]
         cuda.syncthreads()
         b0, b1, b2, b3 = value_operands(tile, first, column)
-        unpack(out, lane, 0, b0)
-        unpack(out, lane, 1, b1)
-        unpack(out, lane, 2, b2)
-        unpack(out, lane, 3, b3)
+        unpack(out, thread, 0, b0)
+        unpack(out, thread, 1, b1)
+        unpack(out, thread, 2, b2)
+        unpack(out, thread, 3, b3)
 
     v = bits(rng, rows, width)
     block = v.view(bfloat16).astype(float32)[first : first + 16, column : column + 16]
     wanted = parts(np.concatenate([right_operand(block[:, :8]), right_operand(block[:, 8:])], 1))
+    wanted = np.concatenate([wanted, wanted])  # two warps
     call = f"value_operands(tile, {first}, {column}); tile: {rows} rows, {pitch} numbers from row to row"
     report = kernels.judge(
         operands,
-        (1, 32),
+        (1, 64),
         (v, first, column),
-        (np.full((32, 4, 2), np.nan, float32),),
+        (np.full((64, 4, 2), np.nan, float32),),
         (wanted,),
         rng,
         call,
@@ -167,21 +171,22 @@ def check_values(value_operands, rows, width, pitch, first, column, rng):
         hint=lambda out: what_value(out, wanted, block, first, column),
         float64=0,
     )
-    one = {"ldmatrix_x4_trans": 1}
-    used(report, one, call, "One ldmatrix_x4_trans brings all four registers of all lanes.")
+    each = {"ldmatrix_x4_trans": 2}
+    used(report, each, call, "Two warps: one ldmatrix_x4_trans brings all four registers of a warp's lanes.")
 
 
 def what_value(out, wanted, block, first, column):
     wrong = np.argwhere(out != wanted)
     if not len(wrong):
         return None
-    lane, r, half = (int(x) for x in wrong[0])
+    thread, r, half = (int(x) for x in wrong[0])
+    lane = thread % 32
     key, c = lane % 4 * 2 + half + r % 2 * 8, lane // 4 + r // 2 * 8
-    same = np.argwhere(block == out[lane, r, half])
+    same = np.argwhere(block == out[thread, r, half])
     holds = f"V[{first + same[0][0]}, {column + same[0][1]}]" if len(same) == 1 else "a number from elsewhere"
     return (
-        f"Lane {lane}, b{r}, {'upper' if half else 'lower'} half: wanted V[{first + key}, {column + c}], got"
-        f" {holds}. Lane l says where row l % 8 of matrix l // 8 begins; matrix r goes to b{{r}}."
+        f"Warp {thread // 32}, lane {lane}, b{r}, {which_half(half)} half: wanted V[{first + key},"
+        f" {column + c}], got {holds}. Lane l says where row l % 8 of matrix l // 8 begins; matrix r goes to b{{r}}."
     )
 
 
@@ -326,23 +331,23 @@ def ex17_5(band, rng):
     kernels.jitted(band, "band")
 
     def operands(w, out):
-        lane = cuda.threadIdx.x
+        thread = cuda.threadIdx.x
         for a in range(w.shape[0]):
             b0, b1 = band(w, a)
-            unpack(out[a], lane, 0, b0)
-            unpack(out[a], lane, 1, b1)
+            unpack(out[a], thread, 0, b0)
+            unpack(out[a], thread, 1, b1)
 
     for c_q, c_k in [(1, 1), (1, 9), (3, 5), (2, 8), (4, 2), (7, 7), (3, int(rng.integers(3, 9)))]:
         w = normal(rng, c_q, c_k)
-        wanted = parts(np.stack([right_operand(banded(taps)) for taps in w]))
+        wanted = parts(np.stack([np.tile(right_operand(banded(taps)), (2, 1)) for taps in w]))
         kernels.judge(
             operands,
-            (1, 32),
+            (1, 64),
             (w,),
-            (np.full((c_q, 32, 2, 2), np.nan, float32),),
+            (np.full((c_q, 64, 2, 2), np.nan, float32),),
             (wanted,),
             rng,
-            f"band(w, a) in the 32 lanes of a warp, w of {c_q} × {c_k} taps",
+            f"band(w, a) in two warps, w of {c_q} × {c_k} taps",
             Contract(most={"shared": 0}, shuffles=(0, 0)),
             tolerance=0,
             what="a wrong operand",
@@ -356,11 +361,12 @@ def which_tap(out, wanted):
     wrong = np.argwhere(out != wanted)
     if not len(wrong):
         return None
-    a, lane, r, half = (int(x) for x in wrong[0])
+    a, thread, r, half = (int(x) for x in wrong[0])
+    lane = thread % 32
     row, column = lane % 4 * 2 + half + 8 * r, lane // 4
     return (
-        f"Row {a} of taps, lane {lane}, b{r}, {'upper' if half else 'lower'} half is B[{row}, {column}]:"
-        f" wanted {wanted[a, lane, r, half]:.6g}, got {out[a, lane, r, half]:.6g}."
+        f"Row {a} of taps, warp {thread // 32}, lane {lane}, b{r}, {which_half(half)} half is"
+        f" B[{row}, {column}]: wanted {wanted[a, thread, r, half]:.6g}, got {out[a, thread, r, half]:.6g}."
     )
 
 

@@ -76,6 +76,7 @@ return pack_bf16(t[0], t[1]), pack_bf16(t[2], t[3]), pack_bf16(t[4], t[5]), pack
 
 ROW, PLACE = "row = first + lane % 16", "(row, column + lane // 16 * 8)"
 VALUE_OPERANDS = {
+    "one warp alone": [(PLACE, "(row, column + cuda.threadIdx.x // 16 * 8)")],
     "not transposed": [("ldmatrix_x4_trans(", "ldmatrix_x4(")],
     "the keys' map": [
         (ROW, "row = first + lane % 8 + lane // 16 * 8"),
@@ -160,6 +161,7 @@ TAP = "return w[a, b] if 0 <= b and b < w.shape[1] else float32(0)"
 B0, B1 = "pack_bf16(tap(w, a, b), tap(w, a, b + 1))", "pack_bf16(tap(w, a, b + 8), tap(w, a, b + 9))"
 FIRST = "b = lane % 4 * 2 - lane // 4"
 BAND = {
+    "one warp alone": [("lane = cuda.threadIdx.x % 32", "lane = cuda.threadIdx.x")],
     "no guard": [(TAP, "return w[a, b]")],
     "no guard below": [(TAP, "return w[a, b] if b < w.shape[1] else float32(0)")],
     "guard one too far": [(TAP, TAP.replace("b < w", "b <= w"))],
