@@ -186,7 +186,8 @@ def what_value(out, wanted, block, first, column):
     holds = f"V[{first + same[0][0]}, {column + same[0][1]}]" if len(same) == 1 else "a number from elsewhere"
     return (
         f"Warp {thread // 32}, lane {lane}, b{r}, {which_half(half)} half: wanted V[{first + key},"
-        f" {column + c}], got {holds}. Lane l says where row l % 8 of matrix l // 8 begins; matrix r goes to b{{r}}."
+        f" {column + c}], got {holds}. Lane l says where row l % 8 of matrix l // 8 begins; matrix r goes to"
+        " b{r}."
     )
 
 
