@@ -1,0 +1,174 @@
+"""Which variables of a kernel need not be kept from one region to another: those that can be computed again
+from what does not change, and the counters of loops that are the same for all threads."""
+
+import ast
+
+from sim.native.arrays import GuardedType, ReferenceType
+from sim.native.flat import stops
+from sim.native.loops import is_range
+from sim.native.variables import assigned, exposed
+from sim.native.vocabulary import SPECIAL
+
+CHEAP = ("isa_operator_", "isa_builtins_")  # functions of the table that cost little to compute again
+CASTS = ("numba", "sim.native.kinds")  # the homes of number types
+PURE = {
+    "min",
+    "max",
+    "abs",
+    "len",
+    "int",
+    "float",
+    "bool",
+    "grid_1",
+    "grid_2",
+    "grid_3",
+    "gridsize_1",
+    "gridsize_2",
+    "gridsize_3",
+    "lane_of",
+    "range",
+}
+UNIFORM = {"state", "blockIdx", "blockDim", "gridDim"}
+
+
+class Computable:
+    """The variables of one kernel. `kinds` maps each to its Numba type."""
+
+    def __init__(self, module, parameters, statements, kinds):
+        self.module, self.kinds = module, kinds
+        self.parameters, self.statements = parameters, statements
+        self.fixed = {*parameters, *module.arrays, *module.declared, *SPECIAL}  # what no statement assigns
+        self.loops = self.own_loops(self.statements)
+        self.again, self.same = self.computable()
+
+    def own_loops(self, statements):
+        """Give each loop in which threads stop a counter of its own, where nothing else needs the variable;
+        returns those counters."""
+        found = set()
+        for node in [part for statement in statements for part in ast.walk(statement)]:
+            if (
+                not isinstance(node, ast.For)
+                or not stops(node)
+                or not isinstance(node.target, ast.Name)
+                or node.target.id in assigned(node.body)
+            ):
+                continue
+            name, body, node.body = node.target.id, node.body, [ast.Pass()]
+            elsewhere = name in exposed(self.statements)
+            node.body = body
+            if not elsewhere and self.is_uniform_iteration(node.iter, set()):
+                fresh = (
+                    self.module.fresh(name)
+                    if sum(name in assigned([part]) for part in self.places(name)) > 1
+                    else name
+                )
+                for part in ast.walk(node):
+                    if isinstance(part, ast.Name) and part.id == name:
+                        part.id = fresh
+                found.add(fresh)
+        return found
+
+    def places(self, name):
+        """The statements, however deep, that themselves assign `name`."""
+        for statement in self.statements:
+            for node in ast.walk(statement):
+                given = getattr(node, "targets", None) or [getattr(node, "target", None)]
+                if isinstance(node, (ast.Assign, ast.For, ast.NamedExpr)):
+                    yield from (ast.Expr(target) for target in given if name in assigned([ast.Expr(target)]))
+
+    def computable(self):
+        """({variable: statement}, names) of the variables that can be computed again anywhere, in order; and
+        of those that are the same for a whole block."""
+        again, same = (
+            {},
+            {
+                *self.parameters,
+                *self.module.arrays,
+                *UNIFORM,
+                *(name for name, declared in self.module.declared.items() if declared.space == "shared"),
+            },
+        )
+        for statement in self.statements:
+            for node in ast.walk(statement):
+                if not isinstance(node, ast.Assign) or len(node.targets) != 1 or hasattr(node.value, "stops"):
+                    continue
+                names = assigned([node])
+                if (
+                    not names
+                    or any(
+                        isinstance(part, (ast.Subscript, ast.Attribute)) for part in ast.walk(node.targets[0])
+                    )
+                    or any(len(list(self.places(name))) > 1 for name in names)
+                ):
+                    continue
+                arrays = all(isinstance(self.kinds.get(name), (GuardedType, ReferenceType)) for name in names)
+                known = self.fixed | set(again)
+                if is_fresh(node.value):
+                    again[names.pop()] = ast.copy_location(
+                        ast.Assign(
+                            node.targets, ast.Call(ast.Name("row_of", ast.Load()), node.value.args, [])
+                        ),
+                        node,
+                    )
+                    self.module.library("row_of")
+                elif self.is_pure(node.value, known, arrays, calls := "isa_" if arrays else CHEAP):
+                    again |= dict.fromkeys(names, node)
+                    if self.is_pure(node.value, same, arrays, calls):
+                        same |= names
+        return again, same
+
+    def is_pure(self, node, known, array=False, calls=CHEAP):
+        """Whether `node` has the same value wherever it is evaluated: made of `known` variables and
+        constants, reading no memory. `array`: its value is an array, so that a subscript is a part of one;
+        `calls`: how the functions of the table that it may call begin."""
+        if isinstance(node, ast.Call):
+            name = node.func.id if isinstance(node.func, ast.Name) else ""
+            return (
+                (name in PURE or name.startswith(calls) or self.module.imports.get(name) in CASTS)
+                and all(self.is_pure(part, known, calls=calls) for part in node.args)
+                and not node.keywords
+            )
+        if isinstance(node, ast.Name):
+            return node.id in known or node.id in self.module.constants or node.id in self.module.imports
+        if isinstance(node, ast.Subscript) and not (array or self.is_constant_part(node)):
+            return False
+        numbers = (getattr(node, "slice", None), getattr(node, "test", None))
+        array = array or isinstance(node, ast.Attribute) and node.attr == "shape"
+        allowed = (
+            ast.Constant,
+            ast.BinOp,
+            ast.UnaryOp,
+            ast.Compare,
+            ast.BoolOp,
+            ast.IfExp,
+            ast.Tuple,
+            ast.Attribute,
+            ast.Subscript,
+            ast.Slice,
+        )
+        return isinstance(node, allowed) and all(
+            self.is_pure(part, known, array and part not in numbers, calls)
+            for part in ast.iter_child_nodes(node)
+            if isinstance(part, ast.expr)
+        )
+
+    def is_constant_part(self, node):
+        """Whether a subscript is one of a shape, or of a tuple of constants."""
+        of = node.value
+        return (
+            isinstance(of, ast.Attribute)
+            and of.attr == "shape"
+            or isinstance(of, ast.Name)
+            and of.id in self.module.constants
+        )
+
+    def is_uniform_iteration(self, node, loops):
+        """Whether `node` yields the same to every thread of the block, judging by its text."""
+        return self.is_pure(node, {*self.parameters, *UNIFORM, *self.module.arrays} | loops) or is_range(node)
+
+    def is_same(self, node):
+        return self.is_pure(node, self.same | self.loops)
+
+
+def is_fresh(node):
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "fresh"
