@@ -7,6 +7,7 @@ A letter means one size in all tensors of a call, a number itself; `LIMITS` says
 Errors name the argument, what it is, and what was wanted.
 """
 
+import functools
 import math
 
 import torch
@@ -46,29 +47,49 @@ def check(given, dtypes=FLOAT32, filled="", sizes=(), like=None):
     like: (name, tensor) to which device and dtype of all must be equal; without it the first of `given`.
     Raises TypeError for what is no tensor and for a dtype, ValueError for sizes and devices.
     """
-    sizes = dict(sizes)
-    if like is not None:
-        dtypes = dtypes and (like[1].dtype,)
-    for name, (tensor, letters, *own) in given.items():
+    for name, (tensor, *_) in given.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"argument {name} is a {type(tensor).__name__}; wanted a torch.Tensor")
-        check_shape(name, tensor, letters.split(), sizes)
-        like = like or (name, tensor)
-        wanted = own[0] if own else dtypes
+    facts = tuple(
+        (name, letters, tuple(own[0]) if own else None, *described(tensor))
+        for name, (tensor, letters, *own) in given.items()
+    )
+    like = like and (like[0], *described(like[1]))
+    # a decoder asks the same for each token: 20 µs instead of 150. A compiler's sizes may be symbols.
+    fits = fitting if torch.compiler.is_compiling() else fitting_again
+    return dict(fits(facts, dtypes, filled, tuple(dict(sizes).items()), like))
+
+
+def described(tensor):
+    """What a check looks at: (shape, dtype, device)."""
+    return tuple(tensor.shape), tensor.dtype, tensor.device
+
+
+def fitting(facts, dtypes, filled, sizes, like):
+    """The sizes by letter, as `check`, of tensors as `described`."""
+    sizes = dict(sizes)
+    if like is not None:
+        dtypes = dtypes and (like[2],)
+    for name, letters, own, shape, dtype, device in facts:
+        check_shape(name, shape, letters.split(), sizes)
+        like = like or (name, shape, dtype, device)
+        wanted = own or dtypes
         if wanted is not None:
-            check_dtype(name, tensor, [like[1].dtype if dtype is None else dtype for dtype in wanted])
-        check_device(name, tensor, *like)
-        dtypes = dtypes and (like[1].dtype,)
-    for name, (tensor, letters, *_) in given.items():
-        for letter, size in zip(letters.split(), tensor.shape):
+            check_dtype(name, dtype, [like[2] if other is None else other for other in wanted])
+        check_device(name, device, like[0], like[3])
+        dtypes = dtypes and (like[2],)
+    for name, letters, _, shape, *_ in facts:
+        for letter, size in zip(letters.split(), shape):
             check_size(name, letter, size, letter in filled.split())
     return sizes
 
 
-def check_shape(name, tensor, letters, sizes):
-    """A tensor of these dimensions, where known letters have their sizes, or an error; `sizes` gets those of
+fitting_again = functools.lru_cache(maxsize=1024)(fitting)
+
+
+def check_shape(name, shape, letters, sizes):
+    """A shape of these dimensions, where known letters have their sizes, or an error; `sizes` gets those of
     the others."""
-    shape = tuple(tensor.shape)
     wanted = [int(letter) if letter.isdigit() else sizes.get(letter) for letter in letters]
     if len(shape) != len(wanted) or any(want not in (None, size) for want, size in zip(wanted, shape)):
         known = ", ".join(
@@ -88,26 +109,26 @@ def check_size(name, letter, size, filled):
         raise ValueError(f"argument {name} has {letter} = {size}; wanted {wanted}")
 
 
-def check_dtype(name, tensor, dtypes):
-    """A tensor of one of `dtypes`, or an error."""
-    if tensor.dtype not in dtypes:
+def check_dtype(name, dtype, dtypes):
+    """One of `dtypes`, or an error."""
+    if dtype not in dtypes:
         first = str(dtypes[0]).removeprefix("torch.")
         convert = "float" if first == "float32" else "bfloat16" if first == "bfloat16" else "half"
         wanted = " or ".join(map(str, dict.fromkeys(dtypes)))
         raise TypeError(
-            f"argument {name} has dtype {tensor.dtype}; wanted {wanted}: convert with {name}.{convert}()"
+            f"argument {name} has dtype {dtype}; wanted {wanted}: convert with {name}.{convert}()"
         )
 
 
-def check_device(name, tensor, first_name, first):
-    """On the CPU or a CUDA GPU, and where `first` is, a tensor or a cache, or an error."""
-    if tensor.device != first.device:
+def check_device(name, device, first_name, first):
+    """The CPU or a CUDA GPU, and `first`, where a tensor or a cache is, or an error."""
+    if device != first:
         raise ValueError(
-            f"argument {name} is on {tensor.device}; wanted {first.device}, where {first_name} is: move it"
+            f"argument {name} is on {device}; wanted {first}, where {first_name} is: move it"
             f" with {name}.to({first_name}.device)"
         )
-    if tensor.device.type not in DEVICES:
-        raise ValueError(f"argument {name} is on {tensor.device}; wanted cpu or cuda")
+    if device.type not in DEVICES:
+        raise ValueError(f"argument {name} is on {device}; wanted cpu or cuda")
 
 
 # Numbers ----------------------------------------------------------------------------------------------------

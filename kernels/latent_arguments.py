@@ -49,7 +49,7 @@ def checked_alpha(alpha, q):
                 f"argument alpha is {alpha.dtype}, {tuple(alpha.shape)}; wanted a number, or a tensor of one,"
                 f" {types}"
             )
-        check_device("alpha", alpha, "q", q)
+        check_device("alpha", alpha.device, "q", q.device)
         return alpha.detach().reshape(1).float()
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float, float32)) or not abs(alpha) <= LARGEST:
         raise ValueError(f"argument alpha is {alpha!r}; wanted a finite float32, or a tensor of one")
