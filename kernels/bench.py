@@ -3,15 +3,22 @@ kernels.bench
 
 Like is compared with like, in float32 and then, on tensor cores, in bfloat16: the kernels, PyTorch eager
 (`kernels.reference`), the same through torch.compile, and `scaled_dot_product_attention`, which convolves
-nothing, with the name of the implementation that it chose. Times are medians of CUDA events around calls
-with a cold cache; those of decoding are of replayed CUDA graphs, since a token takes a GPU less time than
-launching takes Python. Memory is the peak above the inputs.
+nothing, with the name of the implementation that it chose. In decoding "split keys" convolves nothing
+either: the decoding kernels with a single tap of 1, for which they divide the keys among blocks as always.
+
+Every contestant's values are held to float64 before it is timed (one head, all batches), and a wrong one gets
+no time. Times are medians of CUDA events around calls with a cold cache; those of decoding are of replayed
+CUDA graphs, since a token takes a GPU less time than launching takes Python. Memory is the peak above the
+inputs.
 """
 
 import argparse
 import datetime
+import functools
 import json
 import statistics
+import sys
+import warnings
 from pathlib import Path
 
 import numba
@@ -20,48 +27,54 @@ import torch._functorch.config
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels import conv_attention, conv_attention_decode, languages
+from kernels import conv_attention, conv_attention_decode, flash_attention, languages
+from kernels.bench_text import text
 from kernels.conv_cases import Shape
+from kernels.reference import attention
 from kernels.reference import conv_attention as eager
 from kernels.reference import conv_attention_decode as eager_decode
 
-SHAPES = [(1, 8, n, 64) for n in (512, 1024, 2048, 4096)] + [(4, 16, 2048, 64)]
-ONE_BATCH = [shape for shape in SHAPES if shape[0] == 1]
-CACHES = [(batch, 8, n, 64) for batch in (1, 4, 16) for n in (512, 2048, 8192, 16384, 65536)]
 TAPS = 7, 7
-HALVES = [  # in bfloat16
-    ((1, 8, 4096, 64), TAPS),
-    ((4, 16, 2048, 64), TAPS),
-    ((4, 16, 4096, 64), (11, 11)),
-    ((2, 32, 4096, 128), (6, 11)),
-]
+WIDE = (2, 32, 4096, 128), (6, 11)
+ONE_BATCH = [(1, 8, n, 64) for n in (512, 1024, 2048, 4096)]
+FLOATS = [*((shape, TAPS) for shape in [*ONE_BATCH, (4, 16, 2048, 64)]), WIDE]  # in float32
+HALVES = [((1, 8, 4096, 64), TAPS), ((4, 16, 2048, 64), TAPS), ((4, 16, 4096, 64), (11, 11)), WIDE]
+FLASH = [(4, 16, 4096, 64)]  # without taps, in bfloat16
+CACHES = [(batch, 8, n, 64) for batch in (1, 4, 16) for n in (512, 2048, 8192, 16384, 65536)]
+HALF_CACHES = [(1, 8, 4096, 64), (8, 16, 16384, 64)]
+# the largest error of O and of a gradient, relative to the largest number of each; a mask, a tap or a key
+# that is missing gives tenths
+ALLOWED = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (3e-2, 6e-2)}
+DEVICE = "cuda"
 DATA = Path(__file__).parent / "data"
 FLUSH = 2**30  # bytes written between calls
+MOST_MS = 500  # that one number's repeats take, about
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", type=Path, help="write the table to this file too")
-    parser.add_argument("--languages", action="store_true", help="only Numba, CUDA C++ and Triton")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="these tables, not all")
     arguments = parser.parse_args()
-    torch._functorch.config.donated_buffer = False  # a backward pass is timed many times
     if not torch.cuda.is_available():
         parser.exit(2, "python -m kernels.bench times kernels on a CUDA GPU, and torch finds none here\n")
-    table = {**machine(), "taps": TAPS}
-    if not arguments.languages:
-        table |= {
-            "training": [row for shape in SHAPES for row in measured(shape)],
-            "halves": [row for shape, taps in HALVES for row in measured(shape, taps, torch.bfloat16)],
-            "bandwidth": bandwidth(),
-            "decoding": [row for shape in CACHES for row in measured_decoding(shape)],
-        }
-    table["languages"] = [row for shape in ONE_BATCH for row in measured_languages(shape)]
-    print(
-        text(table) if "training" in table else "{gpu}, {date}, torch {torch}, numba {numba}".format(**table)
-    )
-    print(text_of_languages(table))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(table, indent=1) + "\n")
+    quiet()
+    table = {**machine(), "taps": TAPS, "bandwidth": bandwidth()}
+    for section in arguments.only:
+        table[section] = list(SECTIONS[section]())
+        if arguments.json:
+            arguments.json.write_text(json.dumps(table, indent=1) + "\n")
+    print(text(table))
+    sys.exit(any("refused" in row for section in arguments.only for row in table[section]))
+
+
+def quiet():
+    """Only the tables: no warnings about small grids, which are what some rows are about, or about what
+    torch.compile might do. Float32 convolutions without TF32."""
+    torch._functorch.config.donated_buffer = False  # a backward pass is timed many times
+    torch.backends.cudnn.allow_tf32 = False
+    warnings.filterwarnings("ignore", message=".*Grid size .* low occupancy")
+    warnings.filterwarnings("ignore", module=r"torch\._inductor")
 
 
 def machine():
@@ -72,6 +85,46 @@ def machine():
         "torch": torch.__version__,
         "numba": numba.__version__,
     }
+
+
+# Values -----------------------------------------------------------------------------------------------------
+
+
+def errors(got, right):
+    """The largest error of each tensor, relative to the largest number of the right one; infinite where a
+    number is not finite."""
+    return [
+        error if (error := ((a - b).abs().max() / b.abs().max()).item()) < float("inf") else float("inf")
+        for a, b in zip(got, right, strict=True)
+    ]
+
+
+def timed_if_right(row, results, right, times):
+    """row with its errors and what `times()` returns; or with why it is refused, if results() is too far from
+    `right`, float64 of one head: O, and gradients if there are any."""
+    found = errors([x[:, :1].double() for x in results()], right)
+    allowed = ALLOWED[row["dtype"]]
+    row = row | {"dtype": str(row["dtype"]).removeprefix("torch."), "errors": found}
+    wrong = [
+        f"{name} is off by {error:.1e}, and at most {most:.0e} is allowed"
+        for name, error, most in zip(("O", "dQ", "dK", "dV", "dW"), found, (allowed[0], *4 * allowed[1:]))
+        if error > most
+    ]
+    return row | ({"refused": "; ".join(wrong)} if wrong else times())
+
+
+def one_head(*tensors):
+    """The first head of tensors (B, H, ...), float64, as leaves."""
+    return [x.detach()[:, :1].double().requires_grad_() for x in tensors]
+
+
+def right_results(attend, leaves, d_o):
+    """O and the gradients of one head, float64."""
+    o = attend(*leaves)
+    return [o.detach(), *torch.autograd.grad(o, leaves, d_o[:, :1].double())]
+
+
+# Whole sequences --------------------------------------------------------------------------------------------
 
 
 def contestants():
@@ -86,30 +139,51 @@ def contestants():
 
 def measured(shape, taps=TAPS, dtype=torch.float32):
     """One row for each contestant: milliseconds forward and backward, MiB at the peak of both."""
-    q, k, v = (x.requires_grad_() for x in torch.randn(3, *shape, device="cuda", dtype=dtype))
-    w = (torch.randn(shape[1], *taps, device="cuda", dtype=dtype) / 7).requires_grad_()
-    d_o = torch.randn(shape, device="cuda", dtype=dtype)
+    q, k, v = (x.requires_grad_() for x in torch.randn(3, *shape, device=DEVICE, dtype=dtype))
+    w = (torch.randn(shape[1], *taps, device=DEVICE, dtype=dtype) / 7).requires_grad_()
+    d_o = torch.randn(shape, device=DEVICE, dtype=dtype)
+    head_w = w.detach()[:1].double().requires_grad_()
+    convolved = right_results(eager, [*one_head(q, k, v), head_w], d_o)
+    convolved[4] = convolved[4][None]  # as in both_passes
+    plain = right_results(functools.partial(attention, causal=True), one_head(q, k, v), d_o)
     torch._dynamo.reset()
     for name, attend in contestants().items():
-        with torch.no_grad():
-            forward = milliseconds(lambda: attend(q, k, v, w))
-        leaves = [leaf for leaf in (q, k, v, w) if name != "sdpa" or leaf is not w]
-        backward = backward_milliseconds(attend(q, k, v, w), leaves, d_o)
-        memory = peak(lambda: torch.autograd.grad(attend(q, k, v, w), leaves, d_o))
-        yield {
-            "shape": shape,
-            "taps": taps,
-            "name": name,
-            "backend": sdpa_backend(q, k, v) if name == "sdpa" else None,
-            "forward_ms": forward,
-            "backward_ms": backward,
-            "peak_mib": memory,
-        }
+        leaves, right = ((q, k, v), plain) if name == "sdpa" else ((q, k, v, w), convolved)
+        yield timed_if_right(
+            {
+                "shape": shape,
+                "taps": taps,
+                "dtype": dtype,
+                "name": name,
+                "backend": sdpa_backend(q, k, v) if name == "sdpa" else None,
+            },
+            lambda attend=attend, leaves=leaves: both_passes(attend, (q, k, v, w), leaves, d_o),
+            right,
+            lambda attend=attend, leaves=leaves: times_of(attend, (q, k, v, w), leaves, d_o),
+        )
 
 
-def sdpa_backend(q, k, v):
+def both_passes(attend, given, leaves, d_o):
+    """O and the gradients of the leaves, (B, H, ...); that of w (1, H, c_q, c_k)."""
+    o = attend(*given)
+    gradients = torch.autograd.grad(o, leaves, d_o)
+    return [o.detach(), *(x if x.ndim == 4 else x[None] for x in gradients)]
+
+
+def times_of(attend, given, leaves, d_o):
+    """{"forward_ms", "backward_ms", "peak_mib"} of a contestant."""
+    with torch.no_grad():
+        forward = milliseconds(lambda: attend(*given))
+    return {
+        "forward_ms": forward,
+        "backward_ms": backward_milliseconds(attend(*given), leaves, d_o),
+        "peak_mib": peak(lambda: torch.autograd.grad(attend(*given), leaves, d_o)),
+    }
+
+
+def sdpa_backend(q, k, v, causal=True):
     """The implementation that `scaled_dot_product_attention` chooses: "flash", "cudnn", …"""
-    choice = torch._fused_sdp_choice(q, k, v, is_causal=True)
+    choice = torch._fused_sdp_choice(q, k, v, is_causal=causal)
     return SDPBackend(choice).name.lower().removesuffix("_attention")
 
 
@@ -118,34 +192,73 @@ def backward_milliseconds(o, leaves, d_o, repeats=10):
     return milliseconds(lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True), repeats)
 
 
-def decoders():
-    """{name: function(q_window, k, v, w) -> O of the last token}."""
+def measured_flash(shape, dtype=torch.bfloat16):
+    """Milliseconds of attention without taps, forward: these kernels and SDPA."""
+    q, k, v = torch.randn(3, *shape, device=DEVICE, dtype=dtype)
+    with torch.no_grad():
+        right = [attention(*one_head(q, k, v), causal=True)]
+        for name, attend in {"kernels": flash_attention, "sdpa": scaled_dot_product_attention}.items():
+            call = lambda attend=attend: attend(q, k, v, is_causal=True)  # noqa: E731
+            yield timed_if_right(
+                {
+                    "shape": shape,
+                    "dtype": dtype,
+                    "name": name,
+                    "backend": sdpa_backend(q, k, v) if name == "sdpa" else None,
+                },
+                lambda call=call: [call()],
+                right,
+                lambda call=call: {"forward_ms": milliseconds(replay(call), repeats=20)},
+            )
+
+
+# One token --------------------------------------------------------------------------------------------------
+
+
+def decoders(one_tap):
+    """{name: function(q_window, k, v, w) -> O of the last token}; one_tap: (H, 1, 1) of ones."""
     return {
         "kernels": conv_attention_decode,
         "eager": eager_decode,
         "compile": torch.compile(eager_decode, dynamic=False),
         "sdpa": lambda q_window, k, v, w: scaled_dot_product_attention(q_window[:, :, -1:], k, v),
+        "split keys": lambda q_window, k, v, w: conv_attention_decode(q_window[:, :, -1:], k, v, one_tap),
     }
 
 
-def measured_decoding(shape):
+def measured_decoding(shape, dtype=torch.float32):
     """One row for each contestant: microseconds for one token with a cache of (B, H, N, d)."""
-    k, v = torch.randn(2, *shape, device="cuda")
-    q_window, w = torch.randn_like(k[:, :, -TAPS[0] :]), torch.randn(shape[1], *TAPS, device="cuda") / 7
+    k, v = torch.randn(2, *shape, device=DEVICE, dtype=dtype)
+    q_window, w = torch.randn_like(k[:, :, -TAPS[0] :]), torch.randn(shape[1], *TAPS, device=DEVICE) / 7
+    w, one_tap = w.to(dtype), torch.ones(shape[1], 1, 1, device=DEVICE, dtype=dtype)
     torch._dynamo.reset()
     with torch.no_grad():
-        for name, decode in decoders().items():
-            yield {
-                "shape": shape,
-                "name": name,
-                "us": 1000 * milliseconds(replay(lambda: decode(q_window, k, v, w)), repeats=20),
-            }
+        head, least = one_head(q_window, k, v), least_us(shape, bandwidth(), k.itemsize)
+        convolved = eager_decode(*head, w[:1].double())
+        plain = eager_decode(head[0][:, :, -1:], *head[1:], one_tap[:1].double())
+        for name, decode in decoders(one_tap).items():
+            call = lambda decode=decode: decode(q_window, k, v, w)  # noqa: E731
+            yield timed_if_right(
+                {
+                    "shape": shape,
+                    "dtype": dtype,
+                    "name": name,
+                    "backend": sdpa_backend(q_window[:, :, -1:], k, v, False) if name == "sdpa" else None,
+                    "least_us": least,
+                },
+                lambda call=call: [call()],
+                [plain if name in ("sdpa", "split keys") else convolved],
+                lambda call=call: {"us": 1000 * milliseconds(replay(call), repeats=20)},
+            )
+
+
+# Languages --------------------------------------------------------------------------------------------------
 
 
 def measured_languages(shape):
     """One row for each language in which the kernels are written: milliseconds of flash attention, of
     convolutional attention forward and backward; microseconds of one token with this cache, as a graph."""
-    q, k, v, w, d_o, window = languages.inputs(Shape(*shape, *TAPS, True), device="cuda")
+    q, k, v, w, d_o, window = languages.inputs(Shape(*shape, *TAPS, True), device=DEVICE)
     for name in languages.HOMES:
         functions = languages.language(name)
         o, log_sum = functions.conv_forward(q, k, v, w)
@@ -159,6 +272,20 @@ def measured_languages(shape):
         }
 
 
+# The tables, each a function that returns its rows
+SECTIONS = {
+    "training": lambda: [row for shape, taps in FLOATS for row in measured(shape, taps)],
+    "halves": lambda: [row for shape, taps in HALVES for row in measured(shape, taps, torch.bfloat16)],
+    "flash": lambda: [row for shape in FLASH for row in measured_flash(shape)],
+    "decoding": lambda: [row for shape in CACHES for row in measured_decoding(shape)],
+    "decoding_halves": lambda: [r for shape in HALF_CACHES for r in measured_decoding(shape, torch.bfloat16)],
+    "languages": lambda: [row for shape in ONE_BATCH for row in measured_languages(shape)],
+}
+
+
+# Clocks -----------------------------------------------------------------------------------------------------
+
+
 def replay(call):
     """The call as a CUDA graph, to be launched again and again."""
     for _ in range(3):
@@ -170,34 +297,42 @@ def replay(call):
     return graph.replay
 
 
+@functools.cache
 def bandwidth():
     """Bytes a second that a copy reads and writes on this GPU."""
-    source = torch.empty(2**29, device="cuda")
+    source = torch.empty(2**29, device=DEVICE)
     target = torch.empty_like(source)
     return 2 * source.nbytes / (milliseconds(lambda: target.copy_(source)) / 1000)
 
 
-def least_us(shape, bandwidth):
+def least_us(shape, bandwidth, itemsize=4):
     """Microseconds to read K and V once."""
     batch, heads, n, d = shape
-    return 2 * 4 * batch * heads * n * d / bandwidth * 1e6
+    return 2 * itemsize * batch * heads * n * d / bandwidth * 1e6
 
 
 def milliseconds(call, repeats=10):
-    """The median time of a call on the GPU, after three to warm up.
+    """The median time of a call on the GPU, after three to warm up; of fewer repeats, but of three at least,
+    where they would take more than MOST_MS.
 
     Before each, a buffer larger than the L2 cache is written; and nothing waits for a call's end, so that
     Python launches the next one while the GPU works, as in training.
     """
-    buffer = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
+    buffer = torch.empty(FLUSH, dtype=torch.int8, device=DEVICE)
     pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(3 + repeats)]
-    for start, end in pairs:
-        buffer.zero_()
-        start.record()
-        call()
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in pairs[3:])
+
+    def timed(pairs):
+        for start, end in pairs:
+            buffer.zero_()
+            start.record()
+            call()
+            end.record()
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) for start, end in pairs]
+
+    first = timed(pairs[:3])[-1]
+    enough = max(3, int(MOST_MS / max(first, 1e-3)))
+    return statistics.median(timed(pairs[3 : 3 + min(repeats, enough)]))
 
 
 def peak(call):
@@ -208,47 +343,6 @@ def peak(call):
     call()
     torch.cuda.synchronize()
     return (torch.cuda.max_memory_allocated() - before) / 2**20
-
-
-def text(table):
-    """The table as people read it."""
-    lines = [
-        "{gpu}, {date}, torch {torch}, numba {numba}; causal".format(**table),
-        f"{'B, H, N, d':>18} {'taps':>6} {'':>14} {'forward ms':>11} {'backward ms':>12} {'peak MiB':>9}",
-    ]
-    for kind, rows in {"float32": table["training"], "bfloat16": table["halves"]}.items():
-        lines.append(kind)
-        for row in rows:
-            shape, taps = ", ".join(map(str, row["shape"])), "×".join(map(str, row["taps"]))
-            name = " ".join(filter(None, [row["name"], row["backend"]]))
-            lines.append(
-                f"{shape:>18} {taps:>6} {name:>14} {row['forward_ms']:11.3f} {row['backward_ms']:12.3f}"
-                f" {row['peak_mib']:9.1f}"
-            )
-    lines += [
-        "",
-        "one token; CUDA graphs; microseconds; floor: K and V read once at the {:.2f} TB/s of a copy".format(
-            table["bandwidth"] / 1e12
-        ),
-        f"{'B, H, N, d':>18} {'floor':>9}" + "".join(f" {name:>9}" for name in decoders()),
-    ]
-    for shape in dict.fromkeys(tuple(row["shape"]) for row in table["decoding"]):
-        times = "".join(f" {row['us']:9.1f}" for row in table["decoding"] if tuple(row["shape"]) == shape)
-        lines.append(f"{', '.join(map(str, shape)):>18} {least_us(shape, table['bandwidth']):9.1f}{times}")
-    return "\n".join(lines)
-
-
-def text_of_languages(table):
-    """The kernels in their languages, float32, causal, with the table's taps."""
-    lines = [
-        f"{'B, H, N, d':>18} {'':>8} {'flash ms':>9} {'forward ms':>11} {'backward ms':>12} {'token µs':>11}"
-    ]
-    for row in table["languages"]:
-        lines.append(
-            f"{', '.join(map(str, row['shape'])):>18} {row['name']:>8} {row['flash_ms']:9.3f}"
-            f" {row['forward_ms']:11.3f} {row['backward_ms']:12.3f} {row['us']:11.1f}"
-        )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ Each begins at the tile's index (0, 0). Of dT the tile owns the columns from P_r
 dW, dK and dV count only what a tile owns. Sources: as conv_forward.py; Dao 2023, arXiv 2307.08691, Algorithm
 2 (L and D).
 
-    grid    (⌈N / owned⌉, H, B)        block   (size / 4)² threads: 256 for the size 64
+    grid    (B · H, ⌈N / owned⌉)        block   (size / 4)² threads: 256 for the size 64
     shared  2 · size · (size + 9) + 2 · size · 12 + 512 + 2 · 16² floats, static: 46.5 KiB
     cost    (3·d + 3·c_q·c_k) and (4·d + 2·c_q·c_k) multiply-adds a score, more by what halos make again
 """
@@ -49,7 +49,7 @@ from kernels.conv_tiles import (
     check_size,
     clear,
     convolve_strip,
-    load_rows,
+    copy_rows,
     load_taps,
     products,
     store_rows,
@@ -158,7 +158,7 @@ def add_tap_gradients(sums, g_tile, s_tile, a, b, part, parts, rows, first, last
 @functools.cache
 def queries_kernel(width, size):
     """The kernel of dQ and dW for rows of at most `width` numbers and tiles of `size` × `size` scores."""
-    step, pitch = size // PATCH, size + PADDING
+    step, pitch, threads = size // PATCH, size + PADDING, threads_of(size)
     patch_numbers = PATCH * (width // step)
     rows_at_a_time = min(16, 512 // width)
 
@@ -179,13 +179,13 @@ def queries_kernel(width, size):
         d_q_patch = cuda.local.array(patch_numbers, float32)
         strip = cuda.local.array(PATCH_NUMBERS, float32)
         tap_sums = cuda.local.array(STRIP, float32)
-        batch, head = cuda.blockIdx.z, cuda.blockIdx.y
+        batch, head = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1]
         q_rows, k_rows, v_rows, d_o_rows = q[batch, head], k[batch, head], v[batch, head], d_o[batch, head]
         n, keys, c_q, c_k = q.shape[2], k.shape[2], w.shape[1], w.shape[2]
         first_query, first_key, owned_diagonal = extent
         diagonal = first_key - first_query + owned_diagonal
         rows, columns, right = size - 2 * (c_q - 1), size - 2 * (c_k - 1), c_k - 1 - (c_k - 1) // 2
-        i0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * rows
+        i0 = (cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows
         # 1. the taps, and which of them this thread sums: STRIP of a row of them, over every parts-th row of
         # the tile
         clear(s_tile)
@@ -266,7 +266,7 @@ def queries_kernel(width, size):
             store_strips(s_tile, strip, rows, 0, columns)
             # 4. dQ += dS k
             for first in range(0, min(columns, last_key - j0), rows_at_a_time):
-                load_rows(rows_chunk, k_rows, j0 + first)
+                copy_rows(rows_chunk, width, k_rows, j0 + first, 0, threads)
                 cuda.syncthreads()
                 add_weighted_rows(d_q_patch, s_tile, first, rows_chunk)
                 cuda.syncthreads()
@@ -280,7 +280,7 @@ def queries_kernel(width, size):
                 total = float32(0)
                 for other in range(mine * parts, (mine + 1) * parts):
                     total += s_tile[other // size, other % size]
-                block = cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x
+                block = batch * cuda.gridDim.y + cuda.blockIdx.y
                 cuda.atomic.add(d_w, (block % d_w.shape[0], head, a, b + x), total)
             cuda.syncthreads()
 
@@ -290,7 +290,7 @@ def queries_kernel(width, size):
 @functools.cache
 def keys_kernel(width, size):
     """The kernel of dK and dV for rows of at most `width` numbers and tiles of `size` × `size` scores."""
-    step, pitch = size // PATCH, size + PADDING
+    step, pitch, threads = size // PATCH, size + PADDING, threads_of(size)
     patch_numbers = PATCH * (width // step)
     rows_at_a_time = min(16, 512 // width)
 
@@ -309,13 +309,13 @@ def keys_kernel(width, size):
             cuda.local.array(patch_numbers, float32),
         )
         strip = cuda.local.array(PATCH_NUMBERS, float32)
-        batch, head = cuda.blockIdx.z, cuda.blockIdx.y
+        batch, head = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1]
         q_rows, k_rows, v_rows, d_o_rows = q[batch, head], k[batch, head], v[batch, head], d_o[batch, head]
         n, keys, c_q, c_k = q.shape[2], k.shape[2], w.shape[1], w.shape[2]
         first_query, first_key, owned_diagonal = extent
         diagonal = first_key - first_query + owned_diagonal
         rows, columns, right = size - 2 * (c_q - 1), size - 2 * (c_k - 1), c_k - 1 - (c_k - 1) // 2
-        j0 = cuda.blockIdx.x * columns
+        j0 = cuda.blockIdx.y * columns
         # 1. the taps
         clear(s_tile)
         clear(g_tile)
@@ -375,11 +375,11 @@ def keys_kernel(width, size):
             store_strips(g_tile, strip, rows, 0, columns)
             # 4. dV += Pᵀ dO and dK += dSᵀ q
             for first in range(0, min(rows, n - i0), rows_at_a_time):
-                load_rows(rows_chunk, d_o_rows, i0 - first_query + first)
+                copy_rows(rows_chunk, width, d_o_rows, i0 - first_query + first, 0, threads)
                 cuda.syncthreads()
                 add_weighted_columns(d_v_patch, s_tile, first, right, rows_chunk)
                 cuda.syncthreads()
-                load_rows(rows_chunk, q_rows, i0 + first)
+                copy_rows(rows_chunk, width, q_rows, i0 + first, 0, threads)
                 cuda.syncthreads()
                 add_weighted_columns(d_k_patch, g_tile, first, 0, rows_chunk)
                 cuda.syncthreads()
@@ -429,15 +429,15 @@ def conv_backward(
     rows, columns = size - 2 * (w.shape[1] - 1), size - 2 * (w.shape[2] - 1)
     d_q = d_k = d_v = d_w = None
     if wanted[0] or wanted[3]:
-        grid = (-(-n // rows), heads, batch)
-        d_q, d_w = output(q.shape, like=q), q.new_zeros(grid[0] * batch if deterministic else 1, *w.shape)
+        grid = (batch * heads, -(-n // rows))
+        d_q, d_w = output(q.shape, like=q), q.new_zeros(grid[1] * batch if deterministic else 1, *w.shape)
         launch(queries_kernel(width_for(d), size), grid, threads_of(size), *given, d_q, d_w, run=run)
         d_w = d_w.sum(0)
     if wanted[1] or wanted[2]:
         d_k, d_v = output(k.shape, like=k), output(v.shape, like=v)
         launch(
             keys_kernel(width_for(d), size),
-            (-(-keys // columns), heads, batch),
+            (batch * heads, -(-keys // columns)),
             threads_of(size),
             *given,
             d_k,

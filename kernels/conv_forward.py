@@ -14,8 +14,9 @@ grow over the key tiles as in flash_forward.py, and only O and L = m + log l are
 Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 1 (the
 loop).
 
-    grid    (⌈N / (size - P_q)⌉, H, B), the last tile of rows first, since under a causal mask it has
-            most to do
+    grid    (B · H, ⌈N / (size - P_q)⌉, splits), the last tiles of rows of all heads first, since under a
+            causal mask they have most to do. Where these are too few for the GPU, the keys of each are
+            divided among `splits` blocks, and `conv_merge_kernel` merges what they found
     block   (size / 4)² threads: 256 for the size 64
     shared  size · (size + 9) + 2 · size · 36 + 16 · width + 16² + size floats, static: 41.5 KiB at width 64
     cost    (d + c_q·c_k + d) · N² multiply-adds a head, half of them causal, times
@@ -43,7 +44,7 @@ from kernels.conv_tiles import (
     check_size,
     clear,
     convolve_strip,
-    load_rows,
+    copy_rows,
     load_taps,
     patch_place,
     products,
@@ -54,25 +55,28 @@ from kernels.conv_tiles import (
     turns_and_strips,
 )
 from kernels.launch import launch, output, width_for
+from kernels.splits import checked_splits, multiprocessors
 from kernels.tiles import MINUS_INFINITY, reciprocal, weight
 
 SIZE = 64
 CHUNK_WORDS = 32 + GROUP  # of a row of q or k, in a product over d
 ROWS_AT_A_TIME = 16  # of v
+RESIDENT = 2  # blocks that share a multiprocessor
 
 
 @functools.cache
 def conv_forward_kernel(width, size):
     """The kernel for rows of at most `width` numbers and tiles of `size` × `size` scores."""
-    step, pitch = size // PATCH, size + PADDING
+    step, pitch, threads = size // PATCH, size + PADDING, threads_of(size)
     columns = width // step  # of the output, a thread
     o_numbers = PATCH * columns
     turns, strips = turns_and_strips.py_func(size)
 
     @cuda.jit(max_registers=MOST_REGISTERS)
     def conv_forward_kernel(q, k, v, w, scale, causal, extent, o, log_sum):
-        """o (B, H, N, d) and log_sum (B, H, N) of the queries and keys that `extent`
-        (kernels.conv_extent.Extent) says, from q, k, v (B, H, ..., d) and w (H, c_q, c_k)."""
+        """o (splits, B, H, N, d) and log_sum (splits, B, H, N) of the queries and keys that `extent`
+        (kernels.conv_extent.Extent) says, from q, k, v (B, H, ..., d) and w (H, c_q, c_k). Split s has
+        the s-th share of the tiles of keys."""
         s_tile = cuda.shared.array((size, pitch), float32)
         q_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
         k_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
@@ -82,23 +86,25 @@ def conv_forward_kernel(width, size):
         o_patch = cuda.local.array(o_numbers, float32)
         strip = cuda.local.array(PATCH_NUMBERS, float32)
         m, l = cuda.local.array(turns, float32), cuda.local.array(turns, float32)
-        batch, head = cuda.blockIdx.z, cuda.blockIdx.y
+        batch, head, split = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1], cuda.blockIdx.z
         q_rows, k_rows, v_rows = q[batch, head], k[batch, head], v[batch, head]
-        n, keys_owned, c_q, c_k = o.shape[2], v.shape[2], w.shape[1], w.shape[2]
+        n, keys_owned, c_q, c_k = o.shape[3], v.shape[2], w.shape[1], w.shape[2]
         first_query, first_key, diagonal = extent
         rows, keys = size - (c_q - 1), size - (c_k - 1)  # what a tile owns
-        i0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * rows
+        i0 = (cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows
         lane = cuda.threadIdx.x % LANES
         patch_row, _ = patch_place(step)
         # 1. the taps; no key read yet
         clear(s_tile)
         load_taps(taps, w[head], False)
-        for part in range(o_numbers):
-            o_patch[part] = float32(0)
+        for x in range(o_numbers):
+            o_patch[x] = float32(0)
         for turn in range(turns):
             m[turn], l[turn] = MINUS_INFINITY, float32(0)
         last_key = min(keys_owned, i0 + rows + diagonal) if causal else keys_owned
-        for j0 in range(0, last_key, keys):
+        share = keys * -(-last_key // (keys * cuda.gridDim.z))
+        last_key = min(last_key, (split + 1) * share)
+        for j0 in range(split * share, last_key, keys):
             # 2. S0, with its halo
             products(
                 s_tile,
@@ -151,11 +157,11 @@ def conv_forward_kernel(width, size):
                         ]
             # 4. O = O · shrink + P V
             for first in range(0, min(keys, last_key - j0), ROWS_AT_A_TIME):
-                load_rows(v_chunk, v_rows, j0 + first)
+                copy_rows(v_chunk, width, v_rows, j0 + first, 0, threads)
                 cuda.syncthreads()
                 if first == 0:
-                    for part in range(o_numbers):
-                        o_patch[part] *= row_factor[patch_row + part // columns * step]
+                    for x in range(o_numbers):
+                        o_patch[x] *= row_factor[patch_row + x // columns * step]
                 add_weighted_rows(o_patch, s_tile, first, v_chunk)
                 cuda.syncthreads()
         # 5. one division for each number of the output
@@ -164,22 +170,42 @@ def conv_forward_kernel(width, size):
             if lane == 0:
                 row_factor[i] = reciprocal(l[turn])
                 if i < rows and i0 + i < n:
-                    log_sum[batch, head, i0 + i] = m[turn] + math.log(l[turn])
+                    log_sum[split, batch, head, i0 + i] = m[turn] + math.log(l[turn])
         cuda.syncthreads()
-        for part in range(o_numbers):
-            o_patch[part] *= row_factor[patch_row + part // columns * step]
-        store_rows(o[batch, head], i0, rows, float32(1), o_patch, step)
+        for x in range(o_numbers):
+            o_patch[x] *= row_factor[patch_row + x // columns * step]
+        store_rows(o[split, batch, head], i0, rows, float32(1), o_patch, step)
 
     return conv_forward_kernel
 
 
-def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE, extent=None):
+@cuda.jit
+def conv_merge_kernel(parts, log_sums, o, log_sum):
+    """o (B, H, N, d) and log_sum (B, H, N) over all keys, from parts (splits, B, H, N, d) and log_sums
+    (splits, B, H, N) over a share of them each: L = log Σ e^L_s, O = Σ e^(L_s - L) O_s. A block has a row, a
+    thread a number of it."""
+    batch, head, i, c = cuda.blockIdx.z, cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
+    m, l, total = MINUS_INFINITY, float32(0), float32(0)
+    for split in range(parts.shape[0]):
+        m = max(m, log_sums[split, batch, head, i])
+    for split in range(parts.shape[0]):
+        share = weight(log_sums[split, batch, head, i], m)
+        l += share
+        total += share * parts[split, batch, head, i, c]
+    o[batch, head, i, c] = total * reciprocal(l)
+    if c == 0:
+        log_sum[batch, head, i] = m + math.log(l)
+
+
+def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE, extent=None, splits=None):
     """(O, L): convolutional attention and each query's log-sum-exp, without gradients. Arguments and errors
     are those of `conv_attention`.
 
     O is like q, L is (B, H, N), float32, on q's device. size: of a tile of float32 scores, 64 or 32.
-    extent: where q, k and v are pieces of a sequence, which of their rows are owned and which are halo; O and
-    L then have the owned queries' rows, and L = -inf, O = 0 for one that sees no owned key.
+    splits: among how many blocks the keys of a tile of queries are divided, 1 or more (float32); chosen by
+    `choose_splits` unless given. extent: where q, k and v are pieces of a sequence, which of their rows are
+    owned and which are halo; O and L then have the owned queries' rows, and L = -inf, O = 0 for one that sees
+    no owned key.
     """
     check_size(size)
     dtypes = FLOAT32 if extent else ANY_FLOAT
@@ -187,11 +213,13 @@ def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE, exten
     if q.dtype in HALVES:
         return conv_tensor_forward(q, k, v, w, causal, scale, run)
     batch, heads, n, d = (*q.shape[:2], q.shape[2] - extent.first_query, q.shape[3])
-    o, log_sum = output((batch, heads, n, d), like=q), output((batch, heads, n), like=q)
-    grid = (-(-n // (size - w.shape[1] + 1)), heads, batch)
+    grid = batch * heads, -(-n // (size - w.shape[1] + 1))
+    key_tiles = -(-v.shape[2] // (size - w.shape[2] + 1))
+    splits = choose_splits(*grid, key_tiles, causal, q.device) if splits is None else checked_splits(splits)
+    o, log_sum = output((splits, batch, heads, n, d), like=q), output((splits, batch, heads, n), like=q)
     launch(
         conv_forward_kernel(width_for(d), size),
-        grid,
+        (*grid, splits),
         threads_of(size),
         q,
         k,
@@ -204,4 +232,21 @@ def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE, exten
         log_sum,
         run=run,
     )
+    return (o[0], log_sum[0]) if splits == 1 else merged(o, log_sum, run)
+
+
+def merged(parts, log_sums, run=None):
+    """(O, L) over all keys, from those over a share of them each, stacked."""
+    _, batch, heads, n, d = parts.shape
+    o, log_sum = output(parts.shape[1:], like=parts), output(log_sums.shape[1:], like=parts)
+    launch(conv_merge_kernel, (n, heads, batch), d, parts, log_sums, o, log_sum, run=run)
     return o, log_sum
+
+
+def choose_splits(sequences, row_tiles, key_tiles, causal, device):
+    """Among how many blocks to divide the keys of a tile of rows: so many that no block takes longer than all
+    would if they shared the work evenly. 1 in the simulator, which runs block after block."""
+    if device.type == "cpu":
+        return 1
+    blocks = sequences * row_tiles / (2 if causal else 1)  # each with as much to do as the longest
+    return max(1, min(key_tiles, math.ceil(RESIDENT * multiprocessors(device) / blocks)))

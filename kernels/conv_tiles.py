@@ -29,8 +29,8 @@ TAPS = 16  # the largest kernel, 15 × 15, in whole groups
 MOST_REGISTERS = 128
 SECTOR = 8  # numbers in a sector of global memory
 # no index into a tile is larger, or negative: i & INDEX says so to the compiler, which then drops its code
-# for negative indices
-INDEX = 127
+# for negative indices; i & PLACE does for rows of q, k and v
+INDEX, PLACE = 127, (1 << 31) - 1
 PATCH_NUMBERS, PATCH_OPERANDS, WINDOW = PATCH * PATCH, PATCH * GROUP, STRIP + GROUP
 
 
@@ -100,29 +100,36 @@ def load_taps(taps, w, flipped):
 @cuda.jit(device=True)
 def load_columns(chunk, rows, first, start):
     """chunk = rows[first : first + size, start : start + width], with 0 for what lies outside `rows` (n, d).
-    chunk: (size, width + GROUP)."""
-    copy_rows(chunk, chunk.shape[1] - GROUP, rows, first, start)
-
-
-@cuda.jit(device=True)
-def load_rows(chunk, rows, first):
-    """chunk = rows[first : first + size], with 0 for what lies outside `rows` (n, d). chunk: (size, width), d
-    <= width."""
-    copy_rows(chunk, chunk.shape[1], rows, first, 0)
-
-
-@cuda.jit(device=True)
-def copy_rows(chunk, width, rows, first, start):
-    """chunk[:, :width] = rows[first :, start :], with 0 for what lies outside. SECTOR neighbouring threads
-    share a row: 32 bytes a time."""
+    chunk: (size, width + GROUP). SECTOR neighbouring threads share a row: 32 bytes a time."""
     n, d = rows.shape
     for i in range(cuda.threadIdx.x // SECTOR, chunk.shape[0], cuda.blockDim.x // SECTOR):
         inside = 0 <= first + i and first + i < n
-        for c in range(0, width, SECTOR):
+        for c in range(0, chunk.shape[1] - GROUP, SECTOR):
             column = (c + cuda.threadIdx.x % SECTOR) & INDEX
             chunk[i, column] = (
                 rows[first + i, start + column] if inside and start + column < d else float32(0)
             )
+
+
+@cuda.jit(device=True)
+def copy_rows(chunk, width, rows, first, start, threads):
+    """chunk[:, :width] = rows[first :, start :], with 0 for what lies outside `rows` (n, d). SECTOR or more
+    neighbouring threads share a row: 32 bytes a time at least.
+
+    threads: of the block, a constant, and a power of two like the chunk's sides: so the compiler knows all
+    but where a thread begins, and no loop and no division is left.
+    """
+    n, d = rows.shape
+    lanes = max(SECTOR, threads // chunk.shape[0])
+    row, lane = cuda.threadIdx.x // lanes, cuda.threadIdx.x % lanes & INDEX
+    for turn in range(chunk.shape[0] * lanes // threads):
+        i = row + turn * (threads // lanes)
+        place = first + i
+        inside = 0 <= place and place < n
+        for c in range(0, width, lanes):
+            column = start + lane + c
+            number = rows[place & PLACE, column & PLACE] if inside and column < d else float32(0)
+            chunk[i & INDEX, (lane + c) & INDEX] = number
 
 
 # Products, in patches ---------------------------------------------------------------------------------------
@@ -137,15 +144,15 @@ def products(tile, a, b, first_a, first_b, factor, causal, diagonal, a_chunk, b_
         (size, 8 + GROUP), say, in shared memory. All threads of the block call it; the caller puts a barrier
         before others read the tile.
     """
-    step = tile.shape[0] // PATCH
+    step, words = tile.shape[0] // PATCH, a_chunk.shape[1] - GROUP
     row, column = patch_place(step)
     patch = cuda.local.array(PATCH_NUMBERS, float32)
     for part in range(PATCH_NUMBERS):
         patch[part] = float32(0)
-    for start in range(0, a.shape[1], a_chunk.shape[1] - GROUP):
+    for start in range(0, a.shape[1], words):
         cuda.syncthreads()  # the chunks may be overwritten, and what the caller had in the tile
-        load_columns(a_chunk, a, first_a, start)
-        load_columns(b_chunk, b, first_b, start)
+        copy_rows(a_chunk, words, a, first_a, start, step * step)
+        copy_rows(b_chunk, words, b, first_b, start, step * step)
         cuda.syncthreads()
         add_products(patch, a_chunk, b_chunk, row, column, step)
     for r in range(PATCH):
@@ -250,7 +257,9 @@ def convolve_strip(strip, place, tile, taps, i, j, c_q, c_k):
     for a in range(c_q):
         for x in range(STRIP):
             window[x] = tile[i + a, (j & INDEX) + x]
-        for b in range(0, c_k, GROUP):
+        for b in range(0, TAPS, GROUP):
+            if b >= c_k:
+                break
             for x in range(GROUP):
                 window[STRIP + x] = tile[i + a, ((j + b) & INDEX) + STRIP + x]
             for y in range(GROUP):

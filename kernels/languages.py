@@ -1,7 +1,7 @@
 """The same kernels in three languages, held to the reference and to each other: python -m kernels.languages
 
 On a GPU: the largest errors of each language on the shapes of `kernels.conv_cases`, float32. `python -m
-kernels.bench --languages` has their times.
+kernels.bench --only languages` has their times.
 """
 
 import argparse

@@ -19,6 +19,7 @@ LOOKS = {  # Okabe and Ito's colours, which the colour-blind can tell apart; a m
     "eager": ("#0072B2", "s", "PyTorch eager"),
     "compile": ("#009E73", "^", "torch.compile"),
     "sdpa": ("#999999", "D", "scaled_dot_product_attention (no convolution)"),
+    "split keys": ("#CC79A7", "v", "these kernels without a convolution"),
 }
 
 
@@ -93,7 +94,7 @@ def training(table):
         panels,
         {"forward_ms": "forward, ms", "backward_ms": "backward, ms", "peak_mib": "peak memory, MiB"}.items(),
     ):
-        for name in LOOKS:
+        for name in dict.fromkeys(row["name"] for row in table["training"]):
             n, values = series(table["training"], name, key, 8)
             line(axes, name, n, values)
         axes.set_yscale("log")
@@ -106,7 +107,7 @@ def decoding(table):
     """Microseconds a token over the cache's length, beside the time to read it once."""
     figure, panels = figure_with(3, "Decoding one token · d = 64, CUDA graphs", table)
     for axes, heads in zip(panels, (8, 32, 128)):
-        for name in LOOKS:
+        for name in dict.fromkeys(row["name"] for row in table["decoding"]):
             n, values = series(table["decoding"], name, "us", heads)
             line(axes, name, n, values)
         axes.plot(

@@ -1,11 +1,15 @@
 """The convolutional kernels on every shape, and on random ones, against the float64 reference: compiled and
 checked by the simulator, and on a GPU."""
 
+import math
+
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.conv_cases import SHAPES, Shape, errors_of, right
+from kernels.conv_cases import SHAPES, Shape, errors_of, inputs, right
+from kernels.conv_forward import conv_forward
 from kernels.launch import simulated, width_for
 
 gpu, nightly = pytest.mark.gpu, pytest.mark.nightly
@@ -54,6 +58,19 @@ def test_random_shapes_compiled(shape):
 @given(shape=SIZES)
 def test_random_shapes_of_every_width_compiled(shape):
     is_right(shape, run=native)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_keys_divided_among_blocks(causal):
+    """As without splits: with fewer and with more of them than tiles of keys, where rows of some see no key;
+    a NaN stays in its rows."""
+    q, k, v, w, _ = inputs(Shape(1, 2, 150, 13, 3, 4, causal))
+    q[0, 1, 70] = math.nan
+    whole = conv_forward(q, k, v, w, causal, run=native)
+    assert whole[0].isnan().any() and not whole[0][0, 0].isnan().any()
+    for splits in (2, 5):
+        for a, b in zip(conv_forward(q, k, v, w, causal, run=native, splits=splits), whole):
+            assert torch.allclose(a, b, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
 def test_the_sample_has_every_length_and_all_taps():
