@@ -30,7 +30,7 @@ import functools
 import math
 
 from numba import cuda
-from numpy import float32
+from numpy import float32, int32
 
 from kernels.arguments import ANY_FLOAT, FLOAT32, HALVES, backward_arguments
 from kernels.conv_tensor_backward import conv_tensor_backward
@@ -42,13 +42,14 @@ from kernels.conv_tiles import (
     PATCH,
     PATCH_NUMBERS,
     STRIP,
+    STRIPS,
     TAPS,
     WINDOW,
     add_weighted_columns,
     add_weighted_rows,
     check_size,
     clear,
-    convolve_strip,
+    convolve_strips,
     copy_rows,
     load_taps,
     products,
@@ -80,19 +81,25 @@ def probabilities_and_gradients(
     size, n = s_tile.shape[0], log_sum.size
     turns, strips = turns_and_strips(size)
     rows, columns = size - (c_q - 1), size - (c_k - 1)
+    counts = cuda.local.array(STRIPS, int32)
+    for turn in range(turns):
+        i = strip_row(turn, size)
+        query = i0 + i
+        last = min(columns, (query + diagonal + 1 if causal else keys) - j0, keys - j0)
+        for s in range(strips):
+            seen = i < rows and 0 <= query and query < n and strip_column(s) + STRIP > -j0
+            counts[turn * strips + s] = (last if seen else 0) - strip_column(s)
+    convolve_strips(strip, counts, s_tile, taps, c_q, c_k)
     for turn in range(turns):
         i = strip_row(turn, size)
         query = i0 + i
         inside = i < rows and 0 <= query and query < n
         l, delta = log_sum[query] if inside else float32(0), d[query] if inside else float32(0)
-        last = min(columns, (query + diagonal + 1 if causal else keys) - j0, keys - j0)
         for s in range(strips):
             first, place = strip_column(s), (turn * strips + s) * STRIP
-            if inside and first < last and first + STRIP > -j0:
-                convolve_strip(strip, place, s_tile, taps, i, first, c_q, c_k)
             for x in range(STRIP):
                 j = first + x
-                if inside and j < last and j0 + j >= 0:
+                if x < counts[turn * strips + s] and j0 + j >= 0:
                     p = math.exp(strip[place + x] - l)
                     strip[place + x] = p
                     g_tile[i, j] = p * (g_tile[i, j] - delta)
@@ -106,17 +113,17 @@ def score_gradients(strip, g_tile, flipped, i0, j0, rows, columns, n, keys, caus
     outside, or not owned."""
     size = g_tile.shape[0]
     turns, strips = turns_and_strips(size)
+    counts = cuda.local.array(STRIPS, int32)
     for turn in range(turns):
         i = strip_row(turn, size)
         last = min(columns, (i0 + i + diagonal + 1 if causal else keys) - j0, keys - j0)
-        inside = i < rows and i0 + i < n
         for s in range(strips):
-            first, place = strip_column(s), (turn * strips + s) * STRIP
-            if inside and first < last:
-                convolve_strip(strip, place, g_tile, flipped, i, first, c_q, c_k)
-            for x in range(STRIP):
-                if not (inside and first + x < last):
-                    strip[place + x] = float32(0)
+            counts[turn * strips + s] = (last if i < rows and i0 + i < n else 0) - strip_column(s)
+    convolve_strips(strip, counts, g_tile, flipped, c_q, c_k)
+    for s in range(STRIPS):
+        for x in range(STRIP):
+            if x >= counts[s]:
+                strip[s * STRIP + x] = float32(0)
 
 
 @cuda.jit(device=True)

@@ -27,7 +27,7 @@ import functools
 import math
 
 from numba import cuda
-from numpy import float32
+from numpy import float32, int32
 
 from kernels.arguments import ANY_FLOAT, FLOAT32, HALVES, conv_arguments
 from kernels.conv_tensor import conv_tensor_forward
@@ -39,11 +39,12 @@ from kernels.conv_tiles import (
     PATCH,
     PATCH_NUMBERS,
     STRIP,
+    STRIPS,
     TAPS,
     add_weighted_rows,
     check_size,
     clear,
-    convolve_strip,
+    convolve_strips,
     copy_rows,
     load_taps,
     patch_place,
@@ -84,7 +85,7 @@ def conv_forward_kernel(width, size):
         taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
         row_factor = cuda.shared.array(size, float32)
         o_patch = cuda.local.array(o_numbers, float32)
-        strip = cuda.local.array(PATCH_NUMBERS, float32)
+        strip, counts = cuda.local.array(PATCH_NUMBERS, float32), cuda.local.array(STRIPS, int32)
         m, l = cuda.local.array(turns, float32), cuda.local.array(turns, float32)
         batch, head, split = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1], cuda.blockIdx.z
         q_rows, k_rows, v_rows = q[batch, head], k[batch, head], v[batch, head]
@@ -122,20 +123,23 @@ def conv_forward_kernel(width, size):
             # 3. T and then P in strips, the largest score and the sum of a row by its LANES threads together
             for turn in range(turns):
                 i = strip_row(turn, size)
-                largest = m[turn]
                 for s in range(strips):
-                    first, place = strip_column(s), (turn * strips + s) * STRIP
                     last = (
                         min(keys, keys_owned - j0, i0 + i + diagonal + 1 - j0)
                         if causal
                         else min(keys, keys_owned - j0)
-                    )  # columns that count
-                    if i < rows and i0 + i < n and first < last:
-                        convolve_strip(strip, place, s_tile, taps, i, first, c_q, c_k)
+                    )
+                    # of each strip, the columns that count
+                    counts[turn * strips + s] = (last if i < rows and i0 + i < n else 0) - strip_column(s)
+            convolve_strips(strip, counts, s_tile, taps, c_q, c_k)
+            for turn in range(turns):
+                i = strip_row(turn, size)
+                largest = m[turn]
+                for s in range(strips):
                     for x in range(STRIP):
-                        if not (i < rows and i0 + i < n and first + x < last):
-                            strip[place + x] = MINUS_INFINITY
-                        largest = max(largest, strip[place + x])
+                        if x >= counts[turn * strips + s]:
+                            strip[(turn * strips + s) * STRIP + x] = MINUS_INFINITY
+                        largest = max(largest, strip[(turn * strips + s) * STRIP + x])
                 largest = max(largest, cuda.shfl_xor_sync(0xFFFFFFFF, largest, 1))
                 largest = max(largest, cuda.shfl_xor_sync(0xFFFFFFFF, largest, 2))
                 total = float32(0)

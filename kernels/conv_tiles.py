@@ -32,6 +32,7 @@ SECTOR = 8  # numbers in a sector of global memory
 # for negative indices; i & PLACE does for rows of q, k and v
 INDEX, PLACE = 127, (1 << 31) - 1
 PATCH_NUMBERS, PATCH_OPERANDS, WINDOW = PATCH * PATCH, PATCH * GROUP, STRIP + GROUP
+STRIPS = PATCH_NUMBERS // STRIP  # of a thread, in one row or in two
 
 
 def threads_of(size):
@@ -245,6 +246,21 @@ def store_rows(rows, first, count, factor, patch, step):
 
 
 @cuda.jit(device=True)
+def convolve_strips(strip, counts, tile, taps, c_q, c_k):
+    """strip = the STRIPS strips of this thread, but for one of which no column counts; counts: (STRIPS,).
+
+    Each is named: registers have no index, and the compiler would leave a loop over them a loop.
+    """
+    size = tile.shape[0]
+    _, strips = turns_and_strips(size)
+    if counts[0] > 0:
+        convolve_strip(strip, 0, tile, taps, strip_row(0, size), strip_column(0), c_q, c_k)
+    if counts[1] > 0:
+        row, column = strip_row(1 // strips, size), strip_column(1 % strips)
+        convolve_strip(strip, STRIP, tile, taps, row, column, c_q, c_k)
+
+
+@cuda.jit(device=True)
 def convolve_strip(strip, place, tile, taps, i, j, c_q, c_k):
     """strip[place + x] = Σ_ab taps[a, b] · tile[i + a, j + x + b] for x < STRIP.
 
@@ -257,14 +273,24 @@ def convolve_strip(strip, place, tile, taps, i, j, c_q, c_k):
     for a in range(c_q):
         for x in range(STRIP):
             window[x] = tile[i + a, (j & INDEX) + x]
-        for b in range(0, TAPS, GROUP):
-            if b >= c_k:
-                break
-            for x in range(GROUP):
-                window[STRIP + x] = tile[i + a, ((j + b) & INDEX) + STRIP + x]
-            for y in range(GROUP):
-                tap = taps[a, (b & INDEX) + y]
-                for x in range(STRIP):
-                    strip[place + x] += tap * window[x + y]
-            for x in range(STRIP):
-                window[x] = window[x + GROUP]
+        add_group(strip, place, window, tile, taps, i, j, a, 0)
+        if c_k > GROUP:
+            add_group(strip, place, window, tile, taps, i, j, a, GROUP)
+            if c_k > 2 * GROUP:
+                add_group(strip, place, window, tile, taps, i, j, a, 2 * GROUP)
+                if c_k > 3 * GROUP:
+                    add_group(strip, place, window, tile, taps, i, j, a, 3 * GROUP)
+
+
+@cuda.jit(device=True)
+def add_group(strip, place, window, tile, taps, i, j, a, b):
+    """strip[place + x] += Σ_y taps[a, b + y] · tile[i + a, j + x + b + y] for y < GROUP; window then holds
+    STRIP columns from j + b + GROUP on."""
+    for x in range(GROUP):
+        window[STRIP + x] = tile[i + a, ((j + b) & INDEX) + STRIP + x]
+    for y in range(GROUP):
+        tap = taps[a, (b & INDEX) + y]
+        for x in range(STRIP):
+            strip[place + x] += tap * window[x + y]
+    for x in range(STRIP):
+        window[x] = window[x + GROUP]

@@ -35,7 +35,6 @@ HALO_ROWS, HALO_COLUMNS = SIZE + MOST_TAPS - 1, SIZE + TAPS  # of a tile with it
 PITCH = HALO_COLUMNS + 1  # an odd number of words, for eight rows in different banks
 GRADIENT_PITCH = SIZE + 1
 TURNS = SIZE // STRIP // LANES  # strips of a thread
-STRIP_NUMBERS = TURNS * STRIP
 MOST_GROUP = 32  # heads that mix
 HELD = 64  # numbers that a thread of mix_kernel holds
 
@@ -90,7 +89,7 @@ def multi_token_convolve_kernel(x, x_first, w, flipped, causal, y, y_first):
     """
     tile = cuda.shared.array((HALO_ROWS, PITCH), float32)
     taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
-    strip = cuda.local.array(STRIP_NUMBERS, float32)
+    strip = cuda.local.array(STRIP, float32)
     batch, head = cuda.blockIdx.z, cuda.blockIdx.y
     c_q, c_k, columns = w.shape[1], w.shape[2], y.shape[3]
     across = (columns + SIZE - 1) // SIZE
@@ -109,12 +108,10 @@ def multi_token_convolve_kernel(x, x_first, w, flipped, causal, y, y_first):
     for turn in range(TURNS):
         j = (cuda.threadIdx.x % LANES + turn * LANES) * STRIP & INDEX
         if i < rows and j < seen:
-            convolve_strip(strip, turn * STRIP, tile, taps, i, j, c_q, c_k)
+            convolve_strip(strip, 0, tile, taps, i, j, c_q, c_k)
         for part in range(STRIP):
             if i < rows and j + part < last:
-                y[batch, head, r0 + i, c0 + j + part] = (
-                    strip[turn * STRIP + part] if j + part < seen else float32(0)
-                )
+                y[batch, head, r0 + i, c0 + j + part] = strip[part] if j + part < seen else float32(0)
 
 
 @cuda.jit(max_registers=MOST_REGISTERS)

@@ -741,7 +741,7 @@ print(inspect.getsource(conv_tiles.add_products.py_func))
 print(inspect.getsource(conv_tiles.convolve_strip.py_func))
 
 # %% [markdown]
-# (Taps are filled up with zeros to a multiple of four columns. The loop over them has a fixed end and a `break`: so the compiler can unroll it, and the window moves on without a single instruction.) Both in a picture, for one thread:
+# (Taps are filled up with zeros to a multiple of four columns.) Both in a picture, for one thread:
 
 
 # %%
