@@ -111,6 +111,7 @@ def fewest_splits(sequences, most, wave):
     return next(s for s, share in zip(splits, busy) if share >= 0.9 * max(busy))
 
 
+@functools.cache
 def multiprocessors(device):
     """How many multiprocessors the device has. The simulator, on the CPU, runs one block at a time: 1."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
