@@ -75,6 +75,7 @@ def ex18_4(most_registers, rng):
         (1, 32, 0),
         (21, 96, 0),
         (8, 33, 1000),
+        (13, 160, 0),
     ]
     drawn = [
         (int(rng.integers(1, 14)), int(rng.integers(1, 300)), int(rng.integers(0, 24000))) for _ in range(60)
