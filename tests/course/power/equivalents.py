@@ -131,11 +131,13 @@ EQUIVALENT = {
     },
     "ex17_1": {"stops at 9 elements": "p has eight"},
     "ex17_6": {"stops at 9 elements": "t has eight"},
+    "ex18_2": {"stops at 9 elements": "the first array, sums, has four"},
     "ex18_3": {
         "line 1: 1 more in 4": "a fifth number would lie in row 16, which belongs to no tap",
         "writes into sums at the end": "the lane's own, and used up",
     },
     "ex18_4": {"line 5: 1 more in 16384": "the divisor is even, so one register more changes no quotient"},
+    "ex18_5": {"stops at 9 elements": "the first array, t, has four", "line 4: 1 less in 0": ONE_ENTRY},
     "ex19_2": {
         "ignores columns": "tiles of one column, which are tiles as well",
         "line 5: 1 less in 0": "the first tile begins a column earlier, at one of zeros",
