@@ -44,40 +44,37 @@ def check(given, dtypes=FLOAT32, filled="", sizes=(), like=None):
     given: {name: (tensor, letters)}; a third element is the tensor's dtypes, of which None stands for the
         first tensor's. dtypes: those of the first tensor, which the others share; None allows any.
     filled: the letters that must be at least 1. sizes: letters whose size is known before.
-    like: (name, tensor) to which device and dtype of all must be equal; without it the first of `given`.
+    like: (name, tensor or cache) to which device and dtype of all must be equal; without it the first of
+        `given`.
     Raises TypeError for what is no tensor and for a dtype, ValueError for sizes and devices.
     """
     for name, (tensor, *_) in given.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"argument {name} is a {type(tensor).__name__}; wanted a torch.Tensor")
     facts = tuple(
-        (name, letters, tuple(own[0]) if own else None, *described(tensor))
+        (name, letters, tuple(own[0]) if own else None, tuple(tensor.shape), tensor.dtype, tensor.device)
         for name, (tensor, letters, *own) in given.items()
     )
-    like = like and (like[0], *described(like[1]))
-    # a decoder asks the same for each token: 20 µs instead of 150. A compiler's sizes may be symbols.
+    like = like and (like[0], like[1].dtype, like[1].device)
+    # a decoder asks the same for every token; a compiler's sizes may be symbols
     fits = fitting if torch.compiler.is_compiling() else fitting_again
     return dict(fits(facts, dtypes, filled, tuple(dict(sizes).items()), like))
 
 
-def described(tensor):
-    """What a check looks at: (shape, dtype, device)."""
-    return tuple(tensor.shape), tensor.dtype, tensor.device
-
-
 def fitting(facts, dtypes, filled, sizes, like):
-    """The sizes by letter, as `check`, of tensors as `described`."""
+    """The sizes by letter, as `check`, of tensors by name, letters, own dtypes, shape, dtype and device; like
+    by name, dtype and device."""
     sizes = dict(sizes)
     if like is not None:
-        dtypes = dtypes and (like[2],)
+        dtypes = dtypes and (like[1],)
     for name, letters, own, shape, dtype, device in facts:
         check_shape(name, shape, letters.split(), sizes)
-        like = like or (name, shape, dtype, device)
+        like = like or (name, dtype, device)
         wanted = own or dtypes
         if wanted is not None:
-            check_dtype(name, dtype, [like[2] if other is None else other for other in wanted])
-        check_device(name, device, like[0], like[3])
-        dtypes = dtypes and (like[2],)
+            check_dtype(name, dtype, [like[1] if other is None else other for other in wanted])
+        check_device(name, device, like[0], like[2])
+        dtypes = dtypes and (like[1],)
     for name, letters, _, shape, *_ in facts:
         for letter, size in zip(letters.split(), shape):
             check_size(name, letter, size, letter in filled.split())
