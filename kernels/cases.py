@@ -21,6 +21,7 @@ from kernels import (
     conv_forward,
     conv_tiled,
     latent_cases,
+    matrix_patterns,
     memory_patterns,
     multi_token_bands,
     multi_token_decode,
@@ -68,6 +69,7 @@ class Case:
     # (**size) -> whether local arrays are in memory, not in registers
     spills: Callable = lambda **size: (False,)
     previous: Callable | None = None  # (*tensors) -> the first outputs, by the stage before
+    oldest: tuple = (7, 5)  # compute capability that the kernels need
 
     def tensors(self, size, seed=0, device="cpu"):
         return [tensor.to(device) for tensor in self.inputs(torch.Generator().manual_seed(seed), **size)]
@@ -88,6 +90,11 @@ class Launch(NamedTuple):
 
 def normal(generator, *shapes):
     return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def tiles_of_16_bits(generator, tiles):
+    shape = tiles, matrix_patterns.ROWS, matrix_patterns.COLUMNS
+    return [torch.randint(-(2**15), 2**15, shape, generator=generator).to(torch.int16)]
 
 
 # Kernels that leave nothing to chance -----------------------------------------------------------------------
@@ -153,6 +160,19 @@ def matmul(a, b, run=None):
     c = output((a.shape[0], b.shape[1]), like=a)
     launch(memory_patterns.matmul_tiled, tiles(*c.shape), (TILE, TILE), a, b, c, run=run)
     return (c,)
+
+
+def matrices(pitch, x, run=None):
+    out = torch.full((x.shape[0], matrix_patterns.PLACES, 4, 32), -1, dtype=torch.int32, device=x.device)
+    launch(matrix_patterns.matrix_kernel(pitch), (x.shape[0],), 32, x, out, run=run)
+    return (out,)
+
+
+def registers_of_matrices(x):
+    """Lane l of a warp has the numbers 2 (l % 4) and the next of row l // 4 of each matrix."""
+    tiles, rows, columns = x.shape
+    matrix = x.reshape(tiles, rows // 16, 2, 8, columns // 16, 2, 4, 2).permute(0, 1, 4, 5, 2, 3, 6, 7)
+    return (matrix.contiguous().view(torch.int32).reshape(tiles, matrix_patterns.PLACES, 4, 32),)
 
 
 def attention_and_log_sum(q, k, v):
@@ -390,6 +410,20 @@ ALL = (
         sizes=(dict(m=33, k=40, n=20),),
         counted=dict(m=64, k=64, n=64),
         shared=lambda **_: (2 * TILE * TILE * 4,),
+    ),
+    *(
+        Case(
+            name,
+            tiles_of_16_bits,
+            partial(matrices, pitch),
+            registers_of_matrices,
+            "exact",
+            sizes=(dict(tiles=2),),
+            counted=dict(tiles=3),
+            shared=lambda pitch=pitch, **_: (matrix_patterns.ROWS * pitch * 2,),
+            oldest=(8, 0),
+        )
+        for name, pitch in matrix_patterns.PITCHES.items()
     ),
     Case(
         "flash_forward",

@@ -137,8 +137,15 @@ def test_the_simulator_predicts_what_the_lesson_says():
     assert found["transpose_padded"]["shared load bytes"] == 128 * 96 * 4
 
 
+def test_a_matrix_takes_a_turn_if_its_rows_lie_in_all_banks():
+    """Four matrices an instruction: as many turns; eight times as many where rows are 128 bytes apart."""
+    counts = [counters.predicted(CASES[name]) for name in ("matrices", "matrices_conflict")]
+    turns = [count["shared load turns"] / count["shared load requests"] for count in counts]
+    assert turns == [4, 32] and counts[0]["shared load conflicts"] == 0
+
+
 def test_reading_what_ncu_prints():
-    metrics = list(counters.METRICS.values())
+    metrics = [metric for metrics in counters.METRICS.values() for metric in metrics]
     lines = [
         f'"{launch}","1","copy","{metric}","inst","{launch + 1},{100 + i}"'
         for launch in (0, 1)
@@ -152,9 +159,11 @@ def test_reading_what_ncu_prints():
         ]
     )
     first, second = counters.launches_of(output)
-    assert list(first) == list(counters.METRICS) and list(first.values()) == [
-        1100 + i for i in range(len(metrics))
-    ]
+    assert list(first) == list(counters.METRICS)
+    assert first["global load sectors"] == 1101  # one counter; loads and ldmatrix are two
+    assert first["shared load requests"] == sum(
+        1100 + metrics.index(metric) for metric in counters.METRICS["shared load requests"]
+    )
     assert second["global load requests"] == 2100
 
 

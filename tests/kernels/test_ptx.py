@@ -74,7 +74,7 @@ def variants():
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
 @pytest.mark.parametrize(("case", "size"), list(variants()))
 def test_kernels(compiler, monkeypatch, case, size, architecture):
-    everything = ""
+    everything, architecture = "", max(architecture, case.oldest)
     for launched, shared, spills in zip(
         case.launches(size), case.shared(**size), case.spills(**size), strict=True
     ):
