@@ -938,7 +938,7 @@ for shape, times in forward_ms.items():
     )
 
 # %% [markdown]
-# With 512 tokens PyTorch is ahead: Python needs longer to ask for the kernel than the GPU for its work, 0.08 ms. And that is so little only since the package divides the keys of each tile of rows among several blocks: 9 tiles of rows for each of 8 heads are 72 blocks, and the GPU has 132 multiprocessors. PyTorch's
+# With 512 tokens `torch.compile` is close behind, 0.09 ms against 0.08. And the kernel is ahead only since the package divides the keys of each tile of rows among several blocks: 9 tiles of rows for each of 8 heads are 72 blocks, and the GPU has 132 multiprocessors. PyTorch's
 # scores, 8 MiB, fit into the GPU's cache of 50 MB. With the length this changes, and least for `torch.compile`, which merges most of the steps between two products. But the scores must be somewhere: at 4096 tokens 512 MiB of them. The kernel never has them. This is the memory that each takes at its peak (forward and backward together; the backward kernels are lesson 13):
 
 # %% jupyter={"source_hidden": true}

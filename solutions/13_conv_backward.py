@@ -1218,7 +1218,7 @@ for shape in [*((1, 8, n, 64) for n in lengths), (4, 16, 2048, 64)]:
     )
 
 # %% [markdown]
-# With 512 tokens the forward pass has nothing to win: the GPU needs 0.08 ms for it, and Python longer to ask for it. At 4096 tokens the kernels' backward pass takes a ninth of plain PyTorch's time, and
+# With 512 tokens both passes take half of plain PyTorch's time. At 4096 tokens the kernels' backward pass takes a ninth of plain PyTorch's time, and
 # the memory at the peak is an eightieth. By the count the backward pass is 3.9 times the forward pass's work; at 4096 tokens it takes 5.7 times as long (9.3 against 1.6 ms). Part of it
 # is the halo, which the count leaves out and which is on both sides here: a tile of 64 × 64 owns 52 × 52. The last line has the most scores of all, and yet its backward pass is only 2.3 times as fast as plain PyTorch's. Why, a table of times does not say.
 #
