@@ -38,9 +38,9 @@ from kernels.conv_tiles import (
     GROUP,
     INDEX,
     MOST_REGISTERS,
+    NUMBERS,
     PADDING,
     PATCH,
-    PATCH_NUMBERS,
     STRIP,
     STRIPS,
     TAPS,
@@ -184,7 +184,7 @@ def queries_kernel(width, size):
         taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
         flipped = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
         d_q_patch = cuda.local.array(patch_numbers, float32)
-        strip = cuda.local.array(PATCH_NUMBERS, float32)
+        strip = cuda.local.array(NUMBERS, float32)
         tap_sums = cuda.local.array(STRIP, float32)
         batch, head = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1]
         q_rows, k_rows, v_rows, d_o_rows = q[batch, head], k[batch, head], v[batch, head], d_o[batch, head]
@@ -315,7 +315,7 @@ def keys_kernel(width, size):
             cuda.local.array(patch_numbers, float32),
             cuda.local.array(patch_numbers, float32),
         )
-        strip = cuda.local.array(PATCH_NUMBERS, float32)
+        strip = cuda.local.array(NUMBERS, float32)
         batch, head = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1]
         q_rows, k_rows, v_rows, d_o_rows = q[batch, head], k[batch, head], v[batch, head], d_o[batch, head]
         n, keys, c_q, c_k = q.shape[2], k.shape[2], w.shape[1], w.shape[2]

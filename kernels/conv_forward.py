@@ -33,11 +33,11 @@ from kernels.arguments import ANY_FLOAT, FLOAT32, HALVES, conv_arguments
 from kernels.conv_tensor import conv_tensor_forward
 from kernels.conv_tiles import (
     GROUP,
-    LANES,
     MOST_REGISTERS,
+    NUMBERS,
     PADDING,
     PATCH,
-    PATCH_NUMBERS,
+    ROW_THREADS,
     STRIP,
     STRIPS,
     TAPS,
@@ -85,7 +85,7 @@ def conv_forward_kernel(width, size):
         taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
         row_factor = cuda.shared.array(size, float32)
         o_patch = cuda.local.array(o_numbers, float32)
-        strip, counts = cuda.local.array(PATCH_NUMBERS, float32), cuda.local.array(STRIPS, int32)
+        strip, counts = cuda.local.array(NUMBERS, float32), cuda.local.array(STRIPS, int32)
         m, l = cuda.local.array(turns, float32), cuda.local.array(turns, float32)
         batch, head, split = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1], cuda.blockIdx.z
         q_rows, k_rows, v_rows = q[batch, head], k[batch, head], v[batch, head]
@@ -93,7 +93,7 @@ def conv_forward_kernel(width, size):
         first_query, first_key, diagonal = extent
         rows, keys = size - (c_q - 1), size - (c_k - 1)  # what a tile owns
         i0 = (cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows
-        lane = cuda.threadIdx.x % LANES
+        lane = cuda.threadIdx.x % ROW_THREADS
         patch_row, _ = patch_place(step)
         # 1. the taps; no key read yet
         clear(s_tile)
@@ -120,7 +120,7 @@ def conv_forward_kernel(width, size):
                 k_chunk,
             )
             cuda.syncthreads()
-            # 3. T and then P in strips, the largest score and the sum of a row by its LANES threads together
+            # 3. T and then P in strips; a row's ROW_THREADS find its largest score and its sum together
             for turn in range(turns):
                 i = strip_row(turn, size)
                 for s in range(strips):

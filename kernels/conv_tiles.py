@@ -7,8 +7,8 @@ tile in two ways:
 
     as patches    a thread has rows row + r · step and columns column + c · step, r, c < PATCH, with step =
                   size / PATCH: products of tiles; the lanes of a warp are 8 rows by 4 columns (`patch_place`)
-    as strips     thread t has STRIP neighbouring columns, (t % LANES + s · LANES) · STRIP, of row t // LANES:
-                  convolutions; the LANES threads of a row are neighbours in a warp
+    as strips     thread t has STRIP neighbouring columns, (t % ROW_THREADS + s · ROW_THREADS) · STRIP, of row
+                  t // ROW_THREADS: convolutions; the threads of a row are neighbours in a warp
 
 so that the lanes of a warp find what they need in different banks (a row of a tile is an odd number of words,
 a row of a chunk 4 more than it holds).
@@ -19,7 +19,7 @@ from numpy import float32
 
 SIZES = (32, 64)
 PATCH = 4
-STRIP, LANES = 8, 4
+STRIP, ROW_THREADS = 8, 4  # neighbouring columns of a thread; threads that share a row
 PADDING = 9  # how far a strip with all of its taps, in groups of four, may reach beyond the tile
 # taps and columns that come in one load of 16 bytes; also what a row of a chunk is longer than it need be,
 # for eight rows in different banks
@@ -31,8 +31,8 @@ SECTOR = 8  # numbers in a sector of global memory
 # no index into a tile is larger, or negative: i & INDEX says so to the compiler, which then drops its code
 # for negative indices; i & PLACE does for rows of q, k and v
 INDEX, PLACE = 127, (1 << 31) - 1
-PATCH_NUMBERS, PATCH_OPERANDS, WINDOW = PATCH * PATCH, PATCH * GROUP, STRIP + GROUP
-STRIPS = PATCH_NUMBERS // STRIP  # of a thread, in one row or in two
+NUMBERS, PATCH_OPERANDS, WINDOW = PATCH * PATCH, PATCH * GROUP, STRIP + GROUP
+STRIPS = NUMBERS // STRIP  # NUMBERS of a tile are each thread's: a patch, or strips in one row or in two
 
 
 def threads_of(size):
@@ -59,19 +59,19 @@ def patch_place(step):
 @cuda.jit(device=True)
 def turns_and_strips(size):
     """Of a tile of this size, how many rows a thread convolves, and how many strips in each."""
-    return LANES * PATCH_NUMBERS // size, size // (STRIP * LANES)
+    return ROW_THREADS * NUMBERS // size, size // (STRIP * ROW_THREADS)
 
 
 @cuda.jit(device=True)
 def strip_row(turn, size):
     """The row of this thread's strips in this turn."""
-    return (cuda.threadIdx.x // LANES + turn * (size * size // PATCH_NUMBERS // LANES)) & INDEX
+    return (cuda.threadIdx.x // ROW_THREADS + turn * (size * size // NUMBERS // ROW_THREADS)) & INDEX
 
 
 @cuda.jit(device=True)
 def strip_column(s):
     """The first column of strip s of this thread."""
-    return (cuda.threadIdx.x % LANES + s * LANES) * STRIP & INDEX
+    return (cuda.threadIdx.x % ROW_THREADS + s * ROW_THREADS) * STRIP & INDEX
 
 
 # Into shared memory -----------------------------------------------------------------------------------------
@@ -147,8 +147,8 @@ def products(tile, a, b, first_a, first_b, factor, causal, diagonal, a_chunk, b_
     """
     step, words = tile.shape[0] // PATCH, a_chunk.shape[1] - GROUP
     row, column = patch_place(step)
-    patch = cuda.local.array(PATCH_NUMBERS, float32)
-    for part in range(PATCH_NUMBERS):
+    patch = cuda.local.array(NUMBERS, float32)
+    for part in range(NUMBERS):
         patch[part] = float32(0)
     for start in range(0, a.shape[1], words):
         cuda.syncthreads()  # the chunks may be overwritten, and what the caller had in the tile

@@ -25,7 +25,7 @@ from numpy import float32
 
 from kernels.arguments import MOST_TAPS
 from kernels.conv_backward import add_tap_gradients
-from kernels.conv_tiles import INDEX, LANES, MOST_REGISTERS, STRIP, TAPS, convolve_strip, load_taps
+from kernels.conv_tiles import INDEX, MOST_REGISTERS, ROW_THREADS, STRIP, TAPS, convolve_strip, load_taps
 from kernels.splits import largest_of_warp, sum_of_warp
 from kernels.tiles import MINUS_INFINITY, reciprocal, weight
 
@@ -34,7 +34,7 @@ THREADS, WARPS = 256, 8
 HALO_ROWS, HALO_COLUMNS = SIZE + MOST_TAPS - 1, SIZE + TAPS  # of a tile with its surroundings
 PITCH = HALO_COLUMNS + 1  # an odd number of words, for eight rows in different banks
 GRADIENT_PITCH = SIZE + 1
-TURNS = SIZE // STRIP // LANES  # strips of a thread
+TURNS = SIZE // STRIP // ROW_THREADS  # strips of a thread
 MOST_GROUP = 32  # heads that mix
 HELD = 64  # numbers that a thread of mix_kernel holds
 
@@ -85,7 +85,7 @@ def multi_token_convolve_kernel(x, x_first, w, flipped, causal, y, y_first):
 
     y[r, c] = Σ_ab w[a, b] · x[r - P_q + a, c - P_k + b]; flipped: Σ_ab w[a, b] · x[r + P_q - a, c + P_k - b].
     x and y are bands of the same columns; x has the rows that y needs, but for those outside the sequence.
-    A thread has a strip in each of TURNS rows, and LANES neighbouring threads share a row.
+    A thread has a strip in each of TURNS rows, and ROW_THREADS neighbouring threads share a row.
     """
     tile = cuda.shared.array((HALO_ROWS, PITCH), float32)
     taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
@@ -103,10 +103,10 @@ def multi_token_convolve_kernel(x, x_first, w, flipped, causal, y, y_first):
         load_band(tile, x[batch, head], x_first, row, c0 - left, rows + c_q - 1, SIZE + c_k - 1, causal)
     cuda.syncthreads()
     # 2. strips of y
-    i = cuda.threadIdx.x // LANES & INDEX
+    i = cuda.threadIdx.x // ROW_THREADS & INDEX
     seen = min(last, y_first + r0 + i + 1 - c0) if causal else last
     for turn in range(TURNS):
-        j = (cuda.threadIdx.x % LANES + turn * LANES) * STRIP & INDEX
+        j = (cuda.threadIdx.x % ROW_THREADS + turn * ROW_THREADS) * STRIP & INDEX
         if i < rows and j < seen:
             convolve_strip(strip, 0, tile, taps, i, j, c_q, c_k)
         for part in range(STRIP):
