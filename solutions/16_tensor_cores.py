@@ -162,7 +162,7 @@ check.ex16_1(load_a)
 #
 # ### Exercise 16.2 · product · about nine lines
 #
-# `out = A B` by one block of one warp: `a` is (16, words) and `b` (8, words), both uint32, with any multiple of 8 words; `out` is (16, 8) float32. All products go through `mma_bf16`, and all sums stay in registers, in float32, until the end. Each lane loads its fragments and stores its own four numbers; nothing passes through shared memory.
+# `out = A B` by one block of one warp: `a` is (16, words) and `b` (8, words), both uint32, with 8, 16, 24 or any other multiple of 8 words; `out` is (16, 8) float32. All products go through `mma_bf16`, and all sums stay in registers, in float32, until the end. Each lane loads its fragments and stores its own four numbers; nothing passes through shared memory.
 #
 # <details><summary>Hint 1: b</summary>
 #
@@ -307,7 +307,7 @@ print(f"the sum: {rounded_x @ rounded_y:.4f} instead of {x @ y:.4f}")
 #
 # ### Exercise 16.3 · bound · one or two lines
 #
-# `bound(a, b)` says for each number of A B how far it can be off when A and B are rounded to bfloat16. `a` is (m, k) and `b` (k, n), float64; the answer is (m, n). Leave out the sum's own rounding. The bound must hold whatever the numbers are, and must not be larger than it has to be.
+# `bound(a, b)` says for each number of A B how far it can be off when A and B are rounded to bfloat16. `a` is (m, k) and `b` (k, n), float64; the answer is (m, n). It rounds nothing itself: it takes each rounding at its worst, u. Leave out the sum's own rounding. The bound must hold whatever the signs are, and must not be larger than that worst case.
 #
 # <details><summary>Hint 1: errors add up</summary>
 #
@@ -435,7 +435,7 @@ show_figure(
 #
 # ### Exercise 16.4 · fragments · about four lines
 #
-# The device function `fragments(a_tile, b_tile, row, column, step)` returns eight registers: `a0` to `a3` of the 16 × 16 numbers of `a_tile` whose corner is (row, step), and `b0` to `b3` of the 16 × 16 numbers of `b_tile` whose corner is (step, column); b0 and b1 are of its left half. Both tiles are in shared memory, by rows, int16 (the bits of bfloat16). Use two instructions and no plain load. Any warp of a block may call it, with a corner of its own.
+# The device function `fragments(a_tile, b_tile, row, column, step)` returns eight registers: `a0` to `a3` of the 16 × 16 numbers of `a_tile` whose corner is (row, step), and `b0` to `b3` of the 16 × 16 numbers of `b_tile` whose corner is (step, column); b0 and b1 are of its left half. Both tiles are in shared memory, by rows, int16 (the bits of bfloat16). Use two instructions and no plain load. Any warp of a block may call it, with a corner of its own; `row` is any number, `column` and `step` are multiples of 8.
 #
 # <details><summary>Hint 1: rows and columns of 8</summary>
 #

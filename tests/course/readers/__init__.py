@@ -2,6 +2,7 @@
 
 from readers import (
     attacks01_08,
+    lesson16,
     lesson19,
     lesson21,
     lesson22,
@@ -14,6 +15,7 @@ from readers import (
 
 BOOKS = (
     attacks01_08,
+    lesson16,
     lesson19,
     lesson21,
     lesson22,
