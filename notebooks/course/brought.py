@@ -1,9 +1,11 @@
 """Work from another lesson: what the learner wrote there, taken from the notebook beside this one."""
 
 import ast
+import inspect
 import json
 import linecache
 from pathlib import Path
+from types import CodeType
 
 from course.bootstrap import ROOT
 
@@ -64,10 +66,19 @@ def defined(text, name, notebook):
 
 def unwritten(function, seen):
     """Whether a function, or one of the same notebook that it calls, is a stub."""
-    function = getattr(function, "py_func", function)
+    function = inspect.unwrap(getattr(function, "py_func", function))
     code = getattr(function, "__code__", None)
     if code is None or code in seen or function.__globals__.get("__file__"):
         return False
     seen.add(code)
-    called = [function.__globals__.get(name) for name in code.co_names]
-    return "NotImplementedError" in code.co_names or any(unwritten(part, seen) for part in called if part)
+    names = {name for part in nested(code) for name in part.co_names}
+    called = [function.__globals__.get(name) for name in names]
+    return "NotImplementedError" in names or any(unwritten(part, seen) for part in called if part)
+
+
+def nested(code):
+    """The code of a function, and that of every function defined in it."""
+    yield code
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from nested(part)

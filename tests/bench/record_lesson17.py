@@ -2,11 +2,10 @@
 
     PYTHONPATH=.:notebooks:tests/course python tests/bench/record_lesson17.py > lesson17.json
 
-Times the kernels that stand in solutions/17_fast_forward.py, with larger tiles, and beside them what the
-package and PyTorch have. What it does goes to stderr.
+Times the flash kernels that stand in solutions/17_fast_forward.py, with larger tiles, and beside them what
+the package and PyTorch have. (What convolutions take is in bench.json.) What it does goes to stderr.
 """
 
-import functools
 import json
 import linecache
 import re
@@ -18,15 +17,14 @@ from numba import cuda
 from numpy import float32, int32, uint32
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.bench import eager, machine, milliseconds, replay
-from kernels.conv_operators import conv_attention
+from kernels.bench import machine, milliseconds
 from kernels.flash_forward import flash_attention
 from power.lessons import ROOT, needed
 
 LESSON = ROOT / "solutions" / "17_fast_forward.py"
 SIZES, SMALL = "WIDTH, KEYS, WARPS = 64, 64, 4", "WIDTH, KEYS, WARPS = 16, 16, 2"
 PADDED, UNPADDED = "PITCH = WIDTH + 8", "PITCH = WIDTH"
-N, D, TAPS = 65_536, 64, (7, 7)
+N, D = 65_536, 64
 STEPS = {  # step -> (the walk, without ldmatrix?, are rows padded?)
     "plain loads": ("one_place", True, False),
     "ldmatrix": ("one_place", False, False),
@@ -34,7 +32,6 @@ STEPS = {  # step -> (the walk, without ldmatrix?, are rows padded?)
     "two places": ("two_places", False, True),
     "two places, plain loads": ("two_places", True, True),
 }
-SHAPES = [(1, 8, 4096, 64), (4, 16, 2048, 64)]
 
 
 # Loads of operands without ldmatrix -------------------------------------------------------------------------
@@ -115,34 +112,9 @@ def row(name, call, out, wanted, largest=0.05):
     return found
 
 
-def convolutions():
-    """A row for each way to convolutional attention, causal: milliseconds, of graphs but for eager."""
-    for shape in SHAPES:
-        q, k, v = torch.randn(3, *shape, device="cuda")
-        w = torch.randn(shape[1], *TAPS, device="cuda") / 7
-        for name, attend, dtype in [
-            ("package, float32", conv_attention, torch.float32),
-            ("eager, float32", eager, torch.float32),
-            ("eager", eager, torch.bfloat16),
-            ("package", conv_attention, torch.bfloat16),
-            (
-                "SDPA",
-                lambda q, k, v, w: scaled_dot_product_attention(q, k, v, is_causal=True),
-                torch.bfloat16,
-            ),
-        ]:
-            given = [x.to(dtype) for x in (q, k, v, w)]
-            with torch.no_grad():
-                call = functools.partial(attend, *given)
-                ms = milliseconds(call if attend is eager else replay(call))
-            print(shape, name, ms, file=sys.stderr, flush=True)
-            yield {"shape": shape, "name": name, "ms": ms}
-
-
 def main():
     flash = {"n": N, "d": D, "rows": [*flash_steps()]}
-    found = {"flash": flash, "convolution": {"taps": TAPS, "rows": [*convolutions()]}}
-    print(json.dumps(machine() | found, indent=1))
+    print(json.dumps(machine() | {"flash": flash}, indent=1))
 
 
 if __name__ == "__main__":

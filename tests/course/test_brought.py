@@ -40,3 +40,13 @@ def test_the_solution_stands_in_for_a_stub_or_no_notebook(lesson, capsys, write)
     kernel = brought("05_flash_kernel", "flash_kernel")
     assert "softmax" in kernel.__doc__
     assert "the solution's" in capsys.readouterr().out
+
+
+def test_a_stub_inside_a_kernel_that_a_function_makes(lesson, capsys):
+    stub = "def kernel(q):\n        raise NotImplementedError('exercise 11.5')\n\n    return kernel"
+    lesson(
+        f"pass\n\n\nimport functools\n\n\n@functools.cache\ndef conv_kernel(size):\n    {stub}",
+        "11_conv_forward",
+    )
+    assert brought("11_conv_forward", "conv_kernel")(8).__doc__
+    assert "the solution's" in capsys.readouterr().out

@@ -79,37 +79,43 @@ def ex17_1(as_left, rng):
     kernels.jitted(as_left, "as_left")
 
     def operands(p, out, kept):
-        lane = cuda.threadIdx.x
+        thread = cuda.threadIdx.x
         mine = cuda.local.array(8, float32)
         for x in range(8):
-            mine[x] = p[lane, x]
+            mine[x] = p[thread, x]
         a0, a1, a2, a3 = as_left(mine)
-        unpack(out, lane, 0, a0)
-        unpack(out, lane, 1, a1)
-        unpack(out, lane, 2, a2)
-        unpack(out, lane, 3, a3)
+        unpack(out, thread, 0, a0)
+        unpack(out, thread, 1, a1)
+        unpack(out, thread, 2, a2)
+        unpack(out, thread, 3, a3)
         for x in range(8):
-            kept[lane, x] = mine[x]
+            kept[thread, x] = mine[x]
 
-    for size in (1, 1, 1e-3, 1e3):
-        weights = (size * rng.standard_normal((16, 16))).astype(float32)
-        wanted = parts(words(weights[ROWS_OF_A, COLUMNS_OF_A], weights[ROWS_OF_A, COLUMNS_OF_A + 1]))
-        call = "as_left(p) in the 32 lanes of a warp; p: weights as two mma leave them"
+    for size in (1, 1e-30, 1e-3, 1e3):
+        weights = (size * rng.standard_normal((2, 16, 16))).astype(float32)  # of two warps
+        left, right = (weights[:, ROWS_OF_A, COLUMNS_OF_A + half] for half in (0, 1))
+        wanted = parts(words(left, right)).reshape(64, 4, 2)
+        call = "as_left(p) in two warps; p: weights as two mma leave them"
         kernels.judge(
             operands,
-            (1, 32),
-            (p := weights[ROWS_OF_P, COLUMNS_OF_P],),
-            (np.full((32, 4, 2), np.nan, float32), np.full((32, 8), np.nan, float32)),
+            (1, 64),
+            (p := weights[:, ROWS_OF_P, COLUMNS_OF_P].reshape(64, 8),),
+            (np.full((64, 4, 2), np.nan, float32), np.full((64, 8), np.nan, float32)),
             (wanted, p.copy()),
             rng,
             call,
-            Contract(most={"shared": 0}, shuffles=(0, 0), hint="Every lane has its numbers already."),
+            Contract(
+                most={"shared": 0},
+                shuffles=(0, 0),
+                barriers=(0, 0),
+                hint="Every lane has its numbers already.",
+            ),
             tolerance=0,
             what="a wrong operand, then p",
             hint=lambda out, kept, wanted=wanted, weights=weights: where_from(out, wanted, weights),
             float64=0,
         )
-    return "4 tiles of weights, each number in its place, rounded to the nearest"
+    return "8 tiles of weights, large and small, each number in its place, rounded to the nearest"
 
 
 def where_from(out, wanted, weights):
@@ -117,13 +123,14 @@ def where_from(out, wanted, weights):
     wrong = np.argwhere(out != wanted)
     if not len(wrong):
         return "p stays as it is."
-    lane, r, half = wrong[0]
+    thread, r, half = wrong[0]
+    warp, lane = divmod(thread, 32)
     place = int(ROWS_OF_A[lane, r]), int(COLUMNS_OF_A[lane, r] + half)
-    same = np.argwhere(weights.astype(bfloat16).astype(float32) == out[lane, r, half])
-    holds = f"P[{same[0][0]}, {same[0][1]}]" if len(same) == 1 else f"{out[lane, r, half]:.6g}"
+    same = np.argwhere(weights[warp].astype(bfloat16).astype(float32) == out[thread, r, half])
+    holds = f"P[{same[0][0]}, {same[0][1]}]" if len(same) == 1 else f"{out[thread, r, half]:.6g}"
     return (
-        f"Lane {lane}, a{r}, {which_half(half)} half: wanted P[{place[0]}, {place[1]}] ="
-        f" {wanted[lane, r, half]:.6g}, got {holds}."
+        f"Warp {warp}, lane {lane}, a{r}, {which_half(half)} half: wanted P[{place[0]}, {place[1]}] ="
+        f" {wanted[thread, r, half]:.6g}, got {holds}."
     )
 
 
@@ -134,7 +141,8 @@ def where_from(out, wanted, weights):
 def ex17_2(value_operands, rng):
     kernels.jitted(value_operands, "value_operands")
     for rows, width, padding in [(16, 16, 8), (32, 16, 8), (48, 64, 8), (32, 32, 0)]:
-        for first, column in {(0, 0), (rows - 16, width - 16), (8 if rows > 16 else 0, width // 32 * 16)}:
+        aside = width // 32 * 16 - 8 if width > 16 else 0  # no multiple of 16
+        for first, column in {(0, 0), (rows - 16, width - 16), (8 if rows > 16 else 0, aside)}:
             check_values(value_operands, rows, width, width + padding, first, column, rng)
     return "tiles of 16 to 48 rows, of 16 to 64 numbers, from several places on"
 
@@ -143,7 +151,7 @@ def check_values(value_operands, rows, width, pitch, first, column, rng):
     def operands(v, first, column, out):
         tile = cuda.shared.array((rows, pitch), int16, alignment=16)
         thread = cuda.threadIdx.x
-        for e in range(thread, rows * width, 64):
+        for e in range(thread, rows * width, 96):
             tile[e // width, e % width] = v[e // width, e % width]
         cuda.syncthreads()
         b0, b1, b2, b3 = value_operands(tile, first, column)
@@ -155,24 +163,26 @@ def check_values(value_operands, rows, width, pitch, first, column, rng):
     v = bits(rng, rows, width)
     block = v.view(bfloat16).astype(float32)[first : first + 16, column : column + 16]
     wanted = parts(np.concatenate([right_operand(block[:, :8]), right_operand(block[:, 8:])], 1))
-    wanted = np.concatenate([wanted, wanted])  # two warps
+    wanted = np.tile(wanted, (3, 1, 1))  # three warps
     call = f"value_operands(tile, {first}, {column}); tile: {rows} rows, {pitch} numbers from row to row"
     report = kernels.judge(
         operands,
-        (1, 64),
+        (1, 96),
         (v, first, column),
-        (np.full((64, 4, 2), np.nan, float32),),
+        (np.full((96, 4, 2), np.nan, float32),),
         (wanted,),
         rng,
         call,
-        Contract(),
+        Contract(most={"shared": rows * width + 96}, barriers=(1, 1)),
         tolerance=0,
         what="a wrong operand",
         hint=lambda out: what_value(out, wanted, block, first, column),
         float64=0,
     )
-    each = {"ldmatrix_x4_trans": 2}
-    used(report, each, call, "Two warps: one ldmatrix_x4_trans brings all four registers of a warp's lanes.")
+    each = {"ldmatrix_x4_trans": 3}
+    used(
+        report, each, call, "Three warps: one ldmatrix_x4_trans brings all four registers of a warp's lanes."
+    )
 
 
 def what_value(out, wanted, block, first, column):
@@ -195,13 +205,15 @@ def what_value(out, wanted, block, first, column):
 
 
 class Flights(Observer):
-    """Which copies are under way while which products are made. `times`: (block, array, its row, from, to)
+    """Which copies are under way while which products are made. A product is `covered` while copies to all
+    the arrays are under way to which its block has sent any. `times`: (block, array, its row, from, to)
     of each copy, and `ticks`: {block: when it makes a product}, counted in what the block's warps have done
     together so far."""
 
     def __init__(self):
         self.now, self.products, self.covered, self.sent = Counter(), Counter(), Counter(), Counter()
         self.times, self.ticks, self.flying = [], defaultdict(list), {}
+        self.goals = defaultdict(set)
 
     def launch_started(self, context):
         self.context = context
@@ -211,11 +223,13 @@ class Flights(Observer):
         if name.startswith("mma"):
             self.products[block] += 1
             self.ticks[block].append(self.now[block])
-            self.covered[block] += any(flight[0] == block for flight in self.flying.values())
+            flying = {flight[1] for flight in self.flying.values() if flight[0] == block}
+            self.covered[block] += bool(flying) and flying == self.goals[block]
 
     def copy_sent(self, at, copy):
         array, index = self.context.space.element(copy.address)
         self.sent[at.block] += 1
+        self.goals[at.block].add(array)
         self.flying[id(copy)] = at.block, array, index[0], self.now[at.block], copy
 
     def copies_received(self, at, copies):
@@ -225,6 +239,7 @@ class Flights(Observer):
 
 
 WIDTH, KEYS, ROWS, THREADS = 16, 16, 32, 64  # as in the lesson
+PRODUCTS = 8  # with a tile: two warps, two mma for the scores and two for the output
 LONG = 113
 
 
@@ -267,6 +282,8 @@ def check_walk(flash_kernel, n, rng):
         observers=(flights,),
         float64=0,
     )
+    if (products := flights.products.total()) != (enough := PRODUCTS * sum(tiles)):
+        fail(f"right, but {products} products are made; {enough} visit each tile once", call=call)
     least, most = 0, 0
     for block, count in zip(sorted(flights.products), reversed(tiles), strict=True):
         least += flights.products[block] * (count - 1) / count
@@ -275,7 +292,7 @@ def check_walk(flash_kernel, n, rng):
         fail(f"right, but {sent} copies are sent; {most} bring each tile once", call=call)
     if (covered := flights.covered.total()) < least:
         fail(
-            f"right, but a copy is under way during {covered} of {flights.products.total()} products only",
+            f"right, but keys and values are under way during {covered} of {products} products only",
             call=call,
             wanted=f"{least:g}: all but those with a block's last tile",
             hint="Bring the next tile before you visit this one, and wait for it after that.",
@@ -295,16 +312,15 @@ def counted(d, c_q, c_k, strip):
 def ex17_4(routes, rng):
     cases = [(64, 7, 7, 4), (128, 6, 11, 2), (64, 1, 1, 2), (16, 3, 5, 2), (64, 8, 9, 4), (64, 8, 10, 4)]
     cases += [
-        (16 * d, c_q, c_k, 2 * half)
-        for d, c_q, c_k, half in rng.integers(1, (9, 16, 18, 5), (60, 4)).tolist()
+        (8 * d, c_q, c_k, strip) for d, c_q, c_k, strip in rng.integers(1, (33, 24, 18, 9), (60, 4)).tolist()
     ]
     for case in cases:
         got, call = routes(*case), "routes(d={}, c_q={}, c_k={}, strip={})".format(*case)
-        if not isinstance(got, (tuple, list)) or len(got) != 3:
+        if not isinstance(got, (tuple, list, np.ndarray)) or len(got) != 3:
             fail("wanted three numbers: plain, toeplitz, folding", call=call, got=repr(got))
         for name, mine, theirs in zip(("plain", "toeplitz", "folding"), got, counted(*case), strict=True):
             compare(mine, theirs, what=name, call=call, tolerance=1e-9, hint=COUNTS[name])
-    return f"{len(cases)} shapes, c_q to 15, c_k to 17, strips of 2 to 8"
+    return f"{len(cases)} shapes, c_q to 23, c_k to 17, strips of 1 to 8"
 
 
 COUNTS = {
@@ -338,8 +354,9 @@ def ex17_5(band, rng):
             unpack(out[a], thread, 0, b0)
             unpack(out[a], thread, 1, b1)
 
-    for c_q, c_k in [(1, 1), (1, 9), (3, 5), (2, 8), (4, 2), (7, 7), (3, int(rng.integers(3, 9)))]:
-        w = normal(rng, c_q, c_k)
+    for c_q, c_k in [(1, 1), (1, 9), (3, 5), (2, 8), (4, 2), (7, 7), (12, int(rng.integers(3, 9)))]:
+        size = 10 ** rng.uniform(1, 4)
+        w = normal(rng, c_q, c_k) * float32(1 / size if c_k % 2 else size)
         wanted = parts(np.stack([np.tile(right_operand(banded(taps)), (2, 1)) for taps in w]))
         kernels.judge(
             operands,
@@ -349,13 +366,15 @@ def ex17_5(band, rng):
             (wanted,),
             rng,
             f"band(w, a) in two warps, w of {c_q} × {c_k} taps",
-            Contract(most={"shared": 0}, shuffles=(0, 0)),
+            Contract(
+                names="w out", each={"w": 4 * c_q}, most={"shared": 0}, shuffles=(0, 0), barriers=(0, 0)
+            ),
             tolerance=0,
             what="a wrong operand",
             hint=lambda out, wanted=wanted: which_tap(out, wanted),
             float64=0,
         )
-    return "1 × 1 to 7 × 7 taps"
+    return "1 to 12 rows of 1 to 9 taps"
 
 
 def which_tap(out, wanted):
@@ -377,71 +396,77 @@ def which_tap(out, wanted):
 @exercise("17.6", "convolve")
 def ex17_6(convolve, rng):
     kernels.jitted(convolve, "convolve")
-    for c_q in (1, 2, 3, 4, 7):
+    for c_q in (1, 2, 3, 4, 7, 11):
         check_convolve(convolve, c_q, rng)
-    return "1 to 7 rows of taps; matrices of taps and of scores without a zero"
+    return "1 to 11 rows of taps, among them rows of zeros; large scores"
 
 
 def check_convolve(convolve, c_q, rng):
     rows = c_q + 1 + (c_q + 1) % 2
 
     def in_registers(s, b, t, s_kept, b_kept):
-        lane = cuda.threadIdx.x
+        thread = cuda.threadIdx.x
         my_s = cuda.local.array((rows, 3), uint32)
         my_b = cuda.local.array((c_q, 2), uint32)
         my_t = cuda.local.array(8, float32)
         for row in range(rows):
             for block in range(3):
-                my_s[row, block] = s[lane, row, block]
+                my_s[row, block] = s[thread, row, block]
         for a in range(c_q):
-            my_b[a, 0], my_b[a, 1] = b[a, lane, 0], b[a, lane, 1]
+            my_b[a, 0], my_b[a, 1] = b[a, thread, 0], b[a, thread, 1]
         for x in range(8):
             my_t[x] = float32(100)
         convolve(my_t, my_s, my_b)
         for x in range(8):
-            t[lane, x] = my_t[x]
+            t[thread, x] = my_t[x]
         for row in range(rows):
             for block in range(3):
-                s_kept[lane, row, block] = my_s[row, block]
+                s_kept[thread, row, block] = my_s[row, block]
         for a in range(c_q):
-            b_kept[a, lane, 0], b_kept[a, lane, 1] = my_b[a, 0], my_b[a, 1]
+            b_kept[a, thread, 0], b_kept[a, thread, 1] = my_b[a, 0], my_b[a, 1]
 
-    s0, b = (rng.integers(-8, 9, shape).astype(float32) for shape in ((8, rows, 24), (c_q, 16, 8)))
+    # two warps; whole numbers of 8 bits, whose sums float32 holds exactly
+    s0, b = (rng.integers(-99, 100, shape).astype(float32) for shape in ((16, rows, 24), (c_q, 16, 8)))
+    b[1:2] = 0  # a row of taps may be 0
+    group, place = np.concatenate([GROUP, GROUP + 8]), np.tile(PLACE, 2)
     s = np.stack(
-        [words(s0[GROUP, :, PLACE + 8 * x], s0[GROUP, :, PLACE + 8 * x + 1]) for x in range(3)], axis=2
+        [words(s0[group, :, place + 8 * x], s0[group, :, place + 8 * x + 1]) for x in range(3)], axis=2
     )
     if rows > c_q + 1:
         s[:, -1] = 0x7FFF7FFF  # NaN: no row of taps reaches it
-    of_lanes = np.stack([right_operand(one) for one in b])
-    t = np.zeros((8, 2, 16))
+    of_threads = np.stack([np.tile(right_operand(one), (2, 1)) for one in b])
+    t = np.zeros((16, 2, 16))
     for a in range(c_q):
         for block in range(2):
             t[:, :, 8 * block : 8 * block + 8] += s0[:, a : a + 2, 8 * block : 8 * block + 16] @ b[a]
-    wanted = np.stack([t[GROUP, x // 2 % 2, PLACE + x % 2 + x // 4 * 8] for x in range(8)], 1)
-    call = f"convolve(t, s, bands) with {c_q} row{'s' * (c_q > 1)} of taps"
+    wanted = np.stack([t[group, x // 2 % 2, place + x % 2 + x // 4 * 8] for x in range(8)], 1)
+    call = f"convolve(t, s, bands) in two warps, {c_q} row{'s' * (c_q > 1)} of taps"
     report = kernels.judge(
         in_registers,
-        (1, 32),
-        (s, of_lanes),
-        (np.full((32, 8), np.nan, float32), np.zeros_like(s), np.zeros_like(of_lanes)),
-        (wanted, s.copy(), of_lanes.copy()),
+        (1, 64),
+        (s, of_threads),
+        (np.full((64, 8), np.nan, float32), np.zeros_like(s), np.zeros_like(of_threads)),
+        (wanted, s.copy(), of_threads.copy()),
         rng,
         call,
-        Contract(most={"shared": 0}),
+        Contract(most={"shared": 0}, shuffles=(0, 0), barriers=(0, 0)),
+        tolerance=0,
         what="a wrong T, or s or bands changed",
         hint=lambda out, *kept: which_t(out, wanted),
         float64=0,
     )
-    products = {"mma_m16n8k16_f32_bf16": 2 * c_q}
-    used(report, products, call, "Two products for each row of taps: one for each 8 keys.")
+    products = {"mma_m16n8k16_f32_bf16": 2 * 2 * c_q}
+    used(report, products, call, "Two products of each warp for each row of taps: one for each 8 keys.")
 
 
 def which_t(out, wanted):
-    wrong = np.argwhere(~(np.abs(out - wanted) <= 1e-3))
+    wrong = np.argwhere(out != wanted)
     if not len(wrong):
         return "s and bands stay as they are."
-    lane, x = (int(i) for i in wrong[0])
+    thread, x = (int(i) for i in wrong[0])
+    warp, lane = divmod(thread, 32)
+    query, key = x // 2 % 2, lane % 4 * 2 + x % 2 + x // 4 * 8
     return (
-        f"Lane {lane}, t[{x}]: its query {x // 2 % 2} and key {lane % 4 * 2 + x % 2 + x // 4 * 8} of 16. The"
-        " query h takes the rows a + h of s; the keys of block b take the blocks b and b + 1 of s."
+        f"Warp {warp}, lane {lane}, t[{x}]: its query {query} and key {key} of 16. The query h takes the rows"
+        " a + h of s; the keys of block b take the blocks b and b + 1 of s."
     )

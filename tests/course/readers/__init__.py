@@ -3,6 +3,7 @@
 from readers import (
     attacks01_08,
     lesson16,
+    lesson17,
     lesson19,
     lesson21,
     lesson22,
@@ -16,6 +17,7 @@ from readers import (
 BOOKS = (
     attacks01_08,
     lesson16,
+    lesson17,
     lesson19,
     lesson21,
     lesson22,
