@@ -343,7 +343,7 @@ def cost(report, found, rows, columns, call):
             " load? In which banks are they?"
         )
         fail(
-            f"right, but a {banks['ways']}-way bank conflict: {banks['turns']} turns, where"
+            f"right, but with {banks['ways']}-way bank conflicts: {banks['turns']} turns, where"
             f" {banks['fewest_turns']} are enough",
             call=call,
             hint=hint,
