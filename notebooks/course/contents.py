@@ -10,7 +10,7 @@ from course.progress import done, exercises
 @dataclass(frozen=True)
 class Lesson:
     """One lesson. file: its notebook; minutes: as readers estimated who solved it from its text alone
-    (for 16 and 17 their authors), None without an estimate; after: the lessons it builds on."""
+    (for 17 its author), None without an estimate; after: the lessons it builds on."""
 
     file: str
     title: str
@@ -126,7 +126,7 @@ PARTS = {
             "16_tensor_cores",
             "Tensor cores",
             "products by whole warps: fragments, ldmatrix, a tiled bfloat16 matmul; what rounding costs",
-            65,
+            80,
             ("08",),
         ),
         Lesson(
