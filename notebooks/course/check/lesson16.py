@@ -371,8 +371,8 @@ def check_matmul(matmul, what, a, b, tolerance, rng):
     banks = report.counters["banks"]
     if banks["turns"] != banks["fewest_turns"]:
         fail(
-            f"right, but with {banks['ways']}-way bank conflicts: {banks['turns']} turns of shared memory, where"
-            f" {banks['fewest_turns']} are enough",
+            f"right, but with {banks['ways']}-way bank conflicts: {banks['turns']} turns of shared memory,"
+            f" where {banks['fewest_turns']} are enough",
             call=call,
             hint=CONFLICT,
         )
