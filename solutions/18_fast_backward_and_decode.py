@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 18 · Fast backward, fast decoding: tensor cores where the work has no shape for them
 #
-# **about 75 minutes** (an estimate: nobody has been timed) · builds on lesson 13 (the backward kernels), lesson 14 (decoding), lesson 08 (occupancy) and lessons 16 and 17 (`mma`, `ldmatrix`, bands of taps)
+# **about 75 minutes**, and 20 for the two parts marked *optional* (an estimate: nobody has been timed) · builds on lesson 13 (the backward kernels), lesson 14 (decoding), lesson 08 (occupancy) and lessons 16 and 17 (`mma`, `ldmatrix`, bands of taps)
 #
 # You will be able to
 #
@@ -157,7 +157,7 @@ check.ex18_1(tap_gradient)
 #
 # ## 2. By one warp
 #
-# From lesson 16, with g = lane // 4 and t = lane % 4, for `mma_bf16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)`:
+# From lesson 16, with g = lane // 4 and t = lane % 4, for `mma_bf16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)`, which gives back the four new numbers of C:
 #
 # | | is | the lane's register r holds |
 # |---|---|---|
@@ -468,7 +468,7 @@ print("dK and dV as they are, without a C:", mine[True][1] or "nothing found")
 #
 # On the H200 leaving C out of the second kernel was part of the best change of all (section 5). By reasoning alone one would hardly dare to leave it out.
 #
-# ## 4. Sixteen bits on the way
+# ## 4. Sixteen bits on the way (optional, 5 minutes)
 #
 # S0 and dT go through shared memory rounded to bfloat16, 8 bits of fraction with the leading one. That is what `mma` takes. It is also what fits. **Predict**: how many bytes has a block of 8 warps, d = 64, 7 × 7 taps, if S0 and dT were float32? (A multiprocessor has 228 KiB. Then how many blocks fit?) `___`
 
@@ -508,7 +508,7 @@ print("below the bound:", share <= 1, "  below a thirtieth of it:", share <= 1 /
 # %% [markdown]
 # Roundings go up and down alike, and thousands of them nearly cancel. On the GPU the errors of all four gradients were at most 1.06 times those of PyTorch eager in bfloat16, from 17 queries on (LOG.md, 2026-11-22).
 #
-# ## 5. How many fit
+# ## 5. How many fit (optional, 15 minutes)
 #
 # While a warp waits for its `mma`, its barrier or its `ldmatrix`, the multiprocessor runs another warp, if there is one. Two blocks on a multiprocessor have barriers of their own: when one stands still, the other goes on. But both need registers. From lesson 08, of an H200's multiprocessor:
 #
@@ -636,7 +636,7 @@ for shape in caches:
     print(f"cache {shape}: {read / 1e6:6.1f} MB, {1e6 * read / rate:6.1f} µs")
 
 # %% [markdown]
-# **Predict** the arithmetic. A tensor core takes 16 rows. The window has 7 queries: 9 rows of 16 are zeros. In `O` there is *one* row. Multiply-adds for each key, with d = 64 and 7 × 7 taps: by need, (7 + 1) · 64 + 49 = `___`; with 16 rows in both products `___`. Will it matter? (790 · 10¹² operations a second, two to a multiply-add.)
+# **Predict** the arithmetic. A tensor core takes 16 rows. The window has 7 queries: 9 rows of 16 are zeros. In `O` there is *one* row. Multiply-adds for each key, with d = 64 and 7 × 7 taps: by need, (7 + 1) · 64 + 49 = `___`; with 16 rows in both products, and the convolution as bands of 16 in each of 4 warps, 2 · 16 · 64 + 4 · 7 · 16 = `___`. Will it matter? (790 · 10¹² operations a second, two to a multiply-add.)
 
 # %%
 d, c_q, c_k, warps = 64, 7, 7, 4
@@ -677,7 +677,7 @@ for shape in caches:
 # - `scores`: int16, bfloat16's bits, in shared memory. `scores[a]` has the row a of the window, 136 columns and more; what lies behind is not yours;
 # - `bands`, a local array: `bands[2a]` and `bands[2a + 1]` are b0 and b1 of row a's band, as lesson 17's loader leaves them. c_q is `bands.shape[0] // 2`.
 #
-# One `ldmatrix_x4` (rows this time, no transposing) and one `mma_bf16` for each row a. All is done by one warp; it has no barrier.
+# One `ldmatrix_x4` (rows this time, no transposing) and one `mma_bf16` for each row a. One warp does all of it, and needs no barrier; the block may have several warps, each with scores of its own.
 #
 # <details><summary>Hint 1: the address</summary>
 #

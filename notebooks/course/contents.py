@@ -140,7 +140,7 @@ PARTS = {
             "18_fast_backward_and_decode",
             "Fast backward and decode",
             "taps as diagonals of products; registers against blocks; a token at the speed of memory",
-            75,
+            95,
             ("13", "14", "16"),
         ),
     ],
