@@ -57,6 +57,11 @@ def tile_copier(rows, width, threads):
     """copy(tile, base, x, batch, head, first): rows [first : first + rows] of x[batch, head] are on the way
     to tile[base : base + rows], zeros for those that x lacks."""
     chunks = width // CHUNK
+    if rows * chunks % threads:
+        raise ValueError(
+            f"{threads} threads share {rows} rows of {chunks} copies each; wanted a number of threads that"
+            f" divides {rows * chunks}"
+        )
 
     @cuda.jit(device=True)
     def copy(tile, base, x, batch, head, first):
