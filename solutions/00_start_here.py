@@ -94,7 +94,7 @@ print(out, len(report.findings), "findings")
 show_figure(draw_map(), map_in_words())
 
 # %% [markdown]
-# Here is what each lesson builds, its minutes, as readers estimated who solved it from its text alone (for 16 and 17 their authors), and how many of its exercises you have done. Run the cell again to bring the last column up to date. A lesson of more than an hour has sections; stop at one.
+# Here is what each lesson builds, its minutes, as readers estimated who solved it from its text alone, and how many of its exercises you have done. Run the cell again to bring the last column up to date. A lesson of more than an hour has sections; stop at one.
 
 # %%
 Markdown(contents())

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 16 · Tensor cores: the lanes of a warp multiply matrices together
 #
-# **about 80 minutes** (an estimate: nobody has been timed) · builds on lesson 03 (the tiled matmul), lesson 06 (lanes) and lesson 08 (banks, padding)
+# **about 80 minutes** (an estimate of a reader who solved it from its text) · builds on lesson 03 (the tiled matmul), lesson 06 (lanes) and lesson 08 (banks, padding)
 #
 # You will be able to
 #

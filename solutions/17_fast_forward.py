@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 17 · Fast forward: your kernel on tensor cores, step by step
 #
-# **about 70 minutes** (an estimate: nobody has been timed) · builds on lesson 11 (the convolutional kernel), lesson 16 (fragments and `ldmatrix`) and lesson 08 (banks)
+# **about 100 minutes**, in two sittings: flash attention, sections 1 to 5 (60), and its convolution (40); an estimate of a reader who solved it from its text · builds on lesson 11 (the convolutional kernel), lesson 16 (fragments and `ldmatrix`) and lesson 08 (banks)
 #
 # You will be able to
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 18 · Fast backward, fast decoding: tensor cores where the work has no shape for them
 #
-# **about 75 minutes**, and 20 for the two parts marked *optional* (an estimate: nobody has been timed) · builds on lesson 13 (the backward kernels), lesson 14 (decoding), lesson 08 (occupancy) and lessons 16 and 17 (`mma`, `ldmatrix`, bands of taps)
+# **about 75 minutes**, and 20 for the two parts marked *optional* (an estimate of a reader who solved it from its text) · builds on lesson 13 (the backward kernels), lesson 14 (decoding), lesson 08 (occupancy) and lessons 16 and 17 (`mma`, `ldmatrix`, bands of taps)
 #
 # You will be able to
 #

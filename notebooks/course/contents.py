@@ -133,7 +133,7 @@ PARTS = {
             "17_fast_forward",
             "Fast forward",
             "flash attention and its convolution on tensor cores; copies under way; routes counted first",
-            70,
+            100,
             ("11", "16"),
         ),
         Lesson(
