@@ -199,11 +199,7 @@ def add_weighted_rows(patch, weights, first, chunk):
         for r in range(PATCH):
             for x in range(GROUP):
                 mine[r * GROUP + x] = weights[row + r * step, at + x]
-        for x in range(GROUP):
-            for c in range(columns):
-                number = chunk[(start & INDEX) + x, column + c]
-                for r in range(PATCH):
-                    patch[r * columns + c] += mine[r * GROUP + x] * number
+        add_weighted(patch, mine, chunk, start, columns, column)
 
 
 @cuda.jit(device=True)
@@ -220,11 +216,17 @@ def add_weighted_columns(patch, weights, first, shift, chunk):
         for r in range(PATCH):
             for x in range(GROUP):
                 mine[r * GROUP + x] = weights[at + x, ((shift + row) & INDEX) + r * step]
-        for x in range(GROUP):
-            for c in range(columns):
-                number = chunk[(start & INDEX) + x, column + c]
-                for r in range(PATCH):
-                    patch[r * columns + c] += mine[r * GROUP + x] * number
+        add_weighted(patch, mine, chunk, start, columns, column)
+
+
+@cuda.jit(device=True)
+def add_weighted(patch, mine, chunk, start, columns, column):
+    """patch[r, c] += Σ_x mine[r, x] · chunk[start + x, column + c], x < GROUP, c < columns."""
+    for x in range(GROUP):
+        for c in range(columns):
+            number = chunk[(start & INDEX) + x, column + c]
+            for r in range(PATCH):
+                patch[r * columns + c] += mine[r * GROUP + x] * number
 
 
 @cuda.jit(device=True)
