@@ -210,7 +210,7 @@ check.ex04_2(previous_fixed)
 
 # %%
 def block_max(x, out):
-    """out[b] = the largest number in block b's part of x; blocks of up to 32 threads."""
+    """out[b] = the largest number in block b's part of x; at most 32 threads."""
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
     if i < x.size:
@@ -267,7 +267,7 @@ traced[2, 4](x, out).timeline(block=1)
 
 # %% tags=["exercise"]
 def block_max_fixed(x, out):
-    """out[b] = the largest number in block b's part of x; blocks of up to 32 threads."""
+    """out[b] = the largest number in block b's part of x; at most 32 threads."""
     # BEGIN SOLUTION 4.3
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)

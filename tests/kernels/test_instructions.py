@@ -8,7 +8,7 @@ import pytest
 from ml_dtypes import bfloat16
 from numba import cuda
 from numba.cuda import types
-from numpy import float32, int16, int32
+from numpy import float32, float64, int16, int32
 
 from kernels import instructions as isa
 from kernels.instructions import (
@@ -415,10 +415,11 @@ def test_an_old_gpu_is_refused(monkeypatch):
         cuda.dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(7, 5))
     )
 
+    # Numba types a call once per process, and other tests compile calls for newer GPUs: a type of its own
     def kernel(x, out):
-        tile = cuda.shared.array((32, 8), int16, alignment=16)
+        tile = cuda.shared.array((32, 8), float64, alignment=16)
         cp_async_16(tile, (0, 0), x, (0, 0), int32(16))
 
-    signature = types.void(types.Array(types.int16, 2, "C"), types.Array(types.uint32, 1, "C"))
+    signature = types.void(types.Array(types.float64, 2, "C"), types.Array(types.uint32, 1, "C"))
     with pytest.raises(Exception, match="cp_async_16 takes a GPU of compute capability 8.0 or newer.*7.5"):
         cuda.compile(kernel, signature, device=False, abi="numba", output="ptx", cc=(7, 5))
