@@ -7,12 +7,8 @@ power` goes on to 20 seeds for each wrong answer and 1,000 for each solution.
 
 import random
 import signal
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from course import ptx
 from power import survey

@@ -1,13 +1,11 @@
 """Wrong answers to the exercises of lesson 18, each with the mistake it makes, and right ones written another
 way. A wrong kernel function is a right one with a line or two edited."""
 
-import inspect
-import linecache
-
 import torch
 from numba import cuda
 from numpy import float32, uint32
 
+from editing import wrong
 from kernels.instructions import (
     ldmatrix_x1_trans,
     ldmatrix_x2,
@@ -20,27 +18,6 @@ from kernels.instructions import (
 )
 
 __all__ = ["MUTANTS", "RIGHT", "ldmatrix_x2", "mma_f16"]  # names that edits use
-
-
-def edited(piece, *edits):
-    """The function with each (old, new) of `edits` made in its source, in which every `old` stands exactly
-    once."""
-    source = inspect.getsource(piece)
-    for old, new in edits:
-        if source.count(old) != 1:
-            raise ValueError(f"{old!r} stands {source.count(old)} times in {piece.__name__}")
-        source = source.replace(old, new)
-    name = f"<{piece.__name__} with {edits}>"
-    # so that sim can read it
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
-    namespace = {}
-    exec(compile(source, name, "exec"), {**globals()}, namespace)
-    return namespace[piece.__name__]
-
-
-def wrong(piece, *answers):
-    """A wrong answer for each (what it does, edits ...)."""
-    return [(what, edited(piece, *edits)) for what, *edits in answers]
 
 
 # 18.1 -------------------------------------------------------------------------------------------------------

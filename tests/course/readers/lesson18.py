@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
+from editing import edited, wrong
+
 BOOK = runpy.run_path(str(Path(__file__).parents[1] / "mutants" / "lesson18.py"))
-edited, wrong = BOOK["edited"], BOOK["wrong"]
 PRODUCT = "c += window.T @ g_tile[:, y0 : y0 + 8]"
 IN_HALVES = """for half in (slice(0, rows // 2), slice(rows // 2, rows)):
                 c += window[half].T @ g_tile[half, y0 : y0 + 8]"""
