@@ -1,8 +1,6 @@
 """THE loop: resumes one thread at a time in a seeded order, opens barriers, and says who is to blame when
 nobody can run."""
 
-import sys
-
 from sim.engine import barrier, part, warp
 from sim.errors import SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
@@ -140,13 +138,20 @@ class Scheduler:
         thread.fiber.suspend()
         return thread.result
 
-    def turn(self, frame=None, in_vain=False):
+    def turn(self, frame, in_vain=False):
         """The running thread lets others go first, if the kernel is one in which threads wait for each other
         by spinning; `in_vain`: in any case, as it asks again what it has just asked."""
         if self.takes_turns and (in_vain or not self.keeps_going()):
             thread = self.context.thread
             thread.block.ready.append(thread)
-            self.wait(TURN, frame or sys._getframe(2))
+            self.wait(TURN, frame)
+
+    def turn_to_ask(self, key, frame):
+        """The same before an atomic: `key` says which one, and with which operands."""
+        asked = self.context.thread.asked
+        if asked is not None:
+            asked.repeated = bool(asked.key == key)
+        self.turn(frame, asked is not None and asked.repeated and asked.is_as_before())
 
     def keeps_going(self):
         """Whether the running thread, which might let others go first, need not yet."""

@@ -1,6 +1,8 @@
 """cuda.atomic: read, combine and write one element with nobody in between; each returns the element as it was
 before. What each combines to stands in sim.isa.atomics."""
 
+import sys
+
 import numpy as np
 
 from sim.isa.atomics import ENTRIES
@@ -34,10 +36,8 @@ class Atomic:
         if not isinstance(array, Array):
             raise TypeError(f"cuda.atomic works on arrays, got {array!r}")
         site, thread = self._context.site("atomic"), self._context.thread
-        key, asked = (site, id(array.allocation), array.offset, index, operands), thread.asked
-        if asked is not None:
-            asked.repeated = bool(asked.key == key)
-        self._scheduler.turn(in_vain=asked is not None and asked.repeated and asked.is_as_before())
+        key = site, id(array.allocation), array.offset, index, operands
+        self._scheduler.turn_to_ask(key, sys._getframe(2))
         if entry.overwrites:
             self._context.overwriting.add(site)
         if not array.writable:

@@ -11,6 +11,7 @@ import numpy as np
 
 from sim.events import ADDRESS_BITS, CONST, GLOBAL, LOCAL, SHARED, SITE_SHIFT, SPACE_SHIFT, STORE, Finding
 from sim.memory.array import Array, only_read
+from sim.memory.atomics import Question
 from sim.memory.spaces import ALIGNMENT, AddressSpace, poisoned
 
 WINDOWS = {
@@ -87,10 +88,11 @@ class Frames:
 
 class Memory:
     """The memory of one launch: global and constant regions, shared ones of the running block, local ones of
-    the running thread."""
+    the running thread. `place`: where threads wait that let others go first."""
 
-    def __init__(self, context):
-        self.context, self.space = context, context.space
+    def __init__(self, scheduler, place):
+        self.scheduler, self.context, self.space = scheduler, scheduler.context, scheduler.context.space
+        self.place = place
         self.fixed, self.bases = [], []  # global and constant regions by address
         self.shared_slots, self.local_slots = [], []  # allocations
 
@@ -289,13 +291,14 @@ class Memory:
 
     def atomic_in(self, kind, space, site, combine, writes, fence):
         size, reach, window, log, code, shift = self.measures(kind, space, 1, site)
-        context, turn = self.context, self.turn
-        log, values = context.log, context.values
+        context, place = self.context, self.place
+        log, values, turn_to_ask = context.log, context.values, self.scheduler.turn_to_ask
 
         def change(address, *operands):
             if fence:
                 context.event("fenced", fence)
-            turn()
+            key = site, address, operands
+            turn_to_ask(key, place)
             region = self.checked(address + window, size, site, "changed")
             if region is None:
                 return poison(kind)
@@ -308,6 +311,7 @@ class Memory:
             wrote = writes if isinstance(writes, bool) else writes(old, *operands)
             if wrote:
                 view[position] = new
+            context.thread.asked = Question(key, view, position, old) if new == old else None
             context.event("atomic_done", address + window, wrote)
             return old
 
@@ -332,6 +336,10 @@ class Memory:
 
         self.context.overwriting.add(atomic)
         return self.by_space(make, space)
+
+    def turn(self):
+        """The running thread lets others go first."""
+        self.scheduler.turn(self.place)
 
     def turning(self, access):
         def turned(address):

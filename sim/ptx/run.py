@@ -34,8 +34,7 @@ class Run:
 
     def __init__(self, context, scheduler, program, launch):
         self.context, self.scheduler, self.program, self.launch = context, scheduler, program, launch
-        self.memory = Memory(context)
-        self.memory.turn = functools.partial(scheduler.turn, Place(context, ("turn", 0), 3))
+        self.memory = Memory(scheduler, Place(context, ("turn", 0), 3))
         self.allocations = {}  # variable's name -> allocation
         self.dynamic = None
         self.ticks = itertools.count()

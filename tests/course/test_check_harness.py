@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from course import check
+from course.check import dialect
 from course.check.harness import CheckFailed, NotChecked, compare, exercise, fail
 from course.progress import done
 
@@ -224,3 +225,16 @@ def test_what_cannot_be_checked_here_says_so_in_words_and_ticks_nothing(capsys):
     check_it(None)
     assert capsys.readouterr().out == "exercise 99.9 · anything: not checked. The compiler is missing.\n"
     assert "99.9" not in done()
+
+
+def test_tuples_taken_apart_in_a_call_are_no_lists():
+    """Python builds a list for `f(*p, *q)`, which Numba never sees."""
+
+    def right(x, f, p, q):
+        x[0] = f(*p, *q) + f(*p, x[1])
+
+    def wrong(x, f, p):
+        x[0] = f(*p, *[x[1], *p])
+
+    dialect.refuse(right)
+    assert "wrong makes a list" in message(dialect.refuse, wrong)

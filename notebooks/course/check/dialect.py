@@ -11,7 +11,6 @@ from course.check.words import fail
 
 MAKES = {
     "BUILD_LIST": "makes a list",
-    "LIST_APPEND": "makes a list",
     "BUILD_SET": "makes a set",
     "BUILD_MAP": "makes a dictionary",
     "BUILD_CONST_KEY_MAP": "makes a dictionary",
@@ -60,10 +59,20 @@ def found(function, seen):
 
 def asks_for(code):
     """What the instructions and the codes within do that needs Python itself."""
-    yield from (MAKES[step.opname] for step in dis.get_instructions(code) if step.opname in MAKES)
+    steps = [*dis.get_instructions(code)]
+    made = [MAKES[step.opname] for step in steps if step.opname in MAKES]
+    for _ in filter(ends_a_tuple, steps):
+        made.remove(MAKES["BUILD_LIST"])
+    yield from made
     for part in code.co_consts:
         if isinstance(part, CodeType):
             yield from [CODES[part.co_name]] if part.co_name in CODES else asks_for(part)
+
+
+def ends_a_tuple(step):
+    """Whether an instruction makes a tuple of a list that Python has built for it, as in `f(*p, *q)`: Numba
+    sees the tuple alone."""
+    return "LIST_TO_TUPLE" in (step.opname, step.argrepr.removeprefix("INTRINSIC_"))
 
 
 def names(function):

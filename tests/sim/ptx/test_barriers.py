@@ -6,7 +6,9 @@ import re
 import numpy as np
 import pytest
 
+from ptx.test_cuda_cpp import module
 from sim import LaunchError, ThreadError, load_ptx, simulate
+from sim.events import Observer
 
 HEAD = """.version 8.0\n.target sm_80\n.address_size 64
 .visible .entry k(.param .u64 x, .param .u64 y)
@@ -178,3 +180,16 @@ def test_numbers_that_do_not_fit_end_the_launch(body, message):
 def test_what_is_not_there_is_refused_by_name_and_line(body):
     with pytest.raises(LaunchError, match=re.escape(f"PTX line 13: {body.split()[0].rstrip(';')}")):
         run(f"\n\n{body}")
+
+
+def test_contenders_for_a_lock_do_not_ask_in_vain_for_ever():
+    """40 blocks, one lock: 1,600 questions if each asks once for each turn of another."""
+    asked = []
+
+    class Atomics(Observer):
+        def atomic_done(self, at, address, wrote):
+            asked.append(wrote)
+
+    counter = np.zeros(1, np.int32)
+    simulate(module("lock")[1]["mended"], observers=[Atomics])[40, 1](np.zeros(1, np.int32), counter)
+    assert counter[0] == 40 and len(asked) < 400
