@@ -62,7 +62,7 @@ class Memory:
     def array(self, device_array):
         """A device array as a numpy array over the same bytes; of a fresh allocation, as one of sim.empty."""
         address, size = device_array.device_ctypes_pointer.value or 0, device_array.alloc_size
-        buffer = (ctypes.c_char * size).from_address(address) if size else b""
+        buffer = (ctypes.c_char * size).from_address(address) if size else bytearray()
         kind = Empty if self.base(address) in self.fresh else np.ndarray
         return kind(device_array.shape, device_array.dtype, buffer, strides=device_array.strides)
 

@@ -378,7 +378,8 @@ class Attempt:
         self.counted, self.tally = self.tally.counters() if self.tally else {}, None
         self.unassigned = list(self.unassigned_variables())
         self.found &= self.heeded()
-        self.in_order = not self.found.any() and (not self.arrays or self.wrote or Misuse not in self.tools)
+        empty = not any(array.size for array in self.arrays.values())
+        self.in_order = not self.found.any() and (empty or self.wrote or Misuse not in self.tools)
 
     def heeded(self):
         """The kinds of trouble that a tool asks for, or that no launch can do without."""

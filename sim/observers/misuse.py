@@ -17,7 +17,7 @@ def unassigned_variable(access, name):
 
 class Misuse(Observer):
     """Finding `misuse`, a warning: an atomic that mixes dtypes; or no thread wrote to any of the launch's
-    arrays, no other tool has found a reason, and either none read any of them or the kernel has no store."""
+    arrays that have elements, no other tool has found a reason, and either none read any of them or the kernel has no store."""
 
     local = False
 
@@ -52,7 +52,11 @@ class Misuse(Observer):
 
     def launch_finished(self, context):
         yield from self.unset.values()
-        arrays = [allocation.name for allocation in context.space.allocations if allocation.space == "global"]
+        arrays = [
+            allocation.name
+            for allocation in context.space.allocations
+            if allocation.space == "global" and allocation.root.size
+        ]
         # threads have looked at the data, and may have found nothing to write
         chose = self.read and context.stores
         if arrays and not (self.wrote or context.wrote or chose or context.findings):

@@ -55,6 +55,19 @@ def test_a_variable_that_not_every_path_assigns_is_0_and_a_warning(engine):
     )
 
 
+def test_a_launch_on_arrays_without_elements_has_nothing_to_write(engine):
+    """sgkit: dask asks for a result's type with such arrays."""
+
+    @cuda.jit
+    def kernel(x, out):
+        i = cuda.grid(1)
+        if i < out.size:
+            out[i] = x[i]
+
+    report = simulate(kernel, engine=engine)[1, 32](np.zeros(0), np.zeros(0))
+    assert not report.findings and not any(note.startswith("by fibers") for note in report.notes)
+
+
 def test_variables_that_every_path_to_a_read_assigns(engine):
     @cuda.jit
     def kernel(x, out):
