@@ -17,7 +17,8 @@ def unassigned_variable(access, name):
 
 class Misuse(Observer):
     """Finding `misuse`, a warning: an atomic that mixes dtypes; or no thread wrote to any of the launch's
-    arrays that have elements, no other tool has found a reason, and either none read any of them or the kernel has no store."""
+    arrays that have elements, no other tool has found a reason, and either none read any of them or the
+    kernel has no store."""
 
     local = False
 
