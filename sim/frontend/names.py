@@ -14,7 +14,7 @@ from sim.isa.conversions import cast
 from sim.isa.table import INSTRUCTIONS, STANDING_FOR, name_of
 
 MISSING = object()
-CUDA = ("numba.cuda", "sim.cuda")  # modules that kernels know as `cuda`
+CUDA_MODULES = ("numba.cuda", "sim.cuda")  # modules that kernels know as `cuda`
 NAMESPACES = ("atomic", "shared", "local", "const")
 LIBRARIES = ("math", "cmath", "numpy", "operator", "_operator")
 
@@ -76,16 +76,6 @@ def stand_ins():
     return offered | {module.__name__.rpartition(".")[2]: module for module in modules[2:]}
 
 
-def path(node):
-    """The dotted text of a Name or chain of attributes ("cuda.shared.array"), or ""."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        owner = path(node.value)
-        return f"{owner}.{node.attr}" if owner else ""
-    return ""
-
-
 def declared(call):
     """{"shape": expression, "dtype": expression} of `cuda.shared.array(shape, dtype)`, as far as given."""
     return dict(zip(("shape", "dtype"), call.args)) | {
@@ -99,58 +89,10 @@ def constant_shape(node, value_of):
     if isinstance(node, (ast.Tuple, ast.List)):
         sides = [constant_shape(element, value_of) for element in node.elts]
         return tuple(side[0] for side in sides) if all(side and len(side) == 1 for side in sides) else None
-    value = node.value if isinstance(node, ast.Constant) else value_of(node)
+    value = MISSING if node is None else value_of(node)
     value = (value,) if isinstance(value, (int, np.integer)) else value
     numbers = isinstance(value, tuple) and all(isinstance(side, (int, np.integer)) for side in value)
     return tuple(map(int, value)) if numbers else None
-
-
-def acts_on_atomics(tree):
-    """Whether a function uses what an atomic gives back, or fences: then what its threads do may hang on who
-    goes first."""
-    ignored = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    names = [
-        ast.unparse(node.func)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and id(node) not in ignored
-    ]
-    fences = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Name, ast.Attribute))
-        and (getattr(node, "attr", None) or getattr(node, "id", "")).startswith("threadfence")
-    ]
-    return bool(fences) or any("atomic" in name.split(".") for name in names)
-
-
-def stores_elsewhere(tree):
-    """Whether a function has a store or an atomic, or something passed on, that may reach an array which it
-    does not declare itself."""
-    own = {
-        node.targets[0].id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and isinstance(node.value, ast.Call)
-        and ast.unparse(node.value.func).endswith((".shared.array", ".local.array"))
-    }
-    stored = [
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
-    ]
-    stored += [
-        node.args[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and node.args
-        and ast.unparse(node.func).rpartition(".")[0].endswith(("atomic", "cuda"))
-    ]
-    return any(
-        not (isinstance(part, ast.Name) and part.id in own)
-        for part in stored
-        if isinstance(part, (ast.Name, ast.Subscript, ast.Attribute))
-    )
 
 
 # --- numba.cuda ---------------------------------------------------------------------------------------------
@@ -173,7 +115,7 @@ def cuda_name(value):
     return next(
         (
             names[id(value)]
-            for names in map(names_by_identity, filter(None, map(sys.modules.get, CUDA)))
+            for names in map(names_by_identity, filter(None, map(sys.modules.get, CUDA_MODULES)))
             if id(value) in names
         ),
         None,

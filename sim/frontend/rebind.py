@@ -7,7 +7,7 @@ it to a launch costs a dictionary.
 """
 
 import ast
-import inspect
+import builtins
 import itertools
 import operator
 import sys
@@ -17,11 +17,10 @@ import weakref
 import numpy as np
 
 from sim.frontend.names import (
-    CUDA,
+    CUDA_MODULES,
     MISSING,
     DType,
     Names,
-    acts_on_atomics,
     cuda_name,
     dtype_or_none,
     is_number,
@@ -29,17 +28,16 @@ from sim.frontend.names import (
     only_signature,
     outside,
     python_function,
-    stores_elsewhere,
 )
+from sim.frontend.resolve import GEOMETRIES, source_of
 from sim.frontend.sites import PREFIX, Rewriter, held_as
-from sim.frontend.tree import Apart, flat, torn, tree_of
+from sim.frontend.tree import Apart, flat, torn
 from sim.frontend.types import Types
 from sim.isa.operators import cast, domain
 from sim.isa.table import STANDING_FOR
 from sim.memory.declared import constant_array
 from sim.memory.spaces import host_array
 
-PER_THREAD = {"laneid"}  # names whose value, not only whose attributes, changes from thread to thread
 # function -> {(kinds of parameters, of globals, tools that listen): Code}
 CODES = weakref.WeakKeyDictionary()
 
@@ -71,28 +69,18 @@ class Code:
     function, which would keep both alive for ever."""
 
     def __init__(self, function, parameters, heard, block):
-        tree = tree_of(function)
-        self.rewritten = tree is not None
-        self.constants, self.calls = {}, {}
-        self.code = (
-            self.rewrite(function, tree, parameters, heard, block) if self.rewritten else function.__code__
-        )
-        self.loops = not self.rewritten or any(isinstance(node, ast.While) for node in ast.walk(tree))
-        self.synchronizes, self.stores = (
-            self.rewritten and acts_on_atomics(tree_of(function)),
-            self.rewritten and stores_elsewhere(tree_of(function)),
-        )
-        self.used = set(names_in(function.__code__))
+        source = source_of(function)
+        self.rewritten = source is not None
+        self.constants, self.calls, self.used = {}, {}, set(names_in(function.__code__))
+        self.code, self.loops, self.synchronizes, self.stores = function.__code__, True, False, False
+        if self.rewritten:
+            self.loops = any(isinstance(node, ast.While) for node in ast.walk(source.tree))
+            self.synchronizes, self.stores = source.acts_on_atomics, source.stores_elsewhere
+            self.code = self.rewrite(function, source, parameters, heard, block)
 
-    def rewrite(self, function, tree, parameters, heard, block):
-        found = Types(function, tree, dict(parameters), block)
-        aliases = {
-            name: cuda_name(found.names.value(name))
-            for name in names_in(function.__code__)
-            if cuda_name(found.names.value(name)) in PER_THREAD
-        }
-        text = dict(enumerate(source_lines(function), function.__code__.co_firstlineno))
-        rewriter = Rewriter(function.__name__, tree.lineno, text, found, aliases, heard)
+    def rewrite(self, function, source, parameters, heard, block):
+        tree, found = source.tree, Types(source, dict(parameters), block)
+        rewriter = Rewriter(source, found, heard)
         number = itertools.count(1)
 
         def held(version):
@@ -133,10 +121,6 @@ class Code:
         module = ast.fix_missing_locations(ast.Module([ast.copy_location(factory, tree)], []))
         outer = code_named(compile(module, function.__code__.co_filename, "exec"), factory.name)
         return code_named(outer, tree.name)
-
-
-def source_lines(function):
-    return inspect.getsourcelines(function)[0]
 
 
 def code_named(code, name):
@@ -237,7 +221,7 @@ class Binder:
             self.used.add(STANDING_FOR[id(value)].name)
             return self.dialect.instruction(STANDING_FOR[id(value)])
         name = cuda_name(value)
-        dtype = None if name in GEOMETRY_NAMES else dtype_or_none(value)
+        dtype = None if name in GEOMETRIES else dtype_or_none(value)
         if dtype is not None and is_number(dtype) and value not in (int, float, bool, complex):
             return DType(dtype)
         if name is not None and hasattr(self.dialect, name.split(".")[0]):
@@ -253,6 +237,8 @@ class Binder:
             if id(value) not in self.constants:
                 self.constants[id(value)] = constant_array(self.context, array)
             return self.constants[id(value)]
+        if getattr(builtins, getattr(value, "__name__", ""), None) is value:
+            return self.builtins[value.__name__]
         if isinstance(value, np.ufunc):
             return lambda *operands: domain(value(*operands))
         # `from math import exp`, `from numba.cuda.libdevice import fmul_rn`
@@ -264,12 +250,9 @@ class Binder:
         return value if function is None else with_signature(value, self.bind(function))
 
     def module(self, module):
-        if module.__name__ in CUDA:
+        if module.__name__ in CUDA_MODULES:
             vars(self.dialect).setdefault("random", Namespace(self, sys.modules.get("numba.cuda.random")))
             return self.dialect
         if module.__name__ in self.modules:
             return self.modules[module.__name__]
         return Namespace(self, module)
-
-
-GEOMETRY_NAMES = {"threadIdx", "blockIdx", "blockDim", "gridDim", "laneid", "warpsize"}

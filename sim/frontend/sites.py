@@ -12,10 +12,10 @@ from math import prod
 
 import numpy as np
 
-from sim.errors import LaunchError
-from sim.events import LOAD, SITES, STORE, Site
+from sim.events import LOAD, SITES, STORE
 from sim.frontend.bases import Bases, word
-from sim.frontend.names import CUDA, MISSING, declared, dtype_or_none, is_number, path
+from sim.frontend.names import is_number
+from sim.frontend.resolve import GEOMETRY, builtin_called, stands_for
 from sim.frontend.types import ANY, ArrayType, Number, bits, is_float, join
 from sim.isa.conversions import cast
 from sim.isa.promotion import SIGNED
@@ -75,14 +75,13 @@ NOTE_VALUE = PREFIX + "values({value})"
 
 
 class Rewriter(ast.NodeTransformer):
-    """Rewrites one function, for a launch of which so much is `heard`. `constants` collects the names that
-    stand for numpy constants, `calls` those that stand for device functions: {name: (expression, types of its
-    parameters)}."""
+    """Prints one Source for fibers, for a launch of which so much is `heard`. `constants` collects the names
+    that stand for numpy constants, `calls` those that stand for device functions: {name: (expression, types
+    of its parameters)}."""
 
-    def __init__(self, function_name, first_line, text, types, aliases, heard):
-        self.function_name, self.first_line, self.text = function_name, first_line, text
+    def __init__(self, source, types, heard):
+        self.source, self.types, self.heard = source, types, heard
         self.unassigned = set()  # ids of the Names whose variable may have no value yet
-        self.types, self.aliases, self.heard = types, aliases, heard
         self.constants, self.calls, self.temporaries = {}, {}, 0
         self.loops = 0  # how many the node that is visited stands in
         self.bases = Bases(types.versions, PREFIX)
@@ -97,11 +96,7 @@ class Rewriter(ast.NodeTransformer):
 
     def site(self, kind, node):
         """A constant: the number of the site at `node`."""
-        line = self.text[node.lineno].strip() if node.lineno in self.text else ""
-        number = SITES.add(
-            Site(kind, self.function_name, node.lineno - self.first_line + 1, node.col_offset, line)
-        )
-        return ast.copy_location(ast.Constant(number), node)
+        return ast.copy_location(ast.Constant(SITES.add(self.source.site(kind, node))), node)
 
     def temporary(self, node):
         self.temporaries += 1
@@ -125,10 +120,8 @@ class Rewriter(ast.NodeTransformer):
         """A name imported from numba.cuda whose value changes from thread to thread becomes an attribute."""
         if not isinstance(node.ctx, ast.Load):
             return node
-        if node.id in self.aliases:
-            return ast.copy_location(
-                ast.Attribute(self.name("cuda", node), self.aliases[node.id], ast.Load()), node
-            )
+        if stands_for(node).name == "laneid":
+            return ast.copy_location(ast.Attribute(self.name("cuda", node), "laneid", ast.Load()), node)
         if id(node) not in self.unassigned:
             return node
         kind = self.types.of(node)
@@ -226,20 +219,10 @@ class Rewriter(ast.NodeTransformer):
     def visit_Call(self, node):
         """`abs`, `cuda.clz` and the like look at the width of their operand's type, which an int has lost:
         `clz(a[i])` becomes `clz(int32(a[i]))`."""
-        if path(node.func).endswith((".shared.array", ".local.array")):
-            self.check_shape(node)
-        called, kinds = (
-            self.types.names.resolve(node.func),
-            [self.types.of(argument) for argument in node.args],
-        )
-        given = self.types.given(called, node)
-        written = node.func
-        dtype = dtype_or_none(called) if called is not MISSING and len(node.args) == 1 else None
-        by_width = (
-            self.types.builtin(node.func) in BY_WIDTH
-            or getattr(called, "__name__", "") in BY_WIDTH
-            and getattr(called, "__module__", "").startswith(CUDA)
-        )
+        called, written = stands_for(node.func), node.func
+        kinds, given = [self.types.of(argument) for argument in node.args], self.types.given(node)
+        dtype = called.dtype if len(node.args) == 1 else None
+        by_width = (called.entry.name if called.entry else called.name).rpartition(".")[2] in BY_WIDTH
         self.generic_visit(node)
         if dtype is not None and is_number(dtype) and not node.keywords:
             node.func = self.name(f"cast_{dtype}", node)
@@ -247,28 +230,12 @@ class Rewriter(ast.NodeTransformer):
         elif given:
             name = self.name(f"f{len(self.calls)}", node)
             self.calls[name.id], node.func = (written, tuple(given.items())), name
+        node.func.referent = called
         node.args = [
             self.sized(argument, kind, NARROW if by_width else SHORT)
             for argument, kind in zip(node.args, kinds)
         ]
         return node
-
-    def check_shape(self, node):
-        """A declared array's shape consists of numbers and of names: what is computed from names Numba does
-        not take for a constant."""
-        for part in ast.walk(declared(node).get("shape", ast.Constant(0))):
-            computed = (
-                isinstance(part, (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp))
-                or isinstance(part, ast.Attribute)
-                and part.attr == "shape"
-            )
-            if computed and any(isinstance(name, ast.Name) for name in ast.walk(part)):
-                raise LaunchError(
-                    f"{ast.unparse(part)} in the shape of a declared array is no constant for Numba:"
-                    f" {self.function_name} line {node.lineno - self.first_line + 1} "
-                    f" {self.text.get(node.lineno, '').strip()}\n  wanted numbers, or names of numbers that"
-                    " stand outside the kernel: give the result such a name there, WIDTH = TILE + 1"
-                )
 
     # --- accesses -------------------------------------------------------------------------------------------
 
@@ -313,7 +280,7 @@ class Rewriter(ast.NodeTransformer):
     def kind_of_array(self, node, rank):
         """The kind of the array of `rank` dimensions that the variable `node` surely holds; ANY where it may;
         None where it does not."""
-        if not isinstance(node, ast.Name) or id(node) in self.unassigned or node.id in self.aliases:
+        if not isinstance(node, ast.Name) or id(node) in self.unassigned or stands_for(node).kind == GEOMETRY:
             return None
         kind = self.types.of(node)
         return kind if kind == ANY or isinstance(kind, ArrayType) and kind.rank == rank else None
@@ -328,7 +295,7 @@ class Rewriter(ast.NodeTransformer):
                 and self.repeatable(node.right)
             )
         if isinstance(node, ast.Name):
-            return node.id not in self.aliases and id(node) not in self.unassigned
+            return stands_for(node).kind != GEOMETRY and id(node) not in self.unassigned
         return isinstance(node, ast.Constant) and type(node.value) is int
 
     def inlined(self, target, indices, site, kind, text):
@@ -462,7 +429,7 @@ class Rewriter(ast.NodeTransformer):
             isinstance(node.target, ast.Name)
             and isinstance(kind, Number)
             and kind.kind is np.uint64
-            and self.types.builtin(getattr(node.iter, "func", None)) == "range"
+            and builtin_called(node.iter) == "range"
         )
         self.loops += 1
         self.generic_visit(node)

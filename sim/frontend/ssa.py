@@ -265,15 +265,17 @@ class Versions:
         return bool(COMPARED[type(test.ops[0])](left, right)) if known else self.other_condition(test)
 
     def constant(self, node):
-        """The number (or None) that an expression is while the function is compiled: a literal, a global, or
-        a variable at which nothing but such a value arrives; else MISSING."""
+        """The number (or None) that an expression is known to be, or MISSING."""
+        value = self.known(node)
+        return value if isinstance(value, (bool, int, float, type(None))) else MISSING
+
+    def known(self, node):
+        """What an expression is while the function is compiled: a literal, a global, or a variable at which
+        nothing but such a value arrives; else MISSING."""
         version = version_of(node)
         if version is not None:
-            return (
-                self.constant(version.source[1])
-                if version.incoming is None and version.source[0] == "value" and version.source[2] == ()
-                else MISSING
-            )
+            plain = version.incoming is None and version.source[0] == "value" and version.source[2] == ()
+            return self.known(version.source[1]) if plain else MISSING
         if isinstance(node, (ast.UnaryOp, ast.BinOp)) and all(
             isinstance(part, FOLDED) for part in ast.walk(node)
         ):
@@ -281,8 +283,10 @@ class Versions:
                 return eval(ast.unparse(node), {})
             except ArithmeticError:
                 return MISSING
-        value = node.value if isinstance(node, ast.Constant) else self.value(node)
-        return value if isinstance(value, (bool, int, float, type(None))) else MISSING
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            owner = self.known(node.value)
+            return dict(enumerate(owner)).get(node.slice.value, MISSING) if type(owner) is tuple else MISSING
+        return node.value if isinstance(node, ast.Constant) else self.value(node)
 
     # --- names ----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from types import CodeType
 
 def tree_of(function):
     """The function's FunctionDef without its decorators, or None where there is no source (built by exec, a
-    lambda, a C function). `tree.variables`: the names of its variables."""
+    lambda, a C function). `tree.variables`: the names of its variables; `tree.lines`: {number: text}."""
     try:
         lines, start = inspect.getsourcelines(function)
         text = "".join(lines)
@@ -27,7 +27,7 @@ def tree_of(function):
     ast.increment_lineno(node, max(start, 1) - 1)
     indent_columns(node, len(text) - len(text.lstrip()))
     node.decorator_list, node.returns = [], None
-    return simplified(node, function)
+    return simplified(node, function, lines)
 
 
 def indent_columns(tree, indent):
@@ -38,9 +38,10 @@ def indent_columns(tree, indent):
             node.end_col_offset += indent
 
 
-def simplified(tree, function):
+def simplified(tree, function, lines):
     simplify = Simplify(set(identifiers(function.__code__)))
     tree = simplify.visit(tree)
+    tree.lines = dict(enumerate(lines, function.__code__.co_firstlineno))
     tree.variables = {*function.__code__.co_varnames, *function.__code__.co_cellvars, *simplify.made}
     return tree
 

@@ -9,31 +9,17 @@ still grows after a few rounds has none, which is always right and only slower.
 
 import ast
 import functools
-import inspect
 import operator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from ml_dtypes import bfloat16
 
-from sim.frontend.names import (
-    MISSING,
-    Names,
-    constant_shape,
-    declared,
-    device_function,
-    dtype_or_none,
-    entry_of,
-    name_in_cuda,
-    names_in,
-    only_signature,
-    path,
-)
+from sim.frontend.names import MISSING, constant_shape, declared, dtype_or_none, names_in, only_signature
+from sim.frontend.resolve import AXIS, bound_arguments, builtin_called, source_of, stands_for
 from sim.frontend.ssa import Versions, stored_names, version_of
-from sim.frontend.tree import tree_of
 from sim.isa import operators, promotion
 from sim.isa.barriers import VOTES
-from sim.isa.functions import Function
 from sim.isa.promotion import COMPLEX, INTEGRAL, KIND, SIGNED, UNSIGNED
 from sim.isa.table import INSTRUCTIONS, WARP_WIDE, Like
 
@@ -309,20 +295,19 @@ def bitwise_interval(op, a, b):
 
 
 class Types:
-    """The types of a function's variables and expressions. `parameters` maps parameter names to types;
+    """The types of the variables and expressions of a Source. `parameters` maps parameter names to types;
     `block` is the launch's, (x, y, z); `results` remembers what device functions return,
     {(function, types): type}."""
 
-    def __init__(self, function, tree, parameters, block=None, results=None):
-        self.names, self.results = Names(function), {} if results is None else results
+    def __init__(self, source, parameters, block=None, results=None):
+        self.results, tree = {} if results is None else results, source.tree
         self.geometry = GEOMETRY | (
             {"threadIdx": [(0, n - 1) for n in block], "blockDim": [(n, n) for n in block]} if block else {}
         )
         self.block = block
-        self.names.local = tree.variables
-        named = inspect.signature(function).parameters
+        named = [part.arg for part in ast.walk(tree.args) if isinstance(part, ast.arg)]
         self.parameters, self.fixed = dict(parameters), set(named) - stored_names(tree.body)
-        self.versions = Versions(named, tree.body, self.names.resolve, self.is_none)
+        self.versions = Versions(named, tree.body, lambda node: stands_for(node).value, self.is_none)
         self.found = {}
         rounds, changed = 0, True
         while changed:
@@ -382,7 +367,7 @@ class Types:
 
     def of_iteration(self, node):
         """The type of what a `for` loop over `node` yields."""
-        name = self.builtin(node.func) if isinstance(node, ast.Call) else ""
+        name = builtin_called(node)
         if name == "range" and node.args:
             return self.of_range([self.of(argument) for argument in node.args])
         if name == "enumerate":
@@ -405,16 +390,6 @@ class Types:
             return INT32 if narrow else INT64
         return Number(np.int32 if narrow else int, *range_interval(*given))
 
-    def builtin(self, node):
-        """The name of the builtin that `node` is, or ""."""
-        return (
-            node.id
-            if isinstance(node, ast.Name)
-            and node.id not in self.names.local
-            and self.names.value(node.id) is MISSING
-            else ""
-        )
-
     # --- expressions ----------------------------------------------------------------------------------------
 
     def of(self, node):
@@ -427,17 +402,15 @@ class Types:
         version = version_of(node)
         if version is not None:
             return self.found.get(version)
-        value = MISSING if node.id in self.names.local else self.names.value(node.id)
+        value = stands_for(node).value
         return ANY if value is MISSING or isinstance(value, np.ndarray) else type_of_value(value)
 
     def of_attribute(self, node):
-        owner = path(node.value).split(".")[-1]
-        if node.attr in "xyz" and owner in self.geometry:
-            return Number(np.int32, *of_axis(self.geometry[owner], "xyz".index(node.attr)))
-        value = self.names.resolve(node)
-        named = name_in_cuda(value) if value is not MISSING else None
-        if named in OF_CUDA or node.attr in ("laneid", "warpsize"):
-            return OF_CUDA[named or node.attr]
+        found = stands_for(node)
+        if found.kind == AXIS and node.attr in "xyz":
+            return Number(np.int32, *of_axis(self.geometry[found.name], "xyz".index(node.attr)))
+        if found.name in OF_CUDA:
+            return OF_CUDA[found.name]
         array = self.of(node.value)
         if isinstance(array, ArrayType):
             return {
@@ -450,7 +423,7 @@ class Types:
             }.get(node.attr, ANY)
         if node.attr in ("shape", "ndim", "size"):
             return {"ndim": natural(int, 4), "size": LENGTHS}.get(node.attr, ANY)
-        return ANY if value is MISSING else type_of_value(value)
+        return ANY if found.value is MISSING else type_of_value(found.value)
 
     def of_subscript(self, node):
         if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
@@ -519,76 +492,57 @@ class Types:
     # --- calls ----------------------------------------------------------------------------------------------
 
     def of_call(self, node):
-        given, called = [self.of(argument) for argument in node.args], self.names.resolve(node.func)
-        if name := self.builtin(node.func):
-            return self.of_builtin(name, given, node)
-        dtype = dtype_or_none(called) if called is not MISSING else None
-        if dtype is not None:
-            kind = KIND.get(dtype.type)
-            return (
-                ANY
-                if kind is None
-                else signed(kind, 8 * dtype.itemsize - 1)
-                if kind in SIGNED - {int}
-                else Number(kind)
-            )
-        name = self.cuda_name(node.func, called)
-        if name:
-            return self.of_cuda(name, given, node, called)
-        if called is MISSING:
-            return ANY
-        if isinstance(entry := entry_of(called), Function):
-            return of_function(entry, given)
-        if isinstance(called, np.ufunc):
-            return self.asked(called, given)
-        return self.of_device(called, self.given(called, node))
+        """What a call gives, by what it calls."""
+        given = [self.of(argument) for argument in node.args]
+        return getattr(self, f"call_{getattr(node, 'calls', '')}", lambda *_: ANY)(node, given)
 
-    def given(self, called, node):
+    def call_dtype(self, node, given):
+        dtype = node.func.referent.dtype
+        kind = KIND.get(dtype.type)
+        narrow = kind in SIGNED - {int}
+        return ANY if kind is None else signed(kind, 8 * dtype.itemsize - 1) if narrow else Number(kind)
+
+    def call_function(self, node, given):
+        return of_function(node.func.referent.entry, given)
+
+    def call_object(self, node, given):
+        called = stands_for(node.func).value
+        return self.asked(called, given) if isinstance(called, np.ufunc) else ANY
+
+    def given(self, node):
         """{parameter: type} of a call of a device function; None where that is not known, or where one copy
         of the function must serve all calls."""
-        function = device_function(called)
-        if (
-            function is None
-            or "shared" in names_in(function.__code__)
-            or any(isinstance(part, ast.Starred) for part in node.args)
-            or None in (part.arg for part in node.keywords)
-        ):
-            return None
-        try:
-            bound = inspect.signature(function).bind(
-                *node.args, **{keyword.arg: keyword.value for keyword in node.keywords}
-            )
-        except TypeError:
-            return None
-        bound.apply_defaults()
-        return {
-            name: general(self.of(value) if isinstance(value, ast.AST) else type_of_value(value))
-            for name, value in bound.arguments.items()
-        }
+        function = stands_for(node.func).function
+        arguments = (
+            None
+            if function is None or "shared" in names_in(function.__code__)
+            else bound_arguments(function, node)
+        )
+        return (
+            None
+            if arguments is None
+            else {
+                name: general(self.of(value) if isinstance(value, ast.AST) else type_of_value(value))
+                for name, value in arguments.items()
+            }
+        )
 
-    def of_device(self, called, given):
+    def call_device(self, node, _):
         """The type of what a device function returns."""
-        signature = only_signature(called)
+        called, given = node.func.referent, self.given(node)
+        signature = only_signature(called.value)
         if signature is not None:
             return element_type(dtype) if (dtype := dtype_or_none(signature.return_type)) is not None else ANY
         if given is None or UNKNOWN in given.values():
             return UNKNOWN if given else ANY
-        function = device_function(called)
-        key = function, tuple(given.items())
+        key = called.function, tuple(given.items())
         if key not in self.results:
-            self.results[key], tree = UNKNOWN, tree_of(function)  # while it calls itself
-            self.results[key] = (
-                Types(function, tree, given, self.block, self.results).result() if tree else ANY
-            )
+            self.results[key], source = UNKNOWN, source_of(called.function)  # while it calls itself
+            self.results[key] = Types(source, given, self.block, self.results).result() if source else ANY
         return self.results[key]
 
-    def cuda_name(self, node, called):
-        """The name in numba.cuda of what is called, or ""."""
-        name = name_in_cuda(called) if called is not MISSING else None
-        written = path(node)
-        return name or (written.partition("cuda.")[2] if written.startswith("cuda.") else "")
-
-    def of_builtin(self, name, given, node):
+    def call_builtin(self, node, given):
+        name = node.func.referent.name
         if name == "len":
             return LENGTHS
         if name in ("min", "max") and len(given) > 1 and all(bits(kind) is not None for kind in given):
@@ -603,24 +557,27 @@ class Types:
             return functools.reduce(functools.partial(operation, ast.Add()), given, INT64)
         return self.asked(NUMBER_BUILTINS.get(name), given)
 
-    def of_cuda(self, name, given, node, called):
-        last = name.split(".")[-1]
-        if name in ("shared.array", "local.array"):
-            return self.of_declaration(node, name == "local.array")
-        if name in ("grid", "gridsize") and not is_one(node.args):
-            dimensions = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else 0
-            return (OF_CUDA[name],) * dimensions if dimensions in (2, 3) else ANY
-        if name in OF_CUDA:
-            return OF_CUDA[name]
-        if name in WARP_WIDE:
-            return self.of_instruction(INSTRUCTIONS[name], given)
-        if isinstance(entry := entry_of(called), Function):
-            return of_function(entry, given)
-        if name.startswith("atomic.") or last.startswith("ld") and given:
-            return given[0].element if given and isinstance(given[0], ArrayType) else ANY
-        if name == "const.array_like":
-            return given[0]
-        return ANY
+    def call_position(self, node, given):
+        one = OF_CUDA[node.func.referent.name]
+        dimensions = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else 0
+        return one if dimensions == 1 else (one,) * dimensions if dimensions in (2, 3) else ANY
+
+    def call_wait(self, node, given):
+        name = node.func.referent.name
+        return self.of_instruction(INSTRUCTIONS[name], given) if name in WARP_WIDE else OF_CUDA.get(name, ANY)
+
+    def call_atomic(self, node, given):
+        return given[0].element if given and isinstance(given[0], ArrayType) else ANY
+
+    def call_same(self, node, given):
+        return given[0]
+
+    def call_cuda(self, node, given):
+        name = node.func.referent.name
+        loads = name.rpartition(".")[2].startswith("ld")
+        return OF_CUDA.get(name) or (self.call_atomic(node, given) if loads else ANY)
+
+    call_lanes = call_cuda
 
     def of_instruction(self, entry, given):
         """The type of what an instruction of a warp gives: a tuple if it has several results."""
@@ -642,11 +599,11 @@ class Types:
             else ANY
         )
 
-    def of_declaration(self, node, local):
+    def call_declaration(self, node, _):
         """`cuda.shared.array(shape, dtype)`: the type of array that it makes."""
-        given = declared(node)
-        dtype = dtype_or_none(self.names.resolve(given["dtype"])) if "dtype" in given else None
-        shape = constant_shape(given.get("shape"), self.names.resolve)
+        given, local = declared(node), node.func.referent.name == "local.array"
+        dtype = stands_for(given["dtype"]).dtype if "dtype" in given else None
+        shape = constant_shape(given.get("shape"), self.versions.known)
         # (0,): the dynamic bytes, of which there may be none
         if dtype is None or dtype.names is not None or dtype.hasobject or not shape or 0 in shape:
             return ANY
@@ -713,7 +670,3 @@ def part(kind, position):
         alike = len({one.kind if isinstance(one, Number) else one for one in kind}) == 1
         return functools.reduce(join, kind) if alike else ANY
     return kind.element if isinstance(kind, ArrayType) and kind.rank == 1 else ANY
-
-
-def is_one(args):
-    return len(args) == 1 and isinstance(args[0], ast.Constant) and args[0].value == 1

@@ -207,8 +207,8 @@ class Flattener:
         function = node.inlines
         if function in self.inlining:
             raise CannotLower(f"{function.__name__} calls itself, and a thread stops in it", node.place)
-        names = self.module.reachable[function]
-        rename = {name: self.module.fresh(f"{name}_{function.__name__}") for name in sorted(names.local)}
+        own = sorted(self.module.reachable[function].local)
+        rename = {name: self.module.fresh(f"{name}_{function.__name__}") for name in own}
         lowering = Lowering(self.module, function, rename, node.bound)
         body = lowering.body()
         for name, argument in zip(lowering.parameters(), node.args, strict=True):

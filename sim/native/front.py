@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sim.frontend.names import MISSING, Names, device_function, is_number, name_in_cuda
+from sim.frontend.names import MISSING, is_number
+from sim.frontend.resolve import DECLARATION, DEVICE, WAIT, Source
 from sim.frontend.tree import indent_columns, simplified, tree_of
 from sim.native.kinds import HALVES
 from sim.native.vocabulary import RESERVED, home_of
@@ -124,36 +125,29 @@ class Module(Parts):
         """Find all functions that `function` calls, and which names of cuda."""
         if function in self.reachable:
             return
+        if "fp16" in function.__code__.co_names:
+            know_fp16()
         tree = tree_of(function) or tree_of_lambda(function)
         if tree is None:
             raise CannotLower(f"{function.__name__} has no source text")
-        if "fp16" in function.__code__.co_names:
-            know_fp16()
-        names = self.reachable[function] = Names(function)
-        names.tree, names.local = tree, tree.variables
-        for node in ast.walk(tree):
-            value = (
-                names.resolve(node)
-                if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
-                else MISSING
-            )
-            called = name_in_cuda(value)
-            self.used |= set(called.split(".")) if called else set()
-            if callee := device_function(value):
-                self.reach(callee)
+        source = self.reachable[function] = Source(function, tree)
+        for found in source.referents():
+            self.used |= set(found.in_cuda.split(".")) - {""}
+            if found.kind == DEVICE:
+                self.reach(found.function)
 
     def stops(self, function, seen=frozenset()):
         """Whether a thread may stop in `function`, or it declares shared memory: then it is inlined."""
-        names = self.reachable[function]
-        for node in ast.walk(names.tree):
-            value = names.resolve(node.func) if isinstance(node, ast.Call) else MISSING
-            called = name_in_cuda(value) or ""
-            if {called, called.split(".")[0]} & self.waiting or called == "shared.array":
-                return True
-            callee = device_function(value)
-            if callee and callee not in seen and self.stops(callee, seen | {function}):
-                return True
-        return False
+        source, seen = self.reachable[function], seen | {function}
+        return (
+            bool(source.calls(WAIT))
+            or any(call.func.referent.name == "shared.array" for call in source.calls(DECLARATION))
+            or any(
+                self.stops(call.func.referent.function, seen)
+                for call in source.calls(DEVICE)
+                if call.func.referent.function not in seen
+            )
+        )
 
     def value(self, node):
         """The number that a name of the file stands for, or MISSING."""
@@ -189,6 +183,7 @@ def tree_of_lambda(function):
     return simplified(
         ast.copy_location(ast.FunctionDef("lambda_function", found[0].args, [returns], [], None), found[0]),
         function,
+        lines,
     )
 
 

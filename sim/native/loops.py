@@ -3,7 +3,7 @@ rounds."""
 
 import ast
 
-from sim.frontend.names import MISSING
+from sim.frontend.resolve import builtin_called, stands_for
 
 LONG = 1 << 20  # rounds after which a `for` loop looks for Ctrl-C
 
@@ -16,9 +16,9 @@ def over_elements(lowering, loop):
     """Make a loop over an array (or a tuple; through `enumerate` and `zip` too) one over positions; returns
     what comes before it, and first in its body."""
     iterable = isinstance(loop.iter, (ast.Name, ast.Attribute, ast.Subscript)) and not isinstance(
-        lowering.names.resolve(loop.iter), tuple
+        stands_for(loop.iter).value, tuple
     )
-    if not (iterable or pairing(lowering, loop.iter)):
+    if not (iterable or pairing(loop.iter)):
         return [], []
     before, lengths, position = [], [], ast.Name(lowering.module.fresh("at"), ast.Load())
     first = ast.Assign([lowering.visit(loop.target)], element(lowering, loop.iter, position, before, lengths))
@@ -34,17 +34,16 @@ def located(statement, node):
     return ast.fix_missing_locations(ast.copy_location(statement, node))
 
 
-def pairing(lowering, node):
+def pairing(node):
     """ "enumerate" or "zip" if `node` is a call of it, else ""."""
-    name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
-    own = name in lowering.names.local or lowering.names.value(name) is not MISSING
-    return name if name in ("enumerate", "zip") and not own else ""
+    name = builtin_called(node)
+    return name if name in ("enumerate", "zip") else ""
 
 
 def element(lowering, node, position, before, lengths):
     """The element at `position` of what a loop goes over; `before` gets what must be evaluated first,
     `lengths` how many there are."""
-    kind = pairing(lowering, node)
+    kind = pairing(node)
     if kind == "zip":
         return ast.Tuple(
             [element(lowering, part, position, before, lengths) for part in node.args], ast.Load()

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numba
 from numba.core.errors import NumbaError
 
-from sim.frontend.names import acts_on_atomics
 from sim.frontend.ssa import Versions
 from sim.frontend.tree import Apart, flat
 from sim.isa.memory import interpreted_only
@@ -106,7 +105,7 @@ def lower_for_fission(function, dtypes=(), counted=False):
     ]
     statements = name_shared(module, statements)
     code = tuple(function.__code__ for function in module.reachable)
-    synchronizes = any(acts_on_atomics(names.tree) for names in module.reachable.values())
+    synchronizes = any(source.acts_on_atomics for source in module.reachable.values())
     module.reachable = None  # the functions themselves are not kept alive
     return Lowered(
         module,

@@ -2,18 +2,15 @@
 question ask it."""
 
 import ast
+import copy
 
-from sim.frontend.ssa import Versions
 from sim.native.checks import MOST_UNSET, UNSET
 
 
 def watch(lowering, tree):
     """Rewrite a function's tree, not lowered yet: its flags are set and asked."""
-    parameters = [argument.arg for argument in ast.walk(tree.args) if isinstance(argument, ast.arg)]
     found = [
-        node
-        for node in Versions(parameters, tree.body).unassigned(tree.body)
-        if len(lowering.module.unset) < MOST_UNSET
+        node for node in lowering.versions.unassigned(tree.body) if len(lowering.module.unset) < MOST_UNSET
     ]
     walrus = {part.target.id for part in ast.walk(tree) if isinstance(part, ast.NamedExpr)}
     flags = {
@@ -34,9 +31,7 @@ def flag(name, value, node):
 
 
 def own_name(name, context):
-    made = ast.Name(name, context)
-    made.is_ours = True
-    return made
+    return ast.Name(name, context)
 
 
 class Flags(ast.NodeTransformer):
@@ -53,12 +48,12 @@ class Flags(ast.NodeTransformer):
         if id(node) not in self.reads or node.id not in self.flags or not isinstance(node.ctx, ast.Load):
             return node
         module = self.lowering.module
-        module.unset.append((module.site(self.lowering.site("load", node)), node.id))
+        module.unset.append((module.site(self.lowering.source.site("load", node)), node.id))
         made = ast.Call(
             own_name(module.library("assured"), ast.Load()),
             [
                 self.special("state"),
-                ast.Name(node.id, ast.Load()),
+                copy.copy(node),
                 own_name(self.flags[node.id], ast.Load()),
                 ast.Constant(len(module.unset) - 1),
                 self.special("blockIdx"),

@@ -14,8 +14,8 @@ from numba.cuda.descriptor import cuda_target
 from numba.cuda.flags import CUDAFlags
 from numba.cuda.np import numpy_support
 
+from sim.frontend.resolve import source_of
 from sim.frontend.ssa import version_of
-from sim.frontend.tree import tree_of
 from sim.frontend.types import ANY, UNKNOWN, Number, Types, type_of_value
 from sim.memory.array import Array
 from sim.memory.spaces import AddressSpace, bind_arguments
@@ -105,9 +105,7 @@ def inferred(function, arguments):
     """{(variable, whether several assignments meet): the set of its types, as numpy dtypes; None for what is
     no number, ANY where the front end does not know}."""
     found = {}
-    front = Types(
-        function, tree_of(function), {name: type_of_argument(kind) for name, kind in arguments.items()}
-    )
+    front = Types(source_of(function), {name: type_of_argument(kind) for name, kind in arguments.items()})
     for version in front.versions.all:
         meets = version.incoming is not None
         if version.same is None and (

@@ -1,0 +1,263 @@
+"""A function of a kernel read once: each name in its tree knows what it stands for, and each call what it is
+of. Both engines print from this tree; neither asks again.
+
+`node.referent` of a Name or an attribute is a Referent; `node.calls` of a call is the kind of its referent,
+or, for some parts of numba.cuda, one of CALLS, ATOMIC and WAIT. A new kind of call is a row here, and a
+method `call_KIND` of those printers that do something of their own with it.
+"""
+
+import ast
+import builtins
+import copy
+import inspect
+from types import ModuleType
+
+import numpy as np
+
+from sim.errors import LaunchError
+from sim.events import Site
+from sim.frontend.names import (
+    CUDA_MODULES,
+    MISSING,
+    Names,
+    declared,
+    device_function,
+    dtype_or_none,
+    entry_of,
+    member,
+    name_in_cuda,
+)
+from sim.frontend.tree import tree_of
+from sim.isa.barriers import OF_BLOCKS
+from sim.isa.functions import Function
+from sim.isa.table import WARP_WIDE
+
+# what a name stands for: a variable, something of a value (`a.shape`), a builtin, a number or a tuple of
+# them, threadIdx and the like, one axis of those, a Function of the table, a type of numbers or records, some
+# other part of numba.cuda, a device function, and any other object
+VARIABLE, MEMBER, BUILTIN, CONSTANT = "variable", "member", "builtin", "constant"
+GEOMETRY, AXIS, FUNCTION, DTYPE, CUDA = "geometry", "axis", "function", "dtype", "cuda"
+DEVICE, OBJECT = "device", "object"
+# what a part of numba.cuda does when it is called
+ATOMIC, DECLARATION, LANES, POSITION = "atomic", "declaration", "lanes", "position"
+SAME, WAIT = "same", "wait"
+CALLS = {
+    "shared.array": DECLARATION,
+    "local.array": DECLARATION,
+    "const.array_like": SAME,
+    "grid": POSITION,
+    "gridsize": POSITION,
+    "lanemask_lt": LANES,
+}
+GEOMETRIES = {"threadIdx", "blockIdx", "blockDim", "gridDim", "laneid", "warpsize"}
+PLAIN = (bool, int, float, complex, str, tuple, type(None), np.generic)
+PYTHON_TYPES = (int, float, bool, complex)
+
+
+class Referent:
+    """What a name stands for: its `kind`, its `value` (or MISSING), its `name` in numba.cuda or among the
+    builtins, and the `entry` of the table, the `dtype` or the `function` that the value is."""
+
+    def __init__(self, kind, value=MISSING, name="", entry=None, dtype=None, function=None):
+        self.kind, self.value, self.name = kind, value, name
+        self.entry, self.dtype, self.function = entry, dtype, function
+
+    def __deepcopy__(self, memo):
+        return self
+
+    @property
+    def in_cuda(self):
+        """Its name in numba.cuda, or ""."""
+        return "" if self.kind == BUILTIN else self.name
+
+    @property
+    def calls(self):
+        """What a call of it is."""
+        if self.kind is not CUDA:
+            return self.kind
+        first = self.name.partition(".")[0]
+        if {first, self.name} & (OF_BLOCKS | WARP_WIDE):
+            return WAIT
+        return CALLS.get(self.name, ATOMIC if first == "atomic" else CUDA)
+
+
+OF_THE_FUNCTION, OF_A_VALUE = Referent(VARIABLE), Referent(MEMBER)
+
+
+def referent(value):
+    """The Referent of an object."""
+    if isinstance(value, PLAIN):
+        return Referent(CONSTANT, value)
+    name, entry = name_in_cuda(value) or "", entry_of(value)
+    if name in GEOMETRIES:
+        return Referent(GEOMETRY, value, name)
+    if isinstance(entry, Function):
+        return Referent(FUNCTION, value, name, entry)
+    dtype = None if any(value is kind for kind in PYTHON_TYPES) else dtype_or_none(value)
+    if dtype is not None:
+        return Referent(DTYPE, value, name, dtype=dtype)
+    if name:
+        return Referent(CUDA, value, name, entry)
+    own = getattr(value, "__name__", None)
+    if isinstance(own, str) and getattr(builtins, own, MISSING) is value:
+        return Referent(BUILTIN, value, own, dtype=dtype_or_none(value))
+    function = device_function(value)
+    return Referent(OBJECT if function is None else DEVICE, value, function=function)
+
+
+def stands_for(node):
+    """The Referent of any expression; one that a printer has made stands for nothing."""
+    return getattr(node, "referent", OF_A_VALUE)
+
+
+class Source(ast.NodeVisitor):
+    """A function, its tree marked, and its places: `local` are its variables, `known` the Referents of
+    parameters that stand for something known."""
+
+    def __init__(self, function, tree, known=()):
+        self.function, self.name, self.tree = function, function.__name__, tree
+        self.names, self.known, self.local = Names(function), dict(known), tree.variables - set(known)
+        self.visit(tree)
+
+    def knowing(self, known):
+        """The same, where parameters stand for something known."""
+        if not known:
+            return self
+        source = copy.copy(self)
+        source.tree, source.known, source.local = copy.deepcopy(self.tree), known, self.local - set(known)
+        source.visit(source.tree)
+        return source
+
+    # --- marks ----------------------------------------------------------------------------------------------
+
+    def visit_Name(self, node):
+        if node.id in self.local or not isinstance(node.ctx, ast.Load):
+            node.referent = OF_THE_FUNCTION
+            return
+        value = self.names.value(node.id)
+        found = None if value is MISSING else referent(value)
+        node.referent = found or self.known.get(node.id) or Referent(BUILTIN, name=node.id)
+
+    def visit_Attribute(self, node):
+        self.visit(node.value)
+        owner = stands_for(node.value)
+        if owner.kind == GEOMETRY:
+            node.referent = Referent(AXIS, name=owner.name)
+            return
+        value = MISSING if owner.value is MISSING else member(owner.value, node.attr)
+        node.referent = lacking(owner, node.attr) if value is MISSING else referent(value)
+
+    def visit_Call(self, node):
+        self.generic_visit(node)
+        node.calls = stands_for(node.func).calls
+        if node.calls == DECLARATION:
+            self.check_shape(node)
+
+    def check_shape(self, node):
+        """A declared array's shape consists of numbers and of names: what is computed from names Numba does
+        not take for a constant."""
+        for part in ast.walk(declared(node).get("shape", ast.Constant(0))):
+            computed = (
+                isinstance(part, (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp))
+                or isinstance(part, ast.Attribute)
+                and part.attr == "shape"
+            )
+            if computed and any(isinstance(name, ast.Name) for name in ast.walk(part)):
+                site = self.site("call", node)
+                raise LaunchError(
+                    f"{ast.unparse(part)} in the shape of a declared array is no constant for Numba:"
+                    f" {site.function} line {site.line}  {site.source}\n  wanted numbers, or names of numbers"
+                    " that stand outside the kernel: give the result such a name there, WIDTH = TILE + 1"
+                )
+
+    # --- what it uses ---------------------------------------------------------------------------------------
+
+    def referents(self):
+        """Those of all names that are read."""
+        return [
+            node.referent
+            for node in ast.walk(self.tree)
+            if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
+        ]
+
+    def calls(self, *kinds):
+        """The calls of these kinds."""
+        return [node for node in ast.walk(self.tree) if getattr(node, "calls", None) in kinds]
+
+    @property
+    def acts_on_atomics(self):
+        """Whether it uses what an atomic gives back, or fences: then what its threads do may hang on who goes
+        first."""
+        ignored = {id(node.value) for node in ast.walk(self.tree) if isinstance(node, ast.Expr)}
+        return any(id(call) not in ignored for call in self.calls(ATOMIC)) or any(
+            found.name.startswith("threadfence") for found in self.referents()
+        )
+
+    @property
+    def stores_elsewhere(self):
+        """Whether it has a store or an atomic, or something passed on, that may reach an array which it does
+        not declare itself."""
+        own = {
+            node.targets[0].id
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and getattr(node.value, "calls", None) == DECLARATION
+        }
+        stored = [
+            node.value
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+        ]
+        stored += [node.args[0] for node in self.calls(ATOMIC, WAIT, CUDA) if node.args]
+        return any(
+            not (isinstance(part, ast.Name) and part.id in own)
+            for part in stored
+            if isinstance(part, (ast.Name, ast.Subscript, ast.Attribute))
+        )
+
+    # --- places ---------------------------------------------------------------------------------------------
+
+    def site(self, kind, node):
+        """The place of `node`."""
+        line = self.tree.lines.get(node.lineno, "")
+        column, indent = node.col_offset, len(line) - len(line.lstrip())
+        return Site(kind, self.name, node.lineno - self.tree.lineno + 1, column, line.strip(), indent)
+
+
+def source_of(function):
+    """The Source of a function; None where there is none."""
+    tree = tree_of(function)
+    return None if tree is None else Source(function, tree)
+
+
+def lacking(owner, name):
+    """The Referent of an attribute that its owner lacks, or of which nothing is known: a part of `cuda` that
+    this Numba does not have is known by its name."""
+    if isinstance(owner.value, ModuleType) and owner.value.__name__ in CUDA_MODULES:
+        return Referent(CUDA, name=name)
+    if owner.kind == CUDA:
+        return Referent(CUDA, name=f"{owner.name}.{name}")
+    return OF_A_VALUE
+
+
+def builtin_called(node):
+    """The name of the builtin that `node` is a call of, or ""."""
+    return node.func.referent.name if getattr(node, "calls", "") == BUILTIN else ""
+
+
+def bound_arguments(function, call):
+    """{parameter: expression, or value of a default} of a call of a function; None where the text does not
+    tell, or where they do not fit."""
+    unpacked = any(isinstance(part, ast.Starred) for part in call.args) or None in (
+        part.arg for part in call.keywords
+    )
+    if unpacked:
+        return None
+    named = {keyword.arg: keyword.value for keyword in call.keywords}
+    try:
+        bound = inspect.signature(function).bind(*call.args, **named)
+    except TypeError:
+        return None
+    bound.apply_defaults()
+    return bound.arguments

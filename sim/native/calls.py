@@ -1,0 +1,186 @@
+"""Calls in lowered text: what a thread waits at, device functions, declarations, functions of the table."""
+
+import ast
+
+from sim.frontend.names import MISSING, constant_shape, declared, dtype_or_none, is_number, only_signature
+from sim.frontend.resolve import (
+    CONSTANT,
+    CUDA,
+    DTYPE,
+    FUNCTION,
+    GEOMETRY,
+    bound_arguments,
+    referent,
+    stands_for,
+)
+from sim.isa.table import INSTRUCTIONS
+from sim.memory.declared import name_before
+from sim.native.front import Declared, literal
+from sim.native.functions import text_name
+from sim.native.standing import Names
+from sim.native.variables import assigned
+
+
+class Calls(Names):
+    """Prints calls: one method for each kind (sim.frontend.resolve) that is more than its name and
+    arguments."""
+
+    def visit_Call(self, node):
+        return getattr(self, f"call_{getattr(node, 'calls', '')}", self.generic_visit)(node)
+
+    def arguments(self, node):
+        """All arguments of a call by position."""
+        return [self.visit(part) for part in (*node.args, *(keyword.value for keyword in node.keywords))]
+
+    def call_same(self, node):
+        return self.visit(node.args[0])
+
+    def call_position(self, node):
+        called = node.func.referent.name
+        given = ("threadIdx", "blockIdx", "blockDim") if called == "grid" else ("blockDim", "gridDim")
+        return self.call(f"{called}_{node.args[0].value}", [self.as_name(name, node) for name in given], node)
+
+    def call_lanes(self, node):
+        return self.call("lanemask_lt", [self.as_name("thread", node)], node)
+
+    def call_atomic(self, node):
+        called, arguments = node.func.referent.name.replace(".", "_"), self.arguments(node)
+        if self.module.sited:
+            called, arguments = f"{called}_at", [*arguments, self.number("atomic", node)]
+        return self.call(called, arguments, node)
+
+    def call_builtin(self, node):
+        name = f"builtins.{node.func.referent.name}.{len(node.args)}"
+        if name in INSTRUCTIONS and not any(isinstance(part, ast.Starred) for part in node.args):
+            return self.call(text_name(name), [self.visit(argument) for argument in node.args], node)
+        return self.generic_visit(node)
+
+    def call_member(self, node):
+        if node.func.attr == "bit_count":
+            return self.call(text_name("popc"), [self.visit(node.func.value)], node)
+        if node.func.attr == "reshape" and len(node.args) > 1:
+            node.args = [ast.copy_location(ast.Tuple(node.args, ast.Load()), node)]
+        node.func.value = self.visit(node.func.value)
+        node.args, node.keywords = [*map(self.visit, node.args)], [*map(self.visit, node.keywords)]
+        return node
+
+    def call_wait(self, node):
+        """A call at which the thread stops; sim.native.flat makes it a statement."""
+        called, arguments = node.func.referent.name, self.arguments(node)
+        if called == "syncwarp" and not arguments:
+            arguments = [ast.Constant(0xFFFFFFFF)]
+        function = ast.Name(called.replace(".", "_"), ast.Load())
+        made = ast.copy_location(ast.Call(function, arguments, []), node)
+        made.stops, made.site = called, self.number("call", node).value
+        self.module.operations[made.site] = called
+        return made
+
+    # --- device functions -----------------------------------------------------------------------------------
+
+    def call_device(self, node):
+        found = node.func.referent
+        function, signature = found.function, only_signature(found.value)
+        given = bound_arguments(function, node)
+        if given is None:
+            return self.unpacked(function, signature, node)
+        known = {} if signature else self.known_arguments(function, given)
+        inlines = any(part.in_cuda for part in known.values()) or self.module.stops(function)
+        arguments = [
+            self.argument(argument, node)
+            for name, argument in given.items()
+            if not (inlines and name in known)
+        ]
+        if signature:
+            arguments = [
+                self.converted(kind, argument)
+                for kind, argument in zip(signature.args, arguments, strict=True)
+            ]
+        if inlines:
+            made = ast.copy_location(ast.Call(ast.Name(function.__name__, ast.Load()), arguments, []), node)
+            made.inlines, made.bound, made.place = function, known, self.source.site("call", node)
+        else:
+            made = self.device_call(self.device(function), function, arguments, node)
+        return self.converted(signature.return_type, made) if signature else made
+
+    def device_call(self, device, function, arguments, node):
+        if device.tree is None:  # it is being lowered
+            if self.source.function is not function:
+                raise self.cannot(f"{function.__name__} calls itself by way of {self.source.name}", node)
+            device.recursive = True
+        self.needs |= device.needs
+        needs = [ast.Name(name, ast.Load()) for name in sorted(device.needs)]
+        made = ast.Call(ast.Name(device.name, ast.Load()), [*needs, *arguments], [])
+        return ast.copy_location(made, node)
+
+    def unpacked(self, function, signature, node):
+        """f(a, *t): Numba compiles it for a tuple at the end."""
+        if signature or node.keywords or self.module.stops(function):
+            raise self.cannot(
+                f"{ast.unparse(node)}, where {function.__name__} is inlined or declared with a signature, has"
+                " no compiled form",
+                node,
+            )
+        return self.device_call(self.device(function), function, [*map(self.visit, node.args)], node)
+
+    def known_arguments(self, function, arguments):
+        """{parameter: Referent} of those that stand for one known value: parameters that the function does
+        not assign."""
+        changed = assigned(self.module.reachable[function].tree.body)
+        known = {name: self.known(part) for name, part in arguments.items() if name not in changed}
+        return {name: found for name, found in known.items() if found is not None}
+
+    def known(self, argument):
+        """The Referent of the number, dtype, function, or tuple of numbers that an argument (an expression,
+        or the value of a default) is known to stand for, or None."""
+        if isinstance(argument, ast.Tuple):
+            parts = [*map(self.known, argument.elts)]
+            found = referent(tuple(part.value for part in parts if part is not None))
+            return found if len(found.value) == len(parts) and literal(found.value) is not None else None
+        if isinstance(argument, ast.Constant):
+            argument = argument.value
+        found = stands_for(argument) if isinstance(argument, ast.AST) else referent(argument)
+        if found.kind == CONSTANT:
+            return None if literal(found.value) is None else found
+        part_of_cuda = found.value is not MISSING and found.kind in (FUNCTION, DTYPE, CUDA, GEOMETRY)
+        return found if part_of_cuda or found.function in self.module.reachable else None
+
+    def argument(self, argument, node):
+        """What a device function is given: an expression, or the value of a default."""
+        if isinstance(argument, ast.AST):
+            return self.visit(argument)
+        return (
+            ast.Constant(None) if argument is None else self.standing_for(referent(argument), "default", node)
+        )
+
+    def converted(self, kind, node):
+        """`node` converted to a Numba type, if that is a number's."""
+        dtype = dtype_or_none(kind)
+        if dtype is None or not is_number(dtype):
+            return node
+        return ast.copy_location(ast.Call(self.dtype(dtype, node), [node], []), node)
+
+    # --- arrays ---------------------------------------------------------------------------------------------
+
+    def call_declaration(self, node):
+        """The parameter that brings a shared or local array."""
+        given, space = declared(node), node.func.referent.name.partition(".")[0]
+        dtype = (
+            self.dtype_given(given["dtype"]) or stands_for(given["dtype"]).dtype if "dtype" in given else None
+        )
+        shape = constant_shape(given.get("shape"), self.versions.known)
+        if dtype is None or shape is None or not is_number(dtype):
+            raise self.cannot(f"cuda.{space}.array wants a constant shape and a numeric dtype", node)
+        place = self.source.site("call", node)
+        name = name_before(place) or space
+        array = Declared(
+            space,
+            None if space == "shared" and shape == (0,) else shape,
+            "bool_" if dtype.name == "bool" else dtype.name,
+            name,
+            self.module.site(place),
+        )
+        known = next((known for known, same in self.module.declared.items() if same == array), None)
+        known = known or self.module.fresh(f"{name}_{space}")
+        self.module.declared[known] = array
+        name = self.as_name(known, node)
+        return name if space == "shared" else self.call("fresh", [name, self.as_name("thread", node)], node)
