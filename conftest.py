@@ -1,6 +1,7 @@
 """For every test, those of the stored notebooks too: quiet bars, a ledger that is not the user's, a sample of
 the longest tests, and a loud word where there is no GPU."""
 
+import gc
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,6 +84,18 @@ class ByFile(LoadFileScheduling):
 
 def pytest_xdist_make_scheduler(config, log):
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection():
+    """What collection makes stays: the garbage collector would look through it again and again, a third of the
+    time."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(10_000)
 
 
 @pytest.fixture
