@@ -87,7 +87,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection():
-    """What collection makes stays: the garbage collector would look through it again and again, a third of the
+    """What collection makes stays: the garbage collector looked through it again and again, a third of the
     time."""
     gc.disable()
 
