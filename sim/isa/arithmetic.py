@@ -1,5 +1,5 @@
 """The arithmetic of PTX, an entry for each type that an instruction has: add.s32, shl.b64, setp.lt.f32, cvt.
-What libdevice has too stands in sim.isa.libdevice, with its name in PTX.
+Modules of the dialect that have one too (libdevice, cuda.fp16) give it their name, and a compiled form.
 
 `.approx` functions give the accurate value, which the hardware only approximates; `.ftz` is not heeded.
 Source: PTX ISA 9.7.1 (integers), 9.7.3 (floats), 9.7.4 (halves), 9.7.6 and 9.7.8 (comparison, logic, shift),
@@ -14,12 +14,11 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy import float16, float32, float64, int8, int16, int32, int64, uint8, uint16, uint32, uint64
 
-from sim.isa import bits, ieee, libdevice  # noqa: F401  libdevice enters its names of PTX first
+from sim.isa import bits, ieee
 from sim.isa.conversions import wrap
 from sim.isa.directed import DIRECTIONS, WHOLE, divided, from_float, multiplied, square_root, to_float
 from sim.isa.functions import SAME, Function
-from sim.isa.rounding import fused
-from sim.isa.table import PTX
+from sim.isa.rounding import fused, fused_float32
 
 SIGNED = {"s16": int16, "s32": int32, "s64": int64}
 UNSIGNED = {"u16": uint16, "u32": uint32, "u64": uint64}
@@ -31,17 +30,18 @@ TYPES = INTEGERS | PATTERNS | FLOATS | HALVES | {"pred": np.bool_, "s8": int8, "
 TWICE = {"s16": int32, "s32": int64, "u16": uint32, "u32": uint64}
 
 
-def enter(ptx, meaning, operands, result, native=None, **more):
-    """An entry of PTX alone, if there is none of this name."""
-    if ptx not in PTX:
-        Function(ptx, meaning, "PTX ISA", operands, result, native=native, ptx=(ptx,), **more).enter()
+def enter(name, meaning, operands, result, native=None, also=()):
+    """An entry by its name in PTX; `also`: others there."""
+    Function(name, meaning, "PTX ISA", operands, result, native=native, ptx=(name, *also)).enter()
 
 
-def family(name, types, meaning, count=2, results=None, **more):
-    """`name`, in which T stands for the type, for each of `types`; `results`: {type: the result's}."""
+def family(name, types, meaning, count=2, results=None, native=None):
+    """`name`, in which T stands for the type, for each of `types`; `results`: {type: the result's}; `count`:
+    how many operands of the type there are, or what types follow the first one."""
     for text, kind in types.items():
         result = kind if results is None else results[text] if isinstance(results, dict) else results
-        enter(name.replace("T", text), meaning, (kind,) * count, result, **more)
+        operands = (kind, *count) if isinstance(count, tuple) else (kind,) * count
+        enter(name.replace("T", text), meaning, operands, result, native)
 
 
 # --- integers -----------------------------------------------------------------------------------------------
@@ -119,16 +119,25 @@ def any_of_three(x, y, z, table):
     return result
 
 
-def dot4(signed_x, signed_y):
-    """The sum of the products of four bytes, and z."""
+def dot(width, count, first=0):
+    """The sum of the products of `count` parts of x, `width` bits each, with bytes of y, from the `first` on,
+    and z."""
 
-    def dot(x, y, z):
-        for place in range(0, 32, 8):
-            a, b = x >> place & 255, y >> place & 255
-            z += (wrap(a, 8) if signed_x else a) * (wrap(b, 8) if signed_y else b)
-        return z
+    def signed(signed_x, signed_y):
+        def dot(x, y, z):
+            for i in range(count):
+                z += part(x, width * i, width, signed_x) * part(y, 8 * (first + i), 8, signed_y)
+            return z
 
-    return dot
+        return dot
+
+    return signed
+
+
+def part(word, start, width, signed):
+    """`width` bits of a word, as a number with a sign or without."""
+    bits = word >> start & (1 << width) - 1
+    return wrap(bits, width) if signed else bits
 
 
 def most_significant(x, *, bits):
@@ -136,6 +145,71 @@ def most_significant(x, *, bits):
     return max(x, ~x).bit_length() - 1
 
 
+def distance(x, *, bits):
+    """bfind.shiftamt: how far that bit is from the top; all bits set for none."""
+    length = max(x, ~x).bit_length()
+    return -1 if length == 0 else bits - length
+
+
+def within_word(wraps, number):
+    """A position or a length, below 32 or at most 32."""
+    return number & 31 if wraps else min(number, 32)
+
+
+def bit_mask(wraps):
+    """bmsk: so many bits set, from a position on."""
+    return lambda at, length: (1 << within_word(wraps, length)) - 1 << within_word(wraps, at)
+
+
+def extended(wraps, signed):
+    """szext: the low bits of a word, with their sign or without."""
+
+    def extend(x, length):
+        length = within_word(wraps, length)
+        return part(x, 0, length, signed) if length else 0
+
+    return extend
+
+
+def nth_set(mask, base, offset):
+    """fns: the position of the offset-th bit set, upwards from `base` (down for a negative one); all bits set
+    where there is none."""
+    base &= 31
+    if offset == 0:
+        return base if mask >> base & 1 else -1
+    found = [i for i in (range(base, 32) if offset > 0 else range(base, -1, -1)) if mask >> i & 1]
+    return found[abs(offset) - 1] if abs(offset) <= len(found) else -1
+
+
+SELECTED = {  # by the mode of prmt, which byte is the i-th where the selector is s
+    "f4e": lambda i, s: (s & 3) + i,
+    "b4e": lambda i, s: ((s & 3) - i) % 8,
+    "rc8": lambda i, s: s & 3,
+    "ecl": lambda i, s: max(i, s & 3),
+    "ecr": lambda i, s: min(i, s & 3),
+    "rc16": lambda i, s: (i % 2) + 2 * (s % 2),
+}
+
+
+def nibble(i, selector):
+    return selector >> 4 * i & 15
+
+
+def permuting(choice):
+    """prmt: four of the eight bytes of high:low, each one whole, or, with 8 in its choice, its sign alone."""
+
+    def permuted(low, high, selector):
+        both, result = (high & 0xFFFFFFFF) << 32 | low & 0xFFFFFFFF, 0
+        for i in range(4):
+            which = choice(i, selector)
+            byte = both >> 8 * (which & 7) & 255
+            result |= (255 * (byte >> 7) if which & 8 else byte) << 8 * i
+        return result
+
+    return permuted
+
+
+permuted = permuting(nibble)
 family("add.T", INTEGERS, operator.add, native=SAME)
 family("sub.T", INTEGERS, operator.sub, native=SAME)
 family("mul.lo.T", INTEGERS, operator.mul, native=SAME)
@@ -163,45 +237,73 @@ family("xor.T", LOGIC, operator.xor, native=SAME)
 family("not.T", PATTERNS, operator.invert, 1, native=SAME)
 enter("not.pred", operator.not_, (np.bool_,), np.bool_)
 family("cnot.T", PATTERNS, lambda x: int(x == 0), 1)
-enter("lop3.b32", any_of_three, (uint32,) * 4, uint32, native=SAME)
-for _name, _kind in PATTERNS.items():
-    enter(f"shl.{_name}", shifted_left, (_kind, uint32), _kind)
-for _name, _kind in (INTEGERS | PATTERNS).items():
-    enter(f"shr.{_name}", shifted_right, (_kind, uint32), _kind)
-for _name in ("u32", "u64", "s32", "s64"):
-    _kind = INTEGERS[_name]
-    enter(f"bfe.{_name}", signed_field if _name[0] == "s" else field, (_kind, uint32, uint32), _kind)
+enter("lop3.b32", any_of_three, (uint32,) * 4, uint32, SAME)
+family("shl.T", PATTERNS, shifted_left, (uint32,))
+family("shr.T", INTEGERS | PATTERNS, shifted_right, (uint32,))
+family("bfe.T", {"u32": uint32, "u64": uint64}, field, (uint32, uint32))
+family("bfe.T", {"s32": int32, "s64": int64}, signed_field, (uint32, uint32))
 for _name in ("b32", "b64"):
     _kind = PATTERNS[_name]
     enter(f"bfi.{_name}", inserted, (_kind, _kind, uint32, uint32), _kind)
-for _way in ("l", "r"):
-    for _mode in ("wrap", "clamp"):
-        enter(f"shf.{_way}.{_mode}.b32", funnel(_mode == "wrap", _way == "l"), (uint32,) * 3, uint32)
-for _left in "su":
-    for _right in "su":
-        _sum = uint32 if (_left, _right) == ("u", "u") else int32
-        _operands = (uint32, uint32, _sum)
-        enter(f"dp4a.{_left}32.{_right}32", dot4(_left == "s", _right == "s"), _operands, _sum)
+for _mode in ("wrap", "clamp"):
+    _wraps = _mode == "wrap"
+    for _way in ("l", "r"):
+        enter(f"shf.{_way}.{_mode}.b32", funnel(_wraps, _way == "l"), (uint32,) * 3, uint32)
+    enter(f"bmsk.{_mode}.b32", bit_mask(_wraps), (uint32,) * 2, uint32)
+    enter(f"szext.{_mode}.u32", extended(_wraps, False), (uint32,) * 2, uint32)
+    enter(f"szext.{_mode}.s32", extended(_wraps, True), (uint32,) * 2, int32)
+for _name, _dot in (("dp4a", dot(8, 4)), ("dp2a.lo", dot(16, 2)), ("dp2a.hi", dot(16, 2, 2))):
+    for _signs in ("ss", "su", "us", "uu"):
+        _left, _right = _signs
+        _sum = uint32 if _signs == "uu" else int32
+        _meaning = _dot(_left == "s", _right == "s")
+        enter(f"{_name}.{_left}32.{_right}32", _meaning, (uint32, uint32, _sum), _sum)
+family("bfind.shiftamt.T", INTEGERS, distance, 1, results=uint32)
+enter("fns.b32", nth_set, (uint32, uint32, int32), uint32)
+enter("prmt.b32", permuted, (uint32,) * 3, uint32)
+for _mode, _choice in SELECTED.items():
+    enter(f"prmt.b32.{_mode}", permuting(_choice), (uint32,) * 3, uint32)
 
 # --- floats -------------------------------------------------------------------------------------------------
 
 ALL_FLOATS = FLOATS | HALVES
+
+
+def in_direction(kind, mode):
+    """{name: (how many operands, meaning)} of what is rounded once, in this direction."""
+    how = {"kind": kind, "mode": mode}
+    found = {
+        "add": (2, lambda x, y: fused(x, 1.0, y, **how)),
+        "sub": (2, lambda x, y: fused(x, 1.0, -y, **how)),
+        "mul": (2, partial(multiplied, **how)),
+        "div": (2, partial(divided, **how)),
+        "rcp": (1, partial(divided, 1.0, **how)),
+        "sqrt": (1, partial(square_root, **how)),
+        "fma": (3, fused_float32 if (kind, mode) == (float32, "rn") else partial(fused, **how)),
+    }
+    if mode == "rn":  # numpy's numbers are rounded so
+        found |= {name: (2, getattr(operator, name)) for name in ("add", "sub", "mul")}
+    return found
+
+
+def synonyms(name, mode, text):
+    """What an instruction that rounds to the nearest is called too."""
+    if mode == "rn" and name in ("add", "sub", "mul"):
+        yield f"{name}.{text}"
+    if mode == "rn" and text == "f32" and name in ("div", "rcp", "sqrt"):
+        yield f"{name}.approx.f32"
+        yield f"{name}.full.f32"
+    if (mode, name, text) == ("rn", "rcp", "f64"):
+        yield "rcp.approx.f64"
+    if name == "fma":
+        yield f"mad.{mode}.{text}"
+
+
 for _text, _kind in ALL_FLOATS.items():
     for _mode in DIRECTIONS if _text in FLOATS else ("rn",):
-        _how = {"kind": _kind, "mode": _mode}
-        for _name, _meaning, _count in (
-            ("add", lambda x, y, how=_how: fused(x, 1.0, y, **how), 2),
-            ("sub", lambda x, y, how=_how: fused(x, 1.0, -y, **how), 2),
-            ("mul", partial(multiplied, **_how), 2),
-            ("div", partial(divided, **_how), 2),
-            ("fma", partial(fused, **_how), 3),
-            ("mad", partial(fused, **_how), 3),
-            ("rcp", partial(divided, 1.0, **_how), 1),
-            ("sqrt", partial(square_root, **_how), 1),
-        ):
-            enter(f"{_name}.{_mode}.{_text}", _meaning, (_kind,) * _count, _kind)
-    for _name in ("add", "sub", "mul"):  # to the nearest, where no direction is given
-        PTX[f"{_name}.{_text}"] = PTX[f"{_name}.rn.{_text}"]
+        for _name, (_count, _meaning) in in_direction(_kind, _mode).items():
+            _also = tuple(synonyms(_name, _mode, _text))
+            enter(f"{_name}.{_mode}.{_text}", _meaning, (_kind,) * _count, _kind, also=_also)
 family("abs.T", ALL_FLOATS, abs, 1)
 family("neg.T", ALL_FLOATS, operator.neg, 1)
 family("min.T", ALL_FLOATS, ieee.smaller)
@@ -224,9 +326,6 @@ for _name, _of in {
         1,
     )
 enter("rsqrt.approx.f64", ieee.of_one("rsqrt"), (float64,), float64)
-for _name in ("div", "rcp", "sqrt"):
-    PTX[f"{_name}.approx.f32"] = PTX[f"{_name}.full.f32"] = PTX[f"{_name}.rn.f32"]
-PTX["rcp.approx.f64"] = PTX["rcp.rn.f64"]
 for _test, _meaning in {
     "finite": math.isfinite,
     "infinite": math.isinf,
@@ -234,6 +333,10 @@ for _test, _meaning in {
     "notanumber": math.isnan,
 }.items():
     family(f"testp.{_test}.T", FLOATS, _meaning, 1, results=np.bool_)
+for _text, _kind in FLOATS.items():
+    _least = float(np.finfo(_kind).smallest_normal)
+    enter(f"testp.normal.{_text}", lambda x, least=_least: least <= abs(x) < math.inf, (_kind,), np.bool_)
+    enter(f"testp.subnormal.{_text}", lambda x, least=_least: 0 < abs(x) < least, (_kind,), np.bool_)
 
 # --- comparison, choice, conversion -------------------------------------------------------------------------
 
@@ -268,35 +371,33 @@ for _text, _kind in (INTEGERS | PATTERNS | FLOATS).items():
     enter(f"mov.{_text}", lambda x: x, (_kind,), _kind)
 
 WIDE_AND_NARROW = INTEGERS | {"s8": int8, "u8": uint8}
+
+
+def clamped(dtype):
+    low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    return lambda x: min(max(x, low), high)
+
+
+def whole_number(function):
+    return lambda x: math.copysign(function(float(x)), x) if math.isfinite(x) else x
+
+
 for _to, _kind in WIDE_AND_NARROW.items():
-    for _from, _source in WIDE_AND_NARROW.items():
-        enter(f"cvt.{_to}.{_from}", lambda x: x, (_source,), _kind)
-        _info = np.iinfo(_kind)
-        _clamped = lambda x, low=int(_info.min), high=int(_info.max): min(max(x, low), high)  # noqa: E731
-        enter(f"cvt.sat.{_to}.{_from}", _clamped, (_source,), _kind)
-    for _from, _source in ALL_FLOATS.items():
-        for _mode in DIRECTIONS:
-            enter(
-                f"cvt.{_mode}i.{_to}.{_from}", partial(from_float, dtype=_kind, mode=_mode), (_source,), _kind
+    family(f"cvt.{_to}.T", WIDE_AND_NARROW, lambda x: x, 1, results=_kind)
+    family(f"cvt.sat.{_to}.T", WIDE_AND_NARROW, clamped(_kind), 1, results=_kind)
+    for _mode in DIRECTIONS:
+        for _from, _source in ALL_FLOATS.items():
+            _meaning, _also = (
+                partial(from_float, dtype=_kind, mode=_mode),
+                (f"cvt.{_mode}i.sat.{_to}.{_from}",),
             )
-            PTX[f"cvt.{_mode}i.sat.{_to}.{_from}"] = PTX[f"cvt.{_mode}i.{_to}.{_from}"]
-            enter(
-                f"cvt.{_mode}.{_from}.{_to}",
-                partial(to_float, source=_kind, kind=_source, mode=_mode),
-                (_kind,),
-                _source,
-            )
+            enter(f"cvt.{_mode}i.{_to}.{_from}", _meaning, (_source,), _kind, also=_also)
 for _to, _kind in ALL_FLOATS.items():
-    for _from, _source in ALL_FLOATS.items():
-        if np.dtype(_kind).itemsize > np.dtype(_source).itemsize:
+    for _from, _source in (ALL_FLOATS | WIDE_AND_NARROW).items():
+        if _from in ALL_FLOATS and np.dtype(_kind).itemsize > np.dtype(_source).itemsize:
             enter(f"cvt.{_to}.{_from}", lambda x: x, (_source,), _kind)
         for _mode in DIRECTIONS:
-            enter(
-                f"cvt.{_mode}.{_to}.{_from}",
-                partial(to_float, source=_source, kind=_kind, mode=_mode),
-                (_source,),
-                _kind,
-            )
+            _meaning = partial(to_float, source=_source, kind=_kind, mode=_mode)
+            enter(f"cvt.{_mode}.{_to}.{_from}", _meaning, (_source,), _kind)
     for _mode, _whole in WHOLE.items():
-        _rounded = lambda x, whole=_whole: math.copysign(whole(float(x)), x) if math.isfinite(x) else x  # noqa: E731
-        enter(f"cvt.{_mode}i.{_to}.{_to}", _rounded, (_kind,), _kind)
+        enter(f"cvt.{_mode}i.{_to}.{_to}", whole_number(_whole), (_kind,), _kind)

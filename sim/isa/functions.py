@@ -6,7 +6,7 @@ of the result, so an integer wraps.
 """
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import NamedTuple
 
@@ -86,6 +86,10 @@ class Function(Entry):
     ulps: int = 0
     fast: object = None
     scope = THREAD
+
+    def named(self, *names, **more):
+        """The entry with further names, and what `more` says of it; it takes this one's place."""
+        return replace(self, also=(*self.also, *names), **more).enter()
 
     def version(self, *kinds):
         """The Version for operands of these kinds; None where Numba has no such function."""

@@ -9,35 +9,28 @@ rounding innocuous?", 1995).
 Source: CUDA Math API, "Half Precision Intrinsics".
 """
 
-import operator
-from functools import partial
-
 import numpy as np
-from numpy import float16, float32, float64, int8, int16, int32, int64, uint8, uint16, uint32, uint64
+from numpy import float16, float32, float64, int64, uint16
 
-from sim.isa import ieee
-from sim.isa.directed import DIRECTIONS, from_float, to_float
+from sim.isa import arithmetic, ieee  # noqa: F401  arithmetic enters PTX's
+from sim.isa.directed import DIRECTIONS
 from sim.isa.functions import BITS, SAME, Function
-from sim.isa.rounding import fused
+from sim.isa.table import PTX, under
 
-ENTRIES = {}  # name -> Function
-COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 ELEMENTARY = "ceil cos exp exp10 exp2 floor log log10 log2 rint rsqrt sin sqrt tanh trunc".split()
-INTEGERS = {"short": int16, "ushort": uint16, "int": int32, "uint": uint32, "ll": int64, "ull": uint64}
+INTEGERS = {"short": "s16", "ushort": "u16", "int": "s32", "uint": "u32", "ll": "s64", "ull": "u64"}
 ONE = float16(1)
 
 
-def enter(name, meaning, count=2, result=float16, operand=float16, native=SAME, also=(), **more):
-    names = (f"fp16.{name}", *(f"fp16.{other}" for other in also))
-    entry = Function(
-        names[0], meaning, "CUDA Math API", (operand,) * count, result, native=native, also=names[1:], **more
-    )
-    ENTRIES.update(dict.fromkeys((name, *also), entry.enter()))
+def enter(name, meaning, count=1, result=float16, operand=float16, native=SAME, **more):
+    Function(
+        f"fp16.{name}", meaning, "CUDA Math API", (operand,) * count, result, native=native, **more
+    ).enter()
 
 
-def both(name, meaning, *more, **named):
-    """Under its name and that with underscores."""
-    enter(name, meaning, *more, also=(f"__{name}",), **named)
+def is_of_ptx(names, ptx, native=SAME):
+    """Each of the names is this instruction of PTX; `native`: its compiled form."""
+    PTX[ptx].named(*(f"fp16.{name}" for name in names.split()), native=native)
 
 
 def in_double(function):
@@ -50,21 +43,9 @@ def in_single(function):
     return lambda x: function(float32(x))
 
 
-def saturated(function):
-    """The result of `function` clamped to 0 ... 1."""
-    return lambda *given: clamped(float16(function(*given)))
-
-
-def clamped(x):
-    return float16(0) if not x > 0 else min(x, ONE)
-
-
-def unordered(compare):
-    return lambda x, y: compare(x, y) or x != x or y != y
-
-
-def fma(x, y, z):
-    return fused(x, y, z, float16)
+def saturated(ptx):
+    """The result of an instruction between 0 and 1."""
+    return lambda *given: ieee.saturated(float16(PTX[ptx].meaning(*given)))
 
 
 def double_fma(x, y, z):
@@ -74,7 +55,7 @@ def double_fma(x, y, z):
 
 
 def fma_relu(x, y, z):
-    found = fma(x, y, z)
+    found = PTX["fma.rn.f16"].meaning(x, y, z)
     return found if found > 0 else 0
 
 
@@ -82,29 +63,25 @@ def infinite(x):
     return int(x > 0) - int(x < 0) if abs(x) == np.inf else 0
 
 
-ARITHMETIC = {"hadd": operator.add, "hsub": operator.sub, "hmul": operator.mul}
-for _name, _meaning in (ARITHMETIC | {"hdiv": operator.truediv}).items():
-    both(_name, _meaning)
-for _name, _meaning in ARITHMETIC.items():
-    enter(f"__{_name}_rn", _meaning)
-    enter(f"__{_name}_sat", saturated(_meaning), native=None)
-for _name, _meaning in COMPARISONS.items():
-    both(f"h{_name}", _meaning, result=bool)
-    enter(f"__h{_name}u", unordered(_meaning), result=bool)
-both("habs", abs, 1)
-both("hneg", operator.neg, 1)
-both("hfma", fma, 3, native=double_fma)
-both("hmax", ieee.larger)
-both("hmin", ieee.smaller)
-enter("__hmax_nan", ieee.larger_or_nan)
-enter("__hmin_nan", ieee.smaller_or_nan)
-enter("__hfma_sat", saturated(fma), 3, native=None)
+for _name in ("add", "sub", "mul"):
+    is_of_ptx(f"h{_name} __h{_name} __h{_name}_rn", f"{_name}.f16")
+    enter(f"__h{_name}_sat", saturated(f"{_name}.f16"), 2, native=None)
+is_of_ptx("hdiv __hdiv", "div.rn.f16", lambda x, y: x / y)
+is_of_ptx("hfma __hfma", "fma.rn.f16", double_fma)
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    is_of_ptx(f"h{_name} __h{_name}", f"setp.{_name}.f16")
+    is_of_ptx(f"__h{_name}u", f"setp.{_name}u.f16")
+for _name in ("abs", "neg", "max", "min"):
+    is_of_ptx(f"h{_name} __h{_name}", f"{_name}.f16")
+is_of_ptx("__hmax_nan", "max.NaN.f16")
+is_of_ptx("__hmin_nan", "min.NaN.f16")
+enter("__hfma_sat", saturated("fma.rn.f16"), 3, native=None)
 enter("__hfma_relu", fma_relu, 3, native=None)
 for _name in ELEMENTARY:
     _ulps = 0 if _name in ieee.EXACT else 1
-    enter(f"h{_name}", ieee.of_one(_name), 1, native=in_double(ieee.NATIVE[_name]), ulps=_ulps)
-enter("htanh_approx", ieee.of_one("tanh"), 1, native=in_double(ieee.NATIVE["tanh"]), ulps=1)
-enter("hrcp", lambda x: ONE / x, 1, native=lambda x: 1.0 / float64(x))
+    enter(f"h{_name}", ieee.of_one(_name), native=in_double(ieee.NATIVE[_name]), ulps=_ulps)
+enter("htanh_approx", ieee.of_one("tanh"), native=in_double(ieee.NATIVE["tanh"]), ulps=1)
+enter("hrcp", lambda x: ONE / x, native=lambda x: 1.0 / float64(x))
 
 # --- conversions --------------------------------------------------------------------------------------------
 
@@ -113,24 +90,22 @@ def same(x):
     return x
 
 
-enter("__hisnan", lambda x: x != x, 1, bool)
-enter("__hisinf", infinite, 1, int64, native=None)
+enter("__hisnan", lambda x: x != x, result=bool)
+enter("__hisinf", infinite, result=int64, native=None)
 for _name in ("__half", "__double2half", "__float2half"):
-    enter(_name, same, 1)
-enter("__half2float", same, 1, float32)
-enter("__half2char_rz", partial(from_float, dtype=int8, mode="rz"), 1, int8, native=None)
-enter("__half2uchar_rz", partial(from_float, dtype=uint8, mode="rz"), 1, uint8, native=None)
-enter("__short_as_half", lambda x: uint16(x).view(float16), 1, operand=uint16, native=BITS)
-enter("__ushort_as_half", lambda x: uint16(x).view(float16), 1, operand=uint16, native=BITS)
-enter("__half_as_short", lambda x: x.view(int16), 1, int16, native=BITS)
-enter("__half_as_ushort", lambda x: x.view(uint16), 1, uint16, native=BITS)
+    enter(_name, same)
+is_of_ptx("__half2float", "cvt.f32.f16")
+is_of_ptx("__half2char_rz", "cvt.rzi.s8.f16", None)
+is_of_ptx("__half2uchar_rz", "cvt.rzi.u8.f16", None)
+for _name in ("short", "ushort"):
+    enter(f"__{_name}_as_half", lambda x: uint16(x).view(float16), operand=uint16, native=BITS)
+enter("__half_as_short", lambda x: x.view(np.int16), result=np.int16, native=BITS)
+enter("__half_as_ushort", lambda x: x.view(uint16), result=uint16, native=BITS)
 for _mode in DIRECTIONS:
     _nearest = same if _mode == "rn" else None
-    _to_half = partial(to_float, source=float32, kind=float16, mode=_mode)
-    enter(f"__float2half_{_mode}", _to_half, 1, operand=float32, native=_nearest)
-    for _name, _dtype in INTEGERS.items():
-        _to_half = partial(to_float, source=_dtype, kind=float16, mode=_mode)
-        enter(f"__{_name}2half_{_mode}", _to_half, 1, operand=_dtype, native=_nearest)
-        _from_half = partial(from_float, dtype=_dtype, mode=_mode)
-        enter(f"__half2{_name}_{_mode}", _from_half, 1, _dtype, native=in_single(ieee.WHOLE[_mode]))
-FUNCTIONS = {name: entry.call for name, entry in ENTRIES.items()}
+    is_of_ptx(f"__float2half_{_mode}", f"cvt.{_mode}.f16.f32", _nearest)
+    for _name, _integer in INTEGERS.items():
+        is_of_ptx(f"__{_name}2half_{_mode}", f"cvt.{_mode}.f16.{_integer}", _nearest)
+        _native = in_single(ieee.WHOLE[_mode])
+        is_of_ptx(f"__half2{_name}_{_mode}", f"cvt.{_mode}i.{_integer}.f16", _native)
+FUNCTIONS = {name: entry.call for name, entry in under("fp16").items()}

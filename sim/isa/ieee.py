@@ -143,6 +143,16 @@ def smaller_or_nan(x, y):
     return x if x != x else y if y != y else smaller(x, y)
 
 
+def saturated(x):
+    """x between 0 and 1, NaN as 0."""
+    return type(x)(0) if not x > 0 else min(x, type(x)(1))
+
+
+def at_least_zero(x):
+    """x, or 0 where it is negative; NaN stays."""
+    return x if x > 0 or x != x else type(x)(0)
+
+
 UNARY = {
     "acos": (math.acos, np.arccos),
     "acosh": (math.acosh, np.arccosh),

@@ -16,15 +16,13 @@ from functools import partial
 import numpy as np
 from numpy import float32, float64, int32, int64
 
-from sim.isa import bits, ieee
+from sim.isa import arithmetic, bits, ieee
 from sim.isa.conversions import wrap
-from sim.isa.directed import DIRECTIONS, divided, from_float, multiplied, square_root, to_float
-from sim.isa.functions import BITS, LLVM, SAME, Function
+from sim.isa.directed import DIRECTIONS, from_float, square_root
+from sim.isa.functions import BITS, SAME, Function
 from sim.isa.ieee import copysign
-from sim.isa.rounding import fused, fused_float32
-from sim.isa.table import INSTRUCTIONS
+from sim.isa.table import INSTRUCTIONS, PTX, under
 
-FORMATS = {"f": float32, "d": float64}
 TYPES = {"i": int32, "l": int64, "h": np.int16, "f": float32, "d": float64}
 SOURCE = "libdevice User's Guide"
 
@@ -35,8 +33,6 @@ MISSING |= dict.fromkeys(
     "sim has no scaled complementary error function; exp(x * x) * erfc(x) serves for x < 20",
 )
 
-ENTRIES = {}  # name -> Function
-
 
 def define(name, signature, meaning, **more):
     """Enter `meaning` under `name`, with operands and result converted as `signature` says; `more`: see
@@ -46,36 +42,40 @@ def define(name, signature, meaning, **more):
 
 
 def enter(name, operands, results, meaning, **more):
-    ENTRIES[name] = Function(f"libdevice.{name}", meaning, SOURCE, operands, results, **more).enter()
+    Function(f"libdevice.{name}", meaning, SOURCE, operands, results, **more).enter()
 
 
-def define_both(name, signature, meaning, ptx=(), **more):
-    """A function of doubles, and under the name with an f its twin of floats; `signature` and `ptx` are of
-    the first."""
-    define(name, signature, meaning, ptx=ptx, **more)
-    of_floats = tuple(known.replace("f64", "f32") for known in ptx)
-    define(name + "f", signature.replace("d", "f"), meaning, ptx=of_floats, **more)
+def define_both(name, signature, meaning, **more):
+    """A function of doubles, and under the name with an f its twin of floats; `signature` is of the first."""
+    define(name, signature, meaning, **more)
+    define(name + "f", signature.replace("d", "f"), meaning, **more)
+
+
+def is_of_ptx(name, ptx, **more):
+    """`name` is an instruction of PTX; `more`: its compiled form."""
+    PTX[ptx].named(f"libdevice.{name}", **more)
 
 
 def fast(name):
     """`fast_NAME`, which the hardware approximates: the same."""
-    known = ENTRIES[name]
-    ENTRIES[f"fast_{name}"] = known
-    INSTRUCTIONS[f"libdevice.fast_{name}"] = known
+    INSTRUCTIONS[f"libdevice.{name}"].named(f"libdevice.fast_{name}")
 
 
 # --- elementary functions -----------------------------------------------------------------------------------
 
-OF_PTX = {"fabs": ("abs.f64",), "copysign": ("copysign.f64",)}
 for _name in ieee.UNARY:
-    define_both(_name, "dd", ieee.of_one(_name), OF_PTX.get(_name, ()), **ieee.compiled(_name))
+    if _name != "fabs":
+        define_both(_name, "dd", ieee.of_one(_name), **ieee.compiled(_name))
 for _name in ieee.BINARY:
-    define_both(_name, "ddd", ieee.of_two(_name), OF_PTX.get(_name, ()), **ieee.compiled(_name))
+    define_both(_name, "ddd", ieee.of_two(_name), **ieee.compiled(_name))
+for _suffix, _type in (("", "f64"), ("f", "f32")):
+    is_of_ptx(f"fabs{_suffix}", f"abs.{_type}", native=math.fabs)
+    is_of_ptx(f"fmax{_suffix}", f"max.{_type}", native=SAME)
+    is_of_ptx(f"fmin{_suffix}", f"min.{_type}", native=SAME)
+    is_of_ptx(f"fma{_suffix}", f"fma.rn.{_type}", native=bits.FMA)
 for _name in ("cosf", "exp10f", "expf", "log10f", "log2f", "logf", "sinf", "tanf", "powf"):
     fast(_name)
 define("fast_fdividef", "fff", operator.truediv, native=SAME)
-define_both("fmax", "ddd", ieee.larger, ("max.f64",), native=SAME)
-define_both("fmin", "ddd", ieee.smaller, ("min.f64",), native=SAME)
 define_both("powi", "ddi", ieee.of_two("pow"))
 define_both("ldexp", "ddi", ieee.scaled)
 define_both("scalbn", "ddi", ieee.scaled)
@@ -155,73 +155,43 @@ def same(x):
     return x
 
 
-WIDTHS = {"f": "f32", "d": "f64"}
+# in PTX -> what gives the same, compiled, to the nearest
+COMPILED = {
+    "add": SAME, "sub": SAME, "mul": SAME, "div": operator.truediv, "rcp": reciprocal, "sqrt": math.sqrt,
+    "fma": bits.FMA,
+}  # fmt: skip
 UNSIGNED = {"uint": lambda x: x & 0xFFFFFFFF, "ull": np.uint64}
 for _mode in DIRECTIONS:
-    _nearest = (lambda native: {"native": native}) if _mode == "rn" else lambda native: {}
-    for _letter, _kind in FORMATS.items():
-        _how, _of = {"kind": _kind, "mode": _mode}, f"{_mode}.{WIDTHS[_letter]}"
-        # to the nearest needs no exact arithmetic: numpy rounds so
-        _add = operator.add if _mode == "rn" else lambda x, y, how=_how: fused(x, 1.0, y, **how)
-        _sub = operator.sub if _mode == "rn" else lambda x, y, how=_how: fused(x, 1.0, -y, **how)
-        _mul = operator.mul if _mode == "rn" else partial(multiplied, **_how)
-        _fma = fused_float32 if (_letter, _mode) == ("f", "rn") else partial(fused, **_how)
-        _plain = [f"{_letter}{name}_{_mode}" for name in ("add", "sub", "mul", "div", "rcp", "sqrt")]
-        define(_plain[0], 3 * _letter, _add, ptx=(f"add.{_of}",), **_nearest(SAME))
-        if _letter == "f":
-            define(_plain[1], 3 * _letter, _sub, ptx=(f"sub.{_of}",), **_nearest(SAME))
-        define(_plain[2], 3 * _letter, _mul, ptx=(f"mul.{_of}",), **_nearest(SAME))
-        define(
-            _plain[3],
-            3 * _letter,
-            partial(divided, **_how),
-            ptx=(f"div.{_of}",),
-            **_nearest(operator.truediv),
-        )
-        define(
-            _plain[4], 2 * _letter, partial(divided, 1.0, **_how), ptx=(f"rcp.{_of}",), **_nearest(reciprocal)
-        )
-        define(
-            _plain[5], 2 * _letter, partial(square_root, **_how), ptx=(f"sqrt.{_of}",), **_nearest(math.sqrt)
-        )
-        define(
-            f"fma{_letter.strip('d')}_{_mode}",
-            4 * _letter,
-            _fma,
-            ptx=(f"fma.{_of}",),
-            **_nearest(LLVM("fma")),
-        )
-    define(
-        f"double2float_{_mode}",
-        "fd",
-        partial(to_float, source=float64, kind=float32, mode=_mode),
-        ptx=(f"cvt.{_mode}.f32.f64",),
-        **_nearest(same),
-    )
-    for _name, _letter, _dtype, _pattern, _ptx in (
-        ("int", "i", int32, int32, "s32"),
-        ("uint", "i", int32, np.uint32, "u32"),
-        ("ll", "l", int64, int64, "s64"),
-        ("ull", "l", int64, np.uint64, "u64"),
+    _nearest = _mode == "rn"
+    for _names, _of in (
+        ("fadd fsub fmul fdiv frcp fsqrt fmaf", "f32"),
+        ("dadd dmul ddiv drcp dsqrt fma", "f64"),
     ):
-        for _format, _source in (("float", "f"), ("double", "d")):
-            define(
-                f"{_format}2{_name}_{_mode}",
-                _letter + _source,
-                partial(from_float, dtype=_pattern, mode=_mode),
-                ptx=(f"cvt.{_mode}i.{_ptx}.{WIDTHS[_source]}",),
-                native=ieee.WHOLE[_mode] if _pattern is _dtype else None,
-            )
-            if (_letter, _source) != ("i", "d") or _mode == "rn":
-                define(
-                    f"{_name}2{_format}_{_mode}",
-                    _source + _letter,
-                    partial(to_float, source=_pattern, kind=FORMATS[_source], mode=_mode),
-                    ptx=(f"cvt.{_mode}.{WIDTHS[_source]}.{_ptx}",),
-                    **_nearest(UNSIGNED.get(_name, same)),
-                )
-define("fma", "dddd", partial(fused, kind=float64), native=LLVM("fma"))
-define("fmaf", "ffff", fused_float32, native=LLVM("fma"))
+        for _called in _names.split():
+            _name = "fma" if "fma" in _called else _called[1:]
+            _native = COMPILED[_name] if _nearest else None
+            is_of_ptx(f"{_called}_{_mode}", f"{_name}.{_mode}.{_of}", native=_native)
+    is_of_ptx(f"double2float_{_mode}", f"cvt.{_mode}.f32.f64", native=same if _nearest else None)
+    for _format, _of in (("float", "f32"), ("double", "f64")):
+        for _name, _letter, _integer in (
+            ("int", "i", "s32"),
+            ("ll", "l", "s64"),
+            ("uint", "i", "u32"),
+            ("ull", "l", "u64"),
+        ):
+            _to, _from = f"cvt.{_mode}i.{_integer}.{_of}", f"cvt.{_mode}.{_of}.{_integer}"
+            _named = (f"{_format}2{_name}_{_mode}", f"{_name}2{_format}_{_mode}")
+            _there_is = _format == "float" or _letter == "l" or _nearest  # the second
+            if _name not in UNSIGNED:
+                is_of_ptx(_named[0], _to, native=ieee.WHOLE[_mode])
+                if _there_is:
+                    is_of_ptx(_named[1], _from, native=same if _nearest else None)
+                continue
+            # which Numba types as signed
+            define(_named[0], _letter + _format[0], PTX[_to].meaning)
+            if _there_is:
+                _native = UNSIGNED[_name] if _nearest else None
+                define(_named[1], _format[0] + _letter, PTX[_from].meaning, native=_native)
 define("frsqrt_rn", "ff", partial(square_root, kind=float32, mode="rn", inverse=True))
 
 # --- bits ---------------------------------------------------------------------------------------------------
@@ -258,18 +228,6 @@ def unsigned(function, bits=32):
     return lambda *x: function(*(v & mask for v in x))
 
 
-def byte_perm(x, y, selector):
-    """Four bytes picked from the eight of y:x, each by a nibble of the selector whose top bit asks for the
-    sign alone (PTX ISA, prmt)."""
-    source = ((y & 0xFFFFFFFF) << 32) | (x & 0xFFFFFFFF)
-    result = 0
-    for place in range(4):
-        nibble = selector >> (4 * place)
-        byte = source >> (8 * (nibble & 7)) & 0xFF
-        result |= (0xFF * (byte >> 7) if nibble & 8 else byte) << (8 * place)
-    return result
-
-
 def low24(x):
     return wrap(x, 24)
 
@@ -282,23 +240,18 @@ def average_up(x, y):
     return (x + y + 1) >> 1
 
 
-def sum_of_differences(x, y, z):
-    return abs(x - y) + z
-
-
 for _letter, _prefix, _suffix, _bits in (("i", "", "", 32), ("l", "ll", "ll", 64)):
-    define(_prefix + "abs", 2 * _letter, abs, ptx=(f"abs.s{_bits}",), native=SAME)
-    define(_prefix + "max", 3 * _letter, max, ptx=(f"max.s{_bits}",), native=SAME)
-    define(_prefix + "min", 3 * _letter, min, ptx=(f"min.s{_bits}",), native=SAME)
+    for _name in ("abs", "max", "min"):
+        is_of_ptx(_prefix + _name, f"{_name}.s{_bits}", native=SAME)
     define(f"u{_prefix}max", 3 * _letter, unsigned(max, _bits))
     define(f"u{_prefix}min", 3 * _letter, unsigned(min, _bits))
-    define("popc" + _suffix, "i" + _letter, bits.popc, ptx=(f"popc.b{_bits}",), native=bits.POPC)
-    define("brev" + _suffix, 2 * _letter, bits.brev, ptx=(f"brev.b{_bits}",), native=bits.BREV)
-    define("clz" + _suffix, "i" + _letter, bits.clz, ptx=(f"clz.b{_bits}",), native=bits.CLZ)
+    define("popc" + _suffix, "i" + _letter, bits.popc, native=bits.POPC)
+    define("brev" + _suffix, 2 * _letter, bits.brev, native=bits.BREV)
+    define("clz" + _suffix, "i" + _letter, bits.clz, native=bits.CLZ)
     define("ffs" + _suffix, "i" + _letter, bits.ffs, native=bits.first_set)
-define("mulhi", "iii", lambda x, y: x * y >> 32, ptx=("mul.hi.s32",), native=SAME)
+is_of_ptx("mulhi", "mul.hi.s32", native=lambda x, y: x * y >> 32)
 define("umulhi", "iii", unsigned(lambda x, y: x * y >> 32))
-define("mul64hi", "lll", lambda x, y: x * y >> 64, ptx=("mul.hi.s64",))
+is_of_ptx("mul64hi", "mul.hi.s64")
 define("umul64hi", "lll", unsigned(lambda x, y: x * y >> 64, 64))
 define("mul24", "iii", lambda x, y: low24(x) * low24(y), ptx=("mul24.lo.s32",))
 define("umul24", "iii", unsigned(lambda x, y: x * y, 24))
@@ -306,8 +259,8 @@ for _prefix, _as in (("", lambda meaning: meaning), ("u", unsigned)):
     _native = None if _prefix else SAME
     define(_prefix + "hadd", "iii", _as(average), native=_native)
     define(f"{_prefix}rhadd", "iii", _as(average_up), native=_native)
-    define(_prefix + "sad", "iiii", _as(sum_of_differences), native=_native)
-define("byte_perm", "iiii", byte_perm, ptx=("prmt.b32",), native=SAME)
+    define(_prefix + "sad", "iiii", _as(arithmetic.difference), native=_native)
+define("byte_perm", "iiii", arithmetic.permuted, native=SAME)
 
 
 def missing(name):
@@ -317,4 +270,5 @@ def missing(name):
     return unavailable
 
 
+ENTRIES = under("libdevice")
 FUNCTIONS = {name: entry.call for name, entry in ENTRIES.items()} | {name: missing(name) for name in MISSING}

@@ -2,8 +2,8 @@
 
 `meaning("add.s32")` is an Operation: an expression in the operands, their types and those of the results.
 What an instruction computes stands in the table (sim.isa.table.by_ptx); here is how a few of them are spelled
-out, because calls are slow, and what the table has no use for: carries, two halves in a register, set, slct
-and the like.
+out, because calls are slow, and what the table has no use for: carries, two halves in a register, set and
+slct.
 
 In expressions integers are Python ints: of a type u or b not negative, of a type s signed; a result may lie
 outside its type, and is wrapped by whoever keeps it. f32, f64 and f16 are numpy's scalars, bf16 is
@@ -22,10 +22,10 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy import float16, float32, float64
 
-from sim.isa import arithmetic
-from sim.isa.directed import to_float
+from sim.isa import arithmetic, bits, ieee
+from sim.isa.bits import bits_of
 from sim.isa.functions import sized
-from sim.isa.table import by_ptx
+from sim.isa.table import PTX, by_ptx
 
 KINDS = {"f16": float16, "bf16": bfloat16, "f32": float32, "f64": float64}
 WIDTHS = {f"{kind}{width}": width for kind in "sub" for width in (8, 16, 32, 64)}
@@ -59,7 +59,14 @@ class Operation:
         return self.text.format(*values)
 
 
-HELPERS = {kind.__name__: kind for kind in KINDS.values()} | {"sqrt": np.sqrt, "copysign": np.copysign}
+# what expressions call by its name
+HELPERS = {kind.__name__: kind for kind in KINDS.values()} | {"sqrt": np.sqrt}
+HELPERS |= {f"{kind.__name__}_of": halves.__getitem__ for kind, halves in bits.HALVES.items()}
+for _function in (
+    ieee.saturated, ieee.at_least_zero, bits.bits_of, bits.float32_of, bits.float64_of, bits.to_tf32,
+    bits.two_halves,
+):  # fmt: skip
+    HELPERS[_function.__name__] = _function
 CALLED, PAIRS = {}, {}  # a helper's name -> the entry of the table; -> (expression, operands, kind) of halves
 OWN = {}  # name's first part -> what makes an Operation of a Name, or None
 
@@ -186,7 +193,7 @@ def of_table(name):
     sat = floating and name.types != ["f32", "f32"] and name.has("sat")
     name.rest = [DIRECTIONS.get(part, part) for part in name.rest]
     try:
-        entry = by_ptx(".".join([name.base, *name.rest, *name.types]))
+        entry = PTX.get(name.text) or by_ptx(".".join([name.base, *name.rest, *name.types]))
     except KeyError:
         raise Missing(name.text) from None
     operands, result = tuple(map(type_name, entry.operands)), type_name(entry.results)
@@ -259,17 +266,6 @@ def flush(x):
     return x if abs(x) >= SMALLEST or x != x else x * float32(0)
 
 
-@helper
-def saturated(x):
-    """x between 0 and 1, NaN as 0."""
-    return type(x)(0) if not x > 0 else min(x, type(x)(1))
-
-
-@helper
-def at_least_zero(x):
-    return x if x > 0 or x != x else type(x)(0)
-
-
 # --- carries ------------------------------------------------------------------------------------------------
 
 SIGNS = {"add": "+", "sub": "-"}
@@ -321,110 +317,6 @@ def clamped(value, width):
     return max(-(1 << width - 1), min(value, (1 << width - 1) - 1))
 
 
-# --- bits ---------------------------------------------------------------------------------------------------
-
-
-@own("dp2a")
-def _dot2(name):
-    a, b = name.types
-    high = name.one_of(("lo", "hi")) == "hi"
-    result = "s32" if "s32" in (a, b) else "u32"
-    text = f"dot2({{0}}, {{1}}, {a[0] == 's'}, {b[0] == 's'}, {high}) + {{2}}"
-    return Operation(text, ("b32", "b32", result), (result,))
-
-
-@helper
-def dot2(a, b, a_signed, b_signed, high):
-    """The sum of the products of both halves of a with two bytes of b, the upper two where `high`."""
-    return sum(part(a, i * 16, 16, a_signed) * part(b, (i + 2 * high) * 8, 8, b_signed) for i in range(2))
-
-
-def part(word, position, width, signed):
-    value = word >> position & ((1 << width) - 1)
-    return value - (1 << width) if signed and value >> width - 1 else value
-
-
-@own("bfind")
-def _bfind(name):
-    if not name.has("shiftamt"):
-        return None
-    return Operation(f"distance({{0}}, {name.width})", (name.type,), ("u32",))
-
-
-@helper
-def distance(value, width):
-    """How far to shift the highest bit that is not the sign to the top; -1 where there is none."""
-    length = max(value, ~value).bit_length()
-    return -1 if length == 0 else width - length
-
-
-@own("bmsk")
-def _bmsk(name):
-    wraps = name.one_of(("clamp", "wrap")) == "wrap"
-    return Operation(f"mask_of({{0}}, {{1}}, {wraps})", ("u32", "u32"), ("b32",))
-
-
-@helper
-def mask_of(position, length, wraps):
-    position, length = (position & 31, length & 31) if wraps else (min(position, 32), min(length, 32))
-    return ((1 << length) - 1) << position
-
-
-@own("szext")
-def _szext(name):
-    wraps = name.one_of(("clamp", "wrap")) == "wrap"
-    return Operation(f"widened({{0}}, {{1}}, {name.type[0] == 's'}, {wraps})", ("b32", "u32"), (name.type,))
-
-
-@helper
-def widened(value, bits, signed, wraps):
-    bits = bits & 31 if wraps else min(bits, 32)
-    return part(value, 0, bits, signed) if bits else 0
-
-
-@own("fns")
-def _fns(name):
-    return Operation("nth_set({0}, {1}, {2})", ("b32", "b32", "s32"), ("b32",), True)
-
-
-@helper
-def nth_set(mask, base, offset):
-    """The position of the offset-th bit set, upwards from `base` (down for a negative one); all ones where
-    there is none."""
-    base &= 31
-    if offset == 0:
-        return base if mask >> base & 1 else 0xFFFFFFFF
-    bits = [i for i in (range(base, 32) if offset > 0 else range(base, -1, -1)) if mask >> i & 1]
-    return bits[abs(offset) - 1] if abs(offset) <= len(bits) else 0xFFFFFFFF
-
-
-@own("prmt")
-def _prmt(name):
-    mode = name.one_of(("f4e", "b4e", "rc8", "ecl", "ecr", "rc16"))
-    return Operation(f"permuted({{0}}, {{1}}, {{2}}, {mode!r})", ("b32", "b32", "b32"), ("b32",), True)
-
-
-SELECTORS = {
-    "f4e": lambda i, s: s + i,
-    "b4e": lambda i, s: (s - i) % 8,
-    "rc8": lambda i, s: s,
-    "ecl": lambda i, s: max(i, s),
-    "ecr": lambda i, s: min(i, s),
-    "rc16": lambda i, s: (i % 2) + 2 * (s % 2),
-}
-
-
-@helper
-def permuted(a, b, selector, mode):
-    """Four of the eight bytes of b and a, each one whole or its sign alone."""
-    both, result = b << 32 | a, 0
-    for i in range(4):
-        choice = selector >> 4 * i & 15 if mode is None else SELECTORS[mode](i, selector & 3)
-        byte = both >> 8 * (choice & 7) & 255
-        result |= ((255 if byte & 128 else 0) if choice & 8 else byte) << 8 * i
-    return result
-
-
 # --- choices ------------------------------------------------------------------------------------------------
 
 
@@ -445,22 +337,6 @@ def _set(name):
     yes, no = (f"{of}(1)", f"{of}(0)") if of else ("0xFFFFFFFF", "0")
     return Operation(f"{yes} if {test.text} else {no}", test.operands, (result,), True)
 
-
-@own("copysign")
-def _copysign(name):
-    return alike("copysign({1}, {0})", name, 2)
-
-
-@own("testp")
-def _testp(name):
-    test = name.one_of(("normal", "subnormal"))
-    return Operation(f"is_{test}({{0}})", (name.type,), ("pred",)) if test else None
-
-
-HELPERS |= {
-    "is_normal": lambda x: bool(np.isfinite(x) and abs(x) >= np.finfo(type(x)).smallest_normal),
-    "is_subnormal": lambda x: bool(0 < abs(x) < np.finfo(type(x)).smallest_normal),
-}
 
 # --- two halves in a register -------------------------------------------------------------------------------
 
@@ -493,31 +369,6 @@ def pairwise(function, kind):
     return both
 
 
-# --- bits and numbers ---------------------------------------------------------------------------------------
-
-UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
-
-
-@helper
-def bits_of(x):
-    """The bits of a float as an int."""
-    return int(x.view(UNSIGNED[x.dtype.itemsize]))
-
-
-@helper
-def float32_of(bits):
-    return np.uint32(bits).view(float32)
-
-
-@helper
-def float64_of(bits):
-    return np.uint64(bits).view(float64)
-
-
-HALVES = {kind: np.arange(1 << 16, dtype=np.uint16).view(kind) for kind in (float16, bfloat16)}
-HELPERS |= {"float16_of": HALVES[float16].__getitem__, "bfloat16_of": HALVES[bfloat16].__getitem__}
-
-
 # --- conversions --------------------------------------------------------------------------------------------
 
 
@@ -531,17 +382,6 @@ def _convert(name):
     return None
 
 
-@helper
-def to_tf32(bits, mode):
-    """A float32 with ten bits of fraction, the others 0; ties away from zero, to even, or cut."""
-    if bits & 0x7F800000 == 0x7F800000:
-        return bits & 0xFFFFE000 | (0x2000 if bits & 0x7FFFFF and not bits & 0x7FE000 else 0)
-    if mode == "rz":
-        return bits & 0xFFFFE000
-    tie = 0xFFF + (bits >> 13 & 1) if mode == "rn" else 0x1000
-    return (bits + tie) & 0xFFFFE000
-
-
 def _convert_two(name):
     kind = name.types[0][:-2]
     mode, relu, sat = name.one_of(("rn", "rz"), "rn"), name.has("relu"), name.has("satfinite")
@@ -549,11 +389,3 @@ def _convert_two(name):
         return None
     text = f"two_halves({{0}}, {{1}}, {KINDS[kind].__name__}, {mode!r}, {relu})"
     return Operation(text, ("f32", "f32"), ("b32",), True)
-
-
-@helper
-def two_halves(high, low, kind, mode, relu):
-    """Two float32 rounded to 16 bits each, the first in the upper half."""
-    parts = [kind(x) if mode == "rn" else to_float(x, float32, kind, mode) for x in (high, low)]
-    upper, lower = (bits_of(at_least_zero(x) if relu else x) for x in parts)
-    return upper << 16 | lower

@@ -90,6 +90,12 @@ def place_of(function: Callable[..., Any]) -> tuple[str | None, str]:
     return getattr(function, "__module__", None), getattr(function, "__qualname__", repr(function))
 
 
+def under(prefix: str) -> dict[str, "Entry"]:
+    """{name behind the prefix: entry} of a namespace of the dialect, such as "libdevice"."""
+    begin = f"{prefix}."
+    return {name.removeprefix(begin): entry for name, entry in INSTRUCTIONS.items() if name.startswith(begin)}
+
+
 def by_ptx(name: str) -> Entry:
     """The entry of a PTX instruction, by its full name, such as "fma.rn.f32" or "shfl.sync.idx.b32".
 
