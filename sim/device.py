@@ -88,13 +88,13 @@ class DeviceSpec:
     def wavefronts(
         self, request: np.ndarray, lane: np.ndarray, address: np.ndarray, size: np.ndarray, serial: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(turns, fewest, ways) for each request to shared memory.
+        """(wavefronts, fewest, ways) for each request to shared memory.
 
-        A bank serves one word of 4 bytes in a turn, to all lanes that want that word. Accesses of 8 bytes are
-        served by half warps, of 16 by quarters. `turns` is how many a request takes, `fewest` how many
-        without conflict, `ways` the most words wanted of one bank at once. Where `serial` (bool
-        for each access: atomics), lanes that want one word take turns too. Source: CUDA C++ Programming
-            Guide, "Shared Memory", for 5.x and newer.
+        In a wavefront a bank serves one word of 4 bytes, to all lanes that want that word. Accesses of 8
+        bytes are served by half warps, of 16 by quarters. `wavefronts` is how many a request takes, `fewest`
+        how many without conflict, `ways` the most words wanted of one bank at once. Where `serial` (bool for
+        each access: atomics), lanes that want one word are served one after another. Source: CUDA C++
+            Programming Guide, "Shared Memory", for 5.x and newer; the word is Nsight Compute's.
         """
         count, words = int(request.max()) + 1, np.maximum(size // self.bank_bytes, 1)
         phases = np.ones(count, np.int64)
@@ -115,9 +115,9 @@ class DeviceSpec:
         # how many different words (or, where serial, lanes) have come so far, in the whole row and since its
         # bank began
         there = wanted != NOTHING
-        takes_turns = np.zeros(count, bool)
-        takes_turns[request] = serial
-        new = there & ((np.diff(wanted, axis=1, prepend=-1) != 0) | np.repeat(takes_turns, phases)[:, None])
+        one_by_one = np.zeros(count, bool)
+        one_by_one[request] = serial
+        new = there & ((np.diff(wanted, axis=1, prepend=-1) != 0) | np.repeat(one_by_one, phases)[:, None])
         so_far = np.cumsum(new, axis=1, dtype=np.int16)
         bank_begins = there & (np.diff(wanted >> shift, axis=1, prepend=-1) != 0)
         before = np.maximum.accumulate(np.where(bank_begins, so_far, 0), axis=1)

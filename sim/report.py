@@ -25,7 +25,7 @@ class Report:
     blocks). By the tool Traffic: "loads", "stores", "atomics"; "memory" {space: {...}} and "arrays" {(space,
     name): {...}} with those and "load_bytes", "store_bytes", "atomic_bytes"; "together" {name: times}. By
     Coalescing: "coalescing" {"requests", "sectors", "fewest_sectors"}. By Banks: "banks" {"shared_requests",
-    "turns", "fewest_turns", "ways"}. By Branches: "branching" {"branches", "divergent"}. "lines" has the same
+    "wavefronts", "fewest_wavefronts", "ways"}. By Branches: "branching" {"branches", "divergent"}. "lines" has the same
     numbers as {(function, line): {...}}. `trace` is the Recording of the tool Trace, or None; `code` the code
     objects that ran, the kernel's first.
     """
@@ -78,8 +78,8 @@ class Report:
             total = self.counters["banks"]
             worst = "no bank conflict" if total["ways"] == 1 else f"worst bank conflict {total['ways']}-way"
             yield (
-                f"shared memory: {total['shared_requests']:,} requests of warps take {total['turns']:,}"
-                f" turns; fewest possible {total['fewest_turns']:,}; {worst}"
+                f"shared memory: {total['shared_requests']:,} requests of warps take {total['wavefronts']:,}"
+                f" wavefronts; fewest possible {total['fewest_wavefronts']:,}; {worst}"
             )
         if self.counters.get("branching", {}).get("branches"):
             total = self.counters["branching"]

@@ -248,7 +248,7 @@ print(report.counters["banks"])
 #
 # Shared memory is cut into **words** of 4 bytes, and dealt out to 32 **banks** like cards: word 0 to bank 0, word 1 to bank 1, …, word 31 to bank 31, word 32 to bank 0 again. Word `w` is in
 # bank `w % 32`. In one **turn** each bank can give one word, to all lanes that want that very word. If lanes want two different words of one bank, it takes
-# two turns; this is a two-way **bank conflict**. The busiest bank decides. (NVIDIA's profiler calls a turn a *wavefront*.)
+# two turns; this is a two-way **bank conflict**. The busiest bank decides. (NVIDIA's profiler and the simulator's tables call a turn a *wavefront*.)
 #
 # On paper, with a GPU of 4 lanes and 4 banks, and a tile of 4 × 4 words. In the left picture a row of the tile has 4 words. In the right one it has 5, the last of which nobody uses. Each
 # colour, and number, is a bank.
@@ -484,7 +484,7 @@ def turns_of_flash(d, n=32):
 for d in (32, 33):
     banks = turns_of_flash(d)
     print(
-        f"rows of {d}: {banks['shared_requests']:,} requests, {banks['turns']:,} turns"
+        f"rows of {d}: {banks['shared_requests']:,} requests, {banks['wavefronts']:,} turns"
     )
 
 # %% [markdown]

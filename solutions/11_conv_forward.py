@@ -829,7 +829,7 @@ def turns_in(report, *functions):
         for (name, _), counts in report.counters["lines"].items()
         if name in functions
     ]
-    return sum(counts.get("turns", 0) for counts in lines), max(
+    return sum(counts.get("wavefronts", 0) for counts in lines), max(
         (counts.get("ways", 0) for counts in lines), default=0
     )
 
@@ -855,8 +855,8 @@ pairs = {
 for name, (one, *others) in pairs.items():
     print(f"{name:24}  {turns_in(yours, one)[0]:8}  {turns_in(package, *others)[0]:8}")
 print(
-    f"{'in all':24}  {yours.counters['banks']['turns']:8}  "
-    f"{package.counters['banks']['turns']:8}"
+    f"{'in all':24}  {yours.counters['banks']['wavefronts']:8}  "
+    f"{package.counters['banks']['wavefronts']:8}"
 )
 print(
     f"{'worst conflict, QKᵀ':24}  {turns_in(yours, 'score')[1]:6}-way  "

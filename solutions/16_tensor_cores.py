@@ -498,7 +498,7 @@ def turns_of_ldmatrix(pitch):
     report = simulate(one_warp(pitch), observers=tools)[1, 32](np.zeros(32, uint32))
     lines = report.counters["lines"].items()
     return sum(
-        line.get("turns", 0) for (name, _), line in lines if name != "kernel"
+        line.get("wavefronts", 0) for (name, _), line in lines if name != "kernel"
     ), report
 
 
@@ -648,7 +648,7 @@ def counted(a, b):
 
 a, b = rng.standard_normal((64, 64)), rng.standard_normal((64, 64))
 c, report = counted(a, b)
-mine = 64**3 / report.counters["banks"]["turns"]
+mine = 64**3 / report.counters["banks"]["wavefronts"]
 before = tiled["size"]["n"] ** 3 / tiled["turns"]
 show_table(
     ["product", "multiply-adds per turn of shared memory"],

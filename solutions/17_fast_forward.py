@@ -436,7 +436,7 @@ def turns(pitch):
     ).counters
     of_lines = counters["lines"].items()
     return sum(
-        x.get("turns", 0) for (name, _), x in of_lines if name == "value_operands"
+        x.get("wavefronts", 0) for (name, _), x in of_lines if name == "value_operands"
     )
 
 

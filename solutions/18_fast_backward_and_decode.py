@@ -365,7 +365,7 @@ fast = simulate(tap_gradient_kernel, observers=tools)[1, 32 * WARPS](
 print(
     "mma:", fast.counters["together"]["mma_m16n8k16_f32_bf16"], "= 3 shifts · 4 blocks"
 )
-turns = [report.counters["banks"]["turns"] for report in (slow, fast)]
+turns = [report.counters["banks"]["wavefronts"] for report in (slow, fast)]
 print(f"turns of shared memory: {turns[0]:,} number by number, {turns[1]:,} by windows")
 print("equal, below 1e-4:", bool(np.abs(by_tap - by_window).max() <= 1e-4))
 
@@ -775,10 +775,10 @@ show_figure(
 counted = [
     line
     for (function, _), line in once.counters["lines"].items()
-    if function == "convolve" and "turns" in line
+    if function == "convolve" and "wavefronts" in line
 ]
 turns, fewest = (
-    sum(line[what] for line in counted) for what in ("turns", "fewest_turns")
+    sum(line[what] for line in counted) for what in ("wavefronts", "fewest_wavefronts")
 )
 print(
     f"turns of ldmatrix: {turns}; the fewest possible for 3 times 512 bytes: {fewest}"

@@ -170,7 +170,7 @@ def wavefronts(lanes, serial, bank_bytes, banks, counted):
     for lane in range(LANES):
         if lanes[lane] >= 0:
             words = max(words, (1 << (lanes[lane] >> ADDRESS_BITS)) // bank_bytes)
-    turns = fewest = ways = 0
+    total = fewest = ways = 0
     wanted, in_bank = np.empty((LANES, LANES), np.int64), np.zeros(LANES, np.int64)
     for phase in range(words):
         most = 0
@@ -190,11 +190,11 @@ def wavefronts(lanes, serial, bank_bytes, banks, counted):
                     wanted[bank, n] = word
                     in_bank[bank] = n + 1
                     most = max(most, n + 1)
-        turns += most
+        total += most
         fewest += most > 0
         ways = max(ways, most)
     counted[0] += 1
-    counted[1] += turns
+    counted[1] += total
     counted[2] += fewest
     counted[3] = max(counted[3], ways)
 

@@ -21,8 +21,8 @@ COUNTED = {  # every other counter of a line is a warp operation: a shuffle, a v
     "sectors",
     "fewest_sectors",
     "shared_requests",
-    "turns",
-    "fewest_turns",
+    "wavefronts",
+    "fewest_wavefronts",
     "ways",
     "syncthreads",
     "grid.sync",
@@ -38,7 +38,9 @@ COLUMNS: dict[str, Callable[[Counters], int | str | None]] = {
     "sectors (fewest)": lambda line: (
         line.get("sectors") and f"{line['sectors']:,} ({line['fewest_sectors']:,})"
     ),
-    "turns (fewest)": lambda line: line.get("turns") and f"{line['turns']:,} ({line['fewest_turns']:,})",
+    "wavefronts (fewest)": lambda line: (
+        line.get("wavefronts") and f"{line['wavefronts']:,} ({line['fewest_wavefronts']:,})"
+    ),
     "ways": lambda line: line.get("ways"),
     "branches (divergent)": lambda line: (
         line.get("branches") and f"{line['branches']:,} ({line['divergent']:,})"
@@ -47,7 +49,7 @@ COLUMNS: dict[str, Callable[[Counters], int | str | None]] = {
     "warp ops": lambda line: sum(n for name, n in line.items() if name not in COUNTED),
 }
 MEANING = (
-    "sectors: pieces of 32 bytes of global memory that warps touched, and the fewest possible. turns: how"
+    "sectors: pieces of 32 bytes of global memory that warps touched, and the fewest possible. wavefronts: how"
     " often shared memory had to serve, the fewest possible, and the worst ways of a bank conflict."
 )
 

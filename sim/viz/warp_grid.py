@@ -23,8 +23,8 @@ def warp_grid(
     every line if left out), by the warps of `block`, or one of them.
 
     Rows are lanes. Columns are the banks of shared memory, or the sectors of global memory that the request
-    touches, in order of address. The last row counts the words that are wanted of each bank (the turns that
-    it takes), or the lanes that a sector serves.
+    touches, in order of address. The last row counts the words that are wanted of each bank (the
+    wavefronts that it takes), or the lanes that a sector serves.
     """
     number, spec = block_number(recording, block), recording.spec
     found = [r for r in requests(recording, number) if matches(recording, r, line, function, warp)]
@@ -140,7 +140,7 @@ def banks(recording: Recording, rows: np.ndarray, lanes: np.ndarray, itemsize: i
     """(cost in words, [(lane, bank)], {bank: words wanted at once}, banks in conflict)."""
     spec, address = recording.spec, recording.address[rows]
     size = np.full(len(rows), itemsize)
-    (turns,), (fewest,), (ways,) = spec.wavefronts(
+    (wavefronts,), (fewest,), (ways,) = spec.wavefronts(
         np.zeros(len(rows), np.int64), lanes, address, size, np.full(len(rows), site.kind == "atomic")
     )
     each = max(itemsize // spec.bank_bytes, 1)
@@ -155,7 +155,7 @@ def banks(recording: Recording, rows: np.ndarray, lanes: np.ndarray, itemsize: i
     total = {bank: max(map(together, phases.values())) for bank, phases in wanted.items()}
     conflict = "no bank conflict" if ways == 1 else f"{ways}-way bank conflict"
     return (
-        f"{conflict}, {plural(int(turns), 'turn')} (fewest {fewest})",
+        f"{conflict}, {plural(int(wavefronts), 'wavefront')} (fewest {fewest})",
         asked,
         total,
         {bank for bank, n in total.items() if n > 1},

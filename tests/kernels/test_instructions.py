@@ -145,7 +145,9 @@ def test_ldmatrix_is_counted_as_an_h200_counts_it(pitch, turns):
 
     report = simulate(kernel, observers=[Banks, Traffic])[1, 32](np.zeros(32, np.uint32))
     lines = [report.counters["lines"]["kernel", 7 + i] for i in range(4)]
-    assert [(line["shared_requests"], line["turns"]) for line in lines] == [(1, count) for count in turns]
+    assert [(line["shared_requests"], line["wavefronts"]) for line in lines] == [
+        (1, count) for count in turns
+    ]
     assert report.counters["memory"]["shared"]["load_bytes"] == 1408
 
 

@@ -170,7 +170,7 @@ def shared_read(dtype, stride):
 )
 def test_turns_of_one_warp(dtype, stride, turns, fewest, ways):
     banks = counters(shared_read(dtype, stride), 1, 32, np.zeros(1))["banks"]
-    assert banks == {"shared_requests": 1, "turns": turns, "fewest_turns": fewest, "ways": ways}
+    assert banks == {"shared_requests": 1, "wavefronts": turns, "fewest_wavefronts": fewest, "ways": ways}
 
 
 @pytest.mark.parametrize("cells, ways", [(1, 32), (2, 16), (32, 1)])
@@ -181,8 +181,8 @@ def test_atomics_on_one_word_take_turns(cells, ways):
 
     assert counters(histogram, 1, 32, np.zeros(1))["banks"] == {
         "shared_requests": 1,
-        "turns": ways,
-        "fewest_turns": 1,
+        "wavefronts": ways,
+        "fewest_wavefronts": 1,
         "ways": ways,
     }
 
@@ -202,12 +202,13 @@ def test_a_padded_tile_has_no_conflict(width, turns, ways):
     assert found["coalescing"] == {"requests": 64, "sectors": 256, "fewest_sectors": 256}
     assert found["banks"] == {
         "shared_requests": 64,
-        "turns": 32 + 32 * turns,
-        "fewest_turns": 64,
+        "wavefronts": 32 + 32 * turns,
+        "fewest_wavefronts": 64,
         "ways": ways,
     }
     assert (
-        found["lines"]["transpose", 6]["turns"] == 32 * turns and found["lines"]["transpose", 4]["ways"] == 1
+        found["lines"]["transpose", 6]["wavefronts"] == 32 * turns
+        and found["lines"]["transpose", 4]["ways"] == 1
     )
 
 
@@ -246,8 +247,8 @@ def test_matmul():
     # halves
     assert found["banks"] == {
         "shared_requests": 4 * 8 * 2 * (2 + 32),
-        "turns": 2176,
-        "fewest_turns": 2176,
+        "wavefronts": 2176,
+        "fewest_wavefronts": 2176,
         "ways": 1,
     }
     assert (found["loads"], found["stores"], found["atomics"]) == (1024 * 2 * (2 + 32), 1024 * (2 * 2 + 1), 0)

@@ -51,7 +51,7 @@ def test_text():
         pair_sums[1, 8] on the fibers engine: no findings
           threads 8, blocks 1, barriers 1, loads 16, stores 12, atomics 0
           global memory: 2 requests of warps touch 2 sectors of 32 bytes; fewest possible 2
-          shared memory: 3 requests of warps take 3 turns; fewest possible 3; no bank conflict
+          shared memory: 3 requests of warps take 3 wavefronts; fewest possible 3; no bank conflict
         """)
 
 
@@ -64,14 +64,14 @@ def test_text_without_the_counting_tools():
 
 def test_by_line():
     assert str(launched().by_line()) == expected("""
-        loads  stores  bytes  sectors (fewest)  turns (fewest)  ways  barriers  line  pair_sums
-                                                                                   1  def pair_sums(x, out):
-                                                                                   2      s = cuda.shared.array(8, float32)
-                                                                                   3      t = cuda.threadIdx.x
-            8       8     64             1 (1)           1 (1)     1               4      s[t] = x[t]
-                                                                             1     5      cuda.syncthreads()
-                                                                                   6      if t < 4:
-            8       4     48             1 (1)           2 (2)     1               7          out[t] = add(s[2 * t], s[2 * t + 1])
+        loads  stores  bytes  sectors (fewest)  wavefronts (fewest)  ways  barriers  line  pair_sums
+                                                                                        1  def pair_sums(x, out):
+                                                                                        2      s = cuda.shared.array(8, float32)
+                                                                                        3      t = cuda.threadIdx.x
+            8       8     64             1 (1)                1 (1)     1               4      s[t] = x[t]
+                                                                                  1     5      cuda.syncthreads()
+                                                                                        6      if t < 4:
+            8       4     48             1 (1)                2 (2)     1               7          out[t] = add(s[2 * t], s[2 * t + 1])
         """)
 
 

@@ -153,8 +153,8 @@ def test_timeline_says_who_waits():
 @pytest.mark.parametrize(
     "width, cost, clash",
     [
-        (32, "32-way bank conflict, 32 turns (fewest 1)", {0}),
-        (33, "no bank conflict, 1 turn (fewest 1)", set()),
+        (32, "32-way bank conflict, 32 wavefronts (fewest 1)", {0}),
+        (33, "no bank conflict, 1 wavefront (fewest 1)", set()),
     ],
 )
 def test_warp_grid_of_shared_memory(width, cost, clash):

@@ -327,24 +327,24 @@ def cost(report, found, rows, columns, call):
                 hint=hint,
             )
     banks, fewest = report.counters["banks"], 2 * warps
-    if banks["turns"] == banks["fewest_turns"] > fewest:
+    if banks["wavefronts"] == banks["fewest_wavefronts"] > fewest:
         hint = (
             "A warp stores 32 numbers of 4 bytes into the tile once, and loads 32 once, each time in one"
             " turn: numbers of 8 bytes, or a second tile, take more."
         )
         fail(
-            f"right, but {banks['turns']} turns of shared memory, where {fewest} are enough",
+            f"right, but {banks['wavefronts']} turns of shared memory, where {fewest} are enough",
             call=call,
             hint=hint,
         )
-    if banks["turns"] != banks["fewest_turns"]:
+    if banks["wavefronts"] != banks["fewest_wavefronts"]:
         hint = (
             "Which words of the tile do the lanes of a warp want together, when they store and when they"
             " load? In which banks are they?"
         )
         fail(
-            f"right, but with {banks['ways']}-way bank conflicts: {banks['turns']} turns, where"
-            f" {banks['fewest_turns']} are enough",
+            f"right, but with {banks['ways']}-way bank conflicts: {banks['wavefronts']} turns, where"
+            f" {banks['fewest_wavefronts']} are enough",
             call=call,
             hint=hint,
         )

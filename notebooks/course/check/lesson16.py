@@ -369,10 +369,10 @@ def check_matmul(matmul, what, a, b, tolerance, rng):
     pieces = -(-m // 16) * -(-n // 8)
     executed(report, call, PART, **{MMA: (pieces * steps, 16 * stops * blocks)})
     banks = report.counters["banks"]
-    if banks["turns"] != banks["fewest_turns"]:
+    if banks["wavefronts"] != banks["fewest_wavefronts"]:
         fail(
-            f"right, but with {banks['ways']}-way bank conflicts: {banks['turns']} turns of shared memory,"
-            f" where {banks['fewest_turns']} are enough",
+            f"right, but with {banks['ways']}-way bank conflicts: {banks['wavefronts']} turns of shared memory,"
+            f" where {banks['fewest_wavefronts']} are enough",
             call=call,
             hint=CONFLICT,
         )
