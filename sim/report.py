@@ -25,9 +25,9 @@ class Report:
     blocks). By the tool Traffic: "loads", "stores", "atomics"; "memory" {space: {...}} and "arrays" {(space,
     name): {...}} with those and "load_bytes", "store_bytes", "atomic_bytes"; "together" {name: times}. By
     Coalescing: "coalescing" {"requests", "sectors", "fewest_sectors"}. By Banks: "banks" {"shared_requests",
-    "wavefronts", "fewest_wavefronts", "ways"}. By Branches: "branching" {"branches", "divergent"}. "lines" has the same
-    numbers as {(function, line): {...}}. `trace` is the Recording of the tool Trace, or None; `code` the code
-    objects that ran, the kernel's first.
+    "wavefronts", "fewest_wavefronts", "ways"}. By Branches: "branching" {"branches", "divergent"}. "lines"
+    has the same numbers as {(function, line): {...}}. `trace` is the Recording of the tool Trace, or None;
+    `code` the code objects that ran, the kernel's first.
     """
 
     kernel: str

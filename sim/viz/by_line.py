@@ -49,8 +49,8 @@ COLUMNS: dict[str, Callable[[Counters], int | str | None]] = {
     "warp ops": lambda line: sum(n for name, n in line.items() if name not in COUNTED),
 }
 MEANING = (
-    "sectors: pieces of 32 bytes of global memory that warps touched, and the fewest possible. wavefronts: how"
-    " often shared memory had to serve, the fewest possible, and the worst ways of a bank conflict."
+    "sectors: pieces of 32 bytes of global memory that warps touched, and the fewest possible. wavefronts:"
+    " how often shared memory had to serve, the fewest possible, and the worst ways of a bank conflict."
 )
 
 

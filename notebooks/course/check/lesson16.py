@@ -371,8 +371,8 @@ def check_matmul(matmul, what, a, b, tolerance, rng):
     banks = report.counters["banks"]
     if banks["wavefronts"] != banks["fewest_wavefronts"]:
         fail(
-            f"right, but with {banks['ways']}-way bank conflicts: {banks['wavefronts']} turns of shared memory,"
-            f" where {banks['fewest_wavefronts']} are enough",
+            f"right, but with {banks['ways']}-way bank conflicts: {banks['wavefronts']} turns of shared"
+            f" memory, where {banks['fewest_wavefronts']} are enough",
             call=call,
             hint=CONFLICT,
         )
