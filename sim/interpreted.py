@@ -15,9 +15,11 @@ from sim.engine.scheduler import Scheduler
 from sim.engine.schedules import Seeded
 from sim.engine.watchdog import Watchdog
 from sim.errors import LaunchError, Stuck
+from sim.frontend.accesses import PREFIX
+from sim.frontend.call_types import NUMBER_BUILTINS
 from sim.frontend.rebind import Binder
-from sim.frontend.sites import COMPARISONS, OPERATORS, PREFIX, UNARY, UNSET
-from sim.frontend.types import NUMBER_BUILTINS, type_of_argument
+from sim.frontend.rewrite import COMPARISONS, OPERATORS, UNARY, UNSET
+from sim.frontend.types import type_of_argument
 from sim.isa import mathematics, operators
 from sim.isa.table import SUSPENDING, YIELDING
 from sim.memory.array import Array, accessors, zip_

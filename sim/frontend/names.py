@@ -39,24 +39,17 @@ class Names:
             return self.free[name]
         return self.globals.get(name, MISSING)
 
-    def resolve(self, node):
-        """What a Name or a chain of attributes on one (`cuda.shared.array`) stands for, or MISSING."""
-        if isinstance(node, ast.Name):
-            return self.value(node.id)
-        if isinstance(node, ast.Attribute):
-            owner = self.resolve(node.value)
-            return MISSING if owner is MISSING else member(owner, node.attr)
-        return MISSING
+    def resolve(self, path):
+        """What a dotted name ("cuda.shared.array") stands for, or MISSING."""
+        first, *rest = path.split(".")
+        return functools.reduce(member, rest, self.value(first))
 
 
 def member(owner, name):
     """`owner.name`, or MISSING."""
     value = getattr(owner, name, MISSING)
-    return (
-        stand_ins().get(name, MISSING)
-        if value is MISSING and owner is sys.modules.get("numba.cuda")
-        else value
-    )
+    lacks = value is MISSING and owner is sys.modules.get("numba.cuda")
+    return stand_ins().get(name, MISSING) if lacks else value
 
 
 @functools.cache
@@ -78,9 +71,8 @@ def stand_ins():
 
 def declared(call):
     """{"shape": expression, "dtype": expression} of `cuda.shared.array(shape, dtype)`, as far as given."""
-    return dict(zip(("shape", "dtype"), call.args)) | {
-        keyword.arg: keyword.value for keyword in call.keywords
-    }
+    named = {keyword.arg: keyword.value for keyword in call.keywords}
+    return dict(zip(("shape", "dtype"), call.args)) | named
 
 
 def constant_shape(node, value_of):
@@ -112,14 +104,8 @@ def cuda_name(value):
     there by name; else None."""
     if value is MISSING or type(value) in (int, float, str, bool, tuple):
         return None
-    return next(
-        (
-            names[id(value)]
-            for names in map(names_by_identity, filter(None, map(sys.modules.get, CUDA_MODULES)))
-            if id(value) in names
-        ),
-        None,
-    )
+    modules = filter(None, map(sys.modules.get, CUDA_MODULES))
+    return next(filter(None, (names_by_identity(module).get(id(value)) for module in modules)), None)
 
 
 @functools.cache

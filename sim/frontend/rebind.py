@@ -8,7 +8,6 @@ it to a launch costs a dictionary.
 
 import ast
 import builtins
-import itertools
 import operator
 import sys
 import types
@@ -16,6 +15,8 @@ import weakref
 
 import numpy as np
 
+from sim.frontend.accesses import PREFIX
+from sim.frontend.inference import Types
 from sim.frontend.names import (
     CUDA_MODULES,
     MISSING,
@@ -30,9 +31,8 @@ from sim.frontend.names import (
     python_function,
 )
 from sim.frontend.resolve import GEOMETRIES, source_of
-from sim.frontend.sites import PREFIX, Rewriter, held_as
-from sim.frontend.tree import Apart, flat, torn
-from sim.frontend.types import Types
+from sim.frontend.rewrite import Rewriter
+from sim.frontend.tree import flat, located
 from sim.isa.operators import cast, domain
 from sim.isa.table import STANDING_FOR
 from sim.memory.declared import constant_array
@@ -51,9 +51,8 @@ def with_signature(dispatcher, function):
     arguments_to, result_to = [conversion(kind) for kind in signature.args], conversion(signature.return_type)
 
     def converted(*arguments):
-        return result_to(
-            function(*(convert(value) for convert, value in zip(arguments_to, arguments, strict=True)))
-        )
+        given = zip(arguments_to, arguments, strict=True)
+        return result_to(function(*(convert(value) for convert, value in given)))
 
     return converted
 
@@ -81,43 +80,22 @@ class Code:
     def rewrite(self, function, source, parameters, heard, block):
         tree, found = source.tree, Types(source, dict(parameters), block)
         rewriter = Rewriter(source, found, heard)
-        number = itertools.count(1)
-
-        def held(version):
-            return held_as(found.found.get(version))
-
-        Apart(
-            tree.body,
-            found.versions,
-            held,
-            torn(found.versions, held),
-            lambda name: f"{PREFIX}{name}_{next(number)}",
-            rewriter.converted,
-        )
+        rewriter.take_apart(tree.body)
         unassigned = found.versions.unassigned(tree.body)
         rewriter.unassigned = {id(node) for node in unassigned}
         rewriter.bases.once -= {node.id for node in unassigned}
         tree.args.defaults, tree.args.kw_defaults = [], [None] * len(tree.args.kw_defaults)
-        unset = [
-            ast.Assign([ast.Name(name, ast.Store())], ast.Name(PREFIX + "unset", ast.Load()))
-            for name in sorted({node.id for node in unassigned})
-        ]
-        tree.body = [
-            *(ast.copy_location(part, tree) for part in unset),
-            *(statement for part in tree.body for statement in flat(rewriter.visit(part))),
-        ]
+        names = sorted({node.id for node in unassigned})
+        unset = ast.parse("\n".join(f"{name} = {PREFIX}unset" for name in names)).body
+        body = [statement for part in tree.body for statement in flat(rewriter.visit(part))]
+        tree.body = [*located(unset, tree), *body]
         rewriter.bases.put_in(tree)
         self.constants, self.calls = rewriter.constants, rewriter.calls
         free = function.__code__.co_freevars
         # a function that calls itself by its global name
         outside = [] if tree.name in free else [ast.Global([tree.name])]
-        factory = ast.FunctionDef(
-            PREFIX + "factory",
-            ast.arguments([], [ast.arg(name) for name in free], None, [], [], None, []),
-            [*outside, tree],
-            [],
-            None,
-        )
+        arguments = ast.arguments([], [ast.arg(name) for name in free], None, [], [], None, [])
+        factory = ast.FunctionDef(PREFIX + "factory", arguments, [*outside, tree], [], None)
         module = ast.fix_missing_locations(ast.Module([ast.copy_location(factory, tree)], []))
         outer = code_named(compile(module, function.__code__.co_filename, "exec"), factory.name)
         return code_named(outer, tree.name)
@@ -145,13 +123,8 @@ class Binder:
     what they get for those."""
 
     def __init__(self, context, dialect, modules, builtins, given):
-        self.context, self.dialect, self.modules, self.builtins, self.given = (
-            context,
-            dialect,
-            modules,
-            builtins,
-            given,
-        )
+        self.context, self.dialect, self.modules = context, dialect, modules
+        self.builtins, self.given = builtins, given
         self.functions = {}  # (id of a function, types of its parameters) -> its copy, so that recursion ends
         self.constants = {}  # id of a global array -> our Array
         self.used, self.loops, self.without_source = set(), False, []
@@ -184,11 +157,10 @@ class Binder:
             value = names.value(name) if name not in names.free else MISSING
             if value is not MISSING:
                 namespace[name] = self.rebound(value)
-        for name, (written, given) in code.calls.items():
-            called = names.resolve(written)
-            namespace[name] = with_signature(
-                called, self.bind(python_function(called), given if only_signature(called) is None else ())
-            )
+        for name, (path, given) in code.calls.items():
+            called = names.resolve(path)
+            given = given if only_signature(called) is None else ()
+            namespace[name] = with_signature(called, self.bind(python_function(called), given))
         for name, cell in cells.items():
             if name in names.free:
                 cell.cell_contents = self.rebound(names.free[name])

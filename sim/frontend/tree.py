@@ -54,6 +54,24 @@ def identifiers(code):
             yield from identifiers(constant)
 
 
+def indices_of(node):
+    """The index expressions of a Subscript."""
+    return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+
+
+def is_of_shape(node):
+    """Whether a Subscript is of a shape or of strides."""
+    return isinstance(node.value, ast.Attribute) and node.value.attr in ("shape", "strides")
+
+
+def from_end(index):
+    """n of the literal index -n, which is meant to count from the end; else None."""
+    match index:
+        case ast.UnaryOp(ast.USub(), ast.Constant(int(back))):
+            return back
+    return None
+
+
 def flat(result):
     """What visiting a statement gives, as a list."""
     return result if isinstance(result, list) else [result]

@@ -85,16 +85,10 @@ class Calls(Names):
             return self.unpacked(function, signature, node)
         known = {} if signature else self.known_arguments(function, given)
         inlines = any(part.in_cuda for part in known.values()) or self.module.stops(function)
-        arguments = [
-            self.argument(argument, node)
-            for name, argument in given.items()
-            if not (inlines and name in known)
-        ]
+        left = [part for name, part in given.items() if not (inlines and name in known)]
+        arguments = [self.argument(part, node) for part in left]
         if signature:
-            arguments = [
-                self.converted(kind, argument)
-                for kind, argument in zip(signature.args, arguments, strict=True)
-            ]
+            arguments = [*map(self.converted, signature.args, arguments)]
         if inlines:
             made = ast.copy_location(ast.Call(ast.Name(function.__name__, ast.Load()), arguments, []), node)
             made.inlines, made.bound, made.place = function, known, self.source.site("call", node)

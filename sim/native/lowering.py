@@ -6,7 +6,7 @@ import enum
 
 from sim.frontend.resolve import DEVICE, referent, stands_for
 from sim.frontend.ssa import Versions
-from sim.frontend.tree import flat
+from sim.frontend.tree import flat, from_end, has, indices_of, is_of_shape, located
 from sim.native import unset
 from sim.native.calls import Calls
 from sim.native.front import Device
@@ -80,21 +80,11 @@ class Lowering(Calls):
 
     def function(self, device):
         """The tree of a device function, what it needs first among its parameters."""
-        body, parameters = (
-            [LoopCounter(self.module).visit(statement) for statement in self.body()],
-            self.parameters(),
-        )
-        device.needs |= self.needs | (
-            {"state"}
-            if any(isinstance(part, (ast.While, ast.For)) for part in ast.walk(self.tree))
-            else set()
-        )
-        arguments = ast.arguments(
-            [], [ast.arg(name) for name in [*sorted(device.needs), *parameters]], None, [], [], None, []
-        )
-        return ast.fix_missing_locations(
-            ast.copy_location(ast.FunctionDef(device.name, arguments, body, [], None), self.tree)
-        )
+        body = [LoopCounter(self.module).visit(statement) for statement in self.body()]
+        device.needs |= self.needs | ({"state"} if has(self.tree, ast.While, ast.For) else set())
+        names = [ast.arg(name) for name in (*sorted(device.needs), *self.parameters())]
+        arguments = ast.arguments([], names, None, [], [], None, [])
+        return located([ast.FunctionDef(device.name, arguments, body, [], None)], self.tree)[0]
 
     def device(self, function):
         """The Device for a function that is not inlined."""
@@ -115,10 +105,9 @@ class Lowering(Calls):
         owner = stands_for(node.value).value
         if isinstance(owner, enum.EnumMeta) and isinstance(node.slice, ast.Constant):
             return self.standing_for(referent(owner[node.slice.value]), node.slice.value, node)
-        if not self.is_access(node) or not isinstance(node.ctx, ast.Load):
-            self.count_from_end(node)
-            return self.generic_visit(node)
         self.count_from_end(node)
+        if not self.is_access(node) or not isinstance(node.ctx, ast.Load):
+            return self.generic_visit(node)
         site = self.number("load", node)
         if is_field(node):
             raise self.cannot(FIELDS, node)
@@ -126,71 +115,44 @@ class Lowering(Calls):
 
     def count_from_end(self, node):
         """A literal index below 0 is meant to count from the end; alone, Numba knows that it is a literal."""
-        parts = (
-            node.slice.elts
-            if isinstance(node.slice, ast.Tuple)
-            else [node.slice]
-            if self.is_access(node)
-            else []
-        )
-        for axis, part in enumerate(parts):
-            if (
-                isinstance(part, ast.UnaryOp)
-                and isinstance(part.op, ast.USub)
-                and isinstance(part.operand, ast.Constant)
-                and isinstance(node.value, ast.Name)
-            ):
+        several = isinstance(node.slice, ast.Tuple)
+        for axis, part in enumerate(indices_of(node) if several or self.is_access(node) else []):
+            if from_end(part) and isinstance(node.value, ast.Name):
                 array = copy.copy(node.value)
                 back = self.call("from_end", [array, ast.Constant(axis), part.operand], part)
-                if isinstance(node.slice, ast.Tuple):
-                    parts[axis] = back
+                if several:
+                    node.slice.elts[axis] = back
                 else:
                     node.slice = back
 
     def is_access(self, node):
         """Whether a Subscript is to be numbered: not an element of a shape or of a constant tuple, and not a
         slice, which reads nothing."""
-        of_shape = isinstance(node.value, ast.Attribute) and node.value.attr in ("shape", "strides")
-        sliced = isinstance(node.ctx, ast.Load) and any(
-            isinstance(part, (ast.Slice, ast.Starred)) for part in ast.walk(node.slice)
-        )
-        return (
-            self.module.sited
-            and not of_shape
-            and not sliced
-            and not isinstance(stands_for(node.value).value, tuple)
-        )
+        sliced = isinstance(node.ctx, ast.Load) and has(node.slice, ast.Slice, ast.Starred)
+        of_tuple = isinstance(stands_for(node.value).value, tuple)
+        return self.module.sited and not (sliced or of_tuple or is_of_shape(node))
 
     def visit_Assign(self, node):
         node.targets = [*map(as_item, node.targets)]
         target = node.targets[0]
-        return (
-            self.store(target, self.visit(node.value))
-            if isinstance(target, ast.Subscript) and self.is_access(target)
-            else self.generic_visit(node)
-        )
+        if isinstance(target, ast.Subscript) and self.is_access(target):
+            return self.store(target, self.visit(node.value))
+        return self.generic_visit(node)
 
     def store(self, target, value):
         self.count_from_end(target)
         array, index = self.visit(target.value), self.visit(target.slice)
         if is_field(target):
             raise self.cannot(FIELDS, target)
-        return ast.copy_location(
-            ast.Expr(
-                self.call("store", [array, as_value(index), value, self.number("store", target)], target)
-            ),
-            target,
-        )
+        given = [array, as_value(index), value, self.number("store", target)]
+        return ast.copy_location(ast.Expr(self.call("store", given, target)), target)
 
     def visit_Compare(self, node):
         """`function is None`, `function != None`: known here."""
         parts = [node.left, *node.comparators]
-        functions = [part for part in parts if stands_for(part).kind == DEVICE]
-        if (
-            len(parts) == 2
-            and functions
-            and any(isinstance(part, ast.Constant) and part.value is None for part in parts)
-        ):
+        functions = any(stands_for(part).kind == DEVICE for part in parts)
+        none = any(isinstance(part, ast.Constant) and part.value is None for part in parts)
+        if functions and none and len(parts) == 2:
             return ast.copy_location(ast.Constant(isinstance(node.ops[0], (ast.IsNot, ast.NotEq))), node)
         return self.generic_visit(node)
 
@@ -208,34 +170,25 @@ class Lowering(Calls):
         site = self.number("branch", node.test) if self.module.watched else None
         node = self.generic_visit(node)
         if site:
-            node.test = self.call(
-                "branch",
-                [self.as_name("state", node), node.test, self.as_name("thread", node), site],
-                node.test,
-            )
+            given = [self.as_name("state", node), node.test, self.as_name("thread", node), site]
+            node.test = self.call("branch", given, node.test)
         return node
 
     visit_IfExp = visit_If
 
     def visit_Assert(self, node):
-        raised = ast.Raise(
-            ast.Call(ast.Name("AssertionError", ast.Load()), [node.msg] if node.msg else [], []), None
-        )
-        ast.copy_location(raised, node)
-        return self.visit(
-            ast.fix_missing_locations(
-                ast.copy_location(ast.If(ast.UnaryOp(ast.Not(), node.test), [raised], []), node)
-            )
-        )
+        error = ast.Call(ast.Name("AssertionError", ast.Load()), [node.msg] if node.msg else [], [])
+        fails = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Raise(error, None)], [])
+        return self.visit(*located([fails], node))
 
     def visit_While(self, node):
-        site = self.module.site(self.source.site("loop", node))
+        site = self.number("loop", node).value
         node = self.visit_If(node)
         node.loop_site = site
         return node
 
     def visit_For(self, node):
-        site = self.module.site(self.source.site("loop", node))
+        site = self.number("loop", node).value
         before, first = over_elements(self, node)
         if first:
             node.body, node.orelse = [*first, *self.statements(node.body)], self.statements(node.orelse)

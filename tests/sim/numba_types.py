@@ -14,9 +14,10 @@ from numba.cuda.descriptor import cuda_target
 from numba.cuda.flags import CUDAFlags
 from numba.cuda.np import numpy_support
 
+from sim.frontend.inference import Types
 from sim.frontend.resolve import source_of
 from sim.frontend.ssa import version_of
-from sim.frontend.types import ANY, UNKNOWN, Number, Types, type_of_value
+from sim.frontend.types import ANY, UNKNOWN, Number, type_of_value
 from sim.memory.array import Array
 from sim.memory.spaces import AddressSpace, bind_arguments
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from numba import cuda, float32
 
 from sim import simulate
-from sim.frontend.types import Number, operation, range_interval
+from sim.frontend.intervals import operation, range_interval
+from sim.frontend.types import Number
 from sim.isa import operators
 from sim.memory.array import FAST
 

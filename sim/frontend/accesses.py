@@ -1,0 +1,198 @@
+"""Accesses of a kernel as fibers run them, each with the number of its site: `a[i, j]` becomes
+`load2(a, i, j, 17)`, and `a[i] = v` becomes `store1(a, i, v, 18)`, or the same in line where types suffice.
+"""
+
+import ast
+from math import prod
+
+from sim.events import LOAD, SITES, STORE
+from sim.frontend.bases import Bases, word
+from sim.frontend.resolve import GEOMETRY, stands_for
+from sim.frontend.tree import from_end, indices_of, is_of_shape
+from sim.frontend.types import ANY, ArrayType, bits
+from sim.memory.array import FromEnd
+
+PREFIX = "__sim_"  # of every name that the rewritten kernel gets from us
+MAX_INDICES = 5
+
+
+def element_strides(array, kind):
+    """For each axis of the array called `array`, the stride in elements, as a number where the text tells
+    it."""
+    strides = [
+        prod(kind.shape[axis + 1 :]) if kind.shape else f"{array}.s{axis}" for axis in range(kind.rank)
+    ]
+    return [*strides[:-1], 1 if kind.rowwise else strides[-1]]
+
+
+INLINED_LOAD = "{array}.data[{flat}] if {inside} else {PREFIX}load{rank}({arguments}, {site})"
+INLINED_STORE = """
+if {{inside}}:
+    {{noted}}
+    {note}
+    try:
+        {{array}}.cells[{{flat}}] = {value}
+    except ({{PREFIX}}TypeError, {{PREFIX}}ValueError, {{PREFIX}}OverflowError):
+        {{PREFIX}}convert({{array}}, {{flat}}, {value})
+else:
+    {{PREFIX}}store{{rank}}({{arguments}}, {value}, {{site}})
+"""
+
+
+class Accesses(ast.NodeTransformer):
+    """Prints the accesses of one Source, for a launch of which so much is `heard`; `constants` collects the
+    names that stand for numpy constants."""
+
+    def __init__(self, source, types, heard):
+        self.source, self.types, self.heard = source, types, heard
+        self.unassigned = set()  # ids of the Names whose variable may have no value yet
+        self.constants, self.calls, self.temporaries = {}, {}, 0
+        self.loops = 0  # how many the node that is visited stands in
+        self.bases = Bases(types.versions, PREFIX)
+
+    # --- building blocks ------------------------------------------------------------------------------------
+
+    def name(self, text, node, context=None):
+        return ast.copy_location(ast.Name(PREFIX + text, context or ast.Load()), node)
+
+    def call(self, function, arguments, node):
+        return ast.copy_location(ast.Call(self.name(function, node), arguments, []), node)
+
+    def site(self, kind, node):
+        """A constant: the number of the site at `node`."""
+        return ast.copy_location(ast.Constant(SITES.add(self.source.site(kind, node))), node)
+
+    def temporary(self, node):
+        self.temporaries += 1
+        return self.name(f"t{self.temporaries}", node).id
+
+    def constant(self, value, node):
+        name = self.name(f"c{len(self.constants)}", node)
+        self.constants[name.id] = value
+        return name
+
+    # --- subscripts -----------------------------------------------------------------------------------------
+
+    def indices(self, node):
+        """The index expressions of a Subscript, or None if it is a slice, a shape's element, or otherwise not
+        an element access."""
+        parts = indices_of(node)
+        unusual = any(
+            isinstance(part, (ast.Slice, ast.Starred)) or getattr(part, "value", None) is Ellipsis
+            for part in parts
+        )
+        if unusual or is_of_shape(node) or not 1 <= len(parts) <= MAX_INDICES:
+            return None
+        return [self.constant(FromEnd(-back), part) if (back := from_end(part)) else part for part in parts]
+
+    def visit_Subscript(self, node):
+        indices = self.indices(node)
+        if indices is None or not isinstance(node.ctx, ast.Load):
+            return self.generic_visit(node)
+        site = self.site("load", node)
+        kind = self.kind_of_array(node.value, len(indices))
+        if kind is not None and all(map(self.repeatable, indices)):
+            return self.inlined(node.value, indices, site.value, kind, INLINED_LOAD)[0].value
+        arguments = [self.visit(node.value), *map(self.visit, indices), site]
+        return self.call(f"load{len(indices)}", arguments, node)
+
+    def kind_of_array(self, node, rank):
+        """The kind of the array of `rank` dimensions that the variable `node` surely holds; ANY where it may;
+        None where it does not."""
+        if not isinstance(node, ast.Name) or id(node) in self.unassigned or stands_for(node).kind == GEOMETRY:
+            return None
+        kind = self.types.of(node)
+        return kind if kind == ANY or isinstance(kind, ArrayType) and kind.rank == rank else None
+
+    def repeatable(self, node):
+        """Whether evaluating `node` twice costs little and changes nothing: names, constants and plain sums
+        and products of them."""
+        if isinstance(node, ast.BinOp):
+            parts = node.left, node.right
+            return self.types.plain(node.op, *parts) and all(map(self.repeatable, parts))
+        if isinstance(node, ast.Name):
+            return stands_for(node).kind != GEOMETRY and id(node) not in self.unassigned
+        return isinstance(node, ast.Constant) and type(node.value) is int
+
+    def inlined(self, target, indices, site, kind, text):
+        """Statements: `text` with `inside`, whether the indices are, and `flat`, which element that is, in
+        place of a call of an accessor: two and a half times as fast, and most of what a kernel does is load
+        and store. Where the indices are inside, the access is logged."""
+        array, rank, surely = target.id, len(indices), kind != ANY
+        sizes = (surely and kind.shape) or [f"{array}.n{axis}" for axis in range(rank)]
+        strides = element_strides(array, kind) if surely else [f"{array}.s{axis}" for axis in range(rank)]
+        conditions = [] if surely else [f"{PREFIX}type({array}) is {PREFIX}Array{rank}"]
+        names = []
+        for index, size in zip(indices, sizes):
+            own = name = ast.unparse(index)
+            asked = self.asked(index, size)
+            if not isinstance(index, (ast.Name, ast.Constant)):
+                name = self.temporary(target) if asked else f"({own})"
+            names.append(name)
+            first = own if name == own else f"({name} := {own})"
+            conditions += [question.format(first=first, name=name) for question in asked]
+        flat = " + ".join(
+            name if stride == 1 else f"{name} * {stride}" for name, stride in zip(names, strides)
+        )
+        noted, logged, watched = "pass", self.logs(kind), surely and kind.local and self.heard.unwritten
+        first = flat
+        if logged or watched:
+            held = self.temporary(target)
+            first, flat = f"({held} := {flat})", held
+        if watched and site & 3 == LOAD:
+            conditions.append(f"{array}.written[{first}] == -1")
+            first = flat
+        if logged:
+            offset = f"{first} * {kind.itemsize}" if surely else f"({first} << {array}.shift)"
+            conditions.append(f"{PREFIX}log({self.base(target, site)} + {offset}) is None")
+            first = flat
+        if watched and site & 3 == STORE:
+            noted = f"{array}.written[{first}] = -1"
+        arguments = ", ".join([array, *map(ast.unparse, indices)])
+        inside = " and ".join(conditions) or "True"
+        known = {"inside": inside, "noted": noted, "flat": flat, "array": array, "rank": rank}
+        made = ast.parse(text.format(**known, arguments=arguments, site=site, PREFIX=PREFIX))
+        for part in ast.walk(made):
+            ast.copy_location(part, target)
+        return made.body
+
+    def logs(self, kind):
+        """Whether accesses to an array of this type are logged."""
+        return self.heard.accesses and (self.heard.local or not (isinstance(kind, ArrayType) and kind.local))
+
+    def base(self, target, site):
+        """What an access at `site` to the array `target` adds to its position to log it, as text."""
+        once = self.bases.known(target.id) and isinstance(self.types.of(target), ArrayType)
+        return self.bases.name(target.id, site) if self.loops and once else word(target.id, site)
+
+    def asked(self, index, size):
+        """What there is to ask about an index, for it to be within an axis of so many elements (a number, or
+        an expression), as text: nothing where the types tell."""
+        kind = self.types.of(index)
+        if bits(kind) is None:
+            return [f"{PREFIX}type({{first}}) is {PREFIX}int and 0 <= {{name}} < {size}"]
+        if kind.low < 0:
+            return [f"0 <= {{first}} < {size}"]
+        return [] if isinstance(size, int) and kind.high < size else [f"{{first}} < {size}"]
+
+    def store(self, target, value):
+        """The statements that store `value` (an expression already rewritten) where the Subscript `target`
+        says."""
+        indices = self.indices(target)
+        if indices is None:
+            target = self.generic_visit(target)
+            return [ast.copy_location(ast.Assign([target], value), target)]
+        kind = self.kind_of_array(target.value, len(indices))
+        if kind is not None and all(map(self.repeatable, indices)):
+            held = self.temporary(target)
+            note = f"{PREFIX}values({held})" if self.logs(kind) else ""
+            text, site = INLINED_STORE.format(value=held, note=note), self.site("store", target).value
+            stored = self.inlined(target.value, indices, site, kind, text)
+            return [ast.copy_location(ast.Assign([ast.Name(held, ast.Store())], value), target), *stored]
+        arguments = [self.visit(target.value), *map(self.visit, indices), value, self.site("store", target)]
+        return [ast.copy_location(ast.Expr(self.call(f"store{len(indices)}", arguments, target)), target)]
+
+    def visit_Assign(self, node):
+        if isinstance(node.targets[0], ast.Subscript):
+            return self.store(node.targets[0], self.visit(node.value))
+        return self.generic_visit(node)

@@ -1,0 +1,209 @@
+"""The types of calls: one method for each kind of call (sim.frontend.resolve)."""
+
+import ast
+import functools
+
+import numpy as np
+
+from sim.frontend.intervals import operation
+from sim.frontend.names import constant_shape, declared, dtype_or_none, names_in, only_signature
+from sim.frontend.resolve import bound_arguments, source_of, stands_for
+from sim.frontend.types import (
+    ANY,
+    INT32,
+    INT64,
+    LENGTHS,
+    LONG,
+    NONE,
+    UNKNOWN,
+    ArrayType,
+    Number,
+    bits,
+    element_type,
+    general,
+    join,
+    natural,
+    signed,
+    type_of_value,
+)
+from sim.isa import operators
+from sim.isa.barriers import VOTES
+from sim.isa.promotion import KIND, SIGNED
+from sim.isa.table import INSTRUCTIONS, WARP_WIDE, Like
+
+NUMBER_BUILTINS = {
+    "min": operators.minimum,
+    "max": operators.maximum,
+    "abs": operators.absolute,
+    "round": operators.round_,
+    "int": operators.int_,
+    "float": operators.float_,
+    "bool": operators.bool_,
+    "complex": operators.complex_,
+    "divmod": operators.divmod_,
+    "pow": operators.pow_,
+    "sum": operators.sum_,
+}
+OF_CUDA = {  # what functions and attributes of cuda give whose type does not hang on their arguments
+    "laneid": Number(np.int32, 0, 31),
+    "warpsize": Number(np.int32, 32, 32),
+    "grid": natural(int, LONG),
+    "gridsize": natural(int, LONG),
+    "lanemask_lt": Number(np.uint32),
+    **{vote.name: INT32 for vote in VOTES},
+}
+
+
+class CallTypes:
+    """Types of calls, for inference that has `of(expression)`; `block` and `results` are its own."""
+
+    def of_call(self, node):
+        """What a call gives, by what it calls."""
+        given = [self.of(argument) for argument in node.args]
+        return getattr(self, f"call_{getattr(node, 'calls', '')}", lambda *_: ANY)(node, given)
+
+    def call_dtype(self, node, given):
+        dtype = node.func.referent.dtype
+        kind = KIND.get(dtype.type)
+        narrow = kind in SIGNED - {int}
+        return ANY if kind is None else signed(kind, 8 * dtype.itemsize - 1) if narrow else Number(kind)
+
+    def call_function(self, node, given):
+        return of_function(node.func.referent.entry, given)
+
+    def call_object(self, node, given):
+        called = stands_for(node.func).value
+        return self.asked(called, given) if isinstance(called, np.ufunc) else ANY
+
+    def given(self, node):
+        """{parameter: type} of a call of a device function; None where that is not known, or where one copy
+        of the function must serve all calls."""
+        function = stands_for(node.func).function
+        if function is None or "shared" in names_in(function.__code__):
+            return None
+        arguments = bound_arguments(function, node)
+        return arguments and {
+            name: general(self.of(value) if isinstance(value, ast.AST) else type_of_value(value))
+            for name, value in arguments.items()
+        }
+
+    def call_device(self, node, _):
+        """The type of what a device function returns."""
+        called, given = node.func.referent, self.given(node)
+        signature = only_signature(called.value)
+        if signature is not None:
+            return element_type(dtype) if (dtype := dtype_or_none(signature.return_type)) is not None else ANY
+        if given is None or UNKNOWN in given.values():
+            return UNKNOWN if given else ANY
+        key = called.function, tuple(given.items())
+        if key not in self.results:
+            self.results[key], source = UNKNOWN, source_of(called.function)  # while it calls itself
+            found = source and type(self)(source, given, self.block, self.results)
+            self.results[key] = found.result() if found else ANY
+        return self.results[key]
+
+    def call_builtin(self, node, given):
+        name = node.func.referent.name
+        if name == "len":
+            return LENGTHS
+        if name in ("min", "max") and len(given) > 1 and all(bits(kind) is not None for kind in given):
+            least = min if name == "min" else max
+            ends = least(kind.low for kind in given), least(kind.high for kind in given)
+            return Number(functools.reduce(join, given).kind, *ends)
+        if name == "abs" and isinstance(given[0], Number) and given[0].kind in SIGNED:
+            return Number(given[0].kind)
+        if len(given) == 1 and isinstance(given[0], tuple) and name in ("min", "max", "sum"):
+            given = list(given[0])
+        if name == "sum":
+            return functools.reduce(functools.partial(operation, ast.Add()), given, INT64)
+        return self.asked(NUMBER_BUILTINS.get(name), given)
+
+    def call_position(self, node, given):
+        one = OF_CUDA[node.func.referent.name]
+        dimensions = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else 0
+        return one if dimensions == 1 else (one,) * dimensions if dimensions in (2, 3) else ANY
+
+    def call_wait(self, node, given):
+        name = node.func.referent.name
+        return self.of_instruction(INSTRUCTIONS[name], given) if name in WARP_WIDE else OF_CUDA.get(name, ANY)
+
+    def call_atomic(self, node, given):
+        return given[0].element if given and isinstance(given[0], ArrayType) else ANY
+
+    def call_same(self, node, given):
+        return given[0]
+
+    def call_cuda(self, node, given):
+        name = node.func.referent.name
+        loads = name.rpartition(".")[2].startswith("ld")
+        return OF_CUDA.get(name) or (self.call_atomic(node, given) if loads else ANY)
+
+    call_lanes = call_cuda
+
+    def of_instruction(self, entry, given):
+        """The type of what an instruction of a warp gives: a tuple if it has several results."""
+        given = dict(zip(entry.parameters, given))
+        kinds = [
+            given.get(kind, ANY) if isinstance(kind, Like) else Number(KIND[kind.type])
+            for kind in entry.results.values()
+        ]
+        kinds = [Number(kind.kind) if isinstance(kind, Number) else kind for kind in kinds]
+        return tuple(kinds) if len(kinds) > 1 else kinds[0] if kinds else NONE
+
+    def asked(self, function, given):
+        """The type of what a function of ours gives."""
+        if UNKNOWN in given:
+            return UNKNOWN
+        if function is None or not all(isinstance(kind, Number) for kind in given):
+            return ANY
+        return probed(function, tuple(kind.kind for kind in given))
+
+    def call_declaration(self, node, _):
+        """`cuda.shared.array(shape, dtype)`: the type of array that it makes."""
+        given, local = declared(node), node.func.referent.name == "local.array"
+        dtype = stands_for(given["dtype"]).dtype if "dtype" in given else None
+        shape = constant_shape(given.get("shape"), self.versions.known)
+        # (0,): the dynamic bytes, of which there may be none
+        if dtype is None or dtype.names is not None or dtype.hasobject or not shape or 0 in shape:
+            return ANY
+        if local and dtype.itemsize > 8:  # has no fast path where stores are noted
+            return ANY
+        return ArrayType(element_type(dtype), len(shape), dtype.itemsize, shape=shape, local=local)
+
+
+def of_function(entry, given):
+    """The type of what a Function of the table gives."""
+    if UNKNOWN in given:
+        return UNKNOWN
+    if len(given) != entry.count or not all(isinstance(kind, Number) for kind in given):
+        return ANY
+    version = entry.version(*(kind.kind for kind in given))
+    if version is None or version.results is None:
+        return ANY
+    several = isinstance(version.results, tuple)
+    found = [of_result(kind, entry.fast) for kind in (version.results if several else (version.results,))]
+    return tuple(found) if several else found[0]
+
+
+def of_result(result, fast):
+    """A Number of the type `result`; a signed integer is a Python int, unless a `fast` way may have kept it
+    as it came."""
+    dtype = np.dtype(result)
+    kind = KIND[dtype.type]
+    return Number(kind) if fast or kind not in SIGNED - {int} else signed(kind, 8 * dtype.itemsize - 1)
+
+
+@functools.cache
+def probed(function, kinds):
+    """The type of what a function of ours gives for numbers of these kinds, by asking it."""
+    try:
+        with np.errstate(all="ignore"):
+            return type_of_result(function(*(kind(1) for kind in kinds)))
+    except Exception:  # nothing is known of a function that takes no such numbers
+        return ANY
+
+
+def type_of_result(value):
+    if isinstance(value, tuple):
+        return tuple(map(type_of_result, value))
+    return Number(KIND[type(value)]) if type(value) in KIND else ANY

@@ -1,0 +1,226 @@
+"""Inference of types: round the versions of a function (sim.frontend.ssa) until nothing changes."""
+
+import ast
+import functools
+from dataclasses import replace
+
+import numpy as np
+
+from sim.frontend.call_types import OF_CUDA, CallTypes
+from sim.frontend.intervals import ADDITIVE, operation, range_interval
+from sim.frontend.names import MISSING
+from sim.frontend.resolve import AXIS, builtin_called, stands_for
+from sim.frontend.ssa import Versions, stored_names, version_of
+from sim.frontend.tree import indices_of
+from sim.frontend.types import (
+    ANY,
+    BOOL,
+    INT32,
+    INT64,
+    LENGTH,
+    LENGTHS,
+    NONE,
+    UNKNOWN,
+    ArrayType,
+    Number,
+    bits,
+    is_float,
+    join,
+    natural,
+    part,
+    signed,
+    type_of_value,
+    widened,
+)
+from sim.isa.promotion import INTEGRAL, SIGNED, UNSIGNED
+from sim.isa.table import INSTRUCTIONS
+
+ROUNDS = 4
+GEOMETRY = {
+    "threadIdx": (0, 1023),
+    "blockIdx": (0, 2**31 - 1),
+    "blockDim": (1, 1024),
+    "gridDim": (1, 2**31 - 1),
+}
+UNARY = {ast.USub: "operator.neg", ast.UAdd: "operator.pos", ast.Invert: "operator.invert"}
+
+
+class Types(CallTypes):
+    """The types of the variables and expressions of a Source. `parameters` maps parameter names to types;
+    `block` is the launch's, (x, y, z); `results` remembers what device functions return,
+    {(function, types): type}."""
+
+    def __init__(self, source, parameters, block=None, results=None):
+        self.results, tree = {} if results is None else results, source.tree
+        self.geometry = GEOMETRY | (
+            {"threadIdx": [(0, n - 1) for n in block], "blockDim": [(n, n) for n in block]} if block else {}
+        )
+        self.block = block
+        named = [part.arg for part in ast.walk(tree.args) if isinstance(part, ast.arg)]
+        self.parameters, self.fixed = dict(parameters), set(named) - stored_names(tree.body)
+        self.versions = Versions(named, tree.body, lambda node: stands_for(node).value, self.is_none)
+        self.found = {}
+        rounds, changed = 0, True
+        while changed:
+            rounds, changed = rounds + 1, False
+            for version in self.versions.all:
+                before = self.found.get(version)
+                after = join(before, self.of_version(version))
+                if after != before:
+                    self.found[version] = widened(after) if rounds > ROUNDS else after
+                    changed = True
+
+    def is_none(self, test):
+        """Whether `x is None` holds for an argument, which Numba knows by its type; None for any other
+        condition."""
+        match test:
+            case ast.Compare(ast.Name(name), [ast.Is() | ast.IsNot() as sign], [ast.Constant(None)]):
+                kind = self.parameters.get(name, ANY) if name in self.fixed else ANY
+                return None if kind == ANY else (kind == NONE) == isinstance(sign, ast.Is)
+        return None
+
+    def of_version(self, version):
+        if version.same is not None:
+            return self.found.get(version.settled())
+        if version.incoming is not None:
+            met = (self.found.get(other) for _, other in version.comes_from() if other is not None)
+            return functools.reduce(join, met, UNKNOWN)
+        how, node, positions = version.source
+        if how is None:
+            return ANY
+        if how == "parameter":
+            return self.parameters.get(version.name, ANY)
+        found = self.of_iteration(node) if how == "element" else self.of(node)
+        return functools.reduce(part, positions, found)
+
+    def result(self):
+        """The type of what the function returns."""
+        returned = [self.of(node.value) if node.value else NONE for node in self.versions.returns]
+        return functools.reduce(join, returned, NONE if self.versions.falls_through else UNKNOWN)
+
+    def of_iteration(self, node):
+        """The type of what a `for` loop over `node` yields."""
+        name = builtin_called(node)
+        if name == "range" and node.args:
+            return self.of_range([self.of(argument) for argument in node.args])
+        if name == "enumerate":
+            count = natural(int, LENGTH) if len(node.args) == 1 else INT64
+            return count, self.of_iteration(node.args[0])
+        if name == "zip":
+            return tuple(map(self.of_iteration, node.args))
+        return part(self.of(node), None)
+
+    def of_range(self, given):
+        if UNKNOWN in given:
+            return UNKNOWN
+        if not all(isinstance(kind, Number) and kind.kind in INTEGRAL for kind in given):
+            return ANY
+        kinds = {kind.kind for kind in given}
+        if kinds <= UNSIGNED:
+            return Number(np.uint64)
+        narrow, known = kinds <= SIGNED - {int}, all(kind.bits is not None for kind in given)
+        if not known:
+            return INT32 if narrow else INT64
+        return Number(np.int32 if narrow else int, *range_interval(*given))
+
+    # --- expressions ----------------------------------------------------------------------------------------
+
+    def of(self, node):
+        return getattr(self, "of_" + type(node).__name__.lower(), lambda _: ANY)(node)
+
+    def of_constant(self, node):
+        return type_of_value(node.value)
+
+    def of_name(self, node):
+        version = version_of(node)
+        if version is not None:
+            return self.found.get(version)
+        value = stands_for(node).value
+        return ANY if value is MISSING or isinstance(value, np.ndarray) else type_of_value(value)
+
+    def of_attribute(self, node):
+        found = stands_for(node)
+        if found.kind == AXIS and node.attr in "xyz":
+            return Number(np.int32, *of_axis(self.geometry[found.name], "xyz".index(node.attr)))
+        if found.name in OF_CUDA:
+            return OF_CUDA[found.name]
+        array = self.of(node.value)
+        if isinstance(array, ArrayType):
+            return {
+                "shape": (LENGTHS,) * array.rank,
+                "strides": (signed(int, LENGTH),) * array.rank,
+                "size": LENGTHS,
+                "ndim": natural(int, 4),
+                "T": replace(array, rowwise=False, shape=None),
+                "itemsize": natural(int, 8),
+            }.get(node.attr, ANY)
+        if node.attr in ("shape", "ndim", "size"):
+            return {"ndim": natural(int, 4), "size": LENGTHS}.get(node.attr, ANY)
+        return ANY if found.value is MISSING else type_of_value(found.value)
+
+    def of_subscript(self, node):
+        if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
+            return LENGTHS
+        held = self.of(node.value)
+        if isinstance(held, ArrayType):
+            kinds = [*map(self.of, indices_of(node))]
+            numbers = all(kind is UNKNOWN or isinstance(kind, Number) for kind in kinds)
+            return held.element if numbers and len(kinds) == held.rank else ANY
+        return part(held, node.slice.value if isinstance(node.slice, ast.Constant) else None)
+
+    def of_tuple(self, node):
+        starred = any(isinstance(element, ast.Starred) for element in node.elts)
+        return ANY if starred else tuple(map(self.of, node.elts))
+
+    def of_namedexpr(self, node):
+        return self.of(node.value)
+
+    def of_ifexp(self, node):
+        if (known := getattr(node, "known", None)) is None:
+            return join(self.of(node.body), self.of(node.orelse))
+        return self.of(node.body if known else node.orelse)
+
+    def of_boolop(self, node):
+        return functools.reduce(join, map(self.of, node.values))
+
+    def of_compare(self, node):
+        return BOOL
+
+    def of_unaryop(self, node):
+        kind = self.of(node.operand)
+        if isinstance(node.op, ast.Not):
+            return BOOL
+        if not isinstance(kind, Number):
+            return kind if kind is UNKNOWN else ANY
+        version = INSTRUCTIONS[UNARY[type(node.op)]].version(kind.kind)
+        if version is None or kind.kind not in SIGNED or kind.bits is None:
+            return ANY if version is None else Number(version.results)
+        if isinstance(node.op, ast.USub):  # of the lowest integer it is that again
+            return Number(int, -kind.high, -kind.low) if kind.kind is int else signed(int, kind.bits)
+        ends = (kind.low, kind.high) if isinstance(node.op, ast.UAdd) else (~kind.high, ~kind.low)
+        return Number(int, *ends)
+
+    def of_binop(self, node):
+        return operation(node.op, self.of(node.left), self.of(node.right))
+
+    def alike(self, left, right):
+        """Whether Python compares these two expressions as Numba does."""
+        kinds = [self.of(left), self.of(right)]
+        return all(map(is_float, kinds)) or all(bits(kind) is not None for kind in kinds) or NONE in kinds
+
+    def plain(self, op, left, right):
+        """Whether Python's own operator gives Numba's result on these two expressions, without a call and
+        without raising."""
+        a, b = self.of(left), self.of(right)
+        if is_float(a) and is_float(b):
+            return isinstance(op, (*ADDITIVE, ast.Mult, ast.Div))
+        if bits(a) is None or bits(b) is None or bits(operation(op, a, b)) is None:
+            return False
+        if isinstance(op, (ast.FloorDiv, ast.Mod)):
+            return b.low > 0
+        return b.low >= 0 if isinstance(op, (ast.LShift, ast.RShift)) else not isinstance(op, ast.Div)
+
+
+def of_axis(ends, axis):
+    """The interval of one of x, y and z, of which `ends` is that of all, or a list."""
+    return ends[axis] if isinstance(ends, list) else ends

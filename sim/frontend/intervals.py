@@ -1,0 +1,76 @@
+"""The type of `a op b`, and the interval of its results."""
+
+import ast
+import operator
+
+from sim.frontend.types import ANY, MOST_BITS, UNKNOWN, Number
+from sim.isa import promotion
+
+ADDITIVE, BITWISE = (ast.Add, ast.Sub), (ast.BitAnd, ast.BitOr, ast.BitXor)
+RULES = {
+    **dict.fromkeys((ast.Add, ast.Sub, ast.Mult), promotion.arithmetic),
+    ast.Div: promotion.division,
+    **dict.fromkeys((ast.FloorDiv, ast.Mod), promotion.real_division),
+    ast.Pow: promotion.exponentiation,
+    **dict.fromkeys((ast.LShift, ast.RShift), promotion.shift),
+    **dict.fromkeys(BITWISE, promotion.bitwise),
+}
+EXACT = {  # as Python has them; at the corners of two intervals they are at their lowest and highest
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+}
+
+
+def operation(op, left, right):
+    """The type of `left op right`."""
+    if UNKNOWN in (left, right):
+        return UNKNOWN
+    if not (isinstance(left, Number) and isinstance(right, Number)) or type(op) not in RULES:
+        return ANY
+    kind = RULES[type(op)](left.kind, right.kind)
+    if kind is not int or None in (left.bits, right.bits):
+        return ANY if kind is None else Number(kind)
+    result = Number(int, *interval(op, left, right))
+    return result if result.low is not None and result.bits <= MOST_BITS else Number(int)
+
+
+def interval(op, a, b):
+    """The lowest and the highest result of `op` on two Numbers whose intervals are known; () if that is not
+    known."""
+    if isinstance(op, BITWISE):
+        return bitwise_interval(op, a, b)
+    if isinstance(op, ast.Mod):
+        most = max(abs(b.low), abs(b.high))
+        high = b.high - 1 if b.low > 0 else most
+        return (0, min(high, a.high) if a.low >= 0 else high) if b.low > 0 else (-most, most)
+    if isinstance(op, ast.FloorDiv) and b.low <= 0:  # i // 0 is 0
+        most = max(abs(a.low), abs(a.high))
+        return -most, most
+    if isinstance(op, ast.RShift) and not 0 <= b.low <= b.high < 64:
+        return min(a.low, 0), max(a.high, 0)
+    exact = EXACT.get(type(op))
+    if exact is None or isinstance(op, ast.LShift) and not 0 <= b.low <= b.high <= MOST_BITS:
+        return ()
+    corners = [exact(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+    return min(corners), max(corners)
+
+
+def bitwise_interval(op, a, b):
+    natural_highs = [number.high for number in (a, b) if number.low >= 0]
+    if isinstance(op, ast.BitAnd) and natural_highs:
+        return 0, min(natural_highs)
+    most = 1 << max(a.bits, b.bits)
+    return 0 if len(natural_highs) == 2 else -most, most - 1
+
+
+def range_interval(*ends):
+    """The lowest and the highest number in a range between Numbers."""
+    start, stop = (Number(int, 0, 0), *ends) if len(ends) == 1 else ends[:2]
+    if len(ends) < 3 or ends[2].low > 0:
+        return start.low, max(stop.high - 1, start.low)
+    down = ends[2].high < 0
+    return min(start.low, stop.low + down), start.high if down else max(start.high, stop.high)

@@ -1,0 +1,211 @@
+"""A kernel's syntax tree as fibers run it: its sites are numbered, and each operator that Numba types
+differently is a call.
+
+`while` bodies begin with `tick(19)`, `x * y` becomes `mul(x, y)` unless the types say that Python agrees with
+Numba, and a literal 0.5 becomes a numpy float64. Line numbers stay the file's.
+"""
+
+import ast
+import itertools
+
+import numpy as np
+
+from sim.frontend.accesses import PREFIX, Accesses
+from sim.frontend.names import is_number
+from sim.frontend.resolve import builtin_called, stands_for
+from sim.frontend.tree import Apart, located, torn
+from sim.frontend.types import Number, bits, is_float, join
+from sim.isa.conversions import cast
+from sim.isa.promotion import SIGNED
+
+OPERATORS = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.Pow: "power",
+    ast.LShift: "lshift",
+    ast.RShift: "rshift",
+    ast.BitAnd: "and_",
+    ast.BitOr: "or_",
+    ast.BitXor: "xor",
+}
+COMPARISONS = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
+UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
+BY_WIDTH = ("clz", "popc", "abs")  # whose result hangs on the width of an integer
+NARROW = SIGNED - {int}
+SHORT = (np.int8, np.int16)  # narrow enough to keep a float32 that they meet
+UNSET = object()  # what a variable holds to which nothing has been assigned
+
+
+def held_as(kind):
+    """The kind of a Number as the interpreter holds it: a signed integer of 32 bits and more is an int. None
+    for what is no Number."""
+    return None if not isinstance(kind, Number) else int if kind.kind is np.int32 else kind.kind
+
+
+class Rewriter(Accesses):
+    """Prints one Source. `calls` collects the names that stand for device functions: {name: (expression,
+    types of its parameters)}."""
+
+    def take_apart(self, statements):
+        """Give each type of a variable a name of its own."""
+        number, versions = itertools.count(1), self.types.versions
+
+        def held(version):
+            return held_as(self.types.found.get(version))
+
+        def fresh(name):
+            return f"{PREFIX}{name}_{next(number)}"
+
+        Apart(statements, versions, held, torn(versions, held), fresh, self.converted)
+
+    # --- numbers --------------------------------------------------------------------------------------------
+
+    def visit_Constant(self, node):
+        if type(node.value) not in (float, complex):
+            return node
+        wide = np.float64 if type(node.value) is float else np.complex128
+        return self.constant(wide(node.value), node)
+
+    def visit_Name(self, node):
+        """A name imported from numba.cuda whose value changes from thread to thread becomes an attribute."""
+        if not isinstance(node.ctx, ast.Load):
+            return node
+        if stands_for(node).name == "laneid":
+            return ast.copy_location(ast.Attribute(self.name("cuda", node), "laneid", ast.Load()), node)
+        if id(node) not in self.unassigned:
+            return node
+        kind = self.types.of(node)
+        zero = self.constant(kind.kind(0) if isinstance(kind, Number) else 0, node)
+        name = ast.Constant(node.version.name if node.version else node.id)
+        otherwise = self.call("unassigned", [name, zero, self.site("load", node)], node)
+        is_set = ast.Compare(node, [ast.IsNot()], [self.name("unset", node)])
+        return ast.copy_location(ast.IfExp(is_set, node, otherwise), node)
+
+    def visit_BinOp(self, node):
+        left, right = self.types.of(node.left), self.types.of(node.right)
+        plain = self.types.plain(node.op, node.left, node.right) or type(node.op) not in OPERATORS
+        self.generic_visit(node)
+        if plain:
+            return node
+        operands = [self.sized(node.left, left, SHORT), self.sized(node.right, right, SHORT)]
+        return self.call(OPERATORS[type(node.op)], operands, node)
+
+    def visit_Compare(self, node):
+        """Numba compares an int64 with a uint64, or with a float32, as float64; Python does not."""
+        parts = [node.left, *node.comparators]
+        if any(type(sign) not in COMPARISONS for sign in node.ops) or all(
+            self.types.alike(a, b) for a, b in itertools.pairwise(parts)
+        ):
+            return self.generic_visit(node)
+        lefts, rights = [self.visit(node.left)], []
+        for part in parts[1:-1]:
+            held = ast.copy_location(ast.Name(self.temporary(part), ast.Store()), part)
+            rights.append(ast.copy_location(ast.NamedExpr(held, self.visit(part)), part))
+            lefts.append(ast.copy_location(ast.Name(held.id, ast.Load()), part))
+        rights.append(self.visit(parts[-1]))
+        pairs = [
+            self.call(COMPARISONS[type(sign)], [left, right], node)
+            for sign, left, right in zip(node.ops, lefts, rights)
+        ]
+        return pairs[0] if len(pairs) == 1 else ast.copy_location(ast.BoolOp(ast.And(), pairs), node)
+
+    def visit_UnaryOp(self, node):
+        kind = self.types.of(node.operand)
+        wide = bits(kind) is not None and (kind.kind is int or kind.bits < 8 * kind.kind(0).itemsize - 1)
+        plain = wide or is_float(kind) and not isinstance(node.op, ast.Invert)
+        self.generic_visit(node)
+        if plain or isinstance(node.op, ast.Not):
+            return node
+        return self.call(UNARY[type(node.op)], [self.sized(node.operand, kind)], node)
+
+    def sized(self, node, kind, narrow=NARROW):
+        """`node`, of this type, as an integer that has kept its width, where Numba's result hangs on it and
+        an int has lost it."""
+        if not isinstance(kind, Number) or kind.kind not in narrow or kind.bits is None:
+            return node
+        name = f"{PREFIX}{kind.kind.__name__}"
+        self.constants[name] = kind.kind
+        return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [node], []), node)
+
+    def converted(self, node, kind):
+        """`node` converted to the type `kind`, a Number."""
+        name, convert = f"{PREFIX}to_{kind.__name__}", cast(kind)
+        self.constants[name] = lambda value: value if value is UNSET else convert(value)
+        return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [node], []), node)
+
+    def alike(self, parts, kind):
+        """The expressions `parts`, of which the program chooses one, as the type `kind` that they share."""
+        made, wanted = [], held_as(kind)
+        for part, held in [(part, held_as(self.types.of(part))) for part in parts]:
+            same = None in (wanted, held) or held is wanted
+            made.append(self.visit(part) if same else self.converted(self.visit(part), wanted))
+        return made
+
+    def visit_BoolOp(self, node):
+        node.values = self.alike(node.values, self.types.of(node))
+        return node
+
+    def visit_Return(self, node):
+        if node.value is not None:
+            (node.value,) = self.alike([node.value], join(self.types.of(node.value), self.types.result()))
+        return node
+
+    def visit_Call(self, node):
+        """`abs`, `cuda.clz` and the like look at the width of their operand's type, which an int has lost:
+        `clz(a[i])` becomes `clz(int32(a[i]))`."""
+        called = stands_for(node.func)
+        kinds, given = [self.types.of(argument) for argument in node.args], self.types.given(node)
+        dtype = called.dtype if len(node.args) == 1 else None
+        by_width = (called.entry.name if called.entry else called.name).rpartition(".")[2] in BY_WIDTH
+        self.generic_visit(node)
+        if dtype is not None and is_number(dtype) and not node.keywords:
+            node.func = self.name(f"cast_{dtype}", node)
+            self.constants[node.func.id] = cast(dtype)
+        elif given:
+            name = self.name(f"f{len(self.calls)}", node)
+            self.calls[name.id], node.func = (ast.unparse(node.func), tuple(given.items())), name
+        node.func.referent = called
+        narrow = NARROW if by_width else SHORT
+        node.args = [self.sized(argument, kind, narrow) for argument, kind in zip(node.args, kinds)]
+        return node
+
+    # --- branches -------------------------------------------------------------------------------------------
+
+    def visit_If(self, node):
+        return self.branching(self.generic_visit(node))
+
+    def visit_IfExp(self, node):
+        node.body, node.orelse = self.alike([node.body, node.orelse], self.types.of(node))
+        node.test = self.visit(node.test)
+        return self.branching(node)
+
+    def branching(self, node):
+        if self.heard.branches:
+            node.test = self.call("branch", [node.test, self.site("branch", node.test)], node.test)
+        return node
+
+    # --- loops ----------------------------------------------------------------------------------------------
+
+    def visit_For(self, node):
+        """A `range` gives Python's ints, also where it has only unsigned ends."""
+        kind = self.types.of_iteration(node.iter)
+        unsigned = kind == Number(np.uint64) and builtin_called(node.iter) == "range"
+        self.loops += 1
+        self.generic_visit(node)
+        self.loops -= 1
+        if unsigned and isinstance(node.target, ast.Name):
+            value = self.converted(ast.Name(node.target.id, ast.Load()), np.uint64)
+            node.body[:0] = located([ast.Assign([node.target], value)], node)
+        return node
+
+    def visit_While(self, node):
+        tick = ast.copy_location(ast.Expr(self.call("tick", [self.site("loop", node)], node)), node)
+        self.loops += 1
+        self.visit_If(node)
+        self.loops -= 1
+        node.body.insert(0, tick)
+        return node
