@@ -57,12 +57,8 @@ def set_up(root: Path, run=None) -> None:
     half_made = not Path(python).exists() or run([python, "-c", PYTHON_WITH_PIP])
     if half_made:
         must(run([sys.executable, "-m", "venv", "--clear", str(root / ".venv")]), NO_VENV)
-    elif venv_version(root) not in (None, sys.version_info[:2]):
-        print(
-            f"Kept: .venv has Python {'.'.join(map(str, venv_version(root)))}. For another one delete .venv"
-            " first.",
-            flush=True,
-        )
+    else:
+        say_what_is_kept(root)
     must(install(root, run, ["-e", f"{root}[course,dev]"]), NO_INSTALL)
     cuda = cuda_requirements(cuda_driver(), platform.system())
     if cuda and install(root, run, cuda):
@@ -72,15 +68,13 @@ def set_up(root: Path, run=None) -> None:
 
 def install(root: Path, run, what) -> int:
     """Install requirements into root/.venv, by uv where there is one (it knows not all of pip's arguments),
-    else or if that fails by pip; the exit status."""
-    python, rest = (
-        str(venv_python(root)),
-        ["install", "-c", str(root / "constraints.txt"), *pip_arguments(), *what],
-    )
+    else or if that fails by pip; the exit status. Bytecode is written at the first import: compiling all of
+    it takes a third of the time."""
+    python, rest = str(venv_python(root)), ["-c", str(root / "constraints.txt"), *pip_arguments(), *what]
     uv = None if pip_arguments() else shutil.which("uv")
-    if uv and not run([uv, "pip", *rest, "--python", python]):
+    if uv and not run([uv, "pip", "install", *rest, "--python", python]):
         return 0
-    return run([python, "-m", "pip", "--disable-pip-version-check", *rest])
+    return run([python, "-m", "pip", "--disable-pip-version-check", "install", "--no-compile", *rest])
 
 
 class Logged:
@@ -111,6 +105,16 @@ class Logged:
         if child.returncode:
             print(*lines, sep="", end="", file=sys.stderr)
         return child.returncode
+
+
+def say_what_is_kept(root: Path) -> None:
+    """One line, where root/.venv has another Python than the one that runs."""
+    version = venv_version(root)
+    if version not in (None, sys.version_info[:2]):
+        print(
+            f"Kept: .venv has Python {version[0]}.{version[1]}. For another one delete .venv first.",
+            flush=True,
+        )
 
 
 def venv_version(root: Path) -> tuple[int, int] | None:

@@ -17,6 +17,7 @@ from course.bootstrap import (
     is_set_up,
     pip_arguments,
     runs_in_venv,
+    say_what_is_kept,
     set_up,
     venv_python,
 )
@@ -44,6 +45,8 @@ def main(arguments: list[str]) -> int:
     try:
         if command in INSTALLING and (not is_set_up(ROOT) or command == "setup" and pip_arguments()):
             set_up(ROOT)
+        elif command == "setup":
+            say_what_is_kept(ROOT)
     except SetUpError as error:
         print(f"\nSet-up stopped. {error}", file=sys.stderr)
         return 1
