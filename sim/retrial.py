@@ -13,13 +13,14 @@ from dataclasses import replace
 import numpy as np
 
 from sim.context import DEFAULT_STEPS
-from sim.engine.schedules import Seeded, adversarial
+from sim.engine.schedules import FEW, Seeded, adversarial
 from sim.errors import SimulatorError
 from sim.events import Observer
 from sim.observers import DEFAULT
 from sim.observers.races import Races
 
 MOST_ENTERED = 30_000  # turns of threads in all further schedules together, or twice as many as in the first
+MOST_LATER = 4_000  # turns in the schedules behind the first FEW, if those have found nothing
 POISONS = 0x5A, 0xDA  # positive and negative, large, as integers and as floats
 HARMLESS = "In this launch its value reached nothing: with other bytes there, every thread did the same."
 ENDLESS = {"no-progress", "deadlock"}
@@ -90,6 +91,8 @@ class Retrial:
     def other_schedules(self, findings):
         tried, left = 1, max(MOST_ENTERED, 2 * self.context.entered)
         for schedule in adversarial(self.context.counters["threads"]):
+            if tried == FEW + 1:
+                left = 0 if findings else min(left, MOST_LATER)
             if left <= 0 or any(f.kind in ENDLESS for f in findings):
                 break
             try:

@@ -11,6 +11,7 @@ import numpy as np
 
 PATIENCE = 32  # turns that a thread of an adversarial schedule takes at most before it lets others go first
 TURNS = 1 << 14  # and all threads together
+FEW = 15  # schedules that every launch is tried under
 ROUNDS = 8  # how often all others go before the one that is held back
 
 
@@ -94,10 +95,13 @@ class Adversarial(Seeded):
 
 
 def adversarial(threads):
-    """The further schedules of a launch with so many threads, those that find most first."""
+    """The further schedules of a launch with so many threads, those that find most first; behind FEW of them
+    random ones alone."""
     yield Adversarial(threads, False)
     yield Adversarial(threads, True)
     for number, held in enumerate((0.0, 0.999, 0.5, 0.25, 0.75, None, None, None)):
         yield Erratic(np.random.default_rng(number))
         if held is not None:
             yield Adversarial(threads, held >= 0.5, held)
+    for number in range(8, 40):
+        yield Erratic(np.random.default_rng(number))

@@ -104,7 +104,10 @@ def lower_for_fission(function, dtypes=(), counted=False):
         for part in flat(SplitTuples().visit(statement))
     ]
     statements = name_shared(module, statements)
-    code = tuple(function.__code__ for function in module.reachable)
+    code = tuple(  # from the line of `def`, where a site's lines count from
+        function.__code__.replace(co_firstlineno=source.tree.lineno)
+        for function, source in module.reachable.items()
+    )
     synchronizes = any(source.acts_on_atomics for source in module.reachable.values())
     module.reachable = None  # the functions themselves are not kept alive
     return Lowered(

@@ -230,8 +230,8 @@ class Races(Observer):
         )
 
     def lacks_fence(self, a, b):
-        """Whether a fence before every atomic would order the two."""
-        if len(self.events) == MOST_EVENTS or not any(name == "atomic" for name, *_ in self.events):
+        """Whether a fence before every atomic would order the two, where threads act on atomics."""
+        if len(self.events) == MOST_EVENTS or not self.context.synchronizes:
             return False
         told, order = self.generous
         for name, *facts in self.events[told:]:

@@ -8,7 +8,7 @@ import types
 
 import numpy as np
 import pytest
-from numba import cuda
+from numba import cuda, int32
 
 from sim import KernelBug, simulate
 
@@ -253,3 +253,24 @@ def test_without_the_bounds_tool_a_bad_access_is_an_index_error():
 
     with pytest.raises(Exception, match=r"raised IndexError: x\[3\] is outside its shape \[3\]"):
         simulate(kernel, observers=())[1, 4](np.zeros(3))
+
+
+def test_a_count_in_shared_memory_lacks_a_barrier_and_no_fence():
+    """Nobody acts on what these atomics give."""
+
+    @cuda.jit
+    def counted(x, out):
+        bins = cuda.shared.array(4, int32)
+        t = cuda.threadIdx.x
+        if t < 4:
+            bins[t] = 0
+        cuda.syncthreads()
+        cuda.atomic.add(bins, x[t], 1)
+        cuda.syncwarp()
+        out[t] = bins[x[t]]
+
+    for seed in range(4):
+        report = simulate(counted, seed=seed, on_finding="report")[1, 64](
+            np.arange(64, dtype=np.int32) * 7 % 4, np.zeros(64)
+        )
+        assert [finding.fix.split(" ")[0] for finding in report.findings] == ["cuda.syncthreads()"]

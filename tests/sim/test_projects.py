@@ -46,6 +46,9 @@ def test_a_variable_that_not_every_path_assigns_is_0_and_a_warning(engine):
     report = simulate(kernel, engine=engine, on_finding="report")[1, 32](x, out)
     assert out.tolist() == [7, 4, -1, -1]
     (finding,) = report.findings
+    assert f"\n  at {__file__}:{kernel.py_func.__code__.co_firstlineno + 5}\n" in finding.message.replace(
+        "at tests", f"at {os.getcwd()}/tests"
+    )
     assert (
         re.sub(r"\n  at .*", "", finding.message)
         == """warning: unassigned-variable: the variable v is read, and on the way here nothing was assigned to it · block 0 · thread 2

@@ -1,0 +1,41 @@
+"""Corpus: what few schedules show, and the first dozen of most seeds does not."""
+
+import numpy as np
+from numba import cuda
+
+
+class TicketNotAwaited:
+    """One block takes a ticket for the lock, and goes on without its turn having come."""
+
+    launch = 4, 1
+    findings = {
+        ("race-global", "error", "total", ("total[0] += 1", "read"), ("total[0] += 1", "written")),
+        ("race-global", "error", "total", ("total[0] += 1", "written")),
+    }
+
+    def arguments():
+        return np.zeros(2, np.int32), np.zeros(1)
+
+    @cuda.jit
+    def buggy(lock, total):
+        mine = cuda.atomic.add(lock, 0, 1)
+        while cuda.atomic.add(lock, 1, 0) < mine:
+            if cuda.blockIdx.x == 2:
+                break
+        cuda.threadfence()
+        total[0] += 1
+        cuda.threadfence()
+        cuda.atomic.add(lock, 1, 1)
+
+    @cuda.jit
+    def fixed(lock, total):
+        mine = cuda.atomic.add(lock, 0, 1)
+        while cuda.atomic.add(lock, 1, 0) < mine:
+            pass
+        cuda.threadfence()
+        total[0] += 1
+        cuda.threadfence()
+        cuda.atomic.add(lock, 1, 1)
+
+    def wanted(lock, total):
+        return {"total": [4]}
