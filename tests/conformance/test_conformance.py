@@ -66,7 +66,7 @@ QUICK = (
     "test_sm test_constmem test_localmem test_cooperative_groups test_warp_ops test_device_func test_globals"
     " test_lang test_iterators test_enums test_sync test_idiv test_array_args".split()
 )
-NATIVE = "test_constmem test_localmem test_globals test_lang test_iterators test_enums".split()
+NATIVE = "test_constmem test_globals test_lang test_iterators test_enums".split()
 PARTS = 4  # processes; each imports Numba anew
 TIMEOUT = 1800  # seconds for one process, on a busy machine too
 INAPPLICABLE = {test: reason for reason, tests in NOT_APPLICABLE.items() for test in tests}
@@ -184,4 +184,4 @@ def test_native(packages, record_property):
     assert done.returncode == 0, done.stdout + done.stderr
     line = done.stdout.splitlines()[-1]
     record_property("summary", line.replace("native", f"native, {len(NATIVE)} of {len(MODULES)} modules", 1))
-    assert line.startswith("conformance, native: 33 of 33 ")
+    assert line.startswith("conformance, native: 23 of 23 ")

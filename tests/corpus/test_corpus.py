@@ -35,6 +35,7 @@ CASES = {
     if hasattr(case, "buggy")
 }
 LONG = {"left.RaceInCellSixThousand"}  # half a minute
+EVERY = [pytest.param(name, marks=[pytest.mark.nightly] if name in LONG else []) for name in CASES]
 EQUAL_WRITES = [
     name
     for name, case in CASES.items()
@@ -65,9 +66,7 @@ def key(finding):
     return finding.kind, finding.severity, finding.array, *sorted(parties)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.nightly] if name in LONG else []) for name in CASES]
-)
+@pytest.mark.parametrize("name", EVERY)
 def test_finds_the_bug(name, few, record_property):
     unlike = {}
     for engine, seed in few(*runs(name, "buggy")):
@@ -79,7 +78,7 @@ def test_finds_the_bug(name, few, record_property):
     assert not unlike
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EVERY)
 def test_finds_nothing_in_the_twin(name, few, record_property):
     case, alarms = CASES[name], {}
     for engine, seed in few(*runs(name, "fixed")):

@@ -83,8 +83,18 @@ def test_small_shapes(shape):
     assert right(errors), errors
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("c_q, c_k", [(1, 1), (3, 3), (2, 4)])
+@pytest.mark.parametrize(
+    "c_q, c_k, causal",
+    [
+        (1, 1, True),
+        (3, 3, False),
+        (2, 4, True),
+        *(
+            pytest.param(*one, marks=pytest.mark.nightly)
+            for one in [(1, 1, False), (3, 3, True), (2, 4, False)]
+        ),
+    ],
+)
 def test_identity_taps_are_ordinary_attention(c_q, c_k, causal):
     q, k, v, _, d_o = inputs(Shape(1, 2, 9, 4, c_q, c_k, causal))
     leaves = [x.requires_grad_() for x in (q, k, v)]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numba import cuda, int32
 
+import sim
 from sim import KernelBug, simulate
 
 SEEDS = range(5)
@@ -219,7 +220,9 @@ def test_barriers_of_two_kinds():
         """)
 
 
-def test_no_progress():
+def test_no_progress(monkeypatch):
+    monkeypatch.setattr(sim.context, "PATIENCE", 0.1)
+
     def kernel(x):
         while x[0] == 0:
             pass
@@ -227,7 +230,7 @@ def test_no_progress():
     assert message(kernel, 1, 1, np.zeros(1)) == expected("""
         no-progress: a loop goes round and round without end · block 0 · thread 0
           thread 0 of block 0 loops  kernel line 2  while x[0] == 0:
-          No thread ended while the loop went round 1,000,000 times, or for 8 s.
+          No thread ended while the loop went round 1,000,000 times, or for 0.1 s.
           Likely fix: look at what should end the loop; if the kernel is only slow, simulate(kernel, max_steps=...) raises the limit.
         """)
 

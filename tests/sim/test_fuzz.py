@@ -15,7 +15,8 @@ from kernel_texts import Text
 from numba_types import compare, numba_types
 from sim import simulate
 
-SEEDS = range(*map(int, os.environ.get("FUZZ", "0:6").split(":")))
+ASKED = os.environ.get("FUZZ")
+SEEDS = range(*map(int, (ASKED or "0:6").split(":")))
 TYPES = dict(
     f32="float32",
     f64="float64",
@@ -64,7 +65,12 @@ def launched(kernel, seed, engine):
     return given[-3:-1]
 
 
-@pytest.fixture(params=SEEDS)
+@pytest.fixture(
+    params=[
+        pytest.param(seed, marks=[] if ASKED or place < 3 else [pytest.mark.nightly])
+        for place, seed in enumerate(SEEDS)
+    ]
+)
 def drawn(request, tmp_path, monkeypatch):
     """(kernel, seed), where Numba takes the kernel: that its typing refuses one in six is right, as & of a
     float is none of its operators."""

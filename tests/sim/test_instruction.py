@@ -209,7 +209,14 @@ def all_of_numba(x, out):
     out[10, t], out[11, t] = same, wide
 
 
-@pytest.mark.parametrize("kind", ["int8", "uint32", "int64", "float32", "float64"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "int8",
+        "float32",
+        *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("uint32", "int64", "float64")),
+    ],
+)
 def test_interpreted_and_compiled(kind):
     awkward = (
         [0, 1, 2, 127, np.nan, -0.0, np.inf, -1]

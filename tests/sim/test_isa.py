@@ -222,9 +222,12 @@ def compare(entry, kinds):
             assert units(a, b) <= entry.ulps, f"{entry.name}{operands}: compiled {got}, meaning {wanted}"
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.nightly if place % 2 else []) for place, name in enumerate(FORMS)],
+)
 def test_the_compiled_form_gives_what_the_meaning_gives(name, few):
-    """Each push compiles every entry for one of its types, and among them for nearly all."""
+    """Each push compiles every second entry for one of its types, and among them for nearly all."""
     entry, place = INSTRUCTIONS[name], FORMS.index(name)
     kinds = versions(entry)
     for each in few(kinds[place % len(kinds) :] + kinds[: place % len(kinds)], 1):
