@@ -6,7 +6,7 @@ import functools
 import numpy as np
 
 from sim.frontend.intervals import operation
-from sim.frontend.names import constant_shape, declared, dtype_or_none, names_in, only_signature
+from sim.frontend.names import dtype_or_none, names_in, only_signature
 from sim.frontend.resolve import bound_arguments, source_of, stands_for
 from sim.frontend.types import (
     ANY,
@@ -160,9 +160,8 @@ class CallTypes:
 
     def call_declaration(self, node, _):
         """`cuda.shared.array(shape, dtype)`: the type of array that it makes."""
-        given, local = declared(node), node.func.referent.name == "local.array"
-        dtype = stands_for(given["dtype"]).dtype if "dtype" in given else None
-        shape = constant_shape(given.get("shape"), self.versions.known)
+        local, dtype = node.declares.space == "local", stands_for(node.declares.dtype).dtype
+        shape = self.versions.shape(node.declares.shape)
         # (0,): the dynamic bytes, of which there may be none
         if dtype is None or dtype.names is not None or dtype.hasobject or not shape or 0 in shape:
             return ANY

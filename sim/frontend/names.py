@@ -1,7 +1,6 @@
 """What the global and free names of a function stand for: numbers, dtypes, device functions, parts of
 numba.cuda."""
 
-import ast
 import functools
 import importlib
 import sys
@@ -67,24 +66,6 @@ def stand_ins():
         if not name.startswith("_")
     }
     return offered | {module.__name__.rpartition(".")[2]: module for module in modules[2:]}
-
-
-def declared(call):
-    """{"shape": expression, "dtype": expression} of `cuda.shared.array(shape, dtype)`, as far as given."""
-    named = {keyword.arg: keyword.value for keyword in call.keywords}
-    return dict(zip(("shape", "dtype"), call.args)) | named
-
-
-def constant_shape(node, value_of):
-    """The shape that the expression `node` spells with constants, as a tuple, or None. `value_of`: (node) ->
-    the number or tuple that it is known to stand for."""
-    if isinstance(node, (ast.Tuple, ast.List)):
-        sides = [constant_shape(element, value_of) for element in node.elts]
-        return tuple(side[0] for side in sides) if all(side and len(side) == 1 for side in sides) else None
-    value = MISSING if node is None else value_of(node)
-    value = (value,) if isinstance(value, (int, np.integer)) else value
-    numbers = isinstance(value, tuple) and all(isinstance(side, (int, np.integer)) for side in value)
-    return tuple(map(int, value)) if numbers else None
 
 
 # --- numba.cuda ---------------------------------------------------------------------------------------------

@@ -2,14 +2,16 @@
 of. Both engines print from this tree; neither asks again.
 
 `node.referent` of a Name or an attribute is a Referent; `node.calls` of a call is the kind of its referent,
-or, for some parts of numba.cuda, one of CALLS, ATOMIC and WAIT. A new kind of call is a row here, and a
-method `call_KIND` of those printers that do something of their own with it.
+or, for some parts of numba.cuda, one of CALLS, ATOMIC and WAIT; `node.declares` of a call that makes an array
+is a Declaration. A new kind of call is a row here, and a method `call_KIND` of those printers that do
+something of their own with it.
 """
 
 import ast
 import builtins
 import copy
 import inspect
+from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
@@ -20,7 +22,6 @@ from sim.frontend.names import (
     CUDA_MODULES,
     MISSING,
     Names,
-    declared,
     device_function,
     dtype_or_none,
     entry_of,
@@ -82,6 +83,16 @@ class Referent:
 
 
 OF_THE_FUNCTION, OF_A_VALUE = Referent(VARIABLE), Referent(MEMBER)
+
+
+@dataclass
+class Declaration:
+    """A call of `cuda.shared.array` or `cuda.local.array`: the `space`, and the expressions of shape and
+    dtype, or None."""
+
+    space: str
+    shape: ast.expr | None
+    dtype: ast.expr | None
 
 
 def referent(value):
@@ -151,12 +162,16 @@ class Source(ast.NodeVisitor):
         self.generic_visit(node)
         node.calls = stands_for(node.func).calls
         if node.calls == DECLARATION:
+            named = {keyword.arg: keyword.value for keyword in node.keywords}
+            given = dict(zip(("shape", "dtype"), node.args)) | named
+            space = node.func.referent.name.partition(".")[0]
+            node.declares = Declaration(space, given.get("shape"), given.get("dtype"))
             self.check_shape(node)
 
     def check_shape(self, node):
         """A declared array's shape consists of numbers and of names: what is computed from names Numba does
         not take for a constant."""
-        for part in ast.walk(declared(node).get("shape", ast.Constant(0))):
+        for part in ast.walk(node.declares.shape or ast.Constant(0)):
             computed = (
                 isinstance(part, (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp))
                 or isinstance(part, ast.Attribute)

@@ -8,6 +8,8 @@ version stands for them (a phi of SSA), and it alone has the type that they all 
 import ast
 import operator
 
+import numpy as np
+
 from sim.frontend.names import MISSING
 
 NESTED = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -287,6 +289,16 @@ class Versions:
             owner = self.known(node.value)
             return dict(enumerate(owner)).get(node.slice.value, MISSING) if type(owner) is tuple else MISSING
         return node.value if isinstance(node, ast.Constant) else self.value(node)
+
+    def shape(self, node):
+        """The shape, a tuple, that an expression is known to be, or None."""
+        if isinstance(node, (ast.Tuple, ast.List)):
+            sides = [self.shape(element) for element in node.elts]
+            plain = all(side and len(side) == 1 for side in sides)
+            return tuple(side[0] for side in sides) if plain else None
+        value = MISSING if node is None else self.known(node)
+        value = value if isinstance(value, tuple) else (value,)
+        return tuple(map(int, value)) if all(isinstance(side, (int, np.integer)) for side in value) else None
 
     # --- names ----------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import ast
 
-from sim.frontend.names import MISSING, constant_shape, declared, dtype_or_none, is_number, only_signature
+from sim.frontend.names import MISSING, dtype_or_none, is_number, only_signature
 from sim.frontend.resolve import (
     CONSTANT,
     CUDA,
@@ -157,11 +157,9 @@ class Calls(Names):
 
     def call_declaration(self, node):
         """The parameter that brings a shared or local array."""
-        given, space = declared(node), node.func.referent.name.partition(".")[0]
-        dtype = (
-            self.dtype_given(given["dtype"]) or stands_for(given["dtype"]).dtype if "dtype" in given else None
-        )
-        shape = constant_shape(given.get("shape"), self.versions.known)
+        space, given = node.declares.space, node.declares.dtype
+        dtype = self.dtype_given(given) or stands_for(given).dtype
+        shape = self.versions.shape(node.declares.shape)
         if dtype is None or shape is None or not is_number(dtype):
             raise self.cannot(f"cuda.{space}.array wants a constant shape and a numeric dtype", node)
         place = self.source.site("call", node)

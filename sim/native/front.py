@@ -109,11 +109,10 @@ class Parts:
 
 
 class Module(Parts):
-    """The Parts of a kernel in Python. `waiting`: the names at which a thread stops; `dtypes`: of the
-    kernel's arrays, by parameter."""
+    """The Parts of a kernel in Python. `dtypes`: of the kernel's arrays, by parameter."""
 
-    def __init__(self, kernel, waiting, sited=False, watched=False, dtypes=()):
-        self.kernel, self.dtypes, self.waiting = kernel, dict(dtypes), waiting
+    def __init__(self, kernel, sited=False, watched=False, dtypes=()):
+        self.kernel, self.dtypes = kernel, dict(dtypes)
         self.used, self.reachable = set(), {}
         self.reach(kernel)
         taken = {

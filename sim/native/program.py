@@ -22,7 +22,7 @@ from sim.native.functions import digest, text_names
 from sim.native.kinds import kind_of
 from sim.native.threads import Dim3
 from sim.native.variables import assigned, reads
-from sim.native.vocabulary import SPECIAL, waiting
+from sim.native.vocabulary import SPECIAL
 from sim.native.writes import Writes
 
 # --- text ---------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Fissioned:
 
 def lower_for_fission(function, dtypes=(), counted=False):
     """`counted`: accesses and branches are written down."""
-    module = Module(function, waiting(), sited=counted, watched=counted, dtypes=dtypes)
+    module = Module(function, sited=counted, watched=counted, dtypes=dtypes)
     if unavailable := interpreted_only(module.used):
         raise CannotLower(f"{unavailable[0]} has no compiled form")
     parameters, statements = Flattener(module).kernel(function)

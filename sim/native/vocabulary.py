@@ -3,7 +3,6 @@
 import functools
 import importlib
 
-from sim.isa.barriers import OF_BLOCKS
 from sim.isa.table import WARP_WIDE
 
 HOMES = (
@@ -70,8 +69,3 @@ def home_of(name):
     if instruction_of(name):
         return "sim.native.lanes"
     return "sim.native.functions" if name.startswith("isa_") else homes().get(name)
-
-
-def waiting():
-    """The names at which a thread waits in any case."""
-    return OF_BLOCKS | WARP_WIDE

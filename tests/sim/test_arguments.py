@@ -314,12 +314,13 @@ def test_a_shape_that_numba_does_not_take(line, part):
     text = f"def kernel(x):\n    s = {line}\n    s[0] = x[0]\n"
     linecache.cache["<computed shape>"] = len(text), None, text.splitlines(True), "<computed shape>"
     exec(compile(text, "<computed shape>", "exec"), names)
-    with pytest.raises(LaunchError) as caught:
-        simulate(names["kernel"])[1, 1](np.zeros(1))
-    assert str(caught.value).startswith(
-        f"{part} in the shape of a declared array is no constant for Numba: kernel line 2  s = {line}\n "
-        " wanted numbers"
-    )
+    for engine in ("fibers", "native"):
+        with pytest.raises(LaunchError) as caught:
+            simulate(names["kernel"], engine=engine)[1, 1](np.zeros(1))
+        assert str(caught.value).startswith(
+            f"{part} in the shape of a declared array is no constant for Numba: kernel line 2  s = {line}\n "
+            " wanted numbers"
+        )
 
 
 def test_a_grid_that_cannot_meet(launch):

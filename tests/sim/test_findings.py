@@ -29,6 +29,18 @@ def message(kernel, grid, block, *arguments, count=1):
     return re.sub(r"\n  at .*", "", text)
 
 
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_an_array_of_a_tuple_has_the_name_of_the_line_too(engine):
+    @cuda.jit
+    def kernel(arrays):
+        part = arrays[0]
+        if cuda.threadIdx.x == 1:
+            part[4] = 1
+
+    report = simulate(kernel, engine=engine, on_finding="report")[1, 4]((np.zeros(4),))
+    assert report.findings[0].verdict.startswith("arrays[0][4] is outside arrays[0], here part, whose")
+
+
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
 def test_the_places_in_files_as_an_editor_opens_them(engine, tmp_path, monkeypatch):
     (tmp_path / "helper.py").write_text(
