@@ -6,6 +6,7 @@ import sys
 import numpy as np
 
 from sim.engine import warp
+from sim.engine.grid import calls
 from sim.engine.scheduler import BARRIER, GRID, Dim3
 from sim.frontend.names import as_dtype
 from sim.isa import barriers, integers, mathematics
@@ -45,7 +46,7 @@ class GridGroup:
         self.scheduler = scheduler
 
     def sync(self):
-        self.scheduler.wait(GRID, sys._getframe(1))
+        meet(self.scheduler, GRID, sys._getframe(1))
 
 
 class CooperativeGroups:
@@ -98,11 +99,17 @@ class Cuda:
         if isinstance(operation, MemoryInstruction):
             return of_memory(self.scheduler, operation)
         if isinstance(operation, Barrier):
-            return lambda predicate: self.scheduler.wait(BARRIER, sys._getframe(1), (operation, predicate))
+            return lambda predicate: meet(self.scheduler, BARRIER, sys._getframe(1), (operation, predicate))
         return operation.call if isinstance(operation, Function) else warp_wide(self.scheduler, operation)
 
     def lanemask_lt(self):
         return np.uint32((1 << self.laneid) - 1)
+
+
+def meet(scheduler, waits, frame, payload=None):
+    """The running thread waits for the others of its block, or for all."""
+    scheduler.context.thread.calls = calls(frame)
+    return scheduler.wait(waits, frame, payload)
 
 
 def plain_barrier(context):
@@ -110,7 +117,8 @@ def plain_barrier(context):
 
     def syncthreads():
         thread = context.thread
-        thread.waits, thread.frame, thread.payload = BARRIER, sys._getframe(1), None
+        frame = sys._getframe(1)
+        thread.waits, thread.frame, thread.calls, thread.payload = BARRIER, frame, calls(frame), None
         thread.fiber.suspend()
 
     return syncthreads

@@ -24,12 +24,18 @@ def divergence(scheduler, block):
         if returned
         else f"the {waiting} threads of the block wait at different barriers"
     )
+    seen = witnesses(scheduler, block)
+    called = (
+        " Each call of the function has a barrier of its own." if len({a.site for a in seen}) == 1 else ""
+    )
     return Finding(
         "barrier-divergence",
         "error",
         most,
-        witnesses(scheduler, block),
-        reason="cuda.syncthreads() opens only when every thread of the block has reached the same call.",
+        seen,
+        reason=(
+            f"cuda.syncthreads() opens only when every thread of the block has reached the same call.{called}"
+        ),
         fix=(
             "move the barrier out of the branch (or the return behind the barrier), so that every thread"
             " reaches it"
@@ -62,9 +68,10 @@ def deadlock(scheduler, block):
 
 
 def witnesses(scheduler, block):
-    """One thread for each place where threads wait or ended: the lowest of each."""
+    """One thread for each place where threads wait, and calls that led there, or ended: the lowest of
+    each."""
     seen = {}
     for thread in block.threads:
         access = scheduler.waits(thread)
-        seen.setdefault(access.site, access)
+        seen.setdefault((access.site, not thread.done and thread.calls), access)
     return tuple(seen.values())

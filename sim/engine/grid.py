@@ -21,6 +21,7 @@ class Thread:
         "fiber",
         "waits",
         "frame",
+        "calls",  # by which it came to its barrier
         "payload",
         "result",
         "done",
@@ -35,7 +36,7 @@ class Thread:
         self.index, self.linear, self.block = index, linear, block
         self.warp, self.lane = divmod(linear, warp_size)
         self.fiber = self.waits = self.frame = self.payload = self.result = self.error = None
-        self.done, self.sent, self.groups = False, [], []
+        self.done, self.calls, self.sent, self.groups = False, (), [], []
         self.asked, self.passed_over = None, 0
 
     def run(self, kernel, arguments):
@@ -47,6 +48,16 @@ class Thread:
         except Abandoned:
             pass
         self.done = True
+
+
+def calls(frame):
+    """The calls by which the running thread came to `frame`: functions are inlined, so a barrier in one is
+    another at each call."""
+    frame, found = frame.f_back, []
+    while frame and frame.f_code is not Thread.run.__code__:
+        found.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(found)
 
 
 class Block:

@@ -166,7 +166,7 @@ class Scheduler:
         what = {thread.waits for thread in waiting}
         if WARP in what and warp.settle(self.context, block):
             return True
-        places = {(thread.frame.f_code, thread.frame.f_lasti) for thread in waiting}
+        places = {(thread.frame.f_code, thread.frame.f_lasti, thread.calls) for thread in waiting}
         together = len(places) == 1 and len(waiting) == len(block.threads)
         if what == {GRID} and together:
             self.context.flush()

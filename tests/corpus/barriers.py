@@ -1,7 +1,7 @@
 """Corpus: barriers that some threads of the block never reach, or reach elsewhere."""
 
 import numpy as np
-from numba import cuda, float32
+from numba import cuda, float32, float64
 
 
 @cuda.jit(device=True)
@@ -313,3 +313,39 @@ class CountingBarrierInABranch:
 
     def wanted(x, out):
         return {"out": np.where(x > 1, 3, 0)}
+
+
+@cuda.jit(device=True)
+def published(values, t, value):
+    values[t] = value
+    cuda.syncthreads()
+
+
+class HelperCalledInBothArms:
+    """Both arms call one function with a barrier in it, and each call is another barrier."""
+
+    launch = 1, 8
+    findings = {("barrier-divergence", "error", None, ("cuda.syncthreads()", "waits"))}
+
+    def arguments():
+        return np.arange(8.0), np.zeros(8)
+
+    @cuda.jit
+    def buggy(x, out):
+        values = cuda.shared.array(8, float64)
+        t = cuda.threadIdx.x
+        if t < 3:
+            published(values, t, -x[t])
+        else:
+            published(values, t, x[t])
+        out[t] = values[7 - t]
+
+    @cuda.jit
+    def fixed(x, out):
+        values = cuda.shared.array(8, float64)
+        t = cuda.threadIdx.x
+        published(values, t, -x[t] if t < 3 else x[t])
+        out[t] = values[7 - t]
+
+    def wanted(x, out):
+        return {"out": np.where(x < 3, -x, x)[::-1]}
