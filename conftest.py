@@ -3,9 +3,12 @@ the longest tests, and a loud word where there is no GPU."""
 
 import gc
 import os
+from argparse import ArgumentTypeError
 from importlib.util import find_spec
+from itertools import compress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -31,6 +34,23 @@ def pytest_addoption(parser):
             " of them"
         ),
     )
+    parser.addoption(
+        "--part",
+        type=part_of,
+        metavar="K/N",
+        help="the K-th of N parts of the tests, which together are all of them",
+    )
+
+
+def part_of(text):
+    """(K, N) of "K/N"."""
+    try:
+        number, parts = map(int, text.split("/"))
+    except ValueError:
+        number, parts = 0, 0
+    if not 1 <= number <= parts:
+        raise ArgumentTypeError(f"{text!r}; wanted K/N, as 2/8, with K from 1 to N")
+    return number, parts
 
 
 def pytest_configure(config):
@@ -48,6 +68,12 @@ def pytest_configure(config):
     }
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"  # each core has a worker of its own
+
+
+def is_in(part, nodeid):
+    """Whether a test is in the part (K, N): a notebook whole, others one by one, as some files take hours."""
+    (number, parts), (file, _, _) = part, nodeid.partition("::")
+    return crc32((file if file.endswith(".ipynb") else nodeid).encode()) % parts == number - 1
 
 
 class ByFile(LoadFileScheduling):
@@ -114,6 +140,10 @@ def pytest_collection_modifyitems(config, items):
     """Tests marked nightly are skipped without --all, those marked triton or gpu where there is none; there,
     cells tagged gpu show what was recorded. Notebooks, of which a process takes each whole, come first, and
     what is shared test by test last, so that all processes end together."""
+    if config.getoption("part"):
+        chosen = [is_in(config.getoption("part"), item.nodeid) for item in items]
+        config.hook.pytest_deselected(items=[item for item, here in zip(items, chosen) if not here])
+        items[:] = compress(items, chosen)
     items.sort(key=lambda item: (item.path.suffix != ".ipynb") + (item.path.name in ALONE))
     for item in items:
         if item.get_closest_marker("nightly") and not config.getoption("all"):

@@ -1,5 +1,7 @@
 """How tests are shared among processes: each runs once and the run ends, wherever a process crashes."""
 
+from argparse import ArgumentTypeError
+from itertools import chain
 from types import SimpleNamespace
 
 import pytest
@@ -67,6 +69,18 @@ def scheduler(pytestconfig):
         getvalue=lambda name: ["2*popen"], option=SimpleNamespace(loadscopereorder=False)
     )
     return lambda: conftest.ByFile(options)
+
+
+def test_parts_are_all_tests_and_a_notebook_is_whole(pytestconfig):
+    conftest = pytestconfig.pluginmanager.get_plugin(str(ROOT / "conftest.py"))
+    tests = [*TESTS, *(f"solutions/{lesson}.ipynb::Cell {cell}" for lesson in range(9) for cell in range(9))]
+    parts = [[test for test in tests if conftest.is_in(conftest.part_of(f"{k}/3"), test)] for k in (1, 2, 3)]
+    assert sorted(chain(*parts)) == sorted(tests) and all(parts)
+    notebooks = [{test.partition("::")[0] for test in part if ".ipynb" in test} for part in parts]
+    assert sum(map(len, notebooks)) == 9
+    for wrong in ("0/3", "4/3", "1", "a/b"):
+        with pytest.raises(ArgumentTypeError, match="wanted K/N"):
+            conftest.part_of(wrong)
 
 
 def test_each_test_runs_once(scheduler):

@@ -13,6 +13,7 @@ from kernels.conv_decode import conv_attention_decode
 from kernels.conv_forward import conv_forward
 from kernels.distributed import Plan
 from kernels.launch import RUNNERS
+from kernels.reference import conv_attention
 
 nightly = pytest.mark.nightly
 SHAPES = [
@@ -94,20 +95,6 @@ def equal_and_odd(n, ranks):
     yield from [("contiguous", equal), ("zigzag", equal), ("contiguous", first), ("zigzag", first[::-1])]
 
 
-# Each rank is a process that imports PyTorch: a push starts few.
-@pytest.mark.parametrize("ranks", [3, *(pytest.param(r, marks=nightly) for r in (1, 2, 4, 8))])
-def test_equal_to_one_process(ranks, few, compiled):
-    shapes = few(SHAPES, 2)
-    for found in run_ranks(errors_of_all, ranks, shapes, equal_and_odd, timeout=600)[:1]:
-        for shape, layout, lengths, errors in found:
-            assert all(error <= (1e-5 if name == "O" else 1e-4) for name, error in errors.items()), (
-                shape,
-                layout,
-                lengths,
-                errors,
-            )
-
-
 def decoded(shape, lengths_of_each):
     """The token that each way to share the keys gives."""
     from torch import distributed
@@ -121,18 +108,6 @@ def decoded(shape, lengths_of_each):
         mine = (x[:, :, start : start + length] for x in (k, v))
         given.append(conv_attention_decode_sharded(q[:, :, -shape.c_q :], *mine, w, run=native))
     return given
-
-
-@pytest.mark.parametrize(
-    "lengths_of_each", [pytest.param([[40]], marks=nightly), [[13, 14, 13], [1, 0, 39], [38, 1, 1]]]
-)
-def test_decoding(lengths_of_each, compiled):
-    from kernels.reference import conv_attention
-
-    q, k, v, w, _ = inputs(DECODED)
-    wanted = conv_attention(q, k, v, w)[:, :, -1:]
-    for given in run_ranks(decoded, len(lengths_of_each[0]), DECODED, lengths_of_each, timeout=600):
-        assert all((o - wanted).abs().max() <= 1e-5 for o in given)
 
 
 # When ranks disagree, or one is lost ------------------------------------------------------------------------
@@ -187,9 +162,60 @@ def refused(kinds):
     return said
 
 
-def test_all_ranks_are_told_that_they_disagree():
-    kinds = [what for what in SAID if what != "dies"]
-    for what, *each in zip(kinds, *run_ranks(refused, 3, kinds, timeout=600), strict=True):
+KINDS = [what for what in SAID if what != "dies"]
+
+
+# What ranks find --------------------------------------------------------------------------------------------
+
+
+def in_turn(shapes, lengths_of_each, kinds):
+    return errors_of_all(shapes, equal_and_odd), decoded(DECODED, lengths_of_each), refused(kinds)
+
+
+@pytest.fixture(scope="module")
+def three(compiled):
+    """What three ranks find (`in_turn`), for all tests at once: each is a process that imports PyTorch."""
+    lengths = [13, 14, 13], [1, 0, 39], [38, 1, 1]
+    return list(zip(*run_ranks(in_turn, 3, SHAPES[:2], lengths, KINDS, timeout=600)))
+
+
+def check_errors(found):
+    for shape, layout, lengths, errors in found:
+        limits = {name: 1e-5 if name == "O" else 1e-4 for name in errors}
+        right = all(error <= limits[name] for name, error in errors.items())
+        assert right, (shape, layout, lengths, errors)
+
+
+def check_token(given):
+    q, k, v, w, _ = inputs(DECODED)
+    wanted = conv_attention(q, k, v, w)[:, :, -1:]
+    assert given and all((o - wanted).abs().max() <= 1e-5 for o in given)
+
+
+def test_equal_to_one_process(three):
+    found, *_ = three[0]
+    assert len(found) == 8
+    check_errors(found)
+
+
+@nightly
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_every_shape_over_every_number_of_ranks(ranks, compiled):
+    check_errors(run_ranks(errors_of_all, ranks, SHAPES, equal_and_odd, timeout=600)[0])
+
+
+def test_decoding(three):
+    for given in three[1]:
+        check_token(given)
+
+
+@nightly
+def test_decoding_on_one_rank(compiled):
+    check_token(*run_ranks(decoded, 1, DECODED, [[40]], timeout=600))
+
+
+def test_all_ranks_are_told_that_they_disagree(three):
+    for what, *each in zip(KINDS, *three[2], strict=True):
         assert all(each) and all(any(words in said for said in each) for words in SAID[what]), each
 
 
