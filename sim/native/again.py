@@ -2,6 +2,7 @@
 from what does not change, and the counters of loops that are the same for all threads."""
 
 import ast
+from collections import Counter
 
 from sim.native.arrays import GuardedType, ReferenceType
 from sim.native.flat import stops
@@ -57,29 +58,26 @@ class Computable:
             elsewhere = name in exposed(self.statements)
             node.body = body
             if not elsewhere and self.is_uniform_iteration(node.iter, set()):
-                fresh = (
-                    self.module.fresh(name)
-                    if sum(name in assigned([part]) for part in self.places(name)) > 1
-                    else name
-                )
+                fresh = self.module.fresh(name) if self.assignments()[name] > 1 else name
                 for part in ast.walk(node):
                     if isinstance(part, ast.Name) and part.id == name:
                         part.id = fresh
                 found.add(fresh)
         return found
 
-    def places(self, name):
-        """The statements, however deep, that themselves assign `name`."""
-        for statement in self.statements:
-            for node in ast.walk(statement):
-                given = getattr(node, "targets", None) or [getattr(node, "target", None)]
-                if isinstance(node, (ast.Assign, ast.For, ast.NamedExpr)):
-                    yield from (ast.Expr(target) for target in given if name in assigned([ast.Expr(target)]))
+    def assignments(self):
+        """How many statements, however deep, themselves assign each variable."""
+        found = Counter()
+        for node in [part for statement in self.statements for part in ast.walk(statement)]:
+            if isinstance(node, (ast.Assign, ast.For, ast.NamedExpr)):
+                for target in getattr(node, "targets", None) or [node.target]:
+                    found.update(assigned([ast.Expr(target)]))
+        return found
 
     def computable(self):
         """({variable: statement}, names) of the variables that can be computed again anywhere, in order; and
         of those that are the same for a whole block."""
-        again, same = (
+        again, same, times = (
             {},
             {
                 *self.parameters,
@@ -87,6 +85,7 @@ class Computable:
                 *UNIFORM,
                 *(name for name, declared in self.module.declared.items() if declared.space == "shared"),
             },
+            self.assignments(),
         )
         for statement in self.statements:
             for node in ast.walk(statement):
@@ -98,7 +97,7 @@ class Computable:
                     or any(
                         isinstance(part, (ast.Subscript, ast.Attribute)) for part in ast.walk(node.targets[0])
                     )
-                    or any(len(list(self.places(name))) > 1 for name in names)
+                    or any(times[name] > 1 for name in names)
                 ):
                     continue
                 arrays = all(isinstance(self.kinds.get(name), (GuardedType, ReferenceType)) for name in names)

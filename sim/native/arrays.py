@@ -250,6 +250,36 @@ def viewer(kind):
     return viewed
 
 
+# --- arrays over threads ------------------------------------------------------------------------------------
+
+
+def bytes_over(threads):
+    """The bytes of an array over the threads of a block, in whole warps: 16 for each, and a cache line more,
+    so that those of one thread in many arrays lie in many sets of a cache."""
+    return 16 * (-(-threads // 32) * 32) + 64
+
+
+@functools.cache
+def over_threads(name):
+    """The intrinsic (kept, position, threads) -> the Guarded of the number type of this name that is at a
+    position among arrays over threads, which lie one behind the other from the address `kept` on."""
+    kind = GuardedType(getattr(types, name), 1, True, BARE)
+
+    @intrinsic
+    def over(typing, kept, position, threads):
+        def code(context, builder, signature, arguments):
+            kept, position, threads = arguments
+            each = context.compile_internal(builder, bytes_over, int64(int64), [threads])
+            array = cgutils.create_struct_proxy(kind)(context, builder)
+            array.data = builder.add(kept, builder.mul(position, each))
+            array.shape = cgutils.pack_array(builder, [threads])
+            return array._getvalue()
+
+        return kind(int64, int64, int64), code
+
+    return over
+
+
 # --- columns ------------------------------------------------------------------------------------------------
 
 

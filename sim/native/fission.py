@@ -253,8 +253,9 @@ class Fission(Computable):
         `result`."""
         wanted = exposed(group) | reads(asks)
         changed = assigned(group)
+        needed = wanted | changed - surely(group)
         self.needed |= wanted
-        loads = [v for v in self.spilled if v in wanted or v in changed - surely(group)]
+        loads = [v for v in self.spilled if v in needed]
         stores = [f"{v}_of[thread] = {v}" for v in self.spilled if v in changed]
         exits = loose_exits(group)
         body = [
@@ -308,7 +309,12 @@ class Fission(Computable):
             for part in ast.walk(tree)
             if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
         }
-        arrays = {f"{variable}_of" for variable in self.spilled}
+        kept = [
+            f"{variable}_of = {self.over(dtype)}(kept, {position}, threads)"
+            for position, (variable, dtype) in enumerate(self.spilled.items())
+            if f"{variable}_of" in names
+        ]
+        names |= {"kept", "threads"} if kept else set()
         passed = [
             n
             for n in [
@@ -317,18 +323,24 @@ class Fission(Computable):
                 "thread",
                 "threads",
                 "ended",
+                "kept",
                 *SPECIAL[2:],
                 *self.module.arrays,
                 *self.module.declared,
-                *sorted(arrays),
                 *sorted(self.loops),
                 *self.parameters,
             ]
             if n in names and n not in local
         ]
         signature = f"{name}({', '.join(passed)})"
-        self.functions.append([f"def {signature}:", *indented(body)])
+        self.functions.append([f"def {signature}:", *indented([*kept, *body])])
         return signature
+
+    def over(self, dtype):
+        """The name of what finds an array over threads of numbers of a type."""
+        self.module.imports["over_threads"] = "sim.native.arrays"
+        self.module.constants[f"over_{dtype}"] = f'over_threads("{dtype}")'
+        return f"over_{dtype}"
 
 
 class Exits(ast.NodeTransformer):

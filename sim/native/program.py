@@ -84,12 +84,12 @@ class Lowered:
 @dataclass(eq=False)
 class Fissioned:
     """A kernel by fission: `run(first_position, end_position, grid, block, most_rounds, most_turns, state,
-    ended, *arrays, *declared, *over_threads, *arguments)`."""
+    ended, *arrays, *declared, kept, *arguments)`."""
 
     lowered: Lowered
     text: str
     run: object
-    over_threads: dict  # name -> dtype
+    kept: int  # how many variables live from one region to another
 
 
 def lower_for_fission(function, dtypes=(), counted=False):
@@ -219,7 +219,7 @@ def fissioned(lowered, name, kinds):
         )
         cache.write(path, text)
     made = cache.load(path, text)
-    return Fissioned(lowered, text, getattr(made, f"{name}_grid"), made.OVER_THREADS)
+    return Fissioned(lowered, text, getattr(made, f"{name}_grid"), made.KEPT)
 
 
 def sizes_of(declared):
@@ -319,8 +319,8 @@ def fission_text(module, name, parameters, split, renewing=()):
         " threads wait",
     )
     lines += [
-        "# Variables that live from one region to another: an array over threads for each.",
-        f"OVER_THREADS = {split.spilled!r}",
+        "# How many variables live from one region to another: `kept` has an array over threads for each.",
+        f"KEPT = {len(split.spilled)}",
         "",
     ]
     for text in split.functions:
@@ -336,7 +336,7 @@ def fission_text(module, name, parameters, split, renewing=()):
         "ended",
         *module.arrays,
         *module.declared,
-        *(f"{v}_of" for v in split.spilled),
+        "kept",
         *parameters,
     ]
     body = [

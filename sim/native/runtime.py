@@ -23,7 +23,18 @@ from sim.interpreted import Interpreted
 from sim.memory.declared import too_much_shared
 from sim.memory.spaces import AddressSpace, Empty, bind_arguments, host_array, named_leaves
 from sim.native import checks, unset
-from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, Guarded, GuardedType, array_type
+from sim.native.arrays import (
+    BARE,
+    BOUNDED,
+    EMPTY,
+    GLOBAL,
+    LOCAL,
+    SHARED,
+    Guarded,
+    GuardedType,
+    array_type,
+    bytes_over,
+)
 from sim.native.checks import (
     BARRIERS,
     BETWEEN,
@@ -264,10 +275,7 @@ class Attempt:
         return [
             *(self.guarded(np.ascontiguousarray(array), BOUNDED) for array in module.arrays.values()),
             *(self.declared(declared, dynamic) for declared in module.declared.values()),
-            *(
-                self.guarded(np.zeros(-(-self.launch.threads // 32) * 32, dtype.rstrip("_")), BARE)
-                for dtype in self.program.over_threads.values()
-            ),
+            self.kept(),
             *(self.argument(name, value) for name, value in self.launch.arguments.items()),
         ]
 
@@ -311,6 +319,10 @@ class Attempt:
         """Keep `array` alive; returns its address."""
         self.held.append(array)
         return array.__array_interface__["data"][0]
+
+    def kept(self):
+        """The address of the variables that live from one region to another, an array over threads each."""
+        return self.hold(np.zeros(self.program.kept * bytes_over(self.launch.threads), np.uint8))
 
     def guarded(self, array, kind, stamps=None, sizes=None):
         """An array of our own for compiled code, with fresh memory for what watches over it; only the bounds

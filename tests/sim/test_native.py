@@ -566,7 +566,8 @@ def test_the_source_can_be_read():
     assert (
         """
 @compiled
-def matmul_3(thread, threadIdx, tile_a, tile_b, total_of):
+def matmul_3(thread, threads, kept, threadIdx, tile_a, tile_b):
+    total_of = over_float32(kept, 0, threads)
     total = total_of[thread]
     x = threadIdx.x
     y = threadIdx.y

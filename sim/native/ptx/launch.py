@@ -67,12 +67,7 @@ class PtxAttempt(Attempt):
             self.add_shared(table, allocation)
         self.values["table"] = table.finished()
         self.held.append(table)
-        threads = -(-self.launch.threads // 32) * 32
-        over = self.program.over_threads.values()
-        return [
-            *(self.guarded(np.zeros(threads, dtype.rstrip("_")), "bare") for dtype in over),
-            *(self.values[name] for name in self.program.lowered.parameters),
-        ]
+        return [self.kept(), *(self.values[name] for name in self.program.lowered.parameters)]
 
     def add_local(self, table, allocation):
         size, threads = allocation.root.size, self.launch.threads

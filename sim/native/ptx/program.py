@@ -322,4 +322,4 @@ def fissioned(kernel):
     cache.write(path, text)
     module = cache.load(path, text)
     whole = Lowered(made.module, made.parameters, made.statements, set(), (), source.synchronizes)
-    return source, Fissioned(whole, text, getattr(module, f"{name}_grid"), module.OVER_THREADS)
+    return source, Fissioned(whole, text, getattr(module, f"{name}_grid"), module.KEPT)
