@@ -108,6 +108,8 @@ class Calls(Names):
 
     def unpacked(self, function, signature, node):
         """f(a, *t): Numba compiles it for a tuple at the end."""
+        if not any(isinstance(part, ast.Starred) for part in node.args):
+            raise self.cannot(f"{ast.unparse(node)} does not fit the parameters of {function.__name__}", node)
         if signature or node.keywords or self.module.stops(function):
             raise self.cannot(
                 f"{ast.unparse(node)}, where {function.__name__} is inlined or declared with a signature, has"
