@@ -92,13 +92,17 @@ def cuda_name(value):
 @functools.cache
 def names_by_identity(module):
     """{id: name} of what `module` offers, and of what its namespaces offer: "atomic.add"."""
+    offered = {**(stand_ins() if module.__name__ == "numba.cuda" else {}), **vars(module)}
     named = {
         name: member
-        for name, member in {
-            **(stand_ins() if module.__name__ == "numba.cuda" else {}),
-            **vars(module),
-        }.items()
+        for name, member in offered.items()
         if not name.startswith("_") and type(member) not in (int, float, str, bool, tuple)
+    }
+    home = module.__name__.partition(".")[0]
+    named = {  # what it imports itself, numpy say, is no part of it
+        name: member
+        for name, member in named.items()
+        if not isinstance(member, types.ModuleType) or member.__name__.startswith(home)
     }
     inner = {
         f"{space}.{name}": member
