@@ -15,7 +15,11 @@ from course.bootstrap import ROOT, hand_over
 from course.progress import done, next_exercise, place
 
 COPIES = ROOT / "my_lessons"
-NO_NEWS = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
+SETTINGS = {
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
+    # beside the dates the names of lessons do not fit
+    "@jupyterlab/filebrowser-extension:browser": {"showLastModifiedColumn": False},
+}
 RECORD = ".as_copied.json"  # which published text each copy was made from
 
 
@@ -26,7 +30,7 @@ def main(jupyter_arguments: list[str]) -> int:
         return 1
     print(*copy_lessons(ROOT / "notebooks", COPIES), sep="\n")
     copy_solutions(ROOT / "solutions", COPIES / "solutions")
-    turn_news_off(Path(sys.prefix))
+    write_settings(Path(sys.prefix))
     return hand_over(
         [
             sys.executable,
@@ -85,13 +89,14 @@ def copy_solutions(published: Path, copies: Path) -> None:
         shutil.copyfile(solution, copies / solution.name)
 
 
-def turn_news_off(environment: Path) -> None:
-    """In our own environment JupyterLab neither asks whether to fetch news nor looks for updates; a learner's
-    own setting wins. An overrides.json that is there already stays."""
-    settings = environment / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
-    if settings.parent.parent.is_dir() and not settings.exists():
-        settings.parent.mkdir(exist_ok=True)
-        settings.write_text(json.dumps(NO_NEWS, indent=1), encoding="utf-8")
+def write_settings(environment: Path) -> None:
+    """In our own environment JupyterLab neither asks whether to fetch news nor looks for updates, and shows
+    names without dates; a learner's own setting wins, in an overrides.json that is there already too."""
+    file = environment / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
+    if file.parent.parent.is_dir():
+        file.parent.mkdir(exist_ok=True)
+        given = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        file.write_text(json.dumps(SETTINGS | given, indent=1), encoding="utf-8")
 
 
 def copy_lessons(published: Path, copies: Path) -> list[str]:

@@ -67,7 +67,7 @@ def test_jupyter_opens_the_first_lesson(published, monkeypatch):
     monkeypatch.setattr(lab.doctor, "main", lambda: 0)
     monkeypatch.setattr(lab, "as_root", lambda given: [])
     monkeypatch.setattr(lab, "hand_over", lambda command: started.append(command) or 0)
-    monkeypatch.setattr(lab, "turn_news_off", lambda environment: None)
+    monkeypatch.setattr(lab, "write_settings", lambda environment: None)
     (published.parent / "solutions").mkdir()
     (published.parent / "solutions" / "01_first.ipynb").write_text("solved")
     assert lab.main(["--no-browser"]) == 0
@@ -99,14 +99,15 @@ def test_jupyter_goes_on_at_the_next_exercise(tmp_path, state_dir):
 
 def test_news_is_off_in_our_environment_and_a_setting_that_is_there_stays(tmp_path):
     settings = tmp_path / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
-    lab.turn_news_off(tmp_path)
+    lab.write_settings(tmp_path)
     assert not settings.exists()  # no JupyterLab there
     settings.parents[1].mkdir(parents=True)
-    lab.turn_news_off(tmp_path)
-    assert json.loads(settings.read_text()) == lab.NO_NEWS
-    settings.write_text("{}")
-    lab.turn_news_off(tmp_path)
-    assert settings.read_text() == "{}"
+    lab.write_settings(tmp_path)
+    assert json.loads(settings.read_text()) == lab.SETTINGS
+    own = {next(iter(lab.SETTINGS)): {"fetchNews": "true"}, "other": {}}
+    settings.write_text(json.dumps(own))
+    lab.write_settings(tmp_path)
+    assert json.loads(settings.read_text()) == lab.SETTINGS | own
 
 
 def test_where_no_lesson_can_run_nothing_is_opened(published, monkeypatch):

@@ -146,7 +146,7 @@ def jupyterlab(tmp_path):
     whole = {
         "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"}
     }  # cells out of sight are there
-    for plugin, settings in (lab.NO_NEWS | whole).items():
+    for plugin, settings in (lab.SETTINGS | whole).items():
         file = tmp_path / "settings" / f"{plugin.replace(':', '/')}.jupyterlab-settings"
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps(settings))
