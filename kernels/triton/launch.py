@@ -7,6 +7,7 @@ runs the PTX recorded in kernels/data/triton by `python -m kernels.triton.record
 
 import functools
 import os
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,8 @@ import torch
 
 from kernels.triton.optional import triton
 
-RECORDED = Path(__file__).parents[1] / "data" / "triton"
+HERE = Path(__file__).parent
+RECORDED = HERE.parent / "data" / "triton"
 LANES = 32
 
 
@@ -92,7 +94,20 @@ def fresh(kernel, types, num_warps, **constants):
         target=GPUTarget("cuda", 80, LANES),
         options={"num_warps": num_warps, "enable_fp_fusion": True},
     )
-    return Compiled(made.asm["ptx"], made.metadata.shared)
+    return Compiled(
+        beside(Path(kernel.fn.__code__.co_filename).parent, made.asm["ptx"]), made.metadata.shared
+    )
+
+
+def beside(folder, ptx):
+    """The PTX with each file that it names where it is now: in `folder` or here. Triton keeps what it
+    compiles by its text alone, and with it the folder of a clone that may be gone."""
+
+    def found(match):
+        places = (place / match[2] for place in (folder, HERE))
+        return next((f'{match[1]}"{place}"' for place in places if place.exists()), match[0])
+
+    return re.sub(r'(\.file\s+\d+ )"(?:[^"]*/)?([^"/]+)"', found, ptx)
 
 
 def recorded(kernel, types, num_warps, **constants):
@@ -105,8 +120,7 @@ def recorded(kernel, types, num_warps, **constants):
             " triton, on Linux) to compile it, or use run=interpreted (kernels.triton.interpreter)"
         )
     first, text = path.read_text().split("\n", 1)
-    here = str(Path(__file__).parent)
-    return Compiled(text.replace('"kernels/triton/', f'"{here}/'), int(first.split()[-1]))
+    return Compiled(beside(HERE, text), int(first.split()[-1]))
 
 
 def record_path(kernel, num_warps, **constants):

@@ -254,8 +254,9 @@ def test_a_sum_without_an_atomic_is_found(tmp_path):
         w, log_sum = torch.randn(1, 3, 4), torch.full((1, 1, 40), 10.0)
         module.conv_backward(q, k, v, w, o, log_sum, d_o, **triton_record.CONV)
 
+    line = path.read_text().splitlines().index(STORED.splitlines()[1]) + 1
     message = first_finding(call, of="d_w[0, 0, 0, 0]")
-    assert "conv_backward.py line 153" in message
+    assert f"conv_backward.py line {line}" in message
     assert "tl.atomic_add" in message
     # another version lays tiles out otherwise
     assert shown(message) or not importlib.metadata.version("triton").startswith("3.6"), message
