@@ -118,43 +118,50 @@ class Accesses(ast.NodeTransformer):
         """Statements: `text` with `inside`, whether the indices are, and `flat`, which element that is, in
         place of a call of an accessor: two and a half times as fast, and most of what a kernel does is load
         and store. Where the indices are inside, the access is logged."""
+        conditions, flat = self.position(target, indices, kind)
+        more, flat, noted = self.observed(target, site, kind, flat)
+        arguments = ", ".join([target.id, *map(ast.unparse, indices)])
+        known = {"array": target.id, "rank": len(indices), "arguments": arguments, "site": site}
+        inside = " and ".join(conditions + more) or "True"
+        made = ast.parse(text.format(inside=inside, flat=flat, noted=noted, PREFIX=PREFIX, **known))
+        for part in ast.walk(made):
+            ast.copy_location(part, target)
+        return made.body
+
+    def position(self, target, indices, kind):
+        """(what there is to ask about indices, which element of the array they say), as text."""
         array, rank, surely = target.id, len(indices), kind != ANY
         sizes = (surely and kind.shape) or [f"{array}.n{axis}" for axis in range(rank)]
         strides = element_strides(array, kind) if surely else [f"{array}.s{axis}" for axis in range(rank)]
         conditions = [] if surely else [f"{PREFIX}type({array}) is {PREFIX}Array{rank}"]
-        names = []
-        for index, size in zip(indices, sizes):
+        terms = []
+        for index, size, stride in zip(indices, sizes, strides):
             own = name = ast.unparse(index)
             asked = self.asked(index, size)
             if not isinstance(index, (ast.Name, ast.Constant)):
                 name = self.temporary(target) if asked else f"({own})"
-            names.append(name)
             first = own if name == own else f"({name} := {own})"
             conditions += [question.format(first=first, name=name) for question in asked]
-        flat = " + ".join(
-            name if stride == 1 else f"{name} * {stride}" for name, stride in zip(names, strides)
-        )
-        noted, logged, watched = "pass", self.logs(kind), surely and kind.local and self.heard.unwritten
-        first = flat
-        if logged or watched:
-            held = self.temporary(target)
-            first, flat = f"({held} := {flat})", held
+            terms.append(name if stride == 1 else f"{name} * {stride}")
+        return conditions, " + ".join(terms)
+
+    def observed(self, target, site, kind, flat):
+        """What tools add to an access to the element `flat`: (conditions, the element from then on, what a
+        store notes), as text."""
+        array, logged = target.id, self.logs(kind)
+        watched = kind != ANY and kind.local and self.heard.unwritten
+        if not (logged or watched):
+            return [], flat, "pass"
+        conditions, held = [], self.temporary(target)
+        first = f"({held} := {flat})"
         if watched and site & 3 == LOAD:
             conditions.append(f"{array}.written[{first}] == -1")
-            first = flat
+            first = held
         if logged:
-            offset = f"{first} * {kind.itemsize}" if surely else f"({first} << {array}.shift)"
+            offset = f"({first} << {array}.shift)" if kind == ANY else f"{first} * {kind.itemsize}"
             conditions.append(f"{PREFIX}log({self.base(target, site)} + {offset}) is None")
-            first = flat
-        if watched and site & 3 == STORE:
-            noted = f"{array}.written[{first}] = -1"
-        arguments = ", ".join([array, *map(ast.unparse, indices)])
-        inside = " and ".join(conditions) or "True"
-        known = {"inside": inside, "noted": noted, "flat": flat, "array": array, "rank": rank}
-        made = ast.parse(text.format(**known, arguments=arguments, site=site, PREFIX=PREFIX))
-        for part in ast.walk(made):
-            ast.copy_location(part, target)
-        return made.body
+            first = held
+        return conditions, held, f"{array}.written[{first}] = -1" if watched and site & 3 == STORE else "pass"
 
     def logs(self, kind):
         """Whether accesses to an array of this type are logged."""
