@@ -28,7 +28,7 @@ class Declaration:
         self.declare = declare
 
     def array(self, shape, dtype, alignment=None):
-        return self.declare(shape, as_dtype(dtype), sys._getframe(1))
+        return self.declare(shape, as_dtype(dtype), sys._getframe(1), alignment)
 
 
 class Constant:

@@ -32,9 +32,9 @@ class Declarations:
         self.shared_bytes = dynamic_bytes
         self.kernel_code = None  # in the kernel itself the types of arguments are the same for every thread
 
-    def shared(self, shape, dtype, frame):
-        """`cuda.shared.array(shape, dtype)`: the running block's array for this call site; shape 0 views the
-        dynamic bytes."""
+    def shared(self, shape, dtype, frame, alignment=None):
+        """`cuda.shared.array(shape, dtype, alignment)`: the running block's array for this call site; shape 0
+        views the dynamic bytes. Without an alignment, that of an element is sure, as in Numba."""
         check_dtype(dtype, "shared")
         shape = as_shape(shape)
         if shape == (0,):
@@ -51,9 +51,9 @@ class Declarations:
         elif array is None:
             nbytes = prod(shape) * dtype.itemsize
             name, base = self.place(key, "shared", dtype, shape, frame)
-            array = block.shared[key] = self.array(
-                Allocation(name, "shared", poisoned(nbytes, dtype, self.context.poison), base), dtype, shape
-            )
+            allocation = Allocation(name, "shared", poisoned(nbytes, dtype, self.context.poison), base)
+            allocation.alignment = alignment or 1 << (dtype.alignment - 1).bit_length()
+            array = block.shared[key] = self.array(allocation, dtype, shape)
         elif array.shape != shape:
             raise ValueError(
                 f"shared array {array.name} was declared with shape {list(array.shape)} and now with"
@@ -73,7 +73,7 @@ class Declarations:
             )
         return self.array(block.shared["dynamic"], dtype, (self.dynamic_bytes // dtype.itemsize,))
 
-    def local(self, shape, dtype, frame):
+    def local(self, shape, dtype, frame, alignment=None):
         """`cuda.local.array(shape, dtype)`: fresh for each call, private to the running thread."""
         check_dtype(dtype, "local")
         shape, thread = as_shape(shape), self.context.thread

@@ -31,6 +31,7 @@ class Allocation:
     copies: int = 1  # of `root`, side by side: local memory has one for each thread
     keep: object = None  # what owns the memory
     uninitialized: bool = False  # whether nobody has written it when the launch starts
+    alignment: int = ALIGNMENT  # what its address is a multiple of on any GPU: its declaration says so
     # of local memory, if a tool asks: 255 for each byte that its thread has written, else 0
     written: np.ndarray | None = None
 

@@ -167,6 +167,40 @@ class Memory:
         )
 
 
+class Luck:
+    """Looks for accesses that need an alignment which the declaration of their array does not promise. Of
+    those of one place to one array the lowest is told, whichever thread comes first."""
+
+    def __init__(self, context):
+        self.context, self.told = context, {}  # (site, array) -> (rank, place among the findings)
+
+    def look(self, allocation, address, multiple, site, what):
+        if allocation.alignment % multiple == 0:
+            return
+        findings, thread = self.context.findings, self.context.thread
+        key, rank = (site, allocation.name), (address, thread.block.index[::-1], thread.index[::-1])
+        if key not in self.told:
+            self.told[key] = rank, len(findings)
+            findings.append(self.finding(allocation, address, multiple, site, what))
+        elif rank < self.told[key][0]:
+            self.told[key] = rank, self.told[key][1]
+            findings[self.told[key][1]] = self.finding(allocation, address, multiple, site, what)
+
+    def finding(self, allocation, address, multiple, site, what):
+        name, index = self.context.space.element(address)
+        return Finding(
+            "misaligned-address",
+            "warning",
+            f"{name}[{', '.join(map(str, index))}] has to lie at a multiple of {multiple} bytes, and {name}"
+            f" is declared for multiples of {allocation.alignment}",
+            (self.context.witness(what, site),),
+            name,
+            index,
+            reason="Here it does, by luck; behind another array it may not, and the GPU stops.",
+            fix=f"declare {name} with alignment={multiple}",
+        )
+
+
 class OfArrays(Memory):
     """Memory whose places are (array, index). `frame`: of the kernel, where it stands."""
 
@@ -174,7 +208,7 @@ class OfArrays(Memory):
 
     def __init__(self, scheduler, name):
         super().__init__(scheduler.context, name)
-        self.scheduler = scheduler
+        self.scheduler, self.luck = scheduler, Luck(scheduler.context)
 
     def site(self, kind):
         return self.context.site_of(self.frame, kind)
@@ -198,5 +232,6 @@ class OfArrays(Memory):
         if address % multiple:
             self.context.findings.append(self.misaligned(address, size, multiple, site, what))
             return None
+        self.luck.look(where.allocation, address, multiple, site, what)
         offset = where.offset + sum(i * stride for i, stride in zip(index, where.strides))
         return Spot(address, where.allocation.root[offset : offset + size])

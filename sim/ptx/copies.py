@@ -26,4 +26,5 @@ class OfAddresses(Memory):
         if address % multiple:
             self.context.findings.append(self.misaligned(address, size, multiple, site, what))
             return None
+        self.regions.luck.look(region.allocation, address, multiple, site, what)
         return Spot(address, region.root[address - region.base : address - region.base + size])

@@ -13,6 +13,7 @@ from sim.events import ADDRESS_BITS, CONST, GLOBAL, LOCAL, SHARED, SITE_SHIFT, S
 from sim.memory.array import Array, only_read
 from sim.memory.atomics import Question
 from sim.memory.spaces import ALIGNMENT, AddressSpace, poisoned
+from sim.memory.transfer import Luck
 
 WINDOWS = {
     name: number << SPACE_SHIFT
@@ -58,6 +59,10 @@ class Region:
         self.base = allocation.base if base is None else base
         self.end = self.base + root.size
 
+    def last(self, size):
+        """Where the last access of `size` bytes may begin; -1 where each has to be looked at."""
+        return self.root.size - size if self.allocation.alignment % size == 0 else -1
+
     def view(self, kind, size):
         """The bytes as elements of `kind`, each `size` bytes."""
         if kind not in self.views:
@@ -93,6 +98,7 @@ class Memory:
     def __init__(self, scheduler, place):
         self.scheduler, self.context, self.space = scheduler, scheduler.context, scheduler.context.space
         self.place = place
+        self.luck = Luck(self.context)
         self.fixed, self.bases = [], []  # global and constant regions by address
         self.shared_slots, self.local_slots = [], []  # allocations
 
@@ -105,7 +111,9 @@ class Memory:
         root = np.zeros(nbytes, np.uint8) if root is None else root
         shape = shape or (max(nbytes // itemsize, 1),)
         strides = [prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
-        return self.space.add(name, space, root, (0, itemsize, shape, strides), copies)
+        allocation = self.space.add(name, space, root, (0, itemsize, shape, strides), copies)
+        allocation.alignment = align
+        return allocation
 
     def hold(self, allocation):
         """A global or constant allocation that threads may address."""
@@ -209,7 +217,7 @@ class Memory:
                 known, base, last, view = (
                     owner(),
                     region.base,
-                    region.end - region.base - reach - 1,
+                    region.last(reach + 1),
                     region.view(kind, size),
                 )
                 offset = address + window - base
@@ -258,7 +266,7 @@ class Memory:
                 known, base, last, view = (
                     owner(),
                     region.base,
-                    region.end - region.base - reach - 1,
+                    region.last(reach + 1),
                     region.view(kind, size),
                 )
                 offset = address + window - base
@@ -359,6 +367,7 @@ class Memory:
         if address % size:
             self.context.findings.append(self.misaligned(address, size, site, what))
             return None
+        self.luck.look(region.allocation, address, size, site, what)
         if what != "read" and not region.allocation.writable:
             error = only_read(
                 Array(

@@ -163,6 +163,7 @@ WORDS = {
         "cuda.syncthreads": "__syncthreads",
         "cuda.threadfence": "__threadfence",
         "cuda.ballot_sync": "__ballot_sync",
+        **{f"alignment={size}": f"alignas({size})" for size in (4, 8, 16)},
     },
     "Triton": {
         "cuda.atomic (cuda.atomic.add for +=)": "an atomic (tl.atomic_add for +=)",

@@ -94,6 +94,7 @@ class Run:
         """All `extern .shared` arrays are the launch's dynamic bytes."""
         if self.dynamic is None:
             self.dynamic = self.reserve(variable, self.launch.shared, 1)
+            self.dynamic.alignment = max(variable.align, 16)  # where drivers put it
             self.memory.shared_slots.append(self.dynamic)
         return self.dynamic
 

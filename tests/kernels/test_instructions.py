@@ -412,6 +412,26 @@ def test_what_a_finding_says():
     assert says in report.errors[0].message
 
 
+def row_aligned_by_luck(x, out):
+    tile = cuda.shared.array((32, 8), int16)
+    lane = cuda.threadIdx.x
+    for column in range(8):
+        tile[lane, column] = 0
+    cuda.syncthreads()
+    out[lane] = ldmatrix_x4(tile, (lane, 0))[0]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_tile_that_is_not_declared_aligned_is_a_warning(seed):
+    x, out = np.zeros((32, 32), np.int16), np.zeros(32, np.uint32)
+    report = simulate(row_aligned_by_luck, seed=seed)[1, 32](x, out)
+    (finding,) = report.findings
+    assert finding.kind == "misaligned-address" and finding.severity == "warning"
+    assert "tile[0, 0] has to lie at a multiple of 16 bytes, and tile is declared for" in finding.message
+    assert "multiples of 2 · block 0 · thread 0" in finding.message
+    assert "Likely fix: declare tile with alignment=16." in finding.message
+
+
 def test_an_old_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(
         cuda.dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(7, 5))

@@ -75,7 +75,15 @@ class PtxAttempt(Attempt):
         stamps = np.zeros((size * threads >> shift) + 1, np.uint8) if self.watched else None
         bytes_ = np.full(size * threads, 0xFF, np.uint8)
         table.add(
-            allocation.base, size, bytes_, LOCAL if self.watched else BARE, stamps, shift, WRITABLE, size
+            allocation.base,
+            size,
+            bytes_,
+            LOCAL if self.watched else BARE,
+            stamps,
+            shift,
+            WRITABLE,
+            size,
+            allocation.alignment,
         )
 
     def add_fixed(self, table, allocation):
@@ -87,14 +95,24 @@ class PtxAttempt(Attempt):
         stamps = np.zeros(2 * (size >> shift) + 2, np.int64) if watched else None
         kind = BARE if not watched else EMPTY if allocation.uninitialized else GLOBAL
         fixed = WRITABLE if allocation.writable else READ_ONLY
-        table.add(allocation.base, size, allocation.root, kind, stamps, shift, fixed)
+        table.add(allocation.base, size, allocation.root, kind, stamps, shift, fixed, 0, allocation.alignment)
 
     def add_shared(self, table, allocation):
         size = allocation.root.size
         shift = granule(self.source.narrowest["shared"] // 8, size)
         stamps = np.zeros(2 * (size >> shift) + 2, np.int64) if self.watched else None
         kind = SHARED if self.watched else BARE
-        table.add(allocation.base, size, np.full(size, 0xFF, np.uint8), kind, stamps, shift, OF_BLOCK)
+        table.add(
+            allocation.base,
+            size,
+            np.full(size, 0xFF, np.uint8),
+            kind,
+            stamps,
+            shift,
+            OF_BLOCK,
+            0,
+            allocation.alignment,
+        )
 
 
 def granule(itemsize, size):

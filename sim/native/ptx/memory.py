@@ -17,11 +17,12 @@ from sim.native.internal import compiled
 REGIONS, COUNT, SCRATCH, PLACES = 0, 1, 2, 8
 # the numbers of a region: its address, bytes (of one thread, if STRIDE is not 0), the address of its bytes
 # and of its stamps, the binary logarithm of a granule, what watches it, whether it is fixed (or new for each
-# block), and how many bytes lie from one thread's to the next
-BASE, SIZE, HOST, STAMPS, SHIFT, KIND, FIXED, STRIDE = range(8)
+# block), how many bytes lie from one thread's to the next, and of what power of two its declaration makes its
+# address a multiple
+BASE, SIZE, HOST, STAMPS, SHIFT, KIND, FIXED, STRIDE, ALIGNED = range(9)
 BARE, GLOBAL, EMPTY, SHARED, LOCAL = range(5)
 WRITABLE, READ_ONLY, OF_BLOCK = range(3)
-FIELDS = 8
+FIELDS = 9
 # what the text below uses
 IN_TEXT = BOUNDS, dirty, set_number, watch_atomic, watch_load, watch_local, watch_store
 
@@ -64,6 +65,8 @@ def located(table, place, address, thread, state):
         if region == 0 or offset > number(region, SIZE) - {size}:
             dirty(state, BOUNDS)
             return number(table, SCRATCH)
+        if number(region, ALIGNED) & {mask} != 0:
+            dirty(state, BOUNDS)
         set_number(table, PLACES + place, region)
     if address & {mask} != 0 {fixed}:
         dirty(state, BOUNDS)
@@ -131,9 +134,10 @@ class Table:
     def __init__(self, places):
         self.rows, self.held, self.places = [], [], places
 
-    def add(self, base, size, memory, kind=BARE, stamps=None, shift=0, fixed=WRITABLE, stride=0):
+    def add(self, base, size, memory, kind=BARE, stamps=None, shift=0, fixed=WRITABLE, stride=0, aligned=256):
         """A region of `size` bytes at a simulated address; `memory`: uint8, all bytes."""
-        self.rows.append((base, size, self.address(memory), self.address(stamps), shift, kind, fixed, stride))
+        addresses = self.address(memory), self.address(stamps)
+        self.rows.append((base, size, *addresses, shift, kind, fixed, stride, aligned))
 
     def address(self, array):
         if array is None:
@@ -143,9 +147,11 @@ class Table:
 
     def finished(self):
         """The address of the table."""
-        rows = np.array(self.rows or [(0,) * FIELDS], np.int64)
+        rows = np.array([*self.rows, (0,) * FIELDS], np.int64)
         numbers = np.zeros(PLACES + self.places, np.int64)
         scratch = np.full(64, 0xFF, np.uint8)
         numbers[[REGIONS, COUNT, SCRATCH]] = self.address(rows), len(self.rows), self.address(scratch)
-        numbers[PLACES:] = numbers[REGIONS]
+        numbers[PLACES:] = (
+            numbers[REGIONS] + rows[:-1].nbytes
+        )  # at first each place is in a region of no bytes
         return self.address(numbers)

@@ -193,3 +193,17 @@ def test_contenders_for_a_lock_do_not_ask_in_vain_for_ever():
     counter = np.zeros(1, np.int32)
     simulate(module("lock")[1]["mended"], observers=[Atomics])[40, 1](np.zeros(1, np.int32), counter)
     assert counter[0] == 40 and len(asked) < 400
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize(("alignment", "found"), [(8, ["warning"]), (16, [])])
+def test_a_vector_in_memory_that_is_not_declared_aligned_is_a_warning(alignment, found, engine):
+    if engine == "native":
+        pytest.importorskip("numba")
+    body = f".shared .align {alignment} .b8 row[64]; mov.u32 %r10, row;"
+    body += "@%p2 st.shared.v4.u32 [%r10], {%r1, %r1, %r1, %r1}; st.global.u32 [%x3], %r1;"
+    x = np.zeros(64, np.int32)
+    kernel = load_ptx(f"{HEAD}{body}\n    ret;\n}}")["k"]
+    report = simulate(kernel, engine=engine)[1, 64](x, x.copy())
+    assert [f.severity for f in report.findings] == found
+    assert all("declare row with alignas(16)" in f.message for f in report.findings)
