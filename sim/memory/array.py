@@ -338,6 +338,8 @@ def load{rank}(x, {indices}, site):
     if type(x) is Watched{rank} and {inside} and x.written[flat := {flat}] == -1:
         {announce_local}
         return x.data[flat]
+    if {narrow}:
+        return load{rank}(x, {widened}, site)
     return load_any(x, ({indices},), site)
 
 def store{rank}(x, {indices}, value, site):
@@ -349,6 +351,8 @@ def store{rank}(x, {indices}, value, site):
         x.written[flat := {flat}] = -1
         {announce_local}
         {value_local}
+    elif {narrow}:
+        return store{rank}(x, {widened}, value, site)
     else:
         return store_any(x, ({indices},), value, site)
     try:
@@ -370,6 +374,8 @@ def template(logged, local):
                 rank=rank,
                 indices=", ".join(f"i{a}" for a in axes),
                 inside=" and ".join(f"type(i{a}) is int and 0 <= i{a} < x.n{a}" for a in axes),
+                narrow=" or ".join(f"type(i{a}) in INTEGERS" for a in axes),
+                widened=", ".join(f"int(i{a}) if type(i{a}) in INTEGERS else i{a}" for a in axes),
                 flat=" + ".join(f"i{a} * x.s{a}" for a in axes),
                 announce=announce if logged else "pass",
                 value="values(value)" if logged else "pass",
@@ -380,6 +386,7 @@ def template(logged, local):
     return "".join(parts)
 
 
+INTEGERS = frozenset(np.dtype(letter).type for letter in np.typecodes["AllInteger"])
 BUILTINS = {
     "type": type,
     "int": int,
@@ -420,6 +427,7 @@ def accessors(log, values, local):
         "load_any": load_any,
         "store_any": store_any,
         "convert": convert,
+        "INTEGERS": INTEGERS,
     }
     if log is not None:
         names |= {"log": log.append, "values": values.append}
