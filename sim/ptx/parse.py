@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sim.errors import LaunchError
 from sim.ptx.syntax import (
-    FLOATS,
+    FORMATS,
     WIDTHS,
     Address,
     Function,
@@ -229,7 +229,9 @@ class Parser:
         if isinstance(operand, Symbol):
             pointers.append((offset, operand))
             return bytes(size)
-        return constant_bits(operand, kind).to_bytes(size, "little")
+        if operand.float_width and WIDTHS[kind] not in FORMATS:
+            raise self.error(f"a float is no initial value of a .{kind}", self.at - 1)
+        return operand.bits(WIDTHS[kind]).to_bytes(size, "little")
 
     # --- functions ------------------------------------------------------------------------------------------
 
@@ -500,15 +502,3 @@ def whole(token):
     if len(token) > 1 and token[0] == "0" and token[1].isdigit():
         return int(token, 8)
     return int(token, 0)
-
-
-def constant_bits(operand, kind):
-    """The bits of an Immediate as a value of type `kind`."""
-    width = WIDTHS[kind]
-    if operand.float_width and operand.float_width != width and kind in FLOATS:
-        number = struct.unpack(
-            "<f" if operand.float_width == 32 else "<d",
-            operand.value.to_bytes(operand.float_width // 8, "little"),
-        )[0]
-        return int.from_bytes(struct.pack({16: "<e", 32: "<f", 64: "<d"}[width], number), "little")
-    return operand.value & ((1 << width) - 1)

@@ -1,11 +1,13 @@
 """What a PTX module is made of, once it is read. Every part knows the line of the PTX text on which it
 stands."""
 
+import struct
 from dataclasses import dataclass, field
 
 INTEGERS = {f"{kind}{width}": width for kind in "sub" for width in (8, 16, 32, 64)}
 FLOATS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
 PACKED = {"f16x2": 32, "bf16x2": 32, "tf32": 32}
+FORMATS = {16: "<e", 32: "<f", 64: "<d"}  # of floats, for struct
 # type -> its width in bits
 WIDTHS = INTEGERS | FLOATS | PACKED | {"b128": 128, "pred": 1}
 
@@ -31,6 +33,14 @@ class Immediate:
 
     value: int
     float_width: int = 0
+
+    def bits(self, width):
+        """In a format of `width` bits; of an integer, the low ones."""
+        if self.float_width in (0, width):
+            return self.value & ((1 << width) - 1)
+        raw = self.value.to_bytes(self.float_width // 8, "little")
+        number = struct.unpack(FORMATS[self.float_width], raw)[0]
+        return int.from_bytes(struct.pack(FORMATS[width], number), "little")
 
 
 @dataclass(frozen=True)
