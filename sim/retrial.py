@@ -2,8 +2,9 @@
 are as the first run left them.
 
 Under other schedules, where threads act on what atomics tell them: a finding that hangs on who goes first
-shows in one of them. And with other bytes in memory that nobody has written, where a thread has read some: if
-nothing that the launch does hangs on them, the findings are warnings.
+shows in one of them. And with other bytes in memory that nobody has written, and from lanes that take no part
+in a shuffle, where a thread has read some: if nothing that the launch does hangs on them, a read of memory is
+a warning, and one of a lane, which a tree of shuffles cannot help, no finding.
 """
 
 import copy
@@ -16,6 +17,7 @@ from sim.context import DEFAULT_STEPS
 from sim.engine.schedules import FEW, Seeded, adversarial
 from sim.errors import SimulatorError
 from sim.events import Observer
+from sim.isa.table import INSTRUCTIONS
 from sim.observers import DEFAULT
 from sim.observers.races import Races
 
@@ -43,9 +45,10 @@ class Retrial:
 
     def __init__(self, context, used, observers):
         self.context, self.observers = context, [copy.copy(o) for o in observers if type(o) in DEFAULT]
-        races, shared = any(isinstance(o, Races) for o in observers), bool({"shared"} & used)
+        races = any(isinstance(o, Races) for o in observers)
+        fresh = "shared" in used or any(getattr(INSTRUCTIONS.get(name), "reads", None) for name in used)
         self.schedules = context.synchronizes and races
-        self.possible = (self.schedules or shared) and bool(observers) and "print" not in used
+        self.possible = (self.schedules or fresh) and bool(observers) and "print" not in used
         self.before = self.memory() if self.possible else []
 
     def memory(self):
@@ -73,7 +76,7 @@ class Retrial:
         )
         try:
             notes = self.other_schedules(findings) if self.schedules else []
-            if any(harmless(f) for f in findings):
+            if any(harmless(f) or from_absent_lane(f) for f in findings):
                 self.other_bytes(findings)
             return notes
         finally:
@@ -117,23 +120,25 @@ class Retrial:
                 )
             except SimulatorError:
                 return
-            kinds = {f.kind for f in context.findings} - {"uninitialized-read"}
-            seen.add(
-                (
-                    effects.digest.digest(),
-                    *sorted(kinds),
-                    *(hashlib.blake2b(root).digest() for root, _ in self.before),
-                )
-            )
+            if not {f.kind for f in context.findings} <= {f.kind for f in findings}:
+                return
+            seen.add((effects.digest.digest(), *(hashlib.blake2b(root).digest() for root, _ in self.before)))
         if len(seen) == 1:
             findings[:] = [
-                replace(f, severity="warning", reason=HARMLESS) if harmless(f) else f for f in findings
+                replace(f, severity="warning", reason=HARMLESS) if harmless(f) else f
+                for f in findings
+                if not from_absent_lane(f)
             ]
 
 
 def harmless(finding):
     """Whether this is a finding that may do no harm: a read of shared memory that nobody has written."""
     return finding.kind == "uninitialized-read" and finding.reason.startswith("Fresh shared")
+
+
+def from_absent_lane(finding):
+    """Whether this is a shuffle from a lane that takes no part in it."""
+    return finding.kind == "warp-divergence" and finding.severity == "warning"
 
 
 def restore(memory):

@@ -5,8 +5,11 @@ A lane that has returned is not waited for (CUDA C++ Programming Guide: "all non
 must execute the same intrinsic with the same mask"), but its value cannot be read.
 """
 
+import numpy as np
+
 from sim.events import Finding
 from sim.isa.table import ALL, CONVERGED, FULL, GIVEN
+from sim.memory.spaces import poisoned
 
 
 class Group:
@@ -60,6 +63,9 @@ def complete(context, block, key, running=None):
     payloads = {lane: group.threads[lane].payload for lane in lanes}
     context.findings += absent_sources(context, group, payloads)
     results = group.operation.carried_out(group.bits, payloads)
+    if context.poison is not None:
+        for lane, _ in reads_of_absent(group.operation, payloads):
+            results[lane] = undefined(results[lane], context.poison)
     for lane in lanes:
         thread = group.threads[lane]
         thread.result = results[lane]
@@ -128,25 +134,40 @@ def absent_sources(context, group, payloads):
             reason="They have returned, or the block has no such threads.",
             fix="launch whole warps, and let all 32 lanes reach the call: those without data with zeros",
         )
-    for lane, payload in payloads.items() if operation.reads and len(payloads) < 32 else ():
-        of = operation.reads(lane, *payload)
-        if 0 <= of < 32 and of not in payloads:
-            thread = group.threads[lane]
-            calls = context.witness("calls", context.site_of(thread.frame, "call"), thread)
-            yield Finding(
-                "warp-divergence",
-                "warning",
-                f"lane {lane} reads from lane {of} in {operation.name}, and lane {of} takes no part",
-                (calls,),
-                reason=(
-                    "The value of a lane that has returned, does not exist or is not in the mask is"
-                    " undefined."
-                ),
-                fix=(
-                    "let all 32 lanes take part, those without data with a neutral value; or do not use what"
-                    " such a lane gives"
-                ),
-            )
+    for lane, of in reads_of_absent(operation, payloads):
+        thread = group.threads[lane]
+        calls = context.witness("calls", context.site_of(thread.frame, "call"), thread)
+        yield Finding(
+            "warp-divergence",
+            "warning",
+            f"lane {lane} reads from lane {of} in {operation.name}, and lane {of} takes no part",
+            (calls,),
+            reason=(
+                "The value of a lane that has returned, does not exist or is not in the mask is undefined."
+            ),
+            fix=(
+                "let all 32 lanes take part, those without data with a neutral value; or do not use what"
+                " such a lane gives"
+            ),
+        )
+
+
+def reads_of_absent(operation, payloads):
+    """(lane, the one that it reads from), where that takes no part."""
+    if operation.reads and len(payloads) < 32:
+        for lane, payload in payloads.items():
+            of = operation.reads(lane, *payload)
+            if 0 <= of < 32 and of not in payloads:
+                yield lane, of
+
+
+def undefined(value, byte):
+    """A number of the type of `value`, full of `byte`."""
+    if isinstance(value, tuple):  # with a predicate behind it
+        return undefined(value[0], byte), *value[1:]
+    kind = np.asarray(value).dtype
+    filled = poisoned(kind.itemsize, None, byte).view(kind)[0]
+    return filled if isinstance(value, np.generic) else type(value)(filled)
 
 
 def spelled(lanes):

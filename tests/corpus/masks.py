@@ -282,3 +282,35 @@ class LanesThatDoNotExist:
 
     def wanted(x, out):
         return {"out": x[np.arange(24) ^ 4]}
+
+
+class TreeOfSixteenLanes:
+    """A sum of 16 lanes begins with steps of 8: of 16, it adds what lanes give that do not exist. In the right
+    tree some lanes read from such lanes, too, and nobody needs what they get."""
+
+    launch = 1, 16
+    findings = {
+        ("warp-divergence", "warning", None, ("value += cuda.shfl_down_sync(0xFFFF, value, step)", "calls"))
+    }
+
+    def arguments():
+        return np.arange(16, dtype=np.float32), np.zeros(1, np.float32)
+
+    @cuda.jit
+    def buggy(x, out):
+        value = x[cuda.threadIdx.x]
+        for step in (16, 8, 4, 2, 1):
+            value += cuda.shfl_down_sync(0xFFFF, value, step)
+        if cuda.threadIdx.x == 0:
+            out[0] = value
+
+    @cuda.jit
+    def fixed(x, out):
+        value = x[cuda.threadIdx.x]
+        for step in (8, 4, 2, 1):
+            value += cuda.shfl_down_sync(0xFFFF, value, step)
+        if cuda.threadIdx.x == 0:
+            out[0] = value
+
+    def wanted(x, out):
+        return {"out": [120]}
