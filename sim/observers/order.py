@@ -11,7 +11,7 @@ example of the CUDA C++ Programming Guide (Memory Fence Functions).
 
 from bisect import bisect_left
 
-from sim.events import SHARED, SPACE_SHIFT
+from sim.events import SHARED, SPACE_SHIFT, Observer
 
 GRID, BLOCK = "grid", "block"  # how far a fence reaches
 MOST_PARTS = 8  # pieces of knowledge that are not merged before a fence needs it
@@ -144,6 +144,28 @@ class Order:
         ):
             if last := bisect_left(moments, now):
                 yield from held[last - 1]
+
+
+class Ordering(Observer):
+    """A tool whose `order`, an Order, hears of all that may put accesses in order."""
+
+    def heard(self, name, block, *facts):
+        getattr(self.order, name)(block, *facts)
+
+    def fenced(self, at, reach):
+        self.heard("fenced", *at, reach)
+
+    def atomic_done(self, at, address, wrote):
+        self.heard("atomic", *at, address, wrote)
+
+    def warp_synchronized(self, block, threads, segment):
+        self.heard("warp", block, threads, segment)
+
+    def arrived(self, at, phase):
+        self.heard("arrived", *at, phase)
+
+    def passed(self, at, phase):
+        self.heard("passed", *at, phase)
 
 
 NOTHING = (), ()

@@ -8,38 +8,23 @@ What orders two accesses: the same thread; a barrier of their block in between; 
     judged under several schedules (sim.engine.schedules).
 """
 
-from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 
-from sim.events import (
-    ATOMIC,
-    GLOBAL,
-    LOAD,
-    SHARED,
-    SITE_BITS,
-    SITES,
-    SPACE_SHIFT,
-    STORE,
-    Access,
-    Batch,
-    Finding,
-    Observer,
-    alias,
-)
+from sim.events import ATOMIC, LOAD, SHARED, SITES, SPACE_SHIFT, STORE, Access, Batch, Finding, alias
 from sim.observers import advice
+from sim.observers.cells import Rows, racy_cells
 from sim.observers.copies import LINE_SHIFT, WORDS, Flights
-from sim.observers.order import Order
+from sim.observers.order import Order, Ordering
 
-MOST_CELLS = 512  # racy cells of one pattern that are looked at one by one; further ones are counted
 # pairs of accesses tried for the lowest threads that race; then any pair of the cell will do
 MOST_PAIRS = 4096
 MOST_EVENTS = 1 << 12  # events kept to find out whether a fence is missing
 WARP_SHIFT = 5
 
 
-class Races(Observer):
+class Races(Ordering):
     """Findings `race-shared` and `race-global`. Writes of equal values are warnings, or nothing with
     `allow_equal_writes=True`."""
 
@@ -77,21 +62,6 @@ class Races(Observer):
         if name.startswith("syncthreads"):
             self.barriers.setdefault(SITES[site].function, set()).add(SITES[site].line)
 
-    def fenced(self, at, reach):
-        self.heard("fenced", *at, reach)
-
-    def atomic_done(self, at, address, wrote):
-        self.heard("atomic", *at, address, wrote)
-
-    def warp_synchronized(self, block, threads, segment):
-        self.heard("warp", block, threads, segment)
-
-    def arrived(self, at, phase):
-        self.heard("arrived", *at, phase)
-
-    def passed(self, at, phase):
-        self.heard("passed", *at, phase)
-
     def copy_sent(self, at, copy):
         self.flights.sent(at, self.number(at.block), copy)
 
@@ -99,7 +69,7 @@ class Races(Observer):
         self.flights.received(at, self.number(at.block), copies)
 
     def heard(self, name, block, *facts):
-        getattr(self.order, name)(self.number(block), *facts)
+        super().heard(name, self.number(block), *facts)
         if len(self.events) < MOST_EVENTS:
             self.events.append((name, self.number(block), *facts))
 
@@ -382,167 +352,3 @@ def with_atomics(rows, party, members):
         )
         yield from ((members[i], members[j]) for i in last if not follows_atomic(here, i, j))
         yield from ((members[j], members[i]) for i in first)
-
-
-# --- columns of accesses ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Row:
-    """One access."""
-
-    block: int
-    epoch: int
-    thread: int
-    segment: int
-    site: int
-    position: int
-    value: object
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Accesses to shared and global memory as parallel arrays; `block` is a number, `position` counts
-    accesses through the launch, `value` holds objects (None for loads)."""
-
-    block: np.ndarray
-    epoch: np.ndarray
-    thread: np.ndarray
-    segment: np.ndarray
-    site: np.ndarray
-    address: np.ndarray
-    size: np.ndarray
-    position: np.ndarray
-    value: np.ndarray
-
-    @classmethod
-    def of(cls, batch, written, block):
-        """All accesses of `batch` to global memory, and those to shared memory that touch one of the
-        `written` lines of bytes."""
-        space = batch.space
-        keep = space == GLOBAL
-        if len(written):
-            aligned = not (batch.address & (batch.size - 1)).any()
-            keep |= (space == SHARED) & (np.isin(batch.address >> LINE_SHIFT, written) if aligned else True)
-        keep = np.flatnonzero(keep)
-        value = np.empty(len(batch.address), object)
-        value[np.flatnonzero(batch.kind != LOAD)] = batch.values
-        return cls(
-            np.full(len(keep), block),
-            np.full(len(keep), batch.epoch),
-            *(getattr(batch, name)[keep] for name in ("thread", "segment", "site", "address", "size")),
-            batch.position[keep],
-            value[keep],
-        )
-
-    def __len__(self):
-        return len(self.address)
-
-    @classmethod
-    def joined(cls, parts):
-        return (
-            parts[0]
-            if len(parts) == 1
-            else cls(*(np.concatenate(columns) for columns in zip(*(vars(part).values() for part in parts))))
-        )
-
-    def __getitem__(self, selection):
-        return Rows(*(column[selection] for column in vars(self).values()))
-
-    @property
-    def kind(self):
-        return self.site & 3
-
-    def row(self, i):
-        return Row(
-            int(self.block[i]),
-            int(self.epoch[i]),
-            int(self.thread[i]),
-            int(self.segment[i]),
-            int(self.site[i]),
-            int(self.position[i]),
-            self.value[i],
-        )
-
-    def of_global_memory(self, once):
-        """Accesses to global memory; `once`: of several to one address from one site only the lowest thread's
-        first and the highest's last, which stays."""
-        rows = self[self.address >> SPACE_SHIFT == GLOBAL]
-        if not once:
-            return rows
-        rows = rows[np.argsort(rows.thread.astype(np.int16), kind="stable")]
-        key = rows.address << SITE_BITS | rows.site
-        first, last = (np.unique(run, return_index=True)[1] for run in (key, key[::-1]))
-        return rows[np.union1d(first, len(key) - 1 - last)]
-
-
-@dataclass(frozen=True)
-class Cells:
-    """Cells (bytes, or elements where all accesses are to whole ones) and who touched them: those at
-    `origin[starts:ends]` among `rows`, low parties and threads first."""
-
-    rows: Rows
-    party: np.ndarray  # of each row
-    origin: np.ndarray
-    address: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
-
-    def members(self, cell):
-        return self.origin[self.starts[cell] : self.ends[cell]]
-
-    def those(self, wanted):
-        wanted = np.array(wanted, bool)
-        return Cells(
-            self.rows, self.party, self.origin, self.address[wanted], self.starts[wanted], self.ends[wanted]
-        )
-
-    def patterns(self):
-        """(cells to look at, number of further ones) for each set of sites that touch a cell, told by which
-        of them several parties do, and the lowest."""
-        if len(self.address) <= MOST_CELLS:
-            if len(self.address):
-                yield range(len(self.address)), 0
-            return
-        lengths = self.ends - self.starts
-        cell = np.repeat(np.arange(len(lengths)), lengths)
-        row = self.origin[np.repeat(self.ends - np.cumsum(lengths), lengths) + np.arange(len(cell))]
-        order = np.lexsort((self.rows.site[row], cell))
-        cell, site, party = cell[order], self.rows.site[row[order]], self.party[row[order]]
-        firsts = np.flatnonzero(np.diff(cell, prepend=-1) | np.diff(site, prepend=-1))
-        low, high = np.minimum.reduceat(party, firsts), np.maximum.reduceat(party, firsts)
-        of_cell = np.flatnonzero(np.diff(cell[firsts], prepend=-1))
-        lowest = np.repeat(np.minimum.reduceat(low, of_cell), np.diff(of_cell, append=len(firsts)))
-        mark = (
-            site[firsts].astype(np.uint64) << np.uint64(2)
-            | (low != high).astype(np.uint64) << np.uint64(1)
-            | (low == lowest).astype(np.uint64)
-        ) * np.uint64(0x9E3779B97F4A7C15)
-        pattern = np.add.reduceat(mark ^ mark >> np.uint64(29), of_cell)
-        for one in np.unique(pattern):
-            alike = np.flatnonzero(pattern == one)
-            yield alike[:MOST_CELLS].tolist(), max(0, len(alike) - MOST_CELLS)
-
-
-def racy_cells(rows, party):
-    """The Cells that two parties touch, one of them writing and not both atomically."""
-    cell, origin = rows.address, np.arange(len(rows.address))
-    if len(np.unique(rows.size)) > 1 or (rows.address % rows.size).any():  # per byte
-        origin = np.repeat(origin, rows.size)
-        cell = np.concatenate(
-            [np.arange(a, a + s) for a, s in zip(rows.address.tolist(), rows.size.tolist())]
-        )
-    kind = rows.kind[origin]
-    keep = np.flatnonzero(np.isin(cell, np.unique(cell[kind != LOAD])))
-    keep = keep[np.lexsort((rows.thread[origin[keep]], party[origin[keep]], cell[keep]))]
-    cell, origin, kind = cell[keep], origin[keep], kind[keep]
-    starts = np.flatnonzero(np.diff(cell, prepend=-1))
-    ends = np.append(starts[1:], len(cell))
-    parties = party[origin]
-    several = np.minimum.reduceat(parties, starts) != np.maximum.reduceat(parties, starts)
-    any_of = {k: np.logical_or.reduceat(kind == k, starts) for k in (LOAD, STORE, ATOMIC)}
-    # atomics of different widths are not atomic to each other
-    element = rows.address[origin] << 4 | np.frexp(rows.size[origin])[1]
-    mixed = np.minimum.reduceat(element, starts) != np.maximum.reduceat(element, starts)
-    racy = several & (any_of[STORE] | any_of[ATOMIC] & (any_of[LOAD] | mixed))
-    return Cells(rows, party, origin, cell[starts], starts, ends).those(racy)

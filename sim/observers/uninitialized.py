@@ -12,20 +12,8 @@ from collections import namedtuple
 
 import numpy as np
 
-from sim.events import (
-    ATOMIC,
-    GLOBAL,
-    LOAD,
-    LOCAL,
-    SHARED,
-    SITES,
-    SPACE_SHIFT,
-    STORE,
-    Access,
-    Finding,
-    Observer,
-)
-from sim.observers.order import Order
+from sim.events import ATOMIC, GLOBAL, LOAD, LOCAL, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding
+from sim.observers.order import Order, Ordering
 
 MOST = 256  # loads at one place in the source that are told one by one in an epoch; further ones are counted
 
@@ -39,7 +27,7 @@ FIX = {
 Done = namedtuple("Done", "block epoch thread segment")
 
 
-class Uninitialized(Observer):
+class Uninitialized(Ordering):
     """Finding `uninitialized-read`."""
 
     local = False  # each thread's own, so that its program order decides: `unwritten` says so at once
@@ -61,23 +49,8 @@ class Uninitialized(Observer):
         self.epoch.setdefault(batch.block, []).append(batch)
 
     def barrier_opened(self, block, epoch):
-        self.order.barrier(block, epoch)
+        self.heard("barrier", block, epoch)
         return self.epoch_ended(block)
-
-    def fenced(self, at, reach):
-        self.order.fenced(*at, reach)
-
-    def atomic_done(self, at, address, wrote):
-        self.order.atomic(*at, address, wrote)
-
-    def warp_synchronized(self, block, threads, segment):
-        self.order.warp(block, threads, segment)
-
-    def arrived(self, at, phase):
-        self.order.arrived(*at, phase)
-
-    def passed(self, at, phase):
-        self.order.passed(*at, phase)
 
     def block_ended(self, block, epoch):
         findings = self.epoch_ended(block)

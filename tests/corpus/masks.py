@@ -285,8 +285,8 @@ class LanesThatDoNotExist:
 
 
 class TreeOfSixteenLanes:
-    """A sum of 16 lanes begins with steps of 8: of 16, it adds what lanes give that do not exist. In the right
-    tree some lanes read from such lanes, too, and nobody needs what they get."""
+    """A sum of 16 lanes begins with steps of 8: with 16, it adds what lanes give that do not exist. In the
+    right tree some lanes read from such lanes, too, and nobody needs what they get."""
 
     launch = 1, 16
     findings = {
