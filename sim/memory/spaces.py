@@ -117,7 +117,8 @@ def host_array(value, name):
         array = tensor_array(value, name)
     else:
         return None
-    if array.dtype.hasobject or not array.dtype.isnative:
+    too_wide = array.dtype.itemsize > {"f": 8, "c": 16}.get(array.dtype.kind, np.inf)
+    if array.dtype.hasobject or not array.dtype.isnative or too_wide:
         raise LaunchError(
             f"argument {name}: arrays of dtype {array.dtype} have no place on a GPU\n"
             "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()"

@@ -171,6 +171,8 @@ def kind_of(name, value):
         return types.BaseTuple.from_types(
             [kind_of(f"{name}[{i}]", part) for i, part in enumerate(value)], type(value)
         )
+    if isinstance(value, list):  # which Numba copies on the CPU alone
+        raise CannotLower(f"argument {name} is a list")
     array = host_array(value, name)
     try:
         return typeof(argument_of(value)) if array is None else array_type(array, BARE)

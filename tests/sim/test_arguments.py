@@ -357,11 +357,20 @@ def test_a_grid_that_cannot_meet(launch):
                 "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()"
             ),
         ),
+        pytest.param(
+            np.zeros(1, np.longdouble),
+            (
+                f"argument x: arrays of dtype {np.dtype(np.longdouble)} have no place on a GPU\n"
+                "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()"
+            ),
+            marks=pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="no wider type here"),
+        ),
     ],
 )
-def test_arguments_that_no_kernel_takes(argument, message):
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_arguments_that_no_kernel_takes(argument, message, engine):
     with pytest.raises(LaunchError) as caught:
-        simulate(copy)[1, 1](argument, np.zeros(1, int))
+        simulate(copy, engine=engine)[1, 1](argument, np.zeros(1, int))
     assert str(caught.value) == message
 
 
