@@ -99,7 +99,7 @@ class Cuda:
         if isinstance(operation, MemoryInstruction):
             return of_memory(self.scheduler, operation)
         if isinstance(operation, Barrier):
-            return lambda predicate: meet(self.scheduler, BARRIER, sys._getframe(1), (operation, predicate))
+            return of_block(self.scheduler, operation)
         return operation.call if isinstance(operation, Function) else warp_wide(self.scheduler, operation)
 
     def lanemask_lt(self):
@@ -126,15 +126,25 @@ def plain_barrier(context):
 
 def warp_wide(scheduler, operation):
     """What a kernel calls for an instruction of warps."""
-    memory = OfArrays(scheduler, operation.name)
+    memory, count = OfArrays(scheduler, operation.name), len(operation.parameters)
 
     def call(*arguments, **named):
-        if named:
-            arguments = (*arguments, *(named[name] for name in operation.parameters[len(arguments) :]))
+        if len(arguments) != count:
+            arguments = operation.in_order(arguments or (() if named else operation.default), named)
         if operation.fetch:
             memory.frame = sys._getframe(1)
             arguments = operation.fetch(memory, *arguments)
-        return warp.arrive(scheduler, operation, arguments or operation.default, sys._getframe(1))
+        return warp.arrive(scheduler, operation, arguments, sys._getframe(1))
+
+    return call
+
+
+def of_block(scheduler, operation):
+    """What a kernel calls for a barrier at which threads bring numbers."""
+
+    def call(*arguments, **named):
+        payload = operation, *operation.in_order(arguments, named)
+        return meet(scheduler, BARRIER, sys._getframe(1), payload)
 
     return call
 
@@ -143,9 +153,9 @@ def of_memory(scheduler, operation):
     """What a kernel calls for an instruction that moves memory."""
     memory = OfArrays(scheduler, operation.name)
 
-    def call(*arguments):
+    def call(*arguments, **named):
         memory.frame = sys._getframe(1)
-        return operation.meaning(memory, *arguments)
+        return operation.meaning(memory, *arguments, **named)
 
     return call
 

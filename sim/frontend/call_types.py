@@ -10,7 +10,6 @@ from sim.frontend.names import dtype_or_none, names_in, only_signature
 from sim.frontend.resolve import bound_arguments, source_of, stands_for
 from sim.frontend.types import (
     ANY,
-    INT32,
     INT64,
     LENGTHS,
     LONG,
@@ -27,9 +26,8 @@ from sim.frontend.types import (
     type_of_value,
 )
 from sim.isa import operators
-from sim.isa.barriers import VOTES
 from sim.isa.promotion import KIND, SIGNED
-from sim.isa.table import INSTRUCTIONS, WARP_WIDE, Like
+from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
 
 NUMBER_BUILTINS = {
     "min": operators.minimum,
@@ -50,7 +48,6 @@ OF_CUDA = {  # what functions and attributes of cuda give whose type does not ha
     "grid": natural(int, LONG),
     "gridsize": natural(int, LONG),
     "lanemask_lt": Number(np.uint32),
-    **{vote.name: INT32 for vote in VOTES},
 }
 
 
@@ -125,7 +122,8 @@ class CallTypes:
 
     def call_wait(self, node, given):
         name = node.func.referent.name
-        return self.of_instruction(INSTRUCTIONS[name], given) if name in WARP_WIDE else OF_CUDA.get(name, ANY)
+        together = name in WARP_WIDE | BLOCK_WIDE
+        return self.of_instruction(INSTRUCTIONS[name], given) if together else OF_CUDA.get(name, ANY)
 
     def call_atomic(self, node, given):
         return given[0].element if given and isinstance(given[0], ArrayType) else ANY
@@ -141,7 +139,7 @@ class CallTypes:
     call_lanes = call_cuda
 
     def of_instruction(self, entry, given):
-        """The type of what an instruction of a warp gives: a tuple if it has several results."""
+        """The type of what an instruction of a warp or block gives: a tuple if it has several results."""
         given = dict(zip(entry.parameters, given))
         kinds = [
             given.get(kind, ANY) if isinstance(kind, Like) else Number(KIND[kind.type])

@@ -29,9 +29,8 @@ from sim.frontend.names import (
     name_in_cuda,
 )
 from sim.frontend.tree import tree_of
-from sim.isa.barriers import OF_BLOCKS
 from sim.isa.functions import Function
-from sim.isa.table import WARP_WIDE
+from sim.isa.table import BLOCK_WIDE, WARP_WIDE
 
 # what a name stands for: a variable, something of a value (`a.shape`), a builtin, a number or a tuple of
 # them, threadIdx and the like, one axis of those, a Function of the table, a type of numbers or records, some
@@ -77,7 +76,7 @@ class Referent:
         if self.kind is not CUDA:
             return self.kind
         first = self.name.partition(".")[0]
-        if {first, self.name} & (OF_BLOCKS | WARP_WIDE):
+        if {first, self.name} & (BLOCK_WIDE | WARP_WIDE):
             return WAIT
         return CALLS.get(self.name, ATOMIC if first == "atomic" else CUDA)
 

@@ -5,63 +5,117 @@ Sources: PTX ISA 9.7.13, "bar", "membar", "fence"; 9.7.15, "nanosleep". The type
 """
 
 import functools
+import inspect
 from dataclasses import dataclass
 
 from numpy import int32
 
+from sim.isa.conversions import cast
 from sim.isa.memory import memory_instruction
-from sim.isa.table import BLOCK, GRID, SUSPENDING, Entry
+from sim.isa.table import (
+    BLOCK,
+    BLOCK_WIDE,
+    GRID,
+    SUSPENDING,
+    Entry,
+    kept,
+    number_dtype,
+    parameters_of,
+    type_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Barrier(Entry):
     """No thread of a block or grid (`scope`) goes on before all have come.
 
-    In a vote each brings a predicate, and all get the same result, of the type `result`: `meaning` (the
-    result of some, another predicate) -> the result with that one, beginning with `start`.
+    In a vote each thread brings a number, one of `operands` {name: dtype, or None for any}, and all get one
+    of `results` {name: dtype}: `meaning` (the result of some, another's number) -> the result with that one,
+    beginning with `start`, in the order of the threads.
     """
 
     scope: str
-    result: object = None
-    start: int = 0
+    operands: dict
+    results: dict
+    start: object = 0
 
     def enter(self):
         SUSPENDING.add(self.name)
+        if self.scope == BLOCK:
+            BLOCK_WIDE.add(self.name)
         return super().enter()
 
-    def vote(self, predicates):
-        """The result for these predicates, of all threads."""
-        return functools.reduce(self.meaning, predicates, self.start)
+    @property
+    def parameters(self):
+        """The names of a call's arguments."""
+        return list(self.operands)
+
+    def vote(self, numbers):
+        """The result for these numbers, one of each thread."""
+        (operand,), (result,) = self.operands.values(), self.results.values()
+        converted = numbers if operand is None else map(cast(operand), numbers)
+        result = kept(result)
+        return functools.reduce(lambda *x: result(self.meaning(*x)), converted, result(self.start))
 
 
-def nothing():
-    """What a barrier without a vote computes."""
+def barrier(name, source, scope, ptx=()):
+    """Enter a barrier at which nothing is computed."""
+    return Barrier(name, lambda: None, source, scope, {}, {}, ptx=ptx).enter()
 
 
-def counted(votes, predicate):
+def vote(*, source, start=0, name=None, ptx=(), stands_for=None):
+    """Enter a function into the table as a barrier of a block at which every thread brings a number, and all
+    get one result; returns the Barrier, which kernels call.
+
+    The function is its meaning: (the result of some threads, another's number) -> the result with that one.
+    It is called as it is, and compiled by Numba as it is. Its annotations are types, dtypes such as
+    numpy.int32: that of the result (`->`), and of the number, which may be left out for any number.
+
+    source     where it is specified, such as a section of the PTX ISA
+    start      the result of no thread; then thread 0 comes, thread 1, and so on
+    name, ptx, stands_for   as for sim.isa.instruction
+
+    Errors: ValueError for a name that another function has, or a result without a dtype.
+    """
+
+    def enter(meaning):
+        _, number = parameters_of(meaning, "result", "number")
+        try:
+            results = {"result": number_dtype(inspect.signature(meaning).return_annotation)}
+        except TypeError:
+            raise ValueError(
+                f"the result of {meaning.__name__} has no dtype; wanted one, such as -> numpy.int32"
+            ) from None
+        operands = {number.name: type_of(meaning, number)}
+        entry = Barrier(
+            name or meaning.__name__, meaning, source, BLOCK, operands, results, start, ptx=ptx
+        ).enter()
+        entry.stands_for(entry if stands_for is None else stands_for)
+        return entry
+
+    return enter
+
+
+barrier("syncthreads", "PTX ISA bar.sync", BLOCK, ("bar.sync",))
+barrier("this_grid", "CUDA C++ Programming Guide, grid synchronization", GRID)
+
+
+@vote(source="PTX ISA bar.red", ptx=("bar.red.popc.u32",))
+def syncthreads_count(votes, predicate) -> int32:
     return votes + 1 if predicate else votes
 
 
-def both(votes, predicate):
+@vote(source="PTX ISA bar.red", start=1, ptx=("bar.red.and.pred",))
+def syncthreads_and(votes, predicate) -> int32:
     return votes if predicate else 0
 
 
-def either(votes, predicate):
+@vote(source="PTX ISA bar.red", ptx=("bar.red.or.pred",))
+def syncthreads_or(votes, predicate) -> int32:
     return 1 if predicate else votes
 
 
-BAR, RED = "PTX ISA bar.sync", "PTX ISA bar.red"
-BARRIERS = [
-    Barrier("syncthreads", nothing, BAR, BLOCK, ptx=("bar.sync",)),
-    Barrier("syncthreads_count", counted, RED, BLOCK, int32, ptx=("bar.red.popc.u32",)),
-    Barrier("syncthreads_and", both, RED, BLOCK, int32, 1, ptx=("bar.red.and.pred",)),
-    Barrier("syncthreads_or", either, RED, BLOCK, int32, ptx=("bar.red.or.pred",)),
-    Barrier("this_grid", nothing, "CUDA C++ Programming Guide, grid synchronization", GRID),
-]
-for _barrier in BARRIERS:
-    _barrier.enter()
-VOTES = [barrier for barrier in BARRIERS if barrier.result]
-OF_BLOCKS = {barrier.name for barrier in BARRIERS if barrier.scope == BLOCK}
+VOTES = [syncthreads_count, syncthreads_and, syncthreads_or]
 
 
 def fence(name, reach, scopes):

@@ -106,7 +106,11 @@ class Function(Entry):
     @cached_property
     def call(self):
         """What a kernel calls, interpreted: any numbers in, converted as Numba converts them."""
-        return self.fast or (by_rule(self) if self.rule else fixed(self))
+        if self.fast:
+            return self.fast
+        made = by_rule(self) if self.rule else fixed(self)
+        made.__qualname__ = self.name  # Python names it where arguments are missing
+        return made
 
     def __call__(self, *operands):
         return self.call(*operands)

@@ -45,7 +45,8 @@ def in_single(function):
 
 def saturated(ptx):
     """The result of an instruction between 0 and 1."""
-    return lambda *given: ieee.saturated(float16(PTX[ptx].meaning(*given)))
+    meaning = PTX[ptx].meaning
+    return lambda *given: ieee.saturated(float16(meaning(*given)))
 
 
 def double_fma(x, y, z):

@@ -1,10 +1,9 @@
 """Entries of what one thread does with memory by an instruction of its own: some neighbouring bytes at a
 time, now or later."""
 
-import inspect
 from dataclasses import dataclass
 
-from sim.isa.table import GRID, INSTRUCTIONS, THREAD, YIELDING, Entry
+from sim.isa.table import GRID, INSTRUCTIONS, THREAD, YIELDING, Entry, parameters_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,14 +16,7 @@ class MemoryInstruction(Entry):
     @property
     def parameters(self):
         """The names of a call's arguments."""
-        return list(inspect.signature(self.meaning).parameters)[1:]
-
-    def call(self, *arguments):
-        raise TypeError(
-            f"{self.name} is an instruction of the simulated GPU: only a kernel that is simulated can call it"
-        )
-
-    __call__ = call
+        return [parameter.name for parameter in parameters_of(self.meaning, "memory")[1:]]
 
 
 def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None, yields=False):
@@ -45,6 +37,7 @@ def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None
     """
 
     def enter(meaning):
+        parameters_of(meaning, "memory")
         entry = MemoryInstruction(name or meaning.__name__, meaning, source, ptx=ptx, touches=touches).enter()
         entry.stands_for(entry if stands_for is None else stands_for)
         if yields:

@@ -13,7 +13,7 @@ INSTRUCTIONS[name]; and by its name in PTX ("fma.rn.f32"): by_ptx(name).
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -24,9 +24,11 @@ PTX: dict[str, "Entry"] = {}  # name in PTX -> entry
 # id of an object that kernels call -> the entry that it stands for; those objects, which stay
 STANDING_FOR: dict[int, "Entry"] = {}
 SUBSTITUTES: list[object] = []
-# names at which a thread waits, and of those what lanes of a warp do together; entries add theirs
+# names at which a thread waits, and of those what the lanes of a warp, or the threads of a block, do
+# together; entries add theirs
 SUSPENDING: set[str] = set()
 WARP_WIDE: set[str] = set()
+BLOCK_WIDE: set[str] = set()
 YIELDING = {"atomic"}  # names at which a thread may let others go first; entries add theirs
 # which lanes take part: those of the mask that the call gives first, whichever are here, all 32
 GIVEN, CONVERGED, ALL = "given", "converged", "all"
@@ -78,6 +80,22 @@ class Entry:
         PTX.update(dict.fromkeys(self.ptx, self))
         return self
 
+    def __call__(self, *operands: Any) -> Any:
+        raise TypeError(
+            f"{self.name} is an instruction of the simulated GPU: only a kernel that is simulated can call it"
+        )
+
+    def in_order(self, given: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments of a call, by position. Errors: TypeError for more, fewer or others."""
+        rest = self.parameters[len(given) :]
+        if len(given) > len(self.parameters) or named.keys() != set(rest):
+            got = ", ".join([str(len(given))] + [f"{name}=" for name in named])
+            raise TypeError(
+                f"{self.name} takes {len(self.parameters)} arguments,"
+                f" {', '.join(self.parameters) or 'none'}; got {got}"
+            )
+        return (*given, *map(named.get, rest))
+
     def stands_for(self, called: Any) -> Any:
         """Let `called`, a Numba CUDA intrinsic, say, mean this entry wherever a simulated kernel calls it;
         returns it."""
@@ -127,18 +145,14 @@ class Instruction(Entry):
     mask: str
     reads: Callable[..., int] | None = None
     orders: bool = False
-    fetch: object = None
+    fetch: Callable[..., Any] | None = None
     scope = WARP
-
-    def __call__(self, *operands: Any) -> NoReturn:
-        raise TypeError(
-            f"{self.name} is an instruction of the simulated GPU: only a kernel that is simulated can call it"
-        )
 
     @property
     def parameters(self) -> list[str]:
         """The names of a call's arguments."""
-        return (["mask"] if self.mask == GIVEN else []) + list(self.operands)
+        operands = list(inspect.signature(self.fetch).parameters)[1:] if self.fetch else list(self.operands)
+        return (["mask"] if self.mask == GIVEN else []) + operands
 
     @property
     def default(self) -> tuple[int, ...]:
@@ -147,11 +161,6 @@ class Instruction(Entry):
 
     def converted(self, values: Sequence[Any]) -> list[Any]:
         """The operands of one lane, as the meaning takes them."""
-        if len(values) != len(self.operands):
-            raise TypeError(
-                f"{self.name} takes {len(self.parameters)} arguments, {', '.join(self.parameters) or 'none'};"
-                f" got {len(values) + len(self.parameters) - len(self.operands)}"
-            )
         return [
             one_number(self.name, value) if dtype is None else cast(dtype)(value)
             for value, dtype in zip(values, self.operands.values())
@@ -261,7 +270,7 @@ def instruction(
     """
 
     def enter(meaning: Callable[..., None]) -> Instruction:
-        _, *parameters = inspect.signature(meaning).parameters.values()
+        _, *parameters = parameters_of(meaning, "lanes")
         typed = {p.name: type_of(meaning, p) for p in parameters}
         results = {p.name: typed.pop(p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
         entry = Instruction(
@@ -285,6 +294,17 @@ def instruction(
         return entry
 
     return enter
+
+
+def parameters_of(meaning: Callable[..., Any], *first: str) -> list[inspect.Parameter]:
+    """The parameters of a meaning, which begins with these. Errors: ValueError if it has fewer."""
+    parameters = list(inspect.signature(meaning).parameters.values())
+    if len(parameters) < len(first):
+        raise ValueError(
+            f"{meaning.__name__} has {len(parameters)} parameters; a meaning of this kind begins with"
+            f" {', '.join(first)}"
+        )
+    return parameters
 
 
 def type_of(meaning: Callable[..., None], parameter: inspect.Parameter) -> Type:

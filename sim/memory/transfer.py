@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.events import ADDRESS_BITS, SITE_SHIFT, Copy, Finding
+from sim.memory.array import Array
 
 
 class Spot(NamedTuple):
@@ -217,6 +218,8 @@ class OfArrays(Memory):
         self.scheduler.turn(self.frame)
 
     def spot(self, where, index, size, multiple, site, what):
+        if not isinstance(where, Array):
+            raise TypeError(f"{self.name} works on arrays, got {where!r}")
         index = tuple(map(int, index if isinstance(index, tuple) else (index,)))
         last = (*index[:-1], index[-1] + -(-size // where.itemsize) - 1)
         for end in (index, last):

@@ -15,7 +15,7 @@ import copy
 from numba import types
 
 from sim.frontend.tree import flat
-from sim.isa.barriers import OF_BLOCKS
+from sim.isa.table import BLOCK_WIDE
 from sim.native.again import Computable
 from sim.native.flat import is_stop, names_assigned
 from sim.native.front import CannotLower
@@ -30,7 +30,7 @@ CODES = {"return": "END", "break": "BREAK", "continue": "CONTINUE"}
 def level(node):
     """Whether threads stop in `node`: for all of their block, for their warp, or not at all."""
     found = {getattr(part, "stops", None) for part in ast.walk(node)} - {None}
-    return BLOCK if found & OF_BLOCKS else WARP if found else THREAD
+    return BLOCK if found & BLOCK_WIDE else WARP if found else THREAD
 
 
 class Fission(Computable):

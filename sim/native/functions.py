@@ -3,6 +3,8 @@ result converted."""
 
 import functools
 import hashlib
+import re
+from dataclasses import fields
 from types import CellType, CodeType, FunctionType
 
 from llvmlite import ir
@@ -11,7 +13,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from sim.isa.functions import BITS, LLVM, SAME, UNASSUMING, Function, Tabulated
-from sim.isa.table import INSTRUCTIONS, THREAD
+from sim.isa.table import INSTRUCTIONS
 from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import converter, kind_of, number_of, type_of
 
@@ -171,19 +173,21 @@ def reinterpreter(kind):
 
 def digest(entry):
     """What machine code of an entry hangs on, as text."""
-    own = (entry.native,) if entry.scope == THREAD else (entry.mask, entry.reads)
-    facts = [entry.operands, entry.results, *map(described, (entry.meaning, *own))]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    facts = repr([described(getattr(entry, fact.name)) for fact in fields(entry)])
+    anywhere = re.sub(" at 0x[0-9a-f]+", "", facts)  # in memory
+    return hashlib.sha256(anywhere.encode()).hexdigest()[:16]
 
 
 def described(value, seen=frozenset()):
     """What a function does, with the functions that it calls; of anything else its text."""
-    value = value.function if isinstance(value, Tabulated) else value
+    value = value.function if isinstance(value, Tabulated) else getattr(value, "__wrapped__", value)
     if isinstance(value, FunctionType) and value not in seen:
         outside = [
             value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__
         ] + [cell.cell_contents for cell in value.__closure__ or ()]
         return described(value.__code__), [described(other, seen | {value}) for other in outside]
+    if isinstance(value, functools.partial):
+        return described(value.func, seen), value.args, sorted(value.keywords.items())
     if isinstance(value, CodeType):
         return value.co_code, value.co_names, value.co_varnames, [described(part) for part in value.co_consts]
     return value.__name__ if isinstance(value, FunctionType) else repr(value)

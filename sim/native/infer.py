@@ -10,8 +10,7 @@ from numba.core.typed_passes import NopythonTypeInference
 from numba.core.typing.templates import AbstractTemplate, signature
 from numba.extending import overload
 
-from sim.isa.barriers import BARRIERS
-from sim.isa.table import INSTRUCTIONS, WARP_WIDE, Like
+from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
 from sim.native.internal import LIKE_CODE
 
 RESULT = "the result"
@@ -122,19 +121,13 @@ def likeness(entry):
     return f"({', '.join(likes)})" if len(likes) > 1 else likes[0] if likes else "None"
 
 
-STOPS = {
-    name: declare(name, parameters, result)
-    for name, parameters, result in [
-        (b.name, "p" if b.result else "", "types.int32(0)" if b.result else "None") for b in BARRIERS
-    ]
-}
-DECLARED = {}  # Instruction -> its stand-in
+DECLARED = {}  # Instruction, or Barrier -> its stand-in
 
 
 def stops():
     """{name: its stand-in} of all at which a thread of a Python kernel waits: a name with dots is PTX's."""
-    names = [name for name in WARP_WIDE if name.isidentifier()]
+    names = [name for name in WARP_WIDE | BLOCK_WIDE if name.isidentifier()]
     for entry in map(INSTRUCTIONS.get, names):
         if entry not in DECLARED:
             DECLARED[entry] = declare(entry.name, ", ".join(entry.parameters), likeness(entry))
-    return {**STOPS, **{name: DECLARED[INSTRUCTIONS[name]] for name in names}}
+    return {name: DECLARED[INSTRUCTIONS[name]] for name in names}

@@ -12,7 +12,7 @@ from numba.core.errors import NumbaError
 from sim.frontend.ssa import Versions
 from sim.frontend.tree import Apart, flat
 from sim.isa.memory import interpreted_only
-from sim.isa.table import INSTRUCTIONS, WARP_WIDE
+from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE
 from sim.native import cache, infer
 from sim.native.arrays import BARE, BOUNDED, GuardedType
 from sim.native.fission import Fission, indented
@@ -49,7 +49,9 @@ def head(module, title):
         *(f"{name} = {text}" for name, text in module.constants.items()),
         "",
     ]
-    entries = {name: INSTRUCTIONS[name] for name in set(module.operations.values()) & WARP_WIDE}
+    entries = {
+        name: INSTRUCTIONS[name] for name in set(module.operations.values()) & (WARP_WIDE | BLOCK_WIDE)
+    }
     entries |= {name: text_names()[name] for name in module.imports if name.startswith("isa_")}
     lines += [f"# {name}: {digest(entries[name])}" for name in sorted(entries)]
     for device in module.devices.values():

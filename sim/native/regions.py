@@ -1,12 +1,14 @@
 """What the text of a fissioned kernel calls around its regions: barriers, loops that count, and threads that
 must agree."""
 
+import functools
+
 from llvmlite import ir
 from numba import boolean, int64, uint8
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from sim.isa.barriers import VOTES
+from sim.isa.table import BLOCK, INSTRUCTIONS
 from sim.native.arrays import GuardedType, number, set_number
 from sim.native.checks import (
     BARRIERS,
@@ -36,6 +38,7 @@ from sim.native.checks import (
 )
 from sim.native.functions import compiled_copy
 from sim.native.internal import LIKE_CODE, always, compiled
+from sim.native.kinds import converter, kind_of
 
 OFFERED = {
     "NOBODY",
@@ -263,21 +266,31 @@ def one_of(value, thread):
     )
 
 
+def __getattr__(name):
+    entry = INSTRUCTIONS.get(name.removeprefix("all_"))
+    if entry is None or entry.scope != BLOCK:
+        raise AttributeError(f"module sim.native.regions has no attribute {name!r}")
+    return voted(entry)
+
+
+@functools.cache
 def voted(entry):
-    """The function (threads, predicate, result) that gives all threads the result of a vote."""
-    meaning, start = compiled_copy(entry.meaning), entry.start
+    """The function (threads, number, result) that gives all threads the result of a vote."""
+    (operand,), (kind,) = entry.operands.values(), entry.results.values()
+    meaning, start, kept = compiled_copy(entry.meaning), entry.start, converter(kind_of(kind))
+    convert = of_its_type if operand is None else converter(kind_of(operand))
 
     @always
-    def voted(threads, predicate, result):
-        found = start
+    def voted(threads, number, result):
+        found = kept(start)
         for thread in range(threads):
-            found = meaning(found, of_thread(predicate, thread))
+            found = kept(meaning(found, convert(of_thread(number, thread))))
         for thread in range(threads):
             result[thread] = found
 
     return voted
 
 
-OF_VOTES = {f"all_{entry.name}": voted(entry) for entry in VOTES}
-globals().update(OF_VOTES)
-OFFERED |= set(OF_VOTES)
+@always
+def of_its_type(number):
+    return number

@@ -68,4 +68,6 @@ def instruction_of(name):
 def home_of(name):
     if instruction_of(name):
         return "sim.native.lanes"
+    if name.startswith("all_"):  # a vote of a block
+        return "sim.native.regions"
     return "sim.native.functions" if name.startswith("isa_") else homes().get(name)

@@ -1,5 +1,7 @@
 """The table of instructions: what it finds by name, and that each compiled form gives what the meaning gives."""
 
+import subprocess
+import sys
 from functools import partial
 from itertools import islice, product
 
@@ -11,8 +13,8 @@ from ml_dtypes import bfloat16
 from numba import cuda, njit
 from numpy import complex64, complex128, float16, float32, float64, int32, uint32
 
-from sim import simulate
-from sim.isa import INSTRUCTIONS, LLVM, atomics, by_ptx, function, libdevice, operations, operators
+from sim import ThreadError, simulate
+from sim.isa import INSTRUCTIONS, LLVM, atomics, by_ptx, function, libdevice, operations, operators, vote
 from sim.isa.barriers import VOTES
 from sim.isa.functions import Function
 from sim.native import halves as _halves  # noqa: F401  gives halves their operators
@@ -278,3 +280,51 @@ def test_a_vote_of_a_block(engine):
     wanted = [[vote.vote(row) for vote in VOTES] for row in x]
     assert out.tolist() == [[[number] * 4 for number in row] for row in wanted]
     assert wanted == [[0, 0, 0], [4, 1, 1], [2, 0, 1]]
+
+
+@vote(source="here", start=-np.inf)
+def largest(so_far, number: float32) -> float32:
+    return number if number > so_far else so_far
+
+
+def two_votes(x, out):
+    t = cuda.threadIdx.x
+    out[t] = largest(x[t]) + 10 * largest(number=-x[t])
+
+
+def vote_in_a_branch(x, out):
+    if cuda.threadIdx.x < 3:
+        out[0] = largest(x[0])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_vote_of_a_package_outside(engine):
+    x, out = np.array([3, -7, 0.1, 2.5]), np.zeros(4)
+    report = simulate(two_votes, engine=engine)[1, 4](x, out)
+    assert out.tolist() == [73] * 4 and report.counters["barriers"] == 2
+    assert report.notes == (("by fission",) if engine == "native" else ())
+    report = simulate(vote_in_a_branch, engine=engine, on_finding="report")[1, 4](x, out)
+    assert [finding.kind for finding in report.findings] == ["barrier-divergence"]
+
+
+def test_a_vote_is_called_with_one_number():
+    def kernel(x):
+        x[0] = largest(x[0], x[0])
+
+    with pytest.raises(ThreadError, match="TypeError: largest takes 1 arguments, number; got 2"):
+        simulate(kernel)[1, 1](np.zeros(1))
+    with pytest.raises(
+        ValueError, match="^short has 1 parameters; a meaning of this kind begins with result"
+    ):
+
+        @vote(source="here")
+        def short(result) -> int32:
+            return result
+
+
+def test_digests_are_the_same_in_each_process():
+    """Machine code is kept under them."""
+    names = "libdevice.float2int_rz", "fp16.hadd", "shfl_sync", "syncthreads_count"
+    program = f"from sim.native.functions import *\nfor n in {names}: print(digest(INSTRUCTIONS[n]))"
+    told = [subprocess.run([sys.executable, "-c", program], capture_output=True).stdout for _ in range(2)]
+    assert told[0] == told[1] and len(set(told[0].split())) == len(names)
