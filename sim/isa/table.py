@@ -85,6 +85,11 @@ class Entry:
             f"{self.name} is an instruction of the simulated GPU: only a kernel that is simulated can call it"
         )
 
+    @property
+    def parameters(self) -> list[str]:
+        """The names of a call's arguments."""
+        return list(inspect.signature(self.meaning).parameters)
+
     def in_order(self, given: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments of a call, by position. Errors: TypeError for more, fewer or others."""
         rest = self.parameters[len(given) :]
