@@ -22,7 +22,8 @@ from sim.frontend.rewrite import COMPARISONS, OPERATORS, UNARY, UNSET
 from sim.frontend.types import type_of_argument
 from sim.isa import mathematics, operators
 from sim.isa.table import SUSPENDING, YIELDING
-from sim.memory.array import Array, accessors, zip_
+from sim.memory.accessors import accessors
+from sim.memory.array import Array, zip_
 from sim.memory.declared import Declarations
 from sim.memory.spaces import AddressSpace, bind_arguments, host_array, named_leaves
 from sim.retrial import Retrial

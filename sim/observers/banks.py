@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from sim.events import ATOMIC, SHARED, EpochObserver
+from sim.events import ATOMIC, SHARED
+from sim.observers.epochs import EpochObserver
 
 
 class Banks(EpochObserver):

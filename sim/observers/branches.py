@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.events import EpochObserver, Observer
+from sim.events import Observer
+from sim.observers.epochs import EpochObserver
 
 
 class EpochDecisions(NamedTuple):

@@ -3,7 +3,8 @@ together."""
 
 import numpy as np
 
-from sim.events import GLOBAL, EpochObserver
+from sim.events import GLOBAL
+from sim.observers.epochs import EpochObserver
 
 
 class Coalescing(EpochObserver):

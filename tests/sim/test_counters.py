@@ -9,10 +9,10 @@ from numba import cuda, float32, float64, int8, int32
 
 import sim.context
 from sim import simulate
-from sim.events import EpochObserver
 from sim.observers.banks import Banks
 from sim.observers.branches import Branches
 from sim.observers.coalescing import Coalescing
+from sim.observers.epochs import EpochObserver
 from sim.observers.traffic import Traffic
 
 TOOLS = (Coalescing, Banks, Traffic)

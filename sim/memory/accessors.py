@@ -1,0 +1,123 @@
+"""The checked access: how one element of an array is read and written.
+
+The front end turns `a[i, j]` into `load2(a, i, j, site)` and `a[i, j] = v` into `store2(a, i, j, v, site)`.
+Those functions are made from one template for each number of dimensions (`accessors`): they check the bounds,
+append one integer to the log if any tool listens, and touch the element. All that is unusual (negative and
+bad indices, numpy's narrow integers, tuples, slices, things that are no arrays) goes to `Array.load` and
+`Array.store`.
+"""
+
+import numpy as np
+
+from sim.events import SITE_SHIFT
+from sim.isa.operators import stored
+from sim.memory.array import FAST, MAX_FAST_RANK, WATCHED, Array, only_read
+
+TEMPLATE = """
+def load{rank}(x, {indices}, site):
+    if type(x) is Array{rank} and {inside}:
+        flat = {flat}
+        {announce}
+        return x.data[flat]
+    if type(x) is Watched{rank} and {inside} and x.written[flat := {flat}] == -1:
+        {announce_local}
+        return x.data[flat]
+    if {narrow}:
+        return load{rank}(x, {widened}, site)
+    return load_any(x, ({indices},), site)
+
+def store{rank}(x, {indices}, value, site):
+    if type(x) is Array{rank} and {inside}:
+        flat = {flat}
+        {announce}
+        {value}
+    elif type(x) is Watched{rank} and {inside}:
+        x.written[flat := {flat}] = -1
+        {announce_local}
+        {value_local}
+    elif {narrow}:
+        return store{rank}(x, {widened}, value, site)
+    else:
+        return store_any(x, ({indices},), value, site)
+    try:
+        x.cells[flat] = value
+    except (TypeError, ValueError, OverflowError):
+        convert(x, flat, value)
+"""
+
+
+def template(logged, local):
+    """The source of all fast accessors; with `logged`, each access appends site, size and address to the log
+    as one integer; with `local`, one to local memory too."""
+    announce = f"log((site << {SITE_SHIFT}) + x.code + (flat << x.shift))"
+    parts = []
+    for rank in range(1, MAX_FAST_RANK + 1):
+        axes = range(rank)
+        parts.append(
+            TEMPLATE.format(
+                rank=rank,
+                indices=", ".join(f"i{a}" for a in axes),
+                inside=" and ".join(f"type(i{a}) is int and 0 <= i{a} < x.n{a}" for a in axes),
+                narrow=" or ".join(f"type(i{a}) in INTEGERS" for a in axes),
+                widened=", ".join(f"int(i{a}) if type(i{a}) in INTEGERS else i{a}" for a in axes),
+                flat=" + ".join(f"i{a} * x.s{a}" for a in axes),
+                announce=announce if logged else "pass",
+                value="values(value)" if logged else "pass",
+                announce_local=announce if local else "pass",
+                value_local="values(value)" if local else "pass",
+            )
+        )
+    return "".join(parts)
+
+
+INTEGERS = frozenset(np.dtype(letter).type for letter in np.typecodes["AllInteger"])
+BUILTINS = {
+    "type": type,
+    "int": int,
+    "TypeError": TypeError,
+    "ValueError": ValueError,
+    "OverflowError": OverflowError,
+}
+CODE = {
+    (logged, local): compile(template(logged, local), "<accessors>", "exec")
+    for logged, local in ((False, False), (True, False), (True, True))
+}
+
+
+def convert(x, flat, value):
+    """Store a value that the array's memory does not take as it is."""
+    if not x.writable:
+        raise only_read(x) from None
+    x.cells[flat] = stored(value, x.dtype)
+
+
+def load_any(x, index, site):
+    if isinstance(x, Array):
+        return x.load(index, site)
+    return x[index[0] if len(index) == 1 else index]
+
+
+def store_any(x, index, value, site):
+    if isinstance(x, Array):
+        x.store(index, value, site)
+    else:
+        x[index[0] if len(index) == 1 else index] = value
+
+
+def accessors(log, values, local):
+    """{name: function} of load1 ... store5 and what inlined loads need; `log` is what to append accesses to
+    (those to local memory if `local`), or None, and `values` what to append stored values to."""
+    names = {kind.__name__: kind for kind in (*FAST.values(), *WATCHED.values())} | {
+        "load_any": load_any,
+        "store_any": store_any,
+        "convert": convert,
+        "INTEGERS": INTEGERS,
+    }
+    if log is not None:
+        names |= {"log": log.append, "values": values.append}
+    exec(CODE[log is not None, log is not None and local], names)
+    return {
+        name: f
+        for name, f in names.items()
+        if name[:-1] in ("load", "store", "Array") or name in ("log", "values", "convert")
+    } | BUILTINS

@@ -1,0 +1,85 @@
+"""epochs: what tools share that look at the accesses of whole epochs."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from sim.events import GLOBAL, LOCAL, Batch, Index3, Observer
+
+if TYPE_CHECKING:
+    from sim.context import Context
+
+
+class EpochAccesses(NamedTuple):
+    """The accesses of some epochs as parallel arrays, those of one lane in the order in which it did them.
+
+    Lanes of one warp are numbered from a multiple of its size, and those of each epoch anew.
+    """
+
+    lane: np.ndarray
+    site: np.ndarray
+    address: np.ndarray
+    size: np.ndarray
+
+
+class EpochObserver(Observer):
+    """A tool that wants the accesses to one memory space, whole epochs of blocks at a time: override `space`
+    and `epochs`."""
+
+    space = GLOBAL
+    record = EpochAccesses  # what `epochs` gets, made of the columns that were kept
+    lump = 1 << 14  # accesses at a time: long enough for numpy, short enough for the processor's cache
+    local = property(lambda self: self.space == LOCAL)
+
+    def __init__(self) -> None:
+        self.open: dict[Index3, list[tuple[np.ndarray, ...]]] = {}
+        self.closed: list[tuple[np.ndarray, ...]] = []
+        self.number, self.held = 0, 0
+
+    def launch_started(self, context: "Context") -> None:
+        self.spec = context.spec
+        self.lanes = -(-context.spec.max_threads_per_block // context.spec.warp_size) * context.spec.warp_size
+
+    def accesses(self, batch: Batch) -> None:
+        mine = batch.space == self.space
+        if mine.any():
+            columns = (
+                batch.thread[mine].astype(np.int64),
+                batch.site[mine].astype(np.int64),
+                batch.address[mine],
+                batch.size[mine],
+            )
+            self.keep(batch.block, *columns)
+
+    def keep(self, block: Index3, *columns: np.ndarray) -> None:
+        self.open.setdefault(block, []).append(columns)
+
+    def barrier_opened(self, block: Index3, epoch: int) -> None:
+        self.close(block)
+
+    def block_ended(self, block: Index3, epoch: int) -> None:
+        self.close(block)
+
+    def launch_finished(self, context: "Context") -> None:
+        for block in list(self.open):
+            self.close(block)
+        self.hand_over()
+
+    def close(self, block: Index3) -> None:
+        """The epoch is complete: its threads get numbers of their own, so that epochs can be looked at
+        together."""
+        batches = self.open.pop(block, ())
+        for thread, *columns in batches:
+            self.closed.append((thread + self.number * self.lanes, *columns))
+            self.held += len(thread)
+        self.number += bool(batches)
+        if self.held > self.lump:
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        if self.closed:
+            self.epochs(self.record(*map(np.concatenate, zip(*self.closed))))
+        self.closed, self.number, self.held = [], 0, 0
+
+    def epochs(self, accesses: EpochAccesses) -> None:
+        """The accesses of some epochs, whole ones."""
