@@ -67,14 +67,14 @@ class Array:
             setattr(self, f"n{axis}", self.shape[axis])
             setattr(self, f"s{axis}", self.strides[axis] // itemsize)
         span = itemsize + sum((n - 1) * s for n, s in zip(self.shape, self.strides))
-        flat = self.allocation.root[self.offset : self.offset + span].view(self.dtype)
-        flat.flags.writeable = flat.flags.writeable and self.writable
+        memory = self.allocation.root[self.offset : self.offset + span].view(self.dtype)
+        memory.flags.writeable = memory.flags.writeable and self.writable
         # A memoryview gives a Python int or bool, as wide signed integers and booleans are inside a kernel;
-        # numpy gives its own scalars. It takes only an
-        # integer that fits, where numpy would convert a float as the CPU does; then `stored` converts as the
-        # GPU does.
-        self.cells = memoryview(flat) if self.dtype.kind in "biu" else flat
-        self.data = self.cells if self.dtype.kind == "b" or self.dtype.kind == "i" and itemsize >= 4 else flat
+        # numpy gives its own scalars. It takes only an integer that fits, where numpy would convert a float as
+        # the CPU does; then `stored` converts as the GPU does.
+        self.cells = memoryview(memory) if self.dtype.kind in "biu" else memory
+        wide = self.dtype.kind == "b" or self.dtype.kind == "i" and itemsize >= 4
+        self.data = self.cells if wide else memory
         self.__class__ = FAST[rank]
         if self.allocation.written is not None:
             # -1: every byte of the element
@@ -136,13 +136,13 @@ class Array:
             return self.derived(self.numpy[index[0]])
         if len(index) != self.ndim or any(isinstance(i, slice) or i is Ellipsis for i in index):
             return self.part(index)
-        numbers = tuple(whole(i, self) for i in index)
-        if any(not -n <= i < n for i, n in zip(numbers, self.shape)):
-            self.context.refuse(site, what, self, numbers)
+        indices = tuple(whole(i, self) for i in index)
+        if any(not -n <= i < n for i, n in zip(indices, self.shape)):
+            self.context.refuse(site, what, self, indices)
             return None
-        if any(i < 0 and type(given) is not FromEnd for i, given in zip(numbers, index)):
-            self.context.refuse(site, what, self, numbers)
-        return tuple(i + n if i < 0 else i for i, n in zip(numbers, self.shape))
+        if any(i < 0 and type(given) is not FromEnd for i, given in zip(indices, index)):
+            self.context.refuse(site, what, self, indices)
+        return tuple(i + n if i < 0 else i for i, n in zip(indices, self.shape))
 
     def announce(self, place, site, value=None):
         """Log an access that did not take the fast path; see to it that local memory is not read before it is

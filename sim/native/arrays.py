@@ -205,7 +205,7 @@ def put(typing, address, position, value):
 
 @intrinsic
 def number(typing, address, position):
-    """The int64 at a position: of a launch's numbers, of an array's stamps, of a buffer."""
+    """The int64 at a position: of a launch's numbers, of an array's shadow words, of a buffer."""
 
     def code(context, builder, signature, arguments):
         return builder.load(at(context, builder, *arguments, int64))

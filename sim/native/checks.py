@@ -1,12 +1,13 @@
-"""What compiled code does at an access: bounds for every array, and stamps for those that are watched.
+"""What compiled code does at an access: bounds for every array, and shadow words for those that are watched.
 
 A check only detects, and the block goes on: DIRTY among the launch's numbers says what kind of thing is not
 in order, and the block is run again by an engine that can explain. Bad loads give poison, bad stores do
 nothing. A block whose threads part at a place where they wait is STOPPED. Beside each element of a watched
-array stand two stamps, which say when and by whom it was last written and last read: from the lowest bit 10
-bits of thread, 6 of flags, 16 of the warp's segment (how often its lanes have synchronised), 31 of the epoch.
-Epochs count the barriers and blocks of the whole launch, so stamps of an earlier block are told by their
-size, and nothing is ever reset. Being too careful costs a slow run; missing something is not allowed.
+array stand two shadow words, which say when and by whom it was last written and last read: from the lowest
+bit 10 bits of thread, 6 of flags, 16 of the warp's segment (how often its lanes have synchronised), 31 of the
+epoch. Epochs count the barriers and blocks of the whole launch, so shadow words of an earlier block are told
+by their size, and nothing is ever reset. Being too careful costs a slow run; missing something is not
+allowed.
 """
 
 import functools
@@ -32,7 +33,7 @@ from sim.native.internal import always, compiled
     ME,
     BLOCK_START,
     ROUNDS,
-    TURNS,
+    TRIPS,
     ENDED,
     BARRIERS,
     EPOCH,
@@ -49,8 +50,8 @@ INDICES = SEGMENTS + 32
 # none
 UNSET = INDICES + 1024
 MOST_UNSET = 64
-# for each thread, and behind them for each warp, the epoch and segment (as in a stamp) in which it, or the
-# last of it, returned
+# for each thread, and behind them for each warp, the epoch and segment (as in a shadow word) in which it, or
+# the last of it, returned
 LEFT = UNSET + MOST_UNSET
 NUMBERS = LEFT + 1024 + 32
 
@@ -98,7 +99,7 @@ def races_with(state, epoch):
     set_number(state, PAIRS + 1, min(length + 1, number(state, PAIRS + 2)))
 
 
-# --- stamps -------------------------------------------------------------------------------------------------
+# --- shadow words -------------------------------------------------------------------------------------------
 
 
 @always
@@ -108,7 +109,7 @@ def same_epoch(before, me):
 
 @always
 def has_left(before, state):
-    """Whether the thread of a stamp (or one of them) returned before its warp synchronised again: later
+    """Whether the thread of a shadow word (or one of them) returned before its warp synchronised again: later
     syncwarps do not put it before anything."""
     of = 1024 + ((before & THREAD) >> WARP_SHIFT) if before & MANY else before & THREAD
     return number(state, LEFT + of) == before >> SEGMENT_SHIFT
@@ -116,8 +117,8 @@ def has_left(before, state):
 
 @always
 def of_another(before, me, state):
-    """Whether the stamp, of this epoch, is an access by another thread that no syncwarp puts before what this
-    thread does now."""
+    """Whether the shadow word, of this epoch, is an access by another thread that no syncwarp puts before
+    what this thread does now."""
     if before & WARPS or (before ^ me) & WARP:
         return True
     if (before ^ me) & SEGMENT:
@@ -127,7 +128,7 @@ def of_another(before, me, state):
 
 @always
 def judge(before, state, between_blocks):
-    """Mark the block DIRTY if what the stamp tells of and what this thread does now are in no order;
+    """Mark the block DIRTY if what the shadow word tells of and what this thread does now are in no order;
     `between_blocks`: the memory outlives a block."""
     me = number(state, ME)
     if before == 0 or before == me:
@@ -142,7 +143,7 @@ def judge(before, state, between_blocks):
 
 @always
 def read_by_me(before, state, between_blocks):
-    """The stamp of an element's readers, this thread now being one of them."""
+    """The shadow word of an element's readers, this thread now being one of them."""
     me = number(state, ME)
     if before == 0:
         return me
@@ -161,36 +162,36 @@ def read_by_me(before, state, between_blocks):
 
 @always
 def unwritten(written, state):
-    """Whether the stamp is older than the running block."""
+    """Whether the shadow word is older than the running block."""
     return written >> EPOCH_SHIFT < number(state, BLOCK_START)
 
 
 @always
-def watch_load(stamps, flat, state, between_blocks, wants_written):
-    written, read = number(stamps, 2 * flat), number(stamps, 2 * flat + 1)
+def watch_load(shadow, flat, state, between_blocks, wants_written):
+    written, read = number(shadow, 2 * flat), number(shadow, 2 * flat + 1)
     if wants_written and unwritten(written, state):
         dirty(state, UNWRITTEN)
     judge(written, state, between_blocks)
     if read != number(state, ME):
-        set_number(stamps, 2 * flat + 1, read_by_me(read, state, between_blocks))
+        set_number(shadow, 2 * flat + 1, read_by_me(read, state, between_blocks))
 
 
 @always
-def watch_store(stamps, flat, state, between_blocks):
-    judge(number(stamps, 2 * flat), state, between_blocks)
-    judge(number(stamps, 2 * flat + 1), state, between_blocks)
-    set_number(stamps, 2 * flat, number(state, ME))
+def watch_store(shadow, flat, state, between_blocks):
+    judge(number(shadow, 2 * flat), state, between_blocks)
+    judge(number(shadow, 2 * flat + 1), state, between_blocks)
+    set_number(shadow, 2 * flat, number(state, ME))
     if between_blocks:
         set_number(state, WROTE, 1)
 
 
 @always
-def watch_atomic(stamps, flat, state, between_blocks, wants_written):
-    written, me = number(stamps, 2 * flat), number(state, ME)
+def watch_atomic(shadow, flat, state, between_blocks, wants_written):
+    written, me = number(shadow, 2 * flat), number(state, ME)
     new = me | ATOMIC
     if wants_written and unwritten(written, state):
         dirty(state, UNWRITTEN)
-    judge(number(stamps, 2 * flat + 1), state, between_blocks)
+    judge(number(shadow, 2 * flat + 1), state, between_blocks)
     if written == 0:
         pass
     elif unwritten(written, state):  # an earlier block's
@@ -209,7 +210,7 @@ def watch_atomic(stamps, flat, state, between_blocks, wants_written):
         new = me  # both of them: as plain as the store
     else:
         new |= PLAIN
-    set_number(stamps, 2 * flat, new)
+    set_number(shadow, 2 * flat, new)
     if between_blocks:
         set_number(state, WROTE, 1)
 

@@ -143,8 +143,8 @@ class Place:
             return
         codes, kinds = [shadow, flat, numbers], [int64] * 3
         if kind == LOCAL and role == WRITTEN:
-            stamp = self.builder.inttoptr(self.builder.add(shadow, flat), I8.as_pointer())
-            self.builder.store(I8(1), stamp)
+            word = self.builder.inttoptr(self.builder.add(shadow, flat), I8.as_pointer())
+            self.builder.store(I8(1), word)
         elif kind == LOCAL:
             self.call(watch_local, codes, kinds)
         else:

@@ -2,11 +2,10 @@
 over the threads.
 
 A block goes through its regions one after another; between two barriers, a warp goes through its own. Control
-flow around a place where threads wait becomes control flow of the whole
-block, or warp: the regions say what each thread decides, and if they do not all agree the block is STOPPED. A
-    variable that lives from one region to another is an array over threads, unless it can be computed again
-    from what does not change. Known from CPU implementations of CUDA and OpenCL: Stratton, Stone and Hwu
-    2008, "MCUDA".
+flow around a place where threads wait becomes control flow of the whole block, or warp: the regions say what
+each thread decides, and if they do not all agree the block is STOPPED. A variable that lives from one region
+to another is expanded, an array over threads (scalar expansion), unless it can be computed again from what
+does not change. Known from CPU implementations of CUDA and OpenCL: Stratton, Stone and Hwu 2008, "MCUDA".
 """
 
 import ast
@@ -43,11 +42,11 @@ class Fission(Computable):
         self.ends = any(
             isinstance(part, ast.Return) for statement in self.statements for part in ast.walk(statement)
         )
-        self.spilled = {}
+        self.expanded = {}
         for _ in range(2):  # the first time shows what lives from one region to another
             self.functions, self.needed = [], set()
             self.lines = self.sequence(self.statements, BLOCK, 0)
-            self.spilled = {
+            self.expanded = {
                 variable: self.dtype(variable)
                 for variable in sorted(
                     (self.needed & assigned(self.statements)) - self.loops - (set(self.again) - self.kept)
@@ -243,7 +242,7 @@ class Fission(Computable):
         """What stands for an argument of all lanes: an array over threads, or a number that is the same for
         all."""
         return (
-            f"{node.id}_of" if isinstance(node, ast.Name) and node.id in self.spilled else ast.unparse(node)
+            f"{node.id}_of" if isinstance(node, ast.Name) and node.id in self.expanded else ast.unparse(node)
         )
 
     # --- regions --------------------------------------------------------------------------------------------
@@ -255,8 +254,8 @@ class Fission(Computable):
         changed = assigned(group)
         needed = wanted | changed - surely(group)
         self.needed |= wanted
-        loads = [v for v in self.spilled if v in needed]
-        stores = [f"{v}_of[thread] = {v}" for v in self.spilled if v in changed]
+        loads = [v for v in self.expanded if v in needed]
+        stores = [f"{v}_of[thread] = {v}" for v in self.expanded if v in changed]
         exits = loose_exits(group)
         body = [
             *(f"{v} = {v}_of[thread]" for v in loads),
@@ -311,7 +310,7 @@ class Fission(Computable):
         }
         kept = [
             f"{variable}_of = {self.over(dtype)}(kept, {position}, threads)"
-            for position, (variable, dtype) in enumerate(self.spilled.items())
+            for position, (variable, dtype) in enumerate(self.expanded.items())
             if f"{variable}_of" in names
         ]
         names |= {"kept", "threads"} if kept else set()

@@ -85,7 +85,7 @@ class Lowered:
 
 @dataclass(eq=False)
 class Fissioned:
-    """A kernel by fission: `run(first_position, end_position, grid, block, most_rounds, most_turns, state,
+    """A kernel by fission: `run(first_position, end_position, grid, block, most_rounds, most_trips, state,
     ended, *arrays, *declared, kept, *arguments)`."""
 
     lowered: Lowered
@@ -322,7 +322,7 @@ def fission_text(module, name, parameters, split, renewing=()):
     )
     lines += [
         "# How many variables live from one region to another: `kept` has an array over threads for each.",
-        f"KEPT = {len(split.spilled)}",
+        f"KEPT = {len(split.expanded)}",
         "",
     ]
     for text in split.functions:
@@ -333,7 +333,7 @@ def fission_text(module, name, parameters, split, renewing=()):
         "grid_shape",
         "block_shape",
         "most_rounds",
-        "most_turns",
+        "most_trips",
         "state",
         "ended",
         *module.arrays,
@@ -345,7 +345,7 @@ def fission_text(module, name, parameters, split, renewing=()):
         "gridDim, blockDim = dim3(grid_shape), dim3(block_shape)",
         "threads = block_shape[0] * block_shape[1] * block_shape[2]",
         "for position in range(first_position, end_position):",
-        "    begin_block(state, ended, position, most_rounds, most_turns)",
+        "    begin_block(state, ended, position, most_rounds, most_trips)",
         "    blockIdx = block_index(position, gridDim)",
         *(f"    poisoned({name})" for name in shared),
         *(f"    {statement}" for statement in renewing),

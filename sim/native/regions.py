@@ -32,7 +32,7 @@ from sim.native.checks import (
     SPENT,
     STARTS,
     STOPPED,
-    TURNS,
+    TRIPS,
     WARP_SHIFT,
     dirty,
 )
@@ -67,7 +67,7 @@ NOBODY, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13
 
 
 @always
-def begin_block(state, ended, position, rounds, turns):
+def begin_block(state, ended, position, rounds, trips):
     set_number(state, EPOCH, number(state, EPOCH) + 1)
     set_number(state, BLOCK_START, number(state, EPOCH))
     set_number(number(state, STARTS), position, number(state, EPOCH))
@@ -77,7 +77,7 @@ def begin_block(state, ended, position, rounds, turns):
     set_number(state, FOREIGN, -1)
     set_number(state, ENDED, 0)
     set_number(state, ROUNDS, rounds)
-    set_number(state, TURNS, turns)
+    set_number(state, TRIPS, trips)
     for thread in range(len(ended)):
         ended[thread] = 0
 
@@ -216,12 +216,12 @@ def length_of(start, stop, step):
 
 
 @always
-def may_turn(state, turns):
-    """Whether a `for` loop may go round so many times; not when the block has spent its turns, or is not to
+def may_go_round(state, trips):
+    """Whether a `for` loop may go round so many times; not when the block has spent its trips, or is not to
     go on."""
-    before = number(state, TURNS)
-    left = before - turns
-    set_number(state, TURNS, left)
+    before = number(state, TRIPS)
+    left = before - trips
+    set_number(state, TRIPS, left)
     if left < 0:
         spent(state)
     elif left >> 24 != before >> 24:
@@ -237,15 +237,15 @@ def counted(state, *arguments):
 def count(state, *arguments):
     def one(state, *arguments):
         stop = int64(arguments[0])
-        return range(0, stop if may_turn(state, max(stop, 0)) else 0, 1)
+        return range(0, stop if may_go_round(state, max(stop, 0)) else 0, 1)
 
     def two(state, *arguments):
         start, stop = int64(arguments[0]), int64(arguments[1])
-        return range(start, stop if may_turn(state, max(stop - start, 0)) else start, 1)
+        return range(start, stop if may_go_round(state, max(stop - start, 0)) else start, 1)
 
     def three(state, *arguments):
         start, stop, step = int64(arguments[0]), int64(arguments[1]), int64(arguments[2])
-        return range(start, stop if may_turn(state, length_of(start, stop, step)) else start, step)
+        return range(start, stop if may_go_round(state, length_of(start, stop, step)) else start, step)
 
     return [one, two, three][len(arguments) - 1]
 

@@ -59,7 +59,7 @@ from sim.observers.races import Races
 from sim.observers.uninitialized import Uninitialized
 from sim.retrial import undecided
 
-TURNS = 1 << 34  # rounds of `for` loops that a block may make before it counts as endless
+TRIPS = 1 << 34  # of `for` loops, that a block may make before it counts as endless
 ROUNDS = 1_000_000  # of `while` loops
 FEW = 1 << 13  # threads: a launch of so many is explained as a whole, and of a larger one so many
 ROOM = 1 << 24  # words that one block may write down
@@ -291,8 +291,8 @@ class Attempt:
         return Guarded(array, *self.shadows.get(name, (BOUNDED if self.watched else BARE, 0)), self.state)
 
     def shadows_of_arguments(self):
-        """{name: (what is checked, address of the stamps)} of the arrays that need more than their bounds
-        checked; arrays that overlap share stamps."""
+        """{name: (what is checked, address of its shadow)} of the arrays that need more than their bounds
+        checked; arrays that overlap share shadow words."""
         shadows = {}
         for group in overlapping(self.arrays):
             watched = any(name in self.written for name in group) or any(
@@ -308,13 +308,13 @@ class Attempt:
                     for array in arrays
                 ):
                     raise CannotLower(f"arguments {', '.join(group)} overlap and their elements do not")
-                stamps = self.hold(
+                shadow = self.hold(
                     np.zeros(2 * -(-(max(address_of(array)[1] for array in arrays) - low) // size), np.int64)
                 )
                 kind = EMPTY if all(isinstance(array, Empty) for array in arrays) else GLOBAL
                 for name, array in zip(group, arrays):
                     offset = array.__array_interface__["data"][0] - low
-                    shadows[name] = kind, stamps + 16 * offset // size
+                    shadows[name] = kind, shadow + 16 * offset // size
         return shadows
 
     def hold(self, array):
@@ -326,20 +326,20 @@ class Attempt:
         """The address of the variables that live from one region to another, an array over threads each."""
         return self.hold(np.zeros(self.program.kept * bytes_over(self.launch.threads), np.uint8))
 
-    def guarded(self, array, kind, stamps=None, sizes=None):
+    def guarded(self, array, kind, shadow=None, sizes=None):
         """An array of our own for compiled code, with fresh memory for what watches over it; only the bounds
         are checked if nobody listens."""
         if not self.watched:
             return Guarded(array, BARE, 0, self.state, sizes)
         if kind == SHARED:
-            stamps = np.zeros(2 * array.size, np.int64) if stamps is None else stamps
+            shadow = np.zeros(2 * array.size, np.int64) if shadow is None else shadow
         elif kind == LOCAL:
-            stamps = np.zeros(array.size, np.uint8)
-        return Guarded(array, kind, 0 if stamps is None else self.hold(stamps), self.state, sizes)
+            shadow = np.zeros(array.size, np.uint8)
+        return Guarded(array, kind, 0 if shadow is None else self.hold(shadow), self.state, sizes)
 
     def dynamic_memory(self):
-        """The bytes of dynamic shared memory and their stamps; all views of them must have elements of one
-        size."""
+        """The bytes of dynamic shared memory and their shadow words; all views of them must have elements of
+        one size."""
         sizes = {
             np.dtype(d.dtype.rstrip("_")).itemsize
             for d in self.program.lowered.module.declared.values()
@@ -414,7 +414,7 @@ class Attempt:
     def run_arguments(self, stop):
         """What the compiled kernel is given, to run the blocks from the next to `stop`."""
         launch = self.launch
-        walk = self.next, stop, launch.grid, launch.block, self.rounds, TURNS
+        walk = self.next, stop, launch.grid, launch.block, self.rounds, TRIPS
         return *walk, self.state.address, self.ended, *self.given
 
     def advance(self, stop):

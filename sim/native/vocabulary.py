@@ -38,7 +38,7 @@ RESERVED = {
     "grid_shape",
     "block_shape",
     "most_rounds",
-    "most_turns",
+    "most_trips",
 }  # names that lowered text has of itself
 
 

@@ -378,7 +378,7 @@ def test_uninitialized_arguments():
         simulate(kernel, engine="native")[1, 4](empty(4), np.zeros(4))
 
 
-def test_overlapping_arguments_share_their_stamps():
+def test_overlapping_arguments_share_their_shadow_words():
     def kernel(x, y):
         i = cuda.grid(1)
         y[i] = x[i] + 1

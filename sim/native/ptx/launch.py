@@ -72,14 +72,14 @@ class PtxAttempt(Attempt):
     def add_local(self, table, allocation):
         size, threads = allocation.root.size, self.launch.threads
         shift = granule(self.source.narrowest["local"] // 8, size)
-        stamps = np.zeros((size * threads >> shift) + 1, np.uint8) if self.watched else None
+        shadow = np.zeros((size * threads >> shift) + 1, np.uint8) if self.watched else None
         bytes_ = np.full(size * threads, 0xFF, np.uint8)
         table.add(
             allocation.base,
             size,
             bytes_,
             LOCAL if self.watched else BARE,
-            stamps,
+            shadow,
             shift,
             WRITABLE,
             size,
@@ -92,22 +92,22 @@ class PtxAttempt(Attempt):
         watched |= self.watched and allocation.uninitialized
         itemsize = min((np.asarray(a).itemsize for a in allocation.keep or ()), default=1)
         shift = granule(itemsize, size)
-        stamps = np.zeros(2 * (size >> shift) + 2, np.int64) if watched else None
+        shadow = np.zeros(2 * (size >> shift) + 2, np.int64) if watched else None
         kind = BARE if not watched else EMPTY if allocation.uninitialized else GLOBAL
         fixed = WRITABLE if allocation.writable else READ_ONLY
-        table.add(allocation.base, size, allocation.root, kind, stamps, shift, fixed, 0, allocation.alignment)
+        table.add(allocation.base, size, allocation.root, kind, shadow, shift, fixed, 0, allocation.alignment)
 
     def add_shared(self, table, allocation):
         size = allocation.root.size
         shift = granule(self.source.narrowest["shared"] // 8, size)
-        stamps = np.zeros(2 * (size >> shift) + 2, np.int64) if self.watched else None
+        shadow = np.zeros(2 * (size >> shift) + 2, np.int64) if self.watched else None
         kind = SHARED if self.watched else BARE
         table.add(
             allocation.base,
             size,
             np.full(size, 0xFF, np.uint8),
             kind,
-            stamps,
+            shadow,
             shift,
             OF_BLOCK,
             0,
@@ -116,7 +116,7 @@ class PtxAttempt(Attempt):
 
 
 def granule(itemsize, size):
-    """The binary logarithm of the bytes that have a stamp of their own."""
+    """The binary logarithm of the bytes that have a shadow word of their own."""
     shift = min(itemsize, 8).bit_length() - 1
     while size >> shift << shift != size:
         shift -= 1

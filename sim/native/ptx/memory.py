@@ -1,8 +1,8 @@
 """Memory of a compiled PTX launch: regions that addresses lie in, and what is looked at before an access.
 
 Addresses are the simulated ones (sim.ptx.memory). A table holds of each region where it begins, how long it
-is, where its bytes are in the host's memory, and the stamps that watch over them (sim.native.checks), one
-for each granule of bytes. Each place of the kernel remembers the region that it was in last."""
+is, where its bytes are in the host's memory, and the shadow words that watch over them (sim.native.checks),
+one for each granule of bytes. Each place of the kernel remembers the region that it was in last."""
 
 import functools
 
@@ -16,7 +16,7 @@ from sim.native.internal import compiled
 # the numbers of a table, and behind them the region of each place
 REGIONS, COUNT, SCRATCH, PLACES = 0, 1, 2, 8
 # the numbers of a region: its address, bytes (of one thread, if STRIDE is not 0), the address of its bytes
-# and of its stamps, the binary logarithm of a granule, what watches it, whether it is fixed (or new for each
+# and of its shadow, the binary logarithm of a granule, what watches it, whether it is fixed (or new for each
 # block), how many bytes lie from one thread's to the next, and of what power of two its declaration makes its
 # address a multiple
 BASE, SIZE, HOST, STAMPS, SHIFT, KIND, FIXED, STRIDE, ALIGNED = range(9)
@@ -40,19 +40,19 @@ def region_of(table, address, thread):
 
 WATCH = {
     "load": (
-        "watch_load(stamps, granule, state, True, kind == EMPTY)",
-        "watch_load(stamps, granule, state, False, True)",
-        "watch_local(stamps, granule, state)",
+        "watch_load(shadow, granule, state, True, kind == EMPTY)",
+        "watch_load(shadow, granule, state, False, True)",
+        "watch_local(shadow, granule, state)",
     ),
     "store": (
-        "watch_store(stamps, granule, state, True)",
-        "watch_store(stamps, granule, state, False)",
-        "put(stamps, granule, uint8(1))",
+        "watch_store(shadow, granule, state, True)",
+        "watch_store(shadow, granule, state, False)",
+        "put(shadow, granule, uint8(1))",
     ),
     "atomic": (
-        "watch_atomic(stamps, granule, state, True, kind == EMPTY)",
-        "watch_atomic(stamps, granule, state, False, True)",
-        "watch_local(stamps, granule, state)",
+        "watch_atomic(shadow, granule, state, True, kind == EMPTY)",
+        "watch_atomic(shadow, granule, state, False, True)",
+        "watch_local(shadow, granule, state)",
     ),
 }
 TEXT = """
@@ -74,11 +74,11 @@ def located(table, place, address, thread, state):
     offset += thread * number(region, STRIDE)
     kind = number(region, KIND)
     if kind != BARE:
-        watch(number(region, STAMPS), offset, number(region, SHIFT), kind, state)
+        watch(number(region, SHADOW), offset, number(region, SHIFT), kind, state)
     return number(region, HOST) + offset
 """
 WATCHING = """
-def watch(stamps, offset, shift, kind, state):
+def watch(shadow, offset, shift, kind, state):
     for granule in range(offset >> shift, (offset + {last} >> shift) + 1):
         if kind == SHARED:
             {shared}
@@ -107,14 +107,14 @@ def locator(role, size):
 def renewed(table, position, thread):
     """A thread's local memory begins anew."""
     region = number(table, REGIONS) + 8 * FIELDS * position
-    stride, host, stamps = number(region, STRIDE), number(region, HOST), number(region, STAMPS)
+    stride, host, shadow = number(region, STRIDE), number(region, HOST), number(region, SHADOW)
     for byte in range(thread * stride, thread * stride + number(region, SIZE)):
         put(host, byte, uint8(255))
     if number(region, KIND) == LOCAL:
         for granule in range(
             stride * thread >> number(region, SHIFT), stride * (thread + 1) >> number(region, SHIFT)
         ):
-            put(stamps, granule, uint8(0))
+            put(shadow, granule, uint8(0))
 
 
 @compiled
@@ -134,9 +134,9 @@ class Table:
     def __init__(self, places):
         self.rows, self.held, self.places = [], [], places
 
-    def add(self, base, size, memory, kind=BARE, stamps=None, shift=0, fixed=WRITABLE, stride=0, aligned=256):
+    def add(self, base, size, memory, kind=BARE, shadow=None, shift=0, fixed=WRITABLE, stride=0, aligned=256):
         """A region of `size` bytes at a simulated address; `memory`: uint8, all bytes."""
-        addresses = self.address(memory), self.address(stamps)
+        addresses = self.address(memory), self.address(shadow)
         self.rows.append((base, size, *addresses, shift, kind, fixed, stride, aligned))
 
     def address(self, array):
