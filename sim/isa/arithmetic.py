@@ -286,24 +286,15 @@ def in_direction(kind, mode):
     return found
 
 
-def synonyms(name, mode, text):
-    """What an instruction that rounds to the nearest is called too."""
-    if mode == "rn" and name in ("add", "sub", "mul"):
-        yield f"{name}.{text}"
-    if mode == "rn" and text == "f32" and name in ("div", "rcp", "sqrt"):
-        yield f"{name}.approx.f32"
-        yield f"{name}.full.f32"
-    if (mode, name, text) == ("rn", "rcp", "f64"):
-        yield "rcp.approx.f64"
-    if name == "fma":
-        yield f"mad.{mode}.{text}"
-
-
+SYNONYMS = {f"{name}.rn.{text}": (f"{name}.{text}",) for name in ("add", "sub", "mul") for text in ALL_FLOATS}
+SYNONYMS |= {f"{name}.rn.f32": (f"{name}.approx.f32", f"{name}.full.f32") for name in ("div", "rcp", "sqrt")}
+SYNONYMS |= {"rcp.rn.f64": ("rcp.approx.f64",)}
+SYNONYMS |= {f"fma.{mode}.{text}": (f"mad.{mode}.{text}",) for mode in DIRECTIONS for text in ALL_FLOATS}
 for _text, _kind in ALL_FLOATS.items():
     for _mode in DIRECTIONS if _text in FLOATS else ("rn",):
         for _name, (_count, _meaning) in in_direction(_kind, _mode).items():
-            _also = tuple(synonyms(_name, _mode, _text))
-            enter(f"{_name}.{_mode}.{_text}", _meaning, (_kind,) * _count, _kind, also=_also)
+            _named = f"{_name}.{_mode}.{_text}"
+            enter(_named, _meaning, (_kind,) * _count, _kind, also=SYNONYMS.get(_named, ()))
 family("abs.T", ALL_FLOATS, abs, 1)
 family("neg.T", ALL_FLOATS, operator.neg, 1)
 family("min.T", ALL_FLOATS, ieee.smaller)

@@ -70,8 +70,8 @@ class Array:
         memory = self.allocation.root[self.offset : self.offset + span].view(self.dtype)
         memory.flags.writeable = memory.flags.writeable and self.writable
         # A memoryview gives a Python int or bool, as wide signed integers and booleans are inside a kernel;
-        # numpy gives its own scalars. It takes only an integer that fits, where numpy would convert a float as
-        # the CPU does; then `stored` converts as the GPU does.
+        # numpy gives its own scalars. It takes only an integer that fits, where numpy would convert a float
+        # as the CPU does; then `stored` converts as the GPU does.
         self.cells = memoryview(memory) if self.dtype.kind in "biu" else memory
         wide = self.dtype.kind == "b" or self.dtype.kind == "i" and itemsize >= 4
         self.data = self.cells if wide else memory
