@@ -19,7 +19,7 @@ REGIONS, COUNT, SCRATCH, PLACES = 0, 1, 2, 8
 # and of its shadow, the binary logarithm of a granule, what watches it, whether it is fixed (or new for each
 # block), how many bytes lie from one thread's to the next, and of what power of two its declaration makes its
 # address a multiple
-BASE, SIZE, HOST, STAMPS, SHIFT, KIND, FIXED, STRIDE, ALIGNED = range(9)
+BASE, SIZE, HOST, SHADOW, SHIFT, KIND, FIXED, STRIDE, ALIGNED = range(9)
 BARE, GLOBAL, EMPTY, SHARED, LOCAL = range(5)
 WRITABLE, READ_ONLY, OF_BLOCK = range(3)
 FIELDS = 9
