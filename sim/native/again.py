@@ -7,28 +7,13 @@ from collections import Counter
 from sim.native.arrays import GuardedType, ReferenceType
 from sim.native.flat import stops
 from sim.native.loops import is_range
+from sim.native.threads import IN_GRID
 from sim.native.variables import assigned, exposed
 from sim.native.vocabulary import SPECIAL
 
 CHEAP = ("isa_operator_", "isa_builtins_")  # functions of the table that cost little to compute again
 CASTS = ("numba", "sim.native.kinds")  # the homes of number types
-PURE = {
-    "min",
-    "max",
-    "abs",
-    "len",
-    "int",
-    "float",
-    "bool",
-    "grid_1",
-    "grid_2",
-    "grid_3",
-    "gridsize_1",
-    "gridsize_2",
-    "gridsize_3",
-    "lane_of",
-    "range",
-}
+PURE = {"min", "max", "abs", "len", "int", "float", "bool", "range", "lane_of", *IN_GRID}
 UNIFORM = {"state", "blockIdx", "blockDim", "gridDim"}
 
 

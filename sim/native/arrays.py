@@ -23,6 +23,7 @@ from numba.extending import (
 
 from sim.native.internal import LIKE_CODE
 from sim.native.kinds import dtype_of, kind_of
+from sim.native.words import words
 
 # what is checked: see sim.native.checks
 BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = "bare", "bounded", "global", "empty", "shared", "local"
@@ -158,70 +159,6 @@ def element(context, builder, x, value, flat):
     )
 
 
-@intrinsic
-def peek(typing, x, flat):
-    """The element of a Guarded `flat` elements behind its first."""
-
-    def code(context, builder, signature, arguments):
-        return context.unpack_value(builder, x.dtype, element(context, builder, x, *arguments))
-
-    return x.dtype(x, int64), code
-
-
-@intrinsic
-def poke(typing, x, flat, value):
-    """Write an element of a Guarded."""
-
-    def code(context, builder, signature, arguments):
-        context.pack_value(builder, x.dtype, arguments[2], element(context, builder, x, *arguments[:2]))
-        return context.get_dummy_value()
-
-    return types.void(x, int64, x.dtype), code
-
-
-@intrinsic
-def get(typing, address, position, like):
-    """The value of the type of `like` that stands `position` such values behind an address."""
-
-    def code(context, builder, signature, arguments):
-        return context.unpack_value(builder, like, at(context, builder, arguments[0], arguments[1], like))
-
-    return like(int64, int64, like), code
-
-
-@intrinsic
-def put(typing, address, position, value):
-    """Write `value`, of whatever type, `position` such values behind an address."""
-    kind = types.unliteral(value)
-
-    def code(context, builder, signature, arguments):
-        context.pack_value(
-            builder, kind, arguments[2], at(context, builder, arguments[0], arguments[1], kind)
-        )
-        return context.get_dummy_value()
-
-    return types.void(int64, int64, kind), code
-
-
-@intrinsic
-def number(typing, address, position):
-    """The int64 at a position: of a launch's numbers, of an array's shadow words, of a buffer."""
-
-    def code(context, builder, signature, arguments):
-        return builder.load(at(context, builder, *arguments, int64))
-
-    return int64(int64, int64), code
-
-
-@intrinsic
-def set_number(typing, address, position, value):
-    def code(context, builder, signature, arguments):
-        builder.store(arguments[2], at(context, builder, *arguments[:2], int64))
-        return context.get_dummy_value()
-
-    return types.void(int64, int64, int64), code
-
-
 def view(context, builder, x, kind, array, flat, shape, strides):
     """The Guarded of type `kind` that begins `flat` elements behind the first of an array of type `x`: LLVM's
     values."""
@@ -259,17 +196,20 @@ def bytes_over(threads):
     return 16 * (-(-threads // 32) * 32) + 64
 
 
+BYTES_OVER = words(bytes_over)  # compiled
+
+
 @functools.cache
 def over_threads(name):
     """The intrinsic (kept, position, threads) -> the Guarded of the number type of this name that is at a
     position among arrays over threads, which lie one behind the other from the address `kept` on."""
-    kind = GuardedType(getattr(types, name), 1, True, BARE)
+    kind = GuardedType(kind_of(name), 1, True, BARE)
 
     @intrinsic
     def over(typing, kept, position, threads):
         def code(context, builder, signature, arguments):
             kept, position, threads = arguments
-            each = context.compile_internal(builder, bytes_over, int64(int64), [threads])
+            each = BYTES_OVER.words.call(context, builder, threads)
             array = cgutils.create_struct_proxy(kind)(context, builder)
             array.data = builder.add(kept, builder.mul(position, each))
             array.shape = cgutils.pack_array(builder, [threads])

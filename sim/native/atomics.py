@@ -1,79 +1,75 @@
 """What compiled kernels do with memory and Numba lacks on the CPU: atomics, and loads and stores with a hint
 for the cache."""
 
-from numba import types
-from numba.extending import overload
+from llvmlite import ir
+from numba import int64, types
 
 from sim.isa.atomics import ENTRIES
 from sim.isa.functions import SAME
 from sim.native.checks import NARROWED, dirty
-from sim.native.elements import change
-from sim.native.functions import compiled_copy, compiled_value
-from sim.native.internal import LIKE_CODE, always
-from sim.native.kinds import converter
-from sim.native.logged import log_access
-
-IN_TEXT = change, log_access  # what occurs in functions made from text
-HINTS = {
-    **dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), "x, index"),
-    **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), "x, index, value"),
-}
-OFFERED = {*(f"cuda_{name}" for name in HINTS)}
-
-
-def to_element(x, value):
-    """`value` converted to the type of the array's elements."""
-
-
-@overload(to_element, **LIKE_CODE)
-def element_of(x, value):
-    convert = converter(x.dtype)
-    return lambda x, value: convert(value)
-
-
-def operand(x, value):
-    """The same, as an atomic takes it when nobody has looked at it before: a number that loses its fraction
-    makes the launch DIRTY, so that somebody else says so."""
-
-
-@overload(operand, **LIKE_CODE)
-def narrowed(x, value):
-    if not (isinstance(x.dtype, types.Integer) and isinstance(value, (types.Float, types.Complex))):
-        return lambda x, value: to_element(x, value)
-
-    def narrow(x, value):
-        dirty(x.numbers, NARROWED)
-        return to_element(x, value)
-
-    return narrow
+from sim.native.elements import CHANGED, I64, Place, is_element
+from sim.native.functions import compiled_copy, compiled_value, resolved
+from sim.native.internal import always, intrinsic_of
+from sim.native.kinds import converted
+from sim.native.logged import log
 
 
 def atomic(entry, placed):
-    """The compiled form of an atomic, for arrays of any type; `placed`: it notes where it was called."""
-    combine = compiled_copy(entry.native) if entry.native is not SAME else compiled_value(entry.meaning)
-    given = [f"operand(x, {name})" for name in entry.operands]
-    old_and = ", ".join(f"values[{position}]" for position in range(len(given)))
-    parameters = ", ".join(["x", *["index"] * entry.indexed, *entry.operands, *["place"] * placed])
-    lines = [
-        f"def combined(old, values):\n    return combine(old, {old_and})",
-        "combined = always(combined)",
-        f"def atomic({parameters}):",
-        *(["    index = 0"] if not entry.indexed else []),
-        *(["    log_access(x, index, place)"] if placed else []),
-        f"    return change(x, index, combined, ({', '.join(given)},))",
-    ]
-    exec("\n".join(lines), names := {**globals(), "combine": combine})
-    return always(names["atomic"])
+    """The compiled form of an atomic, for arrays of any type: a read and a write, as nobody interrupts the
+    running thread. `placed`: it notes where it was called."""
+    meaning = compiled_copy(entry.native) if entry.native is not SAME else compiled_value(entry.meaning)
+
+    def typed(typing, x, *given):
+        index = given[0] if entry.indexed else int64
+        if not is_element(x, index):
+            return None
+        change = resolved(typing, meaning, [x.dtype] * (1 + len(entry.operands)), x.dtype)
+
+        def code(context, builder, signature, arguments):
+            array, *rest = arguments
+            at = rest.pop(0) if entry.indexed else I64(0)
+            if placed:
+                log(context, builder, x, array, index, at, rest.pop())
+            place, sources = Place(context, builder, x, array, index, at), signature.args[1 + entry.indexed :]
+            values = [operand(place, source, value) for source, value in zip(sources, rest)]
+
+            def replace(flat):
+                pointer = place.pointer(flat)
+                old = context.unpack_value(builder, x.dtype, pointer)
+                context.pack_value(builder, x.dtype, change(context, builder, [old, *values]), pointer)
+                return old
+
+            return place.access(CHANGED, replace, ir.Constant(context.get_value_type(x.dtype), None))
+
+        return x.dtype(x, *given), code
+
+    names = ["x", *["index"] * entry.indexed, *entry.operands, *["place"] * placed]
+    return intrinsic_of("atomic", names, typed)
 
 
-for _name, _entry in ENTRIES.items():
-    for _placed in (False, True):
-        OFFERED.add(f"atomic_{_name}{'_at' * _placed}")
-        globals()[f"atomic_{_name}{'_at' * _placed}"] = atomic(_entry, _placed)
+def operand(place, kind, value):
+    """A number converted to the type of the array's elements; where it loses its fraction the launch is
+    DIRTY, so that somebody else says so."""
+    if isinstance(place.x.dtype, types.Integer) and isinstance(kind, (types.Float, types.Complex)):
+        place.call(dirty, place.array.numbers, I64(NARROWED))
+    return converted(place.context, place.builder, kind, place.x.dtype, value)
 
 
-for _name, _parameters in HINTS.items():
-    exec(
-        f"@always\ndef cuda_{_name}({_parameters}):\n    "
-        + ("x[index] = value" if "value" in _parameters else "return x[index]")
-    )
+@always
+def load(x, index):
+    return x[index]
+
+
+@always
+def store(x, index, value):
+    x[index] = value
+
+
+IN_TEXT = {
+    **{f"atomic_{name}": atomic(entry, False) for name, entry in ENTRIES.items()},
+    **{f"atomic_{name}_at": atomic(entry, True) for name, entry in ENTRIES.items()},
+    **dict.fromkeys(("cuda_ldca", "cuda_ldcg", "cuda_ldcs", "cuda_ldlu", "cuda_ldcv"), load),
+    **dict.fromkeys(("cuda_stcg", "cuda_stcs", "cuda_stwb", "cuda_stwt"), store),
+}
+globals().update(IN_TEXT)
+OFFERED = set(IN_TEXT)

@@ -169,7 +169,7 @@ class Calls(Names):
         array = Declared(
             space,
             None if space == "shared" and shape == (0,) else shape,
-            "bool_" if dtype.name == "bool" else dtype.name,
+            dtype,
             name,
             self.module.site(place),
         )

@@ -14,10 +14,9 @@ import functools
 from math import prod
 
 import numpy as np
-from numba import uint8
 
-from sim.native.arrays import State, get, number, set_number
-from sim.native.internal import always, compiled
+from sim.native.arrays import State
+from sim.native.words import APART, byte, number, set_number, words
 
 # The numbers of a launch. WROTE: whether anybody has written to global memory; SEGMENTS: one for each warp of
 # a block; INDICES: threadIdx of each thread, as x | y << 16 | z << 32.
@@ -53,7 +52,8 @@ MOST_UNSET = 64
 # for each thread, and behind them for each warp, the epoch and segment (as in a shadow word) in which it, or
 # the last of it, returned
 LEFT = UNSET + MOST_UNSET
-NUMBERS = LEFT + 1024 + 32
+RETURNED = LEFT + 1024 + 32  # for each thread, whether it has returned
+NUMBERS = RETURNED + 1024
 
 # bits of DIRTY
 NARROWED, BOUNDS, UNWRITTEN, RACE, BETWEEN, PARTED, SPENT = KINDS = tuple(1 << bit for bit in range(7))
@@ -80,13 +80,13 @@ def indices_of(block):
     return thread % block[0] | thread // block[0] % block[1] << 16 | thread // (block[0] * block[1]) << 32
 
 
-@always
+@words
 def dirty(state, kind):
     """Something of this kind is not in order in the running block."""
     set_number(state, DIRTY, number(state, DIRTY) | kind)
 
 
-@compiled
+@words(inline=APART)
 def races_with(state, epoch):
     """The running block races with another one, which had this epoch."""
     dirty(state, BETWEEN)
@@ -102,12 +102,12 @@ def races_with(state, epoch):
 # --- shadow words -------------------------------------------------------------------------------------------
 
 
-@always
+@words
 def same_epoch(before, me):
     return before >> EPOCH_SHIFT == me >> EPOCH_SHIFT
 
 
-@always
+@words
 def has_left(before, state):
     """Whether the thread of a shadow word (or one of them) returned before its warp synchronised again: later
     syncwarps do not put it before anything."""
@@ -115,7 +115,7 @@ def has_left(before, state):
     return number(state, LEFT + of) == before >> SEGMENT_SHIFT
 
 
-@always
+@words
 def of_another(before, me, state):
     """Whether the shadow word, of this epoch, is an access by another thread that no syncwarp puts before
     what this thread does now."""
@@ -126,7 +126,7 @@ def of_another(before, me, state):
     return before & MANY != 0 or (before ^ me) & THREAD != 0
 
 
-@always
+@words
 def judge(before, state, between_blocks):
     """Mark the block DIRTY if what the shadow word tells of and what this thread does now are in no order;
     `between_blocks`: the memory outlives a block."""
@@ -141,7 +141,7 @@ def judge(before, state, between_blocks):
         dirty(state, RACE)
 
 
-@always
+@words
 def read_by_me(before, state, between_blocks):
     """The shadow word of an element's readers, this thread now being one of them."""
     me = number(state, ME)
@@ -160,13 +160,13 @@ def read_by_me(before, state, between_blocks):
     return me | before & WARPS | (MANY if together else 0)
 
 
-@always
+@words
 def unwritten(written, state):
     """Whether the shadow word is older than the running block."""
     return written >> EPOCH_SHIFT < number(state, BLOCK_START)
 
 
-@always
+@words
 def watch_load(shadow, flat, state, between_blocks, wants_written):
     written, read = number(shadow, 2 * flat), number(shadow, 2 * flat + 1)
     if wants_written and unwritten(written, state):
@@ -176,7 +176,7 @@ def watch_load(shadow, flat, state, between_blocks, wants_written):
         set_number(shadow, 2 * flat + 1, read_by_me(read, state, between_blocks))
 
 
-@always
+@words
 def watch_store(shadow, flat, state, between_blocks):
     judge(number(shadow, 2 * flat), state, between_blocks)
     judge(number(shadow, 2 * flat + 1), state, between_blocks)
@@ -185,7 +185,7 @@ def watch_store(shadow, flat, state, between_blocks):
         set_number(state, WROTE, 1)
 
 
-@always
+@words
 def watch_atomic(shadow, flat, state, between_blocks, wants_written):
     written, me = number(shadow, 2 * flat), number(state, ME)
     new = me | ATOMIC
@@ -215,16 +215,16 @@ def watch_atomic(shadow, flat, state, between_blocks, wants_written):
         set_number(state, WROTE, 1)
 
 
-@always
+@words
 def watch_local(written, flat, state):
-    if get(written, flat, uint8(0)) == 0:
+    if byte(written, flat) == 0:
         dirty(state, UNWRITTEN)
 
 
 # --- elements -----------------------------------------------------------------------------------------------
 
 
-@compiled
+@words(inline=APART)
 def looked_at(position, length, state, wraps):
     """A position that does not lie between 0 and `length`, counted from the start, or -1; sets DIRTY for what
     somebody must hear of."""

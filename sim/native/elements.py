@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import boolean, int64, types
 from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, overload
+from numba.extending import intrinsic, lower_builtin
 
 from sim.memory.spaces import poisoned as fresh_bytes
 from sim.native.arrays import (
@@ -22,13 +22,10 @@ from sim.native.arrays import (
     ReferenceType,
     element,
     is_record,
-    peek,
-    poke,
     view,
 )
 from sim.native.checks import looked_at, watch_atomic, watch_load, watch_local, watch_store
-from sim.native.internal import LIKE_CODE, call
-from sim.native.kinds import converted, converter, dtype_of, plain
+from sim.native.kinds import converted, dtype_of
 
 OFFERED = {"fresh", "row_of", "poisoned"}
 I8, I64 = ir.IntType(8), ir.IntType(64)
@@ -88,13 +85,11 @@ class Place:
             return self.builder.extract_value(self.array.strides, axis)
         return reduce(self.builder.mul, map(self.side, range(axis + 1, self.x.ndim)), I64(1))
 
-    def call(self, function, codes, kinds):
-        return call(self.context, self.builder, function, codes, kinds)
+    def call(self, function, *codes):
+        return function.words.call(self.context, self.builder, *codes)
 
     def looked_at(self, place, axis):
-        wraps = ir.IntType(1)(self.x.kind == BARE)
-        kinds = int64, int64, int64, boolean
-        return self.call(looked_at, (place, self.side(axis), self.array.numbers, wraps), kinds)
+        return self.call(looked_at, place, self.side(axis), self.array.numbers, I64(int(self.x.kind == BARE)))
 
     def found(self, lost=None):
         """How many elements behind the first; `lost`: the block where code goes on if there is no such
@@ -141,17 +136,15 @@ class Place:
         kind, shadow, numbers = self.x.kind, self.array.shadow, self.array.numbers
         if kind in (BARE, BOUNDED):
             return
-        codes, kinds = [shadow, flat, numbers], [int64] * 3
         if kind == LOCAL and role == WRITTEN:
             word = self.builder.inttoptr(self.builder.add(shadow, flat), I8.as_pointer())
             self.builder.store(I8(1), word)
         elif kind == LOCAL:
-            self.call(watch_local, codes, kinds)
+            self.call(watch_local, shadow, flat, numbers)
         else:
             of_global, wants_written = kind != SHARED, kind != GLOBAL
             flags = [of_global] if role == WRITTEN else [of_global, wants_written]
-            codes += [ir.IntType(1)(flag) for flag in flags]
-            self.call(WATCHES[role], codes, [*kinds, *[boolean] * len(flags)])
+            self.call(WATCHES[role], shadow, flat, numbers, *map(I64, map(int, flags)))
 
     def access(self, role, do, otherwise):
         """`do(flat)` at the element, if there is one, else `otherwise`: a value, or None for both."""
@@ -262,41 +255,6 @@ def part(place, kind, flat):
     axes = range(len(place.given), place.x.ndim)
     sides = [cgutils.pack_array(place.builder, list(map(of, axes)), I64) for of in (place.side, place.stride)]
     return view(place.context, place.builder, place.x, kind, place.array._getvalue(), flat, *sides)
-
-
-# --- atomics ------------------------------------------------------------------------------------------------
-
-
-@intrinsic
-def place_to_change(typing, x, index):
-    """How many elements behind the first one that an atomic changes; -1 if there is no such element."""
-
-    def code(context, builder, signature, arguments):
-        place = Place(context, builder, x, arguments[0], index, arguments[1])
-        return place.access(CHANGED, lambda flat: flat, I64(-1))
-
-    return int64(x, index), code
-
-
-def change(x, index, combine, value):
-    """Replace x[index] by combine(old, value), and return old: an atomic, for code that nobody interrupts."""
-
-
-@overload(change, **LIKE_CODE)
-def change_element(x, index, combine, value):
-    if not is_element(x, index):
-        return None
-    kind, nothing = converter(x.dtype), plain(dtype_of(x.dtype).type(0))
-
-    def change(x, index, combine, value):
-        flat = place_to_change(x, index)
-        if flat < 0:
-            return kind(nothing)
-        old = peek(x, flat)
-        poke(x, flat, kind(combine(old, value)))
-        return old
-
-    return change
 
 
 # --- memory that nobody has written -------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """The native engine, for kernels in Python and in PTX."""
 
+from sim.native.explain import by_fibers, explained, kind_of_observer
 from sim.native.front import CannotLower
 from sim.native.ptx.launch import PtxAttempt
-from sim.native.runtime import Attempt, by_fibers, explained, in_words, kind_of_observer
+from sim.native.runtime import Attempt
 from sim.observers import COUNTERS, DEFAULT
 
 
@@ -16,5 +17,5 @@ class Native:
             attempt = (PtxAttempt if hasattr(launch.function, "ready") else Attempt)(launch)
             attempt.run()
         except CannotLower as reason:
-            return by_fibers(launch, f"by fibers: {in_words(reason)}")
+            return by_fibers(launch, f"by fibers: {reason.in_words()}")
         return attempt.outcome() if attempt.in_order else explained(attempt)

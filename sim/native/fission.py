@@ -57,7 +57,7 @@ class Fission(Computable):
         kind = self.kinds.get(variable)
         if not isinstance(kind, (types.Number, types.Boolean)):
             raise CannotLower(f"{variable} is a {kind} and lives across a barrier")
-        return "bool_" if isinstance(kind, types.Boolean) else str(kind)
+        return str(kind)
 
     # --- the text of a whole block --------------------------------------------------------------------------
 
@@ -93,7 +93,11 @@ class Fission(Computable):
             self.module.library("lanes_of")
         return [
             f"for thread in {over}:",
-            *(["    if ended[thread]:", "        continue"] if self.ends else []),
+            *(
+                [f"    if {self.module.library('has_returned')}(state, thread):", "        continue"]
+                if self.ends
+                else []
+            ),
             "    threadIdx = enter(state, thread)",
             *([f"    {self.module.library('log_thread')}(state, thread)"] if self.module.sited else []),
         ]
@@ -106,7 +110,7 @@ class Fission(Computable):
         lines = [
             "answer = NOBODY",
             *loop,
-            f"    answer = {join}(state, answer, {call}{'' if of_warp else ', ended, thread'})",
+            f"    answer = {join}(state, answer, {call}{'' if of_warp else ', thread'})",
         ]
         self.module.imports["NOBODY"] = "sim.native.regions"
         for name in sorted(exits):
@@ -183,7 +187,7 @@ class Fission(Computable):
         return [
             "answer = NOBODY",
             *self.threads(at),
-            f"    answer = {agree}(state, answer, {call}, ended, thread)",
+            f"    answer = {agree}(state, answer, {call}, thread)",
         ], f"{holds}(state, answer)"
 
     def spanned(self, iteration, at):
@@ -234,9 +238,9 @@ class Fission(Computable):
                 else [*lines, f"{self.module.library('all_' + call.stops)}(threads, {', '.join(given)})"]
             )
         if self.module.sited:
-            before += [f"{self.module.library('log_warp')}(state, {call.site}, warp, threads, ended)"]
+            before += [f"{self.module.library('log_warp')}(state, {call.site}, warp, threads)"]
         name = self.module.library(f"{'warp' if results else 'unused'}_{in_text(call.stops)}")
-        return [*before, f"{name}({', '.join(['state, warp, threads, ended', *given])})"]
+        return [*before, f"{name}({', '.join(['state, warp, threads', *given])})"]
 
     def held(self, node):
         """What stands for an argument of all lanes: an array over threads, or a number that is the same for
@@ -321,7 +325,6 @@ class Fission(Computable):
                 "warp",
                 "thread",
                 "threads",
-                "ended",
                 "kept",
                 *SPECIAL[2:],
                 *self.module.arrays,

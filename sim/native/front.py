@@ -30,15 +30,20 @@ class CannotLower(Exception):
         super().__init__(what)
         self.what, self.site = what, site
 
+    def in_words(self):
+        if self.site is None:
+            return self.what
+        return f"{self.what} ({self.site.function} line {self.site.line}  {self.site.source})"
+
 
 @dataclass(frozen=True)
 class Declared:
-    """A shared or local array: its shape (None for the dynamic shared bytes), the name of its dtype, and of
+    """A shared or local array: its shape (None for the dynamic shared bytes), its dtype, and the name of
     the variable that it is assigned to."""
 
     space: str
     shape: tuple | None
-    dtype: str
+    dtype: np.dtype
     name: str
     site: int
 

@@ -10,12 +10,12 @@ from types import CellType, CodeType, FunctionType
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from sim.isa.functions import BITS, LLVM, SAME, UNASSUMING, Function, Tabulated
 from sim.isa.table import INSTRUCTIONS
-from sim.native.internal import LIKE_CODE, always
-from sim.native.kinds import converter, kind_of, number_of, type_of
+from sim.native.internal import always, intrinsic_of
+from sim.native.kinds import converted, kind_of, number_of, type_of
 
 OFFERED = set()  # the names of entries come by __getattr__
 
@@ -53,43 +53,57 @@ def plain_type(kind):
 @functools.cache
 def function_of(entry):
     """The function of an entry, for operands of any types that it takes."""
-    names = [f"x{position}" for position in range(entry.count)]
-    listed = ", ".join(names)
-    stand_in = made(f"def stand_in({listed}):\n    raise NotImplementedError", "stand_in")
 
-    def typed(*given):
+    def typed(typing, *given):
         kinds = [*map(number_of, given)]
         found = None if None in kinds else entry.version(*kinds)
-        if found is None:
-            return None
-        operands, results = found[:2]
-        converts = {f"c{position}": converter(plain_type(kind)) for position, kind in enumerate(operands)}
-        several = results if isinstance(results, tuple) else (results,)
-        converts |= {f"r{position}": converter(plain_type(kind)) for position, kind in enumerate(several)}
-        call = f"meaning({', '.join(f'c{i}({name})' for i, name in enumerate(names))})"
-        if isinstance(results, tuple):
-            parts = ", ".join(f"r{position}(found[{position}])" for position in range(len(several)))
-            lines = f"    found = {call}\n    return ({parts},)"
-        else:
-            lines = f"    return r0({call})"
-        meaning = compiled_form(found, plain_type(several[0]))
-        return made(f"def implementation({listed}):\n{lines}", "implementation", meaning=meaning, **converts)
+        return found and typed_call(typing, found, [*map(types.unliteral, given)])
 
-    template = made(f"def template({listed}):\n    return typed({listed})", "template", typed=typed)
-    overload(stand_in, **LIKE_CODE)(template)
-    return stand_in
+    return intrinsic_of(text_name(entry.name), [f"x{position}" for position in range(entry.count)], typed)
 
 
-def made(text, name, **names):
-    exec(text, names)
-    return names[name]
+def typed_call(typing, version, given):
+    """(signature, code) of a Version for operands of these types."""
+    operands = [*map(plain_type, version.operands)]
+    several = isinstance(version.results, tuple)
+    result = tuple(map(plain_type, version.results)) if several else plain_type(version.results)
+    result = types.BaseTuple.from_types(result) if several else result
+    call = resolved(typing, compiled_form(version, result), operands, result)
+
+    def code(context, builder, signature, arguments):
+        cast = functools.partial(converted, context, builder)
+        return call(context, builder, [*map(cast, signature.args, operands, arguments)])
+
+    return result(*given), code
+
+
+def resolved(typing, function, kinds, result=None):
+    """The function (context, builder, codes) that calls a compiled one with arguments of these types, and
+    converts what it gives to the type `result`, if there is one: LLVM's values."""
+    typing.refresh()  # the function may have come after Numba looked last
+    kind = typing.resolve_value_type(function)
+    signature = typing.resolve_function_type(kind, tuple(kinds), {})
+
+    def call(context, builder, codes):
+        called = context.get_function(kind, signature)
+        for library in getattr(called, "libs", ()):
+            context.active_code_library.add_linking_library(library)
+        found = called(builder, codes)
+        return found if result is None else converted(context, builder, signature.return_type, result, found)
+
+    return call
+
+
+# Numba takes the operands of these for a tuple
+OF_TWO = {max: always(lambda a, b: max(a, b)), min: always(lambda a, b: min(a, b))}
 
 
 def compiled_form(version, result):
     """What compiled code calls with converted operands."""
     if version.native is BITS:
         return reinterpreter(result)
-    return compiled_value(version.meaning if version.native is SAME else version.native)
+    form = compiled_value(version.meaning if version.native is SAME else version.native)
+    return OF_TWO.get(form, form)
 
 
 # --- what Numba compiles ------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from numba.core.compiler_machinery import AnalysisPass, PassManager, register_pa
 from numba.core.registry import cpu_target
 from numba.core.typed_passes import NopythonTypeInference
 from numba.core.typing.templates import AbstractTemplate, signature
-from numba.extending import overload
 
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
-from sim.native.internal import LIKE_CODE
+from sim.native.internal import intrinsic_of
+from sim.native.kinds import kind_of
 
 RESULT = "the result"
 
@@ -101,33 +101,20 @@ def only_typed(function):
 # --- what a kernel waits for, as far as its type goes -------------------------------------------------------
 
 
-def declare(name, parameters, result):
-    """A function `name` that exists for type inference only; `result` names the parameter whose type it gives
-    back, or is a type."""
-    exec(
-        f"def {name}({parameters}): pass\ndef typed({parameters}):\n    return lambda {parameters}: {result}",
-        names := {"types": types},
-    )
-    overload(names[name], **LIKE_CODE)(names["typed"])
-    return names[name]
+@functools.cache
+def stand_in_for(entry):
+    """A function that exists for type inference only; what it gives has the types of the entry's results."""
 
+    def typed(typing, *given):
+        of = dict(zip(entry.parameters, given))
+        kinds = [of[kind] if isinstance(kind, Like) else kind_of(kind) for kind in entry.results.values()]
+        several = types.BaseTuple.from_types(kinds) if kinds else types.none
+        return (kinds[0] if len(kinds) == 1 else several)(*given), None
 
-def likeness(entry):
-    """The text of something that has the type of an instruction's result."""
-    likes = [
-        str(kind) if isinstance(kind, Like) else "True" if kind == "bool" else f"types.{kind}(0)"
-        for kind in entry.results.values()
-    ]
-    return f"({', '.join(likes)})" if len(likes) > 1 else likes[0] if likes else "None"
-
-
-DECLARED = {}  # Instruction, or Barrier -> its stand-in
+    return intrinsic_of(entry.name, entry.parameters, typed)
 
 
 def stops():
     """{name: its stand-in} of all at which a thread of a Python kernel waits: a name with dots is PTX's."""
     names = [name for name in WARP_WIDE | BLOCK_WIDE if name.isidentifier()]
-    for entry in map(INSTRUCTIONS.get, names):
-        if entry not in DECLARED:
-            DECLARED[entry] = declare(entry.name, ", ".join(entry.parameters), likeness(entry))
-    return {name: DECLARED[INSTRUCTIONS[name]] for name in names}
+    return {name: stand_in_for(INSTRUCTIONS[name]) for name in names}

@@ -3,20 +3,19 @@ of their own, which took half of the time in LLVM and stayed in memory."""
 
 import gc
 from contextlib import contextmanager
-from pathlib import Path
 from types import CodeType
 
-from llvmlite.binding import parse_bitcode
 from numba import njit, types
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import CompilerBase, DefaultPassBuilder, compile_result
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import PassManager, register_pass
-from numba.core.environment import Environment, lookup_environment
-from numba.core.registry import CPUDispatcher, cpu_target
+from numba.core.environment import lookup_environment
+from numba.core.registry import CPUDispatcher
 from numba.core.typed_passes import NativeLowering, NopythonRewrites
 from numba.core.untyped_passes import InlineClosureLikes
+from numba.extending import intrinsic
 
-from sim.native.cache import ROOT, Kept, KeptOwn
+from sim.native.cache import Kept
 
 
 class NoEnvironment:
@@ -46,66 +45,9 @@ class LinkedLibrary(JITCodeLibrary):
     def get_pointer_to_function(self, name):
         return 0
 
-    @classmethod
-    def rebuilt(cls, codegen, name, bitcode):
-        """The library that `closed` has described."""
-        library = cls(codegen, name)
-        library._final_module = library._shared_module = parse_bitcode(bitcode)
-        library._finalize_final_module()
-        return library
-
-    def closed(self):
-        """Its code, in which every function has a name that means the same in each process, or none."""
-        module = self._get_module_for_linking().clone()
-        for function in module.functions:
-            if not function.is_declaration and function.name not in STABLE:
-                function.linkage = "internal"
-        return module.as_bitcode()
-
-
-# --- functions of ours, which are kept ----------------------------------------------------------------------
-
-STABLE = set()  # names of compiled functions that stand for the same code in each process
-
-
-def is_ours(function):
-    """Whether a function is known by its module, name and line: one of a file of `sim`, and no closure."""
-    code = function.__code__
-    inside = Path(code.co_filename).is_relative_to(ROOT) and function.__closure__ is None
-    return inside and "<" not in function.__qualname__
-
-
-class KeptLinked(KeptOwn):
-    def reduced(self, result):
-        description = result.fndesc
-        description.typemap = description.calltypes = None  # not needed any more, and large
-        return result.library.name, result.library.closed(), description, result.signature
-
-    def rebuilt(self, context, name, bitcode, description, signature):
-        STABLE.add(description.mangled_name)
-        library = LinkedLibrary.rebuilt(context.codegen(), name, bitcode)
-        environment = Environment.from_fndesc(description)
-        return compile_result(
-            typing_context=cpu_target.typing_context,
-            target_context=context,
-            library=library,
-            environment=environment,
-            entry_point=context.get_executable(library, description, environment),
-            fndesc=description,
-            signature=signature,
-            objectmode=False,
-            lifted=(),
-            reload_init=(),
-            referenced_envs=(),
-        )
-
 
 class Own(CPUDispatcher):
-    """Compiles a function of ours once for all numbers of a type, literal or not, and keeps it on disk."""
-
-    def __init__(self, function, **options):
-        super().__init__(function, **options)
-        self._cache = KeptLinked(function)
+    """Compiles a function of ours once for all numbers of a type, literal or not."""
 
     def get_call_template(self, arguments, keywords):
         return super().get_call_template([*map(types.unliteral, arguments)], keywords)
@@ -119,14 +61,8 @@ class LowerToLink(NativeLowering):
     _name = "lower_to_link"
 
     def run_pass(self, state):
-        function = state.func_id.func
-        if is_ours(function):
-            state.func_id.unique_id = -function.__code__.co_firstlineno
         state.library = LinkedLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
-        changed = super().run_pass(state)
-        if is_ours(function):
-            STABLE.add(state.cr.fndesc.mangled_name)
-        return changed
+        return super().run_pass(state)
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -200,18 +136,11 @@ def kernel(function):
     return dispatcher
 
 
-def call(context, builder, function, codes, kinds, cold=False):
-    """The result of a call of a `compiled` function that raises nothing, with arguments of these Numba types:
-    LLVM's values."""
-    kinds = tuple(kinds)
-    function.compile(kinds)
-    result = function.overloads[kinds]
-    context.active_code_library.add_linking_library(result.library)
-    called = context.declare_function(builder.module, result.fndesc)
-    _, value = context.call_conv.call_function(
-        builder, called, result.signature.return_type, kinds, codes, attrs=["noinline"] if cold else []
-    )
-    return value
+def intrinsic_of(name, parameters, typed):
+    """An intrinsic of these parameters; `typed(typing, *types)` gives its signature and code."""
+    names = ", ".join(parameters)
+    exec(f"def {name}(typing, {names}):\n    return typed(typing, {names})", made := {"typed": typed})
+    return intrinsic(made[name])
 
 
 INTERNAL = {
@@ -223,18 +152,13 @@ INTERNAL = {
 LIKE_CODE = {"jit_options": INTERNAL}  # for `overload`
 
 
-def linked(**options):
+def linked(dispatcher, **options):
     """The decorator of a function that only compiled code calls."""
     targets = {name: value for name, value in INTERNAL.items() if name != "pipeline_class"}
-
-    def decorate(function):
-        dispatcher = Own if is_ours(function) else CPUDispatcher
-        options_of_target = {"nopython": True, "boundscheck": None, **targets, **options}
-        return dispatcher(function, targetoptions=options_of_target, pipeline_class=Internal)
-
-    return decorate
+    options = {"nopython": True, "boundscheck": None, **targets, **options}
+    return lambda function: dispatcher(function, targetoptions=options, pipeline_class=Internal)
 
 
-compiled = linked()
-always = linked(forceinline=True)
+compiled = linked(CPUDispatcher)  # of a kernel
+always = linked(Own, forceinline=True)  # of ours
 recursive = njit(error_model="numpy")  # what calls itself must have an address

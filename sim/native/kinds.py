@@ -181,7 +181,10 @@ def to_integer(builder, kind, double, wide, width):
 
 def converted(context, builder, source, target, value):
     """A number of another type, in LLVM's values; a float becomes an integer as `cvt.rzi` does, which Numba
-    emits on CUDA: see sim.isa.conversions.truncated."""
+    emits on CUDA: see sim.isa.conversions.truncated. Of a tuple, each."""
+    if isinstance(target, types.BaseTuple):
+        parts = zip(source, target, cgutils.unpack_tuple(builder, value), strict=True)
+        return context.make_tuple(builder, target, [converted(context, builder, *part) for part in parts])
     if isinstance(source, types.Float) and isinstance(target, types.Integer):
         double = context.cast(builder, value, source, float64)
         return to_integer(builder, target, double, 16 if source == float64 else 64, max(target.bitwidth, 16))

@@ -10,17 +10,17 @@ import functools
 from llvmlite import ir
 from numba import int64, types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
 
 from sim.isa.table import ALL, FULL, GIVEN, INSTRUCTIONS, Like
-from sim.native.arrays import BARE, GuardedType, number, put, set_number, viewer
-from sim.native.checks import PARTED, SEGMENTS, dirty
-from sim.native.functions import compiled_copy
-from sim.native.internal import LIKE_CODE, always
-from sim.native.kinds import converter, kind_of
-from sim.native.regions import of_thread, part
-from sim.native.threads import lanes_of
+from sim.native.arrays import BARE, GuardedType, element
+from sim.native.checks import PARTED, RETURNED, SEGMENTS, dirty
+from sim.native.elements import I64
+from sim.native.functions import compiled_copy, resolved
+from sim.native.internal import intrinsic_of
+from sim.native.kinds import converted, kind_of
+from sim.native.regions import part
 from sim.native.vocabulary import instruction_of
+from sim.native.words import WORD, number, set_number, words
 
 OFFERED = set()  # warp_NAME and unused_NAME of each instruction come by __getattr__
 
@@ -32,41 +32,41 @@ def __getattr__(name):
     return made(INSTRUCTIONS[instruction], name.startswith("warp_"))
 
 
-@always
-def lanes_there(warp, threads, ended):
-    """The lanes of a warp that have not ended, as a mask."""
+@words
+def lanes_there(state, warp, threads):
+    """The lanes of a warp that have not returned, as a mask."""
     there = 0
-    for thread in lanes_of(warp, threads):
-        if ended[thread] == 0:
+    for thread in range(32 * warp, min(32 * warp + 32, threads)):
+        if not number(state, RETURNED + thread):
             there |= 1 << (thread & 31)
     return there
 
 
-@always
-def check_mask(state, warp, threads, ended, there, mask):
-    """Every lane that is there must be named, and all must name the same."""
+@words
+def check_mask(state, there, masks):
+    """Every lane that is there must be named, and all must name the same; `masks`: the address of 32."""
     first = -1
-    for thread in lanes_of(warp, threads):
-        if ended[thread] == 0:
-            given = int64(of_thread(mask, thread)) & FULL
-            if given & there != there or first not in (-1, given):
+    for lane in range(32):
+        if there >> lane & 1:
+            given = number(masks, lane) & FULL
+            if given & there != there or (first != -1 and first != given):
                 part(state)
             first = given
 
 
-@always
+@words
 def check_all(state, there):
     if there != FULL:
         part(state)
 
 
-@always
+@words
 def check_read(state, there, lane, of):
     if there >> lane & 1 and 0 <= of < 32 and not there >> of & 1:
         dirty(state, PARTED)
 
 
-@always
+@words
 def next_segment(state, warp):
     set_number(state, SEGMENTS + warp, (number(state, SEGMENTS + warp) + 1) & 0xFFFF)
 
@@ -74,104 +74,72 @@ def next_segment(state, warp):
 # --- rows ---------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def room_for(kind):
-    """An intrinsic () -> the address of 32 values of this type, for as long as the function runs."""
-
-    @intrinsic
-    def room(typing):
-        def code(context, builder, signature, arguments):
-            return builder.ptrtoint(
-                cgutils.alloca_once(builder, ir.ArrayType(context.get_data_type(kind), 32)), ir.IntType(64)
-            )
-
-        return int64(), code
-
-    return room
+def row_of(kind):
+    return GuardedType(kind, 1, True, BARE, (32,))
 
 
-@functools.cache
-def row_at(kind):
-    """An intrinsic (address, state) -> the 32 values of this type that stand there, as an array."""
-    row = GuardedType(kind, 1, True, BARE, (32,))
-
-    @intrinsic
-    def at(typing, address, state):
-        def code(context, builder, signature, arguments):
-            struct, one = cgutils.create_struct_proxy(row)(context, builder), ir.Constant(ir.IntType(64), 1)
-            struct.data, struct.numbers = arguments
-            struct.shape = cgutils.pack_array(builder, [ir.Constant(ir.IntType(64), 32)])
-            struct.strides, struct.shadow = cgutils.pack_array(builder, [one]), ir.Constant(ir.IntType(64), 0)
-            return struct._getvalue()
-
-        return row(int64, int64), code
-
-    return at
+def own_type(x):
+    return x.dtype if isinstance(x, GuardedType) else x
 
 
-@functools.cache
-def rows_of(declared):
-    """The function (operand, warp, state) -> its row for a warp, in the declared type (None: its own): part
-    of an array over threads, or a copy of what is converted or the same for all."""
+class Warp:
+    """The lanes of a running warp, in LLVM's values. What they give is an array over threads, or a number
+    that is the same for all."""
 
-    def row(x, warp, state):
-        raise NotImplementedError
+    def __init__(self, context, builder, state, warp):
+        self.context, self.builder, self.state, self.warp = context, builder, state, warp
+        self.first = builder.mul(warp, I64(32))
 
-    @overload(row, **LIKE_CODE)
-    def row_of(x, warp, state):
-        array = isinstance(x, GuardedType)
-        own = x.dtype if array else types.unliteral(x)
-        kind = own if declared is None else kind_of(declared)
-        if array and kind == own:
-            view = viewer(GuardedType(kind, 1, True, BARE, (32,)))
-            return lambda x, warp, state: view(x, 32 * warp, (32,), (1,))
-        room, at, convert = room_for(kind), row_at(kind), bool if kind == types.boolean else converter(kind)
+    def call(self, function, *codes):
+        return function.words.call(self.context, self.builder, self.state, *codes)
 
-        def copied(x, warp, state):
-            address = room()
-            for lane in range(32):
-                put(address, lane, convert(of_thread(x, 32 * warp + lane)))
-            return at(address, state)
+    def array(self, kind, pointer):
+        """The 32 values of this type that stand at an address, as an array."""
+        struct, builder = cgutils.create_struct_proxy(row_of(kind))(self.context, self.builder), self.builder
+        struct.data, struct.numbers, struct.shadow = builder.ptrtoint(pointer, WORD), self.state, I64(0)
+        struct.shape, struct.strides = (cgutils.pack_array(builder, [I64(n)]) for n in (32, 1))
+        return struct._getvalue()
 
-        return copied
+    def room(self, kind):
+        """An array of 32 values, for as long as the function runs."""
+        room = ir.ArrayType(self.context.get_data_type(kind), 32)
+        return self.array(kind, cgutils.alloca_once(self.builder, room))
 
-    return row
+    def pointer(self, x, array, first, lane):
+        return element(self.context, self.builder, x, array, self.builder.add(first, lane))
 
+    def given(self, x, value, first, lane):
+        if not isinstance(x, GuardedType):
+            return value
+        return self.context.unpack_value(self.builder, x.dtype, self.pointer(x, value, first, lane))
 
-@functools.cache
-def results_of(declared):
-    """(row, into): the function (result, warp, state) -> the row that the meaning fills, in the declared type
-    (None: the variable's own), and (result, warp, row) that puts it there."""
+    def copy(self, source, target):
+        """Copy 32 values, converted; both are (type, value, position of the first)."""
+        own, (x, array, first) = own_type(source[0]), target
+        with cgutils.for_range(self.builder, I64(32)) as loop:
+            value = converted(self.context, self.builder, own, x.dtype, self.given(*source, loop.index))
+            self.context.pack_value(self.builder, x.dtype, value, self.pointer(x, array, first, loop.index))
 
-    def row(x, warp, state):
-        raise NotImplementedError
+    def check_mask(self, there, x, value):
+        masks = cgutils.create_struct_proxy(row_of(int64))(
+            self.context, self.builder, self.row(int64, x, value)
+        )
+        self.call(check_mask, there, masks.data)
 
-    def into(x, warp, row):
-        raise NotImplementedError
+    def check_reads(self, there, reads, rows, arrays):
+        """Whether each lane reads from one that is there; `reads`: what tells from which."""
+        with cgutils.for_range(self.builder, I64(32)) as loop:
+            mine = [self.given(x, array, I64(0), loop.index) for x, array in zip(rows, arrays)]
+            of = reads(self.context, self.builder, [loop.index, *mine])
+            self.call(check_read, there, loop.index, of)
 
-    def differs(x):
-        return declared is not None and x.dtype != kind_of(declared)
-
-    @overload(row, **LIKE_CODE)
-    def row_of(x, warp, state):
-        if not differs(x):
-            own = rows_of(None)
-            return lambda x, warp, state: own(x, warp, state)
-        room, at = room_for(kind_of(declared)), row_at(kind_of(declared))
-        return lambda x, warp, state: at(room(), state)
-
-    @overload(into, **LIKE_CODE)
-    def put_into(x, warp, row):
-        if not differs(x):
-            return lambda x, warp, row: None
-
-        def copy(x, warp, row):
-            for lane in range(32):
-                x[32 * warp + lane] = row[lane]
-
-        return copy
-
-    return row, into
+    def row(self, kind, x, value):
+        """What the lanes give, as an array of this type: a part of theirs, or a copy."""
+        if isinstance(x, GuardedType) and x.dtype == kind:
+            return self.array(kind, self.pointer(x, value, self.first, I64(0)))
+        row = self.room(kind)
+        self.copy((x, value, self.first), (row_of(kind), row, I64(0)))
+        return row
 
 
 # --- instructions of the table ------------------------------------------------------------------------------
@@ -179,38 +147,42 @@ def results_of(declared):
 
 @functools.cache
 def made(entry, carried_out):
-    """The function (state, warp, threads, ended, mask, *operands, *results) of an instruction; without
-    `carried_out` it has no results, and only looks whether all is in order."""
-    operands, results = list(entry.operands), list(entry.results) if carried_out else []
-    rows = [f"row_{name}" for name in operands + results]
-    mine = ", ".join(["lane", *(f"row_{name}[lane]" for name in operands)])
-    parameters = ["state, warp, threads, ended", *(["mask"] if entry.mask == GIVEN else [])]
-    parameters += [f"x_{name}" for name in operands + results]
-    lines = [
-        f"def made({', '.join(parameters)}):",
-        "    there = lanes_there(warp, threads, ended)",
-        *(["    check_mask(state, warp, threads, ended, there, mask)"] if entry.mask == GIVEN else []),
-        *(["    check_all(state, there)"] if entry.mask == ALL else []),
-        *(f"    row_{name} = rows_{name}(x_{name}, warp, state)" for name in operands + results if results),
-        *(
-            ["    for lane in range(32):", f"        check_read(state, there, lane, reads({mine}))"]
-            if entry.reads and carried_out
-            else []
-        ),
-        *(["    next_segment(state, warp)"] if entry.orders else []),
-        *([f"    meaning({', '.join(['there', *rows])})"] if results else []),
-        *(f"    into_{name}(x_{name}, warp, row_{name})" for name in results),
-    ]
-    names = {
-        **globals(),
-        **{f"rows_{name}": rows_of(declared) for name, declared in entry.operands.items()},
-        **{
-            f"{what}_{name}": function
-            for name, kind in entry.results.items()
-            for what, function in zip(("rows", "into"), results_of(None if isinstance(kind, Like) else kind))
-        },
-        "meaning": compiled_copy(entry.meaning),
-        "reads": entry.reads and compiled_copy(entry.reads),
-    }
-    exec("\n".join(lines), names)
-    return always(names["made"])
+    """The intrinsic (state, warp, threads, mask, *operands, *results) of an instruction; if not `carried_out`
+    it has no results, and only looks whether all is in order."""
+    masks, results = ["mask"] * (entry.mask == GIVEN), list(entry.results.items()) if carried_out else []
+    declared = [*entry.operands.values(), *(None if isinstance(kind, Like) else kind for _, kind in results)]
+    names = [*masks, *(f"x_{name}" for name in [*entry.operands, *dict(results)])]
+
+    def typed(typing, *given):
+        operands = given[3 + len(masks) :]
+        kinds = [own_type(x) if kind is None else kind_of(kind) for x, kind in zip(operands, declared)]
+        rows, count = [*map(row_of, kinds)], len(entry.operands)
+        meaning = reads = None
+        if results:
+            meaning = resolved(typing, compiled_copy(entry.meaning), [int64, *rows])
+        if entry.reads and carried_out:
+            reads = resolved(typing, compiled_copy(entry.reads), [int64, *kinds[:count]], int64)
+
+        def code(context, builder, signature, arguments):
+            state, number, threads, *values = arguments
+            warp = Warp(context, builder, state, number)
+            there = warp.call(lanes_there, number, threads)
+            if masks:
+                warp.check_mask(there, given[3], values.pop(0))
+            if entry.mask == ALL:
+                warp.call(check_all, there)
+            arrays = [warp.row(*of) for of in zip(kinds, operands, values)] if results else []
+            if reads:
+                warp.check_reads(there, reads, rows[:count], arrays)
+            if entry.orders:
+                warp.call(next_segment, number)
+            if meaning:
+                meaning(context, builder, [there, *arrays])
+            for kind, row, x, value in [*zip(kinds, arrays, operands, values)][count:]:
+                if x.dtype != kind:
+                    warp.copy((row_of(kind), row, I64(0)), (x, value, warp.first))
+            return context.get_dummy_value()
+
+        return types.void(*given), code
+
+    return intrinsic_of("made", ["state", "warp", "threads", *names], typed)

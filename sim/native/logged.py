@@ -10,11 +10,11 @@ from llvmlite import ir
 from numba import int64, types
 from numba.extending import intrinsic, overload
 
-from sim.native.arrays import number, set_number
-from sim.native.checks import LOG
+from sim.native.checks import LOG, RETURNED
 from sim.native.elements import Place, is_element
-from sim.native.internal import LIKE_CODE, always, call
+from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import dtype_of
+from sim.native.words import number, set_number, words
 
 OFFERED = {"load", "store", "branch", "log_thread", "log_epoch", "log_together", "log_warp"}
 I64 = ir.IntType(64)
@@ -23,7 +23,7 @@ PLACES = (1 << 12) - 4  # of a kernel; behind them what else a word may tell
 THREAD_GOES_ON, EPOCH_ENDS, TOGETHER = range(PLACES, PLACES + 3)
 
 
-@always
+@words
 def append(state, word):
     length = number(state, LOG + 1)
     if length < number(state, LOG + 2):
@@ -31,28 +31,28 @@ def append(state, word):
     set_number(state, LOG + 1, length + 1)
 
 
-@always
+@words
 def log_thread(state, thread):
     append(state, THREAD_GOES_ON << PLACE_SHIFT | thread)
 
 
-@always
+@words
 def log_epoch(state):
     append(state, EPOCH_ENDS << PLACE_SHIFT)
 
 
-@always
+@words
 def log_together(state, place):
     append(state, TOGETHER << PLACE_SHIFT | place)
 
 
-@always
-def log_warp(state, place, warp, threads, ended):
+@words
+def log_warp(state, place, warp, threads):
     """The same of those lanes of a warp that are there."""
     for thread in range(32 * warp, min(32 * warp + 32, threads)):
-        if ended[thread] == 0:
+        if not number(state, RETURNED + thread):
             log_together(state, place)
-            break
+            return
 
 
 @always
@@ -62,21 +62,21 @@ def branch(state, test, thread, place):
     return test
 
 
+def log(context, builder, x, array, index, code, place):
+    """Write down an access that finds its element, in LLVM's values."""
+    found = Place(context, builder, x, array, index, code)
+    size = I64(dtype_of(x.dtype).itemsize.bit_length() - 1 << SIZE_SHIFT)
+    with builder.if_then(found.from_the_start()):
+        address = builder.ptrtoint(found.pointer(found.flat(found.given)), I64)
+        what = builder.or_(builder.shl(place, I64(PLACE_SHIFT)), size)
+        found.call(append, found.array.numbers, builder.or_(what, address))
+
+
 @intrinsic
 def log_access(typing, x, index, place):
-    """Write down an access that finds its element."""
-    if not is_element(x, index):
-        return None
-    size = dtype_of(x.dtype).itemsize
-
     def code(context, builder, signature, arguments):
-        found = Place(context, builder, x, arguments[0], index, arguments[1])
-        with builder.if_then(found.from_the_start()):
-            address = builder.ptrtoint(found.pointer(found.flat(found.given)), I64)
-            what = builder.add(
-                builder.shl(arguments[2], I64(PLACE_SHIFT)), I64(size.bit_length() - 1 << SIZE_SHIFT)
-            )
-            call(context, builder, append, (found.array.numbers, builder.or_(what, address)), (int64, int64))
+        array, index_code, place_code = arguments
+        log(context, builder, x, array, index, index_code, place_code)
         return context.get_dummy_value()
 
     return types.void(x, index, int64), code

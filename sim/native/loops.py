@@ -97,9 +97,11 @@ class LoopCounter(ast.NodeTransformer):
             )
             node.body = [located(ast.parse(test).body[0], node), *node.body]
         if is_range(node.iter) and not constant:
+            given, (zero, one) = node.iter.args, map(ast.Constant, (0, 1))
+            bounds = [zero, *given, one] if len(given) == 1 else [*given, one][:3]
             node.iter = ast.Call(
                 ast.Name(self.module.library("counted"), ast.Load()),
-                [ast.Name("state", ast.Load()), *node.iter.args],
+                [ast.Name("state", ast.Load()), *bounds],
                 [],
             )
         return node

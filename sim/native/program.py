@@ -20,9 +20,9 @@ from sim.native.flat import Flattener
 from sim.native.front import CannotLower, Module
 from sim.native.functions import digest, text_names
 from sim.native.kinds import kind_of
-from sim.native.threads import Dim3
+from sim.native.threads import DIM3
 from sim.native.variables import assigned, reads
-from sim.native.vocabulary import SPECIAL
+from sim.native.vocabulary import SPECIAL, WALK
 from sim.native.writes import Writes
 
 # --- text ---------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Lowered:
 @dataclass(eq=False)
 class Fissioned:
     """A kernel by fission: `run(first_position, end_position, grid, block, most_rounds, most_trips, state,
-    ended, *arrays, *declared, kept, *arguments)`."""
+    *arrays, *declared, kept, *arguments)`."""
 
     lowered: Lowered
     text: str
@@ -195,7 +195,7 @@ def fissioned(lowered, name, kinds):
         GuardedType(numba.typeof(array).dtype, array.ndim, True, BOUNDED) for array in module.arrays.values()
     ]
     declared = [
-        GuardedType(kind_of(d.dtype.rstrip("_")), array_rank(d), True, BARE, sizes_of(d))
+        GuardedType(kind_of(d.dtype), array_rank(d), True, BARE, sizes_of(d))
         for d in module.declared.values()
     ]
     path = cache.path_of(
@@ -203,7 +203,7 @@ def fissioned(lowered, name, kinds):
         repr(
             (
                 thread_text(module, name, parameters, lowered.statements),
-                [str(kind) for kind in (*kinds, *arrays)],
+                [str(kind) for kind in (*kinds, *arrays, *declared)],
             )
         ),
     )
@@ -233,9 +233,6 @@ def sizes_of(declared):
 def array_rank(declared):
     """Dimensions of the parameter that brings a declared array: a local one has one more, the thread."""
     return len(declared.shape or (0,)) + (declared.space == "local")
-
-
-DIM3 = numba.types.NamedUniTuple(numba.int32, 3, Dim3)
 
 
 def typed_apart(module, statements, parameters, types_of):
@@ -327,26 +324,13 @@ def fission_text(module, name, parameters, split, renewing=()):
     ]
     for text in split.functions:
         lines += ["", "@compiled", *text, ""]
-    given = [
-        "first_position",
-        "end_position",
-        "grid_shape",
-        "block_shape",
-        "most_rounds",
-        "most_trips",
-        "state",
-        "ended",
-        *module.arrays,
-        *module.declared,
-        "kept",
-        *parameters,
-    ]
+    given = [*WALK, "state", *module.arrays, *module.declared, "kept", *parameters]
     body = [
-        "gridDim, blockDim = dim3(grid_shape), dim3(block_shape)",
+        "gridDim, blockDim = dim3(*grid_shape), dim3(*block_shape)",
         "threads = block_shape[0] * block_shape[1] * block_shape[2]",
         "for position in range(first_position, end_position):",
-        "    begin_block(state, ended, position, most_rounds, most_trips)",
-        "    blockIdx = block_index(position, gridDim)",
+        "    begin_block(state, threads, position, most_rounds, most_trips)",
+        "    blockIdx = block_index(position, gridDim.x, gridDim.y)",
         *(f"    poisoned({name})" for name in shared),
         *(f"    {statement}" for statement in renewing),
         f"    {block}",

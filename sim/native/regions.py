@@ -3,13 +3,12 @@ must agree."""
 
 import functools
 
-from llvmlite import ir
-from numba import boolean, int64, uint8
+from numba import int64, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from sim.isa.table import BLOCK, INSTRUCTIONS
-from sim.native.arrays import GuardedType, number, set_number
+from sim.native.arrays import GuardedType
 from sim.native.checks import (
     BARRIERS,
     BLOCK_START,
@@ -27,6 +26,7 @@ from sim.native.checks import (
     OF_LAUNCH,
     PARTED,
     POSITION,
+    RETURNED,
     ROUNDS,
     SEGMENT_SHIFT,
     SPENT,
@@ -37,37 +37,22 @@ from sim.native.checks import (
     dirty,
 )
 from sim.native.functions import compiled_copy
-from sim.native.internal import LIKE_CODE, always, compiled
+from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import converter, kind_of
+from sim.native.words import APART, number, set_number, signalled, words
 
-OFFERED = {
-    "NOBODY",
-    "GO",
-    "END",
-    "BREAK",
-    "CONTINUE",
-    "agree",
-    "agree_warps",
-    "agree_span",
-    "span",
-    "step_of",
-    "holds",
-    "begin_block",
-    "end_block",
-    "barrier",
-    "is_stopped",
-    "again",
-    "counted",
-    "interrupted",
-}
+OFFERED = set(
+    "NOBODY GO END BREAK CONTINUE agree agree_warps agree_span span step_of holds begin_block end_block"
+    " barrier is_stopped again counted interrupted".split()
+)
 
 MUCH = 1 << 18  # words of a log, after which they are counted
 # what a region says: go on, or leave; `holds` takes 0 and 1
 NOBODY, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13
 
 
-@always
-def begin_block(state, ended, position, rounds, trips):
+@words
+def begin_block(state, threads, position, rounds, trips):
     set_number(state, EPOCH, number(state, EPOCH) + 1)
     set_number(state, BLOCK_START, number(state, EPOCH))
     set_number(number(state, STARTS), position, number(state, EPOCH))
@@ -78,12 +63,12 @@ def begin_block(state, ended, position, rounds, trips):
     set_number(state, ENDED, 0)
     set_number(state, ROUNDS, rounds)
     set_number(state, TRIPS, trips)
-    for thread in range(len(ended)):
-        ended[thread] = 0
+    for thread in range(threads):
+        set_number(state, RETURNED + thread, 0)
 
 
-@always
-def end_block(state):
+@words
+def end_block(state) -> bool:
     """What is to be said of the block is written down; whether the launch is to end here."""
     set_number(number(state, FOUND), number(state, POSITION), number(state, DIRTY))
     if number(state, POSITION) & 63 == 63:
@@ -93,15 +78,15 @@ def end_block(state):
     return number(state, STOPPED) >= OF_LAUNCH
 
 
-@always
+@words
 def part(state):
     """Threads have parted: the block cannot go on."""
     dirty(state, PARTED)
     set_number(state, STOPPED, max(number(state, STOPPED), OF_BLOCK))
 
 
-@always
-def barrier(state):
+@words
+def barrier(state) -> bool:
     """The block passes a barrier; False if it is not to go on. Threads that have ended while others wait are
     for another engine to explain."""
     if number(state, ENDED):
@@ -111,19 +96,19 @@ def barrier(state):
     return number(state, STOPPED) == 0
 
 
-@always
-def is_stopped(state):
+@words
+def is_stopped(state) -> bool:
     return number(state, STOPPED) != 0
 
 
 # --- threads that must agree --------------------------------------------------------------------------------
 
 
-@always
-def agree(state, before, now, ended, thread):
+@words
+def agree(state, before, now, thread):
     """What all threads say so far: END counts only if all do."""
     if now == END:
-        ended[thread] = uint8(1)
+        set_number(state, RETURNED + thread, 1)
         left = number(state, ME) >> SEGMENT_SHIFT
         set_number(state, LEFT + thread, left)
         set_number(state, LEFT + 1024 + (thread >> WARP_SHIFT), left)
@@ -132,15 +117,15 @@ def agree(state, before, now, ended, thread):
     return agree_warps(state, before, now)
 
 
-@always
+@words
 def agree_warps(state, before, now):
     if before != NOBODY and before != END and before != now and now != END:
         part(state)
     return before if now == END and before != NOBODY else now
 
 
-@always
-def holds(state, answer):
+@words
+def holds(state, answer) -> bool:
     return answer == 1 and number(state, STOPPED) == 0
 
 
@@ -156,7 +141,7 @@ def agree_span(state, before, now):
     return now
 
 
-@always
+@words
 def step_of(step):
     """A step that was agreed on; if nobody is there, 0, none is needed."""
     return step if step != 0 else 1
@@ -165,41 +150,23 @@ def step_of(step):
 # --- loops that count ---------------------------------------------------------------------------------------
 
 
-@intrinsic
-def signalled(typing):
-    """Whether Ctrl-C has been pressed since this was last asked; Python's own handler then does not hear of
-    it."""
-
-    def code(context, builder, signature, arguments):
-        python = context.get_python_api(builder)
-        held = python.gil_ensure()
-        ask = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.IntType(32), []), "PyOS_InterruptOccurred"
-        )
-        answer = builder.icmp_signed("!=", builder.call(ask, []), ir.Constant(ir.IntType(32), 0))
-        python.gil_release(held)
-        return answer
-
-    return boolean(), code
-
-
-@compiled
-def interrupted(state):
+@words(inline=APART)
+def interrupted(state) -> bool:
     """Look for Ctrl-C; whether the launch is to end."""
     if signalled():
         set_number(state, STOPPED, INTERRUPTED)
     return number(state, STOPPED) >= OF_LAUNCH
 
 
-@always
+@words
 def spent(state):
     """A loop has gone round too often: the launch is to end."""
     dirty(state, SPENT)
     set_number(state, STOPPED, max(number(state, STOPPED), OF_LAUNCH))
 
 
-@always
-def again(state):
+@words
+def again(state) -> bool:
     """A `while` loop goes round once more; False when the block has spent its rounds, or is not to go on."""
     left = number(state, ROUNDS) - 1
     set_number(state, ROUNDS, left)
@@ -210,13 +177,15 @@ def again(state):
     return number(state, STOPPED) == 0
 
 
-@always
+@words
 def length_of(start, stop, step):
+    if step == 0:
+        return 0
     return max(0, (stop - start + step - 1) // step if step > 0 else (stop - start + step + 1) // step)
 
 
-@always
-def may_go_round(state, trips):
+@words
+def may_go_round(state, trips) -> bool:
     """Whether a `for` loop may go round so many times; not when the block has spent its trips, or is not to
     go on."""
     before = number(state, TRIPS)
@@ -229,25 +198,24 @@ def may_go_round(state, trips):
     return number(state, STOPPED) == 0
 
 
-def counted(state, *arguments):
-    """`range(*arguments)`; empty when it may not go round."""
+@words
+def last(state, start, stop, step):
+    """Where a `for` loop may go to."""
+    return stop if may_go_round(state, length_of(start, stop, step)) else start
 
 
-@overload(counted, **LIKE_CODE)
-def count(state, *arguments):
-    def one(state, *arguments):
-        stop = int64(arguments[0])
-        return range(0, stop if may_go_round(state, max(stop, 0)) else 0, 1)
+@intrinsic
+def counted(typing, state, start, stop, step):
+    """`range(start, stop, step)`; empty when it may not go round."""
 
-    def two(state, *arguments):
-        start, stop = int64(arguments[0]), int64(arguments[1])
-        return range(start, stop if may_go_round(state, max(stop - start, 0)) else start, 1)
+    def code(context, builder, signature, arguments):
+        state, *bounds = arguments
+        allowed = cgutils.create_struct_proxy(signature.return_type)(context, builder)
+        allowed.start, allowed.step = bounds[0], bounds[2]
+        allowed.stop = last.words.call(context, builder, *arguments)
+        return allowed._getvalue()
 
-    def three(state, *arguments):
-        start, stop, step = int64(arguments[0]), int64(arguments[1]), int64(arguments[2])
-        return range(start, stop if may_go_round(state, length_of(start, stop, step)) else start, step)
-
-    return [one, two, three][len(arguments) - 1]
+    return types.range_state64_type(*[int64] * 4), code
 
 
 # --- votes of a block ---------------------------------------------------------------------------------------

@@ -2,14 +2,17 @@
 
 from collections import namedtuple
 
-from numba import int32, int64, uint32
+from llvmlite import ir
+from numba import int32, int64, types, uint32
+from numba.core import cgutils
+from numba.extending import intrinsic
 
-from sim.native.arrays import number, set_number
 from sim.native.checks import (
     EPOCH,
     EPOCH_SHIFT,
     INDICES,
     ME,
+    RETURNED,
     SEGMENT_SHIFT,
     SEGMENTS,
     THREAD,
@@ -17,42 +20,27 @@ from sim.native.checks import (
     WARP_SHIFT,
 )
 from sim.native.internal import always
+from sim.native.words import number, set_number, words
 
-OFFERED = {
-    "dim3",
-    "block_index",
-    "enter",
-    "lanes_of",
-    "lane_of",
-    "lanemask_lt",
-    "grid_1",
-    "grid_2",
-    "grid_3",
-    "gridsize_1",
-    "gridsize_2",
-    "gridsize_3",
-    "assured",
-}
+OFFERED = {"dim3", "block_index", "enter", "lanes_of", "has_returned", "lane_of", "lanemask_lt", "assured"}
 
 Dim3 = namedtuple("Dim3", "x y z")
+DIM3 = types.NamedUniTuple(int32, 3, Dim3)
 
 
-@always
-def dim3(sizes):
-    return Dim3(int32(sizes[0]), int32(sizes[1]), int32(sizes[2]))
+@words
+def dim3(x, y, z) -> DIM3:
+    return x, y, z
 
 
-@always
-def block_index(position, gridDim):
+@words
+def block_index(position, width, height) -> DIM3:
     """The block at `position` in a walk over the grid, x fastest."""
-    plane = int64(gridDim.x) * gridDim.y
-    return Dim3(
-        int32(position % gridDim.x), int32(position // gridDim.x % gridDim.y), int32(position // plane)
-    )
+    return position % width, position // width % height, position // (width * height)
 
 
-@always
-def enter(state, thread):
+@words
+def enter(state, thread) -> DIM3:
     """`thread` is the one that runs from here on; returns its index."""
     set_number(
         state,
@@ -62,7 +50,12 @@ def enter(state, thread):
         | thread,
     )
     index = number(state, INDICES + thread)
-    return Dim3(int32(index & 0xFFFF), int32(index >> 16 & 0xFFFF), int32(index >> 32))
+    return index & 0xFFFF, index >> 16 & 0xFFFF, index >> 32
+
+
+@words
+def has_returned(state, thread) -> bool:
+    return number(state, RETURNED + thread)
 
 
 @always
@@ -71,48 +64,57 @@ def lanes_of(warp, threads):
     return range(32 * warp, min(32 * warp + 32, threads))
 
 
-@always
-def lane_of(thread):
-    return int32(thread & 31)
+@words
+def lane_of(thread) -> int32:
+    return thread & 31
 
 
-@always
-def lanemask_lt(thread):
-    return uint32((1 << (thread & 31)) - 1)
+@words
+def lanemask_lt(thread) -> uint32:
+    return (1 << (thread & 31)) - 1
 
 
-@always
-def grid_1(threadIdx, blockIdx, blockDim):
-    return int64(blockIdx.x) * blockDim.x + threadIdx.x
+# --- positions in the grid ----------------------------------------------------------------------------------
 
 
-@always
-def grid_2(threadIdx, blockIdx, blockDim):
-    return int64(blockIdx.x) * blockDim.x + threadIdx.x, int64(blockIdx.y) * blockDim.y + threadIdx.y
+def along_axes(count, position, *given):
+    """What an intrinsic gives to Numba: `position` (builder, one number of each of the `given`) along so many
+    axes, an int64 or a tuple."""
+
+    def code(context, builder, signature, arguments):
+        axes = zip(*(cgutils.unpack_tuple(builder, part) for part in arguments))
+        wide = [[builder.sext(number, ir.IntType(64)) for number in axis] for axis in axes]
+        found = [position(builder, *numbers) for numbers in wide[:count]]
+        return found[0] if count == 1 else cgutils.pack_array(builder, found)
+
+    return (int64 if count == 1 else types.UniTuple(int64, count))(*given), code
 
 
-@always
-def grid_3(threadIdx, blockIdx, blockDim):
-    return (
-        int64(blockIdx.x) * blockDim.x + threadIdx.x,
-        int64(blockIdx.y) * blockDim.y + threadIdx.y,
-        int64(blockIdx.z) * blockDim.z + threadIdx.z,
-    )
+def grid(count):
+    def of_axis(builder, thread, block, size):
+        return builder.add(builder.mul(block, size), thread)
+
+    @intrinsic
+    def grid(typing, threadIdx, blockIdx, blockDim):
+        return along_axes(count, of_axis, threadIdx, blockIdx, blockDim)
+
+    return grid
 
 
-@always
-def gridsize_1(blockDim, gridDim):
-    return int64(blockDim.x) * gridDim.x
+def gridsize(count):
+    @intrinsic
+    def gridsize(typing, blockDim, gridDim):
+        return along_axes(count, ir.IRBuilder.mul, blockDim, gridDim)
+
+    return gridsize
 
 
-@always
-def gridsize_2(blockDim, gridDim):
-    return int64(blockDim.x) * gridDim.x, int64(blockDim.y) * gridDim.y
+IN_GRID = {f"{made.__name__}_{count}": made(count) for made in (grid, gridsize) for count in (1, 2, 3)}
+globals().update(IN_GRID)
+OFFERED |= set(IN_GRID)
 
 
-@always
-def gridsize_3(blockDim, gridDim):
-    return int64(blockDim.x) * gridDim.x, int64(blockDim.y) * gridDim.y, int64(blockDim.z) * gridDim.z
+# --- variables ----------------------------------------------------------------------------------------------
 
 
 @always

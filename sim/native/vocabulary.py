@@ -19,6 +19,8 @@ HOMES = (
 )
 GEOMETRY = ("threadIdx", "blockIdx", "blockDim", "gridDim")
 SPECIAL = ("state", "thread", *GEOMETRY)  # what a function may need besides its parameters
+# what comes before `state` among the parameters of a whole kernel
+WALK = ("first_position", "end_position", "grid_shape", "block_shape", "most_rounds", "most_trips")
 MODULES = {"math": "math", "cmath": "cmath", "numpy": "np", "operator": "operator", "_operator": "operator"}
 RESERVED = {
     *SPECIAL,
@@ -29,16 +31,10 @@ RESERVED = {
     "kernel",
     "warp",
     "threads",
-    "ended",
     "answer",
     "bounds",
     "position",
-    "first_position",
-    "end_position",
-    "grid_shape",
-    "block_shape",
-    "most_rounds",
-    "most_trips",
+    *WALK,
 }  # names that lowered text has of itself
 
 

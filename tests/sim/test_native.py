@@ -13,7 +13,7 @@ import types
 
 import numpy as np
 import pytest
-from numba import cuda, float32, int32, uint8
+from numba import cuda, float32, float64, int32, uint8
 from numba.cuda import libdevice
 
 from sim import KernelBug, LaunchError, ThreadError, empty, simulate
@@ -628,19 +628,45 @@ def again(tmp_path_factory):
     return again, folder / "sim-native"
 
 
+def test_a_kernel_is_known_by_the_types_of_what_it_declares():
+    """The second one kept its value in a float32."""
+
+    def reversed_by(dtype):
+        @cuda.jit
+        def reversed_in_shared(x, out):
+            s = cuda.shared.array(4, dtype)
+            t = cuda.threadIdx.x
+            s[t] = x[t]
+            cuda.syncthreads()
+            value = s[3 - t]
+            cuda.syncthreads()
+            out[t] = value
+
+        out = np.zeros(4)
+        simulate(reversed_in_shared, engine="native")[1, 4](np.full(4, 1 / 3), out)
+        return out[0]
+
+    assert (reversed_by(float32), reversed_by(float64)) == (np.float32(1 / 3), 1 / 3)
+
+
 def test_a_second_process_compiles_nothing(again):
     launched, _ = again
     assert launched() == "0 ('by fission',)"
 
 
-def test_another_kernel_finds_our_own_functions_compiled(again):
-    launched, kept = again
-    own = {file.name: file.stat().st_mtime_ns for file in next(kept.glob("sim_*")).iterdir()}
-    assert any(name.startswith("sim.native.checks.watch_store-") for name in own)
-    for file in kept.glob("turned*"):
-        file.unlink()
-    assert launched().endswith("('by fission',)")
-    assert {file.name: file.stat().st_mtime_ns for file in next(kept.glob("sim_*")).iterdir()} == own
+COUNTING = """
+import numpy as np
+from sim.native import tally
+print(tally.with_new(np.zeros(4, np.int64), 0, 5), len(tally.with_new.stats.cache_hits))
+"""
+
+
+def test_what_counts_is_compiled_once(tmp_path):
+    counting = functools.partial(run, COUNTING, tmp_path, NUMBA_CACHE_DIR=str(tmp_path))
+    assert counting() == "1 0"
+    kept = {file.name: file.stat().st_mtime_ns for file in tmp_path.rglob("*.nbc")}
+    assert counting() == "1 1"
+    assert {file.name: file.stat().st_mtime_ns for file in tmp_path.rglob("*.nbc")} == kept != {}
 
 
 RECURSIVE = """

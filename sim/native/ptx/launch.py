@@ -5,10 +5,12 @@ import numpy as np
 from sim.context import Context
 from sim.engine.scheduler import Scheduler
 from sim.engine.schedules import Seeded
+from sim.native.explain import FEW
 from sim.native.front import CannotLower
+from sim.native.programs import remembered
 from sim.native.ptx.memory import BARE, EMPTY, GLOBAL, LOCAL, OF_BLOCK, READ_ONLY, SHARED, WRITABLE, Table
 from sim.native.ptx.program import fissioned
-from sim.native.runtime import FEW, Attempt, remembered
+from sim.native.runtime import Attempt
 from sim.observers import DEFAULT
 from sim.ptx.memory import PaddedSpace
 from sim.ptx.run import Run

@@ -7,11 +7,9 @@ one for each granule of bytes. Each place of the kernel remembers the region tha
 import functools
 
 import numpy as np
-from numba import int64, uint8
 
-from sim.native.arrays import number, put, set_number
 from sim.native.checks import BOUNDS, dirty, watch_atomic, watch_load, watch_local, watch_store
-from sim.native.internal import compiled
+from sim.native.words import AS_LLVM_SEES_FIT, from_text, number, set_byte, set_number, words
 
 # the numbers of a table, and behind them the region of each place
 REGIONS, COUNT, SCRATCH, PLACES = 0, 1, 2, 8
@@ -27,7 +25,7 @@ FIELDS = 9
 IN_TEXT = BOUNDS, dirty, set_number, watch_atomic, watch_load, watch_local, watch_store
 
 
-@compiled
+@words(inline=AS_LLVM_SEES_FIT)
 def region_of(table, address, thread):
     """The region that holds an address, or 0."""
     for position in range(number(table, COUNT)):
@@ -35,7 +33,7 @@ def region_of(table, address, thread):
         offset = address - number(region, BASE) - thread * number(region, STRIDE)
         if 0 <= offset < number(region, SIZE):
             return region
-    return int64(0)
+    return 0
 
 
 WATCH = {
@@ -47,7 +45,7 @@ WATCH = {
     "store": (
         "watch_store(shadow, granule, state, True)",
         "watch_store(shadow, granule, state, False)",
-        "put(shadow, granule, uint8(1))",
+        "set_byte(shadow, granule, 1)",
     ),
     "atomic": (
         "watch_atomic(shadow, granule, state, True, kind == EMPTY)",
@@ -61,7 +59,7 @@ def located(table, place, address, thread, state):
     offset = address - number(region, BASE) - thread * number(region, STRIDE)
     if offset < 0 or offset > number(region, SIZE) - {size}:
         region = region_of(table, address, thread)
-        offset = address - number(region, BASE) - thread * number(region, STRIDE) if region != 0 else int64(0)
+        offset = address - number(region, BASE) - thread * number(region, STRIDE) if region != 0 else 0
         if region == 0 or offset > number(region, SIZE) - {size}:
             dirty(state, BOUNDS)
             return number(table, SCRATCH)
@@ -95,29 +93,28 @@ def locator(role, size):
     be read (`role` load), written (store) or changed (atomic); of others where nobody looks, if that cannot
     be."""
     outer, shared, local = WATCH[role]
-    names = dict(globals())
-    exec(WATCHING.format(last=size - 1, outer=outer, shared=shared, local=local), names)
-    names["watch"] = compiled(names["watch"])
+    watching = WATCHING.format(last=size - 1, outer=outer, shared=shared, local=local)
+    watch = from_text(f"{__name__}.watch_{role}_{size}", watching, globals())
     fixed = "" if role == "load" else "or number(region, FIXED) == READ_ONLY"
-    exec(TEXT.format(size=size, mask=size - 1, fixed=fixed), names)
-    return compiled(names["located"])
+    text = TEXT.format(size=size, mask=size - 1, fixed=fixed)
+    return from_text(f"{__name__}.{role}_{size}", text, {**globals(), "watch": watch})
 
 
-@compiled
+@words(inline=AS_LLVM_SEES_FIT)
 def renewed(table, position, thread):
     """A thread's local memory begins anew."""
     region = number(table, REGIONS) + 8 * FIELDS * position
     stride, host, shadow = number(region, STRIDE), number(region, HOST), number(region, SHADOW)
     for byte in range(thread * stride, thread * stride + number(region, SIZE)):
-        put(host, byte, uint8(255))
+        set_byte(host, byte, 255)
     if number(region, KIND) == LOCAL:
         for granule in range(
             stride * thread >> number(region, SHIFT), stride * (thread + 1) >> number(region, SHIFT)
         ):
-            put(shadow, granule, uint8(0))
+            set_byte(shadow, granule, 0)
 
 
-@compiled
+@words(inline=AS_LLVM_SEES_FIT)
 def renew_shared(table):
     """The shared memory of a block begins anew."""
     for position in range(number(table, COUNT)):
@@ -125,7 +122,7 @@ def renew_shared(table):
         if number(region, FIXED) == OF_BLOCK:
             host = number(region, HOST)
             for byte in range(number(region, SIZE)):
-                put(host, byte, uint8(255))
+                set_byte(host, byte, 255)
 
 
 class Table:

@@ -104,10 +104,8 @@ class Run(Evaluator):
         return getattr(self, f"do_{what}")(*rest, *given)
 
     def compiled(self, function, *codes):
-        """A call of a function of ours, of int64 alone."""
-        typing, kinds = self.context.typing_context, (int64,) * len(codes)
-        of = typing.resolve_value_type(function)
-        return self.context.get_function(of, of.get_call_type(typing, kinds, {}))(self.builder, codes)
+        """A call of a function of words."""
+        return function.words.call(self.context, self.builder, *codes)
 
     # --- memory ---------------------------------------------------------------------------------------------
 

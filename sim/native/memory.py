@@ -1,0 +1,162 @@
+"""The memory of a compiled launch: its arguments, the arrays that the kernel declares, and the shadow words
+that watch over both."""
+
+from math import prod
+
+import numpy as np
+
+from sim.events import SPACES
+from sim.memory.declared import too_much_shared
+from sim.memory.spaces import AddressSpace, Empty, bind_arguments, host_array, named_leaves
+from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, Guarded, bytes_over
+from sim.native.checks import new_state
+from sim.native.front import CannotLower
+from sim.native.kinds import argument_of
+from sim.native.program import sizes_of
+from sim.native.tally import Home
+
+
+class Memory:
+    """The memory of one launch of `self.program`. Unless nobody listens, every access is watched."""
+
+    def __init__(self, launch):
+        self.launch, self.watched, self.state = launch, bool(launch.observers), new_state(launch.block)
+        self.held = []  # memory that compiled code has the address of
+
+    def arguments(self):
+        """All arguments of the compiled function after `state`, in order."""
+        module, dynamic = self.program.lowered.module, self.dynamic_memory()
+        return [
+            *(self.guarded(np.ascontiguousarray(array), BOUNDED) for array in module.arrays.values()),
+            *(self.declared(declared, dynamic) for declared in module.declared.values()),
+            self.kept(),
+            *(self.argument(name, value) for name, value in self.launch.arguments.items()),
+        ]
+
+    def argument(self, name, value):
+        if isinstance(value, tuple):
+            parts = [self.argument(f"{name}[{i}]", part) for i, part in enumerate(value)]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        if name not in self.arrays:
+            return argument_of(value)
+        array = self.arrays[name]
+        return Guarded(array, *self.shadows.get(name, (BOUNDED if self.watched else BARE, 0)), self.state)
+
+    def shadows_of_arguments(self):
+        """{name: (what is checked, address of its shadow)} of the arrays that need more than their bounds
+        checked; arrays that overlap share shadow words."""
+        shadows = {}
+        for group in overlapping(self.arrays):
+            arrays = [self.arrays[name] for name in group]
+            if not {*group} & {*self.written} and not any(isinstance(array, Empty) for array in arrays):
+                continue
+            lows, highs = zip(*map(address_of, arrays), strict=True)
+            low, size = min(lows), arrays[0].itemsize
+            offsets = [
+                *(first - low for first in lows),
+                *(stride for array in arrays for stride in array.strides),
+            ]
+            if any(array.itemsize != size for array in arrays) or any(offset % size for offset in offsets):
+                raise CannotLower(f"arguments {', '.join(group)} overlap and their elements do not")
+            shadow = self.hold(np.zeros(2 * -(-(max(highs) - low) // size), np.int64))
+            kind = EMPTY if all(isinstance(array, Empty) for array in arrays) else GLOBAL
+            for name, array in zip(group, arrays):
+                offset = array.__array_interface__["data"][0] - low
+                shadows[name] = kind, shadow + 16 * offset // size
+        return shadows
+
+    def hold(self, array):
+        """Keep `array` alive; returns its address."""
+        self.held.append(array)
+        return array.__array_interface__["data"][0]
+
+    def kept(self):
+        """The address of the variables that live from one region to another, an array over threads each."""
+        return self.hold(np.zeros(self.program.kept * bytes_over(self.launch.threads), np.uint8))
+
+    def guarded(self, array, kind, shadow=None, sizes=None):
+        """An array of our own for compiled code, with fresh memory for what watches over it; only the bounds
+        are checked if nobody listens."""
+        if not self.watched:
+            return Guarded(array, BARE, 0, self.state, sizes)
+        if kind == SHARED:
+            shadow = np.zeros(2 * array.size, np.int64) if shadow is None else shadow
+        elif kind == LOCAL:
+            shadow = np.zeros(array.size, np.uint8)
+        return Guarded(array, kind, 0 if shadow is None else self.hold(shadow), self.state, sizes)
+
+    def dynamic_memory(self):
+        """The bytes of dynamic shared memory and their shadow words; all views of them must have elements of
+        one size."""
+        declared = self.program.lowered.module.declared.values()
+        sizes = {array.dtype.itemsize for array in declared if array.shape is None} or {1}
+        if len(sizes) > 1:
+            raise CannotLower("the dynamic shared memory holds elements of different sizes")
+        count = self.launch.shared // sizes.pop()
+        return np.zeros(self.launch.shared, np.uint8), np.zeros(2 * count, np.int64)
+
+    def declared(self, declared, dynamic):
+        dtype, shape, sizes = declared.dtype, declared.shape, sizes_of(declared)
+        if declared.space == "local":
+            return self.guarded(np.empty((self.launch.threads, *shape), dtype), LOCAL, sizes=sizes)
+        if shape is not None:
+            return self.guarded(np.empty(shape, dtype), SHARED, sizes=sizes)
+        memory, shadow = dynamic
+        whole = len(memory) // dtype.itemsize * dtype.itemsize
+        return self.guarded(memory[:whole].view(dtype), SHARED, shadow)
+
+    def homes(self):
+        """The arrays of the launch, as the tools know them."""
+        space, module = AddressSpace(), self.program.lowered.module
+        bind_arguments(space, self.arrays)
+        homes = [Home(a.name, SPACES.index(a.space), *extent(a.root), a.base) for a in space.allocations]
+        named = [
+            *(("a global array", "const") for _ in module.arrays),
+            *((declared.name, declared.space) for declared in module.declared.values()),
+        ]
+        for (name, where), guarded in zip(named, self.given):
+            memory = guarded.held[0].reshape(-1).view(np.uint8)
+            homes.append(
+                Home(name, SPACES.index(where), *extent(memory), space.add(name, where, memory, None).base)
+            )
+        return homes
+
+
+def check_writable(given, writes):
+    """CannotLower if an argument that the kernel may write (`writes`: their names) is a read-only array:
+    compiled code would not ask."""
+    for name, value in named_leaves(given.items()):
+        array = host_array(value, name)
+        if array is not None and not array.flags.writeable and name.partition("[")[0] in writes:
+            raise CannotLower(f"argument {name} is a read-only array, and the kernel may write to it")
+
+
+def address_of(array):
+    """(first byte, byte behind the last) of an array."""
+    return np.lib.array_utils.byte_bounds(array)
+
+
+def extent(memory):
+    """(first byte, byte behind the last) of an array of bytes."""
+    first = memory.__array_interface__["data"][0]
+    return first, first + memory.size
+
+
+def overlapping(arrays):
+    """The names of `arrays` in groups whose memory overlaps."""
+    groups, end = [], 0
+    for (low, high), name in sorted((address_of(array), name) for name, array in arrays.items()):
+        if groups and low < end:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+        end = max(end, high)
+    return groups
+
+
+def check_shared_size(module, dynamic_bytes, spec):
+    """A LaunchError if the block's shared memory is larger than the device's."""
+    declared = [d for d in module.declared.values() if d.space == "shared" and d.shape is not None]
+    total = dynamic_bytes + sum(prod(d.shape) * d.dtype.itemsize for d in declared)
+    if total > spec.shared_bytes_per_block:
+        raise too_much_shared(total, spec.shared_bytes_per_block)

@@ -1,0 +1,90 @@
+"""The programs of a kernel: lowered once for what its globals are, compiled once for each tuple of types."""
+
+import inspect
+import weakref
+
+from numba import typeof, types
+from numba.core.errors import NumbaError
+
+from sim.errors import LaunchError
+from sim.frontend.names import names_in, outside, python_function
+from sim.memory.spaces import host_array
+from sim.native.arrays import BARE, GuardedType, array_type
+from sim.native.front import CannotLower
+from sim.native.internal import uncollected
+from sim.native.kinds import argument_of, dtype_of
+from sim.native.program import first_line, fissioned, lower_for_fission
+
+# function -> {(what its globals are, types): Lowered, Fissioned, or CannotLower}
+PROGRAMS = weakref.WeakKeyDictionary()
+
+
+def remembered(function, key, make):
+    """`make()`, once for each function and key; a CannotLower is remembered too."""
+    known = PROGRAMS.setdefault(function, {})
+    if key not in known:
+        try:
+            with uncollected():
+                known[key] = make()
+        except CannotLower as error:
+            known[key] = error
+    if isinstance(known[key], CannotLower):
+        raise known[key]
+    return known[key]
+
+
+def kind_of(name, value):
+    """The Numba type of an argument, its arrays being checked for their bounds only; a Numba type stands for
+    an argument of that type."""
+    if isinstance(value, types.Array):
+        return GuardedType(value.dtype, value.ndim, value.layout == "C", BARE)
+    if isinstance(value, types.Type):
+        return value
+    if isinstance(value, tuple):
+        return types.BaseTuple.from_types(
+            [kind_of(f"{name}[{i}]", part) for i, part in enumerate(value)], type(value)
+        )
+    if isinstance(value, list):  # which Numba copies on the CPU alone
+        raise CannotLower(f"argument {name} is a list")
+    array = host_array(value, name)
+    try:
+        return typeof(argument_of(value)) if array is None else array_type(array, BARE)
+    except (NumbaError, ValueError) as error:
+        raise CannotLower(
+            f"argument {name} is a {type(value).__name__} that Numba does not know on the CPU:"
+            f" {first_line(error)}"
+        ) from error
+
+
+def source(kernel, *arguments):
+    """The text that a kernel is lowered to for such arguments (or Numba types). Raises LaunchError if that
+    cannot be."""
+    function = python_function(kernel)
+    try:
+        return fission_program(
+            function,
+            tuple(
+                kind_of(name, value)
+                for name, value in zip(inspect.signature(function).parameters, arguments, strict=True)
+            ),
+        ).text
+    except CannotLower as reason:
+        raise LaunchError(f"{function.__name__} cannot be compiled: {reason.in_words()}") from reason
+
+
+def fission_program(function, kinds, counted=False):
+    dtypes = dtypes_of(function, kinds)
+    now = outside(function), dtypes, counted
+    lowered = remembered(function, now, lambda: lower_for_fission(function, dtypes, counted))
+    return remembered(function, (now, kinds), lambda: fissioned(lowered, function.__name__, kinds))
+
+
+def dtypes_of(function, kinds):
+    """(parameter, dtype) of the arrays among arguments of these types, where the kernel asks an array for its
+    dtype."""
+    asks = "dtype" in names_in(function.__code__)
+    return tuple(
+        (name, dtype_of(kind.dtype))
+        for name, kind in zip(inspect.signature(function).parameters, kinds)
+        if asks and isinstance(kind, GuardedType)
+    )
