@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 
 from sim.native.arrays import State
-from sim.native.words import APART, byte, number, set_number, words
+from sim.native.words import byte, number, set_number, words
 
 # The numbers of a launch. WROTE: whether anybody has written to global memory; SEGMENTS: one for each warp of
 # a block; INDICES: threadIdx of each thread, as x | y << 16 | z << 32.
@@ -86,7 +86,7 @@ def dirty(state, kind):
     set_number(state, DIRTY, number(state, DIRTY) | kind)
 
 
-@words(inline=APART)
+@words(inline=False)
 def races_with(state, epoch):
     """The running block races with another one, which had this epoch."""
     dirty(state, BETWEEN)
@@ -224,7 +224,7 @@ def watch_local(written, flat, state):
 # --- elements -----------------------------------------------------------------------------------------------
 
 
-@words(inline=APART)
+@words(inline=False)
 def looked_at(position, length, state, wraps):
     """A position that does not lie between 0 and `length`, counted from the start, or -1; sets DIRTY for what
     somebody must hear of."""

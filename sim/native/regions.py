@@ -39,7 +39,7 @@ from sim.native.checks import (
 from sim.native.functions import compiled_copy
 from sim.native.internal import LIKE_CODE, always
 from sim.native.kinds import converter, kind_of
-from sim.native.words import APART, number, set_number, signalled, words
+from sim.native.words import number, set_number, signalled, words
 
 OFFERED = set(
     "NOBODY GO END BREAK CONTINUE agree agree_warps agree_span span step_of holds begin_block end_block"
@@ -150,7 +150,7 @@ def step_of(step):
 # --- loops that count ---------------------------------------------------------------------------------------
 
 
-@words(inline=APART)
+@words(inline=False)
 def interrupted(state) -> bool:
     """Look for Ctrl-C; whether the launch is to end."""
     if signalled():

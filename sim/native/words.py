@@ -22,11 +22,8 @@ from sim.native.internal import LinkedLibrary, intrinsic_of
 WORD, BIT, BYTE = ir.IntType(64), ir.IntType(1), ir.IntType(8)
 
 
-INLINED, APART, AS_LLVM_SEES_FIT = "alwaysinline", "noinline", None
-
-
-def words(function=None, *, inline=INLINED):
-    """The decorator of a function of words; `inline`: whether it becomes part of what calls it."""
+def words(function=None, *, inline=True):
+    """The decorator of a function of words; `inline`: it always becomes part of what calls it."""
     if function is None:
         return lambda function: words(function, inline=inline)
     tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
@@ -34,9 +31,9 @@ def words(function=None, *, inline=INLINED):
     return offered(Function(f"{function.__module__}.{function.__name__}", tree, names, inline, result))
 
 
-def from_text(symbol, text, names, inline=AS_LLVM_SEES_FIT):
-    """The function of words that `text` defines, where `names` are known."""
-    return offered(Function(symbol, ast.parse(text).body[0], names, inline))
+def from_text(symbol, text, names):
+    """The function of words that `text` defines, where `names` are known; LLVM inlines it as it sees fit."""
+    return offered(Function(symbol, ast.parse(text).body[0], names, inline=False))
 
 
 def offered(function):
@@ -193,7 +190,7 @@ class Body(ast.NodeVisitor):
         self.function, self.callees = function, set()
         code = function.declared(module)
         if function.inline:
-            code.attributes.add(function.inline)
+            code.attributes.add("alwaysinline")
         self.builder = ir.IRBuilder(code.append_basic_block("entry"))
         stored = {n.id for n in ast.walk(function.tree) if isinstance(n, ast.Name) and is_store(n)}
         self.cells = {

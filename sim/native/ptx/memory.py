@@ -9,7 +9,7 @@ import functools
 import numpy as np
 
 from sim.native.checks import BOUNDS, dirty, watch_atomic, watch_load, watch_local, watch_store
-from sim.native.words import AS_LLVM_SEES_FIT, from_text, number, set_byte, set_number, words
+from sim.native.words import from_text, number, set_byte, set_number, words
 
 # the numbers of a table, and behind them the region of each place
 REGIONS, COUNT, SCRATCH, PLACES = 0, 1, 2, 8
@@ -25,7 +25,7 @@ FIELDS = 9
 IN_TEXT = BOUNDS, dirty, set_number, watch_atomic, watch_load, watch_local, watch_store
 
 
-@words(inline=AS_LLVM_SEES_FIT)
+@words(inline=False)
 def region_of(table, address, thread):
     """The region that holds an address, or 0."""
     for position in range(number(table, COUNT)):
@@ -100,7 +100,7 @@ def locator(role, size):
     return from_text(f"{__name__}.{role}_{size}", text, {**globals(), "watch": watch})
 
 
-@words(inline=AS_LLVM_SEES_FIT)
+@words(inline=False)
 def renewed(table, position, thread):
     """A thread's local memory begins anew."""
     region = number(table, REGIONS) + 8 * FIELDS * position
@@ -114,7 +114,7 @@ def renewed(table, position, thread):
             set_byte(shadow, granule, 0)
 
 
-@words(inline=AS_LLVM_SEES_FIT)
+@words(inline=False)
 def renew_shared(table):
     """The shared memory of a block begins anew."""
     for position in range(number(table, COUNT)):
