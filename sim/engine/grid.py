@@ -53,11 +53,13 @@ class Thread:
 def calls(frame):
     """The calls by which the running thread came to `frame`: functions are inlined, so a barrier in one is
     another at each call."""
-    frame, found = frame.f_back, []
-    while frame and frame.f_code is not Thread.run.__code__:
-        found.append((frame.f_code, frame.f_lasti))
-        frame = frame.f_back
-    return tuple(found)
+    frame = frame.f_back
+    if frame is None or frame.f_code is BEGIN:
+        return ()
+    return (frame.f_code, frame.f_lasti), *calls(frame)
+
+
+BEGIN = Thread.run.__code__
 
 
 class Block:
