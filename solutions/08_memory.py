@@ -483,9 +483,8 @@ def turns_of_flash(d, n=32):
 
 for d in (32, 33):
     banks = turns_of_flash(d)
-    print(
-        f"rows of {d}: {banks['shared_requests']:,} requests, {banks['wavefronts']:,} turns"
-    )
+    asked, taken = banks["shared_requests"], banks["wavefronts"]
+    print(f"rows of {d}: {asked:,} requests, {taken:,} turns")
 
 # %% [markdown]
 # With d = 32 the stride is 32 words: all lanes want the same bank, 32 turns. (Numbers for the solution's kernel; yours may ask a little more or less often.) The repair is that of the

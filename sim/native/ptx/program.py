@@ -141,8 +141,10 @@ class Lowering(Program):
         return name
 
     def warp_call(self, function, item, entry, space=None):
-        kinds = ["b32"] * len(entry.operands) if space else form_of(item.opcode).operands
-        given = dict(zip(entry.parameters, map(of_register, kinds)))
+        if space:
+            given = dict.fromkeys(entry.operands, of_register("b32"))
+        else:
+            given = dict(zip(entry.parameters, map(of_register, form_of(item.opcode).operands), strict=True))
         results = [
             given[k] if isinstance(k, Like) else of_register(type_name(k)) for k in entry.results.values()
         ]
