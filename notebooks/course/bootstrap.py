@@ -68,13 +68,16 @@ def set_up(root: Path, run=None) -> None:
 
 def install(root: Path, run, what) -> int:
     """Install requirements into root/.venv, by uv where there is one (it knows not all of pip's arguments),
-    else or if that fails by pip; the exit status. Bytecode is written at the first import: compiling all of
-    it takes a third of the time."""
-    python, rest = str(venv_python(root)), ["-c", str(root / "constraints.txt"), *pip_arguments(), *what]
+    else or if that fails by pip; the exit status. Bytecode is written at the first import, as compiling all
+    of it takes a third of the time; where PYTHONDONTWRITEBYTECODE forbids that, as in many containers, every
+    process would compile PyTorch anew, so it is written now."""
+    compiling = "--compile" if sys.dont_write_bytecode else "--no-compile"
+    python = str(venv_python(root))
+    rest = ["install", compiling, "-c", str(root / "constraints.txt"), *pip_arguments(), *what]
     uv = None if pip_arguments() else shutil.which("uv")
-    if uv and not run([uv, "pip", "install", *rest, "--python", python]):
+    if uv and not run([uv, "pip", *rest, "--python", python]):
         return 0
-    return run([python, "-m", "pip", "--disable-pip-version-check", "install", "--no-compile", *rest])
+    return run([python, "-m", "pip", "--disable-pip-version-check", *rest])
 
 
 class Logged:
