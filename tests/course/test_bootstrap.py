@@ -190,6 +190,15 @@ def test_uv_installs_where_it_is_and_pip_where_uv_fails_or_arguments_are_for_pip
     assert not [command for command in commands.ran if command[0] == "/bin/uv"]
 
 
+@pytest.mark.parametrize("never_written, argument", [(True, "--compile"), (False, "--no-compile")])
+def test_bytecode_is_made_where_no_process_may_write_it_later(root, monkeypatch, never_written, argument):
+    monkeypatch.setattr(sys, "dont_write_bytecode", never_written)
+    commands = Commands(root)
+    set_up(root, commands)
+    installs = [command for command in commands.ran if "install" in command]
+    assert len(installs) == 2 and all(argument in command for command in installs)
+
+
 def test_what_a_step_says_is_in_a_file_and_a_failure_on_the_screen(tmp_path, capfd):
     logged = bootstrap.Logged(tmp_path / "setup.log")
     assert logged([sys.executable, "-c", "print('quiet')"]) == 0
