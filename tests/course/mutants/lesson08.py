@@ -4,32 +4,14 @@ way.
 A wrong kernel is the right one with a line or two edited.
 """
 
-import inspect
-import linecache
 from types import SimpleNamespace
 
 import numpy as np
 from numba import cuda
 from numpy import float32
 
+from editing import edited
 from kernels.memory_patterns import TILE, transpose_naive, transpose_padded, transpose_tiled
-
-
-def edited(kernel, *edits):
-    """The kernel with each (old, new) of `edits` made in its source, in which every `old` stands exactly
-    once."""
-    source = inspect.getsource(kernel)
-    for old, new in edits:
-        if source.count(old) != 1:
-            raise ValueError(f"{old!r} stands {source.count(old)} times in {kernel.__name__}")
-        source = source.replace(old, new)
-    name = f"<{kernel.__name__} with {edits}>"
-    # so that sim can read it
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
-    namespace = {}
-    exec(compile(source, name, "exec"), {**globals()}, namespace)
-    return namespace[kernel.__name__]
-
 
 # The right ones ---------------------------------------------------------------------------------------------
 
