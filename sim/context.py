@@ -46,6 +46,7 @@ class Context:
         self.schedule, self.poison = schedule, poison
         self.synchronizes = False  # whether threads act on what atomics tell them, or fence
         self.stores = False  # whether the kernel's text stores to arrays of the launch
+        self.counts_rounds = False  # whether loops around barriers count their rounds
         self.listeners = {hook: listeners(observers, hook) for hook in HOOKS}
         self.log = array("q") if self.listeners["accesses"] else None
         self.heard = Heard(

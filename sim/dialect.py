@@ -6,7 +6,7 @@ import sys
 import numpy as np
 
 from sim.engine import warp
-from sim.engine.grid import calls
+from sim.engine.grid import calls, rounds
 from sim.engine.scheduler import BARRIER, GRID, Dim3
 from sim.frontend.names import as_dtype
 from sim.isa import barriers, integers, mathematics
@@ -108,7 +108,10 @@ class Cuda:
 
 def meet(scheduler, waits, frame, payload=None):
     """The running thread waits for the others of its block, or for all."""
-    scheduler.context.thread.calls = calls(frame)
+    context = scheduler.context
+    context.thread.calls = calls(frame)
+    if context.counts_rounds:
+        context.thread.rounds = rounds(frame)
     return scheduler.wait(waits, frame, payload)
 
 
@@ -119,6 +122,8 @@ def plain_barrier(context):
         thread = context.thread
         frame = sys._getframe(1)
         thread.waits, thread.frame, thread.calls, thread.payload = BARRIER, frame, calls(frame), None
+        if context.counts_rounds:
+            thread.rounds = rounds(frame)
         thread.fiber.suspend()
 
     return syncthreads

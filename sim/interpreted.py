@@ -84,6 +84,7 @@ class Interpreted:
         declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
         scheduler.takes_turns = (binder.loops or schedule.interleaves) and bool(binder.used & YIELDING)
         context.synchronizes, context.stores = binder.synchronizes, binder.stores
+        context.counts_rounds = binder.counts_rounds
         # 3. its blocks
         waits = scheduler.takes_turns or binder.used & SUSPENDING
         notes = tuple(

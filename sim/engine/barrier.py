@@ -43,6 +43,28 @@ def divergence(scheduler, block):
     )
 
 
+def different_rounds(scheduler, block):
+    """All threads wait at one barrier, in different rounds of a loop around it."""
+    first = block.threads[0]
+    other = next(thread for thread in block.threads if thread.rounds != first.rounds)
+    depth = next(depth for depth, (a, b) in enumerate(zip(first.rounds, other.rounds)) if a != b)
+    return Finding(
+        "barrier-divergence",
+        "error",
+        f"threads of the block meet at one barrier in rounds {first.rounds[depth]} and"
+        f" {other.rounds[depth]} of a loop",
+        (scheduler.waits(first), scheduler.waits(other)),
+        reason=(
+            "A condition around a barrier must be the same for the whole block: its threads pass the barrier"
+            " in the same rounds."
+        ),
+        fix=(
+            "let every thread pass the barrier in every round: put under the condition, or behind the"
+            " `continue`, only what the thread itself does"
+        ),
+    )
+
+
 def deadlock(scheduler, block):
     """Threads wait at grid barriers while others of their block wait at a barrier of another kind, at another
     grid barrier, or have returned."""

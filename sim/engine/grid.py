@@ -22,6 +22,7 @@ class Thread:
         "waits",
         "frame",
         "calls",  # by which it came to its barrier
+        "rounds",  # of the loops around that barrier, if they count
         "payload",
         "result",
         "done",
@@ -36,7 +37,7 @@ class Thread:
         self.index, self.linear, self.block = index, linear, block
         self.warp, self.lane = divmod(linear, warp_size)
         self.fiber = self.waits = self.frame = self.payload = self.result = self.error = None
-        self.done, self.calls, self.sent, self.groups = False, (), [], []
+        self.done, self.calls, self.rounds, self.sent, self.groups = False, (), (), [], []
         self.asked, self.passed_over = None, 0
 
     def run(self, kernel, arguments):
@@ -59,7 +60,14 @@ def calls(frame):
     return (frame.f_code, frame.f_lasti), *calls(frame)
 
 
+def rounds(frame):
+    """The rounds in which loops around `frame` are, those of its callers first."""
+    around, own = frame.f_back, frame.f_locals.get(ROUNDS, ())
+    return own if around is None or around.f_code is BEGIN else (*rounds(around), *own)
+
+
 BEGIN = Thread.run.__code__
+ROUNDS = "__sim_rounds"  # the variable of a rewritten function whose loops count
 
 
 class Block:

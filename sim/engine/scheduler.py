@@ -167,7 +167,8 @@ class Scheduler:
         if WARP in what and warp.settle(self.context, block):
             return True
         places = {(thread.frame.f_code, thread.frame.f_lasti, thread.calls) for thread in waiting}
-        together = len(places) == 1 and len(waiting) == len(block.threads)
+        meet = len(places) == 1 and len(waiting) == len(block.threads)
+        together = meet and len({thread.rounds for thread in waiting}) == 1
         if what == {GRID} and together:
             self.context.flush()
             return False
@@ -177,7 +178,9 @@ class Scheduler:
             return True
         self.context.flush()
         self.context.findings.append(
-            barrier.divergence(self, block)
+            barrier.different_rounds(self, block)
+            if meet and what <= {BARRIER, GRID}
+            else barrier.divergence(self, block)
             if what == {BARRIER}
             else warp.divergence(self, block)
             if WARP in what

@@ -8,6 +8,7 @@ from math import prod
 from sim.events import LOAD, SITES, STORE
 from sim.frontend.bases import Bases, word
 from sim.frontend.resolve import GEOMETRY, stands_for
+from sim.frontend.rounds import counting
 from sim.frontend.tree import from_end, indices_of, is_of_shape
 from sim.frontend.types import ANY, ArrayType, bits
 from sim.memory.array import FromEnd
@@ -48,6 +49,7 @@ class Accesses(ast.NodeTransformer):
         self.unassigned = set()  # ids of the Names whose variable may have no value yet
         self.constants, self.calls, self.temporaries = {}, {}, 0
         self.loops = 0  # how many the node that is visited stands in
+        self.counting = counting(source)
         self.bases = Bases(types.versions, PREFIX)
 
     # --- building blocks ------------------------------------------------------------------------------------

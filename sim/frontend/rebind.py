@@ -15,6 +15,7 @@ import weakref
 
 import numpy as np
 
+from sim.engine.grid import ROUNDS
 from sim.frontend.accesses import PREFIX
 from sim.frontend.inference import Types
 from sim.frontend.names import (
@@ -72,6 +73,7 @@ class Code:
         self.rewritten = source is not None
         self.constants, self.calls, self.used = {}, {}, set(names_in(function.__code__))
         self.code, self.loops, self.synchronizes, self.stores = function.__code__, True, False, False
+        self.counts_rounds = False
         if self.rewritten:
             self.loops = any(isinstance(node, ast.While) for node in ast.walk(source.tree))
             self.synchronizes, self.stores = source.acts_on_atomics, source.stores_elsewhere
@@ -87,6 +89,8 @@ class Code:
         tree.args.defaults, tree.args.kw_defaults = [], [None] * len(tree.args.kw_defaults)
         names = sorted({node.id for node in unassigned})
         unset = ast.parse("\n".join(f"{name} = {PREFIX}unset" for name in names)).body
+        self.counts_rounds = bool(rewriter.counting)
+        unset += ast.parse(f"{ROUNDS} = ()").body if self.counts_rounds else []
         body = [statement for part in tree.body for statement in flat(rewriter.visit(part))]
         tree.body = [*located(unset, tree), *body]
         rewriter.bases.put_in(tree)
@@ -129,7 +133,7 @@ class Binder:
         self.constants = {}  # id of a global array -> our Array
         self.used, self.loops, self.without_source = set(), False, []
         # whether threads act on what atomics tell them; whether the text stores to arrays of the launch
-        self.synchronizes = self.stores = False
+        self.synchronizes = self.stores = self.counts_rounds = False  # and whether loops count their rounds
 
     def bind(self, function, parameters=()):
         """The copy of `function` for this launch; `parameters` are (name, kind) pairs, as far as known."""
@@ -142,6 +146,7 @@ class Binder:
         self.loops |= code.loops
         self.synchronizes |= code.synchronizes
         self.stores |= code.stores
+        self.counts_rounds |= code.counts_rounds
         if not code.rewritten:
             self.without_source.append(function.__name__)
         namespace = {

@@ -10,6 +10,7 @@ import itertools
 
 import numpy as np
 
+from sim.engine.grid import ROUNDS
 from sim.frontend.accesses import PREFIX, Accesses
 from sim.frontend.names import is_number
 from sim.frontend.resolve import builtin_called, stands_for
@@ -200,7 +201,7 @@ class Rewriter(Accesses):
         if unsigned and isinstance(node.target, ast.Name):
             value = self.converted(ast.Name(node.target.id, ast.Load()), np.uint64)
             node.body[:0] = located([ast.Assign([node.target], value)], node)
-        return node
+        return self.with_rounds(node)
 
     def visit_While(self, node):
         tick = ast.copy_location(ast.Expr(self.call("tick", [self.site("loop", node)], node)), node)
@@ -208,4 +209,15 @@ class Rewriter(Accesses):
         self.visit_If(node)
         self.loops -= 1
         node.body.insert(0, tick)
-        return node
+        return self.with_rounds(node)
+
+    def with_rounds(self, node):
+        """A loop that counts its rounds: the variable ROUNDS has a number for each such loop around."""
+        if id(node) not in self.counting:
+            return node
+        enter, more, leave = (
+            ast.parse(f"{ROUNDS} = {text}").body
+            for text in (f"(*{ROUNDS}, 0)", f"(*{ROUNDS}[:-1], {ROUNDS}[-1] + 1)", f"{ROUNDS}[:-1]")
+        )
+        node.body[:0] = located(more, node)
+        return [*located(enter, node), node, *located(leave, node)]

@@ -12,6 +12,13 @@ def exchanged(tile, t, value):
     return tile[tile.shape[0] - 1 - t]
 
 
+@cuda.jit(device=True)
+def passed(times):
+    """All threads of the block wait for each other so often."""
+    for _ in range(times):
+        cuda.syncthreads()
+
+
 class BarrierInABranch:
     """Half of the block goes through the barrier."""
 
@@ -106,6 +113,72 @@ class LoopsOfUnequalLength:
 
     def wanted(out):
         return {"out": [1, 2, 3, 4]}
+
+
+class BarrierInDifferentRounds:
+    """Some threads skip rounds of a loop by `continue`, and meet the others at its barrier in later ones."""
+
+    launch = 2, 8
+    findings = {("barrier-divergence", "error", None, ("cuda.syncthreads()", "waits"))}
+
+    def arguments():
+        return np.zeros(16, np.int32), 6
+
+    @cuda.jit
+    def buggy(out, n):
+        i = cuda.grid(1)
+        for k in range(n):
+            if (k + i) % 2:
+                continue
+            out[i] += k
+            cuda.syncthreads()
+
+    @cuda.jit
+    def fixed(out, n):
+        i = cuda.grid(1)
+        for k in range(i, i + n):  # each thread counts from elsewhere, and all go round equally often
+            if n % 2:
+                continue
+            for j in range(i + 3):
+                if j < 3:
+                    cuda.syncthreads()
+            if k % 2 == 0:
+                out[i] += k - i
+            cuda.syncthreads()
+
+    def wanted(out, n):
+        return {"out": [6, 9] * 8}
+
+
+class InnerLoopsOfUnequalLength:
+    """A loop with a barrier, in a function, goes round once or twice: as often in all, at different times."""
+
+    launch = 1, 8
+    findings = {("barrier-divergence", "error", None, ("cuda.syncthreads()", "waits"))}
+
+    def arguments():
+        return np.zeros(8, np.int32), 4
+
+    @cuda.jit
+    def buggy(out, n):
+        t = cuda.threadIdx.x
+        k = 0
+        while k < n:
+            passed(1 + (t + k) % 2)
+            out[t] += 1
+            k += 1
+
+    @cuda.jit
+    def fixed(out, n):
+        t = cuda.threadIdx.x
+        k = 0
+        while k < n:
+            passed(1 + k % 2)
+            out[t] += 1
+            k += 1
+
+    def wanted(out, n):
+        return {"out": [4] * 8}
 
 
 class BarrierInBothArms:

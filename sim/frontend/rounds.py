@@ -1,0 +1,64 @@
+"""Loops in which threads may come to one barrier in different rounds: only those count their rounds.
+
+Where each barrier stands in a loop's body as it is, and is passed once in every round, threads that have
+passed equally many are in the same round, and there is nothing to count.
+"""
+
+import ast
+
+from sim.frontend.resolve import DEVICE, WAIT, source_of
+from sim.isa.table import BLOCK_WIDE
+
+NEVER, ONCE, ANYHOW = range(3)  # how often who goes through passes a barrier, as far as the text tells
+LOOPS, BRANCHES = (ast.For, ast.While), (ast.IfExp, ast.BoolOp, ast.comprehension)
+
+
+def counting(source):
+    """The ids of those loops of a Source that count their rounds."""
+    passes = Passes()
+    loops = [node for node in ast.walk(source.tree) if isinstance(node, LOOPS)]
+    return {id(loop) for loop in loops if passes.of_body(loop.body, ast.Continue) == ANYHOW}
+
+
+class Passes:
+    """How often a thread passes a barrier; remembers functions."""
+
+    def __init__(self):
+        self.known = {}
+
+    def of_body(self, statements, leave):
+        """Of statements that a `leave` (`continue`, `return`) would end early."""
+        each = [self.of_statement(statement) for statement in statements]
+        if not any(each) or ANYHOW in each:
+            return max(each, default=NEVER)
+        last = len(each) - 1 - each[::-1].index(ONCE)
+        return ANYHOW if any(leaves(statement, leave) for statement in statements[:last]) else ONCE
+
+    def of_statement(self, statement):
+        parts = list(ast.walk(statement))
+        most = max(self.of_call(part) for part in parts)
+        straight = isinstance(statement, (ast.Expr, ast.Assign, ast.Return))
+        return most if straight and not any(isinstance(part, BRANCHES) for part in parts) else most and ANYHOW
+
+    def of_call(self, node):
+        if not isinstance(node, ast.Call):
+            return NEVER
+        if node.calls == DEVICE:
+            return self.of_function(node.func.referent.function)
+        of_grid = isinstance(node.func, ast.Attribute) and node.func.attr == "sync"
+        of_block = node.calls == WAIT and node.func.referent.name.split(".")[0] in BLOCK_WIDE
+        return ONCE if of_grid or of_block else NEVER
+
+    def of_function(self, function):
+        if function not in self.known:
+            self.known[function] = NEVER  # for one that calls itself
+            source = source_of(function)
+            self.known[function] = NEVER if source is None else self.of_body(source.tree.body, ast.Return)
+        return self.known[function]
+
+
+def leaves(statement, kind):
+    """Whether `statement` has a `return`, or a `continue` of the loop that it stands in."""
+    if kind is ast.Continue and isinstance(statement, LOOPS):
+        return any(leaves(part, kind) for part in statement.orelse)
+    return isinstance(statement, kind) or any(leaves(part, kind) for part in ast.iter_child_nodes(statement))
