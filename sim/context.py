@@ -63,7 +63,7 @@ class Context:
         # whether a batch may hold what several blocks did, in turns
         self.mixes_blocks = not (self.heard.local or self.heard.branches)
         self.findings = []
-        self.counters = {"threads": 0, "blocks": 0, "barriers": 0}
+        self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
         self.trace = None  # a Recording, if a tool makes one
         self.overwriting = set()  # sites of atomics that do not depend on what they replace: exch
         # (code, instruction, kind) -> site number, for what is called rather than rewritten

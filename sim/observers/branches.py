@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.events import Observer
-from sim.observers.epochs import EpochObserver
+from sim.observers.epochs import EpochCounter
 
 
 class EpochDecisions(NamedTuple):
@@ -16,7 +16,7 @@ class EpochDecisions(NamedTuple):
     taken: np.ndarray
 
 
-class Branches(EpochObserver):
+class Branches(EpochCounter):
     """Counts, for the launch (`counters["branching"]`) and for each source line, the `branches` that warps
     come to, and how many are `divergent`.
 
@@ -27,10 +27,8 @@ class Branches(EpochObserver):
 
     accesses = Observer.accesses  # this tool hears of branches only
     record = EpochDecisions
-
-    def __init__(self):
-        super().__init__()
-        self.sites = {}  # site -> [branches, divergent]
+    title = "branching"
+    names = "branches", "divergent"
 
     def branches(self, decisions):
         self.keep(decisions.block, decisions.thread, decisions.site, decisions.taken)
@@ -39,18 +37,4 @@ class Branches(EpochObserver):
         lane, site, taken = decisions
         order, request = self.spec.requests(lane, site)
         lanes, yes = np.bincount(request), np.bincount(request, taken[order])
-        of = np.empty(len(lanes), np.int64)
-        of[request] = site[order]
-        for number in np.unique(of).tolist():
-            mine = of == number
-            counted = int(mine.sum()), int((mine & (yes > 0) & (yes < lanes)).sum())
-            self.sites[number] = [a + b for a, b in zip(self.sites.get(number, (0, 0)), counted)]
-
-    def launch_finished(self, context):
-        super().launch_finished(context)
-        total = {"branches": 0, "divergent": 0}
-        for site, counted in self.sites.items():
-            for counters in (context.line(site), total):
-                for name, number in zip(total, counted):
-                    counters[name] = counters.get(name, 0) + number
-        context.counters["branching"] = total
+        self.count(site[order], request, (yes > 0) & (yes < lanes))

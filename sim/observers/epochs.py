@@ -1,6 +1,6 @@
 """epochs: what tools share that look at the accesses of whole epochs."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -83,3 +83,38 @@ class EpochObserver(Observer):
 
     def epochs(self, accesses: EpochAccesses) -> None:
         """The accesses of some epochs, whole ones."""
+
+
+class EpochCounter(EpochObserver):
+    """A tool that counts what warps ask for, for the launch (`counters[title]`) and for each source line:
+    requests, and further `names` of each, of which those in `worst` are not added up: the largest counts."""
+
+    title: str
+    names: tuple[str, ...]
+    worst: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sites: dict[int, list[int]] = {}  # site -> a number for each name
+
+    def count(self, site: np.ndarray, request: np.ndarray, *columns: np.ndarray) -> None:
+        """columns: of each request what the names behind the first one count. Accesses at `site` belong to
+        `request`: arrays of one length."""
+        of = np.empty(len(columns[0]), np.int64)
+        of[request] = site
+        for number in np.unique(of).tolist():
+            mine = of == number
+            here = [self.total(*pair) for pair in zip(self.names, [mine, *(c[mine] for c in columns)])]
+            before = self.sites.get(number, here)
+            self.sites[number] = here if before is here else [*map(self.total, self.names, zip(before, here))]
+
+    def total(self, name: str, numbers: Any) -> int:
+        return int((np.max if name in self.worst else np.sum)(numbers))
+
+    def launch_finished(self, context: "Context") -> None:
+        super().launch_finished(context)
+        launch = context.counters[self.title] = dict.fromkeys(self.names, 0)
+        for site, counted in self.sites.items():
+            for counters in (context.line(site), launch):
+                for name, number in zip(self.names, counted):
+                    counters[name] = self.total(name, (counters.get(name, 0), number))

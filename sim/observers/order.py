@@ -147,7 +147,24 @@ class Order:
 
 
 class Ordering(Observer):
-    """A tool whose `order`, an Order, hears of all that may put accesses in order."""
+    """A tool whose `order`, an Order, hears of all that may put accesses in order, and which looks at a
+    block's accesses, but those to local memory, when an epoch ends: override `epoch_ended`."""
+
+    local = False
+
+    def launch_started(self, context):
+        self.context, self.order = context, Order()
+        self.epoch = {}  # block -> batches since its last barrier
+
+    def accesses(self, batch):
+        self.epoch.setdefault(batch.block, []).append(batch)
+
+    def barrier_opened(self, block, epoch):
+        self.heard("barrier", block, epoch)
+        return self.epoch_ended(block)
+
+    def block_ended(self, block, epoch):
+        return self.epoch_ended(block)
 
     def heard(self, name, block, *facts):
         getattr(self.order, name)(block, *facts)

@@ -12,7 +12,7 @@ from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 
-from sim.events import ATOMIC, LOAD, SHARED, SITES, SPACE_SHIFT, STORE, Access, Batch, Finding, alias
+from sim.events import ATOMIC, LOAD, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding, alias
 from sim.observers import advice
 from sim.observers.cells import Rows, racy_cells
 from sim.observers.copies import LINE_SHIFT, WORDS, Flights
@@ -28,29 +28,17 @@ class Races(Ordering):
     """Findings `race-shared` and `race-global`. Writes of equal values are warnings, or nothing with
     `allow_equal_writes=True`."""
 
-    local = False
-
     def __init__(self, allow_equal_writes=False):
         self.allow_equal_writes = allow_equal_writes
 
     def launch_started(self, context):
-        self.context, self.order, self.flights = context, Order(), Flights(context)
+        super().launch_started(context)
+        self.flights = Flights(context)
         # what has told `order` something; an order in which every atomic has a fence, after so many events
         self.events, self.generous = [], (0, Order(generous=True))
         self.barriers = {}  # function -> lines on which barriers have opened
         self.blocks, self.names = {}, []  # block -> its number; the reverse
-        self.epoch = {}  # block -> batches since its last barrier
         self.everywhere = []  # accesses to global memory since the last grid barrier
-
-    def accesses(self, batch: Batch):
-        self.epoch.setdefault(batch.block, []).append(batch)
-
-    def barrier_opened(self, block, epoch):
-        self.heard("barrier", block, epoch)
-        return self.epoch_ended(block)
-
-    def block_ended(self, block, epoch):
-        return self.epoch_ended(block)
 
     def grid_barrier_opened(self):
         return self.between_blocks()

@@ -13,7 +13,7 @@ from collections import namedtuple
 import numpy as np
 
 from sim.events import ATOMIC, GLOBAL, LOAD, LOCAL, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding
-from sim.observers.order import Order, Ordering
+from sim.observers.order import Ordering
 
 MOST = 256  # loads at one place in the source that are told one by one in an epoch; further ones are counted
 
@@ -28,32 +28,21 @@ Done = namedtuple("Done", "block epoch thread segment")
 
 
 class Uninitialized(Ordering):
-    """Finding `uninitialized-read`."""
-
-    local = False  # each thread's own, so that its program order decides: `unwritten` says so at once
+    """Finding `uninitialized-read`; in local memory, each thread's own, `unwritten` says so at once."""
 
     def launch_started(self, context):
-        self.context = context
+        super().launch_started(context)
         # block (and array of sim.empty) -> bool for each byte: written in an earlier epoch
         self.on_chip = {}
         self.local_reads = {}  # (site, array) -> ((place, access, address) of the lowest, how many)
-        self.order = Order()
-        self.epoch = {}  # block -> batches since its last barrier
         self.empty = [a for a in context.space.allocations if a.uninitialized]
         # for sim.empty(): (address, site) -> loads that no earlier write of their block covers
         self.suspects = {}
         # address -> blocks that write it; that write it without reading it in the same breath
         self.writers, self.setters = {}, {}
 
-    def accesses(self, batch):
-        self.epoch.setdefault(batch.block, []).append(batch)
-
-    def barrier_opened(self, block, epoch):
-        self.heard("barrier", block, epoch)
-        return self.epoch_ended(block)
-
     def block_ended(self, block, epoch):
-        findings = self.epoch_ended(block)
+        findings = super().block_ended(block, epoch)
         self.on_chip.pop(block, None)
         return findings
 
