@@ -28,6 +28,7 @@ from sim.isa.functions import sized
 from sim.isa.table import PTX, by_ptx
 
 KINDS = {"f16": float16, "bf16": bfloat16, "f32": float32, "f64": float64}
+# type -> its width in bits
 WIDTHS = {f"{kind}{width}": width for kind in "sub" for width in (8, 16, 32, 64)}
 WIDTHS |= {"f16": 16, "bf16": 16, "f32": 32, "f64": 64, "f16x2": 32, "bf16x2": 32}
 WIDTHS |= {"tf32": 32, "pred": 1, "b128": 128}

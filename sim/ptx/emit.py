@@ -39,7 +39,7 @@ class Writer:
 
     def parameters(self):
         if self.function.entry:
-            return self.module.entry_parameters(self.function)
+            return self.module.entry_parameters()
         return [self.module.variable_name(v) for v in self.function.parameters]
 
     def result(self):
@@ -73,7 +73,8 @@ class Writer:
         test = f"go == {loop.first}" if loop.first == loop.last else f"{loop.first} <= go <= {loop.last}"
         self.emit(f"while {test}:")
         self.depth += 1
-        self.emit(f"tick({self.module.site(self.function, first_instruction(loop), 'loop')})")
+        self.module.item = first_instruction(loop)
+        self.emit(f"tick({self.module.site('loop')})")
         self.region(loop.parts, loop)
         self.depth -= 1
 
@@ -122,7 +123,8 @@ class Writer:
         register, opposite = block.branch.guard
         test = self.name(register)
         if self.branches:
-            test = f"branch({test}, {self.module.site(self.function, block.branch, 'branch')})"
+            self.module.item = block.branch
+            test = f"branch({test}, {self.module.site('branch')})"
         self.emit(f"if {'not ' if opposite else ''}{test}:")
         taken, following = block.targets
         self.arm(taken, around)
@@ -156,6 +158,7 @@ class Writer:
         if isinstance(item, Variable):
             self.emit(f"{self.module.variable_name(item)} = 0")
             return
+        self.module.item = item
         try:
             if item.guard is None:
                 translate.instruction(self, item)
@@ -200,7 +203,7 @@ class Writer:
                 self.module.special(operand.name), "int", 64 if "64" in operand.name else 32, kind
             )
         if isinstance(operand, Symbol):
-            return self.module.address(self.function, operand)
+            return self.module.address(operand)
         if isinstance(operand, Group):
             return self.packed(operand, WIDTHS[kind])
         raise Missing(str(operand))

@@ -6,9 +6,9 @@ from bisect import bisect_right
 from dataclasses import replace
 
 from sim.errors import LaunchError
+from sim.isa.registers import WIDTHS
 from sim.ptx.syntax import (
     FORMATS,
-    WIDTHS,
     Address,
     Function,
     Group,

@@ -37,13 +37,13 @@ CLOCKS = {"clock", "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "glob
 class Program:
     """Translates an entry of a Text; `given` says what the source needs by name: {name: run -> object}.
 
-    `arguments`: (parameter, byte, kind) of each argument of the Python function.
+    `arguments`: (parameter, byte, kind) of each argument of the Python function. `function`, `item`: what is
+    translated now.
     """
 
     def __init__(self, text, origin, entry, branches):
         self.text, self.origin, self.entry, self.branches = text, origin, entry, branches
         self.given, self.arguments, self.names = {}, {}, {}
-        self.locals, self.memory_of_parameters = [], False
         self.used, self.synchronizes, self.stores, self.loops = set(), False, False, False
         self.counter = itertools.count(1)
         self.missing = []
@@ -58,6 +58,7 @@ class Program:
             if function.name in done:
                 continue
             done.add(function.name)
+            self.function = function
             writer = Writer(self, function, self.branches)
             lines += writer.write() + [""]
             self.missing += writer.missing
@@ -97,10 +98,10 @@ class Program:
     def variable_name(self, variable):
         return plain("v", variable.name)
 
-    def entry_parameters(self, function):
+    def entry_parameters(self):
         return list(self.arguments.values())
 
-    def parameter_name(self, function, name):
+    def parameter_name(self, name):
         """The Python variable of a parameter of a function, or of a call."""
         return plain("v", name)
 
@@ -112,16 +113,17 @@ class Program:
     def window(self, space):
         return WINDOWS[space]
 
-    def address(self, function, symbol):
-        local = next((v for v in function.variables if v.name == symbol.name and v.space == "local"), None)
+    def address(self, symbol):
+        local = next(
+            (v for v in self.function.variables if v.name == symbol.name and v.space == "local"), None
+        )
         more = f" + {symbol.offset}" if symbol.offset else ""
         if local is not None:
             return f"({self.variable_name(local)}{more})"
-        if self.is_kernel_parameter(function, symbol.name):
-            self.memory_of_parameters = True
+        if self.is_kernel_parameter(symbol.name):
             name = self.shared_name(plain("at", symbol.name), lambda run: run.parameter_address(symbol.name))
             return f"({name}{more})"
-        variable = self.variable(function, symbol.name)
+        variable = self.variable(symbol.name)
         if variable is None:
             raise Missing(f"the address of {symbol.name}, which the module does not declare")
         if variable.space == "shared":
@@ -129,8 +131,9 @@ class Program:
         name = self.shared_name(plain("at", variable.name), lambda run: run.address(variable))
         return f"({name}{more})"
 
-    def variable(self, function, name):
-        return next((v for v in function.variables if v.name == name), None) or self.text.variables.get(name)
+    def variable(self, name):
+        own = next((v for v in self.function.variables if v.name == name), None)
+        return own or self.text.variables.get(name)
 
     def renewal(self, variable):
         return self.shared_name("renew_" + self.variable_name(variable), lambda run: run.renewal(variable))
@@ -139,11 +142,11 @@ class Program:
         """What gives a device function's local memory back, when it returns."""
         return self.shared_name("leave_" + self.variable_name(variable), lambda run: run.release(variable))
 
-    def is_kernel_parameter(self, function, name):
-        return function.entry and any(p.name == name for p in function.parameters)
+    def is_kernel_parameter(self, name):
+        return self.function.entry and any(p.name == name for p in self.function.parameters)
 
-    def argument(self, function, name, at, kind, item):
-        position = next(i for i, p in enumerate(function.parameters) if p.name == name)
+    def argument(self, name, at, kind):
+        position = next(i for i, p in enumerate(self.function.parameters) if p.name == name)
         return self.arguments.setdefault((position, at, kind), f"argument_{position}_{at}_{kind}")
 
     def special(self, name):
@@ -164,69 +167,69 @@ class Program:
 
     # --- places in the source -------------------------------------------------------------------------------
 
-    def site(self, function, item, kind):
-        return self.origin.site(function, item, kind)
+    def site(self, kind):
+        return self.origin.site(self.function, self.item, kind)
 
-    def place(self, function, item):
+    def place(self):
         """(an identity, the number of its site) of a place where threads wait."""
-        return (self.entry.name, item.line), self.site(function, item, "call")
+        return (self.entry.name, self.item.line), self.site("call")
 
     # --- memory ---------------------------------------------------------------------------------------------
 
-    def load(self, function, item, kind, space, count):
-        site = self.site(function, item, "load")
+    def load(self, kind, space, count):
+        site = self.site("load")
         return self.unique("load", lambda run: run.memory.loader(kind, space, count, site))
 
-    def store(self, function, item, kind, space, count):
-        site = self.site(function, item, "store")
+    def store(self, kind, space, count):
+        site = self.site("store")
         return self.unique("store", lambda run: run.memory.storer(kind, space, count, site))
 
-    def strong_load(self, function, item, kind, space, access):
+    def strong_load(self, kind, space, access):
         """A load that other threads' strong stores do not race with."""
         self.used.add("atomic")
         self.synchronizes = True
-        sites = self.site(function, item, "atomic"), self.site(function, item, "load")
+        sites = self.site("atomic"), self.site("load")
         return self.unique("load", lambda run: run.memory.strong_loader(kind, space, *sites, access.volatile))
 
-    def strong_store(self, function, item, kind, access):
+    def strong_store(self, kind, access):
         self.used.add("atomic")
         self.synchronizes = True
-        sites = self.site(function, item, "atomic"), self.site(function, item, "store")
+        sites = self.site("atomic"), self.site("store")
         fence = access.reach if access.release else None
         return self.unique(
             "store", lambda run: run.memory.strong_storer(kind, access.space, *sites, access.volatile, fence)
         )
 
-    def atomic(self, function, item, access):
+    def atomic(self, access):
         self.used.add("atomic")
         kind, combine, replaces = atomics.atomic(access)
-        site, fence = self.site(function, item, "atomic"), access.reach if access.release else None
+        site, fence = self.site("atomic"), access.reach if access.release else None
         rest = access.space, site, combine, atomics.writes(access), fence, replaces
         name = self.unique("atomic", lambda run: run.memory.atomic(kind, *rest))
         return kind, name
 
-    def transfer(self, function, item, name):
+    def transfer(self, name):
         """What carries out the MemoryInstruction of this name in the table."""
-        entry, sites = INSTRUCTIONS[name], self.transfer_sites(function, item)
+        entry, sites = INSTRUCTIONS[name], self.transfer_sites()
         self.used.add(name)
         return self.unique("transfer", lambda run: run.transfer(entry, sites))
 
-    def transfer_sites(self, function, item):
-        return {kind: self.site(function, item, kind) for kind in ("load", "store", "atomic")}
+    def transfer_sites(self):
+        return {kind: self.site(kind) for kind in ("load", "store", "atomic")}
 
     # --- waiting --------------------------------------------------------------------------------------------
 
-    def part(self, function, item, waits):
+    def part(self, waits):
         """What a thread calls at a barrier of a part of the block: (number, count)."""
         self.used.add(PART)
-        place = self.place(function, item)
+        place = self.place()
         return self.unique("part", lambda run: run.part(place, waits))
 
-    def barrier(self, function, item, number=None, count=None, vote=None):
+    def barrier(self, number=None, count=None, vote=None):
         self.used.add("syncthreads")
         if count is not None or number is not None and getattr(number, "value", 1) != 0:
-            raise Missing(f"{item.opcode} of a part of the block")
-        place = self.place(function, item)
+            raise Missing(f"{self.item.opcode} of a part of the block")
+        place = self.place()
         return self.unique("barrier", lambda run: run.barrier(place, vote))
 
     def yielding(self, entry):
@@ -235,32 +238,32 @@ class Program:
         self.synchronizes |= entry in FENCES
         return self.shared_name(entry.name, lambda run: run.on_memory(entry))
 
-    def warp_call(self, function, item, entry, space=None):
+    def warp_call(self, entry, space=None):
         """What a lane calls for an instruction of warps; of operands in memory, with their address in
         `space`."""
         self.used.add(entry.name)
-        place, sites = self.place(function, item), self.transfer_sites(function, item) if space else None
+        place, sites = self.place(), self.transfer_sites() if space else None
         return self.unique("warp", lambda run: run.warp_call(entry, place, space, sites))
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    def called(self, function, name, item):
+    def called(self, name):
         callee = self.text.functions.get(name)
         if callee is not None and callee.body is not None:
             self.waiting.append(callee)
             return self.python_name(callee)
-        place = self.place(function, item)
+        place = self.place()
         if name in ("vprintf", "__assertfail"):
             self.used.add("print" if name == "vprintf" else "assert")
-            site = self.site(function, item, "load")
+            site = self.site("load")
             return self.unique("outside", lambda run: run.outside(name, site))
         if name in ("cudaCGGetIntrinsicHandle", "cudaCGSynchronize"):
             self.used.add("this_grid")
             return self.unique("grid", lambda run: run.grid_barrier(name, place))
-        raise Missing(f"{item.opcode} of {name}, which the module does not define")
+        raise Missing(f"{self.item.opcode} of {name}, which the module does not define")
 
-    def trap(self, function, item):
-        place = self.place(function, item)
+    def trap(self):
+        place = self.place()
         return self.unique("trap", lambda run: run.trap(place))
 
     def namespace(self, run):

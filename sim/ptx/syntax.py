@@ -4,12 +4,9 @@ stands."""
 import struct
 from dataclasses import dataclass, field
 
-INTEGERS = {f"{kind}{width}": width for kind in "sub" for width in (8, 16, 32, 64)}
-FLOATS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
-PACKED = {"f16x2": 32, "bf16x2": 32, "tf32": 32}
+from sim.isa.registers import WIDTHS
+
 FORMATS = {16: "<e", 32: "<f", 64: "<d"}  # of floats, for struct
-# type -> its width in bits
-WIDTHS = INTEGERS | FLOATS | PACKED | {"b128": 128, "pred": 1}
 
 
 @dataclass(frozen=True)

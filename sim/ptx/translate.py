@@ -217,12 +217,12 @@ def load(writer, item):
     kind = fetched(writer, access.type, registers)
     if access.strong:
         for i, part in enumerate(parts(to)):
-            name = writer.module.strong_load(writer.function, item, kind, space, access)
+            name = writer.module.strong_load(kind, space, access)
             writer.assign(
                 part, f"{name}({address(writer, source)} + {i * WIDTHS[kind] // 8})", kind, kind[0] == "u"
             )
         return
-    name = writer.module.load(writer.function, item, kind, space, access.count)
+    name = writer.module.load(kind, space, access.count)
     text = f"{name}({address(writer, source)})"
     if access.count == 1:
         writer.assign(to, text, kind, kind[0] == "u")
@@ -244,16 +244,11 @@ def load_parameter(writer, item, access):
     size = WIDTHS[access.type] // 8
     for i, part in enumerate(parts(item.operands[0])):
         at = offset + i * size
-        if writer.module.is_kernel_parameter(writer.function, symbol.name):
+        if writer.module.is_kernel_parameter(symbol.name):
             kind = fetched(writer, access.type, [part])
-            writer.assign(
-                part,
-                writer.module.argument(writer.function, symbol.name, at, kind, item),
-                kind,
-                kind[0] == "u",
-            )
+            writer.assign(part, writer.module.argument(symbol.name, at, kind), kind, kind[0] == "u")
         elif part is not None:
-            name = writer.module.parameter_name(writer.function, symbol.name)
+            name = writer.module.parameter_name(symbol.name)
             text = f"{name} >> {8 * at}" if at else name
             kind = access.type if access.type[0] == "s" else f"b{8 * size}"
             if kind[0] == "s":
@@ -273,19 +268,19 @@ def store(writer, item):
     kind = kind.replace("s", "u") if kind[0] == "s" else kind
     if access.strong:
         for i, part in enumerate(values):
-            name = writer.module.strong_store(writer.function, item, kind, access)
+            name = writer.module.strong_store(kind, access)
             writer.emit(
                 f"{name}({address(writer, to)} + {i * WIDTHS[kind] // 8}, {writer.value(part, kind)})"
             )
         return
-    name = writer.module.store(writer.function, item, kind, access.space, access.count)
+    name = writer.module.store(kind, access.space, access.count)
     writer.emit(f"{name}({', '.join([address(writer, to), *(writer.value(v, kind) for v in values)])})")
 
 
 def store_parameter(writer, item, access):
     symbol, offset = item.operands[0].base, item.operands[0].offset
     size = WIDTHS[access.type] // 8
-    name = writer.module.parameter_name(writer.function, symbol.name)
+    name = writer.module.parameter_name(symbol.name)
     for i, part in enumerate(parts(item.operands[1]) if access.count > 1 else (item.operands[1],)):
         text, at = writer.value(part, f"b{8 * size}"), 8 * (offset + i * size)
         writer.emit(f"{name} |= {text} << {at}" if at else f"{name} |= {text}")
@@ -295,7 +290,7 @@ def atomic(writer, item):
     access = Access(item.opcode)
     returns = access.base == "atom"
     to, (where, *given) = (item.operands[0], item.operands[1:]) if returns else (None, item.operands)
-    kind, name = writer.module.atomic(writer.function, item, access)
+    kind, name = writer.module.atomic(access)
     count = 2 if access.operation == "cas" else 1
     if len(given) != count:
         raise ValueError(f"{access.opcode} takes {count} operands")
@@ -315,16 +310,16 @@ def barrier(writer, item):
     if names[0] == "red":
         to, number, predicate = operands[0], operands[1], operands[-1]
         count, vote = operands[2] if len(operands) > 3 else None, PTX[".".join(["bar", *names])]
-        name = writer.module.barrier(writer.function, item, number, count, vote)
+        name = writer.module.barrier(number, count, vote)
         writer.assign(to, f"{name}({writer.value(predicate, 'pred')})", names[2], True)
         return
     if names == ["sync"] and len(operands) == 1 and isinstance(operands[0], Immediate):
-        writer.emit(f"{writer.module.barrier(writer.function, item)}()")
+        writer.emit(f"{writer.module.barrier()}()")
         return
     if names not in (["sync"], ["arrive"]) or not 1 + (names == ["arrive"]) <= len(operands) <= 2:
         raise Missing(f"{item.opcode} with these operands")
     values = [writer.value(operand, "u32") for operand in operands]
-    writer.emit(f"{writer.module.part(writer.function, item, names == ['sync'])}({', '.join(values)})")
+    writer.emit(f"{writer.module.part(names == ['sync'])}({', '.join(values)})")
 
 
 def phased(writer, item):
@@ -344,7 +339,7 @@ def phased(writer, item):
     kind = "b64" if entry.name == "mbarrier_test_wait" else "u32"
     space = "shared" if {"shared", "shared::cta"} & set(names) else "generic"
     values = [repr(space), address(writer, where), *(writer.value(operand, kind) for operand in given[:1])]
-    name = writer.module.transfer(writer.function, item, entry.name)
+    name = writer.module.transfer(entry.name)
     writer.assign(to, f"{name}({', '.join(values)})", "pred" if "wait" in entry.name else "u64", True)
 
 
@@ -375,7 +370,7 @@ def warp(writer, item):
     given = item.operands[1:] if form.results else item.operands
     given = [part for operand in given for part in parts(operand)]
     values = {i: writer.value(given[i], kind) for i, kind in zip(form.order, form.operands)}
-    name = writer.module.warp_call(writer.function, item, form.entry)
+    name = writer.module.warp_call(form.entry)
     several(
         writer,
         item,
@@ -391,7 +386,7 @@ def matrix(writer, item):
     space = next((n for n in names if n.split("::")[0] == "shared"), None)
     form = form_of(".".join(n for n in names if n != space))
     _, where = item.operands
-    name = writer.module.warp_call(writer.function, item, form.entry, "shared" if space else "generic")
+    name = writer.module.warp_call(form.entry, "shared" if space else "generic")
     several(writer, item, form.results, f"{name}({address(writer, where)})")
 
 
@@ -423,9 +418,9 @@ def call(writer, item):
     )
     if not isinstance(function, Symbol):
         raise Missing(item.opcode + " of a pointer")
-    name = writer.module.called(writer.function, function.name, item)
-    arguments = [writer.module.parameter_name(writer.function, g.name) for g in given]
-    results = [writer.module.parameter_name(writer.function, r.name) for r in returns]
+    name = writer.module.called(function.name)
+    arguments = [writer.module.parameter_name(g.name) for g in given]
+    results = [writer.module.parameter_name(r.name) for r in returns]
     text = f"{name}({', '.join(arguments)})"
     writer.emit(f"{', '.join(results)} = {text}" if results else text)
 
@@ -441,9 +436,7 @@ def asynchronous(writer, item):
         values = [writer.value(operand, "u32") for operand in operands]
         if len(values) != (kind == "wait_group") or len(names) > 3:
             raise Missing(f"{item.opcode} with these operands")
-        writer.emit(
-            f"{writer.module.transfer(writer.function, item, ASYNCHRONOUS[kind])}({', '.join(values)})"
-        )
+        writer.emit(f"{writer.module.transfer(ASYNCHRONOUS[kind])}({', '.join(values)})")
         return
     to, source, size, *taken = operands
     if names[1:2] != ["async"] or not set(names[2:]) <= COPYING or kind not in ("ca", "cg") or len(taken) > 1:
@@ -451,7 +444,7 @@ def asynchronous(writer, item):
     sizes = (16,) if kind == "cg" else (4, 8, 16)
     if getattr(size, "value", None) not in sizes:
         raise Missing(f"{item.opcode} of another size than {', '.join(map(str, sizes))} bytes")
-    name = writer.module.transfer(writer.function, item, f"cp_async_{size.value}")
+    name = writer.module.transfer(f"cp_async_{size.value}")
     places = f"'shared', {address(writer, to)}, 'global', {address(writer, source)}"
     writer.emit(f"{name}({places}, {bytes_taken(writer, size.value, *taken)})")
 
@@ -474,7 +467,7 @@ def bytes_taken(writer, size, taken=None):
 
 
 def trap(writer, item):
-    writer.emit(f"{writer.module.trap(writer.function, item)}()")
+    writer.emit(f"{writer.module.trap()}()")
 
 
 HANDLERS = {

@@ -9,12 +9,14 @@ import re
 import numpy as np
 from llvmlite import ir
 from numba import float64, types
+from numba.core import cgutils
 
 from sim.isa.functions import LLVM, sized
+from sim.isa.registers import WIDTHS
 from sim.native.front import CannotLower
 from sim.native.functions import compiles, function_of
 from sim.native.kinds import kind_of, to_integer
-from sim.native.ptx.values import BITS, DOUBLE, I64, Real, Truth, Whole
+from sim.native.ptx.values import DOUBLE, I64, Real, Truth, Whole
 
 BUILTIN = {}  # name -> (Evaluator, *operands) -> value
 
@@ -78,7 +80,7 @@ def sqrt(e, x):
 @builtin
 def copysign(e, x, sign):
     x, sign = e.alike(x, sign)
-    top = 1 << BITS[x.kind] - 1
+    top = 1 << WIDTHS[x.kind] - 1
     magnitude, its = e.and_(e.bits(x), e.whole(top - 1)), e.and_(e.bits(sign), e.whole(top))
     return e.of_bits(e.or_(magnitude, its), x.kind)
 
@@ -113,14 +115,14 @@ def two_halves(e, high, low, kind, mode, relu):
 @builtin
 def bit_length(e, x):
     """Of a number that is not negative."""
-    code, width = x.code, x.width
-    name = f"llvm.ctlz.i{width}"
-    kind = ir.IntType(width)
-    function = e.builder.module.globals.get(name) or ir.Function(
-        e.builder.module, ir.FunctionType(kind, [kind, ir.IntType(1)]), name
-    )
-    zeros = e.builder.call(function, [code, ir.IntType(1)(0)])
-    return e.sub(e.whole(width), Whole(zeros, 0, width))
+    zeros = call_of(e, f"llvm.ctlz.i{x.width}", x.code.type, x.code, ir.IntType(1)(0))
+    return e.sub(e.whole(x.width), Whole(zeros, 0, x.width))
+
+
+def call_of(e, name, result, *codes):
+    """A call of a function of LLVM's, or of C, that gives a `result`."""
+    kind = ir.FunctionType(result, [code.type for code in codes])
+    return e.builder.call(cgutils.get_or_insert_function(e.builder.module, kind, name), codes)
 
 
 # --- floats, by what an instruction is called ---------------------------------------------------------------
@@ -265,9 +267,7 @@ def approximation(e, found, x):
     double = e.real(x, "f64")
     if found["name"] == "rsqrt":
         return reciprocal(e, found, e.intrinsic("sqrt", double))
-    name, module = APPROXIMATE[found["name"]], e.builder.module
-    function = module.globals.get(name) or ir.Function(module, ir.FunctionType(DOUBLE, [DOUBLE]), name)
-    return Real(e.builder.call(function, [double.code]), "f64")
+    return Real(call_of(e, APPROXIMATE[found["name"]], DOUBLE, double.code), "f64")
 
 
 WHOLE = {"rn": "rint", "rz": "trunc", "rd": "floor", "ru": "ceil"}
@@ -326,11 +326,8 @@ def of_entry(e, entry, given):
 def of_llvm(e, entry, x):
     kind = ir.IntType(8 * np.dtype(entry.operands[0]).itemsize)
     more = [ir.IntType(width)(value) for width, value in entry.native.more]
-    name, module = f"llvm.{entry.native.name}.i{kind.width}", e.builder.module
-    function = module.globals.get(name) or ir.Function(
-        module, ir.FunctionType(kind, [kind, *(value.type for value in more)]), name
-    )
-    return e.of_register(e.builder.call(function, [e.at(x, kind.width), *more]), kind.width)
+    code = call_of(e, f"llvm.{entry.native.name}.i{kind.width}", kind, e.at(x, kind.width), *more)
+    return e.of_register(code, kind.width)
 
 
 def by_numba(e, entry, given):

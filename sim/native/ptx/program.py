@@ -32,6 +32,7 @@ class Lowering(Program):
         super().__init__(text, origin, entry, False)
 
     def translated(self):
+        self.function = self.entry
         writer = Writer(self, self.entry, False)
         lines = writer.write()
         for line, opcode in writer.missing:
@@ -56,8 +57,8 @@ class Lowering(Program):
         self.kinds[name] = "u64"
         return super().shared_name(name, make)
 
-    def variable(self, function, name):
-        variable = super().variable(function, name)
+    def variable(self, name):
+        variable = super().variable(name)
         if variable is not None and (variable.space == "global" or variable.pointers):
             self.globals.add(variable.name)
         return variable
@@ -71,8 +72,8 @@ class Lowering(Program):
         text = SPECIALS.get(stem) or super().special(name)
         return text.replace("thread.lane", "(linear & 31)").replace("thread.warp", "(linear >> 5)")
 
-    def argument(self, function, name, at, kind, item):
-        text = super().argument(function, name, at, kind, item)
+    def argument(self, name, at, kind):
+        text = super().argument(name, at, kind)
         self.kinds[text] = kind
         return text
 
@@ -99,30 +100,30 @@ class Lowering(Program):
         self.calls[name] = what, *rest
         return name
 
-    def load(self, function, item, kind, space, count):
+    def load(self, kind, space, count):
         return self.does("load", "load", kind, space, count, self.place_of(kind, space))
 
-    def store(self, function, item, kind, space, count):
+    def store(self, kind, space, count):
         return self.does("store", "store", kind, space, count, self.place_of(kind, space))
 
-    def atomic(self, function, item, access):
+    def atomic(self, access):
         kind = access.type
         if kind not in ("f32", "f64") and (
             kind not in WIDTHS or not kind[1:].isdigit() or kind[0] not in "sub"
         ):
-            raise Missing(item.opcode)
+            raise Missing(self.item.opcode)
         signed = kind[0] == "s" and access.operation != "add"
         kind = kind if kind[0] == "f" else f"{'s' if signed else 'u'}{WIDTHS[kind]}"
         name = f"atom.{access.operation}.{access.type}"
         try:
             by_ptx(name)
         except KeyError:
-            raise Missing(item.opcode) from None
+            raise Missing(self.item.opcode) from None
         return kind, self.does(
             "atomic", "atomic", name, kind, access.space, self.place_of(kind, access.space)
         )
 
-    def trap(self, function, item):
+    def trap(self):
         return self.does("trap", "trap")
 
     def refused(self, *_):
@@ -132,19 +133,21 @@ class Lowering(Program):
 
     # --- waiting --------------------------------------------------------------------------------------------
 
-    def barrier(self, function, item, number=None, count=None, vote=None):
+    def barrier(self, number=None, count=None, vote=None):
         if count is not None or number is not None and getattr(number, "value", 1) != 0:
-            raise Missing(f"{item.opcode} of a part of the block")
+            raise Missing(f"{self.item.opcode} of a part of the block")
         name = f"barrier_{next(self.counter)}"
         given, got = (("pred",), ("s64",)) if vote else ((), ())
         self.stops[name] = vote.name if vote else "syncthreads", given, got
         return name
 
-    def warp_call(self, function, item, entry, space=None):
+    def warp_call(self, entry, space=None):
         if space:
             given = dict.fromkeys(entry.operands, of_register("b32"))
         else:
-            given = dict(zip(entry.parameters, map(of_register, form_of(item.opcode).operands), strict=True))
+            given = dict(
+                zip(entry.parameters, map(of_register, form_of(self.item.opcode).operands), strict=True)
+            )
         results = [
             given[k] if isinstance(k, Like) else of_register(type_name(k)) for k in entry.results.values()
         ]
@@ -169,7 +172,7 @@ class Statements:
         tree = ast.parse(source.source).body[0]
         self.runs = []  # (statement that calls it, its statements)
         self.statements = self.suite(tree.body[1:])  # without `thread = current.thread`
-        self.parameters = ["table", *dict.fromkeys([*source.entry_parameters(source.entry), *self.numbers()])]
+        self.parameters = ["table", *dict.fromkeys([*source.entry_parameters(), *self.numbers()])]
         self.name_runs()
 
     def numbers(self):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
+from sim.isa.registers import WIDTHS
 from sim.native.front import CannotLower
 from sim.native.kinds import HALVES, from_double, to_double
 
@@ -16,7 +17,6 @@ I1, I64 = ir.IntType(1), ir.IntType(64)
 FLOATS = {"f32": ir.FloatType(), "f64": ir.DoubleType()}
 DOUBLE = FLOATS["f64"]
 HALF = {"f16": HALVES["float16"], "bf16": HALVES["bfloat16"]}
-BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
 MOST = 127  # the bits of the widest number, without its sign
 
 
@@ -267,11 +267,11 @@ class Arithmetic:
         return Real(self.builder.and_(x.code, ir.IntType(16)(0x7FFF)), x.kind)
 
     def bits(self, x):
-        code = x.code if x.kind in HALF else self.builder.bitcast(x.code, ir.IntType(BITS[x.kind]))
-        return self.of_register(code, BITS[x.kind])
+        code = x.code if x.kind in HALF else self.builder.bitcast(x.code, ir.IntType(WIDTHS[x.kind]))
+        return self.of_register(code, WIDTHS[x.kind])
 
     def of_bits(self, value, kind):
-        code = self.at(value, BITS[kind])
+        code = self.at(value, WIDTHS[kind])
         return Real(code if kind in HALF else self.builder.bitcast(code, FLOATS[kind]), kind)
 
     # --- all ------------------------------------------------------------------------------------------------
