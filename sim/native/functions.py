@@ -5,7 +5,7 @@ import functools
 import hashlib
 import re
 from dataclasses import fields
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, ModuleType
 
 from llvmlite import ir
 from numba import types
@@ -201,7 +201,12 @@ def described(value, seen=frozenset()):
         ] + [cell.cell_contents for cell in value.__closure__ or ()]
         return described(value.__code__), [described(other, seen | {value}) for other in outside]
     if isinstance(value, functools.partial):
-        return described(value.func, seen), value.args, sorted(value.keywords.items())
+        return described(value.func, seen), described(value.args, seen), sorted(value.keywords.items())
     if isinstance(value, CodeType):
         return value.co_code, value.co_names, value.co_varnames, [described(part) for part in value.co_consts]
-    return value.__name__ if isinstance(value, FunctionType) else repr(value)
+    if isinstance(value, (set, frozenset, dict)):  # a set's order is another one in each process
+        parts = value.items() if isinstance(value, dict) else value
+        return sorted(repr(described(part, seen)) for part in parts)
+    if isinstance(value, (tuple, list)):
+        return type(value).__name__, [described(part, seen) for part in value]
+    return value.__name__ if isinstance(value, (FunctionType, ModuleType)) else repr(value)
