@@ -1,7 +1,7 @@
 """What instructions that move some neighbouring bytes see of memory: places are (state space, address)."""
 
 from sim.memory.transfer import Memory, Spot
-from sim.ptx.memory import GENERIC, WINDOWS
+from sim.ptx.regions import GENERIC, WINDOWS
 
 
 class OfAddresses(Memory):

@@ -12,83 +12,9 @@ import numpy as np
 from sim.events import ADDRESS_BITS, CONST, GLOBAL, LOCAL, SHARED, SITE_SHIFT, SPACE_SHIFT, STORE, Finding
 from sim.memory.array import Array, only_read
 from sim.memory.atomics import Question
-from sim.memory.spaces import ALIGNMENT, AddressSpace, poisoned
+from sim.memory.spaces import ALIGNMENT, poisoned
 from sim.memory.transfer import Luck
-
-WINDOWS = {
-    name: number << SPACE_SHIFT
-    for name, number in (("global", GLOBAL), ("const", CONST), ("shared", SHARED), ("local", LOCAL))
-}
-GENERIC = "generic"
-# what is read at once -> the letter of a memoryview, or a numpy type: then elements are its scalars
-VIEWS = {
-    f"{kind}{8 * size}": (letter if kind == "s" else letter.upper())
-    for size, letter in ((1, "b"), (2, "h"), (4, "i"), (8, "q"))
-    for kind in "sub"
-}
-VIEWS |= {"f32": np.float32, "f64": np.float64}
-GAP = 1 << 24  # bytes between two arrays, so that an address that is off by less is in none
-
-
-class PaddedSpace(AddressSpace):
-    """An address space with room between the allocations."""
-
-    def add(self, name, space, *rest, **more):
-        self.next[space] += GAP
-        return super().add(name, space, *rest, **more)
-
-
-class Pointed(Array):
-    """An array as pointers see it: in front of it is nothing."""
-
-    __slots__ = ()
-    wraps = False
-
-    def prepare_fast_access(self):
-        """Nobody reads it: it stands in a finding."""
-
-
-class Region:
-    """Bytes at consecutive addresses from `base` to before `end`, and views of them as elements."""
-
-    __slots__ = ("allocation", "base", "end", "root", "views", "written")
-
-    def __init__(self, allocation, root, base=None):
-        self.allocation, self.root, self.views = allocation, root, {}
-        self.written = None  # of local memory, if a tool asks: whether each byte has been written
-        self.base = allocation.base if base is None else base
-        self.end = self.base + root.size
-
-    def last(self, size):
-        """Where the last access of `size` bytes may begin; -1 where each has to be looked at."""
-        return self.root.size - size if self.allocation.alignment % size == 0 else -1
-
-    def view(self, kind, size):
-        """The bytes as elements of `kind`, each `size` bytes."""
-        if kind not in self.views:
-            whole = self.root[: self.root.size // size * size]
-            how = VIEWS[kind]
-            self.views[kind] = (
-                memoryview(whole).cast("B").cast(how) if isinstance(how, str) else whole.view(how)
-            )
-        return self.views[kind]
-
-
-class Frames:
-    """A thread's local memory of one function: a Region for each call, of which `depth` have not returned."""
-
-    __slots__ = ("depth", "regions")
-
-    def __init__(self):
-        self.depth, self.regions = 0, []
-
-    def holding(self, address):
-        """The Region of an address, or None."""
-        return next((r for r in self.regions[: self.depth] if r.base <= address < r.end), None)
-
-    def below(self, address, otherwise):
-        """Where the last frame begins that is not behind the address."""
-        return max((r.base for r in self.regions[: self.depth] if r.base <= address), default=otherwise)
+from sim.ptx.regions import GAP, GENERIC, VIEWS, WINDOWS, Frames, Pointed, Region, poison
 
 
 class Memory:
@@ -214,13 +140,8 @@ class Memory:
                 region = self.checked(address + window, reach + 1, site, "read")
                 if region is None:
                     return poison(kind) if count == 1 else (poison(kind),) * count
-                known, base, last, view = (
-                    owner(),
-                    region.base,
-                    region.last(reach + 1),
-                    region.view(kind, size),
-                )
-                offset = address + window - base
+                known, base, last = owner(), region.base, region.last(reach + 1)
+                view, offset = region.view(kind, size), address + window - base
             if log is not None:
                 log(code + address)
             first = offset >> shift
@@ -263,13 +184,8 @@ class Memory:
                 region = self.checked(address + window, reach + 1, site, "written")
                 if region is None:
                     return
-                known, base, last, view = (
-                    owner(),
-                    region.base,
-                    region.last(reach + 1),
-                    region.view(kind, size),
-                )
-                offset = address + window - base
+                known, base, last = owner(), region.base, region.last(reach + 1)
+                view, offset = region.view(kind, size), address + window - base
             if log is not None:
                 log(code + address)
                 values.append(given[0] if count == 1 else given)
@@ -445,10 +361,3 @@ class Memory:
             ),
             fix="let the index be a multiple of the vector's length, or access the elements one by one",
         )
-
-
-def poison(kind):
-    """What a load that was refused gives."""
-    dtype = np.dtype(VIEWS[kind])
-    value = poisoned(dtype.itemsize, None).view(dtype)[0]
-    return int(value) if isinstance(VIEWS[kind], str) else value

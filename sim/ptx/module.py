@@ -9,10 +9,10 @@ from sim.engine.scheduler import Scheduler
 from sim.errors import LaunchError
 from sim.interpreted import Threads, resident
 from sim.isa.table import SUSPENDING, YIELDING
-from sim.ptx.memory import PaddedSpace
 from sim.ptx.origin import Origin, plain_name
 from sim.ptx.parse import parse
 from sim.ptx.program import Program
+from sim.ptx.regions import PaddedSpace
 from sim.ptx.run import Run
 
 MOST_ROUNDS = 20_000_000

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from sim.ptx.memory import VIEWS
+from sim.ptx.regions import VIEWS
 
 CONVERSION = r"%[-+ #0]*\d*(?:\.\d+)?(hh|ll|[hlzjt])?([diouxXcsfFeEgGpaA%])"
 

@@ -1,40 +1,12 @@
 """PTX text into what it is made of. Source: PTX ISA, "Syntax" and "Directives"."""
 
-import re
-import struct
-from bisect import bisect_right
 from dataclasses import replace
 
 from sim.errors import LaunchError
 from sim.isa.registers import WIDTHS
-from sim.ptx.syntax import (
-    FORMATS,
-    Address,
-    Function,
-    Group,
-    Immediate,
-    Instruction,
-    Label,
-    Location,
-    Not,
-    Register,
-    Special,
-    Symbol,
-    Text,
-    Variable,
-)
+from sim.ptx.operands import Operands
+from sim.ptx.syntax import FORMATS, Function, Group, Label, Location, Register, Symbol, Text, Variable
 
-TOKEN = re.compile(
-    r"""
-    (?P<blank>\s+|//[^\n]*|/\*.*?\*/)
-  | (?P<string>"(?:[^"\\]|\\.)*")
-  | (?P<bits>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b)
-  | (?P<number>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+(?:[eE][+-]?\d+)|\d+U?)
-  | (?P<name>[A-Za-z_$%.][\w$.]*(?:::[\w$.]+)*)
-  | (?P<mark>[@!|{}()\[\],;:=<>+\-*])
-""",
-    re.VERBOSE | re.DOTALL,
-)
 LINKING = {".visible", ".extern", ".weak", ".common"}
 SPACES = {".global", ".const", ".shared", ".local", ".param"}
 LIMITS = {".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".reqnctapercluster"}
@@ -46,67 +18,12 @@ def parse(text):
     return Parser(text).module()
 
 
-class Parser:
-    """Reads from left to right; `at` is the next token."""
+class Parser(Operands):
+    """Reads a module."""
 
     def __init__(self, text):
-        self.text = text
-        self.breaks = [match.start() for match in re.finditer("\n", text)]
-        self.tokens, self.places = [], []
-        self.read_tokens()
-        self.at, self.location, self.scopes, self.number = 0, None, [], 0
-        self.found = Text(lines=text.splitlines())
-
-    def read_tokens(self):
-        position = 0
-        while position < len(self.text):
-            match = TOKEN.match(self.text, position)
-            if match is None:
-                self.places.append(position)
-                raise self.error(f"cannot read {self.text[position : position + 20]!r}", len(self.places) - 1)
-            if match.lastgroup != "blank":
-                # `.reg.b32` is two directives; a point inside any other name is part of it
-                parts = re.findall(r"\.[^.]+", match[0]) if match[0][0] == "." else [match[0]]
-                self.tokens += parts
-                self.places += [position] * len(parts)
-            position = match.end()
-
-    # --- tokens ---------------------------------------------------------------------------------------------
-
-    def line(self, at=None):
-        place = self.places[min(self.at if at is None else at, len(self.places) - 1)]
-        return bisect_right(self.breaks, place - 1) + 1
-
-    def error(self, what, at=None):
-        return LaunchError(f"PTX line {self.line(at)}: {what}")
-
-    @property
-    def next(self):
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
-
-    def take(self, wanted=None):
-        token = self.next
-        if not token:
-            raise self.error(f"the text ends here, where {wanted or 'more'} has to follow: is it cut off?")
-        if wanted not in (None, token):
-            raise self.error(f"wanted {wanted!r}, got {token!r}")
-        self.at += 1
-        return token
-
-    def taken(self, token):
-        """Whether the next token is this one, which is then taken."""
-        if self.next == token:
-            self.at += 1
-            return True
-        return False
-
-    def integer(self):
-        sign = -1 if self.taken("-") else 1
-        token = self.take()
-        try:
-            return sign * whole(token)
-        except ValueError:
-            raise self.error(f"wanted an integer, got {token!r}", self.at - 1) from None
+        super().__init__(text)
+        self.number, self.found = 0, Text(lines=text.splitlines())
 
     # --- the module -----------------------------------------------------------------------------------------
 
@@ -397,108 +314,3 @@ class Parser:
         if function or inlined:
             at = self.location
             self.location = Location(at.file, at.line, at.column, function, inlined)
-
-    # --- instructions ---------------------------------------------------------------------------------------
-
-    def instruction(self):
-        line, guard = self.line(), None
-        if self.taken("@"):
-            opposite = self.taken("!")
-            guard = self.predicate(), opposite
-        opcode, operands = self.take(), []
-        while self.next != ";":
-            operands.append(self.operand())
-            if not self.taken(","):
-                break
-        self.take(";")
-        return Instruction(opcode, tuple(operands), guard, line, self.location)
-
-    def register(self, name):
-        for scope in reversed(self.scopes):
-            if name in scope:
-                return scope[name]
-        return None
-
-    def predicate(self):
-        register = self.register(self.take())
-        if register is None:
-            raise self.error(f"{self.tokens[self.at - 1]} is no register that is declared here", self.at - 1)
-        return register
-
-    def operand(self):
-        first = self.simple()
-        if self.next == "|":
-            self.take()
-            return Group((first, self.simple()))
-        return first
-
-    def simple(self):
-        token = self.next
-        if token in ("{", "("):
-            return self.group({"{": "}", "(": ")"}[self.take()])
-        if token == "[":
-            return self.address()
-        if token == "!":
-            self.take()
-            return Not(self.predicate())
-        if token == "-" or token[:1].isdigit():
-            return self.constant()
-        self.take()
-        if token == "_":
-            return None
-        register = self.register(token)
-        if register is not None:
-            return register
-        if token.startswith("%") or token == "WARP_SZ":
-            return Immediate(32) if token == "WARP_SZ" else Special(token[1:])
-        if token == "generic" and self.taken("("):
-            name = self.take()
-            self.take(")")
-            token = name
-        return Symbol(token, self.offset())
-
-    def offset(self):
-        total = 0
-        while self.next in ("+", "-"):
-            sign = 1 if self.take() == "+" else -1
-            total += sign * self.integer()
-        return total
-
-    def group(self, end):
-        parts = []
-        while not self.taken(end):
-            parts.append(self.operand())
-            self.taken(",")
-        return parts[0] if end == "}" and len(parts) == 1 else Group(tuple(parts))
-
-    def address(self):
-        self.take("[")
-        base = self.simple()
-        offset = self.offset()
-        while self.taken(","):  # a coordinate of a texture
-            self.operand()
-        self.take("]")
-        if isinstance(base, Symbol):
-            base, offset = Symbol(base.name), offset + base.offset
-        return Address(base, offset)
-
-    def constant(self):
-        negative, token = self.taken("-"), self.take()
-        if token[:2] in ("0f", "0F", "0d", "0D") and len(token) in (10, 18):
-            return Immediate(int(token[2:], 16), 32 if token[1] in "fF" else 64)
-        try:
-            if "." in token or "e" in token.lower() and not token.lower().startswith("0x"):
-                return Immediate(
-                    struct.unpack("<Q", struct.pack("<d", float(token) * (-1) ** negative))[0], 64
-                )
-            return Immediate(-whole(token) if negative else whole(token))
-        except ValueError:
-            raise self.error(f"{token!r} is no number", self.at - 1) from None
-
-
-def whole(token):
-    """The integer that a token writes."""
-    token = token.rstrip("U")
-    if len(token) > 1 and token[0] == "0" and token[1].isdigit():
-        return int(token, 8)
-    return int(token, 0)

@@ -3,16 +3,17 @@
 import itertools
 import re
 
+import numpy as np
+
 from sim.engine.part import PART
 from sim.errors import LaunchError
 from sim.isa.barriers import FENCES
-from sim.isa.registers import HELPERS, Missing
+from sim.isa.registers import HELPERS, KINDS, WIDTHS, Missing
 from sim.isa.table import INSTRUCTIONS
 from sim.ptx import atomics
-from sim.ptx.constants import constant_text
 from sim.ptx.emit import Writer
 from sim.ptx.holding import read_and_written
-from sim.ptx.memory import WINDOWS
+from sim.ptx.regions import WINDOWS
 from sim.ptx.syntax import Instruction
 
 COORDINATES = {"tid": "thread.index[{}]", "ctaid": "thread.block.index[{}]"}
@@ -31,6 +32,7 @@ SPECIALS = {
     "cluster_ctarank": "0",
     "cluster_nctarank": "1",
 }
+FLOATS = {"f32": np.float32, "f64": np.float64}
 CLOCKS = {"clock", "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "globaltimer_hi"}
 
 
@@ -106,7 +108,16 @@ class Program:
         return plain("v", name)
 
     def constant(self, operand, kind):
-        return constant_text(self, operand, kind)
+        """The text of an Immediate as a value of type `kind`; floats are objects that the launch gives."""
+        if kind == "pred":
+            return str(bool(operand.value))
+        bits, width = operand.bits(WIDTHS[kind]), WIDTHS[kind]
+        if kind in FLOATS:
+            value = np.array(bits, f"u{width // 8}").view(FLOATS[kind])[()]
+            return self.shared_name(f"{kind}_{bits:x}", lambda run: value)
+        if kind in KINDS:
+            return f"{KINDS[kind].__name__}_of({bits})"
+        return f"({bits - (1 << width)})" if kind[0] == "s" and bits >> width - 1 else str(bits)
 
     # --- where things are -----------------------------------------------------------------------------------
 

@@ -13,8 +13,9 @@ from sim.memory.declared import too_much_shared
 from sim.memory.spaces import bind_arguments, host_array
 from sim.ptx import outside
 from sim.ptx.copies import OfAddresses
-from sim.ptx.memory import VIEWS, WINDOWS, Memory
+from sim.ptx.memory import Memory
 from sim.ptx.origin import plain_name
+from sim.ptx.regions import VIEWS, WINDOWS
 
 STACK = 1 << 16  # bytes of a thread for the local memory of a function that calls itself
 

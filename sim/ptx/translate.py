@@ -5,17 +5,10 @@ import re
 from sim.isa.barriers import nanosleep
 from sim.isa.registers import CARRY, KINDS, WIDTHS, Missing, meaning
 from sim.isa.table import PTX
+from sim.ptx.accesses import SPACES, Access, address, atomic, load, parts, store
 from sim.ptx.syntax import Address, Group, Immediate, Not, Register, Symbol
 from sim.ptx.warps import form_of
 
-SPACES = {"global", "const", "shared", "local", "param"}
-STRONG = {"volatile", "relaxed", "acquire", "release", "mmio"}
-# how far what a scope names reaches, as fences of the dialect have it
-REACH = {"cta": "block", "cluster": "grid", "gpu": "grid", "sys": "grid", "gl": "grid"}
-HINTS = set(
-    """ca cg cs lu cv wb wt nc weak relaxed acquire release acq_rel volatile mmio cta cluster gpu sys noftz
-    unified""".split()
-)
 NOTHING = {
     "prefetch",
     "prefetchu",
@@ -26,39 +19,6 @@ NOTHING = {
     "setmaxnreg",
     "pmevent",
 }
-
-
-class Access:
-    """What the name of an ld, st, atom or red says."""
-
-    def __init__(self, opcode):
-        parts = opcode.split(".")
-        self.opcode, self.base, self.count, self.type, self.operation = opcode, parts[0], 1, None, None
-        self.space, self.strong, self.volatile = "generic", False, False
-        self.release = self.acquire = False
-        self.reach = "grid"
-        for part in parts[1:]:
-            self.take(part)
-
-    def take(self, part):
-        plain = part.split("::")[0]
-        if plain in SPACES:
-            self.space = plain
-        elif part in ("v2", "v4", "v8"):
-            self.count = int(part[1:])
-        elif part in WIDTHS:
-            self.type = part
-        elif plain in ("L1", "L2", "level"):
-            pass
-        elif part in HINTS:
-            self.strong |= part in STRONG
-            self.volatile |= part == "volatile"
-            self.release |= part in ("release", "acq_rel")
-            self.reach = REACH.get(part, self.reach)
-        elif self.base in ("atom", "red") and self.operation is None:
-            self.operation = part
-        else:
-            raise Missing(self.opcode)
 
 
 def types_of(item):
@@ -91,10 +51,6 @@ def types_of(item):
             yield from zip(operation.results, parts(item.operands[0]) if item.operands else ())
     except Missing:
         return
-
-
-def parts(operand):
-    return operand.parts if isinstance(operand, Group) else (operand,)
 
 
 def instruction(writer, item):
@@ -179,124 +135,6 @@ def isspacep(writer, item):
     space, (to, source) = item.opcode.split(".")[1].split("::")[0], item.operands
     number = writer.module.window("const" if space == "param" else space) >> 34
     writer.assign(to, f"{writer.value(source, 'b64')} >> 34 == {number}", "pred")
-
-
-# --- memory -------------------------------------------------------------------------------------------------
-
-
-def address(writer, operand):
-    """The text of an address."""
-    base = writer.value(operand.base, "b64")
-    return (
-        f"{base} + {operand.offset}"
-        if operand.offset > 0
-        else f"{base} - {-operand.offset}"
-        if operand.offset
-        else base
-    )
-
-
-def fetched(writer, kind, registers):
-    """How memory is looked at for these registers: as floats where they hold some."""
-    width = WIDTHS[kind]
-    if kind in ("s8", "s16", "s32", "s64"):
-        return kind if width < 32 else f"u{width}"
-    holding = {writer.holds[r.name] for r in registers if isinstance(r, Register)}
-    floating = {32: "f32", 64: "f64"}.get(width)
-    return floating if holding == {floating} or kind == floating and not holding - {floating} else f"u{width}"
-
-
-def load(writer, item):
-    access, to, source = Access(item.opcode), item.operands[0], item.operands[1]
-    if access.space == "param" and isinstance(source.base, Symbol):
-        return load_parameter(writer, item, access)
-    space = "const" if access.space == "param" else access.space
-    registers = [r for r in parts(to) if r is not None]
-    if WIDTHS[access.type] > 64:
-        raise Missing(item.opcode)
-    kind = fetched(writer, access.type, registers)
-    if access.strong:
-        for i, part in enumerate(parts(to)):
-            name = writer.module.strong_load(kind, space, access)
-            writer.assign(
-                part, f"{name}({address(writer, source)} + {i * WIDTHS[kind] // 8})", kind, kind[0] == "u"
-            )
-        return
-    name = writer.module.load(kind, space, access.count)
-    text = f"{name}({address(writer, source)})"
-    if access.count == 1:
-        writer.assign(to, text, kind, kind[0] == "u")
-        return
-    same = all(
-        part is not None and writer.in_register(part, "_", kind, kind[0] == "u") == "_" for part in parts(to)
-    )
-    names = [writer.name(p) if same else f"part{i}_" for i, p in enumerate(parts(to))]
-    writer.emit(f"{', '.join(names)} = {text}")
-    for name, part in zip(names, parts(to)):
-        if part is not None and not same:
-            writer.assign(part, name, kind, kind[0] == "u")
-
-
-def load_parameter(writer, item, access):
-    """From a parameter of this function, or of a call: bits of a long integer; of a kernel: an argument of
-    the function."""
-    symbol, offset = item.operands[1].base, item.operands[1].offset
-    size = WIDTHS[access.type] // 8
-    for i, part in enumerate(parts(item.operands[0])):
-        at = offset + i * size
-        if writer.module.is_kernel_parameter(symbol.name):
-            kind = fetched(writer, access.type, [part])
-            writer.assign(part, writer.module.argument(symbol.name, at, kind), kind, kind[0] == "u")
-        elif part is not None:
-            name = writer.module.parameter_name(symbol.name)
-            text = f"{name} >> {8 * at}" if at else name
-            kind = access.type if access.type[0] == "s" else f"b{8 * size}"
-            if kind[0] == "s":
-                top, mask = 1 << 8 * size - 1, (1 << 8 * size) - 1
-                text = f"(({text} & {mask:#x}) ^ {top:#x}) - {top:#x}"
-            writer.assign(part, text, kind)
-
-
-def store(writer, item):
-    access, (to, source, *_) = Access(item.opcode), item.operands
-    if access.space == "param":
-        return store_parameter(writer, item, access)
-    if WIDTHS[access.type] > 64:
-        raise Missing(item.opcode)
-    values = parts(source) if access.count > 1 else (source,)
-    kind = fetched(writer, access.type, values)
-    kind = kind.replace("s", "u") if kind[0] == "s" else kind
-    if access.strong:
-        for i, part in enumerate(values):
-            name = writer.module.strong_store(kind, access)
-            writer.emit(
-                f"{name}({address(writer, to)} + {i * WIDTHS[kind] // 8}, {writer.value(part, kind)})"
-            )
-        return
-    name = writer.module.store(kind, access.space, access.count)
-    writer.emit(f"{name}({', '.join([address(writer, to), *(writer.value(v, kind) for v in values)])})")
-
-
-def store_parameter(writer, item, access):
-    symbol, offset = item.operands[0].base, item.operands[0].offset
-    size = WIDTHS[access.type] // 8
-    name = writer.module.parameter_name(symbol.name)
-    for i, part in enumerate(parts(item.operands[1]) if access.count > 1 else (item.operands[1],)):
-        text, at = writer.value(part, f"b{8 * size}"), 8 * (offset + i * size)
-        writer.emit(f"{name} |= {text} << {at}" if at else f"{name} |= {text}")
-
-
-def atomic(writer, item):
-    access = Access(item.opcode)
-    returns = access.base == "atom"
-    to, (where, *given) = (item.operands[0], item.operands[1:]) if returns else (None, item.operands)
-    kind, name = writer.module.atomic(access)
-    count = 2 if access.operation == "cas" else 1
-    if len(given) != count:
-        raise ValueError(f"{access.opcode} takes {count} operands")
-    values = [writer.value(o, kind) for o in given]
-    text = f"{name}({', '.join([address(writer, where), *values])})"
-    writer.assign(to, text, kind, kind[0] == "u")
 
 
 # --- waiting ------------------------------------------------------------------------------------------------

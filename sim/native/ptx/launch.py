@@ -12,7 +12,7 @@ from sim.native.ptx.memory import BARE, EMPTY, GLOBAL, LOCAL, OF_BLOCK, READ_ONL
 from sim.native.ptx.program import fissioned
 from sim.native.runtime import Attempt
 from sim.observers import DEFAULT
-from sim.ptx.memory import PaddedSpace
+from sim.ptx.regions import PaddedSpace
 from sim.ptx.run import Run
 
 ROUNDS = 1 << 31  # of the loops of a block

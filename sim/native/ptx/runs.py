@@ -14,7 +14,7 @@ from sim.native.checks import PARTED, dirty
 from sim.native.ptx.evaluate import Evaluator
 from sim.native.ptx.memory import locator, renewed
 from sim.native.ptx.values import FLOATS, I64, Real, Truth, Whole
-from sim.ptx.memory import VIEWS, WINDOWS
+from sim.ptx.regions import VIEWS, WINDOWS
 
 # what a value is -> its type in Numba: a float, a predicate, or a whole number, as 64 bits
 NUMBA = {"f32": float32, "f64": float64, "pred": boolean, "index": int32}

@@ -1,0 +1,110 @@
+"""Instructions of PTX text and their operands. Source: PTX ISA, "Instruction Statements" and "Instruction
+Operands"."""
+
+import struct
+
+from sim.ptx.syntax import Address, Group, Immediate, Instruction, Not, Special, Symbol
+from sim.ptx.tokens import Tokens, whole
+
+
+class Operands(Tokens):
+    """Reads them; `scopes`: the registers by name of each brace around, `location`: the last .loc."""
+
+    def __init__(self, text):
+        super().__init__(text)
+        self.location, self.scopes = None, []
+
+    def instruction(self):
+        line, guard = self.line(), None
+        if self.taken("@"):
+            opposite = self.taken("!")
+            guard = self.predicate(), opposite
+        opcode, operands = self.take(), []
+        while self.next != ";":
+            operands.append(self.operand())
+            if not self.taken(","):
+                break
+        self.take(";")
+        return Instruction(opcode, tuple(operands), guard, line, self.location)
+
+    def register(self, name):
+        for scope in reversed(self.scopes):
+            if name in scope:
+                return scope[name]
+        return None
+
+    def predicate(self):
+        register = self.register(self.take())
+        if register is None:
+            raise self.error(f"{self.tokens[self.at - 1]} is no register that is declared here", self.at - 1)
+        return register
+
+    def operand(self):
+        first = self.simple()
+        if self.next == "|":
+            self.take()
+            return Group((first, self.simple()))
+        return first
+
+    def simple(self):
+        token = self.next
+        if token in ("{", "("):
+            return self.group({"{": "}", "(": ")"}[self.take()])
+        if token == "[":
+            return self.address()
+        if token == "!":
+            self.take()
+            return Not(self.predicate())
+        if token == "-" or token[:1].isdigit():
+            return self.constant()
+        self.take()
+        if token == "_":
+            return None
+        register = self.register(token)
+        if register is not None:
+            return register
+        if token.startswith("%") or token == "WARP_SZ":
+            return Immediate(32) if token == "WARP_SZ" else Special(token[1:])
+        if token == "generic" and self.taken("("):
+            name = self.take()
+            self.take(")")
+            token = name
+        return Symbol(token, self.offset())
+
+    def offset(self):
+        total = 0
+        while self.next in ("+", "-"):
+            sign = 1 if self.take() == "+" else -1
+            total += sign * self.integer()
+        return total
+
+    def group(self, end):
+        parts = []
+        while not self.taken(end):
+            parts.append(self.operand())
+            self.taken(",")
+        return parts[0] if end == "}" and len(parts) == 1 else Group(tuple(parts))
+
+    def address(self):
+        self.take("[")
+        base = self.simple()
+        offset = self.offset()
+        while self.taken(","):  # a coordinate of a texture
+            self.operand()
+        self.take("]")
+        if isinstance(base, Symbol):
+            base, offset = Symbol(base.name), offset + base.offset
+        return Address(base, offset)
+
+    def constant(self):
+        negative, token = self.taken("-"), self.take()
+        if token[:2] in ("0f", "0F", "0d", "0D") and len(token) in (10, 18):
+            return Immediate(int(token[2:], 16), 32 if token[1] in "fF" else 64)
+        try:
+            if "." in token or "e" in token.lower() and not token.lower().startswith("0x"):
+                return Immediate(
+                    struct.unpack("<Q", struct.pack("<d", float(token) * (-1) ** negative))[0], 64
+                )
+            return Immediate(-whole(token) if negative else whole(token))
+        except ValueError:
+            raise self.error(f"{token!r} is no number", self.at - 1) from None

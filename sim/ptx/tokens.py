@@ -1,0 +1,86 @@
+"""PTX text as tokens. Source: PTX ISA, "Syntax"."""
+
+import re
+from bisect import bisect_right
+
+from sim.errors import LaunchError
+
+TOKEN = re.compile(
+    r"""
+    (?P<blank>\s+|//[^\n]*|/\*.*?\*/)
+  | (?P<string>"(?:[^"\\]|\\.)*")
+  | (?P<bits>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b)
+  | (?P<number>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+(?:[eE][+-]?\d+)|\d+U?)
+  | (?P<name>[A-Za-z_$%.][\w$.]*(?:::[\w$.]+)*)
+  | (?P<mark>[@!|{}()\[\],;:=<>+\-*])
+""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class Tokens:
+    """Reads from left to right; `at` is the next token."""
+
+    def __init__(self, text):
+        self.text = text
+        self.breaks = [match.start() for match in re.finditer("\n", text)]
+        self.tokens, self.places = [], []
+        self.read_tokens()
+        self.at = 0
+
+    def read_tokens(self):
+        position = 0
+        while position < len(self.text):
+            match = TOKEN.match(self.text, position)
+            if match is None:
+                self.places.append(position)
+                raise self.error(f"cannot read {self.text[position : position + 20]!r}", len(self.places) - 1)
+            if match.lastgroup != "blank":
+                # `.reg.b32` is two directives; a point inside any other name is part of it
+                parts = re.findall(r"\.[^.]+", match[0]) if match[0][0] == "." else [match[0]]
+                self.tokens += parts
+                self.places += [position] * len(parts)
+            position = match.end()
+
+    def line(self, at=None):
+        place = self.places[min(self.at if at is None else at, len(self.places) - 1)]
+        return bisect_right(self.breaks, place - 1) + 1
+
+    def error(self, what, at=None):
+        return LaunchError(f"PTX line {self.line(at)}: {what}")
+
+    @property
+    def next(self):
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def take(self, wanted=None):
+        token = self.next
+        if not token:
+            raise self.error(f"the text ends here, where {wanted or 'more'} has to follow: is it cut off?")
+        if wanted not in (None, token):
+            raise self.error(f"wanted {wanted!r}, got {token!r}")
+        self.at += 1
+        return token
+
+    def taken(self, token):
+        """Whether the next token is this one, which is then taken."""
+        if self.next == token:
+            self.at += 1
+            return True
+        return False
+
+    def integer(self):
+        sign = -1 if self.taken("-") else 1
+        token = self.take()
+        try:
+            return sign * whole(token)
+        except ValueError:
+            raise self.error(f"wanted an integer, got {token!r}", self.at - 1) from None
+
+
+def whole(token):
+    """The integer that a token writes."""
+    token = token.rstrip("U")
+    if len(token) > 1 and token[0] == "0" and token[1].isdigit():
+        return int(token, 8)
+    return int(token, 0)
