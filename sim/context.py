@@ -86,7 +86,8 @@ class Context:
         for listener in self.listeners[hook]:
             self.findings.extend(listener(*facts) or ())
         self.telling = False
-        self.since += time.monotonic() - began
+        if self.since is not None:
+            self.since += time.monotonic() - began
 
     def refuse(self, site, what, array, index):
         """An access outside `array`, or with a negative index. Without a tool that listens, outside is a
@@ -147,7 +148,7 @@ class Context:
         positions, threads = zip(*self.segments)
         starts = np.array(positions)
         lengths, first = np.diff(starts, append=len(words)), self.last_segment - len(starts) + 1
-        block_of = {thread.block.index: thread.block for thread in threads}
+        blocks = dict.fromkeys([thread.block for thread in threads])
         segment = np.repeat(np.arange(first, self.last_segment + 1), lengths)
         thread = np.repeat(np.array([thread.linear for thread in threads], np.int32), lengths)
         position, site = np.arange(len(words)) + self.logged, (words >> SITE_SHIFT).astype(np.int32)
@@ -155,14 +156,14 @@ class Context:
         self.logged += len(words)
         del self.log[:]
         self.values.clear()
-        if len(block_of) == 1:
-            (block,) = block_of.values()
+        if len(blocks) == 1:
+            (block,) = blocks
             return [Batch(block.index, block.epoch, *columns, values)]
-        numbers = {index: number for number, index in enumerate(block_of)}
-        home = np.repeat(np.array([numbers[thread.block.index] for thread in threads]), lengths)
+        numbers = {block: number for number, block in enumerate(blocks)}
+        home = np.repeat(np.array([numbers[thread.block] for thread in threads]), lengths)
         homes_of_values = home[site & 3 != LOAD].tolist()
         parts = []
-        for number, block in enumerate(block_of.values()):
+        for block, number in numbers.items():
             mine = home == number
             own = [value for value, at in zip(values, homes_of_values) if at == number]
             parts.append(Batch(block.index, block.epoch, *(column[mine] for column in columns), own))
@@ -214,18 +215,22 @@ class Context:
     # --- progress -------------------------------------------------------------------------------------------
 
     def progress(self):
-        """Something moved: a thread ended."""
+        """Something moved: a thread ended. The next look at the clock says when."""
         self.steps, self.judge = self.max_steps or DEFAULT_STEPS, None
-        self.since = self.moved = time.process_time()
+        self.since = None
 
     def tick(self, site):
         """A `while` loop goes round once more. When the budget of rounds without progress is spent, ends the
         thread, unless something still changes."""
         self.steps -= 1
-        if self.steps < 0 or (
-            not self.steps & 1023 and self.max_steps is None and time.process_time() - self.since > PATIENCE
-        ):
+        if self.steps < 0 or (not self.steps & 1023 and self.max_steps is None and self.takes_long()):
             self.doubt(site, sys._getframe(1))
+
+    def takes_long(self):
+        now = time.process_time()
+        if self.since is None:
+            self.since = self.moved = now
+        return now - self.since > PATIENCE
 
     def doubt(self, site, frame):
         """The budget is spent: Stuck(site, whether that is decided) if nothing changes any more, if it takes

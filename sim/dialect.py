@@ -73,7 +73,7 @@ class Cuda:
         self.blockDim, self.gridDim = Dim3(*block), Dim3(*grid)
         self.shared, self.local = Declaration(declarations.shared), Declaration(declarations.local)
         self.atomic = Atomic(scheduler)
-        self.syncthreads = plain_barrier(self.context)
+        self.syncthreads = plain_barrier(self.context, declarations)
         self.cg = CooperativeGroups(scheduler)
         self.this_grid = self.cg.this_grid
         for operation in OF_NUMBA:
@@ -85,8 +85,10 @@ class Cuda:
 
     def grid(self, ndim):
         """The thread's position in the whole grid: a number for 1, a tuple for 2 and 3."""
-        position = [b * n + t for b, n, t in zip(self.blockIdx, self.blockDim, self.threadIdx)]
-        return position[0] if ndim == 1 else tuple(position[:ndim])
+        block, size, thread = self.blockIdx, self.blockDim, self.threadIdx
+        if ndim == 1:
+            return block.x * size.x + thread.x
+        return tuple(b * n + t for b, n, t in zip(block, size, thread))[:ndim]
 
     def gridsize(self, ndim):
         size = [n * m for n, m in zip(self.gridDim, self.blockDim)]
@@ -115,13 +117,14 @@ def meet(scheduler, waits, frame, payload=None):
     return scheduler.wait(waits, frame, payload)
 
 
-def plain_barrier(context):
+def plain_barrier(context, declarations):
     """`cuda.syncthreads`, as a closure: kernels call it so often that a method's detours would show."""
 
     def syncthreads():
         thread = context.thread
-        frame = sys._getframe(1)
-        thread.waits, thread.frame, thread.calls, thread.payload = BARRIER, frame, calls(frame), None
+        thread.waits, thread.payload = BARRIER, None
+        thread.frame = frame = sys._getframe(1)
+        thread.calls = () if frame.f_code is declarations.kernel_code else calls(frame)
         if context.counts_rounds:
             thread.rounds = rounds(frame)
         thread.fiber.suspend()

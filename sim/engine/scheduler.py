@@ -47,7 +47,7 @@ class Scheduler:
                 # 1. every thread that can run, runs until it waits, in the order of the schedule
                 now, block.ready = self.context.schedule.now(block, block.ready)
                 for thread in now:
-                    if self.asks_in_vain(thread):
+                    if thread.asked is not None and self.asks_in_vain(thread):
                         block.ready.append(thread)
                         continue
                     self.enter(thread)
@@ -70,7 +70,7 @@ class Scheduler:
         """Whether `thread` would ask the same again of memory in which the same stands. Once in a while
         it may, as it may do something between two questions."""
         asked = thread.asked
-        if asked is None or not asked.repeated or not asked.is_as_before() or thread.passed_over >= PASSES:
+        if not asked.repeated or not asked.is_as_before() or thread.passed_over >= PASSES:
             thread.passed_over = 0
             return False
         thread.passed_over += 1
@@ -79,16 +79,21 @@ class Scheduler:
     def enter(self, thread):
         """Make `thread` the one that runs."""
         if thread.block is not self.block:
-            if not self.context.mixes_blocks:
-                self.context.flush()
-            self.block = thread.block
-            self.block_index.x, self.block_index.y, self.block_index.z = thread.block.index
+            self.enter_block(thread.block)
         index, context = self.thread_index, self.context
         index.x, index.y, index.z = thread.index
-        context.thread, self.turns, self.patience = thread, 0, context.schedule.patience
+        context.thread = thread
         context.entered += 1
+        if self.takes_turns:
+            self.turns, self.patience = 0, context.schedule.patience
         if context.log is not None:
             context.segment(thread)
+
+    def enter_block(self, block):
+        if not self.context.mixes_blocks:
+            self.context.flush()
+        self.block = block
+        self.block_index.x, self.block_index.y, self.block_index.z = block.index
 
     def ended(self, thread):
         thread.block.alive -= 1
@@ -166,8 +171,9 @@ class Scheduler:
         what = {thread.waits for thread in waiting}
         if WARP in what and warp.settle(self.context, block):
             return True
-        places = {(thread.frame.f_code, thread.frame.f_lasti, thread.calls) for thread in waiting}
-        meet = len(places) == 1 and len(waiting) == len(block.threads)
+        # counted, not put in a set: Python takes a microsecond to hash a code object
+        places = [(thread.frame.f_code, thread.frame.f_lasti, thread.calls) for thread in waiting]
+        meet = places.count(places[0]) == len(block.threads)
         together = meet and len({thread.rounds for thread in waiting}) == 1
         if what == {GRID} and together:
             self.context.flush()
@@ -198,7 +204,7 @@ class Scheduler:
         self.context.announce("barrier_opened", block.index, block.epoch)
         self.context.counters["barriers"] += 1
         block.epoch += 1
-        block.ready = [thread for thread in block.threads if not thread.done]
+        block.ready = list(block.threads)
 
     def waits(self, thread):
         """What `thread` is doing while nobody can run, as a finding's witness."""

@@ -41,7 +41,7 @@ def arrive(scheduler, operation, arguments, frame):
         scheduler.context.findings.append(omits_caller(scheduler, thread, mask, frame))
         return operation.alone(payload)
     # a corresponding one suffices (PTX ISA, bar.warp.sync)
-    place = () if operation.name == "syncwarp" else (frame.f_code, frame.f_lasti)
+    place = () if operation.name == "syncwarp" else (id(frame.f_code), frame.f_lasti)
     key = (thread.warp, operation.name, mask, *place)
     group = thread.block.warp_groups.get(key)
     if group is None:

@@ -23,8 +23,8 @@ def constant_array(context, array):
 
 
 class Declarations:
-    """The shared and local arrays of one launch. Call sites are told apart by code and instruction, so two on
-    one line are two arrays."""
+    """The shared and local arrays of one launch. Call sites are told apart by code (its id, as a code object
+    takes a microsecond to hash) and instruction, so two on one line are two arrays."""
 
     def __init__(self, context, dynamic_bytes):
         self.context, self.dynamic_bytes = context, dynamic_bytes
@@ -39,12 +39,8 @@ class Declarations:
         shape = as_shape(shape)
         if shape == (0,):
             return self.dynamic(dtype, frame)
-        block = self.context.thread.block
-        key = (
-            frame.f_code,
-            frame.f_lasti,
-            None if frame.f_code is self.kernel_code else argument_types(frame),
-        )
+        block, code = self.context.thread.block, frame.f_code
+        key = id(code), frame.f_lasti, None if code is self.kernel_code else argument_types(frame)
         array = block.shared.get(key)
         if array is None and dtype.hasobject:
             array = block.shared[key] = np.empty(shape, object)
@@ -81,7 +77,7 @@ class Declarations:
             return np.empty(shape, object)
         nbytes = prod(shape) * dtype.itemsize
         name, base = self.place(
-            (frame.f_code, frame.f_lasti, nbytes),
+            (id(frame.f_code), frame.f_lasti, nbytes),
             "local",
             dtype,
             shape,
@@ -137,7 +133,7 @@ def c_strides(shape, dtype):
 
 
 def as_shape(shape):
-    return tuple(map(int, shape)) if isinstance(shape, (tuple, list)) else (int(shape),)
+    return tuple([int(n) for n in shape]) if isinstance(shape, (tuple, list)) else (int(shape),)
 
 
 def argument_types(frame):
