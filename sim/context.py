@@ -66,6 +66,8 @@ class Context:
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
         self.trace = None  # a Recording, if a tool makes one
         self.overwriting = set()  # sites of atomics that do not depend on what they replace: exch
+        # sites of atomics for their block alone -> LOAD or STORE, which they are to other blocks
+        self.of_block = {}
         # (code, instruction, kind) -> site number, for what is called rather than rewritten
         self.called_from = {}
         self.thread, self.entered = None, 0

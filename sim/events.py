@@ -322,9 +322,9 @@ class Observer:
         """A thread has passed a fence, which orders what it did before what it does next: for its "block" or
         for the whole "grid"."""
 
-    def atomic_done(self, at: Moment, address: int, wrote: bool) -> Findings:
-        """A thread has done an atomic operation at `address`; a compare-and-swap that fails writes
-        nothing."""
+    def atomic_done(self, at: Moment, address: int, wrote: bool, reach: str) -> Findings:
+        """A thread has done an atomic operation at `address`, one for its "block" or for the whole "grid"; a
+        compare-and-swap that fails writes nothing."""
 
     def arrived(self, at: Moment, phase: Phase) -> Findings:
         """A thread has come to a barrier of a part of its block."""

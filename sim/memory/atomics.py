@@ -57,7 +57,8 @@ class Atomic:
         array.announce(place, site, new)
         memory[place] = stored(new, array.dtype)
         thread.asked = Question(key, memory, place, old) if new == before else None
-        self._context.event("atomic_done", array.address(place), not entry.tests or bool(new != before))
+        wrote = not entry.tests or bool(new != before)
+        self._context.event("atomic_done", array.address(place), wrote, "grid")
         return domain(old)
 
 

@@ -3,10 +3,13 @@
 from sim.events import ATOMIC, SITES
 
 
-def reason(a, b, equal, replaced):
-    """`replaced`: one of the two writes is followed by another of its thread, so it decides nothing."""
+def reason(a, b, equal, replaced, scoped):
+    """`replaced`: one of the two writes is followed by another of its thread, so it decides nothing;
+    `scoped`: the two are in different blocks, and one is atomic for its own block only."""
     if equal:
         return "Both write the same value, so the result is the same whichever comes last."
+    if scoped:
+        return "The scope of one is its own block (.cta), so that towards other blocks it is not atomic."
     if a.site & 3 == b.site & 3 == ATOMIC:
         return (
             "Each is atomic, but their elements overlap without being the same, and such atomics are not"
@@ -17,10 +20,10 @@ def reason(a, b, equal, replaced):
     return "Either may come first." if replaced else "Either may come first, and the result depends on which."
 
 
-def fix(a, b, equal, colliding, lacks_fence, synchronizes, barriers):
-    """The likely remedy. `colliding`: several threads write this element; `lacks_fence`: fences would do;
-    `synchronizes`: threads act on what atomics tell them;
-    `barriers`: function -> lines on which barriers have opened."""
+def fix(a, b, equal, colliding, scoped, lacks_fence, synchronizes, barriers):
+    """The likely remedy. `scoped`: as in reason; `colliding`: several threads write this element;
+    `lacks_fence`: fences would do; `synchronizes`: threads act on what atomics tell them; `barriers`:
+    function -> lines on which barriers have opened."""
     one, other = SITES[a.site], SITES[b.site]
     same_line = (one.function, one.line) == (other.function, other.line)
     if equal:
@@ -28,6 +31,8 @@ def fix(a, b, equal, colliding, lacks_fence, synchronizes, barriers):
             "let one thread write it; or, if it is meant, simulate with observers that include"
             " Races(allow_equal_writes=True)"
         )
+    if scoped:
+        return "the scope of the whole device: .gpu, or the function without _block in its name"
     if a.site & 3 == b.site & 3 == ATOMIC:
         return "let both work on one array of one dtype, or on bytes of their own"
     if lacks_fence and colliding:

@@ -37,6 +37,7 @@ class Rows:
     size: np.ndarray
     position: np.ndarray
     value: np.ndarray
+    kind: np.ndarray  # LOAD, STORE or ATOMIC, as its site says; to other blocks an atomic for one is plain
 
     @classmethod
     def of(cls, batch, written, block):
@@ -56,6 +57,7 @@ class Rows:
             *(getattr(batch, name)[keep] for name in ("thread", "segment", "site", "address", "size")),
             batch.position[keep],
             value[keep],
+            batch.kind[keep],
         )
 
     def __len__(self):
@@ -71,10 +73,6 @@ class Rows:
 
     def __getitem__(self, selection):
         return Rows(*(column[selection] for column in vars(self).values()))
-
-    @property
-    def kind(self):
-        return self.site & 3
 
     def row(self, i):
         return Row(

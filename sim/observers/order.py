@@ -5,7 +5,8 @@ A release is a fence and then an atomic that writes; an acquire is an atomic on 
 what the release left there, itself or through the atomics in between (PTX ISA, Memory Consistency Model).
 What a thread released is all that it knew and did up to its fence: for its block after `threadfence_block`,
 for all after `threadfence`. An atomic that writes nothing (a compare-and-swap that fails) releases nothing,
-and shared memory is each block's own. On the acquiring side no fence is asked for, as in the "last block"
+one of scope .cta hands nothing to other blocks and takes nothing from them, and shared memory is each block's
+own. On the acquiring side no fence is asked for, as in the "last block"
 example of the CUDA C++ Programming Guide (Memory Fence Functions).
 """
 
@@ -68,24 +69,25 @@ class Order:
         gathered[:] = [merged(gathered)]
         self.learn(block, thread, segment, {phase: gathered[0]})
 
-    def atomic(self, block, epoch, thread, segment, address, wrote):
+    def atomic(self, block, epoch, thread, segment, address, wrote, reach):
         if self.generous:
             self.fenced(block, epoch, thread, segment, GRID)
         if not self.active:
             return
         element = (block, address) if address >> SPACE_SHIFT == SHARED else address
         handed, released = self.handed.get(element, {}), self.released.get(block, {})
+        homes = {block} if reach == BLOCK else {GRID, block}
         seen = {
-            (element, reach): handed[reach]
-            for reach in (GRID, block)
-            if reach in handed and self.seen.get((block, thread, address, reach)) is not handed[reach]
+            (element, home): handed[home]
+            for home in homes & handed.keys()
+            if self.seen.get((block, thread, address, home)) is not handed[home]
         }
-        for reach in handed.keys() & {GRID, block}:
-            self.seen[block, thread, address, reach] = handed[reach]
+        for home in homes & handed.keys():
+            self.seen[block, thread, address, home] = handed[home]
         if wrote and (own := [released[who] for who in (thread, None) if who in released]):
             handed = dict(handed)
             for reach, home in ((GRID, GRID), (BLOCK, block)):
-                if parts := [part[reach] for part in own if reach in part]:
+                if home in homes and (parts := [part[reach] for part in own if reach in part]):
                     handed[home] = merged([handed.get(home, {}), *parts])
             self.handed[element] = handed
         if seen:
@@ -172,8 +174,8 @@ class Ordering(Observer):
     def fenced(self, at, reach):
         self.heard("fenced", *at, reach)
 
-    def atomic_done(self, at, address, wrote):
-        self.heard("atomic", *at, address, wrote)
+    def atomic_done(self, at, address, wrote, reach):
+        self.heard("atomic", *at, address, wrote, reach)
 
     def warp_synchronized(self, block, threads, segment):
         self.heard("warp", block, threads, segment)

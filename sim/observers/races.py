@@ -90,6 +90,8 @@ class Races(Ordering):
         self.everywhere = []
         if rows is None or not (rows.kind != LOAD).any():
             return []
+        for site, kind in self.context.of_block.items():
+            rows.kind[rows.site == site] = kind
         ranks = np.empty(len(self.names), np.int64)
         ranks[sorted(range(len(ranks)), key=lambda number: self.names[number][::-1])] = np.arange(len(ranks))
         return self.races(rows, ranks[rows.block])
@@ -163,6 +165,7 @@ class Races(Ordering):
             f"{name}[{', '.join(map(str, index))}]{alias(witnesses[0], name)} in"
             f" {'shared' if shared else 'global'} memory is {done}, and nothing orders the two"
         )
+        scoped = a.block != b.block and not self.context.of_block.keys().isdisjoint((a.site, b.site))
         near = 0 if a.block != b.block else 1 if a.thread >> WARP_SHIFT != b.thread >> WARP_SHIFT else 2
         return Finding(
             "race-shared" if shared else "race-global",
@@ -171,9 +174,16 @@ class Races(Ordering):
             witnesses,
             name,
             index,
-            reason=advice.reason(a, b, equal, replaced(rows, a) or replaced(rows, b)),
+            reason=advice.reason(a, b, equal, replaced(rows, a) or replaced(rows, b), scoped),
             fix=advice.fix(
-                a, b, equal, colliding, self.lacks_fence(a, b), self.context.synchronizes, self.barriers
+                a,
+                b,
+                equal,
+                colliding,
+                scoped,
+                self.lacks_fence(a, b),
+                self.context.synchronizes,
+                self.barriers,
             ),
             near=near,
         )
@@ -318,7 +328,7 @@ def successive(rows, party, members):
     for i in members:
         if write is not None and party[write] != party[i]:
             yield write, i
-        if rows.site[i] & 3 == LOAD:
+        if rows.kind[i] == LOAD:
             reads.append(i)
         else:
             yield from ((read, i) for read in reads if party[read] != party[i])
@@ -328,7 +338,7 @@ def successive(rows, party, members):
 def with_atomics(rows, party, members):
     """Pairs of accesses to one cell, one of them an atomic, that have to be in order: two atomics need not
     be."""
-    here, plain = rows[members], [i for i in range(len(members)) if rows.site[members[i]] & 3 != ATOMIC]
+    here, plain = rows[members], np.flatnonzero(rows.kind[members] != ATOMIC).tolist()
     yield from successive(rows, party, members[plain].tolist())
     who = here.block.astype(np.int64) << 12 | here.thread
     for j in plain:

@@ -9,7 +9,18 @@ from math import prod
 
 import numpy as np
 
-from sim.events import ADDRESS_BITS, CONST, GLOBAL, LOCAL, SHARED, SITE_SHIFT, SPACE_SHIFT, STORE, Finding
+from sim.events import (
+    ADDRESS_BITS,
+    CONST,
+    GLOBAL,
+    LOAD,
+    LOCAL,
+    SHARED,
+    SITE_SHIFT,
+    SPACE_SHIFT,
+    STORE,
+    Finding,
+)
 from sim.memory.array import Array, only_read
 from sim.memory.atomics import Question
 from sim.memory.spaces import ALIGNMENT, poisoned
@@ -205,22 +216,27 @@ class Memory:
 
     # --- atomics --------------------------------------------------------------------------------------------
 
-    def atomic(self, kind, space, site, combine, writes=True, fence=None, replaces=False):
-        """(address, operand, ...) -> what was there: replaced by combine(old, operand, ...). `writes`:
-        whether one does, or (old, operand, ...) -> whether it does; `fence`: how far a fence before it
-        reaches; `replaces`: whether what is new does not hang on what is old."""
+    def atomic(self, kind, space, site, reach, combine, writes=True, releases=False, replaces=False):
+        """(address, operand, ...) -> what was there: replaced by combine(old, operand, ...). `reach`: for
+        whom it is atomic, its "block" or the whole "grid"; `writes`: whether one does, or (old, operand, ...)
+        -> whether it does; `releases`: whether a fence stands before it; `replaces`: whether what is new does
+        not hang on what is old."""
         if replaces:
             self.context.overwriting.add(site)
-        return self.by_space(lambda name: self.atomic_in(kind, name, site, combine, writes, fence), space)
+        return self.by_space(
+            lambda name: self.atomic_in(kind, name, site, reach, combine, writes, releases), space
+        )
 
-    def atomic_in(self, kind, space, site, combine, writes, fence):
-        size, reach, window, log, code, shift = self.measures(kind, space, 1, site)
+    def atomic_in(self, kind, space, site, reach, combine, writes=True, releases=False):
+        size, _, window, log, code, shift = self.measures(kind, space, 1, site)
         context, place = self.context, self.place
+        if reach == "block":
+            context.of_block[site] = STORE if writes else LOAD
         log, values, turn_to_ask = context.log, context.values, self.scheduler.turn_to_ask
 
         def change(address, *operands):
-            if fence:
-                context.event("fenced", fence)
+            if releases:
+                context.event("fenced", reach)
             key = site, address, operands
             turn_to_ask(key, place)
             region = self.checked(address + window, size, site, "changed")
@@ -236,27 +252,27 @@ class Memory:
             if wrote:
                 view[position] = new
             context.thread.asked = Question(key, view, position, old) if new == old else None
-            context.event("atomic_done", address + window, wrote)
+            context.event("atomic_done", address + window, wrote, reach)
             return old
 
         return change
 
-    def strong_loader(self, kind, space, atomic, plain, volatile):
+    def strong_loader(self, kind, space, atomic, plain, reach, volatile):
         """A load that does not race with other strong accesses. A volatile one of shared memory is a plain
         one that lets others go first."""
 
         def make(name):
             if volatile and name in ("shared", "local"):
                 return self.turning(self.load_from(kind, name, 1, plain))
-            return self.atomic_in(kind, name, atomic, lambda old: old, False, None)
+            return self.atomic_in(kind, name, atomic, reach, lambda old: old, False)
 
         return self.by_space(make, space)
 
-    def strong_storer(self, kind, space, atomic, plain, volatile, fence):
+    def strong_storer(self, kind, space, atomic, plain, reach, volatile, releases):
         def make(name):
             if volatile and name in ("shared", "local"):
                 return self.store_to(kind, name, 1, plain)
-            return self.atomic_in(kind, name, atomic, lambda old, value: value, True, fence)
+            return self.atomic_in(kind, name, atomic, reach, lambda old, value: value, releases=releases)
 
         self.context.overwriting.add(atomic)
         return self.by_space(make, space)

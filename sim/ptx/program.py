@@ -200,22 +200,21 @@ class Program:
         self.used.add("atomic")
         self.synchronizes = True
         sites = self.site("atomic"), self.site("load")
-        return self.unique("load", lambda run: run.memory.strong_loader(kind, space, *sites, access.volatile))
+        rest = *sites, access.reach, access.volatile
+        return self.unique("load", lambda run: run.memory.strong_loader(kind, space, *rest))
 
     def strong_store(self, kind, access):
         self.used.add("atomic")
         self.synchronizes = True
         sites = self.site("atomic"), self.site("store")
-        fence = access.reach if access.release else None
-        return self.unique(
-            "store", lambda run: run.memory.strong_storer(kind, access.space, *sites, access.volatile, fence)
-        )
+        rest = access.space, *sites, access.reach, access.volatile, access.release
+        return self.unique("store", lambda run: run.memory.strong_storer(kind, *rest))
 
     def atomic(self, access):
         self.used.add("atomic")
         kind, combine, replaces = atomics.atomic(access)
-        site, fence = self.site("atomic"), access.reach if access.release else None
-        rest = access.space, site, combine, atomics.writes(access), fence, replaces
+        site, writes = self.site("atomic"), atomics.writes(access)
+        rest = access.space, site, access.reach, combine, writes, access.release, replaces
         name = self.unique("atomic", lambda run: run.memory.atomic(kind, *rest))
         return kind, name
 

@@ -288,7 +288,7 @@ class Atomics(Observer):
         context.counters["atomics"] = 0
         self.context = context
 
-    def atomic_done(self, at, address, wrote):
+    def atomic_done(self, at, address, wrote, reach):
         self.context.counters["atomics"] += 1
 
 

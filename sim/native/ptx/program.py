@@ -108,6 +108,8 @@ class Lowering(Program):
 
     def atomic(self, access):
         kind = access.type
+        if access.reach == "block" and access.space != "shared":
+            raise Missing(access.opcode)
         if kind not in ("f32", "f64") and (
             kind not in WIDTHS or not kind[1:].isdigit() or kind[0] not in "sub"
         ):

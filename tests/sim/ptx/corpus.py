@@ -115,6 +115,13 @@ CASES = {
         lambda head, following, taken: None,
         lambda: [zeros(1, np.uint64), np.arange(1, 9, dtype=np.int32), zeros(9, np.int32)],
     ),
+    "scope_of_block": Case(
+        2,
+        32,
+        lambda: [wholes(64), zeros(3, np.int32)],
+        1,
+        lambda x, counts: [(x > 4).sum(), *(x.reshape(2, 32) > 4).sum(1)],
+    ),
     "vector_misaligned": Case(1, 8, lambda: [floats(33), zeros(8)], 1, lambda x, y: four_sums(x)),
     "never_ends": Case(1, 32, lambda: [wholes(32), zeros(32, np.int32)], 1, lambda x, s: halvings(x)),
 }

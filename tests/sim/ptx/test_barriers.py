@@ -187,7 +187,7 @@ def test_contenders_for_a_lock_do_not_ask_in_vain_for_ever():
     asked = []
 
     class Atomics(Observer):
-        def atomic_done(self, at, address, wrote):
+        def atomic_done(self, at, address, wrote, reach):
             asked.append(wrote)
 
     counter = np.zeros(1, np.int32)
@@ -207,3 +207,27 @@ def test_a_vector_in_memory_that_is_not_declared_aligned_is_a_warning(alignment,
     report = simulate(kernel, engine=engine)[1, 64](x, x.copy())
     assert [f.severity for f in report.findings] == found
     assert all("declare row with alignas(16)" in f.message for f in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("release", "acquire", "found"), [("gpu", "sys", 0), ("gpu", "cta", 2), ("cta", "gpu", 2)]
+)
+def test_a_message_between_blocks_needs_a_scope_that_holds_both(release, acquire, found):
+    """Else flag and message race."""
+    text = f"""
+    .version 8.0
+    .target sm_80
+    .address_size 64
+    .visible .entry tell(.param .u64 flag, .param .u64 message) {{
+        .reg .pred %p; .reg .b32 %r<4>; .reg .b64 %d<2>;
+        ld.param.u64 %d0, [flag]; ld.param.u64 %d1, [message]; mov.u32 %r1, %ctaid.x;
+        setp.eq.u32 %p, %r1, 0; @%p bra TELL;
+        WAIT: ld.acquire.{acquire}.global.u32 %r2, [%d0]; setp.eq.u32 %p, %r2, 0; @%p bra WAIT;
+        ld.global.u32 %r3, [%d1]; st.global.u32 [%d1+4], %r3; ret;
+        TELL: st.global.u32 [%d1], 7; st.release.{release}.global.u32 [%d0], 1; ret;
+    }}"""
+    flag, message = np.zeros(1, np.int32), np.zeros(2, np.int32)
+    report = simulate(load_ptx(text)["tell"], on_finding="report")[2, 1](flag, message)
+    assert {f.kind for f in report.findings} <= {"race-global"}
+    assert len({f.array for f in report.findings}) == found
+    assert message[1] == 7
