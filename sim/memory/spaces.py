@@ -152,38 +152,38 @@ def tensor_array(tensor, name):
 def bind_arguments(space, arrays):
     """Allocations for `arrays` ({name: ndarray}): arrays that share memory share one. Returns {name:
     (allocation, byte offset)}."""
-    extents = []
-    for name, array in arrays.items():
-        low, high = np.lib.array_utils.byte_bounds(array)
-        extents.append((low, max(high, low), name))
-    bound, group = {}, []
-    for extent in sorted(extents) + [None]:
-        if group and (extent is None or extent[0] >= max(high for _, high, _ in group)):
-            bound.update(bind_group(space, group, arrays))
-            group = []
-        if extent:
-            group.append(extent)
+    bound = {}
+    for low, high, names in overlapping(arrays):
+        bound |= bind_group(space, low, high, {name: arrays[name] for name in arrays if name in names})
     return bound
 
 
-def bind_group(space, group, arrays):
-    """One allocation over the extents (low, high, name) of arrays that overlap. The first argument among them
-    lends its name."""
-    low, high = group[0][0], max(high for _, high, _ in group)
-    members = {name for *_, name in group}
-    offsets = {name: arrays[name].__array_interface__["data"][0] - low for name in members}
-    first = next(name for name in arrays if name in members)
+def overlapping(arrays):
+    """(first byte, byte behind the last, names) of `arrays` in groups whose memory overlaps."""
+    groups = []
+    for (low, high), name in sorted((np.lib.array_utils.byte_bounds(a), name) for name, a in arrays.items()):
+        if groups and low < groups[-1][1]:
+            first, end, names = groups.pop()
+            groups.append((first, max(end, high), [*names, name]))
+        else:
+            groups.append((low, max(low, high), [name]))
+    return groups
+
+
+def bind_group(space, low, high, arrays):
+    """One allocation from byte `low` to `high`, for arrays that overlap: the first of them lends its name."""
+    offsets = {name: array.__array_interface__["data"][0] - low for name, array in arrays.items()}
+    first, array = next(iter(arrays.items()))
     root = np.frombuffer(
         (ctypes.c_char * (high - low)).from_address(low) if high > low else bytearray(), np.uint8
     )
-    root.flags.writeable = any(arrays[name].flags.writeable for name in members)
-    array = arrays[first]
+    root.flags.writeable = any(a.flags.writeable for a in arrays.values())
     allocation = space.add(
         first,
         "global",
         root,
         (offsets[first], array.itemsize, array.shape, array.strides),
-        keep=[arrays[name] for name in members],
-        uninitialized=all(isinstance(arrays[name], Empty) for name in members),
+        keep=[*arrays.values()],
+        uninitialized=all(isinstance(a, Empty) for a in arrays.values()),
     )
-    return {name: (allocation, offsets[name]) for name in members}
+    return {name: (allocation, offset) for name, offset in offsets.items()}

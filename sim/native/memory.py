@@ -7,7 +7,7 @@ import numpy as np
 
 from sim.events import SPACES
 from sim.memory.declared import too_much_shared
-from sim.memory.spaces import AddressSpace, Empty, bind_arguments, host_array, named_leaves
+from sim.memory.spaces import AddressSpace, Empty, bind_arguments, host_array, named_leaves, overlapping
 from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, Guarded, bytes_over
 from sim.native.checks import new_state
 from sim.native.front import CannotLower
@@ -46,23 +46,19 @@ class Memory:
         """{name: (what is checked, address of its shadow)} of the arrays that need more than their bounds
         checked; arrays that overlap share shadow words."""
         shadows = {}
-        for group in overlapping(self.arrays):
-            arrays = [self.arrays[name] for name in group]
-            if not {*group} & {*self.written} and not any(isinstance(array, Empty) for array in arrays):
+        for low, high, names in overlapping(self.arrays):
+            group = {name: self.arrays[name] for name in names}
+            empty = [isinstance(array, Empty) for array in group.values()]
+            if not {*names} & {*self.written} and not any(empty):
                 continue
-            lows, highs = zip(*map(address_of, arrays), strict=True)
-            low, size = min(lows), arrays[0].itemsize
-            offsets = [
-                *(first - low for first in lows),
-                *(stride for array in arrays for stride in array.strides),
-            ]
-            if any(array.itemsize != size for array in arrays) or any(offset % size for offset in offsets):
-                raise CannotLower(f"arguments {', '.join(group)} overlap and their elements do not")
-            shadow = self.hold(np.zeros(2 * -(-(max(highs) - low) // size), np.int64))
-            kind = EMPTY if all(isinstance(array, Empty) for array in arrays) else GLOBAL
-            for name, array in zip(group, arrays):
-                offset = array.__array_interface__["data"][0] - low
-                shadows[name] = kind, shadow + 16 * offset // size
+            size = group[names[0]].itemsize
+            offsets = {name: a.__array_interface__["data"][0] - low for name, a in group.items()}
+            distances = [*offsets.values(), *(stride for a in group.values() for stride in a.strides)]
+            if any(a.itemsize != size for a in group.values()) or any(d % size for d in distances):
+                raise CannotLower(f"arguments {', '.join(names)} overlap and their elements do not")
+            shadow = self.hold(np.zeros(2 * -(-(high - low) // size), np.int64))
+            kind = EMPTY if all(empty) else GLOBAL
+            shadows |= {name: (kind, shadow + 16 * offset // size) for name, offset in offsets.items()}
         return shadows
 
     def hold(self, array):
@@ -131,27 +127,10 @@ def check_writable(given, writes):
             raise CannotLower(f"argument {name} is a read-only array, and the kernel may write to it")
 
 
-def address_of(array):
-    """(first byte, byte behind the last) of an array."""
-    return np.lib.array_utils.byte_bounds(array)
-
-
 def extent(memory):
     """(first byte, byte behind the last) of an array of bytes."""
     first = memory.__array_interface__["data"][0]
     return first, first + memory.size
-
-
-def overlapping(arrays):
-    """The names of `arrays` in groups whose memory overlaps."""
-    groups, end = [], 0
-    for (low, high), name in sorted((address_of(array), name) for name, array in arrays.items()):
-        if groups and low < end:
-            groups[-1].append(name)
-        else:
-            groups.append([name])
-        end = max(end, high)
-    return groups
 
 
 def check_shared_size(module, dynamic_bytes, spec):

@@ -82,15 +82,6 @@ class Trace(Observer):
             array[mine] = len(homes)
             homes.append(Home(allocation.name, allocation.space, tuple(shape), itemsize))
             distinct, inverse = np.unique(addresses[mine], return_inverse=True)
-            element[mine] = np.array(
-                [flat(allocation.index(address), shape) for address in distinct.tolist()]
-            )[inverse]
+            indices = tuple(zip(*map(allocation.index, distinct.tolist())))
+            element[mine] = np.ravel_multi_index(indices, tuple(shape))[inverse] if shape else 0
         return tuple(homes), array, element
-
-
-def flat(index, shape):
-    """The position of an element in row-major order."""
-    position = 0
-    for i, n in zip(index, shape):
-        position = position * n + i
-    return position

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from math import prod
 
 from sim.context import Context
 from sim.engine.part import PART
@@ -145,9 +146,7 @@ class Kernel:
                 f"{self.__name__} was compiled for blocks of {limits['reqntid']} threads (.reqntid), got"
                 f" {launch.block}"
             )
-        most = 1
-        for n in limits.get("maxntid", ()):
-            most *= n
+        most = prod(limits.get("maxntid", ()))
         if "maxntid" in limits and launch.threads > most:
             raise LaunchError(
                 f"{self.__name__} was compiled for blocks of up to {most} threads (.maxntid), got"

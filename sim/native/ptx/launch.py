@@ -76,17 +76,7 @@ class PtxAttempt(Attempt):
         shift = granule(self.source.narrowest["local"] // 8, size)
         shadow = np.zeros((size * threads >> shift) + 1, np.uint8) if self.watched else None
         bytes_ = np.full(size * threads, 0xFF, np.uint8)
-        table.add(
-            allocation.base,
-            size,
-            bytes_,
-            LOCAL if self.watched else BARE,
-            shadow,
-            shift,
-            WRITABLE,
-            size,
-            allocation.alignment,
-        )
+        table.add(allocation, bytes_, LOCAL if self.watched else BARE, shadow, shift, stride=size)
 
     def add_fixed(self, table, allocation):
         size = allocation.root.size
@@ -97,24 +87,14 @@ class PtxAttempt(Attempt):
         shadow = np.zeros(2 * (size >> shift) + 2, np.int64) if watched else None
         kind = BARE if not watched else EMPTY if allocation.uninitialized else GLOBAL
         fixed = WRITABLE if allocation.writable else READ_ONLY
-        table.add(allocation.base, size, allocation.root, kind, shadow, shift, fixed, 0, allocation.alignment)
+        table.add(allocation, allocation.root, kind, shadow, shift, fixed)
 
     def add_shared(self, table, allocation):
         size = allocation.root.size
         shift = granule(self.source.narrowest["shared"] // 8, size)
         shadow = np.zeros(2 * (size >> shift) + 2, np.int64) if self.watched else None
         kind = SHARED if self.watched else BARE
-        table.add(
-            allocation.base,
-            size,
-            np.full(size, 0xFF, np.uint8),
-            kind,
-            shadow,
-            shift,
-            OF_BLOCK,
-            0,
-            allocation.alignment,
-        )
+        table.add(allocation, np.full(size, 0xFF, np.uint8), kind, shadow, shift, OF_BLOCK)
 
 
 def granule(itemsize, size):

@@ -131,10 +131,11 @@ class Table:
     def __init__(self, places):
         self.rows, self.held, self.places = [], [], places
 
-    def add(self, base, size, memory, kind=BARE, shadow=None, shift=0, fixed=WRITABLE, stride=0, aligned=256):
-        """A region of `size` bytes at a simulated address; `memory`: uint8, all bytes."""
+    def add(self, allocation, memory, kind, shadow, shift, fixed=WRITABLE, stride=0):
+        """The region of an allocation; `memory`: uint8, all its bytes."""
         addresses = self.address(memory), self.address(shadow)
-        self.rows.append((base, size, *addresses, shift, kind, fixed, stride, aligned))
+        rest = shift, kind, fixed, stride, allocation.alignment
+        self.rows.append((allocation.base, allocation.root.size, *addresses, *rest))
 
     def address(self, array):
         if array is None:
