@@ -81,6 +81,8 @@ class Interpreted:
             launch.function,
             [(name, type_of_argument(value)) for name, value in zip(launch.arguments, values)],
         )
+        if kernel.__code__ is not launch.function.__code__:
+            values = [held(value) for value in values]
         declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
         scheduler.takes_turns = (binder.loops or schedule.interleaves) and bool(binder.used & YIELDING)
         context.synchronizes, context.stores = binder.synchronizes, binder.stores
@@ -170,6 +172,14 @@ def bind(context, arguments):
             arrays[name] = array
     places = bind_arguments(context.space, arrays)
     return [bound(context, name, value, arrays, places) for name, value in arguments.items()]
+
+
+def held(value):
+    """An argument as a rewritten kernel holds it, whose text knows an int32 by its type."""
+    if isinstance(value, tuple):
+        parts = map(held, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return int(value) if type(value) is np.int32 else value
 
 
 def bound(context, name, value, arrays, places):

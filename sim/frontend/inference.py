@@ -25,12 +25,14 @@ from sim.frontend.types import (
     Number,
     bits,
     is_float,
+    is_signed,
     join,
     natural,
     part,
     signed,
     type_of_value,
     widened,
+    with_float64,
 )
 from sim.isa.promotion import INTEGRAL, SIGNED, UNSIGNED
 from sim.isa.table import INSTRUCTIONS
@@ -206,13 +208,14 @@ class Types(CallTypes):
     def alike(self, left, right):
         """Whether Python compares these two expressions as Numba does."""
         kinds = [self.of(left), self.of(right)]
-        return all(map(is_float, kinds)) or all(bits(kind) is not None for kind in kinds) or NONE in kinds
+        integers = all(bits(kind) is not None or is_signed(kind) for kind in kinds)
+        return all(map(is_float, kinds)) or integers or NONE in kinds or with_float64(*kinds)
 
     def plain(self, op, left, right):
         """Whether Python's own operator gives Numba's result on these two expressions, without a call and
         without raising."""
         a, b = self.of(left), self.of(right)
-        if is_float(a) and is_float(b):
+        if is_float(a) and is_float(b) or with_float64(a, b):
             return isinstance(op, (*ADDITIVE, ast.Mult, ast.Div))
         if bits(a) is None or bits(b) is None or bits(operation(op, a, b)) is None:
             return False

@@ -13,7 +13,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from sim.isa import promotion
-from sim.isa.promotion import COMPLEX, KIND
+from sim.isa.promotion import COMPLEX, INTEGRAL, KIND, SIGNED
 
 ANY = "any"
 NONE = "none"  # the type of None
@@ -75,6 +75,16 @@ def is_float(kind):
     return isinstance(kind, Number) and kind.kind in PYTHON
 
 
+def is_signed(kind):
+    return isinstance(kind, Number) and kind.kind in SIGNED
+
+
+def with_float64(a, b):
+    """Whether Python's operators make a float64 of both, as Numba does: one is, the other an integer."""
+    kinds = {kind.kind for kind in (a, b) if isinstance(kind, Number)}
+    return np.float64 in kinds and len(kinds) == 2 and kinds <= INTEGRAL | {np.float64}
+
+
 def join(a, b):
     """The type of a variable that holds now an `a`, now a `b`: Numba's unification."""
     if a == b or b is UNKNOWN:
@@ -125,6 +135,8 @@ def type_of_argument(value):
     """The type of a launch argument. Intervals are rounded up, so that few specialisations arise."""
     if isinstance(value, tuple):
         return tuple(map(type_of_argument, value))
+    if type(value) is np.int32:
+        return natural(np.int32, 31) if value >= 0 else INT32
     kind = type_of_value(value)
     few = -(-(bits(kind) or 0) // 8) * 8
     if bits(kind) is None:
