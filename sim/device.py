@@ -12,9 +12,9 @@ NOTHING = np.iinfo(np.int32).max  # sorts behind every word of shared memory
 class DeviceSpec:
     """Limits and geometry of the simulated GPU; the defaults are an H200's (compute capability 9.0).
 
-    Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Dynamic shared
-        memory stops at 48 KiB because Numba never asks the driver for more; static shared memory may take all
-        that a block can have.
+    Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", and its section on
+        shared memory: more than 48 KiB must be dynamic (ptxas refuses 53 KiB of declared arrays), and asked
+        of the driver, which Numba never does.
     """
 
     name: str = "simulated sm_90"
@@ -23,7 +23,9 @@ class DeviceSpec:
     max_block: tuple[int, int, int] = (1024, 1024, 64)
     max_grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
     shared_bytes_per_block: int = 232448
+    declared_shared_bytes: int = 49152
     dynamic_shared_bytes: int = 49152
+    local_bytes_per_thread: int = 524288
     multiprocessors: int = 132
     threads_per_multiprocessor: int = 2048
     blocks_per_multiprocessor: int = 32

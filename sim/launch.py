@@ -1,6 +1,7 @@
 """simulate(kernel, ...)[grid, block, stream, shared](*arguments): one launch from end to end."""
 
 import inspect
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
@@ -13,7 +14,9 @@ from sim.engine.os_thread import OSThread
 from sim.errors import KernelBug, LaunchError
 from sim.events import Index3, Observer
 from sim.frontend.names import python_function
+from sim.frontend.resolve import source_of
 from sim.interpreted import Interpreted
+from sim.memory.spaces import check_argument, named_leaves
 from sim.observers import DEFAULT
 from sim.report import Report, finish
 
@@ -37,6 +40,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "threads": lambda: Interpreted(OSThread),
     "native": native,
 }
+CHECKED: "weakref.WeakSet[Any]" = weakref.WeakSet()  # kernels that return no value
 
 
 def simulate(
@@ -146,6 +150,10 @@ class Configured:
         """What an engine gets."""
         how = self.simulation
         named = dict(zip(argument_names(how.function, arguments), arguments))
+        if not hasattr(how.function, "ready"):
+            check_returns(how.function)
+            for name, value in named_leaves(named.items()):
+                check_argument(value, name)
         return Launch(
             how.function,
             named,
@@ -157,6 +165,21 @@ class Configured:
             how.seed,
             how.max_steps,
         )
+
+
+def check_returns(function: Any) -> None:
+    """A LaunchError if a kernel returns a value: on a GPU nothing could take it."""
+    if function in CHECKED:
+        return
+    source = source_of(function)
+    returned = None if source is None else source.returned()
+    if source is not None and returned is not None:
+        site = source.site("call", returned)
+        raise LaunchError(
+            f"the kernel returns a value: {site.function} line {site.line}  {site.source}\n  wanted `return`"
+            " alone: store the result in an array that is an argument, out[i] = ..."
+        )
+    CHECKED.add(function)
 
 
 # --- what a launch may ask for ------------------------------------------------------------------------------
@@ -190,6 +213,8 @@ def block_dimensions(value: Any, spec: DeviceSpec) -> Index3:
 
 def shared_bytes(value: int, spec: DeviceSpec, by_ptx: bool) -> int:
     """Dynamic shared memory; what launches PTX may ask the driver for all that a block can have."""
+    if not hasattr(value, "__index__"):
+        raise LaunchError(f"{value!r} bytes of dynamic shared memory; wanted an integer")
     most, who = (
         (spec.shared_bytes_per_block, "a block can have")
         if by_ptx

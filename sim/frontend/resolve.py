@@ -230,6 +230,17 @@ class Source(ast.NodeVisitor):
             if isinstance(part, (ast.Name, ast.Subscript, ast.Attribute))
         )
 
+    def returned(self, seen=frozenset()):
+        """The first statement that returns a value, or None. A function called there may have none to
+        return."""
+        for node in returns_of(self.tree):
+            function = getattr(getattr(node.value, "func", None), "referent", OF_A_VALUE).function
+            nothing = node.value is None or isinstance(node.value, ast.Constant) and node.value.value is None
+            source = None if function is None or function in seen else source_of(function)
+            if not (nothing or source and source.returned(seen | {function}) is None):
+                return node
+        return None
+
     # --- places ---------------------------------------------------------------------------------------------
 
     def site(self, kind, node):
@@ -243,6 +254,15 @@ def source_of(function):
     """The Source of a function; None where there is none."""
     tree = tree_of(function)
     return None if tree is None else Source(function, tree)
+
+
+def returns_of(node):
+    """The `return` statements in `node`, without those of functions in it."""
+    for part in ast.iter_child_nodes(node):
+        if isinstance(part, ast.Return):
+            yield part
+        elif not isinstance(part, (ast.FunctionDef, ast.Lambda)):
+            yield from returns_of(part)
 
 
 def lacking(owner, name):

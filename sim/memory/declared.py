@@ -29,7 +29,7 @@ class Declarations:
     def __init__(self, context, dynamic_bytes):
         self.context, self.dynamic_bytes = context, dynamic_bytes
         self.bases = {}  # declaration -> (name, address), the same in every block
-        self.shared_bytes = dynamic_bytes
+        self.declared_bytes = {"shared": 0, "local": 0}
         self.kernel_code = None  # in the kernel itself the types of arguments are the same for every thread
 
     def shared(self, shape, dtype, frame, alignment=None):
@@ -96,9 +96,9 @@ class Declarations:
         """(name, address) of a declaration, chosen the first time that any thread meets it."""
         if key not in self.bases:
             nbytes = self.dynamic_bytes if key == "dynamic" else prod(shape) * dtype.itemsize
-            if space == "shared" and key != "dynamic":
-                self.shared_bytes += nbytes
-                self.check_size()
+            if key != "dynamic":
+                self.declared_bytes[space] += nbytes
+                check_sizes(self.context.spec, **self.declared_bytes, dynamic=self.dynamic_bytes)
             name = declared_name(self.context, frame) or space
             home = 0, dtype.itemsize, shape, c_strides(shape, dtype)
             self.bases[key] = (
@@ -107,17 +107,20 @@ class Declarations:
             )
         return self.bases[key]
 
-    def check_size(self):
-        limit = self.context.spec.shared_bytes_per_block
-        if self.shared_bytes > limit:
-            raise too_much_shared(self.shared_bytes, limit)
 
-
-def too_much_shared(nbytes, limit):
-    return LaunchError(
-        f"the kernel declares {nbytes:,} bytes of shared memory a block\n  the device has {limit:,}: make the"
-        " tiles smaller"
-    )
+def check_sizes(spec, shared, local, dynamic):
+    """A LaunchError where a kernel's arrays need more bytes than a block or thread of the device can have:
+    those that it declares as `shared`, the `dynamic` ones, and the `local` ones of a thread."""
+    tiles, rows = "make the tiles smaller", "pass an array with a row for each thread"
+    for nbytes, memory, limit, remedy in (
+        (shared, "declared shared memory per block", spec.declared_shared_bytes, tiles),
+        (shared + dynamic, "shared memory per block", spec.shared_bytes_per_block, tiles),
+        (local, "local memory per thread", spec.local_bytes_per_thread, rows),
+    ):
+        if nbytes > limit:
+            raise LaunchError(
+                f"the kernel needs {nbytes:,} bytes of {memory}\n  the device has {limit:,}: {remedy}"
+            )
 
 
 def check_dtype(dtype, space):
@@ -133,7 +136,10 @@ def c_strides(shape, dtype):
 
 
 def as_shape(shape):
-    return tuple([int(n) for n in shape]) if isinstance(shape, (tuple, list)) else (int(shape),)
+    sizes = tuple([int(n) for n in shape]) if isinstance(shape, (tuple, list)) else (int(shape),)
+    if any(size < 0 for size in sizes):
+        raise LaunchError(f"an array is declared with shape {shape}; wanted sizes of at least 0")
+    return sizes
 
 
 def argument_types(frame):

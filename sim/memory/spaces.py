@@ -8,6 +8,7 @@ address) is all that any tool needs.
 import ctypes
 import sys
 from dataclasses import dataclass
+from enum import Enum
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +17,7 @@ from sim.errors import LaunchError
 from sim.events import SPACE_SHIFT, SPACES
 
 ALIGNMENT = 256
+NUMBERS = int, float, complex, np.bool_, np.number, Enum, type(None)  # what a kernel takes as one number
 
 
 @dataclass(eq=False)
@@ -117,13 +119,39 @@ def host_array(value, name):
         array = tensor_array(value, name)
     else:
         return None
-    too_wide = array.dtype.itemsize > {"f": 8, "c": 16}.get(array.dtype.kind, np.inf)
-    if array.dtype.hasobject or not array.dtype.isnative or too_wide:
-        raise LaunchError(
-            f"argument {name}: arrays of dtype {array.dtype} have no place on a GPU\n"
-            "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()"
-        )
+    check_dtype(array.dtype, name)
     return array
+
+
+def check_dtype(dtype, name):
+    """A LaunchError if the simulator has no numbers of this type, nor records of them. Strings are numbers to
+    no GPU, though Numba compiles them."""
+    if dtype.names:
+        for field in dtype.names:
+            check_dtype(dtype[field], f"{name}, field {field}")
+        return
+    base = dtype.base
+    too_wide = base.itemsize > {"f": 8, "c": 16}.get(base.kind, np.inf)
+    if base.kind in "OSU" or base.type is np.void or not base.isnative or too_wide:
+        text = base.kind in "SU"
+        wanted = "text as numbers, with .view(np.uint8 or np.uint32)" if text else "convert with .astype()"
+        raise LaunchError(
+            f"argument {name}: dtype {base} has no place on a GPU\n"
+            f"  wanted a native boolean, integer, floating-point or complex dtype; {wanted}"
+        )
+
+
+def check_argument(value, name):
+    """A LaunchError for what is no argument of a kernel; a tuple's elements each have a name."""
+    if isinstance(value, (np.void, np.longdouble, np.clongdouble)):
+        check_dtype(value.dtype, name)
+        return
+    number = isinstance(value, NUMBERS) or type(value).__module__ == "ml_dtypes"
+    if not number and host_array(value, name) is None:
+        raise LaunchError(
+            f"argument {name} is a {type(value).__name__}; a kernel takes numpy arrays, CPU tensors, numbers"
+            " and tuples of them"
+        )
 
 
 def named_leaves(items):

@@ -162,7 +162,7 @@ class Calls(Names):
         space, given = node.declares.space, node.declares.dtype
         dtype = self.dtype_given(given) or stands_for(given).dtype
         shape = self.versions.shape(node.declares.shape)
-        if dtype is None or shape is None or not is_number(dtype):
+        if dtype is None or shape is None or not is_number(dtype) or any(size < 0 for size in shape):
             raise self.cannot(f"cuda.{space}.array wants a constant shape and a numeric dtype", node)
         place = self.source.site("call", node)
         name = name_before(place) or space

@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 
 from sim.events import SPACES
-from sim.memory.declared import too_much_shared
+from sim.memory.declared import check_sizes
 from sim.memory.spaces import AddressSpace, Empty, bind_arguments, host_array, named_leaves, overlapping
 from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, Guarded, bytes_over
 from sim.native.checks import new_state
@@ -133,9 +133,10 @@ def extent(memory):
     return first, first + memory.size
 
 
-def check_shared_size(module, dynamic_bytes, spec):
-    """A LaunchError if the block's shared memory is larger than the device's."""
-    declared = [d for d in module.declared.values() if d.space == "shared" and d.shape is not None]
-    total = dynamic_bytes + sum(prod(d.shape) * d.dtype.itemsize for d in declared)
-    if total > spec.shared_bytes_per_block:
-        raise too_much_shared(total, spec.shared_bytes_per_block)
+def check_declared(module, launch):
+    """A LaunchError if the kernel's arrays are larger than the device's memories."""
+    nbytes = {"shared": 0, "local": 0}
+    for declared in module.declared.values():
+        if declared.shape is not None:
+            nbytes[declared.space] += prod(declared.shape) * declared.dtype.itemsize
+    check_sizes(launch.spec, **nbytes, dynamic=launch.shared)

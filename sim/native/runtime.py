@@ -14,7 +14,7 @@ from sim.native.checks import BARRIERS, BETWEEN, FOUND, INTERRUPTED, PAIRS, POSI
 from sim.native.explain import FEW, kind_of_observer
 from sim.native.front import CannotLower
 from sim.native.internal import uncollected
-from sim.native.memory import Memory, check_shared_size, check_writable
+from sim.native.memory import Memory, check_declared, check_writable
 from sim.native.program import first_line
 from sim.native.programs import fission_program, kind_of
 from sim.native.tally import Tally
@@ -73,7 +73,7 @@ class Attempt(Memory):
         lowered = self.program.lowered
         if lowered.module.prints:
             raise CannotLower("it prints, and a block that has a finding runs again")
-        check_shared_size(lowered.module, launch.shared, launch.spec)
+        check_declared(lowered.module, launch)
         self.written = [name for name in self.arrays if name.partition("[")[0] in lowered.writes]
         check_writable(launch.arguments, lowered.writes)
         self.shadows = self.shadows_of_arguments() if self.watched else {}

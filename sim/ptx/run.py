@@ -9,7 +9,7 @@ import numpy as np
 from sim.engine import part, warp
 from sim.engine.scheduler import BARRIER, GRID
 from sim.errors import LaunchError
-from sim.memory.declared import too_much_shared
+from sim.memory.declared import check_sizes
 from sim.memory.spaces import bind_arguments, host_array
 from sim.ptx import outside
 from sim.ptx.copies import OfAddresses
@@ -39,7 +39,7 @@ class Run:
         self.allocations = {}  # variable's name -> allocation
         self.dynamic = None
         self.ticks = itertools.count()
-        self.shared_bytes = launch.shared
+        self.declared_bytes = {"shared": 0, "local": 0}
         self.lay_out()
 
     # --- memory ---------------------------------------------------------------------------------------------
@@ -78,10 +78,10 @@ class Run:
         nbytes = variable.bytes
         copies = self.launch.threads * self.frames(variable) if space == "local" else 1
         allocation = self.reserve(variable, nbytes, copies)
+        if space in self.declared_bytes:
+            self.declared_bytes[space] += nbytes
+            check_sizes(self.launch.spec, **self.declared_bytes, dynamic=self.launch.shared)
         if space == "shared":
-            self.shared_bytes += nbytes
-            if self.shared_bytes > self.launch.spec.shared_bytes_per_block:
-                raise too_much_shared(self.shared_bytes, self.launch.spec.shared_bytes_per_block)
             self.memory.shared_slots.append(allocation)
         elif space == "local":
             self.memory.local_slots.append(allocation)
@@ -167,7 +167,7 @@ class Run:
             return self.launch.grid["xyz".index(axis)]
         if name == "nwarpid":
             return -(-self.launch.threads // 32)
-        return self.launch.shared if name == "dynamic_smem_size" else self.shared_bytes
+        return self.launch.shared + (name != "dynamic_smem_size") * self.declared_bytes["shared"]
 
     def clock(self):
         return next(self.ticks)

@@ -276,6 +276,7 @@ def test_records(launch):
         (((1, 65536), 1), "grid.y is 65,536; the device takes 1 to 65,535"),
         ((1, 1.5), "block 1.5 must be an integer or a tuple of up to three integers"),
         (((1, 1, 1, 1), 1), "grid (1, 1, 1, 1) has 4 dimensions; wanted one to three"),
+        ((1, 1, 0, 1.5), "1.5 bytes of dynamic shared memory; wanted an integer"),
         ((1, 1, 0, 49153), "49,153 bytes of dynamic shared memory; Numba can ask for 0 to 49,152"),
     ],
 )
@@ -285,17 +286,70 @@ def test_configurations_that_no_device_takes(configuration, message):
     assert str(caught.value) == message
 
 
-def test_too_much_shared_memory(launch):
-    @cuda.jit
-    def kernel():
-        cuda.shared.array((200, 200), float64)
+@cuda.jit(device=True)
+def with_a_local_array():
+    cuda.local.array(30_000, float64)
 
+
+@cuda.jit
+def much_shared():
+    cuda.shared.array((200, 200), float64)
+
+
+@cuda.jit
+def much_local():
+    cuda.local.array(40_000, float64)
+    with_a_local_array()
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize(
+    "kernel, message",
+    [
+        (
+            much_shared,
+            "the kernel needs 320,000 bytes of declared shared memory per block\n  the device has 49,152: make"
+            " the tiles smaller",
+        ),
+        (
+            much_local,
+            "the kernel needs 560,000 bytes of local memory per thread\n  the device has 524,288: pass an array"
+            " with a row for each thread",
+        ),
+    ],
+)
+def test_too_much_memory(kernel, message, engine):
     with pytest.raises(LaunchError) as caught:
-        launch(kernel, 1, 1)
+        simulate(kernel, engine=engine)[1, 1]()
+    assert str(caught.value) == message
+
+
+@cuda.jit(device=True)
+def returns_nothing(x):
+    x[0] = 1
+
+
+def test_a_kernel_that_returns_a_value():
+    """`return`, `return None`, and what a function without a value gives, are none."""
+
+    def early(x):
+        if x[0] > 0:
+            return None
+        return returns_nothing(x)
+
+    def late(x):
+        if x[0] > 0:
+            return
+        return x[0]
+
+    x = np.zeros(1)
+    simulate(early)[1, 1](x)
+    assert x[0] == 1
+    with pytest.raises(LaunchError) as caught:
+        simulate(late, engine="native")[1, 1](x)
     assert (
-        str(caught.value)
-        == "the kernel declares 320,000 bytes of shared memory a block\n  the device has 232,448: make the"
-        " tiles smaller"
+        str(caught.value) == "the kernel returns a value: late line 4  return x[0]\n"
+        "  wanted `return` alone: store the result in an array that is an argument, out[i] = ..."
     )
 
 
@@ -346,21 +400,29 @@ def test_a_grid_that_cannot_meet(launch):
         (
             np.array([None]),
             (
-                "argument x: arrays of dtype object have no place on a GPU\n"
+                "argument x: dtype object has no place on a GPU\n"
                 "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()"
             ),
         ),
         (
             np.zeros(1, ">f4"),
             (
-                "argument x: arrays of dtype >f4 have no place on a GPU\n"
+                "argument x: dtype >f4 has no place on a GPU\n"
                 "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()"
+            ),
+        ),
+        (
+            np.zeros(1, [("n", "i4"), ("name", "U4")]),
+            (
+                "argument x, field name: dtype <U4 has no place on a GPU\n"
+                "  wanted a native boolean, integer, floating-point or complex dtype; text as numbers, with"
+                " .view(np.uint8 or np.uint32)"
             ),
         ),
         pytest.param(
             np.zeros(1, np.longdouble),
             (
-                f"argument x: arrays of dtype {np.dtype(np.longdouble)} have no place on a GPU\n"
+                f"argument x: dtype {np.dtype(np.longdouble)} has no place on a GPU\n"
                 "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()"
             ),
             marks=pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="no wider type here"),
