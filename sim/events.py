@@ -125,6 +125,16 @@ class Finding:
         return replace(self, count=times - 1)
 
 
+class Element(NamedTuple):
+    """An element of an array: `str(element)` is "x[3, 4]"."""
+
+    array: str
+    indices: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.array}[{', '.join(map(str, self.indices))}]"
+
+
 def alias(access: Access, name: str) -> str:
     """ ", here part" where the line of an access calls the array (or the tuple) otherwise than the launch
     does, as `part` for `arrays[0]`; else nothing."""

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from sim.errors import LaunchError
-from sim.events import SPACE_SHIFT, SPACES
+from sim.events import SPACE_SHIFT, SPACES, Element
 
 ALIGNMENT = 256
 NUMBERS = int, float, complex, np.bool_, np.number, Enum, type(None)  # what a kernel takes as one number
@@ -79,9 +79,9 @@ class AddressSpace:
         return next(a for a in self.allocations if a.base <= address < a.base + a.root.size * a.copies)
 
     def element(self, address):
-        """(name of the array, index of the element) at `address`."""
+        """The Element at `address`."""
         allocation = self.find(address)
-        return allocation.name, allocation.index(address)
+        return Element(allocation.name, allocation.index(address))
 
 
 class Empty(np.ndarray):

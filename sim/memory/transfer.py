@@ -104,14 +104,13 @@ class Memory:
             self.log_write(spot, site)
 
     def not_initialised(self, address, site):
-        name, index = self.context.space.element(address)
+        element = self.context.space.element(address)
         return Finding(
             "uninitialized-read",
             "error",
-            f"{self.name} takes {name}[{', '.join(map(str, index))}], where no barrier has been initialised",
+            f"{self.name} takes {element}, where no barrier has been initialised",
             (self.context.witness("changed", site),),
-            name,
-            index,
+            *element,
             reason="What bytes there mean is undefined.",
             fix="let one thread initialise it (mbarrier.init), then cuda.syncthreads()",
         )
@@ -149,17 +148,15 @@ class Memory:
             self.context.values.append(value)
 
     def misaligned(self, address, size, multiple, site, what):
-        name, index = self.context.space.element(address)
-        place = f"{name}[{', '.join(map(str, index))}]"
+        element = self.context.space.element(address)
         itemsize = self.context.space.find(address).home[1]
         return Finding(
             "misaligned-address",
             "error",
-            f"{self.name} takes {size} bytes at a multiple of {multiple}, and {place} is"
+            f"{self.name} takes {size} bytes at a multiple of {multiple}, and {element} is"
             f" {address % multiple} beyond one",
             (self.context.witness(what, site),),
-            name,
-            index,
+            *element,
             reason="The GPU stops with a misaligned address.",
             fix=(
                 f"begin at a column that is a multiple of {multiple // itemsize}, in rows whose length is one"
@@ -188,17 +185,16 @@ class Luck:
             findings[self.told[key][1]] = self.finding(allocation, address, multiple, site, what)
 
     def finding(self, allocation, address, multiple, site, what):
-        name, index = self.context.space.element(address)
+        element = self.context.space.element(address)
         return Finding(
             "misaligned-address",
             "warning",
-            f"{name}[{', '.join(map(str, index))}] has to lie at a multiple of {multiple} bytes, and {name}"
+            f"{element} has to lie at a multiple of {multiple} bytes, and {element.array}"
             f" is declared for multiples of {allocation.alignment}",
             (self.context.witness(what, site),),
-            name,
-            index,
+            *element,
             reason="Here it does, by luck; behind another array it may not, and the GPU stops.",
-            fix=f"declare {name} with alignment={multiple}",
+            fix=f"declare {element.array} with alignment={multiple}",
         )
 
 

@@ -1,16 +1,13 @@
 """bounds: accesses outside their array, and negative indices, which Numba wraps and CUDA C would not."""
 
-from sim.events import Finding, Observer, alias
+from sim.events import Element, Finding, Observer, alias
 
 
 class Bounds(Observer):
     """Findings `out-of-bounds` (an error) and `negative-index` (a warning)."""
 
     def access_refused(self, access, array, index, shape):
-        place, size = (
-            f"{array.name}[{', '.join(map(str, index))}]",
-            " x ".join(map(str, shape)) or "a scalar's",
-        )
+        element, size = Element(array.name, index), " x ".join(map(str, shape)) or "a scalar's"
         outside = [
             axis for axis, (i, n) in enumerate(zip(index, shape)) if not (-n if array.wraps else 0) <= i < n
         ]
@@ -27,10 +24,9 @@ class Bounds(Observer):
             yield Finding(
                 "out-of-bounds",
                 "error",
-                f"{place} is outside {called}, whose shape is {size}",
+                f"{element} is outside {called}, whose shape is {size}",
                 (access,),
-                array.name,
-                index,
+                *element,
                 reason=(
                     f"Index {index[axis]}{along} is negative, and even counted from the end it lies in front"
                     f" of the first of {shape[axis]}."
@@ -45,11 +41,10 @@ class Bounds(Observer):
             yield Finding(
                 "negative-index",
                 "warning",
-                f"{place} counts from the end of {array.name}{alias(access, array.name)}, whose shape is"
+                f"{element} counts from the end of {array.name}{alias(access, array.name)}, whose shape is"
                 f" {size}",
                 (access,),
-                array.name,
-                index,
+                *element,
                 reason=(
                     "Numba wraps negative indices as Python does; CUDA C would read or write in front of the"
                     " array."

@@ -102,7 +102,7 @@ class Flights:
                     yield self.finding(row, max(address, place.address), flight, place)
 
     def finding(self, row, address, flight, place):
-        name, index = self.context.space.element(address)
+        element = self.context.space.element(address)
         did, begin = WORDS[row.site & 3], flight.begin
         reads = Access(did, flight.index, self.context.thread_index(row.thread), SITES[row.site], row.value)
         sent = Access("sent", flight.index, self.context.thread_index(begin.thread), SITES[flight.copy.site])
@@ -111,11 +111,10 @@ class Flights:
         return Finding(
             "async-copy",
             "error",
-            f"{name}[{', '.join(map(str, index))}]{alias(reads, name)} is {did} while an asynchronous copy"
+            f"{element}{alias(reads, element.array)} is {did} while an asynchronous copy"
             f" {direction} it may be under way",
             (reads, sent),
-            name,
-            index,
+            *element,
             reason=f"Such a copy {does} at any time until the thread that sent it waits for it.",
             fix="let the thread that sent the copy commit it and wait for it (cp.async.wait_group)"
             + (" before this line" if own else ", and all threads meet behind that: cuda.syncthreads()"),

@@ -1,7 +1,7 @@
 """misuse: what ran without an error and still cannot have been meant: a launch that wrote nothing, a
 floating-point value for an integer's atomic."""
 
-from sim.events import GLOBAL, LOAD, Finding, Observer
+from sim.events import GLOBAL, LOAD, Element, Finding, Observer
 
 
 def unassigned_variable(access, name):
@@ -30,15 +30,14 @@ class Misuse(Observer):
         self.read = self.read or bool((batch.space == GLOBAL).any())
 
     def atomic_narrowed(self, access, array, index):
-        place = f"{array.name}[{', '.join(map(str, index))}]"
+        element = Element(array.name, index)
         yield Finding(
             "misuse",
             "warning",
-            f"an atomic on {place} is given a {type(access.value).__name__}, and {array.name} is an array of"
-            f" {array.dtype}",
+            f"an atomic on {element} is given a {type(access.value).__name__}, and {array.name} is an"
+            f" array of {array.dtype}",
             (access,),
-            array.name,
-            index,
+            *element,
             reason="The value is converted to the array's type first, so its fraction is lost.",
             fix="make the array floating-point, or convert the value on purpose: numba.int32(value)",
         )

@@ -153,7 +153,7 @@ class Races(Ordering):
     def finding(self, address, a, b, rows, equal, colliding):
         if b.site & 3 == STORE and a.site & 3 != STORE:  # the writer first
             a, b = b, a
-        name, index = self.context.space.element(address)
+        element = self.context.space.element(address)
         shared, same_kind = address >> SPACE_SHIFT == SHARED, a.site & 3 == b.site & 3
         done = (
             f"{WORDS[a.site & 3]} by two threads"
@@ -162,7 +162,7 @@ class Races(Ordering):
         )
         witnesses = self.witness(a), self.witness(b)
         verdict = (
-            f"{name}[{', '.join(map(str, index))}]{alias(witnesses[0], name)} in"
+            f"{element}{alias(witnesses[0], element.array)} in"
             f" {'shared' if shared else 'global'} memory is {done}, and nothing orders the two"
         )
         scoped = a.block != b.block and not self.context.of_block.keys().isdisjoint((a.site, b.site))
@@ -172,8 +172,7 @@ class Races(Ordering):
             "warning" if equal else "error",
             verdict,
             witnesses,
-            name,
-            index,
+            *element,
             reason=advice.reason(a, b, equal, replaced(rows, a) or replaced(rows, b), scoped),
             fix=advice.fix(
                 a,

@@ -48,9 +48,9 @@ class Uninitialized(Ordering):
 
     def unwritten(self, access, address):
         """Of many alike in local memory the lowest element and thread stand for all."""
-        name, index = self.context.space.element(address)
+        array, index = self.context.space.element(address)
         place = index, access.block[::-1], access.thread[::-1]
-        key = access.site, name
+        key = access.site, array
         lowest, count = self.local_reads.get(key, ((place, access, address), 0))
         self.local_reads[key] = min(lowest, (place, access, address), key=lambda read: read[0]), count + 1
 
@@ -176,7 +176,7 @@ class Uninitialized(Ordering):
         return self.finding(Access(what, block, self.context.thread_index(thread), SITES[site]), address)
 
     def finding(self, access, address):
-        name, index = self.context.space.element(address)
+        element = self.context.space.element(address)
         memory = {
             GLOBAL: "An array made by sim.empty",
             SHARED: "Fresh shared memory",
@@ -185,10 +185,9 @@ class Uninitialized(Ordering):
         return Finding(
             "uninitialized-read",
             "error",
-            f"{name}[{', '.join(map(str, index))}] is read and nobody has written it",
+            f"{element} is read and nobody has written it",
             (access,),
-            name,
-            index,
+            *element,
             reason=f"{memory} holds whatever was there before.",
             fix=FIX[address >> SPACE_SHIFT],
         )

@@ -362,15 +362,13 @@ class Memory:
         )
 
     def misaligned(self, address, size, site, what):
-        name, index = self.space.element(address)
+        element = self.space.element(address)
         return Finding(
             "misaligned-address",
             "error",
-            f"{size} bytes at once at {name}[{', '.join(map(str, index))}], whose address {address:#x} is no"
-            f" multiple of {size}",
+            f"{size} bytes at once at {element}, whose address {address:#x} is no multiple of {size}",
             (self.context.witness(what, site),),
-            name,
-            index,
+            *element,
             reason=(
                 "A GPU accesses so many bytes at once only at a multiple of their number, and stops the"
                 " kernel otherwise."

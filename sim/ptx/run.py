@@ -262,7 +262,7 @@ def check_elements(name, arrays, nbytes):
 def as_bytes(name, value, parameter):
     """The bytes of an argument as the parameter's type wants them. Errors: LaunchError."""
     kind, nbytes = parameter.type, parameter.bytes
-    if parameter.count != 1 or kind == "b8" and parameter.count != 1:
+    if parameter.count != 1:
         return structure(name, value, nbytes)
     if (
         isinstance(value, np.ndarray)
