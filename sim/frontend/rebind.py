@@ -33,7 +33,7 @@ from sim.frontend.names import (
 )
 from sim.frontend.resolve import GEOMETRIES, source_of
 from sim.frontend.rewrite import Rewriter
-from sim.frontend.tree import flat, located
+from sim.frontend.tree import as_list, located
 from sim.isa.operators import cast, domain
 from sim.isa.table import STANDING_FOR
 from sim.memory.declared import constant_array
@@ -91,7 +91,7 @@ class Code:
         unset = ast.parse("\n".join(f"{name} = {PREFIX}unset" for name in names)).body
         self.counts_rounds = bool(rewriter.counting)
         unset += ast.parse(f"{ROUNDS} = ()").body if self.counts_rounds else []
-        body = [statement for part in tree.body for statement in flat(rewriter.visit(part))]
+        body = [statement for part in tree.body for statement in as_list(rewriter.visit(part))]
         tree.body = [*located(unset, tree), *body]
         rewriter.bases.put_in(tree)
         self.constants, self.calls = rewriter.constants, rewriter.calls

@@ -72,7 +72,7 @@ def from_end(index):
     return None
 
 
-def flat(result):
+def as_list(result):
     """What visiting a statement gives, as a list."""
     return result if isinstance(result, list) else [result]
 
@@ -136,7 +136,7 @@ class Simplify(ast.NodeTransformer):
 
     def visit_AnnAssign(self, node):
         return (
-            flat(self.visit(*located([ast.Assign([node.target], node.value)], node)))
+            as_list(self.visit(*located([ast.Assign([node.target], node.value)], node)))
             if node.value
             else ast.copy_location(ast.Pass(), node)
         )
@@ -150,7 +150,7 @@ class Simplify(ast.NodeTransformer):
                 *(
                     part
                     for target in node.targets
-                    for part in flat(self.visit(*located([ast.Assign([target], value())], node)))
+                    for part in as_list(self.visit(*located([ast.Assign([target], value())], node)))
                 ),
             ]
         if isinstance(target, ast.Attribute):

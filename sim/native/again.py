@@ -5,7 +5,7 @@ import ast
 from collections import Counter
 
 from sim.native.arrays import GuardedType, ReferenceType
-from sim.native.flat import stops
+from sim.native.hoisting import stops
 from sim.native.loops import is_range
 from sim.native.threads import IN_GRID
 from sim.native.variables import assigned, exposed

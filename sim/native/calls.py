@@ -65,7 +65,7 @@ class Calls(Names):
         return node
 
     def call_wait(self, node):
-        """A call at which the thread stops; sim.native.flat makes it a statement."""
+        """A call at which the thread stops; sim.native.hoisting makes it a statement."""
         called, arguments = node.func.referent.name, self.arguments(node)
         if called == "syncwarp" and not arguments:
             arguments = [ast.Constant(0xFFFFFFFF)]

@@ -13,11 +13,11 @@ import copy
 
 from numba import types
 
-from sim.frontend.tree import flat
+from sim.frontend.tree import as_list
 from sim.isa.table import BLOCK_WIDE
 from sim.native.again import Computable
-from sim.native.flat import is_stop, names_assigned
 from sim.native.front import CannotLower
+from sim.native.hoisting import is_stop, names_assigned
 from sim.native.loops import LoopCounter, is_range
 from sim.native.variables import assigned, exposed, loose_exits, reads, surely_assigned
 from sim.native.vocabulary import SPECIAL, in_text
@@ -289,7 +289,7 @@ class Fission(Computable):
         group = [
             part
             for statement in group
-            for part in flat(
+            for part in as_list(
                 Exits(self.module, stores).visit(LoopCounter(self.module).visit(copy.deepcopy(statement)))
             )
         ]

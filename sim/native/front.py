@@ -3,7 +3,7 @@
 Globals and free variables become constants at the head of the text, `cuda.threadIdx.x` becomes `threadIdx.x`,
 device functions become functions of the same file. Device functions in which a thread waits (at a barrier, a
 shuffle, ...) or that declare shared memory are inlined, and every place where it waits becomes a statement of
-its own (sim.native.flat).
+its own (sim.native.hoisting).
 """
 
 import ast

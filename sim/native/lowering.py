@@ -6,7 +6,7 @@ import enum
 
 from sim.frontend.resolve import DEVICE, referent, stands_for
 from sim.frontend.ssa import Versions
-from sim.frontend.tree import flat, from_end, has, indices_of, is_of_shape, located
+from sim.frontend.tree import as_list, from_end, has, indices_of, is_of_shape, located
 from sim.native import unset
 from sim.native.calls import Calls
 from sim.native.front import Device
@@ -67,7 +67,7 @@ class Lowering(Calls):
         return self.statements(tree.body[ast.get_docstring(tree) is not None :]) or [ast.Pass()]
 
     def statements(self, statements):
-        return [part for statement in statements for part in flat(self.visit(statement))]
+        return [part for statement in statements for part in as_list(self.visit(statement))]
 
     def parameters(self):
         if self.tree.args.vararg or self.tree.args.kwarg or self.tree.args.kwonlyargs:

@@ -10,15 +10,15 @@ import numba
 from numba.core.errors import NumbaError
 
 from sim.frontend.ssa import Versions
-from sim.frontend.tree import Apart, flat
+from sim.frontend.tree import Apart, as_list
 from sim.isa.memory import interpreted_only
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE
 from sim.native import cache, infer
 from sim.native.arrays import BARE, BOUNDED, GuardedType
 from sim.native.fission import Fission, indented
-from sim.native.flat import Flattener
 from sim.native.front import CannotLower, Module
 from sim.native.functions import digest, text_names
+from sim.native.hoisting import Hoisting
 from sim.native.kinds import kind_of
 from sim.native.threads import DIM3
 from sim.native.variables import assigned, reads
@@ -73,7 +73,7 @@ def function_text(decorator, signature, lines):
 
 @dataclass(eq=False)
 class Lowered:
-    """A kernel as flat statements of one thread, for any types of arguments."""
+    """A kernel as statements of one thread, each stop one of its own, for any types of arguments."""
 
     module: Module
     parameters: list
@@ -99,11 +99,11 @@ def lower_for_fission(function, dtypes=(), counted=False):
     module = Module(function, sited=counted, watched=counted, dtypes=dtypes)
     if unavailable := interpreted_only(module.used):
         raise CannotLower(f"{unavailable[0]} has no compiled form")
-    parameters, statements = Flattener(module).kernel(function)
+    parameters, statements = Hoisting(module).kernel(function)
     statements = [
         part
         for statement in keep_parameters(module, parameters, statements)
-        for part in flat(SplitTuples().visit(statement))
+        for part in as_list(SplitTuples().visit(statement))
     ]
     statements = name_shared(module, statements)
     code = tuple(  # from the line of `def`, where a site's lines count from

@@ -82,7 +82,7 @@ class Writer:
         """Whether control is at the first block of a region whenever that begins."""
         if loop is None:
             return True
-        part_of = {id(b): i for i, part in enumerate(loop.parts) for b in flat(part)}
+        part_of = {id(b): i for i, part in enumerate(loop.parts) for b in blocks_in(part)}
         for source in self.blocks:
             here = part_of.get(id(source))
             for target in source.targets:
@@ -305,14 +305,14 @@ def converted(text, holds, width, kind):
     return f"({text} & {MASKS[wanted]:#x})" if width > wanted else text
 
 
-def flat(part):
+def blocks_in(part):
     """All Blocks of a part."""
-    return [block for inner in part.parts for block in flat(inner)] if isinstance(part, Loop) else [part]
+    return [block for inner in part.parts for block in blocks_in(inner)] if isinstance(part, Loop) else [part]
 
 
 def first_instruction(loop):
     """An instruction that the loop repeats: its jump backwards, or any."""
-    blocks = flat(loop)
+    blocks = blocks_in(loop)
     for block in blocks:
         if block.branch is not None and any(
             t is not None and t.number <= block.number for t in block.targets
@@ -325,7 +325,7 @@ def place(parts, around, home, heads):
     """The Loop around each block, and which blocks begin one."""
     for part in parts:
         if isinstance(part, Loop):
-            heads.add(id(flat(part)[0]))
+            heads.add(id(blocks_in(part)[0]))
             place(part.parts, part, home, heads)
         else:
             home[id(part)] = around

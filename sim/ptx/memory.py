@@ -331,7 +331,7 @@ class Memory:
         itemsize = allocation.home[1]
         length = allocation.root.size // itemsize
         dtype = np.dtype(f"V{itemsize}")
-        flat = Pointed(self.context, allocation, 0, dtype, (length,), (itemsize,), allocation.name)
+        array = Pointed(self.context, allocation, 0, dtype, (length,), (itemsize,), allocation.name)
         start = (
             allocation.base
             if allocation.copies == 1
@@ -341,7 +341,7 @@ class Memory:
         )
         # the element where the access leaves the array
         position = address if address < start else max(address, start + allocation.root.size)
-        self.context.refuse(site, what, flat, ((position - start) // itemsize,))
+        self.context.refuse(site, what, array, ((position - start) // itemsize,))
 
     def nowhere(self, address, site, what):
         return Finding(

@@ -9,7 +9,7 @@ stop are inlined.
 import ast
 import copy
 
-from sim.frontend.tree import flat
+from sim.frontend.tree import as_list
 from sim.isa.table import INSTRUCTIONS, WARP_WIDE
 from sim.native.front import CannotLower
 from sim.native.loops import assign
@@ -39,8 +39,8 @@ def names_assigned(statement):
     return [part.id for part in getattr(target, "elts", [target])]
 
 
-class Flattener:
-    """Flattens the statements of one kernel."""
+class Hoisting:
+    """Takes the stops of one kernel out of its expressions."""
 
     def __init__(self, module):
         self.module, self.inlining = module, []
@@ -66,9 +66,9 @@ class Flattener:
                 site_in(node, self.module),
             )
         after = handler(node, before)
-        for part in before + flat(after):
+        for part in before + as_list(after):
             ast.fix_missing_locations(ast.copy_location(part, node) if not hasattr(part, "lineno") else part)
-        return before + flat(after)
+        return before + as_list(after)
 
     # --- statements -----------------------------------------------------------------------------------------
 
