@@ -27,23 +27,65 @@ class NoEnvironment:
 
 
 class LinkedLibrary(JITCodeLibrary):
-    """The code of a function, optimized as far as linking needs."""
+    """The code of a function, simplified; what links it links what it needs too."""
 
     codegen = NoEnvironment()
 
-    def _optimize_final_module(self):
-        passes, builder = self._codegen._module_pass_manager(
-            loop_vectorize=False, slp_vectorize=False, opt=0, cost="cheap"
-        )
-        passes.run(self._final_module, builder)
+    def add_ir_module(self, module):
+        for function in module.functions:
+            if function.blocks:
+                function.linkage = "linkonce_odr"
+        super().add_ir_module(module)
 
-    def _finalize_final_module(self):
+    def add_llvm_module(self, module):
+        simplify(self._codegen, module)
+        self._final_module = module
+
+    def finalize(self):
         self._finalize_dynamic_globals()
-        self._verify_declare_only_symbols()
         self._finalized = True
+
+    def _get_module_for_linking(self):
+        return self._final_module
 
     def get_pointer_to_function(self, name):
         return 0
+
+
+class RunLibrary(JITCodeLibrary):
+    """The machine code of a function and of all that it needs, each linked once."""
+
+    def add_llvm_module(self, module):
+        simplify(self._codegen, module)
+        self._final_module.link_in(module)
+
+    def finalize(self):
+        # what needs something comes before it: LLVM leaves out what nothing has asked for yet
+        self._linking_libraries = [*reversed(needed(self, {}))]
+        super().finalize()
+
+    def _optimize_final_module(self):
+        passes, builder = self._codegen._module_pass_manager()
+        passes.run(self._final_module, builder)
+
+
+def simplify(codegen, module):
+    """As far as makes it smaller before it is linked."""
+    module.data_layout = codegen._data_layout
+    for function in module.functions:
+        if not function.is_declaration:
+            passes, builder = codegen._function_pass_manager(opt=1)
+            passes.run(function, builder)
+
+
+def needed(library, found):
+    """`found`, a dictionary, with all that a library links: what something needs before it."""
+    for other in library._linking_libraries:
+        if other not in found:
+            if isinstance(other, LinkedLibrary):
+                needed(other, found)
+            found[other] = None
+    return found
 
 
 class Own(CPUDispatcher):
@@ -70,7 +112,9 @@ class LowerToRun(NativeLowering):
     _name = "lower_to_run"
 
     def run_pass(self, state):
-        changed, library = super().run_pass(state), state.library
+        library = state.library = RunLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        library.enable_object_caching()
+        changed = super().run_pass(state)
         for variable in library._final_module.global_variables:
             environment = lookup_environment(variable.name)
             if environment is not None:
