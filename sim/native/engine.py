@@ -2,7 +2,6 @@
 
 from sim.native.explain import by_fibers, explained, kind_of_observer
 from sim.native.front import CannotLower
-from sim.native.ptx.launch import PtxAttempt
 from sim.native.runtime import Attempt
 from sim.observers import COUNTERS, DEFAULT
 
@@ -14,8 +13,16 @@ class Native:
         if not set(map(kind_of_observer, launch.observers)) <= {*DEFAULT, *COUNTERS}:
             return by_fibers(launch, "by fibers, as the tools asked for hear of every access")
         try:
-            attempt = (PtxAttempt if hasattr(launch.function, "ready") else Attempt)(launch)
+            attempt = kind_of_attempt(launch.function)(launch)
             attempt.run()
         except CannotLower as reason:
             return by_fibers(launch, f"by fibers: {reason.in_words()}")
         return attempt.outcome() if attempt.in_order else explained(attempt)
+
+
+def kind_of_attempt(function):
+    if not hasattr(function, "ready"):
+        return Attempt
+    from sim.native.ptx.launch import PtxAttempt  # 50 ms that a kernel in Python need not wait for
+
+    return PtxAttempt

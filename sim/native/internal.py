@@ -27,7 +27,7 @@ class NoEnvironment:
 
 
 class LinkedLibrary(JITCodeLibrary):
-    """The code of a function, simplified; what links it links what it needs too."""
+    """The code of a function, simplified; what it needs is linked where it becomes machine code."""
 
     codegen = NoEnvironment()
 
@@ -46,7 +46,8 @@ class LinkedLibrary(JITCodeLibrary):
         self._finalized = True
 
     def _get_module_for_linking(self):
-        return self._final_module
+        """For a library of Numba's own."""
+        return with_needs(self._final_module.clone(), self)
 
     def get_pointer_to_function(self, name):
         return 0
@@ -60,8 +61,8 @@ class RunLibrary(JITCodeLibrary):
         self._final_module.link_in(module)
 
     def finalize(self):
-        # what needs something comes before it: LLVM leaves out what nothing has asked for yet
-        self._linking_libraries = [*reversed(needed(self, {}))]
+        with_needs(self._final_module, self)
+        self._linking_libraries = []
         super().finalize()
 
     def _optimize_final_module(self):
@@ -78,8 +79,17 @@ def simplify(codegen, module):
             passes.run(function, builder)
 
 
+def with_needs(module, library):
+    """`module`, with what the library needs. A function comes after its callers: LLVM leaves out what nobody
+    has called yet."""
+    for other in reversed(needed(library, {})):
+        linked = isinstance(other, LinkedLibrary)
+        module.link_in(other._final_module if linked else other._get_module_for_linking(), preserve=True)
+    return module
+
+
 def needed(library, found):
-    """`found`, a dictionary, with all that a library links: what something needs before it."""
+    """`found`, a dictionary, with all libraries that one needs, callees before their callers."""
     for other in library._linking_libraries:
         if other not in found:
             if isinstance(other, LinkedLibrary):
@@ -205,4 +215,4 @@ def linked(dispatcher, **options):
 
 compiled = linked(CPUDispatcher)  # of a kernel
 always = linked(Own, forceinline=True)  # of ours
-recursive = njit(error_model="numpy")  # what calls itself must have an address
+recursive = njit(error_model="numpy", pipeline_class=External)  # what calls itself must have an address
