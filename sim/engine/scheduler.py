@@ -146,8 +146,10 @@ class Scheduler:
     def turn(self, frame, in_vain=False):
         """The running thread lets others go first, if the kernel is one in which threads wait for each other
         by spinning; `in_vain`: in any case, as it asks again what it has just asked."""
-        if self.takes_turns and (in_vain or not self.keeps_going()):
-            thread = self.context.thread
+        if not self.takes_turns or not in_vain and self.keeps_going():
+            return
+        thread = self.context.thread
+        if not self.context.schedule.insists(thread):
             thread.block.ready.append(thread)
             self.wait(TURN, frame)
 

@@ -1,7 +1,8 @@
 """Who goes first. A launch runs under the schedule of its seed; where threads act on what atomics tell them,
 what they see hangs on that, and further schedules are tried.
 
-Those are adversarial. In some a thread keeps going for many turns, blocks and threads go in ascending or
+Those are adversarial. In some a thread keeps going for many turns, in the first two even where it asks the
+same over and over, as one does that waits for a limited time; blocks and threads go in ascending or
 descending order, and one block and one thread are held back for as long as the others get anywhere (bounded);
 in others all that is random, so that threads are ahead of each other by various lengths. An order that is
 only one run's luck fails in one of them, if not with certainty.
@@ -12,6 +13,8 @@ import numpy as np
 PATIENCE = 32  # turns that a thread of an adversarial schedule takes at most before it lets others go first
 TURNS = 1 << 14  # and all threads together
 FEW = 15  # schedules that every launch is tried under
+VAIN = 512  # turns in which a thread of the first two may ask in vain, and
+ALL_VAIN = 2048  # all threads together
 ROUNDS = 8  # how often all others go before the one that is held back
 
 
@@ -31,6 +34,10 @@ class Seeded:
     def now(self, block, ready):
         """The threads of `ready` that go now, in order, and those that are held back."""
         return [ready[position] for position in self.order(len(ready))], []
+
+    def insists(self, thread):
+        """Whether a thread that would have to let others go first goes on all the same."""
+        return False
 
     def may_start(self, waiting):
         """Whether the next of so many blocks that have not begun may."""
@@ -64,7 +71,8 @@ class Adversarial(Seeded):
 
     interleaves = True
 
-    def __init__(self, threads, down, held=None):
+    def __init__(self, threads, down, held=None, vain=0):
+        self.vain, self.insisted = vain, {}
         self.patience = max(1, min(PATIENCE, TURNS // threads))
         self.down, self.held, self.rounds, self.asked = down, held, {}, 0
 
@@ -89,6 +97,11 @@ class Adversarial(Seeded):
         others = [thread for thread in ready if thread.linear != held]
         return (others, late) if rounds % (ROUNDS + 1) else (others + late, [])
 
+    def insists(self, thread):
+        self.insisted[thread] = self.insisted.get(thread, 0) + 1
+        self.vain -= 1
+        return self.vain >= 0 and self.insisted[thread] <= VAIN
+
     def may_start(self, waiting):
         self.asked += 1
         return self.held is None or waiting > 1 or self.asked % (ROUNDS * 8) == 0
@@ -97,8 +110,8 @@ class Adversarial(Seeded):
 def adversarial(threads):
     """The further schedules of a launch with so many threads, those that find most first; behind FEW of them
     random ones alone."""
-    yield Adversarial(threads, False)
-    yield Adversarial(threads, True)
+    yield Adversarial(threads, False, vain=ALL_VAIN)
+    yield Adversarial(threads, True, vain=ALL_VAIN)
     for number, held in enumerate((0.0, 0.999, 0.5, 0.25, 0.75, None, None, None)):
         yield Erratic(np.random.default_rng(number))
         if held is not None:

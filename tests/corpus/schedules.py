@@ -39,3 +39,42 @@ class TicketNotAwaited:
 
     def wanted(lock, total):
         return {"total": [4]}
+
+
+class WaitsForALimitedTime:
+    """One block looks at the flag a hundred times, and reads the message whether it was raised or not."""
+
+    launch = 2, 1
+    findings = {
+        ("race-global", "error", "message", ("message[0] = 7", "written"), ("out[0] = message[0]", "read"))
+    }
+
+    def arguments():
+        return np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32)
+
+    @cuda.jit
+    def buggy(flag, message, out):
+        if cuda.blockIdx.x == 0:
+            message[0] = 7
+            cuda.threadfence()
+            cuda.atomic.exch(flag, 0, 1)
+        else:
+            for _ in range(100):
+                if cuda.atomic.add(flag, 0, 0) == 1:
+                    break
+            out[0] = message[0]
+
+    @cuda.jit
+    def fixed(flag, message, out):
+        if cuda.blockIdx.x == 0:
+            message[0] = 7
+            cuda.threadfence()
+            cuda.atomic.exch(flag, 0, 1)
+        else:
+            for _ in range(100):
+                if cuda.atomic.add(flag, 0, 0) == 1:
+                    out[0] = message[0]
+                    break
+
+    def wanted(flag, message, out):
+        return {"message": [7]}
