@@ -2,12 +2,14 @@
 
 import inspect
 import linecache
+import textwrap
 
 
 def edited(piece, *edits):
     """The function with each (old, new) of `edits` made in its source, in which every `old` stands exactly
     once."""
-    source = inspect.getsource(piece)
+    piece = getattr(piece, "py_func", piece)
+    source = textwrap.dedent(inspect.getsource(piece))
     for old, new in edits:
         if source.count(old) != 1:
             raise ValueError(f"{old!r} stands {source.count(old)} times in {piece.__name__}")
@@ -16,7 +18,7 @@ def edited(piece, *edits):
     # so that sim can read it
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     namespace = {}
-    exec(compile(source, name, "exec"), {**getattr(piece, "py_func", piece).__globals__}, namespace)
+    exec(compile(source, name, "exec"), {**piece.__globals__}, namespace)
     return namespace[piece.__name__]
 
 

@@ -5,10 +5,7 @@ A wrong kernel is a right one with a line or two edited; a wrong launcher is a r
 replaced.
 """
 
-import inspect
 import itertools
-import linecache
-import textwrap
 import threading
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
@@ -18,24 +15,10 @@ import numpy as np
 from numba import cuda
 from numpy import float32
 
+from editing import edited
+
 THREADS, TILE = 8, 4
 dim3 = namedtuple("dim3", ["x", "y", "z"], defaults=(1, 1, 1))
-
-
-def edited(kernel, *edits):
-    """The kernel with each (old, new) of `edits` made in its source, in which every `old` stands exactly
-    once."""
-    source = textwrap.dedent(inspect.getsource(kernel))
-    for old, new in edits:
-        if source.count(old) != 1:
-            raise ValueError(f"{old!r} stands {source.count(old)} times in {kernel.__name__}")
-        source = source.replace(old, new)
-    name = f"<{kernel.__name__} with {edits}>"
-    # so that sim can read it
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
-    namespace = {}
-    exec(compile(source, name, "exec"), {**globals()}, namespace)
-    return namespace[kernel.__name__]
 
 
 # The right kernels ------------------------------------------------------------------------------------------

@@ -4,38 +4,15 @@ way.
 A wrong kernel is a right one with a line or two edited.
 """
 
-import inspect
-import linecache
 import math
-import textwrap
 
 from numba import cuda
 from numpy import float32
 
+from editing import wrong
+
 ALL_LANES = 0xFFFFFFFF
 MINUS_INFINITY = float32(-math.inf)
-
-
-def edited(kernel, *edits):
-    """The kernel with each (old, new) of `edits` made in its source, in which every `old` stands exactly
-    once."""
-    kernel = getattr(kernel, "py_func", kernel)
-    source = textwrap.dedent(inspect.getsource(kernel))
-    for old, new in edits:
-        if source.count(old) != 1:
-            raise ValueError(f"{old!r} stands {source.count(old)} times in {kernel.__name__}")
-        source = source.replace(old, new)
-    name = f"<{kernel.__name__} with {edits}>"
-    # so that sim can read it
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
-    namespace = {}
-    exec(compile(source, name, "exec"), {**globals()}, namespace)
-    return namespace[kernel.__name__]
-
-
-def wrong(kernel, *answers):
-    """A wrong answer for each (what it does, edits ...)."""
-    return [(what, edited(kernel, *edits)) for what, *edits in answers]
 
 
 # The right ones ---------------------------------------------------------------------------------------------

@@ -1,35 +1,12 @@
 """Wrong answers to the exercises of lesson 07, each with the mistake it makes, and right ones written another
 way."""
 
-import inspect
-import linecache
 import math
-import textwrap
 
 from numba import cuda, types
 from numpy import float32, int64
 
-
-def edited(kernel, *edits):
-    """The kernel with each (old, new) of `edits` made in its source, in which every `old` stands exactly
-    once."""
-    source = textwrap.dedent(inspect.getsource(kernel))
-    for old, new in edits:
-        if source.count(old) != 1:
-            raise ValueError(f"{old!r} stands {source.count(old)} times in {kernel.__name__}")
-        source = source.replace(old, new)
-    name = f"<{kernel.__name__} with {edits}>"
-    # so that sim can read it
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
-    namespace = {}
-    exec(compile(source, name, "exec"), {**globals()}, namespace)
-    return namespace[kernel.__name__]
-
-
-def wrong(kernel, *answers):
-    """A wrong answer for each (what it does, edits ...)."""
-    return [(what, edited(kernel, *edits)) for what, *edits in answers]
-
+from editing import wrong
 
 # 7.1 --------------------------------------------------------------------------------------------------------
 

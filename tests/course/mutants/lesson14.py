@@ -1,43 +1,19 @@
 """Wrong answers to the exercises of lesson 14, each with what is wrong, and right ones written
 differently."""
 
-import inspect
-import linecache
 import math
-import textwrap
 
 import torch
 from numba import cuda
 from numpy import float32
 from torch.nn.functional import conv2d, pad
 
+from editing import edited, wrong
 from kernels import reference
 from kernels.conv_tiled import load_rows
 from kernels.reference import conv_scores
 from kernels.tiled import Traffic
 from kernels.tiles import MINUS_INFINITY, weight
-
-
-def edited(function, *edits):
-    """The function with each (old, new) of `edits` made in its source, in which every `old` stands exactly
-    once."""
-    source = textwrap.dedent(inspect.getsource(function))
-    for old, new in edits:
-        if source.count(old) != 1:
-            raise ValueError(f"{old!r} stands {source.count(old)} times in {function.__name__}")
-        source = source.replace(old, new)
-    name = f"<{function.__name__} with {edits}>"
-    # so that sim can read it
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
-    namespace = {}
-    exec(compile(source, name, "exec"), globals(), namespace)
-    return namespace[function.__name__]
-
-
-def wrong(function, *answers):
-    """A wrong answer for each (what it does, edits ...)."""
-    return [(what, edited(function, *edits)) for what, *edits in answers]
-
 
 # The right ones ---------------------------------------------------------------------------------------------
 

@@ -1,15 +1,12 @@
 """Wrong answers to the exercises of lesson 16, each with the mistake it makes, and right ones written another
 way. A wrong answer is a right one with a line or two edited."""
 
-import inspect
-import linecache
-import textwrap
-
 import numpy as np
 from ml_dtypes import bfloat16
 from numba import cuda
 from numpy import float32, int16, uint32
 
+from editing import wrong
 from kernels.instructions import (
     ldmatrix_x2,
     ldmatrix_x2_trans,
@@ -20,26 +17,6 @@ from kernels.instructions import (
 )
 
 ROWS = 32
-
-
-def edited(answer, *edits):
-    """The answer with each (old, new) of `edits` made in its source, in which every `old` stands exactly
-    once; what is a device function stays one."""
-    source = textwrap.dedent(inspect.getsource(getattr(answer, "py_func", answer)))
-    for old, new in edits:
-        if source.count(old) != 1:
-            raise ValueError(f"{old!r} stands {source.count(old)} times in {answer.__name__}")
-        source = source.replace(old, new)
-    name = f"<{answer.__name__} with {edits}>"
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
-    namespace = {}
-    exec(compile(source, name, "exec"), {**globals()}, namespace)
-    return namespace[answer.__name__]
-
-
-def wrong(answer, *answers):
-    """A wrong answer for each (what it does, edits ...)."""
-    return [(what, edited(answer, *edits)) for what, *edits in answers]
 
 
 # --- 16.1 ---------------------------------------------------------------------------------------------------

@@ -13,12 +13,12 @@ from editing import edited
 from kernels import reference
 from kernels.conv_tiled import halo_of, load_rows, owned
 from kernels.tiled import nothing_read, update
+from kernels.tiles import MINUS_INFINITY
 
 L09, L10, L11, L12, L13, L14, L15 = (
     runpy.run_path(str(Path(__file__).with_name(f"lesson{number}.py")))
     for number in ("09", "10", "11", "12", "13", "14", "15")
 )
-edit11, edit14 = L11["edited"], L14["edited"]
 
 
 def floats(answer):
@@ -180,15 +180,12 @@ def convolve_from_the_end(s_tile, w, i0, j0):
     size, (c_q, c_k) = s_tile.shape[0], w.shape
     total = float32(0)
     if y + c_q > size or x + c_k > size or j0 + x > i0 + y:
-        return L11["MINUS_INFINITY"]
+        return MINUS_INFINITY
     for a in range(c_q - 1, -1, -1):
         for b in range(c_k - 1, -1, -1):
             total += w[a, b] * s_tile[y + a, x + b]
     return total
 
-
-MINUS_INFINITY = L11["MINUS_INFINITY"]
-convolve_from_the_end = edit11(convolve_from_the_end, ('L11["MINUS_INFINITY"]', "MINUS_INFINITY"))
 
 # 13 ---------------------------------------------------------------------------------------------------------
 
@@ -255,7 +252,7 @@ def merge_with_max_of_a_list(parts, out):
 
 
 def testing(*edits):
-    return edit14(L14["is_right"], *edits)
+    return edited(L14["is_right"], *edits)
 
 
 ERROR, LIMIT = (
@@ -325,24 +322,24 @@ MUTANTS = {
         ("a plain function", plain(L11["score"])),
         (
             "1/√size for the scale",
-            edit11(L11["score"], ("return scale * total", "return float32(q_tile.shape[1] ** -0.5) * total")),
+            edited(L11["score"], ("return scale * total", "return float32(q_tile.shape[1] ** -0.5) * total")),
         ),
         (
             "the block's number for its row",
-            edit11(L11["score"], ("q_tile[y, c]", "q_tile[(y + cuda.blockIdx.x) % q_tile.shape[0], c]")),
+            edited(L11["score"], ("q_tile[y, c]", "q_tile[(y + cuda.blockIdx.x) % q_tile.shape[0], c]")),
         ),
     ],
     "ex11_2": [
         ("a plain function", plain(L11["convolve"])),
         (
             "right in block 0 only",
-            edit11(L11["convolve"], ("return total", "return total if cuda.blockIdx.x == 0 else float32(0)")),
+            edited(L11["convolve"], ("return total", "return total if cuda.blockIdx.x == 0 else float32(0)")),
         ),
     ],
     "ex11_3": [
         ("no maximum", absorb_without_a_maximum),
         ("a plain function", plain(L11["absorb"])),
-        ("never shrinks", edit11(L11["absorb"], ("shrink = weight(m, new_m)", "shrink = float32(1)"))),
+        ("never shrinks", edited(L11["absorb"], ("shrink = weight(m, new_m)", "shrink = float32(1)"))),
     ],
     "ex11_4": [
         ("a list", values_in_a_list),
@@ -440,8 +437,8 @@ MUTANTS = {
     "ex14_4": [
         ("thread 0 does all", merge_by_thread_0),
         ("a list", merge_with_max_of_a_list),
-        ("-1e9 for -inf", edit14(L14["merge_splits"], ("m = MINUS_INFINITY", "m = float32(-1e9)"))),
-        ("-1e4 for -inf", edit14(L14["merge_splits"], ("m = MINUS_INFINITY", "m = float32(-1e4)"))),
+        ("-1e9 for -inf", edited(L14["merge_splits"], ("m = MINUS_INFINITY", "m = float32(-1e9)"))),
+        ("-1e4 for -inf", edited(L14["merge_splits"], ("m = MINUS_INFINITY", "m = float32(-1e4)"))),
     ],
     "ex15_1": [("one set of taps for all heads, by expand", SharedTaps), ("writes into x", WritesIntoX)],
     "ex15_2": [("a tensor", lambda model, text, size: torch.tensor(L15["by_counting"](model, text, size)))],
@@ -482,7 +479,7 @@ RIGHT = {
         testing(("        wanted = ", "        v = 30 * v\n        wanted = ")),
         testing(("range(1, n + 3)", "range(n + 5, 0, -1)")),
     ],
-    "ex14_4": [edit14(L14["merge_splits"], ("m = MINUS_INFINITY", "m = part[splits - 1, d]"))],
+    "ex14_4": [edited(L14["merge_splits"], ("m = MINUS_INFINITY", "m = part[splits - 1, d]"))],
     "ex15_2": [lambda model, text, size: float(L15["by_counting"](model, text, size))],
     "ex15_3": [lambda taps: [list(pair) for pair in L15["strongest_with"]()(taps)]],
 }
