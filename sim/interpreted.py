@@ -10,9 +10,11 @@ import numpy as np
 from sim.context import Context
 from sim.dialect import Cuda
 from sim.engine.base import Outcome
+from sim.engine.fiber import Fiber
 from sim.engine.grid import Grid
 from sim.engine.scheduler import Scheduler
 from sim.engine.schedules import Seeded
+from sim.engine.steps import Steps
 from sim.engine.watchdog import Watchdog
 from sim.errors import LaunchError, Stuck
 from sim.frontend.accesses import PREFIX
@@ -77,10 +79,8 @@ class Interpreted:
         # 2. a copy of the kernel whose names are this launch's
         scheduler, declarations = Scheduler(context), Declarations(context, launch.shared)
         binder = binder_of(context, Cuda(scheduler, declarations, launch.grid, launch.block))
-        kernel = binder.bind(
-            launch.function,
-            [(name, type_of_argument(value)) for name, value in zip(launch.arguments, values)],
-        )
+        parameters = [(name, type_of_argument(value)) for name, value in zip(launch.arguments, values)]
+        kernel = binder.bind(launch.function, parameters)
         if kernel.__code__ is not launch.function.__code__:
             values = [held(value) for value in values]
         declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
@@ -88,16 +88,16 @@ class Interpreted:
         context.synchronizes, context.stores = binder.synchronizes, binder.stores
         context.counts_rounds = binder.counts_rounds
         # 3. its blocks
-        waits = scheduler.takes_turns or binder.used & SUSPENDING
+        fiber = self.fiber if scheduler.takes_turns or binder.used & SUSPENDING else None
+        if fiber is Fiber and not scheduler.takes_turns:
+            in_steps = binder.in_steps(launch.function, parameters, kernel)
+            fiber, kernel = (Steps, in_steps) if in_steps else (fiber, kernel)
         notes = tuple(
             f"{name} has no source to number, so its operators are Python's own"
             for name in binder.without_source
         )
         threads = Threads(
-            self.fiber if waits else None,
-            binder.used,
-            tuple(copy.__code__ for copy in binder.functions.values()),
-            notes,
+            fiber, binder.used, tuple(copy.__code__ for copy in binder.functions.values()), notes
         )
         return (
             context,

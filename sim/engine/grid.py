@@ -50,6 +50,15 @@ class Thread:
             pass
         self.done = True
 
+    def run_in_steps(self, steps):
+        """The same for a kernel that is a generator."""
+        try:
+            yield from steps
+        except (Exception, Stuck) as error:
+            self.error = error
+        self.done = True
+        yield
+
 
 def calls(frame):
     """The calls by which the running thread came to `frame`: functions are inlined, so a barrier in one is

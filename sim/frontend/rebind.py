@@ -31,11 +31,11 @@ from sim.frontend.names import (
     outside,
     python_function,
 )
-from sim.frontend.resolve import GEOMETRIES, source_of
+from sim.frontend.resolve import GEOMETRIES, source_of, stands_for
 from sim.frontend.rewrite import Rewriter
 from sim.frontend.tree import as_list, located
 from sim.isa.operators import cast, domain
-from sim.isa.table import STANDING_FOR
+from sim.isa.table import STANDING_FOR, SUSPENDING
 from sim.memory.declared import constant_array
 from sim.memory.spaces import host_array
 
@@ -73,7 +73,7 @@ class Code:
         self.rewritten = source is not None
         self.constants, self.calls, self.used = {}, {}, set(names_in(function.__code__))
         self.code, self.loops, self.synchronizes, self.stores = function.__code__, True, False, False
-        self.counts_rounds = False
+        self.counts_rounds, self.in_steps = False, None
         if self.rewritten:
             self.loops = any(isinstance(node, ast.While) for node in ast.walk(source.tree))
             self.synchronizes, self.stores = source.acts_on_atomics, source.stores_elsewhere
@@ -101,8 +101,29 @@ class Code:
         arguments = ast.arguments([], [ast.arg(name) for name in free], None, [], [], None, [])
         factory = ast.FunctionDef(PREFIX + "factory", arguments, [*outside, tree], [], None)
         module = ast.fix_missing_locations(ast.Module([ast.copy_location(factory, tree)], []))
-        outer = code_named(compile(module, function.__code__.co_filename, "exec"), factory.name)
-        return code_named(outer, tree.name)
+
+        def compiled():
+            outer = code_named(compile(module, function.__code__.co_filename, "exec"), factory.name)
+            return code_named(outer, tree.name)
+
+        code = compiled()
+        if "syncthreads" in names_in(code):
+            tree.body = [InSteps().visit(statement) for statement in tree.body]
+            self.in_steps = compiled()
+        return code
+
+
+class InSteps(ast.NodeTransformer):
+    """Each `cuda.syncthreads()` of a rewritten function becomes a `yield`."""
+
+    def visit_Expr(self, node):
+        match node.value:
+            case ast.Call(func, [], []) if stands_for(func).name == "syncthreads":
+                node.value = ast.copy_location(ast.Yield(), node.value)
+        return node
+
+    def visit_FunctionDef(self, node):
+        return node
 
 
 def code_named(code, name):
@@ -172,6 +193,17 @@ class Binder:
         copy.__defaults__ = self.rebound(function.__defaults__)
         copy.__kwdefaults__ = {k: self.rebound(v) for k, v in (function.__kwdefaults__ or {}).items()} or None
         return copy
+
+    def in_steps(self, function, parameters, copy):
+        """`copy`, that of a kernel, as a generator whose steps end at its barriers; None where threads wait
+        for anything else, or elsewhere."""
+        code = self.code(function, tuple(parameters)).in_steps
+        mentioned = [code, *(other.__code__ for other in self.functions.values() if other is not copy)]
+        if code is None or self.used & SUSPENDING != {"syncthreads"} or self.counts_rounds:
+            return None
+        if any("syncthreads" in names_in(one) for one in mentioned):
+            return None
+        return types.FunctionType(code, copy.__globals__, copy.__name__, copy.__defaults__, copy.__closure__)
 
     def code(self, function, parameters):
         """The function's code for these kinds of parameters, for what its globals are now, for the block's
