@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,6 +23,8 @@ OLDEST_PYTHON = (3, 11)
 CUDA_13 = ("numba-cuda[cu13]", "cuda-toolkit==13.0.3.0", "cuda-bindings==13.5.0", "nvidia-nvjitlink==13.0.88")
 CUDA_12 = ("numba-cuda[cu12]", "cuda-bindings==12.9.10")
 NEWEST_12 = 9  # minor version of CUDA 12
+
+PIP = "pip==26.3"  # those that come with Python take twice the time, most of it to choose a wheel
 
 # fails in a .venv that was left half-made
 PYTHON_WITH_PIP = f"import sys, pip; sys.exit(sys.version_info < {OLDEST_PYTHON})"
@@ -59,36 +62,64 @@ def set_up(root: Path, run=None) -> None:
         must(run([sys.executable, "-m", "venv", "--clear", str(root / ".venv")]), NO_VENV)
     else:
         say_what_is_kept(root)
-    must(install(root, run, ["-e", f"{root}[course,dev]"]), NO_INSTALL)
+    built_with = ["--no-build-isolation"] if unpack(root, run) else []  # setuptools is there
+    must(install(root, run, [*built_with, "-e", f"{root}[course,dev]"]), NO_INSTALL)
     cuda = cuda_requirements(cuda_driver(), platform.system())
     if cuda and install(root, run, cuda):
         print(NO_NUMBA_CUDA + remedy(cuda), file=sys.stderr)
     stamp(root).write_text(fingerprint(root), encoding="utf-8")
 
 
+def unpack(root: Path, run) -> bool:
+    """Install each block of constraints.txt by a pip of its own, all at once, since pip works on one core;
+    none looks at what its packages need. Returns whether all could be installed: what is missing comes with
+    the course. uv uses all cores by itself."""
+    if uv():
+        return False
+    run([*pip(root), PIP], trying=True)
+    blocks = [[*pip(root), "--no-deps", *block] for block in pins(root)]
+    with ThreadPoolExecutor() as at_once:
+        return not any(at_once.map(lambda command: run(command, trying=True), blocks))
+
+
+def pins(root: Path) -> list[list[str]]:
+    """The requirements of constraints.txt, a list for each of its blocks."""
+    text = (root / "constraints.txt").read_text(encoding="utf-8")
+    blocks = [re.findall(r"^[^#\n]+", block, re.MULTILINE) for block in text.split("\n\n")]
+    return [block for block in blocks if block]
+
+
 def install(root: Path, run, what) -> int:
     """Install requirements into root/.venv, by uv where there is one (it knows not all of pip's arguments),
-    else or if that fails by pip; the exit status. Bytecode is written at the first import, as compiling all
-    of it takes a third of the time; where PYTHONDONTWRITEBYTECODE forbids that, as in many containers, every
-    process would compile PyTorch anew, so it is written now."""
+    else or if that fails by pip; the exit status."""
+    by_pip = [*pip(root), *what]
+    by_uv = [uv(), "pip", *by_pip[by_pip.index("install") :], "--python", by_pip[0]]
+    return run(by_uv) and run(by_pip) if uv() else run(by_pip)
+
+
+def uv() -> str | None:
+    """Where uv is, unless there are arguments for pip."""
+    return None if pip_arguments() else shutil.which("uv")
+
+
+def pip(root: Path) -> list[str]:
+    """The command by which root/.venv's pip installs. Bytecode is written at the first import, as compiling
+    all of it takes a third of the time; where PYTHONDONTWRITEBYTECODE forbids that, as in many containers,
+    every process would compile PyTorch anew, so it is written now."""
     compiling = "--compile" if sys.dont_write_bytecode else "--no-compile"
-    python = str(venv_python(root))
-    rest = ["install", compiling, "-c", str(root / "constraints.txt"), *pip_arguments(), *what]
-    uv = None if pip_arguments() else shutil.which("uv")
-    if uv and not run([uv, "pip", *rest, "--python", python]):
-        return 0
-    return run([python, "-m", "pip", "--disable-pip-version-check", *rest])
+    started = [str(venv_python(root)), "-m", "pip", "--disable-pip-version-check", "install", compiling]
+    return [*started, "-c", str(root / "constraints.txt"), *pip_arguments()]
 
 
 class Logged:
     """Runs a command with what it says in a file, of which a terminal shows the present line; a failure shows
-    the last ones. Returns the exit status."""
+    the last ones, unless the command was only `trying`. Returns the exit status."""
 
     def __init__(self, log: Path):
         self.log = log
         log.write_text("", encoding="utf-8")
 
-    def __call__(self, command: list[str]) -> int:
+    def __call__(self, command: list[str], trying: bool = False) -> int:
         width = shutil.get_terminal_size().columns - 1 if sys.stdout.isatty() else 0
         with (
             self.log.open("a", encoding="utf-8") as log,
@@ -105,7 +136,7 @@ class Logged:
                     print("\r" + line.strip()[:width].ljust(width), end="", flush=True)
         if width:
             print("\r" + " " * width, end="\r", flush=True)
-        if child.returncode:
+        if child.returncode and not trying:
             print(*lines, sep="", end="", file=sys.stderr)
         return child.returncode
 

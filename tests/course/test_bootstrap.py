@@ -30,7 +30,7 @@ class Commands:
     def __init__(self, root, fails=()):
         self.root, self.fails, self.ran, self.steps = root, fails, [], []
 
-    def __call__(self, command):
+    def __call__(self, command, trying=False):
         self.ran.append(command)
         self.steps.append(self.step(command))
         if self.steps[-1] == "venv":
@@ -46,13 +46,17 @@ class Commands:
             return "venv"
         if "-c" in command and "import" in command[2]:
             return "probe"
+        if command[-1] == bootstrap.PIP:
+            return "pip"
+        if "--no-deps" in command:
+            return "pins"
         return "course" if "-e" in command else "numba-cuda"
 
 
 def test_a_set_up_that_ends_is_not_needed_again(root):
     commands = Commands(root)
     set_up(root, commands)
-    assert commands.steps == ["venv", "course", "numba-cuda"]
+    assert commands.steps == ["venv", "pip", "pins", "course", "numba-cuda"]
     assert is_set_up(root)
 
 
@@ -66,7 +70,7 @@ def test_changed_requirements_ask_for_a_new_set_up_that_keeps_the_venv(root, nam
     assert not is_set_up(root)
     commands = Commands(root)
     set_up(root, commands)
-    assert commands.steps == ["probe", "course", "numba-cuda"]
+    assert commands.steps == ["probe", "pip", "pins", "course", "numba-cuda"]
 
 
 def test_other_settings_ask_for_none(root):
@@ -83,7 +87,7 @@ def test_another_python_keeps_the_venv_and_says_so(root, monkeypatch, capsys):
     assert is_set_up(root)
     commands = Commands(root)
     set_up(root, commands)
-    assert commands.steps == ["probe", "course", "numba-cuda"]
+    assert commands.steps == ["probe", "pip", "pins", "course", "numba-cuda"]
     assert f"Kept: .venv has Python {here}. For another one delete .venv first." in capsys.readouterr().out
 
 
@@ -97,7 +101,7 @@ def test_a_venv_left_half_made_is_made_anew(root):
     Commands(root)(["venv"])
     commands = Commands(root, fails=["probe"])
     set_up(root, commands)
-    assert commands.steps == ["probe", "venv", "course", "numba-cuda"]
+    assert commands.steps == ["probe", "venv", "pip", "pins", "course", "numba-cuda"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +118,7 @@ def test_a_step_that_fails_stops_the_set_up_and_leaves_no_stamp(root, step, says
 def test_an_interrupted_set_up_leaves_no_stamp(root):
     set_up(root, Commands(root))
 
-    def interrupted(command):
+    def interrupted(command, trying=False):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -137,7 +141,28 @@ def test_macos_is_asked_for_no_numba_cuda(root, monkeypatch):
     monkeypatch.setattr(bootstrap.platform, "system", lambda: "Darwin")
     commands = Commands(root)
     set_up(root, commands)
-    assert commands.steps == ["venv", "course"]
+    assert commands.steps == ["venv", "pip", "pins", "course"]
+
+
+def test_each_block_of_pins_has_a_pip_of_its_own_and_what_fails_there_comes_with_the_course(root, capsys):
+    (root / "constraints.txt").write_text("# two\nnumpy==2.4.6\n\ntorch==2.13.0\nsympy==1.14.0\n")
+    commands = Commands(root)
+    set_up(root, commands)
+    pins = [command[command.index("--no-deps") + 1 :] for command in commands.ran if "--no-deps" in command]
+    assert sorted(pins) == [["numpy==2.4.6"], ["torch==2.13.0", "sympy==1.14.0"]]
+    course = commands.ran[commands.steps.index("course")]
+    assert "--no-build-isolation" in course and "--no-deps" not in course
+    commands = Commands(root, fails=["pip", "pins"])
+    set_up(root, commands)
+    course = commands.ran[commands.steps.index("course")]
+    assert is_set_up(root) and "--no-build-isolation" not in course
+    assert capsys.readouterr().err == ""
+
+
+def test_the_real_pins_are_two_blocks_of_single_versions():
+    torch, rest = bootstrap.pins(ROOT)
+    assert "setuptools" in {pin.partition("==")[0] for pin in torch}  # what the course is built with
+    assert all(pin.count("==") == 1 for pin in torch + rest) and len(torch + rest) > 100
 
 
 def test_pip_arguments_reach_every_install(root, monkeypatch):
@@ -145,7 +170,7 @@ def test_pip_arguments_reach_every_install(root, monkeypatch):
     commands = Commands(root)
     set_up(root, commands)
     installs = [command for command in commands.ran if "install" in command]
-    assert len(installs) == 2
+    assert len(installs) == 4
     assert all("--find-links|/a folder|--no-index" in "|".join(command) for command in installs)
 
 
@@ -196,12 +221,13 @@ def test_bytecode_is_made_where_no_process_may_write_it_later(root, monkeypatch,
     commands = Commands(root)
     set_up(root, commands)
     installs = [command for command in commands.ran if "install" in command]
-    assert len(installs) == 2 and all(argument in command for command in installs)
+    assert len(installs) == 4 and all(argument in command for command in installs)
 
 
 def test_what_a_step_says_is_in_a_file_and_a_failure_on_the_screen(tmp_path, capfd):
     logged = bootstrap.Logged(tmp_path / "setup.log")
     assert logged([sys.executable, "-c", "print('quiet')"]) == 0
+    assert logged([sys.executable, "-c", "print('tried'); raise SystemExit(3)"], trying=True) == 3
     assert capfd.readouterr() == ("", "")
     assert logged([sys.executable, "-c", "print('loud'); raise SystemExit(3)"]) == 3
     assert capfd.readouterr().err.endswith("loud\n")
