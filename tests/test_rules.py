@@ -38,6 +38,7 @@ def test_code_is_formatted():
     assert status == 0, said
 
 
+@pytest.mark.nightly  # each push runs `make lint`
 def test_types_of_the_public_api():
     status, said = run("-m", "mypy")
     assert status == 0, said

@@ -214,8 +214,8 @@ def test_16_bit_inputs_keep_their_type(dtype, parts_too, device):
 @pytest.mark.parametrize(
     "dtype, device",
     [
-        (torch.bfloat16, "cpu"),
-        pytest.param(torch.float16, "cpu", marks=nightly),
+        # each push takes a layer's tokens, test_in_bfloat16_and_under_autocast
+        *(pytest.param(dtype, "cpu", marks=nightly) for dtype in (torch.bfloat16, torch.float16)),
         *(pytest.param(dtype, "cuda", marks=gpu) for dtype in (torch.bfloat16, torch.float16)),
     ],
 )
