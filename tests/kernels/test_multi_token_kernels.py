@@ -71,13 +71,20 @@ def without_findings(*launched, **options):
     assert not report.findings, report.findings
 
 
-@pytest.mark.parametrize("engine", ["fibers", pytest.param("threads", marks=nightly)])
-@pytest.mark.parametrize("shape", [pytest.param(TINY[0], marks=nightly), TINY[1]], ids=str)
-def test_tiny_shapes_under_every_seed(shape, engine, few):
-    """20 seeds (1 without --all), no finding, and one answer: threads and blocks may run in any order."""
+@pytest.mark.parametrize(
+    "shape, engine, seeds",
+    [
+        (TINY[1], "fibers", 20),
+        pytest.param(TINY[1], "threads", 20, marks=nightly),
+        pytest.param(TINY[0], "fibers", 3, marks=nightly),  # half a minute each
+    ],
+    ids=str,
+)
+def test_tiny_shapes_under_every_seed(shape, engine, seeds, few):
+    """Many seeds (1 without --all), no finding, and one answer: threads and blocks may run in any order."""
     tensors, answers = inputs(shape), []
     wanted = in_float64(*tensors)
-    for seed in few(range(20), 1):
+    for seed in few(range(seeds), 1):
         run = partial(without_findings, engine=engine, seed=seed)
         answers.append(results(*tensors, rows=shape.rows, run=run))
         assert right({name: worst(answers[-1][name], wanted[name]) for name in wanted})
