@@ -75,26 +75,15 @@ class Device(driver.Device):
     """The one device, with the limits of a DeviceSpec."""
 
     def __init__(self, spec):
-        self.id, self.name, self.uuid, self.compute_capability, self.primary_context = (
-            0,
-            b"simulated",
-            "GPU-simulated",
-            (9, 0),
-            None,
-        )
-        x, y, z = spec.max_block
-        grid_x, grid_y, grid_z = spec.max_grid
+        self.id, self.name, self.uuid = 0, b"simulated", "GPU-simulated"
+        self.compute_capability, self.primary_context = (9, 0), None
+        for what, limits in (("BLOCK", spec.max_block), ("GRID", spec.max_grid)):
+            vars(self).update({f"MAX_{what}_DIM_{axis}": limit for axis, limit in zip("XYZ", limits)})
         vars(self).update(
             MULTIPROCESSOR_COUNT=spec.multiprocessors,
             WARP_SIZE=spec.warp_size,
             MAX_THREADS_PER_BLOCK=spec.max_threads_per_block,
             MAX_SHARED_MEMORY_PER_BLOCK=spec.dynamic_shared_bytes,
-            MAX_BLOCK_DIM_X=x,
-            MAX_BLOCK_DIM_Y=y,
-            MAX_BLOCK_DIM_Z=z,
-            MAX_GRID_DIM_X=grid_x,
-            MAX_GRID_DIM_Y=grid_y,
-            MAX_GRID_DIM_Z=grid_z,
             CAN_MAP_HOST_MEMORY=1,
             UNIFIED_ADDRESSING=1,
             MANAGED_MEMORY=1,

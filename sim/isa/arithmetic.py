@@ -266,7 +266,7 @@ for _mode, _choice in SELECTED.items():
 
 # --- floats -------------------------------------------------------------------------------------------------
 
-ALL_FLOATS = FLOATS | HALVES
+REALS = FLOATS | HALVES
 
 
 def in_direction(kind, mode):
@@ -286,21 +286,21 @@ def in_direction(kind, mode):
     return found
 
 
-SYNONYMS = {f"{name}.rn.{text}": (f"{name}.{text}",) for name in ("add", "sub", "mul") for text in ALL_FLOATS}
+SYNONYMS = {f"{name}.rn.{text}": (f"{name}.{text}",) for name in ("add", "sub", "mul") for text in REALS}
 SYNONYMS |= {f"{name}.rn.f32": (f"{name}.approx.f32", f"{name}.full.f32") for name in ("div", "rcp", "sqrt")}
 SYNONYMS |= {"rcp.rn.f64": ("rcp.approx.f64",)}
-SYNONYMS |= {f"fma.{mode}.{text}": (f"mad.{mode}.{text}",) for mode in DIRECTIONS for text in ALL_FLOATS}
-for _text, _kind in ALL_FLOATS.items():
+SYNONYMS |= {f"fma.{mode}.{text}": (f"mad.{mode}.{text}",) for mode in DIRECTIONS for text in REALS}
+for _text, _kind in REALS.items():
     for _mode in DIRECTIONS if _text in FLOATS else ("rn",):
         for _name, (_count, _meaning) in in_direction(_kind, _mode).items():
             _named = f"{_name}.{_mode}.{_text}"
             enter(_named, _meaning, (_kind,) * _count, _kind, also=SYNONYMS.get(_named, ()))
-family("abs.T", ALL_FLOATS, abs, 1)
-family("neg.T", ALL_FLOATS, operator.neg, 1)
-family("min.T", ALL_FLOATS, ieee.smaller)
-family("max.T", ALL_FLOATS, ieee.larger)
-family("min.NaN.T", ALL_FLOATS, ieee.smaller_or_nan)
-family("max.NaN.T", ALL_FLOATS, ieee.larger_or_nan)
+family("abs.T", REALS, abs, 1)
+family("neg.T", REALS, operator.neg, 1)
+family("min.T", REALS, ieee.smaller)
+family("max.T", REALS, ieee.larger)
+family("min.NaN.T", REALS, ieee.smaller_or_nan)
+family("max.NaN.T", REALS, ieee.larger_or_nan)
 family("copysign.T", FLOATS, lambda sign, x: math.copysign(x, sign))
 for _name, _of in {
     "sin": "sin",
@@ -345,12 +345,12 @@ ORDERED = {
 }
 for _name, _meaning in COMPARISONS.items():
     family(f"setp.{_name}.T", INTEGERS | PATTERNS, _meaning, results=np.bool_, native=SAME)
-    family(f"setp.{_name}.T", ALL_FLOATS, ORDERED[_name], results=np.bool_)
-    family(f"setp.{_name}u.T", ALL_FLOATS, unordered(_meaning), results=np.bool_)
+    family(f"setp.{_name}.T", REALS, ORDERED[_name], results=np.bool_)
+    family(f"setp.{_name}u.T", REALS, unordered(_meaning), results=np.bool_)
 for _name, _meaning in UNSIGNED_NAMES.items():
     family(f"setp.{_name}.T", UNSIGNED, _meaning, results=np.bool_)
-family("setp.num.T", ALL_FLOATS, lambda x, y: x == x and y == y, results=np.bool_)
-family("setp.nan.T", ALL_FLOATS, lambda x, y: x != x or y != y, results=np.bool_)
+family("setp.num.T", REALS, lambda x, y: x == x and y == y, results=np.bool_)
+family("setp.nan.T", REALS, lambda x, y: x != x or y != y, results=np.bool_)
 
 
 def chosen(x, y, test):
@@ -377,15 +377,15 @@ for _to, _kind in WIDE_AND_NARROW.items():
     family(f"cvt.{_to}.T", WIDE_AND_NARROW, lambda x: x, 1, results=_kind)
     family(f"cvt.sat.{_to}.T", WIDE_AND_NARROW, clamped(_kind), 1, results=_kind)
     for _mode in DIRECTIONS:
-        for _from, _source in ALL_FLOATS.items():
+        for _from, _source in REALS.items():
             _meaning, _also = (
                 partial(from_float, dtype=_kind, mode=_mode),
                 (f"cvt.{_mode}i.sat.{_to}.{_from}",),
             )
             enter(f"cvt.{_mode}i.{_to}.{_from}", _meaning, (_source,), _kind, also=_also)
-for _to, _kind in ALL_FLOATS.items():
-    for _from, _source in (ALL_FLOATS | WIDE_AND_NARROW).items():
-        if _from in ALL_FLOATS and np.dtype(_kind).itemsize > np.dtype(_source).itemsize:
+for _to, _kind in REALS.items():
+    for _from, _source in (REALS | WIDE_AND_NARROW).items():
+        if _from in REALS and np.dtype(_kind).itemsize > np.dtype(_source).itemsize:
             enter(f"cvt.{_to}.{_from}", lambda x: x, (_source,), _kind)
         for _mode in DIRECTIONS:
             _meaning = partial(to_float, source=_source, kind=_kind, mode=_mode)

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from ml_dtypes import bfloat16
-from numpy import float16, float32, float64
+from numpy import float32
 
 from sim.isa import arithmetic, bits, ieee
+from sim.isa.arithmetic import REALS
 from sim.isa.bits import bits_of
 from sim.isa.functions import sized
 from sim.isa.table import PTX, by_ptx
 
-KINDS = {"f16": float16, "bf16": bfloat16, "f32": float32, "f64": float64}
 # type -> its width in bits
 WIDTHS = {f"{kind}{width}": width for kind in "sub" for width in (8, 16, 32, 64)}
 WIDTHS |= {"f16": 16, "bf16": 16, "f32": 32, "f64": 64, "f16x2": 32, "bf16x2": 32}
@@ -61,7 +61,7 @@ class Operation:
 
 
 # what expressions call by its name
-HELPERS = {kind.__name__: kind for kind in KINDS.values()} | {"sqrt": np.sqrt}
+HELPERS = {kind.__name__: kind for kind in REALS.values()} | {"sqrt": np.sqrt}
 HELPERS |= {f"{kind.__name__}_of": halves.__getitem__ for kind, halves in bits.HALVES.items()}
 for _function in (
     ieee.saturated, ieee.at_least_zero, bits.bits_of, bits.float32_of, bits.float64_of, bits.to_tf32,
@@ -190,7 +190,7 @@ def type_name(kind):
 def of_table(name):
     """The Operation of an entry, with the modifiers that the table does not heed."""
     ftz, relu = name.has("ftz"), name.has("relu")
-    floating = name.types and name.types[0] in KINDS and name.base != "setp"
+    floating = name.types and name.types[0] in REALS and name.base != "setp"
     sat = floating and name.types != ["f32", "f32"] and name.has("sat")
     name.rest = [DIRECTIONS.get(part, part) for part in name.rest]
     try:
@@ -210,20 +210,20 @@ def of_table(name):
 
 def spelled(name, entry, operands, result):
     """(the expression of an entry, whether it is kept, the types of its operands)."""
-    if name.base in FLOATING and result in KINDS and not set(name.rest) - {"rn"}:
+    if name.base in FLOATING and result in REALS and not set(name.rest) - {"rn"}:
         return SPELLED[FLOATING[name.base]], False, operands  # numpy's scalars round to the nearest
     meaning = entry.native if callable(entry.native) and entry.native in SPELLED else entry.meaning
     calls = ", ".join(f"{{{i}}}" for i in range(len(operands)))
     if name.base in ("cvt", "mov") and plain_conversion(name, operands[0], result):
         operands = (name.types[-1],)  # the table has Numba's, which know no unsigned ones
-        text = f"{KINDS[result].__name__}({{0}})" if result in KINDS and operands[0] != result else "{0}"
+        text = f"{REALS[result].__name__}({{0}})" if result in REALS and operands[0] != result else "{0}"
         return text, operands[0][0] == result[0] == "u" and WIDTHS[operands[0]] <= WIDTHS[result], operands
     if meaning not in SPELLED:
         key = name.base + "_" + "_".join([*name.rest, *name.types])
         HELPERS[key], CALLED[key] = sized(meaning, entry.operands), entry
         text = f"{key}({calls})"
-        return (f"{KINDS[result].__name__}({text})" if result in KINDS else text), False, operands
-    whole = all(kind[0] in "su" and kind not in KINDS for kind in operands)
+        return (f"{REALS[result].__name__}({text})" if result in REALS else text), False, operands
+    whole = all(kind[0] in "su" and kind not in REALS for kind in operands)
     same = len({WIDTHS[kind] for kind in (*operands, *((result,) if result != "pred" else ()))}) == 1
     if meaning in SIGNLESS and whole and same:
         operands = tuple(f"b{WIDTHS[kind]}" for kind in operands)
@@ -232,8 +232,8 @@ def spelled(name, entry, operands, result):
 
 def plain_conversion(name, source, to):
     """Whether a conversion is what Python's int or numpy's type does."""
-    if to not in KINDS:
-        return source not in KINDS and "sat" not in name.rest
+    if to not in REALS:
+        return source not in REALS and "sat" not in name.rest
     if name.rest not in ([], ["rn"]):
         return False
     return WIDTHS[source] <= 32 or source == "f64" and to in ("f32", "f16", "f64")
@@ -275,7 +275,7 @@ SIGNS = {"add": "+", "sub": "-"}
 @own("add", "sub", "addc", "subc")
 def _add(name):
     base, width = name.base.rstrip("c"), WIDTHS[name.type]
-    if name.type in KINDS:
+    if name.type in REALS:
         return None
     if name.has("sat"):
         return alike(f"clamped({{0}} {SIGNS[base]} {{1}}, {width})", name, 2)
@@ -324,7 +324,7 @@ def clamped(value, width):
 @own("slct")
 def _slct(name):
     kind, tested = name.types
-    kind = kind if kind in KINDS else f"b{WIDTHS[kind]}"
+    kind = kind if kind in REALS else f"b{WIDTHS[kind]}"
     test = "flush({2})" if name.has("ftz") else "{2}"
     return Operation(f"{{0}} if {test} >= 0 else {{1}}", (kind, kind, tested), (kind,), True)
 
@@ -334,7 +334,7 @@ def _set(name):
     result, kind = name.types
     test = meaning(".".join(["setp", *name.rest, kind]))
     name.rest = []
-    of = KINDS[result].__name__ if result in KINDS else None
+    of = REALS[result].__name__ if result in REALS else None
     yes, no = (f"{of}(1)", f"{of}(0)") if of else ("0xFFFFFFFF", "0")
     return Operation(f"{yes} if {test.text} else {no}", test.operands, (result,), True)
 
@@ -354,7 +354,7 @@ def packed(name):
     if key not in HELPERS:
         PAIRS[key] = one.of("abc"), count, kind
         HELPERS[key] = pairwise(
-            eval(f"lambda {', '.join('abc'[:count])}: " + one.of("abc"), HELPERS), KINDS[kind]
+            eval(f"lambda {', '.join('abc'[:count])}: " + one.of("abc"), HELPERS), REALS[kind]
         )
     return Operation(
         f"{key}({', '.join(f'{{{i}}}' for i in range(count))})", ("b32",) * count, ("b32",), True
@@ -388,5 +388,5 @@ def _convert_two(name):
     mode, relu, sat = name.one_of(("rn", "rz"), "rn"), name.has("relu"), name.has("satfinite")
     if name.types[1:] != ["f32"] or sat:
         return None
-    text = f"two_halves({{0}}, {{1}}, {KINDS[kind].__name__}, {mode!r}, {relu})"
+    text = f"two_halves({{0}}, {{1}}, {REALS[kind].__name__}, {mode!r}, {relu})"
     return Operation(text, ("f32", "f32"), ("b32",), True)

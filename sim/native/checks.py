@@ -56,7 +56,7 @@ RETURNED = LEFT + 1024 + 32  # for each thread, whether it has returned
 NUMBERS = RETURNED + 1024
 
 # bits of DIRTY
-NARROWED, BOUNDS, UNWRITTEN, RACE, BETWEEN, PARTED, SPENT = KINDS = tuple(1 << bit for bit in range(7))
+NARROWED, BOUNDS, UNWRITTEN, RACE, BETWEEN, PARTED, SPENT = TROUBLES = tuple(1 << bit for bit in range(7))
 # STOPPED: what cannot go on, or not before the log is counted
 OF_BLOCK, OF_LAUNCH, INTERRUPTED, FULL = 1, 2, 3, 4
 

@@ -9,7 +9,7 @@ import numpy as np
 from sim.engine.fiber import Fiber
 from sim.engine.grid import Grid
 from sim.interpreted import Interpreted
-from sim.native.checks import BETWEEN, KINDS, PAIRS, POSITION
+from sim.native.checks import BETWEEN, PAIRS, POSITION, TROUBLES
 from sim.observers import DEFAULT
 
 FEW = 1 << 13  # threads: a launch of so many is explained as a whole, and of a larger one so many
@@ -101,10 +101,10 @@ def chosen(attempt):
     """The positions of the blocks to explain: of each kind of trouble some, as many as the threads of all
     may be."""
     partners, most = dict(races(attempt)[::-1].tolist()), max(FEW // attempt.launch.threads, 2)
-    kinds = [np.flatnonzero(attempt.found & kind)[:most].tolist() for kind in KINDS]
+    kinds = [np.flatnonzero(attempt.found & kind)[:most].tolist() for kind in TROUBLES]
     chosen = set()
     for rank in range(most):
-        for kind, blocks in zip(KINDS, kinds):
+        for kind, blocks in zip(TROUBLES, kinds):
             if rank < len(blocks) and len(chosen) < most:
                 chosen |= (
                     {blocks[rank], partners.get(blocks[rank], blocks[rank])}

@@ -1,7 +1,8 @@
 """What an atom or red does to the bits that are there: the meanings of sim.isa.atomics by their names in
 PTX."""
 
-from sim.isa.registers import HELPERS, KINDS, WIDTHS, Missing, bits_of, meaning
+from sim.isa.arithmetic import REALS
+from sim.isa.registers import HELPERS, WIDTHS, Missing, bits_of, meaning
 from sim.isa.table import by_ptx
 
 
@@ -17,7 +18,7 @@ def atomic(access):
         raise Missing(access.opcode) from None
     if access.type in ("f32", "f64"):
         return access.type, entry.meaning, entry.overwrites
-    if access.type in KINDS:
+    if access.type in REALS:
         return "u16", on_half(entry.meaning, access.type), entry.overwrites
     if access.type[0] == "s" and access.operation != "add":
         return f"s{width}", entry.meaning, entry.overwrites
@@ -26,7 +27,7 @@ def atomic(access):
 
 
 def on_half(function, kind):
-    number_of = HELPERS[f"{KINDS[kind].__name__}_of"]
+    number_of = HELPERS[f"{REALS[kind].__name__}_of"]
     return lambda old, value: bits_of(function(number_of(old), number_of(value)))
 
 

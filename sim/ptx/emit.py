@@ -5,7 +5,8 @@ to make each: {name: launch -> object}."""
 
 import re
 
-from sim.isa.registers import KINDS, WIDTHS, Missing
+from sim.isa.arithmetic import REALS
+from sim.isa.registers import WIDTHS, Missing
 from sim.ptx import translate
 from sim.ptx.flow import Loop, blocks_of, ordered
 from sim.ptx.holding import held, read_and_written
@@ -240,7 +241,7 @@ class Writer:
         holds, width = self.holds[register.name], WIDTHS.get(register.type, 64)
         if holds == "pred":
             return text
-        if kind in KINDS:
+        if kind in REALS:
             if holds == kind:
                 return text
             bits = f"bits_of({text})"
@@ -288,13 +289,13 @@ def converted(text, holds, width, kind):
     """What a register of `width` bits holds, as a value of type `kind`."""
     if kind == "pred" or holds == "pred":
         return text
-    if kind in KINDS:
+    if kind in REALS:
         if holds == kind:
             return text
         bits = text if holds == "int" else f"bits_of({text})"
         if WIDTHS[kind] < width:
             bits = f"{bits} & {MASKS[WIDTHS[kind]]:#x}"
-        return f"{KINDS[kind].__name__}_of({bits})"
+        return f"{REALS[kind].__name__}_of({bits})"
     if holds != "int":
         text = f"bits_of({text})"
     wanted = WIDTHS[kind]

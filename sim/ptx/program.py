@@ -7,8 +7,9 @@ import numpy as np
 
 from sim.engine.part import PART
 from sim.errors import LaunchError
+from sim.isa.arithmetic import FLOATS, REALS
 from sim.isa.barriers import FENCES
-from sim.isa.registers import HELPERS, KINDS, WIDTHS, Missing
+from sim.isa.registers import HELPERS, WIDTHS, Missing
 from sim.isa.table import INSTRUCTIONS
 from sim.ptx import atomics
 from sim.ptx.emit import Writer
@@ -32,7 +33,6 @@ SPECIALS = {
     "cluster_ctarank": "0",
     "cluster_nctarank": "1",
 }
-FLOATS = {"f32": np.float32, "f64": np.float64}
 CLOCKS = {"clock", "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "globaltimer_hi"}
 
 
@@ -83,9 +83,9 @@ class Program:
 
     # --- names ----------------------------------------------------------------------------------------------
 
-    def unique(self, kind, make):
+    def unique(self, stem, make):
         """A name for what a launch gives by `make(run)`."""
-        name = f"{kind}_{next(self.counter)}"
+        name = f"{stem}_{next(self.counter)}"
         self.given[name] = make
         return name
 
@@ -115,8 +115,8 @@ class Program:
         if kind in FLOATS:
             value = np.array(bits, f"u{width // 8}").view(FLOATS[kind])[()]
             return self.shared_name(f"{kind}_{bits:x}", lambda run: value)
-        if kind in KINDS:
-            return f"{KINDS[kind].__name__}_of({bits})"
+        if kind in REALS:
+            return f"{REALS[kind].__name__}_of({bits})"
         return f"({bits - (1 << width)})" if kind[0] == "s" and bits >> width - 1 else str(bits)
 
     # --- where things are -----------------------------------------------------------------------------------
@@ -178,8 +178,8 @@ class Program:
 
     # --- places in the source -------------------------------------------------------------------------------
 
-    def site(self, kind):
-        return self.origin.site(self.function, self.item, kind)
+    def site(self, does):
+        return self.origin.site(self.function, self.item, does)
 
     def place(self):
         """(an identity, the number of its site) of a place where threads wait."""
@@ -225,7 +225,7 @@ class Program:
         return self.unique("transfer", lambda run: run.transfer(entry, sites))
 
     def transfer_sites(self):
-        return {kind: self.site(kind) for kind in ("load", "store", "atomic")}
+        return {does: self.site(does) for does in ("load", "store", "atomic")}
 
     # --- waiting --------------------------------------------------------------------------------------------
 
@@ -281,9 +281,9 @@ class Program:
         return HELPERS | {name: make(run) for name, make in self.given.items()}
 
 
-def plain(kind, name):
+def plain(stem, name):
     """A name of PTX as one of Python."""
-    return f"{kind}_" + re.sub(r"\W", "_", name)
+    return f"{stem}_" + re.sub(r"\W", "_", name)
 
 
 def refusal(entry, missing):

@@ -2,8 +2,9 @@
 
 import re
 
+from sim.isa.arithmetic import REALS
 from sim.isa.barriers import nanosleep
-from sim.isa.registers import CARRY, KINDS, WIDTHS, Missing, meaning
+from sim.isa.registers import CARRY, WIDTHS, Missing, meaning
 from sim.isa.table import PTX
 from sim.ptx.accesses import SPACES, Access, address, atomic, load, parts, store
 from sim.ptx.syntax import Address, Group, Immediate, Not, Register, Symbol
@@ -28,7 +29,7 @@ def types_of(item):
         if base in ("ld", "ldu", "st", "atom", "red"):
             access = Access(item.opcode)
             for operand in item.operands:
-                if not isinstance(operand, Address) and access.type in KINDS:
+                if not isinstance(operand, Address) and access.type in REALS:
                     yield from ((access.type, part) for part in parts(operand))
             for operand in item.operands:
                 if isinstance(operand, Address):
@@ -114,9 +115,9 @@ def mov(writer, item):
     if same and to.type == source.type:
         writer.emit(f"{writer.name(to)} = {writer.name(source)}")
         return
-    floating = writer.holds[to.name] in KINDS and isinstance(source, Immediate)
+    floating = writer.holds[to.name] in REALS and isinstance(source, Immediate)
     read_as = (
-        writer.holds[to.name] if floating else kind if kind in KINDS or kind == "pred" else f"b{WIDTHS[kind]}"
+        writer.holds[to.name] if floating else kind if kind in REALS or kind == "pred" else f"b{WIDTHS[kind]}"
     )
     writer.assign(to, writer.value(source, read_as), read_as, True)
 
