@@ -26,7 +26,6 @@ PATTERNS = {"b16": uint16, "b32": uint32, "b64": uint64}
 FLOATS = {"f32": float32, "f64": float64}
 HALVES = {"f16": float16, "bf16": bfloat16}
 INTEGERS = SIGNED | UNSIGNED
-TYPES = INTEGERS | PATTERNS | FLOATS | HALVES | {"pred": np.bool_, "s8": int8, "u8": uint8, "b8": uint8}
 TWICE = {"s16": int32, "s32": int64, "u16": uint32, "u32": uint64}
 
 

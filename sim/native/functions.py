@@ -17,8 +17,6 @@ from sim.isa.table import INSTRUCTIONS
 from sim.native.internal import always, intrinsic_of
 from sim.native.kinds import converted, kind_of, number_of, type_of
 
-OFFERED = set()  # the names of entries come by __getattr__
-
 
 def text_names():
     """{name in the text of a kernel: entry} of all functions that have a compiled form."""
