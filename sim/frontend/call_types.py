@@ -39,7 +39,7 @@ NUMBER_BUILTINS = {
     "bool": operators.bool_,
     "complex": operators.complex_,
     "divmod": operators.divmod_,
-    "pow": operators.pow_,
+    "pow": operators.power,
     "sum": operators.sum_,
 }
 OF_CUDA = {  # what functions and attributes of cuda give whose type does not hang on their arguments

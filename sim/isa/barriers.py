@@ -87,11 +87,9 @@ def vote(*, source, start=0, name=None, ptx=(), stands_for=None):
                 f"the result of {meaning.__name__} has no dtype; wanted one, such as -> numpy.int32"
             ) from None
         operands = {number.name: type_of(meaning, number)}
-        entry = Barrier(
+        return Barrier(
             name or meaning.__name__, meaning, source, BLOCK, operands, results, start, ptx=ptx
-        ).enter()
-        entry.stands_for(entry if stands_for is None else stands_for)
-        return entry
+        ).offered(stands_for)
 
     return enter
 

@@ -54,14 +54,6 @@ def cast(dtype):
     return _TO_OTHER[dtype.type]
 
 
-def stored(value, dtype):
-    """What to assign to an element of an array of `dtype`: in range, so that numpy never raises.
-
-    A loop that stores often keeps `cast(array.dtype)` and calls that.
-    """
-    return cast(dtype)(value)
-
-
 def domain(value):
     """A host's scalar as the value that a kernel sees; tuples by element, everything else unchanged.
 

@@ -201,7 +201,7 @@ def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, stands_
                 f"{meaning.__name__} has an operand or a result without a dtype; wanted one for each, such as"
                 " (x: numpy.int32) -> numpy.int32"
             ) from None
-        entry = Function(
+        return Function(
             name or meaning.__name__,
             meaning,
             source,
@@ -211,8 +211,6 @@ def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, stands_
             ulps=ulps,
             also=also,
             ptx=ptx,
-        ).enter()
-        entry.stands_for(entry if stands_for is None else stands_for)
-        return entry
+        ).offered(stands_for)
 
     return enter

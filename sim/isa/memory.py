@@ -38,8 +38,9 @@ def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None
 
     def enter(meaning):
         parameters_of(meaning, "memory")
-        entry = MemoryInstruction(name or meaning.__name__, meaning, source, ptx=ptx, touches=touches).enter()
-        entry.stands_for(entry if stands_for is None else stands_for)
+        entry = MemoryInstruction(
+            name or meaning.__name__, meaning, source, ptx=ptx, touches=touches
+        ).offered(stands_for)
         if yields:
             YIELDING.add(entry.name)
         return entry

@@ -34,13 +34,13 @@ from numpy import float32, float64, uint64
 
 from sim.isa import ieee, promotion
 from sim.isa.builtins import absolute, bool_, complex_, float_, int_, maximum, minimum, round_
-from sim.isa.conversions import HIGHEST, LOWEST, cast, domain, stored, truncated, wrap
+from sim.isa.conversions import HIGHEST, LOWEST, cast, domain, truncated, wrap
 from sim.isa.promotion import FLOATING, INTEGRAL, KIND, PLAIN, Promotion
 
 __all__ = [
     "absolute", "add", "and_", "bool_", "cast", "complex_", "div", "divmod_", "domain", "eq", "float_",
     "floordiv", "ge", "gt", "int_", "invert", "le", "lshift", "lt", "maximum", "minimum", "mod", "mul", "ne",
-    "neg", "or_", "pos", "pow_", "power", "range_", "round_", "rshift", "stored", "sub", "sum_", "xor",
+    "neg", "or_", "pos", "power", "range_", "round_", "rshift", "sub", "sum_", "xor",
 ]  # fmt: skip
 
 ARITHMETIC = Promotion(promotion.arithmetic)
@@ -233,9 +233,6 @@ def power(a, b):
     if kind is int or kind is uint64:
         return cast(kind)(_int_power(left(a), int(b), kind))
     return left(a) ** right(b)
-
-
-pow_ = power
 
 
 # Numba's int_power ends with `return 1.0 / r if invert else r`: in the bytecode of Python before 3.12 one

@@ -80,6 +80,12 @@ class Entry:
         PTX.update(dict.fromkeys(self.ptx, self))
         return self
 
+    def offered(self, instead: object = None) -> Self:
+        """The same, for kernels to call the entry, or what stands for it on a GPU."""
+        self.enter()
+        self.stands_for(self if instead is None else instead)
+        return self
+
     def __call__(self, *operands: Any) -> Any:
         raise TypeError(
             f"{self.name} is an instruction of the simulated GPU: only a kernel that is simulated can call it"
@@ -292,10 +298,9 @@ def instruction(
             touches=touches,
         )
         check(entry)
-        entry.enter()
+        entry.offered(stands_for)
         SUSPENDING.add(entry.name)
         WARP_WIDE.add(entry.name)
-        entry.stands_for(entry if stands_for is None else stands_for)
         return entry
 
     return enter

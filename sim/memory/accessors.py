@@ -10,7 +10,7 @@ bad indices, numpy's narrow integers, tuples, slices, things that are no arrays)
 import numpy as np
 
 from sim.events import SITE_SHIFT
-from sim.isa.operators import stored
+from sim.isa.operators import cast
 from sim.memory.array import FAST, MAX_FAST_RANK, WATCHED, Array, only_read
 
 TEMPLATE = """
@@ -88,7 +88,7 @@ def convert(x, flat, value):
     """Store a value that the array's memory does not take as it is."""
     if not x.writable:
         raise only_read(x) from None
-    x.cells[flat] = stored(value, x.dtype)
+    x.cells[flat] = cast(x.dtype)(value)
 
 
 def load_any(x, index, site):

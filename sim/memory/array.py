@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from sim.events import ADDRESS_BITS, ADDRESS_MASK, LOAD, SITE_SHIFT, STORE
-from sim.isa.operators import domain, stored
+from sim.isa.operators import cast, domain
 from sim.memory.spaces import poison
 
 MAX_FAST_RANK = 5
@@ -71,7 +71,7 @@ class Array:
         memory.flags.writeable = memory.flags.writeable and self.writable
         # A memoryview gives a Python int or bool, as wide signed integers and booleans are inside a kernel;
         # numpy gives its own scalars. It takes only an integer that fits, where numpy would convert a float
-        # as the CPU does; then `stored` converts as the GPU does.
+        # as the CPU does; then `cast` converts as the GPU does.
         self.cells = memoryview(memory) if self.dtype.kind in "biu" else memory
         wide = self.dtype.kind == "b" or self.dtype.kind == "i" and itemsize >= 4
         self.data = self.cells if wide else memory
@@ -113,7 +113,7 @@ class Array:
         if self.dtype.names:
             return Record(self, place).fill(value, site)
         self.announce(place, site, value)
-        self.numpy[place] = stored(value, self.dtype)
+        self.numpy[place] = cast(self.dtype)(value)
 
     def fill(self, value, site):
         """Write every element: the same number, or those of an array, which may have fewer dimensions, or a

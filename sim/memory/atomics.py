@@ -7,7 +7,7 @@ import numpy as np
 
 from sim.isa.atomics import ENTRIES
 from sim.isa.functions import to_operand
-from sim.isa.operators import domain, stored
+from sim.isa.operators import cast, domain
 from sim.memory.array import Array, only_read
 
 
@@ -55,7 +55,7 @@ class Atomic:
         before = convert(domain(old))
         new = entry.meaning(before, *map(convert, operands))
         array.announce(place, site, new)
-        memory[place] = stored(new, array.dtype)
+        memory[place] = cast(array.dtype)(new)
         thread.asked = Question(key, memory, place, old) if new == before else None
         wrote = not entry.tests or bool(new != before)
         self._context.event("atomic_done", array.address(place), wrote, "grid")
