@@ -75,7 +75,7 @@ def simplify(codegen, module):
     module.data_layout = codegen._data_layout
     for function in module.functions:
         if not function.is_declaration:
-            passes, builder = codegen._function_pass_manager(opt=1)
+            passes, builder = codegen._function_pass_manager()
             passes.run(function, builder)
 
 

@@ -13,6 +13,7 @@ from numba import njit
 from sim.context import Context
 from sim.events import ADDRESS_BITS, ADDRESS_MASK, GLOBAL, KINDS, SHARED, SITES, SPACES
 from sim.native.cache import KeptOwn
+from sim.native.internal import External, compiled
 from sim.native.logged import EPOCH_ENDS, PLACE_SHIFT, SIZE_SHIFT, THREAD_GOES_ON, TOGETHER
 from sim.observers import COUNTERS
 from sim.observers.banks import Banks
@@ -23,26 +24,36 @@ from sim.observers.traffic import Traffic
 BRANCH, ATOMIC = KINDS["branch"], KINDS["atomic"]
 MACHINE = (1 << SIZE_SHIFT) - 1  # bits of an address
 SLOTS = 4  # of a place: one for each memory space, as executions count apart; branches have the last
-LANES, THREADS = 32, 1024
+LANES = 32
 
 
-def compiled(function):
-    dispatcher = njit(error_model="numpy", nogil=True)(function)
+def called_by_python(function):
+    """`function` compiled, and kept on disk; what it calls is linked into it."""
+    dispatcher = njit(error_model="numpy", nogil=True, no_cfunc_wrapper=True, pipeline_class=External)(
+        function
+    )
     dispatcher._cache = KeptOwn(function)
     return dispatcher
 
 
-@compiled
-def count(words, kinds, homes, spec, together, traffic, global_requests, shared_requests, branches):
+@called_by_python
+def count(
+    words,
+    kinds,
+    homes,
+    spec,
+    together,
+    traffic,
+    global_requests,
+    shared_requests,
+    branches,
+    room,
+    done,
+    first,
+):
     """Count all epochs of a log. homes: of each array its first byte, the byte behind its last, its simulated
-    address and its space. spec: bytes of a sector and of a bank, banks."""
-    slots = SLOTS * len(kinds)
-    done, first, owner_of = (
-        np.zeros((slots, THREADS), np.int32),
-        np.zeros((slots, THREADS // LANES), np.int64),
-        np.zeros(len(kinds), np.int64),
-    )
-    touched, is_touched = np.empty(slots, np.int64), np.zeros(slots, np.bool_)
+    address and its space. spec: bytes of a sector and of a bank, banks. room, done, first: see room_for."""
+    owner_of, is_touched, touched, wanted, in_bank = room
     lanes = np.empty((1024, LANES), np.int64)
     begin = 0
     for end in range(len(words)):
@@ -79,14 +90,14 @@ def count(words, kinds, homes, spec, together, traffic, global_requests, shared_
             words[i] = (slot << 3 | size) << ADDRESS_BITS | address
             done[slot, thread] += 1
             if not is_touched[slot]:
-                is_touched[slot] = True
+                is_touched[slot] = 1
                 touched[n_touched] = slot
                 n_touched += 1
         # 2. a request for the k-th time that the lanes of a warp come to a slot
         requests = 0
         for t in range(n_touched):
             slot = touched[t]
-            for warp in range(THREADS // LANES):
+            for warp in range(first.shape[1]):
                 first[slot, warp] = requests
                 most = 0
                 for lane in range(LANES):
@@ -94,9 +105,12 @@ def count(words, kinds, homes, spec, together, traffic, global_requests, shared_
                 requests += most
         if requests > len(lanes):
             lanes = np.empty((2 * requests, LANES), np.int64)
-        lanes[:requests] = -1
+        for request in range(requests):
+            for lane in range(LANES):
+                lanes[request, lane] = -1
         for t in range(n_touched):
-            done[touched[t]] = 0
+            for thread in range(done.shape[1]):
+                done[touched[t], thread] = 0
         thread = 0
         for i in range(begin, end):
             word = words[i]
@@ -128,58 +142,61 @@ def count(words, kinds, homes, spec, together, traffic, global_requests, shared_
                     branches[place, 0] += 1
                     branches[place, 1] += yes > 0 and no > 0
                 elif space == GLOBAL:
-                    sectors(lanes[request], spec[0], global_requests[place])
+                    sectors(lanes, request, spec[0], global_requests, place, wanted)
                 else:
+                    serial = kinds[place] == ATOMIC
                     wavefronts(
-                        lanes[request], kinds[place] == ATOMIC, spec[1], spec[2], shared_requests[place]
+                        lanes, request, serial, spec[1], spec[2], shared_requests, place, wanted, in_bank
                     )
-            done[slot] = 0
-            is_touched[slot] = False
+            for thread in range(done.shape[1]):
+                done[slot, thread] = 0
+            is_touched[slot] = 0
         begin = end + 1
 
 
 @compiled
-def sectors(lanes, sector, counted):
+def sectors(lanes, request, sector, counted, place, sets):
     """One request to global memory: DeviceSpec.sectors."""
-    seen, n_seen, touched, n_touched, size = np.empty(LANES, np.int64), 0, np.empty(LANES, np.int64), 0, 0
+    n_seen = n_touched = size = 0
     for lane in range(LANES):
-        if lanes[lane] >= 0:
-            address, size = lanes[lane] & ADDRESS_MASK, 1 << (lanes[lane] >> ADDRESS_BITS)
-            n_seen = with_new(seen, n_seen, address)
-            n_touched = with_new(touched, n_touched, address // sector)
-    counted[0] += 1
-    counted[1] += n_touched
-    counted[2] += -(-n_seen * size // sector)
+        word = lanes[request, lane]
+        if word >= 0:
+            address, size = word & ADDRESS_MASK, 1 << (word >> ADDRESS_BITS)
+            n_seen = with_new(sets, 0, n_seen, address)
+            n_touched = with_new(sets, 1, n_touched, address // sector)
+    counted[place, 0] += 1
+    counted[place, 1] += n_touched
+    counted[place, 2] += -(-n_seen * size // sector)
 
 
 @compiled
-def with_new(values, n, value):
-    """Put `value` behind the first n values unless it is among them; how many there are then. The latest are
-    the likeliest."""
+def with_new(sets, which, n, value):
+    """Put `value` behind the first n values of a set unless it is among them; how many there are then. The
+    latest are the likeliest."""
     for i in range(n - 1, -1, -1):
-        if values[i] == value:
+        if sets[which, i] == value:
             return n
-    values[n] = value
+    sets[which, n] = value
     return n + 1
 
 
 @compiled
-def wavefronts(lanes, serial, bank_bytes, banks, counted):
+def wavefronts(lanes, request, serial, bank_bytes, banks, counted, place, wanted, in_bank):
     """One request to shared memory: DeviceSpec.wavefronts."""
     words = 1
     for lane in range(LANES):
-        if lanes[lane] >= 0:
-            words = max(words, (1 << (lanes[lane] >> ADDRESS_BITS)) // bank_bytes)
+        if lanes[request, lane] >= 0:
+            words = max(words, (1 << (lanes[request, lane] >> ADDRESS_BITS)) // bank_bytes)
     total = fewest = ways = 0
-    wanted, in_bank = np.empty((LANES, LANES), np.int64), np.zeros(LANES, np.int64)
     for phase in range(words):
         most = 0
-        in_bank[:] = 0
+        for bank in range(banks):
+            in_bank[bank] = 0
         for lane in range(phase * LANES // words, (phase + 1) * LANES // words):
-            if lanes[lane] < 0:
+            if lanes[request, lane] < 0:
                 continue
             for part in range(words):
-                word = (lanes[lane] & ADDRESS_MASK) // bank_bytes + part
+                word = (lanes[request, lane] & ADDRESS_MASK) // bank_bytes + part
                 bank = word % banks
                 n, known = in_bank[bank], False
                 for i in range(n if not serial else 0):
@@ -193,10 +210,21 @@ def wavefronts(lanes, serial, bank_bytes, banks, counted):
         total += most
         fewest += most > 0
         ways = max(ways, most)
-    counted[0] += 1
-    counted[1] += total
-    counted[2] += fewest
-    counted[3] = max(counted[3], ways)
+    counted[place, 0] += 1
+    counted[place, 1] += total
+    counted[place, 2] += fewest
+    counted[place, 3] = max(counted[place, 3], ways)
+
+
+def room_for(places, threads, banks):
+    """What count works in, for a kernel of so many places and threads of a block: of each place its array; of
+    each slot whether it was touched; the slots that were; the words of each bank, and how many; of each slot
+    how often each thread came, and each warp's first request."""
+    slots, warps = SLOTS * places, -(-threads // LANES)
+    is_touched, touched = np.zeros((2, slots), np.int64)
+    wanted, in_bank = np.empty((max(banks, 2), LANES), np.int64), np.empty(banks, np.int64)
+    room = np.zeros(places, np.int64), is_touched, touched, wanted, in_bank
+    return room, np.zeros((slots, warps * LANES), np.int32), np.zeros((slots, warps), np.int64)
 
 
 @dataclass(frozen=True)
@@ -231,6 +259,8 @@ class Tally:
             np.zeros((n, 2), np.int64),
         )
 
+        self.room = room_for(n, launch.threads, spec.banks)
+
     def add(self, words):
         count(
             words,
@@ -242,6 +272,7 @@ class Tally:
             self.of_global,
             self.of_shared,
             self.branches,
+            *self.room,
         )
 
     def counters(self):
