@@ -4,12 +4,16 @@ import ast
 
 from sim.frontend.names import MISSING, dtype_or_none, is_number, only_signature
 from sim.frontend.resolve import (
+    ATOMIC,
     CONSTANT,
     CUDA,
     DTYPE,
     FUNCTION,
     GEOMETRY,
+    SAME,
+    WAIT,
     bound_arguments,
+    builtin_called,
     referent,
     stands_for,
 )
@@ -26,11 +30,10 @@ class Calls(Names):
     arguments."""
 
     def visit_Call(self, node):
+        by_position = getattr(node, "calls", "") in (FUNCTION, ATOMIC, WAIT, SAME)
+        if node.keywords and (by_position or builtin_called(node) not in ("", "enumerate", "print", "zip")):
+            raise self.cannot(f"{ast.unparse(node.func)} with keyword arguments has no compiled form", node)
         return getattr(self, f"call_{getattr(node, 'calls', '')}", self.generic_visit)(node)
-
-    def arguments(self, node):
-        """All arguments of a call by position."""
-        return [self.visit(part) for part in (*node.args, *(keyword.value for keyword in node.keywords))]
 
     def call_same(self, node):
         return self.visit(node.args[0])
@@ -38,13 +41,14 @@ class Calls(Names):
     def call_position(self, node):
         called = node.func.referent.name
         given = ("threadIdx", "blockIdx", "blockDim") if called == "grid" else ("blockDim", "gridDim")
-        return self.call(f"{called}_{node.args[0].value}", [self.as_name(name, node) for name in given], node)
+        (ndim,) = (*node.args, *(keyword.value for keyword in node.keywords))
+        return self.call(f"{called}_{ndim.value}", [self.as_name(name, node) for name in given], node)
 
     def call_lanes(self, node):
         return self.call("lanemask_lt", [self.as_name("thread", node)], node)
 
     def call_atomic(self, node):
-        called, arguments = node.func.referent.name.replace(".", "_"), self.arguments(node)
+        called, arguments = node.func.referent.name.replace(".", "_"), [*map(self.visit, node.args)]
         if self.module.sited:
             called, arguments = f"{called}_at", [*arguments, self.number("atomic", node)]
         return self.call(called, arguments, node)
@@ -56,6 +60,8 @@ class Calls(Names):
         return self.generic_visit(node)
 
     def call_member(self, node):
+        if not isinstance(node.func, ast.Attribute):
+            raise self.cannot(f"a call of {ast.unparse(node.func)} has no compiled form", node)
         if node.func.attr == "bit_count":
             return self.call(text_name("popc"), [self.visit(node.func.value)], node)
         if node.func.attr == "reshape" and len(node.args) > 1:
@@ -66,7 +72,7 @@ class Calls(Names):
 
     def call_wait(self, node):
         """A call at which the thread stops; sim.native.hoisting makes it a statement."""
-        called, arguments = node.func.referent.name, self.arguments(node)
+        called, arguments = node.func.referent.name, [*map(self.visit, node.args)]
         if called == "syncwarp" and not arguments:
             arguments = [ast.Constant(0xFFFFFFFF)]
         function = ast.Name(called.replace(".", "_"), ast.Load())

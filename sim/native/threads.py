@@ -5,6 +5,7 @@ from collections import namedtuple
 from llvmlite import ir
 from numba import int32, int64, types, uint32
 from numba.core import cgutils
+from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
 from sim.native.checks import (
@@ -127,4 +128,18 @@ def assured(state, value, is_set, slot, blockIdx, gridDim):
         )
         before = number(state, UNSET + slot)
         set_number(state, UNSET + slot, me if before == 0 else min(before, me))
-    return value
+    return or_zero(value, is_set)
+
+
+@intrinsic
+def or_zero(typing, value, is_set):
+    """A number, or 0 where nothing has set it: what LLVM makes of such a variable may be any other."""
+
+    def code(context, builder, signature, arguments):
+        number, is_set = arguments
+        return builder.select(is_set, number, ir.Constant(number.type, None))
+
+    def as_it_is(context, builder, signature, arguments):
+        return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
+
+    return value(value, types.boolean), code if isinstance(value, (types.Number, types.Boolean)) else as_it_is

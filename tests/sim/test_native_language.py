@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32, float64, int32
 
-from sim import simulate
+from sim import ThreadError, simulate
 from sim.observers import DEFAULT, Trace
 
 
@@ -210,3 +210,38 @@ def test_a_row_stays_where_memory_said(engine):
     x, out = np.arange(8.0), np.zeros((8, 1))
     simulate(kernel, engine=engine)[1, 8](x, np.arange(8)[::-1].copy(), out)
     assert out[:, 0].tolist() == x[::-1].tolist()
+
+
+def keyword_arguments(x, out):
+    i = cuda.grid(ndim=1)
+    if cuda.gridsize(ndim=1) == 8:
+        out[i] = cuda.selp(x[i] > 2, b=1, a=2)
+
+
+def called_on_the_spot(x, out):
+    i = cuda.threadIdx.x
+    out[i] = (lambda value: value * 2)(x[i]) + type(i)(0.5)
+
+
+def unassigned(x, out):
+    for i in range(x.shape[0] - 8):
+        last = 5
+    out[cuda.threadIdx.x] = last
+
+
+@pytest.mark.parametrize("kernel, wanted", [(keyword_arguments, 1), (called_on_the_spot, 2), (unassigned, 0)])
+def test_as_fibers_do(kernel, wanted):
+    """What has no compiled form runs by fibers, and a variable without a value is 0."""
+    x, out = np.ones(8, np.float32), np.full(8, np.nan, np.float32)
+    simulate(kernel, engine="native", on_finding="report")[1, 8](x, out)
+    assert (out == wanted).all()
+
+
+def test_an_atomic_takes_no_keywords():
+    """Nor does Numba; compiled code once took them in the order of the call."""
+
+    def kernel(x, out):
+        cuda.atomic.add(out, val=2, idx=1)
+
+    with pytest.raises(ThreadError, match="keyword"):
+        simulate(kernel, engine="native")[1, 1](np.ones(8), np.zeros(8))
