@@ -11,7 +11,6 @@ from sim.frontend.resolve import (
     FUNCTION,
     GEOMETRY,
     SAME,
-    WAIT,
     bound_arguments,
     builtin_called,
     referent,
@@ -30,7 +29,7 @@ class Calls(Names):
     arguments."""
 
     def visit_Call(self, node):
-        by_position = getattr(node, "calls", "") in (FUNCTION, ATOMIC, WAIT, SAME)
+        by_position = getattr(node, "calls", "") in (FUNCTION, ATOMIC, SAME)
         if node.keywords and (by_position or builtin_called(node) not in ("", "enumerate", "print", "zip")):
             raise self.cannot(f"{ast.unparse(node.func)} with keyword arguments has no compiled form", node)
         return getattr(self, f"call_{getattr(node, 'calls', '')}", self.generic_visit)(node)
@@ -72,7 +71,14 @@ class Calls(Names):
 
     def call_wait(self, node):
         """A call at which the thread stops; sim.native.hoisting makes it a statement."""
-        called, arguments = node.func.referent.name, [*map(self.visit, node.args)]
+        called, arguments = node.func.referent.name, node.args
+        if node.keywords:
+            named = {keyword.arg: keyword.value for keyword in node.keywords}
+            try:
+                arguments = INSTRUCTIONS[called].in_order(arguments, named)
+            except TypeError as error:
+                raise self.cannot(str(error), node) from None
+        arguments = [*map(self.visit, arguments)]
         if called == "syncwarp" and not arguments:
             arguments = [ast.Constant(0xFFFFFFFF)]
         function = ast.Name(called.replace(".", "_"), ast.Load())
