@@ -4,6 +4,7 @@ usual ones, which are fast, stand in sim.memory.accessors."""
 import itertools
 import operator
 from math import prod
+from types import EllipsisType, NoneType
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from sim.isa.operators import cast, domain
 from sim.memory.spaces import poison
 
 MAX_FAST_RANK = 5
+PARTS = slice, EllipsisType, NoneType  # what may stand in the index of a view; None is a new axis
 
 
 class Array:
@@ -170,9 +172,7 @@ class Array:
 
     def part(self, index):
         """A slice: another view of the same allocation, as in numpy."""
-        return self.derived(
-            self.numpy[tuple(i if isinstance(i, slice) or i is Ellipsis else whole(i, self) for i in index)]
-        )
+        return self.derived(self.numpy[tuple(i if isinstance(i, PARTS) else whole(i, self) for i in index)])
 
     def derived(self, array):
         """An Array over `array`, an ndarray that shares this one's memory."""

@@ -128,10 +128,11 @@ def test_views(launch):
         for value in x[0]:
             total += value
         out[11] = total
+        out[12] = row[None, :][0, 2] + x[0, :, np.newaxis][3, 0]
 
-    x, out = np.arange(12).reshape(3, 4), np.zeros(12, int)
+    x, out = np.arange(12).reshape(3, 4), np.zeros(13, int)
     launch(kernel, 1, 1, x, out)
-    assert out.tolist() == [7, 10, 10, 2, 12, 4, 3, 3, 5, 11, 14, 6]
+    assert out.tolist() == [7, 10, 10, 2, 12, 4, 3, 3, 5, 11, 14, 6, 9]
 
 
 def test_cached_loads_and_stores(launch):
