@@ -21,6 +21,9 @@ def main(arguments: list[str]) -> int:
         print(f"docs takes the name of one folder; given: {' '.join(arguments)}", file=sys.stderr)
         return 2
     site = Path(arguments[0]) if arguments else ROOT / "site"
+    if site.exists() and not site.is_dir():
+        print(f"{site} is no folder: give the name of one, which may be new", file=sys.stderr)
+        return 2
     print("API, from docstrings")
     write_api(site / "api")
     for notebook in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")):

@@ -267,6 +267,7 @@ def test_help_sets_nothing_up(monkeypatch, capsys, arguments, status):
         (["lap"], "There is no command 'lap'. There are setup, lab, "),
         (["setup", "fast"], "setup takes no arguments; given: fast"),
         (["lint", "--fix"], "lint takes no arguments; given: --fix"),
+        (["docs", str(ROOT / "README.md")], "README.md is no folder: give the name of one"),
         (["docs", "a", "b"], "docs takes the name of one folder; given: a b"),
     ],
 )
