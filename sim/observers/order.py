@@ -88,7 +88,7 @@ class Order:
             handed = dict(handed)
             for reach, home in ((GRID, GRID), (BLOCK, block)):
                 if home in homes and (parts := [part[reach] for part in own if reach in part]):
-                    handed[home] = merged([handed.get(home, {}), *parts])
+                    handed[home] = widened(handed.get(home, {}), parts)
             self.handed[element] = handed
         if seen:
             self.learn(block, thread, segment, seen)
@@ -188,6 +188,12 @@ class Ordering(Observer):
 
 
 NOTHING = (), ()
+
+
+def widened(known, parts):
+    """What is known and several pieces more: `known` itself where they add nothing, as while a thread spins."""
+    whole = merged([known, *parts])
+    return known if known == whole else whole
 
 
 def merged(parts):

@@ -13,6 +13,7 @@ from sim import KernelBug, LaunchError, ThreadError, simulate
 from sim.engine.scheduler import Scheduler
 from sim.errors import Stuck
 from sim.events import SITES, Observer, Site
+from sim.observers.order import Order
 
 ENGINES = ("fibers", "threads")
 TILE = 4
@@ -290,6 +291,17 @@ class Atomics(Observer):
 
     def atomic_done(self, at, address, wrote, reach):
         self.context.counters["atomics"] += 1
+
+
+def test_what_is_known_of_each_other_does_not_grow_while_threads_spin():
+    """Two blocks that have released what they did, and then ask over and over."""
+    order = Order()
+    for block in (0, 1):
+        order.fenced(block, 0, 0, 0, "grid")
+    for segment in range(1, 50):
+        for block in (0, 1):
+            order.atomic(block, 0, 0, segment, 16, True, "grid")
+    assert max(len(segments) for segments, _ in order.history.values()) < 5
 
 
 def test_threads_that_spin_do_not_ask_in_vain_for_ever():
