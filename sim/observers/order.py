@@ -191,7 +191,7 @@ NOTHING = (), ()
 
 
 def widened(known, parts):
-    """What is known and several pieces more: `known` itself where they add nothing, as while a thread spins."""
+    """What is known and several pieces more; `known` itself where they add nothing, as while threads spin."""
     whole = merged([known, *parts])
     return known if known == whole else whole
 
