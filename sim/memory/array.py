@@ -95,7 +95,7 @@ class Array:
         """One element, or a view, for an index of any form."""
         place = self.place(index, site, "read")
         if place is None:
-            return domain(poison(self.dtype))
+            return NoRecord(self, place) if self.dtype.names else domain(poison(self.dtype))
         if isinstance(place, Array):
             return place
         if self.dtype.names:
@@ -290,6 +290,16 @@ class Record:
             self._array.dtype.names, (value[i] for i in range(len(self._array.dtype.names)))
         ):
             getattr(self._array, name).store(self._place, part, site)
+
+
+class NoRecord(Record):
+    """What is read where no element is: its fields are poison, and what is stored is dropped."""
+
+    def __getattr__(self, name):
+        return domain(poison(self._array.dtype[name]))
+
+    def __setattr__(self, name, value):
+        pass
 
 
 FAST, WATCHED = (

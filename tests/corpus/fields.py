@@ -123,3 +123,31 @@ class TwoFieldsOfOneRecord:
 
     def wanted(points):
         return {}
+
+
+class RecordBehindTheLast:
+    """Counting down begins at the length, not one below: a record that is not there is read, and changed."""
+
+    launch = 1, 4
+    findings = {
+        ("out-of-bounds", "error", "points", ("out[i] = points[4 - i].x", "read")),
+        ("out-of-bounds", "error", "points", ("points[4 - i].hits = i", "read")),
+    }
+
+    def arguments():
+        return np.zeros(4, POINT), np.ones(4)
+
+    @cuda.jit
+    def buggy(points, out):
+        i = cuda.grid(1)
+        points[4 - i].hits = i
+        out[i] = points[4 - i].x
+
+    @cuda.jit
+    def fixed(points, out):
+        i = cuda.grid(1)
+        points[3 - i].hits = i
+        out[i] = points[3 - i].x
+
+    def wanted(points, out):
+        return {"out": [0, 0, 0, 0]}
