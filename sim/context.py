@@ -71,6 +71,7 @@ class Context:
         # (code, instruction, kind) -> site number, for what is called rather than rewritten
         self.called_from = {}
         self.thread, self.entered = None, 0
+        self.load = None  # the accessor of one element, for a kernel that iterates over an array
         self.live, self.judge = (), None  # blocks whose threads take turns; a Judge, while there is doubt
         # whether another engine runs part of the launch now; whether it has written to global memory
         self.away = self.wrote = False

@@ -107,10 +107,9 @@ class Interpreted:
 
 
 def binder_of(context, dialect):
-    given = NUMBERS | {
-        PREFIX + name: function
-        for name, function in accessors(context.log, context.values, context.heard.local).items()
-    }
+    fast = accessors(context.log, context.values, context.heard.local)
+    context.load = fast["load1"]
+    given = NUMBERS | {PREFIX + name: function for name, function in fast.items()}
     given |= {
         PREFIX + "tick": context.tick,
         PREFIX + "branch": context.branch,

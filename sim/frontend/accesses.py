@@ -10,7 +10,7 @@ from sim.frontend.bases import Bases, word
 from sim.frontend.resolve import GEOMETRY, stands_for
 from sim.frontend.rounds import counting
 from sim.frontend.tree import from_end, indices_of, is_of_shape
-from sim.frontend.types import ANY, ArrayType, bits
+from sim.frontend.types import ANY, ArrayType, Number, bits
 from sim.memory.array import FromEnd
 
 PREFIX = "__sim_"  # of every name that the rewritten kernel gets from us
@@ -87,7 +87,21 @@ class Accesses(ast.NodeTransformer):
             return None
         return [self.constant(FromEnd(-back), part) if (back := from_end(part)) else part for part in parts]
 
+    def joined(self, node):
+        """`a[i][j]` as `a[i, j]`, where both are an element of the array `a`."""
+        inner, parts = node.value, indices_of(node)
+        if not isinstance(inner, ast.Subscript) or not isinstance(
+            kind := self.types.of(inner.value), ArrayType
+        ):
+            return node
+        parts = [*indices_of(inner), *parts]
+        if len(parts) != kind.rank or not all(isinstance(self.types.of(part), Number) for part in parts):
+            return node
+        index = ast.copy_location(ast.Tuple(parts, ast.Load()), node)
+        return ast.copy_location(ast.Subscript(inner.value, index, node.ctx), node)
+
     def visit_Subscript(self, node):
+        node = self.joined(node)
         indices = self.indices(node)
         if indices is None or not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
@@ -138,9 +152,11 @@ class Accesses(ast.NodeTransformer):
         conditions = [] if surely else [f"{PREFIX}type({array}) is {PREFIX}Array{rank}"]
         terms = []
         for index, size, stride in zip(indices, sizes, strides):
-            own = name = ast.unparse(index)
-            asked = self.asked(index, size)
-            if not isinstance(index, (ast.Name, ast.Constant)):
+            back = self.constants.get(getattr(index, "id", None))
+            from_end = type(back) is FromEnd
+            own = name = f"{size} - {-back}" if from_end else ast.unparse(index)
+            asked = ["0 <= {first}"] if from_end else self.asked(index, size)
+            if from_end or not isinstance(index, (ast.Name, ast.Constant)):
                 name = self.temporary(target) if asked else f"({own})"
             first = own if name == own else f"({name} := {own})"
             conditions += [question.format(first=first, name=name) for question in asked]
@@ -187,6 +203,7 @@ class Accesses(ast.NodeTransformer):
     def store(self, target, value):
         """The statements that store `value` (an expression already rewritten) where the Subscript `target`
         says."""
+        target = self.joined(target)
         indices = self.indices(target)
         if indices is None:
             target = self.generic_visit(target)

@@ -165,10 +165,17 @@ class Types(CallTypes):
             return LENGTHS
         held = self.of(node.value)
         if isinstance(held, ArrayType):
-            kinds = [*map(self.of, indices_of(node))]
-            numbers = all(kind is UNKNOWN or isinstance(kind, Number) for kind in kinds)
-            return held.element if numbers and len(kinds) == held.rank else ANY
+            return self.of_part(held, indices_of(node))
         return part(held, node.slice.value if isinstance(node.slice, ast.Constant) else None)
+
+    def of_part(self, array, indices):
+        """An element, or a view that is not empty: along some axes an index, along all others everything."""
+        whole = [is_whole(index) for index in indices] + [True] * (array.rank - len(indices))
+        kinds = [self.of(index) for index, all_of_it in zip(indices, whole) if not all_of_it]
+        if len(whole) > array.rank or not all(kind is UNKNOWN or isinstance(kind, Number) for kind in kinds):
+            return ANY
+        rank, rowwise = sum(whole), array.rowwise and whole[-1]
+        return replace(array, rank=rank, rowwise=rowwise, shape=None) if rank else array.element
 
     def of_tuple(self, node):
         starred = any(isinstance(element, ast.Starred) for element in node.elts)
@@ -222,6 +229,11 @@ class Types(CallTypes):
         if isinstance(op, (ast.FloorDiv, ast.Mod)):
             return b.low > 0
         return b.low >= 0 if isinstance(op, (ast.LShift, ast.RShift)) else not isinstance(op, ast.Div)
+
+
+def is_whole(index):
+    """Whether an index is a plain `:`."""
+    return isinstance(index, ast.Slice) and index.lower is index.upper is index.step is None
 
 
 def of_axis(ends, axis):

@@ -171,8 +171,18 @@ class Array:
         return (self.code & ADDRESS_MASK) + sum(i * s for i, s in zip(place, self.strides))
 
     def part(self, index):
-        """A slice: another view of the same allocation, as in numpy."""
+        """A slice, or a row: another view of the same allocation, as in numpy."""
+        if all(type(i) is int and 0 <= i < n for i, n in zip(index, self.shape)) and len(index) < self.ndim:
+            return self.row(index)
         return self.derived(self.numpy[tuple(i if isinstance(i, PARTS) else whole(i, self) for i in index)])
+
+    def row(self, index):
+        """The view behind so many whole indices."""
+        moved = sum(i * stride for i, stride in zip(index, self.strides))
+        shape, strides = self.shape[len(index) :], self.strides[len(index) :]
+        address = (self.code & ADDRESS_MASK) + moved
+        offset = self.offset + moved
+        return Array(self.context, self.allocation, offset, self.dtype, shape, strides, self.name, address)
 
     def derived(self, array):
         """An Array over `array`, an ndarray that shares this one's memory."""
@@ -205,8 +215,8 @@ class Array:
         return self.shape[0]
 
     def __iter__(self):
-        site = self.context.site("load")
-        return (self.load((i,), site) for i in range(self.shape[0]))
+        site, load = self.context.site("load"), self.context.load
+        return (load(self, i, site) for i in range(self.shape[0]))
 
     @property
     def itemsize(self):

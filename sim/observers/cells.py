@@ -145,19 +145,23 @@ class Cells:
             yield alike[:MOST_CELLS].tolist(), max(0, len(alike) - MOST_CELLS)
 
 
+def distinct(column):
+    """np.unique, quick where all elements are the same."""
+    return column[:1] if len(column) and (column == column[0]).all() else np.unique(column)
+
+
 def racy_cells(rows, party):
     """The Cells that two parties touch, one of them writing and not both atomically."""
     cell, origin = rows.address, np.arange(len(rows.address))
-    if len(np.unique(rows.size)) > 1 or (rows.address % rows.size).any():  # per byte
+    if len(distinct(rows.size)) > 1 or (rows.address % rows.size).any():  # per byte
         origin = np.repeat(origin, rows.size)
-        cell = np.concatenate(
-            [np.arange(a, a + s) for a, s in zip(rows.address.tolist(), rows.size.tolist())]
-        )
+        begins = np.cumsum(rows.size) - rows.size
+        cell = rows.address[origin] + np.arange(len(origin)) - begins[origin]
     kind = rows.kind[origin]
     keep = np.flatnonzero(np.isin(cell, np.unique(cell[kind != LOAD])))
     keep = keep[np.lexsort((rows.thread[origin[keep]], party[origin[keep]], cell[keep]))]
     cell, origin, kind = cell[keep], origin[keep], kind[keep]
-    starts = np.flatnonzero(np.diff(cell, prepend=-1))
+    starts = np.flatnonzero(np.concatenate([cell[:1] >= 0, cell[1:] != cell[:-1]]))
     ends = np.append(starts[1:], len(cell))
     parties = party[origin]
     several = np.minimum.reduceat(parties, starts) != np.maximum.reduceat(parties, starts)

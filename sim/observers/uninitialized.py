@@ -13,6 +13,7 @@ from collections import namedtuple
 import numpy as np
 
 from sim.events import ATOMIC, GLOBAL, LOAD, LOCAL, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding
+from sim.observers.cells import distinct
 from sim.observers.order import Ordering
 
 MOST = 256  # loads at one place in the source that are told one by one in an epoch; further ones are counted
@@ -133,7 +134,7 @@ class Uninitialized(Ordering):
         sets = self.sets(site)
         loads = np.flatnonzero(~sets)
         missing = np.zeros(len(loads), bool)
-        for width in np.unique(size[loads]):
+        for width in distinct(size[loads]):
             these = size[loads] == width
             missing[these] = ~all_set(written, offset[loads[these]], width)
         suspects = loads[missing]
@@ -204,7 +205,7 @@ def all_set(written, offset, width):
 
 def mark(written, offset, size):
     """Set `size` bytes at each `offset`."""
-    for width in np.unique(size):
+    for width in distinct(size):
         at = offset[size == width]
         written[(at[:, None] + np.arange(width)).ravel()] = True
 
