@@ -134,3 +134,37 @@ def test_ieee_and_no_exception():
     out = np.zeros(8)
     simulate(kernel)[1, 1](np.zeros(1), out)
     np.testing.assert_array_equal(out, [np.inf, -np.inf, np.nan, np.inf, -np.inf, np.nan, 0, np.inf])
+
+
+def test_float64_and_integers():
+    """2**53 + 1 is 2**53 where it meets a float64."""
+
+    def kernel(large, unsigned, narrow, out):
+        f = 0.5 * (1 << 54)
+        out[0], out[1] = f < large, f == large
+        out[2], out[3] = unsigned - f, large / f
+        out[4], out[5], out[6] = cuda.clz(narrow), narrow - 8, narrow < f
+
+    out = np.zeros(7)
+    simulate(kernel)[1, 1](2**53 + 1, np.uint64(2**53 + 1), np.int32(7), out)
+    np.testing.assert_array_equal(out, [0, 1, 0, 1, 29, -1, 1])
+
+
+def test_views():
+    def kernel(x, out):
+        row, column = x[1], x[:, 2]
+        out[0], out[1], out[2], out[3] = row[0], column[1], x[1][2], x[0, -1]
+        x[0][1], row[1] = 9, column[0]
+
+    x, out = np.arange(6.0).reshape(2, 3), np.zeros(4)
+    simulate(kernel)[1, 1](x, out)
+    assert out.tolist() == [3, 5, 5, 2] and x.tolist() == [[0, 9, 2], [3, 2, 5]]
+
+
+def test_element_of_a_row_outside():
+    def kernel(x, out):
+        out[0] = x[1][cuda.threadIdx.x + 2]
+
+    report = simulate(kernel, on_finding="report")[1, 2](np.zeros((3, 3)), np.zeros(1))
+    found = [finding for finding in report.findings if finding.kind == "out-of-bounds"]
+    assert [(finding.array, finding.index) for finding in found] == [("x", (1, 3))]
