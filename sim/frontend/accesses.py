@@ -154,7 +154,7 @@ class Accesses(ast.NodeTransformer):
         for index, size, stride in zip(indices, sizes, strides):
             back = self.constants.get(getattr(index, "id", None))
             from_end = type(back) is FromEnd
-            own = name = f"{size} - {-back}" if from_end else ast.unparse(index)
+            own = name = f"{size} - {-back}" if from_end else self.spelled(index)
             asked = ["0 <= {first}"] if from_end else self.asked(index, size)
             if from_end or not isinstance(index, (ast.Name, ast.Constant)):
                 name = self.temporary(target) if asked else f"({own})"
@@ -163,6 +163,11 @@ class Accesses(ast.NodeTransformer):
             terms.append(name if stride == 1 else f"{name} * {stride}")
         return conditions, " + ".join(terms)
 
+    def spelled(self, index):
+        """An index as text: a number where it can be only one."""
+        kind = self.types.of(index)
+        return str(kind.low) if bits(kind) is not None and kind.low == kind.high >= 0 else ast.unparse(index)
+
     def observed(self, target, site, kind, flat):
         """What tools add to an access to the element `flat`: (conditions, the element from then on, what a
         store notes), as text."""
@@ -170,8 +175,8 @@ class Accesses(ast.NodeTransformer):
         watched = kind != ANY and kind.local and self.heard.unwritten
         if not (logged or watched):
             return [], flat, "pass"
-        conditions, held = [], self.temporary(target)
-        first = f"({held} := {flat})"
+        conditions, held = [], flat if flat.isdecimal() else self.temporary(target)
+        first = flat if held == flat else f"({held} := {flat})"
         if watched and site & 3 == LOAD:
             conditions.append(f"{array}.written[{first}] == -1")
             first = held
