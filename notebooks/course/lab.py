@@ -1,9 +1,8 @@
-"""Opens the lessons: the doctor first, then copies that belong to the learner, then JupyterLab at the first
-exercise not done yet, or at the contents page, 00_start_here."""
+"""Opens the lessons: the doctor first, then copies that belong to the learner, then JupyterLab at the lesson
+of the first exercise not done yet, or at the contents page, 00_start_here."""
 
 import json
 import os
-import re
 import shutil
 import sys
 from hashlib import sha256
@@ -52,10 +51,11 @@ def as_root(given: list[str]) -> list[str]:
 
 
 def start_options(copies: Path) -> list[str]:
-    """JupyterLab's options that open the first exercise not done yet, or, where none is done, the first
-    notebook of the folder: the contents page."""
+    """JupyterLab's options that open the lesson of the first exercise not done yet, or, where none is done,
+    the first notebook of the folder: the contents page. No fragment names the exercise, since Jupyter Server
+    puts its token behind one, and then asks for a password."""
     lessons = sorted(copies.glob("[0-9]*.ipynb"))
-    page = f"/lab/tree/{quote(first_page(copies, lessons), safe='#?/=')}" if lessons else "/lab"
+    page = f"/lab/tree/{quote(first_page(copies, lessons))}" if lessons else "/lab"
     return [f"--ServerApp.root_dir={copies}", f"--LabApp.default_url={page}"]
 
 
@@ -63,22 +63,11 @@ def first_page(copies: Path, lessons: list[Path]) -> str:
     onward = next_exercise(max(done(), key=in_order, default=None))
     if not done() or onward is None or not (copies / place(onward)).exists():
         return lessons[0].name
-    return place(onward) + heading(copies / place(onward), onward)
+    return place(onward)
 
 
 def in_order(number: str) -> tuple[int, ...]:
     return tuple(map(int, number.split(".")))
-
-
-def heading(notebook: Path, number: str) -> str:
-    """The fragment by which JupyterLab scrolls to an exercise: its heading, with hyphens for spaces."""
-    try:
-        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    except (ValueError, KeyError):
-        return ""
-    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    found = re.search(rf"^#+ (Exercise {re.escape(number)} .*)$", text, re.MULTILINE)
-    return "?#" + found[1].strip().replace(" ", "-") if found else ""
 
 
 def copy_solutions(published: Path, copies: Path) -> None:

@@ -88,10 +88,8 @@ def test_jupyter_goes_on_at_the_next_exercise(tmp_path, state_dir):
     opened = lambda: lab.start_options(copies)[1].partition("=")[2]  # noqa: E731
     assert opened() == "/lab/tree/00_start_here.ipynb"
     tick("1.0")
-    assert opened().startswith("/lab/tree/01_online_softmax.ipynb?#Exercise-1.1-")
+    assert opened() == "/lab/tree/01_online_softmax.ipynb"
     tick("1.2")
-    assert opened().startswith("/lab/tree/02_flash_attention.ipynb?#Exercise-2.1-")
-    (copies / "02_flash_attention.ipynb").write_text("damaged")
     assert opened() == "/lab/tree/02_flash_attention.ipynb"
     (copies / "02_flash_attention.ipynb").unlink()
     assert opened() == "/lab/tree/00_start_here.ipynb"
