@@ -108,13 +108,16 @@ class Declarations:
         return self.bases[key]
 
 
-def check_sizes(spec, shared, local, dynamic):
+def check_sizes(spec, shared, local, dynamic, asked=False):
     """A LaunchError where a kernel's arrays need more bytes than a block or thread of the device can have:
-    those that it declares as `shared`, the `dynamic` ones, and the `local` ones of a thread."""
+    those that it declares as `shared`, the `dynamic` ones, and the `local` ones of a thread. With dynamic
+    ones a block has less, unless the driver was `asked` for more, as launchers of PTX can and Numba never
+    does."""
     tiles, rows = "make the tiles smaller", "pass an array with a row for each thread"
+    most = spec.dynamic_shared_bytes if dynamic and not asked else spec.shared_bytes_per_block
+    part = f", {dynamic:,} of it dynamic" if dynamic else ""
     for nbytes, memory, limit, remedy in (
-        (shared, "declared shared memory per block", spec.declared_shared_bytes, tiles),
-        (shared + dynamic, "shared memory per block", spec.shared_bytes_per_block, tiles),
+        (shared + dynamic, f"shared memory per block{part}", most, tiles),
         (local, "local memory per thread", spec.local_bytes_per_thread, rows),
     ):
         if nbytes > limit:

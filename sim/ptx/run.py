@@ -80,7 +80,7 @@ class Run:
         allocation = self.reserve(variable, nbytes, copies)
         if space in self.declared_bytes:
             self.declared_bytes[space] += nbytes
-            check_sizes(self.launch.spec, **self.declared_bytes, dynamic=self.launch.shared)
+            check_sizes(self.launch.spec, **self.declared_bytes, dynamic=self.launch.shared, asked=True)
         if space == "shared":
             self.memory.shared_slots.append(allocation)
         elif space == "local":

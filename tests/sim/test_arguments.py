@@ -308,8 +308,8 @@ def much_local():
     [
         (
             much_shared,
-            "the kernel needs 320,000 bytes of declared shared memory per block\n  the device has 49,152: make"
-            " the tiles smaller",
+            "the kernel needs 320,000 bytes of shared memory per block\n  the device has 232,448: make the"
+            " tiles smaller",
         ),
         (
             much_local,
@@ -322,6 +322,28 @@ def test_too_much_memory(kernel, message, engine):
     with pytest.raises(LaunchError) as caught:
         simulate(kernel, engine=engine)[1, 1]()
     assert str(caught.value) == message
+
+
+@cuda.jit
+def shares(x):
+    cuda.shared.array(30_000, int8)[0] = x[0]
+
+
+@cuda.jit
+def shares_much(x):
+    cuda.shared.array(200_000, int8)[0] = x[0]
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_declared_and_dynamic_memory_share_48_kib(engine):
+    """As on an H200: declared memory alone may be more."""
+    x = np.zeros(1, np.int8)
+    simulate(shares_much, engine=engine)[1, 1](x)
+    simulate(shares, engine=engine)[1, 1, 0, 19_152](x)
+    with pytest.raises(
+        LaunchError, match="needs 49,153 bytes of shared memory per block, 19,153 of it dynamic"
+    ):
+        simulate(shares, engine=engine)[1, 1, 0, 19_153](x)
 
 
 @cuda.jit(device=True)
