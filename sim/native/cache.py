@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import types
+import warnings
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -139,13 +140,21 @@ def digest(data):
     return hashlib.sha256(data).hexdigest()
 
 
+def run_text(text, names, path="<string>"):
+    """Run lowered text in `names`, without a word on what is odd in it: calls of None behind `is not None`,
+    say."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        exec(compile(text, path, "exec"), names)
+
+
 def load(path, text):
     """The module whose text is in a file; Numba looks for it among the imported ones when it loads what it
     has compiled before."""
     if path.stem not in sys.modules:
         module = types.ModuleType(path.stem)
         module.__file__ = str(path)
-        exec(compile(f"\n{text}", path, "exec"), vars(module))
+        run_text(f"\n{text}", vars(module), path)
         sys.modules[path.stem] = module
         os.utime(path)
     return sys.modules[path.stem]

@@ -284,12 +284,12 @@ def types_in(module, name, parameters, kinds):
     """The function (statements) -> {variable: the types that Numba gives it}; device functions are typed once
     for all calls."""
     names, devices = {}, {device.name for device in module.devices.values() if not device.recursive}
-    exec("\n".join(head(module, name)), names)
+    cache.run_text("\n".join(head(module, name)), names)
     names.update(infer.stops())
     names.update({device: infer.only_typed(names[device].py_func) for device in devices})
 
     def types_of(statements):
-        exec("\n".join(thread_lines(module, name, parameters, statements)), names)
+        cache.run_text("\n".join(thread_lines(module, name, parameters, statements)), names)
         try:
             return infer.variable_types(names[f"{name}_thread"], tuple(kinds))
         except NumbaError as error:

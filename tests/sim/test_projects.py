@@ -144,6 +144,7 @@ def writes(x):
 maybe, never = writes, None
 
 
+@pytest.mark.filterwarnings("error::SyntaxWarning")  # of text that is not the user's
 def test_a_function_or_none(engine):
     @cuda.jit
     def kernel(x):
