@@ -137,7 +137,7 @@ PARTS = {
             ("11", "16"),
         ),
         Lesson(
-            "18_fast_backward_and_decode",
+            "18_fast_backward",
             "Fast backward and decode",
             "taps as diagonals of products; registers against blocks; a token at the speed of memory",
             95,

@@ -88,13 +88,13 @@ class Rows:
     def of_global_memory(self, once):
         """Accesses to global memory; `once`: of several to one address from one site only the lowest thread's
         first and the highest's last, which stays."""
-        rows = self[self.address >> SPACE_SHIFT == GLOBAL]
-        if not once:
-            return rows
-        rows = rows[np.argsort(rows.thread.astype(np.int16), kind="stable")]
-        key = rows.address << SITE_BITS | rows.site
-        first, last = (np.unique(run, return_index=True)[1] for run in (key, key[::-1]))
-        return rows[np.union1d(first, len(key) - 1 - last)]
+        chosen = np.flatnonzero(self.address >> SPACE_SHIFT == GLOBAL)
+        if once:
+            chosen = chosen[np.argsort(self.thread[chosen].astype(np.int16), kind="stable")]
+            key = self.address[chosen] << SITE_BITS | self.site[chosen]
+            first, last = (np.unique(run, return_index=True)[1] for run in (key, key[::-1]))
+            chosen = chosen[np.union1d(first, len(key) - 1 - last)]
+        return self[chosen]
 
 
 @dataclass(frozen=True)
