@@ -38,7 +38,15 @@ def test_code_is_formatted():
     assert status == 0, said
 
 
-@pytest.mark.nightly  # each push runs `make lint`
+def test_a_decision_takes_sixty_words():
+    text = (ROOT / "DECISIONS.md").read_text(encoding="utf-8")
+    decisions = dict(re.findall(r"^\*\*(.+?)\*\* (.+)$", text, re.MULTILINE))
+    assert (
+        decisions
+        and {name: len(said.split()) for name, said in decisions.items() if len(said.split()) > 60} == {}
+    )
+
+
 def test_types_of_the_public_api():
     status, said = run("-m", "mypy")
     assert status == 0, said
