@@ -26,7 +26,7 @@ from sim.frontend.types import (
     type_of_value,
 )
 from sim.isa import operators
-from sim.isa.promotion import KIND, SIGNED
+from sim.isa.promotion import SCALAR, SIGNED
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
 
 NUMBER_BUILTINS = {
@@ -61,7 +61,7 @@ class CallTypes:
 
     def call_dtype(self, node, given):
         dtype = node.func.referent.dtype
-        kind = KIND.get(dtype.type)
+        kind = SCALAR.get(dtype.type)
         narrow = kind in SIGNED - {int}
         return ANY if kind is None else signed(kind, 8 * dtype.itemsize - 1) if narrow else Number(kind)
 
@@ -142,7 +142,7 @@ class CallTypes:
         """The type of what an instruction of a warp or block gives: a tuple if it has several results."""
         given = dict(zip(entry.parameters, given))
         kinds = [
-            given.get(kind, ANY) if isinstance(kind, Like) else Number(KIND[kind.type])
+            given.get(kind, ANY) if isinstance(kind, Like) else Number(SCALAR[kind.type])
             for kind in entry.results.values()
         ]
         kinds = [Number(kind.kind) if isinstance(kind, Number) else kind for kind in kinds]
@@ -186,7 +186,7 @@ def of_result(result, fast):
     """A Number of the type `result`; a signed integer is a Python int, unless a `fast` way may have kept it
     as it came."""
     dtype = np.dtype(result)
-    kind = KIND[dtype.type]
+    kind = SCALAR[dtype.type]
     return Number(kind) if fast or kind not in SIGNED - {int} else signed(kind, 8 * dtype.itemsize - 1)
 
 
@@ -203,4 +203,4 @@ def probed(function, kinds):
 def type_of_result(value):
     if isinstance(value, tuple):
         return tuple(map(type_of_result, value))
-    return Number(KIND[type(value)]) if type(value) in KIND else ANY
+    return Number(SCALAR[type(value)]) if type(value) in SCALAR else ANY

@@ -13,7 +13,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from sim.isa import promotion
-from sim.isa.promotion import COMPLEX, INTEGRAL, KIND, SIGNED
+from sim.isa.promotion import COMPLEX, INTEGRAL, SCALAR, SIGNED
 
 ANY = "any"
 NONE = "none"  # the type of None
@@ -122,12 +122,12 @@ def unified(a, b):
         return promotion.unified(a, b)
     if bfloat16 in (a, b):
         return None
-    return KIND[np.promote_types(*(np.int64 if kind is int else kind for kind in (a, b))).type]
+    return SCALAR[np.promote_types(*(np.int64 if kind is int else kind for kind in (a, b))).type]
 
 
 def element_type(dtype):
     """The type that a load from an array of `dtype` gives."""
-    kind = KIND.get(dtype.type)
+    kind = SCALAR.get(dtype.type)
     return ANY if kind is None else INT32 if kind is np.int32 else Number(kind)
 
 
@@ -153,8 +153,8 @@ def type_of_value(value):
         if not -(2**63) <= value < 2**63:
             return Number(np.uint64)
         return Number(int, value, value) if value.bit_length() <= MOST_BITS else Number(int)
-    if type(value) in KIND:
-        return Number(KIND[type(value)])
+    if type(value) in SCALAR:
+        return Number(SCALAR[type(value)])
     if isinstance(value, tuple):
         return tuple(map(type_of_value, value))
     # an array with a fast path

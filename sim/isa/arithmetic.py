@@ -37,9 +37,9 @@ def enter(name, meaning, operands, result, native=None, also=()):
 def family(name, types, meaning, count=2, results=None, native=None):
     """`name`, in which T stands for the type, for each of `types`; `results`: {type: the result's}; `count`:
     how many operands of the type there are, or what types follow the first one."""
-    for text, kind in types.items():
-        result = kind if results is None else results[text] if isinstance(results, dict) else results
-        operands = (kind, *count) if isinstance(count, tuple) else (kind,) * count
+    for text, scalar in types.items():
+        result = scalar if results is None else results[text] if isinstance(results, dict) else results
+        operands = (scalar, *count) if isinstance(count, tuple) else (scalar,) * count
         enter(name.replace("T", text), meaning, operands, result, native)
 
 
@@ -242,8 +242,8 @@ family("shr.T", INTEGERS | PATTERNS, shifted_right, (uint32,))
 family("bfe.T", {"u32": uint32, "u64": uint64}, field, (uint32, uint32))
 family("bfe.T", {"s32": int32, "s64": int64}, signed_field, (uint32, uint32))
 for _name in ("b32", "b64"):
-    _kind = PATTERNS[_name]
-    enter(f"bfi.{_name}", inserted, (_kind, _kind, uint32, uint32), _kind)
+    _scalar = PATTERNS[_name]
+    enter(f"bfi.{_name}", inserted, (_scalar, _scalar, uint32, uint32), _scalar)
 for _mode in ("wrap", "clamp"):
     _wraps = _mode == "wrap"
     for _way in ("l", "r"):
@@ -268,9 +268,9 @@ for _mode, _choice in SELECTED.items():
 REALS = FLOATS | HALVES
 
 
-def in_direction(kind, mode):
+def in_direction(scalar, mode):
     """{name: (how many operands, meaning)} of what is rounded once, in this direction."""
-    how = {"kind": kind, "mode": mode}
+    how = {"scalar": scalar, "mode": mode}
     found = {
         "add": (2, lambda x, y: fused(x, 1.0, y, **how)),
         "sub": (2, lambda x, y: fused(x, 1.0, -y, **how)),
@@ -278,7 +278,7 @@ def in_direction(kind, mode):
         "div": (2, partial(divided, **how)),
         "rcp": (1, partial(divided, 1.0, **how)),
         "sqrt": (1, partial(square_root, **how)),
-        "fma": (3, fused_float32 if (kind, mode) == (float32, "rn") else partial(fused, **how)),
+        "fma": (3, fused_float32 if (scalar, mode) == (float32, "rn") else partial(fused, **how)),
     }
     if mode == "rn":  # numpy's numbers are rounded so
         found |= {name: (2, getattr(operator, name)) for name in ("add", "sub", "mul")}
@@ -289,11 +289,11 @@ SYNONYMS = {f"{name}.rn.{text}": (f"{name}.{text}",) for name in ("add", "sub", 
 SYNONYMS |= {f"{name}.rn.f32": (f"{name}.approx.f32", f"{name}.full.f32") for name in ("div", "rcp", "sqrt")}
 SYNONYMS |= {"rcp.rn.f64": ("rcp.approx.f64",)}
 SYNONYMS |= {f"fma.{mode}.{text}": (f"mad.{mode}.{text}",) for mode in DIRECTIONS for text in REALS}
-for _text, _kind in REALS.items():
+for _text, _scalar in REALS.items():
     for _mode in DIRECTIONS if _text in FLOATS else ("rn",):
-        for _name, (_count, _meaning) in in_direction(_kind, _mode).items():
+        for _name, (_count, _meaning) in in_direction(_scalar, _mode).items():
             _named = f"{_name}.{_mode}.{_text}"
-            enter(_named, _meaning, (_kind,) * _count, _kind, also=SYNONYMS.get(_named, ()))
+            enter(_named, _meaning, (_scalar,) * _count, _scalar, also=SYNONYMS.get(_named, ()))
 family("abs.T", REALS, abs, 1)
 family("neg.T", REALS, operator.neg, 1)
 family("min.T", REALS, ieee.smaller)
@@ -323,10 +323,10 @@ for _test, _meaning in {
     "notanumber": math.isnan,
 }.items():
     family(f"testp.{_test}.T", FLOATS, _meaning, 1, results=np.bool_)
-for _text, _kind in FLOATS.items():
-    _least = float(np.finfo(_kind).smallest_normal)
-    enter(f"testp.normal.{_text}", lambda x, least=_least: least <= abs(x) < math.inf, (_kind,), np.bool_)
-    enter(f"testp.subnormal.{_text}", lambda x, least=_least: 0 < abs(x) < least, (_kind,), np.bool_)
+for _text, _scalar in FLOATS.items():
+    _least = float(np.finfo(_scalar).smallest_normal)
+    enter(f"testp.normal.{_text}", lambda x, least=_least: least <= abs(x) < math.inf, (_scalar,), np.bool_)
+    enter(f"testp.subnormal.{_text}", lambda x, least=_least: 0 < abs(x) < least, (_scalar,), np.bool_)
 
 # --- comparison, choice, conversion -------------------------------------------------------------------------
 
@@ -356,9 +356,9 @@ def chosen(x, y, test):
     return x if test else y
 
 
-for _text, _kind in (INTEGERS | PATTERNS | FLOATS).items():
-    enter(f"selp.{_text}", chosen, (_kind, _kind, np.bool_), _kind, native=SAME)
-    enter(f"mov.{_text}", lambda x: x, (_kind,), _kind)
+for _text, _scalar in (INTEGERS | PATTERNS | FLOATS).items():
+    enter(f"selp.{_text}", chosen, (_scalar, _scalar, np.bool_), _scalar, native=SAME)
+    enter(f"mov.{_text}", lambda x: x, (_scalar,), _scalar)
 
 WIDE_AND_NARROW = INTEGERS | {"s8": int8, "u8": uint8}
 
@@ -372,22 +372,22 @@ def whole_number(function):
     return lambda x: math.copysign(function(float(x)), x) if math.isfinite(x) else x
 
 
-for _to, _kind in WIDE_AND_NARROW.items():
-    family(f"cvt.{_to}.T", WIDE_AND_NARROW, lambda x: x, 1, results=_kind)
-    family(f"cvt.sat.{_to}.T", WIDE_AND_NARROW, clamped(_kind), 1, results=_kind)
+for _to, _scalar in WIDE_AND_NARROW.items():
+    family(f"cvt.{_to}.T", WIDE_AND_NARROW, lambda x: x, 1, results=_scalar)
+    family(f"cvt.sat.{_to}.T", WIDE_AND_NARROW, clamped(_scalar), 1, results=_scalar)
     for _mode in DIRECTIONS:
         for _from, _source in REALS.items():
             _meaning, _also = (
-                partial(from_float, dtype=_kind, mode=_mode),
+                partial(from_float, dtype=_scalar, mode=_mode),
                 (f"cvt.{_mode}i.sat.{_to}.{_from}",),
             )
-            enter(f"cvt.{_mode}i.{_to}.{_from}", _meaning, (_source,), _kind, also=_also)
-for _to, _kind in REALS.items():
+            enter(f"cvt.{_mode}i.{_to}.{_from}", _meaning, (_source,), _scalar, also=_also)
+for _to, _scalar in REALS.items():
     for _from, _source in (REALS | WIDE_AND_NARROW).items():
-        if _from in REALS and np.dtype(_kind).itemsize > np.dtype(_source).itemsize:
-            enter(f"cvt.{_to}.{_from}", lambda x: x, (_source,), _kind)
+        if _from in REALS and np.dtype(_scalar).itemsize > np.dtype(_source).itemsize:
+            enter(f"cvt.{_to}.{_from}", lambda x: x, (_source,), _scalar)
         for _mode in DIRECTIONS:
-            _meaning = partial(to_float, source=_source, kind=_kind, mode=_mode)
-            enter(f"cvt.{_mode}.{_to}.{_from}", _meaning, (_source,), _kind)
+            _meaning = partial(to_float, source=_source, scalar=_scalar, mode=_mode)
+            enter(f"cvt.{_mode}.{_to}.{_from}", _meaning, (_source,), _scalar)
     for _mode, _whole in WHOLE.items():
-        enter(f"cvt.{_mode}i.{_to}.{_to}", whole_number(_whole), (_kind,), _kind)
+        enter(f"cvt.{_mode}i.{_to}.{_to}", whole_number(_whole), (_scalar,), _scalar)

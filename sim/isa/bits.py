@@ -42,7 +42,7 @@ def first_set(x):
 # --- floats -------------------------------------------------------------------------------------------------
 
 UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
-HALVES = {kind: np.arange(1 << 16, dtype=np.uint16).view(kind) for kind in (float16, bfloat16)}
+HALVES = {scalar: np.arange(1 << 16, dtype=np.uint16).view(scalar) for scalar in (float16, bfloat16)}
 
 
 def bits_of(x):
@@ -68,8 +68,8 @@ def to_tf32(bits, mode):
     return (bits + tie) & 0xFFFFE000
 
 
-def two_halves(high, low, kind, mode, relu):
+def two_halves(high, low, scalar, mode, relu):
     """Two float32 rounded to 16 bits each, the first in the upper half."""
-    parts = [kind(x) if mode == "rn" else to_float(x, float32, kind, mode) for x in (high, low)]
+    parts = [scalar(x) if mode == "rn" else to_float(x, float32, scalar, mode) for x in (high, low)]
     upper, lower = (bits_of(ieee.at_least_zero(x) if relu else x) for x in parts)
     return upper << 16 | lower

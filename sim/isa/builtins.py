@@ -7,7 +7,7 @@ from numpy import complex64, complex128, float16, float32, float64, int8
 
 from sim.isa import ieee
 from sim.isa.conversions import cast, truncated, wrap
-from sim.isa.promotion import FLOATING, INTEGRAL, KIND, NARROW, PLAIN, Promotion, bfloat16, unified
+from sim.isa.promotion import FLOATING, INTEGRAL, NARROW, PLAIN, SCALAR, Promotion, bfloat16, unified
 
 UNIFIED = Promotion(unified)
 MISSING = object()
@@ -19,8 +19,8 @@ def minimum(a, b=MISSING, *more):
     """min(a, b, ...) or min(tuple)."""
     if more or b is MISSING:
         return _fold(operator.lt, (a, b, *more) if more else a)
-    kind = type(a)
-    if kind is type(b) and (kind is float32 or kind is float64 or kind is int):
+    scalar = type(a)
+    if scalar is type(b) and (scalar is float32 or scalar is float64 or scalar is int):
         return b if b < a else a if a < b else ieee.smaller(a, b)
     return _extreme(operator.lt, ieee.smaller, a, b)
 
@@ -29,15 +29,15 @@ def maximum(a, b=MISSING, *more):
     """max(a, b, ...) or max(tuple)."""
     if more or b is MISSING:
         return _fold(operator.gt, (a, b, *more) if more else a)
-    kind = type(a)
-    if kind is type(b) and (kind is float32 or kind is float64 or kind is int):
+    scalar = type(a)
+    if scalar is type(b) and (scalar is float32 or scalar is float64 or scalar is int):
         return b if b > a else a if a > b else ieee.larger(a, b)
     return _extreme(operator.gt, ieee.larger, a, b)
 
 
 def _extreme(better, of_floats, a, b):
     """For two operands of other types: PTX's choice for a float32 and a float64, Python's for the rest."""
-    if {KIND.get(type(a)), KIND.get(type(b))} == PLAIN:
+    if {SCALAR.get(type(a)), SCALAR.get(type(b))} == PLAIN:
         return of_floats(float64(a), float64(b))
     a, b = _unified(better, a, b)
     return b if better(b, a) else a
@@ -66,22 +66,22 @@ def absolute(a):
     float32."""
     if type(a) in PLAIN:
         return abs(a)
-    kind = KIND[type(a)]
-    if kind is int:
+    scalar = SCALAR[type(a)]
+    if scalar is int:
         return wrap(abs(int(a)), 64)
-    if kind is complex64 or kind is complex128:
+    if scalar is complex64 or scalar is complex128:
         return type(a.real)(_hypot(a.real, a.imag))
-    if kind is bool:
+    if scalar is bool:
         return int8(a)
-    return float32(abs(a)) if kind is bfloat16 else kind(abs(a))
+    return float32(abs(a)) if scalar is bfloat16 else scalar(abs(a))
 
 
 def round_(a, digits=None):
     """round(a) is an integer; round(a, digits) a float, float32 for what is exact in one."""
-    kind = KIND[type(a)]
+    scalar = SCALAR[type(a)]
     if digits is None:
         return truncated(_nearest(float64(a)))
-    to = float32 if kind in NARROW | {float16, bfloat16, float32} else float64
+    to = float32 if scalar in NARROW | {float16, bfloat16, float32} else float64
     return to(rounded_to_digits(to(a), wrap(int(digits))))
 
 
@@ -113,9 +113,9 @@ def _whole(y):
 
 def int_(a):
     """int(a): integers keep their type, a bool becomes an int64, floats go towards zero and saturate."""
-    kind = KIND.get(type(a))
-    if kind in INTEGRAL:
-        return int(a) if kind is bool else a
+    scalar = SCALAR.get(type(a))
+    if scalar in INTEGRAL:
+        return int(a) if scalar is bool else a
     return _to_int64(a)
 
 
@@ -124,8 +124,8 @@ def float_(a):
     string."""
     if type(a) in PLAIN:
         return a
-    kind = KIND.get(type(a))
-    return kind(a) if kind in FLOATING else float64(a)
+    scalar = SCALAR.get(type(a))
+    return scalar(a) if scalar in FLOATING else float64(a)
 
 
 def bool_(a):
@@ -134,5 +134,5 @@ def bool_(a):
 
 def complex_(real, imag=0):
     """complex(real, imag): complex64 from float32s, complex128 from anything else."""
-    kinds = {KIND[type(real)]} | ({KIND[type(imag)]} if type(imag) is not int else set())
-    return (complex64 if kinds <= {float32, complex64} else complex128)(real + 1j * imag)
+    scalars = {SCALAR[type(real)]} | ({SCALAR[type(imag)]} if type(imag) is not int else set())
+    return (complex64 if scalars <= {float32, complex64} else complex128)(real + 1j * imag)

@@ -101,13 +101,13 @@ def _to_signed(bits):
     return to_signed
 
 
-def _to_unsigned(kind, bits):
+def _to_unsigned(scalar, bits):
     mask = (1 << bits) - 1
 
     def to_unsigned(value):
-        if type(value) is kind:
+        if type(value) is scalar:
             return value
-        return kind((value if type(value) is int else _integral(value, bits, signed=False)) & mask)
+        return scalar((value if type(value) is int else _integral(value, bits, signed=False)) & mask)
 
     return to_unsigned
 

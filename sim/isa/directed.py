@@ -14,13 +14,13 @@ WHOLE = {"rn": round, "rz": math.trunc, "rd": math.floor, "ru": math.ceil}
 DIRECTIONS = tuple(WHOLE)
 
 
-def to_float(value, source, kind, mode):
-    """`value`, first converted to `source`, as a `kind` rounded in the direction `mode`."""
+def to_float(value, source, scalar, mode):
+    """`value`, first converted to `source`, as a `scalar` rounded in the direction `mode`."""
     value = cast(source)(value)
     number = int(value) if as_dtype(source).kind in "iu" else float(value)
     if not math.isfinite(number) or number == 0:
-        return kind(number)
-    return rounded(*number.as_integer_ratio(), kind, mode)
+        return scalar(number)
+    return rounded(*number.as_integer_ratio(), scalar, mode)
 
 
 def from_float(value, dtype, mode):
@@ -32,33 +32,33 @@ def from_float(value, dtype, mode):
     return cast(dtype)(truncated(value, 8 * dtype.itemsize, dtype.kind == "i"))
 
 
-def divided(x, y, kind, mode):
-    """x / y rounded once to `kind` in the direction `mode`."""
+def divided(x, y, scalar, mode):
+    """x / y rounded once to `scalar` in the direction `mode`."""
     x, y = float(x), float(y)
     if not (math.isfinite(x) and math.isfinite(y)) or x == 0 or y == 0:
-        return kind(float64(x) / float64(y))
+        return scalar(float64(x) / float64(y))
     (xn, xd), (yn, yd) = x.as_integer_ratio(), y.as_integer_ratio()
     sign = -1 if yn < 0 else 1
-    return rounded(sign * xn * yd, xd * abs(yn), kind, mode)
+    return rounded(sign * xn * yd, xd * abs(yn), scalar, mode)
 
 
-def multiplied(x, y, kind, mode):
-    """x * y rounded once to `kind` in the direction `mode`."""
+def multiplied(x, y, scalar, mode):
+    """x * y rounded once to `scalar` in the direction `mode`."""
     x, y = float(x), float(y)
     if x == 0 or y == 0:
-        return kind(x * y)
-    return fused(x, y, 0.0, kind, mode)
+        return scalar(x * y)
+    return fused(x, y, 0.0, scalar, mode)
 
 
-def square_root(x, kind, mode, inverse=False):
-    """sqrt(x), or 1 / sqrt(x), rounded once to `kind` in the direction `mode`."""
+def square_root(x, scalar, mode, inverse=False):
+    """sqrt(x), or 1 / sqrt(x), rounded once to `scalar` in the direction `mode`."""
     x = float(x)
     if not math.isfinite(x) or x <= 0:
         root = np.sqrt(float64(x))
-        return kind(1.0 / root if inverse else root)
+        return scalar(1.0 / root if inverse else root)
     numerator, denominator = x.as_integer_ratio()
     return (
-        rounded_root(denominator, numerator, kind, mode)
+        rounded_root(denominator, numerator, scalar, mode)
         if inverse
-        else rounded_root(numerator, denominator, kind, mode)
+        else rounded_root(numerator, denominator, scalar, mode)
     )

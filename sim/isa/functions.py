@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.isa.conversions import cast
-from sim.isa.promotion import KIND
+from sim.isa.promotion import SCALAR
 from sim.isa.table import THREAD, Entry, number_dtype
 
 SAME = "the meaning itself"
@@ -71,7 +71,7 @@ class Function(Entry):
 
     operands  the type of each operand, to which it is converted: a dtype
     results   the type of the result, or a tuple of types
-    rule      in place of both, where they hang on what is given: (kind, ...) of sim.isa.promotion -> Version,
+    rule      in place of both, where they hang on what is given: (scalar type, ...) -> Version,
               or None where Numba has no such function
     native    what Numba compiles: SAME (the meaning), BITS, LLVM, a plain function of the converted operands,
               or None where there is no compiled form
@@ -91,9 +91,9 @@ class Function(Entry):
         """The entry with further names, and what `more` says of it; it takes this one's place."""
         return replace(self, also=(*self.also, *names), **more).enter()
 
-    def version(self, *kinds):
-        """The Version for operands of these kinds; None where Numba has no such function."""
-        found = self.rule(*kinds) if self.rule else Version(self.operands, self.results)
+    def version(self, *scalars):
+        """The Version for operands of these scalar types; None where Numba has no such function."""
+        found = self.rule(*scalars) if self.rule else Version(self.operands, self.results)
         if found is None:
             return None
         return Version(found[0], found[1], found.meaning or self.meaning, found.native or self.native)
@@ -119,7 +119,7 @@ class Function(Entry):
 def fixed(entry):
     """A call whose types do not hang on what is given."""
     meaning, result = sized(entry.meaning, entry.operands), to_result(entry.results)
-    converts = [to_operand(kind) for kind in entry.operands]
+    converts = [to_operand(scalar) for scalar in entry.operands]
     if len(converts) == 1:
         (a,) = converts
         return lambda x: result(meaning(a(x)))
@@ -134,10 +134,10 @@ def by_rule(entry):
 
     @cache
     def version(*given):
-        kinds = [KIND.get(kind) for kind in given]
-        found = None if None in kinds else entry.version(*kinds)
+        scalars = [SCALAR.get(type_) for type_ in given]
+        found = None if None in scalars else entry.version(*scalars)
         if found is None:
-            names = " and ".join(kind.__name__ for kind in given)
+            names = " and ".join(type_.__name__ for type_ in given)
             raise TypeError(f"Numba's {entry.name} takes no {names}")
         operands, results = found[:2]
         return [*map(to_operand, operands)], to_result(results), sized(found.meaning, operands)
@@ -156,21 +156,21 @@ def sized(meaning, operands):
 
 
 @cache
-def to_operand(kind):
+def to_operand(scalar):
     """The conversion of any number to an operand of this type."""
-    dtype, convert = np.dtype(kind), cast(kind)
+    dtype, convert = np.dtype(scalar), cast(scalar)
     return (lambda value: int(convert(value))) if dtype.kind == "u" else convert
 
 
 @cache
-def to_result(kind):
+def to_result(scalar):
     """The conversion of what a meaning returns; None: it has its type."""
-    if kind is None:
+    if scalar is None:
         return lambda value: value
-    if isinstance(kind, tuple):
-        converts = [*map(to_result, kind)]
+    if isinstance(scalar, tuple):
+        converts = [*map(to_result, scalar)]
         return lambda values: tuple(convert(value) for convert, value in zip(converts, values, strict=True))
-    return cast(kind)
+    return cast(scalar)
 
 
 def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, stands_for=None):
@@ -191,11 +191,11 @@ def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, stands_
 
     def enter(meaning):
         given = inspect.signature(meaning)
-        kinds = [p.annotation for p in given.parameters.values()], given.return_annotation
+        annotations = [p.annotation for p in given.parameters.values()], given.return_annotation
         try:
-            operands = tuple(map(number_dtype, kinds[0]))
-            several = isinstance(kinds[1], tuple)
-            results = tuple(map(number_dtype, kinds[1])) if several else number_dtype(kinds[1])
+            operands = tuple(map(number_dtype, annotations[0]))
+            several = isinstance(annotations[1], tuple)
+            results = tuple(map(number_dtype, annotations[1])) if several else number_dtype(annotations[1])
         except TypeError:
             raise ValueError(
                 f"{meaning.__name__} has an operand or a result without a dtype; wanted one for each, such as"

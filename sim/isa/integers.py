@@ -15,15 +15,15 @@ from sim.isa import bits, ieee
 from sim.isa.functions import SAME, Function, Version
 from sim.isa.half import FUNCTIONS
 from sim.isa.mathematics import Library, paired, single
-from sim.isa.promotion import INTEGRAL, KIND
+from sim.isa.promotion import INTEGRAL, SCALAR
 from sim.isa.rounding import fused, fused_float32
 
 SOURCE = "CUDA Math API"
 
 
-def counted(kind):
+def counted(scalar):
     """The integer that counts: another number becomes an int8, as in Numba."""
-    return kind if kind in INTEGRAL - {bool} else np.int8
+    return scalar if scalar in INTEGRAL - {bool} else np.int8
 
 
 def of_its_type(x):
@@ -40,8 +40,8 @@ def of_64_or_32_bits(x):
 
 def of_floats(x, y, z):
     """float32 unless an operand needs float64."""
-    kind = paired(paired(x, y), paired(y, z))
-    return Version((kind,) * 3, kind)
+    scalar = paired(paired(x, y), paired(y, z))
+    return Version((scalar,) * 3, scalar)
 
 
 def of_one_float(x):
@@ -60,8 +60,8 @@ def fused_once(x, y, z):
 def fused_fast(x, y, z):
     if type(x) is float32 and type(y) is float32 and type(z) is float32:
         return fused_float32(x, y, z)
-    (kind,) = set(of_floats(*(KIND[type(a)] for a in (x, y, z))).operands)
-    return fused_once(kind(x), kind(y), kind(z))
+    (scalar,) = set(of_floats(*(SCALAR[type(a)] for a in (x, y, z))).operands)
+    return fused_once(scalar(x), scalar(y), scalar(z))
 
 
 def chosen(test, a, b):
@@ -71,7 +71,7 @@ def chosen(test, a, b):
 
 def chosen_fast(test, a, b):
     """Like the instruction, for two values of one type."""
-    if KIND[type(a)] is not KIND[type(b)]:
+    if SCALAR[type(a)] is not SCALAR[type(b)]:
         raise TypeError(
             f"cuda.selp chooses between two values of one type; got {type(a).__name__} and {type(b).__name__}"
         )

@@ -192,7 +192,7 @@ for _mode in DIRECTIONS:
             if _there_is:
                 _native = UNSIGNED[_name] if _nearest else None
                 define(_named[1], _format[0] + _letter, PTX[_from].meaning, native=_native)
-define("frsqrt_rn", "ff", partial(square_root, kind=float32, mode="rn", inverse=True))
+define("frsqrt_rn", "ff", partial(square_root, scalar=float32, mode="rn", inverse=True))
 
 # --- bits ---------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from sim.isa import ieee
 from sim.isa.conversions import ONE
 from sim.isa.functions import SAME, Function, Version
 from sim.isa.libdevice import FUNCTIONS
-from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL, KIND, NARROW
+from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL, NARROW, SCALAR
 
 
 class Library(SimpleNamespace):
@@ -68,22 +68,22 @@ def of_one(half):
 
 
 def unary(name, half=float32):
-    """The function `name` of `sim.isa.ieee` for every kind of argument; `half`: what a float16 gives."""
+    """The function `name` of `sim.isa.ieee` for an argument of any type; `half`: what a float16 gives."""
     function, otherwise = ieee.UNARY[name]
     results = LIKE | {float16: half}
 
     def evaluate(x):
-        kind = type(x)
+        scalar = type(x)
         try:
-            if kind is float32:
+            if scalar is float32:
                 return ONE * function(x)
-            if kind is float64:
+            if scalar is float64:
                 return float64(function(x))
-            return results[KIND[kind]](function(x))
+            return results[SCALAR[scalar]](function(x))
         except ieee.RAISES:
-            return results[KIND[kind]](otherwise(float64(x)))
+            return results[SCALAR[scalar]](otherwise(float64(x)))
         except KeyError:
-            raise TypeError(f"Numba's math.{name} takes no {kind.__name__}") from None
+            raise TypeError(f"Numba's math.{name} takes no {scalar.__name__}") from None
 
     evaluate.__name__ = name
     return evaluate
@@ -106,21 +106,21 @@ def binary(name, rule=of_two):
     def evaluate(x, y):
         if type(x) is float32 and type(y) is float32:
             return ONE * function(x, y)
-        kind = rule(KIND[type(x)], KIND[type(y)]).results
-        return kind(function(kind(x), kind(y)))
+        scalar = rule(SCALAR[type(x)], SCALAR[type(y)]).results
+        return scalar(function(scalar(x), scalar(y)))
 
     evaluate.__name__ = name
     return evaluate
 
 
 def paired(left, right):
-    """float32 if both kinds may count as one, else float64."""
+    """float32 if both types may count as one, else float64."""
     return float32 if left in SINGLE and right in SINGLE else float64
 
 
-def single(kind):
-    """The kind that a lone argument of a function without integer versions takes."""
-    return paired(kind, float32)
+def single(scalar):
+    """The type that a lone argument of a function without integer versions takes."""
+    return paired(scalar, float32)
 
 
 def of_power(x, y):
@@ -135,8 +135,8 @@ def of_scaling(x, exponent):
 
 def of_parts(x):
     """modf: float32 for float32 alone."""
-    kind = float32 if x is float32 else float64
-    return Version((kind,), (kind, kind))
+    scalar = float32 if x is float32 else float64
+    return Version((scalar,), (scalar, scalar))
 
 
 def of_mantissa(x):
@@ -145,8 +145,8 @@ def of_mantissa(x):
 
 def of_product(x):
     """x times a constant, both in the type of the result, as Numba multiplies."""
-    kind = float64 if x in INTEGRAL | {float64} else float32
-    return Version((kind,), kind)
+    scalar = float64 if x in INTEGRAL | {float64} else float32
+    return Version((scalar,), scalar)
 
 
 def of_question(x):

@@ -26,14 +26,15 @@ def enter(name, meaning, rule, fast, native=SAME, **more):
 
 
 def both(rule, meanings=None):
-    """Both operands become what `rule` says, and so does the result; `meanings`: {kind: meaning} of some."""
+    """Both operands become what `rule` says, and so does the result; `meanings`: {scalar type: meaning}
+    of some results."""
 
     def version(a, b):
-        kind = rule(a, b)
-        if kind is None:
+        scalar = rule(a, b)
+        if scalar is None:
             return None
-        operand = float64 if kind in HALVES else kind
-        return Version((operand, operand), kind, (meanings or {}).get(kind))
+        operand = float64 if scalar in HALVES else scalar
+        return Version((operand, operand), scalar, (meanings or {}).get(scalar))
 
     return version
 
@@ -73,8 +74,8 @@ def shifted_right(a, count):
 
 
 def of_shift(a, b):
-    kind = promotion.shift(a, b)
-    return kind and Version((kind, uint32), kind)
+    scalar = promotion.shift(a, b)
+    return scalar and Version((scalar, uint32), scalar)
 
 
 QUOTIENT = {int: signed_quotient, uint64: unsigned_quotient}
@@ -82,11 +83,11 @@ REMAINDER = {int: signed_remainder, uint64: unsigned_remainder}
 
 
 def of_divmod(a, b):
-    kind = promotion.quotient_and_remainder(a, b)
-    if kind is None:
+    scalar = promotion.quotient_and_remainder(a, b)
+    if scalar is None:
         return None
-    quotient, remainder = QUOTIENT.get(kind, operator.floordiv), REMAINDER.get(kind, operator.mod)
-    return Version((kind, kind), (kind, kind), lambda a, b: (quotient(a, b), remainder(a, b)))
+    quotient, remainder = QUOTIENT.get(scalar, operator.floordiv), REMAINDER.get(scalar, operator.mod)
+    return Version((scalar, scalar), (scalar, scalar), lambda a, b: (quotient(a, b), remainder(a, b)))
 
 
 def squaring(one):
@@ -148,17 +149,17 @@ def rounded(power):
 
 
 EXACT = {int: signed_power, uint64: unsigned_power}
-ROUNDED = {kind: rounded(power) for kind, power in EXACT.items()}
+ROUNDED = {scalar: rounded(power) for scalar, power in EXACT.items()}
 POWERS = {float32: float_power(float32(1)), float64: float_power(float64(1))} | (
     ROUNDED if operators.BY_WAY_OF_FLOAT64 else EXACT
 )
 
 
 def of_power(a, b):
-    kind = promotion.exponentiation(a, b)
-    if kind in POWERS and b in INTEGRAL:
-        return Version((kind, uint64 if b is uint64 else int), kind, None, POWERS[kind])
-    return kind and Version((kind, kind), kind, None, operator.pow)
+    scalar = promotion.exponentiation(a, b)
+    if scalar in POWERS and b in INTEGRAL:
+        return Version((scalar, uint64 if b is uint64 else int), scalar, None, POWERS[scalar])
+    return scalar and Version((scalar, scalar), scalar, None, operator.pow)
 
 
 # --- the larger and the smaller, numbers as integers, rounding ----------------------------------------------
@@ -169,10 +170,10 @@ def of_extreme(of_floats):
 
     def rule(a, b):
         if {a, b} <= PLAIN:
-            kind = a if a is b else float64
-            return Version((kind, kind), kind, of_floats)
-        kind = promotion.unified(a, b)
-        return kind and Version((kind, kind), kind)
+            scalar = a if a is b else float64
+            return Version((scalar, scalar), scalar, of_floats)
+        scalar = promotion.unified(a, b)
+        return scalar and Version((scalar, scalar), scalar)
 
     return rule
 
@@ -187,8 +188,8 @@ def of_round(x):
 
 
 def of_round_to_digits(x, digits):
-    kind = float32 if x in NARROW | FLOATING - {float64} else float64
-    return None if x in COMPLEX or digits in COMPLEX | FLOATING else Version((kind, int), kind)
+    scalar = float32 if x in NARROW | FLOATING - {float64} else float64
+    return None if x in COMPLEX or digits in COMPLEX | FLOATING else Version((scalar, int), scalar)
 
 
 def same(x):
@@ -220,9 +221,9 @@ def in_its_width(operation):
 
 
 def of_comparison(a, b):
-    kind = promotion.comparison(a, b)
-    kind = float64 if kind in HALVES else kind
-    return None if kind is None or kind in COMPLEX else Version((kind, kind), bool)
+    scalar = promotion.comparison(a, b)
+    scalar = float64 if scalar in HALVES else scalar
+    return None if scalar is None or scalar in COMPLEX else Version((scalar, scalar), bool)
 
 
 for _name, _fast, _rule in (

@@ -35,7 +35,7 @@ from numpy import float32, float64, uint64
 from sim.isa import ieee, promotion
 from sim.isa.builtins import absolute, bool_, complex_, float_, int_, maximum, minimum, round_
 from sim.isa.conversions import HIGHEST, LOWEST, cast, domain, truncated, wrap
-from sim.isa.promotion import FLOATING, INTEGRAL, KIND, PLAIN, Promotion
+from sim.isa.promotion import FLOATING, INTEGRAL, PLAIN, SCALAR, Promotion
 
 __all__ = [
     "absolute", "add", "and_", "bool_", "cast", "complex_", "div", "divmod_", "domain", "eq", "float_",
@@ -60,80 +60,80 @@ def _mixed(table, operation, a, b):
     entry = table[type(a), type(b)]
     if entry is None:
         return operation(a, b)
-    left, right, kind = entry
-    if kind is None:
+    left, right, scalar = entry
+    if scalar is None:
         raise TypeError(f"Numba has no {operation.__name__} for {type(a).__name__} and {type(b).__name__}")
     result = operation(left(a), right(b))
-    return wrap(result) if kind is int else result
+    return wrap(result) if scalar is int else result
 
 
 def add(a, b):
-    kind = type(a)
-    if kind is type(b):
-        if kind is float32 or kind is float64:
+    scalar = type(a)
+    if scalar is type(b):
+        if scalar is float32 or scalar is float64:
             return a + b
-        if kind is int:
+        if scalar is int:
             total = a + b
             return total if LOWEST <= total <= HIGHEST else wrap(total)
-    elif kind in PLAIN and type(b) in PLAIN:
+    elif scalar in PLAIN and type(b) in PLAIN:
         return a + b
     return _mixed(ARITHMETIC, operator.add, a, b)
 
 
 def sub(a, b):
-    kind = type(a)
-    if kind is type(b):
-        if kind is float32 or kind is float64:
+    scalar = type(a)
+    if scalar is type(b):
+        if scalar is float32 or scalar is float64:
             return a - b
-        if kind is int:
+        if scalar is int:
             difference = a - b
             return difference if LOWEST <= difference <= HIGHEST else wrap(difference)
-    elif kind in PLAIN and type(b) in PLAIN:
+    elif scalar in PLAIN and type(b) in PLAIN:
         return a - b
     return _mixed(ARITHMETIC, operator.sub, a, b)
 
 
 def mul(a, b):
-    kind = type(a)
-    if kind is type(b):
-        if kind is float32 or kind is float64:
+    scalar = type(a)
+    if scalar is type(b):
+        if scalar is float32 or scalar is float64:
             return a * b
-        if kind is int:
+        if scalar is int:
             product = a * b
             return product if LOWEST <= product <= HIGHEST else wrap(product)
-    elif kind in PLAIN and type(b) in PLAIN:
+    elif scalar in PLAIN and type(b) in PLAIN:
         return a * b
     return _mixed(ARITHMETIC, operator.mul, a, b)
 
 
 def div(a, b):
-    kind = type(a)
-    if kind is type(b):
-        if kind is float32 or kind is float64:
+    scalar = type(a)
+    if scalar is type(b):
+        if scalar is float32 or scalar is float64:
             return a / b
-        if kind is int:
+        if scalar is int:
             return float64(a) / float64(b)
-    elif kind in PLAIN and type(b) in PLAIN:
+    elif scalar in PLAIN and type(b) in PLAIN:
         return a / b
     return _mixed(DIVISION, operator.truediv, a, b)
 
 
 def floordiv(a, b):
-    kind = type(a)
-    if kind is type(b):
-        if kind is int:
+    scalar = type(a)
+    if scalar is type(b):
+        if scalar is int:
             return _int_quotient(a, b) if b <= 0 else a // b
-        if kind is float32 or kind is float64:
+        if scalar is float32 or scalar is float64:
             return a // b
     return _mixed(REAL_DIVISION, _quotient, a, b)
 
 
 def mod(a, b):
-    kind = type(a)
-    if kind is type(b):
-        if kind is int:
+    scalar = type(a)
+    if scalar is type(b):
+        if scalar is int:
             return a % b if b else 0
-        if kind is float32 or kind is float64:
+        if scalar is float32 or scalar is float64:
             return a % b
     return _mixed(REAL_DIVISION, _remainder, a, b)
 
@@ -225,13 +225,13 @@ def power(a, b):
     entry = EXPONENTIATION[type(a), type(b)]
     if entry is None or entry[2] is None:
         return _mixed(EXPONENTIATION, operator.pow, a, b)
-    left, right, kind = entry
-    if KIND[type(b)] in INTEGRAL and kind in FLOATING:
-        return _repeated(kind(a), int(b))
-    if kind in FLOATING:
-        return kind(_ieee_pow(left(a), right(b)))
-    if kind is int or kind is uint64:
-        return cast(kind)(_int_power(left(a), int(b), kind))
+    left, right, scalar = entry
+    if SCALAR[type(b)] in INTEGRAL and scalar in FLOATING:
+        return _repeated(scalar(a), int(b))
+    if scalar in FLOATING:
+        return scalar(_ieee_pow(left(a), right(b)))
+    if scalar is int or scalar is uint64:
+        return cast(scalar)(_int_power(left(a), int(b), scalar))
     return left(a) ** right(b)
 
 
@@ -240,10 +240,10 @@ def power(a, b):
 BY_WAY_OF_FLOAT64 = sys.version_info < (3, 12)
 
 
-def _int_power(a, b, kind, by_way_of_float64=BY_WAY_OF_FLOAT64):
+def _int_power(a, b, scalar, by_way_of_float64=BY_WAY_OF_FLOAT64):
     """a ** b of an int modulo 2**64, rounded to a float64 where Numba does that; saturated where the exponent
     is above 2**16."""
-    a, signed = int(a), kind is int
+    a, signed = int(a), scalar is int
     if b < 0 and a not in (1, -1):
         return 0 if a else LOWEST
     if abs(b) > 0x10000:
@@ -268,33 +268,33 @@ def _repeated(a, exponent):
 
 def neg(a):
     """-a"""
-    kind = type(a)
-    if kind is int:
+    scalar = type(a)
+    if scalar is int:
         return wrap(-a)
-    if kind is float32 or kind is float64:
+    if scalar is float32 or scalar is float64:
         return -a
-    return _widened(-int(a), KIND[kind]) if KIND.get(kind) in INTEGRAL else -_float(a)
+    return _widened(-int(a), SCALAR[scalar]) if SCALAR.get(scalar) in INTEGRAL else -_float(a)
 
 
 def pos(a):
-    kind = KIND.get(type(a))
-    return a if kind is int else _widened(int(a), kind) if kind in INTEGRAL else +_float(a)
+    scalar = SCALAR.get(type(a))
+    return a if scalar is int else _widened(int(a), scalar) if scalar in INTEGRAL else +_float(a)
 
 
 def invert(a):
     if isinstance(a, (bool, numpy_bool)):
         return not a
-    kind = KIND.get(type(a))
-    return ~a if kind is int or kind not in INTEGRAL else _widened(~int(a), kind)
+    scalar = SCALAR.get(type(a))
+    return ~a if scalar is int or scalar not in INTEGRAL else _widened(~int(a), scalar)
 
 
-def _widened(result, kind):
+def _widened(result, scalar):
     """What an operation of one integer gives: Numba computes in the operand's width, then widens to 64 bits,
     so `-uint8(1)` is 255."""
-    if kind is int or kind is bool:
+    if scalar is int or scalar is bool:
         return wrap(result)
-    width = 8 * kind(0).itemsize
-    return uint64(result & (1 << width) - 1) if kind in promotion.UNSIGNED else wrap(result, width)
+    width = 8 * scalar(0).itemsize
+    return uint64(result & (1 << width) - 1) if scalar in promotion.UNSIGNED else wrap(result, width)
 
 
 def _float(a):
@@ -303,8 +303,8 @@ def _float(a):
 
 
 def divmod_(a, b):
-    left, right, kind = QUOTIENT_AND_REMAINDER[type(a), type(b)]
-    if kind is None:
+    left, right, scalar = QUOTIENT_AND_REMAINDER[type(a), type(b)]
+    if scalar is None:
         raise TypeError(f"Numba has no divmod for {type(a).__name__} and {type(b).__name__}")
     return floordiv(left(a), right(b)), mod(left(a), right(b))
 

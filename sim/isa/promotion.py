@@ -40,13 +40,13 @@ PLAIN = {float32, float64}
 COMPLEX = {complex64, complex128}
 FLOATING = {float16, bfloat16, float32, float64}
 
-# How to read a value's type: the kind that stands for a Numba type.
-KIND = {kind: kind for kind in INTEGRAL | FLOATING | COMPLEX}
-KIND |= {np.bool_: bool, np.int64: int, float: float64, complex: complex128}
+# How to read a value's type: the scalar type that stands for a Numba type.
+SCALAR = {scalar: scalar for scalar in INTEGRAL | FLOATING | COMPLEX}
+SCALAR |= {np.bool_: bool, np.int64: int, float: float64, complex: complex128}
 
 
 def arithmetic(a, b):
-    """The kind that a + b has; None where Numba has no such operation. `a`, `b`: kinds."""
+    """The scalar type of a + b; None where Numba has no such operation. `a`, `b`: scalar types."""
     if a in COMPLEX or b in COMPLEX:
         return _complex(a, b)
     if a in FLOATING or b in FLOATING:
@@ -71,40 +71,40 @@ def _floating(a, b):
 
 
 def division(a, b):
-    """The kind of a / b."""
+    """The scalar type of a / b."""
     return float64 if {a, b} <= INTEGRAL else arithmetic(a, b)
 
 
 def real_division(a, b):
-    """The kind of a // b and a % b."""
-    kind = arithmetic(a, b)
-    return {float16: float32, bfloat16: float32, complex64: None, complex128: None}.get(kind, kind)
+    """The scalar type of a // b and a % b."""
+    scalar = arithmetic(a, b)
+    return {float16: float32, bfloat16: float32, complex64: None, complex128: None}.get(scalar, scalar)
 
 
 def exponentiation(a, b):
-    """The kind of a ** b."""
+    """The scalar type of a ** b."""
     if a in FLOATING and b in INTEGRAL:
         return float64 if a is float64 else float32
-    kind = arithmetic(a, b)
-    return float32 if kind in HALVES else kind
+    scalar = arithmetic(a, b)
+    return float32 if scalar in HALVES else scalar
 
 
 def shift(a, b):
-    """The kind of a << b and a >> b."""
+    """The scalar type of a << b and a >> b."""
     if not {a, b} <= INTEGRAL:
         return None
     return uint64 if a in UNSIGNED else int
 
 
 def bitwise(a, b):
-    """The kind of a & b, a | b and a ^ b."""
+    """The scalar type of a & b, a | b and a ^ b."""
     if a is bool and b is bool:
         return bool
     return arithmetic(a, b) if {a, b} <= INTEGRAL else None
 
 
 def comparison(a, b):
-    """The kind in which a and b are compared."""
+    """The scalar type in which a and b are compared."""
     if {a, b} <= UNSIGNED | {bool}:
         return uint64 if {a, b} & UNSIGNED else int
     if uint64 in (a, b) and {a, b} & SIGNED:
@@ -113,21 +113,21 @@ def comparison(a, b):
 
 
 def quotient_and_remainder(a, b):
-    """The kind of both parts of divmod(a, b)."""
+    """The scalar type of both parts of divmod(a, b)."""
     return comparison(a, b) if {a, b} <= INTEGRAL else real_division(a, b)
 
 
 def unified(a, b):
-    """The kind of min(a, b) and max(a, b)."""
+    """The scalar type of min(a, b) and max(a, b)."""
     if a is b:
         return None if a in COMPLEX else a
     if bfloat16 in (a, b) or {a, b} & COMPLEX or {a, b} == {bool, float16}:
         return None
-    return KIND[np.promote_types(np.int64 if a is int else a, np.int64 if b is int else b).type]
+    return SCALAR[np.promote_types(np.int64 if a is int else a, np.int64 if b is int else b).type]
 
 
 class Promotion(dict):
-    """(type, type) -> (convert the left, convert the right, kind), filled when first asked; None if no
+    """(type, type) -> (convert the left, convert the right, scalar type), filled when first asked; None if no
     numbers meet."""
 
     def __init__(self, rule):
@@ -135,20 +135,20 @@ class Promotion(dict):
         self.rule = rule
 
     def __missing__(self, pair):
-        left, right = KIND.get(pair[0]), KIND.get(pair[1])
+        left, right = SCALAR.get(pair[0]), SCALAR.get(pair[1])
         self[pair] = entry = None if left is None or right is None else self._entry(left, right)
         return entry
 
     def _entry(self, left, right):
-        kind = self.rule(left, right)
-        return converter(left, kind), converter(right, kind), kind
+        scalar = self.rule(left, right)
+        return converter(left, scalar), converter(right, scalar), scalar
 
 
-def converter(source, kind):
-    """A function from a value of kind `source` to one of kind `kind`, exact wherever promotion asks for
+def converter(source, scalar):
+    """A function from a value of type `source` to one of type `scalar`, exact wherever promotion asks for
     it."""
-    if kind is int and source is uint64:
+    if scalar is int and source is uint64:
         return lambda value: wrap(int(value))
-    if kind is uint64 and source not in UNSIGNED | {bool}:
+    if scalar is uint64 and source not in UNSIGNED | {bool}:
         return lambda value: uint64(int(value) & (2**64 - 1))
-    return kind
+    return scalar

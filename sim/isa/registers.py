@@ -29,7 +29,7 @@ from sim.isa.functions import sized
 from sim.isa.table import PTX, by_ptx
 
 # type -> its width in bits
-WIDTHS = {f"{kind}{width}": width for kind in "sub" for width in (8, 16, 32, 64)}
+WIDTHS = {f"{letter}{width}": width for letter in "sub" for width in (8, 16, 32, 64)}
 WIDTHS |= {"f16": 16, "bf16": 16, "f32": 32, "f64": 64, "f16x2": 32, "bf16x2": 32}
 WIDTHS |= {"tf32": 32, "pred": 1, "b128": 128}
 # PTX's names of directions, where the table has CUDA's
@@ -61,14 +61,17 @@ class Operation:
 
 
 # what expressions call by its name
-HELPERS = {kind.__name__: kind for kind in REALS.values()} | {"sqrt": np.sqrt}
-HELPERS |= {f"{kind.__name__}_of": halves.__getitem__ for kind, halves in bits.HALVES.items()}
+HELPERS = {scalar.__name__: scalar for scalar in REALS.values()} | {"sqrt": np.sqrt}
+HELPERS |= {f"{scalar.__name__}_of": halves.__getitem__ for scalar, halves in bits.HALVES.items()}
 for _function in (
     ieee.saturated, ieee.at_least_zero, bits.bits_of, bits.float32_of, bits.float64_of, bits.to_tf32,
     bits.two_halves,
 ):  # fmt: skip
     HELPERS[_function.__name__] = _function
-CALLED, PAIRS = {}, {}  # a helper's name -> the entry of the table; -> (expression, operands, kind) of halves
+CALLED, PAIRS = (
+    {},
+    {},
+)  # a helper's name -> the entry of the table; -> (expression, operands, PTX type) of halves
 OWN = {}  # name's first part -> what makes an Operation of a Name, or None
 
 
@@ -135,8 +138,8 @@ def meaning(text):
 
 def alike(text, name, count, kept=False, of=None):
     """An Operation whose operands and result have one type."""
-    kind = of or name.type
-    return Operation(text, (kind,) * count, (kind,), kept)
+    ptx_type = of or name.type
+    return Operation(text, (ptx_type,) * count, (ptx_type,), kept)
 
 
 # --- what the table has -------------------------------------------------------------------------------------
@@ -181,9 +184,9 @@ FLOATING = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div"
 NAMES = {np.dtype(np.bool_): "pred", np.dtype(bfloat16): "bf16"}
 
 
-def type_name(kind):
+def type_name(scalar):
     """PTX's name of a type of the table."""
-    dtype = np.dtype(kind)
+    dtype = np.dtype(scalar)
     return NAMES.get(dtype) or f"{dtype.kind.replace('i', 's')}{8 * dtype.itemsize}"
 
 
@@ -223,10 +226,10 @@ def spelled(name, entry, operands, result):
         HELPERS[key], CALLED[key] = sized(meaning, entry.operands), entry
         text = f"{key}({calls})"
         return (f"{REALS[result].__name__}({text})" if result in REALS else text), False, operands
-    whole = all(kind[0] in "su" and kind not in REALS for kind in operands)
-    same = len({WIDTHS[kind] for kind in (*operands, *((result,) if result != "pred" else ()))}) == 1
+    whole = all(ptx_type[0] in "su" and ptx_type not in REALS for ptx_type in operands)
+    same = len({WIDTHS[ptx_type] for ptx_type in (*operands, *((result,) if result != "pred" else ()))}) == 1
     if meaning in SIGNLESS and whole and same:
-        operands = tuple(f"b{WIDTHS[kind]}" for kind in operands)
+        operands = tuple(f"b{WIDTHS[ptx_type]}" for ptx_type in operands)
     return SPELLED[meaning], meaning in WITHIN and result[0] != "s", operands
 
 
@@ -252,8 +255,8 @@ BY_CONSTANT = {
 
 def flushed(text, operands, result):
     """The text with subnormal operands and results as zeros."""
-    for i, kind in enumerate(operands):
-        if kind == "f32":
+    for i, ptx_type in enumerate(operands):
+        if ptx_type == "f32":
             text = text.replace(f"{{{i}}}", f"flush({{{i}}})")
     return f"flush({text})" if result == "f32" else text
 
@@ -294,16 +297,16 @@ def _multiply_add(name):
         return None
     mask, width = (1 << name.width) - 1, name.width
     factor = f"({{0}} * {{1}} & {mask:#x})" if part == "lo" else f"({{0}} * {{1}} >> {width})"
-    kind = name.bits if part == "lo" else name.type
-    return carrying(f"{factor} + {{2}}" + (" + {3}" if takes else ""), kind, 3, takes, gives)
+    ptx_type = name.bits if part == "lo" else name.type
+    return carrying(f"{factor} + {{2}}" + (" + {3}" if takes else ""), ptx_type, 3, takes, gives)
 
 
-def carrying(text, kind, count, takes, gives):
+def carrying(text, ptx_type, count, takes, gives):
     """An Operation that takes the carry as its last operand, or gives one as its second result."""
-    operands = (kind,) * count + ((CARRY,) if takes else ())
+    operands = (ptx_type,) * count + ((CARRY,) if takes else ())
     if not gives:
-        return Operation(text, operands, (kind,))
-    return Operation(f"carried({text}, {WIDTHS[kind]})", operands, (kind, CARRY), True)
+        return Operation(text, operands, (ptx_type,))
+    return Operation(f"carried({text}, {WIDTHS[ptx_type]})", operands, (ptx_type, CARRY), True)
 
 
 @helper
@@ -323,16 +326,16 @@ def clamped(value, width):
 
 @own("slct")
 def _slct(name):
-    kind, tested = name.types
-    kind = kind if kind in REALS else f"b{WIDTHS[kind]}"
+    ptx_type, tested = name.types
+    ptx_type = ptx_type if ptx_type in REALS else f"b{WIDTHS[ptx_type]}"
     test = "flush({2})" if name.has("ftz") else "{2}"
-    return Operation(f"{{0}} if {test} >= 0 else {{1}}", (kind, kind, tested), (kind,), True)
+    return Operation(f"{{0}} if {test} >= 0 else {{1}}", (ptx_type, ptx_type, tested), (ptx_type,), True)
 
 
 @own("set")
 def _set(name):
-    result, kind = name.types
-    test = meaning(".".join(["setp", *name.rest, kind]))
+    result, ptx_type = name.types
+    test = meaning(".".join(["setp", *name.rest, ptx_type]))
     name.rest = []
     of = REALS[result].__name__ if result in REALS else None
     yes, no = (f"{of}(1)", f"{of}(0)") if of else ("0xFFFFFFFF", "0")
@@ -349,22 +352,22 @@ def packed(name):
             "{0} ^ 0x80008000" if name.base == "neg" else "{0} & 0x7FFF7FFF", ("b32",), ("b32",), True
         )
     one = meaning(name.text.replace("x2", ""))
-    count, kind = len(one.operands), name.type[:-2]
+    count, ptx_type = len(one.operands), name.type[:-2]
     key = f"both_{name.text.replace('.', '_')}"
     if key not in HELPERS:
-        PAIRS[key] = one.of("abc"), count, kind
+        PAIRS[key] = one.of("abc"), count, ptx_type
         HELPERS[key] = pairwise(
-            eval(f"lambda {', '.join('abc'[:count])}: " + one.of("abc"), HELPERS), REALS[kind]
+            eval(f"lambda {', '.join('abc'[:count])}: " + one.of("abc"), HELPERS), REALS[ptx_type]
         )
     return Operation(
         f"{key}({', '.join(f'{{{i}}}' for i in range(count))})", ("b32",) * count, ("b32",), True
     )
 
 
-def pairwise(function, kind):
+def pairwise(function, scalar):
     def both(*words):
-        halves = [np.array([word & 0xFFFF, word >> 16], np.uint16).view(kind) for word in words]
-        low, high = (bits_of(kind(function(*(half[i] for half in halves)))) for i in (0, 1))
+        halves = [np.array([word & 0xFFFF, word >> 16], np.uint16).view(scalar) for word in words]
+        low, high = (bits_of(scalar(function(*(half[i] for half in halves)))) for i in (0, 1))
         return high << 16 | low
 
     return both
@@ -384,9 +387,9 @@ def _convert(name):
 
 
 def _convert_two(name):
-    kind = name.types[0][:-2]
+    ptx_type = name.types[0][:-2]
     mode, relu, sat = name.one_of(("rn", "rz"), "rn"), name.has("relu"), name.has("satfinite")
     if name.types[1:] != ["f32"] or sat:
         return None
-    text = f"two_halves({{0}}, {{1}}, {REALS[kind].__name__}, {mode!r}, {relu})"
+    text = f"two_halves({{0}}, {{1}}, {REALS[ptx_type].__name__}, {mode!r}, {relu})"
     return Operation(text, ("f32", "f32"), ("b32",), True)

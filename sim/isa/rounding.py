@@ -9,7 +9,7 @@ from math import copysign, inf, isfinite, nextafter
 from ml_dtypes import bfloat16
 from numpy import float16, float32, float64
 
-# kind: bits of precision, exponent of the smallest subnormal, exponent that overflows
+# scalar type: bits of precision, exponent of the smallest subnormal, exponent that overflows
 FORMATS = {
     float16: (11, -24, 16),
     bfloat16: (8, -133, 128),
@@ -18,11 +18,11 @@ FORMATS = {
 }
 
 
-def rounded(numerator, denominator, kind, mode="rn"):
-    """numerator / denominator as a `kind`. Whole numbers; denominator positive, numerator not zero."""
-    if kind is float64 and mode == "rn":
+def rounded(numerator, denominator, scalar, mode="rn"):
+    """numerator / denominator as a `scalar`. Whole numbers; denominator positive, numerator not zero."""
+    if scalar is float64 and mode == "rn":
         return _divided(numerator, denominator)
-    precision, lowest, overflow = FORMATS[kind]
+    precision, lowest, overflow = FORMATS[scalar]
     negative, magnitude = numerator < 0, abs(numerator)
     exponent = max(magnitude.bit_length() - denominator.bit_length() - precision, lowest)
     if _quotient(magnitude, denominator, exponent)[0].bit_length() > precision:
@@ -34,7 +34,7 @@ def rounded(numerator, denominator, kind, mode="rn"):
         value = inf if away else math.ldexp((1 << precision) - 1, overflow - precision)
     else:
         value = math.ldexp(quotient, exponent)
-    return kind(-value if negative else value)
+    return scalar(-value if negative else value)
 
 
 def _divided(numerator, denominator):
@@ -57,30 +57,30 @@ def _goes_up(quotient, remainder, divisor, negative, mode):
     return remainder > 0 and mode == ("rd" if negative else "ru")
 
 
-def rounded_root(numerator, denominator, kind, mode="rn"):
+def rounded_root(numerator, denominator, scalar, mode="rn"):
     """The square root of numerator / denominator, both positive whole numbers, rounded once."""
-    spare = FORMATS[kind][0] + 4
+    spare = FORMATS[scalar][0] + 4
     shift = max(0, spare + (denominator.bit_length() - numerator.bit_length()) // 2 + 1)
     scaled, remainder = divmod(numerator << (2 * shift), denominator)
     root = math.isqrt(scaled)
     inexact = remainder != 0 or root * root != scaled
     # One more bit says that something follows: enough for every direction, as the root has bits to spare.
-    return rounded(2 * root + inexact, 2 << shift, kind, mode)
+    return rounded(2 * root + inexact, 2 << shift, scalar, mode)
 
 
-def fused(a, b, c, kind, mode="rn"):
-    """a * b + c rounded once to `kind`; infinities, NaN and signed zeros as IEEE 754 has them."""
+def fused(a, b, c, scalar, mode="rn"):
+    """a * b + c rounded once to `scalar`; infinities, NaN and signed zeros as IEEE 754 has them."""
     a, b, c = float(a), float(b), float(c)
     if not (isfinite(a) and isfinite(b) and isfinite(c)):
         # With a or b infinite the product has no overflow to hide; otherwise c alone decides.
-        return kind(c if isfinite(a) and isfinite(b) else a * b + c)
+        return scalar(c if isfinite(a) and isfinite(b) else a * b + c)
     (an, ad), (bn, bd), (cn, cd) = a.as_integer_ratio(), b.as_integer_ratio(), c.as_integer_ratio()
     numerator = an * bn * cd + cn * ad * bd
     if numerator:
-        return rounded(numerator, ad * bd * cd, kind, mode)
+        return rounded(numerator, ad * bd * cd, scalar, mode)
     if mode == "rd" and (copysign(1, a) * copysign(1, b) < 0 or copysign(1, c) < 0):
-        return kind(-0.0)
-    return kind(a * b + c)
+        return scalar(-0.0)
+    return scalar(a * b + c)
 
 
 def fused_float32(a, b, c):

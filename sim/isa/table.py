@@ -181,7 +181,7 @@ class Instruction(Entry):
         """What a lane has from a group that it does not belong to: its own operand, or 0."""
         given = dict(zip(self.operands, operands))
         return self.result(
-            [given[kind] if isinstance(kind, Like) else kept(kind)(0) for kind in self.results.values()]
+            [given[type_] if isinstance(type_, Like) else kept(type_)(0) for type_ in self.results.values()]
         )
 
     def carried_out(self, lanes: int, operands: dict[int, Sequence[Any]]) -> dict[int, Any]:
@@ -195,7 +195,7 @@ class Instruction(Entry):
         ]
         results = {name: [None] * 32 for name in self.results}
         self.meaning(lanes, *rows, **results)
-        converts = [kept(kind) for kind in self.results.values()]
+        converts = [kept(type_) for type_ in self.results.values()]
         return {
             lane: self.result([convert(row[lane]) for convert, row in zip(converts, results.values())])
             for lane in members
@@ -214,13 +214,13 @@ def one_number(name: str, value: Any) -> Any:
     return value
 
 
-def kept(kind: Any) -> Callable[[Any], Any]:
+def kept(type_: Any) -> Callable[[Any], Any]:
     """The conversion of a result to its type, a narrow integer keeping its width; of one that has an
     operand's type, none."""
-    if isinstance(kind, Like):
+    if isinstance(type_, Like):
         return lambda value: value
-    convert = cast(kind)
-    return (lambda value: kind.type(convert(value))) if kind.kind == "i" and kind.itemsize < 8 else convert
+    convert = cast(type_)
+    return (lambda value: type_.type(convert(value))) if type_.kind == "i" and type_.itemsize < 8 else convert
 
 
 def absent_filled(row: Sequence[Any], members: Sequence[int]) -> Sequence[Any]:
@@ -341,8 +341,8 @@ def number_dtype(given: Any) -> np.dtype:
 
 def check(entry: Instruction) -> None:
     """Every result has a type."""
-    for result, kind in entry.results.items():
-        if kind is None or isinstance(kind, Like) and kind not in entry.operands:
+    for result, type_ in entry.results.items():
+        if type_ is None or isinstance(type_, Like) and type_ not in entry.operands:
             raise ValueError(
                 f"result {result} of {entry.name} has no type; wanted a dtype such as numpy.int32, or Like"
                 f" one of its operands ({', '.join(entry.operands)})"

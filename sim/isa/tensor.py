@@ -193,12 +193,12 @@ def mma(depths, d, a, b, meanings, clamps=""):
         instruction(name=name, source=f"PTX ISA mma.sync.m16n8k{depth}", ptx=(ptx,))(meaning)
 
 
-for _kind, _number in (("bf16", OF_BF16), ("f16", OF_F16)):
-    mma((16, 8), "f32", _kind, _kind, in_words(float32, add_floats, products(_number, _number, 16)))
+for _ptx_type, _number in (("bf16", OF_BF16), ("f16", OF_F16)):
+    mma((16, 8), "f32", _ptx_type, _ptx_type, in_words(float32, add_floats, products(_number, _number, 16)))
 mma((16, 8), "f16", "f16", "f16", in_halves(products(OF_F16, OF_F16, 16)))
 mma((8, 4), "f32", "tf32", "tf32", in_words(float32, add_floats, products(OF_TF32, OF_TF32, 19, drop=13)))
 for _a, _b in (("s8", "s8"), ("s8", "u8"), ("u8", "s8"), ("u8", "u8")):
-    _products = products(*(integer_of(128 * (kind == "s8")) for kind in (_a, _b)), 8)
+    _products = products(*(integer_of(128 * (ptx_type == "s8")) for ptx_type in (_a, _b)), 8)
     mma((32, 16), "s32", _a, _b, in_words(int32, add_integers, _products))
     mma((32, 16), "s32", _a, _b, in_words(int32, add_clamped, _products), "satfinite")
 

@@ -53,7 +53,7 @@ def vector_types():
     types, named = (
         {},
         [(f"{name}x", np.dtype(name)) for name in SEPARATED]
-        + [(name, np.dtype(kind)) for name, kind in SCALARS.items()],
+        + [(name, np.dtype(scalar)) for name, scalar in SCALARS.items()],
     )
     for name, dtype in named:
         for count in (1, 2, 3, 4):

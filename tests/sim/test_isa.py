@@ -104,10 +104,10 @@ def test_a_function_has_types():
 HUGE = (1e30, -1e30, 2.0**63, 2.0**64, np.inf, -np.inf, np.nan)
 
 
-def huge(kind):
+def huge(scalar):
     """Operands of this type that no narrower one holds."""
-    kind = np.dtype(kind)
-    return HUGE if kind.kind == "f" else (np.iinfo(kind).min, np.iinfo(kind).max)
+    scalar = np.dtype(scalar)
+    return HUGE if scalar.kind == "f" else (np.iinfo(scalar).min, np.iinfo(scalar).max)
 
 
 @pytest.mark.parametrize("name", sorted(libdevice.ENTRIES))
@@ -115,15 +115,15 @@ def test_a_huge_operand_raises_nothing(name):
     entry = libdevice.ENTRIES[name]
     for operands in product(*map(huge, entry.operands)):
         with np.errstate(all="ignore"):
-            entry.call(*(kind(x) for kind, x in zip(entry.operands, operands)))
+            entry.call(*(scalar(x) for scalar, x in zip(entry.operands, operands)))
 
 
 @pytest.mark.parametrize("name, tie", [("llround", 3), ("llroundf", 3), ("llrint", 2), ("llrintf", 2)])
 def test_a_number_beyond_an_int64_saturates(name, tie):
-    call, kind = libdevice.ENTRIES[name].call, libdevice.ENTRIES[name].operands[0]
+    call, scalar = libdevice.ENTRIES[name].call, libdevice.ENTRIES[name].operands[0]
     wanted = [2**63 - 1, -(2**63), 2**63 - 1, 2**63 - 1, 2**63 - 1, -(2**63), -(2**63), 2**62, -tie]
     with np.errstate(all="ignore"):
-        assert [call(kind(x)) for x in (*HUGE, 2.0**62, -2.5)] == wanted
+        assert [call(scalar(x)) for x in (*HUGE, 2.0**62, -2.5)] == wanted
 
 
 # --- compiled forms -----------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ MOST = 400
 KINDS = [bool, int32, np.int8, np.uint8, np.uint64, float16, bfloat16, float32, float64]
 COMPLEX = [complex64, complex128]
 PAIRS = [
-    *((kind, kind) for kind in (bool, int32, int, uint32, np.uint64, float16, float32, float64)),
+    *((scalar, scalar) for scalar in (bool, int32, int, uint32, np.uint64, float16, float32, float64)),
     *(
         (int, np.uint64),
         (np.uint64, int32),
@@ -154,9 +154,9 @@ PAIRS = [
 ]
 
 
-def awkward(kind):
+def awkward(scalar):
     """Values of this type that are easily got wrong."""
-    dtype = np.dtype(kind)
+    dtype = np.dtype(scalar)
     if dtype.name == "bfloat16":
         info = ml_dtypes.finfo(dtype)
     else:
@@ -174,15 +174,15 @@ FORMS = sorted({entry.name: entry for entry in INSTRUCTIONS.values() if compiles
 
 
 def versions(entry):
-    """The kinds of operands with which to try an entry."""
+    """The scalar types of operands with which to try an entry."""
     if entry.rule is None:
         return [entry.operands]
     if entry.name.startswith("cmath."):
-        return [(kind,) for kind in COMPLEX]
+        return [(scalar,) for scalar in COMPLEX]
     if entry.name == "selp":
-        return [(bool, kind, kind) for kind in (int, float32, float64)]
+        return [(bool, scalar, scalar) for scalar in (int, float32, float64)]
     tried = {1: zip(KINDS), 2: PAIRS, 3: [(float32,) * 3, (float64, float32, int), (float16,) * 3]}
-    return [kinds for kinds in tried[entry.count] if entry.version(*kinds)]
+    return [scalars for scalars in tried[entry.count] if entry.version(*scalars)]
 
 
 def units(got, wanted):
@@ -207,15 +207,15 @@ def parts(value):
     return value if isinstance(value, tuple) else (value,)
 
 
-def compare(entry, kinds):
+def compare(entry, scalars):
     """The compiled form of a Function with its meaning, for operands of these types."""
-    form, listed = function_of(entry), ", ".join(f"x{i}" for i in range(len(kinds)))
+    form, listed = function_of(entry), ", ".join(f"x{i}" for i in range(len(scalars)))
     # which compiled code cannot give back
-    halves = entry.version(*kinds).results in (float16, bfloat16)
+    halves = entry.version(*scalars).results in (float16, bfloat16)
     result = f"float64(form({listed}))" if halves else f"form({listed})"
     exec(f"def called({listed}): return {result}", names := {"form": form, "float64": numba.float64})
     called = njit(error_model="numpy")(names["called"])
-    columns = [awkward(kind) for kind in kinds]
+    columns = [awkward(scalar) for scalar in scalars]
     for operands in islice(product(*columns), 0, None, max(1, np.prod([*map(len, columns)]) // MOST)):
         with np.errstate(all="ignore"):
             wanted = entry.call(*(int(x) if isinstance(x, np.int64) else x for x in operands))
@@ -231,29 +231,29 @@ def compare(entry, kinds):
 def test_the_compiled_form_gives_what_the_meaning_gives(name, few):
     """Each push compiles every second entry for one of its types, and among them for nearly all."""
     entry, place = INSTRUCTIONS[name], FORMS.index(name) // 2
-    kinds = versions(entry)
-    for each in few(kinds[place % len(kinds) :] + kinds[: place % len(kinds)], 1):
+    scalars = versions(entry)
+    for each in few(scalars[place % len(scalars) :] + scalars[: place % len(scalars)], 1):
         compare(entry, each)
 
 
-@pytest.mark.parametrize("kind", [int, np.uint64])
+@pytest.mark.parametrize("scalar", [int, np.uint64])
 @pytest.mark.parametrize("forms", [operations.EXACT, operations.ROUNDED])
-def test_the_compiled_form_of_a_power(forms, kind):
+def test_the_compiled_form_of_a_power(forms, scalar):
     """Exact, as Numba's are under Python 3.12, and rounded to a float64, as under 3.11."""
-    fast = partial(operators._int_power, kind=kind, by_way_of_float64=forms is operations.ROUNDED)
-    entry = Function("power", fast, "", (kind, kind), kind, native=forms[kind])
-    compare(entry, (kind, kind))
+    fast = partial(operators._int_power, scalar=scalar, by_way_of_float64=forms is operations.ROUNDED)
+    entry = Function("power", fast, "", (scalar, scalar), scalar, native=forms[scalar])
+    compare(entry, (scalar, scalar))
     power = 12157665459056928768 if forms is operations.ROUNDED else 3**40
-    assert entry.call(3, 40) == (power if kind is np.uint64 else power - 2**64)
+    assert entry.call(3, 40) == (power if scalar is np.uint64 else power - 2**64)
 
 
-@pytest.mark.parametrize("kind", ["int32", "uint32", "int64", "uint64", "float32", "float64"])
+@pytest.mark.parametrize("scalar", ["int32", "uint32", "int64", "uint64", "float32", "float64"])
 @pytest.mark.parametrize("name", atomics.ENTRIES)
-def test_the_compiled_form_of_an_atomic(name, kind):
+def test_the_compiled_form_of_an_atomic(name, scalar):
     entry = atomics.ENTRIES[name]
-    if name in ("and_", "or_", "xor") and kind[0] == "f" or name in ("inc", "dec") and kind[0] != "u":
+    if name in ("and_", "or_", "xor") and scalar[0] == "f" or name in ("inc", "dec") and scalar[0] != "u":
         return
-    types = (np.dtype(kind),) * (1 + len(entry.operands))
+    types = (np.dtype(scalar),) * (1 + len(entry.operands))
     compare(Function(name, entry.meaning, "", types, types[0], native=entry.native), types)
 
 
