@@ -62,14 +62,15 @@ def address(writer, operand):
     )
 
 
-def fetched(writer, kind, registers):
+def fetched(writer, ptx_type, registers):
     """How memory is looked at for these registers: as floats where they hold some."""
-    width = WIDTHS[kind]
-    if kind in ("s8", "s16", "s32", "s64"):
-        return kind if width < 32 else f"u{width}"
+    width = WIDTHS[ptx_type]
+    if ptx_type in ("s8", "s16", "s32", "s64"):
+        return ptx_type if width < 32 else f"u{width}"
     holding = {writer.holds[r.name] for r in registers if isinstance(r, Register)}
     floating = {32: "f32", 64: "f64"}.get(width)
-    return floating if holding == {floating} or kind == floating and not holding - {floating} else f"u{width}"
+    floats = holding == {floating} or ptx_type == floating and not holding - {floating}
+    return floating if floats else f"u{width}"
 
 
 def load(writer, item):
@@ -80,27 +81,31 @@ def load(writer, item):
     registers = [r for r in parts(to) if r is not None]
     if WIDTHS[access.type] > 64:
         raise Missing(item.opcode)
-    kind = fetched(writer, access.type, registers)
+    ptx_type = fetched(writer, access.type, registers)
     if access.strong:
         for i, part in enumerate(parts(to)):
-            name = writer.module.strong_load(kind, space, access)
+            name = writer.module.strong_load(ptx_type, space, access)
             writer.assign(
-                part, f"{name}({address(writer, source)} + {i * WIDTHS[kind] // 8})", kind, kind[0] == "u"
+                part,
+                f"{name}({address(writer, source)} + {i * WIDTHS[ptx_type] // 8})",
+                ptx_type,
+                ptx_type[0] == "u",
             )
         return
-    name = writer.module.load(kind, space, access.count)
+    name = writer.module.load(ptx_type, space, access.count)
     text = f"{name}({address(writer, source)})"
     if access.count == 1:
-        writer.assign(to, text, kind, kind[0] == "u")
+        writer.assign(to, text, ptx_type, ptx_type[0] == "u")
         return
     same = all(
-        part is not None and writer.in_register(part, "_", kind, kind[0] == "u") == "_" for part in parts(to)
+        part is not None and writer.in_register(part, "_", ptx_type, ptx_type[0] == "u") == "_"
+        for part in parts(to)
     )
     names = [writer.name(p) if same else f"part{i}_" for i, p in enumerate(parts(to))]
     writer.emit(f"{', '.join(names)} = {text}")
     for name, part in zip(names, parts(to)):
         if part is not None and not same:
-            writer.assign(part, name, kind, kind[0] == "u")
+            writer.assign(part, name, ptx_type, ptx_type[0] == "u")
 
 
 def load_parameter(writer, item, access):
@@ -111,16 +116,18 @@ def load_parameter(writer, item, access):
     for i, part in enumerate(parts(item.operands[0])):
         at = offset + i * size
         if writer.module.is_kernel_parameter(symbol.name):
-            kind = fetched(writer, access.type, [part])
-            writer.assign(part, writer.module.argument(symbol.name, at, kind), kind, kind[0] == "u")
+            ptx_type = fetched(writer, access.type, [part])
+            writer.assign(
+                part, writer.module.argument(symbol.name, at, ptx_type), ptx_type, ptx_type[0] == "u"
+            )
         elif part is not None:
             name = writer.module.parameter_name(symbol.name)
             text = f"{name} >> {8 * at}" if at else name
-            kind = access.type if access.type[0] == "s" else f"b{8 * size}"
-            if kind[0] == "s":
+            ptx_type = access.type if access.type[0] == "s" else f"b{8 * size}"
+            if ptx_type[0] == "s":
                 top, mask = 1 << 8 * size - 1, (1 << 8 * size) - 1
                 text = f"(({text} & {mask:#x}) ^ {top:#x}) - {top:#x}"
-            writer.assign(part, text, kind)
+            writer.assign(part, text, ptx_type)
 
 
 def store(writer, item):
@@ -130,17 +137,17 @@ def store(writer, item):
     if WIDTHS[access.type] > 64:
         raise Missing(item.opcode)
     values = parts(source) if access.count > 1 else (source,)
-    kind = fetched(writer, access.type, values)
-    kind = kind.replace("s", "u") if kind[0] == "s" else kind
+    ptx_type = fetched(writer, access.type, values)
+    ptx_type = ptx_type.replace("s", "u") if ptx_type[0] == "s" else ptx_type
     if access.strong:
         for i, part in enumerate(values):
-            name = writer.module.strong_store(kind, access)
+            name = writer.module.strong_store(ptx_type, access)
             writer.emit(
-                f"{name}({address(writer, to)} + {i * WIDTHS[kind] // 8}, {writer.value(part, kind)})"
+                f"{name}({address(writer, to)} + {i * WIDTHS[ptx_type] // 8}, {writer.value(part, ptx_type)})"
             )
         return
-    name = writer.module.store(kind, access.space, access.count)
-    writer.emit(f"{name}({', '.join([address(writer, to), *(writer.value(v, kind) for v in values)])})")
+    name = writer.module.store(ptx_type, access.space, access.count)
+    writer.emit(f"{name}({', '.join([address(writer, to), *(writer.value(v, ptx_type) for v in values)])})")
 
 
 def store_parameter(writer, item, access):
@@ -156,10 +163,10 @@ def atomic(writer, item):
     access = Access(item.opcode)
     returns = access.base == "atom"
     to, (where, *given) = (item.operands[0], item.operands[1:]) if returns else (None, item.operands)
-    kind, name = writer.module.atomic(access)
+    ptx_type, name = writer.module.atomic(access)
     count = 2 if access.operation == "cas" else 1
     if len(given) != count:
         raise ValueError(f"{access.opcode} takes {count} operands")
-    values = [writer.value(o, kind) for o in given]
+    values = [writer.value(o, ptx_type) for o in given]
     text = f"{name}({', '.join([address(writer, where), *values])})"
-    writer.assign(to, text, kind, kind[0] == "u")
+    writer.assign(to, text, ptx_type, ptx_type[0] == "u")

@@ -7,7 +7,7 @@ from sim.isa.table import by_ptx
 
 
 def atomic(access):
-    """(kind as which the element is looked at, (old, operand, ...) -> new, whether that does not depend on
+    """(type as which the element is looked at, (old, operand, ...) -> new, whether that does not depend on
     the old one) of an Access. Errors: Missing."""
     width = WIDTHS.get(access.type, 0)
     if access.type in ("f16x2", "bf16x2"):
@@ -26,8 +26,8 @@ def atomic(access):
     return f"u{width}", lambda old, *operands: entry.meaning(old, *operands) & mask, entry.overwrites
 
 
-def on_half(function, kind):
-    number_of = HELPERS[f"{REALS[kind].__name__}_of"]
+def on_half(function, ptx_type):
+    number_of = HELPERS[f"{REALS[ptx_type].__name__}_of"]
     return lambda old, value: bits_of(function(number_of(old), number_of(value)))
 
 

@@ -11,8 +11,8 @@ class OfAddresses(Memory):
         super().__init__(memory.context, name)
         self.regions, self.sites = memory, sites
 
-    def site(self, kind):
-        return self.sites[kind]
+    def site(self, access):
+        return self.sites[access]
 
     def turn(self):
         self.regions.turn()

@@ -191,22 +191,24 @@ class Writer:
             )
         return self.names[register.name]
 
-    def value(self, operand, kind):
-        """The text of an operand as a value of type `kind`."""
+    def value(self, operand, ptx_type):
+        """The text of an operand as a value of that type."""
         if isinstance(operand, Register):
-            return converted(self.name(operand), self.holds[operand.name], WIDTHS.get(operand.type, 64), kind)
+            return converted(
+                self.name(operand), self.holds[operand.name], WIDTHS.get(operand.type, 64), ptx_type
+            )
         if isinstance(operand, Immediate):
-            return self.module.constant(operand, kind)
+            return self.module.constant(operand, ptx_type)
         if isinstance(operand, Not):
             return f"(not {self.name(operand.register)})"
         if isinstance(operand, Special):
             return converted(
-                self.module.special(operand.name), "int", 64 if "64" in operand.name else 32, kind
+                self.module.special(operand.name), "int", 64 if "64" in operand.name else 32, ptx_type
             )
         if isinstance(operand, Symbol):
             return self.module.address(operand)
         if isinstance(operand, Group):
-            return self.packed(operand, WIDTHS[kind])
+            return self.packed(operand, WIDTHS[ptx_type])
         raise Missing(str(operand))
 
     def packed(self, group, width):
@@ -218,39 +220,39 @@ class Writer:
         ]
         return f"({' | '.join(parts)})"
 
-    def assign(self, operand, text, kind, kept=False):
-        """Set a register to an expression of type `kind`; `kept`: an integer that lies within its type."""
+    def assign(self, operand, text, ptx_type, kept=False):
+        """Set a register to an expression of that type; `kept`: an integer that lies within its type."""
         if operand is None:
             self.emit(text)
         elif isinstance(operand, Group):
-            self.unpacked(operand, text, kind)
+            self.unpacked(operand, text, ptx_type)
         elif not isinstance(operand, Register):
             raise Missing(f"its result goes to {spelled(operand)}, which is no register that is declared")
         else:
-            self.emit(f"{self.name(operand)} = {self.in_register(operand, text, kind, kept)}")
+            self.emit(f"{self.name(operand)} = {self.in_register(operand, text, ptx_type, kept)}")
 
-    def unpacked(self, group, text, kind):
-        each = WIDTHS[kind] // len(group.parts)
+    def unpacked(self, group, text, ptx_type):
+        each = WIDTHS[ptx_type] // len(group.parts)
         self.emit(f"whole_ = {text}")
         for i, part in enumerate(group.parts):
             if part is not None:
                 self.assign(part, f"whole_ >> {i * each}" if i else "whole_", f"b{each}")
 
-    def in_register(self, register, text, kind, kept):
-        """The text of a value of type `kind` as the register holds it."""
+    def in_register(self, register, text, ptx_type, kept):
+        """The text of a value of that type as the register holds it."""
         holds, width = self.holds[register.name], WIDTHS.get(register.type, 64)
         if holds == "pred":
             return text
-        if kind in REALS:
-            if holds == kind:
+        if ptx_type in REALS:
+            if holds == ptx_type:
                 return text
             bits = f"bits_of({text})"
             return bits if holds == "int" else f"{MAKES[holds]}({bits})"
         if holds in MAKES:
             return f"{MAKES[holds]}(({text}) & {MASKS[width]:#x})"
-        if kept and WIDTHS[kind] <= width:
+        if kept and WIDTHS[ptx_type] <= width:
             return text
-        mask = MASKS[width if kind[0] == "s" else min(width, WIDTHS[kind])]
+        mask = MASKS[width if ptx_type[0] == "s" else min(width, WIDTHS[ptx_type])]
         return f"({text}) & {mask:#x}"
 
 
@@ -285,21 +287,21 @@ def spelled(operand):
     return f"%{operand.name}" if isinstance(operand, Special) else str(getattr(operand, "name", "a constant"))
 
 
-def converted(text, holds, width, kind):
-    """What a register of `width` bits holds, as a value of type `kind`."""
-    if kind == "pred" or holds == "pred":
+def converted(text, holds, width, ptx_type):
+    """What a register of `width` bits holds, as a value of that type."""
+    if ptx_type == "pred" or holds == "pred":
         return text
-    if kind in REALS:
-        if holds == kind:
+    if ptx_type in REALS:
+        if holds == ptx_type:
             return text
         bits = text if holds == "int" else f"bits_of({text})"
-        if WIDTHS[kind] < width:
-            bits = f"{bits} & {MASKS[WIDTHS[kind]]:#x}"
-        return f"{REALS[kind].__name__}_of({bits})"
+        if WIDTHS[ptx_type] < width:
+            bits = f"{bits} & {MASKS[WIDTHS[ptx_type]]:#x}"
+        return f"{REALS[ptx_type].__name__}_of({bits})"
     if holds != "int":
         text = f"bits_of({text})"
-    wanted = WIDTHS[kind]
-    if kind[0] == "s":
+    wanted = WIDTHS[ptx_type]
+    if ptx_type[0] == "s":
         inner = f"({text} & {MASKS[wanted]:#x})" if width > wanted else text
         top = 1 << wanted - 1
         return f"(({inner} ^ {top:#x}) - {top:#x})"

@@ -80,12 +80,12 @@ def end(blocks, jump):
     """The last block ends with a jump; another begins."""
     ended, following = blocks[-1], Block()
     blocks.append(following)
-    kind = jump.opcode.split(".")[0]
-    ended.branch = jump if jump.guard or kind == "brx" else None
-    if kind == "brx":
+    base = jump.opcode.split(".")[0]
+    ended.branch = jump if jump.guard or base == "brx" else None
+    if base == "brx":
         ended.targets = [(symbol.name, jump.line) for symbol in jump.operands[1].parts]
     else:
-        goes = (jump.operands[0].name, jump.line) if kind == "bra" else None
+        goes = (jump.operands[0].name, jump.line) if base == "bra" else None
         ended.targets = [goes, following] if jump.guard else [goes]
 
 

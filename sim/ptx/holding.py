@@ -22,9 +22,9 @@ def held(function, types_of):
             registers[register.name] = register
         if item.opcode in ("mov.b32", "mov.b64") and all(isinstance(o, Register) for o in item.operands):
             moves += [tuple(o.name for o in item.operands)] if len(item.operands) == 2 else []
-        for kind, operand in types_of(item):
+        for ptx_type, operand in types_of(item):
             if isinstance(operand, Register):
-                votes.setdefault(operand.name, Counter())[FLOATING.get(kind, "int")] += 1
+                votes.setdefault(operand.name, Counter())[FLOATING.get(ptx_type, "int")] += 1
     for _ in range(3):  # what is moved from a register that holds floats is one, most likely
         for to, source in moves:
             if to in votes and source not in votes:

@@ -135,12 +135,12 @@ class Memory:
 
         return access
 
-    def loader(self, kind, space, count, site):
-        """(address in the space) -> an element of `kind`, or a tuple of `count`."""
-        return self.by_space(lambda name: self.load_from(kind, name, count, site), space)
+    def loader(self, ptx_type, space, count, site):
+        """(address in the space) -> an element of that type, or a tuple of `count`."""
+        return self.by_space(lambda name: self.load_from(ptx_type, name, count, site), space)
 
-    def load_from(self, kind, space, count, site):
-        size, reach, window, log, code, shift = self.measures(kind, space, count, site)
+    def load_from(self, ptx_type, space, count, site):
+        size, reach, window, log, code, shift = self.measures(ptx_type, space, count, site)
         owner, known, base, last, view = self.owner(space), None, 0, -1, None
         owned = space in ("shared", "local")
 
@@ -150,9 +150,9 @@ class Memory:
             if not 0 <= offset <= last or offset & reach or owned and owner() is not known:
                 region = self.checked(address + window, reach + 1, site, "read")
                 if region is None:
-                    return poison(kind) if count == 1 else (poison(kind),) * count
+                    return poison(ptx_type) if count == 1 else (poison(ptx_type),) * count
                 known, base, last = owner(), region.base, region.last(reach + 1)
-                view, offset = region.view(kind, size), address + window - base
+                view, offset = region.view(ptx_type, size), address + window - base
             if log is not None:
                 log(code + address)
             first = offset >> shift
@@ -179,12 +179,12 @@ class Memory:
 
         return noting
 
-    def storer(self, kind, space, count, site):
-        """(address in the space, value, ...) -> None: stores `count` elements of `kind`."""
-        return self.by_space(lambda name: self.store_to(kind, name, count, site), space)
+    def storer(self, ptx_type, space, count, site):
+        """(address in the space, value, ...) -> None: stores `count` elements of that type."""
+        return self.by_space(lambda name: self.store_to(ptx_type, name, count, site), space)
 
-    def store_to(self, kind, space, count, site):
-        size, reach, window, log, code, shift = self.measures(kind, space, count, site)
+    def store_to(self, ptx_type, space, count, site):
+        size, reach, window, log, code, shift = self.measures(ptx_type, space, count, site)
         owner, known, base, last, view, values = self.owner(space), None, 0, -1, None, self.context.values
         owned = space in ("shared", "local")
 
@@ -196,7 +196,7 @@ class Memory:
                 if region is None:
                     return
                 known, base, last = owner(), region.base, region.last(reach + 1)
-                view, offset = region.view(kind, size), address + window - base
+                view, offset = region.view(ptx_type, size), address + window - base
             if log is not None:
                 log(code + address)
                 values.append(given[0] if count == 1 else given)
@@ -206,8 +206,8 @@ class Memory:
 
         return self.noted(store, size * count, site) if space == "local" else store
 
-    def measures(self, kind, space, count, site):
-        size = np.dtype(VIEWS[kind]).itemsize
+    def measures(self, ptx_type, space, count, site):
+        size = np.dtype(VIEWS[ptx_type]).itemsize
         bits, window = (size * count).bit_length() - 1, WINDOWS[space]
         heard = self.context.log is not None and (space != "local" or self.context.heard.local)
         log = self.context.log.append if heard else None
@@ -216,7 +216,7 @@ class Memory:
 
     # --- atomics --------------------------------------------------------------------------------------------
 
-    def atomic(self, kind, space, site, reach, combine, writes=True, releases=False, replaces=False):
+    def atomic(self, ptx_type, space, site, reach, combine, writes=True, releases=False, replaces=False):
         """(address, operand, ...) -> what was there: replaced by combine(old, operand, ...). `reach`: for
         whom it is atomic, its "block" or the whole "grid"; `writes`: whether one does, or (old, operand, ...)
         -> whether it does; `releases`: whether a fence stands before it; `replaces`: whether what is new does
@@ -224,11 +224,11 @@ class Memory:
         if replaces:
             self.context.overwriting.add(site)
         return self.by_space(
-            lambda name: self.atomic_in(kind, name, site, reach, combine, writes, releases), space
+            lambda name: self.atomic_in(ptx_type, name, site, reach, combine, writes, releases), space
         )
 
-    def atomic_in(self, kind, space, site, reach, combine, writes=True, releases=False):
-        size, _, window, log, code, shift = self.measures(kind, space, 1, site)
+    def atomic_in(self, ptx_type, space, site, reach, combine, writes=True, releases=False):
+        size, _, window, log, code, shift = self.measures(ptx_type, space, 1, site)
         context, place = self.context, self.place
         if reach == "block":
             context.of_block[site] = STORE if writes else LOAD
@@ -241,8 +241,8 @@ class Memory:
             turn_to_ask(key, place)
             region = self.checked(address + window, size, site, "changed")
             if region is None:
-                return poison(kind)
-            view, position = region.view(kind, size), (address + window - region.base) >> shift
+                return poison(ptx_type)
+            view, position = region.view(ptx_type, size), (address + window - region.base) >> shift
             old = view[position]
             new = combine(old, *operands)
             if log is not None:
@@ -257,22 +257,22 @@ class Memory:
 
         return change
 
-    def strong_loader(self, kind, space, atomic, plain, reach, volatile):
+    def strong_loader(self, ptx_type, space, atomic, plain, reach, volatile):
         """A load that does not race with other strong accesses. A volatile one of shared memory is a plain
         one that lets others go first."""
 
         def make(name):
             if volatile and name in ("shared", "local"):
-                return self.turning(self.load_from(kind, name, 1, plain))
-            return self.atomic_in(kind, name, atomic, reach, lambda old: old, False)
+                return self.turning(self.load_from(ptx_type, name, 1, plain))
+            return self.atomic_in(ptx_type, name, atomic, reach, lambda old: old, False)
 
         return self.by_space(make, space)
 
-    def strong_storer(self, kind, space, atomic, plain, reach, volatile, releases):
+    def strong_storer(self, ptx_type, space, atomic, plain, reach, volatile, releases):
         def make(name):
             if volatile and name in ("shared", "local"):
-                return self.store_to(kind, name, 1, plain)
-            return self.atomic_in(kind, name, atomic, reach, lambda old, value: value, releases=releases)
+                return self.store_to(ptx_type, name, 1, plain)
+            return self.atomic_in(ptx_type, name, atomic, reach, lambda old, value: value, releases=releases)
 
         self.context.overwriting.add(atomic)
         return self.by_space(make, space)

@@ -32,16 +32,16 @@ def vprintf(run, site, form, values):
     for long, letter in re.findall(CONVERSION, text):
         if letter == "%":
             continue
-        kind = (
+        ptx_type = (
             "f64"
             if letter in "fFeEgGaA"
             else "u64"
             if letter in "ps" or long in ("l", "ll", "z", "j", "t")
             else "u32"
         )
-        size = np.dtype(VIEWS[kind]).itemsize
+        size = np.dtype(VIEWS[ptx_type]).itemsize
         at = -(-at // size) * size
-        value = run.memory.loader(kind, "generic", 1, site)(at)
+        value = run.memory.loader(ptx_type, "generic", 1, site)(at)
         at += size
         if letter in "di" and value >> 8 * size - 1:
             value -= 1 << 8 * size

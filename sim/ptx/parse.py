@@ -112,9 +112,9 @@ class Parser(Operands):
                 align = self.integer()
         if self.next in (".v2", ".v4"):
             vector = int(self.take()[2:])
-        kind = self.take()[1:]
-        if kind not in WIDTHS:
-            raise self.error(f"{kind!r} is no type of a variable", self.at - 1)
+        ptx_type = self.take()[1:]
+        if ptx_type not in WIDTHS:
+            raise self.error(f"{ptx_type!r} is no type of a variable", self.at - 1)
         while self.next in (".ptr", ".align") or self.next in SPACES:
             if self.take() == ".align":
                 self.integer()
@@ -122,14 +122,16 @@ class Parser(Operands):
         while self.taken("["):
             count = None if self.next == "]" else count * self.integer()
             self.take("]")
-        initial, pointers = self.initial(kind) if self.taken("=") else (None, ())
+        initial, pointers = self.initial(ptx_type) if self.taken("=") else (None, ())
         if count is None and initial is not None:  # as many as there are
-            count = len(initial) * 8 // WIDTHS[kind]
-        return Variable(space[1:], name, kind, count, max(align, WIDTHS[kind] // 8), line, initial, pointers)
+            count = len(initial) * 8 // WIDTHS[ptx_type]
+        return Variable(
+            space[1:], name, ptx_type, count, max(align, WIDTHS[ptx_type] // 8), line, initial, pointers
+        )
 
-    def initial(self, kind):
+    def initial(self, ptx_type):
         """(bytes, pointers) of an initialiser."""
-        size, parts, pointers = WIDTHS[kind] // 8, [], []
+        size, parts, pointers = WIDTHS[ptx_type] // 8, [], []
         depth = 0
         while True:
             if self.taken("{"):
@@ -137,18 +139,18 @@ class Parser(Operands):
             elif self.taken("}"):
                 depth -= 1
             elif not self.taken(","):
-                parts.append(self.initial_number(kind, size, pointers, sum(map(len, parts))))
+                parts.append(self.initial_number(ptx_type, size, pointers, sum(map(len, parts))))
             if depth == 0:
                 return b"".join(parts), tuple(pointers)
 
-    def initial_number(self, kind, size, pointers, offset):
+    def initial_number(self, ptx_type, size, pointers, offset):
         operand = self.operand()
         if isinstance(operand, Symbol):
             pointers.append((offset, operand))
             return bytes(size)
-        if operand.float_width and WIDTHS[kind] not in FORMATS:
-            raise self.error(f"a float is no initial value of a .{kind}", self.at - 1)
-        return operand.bits(WIDTHS[kind]).to_bytes(size, "little")
+        if operand.float_width and WIDTHS[ptx_type] not in FORMATS:
+            raise self.error(f"a float is no initial value of a .{ptx_type}", self.at - 1)
+        return operand.bits(WIDTHS[ptx_type]).to_bytes(size, "little")
 
     # --- functions ------------------------------------------------------------------------------------------
 
@@ -179,8 +181,8 @@ class Parser(Operands):
         while not self.taken(")"):
             space = self.take()
             if space == ".reg":
-                kind = self.take()[1:]
-                found.append(Variable("reg", self.take(), kind, 1, 1, self.line()))
+                ptx_type = self.take()[1:]
+                found.append(Variable("reg", self.take(), ptx_type, 1, 1, self.line()))
             else:
                 found.append(self.declared(space))
             self.taken(",")
@@ -276,18 +278,18 @@ class Parser(Operands):
 
     def registers(self):
         self.take()
-        kind = self.take()[1:]
-        if kind in ("v2", "v4"):
+        ptx_type = self.take()[1:]
+        if ptx_type in ("v2", "v4"):
             raise self.error("registers that are vectors are not supported", self.at - 1)
-        if kind not in WIDTHS:
-            raise self.error(f"{kind!r} is no type of a register", self.at - 1)
+        if ptx_type not in WIDTHS:
+            raise self.error(f"{ptx_type!r} is no type of a register", self.at - 1)
         while True:
-            self.register_names(kind)
+            self.register_names(ptx_type)
             if not self.taken(","):
                 break
         self.take(";")
 
-    def register_names(self, kind):
+    def register_names(self, ptx_type):
         name, scope = self.take(), self.scopes[-1]
         self.number += 1
         inner = f"{self.number}." if len(self.scopes) > 1 else ""
@@ -295,9 +297,9 @@ class Parser(Operands):
             count = self.integer()
             self.take(">")
             for i in range(count):
-                scope[f"{name}{i}"] = Register(f"{name}{i}{inner}", kind)
+                scope[f"{name}{i}"] = Register(f"{name}{i}{inner}", ptx_type)
         else:
-            scope[name] = Register(name + inner, kind)
+            scope[name] = Register(name + inner, ptx_type)
 
     def loc(self):
         self.take()

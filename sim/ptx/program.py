@@ -39,7 +39,7 @@ CLOCKS = {"clock", "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "glob
 class Program:
     """Translates an entry of a Text; `given` says what the source needs by name: {name: run -> object}.
 
-    `arguments`: (parameter, byte, kind) of each argument of the Python function. `function`, `item`: what is
+    `arguments`: (parameter, byte, type) of each argument of the Python function. `function`, `item`: what is
     translated now.
     """
 
@@ -107,17 +107,17 @@ class Program:
         """The Python variable of a parameter of a function, or of a call."""
         return plain("v", name)
 
-    def constant(self, operand, kind):
-        """The text of an Immediate as a value of type `kind`; floats are objects that the launch gives."""
-        if kind == "pred":
+    def constant(self, operand, ptx_type):
+        """The text of an Immediate as a value of a type; floats are objects that the launch gives."""
+        if ptx_type == "pred":
             return str(bool(operand.value))
-        bits, width = operand.bits(WIDTHS[kind]), WIDTHS[kind]
-        if kind in FLOATS:
-            value = np.array(bits, f"u{width // 8}").view(FLOATS[kind])[()]
-            return self.shared_name(f"{kind}_{bits:x}", lambda run: value)
-        if kind in REALS:
-            return f"{REALS[kind].__name__}_of({bits})"
-        return f"({bits - (1 << width)})" if kind[0] == "s" and bits >> width - 1 else str(bits)
+        bits, width = operand.bits(WIDTHS[ptx_type]), WIDTHS[ptx_type]
+        if ptx_type in FLOATS:
+            value = np.array(bits, f"u{width // 8}").view(FLOATS[ptx_type])[()]
+            return self.shared_name(f"{ptx_type}_{bits:x}", lambda run: value)
+        if ptx_type in REALS:
+            return f"{REALS[ptx_type].__name__}_of({bits})"
+        return f"({bits - (1 << width)})" if ptx_type[0] == "s" and bits >> width - 1 else str(bits)
 
     # --- where things are -----------------------------------------------------------------------------------
 
@@ -156,9 +156,9 @@ class Program:
     def is_kernel_parameter(self, name):
         return self.function.entry and any(p.name == name for p in self.function.parameters)
 
-    def argument(self, name, at, kind):
+    def argument(self, name, at, ptx_type):
         position = next(i for i, p in enumerate(self.function.parameters) if p.name == name)
-        return self.arguments.setdefault((position, at, kind), f"argument_{position}_{at}_{kind}")
+        return self.arguments.setdefault((position, at, ptx_type), f"argument_{position}_{at}_{ptx_type}")
 
     def special(self, name):
         stem, _, axis = name.partition(".")
@@ -178,8 +178,8 @@ class Program:
 
     # --- places in the source -------------------------------------------------------------------------------
 
-    def site(self, does):
-        return self.origin.site(self.function, self.item, does)
+    def site(self, access):
+        return self.origin.site(self.function, self.item, access)
 
     def place(self):
         """(an identity, the number of its site) of a place where threads wait."""
@@ -187,36 +187,36 @@ class Program:
 
     # --- memory ---------------------------------------------------------------------------------------------
 
-    def load(self, kind, space, count):
+    def load(self, ptx_type, space, count):
         site = self.site("load")
-        return self.unique("load", lambda run: run.memory.loader(kind, space, count, site))
+        return self.unique("load", lambda run: run.memory.loader(ptx_type, space, count, site))
 
-    def store(self, kind, space, count):
+    def store(self, ptx_type, space, count):
         site = self.site("store")
-        return self.unique("store", lambda run: run.memory.storer(kind, space, count, site))
+        return self.unique("store", lambda run: run.memory.storer(ptx_type, space, count, site))
 
-    def strong_load(self, kind, space, access):
+    def strong_load(self, ptx_type, space, access):
         """A load that other threads' strong stores do not race with."""
         self.used.add("atomic")
         self.synchronizes = True
         sites = self.site("atomic"), self.site("load")
         rest = *sites, access.reach, access.volatile
-        return self.unique("load", lambda run: run.memory.strong_loader(kind, space, *rest))
+        return self.unique("load", lambda run: run.memory.strong_loader(ptx_type, space, *rest))
 
-    def strong_store(self, kind, access):
+    def strong_store(self, ptx_type, access):
         self.used.add("atomic")
         self.synchronizes = True
         sites = self.site("atomic"), self.site("store")
         rest = access.space, *sites, access.reach, access.volatile, access.release
-        return self.unique("store", lambda run: run.memory.strong_storer(kind, *rest))
+        return self.unique("store", lambda run: run.memory.strong_storer(ptx_type, *rest))
 
     def atomic(self, access):
         self.used.add("atomic")
-        kind, combine, replaces = atomics.atomic(access)
+        ptx_type, combine, replaces = atomics.atomic(access)
         site, writes = self.site("atomic"), atomics.writes(access)
         rest = access.space, site, access.reach, combine, writes, access.release, replaces
-        name = self.unique("atomic", lambda run: run.memory.atomic(kind, *rest))
-        return kind, name
+        name = self.unique("atomic", lambda run: run.memory.atomic(ptx_type, *rest))
+        return ptx_type, name
 
     def transfer(self, name):
         """What carries out the MemoryInstruction of this name in the table."""
@@ -225,7 +225,7 @@ class Program:
         return self.unique("transfer", lambda run: run.transfer(entry, sites))
 
     def transfer_sites(self):
-        return {does: self.site(does) for does in ("load", "store", "atomic")}
+        return {access: self.site(access) for access in ("load", "store", "atomic")}
 
     # --- waiting --------------------------------------------------------------------------------------------
 

@@ -13,9 +13,9 @@ WINDOWS = {
 GENERIC = "generic"
 # what is read at once -> the letter of a memoryview, or a numpy type: then elements are its scalars
 VIEWS = {
-    f"{kind}{8 * size}": (letter if kind == "s" else letter.upper())
+    f"{prefix}{8 * size}": (letter if prefix == "s" else letter.upper())
     for size, letter in ((1, "b"), (2, "h"), (4, "i"), (8, "q"))
-    for kind in "sub"
+    for prefix in "sub"
 }
 VIEWS |= {"f32": np.float32, "f64": np.float64}
 GAP = 1 << 24  # bytes between two arrays, so that an address that is off by less is in none
@@ -54,15 +54,15 @@ class Region:
         """Where the last access of `size` bytes may begin; -1 where each has to be looked at."""
         return self.root.size - size if self.allocation.alignment % size == 0 else -1
 
-    def view(self, kind, size):
-        """The bytes as elements of `kind`, each `size` bytes."""
-        if kind not in self.views:
+    def view(self, ptx_type, size):
+        """The bytes as elements of that type, each `size` bytes."""
+        if ptx_type not in self.views:
             whole = self.root[: self.root.size // size * size]
-            how = VIEWS[kind]
-            self.views[kind] = (
+            how = VIEWS[ptx_type]
+            self.views[ptx_type] = (
                 memoryview(whole).cast("B").cast(how) if isinstance(how, str) else whole.view(how)
             )
-        return self.views[kind]
+        return self.views[ptx_type]
 
 
 class Frames:
@@ -82,8 +82,8 @@ class Frames:
         return max((r.base for r in self.regions[: self.depth] if r.base <= address), default=otherwise)
 
 
-def poison(kind):
+def poison(ptx_type):
     """What a load that was refused gives."""
-    dtype = np.dtype(VIEWS[kind])
+    dtype = np.dtype(VIEWS[ptx_type])
     value = poisoned(dtype.itemsize, None).view(dtype)[0]
-    return int(value) if isinstance(VIEWS[kind], str) else value
+    return int(value) if isinstance(VIEWS[ptx_type], str) else value

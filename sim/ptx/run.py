@@ -140,8 +140,8 @@ class Run:
         ]
         return [self.read(*argument) for argument in self.program.arguments]
 
-    def read(self, position, at, kind):
-        dtype = np.dtype(VIEWS[kind])
+    def read(self, position, at, ptx_type):
+        dtype = np.dtype(VIEWS[ptx_type])
         value = np.frombuffer(self.bits[position], np.uint8)[at : at + dtype.itemsize].view(dtype)[0]
         return int(value) if dtype.kind in "iu" else value
 
@@ -261,7 +261,7 @@ def check_elements(name, arrays, nbytes):
 
 def as_bytes(name, value, parameter):
     """The bytes of an argument as the parameter's type wants them. Errors: LaunchError."""
-    kind, nbytes = parameter.type, parameter.bytes
+    ptx_type, nbytes = parameter.type, parameter.bytes
     if parameter.count != 1:
         return structure(name, value, nbytes)
     if (
@@ -270,19 +270,19 @@ def as_bytes(name, value, parameter):
         or not isinstance(value, (int, float, np.generic, np.ndarray))
     ):
         raise LaunchError(
-            f"{name} is a .{kind} of {nbytes} bytes: wanted a number, got a {type(value).__name__}"
+            f"{name} is a .{ptx_type} of {nbytes} bytes: wanted a number, got a {type(value).__name__}"
         )
-    if kind in ("f32", "f64", "f16"):
+    if ptx_type in ("f32", "f64", "f16"):
         return np.array(value, f"f{nbytes}").tobytes()
     if isinstance(value, (float, np.floating)):
         if nbytes == np.asarray(value).dtype.itemsize and isinstance(value, np.generic):
             return value.tobytes()
         raise LaunchError(
-            f"{name} is a .{kind}: wanted an integer, got {value!r}; a float goes in as numpy.float32(x)"
+            f"{name} is a .{ptx_type}: wanted an integer, got {value!r}; a float goes in as numpy.float32(x)"
         )
     number = int(value)
     if not -(1 << 8 * nbytes - 1) <= number < 1 << 8 * nbytes:
-        raise LaunchError(f"{name} is a .{kind} of {nbytes} bytes, which do not hold {number}")
+        raise LaunchError(f"{name} is a .{ptx_type} of {nbytes} bytes, which do not hold {number}")
     return (number & ((1 << 8 * nbytes) - 1)).to_bytes(nbytes, "little")
 
 

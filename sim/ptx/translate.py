@@ -1,4 +1,4 @@
-"""One PTX instruction as Python statements: what each kind needs beyond the meaning that sim.isa gives it."""
+"""One PTX instruction as Python statements: what each needs beyond the meaning that sim.isa gives it."""
 
 import re
 
@@ -67,7 +67,7 @@ def on_registers(writer, item):
     """What a meaning in sim.isa says whole."""
     operation = meaning(item.opcode)
     to, *given = item.operands
-    values = [writer.value(o, kind) for o, kind in zip(given, operation.operands)]
+    values = [writer.value(o, ptx_type) for o, ptx_type in zip(given, operation.operands)]
     if CARRY in operation.operands:
         values.append("carry")
     if len(values) != len(operation.operands) or len(given) > len(values):
@@ -105,20 +105,19 @@ def setp(writer, item):
 
 
 def mov(writer, item):
-    kind, (to, source) = item.opcode.split(".")[-1], item.operands
-    if kind not in WIDTHS:
+    ptx_type, (to, source) = item.opcode.split(".")[-1], item.operands
+    if ptx_type not in WIDTHS:
         raise Missing(item.opcode)
     if isinstance(to, Group):
-        writer.assign(to, writer.value(source, f"b{WIDTHS[kind]}"), f"b{WIDTHS[kind]}")
+        writer.assign(to, writer.value(source, f"b{WIDTHS[ptx_type]}"), f"b{WIDTHS[ptx_type]}")
         return
     same = isinstance(source, Register) and writer.holds[to.name] == writer.holds[source.name]
     if same and to.type == source.type:
         writer.emit(f"{writer.name(to)} = {writer.name(source)}")
         return
     floating = writer.holds[to.name] in REALS and isinstance(source, Immediate)
-    read_as = (
-        writer.holds[to.name] if floating else kind if kind in REALS or kind == "pred" else f"b{WIDTHS[kind]}"
-    )
+    as_it_is = ptx_type in REALS or ptx_type == "pred"
+    read_as = writer.holds[to.name] if floating else ptx_type if as_it_is else f"b{WIDTHS[ptx_type]}"
     writer.assign(to, writer.value(source, read_as), read_as, True)
 
 
@@ -175,9 +174,13 @@ def phased(writer, item):
     least, most = OPERANDS[entry.name]
     if not isinstance(where, Address) or not least <= len(given) <= most:
         raise Missing(f"{item.opcode} with these operands")
-    kind = "b64" if entry.name == "mbarrier_test_wait" else "u32"
+    ptx_type = "b64" if entry.name == "mbarrier_test_wait" else "u32"
     space = "shared" if {"shared", "shared::cta"} & set(names) else "generic"
-    values = [repr(space), address(writer, where), *(writer.value(operand, kind) for operand in given[:1])]
+    values = [
+        repr(space),
+        address(writer, where),
+        *(writer.value(operand, ptx_type) for operand in given[:1]),
+    ]
     name = writer.module.transfer(entry.name)
     writer.assign(to, f"{name}({', '.join(values)})", "pred" if "wait" in entry.name else "u64", True)
 
@@ -208,7 +211,7 @@ def warp(writer, item):
     form = form_of(item.opcode)
     given = item.operands[1:] if form.results else item.operands
     given = [part for operand in given for part in parts(operand)]
-    values = {i: writer.value(given[i], kind) for i, kind in zip(form.order, form.operands)}
+    values = {i: writer.value(given[i], ptx_type) for i, ptx_type in zip(form.order, form.operands)}
     name = writer.module.warp_call(form.entry)
     several(
         writer,
@@ -240,9 +243,9 @@ def several(writer, item, results, text, fits=True):
         return
     names = [f"part{i}_" for i in range(len(results))]
     writer.emit(f"{', '.join(names)} = {text}")
-    for part, part_name, kind in zip(targets, names, results):
+    for part, part_name, ptx_type in zip(targets, names, results):
         if part is not None:
-            writer.assign(part, part_name if kind in ("pred", "f32") else f"int({part_name})", kind)
+            writer.assign(part, part_name if ptx_type in ("pred", "f32") else f"int({part_name})", ptx_type)
 
 
 # --- calls --------------------------------------------------------------------------------------------------
@@ -270,17 +273,22 @@ def call(writer, item):
 def asynchronous(writer, item):
     """cp.async: a copy to shared memory that is there after the wait for it, not before."""
     names, operands = item.opcode.split("."), item.operands
-    kind = names[2] if len(names) > 2 else ""
-    if kind in ASYNCHRONOUS:
+    action = names[2] if len(names) > 2 else ""
+    if action in ASYNCHRONOUS:
         values = [writer.value(operand, "u32") for operand in operands]
-        if len(values) != (kind == "wait_group") or len(names) > 3:
+        if len(values) != (action == "wait_group") or len(names) > 3:
             raise Missing(f"{item.opcode} with these operands")
-        writer.emit(f"{writer.module.transfer(ASYNCHRONOUS[kind])}({', '.join(values)})")
+        writer.emit(f"{writer.module.transfer(ASYNCHRONOUS[action])}({', '.join(values)})")
         return
     to, source, size, *taken = operands
-    if names[1:2] != ["async"] or not set(names[2:]) <= COPYING or kind not in ("ca", "cg") or len(taken) > 1:
+    if (
+        names[1:2] != ["async"]
+        or not set(names[2:]) <= COPYING
+        or action not in ("ca", "cg")
+        or len(taken) > 1
+    ):
         raise Missing(item.opcode)
-    sizes = (16,) if kind == "cg" else (4, 8, 16)
+    sizes = (16,) if action == "cg" else (4, 8, 16)
     if getattr(size, "value", None) not in sizes:
         raise Missing(f"{item.opcode} of another size than {', '.join(map(str, sizes))} bytes")
     name = writer.module.transfer(f"cp_async_{size.value}")

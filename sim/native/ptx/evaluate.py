@@ -37,7 +37,7 @@ COMPARISONS = {
     ast.Is: ("==", operator.is_),
     ast.IsNot: ("!=", operator.is_not),
 }
-PLAIN = {plain: kind for kind, (*_, plain) in OPERATORS.items()}
+PLAIN = {plain: operation for operation, (*_, plain) in OPERATORS.items()}
 CODE = (Whole, Truth, Real)
 
 
@@ -128,8 +128,8 @@ class Evaluator(Arithmetic):
     def of_binop(self, node):
         return self.binary(type(node.op), self.value(node.left), self.value(node.right))
 
-    def binary(self, kind, a, b):
-        whole, floating, plain = OPERATORS[kind]
+    def binary(self, operation, a, b):
+        whole, floating, plain = OPERATORS[operation]
         if not isinstance(a, CODE) and not isinstance(b, CODE):
             return plain(a, b)
         if isinstance(a, Real) or isinstance(b, Real):
@@ -138,26 +138,26 @@ class Evaluator(Arithmetic):
             return Truth(getattr(self.builder, whole)(self.truth(a), self.truth(b)))
         a, b = self.whole(a), self.whole(b)
         if whole is None:
-            return self.divided("udiv" if kind is ast.FloorDiv else "urem", a, b)
+            return self.divided("udiv" if operation is ast.FloorDiv else "urem", a, b)
         return getattr(self, whole)(a, b)
 
     def of_unaryop(self, node):
-        x, kind = self.value(node.operand), type(node.op)
+        x, operation = self.value(node.operand), type(node.op)
         if not isinstance(x, CODE):
-            return {ast.USub: operator.neg, ast.Invert: operator.invert, ast.Not: operator.not_}[kind](x)
-        if kind is ast.Not:
+            return {ast.USub: operator.neg, ast.Invert: operator.invert, ast.Not: operator.not_}[operation](x)
+        if operation is ast.Not:
             return Truth(self.builder.not_(self.truth(x)))
         if isinstance(x, Real):
             return self.opposite(x)
-        return self.negative(self.whole(x)) if kind is ast.USub else self.inverse(self.whole(x))
+        return self.negative(self.whole(x)) if operation is ast.USub else self.inverse(self.whole(x))
 
     def of_compare(self, node):
         parts = [self.value(part) for part in (node.left, *node.comparators)]
         tests = [self.compared(type(sign), a, b) for sign, a, b in zip(node.ops, parts, parts[1:])]
         return functools.reduce(self.conjunction, tests)
 
-    def compared(self, kind, a, b):
-        sign, plain = COMPARISONS[kind]
+    def compared(self, operation, a, b):
+        sign, plain = COMPARISONS[operation]
         return self.compare(sign, a, b) if isinstance(a, CODE) or isinstance(b, CODE) else plain(a, b)
 
     def conjunction(self, a, b):
@@ -228,13 +228,13 @@ class Evaluator(Arithmetic):
         inner = Evaluator(self.context, self.builder, names)
         return inner.run(body_of(function))
 
-    def on_halves(self, text, count, kind, given):
+    def on_halves(self, text, count, ptx_type, given):
         """An operation on both halves of registers."""
         parts = []
         for place in (0, 16):
-            halves = [self.of_bits(self.shr(self.whole(word), self.whole(place)), kind) for word in given]
+            halves = [self.of_bits(self.shr(self.whole(word), self.whole(place)), ptx_type) for word in given]
             inner = Evaluator(self.context, self.builder, dict(zip("abc"[:count], halves)))
-            parts.append(self.bits(self.real(inner.value(parsed(text)), kind)))
+            parts.append(self.bits(self.real(inner.value(parsed(text)), ptx_type)))
         return self.or_(self.shl(parts[1], self.whole(16)), parts[0])
 
 

@@ -61,10 +61,10 @@ def bool_(e, x):
 
 
 TYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "float": "f64"}
-for _name, _kind in TYPES.items():
-    BUILTIN[_name] = lambda e, x, kind=_kind: e.real(x, kind)
+for _name, _type in TYPES.items():
+    BUILTIN[_name] = lambda e, x, ptx_type=_type: e.real(x, ptx_type)
     if _name != "float":
-        BUILTIN[f"{_name}_of"] = lambda e, x, kind=_kind: e.of_bits(e.whole(x), kind)
+        BUILTIN[f"{_name}_of"] = lambda e, x, ptx_type=_type: e.of_bits(e.whole(x), ptx_type)
 
 
 @builtin
@@ -80,9 +80,9 @@ def sqrt(e, x):
 @builtin
 def copysign(e, x, sign):
     x, sign = e.alike(x, sign)
-    top = 1 << WIDTHS[x.kind] - 1
+    top = 1 << WIDTHS[x.ptx_type] - 1
     magnitude, its = e.and_(e.bits(x), e.whole(top - 1)), e.and_(e.bits(sign), e.whole(top))
-    return e.of_bits(e.or_(magnitude, its), x.kind)
+    return e.of_bits(e.or_(magnitude, its), x.ptx_type)
 
 
 @builtin
@@ -93,21 +93,21 @@ def flush(e, x):
 
 @builtin
 def saturated(e, x):
-    one, zero = e.real(1.0, x.kind), e.real(0.0, x.kind)
+    one, zero = e.real(1.0, x.ptx_type), e.real(0.0, x.ptx_type)
     return e.chosen(e.compare(">", x, zero), least(e, x, one), zero)
 
 
 @builtin
 def at_least_zero(e, x):
-    zero = e.real(0.0, x.kind)
+    zero = e.real(0.0, x.ptx_type)
     return e.chosen(e.compare(">", x, zero), x, e.chosen(e.compare("!=", x, x), x, zero))
 
 
 @builtin
-def two_halves(e, high, low, kind, mode, relu):
+def two_halves(e, high, low, scalar, mode, relu):
     if mode != "rn":
         raise CannotLower(f"a conversion to two halves in the direction {mode}")
-    parts = [e.real(x, {"float16": "f16", "bfloat16": "bf16"}[kind.__name__]) for x in (high, low)]
+    parts = [e.real(x, {"float16": "f16", "bfloat16": "bf16"}[scalar.__name__]) for x in (high, low)]
     upper, lower = (e.bits(at_least_zero(e, x) if relu else x) for x in parts)
     return e.or_(e.shl(upper, e.whole(16)), lower)
 
@@ -121,8 +121,8 @@ def bit_length(e, x):
 
 def call_of(e, name, result, *codes):
     """A call of a function of LLVM's, or of C, that gives a `result`."""
-    kind = ir.FunctionType(result, [code.type for code in codes])
-    return e.builder.call(cgutils.get_or_insert_function(e.builder.module, kind, name), codes)
+    signature = ir.FunctionType(result, [code.type for code in codes])
+    return e.builder.call(cgutils.get_or_insert_function(e.builder.module, signature, name), codes)
 
 
 # --- floats, by what an instruction is called ---------------------------------------------------------------
@@ -138,7 +138,7 @@ def form(pattern):
     return enter
 
 
-REAL = r"(?P<kind>f16|bf16|f32|f64)"
+REAL = r"(?P<ptx_type>f16|bf16|f32|f64)"
 PLAIN = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 
 
@@ -149,7 +149,7 @@ def to_nearest(e, found, a, b):
 
 @form(rf"rcp\.(rn|approx\.ftz)\.{REAL}")
 def reciprocal(e, found, x):
-    return e.of_floats("fdiv", e.real(1.0, x.kind), x)
+    return e.of_floats("fdiv", e.real(1.0, x.ptx_type), x)
 
 
 @form(rf"sqrt\.rn\.{REAL}")
@@ -159,9 +159,10 @@ def root(e, found, x):
 
 @form(rf"(fma|mad)\.rn\.{REAL}")
 def multiply_add(e, found, a, b, c):
-    if a.kind in ("f32", "f64"):
+    if a.ptx_type in ("f32", "f64"):
         return e.intrinsic("fma", a, b, c)
-    return e.rounded(odd(e, *sum_and_error(e, e.builder.fmul(e.double(a), e.double(b)), e.double(c))), a.kind)
+    total = sum_and_error(e, e.builder.fmul(e.double(a), e.double(b)), e.double(c))
+    return e.rounded(odd(e, *total), a.ptx_type)
 
 
 @form(r"(?P<name>fma|mad|add|sub|mul)\.(?P<mode>rz|rd|ru)\.f32")
@@ -245,7 +246,7 @@ def comparison(e, found, a, b):
 
 @form(rf"testp\.(?P<test>finite|infinite|number|notanumber)\.{REAL}")
 def tested(e, found, x):
-    size, infinity = e.magnitude(x), e.real(float("inf"), x.kind)
+    size, infinity = e.magnitude(x), e.real(float("inf"), x.ptx_type)
     sign, other = {
         "finite": ("<", infinity), "infinite": ("==", infinity), "number": ("==", size), "notanumber": ("!=",
         size)
@@ -273,7 +274,7 @@ def approximation(e, found, x):
 WHOLE = {"rn": "rint", "rz": "trunc", "rd": "floor", "ru": "ceil"}
 
 
-@form(rf"cvt\.(?P<mode>rn|rz|rd|ru)i\.{REAL}\.(?P=kind)")
+@form(rf"cvt\.(?P<mode>rn|rz|rd|ru)i\.{REAL}\.(?P=ptx_type)")
 def whole(e, found, x):
     return e.intrinsic(WHOLE[found["mode"]], x)
 
@@ -282,10 +283,10 @@ def whole(e, found, x):
 def to_whole(e, found, x):
     double = e.intrinsic(WHOLE[found["mode"]], e.real(x, "f64")).code
     signed, bits = found["to"][0] == "s", int(found["to"][1:])
-    kind = kind_of(np.dtype(f"{'i' if signed else 'u'}{bits // 8}"))
-    width = bits if x.kind == "f16" else max(bits, 16)
+    numba_type = kind_of(np.dtype(f"{'i' if signed else 'u'}{bits // 8}"))
+    width = bits if x.ptx_type == "f16" else max(bits, 16)
     return e.of_register(
-        to_integer(e.builder, kind, double, 16 if x.kind == "f64" else 64, width), bits, signed
+        to_integer(e.builder, numba_type, double, 16 if x.ptx_type == "f64" else 64, width), bits, signed
     )
 
 
@@ -299,9 +300,9 @@ def nearest(e, found, x):
     if isinstance(x, Whole):
         bits = int(found["of"][1:])
         x = e.of_register(e.at(x, max(bits, 64)), bits, found["of"][0] == "s")
-    if found["kind"] == "bf16" and isinstance(x, Whole):
+    if found["ptx_type"] == "bf16" and isinstance(x, Whole):
         raise CannotLower("a bfloat16 of a whole number")
-    return e.real(x, found["kind"])
+    return e.real(x, found["ptx_type"])
 
 
 # --- entries ------------------------------------------------------------------------------------------------
@@ -324,28 +325,30 @@ def of_entry(e, entry, given):
 
 
 def of_llvm(e, entry, x):
-    kind = ir.IntType(8 * np.dtype(entry.operands[0]).itemsize)
+    integer = ir.IntType(8 * np.dtype(entry.operands[0]).itemsize)
     more = [ir.IntType(width)(value) for width, value in entry.native.more]
-    code = call_of(e, f"llvm.{entry.native.name}.i{kind.width}", kind, e.at(x, kind.width), *more)
-    return e.of_register(code, kind.width)
+    code = call_of(e, f"llvm.{entry.native.name}.i{integer.width}", integer, e.at(x, integer.width), *more)
+    return e.of_register(code, integer.width)
 
 
 def by_numba(e, entry, given):
     """What Numba compiles of an entry."""
-    kinds = [kind_of(dtype) for dtype in entry.operands]
+    numba_types = [kind_of(dtype) for dtype in entry.operands]
     typing = e.context.typing_context
     function = typing.resolve_value_type(function_of(entry))
-    signature = function.get_call_type(typing, kinds, {})
+    signature = function.get_call_type(typing, numba_types, {})
     codes = [
-        e.real(x, {32: "f32", 64: "f64"}[kind.bitwidth]).code
-        if isinstance(kind, types.Float)
+        e.real(x, {32: "f32", 64: "f64"}[numba_type.bitwidth]).code
+        if isinstance(numba_type, types.Float)
         else e.truth(x)
-        if kind == types.boolean
-        else e.at(x, kind.bitwidth)
-        for x, kind in zip(given, kinds)
+        if numba_type == types.boolean
+        else e.at(x, numba_type.bitwidth)
+        for x, numba_type in zip(given, numba_types)
     ]
     result = e.context.get_function(function, signature)(e.builder, codes)
-    kind = signature.return_type
-    if isinstance(kind, types.Float):
-        return Real(result, "f64" if kind == float64 else "f32")
-    return Truth(result) if kind == types.boolean else e.of_register(result, kind.bitwidth, kind.signed)
+    returned = signature.return_type
+    if isinstance(returned, types.Float):
+        return Real(result, "f64" if returned == float64 else "f32")
+    if returned == types.boolean:
+        return Truth(result)
+    return e.of_register(result, returned.bitwidth, returned.signed)

@@ -43,7 +43,7 @@ class PtxAttempt(Attempt):
         for name, make in self.source.given.items():
             if name not in self.source.calls:
                 values[name] = make(self.layout)
-        self.values = {name: as_number(values[name], self.source.kinds[name]) for name in values}
+        self.values = {name: as_number(values[name], self.source.ptx_types[name]) for name in values}
         regions = self.layout.memory.fixed
         self.arrays = {
             allocation.name: allocation.root
@@ -85,16 +85,16 @@ class PtxAttempt(Attempt):
         itemsize = min((np.asarray(a).itemsize for a in allocation.keep or ()), default=1)
         shift = granule(itemsize, size)
         shadow = np.zeros(2 * (size >> shift) + 2, np.int64) if watched else None
-        kind = BARE if not watched else EMPTY if allocation.uninitialized else GLOBAL
+        watch = BARE if not watched else EMPTY if allocation.uninitialized else GLOBAL
         fixed = WRITABLE if allocation.writable else READ_ONLY
-        table.add(allocation, allocation.root, kind, shadow, shift, fixed)
+        table.add(allocation, allocation.root, watch, shadow, shift, fixed)
 
     def add_shared(self, table, allocation):
         size = allocation.root.size
         shift = granule(self.source.narrowest["shared"] // 8, size)
         shadow = np.zeros(2 * (size >> shift) + 2, np.int64) if self.watched else None
-        kind = SHARED if self.watched else BARE
-        table.add(allocation, np.full(size, 0xFF, np.uint8), kind, shadow, shift, OF_BLOCK)
+        watch = SHARED if self.watched else BARE
+        table.add(allocation, np.full(size, 0xFF, np.uint8), watch, shadow, shift, OF_BLOCK)
 
 
 def granule(itemsize, size):
@@ -105,8 +105,8 @@ def granule(itemsize, size):
     return shift
 
 
-def as_number(value, kind):
+def as_number(value, ptx_type):
     """A number of the launch as compiled code takes it."""
-    if kind in ("f32", "f64"):
+    if ptx_type in ("f32", "f64"):
         return value
     return int(np.uint64(int(value) & (1 << 64) - 1).astype(np.int64))

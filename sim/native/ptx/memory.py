@@ -11,13 +11,13 @@ import numpy as np
 from sim.native.checks import BOUNDS, dirty, watch_atomic, watch_load, watch_local, watch_store
 from sim.native.words import from_text, number, set_byte, set_number, words
 
-# the numbers of a table, and behind them the region of each place
+# the words of a table, and behind them the region of each place
 REGIONS, COUNT, SCRATCH, PLACES = 0, 1, 2, 8
-# the numbers of a region: its address, bytes (of one thread, if STRIDE is not 0), the address of its bytes
-# and of its shadow, the binary logarithm of a granule, what watches it, whether it is fixed (or new for each
-# block), how many bytes lie from one thread's to the next, and of what power of two its declaration makes its
-# address a multiple
-BASE, SIZE, HOST, SHADOW, SHIFT, KIND, FIXED, STRIDE, ALIGNED = range(9)
+# the words of a region: its address, bytes (of one thread, if STRIDE is not 0), the address of its bytes
+# and of its shadow, the binary logarithm of a granule, how it is watched, whether it is fixed (or new for
+# each block), how many bytes lie from one thread's to the next, and of what power of two its declaration
+# makes its address a multiple
+BASE, SIZE, HOST, SHADOW, SHIFT, WATCH, FIXED, STRIDE, ALIGNED = range(9)
 BARE, GLOBAL, EMPTY, SHARED, LOCAL = range(5)
 WRITABLE, READ_ONLY, OF_BLOCK = range(3)
 FIELDS = 9
@@ -36,9 +36,9 @@ def region_of(table, address, thread):
     return 0
 
 
-WATCH = {
+LOOKS = {
     "load": (
-        "watch_load(shadow, granule, state, True, kind == EMPTY)",
+        "watch_load(shadow, granule, state, True, watch == EMPTY)",
         "watch_load(shadow, granule, state, False, True)",
         "watch_local(shadow, granule, state)",
     ),
@@ -48,7 +48,7 @@ WATCH = {
         "set_byte(shadow, granule, 1)",
     ),
     "atomic": (
-        "watch_atomic(shadow, granule, state, True, kind == EMPTY)",
+        "watch_atomic(shadow, granule, state, True, watch == EMPTY)",
         "watch_atomic(shadow, granule, state, False, True)",
         "watch_local(shadow, granule, state)",
     ),
@@ -70,17 +70,17 @@ def located(table, place, address, thread, state):
         dirty(state, BOUNDS)
         return number(table, SCRATCH)
     offset += thread * number(region, STRIDE)
-    kind = number(region, KIND)
-    if kind != BARE:
-        watch(number(region, SHADOW), offset, number(region, SHIFT), kind, state)
+    watch = number(region, WATCH)
+    if watch != BARE:
+        look(number(region, SHADOW), offset, number(region, SHIFT), watch, state)
     return number(region, HOST) + offset
 """
-WATCHING = """
-def watch(shadow, offset, shift, kind, state):
+LOOKING = """
+def look(shadow, offset, shift, watch, state):
     for granule in range(offset >> shift, (offset + {last} >> shift) + 1):
-        if kind == SHARED:
+        if watch == SHARED:
             {shared}
-        elif kind == LOCAL:
+        elif watch == LOCAL:
             {local}
         else:
             {outer}
@@ -88,16 +88,16 @@ def watch(shadow, offset, shift, kind, state):
 
 
 @functools.cache
-def locator(role, size):
+def locator(access, size):
     """The function (table, place, address, thread, state) -> the host's address of `size` bytes that are to
-    be read (`role` load), written (store) or changed (atomic); of others where nobody looks, if that cannot
+    be read (`access` load), written (store) or changed (atomic); of others where nobody looks, if that cannot
     be."""
-    outer, shared, local = WATCH[role]
-    watching = WATCHING.format(last=size - 1, outer=outer, shared=shared, local=local)
-    watch = from_text(f"{__name__}.watch_{role}_{size}", watching, globals())
-    fixed = "" if role == "load" else "or number(region, FIXED) == READ_ONLY"
+    outer, shared, local = LOOKS[access]
+    looking = LOOKING.format(last=size - 1, outer=outer, shared=shared, local=local)
+    look = from_text(f"{__name__}.look_{access}_{size}", looking, globals())
+    fixed = "" if access == "load" else "or number(region, FIXED) == READ_ONLY"
     text = TEXT.format(size=size, mask=size - 1, fixed=fixed)
-    return from_text(f"{__name__}.{role}_{size}", text, {**globals(), "watch": watch})
+    return from_text(f"{__name__}.{access}_{size}", text, {**globals(), "look": look})
 
 
 @words(inline=False)
@@ -107,7 +107,7 @@ def renewed(table, position, thread):
     stride, host, shadow = number(region, STRIDE), number(region, HOST), number(region, SHADOW)
     for byte in range(thread * stride, thread * stride + number(region, SIZE)):
         set_byte(host, byte, 255)
-    if number(region, KIND) == LOCAL:
+    if number(region, WATCH) == LOCAL:
         for granule in range(
             stride * thread >> number(region, SHIFT), stride * (thread + 1) >> number(region, SHIFT)
         ):
@@ -131,10 +131,10 @@ class Table:
     def __init__(self, places):
         self.rows, self.held, self.places = [], [], places
 
-    def add(self, allocation, memory, kind, shadow, shift, fixed=WRITABLE, stride=0):
+    def add(self, allocation, memory, watch, shadow, shift, fixed=WRITABLE, stride=0):
         """The region of an allocation; `memory`: uint8, all its bytes."""
         addresses = self.address(memory), self.address(shadow)
-        rest = shift, kind, fixed, stride, allocation.alignment
+        rest = shift, watch, fixed, stride, allocation.alignment
         self.rows.append((allocation.base, allocation.root.size, *addresses, *rest))
 
     def address(self, array):

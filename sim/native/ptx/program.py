@@ -10,7 +10,7 @@ from sim.native import cache
 from sim.native.fission import Fission
 from sim.native.front import CannotLower, Parts
 from sim.native.program import Fissioned, Lowered, fission_text
-from sim.native.ptx.runs import SPECIAL, kind_of
+from sim.native.ptx.runs import SPECIAL, numba_type_of
 from sim.native.variables import assigned, exposed, reads
 from sim.ptx import holding
 from sim.ptx.emit import Writer
@@ -20,11 +20,11 @@ from sim.ptx.warps import form_of
 
 class Lowering(Program):
     """A Program whose source compiled code takes. `calls`: what a function of memory in it does; `stops`:
-    name in the source -> (what threads wait for there, kinds of its operands, of its results); `kinds`:
-    what each variable is."""
+    name in the source -> (what threads wait for there, types of its operands, of its results);
+    `ptx_types`: what each variable is."""
 
     def __init__(self, text, origin, entry):
-        self.calls, self.stops, self.kinds, self.places = {}, {}, {"go": "s64", "carry": "u32"}, 0
+        self.calls, self.stops, self.ptx_types, self.places = {}, {}, {"go": "s64", "carry": "u32"}, 0
         self.fetches = {}  # name of a stop -> what reads its operands from memory
         self.globals = set()  # variables of the module that threads may change
         self.local_places = {}  # local variable -> its place among the regions
@@ -39,22 +39,22 @@ class Lowering(Program):
             raise CannotLower(f"{opcode} (PTX line {line}) has no compiled form")
         registers = {r.name: r for item in self.entry.body for r in holding.named(item)}
         for name, python in writer.names.items():
-            holds, kind = writer.holds[name], registers[name].type
-            self.kinds[python] = f"u{WIDTHS.get(kind, 64)}" if holds == "int" else holds
+            holds, ptx_type = writer.holds[name], registers[name].type
+            self.ptx_types[python] = f"u{WIDTHS.get(ptx_type, 64)}" if holds == "int" else holds
         self.look_at(self.entry)
         return "\n".join(lines)
 
     # --- names ----------------------------------------------------------------------------------------------
 
-    def constant(self, operand, kind):
-        text = super().constant(operand, kind)
+    def constant(self, operand, ptx_type):
+        text = super().constant(operand, ptx_type)
         if text in self.given:
-            self.calls[text] = "float", kind, int(text.partition("_")[2], 16)
+            self.calls[text] = "float", ptx_type, int(text.partition("_")[2], 16)
         return text
 
     def shared_name(self, name, make):
         """The launch's own numbers, which are parameters of the kernel."""
-        self.kinds[name] = "u64"
+        self.ptx_types[name] = "u64"
         return super().shared_name(name, make)
 
     def variable(self, name):
@@ -72,14 +72,14 @@ class Lowering(Program):
         text = SPECIALS.get(stem) or super().special(name)
         return text.replace("thread.lane", "(linear & 31)").replace("thread.warp", "(linear >> 5)")
 
-    def argument(self, name, at, kind):
-        text = super().argument(name, at, kind)
-        self.kinds[text] = kind
+    def argument(self, name, at, ptx_type):
+        text = super().argument(name, at, ptx_type)
+        self.ptx_types[text] = ptx_type
         return text
 
     def renewal(self, variable):
         base = self.shared_name(f"at_{self.variable_name(variable)}", lambda run: run.address(variable))
-        self.kinds[self.variable_name(variable)] = "u64"
+        self.ptx_types[self.variable_name(variable)] = "u64"
         name = "renew_" + self.variable_name(variable)
         place = self.local_places.setdefault(variable.name, len(self.local_places))
         self.calls[name] = "renew", place, base, variable.bytes
@@ -87,11 +87,11 @@ class Lowering(Program):
 
     # --- memory ---------------------------------------------------------------------------------------------
 
-    def place_of(self, kind, space):
+    def place_of(self, ptx_type, space):
         """The number of an access."""
         for of in ("shared", "local"):
             if space in (of, "generic"):
-                self.narrowest[of] = min(self.narrowest[of], WIDTHS[kind])
+                self.narrowest[of] = min(self.narrowest[of], WIDTHS[ptx_type])
         self.places += 1
         return self.places - 1
 
@@ -100,29 +100,29 @@ class Lowering(Program):
         self.calls[name] = what, *rest
         return name
 
-    def load(self, kind, space, count):
-        return self.does("load", "load", kind, space, count, self.place_of(kind, space))
+    def load(self, ptx_type, space, count):
+        return self.does("load", "load", ptx_type, space, count, self.place_of(ptx_type, space))
 
-    def store(self, kind, space, count):
-        return self.does("store", "store", kind, space, count, self.place_of(kind, space))
+    def store(self, ptx_type, space, count):
+        return self.does("store", "store", ptx_type, space, count, self.place_of(ptx_type, space))
 
     def atomic(self, access):
-        kind = access.type
+        ptx_type = access.type
         if access.reach == "block" and access.space != "shared":
             raise Missing(access.opcode)
-        if kind not in ("f32", "f64") and (
-            kind not in WIDTHS or not kind[1:].isdigit() or kind[0] not in "sub"
+        if ptx_type not in ("f32", "f64") and (
+            ptx_type not in WIDTHS or not ptx_type[1:].isdigit() or ptx_type[0] not in "sub"
         ):
             raise Missing(self.item.opcode)
-        signed = kind[0] == "s" and access.operation != "add"
-        kind = kind if kind[0] == "f" else f"{'s' if signed else 'u'}{WIDTHS[kind]}"
+        signed = ptx_type[0] == "s" and access.operation != "add"
+        ptx_type = ptx_type if ptx_type[0] == "f" else f"{'s' if signed else 'u'}{WIDTHS[ptx_type]}"
         name = f"atom.{access.operation}.{access.type}"
         try:
             by_ptx(name)
         except KeyError:
             raise Missing(self.item.opcode) from None
-        return kind, self.does(
-            "atomic", "atomic", name, kind, access.space, self.place_of(kind, access.space)
+        return ptx_type, self.does(
+            "atomic", "atomic", name, ptx_type, access.space, self.place_of(ptx_type, access.space)
         )
 
     def trap(self):
@@ -161,16 +161,16 @@ class Lowering(Program):
         return name
 
 
-def of_register(kind):
+def of_register(ptx_type):
     """What a register holds for an operand or result of this type."""
-    return kind.replace("b", "u") if kind[0] == "b" else kind
+    return ptx_type.replace("b", "u") if ptx_type[0] == "b" else ptx_type
 
 
 class Statements:
     """The statements of a Lowering as loop fission takes them."""
 
     def __init__(self, source):
-        self.source, self.module = source, Parts(set(source.kinds) | set(SPECIAL))
+        self.source, self.module = source, Parts(set(source.ptx_types) | set(SPECIAL))
         tree = ast.parse(source.source).body[0]
         self.runs = []  # (statement that calls it, its statements)
         self.statements = self.suite(tree.body[1:])  # without `thread = current.thread`
@@ -223,7 +223,7 @@ class Statements:
             return None
         (call,) = calls
         what, operands, results = self.source.stops[call.func.id]
-        given = [self.variable("given", kind) for kind in operands]
+        given = [self.variable("given", ptx_type) for ptx_type in operands]
         targets = [ast.Name(name, ast.Store()) for name in given]
         if fetch := self.source.fetches.get(call.func.id):
             row = ast.Call(ast.Name(fetch, ast.Load()), call.args, [])
@@ -231,7 +231,7 @@ class Statements:
         else:
             pairs = zip(targets, call.args, strict=True)
             before = [ast.Assign([target], argument) for target, argument in pairs]
-        got = [self.variable("got", kind) for kind in results]
+        got = [self.variable("got", ptx_type) for ptx_type in results]
         waits = ast.Call(ast.Name(what, ast.Load()), [ast.Name(name, ast.Load()) for name in given], [])
         waits.stops, waits.site = what, 0
         targets = [ast.Name(name, ast.Store()) for name in got]
@@ -242,9 +242,9 @@ class Statements:
         value = values[0] if len(got) == 1 else ast.Tuple(values, ast.Load())
         return before, ast.Assign([target], waits), Replace(call, value).visit(node)
 
-    def variable(self, name, kind):
+    def variable(self, name, ptx_type):
         name = self.module.fresh(name)
-        self.source.kinds[name] = kind
+        self.source.ptx_types[name] = ptx_type
         return name
 
     # --- runs -----------------------------------------------------------------------------------------------
@@ -253,15 +253,15 @@ class Statements:
         """Make each run a call of a function, whose text the module gets."""
         wanted = set().union(*(exposed(nodes) for _, nodes in self.runs), *map(asked, self.statements))
         for number, (statement, nodes) in enumerate(self.runs):
-            name, kinds = f"run_{number}", self.source.kinds
-            outputs = {v: kinds[v] for v in sorted(assigned(nodes) & wanted)}
+            name, ptx_types = f"run_{number}", self.source.ptx_types
+            outputs = {v: ptx_types[v] for v in sorted(assigned(nodes) & wanted)}
             read = sorted(exposed(nodes) - set(self.source.calls))
             inputs = {v: "index" if "." in SPECIAL[v] else "u16" for v in read if v in SPECIAL}
-            inputs |= {v: kinds[v] for v in read if v in kinds}
+            inputs |= {v: ptx_types[v] for v in read if v in ptx_types}
             named = {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
             calls = {v: self.source.calls[v] for v in sorted(named & set(self.source.calls))}
             bases = {call[2] for call in calls.values() if call[0] == "renew"}
-            inputs |= {v: kinds[v] for v in sorted(bases)}
+            inputs |= {v: ptx_types[v] for v in sorted(bases)}
             text = "\n".join(map(ast.unparse, map(ast.fix_missing_locations, nodes)))
             self.module.imports["ptx_run"] = "sim.native.ptx.runs"
             self.module.constants[name] = f'ptx_run("{name}", {inputs}, {outputs}, {calls}, """\n{text}\n""")'
@@ -270,8 +270,8 @@ class Statements:
             to = f"{', '.join(outputs)} = " if outputs else ""
             become(statement, ast.parse(f"{to}{name}({arguments})").body[0])
 
-    def variable_kinds(self):
-        return {name: kind_of(what) for name, what in self.source.kinds.items()}
+    def numba_types(self):
+        return {name: numba_type_of(ptx_type) for name, ptx_type in self.source.ptx_types.items()}
 
 
 def asked(node):
@@ -322,7 +322,7 @@ def fissioned(kernel):
     """(Lowering, Fissioned) of a kernel."""
     source, made = lowered(kernel)
     name = re.sub(r"\W", "_", kernel.__name__)
-    split = Fission(made.module, name, made.parameters, made.statements, made.variable_kinds())
+    split = Fission(made.module, name, made.parameters, made.statements, made.numba_types())
     made.module.imports["renew_shared"] = "sim.native.ptx.memory"
     text = fission_text(made.module, name, made.parameters, split, ["renew_shared(table)"])
     path = cache.path_of(name, text)

@@ -23,8 +23,8 @@ SPECIAL = {f"{name}_{axis}": f"{what}.{axis}" for axis in "xyz" for name, what i
 SPECIAL |= {"linear": "thread"}  # a name in the text of a run -> the kernel's
 
 
-def kind_of(what):
-    return NUMBA.get(what, int64)
+def numba_type_of(ptx_type):
+    return NUMBA.get(ptx_type, int64)
 
 
 def ptx_run(name, inputs, outputs, calls, text):
@@ -34,8 +34,8 @@ def ptx_run(name, inputs, outputs, calls, text):
     text: statements in Python, as sim.ptx writes them. calls: {a function that they call: (what it does,
     ...)}, for memory. With any, the first parameters are the table of memory, the thread and the state."""
     first = ["table", "thread", "state"] if calls else []
-    given = [*map(kind_of, inputs.values())]
-    results = [*map(kind_of, outputs.values())]
+    given = [*map(numba_type_of, inputs.values())]
+    results = [*map(numba_type_of, outputs.values())]
     returns = results[0] if len(results) == 1 else types.Tuple(results) if results else types.void
     signature = returns(*[int64] * len(first), *given)
 
@@ -109,23 +109,23 @@ class Run(Evaluator):
 
     # --- memory ---------------------------------------------------------------------------------------------
 
-    def located(self, role, kind, space, count, place, address):
+    def located(self, access, ptx_type, space, count, place, address):
         """The host's address of what is accessed, and LLVM's type of an element."""
-        size = np.dtype(VIEWS[kind]).itemsize
+        size = np.dtype(VIEWS[ptx_type]).itemsize
         address = self.add(self.whole(address), self.whole(WINDOWS.get(space, 0)))
         table, thread, state = self.machine
         codes = table, I64(place), self.at(address, 64), thread, state
-        where = self.compiled(locator(role, size * count), *codes)
-        return where, FLOATS.get(kind) or ir.IntType(8 * size), size
+        where = self.compiled(locator(access, size * count), *codes)
+        return where, FLOATS.get(ptx_type) or ir.IntType(8 * size), size
 
     def pointers(self, where, element, size, count):
         for position in range(count):
             at = self.builder.add(where, I64(size * position)) if position else where
             yield self.builder.inttoptr(at, element.as_pointer())
 
-    def do_load(self, kind, space, count, place, address):
-        where, element, size = self.located("load", kind, space, count, place, address)
-        values = [self.read(pointer, kind) for pointer in self.pointers(where, element, size, count)]
+    def do_load(self, ptx_type, space, count, place, address):
+        where, element, size = self.located("load", ptx_type, space, count, place, address)
+        values = [self.read(pointer, ptx_type) for pointer in self.pointers(where, element, size, count)]
         return values[0] if count == 1 else tuple(values)
 
     def do_row(self, lanes, space, place, address):
@@ -142,22 +142,24 @@ class Run(Evaluator):
                 self.builder.store(self.at(value, 32), pointer)
         return tuple(self.read(pointer, "u32") for pointer in pointers)
 
-    def read(self, pointer, kind):
+    def read(self, pointer, ptx_type):
         code = self.builder.load(pointer)
-        return Real(code, kind) if kind in FLOATS else self.of_register(code, int(kind[1:]), kind[0] == "s")
+        if ptx_type in FLOATS:
+            return Real(code, ptx_type)
+        return self.of_register(code, int(ptx_type[1:]), ptx_type[0] == "s")
 
-    def do_store(self, kind, space, count, place, address, *values):
-        where, element, size = self.located("store", kind, space, count, place, address)
+    def do_store(self, ptx_type, space, count, place, address, *values):
+        where, element, size = self.located("store", ptx_type, space, count, place, address)
         for pointer, value in zip(self.pointers(where, element, size, count), values):
-            code = self.real(value, kind).code if kind in FLOATS else self.at(value, 8 * size)
+            code = self.real(value, ptx_type).code if ptx_type in FLOATS else self.at(value, 8 * size)
             self.builder.store(code, pointer)
 
-    def do_atomic(self, operation, kind, space, place, address, *operands):
-        where, element, size = self.located("atomic", kind, space, 1, place, address)
+    def do_atomic(self, operation, ptx_type, space, place, address, *operands):
+        where, element, size = self.located("atomic", ptx_type, space, 1, place, address)
         pointer = next(self.pointers(where, element, size, 1))
-        old = self.read(pointer, kind)
+        old = self.read(pointer, ptx_type)
         new = self.called(by_ptx(operation).meaning, [old, *operands], {})
-        code = self.real(new, kind).code if kind in FLOATS else self.at(new, 8 * size)
+        code = self.real(new, ptx_type).code if ptx_type in FLOATS else self.at(new, 8 * size)
         self.builder.store(code, pointer)
         return old
 

@@ -43,10 +43,10 @@ class Truth:
 
 @dataclass(frozen=True)
 class Real:
-    """A float: of the kind f32 or f64, or f16 or bf16, which are their 16 bits."""
+    """A float of type f32 or f64, or f16 or bf16, which are their 16 bits."""
 
     code: object
-    kind: str
+    ptx_type: str
 
 
 def room(*numbers):
@@ -91,10 +91,11 @@ class Arithmetic:
         code = self.whole(value).code
         if code.type.width == width:
             return code
-        kind = ir.IntType(width)
+        integer = ir.IntType(width)
         if isinstance(code, ir.Constant):
-            return ir.Constant(kind, wrapped(code.constant, width))
-        return self.builder.sext(code, kind) if code.type.width < width else self.builder.trunc(code, kind)
+            return ir.Constant(integer, wrapped(code.constant, width))
+        resize = self.builder.sext if code.type.width < width else self.builder.trunc
+        return resize(code, integer)
 
     def made(self, operation, a, b, low, high):
         low, high = within(low, high)
@@ -199,80 +200,80 @@ class Arithmetic:
     def double(self, x):
         if isinstance(x, float):
             return DOUBLE(x)
-        if x.kind == "f64":
+        if x.ptx_type == "f64":
             return x.code
-        if x.kind == "f32":
+        if x.ptx_type == "f32":
             return self.builder.fpext(x.code, DOUBLE)
-        return to_double(self.builder, HALF[x.kind], x.code)
+        return to_double(self.builder, HALF[x.ptx_type], x.code)
 
-    def real(self, value, kind):
-        """A number as a float of a kind, rounded to the nearest."""
-        if isinstance(value, Real) and value.kind == kind:
+    def real(self, value, ptx_type):
+        """A number as a float of a type, rounded to the nearest."""
+        if isinstance(value, Real) and value.ptx_type == ptx_type:
             return value
         if isinstance(value, (int, float)):
             value = float(value)
-            if kind in FLOATS:
-                return Real(ir.Constant(FLOATS[kind], value), kind)
-            return self.rounded(DOUBLE(value), kind)
+            if ptx_type in FLOATS:
+                return Real(ir.Constant(FLOATS[ptx_type], value), ptx_type)
+            return self.rounded(DOUBLE(value), ptx_type)
         if isinstance(value, Real):
-            return self.rounded(self.double(value), kind)
+            return self.rounded(self.double(value), ptx_type)
         value = self.whole(value)
         if value.low is None or value.low < -(1 << 63) or value.high >= 1 << 64:
             raise CannotLower("a float of a number of unknown size")
         convert = self.builder.sitofp if value.high < 1 << 63 else self.builder.uitofp
         if value.high >= 1 << 63 and value.low < 0:
             raise CannotLower("a float of a number of 65 bits")
-        if kind in FLOATS:
-            return Real(convert(self.at(value, 64), FLOATS[kind]), kind)
-        return self.rounded(convert(self.at(value, 64), DOUBLE), kind)
+        if ptx_type in FLOATS:
+            return Real(convert(self.at(value, 64), FLOATS[ptx_type]), ptx_type)
+        return self.rounded(convert(self.at(value, 64), DOUBLE), ptx_type)
 
-    def rounded(self, double, kind):
-        if kind == "f64":
-            return Real(double, kind)
-        if kind == "f32":
-            return Real(self.builder.fptrunc(double, FLOATS["f32"]), kind)
-        return Real(from_double(self.builder, HALF[kind], double), kind)
+    def rounded(self, double, ptx_type):
+        if ptx_type == "f64":
+            return Real(double, ptx_type)
+        if ptx_type == "f32":
+            return Real(self.builder.fptrunc(double, FLOATS["f32"]), ptx_type)
+        return Real(from_double(self.builder, HALF[ptx_type], double), ptx_type)
 
     def of_floats(self, operation, a, b):
         """fadd, fsub, fmul or fdiv, rounded once: a double is wide enough for two halves."""
         a, b = self.alike(a, b)
         make = getattr(self.builder, operation)
-        if a.kind in FLOATS:
-            return Real(make(a.code, b.code), a.kind)
-        return self.rounded(make(self.double(a), self.double(b)), a.kind)
+        if a.ptx_type in FLOATS:
+            return Real(make(a.code, b.code), a.ptx_type)
+        return self.rounded(make(self.double(a), self.double(b)), a.ptx_type)
 
     def alike(self, a, b):
-        kind = next(x.kind for x in (a, b) if isinstance(x, Real))
-        if any(isinstance(x, Real) and x.kind != kind for x in (a, b)):
-            kind = "f64"
-        return self.real(a, kind), self.real(b, kind)
+        ptx_type = next(x.ptx_type for x in (a, b) if isinstance(x, Real))
+        if any(isinstance(x, Real) and x.ptx_type != ptx_type for x in (a, b)):
+            ptx_type = "f64"
+        return self.real(a, ptx_type), self.real(b, ptx_type)
 
     def intrinsic(self, name, *values):
-        """LLVM's function of floats of one kind; of halves by way of double."""
-        kind = values[0].kind
-        codes = [x.code if kind in FLOATS else self.double(x) for x in values]
+        """LLVM's function of floats of one type; of halves by way of double."""
+        ptx_type = values[0].ptx_type
+        codes = [x.code if ptx_type in FLOATS else self.double(x) for x in values]
         of = ir.FunctionType(codes[0].type, [code.type for code in codes])
         function = self.builder.module.declare_intrinsic(f"llvm.{name}", [codes[0].type], of)
         result = self.builder.call(function, codes)
-        return Real(result, kind) if kind in FLOATS else self.rounded(result, kind)
+        return Real(result, ptx_type) if ptx_type in FLOATS else self.rounded(result, ptx_type)
 
     def opposite(self, x):
-        if x.kind in FLOATS:
-            return Real(self.builder.fneg(x.code), x.kind)
-        return Real(self.builder.xor(x.code, ir.IntType(16)(0x8000)), x.kind)
+        if x.ptx_type in FLOATS:
+            return Real(self.builder.fneg(x.code), x.ptx_type)
+        return Real(self.builder.xor(x.code, ir.IntType(16)(0x8000)), x.ptx_type)
 
     def magnitude(self, x):
-        if x.kind in FLOATS:
+        if x.ptx_type in FLOATS:
             return self.intrinsic("fabs", x)
-        return Real(self.builder.and_(x.code, ir.IntType(16)(0x7FFF)), x.kind)
+        return Real(self.builder.and_(x.code, ir.IntType(16)(0x7FFF)), x.ptx_type)
 
     def bits(self, x):
-        code = x.code if x.kind in HALF else self.builder.bitcast(x.code, ir.IntType(WIDTHS[x.kind]))
-        return self.of_register(code, WIDTHS[x.kind])
+        code = x.code if x.ptx_type in HALF else self.builder.bitcast(x.code, ir.IntType(WIDTHS[x.ptx_type]))
+        return self.of_register(code, WIDTHS[x.ptx_type])
 
-    def of_bits(self, value, kind):
-        code = self.at(value, WIDTHS[kind])
-        return Real(code if kind in HALF else self.builder.bitcast(code, FLOATS[kind]), kind)
+    def of_bits(self, value, ptx_type):
+        code = self.at(value, WIDTHS[ptx_type])
+        return Real(code if ptx_type in HALF else self.builder.bitcast(code, FLOATS[ptx_type]), ptx_type)
 
     # --- all ------------------------------------------------------------------------------------------------
 
@@ -297,7 +298,7 @@ class Arithmetic:
         test = self.truth(test)
         if isinstance(a, Real) or isinstance(b, Real):
             a, b = self.alike(a, b)
-            return Real(self.builder.select(test, a.code, b.code), a.kind)
+            return Real(self.builder.select(test, a.code, b.code), a.ptx_type)
         if all(isinstance(x, (Truth, bool)) for x in (a, b)):
             return Truth(self.builder.select(test, self.truth(a), self.truth(b)))
         a, b = self.whole(a), self.whole(b)
