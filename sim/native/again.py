@@ -12,16 +12,16 @@ from sim.native.variables import assigned, exposed
 from sim.native.vocabulary import SPECIAL
 
 CHEAP = ("isa_operator_", "isa_builtins_")  # functions of the table that cost little to compute again
-CASTS = ("numba", "sim.native.kinds")  # the homes of number types
+CASTS = ("numba", "sim.native.scalars")  # the homes of number types
 PURE = {"min", "max", "abs", "len", "int", "float", "bool", "range", "lane_of", *IN_GRID}
 UNIFORM = {"state", "blockIdx", "blockDim", "gridDim"}
 
 
 class Computable:
-    """The variables of one kernel. `kinds` maps each to its Numba type."""
+    """The variables of one kernel. `numba_types` maps each to its Numba type."""
 
-    def __init__(self, module, parameters, statements, kinds):
-        self.module, self.kinds = module, kinds
+    def __init__(self, module, parameters, statements, numba_types):
+        self.module, self.numba_types = module, numba_types
         self.parameters, self.statements = parameters, statements
         self.fixed = {*parameters, *module.arrays, *module.declared, *SPECIAL}  # what no statement assigns
         self.loops = self.own_loops(self.statements)
@@ -85,7 +85,9 @@ class Computable:
                     or any(times[name] > 1 for name in names)
                 ):
                     continue
-                arrays = all(isinstance(self.kinds.get(name), (GuardedType, ReferenceType)) for name in names)
+                arrays = all(
+                    isinstance(self.numba_types.get(name), (GuardedType, ReferenceType)) for name in names
+                )
                 known = self.fixed | set(again)
                 if is_fresh(node.value):
                     again[names.pop()] = ast.copy_location(

@@ -1,5 +1,5 @@
 """Arrays as compiled kernels hold them: an address, a shape and strides, the same for what watches over them,
-and the numbers of the launch.
+and the State of the launch.
 
 Nothing here owns memory: whoever launches keeps it alive, so compiled code counts no references. What an
     access does is in sim.native.checks.
@@ -22,7 +22,7 @@ from numba.extending import (
 )
 
 from sim.native.internal import LIKE_CODE
-from sim.native.kinds import dtype_of, kind_of
+from sim.native.scalars import dtype_of, numba_type_of
 from sim.native.words import words
 
 # what is checked: see sim.native.checks
@@ -30,22 +30,22 @@ BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = "bare", "bounded", "global", "empt
 
 
 class State:
-    """The numbers of one launch that compiled code reads and writes (int64, sim.native.checks says which is
+    """The words of one launch that compiled code reads and writes (int64, sim.native.checks says which is
     which); compiled code gets their address."""
 
     def __init__(self, length, first, values):
-        self.numbers = np.zeros(length, np.int64)
-        self.numbers[first : first + len(values)] = values
-        self.address = self.numbers.ctypes.data
+        self.words = np.zeros(length, np.int64)
+        self.words[first : first + len(values)] = values
+        self.address = self.words.ctypes.data
 
 
 class Guarded:
-    """`array` (ndarray) for compiled code. `kind` says what is checked; `shadow` is what that needs: an
+    """`array` (ndarray) for compiled code. `watch` says what is checked; `shadow` is what that needs: an
     address of two int64 or one uint8 for each element."""
 
     __slots__ = ("held", "packed", "_numba_type_")
 
-    def __init__(self, array, kind, shadow, state, sizes=None):
+    def __init__(self, array, watch, shadow, state, sizes=None):
         itemsize = array.itemsize or 1
         members = (
             array.__array_interface__["data"][0],
@@ -56,19 +56,19 @@ class Guarded:
         )
         members = np.array(members, np.int64)
         self.held, self.packed = (array, members), members.__array_interface__["data"][0]
-        self._numba_type_ = array_type(array, kind, sizes)
+        self._numba_type_ = array_type(array, watch, sizes)
 
 
-def array_type(array, kind, sizes=None):
+def array_type(array, watch, sizes=None):
     """The type of a Guarded over an ndarray."""
-    return guarded_type(array.dtype, array.ndim, array.flags.c_contiguous, kind, sizes)
+    return guarded_type(array.dtype, array.ndim, array.flags.c_contiguous, watch, sizes)
 
 
 @functools.cache
-def guarded_type(dtype, ndim, rowwise, kind, sizes):
+def guarded_type(dtype, ndim, rowwise, watch, sizes):
     for name in dtype.names or ():
         know_field(name)
-    return GuardedType(kind_of(dtype), ndim, rowwise, kind, sizes)
+    return GuardedType(numba_type_of(dtype), ndim, rowwise, watch, sizes)
 
 
 # --- both as types of Numba ---------------------------------------------------------------------------------
@@ -80,16 +80,16 @@ class GuardedType(types.Type):
     `pitch`: bytes from one element to the next that strides count; more than an element's own in a column of
         records, or the real parts of complex numbers."""
 
-    def __init__(self, dtype, ndim, rowwise, kind, sizes=None, pitch=None):
-        self.dtype, self.ndim, self.rowwise, self.kind, self.sizes = (
+    def __init__(self, dtype, ndim, rowwise, watch, sizes=None, pitch=None):
+        self.dtype, self.ndim, self.rowwise, self.watch, self.sizes = (
             dtype,
             ndim,
             rowwise,
-            kind,
+            watch,
             sizes or (None,) * ndim,
         )
         self.pitch = pitch or dtype_of(dtype).itemsize
-        super().__init__(f"Guarded({dtype}, {ndim}, {self.sizes}, {rowwise}, {kind}, {self.pitch})")
+        super().__init__(f"Guarded({dtype}, {ndim}, {self.sizes}, {rowwise}, {watch}, {self.pitch})")
 
     def side(self, axis):
         """The text of a dimension's size, in a function of the array `x`."""
@@ -106,23 +106,24 @@ class GuardedType(types.Type):
 
 @register_model(GuardedType)
 class GuardedModel(models.StructModel):
-    def __init__(self, manager, kind):
-        sides = types.UniTuple(int64, kind.ndim)
+    def __init__(self, manager, numba_type):
+        sides = types.UniTuple(int64, numba_type.ndim)
         super().__init__(
             manager,
-            kind,
-            [("data", int64), ("shape", sides), ("strides", sides), ("shadow", int64), ("numbers", int64)],
+            numba_type,
+            [("data", int64), ("shape", sides), ("strides", sides), ("shadow", int64), ("state", int64)],
         )
 
 
-for _member in ("data", "shape", "strides", "shadow", "numbers"):
+for _member in ("data", "shape", "strides", "shadow", "state"):
     make_attribute_wrapper(GuardedType, _member, _member)
 
 
 @unbox(GuardedType)
-def unbox_guarded(kind, value, c):
+def unbox_guarded(numba_type, value, c):
     """From a Python object, whose `packed` is the address of all members in a row, to a structure."""
-    structure, builder, n = cgutils.create_struct_proxy(kind)(c.context, c.builder), c.builder, kind.ndim
+    structure = cgutils.create_struct_proxy(numba_type)(c.context, c.builder)
+    builder, n = c.builder, numba_type.ndim
     held = c.pyapi.object_getattr_string(value, "packed")
     row = builder.inttoptr(c.pyapi.long_as_longlong(held), ir.IntType(64).as_pointer())
     c.pyapi.decref(held)
@@ -130,7 +131,7 @@ def unbox_guarded(kind, value, c):
         builder.load(builder.gep(row, [ir.Constant(ir.IntType(64), position)]))
         for position in range(2 * n + 3)
     ]
-    structure.data, structure.shadow, structure.numbers = members[0], members[-2], members[-1]
+    structure.data, structure.shadow, structure.state = members[0], members[-2], members[-1]
     structure.shape, structure.strides = (
         cgutils.pack_array(builder, members[1 : n + 1], ir.IntType(64)),
         cgutils.pack_array(builder, members[n + 1 : -2], ir.IntType(64)),
@@ -141,9 +142,9 @@ def unbox_guarded(kind, value, c):
 # --- memory -------------------------------------------------------------------------------------------------
 
 
-def at(context, builder, address, position, kind):
-    """A pointer to the value of type `kind` that stands `position` such values behind an address."""
-    return builder.gep(builder.inttoptr(address, context.get_data_type(kind).as_pointer()), [position])
+def at(context, builder, address, position, numba_type):
+    """A pointer to the value of type `numba_type` that stands `position` such values behind an address."""
+    return builder.gep(builder.inttoptr(address, context.get_data_type(numba_type).as_pointer()), [position])
 
 
 def element(context, builder, x, value, flat):
@@ -159,30 +160,30 @@ def element(context, builder, x, value, flat):
     )
 
 
-def view(context, builder, x, kind, array, flat, shape, strides):
-    """The Guarded of type `kind` that begins `flat` elements behind the first of an array of type `x`: LLVM's
-    values."""
+def view(context, builder, x, result, array, flat, shape, strides):
+    """The Guarded of type `result` that begins `flat` elements behind the first of an array of type `x`:
+    LLVM's values."""
     old = cgutils.create_struct_proxy(x)(context, builder, array)
-    new = cgutils.create_struct_proxy(kind)(context, builder)
-    cell = {LOCAL: 1, BARE: 0, BOUNDED: 0}.get(x.kind, 16)
+    new = cgutils.create_struct_proxy(result)(context, builder)
+    cell = {LOCAL: 1, BARE: 0, BOUNDED: 0}.get(x.watch, 16)
     new.data = builder.add(old.data, builder.mul(flat, ir.IntType(64)(x.pitch)))
     new.shadow = builder.add(old.shadow, builder.mul(flat, ir.IntType(64)(cell)))
-    new.shape, new.strides, new.numbers = shape, strides, old.numbers
+    new.shape, new.strides, new.state = shape, strides, old.state
     return new._getvalue()
 
 
 @functools.cache
-def viewer(kind):
-    """The intrinsic (array, flat, shape, strides) -> the Guarded of type `kind` that begins `flat` elements
+def viewer(result):
+    """The intrinsic (array, flat, shape, strides) -> the Guarded of type `result` that begins `flat` elements
     behind the first of the array."""
 
     @intrinsic
     def viewed(typing, x, flat, shape, strides):
         def code(context, builder, signature, arguments):
-            return view(context, builder, x, kind, *arguments)
+            return view(context, builder, x, result, *arguments)
 
-        sides = types.UniTuple(int64, kind.ndim)
-        return kind(x, int64, sides, sides), code
+        sides = types.UniTuple(int64, result.ndim)
+        return result(x, int64, sides, sides), code
 
     return viewed
 
@@ -203,19 +204,19 @@ BYTES_OVER = words(bytes_over)  # compiled
 def over_threads(name):
     """The intrinsic (kept, position, threads) -> the Guarded of the number type of this name that is at a
     position among arrays over threads, which lie one behind the other from the address `kept` on."""
-    kind = GuardedType(kind_of(name), 1, True, BARE)
+    numba_type = GuardedType(numba_type_of(name), 1, True, BARE)
 
     @intrinsic
     def over(typing, kept, position, threads):
         def code(context, builder, signature, arguments):
             kept, position, threads = arguments
             each = BYTES_OVER.words.call(context, builder, threads)
-            array = cgutils.create_struct_proxy(kind)(context, builder)
+            array = cgutils.create_struct_proxy(numba_type)(context, builder)
             array.data = builder.add(kept, builder.mul(position, each))
             array.shape = cgutils.pack_array(builder, [threads])
             return array._getvalue()
 
-        return kind(int64, int64, int64), code
+        return numba_type(int64, int64, int64), code
 
     return over
 
@@ -234,9 +235,11 @@ class ReferenceType(types.Type):
 
 @register_model(ReferenceType)
 class ReferenceModel(models.StructModel):
-    def __init__(self, manager, kind):
+    def __init__(self, manager, numba_type):
         super().__init__(
-            manager, kind, [("records", kind.array), ("place", types.UniTuple(int64, kind.array.ndim))]
+            manager,
+            numba_type,
+            [("records", numba_type.array), ("place", types.UniTuple(int64, numba_type.array.ndim))],
         )
 
 
@@ -245,24 +248,26 @@ for _member in ("records", "place"):
 
 
 @functools.cache
-def column(kind, dtype, offset):
+def column(records, dtype, offset):
     """The intrinsic (array) -> the Guarded of its elements' parts that have this dtype and begin `offset`
     bytes behind the element."""
-    kind = GuardedType(kind_of(dtype), kind.ndim, kind.rowwise, kind.kind, kind.sizes, kind.pitch)
+    numba_type = GuardedType(
+        numba_type_of(dtype), records.ndim, records.rowwise, records.watch, records.sizes, records.pitch
+    )
 
     @intrinsic
     def parts(typing, x):
         def code(context, builder, signature, arguments):
             old, new = (
                 cgutils.create_struct_proxy(x)(context, builder, arguments[0]),
-                cgutils.create_struct_proxy(kind)(context, builder),
+                cgutils.create_struct_proxy(numba_type)(context, builder),
             )
             bytes_on = ir.Constant(ir.IntType(64), offset)
             new.data = builder.add(old.data, bytes_on)
-            new.shape, new.strides, new.shadow, new.numbers = old.shape, old.strides, old.shadow, old.numbers
+            new.shape, new.strides, new.shadow, new.state = old.shape, old.strides, old.shadow, old.state
             return new._getvalue()
 
-        return kind(x), code
+        return numba_type(x), code
 
     return lambda x: parts(x)
 

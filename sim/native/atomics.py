@@ -10,8 +10,8 @@ from sim.native.checks import NARROWED, dirty
 from sim.native.elements import CHANGED, I64, Place, is_element
 from sim.native.functions import compiled_copy, compiled_value, resolved
 from sim.native.internal import always, intrinsic_of
-from sim.native.kinds import converted
 from sim.native.logged import log
+from sim.native.scalars import converted
 
 
 def atomic(entry, placed):
@@ -47,12 +47,12 @@ def atomic(entry, placed):
     return intrinsic_of("atomic", names, typed)
 
 
-def operand(place, kind, value):
+def operand(place, source, value):
     """A number converted to the type of the array's elements; where it loses its fraction the launch is
     DIRTY, so that somebody else says so."""
-    if isinstance(place.x.dtype, types.Integer) and isinstance(kind, (types.Float, types.Complex)):
-        place.call(dirty, place.array.numbers, I64(NARROWED))
-    return converted(place.context, place.builder, kind, place.x.dtype, value)
+    if isinstance(place.x.dtype, types.Integer) and isinstance(source, (types.Float, types.Complex)):
+        place.call(dirty, place.array.state, I64(NARROWED))
+    return converted(place.context, place.builder, source, place.x.dtype, value)
 
 
 @always

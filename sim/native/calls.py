@@ -160,9 +160,9 @@ class Calls(Names):
             ast.Constant(None) if argument is None else self.standing_for(referent(argument), "default", node)
         )
 
-    def converted(self, kind, node):
+    def converted(self, numba_type, node):
         """`node` converted to a Numba type, if that is a number's."""
-        dtype = dtype_or_none(kind)
+        dtype = dtype_or_none(numba_type)
         if dtype is None or not is_number(dtype):
             return node
         return ast.copy_location(ast.Call(self.dtype(dtype, node), [node], []), node)

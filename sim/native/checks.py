@@ -1,6 +1,6 @@
 """What compiled code does at an access: bounds for every array, and shadow words for those that are watched.
 
-A check only detects, and the block goes on: DIRTY among the launch's numbers says what kind of thing is not
+A check only detects, and the block goes on: DIRTY among the launch's words says what kind of thing is not
 in order, and the block is run again by an engine that can explain. Bad loads give poison, bad stores do
 nothing. A block whose threads part at a place where they wait is STOPPED. Beside each element of a watched
 array stand two shadow words, which say when and by whom it was last written and last read: from the lowest
@@ -16,9 +16,9 @@ from math import prod
 import numpy as np
 
 from sim.native.arrays import State
-from sim.native.words import byte, number, set_number, words
+from sim.native.words import byte, set_word, word, words
 
-# The numbers of a launch. WROTE: whether anybody has written to global memory; SEGMENTS: one for each warp of
+# The words of a launch. WROTE: whether anybody has written to global memory; SEGMENTS: one for each warp of
 # a block; INDICES: threadIdx of each thread, as x | y << 16 | z << 32.
 # POSITION: of the block in a walk over the grid; STARTS and FOUND: addresses of an int64 for each block, its
 # first epoch and its DIRTY at the end; FOREIGN: an epoch of another block that
@@ -53,7 +53,7 @@ MOST_UNSET = 64
 # the last of it, returned
 LEFT = UNSET + MOST_UNSET
 RETURNED = LEFT + 1024 + 32  # for each thread, whether it has returned
-NUMBERS = RETURNED + 1024
+WORDS = RETURNED + 1024
 
 # bits of DIRTY
 NARROWED, BOUNDS, UNWRITTEN, RACE, BETWEEN, PARTED, SPENT = TROUBLES = tuple(1 << bit for bit in range(7))
@@ -69,8 +69,8 @@ SEGMENT = 0xFFFF << SEGMENT_SHIFT
 ATOMIC, MANY, WARPS, OTHERS, PLAIN = (1 << bit for bit in range(THREAD_BITS, THREAD_BITS + 5))
 
 
-def new_state(block, length=NUMBERS):
-    """The numbers of a launch with blocks of this shape."""
+def new_state(block, length=WORDS):
+    """The State of a launch with blocks of this shape."""
     return State(length, INDICES, indices_of(block))
 
 
@@ -81,22 +81,22 @@ def indices_of(block):
 
 
 @words
-def dirty(state, kind):
-    """Something of this kind is not in order in the running block."""
-    set_number(state, DIRTY, number(state, DIRTY) | kind)
+def dirty(state, trouble):
+    """This trouble (one of TROUBLES) is in the running block."""
+    set_word(state, DIRTY, word(state, DIRTY) | trouble)
 
 
 @words(inline=False)
 def races_with(state, epoch):
     """The running block races with another one, which had this epoch."""
     dirty(state, BETWEEN)
-    pairs, length, position = number(state, PAIRS), number(state, PAIRS + 1), number(state, POSITION)
-    if length > 0 and number(pairs, 2 * length - 2) == position and number(pairs, 2 * length - 1) == epoch:
+    pairs, length, position = word(state, PAIRS), word(state, PAIRS + 1), word(state, POSITION)
+    if length > 0 and word(pairs, 2 * length - 2) == position and word(pairs, 2 * length - 1) == epoch:
         return
-    if length < number(state, PAIRS + 2):
-        set_number(pairs, 2 * length, position)
-        set_number(pairs, 2 * length + 1, epoch)
-    set_number(state, PAIRS + 1, min(length + 1, number(state, PAIRS + 2)))
+    if length < word(state, PAIRS + 2):
+        set_word(pairs, 2 * length, position)
+        set_word(pairs, 2 * length + 1, epoch)
+    set_word(state, PAIRS + 1, min(length + 1, word(state, PAIRS + 2)))
 
 
 # --- shadow words -------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def has_left(before, state):
     """Whether the thread of a shadow word (or one of them) returned before its warp synchronised again: later
     syncwarps do not put it before anything."""
     of = 1024 + ((before & THREAD) >> WARP_SHIFT) if before & MANY else before & THREAD
-    return number(state, LEFT + of) == before >> SEGMENT_SHIFT
+    return word(state, LEFT + of) == before >> SEGMENT_SHIFT
 
 
 @words
@@ -130,13 +130,13 @@ def of_another(before, me, state):
 def judge(before, state, between_blocks):
     """Mark the block DIRTY if what the shadow word tells of and what this thread does now are in no order;
     `between_blocks`: the memory outlives a block."""
-    me = number(state, ME)
+    me = word(state, ME)
     if before == 0 or before == me:
         return
     if between_blocks and unwritten(before, state):
         races_with(state, before >> EPOCH_SHIFT)
     elif between_blocks and before & OTHERS:
-        races_with(state, number(state, FOREIGN))
+        races_with(state, word(state, FOREIGN))
     elif same_epoch(before, me) and of_another(before, me, state):
         dirty(state, RACE)
 
@@ -144,11 +144,11 @@ def judge(before, state, between_blocks):
 @words
 def read_by_me(before, state, between_blocks):
     """The shadow word of an element's readers, this thread now being one of them."""
-    me = number(state, ME)
+    me = word(state, ME)
     if before == 0:
         return me
     if between_blocks and unwritten(before, state):
-        set_number(state, FOREIGN, before >> EPOCH_SHIFT)
+        set_word(state, FOREIGN, before >> EPOCH_SHIFT)
         me |= OTHERS
     elif between_blocks and before & OTHERS:
         me |= OTHERS
@@ -163,41 +163,41 @@ def read_by_me(before, state, between_blocks):
 @words
 def unwritten(written, state):
     """Whether the shadow word is older than the running block."""
-    return written >> EPOCH_SHIFT < number(state, BLOCK_START)
+    return written >> EPOCH_SHIFT < word(state, BLOCK_START)
 
 
 @words
 def watch_load(shadow, flat, state, between_blocks, wants_written):
-    written, read = number(shadow, 2 * flat), number(shadow, 2 * flat + 1)
+    written, read = word(shadow, 2 * flat), word(shadow, 2 * flat + 1)
     if wants_written and unwritten(written, state):
         dirty(state, UNWRITTEN)
     judge(written, state, between_blocks)
-    if read != number(state, ME):
-        set_number(shadow, 2 * flat + 1, read_by_me(read, state, between_blocks))
+    if read != word(state, ME):
+        set_word(shadow, 2 * flat + 1, read_by_me(read, state, between_blocks))
 
 
 @words
 def watch_store(shadow, flat, state, between_blocks):
-    judge(number(shadow, 2 * flat), state, between_blocks)
-    judge(number(shadow, 2 * flat + 1), state, between_blocks)
-    set_number(shadow, 2 * flat, number(state, ME))
+    judge(word(shadow, 2 * flat), state, between_blocks)
+    judge(word(shadow, 2 * flat + 1), state, between_blocks)
+    set_word(shadow, 2 * flat, word(state, ME))
     if between_blocks:
-        set_number(state, WROTE, 1)
+        set_word(state, WROTE, 1)
 
 
 @words
 def watch_atomic(shadow, flat, state, between_blocks, wants_written):
-    written, me = number(shadow, 2 * flat), number(state, ME)
+    written, me = word(shadow, 2 * flat), word(state, ME)
     new = me | ATOMIC
     if wants_written and unwritten(written, state):
         dirty(state, UNWRITTEN)
-    judge(number(shadow, 2 * flat + 1), state, between_blocks)
+    judge(word(shadow, 2 * flat + 1), state, between_blocks)
     if written == 0:
         pass
     elif unwritten(written, state):  # an earlier block's
         if between_blocks:
             new |= OTHERS
-            set_number(state, FOREIGN, written >> EPOCH_SHIFT)
+            set_word(state, FOREIGN, written >> EPOCH_SHIFT)
             if written & PLAIN or not written & ATOMIC:
                 races_with(state, written >> EPOCH_SHIFT)
     elif written & ATOMIC:
@@ -210,9 +210,9 @@ def watch_atomic(shadow, flat, state, between_blocks, wants_written):
         new = me  # both of them: as plain as the store
     else:
         new |= PLAIN
-    set_number(shadow, 2 * flat, new)
+    set_word(shadow, 2 * flat, new)
     if between_blocks:
-        set_number(state, WROTE, 1)
+        set_word(state, WROTE, 1)
 
 
 @words

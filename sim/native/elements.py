@@ -25,7 +25,7 @@ from sim.native.arrays import (
     view,
 )
 from sim.native.checks import looked_at, watch_atomic, watch_load, watch_local, watch_store
-from sim.native.kinds import converted, dtype_of
+from sim.native.scalars import converted, dtype_of
 
 OFFERED = {"fresh", "row_of", "poisoned"}
 I8, I64 = ir.IntType(8), ir.IntType(64)
@@ -46,10 +46,10 @@ def parts_of(index):
     return tuple(index) if isinstance(index, types.BaseTuple) else (index,)
 
 
-def index_value(context, builder, kind, code):
+def index_value(context, builder, numba_type, code):
     """An index as an int64; one that is too large for that stays too large."""
-    if kind != types.uint64:
-        return context.cast(builder, code, kind, int64)
+    if numba_type != types.uint64:
+        return context.cast(builder, code, numba_type, int64)
     most = I64(2**63 - 1)
     return builder.select(builder.icmp_unsigned("<", code, most), code, most)
 
@@ -71,8 +71,8 @@ class Place:
         self.array = cgutils.create_struct_proxy(x)(context, builder, array)
         codes = cgutils.unpack_tuple(builder, code) if isinstance(index, types.BaseTuple) else [code]
         self.given = [
-            index_value(context, builder, kind, part)
-            for kind, part in zip(parts_of(index), codes, strict=True)
+            index_value(context, builder, numba_type, part)
+            for numba_type, part in zip(parts_of(index), codes, strict=True)
         ]
 
     def side(self, axis):
@@ -89,7 +89,7 @@ class Place:
         return function.words.call(self.context, self.builder, *codes)
 
     def looked_at(self, place, axis):
-        return self.call(looked_at, place, self.side(axis), self.array.numbers, I64(int(self.x.kind == BARE)))
+        return self.call(looked_at, place, self.side(axis), self.array.state, I64(int(self.x.watch == BARE)))
 
     def found(self, lost=None):
         """How many elements behind the first; `lost`: the block where code goes on if there is no such
@@ -133,18 +133,18 @@ class Place:
         return inside
 
     def watch(self, flat, role):
-        kind, shadow, numbers = self.x.kind, self.array.shadow, self.array.numbers
-        if kind in (BARE, BOUNDED):
+        watch, shadow, state = self.x.watch, self.array.shadow, self.array.state
+        if watch in (BARE, BOUNDED):
             return
-        if kind == LOCAL and role == WRITTEN:
+        if watch == LOCAL and role == WRITTEN:
             word = self.builder.inttoptr(self.builder.add(shadow, flat), I8.as_pointer())
             self.builder.store(I8(1), word)
-        elif kind == LOCAL:
-            self.call(watch_local, shadow, flat, numbers)
+        elif watch == LOCAL:
+            self.call(watch_local, shadow, flat, state)
         else:
-            of_global, wants_written = kind != SHARED, kind != GLOBAL
+            of_global, wants_written = watch != SHARED, watch != GLOBAL
             flags = [of_global] if role == WRITTEN else [of_global, wants_written]
-            self.call(WATCHES[role], shadow, flat, numbers, *map(I64, map(int, flags)))
+            self.call(WATCHES[role], shadow, flat, state, *map(I64, map(int, flags)))
 
     def access(self, role, do, otherwise):
         """`do(flat)` at the element, if there is one, else `otherwise`: a value, or None for both."""
@@ -171,21 +171,21 @@ class Place:
 # --- elements -----------------------------------------------------------------------------------------------
 
 
-def fresh_byte(kind):
+def fresh_byte(numba_type):
     """The byte that memory of this type is full of until it is written."""
-    return int(fresh_bytes(1, dtype_of(kind))[0])
+    return int(fresh_bytes(1, dtype_of(numba_type))[0])
 
 
-def poison_of(context, kind):
+def poison_of(context, numba_type):
     """What a load gives that finds nothing."""
-    value = context.get_value_type(kind)
-    if isinstance(kind, types.Complex):
-        part = poison_of(context, kind.underlying_float)
+    value = context.get_value_type(numba_type)
+    if isinstance(numba_type, types.Complex):
+        part = poison_of(context, numba_type.underlying_float)
         return ir.Constant(value, [part, part])
-    if kind == boolean:
+    if numba_type == boolean:
         return value(1)
-    size = dtype_of(kind).itemsize
-    bits = ir.IntType(8 * size)(int.from_bytes([fresh_byte(kind)] * size, "little"))
+    size = dtype_of(numba_type).itemsize
+    bits = ir.IntType(8 * size)(int.from_bytes([fresh_byte(numba_type)] * size, "little"))
     return bits if isinstance(value, ir.IntType) else bits.bitcast(value)
 
 
@@ -209,15 +209,15 @@ class Setitem(AbstractTemplate):
             return signature(types.none, x, index, value)
 
 
-def is_number_like(context, value, kind):
+def is_number_like(context, value, wanted):
     """Whether a number, or what Numba takes for one, can become a number of this type."""
     known = isinstance(value, (types.Number, types.Boolean, types.IntEnumMember))
-    return known and (isinstance(kind, types.Complex) or not isinstance(value, types.Complex))
+    return known and (isinstance(wanted, types.Complex) or not isinstance(value, types.Complex))
 
 
 def part_type(x, axes):
     """The type of x[i, j, ...] with so many integers."""
-    return GuardedType(x.dtype, x.ndim - axes, x.rowwise, x.kind, x.sizes[axes:], x.pitch)
+    return GuardedType(x.dtype, x.ndim - axes, x.rowwise, x.watch, x.sizes[axes:], x.pitch)
 
 
 @lower_builtin(operator.getitem, GuardedType, types.Any)
@@ -239,8 +239,8 @@ def getitem(context, builder, signature, arguments):
 
 @lower_builtin(operator.setitem, GuardedType, types.Any, types.Any)
 def setitem(context, builder, signature, arguments):
-    x, index, kind = signature.args
-    value = converted(context, builder, kind, x.dtype, arguments[2])
+    x, index, given = signature.args
+    value = converted(context, builder, given, x.dtype, arguments[2])
     place = Place(context, builder, x, arguments[0], index, arguments[1])
 
     def store(flat):
@@ -250,11 +250,11 @@ def setitem(context, builder, signature, arguments):
     return context.get_dummy_value()
 
 
-def part(place, kind, flat):
-    """The part of an array, of type `kind`, that a Place leads to, `flat` elements behind the first."""
+def part(place, result, flat):
+    """The part of an array, of type `result`, that a Place leads to, `flat` elements behind the first."""
     axes = range(len(place.given), place.x.ndim)
     sides = [cgutils.pack_array(place.builder, list(map(of, axes)), I64) for of in (place.side, place.stride)]
-    return view(place.context, place.builder, place.x, kind, place.array._getvalue(), flat, *sides)
+    return view(place.context, place.builder, place.x, result, place.array._getvalue(), flat, *sides)
 
 
 # --- memory that nobody has written -------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def fill(context, builder, x, value):
     count = reduce(builder.mul, cgutils.unpack_tuple(builder, array.shape), I64(1))
     size = dtype_of(x.dtype).itemsize
     for address, each, byte in [(array.data, size, fresh_byte(x.dtype))] + [(array.shadow, 1, 0)] * (
-        x.kind == LOCAL
+        x.watch == LOCAL
     ):
         pointer = builder.inttoptr(address, I8.as_pointer())
         cgutils.memset(builder, pointer, builder.mul(count, I64(each)), byte)
@@ -288,16 +288,16 @@ def row(renewed):
 
     @intrinsic
     def row_of(typing, x, thread):
-        kind = part_type(x, 1)
+        of_thread = part_type(x, 1)
 
         def code(context, builder, signature, arguments):
             place = Place(context, builder, x, arguments[0], thread, arguments[1])
-            found = part(place, kind, builder.mul(place.given[0], place.stride(0)))
+            found = part(place, of_thread, builder.mul(place.given[0], place.stride(0)))
             if renewed:
-                fill(context, builder, kind, found)
+                fill(context, builder, of_thread, found)
             return found
 
-        return kind(x, thread), code
+        return of_thread(x, thread), code
 
     return row_of
 

@@ -1,6 +1,6 @@
 """The native engine, for kernels in Python and in PTX."""
 
-from sim.native.explain import by_fibers, explained, kind_of_observer
+from sim.native.explain import by_fibers, explained, tool_of
 from sim.native.front import CannotLower
 from sim.native.runtime import Attempt
 from sim.observers import COUNTERS, DEFAULT
@@ -10,17 +10,17 @@ class Native:
     """An engine (sim.engine.base)."""
 
     def run(self, launch):
-        if not set(map(kind_of_observer, launch.observers)) <= {*DEFAULT, *COUNTERS}:
+        if not set(map(tool_of, launch.observers)) <= {*DEFAULT, *COUNTERS}:
             return by_fibers(launch, "by fibers, as the tools asked for hear of every access")
         try:
-            attempt = kind_of_attempt(launch.function)(launch)
+            attempt = attempt_of(launch.function)(launch)
             attempt.run()
         except CannotLower as reason:
             return by_fibers(launch, f"by fibers: {reason.in_words()}")
         return attempt.outcome() if attempt.in_order else explained(attempt)
 
 
-def kind_of_attempt(function):
+def attempt_of(function):
     if not hasattr(function, "ready"):
         return Attempt
     from sim.native.ptx.launch import PtxAttempt  # 50 ms that a kernel in Python need not wait for

@@ -15,7 +15,7 @@ from sim.observers import DEFAULT
 FEW = 1 << 13  # threads: a launch of so many is explained as a whole, and of a larger one so many
 
 
-def kind_of_observer(observer):
+def tool_of(observer):
     return observer if isinstance(observer, type) else type(observer)
 
 
@@ -40,8 +40,7 @@ def explained(attempt):
         else ", explained by fibers"
     )
     watching = replace(
-        launch,
-        observers=tuple(observer for observer in launch.observers if kind_of_observer(observer) in DEFAULT),
+        launch, observers=tuple(observer for observer in launch.observers if tool_of(observer) in DEFAULT)
     )
     outcome = by_fibers(watching, note, partial(Chosen, attempt, blocks))
     if not any(finding.kind == "no-progress" for finding in outcome.findings):
@@ -78,12 +77,12 @@ class Chosen(Grid):
 
 def races(attempt):
     """(position of a block, position of another that it races with), those that are known."""
-    pairs = np.unique(attempt.pairs[: attempt.state.numbers[PAIRS + 1]], axis=0)
+    pairs = np.unique(attempt.pairs[: attempt.state.words[PAIRS + 1]], axis=0)
     pairs = pairs[pairs[:, 1] > 0]
     return np.stack(
         [
             pairs[:, 0],
-            np.searchsorted(attempt.starts[: attempt.state.numbers[POSITION] + 1], pairs[:, 1], side="right")
+            np.searchsorted(attempt.starts[: attempt.state.words[POSITION] + 1], pairs[:, 1], side="right")
             - 1,
         ],
         axis=1,
@@ -98,17 +97,17 @@ def concerned(attempt):
 
 
 def chosen(attempt):
-    """The positions of the blocks to explain: of each kind of trouble some, as many as the threads of all
+    """The positions of the blocks to explain: of each trouble some, as many as the threads of all
     may be."""
     partners, most = dict(races(attempt)[::-1].tolist()), max(FEW // attempt.launch.threads, 2)
-    kinds = [np.flatnonzero(attempt.found & kind)[:most].tolist() for kind in TROUBLES]
+    blocks_of = [np.flatnonzero(attempt.found & trouble)[:most].tolist() for trouble in TROUBLES]
     chosen = set()
     for rank in range(most):
-        for kind, blocks in zip(TROUBLES, kinds):
+        for trouble, blocks in zip(TROUBLES, blocks_of):
             if rank < len(blocks) and len(chosen) < most:
                 chosen |= (
                     {blocks[rank], partners.get(blocks[rank], blocks[rank])}
-                    if kind == BETWEEN
+                    if trouble == BETWEEN
                     else {blocks[rank]}
                 )
     return sorted(chosen)

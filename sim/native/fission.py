@@ -35,8 +35,8 @@ def level(node):
 class Fission(Computable):
     """Splits one kernel."""
 
-    def __init__(self, module, name, parameters, statements, kinds):
-        super().__init__(module, parameters, statements, kinds)
+    def __init__(self, module, name, parameters, statements, numba_types):
+        super().__init__(module, parameters, statements, numba_types)
         # kept: what a warp or block hands on, which no region can compute again
         self.name, self.kept = name, set()
         self.ends = any(
@@ -54,10 +54,10 @@ class Fission(Computable):
             }
 
     def dtype(self, variable):
-        kind = self.kinds.get(variable)
-        if not isinstance(kind, (types.Number, types.Boolean)):
-            raise CannotLower(f"{variable} is a {kind} and lives across a barrier")
-        return str(kind)
+        numba_type = self.numba_types.get(variable)
+        if not isinstance(numba_type, (types.Number, types.Boolean)):
+            raise CannotLower(f"{variable} is a {numba_type} and lives across a barrier")
+        return str(numba_type)
 
     # --- the text of a whole block --------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import numpy as np
 from sim.frontend.names import MISSING, is_number
 from sim.frontend.resolve import DECLARATION, DEVICE, WAIT, Source
 from sim.frontend.tree import indent_columns, simplified, tree_of
-from sim.native.kinds import HALVES
+from sim.native.scalars import HALVES
 from sim.native.vocabulary import RESERVED, home_of
 
 

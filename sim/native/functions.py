@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from sim.isa.functions import BITS, LLVM, SAME, UNASSUMING, Function, Tabulated
 from sim.isa.table import INSTRUCTIONS
 from sim.native.internal import always, intrinsic_of
-from sim.native.kinds import converted, kind_of, number_of, type_of
+from sim.native.scalars import converted, numba_type_of, scalar_of
 
 
 def text_names():
@@ -43,18 +43,13 @@ def __getattr__(name):
     return function_of(text_names()[name])
 
 
-def plain_type(kind):
-    """The type of compiled code for a dtype, or a kind of sim.isa.promotion."""
-    return type_of(kind) if kind in (int, bool) else kind_of(kind)
-
-
 @functools.cache
 def function_of(entry):
     """The function of an entry, for operands of any types that it takes."""
 
     def typed(typing, *given):
-        kinds = [*map(number_of, given)]
-        found = None if None in kinds else entry.version(*kinds)
+        scalars = [*map(scalar_of, given)]
+        found = None if None in scalars else entry.version(*scalars)
         return found and typed_call(typing, found, [*map(types.unliteral, given)])
 
     return intrinsic_of(text_name(entry.name), [f"x{position}" for position in range(entry.count)], typed)
@@ -62,9 +57,9 @@ def function_of(entry):
 
 def typed_call(typing, version, given):
     """(signature, code) of a Version for operands of these types."""
-    operands = [*map(plain_type, version.operands)]
+    operands = [*map(numba_type_of, version.operands)]
     several = isinstance(version.results, tuple)
-    result = tuple(map(plain_type, version.results)) if several else plain_type(version.results)
+    result = tuple(map(numba_type_of, version.results)) if several else numba_type_of(version.results)
     result = types.BaseTuple.from_types(result) if several else result
     call = resolved(typing, compiled_form(version, result), operands, result)
 
@@ -75,15 +70,15 @@ def typed_call(typing, version, given):
     return result(*given), code
 
 
-def resolved(typing, function, kinds, result=None):
+def resolved(typing, function, operands, result=None):
     """The function (context, builder, codes) that calls a compiled one with arguments of these types, and
     converts what it gives to the type `result`, if there is one: LLVM's values."""
     typing.refresh()  # the function may have come after Numba looked last
-    kind = typing.resolve_value_type(function)
-    signature = typing.resolve_function_type(kind, tuple(kinds), {})
+    callee = typing.resolve_value_type(function)
+    signature = typing.resolve_function_type(callee, tuple(operands), {})
 
     def call(context, builder, codes):
-        called = context.get_function(kind, signature)
+        called = context.get_function(callee, signature)
         for library in getattr(called, "libs", ()):
             context.active_code_library.add_linking_library(library)
         found = called(builder, codes)
@@ -139,10 +134,10 @@ def llvm(form):
     """The LLVM intrinsic that `form` names, as a function of compiled code."""
 
     def code(context, builder, signature, arguments):
-        kinds = [value.type for value in arguments]
+        operands = [value.type for value in arguments]
         constants = [ir.Constant(ir.IntType(width), value) for width, value in form.more]
-        of_all = ir.FunctionType(kinds[0], [*kinds, *(constant.type for constant in constants)])
-        suffix = f"i{kinds[0].width}" if isinstance(kinds[0], ir.IntType) else FLOATS[str(kinds[0])]
+        of_all = ir.FunctionType(operands[0], [*operands, *(constant.type for constant in constants)])
+        suffix = f"i{operands[0].width}" if isinstance(operands[0], ir.IntType) else FLOATS[str(operands[0])]
         function = cgutils.get_or_insert_function(builder.module, of_all, f"llvm.{form.name}.{suffix}")
         return builder.call(function, [*arguments, *constants])
 
@@ -170,15 +165,15 @@ FLOATS = {"float": "f32", "double": "f64"}
 
 
 @functools.cache
-def reinterpreter(kind):
+def reinterpreter(numba_type):
     """The function that reads the bits of a number as another type's."""
 
     @intrinsic
     def reinterpreted(typing, x):
         def code(context, builder, signature, arguments):
-            return builder.bitcast(arguments[0], context.get_value_type(kind))
+            return builder.bitcast(arguments[0], context.get_value_type(numba_type))
 
-        return kind(x), code
+        return numba_type(x), code
 
     return reinterpreted
 

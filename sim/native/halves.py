@@ -8,7 +8,7 @@ from numba.extending import lower_builtin, overload
 from sim.isa.table import INSTRUCTIONS
 from sim.native.functions import function_of
 from sim.native.internal import LIKE_CODE
-from sim.native.kinds import HALVES, Half, number_of, to_double
+from sim.native.scalars import HALVES, Half, scalar_of, to_double
 
 OFFERED = set(HALVES)
 
@@ -20,7 +20,7 @@ def operated(name):
     form = function_of(INSTRUCTIONS[f"operator.{name}"])
 
     def operation(a, b):
-        if any(isinstance(kind, Half) for kind in (a, b)) and None not in map(number_of, (a, b)):
+        if any(isinstance(numba_type, Half) for numba_type in (a, b)) and None not in map(scalar_of, (a, b)):
             return lambda a, b: form(a, b)
 
     for known in (name, f"i{name}"):
@@ -34,7 +34,7 @@ def extreme(name, sign):
     @lower_builtin(getattr(operator, name), Half, Half)
     def compared(context, builder, signature, arguments):
         return builder.fcmp_ordered(
-            sign, *(to_double(builder, kind, value) for kind, value in zip(signature.args, arguments))
+            sign, *(to_double(builder, half, value) for half, value in zip(signature.args, arguments))
         )
 
 
@@ -46,9 +46,9 @@ extreme("gt", ">")
 
 @overload(operator.neg, **LIKE_CODE)
 def negated(a):
-    kind = a
+    half = a
     if isinstance(a, Half):
-        return lambda a: kind(-float64(a))
+        return lambda a: half(-float64(a))
 
 
 @overload(operator.pos, **LIKE_CODE)
@@ -65,6 +65,6 @@ def is_zero(a):
 
 @overload(abs, **LIKE_CODE)
 def absolute(a):
-    kind = float32 if a == bfloat16 else a
+    result = float32 if a == bfloat16 else a
     if isinstance(a, Half):
-        return lambda a: kind(abs(float64(a)))
+        return lambda a: result(abs(float64(a)))

@@ -11,7 +11,7 @@ from numba.core.typing.templates import AbstractTemplate, signature
 
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
 from sim.native.internal import intrinsic_of
-from sim.native.kinds import kind_of
+from sim.native.scalars import numba_type_of
 
 RESULT = "the result"
 
@@ -47,18 +47,18 @@ class OnlyTypes(compiler.CompilerBase):
 def variable_types(function, arguments):
     """{variable: Numba types} of a Python function called with `arguments` (Numba types): all types that a
     variable ever has."""
-    kinds = {}
-    for name, kind in inferred(function, arguments).items():
+    found = {}
+    for name, numba_type in inferred(function, arguments).items():
         variable, _, version = name.partition(".")
         # else it is Numba's own: $12, or arg.x for a parameter as it is given
         if variable.isidentifier() and not (variable == "arg" and version.isidentifier()):
-            kinds.setdefault(variable, set()).add(types.unliteral(kind))
-    return kinds
+            found.setdefault(variable, set()).add(types.unliteral(numba_type))
+    return found
 
 
-def unified(kinds):
+def unified(found):
     """One type for all of these."""
-    return cpu_target.typing_context.unify_types(*kinds) if len(kinds) > 1 else next(iter(kinds))
+    return cpu_target.typing_context.unify_types(*found) if len(found) > 1 else next(iter(found))
 
 
 def inferred(function, arguments):
@@ -107,9 +107,11 @@ def stand_in_for(entry):
 
     def typed(typing, *given):
         of = dict(zip(entry.parameters, given))
-        kinds = [of[kind] if isinstance(kind, Like) else kind_of(kind) for kind in entry.results.values()]
-        several = types.BaseTuple.from_types(kinds) if kinds else types.none
-        return (kinds[0] if len(kinds) == 1 else several)(*given), None
+        results = [
+            of[given] if isinstance(given, Like) else numba_type_of(given) for given in entry.results.values()
+        ]
+        several = types.BaseTuple.from_types(results) if results else types.none
+        return (results[0] if len(results) == 1 else several)(*given), None
 
     return intrinsic_of(entry.name, entry.parameters, typed)
 

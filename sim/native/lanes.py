@@ -17,10 +17,10 @@ from sim.native.checks import PARTED, RETURNED, SEGMENTS, dirty
 from sim.native.elements import I64
 from sim.native.functions import compiled_copy, resolved
 from sim.native.internal import intrinsic_of
-from sim.native.kinds import converted, kind_of
 from sim.native.regions import part
+from sim.native.scalars import converted, numba_type_of
 from sim.native.vocabulary import instruction_of
-from sim.native.words import WORD, number, set_number, words
+from sim.native.words import WORD, set_word, word, words
 
 OFFERED = set()  # warp_NAME and unused_NAME of each instruction come by __getattr__
 
@@ -37,7 +37,7 @@ def lanes_there(state, warp, threads):
     """The lanes of a warp that have not returned, as a mask."""
     there = 0
     for thread in range(32 * warp, min(32 * warp + 32, threads)):
-        if not number(state, RETURNED + thread):
+        if not word(state, RETURNED + thread):
             there |= 1 << (thread & 31)
     return there
 
@@ -48,7 +48,7 @@ def check_mask(state, there, masks):
     first = -1
     for lane in range(32):
         if there >> lane & 1:
-            given = number(masks, lane) & FULL
+            given = word(masks, lane) & FULL
             if given & there != there or (first != -1 and first != given):
                 part(state)
             first = given
@@ -68,14 +68,14 @@ def check_read(state, there, lane, of):
 
 @words
 def next_segment(state, warp):
-    set_number(state, SEGMENTS + warp, (number(state, SEGMENTS + warp) + 1) & 0xFFFF)
+    set_word(state, SEGMENTS + warp, (word(state, SEGMENTS + warp) + 1) & 0xFFFF)
 
 
 # --- rows ---------------------------------------------------------------------------------------------------
 
 
-def row_of(kind):
-    return GuardedType(kind, 1, True, BARE, (32,))
+def row_of(numba_type):
+    return GuardedType(numba_type, 1, True, BARE, (32,))
 
 
 def own_type(x):
@@ -93,17 +93,18 @@ class Warp:
     def call(self, function, *codes):
         return function.words.call(self.context, self.builder, self.state, *codes)
 
-    def array(self, kind, pointer):
+    def array(self, numba_type, pointer):
         """The 32 values of this type that stand at an address, as an array."""
-        struct, builder = cgutils.create_struct_proxy(row_of(kind))(self.context, self.builder), self.builder
-        struct.data, struct.numbers, struct.shadow = builder.ptrtoint(pointer, WORD), self.state, I64(0)
+        builder = self.builder
+        struct = cgutils.create_struct_proxy(row_of(numba_type))(self.context, builder)
+        struct.data, struct.state, struct.shadow = builder.ptrtoint(pointer, WORD), self.state, I64(0)
         struct.shape, struct.strides = (cgutils.pack_array(builder, [I64(n)]) for n in (32, 1))
         return struct._getvalue()
 
-    def room(self, kind):
+    def room(self, numba_type):
         """An array of 32 values, for as long as the function runs."""
-        room = ir.ArrayType(self.context.get_data_type(kind), 32)
-        return self.array(kind, cgutils.alloca_once(self.builder, room))
+        room = ir.ArrayType(self.context.get_data_type(numba_type), 32)
+        return self.array(numba_type, cgutils.alloca_once(self.builder, room))
 
     def pointer(self, x, array, first, lane):
         return element(self.context, self.builder, x, array, self.builder.add(first, lane))
@@ -133,12 +134,12 @@ class Warp:
             of = reads(self.context, self.builder, [loop.index, *mine])
             self.call(check_read, there, loop.index, of)
 
-    def row(self, kind, x, value):
+    def row(self, numba_type, x, value):
         """What the lanes give, as an array of this type: a part of theirs, or a copy."""
-        if isinstance(x, GuardedType) and x.dtype == kind:
-            return self.array(kind, self.pointer(x, value, self.first, I64(0)))
-        row = self.room(kind)
-        self.copy((x, value, self.first), (row_of(kind), row, I64(0)))
+        if isinstance(x, GuardedType) and x.dtype == numba_type:
+            return self.array(numba_type, self.pointer(x, value, self.first, I64(0)))
+        row = self.room(numba_type)
+        self.copy((x, value, self.first), (row_of(numba_type), row, I64(0)))
         return row
 
 
@@ -150,18 +151,18 @@ def made(entry, carried_out):
     """The intrinsic (state, warp, threads, mask, *operands, *results) of an instruction; if not `carried_out`
     it has no results, and only looks whether all is in order."""
     masks, results = ["mask"] * (entry.mask == GIVEN), list(entry.results.items()) if carried_out else []
-    declared = [*entry.operands.values(), *(None if isinstance(kind, Like) else kind for _, kind in results)]
+    declared = [*entry.operands.values(), *(None if isinstance(of, Like) else of for _, of in results)]
     names = [*masks, *(f"x_{name}" for name in [*entry.operands, *dict(results)])]
 
     def typed(typing, *given):
         operands = given[3 + len(masks) :]
-        kinds = [own_type(x) if kind is None else kind_of(kind) for x, kind in zip(operands, declared)]
-        rows, count = [*map(row_of, kinds)], len(entry.operands)
+        numba_types = [own_type(x) if of is None else numba_type_of(of) for x, of in zip(operands, declared)]
+        rows, count = [*map(row_of, numba_types)], len(entry.operands)
         meaning = reads = None
         if results:
             meaning = resolved(typing, compiled_copy(entry.meaning), [int64, *rows])
         if entry.reads and carried_out:
-            reads = resolved(typing, compiled_copy(entry.reads), [int64, *kinds[:count]], int64)
+            reads = resolved(typing, compiled_copy(entry.reads), [int64, *numba_types[:count]], int64)
 
         def code(context, builder, signature, arguments):
             state, number, threads, *values = arguments
@@ -171,16 +172,16 @@ def made(entry, carried_out):
                 warp.check_mask(there, given[3], values.pop(0))
             if entry.mask == ALL:
                 warp.call(check_all, there)
-            arrays = [warp.row(*of) for of in zip(kinds, operands, values)] if results else []
+            arrays = [warp.row(*of) for of in zip(numba_types, operands, values)] if results else []
             if reads:
                 warp.check_reads(there, reads, rows[:count], arrays)
             if entry.orders:
                 warp.call(next_segment, number)
             if meaning:
                 meaning(context, builder, [there, *arrays])
-            for kind, row, x, value in [*zip(kinds, arrays, operands, values)][count:]:
-                if x.dtype != kind:
-                    warp.copy((row_of(kind), row, I64(0)), (x, value, warp.first))
+            for numba_type, row, x, value in [*zip(numba_types, arrays, operands, values)][count:]:
+                if x.dtype != numba_type:
+                    warp.copy((row_of(numba_type), row, I64(0)), (x, value, warp.first))
             return context.get_dummy_value()
 
         return types.void(*given), code

@@ -13,8 +13,8 @@ from numba.extending import intrinsic, overload
 from sim.native.checks import LOG, RETURNED
 from sim.native.elements import Place, is_element
 from sim.native.internal import LIKE_CODE, always
-from sim.native.kinds import dtype_of
-from sim.native.words import number, set_number, words
+from sim.native.scalars import dtype_of
+from sim.native.words import set_word, word, words
 
 OFFERED = {"load", "store", "branch", "log_thread", "log_epoch", "log_together", "log_warp"}
 I64 = ir.IntType(64)
@@ -24,11 +24,11 @@ THREAD_GOES_ON, EPOCH_ENDS, TOGETHER = range(PLACES, PLACES + 3)
 
 
 @words
-def append(state, word):
-    length = number(state, LOG + 1)
-    if length < number(state, LOG + 2):
-        set_number(number(state, LOG), length, word)
-    set_number(state, LOG + 1, length + 1)
+def append(state, entry):
+    length = word(state, LOG + 1)
+    if length < word(state, LOG + 2):
+        set_word(word(state, LOG), length, entry)
+    set_word(state, LOG + 1, length + 1)
 
 
 @words
@@ -50,7 +50,7 @@ def log_together(state, place):
 def log_warp(state, place, warp, threads):
     """The same of those lanes of a warp that are there."""
     for thread in range(32 * warp, min(32 * warp + 32, threads)):
-        if not number(state, RETURNED + thread):
+        if not word(state, RETURNED + thread):
             log_together(state, place)
             return
 
@@ -69,7 +69,7 @@ def log(context, builder, x, array, index, code, place):
     with builder.if_then(found.from_the_start()):
         address = builder.ptrtoint(found.pointer(found.flat(found.given)), I64)
         what = builder.or_(builder.shl(place, I64(PLACE_SHIFT)), size)
-        found.call(append, found.array.numbers, builder.or_(what, address))
+        found.call(append, found.array.state, builder.or_(what, address))
 
 
 @intrinsic

@@ -43,12 +43,12 @@ def pairing(node):
 def element(lowering, node, position, before, lengths):
     """The element at `position` of what a loop goes over; `before` gets what must be evaluated first,
     `lengths` how many there are."""
-    kind = pairing(node)
-    if kind == "zip":
+    called = pairing(node)
+    if called == "zip":
         return ast.Tuple(
             [element(lowering, part, position, before, lengths) for part in node.args], ast.Load()
         )
-    if kind == "enumerate":
+    if called == "enumerate":
         start = [part.value for part in node.keywords] + node.args[1:]
         count = ast.BinOp(position, ast.Add(), lowering.visit(start[0])) if start else position
         return ast.Tuple([count, element(lowering, node.args[0], position, before, lengths)], ast.Load())

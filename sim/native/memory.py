@@ -11,8 +11,8 @@ from sim.memory.spaces import AddressSpace, Empty, bind_arguments, host_array, n
 from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, Guarded, bytes_over
 from sim.native.checks import new_state
 from sim.native.front import CannotLower
-from sim.native.kinds import argument_of
 from sim.native.program import sizes_of
+from sim.native.scalars import argument_of
 from sim.native.tally import Home
 
 
@@ -57,8 +57,8 @@ class Memory:
             if any(a.itemsize != size for a in group.values()) or any(d % size for d in distances):
                 raise CannotLower(f"arguments {', '.join(names)} overlap and their elements do not")
             shadow = self.hold(np.zeros(2 * -(-(high - low) // size), np.int64))
-            kind = EMPTY if all(empty) else GLOBAL
-            shadows |= {name: (kind, shadow + 16 * offset // size) for name, offset in offsets.items()}
+            watch = EMPTY if all(empty) else GLOBAL
+            shadows |= {name: (watch, shadow + 16 * offset // size) for name, offset in offsets.items()}
         return shadows
 
     def hold(self, array):
@@ -70,16 +70,16 @@ class Memory:
         """The address of the variables that live from one region to another, an array over threads each."""
         return self.hold(np.zeros(self.program.kept * bytes_over(self.launch.threads), np.uint8))
 
-    def guarded(self, array, kind, shadow=None, sizes=None):
+    def guarded(self, array, watch, shadow=None, sizes=None):
         """An array of our own for compiled code, with fresh memory for what watches over it; only the bounds
         are checked if nobody listens."""
         if not self.watched:
             return Guarded(array, BARE, 0, self.state, sizes)
-        if kind == SHARED:
+        if watch == SHARED:
             shadow = np.zeros(2 * array.size, np.int64) if shadow is None else shadow
-        elif kind == LOCAL:
+        elif watch == LOCAL:
             shadow = np.zeros(array.size, np.uint8)
-        return Guarded(array, kind, 0 if shadow is None else self.hold(shadow), self.state, sizes)
+        return Guarded(array, watch, 0 if shadow is None else self.hold(shadow), self.state, sizes)
 
     def dynamic_memory(self):
         """The bytes of dynamic shared memory and their shadow words; all views of them must have elements of

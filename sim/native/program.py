@@ -19,7 +19,7 @@ from sim.native.fission import Fission, indented
 from sim.native.front import CannotLower, Module
 from sim.native.functions import digest, text_names
 from sim.native.hoisting import Hoisting
-from sim.native.kinds import kind_of
+from sim.native.scalars import numba_type_of
 from sim.native.threads import DIM3
 from sim.native.variables import assigned, reads
 from sim.native.vocabulary import SPECIAL, WALK
@@ -187,7 +187,7 @@ def rename(statements, new):
                 part.id = new.get(part.id, part.id)
 
 
-def fissioned(lowered, name, kinds):
+def fissioned(lowered, name, numba_types):
     """The Fissioned of a kernel called `name` for arguments of these Numba types (in order of the
     parameters)."""
     module, parameters = lowered.module, lowered.parameters
@@ -195,7 +195,7 @@ def fissioned(lowered, name, kinds):
         GuardedType(numba.typeof(array).dtype, array.ndim, True, BOUNDED) for array in module.arrays.values()
     ]
     declared = [
-        GuardedType(kind_of(d.dtype), array_rank(d), True, BARE, sizes_of(d))
+        GuardedType(numba_type_of(d.dtype), array_rank(d), True, BARE, sizes_of(d))
         for d in module.declared.values()
     ]
     path = cache.path_of(
@@ -203,13 +203,13 @@ def fissioned(lowered, name, kinds):
         repr(
             (
                 thread_text(module, name, parameters, lowered.statements),
-                [str(kind) for kind in (*kinds, *arrays, *declared)],
+                [str(numba_type) for numba_type in (*numba_types, *arrays, *declared)],
             )
         ),
     )
     text = cache.read(path)
     if text is None:
-        given = [numba.int64, numba.int64, *[DIM3] * 4, *arrays, *declared, *kinds]
+        given = [numba.int64, numba.int64, *[DIM3] * 4, *arrays, *declared, *numba_types]
         statements, variables = typed_apart(
             module,
             lowered.statements,
@@ -239,16 +239,16 @@ def typed_apart(module, statements, parameters, types_of):
     """(statements, {variable: type}): a copy of the statements in which each variable has one type.
     `types_of(statements)`: {variable: the types that Numba gives it}."""
     found = types_of(statements)
-    several = {name for name, kinds in found.items() if len(kinds) > 1}
+    several = {name for name, types_ in found.items() if len(types_) > 1}
     statements = copy.deepcopy(statements)
     if several:
         trial = copy.deepcopy(statements)
         versions = Versions(parameters, trial, module.value)
         names = Apart(
-            trial, versions, lambda version: version, several, module.fresh, lambda node, kind: node
+            trial, versions, lambda version: version, several, module.fresh, lambda node, _: node
         ).names
         found = types_of(trial)
-        kinds = [
+        numba_types = [
             (
                 infer.unified(found[name])
                 if (name := names.get((version.name, version.settled()))) in found
@@ -257,10 +257,10 @@ def typed_apart(module, statements, parameters, types_of):
             for version in versions.all
         ]
         versions = Versions(parameters, statements, module.value)
-        kinds = dict(zip(versions.all, kinds, strict=True))
-        Apart(statements, versions, kinds.get, several, module.fresh, lambda node, kind: node)
+        numba_types = dict(zip(versions.all, numba_types, strict=True))
+        Apart(statements, versions, numba_types.get, several, module.fresh, lambda node, _: node)
         found = types_of(statements)
-    return statements, {name: infer.unified(kinds) for name, kinds in found.items()}
+    return statements, {name: infer.unified(types_) for name, types_ in found.items()}
 
 
 def thread_text(module, name, parameters, statements):
@@ -280,7 +280,7 @@ def thread_lines(module, name, parameters, statements):
     return function_text("", signature, lines)[1:]
 
 
-def types_in(module, name, parameters, kinds):
+def types_in(module, name, parameters, numba_types):
     """The function (statements) -> {variable: the types that Numba gives it}; device functions are typed once
     for all calls."""
     names, devices = {}, {device.name for device in module.devices.values() if not device.recursive}
@@ -291,7 +291,7 @@ def types_in(module, name, parameters, kinds):
     def types_of(statements):
         cache.run_text("\n".join(thread_lines(module, name, parameters, statements)), names)
         try:
-            return infer.variable_types(names[f"{name}_thread"], tuple(kinds))
+            return infer.variable_types(names[f"{name}_thread"], tuple(numba_types))
         except NumbaError as error:
             raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
 

@@ -12,8 +12,8 @@ from sim.memory.spaces import host_array
 from sim.native.arrays import BARE, GuardedType, array_type
 from sim.native.front import CannotLower
 from sim.native.internal import uncollected
-from sim.native.kinds import argument_of, dtype_of
 from sim.native.program import first_line, fissioned, lower_for_fission
+from sim.native.scalars import argument_of, dtype_of
 
 # function -> {(what its globals are, types): Lowered, Fissioned, or CannotLower}
 PROGRAMS = weakref.WeakKeyDictionary()
@@ -33,7 +33,7 @@ def remembered(function, key, make):
     return known[key]
 
 
-def kind_of(name, value):
+def argument_type(name, value):
     """The Numba type of an argument, its arrays being checked for their bounds only; a Numba type stands for
     an argument of that type."""
     if isinstance(value, types.Array):
@@ -42,7 +42,7 @@ def kind_of(name, value):
         return value
     if isinstance(value, tuple):
         return types.BaseTuple.from_types(
-            [kind_of(f"{name}[{i}]", part) for i, part in enumerate(value)], type(value)
+            [argument_type(f"{name}[{i}]", part) for i, part in enumerate(value)], type(value)
         )
     if isinstance(value, list):  # which Numba copies on the CPU alone
         raise CannotLower(f"argument {name} is a list")
@@ -64,7 +64,7 @@ def source(kernel, *arguments):
         return fission_program(
             function,
             tuple(
-                kind_of(name, value)
+                argument_type(name, value)
                 for name, value in zip(inspect.signature(function).parameters, arguments, strict=True)
             ),
         ).text
@@ -72,19 +72,21 @@ def source(kernel, *arguments):
         raise LaunchError(f"{function.__name__} cannot be compiled: {reason.in_words()}") from reason
 
 
-def fission_program(function, kinds, counted=False):
-    dtypes = dtypes_of(function, kinds)
+def fission_program(function, numba_types, counted=False):
+    dtypes = dtypes_of(function, numba_types)
     now = outside(function), dtypes, counted
     lowered = remembered(function, now, lambda: lower_for_fission(function, dtypes, counted))
-    return remembered(function, (now, kinds), lambda: fissioned(lowered, function.__name__, kinds))
+    return remembered(
+        function, (now, numba_types), lambda: fissioned(lowered, function.__name__, numba_types)
+    )
 
 
-def dtypes_of(function, kinds):
+def dtypes_of(function, numba_types):
     """(parameter, dtype) of the arrays among arguments of these types, where the kernel asks an array for its
     dtype."""
     asks = "dtype" in names_in(function.__code__)
     return tuple(
-        (name, dtype_of(kind.dtype))
-        for name, kind in zip(inspect.signature(function).parameters, kinds)
-        if asks and isinstance(kind, GuardedType)
+        (name, dtype_of(numba_type.dtype))
+        for name, numba_type in zip(inspect.signature(function).parameters, numba_types)
+        if asks and isinstance(numba_type, GuardedType)
     )

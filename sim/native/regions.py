@@ -38,8 +38,8 @@ from sim.native.checks import (
 )
 from sim.native.functions import compiled_copy
 from sim.native.internal import LIKE_CODE, always
-from sim.native.kinds import converter, kind_of
-from sim.native.words import number, set_number, signalled, words
+from sim.native.scalars import converter, numba_type_of
+from sim.native.words import set_word, signalled, word, words
 
 OFFERED = set(
     "NOBODY GO END BREAK CONTINUE agree agree_warps agree_span span step_of holds begin_block end_block"
@@ -53,52 +53,52 @@ NOBODY, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13
 
 @words
 def begin_block(state, threads, position, rounds, trips):
-    set_number(state, EPOCH, number(state, EPOCH) + 1)
-    set_number(state, BLOCK_START, number(state, EPOCH))
-    set_number(number(state, STARTS), position, number(state, EPOCH))
-    set_number(state, POSITION, position)
-    set_number(state, STOPPED, 0)
-    set_number(state, DIRTY, 0)
-    set_number(state, FOREIGN, -1)
-    set_number(state, ENDED, 0)
-    set_number(state, ROUNDS, rounds)
-    set_number(state, TRIPS, trips)
+    set_word(state, EPOCH, word(state, EPOCH) + 1)
+    set_word(state, BLOCK_START, word(state, EPOCH))
+    set_word(word(state, STARTS), position, word(state, EPOCH))
+    set_word(state, POSITION, position)
+    set_word(state, STOPPED, 0)
+    set_word(state, DIRTY, 0)
+    set_word(state, FOREIGN, -1)
+    set_word(state, ENDED, 0)
+    set_word(state, ROUNDS, rounds)
+    set_word(state, TRIPS, trips)
     for thread in range(threads):
-        set_number(state, RETURNED + thread, 0)
+        set_word(state, RETURNED + thread, 0)
 
 
 @words
 def end_block(state) -> bool:
     """What is to be said of the block is written down; whether the launch is to end here."""
-    set_number(number(state, FOUND), number(state, POSITION), number(state, DIRTY))
-    if number(state, POSITION) & 63 == 63:
+    set_word(word(state, FOUND), word(state, POSITION), word(state, DIRTY))
+    if word(state, POSITION) & 63 == 63:
         interrupted(state)
-    if number(state, LOG + 1) > MUCH and number(state, STOPPED) < OF_LAUNCH:
-        set_number(state, STOPPED, FULL)
-    return number(state, STOPPED) >= OF_LAUNCH
+    if word(state, LOG + 1) > MUCH and word(state, STOPPED) < OF_LAUNCH:
+        set_word(state, STOPPED, FULL)
+    return word(state, STOPPED) >= OF_LAUNCH
 
 
 @words
 def part(state):
     """Threads have parted: the block cannot go on."""
     dirty(state, PARTED)
-    set_number(state, STOPPED, max(number(state, STOPPED), OF_BLOCK))
+    set_word(state, STOPPED, max(word(state, STOPPED), OF_BLOCK))
 
 
 @words
 def barrier(state) -> bool:
     """The block passes a barrier; False if it is not to go on. Threads that have ended while others wait are
     for another engine to explain."""
-    if number(state, ENDED):
+    if word(state, ENDED):
         part(state)
-    set_number(state, EPOCH, number(state, EPOCH) + 1)
-    set_number(state, BARRIERS, number(state, BARRIERS) + 1)
-    return number(state, STOPPED) == 0
+    set_word(state, EPOCH, word(state, EPOCH) + 1)
+    set_word(state, BARRIERS, word(state, BARRIERS) + 1)
+    return word(state, STOPPED) == 0
 
 
 @words
 def is_stopped(state) -> bool:
-    return number(state, STOPPED) != 0
+    return word(state, STOPPED) != 0
 
 
 # --- threads that must agree --------------------------------------------------------------------------------
@@ -108,11 +108,11 @@ def is_stopped(state) -> bool:
 def agree(state, before, now, thread):
     """What all threads say so far: END counts only if all do."""
     if now == END:
-        set_number(state, RETURNED + thread, 1)
-        left = number(state, ME) >> SEGMENT_SHIFT
-        set_number(state, LEFT + thread, left)
-        set_number(state, LEFT + 1024 + (thread >> WARP_SHIFT), left)
-        set_number(state, ENDED, number(state, ENDED) + 1)
+        set_word(state, RETURNED + thread, 1)
+        left = word(state, ME) >> SEGMENT_SHIFT
+        set_word(state, LEFT + thread, left)
+        set_word(state, LEFT + 1024 + (thread >> WARP_SHIFT), left)
+        set_word(state, ENDED, word(state, ENDED) + 1)
         return END if before == NOBODY else before
     return agree_warps(state, before, now)
 
@@ -126,7 +126,7 @@ def agree_warps(state, before, now):
 
 @words
 def holds(state, answer) -> bool:
-    return answer == 1 and number(state, STOPPED) == 0
+    return answer == 1 and word(state, STOPPED) == 0
 
 
 @always
@@ -154,27 +154,27 @@ def step_of(step):
 def interrupted(state) -> bool:
     """Look for Ctrl-C; whether the launch is to end."""
     if signalled():
-        set_number(state, STOPPED, INTERRUPTED)
-    return number(state, STOPPED) >= OF_LAUNCH
+        set_word(state, STOPPED, INTERRUPTED)
+    return word(state, STOPPED) >= OF_LAUNCH
 
 
 @words
 def spent(state):
     """A loop has gone round too often: the launch is to end."""
     dirty(state, SPENT)
-    set_number(state, STOPPED, max(number(state, STOPPED), OF_LAUNCH))
+    set_word(state, STOPPED, max(word(state, STOPPED), OF_LAUNCH))
 
 
 @words
 def again(state) -> bool:
     """A `while` loop goes round once more; False when the block has spent its rounds, or is not to go on."""
-    left = number(state, ROUNDS) - 1
-    set_number(state, ROUNDS, left)
+    left = word(state, ROUNDS) - 1
+    set_word(state, ROUNDS, left)
     if left < 0:
         spent(state)
     elif left & 0xFFFF == 0:
         interrupted(state)
-    return number(state, STOPPED) == 0
+    return word(state, STOPPED) == 0
 
 
 @words
@@ -188,14 +188,14 @@ def length_of(start, stop, step):
 def may_go_round(state, trips) -> bool:
     """Whether a `for` loop may go round so many times; not when the block has spent its trips, or is not to
     go on."""
-    before = number(state, TRIPS)
+    before = word(state, TRIPS)
     left = before - trips
-    set_number(state, TRIPS, left)
+    set_word(state, TRIPS, left)
     if left < 0:
         spent(state)
     elif left >> 24 != before >> 24:
         interrupted(state)
-    return number(state, STOPPED) == 0
+    return word(state, STOPPED) == 0
 
 
 @words
@@ -244,9 +244,9 @@ def __getattr__(name):
 @functools.cache
 def voted(entry):
     """The function (threads, number, result) that gives all threads the result of a vote."""
-    (operand,), (kind,) = entry.operands.values(), entry.results.values()
-    meaning, start, kept = compiled_copy(entry.meaning), entry.start, converter(kind_of(kind))
-    convert = of_its_type if operand is None else converter(kind_of(operand))
+    (operand,), (of_result,) = entry.operands.values(), entry.results.values()
+    meaning, start, kept = compiled_copy(entry.meaning), entry.start, converter(numba_type_of(of_result))
+    convert = of_its_type if operand is None else converter(numba_type_of(operand))
 
     @always
     def voted(threads, number, result):

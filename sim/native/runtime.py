@@ -11,12 +11,12 @@ from sim.events import Access
 from sim.memory.spaces import host_array, named_leaves
 from sim.native import checks, unset
 from sim.native.checks import BARRIERS, BETWEEN, FOUND, INTERRUPTED, PAIRS, POSITION, STARTS, STOPPED, WROTE
-from sim.native.explain import FEW, kind_of_observer
+from sim.native.explain import FEW, tool_of
 from sim.native.front import CannotLower
 from sim.native.internal import uncollected
 from sim.native.memory import Memory, check_declared, check_writable
 from sim.native.program import first_line
-from sim.native.programs import fission_program, kind_of
+from sim.native.programs import argument_type, fission_program
 from sim.native.tally import Tally
 from sim.observers import COUNTERS
 from sim.observers.misuse import Misuse, unassigned_variable
@@ -37,7 +37,7 @@ class Attempt(Memory):
 
     def __init__(self, launch):
         super().__init__(launch)
-        self.tools = set(map(kind_of_observer, launch.observers))
+        self.tools = set(map(tool_of, launch.observers))
         self.next = 0  # the position of the block that comes next
         self.rounds = launch.max_steps or ROUNDS
         self.prepare()
@@ -56,7 +56,7 @@ class Attempt(Memory):
             (PAIRS, self.hold(self.pairs)),
             (PAIRS + 2, MOST_PAIRS),
         ]:
-            self.state.numbers[position] = value
+            self.state.words[position] = value
 
     def prepare(self):
         """The compiled kernel, and the arrays that it may write."""
@@ -68,7 +68,9 @@ class Attempt(Memory):
         }
         counted = bool(self.tools & set(COUNTERS))
         self.program = fission_program(
-            launch.function, tuple(kind_of(name, value) for name, value in launch.arguments.items()), counted
+            launch.function,
+            tuple(argument_type(name, value) for name, value in launch.arguments.items()),
+            counted,
         )
         lowered = self.program.lowered
         if lowered.module.prints:
@@ -90,7 +92,7 @@ class Attempt(Memory):
             else None
         )
         self.log = np.empty(ROOM if self.tally else 0, np.int64)
-        self.state.numbers[checks.LOG : checks.LOG + 3] = self.log.ctypes.data, 0, len(self.log)
+        self.state.words[checks.LOG : checks.LOG + 3] = self.log.ctypes.data, 0, len(self.log)
         try:
             self.compile()
         except NumbaError as error:
@@ -100,8 +102,8 @@ class Attempt(Memory):
         except Exception:  # the kernel's own: fibers say whose
             if not self.may_raise:
                 raise
-            self.found[self.state.numbers[POSITION]] |= checks.PARTED
-        self.wrote = bool(self.state.numbers[WROTE])
+            self.found[self.state.words[POSITION]] |= checks.PARTED
+        self.wrote = bool(self.state.words[WROTE])
         self.counted, self.tally = self.tally.counters() if self.tally else {}, None
         self.unassigned = list(self.unassigned_variables())
         self.found &= self.heeded()
@@ -109,13 +111,13 @@ class Attempt(Memory):
         self.in_order = not self.found.any() and (empty or self.wrote or Misuse not in self.tools)
 
     def heeded(self):
-        """The kinds of trouble that a tool asks for, or that no launch can do without."""
+        """The TROUBLES that a tool asks for, or that no launch can do without."""
         asked = {Races: checks.RACE | BETWEEN, Uninitialized: checks.UNWRITTEN, Misuse: checks.NARROWED}
         return (
             checks.BOUNDS
             | checks.PARTED
             | checks.SPENT
-            | sum(kinds for tool, kinds in asked.items() if tool in self.tools)
+            | sum(troubles for tool, troubles in asked.items() if tool in self.tools)
         )
 
     def compile(self):
@@ -135,16 +137,16 @@ class Attempt(Memory):
         while self.next < stop:
             self.program.run(*self.run_arguments(stop))
             self.next = (
-                int(self.state.numbers[POSITION]) + 1 if self.state.numbers[STOPPED] == checks.FULL else stop
+                int(self.state.words[POSITION]) + 1 if self.state.words[STOPPED] == checks.FULL else stop
             )
             self.count()
-        if self.state.numbers[STOPPED] == INTERRUPTED:
+        if self.state.words[STOPPED] == INTERRUPTED:
             signal.raise_signal(signal.SIGINT)
             raise KeyboardInterrupt
 
     def count(self):
         """Count what is written down; nobody asks a second time."""
-        length, self.state.numbers[checks.LOG + 1] = int(self.state.numbers[checks.LOG + 1]), 0
+        length, self.state.words[checks.LOG + 1] = int(self.state.words[checks.LOG + 1]), 0
         if length > len(self.log):
             self.go_back()
             raise CannotLower(f"one block has more than {ROOM:,} accesses to count")
@@ -155,13 +157,13 @@ class Attempt(Memory):
         """Make the arguments what they were before the launch."""
         for name, array in self.saved.items():
             self.arrays[name][...] = array
-        self.next = self.state.numbers[BARRIERS] = 0
+        self.next = self.state.words[BARRIERS] = 0
 
     def unassigned_variables(self):
         """Findings of variables that were read and not assigned."""
         if Misuse in self.tools:
             for site, name, block, thread in unset.told(
-                self.state.numbers, self.program.lowered.module, self.launch.grid
+                self.state.words, self.program.lowered.module, self.launch.grid
             ):
                 yield unassigned_variable(
                     Access("read", block, thread_index(thread, self.launch.block), site), name
@@ -178,7 +180,7 @@ class Attempt(Memory):
         return {
             "threads": launch.blocks * launch.threads,
             "blocks": launch.blocks,
-            "barriers": int(self.state.numbers[BARRIERS]),
+            "barriers": int(self.state.words[BARRIERS]),
             **self.counted,
         }
 

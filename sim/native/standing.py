@@ -11,7 +11,7 @@ from sim.frontend.resolve import VARIABLE, referent, stands_for
 from sim.memory.spaces import host_array
 from sim.native.front import CannotLower, literal
 from sim.native.functions import compiles, text_name
-from sim.native.kinds import HALVES
+from sim.native.scalars import HALVES
 from sim.native.vocabulary import GEOMETRY, MODULES, SPECIAL, home_of
 
 FIELDS = "accesses to fields of records are counted by fibers"

@@ -39,7 +39,7 @@ def called_by_python(function):
 @called_by_python
 def count(
     words,
-    kinds,
+    accesses,
     homes,
     spec,
     together,
@@ -71,7 +71,7 @@ def count(
                 words[i] = -1
                 continue
             address, size = words[i] & MACHINE, words[i] >> SIZE_SHIFT & 7
-            if kinds[place] == BRANCH:
+            if accesses[place] == BRANCH:
                 slot = SLOTS * place + SLOTS - 1
             else:
                 owner = owner_of[place]
@@ -144,7 +144,7 @@ def count(
                 elif space == GLOBAL:
                     sectors(lanes, request, spec[0], global_requests, place, wanted)
                 else:
-                    serial = kinds[place] == ATOMIC
+                    serial = accesses[place] == ATOMIC
                     wavefronts(
                         lanes, request, serial, spec[1], spec[2], shared_requests, place, wanted, in_bank
                     )
@@ -245,7 +245,7 @@ class Tally:
     def __init__(self, launch, module, homes):
         self.launch, self.module, self.homes = launch, module, homes
         n, spec = len(module.sites), launch.spec
-        self.kinds = np.array(
+        self.accesses = np.array(
             [KINDS[site.kind] if site.kind != "branch" else BRANCH for site in module.sites], np.int64
         )
         self.table = np.array(
@@ -264,7 +264,7 @@ class Tally:
     def add(self, words):
         count(
             words,
-            self.kinds,
+            self.accesses,
             self.table,
             self.spec,
             self.together,
@@ -277,14 +277,14 @@ class Tally:
 
     def counters(self):
         """What the tools that count say of it."""
-        context, numbers = (
+        context, sites = (
             Context([], self.launch.spec, None, self.launch.block, None),
             [SITES.add(site) for site in self.module.sites],
         )
         for tool in self.launch.observers:
             tool = tool() if isinstance(tool, type) else tool
             if type(tool) in COUNTERS:
-                self.fill(tool, numbers)
+                self.fill(tool, sites)
                 tool.launch_finished(context)
         return {
             name: value
@@ -292,20 +292,18 @@ class Tally:
             if name not in ("threads", "blocks", "barriers")
         }
 
-    def fill(self, tool, numbers):
+    def fill(self, tool, sites):
         rows = {Coalescing: self.of_global, Banks: self.of_shared, Branches: self.branches}.get(type(tool))
         if type(tool) is Traffic:
             for place, owner, size in np.argwhere(self.traffic).tolist():
                 home = self.homes[owner]
-                tool.accessed[numbers[place], SPACES[home.space], home.name, 1 << size] += int(
+                tool.accessed[sites[place], SPACES[home.space], home.name, 1 << size] += int(
                     self.traffic[place, owner, size]
                 )
             for place in np.flatnonzero(self.together).tolist():
                 name = self.module.operations[place]
-                tool.together["syncthreads" if name.startswith("syncthreads") else name, numbers[place]] += (
-                    int(self.together[place])
+                tool.together["syncthreads" if name.startswith("syncthreads") else name, sites[place]] += int(
+                    self.together[place]
                 )
         else:
-            tool.sites = {
-                numbers[place]: rows[place].tolist() for place in np.flatnonzero(rows[:, 0]).tolist()
-            }
+            tool.sites = {sites[place]: rows[place].tolist() for place in np.flatnonzero(rows[:, 0]).tolist()}

@@ -21,7 +21,7 @@ from sim.native.checks import (
     WARP_SHIFT,
 )
 from sim.native.internal import always
-from sim.native.words import number, set_number, words
+from sim.native.words import set_word, word, words
 
 OFFERED = {"dim3", "block_index", "enter", "lanes_of", "has_returned", "lane_of", "lanemask_lt", "assured"}
 
@@ -43,20 +43,20 @@ def block_index(position, width, height) -> DIM3:
 @words
 def enter(state, thread) -> DIM3:
     """`thread` is the one that runs from here on; returns its index."""
-    set_number(
+    set_word(
         state,
         ME,
-        number(state, EPOCH) << EPOCH_SHIFT
-        | number(state, SEGMENTS + (thread >> WARP_SHIFT)) << SEGMENT_SHIFT
+        word(state, EPOCH) << EPOCH_SHIFT
+        | word(state, SEGMENTS + (thread >> WARP_SHIFT)) << SEGMENT_SHIFT
         | thread,
     )
-    index = number(state, INDICES + thread)
+    index = word(state, INDICES + thread)
     return index & 0xFFFF, index >> 16 & 0xFFFF, index >> 32
 
 
 @words
 def has_returned(state, thread) -> bool:
-    return number(state, RETURNED + thread)
+    return word(state, RETURNED + thread)
 
 
 @always
@@ -124,10 +124,10 @@ def assured(state, value, is_set, slot, blockIdx, gridDim):
     if not is_set:
         me = 1 + (
             ((int64(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) << 10
-            | number(state, ME) & THREAD
+            | word(state, ME) & THREAD
         )
-        before = number(state, UNSET + slot)
-        set_number(state, UNSET + slot, me if before == 0 else min(before, me))
+        before = word(state, UNSET + slot)
+        set_word(state, UNSET + slot, me if before == 0 else min(before, me))
     return or_zero(value, is_set)
 
 

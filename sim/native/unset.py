@@ -85,13 +85,13 @@ class Flags(ast.NodeTransformer):
     visit_For = visit_Assign
 
 
-def told(numbers, module, grid):
-    """(site, variable, block, thread) of each read before any assignment that a launch has met; `numbers` are
-    its own."""
+def told(words, module, grid):
+    """(site, variable, block, thread) of each read before any assignment that a launch has met; `words` are
+    its State's."""
     for slot, (place, name) in enumerate(module.unset):
-        if numbers[UNSET + slot]:
-            position, thread = divmod(int(numbers[UNSET + slot]) - 1, 1024)
-            numbers[UNSET + slot] = 0
+        if words[UNSET + slot]:
+            position, thread = divmod(int(words[UNSET + slot]) - 1, 1024)
+            words[UNSET + slot] = 0
             yield (
                 module.sites[place],
                 name,

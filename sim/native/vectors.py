@@ -8,14 +8,14 @@ from numba.extending import overload
 
 from sim.isa.vectors import VECTORS
 from sim.native.internal import LIKE_CODE
-from sim.native.kinds import kind_of
+from sim.native.scalars import numba_type_of
 
 OFFERED = {f"cuda_{name}" for name in VECTORS}
 
 
 def constructor(vector):
     """The function (numbers and shorter vectors) -> named tuple, for a type of sim.isa.vectors."""
-    kind, number = namedtuple(vector.__name__, tuple(vector.names)), kind_of(vector.dtype)
+    vector_type, number = namedtuple(vector.__name__, tuple(vector.names)), numba_type_of(vector.dtype)
 
     def construct(*parts):
         raise NotImplementedError
@@ -26,8 +26,8 @@ def constructor(vector):
         if len(numbers) != len(vector.names):
             return None
         exec(
-            f"def made(*parts):\n    return kind({', '.join(f'number({text})' for text in numbers)})",
-            names := {"kind": kind, "number": number},
+            f"def made(*parts):\n    return vector_type({', '.join(f'number({text})' for text in numbers)})",
+            names := {"vector_type": vector_type, "number": number},
         )
         return names["made"]
 

@@ -10,7 +10,7 @@ from sim.native.arrays import BARE, GuardedType, ReferenceType, is_record, viewe
 from sim.native.checks import looked_at
 from sim.native.elements import as_index, is_element, parts_of
 from sim.native.internal import LIKE_CODE, always
-from sim.native.kinds import dtype_of
+from sim.native.scalars import dtype_of
 
 OFFERED = {"from_end"}
 IN_TEXT = as_index, looked_at  # what occurs in functions made from text
@@ -127,7 +127,7 @@ def part_of(x, index):
             x.stride(axis),
         )
         if isinstance(part, types.Integer):
-            flat.append(f"whole(as_index({given}), {side}, x.numbers, {x.kind == BARE}) * ({stride})")
+            flat.append(f"whole(as_index({given}), {side}, x.state, {x.watch == BARE}) * ({stride})")
         else:
             lines += [
                 f"    a{axis}, b{axis}, c{axis} = {given}.indices({side})",
@@ -141,11 +141,11 @@ def part_of(x, index):
         shape.append(x.side(axis))
         strides.append(x.stride(axis))
         sizes.append(x.sizes[axis])
-    kind = GuardedType(x.dtype, len(shape), False, x.kind, tuple(sizes), x.pitch)
+    numba_type = GuardedType(x.dtype, len(shape), False, x.watch, tuple(sizes), x.pitch)
     return made(
         "part",
         [*lines, f"    return view(x, {' + '.join(flat)}, {tuple_text(shape)}, {tuple_text(strides)})"],
-        kind,
+        numba_type,
         "x, index",
     )
 
@@ -154,9 +154,9 @@ def tuple_text(parts):
     return f"({''.join(f'{part}, ' for part in parts)})"
 
 
-def made(name, lines, kind, parameters="x"):
-    """The function `name` of an array (and more) that returns a view of type `kind`."""
-    names = globals() | {"view": viewer(kind)}
+def made(name, lines, numba_type, parameters="x"):
+    """The function `name` of an array (and more) that returns a view of type `numba_type`."""
+    names = globals() | {"view": viewer(numba_type)}
     exec("\n".join([f"def {name}({parameters}):", *lines]), names)
     return names[name]
 
@@ -187,11 +187,11 @@ def ndim(x):
 @overload_attribute(GuardedType, "T", **LIKE_CODE)
 def transposed(x):
     axes = range(x.ndim)[::-1]
-    kind = GuardedType(x.dtype, x.ndim, False, x.kind, x.sizes[::-1], x.pitch)
+    numba_type = GuardedType(x.dtype, x.ndim, False, x.watch, x.sizes[::-1], x.pitch)
     return made(
         "transpose",
         [f"    return view(x, 0, {tuple_text(map(x.side, axes))}, {tuple_text(map(x.stride, axes))})"],
-        kind,
+        numba_type,
     )
 
 
@@ -214,7 +214,7 @@ def reshaped(x, shape):
     if not x.rowwise:
         return None
     axes = range(len(shape) if isinstance(shape, types.BaseTuple) else 1)
-    kind = GuardedType(x.dtype, len(axes), True, x.kind, pitch=x.pitch)
+    numba_type = GuardedType(x.dtype, len(axes), True, x.watch, pitch=x.pitch)
     lines = [
         f"    n{a} = as_index({f'shape[{a}]' if isinstance(shape, types.BaseTuple) else 'shape'})"
         for a in axes
@@ -231,6 +231,6 @@ def reshaped(x, shape):
     return made(
         "reshape",
         [*lines, f"    return view(x, 0, {tuple_text(f'n{a}' for a in axes)}, {tuple_text(strides)})"],
-        kind,
+        numba_type,
         "x, shape",
     )

@@ -12,7 +12,7 @@ HOMES = (
     "sim.native.elements",
     "sim.native.views",
     "sim.native.logged",
-    "sim.native.kinds",
+    "sim.native.scalars",
     "sim.native.atomics",
     "sim.native.halves",
     "sim.native.vectors",

@@ -50,13 +50,13 @@ def offered(function):
     return made
 
 
-def converted(context, builder, found, kind):
+def converted(context, builder, found, numba_type):
     """A result of LLVM's as one of Numba's."""
-    if not isinstance(kind, types.BaseTuple):
-        return context.cast(builder, found, int64, kind)
-    parts = [builder.extract_value(found, position) for position in range(len(kind))]
+    if not isinstance(numba_type, types.BaseTuple):
+        return context.cast(builder, found, int64, numba_type)
+    parts = [builder.extract_value(found, position) for position in range(len(numba_type))]
     return context.make_tuple(
-        builder, kind, [context.cast(builder, part, int64, of) for part, of in zip(parts, kind)]
+        builder, numba_type, [context.cast(builder, part, int64, of) for part, of in zip(parts, numba_type)]
     )
 
 
@@ -86,8 +86,8 @@ class Function:
         result = WORD
         if isinstance(self.result, types.BaseTuple):
             result = ir.LiteralStructType([WORD] * len(self.result))
-        kind = ir.FunctionType(result, [WORD] * len(self.parameters))
-        return cgutils.get_or_insert_function(module, kind, self.symbol)
+        signature = ir.FunctionType(result, [WORD] * len(self.parameters))
+        return cgutils.get_or_insert_function(module, signature, self.symbol)
 
 
 def build():
@@ -126,18 +126,18 @@ def primitive(emit):
     return offered(Primitive(emit))
 
 
-def pointer(builder, address, position, kind):
-    return builder.gep(builder.inttoptr(address, kind.as_pointer()), [position])
+def pointer(builder, address, position, llvm_type):
+    return builder.gep(builder.inttoptr(address, llvm_type.as_pointer()), [position])
 
 
 @primitive
-def number(builder, address, position):
-    """The int64 at a position: of a launch's numbers, of a shadow, of a buffer."""
+def word(builder, address, position):
+    """The int64 at a position: of a launch's State, of a shadow, of a buffer."""
     return builder.load(pointer(builder, address, position, WORD))
 
 
 @primitive
-def set_number(builder, address, position, value):
+def set_word(builder, address, position, value):
     return builder.store(value, pointer(builder, address, position, WORD))
 
 
@@ -158,8 +158,8 @@ def signalled(builder):
     status = ir.IntType(32)
 
     def python(name, result, *given):
-        kind = ir.FunctionType(result, [value.type for value in given])
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), given)
+        signature = ir.FunctionType(result, [value.type for value in given])
+        return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), given)
 
     held = python("PyGILState_Ensure", status)
     answer = python("PyOS_InterruptOccurred", status)
@@ -246,11 +246,11 @@ class Body(ast.NodeVisitor):
         self.give_back(*map(self.word, parts))
 
     def give_back(self, *parts):
-        kind = self.builder.function.function_type.return_type
-        if kind == WORD:
+        result = self.builder.function.function_type.return_type
+        if result == WORD:
             self.builder.ret(parts[0])
             return
-        found = ir.Constant(kind, ir.Undefined)
+        found = ir.Constant(result, ir.Undefined)
         for position, part in enumerate(parts):
             found = self.builder.insert_value(found, part, position)
         self.builder.ret(found)

@@ -19,7 +19,7 @@ from sim.isa.barriers import VOTES
 from sim.isa.functions import Function
 from sim.native import halves as _halves  # noqa: F401  gives halves their operators
 from sim.native.functions import compiles, function_of
-from sim.native.kinds import argument_of
+from sim.native.scalars import argument_of
 
 ENGINES = ("fibers", "threads", "native")
 

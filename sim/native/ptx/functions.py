@@ -15,8 +15,8 @@ from sim.isa.functions import LLVM, sized
 from sim.isa.registers import WIDTHS
 from sim.native.front import CannotLower
 from sim.native.functions import compiles, function_of
-from sim.native.kinds import kind_of, to_integer
 from sim.native.ptx.values import DOUBLE, I64, Real, Truth, Whole
+from sim.native.scalars import numba_type_of, to_integer
 
 BUILTIN = {}  # name -> (Evaluator, *operands) -> value
 
@@ -283,7 +283,7 @@ def whole(e, found, x):
 def to_whole(e, found, x):
     double = e.intrinsic(WHOLE[found["mode"]], e.real(x, "f64")).code
     signed, bits = found["to"][0] == "s", int(found["to"][1:])
-    numba_type = kind_of(np.dtype(f"{'i' if signed else 'u'}{bits // 8}"))
+    numba_type = numba_type_of(np.dtype(f"{'i' if signed else 'u'}{bits // 8}"))
     width = bits if x.ptx_type == "f16" else max(bits, 16)
     return e.of_register(
         to_integer(e.builder, numba_type, double, 16 if x.ptx_type == "f64" else 64, width), bits, signed
@@ -333,7 +333,7 @@ def of_llvm(e, entry, x):
 
 def by_numba(e, entry, given):
     """What Numba compiles of an entry."""
-    numba_types = [kind_of(dtype) for dtype in entry.operands]
+    numba_types = [numba_type_of(dtype) for dtype in entry.operands]
     typing = e.context.typing_context
     function = typing.resolve_value_type(function_of(entry))
     signature = function.get_call_type(typing, numba_types, {})

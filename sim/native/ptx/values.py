@@ -11,7 +11,7 @@ from llvmlite import ir
 
 from sim.isa.registers import WIDTHS
 from sim.native.front import CannotLower
-from sim.native.kinds import HALVES, from_double, to_double
+from sim.native.scalars import HALVES, from_double, to_double
 
 I1, I64 = ir.IntType(1), ir.IntType(64)
 FLOATS = {"f32": ir.FloatType(), "f64": ir.DoubleType()}

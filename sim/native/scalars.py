@@ -25,50 +25,39 @@ class Half(types.Number):
 
     def unify(self, typing, other):
         """What a variable is that holds now the one, now the other; min and max ask too."""
-        number = promotion.unified(number_of(self), number_of(other)) if number_of(other) else None
-        return None if number is None else type_of(number)
+        scalar = promotion.unified(scalar_of(self), scalar_of(other)) if scalar_of(other) else None
+        return None if scalar is None else numba_type_of(scalar)
 
 
-HALVES = {kind.name: kind for kind in (Half(np.float16, 10), Half(ml_dtypes.bfloat16, 7))}
+HALVES = {half.name: half for half in (Half(np.float16, 10), Half(ml_dtypes.bfloat16, 7))}
 
 
-def kind_of(dtype):
-    """The type, in compiled code, of the elements of a numpy dtype."""
-    dtype = np.dtype(dtype)
+def numba_type_of(dtype):
+    """The type, in compiled code, of a scalar type or of the elements of a numpy dtype."""
+    dtype = np.dtype(np.int64 if dtype is int else dtype)
     return HALVES.get(dtype.name) or numpy_support.from_dtype(dtype)
 
 
-def dtype_of(kind):
+def dtype_of(numba_type):
     """The numpy dtype for a type of compiled code."""
-    return kind.numpy if isinstance(kind, Half) else numpy_support.as_dtype(kind)
+    return numba_type.numpy if isinstance(numba_type, Half) else numpy_support.as_dtype(numba_type)
 
 
-def number_of(kind):
-    """What sim.isa calls a type of compiled code: a type of numpy, or int or bool; None for what is no
-    number."""
-    kind = types.unliteral(kind)
-    if isinstance(kind, types.Boolean):
+def scalar_of(numba_type):
+    """The scalar type (sim.isa.promotion) of a type of compiled code; None for what is no number."""
+    numba_type = types.unliteral(numba_type)
+    if isinstance(numba_type, types.Boolean):
         return bool
-    if not isinstance(kind, types.Number):
+    if not isinstance(numba_type, types.Number):
         return None
-    number = dtype_of(kind).type
-    return int if number is np.int64 else number
-
-
-def type_of(number):
-    """The other way round."""
-    return kind_of({int: np.int64, bool: np.bool_}.get(number, number))
-
-
-def plain(number):
-    """A scalar of numpy as one that text may hold as a constant: a Half as a float."""
-    return np.float64(number) if number.dtype.name in HALVES else number
+    scalar = dtype_of(numba_type).type
+    return int if scalar is np.int64 else scalar
 
 
 @register_model(Half)
 class HalfModel(models.PrimitiveModel):
-    def __init__(self, manager, kind):
-        super().__init__(manager, kind, ir.IntType(16))
+    def __init__(self, manager, numba_type):
+        super().__init__(manager, numba_type, ir.IntType(16))
 
 
 class HalfNumber:
@@ -86,7 +75,7 @@ def argument_of(value):
 
 
 @unbox(Half)
-def unbox_half(kind, value, c):
+def unbox_half(numba_type, value, c):
     held = c.pyapi.object_getattr_string(value, "packed")
     bits = c.builder.trunc(c.pyapi.long_as_longlong(held), ir.IntType(16))
     c.pyapi.decref(held)
@@ -98,24 +87,24 @@ def unbox_half(kind, value, c):
 I64, DOUBLE = ir.IntType(64), ir.DoubleType()
 
 
-def to_double(builder, kind, half):
+def to_double(builder, half, value):
     """The float64 equal to a Half: LLVM's value for one of LLVM."""
-    bits, shift = builder.zext(half, I64), I64(52 - kind.fraction)
+    bits, shift = builder.zext(value, I64), I64(52 - half.fraction)
     size = builder.shl(builder.and_(bits, I64(0x7FFF)), shift)
     # Shifted into place, the exponent is too small by the difference of the biases. Subnormal numbers come
     # out right as well.
-    finite = builder.fmul(builder.bitcast(size, DOUBLE), DOUBLE(2.0 ** (1023 - kind.bias)))
+    finite = builder.fmul(builder.bitcast(size, DOUBLE), DOUBLE(2.0 ** (1023 - half.bias)))
     special = builder.bitcast(builder.or_(size, I64(0x7FF << 52)), DOUBLE)
     number = builder.select(
-        builder.icmp_unsigned("<", size, I64(kind.infinity << 52 - kind.fraction)), finite, special
+        builder.icmp_unsigned("<", size, I64(half.infinity << 52 - half.fraction)), finite, special
     )
     sign = builder.shl(builder.and_(bits, I64(0x8000)), I64(48))
     return builder.bitcast(builder.or_(builder.bitcast(number, I64), sign), DOUBLE)
 
 
-def from_double(builder, kind, double):
+def from_double(builder, half, double):
     """The Half nearest to a float64, ties to even."""
-    shift, smallest = 52 - kind.fraction, 2.0 ** (1 - kind.bias)  # the smallest normal number
+    shift, smallest = 52 - half.fraction, 2.0 ** (1 - half.bias)  # the smallest normal number
     # numbers of this size are as far apart as subnormal Halves: adding it rounds
     spacer = smallest * 2.0**shift
     bits = builder.bitcast(double, I64)
@@ -126,16 +115,16 @@ def from_double(builder, kind, double):
     )
     tie = builder.and_(builder.lshr(size, I64(shift)), I64(1))
     rounded = builder.lshr(
-        builder.add(builder.add(size, tie), I64((1 << shift - 1) - 1 - (1023 - kind.bias << 52))), I64(shift)
+        builder.add(builder.add(size, tie), I64((1 << shift - 1) - 1 - (1023 - half.bias << 52))), I64(shift)
     )
     normal = builder.select(
-        builder.icmp_unsigned("<", rounded, I64(kind.infinity)), rounded, I64(kind.infinity)
+        builder.icmp_unsigned("<", rounded, I64(half.infinity)), rounded, I64(half.infinity)
     )
     number = builder.select(
         builder.icmp_unsigned("<", size, builder.bitcast(DOUBLE(smallest), I64)), subnormal, normal
     )
     number = builder.select(
-        builder.fcmp_unordered("uno", double, double), I64(kind.infinity | 1 << kind.fraction - 1), number
+        builder.fcmp_unordered("uno", double, double), I64(half.infinity | 1 << half.fraction - 1), number
     )
     return builder.trunc(
         builder.or_(number, builder.and_(builder.lshr(bits, I64(48)), I64(0x8000))), ir.IntType(16)
@@ -164,11 +153,11 @@ def cast_half_to_integer(context, builder, source, target, value):
     return to_integer(builder, target, nearest, 64, target.bitwidth)
 
 
-def to_integer(builder, kind, double, wide, width):
-    """A float64 without its fraction as an integer of type `kind`, saturated to `width` bits; NaN becomes 0,
-    or the top bit alone if there are `wide` bits."""
+def to_integer(builder, target, double, wide, width):
+    """A float64 without its fraction as an integer of type `target`, saturated to `width` bits; NaN becomes
+    0, or the top bit alone if there are `wide` bits."""
     integer = ir.IntType(width)
-    name = f"llvm.fpto{'si' if kind.signed else 'ui'}.sat.i{width}.f64"
+    name = f"llvm.fpto{'si' if target.signed else 'ui'}.sat.i{width}.f64"
     converted = builder.call(
         cgutils.get_or_insert_function(builder.module, ir.FunctionType(integer, [DOUBLE]), name), [double]
     )
@@ -176,7 +165,7 @@ def to_integer(builder, kind, double, wide, width):
         converted = builder.select(
             builder.fcmp_unordered("uno", double, double), integer(1 << width - 1), converted
         )
-    return builder.trunc(converted, ir.IntType(kind.bitwidth)) if kind.bitwidth < width else converted
+    return builder.trunc(converted, ir.IntType(target.bitwidth)) if target.bitwidth < width else converted
 
 
 def converted(context, builder, source, target, value):
@@ -191,21 +180,21 @@ def converted(context, builder, source, target, value):
     return context.cast(builder, value, source, target)
 
 
-def conversion(kind):
+def conversion(integer):
     """The intrinsic that converts to an integer type."""
 
     @intrinsic
     def convert(typing, x):
         def code(context, builder, signature, arguments):
-            return converted(context, builder, signature.args[0], kind, arguments[0])
+            return converted(context, builder, signature.args[0], integer, arguments[0])
 
         if isinstance(x, (types.Number, types.Boolean, types.IntEnumMember)):
-            return kind(x), code
+            return integer(x), code
 
     return convert
 
 
-INTEGERS = {str(kind): conversion(kind) for kind in types.integer_domain}
+INTEGERS = {str(numba_type): conversion(numba_type) for numba_type in types.integer_domain}
 globals().update(INTEGERS)
 OFFERED = set(INTEGERS)
 
@@ -215,9 +204,9 @@ def unchanged(x):
     return x
 
 
-def converter(kind):
+def converter(numba_type):
     """What compiled code calls to convert to a type; a record is never converted."""
-    return unchanged if isinstance(kind, types.Record) else INTEGERS.get(str(kind), kind)
+    return unchanged if isinstance(numba_type, types.Record) else INTEGERS.get(str(numba_type), numba_type)
 
 
 @lower_cast(types.Float, Half)
