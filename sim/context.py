@@ -68,7 +68,7 @@ class Context:
         self.overwriting = set()  # sites of atomics that do not depend on what they replace: exch
         # sites of atomics for their block alone -> LOAD or STORE, which they are to other blocks
         self.of_block = {}
-        # (code, instruction, kind) -> site number, for what is called rather than rewritten
+        # (code, instruction, action) -> site number, for what is called rather than rewritten
         self.called_from = {}
         self.thread, self.entered = None, 0
         self.load = None  # the accessor of one element, for a kernel that iterates over an array
@@ -190,20 +190,20 @@ class Context:
 
     # --- sites ----------------------------------------------------------------------------------------------
 
-    def site(self, kind):
+    def site(self, action):
         """The number of the place in the kernel's source that is running now, found by walking out of our own
         code."""
         frame = sys._getframe(1)
         while ours(frame):
             frame = frame.f_back
-        return self.site_of(frame, kind)
+        return self.site_of(frame, action)
 
-    def site_of(self, frame, kind):
+    def site_of(self, frame, action):
         """The number of the place where `frame` is now."""
-        key = (frame.f_code, frame.f_lasti, kind)
+        key = (frame.f_code, frame.f_lasti, action)
         number = self.called_from.get(key)
         if number is None:
-            number = self.called_from[key] = SITES.add(site_from_frame(frame, kind))
+            number = self.called_from[key] = SITES.add(site_from_frame(frame, action))
         return number
 
     def site_of_error(self, error):
@@ -278,18 +278,18 @@ def listeners(observers, hook):
     return [getattr(o, hook) for o in observers if getattr(type(o), hook) is not getattr(Observer, hook)]
 
 
-def site_from_frame(frame, kind):
+def site_from_frame(frame, action):
     """The Site where `frame` is now."""
     column = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))[2] or 0
-    return site_at(frame.f_code, frame.f_lineno, column, kind)
+    return site_at(frame.f_code, frame.f_lineno, column, action)
 
 
-def site_at(code, line, column, kind):
+def site_at(code, line, column, action):
     """The Site at a line of `code`, its text read from the file (or the notebook cell) that the code came
     from."""
     text = linecache.getline(code.co_filename, line)
     return Site(
-        kind,
+        action,
         code.co_name,
         line - code.co_firstlineno + 1,
         column,

@@ -27,7 +27,7 @@ SITE_BITS = 63 - SITE_SHIFT
 SPACE_SHIFT = ADDRESS_BITS - 2
 SPACES = ("global", "const", "shared", "local")
 GLOBAL, CONST, SHARED, LOCAL = range(4)
-KINDS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3}
+ACTIONS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3}
 LOAD, STORE, ATOMIC, BARRIER = range(4)
 
 
@@ -41,7 +41,7 @@ def index_text(index: tuple[int, ...]) -> str:
 class Site:
     """One place in a kernel's source where something happens: an access, a barrier, a loop's back-edge."""
 
-    kind: str  # "load", "store", "atomic", "loop", "call", "branch"
+    action: str  # "load", "store", "atomic", "loop", "call", "branch"
     function: str
     line: int  # within the function, its `def` line being line 1
     column: int
@@ -61,7 +61,7 @@ class SiteTable:
     def add(self, site: Site) -> int:
         with self.lock:
             if site not in self.numbers:
-                number = len(self.sites) * 4 + KINDS[site.kind]
+                number = len(self.sites) * 4 + ACTIONS[site.action]
                 if number >> SITE_BITS:
                     raise LaunchError(
                         f"this process has simulated kernels with {len(self.sites):,} places in their source,"
@@ -164,7 +164,7 @@ class Batch:
     values: list
 
     @property
-    def kind(self) -> np.ndarray:
+    def action(self) -> np.ndarray:
         """LOAD, STORE or ATOMIC for each access."""
         return self.site & 3
 
@@ -213,7 +213,7 @@ class Event:
     """One row of a Recording: a load, store or atomic of one thread, or a barrier of a whole block (then
     thread, array and index are None)."""
 
-    kind: str  # "load", "store", "atomic", "barrier"
+    action: str  # "load", "store", "atomic", "barrier"
     block: Index3
     epoch: int
     thread: int | None  # linear index within the block
@@ -236,7 +236,7 @@ class Home:
 class Recording:
     """What happened, in the order in which it did: a sequence of Events, kept as parallel arrays of length n.
 
-    `kind` is LOAD, STORE, ATOMIC or BARRIER; `block` counts in `blocks`, `array` in `arrays` (-1 for a
+    `action` is LOAD, STORE, ATOMIC or BARRIER; `block` counts in `blocks`, `array` in `arrays` (-1 for a
     barrier), `element` is the flat index within the array's shape, `address` in bytes. `cut` counts events
     that came after the recorder was full.
     """
@@ -245,7 +245,7 @@ class Recording:
     spec: DeviceSpec  # the launch's
     blocks: tuple[Index3, ...]
     arrays: tuple[Home, ...]
-    kind: np.ndarray
+    action: np.ndarray
     block: np.ndarray
     epoch: np.ndarray
     thread: np.ndarray
@@ -256,7 +256,7 @@ class Recording:
     cut: int = 0
 
     def __len__(self) -> int:
-        return len(self.kind)
+        return len(self.action)
 
     def __getitem__(self, position: int) -> Event:
         block, epoch, site = (
@@ -264,11 +264,11 @@ class Recording:
             int(self.epoch[position]),
             SITES[int(self.site[position])],
         )
-        if self.kind[position] == BARRIER:
+        if self.action[position] == BARRIER:
             return Event("barrier", block, epoch, None, site)
         home = self.arrays[self.array[position]]
         index = tuple(map(int, np.unravel_index(self.element[position], home.shape)))
-        return Event(site.kind, block, epoch, int(self.thread[position]), site, home.name, index)
+        return Event(site.action, block, epoch, int(self.thread[position]), site, home.name, index)
 
 
 Findings = Iterable[Finding] | None  # what a hook may return

@@ -752,7 +752,7 @@ print("T of 128 keys, below 1e-5:", bool(np.abs(t_out.ravel() - direct).max() <=
 def draw_overlap(trace):
     """The 16 bytes that each lane reads of row 0 of scores, by rows of the operand."""
     place = next(i for i, home in enumerate(trace.arrays) if home.name == "scores")
-    read = (trace.array == place) & (trace.kind == 0) & (trace.element < 152)
+    read = (trace.array == place) & (trace.action == 0) & (trace.element < 152)
     figure, axes = plt.subplots(figsize=(9, 3.4), layout="constrained")
     for lane, first in zip(trace.thread[read], trace.element[read]):
         row, colour = lane % 16, (BLUE, ORANGE)[lane // 16]

@@ -113,7 +113,7 @@ def bank_map(report, name, title):
     matrices, which banks its eight rows of 16 bytes lie in, and how many turns that takes."""
     trace = report.trace
     home = [each.name for each in trace.arrays].index(name)
-    rows = (trace.array == home) & (trace.kind == LOAD) & (trace.thread < BANKS)
+    rows = (trace.array == home) & (trace.action == LOAD) & (trace.thread < BANKS)
     thread, address = trace.thread[rows], trace.address[rows]
     starts = [int(address[thread == lane][0]) for lane in range(32)]
     scene = Scene(title, LEFT + 20 + BANKS * SIDE, TOP + 10 * SIDE, adds=False)

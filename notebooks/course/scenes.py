@@ -297,15 +297,15 @@ def in_words(epoch, fetched, met, written, d):
     return f"epoch {epoch}: " + ("; ".join(parts) or "no key moves")
 
 
-def accesses(recording, epoch, kind, space):
+def accesses(recording, epoch, action, space):
     """{(array, number): the thread that did it} for accesses of one kind to one memory space in an epoch."""
-    return {(name, number): thread for name, number, thread in touched(recording, epoch, kind, space)}
+    return {(name, number): thread for name, number, thread in touched(recording, epoch, action, space)}
 
 
-def touched(recording, epoch, kind, space):
+def touched(recording, epoch, action, space):
     """(array, number, thread) of each access of one kind to one memory space in an epoch of the first
     block."""
-    rows = (recording.block == 0) & (recording.epoch == epoch) & (recording.kind == kind)
+    rows = (recording.block == 0) & (recording.epoch == epoch) & (recording.action == action)
     for array, number, thread in zip(
         recording.array[rows].tolist(), recording.element[rows].tolist(), recording.thread[rows].tolist()
     ):

@@ -60,9 +60,9 @@ class Accesses(ast.NodeTransformer):
     def call(self, function, arguments, node):
         return ast.copy_location(ast.Call(self.name(function, node), arguments, []), node)
 
-    def site(self, kind, node):
+    def site(self, action, node):
         """A constant: the number of the site at `node`."""
-        return ast.copy_location(ast.Constant(SITES.add(self.source.site(kind, node))), node)
+        return ast.copy_location(ast.Constant(SITES.add(self.source.site(action, node))), node)
 
     def temporary(self, node):
         self.temporaries += 1

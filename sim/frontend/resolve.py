@@ -243,11 +243,11 @@ class Source(ast.NodeVisitor):
 
     # --- places ---------------------------------------------------------------------------------------------
 
-    def site(self, kind, node):
+    def site(self, action, node):
         """The place of `node`."""
         line = self.tree.lines.get(node.lineno, "")
         column, indent = node.col_offset, len(line) - len(line.lstrip())
-        return Site(kind, self.name, node.lineno - self.tree.lineno + 1, column, line.strip(), indent)
+        return Site(action, self.name, node.lineno - self.tree.lineno + 1, column, line.strip(), indent)
 
 
 def source_of(function):

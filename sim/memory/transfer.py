@@ -27,7 +27,7 @@ class Memory:
     def __init__(self, context, name):
         self.context, self.name = context, name
 
-    def site(self, kind):
+    def site(self, action):
         """The number of the place in the kernel that runs now."""
         raise NotImplementedError
 
@@ -207,8 +207,8 @@ class OfArrays(Memory):
         super().__init__(scheduler.context, name)
         self.scheduler, self.luck = scheduler, Luck(scheduler.context)
 
-    def site(self, kind):
-        return self.context.site_of(self.frame, kind)
+    def site(self, action):
+        return self.context.site_of(self.frame, action)
 
     def turn(self):
         self.scheduler.turn(self.frame)

@@ -34,8 +34,8 @@ class Names(ast.NodeTransformer):
     def __init__(self, module, source, rename):
         self.module, self.source, self.rename, self.needs = module, source, rename, set()
 
-    def number(self, kind, node):
-        return ast.Constant(self.module.site(self.source.site(kind, node)))
+    def number(self, action, node):
+        return ast.Constant(self.module.site(self.source.site(action, node)))
 
     def cannot(self, what, node):
         return CannotLower(what, self.source.site("call", node))

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from sim.context import Context
-from sim.events import ADDRESS_BITS, ADDRESS_MASK, GLOBAL, KINDS, SHARED, SITES, SPACES
+from sim.events import ACTIONS, ADDRESS_BITS, ADDRESS_MASK, GLOBAL, SHARED, SITES, SPACES
 from sim.native.cache import KeptOwn
 from sim.native.internal import External, compiled
 from sim.native.logged import EPOCH_ENDS, PLACE_SHIFT, SIZE_SHIFT, THREAD_GOES_ON, TOGETHER
@@ -21,7 +21,7 @@ from sim.observers.branches import Branches
 from sim.observers.coalescing import Coalescing
 from sim.observers.traffic import Traffic
 
-BRANCH, ATOMIC = KINDS["branch"], KINDS["atomic"]
+BRANCH, ATOMIC = ACTIONS["branch"], ACTIONS["atomic"]
 MACHINE = (1 << SIZE_SHIFT) - 1  # bits of an address
 SLOTS = 4  # of a place: one for each memory space, as executions count apart; branches have the last
 LANES = 32
@@ -39,7 +39,7 @@ def called_by_python(function):
 @called_by_python
 def count(
     words,
-    accesses,
+    actions,
     homes,
     spec,
     together,
@@ -71,7 +71,7 @@ def count(
                 words[i] = -1
                 continue
             address, size = words[i] & MACHINE, words[i] >> SIZE_SHIFT & 7
-            if accesses[place] == BRANCH:
+            if actions[place] == BRANCH:
                 slot = SLOTS * place + SLOTS - 1
             else:
                 owner = owner_of[place]
@@ -144,7 +144,7 @@ def count(
                 elif space == GLOBAL:
                     sectors(lanes, request, spec[0], global_requests, place, wanted)
                 else:
-                    serial = accesses[place] == ATOMIC
+                    serial = actions[place] == ATOMIC
                     wavefronts(
                         lanes, request, serial, spec[1], spec[2], shared_requests, place, wanted, in_bank
                     )
@@ -245,8 +245,8 @@ class Tally:
     def __init__(self, launch, module, homes):
         self.launch, self.module, self.homes = launch, module, homes
         n, spec = len(module.sites), launch.spec
-        self.accesses = np.array(
-            [KINDS[site.kind] if site.kind != "branch" else BRANCH for site in module.sites], np.int64
+        self.actions = np.array(
+            [ACTIONS[site.action] if site.action != "branch" else BRANCH for site in module.sites], np.int64
         )
         self.table = np.array(
             [(home.low, home.high, home.base, home.space) for home in homes], np.int64
@@ -264,7 +264,7 @@ class Tally:
     def add(self, words):
         count(
             words,
-            self.accesses,
+            self.actions,
             self.table,
             self.spec,
             self.together,

@@ -37,7 +37,7 @@ class Rows:
     size: np.ndarray
     position: np.ndarray
     value: np.ndarray
-    kind: np.ndarray  # LOAD, STORE or ATOMIC, as its site says; to other blocks an atomic for one is plain
+    action: np.ndarray  # LOAD, STORE or ATOMIC, as its site says; to other blocks an atomic for one is plain
 
     @classmethod
     def of(cls, batch, written, block):
@@ -50,14 +50,14 @@ class Rows:
             keep |= (space == SHARED) & (np.isin(batch.address >> LINE_SHIFT, written) if aligned else True)
         keep = np.flatnonzero(keep)
         value = np.empty(len(batch.address), object)
-        value[np.flatnonzero(batch.kind != LOAD)] = batch.values
+        value[np.flatnonzero(batch.action != LOAD)] = batch.values
         return cls(
             np.full(len(keep), block),
             np.full(len(keep), batch.epoch),
             *(getattr(batch, name)[keep] for name in ("thread", "segment", "site", "address", "size")),
             batch.position[keep],
             value[keep],
-            batch.kind[keep],
+            batch.action[keep],
         )
 
     def __len__(self):
@@ -157,15 +157,15 @@ def racy_cells(rows, party):
         origin = np.repeat(origin, rows.size)
         begins = np.cumsum(rows.size) - rows.size
         cell = rows.address[origin] + np.arange(len(origin)) - begins[origin]
-    kind = rows.kind[origin]
-    keep = np.flatnonzero(np.isin(cell, np.unique(cell[kind != LOAD])))
+    action = rows.action[origin]
+    keep = np.flatnonzero(np.isin(cell, np.unique(cell[action != LOAD])))
     keep = keep[np.lexsort((rows.thread[origin[keep]], party[origin[keep]], cell[keep]))]
-    cell, origin, kind = cell[keep], origin[keep], kind[keep]
+    cell, origin, action = cell[keep], origin[keep], action[keep]
     starts = np.flatnonzero(np.concatenate([cell[:1] >= 0, cell[1:] != cell[:-1]]))
     ends = np.append(starts[1:], len(cell))
     parties = party[origin]
     several = np.minimum.reduceat(parties, starts) != np.maximum.reduceat(parties, starts)
-    any_of = {k: np.logical_or.reduceat(kind == k, starts) for k in (LOAD, STORE, ATOMIC)}
+    any_of = {k: np.logical_or.reduceat(action == k, starts) for k in (LOAD, STORE, ATOMIC)}
     # atomics of different widths are not atomic to each other
     element = rows.address[origin] << 4 | np.frexp(rows.size[origin])[1]
     mixed = np.minimum.reduceat(element, starts) != np.maximum.reduceat(element, starts)

@@ -26,7 +26,7 @@ class Misuse(Observer):
         self.context, self.wrote, self.read, self.unset = context, False, False, {}
 
     def accesses(self, batch):
-        self.wrote = self.wrote or bool(((batch.kind != LOAD) & (batch.space == GLOBAL)).any())
+        self.wrote = self.wrote or bool(((batch.action != LOAD) & (batch.space == GLOBAL)).any())
         self.read = self.read or bool((batch.space == GLOBAL).any())
 
     def atomic_narrowed(self, access, array, index):

@@ -74,7 +74,7 @@ class Races(Ordering):
         """Races within one block and epoch; what it did to global memory is kept for the comparison with
         other blocks."""
         batches = self.epoch.pop(block, ())
-        lines = [batch.address[batch.kind != LOAD] >> LINE_SHIFT for batch in batches]
+        lines = [batch.address[batch.action != LOAD] >> LINE_SHIFT for batch in batches]
         lines.append(self.flights.lines(self.number(block)))
         written = np.unique(np.concatenate(lines))
         rows = [Rows.of(batch, written, self.number(block)) for batch in batches]
@@ -88,10 +88,10 @@ class Races(Ordering):
     def between_blocks(self):
         rows = Rows.joined(self.everywhere) if self.everywhere else None
         self.everywhere = []
-        if rows is None or not (rows.kind != LOAD).any():
+        if rows is None or not (rows.action != LOAD).any():
             return []
-        for site, kind in self.context.of_block.items():
-            rows.kind[rows.site == site] = kind
+        for site, action in self.context.of_block.items():
+            rows.action[rows.site == site] = action
         ranks = np.empty(len(self.names), np.int64)
         ranks[sorted(range(len(ranks)), key=lambda number: self.names[number][::-1])] = np.arange(len(ranks))
         return self.races(rows, ranks[rows.block])
@@ -154,10 +154,10 @@ class Races(Ordering):
         if b.site & 3 == STORE and a.site & 3 != STORE:  # the writer first
             a, b = b, a
         element = self.context.space.element(address)
-        shared, same_kind = address >> SPACE_SHIFT == SHARED, a.site & 3 == b.site & 3
+        shared, same_action = address >> SPACE_SHIFT == SHARED, a.site & 3 == b.site & 3
         done = (
             f"{WORDS[a.site & 3]} by two threads"
-            if same_kind
+            if same_action
             else f"{WORDS[a.site & 3]} by one thread and {WORDS[b.site & 3]} by another"
         )
         witnesses = self.witness(a), self.witness(b)
@@ -214,7 +214,7 @@ def replaced(rows, row):
             (rows.thread == row.thread)
             & (rows.block == row.block)
             & (rows.position > row.position)
-            & (rows.kind == STORE)
+            & (rows.action == STORE)
         ).any()
     )
 
@@ -222,8 +222,8 @@ def replaced(rows, row):
 def compete(rows):
     """Whether accesses to one byte may race, if nothing orders them: one writes, and they are not atomics on
     one and the same element."""
-    kinds = set(rows.kind.tolist())
-    return kinds != {LOAD} and (kinds != {ATOMIC} or not one_element(rows))
+    actions = set(rows.action.tolist())
+    return actions != {LOAD} and (actions != {ATOMIC} or not one_element(rows))
 
 
 def alike(rows, party, chosen, order):
@@ -277,7 +277,7 @@ def in_order(rows, i, j, order):
     cell (Rows, all of its accesses) in order."""
     if rows.position[i] > rows.position[j]:
         i, j = j, i
-    if rows.kind[i] == ATOMIC and rows.kind[j] != ATOMIC and follows_atomic(rows, i, j):
+    if rows.action[i] == ATOMIC and rows.action[j] != ATOMIC and follows_atomic(rows, i, j):
         return True
     return order.before(rows.row(i), rows.row(j))
 
@@ -285,7 +285,7 @@ def in_order(rows, i, j, order):
 def follows_atomic(rows, i, j):
     """Whether between an atomic i and an access j there is an atomic that j's thread did, or knows of by a
     barrier: that one saw what i had done."""
-    mine = (rows.kind == ATOMIC) & (rows.block == rows.block[j]) & (rows.position > rows.position[i])
+    mine = (rows.action == ATOMIC) & (rows.block == rows.block[j]) & (rows.position > rows.position[i])
     return bool(
         (
             mine
@@ -313,7 +313,7 @@ def unordered_pairs(cells, order):
         members = members[np.argsort(rows.position[members], kind="stable")]
         pairs = (
             successive(rows, cells.party, members.tolist())
-            if (rows.kind[members] != ATOMIC).all()
+            if (rows.action[members] != ATOMIC).all()
             else with_atomics(rows, cells.party, members)
         )
         found.append(next(((rows.row(i), rows.row(j)) for i, j in pairs if not ordered(i, j)), None))
@@ -327,7 +327,7 @@ def successive(rows, party, members):
     for i in members:
         if write is not None and party[write] != party[i]:
             yield write, i
-        if rows.kind[i] == LOAD:
+        if rows.action[i] == LOAD:
             reads.append(i)
         else:
             yield from ((read, i) for read in reads if party[read] != party[i])
@@ -337,11 +337,11 @@ def successive(rows, party, members):
 def with_atomics(rows, party, members):
     """Pairs of accesses to one cell, one of them an atomic, that have to be in order: two atomics need not
     be."""
-    here, plain = rows[members], np.flatnonzero(rows.kind[members] != ATOMIC).tolist()
+    here, plain = rows[members], np.flatnonzero(rows.action[members] != ATOMIC).tolist()
     yield from successive(rows, party, members[plain].tolist())
     who = here.block.astype(np.int64) << 12 | here.thread
     for j in plain:
-        atomics = np.flatnonzero((here.kind == ATOMIC) & (party[members] != party[members[j]]))
+        atomics = np.flatnonzero((here.action == ATOMIC) & (party[members] != party[members[j]]))
         before, behind = atomics[atomics < j], atomics[atomics > j]
         last, first = (
             before[len(before) - 1 - np.unique(who[before][::-1], return_index=True)[1]],

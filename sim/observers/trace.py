@@ -4,7 +4,7 @@ import numpy as np
 
 from sim.events import BARRIER, Home, Observer, Recording
 
-COLUMNS = ("kind", "block", "epoch", "thread", "site", "address")
+COLUMNS = ("action", "block", "epoch", "thread", "site", "address")
 
 
 class Trace(Observer):
@@ -21,7 +21,7 @@ class Trace(Observer):
 
     def accesses(self, batch):
         self.add(
-            batch.block, len(batch.site), batch.kind, batch.epoch, batch.thread, batch.site, batch.address
+            batch.block, len(batch.site), batch.action, batch.epoch, batch.thread, batch.site, batch.address
         )
 
     def collective(self, name, block, site):
@@ -30,7 +30,7 @@ class Trace(Observer):
     def barrier_opened(self, block, epoch):
         self.add(block, 1, BARRIER, epoch, -1, self.barrier_site[block], -1)
 
-    def add(self, block, length, kind, epoch, thread, site, address):
+    def add(self, block, length, action, epoch, thread, site, address):
         """`length` more rows, as far as there is room."""
         if self.wanted is not None and block not in self.wanted:
             return
@@ -42,7 +42,7 @@ class Trace(Observer):
             self.rows.append(
                 [
                     np.broadcast_to(column, length)[:room].astype(np.int64)
-                    for column in (kind, number, epoch, thread, site, address)
+                    for column in (action, number, epoch, thread, site, address)
                 ]
             )
 

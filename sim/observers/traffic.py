@@ -50,7 +50,7 @@ class Traffic(Observer):
     def launch_finished(self, context):
         total, spaces, arrays = dict.fromkeys(DONE.values(), 0), {}, {}
         for (site, space, name, size), count in sorted(self.accessed.items()):
-            what = DONE[SITES[site].kind]
+            what = DONE[SITES[site].action]
             total[what] += count
             for table in (
                 context.line(site),

@@ -11,8 +11,8 @@ class OfAddresses(Memory):
         super().__init__(memory.context, name)
         self.regions, self.sites = memory, sites
 
-    def site(self, access):
-        return self.sites[access]
+    def site(self, action):
+        return self.sites[action]
 
     def turn(self):
         self.regions.turn()

@@ -36,14 +36,14 @@ class Origin:
             return self.given[line - 1] if 0 < line <= len(self.given) else ""
         return linecache.getline(self.text.files.get(file, ""), line)
 
-    def site(self, function, item, access):
+    def site(self, function, item, action):
         """The number of the Site of an instruction: by its .loc, else by its line of PTX."""
         place = self.place(function, item.location) if item is not None else None
         if place is None:
             line = item.line if item is not None else function.line
             text = self.text.lines[line - 1]
             return SITES.add(
-                Site(access, f"{plain_name(function.name)}, PTX", line, 0, " ".join(text.split()))
+                Site(action, f"{plain_name(function.name)}, PTX", line, 0, " ".join(text.split()))
             )
         text = self.source_line(place.file, place.line)
         if (
@@ -54,7 +54,7 @@ class Origin:
             text = " ".join(self.text.lines[item.line - 1].split())
         name = os.path.basename(self.text.files.get(place.file, "?"))
         indent = len(text) - len(text.lstrip())
-        return SITES.add(Site(access, name, place.line, max(place.column - 1, 0), text.strip(), indent))
+        return SITES.add(Site(action, name, place.line, max(place.column - 1, 0), text.strip(), indent))
 
     def place(self, function, location):
         """The innermost place, of those that were inlined into each other, in the file in which the function

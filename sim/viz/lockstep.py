@@ -53,7 +53,7 @@ def times(recording: Recording, rows: np.ndarray) -> np.ndarray:
 
 def epochs(recording: Recording, number: int) -> Iterator[tuple[int, np.ndarray]]:
     """(epoch, rows that are accesses) for each epoch of a block, in order."""
-    rows = np.flatnonzero((recording.block == number) & (recording.kind != BARRIER))
+    rows = np.flatnonzero((recording.block == number) & (recording.action != BARRIER))
     for epoch in np.unique(recording.epoch[recording.block == number]).tolist():
         yield epoch, rows[recording.epoch[rows] == epoch]
 
@@ -82,7 +82,7 @@ def sentence(recording: Recording, request: Request) -> str:
     """What a request does, in words: thread 3 / threads 0-31 load x, kernel line 5: the source."""
     first = recording[request.rows[0]]
     threads = recording.thread[request.rows].tolist()
-    who = f"thread{'s' * (len(threads) > 1)} {ranges(threads)} {VERBS[first.kind][len(threads) == 1]}"
+    who = f"thread{'s' * (len(threads) > 1)} {ranges(threads)} {VERBS[first.action][len(threads) == 1]}"
     return (
         f"block {index_text(first.block)}, epoch {request.epoch}: {who} {first.array}   {first.site.function}"
         f" line {first.site.line}  {first.site.source}"

@@ -50,9 +50,11 @@ def memory_map(recording: Recording, name: str, block: int | Index3 | None = Non
 def changes(recording: Recording, rows: np.ndarray, first: int, shown: int) -> list[Row]:
     """(cell, look, thread) for each access whose element is among those shown."""
     cells = (recording.element[rows] - first).tolist()
-    threads, kinds = recording.thread[rows].tolist(), recording.kind[rows].tolist()
+    threads, actions = recording.thread[rows].tolist(), recording.action[rows].tolist()
     return [
-        (cell, LOOKS[kind], thread) for cell, thread, kind in zip(cells, threads, kinds) if 0 <= cell < shown
+        (cell, LOOKS[action], thread)
+        for cell, thread, action in zip(cells, threads, actions)
+        if 0 <= cell < shown
     ]
 
 

@@ -48,17 +48,17 @@ def figures(trace: Recording | None) -> Iterator[View]:
 
 
 def arrays_table(arrays: Counted) -> str:
-    kinds = [
-        kind
-        for kind in ("load", "store", "atomic")
-        if any(f"{kind}s" in counted for counted in arrays.values())
+    actions = [
+        action
+        for action in ("load", "store", "atomic")
+        if any(f"{action}s" in counted for counted in arrays.values())
     ]
-    head = "".join(f"<th>{kind}s</th><th>bytes</th>" for kind in kinds)
+    head = "".join(f"<th>{action}s</th><th>bytes</th>" for action in actions)
     rows = "".join(
         f"<tr><td {LEFT_ALIGNED}><code>{escape(name)}</code></td><td {LEFT_ALIGNED}>{space}</td>"
         + "".join(
-            f"<td>{counted.get(f'{kind}s', 0):,}</td><td>{counted.get(f'{kind}_bytes', 0):,}</td>"
-            for kind in kinds
+            f"<td>{counted.get(f'{action}s', 0):,}</td><td>{counted.get(f'{action}_bytes', 0):,}</td>"
+            for action in actions
         )
         + "</tr>"
         for (space, name), counted in arrays.items()

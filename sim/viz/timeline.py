@@ -38,7 +38,7 @@ def timeline(recording: Recording, block: int | Index3 | None = None) -> View:
     )
     for epoch, rows, time in moments:
         barrier = np.flatnonzero(
-            (recording.block == number) & (recording.kind == BARRIER) & (recording.epoch == epoch)
+            (recording.block == number) & (recording.action == BARRIER) & (recording.epoch == epoch)
         )
         scene.epoch(epoch, rows, time, None if not len(barrier) else SITES[int(recording.site[barrier[0]])])
     scene.frame()
@@ -103,8 +103,11 @@ class Timeline(Scene):
         self.x += self.column
 
     def look(self, row: int) -> str:
-        kind, space = int(self.recording.kind[row]), self.recording.arrays[self.recording.array[row]].space
-        verb = {LOAD: "load", STORE: "store"}.get(kind, "atomic")
+        action, space = (
+            int(self.recording.action[row]),
+            self.recording.arrays[self.recording.array[row]].space,
+        )
+        verb = {LOAD: "load", STORE: "store"}.get(action, "atomic")
         return f"global-{verb}" if space in ("global", "const") and verb != "atomic" else verb
 
     def frame(self) -> None:
@@ -125,8 +128,8 @@ def doings(recording: Recording, rows: np.ndarray) -> str:
     counts: Counter[tuple[int, str, str | None]] = Counter()
     for position in rows.tolist():
         event = recording[position]
-        counts[event.site.line, event.kind, event.array] += 1
+        counts[event.site.line, event.action, event.array] += 1
     return ", ".join(
-        f"{plural(n, 'thread')} {VERBS[kind][n == 1]} {array} (line {line})"
-        for (line, kind, array), n in sorted(counts.items())
+        f"{plural(n, 'thread')} {VERBS[action][n == 1]} {array} (line {line})"
+        for (line, action, array), n in sorted(counts.items())
     )

@@ -197,8 +197,8 @@ def test_counters_and_traces_are_those_of_fibers(name):
         for engine in ("native", "fibers")
     )
     assert ours.counters == wanted.counters
-    assert [(e.kind, e.block, e.thread, e.array, e.index, e.site.line) for e in ours.trace] == [
-        (e.kind, e.block, e.thread, e.array, e.index, e.site.line) for e in wanted.trace
+    assert [(e.action, e.block, e.thread, e.array, e.index, e.site.line) for e in ours.trace] == [
+        (e.action, e.block, e.thread, e.array, e.index, e.site.line) for e in wanted.trace
     ]
 
 

@@ -155,8 +155,8 @@ def test_by_fission(kernel):
 def test_traced(kernel):
     (ours, got), (report, wanted) = (launched(kernel, engine, [Trace]) for engine in ("native", "fibers"))
     np.testing.assert_allclose(got, wanted, rtol=1e-12)
-    assert sorted((e.kind, e.thread, e.array, e.index, e.site.line) for e in ours.trace) == sorted(
-        (e.kind, e.thread, e.array, e.index, e.site.line) for e in report.trace
+    assert sorted((e.action, e.thread, e.array, e.index, e.site.line) for e in ours.trace) == sorted(
+        (e.action, e.thread, e.array, e.index, e.site.line) for e in report.trace
     )
 
 

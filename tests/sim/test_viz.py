@@ -58,7 +58,7 @@ def test_the_trace_is_in_the_order_of_execution():
         cuda.atomic.add(x, (0, 1), s[1, 0])
 
     trace = report_of(kernel, (1, 2), 1, np.ones((3, 2)), trace=Trace(blocks=[(0, 1, 0)])).trace
-    assert [(e.kind, e.block, e.epoch, e.thread, e.array, e.index, e.site.line) for e in trace] == [
+    assert [(e.action, e.block, e.epoch, e.thread, e.array, e.index, e.site.line) for e in trace] == [
         ("load", (0, 1, 0), 0, 0, "x", (2, 1), 3),
         ("store", (0, 1, 0), 0, 0, "s", (1, 0), 3),
         ("barrier", (0, 1, 0), 0, None, None, None, 4),
@@ -68,13 +68,13 @@ def test_the_trace_is_in_the_order_of_execution():
 
 
 def test_every_access_and_barrier_is_in_the_trace(report):
-    kinds = [event.kind for event in report.trace]
-    assert {kind: kinds.count(kind) for kind in set(kinds)} == {
+    actions = [event.action for event in report.trace]
+    assert {kind: actions.count(kind) for kind in set(actions)} == {
         "load": 4 + 4,
         "store": 4 + 2,
         "barrier": 1,
     } and report.trace.cut == 0
-    position = kinds.index("barrier")
+    position = actions.index("barrier")
     assert all((event.epoch == 0) == (at <= position) for at, event in enumerate(report.trace))
 
 

@@ -196,13 +196,13 @@ class Work:
         writes."""
         chosen = np.flatnonzero(self.chosen("shared"))
         places = [*zip(self.block_number[chosen].tolist(), self.trace.address[chosen].tolist(), strict=True)]
-        threads, kinds = self.trace.thread[chosen].tolist(), self.trace.kind[chosen].tolist()
+        threads, actions = self.trace.thread[chosen].tolist(), self.trace.action[chosen].tolist()
         writers = defaultdict(set)
-        for place, thread, kind in zip(places, threads, kinds, strict=True):
-            if kind != LOAD:
+        for place, thread, action in zip(places, threads, actions, strict=True):
+            if action != LOAD:
                 writers[place].add(thread)
-        taken = zip(places, threads, kinds, strict=True)
-        return len({(p[0], t) for p, t, kind in taken if kind != STORE and writers[p] - {t}})
+        taken = zip(places, threads, actions, strict=True)
+        return len({(p[0], t) for p, t, action in taken if action != STORE and writers[p] - {t}})
 
     def shared_bytes(self):
         """The bytes of the shared arrays that a block makes accesses to, in the block with the most."""

@@ -270,7 +270,7 @@ def check_attention(warp_attention, n, keys, d, causal, warps, scores, rng, futu
 def reads_its_own(trace, warps, name, d, sees, call):
     """Reject a kernel in which some lane reads from the array `name`, k, what is not its own, or leaves out
     what is."""
-    mine = (trace.kind == LOAD) & (trace.array == [home.name for home in trace.arrays].index(name))
+    mine = (trace.action == LOAD) & (trace.array == [home.name for home in trace.arrays].index(name))
     block = np.array([x for x, _, _ in trace.blocks])[trace.block[mine]]
     warp, lane = np.divmod(trace.thread[mine], LANES)
     found = set(

@@ -267,7 +267,7 @@ def by_access(coalescing, banks):
     total = dict.fromkeys(ACCESSES, (0, 0))
     for prefix, tool in (("", coalescing), ("shared ", banks)):
         for site, (requests, pieces, *_) in tool.sites.items():
-            access = prefix + SITES[site].kind
+            access = prefix + SITES[site].action
             total[access] = total[access][0] + requests, total[access][1] + pieces
     return total
 
