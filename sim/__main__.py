@@ -35,10 +35,10 @@ def argument(text, random):
                 f"argument {text!r}: {error}; wanted float32[128] or int32[8,8]=0, say"
             ) from None
     try:
-        kind, _, number = text.rpartition(":")
-        if not kind and re.fullmatch(r"-?\d+", number):
+        dtype, _, number = text.rpartition(":")
+        if not dtype and re.fullmatch(r"-?\d+", number):
             return int(number)
-        return np.dtype(kind or "float32").type(number)
+        return np.dtype(dtype or "float32").type(number)
     except (TypeError, ValueError):
         raise LaunchError(
             f"argument {text!r} is no number, array or file; wanted 7, 0.5, float32[128], int32[8]=0, x.npy"

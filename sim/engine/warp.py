@@ -165,8 +165,8 @@ def undefined(value, byte):
     """A number of the type of `value`, full of `byte`."""
     if isinstance(value, tuple):  # with a predicate behind it
         return undefined(value[0], byte), *value[1:]
-    kind = np.asarray(value).dtype
-    filled = poisoned(kind.itemsize, None, byte).view(kind)[0]
+    dtype = np.asarray(value).dtype
+    filled = poisoned(dtype.itemsize, None, byte).view(dtype)[0]
     return filled if isinstance(value, np.generic) else type(value)(filled)
 
 

@@ -17,13 +17,13 @@ PREFIX = "__sim_"  # of every name that the rewritten kernel gets from us
 MAX_INDICES = 5
 
 
-def element_strides(array, kind):
+def element_strides(array, type_):
     """For each axis of the array called `array`, the stride in elements, as a number where the text tells
     it."""
     strides = [
-        prod(kind.shape[axis + 1 :]) if kind.shape else f"{array}.s{axis}" for axis in range(kind.rank)
+        prod(type_.shape[axis + 1 :]) if type_.shape else f"{array}.s{axis}" for axis in range(type_.rank)
     ]
-    return [*strides[:-1], 1 if kind.rowwise else strides[-1]]
+    return [*strides[:-1], 1 if type_.rowwise else strides[-1]]
 
 
 INLINED_LOAD = "{array}.data[{flat}] if {inside} else {PREFIX}load{rank}({arguments}, {site})"
@@ -91,11 +91,11 @@ class Accesses(ast.NodeTransformer):
         """`a[i][j]` as `a[i, j]`, where both are an element of the array `a`."""
         inner, parts = node.value, indices_of(node)
         if not isinstance(inner, ast.Subscript) or not isinstance(
-            kind := self.types.of(inner.value), ArrayType
+            type_ := self.types.of(inner.value), ArrayType
         ):
             return node
         parts = [*indices_of(inner), *parts]
-        if len(parts) != kind.rank or not all(isinstance(self.types.of(part), Number) for part in parts):
+        if len(parts) != type_.rank or not all(isinstance(self.types.of(part), Number) for part in parts):
             return node
         index = ast.copy_location(ast.Tuple(parts, ast.Load()), node)
         return ast.copy_location(ast.Subscript(inner.value, index, node.ctx), node)
@@ -106,19 +106,19 @@ class Accesses(ast.NodeTransformer):
         if indices is None or not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
         site = self.site("load", node)
-        kind = self.kind_of_array(node.value, len(indices))
-        if kind is not None and all(map(self.repeatable, indices)):
-            return self.inlined(node.value, indices, site.value, kind, INLINED_LOAD)[0].value
+        type_ = self.array_type(node.value, len(indices))
+        if type_ is not None and all(map(self.repeatable, indices)):
+            return self.inlined(node.value, indices, site.value, type_, INLINED_LOAD)[0].value
         arguments = [self.visit(node.value), *map(self.visit, indices), site]
         return self.call(f"load{len(indices)}", arguments, node)
 
-    def kind_of_array(self, node, rank):
-        """The kind of the array of `rank` dimensions that the variable `node` surely holds; ANY where it may;
+    def array_type(self, node, rank):
+        """The type of the array of `rank` dimensions that the variable `node` surely holds; ANY where it may;
         None where it does not."""
-        if not isinstance(node, ast.Name) or id(node) in self.unassigned or stands_for(node).kind == GEOMETRY:
+        if not isinstance(node, ast.Name) or id(node) in self.unassigned or stands_for(node).role == GEOMETRY:
             return None
-        kind = self.types.of(node)
-        return kind if kind == ANY or isinstance(kind, ArrayType) and kind.rank == rank else None
+        type_ = self.types.of(node)
+        return type_ if type_ == ANY or isinstance(type_, ArrayType) and type_.rank == rank else None
 
     def repeatable(self, node):
         """Whether evaluating `node` twice costs little and changes nothing: names, constants and plain sums
@@ -127,15 +127,15 @@ class Accesses(ast.NodeTransformer):
             parts = node.left, node.right
             return self.types.plain(node.op, *parts) and all(map(self.repeatable, parts))
         if isinstance(node, ast.Name):
-            return stands_for(node).kind != GEOMETRY and id(node) not in self.unassigned
+            return stands_for(node).role != GEOMETRY and id(node) not in self.unassigned
         return isinstance(node, ast.Constant) and type(node.value) is int
 
-    def inlined(self, target, indices, site, kind, text):
+    def inlined(self, target, indices, site, type_, text):
         """Statements: `text` with `inside`, whether the indices are, and `flat`, which element that is, in
         place of a call of an accessor: two and a half times as fast, and most of what a kernel does is load
         and store. Where the indices are inside, the access is logged."""
-        conditions, flat = self.position(target, indices, kind)
-        more, flat, noted = self.observed(target, site, kind, flat)
+        conditions, flat = self.position(target, indices, type_)
+        more, flat, noted = self.observed(target, site, type_, flat)
         arguments = ", ".join([target.id, *map(ast.unparse, indices)])
         known = {"array": target.id, "rank": len(indices), "arguments": arguments, "site": site}
         inside = " and ".join(conditions + more) or "True"
@@ -144,11 +144,11 @@ class Accesses(ast.NodeTransformer):
             ast.copy_location(part, target)
         return made.body
 
-    def position(self, target, indices, kind):
+    def position(self, target, indices, type_):
         """(what there is to ask about indices, which element of the array they say), as text."""
-        array, rank, surely = target.id, len(indices), kind != ANY
-        sizes = (surely and kind.shape) or [f"{array}.n{axis}" for axis in range(rank)]
-        strides = element_strides(array, kind) if surely else [f"{array}.s{axis}" for axis in range(rank)]
+        array, rank, surely = target.id, len(indices), type_ != ANY
+        sizes = (surely and type_.shape) or [f"{array}.n{axis}" for axis in range(rank)]
+        strides = element_strides(array, type_) if surely else [f"{array}.s{axis}" for axis in range(rank)]
         conditions = [] if surely else [f"{PREFIX}type({array}) is {PREFIX}Array{rank}"]
         terms = []
         for index, size, stride in zip(indices, sizes, strides):
@@ -165,14 +165,16 @@ class Accesses(ast.NodeTransformer):
 
     def spelled(self, index):
         """An index as text: a number where it can be only one."""
-        kind = self.types.of(index)
-        return str(kind.low) if bits(kind) is not None and kind.low == kind.high >= 0 else ast.unparse(index)
+        type_ = self.types.of(index)
+        return (
+            str(type_.low) if bits(type_) is not None and type_.low == type_.high >= 0 else ast.unparse(index)
+        )
 
-    def observed(self, target, site, kind, flat):
+    def observed(self, target, site, type_, flat):
         """What tools add to an access to the element `flat`: (conditions, the element from then on, what a
         store notes), as text."""
-        array, logged = target.id, self.logs(kind)
-        watched = kind != ANY and kind.local and self.heard.unwritten
+        array, logged = target.id, self.logs(type_)
+        watched = type_ != ANY and type_.local and self.heard.unwritten
         if not (logged or watched):
             return [], flat, "pass"
         conditions, held = [], flat if flat.isdecimal() else self.temporary(target)
@@ -181,14 +183,16 @@ class Accesses(ast.NodeTransformer):
             conditions.append(f"{array}.written[{first}] == -1")
             first = held
         if logged:
-            offset = f"({first} << {array}.shift)" if kind == ANY else f"{first} * {kind.itemsize}"
+            offset = f"({first} << {array}.shift)" if type_ == ANY else f"{first} * {type_.itemsize}"
             conditions.append(f"{PREFIX}log({self.base(target, site)} + {offset}) is None")
             first = held
         return conditions, held, f"{array}.written[{first}] = -1" if watched and site & 3 == STORE else "pass"
 
-    def logs(self, kind):
+    def logs(self, type_):
         """Whether accesses to an array of this type are logged."""
-        return self.heard.accesses and (self.heard.local or not (isinstance(kind, ArrayType) and kind.local))
+        return self.heard.accesses and (
+            self.heard.local or not (isinstance(type_, ArrayType) and type_.local)
+        )
 
     def base(self, target, site):
         """What an access at `site` to the array `target` adds to its position to log it, as text."""
@@ -198,12 +202,12 @@ class Accesses(ast.NodeTransformer):
     def asked(self, index, size):
         """What there is to ask about an index, for it to be within an axis of so many elements (a number, or
         an expression), as text: nothing where the types tell."""
-        kind = self.types.of(index)
-        if bits(kind) is None:
+        type_ = self.types.of(index)
+        if bits(type_) is None:
             return [f"{PREFIX}type({{first}}) is {PREFIX}int and 0 <= {{name}} < {size}"]
-        if kind.low < 0:
+        if type_.low < 0:
             return [f"0 <= {{first}} < {size}"]
-        return [] if isinstance(size, int) and kind.high < size else [f"{{first}} < {size}"]
+        return [] if isinstance(size, int) and type_.high < size else [f"{{first}} < {size}"]
 
     def store(self, target, value):
         """The statements that store `value` (an expression already rewritten) where the Subscript `target`
@@ -213,12 +217,12 @@ class Accesses(ast.NodeTransformer):
         if indices is None:
             target = self.generic_visit(target)
             return [ast.copy_location(ast.Assign([target], value), target)]
-        kind = self.kind_of_array(target.value, len(indices))
-        if kind is not None and all(map(self.repeatable, indices)):
+        type_ = self.array_type(target.value, len(indices))
+        if type_ is not None and all(map(self.repeatable, indices)):
             held = self.temporary(target)
-            note = f"{PREFIX}values({held})" if self.logs(kind) else ""
+            note = f"{PREFIX}values({held})" if self.logs(type_) else ""
             text, site = INLINED_STORE.format(value=held, note=note), self.site("store", target).value
-            stored = self.inlined(target.value, indices, site, kind, text)
+            stored = self.inlined(target.value, indices, site, type_, text)
             return [ast.copy_location(ast.Assign([ast.Name(held, ast.Store())], value), target), *stored]
         arguments = [self.visit(target.value), *map(self.visit, indices), value, self.site("store", target)]
         return [ast.copy_location(ast.Expr(self.call(f"store{len(indices)}", arguments, target)), target)]

@@ -1,4 +1,4 @@
-"""The types of calls: one method for each kind of call (sim.frontend.resolve)."""
+"""The types of calls: one method for each role of what is called (sim.frontend.resolve)."""
 
 import ast
 import functools
@@ -61,9 +61,9 @@ class CallTypes:
 
     def call_dtype(self, node, given):
         dtype = node.func.referent.dtype
-        kind = SCALAR.get(dtype.type)
-        narrow = kind in SIGNED - {int}
-        return ANY if kind is None else signed(kind, 8 * dtype.itemsize - 1) if narrow else Number(kind)
+        scalar = SCALAR.get(dtype.type)
+        narrow = scalar in SIGNED - {int}
+        return ANY if scalar is None else signed(scalar, 8 * dtype.itemsize - 1) if narrow else Number(scalar)
 
     def call_function(self, node, given):
         return of_function(node.func.referent.entry, given)
@@ -103,12 +103,12 @@ class CallTypes:
         name = node.func.referent.name
         if name == "len":
             return LENGTHS
-        if name in ("min", "max") and len(given) > 1 and all(bits(kind) is not None for kind in given):
+        if name in ("min", "max") and len(given) > 1 and all(bits(number) is not None for number in given):
             least = min if name == "min" else max
-            ends = least(kind.low for kind in given), least(kind.high for kind in given)
-            return Number(functools.reduce(join, given).kind, *ends)
-        if name == "abs" and isinstance(given[0], Number) and given[0].kind in SIGNED:
-            return Number(given[0].kind)
+            ends = least(number.low for number in given), least(number.high for number in given)
+            return Number(functools.reduce(join, given).scalar, *ends)
+        if name == "abs" and isinstance(given[0], Number) and given[0].scalar in SIGNED:
+            return Number(given[0].scalar)
         if len(given) == 1 and isinstance(given[0], tuple) and name in ("min", "max", "sum"):
             given = list(given[0])
         if name == "sum":
@@ -141,20 +141,20 @@ class CallTypes:
     def of_instruction(self, entry, given):
         """The type of what an instruction of a warp or block gives: a tuple if it has several results."""
         given = dict(zip(entry.parameters, given))
-        kinds = [
-            given.get(kind, ANY) if isinstance(kind, Like) else Number(SCALAR[kind.type])
-            for kind in entry.results.values()
+        results = [
+            given.get(result, ANY) if isinstance(result, Like) else Number(SCALAR[result.type])
+            for result in entry.results.values()
         ]
-        kinds = [Number(kind.kind) if isinstance(kind, Number) else kind for kind in kinds]
-        return tuple(kinds) if len(kinds) > 1 else kinds[0] if kinds else NONE
+        results = [Number(result.scalar) if isinstance(result, Number) else result for result in results]
+        return tuple(results) if len(results) > 1 else results[0] if results else NONE
 
     def asked(self, function, given):
         """The type of what a function of ours gives."""
         if UNKNOWN in given:
             return UNKNOWN
-        if function is None or not all(isinstance(kind, Number) for kind in given):
+        if function is None or not all(isinstance(number, Number) for number in given):
             return ANY
-        return probed(function, tuple(kind.kind for kind in given))
+        return probed(function, tuple(number.scalar for number in given))
 
     def call_declaration(self, node, _):
         """`cuda.shared.array(shape, dtype)`: the type of array that it makes."""
@@ -172,13 +172,13 @@ def of_function(entry, given):
     """The type of what a Function of the table gives."""
     if UNKNOWN in given:
         return UNKNOWN
-    if len(given) != entry.count or not all(isinstance(kind, Number) for kind in given):
+    if len(given) != entry.count or not all(isinstance(number, Number) for number in given):
         return ANY
-    version = entry.version(*(kind.kind for kind in given))
+    version = entry.version(*(number.scalar for number in given))
     if version is None or version.results is None:
         return ANY
     several = isinstance(version.results, tuple)
-    found = [of_result(kind, entry.fast) for kind in (version.results if several else (version.results,))]
+    found = [of_result(number, entry.fast) for number in (version.results if several else (version.results,))]
     return tuple(found) if several else found[0]
 
 
@@ -186,16 +186,16 @@ def of_result(result, fast):
     """A Number of the type `result`; a signed integer is a Python int, unless a `fast` way may have kept it
     as it came."""
     dtype = np.dtype(result)
-    kind = SCALAR[dtype.type]
-    return Number(kind) if fast or kind not in SIGNED - {int} else signed(kind, 8 * dtype.itemsize - 1)
+    scalar = SCALAR[dtype.type]
+    return Number(scalar) if fast or scalar not in SIGNED - {int} else signed(scalar, 8 * dtype.itemsize - 1)
 
 
 @functools.cache
-def probed(function, kinds):
-    """The type of what a function of ours gives for numbers of these kinds, by asking it."""
+def probed(function, scalars):
+    """The type of what a function of ours gives for numbers of these scalar types, by asking it."""
     try:
         with np.errstate(all="ignore"):
-            return type_of_result(function(*(kind(1) for kind in kinds)))
+            return type_of_result(function(*(scalar(1) for scalar in scalars)))
     except Exception:  # nothing is known of a function that takes no such numbers
         return ANY
 

@@ -77,8 +77,8 @@ class Types(CallTypes):
         condition."""
         match test:
             case ast.Compare(ast.Name(name), [ast.Is() | ast.IsNot() as sign], [ast.Constant(None)]):
-                kind = self.parameters.get(name, ANY) if name in self.fixed else ANY
-                return None if kind == ANY else (kind == NONE) == isinstance(sign, ast.Is)
+                type_ = self.parameters.get(name, ANY) if name in self.fixed else ANY
+                return None if type_ == ANY else (type_ == NONE) == isinstance(sign, ast.Is)
         return None
 
     def of_version(self, version):
@@ -115,12 +115,12 @@ class Types(CallTypes):
     def of_range(self, given):
         if UNKNOWN in given:
             return UNKNOWN
-        if not all(isinstance(kind, Number) and kind.kind in INTEGRAL for kind in given):
+        if not all(isinstance(number, Number) and number.scalar in INTEGRAL for number in given):
             return ANY
-        kinds = {kind.kind for kind in given}
-        if kinds <= UNSIGNED:
+        scalars = {number.scalar for number in given}
+        if scalars <= UNSIGNED:
             return Number(np.uint64)
-        narrow, known = kinds <= SIGNED - {int}, all(kind.bits is not None for kind in given)
+        narrow, known = scalars <= SIGNED - {int}, all(number.bits is not None for number in given)
         if not known:
             return INT32 if narrow else INT64
         return Number(np.int32 if narrow else int, *range_interval(*given))
@@ -142,7 +142,7 @@ class Types(CallTypes):
 
     def of_attribute(self, node):
         found = stands_for(node)
-        if found.kind == AXIS and node.attr in "xyz":
+        if found.role == AXIS and node.attr in "xyz":
             return Number(np.int32, *of_axis(self.geometry[found.name], "xyz".index(node.attr)))
         if found.name in OF_CUDA:
             return OF_CUDA[found.name]
@@ -171,8 +171,8 @@ class Types(CallTypes):
     def of_part(self, array, indices):
         """An element, or a view that is not empty: along some axes an index, along all others everything."""
         whole = [is_whole(index) for index in indices] + [True] * (array.rank - len(indices))
-        kinds = [self.of(index) for index, all_of_it in zip(indices, whole) if not all_of_it]
-        if len(whole) > array.rank or not all(kind is UNKNOWN or isinstance(kind, Number) for kind in kinds):
+        types_ = [self.of(index) for index, all_of_it in zip(indices, whole) if not all_of_it]
+        if len(whole) > array.rank or any(type_ and not isinstance(type_, Number) for type_ in types_):
             return ANY
         rank, rowwise = sum(whole), array.rowwise and whole[-1]
         return replace(array, rank=rank, rowwise=rowwise, shape=None) if rank else array.element
@@ -196,27 +196,28 @@ class Types(CallTypes):
         return BOOL
 
     def of_unaryop(self, node):
-        kind = self.of(node.operand)
+        operand = self.of(node.operand)
         if isinstance(node.op, ast.Not):
             return BOOL
-        if not isinstance(kind, Number):
-            return kind if kind is UNKNOWN else ANY
-        version = INSTRUCTIONS[UNARY[type(node.op)]].version(kind.kind)
-        if version is None or kind.kind not in SIGNED or kind.bits is None:
+        if not isinstance(operand, Number):
+            return operand if operand is UNKNOWN else ANY
+        version = INSTRUCTIONS[UNARY[type(node.op)]].version(operand.scalar)
+        if version is None or operand.scalar not in SIGNED or operand.bits is None:
             return ANY if version is None else Number(version.results)
         if isinstance(node.op, ast.USub):  # of the lowest integer it is that again
-            return Number(int, -kind.high, -kind.low) if kind.kind is int else signed(int, kind.bits)
-        ends = (kind.low, kind.high) if isinstance(node.op, ast.UAdd) else (~kind.high, ~kind.low)
-        return Number(int, *ends)
+            negative = Number(int, -operand.high, -operand.low)
+            return negative if operand.scalar is int else signed(int, operand.bits)
+        low, high = operand.low, operand.high
+        return Number(int, low, high) if isinstance(node.op, ast.UAdd) else Number(int, ~high, ~low)
 
     def of_binop(self, node):
         return operation(node.op, self.of(node.left), self.of(node.right))
 
     def alike(self, left, right):
         """Whether Python compares these two expressions as Numba does."""
-        kinds = [self.of(left), self.of(right)]
-        integers = all(bits(kind) is not None or is_signed(kind) for kind in kinds)
-        return all(map(is_float, kinds)) or integers or NONE in kinds or with_float64(*kinds)
+        types_ = [self.of(left), self.of(right)]
+        integers = all(bits(type_) is not None or is_signed(type_) for type_ in types_)
+        return all(map(is_float, types_)) or integers or NONE in types_ or with_float64(*types_)
 
     def plain(self, op, left, right):
         """Whether Python's own operator gives Numba's result on these two expressions, without a call and

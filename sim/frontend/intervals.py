@@ -31,9 +31,9 @@ def operation(op, left, right):
         return UNKNOWN
     if not (isinstance(left, Number) and isinstance(right, Number)) or type(op) not in RULES:
         return ANY
-    kind = RULES[type(op)](left.kind, right.kind)
-    if kind is not int or None in (left.bits, right.bits):
-        return ANY if kind is None else Number(kind)
+    scalar = RULES[type(op)](left.scalar, right.scalar)
+    if scalar is not int or None in (left.bits, right.bits):
+        return ANY if scalar is None else Number(scalar)
     result = Number(int, *interval(op, left, right))
     return result if result.low is not None and result.bits <= MOST_BITS else Number(int)
 

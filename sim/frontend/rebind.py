@@ -2,7 +2,7 @@
 device functions belong to one launch.
 
 The original function is never touched and nothing is patched, so the same object can be launched on a GPU in
-the same process. The rewritten code is made once for each function and combination of argument kinds; binding
+the same process. The rewritten code is made once for each function and combination of argument types; binding
 it to a launch costs a dictionary.
 """
 
@@ -39,7 +39,7 @@ from sim.isa.table import STANDING_FOR, SUSPENDING
 from sim.memory.declared import constant_array
 from sim.memory.spaces import host_array
 
-# function -> {(kinds of parameters, of globals, tools that listen): Code}
+# function -> {(types of parameters, globals, tools that listen): Code}
 CODES = weakref.WeakKeyDictionary()
 
 
@@ -49,7 +49,10 @@ def with_signature(dispatcher, function):
     signature = only_signature(dispatcher)
     if signature is None:
         return function
-    arguments_to, result_to = [conversion(kind) for kind in signature.args], conversion(signature.return_type)
+    arguments_to, result_to = (
+        [conversion(numba_type) for numba_type in signature.args],
+        conversion(signature.return_type),
+    )
 
     def converted(*arguments):
         given = zip(arguments_to, arguments, strict=True)
@@ -58,9 +61,9 @@ def with_signature(dispatcher, function):
     return converted
 
 
-def conversion(kind):
+def conversion(numba_type):
     """The conversion to a Numba number type; what is no number stays as it is."""
-    dtype = dtype_or_none(kind)
+    dtype = dtype_or_none(numba_type)
     return cast(dtype) if dtype is not None and is_number(dtype) else lambda value: value
 
 
@@ -157,7 +160,7 @@ class Binder:
         self.synchronizes = self.stores = self.counts_rounds = False  # and whether loops count their rounds
 
     def bind(self, function, parameters=()):
-        """The copy of `function` for this launch; `parameters` are (name, kind) pairs, as far as known."""
+        """The copy of `function` for this launch; `parameters` are (name, type) pairs, as far as known."""
         known = id(function), tuple(parameters)
         if known in self.functions:
             return self.functions[known]
@@ -206,7 +209,7 @@ class Binder:
         return types.FunctionType(code, copy.__globals__, copy.__name__, copy.__defaults__, copy.__closure__)
 
     def code(self, function, parameters):
-        """The function's code for these kinds of parameters, for what its globals are now, for the block's
+        """The function's code for these types of parameters, for what its globals are now, for the block's
         shape, and for what is heard: accesses, branches."""
         known = CODES.setdefault(function, {})
         heard, block = self.context.heard, self.context.block_shape
@@ -217,12 +220,12 @@ class Binder:
 
     def rebound(self, value):
         """What stands for `value`, a global, free variable, module member or default, inside the launch."""
-        kind = type(value)
-        if kind in (int, bool, str, type(None)):
+        python_type = type(value)
+        if python_type in (int, bool, str, type(None)):
             return value
-        if kind in (float, complex) or isinstance(value, np.generic):
+        if python_type in (float, complex) or isinstance(value, np.generic):
             return domain(value)
-        if kind is tuple:
+        if python_type is tuple:
             return tuple(map(self.rebound, value))
         if isinstance(value, types.ModuleType):
             return self.module(value)

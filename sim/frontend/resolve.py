@@ -1,9 +1,9 @@
 """A function of a kernel read once: each name in its tree knows what it stands for, and each call what it is
 of. Both engines print from this tree; neither asks again.
 
-`node.referent` of a Name or an attribute is a Referent; `node.calls` of a call is the kind of its referent,
+`node.referent` of a Name or an attribute is a Referent; `node.calls` of a call is the role of its referent,
 or, for some parts of numba.cuda, one of CALLS, ATOMIC and WAIT; `node.declares` of a call that makes an array
-is a Declaration. A new kind of call is a row here, and a method `call_KIND` of those printers that do
+is a Declaration. A new role is a row here, and a method `call_ROLE` of those printers that do
 something of their own with it.
 """
 
@@ -55,11 +55,11 @@ PYTHON_TYPES = (int, float, bool, complex)
 
 
 class Referent:
-    """What a name stands for: its `kind`, its `value` (or MISSING), its `name` in numba.cuda or among the
+    """What a name stands for: its `role`, its `value` (or MISSING), its `name` in numba.cuda or among the
     builtins, and the `entry` of the table, the `dtype` or the `function` that the value is."""
 
-    def __init__(self, kind, value=MISSING, name="", entry=None, dtype=None, function=None):
-        self.kind, self.value, self.name = kind, value, name
+    def __init__(self, role, value=MISSING, name="", entry=None, dtype=None, function=None):
+        self.role, self.value, self.name = role, value, name
         self.entry, self.dtype, self.function = entry, dtype, function
 
     def __deepcopy__(self, memo):
@@ -68,13 +68,13 @@ class Referent:
     @property
     def in_cuda(self):
         """Its name in numba.cuda, or ""."""
-        return "" if self.kind == BUILTIN else self.name
+        return "" if self.role == BUILTIN else self.name
 
     @property
     def calls(self):
         """What a call of it is."""
-        if self.kind is not CUDA:
-            return self.kind
+        if self.role is not CUDA:
+            return self.role
         first = self.name.partition(".")[0]
         if {first, self.name} & (BLOCK_WIDE | WARP_WIDE):
             return WAIT
@@ -103,7 +103,7 @@ def referent(value):
         return Referent(GEOMETRY, value, name)
     if isinstance(entry, Function):
         return Referent(FUNCTION, value, name, entry)
-    dtype = None if any(value is kind for kind in PYTHON_TYPES) else dtype_or_none(value)
+    dtype = None if any(value is python_type for python_type in PYTHON_TYPES) else dtype_or_none(value)
     if dtype is not None:
         return Referent(DTYPE, value, name, dtype=dtype)
     if name:
@@ -151,7 +151,7 @@ class Source(ast.NodeVisitor):
     def visit_Attribute(self, node):
         self.visit(node.value)
         owner = stands_for(node.value)
-        if owner.kind == GEOMETRY:
+        if owner.role == GEOMETRY:
             node.referent = Referent(AXIS, name=owner.name)
             return
         value = MISSING if owner.value is MISSING else member(owner.value, node.attr)
@@ -194,9 +194,9 @@ class Source(ast.NodeVisitor):
             if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
         ]
 
-    def calls(self, *kinds):
-        """The calls of these kinds."""
-        return [node for node in ast.walk(self.tree) if getattr(node, "calls", None) in kinds]
+    def calls(self, *roles):
+        """The calls of these roles."""
+        return [node for node in ast.walk(self.tree) if getattr(node, "calls", None) in roles]
 
     @property
     def acts_on_atomics(self):
@@ -270,7 +270,7 @@ def lacking(owner, name):
     this Numba does not have is known by its name."""
     if isinstance(owner.value, ModuleType) and owner.value.__name__ in CUDA_MODULES:
         return Referent(CUDA, name=name)
-    if owner.kind == CUDA:
+    if owner.role == CUDA:
         return Referent(CUDA, name=f"{owner.name}.{name}")
     return OF_A_VALUE
 

@@ -41,10 +41,10 @@ SHORT = (np.int8, np.int16)  # narrow enough to keep a float32 that they meet
 UNSET = object()  # what a variable holds to which nothing has been assigned
 
 
-def held_as(kind):
-    """The kind of a Number as the interpreter holds it: a signed integer of 32 bits and more is an int. None
-    for what is no Number."""
-    return None if not isinstance(kind, Number) else int if kind.kind is np.int32 else kind.kind
+def held_as(type_):
+    """The scalar type of a Number as the interpreter holds it: a signed integer of 32 bits and more is an
+    int. None for what is no Number."""
+    return None if not isinstance(type_, Number) else int if type_.scalar is np.int32 else type_.scalar
 
 
 class Rewriter(Accesses):
@@ -79,8 +79,8 @@ class Rewriter(Accesses):
             return ast.copy_location(ast.Attribute(self.name("cuda", node), "laneid", ast.Load()), node)
         if id(node) not in self.unassigned:
             return node
-        kind = self.types.of(node)
-        zero = self.constant(kind.kind(0) if isinstance(kind, Number) else 0, node)
+        type_ = self.types.of(node)
+        zero = self.constant(type_.scalar(0) if isinstance(type_, Number) else 0, node)
         name = ast.Constant(node.version.name if node.version else node.id)
         otherwise = self.call("unassigned", [name, zero, self.site("load", node)], node)
         is_set = ast.Compare(node, [ast.IsNot()], [self.name("unset", node)])
@@ -115,32 +115,34 @@ class Rewriter(Accesses):
         return pairs[0] if len(pairs) == 1 else ast.copy_location(ast.BoolOp(ast.And(), pairs), node)
 
     def visit_UnaryOp(self, node):
-        kind = self.types.of(node.operand)
-        wide = bits(kind) is not None and (kind.kind is int or kind.bits < 8 * kind.kind(0).itemsize - 1)
-        plain = wide or is_float(kind) and not isinstance(node.op, ast.Invert)
+        type_ = self.types.of(node.operand)
+        wide = bits(type_) is not None and (
+            type_.scalar is int or type_.bits < 8 * type_.scalar(0).itemsize - 1
+        )
+        plain = wide or is_float(type_) and not isinstance(node.op, ast.Invert)
         self.generic_visit(node)
         if plain or isinstance(node.op, ast.Not):
             return node
-        return self.call(UNARY[type(node.op)], [self.sized(node.operand, kind)], node)
+        return self.call(UNARY[type(node.op)], [self.sized(node.operand, type_)], node)
 
-    def sized(self, node, kind, narrow=NARROW):
+    def sized(self, node, type_, narrow=NARROW):
         """`node`, of this type, as an integer that has kept its width, where Numba's result hangs on it and
         an int has lost it."""
-        if not isinstance(kind, Number) or kind.kind not in narrow or kind.bits is None:
+        if not isinstance(type_, Number) or type_.scalar not in narrow or type_.bits is None:
             return node
-        name = f"{PREFIX}{kind.kind.__name__}"
-        self.constants[name] = kind.kind
+        name = f"{PREFIX}{type_.scalar.__name__}"
+        self.constants[name] = type_.scalar
         return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [node], []), node)
 
-    def converted(self, node, kind):
-        """`node` converted to the type `kind`, a Number."""
-        name, convert = f"{PREFIX}to_{kind.__name__}", cast(kind)
+    def converted(self, node, scalar):
+        """`node` converted to a scalar type."""
+        name, convert = f"{PREFIX}to_{scalar.__name__}", cast(scalar)
         self.constants[name] = lambda value: value if value is UNSET else convert(value)
         return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [node], []), node)
 
-    def alike(self, parts, kind):
-        """The expressions `parts`, of which the program chooses one, as the type `kind` that they share."""
-        made, wanted = [], held_as(kind)
+    def alike(self, parts, type_):
+        """The expressions `parts`, of which the program chooses one, as the type `type_` that they share."""
+        made, wanted = [], held_as(type_)
         for part, held in [(part, held_as(self.types.of(part))) for part in parts]:
             same = None in (wanted, held) or held is wanted
             made.append(self.visit(part) if same else self.converted(self.visit(part), wanted))
@@ -159,7 +161,7 @@ class Rewriter(Accesses):
         """`abs`, `cuda.clz` and the like look at the width of their operand's type, which an int has lost:
         `clz(a[i])` becomes `clz(int32(a[i]))`."""
         called = stands_for(node.func)
-        kinds, given = [self.types.of(argument) for argument in node.args], self.types.given(node)
+        types_, given = [self.types.of(argument) for argument in node.args], self.types.given(node)
         dtype = called.dtype if len(node.args) == 1 else None
         by_width = (called.entry.name if called.entry else called.name).rpartition(".")[2] in BY_WIDTH
         self.generic_visit(node)
@@ -171,7 +173,7 @@ class Rewriter(Accesses):
             self.calls[name.id], node.func = (ast.unparse(node.func), tuple(given.items())), name
         node.func.referent = called
         narrow = NARROW if by_width else SHORT
-        node.args = [self.sized(argument, kind, narrow) for argument, kind in zip(node.args, kinds)]
+        node.args = [self.sized(argument, type_, narrow) for argument, type_ in zip(node.args, types_)]
         return node
 
     # --- branches -------------------------------------------------------------------------------------------
@@ -193,8 +195,8 @@ class Rewriter(Accesses):
 
     def visit_For(self, node):
         """A `range` gives Python's ints, also where it has only unsigned ends."""
-        kind = self.types.of_iteration(node.iter)
-        unsigned = kind == Number(np.uint64) and builtin_called(node.iter) == "range"
+        type_ = self.types.of_iteration(node.iter)
+        unsigned = type_ == Number(np.uint64) and builtin_called(node.iter) == "range"
         self.loops += 1
         self.generic_visit(node)
         self.loops -= 1

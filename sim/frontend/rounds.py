@@ -57,8 +57,10 @@ class Passes:
         return self.known[function]
 
 
-def leaves(statement, kind):
+def leaves(statement, leave):
     """Whether `statement` has a `return`, or a `continue` of the loop that it stands in."""
-    if kind is ast.Continue and isinstance(statement, LOOPS):
-        return any(leaves(part, kind) for part in statement.orelse)
-    return isinstance(statement, kind) or any(leaves(part, kind) for part in ast.iter_child_nodes(statement))
+    if leave is ast.Continue and isinstance(statement, LOOPS):
+        return any(leaves(part, leave) for part in statement.orelse)
+    return isinstance(statement, leave) or any(
+        leaves(part, leave) for part in ast.iter_child_nodes(statement)
+    )

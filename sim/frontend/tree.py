@@ -77,8 +77,8 @@ def as_list(result):
     return result if isinstance(result, list) else [result]
 
 
-def has(node, *kinds):
-    return any(isinstance(part, kinds) for part in ast.walk(node))
+def has(node, *classes):
+    return any(isinstance(part, classes) for part in ast.walk(node))
 
 
 class Simplify(ast.NodeTransformer):

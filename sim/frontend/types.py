@@ -1,9 +1,9 @@
 """Types of a kernel's variables and expressions, as Numba has them, and the interval in which an integer
 lies: from both follows which operators can stay Python's own, and which indices need no check.
 
-A type is a Number (a kind of sim.isa.promotion, and for integers the lowest and the highest value, if known),
-an ArrayType, a tuple of types, or ANY. A variable is a Python int for certain where its interval is known; a
-counter that still grows after a few rounds has none, which is always right and only slower.
+A type is a Number (a scalar type of sim.isa.promotion, and for integers the lowest and the highest value, if
+known), an ArrayType, a tuple of types, or ANY. A variable is a Python int for certain where its interval is
+known; a counter that still grows after a few rounds has none, which is always right and only slower.
 """
 
 import functools
@@ -26,9 +26,9 @@ PYTHON = (np.float16, np.float32, np.float64)  # floats that Python's operators 
 @dataclass(frozen=True)
 class Number:
     """With `low` and `high`: a Python int, neither less nor more than these; without: whatever sim.isa has
-    for the kind."""
+    for the scalar type."""
 
-    kind: type
+    scalar: type
     low: int | None = None
     high: int | None = None
 
@@ -38,14 +38,14 @@ class Number:
         return None if self.low is None else max(self.high, ~self.low).bit_length()
 
 
-def signed(kind, bits):
+def signed(scalar, bits):
     """A Number of either sign."""
-    return Number(kind, -(1 << bits), (1 << bits) - 1)
+    return Number(scalar, -(1 << bits), (1 << bits) - 1)
 
 
-def natural(kind, bits):
+def natural(scalar, bits):
     """A Number that is not negative."""
-    return Number(kind, 0, (1 << bits) - 1)
+    return Number(scalar, 0, (1 << bits) - 1)
 
 
 @dataclass(frozen=True)
@@ -66,23 +66,23 @@ LENGTHS = natural(int, LENGTH)
 INT32, INT64, BOOL = signed(np.int32, 31), Number(int), Number(bool)
 
 
-def bits(kind):
+def bits(type_):
     """The bits of an integer that is surely a Python int, else None."""
-    return kind.bits if isinstance(kind, Number) else None
+    return type_.bits if isinstance(type_, Number) else None
 
 
-def is_float(kind):
-    return isinstance(kind, Number) and kind.kind in PYTHON
+def is_float(type_):
+    return isinstance(type_, Number) and type_.scalar in PYTHON
 
 
-def is_signed(kind):
-    return isinstance(kind, Number) and kind.kind in SIGNED
+def is_signed(type_):
+    return isinstance(type_, Number) and type_.scalar in SIGNED
 
 
 def with_float64(a, b):
     """Whether Python's operators make a float64 of both, as Numba does: one is, the other an integer."""
-    kinds = {kind.kind for kind in (a, b) if isinstance(kind, Number)}
-    return np.float64 in kinds and len(kinds) == 2 and kinds <= INTEGRAL | {np.float64}
+    scalars = {type_.scalar for type_ in (a, b) if isinstance(type_, Number)}
+    return np.float64 in scalars and len(scalars) == 2 and scalars <= INTEGRAL | {np.float64}
 
 
 def join(a, b):
@@ -92,11 +92,11 @@ def join(a, b):
     if a is UNKNOWN:
         return b
     if isinstance(a, Number) and isinstance(b, Number):
-        kind = unified(a.kind, b.kind)
-        return ANY if kind is None else Number(kind, *hull(a, b))
+        scalar = unified(a.scalar, b.scalar)
+        return ANY if scalar is None else Number(scalar, *hull(a, b))
     if isinstance(a, ArrayType) and isinstance(b, ArrayType):
         rowwise = a.rowwise and b.rowwise
-        one, other = (replace(kind, rowwise=rowwise, shape=None) for kind in (a, b))
+        one, other = (replace(array, rowwise=rowwise, shape=None) for array in (a, b))
         return one if one == other else ANY
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
         return tuple(map(join, a, b))
@@ -122,13 +122,13 @@ def unified(a, b):
         return promotion.unified(a, b)
     if bfloat16 in (a, b):
         return None
-    return SCALAR[np.promote_types(*(np.int64 if kind is int else kind for kind in (a, b))).type]
+    return SCALAR[np.promote_types(*(np.int64 if scalar is int else scalar for scalar in (a, b))).type]
 
 
 def element_type(dtype):
     """The type that a load from an array of `dtype` gives."""
-    kind = SCALAR.get(dtype.type)
-    return ANY if kind is None else INT32 if kind is np.int32 else Number(kind)
+    scalar = SCALAR.get(dtype.type)
+    return ANY if scalar is None else INT32 if scalar is np.int32 else Number(scalar)
 
 
 def type_of_argument(value):
@@ -137,10 +137,10 @@ def type_of_argument(value):
         return tuple(map(type_of_argument, value))
     if type(value) is np.int32:
         return natural(np.int32, 31) if value >= 0 else INT32
-    kind = type_of_value(value)
-    few = -(-(bits(kind) or 0) // 8) * 8
-    if bits(kind) is None:
-        return kind
+    type_ = type_of_value(value)
+    few = -(-(bits(type_) or 0) // 8) * 8
+    if bits(type_) is None:
+        return type_
     return Number(int) if few > 40 else natural(int, few) if value >= 0 else signed(int, few)
 
 
@@ -164,28 +164,28 @@ def type_of_value(value):
     return ANY
 
 
-def widened(kind):
+def widened(type_):
     """A type without the bits that keep growing."""
-    if isinstance(kind, tuple):
-        return tuple(map(widened, kind))
-    return INT64 if isinstance(kind, Number) and kind.kind is int else kind
+    if isinstance(type_, tuple):
+        return tuple(map(widened, type_))
+    return INT64 if isinstance(type_, Number) and type_.scalar is int else type_
 
 
-def general(kind):
+def general(type_):
     """A type with little of what sets one call of a device function apart from another."""
-    if not isinstance(kind, Number) or kind.bits is None or kind.kind not in (int, np.int32):
-        return kind
-    few = next((few for few in (31, LONG) if kind.bits <= few), None)
-    return Number(kind.kind) if few is None else (natural if kind.low >= 0 else signed)(kind.kind, few)
+    if not isinstance(type_, Number) or type_.bits is None or type_.scalar not in (int, np.int32):
+        return type_
+    few = next((few for few in (31, LONG) if type_.bits <= few), None)
+    return Number(type_.scalar) if few is None else (natural if type_.low >= 0 else signed)(type_.scalar, few)
 
 
-def part(kind, position):
-    """The type of one part of a value of type `kind`; position None: of any."""
-    if kind is UNKNOWN:
+def part(type_, position):
+    """The type of one part of a value of type `type_`; position None: of any."""
+    if type_ is UNKNOWN:
         return UNKNOWN
-    if isinstance(kind, tuple) and isinstance(position, int):
-        return kind[position] if -len(kind) <= position < len(kind) else ANY
-    if isinstance(kind, tuple):
-        alike = len({one.kind if isinstance(one, Number) else one for one in kind}) == 1
-        return functools.reduce(join, kind) if alike else ANY
-    return kind.element if isinstance(kind, ArrayType) and kind.rank == 1 else ANY
+    if isinstance(type_, tuple) and isinstance(position, int):
+        return type_[position] if -len(type_) <= position < len(type_) else ANY
+    if isinstance(type_, tuple):
+        alike = len({one.scalar if isinstance(one, Number) else one for one in type_}) == 1
+        return functools.reduce(join, type_) if alike else ANY
+    return type_.element if isinstance(type_, ArrayType) and type_.rank == 1 else ANY

@@ -63,8 +63,8 @@ class Memory:
         """A device array as a numpy array over the same bytes; of a fresh allocation, as one of sim.empty."""
         address, size = device_array.device_ctypes_pointer.value or 0, device_array.alloc_size
         buffer = (ctypes.c_char * size).from_address(address) if size else bytearray()
-        kind = Empty if self.base(address) in self.fresh else np.ndarray
-        return kind(device_array.shape, device_array.dtype, buffer, strides=device_array.strides)
+        array_class = Empty if self.base(address) in self.fresh else np.ndarray
+        return array_class(device_array.shape, device_array.dtype, buffer, strides=device_array.strides)
 
     @property
     def used(self):

@@ -155,7 +155,7 @@ class Host:
             return self.memory.settle()
         self.launch(
             kernel,
-            kinds_for(kernel, arguments),
+            numba_types_for(kernel, arguments),
             arguments,
             how.griddim,
             how.blockdim,
@@ -163,10 +163,10 @@ class Host:
             how.sharedmem,
         )
 
-    def launch(self, kernel, kinds, arguments, grid, block, stream=0, shared=0):
-        """Simulate `kernel` (a dispatcher or a compiled kernel) on `arguments` of Numba types `kinds`."""
+    def launch(self, kernel, numba_types, arguments, grid, block, stream=0, shared=0):
+        """Simulate `kernel` (a dispatcher or a compiled kernel) on `arguments` of these Numba types."""
         retr = []
-        values = [self.prepared(kernel, *pair, retr) for pair in zip(kinds, arguments, strict=True)]
+        values = [self.prepared(kernel, *pair, retr) for pair in zip(numba_types, arguments, strict=True)]
         options = (
             replace(self.options, observers=(), seeds=(0,))
             if (kernel.py_func.__module__ or "").startswith(OWN)
@@ -185,18 +185,18 @@ class Host:
         for write_back in retr:
             write_back()
 
-    def prepared(self, kernel, kind, value, retr):
-        """An argument as the simulator takes it: arrays as numpy arrays, numbers of the type `kind` (None: as
+    def prepared(self, kernel, numba_type, value, retr):
+        """An argument as the simulator takes it: arrays as numpy arrays, numbers of this Numba type (None: as
         they come)."""
         for extension in reversed(kernel.extensions or ()):
-            kind, value = extension.prepare_args(kind, value, stream=0, retr=retr)
+            numba_type, value = extension.prepare_args(numba_type, value, stream=0, retr=retr)
         value = self.plain(value)
         if isinstance(value, tuple):
-            kinds = kind if isinstance(kind, types.BaseTuple) else [None] * len(value)
-            parts = [self.prepared(kernel, *pair, retr) for pair in zip(kinds, value)]
+            numba_types = numba_type if isinstance(numba_type, types.BaseTuple) else [None] * len(value)
+            parts = [self.prepared(kernel, *pair, retr) for pair in zip(numba_types, value)]
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-        if isinstance(kind, (types.Number, types.Boolean)) and not isinstance(value, enum.Enum):
-            dtype = numpy_support.as_dtype(kind)
+        if isinstance(numba_type, (types.Number, types.Boolean)) and not isinstance(value, enum.Enum):
+            dtype = numpy_support.as_dtype(numba_type)
             return dtype.type(cast(dtype)(value))
         return value
 
@@ -254,14 +254,14 @@ def raised_by_kernel(error):
 # --- what takes the place of Numba's ------------------------------------------------------------------------
 
 
-def kinds_for(kernel, arguments):
+def numba_types_for(kernel, arguments):
     """The argument types of the signature that the kernel was given and that `arguments` fit; None for each
     where it was given none."""
     if kernel._can_compile or not kernel.overloads:
         return [None] * len(arguments)
-    signatures = [kinds for kinds in kernel.overloads if len(kinds) == len(arguments)]
+    signatures = [numba_types for numba_types in kernel.overloads if len(numba_types) == len(arguments)]
     given = tuple(map(kernel.typeof_pyval, arguments))
-    fitting = [kinds for kinds in signatures if all(map(fits, given, kinds))]
+    fitting = [numba_types for numba_types in signatures if all(map(fits, given, numba_types))]
     if not fitting:
         raise TypeError(f"No matching definition for argument type(s) {', '.join(map(str, given))}")
     return given if given in fitting else fitting[0]

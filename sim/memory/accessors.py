@@ -107,7 +107,7 @@ def store_any(x, index, value, site):
 def accessors(log, values, local):
     """{name: function} of load1 ... store5 and what inlined loads need; `log` is what to append accesses to
     (those to local memory if `local`), or None, and `values` what to append stored values to."""
-    names = {kind.__name__: kind for kind in (*FAST.values(), *WATCHED.values())} | {
+    names = {array_class.__name__: array_class for array_class in (*FAST.values(), *WATCHED.values())} | {
         "load_any": load_any,
         "store_any": store_any,
         "convert": convert,

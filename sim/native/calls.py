@@ -147,9 +147,9 @@ class Calls(Names):
         if isinstance(argument, ast.Constant):
             argument = argument.value
         found = stands_for(argument) if isinstance(argument, ast.AST) else referent(argument)
-        if found.kind == CONSTANT:
+        if found.role == CONSTANT:
             return None if literal(found.value) is None else found
-        part_of_cuda = found.value is not MISSING and found.kind in (FUNCTION, DTYPE, CUDA, GEOMETRY)
+        part_of_cuda = found.value is not MISSING and found.role in (FUNCTION, DTYPE, CUDA, GEOMETRY)
         return found if part_of_cuda or found.function in self.module.reachable else None
 
     def argument(self, argument, node):

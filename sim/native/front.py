@@ -137,7 +137,7 @@ class Module(Parts):
         source = self.reachable[function] = Source(function, tree)
         for found in source.referents():
             self.used |= set(found.in_cuda.split(".")) - {""}
-            if found.kind == DEVICE:
+            if found.role == DEVICE:
                 self.reach(found.function)
 
     def stops(self, function, seen=frozenset()):

@@ -150,7 +150,7 @@ class Lowering(Calls):
     def visit_Compare(self, node):
         """`function is None`, `function != None`: known here."""
         parts = [node.left, *node.comparators]
-        functions = any(stands_for(part).kind == DEVICE for part in parts)
+        functions = any(stands_for(part).role == DEVICE for part in parts)
         none = any(isinstance(part, ast.Constant) and part.value is None for part in parts)
         if functions and none and len(parts) == 2:
             return ast.copy_location(ast.Constant(isinstance(node.ops[0], (ast.IsNot, ast.NotEq))), node)

@@ -55,7 +55,7 @@ class Names(ast.NodeTransformer):
         found = getattr(node, "referent", None)
         if found is None:  # ours already
             return node
-        if found.kind == VARIABLE:
+        if found.role == VARIABLE:
             return ast.copy_location(ast.Name(self.rename.get(node.id, node.id), node.ctx), node)
         return self.standing_for(found, node.id, node)
 
@@ -68,7 +68,7 @@ class Names(ast.NodeTransformer):
 
     def standing_for(self, found, name, node):
         """The expression for a Referent that the kernel calls `name`."""
-        return getattr(self, f"of_{found.kind}")(found, name, node)
+        return getattr(self, f"of_{found.role}")(found, name, node)
 
     # --- one method for each kind of referent ---------------------------------------------------------------
 

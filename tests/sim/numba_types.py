@@ -114,7 +114,7 @@ def inferred(function, arguments):
         ):
             kind = front.found.get(version_of(SimpleNamespace(version=version)))
             dtype = (
-                np.dtype(np.int64 if kind.kind is int else kind.kind)
+                np.dtype(np.int64 if kind.scalar is int else kind.scalar)
                 if isinstance(kind, Number)
                 else ANY
                 if kind in (ANY, UNKNOWN)

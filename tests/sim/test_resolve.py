@@ -36,7 +36,7 @@ def tree():
 
 
 def test_names(tree):
-    found = {ast.unparse(node): node.referent.kind for node in ast.walk(tree) if hasattr(node, "referent")}
+    found = {ast.unparse(node): node.referent.role for node in ast.walk(tree) if hasattr(node, "referent")}
     assert found == {
         **dict.fromkeys(("tile", "i", "lane", "x", "out"), resolve.VARIABLE),
         **dict.fromkeys(("TILE", "SIDES"), resolve.CONSTANT),
