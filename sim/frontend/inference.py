@@ -172,7 +172,7 @@ class Types(CallTypes):
         """An element, or a view that is not empty: along some axes an index, along all others everything."""
         whole = [is_whole(index) for index in indices] + [True] * (array.rank - len(indices))
         types_ = [self.of(index) for index, all_of_it in zip(indices, whole) if not all_of_it]
-        if len(whole) > array.rank or any(type_ and not isinstance(type_, Number) for type_ in types_):
+        if len(whole) > array.rank or not all(isinstance(type_, Number | None) for type_ in types_):
             return ANY
         rank, rowwise = sum(whole), array.rowwise and whole[-1]
         return replace(array, rank=rank, rowwise=rowwise, shape=None) if rank else array.element

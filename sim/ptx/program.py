@@ -178,8 +178,8 @@ class Program:
 
     # --- places in the source -------------------------------------------------------------------------------
 
-    def site(self, access):
-        return self.origin.site(self.function, self.item, access)
+    def site(self, action):
+        return self.origin.site(self.function, self.item, action)
 
     def place(self):
         """(an identity, the number of its site) of a place where threads wait."""
@@ -225,7 +225,7 @@ class Program:
         return self.unique("transfer", lambda run: run.transfer(entry, sites))
 
     def transfer_sites(self):
-        return {access: self.site(access) for access in ("load", "store", "atomic")}
+        return {action: self.site(action) for action in ("load", "store", "atomic")}
 
     # --- waiting --------------------------------------------------------------------------------------------
 
