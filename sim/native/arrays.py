@@ -29,16 +29,6 @@ from sim.native.words import words
 BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = "bare", "bounded", "global", "empty", "shared", "local"
 
 
-class State:
-    """The words of one launch that compiled code reads and writes (int64, sim.native.checks says which is
-    which); compiled code gets their address."""
-
-    def __init__(self, length, first, values):
-        self.words = np.zeros(length, np.int64)
-        self.words[first : first + len(values)] = values
-        self.address = self.words.ctypes.data
-
-
 class Guarded:
     """`array` (ndarray) for compiled code. `watch` says what is checked; `shadow` is what that needs: an
     address of two int64 or one uint8 for each element."""

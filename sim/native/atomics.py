@@ -49,7 +49,7 @@ def atomic(entry, placed):
 
 def operand(place, source, value):
     """A number converted to the type of the array's elements; where it loses its fraction the launch is
-    DIRTY, so that somebody else says so."""
+    `dirty`, so that somebody else says so."""
     if isinstance(place.x.dtype, types.Integer) and isinstance(source, (types.Float, types.Complex)):
         place.call(dirty, place.array.state, I64(NARROWED))
     return converted(place.context, place.builder, source, place.x.dtype, value)

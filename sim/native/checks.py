@@ -1,63 +1,19 @@
 """What compiled code does at an access: bounds for every array, and shadow words for those that are watched.
 
-A check only detects, and the block goes on: DIRTY among the launch's words says what kind of thing is not
-in order, and the block is run again by an engine that can explain. Bad loads give poison, bad stores do
-nothing. A block whose threads part at a place where they wait is STOPPED. Beside each element of a watched
-array stand two shadow words, which say when and by whom it was last written and last read: from the lowest
-bit 10 bits of thread, 6 of flags, 16 of the warp's segment (how often its lanes have synchronised), 31 of the
-epoch. Epochs count the barriers and blocks of the whole launch, so shadow words of an earlier block are told
-by their size, and nothing is ever reset. Being too careful costs a slow run; missing something is not
-allowed.
+A check only detects, and the block goes on: `dirty` (of sim.native.state.State) says what is not in order,
+and the block is run again by an engine that can explain. Bad loads give poison, bad stores do nothing. A
+block whose threads part at a place where they wait is `stopped`. Beside each element of a watched array stand
+two shadow words, which say when and by whom it was last written and last read: from the lowest bit 10 bits of
+thread, 6 of flags, 16 of the warp's segment (how often its lanes have synchronised), 31 of the epoch. Epochs
+count the barriers and blocks of the whole launch, so shadow words of an earlier block are told by their size,
+and nothing is ever reset. Being too careful costs a slow run; missing something is not allowed.
 """
 
-import functools
-from math import prod
+from sim.native.words import byte, words
 
-import numpy as np
-
-from sim.native.arrays import State
-from sim.native.words import byte, set_word, word, words
-
-# The words of a launch. WROTE: whether anybody has written to global memory; SEGMENTS: one for each warp of
-# a block; INDICES: threadIdx of each thread, as x | y << 16 | z << 32.
-# POSITION: of the block in a walk over the grid; STARTS and FOUND: addresses of an int64 for each block, its
-# first epoch and its DIRTY at the end; FOREIGN: an epoch of another block that
-# has read or changed something that this block also has; PAIRS: address of a list of (position, epoch of
-# another block that it races with), how many, for how many there is room;
-# LOG: the same of what is written down to be counted (sim.native.logged).
-(
-    DIRTY,
-    STOPPED,
-    WROTE,
-    ME,
-    BLOCK_START,
-    ROUNDS,
-    TRIPS,
-    ENDED,
-    BARRIERS,
-    EPOCH,
-    POSITION,
-    STARTS,
-    FOUND,
-    FOREIGN,
-    PAIRS,
-) = range(15)
-LOG = PAIRS + 3
-SEGMENTS = LOG + 3
-INDICES = SEGMENTS + 32
-# for each read of a variable that may have no value, 0, or 1 + 1024 * block + thread of the first that had
-# none
-UNSET = INDICES + 1024
-MOST_UNSET = 64
-# for each thread, and behind them for each warp, the epoch and segment (as in a shadow word) in which it, or
-# the last of it, returned
-LEFT = UNSET + MOST_UNSET
-RETURNED = LEFT + 1024 + 32  # for each thread, whether it has returned
-WORDS = RETURNED + 1024
-
-# bits of DIRTY
+# bits of `dirty`
 NARROWED, BOUNDS, UNWRITTEN, RACE, BETWEEN, PARTED, SPENT = TROUBLES = tuple(1 << bit for bit in range(7))
-# STOPPED: what cannot go on, or not before the log is counted
+# `stopped`: what cannot go on, or not before the log is counted
 OF_BLOCK, OF_LAUNCH, INTERRUPTED, FULL = 1, 2, 3, 4
 
 THREAD_BITS, SEGMENT_SHIFT, EPOCH_SHIFT, WARP_SHIFT = 10, 16, 32, 5
@@ -69,34 +25,23 @@ SEGMENT = 0xFFFF << SEGMENT_SHIFT
 ATOMIC, MANY, WARPS, OTHERS, PLAIN = (1 << bit for bit in range(THREAD_BITS, THREAD_BITS + 5))
 
 
-def new_state(block, length=WORDS):
-    """The State of a launch with blocks of this shape."""
-    return State(length, INDICES, indices_of(block))
-
-
-@functools.cache
-def indices_of(block):
-    thread = np.arange(prod(block))
-    return thread % block[0] | thread // block[0] % block[1] << 16 | thread // (block[0] * block[1]) << 32
-
-
 @words
 def dirty(state, trouble):
     """This trouble (one of TROUBLES) is in the running block."""
-    set_word(state, DIRTY, word(state, DIRTY) | trouble)
+    state.dirty |= trouble
 
 
 @words(inline=False)
 def races_with(state, epoch):
     """The running block races with another one, which had this epoch."""
     dirty(state, BETWEEN)
-    pairs, length, position = word(state, PAIRS), word(state, PAIRS + 1), word(state, POSITION)
-    if length > 0 and word(pairs, 2 * length - 2) == position and word(pairs, 2 * length - 1) == epoch:
+    pairs, length, position = state.pairs, state.pair_count, state.position
+    if length > 0 and pairs[2 * length - 2] == position and pairs[2 * length - 1] == epoch:
         return
-    if length < word(state, PAIRS + 2):
-        set_word(pairs, 2 * length, position)
-        set_word(pairs, 2 * length + 1, epoch)
-    set_word(state, PAIRS + 1, min(length + 1, word(state, PAIRS + 2)))
+    if length < state.pair_room:
+        pairs[2 * length] = position
+        pairs[2 * length + 1] = epoch
+    state.pair_count = min(length + 1, state.pair_room)
 
 
 # --- shadow words -------------------------------------------------------------------------------------------
@@ -112,7 +57,7 @@ def has_left(before, state):
     """Whether the thread of a shadow word (or one of them) returned before its warp synchronised again: later
     syncwarps do not put it before anything."""
     of = 1024 + ((before & THREAD) >> WARP_SHIFT) if before & MANY else before & THREAD
-    return word(state, LEFT + of) == before >> SEGMENT_SHIFT
+    return state.left[of] == before >> SEGMENT_SHIFT
 
 
 @words
@@ -128,15 +73,15 @@ def of_another(before, me, state):
 
 @words
 def judge(before, state, between_blocks):
-    """Mark the block DIRTY if what the shadow word tells of and what this thread does now are in no order;
+    """Mark the block `dirty` if what the shadow word tells of and what this thread does now are in no order;
     `between_blocks`: the memory outlives a block."""
-    me = word(state, ME)
+    me = state.me
     if before == 0 or before == me:
         return
     if between_blocks and unwritten(before, state):
         races_with(state, before >> EPOCH_SHIFT)
     elif between_blocks and before & OTHERS:
-        races_with(state, word(state, FOREIGN))
+        races_with(state, state.foreign)
     elif same_epoch(before, me) and of_another(before, me, state):
         dirty(state, RACE)
 
@@ -144,11 +89,11 @@ def judge(before, state, between_blocks):
 @words
 def read_by_me(before, state, between_blocks):
     """The shadow word of an element's readers, this thread now being one of them."""
-    me = word(state, ME)
+    me = state.me
     if before == 0:
         return me
     if between_blocks and unwritten(before, state):
-        set_word(state, FOREIGN, before >> EPOCH_SHIFT)
+        state.foreign = before >> EPOCH_SHIFT
         me |= OTHERS
     elif between_blocks and before & OTHERS:
         me |= OTHERS
@@ -163,41 +108,41 @@ def read_by_me(before, state, between_blocks):
 @words
 def unwritten(written, state):
     """Whether the shadow word is older than the running block."""
-    return written >> EPOCH_SHIFT < word(state, BLOCK_START)
+    return written >> EPOCH_SHIFT < state.block_start
 
 
 @words
 def watch_load(shadow, flat, state, between_blocks, wants_written):
-    written, read = word(shadow, 2 * flat), word(shadow, 2 * flat + 1)
+    written, read = shadow[2 * flat], shadow[2 * flat + 1]
     if wants_written and unwritten(written, state):
         dirty(state, UNWRITTEN)
     judge(written, state, between_blocks)
-    if read != word(state, ME):
-        set_word(shadow, 2 * flat + 1, read_by_me(read, state, between_blocks))
+    if read != state.me:
+        shadow[2 * flat + 1] = read_by_me(read, state, between_blocks)
 
 
 @words
 def watch_store(shadow, flat, state, between_blocks):
-    judge(word(shadow, 2 * flat), state, between_blocks)
-    judge(word(shadow, 2 * flat + 1), state, between_blocks)
-    set_word(shadow, 2 * flat, word(state, ME))
+    judge(shadow[2 * flat], state, between_blocks)
+    judge(shadow[2 * flat + 1], state, between_blocks)
+    shadow[2 * flat] = state.me
     if between_blocks:
-        set_word(state, WROTE, 1)
+        state.wrote = 1
 
 
 @words
 def watch_atomic(shadow, flat, state, between_blocks, wants_written):
-    written, me = word(shadow, 2 * flat), word(state, ME)
+    written, me = shadow[2 * flat], state.me
     new = me | ATOMIC
     if wants_written and unwritten(written, state):
         dirty(state, UNWRITTEN)
-    judge(word(shadow, 2 * flat + 1), state, between_blocks)
+    judge(shadow[2 * flat + 1], state, between_blocks)
     if written == 0:
         pass
     elif unwritten(written, state):  # an earlier block's
         if between_blocks:
             new |= OTHERS
-            set_word(state, FOREIGN, written >> EPOCH_SHIFT)
+            state.foreign = written >> EPOCH_SHIFT
             if written & PLAIN or not written & ATOMIC:
                 races_with(state, written >> EPOCH_SHIFT)
     elif written & ATOMIC:
@@ -210,9 +155,9 @@ def watch_atomic(shadow, flat, state, between_blocks, wants_written):
         new = me  # both of them: as plain as the store
     else:
         new |= PLAIN
-    set_word(shadow, 2 * flat, new)
+    shadow[2 * flat] = new
     if between_blocks:
-        set_word(state, WROTE, 1)
+        state.wrote = 1
 
 
 @words
@@ -226,8 +171,8 @@ def watch_local(written, flat, state):
 
 @words(inline=False)
 def looked_at(position, length, state, wraps):
-    """A position that does not lie between 0 and `length`, counted from the start, or -1; sets DIRTY for what
-    somebody must hear of."""
+    """A position that does not lie between 0 and `length`, counted from the start, or -1; sets `dirty` for
+    what somebody must hear of."""
     place = position + length if -length <= position < 0 else position if 0 <= position < length else -1
     if place < 0 or place != position and not wraps:
         dirty(state, BOUNDS)

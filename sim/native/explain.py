@@ -9,7 +9,7 @@ import numpy as np
 from sim.engine.fiber import Fiber
 from sim.engine.grid import Grid
 from sim.interpreted import Interpreted
-from sim.native.checks import BETWEEN, PAIRS, POSITION, TROUBLES
+from sim.native.checks import BETWEEN, TROUBLES
 from sim.observers import DEFAULT
 
 FEW = 1 << 13  # threads: a launch of so many is explained as a whole, and of a larger one so many
@@ -77,13 +77,12 @@ class Chosen(Grid):
 
 def races(attempt):
     """(position of a block, position of another that it races with), those that are known."""
-    pairs = np.unique(attempt.pairs[: attempt.state.words[PAIRS + 1]], axis=0)
+    pairs = np.unique(attempt.pairs[: attempt.state.pair_count], axis=0)
     pairs = pairs[pairs[:, 1] > 0]
     return np.stack(
         [
             pairs[:, 0],
-            np.searchsorted(attempt.starts[: attempt.state.words[POSITION] + 1], pairs[:, 1], side="right")
-            - 1,
+            np.searchsorted(attempt.starts[: attempt.state.position + 1], pairs[:, 1], side="right") - 1,
         ],
         axis=1,
     )

@@ -3,9 +3,10 @@ over the threads.
 
 A block goes through its regions one after another; between two barriers, a warp goes through its own. Control
 flow around a place where threads wait becomes control flow of the whole block, or warp: the regions say what
-each thread decides, and if they do not all agree the block is STOPPED. A variable that lives from one region
-to another is expanded, an array over threads (scalar expansion), unless it can be computed again from what
-does not change. Known from CPU implementations of CUDA and OpenCL: Stratton, Stone and Hwu 2008, "MCUDA".
+each thread decides, and if they do not all agree the block is `stopped`. A variable that lives from one
+region to another is expanded, an array over threads (scalar expansion), unless it can be computed again from
+what does not change. Known from CPU implementations of CUDA and OpenCL: Stratton, Stone and Hwu 2008,
+"MCUDA".
 """
 
 import ast

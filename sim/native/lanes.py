@@ -2,7 +2,7 @@
 over threads.
 
 The lanes that are there must agree on one mask, which names them all, or must be all 32, and a lane must read
-from lanes that are there; otherwise the block is STOPPED, or DIRTY.
+from lanes that are there; otherwise the block is `stopped`, or `dirty`.
 """
 
 import functools
@@ -13,14 +13,14 @@ from numba.core import cgutils
 
 from sim.isa.table import ALL, FULL, GIVEN, INSTRUCTIONS, Like
 from sim.native.arrays import BARE, GuardedType, element
-from sim.native.checks import PARTED, RETURNED, SEGMENTS, dirty
+from sim.native.checks import PARTED, dirty
 from sim.native.elements import I64
 from sim.native.functions import compiled_copy, resolved
 from sim.native.internal import intrinsic_of
 from sim.native.regions import part
 from sim.native.scalars import converted, numba_type_of
 from sim.native.vocabulary import instruction_of
-from sim.native.words import WORD, set_word, word, words
+from sim.native.words import WORD, words
 
 OFFERED = set()  # warp_NAME and unused_NAME of each instruction come by __getattr__
 
@@ -37,7 +37,7 @@ def lanes_there(state, warp, threads):
     """The lanes of a warp that have not returned, as a mask."""
     there = 0
     for thread in range(32 * warp, min(32 * warp + 32, threads)):
-        if not word(state, RETURNED + thread):
+        if not state.returned[thread]:
             there |= 1 << (thread & 31)
     return there
 
@@ -48,7 +48,7 @@ def check_mask(state, there, masks):
     first = -1
     for lane in range(32):
         if there >> lane & 1:
-            given = word(masks, lane) & FULL
+            given = masks[lane] & FULL
             if given & there != there or (first != -1 and first != given):
                 part(state)
             first = given
@@ -68,7 +68,7 @@ def check_read(state, there, lane, of):
 
 @words
 def next_segment(state, warp):
-    set_word(state, SEGMENTS + warp, (word(state, SEGMENTS + warp) + 1) & 0xFFFF)
+    state.segments[warp] = (state.segments[warp] + 1) & 0xFFFF
 
 
 # --- rows ---------------------------------------------------------------------------------------------------

@@ -10,11 +10,10 @@ from llvmlite import ir
 from numba import int64, types
 from numba.extending import intrinsic, overload
 
-from sim.native.checks import LOG, RETURNED
 from sim.native.elements import Place, is_element
 from sim.native.internal import LIKE_CODE, always
 from sim.native.scalars import dtype_of
-from sim.native.words import set_word, word, words
+from sim.native.words import words
 
 OFFERED = {"load", "store", "branch", "log_thread", "log_epoch", "log_together", "log_warp"}
 I64 = ir.IntType(64)
@@ -25,10 +24,10 @@ THREAD_GOES_ON, EPOCH_ENDS, TOGETHER = range(PLACES, PLACES + 3)
 
 @words
 def append(state, entry):
-    length = word(state, LOG + 1)
-    if length < word(state, LOG + 2):
-        set_word(word(state, LOG), length, entry)
-    set_word(state, LOG + 1, length + 1)
+    length = state.log_count
+    if length < state.log_room:
+        state.log[length] = entry
+    state.log_count = length + 1
 
 
 @words
@@ -50,7 +49,7 @@ def log_together(state, place):
 def log_warp(state, place, warp, threads):
     """The same of those lanes of a warp that are there."""
     for thread in range(32 * warp, min(32 * warp + 32, threads)):
-        if not word(state, RETURNED + thread):
+        if not state.returned[thread]:
             log_together(state, place)
             return
 

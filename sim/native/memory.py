@@ -9,10 +9,10 @@ from sim.events import SPACES
 from sim.memory.declared import check_sizes
 from sim.memory.spaces import AddressSpace, Empty, bind_arguments, host_array, named_leaves, overlapping
 from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, Guarded, bytes_over
-from sim.native.checks import new_state
 from sim.native.front import CannotLower
 from sim.native.program import sizes_of
 from sim.native.scalars import argument_of
+from sim.native.state import State
 from sim.native.tally import Home
 
 
@@ -20,7 +20,7 @@ class Memory:
     """The memory of one launch of `self.program`. Unless nobody listens, every access is watched."""
 
     def __init__(self, launch):
-        self.launch, self.watched, self.state = launch, bool(launch.observers), new_state(launch.block)
+        self.launch, self.watched, self.state = launch, bool(launch.observers), State(launch.block)
         self.held = []  # memory that compiled code has the address of
 
     def arguments(self):

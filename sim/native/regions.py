@@ -10,36 +10,20 @@ from numba.extending import intrinsic, overload
 from sim.isa.table import BLOCK, INSTRUCTIONS
 from sim.native.arrays import GuardedType
 from sim.native.checks import (
-    BARRIERS,
-    BLOCK_START,
-    DIRTY,
-    ENDED,
-    EPOCH,
-    FOREIGN,
-    FOUND,
     FULL,
     INTERRUPTED,
-    LEFT,
-    LOG,
-    ME,
     OF_BLOCK,
     OF_LAUNCH,
     PARTED,
-    POSITION,
-    RETURNED,
-    ROUNDS,
     SEGMENT_SHIFT,
     SPENT,
-    STARTS,
-    STOPPED,
-    TRIPS,
     WARP_SHIFT,
     dirty,
 )
 from sim.native.functions import compiled_copy
 from sim.native.internal import LIKE_CODE, always
 from sim.native.scalars import converter, numba_type_of
-from sim.native.words import set_word, signalled, word, words
+from sim.native.words import signalled, words
 
 OFFERED = set(
     "NOBODY GO END BREAK CONTINUE agree agree_warps agree_span span step_of holds begin_block end_block"
@@ -53,52 +37,52 @@ NOBODY, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13
 
 @words
 def begin_block(state, threads, position, rounds, trips):
-    set_word(state, EPOCH, word(state, EPOCH) + 1)
-    set_word(state, BLOCK_START, word(state, EPOCH))
-    set_word(word(state, STARTS), position, word(state, EPOCH))
-    set_word(state, POSITION, position)
-    set_word(state, STOPPED, 0)
-    set_word(state, DIRTY, 0)
-    set_word(state, FOREIGN, -1)
-    set_word(state, ENDED, 0)
-    set_word(state, ROUNDS, rounds)
-    set_word(state, TRIPS, trips)
+    state.epoch += 1
+    state.block_start = state.epoch
+    state.starts[position] = state.epoch
+    state.position = position
+    state.stopped = 0
+    state.dirty = 0
+    state.foreign = -1
+    state.ended = 0
+    state.rounds = rounds
+    state.trips = trips
     for thread in range(threads):
-        set_word(state, RETURNED + thread, 0)
+        state.returned[thread] = 0
 
 
 @words
 def end_block(state) -> bool:
     """What is to be said of the block is written down; whether the launch is to end here."""
-    set_word(word(state, FOUND), word(state, POSITION), word(state, DIRTY))
-    if word(state, POSITION) & 63 == 63:
+    state.found[state.position] = state.dirty
+    if state.position & 63 == 63:
         interrupted(state)
-    if word(state, LOG + 1) > MUCH and word(state, STOPPED) < OF_LAUNCH:
-        set_word(state, STOPPED, FULL)
-    return word(state, STOPPED) >= OF_LAUNCH
+    if state.log_count > MUCH and state.stopped < OF_LAUNCH:
+        state.stopped = FULL
+    return state.stopped >= OF_LAUNCH
 
 
 @words
 def part(state):
     """Threads have parted: the block cannot go on."""
     dirty(state, PARTED)
-    set_word(state, STOPPED, max(word(state, STOPPED), OF_BLOCK))
+    state.stopped = max(state.stopped, OF_BLOCK)
 
 
 @words
 def barrier(state) -> bool:
     """The block passes a barrier; False if it is not to go on. Threads that have ended while others wait are
     for another engine to explain."""
-    if word(state, ENDED):
+    if state.ended:
         part(state)
-    set_word(state, EPOCH, word(state, EPOCH) + 1)
-    set_word(state, BARRIERS, word(state, BARRIERS) + 1)
-    return word(state, STOPPED) == 0
+    state.epoch += 1
+    state.barriers += 1
+    return state.stopped == 0
 
 
 @words
 def is_stopped(state) -> bool:
-    return word(state, STOPPED) != 0
+    return state.stopped != 0
 
 
 # --- threads that must agree --------------------------------------------------------------------------------
@@ -108,11 +92,11 @@ def is_stopped(state) -> bool:
 def agree(state, before, now, thread):
     """What all threads say so far: END counts only if all do."""
     if now == END:
-        set_word(state, RETURNED + thread, 1)
-        left = word(state, ME) >> SEGMENT_SHIFT
-        set_word(state, LEFT + thread, left)
-        set_word(state, LEFT + 1024 + (thread >> WARP_SHIFT), left)
-        set_word(state, ENDED, word(state, ENDED) + 1)
+        state.returned[thread] = 1
+        left = state.me >> SEGMENT_SHIFT
+        state.left[thread] = left
+        state.left[1024 + (thread >> WARP_SHIFT)] = left
+        state.ended += 1
         return END if before == NOBODY else before
     return agree_warps(state, before, now)
 
@@ -126,7 +110,7 @@ def agree_warps(state, before, now):
 
 @words
 def holds(state, answer) -> bool:
-    return answer == 1 and word(state, STOPPED) == 0
+    return answer == 1 and state.stopped == 0
 
 
 @always
@@ -154,27 +138,26 @@ def step_of(step):
 def interrupted(state) -> bool:
     """Look for Ctrl-C; whether the launch is to end."""
     if signalled():
-        set_word(state, STOPPED, INTERRUPTED)
-    return word(state, STOPPED) >= OF_LAUNCH
+        state.stopped = INTERRUPTED
+    return state.stopped >= OF_LAUNCH
 
 
 @words
 def spent(state):
     """A loop has gone round too often: the launch is to end."""
     dirty(state, SPENT)
-    set_word(state, STOPPED, max(word(state, STOPPED), OF_LAUNCH))
+    state.stopped = max(state.stopped, OF_LAUNCH)
 
 
 @words
 def again(state) -> bool:
     """A `while` loop goes round once more; False when the block has spent its rounds, or is not to go on."""
-    left = word(state, ROUNDS) - 1
-    set_word(state, ROUNDS, left)
-    if left < 0:
+    state.rounds -= 1
+    if state.rounds < 0:
         spent(state)
-    elif left & 0xFFFF == 0:
+    elif state.rounds & 0xFFFF == 0:
         interrupted(state)
-    return word(state, STOPPED) == 0
+    return state.stopped == 0
 
 
 @words
@@ -188,14 +171,13 @@ def length_of(start, stop, step):
 def may_go_round(state, trips) -> bool:
     """Whether a `for` loop may go round so many times; not when the block has spent its trips, or is not to
     go on."""
-    before = word(state, TRIPS)
-    left = before - trips
-    set_word(state, TRIPS, left)
-    if left < 0:
+    before = state.trips
+    state.trips -= trips
+    if state.trips < 0:
         spent(state)
-    elif left >> 24 != before >> 24:
+    elif state.trips >> 24 != before >> 24:
         interrupted(state)
-    return word(state, STOPPED) == 0
+    return state.stopped == 0
 
 
 @words

@@ -10,7 +10,6 @@ from sim.engine.base import Outcome
 from sim.events import Access
 from sim.memory.spaces import host_array, named_leaves
 from sim.native import checks, unset
-from sim.native.checks import BARRIERS, BETWEEN, FOUND, INTERRUPTED, PAIRS, POSITION, STARTS, STOPPED, WROTE
 from sim.native.explain import FEW, tool_of
 from sim.native.front import CannotLower
 from sim.native.internal import uncollected
@@ -50,13 +49,8 @@ class Attempt(Memory):
             np.zeros(launch.blocks, np.int64),
             np.empty((MOST_PAIRS, 2), np.int64),
         )
-        for position, value in [
-            (STARTS, self.hold(self.starts)),
-            (FOUND, self.hold(self.found)),
-            (PAIRS, self.hold(self.pairs)),
-            (PAIRS + 2, MOST_PAIRS),
-        ]:
-            self.state.words[position] = value
+        self.state.starts, self.state.found = self.hold(self.starts), self.hold(self.found)
+        self.state.pairs, self.state.pair_room = self.hold(self.pairs), MOST_PAIRS
 
     def prepare(self):
         """The compiled kernel, and the arrays that it may write."""
@@ -92,7 +86,7 @@ class Attempt(Memory):
             else None
         )
         self.log = np.empty(ROOM if self.tally else 0, np.int64)
-        self.state.words[checks.LOG : checks.LOG + 3] = self.log.ctypes.data, 0, len(self.log)
+        self.state.log, self.state.log_room = self.log.ctypes.data, len(self.log)
         try:
             self.compile()
         except NumbaError as error:
@@ -102,8 +96,8 @@ class Attempt(Memory):
         except Exception:  # the kernel's own: fibers say whose
             if not self.may_raise:
                 raise
-            self.found[self.state.words[POSITION]] |= checks.PARTED
-        self.wrote = bool(self.state.words[WROTE])
+            self.found[self.state.position] |= checks.PARTED
+        self.wrote = bool(self.state.wrote)
         self.counted, self.tally = self.tally.counters() if self.tally else {}, None
         self.unassigned = list(self.unassigned_variables())
         self.found &= self.heeded()
@@ -112,7 +106,11 @@ class Attempt(Memory):
 
     def heeded(self):
         """The TROUBLES that a tool asks for, or that no launch can do without."""
-        asked = {Races: checks.RACE | BETWEEN, Uninitialized: checks.UNWRITTEN, Misuse: checks.NARROWED}
+        asked = {
+            Races: checks.RACE | checks.BETWEEN,
+            Uninitialized: checks.UNWRITTEN,
+            Misuse: checks.NARROWED,
+        }
         return (
             checks.BOUNDS
             | checks.PARTED
@@ -136,17 +134,15 @@ class Attempt(Memory):
         """Run the blocks before `stop` that have not run yet."""
         while self.next < stop:
             self.program.run(*self.run_arguments(stop))
-            self.next = (
-                int(self.state.words[POSITION]) + 1 if self.state.words[STOPPED] == checks.FULL else stop
-            )
+            self.next = self.state.position + 1 if self.state.stopped == checks.FULL else stop
             self.count()
-        if self.state.words[STOPPED] == INTERRUPTED:
+        if self.state.stopped == checks.INTERRUPTED:
             signal.raise_signal(signal.SIGINT)
             raise KeyboardInterrupt
 
     def count(self):
         """Count what is written down; nobody asks a second time."""
-        length, self.state.words[checks.LOG + 1] = int(self.state.words[checks.LOG + 1]), 0
+        length, self.state.log_count = self.state.log_count, 0
         if length > len(self.log):
             self.go_back()
             raise CannotLower(f"one block has more than {ROOM:,} accesses to count")
@@ -157,14 +153,13 @@ class Attempt(Memory):
         """Make the arguments what they were before the launch."""
         for name, array in self.saved.items():
             self.arrays[name][...] = array
-        self.next = self.state.words[BARRIERS] = 0
+        self.next = self.state.barriers = 0
 
     def unassigned_variables(self):
         """Findings of variables that were read and not assigned."""
         if Misuse in self.tools:
-            for site, name, block, thread in unset.told(
-                self.state.words, self.program.lowered.module, self.launch.grid
-            ):
+            module, grid = self.program.lowered.module, self.launch.grid
+            for site, name, block, thread in unset.told(self.state.unset, module, grid):
                 yield unassigned_variable(
                     Access("read", block, thread_index(thread, self.launch.block), site), name
                 )
@@ -180,7 +175,7 @@ class Attempt(Memory):
         return {
             "threads": launch.blocks * launch.threads,
             "blocks": launch.blocks,
-            "barriers": int(self.state.words[BARRIERS]),
+            "barriers": self.state.barriers,
             **self.counted,
         }
 

@@ -8,20 +8,9 @@ from numba.core import cgutils
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
-from sim.native.checks import (
-    EPOCH,
-    EPOCH_SHIFT,
-    INDICES,
-    ME,
-    RETURNED,
-    SEGMENT_SHIFT,
-    SEGMENTS,
-    THREAD,
-    UNSET,
-    WARP_SHIFT,
-)
+from sim.native.checks import EPOCH_SHIFT, SEGMENT_SHIFT, THREAD, THREAD_BITS, WARP_SHIFT
 from sim.native.internal import always
-from sim.native.words import set_word, word, words
+from sim.native.words import words
 
 OFFERED = {"dim3", "block_index", "enter", "lanes_of", "has_returned", "lane_of", "lanemask_lt", "assured"}
 
@@ -43,20 +32,15 @@ def block_index(position, width, height) -> DIM3:
 @words
 def enter(state, thread) -> DIM3:
     """`thread` is the one that runs from here on; returns its index."""
-    set_word(
-        state,
-        ME,
-        word(state, EPOCH) << EPOCH_SHIFT
-        | word(state, SEGMENTS + (thread >> WARP_SHIFT)) << SEGMENT_SHIFT
-        | thread,
-    )
-    index = word(state, INDICES + thread)
+    segment = state.segments[thread >> WARP_SHIFT]
+    state.me = state.epoch << EPOCH_SHIFT | segment << SEGMENT_SHIFT | thread
+    index = state.indices[thread]
     return index & 0xFFFF, index >> 16 & 0xFFFF, index >> 32
 
 
 @words
 def has_returned(state, thread) -> bool:
-    return word(state, RETURNED + thread)
+    return state.returned[thread]
 
 
 @always
@@ -119,16 +103,17 @@ OFFERED |= set(IN_GRID)
 
 
 @always
-def assured(state, value, is_set, slot, blockIdx, gridDim):
+def assured(state, value, is_set, slot):
     """`value`, of a variable to which a thread may have assigned nothing: then that is noted."""
     if not is_set:
-        me = 1 + (
-            ((int64(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) << 10
-            | word(state, ME) & THREAD
-        )
-        before = word(state, UNSET + slot)
-        set_word(state, UNSET + slot, me if before == 0 else min(before, me))
+        note_unset(state, slot)
     return or_zero(value, is_set)
+
+
+@words
+def note_unset(state, slot):
+    me = 1 + (state.position << THREAD_BITS | state.me & THREAD)
+    state.unset[slot] = me if state.unset[slot] == 0 else min(state.unset[slot], me)
 
 
 @intrinsic

@@ -4,7 +4,7 @@ question ask it."""
 import ast
 import copy
 
-from sim.native.checks import MOST_UNSET, UNSET
+from sim.native.state import MOST_UNSET, THREADS
 
 
 def watch(lowering, tree):
@@ -48,24 +48,19 @@ class Flags(ast.NodeTransformer):
         if id(node) not in self.reads or node.id not in self.flags or not isinstance(node.ctx, ast.Load):
             return node
         module = self.lowering.module
+        self.lowering.needs.add("state")
         module.unset.append((module.site(self.lowering.source.site("load", node)), node.id))
         made = ast.Call(
             own_name(module.library("assured"), ast.Load()),
             [
-                self.special("state"),
+                own_name("state", ast.Load()),
                 copy.copy(node),
                 own_name(self.flags[node.id], ast.Load()),
                 ast.Constant(len(module.unset) - 1),
-                self.special("blockIdx"),
-                self.special("gridDim"),
             ],
             [],
         )
         return ast.fix_missing_locations(ast.copy_location(made, node))
-
-    def special(self, name):
-        self.lowering.needs.add(name)
-        return own_name(name, ast.Load())
 
     def visit_Assign(self, node):
         targets = [node.target] if isinstance(node, ast.For) else node.targets
@@ -85,13 +80,13 @@ class Flags(ast.NodeTransformer):
     visit_For = visit_Assign
 
 
-def told(words, module, grid):
-    """(site, variable, block, thread) of each read before any assignment that a launch has met; `words` are
-    its State's."""
+def told(unset, module, grid):
+    """(site, variable, block, thread) of each read before any assignment that a launch has met; `unset`: of
+    its State."""
     for slot, (place, name) in enumerate(module.unset):
-        if words[UNSET + slot]:
-            position, thread = divmod(int(words[UNSET + slot]) - 1, 1024)
-            words[UNSET + slot] = 0
+        if unset[slot]:
+            position, thread = divmod(unset[slot] - 1, THREADS)
+            unset[slot] = 0
             yield (
                 module.sites[place],
                 name,

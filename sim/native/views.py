@@ -110,7 +110,7 @@ def filler(x, index, value):
 
 @always
 def whole(position, length, state, wraps):
-    """An index of a view: one that is outside becomes 0, and the launch DIRTY."""
+    """An index of a view: one that is outside becomes 0, and the launch `dirty`."""
     return position if 0 <= position < length else max(looked_at(position, length, state, wraps), 0)
 
 

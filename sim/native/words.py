@@ -2,9 +2,10 @@
 
 They compute with int64 alone, and go from their Python source to LLVM as they stand: Numba took 10 to 60 ms
 for each. What they may consist of: assignments, `if`, `for` over `range(n)` or `range(m, n)`, `return`,
-arithmetic and comparisons, calls of `min`, `max` and each other. Numbers wrap around; a division by 0 is left
-open, as in C. A result is an int64, or what the annotation says: `bool`, or an integer or tuple type of
-Numba.
+arithmetic and comparisons, calls of `min`, `max` and each other; `address[i]`, the int64 at a position behind
+an address, and `address.epoch`, a word (or the row of words) of the State at one. Numbers wrap around; a
+division by 0 is left open, as in C. A result is an int64, or what the annotation says: `bool`, or an integer
+or tuple type of Numba.
 """
 
 import ast
@@ -18,6 +19,7 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 
 from sim.native.internal import LinkedLibrary, intrinsic_of
+from sim.native.state import State
 
 WORD, BIT, BYTE = ir.IntType(64), ir.IntType(1), ir.IntType(8)
 
@@ -131,17 +133,6 @@ def pointer(builder, address, position, llvm_type):
 
 
 @primitive
-def word(builder, address, position):
-    """The int64 at a position: of a launch's State, of a shadow, of a buffer."""
-    return builder.load(pointer(builder, address, position, WORD))
-
-
-@primitive
-def set_word(builder, address, position, value):
-    return builder.store(value, pointer(builder, address, position, WORD))
-
-
-@primitive
 def byte(builder, address, position):
     return builder.zext(builder.load(pointer(builder, address, position, BYTE)), WORD)
 
@@ -228,11 +219,10 @@ class Body(ast.NodeVisitor):
         if isinstance(node.value, ast.Tuple):
             pairs = zip(node.targets[0].elts, node.value.elts, strict=True)
         for target, value in [(target, self.word(value)) for target, value in pairs]:
-            self.builder.store(value, self.cells[target.id])
+            self.builder.store(value, self.place(target))
 
     def visit_AugAssign(self, node):
-        value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
-        self.visit_Assign(ast.Assign([node.target], value))
+        self.visit_Assign(ast.Assign([node.target], ast.BinOp(node.target, node.op, node.value)))
 
     def visit_Expr(self, node):
         if not isinstance(node.value, ast.Constant):  # the docstring
@@ -284,6 +274,22 @@ class Body(ast.NodeVisitor):
     def visit_Name(self, node):
         cell = self.cells.get(node.id)
         return WORD(self.function.names[node.id]) if cell is None else self.builder.load(cell)
+
+    def visit_Attribute(self, node):
+        return self.builder.load(self.place(node))
+
+    visit_Subscript = visit_Attribute
+
+    def place(self, node):
+        """The pointer to a variable, a word of the State, or a word behind an address."""
+        if isinstance(node, ast.Name):
+            return self.cells[node.id]
+        if isinstance(node, ast.Attribute):
+            position = WORD(getattr(State, node.attr).offset // 8)
+            return pointer(self.builder, self.word(node.value), position, WORD)
+        if isinstance(node.value, ast.Attribute) and getattr(State, node.value.attr).size > 8:
+            return self.builder.gep(self.place(node.value), [self.word(node.slice)])
+        return pointer(self.builder, self.word(node.value), self.word(node.slice), WORD)
 
     def visit_BinOp(self, node):
         left, right = self.word(node.left), self.word(node.right)

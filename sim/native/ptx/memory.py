@@ -9,7 +9,7 @@ import functools
 import numpy as np
 
 from sim.native.checks import BOUNDS, dirty, watch_atomic, watch_load, watch_local, watch_store
-from sim.native.words import from_text, set_byte, set_word, word, words
+from sim.native.words import from_text, set_byte, words
 
 # the words of a table, and behind them the region of each place
 REGIONS, COUNT, SCRATCH, PLACES = 0, 1, 2, 8
@@ -22,16 +22,16 @@ BARE, GLOBAL, EMPTY, SHARED, LOCAL = range(5)
 WRITABLE, READ_ONLY, OF_BLOCK = range(3)
 FIELDS = 9
 # what the text below uses
-IN_TEXT = BOUNDS, dirty, set_word, watch_atomic, watch_load, watch_local, watch_store
+IN_TEXT = BOUNDS, dirty, watch_atomic, watch_load, watch_local, watch_store
 
 
 @words(inline=False)
 def region_of(table, address, thread):
     """The region that holds an address, or 0."""
-    for position in range(word(table, COUNT)):
-        region = word(table, REGIONS) + 8 * FIELDS * position
-        offset = address - word(region, BASE) - thread * word(region, STRIDE)
-        if 0 <= offset < word(region, SIZE):
+    for position in range(table[COUNT]):
+        region = table[REGIONS] + 8 * FIELDS * position
+        offset = address - region[BASE] - thread * region[STRIDE]
+        if 0 <= offset < region[SIZE]:
             return region
     return 0
 
@@ -55,25 +55,25 @@ LOOKS = {
 }
 TEXT = """
 def located(table, place, address, thread, state):
-    region = word(table, PLACES + place)
-    offset = address - word(region, BASE) - thread * word(region, STRIDE)
-    if offset < 0 or offset > word(region, SIZE) - {size}:
+    region = table[PLACES + place]
+    offset = address - region[BASE] - thread * region[STRIDE]
+    if offset < 0 or offset > region[SIZE] - {size}:
         region = region_of(table, address, thread)
-        offset = address - word(region, BASE) - thread * word(region, STRIDE) if region != 0 else 0
-        if region == 0 or offset > word(region, SIZE) - {size}:
+        offset = address - region[BASE] - thread * region[STRIDE] if region != 0 else 0
+        if region == 0 or offset > region[SIZE] - {size}:
             dirty(state, BOUNDS)
-            return word(table, SCRATCH)
-        if word(region, ALIGNED) & {mask} != 0:
+            return table[SCRATCH]
+        if region[ALIGNED] & {mask} != 0:
             dirty(state, BOUNDS)
-        set_word(table, PLACES + place, region)
+        table[PLACES + place] = region
     if address & {mask} != 0 {fixed}:
         dirty(state, BOUNDS)
-        return word(table, SCRATCH)
-    offset += thread * word(region, STRIDE)
-    watch = word(region, WATCH)
+        return table[SCRATCH]
+    offset += thread * region[STRIDE]
+    watch = region[WATCH]
     if watch != BARE:
-        look(word(region, SHADOW), offset, word(region, SHIFT), watch, state)
-    return word(region, HOST) + offset
+        look(region[SHADOW], offset, region[SHIFT], watch, state)
+    return region[HOST] + offset
 """
 LOOKING = """
 def look(shadow, offset, shift, watch, state):
@@ -95,7 +95,7 @@ def locator(access, size):
     outer, shared, local = LOOKS[access]
     looking = LOOKING.format(last=size - 1, outer=outer, shared=shared, local=local)
     look = from_text(f"{__name__}.look_{access}_{size}", looking, globals())
-    fixed = "" if access == "load" else "or word(region, FIXED) == READ_ONLY"
+    fixed = "" if access == "load" else "or region[FIXED] == READ_ONLY"
     text = TEXT.format(size=size, mask=size - 1, fixed=fixed)
     return from_text(f"{__name__}.{access}_{size}", text, {**globals(), "look": look})
 
@@ -103,25 +103,23 @@ def locator(access, size):
 @words(inline=False)
 def renewed(table, position, thread):
     """A thread's local memory begins anew."""
-    region = word(table, REGIONS) + 8 * FIELDS * position
-    stride, host, shadow = word(region, STRIDE), word(region, HOST), word(region, SHADOW)
-    for byte in range(thread * stride, thread * stride + word(region, SIZE)):
+    region = table[REGIONS] + 8 * FIELDS * position
+    stride, host, shadow = region[STRIDE], region[HOST], region[SHADOW]
+    for byte in range(thread * stride, thread * stride + region[SIZE]):
         set_byte(host, byte, 255)
-    if word(region, WATCH) == LOCAL:
-        for granule in range(
-            stride * thread >> word(region, SHIFT), stride * (thread + 1) >> word(region, SHIFT)
-        ):
+    if region[WATCH] == LOCAL:
+        for granule in range(stride * thread >> region[SHIFT], stride * (thread + 1) >> region[SHIFT]):
             set_byte(shadow, granule, 0)
 
 
 @words(inline=False)
 def renew_shared(table):
     """The shared memory of a block begins anew."""
-    for position in range(word(table, COUNT)):
-        region = word(table, REGIONS) + 8 * FIELDS * position
-        if word(region, FIXED) == OF_BLOCK:
-            host = word(region, HOST)
-            for byte in range(word(region, SIZE)):
+    for position in range(table[COUNT]):
+        region = table[REGIONS] + 8 * FIELDS * position
+        if region[FIXED] == OF_BLOCK:
+            host = region[HOST]
+            for byte in range(region[SIZE]):
                 set_byte(host, byte, 255)
 
 
