@@ -234,12 +234,12 @@ def answer(s, taps, c_q, c_k, SIZE: tl.constexpr):
     r = tl.arange(0, SIZE)
     out = tl.zeros([SIZE, SIZE], tl.float32)
     for a in range(c_q):
-        up = tl.where(r[None, :] == r[:, None] + a, 1.0, 0.0)
-        moved = tl.sum(up[:, :, None] * s[None, :, :], 1)
+        up = r[None, :] == r[:, None] + a
+        moved = tl.sum(tl.where(up[:, :, None], s[None, :, :], 0.0), 1)
         for b in range(c_k):
             w = tl.load(taps + a * c_k + b)
-            left = tl.where(r[:, None] == r[None, :] + b, w, 0.0)
-            out += tl.sum(moved[:, :, None] * left[None, :, :], 1)
+            left = r[:, None] == r[None, :] + b
+            out += w * tl.sum(tl.where(left[None, :, :], moved[:, :, None], 0.0), 1)
     return out
 """
 ROWS_FIRST = """@triton.jit
