@@ -1,7 +1,6 @@
 """Who is running, and who listens: the state of one launch. Nothing here outlives it, so launches never
 meet."""
 
-import itertools
 import linecache
 import sys
 import time
@@ -68,10 +67,12 @@ class Context:
         self.overwriting = set()  # sites of atomics that do not depend on what they replace: exch
         # sites of atomics for their block alone -> LOAD or STORE, which they are to other blocks
         self.of_block = {}
-        # (code, instruction, action) -> site number, for what is called rather than rewritten
-        self.called_from = {}
+        # (id of code, instruction, action) -> site number, for what is called rather than rewritten
+        # id of code -> (the code, the positions of its instructions)
+        self.called_from, self.codes = {}, {}
         self.thread, self.entered = None, 0
-        self.load = None  # the accessor of one element, for a kernel that iterates over an array
+        # the accessors of an element, by number of dimensions, for what the kernel's text does not say
+        self.load = self.store = ()
         self.live, self.judge = (), None  # blocks whose threads take turns; a Judge, while there is doubt
         # whether another engine runs part of the launch now; whether it has written to global memory
         self.away = self.wrote = False
@@ -200,10 +201,14 @@ class Context:
 
     def site_of(self, frame, action):
         """The number of the place where `frame` is now."""
-        key = (frame.f_code, frame.f_lasti, action)
+        code = frame.f_code
+        key = (id(code), frame.f_lasti, action)  # hashing the code itself walks through its instructions
         number = self.called_from.get(key)
         if number is None:
-            number = self.called_from[key] = SITES.add(site_from_frame(frame, action))
+            if id(code) not in self.codes:
+                self.codes[id(code)] = code, list(code.co_positions())
+            line, _, column, _ = self.codes[id(code)][1][frame.f_lasti // 2]
+            number = self.called_from[key] = SITES.add(site_at(code, line, column or 0, action))
         return number
 
     def site_of_error(self, error):
@@ -276,12 +281,6 @@ def thread_index(linear, block_shape):
 def listeners(observers, hook):
     """The bound methods of those observers that override `hook`."""
     return [getattr(o, hook) for o in observers if getattr(type(o), hook) is not getattr(Observer, hook)]
-
-
-def site_from_frame(frame, action):
-    """The Site where `frame` is now."""
-    column = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))[2] or 0
-    return site_at(frame.f_code, frame.f_lineno, column, action)
 
 
 def site_at(code, line, column, action):

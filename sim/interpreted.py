@@ -25,7 +25,7 @@ from sim.frontend.types import type_of_argument
 from sim.isa import mathematics, operators
 from sim.isa.table import SUSPENDING, YIELDING
 from sim.memory.accessors import accessors
-from sim.memory.array import Array, zip_
+from sim.memory.array import MAX_FAST_RANK, Array, zip_
 from sim.memory.declared import Declarations
 from sim.memory.spaces import AddressSpace, bind_arguments, host_array, named_leaves
 from sim.retrial import Retrial
@@ -108,7 +108,9 @@ class Interpreted:
 
 def binder_of(context, dialect):
     fast = accessors(context.log, context.values, context.heard.local)
-    context.load = fast["load1"]
+    context.load, context.store = (
+        [fast.get(f"{what}{rank}") for rank in range(MAX_FAST_RANK + 1)] for what in ("load", "store")
+    )
     given = NUMBERS | {PREFIX + name: function for name, function in fast.items()}
     given |= {
         PREFIX + "tick": context.tick,

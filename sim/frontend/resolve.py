@@ -202,7 +202,15 @@ class Source(ast.NodeVisitor):
     def acts_on_atomics(self):
         """Whether it uses what an atomic gives back, or fences: then what its threads do may hang on who goes
         first."""
-        ignored = {id(node.value) for node in ast.walk(self.tree) if isinstance(node, ast.Expr)}
+        names = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name))
+        read = {name.id for name in names if isinstance(name.ctx, ast.Load)}
+        ignored = {
+            id(node.value)
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Expr)
+            or isinstance(node, ast.Assign)
+            and all(isinstance(target, ast.Name) and target.id not in read for target in node.targets)
+        }
         return any(id(call) not in ignored for call in self.calls(ATOMIC)) or any(
             found.name.startswith("threadfence") for found in self.referents()
         )

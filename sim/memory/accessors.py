@@ -11,7 +11,7 @@ import numpy as np
 
 from sim.events import SITE_SHIFT
 from sim.isa.operators import cast
-from sim.memory.array import FAST, MAX_FAST_RANK, WATCHED, Array, only_read
+from sim.memory.array import FAST, MAX_FAST_RANK, WATCHED, Array, Record, only_read
 
 TEMPLATE = """
 def load{rank}(x, {indices}, site):
@@ -94,12 +94,16 @@ def convert(x, flat, value):
 def load_any(x, index, site):
     if isinstance(x, Array):
         return x.load(index, site)
+    if isinstance(x, Record):
+        return x.load(index[0], site)
     return x[index[0] if len(index) == 1 else index]
 
 
 def store_any(x, index, value, site):
     if isinstance(x, Array):
         x.store(index, value, site)
+    elif isinstance(x, Record):
+        x.store(index[0], value, site)
     else:
         x[index[0] if len(index) == 1 else index] = value
 

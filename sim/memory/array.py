@@ -36,6 +36,7 @@ class Array:
         "code",
         "shift",
         "writable",
+        "views",
         *(f"n{axis}" for axis in range(MAX_FAST_RANK)),
         *(f"s{axis}" for axis in range(MAX_FAST_RANK)),
     )
@@ -45,7 +46,7 @@ class Array:
         self.context, self.allocation, self.offset, self.dtype = context, allocation, offset, dtype
         self.shape, self.strides, self.name = tuple(shape), tuple(strides), name
         self.ndim, self.size = len(self.shape), prod(self.shape)
-        self.writable = allocation.writable
+        self.writable, self.views = allocation.writable, None
         self.shift = dtype.itemsize.bit_length() - 1
         self.code = (self.shift << ADDRESS_BITS) + (allocation.base + offset if address is None else address)
         self.prepare_fast_access()
@@ -135,7 +136,7 @@ class Array:
         if len(index) == 1 and isinstance(index[0], tuple):
             index = index[0]
         if len(index) == 1 and isinstance(index[0], str):
-            return self.derived(self.numpy[index[0]])
+            return self.once(index[0], operator.itemgetter(index[0]))
         if len(index) != self.ndim or any(isinstance(i, slice) or i is Ellipsis for i in index):
             return self.part(index)
         indices = tuple(whole(i, self) for i in index)
@@ -186,11 +187,7 @@ class Array:
 
     def derived(self, array):
         """An Array over `array`, an ndarray that shares this one's memory."""
-        moved = (
-            array.__array_interface__["data"][0] - self.numpy.__array_interface__["data"][0]
-            if array.size
-            else 0
-        )
+        moved = array.ctypes.data - self.numpy.ctypes.data if array.size else 0
         address = (self.code & ADDRESS_MASK) + moved
         return Array(
             self.context,
@@ -202,6 +199,13 @@ class Array:
             self.name,
             address,
         )
+
+    def once(self, name, part):
+        """`derived(part(array))`, made once: a column of records is asked for at each of their accesses."""
+        views = self.views = self.views or {}
+        if name not in views:
+            views[name] = self.derived(part(self.numpy))
+        return views[name]
 
     # --- what else a kernel may do with an array ------------------------------------------------------------
 
@@ -215,7 +219,7 @@ class Array:
         return self.shape[0]
 
     def __iter__(self):
-        site, load = self.context.site("load"), self.context.load
+        site, load = self.context.site("load"), self.context.load[1]
         return (load(self, i, site) for i in range(self.shape[0]))
 
     @property
@@ -228,11 +232,11 @@ class Array:
 
     @property
     def T(self):
-        return self.derived(self.numpy.T)
+        return self.once("T", operator.attrgetter("T"))
 
     @property
     def real(self):
-        return self.derived(self.numpy.real)
+        return self.once("real", operator.attrgetter("real"))
 
     @property
     def imag(self):
@@ -240,7 +244,7 @@ class Array:
             raise TypeError(
                 f"{self.name} is an array of {self.dtype}, and has no imaginary part that is memory"
             )
-        return self.derived(self.numpy.imag)
+        return self.once("imag", operator.attrgetter("imag"))
 
     def reshape(self, *shape):
         return self.derived(self.numpy.reshape(*shape, copy=False))
@@ -265,7 +269,7 @@ class Columns(Array):
         """The column of all records' field."""
         if name not in self.dtype.names:
             raise AttributeError(f"{self.name}, an array of {self.dtype}, has no {name}")
-        return self.derived(self.numpy[name])
+        return self.once(name, operator.itemgetter(name))
 
 
 class FromEnd(int):
@@ -280,19 +284,33 @@ class Record:
         vars(self).update(_array=array, _place=place)
 
     def __getattr__(self, name):
-        array = self._array
-        return getattr(array, name).load(self._place, array.context.site("load"))
+        return self.load(name, self._array.context.site("load"))
 
     def __setattr__(self, name, value):
-        array = self._array
-        getattr(array, name).store(self._place, value, array.context.site("store"))
+        self.store(name, value, self._array.context.site("store"))
 
     def __getitem__(self, field):
-        array = self._array
-        return getattr(self, array.dtype.names[field] if isinstance(field, int) else field)
+        return self.load(field, self._array.context.site("load"))
 
     def __setitem__(self, field, value):
-        setattr(self, self._array.dtype.names[field] if isinstance(field, int) else field, value)
+        self.store(field, value, self._array.context.site("store"))
+
+    def load(self, field, site):
+        """A field, by its name or its number."""
+        column, place = self.column(field), self._place
+        if len(place) > MAX_FAST_RANK:
+            return column.load(place, site)
+        return column.context.load[len(place)](column, *place, site)
+
+    def store(self, field, value, site):
+        column, place = self.column(field), self._place
+        if len(place) > MAX_FAST_RANK:
+            return column.store(place, value, site)
+        return column.context.store[len(place)](column, *place, value, site)
+
+    def column(self, field):
+        names = self._array.dtype.names
+        return getattr(self._array, names[field] if isinstance(field, int) else field)
 
     def fill(self, value, site):
         """Write every field: those of another record, or the parts of a tuple."""
@@ -305,10 +323,10 @@ class Record:
 class NoRecord(Record):
     """What is read where no element is: its fields are poison, and what is stored is dropped."""
 
-    def __getattr__(self, name):
-        return domain(poison(self._array.dtype[name]))
+    def load(self, field, site):
+        return domain(poison(self._array.dtype[field]))
 
-    def __setattr__(self, name, value):
+    def store(self, field, value, site):
         pass
 
 

@@ -284,6 +284,20 @@ def test_whether_a_loop_ends_that_changes_something_is_not_decided(monkeypatch):
     )
 
 
+def test_an_atomic_whose_result_nobody_reads_tells_threads_nothing():
+    def kernel(bins, read):
+        old = cuda.atomic.add(bins, 0, 1)
+        if read:
+            bins[1] = old
+
+    def ignored(bins, read):
+        old = cuda.atomic.add(bins, 0, 1)  # noqa: F841
+
+    for one, schedules in ((kernel, True), (ignored, False)):
+        report = simulate(one, engine="fibers")[2, 4](np.zeros(2, np.int64), False)
+        assert ("schedules" in report.counters) == schedules
+
+
 class Atomics(Observer):
     def launch_started(self, context):
         context.counters["atomics"] = 0
