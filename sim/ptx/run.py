@@ -27,7 +27,7 @@ class Place:
 
     def __init__(self, context, identity, site):
         self.f_code, self.f_lasti = identity
-        context.called_from[identity[0], identity[1], "call"] = site
+        context.called_from[id(self.f_code), self.f_lasti, "call"] = site
 
 
 class Run:
