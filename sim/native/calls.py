@@ -19,9 +19,9 @@ from sim.frontend.resolve import (
 from sim.isa.table import INSTRUCTIONS
 from sim.memory.declared import name_before
 from sim.native.front import Declared, literal
-from sim.native.functions import text_name
 from sim.native.standing import Names
 from sim.native.variables import assigned
+from sim.native.vocabulary import in_text
 
 
 class Calls(Names):
@@ -55,14 +55,14 @@ class Calls(Names):
     def call_builtin(self, node):
         name = f"builtins.{node.func.referent.name}.{len(node.args)}"
         if name in INSTRUCTIONS and not any(isinstance(part, ast.Starred) for part in node.args):
-            return self.call(text_name(name), [self.visit(argument) for argument in node.args], node)
+            return self.call(in_text(name), [self.visit(argument) for argument in node.args], node)
         return self.generic_visit(node)
 
     def call_member(self, node):
         if not isinstance(node.func, ast.Attribute):
             raise self.cannot(f"a call of {ast.unparse(node.func)} has no compiled form", node)
         if node.func.attr == "bit_count":
-            return self.call(text_name("popc"), [self.visit(node.func.value)], node)
+            return self.call(in_text("popc"), [self.visit(node.func.value)], node)
         if node.func.attr == "reshape" and len(node.args) > 1:
             node.args = [ast.copy_location(ast.Tuple(node.args, ast.Load()), node)]
         node.func.value = self.visit(node.func.value)

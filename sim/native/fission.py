@@ -21,7 +21,7 @@ from sim.native.front import CannotLower
 from sim.native.hoisting import is_stop, names_assigned
 from sim.native.loops import LoopCounter, is_range
 from sim.native.variables import assigned, exposed, loose_exits, reads, surely_assigned
-from sim.native.vocabulary import SPECIAL, in_text
+from sim.native.vocabulary import GEOMETRY, home_of, in_text
 
 THREAD, WARP, BLOCK = range(3)
 CODES = {"return": "END", "break": "BREAK", "continue": "CONTINUE"}
@@ -80,8 +80,9 @@ class Fission(Computable):
             return []
         exits = loose_exits(group)
         if max(map(level, group)) == WARP:
-            name = self.function(f"{self.name}_warp_{len(self.functions) + 1}", self.warp(group))
-            call, loop = name, ["for warp in range(-(-threads // 32)):"]
+            lines = [*self.sequence(group, WARP, 0), "return GO"]
+            call = self.function(f"{self.name}_warp_{len(self.functions) + 1}", lines)
+            loop = ["for warp in range(-(-threads // 32)):"]
         else:
             call, loop = self.region(group), self.threads(at)
         return self.loop(loop, call, exits, at, depth)
@@ -89,59 +90,29 @@ class Fission(Computable):
     def threads(self, at):
         """The loop over the threads of a block, or of a warp, that are still there."""
         over = "range(threads)" if at == BLOCK else "lanes_of(warp, threads)"
-        self.module.library("enter")
-        if at == WARP:
-            self.module.library("lanes_of")
         return [
             f"for thread in {over}:",
-            *(
-                [f"    if {self.module.library('has_returned')}(state, thread):", "        continue"]
-                if self.ends
-                else []
-            ),
+            *(["    if has_returned(state, thread):", "        continue"] if self.ends else []),
             "    threadIdx = enter(state, thread)",
-            *([f"    {self.module.library('log_thread')}(state, thread)"] if self.module.sited else []),
+            *(["    log_thread(state, thread)"] if self.module.sited else []),
         ]
 
     def loop(self, loop, call, exits, at, depth):
         if not exits:
             return [*loop, f"    {call}"]
         of_warp = loop[0].startswith("for warp")
-        join = self.module.library("agree_warps" if of_warp else "agree")
-        lines = [
-            "answer = NOBODY",
-            *loop,
-            f"    answer = {join}(state, answer, {call}{'' if of_warp else ', thread'})",
-        ]
-        self.module.imports["NOBODY"] = "sim.native.regions"
+        joined = f"agree_warps(state, answer, {call})" if of_warp else f"agree(state, answer, {call}, thread)"
+        lines = ["answer = NOBODY", *loop, f"    answer = {joined}"]
         for name in sorted(exits):
-            code = self.module.library(CODES[name])
-            leave = (
-                f"return {code}"
-                if at == WARP and (name == "return" or not depth)
-                else "return"
-                if name == "return"
-                else name
-            )
-            lines += [f"if answer == {code}:", f"    {leave}"]
-        if "return" in exits and at == BLOCK:
-            self.module.library("NOBODY")
+            told = at == WARP and (name == "return" or not depth)
+            lines += [f"if answer == {CODES[name]}:", f"    {f'return {CODES[name]}' if told else name}"]
         return lines
-
-    def warp(self, group):
-        self.module.library("GO")
-        return [*self.sequence(group, WARP, 0), "return GO"]
 
     def compound(self, node, at, depth):
         """The lines of a statement in which threads stop."""
         if is_stop(node):
             return self.stop(node, at)
-        check = [
-            f"if {self.module.library('is_stopped')}(state):",
-            f"    return{' END' if at == WARP else ''}",
-        ]
-        if at == WARP:
-            self.module.library("END")
+        check = ["if is_stopped(state):", f"    return{' END' if at == WARP else ''}"]
         if isinstance(node, ast.If):
             before, test = self.asked(node.test, at)
             lines = [*before, f"if {test}:", *indented(self.sequence(node.body, at, depth))]
@@ -152,29 +123,18 @@ class Fission(Computable):
             before, test = self.asked(node.test, at)
             leave = [f"if not {test}:", "    break"] if test != "True" else []
             return [
-                f"while {self.module.library('again')}(state):",
+                "while again(state):",
                 *indented([*before, *check, *leave, *self.sequence(node.body, at, depth + 1)]),
             ]
         if isinstance(node, ast.For):
             before, iteration = self.spanned(node.iter, at)
-            target = (
-                node.target.id if isinstance(node.target, ast.Name) and node.target.id in self.loops else None
-            )
-            counter = target or self.module.fresh("counter")
-            if not target:
+            body, counter = node.body, ast.unparse(node.target)
+            if counter not in self.loops:
+                counter = self.module.fresh("counter")
                 self.loops.add(counter)
-                node = ast.For(
-                    node.target,
-                    node.iter,
-                    [ast.Assign([copy.deepcopy(node.target)], ast.Name(counter, ast.Load())), *node.body],
-                    [],
-                )
-                ast.fix_missing_locations(node)
-            return [
-                *before,
-                f"for {counter} in {iteration}:",
-                *indented([*check, *self.sequence(node.body, at, depth + 1)]),
-            ]
+                body = [*ast.parse(f"{ast.unparse(node.target)} = {counter}").body, *body]
+            inner = [*check, *self.sequence(body, at, depth + 1)]
+            return [*before, f"for {counter} in {iteration}:", *indented(inner)]
         raise CannotLower(f"a thread stops within a `{type(node).__name__.lower()}` statement")
 
     def asked(self, test, at):
@@ -182,14 +142,9 @@ class Fission(Computable):
         agrees."""
         if self.is_same(test):
             return self.computed_again(reads(test)), ast.unparse(test)
-        self.module.imports["NOBODY"] = "sim.native.regions"
         call = self.region([], result=f"1 if {ast.unparse(test)} else 0", asks=test)
-        agree, holds = self.module.library("agree"), self.module.library("holds")
-        return [
-            "answer = NOBODY",
-            *self.threads(at),
-            f"    answer = {agree}(state, answer, {call}, thread)",
-        ], f"{holds}(state, answer)"
+        joined = f"    answer = agree(state, answer, {call}, thread)"
+        return ["answer = NOBODY", *self.threads(at), joined], "holds(state, answer)"
 
     def spanned(self, iteration, at):
         """(lines, iterable): the same for what a loop iterates over."""
@@ -202,46 +157,29 @@ class Fission(Computable):
             )
         parts = [ast.unparse(part) for part in iteration.args]
         start, stop, step = ["0", *parts, "1"] if len(parts) == 1 else [*parts, "1"][:3]
-        call = self.region(
-            [], result=f"{self.module.library('span')}({start}, {stop}, {step})", asks=iteration
-        )
-        agree = self.module.library("agree_span")
-        return [
-            "bounds = (0, 0, 0)",
-            *self.threads(at),
-            f"    bounds = {agree}(state, bounds, {call})",
-        ], "range(bounds[0], bounds[1], max_step(bounds[2]))".replace(
-            "max_step", self.module.library("step_of")
-        )
+        call = self.region([], result=f"span({start}, {stop}, {step})", asks=iteration)
+        joined = f"    bounds = agree_span(state, bounds, {call})"
+        lines = ["bounds = (0, 0, 0)", *self.threads(at), joined]
+        return lines, "range(bounds[0], bounds[1], step_of(bounds[2]))"
 
     def stop(self, node, at):
         """The lines of a place where threads wait: a barrier, or something that the lanes of a warp do
         together."""
-        call = node.value
-        results = names_assigned(node)
+        call, results = node.value, names_assigned(node)
         names = {argument.id for argument in call.args if isinstance(argument, ast.Name)} | set(results)
         self.needed |= names
         self.kept |= names - self.same
-        given = [self.held(argument) for argument in call.args] + [
-            self.held(ast.Name(result)) for result in results
-        ]
-        before = self.computed_again(names & self.same)
+        given = [*map(self.held, [*call.args, *map(ast.Name, results)])]
+        lines = self.computed_again(names & self.same)
         if at == BLOCK:
-            lines = before + [f"if not {self.module.library('barrier')}(state):", "    return"]
+            lines += ["if not barrier(state):", "    return"]
             if self.module.sited:
-                lines += [
-                    f"{self.module.library('log_together')}(state, {call.site})",
-                    f"{self.module.library('log_epoch')}(state)",
-                ]
-            return (
-                lines
-                if not given
-                else [*lines, f"{self.module.library('all_' + call.stops)}(threads, {', '.join(given)})"]
-            )
+                lines += [f"log_together(state, {call.site})", "log_epoch(state)"]
+            return [*lines, f"{in_text(call.stops, 'all')}(threads, {', '.join(given)})"] if given else lines
         if self.module.sited:
-            before += [f"{self.module.library('log_warp')}(state, {call.site}, warp, threads)"]
-        name = self.module.library(f"{'warp' if results else 'unused'}_{in_text(call.stops)}")
-        return [*before, f"{name}({', '.join(['state, warp, threads', *given])})"]
+            lines += [f"log_warp(state, {call.site}, warp, threads)"]
+        name = in_text(call.stops, "warp" if results else "unused")
+        return [*lines, f"{name}({', '.join(['state, warp, threads', *given])})"]
 
     def held(self, node):
         """What stands for an argument of all lanes: an array over threads, or a number that is the same for
@@ -268,11 +206,8 @@ class Fission(Computable):
             *self.statements_text(group, stores),
             *stores,
         ]
-        if exits:
-            self.module.library("GO")
-            body.append("return GO")
-        if result:
-            body.append(f"return {result}")
+        if exits or result:
+            body.append(f"return {result or 'GO'}")
         return self.function(f"{self.name}_{len(self.functions) + 1}", body)
 
     def computed_again(self, wanted):
@@ -287,55 +222,25 @@ class Fission(Computable):
     def statements_text(self, group, stores):
         """The lines of one thread's statements: `return` and exits from loops of the whole block become
         codes, and loops are counted."""
-        group = [
-            part
-            for statement in group
-            for part in as_list(
-                Exits(self.module, stores).visit(LoopCounter(self.module).visit(copy.deepcopy(statement)))
-            )
-        ]
-        return [
-            line
-            for statement in group
-            for line in ast.unparse(ast.fix_missing_locations(statement)).split("\n")
-        ]
+        counted, exits = LoopCounter(self.module), Exits(stores)
+        parts = [exits.visit(counted.visit(copy.deepcopy(statement))) for statement in group]
+        return lines_of([part for statement in parts for part in as_list(statement)])
 
     def function(self, name, body):
         """Add a function with these lines; returns a call of it."""
         tree = ast.parse("\n".join(["def f():", *indented(body)]))
-        names = {
-            part.id
-            for part in ast.walk(tree)
-            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)
-        }
-        local = {
-            part.id
-            for part in ast.walk(tree)
-            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
-        }
+        names, local = reads(tree), assigned([tree])
+        for called in sorted(filter(home_of, names)):
+            self.module.library(called)
         kept = [
             f"{variable}_of = {self.over(dtype)}(kept, {position}, threads)"
             for position, (variable, dtype) in enumerate(self.expanded.items())
             if f"{variable}_of" in names
         ]
         names |= {"kept", "threads"} if kept else set()
-        passed = [
-            n
-            for n in [
-                "state",
-                "warp",
-                "thread",
-                "threads",
-                "kept",
-                *SPECIAL[2:],
-                *self.module.arrays,
-                *self.module.declared,
-                *sorted(self.loops),
-                *self.parameters,
-            ]
-            if n in names and n not in local
-        ]
-        signature = f"{name}({', '.join(passed)})"
+        known = ["state", "warp", "thread", "threads", "kept", *GEOMETRY, *self.module.arrays]
+        known += [*self.module.declared, *sorted(self.loops), *self.parameters]
+        signature = f"{name}({', '.join(part for part in known if part in names - local)})"
         self.functions.append([f"def {signature}:", *indented([*kept, *body])])
         return signature
 
@@ -350,13 +255,12 @@ class Exits(ast.NodeTransformer):
     """Makes codes of `return`, and of exits from loops of the whole block or warp; before a thread goes on
     there, its variables are stored."""
 
-    def __init__(self, module, stores):
-        self.module, self.stores, self.depth = module, stores, 0
+    def __init__(self, stores):
+        self.stores, self.depth = stores, 0
 
     def leave(self, name):
-        code = self.module.library(CODES[name])
-        stores = [] if name == "return" else [ast.parse(text).body[0] for text in self.stores]
-        return [*stores, ast.Return(ast.Name(code, ast.Load()))]
+        stores = self.stores if name != "return" else []
+        return ast.parse("\n".join([*stores, f"return {CODES[name]}"])).body
 
     def visit_Return(self, node):
         return self.leave("return")
@@ -377,6 +281,11 @@ class Exits(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node):
         return node
+
+
+def lines_of(statements):
+    """The text of statements."""
+    return ast.unparse(ast.fix_missing_locations(ast.Module(statements, []))).split("\n")
 
 
 def surely(group):

@@ -13,34 +13,14 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sim.isa.functions import BITS, LLVM, SAME, UNASSUMING, Function, Tabulated
-from sim.isa.table import INSTRUCTIONS
 from sim.native.internal import always, intrinsic_of
 from sim.native.scalars import converted, numba_type_of, scalar_of
-
-
-def text_names():
-    """{name in the text of a kernel: entry} of all functions that have a compiled form."""
-    return text_names_of(len(INSTRUCTIONS))
-
-
-@functools.lru_cache(maxsize=1)
-def text_names_of(count):
-    return {text_name(name): entry for name, entry in INSTRUCTIONS.items() if compiles(entry)}
-
-
-def text_name(name):
-    return f"isa_{name.replace('.', '_')}"
+from sim.native.vocabulary import in_text, offering
 
 
 def compiles(entry):
     """Whether an entry is a Function with a compiled form."""
     return isinstance(entry, Function) and entry.native is not None
-
-
-def __getattr__(name):
-    if name not in text_names():
-        raise AttributeError(f"module sim.native.functions has no attribute {name!r}")
-    return function_of(text_names()[name])
 
 
 @functools.cache
@@ -52,7 +32,10 @@ def function_of(entry):
         found = None if None in scalars else entry.version(*scalars)
         return found and typed_call(typing, found, [*map(types.unliteral, given)])
 
-    return intrinsic_of(text_name(entry.name), [f"x{position}" for position in range(entry.count)], typed)
+    return intrinsic_of(in_text(entry.name), [f"x{position}" for position in range(entry.count)], typed)
+
+
+__getattr__ = offering(__name__, lambda entry, maker: function_of(entry))
 
 
 def typed_call(typing, version, given):

@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import int64, types
 from numba.core import cgutils
 
-from sim.isa.table import ALL, FULL, GIVEN, INSTRUCTIONS, Like
+from sim.isa.table import ALL, FULL, GIVEN, Like
 from sim.native.arrays import BARE, GuardedType, element
 from sim.native.checks import PARTED, dirty
 from sim.native.elements import I64
@@ -19,17 +19,8 @@ from sim.native.functions import compiled_copy, resolved
 from sim.native.internal import intrinsic_of
 from sim.native.regions import part
 from sim.native.scalars import converted, numba_type_of
-from sim.native.vocabulary import instruction_of
+from sim.native.vocabulary import offering
 from sim.native.words import WORD, words
-
-OFFERED = set()  # warp_NAME and unused_NAME of each instruction come by __getattr__
-
-
-def __getattr__(name):
-    instruction = instruction_of(name)
-    if instruction is None:
-        raise AttributeError(f"module sim.native.lanes has no attribute {name!r}")
-    return made(INSTRUCTIONS[instruction], name.startswith("warp_"))
 
 
 @words
@@ -187,3 +178,6 @@ def made(entry, carried_out):
         return types.void(*given), code
 
     return intrinsic_of("made", ["state", "warp", "threads", *names], typed)
+
+
+__getattr__ = offering(__name__, lambda entry, maker: made(entry, maker == "warp"))

@@ -10,17 +10,16 @@ from sim.frontend.tree import as_list, from_end, has, indices_of, is_of_shape, l
 from sim.native import unset
 from sim.native.calls import Calls
 from sim.native.front import Device
-from sim.native.functions import text_name
 from sim.native.loops import LoopCounter, over_elements
 from sim.native.standing import FIELDS, as_item
-from sim.native.vocabulary import RESERVED, home_of
+from sim.native.vocabulary import RESERVED, home_of, in_text
 
 CALLED = {
-    ast.LShift: text_name("operator.lshift"),
-    ast.RShift: text_name("operator.rshift"),
-    ast.FloorDiv: text_name("operator.floordiv"),
-    ast.Mod: text_name("operator.mod"),
-    ast.Pow: text_name("operator.pow"),
+    ast.LShift: in_text("operator.lshift"),
+    ast.RShift: in_text("operator.rshift"),
+    ast.FloorDiv: in_text("operator.floordiv"),
+    ast.Mod: in_text("operator.mod"),
+    ast.Pow: in_text("operator.pow"),
 }
 # Literal right operands for which LLVM's instruction is right.
 SAFE = {

@@ -15,14 +15,14 @@ from sim.isa.memory import interpreted_only
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE
 from sim.native import cache, infer
 from sim.native.arrays import BARE, BOUNDED, GuardedType
-from sim.native.fission import Fission, indented
+from sim.native.fission import Fission, indented, lines_of
 from sim.native.front import CannotLower, Module
-from sim.native.functions import digest, text_names
+from sim.native.functions import digest
 from sim.native.hoisting import Hoisting
 from sim.native.scalars import numba_type_of
 from sim.native.threads import DIM3
 from sim.native.variables import assigned, reads
-from sim.native.vocabulary import SPECIAL, WALK
+from sim.native.vocabulary import SPECIAL, WALK, entry_of
 from sim.native.writes import Writes
 
 # --- text ---------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def head(module, title):
     entries = {
         name: INSTRUCTIONS[name] for name in set(module.operations.values()) & (WARP_WIDE | BLOCK_WIDE)
     }
-    entries |= {name: text_names()[name] for name in module.imports if name.startswith("isa_")}
+    entries |= {name: entry_of(name) for name in module.imports if name.startswith("isa_")}
     lines += [f"# {name}: {digest(entries[name])}" for name in sorted(entries)]
     for device in module.devices.values():
         lines += [
@@ -271,11 +271,7 @@ def thread_text(module, name, parameters, statements):
 
 
 def thread_lines(module, name, parameters, statements):
-    lines = [
-        line
-        for statement in statements
-        for line in ast.unparse(ast.fix_missing_locations(statement)).split("\n")
-    ] or ["pass"]
+    lines = lines_of(statements) if statements else ["pass"]
     signature = f"{name}_thread({', '.join([*SPECIAL, *module.arrays, *module.declared, *parameters])})"
     return function_text("", signature, lines)[1:]
 

@@ -7,7 +7,6 @@ from numba import int64, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from sim.isa.table import BLOCK, INSTRUCTIONS
 from sim.native.arrays import GuardedType
 from sim.native.checks import (
     FULL,
@@ -23,6 +22,7 @@ from sim.native.checks import (
 from sim.native.functions import compiled_copy
 from sim.native.internal import LIKE_CODE, always
 from sim.native.scalars import converter, numba_type_of
+from sim.native.vocabulary import offering
 from sim.native.words import signalled, words
 
 OFFERED = set(
@@ -216,13 +216,6 @@ def one_of(value, thread):
     )
 
 
-def __getattr__(name):
-    entry = INSTRUCTIONS.get(name.removeprefix("all_"))
-    if entry is None or entry.scope != BLOCK:
-        raise AttributeError(f"module sim.native.regions has no attribute {name!r}")
-    return voted(entry)
-
-
 @functools.cache
 def voted(entry):
     """The function (threads, number, result) that gives all threads the result of a vote."""
@@ -244,3 +237,6 @@ def voted(entry):
 @always
 def of_its_type(number):
     return number
+
+
+__getattr__ = offering(__name__, lambda entry, maker: voted(entry))

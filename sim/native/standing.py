@@ -10,9 +10,9 @@ from sim.frontend.names import is_number
 from sim.frontend.resolve import VARIABLE, referent, stands_for
 from sim.memory.spaces import host_array
 from sim.native.front import CannotLower, literal
-from sim.native.functions import compiles, text_name
+from sim.native.functions import compiles
 from sim.native.scalars import HALVES
-from sim.native.vocabulary import GEOMETRY, MODULES, SPECIAL, home_of
+from sim.native.vocabulary import GEOMETRY, MODULES, SPECIAL, home_of, in_text
 
 FIELDS = "accesses to fields of records are counted by fibers"
 # attributes that are no field of a record
@@ -99,7 +99,7 @@ class Names(ast.NodeTransformer):
                 f"{found.entry.name} has no compiled form; its entry in sim.isa may be given one, native=...",
                 node,
             )
-        return self.as_name(self.module.library(text_name(found.entry.name)), node)
+        return self.as_name(self.module.library(in_text(found.entry.name)), node)
 
     def of_dtype(self, found, name, node):
         return self.dtype(found.dtype, node)

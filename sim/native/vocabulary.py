@@ -3,12 +3,11 @@
 import functools
 import importlib
 
-from sim.isa.table import WARP_WIDE
+from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE
 
 HOMES = (
     "sim.native.threads",
     "sim.native.regions",
-    "sim.native.lanes",
     "sim.native.elements",
     "sim.native.views",
     "sim.native.logged",
@@ -44,26 +43,44 @@ def homes():
     return {name: home for home in HOMES for name in importlib.import_module(home).OFFERED}
 
 
-def in_text(name):
+# what makes of an entry of the table what lowered text calls
+MAKERS = {
+    "isa": "sim.native.functions",
+    "warp": "sim.native.lanes",
+    "unused": "sim.native.lanes",  # without its results
+    "all": "sim.native.regions",  # a vote of a block
+}
+
+
+def in_text(name, maker="isa"):
     """A name of the table as lowered text has it."""
-    return name.replace(".", "_")
+    return f"{maker}_{name.replace('.', '_')}"
 
 
-@functools.cache
-def warp_wide(count):
-    """{name in lowered text: name} of the instructions of warps, of which there are `count`."""
-    return {in_text(name): name for name in sorted(WARP_WIDE)}
+@functools.lru_cache(maxsize=1)
+def entries(count):
+    """{name in lowered text: entry} of the table, which has so many."""
+    of_warp = {in_text(name, maker): name for name in WARP_WIDE for maker in ("warp", "unused")}
+    of_block = {in_text(name, "all"): name for name in BLOCK_WIDE}
+    names = {in_text(name): name for name in INSTRUCTIONS} | of_warp | of_block
+    return {text: INSTRUCTIONS[name] for text, name in names.items()}
 
 
-def instruction_of(name):
-    """The instruction of a warp that `warp_NAME` or `unused_NAME` carries out, or None."""
-    before, _, rest = name.partition("_")
-    return warp_wide(len(WARP_WIDE)).get(rest) if before in ("warp", "unused") else None
+def entry_of(name):
+    """The entry of the table that has this name in lowered text, or None."""
+    return entries(len(INSTRUCTIONS)).get(name)
 
 
 def home_of(name):
-    if instruction_of(name):
-        return "sim.native.lanes"
-    if name.startswith("all_"):  # a vote of a block
-        return "sim.native.regions"
-    return "sim.native.functions" if name.startswith("isa_") else homes().get(name)
+    return MAKERS[name.partition("_")[0]] if entry_of(name) else homes().get(name)
+
+
+def offering(module, make):
+    """The `__getattr__` of a module in MAKERS: `make(entry, maker)`."""
+
+    def __getattr__(name):
+        if entry_of(name) is None or home_of(name) != module:
+            raise AttributeError(f"module {module} has no attribute {name!r}")
+        return make(entry_of(name), name.partition("_")[0])
+
+    return __getattr__

@@ -229,7 +229,16 @@ def unassigned(x, out):
     out[cuda.threadIdx.x] = last
 
 
-@pytest.mark.parametrize("kernel, wanted", [(keyword_arguments, 1), (called_on_the_spot, 2), (unassigned, 0)])
+def called_as_compiled_text_calls(x, out):
+    """Lowering once looked for ever for a name in place of such a one."""
+    all_done = isa_one = x[cuda.threadIdx.x]
+    out[cuda.threadIdx.x] = all_done + isa_one + 1
+
+
+CASES = [(keyword_arguments, 1), (called_on_the_spot, 2), (unassigned, 0), (called_as_compiled_text_calls, 3)]
+
+
+@pytest.mark.parametrize("kernel, wanted", CASES)
 def test_as_fibers_do(kernel, wanted):
     """What has no compiled form runs by fibers, and a variable without a value is 0."""
     x, out = np.ones(8, np.float32), np.full(8, np.nan, np.float32)
