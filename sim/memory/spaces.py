@@ -32,7 +32,8 @@ class Allocation:
     home: tuple = None
     copies: int = 1  # of `root`, side by side: local memory has one for each thread
     keep: object = None  # what owns the memory
-    uninitialized: bool = False  # whether nobody has written it when the launch starts
+    # bool for each byte: nobody has written it when the launch starts; None where all is written
+    unwritten: np.ndarray | None = None
     alignment: int = ALIGNMENT  # what its address is a multiple of on any GPU: its declaration says so
     # of local memory, if a tool asks: 255 for each byte that its thread has written, else 0
     written: np.ndarray | None = None
@@ -60,7 +61,7 @@ class AddressSpace:
         self.next = {space: (number << SPACE_SHIFT) + ALIGNMENT for number, space in enumerate(SPACES)}
         self.allocations = []
 
-    def add(self, name, space, root, home, copies=1, keep=None, uninitialized=False):
+    def add(self, name, space, root, home, copies=1, keep=None, unwritten=None):
         """Give `root` (uint8) an address; `copies` reserves room for that many of it side by side (local
         memory: one a thread)."""
         base = self.next[space]
@@ -70,7 +71,7 @@ class AddressSpace:
                 f"{name}: more than {(1 << SPACE_SHIFT) >> 30} GiB of {space} memory in one launch; the"
                 " simulator has no addresses for more"
             )
-        allocation = Allocation(name, space, root, base, home, copies, keep, uninitialized)
+        allocation = Allocation(name, space, root, base, home, copies, keep, unwritten)
         self.allocations.append(allocation)
         return allocation
 
@@ -85,14 +86,41 @@ class AddressSpace:
 
 
 class Empty(np.ndarray):
-    """What `sim.empty` returns: an ndarray that remembers that nobody has written it."""
+    """What `sim.empty` returns: an ndarray that remembers the `byte` of which it was full at first; without
+    one, nobody has written any of it."""
+
+    byte = None
+
+    def __array_finalize__(self, source):
+        self.byte = getattr(source, "byte", None)
+
+    def unwritten(self, root):
+        """Which bytes of `root`, which is its memory, nobody has written; None if all are written. Numbers of
+        one or two bytes, booleans and records may well look like poison: there one store counts for all."""
+        if self.byte is None:
+            return np.ones(root.size, bool)
+        fresh = root == self.byte
+        if self.itemsize < 4 or self.dtype.kind not in "iufc" or root.size % self.itemsize:
+            return fresh if fresh.all() else None
+        fresh = fresh.reshape(-1, self.itemsize).all(1).repeat(self.itemsize)
+        return fresh if fresh.any() else None
 
 
 def empty(shape, dtype=np.float32):
     """An array of `shape` whose elements nobody has written yet: full of poison, and a load before a store is
-    a finding `uninitialized-read`."""
+    a finding `uninitialized-read`. What a launch or the host has stored there counts as written in later
+    launches."""
     dtype = np.dtype(dtype)
-    return poisoned(int(np.prod(shape)) * dtype.itemsize, dtype).view(dtype).reshape(shape).view(Empty)
+    memory = poisoned(int(np.prod(shape)) * dtype.itemsize, dtype)
+    array = memory.view(dtype).reshape(shape).view(Empty)
+    array.byte = memory[0] if memory.size else None
+    return array
+
+
+def unwritten(root, arrays):
+    """Which bytes of `root` nobody has written, where all of `arrays`, which lie there, are of `sim.empty`;
+    None if all are written."""
+    return arrays[0].unwritten(root) if all(isinstance(a, Empty) for a in arrays) else None
 
 
 def poisoned(nbytes, dtype, byte=None):
@@ -198,13 +226,18 @@ def overlapping(arrays):
     return groups
 
 
+def bytes_between(low, high):
+    """The bytes of memory from one address to another."""
+    return np.frombuffer(
+        (ctypes.c_char * (high - low)).from_address(low) if high > low else bytearray(), np.uint8
+    )
+
+
 def bind_group(space, low, high, arrays):
     """One allocation from byte `low` to `high`, for arrays that overlap: the first of them lends its name."""
     offsets = {name: array.__array_interface__["data"][0] - low for name, array in arrays.items()}
     first, array = next(iter(arrays.items()))
-    root = np.frombuffer(
-        (ctypes.c_char * (high - low)).from_address(low) if high > low else bytearray(), np.uint8
-    )
+    root = bytes_between(low, high)
     root.flags.writeable = any(a.flags.writeable for a in arrays.values())
     allocation = space.add(
         first,
@@ -212,6 +245,6 @@ def bind_group(space, low, high, arrays):
         root,
         (offsets[first], array.itemsize, array.shape, array.strides),
         keep=[*arrays.values()],
-        uninitialized=all(isinstance(a, Empty) for a in arrays.values()),
+        unwritten=unwritten(root, [*arrays.values()]),
     )
     return {name: (allocation, offset) for name, offset in offsets.items()}

@@ -39,6 +39,7 @@ def explained(attempt):
         if count > len(blocks)
         else ", explained by fibers"
     )
+    attempt.go_back()
     watching = replace(
         launch, observers=tuple(observer for observer in launch.observers if tool_of(observer) in DEFAULT)
     )
@@ -61,7 +62,6 @@ class Chosen(Grid):
         super().__init__(*given)
         self.attempt, self.positions = attempt, dict(zip(map(attempt.index_of, blocks), blocks))
         self.order = list(self.positions)
-        attempt.go_back()
         self.context.wrote = attempt.wrote
 
     def new_block(self, index):

@@ -7,7 +7,15 @@ import numpy as np
 
 from sim.events import SPACES
 from sim.memory.declared import check_sizes
-from sim.memory.spaces import AddressSpace, Empty, bind_arguments, host_array, named_leaves, overlapping
+from sim.memory.spaces import (
+    AddressSpace,
+    bind_arguments,
+    bytes_between,
+    host_array,
+    named_leaves,
+    overlapping,
+    unwritten,
+)
 from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, Guarded, bytes_over
 from sim.native.front import CannotLower
 from sim.native.program import sizes_of
@@ -48,8 +56,8 @@ class Memory:
         shadows = {}
         for low, high, names in overlapping(self.arrays):
             group = {name: self.arrays[name] for name in names}
-            empty = [isinstance(array, Empty) for array in group.values()]
-            if not {*names} & {*self.written} and not any(empty):
+            empty = starts_empty(unwritten(bytes_between(low, high), [*group.values()]), names[0])
+            if not {*names} & {*self.written} and not empty:
                 continue
             size = group[names[0]].itemsize
             offsets = {name: a.__array_interface__["data"][0] - low for name, a in group.items()}
@@ -57,7 +65,7 @@ class Memory:
             if any(a.itemsize != size for a in group.values()) or any(d % size for d in distances):
                 raise CannotLower(f"arguments {', '.join(names)} overlap and their elements do not")
             shadow = self.hold(np.zeros(2 * -(-(high - low) // size), np.int64))
-            watch = EMPTY if all(empty) else GLOBAL
+            watch = EMPTY if empty else GLOBAL
             shadows |= {name: (watch, shadow + 16 * offset // size) for name, offset in offsets.items()}
         return shadows
 
@@ -140,3 +148,11 @@ def check_declared(module, launch):
         if declared.shape is not None:
             nbytes[declared.space] += prod(declared.shape) * declared.dtype.itemsize
     check_sizes(launch.spec, **nbytes, dynamic=launch.shared)
+
+
+def starts_empty(unwritten, name):
+    """Whether nobody has written any of the array `name`, whose bytes are `unwritten` (None: none is): of one
+    written in part, compiled code cannot tell the parts apart."""
+    if unwritten is not None and not unwritten.all():
+        raise CannotLower(f"{name} is an array of sim.empty, of which a part has been written")
+    return unwritten is not None

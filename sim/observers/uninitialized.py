@@ -36,7 +36,7 @@ class Uninitialized(Ordering):
         # block (and array of sim.empty) -> bool for each byte: written in an earlier epoch
         self.on_chip = {}
         self.local_reads = {}  # (site, array) -> ((place, access, address) of the lowest, how many)
-        self.empty = [a for a in context.space.allocations if a.uninitialized]
+        self.empty = [a for a in context.space.allocations if a.unwritten is not None]
         # for sim.empty(): (address, site) -> loads that no earlier write of their block covers
         self.suspects = {}
         # address -> blocks that write it; that write it without reading it in the same breath
@@ -108,7 +108,7 @@ class Uninitialized(Ordering):
         """One block's accesses of one epoch to an array of sim.empty(). Another block's write, whenever it
         comes, is a matter of races."""
         key = block, allocation.base
-        written = self.on_chip.setdefault(key, np.zeros(allocation.root.size, bool))
+        written = self.on_chip.setdefault(key, ~allocation.unwritten)
         for i in self.unstored(written, address - allocation.base, size, site, thread, block, epoch, segment):
             self.suspects.setdefault((int(address[i]), int(site[i])), []).append((block, int(thread[i])))
         stores = np.flatnonzero(site & 3 != LOAD)

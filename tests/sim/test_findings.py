@@ -289,3 +289,22 @@ def test_a_count_in_shared_memory_lacks_a_barrier_and_no_fence():
             np.arange(64, dtype=np.int32) * 7 % 4, np.zeros(64)
         )
         assert [finding.fix.split(" ")[0] for finding in report.findings] == ["cuda.syncthreads()"]
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize("dtype, read", [(np.float32, (5, 6, 7)), (np.uint8, ())])
+def test_what_an_earlier_launch_has_written_is_written(engine, dtype, read):
+    def first(x):
+        if cuda.grid(1) < 5:
+            x[cuda.grid(1)] = cuda.grid(1)
+
+    def second(x, y):
+        y[cuda.grid(1)] = x[cuda.grid(1)]
+
+    x, y = sim.empty(8, dtype), np.zeros(8, dtype)
+    simulate(first, engine=engine)[2, 4](x)
+    report = simulate(second, engine=engine, on_finding="report")[2, 4](x, y)
+    assert sorted(i for f in report.findings for i in f.index) == ([5] if read else [])
+    assert sum(1 + f.count for f in report.findings) == len(read)
+    x[:] = 1  # the host's stores count too
+    assert not simulate(second, engine=engine)[2, 4](x, y).findings

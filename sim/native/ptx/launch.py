@@ -7,6 +7,7 @@ from sim.engine.scheduler import Scheduler
 from sim.engine.schedules import Seeded
 from sim.native.explain import FEW
 from sim.native.front import CannotLower
+from sim.native.memory import starts_empty
 from sim.native.programs import remembered
 from sim.native.ptx.memory import BARE, EMPTY, GLOBAL, LOCAL, OF_BLOCK, READ_ONLY, SHARED, WRITABLE, Table
 from sim.native.ptx.program import fissioned
@@ -81,11 +82,12 @@ class PtxAttempt(Attempt):
     def add_fixed(self, table, allocation):
         size = allocation.root.size
         watched = self.watched and allocation.space == "global" and self.source.stores
-        watched |= self.watched and allocation.uninitialized
+        empty = self.watched and starts_empty(allocation.unwritten, allocation.name)
+        watched |= empty
         itemsize = min((np.asarray(a).itemsize for a in allocation.keep or ()), default=1)
         shift = granule(itemsize, size)
         shadow = np.zeros(2 * (size >> shift) + 2, np.int64) if watched else None
-        watch = BARE if not watched else EMPTY if allocation.uninitialized else GLOBAL
+        watch = BARE if not watched else EMPTY if empty else GLOBAL
         fixed = WRITABLE if allocation.writable else READ_ONLY
         table.add(allocation, allocation.root, watch, shadow, shift, fixed)
 
