@@ -1,6 +1,7 @@
 """Who is running, and who listens: the state of one launch. Nothing here outlives it, so launches never
 meet."""
 
+import functools
 import linecache
 import sys
 import time
@@ -206,7 +207,7 @@ class Context:
         number = self.called_from.get(key)
         if number is None:
             if id(code) not in self.codes:
-                self.codes[id(code)] = code, list(code.co_positions())
+                self.codes[id(code)] = code, positions_in(code)
             line, _, column, _ = self.codes[id(code)][1][frame.f_lasti // 2]
             number = self.called_from[key] = SITES.add(site_at(code, line, column or 0, action))
         return number
@@ -281,6 +282,12 @@ def thread_index(linear, block_shape):
 def listeners(observers, hook):
     """The bound methods of those observers that override `hook`."""
     return [getattr(o, hook) for o in observers if getattr(type(o), hook) is not getattr(Observer, hook)]
+
+
+@functools.lru_cache(256)
+def positions_in(code):
+    """(line, its end, column, its end) of each instruction."""
+    return list(code.co_positions())
 
 
 def site_at(code, line, column, action):

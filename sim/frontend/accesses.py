@@ -88,17 +88,16 @@ class Accesses(ast.NodeTransformer):
         return [self.constant(FromEnd(-back), part) if (back := from_end(part)) else part for part in parts]
 
     def joined(self, node):
-        """`a[i][j]` as `a[i, j]`, where both are an element of the array `a`."""
-        inner, parts = node.value, indices_of(node)
-        if not isinstance(inner, ast.Subscript) or not isinstance(
-            type_ := self.types.of(inner.value), ArrayType
-        ):
-            return node
-        parts = [*indices_of(inner), *parts]
-        if len(parts) != type_.rank or not all(isinstance(self.types.of(part), Number) for part in parts):
+        """`a[i][j]` as `a[i, j]`, where the indices together are an element of the array `a`."""
+        owner, parts = node.value, indices_of(node)
+        while isinstance(owner, ast.Subscript) and isinstance(self.types.of(owner.value), ArrayType):
+            owner, parts = owner.value, [*indices_of(owner), *parts]
+        type_ = self.types.of(owner)
+        whole = isinstance(type_, ArrayType) and len(parts) == type_.rank
+        if owner is node.value or not whole or not all(isinstance(self.types.of(i), Number) for i in parts):
             return node
         index = ast.copy_location(ast.Tuple(parts, ast.Load()), node)
-        return ast.copy_location(ast.Subscript(inner.value, index, node.ctx), node)
+        return ast.copy_location(ast.Subscript(owner, index, node.ctx), node)
 
     def visit_Subscript(self, node):
         node = self.joined(node)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from sim.frontend.call_types import OF_CUDA, CallTypes
-from sim.frontend.intervals import ADDITIVE, operation, range_interval
+from sim.frontend.intervals import ADDITIVE, BITWISE, operation, range_interval
 from sim.frontend.names import MISSING
 from sim.frontend.resolve import AXIS, builtin_called, stands_for
 from sim.frontend.ssa import Versions, stored_names, version_of
@@ -20,11 +20,13 @@ from sim.frontend.types import (
     LENGTH,
     LENGTHS,
     NONE,
+    UINT64,
     UNKNOWN,
     ArrayType,
     Number,
     bits,
     is_float,
+    is_numpys,
     is_signed,
     join,
     natural,
@@ -138,7 +140,7 @@ class Types(CallTypes):
         if version is not None:
             return self.found.get(version)
         value = stands_for(node).value
-        return ANY if value is MISSING or isinstance(value, np.ndarray) else type_of_value(value)
+        return ANY if value is MISSING else type_of_value(value)
 
     def of_attribute(self, node):
         found = stands_for(node)
@@ -223,8 +225,10 @@ class Types(CallTypes):
         """Whether Python's own operator gives Numba's result on these two expressions, without a call and
         without raising."""
         a, b = self.of(left), self.of(right)
-        if is_float(a) and is_float(b) or with_float64(a, b):
+        if is_numpys(a, b):
             return isinstance(op, (*ADDITIVE, ast.Mult, ast.Div))
+        if a == b == UINT64:
+            return isinstance(op, (*ADDITIVE, ast.Mult, *BITWISE))
         if bits(a) is None or bits(b) is None or bits(operation(op, a, b)) is None:
             return False
         if isinstance(op, (ast.FloorDiv, ast.Mod)):

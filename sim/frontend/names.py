@@ -250,6 +250,8 @@ def frozen(value, mentioned, seen):
         return type(value), value
     if isinstance(value, tuple):
         return value
+    if isinstance(value, np.ndarray):
+        return id(value), value.shape, value.dtype
     if (function := device_function(value)) is not None:
         return function.__code__, () if function in seen else outside(function, seen)
     if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] not in (*LIBRARIES, "numba"):

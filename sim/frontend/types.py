@@ -14,6 +14,7 @@ from ml_dtypes import bfloat16
 
 from sim.isa import promotion
 from sim.isa.promotion import COMPLEX, INTEGRAL, SCALAR, SIGNED
+from sim.memory.array import MAX_FAST_RANK
 
 ANY = "any"
 NONE = "none"  # the type of None
@@ -63,7 +64,7 @@ class ArrayType:
 
 
 LENGTHS = natural(int, LENGTH)
-INT32, INT64, BOOL = signed(np.int32, 31), Number(int), Number(bool)
+INT32, INT64, UINT64, BOOL = signed(np.int32, 31), Number(int), Number(np.uint64), Number(bool)
 
 
 def bits(type_):
@@ -83,6 +84,16 @@ def with_float64(a, b):
     """Whether Python's operators make a float64 of both, as Numba does: one is, the other an integer."""
     scalars = {type_.scalar for type_ in (a, b) if isinstance(type_, Number)}
     return np.float64 in scalars and len(scalars) == 2 and scalars <= INTEGRAL | {np.float64}
+
+
+def is_numpys(a, b):
+    """Whether + - * / of Python are Numba's on both: numpy's, of numbers that it promotes alike."""
+    if not (isinstance(a, Number) and isinstance(b, Number)):
+        return False
+    scalars = {a.scalar, b.scalar}
+    single = scalars <= {np.complex64, np.float32, np.float16}
+    double = np.complex128 in scalars and scalars <= INTEGRAL | COMPLEX | {*PYTHON}
+    return scalars <= {*PYTHON} or with_float64(a, b) or single or double
 
 
 def join(a, b):
@@ -157,11 +168,21 @@ def type_of_value(value):
         return Number(SCALAR[type(value)])
     if isinstance(value, tuple):
         return tuple(map(type_of_value, value))
+    if isinstance(value, np.ndarray):
+        return type_of_constant_array(value)
     # an array with a fast path
     if hasattr(value, "allocation") and value.dtype.names is None and hasattr(value, "data"):
         size = value.dtype.itemsize
         return ArrayType(element_type(value.dtype), value.ndim, size, value.strides[-1] == size)
     return ANY
+
+
+def type_of_constant_array(array):
+    """The type of a global array, which is constant memory in rows."""
+    fast = array.dtype.type in SCALAR and array.dtype.isnative and 1 <= array.ndim <= MAX_FAST_RANK
+    if not (fast and array.size):
+        return ANY
+    return ArrayType(element_type(array.dtype), array.ndim, array.dtype.itemsize, shape=array.shape)
 
 
 def widened(type_):

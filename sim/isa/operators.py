@@ -51,6 +51,7 @@ SHIFT = Promotion(promotion.shift)
 BITWISE = Promotion(promotion.bitwise)
 COMPARISON = Promotion(promotion.comparison)
 QUOTIENT_AND_REMAINDER = Promotion(promotion.quotient_and_remainder)
+WORDS = {int, uint64}  # integers that & | ^ leave as wide as they are
 _ieee_pow = ieee.total(*ieee.BINARY["pow"])
 
 
@@ -70,7 +71,7 @@ def _mixed(table, operation, a, b):
 def add(a, b):
     scalar = type(a)
     if scalar is type(b):
-        if scalar is float32 or scalar is float64:
+        if scalar is float32 or scalar is float64 or scalar is uint64:
             return a + b
         if scalar is int:
             total = a + b
@@ -83,7 +84,7 @@ def add(a, b):
 def sub(a, b):
     scalar = type(a)
     if scalar is type(b):
-        if scalar is float32 or scalar is float64:
+        if scalar is float32 or scalar is float64 or scalar is uint64:
             return a - b
         if scalar is int:
             difference = a - b
@@ -96,7 +97,7 @@ def sub(a, b):
 def mul(a, b):
     scalar = type(a)
     if scalar is type(b):
-        if scalar is float32 or scalar is float64:
+        if scalar is float32 or scalar is float64 or scalar is uint64:
             return a * b
         if scalar is int:
             product = a * b
@@ -157,11 +158,15 @@ def lshift(a, b):
     if type(a) is int and type(b) is int and 0 <= b < 64:
         result = a << b
         return result if LOWEST <= result <= HIGHEST else wrap(result)
+    if type(a) is uint64 and type(b) is uint64 and b < 64:
+        return a << b
     return _mixed(SHIFT, _shifted_left, a, b)
 
 
 def rshift(a, b):
     if type(a) is int and type(b) is int and 0 <= b < 64:
+        return a >> b
+    if type(a) is uint64 and type(b) is uint64 and b < 64:
         return a >> b
     return _mixed(SHIFT, _shifted_right, a, b)
 
@@ -183,19 +188,19 @@ _shifted_left.__name__, _shifted_right.__name__ = "<<", ">>"
 
 
 def and_(a, b):
-    if type(a) is int and type(b) is int:
+    if type(a) is type(b) and type(a) in WORDS:
         return a & b
     return _mixed(BITWISE, operator.and_, a, b)
 
 
 def or_(a, b):
-    if type(a) is int and type(b) is int:
+    if type(a) is type(b) and type(a) in WORDS:
         return a | b
     return _mixed(BITWISE, operator.or_, a, b)
 
 
 def xor(a, b):
-    if type(a) is int and type(b) is int:
+    if type(a) is type(b) and type(a) in WORDS:
         return a ^ b
     return _mixed(BITWISE, operator.xor, a, b)
 
@@ -220,8 +225,8 @@ eq, ne, lt, le, gt, ge = map(
 
 def power(a, b):
     """a ** b."""
-    if type(b) is int and b == 2 and type(a) in PLAIN:
-        return a * a
+    if type(b) is int and type(a) in PLAIN and b in (2, 3):
+        return a * a if b == 2 else a * (a * a)
     entry = EXPONENTIATION[type(a), type(b)]
     if entry is None or entry[2] is None:
         return _mixed(EXPONENTIATION, operator.pow, a, b)

@@ -1,8 +1,10 @@
 """What a kernel holds when it holds an array: a view of an allocation, whose every access is checked. The
 usual ones, which are fast, stand in sim.memory.accessors."""
 
+import functools
 import itertools
 import operator
+from dataclasses import dataclass
 from math import prod
 from types import EllipsisType, NoneType
 
@@ -37,6 +39,7 @@ class Array:
         "shift",
         "writable",
         "views",
+        "whole",
         *(f"n{axis}" for axis in range(MAX_FAST_RANK)),
         *(f"s{axis}" for axis in range(MAX_FAST_RANK)),
     )
@@ -45,50 +48,39 @@ class Array:
     def __init__(self, context, allocation, offset, dtype, shape, strides, name, address=None):
         self.context, self.allocation, self.offset, self.dtype = context, allocation, offset, dtype
         self.shape, self.strides, self.name = tuple(shape), tuple(strides), name
-        self.ndim, self.size = len(self.shape), prod(self.shape)
-        self.writable, self.views = allocation.writable, None
-        self.shift = dtype.itemsize.bit_length() - 1
+        self.writable, self.views, self.whole = allocation.writable, None, None
+        layout = layout_of(dtype, self.shape, self.strides, allocation.written is not None)
+        self.ndim, self.size, self.shift = layout.ndim, layout.size, layout.shift
         self.code = (self.shift << ADDRESS_BITS) + (allocation.base + offset if address is None else address)
-        self.prepare_fast_access()
+        self.__class__ = layout.array
+        if layout.span is not None:
+            self.prepare_fast_access(layout)
 
-    def prepare_fast_access(self):
+    def prepare_fast_access(self, layout):
         """Sizes and element strides as plain attributes, `data`, on which `data[flat]` gives a kernel's value
         at once, and `cells`, which is stored to."""
-        itemsize, rank = self.dtype.itemsize, self.ndim
-        if self.dtype.names:
-            self.__class__ = Columns
-        if not (
-            1 <= rank <= MAX_FAST_RANK
-            and self.size
-            and all(s >= 0 and s % itemsize == 0 for s in self.strides)
-            and itemsize == 1 << self.shift
-            and (itemsize <= 8 or self.allocation.written is None)
-            and not self.dtype.names
-        ):
-            return
-        for axis in range(rank):
-            setattr(self, f"n{axis}", self.shape[axis])
-            setattr(self, f"s{axis}", self.strides[axis] // itemsize)
-        span = itemsize + sum((n - 1) * s for n, s in zip(self.shape, self.strides))
-        memory = self.allocation.root[self.offset : self.offset + span].view(self.dtype)
-        memory.flags.writeable = memory.flags.writeable and self.writable
+        for name, value in layout.axes:
+            setattr(self, name, value)
+        end = self.offset + layout.span
+        memory = self.allocation.root[self.offset : end].view(self.dtype)
+        if not self.writable:
+            memory.flags.writeable = False
         # A memoryview gives a Python int or bool, as wide signed integers and booleans are inside a kernel;
         # numpy gives its own scalars. It takes only an integer that fits, where numpy would convert a float
         # as the CPU does; then `cast` converts as the GPU does.
-        self.cells = memoryview(memory) if self.dtype.kind in "biu" else memory
-        wide = self.dtype.kind == "b" or self.dtype.kind == "i" and itemsize >= 4
-        self.data = self.cells if wide else memory
-        self.__class__ = FAST[rank]
+        self.cells = memoryview(memory) if layout.whole else memory
+        self.data = self.cells if layout.wide else memory
         if self.allocation.written is not None:
             # -1: every byte of the element
-            bytes_written = self.allocation.written[self.offset : self.offset + span]
-            self.written = memoryview(bytes_written.view(f"i{itemsize}"))
-            self.__class__ = WATCHED[rank]
+            bytes_written = self.allocation.written[self.offset : end]
+            self.written = memoryview(bytes_written.view(f"i{self.dtype.itemsize}"))
 
     @property
     def numpy(self):
         """The same memory as an ndarray."""
-        return np.ndarray(self.shape, self.dtype, self.allocation.root, self.offset, self.strides)
+        if self.whole is None:
+            self.whole = np.ndarray(self.shape, self.dtype, self.allocation.root, self.offset, self.strides)
+        return self.whole
 
     # --- the general path -----------------------------------------------------------------------------------
 
@@ -133,6 +125,8 @@ class Array:
     def place(self, index, site, what):
         """What an index means: a tuple of `ndim` valid integers, a view (an Array), or None for an access
         that was refused."""
+        if len(index) == self.ndim and all(type(i) is int and 0 <= i < n for i, n in zip(index, self.shape)):
+            return index
         if len(index) == 1 and isinstance(index[0], tuple):
             index = index[0]
         if len(index) == 1 and isinstance(index[0], str):
@@ -169,7 +163,7 @@ class Array:
 
     def address(self, place):
         """Where the element at `place` is in the simulated address space."""
-        return (self.code & ADDRESS_MASK) + sum(i * s for i, s in zip(place, self.strides))
+        return (self.code & ADDRESS_MASK) + sum(map(operator.mul, place, self.strides))
 
     def part(self, index):
         """A slice, or a row: another view of the same allocation, as in numpy."""
@@ -334,6 +328,44 @@ FAST, WATCHED = (
     {rank: type(f"{name}{rank}", (Array,), {"__slots__": ()}) for rank in range(1, MAX_FAST_RANK + 1)}
     for name in ("Array", "Watched")  # the second: local memory whose elements know whether they are written
 )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What arrays of one dtype, shape and strides have in common. `array`: their class. Where they have a
+    fast path: the bytes from the first element to the last (`span`), sizes and element strides by name
+    (`axes`), and whether their elements are integers or booleans (`whole`), as Python has them (`wide`)."""
+
+    ndim: int
+    size: int
+    shift: int
+    array: type
+    span: int | None = None
+    axes: tuple = ()
+    whole: bool = False
+    wide: bool = False
+
+
+@functools.lru_cache(4096)
+def layout_of(dtype, shape, strides, watched):
+    """The Layout of these arrays; `watched`: local memory whose elements know whether they are written."""
+    itemsize, rank, size = dtype.itemsize, len(shape), prod(shape)
+    shift = itemsize.bit_length() - 1
+    if not (
+        1 <= rank <= MAX_FAST_RANK
+        and size
+        and all(s >= 0 and s % itemsize == 0 for s in strides)
+        and itemsize == 1 << shift
+        and (itemsize <= 8 or not watched)
+        and not dtype.names
+    ):
+        return Layout(rank, size, shift, Columns if dtype.names else Array)
+    span = itemsize + sum((n - 1) * s for n, s in zip(shape, strides))
+    axes = [(f"n{axis}", n) for axis, n in enumerate(shape)]
+    axes += [(f"s{axis}", s // itemsize) for axis, s in enumerate(strides)]
+    wide = dtype.kind == "b" or dtype.kind == "i" and itemsize >= 4
+    made = (WATCHED if watched else FAST)[rank]
+    return Layout(rank, size, shift, made, span, tuple(axes), dtype.kind in "biu", wide)
 
 
 def only_read(array):

@@ -1,6 +1,7 @@
 """Arrays that a kernel declares or captures: shared (one a block), local (one a thread), constant (one a
 launch)."""
 
+import functools
 import re
 from math import prod
 
@@ -133,14 +134,15 @@ def check_dtype(dtype, space):
         )
 
 
+@functools.cache
 def c_strides(shape, dtype):
     """Strides in bytes of a C-contiguous array."""
-    return [prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))]
+    return tuple([prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))])
 
 
 def as_shape(shape):
     sizes = tuple([int(n) for n in shape]) if isinstance(shape, (tuple, list)) else (int(shape),)
-    if any(size < 0 for size in sizes):
+    if min(sizes, default=0) < 0:
         raise LaunchError(f"an array is declared with shape {shape}; wanted sizes of at least 0")
     return sizes
 

@@ -6,6 +6,7 @@ address) is all that any tool needs.
 """
 
 import ctypes
+import functools
 import sys
 from dataclasses import dataclass
 from enum import Enum
@@ -17,6 +18,7 @@ from sim.errors import LaunchError
 from sim.events import SPACE_SHIFT, SPACES, Element
 
 ALIGNMENT = 256
+FEW_BYTES = 1024  # of memory that a pattern is kept for, as copying it takes a quarter of the time
 NUMBERS = int, float, complex, np.bool_, np.number, Enum, type(None)  # what a kernel takes as one number
 
 
@@ -126,11 +128,14 @@ def unwritten(root, arrays):
 def poisoned(nbytes, dtype, byte=None):
     """`nbytes` of fresh memory that nobody has written: NaN for floating-point types, a conspicuous number
     for integers; or full of `byte`."""
-    if byte is not None:
-        return np.full(nbytes, byte, np.uint8)
-    if dtype is None or dtype.kind in "fcV":  # bfloat16's kind is V; all ones is a NaN in every format
-        return np.full(nbytes, 0xFF, np.uint8)
-    return np.full(nbytes, 0xA5 if dtype.kind in "iu" else 1, np.uint8)
+    if byte is None:  # bfloat16's kind is V; all ones is a NaN in every format
+        byte = 0xFF if dtype is None or dtype.kind in "fcV" else 0xA5 if dtype.kind in "iu" else 1
+    return full_of(byte, nbytes).copy() if nbytes <= FEW_BYTES else np.full(nbytes, byte, np.uint8)
+
+
+@functools.cache
+def full_of(byte, nbytes):
+    return np.full(nbytes, byte, np.uint8)
 
 
 def poison(dtype):
