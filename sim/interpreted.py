@@ -18,11 +18,11 @@ from sim.engine.steps import Steps
 from sim.engine.watchdog import Watchdog
 from sim.errors import LaunchError, Stuck
 from sim.frontend.accesses import PREFIX
-from sim.frontend.call_types import NUMBER_BUILTINS
 from sim.frontend.rebind import Binder
 from sim.frontend.rewrite import COMPARISONS, OPERATORS, UNARY, UNSET
 from sim.frontend.types import type_of_argument
-from sim.isa import mathematics, operators
+from sim.isa import mathematics, operations, operators
+from sim.isa.conversions import domain
 from sim.isa.table import SUSPENDING, YIELDING
 from sim.memory.accessors import accessors
 from sim.memory.array import MAX_FAST_RANK, Array, zip_
@@ -30,7 +30,7 @@ from sim.memory.declared import Declarations
 from sim.memory.spaces import AddressSpace, bind_arguments, host_array, named_leaves
 from sim.retrial import Retrial
 
-BUILTINS = vars(builtins) | NUMBER_BUILTINS | {"range": operators.range_, "zip": zip_}
+BUILTINS = vars(builtins) | operations.BUILTINS | {"zip": zip_}
 NUMBERS = {
     PREFIX + name: getattr(operators, name)
     for name in [*OPERATORS.values(), *UNARY.values(), *COMPARISONS.values()]
@@ -193,4 +193,4 @@ def bound(context, name, value, arrays, places):
     # clz and popc count in the width of a narrow integer
     if value is None or isinstance(value, (Enum, np.void, np.int8, np.int16, np.int32)):
         return value
-    return operators.domain(value)
+    return domain(value)

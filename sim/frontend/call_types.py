@@ -25,23 +25,9 @@ from sim.frontend.types import (
     signed,
     type_of_value,
 )
-from sim.isa import operators
 from sim.isa.promotion import SCALAR, SIGNED
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
 
-NUMBER_BUILTINS = {
-    "min": operators.minimum,
-    "max": operators.maximum,
-    "abs": operators.absolute,
-    "round": operators.round_,
-    "int": operators.int_,
-    "float": operators.float_,
-    "bool": operators.bool_,
-    "complex": operators.complex_,
-    "divmod": operators.divmod_,
-    "pow": operators.power,
-    "sum": operators.sum_,
-}
 OF_CUDA = {  # what functions and attributes of cuda give whose type does not hang on their arguments
     "laneid": Number(np.int32, 0, 31),
     "warpsize": Number(np.int32, 32, 32),
@@ -61,16 +47,18 @@ class CallTypes:
 
     def call_dtype(self, node, given):
         dtype = node.func.referent.dtype
-        scalar = SCALAR.get(dtype.type)
-        narrow = scalar in SIGNED - {int}
-        return ANY if scalar is None else signed(scalar, 8 * dtype.itemsize - 1) if narrow else Number(scalar)
+        return of_result(dtype, None) if dtype.type in SCALAR else ANY
 
     def call_function(self, node, given):
         return of_function(node.func.referent.entry, given)
 
     def call_object(self, node, given):
         called = stands_for(node.func).value
-        return self.asked(called, given) if isinstance(called, np.ufunc) else ANY
+        if UNKNOWN in given:
+            return UNKNOWN
+        if not (isinstance(called, np.ufunc) and all(isinstance(number, Number) for number in given)):
+            return ANY
+        return probed(called, tuple(number.scalar for number in given))
 
     def given(self, node):
         """{parameter: type} of a call of a device function; None where that is not known, or where one copy
@@ -107,13 +95,14 @@ class CallTypes:
             least = min if name == "min" else max
             ends = least(number.low for number in given), least(number.high for number in given)
             return Number(functools.reduce(join, given).scalar, *ends)
-        if name == "abs" and isinstance(given[0], Number) and given[0].scalar in SIGNED:
-            return Number(given[0].scalar)
         if len(given) == 1 and isinstance(given[0], tuple) and name in ("min", "max", "sum"):
             given = list(given[0])
         if name == "sum":
             return functools.reduce(functools.partial(operation, ast.Add()), given, INT64)
-        return self.asked(NUMBER_BUILTINS.get(name), given)
+        if name in ("min", "max"):
+            entry = INSTRUCTIONS[f"builtins.{name}.2"]
+            return functools.reduce(lambda *pair: of_function(entry, pair), given) if given else ANY
+        return of_function(INSTRUCTIONS.get(f"builtins.{name}.{len(given)}"), given)
 
     def call_position(self, node, given):
         one = OF_CUDA[node.func.referent.name]
@@ -148,14 +137,6 @@ class CallTypes:
         results = [Number(result.scalar) if isinstance(result, Number) else result for result in results]
         return tuple(results) if len(results) > 1 else results[0] if results else NONE
 
-    def asked(self, function, given):
-        """The type of what a function of ours gives."""
-        if UNKNOWN in given:
-            return UNKNOWN
-        if function is None or not all(isinstance(number, Number) for number in given):
-            return ANY
-        return probed(function, tuple(number.scalar for number in given))
-
     def call_declaration(self, node, _):
         """`cuda.shared.array(shape, dtype)`: the type of array that it makes."""
         local, dtype = node.declares.space == "local", stands_for(node.declares.dtype).dtype
@@ -172,7 +153,7 @@ def of_function(entry, given):
     """The type of what a Function of the table gives."""
     if UNKNOWN in given:
         return UNKNOWN
-    if len(given) != entry.count or not all(isinstance(number, Number) for number in given):
+    if entry is None or len(given) != entry.count or not all(isinstance(number, Number) for number in given):
         return ANY
     version = entry.version(*(number.scalar for number in given))
     if version is None or version.results is None:

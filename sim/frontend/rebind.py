@@ -34,7 +34,7 @@ from sim.frontend.names import (
 from sim.frontend.resolve import GEOMETRIES, source_of, stands_for
 from sim.frontend.rewrite import Rewriter
 from sim.frontend.tree import as_list, located
-from sim.isa.operators import cast, domain
+from sim.isa.conversions import cast, domain
 from sim.isa.table import STANDING_FOR, SUSPENDING
 from sim.memory.declared import constant_array
 from sim.memory.spaces import host_array

@@ -16,7 +16,7 @@ from numba.cuda.np import numpy_support
 from sim.device import DeviceSpec
 from sim.errors import ThreadError
 from sim.host.driver import Device, Functions, Memory
-from sim.isa.operators import cast
+from sim.isa.conversions import cast
 from sim.launch import simulate
 from sim.memory.spaces import host_array
 from sim.observers import DEFAULT

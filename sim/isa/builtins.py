@@ -128,11 +128,6 @@ def float_(a):
     return scalar(a) if scalar in FLOATING else float64(a)
 
 
-def bool_(a):
-    return bool(a)
-
-
-def complex_(real, imag=0):
-    """complex(real, imag): complex64 from float32s, complex128 from anything else."""
-    scalars = {SCALAR[type(real)]} | ({SCALAR[type(imag)]} if type(imag) is not int else set())
-    return (complex64 if scalars <= {float32, complex64} else complex128)(real + 1j * imag)
+def complex_(*parts):
+    """complex(real) or complex(real, imag): complex64 from float32 alone, else complex128."""
+    return (complex64 if set(map(type, parts)) == {float32} else complex128)(complex(*parts))

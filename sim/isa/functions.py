@@ -18,6 +18,7 @@ from sim.isa.table import THREAD, Entry, number_dtype
 
 SAME = "the meaning itself"
 BITS = "the same bits, in the type of the result"
+VALUE = "the same number, in the type of the result"
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ class Function(Entry):
     results   the type of the result, or a tuple of types
     rule      in place of both, where they hang on what is given: (scalar type, ...) -> Version,
               or None where Numba has no such function
-    native    what Numba compiles: SAME (the meaning), BITS, LLVM, a plain function of the converted operands,
-              or None where there is no compiled form
+    native    what Numba compiles: SAME (the meaning), BITS, VALUE, LLVM, a plain function of the converted
+              operands, or None where there is no compiled form
     ulps      by how many units in the last place that may differ from the meaning
     fast      what the interpreter calls, where the general way, converting everything, is too slow
     """

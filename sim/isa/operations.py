@@ -11,18 +11,25 @@ import math
 import operator
 
 import numpy as np
-from numpy import float32, float64, int64, uint32, uint64
+from ml_dtypes import bfloat16
+from numpy import complex64, complex128, float32, float64, int8, int64, uint32, uint64
 
 from sim.isa import builtins, ieee, operators, promotion
-from sim.isa.conversions import HIGHEST, LOWEST
-from sim.isa.functions import SAME, UNASSUMING, Function, Version, to_operand
+from sim.isa.conversions import HIGHEST, LOWEST, cast
+from sim.isa.functions import SAME, UNASSUMING, VALUE, Function, Version, to_operand
 from sim.isa.promotion import COMPLEX, FLOATING, HALVES, INTEGRAL, NARROW, PLAIN, UNSIGNED
+from sim.isa.table import under
 
 SOURCE = "Numba's typing on CUDA; PTX ISA 9.7"
 
 
 def enter(name, meaning, rule, fast, native=SAME, **more):
     return Function(name, meaning, SOURCE, rule=rule, native=native, fast=fast, **more).enter()
+
+
+def wide(scalar):
+    """The type in which a number is computed: float64 for a half."""
+    return float64 if scalar in HALVES else scalar
 
 
 def both(rule, meanings=None):
@@ -33,8 +40,7 @@ def both(rule, meanings=None):
         scalar = rule(a, b)
         if scalar is None:
             return None
-        operand = float64 if scalar in HALVES else scalar
-        return Version((operand, operand), scalar, (meanings or {}).get(scalar))
+        return Version((wide(scalar),) * 2, scalar, (meanings or {}).get(scalar))
 
     return version
 
@@ -162,7 +168,7 @@ def of_power(a, b):
     return scalar and Version((scalar, scalar), scalar, None, operator.pow)
 
 
-# --- the larger and the smaller, numbers as integers, rounding ----------------------------------------------
+# --- the larger and the smaller -----------------------------------------------------------------------------
 
 
 def of_extreme(of_floats):
@@ -178,9 +184,44 @@ def of_extreme(of_floats):
     return rule
 
 
+# --- conversions --------------------------------------------------------------------------------------------
+
+
 def of_int(x):
     """An integer keeps its type; a float goes towards zero, and saturates."""
     return None if x in COMPLEX else Version((x,), x if x in INTEGRAL - {bool} else int)
+
+
+def of_float(x):
+    """A float keeps its type."""
+    return None if x in COMPLEX else Version((x,), x if x in FLOATING else float64)
+
+
+def of_bool(x):
+    return Version((wide(x),), bool)
+
+
+def of_complex(x):
+    return Version((x if x in COMPLEX | {float32} else float64,), complex64 if x is float32 else complex128)
+
+
+def of_both_parts(real, imag):
+    part, whole = (float32, complex64) if real is imag is float32 else (float64, complex128)
+    return None if {real, imag} & COMPLEX else Version((part, part), whole)
+
+
+def of_dtype(scalar):
+    """The rule of a dtype that is called: only a complex number becomes one, or a bool, from a complex."""
+
+    def rule(x):
+        if x in COMPLEX and scalar not in COMPLEX | {bool}:
+            return None
+        return Version((wide(x) if scalar is bool or scalar in COMPLEX else x,), scalar)
+
+    return rule
+
+
+# --- rounding -----------------------------------------------------------------------------------------------
 
 
 def of_round(x):
@@ -189,11 +230,7 @@ def of_round(x):
 
 def of_round_to_digits(x, digits):
     scalar = float32 if x in NARROW | FLOATING - {float64} else float64
-    return None if x in COMPLEX or digits in COMPLEX | FLOATING else Version((scalar, int), scalar)
-
-
-def same(x):
-    return x
+    return None if {x, digits} & COMPLEX else Version((scalar, int), scalar)
 
 
 # --- one operand --------------------------------------------------------------------------------------------
@@ -204,7 +241,7 @@ def in_its_width(operation):
 
     def rule(x):
         if x not in INTEGRAL:
-            return Version((x,), x) if operation is not operator.invert else None
+            return Version((wide(x),), x) if operation is not operator.invert else None
         if x is bool:
             return (
                 Version((bool,), bool, operator.not_)
@@ -217,13 +254,29 @@ def in_its_width(operation):
     return rule
 
 
+MAGNITUDES = {bool: int8, bfloat16: float32, complex64: float32, complex128: float64}
+
+
+def of_abs(x):
+    """The type of x, a bool's an int8; that of a bfloat16 is a float32."""
+    magnitude = MAGNITUDES.get(x, x)
+    if x in COMPLEX:
+        return Version((x,), magnitude, lambda z: hypot(z.real, z.imag), abs)
+    return Version((magnitude if x is bool else wide(x),), magnitude)
+
+
+hypot = ieee.of_two("hypot")
+
 # --- the entries --------------------------------------------------------------------------------------------
 
 
-def of_comparison(a, b):
+def of_equality(a, b):
     scalar = promotion.comparison(a, b)
-    scalar = float64 if scalar in HALVES else scalar
-    return None if scalar is None or scalar in COMPLEX else Version((scalar, scalar), bool)
+    return scalar and Version((wide(scalar),) * 2, bool)
+
+
+def of_order(a, b):
+    return None if {a, b} & COMPLEX else of_equality(a, b)
 
 
 for _name, _fast, _rule in (
@@ -237,7 +290,8 @@ for _name, _fast, _rule in (
 ):
     enter(f"operator.{_name}", getattr(operator, _name), both(_rule), _fast)
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    enter(f"operator.{_name}", getattr(operator, _name), of_comparison, getattr(operators, _name))
+    _rule = of_equality if _name in ("eq", "ne") else of_order
+    enter(f"operator.{_name}", getattr(operator, _name), _rule, getattr(operators, _name))
 for _operation in (operator.neg, operator.pos, operator.invert):
     _name = _operation.__name__
     enter(f"operator.{_name}", _operation, in_its_width(_operation), getattr(operators, _name))
@@ -245,10 +299,23 @@ enter("operator.lshift", shifted_left, of_shift, operators.lshift)
 enter("operator.rshift", shifted_right, of_shift, operators.rshift)
 enter("operator.floordiv", operator.floordiv, both(promotion.real_division, QUOTIENT), operators.floordiv)
 enter("operator.mod", operator.mod, both(promotion.real_division, REMAINDER), operators.mod)
-enter("operator.pow", operators.power, of_power, operators.power, ulps=ieee.ULPS)
+enter("operator.pow", operators.power, of_power, operators.power, ulps=ieee.ULPS, also=("builtins.pow.2",))
+enter("operator.not_", operator.not_, of_bool, operator.not_)
+enter("builtins.abs.1", abs, of_abs, builtins.absolute, ulps=1)
 enter("builtins.divmod.2", divmod, of_divmod, operators.divmod_)
 enter("builtins.max.2", lambda a, b: b if b > a else a, of_extreme(ieee.larger), builtins.maximum)
 enter("builtins.min.2", lambda a, b: b if b < a else a, of_extreme(ieee.smaller), builtins.minimum)
-enter("builtins.int.1", same, of_int, builtins.int_)
+enter("builtins.int.1", builtins.int_, of_int, builtins.int_, VALUE)
+enter("builtins.float.1", builtins.float_, of_float, builtins.float_, VALUE)
+enter("builtins.bool.1", bool, of_bool, bool)
+enter("builtins.complex.1", complex, of_complex, builtins.complex_, VALUE)
+enter("builtins.complex.2", complex, of_both_parts, builtins.complex_)
 enter("builtins.round.1", np.rint, of_round, builtins.round_)
 enter("builtins.round.2", builtins.rounded_to_digits, of_round_to_digits, builtins.round_)
+for _scalar in sorted(INTEGRAL | FLOATING | COMPLEX, key=str):
+    _dtype = np.dtype(_scalar)
+    enter(f"numpy.{_dtype.name}", cast(_dtype), of_dtype(_scalar), None, VALUE)
+
+# what the interpreter calls by the name of a builtin
+BUILTINS = {name.partition(".")[0]: entry.call for name, entry in under("builtins").items()}
+BUILTINS |= {"sum": operators.sum_, "range": operators.range_}

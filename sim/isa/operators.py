@@ -33,15 +33,9 @@ from numpy import bool_ as numpy_bool
 from numpy import float32, float64, uint64
 
 from sim.isa import ieee, promotion
-from sim.isa.builtins import absolute, bool_, complex_, float_, int_, maximum, minimum, round_
-from sim.isa.conversions import HIGHEST, LOWEST, cast, domain, truncated, wrap
+from sim.isa.builtins import int_
+from sim.isa.conversions import HIGHEST, LOWEST, cast, truncated, wrap
 from sim.isa.promotion import FLOATING, INTEGRAL, PLAIN, SCALAR, Promotion
-
-__all__ = [
-    "absolute", "add", "and_", "bool_", "cast", "complex_", "div", "divmod_", "domain", "eq", "float_",
-    "floordiv", "ge", "gt", "int_", "invert", "le", "lshift", "lt", "maximum", "minimum", "mod", "mul", "ne",
-    "neg", "or_", "pos", "power", "range_", "round_", "rshift", "sub", "sum_", "xor",
-]  # fmt: skip
 
 ARITHMETIC = Promotion(promotion.arithmetic)
 DIVISION = Promotion(promotion.division)

@@ -8,7 +8,7 @@ Source: CUDA C++ Programming Guide, "Built-in Vector Types"; the names as Numba 
 
 import numpy as np
 
-from sim.isa.operators import cast
+from sim.isa.conversions import cast
 
 SCALARS = {
     "char": np.int8,

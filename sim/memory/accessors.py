@@ -10,7 +10,7 @@ bad indices, numpy's narrow integers, tuples, slices, things that are no arrays)
 import numpy as np
 
 from sim.events import SITE_SHIFT
-from sim.isa.operators import cast
+from sim.isa.conversions import cast
 from sim.memory.array import FAST, MAX_FAST_RANK, WATCHED, Array, Record, only_read
 
 TEMPLATE = """

@@ -11,7 +11,7 @@ from types import EllipsisType, NoneType
 import numpy as np
 
 from sim.events import ADDRESS_BITS, ADDRESS_MASK, LOAD, SITE_SHIFT, STORE
-from sim.isa.operators import cast, domain
+from sim.isa.conversions import cast, domain
 from sim.memory.spaces import poison
 
 MAX_FAST_RANK = 5

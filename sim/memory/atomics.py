@@ -6,8 +6,8 @@ import sys
 import numpy as np
 
 from sim.isa.atomics import ENTRIES
+from sim.isa.conversions import cast, domain
 from sim.isa.functions import to_operand
-from sim.isa.operators import cast, domain
 from sim.memory.array import Array, only_read
 
 

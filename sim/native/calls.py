@@ -54,7 +54,11 @@ class Calls(Names):
 
     def call_builtin(self, node):
         name = f"builtins.{node.func.referent.name}.{len(node.args)}"
-        if name in INSTRUCTIONS and not any(isinstance(part, ast.Starred) for part in node.args):
+        numbers = not any(
+            isinstance(part, ast.Starred) or isinstance(getattr(part, "value", None), str)
+            for part in node.args
+        )
+        if name in INSTRUCTIONS and numbers and INSTRUCTIONS[name].meaning is not bool:  # of a tuple, too
             return self.call(in_text(name), [self.visit(argument) for argument in node.args], node)
         return self.generic_visit(node)
 

@@ -12,7 +12,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sim.isa.functions import BITS, LLVM, SAME, UNASSUMING, Function, Tabulated
+from sim.isa.functions import BITS, LLVM, SAME, UNASSUMING, VALUE, Function, Tabulated
 from sim.native.internal import always, intrinsic_of
 from sim.native.scalars import converted, numba_type_of, scalar_of
 from sim.native.vocabulary import in_text, offering
@@ -44,11 +44,12 @@ def typed_call(typing, version, given):
     several = isinstance(version.results, tuple)
     result = tuple(map(numba_type_of, version.results)) if several else numba_type_of(version.results)
     result = types.BaseTuple.from_types(result) if several else result
-    call = resolved(typing, compiled_form(version, result), operands, result)
+    call = version.native is not VALUE and resolved(typing, compiled_form(version, result), operands, result)
 
     def code(context, builder, signature, arguments):
         cast = functools.partial(converted, context, builder)
-        return call(context, builder, [*map(cast, signature.args, operands, arguments)])
+        given = [*map(cast, signature.args, operands, arguments)]
+        return call(context, builder, given) if call else cast(*operands, result, *given)
 
     return result(*given), code
 

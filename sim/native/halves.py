@@ -2,7 +2,6 @@
 
 import operator
 
-from numba import float32, float64
 from numba.extending import lower_builtin, overload
 
 from sim.isa.table import INSTRUCTIONS
@@ -15,17 +14,19 @@ OFFERED = set(HALVES)
 float16, bfloat16 = HALVES["float16"], HALVES["bfloat16"]
 
 
-def operated(name):
-    """The operator `name` of two numbers, as the table has it, where one is a Half."""
-    form = function_of(INSTRUCTIONS[f"operator.{name}"])
+def operated(called, entry):
+    """What a kernel calls, of numbers, as the table has it, where one is a Half."""
+    form = function_of(entry)
 
-    def operation(a, b):
+    def of_one(a):
+        if isinstance(a, Half):
+            return lambda a: form(a)
+
+    def of_two(a, b):
         if any(isinstance(numba_type, Half) for numba_type in (a, b)) and None not in map(scalar_of, (a, b)):
             return lambda a, b: form(a, b)
 
-    for known in (name, f"i{name}"):
-        if hasattr(operator, known):
-            overload(getattr(operator, known), **LIKE_CODE)(operation)
+    overload(called, **LIKE_CODE)(of_one if entry.count == 1 else of_two)
 
 
 def extreme(name, sign):
@@ -38,33 +39,10 @@ def extreme(name, sign):
         )
 
 
-for _name in "add sub mul truediv floordiv mod pow eq ne lt le gt ge".split():
-    operated(_name)
+for _name in "neg pos not_ add sub mul truediv floordiv mod pow eq ne lt le gt ge".split():
+    for _called in (_name, f"i{_name}"):
+        if hasattr(operator, _called):
+            operated(getattr(operator, _called), INSTRUCTIONS[f"operator.{_name}"])
+operated(abs, INSTRUCTIONS["builtins.abs.1"])
 extreme("lt", "<")
 extreme("gt", ">")
-
-
-@overload(operator.neg, **LIKE_CODE)
-def negated(a):
-    half = a
-    if isinstance(a, Half):
-        return lambda a: half(-float64(a))
-
-
-@overload(operator.pos, **LIKE_CODE)
-def unchanged(a):
-    if isinstance(a, Half):
-        return lambda a: a
-
-
-@overload(operator.not_, **LIKE_CODE)
-def is_zero(a):
-    if isinstance(a, Half):
-        return lambda a: float64(a) == 0.0
-
-
-@overload(abs, **LIKE_CODE)
-def absolute(a):
-    result = float32 if a == bfloat16 else a
-    if isinstance(a, Half):
-        return lambda a: result(abs(float64(a)))

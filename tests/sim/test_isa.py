@@ -139,7 +139,7 @@ AWKWARD = {
     "c": [0j, 1 + 0j, -1 + 0j, 1j, 0.3 - 0.7j, -2.5 + 1e-3j, 3 + 4j, -7.3 - 0.1j],
 }  # fmt: skip
 MOST = 400
-KINDS = [bool, int32, np.int8, np.uint8, np.uint64, float16, bfloat16, float32, float64]
+SCALARS = [bool, int32, np.int8, np.uint8, np.uint64, float16, bfloat16, float32, float64]
 COMPLEX = [complex64, complex128]
 PAIRS = [
     *((scalar, scalar) for scalar in (bool, int32, int, uint32, np.uint64, float16, float32, float64)),
@@ -181,7 +181,8 @@ def versions(entry):
         return [(scalar,) for scalar in COMPLEX]
     if entry.name == "selp":
         return [(bool, scalar, scalar) for scalar in (int, float32, float64)]
-    tried = {1: zip(KINDS), 2: PAIRS, 3: [(float32,) * 3, (float64, float32, int), (float16,) * 3]}
+    ones = SCALARS + COMPLEX if entry.name.startswith(("operator.", "builtins.", "numpy.")) else SCALARS
+    tried = {1: zip(ones), 2: PAIRS, 3: [(float32,) * 3, (float64, float32, int), (float16,) * 3]}
     return [scalars for scalars in tried[entry.count] if entry.version(*scalars)]
 
 
