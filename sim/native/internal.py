@@ -181,12 +181,12 @@ def uncollected():
             gc.enable()
 
 
-def kernel(function):
+def kernel(function, kept=Kept):
     """`function` compiled for Python to call, and kept on disk (sim.native.cache)."""
     dispatcher = njit(error_model="numpy", nogil=True, no_cfunc_wrapper=True, pipeline_class=External)(
         function
     )
-    dispatcher._cache = Kept(function)
+    dispatcher._cache = kept(function)
     return dispatcher
 
 

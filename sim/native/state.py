@@ -42,6 +42,19 @@ WORDS = {
 }
 
 
+FIELDS = {}  # name -> the field of a structure that functions of words know
+
+
+def shared(structure):
+    """The decorator of a structure of words whose fields functions of words call by name."""
+    fields = {name: getattr(structure, name) for name, _ in structure._fields_}
+    if taken := FIELDS.keys() & fields.keys():
+        raise TypeError(f"{structure.__name__}: another structure of words has {', '.join(sorted(taken))}")
+    FIELDS.update(fields)
+    return structure
+
+
+@shared
 class State(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int64 * count if count > 1 else ctypes.c_int64) for name, count in WORDS.items()

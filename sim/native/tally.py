@@ -1,21 +1,24 @@
 """Counters of compiled launches: what the lanes of a warp do together, counted from the words that compiled
 code has written down (sim.native.logged).
 
-The rules are those of sim.device.DeviceSpec (requests, sectors, wavefronts), in loops that Numba compiles; a
-test holds them to it.
+The rules are those of sim.device.DeviceSpec (requests, sectors, wavefronts), as functions of words; a test
+holds them to it.
 """
 
+import ctypes
+import functools
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from sim.context import Context
 from sim.events import ACTIONS, ADDRESS_BITS, ADDRESS_MASK, GLOBAL, SHARED, SITES, SPACES
 from sim.native.cache import KeptOwn
-from sim.native.internal import External, compiled
+from sim.native.checks import WARP_SHIFT
+from sim.native.internal import kernel
 from sim.native.logged import EPOCH_ENDS, PLACE_SHIFT, SIZE_SHIFT, THREAD_GOES_ON, TOGETHER
-from sim.observers import COUNTERS
+from sim.native.state import shared
+from sim.native.words import words
 from sim.observers.banks import Banks
 from sim.observers.branches import Branches
 from sim.observers.coalescing import Coalescing
@@ -25,206 +28,242 @@ BRANCH, ATOMIC = ACTIONS["branch"], ACTIONS["atomic"]
 MACHINE = (1 << SIZE_SHIFT) - 1  # bits of an address
 SLOTS = 4  # of a place: one for each memory space, as executions count apart; branches have the last
 LANES = 32
+COUNTED = {Coalescing: "requests_to_global", Banks: "requests_to_shared", Branches: "branches"}
 
 
-def called_by_python(function):
-    """`function` compiled, and kept on disk; what it calls is linked into it."""
-    dispatcher = njit(error_model="numpy", nogil=True, no_cfunc_wrapper=True, pipeline_class=External)(
-        function
-    )
-    dispatcher._cache = KeptOwn(function)
-    return dispatcher
+@shared
+class Counting(ctypes.Structure):
+    """What counting reads and writes: numbers, and the addresses of arrays of int64."""
+
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in (
+            *("entries", "entry_count", "begin", "end"),  # the log; where an epoch begins, and ends
+            *("sector_bytes", "bank_bytes", "banks"),
+            *("actions", "owners"),  # of each place: what a thread does there, the array that it last named
+            *("homes", "home_count"),  # of each array first byte, the byte behind the last, base, space
+            *(
+                "together",
+                "traffic",
+                "requests_to_global",
+                "requests_to_shared",
+                "branches",
+            ),  # what is counted
+            *("is_touched", "touched", "touched_count"),  # the slots that the epoch comes to
+            *("done", "threads"),  # of each slot how often each thread (of whole warps) has come
+            *("first", "warps"),  # of each slot each warp's first request
+            *("rows", "row_count", "requests"),  # of each request the size and address of each lane, or -1
+            *("wanted", "in_bank"),  # of each bank the words that a request wants, and how many
+        )
+    ]
 
 
-@called_by_python
-def count(
-    words,
-    actions,
-    homes,
-    spec,
-    together,
-    traffic,
-    global_requests,
-    shared_requests,
-    branches,
-    room,
-    done,
-    first,
-):
-    """Count all epochs of a log. homes: of each array its first byte, the byte behind its last, its simulated
-    address and its space. spec: bytes of a sector and of a bank, banks. room, done, first: see room_for."""
-    owner_of, is_touched, touched, wanted, in_bank = room
-    lanes = np.empty((1024, LANES), np.int64)
-    begin = 0
-    for end in range(len(words)):
-        if words[end] >> PLACE_SHIFT != EPOCH_ENDS:
-            continue
-        # 1. how often each thread comes to each place; a word becomes slot, size and simulated address
-        thread, n_touched = 0, 0
-        for i in range(begin, end):
-            place = words[i] >> PLACE_SHIFT
-            if place == THREAD_GOES_ON:
-                thread = words[i] & MACHINE
-                continue
-            if place == TOGETHER:
-                together[words[i] & MACHINE] += 1
-                words[i] = -1
-                continue
-            address, size = words[i] & MACHINE, words[i] >> SIZE_SHIFT & 7
-            if actions[place] == BRANCH:
-                slot = SLOTS * place + SLOTS - 1
-            else:
-                owner = owner_of[place]
-                if not homes[owner, 0] <= address < homes[owner, 1]:
-                    owner = 0
-                    while not homes[owner, 0] <= address < homes[owner, 1]:
-                        owner += 1
-                    owner_of[place] = owner
-                traffic[place, owner, size] += 1
-                space = homes[owner, 3]
-                if space != GLOBAL and space != SHARED:
-                    words[i] = -1
-                    continue
-                slot = SLOTS * place + space
-                address += homes[owner, 2] - homes[owner, 0]
-            words[i] = (slot << 3 | size) << ADDRESS_BITS | address
-            done[slot, thread] += 1
-            if not is_touched[slot]:
-                is_touched[slot] = 1
-                touched[n_touched] = slot
-                n_touched += 1
-        # 2. a request for the k-th time that the lanes of a warp come to a slot
-        requests = 0
-        for t in range(n_touched):
-            slot = touched[t]
-            for warp in range(first.shape[1]):
-                first[slot, warp] = requests
-                most = 0
-                for lane in range(LANES):
-                    most = max(most, done[slot, LANES * warp + lane])
-                requests += most
-        if requests > len(lanes):
-            lanes = np.empty((2 * requests, LANES), np.int64)
-        for request in range(requests):
+@functools.partial(kernel, kept=KeptOwn)
+def count(counting):
+    return counted(counting)
+
+
+@words
+def counted(counting) -> bool:
+    """Count the epochs of a log; False where one has more requests than there are rows."""
+    for end in range(counting.end, counting.entry_count):
+        if counting.entries[end] >> PLACE_SHIFT == EPOCH_ENDS:
+            counting.end = end
+            if counting.requests == 0:
+                find_slots(counting)
+                number_requests(counting)
+            if counting.requests > counting.row_count:
+                return False
+            fill_rows(counting)
+            count_requests(counting)
+            counting.begin = end + 1
+            counting.requests = 0
+    return True
+
+
+@words
+def find_slots(counting):
+    """How often each thread comes to each place; an entry becomes slot, size and simulated address, or -1."""
+    thread = 0
+    for i in range(counting.begin, counting.end):
+        entry = counting.entries[i]
+        if entry >> PLACE_SHIFT == THREAD_GOES_ON:
+            thread = entry & MACHINE
+        elif entry >> PLACE_SHIFT == TOGETHER:
+            counting.together[entry & MACHINE] += 1
+            counting.entries[i] = -1
+        elif counting.actions[entry >> PLACE_SHIFT] == BRANCH:
+            slot = SLOTS * (entry >> PLACE_SHIFT) + SLOTS - 1
+            counting.entries[i] = come(counting, thread, slot, 0, entry & MACHINE)
+        else:
+            counting.entries[i] = find_space(counting, thread, entry)
+
+
+@words
+def find_space(counting, thread, entry):
+    place, address, size = entry >> PLACE_SHIFT, entry & MACHINE, entry >> SIZE_SHIFT & 7
+    owner = owner_of(counting, place, address)
+    counting.traffic[(place * counting.home_count + owner) * 8 + size] += 1
+    home = counting.homes + 32 * owner
+    if home[3] != GLOBAL and home[3] != SHARED:
+        return -1
+    return come(counting, thread, SLOTS * place + home[3], size, address - home[0] + home[2])
+
+
+@words
+def owner_of(counting, place, address):
+    """The array that an address is in: most often the one of the last time."""
+    if is_in(counting.homes + 32 * counting.owners[place], address):
+        return counting.owners[place]
+    for owner in range(counting.home_count):
+        if is_in(counting.homes + 32 * owner, address):
+            counting.owners[place] = owner
+            return owner
+
+
+@words
+def is_in(home, address) -> bool:
+    return home[0] <= address < home[1]
+
+
+@words
+def come(counting, thread, slot, size, address):
+    """A thread comes to a slot once more."""
+    counting.done[slot * counting.threads + thread] += 1
+    if counting.is_touched[slot] == 0:
+        counting.is_touched[slot] = 1
+        counting.touched[counting.touched_count] = slot
+        counting.touched_count += 1
+    return (slot << 3 | size) << ADDRESS_BITS | address
+
+
+@words
+def number_requests(counting):
+    """One for the k-th time that the lanes of a warp come to a slot."""
+    for t in range(counting.touched_count):
+        slot = counting.touched[t]
+        done = counting.done + 8 * slot * counting.threads
+        for warp in range(counting.warps):
+            counting.first[slot * counting.warps + warp] = counting.requests
+            most = 0
             for lane in range(LANES):
-                lanes[request, lane] = -1
-        for t in range(n_touched):
-            for thread in range(done.shape[1]):
-                done[touched[t], thread] = 0
-        thread = 0
-        for i in range(begin, end):
-            word = words[i]
-            if word == -1:
-                continue
-            if word >> PLACE_SHIFT == THREAD_GOES_ON:
-                thread = word & MACHINE
-                continue
-            slot = word >> ADDRESS_BITS + 3
-            lanes[first[slot, thread // LANES] + done[slot, thread], thread % LANES] = (
-                word & (8 << ADDRESS_BITS) - 1
-            )
-            done[slot, thread] += 1
-        # 3. what each request comes to
-        request = 0
-        for t in range(n_touched):
-            slot = touched[t]
-            place, space = slot // SLOTS, slot % SLOTS
-            last = first[touched[t + 1], 0] if t + 1 < n_touched else requests
-            for request in range(first[slot, 0], last):
-                if space == SLOTS - 1:
-                    yes = no = 0
-                    for lane in range(LANES):
-                        if lanes[request, lane] >= 0:
-                            if lanes[request, lane] & 1:
-                                yes += 1
-                            else:
-                                no += 1
-                    branches[place, 0] += 1
-                    branches[place, 1] += yes > 0 and no > 0
-                elif space == GLOBAL:
-                    sectors(lanes, request, spec[0], global_requests, place, wanted)
-                else:
-                    serial = actions[place] == ATOMIC
-                    wavefronts(
-                        lanes, request, serial, spec[1], spec[2], shared_requests, place, wanted, in_bank
-                    )
-            for thread in range(done.shape[1]):
-                done[slot, thread] = 0
-            is_touched[slot] = 0
-        begin = end + 1
+                most = max(most, done[LANES * warp + lane])
+            counting.requests += most
+        forget_threads(counting, slot)
 
 
-@compiled
-def sectors(lanes, request, sector, counted, place, sets):
-    """One request to global memory: DeviceSpec.sectors."""
-    n_seen = n_touched = size = 0
+@words
+def forget_threads(counting, slot):
+    for thread in range(counting.threads):
+        counting.done[slot * counting.threads + thread] = 0
+
+
+@words
+def fill_rows(counting):
+    for i in range(LANES * counting.requests):
+        counting.rows[i] = -1
+    thread = 0
+    for i in range(counting.begin, counting.end):
+        entry = counting.entries[i]
+        if entry >> PLACE_SHIFT == THREAD_GOES_ON:
+            thread = entry & MACHINE
+        elif entry != -1:
+            slot = entry >> ADDRESS_BITS + 3
+            come, warp = slot * counting.threads + thread, slot * counting.warps + (thread >> WARP_SHIFT)
+            row = counting.first[warp] + counting.done[come]
+            counting.rows[LANES * row + (thread & LANES - 1)] = entry & (8 << ADDRESS_BITS) - 1
+            counting.done[come] += 1
+
+
+@words
+def count_requests(counting):
+    for t in range(counting.touched_count):
+        slot = counting.touched[t]
+        last = counting.requests
+        if t + 1 < counting.touched_count:
+            last = counting.first[counting.touched[t + 1] * counting.warps]
+        for request in range(counting.first[slot * counting.warps], last):
+            count_request(counting, slot // SLOTS, slot % SLOTS, counting.rows + 8 * LANES * request)
+        forget_threads(counting, slot)
+        counting.is_touched[slot] = 0
+    counting.touched_count = 0
+
+
+@words
+def count_request(counting, place, space, row):
+    if space == SLOTS - 1:
+        count_branch(counting.branches + 16 * place, row)
+    elif space == GLOBAL:
+        count_sectors(counting, counting.requests_to_global + 24 * place, row)
+    else:
+        serial = counting.actions[place] == ATOMIC
+        count_wavefronts(counting, counting.requests_to_shared + 32 * place, row, serial)
+
+
+@words
+def count_branch(counts, row):
+    yes, no = 0, 0
     for lane in range(LANES):
-        word = lanes[request, lane]
-        if word >= 0:
-            address, size = word & ADDRESS_MASK, 1 << (word >> ADDRESS_BITS)
-            n_seen = with_new(sets, 0, n_seen, address)
-            n_touched = with_new(sets, 1, n_touched, address // sector)
-    counted[place, 0] += 1
-    counted[place, 1] += n_touched
-    counted[place, 2] += -(-n_seen * size // sector)
+        if row[lane] >= 0:
+            yes |= row[lane]
+            no |= ~row[lane]
+    counts[0] += 1
+    counts[1] += yes & no & 1
 
 
-@compiled
-def with_new(sets, which, n, value):
-    """Put `value` behind the first n values of a set unless it is among them; how many there are then. The
+@words
+def count_sectors(counting, counts, row):
+    """One request to global memory: DeviceSpec.sectors."""
+    addresses, sectors = counting.wanted, counting.wanted + 8 * LANES
+    n_seen, n_touched, size = 0, 0, 0
+    for lane in range(LANES):
+        if row[lane] >= 0:
+            address, size = row[lane] & ADDRESS_MASK, 1 << (row[lane] >> ADDRESS_BITS)
+            n_seen = with_new(addresses, n_seen, address, True)
+            n_touched = with_new(sectors, n_touched, address // counting.sector_bytes, True)
+    counts[0] += 1
+    counts[1] += n_touched
+    counts[2] += (n_seen * size + counting.sector_bytes - 1) // counting.sector_bytes
+
+
+@words
+def with_new(values, n, value, once):
+    """Put `value` behind the first n values, if `once` unless it is among them; how many there are then. The
     latest are the likeliest."""
-    for i in range(n - 1, -1, -1):
-        if sets[which, i] == value:
+    for i in range(n if once else 0):
+        if values[n - 1 - i] == value:
             return n
-    sets[which, n] = value
+    values[n] = value
     return n + 1
 
 
-@compiled
-def wavefronts(lanes, request, serial, bank_bytes, banks, counted, place, wanted, in_bank):
+@words
+def count_wavefronts(counting, counts, row, serial):
     """One request to shared memory: DeviceSpec.wavefronts."""
     words = 1
     for lane in range(LANES):
-        if lanes[request, lane] >= 0:
-            words = max(words, (1 << (lanes[request, lane] >> ADDRESS_BITS)) // bank_bytes)
-    total = fewest = ways = 0
+        if row[lane] >= 0:
+            words = max(words, (1 << (row[lane] >> ADDRESS_BITS)) // counting.bank_bytes)
+    total, fewest, ways = 0, 0, 0
     for phase in range(words):
         most = 0
-        for bank in range(banks):
-            in_bank[bank] = 0
+        for bank in range(counting.banks):
+            counting.in_bank[bank] = 0
         for lane in range(phase * LANES // words, (phase + 1) * LANES // words):
-            if lanes[request, lane] < 0:
-                continue
-            for part in range(words):
-                word = (lanes[request, lane] & ADDRESS_MASK) // bank_bytes + part
-                bank = word % banks
-                n, known = in_bank[bank], False
-                for i in range(n if not serial else 0):
-                    if wanted[bank, i] == word:
-                        known = True
-                        break
-                if not known:
-                    wanted[bank, n] = word
-                    in_bank[bank] = n + 1
-                    most = max(most, n + 1)
+            if row[lane] >= 0:
+                for part in range(words):
+                    word = (row[lane] & ADDRESS_MASK) // counting.bank_bytes + part
+                    bank = word % counting.banks
+                    known = counting.wanted + 8 * LANES * bank
+                    counting.in_bank[bank] = with_new(known, counting.in_bank[bank], word, not serial)
+                    most = max(most, counting.in_bank[bank])
         total += most
         fewest += most > 0
         ways = max(ways, most)
-    counted[place, 0] += 1
-    counted[place, 1] += total
-    counted[place, 2] += fewest
-    counted[place, 3] = max(counted[place, 3], ways)
-
-
-def room_for(places, threads, banks):
-    """What count works in, for a kernel of so many places and threads of a block: of each place its array; of
-    each slot whether it was touched; the slots that were; the words of each bank, and how many; of each slot
-    how often each thread came, and each warp's first request."""
-    slots, warps = SLOTS * places, -(-threads // LANES)
-    is_touched, touched = np.zeros((2, slots), np.int64)
-    wanted, in_bank = np.empty((max(banks, 2), LANES), np.int64), np.empty(banks, np.int64)
-    room = np.zeros(places, np.int64), is_touched, touched, wanted, in_bank
-    return room, np.zeros((slots, warps * LANES), np.int32), np.zeros((slots, warps), np.int64)
+    counts[0] += 1
+    counts[1] += total
+    counts[2] += fewest
+    counts[3] = max(counts[3], ways)
 
 
 @dataclass(frozen=True)
@@ -244,66 +283,70 @@ class Tally:
 
     def __init__(self, launch, module, homes):
         self.launch, self.module, self.homes = launch, module, homes
-        n, spec = len(module.sites), launch.spec
-        self.actions = np.array(
-            [ACTIONS[site.action] if site.action != "branch" else BRANCH for site in module.sites], np.int64
+        n, spec, warps = len(module.sites), launch.spec, -(-launch.threads // LANES)
+        self.counting = Counting(
+            sector_bytes=spec.sector_bytes,
+            bank_bytes=spec.bank_bytes,
+            banks=spec.banks,
+            home_count=len(homes),
+            threads=LANES * warps,
+            warps=warps,
         )
-        self.table = np.array(
-            [(home.low, home.high, home.base, home.space) for home in homes], np.int64
-        ).reshape(-1, 4)
-        self.spec = np.array([spec.sector_bytes, spec.bank_bytes, spec.banks], np.int64)
-        self.together, self.traffic = np.zeros(n, np.int64), np.zeros((n, len(homes), 8), np.int64)
-        self.of_global, self.of_shared, self.branches = (
-            np.zeros((n, 3), np.int64),
-            np.zeros((n, 4), np.int64),
-            np.zeros((n, 2), np.int64),
-        )
+        self.held = {}
+        self.hold("actions", [ACTIONS[site.action] for site in module.sites])
+        self.hold("homes", [(home.low, home.high, home.base, home.space) for home in homes])
+        for name, shape in {
+            "owners": n,
+            "together": n,
+            "traffic": (n, len(homes), 8),
+            "requests_to_global": (n, 3),
+            "requests_to_shared": (n, 4),
+            "branches": (n, 2),
+            "is_touched": SLOTS * n,
+            "touched": SLOTS * n,
+            "done": (SLOTS * n, LANES * warps),
+            "first": (SLOTS * n, warps),
+            "wanted": (max(spec.banks, 2), LANES),
+            "in_bank": spec.banks,
+        }.items():
+            self.hold(name, np.zeros(shape, np.int64))
 
-        self.room = room_for(n, launch.threads, spec.banks)
+    def hold(self, name, values):
+        """Give compiled code the address of an array."""
+        array = self.held[name] = np.ascontiguousarray(values, np.int64)
+        setattr(self.counting, name, array.ctypes.data)
 
-    def add(self, words):
-        count(
-            words,
-            self.actions,
-            self.table,
-            self.spec,
-            self.together,
-            self.traffic,
-            self.of_global,
-            self.of_shared,
-            self.branches,
-            *self.room,
-        )
+    def add(self, log):
+        counting = self.counting
+        counting.entries, counting.entry_count, counting.begin, counting.end = log.ctypes.data, len(log), 0, 0
+        while not count(ctypes.addressof(counting)):
+            counting.row_count = 2 * counting.requests
+            self.hold("rows", np.empty((counting.row_count, LANES), np.int64))
 
     def counters(self):
         """What the tools that count say of it."""
-        context, sites = (
-            Context([], self.launch.spec, None, self.launch.block, None),
-            [SITES.add(site) for site in self.module.sites],
-        )
+        context = Context([], self.launch.spec, None, self.launch.block, None)
+        sites = [SITES.add(site) for site in self.module.sites]
         for tool in self.launch.observers:
             tool = tool() if isinstance(tool, type) else tool
-            if type(tool) in COUNTERS:
-                self.fill(tool, sites)
-                tool.launch_finished(context)
-        return {
-            name: value
-            for name, value in context.counters.items()
-            if name not in ("threads", "blocks", "barriers")
-        }
+            if type(tool) is Traffic:
+                self.fill_traffic(tool, sites)
+            elif type(tool) in COUNTED:
+                rows = self.held[COUNTED[type(tool)]]
+                tool.sites = {sites[place]: row.tolist() for place, row in enumerate(rows) if row[0]}
+            else:
+                continue
+            tool.launch_finished(context)
+        own = ("threads", "blocks", "barriers")
+        return {name: value for name, value in context.counters.items() if name not in own}
 
-    def fill(self, tool, sites):
-        rows = {Coalescing: self.of_global, Banks: self.of_shared, Branches: self.branches}.get(type(tool))
-        if type(tool) is Traffic:
-            for place, owner, size in np.argwhere(self.traffic).tolist():
-                home = self.homes[owner]
-                tool.accessed[sites[place], SPACES[home.space], home.name, 1 << size] += int(
-                    self.traffic[place, owner, size]
-                )
-            for place in np.flatnonzero(self.together).tolist():
-                name = self.module.operations[place]
-                tool.together["syncthreads" if name.startswith("syncthreads") else name, sites[place]] += int(
-                    self.together[place]
-                )
-        else:
-            tool.sites = {sites[place]: rows[place].tolist() for place in np.flatnonzero(rows[:, 0]).tolist()}
+    def fill_traffic(self, tool, sites):
+        traffic, together = self.held["traffic"], self.held["together"]
+        for place, owner, size in np.argwhere(traffic).tolist():
+            home = self.homes[owner]
+            key = sites[place], SPACES[home.space], home.name, 1 << size
+            tool.accessed[key] += int(traffic[place, owner, size])
+        for place in np.flatnonzero(together).tolist():
+            name = self.module.operations[place]
+            name = "syncthreads" if name.startswith("syncthreads") else name
+            tool.together[name, sites[place]] += int(together[place])

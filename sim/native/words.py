@@ -3,9 +3,9 @@
 They compute with int64 alone, and go from their Python source to LLVM as they stand: Numba took 10 to 60 ms
 for each. What they may consist of: assignments, `if`, `for` over `range(n)` or `range(m, n)`, `return`,
 arithmetic and comparisons, calls of `min`, `max` and each other; `address[i]`, the int64 at a position behind
-an address, and `address.epoch`, a word (or the row of words) of the State at one. Numbers wrap around; a
-division by 0 is left open, as in C. A result is an int64, or what the annotation says: `bool`, or an integer
-or tuple type of Numba.
+an address, and `address.epoch`, a word (or the row of words) of the structure there (sim.native.state).
+Numbers wrap around; a division by 0 is left open, as in C. A result is an int64, or what the annotation says:
+`bool`, or an integer or tuple type of Numba.
 """
 
 import ast
@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 
 from sim.native.internal import LinkedLibrary, intrinsic_of
-from sim.native.state import State
+from sim.native.state import FIELDS
 
 WORD, BIT, BYTE = ir.IntType(64), ir.IntType(1), ir.IntType(8)
 
@@ -281,13 +281,13 @@ class Body(ast.NodeVisitor):
     visit_Subscript = visit_Attribute
 
     def place(self, node):
-        """The pointer to a variable, a word of the State, or a word behind an address."""
+        """The pointer to a variable, to a word of a structure, or to one behind an address."""
         if isinstance(node, ast.Name):
             return self.cells[node.id]
         if isinstance(node, ast.Attribute):
-            position = WORD(getattr(State, node.attr).offset // 8)
+            position = WORD(FIELDS[node.attr].offset // 8)
             return pointer(self.builder, self.word(node.value), position, WORD)
-        if isinstance(node.value, ast.Attribute) and getattr(State, node.value.attr).size > 8:
+        if isinstance(node.value, ast.Attribute) and FIELDS[node.value.attr].size > 8:
             return self.builder.gep(self.place(node.value), [self.word(node.slice)])
         return pointer(self.builder, self.word(node.value), self.word(node.slice), WORD)
 
