@@ -147,55 +147,61 @@ class Memory:
         if self.context.log is not None:
             self.context.values.append(value)
 
-    def misaligned(self, address, size, multiple, site, what):
-        element = self.context.space.element(address)
-        itemsize = self.context.space.find(address).home[1]
-        return Finding(
-            "misaligned-address",
-            "error",
-            f"{self.name} takes {size} bytes at a multiple of {multiple}, and {element} is"
-            f" {address % multiple} beyond one",
-            (self.context.witness(what, site),),
-            *element,
-            reason="The GPU stops with a misaligned address.",
-            fix=(
-                f"begin at a column that is a multiple of {multiple // itemsize}, in rows whose length is one"
-                " too"
-            ),
-        )
 
-
-class Luck:
-    """Looks for accesses that need an alignment which the declaration of their array does not promise. Of
-    those of one place to one array the lowest is told, whichever thread comes first."""
+class Alignment:
+    """Looks at the addresses of accesses, which have to be a multiple of some number of bytes. Where one is,
+    and the declaration of its array does not promise that, it is so by luck: of the accesses of one place to
+    one array the lowest is told, whichever thread comes first."""
 
     def __init__(self, context):
         self.context, self.told = context, {}  # (site, array) -> (rank, place among the findings)
 
-    def look(self, allocation, address, multiple, site, what):
-        if allocation.alignment % multiple == 0:
-            return
+    def refuses(self, name, allocation, address, size, multiple, site, what):
+        """Whether this is no address for `size` bytes at once, which is a finding then; `name`: what takes
+        them."""
         findings, thread = self.context.findings, self.context.thread
-        key, rank = (site, allocation.name), (address, thread.block.index[::-1], thread.index[::-1])
-        if key not in self.told:
-            self.told[key] = rank, len(findings)
-            findings.append(self.finding(allocation, address, multiple, site, what))
-        elif rank < self.told[key][0]:
-            self.told[key] = rank, self.told[key][1]
-            findings[self.told[key][1]] = self.finding(allocation, address, multiple, site, what)
+        if address % multiple:
+            findings.append(self.misaligned(name, address, size, multiple, site, what))
+            return True
+        if allocation.alignment % multiple:
+            key, rank = (site, allocation.name), (address, thread.block.index[::-1], thread.index[::-1])
+            known, place = self.told.get(key, (None, len(findings)))
+            if known is None or rank < known:
+                self.told[key] = rank, place
+                findings[place : place + 1] = [self.by_luck(allocation, address, multiple, site, what)]
+        return False
 
-    def finding(self, allocation, address, multiple, site, what):
+    def misaligned(self, name, address, size, multiple, site, what):
         element = self.context.space.element(address)
-        return Finding(
-            "misaligned-address",
+        length = multiple // self.context.space.find(address).home[1]
+        column = f"begin at a column that is a multiple of {length}, in rows whose length is one too"
+        return self.finding(
+            "error",
+            f"{name} takes {size} bytes at a multiple of {multiple}, and {element} is {address % multiple}"
+            " beyond one",
+            element,
+            site,
+            what,
+            reason="The GPU stops with a misaligned address.",
+            fix=column if length > 1 else f"begin at an address that is a multiple of {multiple} bytes",
+        )
+
+    def by_luck(self, allocation, address, multiple, site, what):
+        element = self.context.space.element(address)
+        return self.finding(
             "warning",
             f"{element} has to lie at a multiple of {multiple} bytes, and {element.array}"
             f" is declared for multiples of {allocation.alignment}",
-            (self.context.witness(what, site),),
-            *element,
+            element,
+            site,
+            what,
             reason="Here it does, by luck; behind another array it may not, and the GPU stops.",
             fix=f"declare {element.array} with alignment={multiple}",
         )
+
+    def finding(self, severity, message, element, site, what, **why):
+        witness = self.context.witness(what, site)
+        return Finding("misaligned-address", severity, message, (witness,), *element, **why)
 
 
 class OfArrays(Memory):
@@ -205,7 +211,7 @@ class OfArrays(Memory):
 
     def __init__(self, scheduler, name):
         super().__init__(scheduler.context, name)
-        self.scheduler, self.luck = scheduler, Luck(scheduler.context)
+        self.scheduler, self.alignment = scheduler, Alignment(scheduler.context)
 
     def site(self, action):
         return self.context.site_of(self.frame, action)
@@ -228,9 +234,7 @@ class OfArrays(Memory):
                 f" {where.strides[-1]} bytes apart"
             )
         address = where.address(index)
-        if address % multiple:
-            self.context.findings.append(self.misaligned(address, size, multiple, site, what))
+        if self.alignment.refuses(self.name, where.allocation, address, size, multiple, site, what):
             return None
-        self.luck.look(where.allocation, address, multiple, site, what)
         offset = where.offset + sum(i * stride for i, stride in zip(index, where.strides))
         return Spot(address, where.allocation.root[offset : offset + size])

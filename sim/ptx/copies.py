@@ -19,12 +19,7 @@ class OfAddresses(Memory):
 
     def spot(self, where, index, size, multiple, site, what):
         address = index + (WINDOWS[where] if where != GENERIC else 0)
-        region = self.regions.find(address)
-        if region is None or address + size > region.end:
-            self.regions.outside(address, size, site, what, region)
+        region = self.regions.checked(address, size, site, what, multiple, self.name)
+        if region is None:
             return None
-        if address % multiple:
-            self.context.findings.append(self.misaligned(address, size, multiple, site, what))
-            return None
-        self.regions.luck.look(region.allocation, address, multiple, site, what)
         return Spot(address, region.root[address - region.base : address - region.base + size])

@@ -21,11 +21,11 @@ from sim.events import (
     STORE,
     Finding,
 )
-from sim.memory.array import Array, only_read
+from sim.memory.array import only_read
 from sim.memory.atomics import Question
 from sim.memory.spaces import ALIGNMENT, poisoned
-from sim.memory.transfer import Luck
-from sim.ptx.regions import GAP, GENERIC, VIEWS, WINDOWS, Frames, Pointed, Region, poison
+from sim.memory.transfer import Alignment
+from sim.ptx.regions import GAP, GENERIC, VIEWS, WINDOWS, Frames, Region, pointed, poison
 
 
 class Memory:
@@ -35,7 +35,7 @@ class Memory:
     def __init__(self, scheduler, place):
         self.scheduler, self.context, self.space = scheduler, scheduler.context, scheduler.context.space
         self.place = place
-        self.luck = Luck(self.context)
+        self.alignment = Alignment(self.context)
         self.fixed, self.bases = [], []  # global and constant regions by address
         self.shared_slots, self.local_slots = [], []  # allocations
 
@@ -290,28 +290,17 @@ class Memory:
 
     # --- what may be wrong ----------------------------------------------------------------------------------
 
-    def checked(self, address, size, site, what):
-        """The region in which `size` bytes at a generic address lie, or None, with a finding."""
+    def checked(self, address, size, site, what, multiple=None, name="an access"):
+        """The region in which `size` bytes at a generic address lie, which has to be a multiple of `multiple`
+        (by default of the size); or None, with a finding. `name`: what is told of."""
         region = self.find(address)
         if region is None or address + size > region.end:
-            self.outside(address, size, site, what, region)
+            self.outside(address, site, what, region)
             return None
-        if address % size:
-            self.context.findings.append(self.misaligned(address, size, site, what))
+        if self.alignment.refuses(name, region.allocation, address, size, multiple or size, site, what):
             return None
-        self.luck.look(region.allocation, address, size, site, what)
         if what != "read" and not region.allocation.writable:
-            error = only_read(
-                Array(
-                    self.context,
-                    region.allocation,
-                    0,
-                    np.dtype(np.uint8),
-                    (region.root.size,),
-                    (1,),
-                    region.allocation.name,
-                )
-            )
+            error = only_read(pointed(self.context, region.allocation))
             error.site = site
             raise error
         return region
@@ -323,55 +312,28 @@ class Memory:
         found = min(near, key=distance, default=None)
         return found if found is not None and distance(found) < GAP else None
 
-    def outside(self, address, size, site, what, region):
+    def outside(self, address, site, what, region):
         allocation = region.allocation if region else self.nearest(address)
         if allocation is None:
             self.context.findings.append(self.nowhere(address, site, what))
             return
-        itemsize = allocation.home[1]
-        length = allocation.root.size // itemsize
-        dtype = np.dtype(f"V{itemsize}")
-        array = Pointed(self.context, allocation, 0, dtype, (length,), (itemsize,), allocation.name)
-        start = (
-            allocation.base
-            if allocation.copies == 1
-            else self.frames(allocation).below(
-                address, allocation.base + self.context.thread.linear * allocation.root.size
-            )
-        )
+        array = pointed(self.context, allocation)
+        start = allocation.base
+        if allocation.copies > 1:
+            start += self.context.thread.linear * allocation.root.size
+            start = self.frames(allocation).below(address, start)
         # the element where the access leaves the array
         position = address if address < start else max(address, start + allocation.root.size)
-        self.context.refuse(site, what, array, ((position - start) // itemsize,))
+        self.context.refuse(site, what, array, ((position - start) // array.itemsize,))
 
     def nowhere(self, address, site, what):
+        where = "the null pointer, or near it" if 0 <= address < 4096 else "far from all memory of the launch"
         return Finding(
             "out-of-bounds",
             "error",
             f"address {address:#x} is in no array",
             (self.context.witness(what, site),),
-            reason="It is "
-            + (
-                "the null pointer, or near it."
-                if 0 <= address < 4096
-                else "far from all memory of the launch."
-            ),
-            fix=(
-                "look at where the pointer comes from: an argument that was not given, or an index that"
-                " wrapped around"
-            ),
-        )
-
-    def misaligned(self, address, size, site, what):
-        element = self.space.element(address)
-        return Finding(
-            "misaligned-address",
-            "error",
-            f"{size} bytes at once at {element}, whose address {address:#x} is no multiple of {size}",
-            (self.context.witness(what, site),),
-            *element,
-            reason=(
-                "A GPU accesses so many bytes at once only at a multiple of their number, and stops the"
-                " kernel otherwise."
-            ),
-            fix="let the index be a multiple of the vector's length, or access the elements one by one",
+            reason=f"It is {where}.",
+            fix="look at where the pointer comes from: an argument that was not given, or an index that"
+            " wrapped around",
         )

@@ -39,6 +39,13 @@ class Pointed(Array):
         """Nobody reads it: it stands in a finding."""
 
 
+def pointed(context, allocation):
+    """All of an allocation, by the elements that findings call."""
+    itemsize = allocation.home[1]
+    length = allocation.root.size // itemsize
+    return Pointed(context, allocation, 0, np.dtype(f"V{itemsize}"), (length,), (itemsize,), allocation.name)
+
+
 class Region:
     """Bytes at consecutive addresses from `base` to before `end`, and views of them as elements."""
 
