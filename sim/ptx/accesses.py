@@ -1,7 +1,7 @@
 """PTX instructions that access memory as Python statements: ld, st, atom, red; parameters are Python's."""
 
 from sim.isa.registers import WIDTHS, Missing
-from sim.ptx.syntax import Group, Register, Symbol
+from sim.ptx.syntax import Group, Register, Symbol, python_name
 
 SPACES = {"global", "const", "shared", "local", "param"}
 STRONG = {"volatile", "relaxed", "acquire", "release", "mmio"}
@@ -50,62 +50,51 @@ def parts(operand):
     return operand.parts if isinstance(operand, Group) else (operand,)
 
 
-def address(writer, operand):
-    """The text of an address."""
-    base = writer.value(operand.base, "b64")
-    return (
-        f"{base} + {operand.offset}"
-        if operand.offset > 0
-        else f"{base} - {-operand.offset}"
-        if operand.offset
-        else base
-    )
+def address(writer, operand, more=0):
+    """The text of an address, so many bytes behind an operand."""
+    base, offset = writer.value(operand.base, "b64"), operand.offset + more
+    return f"{base} {'-' if offset < 0 else '+'} {abs(offset)}" if offset else base
 
 
 def fetched(writer, ptx_type, registers):
-    """How memory is looked at for these registers: as floats where they hold some."""
+    """How memory is looked at for these registers: as floats where they hold some. Errors: Missing."""
     width = WIDTHS[ptx_type]
-    if ptx_type in ("s8", "s16", "s32", "s64"):
-        return ptx_type if width < 32 else f"u{width}"
+    if width > 64:
+        raise Missing
+    if ptx_type in ("s8", "s16"):
+        return ptx_type
     holding = {writer.holds[r.name] for r in registers if isinstance(r, Register)}
     floating = {32: "f32", 64: "f64"}.get(width)
     floats = holding == {floating} or ptx_type == floating and not holding - {floating}
     return floating if floats else f"u{width}"
 
 
+def take(writer, register, text, ptx_type):
+    """Set a register to what memory gave."""
+    writer.assign(register, text, ptx_type, ptx_type[0] == "u")
+
+
 def load(writer, item):
-    access, to, source = Access(item.opcode), item.operands[0], item.operands[1]
+    access, (to, source, *_) = Access(item.opcode), item.operands
     if access.space == "param" and isinstance(source.base, Symbol):
         return load_parameter(writer, item, access)
     space = "const" if access.space == "param" else access.space
-    registers = [r for r in parts(to) if r is not None]
-    if WIDTHS[access.type] > 64:
-        raise Missing(item.opcode)
-    ptx_type = fetched(writer, access.type, registers)
+    ptx_type = fetched(writer, access.type, parts(to))
     if access.strong:
         for i, part in enumerate(parts(to)):
             name = writer.module.strong_load(ptx_type, space, access)
-            writer.assign(
-                part,
-                f"{name}({address(writer, source)} + {i * WIDTHS[ptx_type] // 8})",
-                ptx_type,
-                ptx_type[0] == "u",
-            )
+            take(writer, part, f"{name}({address(writer, source, i * WIDTHS[ptx_type] // 8)})", ptx_type)
         return
-    name = writer.module.load(ptx_type, space, access.count)
-    text = f"{name}({address(writer, source)})"
+    text = f"{writer.module.load(ptx_type, space, access.count)}({address(writer, source)})"
     if access.count == 1:
-        writer.assign(to, text, ptx_type, ptx_type[0] == "u")
+        return take(writer, to, text, ptx_type)
+    held = {writer.in_register(part, "_", ptx_type, ptx_type[0] == "u") for part in parts(to) if part}
+    if held == {"_"} and None not in parts(to):  # as they come
+        writer.emit(f"{', '.join(map(writer.name, parts(to)))} = {text}")
         return
-    same = all(
-        part is not None and writer.in_register(part, "_", ptx_type, ptx_type[0] == "u") == "_"
-        for part in parts(to)
-    )
-    names = [writer.name(p) if same else f"part{i}_" for i, p in enumerate(parts(to))]
-    writer.emit(f"{', '.join(names)} = {text}")
-    for name, part in zip(names, parts(to)):
-        if part is not None and not same:
-            writer.assign(part, name, ptx_type, ptx_type[0] == "u")
+    for name, part in zip(writer.spread(text, access.count), parts(to)):
+        if part is not None:
+            take(writer, part, name, ptx_type)
 
 
 def load_parameter(writer, item, access):
@@ -117,11 +106,9 @@ def load_parameter(writer, item, access):
         at = offset + i * size
         if writer.module.is_kernel_parameter(symbol.name):
             ptx_type = fetched(writer, access.type, [part])
-            writer.assign(
-                part, writer.module.argument(symbol.name, at, ptx_type), ptx_type, ptx_type[0] == "u"
-            )
+            take(writer, part, writer.module.argument(symbol.name, at, ptx_type), ptx_type)
         elif part is not None:
-            name = writer.module.parameter_name(symbol.name)
+            name = python_name(symbol.name)
             text = f"{name} >> {8 * at}" if at else name
             ptx_type = access.type if access.type[0] == "s" else f"b{8 * size}"
             if ptx_type[0] == "s":
@@ -134,17 +121,12 @@ def store(writer, item):
     access, (to, source, *_) = Access(item.opcode), item.operands
     if access.space == "param":
         return store_parameter(writer, item, access)
-    if WIDTHS[access.type] > 64:
-        raise Missing(item.opcode)
     values = parts(source) if access.count > 1 else (source,)
-    ptx_type = fetched(writer, access.type, values)
-    ptx_type = ptx_type.replace("s", "u") if ptx_type[0] == "s" else ptx_type
+    ptx_type = fetched(writer, access.type, values).replace("s", "u")
     if access.strong:
         for i, part in enumerate(values):
-            name = writer.module.strong_store(ptx_type, access)
-            writer.emit(
-                f"{name}({address(writer, to)} + {i * WIDTHS[ptx_type] // 8}, {writer.value(part, ptx_type)})"
-            )
+            name, at = writer.module.strong_store(ptx_type, access), i * WIDTHS[ptx_type] // 8
+            writer.emit(f"{name}({address(writer, to, at)}, {writer.value(part, ptx_type)})")
         return
     name = writer.module.store(ptx_type, access.space, access.count)
     writer.emit(f"{name}({', '.join([address(writer, to), *(writer.value(v, ptx_type) for v in values)])})")
@@ -153,7 +135,7 @@ def store(writer, item):
 def store_parameter(writer, item, access):
     symbol, offset = item.operands[0].base, item.operands[0].offset
     size = WIDTHS[access.type] // 8
-    name = writer.module.parameter_name(symbol.name)
+    name = python_name(symbol.name)
     for i, part in enumerate(parts(item.operands[1]) if access.count > 1 else (item.operands[1],)):
         text, at = writer.value(part, f"b{8 * size}"), 8 * (offset + i * size)
         writer.emit(f"{name} |= {text} << {at}" if at else f"{name} |= {text}")
@@ -169,4 +151,4 @@ def atomic(writer, item):
         raise ValueError(f"{access.opcode} takes {count} operands")
     values = [writer.value(o, ptx_type) for o in given]
     text = f"{name}({', '.join([address(writer, where), *values])})"
-    writer.assign(to, text, ptx_type, ptx_type[0] == "u")
+    take(writer, to, text, ptx_type)

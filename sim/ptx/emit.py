@@ -4,13 +4,14 @@ It names what a launch gives it (accesses, barriers, atomics, constants) by name
 to make each: {name: launch -> object}."""
 
 import re
+from contextlib import contextmanager, nullcontext
 
 from sim.isa.arithmetic import REALS
 from sim.isa.registers import WIDTHS, Missing
 from sim.ptx import translate
 from sim.ptx.flow import Loop, blocks_of, ordered
 from sim.ptx.holding import held, read_and_written
-from sim.ptx.syntax import Group, Immediate, Not, Register, Special, Symbol, Variable
+from sim.ptx.syntax import Group, Immediate, Not, Register, Special, Symbol, Variable, python_name
 
 MASKS = {width: (1 << width) - 1 for width in (8, 16, 32, 64, 128)}
 
@@ -33,32 +34,39 @@ class Writer:
         self.first_lines()
         self.region(parts, None)
         body = self.lines
-        head = [f"def {self.module.python_name(self.function)}({', '.join(self.parameters())}):"]
+        head = [f"def {python_name(self.function.name, 'run')}({', '.join(self.parameters())}):"]
         self.lines, self.depth = [], 1
         self.leave()
         return head + body + self.lines
 
     def parameters(self):
         if self.function.entry:
-            return self.module.entry_parameters()
-        return [self.module.variable_name(v) for v in self.function.parameters]
-
-    def result(self):
-        names = [self.module.variable_name(v) for v in self.function.returns]
-        return f" {', '.join(names)}" if names else ""
+            return list(self.module.arguments.values())
+        return [python_name(v.name) for v in self.function.parameters]
 
     def first_lines(self):
         self.emit("thread = current.thread")
         for variable in self.function.returns:
-            self.emit(f"{self.module.variable_name(variable)} = 0")
+            self.emit(f"{python_name(variable.name)} = 0")
         for variable in self.function.variables:
             if variable.space == "local":
-                self.emit(f"{self.module.variable_name(variable)} = {self.module.renewal(variable)}()")
+                self.emit(f"{python_name(variable.name)} = {self.module.renewal(variable)}()")
         for name in sorted(unset(self.blocks)):
             self.emit(f"{self.name(Register(name, ''))} = {UNSET[self.holds[name]]}")
 
     def emit(self, text):
         self.lines.append("    " * self.depth + text)
+
+    @contextmanager
+    def under(self, head):
+        """What is written stands under the head of an `if` or a loop."""
+        self.emit(head)
+        self.depth += 1
+        before = len(self.lines)
+        yield
+        if len(self.lines) == before:
+            self.emit("pass")
+        self.depth -= 1
 
     # --- control flow ---------------------------------------------------------------------------------------
 
@@ -72,12 +80,10 @@ class Writer:
 
     def loop(self, loop):
         test = f"go == {loop.first}" if loop.first == loop.last else f"{loop.first} <= go <= {loop.last}"
-        self.emit(f"while {test}:")
-        self.depth += 1
-        self.module.item = first_instruction(loop)
-        self.emit(f"tick({self.module.site('loop')})")
-        self.region(loop.parts, loop)
-        self.depth -= 1
+        with self.under(f"while {test}:"):
+            self.module.item = first_instruction(loop)
+            self.emit(f"tick({self.module.site('loop')})")
+            self.region(loop.parts, loop)
 
     def entered_there(self, block, loop):
         """Whether control is at the first block of a region whenever that begins."""
@@ -88,27 +94,17 @@ class Writer:
             here = part_of.get(id(source))
             for target in source.targets:
                 there = part_of.get(id(target))
+                if there is None or target is block:
+                    continue
                 # a jump forward meets its target on the way; one inside an inner loop is that one's
-                inner = (
-                    there == here and isinstance(loop.parts[there], Loop)
-                    if there is not None and here is not None
-                    else False
-                )
-                from_top = there is not None and (here is None or there <= here and not inner)
-                if from_top and target is not block:
+                inner = isinstance(loop.parts[there], Loop)
+                if here is None or there < here or there == here and not inner:
                     return False
         return True
 
     def block(self, block, around, alone):
-        if not alone:
-            self.emit(f"if go == {block.number}:")
-            self.depth += 1
-        before = len(self.lines)
-        self.contents(block, around)
-        if len(self.lines) == before:
-            self.emit("pass")
-        if not alone:
-            self.depth -= 1
+        with nullcontext() if alone else self.under(f"if go == {block.number}:"):
+            self.contents(block, around)
 
     def contents(self, block, around):
         """A block's instructions and its jump."""
@@ -126,16 +122,11 @@ class Writer:
         if self.branches:
             self.module.item = block.branch
             test = f"branch({test}, {self.module.site('branch')})"
-        self.emit(f"if {'not ' if opposite else ''}{test}:")
         taken, following = block.targets
-        self.arm(taken, around)
-        self.emit("else:")
-        self.arm(following, around)
-
-    def arm(self, target, around):
-        self.depth += 1
-        self.jump(target, around)
-        self.depth -= 1
+        with self.under(f"if {'not ' if opposite else ''}{test}:"):
+            self.jump(taken, around)
+        with self.under("else:"):
+            self.jump(following, around)
 
     def jump(self, target, around):
         """Go on at `target`: at once, if nothing else leads there; else it is the next."""
@@ -151,27 +142,20 @@ class Writer:
         for variable in self.function.variables if not self.function.entry else ():
             if variable.space == "local":
                 self.emit(f"{self.module.release(variable)}()")
-        self.emit("return" + self.result())
+        self.emit(f"return {', '.join(python_name(v.name) for v in self.function.returns)}".rstrip())
 
     # --- instructions ---------------------------------------------------------------------------------------
 
     def instruction(self, item):
         if isinstance(item, Variable):
-            self.emit(f"{self.module.variable_name(item)} = 0")
+            self.emit(f"{python_name(item.name)} = 0")
             return
         self.module.item = item
         try:
-            if item.guard is None:
+            register, opposite = item.guard or (None, False)
+            test = register and f"if {'not ' if opposite else ''}{self.name(register)}:"
+            with self.under(test) if test else nullcontext():
                 translate.instruction(self, item)
-                return
-            register, opposite = item.guard
-            self.emit(f"if {'not ' if opposite else ''}{self.name(register)}:")
-            self.depth += 1
-            before = len(self.lines)
-            translate.instruction(self, item)
-            if len(self.lines) == before:
-                self.emit("pass")
-            self.depth -= 1
         except Missing as missing:
             what = str(missing) or item.opcode
             self.missing.append((item.line, what if item.opcode in what else f"{item.opcode}: {what}"))
@@ -184,11 +168,8 @@ class Writer:
         """The Python variable of a register."""
         if register.name not in self.names:
             plain = re.sub(r"\W", "_", register.name.lstrip("%"))
-            self.names[register.name] = (
-                f"{plain}_{len(self.names)}"
-                if plain in self.names.values() or not plain[0].isalpha()
-                else plain
-            )
+            fits = plain[0].isalpha() and plain not in self.names.values()
+            self.names[register.name] = plain if fits else f"{plain}_{len(self.names)}"
         return self.names[register.name]
 
     def value(self, operand, ptx_type):
@@ -202,9 +183,8 @@ class Writer:
         if isinstance(operand, Not):
             return f"(not {self.name(operand.register)})"
         if isinstance(operand, Special):
-            return converted(
-                self.module.special(operand.name), "int", 64 if "64" in operand.name else 32, ptx_type
-            )
+            width = 64 if "64" in operand.name else 32
+            return converted(self.module.special(operand.name), "int", width, ptx_type)
         if isinstance(operand, Symbol):
             return self.module.address(operand)
         if isinstance(operand, Group):
@@ -214,11 +194,9 @@ class Writer:
     def packed(self, group, width):
         """Several operands side by side in one of `width` bits."""
         each = width // len(group.parts)
-        parts = [
-            f"{self.value(p, f'b{each}')} << {i * each}" if i else self.value(p, f"b{each}")
-            for i, p in enumerate(group.parts)
-        ]
-        return f"({' | '.join(parts)})"
+        parts = [self.value(part, f"b{each}") for part in group.parts]
+        rest = [f"{part} << {i * each}" for i, part in enumerate(parts[1:], 1)]
+        return f"({' | '.join([parts[0], *rest])})"
 
     def assign(self, operand, text, ptx_type, kept=False):
         """Set a register to an expression of that type; `kept`: an integer that lies within its type."""
@@ -230,6 +208,12 @@ class Writer:
             raise Missing(f"its result goes to {spelled(operand)}, which is no register that is declared")
         else:
             self.emit(f"{self.name(operand)} = {self.in_register(operand, text, ptx_type, kept)}")
+
+    def spread(self, text, count):
+        """The names of the parts of a tuple."""
+        names = [f"part{i}_" for i in range(count)]
+        self.emit(f"{', '.join(names)} = {text}")
+        return names
 
     def unpacked(self, group, text, ptx_type):
         each = WIDTHS[ptx_type] // len(group.parts)
@@ -317,9 +301,8 @@ def first_instruction(loop):
     """An instruction that the loop repeats: its jump backwards, or any."""
     blocks = blocks_in(loop)
     for block in blocks:
-        if block.branch is not None and any(
-            t is not None and t.number <= block.number for t in block.targets
-        ):
+        back = any(target is not None and target.number <= block.number for target in block.targets)
+        if block.branch is not None and back:
             return block.branch
     return next((i for block in blocks for i in block.body), None)
 

@@ -147,44 +147,39 @@ def arranged(blocks, entry):
 
 
 def components(blocks, inside, entry):
-    """Strongly connected components in topological order (Tarjan), without the jumps to `entry`, if its
+    """Strongly connected components in topological order (Kosaraju), without the jumps to `entry`, if its
     region has a loop around; the entry comes first."""
-    index, low, stack, on, found = {}, {}, [], set(), []
+    targets = {
+        key: [id(t) for t in block.targets if id(t) in inside and t is not entry]
+        for key, block in inside.items()
+    }
+    sources = {key: [] for key in inside}
+    for key, found in targets.items():
+        for target in found:
+            sources[target].append(key)
+    order, seen = [], set()
+    for start in (entry, *blocks):
+        order += left(id(start), targets, seen)
+    position, seen = {key: at for at, key in enumerate(inside)}, set()
+    groups = [sorted(left(start, sources, seen), key=position.get) for start in reversed(order)]
+    return [[inside[key] for key in group] for group in groups if group]
 
-    def successors(block):
-        return [t for t in block.targets if t is not None and id(t) in inside and t is not entry]
 
-    for start in [entry, *blocks]:
-        if id(start) in index:
-            continue
-        work = [(start, iter(successors(start)))]
-        index[id(start)] = low[id(start)] = len(index)
-        stack.append(start)
-        on.add(id(start))
-        while work:
-            block, rest = work[-1]
-            following = next(rest, None)
-            if following is not None:
-                if id(following) not in index:
-                    index[id(following)] = low[id(following)] = len(index)
-                    stack.append(following)
-                    on.add(id(following))
-                    work.append((following, iter(successors(following))))
-                elif id(following) in on:
-                    low[id(block)] = min(low[id(block)], index[id(following)])
-                continue
-            work.pop()
-            if work:
-                above = work[-1][0]
-                low[id(above)] = min(low[id(above)], low[id(block)])
-            if low[id(block)] == index[id(block)]:
-                group = []
-                while not group or group[-1] is not block:
-                    group.append(stack.pop())
-                    on.discard(id(group[-1]))
-                found.append(group)
-    position = {id(block): at for at, block in enumerate(blocks)}
-    return [sorted(group, key=lambda b: position[id(b)]) for group in reversed(found)]
+def left(start, following, seen):
+    """What can be reached from `start` past what has been seen, in the order in which a depth-first search
+    leaves it."""
+    found, path = [], [] if start in seen else [(start, iter(following[start]))]
+    seen.add(start)
+    while path:
+        here, rest = path[-1]
+        ahead = next((other for other in rest if other not in seen), None)
+        if ahead is None:
+            found.append(here)
+            path.pop()
+        else:
+            seen.add(ahead)
+            path.append((ahead, iter(following[ahead])))
+    return found
 
 
 def number(parts, following):

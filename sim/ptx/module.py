@@ -15,6 +15,7 @@ from sim.ptx.parse import parse
 from sim.ptx.program import Program
 from sim.ptx.regions import PaddedSpace
 from sim.ptx.run import Run
+from sim.ptx.syntax import python_name
 
 MOST_ROUNDS = 20_000_000
 
@@ -124,7 +125,7 @@ class Kernel:
             ]
         waits = scheduler.takes_turns or program.used & (SUSPENDING | {PART})
         threads = Threads(fiber if waits else None, program.used, (), ())
-        kernel = namespace[program.python_name(self.function)]
+        kernel = namespace[python_name(self.function.name, "run")]
         return (
             context,
             threads,

@@ -46,7 +46,7 @@ class Parser(Operands):
                 self.found.variables[variable.name] = variable
         elif token == ".version":
             self.take()
-            self.found.version = self.take()
+            self.take()
         elif token == ".target":
             self.take()
             self.found.target = self.take()
@@ -77,25 +77,14 @@ class Parser(Operands):
             self.integer()
 
     def section(self):
-        """Debug information; of it only the strings, which names of inlined functions are taken from."""
+        """Debug information."""
         self.take()
         self.take()
         self.take("{")
-        label, numbers, depth = None, [], 1
+        depth = 1
         while depth:
             token = self.take()
             depth += (token == "{") - (token == "}")
-            if self.next == ":":
-                self.take()
-                label, numbers = token, []
-                self.found.strings[label] = numbers
-            elif label and token.isdigit():
-                numbers.append(int(token))
-        for label, numbers in self.found.strings.items():
-            if isinstance(numbers, list):
-                self.found.strings[label] = (
-                    bytes(n & 255 for n in numbers).split(b"\0")[0].decode(errors="replace")
-                )
 
     # --- variables ------------------------------------------------------------------------------------------
 
@@ -283,10 +272,9 @@ class Parser(Operands):
             raise self.error("registers that are vectors are not supported", self.at - 1)
         if ptx_type not in WIDTHS:
             raise self.error(f"{ptx_type!r} is no type of a register", self.at - 1)
-        while True:
+        self.register_names(ptx_type)
+        while self.taken(","):
             self.register_names(ptx_type)
-            if not self.taken(","):
-                break
         self.take(";")
 
     def register_names(self, ptx_type):
@@ -303,16 +291,13 @@ class Parser(Operands):
 
     def loc(self):
         self.take()
-        self.location = Location(self.integer(), self.integer(), self.integer())
-        function = inlined = None
+        place, inlined = [self.integer() for _ in range(3)], None
         while self.taken(","):
             what = self.take()
             if what == "function_name":
-                function = self.take()
+                self.take()
                 if self.taken("+"):
                     self.integer()
             elif what == "inlined_at":
                 inlined = Location(self.integer(), self.integer(), self.integer())
-        if function or inlined:
-            at = self.location
-            self.location = Location(at.file, at.line, at.column, function, inlined)
+        self.location = Location(*place, inlined)

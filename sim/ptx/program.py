@@ -1,7 +1,6 @@
 """A kernel with the functions that it calls, as Python source and what a launch has to give it."""
 
 import itertools
-import re
 
 import numpy as np
 
@@ -14,8 +13,7 @@ from sim.isa.table import INSTRUCTIONS
 from sim.ptx import atomics
 from sim.ptx.emit import Writer
 from sim.ptx.holding import read_and_written
-from sim.ptx.regions import WINDOWS
-from sim.ptx.syntax import Instruction
+from sim.ptx.syntax import Instruction, python_name
 
 COORDINATES = {"tid": "thread.index[{}]", "ctaid": "thread.block.index[{}]"}
 SPECIALS = {
@@ -46,7 +44,7 @@ class Program:
     def __init__(self, text, origin, entry, branches):
         self.text, self.origin, self.entry, self.branches = text, origin, entry, branches
         self.given, self.arguments, self.names = {}, {}, {}
-        self.used, self.synchronizes, self.stores, self.loops = set(), False, False, False
+        self.used, self.synchronizes, self.stores = set(), False, False
         self.counter = itertools.count(1)
         self.missing = []
         self.source = self.translated()
@@ -94,19 +92,6 @@ class Program:
         self.given.setdefault(name, make)
         return name
 
-    def python_name(self, function):
-        return plain("run", function.name)
-
-    def variable_name(self, variable):
-        return plain("v", variable.name)
-
-    def entry_parameters(self):
-        return list(self.arguments.values())
-
-    def parameter_name(self, name):
-        """The Python variable of a parameter of a function, or of a call."""
-        return plain("v", name)
-
     def constant(self, operand, ptx_type):
         """The text of an Immediate as a value of a type; floats are objects that the launch gives."""
         if ptx_type == "pred":
@@ -121,37 +106,31 @@ class Program:
 
     # --- where things are -----------------------------------------------------------------------------------
 
-    def window(self, space):
-        return WINDOWS[space]
-
     def address(self, symbol):
-        local = next(
-            (v for v in self.function.variables if v.name == symbol.name and v.space == "local"), None
-        )
-        more = f" + {symbol.offset}" if symbol.offset else ""
-        if local is not None:
-            return f"({self.variable_name(local)}{more})"
-        if self.is_kernel_parameter(symbol.name):
-            name = self.shared_name(plain("at", symbol.name), lambda run: run.parameter_address(symbol.name))
-            return f"({name}{more})"
         variable = self.variable(symbol.name)
-        if variable is None:
+        if variable in self.function.variables and variable.space == "local":
+            name = python_name(variable.name)
+        elif self.is_kernel_parameter(symbol.name):
+            name = self.shared_name(
+                python_name(symbol.name, "at"), lambda run: run.parameter_address(symbol.name)
+            )
+        elif variable is None:
             raise Missing(f"the address of {symbol.name}, which the module does not declare")
-        if variable.space == "shared":
-            self.used.add("shared")
-        name = self.shared_name(plain("at", variable.name), lambda run: run.address(variable))
-        return f"({name}{more})"
+        else:
+            self.used |= {"shared"} & {variable.space}
+            name = self.shared_name(python_name(variable.name, "at"), lambda run: run.address(variable))
+        return f"({name} + {symbol.offset})" if symbol.offset else f"({name})"
 
     def variable(self, name):
         own = next((v for v in self.function.variables if v.name == name), None)
         return own or self.text.variables.get(name)
 
     def renewal(self, variable):
-        return self.shared_name("renew_" + self.variable_name(variable), lambda run: run.renewal(variable))
+        return self.shared_name(python_name(variable.name, "renew_v"), lambda run: run.renewal(variable))
 
     def release(self, variable):
         """What gives a device function's local memory back, when it returns."""
-        return self.shared_name("leave_" + self.variable_name(variable), lambda run: run.release(variable))
+        return self.shared_name(python_name(variable.name, "leave_v"), lambda run: run.release(variable))
 
     def is_kernel_parameter(self, name):
         return self.function.entry and any(p.name == name for p in self.function.parameters)
@@ -261,7 +240,7 @@ class Program:
         callee = self.text.functions.get(name)
         if callee is not None and callee.body is not None:
             self.waiting.append(callee)
-            return self.python_name(callee)
+            return python_name(callee.name, "run")
         place = self.place()
         if name in ("vprintf", "__assertfail"):
             self.used.add("print" if name == "vprintf" else "assert")
@@ -279,11 +258,6 @@ class Program:
     def namespace(self, run):
         """All globals of the source, for one launch."""
         return HELPERS | {name: make(run) for name, make in self.given.items()}
-
-
-def plain(stem, name):
-    """A name of PTX as one of Python."""
-    return f"{stem}_" + re.sub(r"\W", "_", name)
 
 
 def refusal(entry, missing):

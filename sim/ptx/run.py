@@ -66,10 +66,12 @@ class Run:
 
     def address(self, variable):
         """The address of a variable in its space."""
-        allocation = self.allocations.get(variable.name)
-        if allocation is None:
-            allocation = self.allocations[variable.name] = self.allocated(variable)
-        return allocation.base - WINDOWS[variable.space]
+        return self.allocation(variable).base - WINDOWS[variable.space]
+
+    def allocation(self, variable):
+        if variable.name not in self.allocations:
+            self.allocations[variable.name] = self.allocated(variable)
+        return self.allocations[variable.name]
 
     def allocated(self, variable):
         space = variable.space
@@ -110,23 +112,18 @@ class Run:
         return 1 if variable in self.program.entry.variables else max(STACK // max(variable.bytes, 1), 1)
 
     def release(self, variable):
-        self.address(variable)
-        return functools.partial(self.memory.release, self.allocations[variable.name])
+        return functools.partial(self.memory.release, self.allocation(variable))
 
     def renewal(self, variable):
-        self.address(variable)
-        return functools.partial(self.memory.renew, self.allocations[variable.name])
+        return functools.partial(self.memory.renew, self.allocation(variable))
 
     # --- arguments ------------------------------------------------------------------------------------------
 
     def bind(self, arguments):
         """The Python function's arguments: from each parameter what the kernel reads of it."""
         parameters = self.program.entry.parameters
-        arrays = {}
-        for name, value in arguments.items():
-            array = host_array(value, name)
-            if array is not None:
-                arrays[name] = array
+        arrays = {name: host_array(value, name) for name, value in arguments.items()}
+        arrays = {name: array for name, array in arrays.items() if array is not None}
         for place, nbytes in self.program.origin.element_bytes(self.program.entry).items():
             check_elements(list(arguments)[place], arrays, nbytes)
         places = bind_arguments(self.context.space, arrays)
@@ -147,10 +144,9 @@ class Run:
 
     def parameter_address(self, name):
         """Parameters as constant memory, for a kernel that takes their address."""
-        parameter = next(p for p in self.program.entry.parameters if p.name == name)
         key = f"parameter {name}"
         if key not in self.allocations:
-            position = self.program.entry.parameters.index(parameter)
+            position = [parameter.name for parameter in self.program.entry.parameters].index(name)
             root = np.frombuffer(self.bits[position], np.uint8).copy()
             label = list(self.launch.arguments)[position]
             allocation = self.memory.reserve(label, "const", len(root), 16, 1, None, 1, root)
@@ -208,7 +204,7 @@ class Run:
         at, scheduler = self.place(place), self.scheduler
         if space is None:
             return lambda *operands: warp.arrive(scheduler, entry, operands, at)
-        memory = self.bytes_of(entry.name, sites)
+        memory = OfAddresses(self.memory, entry.name, sites)
         return lambda address: warp.arrive(scheduler, entry, entry.fetch(memory, space, address), at)
 
     def transfer(self, entry, sites):
@@ -217,11 +213,7 @@ class Run:
 
     def on_memory(self, entry, sites=None):
         """The same, without a place to blame."""
-        return functools.partial(entry.meaning, self.bytes_of(entry.name, sites))
-
-    def bytes_of(self, name, sites):
-        """Memory as the instruction of this name sees it."""
-        return OfAddresses(self.memory, name, sites)
+        return functools.partial(entry.meaning, OfAddresses(self.memory, entry.name, sites))
 
     def outside(self, name, site):
         return functools.partial(getattr(outside, name.strip("_")), self, site)
@@ -264,11 +256,7 @@ def as_bytes(name, value, parameter):
     ptx_type, nbytes = parameter.type, parameter.bytes
     if parameter.count != 1:
         return structure(name, value, nbytes)
-    if (
-        isinstance(value, np.ndarray)
-        and value.ndim
-        or not isinstance(value, (int, float, np.generic, np.ndarray))
-    ):
+    if not isinstance(value, (int, float, np.generic, np.ndarray)) or np.ndim(value):
         raise LaunchError(
             f"{name} is a .{ptx_type} of {nbytes} bytes: wanted a number, got a {type(value).__name__}"
         )
@@ -288,17 +276,9 @@ def as_bytes(name, value, parameter):
 
 def structure(name, value, nbytes):
     """A structure given by its bytes: bytes, or a numpy scalar or array of that size."""
-    raw = (
-        value
-        if isinstance(value, bytes)
-        else np.asarray(value).tobytes()
-        if isinstance(value, (np.ndarray, np.generic))
-        else None
-    )
-    if raw is None or len(raw) != nbytes:
-        got = f"a {type(value).__name__}" if raw is None else f"{len(raw)} bytes"
-        raise LaunchError(
-            f"{name} is a structure of {nbytes} bytes: wanted those, or a numpy record of that size, got"
-            f" {got}"
-        )
-    return raw
+    raw = value.tobytes() if isinstance(value, (np.ndarray, np.generic)) else value
+    if isinstance(raw, bytes) and len(raw) == nbytes:
+        return raw
+    got = f"{len(raw)} bytes" if isinstance(raw, bytes) else f"a {type(value).__name__}"
+    wanted = "wanted those, or a numpy record of that size"
+    raise LaunchError(f"{name} is a structure of {nbytes} bytes: {wanted}, got {got}")

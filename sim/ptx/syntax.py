@@ -1,12 +1,18 @@
 """What a PTX module is made of, once it is read. Every part knows the line of the PTX text on which it
 stands."""
 
+import re
 import struct
 from dataclasses import dataclass, field
 
 from sim.isa.registers import WIDTHS
 
 FORMATS = {16: "<e", 32: "<f", 64: "<d"}  # of floats, for struct
+
+
+def python_name(name, stem="v"):
+    """The Python name of a variable or parameter, or, by its stem, of something else with a name in PTX."""
+    return f"{stem}_" + re.sub(r"\W", "_", name)
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,6 @@ class Location:
     file: int
     line: int
     column: int
-    function: str | None = None
     inlined: object = None
 
 
@@ -136,10 +141,8 @@ class Function:
 class Text:
     """All of a module."""
 
-    version: str = ""
     target: str = ""
     functions: dict = field(default_factory=dict)
     variables: dict = field(default_factory=dict)
     files: dict = field(default_factory=dict)  # number -> path
-    strings: dict = field(default_factory=dict)  # label in .debug_str -> text
     lines: list = field(default_factory=list)

@@ -7,7 +7,8 @@ from sim.isa.barriers import nanosleep
 from sim.isa.registers import CARRY, WIDTHS, Missing, meaning
 from sim.isa.table import PTX
 from sim.ptx.accesses import SPACES, Access, address, atomic, load, parts, store
-from sim.ptx.syntax import Address, Group, Immediate, Not, Register, Symbol
+from sim.ptx.regions import WINDOWS
+from sim.ptx.syntax import Address, Group, Immediate, Not, Register, Symbol, python_name
 from sim.ptx.warps import form_of
 
 NOTHING = {
@@ -126,14 +127,14 @@ def cvta(writer, item):
     names, (to, source) = item.opcode.split("."), item.operands
     space = next((n.split("::")[0] for n in names if n.split("::")[0] in SPACES), None)
     text = writer.value(source, names[-1].replace("u", "b"))
-    window = writer.module.window("const" if space == "param" else space)
+    window = WINDOWS["const" if space == "param" else space]
     sign = "-" if "to" in names else "+"
     writer.assign(to, f"{text} {sign} {window:#x}" if window else text, "b64", not window)
 
 
 def isspacep(writer, item):
     space, (to, source) = item.opcode.split(".")[1].split("::")[0], item.operands
-    number = writer.module.window("const" if space == "param" else space) >> 34
+    number = WINDOWS["const" if space == "param" else space] >> 34
     writer.assign(to, f"{writer.value(source, 'b64')} >> 34 == {number}", "pred")
 
 
@@ -241,9 +242,7 @@ def several(writer, item, results, text, fits=True):
         text = f"int({text})" if results and results[0] not in ("pred", "f32") else text
         writer.assign(targets[0] if results else None, text, *(results or ("pred",)))
         return
-    names = [f"part{i}_" for i in range(len(results))]
-    writer.emit(f"{', '.join(names)} = {text}")
-    for part, part_name, ptx_type in zip(targets, names, results):
+    for part, part_name, ptx_type in zip(targets, writer.spread(text, len(results)), results):
         if part is not None:
             writer.assign(part, part_name if ptx_type in ("pred", "f32") else f"int({part_name})", ptx_type)
 
@@ -261,8 +260,8 @@ def call(writer, item):
     if not isinstance(function, Symbol):
         raise Missing(item.opcode + " of a pointer")
     name = writer.module.called(function.name)
-    arguments = [writer.module.parameter_name(g.name) for g in given]
-    results = [writer.module.parameter_name(r.name) for r in returns]
+    arguments = [python_name(g.name) for g in given]
+    results = [python_name(r.name) for r in returns]
     text = f"{name}({', '.join(arguments)})"
     writer.emit(f"{', '.join(results)} = {text}" if results else text)
 

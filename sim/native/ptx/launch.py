@@ -40,7 +40,7 @@ class PtxAttempt(Attempt):
         launch = self.launch
         context = Context([], launch.spec, PaddedSpace(), launch.block, Seeded(np.random.default_rng(0)))
         self.layout = Run(context, Scheduler(context), self.source, launch)
-        values = dict(zip(self.source.entry_parameters(), self.layout.bind(launch.arguments)))
+        values = dict(zip(self.source.arguments.values(), self.layout.bind(launch.arguments)))
         for name, make in self.source.given.items():
             if name not in self.source.calls:
                 values[name] = make(self.layout)

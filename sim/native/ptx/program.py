@@ -15,6 +15,7 @@ from sim.native.variables import assigned, exposed, reads
 from sim.ptx import holding
 from sim.ptx.emit import Writer
 from sim.ptx.program import SPECIALS, Program
+from sim.ptx.syntax import python_name
 from sim.ptx.warps import form_of
 
 
@@ -78,9 +79,9 @@ class Lowering(Program):
         return text
 
     def renewal(self, variable):
-        base = self.shared_name(f"at_{self.variable_name(variable)}", lambda run: run.address(variable))
-        self.ptx_types[self.variable_name(variable)] = "u64"
-        name = "renew_" + self.variable_name(variable)
+        base = self.shared_name(python_name(variable.name, "at_v"), lambda run: run.address(variable))
+        self.ptx_types[python_name(variable.name)] = "u64"
+        name = python_name(variable.name, "renew_v")
         place = self.local_places.setdefault(variable.name, len(self.local_places))
         self.calls[name] = "renew", place, base, variable.bytes
         return name
@@ -174,7 +175,7 @@ class Statements:
         tree = ast.parse(source.source).body[0]
         self.runs = []  # (statement that calls it, its statements)
         self.statements = self.suite(tree.body[1:])  # without `thread = current.thread`
-        self.parameters = ["table", *dict.fromkeys([*source.entry_parameters(), *self.numbers()])]
+        self.parameters = ["table", *dict.fromkeys([*source.arguments.values(), *self.numbers()])]
         self.name_runs()
 
     def numbers(self):
