@@ -76,15 +76,11 @@ class Declarations:
         shape, thread = as_shape(shape), self.context.thread
         if dtype.hasobject:
             return np.empty(shape, object)
+        key = id(frame.f_code), frame.f_lasti, shape, dtype.itemsize
+        if key not in self.bases:
+            self.place(key, "local", dtype, shape, frame, copies=len(thread.block.threads))
+        name, base = self.bases[key]
         nbytes = prod(shape) * dtype.itemsize
-        name, base = self.place(
-            (id(frame.f_code), frame.f_lasti, nbytes),
-            "local",
-            dtype,
-            shape,
-            frame,
-            copies=len(thread.block.threads),
-        )
         allocation = Allocation(name, "local", poisoned(nbytes, dtype), base + thread.linear * nbytes)
         if self.context.heard.unwritten:
             allocation.written = np.zeros(nbytes, np.uint8)
@@ -141,7 +137,7 @@ def c_strides(shape, dtype):
 
 
 def as_shape(shape):
-    sizes = tuple([int(n) for n in shape]) if isinstance(shape, (tuple, list)) else (int(shape),)
+    sizes = tuple(map(int, shape)) if isinstance(shape, (tuple, list)) else (int(shape),)
     if min(sizes, default=0) < 0:
         raise LaunchError(f"an array is declared with shape {shape}; wanted sizes of at least 0")
     return sizes

@@ -7,6 +7,7 @@ import numpy as np
 from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SITE_BITS, SPACE_SHIFT, STORE
 from sim.observers.copies import LINE_SHIFT
 
+FEW_ROWS = 64  # accesses of which it takes longer to leave some out than to keep all
 MOST_CELLS = 512  # racy cells of one pattern that are looked at one by one; further ones are counted
 
 
@@ -45,17 +46,18 @@ class Rows:
         `written` lines of bytes."""
         space = batch.space
         keep = space == GLOBAL
-        if len(written):
+        if len(written) and not keep.all():
             aligned = not (batch.address & (batch.size - 1)).any()
             keep |= (space == SHARED) & (np.isin(batch.address >> LINE_SHIFT, written) if aligned else True)
-        keep = np.flatnonzero(keep)
+        keep = slice(None) if keep.all() else np.flatnonzero(keep)
         value = np.empty(len(batch.address), object)
         value[np.flatnonzero(batch.action != LOAD)] = batch.values
+        thread = batch.thread[keep]
         return cls(
-            np.full(len(keep), block),
-            np.full(len(keep), batch.epoch),
-            *(getattr(batch, name)[keep] for name in ("thread", "segment", "site", "address", "size")),
-            batch.position[keep],
+            np.full(len(thread), block),
+            np.full(len(thread), batch.epoch),
+            thread,
+            *(getattr(batch, name)[keep] for name in ("segment", "site", "address", "size", "position")),
             value[keep],
             batch.action[keep],
         )
@@ -86,9 +88,11 @@ class Rows:
         )
 
     def of_global_memory(self, once):
-        """Accesses to global memory; `once`: of several to one address from one site only the lowest thread's
-        first and the highest's last, which stays."""
+        """Accesses to global memory; `once`, if they are many: of several to one address from one site only
+        the lowest thread's first and the highest's last, which stays."""
         chosen = np.flatnonzero(self.address >> SPACE_SHIFT == GLOBAL)
+        if len(chosen) == len(self) <= FEW_ROWS:
+            return self
         if once:
             chosen = chosen[np.argsort(self.thread[chosen].astype(np.int16), kind="stable")]
             key = self.address[chosen] << SITE_BITS | self.site[chosen]
@@ -165,6 +169,8 @@ def racy_cells(rows, party):
     ends = np.append(starts[1:], len(cell))
     parties = party[origin]
     several = np.minimum.reduceat(parties, starts) != np.maximum.reduceat(parties, starts)
+    if not several.any():
+        return Cells(rows, party, origin, cell[:0], starts[:0], ends[:0])
     any_of = {k: np.logical_or.reduceat(action == k, starts) for k in (LOAD, STORE, ATOMIC)}
     # atomics of different widths are not atomic to each other
     element = rows.address[origin] << 4 | np.frexp(rows.size[origin])[1]

@@ -83,7 +83,8 @@ class Races(Ordering):
         if rows is None:
             return findings
         self.everywhere.append(rows.of_global_memory(once=not self.matters))
-        return findings + self.races(rows, rows.thread) if len(written) else findings
+        several = len(written) and (rows.thread != rows.thread[0]).any()
+        return findings + self.races(rows, rows.thread) if several else findings
 
     def between_blocks(self):
         rows = Rows.joined(self.everywhere) if self.everywhere else None
