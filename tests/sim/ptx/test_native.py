@@ -17,6 +17,7 @@ LEFT = {
     "copy_not_awaited": "cp.async",
     "last_block": "atomics tell|membar",
     "lock": "atomics tell|membar",
+    "scope_of_block": ".cta.",
     "stack_aba": "membar",
 }
 
