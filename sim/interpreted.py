@@ -19,11 +19,12 @@ from sim.engine.watchdog import Watchdog
 from sim.errors import LaunchError, Stuck
 from sim.frontend.accesses import PREFIX
 from sim.frontend.rebind import Binder
-from sim.frontend.rewrite import COMPARISONS, OPERATORS, UNARY, UNSET
+from sim.frontend.rewrite import UNSET
+from sim.frontend.tree import OPERATORS
 from sim.frontend.types import type_of_argument
-from sim.isa import mathematics, operations, operators
+from sim.isa import mathematics, operations
 from sim.isa.conversions import domain
-from sim.isa.table import SUSPENDING, YIELDING
+from sim.isa.table import INSTRUCTIONS, SUSPENDING, YIELDING
 from sim.memory.accessors import accessors
 from sim.memory.array import MAX_FAST_RANK, Array, zip_
 from sim.memory.declared import Declarations
@@ -31,10 +32,7 @@ from sim.memory.spaces import AddressSpace, bind_arguments, host_array, named_le
 from sim.retrial import Retrial
 
 BUILTINS = vars(builtins) | operations.BUILTINS | {"zip": zip_}
-NUMBERS = {
-    PREFIX + name: getattr(operators, name)
-    for name in [*OPERATORS.values(), *UNARY.values(), *COMPARISONS.values()]
-}
+NUMBERS = {PREFIX + name: INSTRUCTIONS[f"operator.{name}"].call for name in OPERATORS.values()}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from sim.frontend.intervals import ADDITIVE, BITWISE, operation, range_interval
 from sim.frontend.names import MISSING
 from sim.frontend.resolve import AXIS, builtin_called, stands_for
 from sim.frontend.ssa import Versions, stored_names, version_of
-from sim.frontend.tree import indices_of
+from sim.frontend.tree import UNARY, indices_of
 from sim.frontend.types import (
     ANY,
     BOOL,
@@ -46,7 +46,6 @@ GEOMETRY = {
     "blockDim": (1, 1024),
     "gridDim": (1, 2**31 - 1),
 }
-UNARY = {ast.USub: "operator.neg", ast.UAdd: "operator.pos", ast.Invert: "operator.invert"}
 
 
 class Types(CallTypes):
@@ -203,7 +202,7 @@ class Types(CallTypes):
             return BOOL
         if not isinstance(operand, Number):
             return operand if operand is UNKNOWN else ANY
-        version = INSTRUCTIONS[UNARY[type(node.op)]].version(operand.scalar)
+        version = INSTRUCTIONS[f"operator.{UNARY[type(node.op)]}"].version(operand.scalar)
         if version is None or operand.scalar not in SIGNED or operand.bits is None:
             return ANY if version is None else Number(version.results)
         if isinstance(node.op, ast.USub):  # of the lowest integer it is that again

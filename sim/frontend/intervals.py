@@ -1,37 +1,35 @@
 """The type of `a op b`, and the interval of its results."""
 
 import ast
+import functools
 import operator
 
+from sim.frontend.tree import OPERATORS
 from sim.frontend.types import ANY, MOST_BITS, UNKNOWN, Number
-from sim.isa import promotion
+from sim.isa.table import INSTRUCTIONS
 
 ADDITIVE, BITWISE = (ast.Add, ast.Sub), (ast.BitAnd, ast.BitOr, ast.BitXor)
-RULES = {
-    **dict.fromkeys((ast.Add, ast.Sub, ast.Mult), promotion.arithmetic),
-    ast.Div: promotion.division,
-    **dict.fromkeys((ast.FloorDiv, ast.Mod), promotion.real_division),
-    ast.Pow: promotion.exponentiation,
-    **dict.fromkeys((ast.LShift, ast.RShift), promotion.shift),
-    **dict.fromkeys(BITWISE, promotion.bitwise),
-}
 EXACT = {  # as Python has them; at the corners of two intervals they are at their lowest and highest
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift,
+    op: getattr(operator, OPERATORS[op])
+    for op in (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.LShift, ast.RShift)
 }
+
+
+@functools.cache
+def scalar_of(op, left, right):
+    """The scalar type of an operator's result; None where Numba has none."""
+    entry = INSTRUCTIONS.get(f"operator.{OPERATORS.get(op)}")
+    version = entry and entry.version(left, right)
+    return version and version.results
 
 
 def operation(op, left, right):
     """The type of `left op right`."""
     if UNKNOWN in (left, right):
         return UNKNOWN
-    if not (isinstance(left, Number) and isinstance(right, Number)) or type(op) not in RULES:
+    if not (isinstance(left, Number) and isinstance(right, Number)):
         return ANY
-    scalar = RULES[type(op)](left.scalar, right.scalar)
+    scalar = scalar_of(type(op), left.scalar, right.scalar)
     if scalar is not int or None in (left.bits, right.bits):
         return ANY if scalar is None else Number(scalar)
     result = Number(int, *interval(op, left, right))

@@ -14,27 +14,11 @@ from sim.engine.grid import ROUNDS
 from sim.frontend.accesses import PREFIX, Accesses
 from sim.frontend.names import is_number
 from sim.frontend.resolve import builtin_called, stands_for
-from sim.frontend.tree import Apart, located, torn
+from sim.frontend.tree import BINARY, COMPARISONS, UNARY, Apart, located, torn
 from sim.frontend.types import Number, bits, is_float, join
 from sim.isa.conversions import cast
 from sim.isa.promotion import SIGNED
 
-OPERATORS = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "div",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.Pow: "power",
-    ast.LShift: "lshift",
-    ast.RShift: "rshift",
-    ast.BitAnd: "and_",
-    ast.BitOr: "or_",
-    ast.BitXor: "xor",
-}
-COMPARISONS = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
-UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
 BY_WIDTH = ("clz", "popc", "abs")  # whose result hangs on the width of an integer
 NARROW = SIGNED - {int}
 SHORT = (np.int8, np.int16)  # narrow enough to keep a float32 that they meet
@@ -88,12 +72,12 @@ class Rewriter(Accesses):
 
     def visit_BinOp(self, node):
         left, right = self.types.of(node.left), self.types.of(node.right)
-        plain = self.types.plain(node.op, node.left, node.right) or type(node.op) not in OPERATORS
+        plain = self.types.plain(node.op, node.left, node.right) or type(node.op) not in BINARY
         self.generic_visit(node)
         if plain:
             return node
         operands = [self.sized(node.left, left, SHORT), self.sized(node.right, right, SHORT)]
-        return self.call(OPERATORS[type(node.op)], operands, node)
+        return self.call(BINARY[type(node.op)], operands, node)
 
     def visit_Compare(self, node):
         """Numba compares an int64 with a uint64, or with a float32, as float64; Python does not."""

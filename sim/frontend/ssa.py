@@ -11,17 +11,11 @@ import operator
 import numpy as np
 
 from sim.frontend.names import MISSING
+from sim.frontend.tree import COMPARISONS
 
 NESTED = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 OPAQUE = (ast.Try, ast.With, ast.Match, ast.Global, ast.Nonlocal, ast.Delete)
-COMPARED = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+COMPARED = {op: getattr(operator, name) for op, name in COMPARISONS.items()}
 FOLDED = (ast.UnaryOp, ast.BinOp, ast.unaryop, ast.operator, ast.Constant)  # what Python's compiler computes
 
 

@@ -11,6 +11,25 @@ import inspect
 import textwrap
 from types import CodeType
 
+# an operator -> its name in Python's module operator, and behind "operator." in the table of sim.isa
+COMPARISONS = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
+UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
+BINARY = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "truediv",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.Pow: "pow",
+    ast.LShift: "lshift",
+    ast.RShift: "rshift",
+    ast.BitAnd: "and_",
+    ast.BitOr: "or_",
+    ast.BitXor: "xor",
+}
+OPERATORS = COMPARISONS | UNARY | BINARY
+
 
 def tree_of(function):
     """The function's FunctionDef without its decorators, or None where there is no source (built by exec, a

@@ -6,7 +6,7 @@ import enum
 
 from sim.frontend.resolve import DEVICE, referent, stands_for
 from sim.frontend.ssa import Versions
-from sim.frontend.tree import as_list, from_end, has, indices_of, is_of_shape, located
+from sim.frontend.tree import BINARY, as_list, from_end, has, indices_of, is_of_shape, located
 from sim.native import unset
 from sim.native.calls import Calls
 from sim.native.front import Device
@@ -14,14 +14,7 @@ from sim.native.loops import LoopCounter, over_elements
 from sim.native.standing import FIELDS, as_item
 from sim.native.vocabulary import RESERVED, home_of, in_text
 
-CALLED = {
-    ast.LShift: in_text("operator.lshift"),
-    ast.RShift: in_text("operator.rshift"),
-    ast.FloorDiv: in_text("operator.floordiv"),
-    ast.Mod: in_text("operator.mod"),
-    ast.Pow: in_text("operator.pow"),
-}
-# Literal right operands for which LLVM's instruction is right.
+# Operators that only a function of ours knows -> literal right operands for which LLVM's instruction is right
 SAFE = {
     ast.LShift: range(64),
     ast.RShift: range(64),
@@ -159,10 +152,10 @@ class Lowering(Calls):
         """What a shift by more than the width gives, or a division by 0, only a function of ours knows: LLVM
         leaves it open."""
         node = self.generic_visit(node)
-        if type(node.op) in CALLED and not (
+        if type(node.op) in SAFE and not (
             isinstance(node.right, ast.Constant) and node.right.value in SAFE[type(node.op)]
         ):
-            return self.call(CALLED[type(node.op)], [node.left, node.right], node)
+            return self.call(in_text(f"operator.{BINARY[type(node.op)]}"), [node.left, node.right], node)
         return node
 
     def visit_If(self, node):

@@ -10,22 +10,15 @@ from hypothesis import strategies as st
 from numba import cuda, float32
 
 from sim import simulate
-from sim.frontend.intervals import operation, range_interval
+from sim.frontend.intervals import BITWISE, operation, range_interval
+from sim.frontend.tree import BINARY
 from sim.frontend.types import Number
-from sim.isa import operators
+from sim.isa.table import INSTRUCTIONS
 from sim.memory.array import FAST
 
 OPERATORS = {
-    ast.Add: operators.add,
-    ast.Sub: operators.sub,
-    ast.Mult: operators.mul,
-    ast.FloorDiv: operators.floordiv,
-    ast.Mod: operators.mod,
-    ast.LShift: operators.lshift,
-    ast.RShift: operators.rshift,
-    ast.BitAnd: operators.and_,
-    ast.BitOr: operators.or_,
-    ast.BitXor: operators.xor,
+    op: INSTRUCTIONS[f"operator.{BINARY[op]}"].call
+    for op in (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.LShift, ast.RShift, *BITWISE)
 }
 
 
