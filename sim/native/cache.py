@@ -1,8 +1,8 @@
 """Where compiled kernels are kept: a folder of the user's own, in which nothing that is damaged is used and
 nothing forgotten stays.
 
-A kernel's text is a file named by a hash of all that it relies on, and begins with a hash of itself; what
-Numba has compiled of it lies beside it, each file behind a hash of its own.
+A kernel's text is a file named by a hash of all that it relies on, what Numba has compiled of it lies beside
+it; each begins with a hash of itself.
 """
 
 import functools
@@ -16,7 +16,7 @@ import tempfile
 import time
 import types
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import llvmlite
@@ -30,7 +30,6 @@ from numba.core.serialize import dumps
 ROOT = Path(__file__).parents[1]
 UNUSED = 60 * 24 * 3600  # seconds after which a kernel that nobody has launched is forgotten
 MOST = 1 << 29  # bytes
-DIGEST = 32  # bytes in front of what Numba has compiled
 
 
 @functools.cache
@@ -42,7 +41,7 @@ def version():
         if path.relative_to(ROOT).parts[0] not in ("viz", "observers")
     )
     compilers = f"{numba.__version__} {llvmlite.__version__} {sys.version}".encode()
-    return hashlib.sha256(b"\0".join([compilers, *(path.read_bytes() for path in sources)])).hexdigest()
+    return digest(b"\0".join([compilers, *(path.read_bytes() for path in sources)]))
 
 
 @functools.cache
@@ -105,39 +104,44 @@ def size():
     return extent(folder())[1]
 
 
+# --- files --------------------------------------------------------------------------------------------------
+
+
+def keep(path, data):
+    """Write a file of `data` behind a comment with its hash, so that another process sees all of it or
+    nothing."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+        file.write(f"# {digest(data)}\n".encode() + data)
+    os.replace(file.name, path)
+
+
+def kept(path):
+    """What was written to a file, or None if it is not there, or not as it was written."""
+    with suppress(OSError):
+        first, _, data = path.read_bytes().partition(b"\n")
+        return data if first == f"# {digest(data)}".encode() else None
+
+
+def digest(data):
+    return hashlib.sha256(data).hexdigest()
+
+
 # --- text ---------------------------------------------------------------------------------------------------
 
 
 def path_of(kernel, key):
     """The file of the kernel of this name with what makes its text in `key`."""
-    return folder() / f"{kernel}_{hashlib.sha256((version() + key).encode()).hexdigest()[:20]}.py"
+    return folder() / f"{kernel}_{digest((version() + key).encode())[:20]}.py"
 
 
 def write(path, text):
-    """Write `text` so that another process sees all of it or nothing."""
-    with whole(path) as file:
-        file.write(f"# {digest(text.encode())}\n{text}".encode())
-
-
-@contextmanager
-def whole(path):
-    """A file to be written, which another process sees as a whole or not at all."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-        yield file
-    os.replace(file.name, path)
+    keep(path, text.encode())
 
 
 def read(path):
     """The text of a file, or None if it is not there, or not as it was written."""
-    try:
-        first, _, text = path.read_bytes().decode().partition("\n")
-        return text if first == f"# {digest(text.encode())}" else None
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def digest(data):
-    return hashlib.sha256(data).hexdigest()
+    data = kept(path)
+    return data and data.decode()
 
 
 def run_text(text, names, path="<string>"):
@@ -181,21 +185,16 @@ class Kept(NullCache):
 
     def load_overload(self, signature, context):
         context.refresh()
-        try:
-            data = self.path(signature).read_bytes()
-            if hashlib.sha256(data[DIGEST:]).digest() == data[:DIGEST]:
-                return self.rebuilt(context, *pickle.loads(data[DIGEST:]))
-        except Exception:  # whatever unpickling may raise
-            pass
-        return None
+        if data := kept(self.path(signature)):
+            with suppress(Exception):  # whatever unpickling may raise
+                return self.rebuilt(context, *pickle.loads(data))
 
     def save_overload(self, signature, result):
         """Keep what was compiled, unless it calls by an address that only this process knows: Numba's way for
         a function that reaches itself by another function or by other types of arguments."""
         if not any(name.startswith(RuntimeLinker.PREFIX) for name in names_of(result.library)):
-            data = dumps(self.reduced(result))
-            with suppress(OSError), whole(self.path(signature)) as file:
-                file.write(hashlib.sha256(data).digest() + data)
+            with suppress(OSError):
+                keep(self.path(signature), dumps(self.reduced(result)))
 
     reduced, rebuilt = staticmethod(CompileResult._reduce), staticmethod(CompileResult._rebuild)
 

@@ -79,13 +79,9 @@ def races(attempt):
     """(position of a block, position of another that it races with), those that are known."""
     pairs = np.unique(attempt.pairs[: attempt.state.pair_count], axis=0)
     pairs = pairs[pairs[:, 1] > 0]
-    return np.stack(
-        [
-            pairs[:, 0],
-            np.searchsorted(attempt.starts[: attempt.state.position + 1], pairs[:, 1], side="right") - 1,
-        ],
-        axis=1,
-    )
+    starts = attempt.starts[: attempt.state.position + 1]
+    pairs[:, 1] = np.searchsorted(starts, pairs[:, 1], side="right") - 1
+    return pairs
 
 
 def concerned(attempt):
@@ -104,9 +100,7 @@ def chosen(attempt):
     for rank in range(most):
         for trouble, blocks in zip(TROUBLES, blocks_of):
             if rank < len(blocks) and len(chosen) < most:
-                chosen |= (
-                    {blocks[rank], partners.get(blocks[rank], blocks[rank])}
-                    if trouble == BETWEEN
-                    else {blocks[rank]}
-                )
+                chosen.add(blocks[rank])
+                if trouble == BETWEEN and blocks[rank] in partners:
+                    chosen.add(partners[blocks[rank]])
     return sorted(chosen)

@@ -14,6 +14,7 @@ from sim.isa.table import INSTRUCTIONS, WARP_WIDE
 from sim.native.front import CannotLower
 from sim.native.loops import assign
 from sim.native.lowering import Lowering
+from sim.native.variables import assigned
 
 
 def stops(node):
@@ -34,7 +35,7 @@ def several(call):
 
 
 def names_assigned(statement):
-    """The variables that get the results of a statement that is a stop."""
+    """The variables that get the results of a statement that is a stop, in order."""
     target = statement.targets[0] if isinstance(statement, ast.Assign) else ast.Tuple([])
     return [part.id for part in getattr(target, "elts", [target])]
 
@@ -107,14 +108,8 @@ class Hoisting:
         body = self.block(node.body)
         if stops(node.test):
             first = []
-            test = self.expression(node.test, first)
-            loop = ast.While(
-                ast.Constant(True),
-                [*first, ast.If(ast.UnaryOp(ast.Not(), test), [ast.Break()], []), *body],
-                [],
-            )
-            loop.loop_site = node.loop_site
-            return loop
+            leave = ast.If(ast.UnaryOp(ast.Not(), self.expression(node.test, first)), [ast.Break()], [])
+            node.test, body = ast.Constant(True), [*first, leave, *body]
         node.body = body
         return node
 
@@ -134,17 +129,11 @@ class Hoisting:
         if hasattr(node, "inlines"):
             return self.inlined(node, before)
         if hasattr(node, "stops"):
-            names, call = (
-                [self.module.fresh("got") for _ in range(several(node) or 1)],
-                self.arguments(node, before),
-            )
-            if not several(node):
-                before.append(assign(names[0], call))
-                return ast.Name(names[0], ast.Load())
-            before.append(
-                ast.Assign([ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store())], call)
-            )
-            return ast.Tuple([ast.Name(name, ast.Load()) for name in names], ast.Load())
+            names = ", ".join(self.module.fresh("got") for _ in range(several(node) or 1))
+            made = ast.parse(f"{names} = None").body[0]
+            made.value = self.arguments(node, before)
+            before.append(made)
+            return ast.parse(names, mode="eval").body
         if isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
             raise CannotLower(
                 "a thread stops within a lambda or a comprehension, which has no compiled form",
@@ -165,21 +154,14 @@ class Hoisting:
                 more = []
                 value = self.expression(value, more)
                 test = ast.Name(name, ast.Load())
-                before.append(
-                    ast.If(
-                        test if isinstance(node.op, ast.And) else ast.UnaryOp(ast.Not(), test),
-                        [*more, assign(name, value)],
-                        [],
-                    )
-                )
+                test = test if isinstance(node.op, ast.And) else ast.UnaryOp(ast.Not(), test)
+                before.append(ast.If(test, [*more, assign(name, value)], []))
             return ast.Name(name, ast.Load())
         for field, value in ast.iter_fields(node):
             if isinstance(value, list):
-                setattr(
-                    node,
-                    field,
-                    [self.expression(part, before) if isinstance(part, ast.expr) else part for part in value],
-                )
+                value[:] = [
+                    self.expression(part, before) if isinstance(part, ast.expr) else part for part in value
+                ]
             elif isinstance(value, ast.expr):
                 setattr(node, field, self.expression(value, before))
         return node
@@ -218,12 +200,7 @@ class Hoisting:
         body = self.block(without_returns(body, result, node.place))
         self.inlining.pop()
         before += body
-        returns = any(
-            isinstance(part, ast.Name) and part.id == result
-            for statement in body
-            for part in ast.walk(statement)
-        )
-        return ast.Name(result, ast.Load()) if returns else ast.Constant(None)
+        return ast.Name(result, ast.Load()) if result in assigned(body) else ast.Constant(None)
 
 
 def without_else(loop, broken):
@@ -241,14 +218,11 @@ def without_else(loop, broken):
 def noting_breaks(statement, broken):
     if isinstance(statement, ast.Break):
         return [assign(broken, ast.Constant(True)), statement]
-    inner = ("orelse",) if isinstance(statement, (ast.For, ast.While)) else ("body", "orelse", "finalbody")
-    for name in inner:
-        if isinstance(getattr(statement, name, None), list):
-            setattr(
-                statement,
-                name,
-                [part for inside in getattr(statement, name) for part in noting_breaks(inside, broken)],
-            )
+    for name in (
+        ("orelse",) if isinstance(statement, (ast.For, ast.While)) else ("body", "orelse", "finalbody")
+    ):
+        inner = getattr(statement, name, None) or []
+        inner[:] = [part for inside in inner for part in noting_breaks(inside, broken)]
     return [statement]
 
 
@@ -257,10 +231,8 @@ def without_returns(statements, result, place):
     other branch."""
     for position, statement in enumerate(statements):
         if isinstance(statement, ast.Return):
-            return [
-                *statements[:position],
-                *([ast.copy_location(assign(result, statement.value), statement)] if statement.value else []),
-            ]
+            given = statement.value and [ast.copy_location(assign(result, statement.value), statement)]
+            return [*statements[:position], *(given or [])]
         if not any(isinstance(part, ast.Return) for part in ast.walk(statement)):
             continue
         if not isinstance(statement, ast.If):
@@ -270,18 +242,12 @@ def without_returns(statements, result, place):
                 place,
             )
         rest = statements[position + 1 :]
-        ends = (
-            isinstance(statement.body[-1], ast.Return),
-            bool(statement.orelse) and isinstance(statement.orelse[-1], ast.Return),
+        then, otherwise = (
+            without_returns(arm if arm and isinstance(arm[-1], ast.Return) else arm + after, result, place)
+            for arm, after in ((statement.body, copy.deepcopy(rest)), (statement.orelse, rest))
         )
-        then = without_returns(
-            statement.body if ends[0] else statement.body + copy.deepcopy(rest), result, place
-        )
-        otherwise = without_returns(statement.orelse if ends[1] else statement.orelse + rest, result, place)
-        return [
-            *statements[:position],
-            ast.copy_location(ast.If(statement.test, then or [ast.Pass()], otherwise), statement),
-        ]
+        made = ast.If(statement.test, then or [ast.Pass()], otherwise)
+        return [*statements[:position], ast.copy_location(made, statement)]
     return statements
 
 

@@ -4,7 +4,7 @@ import functools
 
 from numba import types
 from numba.core import compiler
-from numba.core.compiler_machinery import AnalysisPass, PassManager, register_pass
+from numba.core.compiler_machinery import AnalysisPass, register_pass
 from numba.core.registry import cpu_target
 from numba.core.typed_passes import NopythonTypeInference
 from numba.core.typing.templates import AbstractTemplate, signature
@@ -34,14 +34,11 @@ class OnlyTypes(compiler.CompilerBase):
     """Numba's compiler as far as type inference."""
 
     def define_pipelines(self):
-        typed = PassManager("types")
-        typed.add_pass(NopythonTypeInference, "types")
-        typed.add_pass(KeepTypes, "keep")
-        typed.finalize()
-        whole = compiler.DefaultPassBuilder.define_untyped_pipeline(self.state)
-        whole.passes.extend(typed.passes)
-        whole.finalize()
-        return [whole]
+        passes = compiler.DefaultPassBuilder.define_untyped_pipeline(self.state)
+        passes.add_pass(NopythonTypeInference, "types")
+        passes.add_pass(KeepTypes, "keep")
+        passes.finalize()
+        return [passes]
 
 
 def variable_types(function, arguments):
@@ -63,18 +60,9 @@ def unified(found):
 
 def inferred(function, arguments):
     """{variable of Numba's intermediate form: type}; the result is under RESULT."""
-    flags = compiler.Flags()
+    flags, contexts = compiler.Flags(), (cpu_target.typing_context, cpu_target.target_context)
     flags.nrt, flags.enable_ssa, flags.error_model = True, True, "numpy"
-    return compiler.compile_extra(
-        cpu_target.typing_context,
-        cpu_target.target_context,
-        function,
-        arguments,
-        None,
-        flags,
-        {},
-        pipeline_class=OnlyTypes,
-    )
+    return compiler.compile_extra(*contexts, function, arguments, None, flags, {}, pipeline_class=OnlyTypes)
 
 
 def only_typed(function):

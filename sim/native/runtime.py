@@ -44,11 +44,8 @@ class Attempt(Memory):
             raise CannotLower(
                 "its threads act on what atomics tell them, which is judged under several schedules"
             )
-        self.starts, self.found, self.pairs = (
-            np.zeros(launch.blocks, np.int64),
-            np.zeros(launch.blocks, np.int64),
-            np.empty((MOST_PAIRS, 2), np.int64),
-        )
+        self.starts, self.found = np.zeros((2, launch.blocks), np.int64)
+        self.pairs = np.empty((MOST_PAIRS, 2), np.int64)
         self.state.starts, self.state.found = self.hold(self.starts), self.hold(self.found)
         self.state.pairs, self.state.pair_room = self.hold(self.pairs), MOST_PAIRS
 
@@ -80,11 +77,8 @@ class Attempt(Memory):
         """Run every block, or as far as no block ends the launch."""
         self.saved = {name: self.arrays[name].copy() for name in self.written}
         self.given = self.arguments()
-        self.tally = (
-            Tally(self.launch, self.program.lowered.module, self.homes())
-            if self.program.lowered.module.sited
-            else None
-        )
+        module = self.program.lowered.module
+        self.tally = Tally(self.launch, module, self.homes()) if module.sited else None
         self.log = np.empty(ROOM if self.tally else 0, np.int64)
         self.state.log, self.state.log_room = self.log.ctypes.data, len(self.log)
         try:
@@ -111,12 +105,8 @@ class Attempt(Memory):
             Uninitialized: checks.UNWRITTEN,
             Misuse: checks.NARROWED,
         }
-        return (
-            checks.BOUNDS
-            | checks.PARTED
-            | checks.SPENT
-            | sum(troubles for tool, troubles in asked.items() if tool in self.tools)
-        )
+        asked = sum(troubles for tool, troubles in asked.items() if tool in self.tools)
+        return checks.BOUNDS | checks.PARTED | checks.SPENT | asked
 
     def compile(self):
         run = self.program.run
@@ -158,11 +148,9 @@ class Attempt(Memory):
     def unassigned_variables(self):
         """Findings of variables that were read and not assigned."""
         if Misuse in self.tools:
-            module, grid = self.program.lowered.module, self.launch.grid
-            for site, name, block, thread in unset.told(self.state.unset, module, grid):
-                yield unassigned_variable(
-                    Access("read", block, thread_index(thread, self.launch.block), site), name
-                )
+            for site, name, position, thread in unset.told(self.state.unset, self.program.lowered.module):
+                thread = thread_index(thread, self.launch.block)
+                yield unassigned_variable(Access("read", self.index_of(position), thread, site), name)
 
     def index_of(self, position):
         x, y, _ = self.launch.grid
@@ -171,17 +159,11 @@ class Attempt(Memory):
     # --- what it comes to -----------------------------------------------------------------------------------
 
     def counters(self):
-        launch = self.launch
-        return {
-            "threads": launch.blocks * launch.threads,
-            "blocks": launch.blocks,
-            "barriers": self.state.barriers,
-            **self.counted,
-        }
+        blocks, barriers = self.launch.blocks, self.state.barriers
+        threads = blocks * self.launch.threads
+        return {"threads": threads, "blocks": blocks, "barriers": barriers, **self.counted}
 
     def outcome(self):
-        notes = (
-            "by fission",
-            *([undecided(1)] if self.watched and self.program.lowered.synchronizes else []),
-        )
-        return Outcome(self.unassigned, self.counters(), notes, self.program.lowered.code)
+        lowered = self.program.lowered
+        notes = ("by fission", undecided(1)) if self.watched and lowered.synchronizes else ("by fission",)
+        return Outcome(self.unassigned, self.counters(), notes, lowered.code)
