@@ -132,12 +132,18 @@ class Scene:
     steps: list[tuple[str, list[Row]]] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
+    def of_trace(self, recording: Recording, most: int, total: int, steps: str) -> View:
+        """The View, which says where `most` of `total` steps are drawn, and where events are missing."""
+        if total > most:
+            self.notices.append(f"The first {most} of {total:,} {steps} are drawn.")
+        if recording.cut:
+            self.notices.append(f"The trace was full: {plural(recording.cut, 'later event')} are not in it.")
+        return self.view()
+
     def view(self) -> View:
         words = [f"{position}. {label}" for position, (label, _) in enumerate(self.steps, 1)]
         shown = words if len(words) <= 24 else [*words[:12], "...", *words[-4:]]
-        text = "\n".join(
-            [self.title, *(f"  {notice}" for notice in self.notices), *(f"  {word}" for word in shown)]
-        )
+        text = "\n  ".join([self.title, *self.notices, *shown])
         return View(text, self.figure("\n".join(shown)))
 
     def figure(self, words: str) -> str:
@@ -153,14 +159,8 @@ class Scene:
             [label, [part for cell, look, mark in changes for part in (cell, looks.index(look), mark)]]
             for label, changes in self.steps
         ]
-        scene = {
-            "svg": self.svg([]),
-            "cells": self.cells,
-            "steps": steps,
-            "looks": looks,
-            "adds": self.adds,
-            "empty": self.empty,
-        }
+        svg, cells = self.svg([]), self.cells
+        scene = dict(svg=svg, cells=cells, steps=steps, looks=looks, adds=self.adds, empty=self.empty)
         data = json.dumps(scene, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
         return (
             f"<figure><figcaption>{escape(self.title)}</figcaption>{notices}<div"
@@ -179,13 +179,12 @@ class Scene:
         drawn = [(look, *self.cells[cell]) for cell, (look, _) in state.items()]
         drawn += [("none now", *self.cells[cell]) for cell, *_ in self.steps[at][1] if self.adds]
         marks = [
-            (x + (w >> 1), y + (h >> 1) + 3, state[cell][1], on_look(state[cell][0]))
-            for cell, (x, y, w, h) in enumerate(self.cells)
-            if state[cell][1] != ""
+            (x + (w >> 1), y + (h >> 1) + 3, mark, "mark on-dark" if look == "global-load" else "mark")
+            for (x, y, w, h), (look, mark) in zip(self.cells, state.values())
+            if mark != ""
         ]
-        svg = self.svg(
-            drawn, marks, f"<style>{IMAGE_STYLE}</style><rect class='paper' width='100%' height='100%'/>"
-        )
+        head = f"<style>{IMAGE_STYLE}</style><rect class='paper' width='100%' height='100%'/>"
+        svg = self.svg(drawn, marks, head)
         alternative = escape(f"{self.title}. {self.steps[at][0]}", quote=True)
         return (
             f'<img alt="{alternative}" width="{self.width}"'
@@ -213,16 +212,11 @@ class Scene:
 
     def legend(self, y: int, *entries: tuple[str, str]) -> None:
         """Coloured boxes with their meaning, from left to right."""
-        x = self.left if hasattr(self, "left") else 8
+        x = 8
         for look, meaning in entries:
             self.boxes.append((look, x, y, 12, 12))
             self.labels.append((x + 17, y + 10, meaning, ""))
             x += 34 + 7 * len(meaning)
-
-
-def on_look(look: str) -> str:
-    """The look of a mark on a cell of this look."""
-    return "mark on-dark" if look == "global-load" else "mark"
 
 
 def joined(boxes: Iterable[Row]) -> list[list[int]]:
@@ -241,15 +235,6 @@ VERBS = {
     "store": ("store to", "stores to"),
     "atomic": ("atomically change", "atomically changes"),
 }  # of threads, of a thread
-
-
-def cut_notice(recording: Recording) -> list[str]:
-    """A notice, in a list, if events are missing at the end of the trace."""
-    return (
-        [f"The trace was full: {plural(recording.cut, 'later event')} are not in it."]
-        if recording.cut
-        else []
-    )
 
 
 def plural(number: int, noun: str) -> str:

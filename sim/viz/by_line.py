@@ -10,41 +10,21 @@ from sim.viz import LEFT_ALIGNED, View
 Counters = dict[str, int]
 Line = tuple[int, str, Counters]  # number, source, counters
 
-COUNTED = {  # every other counter of a line is a warp operation: a shuffle, a vote, a match, syncwarp
-    "loads",
-    "stores",
-    "atomics",
-    "load_bytes",
-    "store_bytes",
-    "atomic_bytes",
-    "requests",
-    "sectors",
-    "fewest_sectors",
-    "shared_requests",
-    "wavefronts",
-    "fewest_wavefronts",
-    "ways",
-    "syncthreads",
-    "grid.sync",
-    "branches",
-    "divergent",
-}
+# every other counter of a line is a warp operation: a shuffle, a vote, a match, syncwarp
+COUNTED = set(
+    "loads stores atomics load_bytes store_bytes atomic_bytes requests sectors fewest_sectors shared_requests"
+    " wavefronts fewest_wavefronts ways syncthreads grid.sync branches divergent".split()
+)
 # heading -> what stands in the column, from the line's counters; a column in which nothing stands is left out
 COLUMNS: dict[str, Callable[[Counters], int | str | None]] = {
     "loads": lambda line: line.get("loads"),
     "stores": lambda line: line.get("stores"),
     "atomics": lambda line: line.get("atomics"),
     "bytes": lambda line: sum(line.get(f"{what}_bytes", 0) for what in ("load", "store", "atomic")),
-    "sectors (fewest)": lambda line: (
-        line.get("sectors") and f"{line['sectors']:,} ({line['fewest_sectors']:,})"
-    ),
-    "wavefronts (fewest)": lambda line: (
-        line.get("wavefronts") and f"{line['wavefronts']:,} ({line['fewest_wavefronts']:,})"
-    ),
+    "sectors (fewest)": lambda line: pair(line, "sectors", "fewest_sectors"),
+    "wavefronts (fewest)": lambda line: pair(line, "wavefronts", "fewest_wavefronts"),
     "ways": lambda line: line.get("ways"),
-    "branches (divergent)": lambda line: (
-        line.get("branches") and f"{line['branches']:,} ({line['divergent']:,})"
-    ),
+    "branches (divergent)": lambda line: pair(line, "branches", "divergent"),
     "barriers": lambda line: line.get("syncthreads", 0) + line.get("grid.sync", 0),
     "warp ops": lambda line: sum(n for name, n in line.items() if name not in COUNTED),
 }
@@ -82,6 +62,10 @@ def table(rows: list[Line]) -> tuple[list[str], list[list[str]]]:
     """(headings that have entries, a row of texts for each line)."""
     used = [heading for heading, value in COLUMNS.items() if any(value(counters) for *_, counters in rows)]
     return used, [[written(COLUMNS[heading](counters)) for heading in used] for *_, counters in rows]
+
+
+def pair(line: Counters, name: str, other: str) -> str | None:
+    return f"{line[name]:,} ({line[other]:,})" if line.get(name) else None
 
 
 def written(entry: int | str | None) -> str:

@@ -25,13 +25,9 @@ def block_number(recording: Recording, block: int | Index3 | None) -> int:
     """The position in `recording.blocks` of `block`: (x, y, z), x, or None for the lowest."""
     if not recording.blocks:
         raise ValueError("the trace is empty: the kernel accessed no array")
-    wanted = (
-        min(recording.blocks, key=lambda index: index[::-1])
-        if block is None
-        else (*block, 0, 0)[:3]
-        if isinstance(block, tuple)
-        else (block, 0, 0)
-    )
+    if block is None:
+        block = min(recording.blocks, key=lambda index: index[::-1])
+    wanted = (*(block if isinstance(block, tuple) else (block,)), 0, 0)[:3]
     if wanted not in recording.blocks:
         raise ValueError(
             f"block {wanted} is not in the trace, which holds {plural(len(recording.blocks), 'block')}, the"
@@ -66,16 +62,10 @@ def requests(recording: Recording, number: int) -> Iterator[Request]:
             continue
         order, request = recording.spec.requests(recording.thread[rows], recording.site[rows])
         time = times(recording, rows)[order]
-        together = [
-            Request(
-                epoch,
-                int(time[part].max()),
-                int(recording.thread[rows[order[part[0]]]]) // size,
-                rows[order[part]],
-            )
-            for part in np.split(np.argsort(request, kind="stable"), np.cumsum(np.bincount(request))[:-1])
-        ]
-        yield from sorted(together, key=lambda r: (r.time, r.warp))
+        parts = np.split(np.argsort(request, kind="stable"), np.cumsum(np.bincount(request))[:-1])
+        warps = recording.thread[rows[order]] // size
+        made = [Request(epoch, int(time[p].max()), int(warps[p[0]]), rows[order[p]]) for p in parts]
+        yield from sorted(made, key=lambda r: (r.time, r.warp))
 
 
 def sentence(recording: Recording, request: Request) -> str:

@@ -5,10 +5,11 @@ from math import prod
 import numpy as np
 
 from sim.events import ATOMIC, LOAD, STORE, Home, Index3, Recording, index_text
-from sim.viz import Row, Scene, View, cut_notice
+from sim.viz import Row, Scene, View
 from sim.viz.lockstep import block_number, requests, sentence
 
 LOOKS = {LOAD: "load", STORE: "store", ATOMIC: "atomic"}
+LEGEND = {"load": "loaded by thread", "store": "stored by thread", "atomic": "changed atomically"}
 MOST_CELLS, MOST_STEPS, WIDEST = 1024, 256, 64
 LEFT, TOP = 64, 50
 
@@ -30,42 +31,29 @@ def memory_map(recording: Recording, name: str, block: int | Index3 | None = Non
         home,
         recording.element[recording.array == array],
     )
-    total = 0
-    for number in blocks:
-        for request in requests(recording, number):
-            if recording.array[request.rows[0]] == array:
-                total += 1
-                if total <= MOST_STEPS:
-                    scene.steps.append(
-                        (sentence(recording, request), changes(recording, request.rows, first, shown))
-                    )
-    if not scene.steps:
+    made = (request for number in blocks for request in requests(recording, number))
+    found = [request for request in made if recording.array[request.rows[0]] == array]
+    if not found:
         raise ValueError(f"block {block} never touched {name}")
-    if total > MOST_STEPS:
-        scene.notices.append(f"The first {MOST_STEPS} of {total:,} steps are drawn.")
-    scene.notices += cut_notice(recording)
-    return scene.view()
+    scene.steps = [
+        (sentence(recording, request), changes(recording, request.rows, first, shown))
+        for request in found[:MOST_STEPS]
+    ]
+    return scene.of_trace(recording, MOST_STEPS, len(found), "steps")
 
 
 def changes(recording: Recording, rows: np.ndarray, first: int, shown: int) -> list[Row]:
     """(cell, look, thread) for each access whose element is among those shown."""
-    cells = (recording.element[rows] - first).tolist()
-    threads, actions = recording.thread[rows].tolist(), recording.action[rows].tolist()
-    return [
-        (cell, LOOKS[action], thread)
-        for cell, thread, action in zip(cells, threads, actions)
-        if 0 <= cell < shown
-    ]
+    columns = recording.element[rows] - first, recording.action[rows], recording.thread[rows]
+    accesses = zip(*(column.tolist() for column in columns))
+    return [(cell, LOOKS[action], thread) for cell, action, thread in accesses if 0 <= cell < shown]
 
 
 def grid(title: str, home: Home, touched: np.ndarray) -> tuple[Scene, int, int]:
     """(a Scene with a cell for each element, the first element that is shown, how many are)."""
-    columns = (
-        home.shape[-1]
-        if len(home.shape) > 1 and home.shape[-1] <= WIDEST
-        else min(32, max(prod(home.shape), 1))
-    )
-    elements, side = prod(home.shape), 22 if columns <= 33 else 14
+    elements, rowwise = prod(home.shape), len(home.shape) > 1 and home.shape[-1] <= WIDEST
+    columns = home.shape[-1] if rowwise else min(32, max(elements, 1))
+    side = 22 if columns <= 33 else 14
     first = int(touched.min()) // columns * columns if elements > MOST_CELLS else 0
     shown = min(elements - first, MOST_CELLS // columns * columns)
     rows = -(-shown // columns)
@@ -81,30 +69,14 @@ def grid(title: str, home: Home, touched: np.ndarray) -> tuple[Scene, int, int]:
         (LEFT - 8, TOP + row * side + side // 2 + 3, row_name(home, first + row * columns), "end")
         for row in range(rows)
     ]
-    scene.legend(
-        8,
-        *[
-            (
-                look,
-                {"load": "loaded by thread", "store": "stored by thread", "atomic": "changed atomically"}[
-                    look
-                ],
-            )
-            for look in LOOKS.values()
-        ],
-    )
+    scene.legend(8, *LEGEND.items())
     if shown < elements:
-        scene.notices.append(
-            f"{shown:,} of {elements:,} elements are drawn, from the first that was touched."
-        )
+        notice = f"{shown:,} of {elements:,} elements are drawn, from the first that was touched."
+        scene.notices.append(notice)
     return scene, first, shown
 
 
 def row_name(home: Home, element: int) -> str:
     """The indices that the elements of a row share, or the first element's index if there is only one."""
     index = [int(i) for i in np.unravel_index(element, home.shape)] if home.shape else [0]
-    return (
-        str(index[0])
-        if len(index) == 1
-        else ", ".join(map(str, index[:-1])) + ("" if home.shape[-1] <= WIDEST else f", {index[-1]}")
-    )
+    return ", ".join(map(str, index[:-1] if len(index) > 1 and home.shape[-1] <= WIDEST else index))

@@ -21,13 +21,9 @@ Counted = dict[tuple[str, str], dict[str, int]]  # {(space, name): counters}
 
 def page(report: Report) -> View:
     """The View of a Report; its text is the report's."""
-    parts = [
-        f"<b>{escape(report.headline)}</b>",
-        *(f"<div>{escape(line)}</div>" for line in report.summary()),
-    ]
-    parts += [
-        f'<pre class="{finding.severity}">{escape(finding.message)}</pre>' for finding in report.findings
-    ]
+    parts = [f"<b>{escape(report.headline)}</b>"]
+    parts += [f"<div>{escape(line)}</div>" for line in report.summary()]
+    parts += [f'<pre class="{found.severity}">{escape(found.message)}</pre>' for found in report.findings]
     if report.counters.get("arrays"):
         parts += ["<h4>Memory traffic by array</h4>", arrays_table(report.counters["arrays"])]
     if report.counters.get("lines"):
@@ -48,11 +44,8 @@ def figures(trace: Recording | None) -> Iterator[View]:
 
 
 def arrays_table(arrays: Counted) -> str:
-    actions = [
-        action
-        for action in ("load", "store", "atomic")
-        if any(f"{action}s" in counted for counted in arrays.values())
-    ]
+    counted_at_all = {name for counted in arrays.values() for name in counted}
+    actions = [action for action in ("load", "store", "atomic") if f"{action}s" in counted_at_all]
     head = "".join(f"<th>{action}s</th><th>bytes</th>" for action in actions)
     rows = "".join(
         f"<tr><td {LEFT_ALIGNED}><code>{escape(name)}</code></td><td {LEFT_ALIGNED}>{space}</td>"

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from sim.events import BARRIER, LOAD, SITES, STORE, Index3, Recording, Site, index_text
-from sim.viz import VERBS, Scene, View, cut_notice, plural, ranges
+from sim.viz import VERBS, Scene, View, plural, ranges
 from sim.viz.lockstep import block_number, epochs, times
 
 MOST_THREADS, MOST_COLUMNS = 64, 160
@@ -28,26 +28,16 @@ def timeline(recording: Recording, block: int | Index3 | None = None) -> View:
     number, threads = block_number(recording, block), prod(recording.threads)
     moments = [(epoch, rows, times(recording, rows)) for epoch, rows in epochs(recording, number)]
     total = sum(int(time.max()) + 1 for *_, time in moments if len(time))
-    scene = Timeline(
-        f"block {index_text(recording.blocks[number])}: what each thread does, access by access",
-        0,
-        0,
-        recording=recording,
-        threads=threads,
-        total=total,
-    )
+    title = f"block {index_text(recording.blocks[number])}: what each thread does, access by access"
+    scene = Timeline(title, 0, 0, recording=recording, threads=threads, total=total)
     for epoch, rows, time in moments:
-        barrier = np.flatnonzero(
-            (recording.block == number) & (recording.action == BARRIER) & (recording.epoch == epoch)
-        )
-        scene.epoch(epoch, rows, time, None if not len(barrier) else SITES[int(recording.site[barrier[0]])])
+        opened = (recording.block == number) & (recording.action == BARRIER) & (recording.epoch == epoch)
+        sites = recording.site[opened].tolist()
+        scene.epoch(epoch, rows, time, SITES[sites[0]] if sites else None)
     scene.frame()
     if scene.shown < threads:
         scene.notices.append(f"{scene.shown} of {threads:,} threads are drawn.")
-    if total > MOST_COLUMNS:
-        scene.notices.append(f"The first {MOST_COLUMNS} of {total:,} moments are drawn.")
-    scene.notices += cut_notice(recording)
-    return scene.view()
+    return scene.of_trace(recording, MOST_COLUMNS, total, "moments")
 
 
 @dataclass
@@ -91,23 +81,17 @@ class Timeline(Scene):
             for thread in waiting
             if thread < self.shown
         ]
-        wait = (
-            f"; {plural(len(waiting), 'thread')} wait{'s' * (len(waiting) == 1)} ({ranges(waiting)})"
-            if waiting
-            else ""
-        )
+        words = f"{when}: {doings(self.recording, rows)}"
+        if waiting:
+            wait = f"{plural(len(waiting), 'thread')} wait{'s' * (len(waiting) == 1)}"
+            words += f"; {wait} ({ranges(waiting)})"
         self.cells.append((self.x, TOP - 4, self.column, self.shown * self.row + 6))
-        self.steps.append(
-            (f"{when}: {doings(self.recording, rows)}{wait}", [(len(self.steps), "cursor", "")])
-        )
+        self.steps.append((words, [(len(self.steps), "cursor", "")]))
         self.x += self.column
 
     def look(self, row: int) -> str:
-        action, space = (
-            int(self.recording.action[row]),
-            self.recording.arrays[self.recording.array[row]].space,
-        )
-        verb = {LOAD: "load", STORE: "store"}.get(action, "atomic")
+        space = self.recording.arrays[self.recording.array[row]].space
+        verb = {LOAD: "load", STORE: "store"}.get(int(self.recording.action[row]), "atomic")
         return f"global-{verb}" if space in ("global", "const") and verb != "atomic" else verb
 
     def frame(self) -> None:
@@ -117,9 +101,8 @@ class Timeline(Scene):
             (LEFT - 8, TOP + thread * self.row + self.row - 3, thread or "thread 0", "end")
             for thread in range(0, self.shown, 8 if self.shown > 16 else 1)
         ]
-        self.labels += [(LEFT - 8, self.height - 14, "line", "end")] * any(
-            look == "line" for look, *_ in self.boxes
-        )
+        if any(look == "line" for look, *_ in self.boxes):
+            self.labels.append((LEFT - 8, self.height - 14, "line", "end"))
         self.legend(8, *LEGEND.items())
 
 

@@ -4,7 +4,7 @@ asks for."""
 import numpy as np
 
 from sim.events import SITES, Index3, Recording, Site, index_text
-from sim.viz import VERBS, Row, Scene, View, cut_notice, plural
+from sim.viz import VERBS, Row, Scene, View, plural
 from sim.viz.lockstep import Request, block_number, requests
 
 MOST_STEPS = 128
@@ -35,15 +35,10 @@ def warp_grid(
             f" {index_text(recording.blocks[number])}; lines that did: {lines_with_accesses(recording)}"
         )
     columns = max(spec.banks, spec.warp_size)
-    where = " ".join(
-        filter(None, [function, "every line" if line is None else source_of(recording, found[0])])
-    )
-    scene = Scene(
-        f"block {index_text(recording.blocks[number])}, {where}",
-        LEFT + (columns + 1) * SIDE + 8,
-        TOP + (spec.warp_size + 1) * SIDE + 24,
-        adds=False,
-    )
+    what = "every line" if line is None else source_of(recording, found[0])
+    title = f"block {index_text(recording.blocks[number])}, {function + ' ' if function else ''}{what}"
+    width, height = LEFT + (columns + 1) * SIDE + 8, TOP + (spec.warp_size + 1) * SIDE + 24
+    scene = Scene(title, width, height, adds=False)
     scene.cells = [(LEFT - SIDE - 6, TOP + lane * SIDE, SIDE - 2, SIDE - 2) for lane in range(spec.warp_size)]
     scene.cells += [
         (LEFT + column * SIDE, TOP + lane * SIDE, SIDE - 2, SIDE - 2)
@@ -65,16 +60,8 @@ def warp_grid(
         ("load", "served at once"),
         ("clash", "bank conflict, or more sectors than needed"),
     )
-    scene.steps = [step(recording, request, columns) for request in found[:MOST_STEPS]]
-    if line is None:
-        scene.steps = [
-            (f"{source_of(recording, request)}\n     {words}", looks)
-            for request, (words, looks) in zip(found, scene.steps)
-        ]
-    if len(found) > MOST_STEPS:
-        scene.notices.append(f"The first {MOST_STEPS} of {len(found):,} requests are drawn.")
-    scene.notices += cut_notice(recording)
-    return scene.view()
+    scene.steps = [step(recording, request, columns, line is None) for request in found[:MOST_STEPS]]
+    return scene.of_trace(recording, MOST_STEPS, len(found), "requests")
 
 
 def source_of(recording: Recording, request: Request) -> str:
@@ -97,20 +84,11 @@ def matches(
 
 
 def lines_with_accesses(recording: Recording) -> str:
-    return (
-        ", ".join(
-            map(
-                str,
-                sorted(
-                    {SITES[site].line for site in np.unique(recording.site[recording.array >= 0]).tolist()}
-                ),
-            )
-        )
-        or "none"
-    )
+    lines = {SITES[site].line for site in np.unique(recording.site[recording.array >= 0]).tolist()}
+    return ", ".join(map(str, sorted(lines))) or "none"
 
 
-def step(recording: Recording, request: Request, columns: int) -> tuple[str, list[Row]]:
+def step(recording: Recording, request: Request, columns: int, says_line: bool) -> tuple[str, list[Row]]:
     """(what the request does and costs, in words; the looks of the cells) of one request."""
     rows, spec = request.rows, recording.spec
     home, site = recording.arrays[recording.array[rows[0]]], SITES[int(recording.site[rows[0]])]
@@ -122,15 +100,13 @@ def step(recording: Recording, request: Request, columns: int) -> tuple[str, lis
         f"warp {request.warp}, epoch {request.epoch}: {len(rows)} of {spec.warp_size} lanes"
         f" {VERBS[site.action][0]} {home.space} array {home.name}: {cost}"
     )
+    if says_line:
+        words = f"{source_of(recording, request)}\n     {words}"
     looks: list[Row] = [(lane, "active", "") for lane in lanes.tolist()]
+    in_all = [(spec.warp_size, column, count) for column, count in total.items()]
     looks += [
-        (spec.warp_size + lane * columns + column, "clash" if column in clashing else "load", "")
-        for lane, column in asked
-        if column < columns
-    ]
-    looks += [
-        (spec.warp_size + spec.warp_size * columns + column, "clash" if column in clashing else "load", count)
-        for column, count in total.items()
+        (spec.warp_size + row * columns + column, "clash" if column in clashing else "load", mark)
+        for row, column, mark in [*((lane, column, "") for lane, column in asked), *in_all]
         if column < columns
     ]
     return words, looks
