@@ -18,67 +18,33 @@ if TYPE_CHECKING:
     from sim.report import Report
 
 __version__ = "0.1.0"
-TYPES = (
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
+TYPES = tuple(
+    "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split()
 )
-__all__ = [
-    "DeviceSpec",
-    "KernelBug",
-    "LaunchError",
-    "Report",
-    "SimulatorError",
-    "ThreadError",
-    "cuda",
-    "empty",
-    "load_cuda",
-    "load_ptx",
-    "simulate",
-    *TYPES,
-]
 HOMES = {
     "DeviceSpec": "device",
-    "KernelBug": "errors",
-    "LaunchError": "errors",
-    "SimulatorError": "errors",
-    "ThreadError": "errors",
-    "simulate": "launch",
+    **dict.fromkeys(("KernelBug", "LaunchError", "SimulatorError", "ThreadError"), "errors"),
+    "Report": "report",
     "empty": "memory.spaces",
     "load_cuda": "ptx.nvrtc",
     "load_ptx": "ptx.module",
-    "Report": "report",
+    "simulate": "launch",
 }
+__all__ = ["DeviceSpec", "KernelBug", "LaunchError", "Report", "SimulatorError", "ThreadError"]
+__all__ += ["cuda", "empty", "load_cuda", "load_ptx", "simulate", *TYPES]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'sim' has no attribute {name!r}")
-    globals()[name] = (
-        from_numba(name)
-        if name in ("cuda", *TYPES)
-        else getattr(importlib.import_module(f"sim.{HOMES[name]}"), name)
-    )
-    return globals()[name]
-
-
-def from_numba(name: str) -> Any:
-    """What kernels are written with: `cuda` and number types, Numba's where it is installed, ours and numpy's
-    elsewhere."""
+    # what kernels are written with is Numba's where that is installed, and ours and numpy's elsewhere
     numba = importlib.util.find_spec("numba")
     if name == "cuda":
-        return importlib.import_module("numba.cuda" if numba else "sim.cuda")
-    return getattr(importlib.import_module("numba.types" if numba else "numpy"), name)
+        value = importlib.import_module("numba.cuda" if numba else "sim.cuda")
+    else:
+        home = f"sim.{HOMES[name]}" if name in HOMES else "numba.types" if numba else "numpy"
+        value = getattr(importlib.import_module(home), name)
+    return globals().setdefault(name, value)
 
 
 def __dir__() -> list[str]:

@@ -267,9 +267,8 @@ class Context:
         if not decided:
             budget = f"{MORE * PATIENCE:g} s or {MOST_LOGGED:,} accesses"
             return f"Something still changes, but no thread ended within {budget}."
-        budget = f"{self.max_steps or DEFAULT_STEPS:,} times" + f", or for {PATIENCE:g} s" * (
-            not self.max_steps
-        )
+        rounds = f"{self.max_steps or DEFAULT_STEPS:,} times"
+        budget = rounds if self.max_steps else f"{rounds}, or for {PATIENCE:g} s"
         return f"No thread ended while the loop went round {budget}."
 
 
@@ -294,11 +293,5 @@ def site_at(code, line, column, action):
     """The Site at a line of `code`, its text read from the file (or the notebook cell) that the code came
     from."""
     text = linecache.getline(code.co_filename, line)
-    return Site(
-        action,
-        code.co_name,
-        line - code.co_firstlineno + 1,
-        column,
-        text.strip(),
-        len(text) - len(text.lstrip()),
-    )
+    indent = len(text) - len(text.lstrip())
+    return Site(action, code.co_name, line - code.co_firstlineno + 1, column, text.strip(), indent)

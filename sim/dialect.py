@@ -2,6 +2,7 @@
 line."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -31,14 +32,6 @@ class Declaration:
         return self.declare(shape, as_dtype(dtype), sys._getframe(1), alignment)
 
 
-class Constant:
-    """`cuda.const`: arrays captured from the host are constant memory already."""
-
-    @staticmethod
-    def array_like(array):
-        return array
-
-
 class GridGroup:
     """`cuda.cg.this_grid()`: all blocks of the launch."""
 
@@ -49,23 +42,13 @@ class GridGroup:
         meet(self.scheduler, GRID, sys._getframe(1))
 
 
-class CooperativeGroups:
-    """`cuda.cg`."""
-
-    def __init__(self, scheduler):
-        self.group = GridGroup(scheduler)
-
-    def this_grid(self):
-        return self.group
-
-
 class Cuda:
     """The namespace `cuda` of one launch."""
 
     warpsize = 32
     libdevice = mathematics.libdevice
     fp16 = integers.fp16
-    const = Constant
+    const = SimpleNamespace(array_like=lambda array: array)  # what is captured is constant memory already
 
     def __init__(self, scheduler, declarations, grid, block):
         self.scheduler, self.context = scheduler, scheduler.context
@@ -74,8 +57,9 @@ class Cuda:
         self.shared, self.local = Declaration(declarations.shared), Declaration(declarations.local)
         self.atomic = Atomic(scheduler)
         self.syncthreads = plain_barrier(self.context, declarations)
-        self.cg = CooperativeGroups(scheduler)
-        self.this_grid = self.cg.this_grid
+        group = GridGroup(scheduler)
+        self.this_grid = lambda: group
+        self.cg = SimpleNamespace(this_grid=self.this_grid)
         for operation in OF_NUMBA:
             setattr(self, operation.name, self.instruction(operation))
 

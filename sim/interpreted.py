@@ -61,18 +61,16 @@ class Interpreted:
         with Retrial(context, threads.used, observers) as retrial:
             run(blocks, context, threads.fiber)
             more = retrial.notes(ready, run)
-        return Outcome(
-            context.findings, context.counters, (*threads.notes, *more), threads.code, context.trace
-        )
+        notes = (*threads.notes, *more)
+        return Outcome(context.findings, context.counters, notes, threads.code, context.trace)
 
     def ready(self, launch, walk, observers, schedule, poison=None):
         """(context, threads, blocks) of one run of the launch, in which nothing has run yet."""
         if hasattr(launch.function, "ready"):  # a kernel of another front end
             return launch.function.ready(self.fiber, launch, walk, observers, schedule, poison)
         # 1. one context for this launch, and the arguments in its memory
-        context = Context(
-            observers, launch.spec, AddressSpace(), launch.block, schedule, launch.max_steps, poison
-        )
+        space, block = AddressSpace(), launch.block
+        context = Context(observers, launch.spec, space, block, schedule, launch.max_steps, poison)
         values = bind(context, launch.arguments)
         # 2. a copy of the kernel whose names are this launch's
         scheduler, declarations = Scheduler(context), Declarations(context, launch.shared)
@@ -90,18 +88,11 @@ class Interpreted:
         if fiber is Fiber and not scheduler.takes_turns:
             in_steps = binder.in_steps(launch.function, parameters, kernel)
             fiber, kernel = (Steps, in_steps) if in_steps else (fiber, kernel)
-        notes = tuple(
-            f"{name} has no source to number, so its operators are Python's own"
-            for name in binder.without_source
-        )
-        threads = Threads(
-            fiber, binder.used, tuple(copy.__code__ for copy in binder.functions.values()), notes
-        )
-        return (
-            context,
-            threads,
-            walk(scheduler, kernel, values, launch.grid, launch.block, resident(launch, binder.used)),
-        )
+        unnumbered = "has no source to number, so its operators are Python's own"
+        notes = tuple(f"{name} {unnumbered}" for name in binder.without_source)
+        code = tuple(copy.__code__ for copy in binder.functions.values())
+        blocks = walk(scheduler, kernel, values, launch.grid, launch.block, resident(launch, binder.used))
+        return context, Threads(fiber, binder.used, code, notes), blocks
 
 
 def binder_of(context, dialect):
@@ -145,11 +136,8 @@ def run(grid, context, fiber):
 
 def resident(launch, used):
     """How many blocks may be alive at once; a grid that synchronises must fit whole."""
-    spec, blocks, limit = (
-        launch.spec,
-        launch.blocks,
-        launch.spec.resident_blocks(launch.threads, launch.shared),
-    )
+    spec, blocks = launch.spec, launch.blocks
+    limit = spec.resident_blocks(launch.threads, launch.shared)
     if "this_grid" in used and blocks > limit:
         raise LaunchError(
             f"the kernel synchronises the whole grid, whose {blocks:,} blocks must all be resident at once\n"
@@ -164,11 +152,8 @@ def resident(launch, used):
 def bind(context, arguments):
     """The kernel's arguments as its threads see them: arrays checked and named, numbers as Numba types
     them."""
-    arrays = {}
-    for name, value in named_leaves(arguments.items()):
-        array = host_array(value, name)
-        if array is not None:
-            arrays[name] = array
+    found = {name: host_array(value, name) for name, value in named_leaves(arguments.items())}
+    arrays = {name: array for name, array in found.items() if array is not None}
     places = bind_arguments(context.space, arrays)
     return [bound(context, name, value, arrays, places) for name, value in arguments.items()]
 

@@ -1,9 +1,10 @@
 """simulate(kernel, ...)[grid, block, stream, shared](*arguments): one launch from end to end."""
 
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -87,84 +88,46 @@ def simulate(
         raise LaunchError(f"engine {engine!r} is not one of {', '.join(map(repr, ENGINES))}")
     if on_finding not in ("raise", "report"):
         raise LaunchError(f"on_finding {on_finding!r} is neither 'raise' nor 'report'")
-    return Simulation(function, engine, seed, on_finding, tuple(observers), spec, max_steps)
+    one = (1, 1, 1)
+    launch = Launch(function, {}, one, one, 0, tuple(observers), spec, seed, max_steps)
+    return Simulation(engine, on_finding, launch)
 
 
 @dataclass(frozen=True)
 class Simulation:
     """A kernel and how to simulate it; index it with the launch configuration."""
 
-    function: Any  # a Python function, or a kernel of load_ptx
     engine: str
-    seed: int
     on_finding: str
-    observers: tuple[type[Observer] | Observer, ...]
-    spec: DeviceSpec
-    max_steps: int | None
+    launch: Launch  # that configuration and arguments complete
 
-    def __getitem__(self, configuration: tuple[Any, ...]) -> "Configured":
+    def __getitem__(self, configuration: tuple[Any, ...]) -> Callable[..., Report]:
         if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
             raise LaunchError(
                 "wanted [grid, block], [grid, block, stream] or [grid, block, stream, shared], got"
                 f" [{configuration!r}]"
             )
         grid, block, _, shared = (*configuration, 0, 0)[:4]
-        return Configured(
-            self,
-            dimensions("grid", grid, self.spec.max_grid),
-            block_dimensions(block, self.spec),
-            shared_bytes(shared, self.spec, hasattr(self.function, "ready")),
-        )
+        spec, by_ptx = self.launch.spec, hasattr(self.launch.function, "ready")
+        grid, block = dimensions("grid", grid, spec.max_grid), block_dimensions(block, spec)
+        launch = replace(self.launch, grid=grid, block=block, shared=shared_bytes(shared, spec, by_ptx))
+        return functools.partial(launched, self.engine, self.on_finding, launch)
 
 
-@dataclass(frozen=True)
-class Configured:
-    """A simulation with its configuration: call it with the kernel's arguments."""
-
-    simulation: Simulation
-    grid: Index3
-    block: Index3
-    shared: int
-
-    def __call__(self, *arguments: Any) -> Report:
-        how, launch = self.simulation, self.launch(arguments)
-        outcome = ENGINES[how.engine]().run(launch)
-        worded = getattr(launch.function, "worded", list)  # another language has other names for things
-        report = Report(
-            launch.function.__name__,
-            how.engine,
-            self.grid,
-            self.block,
-            how.seed,
-            finish(worded(outcome.findings), outcome.code),
-            outcome.counters,
-            outcome.notes,
-            outcome.code,
-            outcome.trace,
-        )
-        if how.on_finding == "raise" and report.errors:
-            raise KernelBug(report)
-        return report
-
-    def launch(self, arguments: tuple[Any, ...]) -> Launch:
-        """What an engine gets."""
-        how = self.simulation
-        named = dict(zip(argument_names(how.function, arguments), arguments))
-        if not hasattr(how.function, "ready"):
-            check_returns(how.function)
-            for name, value in named_leaves(named.items()):
-                check_argument(value, name)
-        return Launch(
-            how.function,
-            named,
-            self.grid,
-            self.block,
-            self.shared,
-            how.observers,
-            how.spec,
-            how.seed,
-            how.max_steps,
-        )
+def launched(engine: str, on_finding: str, launch: Launch, *arguments: Any) -> Report:
+    """The Report of a launch with these arguments."""
+    named = dict(zip(argument_names(launch.function, arguments), arguments))
+    if not hasattr(launch.function, "ready"):
+        check_returns(launch.function)
+        for name, value in named_leaves(named.items()):
+            check_argument(value, name)
+    outcome = ENGINES[engine]().run(replace(launch, arguments=named))
+    worded = getattr(launch.function, "worded", list)  # another language has other names for things
+    said = {**vars(outcome), "findings": finish(worded(outcome.findings), outcome.code)}
+    report = Report(launch.function.__name__, engine, launch.grid, launch.block, launch.seed, **said)
+    if on_finding == "raise" and report.errors:
+        raise KernelBug(report)
+    return report
 
 
 def check_returns(function: Any) -> None:
@@ -172,8 +135,7 @@ def check_returns(function: Any) -> None:
     if function in CHECKED:
         return
     source = source_of(function)
-    returned = None if source is None else source.returned()
-    if source is not None and returned is not None:
+    if source is not None and (returned := source.returned()) is not None:
         site = source.site("call", returned)
         raise LaunchError(
             f"the kernel returns a value: {site.function} line {site.line}  {site.source}\n  wanted `return`"
@@ -215,11 +177,9 @@ def shared_bytes(value: int, spec: DeviceSpec, by_ptx: bool) -> int:
     """Dynamic shared memory; what launches PTX may ask the driver for all that a block can have."""
     if not hasattr(value, "__index__"):
         raise LaunchError(f"{value!r} bytes of dynamic shared memory; wanted an integer")
-    most, who = (
-        (spec.shared_bytes_per_block, "a block can have")
-        if by_ptx
-        else (spec.dynamic_shared_bytes, "Numba can ask for")
-    )
+    most, who = spec.dynamic_shared_bytes, "Numba can ask for"
+    if by_ptx:
+        most, who = spec.shared_bytes_per_block, "a block can have"
     if not 0 <= value <= most:
         raise LaunchError(f"{value:,} bytes of dynamic shared memory; {who} 0 to {most:,}")
     return int(value)

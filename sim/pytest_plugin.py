@@ -7,6 +7,7 @@ that needs a real GPU is marked `@pytest.mark.cuda_sim(off=True)`; `engine`, `se
 """
 
 import argparse
+import itertools
 import sys
 import traceback
 from collections import Counter
@@ -167,8 +168,7 @@ class Simulated:
     def pytest_runtest_protocol(self, item):
         """Everything between two tests belongs to one of them, launches at import to the first."""
         mark = settings_of(item)
-        self.host.options = replace(self.options, **mark["options"])
-        off = mark["off"]
+        self.host.options, off = replace(self.options, **mark["options"]), mark["off"]
         if off:
             self.host.uninstall()
         try:
@@ -182,11 +182,8 @@ class Simulated:
     def pytest_runtest_makereport(self, item, call):
         report = yield
         told, allowed = self.told, {*self.asked.cuda_sim_allow, *settings_of(item)["allow"]}
-        wrong = [
-            entry
-            for entry in told.findings.values()
-            if entry[0].severity == "error" and entry[0].kind not in allowed
-        ]
+        errors = (entry for entry in told.findings.values() if entry[0].severity == "error")
+        wrong = [entry for entry in errors if entry[0].kind not in allowed]
         if wrong and not told.failed:
             told.failed = True
             said = "\n\n".join(map(in_words, wrong))
@@ -202,42 +199,28 @@ class Simulated:
                 "keys": sorted({repr(key) for key in told.findings}),
             }
             if self.asked.cuda_sim_report:
-                report.cuda_sim["page"] = self.write_page(item.nodeid, report)
+                from sim.host.pages import write_test
+
+                report.cuda_sim["page"] = write_test(self.asked.cuda_sim_report, item.nodeid, told.reports)
         return report
-
-    def write_page(self, nodeid, report):
-        """The reports of a test as one HTML file; returns its name."""
-        from sim.host.pages import write_test
-
-        return write_test(self.asked.cuda_sim_report, nodeid, self.told.reports)
 
     # --- the end --------------------------------------------------------------------------------------------
 
     def pytest_terminal_summary(self, terminalreporter):
-        told = [
-            (report.nodeid, report.cuda_sim)
-            for reports in terminalreporter.stats.values()
-            for report in reports
-            if hasattr(report, "cuda_sim")
-        ]
+        reports = itertools.chain.from_iterable(terminalreporter.stats.values())
+        told = [(report.nodeid, report.cuda_sim) for report in reports if hasattr(report, "cuda_sim")]
         engines = sum((Counter(told["engines"]) for _, told in told), Counter())
         keys = {key for _, told in told for key in told["keys"]}
         kinds = Counter(key.split("'")[1] for key in keys)
-        found = f"{len(keys)} finding{'s' * (len(keys) != 1)}" + (
-            f" ({', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))})" if keys else ""
-        )
-        launches = f"{engines.total():,} launches" + (
-            f" ({', '.join(f'{n:,} {engine}' for engine, n in sorted(engines.items()))})" if engines else ""
-        )
-        terminalreporter.write_line(
-            f"cuda-sim: {launches} in {sum(bool(told['engines']) for _, told in told):,} tests, {found}"
-        )
+        found = f"{len(keys)} finding{'s' * (len(keys) != 1)}{listed(kinds)}"
+        tests = sum(bool(told["engines"]) for _, told in told)
+        launches = f"{engines.total():,} launches{listed(engines)}"
+        terminalreporter.write_line(f"cuda-sim: {launches} in {tests:,} tests, {found}")
         if self.asked.cuda_sim_report and told:
             from sim.host.pages import write_index
 
-            terminalreporter.write_line(
-                f"cuda-sim: reports in {write_index(self.asked.cuda_sim_report, told)}"
-            )
+            index = write_index(self.asked.cuda_sim_report, told)
+            terminalreporter.write_line(f"cuda-sim: reports in {index}")
 
     def pytest_unconfigure(self):
         self.host.uninstall()
@@ -245,11 +228,8 @@ class Simulated:
 
 def settings_of(item):
     """What a test's mark asks for: {"off", "allow", "options": those of sim.host.Options}."""
-    given = {
-        name: value
-        for mark in reversed(list(item.iter_markers("cuda_sim")))
-        for name, value in mark.kwargs.items()
-    }
+    marks = [mark.kwargs.items() for mark in item.iter_markers("cuda_sim")]  # the closest first
+    given = {name: value for settings in reversed(marks) for name, value in settings}
     if unknown := given.keys() - {"off", "engine", "seeds", "tools", "max_steps", "allow"}:
         raise pytest.UsageError(
             f"{item.nodeid}: the mark cuda_sim knows no {', '.join(sorted(unknown))}\n  wanted: {MARK}"
@@ -258,6 +238,11 @@ def settings_of(item):
     if given.get("tools") is not None:
         options["observers"] = observers_of(given["tools"])
     return {"off": bool(given.get("off")), "allow": given.get("allow", ()), "options": options}
+
+
+def listed(counts):
+    """ " (3 fibers, 1 native)", or nothing."""
+    return f" ({', '.join(f'{n:,} {name}' for name, n in sorted(counts.items()))})" if counts else ""
 
 
 def in_words(entry):

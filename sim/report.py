@@ -8,7 +8,7 @@ from types import CodeType
 from typing import Any
 
 from sim.events import Access, Finding, Index3, Recording, index_text
-from sim.viz import View
+from sim.viz import View, plural
 from sim.viz.by_line import by_line
 from sim.viz.memory_map import memory_map
 from sim.viz.page import page
@@ -47,27 +47,17 @@ class Report:
 
     @property
     def headline(self) -> str:
-        found = (
-            "no findings"
-            if not self.findings
-            else f"{len(self.findings)} finding{'s' * (len(self.findings) > 1)}"
-        )
-        return (
-            f"{self.kernel}[{shape_text(self.grid)}, {shape_text(self.block)}] on the {self.engine} engine:"
-            f" {found}"
-        )
+        found = plural(len(self.findings), "finding") if self.findings else "no findings"
+        shape = f"{shape_text(self.grid)}, {shape_text(self.block)}"
+        return f"{self.kernel}[{shape}] on the {self.engine} engine: {found}"
 
     def summary(self) -> Iterator[str]:
         """What was counted over the whole launch, and what the tools could not do, line by line."""
-        yield ", ".join(
-            f"{name} {number:,}" for name, number in self.counters.items() if isinstance(number, int)
-        )
-        if warp_wide := {
-            name: number
-            for name, number in self.counters.get("together", {}).items()
-            if name not in ("syncthreads", "grid.sync")
-        }:
-            yield ", ".join(f"{name} {number:,}" for name, number in warp_wide.items())
+        plain = [(name, number) for name, number in self.counters.items() if isinstance(number, int)]
+        together = self.counters.get("together", {}).items()
+        warp_wide = [(name, n) for name, n in together if name not in ("syncthreads", "grid.sync")]
+        for numbers in (plain, warp_wide) if warp_wide else (plain,):
+            yield ", ".join(f"{name} {number:,}" for name, number in numbers)
         if "coalescing" in self.counters:
             total = self.counters["coalescing"]
             yield (
@@ -87,13 +77,8 @@ class Report:
         yield from self.notes
 
     def __str__(self) -> str:
-        return "\n".join(
-            [
-                self.headline,
-                *(f"  {line}" for line in self.summary()),
-                *(f"\n{finding.message}" for finding in self.findings),
-            ]
-        )
+        said = "".join(f"\n\n{finding.message}" for finding in self.findings)
+        return "\n  ".join([self.headline, *self.summary()]) + said
 
     __repr__ = __str__
 
@@ -132,9 +117,8 @@ class Report:
     def recording(self) -> Recording:
         """The trace, which must be there."""
         if self.trace is None:
-            raise ValueError(
-                "nothing was traced: add the tool, simulate(kernel, observers=[*DEFAULT, Trace()])"
-            )
+            tool = "simulate(kernel, observers=[*DEFAULT, Trace()])"
+            raise ValueError(f"nothing was traced: add the tool, {tool}")
         return self.trace
 
 
@@ -159,13 +143,8 @@ def finish(findings: Iterable[Finding], code: Iterable[CodeType] = ()) -> tuple[
         replace(min(group, key=rank), count=len(group) - 1 + sum(f.count for f in group))
         for group in groups.values()
     ]
-    return tuple(
-        replace(f, message=message(f, lines_of_files(f.accesses, code)))
-        for f in sorted(
-            merged,
-            key=lambda f: (f.severity != "error", STAGES.get(f.kind, 0), f.key[2], f.kind, str(f.array)),
-        )
-    )
+    merged.sort(key=lambda f: (f.severity != "error", STAGES.get(f.kind, 0), f.key[2], f.kind, str(f.array)))
+    return tuple(replace(f, message=message(f, lines_of_files(f.accesses, code))) for f in merged)
 
 
 def rank(finding: Finding) -> tuple[Any, ...]:
@@ -197,20 +176,15 @@ def who(accesses: Sequence[Access]) -> str:
         return ""
     blocks = list(dict.fromkeys(index_text(access.block) for access in accesses))
     threads = list(dict.fromkeys(index_text(access.thread) for access in accesses))
-    return (
-        f" · block{'s' * (len(blocks) > 1)} {' and '.join(blocks)} · thread{'s' * (len(threads) > 1)}"
-        f" {' and '.join(threads)}"
-    )
+    named = ("block", blocks), ("thread", threads)
+    return "".join(f" · {noun}{'s' * (len(those) > 1)} {' and '.join(those)}" for noun, those in named)
 
 
 def witness(access: Access) -> tuple[str, str, str]:
     """(who did what, where, the source with the value) of one access."""
     thread = f"thread {index_text(access.thread)} of block {index_text(access.block)}"
-    did = (
-        f"{access.what} by {thread}"
-        if access.what in ("read", "written", "changed")
-        else f"{thread} {access.what}"
-    )
+    passive = access.what in ("read", "written", "changed")
+    did = f"{access.what} by {thread}" if passive else f"{thread} {access.what}"
     if access.site is None:
         return did, "", ""
     value = "" if access.value is None else f"   value {access.value}"

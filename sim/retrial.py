@@ -8,6 +8,7 @@ a warning, and one of a lane, which a tree of shuffles cannot help, no finding.
 """
 
 import copy
+import functools
 import hashlib
 from dataclasses import replace
 
@@ -53,11 +54,8 @@ class Retrial:
 
     def memory(self):
         """All global arrays that can be written, with their bytes."""
-        return [
-            (a.root, a.root.copy())
-            for a in self.context.space.allocations
-            if a.space == "global" and a.writable
-        ]
+        allocations = self.context.space.allocations
+        return [(a.root, a.root.copy()) for a in allocations if a.space == "global" and a.writable]
 
     def __enter__(self):
         return self
@@ -71,9 +69,7 @@ class Retrial:
         if not self.possible:
             return [undecided(0)] if self.schedules else []
         after, findings = self.memory(), self.context.findings
-        self.again = lambda observers, schedule, poison=None: self.one(
-            ready, run, observers, schedule, poison
-        )
+        self.again = functools.partial(self.one, ready, run)
         try:
             notes = self.other_schedules(findings) if self.schedules else []
             if any(harmless(f) or from_absent_lane(f) for f in findings):
@@ -82,7 +78,7 @@ class Retrial:
         finally:
             restore(after)
 
-    def one(self, ready, run, observers, schedule, poison):
+    def one(self, ready, run, observers, schedule, poison=None):
         restore(self.before)
         context, threads, grid = ready(observers, schedule, poison)
         # threads are made to wait here
@@ -99,7 +95,7 @@ class Retrial:
             if left <= 0 or any(f.kind in ENDLESS for f in findings):
                 break
             try:
-                context = self.again([copy.copy(o) for o in self.observers], schedule)
+                context = self.again([*map(copy.copy, self.observers)], schedule)
             except SimulatorError as error:
                 return [f"under another schedule of its threads: {error}"]
             findings += context.findings
@@ -113,11 +109,8 @@ class Retrial:
         for poison in POISONS:
             effects = Effects()
             try:
-                context = self.again(
-                    [*(copy.copy(o) for o in self.observers), effects],
-                    Seeded(np.random.default_rng(0)),
-                    poison,
-                )
+                observers = [*map(copy.copy, self.observers), effects]
+                context = self.again(observers, Seeded(np.random.default_rng(0)), poison)
             except SimulatorError:
                 return
             if not {f.kind for f in context.findings} <= {f.kind for f in findings}:
@@ -147,12 +140,6 @@ def restore(memory):
 
 
 def undecided(tried):
-    return (
-        f"threads act on what atomics tell them: judged under {tried} schedules; whether others show more is"
-        " not decided"
-        if tried
-        else (
-            "threads act on what atomics tell them: judged under this schedule only, as the kernel prints;"
-            " whether others show more is not decided"
-        )
-    )
+    under = f"{tried} schedules" if tried else "this schedule only, as the kernel prints"
+    judged = f"threads act on what atomics tell them: judged under {under}"
+    return f"{judged}; whether others show more is not decided"

@@ -189,22 +189,17 @@ class Functions:
         ctypes.memmove(int(to), int(source), size)
         self.memory.written(to)
 
+    cuMemcpyDtoD = cuMemcpyHtoD
+
     def cuMemcpyDtoH(self, to, source, size, stream=0):
         ctypes.memmove(int(to), int(source), size)
-
-    def cuMemcpyDtoD(self, to, source, size, stream=0):
-        self.cuMemcpyHtoD(to, source, size)
 
     def cuMemsetD8(self, to, byte, count, stream=0):
         ctypes.memset(int(to), byte, count)
         self.memory.written(to)
 
-    cuMemcpyHtoDAsync, cuMemcpyDtoHAsync, cuMemcpyDtoDAsync, cuMemsetD8Async = (
-        cuMemcpyHtoD,
-        cuMemcpyDtoH,
-        cuMemcpyDtoD,
-        cuMemsetD8,
-    )
+    cuMemcpyHtoDAsync, cuMemcpyDtoHAsync = cuMemcpyHtoD, cuMemcpyDtoH
+    cuMemcpyDtoDAsync, cuMemsetD8Async = cuMemcpyDtoD, cuMemsetD8
 
     # --- streams and events ---------------------------------------------------------------------------------
 

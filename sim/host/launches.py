@@ -26,6 +26,7 @@ try:
 except ImportError:  # it needs filecheck, which numba-cuda does not bring
     testing = None
 
+NUMBERS = types.Number, types.Boolean
 THREADS_PER_BLOCK = 128  # what `forall` takes when nobody says
 # modules whose kernels are Numba's, not the user's
 OWN = ("numba.cuda.kernels.", "numba.cuda.cudadrv.", "numba.cuda.np.")
@@ -64,9 +65,8 @@ class Host:
     """The simulated host side of numba.cuda. `compiled`: kernels are typed and compiled to PTX by Numba
     before they are simulated.
 
-    `launched`
-    is called with the Report of each simulated launch, or None where a thread raised what the kernel says it
-    raises; by default it appends to `launches`.
+    `launched` is called with the Report of each simulated launch, or None where a thread raised what the
+    kernel says it raises; by default it appends to `launches`.
     """
 
     options: Options = field(default_factory=Options)
@@ -113,6 +113,10 @@ class Host:
     def replacements(self):
         """(owner, name, what takes its place)."""
         kernel, dispatch, host = dispatcher._Kernel, dispatcher.CUDADispatcher, self
+
+        def resident_blocks(kernel, block, shared=0):
+            return host.options.spec.resident_blocks(int(np.prod(block)), shared)
+
         yield driver.Driver, "_cuda_python_wrap_fn", self.functions.refused
         yield driver, "_logger", driver.make_logger()
         for name in ("_alloc_finalizer", "_hostalloc_finalizer", "_pin_finalizer"):
@@ -125,18 +129,10 @@ class Host:
         if testing:  # what is for simulators is for ours too
             yield testing, "skip_unless_cudasim", lambda reason: lambda test: test
         yield dispatcher.ForAll, "__call__", launch_for_all
-        yield (
-            kernel,
-            "max_cooperative_grid_blocks",
-            lambda kernel, block, shared=0: host.options.spec.resident_blocks(int(np.prod(block)), shared),
-        )
+        yield kernel, "max_cooperative_grid_blocks", resident_blocks
         if self.compiled:
             yield kernel, "bind", lambda kernel: None
-            yield (
-                kernel,
-                "launch",
-                lambda kernel, *launch: host.launch(kernel, kernel.argument_types, *launch),
-            )
+            yield kernel, "launch", lambda kernel, *rest: host.launch(kernel, kernel.argument_types, *rest)
         else:
             yield decorators, "_have_nvjitlink", lambda: False
             yield dispatch, "compile", compile_nothing
@@ -153,25 +149,16 @@ class Host:
         if own:
             own(*map(self.plain, arguments))
             return self.memory.settle()
-        self.launch(
-            kernel,
-            numba_types_for(kernel, arguments),
-            arguments,
-            how.griddim,
-            how.blockdim,
-            how.stream,
-            how.sharedmem,
-        )
+        numba_types, asked = numba_types_for(kernel, arguments), (how.stream, how.sharedmem)
+        self.launch(kernel, numba_types, arguments, how.griddim, how.blockdim, *asked)
 
     def launch(self, kernel, numba_types, arguments, grid, block, stream=0, shared=0):
         """Simulate `kernel` (a dispatcher or a compiled kernel) on `arguments` of these Numba types."""
         retr = []
         values = [self.prepared(kernel, *pair, retr) for pair in zip(numba_types, arguments, strict=True)]
-        options = (
-            replace(self.options, observers=(), seeds=(0,))
-            if (kernel.py_func.__module__ or "").startswith(OWN)
-            else self.options
-        )
+        options = self.options
+        if (kernel.py_func.__module__ or "").startswith(OWN):
+            options = replace(options, observers=(), seeds=(0,))
         try:
             self.launched(run(kernel.py_func, options, (grid, block, 0, shared), values))
         except ThreadError as error:
@@ -195,7 +182,7 @@ class Host:
             numba_types = numba_type if isinstance(numba_type, types.BaseTuple) else [None] * len(value)
             parts = [self.prepared(kernel, *pair, retr) for pair in zip(numba_types, value)]
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-        if isinstance(numba_type, (types.Number, types.Boolean)) and not isinstance(value, enum.Enum):
+        if isinstance(numba_type, NUMBERS) and not isinstance(value, enum.Enum):
             dtype = numpy_support.as_dtype(numba_type)
             return dtype.type(cast(dtype)(value))
         return value
@@ -221,9 +208,8 @@ def run(function, options, configuration, values):
             array[...] = old
     report = one(function, options, options.seeds[0], configuration, values)
     merged = {finding.key: finding for finding in (*others, *report.findings)}
-    return replace(
-        report, findings=tuple(sorted(merged.values(), key=lambda finding: finding.severity != "error"))
-    )
+    findings = sorted(merged.values(), key=lambda finding: finding.severity != "error")
+    return replace(report, findings=tuple(findings))
 
 
 def one(function, options, seed, configuration, values):
@@ -273,9 +259,7 @@ def fits(given, wanted):
     if isinstance(wanted, types.Array):
         same = isinstance(given, types.Array) and (given.dtype, given.ndim) == (wanted.dtype, wanted.ndim)
         return same and wanted.layout in ("A", given.layout)
-    return isinstance(given, (types.Number, types.Boolean)) == isinstance(
-        wanted, (types.Number, types.Boolean)
-    )
+    return isinstance(given, NUMBERS) == isinstance(wanted, NUMBERS)
 
 
 def compile_nothing(kernel, signature, return_type=None):
