@@ -16,26 +16,20 @@ def decide(threads):
 
 def divergence(scheduler, block):
     """Some threads wait at one barrier while others wait at another or have returned."""
-    waiting = sum(not thread.done for thread in block.threads)
-    returned = len(block.threads) - waiting
-    rest = f"{returned} have returned" if returned else "the others wait at another barrier"
-    most = (
-        f"{waiting} of {len(block.threads)} threads wait at a barrier and {rest}"
-        if returned
-        else f"the {waiting} threads of the block wait at different barriers"
-    )
+    waiting, all_of_them = sum(not thread.done for thread in block.threads), len(block.threads)
+    verdict = f"the {waiting} threads of the block wait at different barriers"
+    if returned := all_of_them - waiting:
+        verdict = f"{waiting} of {all_of_them} threads wait at a barrier and {returned} have returned"
     seen = witnesses(scheduler, block)
-    called = (
-        " Each call of the function has a barrier of its own." if len({a.site for a in seen}) == 1 else ""
-    )
+    reason = "cuda.syncthreads() opens only when every thread of the block has reached the same call."
+    if len({access.site for access in seen}) == 1:
+        reason += " Each call of the function has a barrier of its own."
     return Finding(
         "barrier-divergence",
         "error",
-        most,
+        verdict,
         seen,
-        reason=(
-            f"cuda.syncthreads() opens only when every thread of the block has reached the same call.{called}"
-        ),
+        reason=reason,
         fix=(
             "move the barrier out of the branch (or the return behind the barrier), so that every thread"
             " reaches it"
@@ -73,9 +67,8 @@ def deadlock(scheduler, block):
         verdict = "threads of one block wait for each other at barriers of different kinds"
     else:
         rest = "the others have returned" if len(waiting) < len(block.threads) else "not all at the same one"
-        verdict = (
-            f"{len(waiting)} of {len(block.threads)} threads of the block wait at a grid barrier, {rest}"
-        )
+        those = f"{len(waiting)} of {len(block.threads)} threads of the block"
+        verdict = f"{those} wait at a grid barrier, {rest}"
     return Finding(
         "deadlock",
         "error",

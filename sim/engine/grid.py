@@ -13,32 +13,19 @@ class Thread:
     which value (`payload`)."""
 
     __slots__ = (
-        "index",
-        "linear",
-        "warp",
-        "lane",
-        "block",
-        "fiber",
-        "waits",
-        "frame",
-        "calls",  # by which it came to its barrier
-        "rounds",  # of the loops around that barrier, if they count
-        "payload",
-        "result",
-        "done",
-        "error",
-        "sent",  # (Copy, memory, data) since the last commit
-        "groups",  # those of each commit
-        "asked",  # the Question that its last atomic was, if that changed nothing
-        "passed_over",  # how often others have gone first since, as it would be asked in vain
+        "index linear warp lane block fiber waits frame calls rounds payload result done error sent groups"
+        " asked passed_over".split()
     )
 
     def __init__(self, index, linear, warp_size, block):
         self.index, self.linear, self.block = index, linear, block
         self.warp, self.lane = divmod(linear, warp_size)
         self.fiber = self.waits = self.frame = self.payload = self.result = self.error = None
-        self.done, self.calls, self.rounds, self.sent, self.groups = False, (), (), [], []
-        self.asked, self.passed_over = None, 0
+        self.done = False
+        self.calls = self.rounds = ()  # by which it came to its barrier; of loops around that, if they count
+        self.sent, self.groups = [], []  # (Copy, memory, data) since the last commit; those of each commit
+        self.asked = None  # the Question that its last atomic was, if that changed nothing
+        self.passed_over = 0  # how often others have gone first since, as it would be asked in vain
 
     def run(self, kernel, arguments):
         """The fiber's body. An exception of the kernel's stays here until the scheduler looks."""
@@ -83,24 +70,9 @@ class Block:
     """One block: its threads, which of them can run (`ready`), a mask of live lanes for each warp, and its
     shared memory (declaration -> Array)."""
 
-    __slots__ = (
-        "index",
-        "threads",
-        "ready",
-        "alive",
-        "lanes_alive",
-        "epoch",
-        "shared",
-        "warp_groups",
-        "parts",
-        "mbarriers",
-    )
-
     def __init__(self, index, shape, warp_size):
         self.index = index
-        self.threads = [
-            Thread(thread, linear, warp_size, self) for linear, thread in enumerate(indices(shape))
-        ]
+        self.threads = [Thread(one, linear, warp_size, self) for linear, one in enumerate(indices(shape))]
         self.ready, self.alive = list(self.threads), len(self.threads)
         self.lanes_alive = [
             (1 << min(warp_size, len(self.threads) - first)) - 1
@@ -162,11 +134,8 @@ class Grid:
                     self.free.extend(thread.fiber for thread in block.threads)
                 elif outcome == YIELDED:
                     live.append(block)
-                    if (
-                        pending
-                        and len(live) + len(parked) < self.resident
-                        and self.context.schedule.may_start(len(pending))
-                    ):
+                    room = len(live) + len(parked) < self.resident
+                    if pending and room and self.context.schedule.may_start(len(pending)):
                         live.appendleft(self.start(pending.popleft()))
         except BaseException:
             for block in [*live, *parked]:
@@ -199,19 +168,13 @@ class Grid:
             self.context.announce("grid_barrier_opened")
             return parked
         others, abandoned = len(self.order) - len(parked), self.scheduler.abandoned
-        elsewhere = (
-            "have ended"
-            if not abandoned
-            else "wait elsewhere"
-            if abandoned == others
-            else "have ended or wait elsewhere"
-        )
+        elsewhere = ["have ended"] * (abandoned < others) + ["wait elsewhere"] * (abandoned > 0)
         self.context.findings.append(
             Finding(
                 "deadlock",
                 "error",
                 f"{len(parked)} of {len(self.order)} blocks wait at a grid barrier that the others never"
-                f" reach: they {elsewhere}",
+                f" reach: they {' or '.join(elsewhere)}",
                 witnesses(self.scheduler, min(parked, key=lambda block: block.index[::-1])),
                 reason=(
                     "A grid barrier opens when every thread of every block has arrived; the others never"

@@ -29,13 +29,9 @@ def arrive(scheduler, operation, arguments, frame):
     """The running thread takes part in an Instruction with the arguments of its call; returns its result when
     the mask is complete."""
     thread = scheduler.context.thread
-    mask = (
-        CONVERGED
-        if operation.mask == CONVERGED
-        else FULL
-        if operation.mask == ALL
-        else int(arguments[0]) & FULL
-    )
+    mask = CONVERGED if operation.mask == CONVERGED else FULL
+    if operation.mask == GIVEN:
+        mask = int(arguments[0]) & FULL
     payload = operation.converted(arguments[operation.mask == GIVEN :])
     if mask != CONVERGED and not mask >> thread.lane & 1:
         scheduler.context.findings.append(omits_caller(scheduler, thread, mask, frame))
@@ -72,12 +68,8 @@ def complete(context, block, key, running=None):
         if thread is not running:
             block.ready.append(thread)
     if group.operation.orders and context.listeners["warp_synchronized"]:
-        context.announce(
-            "warp_synchronized",
-            block.index,
-            tuple(group.threads[lane].linear for lane in lanes),
-            context.last_segment,
-        )
+        together = tuple(group.threads[lane].linear for lane in lanes)
+        context.announce("warp_synchronized", block.index, together, context.last_segment)
         if running:
             context.segment(running)
 
@@ -121,11 +113,8 @@ def absent_sources(context, group, payloads):
     if operation.mask == ALL and group.bits != FULL:
         first = group.threads[min(group.threads)]
         lanes = [lane for lane in range(32) if not group.bits >> lane & 1]
-        those = (
-            f"lane {lanes[0]} of warp {first.warp} takes"
-            if len(lanes) == 1
-            else f"lanes {spelled(lanes)} of warp {first.warp} take"
-        )
+        alone = len(lanes) == 1
+        those = f"lane{'' if alone else 's'} {spelled(lanes)} of warp {first.warp} take{'s' * alone}"
         yield Finding(
             "warp-divergence",
             "error",
@@ -171,11 +160,8 @@ def undefined(value, byte):
 
 
 def spelled(lanes):
-    return (
-        ", ".join(map(str, lanes))
-        if len(lanes) < 5
-        else f"{', '.join(map(str, lanes[:3]))} and {len(lanes) - 3} more"
-    )
+    first = ", ".join(map(str, lanes[: 3 if len(lanes) > 4 else 4]))
+    return f"{first} and {len(lanes) - 3} more" if len(lanes) > 4 else first
 
 
 def divergence(scheduler, block):

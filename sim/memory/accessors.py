@@ -71,13 +71,7 @@ def template(logged, local):
 
 
 INTEGERS = frozenset(np.dtype(letter).type for letter in np.typecodes["AllInteger"])
-BUILTINS = {
-    "type": type,
-    "int": int,
-    "TypeError": TypeError,
-    "ValueError": ValueError,
-    "OverflowError": OverflowError,
-}
+BUILTINS = {own.__name__: own for own in (type, int, TypeError, ValueError, OverflowError)}
 CODE = {
     (logged, local): compile(template(logged, local), "<accessors>", "exec")
     for logged, local in ((False, False), (True, False), (True, True))
@@ -108,20 +102,16 @@ def store_any(x, index, value, site):
         x[index[0] if len(index) == 1 else index] = value
 
 
+OFFERED = "load", "store", "Array", "log", "values", "convert"  # what these begin with
+GENERAL = load_any, store_any, convert
+
+
 def accessors(log, values, local):
     """{name: function} of load1 ... store5 and what inlined loads need; `log` is what to append accesses to
     (those to local memory if `local`), or None, and `values` what to append stored values to."""
-    names = {array_class.__name__: array_class for array_class in (*FAST.values(), *WATCHED.values())} | {
-        "load_any": load_any,
-        "store_any": store_any,
-        "convert": convert,
-        "INTEGERS": INTEGERS,
-    }
+    names = {known.__name__: known for known in (*FAST.values(), *WATCHED.values(), *GENERAL)}
+    names["INTEGERS"] = INTEGERS
     if log is not None:
         names |= {"log": log.append, "values": values.append}
     exec(CODE[log is not None, log is not None and local], names)
-    return {
-        name: f
-        for name, f in names.items()
-        if name[:-1] in ("load", "store", "Array") or name in ("log", "values", "convert")
-    } | BUILTINS
+    return BUILTINS | {name: known for name, known in names.items() if name.startswith(OFFERED)}

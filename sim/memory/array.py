@@ -23,25 +23,9 @@ class Array:
     for."""
 
     __slots__ = (
-        "allocation",
-        "offset",
-        "dtype",
-        "shape",
-        "strides",
-        "ndim",
-        "size",
-        "name",
-        "context",
-        "data",
-        "cells",
-        "written",
-        "code",
-        "shift",
-        "writable",
-        "views",
-        "whole",
-        *(f"n{axis}" for axis in range(MAX_FAST_RANK)),
-        *(f"s{axis}" for axis in range(MAX_FAST_RANK)),
+        *"allocation offset dtype shape strides ndim size name context data cells written code shift".split(),
+        *"writable views whole".split(),
+        *(f"{letter}{axis}" for letter in "ns" for axis in range(MAX_FAST_RANK)),
     )
     wraps = True  # whether a negative index counts from the end
 
@@ -174,25 +158,17 @@ class Array:
     def row(self, index):
         """The view behind so many whole indices."""
         moved = sum(i * stride for i, stride in zip(index, self.strides))
-        shape, strides = self.shape[len(index) :], self.strides[len(index) :]
-        address = (self.code & ADDRESS_MASK) + moved
-        offset = self.offset + moved
-        return Array(self.context, self.allocation, offset, self.dtype, shape, strides, self.name, address)
+        return self.another(moved, self.dtype, self.shape[len(index) :], self.strides[len(index) :])
 
     def derived(self, array):
         """An Array over `array`, an ndarray that shares this one's memory."""
         moved = array.ctypes.data - self.numpy.ctypes.data if array.size else 0
-        address = (self.code & ADDRESS_MASK) + moved
-        return Array(
-            self.context,
-            self.allocation,
-            self.offset + moved,
-            array.dtype,
-            array.shape,
-            array.strides,
-            self.name,
-            address,
-        )
+        return self.another(moved, array.dtype, array.shape, array.strides)
+
+    def another(self, moved, dtype, shape, strides):
+        """Another view of the same allocation, which begins so many bytes further on."""
+        offset, address = self.offset + moved, (self.code & ADDRESS_MASK) + moved
+        return Array(self.context, self.allocation, offset, dtype, shape, strides, self.name, address)
 
     def once(self, name, part):
         """`derived(part(array))`, made once: a column of records is asked for at each of their accesses."""
@@ -235,9 +211,8 @@ class Array:
     @property
     def imag(self):
         if self.dtype.kind != "c":
-            raise TypeError(
-                f"{self.name} is an array of {self.dtype}, and has no imaginary part that is memory"
-            )
+            lacks = "has no imaginary part that is memory"
+            raise TypeError(f"{self.name} is an array of {self.dtype}, and {lacks}")
         return self.once("imag", operator.attrgetter("imag"))
 
     def reshape(self, *shape):
@@ -308,10 +283,8 @@ class Record:
 
     def fill(self, value, site):
         """Write every field: those of another record, or the parts of a tuple."""
-        for name, part in zip(
-            self._array.dtype.names, (value[i] for i in range(len(self._array.dtype.names)))
-        ):
-            getattr(self._array, name).store(self._place, part, site)
+        for position, name in enumerate(self._array.dtype.names):
+            getattr(self._array, name).store(self._place, value[position], site)
 
 
 class NoRecord(Record):
@@ -370,10 +343,8 @@ def layout_of(dtype, shape, strides, watched):
 
 def only_read(array):
     """The error of a kernel that writes to an array that may only be read."""
-    return TypeError(
-        f"{array.name} is {'constant' if array.allocation.space == 'const' else 'a read-only array'}: a"
-        " kernel may only read it"
-    )
+    what = "constant" if array.allocation.space == "const" else "a read-only array"
+    return TypeError(f"{array.name} is {what}: a kernel may only read it")
 
 
 def whole(index, array):
@@ -381,10 +352,8 @@ def whole(index, array):
     try:
         return operator.index(index)
     except TypeError:
-        raise TypeError(
-            f"{array.name} is indexed with {index!r}, a {type(index).__name__}; wanted an integer (// divides"
-            " integers)"
-        ) from None
+        given = f"{array.name} is indexed with {index!r}, a {type(index).__name__}"
+        raise TypeError(f"{given}; wanted an integer (// divides integers)") from None
 
 
 def zip_(*items):

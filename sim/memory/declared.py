@@ -15,12 +15,10 @@ from sim.memory.spaces import Allocation, poisoned
 
 def constant_array(context, array):
     """A global numpy array, as constant memory: read-only in the kernel."""
-    array = np.ascontiguousarray(array)
-    root = array.reshape(-1).view(np.uint8)
-    allocation = context.space.add(
-        "a global array", "const", root, (0, array.itemsize, array.shape, array.strides)
-    )
-    return Array(context, allocation, 0, array.dtype, array.shape, array.strides, "a global array")
+    array, name = np.ascontiguousarray(array), "a global array"
+    home = 0, array.itemsize, array.shape, array.strides
+    allocation = context.space.add(name, "const", array.reshape(-1).view(np.uint8), home)
+    return Array(context, allocation, 0, array.dtype, array.shape, array.strides, name)
 
 
 class Declarations:
@@ -52,23 +50,18 @@ class Declarations:
             allocation.alignment = alignment or 1 << (dtype.alignment - 1).bit_length()
             array = block.shared[key] = self.array(allocation, dtype, shape)
         elif array.shape != shape:
-            raise ValueError(
-                f"shared array {array.name} was declared with shape {list(array.shape)} and now with"
-                f" {list(shape)}; its shape must be a constant"
-            )
+            shapes = f"with shape {list(array.shape)} and now with {list(shape)}"
+            raise ValueError(f"shared array {array.name} was declared {shapes}; its shape must be a constant")
         return array
 
     def dynamic(self, dtype, frame):
         """A view of the launch's dynamic shared bytes; all of them start at the same byte."""
-        block = self.context.thread.block
-        if "dynamic" not in block.shared:
-            name, base = self.place(
-                "dynamic", "shared", dtype, (self.dynamic_bytes // dtype.itemsize,), frame
-            )
-            block.shared["dynamic"] = Allocation(
-                name, "shared", poisoned(self.dynamic_bytes, None, self.context.poison), base
-            )
-        return self.array(block.shared["dynamic"], dtype, (self.dynamic_bytes // dtype.itemsize,))
+        shared, shape = self.context.thread.block.shared, (self.dynamic_bytes // dtype.itemsize,)
+        if "dynamic" not in shared:
+            name, base = self.place("dynamic", "shared", dtype, shape, frame)
+            memory = poisoned(self.dynamic_bytes, None, self.context.poison)
+            shared["dynamic"] = Allocation(name, "shared", memory, base)
+        return self.array(shared["dynamic"], dtype, shape)
 
     def local(self, shape, dtype, frame, alignment=None):
         """`cuda.local.array(shape, dtype)`: fresh for each call, private to the running thread."""
@@ -97,11 +90,8 @@ class Declarations:
                 self.declared_bytes[space] += nbytes
                 check_sizes(self.context.spec, **self.declared_bytes, dynamic=self.dynamic_bytes)
             name = declared_name(self.context, frame) or space
-            home = 0, dtype.itemsize, shape, c_strides(shape, dtype)
-            self.bases[key] = (
-                name,
-                self.context.space.add(name, space, np.empty(nbytes, np.uint8), home, copies).base,
-            )
+            memory, home = np.empty(nbytes, np.uint8), (0, dtype.itemsize, shape, c_strides(shape, dtype))
+            self.bases[key] = name, self.context.space.add(name, space, memory, home, copies).base
         return self.bases[key]
 
 
@@ -125,9 +115,8 @@ def check_sizes(spec, shared, local, dynamic, asked=False):
 
 def check_dtype(dtype, space):
     if dtype is None:
-        raise TypeError(
-            f"cuda.{space}.array wants a numeric dtype such as numba.float32 as its second argument"
-        )
+        wanted = "a numeric dtype such as numba.float32 as its second argument"
+        raise TypeError(f"cuda.{space}.array wants {wanted}")
 
 
 @functools.cache

@@ -242,14 +242,8 @@ def bind_group(space, low, high, arrays):
     """One allocation from byte `low` to `high`, for arrays that overlap: the first of them lends its name."""
     offsets = {name: array.__array_interface__["data"][0] - low for name, array in arrays.items()}
     first, array = next(iter(arrays.items()))
-    root = bytes_between(low, high)
-    root.flags.writeable = any(a.flags.writeable for a in arrays.values())
-    allocation = space.add(
-        first,
-        "global",
-        root,
-        (offsets[first], array.itemsize, array.shape, array.strides),
-        keep=[*arrays.values()],
-        unwritten=unwritten(root, [*arrays.values()]),
-    )
+    root, arrays = bytes_between(low, high), list(arrays.values())
+    root.flags.writeable = any(a.flags.writeable for a in arrays)
+    home = offsets[first], array.itemsize, array.shape, array.strides
+    allocation = space.add(first, "global", root, home, keep=arrays, unwritten=unwritten(root, arrays))
     return {name: (allocation, offset) for name, offset in offsets.items()}
