@@ -15,6 +15,7 @@ from sim.isa.table import INSTRUCTIONS, STANDING_FOR, name_of
 MISSING = object()
 CUDA_MODULES = ("numba.cuda", "sim.cuda")  # modules that kernels know as `cuda`
 NAMESPACES = ("atomic", "shared", "local", "const")
+PLAIN = (int, float, str, bool, tuple)
 LIBRARIES = ("math", "cmath", "numpy", "operator", "_operator")
 
 
@@ -56,15 +57,9 @@ def stand_ins():
     """What `cuda` offers to kernels and lacks outside them when NUMBA_ENABLE_CUDASIM is set."""
     if not sys.modules["numba.cuda"].config.ENABLE_CUDASIM:
         return {}
-    modules = [
-        importlib.import_module(f"numba.cuda.{name}") for name in ("stubs", "intrinsics", "cg", "libdevice")
-    ]
-    offered = {
-        name: value
-        for module in modules[:2]
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-    }
+    names = "stubs", "intrinsics", "cg", "libdevice"
+    modules = [importlib.import_module(f"numba.cuda.{name}") for name in names]
+    offered = {name: value for module in modules[:2] for name, value in public(vars(module))}
     return offered | {module.__name__.rpartition(".")[2]: module for module in modules[2:]}
 
 
@@ -83,7 +78,7 @@ def names_in(code):
 def cuda_name(value):
     """The name under which numba.cuda (or, without Numba, sim.cuda) has `value`, for what was imported from
     there by name; else None."""
-    if value is MISSING or type(value) in (int, float, str, bool, tuple):
+    if value is MISSING or type(value) in PLAIN:
         return None
     modules = filter(None, map(sys.modules.get, CUDA_MODULES))
     return next(filter(None, (names_by_identity(module).get(id(value)) for module in modules)), None)
@@ -93,37 +88,31 @@ def cuda_name(value):
 def names_by_identity(module):
     """{id: name} of what `module` offers, and of what its namespaces offer: "atomic.add"."""
     offered = {**(stand_ins() if module.__name__ == "numba.cuda" else {}), **vars(module)}
+    home = module.__name__.partition(".")[0]  # what it imports itself, numpy say, is no part of it
     named = {
         name: member
-        for name, member in offered.items()
-        if not name.startswith("_") and type(member) not in (int, float, str, bool, tuple)
-    }
-    home = module.__name__.partition(".")[0]
-    named = {  # what it imports itself, numpy say, is no part of it
-        name: member
-        for name, member in named.items()
-        if not isinstance(member, types.ModuleType) or member.__name__.startswith(home)
+        for name, member in public(offered)
+        if type(member) not in PLAIN
+        and (not isinstance(member, types.ModuleType) or member.__name__.startswith(home))
     }
     inner = {
-        f"{space}.{name}": member
+        f"{space}.{name}": getattr(member, "__func__", member)  # of a static method
         for space in NAMESPACES
-        for name, member in vars(named[space]).items()
-        if not name.startswith("_")
+        for name, member in public(vars(named[space]))
     }
-    # of a static method
-    inner = {name: getattr(member, "__func__", member) for name, member in inner.items()}
     return {id(member): name for name, member in {**inner, **named}.items()}
+
+
+def public(members):
+    return [(name, member) for name, member in members.items() if not name.startswith("_")]
 
 
 def name_in_cuda(value):
     """The name under which numba.cuda has `value`, or None; a grid group's constructor is "this_grid"
     wherever it lives."""
-    if (instruction := name_of(value)) is not None:
-        return instruction
-    of_grid = getattr(value, "__name__", None) == "this_grid" and (
-        getattr(value, "__module__", None) or ""
-    ).startswith("numba.cuda")
-    return "this_grid" if of_grid else cuda_name(value)
+    home = getattr(value, "__module__", None) or ""
+    of_grid = getattr(value, "__name__", None) == "this_grid" and home.startswith("numba.cuda")
+    return name_of(value) or ("this_grid" if of_grid else cuda_name(value))
 
 
 # module -> what the table puts in front of a name of it

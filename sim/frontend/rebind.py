@@ -173,12 +173,8 @@ class Binder:
         self.counts_rounds |= code.counts_rounds
         if not code.rewritten:
             self.without_source.append(function.__name__)
-        namespace = {
-            "__name__": function.__module__,
-            "__builtins__": self.builtins,
-            **self.given,
-            **code.constants,
-        }
+        namespace = {"__name__": function.__module__, "__builtins__": self.builtins}
+        namespace |= self.given | code.constants
         cells = {name: types.CellType() for name in code.code.co_freevars}
         copy = types.FunctionType(code.code, namespace, function.__name__, None, tuple(cells.values()))
         self.functions[known] = copy

@@ -171,11 +171,8 @@ class Source(ast.NodeVisitor):
         """A declared array's shape consists of numbers and of names: what is computed from names Numba does
         not take for a constant."""
         for part in ast.walk(node.declares.shape or ast.Constant(0)):
-            computed = (
-                isinstance(part, (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp))
-                or isinstance(part, ast.Attribute)
-                and part.attr == "shape"
-            )
+            operation = isinstance(part, (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp))
+            computed = operation or getattr(part, "attr", "") == "shape"
             if computed and any(isinstance(name, ast.Name) for name in ast.walk(part)):
                 site = self.site("call", node)
                 raise LaunchError(
@@ -219,24 +216,14 @@ class Source(ast.NodeVisitor):
     def stores_elsewhere(self):
         """Whether it has a store or an atomic, or something passed on, that may reach an array which it does
         not declare itself."""
-        own = {
-            node.targets[0].id
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and getattr(node.value, "calls", None) == DECLARATION
-        }
-        stored = [
-            node.value
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
-        ]
+        nodes = list(ast.walk(self.tree))
+        made = [node for node in nodes if getattr(getattr(node, "value", None), "calls", None) == DECLARATION]
+        own = {getattr(node.targets[0], "id", "") for node in made if isinstance(node, ast.Assign)}
+        subscripts = (node for node in nodes if isinstance(node, ast.Subscript))
+        stored = [node.value for node in subscripts if isinstance(node.ctx, ast.Store)]
         stored += [node.args[0] for node in self.calls(ATOMIC, WAIT, CUDA) if node.args]
-        return any(
-            not (isinstance(part, ast.Name) and part.id in own)
-            for part in stored
-            if isinstance(part, (ast.Name, ast.Subscript, ast.Attribute))
-        )
+        arrays = (part for part in stored if isinstance(part, (ast.Name, ast.Subscript, ast.Attribute)))
+        return any(getattr(part, "id", None) not in own for part in arrays)
 
     def returned(self, seen=frozenset()):
         """The first statement that returns a value, or None. A function called there may have none to
@@ -291,12 +278,9 @@ def builtin_called(node):
 def bound_arguments(function, call):
     """{parameter: expression, or value of a default} of a call of a function; None where the text does not
     tell, or where they do not fit."""
-    unpacked = any(isinstance(part, ast.Starred) for part in call.args) or None in (
-        part.arg for part in call.keywords
-    )
-    if unpacked:
-        return None
     named = {keyword.arg: keyword.value for keyword in call.keywords}
+    if None in named or any(isinstance(part, ast.Starred) for part in call.args):  # unpacked
+        return None
     try:
         bound = inspect.signature(function).bind(*call.args, **named)
     except TypeError:

@@ -13,8 +13,8 @@ import numpy as np
 from sim.frontend.names import MISSING
 from sim.frontend.tree import COMPARISONS
 
-NESTED = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 OPAQUE = (ast.Try, ast.With, ast.Match, ast.Global, ast.Nonlocal, ast.Delete)
+OPAQUE += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 COMPARED = {op: getattr(operator, name) for op, name in COMPARISONS.items()}
 FOLDED = (ast.UnaryOp, ast.BinOp, ast.unaryop, ast.operator, ast.Constant)  # what Python's compiler computes
 
@@ -54,12 +54,8 @@ def opaque_names(statements):
     whatever `with`, `try`, `match` or `:=` in a part of an expression that is not always evaluated assign."""
     found = set()
     for node in [part for statement in statements for part in ast.walk(statement)]:
-        if isinstance(node, NESTED):
-            found |= (
-                {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-                if isinstance(node, (ast.FunctionDef, ast.Lambda))
-                else stored_names([node])
-            )
+        if isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            found |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
             found |= {node.name} if isinstance(node, ast.FunctionDef) else set()
         elif isinstance(node, OPAQUE):
             found |= stored_names([node]) | set(getattr(node, "names", ()))
@@ -77,17 +73,9 @@ class Versions:
         self.value, self.other_condition, self.opaque = value, other, opaque_names(statements)
         self.all, self.phis, self.read, self.loops = [], [], [], []
         self.returns = []
-        self.falls_through = (
-            self.run(
-                statements,
-                {
-                    name: self.made(name, ("parameter", None, ()))
-                    for name in parameters
-                    if name not in self.opaque
-                },
-            )
-            is not None
-        )
+        followed = [name for name in parameters if name not in self.opaque]
+        first = {name: self.made(name, ("parameter", None, ())) for name in followed}
+        self.falls_through = self.run(statements, first) is not None
         self.settle()
         self.phis = self.live_phis()
 
@@ -97,11 +85,8 @@ class Versions:
         lacking, before = {None}, 0
         while len(lacking) > before:
             before = len(lacking)
-            lacking |= {
-                phi
-                for phi in self.all
-                if phi.incoming is not None and any(version in lacking for _, version in phi.comes_from())
-            }
+            phis = (phi for phi in self.all if phi.incoming is not None)
+            lacking |= {phi for phi in phis if any(version in lacking for _, version in phi.comes_from())}
         return [
             node
             for statement in statements
@@ -185,20 +170,15 @@ class Versions:
     def of_if(self, node, now):
         self.expression(node.test, now)
         node.known = self.decided(node.test)
-        ways = [
-            (("end", part), self.run(part, dict(now)))
-            for part, happens in ((node.body, node.known is not False), (node.orelse, node.known is not True))
-            if happens
-        ]
-        return self.meet(ways)
+        parts = [node.body] * (node.known is not False) + [node.orelse] * (node.known is not True)
+        return self.meet([(("end", part), self.run(part, dict(now))) for part in parts])
 
     def of_while(self, node, now):
         """Python's compiler puts a second test behind the body, so that the first can be decided by
         itself."""
         self.expression(node.test, dict(now))
-        return self.loop(
-            node, now, lambda inside: self.expression(node.test, inside), self.decided(node.test)
-        )
+        first = self.decided(node.test)
+        return self.loop(node, now, lambda inside: self.expression(node.test, inside), first)
 
     def of_for(self, node, now):
         self.expression(node.iter, now)
@@ -218,9 +198,8 @@ class Versions:
         self.loops.append(([], []))
         end = self.run(node.body, inside) if first is not False else None
         continues, breaks = self.loops.pop()
-        rounds = [
-            (place, back) for place, back in [(("end", node.body), end), *continues] if back is not None
-        ]
+        ends = [(("end", node.body), end), *continues]
+        rounds = [(place, back) for place, back in ends if back is not None]
         for place, back in rounds:
             for name, phi in phis.items():
                 phi.incoming.append((place, back.get(name)))
@@ -252,13 +231,10 @@ class Versions:
             value = self.constant(test)
             return None if value is MISSING else bool(value)
         left, right = self.constant(test.left), self.constant(test.comparators[0])
-        known = (
-            type(test.ops[0]) in COMPARED
-            and len(test.ops) == 1
-            and MISSING not in (left, right)
-            and None not in (left, right)
-        )
-        return bool(COMPARED[type(test.ops[0])](left, right)) if known else self.other_condition(test)
+        compared = COMPARED.get(type(test.ops[0])) if len(test.ops) == 1 else None
+        if compared is None or {left, right} & {MISSING, None}:
+            return self.other_condition(test)
+        return bool(compared(left, right))
 
     def constant(self, node):
         """The number (or None) that an expression is known to be, or MISSING."""
@@ -272,9 +248,8 @@ class Versions:
         if version is not None:
             plain = version.incoming is None and version.source[0] == "value" and version.source[2] == ()
             return self.known(version.source[1]) if plain else MISSING
-        if isinstance(node, (ast.UnaryOp, ast.BinOp)) and all(
-            isinstance(part, FOLDED) for part in ast.walk(node)
-        ):
+        computed = isinstance(node, (ast.UnaryOp, ast.BinOp))
+        if computed and all(isinstance(part, FOLDED) for part in ast.walk(node)):
             try:
                 return eval(ast.unparse(node), {})
             except ArithmeticError:
@@ -311,11 +286,8 @@ class Versions:
         elif isinstance(node, ast.IfExp):
             self.expression(node.test, now)
             node.known = self.decided(node.test)
-            for part, happens in (
-                (node.body, node.known is not False),
-                (node.orelse, node.known is not True),
-            ):
-                self.expression(part if happens else None, now)
+            self.expression(node.body if node.known is not False else None, now)
+            self.expression(node.orelse if node.known is not True else None, now)
         elif isinstance(node, ast.NamedExpr):
             self.expression(node.value, now)
             self.target(node.target, ("value", node.value, ()), now)

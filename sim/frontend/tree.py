@@ -121,11 +121,7 @@ class Simplify(ast.NodeTransformer):
         if isinstance(node, ast.Tuple):
             parts = [self.held(part, stem, before) for part in node.elts]
             return lambda: ast.copy_location(ast.Tuple([part() for part in parts], ast.Load()), node)
-        if (
-            isinstance(node, ast.Constant)
-            or isinstance(node, ast.UnaryOp)
-            and isinstance(node.operand, ast.Constant)
-        ):
+        if isinstance(getattr(node, "operand", node), ast.Constant):  # a number, which may have a sign
             return lambda: copy.deepcopy(node)
         name = node.id if isinstance(node, ast.Name) else self.fresh(stem)
         if not isinstance(node, ast.Name):
@@ -134,44 +130,36 @@ class Simplify(ast.NodeTransformer):
 
     def visit_AugAssign(self, node):
         target, before = node.target, []
-        if isinstance(target, ast.Name):
-            old = ast.Name(target.id, ast.Load())
-        elif isinstance(target, ast.Subscript) and not has(target.slice, ast.Slice, ast.Starred):
-            array, index = self.held(target.value, "array", before), self.held(target.slice, "index", before)
-            old, target = (
-                ast.copy_location(ast.Subscript(array(), index(), context()), target)
-                for context in (ast.Load, ast.Store)
-            )
-        elif isinstance(target, ast.Attribute):
-            owner = self.held(target.value, "owner", before)
-            old, target = (
-                ast.copy_location(ast.Attribute(owner(), target.attr, context()), target)
-                for context in (ast.Load, ast.Store)
-            )
-        else:
+        if isinstance(target, ast.Subscript) and has(target.slice, ast.Slice, ast.Starred):
             return node
-        new = ast.BinOp(ast.copy_location(old, node.target), node.op, node.value)
-        return located([*before, ast.Assign([target], ast.copy_location(new, node))], node)
+        stems = (
+            {"value": "array", "slice": "index"} if isinstance(target, ast.Subscript) else {"value": "owner"}
+        )
+        parts = {
+            name: self.held(getattr(target, name), stem, before)
+            for name, stem in stems.items()
+            if hasattr(target, name)
+        }
+
+        def again(context):
+            made = copy.copy(target)
+            vars(made).update({name: part() for name, part in parts.items()}, ctx=context())
+            return made
+
+        new = ast.copy_location(ast.BinOp(again(ast.Load), node.op, node.value), node)
+        return located([*before, ast.Assign([again(ast.Store)], new)], node)
 
     def visit_AnnAssign(self, node):
-        return (
-            as_list(self.visit(*located([ast.Assign([node.target], node.value)], node)))
-            if node.value
-            else ast.copy_location(ast.Pass(), node)
-        )
+        if node.value is None:
+            return ast.copy_location(ast.Pass(), node)
+        return as_list(self.visit(*located([ast.Assign([node.target], node.value)], node)))
 
     def visit_Assign(self, node):
         target, before = node.targets[0], []
         if len(node.targets) > 1:
             value = self.held(node.value, "value", before)
-            return [
-                *located(before, node),
-                *(
-                    part
-                    for target in node.targets
-                    for part in as_list(self.visit(*located([ast.Assign([target], value())], node)))
-                ),
-            ]
+            single = located([ast.Assign([target], value()) for target in node.targets], node)
+            return [*located(before, node), *(part for one in single for part in as_list(self.visit(one)))]
         if isinstance(target, ast.Attribute):
             return node
         if isinstance(target, ast.Subscript):
@@ -212,13 +200,8 @@ class Apart:
         name like `name`; `converted(node, type)`: an expression."""
 
     def __init__(self, statements, versions, type_of, torn, fresh, converted):
-        self.versions, self.type_of, self.torn, self.fresh, self.converted = (
-            versions,
-            type_of,
-            torn,
-            fresh,
-            converted,
-        )
+        self.versions, self.type_of, self.torn = versions, type_of, torn
+        self.fresh, self.converted = fresh, converted
         self.names = {}  # (variable, type) -> name
         if self.torn:
             for version in versions.all:
@@ -243,10 +226,8 @@ class Apart:
             for (where, node), version in phi.comes_from():
                 if version is not None and self.name(version) != self.name(phi):
                     read = ast.Name(self.name(version), ast.Load())
-                    made = ast.Assign(
-                        [ast.Name(self.name(phi), ast.Store())], self.converted(read, self.type_of(phi))
-                    )
-                    made.targets[0].version = phi
+                    target = ast.Name(self.name(phi), ast.Store())
+                    target.version, made = phi, ast.Assign([target], self.converted(read, self.type_of(phi)))
                     added.setdefault((where, id(node)), []).append(made)
         return added
 
@@ -254,12 +235,9 @@ class Apart:
 def torn(versions, type_of):
     """The variables of which one type goes over into another; a type that is None is not known."""
     pairs = [
-        (type_of(phi), type_of(version), phi.name)
-        for phi in versions.phis
-        for _, version in phi.comes_from()
-        if version is not None
+        (phi, version) for phi in versions.phis for _, version in phi.comes_from() if version is not None
     ]
-    return {name for one, other, name in pairs if one != other and None not in (one, other)}
+    return {phi.name for phi, version in pairs if len({type_of(phi), type_of(version)} - {None}) == 2}
 
 
 def insert(statements, added):

@@ -17,12 +17,7 @@ class Banks(EpochCounter):
     names = "shared_requests", "wavefronts", "fewest_wavefronts", "ways"
     worst = ("ways",)
 
-    def epochs(self, accesses):
-        lane, site, address, size = accesses
+    def epochs(self, lane, site, address, size):
         order, request = self.spec.requests(lane, site)
-        site = site[order]
-        self.count(
-            site,
-            request,
-            *self.spec.wavefronts(request, lane[order], address[order], size[order], site & 3 == ATOMIC),
-        )
+        lane, site, address, size = lane[order], site[order], address[order], size[order]
+        self.count(site, request, *self.spec.wavefronts(request, lane, address, size, site & 3 == ATOMIC))

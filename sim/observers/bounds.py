@@ -8,41 +8,38 @@ class Bounds(Observer):
 
     def access_refused(self, access, array, index, shape):
         element, size = Element(array.name, index), " x ".join(map(str, shape)) or "a scalar's"
-        outside = [
-            axis for axis, (i, n) in enumerate(zip(index, shape)) if not (-n if array.wraps else 0) <= i < n
-        ]
-        if outside:
-            axis = outside[0]
+        lowest = -1 if array.wraps else 0
+        axis = next((axis for axis, (i, n) in enumerate(zip(index, shape)) if not lowest * n <= i < n), None)
+        called = f"{array.name}{alias(access, array.name)}"
+        if axis is not None:
             along = f" along axis {axis}" if len(shape) > 1 else ""
-            negative, called = index[axis] < 0, f"{array.name}{alias(access, array.name)}"
+            negative = index[axis] < 0
             limit = "not be negative" if negative else f"be below {array.name}.shape[{axis}]"
-            guard = (
-                ("if i >= 0" if negative else f"if i < {array.name}.shape[0]")
-                if len(shape) == 1
-                else f"the index along axis {axis} must {limit}"
-            )
+            guard = f"the index along axis {axis} must {limit}"
+            if len(shape) == 1:
+                guard = "if i >= 0" if negative else f"if i < {array.name}.shape[0]"
+            reason = f"Index {index[axis]}{along} must be below {shape[axis]}."
+            if negative:
+                reason = f"Index {index[axis]} lies in front of the first element."
+            if negative and array.wraps:
+                reason = (
+                    f"Index {index[axis]}{along} is negative, and even counted from the end it lies in front"
+                    f" of the first of {shape[axis]}."
+                )
             yield Finding(
                 "out-of-bounds",
                 "error",
                 f"{element} is outside {called}, whose shape is {size}",
                 (access,),
                 *element,
-                reason=(
-                    f"Index {index[axis]}{along} is negative, and even counted from the end it lies in front"
-                    f" of the first of {shape[axis]}."
-                    if negative and array.wraps
-                    else f"Index {index[axis]} lies in front of the first element."
-                    if negative
-                    else f"Index {index[axis]}{along} must be below {shape[axis]}."
-                ),
+                reason=reason,
                 fix=f"guard the access: {guard}",
             )
         else:
             yield Finding(
                 "negative-index",
                 "warning",
-                f"{element} counts from the end of {array.name}{alias(access, array.name)}, whose shape is"
-                f" {size}",
+                f"{element} counts from the end of {called}, whose shape is {size}",
                 (access,),
                 *element,
                 reason=(

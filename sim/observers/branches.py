@@ -1,19 +1,9 @@
 """branches: how often the lanes of a warp decide differently, so that the warp must walk both ways."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 from sim.events import Observer
 from sim.observers.epochs import EpochCounter
-
-
-class EpochDecisions(NamedTuple):
-    """The decisions of some epochs as parallel arrays, lanes numbered as in EpochAccesses."""
-
-    lane: np.ndarray
-    site: np.ndarray
-    taken: np.ndarray
 
 
 class Branches(EpochCounter):
@@ -26,15 +16,13 @@ class Branches(EpochCounter):
     """
 
     accesses = Observer.accesses  # this tool hears of branches only
-    record = EpochDecisions
     title = "branching"
     names = "branches", "divergent"
 
     def branches(self, decisions):
         self.keep(decisions.block, decisions.thread, decisions.site, decisions.taken)
 
-    def epochs(self, decisions):
-        lane, site, taken = decisions
+    def epochs(self, lane, site, taken):
         order, request = self.spec.requests(lane, site)
         lanes, yes = np.bincount(request), np.bincount(request, taken[order])
         self.count(site[order], request, (yes > 0) & (yes < lanes))

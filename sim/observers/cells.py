@@ -1,6 +1,7 @@
 """Accesses as parallel columns, and the cells (bytes or elements) that several parties touch."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +12,7 @@ FEW_ROWS = 64  # accesses of which it takes longer to leave some out than to kee
 MOST_CELLS = 512  # racy cells of one pattern that are looked at one by one; further ones are counted
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One access."""
 
     block: int
@@ -67,25 +67,15 @@ class Rows:
 
     @classmethod
     def joined(cls, parts):
-        return (
-            parts[0]
-            if len(parts) == 1
-            else cls(*(np.concatenate(columns) for columns in zip(*(vars(part).values() for part in parts))))
-        )
+        columns = zip(*(vars(part).values() for part in parts))
+        return parts[0] if len(parts) == 1 else cls(*map(np.concatenate, columns))
 
     def __getitem__(self, selection):
         return Rows(*(column[selection] for column in vars(self).values()))
 
     def row(self, i):
-        return Row(
-            int(self.block[i]),
-            int(self.epoch[i]),
-            int(self.thread[i]),
-            int(self.segment[i]),
-            int(self.site[i]),
-            int(self.position[i]),
-            self.value[i],
-        )
+        numbers = self.block, self.epoch, self.thread, self.segment, self.site, self.position
+        return Row(*(int(column[i]) for column in numbers), self.value[i])
 
     def of_global_memory(self, once):
         """Accesses to global memory; `once`, if they are many: of several to one address from one site only
@@ -117,10 +107,8 @@ class Cells:
         return self.origin[self.starts[cell] : self.ends[cell]]
 
     def those(self, wanted):
-        wanted = np.array(wanted, bool)
-        return Cells(
-            self.rows, self.party, self.origin, self.address[wanted], self.starts[wanted], self.ends[wanted]
-        )
+        chosen = (column[np.array(wanted, bool)] for column in (self.address, self.starts, self.ends))
+        return Cells(self.rows, self.party, self.origin, *chosen)
 
     def patterns(self):
         """(cells to look at, number of further ones) for each set of sites that touch a cell, told by which

@@ -17,7 +17,6 @@ class Coalescing(EpochCounter):
     title = "coalescing"
     names = "requests", "sectors", "fewest_sectors"
 
-    def epochs(self, accesses):
-        lane, site, address, size = accesses
+    def epochs(self, lane, site, address, size):
         order, request = self.spec.requests(lane, site)
         self.count(site[order], request, *self.spec.sectors(request, address[order], size[order]))

@@ -1,6 +1,6 @@
 """epochs: what tools share that look at the accesses of whole epochs."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,24 +10,18 @@ if TYPE_CHECKING:
     from sim.context import Context
 
 
-class EpochAccesses(NamedTuple):
-    """The accesses of some epochs as parallel arrays, those of one lane in the order in which it did them.
+class EpochCounter(Observer):
+    """A tool that counts what warps ask for in whole epochs of blocks: override `space`, the memory to whose
+    accesses it listens, and `epochs`.
 
-    Lanes of one warp are numbered from a multiple of its size, and those of each epoch anew.
+    It counts for the launch (`counters[title]`) and for each source line: requests, and further `names` of
+    each, of which those in `worst` are not added up: the largest counts.
     """
 
-    lane: np.ndarray
-    site: np.ndarray
-    address: np.ndarray
-    size: np.ndarray
-
-
-class EpochObserver(Observer):
-    """A tool that wants the accesses to one memory space, whole epochs of blocks at a time: override `space`
-    and `epochs`."""
-
+    title: str
+    names: tuple[str, ...]
+    worst: tuple[str, ...] = ()
     space = GLOBAL
-    record = EpochAccesses  # what `epochs` gets, made of the columns that were kept
     lump = 1 << 14  # accesses at a time: long enough for numpy, short enough for the processor's cache
     local = property(lambda self: self.space == LOCAL)
 
@@ -35,6 +29,7 @@ class EpochObserver(Observer):
         self.open: dict[Index3, list[tuple[np.ndarray, ...]]] = {}
         self.closed: list[tuple[np.ndarray, ...]] = []
         self.number, self.held = 0, 0
+        self.sites: dict[int, list[int]] = {}  # site -> a number for each name
 
     def launch_started(self, context: "Context") -> None:
         self.spec = context.spec
@@ -43,13 +38,8 @@ class EpochObserver(Observer):
     def accesses(self, batch: Batch) -> None:
         mine = batch.space == self.space
         if mine.any():
-            columns = (
-                batch.thread[mine].astype(np.int64),
-                batch.site[mine].astype(np.int64),
-                batch.address[mine],
-                batch.size[mine],
-            )
-            self.keep(batch.block, *columns)
+            lane, site = (column[mine].astype(np.int64) for column in (batch.thread, batch.site))
+            self.keep(batch.block, lane, site, batch.address[mine], batch.size[mine])
 
     def keep(self, block: Index3, *columns: np.ndarray) -> None:
         self.open.setdefault(block, []).append(columns)
@@ -59,11 +49,6 @@ class EpochObserver(Observer):
 
     def block_ended(self, block: Index3, epoch: int) -> None:
         self.close(block)
-
-    def launch_finished(self, context: "Context") -> None:
-        for block in list(self.open):
-            self.close(block)
-        self.hand_over()
 
     def close(self, block: Index3) -> None:
         """The epoch is complete: its threads get numbers of their own, so that epochs can be looked at
@@ -78,24 +63,13 @@ class EpochObserver(Observer):
 
     def hand_over(self) -> None:
         if self.closed:
-            self.epochs(self.record(*map(np.concatenate, zip(*self.closed))))
+            self.epochs(*map(np.concatenate, zip(*self.closed)))
         self.closed, self.number, self.held = [], 0, 0
 
-    def epochs(self, accesses: EpochAccesses) -> None:
-        """The accesses of some epochs, whole ones."""
-
-
-class EpochCounter(EpochObserver):
-    """A tool that counts what warps ask for, for the launch (`counters[title]`) and for each source line:
-    requests, and further `names` of each, of which those in `worst` are not added up: the largest counts."""
-
-    title: str
-    names: tuple[str, ...]
-    worst: tuple[str, ...] = ()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sites: dict[int, list[int]] = {}  # site -> a number for each name
+    def epochs(self, lane: np.ndarray, site: np.ndarray, *columns: np.ndarray) -> None:
+        """What happened in some epochs, as parallel arrays, that of one lane in the order in which it did it:
+        accesses, with address and size. Lanes of one warp are numbered from a multiple of its size, and those
+        of each epoch anew."""
 
     def count(self, site: np.ndarray, request: np.ndarray, *columns: np.ndarray) -> None:
         """columns: of each request what the names behind the first one count. Accesses at `site` belong to
@@ -112,7 +86,9 @@ class EpochCounter(EpochObserver):
         return int((np.max if name in self.worst else np.sum)(numbers))
 
     def launch_finished(self, context: "Context") -> None:
-        super().launch_finished(context)
+        for block in list(self.open):
+            self.close(block)
+        self.hand_over()
         launch = context.counters[self.title] = dict.fromkeys(self.names, 0)
         for site, counted in self.sites.items():
             for counters in (context.line(site), launch):

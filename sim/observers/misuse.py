@@ -43,20 +43,13 @@ class Misuse(Observer):
         )
 
     def unassigned(self, access, name):
-        first = self.unset.get(access.site)
-        if first is None or (access.block[::-1], access.thread[::-1]) < (
-            first.accesses[0].block[::-1],
-            first.accesses[0].thread[::-1],
-        ):
-            self.unset[access.site] = unassigned_variable(access, name)
+        place = access.block[::-1], access.thread[::-1]  # the lowest thread stands for all
+        if access.site not in self.unset or place < self.unset[access.site][0]:
+            self.unset[access.site] = place, unassigned_variable(access, name)
 
     def launch_finished(self, context):
-        yield from self.unset.values()
-        arrays = [
-            allocation.name
-            for allocation in context.space.allocations
-            if allocation.space == "global" and allocation.root.size
-        ]
+        yield from (finding for _, finding in self.unset.values())
+        arrays = [a.name for a in context.space.allocations if a.space == "global" and a.root.size]
         # threads have looked at the data, and may have found nothing to write
         chose = self.read and context.stores
         if arrays and not (self.wrote or context.wrote or chose or context.findings):

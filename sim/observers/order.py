@@ -47,9 +47,8 @@ class Order:
         self.active = True
         known = self.now(block, epoch, thread, segment)
         released = self.released.setdefault(block, {})
-        released[thread] = (
-            {**released.get(thread, {}), BLOCK: known} if reach == BLOCK else {GRID: known, BLOCK: known}
-        )
+        before = released.get(thread, {}) if reach == BLOCK else {GRID: known}
+        released[thread] = {**before, BLOCK: known}
 
     def now(self, block, epoch, thread, segment):
         """All that a thread knows of and has done."""
@@ -95,12 +94,8 @@ class Order:
 
     def warp(self, block, threads, segment):
         self.active = True
-        together = merged(
-            [
-                {(block, thread): segment for thread in threads},
-                *(part for thread in threads for part in self.parts(block, thread)),
-            ]
-        )
+        own = {(block, thread): segment for thread in threads}
+        together = merged([own, *(part for thread in threads for part in self.parts(block, thread))])
         for thread in threads:
             self.learn(block, thread, segment, {"warp": together})
 

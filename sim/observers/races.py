@@ -110,17 +110,14 @@ class Races(Ordering):
         known = [None] * len(cells.address)
         if self.matters:
             known = unordered_pairs(cells, self.order)
-            cells, known = (
-                cells.those([pair is not None for pair in known]),
-                [pair for pair in known if pair is not None],
-            )
+            cells = cells.those([pair is not None for pair in known])
+            known = [pair for pair in known if pair is not None]
         findings = []
         for chosen, more in cells.patterns():
             for cell in chosen:
                 members = cells.members(cell)
-                found = list(
-                    self.races_at(int(cells.address[cell]), rows[members], party[members], known[cell])
-                )
+                at = int(cells.address[cell]), rows[members], party[members], known[cell]
+                found = list(self.races_at(*at))
                 findings += found
             findings += [finding.again(more) for finding in found if more]
         return findings
@@ -140,10 +137,8 @@ class Races(Ordering):
         colliding = any(one & 3 == other & 3 == STORE for one, other in pairs)
         # what is written may hang on what is read in a race, so only where nothing but writes race do their
         # values count
-        equal = all(
-            one & 3 == other & 3 == STORE
-            and alike(rows, party, (rows.site == one) | (rows.site == other), order)
-            for one, other in pairs
+        equal = all(one & 3 == other & 3 == STORE for one, other in pairs) and all(
+            alike(rows, party, (rows.site == one) | (rows.site == other), order) for one, other in pairs
         )
         for pair in pairs.values():
             if not (equal and self.allow_equal_writes):
@@ -155,47 +150,31 @@ class Races(Ordering):
         if b.site & 3 == STORE and a.site & 3 != STORE:  # the writer first
             a, b = b, a
         element = self.context.space.element(address)
-        shared, same_action = address >> SPACE_SHIFT == SHARED, a.site & 3 == b.site & 3
-        done = (
-            f"{WORDS[a.site & 3]} by two threads"
-            if same_action
-            else f"{WORDS[a.site & 3]} by one thread and {WORDS[b.site & 3]} by another"
-        )
+        space = "shared" if address >> SPACE_SHIFT == SHARED else "global"
+        did, other_did = WORDS[a.site & 3], WORDS[b.site & 3]
+        by = "two threads" if did == other_did else f"one thread and {other_did} by another"
         witnesses = self.witness(a), self.witness(b)
-        verdict = (
-            f"{element}{alias(witnesses[0], element.array)} in"
-            f" {'shared' if shared else 'global'} memory is {done}, and nothing orders the two"
-        )
+        called = f"{element}{alias(witnesses[0], element.array)}"
+        verdict = f"{called} in {space} memory is {did} by {by}, and nothing orders the two"
         scoped = a.block != b.block and not self.context.of_block.keys().isdisjoint((a.site, b.site))
+        lacks_fence = self.lacks_fence(a, b)
         near = 0 if a.block != b.block else 1 if a.thread >> WARP_SHIFT != b.thread >> WARP_SHIFT else 2
         return Finding(
-            "race-shared" if shared else "race-global",
+            f"race-{space}",
             "warning" if equal else "error",
             verdict,
             witnesses,
             *element,
             reason=advice.reason(a, b, equal, replaced(rows, a) or replaced(rows, b), scoped),
             fix=advice.fix(
-                a,
-                b,
-                equal,
-                colliding,
-                scoped,
-                self.lacks_fence(a, b),
-                self.context.synchronizes,
-                self.barriers,
+                a, b, equal, colliding, scoped, lacks_fence, self.context.synchronizes, self.barriers
             ),
             near=near,
         )
 
     def witness(self, row):
-        return Access(
-            WORDS[row.site & 3],
-            self.names[row.block],
-            self.context.thread_index(row.thread),
-            SITES[row.site],
-            row.value,
-        )
+        thread = self.context.thread_index(row.thread)
+        return Access(WORDS[row.site & 3], self.names[row.block], thread, SITES[row.site], row.value)
 
     def lacks_fence(self, a, b):
         """Whether a fence before every atomic would order the two, where threads act on atomics."""
@@ -210,13 +189,9 @@ class Races(Ordering):
 
 def replaced(rows, row):
     """Whether a store is followed by another of its thread."""
+    own = (rows.thread == row.thread) & (rows.block == row.block)
     return row.site & 3 == STORE and bool(
-        (
-            (rows.thread == row.thread)
-            & (rows.block == row.block)
-            & (rows.position > row.position)
-            & (rows.action == STORE)
-        ).any()
+        (own & (rows.position > row.position) & (rows.action == STORE)).any()
     )
 
 
@@ -287,15 +262,8 @@ def follows_atomic(rows, i, j):
     """Whether between an atomic i and an access j there is an atomic that j's thread did, or knows of by a
     barrier: that one saw what i had done."""
     mine = (rows.action == ATOMIC) & (rows.block == rows.block[j]) & (rows.position > rows.position[i])
-    return bool(
-        (
-            mine
-            & (
-                (rows.thread == rows.thread[j]) & (rows.position < rows.position[j])
-                | (rows.epoch < rows.epoch[j])
-            )
-        ).any()
-    )
+    own = (rows.thread == rows.thread[j]) & (rows.position < rows.position[j])
+    return bool((mine & (own | (rows.epoch < rows.epoch[j]))).any())
 
 
 def unordered_pairs(cells, order):
@@ -344,9 +312,7 @@ def with_atomics(rows, party, members):
     for j in plain:
         atomics = np.flatnonzero((here.action == ATOMIC) & (party[members] != party[members[j]]))
         before, behind = atomics[atomics < j], atomics[atomics > j]
-        last, first = (
-            before[len(before) - 1 - np.unique(who[before][::-1], return_index=True)[1]],
-            behind[np.unique(who[behind], return_index=True)[1]],
-        )
+        last = before[len(before) - 1 - np.unique(who[before][::-1], return_index=True)[1]]
+        first = behind[np.unique(who[behind], return_index=True)[1]]
         yield from ((members[i], members[j]) for i in last if not follows_atomic(here, i, j))
         yield from ((members[j], members[i]) for i in first)

@@ -20,9 +20,8 @@ class Trace(Observer):
         self.space = context.space
 
     def accesses(self, batch):
-        self.add(
-            batch.block, len(batch.site), batch.action, batch.epoch, batch.thread, batch.site, batch.address
-        )
+        columns = batch.action, batch.epoch, batch.thread, batch.site, batch.address
+        self.add(batch.block, len(batch.site), *columns)
 
     def collective(self, name, block, site):
         self.barrier_site[block] = site
@@ -39,45 +38,26 @@ class Trace(Observer):
         self.length += room
         if room:
             number = self.blocks.setdefault(block, len(self.blocks))
-            self.rows.append(
-                [
-                    np.broadcast_to(column, length)[:room].astype(np.int64)
-                    for column in (action, number, epoch, thread, site, address)
-                ]
-            )
+            columns = action, number, epoch, thread, site, address
+            self.rows.append([np.broadcast_to(c, length)[:room].astype(np.int64) for c in columns])
 
     def launch_finished(self, context):
-        columns = (
-            dict(zip(COLUMNS, map(np.concatenate, zip(*self.rows))))
-            if self.rows
-            else dict.fromkeys(COLUMNS, np.empty(0, np.int64))
-        )
-        arrays, array, element = self.elements(columns["address"])
-        context.trace = Recording(
-            context.block_shape,
-            context.spec,
-            tuple(self.blocks),
-            arrays,
-            array=array,
-            element=element,
-            cut=self.cut,
-            **columns,
-        )
+        rows = self.rows or [[np.empty(0, np.int64)] * len(COLUMNS)]
+        columns = dict(zip(COLUMNS, map(np.concatenate, zip(*rows))))
+        arrays, columns["array"], columns["element"] = self.elements(columns["address"])
+        of_launch = context.block_shape, context.spec, tuple(self.blocks), arrays
+        context.trace = Recording(*of_launch, cut=self.cut, **columns)
 
     def elements(self, addresses):
         """The arrays that were touched, in the order in which they first were, and for each address which of
         them and which element."""
         homes, array, element = [], np.full(len(addresses), -1), np.full(len(addresses), -1)
-        where = [
-            (addresses >= a.base) & (addresses < a.base + a.root.size * a.copies)
-            for a in self.space.allocations
-        ]
-        touched = [
-            (int(mine.argmax()), mine, allocation)
-            for mine, allocation in zip(where, self.space.allocations)
-            if mine.any()
-        ]
-        for _, mine, allocation in sorted(touched, key=lambda entry: entry[0]):
+        touched = []
+        for a in self.space.allocations:
+            mine = (addresses >= a.base) & (addresses < a.base + a.root.size * a.copies)
+            if mine.any():
+                touched.append((mine, a))
+        for mine, allocation in sorted(touched, key=lambda entry: entry[0].argmax()):
             _, itemsize, shape, _ = allocation.home
             array[mine] = len(homes)
             homes.append(Home(allocation.name, allocation.space, tuple(shape), itemsize))

@@ -52,11 +52,8 @@ class Traffic(Observer):
         for (site, space, name, size), count in sorted(self.accessed.items()):
             what = DONE[SITES[site].action]
             total[what] += count
-            for table in (
-                context.line(site),
-                spaces.setdefault(space, {}),
-                arrays.setdefault((space, name), {}),
-            ):
+            of_array = arrays.setdefault((space, name), {})
+            for table in (context.line(site), spaces.setdefault(space, {}), of_array):
                 table[what] = table.get(what, 0) + count
                 moved = f"{what[:-1]}_bytes"
                 table[moved] = table.get(moved, 0) + count * size

@@ -19,6 +19,7 @@ from sim.observers.order import Ordering
 MOST = 256  # loads at one place in the source that are told one by one in an epoch; further ones are counted
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+MEMORY = {GLOBAL: "An array made by sim.empty", SHARED: "Fresh shared memory", LOCAL: "Fresh local memory"}
 FIRST = "write every element before the first load"
 FIX = {
     GLOBAL: FIRST,
@@ -59,18 +60,15 @@ class Uninitialized(Ordering):
         batches = self.epoch.pop(block, ())
         if not batches:
             return []
-        columns = [
-            np.concatenate([getattr(batch, name) for batch in batches])
-            for name in ("thread", "site", "address", "size", "segment")
-        ]
-        space, epoch = columns[2] >> SPACE_SHIFT, batches[0].epoch
-        findings, inside = [], np.flatnonzero(space == SHARED)
+        names = "thread", "site", "address", "size", "segment"
+        columns = [np.concatenate([getattr(batch, name) for batch in batches]) for name in names]
+        address, epoch = columns[2], batches[0].epoch
+        findings, inside = [], np.flatnonzero(address >> SPACE_SHIFT == SHARED)
         if len(inside):
             findings += self.shared_epoch(block, epoch, *(column[inside] for column in columns))
         for allocation in self.empty:
-            inside = np.flatnonzero(
-                (columns[2] >= allocation.base) & (columns[2] < allocation.base + allocation.root.size)
-            )
+            base = allocation.base
+            inside = np.flatnonzero((address >= base) & (address < base + allocation.root.size))
             if len(inside):
                 self.global_epoch(block, epoch, allocation, *(column[inside] for column in columns))
         return findings
@@ -143,30 +141,28 @@ class Uninitialized(Ordering):
             return []
         stores = stores_by_byte(offset, size, site, set(offset[suspects].tolist()))
 
-        def known(i, j):
-            """Whether the load i is known to have come before the store j."""
-            return (
-                i < j
-                and self.order.active
-                and self.order.before(
-                    *(Done(block, epoch, int(thread[at]), int(segment[at])) for at in (i, j))
-                )
+        writes = site & 3 != LOAD
+
+        def moment(i):
+            return Done(block, epoch, int(thread[i]), int(segment[i]))
+
+        def stored(i, byte):
+            """Whether a byte has been stored before the load i: by its thread, or by another one in this
+            epoch, of which it is not known that it comes later."""
+            counts = sets if site[i] & 3 == ATOMIC else writes
+            return any(
+                j < i
+                if thread[j] == thread[i]
+                else counts[j]
+                and not (i < j and self.order.active and self.order.before(moment(i), moment(j)))
+                for j in stores.get(byte, ())
             )
 
-        return [
-            i
-            for i in suspects.tolist()
-            if not covered(
-                i,
-                written,
-                offset,
-                size,
-                thread,
-                stores,
-                sets if site[i] & 3 == ATOMIC else site & 3 != LOAD,
-                known,
-            )
-        ]
+        def covered(i):
+            places = range(int(offset[i]), int(offset[i]) + int(size[i]))
+            return all(written[byte] or stored(i, byte) for byte in places)
+
+        return [i for i in suspects.tolist() if not covered(i)]
 
     def sets(self, site):
         """Whether each access writes without reading first: stores, and the atomic exch."""
@@ -178,18 +174,13 @@ class Uninitialized(Ordering):
 
     def finding(self, access, address):
         element = self.context.space.element(address)
-        memory = {
-            GLOBAL: "An array made by sim.empty",
-            SHARED: "Fresh shared memory",
-            LOCAL: "Fresh local memory",
-        }[address >> SPACE_SHIFT]
         return Finding(
             "uninitialized-read",
             "error",
             f"{element} is read and nobody has written it",
             (access,),
             *element,
-            reason=f"{memory} holds whatever was there before.",
+            reason=f"{MEMORY[address >> SPACE_SHIFT]} holds whatever was there before.",
             fix=FIX[address >> SPACE_SHIFT],
         )
 
@@ -220,9 +211,8 @@ def stored_whole(loads, offset, size, site, thread, ordered):
     place, first = np.unique(bytes_of[stores], return_index=True)
     at = np.searchsorted(place, bytes_of[loads]).clip(max=len(place) - 1)
     store = stores[first[at]]
-    return (place[at] == bytes_of[loads]) & (
-        (store < loads) | (thread[store] != thread[loads]) & (not ordered)
-    )
+    sure = (store < loads) | (thread[store] != thread[loads]) & (not ordered)
+    return (place[at] == bytes_of[loads]) & sure
 
 
 def stores_by_byte(offset, size, site, near):
@@ -235,15 +225,3 @@ def stores_by_byte(offset, size, site, near):
             for byte in range(begin, begin + int(size[i])):
                 stores.setdefault(byte, []).append(i)
     return stores
-
-
-def covered(i, written, offset, size, thread, stores, counts, known):
-    """Whether every byte of load `i` has been stored: in an earlier epoch, by its thread before, or by
-    another thread in this epoch where that `counts` and is not `known` to be later."""
-
-    def stored(byte):
-        return any(
-            j < i if thread[j] == thread[i] else counts[j] and not known(i, j) for j in stores.get(byte, ())
-        )
-
-    return all(written[byte] or stored(byte) for byte in range(int(offset[i]), int(offset[i]) + int(size[i])))

@@ -12,7 +12,7 @@ from sim import simulate
 from sim.observers.banks import Banks
 from sim.observers.branches import Branches
 from sim.observers.coalescing import Coalescing
-from sim.observers.epochs import EpochObserver
+from sim.observers.epochs import EpochCounter
 from sim.observers.traffic import Traffic
 
 TOOLS = (Coalescing, Banks, Traffic)
@@ -274,7 +274,7 @@ def test_counts_depend_on_neither_seed_nor_engine_nor_how_the_log_is_cut(monkeyp
     wanted = matmul_counters()
     assert matmul_counters(seed=7) == wanted and matmul_counters(engine="threads") == wanted
     monkeypatch.setattr(sim.context, "FLUSH_AT", 100)
-    monkeypatch.setattr(EpochObserver, "lump", 1)
+    monkeypatch.setattr(EpochCounter, "lump", 1)
     assert matmul_counters() == wanted
 
 
