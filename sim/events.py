@@ -259,11 +259,8 @@ class Recording:
         return len(self.action)
 
     def __getitem__(self, position: int) -> Event:
-        block, epoch, site = (
-            self.blocks[self.block[position]],
-            int(self.epoch[position]),
-            SITES[int(self.site[position])],
-        )
+        block, epoch = self.blocks[self.block[position]], int(self.epoch[position])
+        site = SITES[int(self.site[position])]
         if self.action[position] == BARRIER:
             return Event("barrier", block, epoch, None, site)
         home = self.arrays[self.array[position]]

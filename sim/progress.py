@@ -22,10 +22,7 @@ class Judge:
             self.look_at(allocation.root)
         for block in context.live:
             for held in block.shared.values():
-                root = getattr(held, "root", None)
-                self.look_at(
-                    getattr(getattr(held, "allocation", None), "root", None) if root is None else root
-                )
+                self.look_at(getattr(getattr(held, "allocation", held), "root", None))
         self.others = self.elsewhere()
 
     def nothing_changes(self, site, frame):

@@ -122,15 +122,9 @@ class Report:
         return self.trace
 
 
-STAGES = {
-    "race-shared": 1,
-    "race-global": 1,
-    "barrier-divergence": 2,
-    "warp-divergence": 2,
-    "deadlock": 3,
-    "no-progress": 3,
-    "misuse": 4,
-}  # causes before what may follow from them
+# causes before what may follow from them
+ORDER = "race-shared race-global", "barrier-divergence warp-divergence", "deadlock no-progress", "misuse"
+STAGES = {kind: stage for stage, kinds in enumerate(ORDER, 1) for kind in kinds.split()}
 
 
 def finish(findings: Iterable[Finding], code: Iterable[CodeType] = ()) -> tuple[Finding, ...]:

@@ -46,8 +46,7 @@ class CallTypes:
         return getattr(self, f"call_{getattr(node, 'calls', '')}", lambda *_: ANY)(node, given)
 
     def call_dtype(self, node, given):
-        dtype = node.func.referent.dtype
-        return of_result(dtype, None) if dtype.type in SCALAR else ANY
+        return of_result(node.func.referent.dtype, fast=False)
 
     def call_function(self, node, given):
         return of_function(node.func.referent.entry, given)
@@ -167,7 +166,9 @@ def of_result(result, fast):
     """A Number of the type `result`; a signed integer is a Python int, unless a `fast` way may have kept it
     as it came."""
     dtype = np.dtype(result)
-    scalar = SCALAR[dtype.type]
+    scalar = SCALAR.get(dtype.type)
+    if scalar is None:
+        return ANY
     return Number(scalar) if fast or scalar not in SIGNED - {int} else signed(scalar, 8 * dtype.itemsize - 1)
 
 

@@ -114,15 +114,14 @@ class Rewriter(Accesses):
         an int has lost it."""
         if not isinstance(type_, Number) or type_.scalar not in narrow or type_.bits is None:
             return node
-        name = f"{PREFIX}{type_.scalar.__name__}"
-        self.constants[name] = type_.scalar
-        return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [node], []), node)
+        self.constants[PREFIX + type_.scalar.__name__] = type_.scalar
+        return self.call(type_.scalar.__name__, [node], node)
 
     def converted(self, node, scalar):
         """`node` converted to a scalar type."""
-        name, convert = f"{PREFIX}to_{scalar.__name__}", cast(scalar)
-        self.constants[name] = lambda value: value if value is UNSET else convert(value)
-        return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [node], []), node)
+        name, convert = f"to_{scalar.__name__}", cast(scalar)
+        self.constants[PREFIX + name] = lambda value: value if value is UNSET else convert(value)
+        return self.call(name, [node], node)
 
     def alike(self, parts, type_):
         """The expressions `parts`, of which the program chooses one, as the type `type_` that they share."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.events import ATOMIC, LOAD, SITES, STORE, Access, Copy, Finding, alias
+from sim.events import ATOMIC, LOAD, SITES, STORE, Access, Copy, Finding, Moment, alias
 
 # the widest access has 16 bytes: aligned accesses to different lines of 16 bytes do not meet
 LINE_SHIFT = 4
@@ -19,29 +19,14 @@ WORDS = {LOAD: "read", STORE: "written", ATOMIC: "changed"}
 
 
 @dataclass(eq=False)
-class Mark:
-    """When a thread sent a copy, or waited for one: `segment` is the last one before."""
-
-    block: int
-    epoch: int
-    thread: int
-    segment: int
-
-    def precedes(self, row, order):
-        """Whether an access of the same block (a Row) is surely behind this."""
-        if row.thread == self.thread:
-            return row.segment > self.segment
-        return row.epoch > self.epoch or order.active and order.before(self, row)
-
-
-@dataclass(eq=False)
 class Flight:
-    """A copy under way: of the block with this index, from a Mark to another, if that has come."""
+    """A copy under way: of the block with this index, from one Moment to another, if that has come; of
+    a Moment the block is a number."""
 
     index: tuple[int, int, int]
     copy: Copy
-    begin: Mark
-    end: Mark | None = None
+    begin: Moment
+    end: Moment | None = None
 
     def places(self):
         """The bytes that it writes, and those that it reads, if any."""
@@ -51,7 +36,14 @@ class Flight:
 
     def is_under_way(self, row, order):
         """Whether an access comes surely behind the issue, and not surely behind the wait."""
-        return self.begin.precedes(row, order) and not (self.end and self.end.precedes(row, order))
+        return precedes(self.begin, row, order) and not (self.end and precedes(self.end, row, order))
+
+
+def precedes(at, row, order):
+    """Whether an access of the same block (a Row) is surely behind a Moment."""
+    if row.thread == at.thread:
+        return row.segment > at.segment
+    return row.epoch > at.epoch or order.active and order.before(at, row)
 
 
 class Place(NamedTuple):
@@ -69,12 +61,12 @@ class Flights:
         self.context, self.under_way = context, {}  # number of a block -> {id of a Copy: Flight}
 
     def sent(self, at, block, copy):
-        flight = Flight(at.block, copy, Mark(block, *at[1:]))
+        flight = Flight(at.block, copy, at._replace(block=block))
         self.under_way.setdefault(block, {})[id(copy)] = flight
 
     def received(self, at, block, copies):
         for copy in copies:
-            self.under_way[block][id(copy)].end = Mark(block, *at[1:])
+            self.under_way[block][id(copy)].end = at._replace(block=block)
 
     def lines(self, block):
         """The lines of bytes to which copies are under way."""

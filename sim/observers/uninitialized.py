@@ -8,11 +8,9 @@ count). So the findings do not depend on the schedule. An atomic, other than exc
 other threads' atomics do not count as writing it before.
 """
 
-from collections import namedtuple
-
 import numpy as np
 
-from sim.events import ATOMIC, GLOBAL, LOAD, LOCAL, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding
+from sim.events import ATOMIC, GLOBAL, LOAD, LOCAL, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding, Moment
 from sim.observers.cells import distinct
 from sim.observers.order import Ordering
 
@@ -26,7 +24,6 @@ FIX = {
     LOCAL: f"{FIRST}; each call of the function that declares the array begins anew",
     SHARED: f"{FIRST}, and put cuda.syncthreads() between the two if another thread of the block writes it",
 }
-Done = namedtuple("Done", "block epoch thread segment")
 
 
 class Uninitialized(Ordering):
@@ -144,7 +141,7 @@ class Uninitialized(Ordering):
         writes = site & 3 != LOAD
 
         def moment(i):
-            return Done(block, epoch, int(thread[i]), int(segment[i]))
+            return Moment(block, epoch, int(thread[i]), int(segment[i]))
 
         def stored(i, byte):
             """Whether a byte has been stored before the load i: by its thread, or by another one in this
