@@ -107,7 +107,7 @@ def kernel(x, out, count):
     cuda.atomic.add(count, 0, int32(1))
 out, count = np.zeros(32, np.int64), np.zeros(1, np.int32)
 kernel[1, 32](np.full(32, -1, np.int32), out, count)
-print(out[:3].tolist(), count, simulate(kernel).seed, cuda.threadIdx)
+print(out[:3].tolist(), count, simulate(kernel).launch.seed, cuda.threadIdx)
 for wrong in (lambda: cuda.grid(1), lambda: kernel(1), lambda: cuda.jit("void()"), lambda: simulate(kernel, engine="native")[1, 1](out, out, out)):
     try:
         wrong()
