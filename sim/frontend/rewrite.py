@@ -118,7 +118,9 @@ class Rewriter(Accesses):
         return self.call(type_.scalar.__name__, [node], node)
 
     def converted(self, node, scalar):
-        """`node` converted to a scalar type."""
+        """`node` converted to a scalar type; None: not known, it stays what it is."""
+        if scalar is None:
+            return node
         name, convert = f"to_{scalar.__name__}", cast(scalar)
         self.constants[PREFIX + name] = lambda value: value if value is UNSET else convert(value)
         return self.call(name, [node], node)

@@ -3,14 +3,18 @@ of their own, which took half of the time in LLVM and stayed in memory."""
 
 import gc
 from contextlib import contextmanager
-from types import CodeType
+from types import CodeType, FunctionType
 
 from numba import njit, types
+from numba.core import inline_closurecall, ir
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.environment import lookup_environment
+from numba.core.inline_closurecall import InlineClosureCallPass
+from numba.core.ir_utils import dead_code_elimination, fixup_var_define_in_scope
 from numba.core.registry import CPUDispatcher
+from numba.core.postproc import PostProcessor
 from numba.core.typed_passes import NativeLowering, NopythonRewrites
 from numba.core.untyped_passes import InlineClosureLikes
 from numba.extending import intrinsic
@@ -132,6 +136,21 @@ class LowerToRun(NativeLowering):
         return changed
 
 
+def keeping_stores(function):
+    """Numba's removal of dead code, which drops a store into an array that a function of ours has given."""
+    stored = {
+        store.target.name for block in function.blocks.values() for store in block.find_insts(ir.SetItem)
+    }
+    dead_code_elimination(function, alias_map={}, arg_aliases=stored)
+
+
+class Inlining(InlineClosureCallPass):
+    run = FunctionType(
+        InlineClosureCallPass.run.__code__,
+        vars(inline_closurecall) | {"dead_code_elimination": keeping_stores},
+    )
+
+
 @register_pass(mutates_CFG=True, analysis_only=False)
 class InlineClosures(InlineClosureLikes):
     """Only where there is one."""
@@ -139,8 +158,12 @@ class InlineClosures(InlineClosureLikes):
     _name = "inline_closures"
 
     def run_pass(self, state):
-        constants = state.func_id.func.__code__.co_consts
-        return any(isinstance(value, CodeType) for value in constants) and super().run_pass(state)
+        if not any(isinstance(value, CodeType) for value in state.func_id.func.__code__.co_consts):
+            return False
+        Inlining(state.func_ir, state.flags.auto_parallel, state.parfor_diagnostics.replaced_fns, True).run()
+        PostProcessor(state.func_ir).run()
+        fixup_var_define_in_scope(state.func_ir.blocks)
+        return True
 
 
 INSTEAD = {InlineClosureLikes: InlineClosures, NativeLowering: None}  # Numba's step -> ours, or `lower`

@@ -176,7 +176,7 @@ class Run:
     def barrier(self, place, vote):
         context, at = self.context, self.place(place)
         if vote is not None:
-            return lambda predicate: self.scheduler.wait(BARRIER, at, (vote, predicate))
+            return lambda predicate: int(self.scheduler.wait(BARRIER, at, (vote, predicate)))
 
         def wait():
             thread = context.thread

@@ -315,3 +315,33 @@ def test_every_operator(left, right, tmp_path):
         f"{texts[n]} with a = {x[i]}, b = {y[i]}: {out[n, i]} and {native[n, i]}"
         for n, i in np.argwhere(differ)
     ] == []
+
+
+@cuda.jit
+def complex_of_parts(out, narrow, wide):
+    out[0], out[1], out[2] = complex(narrow[0], wide[0]), complex(1.5, wide[1]), complex(narrow[0])
+    out[3] = 2.5 - complex(narrow[0], wide[0])
+
+
+def test_a_complex_number_keeps_its_parts_whatever_they_are():
+    out = by_both(complex_of_parts, np.zeros(4, complex), np.ones(1, np.float32), np.array([0.1, inf]))
+    assert out == [1 + 0.1j, complex(1.5, inf), 1, 1.5 - 0.1j]
+
+
+@cuda.jit
+def beside_closures(out):
+    t = cuda.threadIdx.x
+    mine = cuda.local.array(2, np.float32)
+
+    def next_to(i, x):
+        return i + x
+
+    kept = next_to(3, 2.5)
+    mine[t & 1] = 4
+    cuda.syncthreads()
+    out[t] = kept + mine[t & 1]
+
+
+def test_what_is_stored_beside_a_closure_lives_across_a_barrier():
+    """Numba drops a store into an array that a function gave, where it inlines a closure."""
+    assert by_both(beside_closures, np.zeros(2), threads=2) == [9.5, 9.5]

@@ -253,6 +253,17 @@ def test_without_loc_a_finding_names_the_line_of_ptx():
     assert "st.global.u32 [%d4+4], %r1;" in access.site.source
 
 
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_what_conversions_and_votes_give_is_a_register(engine):
+    body = """
+    ld.global.f32 %f1, [%d3]; cvt.rzi.u16.f32 %h1, %f1; cvt.u32.u16 %r4, %h1; sub.s32 %r5, %r1, %r4;
+    setp.gt.f32 %p1, %f1, 2.0; bar.red.popc.u32 %r6, 0, %p1; cvt.s64.s32 %d5, %r6; neg.s64 %d5, %d5;
+    cvt.rn.f64.s32 %g1, %r6; cvt.rzi.s32.f64 %r7, %g1; add.s32 %r5, %r5, %r7; st.global.u32 [%d4], %r5;"""
+    x, out = np.float32([1.5, 300.25, 7]), np.zeros(3, np.int32)
+    simulate(kernel(body), engine=engine)[1, 3](x, out)
+    assert out.tolist() == [0 - 1 + 2, 1 - 300 + 2, 2 - 7 + 2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
