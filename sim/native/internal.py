@@ -13,8 +13,8 @@ from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.environment import lookup_environment
 from numba.core.inline_closurecall import InlineClosureCallPass
 from numba.core.ir_utils import dead_code_elimination, fixup_var_define_in_scope
-from numba.core.registry import CPUDispatcher
 from numba.core.postproc import PostProcessor
+from numba.core.registry import CPUDispatcher
 from numba.core.typed_passes import NativeLowering, NopythonRewrites
 from numba.core.untyped_passes import InlineClosureLikes
 from numba.extending import intrinsic
