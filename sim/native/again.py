@@ -11,8 +11,8 @@ from sim.native.threads import IN_GRID
 from sim.native.variables import assigned, exposed
 from sim.native.vocabulary import SPECIAL
 
-CHEAP = ("isa_operator_", "isa_builtins_")  # functions of the table that cost little to compute again
-CASTS = ("numba", "sim.native.scalars")  # the homes of number types
+# functions of the table that cost little to compute again
+CHEAP = ("isa_operator_", "isa_builtins_", "isa_numpy_")
 PURE = {"min", "max", "abs", "len", "int", "float", "bool", "range", "lane_of", *IN_GRID}
 UNIFORM = {"state", "blockIdx", "blockDim", "gridDim"}
 
@@ -110,7 +110,7 @@ class Computable:
         if isinstance(node, ast.Call):
             name = node.func.id if isinstance(node.func, ast.Name) else ""
             return (
-                (name in PURE or name.startswith(calls) or self.module.imports.get(name) in CASTS)
+                (name in PURE or name.startswith(calls))
                 and all(self.is_pure(part, known, calls=calls) for part in node.args)
                 and not node.keywords
             )

@@ -19,9 +19,8 @@ from sim.native.checks import (
     WARP_SHIFT,
     dirty,
 )
-from sim.native.functions import compiled_copy
+from sim.native.functions import compiled_copy, conversion
 from sim.native.internal import LIKE_CODE, always
-from sim.native.scalars import converter, numba_type_of
 from sim.native.vocabulary import offering
 from sim.native.words import signalled, words
 
@@ -220,8 +219,8 @@ def one_of(value, thread):
 def voted(entry):
     """The function (threads, number, result) that gives all threads the result of a vote."""
     (operand,), (of_result,) = entry.operands.values(), entry.results.values()
-    meaning, start, kept = compiled_copy(entry.meaning), entry.start, converter(numba_type_of(of_result))
-    convert = of_its_type if operand is None else converter(numba_type_of(operand))
+    meaning, start, kept = compiled_copy(entry.meaning), entry.start, conversion(of_result)
+    convert = of_its_type if operand is None else conversion(operand)
 
     @always
     def voted(threads, number, result):

@@ -6,11 +6,10 @@ import numpy as np
 from llvmlite import ir
 from numba import float64, types
 from numba.core import cgutils
-from numba.extending import NativeValue, intrinsic, lower_builtin, lower_cast, models, register_model, unbox
+from numba.extending import NativeValue, lower_builtin, lower_cast, models, register_model, unbox
 from numba.np import numpy_support
 
 from sim.isa import promotion
-from sim.native.internal import compiled
 
 
 class Half(types.Number):
@@ -45,6 +44,7 @@ def dtype_of(numba_type):
 
 def scalar_of(numba_type):
     """The scalar type (sim.isa.promotion) of a type of compiled code; None for what is no number."""
+    numba_type = numba_type.dtype if isinstance(numba_type, types.IntEnumMember) else numba_type
     numba_type = types.unliteral(numba_type)
     if isinstance(numba_type, types.Boolean):
         return bool
@@ -178,35 +178,6 @@ def converted(context, builder, source, target, value):
         double = context.cast(builder, value, source, float64)
         return to_integer(builder, target, double, 16 if source == float64 else 64, max(target.bitwidth, 16))
     return context.cast(builder, value, source, target)
-
-
-def conversion(integer):
-    """The intrinsic that converts to an integer type."""
-
-    @intrinsic
-    def convert(typing, x):
-        def code(context, builder, signature, arguments):
-            return converted(context, builder, signature.args[0], integer, arguments[0])
-
-        if isinstance(x, (types.Number, types.Boolean, types.IntEnumMember)):
-            return integer(x), code
-
-    return convert
-
-
-INTEGERS = {str(numba_type): conversion(numba_type) for numba_type in types.integer_domain}
-globals().update(INTEGERS)
-OFFERED = set(INTEGERS)
-
-
-@compiled
-def unchanged(x):
-    return x
-
-
-def converter(numba_type):
-    """What compiled code calls to convert to a type; a record is never converted."""
-    return unchanged if isinstance(numba_type, types.Record) else INTEGERS.get(str(numba_type), numba_type)
 
 
 @lower_cast(types.Float, Half)

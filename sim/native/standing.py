@@ -153,11 +153,7 @@ class Names(ast.NodeTransformer):
     def dtype(self, dtype, node):
         if not is_number(dtype):
             raise self.cannot(f"{dtype} is no number", node)
-        if home_of(dtype.name):
-            return self.as_name(self.module.library(dtype.name), node)
-        name = "bool_" if dtype.name == "bool" else dtype.name
-        self.module.imports[name] = "numba"
-        return self.as_name(name, node)
+        return self.as_name(self.module.library(in_text(f"numpy.{dtype.name}")), node)
 
     def dtype_given(self, node):
         """The dtype for `x.dtype`, where x is a parameter of the kernel and an array, or None."""

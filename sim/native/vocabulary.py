@@ -11,7 +11,6 @@ HOMES = (
     "sim.native.elements",
     "sim.native.views",
     "sim.native.logged",
-    "sim.native.scalars",
     "sim.native.atomics",
     "sim.native.halves",
     "sim.native.vectors",
