@@ -42,7 +42,7 @@ class Context:
 
     def __init__(self, observers, spec, space, block_shape, schedule, max_steps=None, poison=None):
         self.spec, self.space, self.block_shape = spec, space, block_shape
-        # poison: the byte of which memory that nobody has written is full, if it is not the usual one
+        # poison: the byte or number of which memory that nobody has written is full, if not the usual one
         self.schedule, self.poison = schedule, poison
         self.synchronizes = False  # whether threads act on what atomics tell them, or fence
         self.stores = False  # whether the kernel's text stores to arrays of the launch

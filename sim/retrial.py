@@ -24,7 +24,8 @@ from sim.observers.races import Races
 
 MOST_ENTERED = 30_000  # turns of threads in all further schedules together, or twice as many as in the first
 MOST_LATER = 4_000  # turns in the schedules behind the first FEW, if those have found nothing
-POISONS = 0x5A, 0xDA  # positive and negative, large, as integers and as floats
+# positive and negative, large, as integers and as floats; and what flags, states and keys are compared with
+POISONS = b"\x5a", b"\xda", 0, 1, -1, 2
 HARMLESS = "In this launch its value reached nothing: with other bytes there, every thread did the same."
 ENDLESS = {"no-progress", "deadlock"}
 
@@ -116,12 +117,13 @@ class Retrial:
             if not {f.kind for f in context.findings} <= {f.kind for f in findings}:
                 return
             seen.add((effects.digest.digest(), *(hashlib.blake2b(root).digest() for root, _ in self.before)))
-        if len(seen) == 1:
-            findings[:] = [
-                replace(f, severity="warning", reason=HARMLESS) if harmless(f) else f
-                for f in findings
-                if not from_absent_lane(f)
-            ]
+            if len(seen) > 1:
+                return
+        findings[:] = [
+            replace(f, severity="warning", reason=HARMLESS) if harmless(f) else f
+            for f in findings
+            if not from_absent_lane(f)
+        ]
 
 
 def harmless(finding):

@@ -150,12 +150,12 @@ def reads_of_absent(operation, payloads):
                 yield lane, of
 
 
-def undefined(value, byte):
-    """A number of the type of `value`, full of `byte`."""
+def undefined(value, filling):
+    """A number of the type of `value` from memory full of `filling`."""
     if isinstance(value, tuple):  # with a predicate behind it
-        return undefined(value[0], byte), *value[1:]
+        return undefined(value[0], filling), *value[1:]
     dtype = np.asarray(value).dtype
-    filled = poisoned(dtype.itemsize, None, byte).view(dtype)[0]
+    filled = poisoned(dtype.itemsize, dtype, filling).view(dtype)[0]
     return filled if isinstance(value, np.generic) else type(value)(filled)
 
 

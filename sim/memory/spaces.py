@@ -125,10 +125,14 @@ def unwritten(root, arrays):
     return arrays[0].unwritten(root) if all(isinstance(a, Empty) for a in arrays) else None
 
 
-def poisoned(nbytes, dtype, byte=None):
+def poisoned(nbytes, dtype, filling=None):
     """`nbytes` of fresh memory that nobody has written: NaN for floating-point types, a conspicuous number
-    for integers; or full of `byte`."""
-    if byte is None:  # bfloat16's kind is V; all ones is a NaN in every format
+    for integers; or full of `filling`, a byte (as bytes) or a number of `dtype` (of int32 without one)."""
+    if isinstance(filling, int):
+        return np.resize(np.array([filling]).astype(dtype or np.int32).view(np.uint8), nbytes)
+    if filling is not None:
+        byte = filling[0]
+    else:  # bfloat16's kind is V; all ones is a NaN in every format
         byte = 0xFF if dtype is None or dtype.kind in "fcV" else 0xA5 if dtype.kind in "iu" else 1
     return full_of(byte, nbytes).copy() if nbytes <= FEW_BYTES else np.full(nbytes, byte, np.uint8)
 

@@ -274,3 +274,41 @@ class BytesOfAnotherType:
 
     def wanted(x, out):
         return {"out": x}
+
+
+class FlagNeverCleared:
+    """A flag is set where something is found, and never cleared: only a branch hangs on it."""
+
+    launch = 1, 8
+    findings = {("uninitialized-read", "error", "state", ("if state[0] == 2:", "read"))}
+
+    def arguments():
+        return np.arange(8.0), np.zeros(8)
+
+    @cuda.jit
+    def buggy(x, out):
+        state = cuda.shared.array(1, int32)
+        t = cuda.threadIdx.x
+        if x[t] > 100:
+            state[0] = 2
+        cuda.syncthreads()
+        if state[0] == 2:
+            out[t] = x[t]
+
+    @cuda.jit
+    def fixed(x, out):
+        state = cuda.shared.array(1, int32)
+        t = cuda.threadIdx.x
+        if t == 0:
+            state[0] = 0
+        cuda.syncthreads()
+        if x[t] > 100:
+            state[0] = 2
+        cuda.syncthreads()
+        if state[0] == 2:
+            out[t] = x[t]
+        else:
+            out[t] = -1
+
+    def wanted(x, out):
+        return {"out": np.full(8, -1)}
