@@ -176,13 +176,18 @@ def nth_set(mask, base, offset):
     base &= 31
     if offset == 0:
         return base if mask >> base & 1 else -1
-    found = [i for i in (range(base, 32) if offset > 0 else range(base, -1, -1)) if mask >> i & 1]
-    return found[abs(offset) - 1] if abs(offset) <= len(found) else -1
+    step, left, found = 1 if offset > 0 else -1, abs(offset), -1
+    for distance in range(32):
+        at = base + distance * step
+        if 0 <= at < 32 and mask >> at & 1:
+            left -= 1
+            found = at if left == 0 else found
+    return found
 
 
 SELECTED = {  # by the mode of prmt, which byte is the i-th where the selector is s
     "f4e": lambda i, s: (s & 3) + i,
-    "b4e": lambda i, s: ((s & 3) - i) % 8,
+    "b4e": lambda i, s: (s & 3) - i & 7,
     "rc8": lambda i, s: s & 3,
     "ecl": lambda i, s: max(i, s & 3),
     "ecr": lambda i, s: min(i, s & 3),

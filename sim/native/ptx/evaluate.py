@@ -82,10 +82,12 @@ class Evaluator(Arithmetic):
         one = self.run([*node.body, *rest])
         after, self.names = self.names, dict(before)
         other = self.run([*node.orelse, *rest])
+        if one is not None or other is not None:
+            return self.chosen(test, one, other)
         for name in after.keys() & self.names.keys():
             if after[name] is not self.names[name]:
                 self.names[name] = self.chosen(test, after[name], self.names[name])
-        return None if one is None and other is None else self.chosen(test, one, other)
+        return None
 
     def assign(self, target, value):
         if isinstance(target, ast.Tuple):
@@ -257,12 +259,19 @@ def parsed(text):
 def body_of(function):
     """The statements of a function, of a lambda too if it is the only one in its lines."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    except (OSError, SyntaxError, IndexError):
-        tree = ast.Pass()
-    if isinstance(tree, ast.FunctionDef):
-        return tree.body
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
-    if len(found) != 1:
+        text = textwrap.dedent(inspect.getsource(function))
+    except OSError:
+        text = ""
+    if function.__name__ != "<lambda>" and text:
+        return ast.parse(text).body[0].body
+    if text.count("lambda") != 1:
         raise CannotLower(f"{name_of(function)} has no text that could be compiled")
-    return [ast.Return(found[0].body)]
+    return [ast.Return(only_lambda(text[text.index("lambda") :]).body)]
+
+
+def only_lambda(text):
+    """The lambda that a text begins with; what stands behind it may be no Python."""
+    try:
+        return next(node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Lambda))
+    except SyntaxError:
+        return only_lambda(text[:-1])

@@ -7,8 +7,6 @@ from ptx import operations
 from ptx.corpus import CASES
 from ptx.test_cuda_cpp import module
 from sim import load_ptx, simulate
-from sim.isa.registers import Missing, meaning
-from sim.isa.table import PTX
 
 pytest.importorskip("numba")
 
@@ -48,21 +46,11 @@ def test_findings_and_values_are_the_interpreters(name):
         assert by_fission or any(why in report.notes[0] for why in LEFT[name].split("|"))
 
 
-def known():
-    """The names of instructions on registers, of those that take at most three and give one result."""
-    for name in sorted(PTX):
-        try:
-            operation = meaning(name)
-        except Missing:
-            continue
-        if len(operation.results) == 1 and len(operation.operands) <= 3 + name.startswith(("lop3", "bfi.")):
-            yield name
-
-
 SOME = """add.s32 sub.u64 mul.lo.s64 mul.hi.s32 mul.hi.u64 mul.wide.s32 mad.lo.s32 mad.wide.u32 div.s32
     div.u64 rem.s64 rem.u32 sad.s32 abs.s32 neg.s64 min.u32 max.s64 popc.b64 clz.b32 brev.b32 bfind.s64
     bfe.s32 bfe.u64 bfi.b32 shl.b64
-    shr.s32 shr.u64 shf.l.wrap.b32 lop3.b32 prmt.b32 and.b64 not.b32 xor.pred not.pred
+    shr.s32 shr.u64 shf.l.wrap.b32 lop3.b32 prmt.b32 prmt.b32.b4e prmt.b32.rc16 fns.b32 and.b64 not.b32
+    xor.pred not.pred
     setp.lt.s32 setp.lt.u64 setp.ne.b16 selp.b64 add.f32 mul.f64 div.rn.f32 sqrt.rn.f64 fma.rn.f32 fma.rm.f32
     fma.rp.f32 add.rz.f32 mul.rm.f32 min.f32 max.NaN.f32 setp.neu.f32 setp.nan.f64 abs.f64 neg.f32
     cvt.rni.s32.f32 cvt.rzi.u32.f64 cvt.rmi.f32.f32 cvt.rn.f32.s64
