@@ -215,9 +215,12 @@ class Program:
         return self.unique("part", lambda run: run.part(place, waits))
 
     def barrier(self, number=None, count=None, vote=None):
-        self.used.add("syncthreads")
         if count is not None or number is not None and getattr(number, "value", 1) != 0:
             raise Missing(f"{self.item.opcode} of a part of the block")
+        return self.whole_barrier(vote)
+
+    def whole_barrier(self, vote):
+        self.used.add("syncthreads")
         place = self.place()
         return self.unique("barrier", lambda run: run.barrier(place, vote))
 

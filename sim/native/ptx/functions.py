@@ -8,56 +8,33 @@ import re
 
 import numpy as np
 from llvmlite import ir
-from numba import float64, types
 from numba.core import cgutils
 
 from sim.isa.functions import LLVM, sized
-from sim.isa.registers import WIDTHS
+from sim.isa.registers import WIDTHS, type_name
 from sim.native.front import CannotLower
-from sim.native.functions import compiles, function_of
-from sim.native.ptx.values import DOUBLE, I64, Real, Truth, Whole
+from sim.native.functions import compiles, function_of, resolved
+from sim.native.ptx.values import DOUBLE, I64, Arithmetic, Real, Truth, Whole
 from sim.native.scalars import numba_type_of, to_integer
 
-BUILTIN = {}  # name -> (Evaluator, *operands) -> value
+# name -> (Evaluator, *operands) -> value
+BUILTIN = {
+    "min": Arithmetic.smaller,
+    "max": Arithmetic.larger,
+    "int": Arithmetic.whole,
+    "bits_of": Arithmetic.bits,
+    "bool": lambda e, x: Truth(e.truth(x)),
+    "abs": lambda e, x: e.magnitude(x) if isinstance(x, Real) else e.size(e.whole(x)),
+    "sqrt": lambda e, x: e.intrinsic("sqrt", x),
+}
 
 
 def builtin(function):
-    BUILTIN[function.__name__.rstrip("_")] = function
+    BUILTIN[function.__name__] = function
     return function
 
 
 # --- numbers ------------------------------------------------------------------------------------------------
-
-
-@builtin
-def min_(e, a, b):
-    return least(e, a, b) if Real in map(type, (a, b)) else e.smaller(e.whole(a), e.whole(b))
-
-
-def least(e, a, b):
-    return e.chosen(e.compare("<", b, a), b, a)
-
-
-@builtin
-def max_(e, a, b):
-    if Real not in map(type, (a, b)):
-        return e.larger(e.whole(a), e.whole(b))
-    return e.chosen(e.compare(">", b, a), b, a)
-
-
-@builtin
-def abs_(e, x):
-    return e.magnitude(x) if isinstance(x, Real) else e.size(e.whole(x))
-
-
-@builtin
-def int_(e, x):
-    return e.whole(x)
-
-
-@builtin
-def bool_(e, x):
-    return Truth(e.truth(x))
 
 
 TYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "float": "f64"}
@@ -65,16 +42,6 @@ for _name, _type in TYPES.items():
     BUILTIN[_name] = lambda e, x, ptx_type=_type: e.real(x, ptx_type)
     if _name != "float":
         BUILTIN[f"{_name}_of"] = lambda e, x, ptx_type=_type: e.of_bits(e.whole(x), ptx_type)
-
-
-@builtin
-def bits_of(e, x):
-    return e.bits(x)
-
-
-@builtin
-def sqrt(e, x):
-    return e.intrinsic("sqrt", x)
 
 
 @builtin
@@ -94,7 +61,7 @@ def flush(e, x):
 @builtin
 def saturated(e, x):
     one, zero = e.real(1.0, x.ptx_type), e.real(0.0, x.ptx_type)
-    return e.chosen(e.compare(">", x, zero), least(e, x, one), zero)
+    return e.chosen(e.compare(">", x, zero), e.smaller(x, one), zero)
 
 
 @builtin
@@ -314,41 +281,17 @@ def of_entry(e, entry, given):
         found = next(filter(None, map(pattern.match, entry.ptx)), None)
         if found:
             return function(e, found, *given)
-    if isinstance(entry.native, LLVM):
-        return of_llvm(e, entry, *given)
-    try:
-        return e.called(sized(entry.meaning, entry.operands), given, {})
-    except CannotLower:
-        if not compiles(entry):
-            raise
+    if not isinstance(entry.native, LLVM):
+        try:
+            return e.called(sized(entry.meaning, entry.operands), given, {})
+        except CannotLower:
+            if not compiles(entry):
+                raise
     return by_numba(e, entry, given)
-
-
-def of_llvm(e, entry, x):
-    integer = ir.IntType(8 * np.dtype(entry.operands[0]).itemsize)
-    more = [ir.IntType(width)(value) for width, value in entry.native.more]
-    code = call_of(e, f"llvm.{entry.native.name}.i{integer.width}", integer, e.at(x, integer.width), *more)
-    return e.of_register(code, integer.width)
 
 
 def by_numba(e, entry, given):
     """What Numba compiles of an entry."""
-    numba_types = [numba_type_of(dtype) for dtype in entry.operands]
-    typing = e.context.typing_context
-    function = typing.resolve_value_type(function_of(entry))
-    signature = function.get_call_type(typing, numba_types, {})
-    codes = [
-        e.real(x, {32: "f32", 64: "f64"}[numba_type.bitwidth]).code
-        if isinstance(numba_type, types.Float)
-        else e.truth(x)
-        if numba_type == types.boolean
-        else e.at(x, numba_type.bitwidth)
-        for x, numba_type in zip(given, numba_types)
-    ]
-    result = e.context.get_function(function, signature)(e.builder, codes)
-    returned = signature.return_type
-    if isinstance(returned, types.Float):
-        return Real(result, "f64" if returned == float64 else "f32")
-    if returned == types.boolean:
-        return Truth(result)
-    return e.of_register(result, returned.bitwidth, returned.signed)
+    call = resolved(e.context.typing_context, function_of(entry), map(numba_type_of, entry.operands))
+    codes = [e.code_of(x, type_name(dtype)) for x, dtype in zip(given, entry.operands)]
+    return e.of_code(call(e.context, e.builder, codes), type_name(entry.results))

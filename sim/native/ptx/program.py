@@ -5,16 +5,17 @@ import ast
 import re
 
 from sim.isa.registers import WIDTHS, Missing, type_name
-from sim.isa.table import Like, by_ptx
+from sim.isa.table import Like
 from sim.native import cache
 from sim.native.fission import Fission
 from sim.native.front import CannotLower, Parts
 from sim.native.program import Fissioned, Lowered, fission_text
 from sim.native.ptx.runs import SPECIAL, numba_type_of
 from sim.native.variables import assigned, exposed, reads
-from sim.ptx import holding
+from sim.ptx import atomics, holding
 from sim.ptx.emit import Writer
 from sim.ptx.program import SPECIALS, Program
+from sim.ptx.regions import VIEWS
 from sim.ptx.syntax import python_name
 from sim.ptx.warps import form_of
 
@@ -96,38 +97,26 @@ class Lowering(Program):
         self.places += 1
         return self.places - 1
 
-    def does(self, name, what, *rest):
-        name = f"{name}_{next(self.counter)}"
+    def does(self, what, *rest):
+        name = f"{what}_{next(self.counter)}"
         self.calls[name] = what, *rest
         return name
 
     def load(self, ptx_type, space, count):
-        return self.does("load", "load", ptx_type, space, count, self.place_of(ptx_type, space))
+        return self.does("load", ptx_type, space, count, self.place_of(ptx_type, space))
 
     def store(self, ptx_type, space, count):
-        return self.does("store", "store", ptx_type, space, count, self.place_of(ptx_type, space))
+        return self.does("store", ptx_type, space, count, self.place_of(ptx_type, space))
 
     def atomic(self, access):
-        ptx_type = access.type
-        if access.reach == "block" and access.space != "shared":
-            raise Missing(access.opcode)
-        if ptx_type not in ("f32", "f64") and (
-            ptx_type not in WIDTHS or not ptx_type[1:].isdigit() or ptx_type[0] not in "sub"
-        ):
-            raise Missing(self.item.opcode)
-        signed = ptx_type[0] == "s" and access.operation != "add"
-        ptx_type = ptx_type if ptx_type[0] == "f" else f"{'s' if signed else 'u'}{WIDTHS[ptx_type]}"
-        name = f"atom.{access.operation}.{access.type}"
-        try:
-            by_ptx(name)
-        except KeyError:
-            raise Missing(self.item.opcode) from None
-        return ptx_type, self.does(
-            "atomic", "atomic", name, ptx_type, access.space, self.place_of(ptx_type, access.space)
-        )
+        if access.type not in VIEWS or access.reach == "block" and access.space != "shared":
+            raise Missing
+        ptx_type, *_ = atomics.atomic(access)
+        name, place = f"atom.{access.operation}.{access.type}", self.place_of(ptx_type, access.space)
+        return ptx_type, self.does("atomic", name, ptx_type, access.space, place)
 
     def trap(self):
-        return self.does("trap", "trap")
+        return self.does("trap")
 
     def refused(self, *_):
         raise Missing("")
@@ -136,9 +125,7 @@ class Lowering(Program):
 
     # --- waiting --------------------------------------------------------------------------------------------
 
-    def barrier(self, number=None, count=None, vote=None):
-        if count is not None or number is not None and getattr(number, "value", 1) != 0:
-            raise Missing(f"{self.item.opcode} of a part of the block")
+    def whole_barrier(self, vote):
         name = f"barrier_{next(self.counter)}"
         given, got = (("pred",), ("s64",)) if vote else ((), ())
         self.stops[name] = vote.name if vote else "syncthreads", given, got
@@ -158,7 +145,7 @@ class Lowering(Program):
         self.stops[name] = entry.name, tuple(given.values()), tuple(results)
         if space:
             place = self.place_of("u32", space)
-            self.fetches[name] = self.does("row", "row", 8 * len(results), space, place)
+            self.fetches[name] = self.does("row", 8 * len(results), space, place)
         return name
 
 
@@ -215,33 +202,23 @@ class Statements:
     def stop(self, node):
         """(what comes before, the statement that waits, what comes after) of a statement in which threads
         wait."""
-        calls = [
-            c
-            for c in ast.walk(node)
-            if isinstance(c, ast.Call) and getattr(c.func, "id", "") in self.source.stops
-        ]
+        calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
+        calls = [call for call in calls if getattr(call.func, "id", "") in self.source.stops]
         if not calls:
             return None
         (call,) = calls
         what, operands, results = self.source.stops[call.func.id]
+        arguments = [*map(ast.unparse, call.args)]
         given = [self.variable("given", ptx_type) for ptx_type in operands]
-        targets = [ast.Name(name, ast.Store()) for name in given]
-        if fetch := self.source.fetches.get(call.func.id):
-            row = ast.Call(ast.Name(fetch, ast.Load()), call.args, [])
-            before = [ast.Assign([ast.Tuple(targets, ast.Store())], row)]
-        else:
-            pairs = zip(targets, call.args, strict=True)
-            before = [ast.Assign([target], argument) for target, argument in pairs]
         got = [self.variable("got", ptx_type) for ptx_type in results]
-        waits = ast.Call(ast.Name(what, ast.Load()), [ast.Name(name, ast.Load()) for name in given], [])
-        waits.stops, waits.site = what, 0
-        targets = [ast.Name(name, ast.Store()) for name in got]
-        if not got:
-            return before, ast.Expr(waits), None
-        target = targets[0] if len(got) == 1 else ast.Tuple(targets, ast.Store())
-        values = [ast.Name(name, ast.Load()) for name in got]
-        value = values[0] if len(got) == 1 else ast.Tuple(values, ast.Load())
-        return before, ast.Assign([target], waits), Replace(call, value).visit(node)
+        before = [f"{name} = {argument}" for name, argument in zip(given, arguments)]
+        if fetch := self.source.fetches.get(call.func.id):
+            before = [f"({', '.join(given)},) = {fetch}({', '.join(arguments)})"]
+        to = f"{', '.join(got)} = " if got else ""
+        *before, waits = ast.parse("\n".join([*before, f"{to}{what}({', '.join(given)})"])).body
+        waits.value.stops, waits.value.site = what, 0
+        become(call, ast.parse(f"({', '.join(got)})", mode="eval").body)
+        return before, waits, node if got else None
 
     def variable(self, name, ptx_type):
         name = self.module.fresh(name)
@@ -300,14 +277,6 @@ def become(node, other):
     """Let a statement be another."""
     node.__class__ = other.__class__
     node.__dict__.update(other.__dict__)
-
-
-class Replace(ast.NodeTransformer):
-    def __init__(self, call, value):
-        self.call, self.value = call, value
-
-    def visit_Call(self, node):
-        return self.value if node is self.call else self.generic_visit(node)
 
 
 # --- programs -----------------------------------------------------------------------------------------------

@@ -7,13 +7,13 @@ import numpy as np
 from llvmlite import ir
 from numba import boolean, float32, float64, int32, int64, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from sim.isa.table import by_ptx
 from sim.native.checks import PARTED, dirty
+from sim.native.internal import intrinsic_of
 from sim.native.ptx.evaluate import Evaluator
 from sim.native.ptx.memory import locator, renewed
-from sim.native.ptx.values import FLOATS, I64, Real, Truth, Whole
+from sim.native.ptx.values import FLOATS, I64, Whole
 from sim.ptx.regions import VIEWS, WINDOWS
 
 # what a value is -> its type in Numba: a float, a predicate, or a whole number, as 64 bits
@@ -40,42 +40,21 @@ def ptx_run(name, inputs, outputs, calls, text):
     signature = returns(*[int64] * len(first), *given)
 
     def code(context, builder, signature, arguments):
-        codes = arguments[len(first) :]
-        names = {key: value_of(builder, what, code) for (key, what), code in zip(inputs.items(), codes)}
-        run = Run(context, builder, names, calls, arguments[: len(first)])
+        run = Run(context, builder, {}, calls, arguments[: len(first)])
+        for (key, ptx_type), found in zip(inputs.items(), arguments[len(first) :]):
+            run.names[key] = run.of_code(found, "u32" if ptx_type == "index" else ptx_type)
         run.run(body(text))
-        found = [run.held(run.names[key], what) for key, what in outputs.items()]
-        return (
-            found[0]
-            if len(found) == 1
-            else context.make_tuple(builder, returns, found)
-            if found
-            else context.get_dummy_value()
-        )
+        found = [run.held(run.names[key], ptx_type) for key, ptx_type in outputs.items()]
+        if len(found) == 1:
+            return found[0]
+        return context.make_tuple(builder, returns, found) if found else context.get_dummy_value()
 
-    parameters = ", ".join(["typing", *first, *inputs])
-    exec(
-        f"def {name}({parameters}):\n    return signature, code",
-        space := {"signature": signature, "code": code},
-    )
-    return intrinsic(space[name])
+    return intrinsic_of(name, [*first, *inputs], lambda typing, *given: (signature, code))
 
 
 @functools.lru_cache(maxsize=4096)
 def body(text):
     return ast.parse(text).body
-
-
-def value_of(builder, what, code):
-    """What Numba hands over."""
-    if what in FLOATS:
-        return Real(code, what)
-    if what == "pred":
-        return Truth(code)
-    e = Evaluator(None, builder, {})
-    if what == "index":
-        return e.of_register(code, 32)
-    return e.of_register(code, int(what[1:]), what[0] == "s")
 
 
 class Run(Evaluator):
@@ -85,11 +64,9 @@ class Run(Evaluator):
         super().__init__(context, builder, names, self.call)
         self.calls, self.machine = calls, machine
 
-    def held(self, value, what):
+    def held(self, value, ptx_type):
         """A value as Numba takes it."""
-        if what in FLOATS:
-            return self.real(value, what).code
-        return self.truth(value) if what == "pred" else self.at(value, 64)
+        return self.code_of(value, ptx_type if ptx_type in NUMBA else "b64")
 
     def of_name(self, node):
         found = super().of_name(node) if node.id not in self.calls else self.calls[node.id]
@@ -125,8 +102,9 @@ class Run(Evaluator):
 
     def do_load(self, ptx_type, space, count, place, address):
         where, element, size = self.located("load", ptx_type, space, count, place, address)
-        values = [self.read(pointer, ptx_type) for pointer in self.pointers(where, element, size, count)]
-        return values[0] if count == 1 else tuple(values)
+        pointers = self.pointers(where, element, size, count)
+        values = tuple(self.of_code(self.builder.load(pointer), ptx_type) for pointer in pointers)
+        return values[0] if count == 1 else values
 
     def do_row(self, lanes, space, place, address):
         """Four words of a warp's first `lanes` lanes, of others zeros."""
@@ -140,27 +118,19 @@ class Run(Evaluator):
         ):
             for pointer, value in zip(pointers, self.do_load("u32", space, 4, place, address)):
                 self.builder.store(self.at(value, 32), pointer)
-        return tuple(self.read(pointer, "u32") for pointer in pointers)
-
-    def read(self, pointer, ptx_type):
-        code = self.builder.load(pointer)
-        if ptx_type in FLOATS:
-            return Real(code, ptx_type)
-        return self.of_register(code, int(ptx_type[1:]), ptx_type[0] == "s")
+        return tuple(self.of_code(self.builder.load(pointer), "u32") for pointer in pointers)
 
     def do_store(self, ptx_type, space, count, place, address, *values):
         where, element, size = self.located("store", ptx_type, space, count, place, address)
         for pointer, value in zip(self.pointers(where, element, size, count), values):
-            code = self.real(value, ptx_type).code if ptx_type in FLOATS else self.at(value, 8 * size)
-            self.builder.store(code, pointer)
+            self.builder.store(self.code_of(value, ptx_type), pointer)
 
     def do_atomic(self, operation, ptx_type, space, place, address, *operands):
         where, element, size = self.located("atomic", ptx_type, space, 1, place, address)
-        pointer = next(self.pointers(where, element, size, 1))
-        old = self.read(pointer, ptx_type)
+        (pointer,) = self.pointers(where, element, size, 1)
+        old = self.of_code(self.builder.load(pointer), ptx_type)
         new = self.called(by_ptx(operation).meaning, [old, *operands], {})
-        code = self.real(new, ptx_type).code if ptx_type in FLOATS else self.at(new, 8 * size)
-        self.builder.store(code, pointer)
+        self.builder.store(self.code_of(new, ptx_type), pointer)
         return old
 
     def do_renew(self, position, first, nbytes):

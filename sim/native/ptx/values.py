@@ -170,14 +170,6 @@ class Arithmetic:
         found = self.larger(a, self.negative(a))
         return self.bounded(found, max(0, a.low, -a.high), found.high)
 
-    def smaller(self, a, b):
-        found = self.chosen(self.compare("<", b, a), b, a)
-        return self.bounded(found, min(a.low, b.low), min(a.high, b.high))
-
-    def larger(self, a, b):
-        found = self.chosen(self.compare(">", b, a), b, a)
-        return self.bounded(found, max(a.low, b.low), max(a.high, b.high))
-
     def bounded(self, a, low, high):
         return Whole(self.at(a, room(low, high)), low, high)
 
@@ -277,6 +269,20 @@ class Arithmetic:
 
     # --- all ------------------------------------------------------------------------------------------------
 
+    def of_code(self, code, ptx_type):
+        """The value that LLVM's of a register or of memory is."""
+        if ptx_type in FLOATS or ptx_type in HALF:
+            return Real(code, ptx_type)
+        if ptx_type == "pred":
+            return Truth(code)
+        return self.of_register(code, WIDTHS[ptx_type], ptx_type[0] == "s")
+
+    def code_of(self, value, ptx_type):
+        """The other way round."""
+        if ptx_type in FLOATS or ptx_type in HALF:
+            return self.real(value, ptx_type).code
+        return self.truth(value) if ptx_type == "pred" else self.at(value, WIDTHS[ptx_type])
+
     def compare(self, sign, a, b):
         if isinstance(a, Real) or isinstance(b, Real):
             a, b = self.alike(a, b)
@@ -293,6 +299,19 @@ class Arithmetic:
         if isinstance(value, Whole):
             return self.builder.icmp_signed("!=", value.code, ir.Constant(value.code.type, 0))
         return I1(bool(value))
+
+    def smaller(self, a, b):
+        return self.extreme("<", min, a, b)
+
+    def larger(self, a, b):
+        return self.extreme(">", max, a, b)
+
+    def extreme(self, sign, pick, a, b):
+        found = self.chosen(self.compare(sign, b, a), b, a)
+        if isinstance(found, Real):
+            return found
+        a, b = self.whole(a), self.whole(b)
+        return self.bounded(found, pick(a.low, b.low), pick(a.high, b.high))
 
     def chosen(self, test, a, b):
         test = self.truth(test)
