@@ -42,28 +42,29 @@ def blocks_of(function):
             if blocks[-1].body and item.name in wanted:
                 blocks.append(Block())
             leaders[item.name] = blocks[-1]
-        elif isinstance(item, Instruction) and item.opcode.split(".")[0] in ("bra", "brx", "ret", "exit"):
+        elif isinstance(item, Instruction) and base(item) in ("bra", "brx", "ret", "exit"):
             end(blocks, item)
         else:
             blocks[-1].body.append(item)
     for block, following in zip(blocks, [*blocks[1:], None]):
-        block.targets = [
-            labelled(leaders, *t, function) if isinstance(t, tuple) else t
-            for t in block.targets or [following]
-        ]
+        goes = block.targets or [following]
+        block.targets = [labelled(leaders, *t, function) if isinstance(t, tuple) else t for t in goes]
     return connected(blocks)
 
 
 def destinations(function):
     """The names of the labels that jumps go to: compilers write many more, for debuggers."""
-    jumps = (
-        i for i in function.body if isinstance(i, Instruction) and i.opcode.split(".")[0] in ("bra", "brx")
-    )
-    return {
-        symbol.name
-        for jump in jumps
-        for symbol in (jump.operands[1].parts if jump.opcode.startswith("brx") else jump.operands[:1])
-    }
+    jumps = (item for item in function.body if isinstance(item, Instruction) and base(item) in ("bra", "brx"))
+    return {symbol.name for jump in jumps for symbol in labels(jump)}
+
+
+def base(instruction):
+    return instruction.opcode.split(".")[0]
+
+
+def labels(jump):
+    """The Symbols that a jump, or a return, may go to."""
+    return jump.operands[1].parts if base(jump) == "brx" else jump.operands[:1]
 
 
 def labelled(leaders, name, line, function):
@@ -80,13 +81,11 @@ def end(blocks, jump):
     """The last block ends with a jump; another begins."""
     ended, following = blocks[-1], Block()
     blocks.append(following)
-    base = jump.opcode.split(".")[0]
-    ended.branch = jump if jump.guard or base == "brx" else None
-    if base == "brx":
-        ended.targets = [(symbol.name, jump.line) for symbol in jump.operands[1].parts]
-    else:
-        goes = (jump.operands[0].name, jump.line) if base == "bra" else None
-        ended.targets = [goes, following] if jump.guard else [goes]
+    indexed = base(jump) == "brx"
+    ended.branch = jump if jump.guard or indexed else None
+    ended.targets = [(symbol.name, jump.line) for symbol in labels(jump)] or [None]
+    if jump.guard and not indexed:
+        ended.targets.append(following)
 
 
 def connected(blocks):
@@ -107,11 +106,7 @@ def connected(blocks):
         block = waiting.pop()
         found.append(block)
         block.targets = [through(target) for target in block.targets]
-        if (
-            len(block.targets) == 2
-            and block.targets[0] is block.targets[1]
-            and not block.branch.opcode.startswith("brx")
-        ):
+        if block.branch and base(block.branch) != "brx" and block.targets[0] is block.targets[1]:
             block.branch, block.targets = None, block.targets[:1]
         for target in block.targets:
             if target is not None:

@@ -37,7 +37,7 @@ class Memory:
         self.place = place
         self.alignment = Alignment(self.context)
         self.fixed, self.bases = [], []  # global and constant regions by address
-        self.shared_slots, self.local_slots = [], []  # allocations
+        self.slots = {SHARED: [], LOCAL: []}  # allocations of which a block or a thread has its own
 
     # --- what there is --------------------------------------------------------------------------------------
 
@@ -53,12 +53,15 @@ class Memory:
         return allocation
 
     def hold(self, allocation):
-        """A global or constant allocation that threads may address."""
+        """An allocation that threads may address."""
+        space = allocation.base >> SPACE_SHIFT
+        if space in self.slots:
+            self.slots[space].append(allocation)
+            return
         region = Region(allocation, allocation.root)
         at = bisect_right(self.bases, region.base)
         self.bases.insert(at, region.base)
         self.fixed.insert(at, region)
-        return region
 
     def of_block(self, allocation):
         """The running block's bytes of a shared allocation."""
@@ -101,13 +104,10 @@ class Memory:
         if space in (GLOBAL, CONST):
             at = bisect_right(self.bases, address) - 1
             return self.fixed[at] if at >= 0 and address < self.fixed[at].end else None
-        for allocation in (
-            self.shared_slots if space == SHARED else self.local_slots if space == LOCAL else ()
-        ):
-            size = allocation.root.size
-            if space == SHARED and allocation.base <= address < allocation.base + size:
-                return self.of_block(allocation)
-            if space == LOCAL and allocation.base <= address < allocation.base + size * allocation.copies:
+        for allocation in self.slots.get(space, ()):
+            if allocation.base <= address < allocation.base + allocation.root.size * allocation.copies:
+                if space == SHARED:
+                    return self.of_block(allocation)
                 return self.frames(allocation).holding(address)
         return None
 
@@ -263,7 +263,8 @@ class Memory:
 
         def make(name):
             if volatile and name in ("shared", "local"):
-                return self.turning(self.load_from(ptx_type, name, 1, plain))
+                load = self.load_from(ptx_type, name, 1, plain)
+                return lambda address: self.turn() or load(address)
             return self.atomic_in(ptx_type, name, atomic, reach, lambda old: old, False)
 
         return self.by_space(make, space)
@@ -280,13 +281,6 @@ class Memory:
     def turn(self):
         """The running thread lets others go first."""
         self.scheduler.turn(self.place)
-
-    def turning(self, access):
-        def turned(address):
-            self.turn()
-            return access(address)
-
-        return turned
 
     # --- what may be wrong ----------------------------------------------------------------------------------
 

@@ -44,11 +44,8 @@ class Module:
 
     @property
     def names(self) -> list[str]:
-        return [
-            name
-            for name, function in self.text.functions.items()
-            if function.entry and function.body is not None
-        ]
+        functions = self.text.functions.items()
+        return [name for name, found in functions if found.entry and found.body is not None]
 
     def __getitem__(self, name: str) -> "Kernel":
         found = [n for n in self.names if n == name] or [n for n in self.names if plain_name(n) == name]
@@ -119,18 +116,13 @@ class Kernel:
         # many there may be, a barrier shows that they get somewhere
         context.steps = context.max_steps or MOST_ROUNDS
         if context.max_steps is None:
-            context.listeners["barrier_opened"] = [
-                *context.listeners["barrier_opened"],
-                lambda *_: context.progress(),
-            ]
+            opened = context.listeners["barrier_opened"]
+            context.listeners["barrier_opened"] = [*opened, lambda *_: context.progress()]
         waits = scheduler.takes_turns or program.used & (SUSPENDING | {PART})
         threads = Threads(fiber if waits else None, program.used, (), ())
         kernel = namespace[python_name(self.function.name, "run")]
-        return (
-            context,
-            threads,
-            walk(scheduler, kernel, values, launch.grid, launch.block, resident(launch, program.used)),
-        )
+        together = resident(launch, program.used)
+        return context, threads, walk(scheduler, kernel, values, launch.grid, launch.block, together)
 
     def worded(self, findings):
         """Findings in the words of the language that the kernel is written in."""
@@ -142,17 +134,12 @@ class Kernel:
     def check(self, launch):
         """The block has the size that the kernel was compiled for."""
         limits = self.function.limits
-        if "reqntid" in limits and tuple((*limits["reqntid"], 1, 1)[:3]) != launch.block:
-            raise LaunchError(
-                f"{self.__name__} was compiled for blocks of {limits['reqntid']} threads (.reqntid), got"
-                f" {launch.block}"
-            )
+        compiled = f"{self.__name__} was compiled for blocks of"
+        if "reqntid" in limits and (*limits["reqntid"], 1, 1)[:3] != launch.block:
+            raise LaunchError(f"{compiled} {limits['reqntid']} threads (.reqntid), got {launch.block}")
         most = prod(limits.get("maxntid", ()))
         if "maxntid" in limits and launch.threads > most:
-            raise LaunchError(
-                f"{self.__name__} was compiled for blocks of up to {most} threads (.maxntid), got"
-                f" {launch.threads}"
-            )
+            raise LaunchError(f"{compiled} up to {most} threads (.maxntid), got {launch.threads}")
 
 
 # language -> {what findings call by its name in Numba: its name there}

@@ -14,12 +14,8 @@ def flattened(arguments, names=None):
     A value that stands for an array's data is the array itself, which findings call by its parameter's name.
     """
     names = names or [f"argument{i}" for i in range(len(arguments))]
-    values, called = [], []
-    for name, argument in zip(names, arguments, strict=True):
-        for value, field in fields(name, argument):
-            values.append(value)
-            called.append(field)
-    return values, called
+    found = [field for pair in zip(names, arguments, strict=True) for field in fields(*pair)]
+    return [value for value, _ in found], [name for _, name in found]
 
 
 def fields(name, argument):

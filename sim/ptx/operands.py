@@ -79,10 +79,7 @@ class Operands(Tokens):
         return total
 
     def group(self, end):
-        parts = []
-        while not self.taken(end):
-            parts.append(self.operand())
-            self.taken(",")
+        parts = self.until(end, self.operand)
         return parts[0] if end == "}" and len(parts) == 1 else Group(tuple(parts))
 
     def address(self):

@@ -38,21 +38,15 @@ class Origin:
 
     def site(self, function, item, action):
         """The number of the Site of an instruction: by its .loc, else by its line of PTX."""
-        place = self.place(function, item.location) if item is not None else None
+        at = item or function
+        ptx = " ".join(self.text.lines[at.line - 1].split())
+        place = item and self.place(function, item.location)
         if place is None:
-            line = item.line if item is not None else function.line
-            text = self.text.lines[line - 1]
-            return SITES.add(
-                Site(action, f"{plain_name(function.name)}, PTX", line, 0, " ".join(text.split()))
-            )
-        text = self.source_line(place.file, place.line)
-        if (
-            not text.strip()
-            and self.given is None
-            and not os.path.exists(self.text.files.get(place.file, ""))
-        ):
-            text = " ".join(self.text.lines[item.line - 1].split())
-        name = os.path.basename(self.text.files.get(place.file, "?"))
+            return SITES.add(Site(action, f"{plain_name(function.name)}, PTX", at.line, 0, ptx))
+        text, path = self.source_line(place.file, place.line), self.text.files.get(place.file, "?")
+        if not text.strip() and self.given is None and not os.path.exists(path):
+            text = ptx
+        name = os.path.basename(path)
         indent = len(text) - len(text.lstrip())
         return SITES.add(Site(action, name, place.line, max(place.column - 1, 0), text.strip(), indent))
 

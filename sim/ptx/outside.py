@@ -32,13 +32,8 @@ def vprintf(run, site, form, values):
     for long, letter in re.findall(CONVERSION, text):
         if letter == "%":
             continue
-        ptx_type = (
-            "f64"
-            if letter in "fFeEgGaA"
-            else "u64"
-            if letter in "ps" or long in ("l", "ll", "z", "j", "t")
-            else "u32"
-        )
+        wide = letter in "ps" or long in ("l", "ll", "z", "j", "t")
+        ptx_type = "f64" if letter in "fFeEgGaA" else "u64" if wide else "u32"
         size = np.dtype(VIEWS[ptx_type]).itemsize
         at = -(-at // size) * size
         value = run.memory.loader(ptx_type, "generic", 1, site)(at)

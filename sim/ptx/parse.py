@@ -49,9 +49,7 @@ class Parser(Operands):
             self.take()
         elif token == ".target":
             self.take()
-            self.found.target = self.take()
-            while self.taken(","):
-                self.take()
+            self.found.target, *_ = self.listed(self.take)
         elif token == ".address_size":
             self.take()
             if self.integer() != 64:
@@ -61,20 +59,15 @@ class Parser(Operands):
         elif token == ".section":
             self.section()
         elif token in SKIPPED or token == ".alias":
-            self.statement_skipped()
+            self.until(";", self.take)
         else:
             raise self.error(f"{token!r} is no directive that sim knows")
-
-    def statement_skipped(self):
-        while not self.taken(";"):
-            self.take()
 
     def file(self):
         self.take()
         number = self.integer()
-        self.found.files[number] = self.take()[1:-1].encode().decode("unicode_escape")
-        while self.taken(","):
-            self.integer()
+        name, *_ = self.listed(self.take)
+        self.found.files[number] = name[1:-1].encode().decode("unicode_escape")
 
     def section(self):
         """Debug information."""
@@ -95,18 +88,13 @@ class Parser(Operands):
         return variable
 
     def declared(self, space):
-        line, align, vector = self.line(), 1, 1
-        while self.next in (".align", ".ptr") or self.next in SPACES or self.next in LINKING:
-            if self.take() == ".align":
-                align = self.integer()
+        line, align, vector = self.line(), self.alignment(), 1
         if self.next in (".v2", ".v4"):
             vector = int(self.take()[2:])
         ptx_type = self.take()[1:]
         if ptx_type not in WIDTHS:
             raise self.error(f"{ptx_type!r} is no type of a variable", self.at - 1)
-        while self.next in (".ptr", ".align") or self.next in SPACES:
-            if self.take() == ".align":
-                self.integer()
+        self.alignment()  # of what a pointer points to
         name, count = self.take(), vector
         while self.taken("["):
             count = None if self.next == "]" else count * self.integer()
@@ -117,6 +105,14 @@ class Parser(Operands):
         return Variable(
             space[1:], name, ptx_type, count, max(align, WIDTHS[ptx_type] // 8), line, initial, pointers
         )
+
+    def alignment(self):
+        """Of attributes of a declaration the one that counts."""
+        align = 1
+        while self.next in (".align", ".ptr") or self.next in SPACES or self.next in LINKING:
+            if self.take() == ".align":
+                align = self.integer()
+        return align
 
     def initial(self, ptx_type):
         """(bytes, pointers) of an initialiser."""
@@ -152,12 +148,9 @@ class Parser(Operands):
         while self.next in LIMITS or self.next in SKIPPED or self.next in (".noreturn", ".blocksareclusters"):
             token = self.take()
             if token in LIMITS:
-                numbers = [self.integer()]
-                while self.taken(","):
-                    numbers.append(self.integer())
-                function.limits[token[1:]] = tuple(numbers)
+                function.limits[token[1:]] = tuple(self.listed(self.integer))
             elif token in SKIPPED:
-                self.statement_skipped()
+                self.until(";", self.take)
         known = self.found.functions.get(name)
         if not self.taken(";"):
             self.body(function)
@@ -166,27 +159,20 @@ class Parser(Operands):
 
     def parameter_list(self):
         self.take("(")
-        found = []
-        while not self.taken(")"):
-            space = self.take()
-            if space == ".reg":
-                ptx_type = self.take()[1:]
-                found.append(Variable("reg", self.take(), ptx_type, 1, 1, self.line()))
-            else:
-                found.append(self.declared(space))
-            self.taken(",")
-        return tuple(found)
+        return tuple(self.until(")", self.parameter))
+
+    def parameter(self):
+        space = self.take()
+        if space != ".reg":
+            return self.declared(space)
+        ptx_type = self.take()[1:]
+        return Variable("reg", self.take(), ptx_type, 1, 1, self.line())
 
     def body(self, function):
         function.body, self.location = [], None
         self.take("{")
-        self.scopes = [
-            {
-                v.name: Register(v.name, v.type)
-                for v in (*function.returns, *function.parameters)
-                if v.space == "reg"
-            }
-        ]
+        passed = (v for v in (*function.returns, *function.parameters) if v.space == "reg")
+        self.scopes = [{v.name: Register(v.name, v.type) for v in passed}]
         self.tables = {}  # label -> the labels that brx.idx chooses from
         self.braces = (0,)  # the numbers of the braces around, the function's own first
         self.labels, self.jumps = {}, {}  # (brace, name) -> label; place in the body -> its braces
@@ -246,7 +232,7 @@ class Parser(Operands):
         elif token == ".branchtargets":
             self.branch_targets(function)
         elif token in SKIPPED or token == ".callprototype":
-            self.statement_skipped()
+            self.until(";", self.take)
         elif self.tokens[self.at + 1 : self.at + 2] == [":"]:
             self.label(function)
         else:
@@ -259,11 +245,8 @@ class Parser(Operands):
         if not function.body or not isinstance(function.body[-1], Label):
             raise self.error(".branchtargets wants a label before it")
         self.take()
-        name, labels = function.body.pop().name, []
-        while not self.taken(";"):
-            labels.append(Symbol(self.take()))
-            self.taken(",")
-        self.tables[name] = Group(tuple(labels))
+        name, labels = function.body.pop().name, self.until(";", self.take)
+        self.tables[name] = Group(tuple(map(Symbol, labels)))
 
     def registers(self):
         self.take()
@@ -272,9 +255,7 @@ class Parser(Operands):
             raise self.error("registers that are vectors are not supported", self.at - 1)
         if ptx_type not in WIDTHS:
             raise self.error(f"{ptx_type!r} is no type of a register", self.at - 1)
-        self.register_names(ptx_type)
-        while self.taken(","):
-            self.register_names(ptx_type)
+        self.listed(lambda: self.register_names(ptx_type))
         self.take(";")
 
     def register_names(self, ptx_type):

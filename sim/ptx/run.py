@@ -83,14 +83,9 @@ class Run:
         if space in self.declared_bytes:
             self.declared_bytes[space] += nbytes
             check_sizes(self.launch.spec, **self.declared_bytes, dynamic=self.launch.shared, asked=True)
-        if space == "shared":
-            self.memory.shared_slots.append(allocation)
-        elif space == "local":
-            self.memory.local_slots.append(allocation)
-        else:
-            if variable.initial:
-                allocation.root[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
-            self.memory.hold(allocation)
+        if variable.initial:
+            allocation.root[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+        self.memory.hold(allocation)
         return allocation
 
     def dynamic_shared(self, variable):
@@ -98,7 +93,7 @@ class Run:
         if self.dynamic is None:
             self.dynamic = self.reserve(variable, self.launch.shared, 1)
             self.dynamic.alignment = max(variable.align, 16)  # where drivers put it
-            self.memory.shared_slots.append(self.dynamic)
+            self.memory.hold(self.dynamic)
         return self.dynamic
 
     def reserve(self, variable, nbytes, copies):

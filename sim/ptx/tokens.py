@@ -69,6 +69,21 @@ class Tokens:
             return True
         return False
 
+    def listed(self, read):
+        """What `read` gives, and again behind each comma."""
+        found = [read()]
+        while self.taken(","):
+            found.append(read())
+        return found
+
+    def until(self, end, read):
+        """What `read` gives, with commas or without, until the token `end`."""
+        found = []
+        while not self.taken(end):
+            found.append(read())
+            self.taken(",")
+        return found
+
     def integer(self):
         sign = -1 if self.taken("-") else 1
         token = self.take()

@@ -11,16 +11,9 @@ from sim.ptx.regions import WINDOWS
 from sim.ptx.syntax import Address, Group, Immediate, Not, Register, Symbol, python_name
 from sim.ptx.warps import form_of
 
-NOTHING = {
-    "prefetch",
-    "prefetchu",
-    "applypriority",
-    "discard",
-    "createpolicy",
-    "griddepcontrol",
-    "setmaxnreg",
-    "pmevent",
-}
+NOTHING = set(
+    "prefetch prefetchu applypriority discard createpolicy griddepcontrol setmaxnreg pmevent".split()
+)
 
 
 def types_of(item):
@@ -39,15 +32,7 @@ def types_of(item):
             form = form_of(item.opcode)
             yield from zip(form.results, parts(item.operands[0]))
             yield from zip(form.operands, (p for operand in item.operands[1:] for p in parts(operand)))
-        elif (
-            base == "mov"
-            or base in HANDLERS
-            and base != "setp"
-            or base == "selp"
-            and item.opcode.endswith(("b32", "b64"))
-        ):
-            return
-        else:
+        elif base not in (HANDLERS.keys() - {"setp"}) and not item.opcode.startswith("selp.b"):
             operation = meaning(plain_comparison(item.opcode)[0])
             yield from zip(operation.operands, item.operands[1:])
             yield from zip(operation.results, parts(item.operands[0]) if item.operands else ())
@@ -253,10 +238,8 @@ def several(writer, item, results, text, fits=True):
 def call(writer, item):
     operands = list(item.operands)
     returns = operands.pop(0).parts if isinstance(operands[0], Group) else ()
-    function, given = (
-        operands[0],
-        operands[1].parts if len(operands) > 1 and isinstance(operands[1], Group) else (),
-    )
+    function, *rest = operands
+    given = rest[0].parts if rest and isinstance(rest[0], Group) else ()
     if not isinstance(function, Symbol):
         raise Missing(item.opcode + " of a pointer")
     name = writer.module.called(function.name)
@@ -272,22 +255,17 @@ def call(writer, item):
 def asynchronous(writer, item):
     """cp.async: a copy to shared memory that is there after the wait for it, not before."""
     names, operands = item.opcode.split("."), item.operands
-    action = names[2] if len(names) > 2 else ""
-    if action in ASYNCHRONOUS:
+    what = names[2] if len(names) > 2 else ""
+    if what in ASYNCHRONOUS:
         values = [writer.value(operand, "u32") for operand in operands]
-        if len(values) != (action == "wait_group") or len(names) > 3:
+        if len(values) != (what == "wait_group") or len(names) > 3:
             raise Missing(f"{item.opcode} with these operands")
-        writer.emit(f"{writer.module.transfer(ASYNCHRONOUS[action])}({', '.join(values)})")
+        writer.emit(f"{writer.module.transfer(ASYNCHRONOUS[what])}({', '.join(values)})")
         return
     to, source, size, *taken = operands
-    if (
-        names[1:2] != ["async"]
-        or not set(names[2:]) <= COPYING
-        or action not in ("ca", "cg")
-        or len(taken) > 1
-    ):
+    if names[1:2] != ["async"] or not set(names[2:]) <= COPYING or what not in ("ca", "cg") or len(taken) > 1:
         raise Missing(item.opcode)
-    sizes = (16,) if action == "cg" else (4, 8, 16)
+    sizes = (16,) if what == "cg" else (4, 8, 16)
     if getattr(size, "value", None) not in sizes:
         raise Missing(f"{item.opcode} of another size than {', '.join(map(str, sizes))} bytes")
     name = writer.module.transfer(f"cp_async_{size.value}")
@@ -317,31 +295,24 @@ def trap(writer, item):
 
 
 HANDLERS = {
-    "setp": setp,
-    "mov": mov,
-    "cvta": cvta,
-    "isspacep": isspacep,
-    "ld": load,
-    "ldu": load,
-    "st": store,
-    "atom": atomic,
-    "red": atomic,
-    "bar": barrier,
-    "barrier": barrier,
-    "membar": fence,
-    "fence": fence,
-    "nanosleep": sleep,
-    "shfl": warp,
-    "vote": warp,
-    "match": warp,
-    "activemask": warp,
-    "redux": warp,
-    "elect": warp,
-    "mma": warp,
-    "ldmatrix": matrix,
-    "cp": asynchronous,
-    "mbarrier": phased,
-    "call": call,
-    "trap": trap,
-    "brkpt": trap,
+    base: handler
+    for handler, bases in {
+        setp: "setp",
+        mov: "mov",
+        cvta: "cvta",
+        isspacep: "isspacep",
+        load: "ld ldu",
+        store: "st",
+        atomic: "atom red",
+        barrier: "bar barrier",
+        fence: "membar fence",
+        sleep: "nanosleep",
+        warp: "shfl vote match activemask redux elect mma",
+        matrix: "ldmatrix",
+        asynchronous: "cp",
+        phased: "mbarrier",
+        call: "call",
+        trap: "trap brkpt",
+    }.items()
+    for base in bases.split()
 }

@@ -39,6 +39,8 @@ COMPARISONS = {
 }
 PLAIN = {plain: operation for operation, (*_, plain) in OPERATORS.items()}
 CODE = (Whole, Truth, Real)
+# what meanings call of Python's
+BUILTINS = {known.__name__: known for known in (min, max, abs, int, bool, range, float, type)}
 
 
 class Evaluator(Arithmetic):
@@ -205,7 +207,7 @@ class Evaluator(Arithmetic):
             return functions.of_entry(self, CALLED[name], given)
         if name in HELPERS:
             return self.called(HELPERS[name], given, {})
-        return self.called(vars(Builtins)[name], given, {})
+        return self.called(BUILTINS[name], given, {})
 
     def called(self, function, given, more):
         if isinstance(function, functools.partial):
@@ -226,7 +228,7 @@ class Evaluator(Arithmetic):
         bound = inspect.signature(function).bind(*given, **more)
         bound.apply_defaults()
         cells = zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__ or ()))
-        names = {**vars(Builtins), **function.__globals__, **dict(cells), **bound.arguments}
+        names = {**BUILTINS, **function.__globals__, **dict(cells), **bound.arguments}
         inner = Evaluator(self.context, self.builder, names)
         return inner.run(body_of(function))
 
@@ -238,12 +240,6 @@ class Evaluator(Arithmetic):
             inner = Evaluator(self.context, self.builder, dict(zip("abc"[:count], halves)))
             parts.append(self.bits(self.real(inner.value(parsed(text)), ptx_type)))
         return self.or_(self.shl(parts[1], self.whole(16)), parts[0])
-
-
-class Builtins:
-    """Builtin functions that meanings call."""
-
-    min, max, abs, int, bool, range, float, type = min, max, abs, int, bool, range, float, type
 
 
 def name_of(function):

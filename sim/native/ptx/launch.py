@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from sim import events
 from sim.context import Context
 from sim.engine.scheduler import Scheduler
 from sim.engine.schedules import Seeded
@@ -45,66 +46,42 @@ class PtxAttempt(Attempt):
             if name not in self.source.calls:
                 values[name] = make(self.layout)
         self.values = {name: as_number(values[name], self.source.ptx_types[name]) for name in values}
-        regions = self.layout.memory.fixed
-        self.arrays = {
-            allocation.name: allocation.root
-            for allocation in (region.allocation for region in regions)
-            if allocation.keep is not None
-        }
+        fixed = (region.allocation for region in self.layout.memory.fixed)
+        self.arrays = {a.name: a.root for a in fixed if a.keep is not None}
         writes = self.source.stores
         self.written = [name for name, root in self.arrays.items() if writes and root.flags.writeable]
         if self.source.globals and launch.blocks * launch.threads > FEW:
-            raise CannotLower(
-                f"it uses {sorted(self.source.globals)[0]}, a variable of its module in global memory"
-            )
+            name = min(self.source.globals)
+            raise CannotLower(f"it uses {name}, a variable of its module in global memory")
 
     # --- memory ---------------------------------------------------------------------------------------------
 
     def arguments(self):
         table = Table(self.source.places)
         for name in self.source.local_places:
-            self.add_local(table, self.layout.allocations[name])
+            allocation = self.layout.allocations[name]
+            self.add_own(table, allocation, LOCAL, self.launch.threads, stride=allocation.root.size)
         for region in self.layout.memory.fixed:
             self.add_fixed(table, region.allocation)
-        for allocation in self.layout.memory.shared_slots:
-            self.add_shared(table, allocation)
+        for allocation in self.layout.memory.slots[events.SHARED]:
+            self.add_own(table, allocation, SHARED, 1, fixed=OF_BLOCK)
         self.values["table"] = table.finished()
         self.held.append(table)
         return [self.kept(), *(self.values[name] for name in self.program.lowered.parameters)]
 
-    def add_local(self, table, allocation):
-        size, threads = allocation.root.size, self.launch.threads
-        shift = granule(self.source.narrowest["local"] // 8, size)
-        shadow = np.zeros((size * threads >> shift) + 1, np.uint8) if self.watched else None
-        bytes_ = np.full(size * threads, 0xFF, np.uint8)
-        table.add(allocation, bytes_, LOCAL if self.watched else BARE, shadow, shift, stride=size)
-
     def add_fixed(self, table, allocation):
-        size = allocation.root.size
-        watched = self.watched and allocation.space == "global" and self.source.stores
-        empty = self.watched and starts_empty(allocation.unwritten, allocation.name)
-        watched |= empty
+        empty = starts_empty(allocation.unwritten, allocation.name)
+        changes = allocation.space == "global" and self.source.stores
+        watch = BARE if not self.watched else EMPTY if empty else GLOBAL if changes else BARE
         itemsize = min((np.asarray(a).itemsize for a in allocation.keep or ()), default=1)
-        shift = granule(itemsize, size)
-        shadow = np.zeros(2 * (size >> shift) + 2, np.int64) if watched else None
-        watch = BARE if not watched else EMPTY if empty else GLOBAL
         fixed = WRITABLE if allocation.writable else READ_ONLY
-        table.add(allocation, allocation.root, watch, shadow, shift, fixed)
+        table.add(allocation, allocation.root, watch, itemsize, fixed)
 
-    def add_shared(self, table, allocation):
-        size = allocation.root.size
-        shift = granule(self.source.narrowest["shared"] // 8, size)
-        shadow = np.zeros(2 * (size >> shift) + 2, np.int64) if self.watched else None
-        watch = SHARED if self.watched else BARE
-        table.add(allocation, np.full(size, 0xFF, np.uint8), watch, shadow, shift, OF_BLOCK)
-
-
-def granule(itemsize, size):
-    """The binary logarithm of the bytes that have a shadow word of their own."""
-    shift = min(itemsize, 8).bit_length() - 1
-    while size >> shift << shift != size:
-        shift -= 1
-    return shift
+    def add_own(self, table, allocation, watch, copies, **how):
+        """What each block, or thread, has for itself."""
+        own = np.full(allocation.root.size * copies, 0xFF, np.uint8)
+        itemsize = self.source.narrowest[allocation.space] // 8
+        table.add(allocation, own, watch if self.watched else BARE, itemsize, **how)
 
 
 def as_number(value, ptx_type):

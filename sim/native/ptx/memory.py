@@ -88,16 +88,16 @@ def look(shadow, offset, shift, watch, state):
 
 
 @functools.cache
-def locator(access, size):
+def locator(action, size):
     """The function (table, place, address, thread, state) -> the host's address of `size` bytes that are to
-    be read (`access` load), written (store) or changed (atomic); of others where nobody looks, if that cannot
+    be read (`action` load), written (store) or changed (atomic); of others where nobody looks, if that cannot
     be."""
-    outer, shared, local = LOOKS[access]
+    outer, shared, local = LOOKS[action]
     looking = LOOKING.format(last=size - 1, outer=outer, shared=shared, local=local)
-    look = from_text(f"{__name__}.look_{access}_{size}", looking, globals())
-    fixed = "" if access == "load" else "or region[FIXED] == READ_ONLY"
+    look = from_text(f"{__name__}.look_{action}_{size}", looking, globals())
+    fixed = "" if action == "load" else "or region[FIXED] == READ_ONLY"
     text = TEXT.format(size=size, mask=size - 1, fixed=fixed)
-    return from_text(f"{__name__}.{access}_{size}", text, {**globals(), "look": look})
+    return from_text(f"{__name__}.{action}_{size}", text, {**globals(), "look": look})
 
 
 @words(inline=False)
@@ -123,14 +123,26 @@ def renew_shared(table):
                 set_byte(host, byte, 255)
 
 
+def granule(itemsize, size):
+    """The binary logarithm of the bytes that have a shadow word of their own."""
+    shift = min(itemsize, 8).bit_length() - 1
+    while size >> shift << shift != size:
+        shift -= 1
+    return shift
+
+
 class Table:
     """The table of a launch. `held`: what it has the address of."""
 
     def __init__(self, places):
         self.rows, self.held, self.places = [], [], places
 
-    def add(self, allocation, memory, watch, shadow, shift, fixed=WRITABLE, stride=0):
-        """The region of an allocation; `memory`: uint8, all its bytes."""
+    def add(self, allocation, memory, watch, itemsize, fixed=WRITABLE, stride=0):
+        """The region of an allocation; `memory`: uint8, all its bytes; `itemsize`: of small accesses."""
+        shift = granule(itemsize, allocation.root.size)
+        granules, shadow = (memory.size >> shift) + 1, None
+        if watch != BARE:
+            shadow = np.zeros(granules, np.uint8) if watch == LOCAL else np.zeros(2 * granules, np.int64)
         addresses = self.address(memory), self.address(shadow)
         rest = shift, watch, fixed, stride, allocation.alignment
         self.rows.append((allocation.base, allocation.root.size, *addresses, *rest))

@@ -119,7 +119,7 @@ class Lowering(Program):
         return self.does("trap")
 
     def refused(self, *_):
-        raise Missing("")
+        raise Missing
 
     strong_load = strong_store = transfer = part = yielding = called = refused
 
@@ -132,15 +132,12 @@ class Lowering(Program):
         return name
 
     def warp_call(self, entry, space=None):
-        if space:
-            given = dict.fromkeys(entry.operands, of_register("b32"))
-        else:
-            given = dict(
-                zip(entry.parameters, map(of_register, form_of(self.item.opcode).operands), strict=True)
-            )
-        results = [
-            given[k] if isinstance(k, Like) else of_register(type_name(k)) for k in entry.results.values()
-        ]
+        given = dict.fromkeys(entry.operands, "u32")
+        if not space:
+            operands = form_of(self.item.opcode).operands
+            given = dict(zip(entry.parameters, map(of_register, operands), strict=True))
+        results = entry.results.values()
+        results = [given[k] if isinstance(k, Like) else of_register(type_name(k)) for k in results]
         name = f"warp_{next(self.counter)}"
         self.stops[name] = entry.name, tuple(given.values()), tuple(results)
         if space:

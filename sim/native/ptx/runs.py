@@ -86,13 +86,13 @@ class Run(Evaluator):
 
     # --- memory ---------------------------------------------------------------------------------------------
 
-    def located(self, access, ptx_type, space, count, place, address):
+    def located(self, action, ptx_type, space, count, place, address):
         """The host's address of what is accessed, and LLVM's type of an element."""
         size = np.dtype(VIEWS[ptx_type]).itemsize
         address = self.add(self.whole(address), self.whole(WINDOWS.get(space, 0)))
         table, thread, state = self.machine
         codes = table, I64(place), self.at(address, 64), thread, state
-        where = self.compiled(locator(access, size * count), *codes)
+        where = self.compiled(locator(action, size * count), *codes)
         return where, FLOATS.get(ptx_type) or ir.IntType(8 * size), size
 
     def pointers(self, where, element, size, count):
