@@ -10,7 +10,7 @@ from sim.frontend.bases import Bases, word
 from sim.frontend.resolve import GEOMETRY, stands_for
 from sim.frontend.rounds import counting
 from sim.frontend.tree import from_end, indices_of, is_of_shape
-from sim.frontend.types import ANY, ArrayType, Number, bits
+from sim.frontend.types import ANY, ArrayType, Number, View, bits
 from sim.memory.array import FromEnd
 
 PREFIX = "__sim_"  # of every name that the rewritten kernel gets from us
@@ -117,6 +117,8 @@ class Accesses(ast.NodeTransformer):
         if not isinstance(node, ast.Name) or id(node) in self.unassigned or stands_for(node).role == GEOMETRY:
             return None
         type_ = self.types.of(node)
+        if isinstance(type_, View):
+            type_ = ANY
         return type_ if type_ == ANY or isinstance(type_, ArrayType) and type_.rank == rank else None
 
     def repeatable(self, node):

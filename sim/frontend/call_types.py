@@ -17,6 +17,7 @@ from sim.frontend.types import (
     UNKNOWN,
     ArrayType,
     Number,
+    View,
     bits,
     element_type,
     general,
@@ -47,6 +48,20 @@ class CallTypes:
 
     def call_dtype(self, node, given):
         return of_result(node.func.referent.dtype, fast=False)
+
+    def call_member(self, node, given):
+        """A method of a number or an array."""
+        if not isinstance(node.func, ast.Attribute):
+            return ANY
+        held, name = self.of(node.func.value), node.func.attr
+        if held is UNKNOWN or held == ANY:
+            return held
+        if name == "conjugate" and isinstance(held, Number):
+            return Number(held.scalar)
+        if name in ("reshape", "ravel") and isinstance(held, ArrayType | View):
+            shape = given[0] if len(given) == 1 and isinstance(given[0], tuple) else given
+            return View(held.element, len(shape) if name == "reshape" else 1)
+        return ANY
 
     def call_function(self, node, given):
         return of_function(node.func.referent.entry, given)
@@ -114,7 +129,7 @@ class CallTypes:
         return self.of_instruction(INSTRUCTIONS[name], given) if together else OF_CUDA.get(name, ANY)
 
     def call_atomic(self, node, given):
-        return given[0].element if given and isinstance(given[0], ArrayType) else ANY
+        return given[0].element if given and isinstance(given[0], ArrayType | View) else ANY
 
     def call_same(self, node, given):
         return given[0]
@@ -141,10 +156,11 @@ class CallTypes:
         local, dtype = node.declares.space == "local", stands_for(node.declares.dtype).dtype
         shape = self.versions.shape(node.declares.shape)
         # (0,): the dynamic bytes, of which there may be none
-        if dtype is None or dtype.names is not None or dtype.hasobject or not shape or 0 in shape:
+        if dtype is None or dtype.hasobject or not shape or 0 in shape:
             return ANY
-        if local and dtype.itemsize > 8:  # has no fast path where stores are noted
-            return ANY
+        # a large number has no fast path where stores are noted
+        if dtype.names is not None or local and dtype.itemsize > 8:
+            return View(element_type(dtype), len(shape))
         return ArrayType(element_type(dtype), len(shape), dtype.itemsize, shape=shape, local=local)
 
 

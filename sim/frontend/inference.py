@@ -24,7 +24,9 @@ from sim.frontend.types import (
     UNKNOWN,
     ArrayType,
     Number,
+    View,
     bits,
+    field,
     is_float,
     is_numpys,
     is_signed,
@@ -36,7 +38,7 @@ from sim.frontend.types import (
     widened,
     with_float64,
 )
-from sim.isa.promotion import INTEGRAL, SIGNED, UNSIGNED
+from sim.isa.promotion import COMPLEX, INTEGRAL, SIGNED, UNSIGNED
 from sim.isa.table import INSTRUCTIONS
 
 ROUNDS = 4
@@ -157,6 +159,12 @@ class Types(CallTypes):
                 "T": replace(array, rowwise=False, shape=None),
                 "itemsize": natural(int, 8),
             }.get(node.attr, ANY)
+        if array is UNKNOWN:
+            return UNKNOWN
+        if (named := field(array, node.attr)) != ANY:
+            return named
+        if node.attr in ("real", "imag") and (real := real_part(array)) is not ANY:
+            return real
         if node.attr in ("shape", "ndim", "size"):
             return {"ndim": natural(int, 4), "size": LENGTHS}.get(node.attr, ANY)
         return ANY if found.value is MISSING else type_of_value(found.value)
@@ -165,18 +173,24 @@ class Types(CallTypes):
         if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
             return LENGTHS
         held = self.of(node.value)
-        if isinstance(held, ArrayType):
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+            return UNKNOWN if held is UNKNOWN else field(held, node.slice.value)
+        if isinstance(held, ArrayType | View):
             return self.of_part(held, indices_of(node))
         return part(held, node.slice.value if isinstance(node.slice, ast.Constant) else None)
 
     def of_part(self, array, indices):
-        """An element, or a view that is not empty: along some axes an index, along all others everything."""
-        whole = [is_whole(index) for index in indices] + [True] * (array.rank - len(indices))
-        types_ = [self.of(index) for index, all_of_it in zip(indices, whole) if not all_of_it]
-        if len(whole) > array.rank or not all(isinstance(type_, Number | None) for type_ in types_):
+        """An element, or what has an axis for each slice and for each axis without an index: an ArrayType,
+        where it is not empty, as no slice leaves anything out."""
+        axes = [isinstance(index, ast.Slice) for index in indices] + [True] * (array.rank - len(indices))
+        types_ = [self.of(index) for index, axis in zip(indices, axes) if not axis]
+        if len(axes) > array.rank or not all(isinstance(type_, Number | None) for type_ in types_):
             return ANY
-        rank, rowwise = sum(whole), array.rowwise and whole[-1]
-        return replace(array, rank=rank, rowwise=rowwise, shape=None) if rank else array.element
+        if not any(axes):
+            return array.element
+        if isinstance(array, View) or any(axis and not is_whole(index) for index, axis in zip(indices, axes)):
+            return View(array.element, sum(axes))
+        return replace(array, rank=sum(axes), rowwise=array.rowwise and axes[-1], shape=None)
 
     def of_tuple(self, node):
         starred = any(isinstance(element, ast.Starred) for element in node.elts)
@@ -233,6 +247,15 @@ class Types(CallTypes):
         if isinstance(op, (ast.FloorDiv, ast.Mod)):
             return b.low > 0
         return b.low >= 0 if isinstance(op, (ast.LShift, ast.RShift)) else not isinstance(op, ast.Div)
+
+
+def real_part(type_):
+    """The type of a real or imaginary part; ANY of what is no complex number, nor an array of such."""
+    if isinstance(type_, ArrayType | View):
+        element = real_part(type_.element)
+        return ANY if element == ANY else View(element, type_.rank)
+    known = isinstance(type_, Number) and type_.scalar in COMPLEX
+    return Number(type(type_.scalar(0).real)) if known else ANY
 
 
 def is_whole(index):

@@ -2,8 +2,9 @@
 lies: from both follows which operators can stay Python's own, and which indices need no check.
 
 A type is a Number (a scalar type of sim.isa.promotion, and for integers the lowest and the highest value, if
-known), an ArrayType, a tuple of types, or ANY. A variable is a Python int for certain where its interval is
-known; a counter that still grows after a few rounds has none, which is always right and only slower.
+known), an ArrayType, a View, a Record, a tuple of types, or ANY. A variable is a Python int for certain where
+its interval is known; a counter that still grows after a few rounds has none, which is always right and only
+slower.
 """
 
 import functools
@@ -63,6 +64,19 @@ class ArrayType:
     local: bool = False
 
 
+@dataclass(frozen=True)
+class View:
+    """An array of `rank` dimensions of which no more is known than its elements: a slice, records."""
+
+    element: object
+    rank: int
+
+
+@dataclass(frozen=True)
+class Record:
+    dtype: np.dtype
+
+
 LENGTHS = natural(int, LENGTH)
 INT32, INT64, UINT64, BOOL = signed(np.int32, 31), Number(int), Number(np.uint64), Number(bool)
 
@@ -109,6 +123,9 @@ def join(a, b):
         rowwise = a.rowwise and b.rowwise
         one, other = (replace(array, rowwise=rowwise, shape=None) for array in (a, b))
         return one if one == other else ANY
+    if all(isinstance(array, ArrayType | View) for array in (a, b)):
+        same = (a.element, a.rank) == (b.element, b.rank)
+        return View(a.element, a.rank) if same else ANY
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
         return tuple(map(join, a, b))
     return ANY
@@ -138,8 +155,21 @@ def unified(a, b):
 
 def element_type(dtype):
     """The type that a load from an array of `dtype` gives."""
+    if dtype.names is not None:
+        return Record(dtype)
+    if dtype.subdtype is not None:
+        return View(element_type(dtype.base), len(dtype.shape))
     scalar = SCALAR.get(dtype.type)
     return ANY if scalar is None else INT32 if scalar is np.int32 else Number(scalar)
+
+
+def field(type_, name):
+    """The type of a record's field, or of the column of an array of records; ANY of anything else."""
+    if isinstance(type_, View):
+        found = field(type_.element, name)
+        return View(found, type_.rank) if isinstance(found, Number | Record) else ANY
+    known = isinstance(type_, Record) and name in type_.dtype.names
+    return element_type(type_.dtype[name]) if known else ANY
 
 
 def type_of_argument(value):
@@ -174,6 +204,8 @@ def type_of_value(value):
     if hasattr(value, "allocation") and value.dtype.names is None and hasattr(value, "data"):
         size = value.dtype.itemsize
         return ArrayType(element_type(value.dtype), value.ndim, size, value.strides[-1] == size)
+    if hasattr(value, "allocation"):
+        return View(element_type(value.dtype), value.ndim)
     return ANY
 
 
@@ -209,4 +241,4 @@ def part(type_, position):
     if isinstance(type_, tuple):
         alike = len({one.scalar if isinstance(one, Number) else one for one in type_}) == 1
         return functools.reduce(join, type_) if alike else ANY
-    return type_.element if isinstance(type_, ArrayType) and type_.rank == 1 else ANY
+    return type_.element if isinstance(type_, ArrayType | View) and type_.rank == 1 else ANY

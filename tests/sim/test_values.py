@@ -345,3 +345,22 @@ def beside_closures(out):
 def test_what_is_stored_beside_a_closure_lives_across_a_barrier():
     """Numba drops a store into an array that a function gave, where it inlines a closure."""
     assert by_both(beside_closures, np.zeros(2), threads=2) == [9.5, 9.5]
+
+
+RECORDS = np.array([(3e30, 1)], [("x", np.float32), ("n", np.int32)])
+
+
+@cuda.jit
+def of_one_type(out, x, records, z):
+    """Each of these is a float32, unified with an int64: a float64, of which the square is finite."""
+    a, b, c, d, e, f, g = 0, 0, 0, 0, 0, 0, 0
+    if out[0] == 0:
+        a, b, c, d = x[0, ::2][0], x[0:1, 1][0], records[0].x, records.x[0]
+        e, f, g = records[0]["x"], z[0].conjugate().real, x.reshape(3)[1]
+    out[0], out[1], out[2], out[3], out[4], out[5], out[6] = a * a, b * b, c * c, d * d, e * e, f * f, g * g
+
+
+def test_elements_of_slices_fields_and_parts_have_numbas_types():
+    x = np.full((1, 3), 3e30, np.float32)
+    squares = by_both(of_one_type, np.zeros(7), x, RECORDS, np.full(1, 3e30, np.complex64))
+    assert squares == [float(np.float32(3e30)) ** 2] * 7
