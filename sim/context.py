@@ -1,5 +1,4 @@
-"""Who is running, and who listens: the state of one launch. Nothing here outlives it, so launches never
-meet."""
+"""The state of one launch: what runs, and which tools listen. Nothing here outlives it."""
 
 import functools
 import linecache
@@ -37,8 +36,7 @@ MORE, MOST_LOGGED = 8, 1 << 23
 
 
 class Context:
-    """One launch: `thread` runs now, `log` holds its accesses until the next batch, `findings` what the tools
-    said."""
+    """One launch: `thread` runs now, `log` holds its accesses until the next batch."""
 
     def __init__(self, observers, spec, space, block_shape, schedule, max_steps=None, poison=None):
         self.spec, self.space, self.block_shape = spec, space, block_shape
@@ -95,8 +93,7 @@ class Context:
             self.since += time.monotonic() - began
 
     def refuse(self, site, what, array, index):
-        """An access outside `array`, or with a negative index. Without a tool that listens, outside is a
-        plain IndexError."""
+        """An access outside `array`, an IndexError if no tool listens; or with a negative index."""
         if not self.listeners["access_refused"] and any(not -n <= i < n for i, n in zip(index, array.shape)):
             raise IndexError(f"{array.name}{list(index)} is outside its shape {list(array.shape)}")
         self.announce("access_refused", self.witness(what, site), array, index, array.shape)
@@ -119,8 +116,7 @@ class Context:
         self.segments.append((len(self.log), thread))
 
     def event(self, hook, *facts):
-        """Something that may order the running thread's accesses before or after: what it does next is a new
-        segment."""
+        """What may order the running thread's accesses: what it does next is a new segment."""
         if self.listeners[hook]:
             thread = self.thread
             at = Moment(thread.block.index, thread.block.epoch, thread.linear, self.last_segment)
@@ -185,16 +181,14 @@ class Context:
         return zero
 
     def line(self, site):
-        """The counters of the source line on which the site with this number lies: a dictionary for tools to
-        add to."""
+        """The counters of the source line of the site with this number: tools add to this dictionary."""
         place = SITES[site].function, SITES[site].line
         return self.counters.setdefault("lines", {}).setdefault(place, {})
 
     # --- sites ----------------------------------------------------------------------------------------------
 
     def site(self, action):
-        """The number of the place in the kernel's source that is running now, found by walking out of our own
-        code."""
+        """The number of the place in the kernel that runs now: the first frame out of our own code."""
         frame = sys._getframe(1)
         while ours(frame):
             frame = frame.f_back
@@ -213,8 +207,7 @@ class Context:
         return number
 
     def site_of_error(self, error):
-        """The number of the place in the kernel where `error` was raised; compiled code leaves it in the
-        error."""
+        """The number of the place in the kernel that raised `error`; compiled code leaves it there."""
         if hasattr(error, "site"):
             return error.site
         frames = list(traceback.walk_tb(error.__traceback__))
@@ -290,8 +283,7 @@ def positions_in(code):
 
 
 def site_at(code, line, column, action):
-    """The Site at a line of `code`, its text read from the file (or the notebook cell) that the code came
-    from."""
+    """The Site at a line of `code`, with its text from the file (or notebook cell) of the code."""
     text = linecache.getline(code.co_filename, line)
     indent = len(text) - len(text.lstrip())
     return Site(action, code.co_name, line - code.co_firstlineno + 1, column, text.strip(), indent)

@@ -50,8 +50,7 @@ class Kernel:
 
 
 def jit(function=None, **options):
-    """`@cuda.jit` and `@cuda.jit(device=True)`. Options that concern compiling are taken and ignored;
-    signatures need Numba."""
+    """`@cuda.jit`, also with device=True. Options for compiling are ignored; signatures need Numba."""
     if function is None:
         return Kernel
     if not inspect.isfunction(function):

@@ -1,5 +1,4 @@
-"""DeviceSpec: the numbers of a GPU that a kernel can collide with; and what its memory makes of a warp's
-request."""
+"""DeviceSpec: the limits of a GPU, and what its memory makes of a warp's request."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,4 @@
-"""What a kernel sees as `cuda`: each name forwards to the engine, the memory or the number functions in a
-line."""
+"""What a kernel sees as `cuda`: each name forwards to the engine, the memory or the table."""
 
 import sys
 from types import SimpleNamespace

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 
 
 class SimulatorError(Exception):
-    """The root of the tree. In a notebook it shows as its message alone: the frames in between are the
-    simulator's."""
+    """The root of the tree. In a notebook it shows as its message alone, without our frames."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
@@ -23,8 +22,7 @@ class LaunchError(SimulatorError, ValueError):
 
 
 class KernelBug(SimulatorError):
-    """The kernel ran and the tools found errors in it: `findings`; `report` has the rest. The message prints
-    each error once."""
+    """The tools found errors: `findings`, once each in the message; `report` has the rest."""
 
     def __init__(self, report: "Report") -> None:
         self.report, self.findings = report, report.errors
@@ -36,10 +34,8 @@ class ThreadError(SimulatorError):
 
 
 class Abandoned(BaseException):
-    """Thrown into a suspended thread to unwind it when its block or launch ends early. Never leaves the
-    engine."""
+    """Thrown into a suspended thread whose block or launch ends early. Never leaves the engine."""
 
 
 class Stuck(BaseException):
-    """Thrown into a running thread that makes no progress: (site, whether that is decided), or nothing. Never
-    leaves the engine."""
+    """Thrown into a stuck thread: (site, whether that is decided), or nothing. Never leaves the engine."""

@@ -1,5 +1,4 @@
-"""The vocabulary that engine and tools share: what can happen in a launch, and what a tool may say about
-it."""
+"""The vocabulary of engine and tools: what can happen in a launch, and what a tool may say of it."""
 
 import re
 import threading
@@ -31,9 +30,10 @@ ACTIONS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3
 LOAD, STORE, ATOMIC, BARRIER = range(4)
 
 
-def index_text(index: tuple[int, ...]) -> str:
-    """A thread's or block's index as people write it: (3, 0, 0) as 3; (3, 1, 0) as (3, 1)."""
-    used = max((axis + 1 for axis, i in enumerate(index) if i), default=1)
+def index_text(index: tuple[int, ...], least: int = 0) -> str:
+    """A thread's or block's index as people write it: (3, 0, 0) as 3; (3, 1, 0) as (3, 1). A shape's `least`
+    is 1."""
+    used = max((axis + 1 for axis, i in enumerate(index) if i > least), default=1)
     return str(index[0]) if used == 1 else f"({', '.join(map(str, index[:used]))})"
 
 
@@ -113,8 +113,7 @@ class Finding:
 
     @property
     def key(self) -> tuple[str, str | None, tuple[tuple[str, int, str], ...]]:
-        """Two findings with equal keys are the same finding: kind, array, and the unordered (line, access)
-        pairs."""
+        """Equal for findings that are the same: kind, array, and the unordered (line, access) pairs."""
         places = sorted(
             {(a.site.function, a.site.line, a.what) if a.site else ("", 0, a.what) for a in self.accesses}
         )
@@ -198,8 +197,7 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True)
 class Decisions:
-    """What threads of one block decided at branches, in the order in which they did, as parallel int64
-    arrays."""
+    """What threads of one block decided at branches, in order, as parallel int64 arrays."""
 
     block: Index3
     epoch: int
@@ -316,8 +314,7 @@ class Observer:
         of a warp a shuffle, of which the first arrives."""
 
     def barrier_opened(self, block: Index3, epoch: int) -> Findings:
-        """All threads of `block` have arrived at a barrier; `epoch` ends. Its accesses have been
-        announced."""
+        """All threads of `block` have arrived at a barrier; `epoch`, all of it announced, ends."""
 
     def grid_barrier_opened(self) -> Findings:
         """All threads of all blocks have arrived."""
@@ -326,8 +323,7 @@ class Observer:
         """`threads` (linear indices, one warp) have met in a syncwarp; `segment` is the last one before."""
 
     def fenced(self, at: Moment, reach: str) -> Findings:
-        """A thread has passed a fence, which orders what it did before what it does next: for its "block" or
-        for the whole "grid"."""
+        """A thread has passed a fence, for its "block" or the whole "grid"."""
 
     def atomic_done(self, at: Moment, address: int, wrote: bool, reach: str) -> Findings:
         """A thread has done an atomic operation at `address`, one for its "block" or for the whole "grid"; a
@@ -346,12 +342,10 @@ class Observer:
         """A thread has waited for copies that it sent."""
 
     def atomic_narrowed(self, access: Access, array: Any, index: tuple[int, ...]) -> Findings:
-        """An atomic on an element of an integer `array` was given a floating-point value, which loses its
-        fraction."""
+        """An atomic on an integer `array` was given a floating-point value, which loses its fraction."""
 
     def block_ended(self, block: Index3, epoch: int) -> Findings:
-        """The last thread of `block` has returned, or the block was ended early. Its accesses have been
-        announced."""
+        """The last thread of `block` has returned, or it was ended; its accesses have been announced."""
 
     def launch_finished(self, context: "Context") -> Findings:
         """Every block has ended."""

@@ -28,7 +28,7 @@ from sim.isa.table import INSTRUCTIONS, SUSPENDING, YIELDING
 from sim.memory.accessors import accessors
 from sim.memory.array import MAX_FAST_RANK, Array, zip_
 from sim.memory.declared import Declarations
-from sim.memory.spaces import AddressSpace, bind_arguments, host_array, named_leaves
+from sim.memory.spaces import AddressSpace, bind_arguments, host_array, named_leaves, of_parts
 from sim.retrial import Retrial
 
 BUILTINS = vars(builtins) | operations.BUILTINS | {"zip": zip_}
@@ -47,8 +47,7 @@ class Threads:
 
 
 class Interpreted:
-    """The engine whose threads wait as `fiber` says (Fiber, OSThread); a kernel in which nobody waits runs as
-    plain calls."""
+    """The engine whose threads wait as `fiber` says; where none waits they are plain calls."""
 
     def __init__(self, fiber):
         self.fiber = fiber
@@ -150,8 +149,7 @@ def resident(launch, used):
 
 
 def bind(context, arguments):
-    """The kernel's arguments as its threads see them: arrays checked and named, numbers as Numba types
-    them."""
+    """The arguments as threads see them: arrays checked and named, numbers as Numba types them."""
     found = {name: host_array(value, name) for name, value in named_leaves(arguments.items())}
     arrays = {name: array for name, array in found.items() if array is not None}
     places = bind_arguments(context.space, arrays)
@@ -161,15 +159,14 @@ def bind(context, arguments):
 def held(value):
     """An argument as a rewritten kernel holds it, whose text knows an int32 by its type."""
     if isinstance(value, tuple):
-        parts = map(held, value)
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        return of_parts(value, map(held, value))
     return int(value) if type(value) is np.int32 else value
 
 
 def bound(context, name, value, arrays, places):
     if isinstance(value, tuple):
-        parts = [bound(context, f"{name}[{i}]", part, arrays, places) for i, part in enumerate(value)]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        parts = enumerate(value)
+        return of_parts(value, (bound(context, f"{name}[{i}]", one, arrays, places) for i, one in parts))
     if name in arrays:
         array, (allocation, offset) = arrays[name], places[name]
         return Array(context, allocation, offset, array.dtype, array.shape, array.strides, name)

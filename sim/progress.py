@@ -42,8 +42,7 @@ class Judge:
         return same and all(digest(root) == was for root, was in self.memory.values())
 
     def elsewhere(self):
-        """What the threads see that wait, and how many blocks there have been. Barriers do not count: a loop
-        around one would never end."""
+        """What waiting threads see, and how many blocks there were. Barriers do not count, as in a loop."""
         waiting = [t for block in self.context.live for t in block.threads if t.frame and not t.done]
         states = {thread: self.variables(thread.frame) for thread in waiting}
         return states | {"blocks": self.context.counters["blocks"]}

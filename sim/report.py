@@ -48,7 +48,7 @@ class Report:
     @property
     def headline(self) -> str:
         found = plural(len(self.findings), "finding") if self.findings else "no findings"
-        shape = f"{shape_text(self.grid)}, {shape_text(self.block)}"
+        shape = f"{index_text(self.grid, 1)}, {index_text(self.block, 1)}"
         return f"{self.kernel}[{shape}] on the {self.engine} engine: {found}"
 
     def summary(self) -> Iterator[str]:
@@ -88,18 +88,15 @@ class Report:
     # --- things to look at ----------------------------------------------------------------------------------
 
     def by_line(self) -> View:
-        """The source of the kernel, and of the device functions that it called, with each line's counters
-        beside it."""
+        """The source of the kernel and its device functions, with each line's counters beside it."""
         return by_line(self.code, self.counters.get("lines", {}))
 
     def memory_map(self, array: str, block: int | Index3 | None = None) -> View:
-        """Which thread touched which element of `array`, step by step; for shared memory that of `block`, or
-        of the lowest block traced."""
+        """Which thread touched which element of `array`, in steps; shared memory of one `block`."""
         return memory_map(self.recording, array, block)
 
     def timeline(self, block: int | Index3 | None = None) -> View:
-        """The threads of `block`, or of the lowest block traced, against time, with barriers and who
-        waits."""
+        """The threads of `block`, or of the lowest traced, against time, with barriers and waiting."""
         return timeline(self.recording, block)
 
     def warp_grid(
@@ -186,8 +183,7 @@ def witness(access: Access) -> tuple[str, str, str]:
 
 
 def lines_of_files(accesses: Sequence[Access], code: Iterable[CodeType]) -> list[str]:
-    """The places of accesses as an editor opens them, "example.py:20"; none in a notebook, whose cells are
-    no files."""
+    """The places of accesses for an editor, "example.py:20"; none in a notebook's cells."""
     if in_notebook():
         return []
     functions: dict[str, set[CodeType]] = {}
@@ -218,8 +214,3 @@ def columns(rows: list[tuple[str, str, str]]) -> list[str]:
     """Rows of three texts, the first two padded to the widest of their column."""
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     return [f"  {did:{widths[0]}}  {place:{widths[1]}}  {source}".rstrip() for did, place, source in rows]
-
-
-def shape_text(shape: tuple[int, ...]) -> str:
-    used = max((axis + 1 for axis, n in enumerate(shape) if n > 1), default=1)
-    return str(shape[0]) if used == 1 else str(tuple(shape[:used]))

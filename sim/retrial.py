@@ -65,8 +65,7 @@ class Retrial:
         self.before = []
 
     def notes(self, ready, run):
-        """Run again as far as that is wanted, with the findings for the first run's; returns what is left
-        undecided."""
+        """Run again as far as wanted, for the first run's findings; returns what is undecided."""
         if not self.possible:
             return [undecided(0)] if self.schedules else []
         after, findings = self.memory(), self.context.findings

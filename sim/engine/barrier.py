@@ -1,12 +1,10 @@
-"""syncthreads: what the threads of a block learn when all have arrived, and who is to blame when they have
-not."""
+"""syncthreads: what the threads of a block learn when all have arrived, and why not all do."""
 
 from sim.events import Finding
 
 
 def decide(threads):
-    """Give every thread the result of a vote; `payload` is (Barrier of sim.isa.barriers, predicate), or None
-    without one."""
+    """Give every thread the result of a vote; `payload` is (Barrier, predicate), or None without one."""
     if threads[0].payload is None:
         return
     result = threads[0].payload[0].vote(thread.payload[1] for thread in threads)
@@ -83,8 +81,7 @@ def deadlock(scheduler, block):
 
 
 def witnesses(scheduler, block):
-    """One thread for each place where threads wait, and calls that led there, or ended: the lowest of
-    each."""
+    """The lowest thread of each place where threads wait, by the calls that led there, or ended."""
     seen = {}
     for thread in block.threads:
         access = scheduler.waits(thread)

@@ -1,5 +1,4 @@
-"""What an engine gets, and what it returns. `sim.launch` asks one for each launch: launch →
-engine.run(launch) → outcome."""
+"""What an engine gets, and what it returns: launch → engine.run(launch) → outcome."""
 
 from dataclasses import dataclass, field
 from math import prod

@@ -9,8 +9,7 @@ from sim.events import Finding
 
 
 class Thread:
-    """One CUDA thread: its ids, its fiber, and, while it waits, for what (`waits`), where (`frame`) and with
-    which value (`payload`)."""
+    """One CUDA thread; while it waits, for what (`waits`), where (`frame`), with which value (`payload`)."""
 
     __slots__ = (
         "index linear warp lane block fiber waits frame calls rounds payload result done error sent groups"
@@ -48,8 +47,7 @@ class Thread:
 
 
 def calls(frame):
-    """The calls by which the running thread came to `frame`: functions are inlined, so a barrier in one is
-    another at each call."""
+    """The calls by which a thread came to `frame`: a barrier in a function is another at each call."""
     frame = frame.f_back
     if frame is None or frame.f_code is BEGIN:
         return ()
@@ -113,8 +111,7 @@ class Grid:
             self.scheduler.block_ended(block)
 
     def run(self, fiber_type):
-        """A kernel whose threads wait for one another. Blocks run one after another, except where one waits
-        for another."""
+        """Threads wait for one another. Blocks run one by one, unless one waits for another."""
         self.fiber_type, pending, live, parked = fiber_type, deque(self.order), deque(), []
         self.context.live = live
         try:
@@ -160,8 +157,7 @@ class Grid:
         return block
 
     def release(self, parked):
-        """All blocks that are left wait for the whole grid. If every block is there, the grid barrier
-        opens."""
+        """All blocks left wait for the whole grid. If every block is there, the barrier opens."""
         if len(parked) == len(self.order):
             for block in parked:
                 self.scheduler.open_barrier(block)

@@ -1,5 +1,4 @@
-"""How one CUDA thread waits, as an operating-system thread: the same interface as Fiber, and still only one
-runs at a time."""
+"""How one CUDA thread waits, as an operating-system thread: a Fiber's interface; one runs at a time."""
 
 import contextvars
 import ctypes
@@ -15,8 +14,7 @@ def throw_into(ident, exception):
 
 
 class OSThread:
-    """Runs one body after another, each in pieces, on a thread of its own; two locks hand control back and
-    forth."""
+    """Runs one body after another, in pieces, on a thread of its own; two locks pass control."""
 
     def __init__(self):
         self.body = self.error = self.thrown = None

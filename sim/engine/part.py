@@ -10,8 +10,7 @@ NUMBERS = 16
 
 
 class Part:
-    """One barrier: the `count` of threads that it is for, how many `have_come`, those that wait, and how
-    often it has opened."""
+    """One barrier: for `count` threads, of which some `have_come` and some wait; how often it `opened`."""
 
     __slots__ = ("count", "have_come", "waiting", "opened")
 

@@ -1,5 +1,4 @@
-"""THE loop: resumes one thread at a time in a seeded order, opens barriers, and says who is to blame when
-nobody can run."""
+"""THE loop: resumes one thread at a time in a seeded order, opens barriers, says why nothing can run."""
 
 from sim.engine import barrier, part, warp
 from sim.errors import SimulatorError, Stuck, ThreadError
@@ -11,8 +10,7 @@ BARRIER, GRID, WARP, TURN = "syncthreads", "grid.sync", "warp", "turn"
 
 
 class Dim3:
-    """x, y, z, as a kernel reads them. One object per launch and name; its numbers change with the thread
-    that runs."""
+    """x, y, z, as a kernel reads them. One object per launch and name, whose numbers change."""
 
     __slots__ = ("x", "y", "z")
 
@@ -40,8 +38,7 @@ class Scheduler:
     # --- the loop -------------------------------------------------------------------------------------------
 
     def run_block(self, block):
-        """Run `block` until it has FINISHED, is PARKED at a grid barrier, or all its runnable threads have
-        YIELDED once."""
+        """Run `block` until it is FINISHED, PARKED at a grid barrier, or all its threads have YIELDED."""
         try:
             while block.alive:
                 # 1. every thread that can run, runs until it waits, in the order of the schedule
@@ -167,8 +164,7 @@ class Scheduler:
         return self.turns <= self.patience
 
     def settle(self, block):
-        """Nobody in `block` can run. Wake those who may go on (True), or leave the block parked or ended
-        (False)."""
+        """Nothing in `block` can run. Wake threads (True), or leave it parked or ended (False)."""
         waiting = [thread for thread in block.threads if not thread.done]
         what = {thread.waits for thread in waiting}
         if WARP in what and warp.settle(self.context, block):

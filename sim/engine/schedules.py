@@ -108,8 +108,7 @@ class Adversarial(Seeded):
 
 
 def adversarial(threads):
-    """The further schedules of a launch with so many threads, those that find most first; behind FEW of them
-    random ones alone."""
+    """The further schedules of so many threads, what finds most first; random ones behind FEW."""
     yield Adversarial(threads, False, vain=ALL_VAIN)
     yield Adversarial(threads, True, vain=ALL_VAIN)
     for number, held in enumerate((0.0, 0.999, 0.5, 0.25, 0.75, None, None, None)):

@@ -26,8 +26,7 @@ class Group:
 
 
 def arrive(scheduler, operation, arguments, frame):
-    """The running thread takes part in an Instruction with the arguments of its call; returns its result when
-    the mask is complete."""
+    """The running thread takes part in an Instruction; returns its result when the mask is complete."""
     thread = scheduler.context.thread
     mask = CONVERGED if operation.mask == CONVERGED else FULL
     if operation.mask == GIVEN:

@@ -1,5 +1,4 @@
-"""Ends a thread that neither waits nor reaches our code: a loop the front end could not number, or one too
-long to wait for."""
+"""Ends a thread that neither waits nor reaches our code: an unnumbered loop, or one too long."""
 
 import threading
 
@@ -11,8 +10,7 @@ INTERVAL = 0.5
 
 
 class Watchdog:
-    """A context manager around a launch: when nothing has moved for `patience` seconds, the running OS thread
-    gets Stuck."""
+    """Around a launch: when nothing has moved for `patience` seconds, the running thread gets Stuck."""
 
     def __init__(self, context):
         self.context, self.patience = context, PATIENCE * max(1, (context.max_steps or 0) / 1e6)

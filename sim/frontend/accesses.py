@@ -18,8 +18,7 @@ MAX_INDICES = 5
 
 
 def element_strides(array, type_):
-    """For each axis of the array called `array`, the stride in elements, as a number where the text tells
-    it."""
+    """The stride in elements of each axis of the array called `array`, a number where the text tells."""
     strides = [
         prod(type_.shape[axis + 1 :]) if type_.shape else f"{array}.s{axis}" for axis in range(type_.rank)
     ]
@@ -76,8 +75,7 @@ class Accesses(ast.NodeTransformer):
     # --- subscripts -----------------------------------------------------------------------------------------
 
     def indices(self, node):
-        """The index expressions of a Subscript, or None if it is a slice, a shape's element, or otherwise not
-        an element access."""
+        """The index expressions of a Subscript; None where it is no access to an element."""
         parts = indices_of(node)
         unusual = any(
             isinstance(part, (ast.Slice, ast.Starred)) or getattr(part, "value", None) is Ellipsis
@@ -112,8 +110,7 @@ class Accesses(ast.NodeTransformer):
         return self.call(f"load{len(indices)}", arguments, node)
 
     def array_type(self, node, rank):
-        """The type of the array of `rank` dimensions that the variable `node` surely holds; ANY where it may;
-        None where it does not."""
+        """The type of the array of `rank` dimensions that `node` surely holds; ANY if it may; else None."""
         if not isinstance(node, ast.Name) or id(node) in self.unassigned or stands_for(node).role == GEOMETRY:
             return None
         type_ = self.types.of(node)
@@ -122,8 +119,7 @@ class Accesses(ast.NodeTransformer):
         return type_ if type_ == ANY or isinstance(type_, ArrayType) and type_.rank == rank else None
 
     def repeatable(self, node):
-        """Whether evaluating `node` twice costs little and changes nothing: names, constants and plain sums
-        and products of them."""
+        """Whether evaluating `node` twice costs little: names, constants, plain sums and products."""
         if isinstance(node, ast.BinOp):
             parts = node.left, node.right
             return self.types.plain(node.op, *parts) and all(map(self.repeatable, parts))
@@ -172,8 +168,7 @@ class Accesses(ast.NodeTransformer):
         )
 
     def observed(self, target, site, type_, flat):
-        """What tools add to an access to the element `flat`: (conditions, the element from then on, what a
-        store notes), as text."""
+        """What tools add to an access, as text: (conditions, the element from then on, a store's note)."""
         array, logged = target.id, self.logs(type_)
         watched = type_ != ANY and type_.local and self.heard.unwritten
         if not (logged or watched):
@@ -211,8 +206,7 @@ class Accesses(ast.NodeTransformer):
         return [] if isinstance(size, int) and type_.high < size else [f"{{first}} < {size}"]
 
     def store(self, target, value):
-        """The statements that store `value` (an expression already rewritten) where the Subscript `target`
-        says."""
+        """The statements that store `value`, rewritten already, at the Subscript `target`."""
         target = self.joined(target)
         indices = self.indices(target)
         if indices is None:

@@ -76,8 +76,7 @@ class Types(CallTypes):
                     changed = True
 
     def is_none(self, test):
-        """Whether `x is None` holds for an argument, which Numba knows by its type; None for any other
-        condition."""
+        """Whether `x is None` holds for an argument, as its type says; None for other conditions."""
         match test:
             case ast.Compare(ast.Name(name), [ast.Is() | ast.IsNot() as sign], [ast.Constant(None)]):
                 type_ = self.parameters.get(name, ANY) if name in self.fixed else ANY
@@ -235,8 +234,7 @@ class Types(CallTypes):
         return all(map(is_float, types_)) or integers or NONE in types_ or with_float64(*types_)
 
     def plain(self, op, left, right):
-        """Whether Python's own operator gives Numba's result on these two expressions, without a call and
-        without raising."""
+        """Whether Python's own operator gives Numba's result on these two, and never raises."""
         a, b = self.of(left), self.of(right)
         if is_numpys(a, b):
             return isinstance(op, (*ADDITIVE, ast.Mult, ast.Div))

@@ -37,8 +37,7 @@ def operation(op, left, right):
 
 
 def interval(op, a, b):
-    """The lowest and the highest result of `op` on two Numbers whose intervals are known; () if that is not
-    known."""
+    """The lowest and the highest result of `op` on two Numbers with known intervals; else ()."""
     if isinstance(op, BITWISE):
         return bitwise_interval(op, a, b)
     if isinstance(op, ast.Mod):

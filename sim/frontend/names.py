@@ -1,5 +1,4 @@
-"""What the global and free names of a function stand for: numbers, dtypes, device functions, parts of
-numba.cuda."""
+"""What the global and free names of a function stand for: numbers, device functions, parts of cuda."""
 
 import functools
 import importlib
@@ -76,8 +75,7 @@ def names_in(code):
 
 
 def cuda_name(value):
-    """The name under which numba.cuda (or, without Numba, sim.cuda) has `value`, for what was imported from
-    there by name; else None."""
+    """The name of `value` in numba.cuda (or, without Numba, sim.cuda), if it is from there, or None."""
     if value is MISSING or type(value) in PLAIN:
         return None
     modules = filter(None, map(sys.modules.get, CUDA_MODULES))
@@ -108,8 +106,7 @@ def public(members):
 
 
 def name_in_cuda(value):
-    """The name under which numba.cuda has `value`, or None; a grid group's constructor is "this_grid"
-    wherever it lives."""
+    """The name of `value` in numba.cuda, or None; a grid group's constructor is "this_grid"."""
     home = getattr(value, "__module__", None) or ""
     of_grid = getattr(value, "__name__", None) == "this_grid" and home.startswith("numba.cuda")
     return name_of(value) or ("this_grid" if of_grid else cuda_name(value))
@@ -126,8 +123,7 @@ OF_MODULE = {
 
 
 def entry_of(value):
-    """The entry of the table that an object which a kernel calls is, or stands for, or has the name of; else
-    None."""
+    """The entry of the table that an object is, stands for, or has the name of; else None."""
     if value is MISSING or id(value) in STANDING_FOR:
         return STANDING_FOR.get(id(value))
     before = OF_MODULE.get(getattr(value, "__module__", None))
@@ -135,8 +131,7 @@ def entry_of(value):
 
 
 def device_function(value):
-    """The Python function behind a device function, or None for anything else (what Numba compiles by itself,
-    too)."""
+    """The Python function behind a device function; None for anything else, as Numba's own."""
     home = getattr(value, "__module__", None) or ""
     # Numba's own kernels, and those of its tests, are kernels as any
     kernels = home.startswith(("numba.cuda.kernels.", "numba.cuda.random")) or ".tests." in home
@@ -192,8 +187,7 @@ def dtype_named(name):
 
 
 def dtype_or_none(value):
-    """`as_dtype` for any value: one that cannot be hashed, or that a cache must not keep alive, is no
-    dtype."""
+    """`as_dtype` for any value: what has no hash, or must not be kept alive, is no dtype."""
     if isinstance(value, (types.FunctionType, types.ModuleType)) or hasattr(value, "py_func"):
         return None
     try:

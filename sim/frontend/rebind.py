@@ -44,8 +44,7 @@ CODES = weakref.WeakKeyDictionary()
 
 
 def with_signature(dispatcher, function):
-    """`function`, the copy of a device function, with arguments and result converted as its signature
-    says."""
+    """A device function's copy, with arguments and result converted as its signature says."""
     signature = only_signature(dispatcher)
     if signature is None:
         return function
@@ -147,8 +146,7 @@ class Namespace:
 
 
 class Binder:
-    """Binds functions to one launch. `dialect` is what kernels get for `cuda`, `modules` maps module names to
-    what they get for those."""
+    """Binds functions to one launch: `dialect` takes the place of `cuda`, `modules` that of modules."""
 
     def __init__(self, context, dialect, modules, builtins, given):
         self.context, self.dialect, self.modules = context, dialect, modules
@@ -238,8 +236,7 @@ class Binder:
         return self.other(value)
 
     def other(self, value):
-        """An object that is neither number, module, dtype nor part of numba.cuda: an array, a function,
-        something to pass on."""
+        """Any other object: an array, a function, something to pass on."""
         array = host_array(value, "a global array")
         if array is not None:
             if id(value) not in self.constants:

@@ -86,8 +86,7 @@ OF_THE_FUNCTION, OF_A_VALUE = Referent(VARIABLE), Referent(MEMBER)
 
 @dataclass
 class Declaration:
-    """A call of `cuda.shared.array` or `cuda.local.array`: the `space`, and the expressions of shape and
-    dtype, or None."""
+    """A call of `cuda.shared.array` or `cuda.local.array`, with expressions or None."""
 
     space: str
     shape: ast.expr | None
@@ -168,8 +167,7 @@ class Source(ast.NodeVisitor):
             self.check_shape(node)
 
     def check_shape(self, node):
-        """A declared array's shape consists of numbers and of names: what is computed from names Numba does
-        not take for a constant."""
+        """A declared array's shape is of numbers and names: an expression is no constant for Numba."""
         for part in ast.walk(node.declares.shape or ast.Constant(0)):
             operation = isinstance(part, (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp))
             computed = operation or getattr(part, "attr", "") == "shape"
@@ -197,8 +195,7 @@ class Source(ast.NodeVisitor):
 
     @property
     def acts_on_atomics(self):
-        """Whether it uses what an atomic gives back, or fences: then what its threads do may hang on who goes
-        first."""
+        """Whether it uses what an atomic gives, or fences: its threads may act on who goes first."""
         names = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name))
         read = {name.id for name in names if isinstance(name.ctx, ast.Load)}
         ignored = {
@@ -214,8 +211,7 @@ class Source(ast.NodeVisitor):
 
     @property
     def stores_elsewhere(self):
-        """Whether it has a store or an atomic, or something passed on, that may reach an array which it does
-        not declare itself."""
+        """Whether it may store to an array that it does not declare itself."""
         nodes = list(ast.walk(self.tree))
         made = [node for node in nodes if getattr(getattr(node, "value", None), "calls", None) == DECLARATION]
         own = {getattr(node.targets[0], "id", "") for node in made if isinstance(node, ast.Assign)}
@@ -226,8 +222,7 @@ class Source(ast.NodeVisitor):
         return any(getattr(part, "id", None) not in own for part in arrays)
 
     def returned(self, seen=frozenset()):
-        """The first statement that returns a value, or None. A function called there may have none to
-        return."""
+        """The first statement that returns a value (of a function, its own), or None."""
         for node in returns_of(self.tree):
             function = getattr(getattr(node.value, "func", None), "referent", OF_A_VALUE).function
             nothing = node.value is None or isinstance(node.value, ast.Constant) and node.value.value is None

@@ -110,8 +110,7 @@ class Rewriter(Accesses):
         return self.call(UNARY[type(node.op)], [self.sized(node.operand, type_)], node)
 
     def sized(self, node, type_, narrow=NARROW):
-        """`node`, of this type, as an integer that has kept its width, where Numba's result hangs on it and
-        an int has lost it."""
+        """`node` as an integer of its width, where Numba's result hangs on it and an int lost it."""
         if not isinstance(type_, Number) or type_.scalar not in narrow or type_.bits is None:
             return node
         self.constants[PREFIX + type_.scalar.__name__] = type_.scalar

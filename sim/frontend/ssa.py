@@ -174,8 +174,7 @@ class Versions:
         return self.meet([(("end", part), self.run(part, dict(now))) for part in parts])
 
     def of_while(self, node, now):
-        """Python's compiler puts a second test behind the body, so that the first can be decided by
-        itself."""
+        """Python tests again behind the body, so the first test can be decided by itself."""
         self.expression(node.test, dict(now))
         first = self.decided(node.test)
         return self.loop(node, now, lambda inside: self.expression(node.test, inside), first)

@@ -100,6 +100,9 @@ def has(node, *classes):
     return any(isinstance(part, classes) for part in ast.walk(node))
 
 
+STEMS = {"value": "owner", "slice": "index"}  # of what a target that is read too has in it, by field
+
+
 class Simplify(ast.NodeTransformer):
     """`taken`: the names that must not be given to new variables; `made`: those that were given."""
 
@@ -132,18 +135,12 @@ class Simplify(ast.NodeTransformer):
         target, before = node.target, []
         if isinstance(target, ast.Subscript) and has(target.slice, ast.Slice, ast.Starred):
             return node
-        stems = (
-            {"value": "array", "slice": "index"} if isinstance(target, ast.Subscript) else {"value": "owner"}
-        )
-        parts = {
-            name: self.held(getattr(target, name), stem, before)
-            for name, stem in stems.items()
-            if hasattr(target, name)
-        }
+        fields = [(field, stem) for field, stem in STEMS.items() if hasattr(target, field)]
+        parts = {field: self.held(getattr(target, field), stem, before) for field, stem in fields}
 
         def again(context):
             made = copy.copy(target)
-            vars(made).update({name: part() for name, part in parts.items()}, ctx=context())
+            vars(made).update({field: part() for field, part in parts.items()}, ctx=context())
             return made
 
         new = ast.copy_location(ast.BinOp(again(ast.Load), node.op, node.value), node)
@@ -175,8 +172,7 @@ class Simplify(ast.NodeTransformer):
         return located([node, *later], node)
 
     def put_off(self, target, later):
-        """`target` without elements of arrays, and without the names that come behind them: `later` gets
-        those assignments."""
+        """`target` with names for elements of arrays and what is behind them, assigned in `later`."""
         if isinstance(target, (ast.Tuple, ast.List)):
             target.elts = [self.put_off(part, later) for part in target.elts]
             return target

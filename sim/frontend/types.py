@@ -27,8 +27,7 @@ PYTHON = (np.float16, np.float32, np.float64)  # floats that Python's operators 
 
 @dataclass(frozen=True)
 class Number:
-    """With `low` and `high`: a Python int, neither less nor more than these; without: whatever sim.isa has
-    for the scalar type."""
+    """With `low` and `high`: a Python int within these; without: whatever sim.isa has for `scalar`."""
 
     scalar: type
     low: int | None = None
@@ -186,8 +185,7 @@ def type_of_argument(value):
 
 
 def type_of_value(value):
-    """The type of a constant: a literal, a global or a free variable; and of a launch argument that is no
-    integer."""
+    """The type of a literal, global or free variable, and of an argument that is no integer."""
     if value is None:
         return NONE
     if isinstance(value, int) and not isinstance(value, bool):

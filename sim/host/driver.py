@@ -36,8 +36,7 @@ class Memory:
             self.fresh.discard(int(address))
 
     def finalizer(self, manager, pointer, key, *rest):
-        """What Numba calls when nobody holds an allocation any more; it must work after the real driver is
-        back."""
+        """What Numba calls to free an allocation; it must work after the real driver is back."""
 
         def core():
             manager.allocations.pop(key, None)

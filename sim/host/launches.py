@@ -1,5 +1,4 @@
-"""Launches of numba.cuda kernels as simulations, and what else of Numba's host side asks for a compiled
-kernel."""
+"""Launches of numba.cuda kernels as simulations, and what else of Numba wants compiled kernels."""
 
 import copy
 import enum
@@ -18,7 +17,7 @@ from sim.errors import ThreadError
 from sim.host.driver import Device, Functions, Memory
 from sim.isa.conversions import cast
 from sim.launch import simulate
-from sim.memory.spaces import host_array
+from sim.memory.spaces import host_array, of_parts
 from sim.observers import DEFAULT
 
 try:
@@ -45,8 +44,7 @@ class Options:
 
 
 class Uncompiled:
-    """A kernel for one signature, as far as a launch in the simulator needs one: `signature` and nothing of
-    machine code."""
+    """A kernel for one signature: all that a launch in the simulator needs of one."""
 
     objectmode, entry_point, launch_config_sensitive = False, None, False
 
@@ -173,15 +171,13 @@ class Host:
             write_back()
 
     def prepared(self, kernel, numba_type, value, retr):
-        """An argument as the simulator takes it: arrays as numpy arrays, numbers of this Numba type (None: as
-        they come)."""
+        """An argument for the simulator: numpy arrays, numbers of this Numba type, if any."""
         for extension in reversed(kernel.extensions or ()):
             numba_type, value = extension.prepare_args(numba_type, value, stream=0, retr=retr)
         value = self.plain(value)
         if isinstance(value, tuple):
             numba_types = numba_type if isinstance(numba_type, types.BaseTuple) else [None] * len(value)
-            parts = [self.prepared(kernel, *pair, retr) for pair in zip(numba_types, value)]
-            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+            return of_parts(value, (self.prepared(kernel, *pair, retr) for pair in zip(numba_types, value)))
         if isinstance(numba_type, NUMBERS) and not isinstance(value, enum.Enum):
             dtype = numpy_support.as_dtype(numba_type)
             return dtype.type(cast(dtype)(value))
@@ -241,8 +237,7 @@ def raised_by_kernel(error):
 
 
 def numba_types_for(kernel, arguments):
-    """The argument types of the signature that the kernel was given and that `arguments` fit; None for each
-    where it was given none."""
+    """The types in the signature that `arguments` fit; None for each if there is no signature."""
     if kernel._can_compile or not kernel.overloads:
         return [None] * len(arguments)
     signatures = [numba_types for numba_types in kernel.overloads if len(numba_types) == len(arguments)]
@@ -276,8 +271,7 @@ def launch_for_all(asked, *arguments):
 
 
 def as_device_array(original):
-    """`cuda.as_cuda_array` that takes host memory too (a CPU tensor, a numpy array): there is no other memory
-    here."""
+    """`cuda.as_cuda_array` that takes host memory too: there is no other memory here."""
 
     def as_cuda_array(obj, sync=True):
         if hasattr(obj, "__cuda_array_interface__"):

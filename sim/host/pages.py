@@ -1,5 +1,4 @@
-"""What pytest --cuda-sim writes with --cuda-sim-report: a page for each test that launched a kernel, and an
-index of them."""
+"""What --cuda-sim-report writes: a page for each test that launched a kernel, and an index."""
 
 import hashlib
 import re
@@ -15,8 +14,7 @@ HEAD = (
 
 
 def write_test(folder, nodeid, reports):
-    """Write the page of one test; returns its file name. Launches with findings come first, and equal ones
-    are shown once."""
+    """Write the page of one test, findings first, equal launches once; returns its file name."""
     folder.mkdir(parents=True, exist_ok=True)
     readable = re.sub(r"[^A-Za-z0-9_.]+", "-", nodeid)[-80:]
     unique = hashlib.sha256(nodeid.encode()).hexdigest()

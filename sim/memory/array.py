@@ -19,8 +19,7 @@ PARTS = slice, EllipsisType, NoneType  # what may stand in the index of a view; 
 
 
 class Array:
-    """A view of an allocation: `offset` and `strides` in bytes. Looks to a kernel like the ndarray it stands
-    for."""
+    """A view of an allocation, an ndarray to a kernel: `offset` and `strides` in bytes."""
 
     __slots__ = (
         *"allocation offset dtype shape strides ndim size name context data cells written code shift".split(),
@@ -95,8 +94,7 @@ class Array:
         self.numpy[place] = cast(self.dtype)(value)
 
     def fill(self, value, site):
-        """Write every element: the same number, or those of an array, which may have fewer dimensions, or a
-        size of 1, as in numpy."""
+        """Write every element: the same number, or those of an array, broadcast as by numpy."""
         if isinstance(value, Array):
             numbers = np.empty(value.shape, object)
             for inner in np.ndindex(value.shape):
@@ -107,8 +105,7 @@ class Array:
             self.store(inner, values[inner], site)
 
     def place(self, index, site, what):
-        """What an index means: a tuple of `ndim` valid integers, a view (an Array), or None for an access
-        that was refused."""
+        """What an index means: valid integers, a view (an Array), or None for a refused access."""
         if len(index) == self.ndim and all(type(i) is int and 0 <= i < n for i, n in zip(index, self.shape)):
             return index
         if len(index) == 1 and isinstance(index[0], tuple):
@@ -126,8 +123,7 @@ class Array:
         return tuple(i + n if i < 0 else i for i, n in zip(indices, self.shape))
 
     def announce(self, place, site, value=None):
-        """Log an access that did not take the fast path; see to it that local memory is not read before it is
-        written."""
+        """Log an access off the fast path; local memory must have been written."""
         if self.allocation.written is not None:
             self.mark(place, site)
         if self.context.log is not None:

@@ -31,8 +31,7 @@ class Atomic:
         self._scheduler, self._context = scheduler, scheduler.context
 
     def _change(self, entry, array, index, operands):
-        """Replace array[index] by what the meaning makes of it, wrapped to the array's dtype; returns the old
-        one."""
+        """Replace array[index] by what the meaning makes of it, wrapped; returns the old element."""
         if not isinstance(array, Array):
             raise TypeError(f"cuda.atomic works on arrays, got {array!r}")
         site, thread = self._context.site("atomic"), self._context.thread

@@ -1,5 +1,4 @@
-"""Arrays that a kernel declares or captures: shared (one a block), local (one a thread), constant (one a
-launch)."""
+"""Arrays that a kernel declares or captures: shared, local, constant memory."""
 
 import functools
 import re

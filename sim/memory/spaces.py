@@ -64,8 +64,7 @@ class AddressSpace:
         self.allocations = []
 
     def add(self, name, space, root, home, copies=1, keep=None, unwritten=None):
-        """Give `root` (uint8) an address; `copies` reserves room for that many of it side by side (local
-        memory: one a thread)."""
+        """Give `root` (uint8) an address, with room for so many `copies` side by side."""
         base = self.next[space]
         self.next[space] = base + -(-root.size * copies // ALIGNMENT) * ALIGNMENT + ALIGNMENT
         if self.next[space] >> SPACE_SHIFT != base >> SPACE_SHIFT:
@@ -120,8 +119,7 @@ def empty(shape, dtype=np.float32):
 
 
 def unwritten(root, arrays):
-    """Which bytes of `root` nobody has written, where all of `arrays`, which lie there, are of `sim.empty`;
-    None if all are written."""
+    """Which bytes of `root` nobody has written, if all of `arrays` there are of `sim.empty`; or None."""
     return arrays[0].unwritten(root) if all(isinstance(a, Empty) for a in arrays) else None
 
 
@@ -148,8 +146,7 @@ def poison(dtype):
 
 
 def host_array(value, name):
-    """The numpy array behind a kernel argument that is an array (a numpy array, or a CPU tensor of torch),
-    else None."""
+    """The numpy array behind a kernel's argument (a numpy array, or a CPU tensor), else None."""
     if isinstance(value, np.ndarray):
         array = value
     elif type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "data_ptr"):
@@ -200,6 +197,11 @@ def named_leaves(items):
             yield name, value
 
 
+def of_parts(value, parts):
+    """A tuple like `value`, with a name if that has one, of other parts."""
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+
+
 def tensor_array(tensor, name):
     """A CPU tensor as a numpy array over the same memory; bfloat16 by way of its bits."""
     if tensor.device.type != "cpu":
@@ -215,8 +217,7 @@ def tensor_array(tensor, name):
 
 
 def bind_arguments(space, arrays):
-    """Allocations for `arrays` ({name: ndarray}): arrays that share memory share one. Returns {name:
-    (allocation, byte offset)}."""
+    """{name: (allocation, byte offset)} of `arrays`, {name: ndarray}; shared memory is one allocation."""
     bound = {}
     for low, high, names in overlapping(arrays):
         bound |= bind_group(space, low, high, {name: arrays[name] for name in arrays if name in names})

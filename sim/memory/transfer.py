@@ -21,8 +21,7 @@ class Spot(NamedTuple):
 
 
 class Memory:
-    """What the running thread's instruction `name` does with memory; of a front end, which says what a place
-    is, `spot` and `site`."""
+    """What an instruction does with memory; a front end says what a place is: `spot` and `site`."""
 
     def __init__(self, context, name):
         self.context, self.name = context, name
@@ -54,8 +53,7 @@ class Memory:
         return spot
 
     def send(self, where, index, data, source=None):
-        """Write `data` (uint8) from a place on when it has arrived; source: the Spot that it is read from, at
-        any time until then."""
+        """Write `data` (uint8) when it has arrived; source: the Spot from which it comes until then."""
         site, thread = self.site("store"), self.context.thread
         spot = self.spot(where, index, len(data), len(data), site, "written")
         if spot is None:
@@ -123,8 +121,7 @@ class Memory:
         self.context.event("passed", (("mbarrier", index), phase))
 
     def fence(self, reach):
-        """What the running thread has done is there for all threads in reach ("block", "grid") before what it
-        does next."""
+        """What the running thread did is there for all in reach ("block", "grid") before what follows."""
         self.context.event("fenced", reach)
         self.turn()
 
@@ -157,8 +154,7 @@ class Alignment:
         self.context, self.told = context, {}  # (site, array) -> (rank, place among the findings)
 
     def refuses(self, name, allocation, address, size, multiple, site, what):
-        """Whether this is no address for `size` bytes at once, which is a finding then; `name`: what takes
-        them."""
+        """Whether `name` cannot take `size` bytes at this address, which is a finding then."""
         findings, thread = self.context.findings, self.context.thread
         if address % multiple:
             findings.append(self.misaligned(name, address, size, multiple, site, what))

@@ -13,6 +13,7 @@ from sim.memory.spaces import (
     bytes_between,
     host_array,
     named_leaves,
+    of_parts,
     overlapping,
     unwritten,
 )
@@ -44,7 +45,7 @@ class Memory:
     def argument(self, name, value):
         if isinstance(value, tuple):
             parts = [self.argument(f"{name}[{i}]", part) for i, part in enumerate(value)]
-            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+            return of_parts(value, parts)
         if name not in self.arrays:
             return argument_of(value)
         array = self.arrays[name]

@@ -42,8 +42,7 @@ class Rows:
 
     @classmethod
     def of(cls, batch, written, block):
-        """All accesses of `batch` to global memory, and those to shared memory that touch one of the
-        `written` lines of bytes."""
+        """Accesses of `batch` to global memory, and those to `written` lines of shared memory."""
         space = batch.space
         keep = space == GLOBAL
         if len(written) and not keep.all():

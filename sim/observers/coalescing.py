@@ -1,5 +1,4 @@
-"""coalescing: into how many sectors of 32 bytes the lanes of a warp reach when they access global memory
-together."""
+"""coalescing: into how many sectors of 32 bytes a warp's lanes reach in global memory together."""
 
 from sim.events import GLOBAL
 from sim.observers.epochs import EpochCounter

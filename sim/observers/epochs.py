@@ -51,8 +51,7 @@ class EpochCounter(Observer):
         self.close(block)
 
     def close(self, block: Index3) -> None:
-        """The epoch is complete: its threads get numbers of their own, so that epochs can be looked at
-        together."""
+        """The epoch is complete: its lanes get numbers of their own, so that epochs go together."""
         batches = self.open.pop(block, ())
         for thread, *columns in batches:
             self.closed.append((thread + self.number * self.lanes, *columns))

@@ -126,8 +126,7 @@ class Order:
         return self.known.get((block, thread), {}).values()
 
     def before(self, a, b):
-        """Whether the thread of access b knew, when it did that, of access a. Both have a block, epoch,
-        thread and segment."""
+        """Whether the thread of access b knew then of access a; both are like a Moment."""
         return any(
             a.epoch < known.get(a.block, -1) or a.segment <= known.get((a.block, a.thread), -1)
             for known in self.knowledge(b)

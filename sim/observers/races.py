@@ -25,8 +25,7 @@ WARP_SHIFT = 5
 
 
 class Races(Ordering):
-    """Findings `race-shared` and `race-global`. Writes of equal values are warnings, or nothing with
-    `allow_equal_writes=True`."""
+    """Findings `race-shared` and `race-global`; writes of equal values are warnings, if not allowed."""
 
     def __init__(self, allow_equal_writes=False):
         self.allow_equal_writes = allow_equal_writes
@@ -71,8 +70,7 @@ class Races(Ordering):
     # --- when to look ---------------------------------------------------------------------------------------
 
     def epoch_ended(self, block):
-        """Races within one block and epoch; what it did to global memory is kept for the comparison with
-        other blocks."""
+        """Races within one block and epoch; accesses to global memory are kept for later."""
         batches = self.epoch.pop(block, ())
         lines = [batch.address[batch.action != LOAD] >> LINE_SHIFT for batch in batches]
         lines.append(self.flights.lines(self.number(block)))
@@ -123,8 +121,7 @@ class Races(Ordering):
         return findings
 
     def races_at(self, address, rows, party, known):
-        """One finding for each pair of sites that race for one cell; `known` is a pair of its accesses (Rows)
-        that do."""
+        """One finding for each pair of sites that race for one cell; `known`: Rows that do, or None."""
         sites = {site: np.flatnonzero(rows.site == site) for site in np.unique(rows.site).tolist()}
         order, pairs = self.order if self.matters else None, {}
         for one, other in combinations_with_replacement(sites, 2):
@@ -196,8 +193,7 @@ def replaced(rows, row):
 
 
 def compete(rows):
-    """Whether accesses to one byte may race, if nothing orders them: one writes, and they are not atomics on
-    one and the same element."""
+    """Whether accesses to one byte may race: one writes, and not all are atomics on one element."""
     actions = set(rows.action.tolist())
     return actions != {LOAD} and (actions != {ATOMIC} or not one_element(rows))
 
@@ -290,8 +286,7 @@ def unordered_pairs(cells, order):
 
 
 def successive(rows, party, members):
-    """Pairs of plain accesses to one cell which all have to be in order for all of them to be so: order is
-    transitive."""
+    """Pairs of plain accesses to one cell that suffice, as order is transitive."""
     write, reads = None, []
     for i in members:
         if write is not None and party[write] != party[i]:
@@ -304,8 +299,7 @@ def successive(rows, party, members):
 
 
 def with_atomics(rows, party, members):
-    """Pairs of accesses to one cell, one of them an atomic, that have to be in order: two atomics need not
-    be."""
+    """Pairs of accesses to one cell, one of them atomic, that have to be in order."""
     here, plain = rows[members], np.flatnonzero(rows.action[members] != ATOMIC).tolist()
     yield from successive(rows, party, members[plain].tolist())
     who = here.block.astype(np.int64) << 12 | here.thread

@@ -49,8 +49,7 @@ class Trace(Observer):
         context.trace = Recording(*of_launch, cut=self.cut, **columns)
 
     def elements(self, addresses):
-        """The arrays that were touched, in the order in which they first were, and for each address which of
-        them and which element."""
+        """The arrays in the order of their first access, and of each address the array and element."""
         homes, array, element = [], np.full(len(addresses), -1), np.full(len(addresses), -1)
         touched = []
         for a in self.space.allocations:

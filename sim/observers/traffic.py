@@ -1,5 +1,4 @@
-"""traffic: how often each array and each memory space is read and written, and how many bytes that moves;
-barriers, shuffles and votes."""
+"""traffic: accesses and bytes by array and memory space; barriers, shuffles and votes."""
 
 from collections import Counter
 

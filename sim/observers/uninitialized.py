@@ -80,8 +80,7 @@ class Uninitialized(Ordering):
         return self.findings(block, thread, site, address, suspects)
 
     def findings(self, block, thread, site, address, suspects):
-        """Those of the loads at these positions; of each place in the source not more than MOST, the last of
-        which stands for the rest."""
+        """Those of the loads at these positions, at most MOST of a place; the last stands for the rest."""
         places = {}
         for i in suspects:
             places.setdefault(int(site[i]), []).append(i)
@@ -100,8 +99,7 @@ class Uninitialized(Ordering):
         return written
 
     def global_epoch(self, block, epoch, allocation, thread, site, address, size, segment):
-        """One block's accesses of one epoch to an array of sim.empty(). Another block's write, whenever it
-        comes, is a matter of races."""
+        """One block's accesses of one epoch to an array of sim.empty(); other blocks are for races."""
         key = block, allocation.base
         written = self.on_chip.setdefault(key, ~allocation.unwritten)
         for i in self.unstored(written, address - allocation.base, size, site, thread, block, epoch, segment):

@@ -147,8 +147,7 @@ class Scene:
         return View(text, self.figure("\n".join(shown)))
 
     def figure(self, words: str) -> str:
-        """The HTML of the figure: images for where scripts are stripped, and a script that puts a picture
-        with a slider in their place."""
+        """The figure's HTML: images for where scripts are stripped, else a picture with a slider."""
         notices = "".join(f"<div><small>{escape(notice)}</small></div>" for notice in self.notices)
         images = "".join(
             f"<div>{escape(name)}: {escape(self.steps[at][0])}</div>{self.image(at)}"

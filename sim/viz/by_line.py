@@ -35,8 +35,7 @@ MEANING = (
 
 
 def by_line(code: Iterable[CodeType], lines: dict[tuple[str, int], Counters]) -> View:
-    """A View of the functions whose code objects are `code`, beside the counters `lines` {(function, line):
-    {name: number}}."""
+    """A View of these functions beside their counters, `lines` {(function, line): {name: number}}."""
     parts = [(code_object.co_name, source(code_object)) for code_object in code]
     texts, bodies = [], []
     for name, text in parts:
@@ -48,8 +47,7 @@ def by_line(code: Iterable[CodeType], lines: dict[tuple[str, int], Counters]) ->
 
 
 def source(code: CodeType) -> list[str]:
-    """The lines of a function from its `def` on, without common indentation; none where there is no
-    source."""
+    """The lines of a function from its `def` on, without common indentation; none without a source."""
     try:
         text = inspect.getsourcelines(code)[0]
     except (OSError, TypeError):

@@ -1,5 +1,4 @@
-"""A Recording as warps would live it: which accesses its lanes do together, and when, counted in accesses
-since the last barrier."""
+"""A Recording as warps would live it: accesses of lanes together, by their number since a barrier."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +11,7 @@ from sim.viz import VERBS, plural, ranges
 
 @dataclass(frozen=True)
 class Request:
-    """The k-th execution of a site, since the last barrier, by each lane of a warp. `rows` are its accesses
-    in the Recording, by lane."""
+    """The k-th execution of a site, since the last barrier, by a warp; `rows` by lane."""
 
     epoch: int
     time: int  # how many accesses its latest lane had done since the barrier
@@ -37,8 +35,7 @@ def block_number(recording: Recording, block: int | Index3 | None) -> int:
 
 
 def times(recording: Recording, rows: np.ndarray) -> np.ndarray:
-    """For each of `rows` (accesses of one block and epoch): how many accesses its thread had done before in
-    that epoch."""
+    """How many accesses the thread of each of `rows` (of one block and epoch) had done before."""
     order = np.argsort(recording.thread[rows], kind="stable")
     threads = recording.thread[rows][order]
     starts = np.flatnonzero(np.diff(threads, prepend=-1))

@@ -33,8 +33,7 @@ def page(report: Report) -> View:
 
 
 def figures(trace: Recording | None) -> Iterator[View]:
-    """The timeline of the lowest block and the maps of the first shared arrays (of global ones, if there are
-    none)."""
+    """The timeline of the lowest block, and maps of the first shared (or else global) arrays."""
     if trace is None or not len(trace):
         return
     yield timeline(trace)

@@ -42,8 +42,7 @@ def timeline(recording: Recording, block: int | Index3 | None = None) -> View:
 
 @dataclass
 class Timeline(Scene):
-    """The picture while it grows from left to right, to a column for each of `total` moments and a gap for
-    each barrier."""
+    """The picture as it grows: a column for each of `total` moments, a gap for each barrier."""
 
     adds: bool = False
     empty: str = "none"
@@ -58,8 +57,7 @@ class Timeline(Scene):
         self.column = min(WIDE, max(NARROW, 720 // max(self.total, 1)))
 
     def epoch(self, number: int, rows: np.ndarray, time: np.ndarray, barrier: Site | None) -> None:
-        """The accesses `rows` between two barriers, of which the second is at the site `barrier` (None: the
-        block ends)."""
+        """The accesses `rows` between two barriers, the second at the site `barrier`, if any."""
         for moment in range(int(time.max()) + 1 if len(time) else 0):
             if len(self.steps) == MOST_COLUMNS:
                 return

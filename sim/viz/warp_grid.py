@@ -1,5 +1,4 @@
-"""warp grid: one line's accesses, warp by warp: which lanes are active, and which bank or sector each of them
-asks for."""
+"""warp grid: one line's accesses by warp: active lanes, and the bank or sector that each wants."""
 
 import numpy as np
 
