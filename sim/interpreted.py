@@ -99,21 +99,11 @@ def binder_of(context, dialect):
     context.load, context.store = (
         [fast.get(f"{what}{rank}") for rank in range(MAX_FAST_RANK + 1)] for what in ("load", "store")
     )
-    given = NUMBERS | {PREFIX + name: function for name, function in fast.items()}
-    given |= {
-        PREFIX + "tick": context.tick,
-        PREFIX + "branch": context.branch,
-        PREFIX + "unassigned": context.unassigned,
-        PREFIX + "unset": UNSET,
-        PREFIX + "cuda": dialect,
-    }
-    modules = {
-        "math": mathematics.math,
-        "cmath": mathematics.cmath,
-        "numba.cuda.libdevice": dialect.libdevice,
-        "numba.cuda.cg": dialect.cg,
-        "numba.cuda.fp16": dialect.fp16,
-    }
+    fast |= {name: getattr(context, name) for name in ("tick", "branch", "unassigned")}
+    fast |= {"unset": UNSET, "cuda": dialect}
+    given = NUMBERS | {PREFIX + name: value for name, value in fast.items()}
+    modules = {"math": mathematics.math, "cmath": mathematics.cmath}
+    modules |= {f"numba.cuda.{name}": getattr(dialect, name) for name in ("libdevice", "cg", "fp16")}
     return Binder(context, dialect, modules, BUILTINS, given)
 
 

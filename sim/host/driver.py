@@ -12,6 +12,10 @@ from numba.cuda.cudadrv import driver
 from sim.memory.spaces import Empty
 
 FRESH = 0xFF  # every byte of memory that nobody has written: NaN in every floating-point type
+CAN = "CAN_MAP_HOST_MEMORY UNIFIED_ADDRESSING MANAGED_MEMORY COOPERATIVE_LAUNCH".split()
+NONE_OF = (
+    "PCI_DOMAIN_ID PCI_BUS_ID PCI_DEVICE_ID COMPUTE_CAPABILITY_MINOR KERNEL_EXEC_TIMEOUT TCC_DRIVER".split()
+)
 TOTAL_BYTES = 16 << 30  # of the device, as get_memory_info tells it
 
 
@@ -83,20 +87,12 @@ class Device(driver.Device):
             WARP_SIZE=spec.warp_size,
             MAX_THREADS_PER_BLOCK=spec.max_threads_per_block,
             MAX_SHARED_MEMORY_PER_BLOCK=spec.dynamic_shared_bytes,
-            CAN_MAP_HOST_MEMORY=1,
-            UNIFIED_ADDRESSING=1,
-            MANAGED_MEMORY=1,
-            PCI_DOMAIN_ID=0,
-            PCI_BUS_ID=0,
-            PCI_DEVICE_ID=0,
             CLOCK_RATE=1_000_000,
             TOTAL_CONSTANT_MEMORY=65536,
             COMPUTE_CAPABILITY_MAJOR=9,
-            COMPUTE_CAPABILITY_MINOR=0,
-            KERNEL_EXEC_TIMEOUT=0,
-            TCC_DRIVER=0,
             SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO=2,
-            COOPERATIVE_LAUNCH=1,
+            **dict.fromkeys(CAN, 1),
+            **dict.fromkeys(NONE_OF, 0),
         )
 
     def __getattr__(self, name):

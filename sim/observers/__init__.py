@@ -13,16 +13,5 @@ from sim.observers.uninitialized import Uninitialized
 DEFAULT = (Bounds, Races, Uninitialized, Misuse)
 COUNTERS = (Banks, Branches, Coalescing, Traffic)
 
-__all__ = [
-    "COUNTERS",
-    "DEFAULT",
-    "Banks",
-    "Bounds",
-    "Branches",
-    "Coalescing",
-    "Misuse",
-    "Races",
-    "Trace",
-    "Traffic",
-    "Uninitialized",
-]
+__all__ = ["COUNTERS", "DEFAULT", "Bounds", "Misuse", "Races", "Uninitialized"]
+__all__ += ["Banks", "Branches", "Coalescing", "Trace", "Traffic"]

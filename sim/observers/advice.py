@@ -49,22 +49,19 @@ def fix(a, b, equal, colliding, scoped, lacks_fence, synchronizes, barriers):
             " thread do it for all"
         )
     if synchronizes and not barriers.get(one.function):
-        return waiting(a.block != b.block)
+        last = (
+            "; or end the kernel and launch a second one for what comes after" if a.block != b.block else ""
+        )
+        return (
+            "let one of them wait for an atomic that the other does behind it, after cuda.threadfence(), or"
+            f" let both hold one lock of atomics{last}"
+        )
     if a.block != b.block:
         return (
             "let each block write elements of its own, combine them with cuda.atomic, or end the kernel and"
             " launch a second one for what comes after"
         )
     return barrier(one, other, same_line, barriers)
-
-
-def waiting(between_blocks):
-    """The remedy where threads wait for what others tell them by atomics."""
-    last = "; or end the kernel and launch a second one for what comes after" if between_blocks else ""
-    return (
-        "let one of them wait for an atomic that the other does behind it, after cuda.threadfence(), or let"
-        f" both hold one lock of atomics{last}"
-    )
 
 
 def barrier(one, other, same_line, barriers):
