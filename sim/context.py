@@ -160,11 +160,11 @@ class Context:
         if len(blocks) == 1:
             (block,) = blocks
             return [Batch(block.index, block.epoch, *columns, values)]
-        numbers = {block: number for number, block in enumerate(blocks)}
-        home = np.repeat(np.array([numbers[thread.block] for thread in threads]), lengths)
+        number_of = {block: number for number, block in enumerate(blocks)}
+        home = np.repeat(np.array([number_of[thread.block] for thread in threads]), lengths)
         homes_of_values = home[site & 3 != LOAD].tolist()
         parts = []
-        for block, number in numbers.items():
+        for block, number in number_of.items():
             mine = home == number
             own = [value for value, at in zip(values, homes_of_values) if at == number]
             parts.append(Batch(block.index, block.epoch, *(column[mine] for column in columns), own))

@@ -55,12 +55,12 @@ class SiteTable:
 
     def __init__(self) -> None:
         self.sites: list[Site] = []
-        self.numbers: dict[Site, int] = {}
+        self.number_of: dict[Site, int] = {}
         self.lock = threading.Lock()
 
     def add(self, site: Site) -> int:
         with self.lock:
-            if site not in self.numbers:
+            if site not in self.number_of:
                 number = len(self.sites) * 4 + ACTIONS[site.action]
                 if number >> SITE_BITS:
                     raise LaunchError(
@@ -68,8 +68,8 @@ class SiteTable:
                         " and numbers no more: start a new one"
                     )
                 self.sites.append(site)
-                self.numbers[site] = number
-            return self.numbers[site]
+                self.number_of[site] = number
+            return self.number_of[site]
 
     def __getitem__(self, number: int) -> Site:
         return self.sites[number >> 2]

@@ -32,7 +32,7 @@ from sim.memory.spaces import AddressSpace, bind_arguments, host_array, named_le
 from sim.retrial import Retrial
 
 BUILTINS = vars(builtins) | operations.BUILTINS | {"zip": zip_}
-NUMBERS = {PREFIX + name: INSTRUCTIONS[f"operator.{name}"].call for name in OPERATORS.values()}
+CALLED_OPERATORS = {PREFIX + name: INSTRUCTIONS[f"operator.{name}"].call for name in OPERATORS.values()}
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def binder_of(context, dialect):
     )
     fast |= {name: getattr(context, name) for name in ("tick", "branch", "unassigned")}
     fast |= {"unset": UNSET, "cuda": dialect}
-    given = NUMBERS | {PREFIX + name: value for name, value in fast.items()}
+    given = CALLED_OPERATORS | {PREFIX + name: value for name, value in fast.items()}
     modules = {"math": mathematics.math, "cmath": mathematics.cmath}
     modules |= {f"numba.cuda.{name}": getattr(dialect, name) for name in ("libdevice", "cg", "fp16")}
     return Binder(context, dialect, modules, BUILTINS, given)

@@ -56,8 +56,8 @@ class Report:
         plain = [(name, number) for name, number in self.counters.items() if isinstance(number, int)]
         together = self.counters.get("together", {}).items()
         warp_wide = [(name, n) for name, n in together if name not in ("syncthreads", "grid.sync")]
-        for numbers in (plain, warp_wide) if warp_wide else (plain,):
-            yield ", ".join(f"{name} {number:,}" for name, number in numbers)
+        for counted in (plain, warp_wide) if warp_wide else (plain,):
+            yield ", ".join(f"{name} {number:,}" for name, number in counted)
         if "coalescing" in self.counters:
             total = self.counters["coalescing"]
             yield (

@@ -6,7 +6,7 @@ Source: PTX ISA 9.7.13.1, "bar", "barrier"."""
 from sim.events import Finding
 
 PART = "barrier of a part"
-NUMBERS = 16
+BARRIERS = 16
 
 
 class Part:
@@ -37,8 +37,8 @@ def meet(scheduler, number, count, frame, waits):
 
 def checked(parts, number, count, warp_size):
     """The Part of this number."""
-    if not 0 <= number < NUMBERS:
-        raise ValueError(f"there are barriers 0 to {NUMBERS - 1}, got {number}")
+    if not 0 <= number < BARRIERS:
+        raise ValueError(f"there are barriers 0 to {BARRIERS - 1}, got {number}")
     if count <= 0 or count % warp_size:
         raise ValueError(f"barrier {number} is for a multiple of {warp_size} threads, got {count}")
     part = parts.setdefault(number, Part())

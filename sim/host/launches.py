@@ -25,7 +25,7 @@ try:
 except ImportError:  # it needs filecheck, which numba-cuda does not bring
     testing = None
 
-NUMBERS = types.Number, types.Boolean
+NUMBER_TYPES = types.Number, types.Boolean
 THREADS_PER_BLOCK = 128  # what `forall` takes when nobody says
 # modules whose kernels are Numba's, not the user's
 OWN = ("numba.cuda.kernels.", "numba.cuda.cudadrv.", "numba.cuda.np.")
@@ -178,7 +178,7 @@ class Host:
         if isinstance(value, tuple):
             numba_types = numba_type if isinstance(numba_type, types.BaseTuple) else [None] * len(value)
             return of_parts(value, (self.prepared(kernel, *pair, retr) for pair in zip(numba_types, value)))
-        if isinstance(numba_type, NUMBERS) and not isinstance(value, enum.Enum):
+        if isinstance(numba_type, NUMBER_TYPES) and not isinstance(value, enum.Enum):
             dtype = numpy_support.as_dtype(numba_type)
             return dtype.type(cast(dtype)(value))
         return value
@@ -254,7 +254,7 @@ def fits(given, wanted):
     if isinstance(wanted, types.Array):
         same = isinstance(given, types.Array) and (given.dtype, given.ndim) == (wanted.dtype, wanted.ndim)
         return same and wanted.layout in ("A", given.layout)
-    return isinstance(given, NUMBERS) == isinstance(wanted, NUMBERS)
+    return isinstance(given, NUMBER_TYPES) == isinstance(wanted, NUMBER_TYPES)
 
 
 def compile_nothing(kernel, signature, return_type=None):

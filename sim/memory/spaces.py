@@ -19,7 +19,7 @@ from sim.events import SPACE_SHIFT, SPACES, Element
 
 ALIGNMENT = 256
 FEW_BYTES = 1024  # of memory that a pattern is kept for, as copying it takes a quarter of the time
-NUMBERS = int, float, complex, np.bool_, np.number, Enum, type(None)  # what a kernel takes as one number
+NUMBER_TYPES = int, float, complex, np.bool_, np.number, Enum, type(None)  # what a kernel takes as one number
 
 
 @dataclass(eq=False)
@@ -180,7 +180,7 @@ def check_argument(value, name):
     if isinstance(value, (np.void, np.longdouble, np.clongdouble)):
         check_dtype(value.dtype, name)
         return
-    number = isinstance(value, NUMBERS) or type(value).__module__ == "ml_dtypes"
+    number = isinstance(value, NUMBER_TYPES) or type(value).__module__ == "ml_dtypes"
     if not number and host_array(value, name) is None:
         raise LaunchError(
             f"argument {name} is a {type(value).__name__}; a kernel takes numpy arrays, CPU tensors, numbers"

@@ -73,8 +73,8 @@ class Rows:
         return Rows(*(column[selection] for column in vars(self).values()))
 
     def row(self, i):
-        numbers = self.block, self.epoch, self.thread, self.segment, self.site, self.position
-        return Row(*(int(column[i]) for column in numbers), self.value[i])
+        columns = self.block, self.epoch, self.thread, self.segment, self.site, self.position
+        return Row(*(int(column[i]) for column in columns), self.value[i])
 
     def of_global_memory(self, once):
         """Accesses to global memory; `once`, if they are many: of several to one address from one site only
