@@ -20,8 +20,7 @@ class Access:
         parts = opcode.split(".")
         self.opcode, self.base, self.count, self.type, self.operation = opcode, parts[0], 1, None, None
         self.space, self.strong, self.volatile = "generic", False, False
-        self.release = self.acquire = False
-        self.reach = "grid"
+        self.release, self.reach = False, "grid"
         for part in parts[1:]:
             self.take(part)
 
@@ -82,7 +81,7 @@ def load(writer, item):
     ptx_type = fetched(writer, access.type, parts(to))
     if access.strong:
         for i, part in enumerate(parts(to)):
-            name = writer.module.strong_load(ptx_type, space, access)
+            name = writer.module.strong("load", ptx_type, space, access)
             take(writer, part, f"{name}({address(writer, source, i * WIDTHS[ptx_type] // 8)})", ptx_type)
         return
     text = f"{writer.module.load(ptx_type, space, access.count)}({address(writer, source)})"
@@ -125,8 +124,9 @@ def store(writer, item):
     ptx_type = fetched(writer, access.type, values).replace("s", "u")
     if access.strong:
         for i, part in enumerate(values):
-            name, at = writer.module.strong_store(ptx_type, access), i * WIDTHS[ptx_type] // 8
-            writer.emit(f"{name}({address(writer, to, at)}, {writer.value(part, ptx_type)})")
+            name = writer.module.strong("store", ptx_type, access.space, access)
+            at = address(writer, to, i * WIDTHS[ptx_type] // 8)
+            writer.emit(f"{name}({at}, {writer.value(part, ptx_type)})")
         return
     name = writer.module.store(ptx_type, access.space, access.count)
     writer.emit(f"{name}({', '.join([address(writer, to), *(writer.value(v, ptx_type) for v in values)])})")

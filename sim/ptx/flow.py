@@ -42,7 +42,7 @@ def blocks_of(function):
             if blocks[-1].body and item.name in wanted:
                 blocks.append(Block())
             leaders[item.name] = blocks[-1]
-        elif isinstance(item, Instruction) and base(item) in ("bra", "brx", "ret", "exit"):
+        elif isinstance(item, Instruction) and item.names[0] in ("bra", "brx", "ret", "exit"):
             end(blocks, item)
         else:
             blocks[-1].body.append(item)
@@ -54,17 +54,15 @@ def blocks_of(function):
 
 def destinations(function):
     """The names of the labels that jumps go to: compilers write many more, for debuggers."""
-    jumps = (item for item in function.body if isinstance(item, Instruction) and base(item) in ("bra", "brx"))
+    jumps = (
+        item for item in function.body if isinstance(item, Instruction) and item.names[0] in ("bra", "brx")
+    )
     return {symbol.name for jump in jumps for symbol in labels(jump)}
-
-
-def base(instruction):
-    return instruction.opcode.split(".")[0]
 
 
 def labels(jump):
     """The Symbols that a jump, or a return, may go to."""
-    return jump.operands[1].parts if base(jump) == "brx" else jump.operands[:1]
+    return jump.operands[1].parts if jump.names[0] == "brx" else jump.operands[:1]
 
 
 def labelled(leaders, name, line, function):
@@ -81,7 +79,7 @@ def end(blocks, jump):
     """The last block ends with a jump; another begins."""
     ended, following = blocks[-1], Block()
     blocks.append(following)
-    indexed = base(jump) == "brx"
+    indexed = jump.names[0] == "brx"
     ended.branch = jump if jump.guard or indexed else None
     ended.targets = [(symbol.name, jump.line) for symbol in labels(jump)] or [None]
     if jump.guard and not indexed:
@@ -106,7 +104,7 @@ def connected(blocks):
         block = waiting.pop()
         found.append(block)
         block.targets = [through(target) for target in block.targets]
-        if block.branch and base(block.branch) != "brx" and block.targets[0] is block.targets[1]:
+        if block.branch and block.branch.names[0] != "brx" and block.targets[0] is block.targets[1]:
             block.branch, block.targets = None, block.targets[:1]
         for target in block.targets:
             if target is not None:

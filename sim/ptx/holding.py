@@ -67,7 +67,7 @@ ONLY_READ = {"st", "red", "bra", "brx", "call", "membar", "fence", "ret", "exit"
 def read_and_written(item):
     """The names of the registers that an instruction reads, and of those that it sets whatever its guard
     says."""
-    base = item.opcode.split(".")[0]
+    base = item.names[0]
     only_read = base in ONLY_READ or base in ("bar", "barrier") and ".red" not in item.opcode
     to = () if only_read or any(isinstance(o, Address) for o in item.operands[:1]) else item.operands[:1]
     written = {register.name for operand in to for register in named(operand)}

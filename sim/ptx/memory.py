@@ -257,25 +257,22 @@ class Memory:
 
         return change
 
-    def strong_loader(self, ptx_type, space, atomic, plain, reach, volatile):
-        """A load that does not race with other strong accesses. A volatile one of shared memory is a plain
-        one that lets others go first."""
+    def strong(self, action, ptx_type, space, access, atomic, plain):
+        """A load or store that does not race with other strong ones. A volatile one of shared memory is a
+        plain one; a load lets others go first. `atomic`, `plain`: its sites."""
+        loads = action == "load"
 
         def make(name):
-            if volatile and name in ("shared", "local"):
+            if access.volatile and name in ("shared", "local"):
+                if not loads:
+                    return self.store_to(ptx_type, name, 1, plain)
                 load = self.load_from(ptx_type, name, 1, plain)
                 return lambda address: self.turn() or load(address)
-            return self.atomic_in(ptx_type, name, atomic, reach, lambda old: old, False)
+            combine = (lambda old: old) if loads else lambda old, value: value
+            return self.atomic_in(ptx_type, name, atomic, access.reach, combine, not loads, access.release)
 
-        return self.by_space(make, space)
-
-    def strong_storer(self, ptx_type, space, atomic, plain, reach, volatile, releases):
-        def make(name):
-            if volatile and name in ("shared", "local"):
-                return self.store_to(ptx_type, name, 1, plain)
-            return self.atomic_in(ptx_type, name, atomic, reach, lambda old, value: value, releases=releases)
-
-        self.context.overwriting.add(atomic)
+        if not loads:
+            self.context.overwriting.add(atomic)
         return self.by_space(make, space)
 
     def turn(self):

@@ -237,7 +237,7 @@ class Parser(Operands):
             self.label(function)
         else:
             item = self.instruction()
-            if item.opcode.split(".")[0] in ("bra", "brx"):
+            if item.names[0] in ("bra", "brx"):
                 self.jumps[len(function.body)] = self.braces
             function.body.append(item)
 

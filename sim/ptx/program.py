@@ -72,7 +72,7 @@ class Program:
         instructions = [item for item in function.body if isinstance(item, Instruction)]
         read = set().union(*(read_and_written(item)[0] for item in instructions))
         for item in instructions:
-            parts = item.opcode.split(".")
+            parts = item.names
             self.stores |= (
                 parts[0] in ("st", "atom", "red") and "shared" not in parts and "local" not in parts
             )
@@ -174,20 +174,12 @@ class Program:
         site = self.site("store")
         return self.unique("store", lambda run: run.memory.storer(ptx_type, space, count, site))
 
-    def strong_load(self, ptx_type, space, access):
-        """A load that other threads' strong stores do not race with."""
+    def strong(self, action, ptx_type, space, access):
+        """A load or store that other threads' strong ones do not race with."""
         self.used.add("atomic")
         self.synchronizes = True
-        sites = self.site("atomic"), self.site("load")
-        rest = *sites, access.reach, access.volatile
-        return self.unique("load", lambda run: run.memory.strong_loader(ptx_type, space, *rest))
-
-    def strong_store(self, ptx_type, access):
-        self.used.add("atomic")
-        self.synchronizes = True
-        sites = self.site("atomic"), self.site("store")
-        rest = access.space, *sites, access.reach, access.volatile, access.release
-        return self.unique("store", lambda run: run.memory.strong_storer(ptx_type, *rest))
+        rest = ptx_type, space, access, self.site("atomic"), self.site(action)
+        return self.unique(action, lambda run: run.memory.strong(action, *rest))
 
     def atomic(self, access):
         self.used.add("atomic")

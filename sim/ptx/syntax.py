@@ -98,6 +98,11 @@ class Instruction:
     line: int
     location: Location | None
 
+    @property
+    def names(self):
+        """The parts of the opcode."""
+        return self.opcode.split(".")
+
 
 @dataclass(frozen=True)
 class Label:

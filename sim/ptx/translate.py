@@ -18,7 +18,7 @@ NOTHING = set(
 
 def types_of(item):
     """(type, operand) of the operands of an instruction, where the type says how a register is used."""
-    base = item.opcode.split(".")[0]
+    base = item.names[0]
     try:
         if base in ("ld", "ldu", "st", "atom", "red"):
             access = Access(item.opcode)
@@ -42,7 +42,7 @@ def types_of(item):
 
 def instruction(writer, item):
     """Write the statements of an instruction. Errors: Missing."""
-    base = item.opcode.split(".")[0]
+    base = item.names[0]
     if base in HANDLERS:
         HANDLERS[base](writer, item)
     elif base not in NOTHING:
@@ -91,7 +91,7 @@ def setp(writer, item):
 
 
 def mov(writer, item):
-    ptx_type, (to, source) = item.opcode.split(".")[-1], item.operands
+    ptx_type, (to, source) = item.names[-1], item.operands
     if ptx_type not in WIDTHS:
         raise Missing(item.opcode)
     if isinstance(to, Group):
@@ -109,7 +109,7 @@ def mov(writer, item):
 
 def cvta(writer, item):
     """Between a generic address and one of a state space."""
-    names, (to, source) = item.opcode.split("."), item.operands
+    names, (to, source) = item.names, item.operands
     space = next((n.split("::")[0] for n in names if n.split("::")[0] in SPACES), None)
     text = writer.value(source, names[-1].replace("u", "b"))
     window = WINDOWS["const" if space == "param" else space]
@@ -118,7 +118,7 @@ def cvta(writer, item):
 
 
 def isspacep(writer, item):
-    space, (to, source) = item.opcode.split(".")[1].split("::")[0], item.operands
+    space, (to, source) = item.names[1].split("::")[0], item.operands
     number = WINDOWS["const" if space == "param" else space] >> 34
     writer.assign(to, f"{writer.value(source, 'b64')} >> 34 == {number}", "pred")
 
@@ -127,7 +127,7 @@ def isspacep(writer, item):
 
 
 def barrier(writer, item):
-    names, operands = item.opcode.split("."), list(item.operands)
+    names, operands = item.names, list(item.operands)
     if names[1] == "warp":
         return warp(writer, item)
     names = [n for n in names[1:] if n not in ("cta", "aligned")]
@@ -148,7 +148,7 @@ def barrier(writer, item):
 
 def phased(writer, item):
     """mbarrier: a barrier in shared memory."""
-    names, operands = item.opcode.split("."), list(item.operands)
+    names, operands = item.names, list(item.operands)
     if names[1:] == ["pending_count", "b64"]:
         return on_registers(writer, item)
     entry = PTX.get(".".join(["mbarrier", *(n for n in names[1:] if n not in ORDERING)]))
@@ -180,7 +180,7 @@ OPERANDS |= dict.fromkeys(("mbarrier_test_wait", "mbarrier_test_wait_parity"), (
 
 
 def fence(writer, item):
-    names = item.opcode.split(".")
+    names = item.names
     if "proxy" in names or "mbarrier_init" in names:
         return
     if item.opcode not in PTX:
@@ -210,7 +210,7 @@ def warp(writer, item):
 
 def matrix(writer, item):
     """ldmatrix, whose operands stand in memory."""
-    names = item.opcode.split(".")
+    names = item.names
     space = next((n for n in names if n.split("::")[0] == "shared"), None)
     form = form_of(".".join(n for n in names if n != space))
     _, where = item.operands
@@ -254,7 +254,7 @@ def call(writer, item):
 
 def asynchronous(writer, item):
     """cp.async: a copy to shared memory that is there after the wait for it, not before."""
-    names, operands = item.opcode.split("."), item.operands
+    names, operands = item.names, item.operands
     what = names[2] if len(names) > 2 else ""
     if what in ASYNCHRONOUS:
         values = [writer.value(operand, "u32") for operand in operands]

@@ -214,28 +214,19 @@ def comparison(e, found, a, b):
 @form(rf"testp\.(?P<test>finite|infinite|number|notanumber)\.{REAL}")
 def tested(e, found, x):
     size, infinity = e.magnitude(x), e.real(float("inf"), x.ptx_type)
-    sign, other = {
-        "finite": ("<", infinity), "infinite": ("==", infinity), "number": ("==", size), "notanumber": ("!=",
-        size)
-    }[found["test"]]  # fmt: skip
+    tests = {"finite": ("<", infinity), "infinite": ("==", infinity), "number": ("==", size)}
+    sign, other = tests.get(found["test"], ("!=", size))
     return e.compare(sign, size, other)
-
-
-APPROXIMATE = {
-    "sin": "llvm.sin.f64",
-    "cos": "llvm.cos.f64",
-    "lg2": "llvm.log2.f64",
-    "ex2": "llvm.exp2.f64",
-    "tanh": "tanh",
-}
 
 
 @form(rf"(?P<name>sin|cos|lg2|ex2|tanh|rsqrt)\.approx\.{REAL}")
 def approximation(e, found, x):
-    double = e.real(x, "f64")
-    if found["name"] == "rsqrt":
+    name, double = found["name"], e.real(x, "f64")
+    if name == "rsqrt":
         return reciprocal(e, found, e.intrinsic("sqrt", double))
-    return Real(call_of(e, APPROXIMATE[found["name"]], DOUBLE, double.code), "f64")
+    if name == "tanh":
+        return Real(call_of(e, name, DOUBLE, double.code), "f64")
+    return e.intrinsic({"lg2": "log2", "ex2": "exp2"}.get(name, name), double)
 
 
 WHOLE = {"rn": "rint", "rz": "trunc", "rd": "floor", "ru": "ceil"}
@@ -252,9 +243,8 @@ def to_whole(e, found, x):
     signed, bits = found["to"][0] == "s", int(found["to"][1:])
     numba_type = numba_type_of(np.dtype(f"{'i' if signed else 'u'}{bits // 8}"))
     width = bits if x.ptx_type == "f16" else max(bits, 16)
-    return e.of_register(
-        to_integer(e.builder, numba_type, double, 16 if x.ptx_type == "f64" else 64, width), bits, signed
-    )
+    code = to_integer(e.builder, numba_type, double, 16 if x.ptx_type == "f64" else 64, width)
+    return e.of_register(code, bits, signed)
 
 
 @form(r"cvt\.(?P<mode>rn|rz|rd|ru)\.f32\.f64")

@@ -121,7 +121,7 @@ class Lowering(Program):
     def refused(self, *_):
         raise Missing
 
-    strong_load = strong_store = transfer = part = yielding = called = refused
+    strong = transfer = part = yielding = called = refused
 
     # --- waiting --------------------------------------------------------------------------------------------
 
@@ -159,12 +159,9 @@ class Statements:
         tree = ast.parse(source.source).body[0]
         self.runs = []  # (statement that calls it, its statements)
         self.statements = self.suite(tree.body[1:])  # without `thread = current.thread`
-        self.parameters = ["table", *dict.fromkeys([*source.arguments.values(), *self.numbers()])]
+        given = [name for name in source.given if name not in source.calls]  # numbers of the launch
+        self.parameters = ["table", *dict.fromkeys([*source.arguments.values(), *given])]
         self.name_runs()
-
-    def numbers(self):
-        """Names that a launch gives numbers for."""
-        return [name for name in self.source.given if name not in self.source.calls]
 
     # --- structure ------------------------------------------------------------------------------------------
 
@@ -265,9 +262,8 @@ def is_tick(node):
 
 
 def is_jump(node):
-    return (
-        isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.targets[0].id == "go"
-    )
+    constant = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+    return constant and node.targets[0].id == "go"
 
 
 def become(node, other):
@@ -279,15 +275,10 @@ def become(node, other):
 # --- programs -----------------------------------------------------------------------------------------------
 
 
-def lowered(kernel):
-    """(Lowering, Statements) of a kernel of load_ptx. Errors: CannotLower, LaunchError."""
-    source = Lowering(kernel.module.text, kernel.module.origin, kernel.function)
-    return source, Statements(source)
-
-
 def fissioned(kernel):
-    """(Lowering, Fissioned) of a kernel."""
-    source, made = lowered(kernel)
+    """(Lowering, Fissioned) of a kernel of load_ptx. Errors: CannotLower, LaunchError."""
+    source = Lowering(kernel.module.text, kernel.module.origin, kernel.function)
+    made = Statements(source)
     name = re.sub(r"\W", "_", kernel.__name__)
     split = Fission(made.module, name, made.parameters, made.statements, made.numba_types())
     made.module.imports["renew_shared"] = "sim.native.ptx.memory"

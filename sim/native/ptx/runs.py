@@ -3,18 +3,18 @@
 import ast
 import functools
 
-import numpy as np
 from llvmlite import ir
 from numba import boolean, float32, float64, int32, int64, types
 from numba.core import cgutils
 
+from sim.isa.registers import WIDTHS
 from sim.isa.table import by_ptx
 from sim.native.checks import PARTED, dirty
 from sim.native.internal import intrinsic_of
 from sim.native.ptx.evaluate import Evaluator
 from sim.native.ptx.memory import locator, renewed
 from sim.native.ptx.values import FLOATS, I64, Whole
-from sim.ptx.regions import VIEWS, WINDOWS
+from sim.ptx.regions import WINDOWS
 
 # what a value is -> its type in Numba: a float, a predicate, or a whole number, as 64 bits
 NUMBA = {"f32": float32, "f64": float64, "pred": boolean, "index": int32}
@@ -40,11 +40,12 @@ def ptx_run(name, inputs, outputs, calls, text):
     signature = returns(*[int64] * len(first), *given)
 
     def code(context, builder, signature, arguments):
-        run = Run(context, builder, {}, calls, arguments[: len(first)])
+        run = Run(context, builder, calls, arguments[: len(first)])
         for (key, ptx_type), found in zip(inputs.items(), arguments[len(first) :]):
             run.names[key] = run.of_code(found, "u32" if ptx_type == "index" else ptx_type)
         run.run(body(text))
-        found = [run.held(run.names[key], ptx_type) for key, ptx_type in outputs.items()]
+        held = {key: ptx_type if ptx_type in NUMBA else "b64" for key, ptx_type in outputs.items()}
+        found = [run.code_of(run.names[key], ptx_type) for key, ptx_type in held.items()]
         if len(found) == 1:
             return found[0]
         return context.make_tuple(builder, returns, found) if found else context.get_dummy_value()
@@ -60,19 +61,13 @@ def body(text):
 class Run(Evaluator):
     """Walks a run. `calls`: what its functions of memory do; `machine`: the table, the thread, the state."""
 
-    def __init__(self, context, builder, names, calls, machine):
-        super().__init__(context, builder, names, self.call)
+    def __init__(self, context, builder, calls, machine):
+        super().__init__(context, builder, {}, self.call)
         self.calls, self.machine = calls, machine
-
-    def held(self, value, ptx_type):
-        """A value as Numba takes it."""
-        return self.code_of(value, ptx_type if ptx_type in NUMBA else "b64")
-
-    def of_name(self, node):
-        found = super().of_name(node) if node.id not in self.calls else self.calls[node.id]
-        if isinstance(found, tuple) and found and found[0] == "float":
-            return self.of_bits(self.whole(found[2]), found[1])
-        return found
+        for name, (what, *rest) in calls.items():
+            if what == "float":
+                ptx_type, bits = rest
+                self.names[name] = self.of_bits(self.whole(bits), ptx_type)
 
     def call(self, name, given):
         if name not in self.calls:
@@ -87,22 +82,17 @@ class Run(Evaluator):
     # --- memory ---------------------------------------------------------------------------------------------
 
     def located(self, action, ptx_type, space, count, place, address):
-        """The host's address of what is accessed, and LLVM's type of an element."""
-        size = np.dtype(VIEWS[ptx_type]).itemsize
+        """Pointers to the elements that are accessed."""
+        size, (table, thread, state) = WIDTHS[ptx_type] // 8, self.machine
         address = self.add(self.whole(address), self.whole(WINDOWS.get(space, 0)))
-        table, thread, state = self.machine
         codes = table, I64(place), self.at(address, 64), thread, state
         where = self.compiled(locator(action, size * count), *codes)
-        return where, FLOATS.get(ptx_type) or ir.IntType(8 * size), size
-
-    def pointers(self, where, element, size, count):
-        for position in range(count):
-            at = self.builder.add(where, I64(size * position)) if position else where
-            yield self.builder.inttoptr(at, element.as_pointer())
+        places = [where, *(self.builder.add(where, I64(size * i)) for i in range(1, count))]
+        element = FLOATS.get(ptx_type) or ir.IntType(8 * size)
+        return [self.builder.inttoptr(at, element.as_pointer()) for at in places]
 
     def do_load(self, ptx_type, space, count, place, address):
-        where, element, size = self.located("load", ptx_type, space, count, place, address)
-        pointers = self.pointers(where, element, size, count)
+        pointers = self.located("load", ptx_type, space, count, place, address)
         values = tuple(self.of_code(self.builder.load(pointer), ptx_type) for pointer in pointers)
         return values[0] if count == 1 else values
 
@@ -113,21 +103,19 @@ class Run(Evaluator):
         pointers = [self.builder.gep(row, [word(0), word(i)]) for i in range(4)]
         for pointer in pointers:
             self.builder.store(word(0), pointer)
-        with self.builder.if_then(
-            self.builder.icmp_signed("<", self.builder.and_(thread, I64(31)), I64(lanes))
-        ):
+        lane = self.builder.and_(thread, I64(31))
+        with self.builder.if_then(self.builder.icmp_signed("<", lane, I64(lanes))):
             for pointer, value in zip(pointers, self.do_load("u32", space, 4, place, address)):
                 self.builder.store(self.at(value, 32), pointer)
         return tuple(self.of_code(self.builder.load(pointer), "u32") for pointer in pointers)
 
     def do_store(self, ptx_type, space, count, place, address, *values):
-        where, element, size = self.located("store", ptx_type, space, count, place, address)
-        for pointer, value in zip(self.pointers(where, element, size, count), values):
+        pointers = self.located("store", ptx_type, space, count, place, address)
+        for pointer, value in zip(pointers, values):
             self.builder.store(self.code_of(value, ptx_type), pointer)
 
     def do_atomic(self, operation, ptx_type, space, place, address, *operands):
-        where, element, size = self.located("atomic", ptx_type, space, 1, place, address)
-        (pointer,) = self.pointers(where, element, size, 1)
+        (pointer,) = self.located("atomic", ptx_type, space, 1, place, address)
         old = self.of_code(self.builder.load(pointer), ptx_type)
         new = self.called(by_ptx(operation).meaning, [old, *operands], {})
         self.builder.store(self.code_of(new, ptx_type), pointer)
