@@ -8,7 +8,6 @@ Nothing here owns memory: whoever launches keeps it alive, so compiled code coun
 import functools
 
 import numpy as np
-from llvmlite import ir
 from numba import int64, types
 from numba.core import cgutils
 from numba.extending import (
@@ -23,7 +22,7 @@ from numba.extending import (
 
 from sim.native.internal import LIKE_CODE
 from sim.native.scalars import dtype_of, numba_type_of
-from sim.native.words import words
+from sim.native.words import WORD, pointer, words
 
 # what is checked: see sim.native.checks
 BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = "bare", "bounded", "global", "empty", "shared", "local"
@@ -37,14 +36,8 @@ class Guarded:
 
     def __init__(self, array, watch, shadow, state, sizes=None):
         itemsize = array.itemsize or 1
-        members = (
-            array.__array_interface__["data"][0],
-            *array.shape,
-            *(stride // itemsize for stride in array.strides),
-            shadow,
-            state.address,
-        )
-        members = np.array(members, np.int64)
+        data, strides = array.__array_interface__["data"][0], (n // itemsize for n in array.strides)
+        members = np.array((data, *array.shape, *strides, shadow, state.address), np.int64)
         self.held, self.packed = (array, members), members.__array_interface__["data"][0]
         self._numba_type_ = array_type(array, watch, sizes)
 
@@ -71,13 +64,8 @@ class GuardedType(types.Type):
         records, or the real parts of complex numbers."""
 
     def __init__(self, dtype, ndim, rowwise, watch, sizes=None, pitch=None):
-        self.dtype, self.ndim, self.rowwise, self.watch, self.sizes = (
-            dtype,
-            ndim,
-            rowwise,
-            watch,
-            sizes or (None,) * ndim,
-        )
+        self.dtype, self.ndim, self.rowwise, self.watch = dtype, ndim, rowwise, watch
+        self.sizes = sizes or (None,) * ndim
         self.pitch = pitch or dtype_of(dtype).itemsize
         super().__init__(f"Guarded({dtype}, {ndim}, {self.sizes}, {rowwise}, {watch}, {self.pitch})")
 
@@ -87,22 +75,17 @@ class GuardedType(types.Type):
 
     def stride(self, axis):
         """The text of a stride, in elements."""
-        return (
-            " * ".join(map(self.side, range(axis + 1, self.ndim))) or "1"
-            if self.rowwise
-            else f"x.strides[{axis}]"
-        )
+        if not self.rowwise:
+            return f"x.strides[{axis}]"
+        return " * ".join(map(self.side, range(axis + 1, self.ndim))) or "1"
 
 
 @register_model(GuardedType)
 class GuardedModel(models.StructModel):
     def __init__(self, manager, numba_type):
         sides = types.UniTuple(int64, numba_type.ndim)
-        super().__init__(
-            manager,
-            numba_type,
-            [("data", int64), ("shape", sides), ("strides", sides), ("shadow", int64), ("state", int64)],
-        )
+        members = {"data": int64, "shape": sides, "strides": sides, "shadow": int64, "state": int64}
+        super().__init__(manager, numba_type, [*members.items()])
 
 
 for _member in ("data", "shape", "strides", "shadow", "state"):
@@ -115,39 +98,25 @@ def unbox_guarded(numba_type, value, c):
     structure = cgutils.create_struct_proxy(numba_type)(c.context, c.builder)
     builder, n = c.builder, numba_type.ndim
     held = c.pyapi.object_getattr_string(value, "packed")
-    row = builder.inttoptr(c.pyapi.long_as_longlong(held), ir.IntType(64).as_pointer())
+    row = builder.inttoptr(c.pyapi.long_as_longlong(held), WORD.as_pointer())
     c.pyapi.decref(held)
-    members = [
-        builder.load(builder.gep(row, [ir.Constant(ir.IntType(64), position)]))
-        for position in range(2 * n + 3)
-    ]
+    members = [builder.load(builder.gep(row, [WORD(position)])) for position in range(2 * n + 3)]
     structure.data, structure.shadow, structure.state = members[0], members[-2], members[-1]
-    structure.shape, structure.strides = (
-        cgutils.pack_array(builder, members[1 : n + 1], ir.IntType(64)),
-        cgutils.pack_array(builder, members[n + 1 : -2], ir.IntType(64)),
-    )
+    structure.shape = cgutils.pack_array(builder, members[1 : n + 1], WORD)
+    structure.strides = cgutils.pack_array(builder, members[n + 1 : -2], WORD)
     return NativeValue(structure._getvalue())
 
 
 # --- memory -------------------------------------------------------------------------------------------------
 
 
-def at(context, builder, address, position, numba_type):
-    """A pointer to the value of type `numba_type` that stands `position` such values behind an address."""
-    return builder.gep(builder.inttoptr(address, context.get_data_type(numba_type).as_pointer()), [position])
-
-
 def element(context, builder, x, value, flat):
+    """The pointer to the element of an array of type `x` that is `flat` elements behind the first."""
     data = cgutils.create_struct_proxy(x)(context, builder, value).data
+    llvm_type = context.get_data_type(x.dtype)
     if x.pitch == dtype_of(x.dtype).itemsize:
-        return at(context, builder, data, flat, x.dtype)
-    return at(
-        context,
-        builder,
-        builder.add(data, builder.mul(flat, ir.IntType(64)(x.pitch))),
-        ir.IntType(64)(0),
-        x.dtype,
-    )
+        return pointer(builder, data, flat, llvm_type)
+    return builder.inttoptr(builder.add(data, builder.mul(flat, WORD(x.pitch))), llvm_type.as_pointer())
 
 
 def view(context, builder, x, result, array, flat, shape, strides):
@@ -156,8 +125,8 @@ def view(context, builder, x, result, array, flat, shape, strides):
     old = cgutils.create_struct_proxy(x)(context, builder, array)
     new = cgutils.create_struct_proxy(result)(context, builder)
     cell = {LOCAL: 1, BARE: 0, BOUNDED: 0}.get(x.watch, 16)
-    new.data = builder.add(old.data, builder.mul(flat, ir.IntType(64)(x.pitch)))
-    new.shadow = builder.add(old.shadow, builder.mul(flat, ir.IntType(64)(cell)))
+    new.data = builder.add(old.data, builder.mul(flat, WORD(x.pitch)))
+    new.shadow = builder.add(old.shadow, builder.mul(flat, WORD(cell)))
     new.shape, new.strides, new.state = shape, strides, old.state
     return new._getvalue()
 
@@ -226,11 +195,8 @@ class ReferenceType(types.Type):
 @register_model(ReferenceType)
 class ReferenceModel(models.StructModel):
     def __init__(self, manager, numba_type):
-        super().__init__(
-            manager,
-            numba_type,
-            [("records", numba_type.array), ("place", types.UniTuple(int64, numba_type.array.ndim))],
-        )
+        index = types.UniTuple(int64, numba_type.array.ndim)
+        super().__init__(manager, numba_type, [("records", numba_type.array), ("place", index)])
 
 
 for _member in ("records", "place"):
@@ -248,12 +214,9 @@ def column(records, dtype, offset):
     @intrinsic
     def parts(typing, x):
         def code(context, builder, signature, arguments):
-            old, new = (
-                cgutils.create_struct_proxy(x)(context, builder, arguments[0]),
-                cgutils.create_struct_proxy(numba_type)(context, builder),
-            )
-            bytes_on = ir.Constant(ir.IntType(64), offset)
-            new.data = builder.add(old.data, bytes_on)
+            old = cgutils.create_struct_proxy(x)(context, builder, arguments[0])
+            new = cgutils.create_struct_proxy(numba_type)(context, builder)
+            new.data = builder.add(old.data, WORD(offset))
             new.shape, new.strides, new.shadow, new.state = old.shape, old.strides, old.shadow, old.state
             return new._getvalue()
 
@@ -284,14 +247,14 @@ def know_field(name):
 
 @overload_attribute(GuardedType, "real", **LIKE_CODE)
 def real(x):
-    return (
-        column(x, np.dtype(f"f{dtype_of(x.dtype).itemsize // 2}"), 0)
-        if isinstance(x.dtype, types.Complex)
-        else lambda x: x
-    )
+    return part_of_complex(x, 0) if isinstance(x.dtype, types.Complex) else lambda x: x
 
 
 @overload_attribute(GuardedType, "imag", **LIKE_CODE)
 def imaginary(x):
+    return part_of_complex(x, 1) if isinstance(x.dtype, types.Complex) else None
+
+
+def part_of_complex(x, position):
     size = dtype_of(x.dtype).itemsize // 2
-    return column(x, np.dtype(f"f{size}"), size) if isinstance(x.dtype, types.Complex) else None
+    return column(x, np.dtype(f"f{size}"), position * size)

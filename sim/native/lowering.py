@@ -84,7 +84,7 @@ class Lowering(Calls):
         if function not in devices:
             devices[function] = device = Device(
                 self.module.fresh_function(self.module.reachable[function].tree.name),
-                needs={"state"} if self.module.watched else set(),
+                needs={"state"} if self.module.sited else set(),
             )
             device.tree = Lowering(self.module, function).function(device)
             if device.recursive and device.needs:  # only now is it known what it must hand on to itself
@@ -159,7 +159,7 @@ class Lowering(Calls):
         return node
 
     def visit_If(self, node):
-        site = self.number("branch", node.test) if self.module.watched else None
+        site = self.number("branch", node.test) if self.module.sited else None
         node = self.generic_visit(node)
         if site:
             given = [self.as_name("state", node), node.test, self.as_name("thread", node), site]

@@ -10,7 +10,7 @@ import numba
 from numba.core.errors import NumbaError
 
 from sim.frontend.ssa import Versions
-from sim.frontend.tree import Apart, as_list
+from sim.frontend.tree import Apart, as_list, located
 from sim.isa.memory import interpreted_only
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE
 from sim.native import cache, infer
@@ -33,34 +33,18 @@ def head(module, title):
     imports = {}
     for name, home in module.imports.items():
         imports.setdefault(home, set()).add(name)
-    lines = [
-        f'"""{title}"""',
-        "import cmath",
-        "import math",
-        "import operator",
-        "",
-        "import numba",
-        "import numpy as np",
-    ]
+    known = ("import cmath", "import math", "import operator", "", "import numba", "import numpy as np")
+    lines = [f'"""{title}"""', *known]
     lines += [f"from {home} import {', '.join(sorted(names))}" for home, names in sorted(imports.items())]
-    lines += [
-        "from sim.native.internal import compiled, kernel, recursive",
-        "",
-        *(f"{name} = {text}" for name, text in module.constants.items()),
-        "",
-    ]
-    entries = {
-        name: INSTRUCTIONS[name] for name in set(module.operations.values()) & (WARP_WIDE | BLOCK_WIDE)
-    }
+    lines += ["from sim.native.internal import compiled, kernel, recursive", ""]
+    lines += [*(f"{name} = {text}" for name, text in module.constants.items()), ""]
+    together = set(module.operations.values()) & (WARP_WIDE | BLOCK_WIDE)
+    entries = {name: INSTRUCTIONS[name] for name in together}
     entries |= {name: entry_of(name) for name in module.imports if name.startswith("isa_")}
     lines += [f"# {name}: {digest(entries[name])}" for name in sorted(entries)]
     for device in module.devices.values():
-        lines += [
-            "",
-            "@recursive" if device.recursive else "@compiled",
-            *ast.unparse(device.tree).split("\n"),
-            "",
-        ]
+        decorator = "@recursive" if device.recursive else "@compiled"
+        lines += ["", decorator, *ast.unparse(device.tree).split("\n"), ""]
     return lines
 
 
@@ -96,7 +80,7 @@ class Fissioned:
 
 def lower_for_fission(function, dtypes=(), counted=False):
     """`counted`: accesses and branches are written down."""
-    module = Module(function, sited=counted, watched=counted, dtypes=dtypes)
+    module = Module(function, counted, dtypes)
     if unavailable := interpreted_only(module.used):
         raise CannotLower(f"{unavailable[0]} has no compiled form")
     parameters, statements = Hoisting(module).kernel(function)
@@ -105,28 +89,22 @@ def lower_for_fission(function, dtypes=(), counted=False):
         for statement in keep_parameters(module, parameters, statements)
         for part in as_list(SplitTuples().visit(statement))
     ]
-    statements = name_shared(module, statements)
     code = tuple(  # from the line of `def`, where a site's lines count from
         function.__code__.replace(co_firstlineno=source.tree.lineno)
         for function, source in module.reachable.items()
     )
     synchronizes = any(source.acts_on_atomics for source in module.reachable.values())
     module.reachable = None  # the functions themselves are not kept alive
-    return Lowered(
-        module,
-        parameters,
-        statements,
-        Writes(module).of(statements) & {*parameters, *module.declared},
-        code,
-        synchronizes,
-    )
+    writes = Writes(module).of(statements) & {*parameters, *module.declared}
+    return Lowered(module, parameters, statements, writes, code, synchronizes)
 
 
 def keep_parameters(module, parameters, statements):
     """The same statements without assignments to parameters: those get a variable of their own."""
-    changed = assigned(statements) & set(parameters)
-    new = {name: module.fresh(name) for name in sorted(changed)}
-    rename(statements, new)
+    new = {name: module.fresh(name) for name in sorted(assigned(statements) & set(parameters))}
+    for part in [part for statement in statements for part in ast.walk(statement)]:
+        if isinstance(part, ast.Name):
+            part.id = new.get(part.id, part.id)
     return [ast.parse(f"{name} = {old}").body[0] for old, name in new.items()] + statements
 
 
@@ -134,57 +112,12 @@ class SplitTuples(ast.NodeTransformer):
     """`a, b = x, y` as two statements, where x and y do not hang on a and b."""
 
     def visit_Assign(self, node):
-        target, value = node.targets[0], node.value
-        if not (
-            len(node.targets) == 1
-            and isinstance(target, ast.Tuple)
-            and isinstance(value, ast.Tuple)
-            and len(target.elts) == len(value.elts)
-        ):
-            return node
-        names = [part.id for part in target.elts if isinstance(part, ast.Name)]
-        if len(names) < len(target.elts) or set(names) & reads(value):
-            return node
-        return [
-            ast.copy_location(ast.Assign([left], right), node) for left, right in zip(target.elts, value.elts)
-        ]
-
-
-def name_shared(module, statements):
-    """The same statements without `tile = tile_shared`, the parameter being called `tile`, where the variable
-    stands for nothing else."""
-    for statement in list(statements):
-        if (
-            isinstance(statement, ast.Assign)
-            and isinstance(statement.value, ast.Name)
-            and statement.value.id in module.declared
-            and isinstance(statement.targets[0], ast.Name)
-        ):
-            parameter, variable = statement.value.id, statement.targets[0].id
-            others = [
-                part
-                for other in statements
-                if other is not statement
-                for part in ast.walk(other)
-                if isinstance(part, ast.Name)
-            ]
-            if len(statement.targets) == 1 and not any(
-                part.id == parameter or part.id == variable and isinstance(part.ctx, ast.Store)
-                for part in others
-            ):
-                statements.remove(statement)
-                module.declared = {
-                    variable if name == parameter else name: declared
-                    for name, declared in module.declared.items()
-                }
-    return statements
-
-
-def rename(statements, new):
-    for statement in statements:
-        for part in ast.walk(statement):
-            if isinstance(part, ast.Name):
-                part.id = new.get(part.id, part.id)
+        match node:
+            case ast.Assign([ast.Tuple(left)], ast.Tuple(right)) if len(left) == len(right):
+                names = {part.id for part in left if isinstance(part, ast.Name)}
+                if len(names) == len(left) and not names & reads(node.value):
+                    return located([ast.Assign([name], part) for name, part in zip(left, right)], node)
+        return node
 
 
 def fissioned(lowered, name, numba_types):
@@ -198,27 +131,16 @@ def fissioned(lowered, name, numba_types):
         GuardedType(numba_type_of(d.dtype), array_rank(d), True, BARE, sizes_of(d))
         for d in module.declared.values()
     ]
-    path = cache.path_of(
-        name,
-        repr(
-            (
-                thread_text(module, name, parameters, lowered.statements),
-                [str(numba_type) for numba_type in (*numba_types, *arrays, *declared)],
-            )
-        ),
-    )
+    types_ = [str(numba_type) for numba_type in (*numba_types, *arrays, *declared)]
+    path = cache.path_of(name, repr((thread_text(module, name, parameters, lowered.statements), types_)))
     text = cache.read(path)
     if text is None:
         given = [numba.int64, numba.int64, *[DIM3] * 4, *arrays, *declared, *numba_types]
-        statements, variables = typed_apart(
-            module,
-            lowered.statements,
-            [*SPECIAL, *module.arrays, *module.declared, *parameters],
-            types_in(module, name, parameters, given),
-        )
-        text = fission_text(
-            module, name, parameters, Fission(module, name, parameters, statements, variables)
-        )
+        known = [*SPECIAL, *module.arrays, *module.declared, *parameters]
+        types_of = types_in(module, name, parameters, given)
+        statements, variables = typed_apart(module, lowered.statements, known, types_of)
+        split = Fission(module, name, parameters, statements, variables)
+        text = fission_text(module, name, parameters, split)
         cache.write(path, text)
     made = cache.load(path, text)
     return Fissioned(lowered, text, getattr(made, f"{name}_grid"), made.KEPT)
@@ -242,32 +164,23 @@ def typed_apart(module, statements, parameters, types_of):
     several = {name for name, types_ in found.items() if len(types_) > 1}
     statements = copy.deepcopy(statements)
     if several:
+        how = several, module.fresh, lambda node, _: node
         trial = copy.deepcopy(statements)
         versions = Versions(parameters, trial, module.value)
-        names = Apart(
-            trial, versions, lambda version: version, several, module.fresh, lambda node, _: node
-        ).names
+        names = Apart(trial, versions, lambda version: version, *how).names
         found = types_of(trial)
-        numba_types = [
-            (
-                infer.unified(found[name])
-                if (name := names.get((version.name, version.settled()))) in found
-                else None
-            )
-            for version in versions.all
-        ]
+        names = [names.get((version.name, version.settled())) for version in versions.all]
+        numba_types = [infer.unified(found[name]) if name in found else None for name in names]
         versions = Versions(parameters, statements, module.value)
-        numba_types = dict(zip(versions.all, numba_types, strict=True))
-        Apart(statements, versions, numba_types.get, several, module.fresh, lambda node, _: node)
+        Apart(statements, versions, dict(zip(versions.all, numba_types, strict=True)).get, *how)
         found = types_of(statements)
     return statements, {name: infer.unified(types_) for name, types_ in found.items()}
 
 
 def thread_text(module, name, parameters, statements):
     """The text of the kernel as one thread runs it, from start to end."""
-    return "\n".join(
-        [*head(module, f"{name}, one thread"), *thread_lines(module, name, parameters, statements)]
-    )
+    lines = thread_lines(module, name, parameters, statements)
+    return "\n".join([*head(module, f"{name}, one thread"), *lines])
 
 
 def thread_lines(module, name, parameters, statements):
@@ -298,26 +211,12 @@ def fission_text(module, name, parameters, split, renewing=()):
     """The text of a kernel's file: head, regions, a block, the walk over all blocks. `renewing`: statements
     that come before each block."""
     shared = [known for known, declared in module.declared.items() if declared.space == "shared"]
-    for needed in (
-        "begin_block",
-        "end_block",
-        "block_index",
-        "dim3",
-        "poisoned",
-        *(["log_epoch"] if module.sited else []),
-    ):
+    for needed in ("begin_block", "end_block", "block_index", "dim3", "poisoned", "log_epoch"):
         module.library(needed)
     block = split.function(f"{name}_block", split.lines)
-    lines = head(
-        module,
-        f"{name}, by loop fission: each region is a loop over the threads that stand between two places where"
-        " threads wait",
-    )
-    lines += [
-        "# How many variables live from one region to another: `kept` has an array over threads for each.",
-        f"KEPT = {len(split.expanded)}",
-        "",
-    ]
+    what = "each region is a loop over the threads that stand between two places where threads wait"
+    kept = "# How many variables live from one region to another: `kept` has an array over threads for each."
+    lines = [*head(module, f"{name}, by loop fission: {what}"), kept, f"KEPT = {len(split.expanded)}", ""]
     for text in split.functions:
         lines += ["", "@compiled", *text, ""]
     given = [*WALK, "state", *module.arrays, *module.declared, "kept", *parameters]
@@ -340,10 +239,7 @@ def fission_text(module, name, parameters, split, renewing=()):
 
 def first_line(error):
     """What a NumbaError says of the kernel, and the line of lowered text that it points at."""
-    lines = [
-        line.strip()
-        for line in str(error).split("\n")
-        if line.strip() and not line.strip().startswith("Failed in ")
-    ]
+    lines = [line.strip() for line in str(error).split("\n")]
+    lines = [line for line in lines if line and not line.startswith("Failed in ")]
     pointed = re.findall(r"\n\s*(\S[^\n]*)\n\s*\^", str(error))
     return lines[0] + (f", in `{pointed[-1]}`" if pointed else "")

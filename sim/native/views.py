@@ -16,9 +16,9 @@ OFFERED = {"from_end"}
 IN_TEXT = as_index, looked_at  # what occurs in functions made from text
 
 
-def text_of(lines, name):
-    """The function `name` that these lines define."""
-    names = dict(globals())
+def text_of(lines, name, result=None):
+    """The function `name` that these lines define; in them, `view` makes a view of type `result`."""
+    names = globals() | {"view": result and viewer(result)}
     exec("\n".join(lines), names)
     return names[name]
 
@@ -69,18 +69,11 @@ def getitem(x, index):
 @overload(operator.setitem, **LIKE_CODE)
 def setitem(x, index, value):
     if isinstance(x, ReferenceType) and isinstance(index, types.StringLiteral):
-        return text_of(
-            ["def set_field(x, index, value):", f"    x._records_.{index.literal_value}[x._place_] = value"],
-            "set_field",
-        )
+        field = f"    x._records_.{index.literal_value}[x._place_] = value"
+        return text_of(["def set_field(x, index, value):", field], "set_field")
     if is_record(x) and is_element(x, index) and isinstance(value, ReferenceType):
-        return text_of(
-            [
-                "def copy(x, index, value):",
-                *(f"    x.{name}[index] = value.{name}" for name in dtype_of(x.dtype).names),
-            ],
-            "copy",
-        )
+        fields = [f"    x.{name}[index] = value.{name}" for name in dtype_of(x.dtype).names]
+        return text_of(["def copy(x, index, value):", *fields], "copy")
     partial = isinstance(x, GuardedType) and not is_element(x, index)
     return filler(x, index, value) if partial else None
 
@@ -121,11 +114,8 @@ def part_of(x, index):
         return None
     lines, flat, shape, strides, sizes = [], [], [], [], []
     for axis, part in enumerate(parts):
-        given, side, stride = (
-            f"index[{axis}]" if isinstance(index, types.BaseTuple) else "index",
-            x.side(axis),
-            x.stride(axis),
-        )
+        given = f"index[{axis}]" if isinstance(index, types.BaseTuple) else "index"
+        side, stride = x.side(axis), x.stride(axis)
         if isinstance(part, types.Integer):
             flat.append(f"whole(as_index({given}), {side}, x.state, {x.watch == BARE}) * ({stride})")
         else:
@@ -141,24 +131,13 @@ def part_of(x, index):
         shape.append(x.side(axis))
         strides.append(x.stride(axis))
         sizes.append(x.sizes[axis])
-    numba_type = GuardedType(x.dtype, len(shape), False, x.watch, tuple(sizes), x.pitch)
-    return made(
-        "part",
-        [*lines, f"    return view(x, {' + '.join(flat)}, {tuple_text(shape)}, {tuple_text(strides)})"],
-        numba_type,
-        "x, index",
-    )
+    result = GuardedType(x.dtype, len(shape), False, x.watch, tuple(sizes), x.pitch)
+    back = f"    return view(x, {' + '.join(flat)}, {tuple_text(shape)}, {tuple_text(strides)})"
+    return text_of(["def part(x, index):", *lines, back], "part", result)
 
 
 def tuple_text(parts):
     return f"({''.join(f'{part}, ' for part in parts)})"
-
-
-def made(name, lines, numba_type, parameters="x"):
-    """The function `name` of an array (and more) that returns a view of type `numba_type`."""
-    names = globals() | {"view": viewer(numba_type)}
-    exec("\n".join([f"def {name}({parameters}):", *lines]), names)
-    return names[name]
 
 
 @overload(len, **LIKE_CODE)
@@ -187,12 +166,9 @@ def ndim(x):
 @overload_attribute(GuardedType, "T", **LIKE_CODE)
 def transposed(x):
     axes = range(x.ndim)[::-1]
-    numba_type = GuardedType(x.dtype, x.ndim, False, x.watch, x.sizes[::-1], x.pitch)
-    return made(
-        "transpose",
-        [f"    return view(x, 0, {tuple_text(map(x.side, axes))}, {tuple_text(map(x.stride, axes))})"],
-        numba_type,
-    )
+    result = GuardedType(x.dtype, x.ndim, False, x.watch, x.sizes[::-1], x.pitch)
+    back = f"    return view(x, 0, {tuple_text(map(x.side, axes))}, {tuple_text(map(x.stride, axes))})"
+    return text_of(["def transpose(x):", back], "transpose", result)
 
 
 @overload_attribute(GuardedType, "itemsize", **LIKE_CODE)
@@ -203,8 +179,7 @@ def itemsize(x):
 
 @overload_attribute(GuardedType, "nbytes", **LIKE_CODE)
 def nbytes(x):
-    size = dtype_of(x.dtype).itemsize
-    return lambda x: x.size * size
+    return lambda x: x.size * x.itemsize
 
 
 @overload_method(GuardedType, "reshape", **LIKE_CODE)
@@ -214,8 +189,9 @@ def reshaped(x, shape):
     if not x.rowwise:
         return None
     axes = range(len(shape) if isinstance(shape, types.BaseTuple) else 1)
-    numba_type = GuardedType(x.dtype, len(axes), True, x.watch, pitch=x.pitch)
-    lines = [
+    result = GuardedType(x.dtype, len(axes), True, x.watch, pitch=x.pitch)
+    lines = ["def reshape(x, shape):"]
+    lines += [
         f"    n{a} = as_index({f'shape[{a}]' if isinstance(shape, types.BaseTuple) else 'shape'})"
         for a in axes
     ]
@@ -228,9 +204,5 @@ def reshaped(x, shape):
         "        raise ValueError('reshape to a shape with another number of elements')",
     ]
     strides = [" * ".join(f"n{b}" for b in axes[a + 1 :]) or "1" for a in axes]
-    return made(
-        "reshape",
-        [*lines, f"    return view(x, 0, {tuple_text(f'n{a}' for a in axes)}, {tuple_text(strides)})"],
-        numba_type,
-        "x, shape",
-    )
+    lines += [f"    return view(x, 0, {tuple_text(f'n{a}' for a in axes)}, {tuple_text(strides)})"]
+    return text_of(lines, "reshape", result)
