@@ -237,7 +237,8 @@ class Types(CallTypes):
         """Whether Python's own operator gives Numba's result on these two, and never raises."""
         a, b = self.of(left), self.of(right)
         if is_numpys(a, b):
-            return isinstance(op, (*ADDITIVE, ast.Mult, ast.Div))
+            quotient = isinstance(op, ast.Div) and not {a.scalar, b.scalar} & COMPLEX
+            return quotient or isinstance(op, (*ADDITIVE, ast.Mult))
         if a == b == UINT64:
             return isinstance(op, (*ADDITIVE, ast.Mult, *BITWISE))
         if bits(a) is None or bits(b) is None or bits(operation(op, a, b)) is None:

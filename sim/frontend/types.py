@@ -100,7 +100,8 @@ def with_float64(a, b):
 
 
 def is_numpys(a, b):
-    """Whether + - * / of Python are Numba's on both: numpy's, of numbers that it promotes alike."""
+    """Whether + - * of Python, and / unless one is complex, are Numba's on both: numpy's, of numbers that it
+    promotes alike."""
     if not (isinstance(a, Number) and isinstance(b, Number)):
         return False
     scalars = {a.scalar, b.scalar}

@@ -35,7 +35,7 @@ from numpy import float32, float64, uint64
 from sim.isa import ieee, promotion
 from sim.isa.builtins import int_
 from sim.isa.conversions import HIGHEST, LOWEST, cast, truncated, wrap
-from sim.isa.promotion import FLOATING, INTEGRAL, PLAIN, SCALAR, Promotion
+from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL, PLAIN, SCALAR, Promotion
 
 ARITHMETIC = Promotion(promotion.arithmetic)
 DIVISION = Promotion(promotion.division)
@@ -110,7 +110,24 @@ def div(a, b):
             return float64(a) / float64(b)
     elif scalar in PLAIN and type(b) in PLAIN:
         return a / b
-    return _mixed(DIVISION, operator.truediv, a, b)
+    return _mixed(DIVISION, truediv, a, b)
+
+
+def truediv(a, b):
+    return _complex_quotient(a, b) if type(a) in COMPLEX else a / b
+
+
+def _complex_quotient(a, b):
+    """a / b in Numba's order, which is Python's of old: numpy's multiplies by 1 / denominator."""
+    if b == 0:
+        raise ZeroDivisionError("complex division by zero, where a GPU ends the thread without a word")
+    if abs(b.real) >= abs(b.imag):
+        ratio = b.imag / b.real
+        below, real, imag = b.real + b.imag * ratio, a.real + a.imag * ratio, a.imag - a.real * ratio
+    else:
+        ratio = b.real / b.imag
+        below, real, imag = b.real * ratio + b.imag, a.real * ratio + a.imag, a.imag * ratio - a.real
+    return type(a)(complex(real / below, imag / below))
 
 
 def floordiv(a, b):

@@ -12,7 +12,7 @@ import pytest
 from numba import cuda
 from numba.cuda import libdevice
 
-from sim import DeviceSpec, simulate
+from sim import DeviceSpec, ThreadError, simulate
 from sim.isa.operators import BY_WAY_OF_FLOAT64
 
 LOWEST = -(2**63)
@@ -364,3 +364,28 @@ def test_elements_of_slices_fields_and_parts_have_numbas_types():
     x = np.full((1, 3), 3e30, np.float32)
     squares = by_both(of_one_type, np.zeros(7), x, RECORDS, np.full(1, 3e30, np.complex64))
     assert squares == [float(np.float32(3e30)) ** 2] * 7
+
+
+@cuda.jit
+def complex_quotients(out, x, y):
+    i = cuda.threadIdx.x
+    out[i] = x[i] / y[i]
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_numbers_are_divided_in_numbas_order(dtype):
+    """numpy multiplies by a reciprocal, which rounds once more."""
+    draw = np.random.default_rng(0).normal(size=(2, 64)) + 1j * np.random.default_rng(1).normal(size=(2, 64))
+    x, y = draw.astype(dtype)
+    y[:3] = inf, complex(nan, 0), 1e-30j
+    with np.errstate(invalid="ignore"):
+        assert by_both(complex_quotients, np.zeros(64, dtype), x, y, threads=64) != (x / y).tolist()
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_a_complex_number_divided_by_zero_ends_the_launch(engine):
+    """On a GPU the thread alone ends, and nothing says so: Numba raises there."""
+    with pytest.raises(ThreadError, match="complex division by zero"):
+        simulate(complex_quotients, engine=engine)[1, 1](
+            np.zeros(1, complex), np.ones(1, complex), np.zeros(1, complex)
+        )
