@@ -31,16 +31,6 @@ class Declaration:
         return self.declare(shape, as_dtype(dtype), sys._getframe(1), alignment)
 
 
-class GridGroup:
-    """`cuda.cg.this_grid()`: all blocks of the launch."""
-
-    def __init__(self, scheduler):
-        self.scheduler = scheduler
-
-    def sync(self):
-        meet(self.scheduler, GRID, sys._getframe(1))
-
-
 class Cuda:
     """The namespace `cuda` of one launch."""
 
@@ -56,8 +46,8 @@ class Cuda:
         self.shared, self.local = Declaration(declarations.shared), Declaration(declarations.local)
         self.atomic = Atomic(scheduler)
         self.syncthreads = plain_barrier(self.context, declarations)
-        group = GridGroup(scheduler)
-        self.this_grid = lambda: group
+        all_blocks = SimpleNamespace(sync=lambda: meet(scheduler, GRID, sys._getframe(1)))
+        self.this_grid = lambda: all_blocks
         self.cg = SimpleNamespace(this_grid=self.this_grid)
         for operation in OF_NUMBA:
             setattr(self, operation.name, self.instruction(operation))

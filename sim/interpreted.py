@@ -79,9 +79,9 @@ class Interpreted:
         if kernel.__code__ is not launch.function.__code__:
             values = [held(value) for value in values]
         declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
-        scheduler.takes_turns = (binder.loops or schedule.interleaves) and bool(binder.used & YIELDING)
-        context.synchronizes, context.stores = binder.synchronizes, binder.stores
-        context.counts_rounds = binder.counts_rounds
+        scheduler.takes_turns = (binder.any("loops") or schedule.interleaves) and bool(binder.used & YIELDING)
+        for fact in ("synchronizes", "stores", "counts_rounds"):
+            setattr(context, fact, binder.any(fact))
         # 3. its blocks
         fiber = self.fiber if scheduler.takes_turns or binder.used & SUSPENDING else None
         if fiber is Fiber and not scheduler.takes_turns:

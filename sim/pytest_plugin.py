@@ -109,11 +109,8 @@ def observers_of(tools):
     """The observer classes that the names of tools stand for."""
     from sim import observers
 
-    return tuple(
-        observer
-        for tool in tools
-        for observer in (observers.COUNTERS if tool == "counters" else [getattr(observers, tool.title())])
-    )
+    named = {"counters": observers.COUNTERS}
+    return sum((named.get(tool) or (getattr(observers, tool.title()),) for tool in tools), ())
 
 
 @dataclass

@@ -67,11 +67,14 @@ def stand_ins():
 
 def names_in(code):
     """Every global and attribute name that `code`, or a function within it, mentions; free variables too."""
-    yield from code.co_names
-    yield from code.co_freevars
+    return [name for one in codes_in(code) for name in (*one.co_names, *one.co_freevars)]
+
+
+def codes_in(code):
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from names_in(constant)
+            yield from codes_in(constant)
 
 
 def cuda_name(value):

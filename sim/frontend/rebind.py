@@ -153,9 +153,7 @@ class Binder:
         self.builtins, self.given = builtins, given
         self.functions = {}  # (id of a function, types of its parameters) -> its copy, so that recursion ends
         self.constants = {}  # id of a global array -> our Array
-        self.used, self.loops, self.without_source = set(), False, []
-        # whether threads act on what atomics tell them; whether the text stores to arrays of the launch
-        self.synchronizes = self.stores = self.counts_rounds = False  # and whether loops count their rounds
+        self.used, self.codes, self.without_source = set(), [], []
 
     def bind(self, function, parameters=()):
         """The copy of `function` for this launch; `parameters` are (name, type) pairs, as far as known."""
@@ -165,10 +163,7 @@ class Binder:
         names = Names(function)
         code = self.code(function, tuple(parameters))
         self.used |= code.used
-        self.loops |= code.loops
-        self.synchronizes |= code.synchronizes
-        self.stores |= code.stores
-        self.counts_rounds |= code.counts_rounds
+        self.codes.append(code)
         if not code.rewritten:
             self.without_source.append(function.__name__)
         namespace = {"__name__": function.__module__, "__builtins__": self.builtins}
@@ -191,12 +186,16 @@ class Binder:
         copy.__kwdefaults__ = {k: self.rebound(v) for k, v in (function.__kwdefaults__ or {}).items()} or None
         return copy
 
+    def any(self, fact):
+        """Whether a Code of the launch has this attribute: "loops", "stores", ..."""
+        return any(getattr(code, fact) for code in self.codes)
+
     def in_steps(self, function, parameters, copy):
         """`copy`, that of a kernel, as a generator whose steps end at its barriers; None where threads wait
         for anything else, or elsewhere."""
         code = self.code(function, tuple(parameters)).in_steps
         mentioned = [code, *(other.__code__ for other in self.functions.values() if other is not copy)]
-        if code is None or self.used & SUSPENDING != {"syncthreads"} or self.counts_rounds:
+        if code is None or self.used & SUSPENDING != {"syncthreads"} or self.any("counts_rounds"):
             return None
         if any("syncthreads" in names_in(one) for one in mentioned):
             return None

@@ -9,7 +9,8 @@ import ast
 import copy
 import inspect
 import textwrap
-from types import CodeType
+
+from sim.frontend.names import codes_in, names_in
 
 # an operator -> its name in Python's module operator, and behind "operator." in the table of sim.isa
 COMPARISONS = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
@@ -58,19 +59,13 @@ def indent_columns(tree, indent):
 
 
 def simplified(tree, function, lines):
-    simplify = Simplify(set(identifiers(function.__code__)))
+    codes = list(codes_in(function.__code__))
+    variables = (name for code in codes for name in (*code.co_varnames, *code.co_cellvars))
+    simplify = Simplify({*names_in(function.__code__), *variables})
     tree = simplify.visit(tree)
     tree.lines = dict(enumerate(lines, function.__code__.co_firstlineno))
     tree.variables = {*function.__code__.co_varnames, *function.__code__.co_cellvars, *simplify.made}
     return tree
-
-
-def identifiers(code):
-    """Every name that `code`, or a function within it, mentions."""
-    yield from (*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from identifiers(constant)
 
 
 def indices_of(node):

@@ -194,25 +194,25 @@ class Host:
 
 def run(function, options, configuration, values):
     """The Report of one launch; with several seeds, that of the first, with the findings of all."""
-    if len(options.seeds) == 1:
-        return one(function, options, options.seeds[0], configuration, values)
+    how = dict(observers=options.observers, spec=options.spec, max_steps=options.max_steps)
+
+    def one(seed):
+        simulation = simulate(function, engine=options.engine, seed=seed, on_finding="report", **how)
+        return simulation[configuration](*values)
+
+    first, *further = options.seeds
+    if not further:
+        return one(first)
     arrays = [array for array in leaves(values) if array.flags.writeable]
     before, others = [array.copy() for array in arrays], []
-    for seed in options.seeds[1:]:
-        others += one(function, options, seed, configuration, values).findings
+    for seed in further:
+        others += one(seed).findings
         for array, old in zip(arrays, before):
             array[...] = old
-    report = one(function, options, options.seeds[0], configuration, values)
+    report = one(first)
     merged = {finding.key: finding for finding in (*others, *report.findings)}
     findings = sorted(merged.values(), key=lambda finding: finding.severity != "error")
     return replace(report, findings=tuple(findings))
-
-
-def one(function, options, seed, configuration, values):
-    """The Report of one run."""
-    how = dict(observers=options.observers, spec=options.spec, max_steps=options.max_steps)
-    simulation = simulate(function, engine=options.engine, seed=seed, on_finding="report", **how)
-    return simulation[configuration](*values)
 
 
 def leaves(values):
@@ -285,15 +285,7 @@ def as_device_array(original):
     return as_cuda_array
 
 
-def assign(to, source):
-    to[...] = source
-
-
-def assign_transposed(source, to):
-    to[...] = source.T
-
-
 OWN_KERNELS = {
-    ("numba.cuda.cudadrv.devicearray", "kernel"): assign,
-    ("numba.cuda.kernels.transpose", "kernel"): assign_transposed,
+    ("numba.cuda.cudadrv.devicearray", "kernel"): lambda to, source: np.copyto(to, source, "unsafe"),
+    ("numba.cuda.kernels.transpose", "kernel"): lambda source, to: np.copyto(to, source.T, "unsafe"),
 }
