@@ -2,8 +2,10 @@
 from what does not change, and the counters of loops that are the same for all threads."""
 
 import ast
+import copy
 from collections import Counter
 
+from sim.frontend.tree import has
 from sim.native.arrays import GuardedType, ReferenceType
 from sim.native.hoisting import stops
 from sim.native.loops import is_range
@@ -15,6 +17,8 @@ from sim.native.vocabulary import SPECIAL
 CHEAP = ("isa_operator_", "isa_builtins_", "isa_numpy_")
 PURE = {"min", "max", "abs", "len", "int", "float", "bool", "range", "lane_of", *IN_GRID}
 UNIFORM = {"state", "blockIdx", "blockDim", "gridDim"}
+COMPUTED = ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp, ast.Tuple
+COMPUTED += ast.Attribute, ast.Subscript, ast.Slice
 
 
 class Computable:
@@ -62,45 +66,26 @@ class Computable:
     def computable(self):
         """({variable: statement}, names) of the variables that can be computed again anywhere, in order; and
         of those that are the same for a whole block."""
-        again, same, times = (
-            {},
-            {
-                *self.parameters,
-                *self.module.arrays,
-                *UNIFORM,
-                *(name for name, declared in self.module.declared.items() if declared.space == "shared"),
-            },
-            self.assignments(),
-        )
-        for statement in self.statements:
-            for node in ast.walk(statement):
-                if not isinstance(node, ast.Assign) or len(node.targets) != 1 or hasattr(node.value, "stops"):
-                    continue
-                names = assigned([node])
-                if (
-                    not names
-                    or any(
-                        isinstance(part, (ast.Subscript, ast.Attribute)) for part in ast.walk(node.targets[0])
-                    )
-                    or any(times[name] > 1 for name in names)
-                ):
-                    continue
-                arrays = all(
-                    isinstance(self.numba_types.get(name), (GuardedType, ReferenceType)) for name in names
-                )
-                known = self.fixed | set(again)
-                if is_fresh(node.value):
-                    again[names.pop()] = ast.copy_location(
-                        ast.Assign(
-                            node.targets, ast.Call(ast.Name("row_of", ast.Load()), node.value.args, [])
-                        ),
-                        node,
-                    )
-                    self.module.library("row_of")
-                elif self.is_pure(node.value, known, arrays, calls := "isa_" if arrays else CHEAP):
-                    again |= dict.fromkeys(names, node)
-                    if self.is_pure(node.value, same, arrays, calls):
-                        same |= names
+        again, times = {}, self.assignments()
+        shared = [name for name, declared in self.module.declared.items() if declared.space == "shared"]
+        same = {*self.parameters, *self.module.arrays, *shared, *UNIFORM}
+        for node in [part for statement in self.statements for part in ast.walk(statement)]:
+            if not isinstance(node, ast.Assign) or len(node.targets) != 1 or hasattr(node.value, "stops"):
+                continue
+            names, of_part = assigned([node]), has(node.targets[0], ast.Subscript, ast.Attribute)
+            if not names or of_part or any(times[name] > 1 for name in names):
+                continue
+            types_ = [self.numba_types.get(name) for name in names]
+            arrays = all(isinstance(of, (GuardedType, ReferenceType)) for of in types_)
+            if is_fresh(node.value):
+                again[names.pop()] = found = copy.deepcopy(node)
+                found.value.func.id = "row_of"
+            elif self.is_pure(
+                node.value, self.fixed | set(again), arrays, calls := "isa_" if arrays else CHEAP
+            ):
+                again |= dict.fromkeys(names, node)
+                if self.is_pure(node.value, same, arrays, calls):
+                    same |= names
         return again, same
 
     def is_pure(self, node, known, array=False, calls=CHEAP):
@@ -120,19 +105,7 @@ class Computable:
             return False
         numbers = (getattr(node, "slice", None), getattr(node, "test", None))
         array = array or isinstance(node, ast.Attribute) and node.attr == "shape"
-        allowed = (
-            ast.Constant,
-            ast.BinOp,
-            ast.UnaryOp,
-            ast.Compare,
-            ast.BoolOp,
-            ast.IfExp,
-            ast.Tuple,
-            ast.Attribute,
-            ast.Subscript,
-            ast.Slice,
-        )
-        return isinstance(node, allowed) and all(
+        return isinstance(node, COMPUTED) and all(
             self.is_pure(part, known, array and part not in numbers, calls)
             for part in ast.iter_child_nodes(node)
             if isinstance(part, ast.expr)

@@ -127,11 +127,8 @@ class Calls(Names):
         if not any(isinstance(part, ast.Starred) for part in node.args):
             raise self.cannot(f"{ast.unparse(node)} does not fit the parameters of {function.__name__}", node)
         if signature or node.keywords or self.module.stops(function):
-            raise self.cannot(
-                f"{ast.unparse(node)}, where {function.__name__} is inlined or declared with a signature, has"
-                " no compiled form",
-                node,
-            )
+            of = f"{ast.unparse(node)}, where {function.__name__} is inlined or declared with a signature,"
+            raise self.cannot(f"{of} has no compiled form", node)
         return self.device_call(self.device(function), function, [*map(self.visit, node.args)], node)
 
     def known_arguments(self, function, arguments):
@@ -160,9 +157,9 @@ class Calls(Names):
         """What a device function is given: an expression, or the value of a default."""
         if isinstance(argument, ast.AST):
             return self.visit(argument)
-        return (
-            ast.Constant(None) if argument is None else self.standing_for(referent(argument), "default", node)
-        )
+        if argument is None:
+            return ast.Constant(None)
+        return self.standing_for(referent(argument), "default", node)
 
     def converted(self, numba_type, node):
         """`node` converted to a Numba type, if that is a number's."""
@@ -182,13 +179,8 @@ class Calls(Names):
             raise self.cannot(f"cuda.{space}.array wants a constant shape and a numeric dtype", node)
         place = self.source.site("call", node)
         name = name_before(place) or space
-        array = Declared(
-            space,
-            None if space == "shared" and shape == (0,) else shape,
-            dtype,
-            name,
-            self.module.site(place),
-        )
+        shape = None if space == "shared" and shape == (0,) else shape
+        array = Declared(space, shape, dtype, name, self.module.site(place))
         known = next((known for known, same in self.module.declared.items() if same == array), None)
         known = known or self.module.fresh(f"{name}_{space}")
         self.module.declared[known] = array

@@ -211,10 +211,8 @@ def literal(value):
 
 
 def number_text(value):
-    if isinstance(value, float):
-        return repr(value) if np.isfinite(value) else f'float("{value}")'
-    return (
-        repr(value)
-        if not isinstance(value, complex) or np.isfinite(value)
-        else f"complex({number_text(value.real)}, {number_text(value.imag)})"
-    )
+    if np.isfinite(value):
+        return repr(value)
+    if isinstance(value, complex):
+        return f"complex({number_text(value.real)}, {number_text(value.imag)})"
+    return f'float("{value}")'

@@ -99,14 +99,8 @@ def compiled_copy(function):
     by position."""
     code = function.__code__
     code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
-    names = {
-        **function.__globals__,
-        **{
-            name: compiled_value(function.__globals__[name])
-            for name in code.co_names
-            if name in function.__globals__
-        },
-    }
+    used = [name for name in code.co_names if name in function.__globals__]
+    names = function.__globals__ | {name: compiled_value(function.__globals__[name]) for name in used}
     cells = tuple(CellType(compiled_value(cell.cell_contents)) for cell in function.__closure__ or ())
     return always(FunctionType(code, names, function.__name__, function.__defaults__, cells))
 
@@ -132,15 +126,11 @@ def llvm(form):
         function = cgutils.get_or_insert_function(builder.module, of_all, f"llvm.{form.name}.{suffix}")
         return builder.call(function, [*arguments, *constants])
 
-    @intrinsic
-    def of_one(typing, x):
-        return types.unliteral(x)(types.unliteral(x)), code
+    def typed(typing, x, *more):
+        x = types.unliteral(x)
+        return x(x, *[x] * len(more)), code
 
-    @intrinsic
-    def of_three(typing, x, y, z):
-        return x(x, x, x), code
-
-    return of_three if form.name == "fma" else of_one
+    return intrinsic_of("called", ["x", "y", "z"] if form.name == "fma" else ["x"], typed)
 
 
 @intrinsic
@@ -180,9 +170,9 @@ def described(value, seen=frozenset()):
     """What a function does, with the functions that it calls; of anything else its text."""
     value = value.function if isinstance(value, Tabulated) else getattr(value, "__wrapped__", value)
     if isinstance(value, FunctionType) and value not in seen:
-        outside = [
-            value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__
-        ] + [cell.cell_contents for cell in value.__closure__ or ()]
+        names = value.__globals__
+        outside = [names[name] for name in value.__code__.co_names if name in names]
+        outside += [cell.cell_contents for cell in value.__closure__ or ()]
         return described(value.__code__), [described(other, seen | {value}) for other in outside]
     if isinstance(value, functools.partial):
         return described(value.func, seen), described(value.args, seen), sorted(value.keywords.items())

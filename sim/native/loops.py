@@ -4,6 +4,7 @@ rounds."""
 import ast
 
 from sim.frontend.resolve import builtin_called, stands_for
+from sim.frontend.tree import located
 
 LONG = 1 << 20  # rounds after which a `for` loop looks for Ctrl-C
 
@@ -23,15 +24,9 @@ def over_elements(lowering, loop):
     before, lengths, position = [], [], ast.Name(lowering.module.fresh("at"), ast.Load())
     first = ast.Assign([lowering.visit(loop.target)], element(lowering, loop.iter, position, before, lengths))
     ends = lengths[0] if len(lengths) == 1 else ast.Call(ast.Name("min", ast.Load()), lengths, [])
-    loop.target, loop.iter = (
-        ast.Name(position.id, ast.Store()),
-        ast.Call(ast.Name("range", ast.Load()), [ends], []),
-    )
-    return [located(statement, loop) for statement in before], [located(first, loop)]
-
-
-def located(statement, node):
-    return ast.fix_missing_locations(ast.copy_location(statement, node))
+    loop.target = ast.Name(position.id, ast.Store())
+    loop.iter = ast.Call(ast.Name("range", ast.Load()), [ends], [])
+    return located(before, loop), located([first], loop)
 
 
 def pairing(node):
@@ -45,9 +40,8 @@ def element(lowering, node, position, before, lengths):
     `lengths` how many there are."""
     called = pairing(node)
     if called == "zip":
-        return ast.Tuple(
-            [element(lowering, part, position, before, lengths) for part in node.args], ast.Load()
-        )
+        parts = [element(lowering, part, position, before, lengths) for part in node.args]
+        return ast.Tuple(parts, ast.Load())
     if called == "enumerate":
         start = [part.value for part in node.keywords] + node.args[1:]
         count = ast.BinOp(position, ast.Add(), lowering.visit(start[0])) if start else position
@@ -66,14 +60,20 @@ class LoopCounter(ast.NodeTransformer):
     def __init__(self, module):
         self.module = module
 
+    def called(self, name, *arguments):
+        function = ast.Name(self.module.library(name), ast.Load())
+        return ast.Call(function, [ast.Name("state", ast.Load()), *arguments], [])
+
     def visit_While(self, node):
-        node = self.generic_visit(node)
-        count = ast.Call(
-            ast.Name(self.module.library("again"), ast.Load()), [ast.Name("state", ast.Load())], []
-        )
+        node, count = self.generic_visit(node), self.called("again")
         forever = isinstance(node.test, ast.Constant) and node.test.value
         node.test = count if forever else ast.BoolOp(ast.And(), [count, node.test])
         return node
+
+    def is_constant(self, node):
+        return (
+            isinstance(node, ast.Constant) or isinstance(node, ast.Name) and node.id in self.module.constants
+        )
 
     def is_small(self, node):
         text = ast.unparse(node)
@@ -82,28 +82,16 @@ class LoopCounter(ast.NodeTransformer):
 
     def visit_For(self, node):
         node = self.generic_visit(node)
-        constant = is_range(node.iter) and all(
-            isinstance(part, ast.Constant) or isinstance(part, ast.Name) and part.id in self.module.constants
-            for part in node.iter.args
-        )
-        if (
-            is_range(node.iter)
-            and isinstance(node.target, ast.Name)
-            and not all(map(self.is_small, node.iter.args))
-        ):
-            test = (
-                f"if {node.target.id} & {LONG - 1} == 0 and {self.module.library('interrupted')}(state):\n   "
-                " break"
-            )
-            node.body = [located(ast.parse(test).body[0], node), *node.body]
-        if is_range(node.iter) and not constant:
-            given, (zero, one) = node.iter.args, map(ast.Constant, (0, 1))
+        if not is_range(node.iter):
+            return node
+        given, (zero, one) = node.iter.args, map(ast.Constant, (0, 1))
+        if isinstance(node.target, ast.Name) and not all(map(self.is_small, given)):
+            test = ast.parse(f"if {node.target.id} & {LONG - 1} == 0 and interrupted:\n    break").body[0]
+            test.test.values[1] = self.called("interrupted")
+            node.body = [*located([test], node), *node.body]
+        if not all(map(self.is_constant, given)):
             bounds = [zero, *given, one] if len(given) == 1 else [*given, one][:3]
-            node.iter = ast.Call(
-                ast.Name(self.module.library("counted"), ast.Load()),
-                [ast.Name("state", ast.Load()), *bounds],
-                [],
-            )
+            node.iter = self.called("counted", *bounds)
         return node
 
 

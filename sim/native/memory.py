@@ -121,9 +121,8 @@ class Memory:
         ]
         for (name, where), guarded in zip(named, self.given):
             memory = guarded.held[0].reshape(-1).view(np.uint8)
-            homes.append(
-                Home(name, SPACES.index(where), *extent(memory), space.add(name, where, memory, None).base)
-            )
+            base = space.add(name, where, memory, None).base
+            homes.append(Home(name, SPACES.index(where), *extent(memory), base))
         return homes
 
 

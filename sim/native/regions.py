@@ -208,11 +208,9 @@ def of_thread(value, thread):
 
 @overload(of_thread, **LIKE_CODE)
 def one_of(value, thread):
-    return (
-        (lambda value, thread: value[thread])
-        if isinstance(value, GuardedType)
-        else (lambda value, thread: value)
-    )
+    if isinstance(value, GuardedType):
+        return lambda value, thread: value[thread]
+    return lambda value, thread: value
 
 
 @functools.cache

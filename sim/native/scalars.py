@@ -95,9 +95,8 @@ def to_double(builder, half, value):
     # out right as well.
     finite = builder.fmul(builder.bitcast(size, DOUBLE), DOUBLE(2.0 ** (1023 - half.bias)))
     special = builder.bitcast(builder.or_(size, I64(0x7FF << 52)), DOUBLE)
-    number = builder.select(
-        builder.icmp_unsigned("<", size, I64(half.infinity << 52 - half.fraction)), finite, special
-    )
+    is_finite = builder.icmp_unsigned("<", size, I64(half.infinity << 52 - half.fraction))
+    number = builder.select(is_finite, finite, special)
     sign = builder.shl(builder.and_(bits, I64(0x8000)), I64(48))
     return builder.bitcast(builder.or_(builder.bitcast(number, I64), sign), DOUBLE)
 
@@ -109,37 +108,27 @@ def from_double(builder, half, double):
     spacer = smallest * 2.0**shift
     bits = builder.bitcast(double, I64)
     size = builder.and_(bits, I64(2**63 - 1))
-    subnormal = builder.sub(
-        builder.bitcast(builder.fadd(builder.bitcast(size, DOUBLE), DOUBLE(spacer)), I64),
-        builder.bitcast(DOUBLE(spacer), I64),
-    )
+    spaced = builder.fadd(builder.bitcast(size, DOUBLE), DOUBLE(spacer))
+    subnormal = builder.sub(builder.bitcast(spaced, I64), builder.bitcast(DOUBLE(spacer), I64))
     tie = builder.and_(builder.lshr(size, I64(shift)), I64(1))
-    rounded = builder.lshr(
-        builder.add(builder.add(size, tie), I64((1 << shift - 1) - 1 - (1023 - half.bias << 52))), I64(shift)
-    )
-    normal = builder.select(
-        builder.icmp_unsigned("<", rounded, I64(half.infinity)), rounded, I64(half.infinity)
-    )
-    number = builder.select(
-        builder.icmp_unsigned("<", size, builder.bitcast(DOUBLE(smallest), I64)), subnormal, normal
-    )
-    number = builder.select(
-        builder.fcmp_unordered("uno", double, double), I64(half.infinity | 1 << half.fraction - 1), number
-    )
-    return builder.trunc(
-        builder.or_(number, builder.and_(builder.lshr(bits, I64(48)), I64(0x8000))), ir.IntType(16)
-    )
+    nearly = I64((1 << shift - 1) - 1 - (1023 - half.bias << 52))
+    rounded = builder.lshr(builder.add(builder.add(size, tie), nearly), I64(shift))
+    infinity, nan = I64(half.infinity), I64(half.infinity | 1 << half.fraction - 1)
+    normal = builder.select(builder.icmp_unsigned("<", rounded, infinity), rounded, infinity)
+    is_subnormal = builder.icmp_unsigned("<", size, builder.bitcast(DOUBLE(smallest), I64))
+    number = builder.select(is_subnormal, subnormal, normal)
+    number = builder.select(builder.fcmp_unordered("uno", double, double), nan, number)
+    sign = builder.and_(builder.lshr(bits, I64(48)), I64(0x8000))
+    return builder.trunc(builder.or_(number, sign), ir.IntType(16))
 
 
 @lower_cast(Half, types.Float)
 @lower_cast(Half, types.Complex)
 @lower_cast(Half, Half)
 def cast_from_half(context, builder, source, target, value):
-    return (
-        value
-        if source == target
-        else context.cast(builder, to_double(builder, source, value), float64, target)
-    )
+    if source == target:
+        return value
+    return context.cast(builder, to_double(builder, source, value), float64, target)
 
 
 @lower_cast(Half, types.Integer)
@@ -158,13 +147,11 @@ def to_integer(builder, target, double, wide, width):
     0, or the top bit alone if there are `wide` bits."""
     integer = ir.IntType(width)
     name = f"llvm.fpto{'si' if target.signed else 'ui'}.sat.i{width}.f64"
-    converted = builder.call(
-        cgutils.get_or_insert_function(builder.module, ir.FunctionType(integer, [DOUBLE]), name), [double]
-    )
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(integer, [DOUBLE]), name)
+    converted = builder.call(function, [double])
     if width >= wide:
-        converted = builder.select(
-            builder.fcmp_unordered("uno", double, double), integer(1 << width - 1), converted
-        )
+        is_nan = builder.fcmp_unordered("uno", double, double)
+        converted = builder.select(is_nan, integer(1 << width - 1), converted)
     return builder.trunc(converted, ir.IntType(target.bitwidth)) if target.bitwidth < width else converted
 
 
@@ -189,9 +176,8 @@ def cast_to_half(context, builder, source, target, value):
 
 @lower_cast(Half, types.Boolean)
 def cast_half_to_boolean(context, builder, source, target, value):
-    return builder.icmp_unsigned(
-        "!=", builder.and_(value, ir.Constant(ir.IntType(16), 0x7FFF)), ir.Constant(ir.IntType(16), 0)
-    )
+    half = ir.IntType(16)
+    return builder.icmp_unsigned("!=", builder.and_(value, half(0x7FFF)), half(0))
 
 
 @lower_builtin(bool, Half)

@@ -4,6 +4,8 @@ import ast
 
 from sim.native.variables import assigned
 
+STORES = "store", "cuda_stcg", "cuda_stcs", "cuda_stwb", "cuda_stwt"
+
 
 class Writes:
     """Looks through the statements of a kernel and of the device functions that it calls."""
@@ -19,12 +21,7 @@ class Writes:
         self.variables |= assigned(statements)
         for node in [part for statement in statements for part in ast.walk(statement)]:
             if isinstance(node, ast.Assign):
-                for name in (
-                    part.id
-                    for target in node.targets
-                    for part in ast.walk(target)
-                    if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
-                ):
+                for name in assigned(node.targets):
                     aliases.setdefault(name, set()).update(names_in(node.value))
             elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
                 written |= names_in(node.value)
@@ -41,13 +38,7 @@ class Writes:
 
     def of_call(self, node):
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name.startswith("atomic_") or name in (
-            "store",
-            "cuda_stcg",
-            "cuda_stcs",
-            "cuda_stwb",
-            "cuda_stwt",
-        ):
+        if name.startswith("atomic_") or name in STORES:
             return names_in(node.args[0])
         if name in self.variables:  # a function that came as an argument
             return {root for argument in node.args for root in names_in(argument)}
