@@ -38,12 +38,13 @@ CALLED_OPERATORS = {PREFIX + name: INSTRUCTIONS[f"operator.{name}"].call for nam
 @dataclass(frozen=True)
 class Threads:
     """What every thread runs: in a `fiber` (None: nobody waits); the names of cuda that are `used`, the code
-    objects, and notes for the report."""
+    objects, notes for the report, and the numbers that something is `compared` with."""
 
     fiber: object
     used: set
     code: tuple
     notes: tuple
+    compared: frozenset = frozenset()
 
 
 class Interpreted:
@@ -57,7 +58,7 @@ class Interpreted:
         observers = [observer() if isinstance(observer, type) else observer for observer in launch.observers]
         ready = functools.partial(self.ready, launch, walk)
         context, threads, blocks = ready(observers, Seeded(np.random.default_rng(launch.seed)))
-        with Retrial(context, threads.used, observers) as retrial:
+        with Retrial(context, threads, observers) as retrial:
             run(blocks, context, threads.fiber)
             more = retrial.notes(ready, run)
         notes = (*threads.notes, *more)
@@ -91,7 +92,8 @@ class Interpreted:
         notes = tuple(f"{name} {unnumbered}" for name in binder.without_source)
         code = tuple(copy.__code__ for copy in binder.functions.values())
         blocks = walk(scheduler, kernel, values, launch.grid, launch.block, resident(launch, binder.used))
-        return context, Threads(fiber, binder.used, code, notes), blocks
+        compared = frozenset().union(*(code.compared for code in binder.codes))
+        return context, Threads(fiber, binder.used, code, notes, compared), blocks
 
 
 def binder_of(context, dialect):

@@ -24,8 +24,9 @@ from sim.observers.races import Races
 
 MOST_ENTERED = 30_000  # turns of threads in all further schedules together, or twice as many as in the first
 MOST_LATER = 4_000  # turns in the schedules behind the first FEW, if those have found nothing
-# positive and negative, large, as integers and as floats; and what flags, states and keys are compared with
-POISONS = b"\x5a", b"\xda", 0, 1, -1, 2
+# positive and negative, large, as integers and as floats; and what flags, states and keys begin with
+POISONS = b"\x5a", b"\xda", 0, 1, -1
+MOST_COMPARED = 8  # of the numbers that the kernel compares something with, as many are tried too
 HARMLESS = "In this launch its value reached nothing: with other bytes there, every thread did the same."
 ENDLESS = {"no-progress", "deadlock"}
 
@@ -43,9 +44,11 @@ class Effects(Observer):
 
 
 class Retrial:
-    """The further runs of a launch, which `used` these names of cuda and was watched by these observers."""
+    """The further runs of a launch of these Threads, which was watched by these observers."""
 
-    def __init__(self, context, used, observers):
+    def __init__(self, context, threads, observers):
+        used = threads.used
+        self.poisons = [*POISONS, *sorted(threads.compared - {*POISONS})[:MOST_COMPARED]]
         self.context, self.observers = context, [copy.copy(o) for o in observers if type(o) in DEFAULT]
         races = any(isinstance(o, Races) for o in observers)
         fresh = "shared" in used or any(getattr(INSTRUCTIONS.get(name), "reads", None) for name in used)
@@ -106,7 +109,7 @@ class Retrial:
 
     def other_bytes(self, findings):
         seen = set()
-        for poison in POISONS:
+        for poison in self.poisons:
             effects = Effects()
             try:
                 observers = [*map(copy.copy, self.observers), effects]

@@ -75,8 +75,9 @@ class Code:
         self.rewritten = source is not None
         self.constants, self.calls, self.used = {}, {}, set(names_in(function.__code__))
         self.code, self.loops, self.synchronizes, self.stores = function.__code__, True, False, False
-        self.counts_rounds, self.in_steps = False, None
+        self.counts_rounds, self.in_steps, self.compared = False, None, set()
         if self.rewritten:
+            self.compared = compared(function, source.tree)
             self.loops = any(isinstance(node, ast.While) for node in ast.walk(source.tree))
             self.synchronizes, self.stores = source.acts_on_atomics, source.stores_elsewhere
             self.code = self.rewrite(function, source, parameters, heard, block)
@@ -113,6 +114,15 @@ class Code:
             tree.body = [InSteps().visit(statement) for statement in tree.body]
             self.in_steps = compiled()
         return code
+
+
+def compared(function, tree):
+    """The numbers, by themselves or by a name from outside, that stand in a function's comparisons."""
+    names, comparisons = Names(function), [n for n in ast.walk(tree) if isinstance(n, ast.Compare)]
+    parts = [part for comparison in comparisons for part in ast.walk(comparison)]
+    values = [part.value for part in parts if isinstance(part, ast.Constant)]
+    values += [names.value(part.id) for part in parts if isinstance(part, ast.Name)]
+    return {value for value in values if type(value) is float or type(value) is int and abs(value) < 1 << 63}
 
 
 class InSteps(ast.NodeTransformer):

@@ -58,7 +58,8 @@ class Declarations:
         shared, shape = self.context.thread.block.shared, (self.dynamic_bytes // dtype.itemsize,)
         if "dynamic" not in shared:
             name, base = self.place("dynamic", "shared", dtype, shape, frame)
-            memory = poisoned(self.dynamic_bytes, None, self.context.poison)
+            poison = self.context.poison
+            memory = poisoned(self.dynamic_bytes, None if poison is None else dtype, poison)
             shared["dynamic"] = Allocation(name, "shared", memory, base)
         return self.array(shared["dynamic"], dtype, shape)
 

@@ -126,8 +126,9 @@ def unwritten(root, arrays):
 def poisoned(nbytes, dtype, filling=None):
     """`nbytes` of fresh memory that nobody has written: NaN for floating-point types, a conspicuous number
     for integers; or full of `filling`, a byte (as bytes) or a number of `dtype` (of int32 without one)."""
-    if isinstance(filling, int):
-        return np.resize(np.array([filling]).astype(dtype or np.int32).view(np.uint8), nbytes)
+    if isinstance(filling, (int, float)):
+        with np.errstate(invalid="ignore"):
+            return np.resize(np.array([filling]).astype(dtype or np.int32).view(np.uint8), nbytes)
     if filling is not None:
         byte = filling[0]
     else:  # bfloat16's kind is V; all ones is a NaN in every format

@@ -3,6 +3,8 @@
 import numpy as np
 from numba import cuda, float32, int32
 
+FOUND = 7
+
 
 class HaloNeverLoaded:
     """The tile has a halo on both sides, and only the middle is loaded."""
@@ -280,7 +282,7 @@ class FlagNeverCleared:
     """A flag is set where something is found, and never cleared: only a branch hangs on it."""
 
     launch = 1, 8
-    findings = {("uninitialized-read", "error", "state", ("if state[0] == 2:", "read"))}
+    findings = {("uninitialized-read", "error", "state", ("if state[0] == FOUND:", "read"))}
 
     def arguments():
         return np.arange(8.0), np.zeros(8)
@@ -290,9 +292,9 @@ class FlagNeverCleared:
         state = cuda.shared.array(1, int32)
         t = cuda.threadIdx.x
         if x[t] > 100:
-            state[0] = 2
+            state[0] = FOUND
         cuda.syncthreads()
-        if state[0] == 2:
+        if state[0] == FOUND:
             out[t] = x[t]
 
     @cuda.jit
@@ -303,9 +305,9 @@ class FlagNeverCleared:
             state[0] = 0
         cuda.syncthreads()
         if x[t] > 100:
-            state[0] = 2
+            state[0] = FOUND
         cuda.syncthreads()
-        if state[0] == 2:
+        if state[0] == FOUND:
             out[t] = x[t]
         else:
             out[t] = -1
