@@ -88,9 +88,31 @@ def simulate(
         raise LaunchError(f"engine {engine!r} is not one of {', '.join(map(repr, ENGINES))}")
     if on_finding not in ("raise", "report"):
         raise LaunchError(f"on_finding {on_finding!r} is neither 'raise' nor 'report'")
+    check_count("seed", seed)
+    if max_steps is not None:
+        check_count("max_steps", max_steps)
+    if not isinstance(spec, DeviceSpec):
+        raise LaunchError(f"spec is {spec!r}; wanted a sim.DeviceSpec")
     one = (1, 1, 1)
-    launch = Launch(function, {}, one, one, 0, tuple(observers), spec, seed, max_steps)
+    launch = Launch(function, {}, one, one, 0, tools_of(observers), spec, seed, max_steps)
     return Simulation(engine, on_finding, launch)
+
+
+def check_count(what: str, value: Any) -> None:
+    if not hasattr(value, "__index__") or value < 0:
+        raise LaunchError(f"{what} is {value!r}; wanted an integer, 0 or more")
+
+
+def tools_of(observers: Any) -> tuple[Any, ...]:
+    """The tools of a launch, if that is what they are."""
+    given = tuple(observers) if isinstance(observers, Iterable) else (observers,)
+    for tool in given:
+        if not issubclass(tool if isinstance(tool, type) else type(tool), Observer):
+            raise LaunchError(
+                f"observers has {tool!r}; wanted tools: classes or instances of sim.events.Observer, such as"
+                " sim.observers.Races"
+            )
+    return given
 
 
 @dataclass(frozen=True)
@@ -100,6 +122,9 @@ class Simulation:
     engine: str
     on_finding: str
     launch: Launch  # that configuration and arguments complete
+
+    def __call__(self, *arguments: Any) -> Report:
+        raise LaunchError("the grid and the block are missing; wanted simulate(kernel)[grid, block](...)")
 
     def __getitem__(self, configuration: tuple[Any, ...]) -> Callable[..., Report]:
         if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:

@@ -187,6 +187,8 @@ def check_argument(value, name):
             f"argument {name} is a {type(value).__name__}; a kernel takes numpy arrays, CPU tensors, numbers"
             " and tuples of them"
         )
+    if type(value) is int and not -(2**63) <= value < 2**64:
+        raise LaunchError(f"argument {name} is {value}; a kernel takes integers of 64 bits at most")
 
 
 def named_leaves(items):

@@ -286,6 +286,35 @@ def test_configurations_that_no_device_takes(configuration, message):
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"seed": -1}, "seed is -1; wanted an integer, 0 or more"),
+        ({"max_steps": "9"}, "max_steps is '9'; wanted an integer, 0 or more"),
+        ({"spec": "sm_80"}, "spec is 'sm_80'; wanted a sim.DeviceSpec"),
+        ({"observers": ["races"]}, "observers has 'races'; wanted tools: "),
+        ({"observers": 3}, "observers has 3; wanted tools: "),
+    ],
+)
+def test_options_that_are_none(options, message):
+    with pytest.raises(LaunchError) as caught:
+        simulate(copy, **options)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_launch_without_grid_and_block_is_told_so():
+    with pytest.raises(LaunchError, match="the grid and the block are missing"):
+        simulate(copy)(np.zeros(1), np.zeros(1))
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_an_integer_of_more_than_64_bits_is_named(engine):
+    with pytest.raises(
+        LaunchError, match="argument x is 18446744073709551616; a kernel takes integers of 64"
+    ):
+        simulate(copy, engine=engine)[1, 1](2**64, np.zeros(1))
+
+
 @cuda.jit(device=True)
 def with_a_local_array():
     cuda.local.array(30_000, float64)
