@@ -162,11 +162,8 @@ def phased(writer, item):
         raise Missing(f"{item.opcode} with these operands")
     ptx_type = "b64" if entry.name == "mbarrier_test_wait" else "u32"
     space = "shared" if {"shared", "shared::cta"} & set(names) else "generic"
-    values = [
-        repr(space),
-        address(writer, where),
-        *(writer.value(operand, ptx_type) for operand in given[:1]),
-    ]
+    values = [repr(space), address(writer, where)]
+    values += [writer.value(operand, ptx_type) for operand in given[:1]]
     name = writer.module.transfer(entry.name)
     writer.assign(to, f"{name}({', '.join(values)})", "pred" if "wait" in entry.name else "u64", True)
 
@@ -199,13 +196,8 @@ def warp(writer, item):
     given = [part for operand in given for part in parts(operand)]
     values = {i: writer.value(given[i], ptx_type) for i, ptx_type in zip(form.order, form.operands)}
     name = writer.module.warp_call(form.entry)
-    several(
-        writer,
-        item,
-        form.results,
-        f"{name}({', '.join(values[i] for i in form.order)})",
-        len(values) == len(given),
-    )
+    text = f"{name}({', '.join(values[i] for i in form.order)})"
+    several(writer, item, form.results, text, len(values) == len(given))
 
 
 def matrix(writer, item):

@@ -61,9 +61,8 @@ class Evaluator(Arithmetic):
             if isinstance(node, ast.Assign):
                 self.assign(node.targets[0], self.value(node.value))
             elif isinstance(node, ast.AugAssign):
-                self.assign(
-                    node.target, self.binary(type(node.op), self.value(node.target), self.value(node.value))
-                )
+                before, by = self.value(node.target), self.value(node.value)
+                self.assign(node.target, self.binary(type(node.op), before, by))
             elif isinstance(node, ast.Expr):
                 self.value(node.value)
             elif isinstance(node, ast.For):

@@ -126,10 +126,8 @@ class Arithmetic:
         if count.high is None:
             raise CannotLower("a shift by an unknown number")
         count = self.larger(count, self.whole(0))
-        low, high = each(
-            a, Whole(None, 1 << min(count.low, 200), 1 << min(count.high, 200)), lambda x, y: x * y
-        )
-        low, high = within(low, high)
+        factor = Whole(None, 1 << min(count.low, 200), 1 << min(count.high, 200))
+        low, high = within(*each(a, factor, lambda x, y: x * y))
         width = room(low, high)
         shifted = self.builder.shl(self.at(a, width), self.at(self.least(count, width - 1), width))
         if count.high >= width:
