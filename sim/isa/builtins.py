@@ -1,15 +1,15 @@
 """Python's number builtins as Numba CUDA types them: min, max, abs, round, int, float, bool, complex."""
 
 import operator
+from functools import cache
 
 import numpy as np
-from numpy import complex64, complex128, float16, float32, float64, int8
+from numpy import complex64, complex128, float32, float64, int8
 
 from sim.isa import ieee
-from sim.isa.conversions import cast, truncated, wrap
-from sim.isa.promotion import FLOATING, INTEGRAL, NARROW, PLAIN, SCALAR, Promotion, bfloat16, unified
+from sim.isa.conversions import cast, wrap
+from sim.isa.promotion import FLOATING, INTEGRAL, PLAIN, SCALAR, bfloat16, unified
 
-UNIFIED = Promotion(unified)
 MISSING = object()
 _to_int64 = cast(int)
 _hypot = ieee.total(*ieee.BINARY["hypot"])
@@ -39,7 +39,8 @@ def _extreme(better, of_floats, a, b):
     """For two operands of other types: PTX's choice for a float32 and a float64, Python's for the rest."""
     if {SCALAR.get(type(a)), SCALAR.get(type(b))} == PLAIN:
         return of_floats(float64(a), float64(b))
-    a, b = _unified(better, a, b)
+    scalar = common(type(a), type(b))
+    a, b = scalar(a), scalar(b)
     return b if better(b, a) else a
 
 
@@ -47,18 +48,20 @@ def _fold(better, values):
     """From the left, each in the type that it and the best so far share."""
     best = values[0]
     for value in values[1:]:
-        best, value = _unified(better, best, value)
+        scalar = common(type(best), type(value))
+        best, value = scalar(best), scalar(value)
         best = value if better(value, best) else best
     return best
 
 
-def _unified(better, a, b):
-    entry = UNIFIED[type(a), type(b)]
-    if entry is None or entry[2] is None:
-        name = "min" if better is operator.lt else "max"
-        raise TypeError(f"Numba has no {name} for {type(a).__name__} and {type(b).__name__}")
-    left, right, _ = entry
-    return left(a), right(b)
+@cache
+def common(left, right):
+    """The scalar type in which min and max compare numbers of two types."""
+    scalars = SCALAR.get(left), SCALAR.get(right)
+    scalar = None if None in scalars else unified(*scalars)
+    if scalar is None:
+        raise TypeError(f"Numba has no min or max for {left.__name__} and {right.__name__}")
+    return scalar
 
 
 def absolute(a):
@@ -74,20 +77,6 @@ def absolute(a):
     if scalar is bool:
         return int8(a)
     return float32(abs(a)) if scalar is bfloat16 else scalar(abs(a))
-
-
-def round_(a, digits=None):
-    """round(a) is an integer; round(a, digits) a float, float32 for what is exact in one."""
-    scalar = SCALAR[type(a)]
-    if digits is None:
-        return truncated(_nearest(float64(a)))
-    to = float32 if scalar in NARROW | {float16, bfloat16, float32} else float64
-    return to(rounded_to_digits(to(a), wrap(int(digits))))
-
-
-def _nearest(a):
-    """The nearest whole number, ties to even, as a float64."""
-    return a if a != a or abs(a) >= 2.0**52 else float64(round(float(a)))
 
 
 def rounded_to_digits(x, digits):
@@ -128,6 +117,9 @@ def float_(a):
     return scalar(a) if scalar in FLOATING else float64(a)
 
 
-def complex_(*parts):
-    """complex(real) or complex(real, imag): complex64 from float32 alone, else complex128."""
-    return (complex64 if set(map(type, parts)) == {float32} else complex128)(complex(*parts))
+def range_(*bounds):
+    """range, whose bounds may be floats, as math.ceil gives them."""
+    try:
+        return range(*bounds)
+    except TypeError:
+        return range(*map(int_, bounds))

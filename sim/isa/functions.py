@@ -8,12 +8,14 @@ of the result, so an integer wraps.
 import inspect
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from types import BuiltinFunctionType
 from typing import NamedTuple
 
 import numpy as np
+from numpy import float32, float64, uint64
 
-from sim.isa.conversions import cast
-from sim.isa.promotion import SCALAR
+from sim.isa.conversions import cast, wrap
+from sim.isa.promotion import FLOATING, INTEGRAL, NARROW, PLAIN, SCALAR, UNSIGNED
 from sim.isa.table import THREAD, Entry, number_dtype
 
 SAME = "the meaning itself"
@@ -78,6 +80,7 @@ class Function(Entry):
               operands, or None where there is no compiled form
     ulps      by how many units in the last place that may differ from the meaning
     fast      what the interpreter calls, where the general way, converting everything, is too slow
+    otherwise what the general way calls for what is no number
     """
 
     operands: tuple = ()
@@ -86,6 +89,7 @@ class Function(Entry):
     native: object = None
     ulps: int = 0
     fast: object = None
+    otherwise: object = None
     scope = THREAD
 
     def named(self, *names, **more):
@@ -130,24 +134,65 @@ def fixed(entry):
     return lambda *given: result(meaning(*(convert(x) for convert, x in zip(converts, given, strict=True))))
 
 
-def by_rule(entry):
-    """A call that looks up its types."""
+class Versions(dict):
+    """(type given, ...) -> (conversion of each operand, that of the result or None, meaning), filled when
+    first asked."""
 
-    @cache
-    def version(*given):
-        scalars = [SCALAR.get(type_) for type_ in given]
+    def __init__(self, entry):
+        self.entry = entry
+
+    def __missing__(self, given):
+        entry, scalars = self.entry, [SCALAR.get(type_) for type_ in given]
         found = None if None in scalars else entry.version(*scalars)
-        if found is None:
+        if None in scalars and entry.otherwise:
+            self[given] = (*[same] * len(given), None, entry.otherwise)
+        elif found is None:
             names = " and ".join(type_.__name__ for type_ in given)
             raise TypeError(f"Numba's {entry.name} takes no {names}")
-        operands, results = found[:2]
-        return [*map(to_operand, operands)], to_result(results), sized(found.meaning, operands)
+        else:
+            # Python's operators give floats of the type that they are given
+            closed = isinstance(found.meaning, BuiltinFunctionType) and found.results in PLAIN
+            result = None if closed and {*found.operands} == {found.results} else to_result(found.results)
+            meaning = sized(found.meaning, found.operands)
+            self[given] = (*map(quickest, scalars, found.operands), result, meaning)
+        return self[given]
 
-    def call(*given):
-        converts, result, meaning = version(*map(type, given))
-        return result(meaning(*(convert(x) for convert, x in zip(converts, given))))
 
-    return call
+def same(x):
+    return x
+
+
+def by_rule(entry):
+    """A call that looks up its types."""
+    versions = Versions(entry)
+
+    def of_one(x):
+        a, result, meaning = versions[(type(x),)]
+        found = meaning(a(x))
+        return found if result is None else result(found)
+
+    def of_two(x, y):
+        a, b, result, meaning = versions[type(x), type(y)]
+        found = meaning(a(x), b(y))
+        return found if result is None else result(found)
+
+    def of_more(*given):
+        *converts, result, meaning = versions[tuple(map(type, given))]
+        found = meaning(*[convert(x) for convert, x in zip(converts, given)])
+        return found if result is None else result(found)
+
+    return {1: of_one, 2: of_two}.get(entry.count, of_more)
+
+
+def quickest(source, scalar):
+    """The conversion of a number of type `source` to an operand."""
+    widens = {int: INTEGRAL - {uint64}, float32: NARROW | FLOATING - {float64}, float64: INTEGRAL | FLOATING}
+    if source in widens.get(scalar, ()):
+        return scalar
+    if scalar is int and source is uint64:
+        return lambda x: wrap(int(x))
+    grows = source in UNSIGNED and scalar in UNSIGNED and source(0).itemsize <= scalar(0).itemsize
+    return int if grows else to_operand(scalar)
 
 
 def sized(meaning, operands):

@@ -9,22 +9,33 @@ Source: Numba's typing on CUDA, and the PTX that it emits; PTX ISA 9.7.1 to 9.7.
 
 import math
 import operator
+from dataclasses import replace
+from functools import partial, reduce
 
 import numpy as np
 from ml_dtypes import bfloat16
 from numpy import complex64, complex128, float32, float64, int8, int64, uint32, uint64
 
-from sim.isa import builtins, ieee, operators, promotion
-from sim.isa.conversions import HIGHEST, LOWEST, cast
-from sim.isa.functions import SAME, UNASSUMING, VALUE, Function, Version, to_operand
+from sim.isa import builtins, ieee, promotion
+from sim.isa.conversions import HIGHEST, LOWEST, cast, wrap
+from sim.isa.functions import SAME, UNASSUMING, VALUE, Function, Version, by_rule
+from sim.isa.operators import (
+    BY_WAY_OF_FLOAT64,
+    QUICK,
+    complex_quotient,
+    ieee_power,
+    int_power,
+    quick,
+    repeated,
+)
 from sim.isa.promotion import COMPLEX, FLOATING, HALVES, INTEGRAL, NARROW, PLAIN, UNSIGNED
-from sim.isa.table import under
+from sim.isa.table import INSTRUCTIONS, under
 
 SOURCE = "Numba's typing on CUDA; PTX ISA 9.7"
 
 
-def enter(name, meaning, rule, fast, native=SAME, **more):
-    return Function(name, meaning, SOURCE, rule=rule, native=native, fast=fast, **more).enter()
+def enter(name, meaning, rule, fast=None, native=SAME, **more):
+    Function(name, meaning, SOURCE, rule=rule, native=native, fast=fast, **more).enter()
 
 
 def wide(scalar):
@@ -32,7 +43,7 @@ def wide(scalar):
     return float64 if scalar in HALVES else scalar
 
 
-def both(rule, meanings=None):
+def both(rule, meanings=None, native=None):
     """Both operands become what `rule` says, and so does the result; `meanings`: {scalar type: meaning}
     of some results."""
 
@@ -40,7 +51,7 @@ def both(rule, meanings=None):
         scalar = rule(a, b)
         if scalar is None:
             return None
-        return Version((wide(scalar),) * 2, scalar, (meanings or {}).get(scalar))
+        return Version((wide(scalar),) * 2, scalar, (meanings or {}).get(scalar), native)
 
     return version
 
@@ -157,15 +168,18 @@ def rounded(power):
 EXACT = {int: signed_power, uint64: unsigned_power}
 ROUNDED = {scalar: rounded(power) for scalar, power in EXACT.items()}
 POWERS = {float32: float_power(float32(1)), float64: float_power(float64(1))} | (
-    ROUNDED if operators.BY_WAY_OF_FLOAT64 else EXACT
+    ROUNDED if BY_WAY_OF_FLOAT64 else EXACT
 )
 
 
 def of_power(a, b):
     scalar = promotion.exponentiation(a, b)
     if scalar in POWERS and b in INTEGRAL:
-        return Version((scalar, uint64 if b is uint64 else int), scalar, None, POWERS[scalar])
-    return scalar and Version((scalar, scalar), scalar, None, operator.pow)
+        meaning = repeated if scalar in FLOATING else partial(int_power, scalar=scalar)
+        return Version((scalar, uint64 if b is uint64 else int), scalar, meaning, POWERS[scalar])
+    return scalar and Version(
+        (scalar, scalar), scalar, None if scalar in COMPLEX else ieee_power, operator.pow
+    )
 
 
 # --- the larger and the smaller -----------------------------------------------------------------------------
@@ -248,8 +262,10 @@ def in_its_width(operation):
                 if operation is operator.invert
                 else Version((int,), int)
             )
-        narrow = to_operand(x)
-        return Version((x,), uint64 if x in UNSIGNED else int, lambda a: narrow(operation(a)), operation)
+        bits = 8 * np.dtype(x).itemsize
+        if x in UNSIGNED:
+            return Version((x,), uint64, lambda a: operation(a) & (1 << bits) - 1, operation)
+        return Version((x,), int, lambda a: wrap(operation(a), bits), operation)
 
     return rule
 
@@ -279,43 +295,60 @@ def of_order(a, b):
     return None if {a, b} & COMPLEX else of_equality(a, b)
 
 
-for _name, _fast, _rule in (
-    ("add", operators.add, promotion.arithmetic),
-    ("sub", operators.sub, promotion.arithmetic),
-    ("mul", operators.mul, promotion.arithmetic),
-    ("truediv", operators.div, promotion.division),
-    ("and_", operators.and_, promotion.bitwise),
-    ("or_", operators.or_, promotion.bitwise),
-    ("xor", operators.xor, promotion.bitwise),
-):
-    enter(f"operator.{_name}", getattr(operator, _name), both(_rule), _fast)
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    _rule = of_equality if _name in ("eq", "ne") else of_order
-    enter(f"operator.{_name}", getattr(operator, _name), _rule, getattr(operators, _name))
-for _operation in (operator.neg, operator.pos, operator.invert):
-    _name = _operation.__name__
-    enter(f"operator.{_name}", _operation, in_its_width(_operation), getattr(operators, _name))
-enter("operator.lshift", shifted_left, of_shift, operators.lshift)
-enter("operator.rshift", shifted_right, of_shift, operators.rshift)
-enter("operator.floordiv", operator.floordiv, both(promotion.real_division, QUOTIENT), operators.floordiv)
-enter("operator.mod", operator.mod, both(promotion.real_division, REMAINDER), operators.mod)
-enter("operator.pow", operators.power, of_power, operators.power, ulps=ieee.ULPS, also=("builtins.pow.2",))
-enter("operator.not_", operator.not_, of_bool, operator.not_)
+RULES = {
+    **dict.fromkeys(("add", "sub", "mul"), both(promotion.arithmetic)),
+    "truediv": both(promotion.division, dict.fromkeys(COMPLEX, complex_quotient), operator.truediv),
+    "floordiv": both(promotion.real_division, QUOTIENT),
+    "mod": both(promotion.real_division, REMAINDER),
+    **dict.fromkeys(("and_", "or_", "xor"), both(promotion.bitwise)),
+    **dict.fromkeys(("lshift", "rshift"), of_shift),
+    **dict.fromkeys(("eq", "ne"), of_equality),
+    **dict.fromkeys(("lt", "le", "gt", "ge"), of_order),
+    "not_": of_bool,
+    **{
+        operation.__name__: in_its_width(operation)
+        for operation in (operator.neg, operator.pos, operator.invert)
+    },
+}
+MEANINGS = {"lshift": shifted_left, "rshift": shifted_right}
+
+
+def enter_operator(name, python, rule, **more):
+    """Enter what has a quick way in the interpreter; `python`: Python's own."""
+    called = python.__name__
+    more = {"native": SAME, "rule": rule, "otherwise": python} | more
+    entry = Function(name, MEANINGS.get(called, python), SOURCE, **more)
+    replace(entry, fast=quick(called, by_rule(entry)) if called in QUICK else python).enter()
+
+
+for _name, _rule in RULES.items():
+    enter_operator(f"operator.{_name}", getattr(operator, _name), _rule)
+enter_operator("operator.pow", operator.pow, of_power, ulps=ieee.ULPS, also=("builtins.pow.2",))
+enter_operator("builtins.divmod.2", divmod, of_divmod)
 enter("builtins.abs.1", abs, of_abs, builtins.absolute, ulps=1)
-enter("builtins.divmod.2", divmod, of_divmod, operators.divmod_)
 enter("builtins.max.2", lambda a, b: b if b > a else a, of_extreme(ieee.larger), builtins.maximum)
 enter("builtins.min.2", lambda a, b: b if b < a else a, of_extreme(ieee.smaller), builtins.minimum)
 enter("builtins.int.1", builtins.int_, of_int, builtins.int_, VALUE)
 enter("builtins.float.1", builtins.float_, of_float, builtins.float_, VALUE)
 enter("builtins.bool.1", bool, of_bool, bool)
-enter("builtins.complex.1", complex, of_complex, builtins.complex_, VALUE)
-enter("builtins.complex.2", complex, of_both_parts, builtins.complex_)
-enter("builtins.round.1", np.rint, of_round, builtins.round_)
-enter("builtins.round.2", builtins.rounded_to_digits, of_round_to_digits, builtins.round_)
+enter("builtins.complex.1", complex, of_complex, native=VALUE)
+enter("builtins.complex.2", complex, of_both_parts)
+enter("builtins.round.1", np.rint, of_round)
+enter("builtins.round.2", builtins.rounded_to_digits, of_round_to_digits)
 for _scalar in sorted(INTEGRAL | FLOATING | COMPLEX, key=str):
     _dtype = np.dtype(_scalar)
-    enter(f"numpy.{_dtype.name}", cast(_dtype), of_dtype(_scalar), None, VALUE)
+    enter(f"numpy.{_dtype.name}", cast(_dtype), of_dtype(_scalar), native=VALUE)
 
-# what the interpreter calls by the name of a builtin
+
+def of_either_count(name):
+    """What the interpreter calls for a builtin of one or two numbers."""
+    return lambda *given: INSTRUCTIONS[f"builtins.{name}.{len(given)}"].call(*given)
+
+
+# what the interpreter calls by the name of a builtin; a sum begins with the int64 0
 BUILTINS = {name.partition(".")[0]: entry.call for name, entry in under("builtins").items()}
-BUILTINS |= {"sum": operators.sum_, "range": operators.range_}
+BUILTINS |= {name: of_either_count(name) for name in ("complex", "round")}
+BUILTINS |= {
+    "range": builtins.range_,
+    "sum": lambda values, start=0: reduce(INSTRUCTIONS["operator.add"].call, values, start),
+}

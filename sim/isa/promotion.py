@@ -28,8 +28,6 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy import complex64, complex128, float16, float32, float64, uint64
 
-from sim.isa.conversions import wrap
-
 UNSIGNED = {np.uint8, np.uint16, np.uint32, uint64}
 SIGNED = {np.int8, np.int16, np.int32, int}
 INTEGRAL = UNSIGNED | SIGNED | {bool}
@@ -124,31 +122,3 @@ def unified(a, b):
     if bfloat16 in (a, b) or {a, b} & COMPLEX or {a, b} == {bool, float16}:
         return None
     return SCALAR[np.promote_types(np.int64 if a is int else a, np.int64 if b is int else b).type]
-
-
-class Promotion(dict):
-    """(type, type) -> (convert the left, convert the right, scalar type), filled when first asked; None if no
-    numbers meet."""
-
-    def __init__(self, rule):
-        super().__init__()
-        self.rule = rule
-
-    def __missing__(self, pair):
-        left, right = SCALAR.get(pair[0]), SCALAR.get(pair[1])
-        self[pair] = entry = None if left is None or right is None else self._entry(left, right)
-        return entry
-
-    def _entry(self, left, right):
-        scalar = self.rule(left, right)
-        return converter(left, scalar), converter(right, scalar), scalar
-
-
-def converter(source, scalar):
-    """A function from a value of type `source` to one of type `scalar`, exact wherever promotion asks for
-    it."""
-    if scalar is int and source is uint64:
-        return lambda value: wrap(int(value))
-    if scalar is uint64 and source not in UNSIGNED | {bool}:
-        return lambda value: uint64(int(value) & (2**64 - 1))
-    return scalar

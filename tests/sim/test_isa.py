@@ -241,7 +241,7 @@ def test_the_compiled_form_gives_what_the_meaning_gives(name, few):
 @pytest.mark.parametrize("forms", [operations.EXACT, operations.ROUNDED])
 def test_the_compiled_form_of_a_power(forms, scalar):
     """Exact, as Numba's are under Python 3.12, and rounded to a float64, as under 3.11."""
-    fast = partial(operators._int_power, scalar=scalar, by_way_of_float64=forms is operations.ROUNDED)
+    fast = partial(operators.int_power, scalar=scalar, by_way_of_float64=forms is operations.ROUNDED)
     entry = Function("power", fast, "", (scalar, scalar), scalar, native=forms[scalar])
     compare(entry, (scalar, scalar))
     power = 12157665459056928768 if forms is operations.ROUNDED else 3**40
