@@ -77,12 +77,11 @@ class Computable:
                 continue
             types_ = [self.numba_types.get(name) for name in names]
             arrays = all(isinstance(of, (GuardedType, ReferenceType)) for of in types_)
+            calls = "isa_" if arrays else CHEAP
             if is_fresh(node.value):
                 again[names.pop()] = found = copy.deepcopy(node)
                 found.value.func.id = "row_of"
-            elif self.is_pure(
-                node.value, self.fixed | set(again), arrays, calls := "isa_" if arrays else CHEAP
-            ):
+            elif self.is_pure(node.value, self.fixed | set(again), arrays, calls):
                 again |= dict.fromkeys(names, node)
                 if self.is_pure(node.value, same, arrays, calls):
                     same |= names

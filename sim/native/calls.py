@@ -25,7 +25,7 @@ from sim.native.vocabulary import in_text
 
 
 class Calls(Names):
-    """Prints calls: one method for each kind (sim.frontend.resolve) that is more than its name and
+    """Prints calls: one method for each role (sim.frontend.resolve) that is more than its name and
     arguments."""
 
     def visit_Call(self, node):

@@ -70,7 +70,7 @@ class Names(ast.NodeTransformer):
         """The expression for a Referent that the kernel calls `name`."""
         return getattr(self, f"of_{found.role}")(found, name, node)
 
-    # --- one method for each kind of referent ---------------------------------------------------------------
+    # --- one method for each role of a referent -------------------------------------------------------------
 
     def of_axis(self, found, name, node):
         return ast.copy_location(ast.Attribute(self.as_name(found.name, node), name, node.ctx), node)

@@ -5,12 +5,15 @@ import enum
 import linecache
 import math
 import operator
+import runpy
 
 import numpy as np
 import pytest
 from numba import cuda, float32, float64, int32
 
 from sim import ThreadError, simulate
+from sim.native.program import lower_for_fission
+from sim.native.state import MOST_UNSET
 from sim.observers import DEFAULT, Trace
 
 
@@ -244,6 +247,14 @@ def test_as_fibers_do(kernel, wanted):
     x, out = np.ones(8, np.float32), np.full(8, np.nan, np.float32)
     simulate(kernel, engine="native", on_finding="report")[1, 8](x, out)
     assert (out == wanted).all()
+
+
+def test_only_so_many_reads_are_asked_whether_they_were_assigned(tmp_path):
+    """There is a word for each of so many; the next once wrote into other words."""
+    lines = [f"    if x[0] > {i}:\n        v{i} = 1.0\n    x[0] += v{i}\n" for i in range(MOST_UNSET + 6)]
+    (tmp_path / "many.py").write_text("def kernel(x):\n" + "".join(lines))
+    kernel = runpy.run_path(str(tmp_path / "many.py"))["kernel"]
+    assert len(lower_for_fission(kernel).module.unset) == MOST_UNSET
 
 
 def test_an_atomic_takes_no_keywords():
