@@ -24,8 +24,8 @@ from sim.observers.races import Races
 
 MOST_ENTERED = 30_000  # turns of threads in all further schedules together, or twice as many as in the first
 MOST_LATER = 4_000  # turns in the schedules behind the first FEW, if those have found nothing
-# positive and negative, large, as integers and as floats; and what flags, states and keys begin with
-POISONS = b"\x5a", b"\xda", 0, 1, -1
+# what flags, states and keys begin with (first, as few rounds of a loop); and large, positive and negative
+POISONS = 0, 1, -1, b"\x5a", b"\xda"
 MOST_COMPARED = 8  # of the numbers that the kernel compares something with, as many are tried too
 HARMLESS = "In this launch its value reached nothing: with other bytes there, every thread did the same."
 ENDLESS = {"no-progress", "deadlock"}
