@@ -60,9 +60,10 @@ def fetched(writer, ptx_type, registers):
     width = WIDTHS[ptx_type]
     if width > 64:
         raise Missing
-    if ptx_type in ("s8", "s16"):
-        return ptx_type
-    holding = {writer.holds[r.name] for r in registers if isinstance(r, Register)}
+    named = [register for register in registers if isinstance(register, Register)]
+    if ptx_type[0] == "s" and any(WIDTHS.get(register.type, 64) > width for register in named):
+        return ptx_type  # a wider register gets the sign
+    holding = {writer.holds[register.name] for register in named}
     floating = {32: "f32", 64: "f64"}.get(width)
     floats = holding == {floating} or ptx_type == floating and not holding - {floating}
     return floating if floats else f"u{width}"

@@ -254,6 +254,16 @@ def test_without_loc_a_finding_names_the_line_of_ptx():
 
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize("how", ["ld.global.s32", "ld.volatile.global.s32", "ld.global.v2.s32"])
+def test_a_signed_load_fills_a_wider_register_with_the_sign(how, engine):
+    to = "{%d5, %d6}" if ".v2" in how else "%d5"
+    x, out = np.array([-9, 3, -(2**31), 7], np.int32), np.zeros(4, np.int64)
+    body = f"and.b64 %d3, %d3, -8; {how} {to}, [%d3]; st.global.u64 [%d4], %d5;"
+    simulate(kernel(body, 4, 8), engine=engine)[1, 4](x, out)
+    assert out.tolist() == [-9, -9, -(2**31), -(2**31)]
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_what_conversions_and_votes_give_is_a_register(engine):
     body = """
     ld.global.f32 %f1, [%d3]; cvt.rzi.u16.f32 %h1, %f1; cvt.u32.u16 %r4, %h1; sub.s32 %r5, %r1, %r4;
