@@ -37,7 +37,7 @@ class Cuda:
     warpsize = 32
     libdevice = mathematics.libdevice
     fp16 = integers.fp16
-    const = SimpleNamespace(array_like=lambda array: array)  # what is captured is constant memory already
+    const = SimpleNamespace(array_like=lambda ndarray: ndarray)  # what is captured is constant memory already
 
     def __init__(self, scheduler, declarations, grid, block):
         self.scheduler, self.context = scheduler, scheduler.context

@@ -7,7 +7,7 @@ import numpy as np
 
 from sim.frontend.intervals import operation
 from sim.frontend.names import dtype_or_none, names_in, only_signature
-from sim.frontend.resolve import bound_arguments, source_of, stands_for
+from sim.frontend.resolve import bound_arguments, first_argument, source_of, stands_for
 from sim.frontend.types import (
     ANY,
     INT64,
@@ -132,7 +132,7 @@ class CallTypes:
         return given[0].element if given and isinstance(given[0], ArrayType | View) else ANY
 
     def call_same(self, node, given):
-        return given[0]
+        return self.of(first_argument(node))
 
     def call_cuda(self, node, given):
         name = node.func.referent.name

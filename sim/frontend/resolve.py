@@ -270,6 +270,11 @@ def builtin_called(node):
     return node.func.referent.name if getattr(node, "calls", "") == BUILTIN else ""
 
 
+def first_argument(call):
+    """The expression that a call of one argument gives, by position or by name."""
+    return (*call.args, *(keyword.value for keyword in call.keywords))[0]
+
+
 def bound_arguments(function, call):
     """{parameter: expression, or value of a default} of a call of a function; None where the text does not
     tell, or where they do not fit."""

@@ -13,11 +13,11 @@ import numpy as np
 from sim.engine.grid import ROUNDS
 from sim.frontend.accesses import PREFIX, Accesses
 from sim.frontend.names import is_number
-from sim.frontend.resolve import builtin_called, stands_for
+from sim.frontend.resolve import PYTHON_TYPES, builtin_called, stands_for
 from sim.frontend.tree import BINARY, COMPARISONS, UNARY, Apart, located, torn
 from sim.frontend.types import Number, bits, is_float, join
 from sim.isa.conversions import cast
-from sim.isa.promotion import SIGNED
+from sim.isa.promotion import SCALAR, SIGNED
 
 BY_WIDTH = ("clz", "popc", "abs")  # whose result hangs on the width of an integer
 NARROW = SIGNED - {int}
@@ -141,10 +141,30 @@ class Rewriter(Accesses):
             (node.value,) = self.alike([node.value], join(self.types.of(node.value), self.types.result()))
         return node
 
+    def is_instance(self, node):
+        """`isinstance(x, float)`: as Numba has it, by the type of x alone: an int32 is no int, which is an
+        int64."""
+        named = node.args[1].elts if isinstance(node.args[1], ast.Tuple) else [node.args[1]]
+        referents, type_ = [stands_for(part) for part in named], self.types.of(node.args[0])
+        python = {one.__name__: one for one in PYTHON_TYPES}
+        wanted = [python.get(found.name) if found.dtype is None else found.dtype.type for found in referents]
+        scalars = {SCALAR.get(one) for one in wanted} - {None}
+        tuples = any(found.name == "tuple" for found in referents)
+        if isinstance(type_, Number):
+            return ast.copy_location(ast.Constant(type_.scalar in scalars), node)
+
+        def decided(value):
+            return tuples if isinstance(value, tuple) else SCALAR.get(type(value)) in scalars
+
+        made = ast.Call(self.constant(decided, node), [self.visit(node.args[0])], [])
+        return ast.copy_location(made, node)
+
     def visit_Call(self, node):
         """`abs`, `cuda.clz` and the like look at the width of their operand's type, which an int has lost:
         `clz(a[i])` becomes `clz(int32(a[i]))`."""
         called = stands_for(node.func)
+        if builtin_called(node) == "isinstance" and len(node.args) == 2:
+            return self.is_instance(node)
         types_, given = [self.types.of(argument) for argument in node.args], self.types.given(node)
         dtype = called.dtype if len(node.args) == 1 else None
         by_width = (called.entry.name if called.entry else called.name).rpartition(".")[2] in BY_WIDTH

@@ -4,28 +4,32 @@ Source: PTX ISA 9.7.9 (shfl.sync, activemask, match.sync, vote.sync), 9.7.13 (ba
     has them: a ballot is a signed 32-bit integer.
 """
 
+from inspect import Signature, signature
+
 from numpy import int32, int64, uint32
 
 from sim.isa.table import CONVERGED, GIVEN, INSTRUCTIONS, WARP_WIDE, Like, instruction
 
 
-def shuffle(name, mode, source):
-    """The shuffle `name`, in which a lane reads from `source(lane, value, argument)`; outside the warp it
-    keeps its own value."""
+def shuffle(name, mode, operand, source):
+    """The shuffle `name`, in which a lane reads from `source(lane, value, argument)`, an argument that Numba
+    calls `operand`; outside the warp it keeps its own value."""
 
     def meaning(lanes, value, argument: int64, *, result: Like("value")):
         for lane in range(32):
             of = source(lane, value[lane], argument[lane])
             result[lane] = value[of] if 0 <= of < 32 else value[lane]
 
+    lanes, value, argument, result = signature(meaning).parameters.values()
+    meaning.__signature__ = Signature([lanes, value, argument.replace(name=operand), result])
     ptx = (f"shfl.sync.{mode}.b32",)
     instruction(mask=GIVEN, name=name, reads=source, source="PTX ISA shfl.sync", ptx=ptx)(meaning)
 
 
-shuffle("shfl_sync", "idx", lambda lane, value, argument: argument % 32)
-shuffle("shfl_up_sync", "up", lambda lane, value, argument: lane - argument)
-shuffle("shfl_down_sync", "down", lambda lane, value, argument: lane + argument)
-shuffle("shfl_xor_sync", "bfly", lambda lane, value, argument: lane ^ argument)
+shuffle("shfl_sync", "idx", "src_lane", lambda lane, value, argument: argument % 32)
+shuffle("shfl_up_sync", "up", "delta", lambda lane, value, argument: lane - argument)
+shuffle("shfl_down_sync", "down", "delta", lambda lane, value, argument: lane + argument)
+shuffle("shfl_xor_sync", "bfly", "lane_mask", lambda lane, value, argument: lane ^ argument)
 
 
 def lanes_where(lanes, predicate):

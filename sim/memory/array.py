@@ -12,13 +12,13 @@ import numpy as np
 
 from sim.events import ADDRESS_BITS, ADDRESS_MASK, LOAD, SITE_SHIFT, STORE
 from sim.isa.conversions import cast, domain
+from sim.memory.methods import MAX_FAST_RANK, Methods
 from sim.memory.spaces import poison
 
-MAX_FAST_RANK = 5
 PARTS = slice, EllipsisType, NoneType  # what may stand in the index of a view; None is a new axis
 
 
-class Array:
+class Array(Methods):
     """A view of an allocation, an ndarray to a kernel: `offset` and `strides` in bytes."""
 
     __slots__ = (
@@ -87,13 +87,13 @@ class Array:
         if place is None:
             return
         if isinstance(place, Array):
-            return place.fill(value, site)
+            return place.store_all(value, site)
         if self.dtype.names:
             return Record(self, place).fill(value, site)
         self.announce(place, site, value)
         self.numpy[place] = cast(self.dtype)(value)
 
-    def fill(self, value, site):
+    def store_all(self, value, site):
         """Write every element: the same number, or those of an array, broadcast as by numpy."""
         if isinstance(value, Array):
             numbers = np.empty(value.shape, object)
@@ -210,6 +210,9 @@ class Array:
             lacks = "has no imaginary part that is memory"
             raise TypeError(f"{self.name} is an array of {self.dtype}, and {lacks}")
         return self.once("imag", operator.attrgetter("imag"))
+
+    def transpose(self, *axes):
+        return self.derived(self.numpy.transpose(*axes))
 
     def reshape(self, *shape):
         return self.derived(self.numpy.reshape(*shape, copy=False))

@@ -76,7 +76,7 @@ class GuardedType(types.Type):
     def stride(self, axis):
         """The text of a stride, in elements."""
         if not self.rowwise:
-            return f"x.strides[{axis}]"
+            return f"x.steps[{axis}]"
         return " * ".join(map(self.side, range(axis + 1, self.ndim))) or "1"
 
 
@@ -88,8 +88,9 @@ class GuardedModel(models.StructModel):
         super().__init__(manager, numba_type, [*members.items()])
 
 
-for _member in ("data", "shape", "strides", "shadow", "state"):
+for _member in ("data", "shape", "shadow", "state"):
     make_attribute_wrapper(GuardedType, _member, _member)
+make_attribute_wrapper(GuardedType, "strides", "steps")  # in elements, where `strides` are in bytes
 
 
 @unbox(GuardedType)

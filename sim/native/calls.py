@@ -10,9 +10,9 @@ from sim.frontend.resolve import (
     DTYPE,
     FUNCTION,
     GEOMETRY,
-    SAME,
     bound_arguments,
     builtin_called,
+    first_argument,
     referent,
     stands_for,
 )
@@ -29,13 +29,13 @@ class Calls(Names):
     arguments."""
 
     def visit_Call(self, node):
-        by_position = getattr(node, "calls", "") in (FUNCTION, ATOMIC, SAME)
+        by_position = getattr(node, "calls", "") in (FUNCTION, ATOMIC)
         if node.keywords and (by_position or builtin_called(node) not in ("", "enumerate", "print", "zip")):
             raise self.cannot(f"{ast.unparse(node.func)} with keyword arguments has no compiled form", node)
         return getattr(self, f"call_{getattr(node, 'calls', '')}", self.generic_visit)(node)
 
     def call_same(self, node):
-        return self.visit(node.args[0])
+        return self.visit(first_argument(node))
 
     def call_position(self, node):
         called = node.func.referent.name

@@ -177,6 +177,13 @@ def itemsize(x):
     return lambda x: size
 
 
+@overload_attribute(GuardedType, "strides", **LIKE_CODE)
+def strides(x):
+    """In bytes."""
+    in_bytes = tuple_text(f"{x.stride(axis)} * {x.pitch}" for axis in range(x.ndim))
+    return made("strides", [f"    return {in_bytes}"], x)
+
+
 @overload_attribute(GuardedType, "nbytes", **LIKE_CODE)
 def nbytes(x):
     return lambda x: x.size * x.itemsize

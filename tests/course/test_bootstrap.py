@@ -1,9 +1,12 @@
 """The set-up: what it runs, what it does when a step fails or is interrupted, and that a second one costs
 nothing."""
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import venv
 
 import pytest
@@ -312,3 +315,19 @@ def test_every_command_says_what_it_does_and_sets_nothing_up(monkeypatch, capsys
     monkeypatch.setattr(command_line, "is_set_up", lambda root: False)
     assert command_line.main([command, "--help"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no groups of processes that end by a signal")
+def test_an_interrupt_ends_a_command_and_what_it_started_in_one_line(tmp_path):
+    """The command starts a process of its own; both would end in a traceback."""
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    inner = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
+    calls = f"subprocess.call([sys.executable, '-c', {inner!r}]); open({str(ended)!r}, 'w')"
+    outer = f"import subprocess, sys; {calls}"
+    text = f"import sys; from course import commands; sys.exit(commands.run('-c', {outer!r}))"
+    parent = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
+    while not begun.exists():
+        time.sleep(0.05)
+    parent.send_signal(signal.SIGINT)
+    assert parent.communicate(timeout=30) == (None, "\nInterrupted.\n") and parent.returncode == 130
+    assert not ended.exists()

@@ -238,7 +238,36 @@ def called_as_compiled_text_calls(x, out):
     out[cuda.threadIdx.x] = all_done + isa_one + 1
 
 
+def whole_arrays(x, out):
+    x.flat[3] = 5
+    y = cuda.local.array(2, np.int8)
+    y.fill(100)
+    same = x[:1].item() == x.transpose()[7] and np.sum(x) == 12 and y.sum() == 200 and y.mean() == 100
+    found = x.argmax() == 3 and x.argmin() == 0 and x.any() and x.all() and len(x.flat) == 8
+    out[cuda.threadIdx.x] = x.sum() + x.prod() + x.mean() + 4 * x.var() if same and found else 0
+
+
+def types_of_numbers(x, out):
+    """Numba compares types: a float32 is no float, which is a float64, and an int32 no int."""
+    i = cuda.threadIdx.x
+    ones = isinstance(x.shape[0], int) and isinstance(x[i], (int, np.float32)) and isinstance((i, i), tuple)
+    out[i] = ones and not (isinstance(x[i], float) or isinstance(i, int) or isinstance(i > 2, int))
+
+
+def lanes_by_name(x, out):
+    i = cuda.threadIdx.x
+    up = cuda.shfl_up_sync(0xFF, i, delta=0) + cuda.shfl_down_sync(mask=0xFF, value=i, delta=0)
+    one = cuda.shfl_sync(mask=0xFF, value=1, src_lane=3) + cuda.shfl_xor_sync(0xFF, 0, lane_mask=1)
+    out[i] = one + up - 2 * i
+
+
+def bytes_between_elements(x, out):
+    column = cuda.shared.array((8, 4), np.float64)[:, 1]
+    out[cuda.threadIdx.x] = column.strides[0] + x[::2].strides[0] + x.strides[0]
+
+
 CASES = [(keyword_arguments, 1), (called_on_the_spot, 2), (unassigned, 0), (called_as_compiled_text_calls, 3)]
+CASES += [(whole_arrays, 25.5), (types_of_numbers, 1), (lanes_by_name, 1), (bytes_between_elements, 44)]
 
 
 @pytest.mark.parametrize("kernel, wanted", CASES)

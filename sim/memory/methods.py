@@ -1,0 +1,145 @@
+"""What arrays of a kernel offer that goes through all their elements, in order and in Numba's types, each
+element one access: sum, prod, mean, var, std, any, all, argmin, argmax, fill, item, flat."""
+
+import itertools
+import operator
+
+import numpy as np
+
+from sim.isa.conversions import cast
+from sim.isa.operators import add, div, mul, power, sub
+
+MAX_FAST_RANK = 5
+
+
+def whole(method):
+    """A method of numpy's of which kernels have the part without arguments; numpy's functions, `np.sum(x)`,
+    give it those that they have by default."""
+
+    def of_all_elements(self, axis=None, dtype=None, out=None, ddof=0):
+        if axis is not None or out is not None or ddof:
+            raise TypeError(
+                f"{method.__name__} takes no axis, out or ddof in a kernel: a kernel makes no new array; it"
+                " goes through all elements"
+            )
+        return method(self) if dtype is None else method(self, dtype)
+
+    of_all_elements.__name__ = method.__name__
+    return of_all_elements
+
+
+def accumulator(dtype):
+    """The conversion to the type in which Numba adds up or multiplies elements of `dtype`."""
+    return cast({"b": np.int64, "i": np.int64, "u": np.uint64}.get(dtype.kind, dtype))
+
+
+class Methods:
+    """For an Array: its `shape`, `dtype`, `context`, and how it loads and stores."""
+
+    __slots__ = ()
+
+    def elements(self):
+        """Loads of all elements, each when it is asked for."""
+        site, load = self.context.site("load"), self.context.load
+        if 1 <= self.ndim <= MAX_FAST_RANK:
+            return (load[self.ndim](self, *place, site) for place in np.ndindex(self.shape))
+        return (self.load(place, site) for place in np.ndindex(self.shape))
+
+    def folded(self, operation, start):
+        for value in self.elements():
+            start = operation(start, value)
+        return start
+
+    @whole
+    def sum(self, dtype=None):
+        convert = accumulator(self.dtype) if dtype is None else cast(getattr(dtype, "dtype", dtype))
+        return self.folded(lambda total, value: convert(add(total, value)), convert(0))
+
+    @whole
+    def prod(self):
+        return self.folded(mul, accumulator(self.dtype)(1))
+
+    @whole
+    def mean(self):
+        start = np.float64(0) if self.dtype.kind in "biu" else cast(self.dtype)(0)
+        return div(self.folded(add, start), self.size)
+
+    @whole
+    def var(self):
+        mean = self.mean()
+        away = (sub(value, mean) for value in self.elements())
+        squares = (mul(value, np.conj(value)).real for value in away)
+        return div(sum(squares, np.float64(0)), self.size)
+
+    @whole
+    def std(self):
+        return power(self.var(), np.float64(0.5))
+
+    @whole
+    def any(self):
+        return any(map(bool, self.elements()))
+
+    @whole
+    def all(self):
+        return all(map(bool, self.elements()))
+
+    @whole
+    def argmin(self):
+        return self.first(operator.lt)
+
+    @whole
+    def argmax(self):
+        return self.first(operator.gt)
+
+    def first(self, better):
+        """Where the first NaN is, or else the first element that no other is better than."""
+        if not self.size:
+            raise ValueError(f"{self.name} is empty, and so has no largest or smallest element")
+        place = best = None
+        for number, value in enumerate(self.elements()):
+            if value != value:
+                return number
+            if place is None or better(value, best):
+                place, best = number, value
+        return place
+
+    def fill(self, value):
+        self.store_all(value, self.context.site("store"))
+
+    def item(self):
+        if self.size != 1:
+            raise ValueError(f"item() of {self.name}, which has {self.size} elements; wanted one")
+        return next(self.elements())
+
+    @property
+    def flat(self):
+        return Flat(self)
+
+
+class Flat:
+    """`array.flat`: all elements in a row."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __len__(self):
+        return self.array.size
+
+    def __iter__(self):
+        return self.array.elements()
+
+    def __getitem__(self, number):
+        return self.array.load(self.place(number), self.array.context.site("load"))
+
+    def __setitem__(self, number, value):
+        self.array.store(self.place(number), value, self.array.context.site("store"))
+
+    def place(self, number):
+        """The index of the element with this number; one outside where there is none."""
+        behind = itertools.accumulate(self.array.shape[:0:-1], operator.mul, initial=1)
+        sizes, rest = [*behind][::-1], operator.index(number)
+        place = []
+        for size in sizes:
+            place.append(rest // size)
+            rest %= size
+        return tuple(place)
