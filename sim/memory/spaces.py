@@ -161,11 +161,11 @@ def host_array(value, name):
 def check_dtype(dtype, name):
     """A LaunchError if the simulator has no numbers of this type, nor records of them. Strings are numbers to
     no GPU, though Numba compiles them."""
-    if dtype.names:
-        for field in dtype.names:
-            check_dtype(dtype[field], f"{name}, field {field}")
-        return
     base = dtype.base
+    if base.names:
+        for field in base.names:
+            check_dtype(base[field], f"{name}, field {field}")
+        return
     too_wide = base.itemsize > {"f": 8, "c": 16}.get(base.kind, np.inf)
     if base.kind in "OSU" or base.type is np.void or not base.isnative or too_wide:
         text = base.kind in "SU"

@@ -493,3 +493,18 @@ def test_a_wrong_number_of_arguments():
     assert (
         str(caught.value) == "copy(x, out) was launched with 1 arguments: missing a required argument: 'out'"
     )
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_a_field_of_several_records(engine):
+    point = np.dtype([("x", np.float64), ("y", np.float32)], align=True)
+
+    def kernel(ions, out):
+        i = cuda.threadIdx.x
+        ions[i].hits[2].x = 5 + i
+        out[i] = ions[i].hits[1].y + ions[i]["hits"][2]["x"]
+
+    ions, out = np.zeros(2, [("hits", point, 3)]), np.zeros(2)
+    ions["hits"]["y"] = 3
+    assert simulate(kernel, engine=engine)[1, 2](ions, out).findings == ()
+    assert out.tolist() == [8, 9] and ions["hits"]["x"][:, 2].tolist() == [5, 6]
