@@ -181,7 +181,7 @@ def itemsize(x):
 def strides(x):
     """In bytes."""
     in_bytes = tuple_text(f"{x.stride(axis)} * {x.pitch}" for axis in range(x.ndim))
-    return made("strides", [f"    return {in_bytes}"], x)
+    return text_of(["def strides(x):", f"    return {in_bytes}"], "strides")
 
 
 @overload_attribute(GuardedType, "nbytes", **LIKE_CODE)
