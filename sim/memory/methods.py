@@ -6,10 +6,13 @@ import operator
 
 import numpy as np
 
+from sim.isa import operations
 from sim.isa.conversions import cast
-from sim.isa.operators import add, div, mul, power, sub
 
 MAX_FAST_RANK = 5
+add, sub, mul, div, power = (
+    operations.INSTRUCTIONS[f"operator.{name}"].call for name in ("add", "sub", "mul", "truediv", "pow")
+)
 
 
 def whole(method):
