@@ -89,6 +89,7 @@ def lower_for_fission(function, dtypes=(), counted=False):
         for statement in keep_parameters(module, parameters, statements)
         for part in as_list(SplitTuples().visit(statement))
     ]
+    statements = name_shared(module, statements)
     code = tuple(  # from the line of `def`, where a site's lines count from
         function.__code__.replace(co_firstlineno=source.tree.lineno)
         for function, source in module.reachable.items()
@@ -118,6 +119,19 @@ class SplitTuples(ast.NodeTransformer):
                 if len(names) == len(left) and not names & reads(node.value):
                     return located([ast.Assign([name], part) for name, part in zip(left, right)], node)
         return node
+
+
+def name_shared(module, statements):
+    """The same statements without `tile = tile_shared`, the parameter being called `tile`, where the variable
+    stands for nothing else."""
+    for statement in statements:
+        match statement:
+            case ast.Assign([ast.Name(variable)], ast.Name(parameter)) if parameter in module.declared:
+                others = ast.Module([other for other in statements if other is not statement], [])
+                if parameter not in reads(others) and variable not in assigned([others]):
+                    new, statements = {parameter: variable}, others.body
+                    module.declared = {new.get(name, name): of for name, of in module.declared.items()}
+    return statements
 
 
 def fissioned(lowered, name, numba_types):
