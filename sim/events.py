@@ -125,13 +125,13 @@ class Finding:
 
 
 class Element(NamedTuple):
-    """An element of an array: `str(element)` is "x[3, 4]"."""
+    """An element of an array: `str(element)` is "x[3, 4]"; of no indices, as a record's, "x"."""
 
     array: str
     indices: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{self.array}[{', '.join(map(str, self.indices))}]"
+        return f"{self.array}[{', '.join(map(str, self.indices))}]" if self.indices else self.array
 
 
 def alias(access: Access, name: str) -> str:

@@ -26,9 +26,9 @@ from sim.isa import mathematics, operations
 from sim.isa.conversions import domain
 from sim.isa.table import INSTRUCTIONS, SUSPENDING, YIELDING
 from sim.memory.accessors import accessors
-from sim.memory.array import MAX_FAST_RANK, Array, zip_
+from sim.memory.array import MAX_FAST_RANK, Array, Record, zip_
 from sim.memory.declared import Declarations
-from sim.memory.spaces import AddressSpace, bind_arguments, host_array, named_leaves, of_parts
+from sim.memory.spaces import AddressSpace, argument_array, bind_arguments, named_leaves, of_parts
 from sim.retrial import Retrial
 
 BUILTINS = vars(builtins) | operations.BUILTINS | {"zip": zip_}
@@ -142,7 +142,7 @@ def resident(launch, used):
 
 def bind(context, arguments):
     """The arguments as threads see them: arrays checked and named, numbers as Numba types them."""
-    found = {name: host_array(value, name) for name, value in named_leaves(arguments.items())}
+    found = {name: argument_array(value, name) for name, value in named_leaves(arguments.items())}
     arrays = {name: array for name, array in found.items() if array is not None}
     places = bind_arguments(context.space, arrays)
     return [bound(context, name, value, arrays, places) for name, value in arguments.items()]
@@ -161,8 +161,9 @@ def bound(context, name, value, arrays, places):
         return of_parts(value, (bound(context, f"{name}[{i}]", one, arrays, places) for i, one in parts))
     if name in arrays:
         array, (allocation, offset) = arrays[name], places[name]
-        return Array(context, allocation, offset, array.dtype, array.shape, array.strides, name)
+        held = Array(context, allocation, offset, array.dtype, array.shape, array.strides, name)
+        return Record(held, ()) if isinstance(value, np.void) else held
     # clz and popc count in the width of a narrow integer
-    if value is None or isinstance(value, (Enum, np.void, np.int8, np.int16, np.int32)):
+    if value is None or isinstance(value, (Enum, np.int8, np.int16, np.int32)):
         return value
     return domain(value)

@@ -15,6 +15,7 @@ from ml_dtypes import bfloat16
 
 from sim.isa import promotion
 from sim.isa.promotion import COMPLEX, INTEGRAL, SCALAR, SIGNED
+from sim.memory import array as memory
 from sim.memory.array import MAX_FAST_RANK
 
 ANY = "any"
@@ -199,6 +200,8 @@ def type_of_value(value):
         return tuple(map(type_of_value, value))
     if isinstance(value, np.ndarray):
         return type_of_constant_array(value)
+    if isinstance(value, memory.Record):
+        return Record(value._array.dtype)
     # an array with a fast path
     if hasattr(value, "allocation") and value.dtype.names is None and hasattr(value, "data"):
         size = value.dtype.itemsize

@@ -9,7 +9,7 @@ from numba import cuda
 from numba.cuda import decorators, dispatcher, types, typing
 from numba.cuda.args import ArgHint, In
 from numba.cuda.core import sigutils
-from numba.cuda.cudadrv import devices, driver, nvvm
+from numba.cuda.cudadrv import devicearray, devices, driver, nvvm
 from numba.cuda.np import numpy_support
 
 from sim.device import DeviceSpec
@@ -17,7 +17,7 @@ from sim.errors import ThreadError
 from sim.host.driver import Device, Functions, Memory
 from sim.isa.conversions import cast
 from sim.launch import simulate
-from sim.memory.spaces import host_array, of_parts
+from sim.memory.spaces import argument_array, host_array, of_parts
 from sim.observers import DEFAULT
 
 try:
@@ -188,7 +188,8 @@ class Host:
         if isinstance(value, ArgHint):
             value = copy.copy(value.value) if isinstance(value, In) else value.value
         if driver.is_device_memory(value) and not isinstance(value, np.ndarray):
-            return self.memory.array(value)
+            array = self.memory.array(value)
+            return array[()] if isinstance(value, devicearray.DeviceRecord) else array
         return value
 
 
@@ -220,7 +221,7 @@ def leaves(values):
     for value in values:
         if isinstance(value, tuple):
             yield from leaves(value)
-        elif (array := host_array(value, "argument")) is not None:
+        elif (array := argument_array(value, "argument")) is not None:
             yield array
 
 

@@ -111,7 +111,7 @@ class Array(Methods):
         if len(index) == 1 and isinstance(index[0], tuple):
             index = index[0]
         if len(index) == 1 and isinstance(index[0], str):
-            return self.once(index[0], operator.itemgetter(index[0]))
+            return self.once(operator.itemgetter, index[0])
         if len(index) != self.ndim or any(isinstance(i, slice) or i is Ellipsis for i in index):
             return self.part(index)
         indices = tuple(whole(i, self) for i in index)
@@ -166,12 +166,15 @@ class Array(Methods):
         offset, address = self.offset + moved, (self.code & ADDRESS_MASK) + moved
         return Array(self.context, self.allocation, offset, dtype, shape, strides, self.name, address)
 
-    def once(self, name, part):
-        """`derived(part(array))`, made once: a column of records is asked for at each of their accesses."""
-        views = self.views = self.views or {}
-        if name not in views:
-            views[name] = self.derived(part(self.numpy))
-        return views[name]
+    def once(self, getter, name):
+        """The part that this getter of `operator` gives by this name, made once: a column of records is asked
+        for at each of their accesses."""
+        views, key = self.views, (getter, name)
+        if views is None:
+            views = self.views = {}
+        if key not in views:
+            views[key] = self.derived(getter(name)(self.numpy))
+        return views[key]
 
     # --- what else a kernel may do with an array ------------------------------------------------------------
 
@@ -198,18 +201,18 @@ class Array(Methods):
 
     @property
     def T(self):
-        return self.once("T", operator.attrgetter("T"))
+        return self.once(operator.attrgetter, "T")
 
     @property
     def real(self):
-        return self.once("real", operator.attrgetter("real"))
+        return self.once(operator.attrgetter, "real")
 
     @property
     def imag(self):
         if self.dtype.kind != "c":
             lacks = "has no imaginary part that is memory"
             raise TypeError(f"{self.name} is an array of {self.dtype}, and {lacks}")
-        return self.once("imag", operator.attrgetter("imag"))
+        return self.once(operator.attrgetter, "imag")
 
     def transpose(self, *axes):
         return self.derived(self.numpy.transpose(*axes))
@@ -237,7 +240,7 @@ class Columns(Array):
         """The column of all records' field."""
         if name not in self.dtype.names:
             raise AttributeError(f"{self.name}, an array of {self.dtype}, has no {name}")
-        return self.once(name, operator.itemgetter(name))
+        return self.once(operator.itemgetter, name)
 
 
 class FromEnd(int):
@@ -266,24 +269,28 @@ class Record:
     def load(self, field, site):
         """A field, by its name or its number."""
         column, place = self.column(field), self._place
-        if len(place) > MAX_FAST_RANK:
-            return column.load(place, site)
-        return column.context.load[len(place)](column, *place, site)
+        if 1 <= len(place) <= MAX_FAST_RANK:
+            return column.context.load[len(place)](column, *place, site)
+        return column.load(place, site)
 
     def store(self, field, value, site):
         column, place = self.column(field), self._place
-        if len(place) > MAX_FAST_RANK:
-            return column.store(place, value, site)
-        return column.context.store[len(place)](column, *place, value, site)
+        if 1 <= len(place) <= MAX_FAST_RANK:
+            return column.context.store[len(place)](column, *place, value, site)
+        return column.store(place, value, site)
 
     def column(self, field):
         names = self._array.dtype.names
-        return getattr(self._array, names[field] if isinstance(field, int) else field)
+        name = names[field] if isinstance(field, int) else field
+        if name not in names:
+            found = f"{', '.join(names)}, and none called {name}"
+            raise AttributeError(f"{self._array.name} has the fields {found}")
+        return self._array.once(operator.itemgetter, name)
 
     def fill(self, value, site):
         """Write every field: those of another record, or the parts of a tuple."""
         for position, name in enumerate(self._array.dtype.names):
-            getattr(self._array, name).store(self._place, value[position], site)
+            self.column(name).store(self._place, value[position], site)
 
 
 class NoRecord(Record):

@@ -158,6 +158,14 @@ def host_array(value, name):
     return array
 
 
+def argument_array(value, name):
+    """The array behind a kernel's argument, as host_array; for a record one of no dimensions."""
+    if not isinstance(value, np.void):
+        return host_array(value, name)
+    check_dtype(value.dtype, name)
+    return np.asarray(value)  # of the same memory
+
+
 def check_dtype(dtype, name):
     """A LaunchError if the simulator has no numbers of this type, nor records of them. Strings are numbers to
     no GPU, though Numba compiles them."""
@@ -178,14 +186,14 @@ def check_dtype(dtype, name):
 
 def check_argument(value, name):
     """A LaunchError for what is no argument of a kernel; a tuple's elements each have a name."""
-    if isinstance(value, (np.void, np.longdouble, np.clongdouble)):
+    if isinstance(value, (np.longdouble, np.clongdouble)):
         check_dtype(value.dtype, name)
         return
     number = isinstance(value, NUMBER_TYPES) or type(value).__module__ == "ml_dtypes"
-    if not number and host_array(value, name) is None:
+    if not number and argument_array(value, name) is None:
         raise LaunchError(
-            f"argument {name} is a {type(value).__name__}; a kernel takes numpy arrays, CPU tensors, numbers"
-            " and tuples of them"
+            f"argument {name} is a {type(value).__name__}; a kernel takes numpy arrays, CPU tensors, numbers,"
+            " records and tuples of them"
         )
     if type(value) is int and not -(2**63) <= value < 2**64:
         raise LaunchError(f"argument {name} is {value}; a kernel takes integers of 64 bits at most")

@@ -24,6 +24,8 @@ from sim.native.internal import LIKE_CODE
 from sim.native.scalars import dtype_of, numba_type_of
 from sim.native.words import WORD, pointer, words
 
+# attributes that a field of records does not hide
+OWN = {*"data state shadow shape steps strides size ndim T real imag itemsize nbytes dtype".split()}
 # what is checked: see sim.native.checks
 BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = "bare", "bounded", "global", "empty", "shared", "local"
 
@@ -184,6 +186,16 @@ def over_threads(name):
 # --- columns ------------------------------------------------------------------------------------------------
 
 
+class Referenced:
+    """A record (numpy.void), whose memory is `array`, for compiled code."""
+
+    __slots__ = ("records", "_numba_type_")
+
+    def __init__(self, array, *watched):
+        self.records = Guarded(array, *watched)
+        self._numba_type_ = ReferenceType(self.records._numba_type_)
+
+
 class ReferenceType(types.Type):
     """One element of an array of records: the array and the index; its fields are elements of the array's
     columns."""
@@ -202,6 +214,16 @@ class ReferenceModel(models.StructModel):
 
 for _member in ("records", "place"):
     make_attribute_wrapper(ReferenceType, _member, f"_{_member}_")
+
+
+@unbox(ReferenceType)
+def unbox_reference(numba_type, value, c):
+    reference = cgutils.create_struct_proxy(numba_type)(c.context, c.builder)
+    records = c.pyapi.object_getattr_string(value, "records")
+    reference.records = c.unbox(numba_type.array, records).value
+    c.pyapi.decref(records)
+    reference.place = cgutils.pack_array(c.builder, [], WORD)
+    return NativeValue(reference._getvalue())
 
 
 @functools.cache
@@ -223,7 +245,15 @@ def column(records, dtype, offset):
 
         return numba_type(x), code
 
-    return lambda x: parts(x)
+    return parts
+
+
+def field_of(x, name):
+    """The intrinsic (array of records, of type `x`) -> the column of this field; None where there is none, or
+    none that is compiled."""
+    if is_record(x) and name in dtype_of(x.dtype).names:
+        dtype, offset = dtype_of(x.dtype).fields[name][:2]
+        return None if dtype.subdtype or dtype.names else column(x, dtype, offset)
 
 
 def is_record(x):
@@ -235,15 +265,17 @@ def is_record(x):
 def know_field(name):
     """From here on Numba knows the attribute `name` of arrays of records and of references to one."""
 
-    @overload_attribute(GuardedType, name, **LIKE_CODE)
-    def of_array(x):
-        if is_record(x) and name in dtype_of(x.dtype).names:
-            dtype, offset = dtype_of(x.dtype).fields[name][:2]
-            return None if dtype.subdtype or dtype.names else column(x, dtype, offset)
+    if name not in OWN:
+
+        @overload_attribute(GuardedType, name, **LIKE_CODE)
+        def of_array(x):
+            parts = field_of(x, name)
+            return parts and (lambda x: parts(x))
 
     @overload_attribute(ReferenceType, name, **LIKE_CODE)
     def of_record(x):
-        return eval(f"lambda x: x._records_.{name}[x._place_]")
+        parts = field_of(x.array, name)
+        return parts and (lambda x: parts(x._records_)[x._place_])
 
 
 @overload_attribute(GuardedType, "real", **LIKE_CODE)
@@ -258,4 +290,5 @@ def imaginary(x):
 
 def part_of_complex(x, position):
     size = dtype_of(x.dtype).itemsize // 2
-    return column(x, np.dtype(f"f{size}"), position * size)
+    parts = column(x, np.dtype(f"f{size}"), position * size)
+    return lambda x: parts(x)

@@ -9,15 +9,15 @@ from sim.events import SPACES
 from sim.memory.declared import check_sizes
 from sim.memory.spaces import (
     AddressSpace,
+    argument_array,
     bind_arguments,
     bytes_between,
-    host_array,
     named_leaves,
     of_parts,
     overlapping,
     unwritten,
 )
-from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, Guarded, bytes_over
+from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, Guarded, Referenced, bytes_over
 from sim.native.front import CannotLower
 from sim.native.program import sizes_of
 from sim.native.scalars import argument_of
@@ -48,8 +48,8 @@ class Memory:
             return of_parts(value, parts)
         if name not in self.arrays:
             return argument_of(value)
-        array = self.arrays[name]
-        return Guarded(array, *self.shadows.get(name, (BOUNDED if self.watched else BARE, 0)), self.state)
+        array, watched = self.arrays[name], Referenced if isinstance(value, np.void) else Guarded
+        return watched(array, *self.shadows.get(name, (BOUNDED if self.watched else BARE, 0)), self.state)
 
     def shadows_of_arguments(self):
         """{name: (what is checked, address of its shadow)} of the arrays that need more than their bounds
@@ -130,7 +130,7 @@ def check_writable(given, writes):
     """CannotLower if an argument that the kernel may write (`writes`: their names) is a read-only array:
     compiled code would not ask."""
     for name, value in named_leaves(given.items()):
-        array = host_array(value, name)
+        array = argument_array(value, name)
         if array is not None and not array.flags.writeable and name.partition("[")[0] in writes:
             raise CannotLower(f"argument {name} is a read-only array, and the kernel may write to it")
 

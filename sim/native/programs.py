@@ -3,13 +3,14 @@
 import inspect
 import weakref
 
+import numpy as np
 from numba import typeof, types
 from numba.core.errors import NumbaError
 
 from sim.errors import LaunchError
 from sim.frontend.names import names_in, outside, python_function
-from sim.memory.spaces import host_array
-from sim.native.arrays import BARE, GuardedType, array_type
+from sim.memory.spaces import argument_array
+from sim.native.arrays import BARE, GuardedType, ReferenceType, array_type
 from sim.native.front import CannotLower
 from sim.native.internal import uncollected
 from sim.native.program import first_line, fissioned, lower_for_fission
@@ -46,9 +47,12 @@ def argument_type(name, value):
         )
     if isinstance(value, list):  # which Numba copies on the CPU alone
         raise CannotLower(f"argument {name} is a list")
-    array = host_array(value, name)
+    array = argument_array(value, name)
     try:
-        return typeof(argument_of(value)) if array is None else array_type(array, BARE)
+        if array is None:
+            return typeof(argument_of(value))
+        numba_type = array_type(array, BARE)
+        return ReferenceType(numba_type) if isinstance(value, np.void) else numba_type
     except (NumbaError, ValueError) as error:
         raise CannotLower(
             f"argument {name} is a {type(value).__name__} that Numba does not know on the CPU:"

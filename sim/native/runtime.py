@@ -8,7 +8,7 @@ from numba.core.errors import NumbaError
 from sim.context import thread_index
 from sim.engine.base import Outcome
 from sim.events import Access
-from sim.memory.spaces import host_array, named_leaves
+from sim.memory.spaces import argument_array, named_leaves
 from sim.native import checks, unset
 from sim.native.explain import FEW, tool_of
 from sim.native.front import CannotLower
@@ -55,7 +55,7 @@ class Attempt(Memory):
         self.arrays = {
             name: array
             for name, value in named_leaves(launch.arguments.items())
-            if (array := host_array(value, name)) is not None
+            if (array := argument_array(value, name)) is not None
         }
         counted = bool(self.tools & set(COUNTERS))
         self.program = fission_program(

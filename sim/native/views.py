@@ -6,7 +6,7 @@ import operator
 from numba import types
 from numba.extending import overload, overload_attribute, overload_method
 
-from sim.native.arrays import BARE, GuardedType, ReferenceType, is_record, viewer
+from sim.native.arrays import BARE, GuardedType, ReferenceType, field_of, is_record, viewer
 from sim.native.checks import looked_at
 from sim.native.elements import as_index, is_element, parts_of
 from sim.native.internal import LIKE_CODE, always
@@ -61,7 +61,7 @@ def index_from_end(x, axis, back):
 @overload(operator.getitem, **LIKE_CODE)
 def getitem(x, index):
     if isinstance(index, types.StringLiteral) and isinstance(x, (GuardedType, ReferenceType)):
-        return text_of(["def field(x, index):", f"    return x.{index.literal_value}"], "field")
+        return field_getter(x, index.literal_value)
     has_slices = any(isinstance(part, types.SliceType) for part in parts_of(index))
     return part_of(x, index) if isinstance(x, GuardedType) and has_slices else None
 
@@ -69,13 +69,30 @@ def getitem(x, index):
 @overload(operator.setitem, **LIKE_CODE)
 def setitem(x, index, value):
     if isinstance(x, ReferenceType) and isinstance(index, types.StringLiteral):
-        field = f"    x._records_.{index.literal_value}[x._place_] = value"
-        return text_of(["def set_field(x, index, value):", field], "set_field")
+        return field_setter(x, index.literal_value)
     if is_record(x) and is_element(x, index) and isinstance(value, ReferenceType):
-        fields = [f"    x.{name}[index] = value.{name}" for name in dtype_of(x.dtype).names]
+        fields = [f"    x[{name!r}][index] = value[{name!r}]" for name in dtype_of(x.dtype).names]
         return text_of(["def copy(x, index, value):", *fields], "copy")
     partial = isinstance(x, GuardedType) and not is_element(x, index)
     return filler(x, index, value) if partial else None
+
+
+def field_getter(x, name):
+    """The function (array of records or one record, name of a field) -> column or number."""
+    parts = field_of(getattr(x, "array", x), name)
+    if isinstance(x, GuardedType):
+        return parts and (lambda x, index: parts(x))
+    return parts and (lambda x, index: parts(x._records_)[x._place_])
+
+
+def field_setter(x, name):
+    """The function (record, name of a field, number)."""
+    parts = field_of(x.array, name)
+
+    def set_field(x, index, value):
+        parts(x._records_)[x._place_] = value
+
+    return parts and set_field
 
 
 def filler(x, index, value):

@@ -443,10 +443,13 @@ def test_a_grid_that_cannot_meet(launch):
 @pytest.mark.parametrize(
     "argument, message",
     [
-        ("text", "argument x is a str; a kernel takes numpy arrays, CPU tensors, numbers and tuples of them"),
+        (
+            "text",
+            "argument x is a str; a kernel takes numpy arrays, CPU tensors, numbers, records and tuples of them",
+        ),
         (
             [1, 2],
-            "argument x is a list; a kernel takes numpy arrays, CPU tensors, numbers and tuples of them",
+            "argument x is a list; a kernel takes numpy arrays, CPU tensors, numbers, records and tuples of them",
         ),
         (
             np.array([None]),

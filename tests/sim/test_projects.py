@@ -307,6 +307,26 @@ def test_two_threads_at_one_field_and_at_two(engine):
     assert launched(engine, two, 2, x) == [] and x[0].tolist() == (1, 2)
 
 
+def test_a_record_is_an_argument_and_changes_in_place(engine):
+    record = np.dtype([("size", "f8"), ("T", "i4"), ("data", "i4")])  # fields called as attributes of arrays
+
+    def own(r, x):
+        t = cuda.threadIdx.x
+        if t == 0:
+            r.size += 2
+            r["T"] = r.data + 7
+            x[3] = r
+        x[t].size = t
+
+    def shared(r, x):
+        r.T = cuda.threadIdx.x
+
+    records, x = np.ones(2, record), np.zeros(4, record)
+    assert launched(engine, own, 3, records[1], x) == []
+    assert records.tolist() == [(1, 1, 1), (3, 8, 1)] and x.tolist()[2:] == [(2, 0, 0), (3, 8, 1)]
+    assert launched(engine, shared, 2, records[1], x) == [("race-global", "error")]
+
+
 # --- random numbers -----------------------------------------------------------------------------------------
 
 
