@@ -56,6 +56,8 @@ class CallTypes:
         held, name = self.of(node.func.value), node.func.attr
         if held is UNKNOWN or held == ANY:
             return held
+        if name == "item" and isinstance(held, Number):
+            return held
         if name == "conjugate" and isinstance(held, Number):
             return Number(held.scalar)
         if name in ("reshape", "ravel") and isinstance(held, ArrayType | View):

@@ -8,6 +8,7 @@ it to a launch costs a dictionary.
 
 import ast
 import builtins
+import functools
 import operator
 import sys
 import types
@@ -36,11 +37,30 @@ from sim.frontend.rewrite import Rewriter
 from sim.frontend.tree import as_list, located
 from sim.isa.conversions import cast, domain
 from sim.isa.table import STANDING_FOR, SUSPENDING
+from sim.memory.array import Array
 from sim.memory.declared import constant_array
 from sim.memory.spaces import host_array
 
+ONE_NUMBER = int, float, complex, np.generic
 # function -> {(types of parameters, globals, tools that listen): Code}
 CODES = weakref.WeakKeyDictionary()
+
+
+def of_numbers(ufunc, *operands, **keywords):
+    """A ufunc in a kernel."""
+    for given in (*operands, *keywords.values()):
+        if isinstance(given, Array):
+            name, elements = f"np.{ufunc.__name__}", ", ".join(["x[i]"] * ufunc.nin)
+            raise TypeError(
+                f"{name} takes numbers in the simulator, and {given.name} is an array; wanted a loop, or an"
+                f" element per thread: out[i] = {name}({elements})"
+            )
+    return domain(ufunc(*operands, **keywords))
+
+
+def is_one_number(element):
+    """np.isscalar."""
+    return isinstance(element, ONE_NUMBER)
 
 
 def with_signature(dispatcher, function):
@@ -254,7 +274,9 @@ class Binder:
         if getattr(builtins, getattr(value, "__name__", ""), None) is value:
             return self.builtins[value.__name__]
         if isinstance(value, np.ufunc):
-            return lambda *operands: domain(value(*operands))
+            return functools.partial(of_numbers, value)
+        if value is np.isscalar:
+            return is_one_number
         # `from math import exp`, `from numba.cuda.libdevice import fmul_rn`
         for module in self.modules.values():
             twin = getattr(module, getattr(value, "__name__", ""), None)

@@ -159,12 +159,20 @@ class Rewriter(Accesses):
         made = ast.Call(self.constant(decided, node), [self.visit(node.args[0])], [])
         return ast.copy_location(made, node)
 
+    def is_item_of_number(self, node):
+        """Whether a call is `number.item()`, which for Numba is the number itself."""
+        func = node.func
+        called = isinstance(func, ast.Attribute) and func.attr == "item" and not node.args
+        return called and isinstance(self.types.of(func.value), Number)
+
     def visit_Call(self, node):
         """`abs`, `cuda.clz` and the like look at the width of their operand's type, which an int has lost:
         `clz(a[i])` becomes `clz(int32(a[i]))`."""
         called = stands_for(node.func)
         if builtin_called(node) == "isinstance" and len(node.args) == 2:
             return self.is_instance(node)
+        if self.is_item_of_number(node):
+            return self.visit(node.func.value)
         types_, given = [self.types.of(argument) for argument in node.args], self.types.given(node)
         dtype = called.dtype if len(node.args) == 1 else None
         by_width = (called.entry.name if called.entry else called.name).rpartition(".")[2] in BY_WIDTH
