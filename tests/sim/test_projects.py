@@ -12,7 +12,7 @@ import pytest
 from numba import cuda, float32, int32
 from numba.cuda.random import xoroshiro128p_dtype, xoroshiro128p_normal_float64, xoroshiro128p_uniform_float32
 
-from sim import simulate
+from sim import ThreadError, simulate
 
 RECORD = np.dtype([("a", "f8"), ("b", "i4")])
 ENGINES = ["fibers", "threads", "native"]
@@ -267,6 +267,20 @@ def test_shapes_and_dtypes_of_declared_arrays(engine):
 
     x, out = np.arange(8, dtype=np.float32), np.zeros(8)
     assert launched(engine, kernel, 8, x, out) == [] and np.allclose(out, x + 4)
+
+
+def test_functions_of_numpy_take_numbers(engine):
+    def whole(x, out):
+        np.add(x, 1, out)
+
+    def each(x, n, out):
+        out[0], out[1] = np.add(x[0], 1), n[0].item() + 1
+        out[2] = 1 + np.isscalar(x[0]) + 2 * np.isscalar(x)
+
+    x, n, out = np.ones(2), np.full(1, 2**31 - 1, np.int32), np.zeros(3)
+    with pytest.raises(ThreadError, match=r"np.add takes numbers .* x is an array.*np.add\(x\[i\], x\[i\]\)"):
+        launched(engine, whole, 1, x, out)
+    assert launched(engine, each, 1, x, n, out) == [] and out.tolist() == [2, 2**31, 2]
 
 
 # --- records ------------------------------------------------------------------------------------------------
