@@ -71,9 +71,9 @@ def simulate(
     max_steps: how often `while` loops may go round, over all threads, before one of the threads ends; by
         default a million times, or for 8 s.
 
-    Arguments are numpy arrays or CPU tensors of torch (changed in place), numbers, and tuples of them. grid
-    and block are numbers or tuples (x, y, z); `stream` is accepted and ignored; `shared` is the number of
-    bytes of dynamic shared memory.
+    Arguments are numpy arrays, CPU tensors of torch and records (all changed in place), numbers, and tuples
+    of them. grid and block are numbers or tuples (x, y, z); `stream` is accepted and ignored; `shared` is the
+    number of bytes of dynamic shared memory.
 
     Raises LaunchError before anything runs, KernelBug for what the tools found, ThreadError for an exception
     inside a thread.
