@@ -11,12 +11,11 @@ import operator
 import numpy as np
 
 from sim.frontend.names import MISSING
-from sim.frontend.tree import COMPARISONS
+from sim.frontend.tree import COMPARISONS, is_number
 
 OPAQUE = (ast.Try, ast.With, ast.Match, ast.Global, ast.Nonlocal, ast.Delete)
 OPAQUE += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 COMPARED = {op: getattr(operator, name) for op, name in COMPARISONS.items()}
-FOLDED = (ast.UnaryOp, ast.BinOp, ast.unaryop, ast.operator, ast.Constant)  # what Python's compiler computes
 
 
 class Version:
@@ -247,12 +246,8 @@ class Versions:
         if version is not None:
             plain = version.incoming is None and version.source[0] == "value" and version.source[2] == ()
             return self.known(version.source[1]) if plain else MISSING
-        computed = isinstance(node, (ast.UnaryOp, ast.BinOp))
-        if computed and all(isinstance(part, FOLDED) for part in ast.walk(node)):
-            try:
-                return eval(ast.unparse(node), {})
-            except ArithmeticError:
-                return MISSING
+        if isinstance(node, ast.UnaryOp) and is_number(node):
+            return eval(ast.unparse(node), {})
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             owner = self.known(node.value)
             return dict(enumerate(owner)).get(node.slice.value, MISSING) if type(owner) is tuple else MISSING

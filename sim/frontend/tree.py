@@ -7,7 +7,9 @@ part`, `n = n_2`. Line numbers and columns stay the file's.
 
 import ast
 import copy
+import dis
 import inspect
+import math
 import textwrap
 
 from sim.frontend.names import codes_in, names_in
@@ -59,6 +61,7 @@ def indent_columns(tree, indent):
 
 
 def simplified(tree, function, lines):
+    tree = Fold().visit(tree)
     codes = list(codes_in(function.__code__))
     variables = (name for code in codes for name in (*code.co_varnames, *code.co_cellvars))
     simplify = Simplify({*names_in(function.__code__), *variables})
@@ -93,6 +96,34 @@ def as_list(result):
 
 def has(node, *classes):
     return any(isinstance(part, classes) for part in ast.walk(node))
+
+
+class Fold(ast.NodeTransformer):
+    """What Python's compiler computes becomes a literal, as for Numba, which reads bytecode: `2**64 - 1` is a
+    uint64, not an int64 that has wrapped."""
+
+    def visit_BinOp(self, node):
+        node = self.generic_visit(node)
+        if not (is_number(node.left) and is_number(node.right)):
+            return node
+        code = compile(ast.Expression(node), "literals", "eval")
+        if any(done.opname.startswith(("BINARY", "UNARY")) for done in dis.get_instructions(code)):
+            return node  # such as 1 / 0, and what would take too long
+        value = eval(code)
+        if isinstance(value, complex) or not math.isfinite(value):
+            return node
+        literal = ast.parse(repr(value), mode="eval").body
+        for part in ast.walk(literal):
+            ast.copy_location(part, node)
+        return literal
+
+
+def is_number(node):
+    """Whether a node is a literal number, with a sign or without."""
+    match node:
+        case ast.Constant(bool() | int() | float()) | ast.UnaryOp(_, ast.Constant(bool() | int() | float())):
+            return True
+    return False
 
 
 STEMS = {"value": "owner", "slice": "index"}  # of what a target that is read too has in it, by field

@@ -566,11 +566,9 @@ def test_the_source_can_be_read():
     assert (
         """
 @compiled
-def matmul_3(thread, threads, kept, threadIdx, tile_a_shared, tile_b_shared):
+def matmul_3(thread, threads, kept, threadIdx, tile_a, tile_b):
     total_of = over_float32(kept, 0, threads)
     total = total_of[thread]
-    tile_a = tile_a_shared
-    tile_b = tile_b_shared
     x = threadIdx.x
     y = threadIdx.y
     for k in range(TILE):

@@ -49,6 +49,15 @@ def doubling(x, n, out):
     out[1] = step - 1
 
 
+def literals(x, n, out):
+    """Python's compiler computes these, Numba types what comes out."""
+    out[0] = (2**64 - 1) >> 60
+    out[1] = 3**40 % 1000
+    out[2] = (1 << 63) / 2**60
+    out[3] = -(2**63) + n
+    out[n] = x[3 - 2] * (7 // 2 * 0.5) + (5 - 9) ** n
+
+
 def single_precision(x, n, out):
     total = float32(0)
     for i in range(x.shape[0]):
@@ -102,6 +111,7 @@ def conditions(x, n, out):
 
 KERNELS = [
     congruential,
+    literals,
     fibonacci,
     products,
     doubling,
