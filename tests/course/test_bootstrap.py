@@ -324,7 +324,9 @@ def test_an_interrupt_ends_a_command_and_what_it_started_in_one_line(tmp_path):
     inner = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
     calls = f"subprocess.call([sys.executable, '-c', {inner!r}]); open({str(ended)!r}, 'w')"
     outer = f"import subprocess, sys; {calls}"
-    text = f"import sys; from course import commands; sys.exit(commands.run('-c', {outer!r}))"
+    # a process in the background is born deaf to it
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    text = f"{heard}; import sys; from course import commands; sys.exit(commands.run('-c', {outer!r}))"
     parent = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
     while not begun.exists():
         time.sleep(0.05)
