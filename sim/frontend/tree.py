@@ -110,7 +110,7 @@ class Fold(ast.NodeTransformer):
         if any(done.opname.startswith(("BINARY", "UNARY")) for done in dis.get_instructions(code)):
             return node  # such as 1 / 0, and what would take too long
         value = eval(code)
-        if isinstance(value, complex) or not math.isfinite(value):
+        if isinstance(value, complex) or isinstance(value, float) and not math.isfinite(value):
             return node
         literal = ast.parse(repr(value), mode="eval").body
         for part in ast.walk(literal):

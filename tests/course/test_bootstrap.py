@@ -329,6 +329,7 @@ def test_an_interrupt_ends_a_command_and_what_it_started_in_one_line(tmp_path):
     text = f"{heard}; import sys; from course import commands; sys.exit(commands.run('-c', {outer!r}))"
     parent = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
     while not begun.exists():
+        assert parent.poll() is None
         time.sleep(0.05)
     parent.send_signal(signal.SIGINT)
     assert parent.communicate(timeout=30) == (None, "\nInterrupted.\n") and parent.returncode == 130
