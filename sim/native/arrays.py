@@ -20,19 +20,18 @@ from numba.extending import (
     unbox,
 )
 
+from sim.native.checks import BARE, BOUNDED, LOCAL
 from sim.native.internal import LIKE_CODE
 from sim.native.scalars import dtype_of, numba_type_of
 from sim.native.words import WORD, pointer, words
 
 # attributes that a field of records does not hide
 OWN = {*"data state shadow shape steps strides size ndim T real imag itemsize nbytes dtype".split()}
-# what is checked: see sim.native.checks
-BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = "bare", "bounded", "global", "empty", "shared", "local"
 
 
 class Guarded:
-    """`array` (ndarray) for compiled code. `watch` says what is checked; `shadow` is what that needs: an
-    address of two int64 or one uint8 for each element."""
+    """`array` (ndarray) for compiled code. `watch` (sim.native.checks) says what is checked; `shadow` is what
+    that needs: an address of two int64 or one uint8 for each element."""
 
     __slots__ = ("held", "packed", "_numba_type_")
 

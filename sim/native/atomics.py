@@ -6,8 +6,8 @@ from numba import int64, types
 
 from sim.isa.atomics import ENTRIES
 from sim.isa.functions import SAME
-from sim.native.checks import NARROWED, dirty
-from sim.native.elements import CHANGED, I64, Place, is_element
+from sim.native.checks import NARROWED, dirty, watch_atomic
+from sim.native.elements import I64, Place, is_element
 from sim.native.functions import compiled_copy, compiled_value, resolved
 from sim.native.internal import always, intrinsic_of
 from sim.native.logged import log
@@ -39,7 +39,7 @@ def atomic(entry, placed):
                 context.pack_value(builder, x.dtype, change(context, builder, [old, *values]), pointer)
                 return old
 
-            return place.access(CHANGED, replace, ir.Constant(context.get_value_type(x.dtype), None))
+            return place.access(watch_atomic, replace, ir.Constant(context.get_value_type(x.dtype), None))
 
         return x.dtype(x, *given), code
 

@@ -9,8 +9,11 @@ count the barriers and blocks of the whole launch, so shadow words of an earlier
 and nothing is ever reset. Being too careful costs a slow run; missing something is not allowed.
 """
 
-from sim.native.words import byte, words
+from sim.native.words import byte, set_byte, words
 
+# how an array is watched: not at all but for its bounds (BARE: nobody listens), global memory (EMPTY: that
+# nobody has written yet), shared, local
+BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = range(6)
 # bits of `dirty`
 NARROWED, BOUNDS, UNWRITTEN, RACE, BETWEEN, PARTED, SPENT = TROUBLES = tuple(1 << bit for bit in range(7))
 # `stopped`: what cannot go on, or not before the log is counted
@@ -112,29 +115,38 @@ def unwritten(written, state):
 
 
 @words
-def watch_load(shadow, flat, state, between_blocks, wants_written):
+def watch_load(watch, shadow, flat, state):
+    if watch == LOCAL:
+        watch_local(shadow, flat, state)
+        return
     written, read = shadow[2 * flat], shadow[2 * flat + 1]
-    if wants_written and unwritten(written, state):
+    if watch != GLOBAL and unwritten(written, state):
         dirty(state, UNWRITTEN)
-    judge(written, state, between_blocks)
+    judge(written, state, watch != SHARED)
     if read != state.me:
-        shadow[2 * flat + 1] = read_by_me(read, state, between_blocks)
+        shadow[2 * flat + 1] = read_by_me(read, state, watch != SHARED)
 
 
 @words
-def watch_store(shadow, flat, state, between_blocks):
-    judge(shadow[2 * flat], state, between_blocks)
-    judge(shadow[2 * flat + 1], state, between_blocks)
+def watch_store(watch, shadow, flat, state):
+    if watch == LOCAL:
+        set_byte(shadow, flat, 1)
+        return
+    judge(shadow[2 * flat], state, watch != SHARED)
+    judge(shadow[2 * flat + 1], state, watch != SHARED)
     shadow[2 * flat] = state.me
-    if between_blocks:
+    if watch != SHARED:
         state.wrote = 1
 
 
 @words
-def watch_atomic(shadow, flat, state, between_blocks, wants_written):
-    written, me = shadow[2 * flat], state.me
+def watch_atomic(watch, shadow, flat, state):
+    if watch == LOCAL:
+        watch_local(shadow, flat, state)
+        return
+    written, me, between_blocks = shadow[2 * flat], state.me, watch != SHARED
     new = me | ATOMIC
-    if wants_written and unwritten(written, state):
+    if watch != GLOBAL and unwritten(written, state):
         dirty(state, UNWRITTEN)
     judge(shadow[2 * flat + 1], state, between_blocks)
     if written == 0:

@@ -12,25 +12,12 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, lower_builtin
 
 from sim.memory.spaces import poisoned as fresh_bytes
-from sim.native.arrays import (
-    BARE,
-    BOUNDED,
-    GLOBAL,
-    LOCAL,
-    SHARED,
-    GuardedType,
-    ReferenceType,
-    element,
-    is_record,
-    view,
-)
-from sim.native.checks import looked_at, watch_atomic, watch_load, watch_local, watch_store
+from sim.native.arrays import GuardedType, ReferenceType, element, is_record, view
+from sim.native.checks import BARE, BOUNDED, LOCAL, looked_at, watch_load, watch_store
 from sim.native.scalars import converted, dtype_of
 
 OFFERED = {"fresh", "row_of", "poisoned"}
 I8, I64 = ir.IntType(8), ir.IntType(64)
-READ, WRITTEN, CHANGED = range(3)  # what happens to an element
-WATCHES = watch_load, watch_store, watch_atomic
 
 
 def is_element(x, index):
@@ -132,26 +119,14 @@ class Place:
             inside = builder.and_(inside, builder.icmp_unsigned("<", self.given[axis], side))
         return inside
 
-    def watch(self, flat, role):
-        watch, shadow, state = self.x.watch, self.array.shadow, self.array.state
-        if watch in (BARE, BOUNDED):
-            return
-        if watch == LOCAL and role == WRITTEN:
-            word = self.builder.inttoptr(self.builder.add(shadow, flat), I8.as_pointer())
-            self.builder.store(I8(1), word)
-        elif watch == LOCAL:
-            self.call(watch_local, shadow, flat, state)
-        else:
-            of_global, wants_written = watch != SHARED, watch != GLOBAL
-            flags = [of_global] if role == WRITTEN else [of_global, wants_written]
-            self.call(WATCHES[role], shadow, flat, state, *map(I64, map(int, flags)))
-
-    def access(self, role, do, otherwise):
-        """`do(flat)` at the element, if there is one, else `otherwise`: a value, or None for both."""
+    def access(self, watched, do, otherwise):
+        """`do(flat)` at the element, if there is one, else `otherwise`: a value, or None for both. `watched`:
+        watch_load, watch_store or watch_atomic."""
         builder = self.builder
         lost = builder.append_basic_block("lost") if self.given else None
         flat = self.found(lost)
-        self.watch(flat, role)
+        if self.x.watch not in (BARE, BOUNDED):
+            self.call(watched, I64(self.x.watch), self.array.shadow, flat, self.array.state)
         value, after = do(flat), builder.block
         if lost is None:
             return value
@@ -234,7 +209,7 @@ def getitem(context, builder, signature, arguments):
     def load(flat):
         return context.unpack_value(builder, x.dtype, place.pointer(flat))
 
-    return place.access(READ, load, poison_of(context, x.dtype))
+    return place.access(watch_load, load, poison_of(context, x.dtype))
 
 
 @lower_builtin(operator.setitem, GuardedType, types.Any, types.Any)
@@ -246,7 +221,7 @@ def setitem(context, builder, signature, arguments):
     def store(flat):
         context.pack_value(builder, x.dtype, value, place.pointer(flat))
 
-    place.access(WRITTEN, store, None)
+    place.access(watch_store, store, None)
     return context.get_dummy_value()
 
 

@@ -12,8 +12,8 @@ from numba import int64, types
 from numba.core import cgutils
 
 from sim.isa.table import ALL, FULL, GIVEN, Like
-from sim.native.arrays import BARE, GuardedType, element
-from sim.native.checks import PARTED, dirty
+from sim.native.arrays import GuardedType, element
+from sim.native.checks import BARE, PARTED, dirty
 from sim.native.elements import I64
 from sim.native.functions import compiled_copy, resolved
 from sim.native.internal import intrinsic_of

@@ -17,7 +17,8 @@ from sim.memory.spaces import (
     overlapping,
     unwritten,
 )
-from sim.native.arrays import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED, Guarded, Referenced, bytes_over
+from sim.native.arrays import Guarded, Referenced, bytes_over
+from sim.native.checks import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED
 from sim.native.front import CannotLower
 from sim.native.program import sizes_of
 from sim.native.scalars import argument_of

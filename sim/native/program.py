@@ -14,7 +14,8 @@ from sim.frontend.tree import Apart, as_list, located
 from sim.isa.memory import interpreted_only
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE
 from sim.native import cache, infer
-from sim.native.arrays import BARE, BOUNDED, GuardedType
+from sim.native.arrays import GuardedType
+from sim.native.checks import BARE, BOUNDED
 from sim.native.fission import Fission, indented, lines_of
 from sim.native.front import CannotLower, Module
 from sim.native.functions import digest

@@ -10,7 +10,8 @@ from numba.core.errors import NumbaError
 from sim.errors import LaunchError
 from sim.frontend.names import names_in, outside, python_function
 from sim.memory.spaces import argument_array
-from sim.native.arrays import BARE, GuardedType, ReferenceType, array_type
+from sim.native.arrays import GuardedType, ReferenceType, array_type
+from sim.native.checks import BARE
 from sim.native.front import CannotLower
 from sim.native.internal import uncollected
 from sim.native.program import first_line, fissioned, lower_for_fission

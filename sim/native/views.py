@@ -6,8 +6,8 @@ import operator
 from numba import types
 from numba.extending import overload, overload_attribute, overload_method
 
-from sim.native.arrays import BARE, GuardedType, ReferenceType, field_of, is_record, viewer
-from sim.native.checks import looked_at
+from sim.native.arrays import GuardedType, ReferenceType, field_of, is_record, viewer
+from sim.native.checks import BARE, looked_at
 from sim.native.elements import as_index, is_element, parts_of
 from sim.native.internal import LIKE_CODE, always
 from sim.native.scalars import dtype_of

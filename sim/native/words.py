@@ -11,6 +11,7 @@ Numbers wrap around; a division by 0 is left open, as in C. A result is an int64
 import ast
 import inspect
 import textwrap
+from collections import ChainMap
 from functools import reduce
 
 from llvmlite import ir
@@ -28,14 +29,13 @@ def words(function=None, *, inline=True):
     """The decorator of a function of words; `inline`: it always becomes part of what calls it."""
     if function is None:
         return lambda function: words(function, inline=inline)
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    result, names = function.__annotations__.get("return"), function.__globals__
-    return offered(Function(f"{function.__module__}.{function.__name__}", tree, names, inline, result))
+    return offered(Function(function, inline))
 
 
-def from_text(symbol, text, names):
-    """The function of words that `text` defines, where `names` are known; LLVM inlines it as it sees fit."""
-    return offered(Function(symbol, ast.parse(text).body[0], names, inline=False))
+def variant(function, suffix, **known):
+    """The function of words that a plain function is where some of its parameters are `known`: constants, and
+    other functions of words. LLVM inlines it as it sees fit."""
+    return offered(Function(function, False, f"_{suffix}", known))
 
 
 def offered(function):
@@ -68,9 +68,15 @@ class Function:
 
     pending = []  # functions that no library holds yet
 
-    def __init__(self, symbol, tree, names, inline, result=None):
-        self.symbol, self.tree, self.names, self.inline, self.result = symbol, tree, names, inline, result
-        self.name, self.parameters = tree.name, [argument.arg for argument in tree.args.args]
+    def __init__(self, function, inline, suffix="", known=()):
+        self.name, self.inline = function.__name__, inline
+        self.symbol = f"{function.__module__}.{self.name}{suffix}"
+        self.tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+        self.names, self.result = (
+            ChainMap(dict(known), function.__globals__),
+            function.__annotations__.get("return"),
+        )
+        self.parameters = [name for name in inspect.signature(function).parameters if name not in known]
         self.library = None
         Function.pending.append(self)
 

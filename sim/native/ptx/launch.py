@@ -6,11 +6,12 @@ from sim import events
 from sim.context import Context
 from sim.engine.scheduler import Scheduler
 from sim.engine.schedules import Seeded
+from sim.native.checks import BARE, EMPTY, GLOBAL, LOCAL, SHARED
 from sim.native.explain import FEW
 from sim.native.front import CannotLower
 from sim.native.memory import starts_empty
 from sim.native.programs import remembered
-from sim.native.ptx.memory import BARE, EMPTY, GLOBAL, LOCAL, OF_BLOCK, READ_ONLY, SHARED, WRITABLE, Table
+from sim.native.ptx.memory import OF_BLOCK, READ_ONLY, WRITABLE, Table
 from sim.native.ptx.program import fissioned
 from sim.native.runtime import Attempt
 from sim.observers import DEFAULT

@@ -8,8 +8,8 @@ import functools
 
 import numpy as np
 
-from sim.native.checks import BOUNDS, dirty, watch_atomic, watch_load, watch_local, watch_store
-from sim.native.words import from_text, set_byte, words
+from sim.native.checks import BARE, BOUNDS, LOCAL, dirty, watch_load
+from sim.native.words import set_byte, variant, words
 
 # the words of a table, and behind them the region of each place
 REGIONS, COUNT, SCRATCH, PLACES = 0, 1, 2, 8
@@ -18,11 +18,8 @@ REGIONS, COUNT, SCRATCH, PLACES = 0, 1, 2, 8
 # each block), how many bytes lie from one thread's to the next, and of what power of two its declaration
 # makes its address a multiple
 BASE, SIZE, HOST, SHADOW, SHIFT, WATCH, FIXED, STRIDE, ALIGNED = range(9)
-BARE, GLOBAL, EMPTY, SHARED, LOCAL = range(5)
 WRITABLE, READ_ONLY, OF_BLOCK = range(3)
 FIELDS = 9
-# what the text below uses
-IN_TEXT = BOUNDS, dirty, watch_atomic, watch_load, watch_local, watch_store
 
 
 @words(inline=False)
@@ -36,37 +33,24 @@ def region_of(table, address, thread):
     return 0
 
 
-LOOKS = {
-    "load": (
-        "watch_load(shadow, granule, state, True, watch == EMPTY)",
-        "watch_load(shadow, granule, state, False, True)",
-        "watch_local(shadow, granule, state)",
-    ),
-    "store": (
-        "watch_store(shadow, granule, state, True)",
-        "watch_store(shadow, granule, state, False)",
-        "set_byte(shadow, granule, 1)",
-    ),
-    "atomic": (
-        "watch_atomic(shadow, granule, state, True, watch == EMPTY)",
-        "watch_atomic(shadow, granule, state, False, True)",
-        "watch_local(shadow, granule, state)",
-    ),
-}
-TEXT = """
-def located(table, place, address, thread, state):
+def looked(shadow, offset, shift, watch, state, size, watched):
+    for granule in range(offset >> shift, (offset + size - 1 >> shift) + 1):
+        watched(watch, shadow, granule, state)
+
+
+def located(table, place, address, thread, state, size, writes, look):
     region = table[PLACES + place]
     offset = address - region[BASE] - thread * region[STRIDE]
-    if offset < 0 or offset > region[SIZE] - {size}:
+    if offset < 0 or offset > region[SIZE] - size:
         region = region_of(table, address, thread)
         offset = address - region[BASE] - thread * region[STRIDE] if region != 0 else 0
-        if region == 0 or offset > region[SIZE] - {size}:
+        if region == 0 or offset > region[SIZE] - size:
             dirty(state, BOUNDS)
             return table[SCRATCH]
-        if region[ALIGNED] & {mask} != 0:
+        if region[ALIGNED] & size - 1 != 0:
             dirty(state, BOUNDS)
         table[PLACES + place] = region
-    if address & {mask} != 0 {fixed}:
+    if address & size - 1 != 0 or (writes and region[FIXED] == READ_ONLY):
         dirty(state, BOUNDS)
         return table[SCRATCH]
     offset += thread * region[STRIDE]
@@ -74,30 +58,16 @@ def located(table, place, address, thread, state):
     if watch != BARE:
         look(region[SHADOW], offset, region[SHIFT], watch, state)
     return region[HOST] + offset
-"""
-LOOKING = """
-def look(shadow, offset, shift, watch, state):
-    for granule in range(offset >> shift, (offset + {last} >> shift) + 1):
-        if watch == SHARED:
-            {shared}
-        elif watch == LOCAL:
-            {local}
-        else:
-            {outer}
-"""
 
 
 @functools.cache
-def locator(action, size):
+def locator(watched, size):
     """The function (table, place, address, thread, state) -> the host's address of `size` bytes that are to
-    be read (`action` load), written (store) or changed (atomic); of others where nobody looks, if that cannot
-    be."""
-    outer, shared, local = LOOKS[action]
-    looking = LOOKING.format(last=size - 1, outer=outer, shared=shared, local=local)
-    look = from_text(f"{__name__}.look_{action}_{size}", looking, globals())
-    fixed = "" if action == "load" else "or region[FIXED] == READ_ONLY"
-    text = TEXT.format(size=size, mask=size - 1, fixed=fixed)
-    return from_text(f"{__name__}.{action}_{size}", text, {**globals(), "look": look})
+    be read, written or changed (`watched`: watch_load, watch_store or watch_atomic); of others where nobody
+    looks, if that cannot be."""
+    look = variant(looked, f"{watched.words.name}_{size}", size=size, watched=watched)
+    writes = watched is not watch_load
+    return variant(located, f"{watched.words.name}_{size}", size=size, writes=writes, look=look)
 
 
 @words(inline=False)

@@ -9,7 +9,7 @@ from numba.core import cgutils
 
 from sim.isa.registers import WIDTHS
 from sim.isa.table import by_ptx
-from sim.native.checks import PARTED, dirty
+from sim.native.checks import PARTED, dirty, watch_atomic, watch_load, watch_store
 from sim.native.internal import intrinsic_of
 from sim.native.ptx.evaluate import Evaluator
 from sim.native.ptx.memory import locator, renewed
@@ -81,18 +81,18 @@ class Run(Evaluator):
 
     # --- memory ---------------------------------------------------------------------------------------------
 
-    def located(self, action, ptx_type, space, count, place, address):
+    def located(self, watched, ptx_type, space, count, place, address):
         """Pointers to the elements that are accessed."""
         size, (table, thread, state) = WIDTHS[ptx_type] // 8, self.machine
         address = self.add(self.whole(address), self.whole(WINDOWS.get(space, 0)))
         codes = table, I64(place), self.at(address, 64), thread, state
-        where = self.compiled(locator(action, size * count), *codes)
+        where = self.compiled(locator(watched, size * count), *codes)
         places = [where, *(self.builder.add(where, I64(size * i)) for i in range(1, count))]
         element = FLOATS.get(ptx_type) or ir.IntType(8 * size)
         return [self.builder.inttoptr(at, element.as_pointer()) for at in places]
 
     def do_load(self, ptx_type, space, count, place, address):
-        pointers = self.located("load", ptx_type, space, count, place, address)
+        pointers = self.located(watch_load, ptx_type, space, count, place, address)
         values = tuple(self.of_code(self.builder.load(pointer), ptx_type) for pointer in pointers)
         return values[0] if count == 1 else values
 
@@ -110,12 +110,12 @@ class Run(Evaluator):
         return tuple(self.of_code(self.builder.load(pointer), "u32") for pointer in pointers)
 
     def do_store(self, ptx_type, space, count, place, address, *values):
-        pointers = self.located("store", ptx_type, space, count, place, address)
+        pointers = self.located(watch_store, ptx_type, space, count, place, address)
         for pointer, value in zip(pointers, values):
             self.builder.store(self.code_of(value, ptx_type), pointer)
 
     def do_atomic(self, operation, ptx_type, space, place, address, *operands):
-        (pointer,) = self.located("atomic", ptx_type, space, 1, place, address)
+        (pointer,) = self.located(watch_atomic, ptx_type, space, 1, place, address)
         old = self.of_code(self.builder.load(pointer), ptx_type)
         new = self.called(by_ptx(operation).meaning, [old, *operands], {})
         self.builder.store(self.code_of(new, ptx_type), pointer)
