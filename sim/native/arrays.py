@@ -62,13 +62,17 @@ class GuardedType(types.Type):
     """`rowwise`: the strides follow from the shape, the last axis being contiguous. `sizes`: of each
     dimension the size, where it is a constant, or None.
     `pitch`: bytes from one element to the next that strides count; more than an element's own in a column of
-        records, or the real parts of complex numbers."""
+        records, or the real parts of complex numbers. `place`: where in the source its elements are accessed,
+        if that is written down (sim.native.logged); parts of it have none."""
 
-    def __init__(self, dtype, ndim, rowwise, watch, sizes=None, pitch=None):
-        self.dtype, self.ndim, self.rowwise, self.watch = dtype, ndim, rowwise, watch
+    def __init__(self, dtype, ndim, rowwise, watch, sizes=None, pitch=None, place=None):
+        self.dtype, self.ndim, self.rowwise, self.watch, self.place = dtype, ndim, rowwise, watch, place
         self.sizes = sizes or (None,) * ndim
         self.pitch = pitch or dtype_of(dtype).itemsize
-        super().__init__(f"Guarded({dtype}, {ndim}, {self.sizes}, {rowwise}, {watch}, {self.pitch})")
+        super().__init__(f"Guarded({dtype}, {ndim}, {self.sizes}, {rowwise}, {watch}, {self.pitch}, {place})")
+
+    def at_place(self, place):
+        return GuardedType(self.dtype, self.ndim, self.rowwise, self.watch, self.sizes, self.pitch, place)
 
     def side(self, axis):
         """The text of a dimension's size, in a function of the array `x`."""

@@ -10,13 +10,12 @@ from sim.native.checks import NARROWED, dirty, watch_atomic
 from sim.native.elements import I64, Place, is_element
 from sim.native.functions import compiled_copy, compiled_value, resolved
 from sim.native.internal import always, intrinsic_of
-from sim.native.logged import log
 from sim.native.scalars import converted
 
 
-def atomic(entry, placed):
+def atomic(entry):
     """The compiled form of an atomic, for arrays of any type: a read and a write, as nobody interrupts the
-    running thread. `placed`: it notes where it was called."""
+    running thread."""
     meaning = compiled_copy(entry.native) if entry.native is not SAME else compiled_value(entry.meaning)
 
     def typed(typing, x, *given):
@@ -28,8 +27,6 @@ def atomic(entry, placed):
         def code(context, builder, signature, arguments):
             array, *rest = arguments
             at = rest.pop(0) if entry.indexed else I64(0)
-            if placed:
-                log(context, builder, x, array, index, at, rest.pop())
             place, sources = Place(context, builder, x, array, index, at), signature.args[1 + entry.indexed :]
             values = [operand(place, source, value) for source, value in zip(sources, rest)]
 
@@ -43,7 +40,7 @@ def atomic(entry, placed):
 
         return x.dtype(x, *given), code
 
-    names = ["x", *["index"] * entry.indexed, *entry.operands, *["place"] * placed]
+    names = ["x", *["index"] * entry.indexed, *entry.operands]
     return intrinsic_of("atomic", names, typed)
 
 
@@ -66,8 +63,7 @@ def store(x, index, value):
 
 
 IN_TEXT = {
-    **{f"atomic_{name}": atomic(entry, False) for name, entry in ENTRIES.items()},
-    **{f"atomic_{name}_at": atomic(entry, True) for name, entry in ENTRIES.items()},
+    **{f"atomic_{name}": atomic(entry) for name, entry in ENTRIES.items()},
     **dict.fromkeys(("cuda_ldca", "cuda_ldcg", "cuda_ldcs", "cuda_ldlu", "cuda_ldcv"), load),
     **dict.fromkeys(("cuda_stcg", "cuda_stcs", "cuda_stwb", "cuda_stwt"), store),
 }

@@ -49,7 +49,7 @@ class Calls(Names):
     def call_atomic(self, node):
         called, arguments = node.func.referent.name.replace(".", "_"), [*map(self.visit, node.args)]
         if self.module.sited:
-            called, arguments = f"{called}_at", [*arguments, self.number("atomic", node)]
+            arguments[0] = self.call("logged", [arguments[0], self.number("atomic", node)], node)
         return self.call(called, arguments, node)
 
     def call_builtin(self, node):

@@ -14,6 +14,7 @@ from numba.extending import intrinsic, lower_builtin
 from sim.memory.spaces import poisoned as fresh_bytes
 from sim.native.arrays import GuardedType, ReferenceType, element, is_record, view
 from sim.native.checks import BARE, BOUNDED, LOCAL, looked_at, watch_load, watch_store
+from sim.native.logged import PLACE_SHIFT, SIZE_SHIFT, append
 from sim.native.scalars import converted, dtype_of
 
 OFFERED = {"fresh", "row_of", "poisoned"}
@@ -109,20 +110,26 @@ class Place:
         terms = [self.builder.mul(place, self.stride(axis)) for axis, place in enumerate(places)]
         return reduce(self.builder.add, terms, I64(0))
 
-    def from_the_start(self):
-        """Count positions below 0 from the end; whether there is such an element."""
-        builder, inside = self.builder, ir.IntType(1)(1)
+    def log(self):
+        """Write down an access, if there is such an element."""
+        builder, inside, places = self.builder, ir.IntType(1)(1), []
         for axis, place in enumerate(self.given):
             side = self.side(axis)
-            below = builder.icmp_signed("<", place, I64(0))
-            self.given[axis] = builder.select(below, builder.add(place, side), place)
-            inside = builder.and_(inside, builder.icmp_unsigned("<", self.given[axis], side))
-        return inside
+            below = builder.icmp_signed("<", place, I64(0))  # counted from the end
+            places.append(builder.select(below, builder.add(place, side), place))
+            inside = builder.and_(inside, builder.icmp_unsigned("<", places[axis], side))
+        with builder.if_then(inside):
+            address = builder.ptrtoint(self.pointer(self.flat(places)), I64)
+            size = dtype_of(self.x.dtype).itemsize.bit_length() - 1
+            what = I64(self.x.place << PLACE_SHIFT | size << SIZE_SHIFT)
+            self.call(append, self.array.state, builder.or_(what, address))
 
     def access(self, watched, do, otherwise):
         """`do(flat)` at the element, if there is one, else `otherwise`: a value, or None for both. `watched`:
         watch_load, watch_store or watch_atomic."""
         builder = self.builder
+        if self.x.place is not None:
+            self.log()
         lost = builder.append_basic_block("lost") if self.given else None
         flat = self.found(lost)
         if self.x.watch not in (BARE, BOUNDED):
@@ -171,7 +178,7 @@ class Getitem(AbstractTemplate):
     def generic(self, arguments, keywords):
         x, index = arguments
         if is_element(x, index):
-            return signature(ReferenceType(x) if is_record(x) else x.dtype, x, index)
+            return signature(ReferenceType(x.at_place(None)) if is_record(x) else x.dtype, x, index)
         if isinstance(x, GuardedType) and is_place(index) and len(parts_of(index)) < x.ndim:
             return signature(part_type(x, len(parts_of(index))), x, index)
 

@@ -6,17 +6,14 @@ bytes), 12 of the place in the source, or of what else is told: which thread goe
 something that threads did together. sim.native.tally counts them.
 """
 
-from llvmlite import ir
-from numba import int64, types
-from numba.extending import intrinsic, overload
+from numba.core.imputils import impl_ret_borrowed
+from numba.extending import intrinsic
 
-from sim.native.elements import Place, is_element
-from sim.native.internal import LIKE_CODE, always
-from sim.native.scalars import dtype_of
+from sim.native.arrays import GuardedType
+from sim.native.internal import always
 from sim.native.words import words
 
-OFFERED = {"load", "store", "branch", "log_thread", "log_epoch", "log_together", "log_warp"}
-I64 = ir.IntType(64)
+OFFERED = {"logged", "branch", "log_thread", "log_epoch", "log_together", "log_warp"}
 SIZE_SHIFT, PLACE_SHIFT = 48, 51
 PLACES = (1 << 12) - 4  # of a kernel; behind them what else a word may tell
 THREAD_GOES_ON, EPOCH_ENDS, TOGETHER = range(PLACES, PLACES + 3)
@@ -61,53 +58,13 @@ def branch(state, test, thread, place):
     return test
 
 
-def log(context, builder, x, array, index, code, place):
-    """Write down an access that finds its element, in LLVM's values."""
-    found = Place(context, builder, x, array, index, code)
-    size = I64(dtype_of(x.dtype).itemsize.bit_length() - 1 << SIZE_SHIFT)
-    with builder.if_then(found.from_the_start()):
-        address = builder.ptrtoint(found.pointer(found.flat(found.given)), I64)
-        what = builder.or_(builder.shl(place, I64(PLACE_SHIFT)), size)
-        found.call(append, found.array.state, builder.or_(what, address))
+@intrinsic(prefer_literal=True)
+def logged(typing, x, place):
+    """`x`, whose elements are accessed at this place in the source: that is written down. What is no array is
+    as it was."""
 
-
-@intrinsic
-def log_access(typing, x, index, place):
     def code(context, builder, signature, arguments):
-        array, index_code, place_code = arguments
-        log(context, builder, x, array, index, index_code, place_code)
-        return context.get_dummy_value()
+        return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
 
-    return types.void(x, index, int64), code
-
-
-def load(x, index, place):
-    """x[index], written down: an element or a view."""
-
-
-def store(x, index, value, place):
-    """x[index] = value, written down."""
-
-
-@overload(load, **LIKE_CODE)
-def load_any(x, index, place):
-    if not is_element(x, index):
-        return lambda x, index, place: x[index]
-
-    def load(x, index, place):
-        log_access(x, index, place)
-        return x[index]
-
-    return load
-
-
-@overload(store, **LIKE_CODE)
-def store_any(x, index, value, place):
-    if not is_element(x, index):
-        return None
-
-    def store(x, index, value, place):
-        log_access(x, index, place)
-        x[index] = value
-
-    return store
+    at_place = x.at_place(place.literal_value) if isinstance(x, GuardedType) else x
+    return at_place(x, place), code

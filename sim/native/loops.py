@@ -49,9 +49,9 @@ def element(lowering, node, position, before, lengths):
     whole = ast.Name(lowering.module.fresh("items"), ast.Load())
     before.append(assign(whole.id, lowering.visit(node)))
     lengths.append(ast.Call(ast.Name("len", ast.Load()), [whole], []))
-    if not lowering.module.sited:
-        return ast.Subscript(whole, position, ast.Load())
-    return lowering.call("load", [whole, position, lowering.number("load", node)], node)
+    if lowering.module.sited:
+        whole = lowering.call("logged", [whole, lowering.number("load", node)], node)
+    return ast.Subscript(whole, position, ast.Load())
 
 
 class LoopCounter(ast.NodeTransformer):

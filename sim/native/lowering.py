@@ -6,7 +6,7 @@ import enum
 
 from sim.frontend.resolve import DEVICE, referent, stands_for
 from sim.frontend.ssa import Versions
-from sim.frontend.tree import BINARY, as_list, from_end, has, indices_of, is_of_shape, located
+from sim.frontend.tree import BINARY, as_list, from_end, has, is_of_shape, located
 from sim.native import unset
 from sim.native.calls import Calls
 from sim.native.front import Device
@@ -22,16 +22,6 @@ SAFE = {
     ast.Mod: range(1, 2**63),
     ast.Pow: (),
 }
-
-
-def as_value(index):
-    """An index as an argument may be: `slice(a, b)` for a:b."""
-    if isinstance(index, ast.Tuple):
-        return ast.Tuple([*map(as_value, index.elts)], ast.Load())
-    if not isinstance(index, ast.Slice):
-        return index
-    bounds = [index.lower, index.upper, *([index.step] if index.step else [])]
-    return ast.Call(ast.Name("slice", ast.Load()), [bound or ast.Constant(None) for bound in bounds], [])
 
 
 def is_field(node):
@@ -97,25 +87,24 @@ class Lowering(Calls):
         owner = stands_for(node.value).value
         if isinstance(owner, enum.EnumMeta) and isinstance(node.slice, ast.Constant):
             return self.standing_for(referent(owner[node.slice.value]), node.slice.value, node)
-        self.count_from_end(node)
-        if not self.is_access(node) or not isinstance(node.ctx, ast.Load):
+        if isinstance(node.slice, ast.Tuple):
+            self.count_from_end(node)
+        if not self.is_access(node):
             return self.generic_visit(node)
-        site = self.number("load", node)
         if is_field(node):
             raise self.cannot(FIELDS, node)
-        return self.call("load", [self.visit(node.value), self.visit(node.slice), site], node)
+        site = self.number("load" if isinstance(node.ctx, ast.Load) else "store", node)
+        node = self.generic_visit(node)
+        node.value = self.call("logged", [node.value, site], node)
+        return node
 
     def count_from_end(self, node):
-        """A literal index below 0 is meant to count from the end; alone, Numba knows that it is a literal."""
-        several = isinstance(node.slice, ast.Tuple)
-        for axis, part in enumerate(indices_of(node) if several or self.is_access(node) else []):
+        """A literal index below 0 is meant to count from the end; of one alone, Numba knows that it is a
+        literal."""
+        for axis, part in enumerate(node.slice.elts):
             if from_end(part) and isinstance(node.value, ast.Name):
                 array = copy.copy(node.value)
-                back = self.call("from_end", [array, ast.Constant(axis), part.operand], part)
-                if several:
-                    node.slice.elts[axis] = back
-                else:
-                    node.slice = back
+                node.slice.elts[axis] = self.call("from_end", [array, ast.Constant(axis), part.operand], part)
 
     def is_access(self, node):
         """Whether a Subscript is to be numbered: not an element of a shape or of a constant tuple, and not a
@@ -126,18 +115,7 @@ class Lowering(Calls):
 
     def visit_Assign(self, node):
         node.targets = [*map(as_item, node.targets)]
-        target = node.targets[0]
-        if isinstance(target, ast.Subscript) and self.is_access(target):
-            return self.store(target, self.visit(node.value))
         return self.generic_visit(node)
-
-    def store(self, target, value):
-        self.count_from_end(target)
-        array, index = self.visit(target.value), self.visit(target.slice)
-        if is_field(target):
-            raise self.cannot(FIELDS, target)
-        given = [array, as_value(index), value, self.number("store", target)]
-        return ast.copy_location(ast.Expr(self.call("store", given, target)), target)
 
     def visit_Compare(self, node):
         """`function is None`, `function != None`: known here."""

@@ -70,6 +70,8 @@ def getitem(x, index):
 def setitem(x, index, value):
     if isinstance(x, ReferenceType) and isinstance(index, types.StringLiteral):
         return field_setter(x, index.literal_value)
+    if getattr(x, "place", None) is not None:  # of several elements not each is written down
+        return None
     if is_record(x) and is_element(x, index) and isinstance(value, ReferenceType):
         fields = [f"    x[{name!r}][index] = value[{name!r}]" for name in dtype_of(x.dtype).names]
         return text_of(["def copy(x, index, value):", *fields], "copy")

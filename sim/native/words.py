@@ -279,7 +279,7 @@ class Body(ast.NodeVisitor):
 
     def visit_Name(self, node):
         cell = self.cells.get(node.id)
-        return WORD(self.function.names[node.id]) if cell is None else self.builder.load(cell)
+        return WORD(int(self.function.names[node.id])) if cell is None else self.builder.load(cell)
 
     def visit_Attribute(self, node):
         return self.builder.load(self.place(node))

@@ -4,7 +4,7 @@ import ast
 
 from sim.native.variables import assigned
 
-STORES = "store", "cuda_stcg", "cuda_stcs", "cuda_stwb", "cuda_stwt"
+STORES = "cuda_stcg", "cuda_stcs", "cuda_stwb", "cuda_stwt"
 
 
 class Writes:
