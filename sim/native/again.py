@@ -9,13 +9,12 @@ from sim.frontend.tree import has
 from sim.native.arrays import GuardedType, ReferenceType
 from sim.native.hoisting import stops
 from sim.native.loops import is_range
-from sim.native.threads import IN_GRID
 from sim.native.variables import assigned, exposed
 from sim.native.vocabulary import SPECIAL
 
 # functions of the table that cost little to compute again
 CHEAP = ("isa_operator_", "isa_builtins_", "isa_numpy_")
-PURE = {"min", "max", "abs", "len", "int", "float", "bool", "range", "lane_of", "logged", *IN_GRID}
+PURE = {"min", "max", "abs", "len", "int", "float", "bool", "range", "lane_of", "logged"}
 UNIFORM = {"state", "blockIdx", "blockDim", "gridDim"}
 COMPUTED = ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp, ast.Tuple
 COMPUTED += ast.Attribute, ast.Subscript, ast.Slice

@@ -16,12 +16,18 @@ from sim.frontend.resolve import (
     referent,
     stands_for,
 )
+from sim.frontend.tree import located
 from sim.isa.table import INSTRUCTIONS
 from sim.memory.declared import name_before
 from sim.native.front import Declared, literal
 from sim.native.standing import Names
-from sim.native.variables import assigned
+from sim.native.variables import assigned, reads
 from sim.native.vocabulary import in_text
+
+POSITIONS = {
+    "grid": "blockIdx.{axis} * blockDim.{axis} + threadIdx.{axis}",
+    "gridsize": "blockDim.{axis} * gridDim.{axis}",
+}
 
 
 class Calls(Names):
@@ -38,10 +44,11 @@ class Calls(Names):
         return self.visit(first_argument(node))
 
     def call_position(self, node):
-        called = node.func.referent.name
-        given = ("threadIdx", "blockIdx", "blockDim") if called == "grid" else ("blockDim", "gridDim")
         (ndim,) = (*node.args, *(keyword.value for keyword in node.keywords))
-        return self.call(f"{called}_{ndim.value}", [self.as_name(name, node) for name in given], node)
+        text = ", ".join(POSITIONS[node.func.referent.name].format(axis=axis) for axis in "xyz"[: ndim.value])
+        made = ast.parse(f"({text})", mode="eval").body
+        self.needs |= reads(made)
+        return located([ast.Expr(made)], node)[0].value
 
     def call_lanes(self, node):
         return self.call("lanemask_lt", [self.as_name("thread", node)], node)

@@ -3,8 +3,7 @@
 from collections import namedtuple
 
 from llvmlite import ir
-from numba import int32, int64, types, uint32
-from numba.core import cgutils
+from numba import int32, types, uint32
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
@@ -57,46 +56,6 @@ def lane_of(thread) -> int32:
 @words
 def lanemask_lt(thread) -> uint32:
     return (1 << (thread & 31)) - 1
-
-
-# --- positions in the grid ----------------------------------------------------------------------------------
-
-
-def along_axes(count, position, *given):
-    """What an intrinsic gives to Numba: `position` (builder, one number of each of the `given`) along so many
-    axes, an int64 or a tuple."""
-
-    def code(context, builder, signature, arguments):
-        axes = zip(*(cgutils.unpack_tuple(builder, part) for part in arguments))
-        wide = [[builder.sext(number, ir.IntType(64)) for number in axis] for axis in axes]
-        found = [position(builder, *numbers) for numbers in wide[:count]]
-        return found[0] if count == 1 else cgutils.pack_array(builder, found)
-
-    return (int64 if count == 1 else types.UniTuple(int64, count))(*given), code
-
-
-def grid(count):
-    def of_axis(builder, thread, block, size):
-        return builder.add(builder.mul(block, size), thread)
-
-    @intrinsic
-    def grid(typing, threadIdx, blockIdx, blockDim):
-        return along_axes(count, of_axis, threadIdx, blockIdx, blockDim)
-
-    return grid
-
-
-def gridsize(count):
-    @intrinsic
-    def gridsize(typing, blockDim, gridDim):
-        return along_axes(count, ir.IRBuilder.mul, blockDim, gridDim)
-
-    return gridsize
-
-
-IN_GRID = {f"{made.__name__}_{count}": made(count) for made in (grid, gridsize) for count in (1, 2, 3)}
-globals().update(IN_GRID)
-OFFERED |= set(IN_GRID)
 
 
 # --- variables ----------------------------------------------------------------------------------------------
