@@ -211,6 +211,32 @@ def test_what_compiled_code_counts_is_what_fibers_count(name):
     assert ours.counters == wanted.counters
 
 
+def rows_kept(x, records, out):
+    t = cuda.threadIdx.x
+    row, mine = x[t], out[t]
+    cuda.syncthreads()
+    mine[3] = row[2] + x[3, t]
+    for value in row:
+        mine[0] += value
+
+
+def records_copied(x, records, out):
+    records[cuda.threadIdx.x] = records[cuda.threadIdx.x + 4]
+
+
+@pytest.mark.parametrize("kernel, note", [(rows_kept, "by fission"), (records_copied, "by fibers")])
+def test_accesses_of_rows_and_records_are_counted_as_fibers_count_them(kernel, note):
+    """Rows did not live across a barrier where accesses are counted; records were counted by half."""
+    counters = []
+    for engine in ("native", "fibers"):
+        x, out = np.arange(16, dtype=np.float32).reshape(4, 4), np.zeros((4, 4), np.float32)
+        records = np.zeros(8, [("a", np.float32), ("b", np.int32)])
+        report = simulate(kernel, engine=engine, observers=COUNTERS)[1, 4](x, records, out)
+        assert engine != "native" or report.notes[0].startswith(note)
+        counters.append(report.counters)
+    assert counters[0] == counters[1]
+
+
 def test_clean_kernels_raise_no_alarm():
     """An alarm costs a second, slow run; so kernels that are in order must raise none."""
     assert {name: launched(name, engine="native")[0].notes for name in list(CASES)[:5]} == dict.fromkeys(
