@@ -16,7 +16,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy import complex64, complex128, float32, float64, int8, int64, uint32, uint64
 
-from sim.isa import builtins, ieee, promotion
+from sim.isa import builtins, floored, ieee, promotion
 from sim.isa.conversions import HIGHEST, LOWEST, cast, wrap
 from sim.isa.functions import SAME, UNASSUMING, VALUE, Function, Version, by_rule
 from sim.isa.operators import (
@@ -95,16 +95,21 @@ def of_shift(a, b):
     return scalar and Version((scalar, uint32), scalar)
 
 
-QUOTIENT = {int: signed_quotient, uint64: unsigned_quotient}
-REMAINDER = {int: signed_remainder, uint64: unsigned_remainder}
+QUOTIENT = {int: signed_quotient, uint64: unsigned_quotient} | dict.fromkeys(PLAIN, floored.quotient)
+REMAINDER = {int: signed_remainder, uint64: unsigned_remainder} | dict.fromkeys(PLAIN, floored.remainder)
+
+
+def both_of(quotient, remainder):
+    return lambda a, b: (quotient(a, b), remainder(a, b))
 
 
 def of_divmod(a, b):
     scalar = promotion.quotient_and_remainder(a, b)
     if scalar is None:
         return None
-    quotient, remainder = QUOTIENT.get(scalar, operator.floordiv), REMAINDER.get(scalar, operator.mod)
-    return Version((scalar, scalar), (scalar, scalar), lambda a, b: (quotient(a, b), remainder(a, b)))
+    interpreted = [INSTRUCTIONS[f"operator.{name}"].call for name in ("floordiv", "mod")]
+    native = both_of(QUOTIENT[scalar], REMAINDER[scalar])
+    return Version((scalar, scalar), (scalar, scalar), both_of(*interpreted), native)
 
 
 def squaring(one):
@@ -314,16 +319,17 @@ MEANINGS = {"lshift": shifted_left, "rshift": shifted_right}
 
 
 def enter_operator(name, python, rule, **more):
-    """Enter what has a quick way in the interpreter; `python`: Python's own."""
+    """Enter what has a quick way in the interpreter; `python`: Python's own. Returns the entry."""
     called = python.__name__
     more = {"native": SAME, "rule": rule, "otherwise": python} | more
     entry = Function(name, MEANINGS.get(called, python), SOURCE, **more)
-    replace(entry, fast=quick(called, by_rule(entry)) if called in QUICK else python).enter()
+    return replace(entry, fast=quick(called, by_rule(entry)) if called in QUICK else python).enter()
 
 
 for _name, _rule in RULES.items():
-    enter_operator(f"operator.{_name}", getattr(operator, _name), _rule)
-enter_operator("operator.pow", operator.pow, of_power, ulps=ieee.ULPS, also=("builtins.pow.2",))
+    enter_operator(f"operator.{_name}", getattr(operator, _name), _rule).stands_for(getattr(operator, _name))
+_power = enter_operator("operator.pow", operator.pow, of_power, ulps=ieee.ULPS, also=("builtins.pow.2",))
+_power.stands_for(operator.pow)
 enter_operator("builtins.divmod.2", divmod, of_divmod)
 enter("builtins.abs.1", abs, of_abs, builtins.absolute, ulps=1)
 enter("builtins.max.2", lambda a, b: b if b > a else a, of_extreme(ieee.larger), builtins.maximum)

@@ -9,8 +9,8 @@ pair goes the general way of its entry. What compiled kernels do, and so do thes
     x / 0                                 inf, -inf or nan       (integers are divided as float64)
     i // 0, i % 0, divmod(i, 0)           0                      (Numba's "numpy" error model, CUDA's default)
     -2**63 // -1                          0
-    -7 // 2, -7 % 2                       -4, 1                  (Python's signs; of floats exact, where a GPU
-                                                                 rounds a / b first)
+    -7 // 2, -7 % 2                       -4, 1                  (Python's signs)
+    x // y, x % y                         see sim.isa.floored
     i << n, i >> n; n >= 64 or negative   0, and 0 or -1         (PTX clamps the low 32 bits of n as an
                                                                  unsigned number)
     i ** n                                wraps; is then rounded to a float64 if Python is older than 3.12;
@@ -27,6 +27,7 @@ Complex division by zero, an exception on the CPU, gives numpy's nan or inf. Con
 """
 
 import sys
+from math import isfinite
 
 from numpy import float32, float64, uint64
 
@@ -63,6 +64,20 @@ def quick(a, b):
         return a / b
     return general(a, b)
 """
+FLOORED = """
+def quick(a, b):
+    scalar = type(a)
+    if scalar is int:
+        if type(b) is int and b > 0:
+            return a {sign} b
+    elif scalar in PLAIN and type(b) in PLAIN:
+        ratio = a / b
+        if not ratio.is_integer() and isfinite(ratio):
+            return a {sign} b
+        if not a % b and -WHOLE < ratio < WHOLE and isfinite(b):
+            return a {sign} b
+    return general(a, b)
+"""
 DIVMOD = """
 def quick(a, b):
     return divmod(a, b) if type(a) is int and type(b) is int and b > 0 else general(a, b)
@@ -73,6 +88,7 @@ def quick(a, b):
         return a * a if b == 2 else a * (a * a)
     return general(a, b)
 """
+WHOLE = 2.0**23  # float32 has all whole numbers up to here
 FLOATS, BOTH = "scalar is float32 or scalar is float64", "scalar in PLAIN and type(b) in PLAIN"
 IN_WORD = "0 <= b < 64 and (scalar is int or scalar is uint64)"
 # an operator -> its sign, and when Python's gives Numba's result: for two numbers of one type, for such once
@@ -80,8 +96,6 @@ IN_WORD = "0 <= b < 64 and (scalar is int or scalar is uint64)"
 SIGNS = {
     **{name: (sign, f"{FLOATS} or scalar is uint64", "scalar is int", BOTH)
        for name, sign in (("add", "+"), ("sub", "-"), ("mul", "*"))},
-    "floordiv": ("//", f"scalar is int and b > 0 or {FLOATS}"),
-    "mod": ("%", f"scalar is int and b > 0 or {FLOATS}"),
     "lshift": ("<<", "scalar is uint64 and b < 64", "scalar is int and 0 <= b < 64"),
     "rshift": (">>", IN_WORD),
     "and_": ("&", "scalar is int or scalar is uint64"),
@@ -92,6 +106,9 @@ SIGNS = {
 }  # fmt: skip
 QUICK = {
     "truediv": QUOTIENT,
+    # a quotient with a fraction, or without a rest, has no rounding that counts
+    "floordiv": FLOORED.format(sign="//"),
+    "mod": FLOORED.format(sign="%"),
     "divmod": DIVMOD,
     "pow": POWER,
     "neg": UNARY.format(sign="-", closed="type(a) in PLAIN or type(a) is int and a > LOWEST"),
@@ -106,7 +123,8 @@ for _name, (_sign, _closed, *_more) in SIGNS.items():
 def quick(name, general):
     """What the interpreter calls for an operator: its quick way, or the general one."""
     names = {"PLAIN": PLAIN, "LOWEST": LOWEST, "HIGHEST": HIGHEST, "wrap": wrap, "general": general}
-    exec(QUICK[name], names := names | {"float32": float32, "float64": float64, "uint64": uint64})
+    names |= {"float32": float32, "float64": float64, "uint64": uint64, "isfinite": isfinite, "WHOLE": WHOLE}
+    exec(QUICK[name], names)
     return names["quick"]
 
 

@@ -3,6 +3,7 @@ result converted."""
 
 import functools
 import hashlib
+import operator
 import re
 from dataclasses import fields
 from types import CellType, CodeType, FunctionType, ModuleType
@@ -14,6 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sim.isa.functions import BITS, LLVM, SAME, UNASSUMING, VALUE, Function, Tabulated
+from sim.isa.promotion import INTEGRAL
 from sim.isa.table import INSTRUCTIONS
 from sim.native.internal import always, intrinsic_of
 from sim.native.scalars import converted, numba_type_of, scalar_of
@@ -32,9 +34,20 @@ def function_of(entry):
     def typed(typing, *given):
         scalars = [*map(scalar_of, given)]
         found = None if None in scalars else entry.version(*scalars)
+        if found and found.results in INTEGRAL and is_above_zero(given[-1]):
+            found = found._replace(native=DIVISIONS.get(entry.name, found.native))
         return found and typed_call(typing, found, [*map(types.unliteral, given)])
 
-    return intrinsic_of(in_text(entry.name), [f"x{position}" for position in range(entry.count)], typed)
+    parameters = [f"x{position}" for position in range(entry.count)]
+    return intrinsic_of(in_text(entry.name), parameters, typed, prefer_literal=entry.name in DIVISIONS)
+
+
+# by a literal above 0 LLVM's own instruction is right
+DIVISIONS = {"operator.floordiv": operator.floordiv, "operator.mod": operator.mod}
+
+
+def is_above_zero(numba_type):
+    return isinstance(numba_type, types.IntegerLiteral) and numba_type.literal_value > 0
 
 
 __getattr__ = offering(__name__, lambda entry, maker: function_of(entry))
@@ -109,6 +122,8 @@ def compiled_value(value):
     if value is UNASSUMING:
         return unassuming
     value = value.function if isinstance(value, Tabulated) else value
+    if isinstance(value, Function):
+        value = value.meaning if value.native is SAME else value.native
     if isinstance(value, LLVM):
         return llvm(value)
     return compiled_copy(value) if isinstance(value, FunctionType) else value

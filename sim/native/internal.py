@@ -213,11 +213,11 @@ def kernel(function, kept=Kept):
     return dispatcher
 
 
-def intrinsic_of(name, parameters, typed):
+def intrinsic_of(name, parameters, typed, **options):
     """An intrinsic of these parameters; `typed(typing, *types)` gives its signature and code."""
     names = ", ".join(parameters)
     exec(f"def {name}(typing, {names}):\n    return typed(typing, {names})", made := {"typed": typed})
-    return intrinsic(made[name])
+    return intrinsic(**options)(made[name]) if options else intrinsic(made[name])
 
 
 INTERNAL = {

@@ -15,13 +15,7 @@ from sim.native.standing import FIELDS, as_item
 from sim.native.vocabulary import RESERVED, home_of, in_text
 
 # Operators that only a function of ours knows -> literal right operands for which LLVM's instruction is right
-SAFE = {
-    ast.LShift: range(64),
-    ast.RShift: range(64),
-    ast.FloorDiv: range(1, 2**63),
-    ast.Mod: range(1, 2**63),
-    ast.Pow: (),
-}
+SAFE = {ast.LShift: range(64), ast.RShift: range(64), **dict.fromkeys((ast.FloorDiv, ast.Mod, ast.Pow), ())}
 
 
 def is_field(node):

@@ -5,6 +5,7 @@ What is right was read from the PTX that `numba.cuda.compile` gives.
 """
 
 import importlib.util
+import operator
 from math import inf, nan
 
 import numpy as np
@@ -167,6 +168,22 @@ def test_the_lowest_integer_divided_by_minus_one_is_zero():
         0,
         0,
     ]
+
+
+@cuda.jit(device=True)
+def applied(operation, a, b):
+    return operation(a, b)
+
+
+@cuda.jit
+def called_by_name(out, x):
+    out[0], out[1] = operator.add(x[0], 1), operator.floordiv(x[0], x[1])
+    out[2], out[3] = operator.lshift(x[2], 65), applied(operator.mul, x[0], x[0])
+
+
+def test_an_operator_called_by_its_name_is_the_operator():
+    """By fibers it was Python's, which knows no width and raises."""
+    assert by_both(called_by_name, np.ones(4, np.int64), np.array([2**63 - 1, 0, 3])) == [-(2**63), 0, 0, 1]
 
 
 @cuda.jit
