@@ -52,12 +52,12 @@ def launched(case, twin, **options):
 
 
 def runs(name, twin):
-    """RUNS, those of each push first, and how many those are: by fibers; and of each fifth case one twin is
+    """RUNS, those of each push first, and how many those are: by fibers; and of each tenth case one twin is
     compiled, the other by threads."""
     place = list(CASES).index(name)
     compiled = (place + (twin == "fixed")) % 2
     first = [("fibers", 0), ("native" if compiled else "threads", 0)]
-    return first + [run for run in RUNS if run not in first], 1 if place % 5 else 2
+    return first + [run for run in RUNS if run not in first], 1 if place % 10 else 2
 
 
 def key(finding):

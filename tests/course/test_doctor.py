@@ -49,8 +49,13 @@ def test_a_healthy_machine_with_a_gpu():
     ]
 
 
-def test_where_compiled_kernels_are_kept():
-    assert doctor.examine().compiled.rpartition(",")[0].endswith("sim-native")
+@pytest.fixture(scope="module")
+def here():
+    return doctor.examine()
+
+
+def test_where_compiled_kernels_are_kept(here):
+    assert here.compiled.rpartition(",")[0].endswith("sim-native")
     assert (
         report(but(LAPTOP, compiled="~/.cache/sim-native, 2.5 MB"), [])[6]
         == "  compiled    kernels of the native engine: ~/.cache/sim-native, 2.5 MB"
@@ -168,7 +173,6 @@ def test_an_import_that_fails_or_crashes_is_a_fact_and_nothing_more(monkeypatch)
     }
 
 
-def test_this_machine_can_run_the_lessons():
-    facts = doctor.examine()
-    assert facts.python == sys.version_info[:3]
-    assert not [trouble for trouble in diagnose(facts) if trouble.stops]
+def test_this_machine_can_run_the_lessons(here):
+    assert here.python == sys.version_info[:3]
+    assert not [trouble for trouble in diagnose(here) if trouble.stops]

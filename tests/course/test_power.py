@@ -36,9 +36,9 @@ def each_kernel_is_compiled_once():
 
 
 def answers(kind):
-    """A parameter for each answer of this kind; of them a push takes each sixth wrong one, each fourth right
+    """A parameter for each answer of this kind; of them a push takes each sixth wrong one, each twelfth right
     one."""
-    share = {"WRONG": 6, "RIGHT": 4}[kind]
+    share = {"WRONG": 6, "RIGHT": 12}[kind]
     books = [getattr(book, kind) for book in BOOKS]
     all_of_them = [(check, *pair) for book in books for check, pairs in book.items() for pair in pairs]
     return pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def answers(kind):
 
 @pytest.mark.parametrize(
     "check",
-    [pytest.param(name, marks=pytest.mark.nightly if n % 5 else []) for n, name in enumerate(EXERCISES)],
+    [pytest.param(name, marks=pytest.mark.nightly if n % 20 else []) for n, name in enumerate(EXERCISES)],
 )
 def test_a_solution_passes_for_every_seed(check, few):
     """Each push runs all solutions once as the cells of stored notebooks."""
@@ -78,7 +78,10 @@ def test_answers_made_by_machine_are_rejected(kind, check, few, record_property)
     assert not accepted
 
 
-@pytest.mark.parametrize("check", EQUIVALENT)
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(name, marks=pytest.mark.nightly if n % 8 else []) for n, name in enumerate(EQUIVALENT)],
+)
 def test_the_reviewed_equivalents_are_answers(check):
     labels = {label for label, _ in [*mutations(EXERCISES[check]), *breakers(EXERCISES[check])]}
     assert set(EQUIVALENT[check]) <= labels

@@ -102,9 +102,13 @@ def test_the_command():
         and found["date"]
         and found["versions"]["numpy"]
     )
-    assert (
-        subprocess.run([sys.executable, "-m", "kernels.compare", "cop"], capture_output=True).returncode == 2
-    )
+
+
+def test_a_kernel_that_there_is_not(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["kernels.compare", "cop"])
+    with pytest.raises(SystemExit) as ended:
+        compare.arguments()
+    assert ended.value.code == 2 and "there is no kernel cop; there are " in capsys.readouterr().err
 
 
 # Counters ---------------------------------------------------------------------------------------------------

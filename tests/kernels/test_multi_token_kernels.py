@@ -42,7 +42,7 @@ def example(heads=2, n=5, d=4, taps=(3, 2), after_taps=(2, 3), batch=1, seed=0, 
         normal(heads, *taps) / 3,
         normal(heads, heads),
         normal(heads, *after_taps) / 3,
-        normal(1, heads, heads),
+        normal(heads // 2, 2, 2),
     ]
     gate = normal(d), normal(1)[0]
     return dict(q=q, k=k, v=v, **dict(zip(PARTS, (*parts, normal(d), gate))))

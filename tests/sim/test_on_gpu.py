@@ -279,7 +279,11 @@ each = pytest.mark.parametrize(
 )
 
 
-@each
+@pytest.mark.parametrize(
+    "kernel, configuration, arguments",
+    [pytest.param(*case, marks=pytest.mark.nightly if place % 2 else []) for place, case in enumerate(CASES)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_both_engines_find_no_error_and_give_the_same(kernel, configuration, arguments):
     (wanted, by_fibers), (got, by_native) = (
         simulated(kernel, configuration, arguments, engine) for engine in ("fibers", "native")
