@@ -54,7 +54,7 @@ def test_the_eager_last_row_is_the_last_row(n, c_q, c_k):
     )
 
 
-@pytest.mark.parametrize("splits", [1, 3, 5, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 4))])
+@pytest.mark.parametrize("splits", [1, 3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 4, 5))])
 def test_every_split(splits):
     assert right(*inputs(1, 1, 1, 70, 4, 6, 11), splits=splits)
 
@@ -70,7 +70,7 @@ def lengths():
     """Cache lengths around the window, the tile and two tiles, with taps of each kind."""
     taps = [(1, 1), (6, 11), (15, 15), (2, 4)]
     for place, n in enumerate([1, 2, 5, 6, 14, 15, 16, 31, 32, 33, 63, 64, 65, 97]):
-        yield pytest.param(n, *taps[place % 4], "cpu", marks=[pytest.mark.nightly] if place % 3 == 1 else [])
+        yield pytest.param(n, *taps[place % 4], "cpu", marks=[pytest.mark.nightly] if place % 3 else [])
         yield from (pytest.param(n, *sizes, "cuda", marks=pytest.mark.gpu) for sizes in taps)
 
 
@@ -219,8 +219,15 @@ def test_nan_is_not_hidden(device):
 # Every order of threads -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["fibers", "threads"])
-@pytest.mark.parametrize(("n", "c_q", "c_k", "splits"), [(35, 2, 3, 2), (3, 5, 4, 5)])
+@pytest.mark.parametrize(
+    ("n", "c_q", "c_k", "splits", "engine"),
+    [
+        (35, 2, 3, 2, "fibers"),
+        (3, 5, 4, 5, "threads"),
+        pytest.param(35, 2, 3, 2, "threads", marks=pytest.mark.nightly),
+        pytest.param(3, 5, 4, 5, "fibers", marks=pytest.mark.nightly),
+    ],
+)
 def test_no_order_of_threads_changes_anything(n, c_q, c_k, splits, engine, few):
     """Several tiles, a ragged one, an empty split: no finding, not even a warning, and the same bits each
     time."""

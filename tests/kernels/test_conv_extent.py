@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from numpy import float32
 
 from kernels.conv_backward import conv_backward
 from kernels.conv_cases import Shape, inputs, reference, relative_errors, right
@@ -87,13 +88,15 @@ def test_pieces_make_the_whole(shape, count):
 @pytest.mark.parametrize(
     "n, c_q, c_k, count, splits",
     [
-        (1, 6, 11, 1, 1),
         (40, 6, 11, 10, 1),
-        pytest.param(2, 3, 3, 2, 1, marks=pytest.mark.nightly),
-        pytest.param(70, 15, 15, 4, 3, marks=pytest.mark.nightly),
+        *(
+            pytest.param(*sizes, marks=pytest.mark.nightly)
+            for sizes in [(1, 3, 3, 1, 1), (2, 3, 3, 2, 1), (70, 15, 15, 4, 3)]
+        ),
     ],
 )
 def test_decoding_by_pieces(n, c_q, c_k, count, splits):
+    """A push takes sizes and types of test_distributed.py and test_native_kernels.py: one kernel."""
     q, k, v, w, _ = inputs(Shape(1, 2, n, 5, c_q, c_k, True))
     left, parts = (c_k - 1) // 2, []
     for a, b in pieces(n, count):
@@ -104,7 +107,7 @@ def test_decoding_by_pieces(n, c_q, c_k, count, splits):
                 k[:, :, before:behind],
                 v[:, :, a:b],
                 w,
-                5**-0.5,
+                float32(5**-0.5),
                 a - before,
                 n - 1 - a,
                 splits,
