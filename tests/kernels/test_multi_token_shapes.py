@@ -26,7 +26,7 @@ def shapes(draw, most=128, heads=(1, 2, 3, 4, 6), groups=None, taps=TAPS):
     """Shapes of any size, with d of at most `most`."""
     heads = draw(st.sampled_from(heads))
     divisors = [group for group in range(1, heads + 1) if heads % group == 0]
-    groups = st.none() | st.sampled_from(groups or divisors)
+    groups = st.sampled_from(groups) if groups else st.none() | st.sampled_from(divisors)
     parts = draw(taps), draw(groups), draw(taps), draw(groups)
     sizes = draw(st.integers(1, 2)), heads, draw(st.integers(1, 140)), draw(st.integers(1, most))
     return Shape(*sizes, *parts, draw(st.booleans()), draw(st.integers(1, 140)))
