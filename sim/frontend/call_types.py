@@ -47,7 +47,7 @@ class CallTypes:
         return getattr(self, f"call_{getattr(node, 'calls', '')}", lambda *_: ANY)(node, given)
 
     def call_dtype(self, node, given):
-        return of_result(node.func.referent.dtype, fast=False)
+        return of_result(node.func.referent.dtype)
 
     def call_member(self, node, given):
         """A method of a number or an array."""
@@ -176,18 +176,17 @@ def of_function(entry, given):
     if version is None or version.results is None:
         return ANY
     several = isinstance(version.results, tuple)
-    found = [of_result(number, entry.fast) for number in (version.results if several else (version.results,))]
+    found = [*map(of_result, version.results if several else (version.results,))]
     return tuple(found) if several else found[0]
 
 
-def of_result(result, fast):
-    """A Number of the type `result`; a signed integer is a Python int, unless a `fast` way may have kept it
-    as it came."""
+def of_result(result):
+    """A Number of the type `result`; a signed integer is a Python int."""
     dtype = np.dtype(result)
     scalar = SCALAR.get(dtype.type)
     if scalar is None:
         return ANY
-    return Number(scalar) if fast or scalar not in SIGNED - {int} else signed(scalar, 8 * dtype.itemsize - 1)
+    return Number(scalar) if scalar not in SIGNED - {int} else signed(scalar, 8 * dtype.itemsize - 1)
 
 
 @functools.cache

@@ -13,11 +13,13 @@ import numpy as np
 from sim.engine.grid import ROUNDS
 from sim.frontend.accesses import PREFIX, Accesses
 from sim.frontend.names import is_number
-from sim.frontend.resolve import PYTHON_TYPES, builtin_called, stands_for
+from sim.frontend.resolve import BUILTIN, PYTHON_TYPES, builtin_called, stands_for
 from sim.frontend.tree import BINARY, COMPARISONS, UNARY, Apart, located, torn
 from sim.frontend.types import Number, bits, is_float, join
 from sim.isa.conversions import cast
+from sim.isa.functions import Function
 from sim.isa.promotion import SCALAR, SIGNED
+from sim.isa.table import INSTRUCTIONS
 
 BY_WIDTH = ("clz", "popc", "abs")  # whose result hangs on the width of an integer
 NARROW = SIGNED - {int}
@@ -165,6 +167,17 @@ class Rewriter(Accesses):
         called = isinstance(func, ast.Attribute) and func.attr == "item" and not node.args
         return called and isinstance(self.types.of(func.value), Number)
 
+    def form(self, called, types_):
+        """What the interpreter calls for floats of these types, without a look at them; None if not known."""
+        entry = called.entry
+        if called.role == BUILTIN:
+            entry = INSTRUCTIONS.get(f"builtins.{called.name}.{len(types_)}")
+        known = isinstance(entry, Function) and types_ and all(map(is_float, types_))
+        scalars = tuple(type_.scalar for type_ in types_) if known else ()
+        return (
+            entry.forms[scalars] if known and len(types_) == entry.count and entry.version(*scalars) else None
+        )
+
     def visit_Call(self, node):
         """`abs`, `cuda.clz` and the like look at the width of their operand's type, which an int has lost:
         `clz(a[i])` becomes `clz(int32(a[i]))`."""
@@ -184,6 +197,10 @@ class Rewriter(Accesses):
             name = self.name(f"f{len(self.calls)}", node)
             self.calls[name.id], node.func = (ast.unparse(node.func), tuple(given.items())), name
         node.func.referent = called
+        form = self.form(called, types_) if not node.keywords else None
+        if form is not None:
+            node.func = self.constant(form, node)
+            return node
         narrow = NARROW if by_width else SHORT
         node.args = [self.sized(argument, type_, narrow) for argument, type_ in zip(node.args, types_)]
         return node

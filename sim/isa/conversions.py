@@ -155,6 +155,8 @@ def _to_bfloat16(value):
 
 
 def _to_float32(value):
+    if type(value) is float:
+        return ONE * value
     if type(value) is float32:
         return value
     if isinstance(value, float) or (type(value) is int and -EXACT <= value <= EXACT):

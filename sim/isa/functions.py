@@ -15,7 +15,7 @@ import numpy as np
 from numpy import float32, float64, uint64
 
 from sim.isa.conversions import cast, wrap
-from sim.isa.promotion import FLOATING, INTEGRAL, NARROW, PLAIN, SCALAR, UNSIGNED
+from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL, NARROW, PLAIN, SCALAR, UNSIGNED
 from sim.isa.table import THREAD, Entry, number_dtype
 
 SAME = "the meaning itself"
@@ -111,32 +111,37 @@ class Function(Entry):
     @cached_property
     def call(self):
         """What a kernel calls, interpreted: any numbers in, converted as Numba converts them."""
-        if self.fast:
-            return self.fast
-        made = by_rule(self) if self.rule else fixed(self)
-        made.__qualname__ = self.name  # Python names it where arguments are missing
-        return made
+        return self.fast or converting(self)
+
+    @cached_property
+    def forms(self):
+        """{types of numbers: the function of such that is called}."""
+        return Forms(self)
 
     def __call__(self, *operands):
         return self.call(*operands)
 
 
-def fixed(entry):
-    """A call whose types do not hang on what is given."""
-    meaning, result = sized(entry.meaning, entry.operands), to_result(entry.results)
-    converts = [to_operand(scalar) for scalar in entry.operands]
-    if len(converts) == 1:
-        (a,) = converts
-        return lambda x: result(meaning(a(x)))
-    if len(converts) == 2:
-        a, b = converts
-        return lambda x, y: result(meaning(a(x), b(y)))
-    return lambda *given: result(meaning(*(convert(x) for convert, x in zip(converts, given, strict=True))))
+def converting(entry):
+    """A call of an entry, which looks up the form that it has for the types that it is given."""
+    forms = entry.forms
+
+    def of_one(x):
+        return forms[type(x),](x)
+
+    def of_two(x, y):
+        return forms[type(x), type(y)](x, y)
+
+    def of_more(*given):
+        return forms[*map(type, given)](*given)
+
+    made = {1: of_one, 2: of_two}.get(entry.count, of_more)
+    made.__qualname__ = entry.name  # Python names it where arguments are missing
+    return made
 
 
-class Versions(dict):
-    """(type given, ...) -> (conversion of each operand, that of the result or None, meaning), filled when
-    first asked."""
+class Forms(dict):
+    """(type given, ...) -> the function of numbers of these types, made when first asked."""
 
     def __init__(self, entry):
         self.entry = entry
@@ -145,47 +150,38 @@ class Versions(dict):
         entry, scalars = self.entry, [SCALAR.get(type_) for type_ in given]
         found = None if None in scalars else entry.version(*scalars)
         if None in scalars and entry.otherwise:
-            self[given] = (*[same] * len(given), None, entry.otherwise)
+            self[given] = entry.otherwise
         elif found is None:
             names = " and ".join(type_.__name__ for type_ in given)
             raise TypeError(f"Numba's {entry.name} takes no {names}")
         else:
-            # Python's operators give floats of the type that they are given
-            closed = isinstance(found.meaning, BuiltinFunctionType) and found.results in PLAIN
-            result = None if closed and {*found.operands} == {found.results} else to_result(found.results)
-            meaning = sized(found.meaning, found.operands)
-            self[given] = (*map(quickest, scalars, found.operands), result, meaning)
+            self[given] = form(found, given)
+            self[given].__qualname__ = entry.name  # Python names it where arguments are missing
         return self[given]
 
 
-def same(x):
-    return x
+def form(version, given):
+    """The meaning of a Version for numbers of these types, with those conversions that they need."""
+    names = {"meaning": sized(version.meaning, version.operands), "result": to_result(version.results)}
+    numbers = [f"x{place}" for place in range(len(version.operands))]
+    taken = list(numbers)
+    for place, types in enumerate(zip(given, version.operands)):
+        if (convert := to_operand_from(*types)) is not None:
+            names[f"convert{place}"], taken[place] = convert, f"convert{place}(x{place})"
+    text = f"meaning({', '.join(taken)})"
+    # Python's operators give floats of the type that they are given
+    closed = isinstance(version.meaning, BuiltinFunctionType) and version.results in PLAIN
+    if not (closed and {*version.operands} == {version.results}):
+        names["wanted"] = version.results if version.results in FLOATING | {bool} else None
+        text = f"found if type(found := {text}) is wanted else result(found)"
+    return eval(f"lambda {', '.join(numbers)}: {text}", names)
 
 
-def by_rule(entry):
-    """A call that looks up its types."""
-    versions = Versions(entry)
-
-    def of_one(x):
-        a, result, meaning = versions[(type(x),)]
-        found = meaning(a(x))
-        return found if result is None else result(found)
-
-    def of_two(x, y):
-        a, b, result, meaning = versions[type(x), type(y)]
-        found = meaning(a(x), b(y))
-        return found if result is None else result(found)
-
-    def of_more(*given):
-        *converts, result, meaning = versions[tuple(map(type, given))]
-        found = meaning(*[convert(x) for convert, x in zip(converts, given)])
-        return found if result is None else result(found)
-
-    return {1: of_one, 2: of_two}.get(entry.count, of_more)
-
-
-def quickest(source, scalar):
-    """The conversion of a number of type `source` to an operand."""
+def to_operand_from(given, scalar):
+    """The conversion of a number of type `given` to an operand; None: it is one."""
+    source = SCALAR[given]
+    if given is scalar and scalar in FLOATING | COMPLEX | {bool, int}:
+        return None
     widens = {int: INTEGRAL - {uint64}, float32: NARROW | FLOATING - {float64}, float64: INTEGRAL | FLOATING}
     if source in widens.get(scalar, ()):
         return scalar

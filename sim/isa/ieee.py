@@ -112,25 +112,46 @@ def _rcbrt(x):
     return 1.0 / math.cbrt(x)
 
 
+def rounded_to_digits(x, digits):
+    """CPython's fallback for rounding to decimal digits, which Numba compiles for CUDA
+    (numba/cuda/cudaimpl.py): by way of an int64."""
+    digits = min(max(digits, -400), 400)
+    scale, spare = float64(10.0) ** abs(digits), 1.0
+    if digits > 22:
+        scale, spare = float64(10.0) ** (digits - 22), 1e22
+    y = x * scale * spare if digits >= 0 else x / scale
+    if not np.isfinite(x) or not np.isfinite(y):
+        return float64(x)
+    z = whole_in_int64(y)
+    if abs(y - z) == 0.5:
+        z = 2.0 * whole_in_int64(y / 2.0)
+    return z / spare / scale if digits >= 0 else z * scale
+
+
+def whole_in_int64(y):
+    """The nearest whole number that an int64 holds, which has no -0."""
+    return min(max(np.rint(y), -(2.0**63)), 2.0**63) + 0.0
+
+
 # --- the larger and the smaller -----------------------------------------------------------------------------
 
 
 def larger(x, y):
     """Of a NaN and a number the number; 0 is more than -0 (PTX ISA, max)."""
+    if x > y or y > x:
+        return x if x > y else y
     if x != x or y != y:
         return y if x != x else x
-    if x == y:
-        return x if copysign(1.0, float64(x)) > 0 else y
-    return x if x > y else y
+    return x if copysign(1.0, float64(x)) > 0 else y
 
 
 def smaller(x, y):
     """Of a NaN and a number the number; -0 is less than 0 (PTX ISA, min)."""
+    if x < y or y < x:
+        return x if x < y else y
     if x != x or y != y:
         return y if x != x else x
-    if x == y:
-        return x if copysign(1.0, float64(x)) < 0 else y
-    return x if x < y else y
+    return x if copysign(1.0, float64(x)) < 0 else y
 
 
 def larger_or_nan(x, y):

@@ -15,7 +15,7 @@ from sim.isa import bits, ieee
 from sim.isa.functions import SAME, Function, Version
 from sim.isa.half import FUNCTIONS
 from sim.isa.mathematics import Library, paired, single
-from sim.isa.promotion import INTEGRAL, SCALAR
+from sim.isa.promotion import INTEGRAL
 from sim.isa.rounding import fused, fused_float32
 
 SOURCE = "CUDA Math API"
@@ -41,7 +41,7 @@ def of_64_or_32_bits(x):
 def of_floats(x, y, z):
     """float32 unless an operand needs float64."""
     scalar = paired(paired(x, y), paired(y, z))
-    return Version((scalar,) * 3, scalar)
+    return Version((scalar,) * 3, scalar, fused_float32 if scalar is float32 else None)
 
 
 def of_one_float(x):
@@ -57,37 +57,21 @@ def fused_once(x, y, z):
     return fused(x, y, z, type(x))
 
 
-def fused_fast(x, y, z):
-    if type(x) is float32 and type(y) is float32 and type(z) is float32:
-        return fused_float32(x, y, z)
-    (scalar,) = set(of_floats(*(SCALAR[type(a)] for a in (x, y, z))).operands)
-    return fused_once(scalar(x), scalar(y), scalar(z))
-
-
 def chosen(test, a, b):
     """a if test else b."""
     return a if test else b
 
 
-def chosen_fast(test, a, b):
-    """Like the instruction, for two values of one type."""
-    if SCALAR[type(a)] is not SCALAR[type(b)]:
-        raise TypeError(
-            f"cuda.selp chooses between two values of one type; got {type(a).__name__} and {type(b).__name__}"
-        )
-    return a if test else b
-
-
 ENTRIES = {
-    name: Function(name, meaning, SOURCE, rule=rule, native=native, fast=fast, ulps=ulps).enter()
-    for name, meaning, rule, native, fast, ulps in (
-        ("popc", bits.popc, of_its_type, bits.POPC, None, 0),
-        ("clz", bits.clz, of_its_type, bits.CLZ, None, 0),
-        ("ffs", bits.ffs, of_32_bits, bits.first_set, None, 0),
-        ("brev", bits.brev, of_64_or_32_bits, bits.BREV, None, 0),
-        ("fma", fused_once, of_floats, bits.FMA, fused_fast, 0),
-        ("cbrt", ieee.of_one("cbrt"), of_one_float, np.cbrt, None, ieee.ULPS),
-        ("selp", chosen, of_two_alike, SAME, chosen_fast, 0),
+    name: Function(name, meaning, SOURCE, rule=rule, native=native, ulps=ulps).enter()
+    for name, meaning, rule, native, ulps in (
+        ("popc", bits.popc, of_its_type, bits.POPC, 0),
+        ("clz", bits.clz, of_its_type, bits.CLZ, 0),
+        ("ffs", bits.ffs, of_32_bits, bits.first_set, 0),
+        ("brev", bits.brev, of_64_or_32_bits, bits.BREV, 0),
+        ("fma", fused_once, of_floats, bits.FMA, 0),
+        ("cbrt", ieee.of_one("cbrt"), of_one_float, np.cbrt, ieee.ULPS),
+        ("selp", chosen, of_two_alike, SAME, 0),
     )
 }
 popc, clz, ffs, brev, fma, cbrt, selp = (entry.call for entry in ENTRIES.values())

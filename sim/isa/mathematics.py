@@ -30,10 +30,9 @@ from ml_dtypes import bfloat16
 from numpy import complex64, complex128, float16, float32, float64
 
 from sim.isa import ieee
-from sim.isa.conversions import ONE
 from sim.isa.functions import SAME, Function, Version
 from sim.isa.libdevice import FUNCTIONS
-from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL, NARROW, SCALAR
+from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL, NARROW
 
 
 class Library(SimpleNamespace):
@@ -67,28 +66,6 @@ def of_one(half):
     return rule
 
 
-def unary(name, half=float32):
-    """The function `name` of `sim.isa.ieee` for an argument of any type; `half`: what a float16 gives."""
-    function, otherwise = ieee.UNARY[name]
-    results = LIKE | {float16: half}
-
-    def evaluate(x):
-        scalar = type(x)
-        try:
-            if scalar is float32:
-                return ONE * function(x)
-            if scalar is float64:
-                return float64(function(x))
-            return results[SCALAR[scalar]](function(x))
-        except ieee.RAISES:
-            return results[SCALAR[scalar]](otherwise(float64(x)))
-        except KeyError:
-            raise TypeError(f"Numba's math.{name} takes no {scalar.__name__}") from None
-
-    evaluate.__name__ = name
-    return evaluate
-
-
 def of_two(x, y):
     """The rule of a function of two numbers."""
     return None if {x, y} & COMPLEX else Version((paired(x, y),) * 2, paired(x, y))
@@ -97,20 +74,6 @@ def of_two(x, y):
 def of_two_reals(x, y):
     """The same, where two integers are float64."""
     return Version((float64,) * 2, float64) if {x, y} <= INTEGRAL else of_two(x, y)
-
-
-def binary(name, rule=of_two):
-    """The function `name` of `sim.isa.ieee`, typed by `rule`."""
-    function = ieee.of_two(name)
-
-    def evaluate(x, y):
-        if type(x) is float32 and type(y) is float32:
-            return ONE * function(x, y)
-        scalar = rule(SCALAR[type(x)], SCALAR[type(y)]).results
-        return scalar(function(scalar(x), scalar(y)))
-
-    evaluate.__name__ = name
-    return evaluate
 
 
 def paired(left, right):
@@ -160,18 +123,18 @@ def scaling(factor):
 ENTRIES = {}  # name -> Function
 
 
-def enter(name, meaning, rule, fast=None, **more):
-    ENTRIES[name] = Function(f"math.{name}", meaning, "CUDA Math API", rule=rule, fast=fast, **more).enter()
+def enter(name, meaning, rule, **more):
+    ENTRIES[name] = Function(f"math.{name}", meaning, "CUDA Math API", rule=rule, **more).enter()
 
 
 for _name in sorted(UNARY) + ["gamma"]:
     _known, _half = {"gamma": "tgamma"}.get(_name, _name), float16 if _name in WITH_HALF else float32
-    enter(_name, ieee.of_one(_known), of_one(_half), unary(_known, _half), **ieee.compiled(_known))
+    enter(_name, ieee.of_one(_known), of_one(_half), **ieee.compiled(_known))
 for _name, _rule in {
     "atan2": of_two_reals, "hypot": of_two_reals, "copysign": of_two, "fmod": of_two, "remainder": of_two,
     "pow": of_power,
 }.items():  # fmt: skip
-    enter(_name, ieee.of_two(_name), _rule, binary(_name, _rule), **ieee.compiled(_name))
+    enter(_name, ieee.of_two(_name), _rule, **ieee.compiled(_name))
 enter("ldexp", ieee.scaled, of_scaling, native=python.ldexp)  # the exponent is taken modulo 2**32
 enter("frexp", python.frexp, of_mantissa, native=python.frexp)  # of what is not finite, the exponent is 0
 enter("modf", python.modf, of_parts, native=ieee.fraction_and_whole)

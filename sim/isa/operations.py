@@ -16,9 +16,9 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy import complex64, complex128, float32, float64, int8, int64, uint32, uint64
 
-from sim.isa import builtins, floored, ieee, promotion
+from sim.isa import floored, ieee, promotion
 from sim.isa.conversions import HIGHEST, LOWEST, cast, wrap
-from sim.isa.functions import SAME, UNASSUMING, VALUE, Function, Version, by_rule
+from sim.isa.functions import SAME, UNASSUMING, VALUE, Function, Version, converting
 from sim.isa.operators import (
     BY_WAY_OF_FLOAT64,
     QUICK,
@@ -34,8 +34,8 @@ from sim.isa.table import INSTRUCTIONS, under
 SOURCE = "Numba's typing on CUDA; PTX ISA 9.7"
 
 
-def enter(name, meaning, rule, fast=None, native=SAME, **more):
-    Function(name, meaning, SOURCE, rule=rule, native=native, fast=fast, **more).enter()
+def enter(name, meaning, rule, native=SAME, **more):
+    Function(name, meaning, SOURCE, rule=rule, native=native, **more).enter()
 
 
 def wide(scalar):
@@ -190,20 +190,29 @@ def of_power(a, b):
 # --- the larger and the smaller -----------------------------------------------------------------------------
 
 
-def of_extreme(of_floats):
-    """Of two floats as PTX chooses; of others the second if it is better."""
+def second_if_larger(a, b):
+    return b if b > a else a
+
+
+def second_if_smaller(a, b):
+    return b if b < a else a
+
+
+def of_extreme(of_floats=None):
+    """Of two floats as PTX chooses, if it has a say; of others the second if it is better."""
 
     def rule(a, b):
-        if {a, b} <= PLAIN:
-            scalar = a if a is b else float64
-            return Version((scalar, scalar), scalar, of_floats)
         scalar = promotion.unified(a, b)
-        return scalar and Version((scalar, scalar), scalar)
+        return scalar and Version((scalar, scalar), scalar, of_floats if {a, b} <= PLAIN else None)
 
     return rule
 
 
 # --- conversions --------------------------------------------------------------------------------------------
+
+
+def same(x):
+    return x
 
 
 def of_int(x):
@@ -323,7 +332,7 @@ def enter_operator(name, python, rule, **more):
     called = python.__name__
     more = {"native": SAME, "rule": rule, "otherwise": python} | more
     entry = Function(name, MEANINGS.get(called, python), SOURCE, **more)
-    return replace(entry, fast=quick(called, by_rule(entry)) if called in QUICK else python).enter()
+    return replace(entry, fast=quick(called, converting(entry)) if called in QUICK else python).enter()
 
 
 for _name, _rule in RULES.items():
@@ -331,30 +340,55 @@ for _name, _rule in RULES.items():
 _power = enter_operator("operator.pow", operator.pow, of_power, ulps=ieee.ULPS, also=("builtins.pow.2",))
 _power.stands_for(operator.pow)
 enter_operator("builtins.divmod.2", divmod, of_divmod)
-enter("builtins.abs.1", abs, of_abs, builtins.absolute, ulps=1)
-enter("builtins.max.2", lambda a, b: b if b > a else a, of_extreme(ieee.larger), builtins.maximum)
-enter("builtins.min.2", lambda a, b: b if b < a else a, of_extreme(ieee.smaller), builtins.minimum)
-enter("builtins.int.1", builtins.int_, of_int, builtins.int_, VALUE)
-enter("builtins.float.1", builtins.float_, of_float, builtins.float_, VALUE)
-enter("builtins.bool.1", bool, of_bool, bool)
-enter("builtins.complex.1", complex, of_complex, native=VALUE)
+enter("builtins.abs.1", abs, of_abs, ulps=1)
+enter("builtins.max.2", second_if_larger, of_extreme(ieee.larger))
+enter("builtins.min.2", second_if_smaller, of_extreme(ieee.smaller))
+enter("builtins.int.1", same, of_int, VALUE)
+enter("builtins.float.1", same, of_float, VALUE, otherwise=float64)
+enter("builtins.bool.1", bool, of_bool, otherwise=bool)
+enter("builtins.complex.1", complex, of_complex, VALUE)
 enter("builtins.complex.2", complex, of_both_parts)
 enter("builtins.round.1", np.rint, of_round)
-enter("builtins.round.2", builtins.rounded_to_digits, of_round_to_digits)
+enter("builtins.round.2", ieee.rounded_to_digits, of_round_to_digits)
 for _scalar in sorted(INTEGRAL | FLOATING | COMPLEX, key=str):
     _dtype = np.dtype(_scalar)
-    enter(f"numpy.{_dtype.name}", cast(_dtype), of_dtype(_scalar), native=VALUE)
+    enter(f"numpy.{_dtype.name}", cast(_dtype), of_dtype(_scalar), VALUE)
+
+# --- what the interpreter calls by the name of a builtin ----------------------------------------------------
 
 
 def of_either_count(name):
-    """What the interpreter calls for a builtin of one or two numbers."""
+    """A builtin of one or two numbers."""
     return lambda *given: INSTRUCTIONS[f"builtins.{name}.{len(given)}"].call(*given)
 
 
-# what the interpreter calls by the name of a builtin; a sum begins with the int64 0
+def of_some(name, better):
+    """max or min: of two numbers the entry; of more, or of a tuple, one by one, without a word from PTX."""
+    of_two = INSTRUCTIONS[f"builtins.{name}.2"].call
+    following = converting(Function(name, better, SOURCE, rule=of_extreme()))
+
+    def chosen(a, b=None, *more):
+        if b is None or more:
+            return reduce(following, (a, b, *more) if more else a)
+        return of_two(a, b)
+
+    return chosen
+
+
+def sum_(values, start=0):
+    """Begins with the int64 0."""
+    return reduce(INSTRUCTIONS["operator.add"].call, values, start)
+
+
+def range_(*bounds):
+    """Its bounds may be floats, as math.ceil gives them."""
+    try:
+        return range(*bounds)
+    except TypeError:
+        return range(*map(INSTRUCTIONS["builtins.int.1"].call, bounds))
+
+
 BUILTINS = {name.partition(".")[0]: entry.call for name, entry in under("builtins").items()}
 BUILTINS |= {name: of_either_count(name) for name in ("complex", "round")}
-BUILTINS |= {
-    "range": builtins.range_,
-    "sum": lambda values, start=0: reduce(INSTRUCTIONS["operator.add"].call, values, start),
-}
+BUILTINS |= {"max": of_some("max", second_if_larger), "min": of_some("min", second_if_smaller)}
+BUILTINS |= {"range": range_, "sum": sum_}

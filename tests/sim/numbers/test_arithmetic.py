@@ -14,7 +14,6 @@ from ml_dtypes import bfloat16
 from numba import njit, types
 from numpy import complex64
 
-from sim.isa import builtins as numbers
 from sim.isa.conversions import cast, domain
 from sim.isa.operations import BUILTINS
 from sim.isa.operators import BY_WAY_OF_FLOAT64
@@ -44,7 +43,11 @@ def test_types(entry, numba_cuda):
     real = entry.version(*[complex64] * entry.count) is None
     for ours in (entry.call, partial(promised, entry)):
         wrong = numba_cuda.differences(
-            ours, ENTRIES[entry], entry.count, numba_cuda.real if real else numba_cuda.samples
+            ours,
+            ENTRIES[entry],
+            entry.count,
+            numba_cuda.real if real else numba_cuda.samples,
+            width=ours is not entry.call,  # an int of the interpreter's has none
         )
         # Numba makes a float32 of bool ** int32 alone, by an accident of its overload resolution
         if entry.name == "operator.pow":
@@ -181,24 +184,24 @@ def test_mixed_comparison_is_made_in_the_promoted_type():
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_nan_loses_in_min_and_max_of_two_floats(kind):
     nan = kind(math.nan)
-    for pick in (numbers.minimum, numbers.maximum):
+    for pick in (BUILTINS["min"], BUILTINS["max"]):
         for pair in ((nan, kind(1)), (kind(1), nan)):
             assert pick(*pair) == 1 and type(pick(*pair)) is kind
         assert np.isnan(pick(nan, nan))
-    assert not np.signbit(numbers.maximum(kind(-0.0), kind(0.0)))
-    assert np.signbit(numbers.minimum(kind(0.0), kind(-0.0)))
+    assert not np.signbit(BUILTINS["max"](kind(-0.0), kind(0.0)))
+    assert np.signbit(BUILTINS["min"](kind(0.0), kind(-0.0)))
 
 
 def test_min_and_max_of_more_or_with_an_int_keep_a_nan_that_comes_first(same):
     nan, one = np.float32(math.nan), np.float32(1)
-    assert np.isnan(numbers.maximum(nan, one, one)) and numbers.maximum(one, nan, one) == 1
-    assert np.isnan(numbers.maximum(nan, 1)) and numbers.maximum(1, nan) == 1
-    assert np.isnan(numbers.minimum((nan, one)))
-    assert same(numbers.maximum(nan, 0.5), 0.5) and type(numbers.maximum(one, 0.5)) is np.float64
+    assert np.isnan(BUILTINS["max"](nan, one, one)) and BUILTINS["max"](one, nan, one) == 1
+    assert np.isnan(BUILTINS["max"](nan, 1)) and BUILTINS["max"](1, nan) == 1
+    assert np.isnan(BUILTINS["min"]((nan, one)))
+    assert same(BUILTINS["max"](nan, 0.5), 0.5) and type(BUILTINS["max"](one, 0.5)) is np.float64
 
 
 def test_min_and_max_fold_from_the_left(name_of):
-    assert numbers.maximum(3, 9, 4) == 9 and numbers.minimum((3, 9, -4)) == -4
+    assert BUILTINS["max"](3, 9, 4) == 9 and BUILTINS["min"]((3, 9, -4)) == -4
     assert (
         BUILTINS["sum"]((np.float32(1), np.float32(2))) == 3
         and name_of(BUILTINS["sum"]((np.float32(1),))) == "float64"
@@ -225,11 +228,16 @@ def test_round_to_digits_equals_compiled_code():
     "x, wanted", [(2.9, 2), (-2.9, -2), (1e30, 2**63 - 1), (-math.inf, -(2**63)), (math.nan, -(2**63))]
 )
 def test_int_saturates(x, wanted):
-    assert numbers.int_(np.float64(x)) == numbers.int_(np.float32(x)) == wanted
+    assert BUILTINS["int"](np.float64(x)) == BUILTINS["int"](np.float32(x)) == wanted
+
+
+def test_a_complex_number_is_no_float():
+    with pytest.raises(TypeError, match="^Numba's builtins.float.1 takes no complex64$"):
+        BUILTINS["float"](np.complex64(1))
 
 
 def test_int_of_float16_rounds_to_nearest():
-    assert [numbers.int_(np.float16(x)) for x in (2.5, 2.75, -2.75)] == [2, 3, -3]
+    assert [BUILTINS["int"](np.float16(x)) for x in (2.5, 2.75, -2.75)] == [2, 3, -3]
 
 
 @pytest.mark.parametrize("value", [np.float32(1), 1, True, np.uint8(1)], ids=type)

@@ -85,6 +85,7 @@ def test_values_of_two_arguments(name, kind, same):
             if name == "pow" and (x, y) == (-inf, 0.5):
                 wanted = kind(inf)  # IEEE 754 and CUDA; numpy's square root of -inf is nan
             near = same(got, wanted) or abs(got - wanted) <= 2 * np.spacing(abs(wanted))
+            assert type(got) is kind, f"{name}({x!r}, {y!r}) is a {type(got).__name__}"
             assert near, f"{name}({x!r}, {y!r}) = {got!r}, numpy {wanted!r}"
 
 
@@ -117,6 +118,8 @@ def test_a_name_that_kernels_lack():
         math.factorial
     with pytest.raises(TypeError, match=r"^Numba's math\.exp takes no complex64$"):
         math.exp(np.complex64(1))
+    with pytest.raises(TypeError, match=r"^Numba's math\.pow takes no complex64 and int$"):
+        math.pow(np.complex64(1), 2)
 
 
 @pytest.mark.parametrize("name", [name for name in vars(complex_math) if callable(vars(complex_math)[name])])
