@@ -5,8 +5,7 @@
 import ast
 from math import prod
 
-from sim.events import LOAD, SITES, STORE
-from sim.frontend.bases import Bases, word
+from sim.events import LOAD, SITE_SHIFT, SITES, STORE
 from sim.frontend.resolve import GEOMETRY, stands_for
 from sim.frontend.rounds import counting
 from sim.frontend.tree import from_end, indices_of, is_of_shape
@@ -47,9 +46,7 @@ class Accesses(ast.NodeTransformer):
         self.source, self.types, self.heard = source, types, heard
         self.unassigned = set()  # ids of the Names whose variable may have no value yet
         self.constants, self.calls, self.temporaries = {}, {}, 0
-        self.loops = 0  # how many the node that is visited stands in
         self.counting = counting(source)
-        self.bases = Bases(types.versions, PREFIX)
 
     # --- building blocks ------------------------------------------------------------------------------------
 
@@ -180,7 +177,8 @@ class Accesses(ast.NodeTransformer):
             first = held
         if logged:
             offset = f"({first} << {array}.shift)" if type_ == ANY else f"{first} * {type_.itemsize}"
-            conditions.append(f"{PREFIX}log({self.base(target, site)} + {offset}) is None")
+            word = f"{site << SITE_SHIFT} + {array}.code + {offset}"
+            conditions.append(f"{PREFIX}log({word}) is None")
             first = held
         return conditions, held, f"{array}.written[{first}] = -1" if watched and site & 3 == STORE else "pass"
 
@@ -189,11 +187,6 @@ class Accesses(ast.NodeTransformer):
         return self.heard.accesses and (
             self.heard.local or not (isinstance(type_, ArrayType) and type_.local)
         )
-
-    def base(self, target, site):
-        """What an access at `site` to the array `target` adds to its position to log it, as text."""
-        once = self.bases.known(target.id) and isinstance(self.types.of(target), ArrayType)
-        return self.bases.name(target.id, site) if self.loops and once else word(target.id, site)
 
     def asked(self, index, size):
         """What there is to ask about an index, for it to be within an axis of so many elements (a number, or

@@ -108,7 +108,6 @@ class Code:
         rewriter.take_apart(tree.body)
         unassigned = found.versions.unassigned(tree.body)
         rewriter.unassigned = {id(node) for node in unassigned}
-        rewriter.bases.once -= {node.id for node in unassigned}
         tree.args.defaults, tree.args.kw_defaults = [], [None] * len(tree.args.kw_defaults)
         names = sorted({node.id for node in unassigned})
         unset = ast.parse("\n".join(f"{name} = {PREFIX}unset" for name in names)).body
@@ -116,7 +115,6 @@ class Code:
         unset += ast.parse(f"{ROUNDS} = ()").body if self.counts_rounds else []
         body = [statement for part in tree.body for statement in as_list(rewriter.visit(part))]
         tree.body = [*located(unset, tree), *body]
-        rewriter.bases.put_in(tree)
         self.constants, self.calls = rewriter.constants, rewriter.calls
         free = function.__code__.co_freevars
         # a function that calls itself by its global name

@@ -226,9 +226,7 @@ class Rewriter(Accesses):
         """A `range` gives Python's ints, also where it has only unsigned ends."""
         type_ = self.types.of_iteration(node.iter)
         unsigned = type_ == Number(np.uint64) and builtin_called(node.iter) == "range"
-        self.loops += 1
         self.generic_visit(node)
-        self.loops -= 1
         if unsigned and isinstance(node.target, ast.Name):
             value = self.converted(ast.Name(node.target.id, ast.Load()), np.uint64)
             node.body[:0] = located([ast.Assign([node.target], value)], node)
@@ -236,9 +234,7 @@ class Rewriter(Accesses):
 
     def visit_While(self, node):
         tick = ast.copy_location(ast.Expr(self.call("tick", [self.site("loop", node)], node)), node)
-        self.loops += 1
         self.visit_If(node)
-        self.loops -= 1
         node.body.insert(0, tick)
         return self.with_rounds(node)
 
