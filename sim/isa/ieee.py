@@ -5,6 +5,7 @@ answer to give then.
 """
 
 import math
+import re
 from math import copysign, inf, nan
 from statistics import NormalDist
 
@@ -174,33 +175,29 @@ def at_least_zero(x):
     return x if x > 0 or x != x else type(x)(0)
 
 
-UNARY = {
-    "acos": (math.acos, np.arccos),
-    "acosh": (math.acosh, np.arccosh),
-    "asin": (math.asin, np.arcsin),
-    "asinh": (math.asinh, np.arcsinh),
-    "atan": (math.atan, np.arctan),
-    "atanh": (math.atanh, np.arctanh),
-    "cbrt": (math.cbrt, np.cbrt),
+def numpys(name):
+    """The function of numpy that Python's math or cmath has by this name."""
+    return getattr(np, {"pow": "power"}.get(name) or re.sub("^a(?=[cst])", "arc", name))
+
+
+def of_both(names):
+    """The functions that Python's math and numpy have, by name."""
+    return {name: (getattr(math, name), numpys(name)) for name in names.split()}
+
+
+UNARY = of_both(
+    "acos acosh asin asinh atan atanh cbrt cos cosh exp exp2 expm1 fabs log log10 log1p log2 sin sinh sqrt"
+    " tan tanh"
+) | {
     "ceil": (_whole(math.ceil), np.ceil),
-    "cos": (math.cos, np.cos),
-    "cosh": (math.cosh, np.cosh),
     "cospi": (cospi, np.cos),
     "erf": (math.erf, math.erf),
     "erfc": (math.erfc, math.erfc),
     "erfcinv": (erfcinv, _edges(0, inf, 2, -inf)),
     "erfinv": (erfinv, _edges(-1, -inf, 1, inf)),
-    "exp": (math.exp, np.exp),
     "exp10": (lambda x: math.pow(10.0, x), lambda x: np.power(10.0, x)),
-    "exp2": (math.exp2, np.exp2),
-    "expm1": (math.expm1, np.expm1),
-    "fabs": (math.fabs, np.fabs),
     "floor": (_whole(math.floor), np.floor),
     "lgamma": (math.lgamma, _log_gamma_pole),
-    "log": (math.log, np.log),
-    "log10": (math.log10, np.log10),
-    "log1p": (math.log1p, np.log1p),
-    "log2": (math.log2, np.log2),
     "logb": (_logb, _logb_edge),
     "nearbyint": (_whole(round), np.rint),
     "normcdf": (lambda x: 0.5 * math.erfc(-x / math.sqrt(2.0)), math.erfc),
@@ -209,23 +206,13 @@ UNARY = {
     "rint": (_whole(round), np.rint),
     "round": (_round_away, np.rint),
     "rsqrt": (lambda x: 1.0 / math.sqrt(x), lambda x: 1.0 / np.sqrt(x)),
-    "sin": (math.sin, np.sin),
-    "sinh": (math.sinh, np.sinh),
     "sinpi": (sinpi, np.sin),
-    "sqrt": (math.sqrt, np.sqrt),
-    "tan": (math.tan, np.tan),
-    "tanh": (math.tanh, np.tanh),
     "tgamma": (math.gamma, _no_gamma),
     "trunc": (_whole(lambda x: int(float(x))), np.trunc),
 }
 
-BINARY = {
-    "atan2": (math.atan2, np.arctan2),
-    "copysign": (math.copysign, np.copysign),
+BINARY = of_both("atan2 copysign fmod hypot pow") | {
     "fdim": (lambda x, y: nan if x != x or y != y else x - y if x > y else 0.0, np.subtract),
-    "fmod": (math.fmod, np.fmod),
-    "hypot": (math.hypot, np.hypot),
-    "pow": (math.pow, np.power),
     "remainder": (math.remainder, lambda x, y: nan),
 }
 
@@ -238,7 +225,10 @@ EXACT = {
     "sqrt": math.sqrt, "trunc": np.trunc, "copysign": math.copysign, "fmod": np.fmod,
     "remainder": nearest_remainder,
 }  # fmt: skip
-NATIVE = EXACT | {
+LIBRARY = """acos acosh asin asinh atan atan2 atanh cos cosh erf erfc exp expm1 hypot lgamma log log10 log1p
+    pow sin sinh tan tanh"""
+NATIVE = EXACT | {name: getattr(math, name) for name in LIBRARY.split()}
+NATIVE |= {
     "cbrt": np.cbrt,
     "exp10": lambda x: math.pow(10.0, x),
     "exp2": lambda x: math.pow(2.0, x),
@@ -246,23 +236,13 @@ NATIVE = EXACT | {
     "rsqrt": lambda x: 1.0 / math.sqrt(float64(x)),
     "tgamma": math.gamma,
 }
-for (
-    _name
-) in """acos acosh asin asinh atan atan2 atanh cos cosh erf erfc exp expm1 hypot lgamma log log10 log1p pow
-    sin sinh tan tanh""".split():
-    NATIVE[_name] = getattr(math, _name)
-
-
 WHOLE = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}  # by direction
 
 
 def compiled(name):
     """What a Function needs for its compiled form: `native` and `ulps`, as far as there is one."""
-    return (
-        {"native": NATIVE[name], "ulps": 0 if name in EXACT else 8 * ULPS if name == "lgamma" else ULPS}
-        if name in NATIVE
-        else {}
-    )
+    ulps = 0 if name in EXACT else 8 * ULPS if name == "lgamma" else ULPS
+    return {"native": NATIVE[name], "ulps": ulps} if name in NATIVE else {}
 
 
 def of_one(name):

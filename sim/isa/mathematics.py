@@ -22,7 +22,6 @@ Values are the double result rounded once to the type. The GPU's libdevice may d
 
 import cmath as cpython
 import math as python
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,6 +32,7 @@ from sim.isa import ieee
 from sim.isa.functions import SAME, Function, Version
 from sim.isa.libdevice import FUNCTIONS
 from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL, NARROW
+from sim.isa.table import under
 
 
 class Library(SimpleNamespace):
@@ -42,6 +42,11 @@ class Library(SimpleNamespace):
         raise AttributeError(
             f"{self.__dict__['__name__']}.{name} is nothing that a Numba CUDA kernel can call"
         )
+
+
+def called(prefix):
+    """{name: what the interpreter calls} of a namespace of the table."""
+    return {name: entry.call for name, entry in under(prefix).items()}
 
 
 # What Numba takes for a float32 when a function has only a float32 and a float64 version.
@@ -120,11 +125,8 @@ def scaling(factor):
     return lambda x: x * type(x)(factor)
 
 
-ENTRIES = {}  # name -> Function
-
-
 def enter(name, meaning, rule, **more):
-    ENTRIES[name] = Function(f"math.{name}", meaning, "CUDA Math API", rule=rule, **more).enter()
+    Function(f"math.{name}", meaning, "CUDA Math API", rule=rule, **more).enter()
 
 
 for _name in sorted(UNARY) + ["gamma"]:
@@ -144,7 +146,7 @@ enter("radians", scaling(python.pi / 180.0), of_product, native=python.radians, 
 for _name in ("isfinite", "isinf", "isnan"):
     enter(_name, getattr(python, _name), of_question, native=SAME)
 CONSTANTS = {name: float64(getattr(python, name)) for name in ("pi", "e", "tau", "inf", "nan")}
-math = Library(__name__="math", **{name: entry.call for name, entry in ENTRIES.items()}, **CONSTANTS)
+math = Library(__name__="math", **called("math"), **CONSTANTS)
 
 
 # --- complex numbers ----------------------------------------------------------------------------------------
@@ -159,21 +161,14 @@ def of_question_of_complex(z):
     return Version((complex128,), bool)
 
 
-OF_COMPLEX = {}  # name -> Function
-for _names, _rule in (
-    ("acos asin asinh atan atanh cos exp log sin sqrt tan", of_complex),
-    ("isfinite isinf isnan", of_question_of_complex),
-):
-    for _name in _names.split():
-        _meaning = getattr(np, re.sub("^a(?=[cst])", "arc", _name))
-        OF_COMPLEX[_name] = Function(
-            f"cmath.{_name}",
-            _meaning,
-            "Numba's cmath on CUDA",
-            rule=_rule,
-            native=getattr(cpython, _name),
-            ulps=2 * ieee.ULPS,
-        ).enter()
-cmath = Library(__name__="math", **{name: entry.call for name, entry in OF_COMPLEX.items()}, **CONSTANTS)
+def enter_complex(names, rule):
+    for name in names.split():
+        native, more = getattr(cpython, name), {"rule": rule, "ulps": 2 * ieee.ULPS}
+        Function(f"cmath.{name}", ieee.numpys(name), "Numba's cmath on CUDA", native=native, **more).enter()
+
+
+enter_complex("acos asin asinh atan atanh cos exp log sin sqrt tan", of_complex)
+enter_complex("isfinite isinf isnan", of_question_of_complex)
+cmath = Library(__name__="math", **called("cmath"), **CONSTANTS)
 
 libdevice = Library(__name__="libdevice", **FUNCTIONS)
