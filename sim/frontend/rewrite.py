@@ -15,7 +15,7 @@ from sim.frontend.accesses import PREFIX, Accesses
 from sim.frontend.names import is_number
 from sim.frontend.resolve import BUILTIN, PYTHON_TYPES, builtin_called, stands_for
 from sim.frontend.tree import BINARY, COMPARISONS, UNARY, Apart, located, torn
-from sim.frontend.types import Number, bits, is_float, join
+from sim.frontend.types import UINT64, Number, bits, is_float, join
 from sim.isa.conversions import cast
 from sim.isa.functions import Function
 from sim.isa.promotion import SCALAR, SIGNED
@@ -31,6 +31,13 @@ def held_as(type_):
     """The scalar type of a Number as the interpreter holds it: a signed integer of 32 bits and more is an
     int. None for what is no Number."""
     return None if not isinstance(type_, Number) else int if type_.scalar is np.int32 else type_.scalar
+
+
+def class_of(type_):
+    """The class of all numbers of this type where fibers run; None where it is not sure."""
+    if is_float(type_) or type_ == UINT64:
+        return type_.scalar
+    return int if isinstance(type_, Number) and type_.scalar is int else None
 
 
 class Rewriter(Accesses):
@@ -79,7 +86,7 @@ class Rewriter(Accesses):
         if plain:
             return node
         operands = [self.sized(node.left, left, SHORT), self.sized(node.right, right, SHORT)]
-        return self.call(BINARY[type(node.op)], operands, node)
+        return self.operation(BINARY[type(node.op)], operands, [left, right], node)
 
     def visit_Compare(self, node):
         """Numba compares an int64 with a uint64, or with a float32, as float64; Python does not."""
@@ -88,15 +95,15 @@ class Rewriter(Accesses):
             self.types.alike(a, b) for a, b in itertools.pairwise(parts)
         ):
             return self.generic_visit(node)
-        lefts, rights = [self.visit(node.left)], []
+        types_, lefts, rights = [*map(self.types.of, parts)], [self.visit(node.left)], []
         for part in parts[1:-1]:
             held = ast.copy_location(ast.Name(self.temporary(part), ast.Store()), part)
             rights.append(ast.copy_location(ast.NamedExpr(held, self.visit(part)), part))
             lefts.append(ast.copy_location(ast.Name(held.id, ast.Load()), part))
         rights.append(self.visit(parts[-1]))
         pairs = [
-            self.call(COMPARISONS[type(sign)], [left, right], node)
-            for sign, left, right in zip(node.ops, lefts, rights)
+            self.operation(COMPARISONS[type(sign)], operands, pair, node)
+            for sign, *operands, pair in zip(node.ops, lefts, rights, itertools.pairwise(types_))
         ]
         return pairs[0] if len(pairs) == 1 else ast.copy_location(ast.BoolOp(ast.And(), pairs), node)
 
@@ -109,7 +116,19 @@ class Rewriter(Accesses):
         self.generic_visit(node)
         if plain or isinstance(node.op, ast.Not):
             return node
-        return self.call(UNARY[type(node.op)], [self.sized(node.operand, type_)], node)
+        return self.operation(UNARY[type(node.op)], [self.sized(node.operand, type_)], [type_], node)
+
+    def form(self, entry, types_, node):
+        """A constant: what an entry is for numbers of these types; None where these are not sure."""
+        classes = tuple(map(class_of, types_))
+        if None in classes or len(classes) != entry.count or entry.version(*classes) is None:
+            return None
+        return self.constant(entry.forms[classes], node)
+
+    def operation(self, name, operands, types_, node):
+        """The call of an operator that Numba has otherwise than Python."""
+        form = self.form(INSTRUCTIONS[f"operator.{name}"], types_, node)
+        return ast.copy_location(ast.Call(form or self.name(name, node), operands, []), node)
 
     def sized(self, node, type_, narrow=NARROW):
         """`node` as an integer of its width, where Numba's result hangs on it and an int lost it."""
@@ -167,17 +186,6 @@ class Rewriter(Accesses):
         called = isinstance(func, ast.Attribute) and func.attr == "item" and not node.args
         return called and isinstance(self.types.of(func.value), Number)
 
-    def form(self, called, types_):
-        """What the interpreter calls for floats of these types, without a look at them; None if not known."""
-        entry = called.entry
-        if called.role == BUILTIN:
-            entry = INSTRUCTIONS.get(f"builtins.{called.name}.{len(types_)}")
-        known = isinstance(entry, Function) and types_ and all(map(is_float, types_))
-        scalars = tuple(type_.scalar for type_ in types_) if known else ()
-        return (
-            entry.forms[scalars] if known and len(types_) == entry.count and entry.version(*scalars) else None
-        )
-
     def visit_Call(self, node):
         """`abs`, `cuda.clz` and the like look at the width of their operand's type, which an int has lost:
         `clz(a[i])` becomes `clz(int32(a[i]))`."""
@@ -197,9 +205,13 @@ class Rewriter(Accesses):
             name = self.name(f"f{len(self.calls)}", node)
             self.calls[name.id], node.func = (ast.unparse(node.func), tuple(given.items())), name
         node.func.referent = called
-        form = self.form(called, types_) if not node.keywords else None
-        if form is not None:
-            node.func = self.constant(form, node)
+        entry = (
+            INSTRUCTIONS.get(f"builtins.{called.name}.{len(types_)}")
+            if called.role == BUILTIN
+            else called.entry
+        )
+        if isinstance(entry, Function) and not node.keywords and (form := self.form(entry, types_, node)):
+            node.func = form
             return node
         narrow = NARROW if by_width else SHORT
         node.args = [self.sized(argument, type_, narrow) for argument, type_ in zip(node.args, types_)]

@@ -79,8 +79,7 @@ class Function(Entry):
     native    what Numba compiles: SAME (the meaning), BITS, VALUE, LLVM, a plain function of the converted
               operands, or None where there is no compiled form
     ulps      by how many units in the last place that may differ from the meaning
-    fast      what the interpreter calls, where the general way, converting everything, is too slow
-    otherwise what the general way calls for what is no number
+    otherwise what the interpreter calls for what is no number
     """
 
     operands: tuple = ()
@@ -88,7 +87,6 @@ class Function(Entry):
     rule: object = None
     native: object = None
     ulps: int = 0
-    fast: object = None
     otherwise: object = None
     scope = THREAD
 
@@ -109,35 +107,30 @@ class Function(Entry):
         return self.rule.__code__.co_argcount if self.rule else len(self.operands)
 
     @cached_property
-    def call(self):
-        """What a kernel calls, interpreted: any numbers in, converted as Numba converts them."""
-        return self.fast or converting(self)
-
-    @cached_property
     def forms(self):
         """{types of numbers: the function of such that is called}."""
         return Forms(self)
 
+    @cached_property
+    def call(self):
+        """What a kernel calls, interpreted: any numbers in, converted as Numba converts them."""
+        forms = self.forms
+
+        def of_one(x):
+            return forms[type(x),](x)
+
+        def of_two(x, y):
+            return forms[type(x), type(y)](x, y)
+
+        def of_more(*given):
+            return forms[*map(type, given)](*given)
+
+        made = {1: of_one, 2: of_two}.get(self.count, of_more)
+        made.__qualname__ = self.name  # Python names it where arguments are missing
+        return made
+
     def __call__(self, *operands):
         return self.call(*operands)
-
-
-def converting(entry):
-    """A call of an entry, which looks up the form that it has for the types that it is given."""
-    forms = entry.forms
-
-    def of_one(x):
-        return forms[type(x),](x)
-
-    def of_two(x, y):
-        return forms[type(x), type(y)](x, y)
-
-    def of_more(*given):
-        return forms[*map(type, given)](*given)
-
-    made = {1: of_one, 2: of_two}.get(entry.count, of_more)
-    made.__qualname__ = entry.name  # Python names it where arguments are missing
-    return made
 
 
 class Forms(dict):

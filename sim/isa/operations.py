@@ -9,7 +9,6 @@ Source: Numba's typing on CUDA, and the PTX that it emits; PTX ISA 9.7.1 to 9.7.
 
 import math
 import operator
-from dataclasses import replace
 from functools import partial, reduce
 
 import numpy as np
@@ -18,15 +17,14 @@ from numpy import complex64, complex128, float32, float64, int8, int64, uint32, 
 
 from sim.isa import floored, ieee, promotion
 from sim.isa.conversions import HIGHEST, LOWEST, cast, wrap
-from sim.isa.functions import SAME, UNASSUMING, VALUE, Function, Version, converting
+from sim.isa.functions import SAME, UNASSUMING, VALUE, Function, Version
 from sim.isa.operators import (
     BY_WAY_OF_FLOAT64,
-    QUICK,
     complex_quotient,
     ieee_power,
     int_power,
-    quick,
     repeated,
+    undisturbed,
 )
 from sim.isa.promotion import COMPLEX, FLOATING, HALVES, INTEGRAL, NARROW, PLAIN, UNSIGNED
 from sim.isa.table import INSTRUCTIONS, under
@@ -43,15 +41,16 @@ def wide(scalar):
     return float64 if scalar in HALVES else scalar
 
 
-def both(rule, meanings=None, native=None):
-    """Both operands become what `rule` says, and so does the result; `meanings`: {scalar type: meaning}
-    of some results."""
+def both(rule, native=(), meanings=()):
+    """Both operands become what `rule` says, and so does the result; `native`, `meanings`: {scalar type: the
+    compiled form, or the meaning} of some results."""
 
     def version(a, b):
         scalar = rule(a, b)
         if scalar is None:
             return None
-        return Version((wide(scalar),) * 2, scalar, (meanings or {}).get(scalar), native)
+        own = dict(native).get(scalar)
+        return Version((wide(scalar),) * 2, scalar, dict(meanings).get(scalar, own), own)
 
     return version
 
@@ -97,6 +96,12 @@ def of_shift(a, b):
 
 QUOTIENT = {int: signed_quotient, uint64: unsigned_quotient} | dict.fromkeys(PLAIN, floored.quotient)
 REMAINDER = {int: signed_remainder, uint64: unsigned_remainder} | dict.fromkeys(PLAIN, floored.remainder)
+
+
+INTERPRETED = {
+    name: dict.fromkeys(PLAIN, undisturbed(getattr(operator, name), exact))
+    for name, exact in (("floordiv", floored.quotient), ("mod", floored.remainder))
+}
 
 
 def both_of(quotient, remainder):
@@ -311,9 +316,11 @@ def of_order(a, b):
 
 RULES = {
     **dict.fromkeys(("add", "sub", "mul"), both(promotion.arithmetic)),
-    "truediv": both(promotion.division, dict.fromkeys(COMPLEX, complex_quotient), operator.truediv),
-    "floordiv": both(promotion.real_division, QUOTIENT),
-    "mod": both(promotion.real_division, REMAINDER),
+    "truediv": both(
+        promotion.division, dict.fromkeys(COMPLEX, operator.truediv), dict.fromkeys(COMPLEX, complex_quotient)
+    ),
+    "floordiv": both(promotion.real_division, QUOTIENT, INTERPRETED["floordiv"]),
+    "mod": both(promotion.real_division, REMAINDER, INTERPRETED["mod"]),
     **dict.fromkeys(("and_", "or_", "xor"), both(promotion.bitwise)),
     **dict.fromkeys(("lshift", "rshift"), of_shift),
     **dict.fromkeys(("eq", "ne"), of_equality),
@@ -328,11 +335,9 @@ MEANINGS = {"lshift": shifted_left, "rshift": shifted_right}
 
 
 def enter_operator(name, python, rule, **more):
-    """Enter what has a quick way in the interpreter; `python`: Python's own. Returns the entry."""
-    called = python.__name__
+    """Enter an operator; `python`: Python's own, which serves what is no number. Returns the entry."""
     more = {"native": SAME, "rule": rule, "otherwise": python} | more
-    entry = Function(name, MEANINGS.get(called, python), SOURCE, **more)
-    return replace(entry, fast=quick(called, converting(entry)) if called in QUICK else python).enter()
+    return Function(name, MEANINGS.get(python.__name__, python), SOURCE, **more).enter()
 
 
 for _name, _rule in RULES.items():
@@ -365,7 +370,7 @@ def of_either_count(name):
 def of_some(name, better):
     """max or min: of two numbers the entry; of more, or of a tuple, one by one, without a word from PTX."""
     of_two = INSTRUCTIONS[f"builtins.{name}.2"].call
-    following = converting(Function(name, better, SOURCE, rule=of_extreme()))
+    following = Function(name, better, SOURCE, rule=of_extreme()).call
 
     def chosen(a, b=None, *more):
         if b is None or more:

@@ -1,7 +1,5 @@
-"""The operators and number builtins of a kernel, typed as Numba types them and never raising for a value.
-
-Every operator begins with the pairs that inner loops are made of (two ints, two equal floats); every other
-pair goes the general way of its entry. What compiled kernels do, and so do these:
+"""The operators and number builtins of a kernel, typed as Numba types them and never raising for a value; and
+those meanings that only the interpreter calls. What compiled kernels do, and so does it:
 
     int64 overflow                        wraps                  (uint64 likewise)
     -x, ~x of a narrow integer            in its own width       (then widened: -uint8(1) is 255,
@@ -29,103 +27,26 @@ Complex division by zero, an exception on the CPU, gives numpy's nan or inf. Con
 import sys
 from math import isfinite
 
-from numpy import float32, float64, uint64
+from numpy import float64
 
 from sim.isa import ieee
-from sim.isa.conversions import HIGHEST, LOWEST, truncated, wrap
-from sim.isa.promotion import PLAIN
+from sim.isa.conversions import LOWEST, truncated, wrap
 
-BINARY = """
-def quick(a, b):
-    scalar = type(a)
-    if scalar is type(b):
-        if {closed}:
-            return a {sign} b
-        if {wraps}:
-            result = a {sign} b
-            return result if LOWEST <= result <= HIGHEST else wrap(result)
-    elif {mixed}:
-        return a {sign} b
-    return general(a, b)
-"""
-UNARY = """
-def quick(a):
-    return {sign}a if {closed} else general(a)
-"""
-QUOTIENT = """
-def quick(a, b):
-    scalar = type(a)
-    if scalar is type(b):
-        if scalar is float32 or scalar is float64:
-            return a / b
-        if scalar is int:
-            return float64(a) / float64(b)
-    elif scalar in PLAIN and type(b) in PLAIN:
-        return a / b
-    return general(a, b)
-"""
-FLOORED = """
-def quick(a, b):
-    scalar = type(a)
-    if scalar is int:
-        if type(b) is int and b > 0:
-            return a {sign} b
-    elif scalar in PLAIN and type(b) in PLAIN:
-        ratio = a / b
-        if not ratio.is_integer() and isfinite(ratio):
-            return a {sign} b
-        if not a % b and -WHOLE < ratio < WHOLE and isfinite(b):
-            return a {sign} b
-    return general(a, b)
-"""
-DIVMOD = """
-def quick(a, b):
-    return divmod(a, b) if type(a) is int and type(b) is int and b > 0 else general(a, b)
-"""
-POWER = """
-def quick(a, b):
-    if type(b) is int and type(a) in PLAIN and b in (2, 3):
-        return a * a if b == 2 else a * (a * a)
-    return general(a, b)
-"""
 WHOLE = 2.0**23  # float32 has all whole numbers up to here
-FLOATS, BOTH = "scalar is float32 or scalar is float64", "scalar in PLAIN and type(b) in PLAIN"
-IN_WORD = "0 <= b < 64 and (scalar is int or scalar is uint64)"
-# an operator -> its sign, and when Python's gives Numba's result: for two numbers of one type, for such once
-# it is wrapped, for two of different types
-SIGNS = {
-    **{name: (sign, f"{FLOATS} or scalar is uint64", "scalar is int", BOTH)
-       for name, sign in (("add", "+"), ("sub", "-"), ("mul", "*"))},
-    "lshift": ("<<", "scalar is uint64 and b < 64", "scalar is int and 0 <= b < 64"),
-    "rshift": (">>", IN_WORD),
-    "and_": ("&", "scalar is int or scalar is uint64"),
-    "or_": ("|", "scalar is int or scalar is uint64"),
-    "xor": ("^", "scalar is int or scalar is uint64"),
-    "eq": ("==", True), "ne": ("!=", True), "lt": ("<", True), "le": ("<=", True), "gt": (">", True),
-    "ge": (">=", True),
-}  # fmt: skip
-QUICK = {
-    "truediv": QUOTIENT,
-    # a quotient with a fraction, or without a rest, has no rounding that counts
-    "floordiv": FLOORED.format(sign="//"),
-    "mod": FLOORED.format(sign="%"),
-    "divmod": DIVMOD,
-    "pow": POWER,
-    "neg": UNARY.format(sign="-", closed="type(a) in PLAIN or type(a) is int and a > LOWEST"),
-    "pos": UNARY.format(sign="+", closed="type(a) is int"),
-    "invert": UNARY.format(sign="~", closed="type(a) is int"),
-}
-for _name, (_sign, _closed, *_more) in SIGNS.items():
-    _wraps, _mixed = [*_more, False, False][:2]
-    QUICK[_name] = BINARY.format(sign=_sign, closed=_closed, wraps=_wraps, mixed=_mixed)
 
 
-def quick(name, general):
-    """What the interpreter calls for an operator: its quick way, or the general one."""
-    names = {"PLAIN": PLAIN, "LOWEST": LOWEST, "HIGHEST": HIGHEST, "wrap": wrap, "general": general}
-    names |= {"float32": float32, "float64": float64, "uint64": uint64, "isfinite": isfinite, "WHOLE": WHOLE}
-    exec(QUICK[name], names)
-    return names["quick"]
+def undisturbed(of_python, exact):
+    """// or % of two floats: Python's where rounding a / b does no harm, as it has a fraction or is exact;
+    else `exact`, which takes longer."""
+
+    def evaluate(a, b):
+        ratio = a / b
+        fraction = not ratio.is_integer() and isfinite(ratio)
+        if fraction or not a % b and -WHOLE < ratio < WHOLE and isfinite(b):
+            return of_python(a, b)
+        return exact(a, b)
+
+    return evaluate
 
 
 def complex_quotient(a, b):
@@ -165,6 +86,8 @@ def int_power(a, b, scalar, by_way_of_float64=BY_WAY_OF_FLOAT64):
 
 def repeated(a, exponent):
     """a ** exponent as Numba multiplies, one rounding a step."""
+    if exponent == 2:
+        return a * a
     if abs(exponent) > 0x10000:
         return type(a)(ieee_power(a, exponent))
     product, rest = type(a)(1), abs(exponent)

@@ -63,6 +63,8 @@ def test_what_is_no_number_is_left_to_python():
     assert operators.eq((1, 2), (1, 2)) and operators.mul("ab", 2) == "abab"
     with pytest.raises(TypeError, match="^Numba's operator.add takes no complex64 and bfloat16$"):
         operators.add(np.complex64(1), bfloat16(1))
+    with pytest.raises(TypeError, match="^Numba's operator.le takes no complex64 and complex64$"):
+        operators.le(np.complex64(1), np.complex64(2))
 
 
 # --- values -------------------------------------------------------------------------------------------------
