@@ -14,7 +14,7 @@ from sim.native.vocabulary import SPECIAL
 
 # functions of the table that cost little to compute again
 CHEAP = ("isa_operator_", "isa_builtins_", "isa_numpy_")
-PURE = {"min", "max", "abs", "len", "int", "float", "bool", "range", "lane_of", "logged"}
+PURE = {"min", "max", "abs", "len", "int", "float", "bool", "range", "lane_of", "logged", "from_end"}
 UNIFORM = {"state", "blockIdx", "blockDim", "gridDim"}
 COMPUTED = ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp, ast.Tuple
 COMPUTED += ast.Attribute, ast.Subscript, ast.Slice

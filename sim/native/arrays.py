@@ -6,27 +6,16 @@ Nothing here owns memory: whoever launches keeps it alive, so compiled code coun
 """
 
 import functools
+from functools import reduce
 
 import numpy as np
 from numba import int64, types
 from numba.core import cgutils
-from numba.extending import (
-    NativeValue,
-    intrinsic,
-    make_attribute_wrapper,
-    models,
-    overload_attribute,
-    register_model,
-    unbox,
-)
+from numba.extending import NativeValue, intrinsic, models, register_model, unbox
 
 from sim.native.checks import BARE, BOUNDED, LOCAL
-from sim.native.internal import LIKE_CODE
 from sim.native.scalars import dtype_of, numba_type_of
 from sim.native.words import WORD, pointer, words
-
-# attributes that a field of records does not hide
-OWN = {*"data state shadow shape steps strides size ndim T real imag itemsize nbytes dtype".split()}
 
 
 class Guarded:
@@ -50,8 +39,6 @@ def array_type(array, watch, sizes=None):
 
 @functools.cache
 def guarded_type(dtype, ndim, rowwise, watch, sizes):
-    for name in dtype.names or ():
-        know_field(name)
     return GuardedType(numba_type_of(dtype), ndim, rowwise, watch, sizes)
 
 
@@ -71,18 +58,12 @@ class GuardedType(types.Type):
         self.pitch = pitch or dtype_of(dtype).itemsize
         super().__init__(f"Guarded({dtype}, {ndim}, {self.sizes}, {rowwise}, {watch}, {self.pitch}, {place})")
 
-    def at_place(self, place):
-        return GuardedType(self.dtype, self.ndim, self.rowwise, self.watch, self.sizes, self.pitch, place)
-
-    def side(self, axis):
-        """The text of a dimension's size, in a function of the array `x`."""
-        return f"x.shape[{axis}]" if self.sizes[axis] is None else str(self.sizes[axis])
-
-    def stride(self, axis):
-        """The text of a stride, in elements."""
-        if not self.rowwise:
-            return f"x.steps[{axis}]"
-        return " * ".join(map(self.side, range(axis + 1, self.ndim))) or "1"
+    def but(self, place=None, **changes):
+        """This type with some facts changed."""
+        facts = {
+            name: getattr(self, name) for name in ("dtype", "ndim", "rowwise", "watch", "sizes", "pitch")
+        }
+        return GuardedType(**facts | changes, place=place)
 
 
 @register_model(GuardedType)
@@ -91,11 +72,6 @@ class GuardedModel(models.StructModel):
         sides = types.UniTuple(int64, numba_type.ndim)
         members = {"data": int64, "shape": sides, "strides": sides, "shadow": int64, "state": int64}
         super().__init__(manager, numba_type, [*members.items()])
-
-
-for _member in ("data", "shape", "shadow", "state"):
-    make_attribute_wrapper(GuardedType, _member, _member)
-make_attribute_wrapper(GuardedType, "strides", "steps")  # in elements, where `strides` are in bytes
 
 
 @unbox(GuardedType)
@@ -108,49 +84,82 @@ def unbox_guarded(numba_type, value, c):
     c.pyapi.decref(held)
     members = [builder.load(builder.gep(row, [WORD(position)])) for position in range(2 * n + 3)]
     structure.data, structure.shadow, structure.state = members[0], members[-2], members[-1]
-    structure.shape = cgutils.pack_array(builder, members[1 : n + 1], WORD)
-    structure.strides = cgutils.pack_array(builder, members[n + 1 : -2], WORD)
+    structure.shape, structure.strides = (
+        packed(builder, members[1 : n + 1]),
+        packed(builder, members[n + 1 : -2]),
+    )
     return NativeValue(structure._getvalue())
 
 
-# --- memory -------------------------------------------------------------------------------------------------
+# --- in LLVM's values --------------------------------------------------------------------------------------
 
 
-def element(context, builder, x, value, flat):
-    """The pointer to the element of an array of type `x` that is `flat` elements behind the first."""
-    data = cgutils.create_struct_proxy(x)(context, builder, value).data
-    llvm_type = context.get_data_type(x.dtype)
-    if x.pitch == dtype_of(x.dtype).itemsize:
-        return pointer(builder, data, flat, llvm_type)
-    return builder.inttoptr(builder.add(data, builder.mul(flat, WORD(x.pitch))), llvm_type.as_pointer())
+class Array:
+    """An array of type `x`."""
+
+    def __init__(self, context, builder, x, value=None):
+        self.context, self.builder, self.x = context, builder, x
+        self.members = cgutils.create_struct_proxy(x)(context, builder, value)
+
+    @property
+    def value(self):
+        return self.members._getvalue()
+
+    def call(self, function, *codes):
+        return function.words.call(self.context, self.builder, *codes)
+
+    def side(self, axis):
+        known = self.x.sizes[axis]
+        return WORD(known) if known is not None else self.builder.extract_value(self.members.shape, axis)
+
+    def stride(self, axis):
+        """In elements."""
+        if self.x.rowwise:
+            return product(self.builder, map(self.side, range(axis + 1, self.x.ndim)))
+        return self.builder.extract_value(self.members.strides, axis)
+
+    def of_axes(self, number):
+        return [*map(number, range(self.x.ndim))]
+
+    def size(self):
+        return product(self.builder, self.of_axes(self.side))
+
+    def pointer(self, flat):
+        """To the element that is `flat` elements behind the first."""
+        llvm_type = self.context.get_data_type(self.x.dtype)
+        if self.x.pitch == dtype_of(self.x.dtype).itemsize:
+            return pointer(self.builder, self.members.data, flat, llvm_type)
+        address = self.builder.add(self.members.data, self.builder.mul(flat, WORD(self.x.pitch)))
+        return self.builder.inttoptr(address, llvm_type.as_pointer())
+
+    def load(self, flat):
+        return self.context.unpack_value(self.builder, self.x.dtype, self.pointer(flat))
+
+    def store(self, flat, value):
+        self.context.pack_value(self.builder, self.x.dtype, value, self.pointer(flat))
+
+    def part(self, result, flat, sides, strides, offset=0):
+        """The array of type `result` that begins so many elements and bytes behind the first."""
+        part, builder = Array(self.context, self.builder, result), self.builder
+        cell = {LOCAL: 1, BARE: 0, BOUNDED: 0}.get(self.x.watch, 16)
+        begin = builder.add(builder.mul(flat, WORD(self.x.pitch)), WORD(offset))
+        part.members.data = builder.add(self.members.data, begin)
+        part.members.shadow = builder.add(self.members.shadow, builder.mul(flat, WORD(cell)))
+        part.members.state = self.members.state
+        part.members.shape, part.members.strides = packed(builder, sides), packed(builder, strides)
+        return part
+
+    def parts_of_elements(self, result, offset):
+        """What begins so many bytes behind each element: a column of records, say."""
+        return self.part(result, WORD(0), self.of_axes(self.side), self.of_axes(self.stride), offset)
 
 
-def view(context, builder, x, result, array, flat, shape, strides):
-    """The Guarded of type `result` that begins `flat` elements behind the first of an array of type `x`:
-    LLVM's values."""
-    old = cgutils.create_struct_proxy(x)(context, builder, array)
-    new = cgutils.create_struct_proxy(result)(context, builder)
-    cell = {LOCAL: 1, BARE: 0, BOUNDED: 0}.get(x.watch, 16)
-    new.data = builder.add(old.data, builder.mul(flat, WORD(x.pitch)))
-    new.shadow = builder.add(old.shadow, builder.mul(flat, WORD(cell)))
-    new.shape, new.strides, new.state = shape, strides, old.state
-    return new._getvalue()
+def product(builder, numbers):
+    return reduce(builder.mul, numbers, WORD(1))
 
 
-@functools.cache
-def viewer(result):
-    """The intrinsic (array, flat, shape, strides) -> the Guarded of type `result` that begins `flat` elements
-    behind the first of the array."""
-
-    @intrinsic
-    def viewed(typing, x, flat, shape, strides):
-        def code(context, builder, signature, arguments):
-            return view(context, builder, x, result, *arguments)
-
-        sides = types.UniTuple(int64, result.ndim)
-        return result(x, int64, sides, sides), code
-
-    return viewed
+def packed(builder, numbers):
+    return cgutils.pack_array(builder, numbers, WORD)
 
 
 # --- arrays over threads ------------------------------------------------------------------------------------
@@ -186,7 +195,7 @@ def over_threads(name):
     return over
 
 
-# --- columns ------------------------------------------------------------------------------------------------
+# --- records ----------------------------------------------------------------------------------------------
 
 
 class Referenced:
@@ -208,15 +217,16 @@ class ReferenceType(types.Type):
         super().__init__(f"Reference({array})")
 
 
+def is_record(x):
+    """Whether a Guarded has records for elements."""
+    return isinstance(x, GuardedType) and isinstance(x.dtype, types.Record)
+
+
 @register_model(ReferenceType)
 class ReferenceModel(models.StructModel):
     def __init__(self, manager, numba_type):
         index = types.UniTuple(int64, numba_type.array.ndim)
         super().__init__(manager, numba_type, [("records", numba_type.array), ("place", index)])
-
-
-for _member in ("records", "place"):
-    make_attribute_wrapper(ReferenceType, _member, f"_{_member}_")
 
 
 @unbox(ReferenceType)
@@ -225,73 +235,5 @@ def unbox_reference(numba_type, value, c):
     records = c.pyapi.object_getattr_string(value, "records")
     reference.records = c.unbox(numba_type.array, records).value
     c.pyapi.decref(records)
-    reference.place = cgutils.pack_array(c.builder, [], WORD)
+    reference.place = packed(c.builder, [])
     return NativeValue(reference._getvalue())
-
-
-@functools.cache
-def column(records, dtype, offset):
-    """The intrinsic (array) -> the Guarded of its elements' parts that have this dtype and begin `offset`
-    bytes behind the element."""
-    numba_type = GuardedType(
-        numba_type_of(dtype), records.ndim, records.rowwise, records.watch, records.sizes, records.pitch
-    )
-
-    @intrinsic
-    def parts(typing, x):
-        def code(context, builder, signature, arguments):
-            old = cgutils.create_struct_proxy(x)(context, builder, arguments[0])
-            new = cgutils.create_struct_proxy(numba_type)(context, builder)
-            new.data = builder.add(old.data, WORD(offset))
-            new.shape, new.strides, new.shadow, new.state = old.shape, old.strides, old.shadow, old.state
-            return new._getvalue()
-
-        return numba_type(x), code
-
-    return parts
-
-
-def field_of(x, name):
-    """The intrinsic (array of records, of type `x`) -> the column of this field; None where there is none, or
-    none that is compiled."""
-    if is_record(x) and name in dtype_of(x.dtype).names:
-        dtype, offset = dtype_of(x.dtype).fields[name][:2]
-        return None if dtype.subdtype or dtype.names else column(x, dtype, offset)
-
-
-def is_record(x):
-    """Whether a Guarded has records for elements."""
-    return isinstance(x, GuardedType) and isinstance(x.dtype, types.Record)
-
-
-@functools.cache
-def know_field(name):
-    """From here on Numba knows the attribute `name` of arrays of records and of references to one."""
-
-    if name not in OWN:
-
-        @overload_attribute(GuardedType, name, **LIKE_CODE)
-        def of_array(x):
-            parts = field_of(x, name)
-            return parts and (lambda x: parts(x))
-
-    @overload_attribute(ReferenceType, name, **LIKE_CODE)
-    def of_record(x):
-        parts = field_of(x.array, name)
-        return parts and (lambda x: parts(x._records_)[x._place_])
-
-
-@overload_attribute(GuardedType, "real", **LIKE_CODE)
-def real(x):
-    return part_of_complex(x, 0) if isinstance(x.dtype, types.Complex) else lambda x: x
-
-
-@overload_attribute(GuardedType, "imag", **LIKE_CODE)
-def imaginary(x):
-    return part_of_complex(x, 1) if isinstance(x.dtype, types.Complex) else None
-
-
-def part_of_complex(x, position):
-    size = dtype_of(x.dtype).itemsize // 2
-    parts = column(x, np.dtype(f"f{size}"), position * size)
-    return lambda x: parts(x)

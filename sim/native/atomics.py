@@ -7,7 +7,7 @@ from numba import int64, types
 from sim.isa.atomics import ENTRIES
 from sim.isa.functions import SAME
 from sim.native.checks import NARROWED, dirty, watch_atomic
-from sim.native.elements import I64, Place, is_element
+from sim.native.elements import I64, is_element, place_of
 from sim.native.functions import compiled_copy, compiled_value, resolved
 from sim.native.internal import always, intrinsic_of
 from sim.native.scalars import converted
@@ -27,13 +27,15 @@ def atomic(entry):
         def code(context, builder, signature, arguments):
             array, *rest = arguments
             at = rest.pop(0) if entry.indexed else I64(0)
-            place, sources = Place(context, builder, x, array, index, at), signature.args[1 + entry.indexed :]
+            place, sources = (
+                place_of(context, builder, x, array, index, at),
+                signature.args[1 + entry.indexed :],
+            )
             values = [operand(place, source, value) for source, value in zip(sources, rest)]
 
             def replace(flat):
-                pointer = place.pointer(flat)
-                old = context.unpack_value(builder, x.dtype, pointer)
-                context.pack_value(builder, x.dtype, change(context, builder, [old, *values]), pointer)
+                old = place.array.load(flat)
+                place.array.store(flat, change(context, builder, [old, *values]))
                 return old
 
             return place.access(watch_atomic, replace, ir.Constant(context.get_value_type(x.dtype), None))
@@ -48,7 +50,7 @@ def operand(place, source, value):
     """A number converted to the type of the array's elements; where it loses its fraction the launch is
     `dirty`, so that somebody else says so."""
     if isinstance(place.x.dtype, types.Integer) and isinstance(source, (types.Float, types.Complex)):
-        place.call(dirty, place.array.state, I64(NARROWED))
+        place.array.call(dirty, place.array.members.state, I64(NARROWED))
     return converted(place.context, place.builder, source, place.x.dtype, value)
 
 

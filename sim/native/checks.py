@@ -189,3 +189,9 @@ def looked_at(position, length, state, wraps):
     if place < 0 or place != position and not wraps:
         dirty(state, BOUNDS)
     return place
+
+
+@words
+def inside(position, length, state, wraps):
+    """The same for an index of a part: one that is outside becomes 0, and the launch `dirty`."""
+    return position if 0 <= position < length else max(looked_at(position, length, state, wraps), 0)

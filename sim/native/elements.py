@@ -1,6 +1,6 @@
 """What compiled code does at an element of an array: finds it, watches over it (sim.native.checks), reads or
-writes it. Written as LLVM's instructions: Numba would compile a function of its own for each type of array
-and of index."""
+writes it; the parts of arrays that other indices name. Written as LLVM's instructions: Numba would compile a
+function of its own for each type of array and of index."""
 
 import operator
 from functools import reduce
@@ -8,30 +8,65 @@ from functools import reduce
 from llvmlite import ir
 from numba import boolean, int64, types
 from numba.core import cgutils
+from numba.core.imputils import impl_ret_borrowed
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin
+from numba.cpython import slicing
+from numba.extending import intrinsic, lower_builtin, models, register_model
 
 from sim.memory.spaces import poisoned as fresh_bytes
-from sim.native.arrays import GuardedType, ReferenceType, element, is_record, view
-from sim.native.checks import BARE, BOUNDED, LOCAL, looked_at, watch_load, watch_store
+from sim.native.arrays import Array, GuardedType, ReferenceType, is_record, packed
+from sim.native.checks import BARE, BOUNDED, LOCAL, inside, looked_at, watch_load, watch_store
+from sim.native.internal import intrinsic_of
 from sim.native.logged import PLACE_SHIFT, SIZE_SHIFT, append
-from sim.native.scalars import converted, dtype_of
+from sim.native.scalars import converted, dtype_of, numba_type_of
 
-OFFERED = {"fresh", "row_of", "poisoned"}
+OFFERED = {"fresh", "row_of", "poisoned", "from_end"}
 I8, I64 = ir.IntType(8), ir.IntType(64)
 
 
-def is_element(x, index):
-    """Whether `index` names one element of a Guarded: as many integers as there are dimensions."""
-    return isinstance(x, GuardedType) and len(parts_of(index)) == x.ndim and is_place(index)
-
-
-def is_place(index):
-    return all(isinstance(part, types.Integer) for part in parts_of(index))
+# --- indices ------------------------------------------------------------------------------------------------
 
 
 def parts_of(index):
     return tuple(index) if isinstance(index, types.BaseTuple) else (index,)
+
+
+class FromEnd(types.Opaque):
+    """An index that counts from the end of its axis, as a literal one below 0 does."""
+
+    def __init__(self, back):
+        self.back = back
+        super().__init__(f"FromEnd({back})")
+
+
+register_model(FromEnd)(models.OpaqueModel)
+
+
+@intrinsic(prefer_literal=True)
+def from_end(typing, back):
+    def code(context, builder, signature, arguments):
+        return context.get_dummy_value()
+
+    return FromEnd(back.literal_value)(back), code
+
+
+def is_index(x, index, *also):
+    """Whether `index` names an element or a part of a Guarded: an integer (or what else is allowed) for each
+    of the first dimensions."""
+    parts = parts_of(index)
+    return (
+        isinstance(x, GuardedType)
+        and len(parts) <= x.ndim
+        and all(isinstance(part, (types.Integer, FromEnd, *also)) for part in parts)
+    )
+
+
+def is_element(x, index):
+    return is_index(x, index) and len(parts_of(index)) == x.ndim
+
+
+def codes_of(builder, index, code):
+    return cgutils.unpack_tuple(builder, code) if isinstance(index, types.BaseTuple) else [code]
 
 
 def index_value(context, builder, numba_type, code):
@@ -42,61 +77,45 @@ def index_value(context, builder, numba_type, code):
     return builder.select(builder.icmp_unsigned("<", code, most), code, most)
 
 
-@intrinsic
-def as_index(typing, position):
-    def code(context, builder, signature, arguments):
-        return index_value(context, builder, signature.args[0], arguments[0])
+def position(array, axis, numba_type, code):
+    """Where an index leads along an axis; below 0, or beyond its end, to no element."""
+    if not isinstance(numba_type, FromEnd):
+        return index_value(array.context, array.builder, numba_type, code)
+    side, back = array.side(axis), I64(numba_type.back)
+    there = array.builder.icmp_signed(">=", side, back)
+    return array.builder.select(there, array.builder.sub(side, back), I64(-numba_type.back))
 
-    return int64(position), code
+
+# --- elements -----------------------------------------------------------------------------------------------
+
+
+def place_of(context, builder, x, value, index, code):
+    """The Place that an index of integers leads to."""
+    array, codes = Array(context, builder, x, value), codes_of(builder, index, code)
+    given = [position(array, axis, *of) for axis, of in enumerate(zip(parts_of(index), codes, strict=True))]
+    return Place(array, given)
 
 
 class Place:
-    """Where in an array (of type `x`) the integers of an index lead, in LLVM's values; with fewer of them
-    than dimensions, to a part of it."""
+    """An element of an Array, at a `given` position along each axis; there may be no such element."""
 
-    def __init__(self, context, builder, x, array, index, code):
-        self.context, self.builder, self.x = context, builder, x
-        self.array = cgutils.create_struct_proxy(x)(context, builder, array)
-        codes = cgutils.unpack_tuple(builder, code) if isinstance(index, types.BaseTuple) else [code]
-        self.given = [
-            index_value(context, builder, numba_type, part)
-            for numba_type, part in zip(parts_of(index), codes, strict=True)
-        ]
+    def __init__(self, array, given):
+        self.array, self.given = array, given
+        self.context, self.builder, self.x = array.context, array.builder, array.x
 
-    def side(self, axis):
-        known = self.x.sizes[axis]
-        return I64(known) if known is not None else self.builder.extract_value(self.array.shape, axis)
-
-    def stride(self, axis):
-        """In elements."""
-        if not self.x.rowwise:
-            return self.builder.extract_value(self.array.strides, axis)
-        return reduce(self.builder.mul, map(self.side, range(axis + 1, self.x.ndim)), I64(1))
-
-    def call(self, function, *codes):
-        return function.words.call(self.context, self.builder, *codes)
-
-    def looked_at(self, place, axis):
-        return self.call(looked_at, place, self.side(axis), self.array.state, I64(int(self.x.watch == BARE)))
-
-    def found(self, lost=None):
+    def found(self, lost):
         """How many elements behind the first; `lost`: the block where code goes on if there is no such
-        element. Without one, a position outside becomes 0."""
-        builder, axes = self.builder, range(len(self.given))
-        if not self.given:
-            return I64(0)
-        inside = [builder.icmp_unsigned("<", self.given[axis], self.side(axis)) for axis in axes]
+        element."""
+        builder, axes, sides = self.builder, range(self.x.ndim), self.array.of_axes(self.array.side)
+        inside = [builder.icmp_unsigned("<", *of) for of in zip(self.given, sides)]
         before, odd = builder.block, builder.append_basic_block("odd")
         here = builder.append_basic_block("here")
         builder.cbranch(reduce(builder.and_, inside), here, odd).set_weights([99, 1])
         builder.position_at_end(odd)
-        places = [self.looked_at(self.given[axis], axis) for axis in axes]
+        state, wraps = self.array.members.state, I64(int(self.x.watch == BARE))
+        places = [self.array.call(looked_at, *of, state, wraps) for of in zip(self.given, sides)]
         negative = [builder.icmp_signed("<", place, I64(0)) for place in places]
-        if lost:
-            builder.cbranch(reduce(builder.or_, negative), lost, here)
-        else:
-            places = [builder.select(test, I64(0), place) for test, place in zip(negative, places)]
-            builder.branch(here)
+        builder.cbranch(reduce(builder.or_, negative), lost, here)
         self.odd = builder.block
         builder.position_at_end(here)
         for axis in axes:
@@ -107,33 +126,33 @@ class Place:
         return self.flat(places)
 
     def flat(self, places):
-        terms = [self.builder.mul(place, self.stride(axis)) for axis, place in enumerate(places)]
+        terms = [self.builder.mul(place, self.array.stride(axis)) for axis, place in enumerate(places)]
         return reduce(self.builder.add, terms, I64(0))
 
     def log(self):
         """Write down an access, if there is such an element."""
         builder, inside, places = self.builder, ir.IntType(1)(1), []
         for axis, place in enumerate(self.given):
-            side = self.side(axis)
+            side = self.array.side(axis)
             below = builder.icmp_signed("<", place, I64(0))  # counted from the end
             places.append(builder.select(below, builder.add(place, side), place))
             inside = builder.and_(inside, builder.icmp_unsigned("<", places[axis], side))
         with builder.if_then(inside):
-            address = builder.ptrtoint(self.pointer(self.flat(places)), I64)
+            address = builder.ptrtoint(self.array.pointer(self.flat(places)), I64)
             size = dtype_of(self.x.dtype).itemsize.bit_length() - 1
             what = I64(self.x.place << PLACE_SHIFT | size << SIZE_SHIFT)
-            self.call(append, self.array.state, builder.or_(what, address))
+            self.array.call(append, self.array.members.state, builder.or_(what, address))
 
-    def access(self, watched, do, otherwise):
+    def access(self, watched, do, otherwise=None):
         """`do(flat)` at the element, if there is one, else `otherwise`: a value, or None for both. `watched`:
         watch_load, watch_store or watch_atomic."""
-        builder = self.builder
+        builder, members = self.builder, self.array.members
         if self.x.place is not None:
             self.log()
         lost = builder.append_basic_block("lost") if self.given else None
-        flat = self.found(lost)
+        flat = self.found(lost) if self.given else I64(0)
         if self.x.watch not in (BARE, BOUNDED):
-            self.call(watched, I64(self.x.watch), self.array.shadow, flat, self.array.state)
+            self.array.call(watched, I64(self.x.watch), members.shadow, flat, members.state)
         value, after = do(flat), builder.block
         if lost is None:
             return value
@@ -146,11 +165,12 @@ class Place:
         result.add_incoming(otherwise, self.odd)
         return result
 
-    def pointer(self, flat):
-        return element(self.context, self.builder, self.x, self.array._getvalue(), flat)
+    def read(self):
+        return self.access(watch_load, self.array.load, poison_of(self.context, self.x.dtype))
 
-
-# --- elements -----------------------------------------------------------------------------------------------
+    def write(self, numba_type, value):
+        value = converted(self.context, self.builder, numba_type, self.x.dtype, value)
+        self.access(watch_store, lambda flat: self.array.store(flat, value))
 
 
 def fresh_byte(numba_type):
@@ -171,72 +191,177 @@ def poison_of(context, numba_type):
     return bits if isinstance(value, ir.IntType) else bits.bitcast(value)
 
 
+# --- fields of records --------------------------------------------------------------------------------------
+
+
+def column_type(x, name):
+    """The type of the column that a field is; None if there is no such field, or none that is compiled."""
+    if is_record(x) and name in dtype_of(x.dtype).names:
+        dtype = dtype_of(x.dtype)[name]
+        return None if dtype.subdtype or dtype.names else x.but(dtype=numba_type_of(dtype))
+    return None
+
+
+def column(array, name):
+    return array.parts_of_elements(column_type(array.x, name), dtype_of(array.x.dtype).fields[name][1])
+
+
+def field(context, builder, x, value, name):
+    """The Place of a field of a record (of type `x`)."""
+    reference = cgutils.create_struct_proxy(x)(context, builder, value)
+    records = Array(context, builder, x.array, reference.records)
+    return Place(column(records, name), cgutils.unpack_tuple(builder, reference.place))
+
+
+# --- what kernels write: x[...] -----------------------------------------------------------------------------
+
+
 @infer_global(operator.getitem)
 class Getitem(AbstractTemplate):
-    """An element (of records, a reference to it), or the part that fewer integers than dimensions name."""
+    """An element (of records, a reference to it), a part, or a field; of tuples, those from the end."""
 
     def generic(self, arguments, keywords):
         x, index = arguments
-        if is_element(x, index):
-            return signature(ReferenceType(x.at_place(None)) if is_record(x) else x.dtype, x, index)
-        if isinstance(x, GuardedType) and is_place(index) and len(parts_of(index)) < x.ndim:
-            return signature(part_type(x, len(parts_of(index))), x, index)
+        if isinstance(index, types.StringLiteral) and isinstance(x, (GuardedType, ReferenceType)):
+            of = column_type(getattr(x, "array", x), index.literal_value)
+            return of and signature(of if isinstance(x, GuardedType) else of.dtype, x, index)
+        if isinstance(x, types.BaseTuple) and isinstance(index, FromEnd) and index.back <= len(x):
+            return signature(x.types[-index.back], x, index)
+        if not is_index(x, index, types.SliceType):
+            return None
+        if not is_element(x, index):
+            return signature(part_type(x, index), x, index)
+        return signature(ReferenceType(x.but()) if is_record(x) else x.dtype, x, index)
 
 
 @infer_global(operator.setitem)
 class Setitem(AbstractTemplate):
+    """Writes an element, a field, or each element of a part: the same number, or those of an array of as many
+    dimensions or fewer."""
+
     def generic(self, arguments, keywords):
         x, index, value = arguments
-        if is_element(x, index) and not is_record(x) and is_number_like(self.context, value, x.dtype):
-            return signature(types.none, x, index, value)
+        number = value.dtype if isinstance(value, GuardedType) else value
+        if isinstance(x, ReferenceType) and isinstance(index, types.StringLiteral):
+            of = column_type(x.array, index.literal_value)
+            fits = of and is_number_like(value, of.dtype)
+        elif not is_index(x, index, types.SliceType):
+            return None
+        elif is_record(x):
+            fits = is_element(x, index) and isinstance(value, ReferenceType) and x.place is None
+        elif is_element(x, index):
+            fits = is_number_like(value, x.dtype)
+        else:  # of which not each element would be written down
+            fits = x.place is None and getattr(value, "ndim", 0) <= part_type(x, index).ndim
+            fits = fits and is_number_like(number, x.dtype)
+        return signature(types.none, x, index, value) if fits else None
 
 
-def is_number_like(context, value, wanted):
+def is_number_like(value, wanted):
     """Whether a number, or what Numba takes for one, can become a number of this type."""
     known = isinstance(value, (types.Number, types.Boolean, types.IntEnumMember))
     return known and (isinstance(wanted, types.Complex) or not isinstance(value, types.Complex))
 
 
-def part_type(x, axes):
-    """The type of x[i, j, ...] with so many integers."""
-    return GuardedType(x.dtype, x.ndim - axes, x.rowwise, x.watch, x.sizes[axes:], x.pitch)
-
-
 @lower_builtin(operator.getitem, GuardedType, types.Any)
 def getitem(context, builder, signature, arguments):
     x, index = signature.args
-    place = Place(context, builder, x, arguments[0], index, arguments[1])
-    if isinstance(signature.return_type, GuardedType):
-        return part(place, signature.return_type, place.found())
-    if isinstance(signature.return_type, ReferenceType):
-        reference = cgutils.create_struct_proxy(signature.return_type)(context, builder)
-        reference.records, reference.place = arguments[0], cgutils.pack_array(builder, place.given, I64)
-        return reference._getvalue()
+    if isinstance(index, types.StringLiteral):
+        return column(Array(context, builder, x, arguments[0]), index.literal_value).value
+    if not is_element(x, index):
+        return part(Array(context, builder, x, arguments[0]), index, arguments[1]).value
+    place = place_of(context, builder, x, arguments[0], index, arguments[1])
+    if not is_record(x):
+        return place.read()
+    reference = cgutils.create_struct_proxy(signature.return_type)(context, builder)
+    reference.records, reference.place = arguments[0], packed(builder, place.given)
+    return reference._getvalue()
 
-    def load(flat):
-        return context.unpack_value(builder, x.dtype, place.pointer(flat))
 
-    return place.access(watch_load, load, poison_of(context, x.dtype))
+@lower_builtin(operator.getitem, types.BaseTuple, FromEnd)
+def getitem_of_tuple(context, builder, signature, arguments):
+    x, index = signature.args
+    found = builder.extract_value(arguments[0], len(x) - index.back)
+    return impl_ret_borrowed(context, builder, signature.return_type, found)
+
+
+@lower_builtin(operator.getitem, ReferenceType, types.StringLiteral)
+def getitem_of_record(context, builder, signature, arguments):
+    return field(context, builder, signature.args[0], arguments[0], signature.args[1].literal_value).read()
+
+
+@lower_builtin(operator.setitem, ReferenceType, types.StringLiteral, types.Any)
+def setitem_of_record(context, builder, signature, arguments):
+    x, index, given = signature.args
+    field(context, builder, x, arguments[0], index.literal_value).write(given, arguments[2])
+    return context.get_dummy_value()
 
 
 @lower_builtin(operator.setitem, GuardedType, types.Any, types.Any)
 def setitem(context, builder, signature, arguments):
     x, index, given = signature.args
-    value = converted(context, builder, given, x.dtype, arguments[2])
-    place = Place(context, builder, x, arguments[0], index, arguments[1])
-
-    def store(flat):
-        context.pack_value(builder, x.dtype, value, place.pointer(flat))
-
-    place.access(watch_store, store, None)
+    array, index_code, value = arguments
+    if not is_element(x, index):
+        fill(part(Array(context, builder, x, array), index, index_code), given, value)
+        return context.get_dummy_value()
+    place = place_of(context, builder, x, array, index, index_code)
+    if not is_record(x):
+        place.write(given, value)
+        return context.get_dummy_value()
+    for name in dtype_of(x.dtype).names:
+        source = field(context, builder, given, value, name)
+        Place(column(place.array, name), place.given).write(source.x.dtype, source.read())
     return context.get_dummy_value()
 
 
-def part(place, result, flat):
-    """The part of an array, of type `result`, that a Place leads to, `flat` elements behind the first."""
-    axes = range(len(place.given), place.x.ndim)
-    sides = [cgutils.pack_array(place.builder, list(map(of, axes)), I64) for of in (place.side, place.stride)]
-    return view(place.context, place.builder, place.x, result, place.array._getvalue(), flat, *sides)
+# --- parts --------------------------------------------------------------------------------------------------
+
+
+def part_type(x, index):
+    """The type of x[index], of integers and slices."""
+    sliced = [isinstance(part, types.SliceType) for part in parts_of(index)]
+    sizes = (*[None] * sum(sliced), *x.sizes[len(sliced) :])
+    return x.but(ndim=len(sizes), rowwise=x.rowwise and not any(sliced), sizes=sizes)
+
+
+def part(array, index, code):
+    builder, flat, sides, strides = array.builder, I64(0), [], []
+    for axis, (of, each) in enumerate(zip(parts_of(index), codes_of(builder, index, code), strict=True)):
+        side, stride = array.side(axis), array.stride(axis)
+        if isinstance(of, types.SliceType):
+            place, length, step = sliced(array.context, builder, of, each, side)
+            sides.append(length)
+            strides.append(builder.mul(step, stride))
+        else:
+            place, wraps = position(array, axis, of, each), I64(int(array.x.watch == BARE))
+            place = array.call(inside, place, side, array.members.state, wraps)
+        flat = builder.add(flat, builder.mul(place, stride))
+    rest = range(len(parts_of(index)), array.x.ndim)
+    sides, strides = [*sides, *map(array.side, rest)], [*strides, *map(array.stride, rest)]
+    return array.part(part_type(array.x, index), flat, sides, strides)
+
+
+def sliced(context, builder, numba_type, code, side):
+    """(where it begins, how many there are, the step) of a slice of an axis."""
+    found = context.make_helper(builder, numba_type, code)
+    slicing.guard_invalid_slice(context, builder, numba_type, found)
+    slicing.fix_slice(builder, found, side)
+    length = slicing.get_slice_length(builder, found)
+    some = builder.icmp_signed(">", length, I64(0))
+    return builder.select(some, found.start, I64(0)), length, found.step
+
+
+def fill(part, numba_type, value):
+    """Write each element: a number, or that of an array, whose axes of length 1 are as long as needed."""
+    context, builder = part.context, part.builder
+    with cgutils.loop_nest(builder, part.of_axes(part.side), I64) as places:
+        number = value
+        if isinstance(numba_type, GuardedType):
+            source = Array(context, builder, numba_type, value)
+            alone = [builder.icmp_signed("==", side, I64(1)) for side in source.of_axes(source.side)]
+            at = zip(alone, places[part.x.ndim - len(alone) :])
+            number = Place(source, [builder.select(test, I64(0), place) for test, place in at]).read()
+        Place(part, places).write(getattr(numba_type, "dtype", numba_type), number)
 
 
 # --- memory that nobody has written -------------------------------------------------------------------------
@@ -247,41 +372,38 @@ def poisoned(typing, x):
     """Fill a Guarded with what fresh memory holds."""
 
     def code(context, builder, signature, arguments):
-        fill(context, builder, x, arguments[0])
+        poison(Array(context, builder, x, arguments[0]))
         return context.get_dummy_value()
 
     return types.void(x), code
 
 
-def fill(context, builder, x, value):
-    array = cgutils.create_struct_proxy(x)(context, builder, value)
-    count = reduce(builder.mul, cgutils.unpack_tuple(builder, array.shape), I64(1))
-    size = dtype_of(x.dtype).itemsize
-    for address, each, byte in [(array.data, size, fresh_byte(x.dtype))] + [(array.shadow, 1, 0)] * (
-        x.watch == LOCAL
-    ):
+def poison(array):
+    x, builder, count = array.x, array.builder, array.size()
+    filled = [(array.members.data, dtype_of(x.dtype).itemsize, fresh_byte(x.dtype))]
+    filled += [(array.members.shadow, 1, 0)] * (x.watch == LOCAL)
+    for address, each, byte in filled:
         pointer = builder.inttoptr(address, I8.as_pointer())
         cgutils.memset(builder, pointer, builder.mul(count, I64(each)), byte)
 
 
-def row(renewed):
+def row(name, renewed):
     """The intrinsic (array, thread) -> the local array of a thread, out of one for all; `renewed`: as it is
     where the thread declares it."""
 
-    @intrinsic
-    def row_of(typing, x, thread):
-        of_thread = part_type(x, 1)
-
+    def typed(typing, x, thread):
         def code(context, builder, signature, arguments):
-            place = Place(context, builder, x, arguments[0], thread, arguments[1])
-            found = part(place, of_thread, builder.mul(place.given[0], place.stride(0)))
+            array, axes = Array(context, builder, x, arguments[0]), range(1, x.ndim)
+            flat = builder.mul(arguments[1], array.stride(0))
+            of_thread = array.part(result, flat, [*map(array.side, axes)], [*map(array.stride, axes)])
             if renewed:
-                fill(context, builder, of_thread, found)
-            return found
+                poison(of_thread)
+            return of_thread.value
 
-        return of_thread(x, thread), code
+        result = part_type(x, thread)
+        return result(x, int64), code
 
-    return row_of
+    return intrinsic_of(name, ["x", "thread"], typed)
 
 
-row_of, fresh = row(False), row(True)
+row_of, fresh = row("row_of", False), row("fresh", True)

@@ -12,7 +12,7 @@ from numba import int64, types
 from numba.core import cgutils
 
 from sim.isa.table import ALL, FULL, GIVEN, Like
-from sim.native.arrays import GuardedType, element
+from sim.native.arrays import Array, GuardedType, packed
 from sim.native.checks import BARE, PARTED, dirty
 from sim.native.elements import I64
 from sim.native.functions import compiled_copy, resolved
@@ -86,37 +86,31 @@ class Warp:
 
     def array(self, numba_type, pointer):
         """The 32 values of this type that stand at an address, as an array."""
-        builder = self.builder
-        struct = cgutils.create_struct_proxy(row_of(numba_type))(self.context, builder)
-        struct.data, struct.state, struct.shadow = builder.ptrtoint(pointer, WORD), self.state, I64(0)
-        struct.shape, struct.strides = (cgutils.pack_array(builder, [I64(n)]) for n in (32, 1))
-        return struct._getvalue()
+        row = Array(self.context, self.builder, row_of(numba_type))
+        row.members.data, row.members.state = self.builder.ptrtoint(pointer, WORD), self.state
+        row.members.shape = packed(self.builder, [I64(32)])
+        return row.value
 
     def room(self, numba_type):
         """An array of 32 values, for as long as the function runs."""
         room = ir.ArrayType(self.context.get_data_type(numba_type), 32)
         return self.array(numba_type, cgutils.alloca_once(self.builder, room))
 
-    def pointer(self, x, array, first, lane):
-        return element(self.context, self.builder, x, array, self.builder.add(first, lane))
-
     def given(self, x, value, first, lane):
         if not isinstance(x, GuardedType):
             return value
-        return self.context.unpack_value(self.builder, x.dtype, self.pointer(x, value, first, lane))
+        return Array(self.context, self.builder, x, value).load(self.builder.add(first, lane))
 
     def copy(self, source, target):
         """Copy 32 values, converted; both are (type, value, position of the first)."""
         own, (x, array, first) = own_type(source[0]), target
         with cgutils.for_range(self.builder, I64(32)) as loop:
             value = converted(self.context, self.builder, own, x.dtype, self.given(*source, loop.index))
-            self.context.pack_value(self.builder, x.dtype, value, self.pointer(x, array, first, loop.index))
+            Array(self.context, self.builder, x, array).store(self.builder.add(first, loop.index), value)
 
     def check_mask(self, there, x, value):
-        masks = cgutils.create_struct_proxy(row_of(int64))(
-            self.context, self.builder, self.row(int64, x, value)
-        )
-        self.call(check_mask, there, masks.data)
+        masks = Array(self.context, self.builder, row_of(int64), self.row(int64, x, value))
+        self.call(check_mask, there, masks.members.data)
 
     def check_reads(self, there, reads, rows, arrays):
         """Whether each lane reads from one that is there; `reads`: what tells from which."""
@@ -128,7 +122,8 @@ class Warp:
     def row(self, numba_type, x, value):
         """What the lanes give, as an array of this type: a part of theirs, or a copy."""
         if isinstance(x, GuardedType) and x.dtype == numba_type:
-            return self.array(numba_type, self.pointer(x, value, self.first, I64(0)))
+            pointer = Array(self.context, self.builder, x, value).pointer(self.first)
+            return self.array(numba_type, pointer)
         row = self.room(numba_type)
         self.copy((x, value, self.first), (row_of(numba_type), row, I64(0)))
         return row

@@ -66,5 +66,5 @@ def logged(typing, x, place):
     def code(context, builder, signature, arguments):
         return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
 
-    at_place = x.at_place(place.literal_value) if isinstance(x, GuardedType) else x
+    at_place = x.but(place=place.literal_value) if isinstance(x, GuardedType) else x
     return at_place(x, place), code

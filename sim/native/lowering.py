@@ -81,8 +81,8 @@ class Lowering(Calls):
         owner = stands_for(node.value).value
         if isinstance(owner, enum.EnumMeta) and isinstance(node.slice, ast.Constant):
             return self.standing_for(referent(owner[node.slice.value]), node.slice.value, node)
-        if isinstance(node.slice, ast.Tuple):
-            self.count_from_end(node)
+        if not isinstance(owner, tuple) and not is_of_shape(node):
+            node.slice = self.from_the_end(node.slice)
         if not self.is_access(node):
             return self.generic_visit(node)
         if is_field(node):
@@ -92,13 +92,11 @@ class Lowering(Calls):
         node.value = self.call("logged", [node.value, site], node)
         return node
 
-    def count_from_end(self, node):
-        """A literal index below 0 is meant to count from the end; of one alone, Numba knows that it is a
-        literal."""
-        for axis, part in enumerate(node.slice.elts):
-            if from_end(part) and isinstance(node.value, ast.Name):
-                array = copy.copy(node.value)
-                node.slice.elts[axis] = self.call("from_end", [array, ast.Constant(axis), part.operand], part)
+    def from_the_end(self, index):
+        """A literal index below 0 is meant to count from the end."""
+        if isinstance(index, ast.Tuple):
+            index.elts = [*map(self.from_the_end, index.elts)]
+        return self.call("from_end", [index.operand], index) if from_end(index) else index
 
     def is_access(self, node):
         """Whether a Subscript is to be numbered: not an element of a shape or of a constant tuple, and not a

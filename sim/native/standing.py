@@ -12,11 +12,11 @@ from sim.memory.spaces import host_array
 from sim.native.front import CannotLower, literal
 from sim.native.functions import compiles
 from sim.native.scalars import HALVES
+from sim.native.views import ATTRIBUTES
 from sim.native.vocabulary import GEOMETRY, MODULES, SPECIAL, home_of, in_text
 
 FIELDS = "accesses to fields of records are counted by fibers"
-# attributes that are no field of a record
-PLAIN = {"shape", "size", "ndim", "T", "real", "imag", "dtype", "itemsize", "nbytes", "strides"}
+PLAIN = {*ATTRIBUTES, "dtype"}  # attributes that are no field of a record
 
 
 def as_item(target):

@@ -237,6 +237,20 @@ def test_accesses_of_rows_and_records_are_counted_as_fibers_count_them(kernel, n
     assert counters[0] == counters[1]
 
 
+def from_the_end(x, out):
+    t, both = cuda.threadIdx.x, (2, x)
+    row = both[-1][-1]
+    if t == 0:
+        out[-1] = row[-2] + x.reshape(2, 8)[0, -1] + x.shape[-1] + both[-2]
+
+
+def test_literal_indices_below_0_are_no_alarm():
+    """Alone, without a tuple, they were one, and the launch ran by fibers."""
+    x, out = np.arange(16, dtype=np.float32).reshape(4, 4), np.zeros(2, np.float32)
+    assert simulate(from_the_end, engine="native")[1, 4](x, out).notes == ("by fission",)
+    assert out.tolist() == [0, 14 + 7 + 4 + 2]
+
+
 def test_clean_kernels_raise_no_alarm():
     """An alarm costs a second, slow run; so kernels that are in order must raise none."""
     assert {name: launched(name, engine="native")[0].notes for name in list(CASES)[:5]} == dict.fromkeys(
