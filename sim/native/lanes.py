@@ -1,5 +1,5 @@
-"""The instructions of a warp, compiled: the meaning that the table gives (sim.isa.table), on rows of arrays
-over threads.
+"""What threads do together, compiled: instructions of a warp, on rows of arrays over threads, and votes of a
+block. Their meaning is the table's (sim.isa.table).
 
 The lanes that are there must agree on one mask, which names them all, or must be all 32, and a lane must read
 from lanes that are there; otherwise the block is `stopped`, or `dirty`.
@@ -73,6 +73,11 @@ def own_type(x):
     return x.dtype if isinstance(x, GuardedType) else x
 
 
+def of_thread(context, builder, x, value, thread):
+    """What a thread gives: an element of an array over threads, or a number that is the same for all."""
+    return Array(context, builder, x, value).load(thread) if isinstance(x, GuardedType) else value
+
+
 class Warp:
     """The lanes of a running warp, in LLVM's values. What they give is an array over threads, or a number
     that is the same for all."""
@@ -97,9 +102,7 @@ class Warp:
         return self.array(numba_type, cgutils.alloca_once(self.builder, room))
 
     def given(self, x, value, first, lane):
-        if not isinstance(x, GuardedType):
-            return value
-        return Array(self.context, self.builder, x, value).load(self.builder.add(first, lane))
+        return of_thread(self.context, self.builder, x, value, self.builder.add(first, lane))
 
     def copy(self, source, target):
         """Copy 32 values, converted; both are (type, value, position of the first)."""
@@ -175,4 +178,34 @@ def made(entry, carried_out):
     return intrinsic_of("made", ["state", "warp", "threads", *names], typed)
 
 
-__getattr__ = offering(__name__, lambda entry, maker: made(entry, maker == "warp"))
+@functools.cache
+def voted(entry):
+    """The intrinsic (threads, number, result) that gives all threads the result of a vote."""
+    (operand,), (result,) = entry.operands.values(), entry.results.values()
+    kept = numba_type_of(result)
+
+    def typed(typing, threads, number, result):
+        own = own_type(number)
+        taken = own if operand is None else numba_type_of(operand)
+        fold = resolved(typing, compiled_copy(entry.meaning), [kept, taken], kept)
+
+        def code(context, builder, signature, arguments):
+            threads, value, results = arguments
+            found = cgutils.alloca_once_value(builder, context.get_constant(kept, entry.start))
+            with cgutils.for_range(builder, threads) as loop:
+                given = of_thread(context, builder, number, value, loop.index)
+                given = converted(context, builder, own, taken, given)
+                builder.store(fold(context, builder, [builder.load(found), given]), found)
+            array = Array(context, builder, result, results)
+            with cgutils.for_range(builder, threads) as loop:
+                array.store(loop.index, converted(context, builder, kept, result.dtype, builder.load(found)))
+            return context.get_dummy_value()
+
+        return types.void(threads, number, result), code
+
+    return intrinsic_of("voted", ["threads", "number", "result"], typed)
+
+
+__getattr__ = offering(
+    __name__, lambda entry, maker: voted(entry) if maker == "all" else made(entry, maker == "warp")
+)

@@ -1,13 +1,10 @@
 """What the text of a fissioned kernel calls around its regions: barriers, loops that count, and threads that
 must agree."""
 
-import functools
-
 from numba import int64, types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
-from sim.native.arrays import GuardedType
 from sim.native.checks import (
     FULL,
     INTERRUPTED,
@@ -19,9 +16,7 @@ from sim.native.checks import (
     WARP_SHIFT,
     dirty,
 )
-from sim.native.functions import compiled_copy, conversion
-from sim.native.internal import LIKE_CODE, always
-from sim.native.vocabulary import offering
+from sim.native.internal import always
 from sim.native.words import signalled, words
 
 OFFERED = set(
@@ -197,43 +192,3 @@ def counted(typing, state, start, stop, step):
         return allowed._getvalue()
 
     return types.range_state64_type(*[int64] * 4), code
-
-
-# --- votes of a block ---------------------------------------------------------------------------------------
-
-
-def of_thread(value, thread):
-    """What a thread gave: an element of an array over threads, or a number that is the same for all."""
-
-
-@overload(of_thread, **LIKE_CODE)
-def one_of(value, thread):
-    if isinstance(value, GuardedType):
-        return lambda value, thread: value[thread]
-    return lambda value, thread: value
-
-
-@functools.cache
-def voted(entry):
-    """The function (threads, number, result) that gives all threads the result of a vote."""
-    (operand,), (of_result,) = entry.operands.values(), entry.results.values()
-    meaning, start, kept = compiled_copy(entry.meaning), entry.start, conversion(of_result)
-    convert = of_its_type if operand is None else conversion(operand)
-
-    @always
-    def voted(threads, number, result):
-        found = kept(start)
-        for thread in range(threads):
-            found = kept(meaning(found, convert(of_thread(number, thread))))
-        for thread in range(threads):
-            result[thread] = found
-
-    return voted
-
-
-@always
-def of_its_type(number):
-    return number
-
-
-__getattr__ = offering(__name__, lambda entry, maker: voted(entry))

@@ -47,7 +47,7 @@ MAKERS = {
     "isa": "sim.native.functions",
     "warp": "sim.native.lanes",
     "unused": "sim.native.lanes",  # without its results
-    "all": "sim.native.regions",  # a vote of a block
+    "all": "sim.native.lanes",  # a vote of a block
 }
 
 
