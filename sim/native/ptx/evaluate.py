@@ -37,7 +37,7 @@ COMPARISONS = {
     ast.Is: ("==", operator.is_),
     ast.IsNot: ("!=", operator.is_not),
 }
-PLAIN = {plain: operation for operation, (*_, plain) in OPERATORS.items()}
+PLAIN = {plain: operation for operation, (*_, plain) in (OPERATORS | COMPARISONS).items()}
 CODE = (Whole, Truth, Real)
 # what meanings call of Python's
 BUILTINS = {known.__name__: known for known in (min, max, abs, int, bool, range, float, type)}
@@ -132,6 +132,8 @@ class Evaluator(Arithmetic):
         return self.binary(type(node.op), self.value(node.left), self.value(node.right))
 
     def binary(self, operation, a, b):
+        if operation in COMPARISONS:
+            return self.compared(operation, a, b)
         whole, floating, plain = OPERATORS[operation]
         if not isinstance(a, CODE) and not isinstance(b, CODE):
             return plain(a, b)

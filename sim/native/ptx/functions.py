@@ -4,6 +4,7 @@ The meanings stand in sim.isa; here is which of LLVM's instructions gives the sa
 here nor a meaning that can be walked (sim.native.ptx.evaluate) is compiled by Numba, if its entry has a form
 for that."""
 
+import math
 import re
 
 import numpy as np
@@ -26,6 +27,7 @@ BUILTIN = {
     "bool": lambda e, x: Truth(e.truth(x)),
     "abs": lambda e, x: e.magnitude(x) if isinstance(x, Real) else e.size(e.whole(x)),
     "sqrt": lambda e, x: e.intrinsic("sqrt", x),
+    "isfinite": lambda e, x: e.compare("<", e.magnitude(x), e.real(math.inf, x.ptx_type)),
 }
 
 
@@ -106,22 +108,11 @@ def form(pattern):
 
 
 REAL = r"(?P<ptx_type>f16|bf16|f32|f64)"
-PLAIN = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
-
-
-@form(rf"(?P<name>add|sub|mul|div)\.rn\.{REAL}")
-def to_nearest(e, found, a, b):
-    return e.of_floats(PLAIN[found["name"]], a, b)
 
 
 @form(rf"rcp\.(rn|approx\.ftz)\.{REAL}")
 def reciprocal(e, found, x):
     return e.of_floats("fdiv", e.real(1.0, x.ptx_type), x)
-
-
-@form(rf"sqrt\.rn\.{REAL}")
-def root(e, found, x):
-    return e.intrinsic("sqrt", x)
 
 
 @form(rf"(fma|mad)\.rn\.{REAL}")
@@ -200,25 +191,6 @@ def next_to(b, x, upwards):
     return b.bitcast(b.select(b.fcmp_ordered("==", x, single(0.0)), smallest, moved), single)
 
 
-SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "num": "ord", "nan": "uno"}
-
-
-@form(rf"setp\.(?P<test>eq|ne|lt|le|gt|ge|num|nan)(?P<unordered>u?)\.{REAL}")
-def comparison(e, found, a, b):
-    a, b = (e.double(x) for x in e.alike(a, b))
-    unordered = found["unordered"] or found["test"] == "nan"
-    ask = e.builder.fcmp_unordered if unordered else e.builder.fcmp_ordered
-    return Truth(ask(SIGNS[found["test"]], a, b))
-
-
-@form(rf"testp\.(?P<test>finite|infinite|number|notanumber)\.{REAL}")
-def tested(e, found, x):
-    size, infinity = e.magnitude(x), e.real(float("inf"), x.ptx_type)
-    tests = {"finite": ("<", infinity), "infinite": ("==", infinity), "number": ("==", size)}
-    sign, other = tests.get(found["test"], ("!=", size))
-    return e.compare(sign, size, other)
-
-
 @form(rf"(?P<name>sin|cos|lg2|ex2|tanh|rsqrt)\.approx\.{REAL}")
 def approximation(e, found, x):
     name, double = found["name"], e.real(x, "f64")
@@ -247,9 +219,9 @@ def to_whole(e, found, x):
     return e.of_register(code, bits, signed)
 
 
-@form(r"cvt\.(?P<mode>rn|rz|rd|ru)\.f32\.f64")
+@form(r"cvt\.(?P<mode>rz|rd|ru)\.f32\.f64")
 def narrower(e, found, x):
-    return e.real(x, "f32") if found["mode"] == "rn" else in_direction(e, x.code, DOUBLE(0.0), found["mode"])
+    return in_direction(e, x.code, DOUBLE(0.0), found["mode"])
 
 
 @form(rf"cvt\.rn\.{REAL}\.(?P<of>[su]\d+|f16|bf16|f32|f64)")
