@@ -55,7 +55,7 @@ class Calls(Names):
 
     def call_atomic(self, node):
         called, arguments = node.func.referent.name.replace(".", "_"), [*map(self.visit, node.args)]
-        if self.module.sited:
+        if self.module.counted:
             arguments[0] = self.call("logged", [arguments[0], self.number("atomic", node)], node)
         return self.call(called, arguments, node)
 

@@ -94,7 +94,7 @@ class Fission(Computable):
             f"for thread in {over}:",
             *(["    if has_returned(state, thread):", "        continue"] if self.ends else []),
             "    threadIdx = enter(state, thread)",
-            *(["    log_thread(state, thread)"] if self.module.sited else []),
+            *(["    log_thread(state, thread)"] if self.module.counted else []),
         ]
 
     def loop(self, loop, call, exits, at, depth):
@@ -173,10 +173,10 @@ class Fission(Computable):
         lines = self.computed_again(names & self.same)
         if at == BLOCK:
             lines += ["if not barrier(state):", "    return"]
-            if self.module.sited:
+            if self.module.counted:
                 lines += [f"log_together(state, {call.site})", "log_epoch(state)"]
             return [*lines, f"{in_text(call.stops, 'all')}(threads, {', '.join(given)})"] if given else lines
-        if self.module.sited:
+        if self.module.counted:
             lines += [f"log_warp(state, {call.site}, warp, threads)"]
         name = in_text(call.stops, "warp" if results else "unused")
         return [*lines, f"{name}({', '.join(['state, warp, threads', *given])})"]

@@ -61,11 +61,11 @@ class Device:
 
 class Parts:
     """What the text of one kernel consists of, collected while it is lowered. `taken`: names that something
-    has already; `sited`: whether accesses and branches are numbered; `prints`: whether it prints; `unset`:
+    has already; `counted`: whether accesses and branches are numbered; `prints`: whether it prints; `unset`:
     (place, variable) of each read that may come before any assignment."""
 
-    def __init__(self, taken, sited=False):
-        self.sited = sited
+    def __init__(self, taken, counted=False):
+        self.counted = counted
         # name -> text; name -> module; function -> Device
         self.constants, self.imports, self.devices = {}, {}, {}
         self.arrays, self.declared = {}, {}  # name -> global ndarray; name -> Declared
@@ -116,14 +116,14 @@ class Parts:
 class Module(Parts):
     """The Parts of a kernel in Python. `dtypes`: of the kernel's arrays, by parameter."""
 
-    def __init__(self, kernel, sited=False, dtypes=()):
+    def __init__(self, kernel, counted=False, dtypes=()):
         self.kernel, self.dtypes = kernel, dict(dtypes)
         self.used, self.reachable = set(), {}
         self.reach(kernel)
         taken = {
             name for function, names in self.reachable.items() for name in (*names.local, function.__name__)
         }
-        super().__init__(taken | {names.tree.name for names in self.reachable.values()}, sited)
+        super().__init__(taken | {names.tree.name for names in self.reachable.values()}, counted)
 
     def reach(self, function):
         """Find all functions that `function` calls, and which names of cuda."""

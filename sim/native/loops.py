@@ -49,7 +49,7 @@ def element(lowering, node, position, before, lengths):
     whole = ast.Name(lowering.module.fresh("items"), ast.Load())
     before.append(assign(whole.id, lowering.visit(node)))
     lengths.append(ast.Call(ast.Name("len", ast.Load()), [whole], []))
-    if lowering.module.sited:
+    if lowering.module.counted:
         whole = lowering.call("logged", [whole, lowering.number("load", node)], node)
     return ast.Subscript(whole, position, ast.Load())
 

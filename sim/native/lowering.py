@@ -68,7 +68,7 @@ class Lowering(Calls):
         if function not in devices:
             devices[function] = device = Device(
                 self.module.fresh_function(self.module.reachable[function].tree.name),
-                needs={"state"} if self.module.sited else set(),
+                needs={"state"} if self.module.counted else set(),
             )
             device.tree = Lowering(self.module, function).function(device)
             if device.recursive and device.needs:  # only now is it known what it must hand on to itself
@@ -103,7 +103,7 @@ class Lowering(Calls):
         slice, which reads nothing."""
         sliced = isinstance(node.ctx, ast.Load) and has(node.slice, ast.Slice, ast.Starred)
         of_tuple = isinstance(stands_for(node.value).value, tuple)
-        return self.module.sited and not (sliced or of_tuple or is_of_shape(node))
+        return self.module.counted and not (sliced or of_tuple or is_of_shape(node))
 
     def visit_Assign(self, node):
         node.targets = [*map(as_item, node.targets)]
@@ -129,7 +129,7 @@ class Lowering(Calls):
         return node
 
     def visit_If(self, node):
-        site = self.number("branch", node.test) if self.module.sited else None
+        site = self.number("branch", node.test) if self.module.counted else None
         node = self.generic_visit(node)
         if site:
             given = [self.as_name("state", node), node.test, self.as_name("thread", node), site]

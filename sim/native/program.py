@@ -244,7 +244,7 @@ def fission_text(module, name, parameters, split, renewing=()):
         *(f"    poisoned({name})" for name in shared),
         *(f"    {statement}" for statement in renewing),
         f"    {block}",
-        *(["    log_epoch(state)"] if module.sited else []),
+        *(["    log_epoch(state)"] if module.counted else []),
         "    if end_block(state):",
         "        return",
     ]

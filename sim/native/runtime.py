@@ -78,7 +78,7 @@ class Attempt(Memory):
         self.saved = {name: self.arrays[name].copy() for name in self.written}
         self.given = self.arguments()
         module = self.program.lowered.module
-        self.tally = Tally(self.launch, module, self.homes()) if module.sited else None
+        self.tally = Tally(self.launch, module, self.homes()) if module.counted else None
         self.log = np.empty(ROOM if self.tally else 0, np.int64)
         self.state.log, self.state.log_room = self.log.ctypes.data, len(self.log)
         try:

@@ -28,6 +28,8 @@ BUILTIN = {
     "abs": lambda e, x: e.magnitude(x) if isinstance(x, Real) else e.size(e.whole(x)),
     "sqrt": lambda e, x: e.intrinsic("sqrt", x),
     "isfinite": lambda e, x: e.compare("<", e.magnitude(x), e.real(math.inf, x.ptx_type)),
+    "isinf": lambda e, x: e.compare("==", e.magnitude(x), e.real(math.inf, x.ptx_type)),
+    "isnan": lambda e, x: e.compare("!=", x, x),
 }
 
 
