@@ -39,7 +39,9 @@ class Fission(Computable):
     def __init__(self, module, name, parameters, statements, numba_types):
         super().__init__(module, parameters, statements, numba_types)
         # kept: what a warp or block hands on, which no region can compute again
-        self.name, self.kept = name, set()
+        self.name, self.kept, self.suffix = name, set(), "_of"
+        while any(known.endswith(self.suffix) for known in module.taken):
+            self.suffix += "_"
         self.ends = any(
             isinstance(part, ast.Return) for statement in self.statements for part in ast.walk(statement)
         )
@@ -184,9 +186,8 @@ class Fission(Computable):
     def held(self, node):
         """What stands for an argument of all lanes: an array over threads, or a number that is the same for
         all."""
-        return (
-            f"{node.id}_of" if isinstance(node, ast.Name) and node.id in self.expanded else ast.unparse(node)
-        )
+        expanded = isinstance(node, ast.Name) and node.id in self.expanded
+        return self.over(node.id) if expanded else ast.unparse(node)
 
     # --- regions --------------------------------------------------------------------------------------------
 
@@ -198,10 +199,10 @@ class Fission(Computable):
         needed = wanted | changed - surely(group)
         self.needed |= wanted
         loads = [v for v in self.expanded if v in needed]
-        stores = [f"{v}_of[thread] = {v}" for v in self.expanded if v in changed]
+        stores = [f"{self.over(v)}[thread] = {v}" for v in self.expanded if v in changed]
         exits = loose_exits(group)
         body = [
-            *(f"{v} = {v}_of[thread]" for v in loads),
+            *(f"{v} = {self.over(v)}[thread]" for v in loads),
             *self.computed_again(wanted),
             *self.statements_text(group, stores),
             *stores,
@@ -233,9 +234,9 @@ class Fission(Computable):
         for called in sorted(filter(home_of, names)):
             self.module.library(called)
         kept = [
-            f"{variable}_of = {self.over(dtype)}(kept, {position}, threads)"
+            f"{self.over(variable)} = {self.finder(dtype)}(kept, {position}, threads)"
             for position, (variable, dtype) in enumerate(self.expanded.items())
-            if f"{variable}_of" in names
+            if self.over(variable) in names
         ]
         names |= {"kept", "threads"} if kept else set()
         known = ["state", "warp", "thread", "threads", "kept", *GEOMETRY, *self.module.arrays]
@@ -244,11 +245,14 @@ class Fission(Computable):
         self.functions.append([f"def {signature}:", *indented([*kept, *body])])
         return signature
 
-    def over(self, dtype):
+    def over(self, variable):
+        """The name of the array over threads of an expanded variable."""
+        return variable + self.suffix
+
+    def finder(self, dtype):
         """The name of what finds an array over threads of numbers of a type."""
         self.module.imports["over_threads"] = "sim.native.arrays"
-        self.module.constants[f"over_{dtype}"] = f'over_threads("{dtype}")'
-        return f"over_{dtype}"
+        return self.module.constant(f"over_{dtype}", f'over_threads("{dtype}")')
 
 
 class Exits(ast.NodeTransformer):

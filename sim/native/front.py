@@ -92,6 +92,12 @@ class Parts:
         self.constants[name] = text
         return name
 
+    def stem(self, name):
+        """`name`, or one like it, with which and an underscore no other name begins."""
+        while any(known.startswith(f"{name}_") for known in (*self.taken, *self.constants)):
+            name += "_"
+        return name
+
     def library(self, name):
         """The name of a function of ours, which the file then imports."""
         self.imports[name] = home_of(name)

@@ -139,6 +139,7 @@ def fissioned(lowered, name, numba_types):
     """The Fissioned of a kernel called `name` for arguments of these Numba types (in order of the
     parameters)."""
     module, parameters = lowered.module, lowered.parameters
+    name = module.stem(name)
     arrays = [
         GuardedType(numba.typeof(array).dtype, array.ndim, True, BOUNDED) for array in module.arrays.values()
     ]

@@ -279,7 +279,7 @@ def fissioned(kernel):
     """(Lowering, Fissioned) of a kernel of load_ptx. Errors: CannotLower, LaunchError."""
     source = Lowering(kernel.module.text, kernel.module.origin, kernel.function)
     made = Statements(source)
-    name = re.sub(r"\W", "_", kernel.__name__)
+    name = made.module.stem(re.sub(r"\W", "_", kernel.__name__))
     split = Fission(made.module, name, made.parameters, made.statements, made.numba_types())
     made.module.imports["renew_shared"] = "sim.native.ptx.memory"
     text = fission_text(made.module, name, made.parameters, split, ["renew_shared(table)"])
