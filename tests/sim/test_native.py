@@ -254,34 +254,31 @@ def test_literal_indices_below_0_are_no_alarm():
 KEPT = 5
 
 
-@cuda.jit(device=True)
-def recursive(n):
-    return n if n < 1 else recursive(n - 1) + 2
-
-
-@cuda.jit(device=True)
-def named_1(n):
-    return n + 1
-
-
-@cuda.jit(device=True)
-def named_block(n):
-    return n + 1
-
-
-@cuda.jit
-def named(x, out):
-    kept, over_int64 = cuda.threadIdx.x, 3
-    total = named_1(kept) + over_int64
-    for i in range(x[kept]):
-        total += i
-    total_of = out
-    cuda.syncthreads()
-    total_of[kept] = total + KEPT + recursive(kept) + named_block(kept)
-
-
 def test_a_kernel_may_use_the_names_that_compiled_text_has_of_itself():
     """KEPT had another value, a function called recursive ended the launch, the others went by fibers."""
+
+    @cuda.jit(device=True)
+    def recursive(n):
+        return n if n < 1 else recursive(n - 1) + 2
+
+    @cuda.jit(device=True)
+    def named_1(n):
+        return n + 1
+
+    @cuda.jit(device=True)
+    def named_block(n):
+        return n + 1
+
+    @cuda.jit
+    def named(x, out):
+        kept, over_int64 = cuda.threadIdx.x, 3
+        total = named_1(kept) + over_int64
+        for i in range(x[kept]):
+            total += i
+        total_of = out
+        cuda.syncthreads()
+        total_of[kept] = total + KEPT + recursive(kept) + named_block(kept)
+
     x, out = np.arange(4), np.zeros(4, np.int64)
     assert simulate(named, engine="native")[1, 4](x, out).notes == ("by fission",)
     assert out.tolist() == [4 * t + t * (t - 1) // 2 + 10 for t in range(4)]
