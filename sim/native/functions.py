@@ -8,7 +8,6 @@ import re
 from dataclasses import fields
 from types import CellType, CodeType, FunctionType, ModuleType
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -16,7 +15,6 @@ from numba.extending import intrinsic
 
 from sim.isa.functions import BITS, LLVM, SAME, UNASSUMING, VALUE, Function, Tabulated
 from sim.isa.promotion import INTEGRAL
-from sim.isa.table import INSTRUCTIONS
 from sim.native.internal import always, intrinsic_of
 from sim.native.scalars import converted, numba_type_of, scalar_of
 from sim.native.vocabulary import in_text, offering
@@ -51,11 +49,6 @@ def is_above_zero(numba_type):
 
 
 __getattr__ = offering(__name__, lambda entry, maker: function_of(entry))
-
-
-def conversion(dtype):
-    """The function that converts a number to a dtype."""
-    return function_of(INSTRUCTIONS[f"numpy.{np.dtype(dtype).name}"])
 
 
 def typed_call(typing, version, given):
