@@ -64,10 +64,8 @@ def store(x, index, value):
     x[index] = value
 
 
-IN_TEXT = {
-    **{f"atomic_{name}": atomic(entry) for name, entry in ENTRIES.items()},
-    **dict.fromkeys(("cuda_ldca", "cuda_ldcg", "cuda_ldcs", "cuda_ldlu", "cuda_ldcv"), load),
-    **dict.fromkeys(("cuda_stcg", "cuda_stcs", "cuda_stwb", "cuda_stwt"), store),
-}
+WRITING = {f"atomic_{name}": atomic(entry) for name, entry in ENTRIES.items()}
+WRITING |= dict.fromkeys(("cuda_stcg", "cuda_stcs", "cuda_stwb", "cuda_stwt"), store)
+IN_TEXT = WRITING | dict.fromkeys(("cuda_ldca", "cuda_ldcg", "cuda_ldcs", "cuda_ldlu", "cuda_ldcv"), load)
 globals().update(IN_TEXT)
 OFFERED = set(IN_TEXT)

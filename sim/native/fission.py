@@ -91,7 +91,7 @@ class Fission(Computable):
 
     def threads(self, at):
         """The loop over the threads of a block, or of a warp, that are still there."""
-        over = "range(threads)" if at == BLOCK else "lanes_of(warp, threads)"
+        over = "range(threads)" if at == BLOCK else "range(32 * warp, min(32 * warp + 32, threads))"
         return [
             f"for thread in {over}:",
             *(["    if has_returned(state, thread):", "        continue"] if self.ends else []),

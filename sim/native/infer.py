@@ -1,13 +1,14 @@
 """Which types Numba gives to the variables of a lowered kernel."""
 
 import functools
+import inspect
 
 from numba import types
 from numba.core import compiler
 from numba.core.compiler_machinery import AnalysisPass, register_pass
 from numba.core.registry import cpu_target
 from numba.core.typed_passes import NopythonTypeInference
-from numba.core.typing.templates import AbstractTemplate, signature
+from numba.core.typing.templates import signature
 
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
 from sim.native.internal import intrinsic_of
@@ -69,21 +70,12 @@ def only_typed(function):
     """A stand-in for a device function that has types and no code: what else would be compiled only to be
     typed."""
 
-    def stand_in():
-        raise NotImplementedError
-
     @functools.cache  # Numba asks several times
-    def signature_for(*arguments):
-        return signature(inferred(function, arguments)[RESULT], *arguments)
+    def typed(typing, *given):
+        return signature(inferred(function, given)[RESULT], *given), None
 
-    class Template(AbstractTemplate):
-        key = stand_in
-
-        def generic(self, arguments, keywords):
-            return signature_for(*map(types.unliteral, arguments))
-
-    cpu_target.typing_context.insert_global(stand_in, types.Function(Template))
-    return stand_in
+    count = len(inspect.signature(function).parameters)
+    return intrinsic_of(function.__name__, [f"x{position}" for position in range(count)], typed)
 
 
 # --- what a kernel waits for, as far as its type goes -------------------------------------------------------

@@ -52,7 +52,7 @@ def log_warp(state, place, warp, threads):
 
 
 @always
-def branch(state, test, thread, place):
+def branch(state, test, place):
     """What a thread decides at a branch."""
     append(state, place << PLACE_SHIFT | (1 if test else 0))
     return test

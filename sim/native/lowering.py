@@ -132,7 +132,7 @@ class Lowering(Calls):
         site = self.number("branch", node.test) if self.module.counted else None
         node = self.generic_visit(node)
         if site:
-            given = [self.as_name("state", node), node.test, self.as_name("thread", node), site]
+            given = [self.as_name("state", node), node.test, site]
             node.test = self.call("branch", given, node.test)
         return node
 

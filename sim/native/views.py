@@ -16,8 +16,6 @@ from sim.native.arrays import Array, GuardedType, ReferenceType, packed, product
 from sim.native.elements import I64, codes_of, column, column_type, field, index_value, parts_of
 from sim.native.scalars import dtype_of
 
-OFFERED = set()
-
 
 def number(x):
     return int64

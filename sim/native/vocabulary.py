@@ -9,7 +9,6 @@ HOMES = (
     "sim.native.threads",
     "sim.native.regions",
     "sim.native.elements",
-    "sim.native.views",
     "sim.native.logged",
     "sim.native.atomics",
     "sim.native.halves",

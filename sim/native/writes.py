@@ -2,9 +2,8 @@
 
 import ast
 
+from sim.native.atomics import WRITING
 from sim.native.variables import assigned
-
-STORES = "cuda_stcg", "cuda_stcs", "cuda_stwb", "cuda_stwt"
 
 
 class Writes:
@@ -38,7 +37,7 @@ class Writes:
 
     def of_call(self, node):
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name.startswith("atomic_") or name in STORES:
+        if name in WRITING:
             return names_in(node.args[0])
         if name in self.variables:  # a function that came as an argument
             return {root for argument in node.args for root in names_in(argument)}
