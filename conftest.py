@@ -3,6 +3,7 @@ the longest tests, and a loud word where there is no GPU."""
 
 import gc
 import os
+import sys
 from argparse import ArgumentTypeError
 from importlib.util import find_spec
 from itertools import compress
@@ -15,6 +16,7 @@ from hypothesis import settings
 from nbval.plugin import IPyNbCell
 from xdist.scheduler import LoadFileScheduling
 
+import forked_kernels
 from course.doctor import gpu_names
 
 GPUS = gpu_names()
@@ -68,6 +70,8 @@ def pytest_configure(config):
     }
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"  # each core has a worker of its own
+    if sys.platform == "linux" and not GPUS:
+        forked_kernels.install()
 
 
 def is_in(part, nodeid):

@@ -62,7 +62,10 @@ def shared_bytes(ptx):
     return sum(map(int, re.findall(r"\.shared .*\[(\d+)\];", ptx)))
 
 
-LONG = {"latent_backward", "multi_token_backward", "multi_token_decode"}  # 20 s of CPU per architecture
+LONG = {
+    *("latent_backward", "latent_decode"),
+    *("multi_token_forward", "multi_token_backward", "multi_token_decode"),
+}  # 25 s of CPU per architecture
 
 
 def variants():

@@ -67,7 +67,7 @@ def launched(kernel, seed, engine):
 
 @pytest.fixture(
     params=[
-        pytest.param(seed, marks=[] if ASKED or place < 3 else [pytest.mark.nightly])
+        pytest.param(seed, marks=[] if ASKED or place < 2 else [pytest.mark.nightly])
         for place, seed in enumerate(SEEDS)
     ]
 )

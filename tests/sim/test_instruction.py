@@ -212,9 +212,8 @@ def all_of_numba(x, out):
 @pytest.mark.parametrize(
     "kind",
     [
-        "int8",
         "float32",
-        *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("uint32", "int64", "float64")),
+        *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("int8", "uint32", "int64", "float64")),
     ],
 )
 def test_interpreted_and_compiled(kind):

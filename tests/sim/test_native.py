@@ -175,7 +175,7 @@ def launched(name, **options):
 # Each kind of launch has machine code of its own: checked launches of all kernels run on each push.
 BARE = pytest.param((), id="bare", marks=pytest.mark.nightly)
 SOME = [
-    pytest.param(name, marks=[pytest.mark.nightly] if place % 3 else []) for place, name in enumerate(CASES)
+    pytest.param(name, marks=[pytest.mark.nightly] if place % 4 else []) for place, name in enumerate(CASES)
 ]
 
 

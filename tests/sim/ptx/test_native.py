@@ -27,7 +27,7 @@ def told(report):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.nightly] if place % 4 and name not in LEFT else [])
+        pytest.param(name, marks=[pytest.mark.nightly] if place % 8 and name not in LEFT else [])
         for place, name in enumerate(CASES)
     ],
 )  # by the interpreter all run on each push (test_cuda_cpp.py)
