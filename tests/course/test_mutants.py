@@ -12,6 +12,7 @@ SEEDS = 1, 2, 3
 # A push takes the first mutants of an exercise and each twelfth of the others; of all right answers
 # each twentieth: notebooks run the solutions' checks.
 FIRST, OTHERS, RIGHT = 2, 12, 20
+LONG = {"ex12_4"}  # 8 CPU s
 BOOKS = {
     path.stem: runpy.run_path(str(path))
     for path in sorted((Path(__file__).parent / "mutants").glob("lesson*.py"))
@@ -32,7 +33,7 @@ RIGHTS = [
         name,
         answer,
         id=f"{name}: right answer {place}",
-        marks=[pytest.mark.nightly] if number % RIGHT else [],
+        marks=[pytest.mark.nightly] if number % RIGHT or name in LONG else [],
     )
     for number, (name, place, answer) in enumerate(
         (name, place, answer)

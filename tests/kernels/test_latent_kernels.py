@@ -27,9 +27,8 @@ from kernels.latent_forward import latent_forward
 from kernels.launch import simulated
 
 gpu = pytest.mark.gpu
-# what a small run shares: one width, so that three kernels are compiled
+# of one width, so that one kernel is compiled
 SAMPLE = [shape for shape in SHAPES if max(shape.d, shape.latent) <= 32][::2]
-ON_A_CPU = [shape if shape in SAMPLE else pytest.param(shape, marks=pytest.mark.nightly) for shape in SHAPES]
 
 
 def simulator(*launch, **options):
@@ -89,7 +88,17 @@ def test_tiny_shapes_under_every_seed(shape, engine, few):
     assert all(torch.equal(a, b) for answer in answers for a, b in zip(answer, answers[0]))
 
 
-@pytest.mark.parametrize("shape", [*TINY, *ON_A_CPU], ids=str)
+@pytest.mark.parametrize("shape", [*TINY, *SAMPLE], ids=str)
+def test_the_forward_pass_compiled(shape):
+    tensors = inputs(shape)
+    terms = shape.alpha, shape.window, shape.causal
+    got = latent_forward(*tensors[:5], *terms, n=shape.n, run=native)
+    errors = relative_errors(got, reference(shape, *tensors))
+    assert right(errors), errors
+
+
+@pytest.mark.nightly  # the kernels of the backward pass take 20 CPU s to compile
+@pytest.mark.parametrize("shape", [*TINY, *SHAPES], ids=str)
 def test_compiled(shape):
     is_right(shape, run=native)
 

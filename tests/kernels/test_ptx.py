@@ -133,7 +133,7 @@ TENSOR_CORES = [  # each on a push with the first of its sizes
     pytest.param(
         gradients, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)], marks=pytest.mark.nightly
     ),
-    (decode, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)]),
+    pytest.param(decode, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)], marks=pytest.mark.nightly),
     pytest.param(latent, [(64,), (128,)], marks=pytest.mark.nightly),
 ]
 
