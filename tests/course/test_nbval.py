@@ -37,7 +37,7 @@ def run_nbval(*notebooks):
         str(ROOT / "pyproject.toml"),
         f"--rootdir={ROOT}",
         "-o",
-        "pythonpath=.",
+        "pythonpath=. tests/course",
         "-p",
         "conftest",
         "-p",
