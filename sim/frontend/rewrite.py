@@ -37,7 +37,7 @@ def class_of(type_):
     """The class of all numbers of this type where fibers run; None where it is not sure."""
     if is_float(type_) or type_ == UINT64:
         return type_.scalar
-    return int if isinstance(type_, Number) and type_.scalar is int else None
+    return int if bits(type_) is not None and type_.scalar is int else None
 
 
 class Rewriter(Accesses):

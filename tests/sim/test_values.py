@@ -405,3 +405,16 @@ def test_a_complex_number_divided_by_zero_ends_the_launch(engine):
         simulate(complex_quotients, engine=engine)[1, 1](
             np.zeros(1, complex), np.ones(1, complex), np.zeros(1, complex)
         )
+
+
+@cuda.jit
+def narrow_in_a_wide_variable(out, n):
+    count = n
+    if n > 1:
+        count = cuda.syncthreads_count(n)
+    out[0], out[1] = count * 3000000000, count * count * count * count * count * count * count
+
+
+def test_a_variable_of_64_bits_may_hold_a_number_of_32():
+    wanted = [28 * 3000000000, 28**7]
+    assert by_both(narrow_in_a_wide_variable, np.zeros(2, np.int64), 2, threads=28) == wanted
