@@ -122,7 +122,9 @@ class Function(Entry):
         def of_two(x, y):
             return forms[type(x), type(y)](x, y)
 
-        def of_more(*given):
+        def of_more(*given, **named):
+            if named:
+                given = inspect.signature(self.meaning).bind(*given, **named).args
             return forms[*map(type, given)](*given)
 
         made = {1: of_one, 2: of_two}.get(self.count, of_more)
