@@ -18,7 +18,8 @@ from sim.isa.vectors import VECTORS
 from sim.memory.atomics import Atomic
 from sim.memory.transfer import OfArrays
 
-OF_NUMBA = [*warps.OF_NUMBA, *barriers.OF_NUMBA]  # entries under their names in numba.cuda
+# entries under their names in numba.cuda
+OF_NUMBA = [*warps.OF_NUMBA, *barriers.OF_NUMBA, *integers.ENTRIES.values()]
 
 
 class Declaration:
@@ -143,8 +144,6 @@ def of_memory(scheduler, operation):
 
 for _name, _vector in VECTORS.items():
     setattr(Cuda, _name, _vector)
-for _name in ("popc", "clz", "ffs", "brev", "fma", "cbrt", "selp"):
-    setattr(Cuda, _name, staticmethod(getattr(integers, _name)))
 for _name in ("ldca", "ldcg", "ldcs", "ldlu", "ldcv"):
     setattr(Cuda, _name, staticmethod(lambda array, index: array[index]))
 for _name in ("stcg", "stcs", "stwb", "stwt"):

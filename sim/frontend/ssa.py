@@ -11,7 +11,7 @@ import operator
 import numpy as np
 
 from sim.frontend.names import MISSING
-from sim.frontend.tree import COMPARISONS, is_number
+from sim.frontend.tree import COMPARISONS, is_literal
 
 OPAQUE = (ast.Try, ast.With, ast.Match, ast.Global, ast.Nonlocal, ast.Delete)
 OPAQUE += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -246,7 +246,7 @@ class Versions:
         if version is not None:
             plain = version.incoming is None and version.source[0] == "value" and version.source[2] == ()
             return self.known(version.source[1]) if plain else MISSING
-        if isinstance(node, ast.UnaryOp) and is_number(node):
+        if isinstance(node, ast.UnaryOp) and is_literal(node):
             return eval(ast.unparse(node), {})
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             owner = self.known(node.value)

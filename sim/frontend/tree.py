@@ -104,7 +104,7 @@ class Fold(ast.NodeTransformer):
 
     def visit_BinOp(self, node):
         node = self.generic_visit(node)
-        if not (is_number(node.left) and is_number(node.right)):
+        if not (is_literal(node.left) and is_literal(node.right)):
             return node
         code = compile(ast.Expression(node), "literals", "eval")
         if any(done.opname.startswith(("BINARY", "UNARY")) for done in dis.get_instructions(code)):
@@ -118,7 +118,7 @@ class Fold(ast.NodeTransformer):
         return literal
 
 
-def is_number(node):
+def is_literal(node):
     """Whether a node is a literal number, with a sign or without."""
     match node:
         case ast.Constant(bool() | int() | float()) | ast.UnaryOp(_, ast.Constant(bool() | int() | float())):

@@ -68,10 +68,8 @@ for _function in (
     bits.two_halves,
 ):  # fmt: skip
     HELPERS[_function.__name__] = _function
-CALLED, PAIRS = (
-    {},
-    {},
-)  # a helper's name -> the entry of the table; -> (expression, operands, PTX type) of halves
+CALLED = {}  # a helper's name -> the entry of the table
+PAIRS = {}  # a helper's name -> (expression of halves, how many operands, their PTX type)
 OWN = {}  # name's first part -> what makes an Operation of a Name, or None
 
 

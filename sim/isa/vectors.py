@@ -50,22 +50,14 @@ class Vector:
 
 def vector_types():
     """{name: type} of every vector type under all its names."""
-    types, named = (
-        {},
-        [(f"{name}x", np.dtype(name)) for name in SEPARATED]
-        + [(name, np.dtype(scalar)) for name, scalar in SCALARS.items()],
-    )
-    for name, dtype in named:
+    named = {f"{name}x": name for name in SEPARATED} | SCALARS
+    types = {}
+    for name, dtype in zip(named, map(np.dtype, named.values())):
         for count in (1, 2, 3, 4):
-            members = {
-                "__slots__": (),
-                "names": "xyzw"[:count],
-                "dtype": dtype,
-                "convert": staticmethod(cast(dtype)),
-            }
-            types[f"{name}{count}"] = types.get(f"{dtype.name}x{count}") or type(
-                f"{name}{count}", (Vector,), members
-            )
+            members = {"__slots__": (), "names": "xyzw"[:count], "dtype": dtype}
+            made = types.get(f"{dtype.name}x{count}") or type(f"{name}{count}", (Vector,), members)
+            made.convert = staticmethod(cast(dtype))
+            types[f"{name}{count}"] = made
     return types
 
 
