@@ -107,10 +107,10 @@ class Place:
         """How many elements behind the first; `lost`: the block where code goes on if there is no such
         element."""
         builder, axes, sides = self.builder, range(self.x.ndim), self.array.of_axes(self.array.side)
-        inside = [builder.icmp_unsigned("<", *of) for of in zip(self.given, sides)]
+        there = [builder.icmp_unsigned("<", *of) for of in zip(self.given, sides)]
         before, odd = builder.block, builder.append_basic_block("odd")
         here = builder.append_basic_block("here")
-        builder.cbranch(reduce(builder.and_, inside), here, odd).set_weights([99, 1])
+        builder.cbranch(reduce(builder.and_, there), here, odd).set_weights([99, 1])
         builder.position_at_end(odd)
         state, wraps = self.array.members.state, I64(int(self.x.watch == BARE))
         places = [self.array.call(looked_at, *of, state, wraps) for of in zip(self.given, sides)]
@@ -131,13 +131,13 @@ class Place:
 
     def log(self):
         """Write down an access, if there is such an element."""
-        builder, inside, places = self.builder, ir.IntType(1)(1), []
+        builder, there, places = self.builder, ir.IntType(1)(1), []
         for axis, place in enumerate(self.given):
             side = self.array.side(axis)
             below = builder.icmp_signed("<", place, I64(0))  # counted from the end
             places.append(builder.select(below, builder.add(place, side), place))
-            inside = builder.and_(inside, builder.icmp_unsigned("<", places[axis], side))
-        with builder.if_then(inside):
+            there = builder.and_(there, builder.icmp_unsigned("<", places[axis], side))
+        with builder.if_then(there):
             address = builder.ptrtoint(self.array.pointer(self.flat(places)), I64)
             size = dtype_of(self.x.dtype).itemsize.bit_length() - 1
             what = I64(self.x.place << PLACE_SHIFT | size << SIZE_SHIFT)
