@@ -23,10 +23,10 @@ OF_NUMBA = [*warps.OF_NUMBA, *barriers.OF_NUMBA, *integers.ENTRIES.values()]
 
 
 class Declaration:
-    """`cuda.shared` or `cuda.local`: a name with an `array` in it."""
+    """`cuda.shared` or `cuda.local`: a name with an `array` in it; `maker` of those of one place."""
 
-    def __init__(self, declare):
-        self.declare = declare
+    def __init__(self, declare, maker=None):
+        self.declare, self.maker = declare, maker
 
     def array(self, shape, dtype, alignment=None):
         return self.declare(shape, as_dtype(dtype), sys._getframe(1), alignment)
@@ -44,7 +44,8 @@ class Cuda:
         self.scheduler, self.context = scheduler, scheduler.context
         self.threadIdx, self.blockIdx = scheduler.thread_index, scheduler.block_index
         self.blockDim, self.gridDim = Dim3(*block), Dim3(*grid)
-        self.shared, self.local = Declaration(declarations.shared), Declaration(declarations.local)
+        self.shared = Declaration(declarations.shared)
+        self.local = Declaration(declarations.local, declarations.local_maker)
         self.atomic = Atomic(scheduler)
         self.syncthreads = plain_barrier(self.context, declarations)
         all_blocks = SimpleNamespace(sync=lambda: meet(scheduler, GRID, sys._getframe(1)))

@@ -26,7 +26,7 @@ from sim.isa import mathematics, operations
 from sim.isa.conversions import domain
 from sim.isa.table import INSTRUCTIONS, SUSPENDING, YIELDING
 from sim.memory.accessors import accessors
-from sim.memory.array import MAX_FAST_RANK, Array, Record, zip_
+from sim.memory.array import MAX_FAST_RANK, Record, array_at, zip_
 from sim.memory.declared import Declarations
 from sim.memory.spaces import AddressSpace, argument_array, bind_arguments, named_leaves, of_parts
 from sim.retrial import Retrial
@@ -161,7 +161,7 @@ def bound(context, name, value, arrays, places):
         return of_parts(value, (bound(context, f"{name}[{i}]", one, arrays, places) for i, one in parts))
     if name in arrays:
         array, (allocation, offset) = arrays[name], places[name]
-        held = Array(context, allocation, offset, array.dtype, array.shape, array.strides, name)
+        held = array_at(context, allocation, offset, array.dtype, array.shape, array.strides, name)
         return Record(held, ()) if isinstance(value, np.void) else held
     # clz and popc count in the width of a narrow integer
     if value is None or isinstance(value, (Enum, np.int8, np.int16, np.int32)):

@@ -22,7 +22,7 @@ class Judge:
             self.look_at(allocation.root)
         for block in context.live:
             for held in block.shared.values():
-                self.look_at(getattr(getattr(held, "allocation", held), "root", None))
+                self.look_at(getattr(held, "root", None))
         self.others = self.elsewhere()
 
     def nothing_changes(self, site, frame):
@@ -60,8 +60,8 @@ class Judge:
         if isinstance(value, tuple):
             return tuple(map(self.value, value))
         if hasattr(value, "allocation"):
-            self.look_at(value.allocation.root)
-            return id(value.allocation), value.offset, value.shape
+            self.look_at(value.root)
+            return id(value.root), value.offset, value.shape
         return repr(value) if isinstance(value, (int, float, complex, np.generic)) else id(value)
 
     def look_at(self, root):

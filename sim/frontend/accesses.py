@@ -9,7 +9,7 @@ from sim.events import LOAD, SITE_SHIFT, SITES, STORE
 from sim.frontend.resolve import GEOMETRY, stands_for
 from sim.frontend.rounds import counting
 from sim.frontend.tree import from_end, indices_of, is_of_shape
-from sim.frontend.types import ANY, ArrayType, Number, View, bits
+from sim.frontend.types import ANY, ArrayType, Number, Record, View, bits
 from sim.memory.array import FromEnd
 
 PREFIX = "__sim_"  # of every name that the rewritten kernel gets from us
@@ -45,7 +45,7 @@ class Accesses(ast.NodeTransformer):
     def __init__(self, source, types, heard):
         self.source, self.types, self.heard = source, types, heard
         self.unassigned = set()  # ids of the Names whose variable may have no value yet
-        self.constants, self.calls, self.temporaries = {}, {}, 0
+        self.constants, self.calls, self.makers, self.temporaries = {}, {}, {}, 0
         self.counting = counting(source)
 
     # --- building blocks ------------------------------------------------------------------------------------
@@ -97,14 +97,36 @@ class Accesses(ast.NodeTransformer):
     def visit_Subscript(self, node):
         node = self.joined(node)
         indices = self.indices(node)
-        if indices is None or not isinstance(node.ctx, ast.Load):
+        if is_of_shape(node) or not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
         site = self.site("load", node)
+        if indices is None or isinstance(self.types.of(node.value), Record):
+            return self.call("load_any", [*self.of_any_form(node), site], node)
         type_ = self.array_type(node.value, len(indices))
         if type_ is not None and all(map(self.repeatable, indices)):
             return self.inlined(node.value, indices, site.value, type_, INLINED_LOAD)[0].value
         arguments = [self.visit(node.value), *map(self.visit, indices), site]
         return self.call(f"load{len(indices)}", arguments, node)
+
+    def of_any_form(self, node):
+        """What load_any and store_any take of a Subscript, or of a record's attribute: the array or record,
+        and a tuple of indices."""
+        parts = [ast.Constant(node.attr)] if isinstance(node, ast.Attribute) else indices_of(node)
+        index = ast.Tuple([self.visit(part) for part in parts], ast.Load())
+        return self.visit(node.value), ast.copy_location(index, node)
+
+    def visit_Attribute(self, node):
+        """A field of a record."""
+        if not isinstance(node.ctx, ast.Load) or not isinstance(self.types.of(node.value), Record):
+            return self.generic_visit(node)
+        return self.call("load_any", [*self.of_any_form(node), self.site("load", node)], node)
+
+    def visit_Slice(self, node):
+        ends = [
+            part or ast.copy_location(ast.Constant(None), node)
+            for part in (node.lower, node.upper, node.step)
+        ]
+        return self.call("slice", [*map(self.visit, ends)], node)
 
     def array_type(self, node, rank):
         """The type of the array of `rank` dimensions that `node` surely holds; ANY if it may; else None."""
@@ -200,11 +222,12 @@ class Accesses(ast.NodeTransformer):
 
     def store(self, target, value):
         """The statements that store `value`, rewritten already, at the Subscript `target`."""
-        target = self.joined(target)
-        indices = self.indices(target)
+        field = isinstance(self.types.of(target.value), Record)
+        target = target if field else self.joined(target)
+        indices = None if field else self.indices(target)
         if indices is None:
-            target = self.generic_visit(target)
-            return [ast.copy_location(ast.Assign([target], value), target)]
+            arguments = [*self.of_any_form(target), value, self.site("store", target)]
+            return [ast.copy_location(ast.Expr(self.call("store_any", arguments, target)), target)]
         type_ = self.array_type(target.value, len(indices))
         if type_ is not None and all(map(self.repeatable, indices)):
             held = self.temporary(target)
@@ -216,6 +239,8 @@ class Accesses(ast.NodeTransformer):
         return [ast.copy_location(ast.Expr(self.call(f"store{len(indices)}", arguments, target)), target)]
 
     def visit_Assign(self, node):
-        if isinstance(node.targets[0], ast.Subscript):
+        target = node.targets[0]
+        field = isinstance(target, ast.Attribute) and isinstance(self.types.of(target.value), Record)
+        if field or isinstance(target, ast.Subscript):
             return self.store(node.targets[0], self.visit(node.value))
         return self.generic_visit(node)

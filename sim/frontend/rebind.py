@@ -93,7 +93,8 @@ class Code:
     def __init__(self, function, parameters, heard, block):
         source = source_of(function)
         self.rewritten = source is not None
-        self.constants, self.calls, self.used = {}, {}, set(names_in(function.__code__))
+        self.constants, self.calls, self.makers = {}, {}, {}
+        self.used = set(names_in(function.__code__))
         self.code, self.loops, self.synchronizes, self.stores = function.__code__, True, False, False
         self.counts_rounds, self.in_steps, self.compared = False, None, set()
         if self.rewritten:
@@ -115,7 +116,7 @@ class Code:
         unset += ast.parse(f"{ROUNDS} = ()").body if self.counts_rounds else []
         body = [statement for part in tree.body for statement in as_list(rewriter.visit(part))]
         tree.body = [*located(unset, tree), *body]
-        self.constants, self.calls = rewriter.constants, rewriter.calls
+        self.constants, self.calls, self.makers = rewriter.constants, rewriter.calls, rewriter.makers
         free = function.__code__.co_freevars
         # a function that calls itself by its global name
         outside = [] if tree.name in free else [ast.Global([tree.name])]
@@ -203,6 +204,8 @@ class Binder:
             value = names.value(name) if name not in names.free else MISSING
             if value is not MISSING:
                 namespace[name] = self.rebound(value)
+        for name, declared in code.makers.items():
+            namespace[name] = self.dialect.local.maker(*declared)
         for name, (path, given) in code.calls.items():
             called = names.resolve(path)
             given = given if only_signature(called) is None else ()

@@ -13,7 +13,7 @@ import numpy as np
 from sim.engine.grid import ROUNDS
 from sim.frontend.accesses import PREFIX, Accesses
 from sim.frontend.names import is_number
-from sim.frontend.resolve import BUILTIN, PYTHON_TYPES, builtin_called, stands_for
+from sim.frontend.resolve import BUILTIN, DECLARATION, PYTHON_TYPES, builtin_called, stands_for
 from sim.frontend.tree import BINARY, COMPARISONS, UNARY, Apart, located, torn
 from sim.frontend.types import UINT64, Number, bits, is_float, join
 from sim.isa.conversions import cast
@@ -42,7 +42,8 @@ def class_of(type_):
 
 class Rewriter(Accesses):
     """Prints one Source. `calls` collects the names that stand for device functions: {name: (expression,
-    types of its parameters)}."""
+    types of its parameters)}, `makers` those for declarations of local memory: {name: (site, shape, dtype)}.
+    """
 
     def take_apart(self, statements):
         """Give each type of a variable a name of its own."""
@@ -190,6 +191,8 @@ class Rewriter(Accesses):
         """`abs`, `cuda.clz` and the like look at the width of their operand's type, which an int has lost:
         `clz(a[i])` becomes `clz(int32(a[i]))`."""
         called = stands_for(node.func)
+        if getattr(node, "calls", None) == DECLARATION:
+            return self.declaration(node)
         if builtin_called(node) == "isinstance" and len(node.args) == 2:
             return self.is_instance(node)
         if self.is_item_of_number(node):
@@ -216,6 +219,16 @@ class Rewriter(Accesses):
         narrow = NARROW if by_width else SHORT
         node.args = [self.sized(argument, type_, narrow) for argument, type_ in zip(node.args, types_)]
         return node
+
+    def declaration(self, node):
+        """Local memory of which the text says all has a maker of its own."""
+        dtype = stands_for(node.declares.dtype).dtype
+        shape = self.types.versions.shape(node.declares.shape)
+        if node.declares.space != "local" or dtype is None or dtype.hasobject or shape is None:
+            return self.generic_visit(node)
+        name = self.name(f"local{len(self.makers)}", node)
+        self.makers[name.id] = self.site("call", node).value, shape, dtype
+        return ast.copy_location(ast.Call(name, [], []), node)
 
     # --- branches -------------------------------------------------------------------------------------------
 

@@ -243,4 +243,12 @@ def part(type_, position):
     if isinstance(type_, tuple):
         alike = len({one.scalar if isinstance(one, Number) else one for one in type_}) == 1
         return functools.reduce(join, type_) if alike else ANY
-    return type_.element if isinstance(type_, ArrayType | View) and type_.rank == 1 else ANY
+    return row(type_) if isinstance(type_, ArrayType | View) else ANY
+
+
+def row(array):
+    """The type of what an array of this type holds along its first axis."""
+    if array.rank == 1:
+        return array.element
+    is_view, rank = isinstance(array, View), array.rank - 1
+    return View(array.element, rank) if is_view else replace(array, rank=rank, shape=None)

@@ -71,7 +71,7 @@ def template(logged, local):
 
 
 INTEGERS = frozenset(np.dtype(letter).type for letter in np.typecodes["AllInteger"])
-BUILTINS = {own.__name__: own for own in (type, int, TypeError, ValueError, OverflowError)}
+BUILTINS = {own.__name__: own for own in (type, int, slice, TypeError, ValueError, OverflowError)}
 CODE = {
     (logged, local): compile(template(logged, local), "<accessors>", "exec")
     for logged, local in ((False, False), (True, False), (True, True))

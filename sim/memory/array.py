@@ -3,9 +3,9 @@ usual ones, which are fast, stand in sim.memory.accessors."""
 
 import functools
 import itertools
+import math
 import operator
 from dataclasses import dataclass
-from math import prod
 from types import EllipsisType, NoneType
 
 import numpy as np
@@ -15,26 +15,29 @@ from sim.isa.conversions import cast, domain
 from sim.memory.methods import MAX_FAST_RANK, Methods
 from sim.memory.spaces import poison
 
+WORDS = {1: "b", 2: "h", 4: "i", 8: "q"}  # integers of so many bytes, to a memoryview
 PARTS = slice, EllipsisType, NoneType  # what may stand in the index of a view; None is a new axis
 
 
 class Array(Methods):
-    """A view of an allocation, an ndarray to a kernel: `offset` and `strides` in bytes."""
+    """A view of an allocation, an ndarray to a kernel: `offset` and `strides` in bytes. `root`: the memory
+    itself, the allocation's or what one block or thread has of it. `marks`: None, or of local memory, if a
+    tool asks, what its thread has written: a list with -1 for each such element, else 0; where several views
+    share it a bytearray with 255 for each such byte."""
 
     __slots__ = (
-        *"allocation offset dtype shape strides ndim size name context data cells written code shift".split(),
-        *"writable views whole".split(),
+        *"allocation root offset dtype shape strides ndim size name context data cells written code".split(),
+        *"shift marks writable views whole".split(),
         *(f"{letter}{axis}" for letter in "ns" for axis in range(MAX_FAST_RANK)),
     )
     wraps = True  # whether a negative index counts from the end
 
-    def __init__(self, context, allocation, offset, dtype, shape, strides, name, address=None):
-        self.context, self.allocation, self.offset, self.dtype = context, allocation, offset, dtype
-        self.shape, self.strides, self.name = tuple(shape), tuple(strides), name
-        self.writable, self.views, self.whole = allocation.writable, None, None
-        layout = layout_of(dtype, self.shape, self.strides, allocation.written is not None)
-        self.ndim, self.size, self.shift = layout.ndim, layout.size, layout.shift
-        self.code = (self.shift << ADDRESS_BITS) + (allocation.base + offset if address is None else address)
+    def __init__(self, context, allocation, root, offset, layout, name, address, marks=None):
+        self.context, self.allocation, self.root, self.offset = context, allocation, root, offset
+        self.dtype, self.shape, self.strides = layout.dtype, layout.shape, layout.strides
+        self.ndim, self.size, self.shift, self.name = layout.ndim, layout.size, layout.shift, name
+        self.writable, self.marks, self.views, self.whole = allocation.writable, marks, None, None
+        self.code = (layout.shift << ADDRESS_BITS) + address
         self.__class__ = layout.array
         if layout.span is not None:
             self.prepare_fast_access(layout)
@@ -45,7 +48,8 @@ class Array(Methods):
         for name, value in layout.axes:
             setattr(self, name, value)
         end = self.offset + layout.span
-        memory = self.allocation.root[self.offset : end].view(self.dtype)
+        memory = self.root if layout.span == self.root.size else self.root[self.offset : end]
+        memory = memory.view(layout.dtype)
         if not self.writable:
             memory.flags.writeable = False
         # A memoryview gives a Python int or bool, as wide signed integers and booleans are inside a kernel;
@@ -53,16 +57,16 @@ class Array(Methods):
         # as the CPU does; then `cast` converts as the GPU does.
         self.cells = memoryview(memory) if layout.whole else memory
         self.data = self.cells if layout.wide else memory
-        if self.allocation.written is not None:
-            # -1: every byte of the element
-            bytes_written = self.allocation.written[self.offset : end]
-            self.written = memoryview(bytes_written.view(f"i{self.dtype.itemsize}"))
+        if type(self.marks) is list:
+            self.written = self.marks
+        elif self.marks is not None:  # -1: every byte of the element
+            self.written = memoryview(self.marks)[self.offset : end].cast(WORDS[layout.dtype.itemsize])
 
     @property
     def numpy(self):
         """The same memory as an ndarray."""
         if self.whole is None:
-            self.whole = np.ndarray(self.shape, self.dtype, self.allocation.root, self.offset, self.strides)
+            self.whole = np.ndarray(self.shape, self.dtype, self.root, self.offset, self.strides)
         return self.whole
 
     # --- the general path -----------------------------------------------------------------------------------
@@ -97,22 +101,27 @@ class Array(Methods):
         """Write every element: the same number, or those of an array, broadcast as by numpy."""
         if isinstance(value, Array):
             numbers = np.empty(value.shape, object)
-            for inner in np.ndindex(value.shape):
-                numbers[inner] = value.load(inner, self.context.site("load"))
+            numbers.flat = list(value.elements())
             value = numbers
-        values = np.broadcast_to(np.asarray(value, object), self.shape)
-        for inner in np.ndindex(self.shape):
-            self.store(inner, values[inner], site)
+        values = np.broadcast_to(np.asarray(value, object), self.shape).flat
+        store = self.context.store[self.ndim] if 1 <= self.ndim <= MAX_FAST_RANK else None
+        for place, number in zip(itertools.product(*map(range, self.shape)), values):
+            if store is None:
+                self.store(place, number, site)
+            else:
+                store(self, *place, number, site)
 
     def place(self, index, site, what):
         """What an index means: valid integers, a view (an Array), or None for a refused access."""
+        if slice in map(type, index):
+            return self.part(index)
         if len(index) == self.ndim and all(type(i) is int and 0 <= i < n for i, n in zip(index, self.shape)):
             return index
         if len(index) == 1 and isinstance(index[0], tuple):
             index = index[0]
         if len(index) == 1 and isinstance(index[0], str):
             return self.once(operator.itemgetter, index[0])
-        if len(index) != self.ndim or any(isinstance(i, slice) or i is Ellipsis for i in index):
+        if len(index) != self.ndim or any(i is Ellipsis for i in index):
             return self.part(index)
         indices = tuple(whole(i, self) for i in index)
         if any(not -n <= i < n for i, n in zip(indices, self.shape)):
@@ -124,7 +133,7 @@ class Array(Methods):
 
     def announce(self, place, site, value=None):
         """Log an access off the fast path; local memory must have been written."""
-        if self.allocation.written is not None:
+        if self.marks is not None:
             self.mark(place, site)
         if self.context.log is not None:
             self.context.log.append((site << SITE_SHIFT) + (self.shift << ADDRESS_BITS) + self.address(place))
@@ -133,13 +142,21 @@ class Array(Methods):
 
     def mark(self, place, site):
         """An access to local memory: a store writes the element, all others want it written."""
+        self.share_marks()
         begin = self.offset + sum(i * s for i, s in zip(place, self.strides))
-        written = self.allocation.written[begin : begin + self.dtype.itemsize]
-        if site & 3 != STORE and site not in self.context.overwriting and not written.all():
+        end = begin + self.dtype.itemsize
+        if site & 3 != STORE and site not in self.context.overwriting and self.marks.count(0, begin, end):
             what = "read" if site & 3 == LOAD else "changed"
             self.context.announce("unwritten", self.context.witness(what, site), self.address(place))
         if site & 3 != LOAD:
-            written[:] = 255
+            self.marks[begin:end] = b"\xff" * (end - begin)
+
+    def share_marks(self):
+        """What is written of local memory, by the byte."""
+        if type(self.marks) is list:
+            size = self.dtype.itemsize
+            self.marks = bytearray(np.array(self.marks, np.int8).repeat(size))
+            self.written = memoryview(self.marks).cast(WORDS[size])
 
     def address(self, place):
         """Where the element at `place` is in the simulated address space."""
@@ -147,14 +164,23 @@ class Array(Methods):
 
     def part(self, index):
         """A slice, or a row: another view of the same allocation, as in numpy."""
-        if all(type(i) is int and 0 <= i < n for i, n in zip(index, self.shape)) and len(index) < self.ndim:
-            return self.row(index)
-        return self.derived(self.numpy[tuple(i if isinstance(i, PARTS) else whole(i, self) for i in index)])
-
-    def row(self, index):
-        """The view behind so many whole indices."""
-        moved = sum(i * stride for i, stride in zip(index, self.strides))
-        return self.another(moved, self.dtype, self.shape[len(index) :], self.strides[len(index) :])
+        moved, axes, n = 0, [], len(index)
+        for i, size, stride in zip(index, self.shape, self.strides):
+            if type(i) is slice:
+                start, stop, step = i.indices(size)
+                axes.append((len(range(start, stop, step)), step * stride))
+                moved += start * stride
+            elif type(i) is int and 0 <= i < size:
+                moved += i * stride
+            else:
+                n = math.inf
+        if n > self.ndim:
+            return self.derived(
+                self.numpy[tuple(i if isinstance(i, PARTS) else whole(i, self) for i in index)]
+            )
+        axes += zip(self.shape[n:], self.strides[n:])
+        shape, strides = zip(*axes)
+        return self.another(moved if math.prod(shape) else 0, self.dtype, shape, strides)
 
     def derived(self, array):
         """An Array over `array`, an ndarray that shares this one's memory."""
@@ -163,8 +189,11 @@ class Array(Methods):
 
     def another(self, moved, dtype, shape, strides):
         """Another view of the same allocation, which begins so many bytes further on."""
+        self.share_marks()
+        layout = layout_of(dtype, shape, strides, self.marks is not None)
         offset, address = self.offset + moved, (self.code & ADDRESS_MASK) + moved
-        return Array(self.context, self.allocation, offset, dtype, shape, strides, self.name, address)
+        of_memory = self.context, self.allocation, self.root, offset
+        return Array(*of_memory, layout, self.name, address, self.marks)
 
     def once(self, getter, name):
         """The part that this getter of `operator` gives by this name, made once: a column of records is asked
@@ -280,6 +309,10 @@ class Record:
         return column.store(place, value, site)
 
     def column(self, field):
+        known = (self._array.views or {}).get((operator.itemgetter, field))
+        return self.checked_column(field) if known is None else known
+
+    def checked_column(self, field):
         names = self._array.dtype.names
         name = names[field] if isinstance(field, int) else field
         if name not in names:
@@ -315,6 +348,9 @@ class Layout:
     fast path: the bytes from the first element to the last (`span`), sizes and element strides by name
     (`axes`), and whether their elements are integers or booleans (`whole`), as Python has them (`wide`)."""
 
+    dtype: np.dtype
+    shape: tuple
+    strides: tuple
     ndim: int
     size: int
     shift: int
@@ -328,8 +364,10 @@ class Layout:
 @functools.lru_cache(4096)
 def layout_of(dtype, shape, strides, watched):
     """The Layout of these arrays; `watched`: local memory whose elements know whether they are written."""
-    itemsize, rank, size = dtype.itemsize, len(shape), prod(shape)
+    dtype = np.dtype(dtype.str) if dtype.kind in "iu" else dtype  # longlong is int64
+    itemsize, rank, size = dtype.itemsize, len(shape), math.prod(shape)
     shift = itemsize.bit_length() - 1
+    of_array = dtype, shape, strides, rank, size, shift
     if not (
         1 <= rank <= MAX_FAST_RANK
         and size
@@ -338,13 +376,19 @@ def layout_of(dtype, shape, strides, watched):
         and (itemsize <= 8 or not watched)
         and not dtype.names
     ):
-        return Layout(rank, size, shift, Columns if dtype.names else Array)
+        return Layout(*of_array, Columns if dtype.names else Array)
     span = itemsize + sum((n - 1) * s for n, s in zip(shape, strides))
     axes = [(f"n{axis}", n) for axis, n in enumerate(shape)]
     axes += [(f"s{axis}", s // itemsize) for axis, s in enumerate(strides)]
     wide = dtype.kind == "b" or dtype.kind == "i" and itemsize >= 4
     made = (WATCHED if watched else FAST)[rank]
-    return Layout(rank, size, shift, made, span, tuple(axes), dtype.kind in "biu", wide)
+    return Layout(*of_array, made, span, tuple(axes), dtype.kind in "biu", wide)
+
+
+def array_at(context, allocation, offset, dtype, shape, strides, name):
+    """The view of an allocation that begins at this byte of it."""
+    layout = layout_of(dtype, tuple(shape), tuple(strides), False)
+    return Array(context, allocation, allocation.root, offset, layout, name, allocation.base + offset)
 
 
 def only_read(array):

@@ -34,9 +34,10 @@ class Atomic:
         """Replace array[index] by what the meaning makes of it, wrapped; returns the old element."""
         if not isinstance(array, Array):
             raise TypeError(f"cuda.atomic works on arrays, got {array!r}")
-        site, thread = self._context.site("atomic"), self._context.thread
-        key = site, id(array.allocation), array.offset, index, operands
-        self._scheduler.turn_to_ask(key, sys._getframe(2))
+        frame, thread = sys._getframe(2), self._context.thread
+        site = self._context.site_of(frame, "atomic")
+        key = site, id(array.root), array.offset, index, operands
+        self._scheduler.turn_to_ask(key, frame)
         if entry.overwrites:
             self._context.overwriting.add(site)
         if not array.writable:
@@ -51,14 +52,16 @@ class Atomic:
             )
         memory, convert = array.numpy, to_operand(array.dtype)
         old = memory[place]
-        before = convert(domain(old))
+        given = domain(old)
+        before = convert(given)
         new = entry.meaning(before, *map(convert, operands))
         array.announce(place, site, new)
         memory[place] = cast(array.dtype)(new)
         thread.asked = Question(key, memory, place, old) if new == before else None
-        wrote = not entry.tests or bool(new != before)
-        self._context.event("atomic_done", array.address(place), wrote, "grid")
-        return domain(old)
+        if self._context.listeners["atomic_done"]:
+            wrote = not entry.tests or bool(new != before)
+            self._context.event("atomic_done", array.address(place), wrote, "grid")
+        return given
 
 
 def method(entry):

@@ -8,8 +8,8 @@ import numpy as np
 
 from sim.errors import LaunchError
 from sim.events import SITES
-from sim.memory.array import Array
-from sim.memory.spaces import Allocation, poisoned
+from sim.memory.array import Array, array_at, layout_of
+from sim.memory.spaces import poisoned
 
 
 def constant_array(context, array):
@@ -17,7 +17,7 @@ def constant_array(context, array):
     array, name = np.ascontiguousarray(array), "a global array"
     home = 0, array.itemsize, array.shape, array.strides
     allocation = context.space.add(name, "const", array.reshape(-1).view(np.uint8), home)
-    return Array(context, allocation, 0, array.dtype, array.shape, array.strides, name)
+    return array_at(context, allocation, 0, array.dtype, array.shape, array.strides, name)
 
 
 class Declarations:
@@ -26,7 +26,8 @@ class Declarations:
 
     def __init__(self, context, dynamic_bytes):
         self.context, self.dynamic_bytes = context, dynamic_bytes
-        self.bases = {}  # declaration -> (name, address), the same in every block
+        self.allocations = {}  # declaration -> Allocation, the same in every block
+        self.makers = {}  # declaration -> what makes its local arrays
         self.declared_bytes = {"shared": 0, "local": 0}
         self.kernel_code = None  # in the kernel itself the types of arguments are the same for every thread
 
@@ -43,11 +44,10 @@ class Declarations:
         if array is None and dtype.hasobject:
             array = block.shared[key] = np.empty(shape, object)
         elif array is None:
-            nbytes = prod(shape) * dtype.itemsize
-            name, base = self.place(key, "shared", dtype, shape, frame)
-            allocation = Allocation(name, "shared", poisoned(nbytes, dtype, self.context.poison), base)
+            allocation = self.allocation(key, "shared", dtype, shape, frame)
             allocation.alignment = alignment or 1 << (dtype.alignment - 1).bit_length()
-            array = block.shared[key] = self.array(allocation, dtype, shape)
+            memory = poisoned(allocation.root.size, dtype, self.context.poison)
+            array = block.shared[key] = self.array(allocation, memory, dtype, shape)
         elif array.shape != shape:
             shapes = f"with shape {list(array.shape)} and now with {list(shape)}"
             raise ValueError(f"shared array {array.name} was declared {shapes}; its shape must be a constant")
@@ -57,42 +57,64 @@ class Declarations:
         """A view of the launch's dynamic shared bytes; all of them start at the same byte."""
         shared, shape = self.context.thread.block.shared, (self.dynamic_bytes // dtype.itemsize,)
         if "dynamic" not in shared:
-            name, base = self.place("dynamic", "shared", dtype, shape, frame)
-            poison = self.context.poison
+            allocation, poison = (
+                self.allocation("dynamic", "shared", dtype, shape, frame),
+                self.context.poison,
+            )
             memory = poisoned(self.dynamic_bytes, None if poison is None else dtype, poison)
-            shared["dynamic"] = Allocation(name, "shared", memory, base)
-        return self.array(shared["dynamic"], dtype, shape)
+            shared["dynamic"] = self.array(allocation, memory, dtype, shape)
+        return shared["dynamic"].another(0, dtype, shape, c_strides(shape, dtype))
 
     def local(self, shape, dtype, frame, alignment=None):
         """`cuda.local.array(shape, dtype)`: fresh for each call, private to the running thread."""
         check_dtype(dtype, "local")
-        shape, thread = as_shape(shape), self.context.thread
+        shape = as_shape(shape)
         if dtype.hasobject:
             return np.empty(shape, object)
-        key = id(frame.f_code), frame.f_lasti, shape, dtype.itemsize
-        if key not in self.bases:
-            self.place(key, "local", dtype, shape, frame, copies=len(thread.block.threads))
-        name, base = self.bases[key]
-        nbytes = prod(shape) * dtype.itemsize
-        allocation = Allocation(name, "local", poisoned(nbytes, dtype), base + thread.linear * nbytes)
-        if self.context.heard.unwritten:
-            allocation.written = np.zeros(nbytes, np.uint8)
-        return self.array(allocation, dtype, shape)
+        key = id(frame.f_code), frame.f_lasti, shape, dtype
+        if key not in self.makers:
+            self.makers[key] = self.local_maker(self.context.site_of(frame, "call"), shape, dtype)
+        return self.makers[key]()
 
-    def array(self, allocation, dtype, shape):
-        return Array(self.context, allocation, 0, dtype, shape, c_strides(shape, dtype), allocation.name)
+    def local_maker(self, site, shape, dtype):
+        """What makes an array each time that a thread comes to this declaration of local memory."""
+        context, watched = self.context, self.context.heard.unwritten
+        layout, allocation = layout_of(dtype, as_shape(shape), c_strides(shape, dtype), watched), None
+        nbytes, fast = layout.size * dtype.itemsize, layout.span is not None
+        full = poisoned(nbytes, dtype)
 
-    def place(self, key, space, dtype, shape, frame, copies=1):
-        """(name, address) of a declaration, chosen the first time that any thread meets it."""
-        if key not in self.bases:
-            nbytes = self.dynamic_bytes if key == "dynamic" else prod(shape) * dtype.itemsize
-            if key != "dynamic":
-                self.declared_bytes[space] += nbytes
-                check_sizes(self.context.spec, **self.declared_bytes, dynamic=self.dynamic_bytes)
-            name = declared_name(self.context, frame) or space
-            memory, home = np.empty(nbytes, np.uint8), (0, dtype.itemsize, shape, c_strides(shape, dtype))
-            self.bases[key] = name, self.context.space.add(name, space, memory, home, copies).base
-        return self.bases[key]
+        def make():
+            nonlocal allocation
+            if allocation is None:
+                allocation = self.placed("local", site, dtype, shape, prod(context.block_shape))
+            marks = None
+            if watched:
+                marks = [0] * layout.size if fast else bytearray(nbytes)
+            address = allocation.base + context.thread.linear * nbytes
+            return Array(context, allocation, full.copy(), 0, layout, allocation.name, address, marks)
+
+        return make
+
+    def array(self, allocation, memory, dtype, shape):
+        layout = layout_of(dtype, shape, c_strides(shape, dtype), False)
+        return Array(self.context, allocation, memory, 0, layout, allocation.name, allocation.base)
+
+    def allocation(self, key, space, dtype, shape, frame):
+        """That of a declaration of shared memory, made the first time that any thread meets it."""
+        if key not in self.allocations:
+            site = self.context.site_of(frame, "call")
+            self.allocations[key] = self.placed(space, site, dtype, shape, dynamic=key == "dynamic")
+        return self.allocations[key]
+
+    def placed(self, space, site, dtype, shape, copies=1, dynamic=False):
+        """A new allocation for what is declared at `site`, called as the variable that it is assigned to."""
+        nbytes = self.dynamic_bytes if dynamic else prod(shape) * dtype.itemsize
+        if not dynamic:
+            self.declared_bytes[space] += nbytes
+            check_sizes(self.context.spec, **self.declared_bytes, dynamic=self.dynamic_bytes)
+        home = 0, dtype.itemsize, shape, c_strides(shape, dtype)
+        name = name_before(SITES[site]) or space
+        return self.context.space.add(name, space, np.empty(nbytes, np.uint8), home, copies)
 
 
 def check_sizes(spec, shared, local, dynamic, asked=False):
@@ -138,11 +160,6 @@ def argument_types(frame):
     names = code.co_varnames[: code.co_argcount]
     values = [frame.f_locals.get(name) for name in names]
     return tuple((v.dtype, v.ndim) if isinstance(v, Array) else type(v) for v in values)
-
-
-def declared_name(context, frame):
-    """The variable that the running declaration is assigned to, read from its source line, or None."""
-    return name_before(SITES[context.site_of(frame, "call")])
 
 
 def name_before(site):

@@ -37,10 +37,8 @@ class Allocation:
     # bool for each byte: nobody has written it when the launch starts; None where all is written
     unwritten: np.ndarray | None = None
     alignment: int = ALIGNMENT  # what its address is a multiple of on any GPU: its declaration says so
-    # of local memory, if a tool asks: 255 for each byte that its thread has written, else 0
-    written: np.ndarray | None = None
 
-    @property
+    @functools.cached_property
     def writable(self):
         return self.space != "const" and self.root.flags.writeable
 

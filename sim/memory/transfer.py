@@ -233,4 +233,4 @@ class OfArrays(Memory):
         if self.alignment.refuses(self.name, where.allocation, address, size, multiple, site, what):
             return None
         offset = where.offset + sum(i * stride for i, stride in zip(index, where.strides))
-        return Spot(address, where.allocation.root[offset : offset + size])
+        return Spot(address, where.root[offset : offset + size])

@@ -151,6 +151,8 @@ class Ordering(Observer):
     def launch_started(self, context):
         self.context, self.order = context, Order()
         self.epoch = {}  # block -> batches since its last barrier
+        if context.ticking and not context.synchronizes:  # nobody learns by an atomic, and nobody fences
+            context.listeners["atomic_done"].remove(self.atomic_done)
 
     def accesses(self, batch):
         self.epoch.setdefault(batch.block, []).append(batch)

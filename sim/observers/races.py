@@ -14,7 +14,7 @@ import numpy as np
 
 from sim.events import ATOMIC, LOAD, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding, alias
 from sim.observers import advice
-from sim.observers.cells import Rows, racy_cells
+from sim.observers.cells import Rows, distinct, racy_cells
 from sim.observers.copies import LINE_SHIFT, WORDS, Flights
 from sim.observers.order import Order, Ordering
 
@@ -74,7 +74,7 @@ class Races(Ordering):
         batches = self.epoch.pop(block, ())
         lines = [batch.address[batch.action != LOAD] >> LINE_SHIFT for batch in batches]
         lines.append(self.flights.lines(self.number(block)))
-        written = np.unique(np.concatenate(lines))
+        written = distinct(np.concatenate(lines))
         rows = [Rows.of(batch, written, self.number(block)) for batch in batches]
         rows = Rows.joined(rows) if sum(map(len, rows)) else None
         findings = self.flights.epoch_ended(self.number(block), rows, self.order)
@@ -122,7 +122,7 @@ class Races(Ordering):
 
     def races_at(self, address, rows, party, known):
         """One finding for each pair of sites that race for one cell; `known`: Rows that do, or None."""
-        sites = {site: np.flatnonzero(rows.site == site) for site in np.unique(rows.site).tolist()}
+        sites = {site: np.flatnonzero(rows.site == site) for site in distinct(rows.site).tolist()}
         order, pairs = self.order if self.matters else None, {}
         for one, other in combinations_with_replacement(sites, 2):
             if compete(rows[np.concatenate([sites[one], sites[other]])]):
@@ -229,7 +229,7 @@ def first_pair(rows, party, ones, others, order):
             for positions in (ones, others)
         )
     home = rows.block << 12 | rows.thread >> WARP_SHIFT
-    far, tried = len(np.unique(home[np.concatenate([ones, others])])) > 1, 0
+    far, tried = len(distinct(home[np.concatenate([ones, others])])) > 1, 0
     for wants_far in (True, False) if far else (False,):
         for i in ones:
             for j in others[(party[others] != party[i]) & ((home[others] != home[i]) | (not wants_far))]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from sim.events import CONST, GLOBAL, LOCAL, SHARED, SPACE_SHIFT
-from sim.memory.array import Array
+from sim.memory.array import Array, array_at
 from sim.memory.spaces import AddressSpace, poisoned
 
 WINDOWS = {
@@ -40,7 +40,9 @@ def pointed(context, allocation):
     """All of an allocation, by the elements that findings call."""
     itemsize = allocation.home[1]
     length = allocation.root.size // itemsize
-    array = Array(context, allocation, 0, np.dtype(f"V{itemsize}"), (length,), (itemsize,), allocation.name)
+    array = array_at(
+        context, allocation, 0, np.dtype(f"V{itemsize}"), (length,), (itemsize,), allocation.name
+    )
     array.__class__ = Pointed  # no class for fast accesses: it stands in a finding
     return array
 

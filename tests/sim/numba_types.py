@@ -18,7 +18,7 @@ from sim.frontend.inference import Types
 from sim.frontend.resolve import source_of
 from sim.frontend.ssa import version_of
 from sim.frontend.types import ANY, UNKNOWN, Number, type_of_value
-from sim.memory.array import Array
+from sim.memory.array import array_at
 from sim.memory.spaces import AddressSpace, bind_arguments
 
 
@@ -99,7 +99,7 @@ def type_of_argument(kind):
         return type_of_value(np.zeros((), str(kind))[()])
     array = np.zeros((4,) * kind.ndim, str(kind.dtype))
     allocation, offset = bind_arguments(AddressSpace(), {"a": array})["a"]
-    return type_of_value(Array(None, allocation, offset, array.dtype, array.shape, array.strides, "a"))
+    return type_of_value(array_at(None, allocation, offset, array.dtype, array.shape, array.strides, "a"))
 
 
 def inferred(function, arguments):

@@ -100,6 +100,49 @@ def test_local_arrays_are_private(launch):
     assert out.tolist() == [4 * i + 22 for i in range(8)]
 
 
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize("place, findings", [(0, 0), (1, 1), (2, 0), (3, 0)])
+def test_views_of_local_memory_share_what_is_written(place, findings, engine):
+    def kernel(place, out):
+        mine = cuda.local.array(4, float32)
+        mine[0] = 1.0
+        tail = mine[2:]
+        tail[0], mine[3] = 2.0, 3.0
+        out[0] = mine[place] + tail[1]
+
+    out = np.zeros(1, np.float32)
+    report = simulate(kernel, engine=engine, on_finding="report")[1, 1](place, out)
+    assert [finding.kind for finding in report.findings] == ["uninitialized-read"] * findings
+    assert findings or out[0] == [1, None, 2, 3][place] + 3
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_fields_called_as_methods_of_ours(engine):
+    def kernel(x):
+        one = x[cuda.threadIdx.x]
+        one.load = one.store + one.column
+        one.fill, x[cuda.threadIdx.x].store = one.load, 7
+
+    x = np.zeros(2, [(name, np.float32) for name in ("load", "store", "column", "fill")])
+    x["store"], x["column"] = [1, 2], [10, 20]
+    simulate(kernel, engine=engine)[1, 2](x)
+    assert x.tolist() == [(11, 7, 10, 11), (22, 7, 20, 22)]
+
+
+def test_rows_of_an_array_of_three_dimensions(launch):
+    @cuda.jit
+    def kernel(x, out):
+        for i, plane in enumerate(x):
+            for row in plane:
+                out[i, 0] += row[0]
+            plane[0][0] = 10 * i
+            out[i, 1] = plane[0, 0]
+
+    x, out = np.arange(8).reshape(2, 2, 2), np.zeros((2, 2), int)
+    launch(kernel, 1, 1, x, out)
+    assert out.tolist() == [[2, 0], [10, 10]]
+
+
 def test_constants_from_globals_closures_and_array_like(launch):
     scale, table = 3, np.array([1, 2, 4, 8], np.int16)
 
