@@ -208,6 +208,8 @@ class Rewriter(Accesses):
             name = self.name(f"f{len(self.calls)}", node)
             self.calls[name.id], node.func = (ast.unparse(node.func), tuple(given.items())), name
         node.func.referent = called
+        if given:  # its copy knows the types
+            return node
         entry = (
             INSTRUCTIONS.get(f"builtins.{called.name}.{len(types_)}")
             if called.role == BUILTIN

@@ -418,3 +418,17 @@ def narrow_in_a_wide_variable(out, n):
 def test_a_variable_of_64_bits_may_hold_a_number_of_32():
     wanted = [28 * 3000000000, 28**7]
     assert by_both(narrow_in_a_wide_variable, np.zeros(2, np.int64), 2, threads=28) == wanted
+
+
+@cuda.jit(device=True)
+def added(a, b):
+    return a + b
+
+
+@cuda.jit
+def magnitude_added(out, x):
+    out[0] = added(3000000000, abs(x[0]))
+
+
+def test_a_narrow_argument_of_a_device_function_meets_a_large_number():
+    assert by_both(magnitude_added, np.zeros(1, np.int64), np.array([-3], np.int16)) == [3000000003]
