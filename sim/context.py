@@ -214,6 +214,16 @@ class Context:
         frame, line = ([(frame, line) for frame, line in frames if not ours(frame)] or frames)[-1]
         return SITES.add(site_at(frame.f_code, line, 0, "loop"))
 
+    def said_of_none(self, error):
+        """Which parameters were None, if `error` is of that, as another line of a message."""
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if not ours(frame)]
+        if "NoneType" not in str(error) or not frames:
+            return ""
+        code, given = frames[-1].f_code, frames[-1].f_locals
+        none = [name for name in code.co_varnames[: code.co_argcount] if given.get(name, 0) is None]
+        wanted = f"wanted an array or a number, or a test: if {none[0]} is not None" if none else ""
+        return f"\n  {' and '.join(none)} is None; {wanted}" if none else ""
+
     # --- progress -------------------------------------------------------------------------------------------
 
     def progress(self):

@@ -109,6 +109,7 @@ class Scheduler:
             raise ThreadError(
                 f"thread {index_text(thread.index)} of block {index_text(thread.block.index)} raised"
                 f" {type(error).__name__}: {error}\n  {site.function} line {site.line}  {site.source}"
+                f"{self.context.said_of_none(error)}"
             ) from error
         self.stuck(thread, *(error.args or (self.context.site_of_error(error),)))
         raise error

@@ -117,7 +117,7 @@ def _integral(value, bits, signed):
         return int(value)
     if isinstance(value, FLOATS):
         return truncated(value, bits, signed)
-    raise TypeError(f"a {type(value).__name__} cannot become an integer")
+    raise TypeError(f"{value!r} is no number, and cannot become an integer")
 
 
 def truncated(value, bits=64, signed=True):
@@ -174,7 +174,7 @@ def _to_float64(value):
 def _double(value):
     if isinstance(value, NUMBERS[:-2]):
         return float(value)
-    raise TypeError(f"a {type(value).__name__} cannot become a float")
+    raise TypeError(f"{value!r} is no number, and cannot become a float")
 
 
 _TO_OTHER = {

@@ -225,6 +225,10 @@ def of_int(x):
     return None if x in COMPLEX else Version((x,), x if x in INTEGRAL - {bool} else int)
 
 
+def text_or_number(x):
+    return float64(x) if isinstance(x, str) else cast(float64)(x)
+
+
 def of_float(x):
     """A float keeps its type."""
     return None if x in COMPLEX else Version((x,), x if x in FLOATING else float64)
@@ -345,11 +349,11 @@ for _name, _rule in RULES.items():
 _power = enter_operator("operator.pow", operator.pow, of_power, ulps=ieee.ULPS, also=("builtins.pow.2",))
 _power.stands_for(operator.pow)
 enter_operator("builtins.divmod.2", divmod, of_divmod)
-enter("builtins.abs.1", abs, of_abs, ulps=1)
+enter("builtins.abs.1", abs, of_abs, ulps=1, otherwise=abs)
 enter("builtins.max.2", second_if_larger, of_extreme(ieee.larger))
 enter("builtins.min.2", second_if_smaller, of_extreme(ieee.smaller))
 enter("builtins.int.1", same, of_int, VALUE)
-enter("builtins.float.1", same, of_float, VALUE, otherwise=float64)
+enter("builtins.float.1", same, of_float, VALUE, otherwise=text_or_number)
 enter("builtins.bool.1", bool, of_bool, otherwise=bool)
 enter("builtins.complex.1", complex, of_complex, VALUE)
 enter("builtins.complex.2", complex, of_both_parts)

@@ -175,6 +175,9 @@ class Array(Methods):
             else:
                 n = math.inf
         if n > self.ndim:
+            if len(index) > self.ndim and all(map(is_integer, index)):
+                given = f"{self.name} has {self.ndim} dimensions, and not {len(index)}"
+                raise IndexError(f"{given}; wanted {self.name}[{', '.join(['i'] * self.ndim) or '()'}]")
             return self.derived(
                 self.numpy[tuple(i if isinstance(i, PARTS) else whole(i, self) for i in index)]
             )
@@ -389,6 +392,10 @@ def array_at(context, allocation, offset, dtype, shape, strides, name):
     """The view of an allocation that begins at this byte of it."""
     layout = layout_of(dtype, tuple(shape), tuple(strides), False)
     return Array(context, allocation, allocation.root, offset, layout, name, allocation.base + offset)
+
+
+def is_integer(index):
+    return isinstance(index, (int, np.integer))
 
 
 def only_read(array):

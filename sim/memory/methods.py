@@ -37,9 +37,11 @@ def accumulator(dtype):
 
 
 class Methods:
-    """For an Array: its `shape`, `dtype`, `context`, and how it loads and stores."""
+    """For an Array: its `name`, `shape`, `dtype`, `context`, and how it loads and stores."""
 
     __slots__ = ()
+    __hash__ = object.__hash__
+    __array_ufunc__ = None  # numpy's scalars leave an operator to the array
 
     def elements(self):
         """Loads of all elements, each when it is asked for."""
@@ -117,6 +119,38 @@ class Methods:
     @property
     def flat(self):
         return Flat(self)
+
+
+SIGNS = {
+    "add": "+", "sub": "-", "mul": "*", "matmul": "@", "truediv": "/", "floordiv": "//", "mod": "%",
+    "pow": "**", "lshift": "<<", "rshift": ">>", "and": "&", "or": "|", "xor": "^",
+}  # fmt: skip
+COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+BEFORE = {"neg": "-", "pos": "+", "invert": "~"}
+
+
+def of_elements(what, wanted):
+    """A method that refuses `what`, which takes numbers."""
+
+    def refused(self, *others):
+        if any(other is None or isinstance(other, str) for other in others):
+            return NotImplemented
+        given = f"{what} takes numbers in a kernel, and {self.name} is an array"
+        if not self.ndim:
+            raise TypeError(f"{given} of no dimensions; wanted its element, {self.name}[()]")
+        raise TypeError(f"{given}; wanted a loop, or an element per thread: {wanted}")
+
+    return refused
+
+
+for _name, _sign in (SIGNS | COMPARISONS).items():
+    _refused = of_elements(_sign, f"out[i] = x[i] {_sign} y[i]")
+    for _method in (_name,) if _name in COMPARISONS else (_name, f"r{_name}"):
+        setattr(Methods, f"__{_method}__", _refused)
+for _name, _sign in BEFORE.items():
+    setattr(Methods, f"__{_name}__", of_elements(_sign, f"out[i] = {_sign}x[i]"))
+Methods.__abs__ = of_elements("abs", "out[i] = abs(x[i])")
+Methods.__float__ = of_elements("a function of one number", "out[i] = f(x[i])")
 
 
 class Flat:

@@ -59,6 +59,12 @@ class Device:
     recursive: bool = False
 
 
+def fields_of(dtype):
+    """The names of a record's fields, and of those within them."""
+    names = dtype.base.names or ()
+    return {*names}.union(*(fields_of(dtype.base[name]) for name in names))
+
+
 class Parts:
     """What the text of one kernel consists of, collected while it is lowered. `taken`: names that something
     has already; `counted`: whether accesses and branches are numbered; `prints`: whether it prints; `unset`:
@@ -130,6 +136,10 @@ class Module(Parts):
             name for function, names in self.reachable.items() for name in (*names.local, function.__name__)
         }
         super().__init__(taken | {names.tree.name for names in self.reachable.values()}, counted)
+
+    def has_field(self, name):
+        """Whether arrays of the launch have records with a field of this name."""
+        return any(name in fields_of(dtype) for dtype in self.dtypes.values())
 
     def reach(self, function):
         """Find all functions that `function` calls, and which names of cuda."""

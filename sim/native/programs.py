@@ -87,11 +87,12 @@ def fission_program(function, numba_types, counted=False):
 
 
 def dtypes_of(function, numba_types):
-    """(parameter, dtype) of the arrays among arguments of these types, where the kernel asks an array for its
-    dtype."""
+    """(parameter, dtype) of the arrays among arguments of these types on which the text hangs: those of
+    records, and all where the kernel asks an array for its dtype."""
     asks = "dtype" in names_in(function.__code__)
-    return tuple(
+    arrays = [
         (name, dtype_of(numba_type.dtype))
         for name, numba_type in zip(inspect.signature(function).parameters, numba_types)
-        if asks and isinstance(numba_type, GuardedType)
-    )
+        if isinstance(numba_type, GuardedType)
+    ]
+    return tuple((name, dtype) for name, dtype in arrays if asks or dtype.names)

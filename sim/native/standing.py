@@ -82,7 +82,7 @@ class Names(ast.NodeTransformer):
             return self.dtype(dtype, node)
         if not isinstance(node.ctx, ast.Load):
             return self.visit(as_item(node))
-        if not self.module.counted or name in PLAIN:
+        if not self.module.counted or name in PLAIN and not self.module.has_field(name):
             return self.generic_visit(node)
         raise self.cannot(FIELDS, node)
 

@@ -13,7 +13,7 @@ from numba import bool_, complex64, complex128, cuda, float32, float64, int8, in
 from numba.cuda import libdevice
 from numba.cuda.types import bfloat16, float16
 
-from sim import LaunchError, simulate
+from sim import LaunchError, ThreadError, simulate
 
 Mode = Enum("Mode", "slow fast")
 Size = IntEnum("Size", "small large")
@@ -488,6 +488,90 @@ def test_arguments_that_no_kernel_takes(argument, message, engine):
     with pytest.raises(LaunchError) as caught:
         simulate(copy, engine=engine)[1, 1](argument, np.zeros(1, int))
     assert str(caught.value) == message
+
+
+def whole_sum(out, x):
+    out[0] = (x + x)[0]
+
+
+def times_a_number(out, x):
+    x[:] = x[:] * 2.0
+
+
+def changed(out, x):
+    x[1:] -= 1
+
+
+def equal(out, x):
+    if (x == out)[0]:
+        out[0] = 1
+
+
+def negative(out, x):
+    out[0] = (-x)[0]
+
+
+def magnitude(out, x):
+    out[0] = abs(x)[0]
+
+
+def as_float(out, x):
+    out[0] = float(x)
+
+
+def first(out, x):
+    out[0] = x[0]
+
+
+def more(out, x):
+    out[0] = x + 1
+
+
+BY_ELEMENT = (
+    " takes numbers in a kernel, and x is an array; wanted a loop, or an element per thread: out[i] = "
+)
+NO_DIMENSIONS = np.array(3.0)
+
+
+@pytest.mark.parametrize(
+    "kernel, x, said",
+    [
+        (whole_sum, np.ones(3), f"+{BY_ELEMENT}x[i] + y[i]"),
+        (times_a_number, np.ones(3), f"*{BY_ELEMENT}x[i] * y[i]"),
+        (changed, np.ones(3), f"-{BY_ELEMENT}x[i] - y[i]"),
+        (equal, np.ones(3), f"=={BY_ELEMENT}x[i] == y[i]"),
+        (negative, np.ones(3), f"-{BY_ELEMENT}-x[i]"),
+        (magnitude, np.ones(3), f"abs{BY_ELEMENT}abs(x[i])"),
+        (as_float, np.ones(3), "<global array x float64[3]> is no number, and cannot become a float"),
+        (first, np.ones((3, 2)), "<global array x float64[2]> is no number, and cannot become a float"),
+        (first, NO_DIMENSIONS, "x has 0 dimensions, and not 1; wanted x[()]"),
+        (
+            more,
+            NO_DIMENSIONS,
+            "+ takes numbers in a kernel, and x is an array of no dimensions; wanted its element, x[()]",
+        ),
+        (first, None, "'NoneType' object is not subscriptable"),
+        (more, None, "unsupported operand type(s) for +: 'NoneType' and 'int'"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_what_is_no_number_is_named(kernel, x, said, engine):
+    """Whole arrays were a raw error of "quick line 11", or went through numpy's own product."""
+    with pytest.raises(ThreadError) as caught:
+        simulate(kernel, engine=engine)[1, 1](np.zeros(1), x)
+    message = str(caught.value)
+    assert f": {said}\n  {kernel.__name__} line " in message
+    named = message.endswith("\n  x is None; wanted an array or a number, or a test: if x is not None")
+    assert named is (x is None)
+
+
+def test_an_array_compared_with_none_is_not_none():
+    def kernel(out, x):
+        if x != None:  # noqa: E711
+            out[0] = 1
+
+    simulate(kernel)[1, 1](out := np.zeros(1), np.zeros(3))
+    assert out[0] == 1
 
 
 def test_a_wrong_number_of_arguments():

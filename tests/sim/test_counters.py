@@ -9,6 +9,7 @@ from numba import cuda, float32, float64, int8, int32
 
 import sim.context
 from sim import simulate
+from sim.observers import COUNTERS
 from sim.observers.banks import Banks
 from sim.observers.branches import Branches
 from sim.observers.coalescing import Coalescing
@@ -350,3 +351,23 @@ def test_without_the_tools_nothing_is_counted():
         "blocks",
         "barriers",
     }
+
+
+def of_fields(out, records):
+    i = cuda.threadIdx.x
+    out[i] = records[i].size + records[i].T + records.shape[0]
+
+
+def of_attributes(out, records):
+    i = cuda.threadIdx.x
+    out[i] = records[i].x + records.size
+
+
+@pytest.mark.parametrize("kernel, loads", [(of_fields, 64), (of_attributes, 32)])
+def test_fields_called_as_attributes_of_arrays_are_counted(kernel, loads):
+    """Natively they were taken for the array's own attributes, which are no accesses."""
+    records = np.zeros(32, [("size", "f4"), ("T", "i4"), ("x", "f8")])
+    reports = [simulate(kernel, engine=engine, observers=COUNTERS)[1, 32](np.zeros(32), records)
+               for engine in ("fibers", "native")]  # fmt: skip
+    assert reports[0].counters == reports[1].counters
+    assert reports[0].counters["loads"] == loads
