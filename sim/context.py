@@ -29,8 +29,9 @@ from sim.progress import Judge, ours
 HOOKS = [name for name in vars(Observer) if not name.startswith("_")]
 FLUSH_AT = 1 << 20
 DEFAULT_STEPS = 1_000_000
-# seconds of this process's own time that one thread may run without reaching anything that counts as progress
-PATIENCE = 8.0
+# seconds of this process's own time without anything that counts as progress: until threads are looked at
+# first, then twice as long each time that something changes; at most
+FIRST, PATIENCE = 1.0, 8.0
 # where something still changes: so many times as long, and accesses until tools may look at them
 MORE, MOST_LOGGED = 8, 1 << 23
 
@@ -229,7 +230,7 @@ class Context:
     def progress(self):
         """Something moved: a thread ended. The next look at the clock says when."""
         self.steps, self.judge = self.max_steps or DEFAULT_STEPS, None
-        self.since = None
+        self.since, self.patience = None, first()
 
     def tick(self, site):
         """A `while` loop goes round once more. When the budget of rounds without progress is spent, ends the
@@ -242,7 +243,7 @@ class Context:
         now = time.process_time()
         if self.since is None:
             self.since = self.moved = now
-        return now - self.since > PATIENCE
+        return now - self.since > self.patience
 
     def doubt(self, site, frame):
         """The budget is spent: Stuck(site, whether that is decided) if nothing changes any more, if it takes
@@ -256,6 +257,7 @@ class Context:
             raise Stuck(site, stuck)
         if stuck is False:
             self.judge, self.steps, self.since = None, DEFAULT_STEPS, now
+            self.patience = min(2 * self.patience, PATIENCE)
 
     @property
     def signs_of_life(self):
@@ -271,8 +273,12 @@ class Context:
             budget = f"{MORE * PATIENCE:g} s or {MOST_LOGGED:,} accesses"
             return f"Something still changes, but no thread ended within {budget}."
         rounds = f"{self.max_steps or DEFAULT_STEPS:,} times"
-        budget = rounds if self.max_steps else f"{rounds}, or for {PATIENCE:g} s"
+        budget = rounds if self.max_steps else f"{rounds}, or for {first():g} s"
         return f"No thread ended while the loop went round {budget}."
+
+
+def first():
+    return min(FIRST, PATIENCE)
 
 
 def thread_index(linear, block_shape):

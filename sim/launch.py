@@ -69,7 +69,7 @@ def simulate(
         and an access outside its array is then an IndexError.
     spec: the simulated device's limits.
     max_steps: how often `while` loops may go round, over all threads, before one of the threads ends; by
-        default a million times, or for 8 s.
+        default a million times, or for 1 s, and then as long as something changes, 64 s at most.
 
     Arguments are numpy arrays, CPU tensors of torch and records (all changed in place), numbers, and tuples
     of them. grid and block are numbers or tuples (x, y, z); `stream` is accepted and ignored; `shared` is the

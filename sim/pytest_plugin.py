@@ -55,7 +55,7 @@ def pytest_addoption(parser):
         "--cuda-sim-max-steps",
         type=rounds,
         metavar="N",
-        help="how often loops may go round before a thread ends; by default a million times, or for 8 s",
+        help="how often loops may go round before a thread ends; by default a million times, or for 1 s",
     )
     group.addoption(
         "--cuda-sim-allow",

@@ -143,6 +143,11 @@ class Lowering(Calls):
         fails = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Raise(error, None)], [])
         return self.visit(*located([fails], node))
 
+    def visit_Import(self, node):
+        raise self.cannot("an import in a kernel has no compiled form", node)
+
+    visit_ImportFrom = visit_Import
+
     def visit_While(self, node):
         site = self.number("loop", node).value
         node = self.visit_If(node)

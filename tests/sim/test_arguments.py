@@ -574,6 +574,18 @@ def test_an_array_compared_with_none_is_not_none():
     assert out[0] == 1
 
 
+def test_a_kernel_that_imports_goes_by_fibers():
+    """Natively Numba's error of an unsupported opcode came through."""
+
+    def kernel(out):
+        from math import sqrt as root
+
+        out[0] = root(4.0)
+
+    report = simulate(kernel, engine="native")[1, 1](out := np.zeros(1))
+    assert out[0] == 2 and "an import in a kernel has no compiled form" in report.notes[0]
+
+
 def test_a_wrong_number_of_arguments():
     with pytest.raises(LaunchError) as caught:
         simulate(copy)[1, 1](np.zeros(1, int))

@@ -270,6 +270,20 @@ def test_compiled_a_long_loop_is_judged_by_fibers(blocks, monkeypatch):
     assert x[-1] == 20_000 and np.array_equal(x[:-1], np.arange(1 - blocks, 0))
 
 
+def test_threads_that_repeat_themselves_are_found_soon(monkeypatch):
+    def kernel(flag):
+        while cuda.atomic.add(flag, cuda.threadIdx.x, 0) == 0:
+            pass
+        cuda.atomic.exch(flag, 1 - cuda.threadIdx.x, 1)
+
+    monkeypatch.setattr(sim.context, "FIRST", 0.05)
+    monkeypatch.setattr(sim.context, "PATIENCE", 1e9)
+    monkeypatch.setattr(sim.context, "DEFAULT_STEPS", 10**9)
+    (finding,) = simulate(kernel, on_finding="report")[1, 2](np.zeros(2, np.int64)).findings
+    assert finding.verdict == "a loop goes round and round without end"
+    assert finding.reason.endswith("or for 0.05 s.")
+
+
 def test_whether_a_loop_ends_that_changes_something_is_not_decided(monkeypatch):
     def kernel(x):
         left = x.shape[0]
