@@ -1,12 +1,13 @@
 """How functions are compiled that only compiled code calls: to be linked into it, and never made machine code
 of their own, which took half of the time in LLVM and stayed in memory."""
 
+import functools
 import gc
 from contextlib import contextmanager
 from types import CodeType, FunctionType
 
 from numba import njit, types
-from numba.core import inline_closurecall, ir
+from numba.core import inline_closurecall, ir, lowering
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import PassManager, register_pass
@@ -14,8 +15,8 @@ from numba.core.environment import lookup_environment
 from numba.core.inline_closurecall import InlineClosureCallPass
 from numba.core.ir_utils import dead_code_elimination, fixup_var_define_in_scope
 from numba.core.postproc import PostProcessor
-from numba.core.registry import CPUDispatcher
-from numba.core.typed_passes import NativeLowering, NopythonRewrites
+from numba.core.registry import CPUDispatcher, cpu_target
+from numba.core.typed_passes import IRLegalization, NativeLowering, NopythonRewrites
 from numba.core.untyped_passes import InlineClosureLikes
 from numba.extending import intrinsic
 
@@ -102,8 +103,8 @@ def needed(library, found):
     return found
 
 
-class Own(CPUDispatcher):
-    """Compiles a function of ours once for all numbers of a type, literal or not."""
+class Unliteral(CPUDispatcher):
+    """Compiles a function once for all numbers of a type, literal or not."""
 
     def get_call_template(self, arguments, keywords):
         return super().get_call_template([*map(types.unliteral, arguments)], keywords)
@@ -112,9 +113,27 @@ class Own(CPUDispatcher):
 # --- Numba's compiler ---------------------------------------------------------------------------------------
 
 
+@functools.cache
+def bytes_of(llvm_type):
+    return cpu_target.target_context.get_abi_sizeof(llvm_type)
+
+
+class Lower(lowering.Lower):
+    """Numba's, without what only counted references need: a kernel has none. Numba asks LLVM for the size of
+    each variable; here it does for each type."""
+
+    def init(self):
+        super().init()
+        self.context.enable_nrt, self.context.get_abi_sizeof = False, bytes_of
+
+    def delvar(self, name):
+        pass
+
+
 @register_pass(mutates_CFG=True, analysis_only=False)
 class LowerToLink(NativeLowering):
     _name = "lower_to_link"
+    lowering_class = Lower
 
     def run_pass(self, state):
         state.library = LinkedLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
@@ -124,6 +143,7 @@ class LowerToLink(NativeLowering):
 @register_pass(mutates_CFG=True, analysis_only=False)
 class LowerToRun(NativeLowering):
     _name = "lower_to_run"
+    lowering_class = Lower
 
     def run_pass(self, state):
         library = state.library = RunLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
@@ -167,6 +187,8 @@ class InlineClosures(InlineClosureLikes):
 
 
 INSTEAD = {InlineClosureLikes: InlineClosures, NativeLowering: None}  # Numba's step -> ours, or `lower`
+# Rewrites of numpy's arrays, which no kernel has; and `del` of what counts references
+LEFT_OUT = {NopythonRewrites, IRLegalization}
 
 
 class Compiler(CompilerBase):
@@ -177,7 +199,7 @@ class Compiler(CompilerBase):
         passes.passes = [
             (INSTEAD.get(step, step) or self.lower, what)
             for step, what in DefaultPassBuilder.define_nopython_pipeline(self.state).passes
-            if step is not NopythonRewrites  # of arrays of numpy's, which no kernel has
+            if step not in LEFT_OUT
         ]
         passes.finalize()
         return [passes]
@@ -201,6 +223,9 @@ def uncollected():
         yield
     finally:
         if was:
+            if not gc.get_freeze_count():  # the new objects count as old ones, without being looked through
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -229,13 +254,13 @@ INTERNAL = {
 LIKE_CODE = {"jit_options": INTERNAL}  # for `overload`
 
 
-def linked(dispatcher, **options):
+def linked(**options):
     """The decorator of a function that only compiled code calls."""
     targets = {name: value for name, value in INTERNAL.items() if name != "pipeline_class"}
     options = {"nopython": True, "boundscheck": None, **targets, **options}
-    return lambda function: dispatcher(function, targetoptions=options, pipeline_class=Internal)
+    return lambda function: Unliteral(function, targetoptions=options, pipeline_class=Internal)
 
 
-compiled = linked(CPUDispatcher)  # of a kernel
-always = linked(Own, forceinline=True)  # of ours
+compiled = linked()  # of a kernel
+always = linked(forceinline=True)  # of ours
 recursive = njit(error_model="numpy", pipeline_class=External)  # what calls itself must have an address
