@@ -10,6 +10,7 @@ from typing import Any
 
 from sim.device import DeviceSpec
 from sim.engine.base import Engine, Launch
+from sim.engine.collector import uncollected
 from sim.engine.fiber import Fiber
 from sim.engine.os_thread import OSThread
 from sim.errors import KernelBug, LaunchError
@@ -22,10 +23,12 @@ from sim.observers import DEFAULT
 from sim.report import Report, finish
 
 
+@functools.cache
 def native() -> Engine:
     """The native engine, which needs Numba and is not imported before it is asked for."""
     try:
-        from sim.native.engine import Native
+        with uncollected():
+            from sim.native.engine import Native
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("numba", "llvmlite"):
             raise

@@ -2,8 +2,6 @@
 of their own, which took half of the time in LLVM and stayed in memory."""
 
 import functools
-import gc
-from contextlib import contextmanager
 from types import CodeType, FunctionType
 
 from numba import njit, types
@@ -32,7 +30,7 @@ class NoEnvironment:
 
 
 class LinkedLibrary(JITCodeLibrary):
-    """The code of a function, simplified; what it needs is linked where it becomes machine code."""
+    """The code of a function as it stands; what it needs is linked where it becomes machine code."""
 
     codegen = NoEnvironment()
 
@@ -43,7 +41,6 @@ class LinkedLibrary(JITCodeLibrary):
         super().add_ir_module(module)
 
     def add_llvm_module(self, module):
-        simplify(self._codegen, module)
         self._final_module = module
 
     def finalize(self):
@@ -62,7 +59,6 @@ class RunLibrary(JITCodeLibrary):
     """The machine code of a function and of all that it needs, each linked once."""
 
     def add_llvm_module(self, module):
-        simplify(self._codegen, module)
         self._final_module.link_in(module)
 
     def finalize(self):
@@ -73,15 +69,6 @@ class RunLibrary(JITCodeLibrary):
     def _optimize_final_module(self):
         passes, builder = self._codegen._module_pass_manager()
         passes.run(self._final_module, builder)
-
-
-def simplify(codegen, module):
-    """As far as makes it smaller before it is linked."""
-    module.data_layout = codegen._data_layout
-    for function in module.functions:
-        if not function.is_declaration:
-            passes, builder = codegen._function_pass_manager()
-            passes.run(function, builder)
 
 
 def with_needs(module, library):
@@ -211,22 +198,6 @@ class Internal(Compiler):
 
 class External(Compiler):
     lower = LowerToRun
-
-
-@contextmanager
-def uncollected():
-    """Python's garbage collector waits: a compiler makes millions of objects and little garbage, and looking
-    through them took a tenth of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            if not gc.get_freeze_count():  # the new objects count as old ones, without being looked through
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
 
 
 def kernel(function, kept=Kept):

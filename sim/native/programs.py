@@ -7,13 +7,13 @@ import numpy as np
 from numba import typeof, types
 from numba.core.errors import NumbaError
 
+from sim.engine.collector import uncollected
 from sim.errors import LaunchError
 from sim.frontend.names import names_in, outside, python_function
 from sim.memory.spaces import argument_array
 from sim.native.arrays import GuardedType, ReferenceType, array_type
 from sim.native.checks import BARE
 from sim.native.front import CannotLower
-from sim.native.internal import uncollected
 from sim.native.program import first_line, fissioned, lower_for_fission
 from sim.native.scalars import argument_of, dtype_of
 

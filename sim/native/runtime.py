@@ -7,12 +7,12 @@ from numba.core.errors import NumbaError
 
 from sim.context import thread_index
 from sim.engine.base import Outcome
+from sim.engine.collector import uncollected
 from sim.events import Access
 from sim.memory.spaces import argument_array, named_leaves
 from sim.native import checks, unset
 from sim.native.explain import FEW, tool_of
 from sim.native.front import CannotLower
-from sim.native.internal import uncollected
 from sim.native.memory import Memory, check_declared, check_writable
 from sim.native.program import first_line
 from sim.native.programs import argument_type, fission_program
