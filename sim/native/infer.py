@@ -7,11 +7,10 @@ from numba import types
 from numba.core import compiler
 from numba.core.compiler_machinery import AnalysisPass, register_pass
 from numba.core.registry import cpu_target
-from numba.core.typed_passes import NopythonTypeInference
 from numba.core.typing.templates import signature
 
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
-from sim.native.internal import intrinsic_of
+from sim.native.internal import INSTEAD, Typing, intrinsic_of
 from sim.native.scalars import numba_type_of
 
 RESULT = "the result"
@@ -36,7 +35,8 @@ class OnlyTypes(compiler.CompilerBase):
 
     def define_pipelines(self):
         passes = compiler.DefaultPassBuilder.define_untyped_pipeline(self.state)
-        passes.add_pass(NopythonTypeInference, "types")
+        passes.passes = [(INSTEAD.get(step, step), what) for step, what in passes.passes]
+        passes.add_pass(Typing, "types")
         passes.add_pass(KeepTypes, "keep")
         passes.finalize()
         return [passes]

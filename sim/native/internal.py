@@ -14,7 +14,7 @@ from numba.core.inline_closurecall import InlineClosureCallPass
 from numba.core.ir_utils import dead_code_elimination, fixup_var_define_in_scope
 from numba.core.postproc import PostProcessor
 from numba.core.registry import CPUDispatcher, cpu_target
-from numba.core.typed_passes import IRLegalization, NativeLowering, NopythonRewrites
+from numba.core.typed_passes import IRLegalization, NativeLowering, NopythonRewrites, NopythonTypeInference
 from numba.core.untyped_passes import InlineClosureLikes
 from numba.extending import intrinsic
 
@@ -173,7 +173,39 @@ class InlineClosures(InlineClosureLikes):
         return True
 
 
-INSTEAD = {InlineClosureLikes: InlineClosures, NativeLowering: None}  # Numba's step -> ours, or `lower`
+class Resolving:
+    """Numba's typing context, which finds the type of the same call of the same types once for a function:
+    Numba asks in each of its rounds."""
+
+    def __init__(self, context):
+        self.context, self.known = context, {}
+
+    def __getattr__(self, name):
+        return getattr(self.context, name)
+
+    def resolve_function_type(self, called, given, named):
+        if named or isinstance(called, types.Dispatcher):
+            return self.context.resolve_function_type(called, given, named)
+        key = called, tuple(given)
+        if key not in self.known:
+            self.known[key] = self.context.resolve_function_type(called, given, named)
+        return self.known[key]
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class Typing(NopythonTypeInference):
+    _name = "typing"
+
+    def run_pass(self, state):
+        context, state.typingctx = state.typingctx, Resolving(state.typingctx)
+        try:
+            return super().run_pass(state)
+        finally:
+            state.typingctx = context
+
+
+# Numba's step -> ours, or `lower`
+INSTEAD = {InlineClosureLikes: InlineClosures, NopythonTypeInference: Typing, NativeLowering: None}
 # Rewrites of numpy's arrays, which no kernel has; and `del` of what counts references
 LEFT_OUT = {NopythonRewrites, IRLegalization}
 

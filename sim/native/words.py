@@ -66,8 +66,6 @@ class Function:
     """A function of words. `library` holds its code, once something needs it; `symbol` is its name there, the
     same in each process, as kernels that are kept on disk have such functions in them."""
 
-    pending = []  # functions that no library holds yet
-
     def __init__(self, function, inline, suffix="", known=()):
         self.name, self.inline = function.__name__, inline
         self.symbol = f"{function.__module__}.{self.name}{suffix}"
@@ -78,12 +76,11 @@ class Function:
         )
         self.parameters = [name for name in inspect.signature(function).parameters if name not in known]
         self.library = None
-        Function.pending.append(self)
 
     def call(self, context, builder, *codes):
         """LLVM's value of a call, where Numba compiles."""
         if self.library is None:
-            build()
+            build(self)
         context.active_code_library.add_linking_library(self.library)
         return self.emit(builder, *codes)
 
@@ -98,16 +95,17 @@ class Function:
         return cgutils.get_or_insert_function(module, signature, self.symbol)
 
 
-def build():
-    """Translate the pending functions into one library."""
-    functions, Function.pending = Function.pending, []
-    library = LinkedLibrary(cpu_target.target_context.codegen(), functions[0].symbol)
-    module = library.create_ir_module(library.name)
-    for function in functions:
-        function.library = library
-    for function in functions:
-        for callee in Body(module, function).translated():
-            if callee.library is not library:
+def build(wanted):
+    """Translate a function, and what it calls that no library holds yet, into one library."""
+    library = LinkedLibrary(cpu_target.target_context.codegen(), wanted.symbol)
+    module, waiting = library.create_ir_module(library.name), [wanted]
+    wanted.library = library
+    while waiting:
+        for callee in Body(module, waiting.pop()).translated():
+            if callee.library is None:
+                callee.library = library
+                waiting.append(callee)
+            elif callee.library is not library:
                 library.add_linking_library(callee.library)
     library.add_ir_module(module)
     library.finalize()
@@ -184,17 +182,20 @@ class Body(ast.NodeVisitor):
     """Translates one function; variables are cells of the stack, until LLVM makes them registers."""
 
     def __init__(self, module, function):
-        self.function, self.callees = function, set()
+        self.function, self.callees = function, []
         code = function.declared(module)
         if function.inline:
             code.attributes.add("alwaysinline")
         self.builder = ir.IRBuilder(code.append_basic_block("entry"))
-        stored = {n.id for n in ast.walk(function.tree) if isinstance(n, ast.Name) and is_store(n)}
-        self.cells = {
-            name: self.builder.alloca(WORD, name=name) for name in [*function.parameters, *sorted(stored)]
-        }
+        self.cells = {}
         for name, value in zip(function.parameters, code.args):
-            self.builder.store(value, self.cells[name])
+            self.builder.store(value, self.cell(name))
+
+    def cell(self, name):
+        if name not in self.cells:
+            with self.builder.goto_entry_block():
+                self.cells[name] = self.builder.alloca(WORD, name=name)
+        return self.cells[name]
 
     def translated(self):
         """The functions that it calls."""
@@ -260,7 +261,7 @@ class Body(ast.NodeVisitor):
 
     def visit_For(self, node):
         start, stop = [WORD(0), *map(self.word, node.iter.args)][-2:]
-        cell, builder = self.cells[node.target.id], self.builder
+        cell, builder = self.cell(node.target.id), self.builder
         head, body, end = map(builder.append_basic_block, ("head", "body", "end"))
         builder.store(start, cell)
         builder.branch(head)
@@ -289,7 +290,7 @@ class Body(ast.NodeVisitor):
     def place(self, node):
         """The pointer to a variable, to a word of a structure, or to one behind an address."""
         if isinstance(node, ast.Name):
-            return self.cells[node.id]
+            return self.cell(node.id)
         if isinstance(node, ast.Attribute):
             position = WORD(FIELDS[node.attr].offset // 8)
             return pointer(self.builder, self.word(node.value), position, WORD)
@@ -357,9 +358,5 @@ class Body(ast.NodeVisitor):
             return self.builder.select(self.builder.icmp_signed(EXTREMES[name], a, b), a, b)
         callee = self.function.names[name].words
         if isinstance(callee, Function):
-            self.callees.add(callee)
+            self.callees.append(callee)
         return callee.emit(self.builder, *given)
-
-
-def is_store(name):
-    return isinstance(name.ctx, ast.Store)
