@@ -90,7 +90,7 @@ class Context:
         for listener in self.listeners[hook]:
             self.findings.extend(listener(*facts) or ())
         self.telling = False
-        if self.since is not None:
+        if self.since is not None and hook != "access_refused":  # which a loop may bring without end
             self.since += time.monotonic() - began
 
     def refuse(self, site, what, array, index):
@@ -252,12 +252,18 @@ class Context:
             raise Stuck(site, True)
         self.judge, self.steps = self.judge or Judge(self), min(self.steps, 0)
         stuck, now = self.judge.nothing_changes(site, frame), time.process_time()
-        spent = now - self.moved > MORE * PATIENCE or len(self.log or ()) > MOST_LOGGED
+        spent = now - self.moved > self.longest() or len(self.log or ()) > MOST_LOGGED
         if stuck or stuck is False and spent:
             raise Stuck(site, stuck)
         if stuck is False:
             self.judge, self.steps, self.since = None, DEFAULT_STEPS, now
             self.patience = min(2 * self.patience, PATIENCE)
+
+    def longest(self):
+        """Seconds that a loop may take in which something changes; where an error has been found, as where
+        nothing does: on a GPU the error may have ended the launch, or made the loop endless."""
+        wrong = any(finding.severity == "error" for finding in self.findings)
+        return PATIENCE if wrong else MORE * PATIENCE
 
     @property
     def signs_of_life(self):
@@ -270,7 +276,7 @@ class Context:
     def spent(self, decided=True):
         """What a loop has spent without progress, in words."""
         if not decided:
-            budget = f"{MORE * PATIENCE:g} s or {MOST_LOGGED:,} accesses"
+            budget = f"{self.longest():g} s or {MOST_LOGGED:,} accesses"
             return f"Something still changes, but no thread ended within {budget}."
         rounds = f"{self.max_steps or DEFAULT_STEPS:,} times"
         budget = rounds if self.max_steps else f"{rounds}, or for {first():g} s"

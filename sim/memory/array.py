@@ -75,7 +75,7 @@ class Array(Methods):
         """One element, or a view, for an index of any form."""
         place = self.place(index, site, "read")
         if place is None:
-            return NoRecord(self, place) if self.dtype.names else domain(poison(self.dtype))
+            return domain(poison(self.dtype))
         if isinstance(place, Array):
             return place
         if self.dtype.names:
@@ -125,6 +125,8 @@ class Array(Methods):
             return self.part(index)
         indices = tuple(whole(i, self) for i in index)
         if any(not -n <= i < n for i, n in zip(indices, self.shape)):
+            if self.dtype.names:  # a Record; its fields are refused
+                return indices
             self.context.refuse(site, what, self, indices)
             return None
         if any(i < 0 and type(given) is not FromEnd for i, given in zip(indices, index)):
@@ -178,12 +180,19 @@ class Array(Methods):
             if len(index) > self.ndim and all(map(is_integer, index)):
                 given = f"{self.name} has {self.ndim} dimensions, and not {len(index)}"
                 raise IndexError(f"{given}; wanted {self.name}[{', '.join(['i'] * self.ndim) or '()'}]")
-            return self.derived(
-                self.numpy[tuple(i if isinstance(i, PARTS) else whole(i, self) for i in index)]
-            )
+            return self.unusual_part(tuple(i if isinstance(i, PARTS) else whole(i, self) for i in index))
         axes += zip(self.shape[n:], self.strides[n:])
         shape, strides = zip(*axes)
         return self.another(moved if math.prod(shape) else 0, self.dtype, shape, strides)
+
+    def unusual_part(self, index):
+        """The same for indices that are not all plain, or not all inside."""
+        try:
+            return self.derived(self.numpy[index])
+        except IndexError:
+            if sum(isinstance(i, int | slice) for i in index) > self.ndim:
+                raise
+            return Outside(self, elements(index, self.shape))
 
     def derived(self, array):
         """An Array over `array`, an ndarray that shares this one's memory."""
@@ -329,14 +338,45 @@ class Record:
             self.column(name).store(self._place, value[position], site)
 
 
-class NoRecord(Record):
-    """What is read where no element is: its fields are poison, and what is stored is dropped."""
+class Outside(Array):
+    """A part outside of its array, as a row behind the last. To take it is no access; each access to it is
+    refused as one to an element `of` the array. `numpy`: the indices that its elements have there."""
 
-    def load(self, field, site):
-        return domain(poison(self._array.dtype[field]))
+    __slots__ = ("of",)
 
-    def store(self, field, value, site):
-        pass
+    def __init__(self, of, elements):
+        self.context, self.allocation, self.dtype, self.name = of.context, of.allocation, of.dtype, of.name
+        self.writable, self.views, self.whole, self.of = of.writable, None, elements, of
+        self.shape, self.ndim, self.size = elements.shape, elements.ndim, elements.size
+        self.strides, self.offset, self.code, self.shift = elements.strides, of.offset, of.code, of.shift
+        for axis in range(MAX_FAST_RANK):
+            setattr(self, f"n{axis}", 0)  # the fast path takes no index
+
+    def place(self, index, site, what):
+        place = super().place(index, site, what)
+        if type(place) is tuple:
+            self.context.refuse(site, what, self.of, self.whole[place])
+        return place if isinstance(place, Array) else None
+
+    def derived(self, array):
+        return Outside(self.of, array)
+
+    def part(self, index):
+        return self.derived(self.whole[index])
+
+
+def elements(index, shape):
+    """The indices of the elements of a part that lies outside of an array of this shape, as the part has
+    them: an ndarray of tuples."""
+    of_axes = [i for i in index if i is not None]
+    left = [slice(None)] * (len(shape) - sum(i is not Ellipsis for i in of_axes))
+    at = next((at for at, i in enumerate(of_axes) if i is Ellipsis), len(of_axes))
+    of_axes[at : at + 1] = left
+    grid = [[i] if isinstance(i, int) else range(n) for i, n in zip(of_axes, shape)]
+    found = np.empty([*map(len, grid)], object)
+    for place in np.ndindex(found.shape):
+        found[place] = tuple(numbers[i] for numbers, i in zip(grid, place))
+    return found[tuple(0 if isinstance(i, int) else i for i in index)]
 
 
 FAST, WATCHED = (

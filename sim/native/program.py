@@ -97,7 +97,10 @@ def lower_for_fission(function, dtypes=(), counted=False):
     )
     synchronizes = any(source.acts_on_atomics for source in module.reachable.values())
     module.reachable = None  # the functions themselves are not kept alive
-    writes = Writes(module).of(statements) & {*parameters, *module.declared}
+    writes = Writes(module).of(statements)
+    if writes & set(module.arrays):
+        raise CannotLower("a global array is constant, and the kernel may write to it")
+    writes &= {*parameters, *module.declared}
     return Lowered(module, parameters, statements, writes, code, synchronizes)
 
 

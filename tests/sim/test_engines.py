@@ -298,6 +298,20 @@ def test_whether_a_loop_ends_that_changes_something_is_not_decided(monkeypatch):
     )
 
 
+def test_a_loop_behind_an_error_is_not_awaited_longer(monkeypatch):
+    """What is read outside of the array goes on changing."""
+
+    def kernel(x):
+        i = 0
+        while x[i] == 0 or i >= 3:
+            i += 1
+
+    monkeypatch.setattr(sim.context, "PATIENCE", 0.02)
+    findings = simulate(kernel, on_finding="report")[1, 1](np.zeros(3)).findings
+    assert [finding.kind for finding in findings] == ["out-of-bounds", "no-progress"]
+    assert "within 0.02 s" in findings[1].reason
+
+
 def test_an_atomic_whose_result_nobody_reads_tells_threads_nothing():
     def kernel(bins, read):
         old = cuda.atomic.add(bins, 0, 1)

@@ -308,3 +308,14 @@ def test_what_an_earlier_launch_has_written_is_written(engine, dtype, read):
     assert sum(1 + f.count for f in report.findings) == len(read)
     x[:] = 1  # the host's stores count too
     assert not simulate(second, engine=engine)[2, 4](x, y).findings
+
+
+def test_what_one_thread_does_again_and_again_is_counted():
+    """Three threads, 2,500 times each; each time is not kept."""
+
+    def kernel(x):
+        for _ in range(2_500):
+            x[cuda.threadIdx.x + 1] = 1
+
+    (finding,) = simulate(kernel, on_finding="report")[1, 3](np.zeros(1)).findings
+    assert finding.count == 7_499

@@ -200,6 +200,37 @@ def test_constant_memory_is_read_only(launch):
         launch(kernel, 1, 1)
 
 
+def put(x, value):
+    x[0, 0] = value
+
+
+def writes_by_another_name(out):
+    table = cuda.const.array_like(WEIGHTS)
+    out[0] = 1
+    table[0, 0] = 1
+
+
+def writes_in_a_function(out):
+    out[0] = 1
+    put(cuda.const.array_like(WEIGHTS), 1)
+
+
+def adds_to_one_of_two(out):
+    table = cuda.const.array_like(WEIGHTS)
+    for array in (table, table):
+        cuda.atomic.add(array, (0, 0), out.size)
+    out[0] = 1
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize("kernel", (writes_by_another_name, writes_in_a_function, adds_to_one_of_two))
+def test_constant_memory_is_read_only_by_any_name(kernel, engine):
+    before = WEIGHTS.copy()
+    with pytest.raises(ThreadError, match="a global array is constant: a kernel may only read it"):
+        simulate(kernel, engine=engine)[1, 1](np.zeros(1))
+    np.testing.assert_array_equal(WEIGHTS, before)
+
+
 @pytest.mark.parametrize("dtype", (np.float32, np.int64))
 @pytest.mark.parametrize("write", ("x[0] = 1", "cuda.atomic.add(x, 0, 1)"))
 def test_a_read_only_argument_is_never_written(launch, write, dtype):
@@ -307,3 +338,75 @@ def test_two_arrays_in_one_assignment(engine):
     out = np.zeros(4, np.float32)
     assert not simulate(kernel, engine=engine)[1, 1](out).findings
     assert out.tolist() == [0, 3, 6, 9]
+
+
+PARTICLE = np.dtype([("id", np.int32), ("at", np.float32, 3), ("was", np.dtype([("id", np.int32)]))])
+
+
+def row(x, p, out, i):
+    out[0] = x[i][1] + x[i, 1:][0]
+
+
+def kept_row(x, p, out, i):
+    part = x[i]
+    out[0] = part[1] + len(part)
+    for number in part[1:2]:
+        out[0] += number
+
+
+def column(x, p, out, i):
+    part = x[..., None, i].T
+    cuda.atomic.add(part, (0, 0), 1)
+
+
+def stored_row(x, p, out, i):
+    x[i, 1:2] = 5
+
+
+def field_that_is_an_array(x, p, out, i):
+    out[0] = p[i].at[1]
+
+
+def stored_field_that_is_an_array(x, p, out, i):
+    p[i].at[1] = 5
+
+
+def record_in_a_record(x, p, out, i):
+    out[0] = p[i].was.id
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize(
+    "kernel, element, shape",
+    [
+        (row, "x[4, 1]", "4 x 2"),
+        (kept_row, "x[4, 1]", "4 x 2"),
+        (column, "x[0, 4]", "4 x 2"),
+        (stored_row, "x[4, 1]", "4 x 2"),
+        (field_that_is_an_array, "p[4, 1]", "4 x 3"),
+        (stored_field_that_is_an_array, "p[4, 1]", "4 x 3"),
+        (record_in_a_record, "p[4]", "4"),
+    ],
+)
+def test_a_part_outside_of_its_array(engine, kernel, element, shape):
+    x, p, out = np.zeros((4, 2)), np.zeros(4, PARTICLE), np.zeros(1)
+    report = simulate(kernel, engine=engine, on_finding="report")[1, 1](x, p, out, 4)
+    assert {(finding.kind, finding.verdict) for finding in report.findings} == {
+        ("out-of-bounds", f"{element} is outside {element[0]}, whose shape is {shape}")
+    }
+    assert not x.any()
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_a_part_that_nobody_touches_may_lie_outside(engine):
+    """On a GPU it is an address; the guard stands before the access."""
+
+    def kernel(x, p, out):
+        i = cuda.threadIdx.x
+        part, field, record = x[i], p[i].at, p[i]
+        if i < out.size:
+            out[i] = part[1] + field[0] + record.id
+
+    x, p, out = np.ones((4, 2)), np.ones(4, PARTICLE), np.zeros(4)
+    assert simulate(kernel, engine=engine)[1, 32](x, p, out).findings == ()
+    assert (out == 3).all()
