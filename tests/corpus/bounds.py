@@ -275,3 +275,38 @@ class UnsignedUnderflow:
 
     def wanted(x, out):
         return {"out": np.diff(x, prepend=0)}
+
+
+class RowBehindTheLast:
+    """A row that a thread takes is only an address; one that it reads must be there."""
+
+    launch = 2, 4
+    findings = {
+        ("out-of-bounds", "error", "x", ("for number in row:", "read")),
+        ("out-of-bounds", "error", "out", ("out[i] = total", "written")),
+    }
+
+    def arguments():
+        return np.arange(18.0).reshape(6, 3), np.zeros(6)
+
+    @cuda.jit
+    def buggy(x, out):
+        i = cuda.grid(1)
+        row = x[i]
+        total = 0.0
+        for number in row:
+            total += number
+        out[i] = total
+
+    @cuda.jit
+    def fixed(x, out):
+        i = cuda.grid(1)
+        row = x[i]
+        if i < out.size:
+            total = 0.0
+            for number in row:
+                total += number
+            out[i] = total
+
+    def wanted(x, out):
+        return {"out": x.sum(1)}
