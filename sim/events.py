@@ -26,6 +26,7 @@ SITE_BITS = 63 - SITE_SHIFT
 SPACE_SHIFT = ADDRESS_BITS - 2
 SPACES = ("global", "const", "shared", "local")
 GLOBAL, CONST, SHARED, LOCAL = range(4)
+CONSTANT = "a global array"  # what all arrays in constant memory are called
 ACTIONS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3}
 LOAD, STORE, ATOMIC, BARRIER = range(4)
 
@@ -137,9 +138,15 @@ class Element(NamedTuple):
 def alias(access: Access, name: str) -> str:
     """ ", here part" where the line of an access calls the array (or the tuple) otherwise than the launch
     does, as `part` for `arrays[0]`; else nothing."""
+    here = word(access)
+    return f", here {here}" if here and "[" in name and here != name.partition("[")[0] else ""
+
+
+def word(access: Access) -> str:
+    """The name with which the text of an access begins; "" if with none."""
     site = access.site
-    here = site and re.match(r"\w+", site.source[max(site.column - site.indent, 0) :])
-    return f", here {here[0]}" if here and "[" in name and here[0] != name.partition("[")[0] else ""
+    here = site and re.match(r"[^\W\d]\w*", site.source[max(site.column - site.indent, 0) :])
+    return here[0] if here else ""
 
 
 @dataclass(frozen=True)

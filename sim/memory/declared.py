@@ -7,14 +7,14 @@ from math import prod
 import numpy as np
 
 from sim.errors import LaunchError
-from sim.events import SITES
+from sim.events import CONSTANT, SITES
 from sim.memory.array import Array, array_at, layout_of
 from sim.memory.spaces import poisoned
 
 
 def constant_array(context, array):
     """A global numpy array, as constant memory: read-only in the kernel."""
-    array, name = np.ascontiguousarray(array), "a global array"
+    array, name = np.ascontiguousarray(array), CONSTANT
     home = 0, array.itemsize, array.shape, array.strides
     allocation = context.space.add(name, "const", array.reshape(-1).view(np.uint8), home)
     return array_at(context, allocation, 0, array.dtype, array.shape, array.strides, name)

@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 
-from sim.events import SPACES
+from sim.events import CONSTANT, SPACES
 from sim.memory.declared import check_sizes
 from sim.memory.spaces import (
     AddressSpace,
@@ -117,7 +117,7 @@ class Memory:
         bind_arguments(space, self.arrays)
         homes = [Home(a.name, SPACES.index(a.space), *extent(a.root), a.base) for a in space.allocations]
         named = [
-            *(("a global array", "const") for _ in module.arrays),
+            *((CONSTANT, "const") for _ in module.arrays),
             *((declared.name, declared.space) for declared in module.declared.values()),
         ]
         for (name, where), guarded in zip(named, self.given):

@@ -43,10 +43,10 @@ def fix(a, b, equal, colliding, scoped, lacks_fence, synchronizes, barriers):
     if lacks_fence:
         reach = "" if a.block == b.block else "; cuda.threadfence_block() is for threads of one block only"
         return f"cuda.threadfence() between this write and the atomic that tells of it{reach}"
-    if colliding and same_line and not synchronizes:
+    if colliding and (same_line or reads_before(other, one)):
         return (
             "cuda.atomic (cuda.atomic.add for +=), or let each thread write an element of its own, or let one"
-            " thread do it for all"
+            f" thread do it for all{', or let all hold one lock of atomics' if synchronizes else ''}"
         )
     if synchronizes and not barriers.get(one.function):
         last = (
@@ -62,6 +62,11 @@ def fix(a, b, equal, colliding, scoped, lacks_fence, synchronizes, barriers):
             " launch a second one for what comes after"
         )
     return barrier(one, other, same_line, barriers)
+
+
+def reads_before(one, other):
+    """Whether `one` reads on a line above that of `other`, as where x[0] = x[0] + 1 stands on two lines."""
+    return one.action == "load" and one.function == other.function and one.line < other.line
 
 
 def barrier(one, other, same_line, barriers):

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from sim.events import Element, Finding, Observer, alias
+from sim.events import CONSTANT, Element, Finding, Observer, alias, index_text, word
 
 MOST_TOLD = 1000  # findings of one thread at one place; more are counted
 
@@ -27,16 +27,18 @@ class Bounds(Observer):
 
     def finding(self, access, array, index, shape):
         element, size = Element(array.name, index), " x ".join(map(str, shape)) or "a scalar's"
+        name, called = names(access, array)
+        there = Element(name, index) if name else f"index {index_text(index)}"
         lowest = -1 if array.wraps else 0
         axis = next((axis for axis, (i, n) in enumerate(zip(index, shape)) if not lowest * n <= i < n), None)
-        called = f"{array.name}{alias(access, array.name)}"
         if axis is not None:
             along = f" along axis {axis}" if len(shape) > 1 else ""
             negative = index[axis] < 0
-            limit = "not be negative" if negative else f"be below {array.name}.shape[{axis}]"
+            size_there = f"{name}.shape[{axis}]" if name else shape[axis]
+            limit = "not be negative" if negative else f"be below {size_there}"
             guard = f"the index along axis {axis} must {limit}"
             if len(shape) == 1:
-                guard = "if i >= 0" if negative else f"if i < {array.name}.shape[0]"
+                guard = "if i >= 0" if negative else f"if i < {size_there}"
             reason = f"Index {index[axis]}{along} must be below {shape[axis]}."
             if negative:
                 reason = f"Index {index[axis]} lies in front of the first element."
@@ -48,7 +50,7 @@ class Bounds(Observer):
             return Finding(
                 "out-of-bounds",
                 "error",
-                f"{element} is outside {called}, whose shape is {size}",
+                f"{there} is outside {called}, whose shape is {size}",
                 (access,),
                 *element,
                 reason=reason,
@@ -57,7 +59,7 @@ class Bounds(Observer):
         return Finding(
             "negative-index",
             "warning",
-            f"{element} counts from the end of {called}, whose shape is {size}",
+            f"{there} counts from the end of {called}, whose shape is {size}",
             (access,),
             *element,
             reason=(
@@ -66,3 +68,18 @@ class Bounds(Observer):
             ),
             fix="if the wrap is not meant, guard the access: if i >= 0",
         )
+
+
+def names(access, array):
+    """What the kernel calls the array where it is accessed, and that with what it is a part of. None for the
+    first if it has no name there, as x[i].field has none."""
+    home, here = array.allocation.home, word(access)
+    if array.name == CONSTANT and here:
+        return here, f"{here}, {CONSTANT}"
+    if home is None or array.shape == tuple(home[2]) or not array.wraps:
+        return array.name, f"{array.name}{alias(access, array.name)}"
+    if here and here != array.name.partition("[")[0]:
+        return here, f"{here}, a part of {array.name}"
+    if home[1] > array.dtype.itemsize:  # a field
+        return None, f"a part of {array.name}"
+    return array.name, array.name

@@ -319,3 +319,39 @@ def test_what_one_thread_does_again_and_again_is_counted():
 
     (finding,) = simulate(kernel, on_finding="report")[1, 3](np.zeros(1)).findings
     assert finding.count == 7_499
+
+
+TABLE = np.zeros(3)
+
+
+def test_a_part_is_called_as_the_kernel_calls_it():
+    def kernel(x, out):
+        odd = x[1::2]
+        table = cuda.const.array_like(TABLE)
+        out[0] = odd[cuda.threadIdx.x + 5]
+        out[1] = table[cuda.threadIdx.x + 3]
+        out[cuda.blockDim.x + 1] = 1
+
+    findings = simulate(kernel, on_finding="report")[1, 1](np.zeros(10), np.zeros(2)).findings
+    assert [(finding.verdict, finding.fix.removeprefix("guard the access: ")) for finding in findings] == [
+        ("odd[5] is outside odd, a part of x, whose shape is 5", "if i < odd.shape[0]"),
+        ("table[3] is outside table, a global array, whose shape is 3", "if i < table.shape[0]"),
+        ("out[2] is outside out, whose shape is 2", "if i < out.shape[0]"),
+    ]
+
+
+def test_what_is_read_and_then_written_by_all_wants_an_atomic():
+    def two_lines(n):
+        old = n[0]
+        n[0] = old + cuda.threadIdx.x
+
+    def beside_a_queue(n):
+        slot = cuda.atomic.add(n, 1, 1)
+        n[0] += slot
+
+    for kernel, also in ((two_lines, ""), (beside_a_queue, ", or let all hold one lock of atomics")):
+        findings = simulate(kernel, on_finding="report")[1, 4](np.zeros(2, np.int64)).findings
+        assert {finding.fix for finding in findings} == {
+            "cuda.atomic (cuda.atomic.add for +=), or let each thread write an element of its own, or let one"
+            f" thread do it for all{also}"
+        }

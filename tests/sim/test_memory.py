@@ -377,23 +377,21 @@ def record_in_a_record(x, p, out, i):
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 @pytest.mark.parametrize(
-    "kernel, element, shape",
+    "kernel, verdict",
     [
-        (row, "x[4, 1]", "4 x 2"),
-        (kept_row, "x[4, 1]", "4 x 2"),
-        (column, "x[0, 4]", "4 x 2"),
-        (stored_row, "x[4, 1]", "4 x 2"),
-        (field_that_is_an_array, "p[4, 1]", "4 x 3"),
-        (stored_field_that_is_an_array, "p[4, 1]", "4 x 3"),
-        (record_in_a_record, "p[4]", "4"),
+        (row, "x[4, 1] is outside x, whose shape is 4 x 2"),
+        (kept_row, "x[4, 1] is outside x, whose shape is 4 x 2"),
+        (column, "x[0, 4] is outside x, whose shape is 4 x 2"),
+        (stored_row, "x[4, 1] is outside x, whose shape is 4 x 2"),
+        (field_that_is_an_array, "index (4, 1) is outside a part of p, whose shape is 4 x 3"),
+        (stored_field_that_is_an_array, "index (4, 1) is outside a part of p, whose shape is 4 x 3"),
+        (record_in_a_record, "p[4] is outside p, whose shape is 4"),
     ],
 )
-def test_a_part_outside_of_its_array(engine, kernel, element, shape):
+def test_a_part_outside_of_its_array(engine, kernel, verdict):
     x, p, out = np.zeros((4, 2)), np.zeros(4, PARTICLE), np.zeros(1)
     report = simulate(kernel, engine=engine, on_finding="report")[1, 1](x, p, out, 4)
-    assert {(finding.kind, finding.verdict) for finding in report.findings} == {
-        ("out-of-bounds", f"{element} is outside {element[0]}, whose shape is {shape}")
-    }
+    assert {(finding.kind, finding.verdict) for finding in report.findings} == {("out-of-bounds", verdict)}
     assert not x.any()
 
 
