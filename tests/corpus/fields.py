@@ -131,7 +131,7 @@ class RecordBehindTheLast:
     launch = 1, 4
     findings = {
         ("out-of-bounds", "error", "points", ("out[i] = points[4 - i].x", "read")),
-        ("out-of-bounds", "error", "points", ("points[4 - i].hits = i", "read")),
+        ("out-of-bounds", "error", "points", ("points[4 - i].hits = i", "written")),
     }
 
     def arguments():
