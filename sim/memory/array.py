@@ -345,7 +345,8 @@ class Outside(Array):
     __slots__ = ("of",)
 
     def __init__(self, of, elements):
-        self.context, self.allocation, self.dtype, self.name = of.context, of.allocation, of.dtype, of.name
+        self.context, self.allocation, self.root = of.context, of.allocation, of.root
+        self.dtype, self.name = of.dtype, of.name
         self.writable, self.views, self.whole, self.of = of.writable, None, elements, of
         self.shape, self.ndim, self.size = elements.shape, elements.ndim, elements.size
         self.strides, self.offset, self.code, self.shift = elements.strides, of.offset, of.code, of.shift
