@@ -70,7 +70,7 @@ def pytest_configure(config):
     }
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"  # each core has a worker of its own
-    if sys.platform == "linux" and not GPUS:
+    if sys.platform == "linux" and not GPUS and not config.getoption("--all"):
         forked_kernels.install()
 
 

@@ -106,15 +106,20 @@ def bytes_of(llvm_type):
 
 
 class Lower(lowering.Lower):
-    """Numba's, without what only counted references need: a kernel has none. Numba asks LLVM for the size of
-    each variable; here it does for each type."""
+    """Numba's, without what only counted references need, where no variable is one: a list in the meaning of
+    an instruction is. Numba asks LLVM for the size of each variable; here it does for each type."""
 
     def init(self):
         super().init()
-        self.context.enable_nrt, self.context.get_abi_sizeof = False, bytes_of
+        models = self.context.data_model_manager
+        self.context.enable_nrt = any(
+            models[numba_type].contains_nrt_meminfo() for numba_type in set(self.fndesc.typemap.values())
+        )
+        self.context.get_abi_sizeof = bytes_of
 
     def delvar(self, name):
-        pass
+        if self.context.enable_nrt:
+            super().delvar(name)
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
