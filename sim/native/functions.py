@@ -31,10 +31,10 @@ def function_of(entry):
 
     def typed(typing, *given):
         scalars = [*map(scalar_of, given)]
-        found = None if None in scalars else entry.version(*scalars)
-        if found and found.results in INTEGRAL and is_above_zero(given[-1]):
-            found = found._replace(native=DIVISIONS.get(entry.name, found.native))
-        return found and typed_call(typing, found, [*map(types.unliteral, given)])
+        found, plain = None if None in scalars else entry.version(*scalars), [*map(types.unliteral, given)]
+        if found and entry.name in DIVISIONS and found.results in INTEGRAL and is_above_zero(given[-1]):
+            found, plain[-1] = found._replace(native=DIVISIONS[entry.name]), given[-1]  # code for this literal
+        return found and typed_call(typing, found, plain)
 
     parameters = [f"x{position}" for position in range(entry.count)]
     return intrinsic_of(in_text(entry.name), parameters, typed, prefer_literal=entry.name in DIVISIONS)

@@ -170,6 +170,24 @@ def test_the_lowest_integer_divided_by_minus_one_is_zero():
     ]
 
 
+@cuda.jit
+def by_a_literal(out, x):
+    out[0], out[1] = x[0] // 7, x[0] % 7
+
+
+@cuda.jit
+def quotients_again(out, x, y):
+    out[0], out[1] = (x[0] + 1) // y[0], (x[0] + 1) % y[0]
+
+
+def test_a_literal_divisor_changes_no_other():
+    """What is compiled for a literal above 0 is LLVM's own division, which would end this process."""
+    x, y = np.array([2**63 - 1, 7]), np.array([-1, 0])
+    by_both(quotients, np.ones(7, np.int64), x, y)
+    assert by_both(by_a_literal, np.ones(2, np.int64), x) == [x[0] // 7, x[0] % 7]
+    assert by_both(quotients_again, np.ones(2, np.int64), x, y) == [0, 0]
+
+
 @cuda.jit(device=True)
 def applied(operation, a, b):
     return operation(a, b)
