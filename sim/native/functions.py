@@ -33,7 +33,8 @@ def function_of(entry):
         scalars = [*map(scalar_of, given)]
         found, plain = None if None in scalars else entry.version(*scalars), [*map(types.unliteral, given)]
         if found and entry.name in DIVISIONS and found.results in INTEGRAL and is_above_zero(given[-1]):
-            found, plain[-1] = found._replace(native=DIVISIONS[entry.name]), given[-1]  # code for this literal
+            plain[-1] = given[-1]  # this literal has code of its own
+            found = found._replace(native=DIVISIONS[entry.name])
         return found and typed_call(typing, found, plain)
 
     parameters = [f"x{position}" for position in range(entry.count)]
