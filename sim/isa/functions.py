@@ -23,6 +23,11 @@ BITS = "the same bits, in the type of the result"
 VALUE = "the same number, in the type of the result"
 
 
+def same(x):
+    """The meaning of a conversion whose operand has the type of the result."""
+    return x
+
+
 @dataclass(frozen=True)
 class LLVM:
     """The LLVM intrinsic `name`, of its operands' type; `more`: (bits, value) of constants that follow

@@ -14,7 +14,7 @@ from numpy import float16, float32, float64, int64, uint16
 
 from sim.isa import arithmetic, ieee  # noqa: F401  arithmetic enters PTX's
 from sim.isa.directed import DIRECTIONS
-from sim.isa.functions import BITS, SAME, Function
+from sim.isa.functions import BITS, SAME, Function, same
 from sim.isa.table import PTX, under
 
 ELEMENTARY = "ceil cos exp exp10 exp2 floor log log10 log2 rint rsqrt sin sqrt tanh trunc".split()
@@ -85,10 +85,6 @@ enter("htanh_approx", ieee.of_one("tanh"), native=in_double(ieee.NATIVE["tanh"])
 enter("hrcp", lambda x: ONE / x, native=lambda x: 1.0 / float64(x))
 
 # --- conversions --------------------------------------------------------------------------------------------
-
-
-def same(x):
-    return x
 
 
 enter("__hisnan", lambda x: x != x, result=bool)

@@ -19,7 +19,7 @@ from numpy import float32, float64, int32, int64
 from sim.isa import arithmetic, bits, ieee
 from sim.isa.conversions import wrap
 from sim.isa.directed import DIRECTIONS, from_float, square_root
-from sim.isa.functions import BITS, SAME, Function
+from sim.isa.functions import BITS, SAME, Function, same
 from sim.isa.ieee import copysign
 from sim.isa.table import INSTRUCTIONS, PTX, under
 
@@ -149,10 +149,6 @@ fast("sincosf")
 
 def reciprocal(x):
     return 1 / x
-
-
-def same(x):
-    return x
 
 
 # in PTX -> what gives the same, compiled, to the nearest

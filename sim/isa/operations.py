@@ -17,7 +17,7 @@ from numpy import complex64, complex128, float32, float64, int8, int64, uint32, 
 
 from sim.isa import floored, ieee, promotion
 from sim.isa.conversions import HIGHEST, LOWEST, cast, wrap
-from sim.isa.functions import SAME, UNASSUMING, VALUE, Function, Version
+from sim.isa.functions import SAME, UNASSUMING, VALUE, Function, Version, same
 from sim.isa.operators import (
     BY_WAY_OF_FLOAT64,
     complex_quotient,
@@ -97,7 +97,7 @@ def of_shift(a, b):
 QUOTIENT = {int: signed_quotient, uint64: unsigned_quotient} | dict.fromkeys(PLAIN, floored.quotient)
 REMAINDER = {int: signed_remainder, uint64: unsigned_remainder} | dict.fromkeys(PLAIN, floored.remainder)
 
-
+# the same of floats, asked of numpy first where that is surely right
 INTERPRETED = {
     name: dict.fromkeys(PLAIN, undisturbed(getattr(operator, name), exact))
     for name, exact in (("floordiv", floored.quotient), ("mod", floored.remainder))
@@ -214,10 +214,6 @@ def of_extreme(of_floats=None):
 
 
 # --- conversions --------------------------------------------------------------------------------------------
-
-
-def same(x):
-    return x
 
 
 def of_int(x):
