@@ -55,7 +55,7 @@ show_table(
 )
 
 # %% [markdown]
-# (The second row's time is from this project's log, `LOG.md`: 4 sequences of 4096 tokens, 16 heads of 64, causal.) It does 36 times as many operations per second, exponentials included. No multiplication of float32 numbers, one per lane, can do that: the H200's limit for those is 66.9 TFLOP/s (lesson 08). The second kernel is Python too, and [lesson 17](17_fast_forward.ipynb) builds it. Here you learn the instruction that it stands on.
+# (The second row's time is from this project's log, `docs/log/2026-11.md`: 4 sequences of 4096 tokens, 16 heads of 64, causal.) It does 36 times as many operations per second, exponentials included. No multiplication of float32 numbers, one per lane, can do that: the H200's limit for those is 66.9 TFLOP/s (lesson 08). The second kernel is Python too, and [lesson 17](17_fast_forward.ipynb) builds it. Here you learn the instruction that it stands on.
 #
 # ## 1. One instruction
 #
@@ -659,7 +659,7 @@ show_table(
 # %% [markdown]
 # In a turn shared memory gives 128 bytes. Three things have made more of them: a number has half the bytes; `ldmatrix` fetches each byte once per warp, where lanes used to load one number each; and a warp uses each fragment of A for two products. Whoever gives a warp more products per fragment (32 × 32 or 64 × 32 of c) goes further. So do the kernels of lesson 17.
 #
-# In time, on one H200: the forward pass of convolutional attention, 4 sequences of 2048 tokens, 16 heads of 64, 7 × 7 taps, causal, takes 4.24 ms with the float32 kernels (recorded 2026-11-21). With the instructions of this lesson, in bfloat16, it takes 0.33 ms (recorded 2026-11-22, `LOG.md`), a thirteenth.
+# In time, on one H200: the forward pass of convolutional attention, 4 sequences of 2048 tokens, 16 heads of 64, 7 × 7 taps, causal, takes 4.24 ms with the float32 kernels (recorded 2026-11-21). With the instructions of this lesson, in bfloat16, it takes 0.33 ms (recorded 2026-11-22, `docs/log/2026-11.md`), a thirteenth.
 #
 # ## Validate
 #

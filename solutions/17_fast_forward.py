@@ -1219,7 +1219,7 @@ show_table(
 # %% [markdown]
 # The kernel has 2.6 times the multiply-adds of plain attention, and takes 2.9 and 3.2 times as long: the count came within a fifth. Lesson 11's way in float32 takes 8 and 10 times as long as this kernel.
 #
-# Not every try was faster. From the project's log of 2026-11-22 (`LOG.md`, "tensor cores"; milliseconds at 1, 8, 4096, 64):
+# Not every try was faster. From the project's log of 2026-11-22 (`docs/log/2026-11.md`, "tensor cores"; milliseconds at 1, 8, 4096, 64):
 #
 # | try | expected | ms |
 # |---|---|---:|

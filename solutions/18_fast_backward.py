@@ -506,7 +506,7 @@ share = ((rounded - right).abs() / bound).max().item()
 print("below the bound:", share <= 1, "  below a thirtieth of it:", share <= 1 / 30)
 
 # %% [markdown]
-# Roundings go up and down alike, and thousands of them nearly cancel. On the GPU the errors of all four gradients were at most 1.06 times those of PyTorch eager in bfloat16, from 17 queries on (LOG.md, 2026-11-22).
+# Roundings go up and down alike, and thousands of them nearly cancel. On the GPU the errors of all four gradients were at most 1.06 times those of PyTorch eager in bfloat16, from 17 queries on (`docs/log/2026-11.md`, 2026-11-22).
 #
 # ## 5. How many fit (optional, 15 minutes)
 #
@@ -597,7 +597,7 @@ show_table(
 #
 # ### The tries that failed
 #
-# Such kernels are found by trying. This is the list of the tries for this one, from the project's log (LOG.md, 2026-11-22; one H200, milliseconds, for 1, 8, 4096, 64 and 4, 16, 2048, 64). The first form took **1.26 and 1.79**. A first estimate had taken the bytes of shared memory for the limit: 0.9 ms for the second shape. So most tries save such bytes.
+# Such kernels are found by trying. This is the list of the tries for this one, from the project's log (`docs/log/2026-11.md`, 2026-11-22; one H200, milliseconds, for 1, 8, 4096, 64 and 4, 16, 2048, 64). The first form took **1.26 and 1.79**. A first estimate had taken the bytes of shared memory for the limit: 0.9 ms for the second shape. So most tries save such bytes.
 #
 # **Predict** for each whether it was faster or slower. `___`
 #
