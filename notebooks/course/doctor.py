@@ -23,7 +23,7 @@ IMPORTS = {
     "simulator": "import numpy, greenlet, ml_dtypes, sim",
     "torch": "import torch; print(torch.version.cuda or '')",
     "numba.cuda": "from numba import cuda",
-    "compiled": "from sim.native import cache; print(f'{cache.folder()}, {cache.size() / 1e6:.1f} MB')",
+    "compiled": "from sim.native.codegen import cache as c; print(f'{c.folder()}, {c.size() / 1e6:.1f} MB')",
 }
 
 

@@ -1,8 +1,8 @@
 """The native engine, for kernels in Python and in PTX."""
 
-from sim.native.explain import by_fibers, explained, tool_of
-from sim.native.front import CannotLower
-from sim.native.runtime import Attempt
+from sim.native.lower.module import CannotLower
+from sim.native.run.explain import by_fibers, explained, tool_of
+from sim.native.run.launch import Attempt
 from sim.observers import COUNTERS, DEFAULT
 
 

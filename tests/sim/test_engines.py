@@ -264,7 +264,7 @@ def test_compiled_a_long_loop_is_judged_by_fibers(blocks, monkeypatch):
             i += 1
         x[cuda.blockIdx.x] = i
 
-    monkeypatch.setattr("sim.native.runtime.ROUNDS", 5_000)
+    monkeypatch.setattr("sim.native.run.launch.ROUNDS", 5_000)
     x = np.zeros(blocks, np.int64)
     assert simulate(kernel, engine="native")[blocks, 1](x).findings == ()
     assert x[-1] == 20_000 and np.array_equal(x[:-1], np.arange(1 - blocks, 0))

@@ -17,9 +17,9 @@ from sim import ThreadError, simulate
 from sim.isa import INSTRUCTIONS, LLVM, atomics, by_ptx, function, libdevice, operations, operators, vote
 from sim.isa.barriers import VOTES
 from sim.isa.functions import Function
-from sim.native import halves as _halves  # noqa: F401  gives halves their operators
-from sim.native.functions import compiles, function_of
-from sim.native.scalars import argument_of
+from sim.native.codegen import half_operators as _halves  # noqa: F401  gives halves their operators
+from sim.native.codegen.isa_functions import compiles, function_of
+from sim.native.codegen.scalars import argument_of
 
 ENGINES = ("fibers", "threads", "native")
 
@@ -327,7 +327,7 @@ def test_digests_are_the_same_in_each_process():
     """Machine code is kept under them."""
     program = (
         "from sim.isa.table import INSTRUCTIONS\n"
-        "from sim.native.functions import compiles, digest\n"
+        "from sim.native.codegen.isa_functions import compiles, digest\n"
         "for entry in filter(compiles, INSTRUCTIONS.values()): print(digest(entry))"
     )
     told = [subprocess.check_output([sys.executable, "-c", program]).split() for _ in range(2)]

@@ -17,7 +17,8 @@ from numba import cuda, float32, float64, int32, uint8
 from numba.cuda import libdevice
 
 from sim import KernelBug, LaunchError, ThreadError, empty, simulate
-from sim.native import cache, source
+from sim.native import source
+from sim.native.codegen import cache
 from sim.observers import COUNTERS, DEFAULT, Trace
 
 FULL = 0xFFFFFFFF
@@ -729,7 +730,7 @@ def test_a_second_process_compiles_nothing(again):
 
 COUNTING = """
 import ctypes
-from sim.native import tally
+from sim.native.run import tally
 tally.count(ctypes.addressof(nothing := tally.Counting()))
 print(len(tally.count.stats.cache_hits))
 """
@@ -804,7 +805,7 @@ def test_what_nobody_has_launched_for_long_is_forgotten(tmp_path):
     for name, age in [
         ("old_1.py", cache.UNUSED + 9),
         ("old_1.old-1.nbc", cache.UNUSED + 9),
-        ("old_version/checks.dirty-1.nbc", cache.UNUSED + 9),
+        ("old_version/shadow.dirty-1.nbc", cache.UNUSED + 9),
         ("old_version", cache.UNUSED + 9),
         ("used_2.py", 5),
         ("used_2.used-1.nbc", cache.UNUSED + 9),

@@ -12,8 +12,8 @@ import pytest
 from numba import cuda, float32, float64, int32
 
 from sim import ThreadError, simulate
-from sim.native.program import lower_for_fission
-from sim.native.state import MOST_UNSET
+from sim.native.codegen.launch_state import MOST_UNSET
+from sim.native.split.program import lower_for_fission
 from sim.observers import DEFAULT, Trace
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from course.doctor import gpu_names
-from sim.native import cache
+from sim.native.codegen import cache
 from sim.pytest_plugin import TOOLS, rounds, words
 
 pytest_plugins = ["pytester"]

@@ -11,7 +11,7 @@ from numba import cuda, float32
 from sim.frontend import resolve
 from sim.frontend.resolve import source_of, stands_for
 from sim.frontend.ssa import Versions
-from sim.native.standing import Names
+from sim.native.lower.name_lowering import Names
 
 TILE, SIDES = 4, (2, 3)
 

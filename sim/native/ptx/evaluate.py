@@ -10,7 +10,7 @@ import operator
 import textwrap
 
 from sim.isa.registers import CALLED, HELPERS, PAIRS
-from sim.native.front import CannotLower
+from sim.native.lower.module import CannotLower
 from sim.native.ptx import functions
 from sim.native.ptx.values import Arithmetic, Real, Truth, Whole
 

@@ -13,10 +13,10 @@ from numba.core import cgutils
 
 from sim.isa.functions import LLVM, sized
 from sim.isa.registers import WIDTHS, type_name
-from sim.native.front import CannotLower
-from sim.native.functions import compiles, function_of, resolved
+from sim.native.codegen.isa_functions import compiles, function_of, resolved
+from sim.native.codegen.scalars import numba_type_of, to_integer
+from sim.native.lower.module import CannotLower
 from sim.native.ptx.values import DOUBLE, I64, Arithmetic, Real, Truth, Whole
-from sim.native.scalars import numba_type_of, to_integer
 
 # name -> (Evaluator, *operands) -> value
 BUILTIN = {

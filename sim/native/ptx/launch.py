@@ -6,14 +6,14 @@ from sim import events
 from sim.context import Context
 from sim.engine.scheduler import Scheduler
 from sim.engine.schedules import Seeded
-from sim.native.checks import BARE, EMPTY, GLOBAL, LOCAL, SHARED
-from sim.native.explain import FEW
-from sim.native.front import CannotLower
-from sim.native.memory import starts_empty
-from sim.native.programs import remembered
+from sim.native.codegen.shadow import BARE, EMPTY, GLOBAL, LOCAL, SHARED
+from sim.native.lower.module import CannotLower
 from sim.native.ptx.memory import OF_BLOCK, READ_ONLY, WRITABLE, Table
 from sim.native.ptx.program import fissioned
-from sim.native.runtime import Attempt
+from sim.native.run.explain import FEW
+from sim.native.run.launch import Attempt
+from sim.native.run.memory import starts_empty
+from sim.native.split.specialize import remembered
 from sim.observers import DEFAULT
 from sim.ptx.regions import PaddedSpace
 from sim.ptx.run import Run

@@ -1,15 +1,16 @@
 """Memory of a compiled PTX launch: regions that addresses lie in, and what is looked at before an access.
 
 Addresses are the simulated ones (sim.ptx.memory). A table holds of each region where it begins, how long it
-is, where its bytes are in the host's memory, and the shadow words that watch over them (sim.native.checks),
-one for each granule of bytes. Each place of the kernel remembers the region that it was in last."""
+is, where its bytes are in the host's memory, and the shadow words that watch over them
+(sim.native.codegen.shadow), one for each granule of bytes. Each place of the kernel remembers the region
+that it was in last."""
 
 import functools
 
 import numpy as np
 
-from sim.native.checks import BARE, BOUNDS, LOCAL, dirty, watch_load
-from sim.native.words import set_byte, variant, words
+from sim.native.codegen.int64 import set_byte, variant, words
+from sim.native.codegen.shadow import BARE, BOUNDS, LOCAL, dirty, watch_load
 
 # the words of a table, and behind them the region of each place
 REGIONS, COUNT, SCRATCH, PLACES = 0, 1, 2, 8

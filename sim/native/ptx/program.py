@@ -6,12 +6,12 @@ import re
 
 from sim.isa.registers import WIDTHS, Missing, type_name
 from sim.isa.table import Like
-from sim.native import cache
-from sim.native.fission import Fission
-from sim.native.front import CannotLower, Parts
-from sim.native.program import Fissioned, Lowered, fission_text
+from sim.native.codegen import cache
+from sim.native.lower.liveness import assigned, exposed, reads
+from sim.native.lower.module import CannotLower, Parts
 from sim.native.ptx.runs import SPECIAL, numba_type_of
-from sim.native.variables import assigned, exposed, reads
+from sim.native.split.fission import Fission
+from sim.native.split.program import Fissioned, Lowered, fission_text
 from sim.ptx import atomics, holding
 from sim.ptx.emit import Writer
 from sim.ptx.program import SPECIALS, Program

@@ -9,8 +9,8 @@ from numba.core import cgutils
 
 from sim.isa.registers import WIDTHS
 from sim.isa.table import by_ptx
-from sim.native.checks import PARTED, dirty, watch_atomic, watch_load, watch_store
-from sim.native.internal import intrinsic_of
+from sim.native.codegen.linking import intrinsic_of
+from sim.native.codegen.shadow import PARTED, dirty, watch_atomic, watch_load, watch_store
 from sim.native.ptx.evaluate import Evaluator
 from sim.native.ptx.memory import locator, renewed
 from sim.native.ptx.values import FLOATS, I64, Whole

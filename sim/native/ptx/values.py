@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from sim.isa.registers import WIDTHS
-from sim.native.front import CannotLower
-from sim.native.scalars import HALVES, from_double, to_double
+from sim.native.codegen.scalars import HALVES, from_double, to_double
+from sim.native.lower.module import CannotLower
 
 I1, I64 = ir.IntType(1), ir.IntType(64)
 FLOATS = {"f32": ir.FloatType(), "f64": ir.DoubleType()}

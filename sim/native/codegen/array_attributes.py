@@ -1,0 +1,134 @@
+"""What an array, or a record, can be asked in compiled code besides its elements and parts: its shape, its
+size, its transpose, a field; the same elements in another shape."""
+
+from numba import int64, types
+from numba.core.typing.templates import (
+    AbstractTemplate,
+    AttributeTemplate,
+    bound_function,
+    infer_getattr,
+    infer_global,
+    signature,
+)
+from numba.extending import lower_builtin, lower_getattr_generic
+
+from sim.native.codegen.arrays import Array, GuardedType, ReferenceType, packed, product
+from sim.native.codegen.elements import I64, codes_of, column, column_type, field, index_value, parts_of
+from sim.native.codegen.scalars import dtype_of
+
+
+def number(x):
+    return int64
+
+
+def numbers(x):
+    return types.UniTuple(int64, x.ndim)
+
+
+def transposed(x):
+    return x.but(rowwise=False, sizes=x.sizes[::-1])
+
+
+def real(x):
+    return x.but(dtype=x.dtype.underlying_float) if isinstance(x.dtype, types.Complex) else x
+
+
+def imaginary(x):
+    return real(x) if isinstance(x.dtype, types.Complex) else None
+
+
+def itemsize(array):
+    return I64(dtype_of(array.x.dtype).itemsize)
+
+
+def transpose(array):
+    sides, strides = array.of_axes(array.side)[::-1], array.of_axes(array.stride)[::-1]
+    return array.part(transposed(array.x), I64(0), sides, strides).value
+
+
+def strides(array):
+    """In bytes."""
+    return [array.builder.mul(stride, I64(array.x.pitch)) for stride in array.of_axes(array.stride)]
+
+
+# name -> (what type it is, of a GuardedType; LLVM's value, of an Array)
+ATTRIBUTES = {
+    "shape": (numbers, lambda array: packed(array.builder, array.of_axes(array.side))),
+    "strides": (numbers, lambda array: packed(array.builder, strides(array))),
+    "size": (number, Array.size),
+    "ndim": (number, lambda array: I64(array.x.ndim)),
+    "itemsize": (number, itemsize),
+    "nbytes": (number, lambda array: array.builder.mul(array.size(), itemsize(array))),
+    "T": (transposed, transpose),
+    "real": (real, lambda array: array.parts_of_elements(real(array.x), 0).value),
+    "imag": (
+        imaginary,
+        lambda array: array.parts_of_elements(real(array.x), array.x.dtype.bitwidth // 16).value,
+    ),
+}
+
+
+@infer_getattr
+class Attributes(AttributeTemplate):
+    key = GuardedType
+
+    def generic_resolve(self, x, name):
+        return ATTRIBUTES[name][0](x) if name in ATTRIBUTES else column_type(x, name)
+
+    @bound_function("Guarded.reshape")
+    def resolve_reshape(self, x, arguments, keywords):
+        """For an array whose rows lie one behind another."""
+        (shape,) = arguments
+        if x.rowwise and all(isinstance(part, types.Integer) for part in parts_of(shape)):
+            return signature(x.but(ndim=len(parts_of(shape)), sizes=None), shape)
+
+
+@lower_getattr_generic(GuardedType)
+def attribute(context, builder, x, value, name):
+    array = Array(context, builder, x, value)
+    return ATTRIBUTES[name][1](array) if name in ATTRIBUTES else column(array, name).value
+
+
+@lower_builtin("Guarded.reshape", GuardedType, types.Any)
+def reshape(context, builder, signature, arguments):
+    """Of the sizes one may be -1."""
+    (x, shape), result = signature.args, signature.return_type
+    array = Array(context, builder, x, arguments[0])
+    given = zip(parts_of(shape), codes_of(builder, shape, arguments[1]))
+    sides = [index_value(context, builder, *part) for part in given]
+    for axis, side in enumerate(sides):
+        others = product(builder, sides[:axis] + sides[axis + 1 :])
+        others = builder.select(builder.icmp_signed("==", others, I64(0)), I64(1), others)
+        left = builder.icmp_signed("<", side, I64(0))
+        sides[axis] = builder.select(left, builder.sdiv(array.size(), others), side)
+    differs = builder.icmp_signed("!=", product(builder, sides), array.size())
+    with builder.if_then(differs, likely=False):
+        what = "reshape to a shape with another number of elements"
+        context.call_conv.return_user_exc(builder, ValueError, (what,))
+    strides = [product(builder, sides[axis + 1 :]) for axis in range(len(sides))]
+    return array.part(result, I64(0), sides, strides).value
+
+
+@infer_global(len)
+class Length(AbstractTemplate):
+    def generic(self, arguments, keywords):
+        return signature(int64, *arguments) if isinstance(arguments[0], GuardedType) else None
+
+
+@lower_builtin(len, GuardedType)
+def length(context, builder, signature, arguments):
+    return Array(context, builder, *signature.args, *arguments).side(0)
+
+
+@infer_getattr
+class Fields(AttributeTemplate):
+    key = ReferenceType
+
+    def generic_resolve(self, x, name):
+        column = column_type(x.array, name)
+        return column and column.dtype
+
+
+@lower_getattr_generic(ReferenceType)
+def field_of_record(context, builder, x, value, name):
+    return field(context, builder, x, value, name).read()

@@ -1,0 +1,239 @@
+"""Arrays as compiled kernels hold them: an address, a shape and strides, the same for what watches over them,
+and the State of the launch.
+
+Nothing here owns memory: whoever launches keeps it alive, so compiled code counts no references. What an
+    access does is in sim.native.codegen.shadow.
+"""
+
+import functools
+from functools import reduce
+
+import numpy as np
+from numba import int64, types
+from numba.core import cgutils
+from numba.extending import NativeValue, intrinsic, models, register_model, unbox
+
+from sim.native.codegen.int64 import WORD, pointer, words
+from sim.native.codegen.scalars import dtype_of, numba_type_of
+from sim.native.codegen.shadow import BARE, BOUNDED, LOCAL
+
+
+class Guarded:
+    """`array` (ndarray) for compiled code. `watch` (sim.native.codegen.shadow) says what is checked;
+    `shadow` is what that needs: an address of two int64 or one uint8 for each element."""
+
+    __slots__ = ("held", "packed", "_numba_type_")
+
+    def __init__(self, array, watch, shadow, state, sizes=None):
+        itemsize = array.itemsize or 1
+        data, strides = array.__array_interface__["data"][0], (n // itemsize for n in array.strides)
+        members = np.array((data, *array.shape, *strides, shadow, state.address), np.int64)
+        self.held, self.packed = (array, members), members.__array_interface__["data"][0]
+        self._numba_type_ = array_type(array, watch, sizes)
+
+
+def array_type(array, watch, sizes=None):
+    """The type of a Guarded over an ndarray."""
+    return guarded_type(array.dtype, array.ndim, array.flags.c_contiguous, watch, sizes)
+
+
+@functools.cache
+def guarded_type(dtype, ndim, rowwise, watch, sizes):
+    return GuardedType(numba_type_of(dtype), ndim, rowwise, watch, sizes)
+
+
+# --- both as types of Numba ---------------------------------------------------------------------------------
+
+
+class GuardedType(types.Type):
+    """`rowwise`: the strides follow from the shape, the last axis being contiguous. `sizes`: of each
+    dimension the size, where it is a constant, or None.
+    `pitch`: bytes from one element to the next that strides count; more than an element's own in a column of
+        records, or the real parts of complex numbers. `place`: where in the source its elements are accessed,
+        if that is written down (sim.native.codegen.access_log); parts of it have none."""
+
+    def __init__(self, dtype, ndim, rowwise, watch, sizes=None, pitch=None, place=None):
+        self.dtype, self.ndim, self.rowwise, self.watch, self.place = dtype, ndim, rowwise, watch, place
+        self.sizes = sizes or (None,) * ndim
+        self.pitch = pitch or dtype_of(dtype).itemsize
+        super().__init__(f"Guarded({dtype}, {ndim}, {self.sizes}, {rowwise}, {watch}, {self.pitch}, {place})")
+
+    def but(self, place=None, **changes):
+        """This type with some facts changed."""
+        facts = {
+            name: getattr(self, name) for name in ("dtype", "ndim", "rowwise", "watch", "sizes", "pitch")
+        }
+        return GuardedType(**facts | changes, place=place)
+
+
+@register_model(GuardedType)
+class GuardedModel(models.StructModel):
+    def __init__(self, manager, numba_type):
+        sides = types.UniTuple(int64, numba_type.ndim)
+        members = {"data": int64, "shape": sides, "strides": sides, "shadow": int64, "state": int64}
+        super().__init__(manager, numba_type, [*members.items()])
+
+
+@unbox(GuardedType)
+def unbox_guarded(numba_type, value, c):
+    """From a Python object, whose `packed` is the address of all members in a row, to a structure."""
+    structure = cgutils.create_struct_proxy(numba_type)(c.context, c.builder)
+    builder, n = c.builder, numba_type.ndim
+    held = c.pyapi.object_getattr_string(value, "packed")
+    row = builder.inttoptr(c.pyapi.long_as_longlong(held), WORD.as_pointer())
+    c.pyapi.decref(held)
+    members = [builder.load(builder.gep(row, [WORD(position)])) for position in range(2 * n + 3)]
+    structure.data, structure.shadow, structure.state = members[0], members[-2], members[-1]
+    structure.shape, structure.strides = (
+        packed(builder, members[1 : n + 1]),
+        packed(builder, members[n + 1 : -2]),
+    )
+    return NativeValue(structure._getvalue())
+
+
+# --- in LLVM's values --------------------------------------------------------------------------------------
+
+
+class Array:
+    """An array of type `x`."""
+
+    def __init__(self, context, builder, x, value=None):
+        self.context, self.builder, self.x = context, builder, x
+        self.members = cgutils.create_struct_proxy(x)(context, builder, value)
+
+    @property
+    def value(self):
+        return self.members._getvalue()
+
+    def call(self, function, *codes):
+        return function.words.call(self.context, self.builder, *codes)
+
+    def side(self, axis):
+        known = self.x.sizes[axis]
+        return WORD(known) if known is not None else self.builder.extract_value(self.members.shape, axis)
+
+    def stride(self, axis):
+        """In elements."""
+        if self.x.rowwise:
+            return product(self.builder, map(self.side, range(axis + 1, self.x.ndim)))
+        return self.builder.extract_value(self.members.strides, axis)
+
+    def of_axes(self, number):
+        return [*map(number, range(self.x.ndim))]
+
+    def size(self):
+        return product(self.builder, self.of_axes(self.side))
+
+    def pointer(self, flat):
+        """To the element that is `flat` elements behind the first."""
+        llvm_type = self.context.get_data_type(self.x.dtype)
+        if self.x.pitch == dtype_of(self.x.dtype).itemsize:
+            return pointer(self.builder, self.members.data, flat, llvm_type)
+        address = self.builder.add(self.members.data, self.builder.mul(flat, WORD(self.x.pitch)))
+        return self.builder.inttoptr(address, llvm_type.as_pointer())
+
+    def load(self, flat):
+        return self.context.unpack_value(self.builder, self.x.dtype, self.pointer(flat))
+
+    def store(self, flat, value):
+        self.context.pack_value(self.builder, self.x.dtype, value, self.pointer(flat))
+
+    def part(self, result, flat, sides, strides, offset=0):
+        """The array of type `result` that begins so many elements and bytes behind the first."""
+        part, builder = Array(self.context, self.builder, result), self.builder
+        cell = {LOCAL: 1, BARE: 0, BOUNDED: 0}.get(self.x.watch, 16)
+        begin = builder.add(builder.mul(flat, WORD(self.x.pitch)), WORD(offset))
+        part.members.data = builder.add(self.members.data, begin)
+        part.members.shadow = builder.add(self.members.shadow, builder.mul(flat, WORD(cell)))
+        part.members.state = self.members.state
+        part.members.shape, part.members.strides = packed(builder, sides), packed(builder, strides)
+        return part
+
+    def parts_of_elements(self, result, offset):
+        """What begins so many bytes behind each element: a column of records, say."""
+        return self.part(result, WORD(0), self.of_axes(self.side), self.of_axes(self.stride), offset)
+
+
+def product(builder, numbers):
+    return reduce(builder.mul, numbers, WORD(1))
+
+
+def packed(builder, numbers):
+    return cgutils.pack_array(builder, numbers, WORD)
+
+
+# --- arrays over threads ------------------------------------------------------------------------------------
+
+
+def bytes_over(threads):
+    """The bytes of an array over the threads of a block, in whole warps: 16 for each, and a cache line more,
+    so that those of one thread in many arrays lie in many sets of a cache."""
+    return 16 * (-(-threads // 32) * 32) + 64
+
+
+BYTES_OVER = words(bytes_over)  # compiled
+
+
+@functools.cache
+def over_threads(name):
+    """The intrinsic (kept, position, threads) -> the Guarded of the number type of this name that is at a
+    position among arrays over threads, which lie one behind the other from the address `kept` on."""
+    numba_type = GuardedType(numba_type_of(name), 1, True, BARE)
+
+    @intrinsic
+    def over(typing, kept, position, threads):
+        def code(context, builder, signature, arguments):
+            kept, position, threads = arguments
+            each = BYTES_OVER.words.call(context, builder, threads)
+            array = cgutils.create_struct_proxy(numba_type)(context, builder)
+            array.data = builder.add(kept, builder.mul(position, each))
+            array.shape = cgutils.pack_array(builder, [threads])
+            return array._getvalue()
+
+        return numba_type(int64, int64, int64), code
+
+    return over
+
+
+# --- records ----------------------------------------------------------------------------------------------
+
+
+class Referenced:
+    """A record (numpy.void), whose memory is `array`, for compiled code."""
+
+    __slots__ = ("records", "_numba_type_")
+
+    def __init__(self, array, *watched):
+        self.records = Guarded(array, *watched)
+        self._numba_type_ = ReferenceType(self.records._numba_type_)
+
+
+class ReferenceType(types.Type):
+    """One element of an array of records: the array and the index; its fields are elements of the array's
+    columns."""
+
+    def __init__(self, array):
+        self.array = array
+        super().__init__(f"Reference({array})")
+
+
+def is_record(x):
+    """Whether a Guarded has records for elements."""
+    return isinstance(x, GuardedType) and isinstance(x.dtype, types.Record)
+
+
+@register_model(ReferenceType)
+class ReferenceModel(models.StructModel):
+    def __init__(self, manager, numba_type):
+        index = types.UniTuple(int64, numba_type.array.ndim)
+        super().__init__(manager, numba_type, [("records", numba_type.array), ("place", index)])
+
+
+@unbox(ReferenceType)
+def unbox_reference(numba_type, value, c):
+    reference = cgutils.create_struct_proxy(numba_type)(c.context, c.builder)
+    records = c.pyapi.object_getattr_string(value, "records")
+    reference.records = c.unbox(numba_type.array, records).value
+    c.pyapi.decref(records)
+    reference.place = packed(c.builder, [])
+    return NativeValue(reference._getvalue())

@@ -1,0 +1,409 @@
+"""What compiled code does at an element of an array: finds it, watches over it (sim.native.codegen.shadow),
+reads or writes it; the parts of arrays that other indices name. Written as LLVM's instructions: Numba would
+compile a function of its own for each type of array and of index."""
+
+import operator
+from functools import reduce
+
+from llvmlite import ir
+from numba import boolean, int64, types
+from numba.core import cgutils
+from numba.core.imputils import impl_ret_borrowed
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.cpython import slicing
+from numba.extending import intrinsic, lower_builtin, models, register_model
+
+from sim.memory.spaces import poisoned as fresh_bytes
+from sim.native.codegen.access_log import PLACE_SHIFT, SIZE_SHIFT, append
+from sim.native.codegen.arrays import Array, GuardedType, ReferenceType, is_record, packed
+from sim.native.codegen.linking import intrinsic_of
+from sim.native.codegen.scalars import converted, dtype_of, numba_type_of
+from sim.native.codegen.shadow import BARE, BOUNDED, LOCAL, inside, looked_at, watch_load, watch_store
+
+OFFERED = {"fresh", "row_of", "poisoned", "from_end"}
+I8, I64 = ir.IntType(8), ir.IntType(64)
+
+
+# --- indices ------------------------------------------------------------------------------------------------
+
+
+def parts_of(index):
+    return tuple(index) if isinstance(index, types.BaseTuple) else (index,)
+
+
+class FromEnd(types.Opaque):
+    """An index that counts from the end of its axis, as a literal one below 0 does."""
+
+    def __init__(self, back):
+        self.back = back
+        super().__init__(f"FromEnd({back})")
+
+
+register_model(FromEnd)(models.OpaqueModel)
+
+
+@intrinsic(prefer_literal=True)
+def from_end(typing, back):
+    def code(context, builder, signature, arguments):
+        return context.get_dummy_value()
+
+    return FromEnd(back.literal_value)(back), code
+
+
+def is_index(x, index, *also):
+    """Whether `index` names an element or a part of a Guarded: an integer (or what else is allowed) for each
+    of the first dimensions."""
+    parts = parts_of(index)
+    return (
+        isinstance(x, GuardedType)
+        and len(parts) <= x.ndim
+        and all(isinstance(part, (types.Integer, FromEnd, *also)) for part in parts)
+    )
+
+
+def is_element(x, index):
+    return is_index(x, index) and len(parts_of(index)) == x.ndim
+
+
+def codes_of(builder, index, code):
+    return cgutils.unpack_tuple(builder, code) if isinstance(index, types.BaseTuple) else [code]
+
+
+def index_value(context, builder, numba_type, code):
+    """An index as an int64; one that is too large for that stays too large."""
+    if numba_type != types.uint64:
+        return context.cast(builder, code, numba_type, int64)
+    most = I64(2**63 - 1)
+    return builder.select(builder.icmp_unsigned("<", code, most), code, most)
+
+
+def position(array, axis, numba_type, code):
+    """Where an index leads along an axis; below 0, or beyond its end, to no element."""
+    if not isinstance(numba_type, FromEnd):
+        return index_value(array.context, array.builder, numba_type, code)
+    side, back = array.side(axis), I64(numba_type.back)
+    there = array.builder.icmp_signed(">=", side, back)
+    return array.builder.select(there, array.builder.sub(side, back), I64(-numba_type.back))
+
+
+# --- elements -----------------------------------------------------------------------------------------------
+
+
+def place_of(context, builder, x, value, index, code):
+    """The Place that an index of integers leads to."""
+    array, codes = Array(context, builder, x, value), codes_of(builder, index, code)
+    given = [position(array, axis, *of) for axis, of in enumerate(zip(parts_of(index), codes, strict=True))]
+    return Place(array, given)
+
+
+class Place:
+    """An element of an Array, at a `given` position along each axis; there may be no such element."""
+
+    def __init__(self, array, given):
+        self.array, self.given = array, given
+        self.context, self.builder, self.x = array.context, array.builder, array.x
+
+    def found(self, lost):
+        """How many elements behind the first; `lost`: the block where code goes on if there is no such
+        element."""
+        builder, axes, sides = self.builder, range(self.x.ndim), self.array.of_axes(self.array.side)
+        there = [builder.icmp_unsigned("<", *of) for of in zip(self.given, sides)]
+        before, odd = builder.block, builder.append_basic_block("odd")
+        here = builder.append_basic_block("here")
+        builder.cbranch(reduce(builder.and_, there), here, odd).set_weights([99, 1])
+        builder.position_at_end(odd)
+        state, wraps = self.array.members.state, I64(int(self.x.watch == BARE))
+        places = [self.array.call(looked_at, *of, state, wraps) for of in zip(self.given, sides)]
+        negative = [builder.icmp_signed("<", place, I64(0)) for place in places]
+        builder.cbranch(reduce(builder.or_, negative), lost, here)
+        self.odd = builder.block
+        builder.position_at_end(here)
+        for axis in axes:
+            place = builder.phi(I64)
+            place.add_incoming(self.given[axis], before)
+            place.add_incoming(places[axis], self.odd)
+            places[axis] = place
+        return self.flat(places)
+
+    def flat(self, places):
+        terms = [self.builder.mul(place, self.array.stride(axis)) for axis, place in enumerate(places)]
+        return reduce(self.builder.add, terms, I64(0))
+
+    def log(self):
+        """Write down an access, if there is such an element."""
+        builder, there, places = self.builder, ir.IntType(1)(1), []
+        for axis, place in enumerate(self.given):
+            side = self.array.side(axis)
+            below = builder.icmp_signed("<", place, I64(0))  # counted from the end
+            places.append(builder.select(below, builder.add(place, side), place))
+            there = builder.and_(there, builder.icmp_unsigned("<", places[axis], side))
+        with builder.if_then(there):
+            address = builder.ptrtoint(self.array.pointer(self.flat(places)), I64)
+            size = dtype_of(self.x.dtype).itemsize.bit_length() - 1
+            what = I64(self.x.place << PLACE_SHIFT | size << SIZE_SHIFT)
+            self.array.call(append, self.array.members.state, builder.or_(what, address))
+
+    def access(self, watched, do, otherwise=None):
+        """`do(flat)` at the element, if there is one, else `otherwise`: a value, or None for both. `watched`:
+        watch_load, watch_store or watch_atomic."""
+        builder, members = self.builder, self.array.members
+        if self.x.place is not None:
+            self.log()
+        lost = builder.append_basic_block("lost") if self.given else None
+        flat = self.found(lost) if self.given else I64(0)
+        if self.x.watch not in (BARE, BOUNDED):
+            self.array.call(watched, I64(self.x.watch), members.shadow, flat, members.state)
+        value, after = do(flat), builder.block
+        if lost is None:
+            return value
+        builder.branch(lost)
+        builder.position_at_end(lost)
+        if otherwise is None:
+            return None
+        result = builder.phi(value.type)
+        result.add_incoming(value, after)
+        result.add_incoming(otherwise, self.odd)
+        return result
+
+    def read(self):
+        return self.access(watch_load, self.array.load, poison_of(self.context, self.x.dtype))
+
+    def write(self, numba_type, value):
+        value = converted(self.context, self.builder, numba_type, self.x.dtype, value)
+        self.access(watch_store, lambda flat: self.array.store(flat, value))
+
+
+def fresh_byte(numba_type):
+    """The byte that memory of this type is full of until it is written."""
+    return int(fresh_bytes(1, dtype_of(numba_type))[0])
+
+
+def poison_of(context, numba_type):
+    """What a load gives that finds nothing."""
+    value = context.get_value_type(numba_type)
+    if isinstance(numba_type, types.Complex):
+        part = poison_of(context, numba_type.underlying_float)
+        return ir.Constant(value, [part, part])
+    if numba_type == boolean:
+        return value(1)
+    size = dtype_of(numba_type).itemsize
+    bits = ir.IntType(8 * size)(int.from_bytes([fresh_byte(numba_type)] * size, "little"))
+    return bits if isinstance(value, ir.IntType) else bits.bitcast(value)
+
+
+# --- fields of records --------------------------------------------------------------------------------------
+
+
+def column_type(x, name):
+    """The type of the column that a field is; None if there is no such field, or none that is compiled."""
+    if is_record(x) and name in dtype_of(x.dtype).names:
+        dtype = dtype_of(x.dtype)[name]
+        return None if dtype.subdtype or dtype.names else x.but(dtype=numba_type_of(dtype))
+    return None
+
+
+def column(array, name):
+    return array.parts_of_elements(column_type(array.x, name), dtype_of(array.x.dtype).fields[name][1])
+
+
+def field(context, builder, x, value, name):
+    """The Place of a field of a record (of type `x`)."""
+    reference = cgutils.create_struct_proxy(x)(context, builder, value)
+    records = Array(context, builder, x.array, reference.records)
+    return Place(column(records, name), cgutils.unpack_tuple(builder, reference.place))
+
+
+# --- what kernels write: x[...] -----------------------------------------------------------------------------
+
+
+@infer_global(operator.getitem)
+class Getitem(AbstractTemplate):
+    """An element (of records, a reference to it), a part, or a field; of tuples, those from the end."""
+
+    def generic(self, arguments, keywords):
+        x, index = arguments
+        if isinstance(index, types.StringLiteral) and isinstance(x, (GuardedType, ReferenceType)):
+            of = column_type(getattr(x, "array", x), index.literal_value)
+            return of and signature(of if isinstance(x, GuardedType) else of.dtype, x, index)
+        if isinstance(x, types.BaseTuple) and isinstance(index, FromEnd) and index.back <= len(x):
+            return signature(x.types[-index.back], x, index)
+        if not is_index(x, index, types.SliceType):
+            return None
+        if not is_element(x, index):
+            return signature(part_type(x, index), x, index)
+        return signature(ReferenceType(x.but()) if is_record(x) else x.dtype, x, index)
+
+
+@infer_global(operator.setitem)
+class Setitem(AbstractTemplate):
+    """Writes an element, a field, or each element of a part: the same number, or those of an array of as many
+    dimensions or fewer."""
+
+    def generic(self, arguments, keywords):
+        x, index, value = arguments
+        number = value.dtype if isinstance(value, GuardedType) else value
+        if isinstance(x, ReferenceType) and isinstance(index, types.StringLiteral):
+            of = column_type(x.array, index.literal_value)
+            fits = of and is_number_like(value, of.dtype)
+        elif not is_index(x, index, types.SliceType):
+            return None
+        elif is_record(x):
+            fits = is_element(x, index) and isinstance(value, ReferenceType) and x.place is None
+        elif is_element(x, index):
+            fits = is_number_like(value, x.dtype)
+        else:  # of which not each element would be written down
+            fits = x.place is None and getattr(value, "ndim", 0) <= part_type(x, index).ndim
+            fits = fits and is_number_like(number, x.dtype)
+        return signature(types.none, x, index, value) if fits else None
+
+
+def is_number_like(value, wanted):
+    """Whether a number, or what Numba takes for one, can become a number of this type."""
+    known = isinstance(value, (types.Number, types.Boolean, types.IntEnumMember))
+    return known and (isinstance(wanted, types.Complex) or not isinstance(value, types.Complex))
+
+
+@lower_builtin(operator.getitem, GuardedType, types.Any)
+def getitem(context, builder, signature, arguments):
+    x, index = signature.args
+    if isinstance(index, types.StringLiteral):
+        return column(Array(context, builder, x, arguments[0]), index.literal_value).value
+    if not is_element(x, index):
+        return part(Array(context, builder, x, arguments[0]), index, arguments[1]).value
+    place = place_of(context, builder, x, arguments[0], index, arguments[1])
+    if not is_record(x):
+        return place.read()
+    reference = cgutils.create_struct_proxy(signature.return_type)(context, builder)
+    reference.records, reference.place = arguments[0], packed(builder, place.given)
+    return reference._getvalue()
+
+
+@lower_builtin(operator.getitem, types.BaseTuple, FromEnd)
+def getitem_of_tuple(context, builder, signature, arguments):
+    x, index = signature.args
+    found = builder.extract_value(arguments[0], len(x) - index.back)
+    return impl_ret_borrowed(context, builder, signature.return_type, found)
+
+
+@lower_builtin(operator.getitem, ReferenceType, types.StringLiteral)
+def getitem_of_record(context, builder, signature, arguments):
+    return field(context, builder, signature.args[0], arguments[0], signature.args[1].literal_value).read()
+
+
+@lower_builtin(operator.setitem, ReferenceType, types.StringLiteral, types.Any)
+def setitem_of_record(context, builder, signature, arguments):
+    x, index, given = signature.args
+    field(context, builder, x, arguments[0], index.literal_value).write(given, arguments[2])
+    return context.get_dummy_value()
+
+
+@lower_builtin(operator.setitem, GuardedType, types.Any, types.Any)
+def setitem(context, builder, signature, arguments):
+    x, index, given = signature.args
+    array, index_code, value = arguments
+    if not is_element(x, index):
+        fill(part(Array(context, builder, x, array), index, index_code), given, value)
+        return context.get_dummy_value()
+    place = place_of(context, builder, x, array, index, index_code)
+    if not is_record(x):
+        place.write(given, value)
+        return context.get_dummy_value()
+    for name in dtype_of(x.dtype).names:
+        source = field(context, builder, given, value, name)
+        Place(column(place.array, name), place.given).write(source.x.dtype, source.read())
+    return context.get_dummy_value()
+
+
+# --- parts --------------------------------------------------------------------------------------------------
+
+
+def part_type(x, index):
+    """The type of x[index], of integers and slices."""
+    sliced = [isinstance(part, types.SliceType) for part in parts_of(index)]
+    sizes = (*[None] * sum(sliced), *x.sizes[len(sliced) :])
+    return x.but(ndim=len(sizes), rowwise=x.rowwise and not any(sliced), sizes=sizes)
+
+
+def part(array, index, code):
+    builder, flat, sides, strides = array.builder, I64(0), [], []
+    for axis, (of, each) in enumerate(zip(parts_of(index), codes_of(builder, index, code), strict=True)):
+        side, stride = array.side(axis), array.stride(axis)
+        if isinstance(of, types.SliceType):
+            place, length, step = sliced(array.context, builder, of, each, side)
+            sides.append(length)
+            strides.append(builder.mul(step, stride))
+        else:
+            place, wraps = position(array, axis, of, each), I64(int(array.x.watch == BARE))
+            place = array.call(inside, place, side, array.members.state, wraps)
+        flat = builder.add(flat, builder.mul(place, stride))
+    rest = range(len(parts_of(index)), array.x.ndim)
+    sides, strides = [*sides, *map(array.side, rest)], [*strides, *map(array.stride, rest)]
+    return array.part(part_type(array.x, index), flat, sides, strides)
+
+
+def sliced(context, builder, numba_type, code, side):
+    """(where it begins, how many there are, the step) of a slice of an axis."""
+    found = context.make_helper(builder, numba_type, code)
+    slicing.guard_invalid_slice(context, builder, numba_type, found)
+    slicing.fix_slice(builder, found, side)
+    length = slicing.get_slice_length(builder, found)
+    some = builder.icmp_signed(">", length, I64(0))
+    return builder.select(some, found.start, I64(0)), length, found.step
+
+
+def fill(part, numba_type, value):
+    """Write each element: a number, or that of an array, whose axes of length 1 are as long as needed."""
+    context, builder = part.context, part.builder
+    with cgutils.loop_nest(builder, part.of_axes(part.side), I64) as places:
+        number = value
+        if isinstance(numba_type, GuardedType):
+            source = Array(context, builder, numba_type, value)
+            alone = [builder.icmp_signed("==", side, I64(1)) for side in source.of_axes(source.side)]
+            at = zip(alone, places[part.x.ndim - len(alone) :])
+            number = Place(source, [builder.select(test, I64(0), place) for test, place in at]).read()
+        Place(part, places).write(getattr(numba_type, "dtype", numba_type), number)
+
+
+# --- memory that nobody has written -------------------------------------------------------------------------
+
+
+@intrinsic
+def poisoned(typing, x):
+    """Fill a Guarded with what fresh memory holds."""
+
+    def code(context, builder, signature, arguments):
+        poison(Array(context, builder, x, arguments[0]))
+        return context.get_dummy_value()
+
+    return types.void(x), code
+
+
+def poison(array):
+    x, builder, count = array.x, array.builder, array.size()
+    filled = [(array.members.data, dtype_of(x.dtype).itemsize, fresh_byte(x.dtype))]
+    filled += [(array.members.shadow, 1, 0)] * (x.watch == LOCAL)
+    for address, each, byte in filled:
+        pointer = builder.inttoptr(address, I8.as_pointer())
+        cgutils.memset(builder, pointer, builder.mul(count, I64(each)), byte)
+
+
+def row(name, renewed):
+    """The intrinsic (array, thread) -> the local array of a thread, out of one for all; `renewed`: as it is
+    where the thread declares it."""
+
+    def typed(typing, x, thread):
+        def code(context, builder, signature, arguments):
+            array, axes = Array(context, builder, x, arguments[0]), range(1, x.ndim)
+            flat = builder.mul(arguments[1], array.stride(0))
+            of_thread = array.part(result, flat, [*map(array.side, axes)], [*map(array.stride, axes)])
+            if renewed:
+                poison(of_thread)
+            return of_thread.value
+
+        result = part_type(x, thread)
+        return result(x, int64), code
+
+    return intrinsic_of(name, ["x", "thread"], typed)
+
+
+row_of, fresh = row("row_of", False), row("fresh", True)

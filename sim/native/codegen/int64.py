@@ -1,0 +1,362 @@
+"""Functions of words: what compiled code does besides its kernel (shadow words, barriers, limits of loops).
+
+They compute with int64 alone, and go from their Python source to LLVM as they stand: Numba took 10 to 60 ms
+for each. What they may consist of: assignments, `if`, `for` over `range(n)` or `range(m, n)`, `return`,
+arithmetic and comparisons, calls of `min`, `max` and each other; `address[i]`, the int64 at a position
+behind an address, and `address.epoch`, a word (or the row of words) of the structure there
+(sim.native.codegen.launch_state). Numbers wrap around; a division by 0 is left open, as in C. A result is
+an int64, or what the annotation says: `bool`, or an integer or tuple type of Numba.
+"""
+
+import ast
+import inspect
+import textwrap
+from collections import ChainMap
+from functools import reduce
+
+from llvmlite import ir
+from numba import boolean, int64, types
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+
+from sim.native.codegen.launch_state import FIELDS
+from sim.native.codegen.linking import LinkedLibrary, intrinsic_of
+
+WORD, BIT, BYTE = ir.IntType(64), ir.IntType(1), ir.IntType(8)
+
+
+def words(function=None, *, inline=True):
+    """The decorator of a function of words; `inline`: it always becomes part of what calls it."""
+    if function is None:
+        return lambda function: words(function, inline=inline)
+    return offered(Function(function, inline))
+
+
+def variant(function, suffix, **known):
+    """The function of words that a plain function is where some of its parameters are `known`: constants, and
+    other functions of words. LLVM inlines it as it sees fit."""
+    return offered(Function(function, False, f"_{suffix}", known))
+
+
+def offered(function):
+    """A function as text of a kernel calls it by name, with integers of any type; `.words` is what functions
+    of words and LLVM's code call."""
+    result = {None: int64, bool: boolean}.get(function.result, function.result)
+
+    def code(context, builder, signature, arguments):
+        return converted(context, builder, function.call(context, builder, *arguments), result)
+
+    signature = result(*[int64] * len(function.parameters))
+    made = intrinsic_of(function.name, function.parameters, lambda typing, *given: (signature, code))
+    made.words = function
+    return made
+
+
+def converted(context, builder, found, numba_type):
+    """A result of LLVM's as one of Numba's."""
+    if not isinstance(numba_type, types.BaseTuple):
+        return context.cast(builder, found, int64, numba_type)
+    parts = [builder.extract_value(found, position) for position in range(len(numba_type))]
+    return context.make_tuple(
+        builder, numba_type, [context.cast(builder, part, int64, of) for part, of in zip(parts, numba_type)]
+    )
+
+
+class Function:
+    """A function of words. `library` holds its code, once something needs it; `symbol` is its name there, the
+    same in each process, as kernels that are kept on disk have such functions in them."""
+
+    def __init__(self, function, inline, suffix="", known=()):
+        self.name, self.inline = function.__name__, inline
+        self.symbol = f"{function.__module__}.{self.name}{suffix}"
+        self.tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+        self.names, self.result = (
+            ChainMap(dict(known), function.__globals__),
+            function.__annotations__.get("return"),
+        )
+        self.parameters = [name for name in inspect.signature(function).parameters if name not in known]
+        self.library = None
+
+    def call(self, context, builder, *codes):
+        """LLVM's value of a call, where Numba compiles."""
+        if self.library is None:
+            build(self)
+        context.active_code_library.add_linking_library(self.library)
+        return self.emit(builder, *codes)
+
+    def emit(self, builder, *codes):
+        return builder.call(self.declared(builder.module), codes)
+
+    def declared(self, module):
+        result = WORD
+        if isinstance(self.result, types.BaseTuple):
+            result = ir.LiteralStructType([WORD] * len(self.result))
+        signature = ir.FunctionType(result, [WORD] * len(self.parameters))
+        return cgutils.get_or_insert_function(module, signature, self.symbol)
+
+
+def build(wanted):
+    """Translate a function, and what it calls that no library holds yet, into one library."""
+    library = LinkedLibrary(cpu_target.target_context.codegen(), wanted.symbol)
+    module, waiting = library.create_ir_module(library.name), [wanted]
+    wanted.library = library
+    while waiting:
+        for callee in Body(module, waiting.pop()).translated():
+            if callee.library is None:
+                callee.library = library
+                waiting.append(callee)
+            elif callee.library is not library:
+                library.add_linking_library(callee.library)
+    library.add_ir_module(module)
+    library.finalize()
+
+
+# --- what LLVM does -----------------------------------------------------------------------------------------
+
+
+class Primitive:
+    """A function of words that stands for a few of LLVM's instructions."""
+
+    result = library = None
+
+    def __init__(self, emit):
+        self.name, self.emit = emit.__name__, emit
+        self.parameters = [*inspect.signature(emit).parameters][1:]
+
+    def call(self, context, builder, *codes):
+        found = self.emit(builder, *codes)
+        return found if found.type == WORD else WORD(0)
+
+
+def primitive(emit):
+    return offered(Primitive(emit))
+
+
+def pointer(builder, address, position, llvm_type):
+    return builder.gep(builder.inttoptr(address, llvm_type.as_pointer()), [position])
+
+
+@primitive
+def byte(builder, address, position):
+    return builder.zext(builder.load(pointer(builder, address, position, BYTE)), WORD)
+
+
+@primitive
+def set_byte(builder, address, position, value):
+    return builder.store(builder.trunc(value, BYTE), pointer(builder, address, position, BYTE))
+
+
+@primitive
+def signalled(builder):
+    """Whether Ctrl-C has been pressed since this was last asked; Python's own handler then does not hear of
+    it."""
+    status = ir.IntType(32)
+
+    def python(name, result, *given):
+        signature = ir.FunctionType(result, [value.type for value in given])
+        return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), given)
+
+    held = python("PyGILState_Ensure", status)
+    answer = python("PyOS_InterruptOccurred", status)
+    python("PyGILState_Release", ir.VoidType(), held)
+    return builder.zext(answer, WORD)
+
+
+# --- translation --------------------------------------------------------------------------------------------
+
+EXTREMES = {"min": "<", "max": ">"}
+OPERATORS = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.BitAnd: "and_",
+    ast.BitOr: "or_",
+    ast.BitXor: "xor",
+    ast.LShift: "shl",
+    ast.RShift: "ashr",
+}
+COMPARISONS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+
+
+class Body(ast.NodeVisitor):
+    """Translates one function; variables are cells of the stack, until LLVM makes them registers."""
+
+    def __init__(self, module, function):
+        self.function, self.callees = function, []
+        code = function.declared(module)
+        if function.inline:
+            code.attributes.add("alwaysinline")
+        self.builder = ir.IRBuilder(code.append_basic_block("entry"))
+        self.cells = {}
+        for name, value in zip(function.parameters, code.args):
+            self.builder.store(value, self.cell(name))
+
+    def cell(self, name):
+        if name not in self.cells:
+            with self.builder.goto_entry_block():
+                self.cells[name] = self.builder.alloca(WORD, name=name)
+        return self.cells[name]
+
+    def translated(self):
+        """The functions that it calls."""
+        self.run(self.function.tree.body)
+        if not self.builder.block.is_terminated:
+            self.give_back(WORD(0))
+        return self.callees
+
+    def run(self, statements):
+        for statement in statements:
+            self.visit(statement)
+
+    def generic_visit(self, node):
+        raise TypeError(f"{self.function.name}: no function of words has {ast.unparse(node)}")
+
+    def word(self, node):
+        value = self.visit(node)
+        return self.builder.zext(value, WORD) if value.type == BIT else value
+
+    def test(self, node):
+        value = self.visit(node)
+        return value if value.type == BIT else self.builder.icmp_signed("!=", value, WORD(0))
+
+    # --- statements -----------------------------------------------------------------------------------------
+
+    def visit_Assign(self, node):
+        pairs = [(node.targets[0], node.value)]
+        if isinstance(node.value, ast.Tuple):
+            pairs = zip(node.targets[0].elts, node.value.elts, strict=True)
+        for target, value in [(target, self.word(value)) for target, value in pairs]:
+            self.builder.store(value, self.place(target))
+
+    def visit_AugAssign(self, node):
+        self.visit_Assign(ast.Assign([node.target], ast.BinOp(node.target, node.op, node.value)))
+
+    def visit_Expr(self, node):
+        if not isinstance(node.value, ast.Constant):  # the docstring
+            self.visit(node.value)
+
+    def visit_Pass(self, node):
+        pass
+
+    def visit_Return(self, node):
+        parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value or ast.Constant(0)]
+        self.give_back(*map(self.word, parts))
+
+    def give_back(self, *parts):
+        result = self.builder.function.function_type.return_type
+        if result == WORD:
+            self.builder.ret(parts[0])
+            return
+        found = ir.Constant(result, ir.Undefined)
+        for position, part in enumerate(parts):
+            found = self.builder.insert_value(found, part, position)
+        self.builder.ret(found)
+
+    def visit_If(self, node):
+        with self.builder.if_else(self.test(node.test)) as (then, otherwise):
+            with then:
+                self.run(node.body)
+            with otherwise:
+                self.run(node.orelse)
+
+    def visit_For(self, node):
+        start, stop = [WORD(0), *map(self.word, node.iter.args)][-2:]
+        cell, builder = self.cell(node.target.id), self.builder
+        head, body, end = map(builder.append_basic_block, ("head", "body", "end"))
+        builder.store(start, cell)
+        builder.branch(head)
+        builder.position_at_end(head)
+        builder.cbranch(builder.icmp_signed("<", builder.load(cell), stop), body, end)
+        builder.position_at_end(body)
+        self.run(node.body)
+        builder.store(builder.add(builder.load(cell), WORD(1)), cell)
+        builder.branch(head)
+        builder.position_at_end(end)
+
+    # --- expressions ----------------------------------------------------------------------------------------
+
+    def visit_Constant(self, node):
+        return (BIT if isinstance(node.value, bool) else WORD)(int(node.value))
+
+    def visit_Name(self, node):
+        cell = self.cells.get(node.id)
+        return WORD(int(self.function.names[node.id])) if cell is None else self.builder.load(cell)
+
+    def visit_Attribute(self, node):
+        return self.builder.load(self.place(node))
+
+    visit_Subscript = visit_Attribute
+
+    def place(self, node):
+        """The pointer to a variable, to a word of a structure, or to one behind an address."""
+        if isinstance(node, ast.Name):
+            return self.cell(node.id)
+        if isinstance(node, ast.Attribute):
+            position = WORD(FIELDS[node.attr].offset // 8)
+            return pointer(self.builder, self.word(node.value), position, WORD)
+        if isinstance(node.value, ast.Attribute) and FIELDS[node.value.attr].size > 8:
+            return self.builder.gep(self.place(node.value), [self.word(node.slice)])
+        return pointer(self.builder, self.word(node.value), self.word(node.slice), WORD)
+
+    def visit_BinOp(self, node):
+        left, right = self.word(node.left), self.word(node.right)
+        if not isinstance(node.op, (ast.FloorDiv, ast.Mod)):
+            return getattr(self.builder, OPERATORS[type(node.op)])(left, right)
+        return self.divided(left, right, isinstance(node.op, ast.Mod))
+
+    def divided(self, left, right, wants_rest):
+        """As Python divides: the rest has the sign of the divisor."""
+        builder = self.builder
+        quotient, rest = builder.sdiv(left, right), builder.srem(left, right)
+        differs = builder.icmp_signed("<", builder.xor(rest, right), WORD(0))
+        below = builder.and_(differs, builder.icmp_signed("!=", rest, WORD(0)))
+        if wants_rest:
+            return builder.select(below, builder.add(rest, right), rest)
+        return builder.sub(quotient, builder.zext(below, WORD))
+
+    def visit_UnaryOp(self, node):
+        if isinstance(node.op, ast.Not):
+            return self.builder.not_(self.test(node.operand))
+        return {ast.USub: self.builder.neg, ast.Invert: self.builder.not_}[type(node.op)](
+            self.word(node.operand)
+        )
+
+    def visit_Compare(self, node):
+        parts = [*map(self.word, [node.left, *node.comparators])]
+        tests = [
+            self.builder.icmp_signed(COMPARISONS[type(op)], *pair)
+            for op, *pair in zip(node.ops, parts, parts[1:])
+        ]
+        return reduce(self.builder.and_, tests)
+
+    def visit_BoolOp(self, node):
+        with self.builder.goto_entry_block():
+            holds = self.builder.alloca(BIT)
+        end = self.builder.append_basic_block("decided")
+        for part in node.values:
+            test, more = self.test(part), self.builder.append_basic_block("more")
+            self.builder.store(test, holds)
+            self.builder.cbranch(test, *((more, end) if isinstance(node.op, ast.And) else (end, more)))
+            self.builder.position_at_end(more)
+        self.builder.branch(end)
+        self.builder.position_at_end(end)
+        return self.builder.load(holds)
+
+    def visit_IfExp(self, node):
+        with self.builder.goto_entry_block():
+            chosen = self.builder.alloca(WORD)
+        with self.builder.if_else(self.test(node.test)) as (then, otherwise):
+            for branch, part in ((then, node.body), (otherwise, node.orelse)):
+                with branch:
+                    self.builder.store(self.word(part), chosen)
+        return self.builder.load(chosen)
+
+    def visit_Call(self, node):
+        given, name = [*map(self.word, node.args)], node.func.id
+        if name in EXTREMES:
+            a, b = given
+            return self.builder.select(self.builder.icmp_signed(EXTREMES[name], a, b), a, b)
+        callee = self.function.names[name].words
+        if isinstance(callee, Function):
+            self.callees.append(callee)
+        return callee.emit(self.builder, *given)

@@ -1,0 +1,195 @@
+"""The functions of the table, compiled: operands converted, what the entry says Numba shall compile, the
+result converted."""
+
+import functools
+import hashlib
+import operator
+import re
+from dataclasses import fields
+from types import CellType, CodeType, FunctionType, ModuleType
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from sim.isa.functions import BITS, LLVM, SAME, UNASSUMING, VALUE, Function, Tabulated
+from sim.isa.promotion import INTEGRAL
+from sim.native.codegen.linking import always, intrinsic_of
+from sim.native.codegen.scalars import converted, numba_type_of, scalar_of
+from sim.native.codegen.symbols import in_text, offering
+
+
+def compiles(entry):
+    """Whether an entry is a Function with a compiled form."""
+    return isinstance(entry, Function) and entry.native is not None
+
+
+@functools.cache
+def function_of(entry):
+    """The function of an entry, for operands of any types that it takes."""
+
+    def typed(typing, *given):
+        scalars = [*map(scalar_of, given)]
+        found, plain = None if None in scalars else entry.version(*scalars), [*map(types.unliteral, given)]
+        if found and entry.name in DIVISIONS and found.results in INTEGRAL and is_above_zero(given[-1]):
+            plain[-1] = given[-1]  # this literal has code of its own
+            found = found._replace(native=DIVISIONS[entry.name])
+        return found and typed_call(typing, found, plain)
+
+    parameters = [f"x{position}" for position in range(entry.count)]
+    return intrinsic_of(in_text(entry.name), parameters, typed, prefer_literal=entry.name in DIVISIONS)
+
+
+# by a literal above 0 LLVM's own instruction is right
+DIVISIONS = {"operator.floordiv": operator.floordiv, "operator.mod": operator.mod}
+
+
+def is_above_zero(numba_type):
+    return isinstance(numba_type, types.IntegerLiteral) and numba_type.literal_value > 0
+
+
+__getattr__ = offering(__name__, lambda entry, maker: function_of(entry))
+
+
+def typed_call(typing, version, given):
+    """(signature, code) of a Version for operands of these types."""
+    operands = [*map(numba_type_of, version.operands)]
+    several = isinstance(version.results, tuple)
+    result = tuple(map(numba_type_of, version.results)) if several else numba_type_of(version.results)
+    result = types.BaseTuple.from_types(result) if several else result
+    call = version.native is not VALUE and resolved(typing, compiled_form(version, result), operands, result)
+
+    def code(context, builder, signature, arguments):
+        cast = functools.partial(converted, context, builder)
+        given = [*map(cast, signature.args, operands, arguments)]
+        return call(context, builder, given) if call else cast(*operands, result, *given)
+
+    return result(*given), code
+
+
+def resolved(typing, function, operands, result=None):
+    """The function (context, builder, codes) that calls a compiled one with arguments of these types, and
+    converts what it gives to the type `result`, if there is one: LLVM's values."""
+    typing.refresh()  # the function may have come after Numba looked last
+    callee = typing.resolve_value_type(function)
+    signature = typing.resolve_function_type(callee, tuple(operands), {})
+
+    def call(context, builder, codes):
+        called = context.get_function(callee, signature)
+        for library in getattr(called, "libs", ()):
+            context.active_code_library.add_linking_library(library)
+        found = called(builder, codes)
+        return found if result is None else converted(context, builder, signature.return_type, result, found)
+
+    return call
+
+
+# Numba takes the operands of these for a tuple
+OF_TWO = {max: always(lambda a, b: max(a, b)), min: always(lambda a, b: min(a, b))}
+
+
+def compiled_form(version, result):
+    """What compiled code calls with converted operands."""
+    if version.native is BITS:
+        return reinterpreter(result)
+    form = compiled_value(version.meaning if version.native is SAME else version.native)
+    return OF_TWO.get(form, form)
+
+
+# --- what Numba compiles ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def compiled_copy(function):
+    """A function, and the plain functions that it calls, for compiled code; keyword-only parameters come last
+    by position."""
+    code = function.__code__
+    code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
+    used = [name for name in code.co_names if name in function.__globals__]
+    names = function.__globals__ | {name: compiled_value(function.__globals__[name]) for name in used}
+    cells = tuple(CellType(compiled_value(cell.cell_contents)) for cell in function.__closure__ or ())
+    return always(FunctionType(code, names, function.__name__, function.__defaults__, cells))
+
+
+def compiled_value(value):
+    if value is UNASSUMING:
+        return unassuming
+    value = value.function if isinstance(value, Tabulated) else value
+    if isinstance(value, Function):
+        value = value.meaning if value.native is SAME else value.native
+    if isinstance(value, LLVM):
+        return llvm(value)
+    return compiled_copy(value) if isinstance(value, FunctionType) else value
+
+
+@functools.cache
+def llvm(form):
+    """The LLVM intrinsic that `form` names, as a function of compiled code."""
+
+    def code(context, builder, signature, arguments):
+        operands = [value.type for value in arguments]
+        constants = [ir.Constant(ir.IntType(width), value) for width, value in form.more]
+        of_all = ir.FunctionType(operands[0], [*operands, *(constant.type for constant in constants)])
+        suffix = f"i{operands[0].width}" if isinstance(operands[0], ir.IntType) else FLOATS[str(operands[0])]
+        function = cgutils.get_or_insert_function(builder.module, of_all, f"llvm.{form.name}.{suffix}")
+        return builder.call(function, [*arguments, *constants])
+
+    def typed(typing, x, *more):
+        x = types.unliteral(x)
+        return x(x, *[x] * len(more)), code
+
+    return intrinsic_of("called", ["x", "y", "z"] if form.name == "fma" else ["x"], typed)
+
+
+@intrinsic
+def unassuming(typing, x):
+    def code(context, builder, signature, arguments):
+        integer = arguments[0].type
+        return builder.asm(ir.FunctionType(integer, [integer]), "", "=r,0", arguments, False)
+
+    return x(x), code
+
+
+FLOATS = {"float": "f32", "double": "f64"}
+
+
+@functools.cache
+def reinterpreter(numba_type):
+    """The function that reads the bits of a number as another type's."""
+
+    @intrinsic
+    def reinterpreted(typing, x):
+        def code(context, builder, signature, arguments):
+            return builder.bitcast(arguments[0], context.get_value_type(numba_type))
+
+        return numba_type(x), code
+
+    return reinterpreted
+
+
+def digest(entry):
+    """What machine code of an entry hangs on, as text."""
+    facts = repr([described(getattr(entry, fact.name)) for fact in fields(entry)])
+    anywhere = re.sub(" at 0x[0-9a-f]+", "", facts)  # in memory
+    return hashlib.sha256(anywhere.encode()).hexdigest()[:16]
+
+
+def described(value, seen=frozenset()):
+    """What a function does, with the functions that it calls; of anything else its text."""
+    value = value.function if isinstance(value, Tabulated) else getattr(value, "__wrapped__", value)
+    if isinstance(value, FunctionType) and value not in seen:
+        names = value.__globals__
+        outside = [names[name] for name in value.__code__.co_names if name in names]
+        outside += [cell.cell_contents for cell in value.__closure__ or ()]
+        return described(value.__code__), [described(other, seen | {value}) for other in outside]
+    if isinstance(value, functools.partial):
+        return described(value.func, seen), described(value.args, seen), sorted(value.keywords.items())
+    if isinstance(value, CodeType):
+        return value.co_code, value.co_names, value.co_varnames, [described(part) for part in value.co_consts]
+    if isinstance(value, (set, frozenset, dict)):  # a set's order is another one in each process
+        parts = value.items() if isinstance(value, dict) else value
+        return sorted(repr(described(part, seen)) for part in parts)
+    if isinstance(value, (tuple, list)):
+        return type(value).__name__, [described(part, seen) for part in value]
+    return value.__name__ if isinstance(value, (FunctionType, ModuleType)) else repr(value)

@@ -1,0 +1,211 @@
+"""What threads do together, compiled: instructions of a warp, on rows of arrays over threads, and votes of a
+block. Their meaning is the table's (sim.isa.table).
+
+The lanes that are there must agree on one mask, which names them all, or must be all 32, and a lane must read
+from lanes that are there; otherwise the block is `stopped`, or `dirty`.
+"""
+
+import functools
+
+from llvmlite import ir
+from numba import int64, types
+from numba.core import cgutils
+
+from sim.isa.table import ALL, FULL, GIVEN, Like
+from sim.native.codegen.arrays import Array, GuardedType, packed
+from sim.native.codegen.elements import I64
+from sim.native.codegen.int64 import WORD, words
+from sim.native.codegen.isa_functions import compiled_copy, resolved
+from sim.native.codegen.linking import intrinsic_of
+from sim.native.codegen.scalars import converted, numba_type_of
+from sim.native.codegen.shadow import BARE, PARTED, dirty
+from sim.native.codegen.symbols import offering
+from sim.native.codegen.synchronization import part
+
+
+@words
+def lanes_there(state, warp, threads):
+    """The lanes of a warp that have not returned, as a mask."""
+    there = 0
+    for thread in range(32 * warp, min(32 * warp + 32, threads)):
+        if not state.returned[thread]:
+            there |= 1 << (thread & 31)
+    return there
+
+
+@words
+def check_mask(state, there, masks):
+    """Every lane that is there must be named, and all must name the same; `masks`: the address of 32."""
+    first = -1
+    for lane in range(32):
+        if there >> lane & 1:
+            given = masks[lane] & FULL
+            if given & there != there or (first != -1 and first != given):
+                part(state)
+            first = given
+
+
+@words
+def check_all(state, there):
+    if there != FULL:
+        part(state)
+
+
+@words
+def check_read(state, there, lane, of):
+    if there >> lane & 1 and 0 <= of < 32 and not there >> of & 1:
+        dirty(state, PARTED)
+
+
+@words
+def next_segment(state, warp):
+    state.segments[warp] = (state.segments[warp] + 1) & 0xFFFF
+
+
+# --- rows ---------------------------------------------------------------------------------------------------
+
+
+def row_of(numba_type):
+    return GuardedType(numba_type, 1, True, BARE, (32,))
+
+
+def own_type(x):
+    return x.dtype if isinstance(x, GuardedType) else x
+
+
+def of_thread(context, builder, x, value, thread):
+    """What a thread gives: an element of an array over threads, or a number that is the same for all."""
+    return Array(context, builder, x, value).load(thread) if isinstance(x, GuardedType) else value
+
+
+class Warp:
+    """The lanes of a running warp, in LLVM's values. What they give is an array over threads, or a number
+    that is the same for all."""
+
+    def __init__(self, context, builder, state, warp):
+        self.context, self.builder, self.state, self.warp = context, builder, state, warp
+        self.first = builder.mul(warp, I64(32))
+
+    def call(self, function, *codes):
+        return function.words.call(self.context, self.builder, self.state, *codes)
+
+    def array(self, numba_type, pointer):
+        """The 32 values of this type that stand at an address, as an array."""
+        row = Array(self.context, self.builder, row_of(numba_type))
+        row.members.data, row.members.state = self.builder.ptrtoint(pointer, WORD), self.state
+        row.members.shape = packed(self.builder, [I64(32)])
+        return row.value
+
+    def room(self, numba_type):
+        """An array of 32 values, for as long as the function runs."""
+        room = ir.ArrayType(self.context.get_data_type(numba_type), 32)
+        return self.array(numba_type, cgutils.alloca_once(self.builder, room))
+
+    def given(self, x, value, first, lane):
+        return of_thread(self.context, self.builder, x, value, self.builder.add(first, lane))
+
+    def copy(self, source, target):
+        """Copy 32 values, converted; both are (type, value, position of the first)."""
+        own, (x, array, first) = own_type(source[0]), target
+        with cgutils.for_range(self.builder, I64(32)) as loop:
+            value = converted(self.context, self.builder, own, x.dtype, self.given(*source, loop.index))
+            Array(self.context, self.builder, x, array).store(self.builder.add(first, loop.index), value)
+
+    def check_mask(self, there, x, value):
+        masks = Array(self.context, self.builder, row_of(int64), self.row(int64, x, value))
+        self.call(check_mask, there, masks.members.data)
+
+    def check_reads(self, there, reads, rows, arrays):
+        """Whether each lane reads from one that is there; `reads`: what tells from which."""
+        with cgutils.for_range(self.builder, I64(32)) as loop:
+            mine = [self.given(x, array, I64(0), loop.index) for x, array in zip(rows, arrays)]
+            of = reads(self.context, self.builder, [loop.index, *mine])
+            self.call(check_read, there, loop.index, of)
+
+    def row(self, numba_type, x, value):
+        """What the lanes give, as an array of this type: a part of theirs, or a copy."""
+        if isinstance(x, GuardedType) and x.dtype == numba_type:
+            pointer = Array(self.context, self.builder, x, value).pointer(self.first)
+            return self.array(numba_type, pointer)
+        row = self.room(numba_type)
+        self.copy((x, value, self.first), (row_of(numba_type), row, I64(0)))
+        return row
+
+
+# --- instructions of the table ------------------------------------------------------------------------------
+
+
+@functools.cache
+def made(entry, carried_out):
+    """The intrinsic (state, warp, threads, mask, *operands, *results) of an instruction; if not `carried_out`
+    it has no results, and only looks whether all is in order."""
+    masks, results = ["mask"] * (entry.mask == GIVEN), list(entry.results.items()) if carried_out else []
+    declared = [*entry.operands.values(), *(None if isinstance(of, Like) else of for _, of in results)]
+    names = [*masks, *(f"x_{name}" for name in [*entry.operands, *dict(results)])]
+
+    def typed(typing, *given):
+        operands = given[3 + len(masks) :]
+        numba_types = [own_type(x) if of is None else numba_type_of(of) for x, of in zip(operands, declared)]
+        rows, count = [*map(row_of, numba_types)], len(entry.operands)
+        meaning = reads = None
+        if results:
+            meaning = resolved(typing, compiled_copy(entry.meaning), [int64, *rows])
+        if entry.reads and carried_out:
+            reads = resolved(typing, compiled_copy(entry.reads), [int64, *numba_types[:count]], int64)
+
+        def code(context, builder, signature, arguments):
+            state, number, threads, *values = arguments
+            warp = Warp(context, builder, state, number)
+            there = warp.call(lanes_there, number, threads)
+            if masks:
+                warp.check_mask(there, given[3], values.pop(0))
+            if entry.mask == ALL:
+                warp.call(check_all, there)
+            arrays = [warp.row(*of) for of in zip(numba_types, operands, values)] if results else []
+            if reads:
+                warp.check_reads(there, reads, rows[:count], arrays)
+            if entry.orders:
+                warp.call(next_segment, number)
+            if meaning:
+                meaning(context, builder, [there, *arrays])
+            for numba_type, row, x, value in [*zip(numba_types, arrays, operands, values)][count:]:
+                if x.dtype != numba_type:
+                    warp.copy((row_of(numba_type), row, I64(0)), (x, value, warp.first))
+            return context.get_dummy_value()
+
+        return types.void(*given), code
+
+    return intrinsic_of("made", ["state", "warp", "threads", *names], typed)
+
+
+@functools.cache
+def voted(entry):
+    """The intrinsic (threads, number, result) that gives all threads the result of a vote."""
+    (operand,), (result,) = entry.operands.values(), entry.results.values()
+    kept = numba_type_of(result)
+
+    def typed(typing, threads, number, result):
+        own = own_type(number)
+        taken = own if operand is None else numba_type_of(operand)
+        fold = resolved(typing, compiled_copy(entry.meaning), [kept, taken], kept)
+
+        def code(context, builder, signature, arguments):
+            threads, value, results = arguments
+            found = cgutils.alloca_once_value(builder, context.get_constant(kept, entry.start))
+            with cgutils.for_range(builder, threads) as loop:
+                given = of_thread(context, builder, number, value, loop.index)
+                given = converted(context, builder, own, taken, given)
+                builder.store(fold(context, builder, [builder.load(found), given]), found)
+            array = Array(context, builder, result, results)
+            with cgutils.for_range(builder, threads) as loop:
+                array.store(loop.index, converted(context, builder, kept, result.dtype, builder.load(found)))
+            return context.get_dummy_value()
+
+        return types.void(threads, number, result), code
+
+    return intrinsic_of("voted", ["threads", "number", "result"], typed)
+
+
+__getattr__ = offering(
+    __name__, lambda entry, maker: voted(entry) if maker == "all" else made(entry, maker == "warp")
+)

@@ -1,0 +1,86 @@
+"""The names that lowered text may use, and the module that has each."""
+
+import functools
+import importlib
+
+from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE
+
+HOMES = (
+    "sim.native.codegen.thread_index",
+    "sim.native.codegen.synchronization",
+    "sim.native.codegen.elements",
+    "sim.native.codegen.access_log",
+    "sim.native.codegen.atomics",
+    "sim.native.codegen.half_operators",
+    "sim.native.codegen.vectors",
+)
+GEOMETRY = ("threadIdx", "blockIdx", "blockDim", "gridDim")
+SPECIAL = ("state", "thread", *GEOMETRY)  # what a function may need besides its parameters
+# what comes before `state` among the parameters of a whole kernel
+WALK = ("first_position", "end_position", "grid_shape", "block_shape", "most_rounds", "most_trips")
+MODULES = {"math": "math", "cmath": "cmath", "numpy": "np", "operator": "operator", "_operator": "operator"}
+RESERVED = {
+    *SPECIAL,
+    *MODULES.values(),
+    "numba",
+    "compiled",
+    "kernel",
+    "recursive",
+    "kept",
+    "KEPT",
+    "warp",
+    "threads",
+    "answer",
+    "bounds",
+    "position",
+    *WALK,
+}  # names that lowered text has of itself
+
+
+@functools.cache
+def homes():
+    """{name: module} of every function that the modules in HOMES offer to lowered text."""
+    return {name: home for home in HOMES for name in importlib.import_module(home).OFFERED}
+
+
+# what makes of an entry of the table what lowered text calls
+MAKERS = {
+    "isa": "sim.native.codegen.isa_functions",
+    "warp": "sim.native.codegen.lanes",
+    "unused": "sim.native.codegen.lanes",  # without its results
+    "all": "sim.native.codegen.lanes",  # a vote of a block
+}
+
+
+def in_text(name, maker="isa"):
+    """A name of the table as lowered text has it."""
+    return f"{maker}_{name.replace('.', '_')}"
+
+
+@functools.lru_cache(maxsize=1)
+def entries(count):
+    """{name in lowered text: entry} of the table, which has so many."""
+    of_warp = {in_text(name, maker): name for name in WARP_WIDE for maker in ("warp", "unused")}
+    of_block = {in_text(name, "all"): name for name in BLOCK_WIDE}
+    names = {in_text(name): name for name in INSTRUCTIONS} | of_warp | of_block
+    return {text: INSTRUCTIONS[name] for text, name in names.items()}
+
+
+def entry_of(name):
+    """The entry of the table that has this name in lowered text, or None."""
+    return entries(len(INSTRUCTIONS)).get(name)
+
+
+def home_of(name):
+    return MAKERS[name.partition("_")[0]] if entry_of(name) else homes().get(name)
+
+
+def offering(module, make):
+    """The `__getattr__` of a module in MAKERS: `make(entry, maker)`."""
+
+    def __getattr__(name):
+        if entry_of(name) is None or home_of(name) != module:
+            raise AttributeError(f"module {module} has no attribute {name!r}")
+        return make(entry_of(name), name.partition("_")[0])
+
+    return __getattr__

@@ -1,0 +1,42 @@
+"""CUDA's vector types in compiled code: float4 and its like as named tuples, made of numbers and shorter
+vectors as sim.isa.vectors makes them."""
+
+from collections import namedtuple
+
+from numba import types
+from numba.extending import overload
+
+from sim.isa.vectors import VECTORS
+from sim.native.codegen.linking import LIKE_CODE
+from sim.native.codegen.scalars import numba_type_of
+
+OFFERED = {f"cuda_{name}" for name in VECTORS}
+
+
+def constructor(vector):
+    """The function (numbers and shorter vectors) -> named tuple, for a type of sim.isa.vectors."""
+    vector_type, number = namedtuple(vector.__name__, tuple(vector.names)), numba_type_of(vector.dtype)
+
+    def construct(*parts):
+        raise NotImplementedError
+
+    @overload(construct, **LIKE_CODE)
+    def constructed(*parts):
+        numbers = [f"parts[{i}]{member}" for i, part in enumerate(parts) for member in members(part)]
+        if len(numbers) != len(vector.names):
+            return None
+        exec(
+            f"def made(*parts):\n    return vector_type({', '.join(f'number({text})' for text in numbers)})",
+            names := {"vector_type": vector_type, "number": number},
+        )
+        return names["made"]
+
+    return construct
+
+
+def members(part):
+    """How the numbers in an argument of this type are reached, as text behind it."""
+    return [f"[{position}]" for position in range(len(part))] if isinstance(part, types.BaseTuple) else [""]
+
+
+globals().update({f"cuda_{name}": constructor(vector) for name, vector in VECTORS.items()})

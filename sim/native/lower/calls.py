@@ -1,0 +1,195 @@
+"""Calls in lowered text: what a thread waits at, device functions, declarations, functions of the table."""
+
+import ast
+
+from sim.frontend.names import MISSING, dtype_or_none, is_number, only_signature
+from sim.frontend.resolve import (
+    ATOMIC,
+    CONSTANT,
+    CUDA,
+    DTYPE,
+    FUNCTION,
+    GEOMETRY,
+    bound_arguments,
+    builtin_called,
+    first_argument,
+    referent,
+    stands_for,
+)
+from sim.frontend.tree import located
+from sim.isa.table import INSTRUCTIONS
+from sim.memory.declared import name_before
+from sim.native.codegen.symbols import in_text
+from sim.native.lower.liveness import assigned, reads
+from sim.native.lower.module import Declared, literal
+from sim.native.lower.name_lowering import Names
+
+POSITIONS = {
+    "grid": "blockIdx.{axis} * blockDim.{axis} + threadIdx.{axis}",
+    "gridsize": "blockDim.{axis} * gridDim.{axis}",
+}
+
+
+class Calls(Names):
+    """Prints calls: one method for each role (sim.frontend.resolve) that is more than its name and
+    arguments."""
+
+    def visit_Call(self, node):
+        by_position = getattr(node, "calls", "") in (FUNCTION, ATOMIC)
+        if node.keywords and (by_position or builtin_called(node) not in ("", "enumerate", "print", "zip")):
+            raise self.cannot(f"{ast.unparse(node.func)} with keyword arguments has no compiled form", node)
+        return getattr(self, f"call_{getattr(node, 'calls', '')}", self.generic_visit)(node)
+
+    def call_same(self, node):
+        return self.visit(first_argument(node))
+
+    def call_position(self, node):
+        (ndim,) = (*node.args, *(keyword.value for keyword in node.keywords))
+        text = ", ".join(POSITIONS[node.func.referent.name].format(axis=axis) for axis in "xyz"[: ndim.value])
+        made = ast.parse(f"({text})", mode="eval").body
+        self.needs |= reads(made)
+        return located([ast.Expr(made)], node)[0].value
+
+    def call_lanes(self, node):
+        return self.call("lanemask_lt", [self.as_name("thread", node)], node)
+
+    def call_atomic(self, node):
+        called, arguments = node.func.referent.name.replace(".", "_"), [*map(self.visit, node.args)]
+        if self.module.counted:
+            arguments[0] = self.call("logged", [arguments[0], self.number("atomic", node)], node)
+        return self.call(called, arguments, node)
+
+    def call_builtin(self, node):
+        name = f"builtins.{node.func.referent.name}.{len(node.args)}"
+        numbers = not any(
+            isinstance(part, ast.Starred) or isinstance(getattr(part, "value", None), str)
+            for part in node.args
+        )
+        if name in INSTRUCTIONS and numbers and INSTRUCTIONS[name].meaning is not bool:  # of a tuple, too
+            return self.call(in_text(name), [self.visit(argument) for argument in node.args], node)
+        return self.generic_visit(node)
+
+    def call_member(self, node):
+        if not isinstance(node.func, ast.Attribute):
+            raise self.cannot(f"a call of {ast.unparse(node.func)} has no compiled form", node)
+        if node.func.attr == "bit_count":
+            return self.call(in_text("popc"), [self.visit(node.func.value)], node)
+        if node.func.attr == "reshape" and len(node.args) > 1:
+            node.args = [ast.copy_location(ast.Tuple(node.args, ast.Load()), node)]
+        node.func.value = self.visit(node.func.value)
+        node.args, node.keywords = [*map(self.visit, node.args)], [*map(self.visit, node.keywords)]
+        return node
+
+    def call_wait(self, node):
+        """A call at which the thread stops; sim.native.lower.hoisting makes it a statement."""
+        called, arguments = node.func.referent.name, node.args
+        if node.keywords:
+            named = {keyword.arg: keyword.value for keyword in node.keywords}
+            try:
+                arguments = INSTRUCTIONS[called].in_order(arguments, named)
+            except TypeError as error:
+                raise self.cannot(str(error), node) from None
+        arguments = [*map(self.visit, arguments)]
+        if called == "syncwarp" and not arguments:
+            arguments = [ast.Constant(0xFFFFFFFF)]
+        function = ast.Name(called.replace(".", "_"), ast.Load())
+        made = ast.copy_location(ast.Call(function, arguments, []), node)
+        made.stops, made.site = called, self.number("call", node).value
+        self.module.operations[made.site] = called
+        return made
+
+    # --- device functions -----------------------------------------------------------------------------------
+
+    def call_device(self, node):
+        found = node.func.referent
+        function, signature = found.function, only_signature(found.value)
+        given = bound_arguments(function, node)
+        if given is None:
+            return self.unpacked(function, signature, node)
+        known = {} if signature else self.known_arguments(function, given)
+        inlines = any(part.in_cuda for part in known.values()) or self.module.stops(function)
+        left = [part for name, part in given.items() if not (inlines and name in known)]
+        arguments = [self.argument(part, node) for part in left]
+        if signature:
+            arguments = [*map(self.converted, signature.args, arguments)]
+        if inlines:
+            made = ast.copy_location(ast.Call(ast.Name(function.__name__, ast.Load()), arguments, []), node)
+            made.inlines, made.bound, made.place = function, known, self.source.site("call", node)
+        else:
+            made = self.device_call(self.device(function), function, arguments, node)
+        return self.converted(signature.return_type, made) if signature else made
+
+    def device_call(self, device, function, arguments, node):
+        if device.tree is None:  # it is being lowered
+            if self.source.function is not function:
+                raise self.cannot(f"{function.__name__} calls itself by way of {self.source.name}", node)
+            device.recursive = True
+        self.needs |= device.needs
+        needs = [ast.Name(name, ast.Load()) for name in sorted(device.needs)]
+        made = ast.Call(ast.Name(device.name, ast.Load()), [*needs, *arguments], [])
+        return ast.copy_location(made, node)
+
+    def unpacked(self, function, signature, node):
+        """f(a, *t): Numba compiles it for a tuple at the end."""
+        if not any(isinstance(part, ast.Starred) for part in node.args):
+            raise self.cannot(f"{ast.unparse(node)} does not fit the parameters of {function.__name__}", node)
+        if signature or node.keywords or self.module.stops(function):
+            of = f"{ast.unparse(node)}, where {function.__name__} is inlined or declared with a signature,"
+            raise self.cannot(f"{of} has no compiled form", node)
+        return self.device_call(self.device(function), function, [*map(self.visit, node.args)], node)
+
+    def known_arguments(self, function, arguments):
+        """{parameter: Referent} of those that stand for one known value: parameters that the function does
+        not assign."""
+        changed = assigned(self.module.reachable[function].tree.body)
+        known = {name: self.known(part) for name, part in arguments.items() if name not in changed}
+        return {name: found for name, found in known.items() if found is not None}
+
+    def known(self, argument):
+        """The Referent of the number, dtype, function, or tuple of numbers that an argument (an expression,
+        or the value of a default) is known to stand for, or None."""
+        if isinstance(argument, ast.Tuple):
+            parts = [*map(self.known, argument.elts)]
+            found = referent(tuple(part.value for part in parts if part is not None))
+            return found if len(found.value) == len(parts) and literal(found.value) is not None else None
+        if isinstance(argument, ast.Constant):
+            argument = argument.value
+        found = stands_for(argument) if isinstance(argument, ast.AST) else referent(argument)
+        if found.role == CONSTANT:
+            return None if literal(found.value) is None else found
+        part_of_cuda = found.value is not MISSING and found.role in (FUNCTION, DTYPE, CUDA, GEOMETRY)
+        return found if part_of_cuda or found.function in self.module.reachable else None
+
+    def argument(self, argument, node):
+        """What a device function is given: an expression, or the value of a default."""
+        if isinstance(argument, ast.AST):
+            return self.visit(argument)
+        if argument is None:
+            return ast.Constant(None)
+        return self.standing_for(referent(argument), "default", node)
+
+    def converted(self, numba_type, node):
+        """`node` converted to a Numba type, if that is a number's."""
+        dtype = dtype_or_none(numba_type)
+        if dtype is None or not is_number(dtype):
+            return node
+        return ast.copy_location(ast.Call(self.dtype(dtype, node), [node], []), node)
+
+    # --- arrays ---------------------------------------------------------------------------------------------
+
+    def call_declaration(self, node):
+        """The parameter that brings a shared or local array."""
+        space, given = node.declares.space, node.declares.dtype
+        dtype = self.dtype_given(given) or stands_for(given).dtype
+        shape = self.versions.shape(node.declares.shape)
+        if dtype is None or shape is None or not is_number(dtype) or any(size < 0 for size in shape):
+            raise self.cannot(f"cuda.{space}.array wants a constant shape and a numeric dtype", node)
+        place = self.source.site("call", node)
+        name = name_before(place) or space
+        shape = None if space == "shared" and shape == (0,) else shape
+        array = Declared(space, shape, dtype, name, self.module.site(place))
+        known = next((known for known, same in self.module.declared.items() if same == array), None)
+        known = known or self.module.fresh(f"{name}_{space}")
+        self.module.declared[known] = array
+        name = self.as_name(known, node)
+        return name if space == "shared" else self.call("fresh", [name, self.as_name("thread", node)], node)

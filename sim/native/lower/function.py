@@ -1,0 +1,165 @@
+"""One function of a kernel as lowered text: its statements, and accesses where they are numbered."""
+
+import ast
+import copy
+import enum
+
+from sim.frontend.resolve import DEVICE, referent, stands_for
+from sim.frontend.ssa import Versions
+from sim.frontend.tree import BINARY, as_list, from_end, has, is_of_shape, located
+from sim.native.codegen.symbols import RESERVED, home_of, in_text
+from sim.native.lower import definite_assignment
+from sim.native.lower.calls import Calls
+from sim.native.lower.loops import LoopCounter, over_elements
+from sim.native.lower.module import Device
+from sim.native.lower.name_lowering import FIELDS, as_item
+
+# Operators that only a function of ours knows -> literal right operands for which LLVM's instruction is right
+SAFE = {ast.LShift: range(64), ast.RShift: range(64), **dict.fromkeys((ast.FloorDiv, ast.Mod, ast.Pow), ())}
+
+
+def is_field(node):
+    """Whether a Subscript names the field of a record."""
+    return isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+
+
+class Lowering(Calls):
+    """Prints one function; `rename` says what its own variables are called, `known` what parameters stand
+    for."""
+
+    def __init__(self, module, function, rename=None, known=()):
+        super().__init__(module, module.reachable[function].knowing(known), rename or {})
+        self.tree = self.source.tree
+        for name in self.source.local - set(self.rename):
+            if home_of(name) or name in RESERVED:
+                self.rename[name] = module.fresh(name)
+
+    def body(self):
+        """The function's statements, rewritten."""
+        tree = copy.deepcopy(self.tree)
+        names = {part.arg for part in ast.walk(tree.args) if isinstance(part, ast.arg)} & self.source.local
+        self.versions = Versions(names, tree.body, lambda node: stands_for(node).value)
+        definite_assignment.watch(self, tree)
+        return self.statements(tree.body[ast.get_docstring(tree) is not None :]) or [ast.Pass()]
+
+    def statements(self, statements):
+        return [part for statement in statements for part in as_list(self.visit(statement))]
+
+    def parameters(self):
+        if self.tree.args.vararg or self.tree.args.kwarg or self.tree.args.kwonlyargs:
+            raise self.cannot(f"{self.source.name} takes *arguments or keyword arguments", self.tree)
+        return [
+            self.rename.get(argument.arg, argument.arg)
+            for argument in [*self.tree.args.posonlyargs, *self.tree.args.args]
+            if argument.arg in self.source.local
+        ]
+
+    def function(self, device):
+        """The tree of a device function, what it needs first among its parameters."""
+        body = [LoopCounter(self.module).visit(statement) for statement in self.body()]
+        device.needs |= self.needs | ({"state"} if has(self.tree, ast.While, ast.For) else set())
+        names = [ast.arg(name) for name in (*sorted(device.needs), *self.parameters())]
+        arguments = ast.arguments([], names, None, [], [], None, [])
+        return located([ast.FunctionDef(device.name, arguments, body, [], None)], self.tree)[0]
+
+    def device(self, function):
+        """The Device for a function that is not inlined."""
+        devices = self.module.devices
+        if function not in devices:
+            devices[function] = device = Device(
+                self.module.fresh_function(self.module.reachable[function].tree.name),
+                needs={"state"} if self.module.counted else set(),
+            )
+            device.tree = Lowering(self.module, function).function(device)
+            if device.recursive and device.needs:  # only now is it known what it must hand on to itself
+                device.tree = Lowering(self.module, function).function(device)
+        return devices[function]
+
+    # --- accesses, where they are numbered ------------------------------------------------------------------
+
+    def visit_Subscript(self, node):
+        owner = stands_for(node.value).value
+        if isinstance(owner, enum.EnumMeta) and isinstance(node.slice, ast.Constant):
+            return self.standing_for(referent(owner[node.slice.value]), node.slice.value, node)
+        if not isinstance(owner, tuple) and not is_of_shape(node):
+            node.slice = self.from_the_end(node.slice)
+        if not self.is_access(node):
+            return self.generic_visit(node)
+        if is_field(node):
+            raise self.cannot(FIELDS, node)
+        site = self.number("load" if isinstance(node.ctx, ast.Load) else "store", node)
+        node = self.generic_visit(node)
+        node.value = self.call("logged", [node.value, site], node)
+        return node
+
+    def from_the_end(self, index):
+        """A literal index below 0 is meant to count from the end."""
+        if isinstance(index, ast.Tuple):
+            index.elts = [*map(self.from_the_end, index.elts)]
+        return self.call("from_end", [index.operand], index) if from_end(index) else index
+
+    def is_access(self, node):
+        """Whether a Subscript is to be numbered: not an element of a shape or of a constant tuple, and not a
+        slice, which reads nothing."""
+        sliced = isinstance(node.ctx, ast.Load) and has(node.slice, ast.Slice, ast.Starred)
+        of_tuple = isinstance(stands_for(node.value).value, tuple)
+        return self.module.counted and not (sliced or of_tuple or is_of_shape(node))
+
+    def visit_Assign(self, node):
+        node.targets = [*map(as_item, node.targets)]
+        return self.generic_visit(node)
+
+    def visit_Compare(self, node):
+        """`function is None`, `function != None`: known here."""
+        parts = [node.left, *node.comparators]
+        functions = any(stands_for(part).role == DEVICE for part in parts)
+        none = any(isinstance(part, ast.Constant) and part.value is None for part in parts)
+        if functions and none and len(parts) == 2:
+            return ast.copy_location(ast.Constant(isinstance(node.ops[0], (ast.IsNot, ast.NotEq))), node)
+        return self.generic_visit(node)
+
+    def visit_BinOp(self, node):
+        """What a shift by more than the width gives, or a division by 0, only a function of ours knows: LLVM
+        leaves it open."""
+        node = self.generic_visit(node)
+        if type(node.op) in SAFE and not (
+            isinstance(node.right, ast.Constant) and node.right.value in SAFE[type(node.op)]
+        ):
+            return self.call(in_text(f"operator.{BINARY[type(node.op)]}"), [node.left, node.right], node)
+        return node
+
+    def visit_If(self, node):
+        site = self.number("branch", node.test) if self.module.counted else None
+        node = self.generic_visit(node)
+        if site:
+            given = [self.as_name("state", node), node.test, site]
+            node.test = self.call("branch", given, node.test)
+        return node
+
+    visit_IfExp = visit_If
+
+    def visit_Assert(self, node):
+        error = ast.Call(ast.Name("AssertionError", ast.Load()), [node.msg] if node.msg else [], [])
+        fails = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Raise(error, None)], [])
+        return self.visit(*located([fails], node))
+
+    def visit_Import(self, node):
+        raise self.cannot("an import in a kernel has no compiled form", node)
+
+    visit_ImportFrom = visit_Import
+
+    def visit_While(self, node):
+        site = self.number("loop", node).value
+        node = self.visit_If(node)
+        node.loop_site = site
+        return node
+
+    def visit_For(self, node):
+        site = self.number("loop", node).value
+        before, first = over_elements(self, node)
+        if first:
+            node.body, node.orelse = [*first, *self.statements(node.body)], self.statements(node.orelse)
+        else:
+            node = self.generic_visit(node)
+        node.loop_site = site
+        return [*before, node]

@@ -1,0 +1,261 @@
+"""Statements in which a thread stops at most once, and then as a whole: `syncthreads()` or `x =
+shfl_xor_sync(mask, value, lane)`.
+
+What stops within an expression is taken out in front of it, into a variable; conditional expressions that
+stop become `if` statements, `while` loops whose test stops get it into their body, and device functions that
+stop are inlined.
+"""
+
+import ast
+import copy
+
+from sim.frontend.tree import as_list
+from sim.isa.table import INSTRUCTIONS, WARP_WIDE
+from sim.native.lower.function import Lowering
+from sim.native.lower.liveness import assigned
+from sim.native.lower.loops import assign
+from sim.native.lower.module import CannotLower
+
+
+def stops(node):
+    """Whether a thread may stop somewhere in `node`."""
+    return any(hasattr(part, "stops") or hasattr(part, "inlines") for part in ast.walk(node))
+
+
+def is_stop(statement):
+    """The stopping call of a statement that is one, else None."""
+    call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
+    return call if hasattr(call, "stops") else None
+
+
+def several(call):
+    """How many results a stopping call has, if it has a tuple of them."""
+    count = len(INSTRUCTIONS[call.stops].results) if call.stops in WARP_WIDE else 1
+    return count if count > 1 else 0
+
+
+def names_assigned(statement):
+    """The variables that get the results of a statement that is a stop, in order."""
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else ast.Tuple([])
+    return [part.id for part in getattr(target, "elts", [target])]
+
+
+class Hoisting:
+    """Takes the stops of one kernel out of its expressions."""
+
+    def __init__(self, module):
+        self.module, self.inlining = module, []
+
+    def kernel(self, function):
+        """(parameters, statements) of the whole kernel."""
+        lowering = Lowering(self.module, function)
+        parameters = lowering.parameters()
+        return parameters, self.block(lowering.body())
+
+    def block(self, statements):
+        return [part for statement in statements for part in self.statement(statement)]
+
+    def statement(self, node):
+        if not stops(node):
+            return [node]
+        before = []
+        handler = getattr(self, "of_" + type(node).__name__.lower(), None)
+        if handler is None:
+            raise CannotLower(
+                f"a thread stops within a `{type(node).__name__.lower()}` statement, which has no compiled"
+                " form",
+                site_in(node, self.module),
+            )
+        after = handler(node, before)
+        for part in before + as_list(after):
+            ast.fix_missing_locations(ast.copy_location(part, node) if not hasattr(part, "lineno") else part)
+        return before + as_list(after)
+
+    # --- statements -----------------------------------------------------------------------------------------
+
+    def of_expr(self, node, before):
+        if hasattr(node.value, "stops"):
+            node.value = self.arguments(node.value, before)
+            return node
+        value = self.expression(node.value, before)
+        return [] if isinstance(value, (ast.Name, ast.Constant)) else ast.Expr(value)
+
+    def of_assign(self, node, before):
+        if (
+            hasattr(node.value, "stops")
+            and len(node.targets) == 1
+            and isinstance(node.targets[0], ast.Name)
+            and not several(node.value)
+        ):
+            node.value = self.arguments(node.value, before)
+            return node
+        node.value = self.expression(node.value, before)
+        node.targets = [self.expression(target, before) for target in node.targets]
+        return node
+
+    def of_return(self, node, before):
+        node.value = self.expression(node.value, before)
+        return node
+
+    def of_if(self, node, before):
+        node.test = self.expression(node.test, before)
+        node.body, node.orelse = self.block(node.body), self.block(node.orelse)
+        return node
+
+    def of_while(self, node, before):
+        if node.orelse:
+            return self.block(without_else(node, self.module.fresh("broken")))
+        body = self.block(node.body)
+        if stops(node.test):
+            first = []
+            leave = ast.If(ast.UnaryOp(ast.Not(), self.expression(node.test, first)), [ast.Break()], [])
+            node.test, body = ast.Constant(True), [*first, leave, *body]
+        node.body = body
+        return node
+
+    def of_for(self, node, before):
+        if node.orelse:
+            return self.block(without_else(node, self.module.fresh("broken")))
+        node.iter = self.expression(node.iter, before)
+        node.body = self.block(node.body)
+        return node
+
+    # --- expressions ----------------------------------------------------------------------------------------
+
+    def expression(self, node, before):
+        """`node` without a stop in it; `before` gets the statements that must come first."""
+        if node is None or not stops(node):
+            return node
+        if hasattr(node, "inlines"):
+            return self.inlined(node, before)
+        if hasattr(node, "stops"):
+            names = ", ".join(self.module.fresh("got") for _ in range(several(node) or 1))
+            made = ast.parse(f"{names} = None").body[0]
+            made.value = self.arguments(node, before)
+            before.append(made)
+            return ast.parse(names, mode="eval").body
+        if isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+            raise CannotLower(
+                "a thread stops within a lambda or a comprehension, which has no compiled form",
+                site_in(node, self.module),
+            )
+        if isinstance(node, ast.IfExp) and stops(ast.Tuple([node.body, node.orelse], ast.Load())):
+            name, then, otherwise = self.module.fresh("chosen"), [], []
+            test = self.expression(node.test, before)
+            for part, into in ((node.body, then), (node.orelse, otherwise)):
+                value = self.expression(part, into)
+                into.append(assign(name, value))
+            before.append(ast.If(test, then, otherwise))
+            return ast.Name(name, ast.Load())
+        if isinstance(node, ast.BoolOp) and any(map(stops, node.values[1:])):
+            name = self.module.fresh("holds")
+            before.append(assign(name, self.expression(node.values[0], before)))
+            for value in node.values[1:]:
+                more = []
+                value = self.expression(value, more)
+                test = ast.Name(name, ast.Load())
+                test = test if isinstance(node.op, ast.And) else ast.UnaryOp(ast.Not(), test)
+                before.append(ast.If(test, [*more, assign(name, value)], []))
+            return ast.Name(name, ast.Load())
+        for field, value in ast.iter_fields(node):
+            if isinstance(value, list):
+                value[:] = [
+                    self.expression(part, before) if isinstance(part, ast.expr) else part for part in value
+                ]
+            elif isinstance(value, ast.expr):
+                setattr(node, field, self.expression(value, before))
+        return node
+
+    def arguments(self, node, before):
+        """A stopping call whose arguments are variables or constants."""
+        for position, argument in enumerate(node.args):
+            argument = self.expression(argument, before)
+            simple = (
+                isinstance(argument, ast.Constant)
+                or isinstance(argument, ast.Name)
+                and argument.id in self.module.constants
+            )
+            if not simple and not (node.stops.startswith("atomic") and position == 0):
+                name = self.module.fresh("given")
+                before.append(assign(name, argument))
+                argument = ast.Name(name, ast.Load())
+            node.args[position] = argument
+        return node
+
+    # --- device functions -----------------------------------------------------------------------------------
+
+    def inlined(self, node, before):
+        """The result of a device function, whose statements go to `before`."""
+        function = node.inlines
+        if function in self.inlining:
+            raise CannotLower(f"{function.__name__} calls itself, and a thread stops in it", node.place)
+        own = sorted(self.module.reachable[function].local)
+        rename = {name: self.module.fresh(f"{name}_{function.__name__}") for name in own}
+        lowering = Lowering(self.module, function, rename, node.bound)
+        body = lowering.body()
+        for name, argument in zip(lowering.parameters(), node.args, strict=True):
+            before.append(ast.copy_location(assign(name, self.expression(argument, before)), node))
+        result = self.module.fresh(f"{function.__name__}_result")
+        self.inlining.append(function)
+        body = self.block(without_returns(body, result, node.place))
+        self.inlining.pop()
+        before += body
+        return ast.Name(result, ast.Load()) if result in assigned(body) else ast.Constant(None)
+
+
+def without_else(loop, broken):
+    """Statements that do what a loop with an `else` does: the variable `broken` says whether a `break` has
+    left it."""
+    otherwise, loop.orelse = loop.orelse, []
+    loop.body = [part for statement in loop.body for part in noting_breaks(statement, broken)]
+    return [
+        assign(broken, ast.Constant(False)),
+        loop,
+        ast.If(ast.UnaryOp(ast.Not(), ast.Name(broken, ast.Load())), otherwise, []),
+    ]
+
+
+def noting_breaks(statement, broken):
+    if isinstance(statement, ast.Break):
+        return [assign(broken, ast.Constant(True)), statement]
+    for name in (
+        ("orelse",) if isinstance(statement, (ast.For, ast.While)) else ("body", "orelse", "finalbody")
+    ):
+        inner = getattr(statement, name, None) or []
+        inner[:] = [part for inside in inner for part in noting_breaks(inside, broken)]
+    return [statement]
+
+
+def without_returns(statements, result, place):
+    """The same statements with `result = x` for `return x`: what follows an `if` that returns goes into its
+    other branch."""
+    for position, statement in enumerate(statements):
+        if isinstance(statement, ast.Return):
+            given = statement.value and [ast.copy_location(assign(result, statement.value), statement)]
+            return [*statements[:position], *(given or [])]
+        if not any(isinstance(part, ast.Return) for part in ast.walk(statement)):
+            continue
+        if not isinstance(statement, ast.If):
+            raise CannotLower(
+                "a device function in which threads stop returns from within a loop, which has no compiled"
+                " form",
+                place,
+            )
+        rest = statements[position + 1 :]
+        then, otherwise = (
+            without_returns(arm if arm and isinstance(arm[-1], ast.Return) else arm + after, result, place)
+            for arm, after in ((statement.body, copy.deepcopy(rest)), (statement.orelse, rest))
+        )
+        made = ast.If(statement.test, then or [ast.Pass()], otherwise)
+        return [*statements[:position], ast.copy_location(made, statement)]
+    return statements
+
+
+def site_in(node, module):
+    """The place of the first stop within `node`."""
+    for part in ast.walk(node):
+        if hasattr(part, "site"):
+            return module.sites[part.site]
+        if hasattr(part, "place"):
+            return part.place
+    return None

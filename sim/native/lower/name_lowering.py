@@ -1,0 +1,162 @@
+"""What the names of a kernel become in lowered text: constants at its head, parameters, functions of ours."""
+
+import ast
+import enum
+from types import ModuleType
+
+import numpy as np
+
+from sim.frontend.names import is_number
+from sim.frontend.resolve import VARIABLE, referent, stands_for
+from sim.memory.spaces import host_array
+from sim.native.codegen.array_attributes import ATTRIBUTES
+from sim.native.codegen.isa_functions import compiles
+from sim.native.codegen.scalars import HALVES
+from sim.native.codegen.symbols import GEOMETRY, MODULES, SPECIAL, home_of, in_text
+from sim.native.lower.module import CannotLower, literal
+
+FIELDS = "accesses to fields of records are counted by fibers"
+PLAIN = {*ATTRIBUTES, "dtype"}  # attributes that are no field of a record
+
+
+def as_item(target):
+    """`p["field"]` for `p.field`, where it is assigned to."""
+    if not isinstance(target, ast.Attribute):
+        return target
+    field = ast.copy_location(ast.Constant(target.attr), target)
+    return ast.copy_location(ast.Subscript(target.value, field, target.ctx), target)
+
+
+class Names(ast.NodeTransformer):
+    """Prints the names of one Source; `rename` says what its own variables are called, `needs` collects what
+    it needs besides its parameters."""
+
+    def __init__(self, module, source, rename):
+        self.module, self.source, self.rename, self.needs = module, source, rename, set()
+
+    def number(self, action, node):
+        return ast.Constant(self.module.site(self.source.site(action, node)))
+
+    def cannot(self, what, node):
+        return CannotLower(what, self.source.site("call", node))
+
+    def as_name(self, name, node, context=None):
+        if name in SPECIAL or name in self.module.arrays or name in self.module.declared:
+            self.needs.add(name)
+        return ast.copy_location(ast.Name(name, context or ast.Load()), node)
+
+    def call(self, function, arguments, node):
+        function = self.as_name(self.module.library(function), node)
+        return ast.copy_location(ast.Call(function, arguments, []), node)
+
+    # --- nodes ----------------------------------------------------------------------------------------------
+
+    def visit_Name(self, node):
+        found = getattr(node, "referent", None)
+        if found is None:  # ours already
+            return node
+        if found.role == VARIABLE:
+            return ast.copy_location(ast.Name(self.rename.get(node.id, node.id), node.ctx), node)
+        return self.standing_for(found, node.id, node)
+
+    def visit_arg(self, node):
+        node.arg, node.annotation = self.rename.get(node.arg, node.arg), None
+        return node
+
+    def visit_Attribute(self, node):
+        return self.standing_for(node.referent, node.attr, node)
+
+    def standing_for(self, found, name, node):
+        """The expression for a Referent that the kernel calls `name`."""
+        return getattr(self, f"of_{found.role}")(found, name, node)
+
+    # --- one method for each role of a referent -------------------------------------------------------------
+
+    def of_axis(self, found, name, node):
+        return ast.copy_location(ast.Attribute(self.as_name(found.name, node), name, node.ctx), node)
+
+    def of_member(self, found, name, node):
+        if isinstance(stands_for(node.value).value, ModuleType):
+            raise self.cannot(f"{ast.unparse(node)} has no compiled form", node)
+        if name == "dtype" and (dtype := self.dtype_given(node)) is not None:
+            return self.dtype(dtype, node)
+        if not isinstance(node.ctx, ast.Load):
+            return self.visit(as_item(node))
+        if not self.module.counted or name in PLAIN and not self.module.has_field(name):
+            return self.generic_visit(node)
+        raise self.cannot(FIELDS, node)
+
+    def of_geometry(self, found, name, node):
+        if found.name in GEOMETRY:
+            return self.as_name(found.name, node)
+        if found.name == "warpsize":
+            return ast.copy_location(ast.Constant(32), node)
+        return self.call("lane_of", [self.as_name("thread", node)], node)
+
+    def of_function(self, found, name, node):
+        if not compiles(found.entry):
+            raise self.cannot(
+                f"{found.entry.name} has no compiled form; its entry in sim.isa may be given one, native=...",
+                node,
+            )
+        return self.as_name(self.module.library(in_text(found.entry.name)), node)
+
+    def of_dtype(self, found, name, node):
+        return self.dtype(found.dtype, node)
+
+    def of_cuda(self, found, name, node):
+        if not home_of(f"cuda_{found.name}"):
+            raise self.cannot(f"cuda.{found.name} has no compiled form", node)
+        return self.as_name(self.module.library(f"cuda_{found.name}"), node)
+
+    def of_constant(self, found, name, node):
+        value, text = found.value, literal(found.value)
+        if isinstance(value, np.generic) and value.dtype.name in HALVES:
+            plain = self.standing_for(referent(float(value)), name, node)
+            return ast.copy_location(ast.Call(self.dtype(value.dtype, node), [plain], []), node)
+        if text is None:
+            return self.of_object(found, name, node)
+        if type(value) in (bool, str, type(None)):
+            return ast.copy_location(ast.Constant(value), node)
+        return self.as_name(self.module.constant(name, text), node)
+
+    def of_builtin(self, found, name, node):
+        """A builtin function, or ours in its place."""
+        self.module.prints |= found.name == "print"
+        return self.as_name(found.name, node)
+
+    def of_device(self, found, name, node):
+        device = self.device(found.function)
+        if device.needs:
+            raise self.cannot(f"{name} is passed on as a value and needs to know its thread", node)
+        return self.as_name(device.name, node)
+
+    def of_object(self, found, name, node):
+        """A module, an array, a function of a library."""
+        value, home = found.value, getattr(found.value, "__module__", None)
+        own = getattr(value, "__name__", name)
+        if isinstance(value, enum.Enum):
+            return self.standing_for(referent(value.value), name, node)
+        if isinstance(value, ModuleType) and value.__name__ in MODULES:
+            return self.as_name(MODULES[value.__name__], node)
+        if home == "numba.cuda.libdevice":
+            raise self.cannot(f"libdevice.{own} has no compiled form", node)
+        if home in MODULES or isinstance(value, np.ufunc):
+            module = self.as_name(MODULES.get(home, "np"), node)
+            return ast.copy_location(ast.Attribute(module, own, ast.Load()), node)
+        if host_array(value, "a global array") is not None:
+            return self.as_name(self.module.array(value, name), node)
+        raise self.cannot(f"{ast.unparse(node)} has no compiled form", node)
+
+    # --- types ----------------------------------------------------------------------------------------------
+
+    def dtype(self, dtype, node):
+        if not is_number(dtype):
+            raise self.cannot(f"{dtype} is no number", node)
+        return self.as_name(self.module.library(in_text(f"numpy.{dtype.name}")), node)
+
+    def dtype_given(self, node):
+        """The dtype for `x.dtype`, where x is a parameter of the kernel and an array, or None."""
+        asks = isinstance(node, ast.Attribute) and node.attr == "dtype" and isinstance(node.value, ast.Name)
+        of_kernel = self.source.function is self.module.kernel
+        return self.module.dtypes.get(node.value.id) if asks and of_kernel else None

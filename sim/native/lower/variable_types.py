@@ -1,0 +1,102 @@
+"""Which types Numba gives to the variables of a lowered kernel."""
+
+import functools
+import inspect
+
+from numba import types
+from numba.core import compiler
+from numba.core.compiler_machinery import AnalysisPass, register_pass
+from numba.core.registry import cpu_target
+from numba.core.typing.templates import signature
+
+from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
+from sim.native.codegen.linking import INSTEAD, Typing, intrinsic_of
+from sim.native.codegen.scalars import numba_type_of
+
+RESULT = "the result"
+
+
+@register_pass(mutates_CFG=False, analysis_only=True)
+class KeepTypes(AnalysisPass):
+    """Ends the compilation: its result is the types."""
+
+    _name = "keep_types"
+
+    def __init__(self):
+        super().__init__()
+
+    def run_pass(self, state):
+        state.cr = {**state.typemap, RESULT: state.return_type}
+        return False
+
+
+class OnlyTypes(compiler.CompilerBase):
+    """Numba's compiler as far as type inference."""
+
+    def define_pipelines(self):
+        passes = compiler.DefaultPassBuilder.define_untyped_pipeline(self.state)
+        passes.passes = [(INSTEAD.get(step, step), what) for step, what in passes.passes]
+        passes.add_pass(Typing, "types")
+        passes.add_pass(KeepTypes, "keep")
+        passes.finalize()
+        return [passes]
+
+
+def variable_types(function, arguments):
+    """{variable: Numba types} of a Python function called with `arguments` (Numba types): all types that a
+    variable ever has."""
+    found = {}
+    for name, numba_type in inferred(function, arguments).items():
+        variable, _, version = name.partition(".")
+        # else it is Numba's own: $12, or arg.x for a parameter as it is given
+        if variable.isidentifier() and not (variable == "arg" and version.isidentifier()):
+            found.setdefault(variable, set()).add(types.unliteral(numba_type))
+    return found
+
+
+def unified(found):
+    """One type for all of these."""
+    return cpu_target.typing_context.unify_types(*found) if len(found) > 1 else next(iter(found))
+
+
+def inferred(function, arguments):
+    """{variable of Numba's intermediate form: type}; the result is under RESULT."""
+    flags, contexts = compiler.Flags(), (cpu_target.typing_context, cpu_target.target_context)
+    flags.nrt, flags.enable_ssa, flags.error_model = True, True, "numpy"
+    return compiler.compile_extra(*contexts, function, arguments, None, flags, {}, pipeline_class=OnlyTypes)
+
+
+def only_typed(function):
+    """A stand-in for a device function that has types and no code: what else would be compiled only to be
+    typed."""
+
+    @functools.cache  # Numba asks several times
+    def typed(typing, *given):
+        return signature(inferred(function, given)[RESULT], *given), None
+
+    count = len(inspect.signature(function).parameters)
+    return intrinsic_of(function.__name__, [f"x{position}" for position in range(count)], typed)
+
+
+# --- what a kernel waits for, as far as its type goes -------------------------------------------------------
+
+
+@functools.cache
+def stand_in_for(entry):
+    """A function that exists for type inference only; what it gives has the types of the entry's results."""
+
+    def typed(typing, *given):
+        of = dict(zip(entry.parameters, given))
+        results = [
+            of[given] if isinstance(given, Like) else numba_type_of(given) for given in entry.results.values()
+        ]
+        several = types.BaseTuple.from_types(results) if results else types.none
+        return (results[0] if len(results) == 1 else several)(*given), None
+
+    return intrinsic_of(entry.name, entry.parameters, typed)
+
+
+def stops():
+    """{name: its stand-in} of all at which a thread of a Python kernel waits: a name with dots is PTX's."""
+    names = [name for name in WARP_WIDE | BLOCK_WIDE if name.isidentifier()]
+    return {name: stand_in_for(INSTRUCTIONS[name]) for name in names}

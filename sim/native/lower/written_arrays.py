@@ -1,0 +1,60 @@
+"""Which arrays a lowered kernel may write: the others need no watching, and no copy to go back to."""
+
+import ast
+
+from sim.native.codegen.atomics import WRITING
+from sim.native.lower.liveness import assigned
+
+
+class Writes:
+    """Looks through the statements of a kernel and of the device functions that it calls."""
+
+    def __init__(self, module):
+        self.devices = {device.name: device for device in module.devices.values()}
+        self.variables = set()
+        self.found = {}  # name of a device function -> positions of the parameters that it may write
+
+    def of(self, statements):
+        """The names whose arrays the statements may write."""
+        aliases, written = {}, set()
+        self.variables |= assigned(statements)
+        for node in [part for statement in statements for part in ast.walk(statement)]:
+            if isinstance(node, ast.Assign):
+                for name in assigned(node.targets):
+                    aliases.setdefault(name, set()).update(names_in(node.value))
+            elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+                written |= names_in(node.value)
+            elif isinstance(node, ast.Call):
+                written |= self.of_call(node)
+            elif isinstance(node, ast.For):
+                for name in names_in(node.target):
+                    aliases.setdefault(name, set()).update(names_in(node.iter))
+        grown = set()
+        while grown != written:
+            grown = set(written)
+            written |= {root for name in grown for root in aliases.get(name, ())}
+        return written
+
+    def of_call(self, node):
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name in WRITING:
+            return names_in(node.args[0])
+        if name in self.variables:  # a function that came as an argument
+            return {root for argument in node.args for root in names_in(argument)}
+        if name not in self.devices:
+            return set()
+        return {root for position in self.of_device(name) for root in names_in(node.args[position])}
+
+    def of_device(self, name):
+        if name not in self.found:
+            tree = self.devices[name].tree
+            self.found[name] = range(len(tree.args.args))  # for a function that calls itself: all
+            written = self.of(tree.body)
+            self.found[name] = [
+                position for position, argument in enumerate(tree.args.args) if argument.arg in written
+            ]
+        return self.found[name]
+
+
+def names_in(node):
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}

@@ -1,0 +1,106 @@
+"""A launch in which compiled checks have found something: the blocks concerned again by fibers, which explain
+it."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from sim.engine.fiber import Fiber
+from sim.engine.grid import Grid
+from sim.interpreted import Interpreted
+from sim.native.codegen.shadow import BETWEEN, TROUBLES
+from sim.observers import DEFAULT
+
+FEW = 1 << 13  # threads: a launch of so many is explained as a whole, and of a larger one so many
+
+
+def tool_of(observer):
+    return observer if isinstance(observer, type) else type(observer)
+
+
+def by_fibers(launch, note, walk=Grid):
+    outcome = Interpreted(Fiber).run(launch, walk)
+    outcome.notes = note, *outcome.notes
+    return outcome
+
+
+def explained(attempt):
+    """The Outcome of a launch in which not all is in order: of a small one by fibers as a whole, of a large
+    one those blocks."""
+    launch, blocks = attempt.launch, chosen(attempt)
+    if launch.blocks * launch.threads <= FEW:
+        attempt.go_back()
+        return by_fibers(launch, "by fission, then explained by fibers")
+    count = int(np.count_nonzero(concerned(attempt)))
+    note = f"by fission; of {launch.blocks:,} blocks {count:,} {'is' if count == 1 else 'are'} not in order"
+    note += (
+        f", and {len(blocks):,} of them explained by fibers: counts of findings are of those"
+        if count > len(blocks)
+        else ", explained by fibers"
+    )
+    attempt.go_back()
+    watching = replace(
+        launch, observers=tuple(observer for observer in launch.observers if tool_of(observer) in DEFAULT)
+    )
+    outcome = by_fibers(watching, note, partial(Chosen, attempt, blocks))
+    if not any(finding.kind == "no-progress" for finding in outcome.findings):
+        attempt.advance(launch.blocks)
+    outcome.findings = [
+        finding for finding in outcome.findings if finding.kind != "unassigned-variable"
+    ] + attempt.unassigned  # of all blocks
+    counted = attempt.counters()
+    outcome.counters |= counted | {"barriers": counted["barriers"] + outcome.counters["barriers"]}
+    return outcome
+
+
+class Chosen(Grid):
+    """Walks over some blocks of a launch; those between them run by fission, so that each finds the memory as
+    it was."""
+
+    def __init__(self, attempt, blocks, *given):
+        super().__init__(*given)
+        self.attempt, self.positions = attempt, dict(zip(map(attempt.index_of, blocks), blocks))
+        self.order = list(self.positions)
+        self.context.wrote = attempt.wrote
+
+    def new_block(self, index):
+        self.context.away = True
+        self.attempt.advance(self.positions[index])
+        self.context.away, self.attempt.next = False, self.positions[index] + 1
+        self.context.progress()
+        return super().new_block(index)
+
+
+# --- which blocks -------------------------------------------------------------------------------------------
+
+
+def races(attempt):
+    """(position of a block, position of another that it races with), those that are known."""
+    pairs = np.unique(attempt.pairs[: attempt.state.pair_count], axis=0)
+    pairs = pairs[pairs[:, 1] > 0]
+    starts = attempt.starts[: attempt.state.position + 1]
+    pairs[:, 1] = np.searchsorted(starts, pairs[:, 1], side="right") - 1
+    return pairs
+
+
+def concerned(attempt):
+    """Whether each block has to do with something that is not in order."""
+    found = attempt.found != 0
+    found[races(attempt)[:, 1]] = True
+    return found
+
+
+def chosen(attempt):
+    """The positions of the blocks to explain: of each trouble some, as many as the threads of all
+    may be."""
+    partners, most = dict(races(attempt)[::-1].tolist()), max(FEW // attempt.launch.threads, 2)
+    blocks_of = [np.flatnonzero(attempt.found & trouble)[:most].tolist() for trouble in TROUBLES]
+    chosen = set()
+    for rank in range(most):
+        for trouble, blocks in zip(TROUBLES, blocks_of):
+            if rank < len(blocks) and len(chosen) < most:
+                chosen.add(blocks[rank])
+                if trouble == BETWEEN and blocks[rank] in partners:
+                    chosen.add(partners[blocks[rank]])
+    return sorted(chosen)

@@ -1,0 +1,172 @@
+"""A launch by fission."""
+
+import signal
+
+import numpy as np
+from numba.core.errors import NumbaError
+
+from sim.context import thread_index
+from sim.engine.base import Outcome
+from sim.engine.collector import uncollected
+from sim.events import Access
+from sim.memory.spaces import argument_array, named_leaves
+from sim.native.codegen import shadow
+from sim.native.lower import definite_assignment
+from sim.native.lower.module import CannotLower
+from sim.native.run.explain import FEW, tool_of
+from sim.native.run.memory import Memory, check_declared, check_writable
+from sim.native.run.tally import Tally
+from sim.native.split.program import first_line
+from sim.native.split.specialize import argument_type, fission_program
+from sim.observers import COUNTERS
+from sim.observers.misuse import Misuse, unassigned_variable
+from sim.observers.races import Races
+from sim.observers.uninitialized import Uninitialized
+from sim.retrial import undecided
+
+TRIPS = 1 << 34  # of `for` loops, that a block may make before it counts as endless
+ROUNDS = 1_000_000  # of `while` loops
+ROOM = 1 << 24  # words that one block may write down
+MOST_PAIRS = 1 << 16  # of blocks that race with each other
+
+
+class Attempt(Memory):
+    """One launch by fission."""
+
+    may_raise = True  # whether threads may
+
+    def __init__(self, launch):
+        super().__init__(launch)
+        self.tools = set(map(tool_of, launch.observers))
+        self.next = 0  # the position of the block that comes next
+        self.rounds = launch.max_steps or ROUNDS
+        self.prepare()
+        if self.watched and self.program.lowered.synchronizes and launch.blocks * launch.threads <= FEW:
+            raise CannotLower(
+                "its threads act on what atomics tell them, which is judged under several schedules"
+            )
+        self.starts, self.found = np.zeros((2, launch.blocks), np.int64)
+        self.pairs = np.empty((MOST_PAIRS, 2), np.int64)
+        self.state.starts, self.state.found = self.hold(self.starts), self.hold(self.found)
+        self.state.pairs, self.state.pair_room = self.hold(self.pairs), MOST_PAIRS
+
+    def prepare(self):
+        """The compiled kernel, and the arrays that it may write."""
+        launch = self.launch
+        self.arrays = {
+            name: array
+            for name, value in named_leaves(launch.arguments.items())
+            if (array := argument_array(value, name)) is not None
+        }
+        counted = bool(self.tools & set(COUNTERS))
+        self.program = fission_program(
+            launch.function,
+            tuple(argument_type(name, value) for name, value in launch.arguments.items()),
+            counted,
+        )
+        lowered = self.program.lowered
+        if lowered.module.prints:
+            raise CannotLower("it prints, and a block that has a finding runs again")
+        check_declared(lowered.module, launch)
+        self.written = [name for name in self.arrays if name.partition("[")[0] in lowered.writes]
+        check_writable(launch.arguments, lowered.writes)
+        self.shadows = self.shadows_of_arguments() if self.watched else {}
+
+    # --- the launch -----------------------------------------------------------------------------------------
+
+    def run(self):
+        """Run every block, or as far as no block ends the launch."""
+        self.saved = {name: self.arrays[name].copy() for name in self.written}
+        self.given = self.arguments()
+        module = self.program.lowered.module
+        self.tally = Tally(self.launch, module, self.homes()) if module.counted else None
+        self.log = np.empty(ROOM if self.tally else 0, np.int64)
+        self.state.log, self.state.log_room = self.log.ctypes.data, len(self.log)
+        try:
+            self.compile()
+        except NumbaError as error:
+            raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
+        try:
+            self.advance(self.launch.blocks)
+        except Exception:  # the kernel's own: fibers say whose
+            if not self.may_raise:
+                raise
+            self.found[self.state.position] |= shadow.PARTED
+        self.wrote = bool(self.state.wrote)
+        self.counted, self.tally = self.tally.counters() if self.tally else {}, None
+        self.unassigned = list(self.unassigned_variables())
+        self.found &= self.heeded()
+        empty = not any(array.size for array in self.arrays.values())
+        self.in_order = not self.found.any() and (empty or self.wrote or Misuse not in self.tools)
+
+    def heeded(self):
+        """The TROUBLES that a tool asks for, or that no launch can do without."""
+        asked = {
+            Races: shadow.RACE | shadow.BETWEEN,
+            Uninitialized: shadow.UNWRITTEN,
+            Misuse: shadow.NARROWED,
+        }
+        asked = sum(troubles for tool, troubles in asked.items() if tool in self.tools)
+        return shadow.BOUNDS | shadow.PARTED | shadow.SPENT | asked
+
+    def compile(self):
+        run = self.program.run
+        if not run.overloads:
+            with uncollected():
+                run.compile(tuple(map(run.typeof_pyval, self.run_arguments(0))))
+
+    def run_arguments(self, stop):
+        """What the compiled kernel is given, to run the blocks from the next to `stop`."""
+        launch = self.launch
+        walk = self.next, stop, launch.grid, launch.block, self.rounds, TRIPS
+        return *walk, self.state.address, *self.given
+
+    def advance(self, stop):
+        """Run the blocks before `stop` that have not run yet."""
+        while self.next < stop:
+            self.program.run(*self.run_arguments(stop))
+            self.next = self.state.position + 1 if self.state.stopped == shadow.FULL else stop
+            self.count()
+        if self.state.stopped == shadow.INTERRUPTED:
+            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
+
+    def count(self):
+        """Count what is written down; nobody asks a second time."""
+        length, self.state.log_count = self.state.log_count, 0
+        if length > len(self.log):
+            self.go_back()
+            raise CannotLower(f"one block has more than {ROOM:,} accesses to count")
+        if self.tally and length:
+            self.tally.add(self.log[:length])
+
+    def go_back(self):
+        """Make the arguments what they were before the launch."""
+        for name, array in self.saved.items():
+            self.arrays[name][...] = array
+        self.next = self.state.barriers = 0
+
+    def unassigned_variables(self):
+        """Findings of variables that were read and not assigned."""
+        if Misuse in self.tools:
+            for site, name, position, thread in definite_assignment.told(
+                self.state.unset, self.program.lowered.module
+            ):
+                thread = thread_index(thread, self.launch.block)
+                yield unassigned_variable(Access("read", self.index_of(position), thread, site), name)
+
+    def index_of(self, position):
+        x, y, _ = self.launch.grid
+        return position % x, position // x % y, position // (x * y)
+
+    # --- what it comes to -----------------------------------------------------------------------------------
+
+    def counters(self):
+        blocks, barriers = self.launch.blocks, self.state.barriers
+        threads = blocks * self.launch.threads
+        return {"threads": threads, "blocks": blocks, "barriers": barriers, **self.counted}
+
+    def outcome(self):
+        lowered = self.program.lowered
+        notes = ("by fission", undecided(1)) if self.watched and lowered.synchronizes else ("by fission",)
+        return Outcome(self.unassigned, self.counters(), notes, lowered.code)

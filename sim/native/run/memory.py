@@ -1,0 +1,159 @@
+"""The memory of a compiled launch: its arguments, the arrays that the kernel declares, and the shadow words
+that watch over both."""
+
+from math import prod
+
+import numpy as np
+
+from sim.events import CONSTANT, SPACES
+from sim.memory.declared import check_sizes
+from sim.memory.spaces import (
+    AddressSpace,
+    argument_array,
+    bind_arguments,
+    bytes_between,
+    named_leaves,
+    of_parts,
+    overlapping,
+    unwritten,
+)
+from sim.native.codegen.arrays import Guarded, Referenced, bytes_over
+from sim.native.codegen.launch_state import State
+from sim.native.codegen.scalars import argument_of
+from sim.native.codegen.shadow import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED
+from sim.native.lower.module import CannotLower
+from sim.native.run.tally import Home
+from sim.native.split.program import sizes_of
+
+
+class Memory:
+    """The memory of one launch of `self.program`. Unless nobody listens, every access is watched."""
+
+    def __init__(self, launch):
+        self.launch, self.watched, self.state = launch, bool(launch.observers), State(launch.block)
+        self.held = []  # memory that compiled code has the address of
+
+    def arguments(self):
+        """All arguments of the compiled function after `state`, in order."""
+        module, dynamic = self.program.lowered.module, self.dynamic_memory()
+        return [
+            *(self.guarded(np.ascontiguousarray(array), BOUNDED) for array in module.arrays.values()),
+            *(self.declared(declared, dynamic) for declared in module.declared.values()),
+            self.kept(),
+            *(self.argument(name, value) for name, value in self.launch.arguments.items()),
+        ]
+
+    def argument(self, name, value):
+        if isinstance(value, tuple):
+            parts = [self.argument(f"{name}[{i}]", part) for i, part in enumerate(value)]
+            return of_parts(value, parts)
+        if name not in self.arrays:
+            return argument_of(value)
+        array, watched = self.arrays[name], Referenced if isinstance(value, np.void) else Guarded
+        return watched(array, *self.shadows.get(name, (BOUNDED if self.watched else BARE, 0)), self.state)
+
+    def shadows_of_arguments(self):
+        """{name: (what is checked, address of its shadow)} of the arrays that need more than their bounds
+        checked; arrays that overlap share shadow words."""
+        shadows = {}
+        for low, high, names in overlapping(self.arrays):
+            group = {name: self.arrays[name] for name in names}
+            empty = starts_empty(unwritten(bytes_between(low, high), [*group.values()]), names[0])
+            if not {*names} & {*self.written} and not empty:
+                continue
+            size = group[names[0]].itemsize
+            offsets = {name: a.__array_interface__["data"][0] - low for name, a in group.items()}
+            distances = [*offsets.values(), *(stride for a in group.values() for stride in a.strides)]
+            if any(a.itemsize != size for a in group.values()) or any(d % size for d in distances):
+                raise CannotLower(f"arguments {', '.join(names)} overlap and their elements do not")
+            shadow = self.hold(np.zeros(2 * -(-(high - low) // size), np.int64))
+            watch = EMPTY if empty else GLOBAL
+            shadows |= {name: (watch, shadow + 16 * offset // size) for name, offset in offsets.items()}
+        return shadows
+
+    def hold(self, array):
+        """Keep `array` alive; returns its address."""
+        self.held.append(array)
+        return array.__array_interface__["data"][0]
+
+    def kept(self):
+        """The address of the variables that live from one region to another, an array over threads each."""
+        return self.hold(np.zeros(self.program.kept * bytes_over(self.launch.threads), np.uint8))
+
+    def guarded(self, array, watch, shadow=None, sizes=None):
+        """An array of our own for compiled code, with fresh memory for what watches over it; only the bounds
+        are checked if nobody listens."""
+        if not self.watched:
+            return Guarded(array, BARE, 0, self.state, sizes)
+        if watch == SHARED:
+            shadow = np.zeros(2 * array.size, np.int64) if shadow is None else shadow
+        elif watch == LOCAL:
+            shadow = np.zeros(array.size, np.uint8)
+        return Guarded(array, watch, 0 if shadow is None else self.hold(shadow), self.state, sizes)
+
+    def dynamic_memory(self):
+        """The bytes of dynamic shared memory and their shadow words; all views of them must have elements of
+        one size."""
+        declared = self.program.lowered.module.declared.values()
+        sizes = {array.dtype.itemsize for array in declared if array.shape is None} or {1}
+        if len(sizes) > 1:
+            raise CannotLower("the dynamic shared memory holds elements of different sizes")
+        count = self.launch.shared // sizes.pop()
+        return np.zeros(self.launch.shared, np.uint8), np.zeros(2 * count, np.int64)
+
+    def declared(self, declared, dynamic):
+        dtype, shape, sizes = declared.dtype, declared.shape, sizes_of(declared)
+        if declared.space == "local":
+            return self.guarded(np.empty((self.launch.threads, *shape), dtype), LOCAL, sizes=sizes)
+        if shape is not None:
+            return self.guarded(np.empty(shape, dtype), SHARED, sizes=sizes)
+        memory, shadow = dynamic
+        whole = len(memory) // dtype.itemsize * dtype.itemsize
+        return self.guarded(memory[:whole].view(dtype), SHARED, shadow)
+
+    def homes(self):
+        """The arrays of the launch, as the tools know them."""
+        space, module = AddressSpace(), self.program.lowered.module
+        bind_arguments(space, self.arrays)
+        homes = [Home(a.name, SPACES.index(a.space), *extent(a.root), a.base) for a in space.allocations]
+        named = [
+            *((CONSTANT, "const") for _ in module.arrays),
+            *((declared.name, declared.space) for declared in module.declared.values()),
+        ]
+        for (name, where), guarded in zip(named, self.given):
+            memory = guarded.held[0].reshape(-1).view(np.uint8)
+            base = space.add(name, where, memory, None).base
+            homes.append(Home(name, SPACES.index(where), *extent(memory), base))
+        return homes
+
+
+def check_writable(given, writes):
+    """CannotLower if an argument that the kernel may write (`writes`: their names) is a read-only array:
+    compiled code would not ask."""
+    for name, value in named_leaves(given.items()):
+        array = argument_array(value, name)
+        if array is not None and not array.flags.writeable and name.partition("[")[0] in writes:
+            raise CannotLower(f"argument {name} is a read-only array, and the kernel may write to it")
+
+
+def extent(memory):
+    """(first byte, byte behind the last) of an array of bytes."""
+    first = memory.__array_interface__["data"][0]
+    return first, first + memory.size
+
+
+def check_declared(module, launch):
+    """A LaunchError if the kernel's arrays are larger than the device's memories."""
+    nbytes = {"shared": 0, "local": 0}
+    for declared in module.declared.values():
+        if declared.shape is not None:
+            nbytes[declared.space] += prod(declared.shape) * declared.dtype.itemsize
+    check_sizes(launch.spec, **nbytes, dynamic=launch.shared)
+
+
+def starts_empty(unwritten, name):
+    """Whether nobody has written any of the array `name`, whose bytes are `unwritten` (None: none is): of one
+    written in part, compiled code cannot tell the parts apart."""
+    if unwritten is not None and not unwritten.all():
+        raise CannotLower(f"{name} is an array of sim.empty, of which a part has been written")
+    return unwritten is not None

@@ -1,0 +1,265 @@
+"""A kernel lowered and compiled for given types of arguments: its text in a file named by its hash, and what
+a launch has to bring."""
+
+import ast
+import copy
+import re
+from dataclasses import dataclass
+
+import numba
+from numba.core.errors import NumbaError
+
+from sim.frontend.ssa import Versions
+from sim.frontend.tree import Apart, as_list, located
+from sim.isa.memory import interpreted_only
+from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE
+from sim.native.codegen import cache
+from sim.native.codegen.arrays import GuardedType
+from sim.native.codegen.isa_functions import digest
+from sim.native.codegen.scalars import numba_type_of
+from sim.native.codegen.shadow import BARE, BOUNDED
+from sim.native.codegen.symbols import SPECIAL, WALK, entry_of
+from sim.native.codegen.thread_index import DIM3
+from sim.native.lower import variable_types
+from sim.native.lower.hoisting import Hoisting
+from sim.native.lower.liveness import assigned, reads
+from sim.native.lower.module import CannotLower, Module
+from sim.native.lower.written_arrays import Writes
+from sim.native.split.fission import Fission, indented, lines_of
+
+# --- text ---------------------------------------------------------------------------------------------------
+
+
+def head(module, title):
+    """The lines in front of all functions: imports, constants, device functions."""
+    imports = {}
+    for name, home in module.imports.items():
+        imports.setdefault(home, set()).add(name)
+    known = ("import cmath", "import math", "import operator", "", "import numba", "import numpy as np")
+    lines = [f'"""{title}"""', *known]
+    lines += [f"from {home} import {', '.join(sorted(names))}" for home, names in sorted(imports.items())]
+    lines += ["from sim.native.codegen.linking import compiled, kernel, recursive", ""]
+    lines += [*(f"{name} = {text}" for name, text in module.constants.items()), ""]
+    together = set(module.operations.values()) & (WARP_WIDE | BLOCK_WIDE)
+    entries = {name: INSTRUCTIONS[name] for name in together}
+    entries |= {name: entry_of(name) for name in module.imports if name.startswith("isa_")}
+    lines += [f"# {name}: {digest(entries[name])}" for name in sorted(entries)]
+    for device in module.devices.values():
+        decorator = "@recursive" if device.recursive else "@compiled"
+        lines += ["", decorator, *ast.unparse(device.tree).split("\n"), ""]
+    return lines
+
+
+def function_text(decorator, signature, lines):
+    return ["", decorator, f"def {signature}:", *indented(lines), ""]
+
+
+# --- fission ------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Lowered:
+    """A kernel as statements of one thread, each stop one of its own, for any types of arguments."""
+
+    module: Module
+    parameters: list
+    statements: list
+    writes: set  # parameters and declared arrays that may be written
+    code: tuple  # the code objects of the kernel and of all that it calls
+    synchronizes: bool  # whether threads act on what atomics tell them
+
+
+@dataclass(eq=False)
+class Fissioned:
+    """A kernel by fission: `run(first_position, end_position, grid, block, most_rounds, most_trips, state,
+    *arrays, *declared, kept, *arguments)`."""
+
+    lowered: Lowered
+    text: str
+    run: object
+    kept: int  # how many variables live from one region to another
+
+
+def lower_for_fission(function, dtypes=(), counted=False):
+    """`counted`: accesses and branches are written down."""
+    module = Module(function, counted, dtypes)
+    if unavailable := interpreted_only(module.used):
+        raise CannotLower(f"{unavailable[0]} has no compiled form")
+    parameters, statements = Hoisting(module).kernel(function)
+    statements = [
+        part
+        for statement in keep_parameters(module, parameters, statements)
+        for part in as_list(SplitTuples().visit(statement))
+    ]
+    statements = name_shared(module, statements)
+    code = tuple(  # from the line of `def`, where a site's lines count from
+        function.__code__.replace(co_firstlineno=source.tree.lineno)
+        for function, source in module.reachable.items()
+    )
+    synchronizes = any(source.acts_on_atomics for source in module.reachable.values())
+    module.reachable = None  # the functions themselves are not kept alive
+    writes = Writes(module).of(statements)
+    if writes & set(module.arrays):
+        raise CannotLower("a global array is constant, and the kernel may write to it")
+    writes &= {*parameters, *module.declared}
+    return Lowered(module, parameters, statements, writes, code, synchronizes)
+
+
+def keep_parameters(module, parameters, statements):
+    """The same statements without assignments to parameters: those get a variable of their own."""
+    new = {name: module.fresh(name) for name in sorted(assigned(statements) & set(parameters))}
+    for part in [part for statement in statements for part in ast.walk(statement)]:
+        if isinstance(part, ast.Name):
+            part.id = new.get(part.id, part.id)
+    return [ast.parse(f"{name} = {old}").body[0] for old, name in new.items()] + statements
+
+
+class SplitTuples(ast.NodeTransformer):
+    """`a, b = x, y` as two statements, where x and y do not hang on a and b."""
+
+    def visit_Assign(self, node):
+        match node:
+            case ast.Assign([ast.Tuple(left)], ast.Tuple(right)) if len(left) == len(right):
+                names = {part.id for part in left if isinstance(part, ast.Name)}
+                if len(names) == len(left) and not names & reads(node.value):
+                    return located([ast.Assign([name], part) for name, part in zip(left, right)], node)
+        return node
+
+
+def name_shared(module, statements):
+    """The same statements without `tile = tile_shared`, the parameter being called `tile`, where the variable
+    stands for nothing else."""
+    for statement in statements:
+        match statement:
+            case ast.Assign([ast.Name(variable)], ast.Name(parameter)) if parameter in module.declared:
+                others = ast.Module([other for other in statements if other is not statement], [])
+                if parameter not in reads(others) and variable not in assigned([others]):
+                    new, statements = {parameter: variable}, others.body
+                    module.declared = {new.get(name, name): of for name, of in module.declared.items()}
+    return statements
+
+
+def fissioned(lowered, name, numba_types):
+    """The Fissioned of a kernel called `name` for arguments of these Numba types (in order of the
+    parameters)."""
+    module, parameters = lowered.module, lowered.parameters
+    name = module.stem(name)
+    arrays = [
+        GuardedType(numba.typeof(array).dtype, array.ndim, True, BOUNDED) for array in module.arrays.values()
+    ]
+    declared = [
+        GuardedType(numba_type_of(d.dtype), array_rank(d), True, BARE, sizes_of(d))
+        for d in module.declared.values()
+    ]
+    types_ = [str(numba_type) for numba_type in (*numba_types, *arrays, *declared)]
+    path = cache.path_of(name, repr((thread_text(module, name, parameters, lowered.statements), types_)))
+    text = cache.read(path)
+    if text is None:
+        given = [numba.int64, numba.int64, *[DIM3] * 4, *arrays, *declared, *numba_types]
+        known = [*SPECIAL, *module.arrays, *module.declared, *parameters]
+        types_of = types_in(module, name, parameters, given)
+        statements, variables = typed_apart(module, lowered.statements, known, types_of)
+        split = Fission(module, name, parameters, statements, variables)
+        text = fission_text(module, name, parameters, split)
+        cache.write(path, text)
+    made = cache.load(path, text)
+    return Fissioned(lowered, text, getattr(made, f"{name}_grid"), made.KEPT)
+
+
+def sizes_of(declared):
+    """The sizes that are constants, of each dimension of the parameter that brings a declared array, or
+    None."""
+    return None if declared.shape is None else (*[None] * (declared.space == "local"), *declared.shape)
+
+
+def array_rank(declared):
+    """Dimensions of the parameter that brings a declared array: a local one has one more, the thread."""
+    return len(declared.shape or (0,)) + (declared.space == "local")
+
+
+def typed_apart(module, statements, parameters, types_of):
+    """(statements, {variable: type}): a copy of the statements in which each variable has one type.
+    `types_of(statements)`: {variable: the types that Numba gives it}."""
+    found = types_of(statements)
+    several = {name for name, types_ in found.items() if len(types_) > 1}
+    statements = copy.deepcopy(statements)
+    if several:
+        how = several, module.fresh, lambda node, _: node
+        trial = copy.deepcopy(statements)
+        versions = Versions(parameters, trial, module.value)
+        names = Apart(trial, versions, lambda version: version, *how).names
+        found = types_of(trial)
+        names = [names.get((version.name, version.settled())) for version in versions.all]
+        numba_types = [variable_types.unified(found[name]) if name in found else None for name in names]
+        versions = Versions(parameters, statements, module.value)
+        Apart(statements, versions, dict(zip(versions.all, numba_types, strict=True)).get, *how)
+        found = types_of(statements)
+    return statements, {name: variable_types.unified(types_) for name, types_ in found.items()}
+
+
+def thread_text(module, name, parameters, statements):
+    """The text of the kernel as one thread runs it, from start to end."""
+    lines = thread_lines(module, name, parameters, statements)
+    return "\n".join([*head(module, f"{name}, one thread"), *lines])
+
+
+def thread_lines(module, name, parameters, statements):
+    lines = lines_of(statements) if statements else ["pass"]
+    signature = f"{name}_thread({', '.join([*SPECIAL, *module.arrays, *module.declared, *parameters])})"
+    return function_text("", signature, lines)[1:]
+
+
+def types_in(module, name, parameters, numba_types):
+    """The function (statements) -> {variable: the types that Numba gives it}; device functions are typed once
+    for all calls."""
+    names, devices = {}, {device.name for device in module.devices.values() if not device.recursive}
+    cache.run_text("\n".join(head(module, name)), names)
+    names.update(variable_types.stops())
+    names.update({device: variable_types.only_typed(names[device].py_func) for device in devices})
+
+    def types_of(statements):
+        cache.run_text("\n".join(thread_lines(module, name, parameters, statements)), names)
+        try:
+            return variable_types.variable_types(names[f"{name}_thread"], tuple(numba_types))
+        except NumbaError as error:
+            raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
+
+    return types_of
+
+
+def fission_text(module, name, parameters, split, renewing=()):
+    """The text of a kernel's file: head, regions, a block, the walk over all blocks. `renewing`: statements
+    that come before each block."""
+    shared = [known for known, declared in module.declared.items() if declared.space == "shared"]
+    for needed in ("begin_block", "end_block", "block_index", "dim3", "poisoned", "log_epoch"):
+        module.library(needed)
+    block = split.function(f"{name}_block", split.lines)
+    what = "each region is a loop over the threads that stand between two places where threads wait"
+    kept = "# How many variables live from one region to another: `kept` has an array over threads for each."
+    lines = [*head(module, f"{name}, by loop fission: {what}"), kept, f"KEPT = {len(split.expanded)}", ""]
+    for text in split.functions:
+        lines += ["", "@compiled", *text, ""]
+    given = [*WALK, "state", *module.arrays, *module.declared, "kept", *parameters]
+    body = [
+        "gridDim, blockDim = dim3(*grid_shape), dim3(*block_shape)",
+        "threads = block_shape[0] * block_shape[1] * block_shape[2]",
+        "for position in range(first_position, end_position):",
+        "    begin_block(state, threads, position, most_rounds, most_trips)",
+        "    blockIdx = block_index(position, gridDim.x, gridDim.y)",
+        *(f"    poisoned({name})" for name in shared),
+        *(f"    {statement}" for statement in renewing),
+        f"    {block}",
+        *(["    log_epoch(state)"] if module.counted else []),
+        "    if end_block(state):",
+        "        return",
+    ]
+    lines += function_text("@kernel", f"{name}_grid({', '.join(given)})", body)
+    return "\n".join(lines) + "\n"
+
+
+def first_line(error):
+    """What a NumbaError says of the kernel, and the line of lowered text that it points at."""
+    lines = [line.strip() for line in str(error).split("\n")]
+    lines = [line for line in lines if line and not line.startswith("Failed in ")]
+    pointed = re.findall(r"\n\s*(\S[^\n]*)\n\s*\^", str(error))
+    return lines[0] + (f", in `{pointed[-1]}`" if pointed else "")

@@ -1,0 +1,131 @@
+"""Which variables of a kernel need not be kept from one region to another: those that can be computed again
+from what does not change, and the counters of loops that are the same for all threads."""
+
+import ast
+import copy
+from collections import Counter
+
+from sim.frontend.tree import has
+from sim.native.codegen.arrays import GuardedType, ReferenceType
+from sim.native.codegen.symbols import SPECIAL
+from sim.native.lower.hoisting import stops
+from sim.native.lower.liveness import assigned, exposed
+from sim.native.lower.loops import is_range
+
+# functions of the table that cost little to compute again
+CHEAP = ("isa_operator_", "isa_builtins_", "isa_numpy_")
+PURE = {"min", "max", "abs", "len", "int", "float", "bool", "range", "lane_of", "logged", "from_end"}
+UNIFORM = {"state", "blockIdx", "blockDim", "gridDim"}
+COMPUTED = ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp, ast.Tuple
+COMPUTED += ast.Attribute, ast.Subscript, ast.Slice
+
+
+class Computable:
+    """The variables of one kernel. `numba_types` maps each to its Numba type."""
+
+    def __init__(self, module, parameters, statements, numba_types):
+        self.module, self.numba_types = module, numba_types
+        self.parameters, self.statements = parameters, statements
+        self.fixed = {*parameters, *module.arrays, *module.declared, *SPECIAL}  # what no statement assigns
+        self.loops = self.own_loops(self.statements)
+        self.again, self.same = self.computable()
+
+    def own_loops(self, statements):
+        """Give each loop in which threads stop a counter of its own, where nothing else needs the variable;
+        returns those counters."""
+        found = set()
+        for node in [part for statement in statements for part in ast.walk(statement)]:
+            if (
+                not isinstance(node, ast.For)
+                or not stops(node)
+                or not isinstance(node.target, ast.Name)
+                or node.target.id in assigned(node.body)
+            ):
+                continue
+            name, body, node.body = node.target.id, node.body, [ast.Pass()]
+            elsewhere = name in exposed(self.statements)
+            node.body = body
+            if not elsewhere and self.is_uniform_iteration(node.iter, set()):
+                fresh = self.module.fresh(name) if self.assignments()[name] > 1 else name
+                for part in ast.walk(node):
+                    if isinstance(part, ast.Name) and part.id == name:
+                        part.id = fresh
+                found.add(fresh)
+        return found
+
+    def assignments(self):
+        """How many statements, however deep, themselves assign each variable."""
+        found = Counter()
+        for node in [part for statement in self.statements for part in ast.walk(statement)]:
+            if isinstance(node, (ast.Assign, ast.For, ast.NamedExpr)):
+                for target in getattr(node, "targets", None) or [node.target]:
+                    found.update(assigned([ast.Expr(target)]))
+        return found
+
+    def computable(self):
+        """({variable: statement}, names) of the variables that can be computed again anywhere, in order; and
+        of those that are the same for a whole block."""
+        again, times = {}, self.assignments()
+        shared = [name for name, declared in self.module.declared.items() if declared.space == "shared"]
+        same = {*self.parameters, *self.module.arrays, *shared, *UNIFORM}
+        for node in [part for statement in self.statements for part in ast.walk(statement)]:
+            if not isinstance(node, ast.Assign) or len(node.targets) != 1 or hasattr(node.value, "stops"):
+                continue
+            names, of_part = assigned([node]), has(node.targets[0], ast.Subscript, ast.Attribute)
+            if not names or of_part or any(times[name] > 1 for name in names):
+                continue
+            types_ = [self.numba_types.get(name) for name in names]
+            arrays = all(isinstance(of, (GuardedType, ReferenceType)) for of in types_)
+            calls = "isa_" if arrays else CHEAP
+            if is_fresh(node.value):
+                again[names.pop()] = found = copy.deepcopy(node)
+                found.value.func.id = "row_of"
+            elif self.is_pure(node.value, self.fixed | set(again), arrays, calls):
+                again |= dict.fromkeys(names, node)
+                if self.is_pure(node.value, same, arrays, calls):
+                    same |= names
+        return again, same
+
+    def is_pure(self, node, known, array=False, calls=CHEAP):
+        """Whether `node` has the same value wherever it is evaluated: made of `known` variables and
+        constants, reading no memory. `array`: its value is an array, so that a subscript is a part of one;
+        `calls`: how the functions of the table that it may call begin."""
+        if isinstance(node, ast.Call):
+            name = node.func.id if isinstance(node.func, ast.Name) else ""
+            return (
+                (name in PURE or name.startswith(calls))
+                and all(self.is_pure(part, known, calls=calls) for part in node.args)
+                and not node.keywords
+            )
+        if isinstance(node, ast.Name):
+            return node.id in known or node.id in self.module.constants or node.id in self.module.imports
+        if isinstance(node, ast.Subscript) and not (array or self.is_constant_part(node)):
+            return False
+        numbers = (getattr(node, "slice", None), getattr(node, "test", None))
+        array = array or isinstance(node, ast.Attribute) and node.attr == "shape"
+        return isinstance(node, COMPUTED) and all(
+            self.is_pure(part, known, array and part not in numbers, calls)
+            for part in ast.iter_child_nodes(node)
+            if isinstance(part, ast.expr)
+        )
+
+    def is_constant_part(self, node):
+        """Whether a subscript is one of a shape, or of a tuple of constants."""
+        of = node.value
+        return (
+            isinstance(of, ast.Attribute)
+            and of.attr == "shape"
+            or isinstance(of, ast.Name)
+            and of.id in self.module.constants
+        )
+
+    def is_uniform_iteration(self, node, loops):
+        """Whether `node` yields the same to every thread of the block, judging by its text."""
+        return self.is_pure(node, {*self.parameters, *UNIFORM, *self.module.arrays} | loops) or is_range(node)
+
+    def is_same(self, node):
+        return self.is_pure(node, self.same | self.loops)
+
+
+def is_fresh(node):
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "fresh"
