@@ -4,7 +4,7 @@ The guest's mistakes (KernelBug, ThreadError) and the caller's (LaunchError) hav
 else that escapes from a launch is a bug of the simulator itself.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sim.report import Report
@@ -27,6 +27,10 @@ class KernelBug(SimulatorError):
     def __init__(self, report: "Report") -> None:
         self.report, self.findings = report, report.errors
         super().__init__("\n\n".join(finding.message for finding in self.findings))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the report: by default, Exception would pickle the message in its place."""
+        return type(self), (self.report,), vars(self)
 
 
 class ThreadError(SimulatorError):

@@ -263,6 +263,16 @@ class Recording:
     def __len__(self) -> int:
         return len(self.action)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for pickle: numbers of sites hold in one process only, so the Sites go along."""
+        numbers, site = np.unique(self.site, return_inverse=True)
+        return {**vars(self), "site": site, "sites": [SITES[number] for number in numbers.tolist()]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Number the Sites as this process does."""
+        numbers = np.array([SITES.add(site) for site in state.pop("sites")], np.int64)
+        vars(self).update(state, site=numbers[state["site"]])
+
     def __getitem__(self, position: int) -> Event:
         block, epoch = self.blocks[self.block[position]], int(self.epoch[position])
         site = SITES[int(self.site[position])]

@@ -9,7 +9,7 @@ from typing import Any
 
 from sim.events import Access, Finding, Index3, Recording, index_text
 from sim.viz import View, plural
-from sim.viz.by_line import by_line
+from sim.viz.by_line import Listing, by_line, listing
 from sim.viz.memory_map import memory_map
 from sim.viz.page import page
 from sim.viz.timeline import timeline
@@ -27,7 +27,7 @@ class Report:
     Coalescing: "coalescing" {"requests", "sectors", "fewest_sectors"}. By Banks: "banks" {"shared_requests",
     "wavefronts", "fewest_wavefronts", "ways"}. By Branches: "branching" {"branches", "divergent"}. "lines"
     has the same numbers as {(function, line): {...}}. `trace` is the Recording of the tool Trace, or None;
-    `code` the code objects that ran, the kernel's first.
+    `code` the functions that ran, the kernel's first: code objects, or their Listings after pickling.
     """
 
     kernel: str
@@ -38,8 +38,12 @@ class Report:
     findings: tuple[Finding, ...] = ()
     counters: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    code: tuple[CodeType, ...] = field(default=(), repr=False, compare=False)
+    code: tuple[CodeType | Listing, ...] = field(default=(), repr=False, compare=False)
     trace: Recording | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for pickle and copy: code objects cannot be pickled, their source lines can."""
+        return {**vars(self), "code": tuple(map(listing, self.code))}
 
     @property
     def errors(self) -> tuple[Finding, ...]:

@@ -93,6 +93,15 @@ class Empty(np.ndarray):
     def __array_finalize__(self, source):
         self.byte = getattr(source, "byte", None)
 
+    def __reduce__(self):
+        """Pickle `byte` too: without it all of the copy would count as unwritten."""
+        rebuild, arguments, state = super().__reduce__()
+        return rebuild, arguments, (self.byte, state)
+
+    def __setstate__(self, state):
+        self.byte, state = state
+        super().__setstate__(state)
+
     def unwritten(self, root):
         """Which bytes of `root`, which is its memory, nobody has written; None if all are written. Numbers of
         one or two bytes, booleans and records may well look like poison: there one store counts for all."""

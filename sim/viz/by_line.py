@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from html import escape
 from types import CodeType
+from typing import NamedTuple
 
 from sim.viz import LEFT_ALIGNED, View
 
@@ -34,9 +35,21 @@ MEANING = (
 )
 
 
-def by_line(code: Iterable[CodeType], lines: dict[tuple[str, int], Counters]) -> View:
+class Listing(NamedTuple):
+    """A function's name and the lines of its source: the part of a code object that can be pickled."""
+
+    name: str
+    lines: tuple[str, ...]
+
+
+def listing(code: CodeType | Listing) -> Listing:
+    """Return the Listing of a function."""
+    return code if isinstance(code, Listing) else Listing(code.co_name, tuple(source(code)))
+
+
+def by_line(code: Iterable[CodeType | Listing], lines: dict[tuple[str, int], Counters]) -> View:
     """A View of these functions beside their counters, `lines` {(function, line): {name: number}}."""
-    parts = [(code_object.co_name, source(code_object)) for code_object in code]
+    parts = list(map(listing, code))
     texts, bodies = [], []
     for name, text in parts:
         rows = [(number, line, lines.get((name, number), {})) for number, line in enumerate(text, 1)]
