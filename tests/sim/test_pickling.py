@@ -15,7 +15,7 @@ import sim
 from sim import KernelBug, LaunchError, ThreadError, simulate
 from sim.errors import Stuck
 from sim.events import SITES, Site
-from sim.native.front import CannotLower
+from sim.native.lower.module import CannotLower
 
 CASES = [(make, engine) for make in ("python", "ptx", "cuda_cpp") for engine in ("fibers", "native")]
 SITE = Site("load", "kernel", 3, 4, "y = x[i]")
