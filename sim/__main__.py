@@ -1,18 +1,24 @@
 """python -m sim FILE --entry NAME --grid G --block B [ARGUMENT ...]: run a kernel of a .cu or .ptx file on
-the simulated GPU, and print its report; exit status 1 if it has errors.
+the simulated GPU, and print its report.
 
 An argument is a number (7 an int, 0.5 a float32, float64:0.5), an array by its dtype and shape, filled with
 random numbers (float32[128], int32[8,8], uint8[64]) or with one (float32[128]=0), a file (x.npy), or `empty`
-for memory that nobody has written (empty:float32[64])."""
+for memory that nobody has written (empty:float32[64]).
+
+Exit status: 0 if the kernel has no errors, 1 if it has some, 2 for input that cannot be used (a file, an
+argument, an option; nothing has run), 3 if the simulator itself failed."""
 
 import argparse
 import re
 import sys
+import traceback
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
-from sim.errors import LaunchError, SimulatorError
+from sim.errors import LaunchError, SimulatorError, ThreadError
+from sim.events import SPACE_SHIFT
 from sim.launch import ENGINES, simulate
 from sim.memory.spaces import empty
 from sim.ptx.module import load_ptx
@@ -22,15 +28,13 @@ ARRAY = re.compile(r"(empty:)?(\w+)\[([\d,\s]+)\](?:=(.+))?")
 
 
 def argument(text, random):
-    """The value that an argument of the command line says. Errors: LaunchError."""
+    """Return the value that an argument of the command line describes. Errors: LaunchError."""
     if text.endswith(".npy"):
-        return np.load(text)
+        return stored(text)
     if found := ARRAY.fullmatch(text):
-        unwritten, dtype, shape, value = found.groups()
-        shape = tuple(int(n) for n in shape.split(","))
         try:
-            return empty(shape, dtype) if unwritten else filled(shape, np.dtype(dtype), value, random)
-        except (TypeError, ValueError, OverflowError) as error:
+            return described(*found.groups(), random)
+        except (TypeError, ValueError, OverflowError, MemoryError) as error:
             raise LaunchError(
                 f"argument {text!r}: {error}; wanted float32[128] or int32[8,8]=0, say"
             ) from None
@@ -39,10 +43,37 @@ def argument(text, random):
         if not dtype and re.fullmatch(r"-?\d+", number):
             return int(number)
         return np.dtype(dtype or "float32").type(number)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError) as error:
         raise LaunchError(
-            f"argument {text!r} is no number, array or file; wanted 7, 0.5, float32[128], int32[8]=0, x.npy"
+            f"argument {text!r} is no number, array or file ({error}); wanted 7, 0.5, float32[128],"
+            " int32[8]=0, x.npy"
         ) from None
+
+
+def stored(path):
+    """Return the array of a .npy file. Errors: LaunchError, OSError."""
+    try:
+        array = np.load(path)
+    except OSError:
+        raise
+    except Exception as error:  # numpy documents no list: ValueError, EOFError, BadZipFile, MemoryError, ...
+        raise LaunchError(f"{path}: numpy can read no array of numbers from it: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise LaunchError(
+            f"{path}: a {type(array).__name__} of several arrays; wanted one that np.save wrote"
+        )
+    return array
+
+
+def described(unwritten, dtype, shape, value, random):
+    """Return the array of a dtype and shape, such as float32[8,8]=0."""
+    if unwritten and value is not None:
+        raise ValueError(f"memory that nobody has written holds no {value}")
+    shape, dtype = tuple(int(n) for n in shape.split(",")), np.dtype(dtype)
+    needed, most = prod(shape) * dtype.itemsize, 1 << SPACE_SHIFT
+    if needed > most:
+        raise ValueError(f"takes {needed:,} bytes; the simulated GPU has {most:,}")
+    return empty(shape, dtype) if unwritten else filled(shape, dtype, value, random)
 
 
 def filled(shape, dtype, value, random):
@@ -60,7 +91,8 @@ def extent(text):
 
 
 def parser():
-    about = argparse.ArgumentParser("python -m sim", description=__doc__.partition("\n\n")[0])
+    what, _, status = __doc__.split("\n\n")
+    about = argparse.ArgumentParser("python -m sim", description=what, epilog=status)
     about.add_argument("file", type=Path, help="a .cu file, which NVRTC compiles, or a .ptx file")
     about.add_argument("--entry", help="the kernel's name; may be left out where there is one only")
     about.add_argument("--grid", type=extent, default=1, help="blocks: 4 or 4,2")
@@ -80,32 +112,57 @@ def main(given=None):
     options = parser().parse_intermixed_args(given)
     try:
         report = run(options)
-    except (SimulatorError, OSError, UnicodeDecodeError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    except ThreadError as error:  # a trap or a failed assertion
+        print(error)
+        return 1
+    except (SimulatorError, OSError, UnicodeDecodeError, MemoryError) as error:
+        print(f"python -m sim: error: {in_words(error, options.file)}", file=sys.stderr)
         return 2
+    except Exception:
+        traceback.print_exc()
+        print("python -m sim: error: the simulator failed; the kernel is not judged", file=sys.stderr)
+        return 3
     print(report)
     return int(bool(report.errors))
 
 
+def in_words(error, file):
+    """Return the text of an error that names no file or reason by itself."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"{file}: not a text in UTF-8: {error}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return f"not enough memory: {error}" if isinstance(error, MemoryError) else str(error)
+
+
 def run(options):
-    """The Report of what the command line asks for."""
+    """Return the Report of what the command line asks for."""
+    if options.file.suffix == ".py":
+        raise LaunchError(
+            f"{options.file}: wanted a .cu or .ptx file; a Python kernel is launched by"
+            " sim.simulate(kernel)[grid, block](...)"
+        )
     if options.file.suffix == ".cu":
         module = load_cuda(options.file, *options.option)
     else:
         module = load_ptx(options.file.read_text(encoding="utf-8"))
+    if not module.names:
+        raise LaunchError(f"{options.file}: there is no kernel in it")
     if options.entry is None and len(module.names) != 1:
         raise LaunchError(f"which kernel? --entry is one of {', '.join(module.names)}")
-    random = np.random.default_rng(options.seed)
-    arguments = [argument(text, random) for text in options.arguments]
     simulation = simulate(
-        module[options.entry or module.names[0]],
+        module[module.names[0] if options.entry is None else options.entry],
         engine=options.engine,
         seed=options.seed,
         on_finding="report",
         max_steps=options.max_steps,
     )
-    return simulation[options.grid, options.block, 0, options.shared](*arguments)
+    launch = simulation[options.grid, options.block, 0, options.shared]  # refuses what no GPU can launch
+    random = np.random.default_rng(options.seed)
+    return launch(*[argument(text, random) for text in options.arguments])
 
 
 if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # a terminal may not have every character
     sys.exit(main())

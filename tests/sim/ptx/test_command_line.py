@@ -1,8 +1,14 @@
 """python -m sim, and the example of sim/README.md with a .cu file."""
 
+import io
+import os
+import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sim.__main__ import main
@@ -36,12 +42,104 @@ def test_a_right_kernel_gives_0(capsys):
         ([*BUG, "float32[3]=x"], "argument 'float32[3]=x': could not convert string to float"),
         ([*BUG, "empty:float99[3]"], "argument 'empty:float99[3]': data type 'float99' not understood"),
         ([*BUG, "1"], "was launched with 1 arguments"),
-        (["nothing.ptx"], "nothing.ptx"),
+        ([*BUG, "int8:999"], "argument 'int8:999' is no number, array or file"),
+        ([*BUG, "float32[,]"], "argument 'float32[,]': invalid literal"),
+        ([*BUG, "empty:float32[3]=1"], "memory that nobody has written holds no 1"),
+        ([*BUG, "float32[99999999999]"], "takes 399,999,999,996 bytes; the simulated GPU has"),
+        ([*BUG, "empty:float32[99999999999]"], "takes 399,999,999,996 bytes; the simulated GPU has"),
+        ([*BUG, "float32[99999999999999999999]"], "takes 399,999,999,999,999,999,996 bytes"),
+        ([*BUG, "missing.npy", "float32[2]"], "missing.npy: No such file or directory"),
+        ([*BUG, "--seed=-1", "1", "2"], "seed is -1"),
+        ([*BUG, "--max-steps=-1", "1", "2"], "max_steps is -1"),
+        ([BUG[0], "--entry", ""], "no kernel "),
+        (["nothing.ptx"], "nothing.ptx: No such file or directory"),
+        (["nothing.cu"], "nothing.cu: No such file or directory"),
+        (["kernel.py"], "kernel.py: wanted a .cu or .ptx file; a Python kernel is launched by sim.simulate"),
     ],
 )
 def test_what_is_wrong_is_said_and_gives_2(arguments, message, capsys):
     assert main(arguments) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert message in said.err and said.err.count("\n") == 1 and not said.out
+
+
+def saved(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+RIGHT = saved(np.ones(128, np.float32))
+FILES_OF_NO_ARRAY = {
+    "empty": b"",
+    "junk": b"junk" * 10,
+    "object": saved(np.array([{}, 1], object)),
+    "text": saved(np.array(["a"])),
+    "zip": b"PK\x03\x04junk",
+    "pickle": pickle.dumps([1]),
+    "too large": RIGHT.replace(b"(128,)", b"(9999999999999,)")[: len(RIGHT)],
+    "header": RIGHT.replace(b"{", b"("),
+    **{f"cut at {length}": RIGHT[:length] for length in (3, 7, 9, 11, 60, 127, 128, 200)},
+}
+
+
+@pytest.mark.parametrize("name", FILES_OF_NO_ARRAY)
+def test_a_file_that_holds_no_array_is_bad_input(name, tmp_path, capsys):
+    (tmp_path / "x.npy").write_bytes(FILES_OF_NO_ARRAY[name])
+    assert main([*BUG, str(tmp_path / "x.npy"), "float32[2]=0"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("python -m sim: error: ") and not said.out
+
+
+def test_several_arrays_are_bad_input(tmp_path, capsys):
+    np.savez(tmp_path / "x.npz", a=1)
+    file = (tmp_path / "x.npz").rename(tmp_path / "x.npy")
+    assert main([*BUG, str(file), "float32[2]=0"]) == 2
+    assert "a NpzFile of several arrays; wanted one that np.save wrote" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"hello world\n", None])
+@pytest.mark.parametrize("name", ["x.ptx", "x.cu"])
+def test_a_file_without_a_kernel_is_bad_input(content, name, tmp_path, capsys):
+    if name == "x.cu" and content in (b"", b"hello world\n"):
+        pytest.importorskip("cuda.bindings.nvrtc")
+    file = tmp_path / name
+    file.write_bytes(content) if content is not None else file.mkdir()
+    assert main([str(file)]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("python -m sim: error: ") and not said.out
+
+
+def test_a_trap_is_an_error_of_the_kernel(tmp_path, capsys):
+    (tmp_path / "x.ptx").write_text(
+        ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry stop()\n{\n    trap;\n}\n"
+    )
+    assert main([str(tmp_path / "x.ptx")]) == 1
+    assert "raised Trapped: the kernel stops itself here (trap)" in capsys.readouterr().out
+
+
+def test_a_failure_of_the_simulator_is_not_the_kernels(monkeypatch, capsys):
+    monkeypatch.setattr("sim.__main__.load_ptx", lambda text: 1 / 0)
+    assert main(BUG) == 3
+    assert "ZeroDivisionError" in (said := capsys.readouterr().err)
+    assert said.endswith("the simulator failed; the kernel is not judged\n")
+
+
+def test_the_exit_statuses_are_in_the_help(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 if it has some, 2 for input that cannot be used" in said
+
+
+def test_a_process_ends_with_its_status(tmp_path):
+    """Findings are printed even where the terminal has ASCII only."""
+    command = [sys.executable, "-m", "sim", *BUG]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    for arguments, status in ((["float32[128]", "float32[2]=0"], 1), (["junk.npy", "1"], 2)):
+        (tmp_path / "junk.npy").write_bytes(b"junk")
+        ended = subprocess.run([*command, *arguments], cwd=tmp_path, env=environment, capture_output=True)
+        assert ended.returncode == status and b"Traceback" not in ended.stderr, ended.stderr
 
 
 def test_the_example_of_the_readme(tmp_path, monkeypatch):
