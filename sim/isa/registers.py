@@ -26,19 +26,12 @@ from sim.isa import arithmetic, bits, ieee
 from sim.isa.arithmetic import REALS
 from sim.isa.bits import bits_of
 from sim.isa.functions import sized
-from sim.isa.table import PTX, by_ptx
+from sim.isa.names import WIDTHS, Missing, Name
+from sim.isa.table import by_ptx
 
-# type -> its width in bits
-WIDTHS = {f"{letter}{width}": width for letter in "sub" for width in (8, 16, 32, 64)}
-WIDTHS |= {"f16": 16, "bf16": 16, "f32": 32, "f64": 64, "f16x2": 32, "bf16x2": 32}
-WIDTHS |= {"tf32": 32, "pred": 1, "b128": 128}
 # PTX's names of directions, where the table has CUDA's
 DIRECTIONS = {"rm": "rd", "rp": "ru", "rmi": "rdi", "rpi": "rui"}
 CARRY = "carry"  # the condition code that add.cc leaves for addc
-
-
-class Missing(Exception):
-    """No instruction of this name is known."""
 
 
 @dataclass(frozen=True)
@@ -85,39 +78,6 @@ def own(*names):
         return function
 
     return enter
-
-
-class Name:
-    """The parts of an instruction's name; what a meaning does not take is left, and then not supported."""
-
-    def __init__(self, text):
-        self.text, (self.base, *rest) = text, text.split(".")
-        self.types = [part for part in rest if part in WIDTHS]
-        self.rest = [part for part in rest if part not in WIDTHS]
-
-    def has(self, part):
-        if part in self.rest:
-            self.rest.remove(part)
-            return True
-        return False
-
-    def one_of(self, parts, otherwise=None):
-        return next((part for part in parts if self.has(part)), otherwise)
-
-    @property
-    def type(self):
-        if not self.types:
-            raise Missing(self.text)
-        return self.types[0]
-
-    @property
-    def width(self):
-        return WIDTHS[self.type]
-
-    @property
-    def bits(self):
-        """The type without a sign: for what does not depend on one."""
-        return f"b{self.width}"
 
 
 def meaning(text):
@@ -195,7 +155,7 @@ def of_table(name):
     sat = floating and name.types != ["f32", "f32"] and name.has("sat")
     name.rest = [DIRECTIONS.get(part, part) for part in name.rest]
     try:
-        entry = PTX.get(name.text) or by_ptx(".".join([name.base, *name.rest, *name.types]))
+        entry = by_ptx(name.canonical)
     except KeyError:
         raise Missing(name.text) from None
     operands, result = tuple(map(type_name, entry.operands)), type_name(entry.results)
@@ -322,6 +282,10 @@ def clamped(value, width):
 # --- choices ------------------------------------------------------------------------------------------------
 
 
+# the Boolean operator by which set and setp join a comparison with a predicate -> Python's
+JOINED = {"and": "&", "or": "|", "xor": "^"}
+
+
 @own("slct")
 def _slct(name):
     ptx_type, tested = name.types
@@ -333,11 +297,14 @@ def _slct(name):
 @own("set")
 def _set(name):
     result, ptx_type = name.types
+    joined = name.one_of(JOINED)
     test = meaning(".".join(["setp", *name.rest, ptx_type]))
     name.rest = []
     of = REALS[result].__name__ if result in REALS else None
     yes, no = (f"{of}(1)", f"{of}(0)") if of else ("0xFFFFFFFF", "0")
-    return Operation(f"{yes} if {test.text} else {no}", test.operands, (result,), True)
+    text = f"({test.text}) {JOINED[joined]} {{2}}" if joined else test.text
+    operands = (*test.operands, "pred") if joined else test.operands
+    return Operation(f"{yes} if {text} else {no}", operands, (result,), True)
 
 
 # --- two halves in a register -------------------------------------------------------------------------------
@@ -351,7 +318,7 @@ def packed(name):
         )
     one = meaning(name.text.replace("x2", ""))
     count, ptx_type = len(one.operands), name.type[:-2]
-    key = f"both_{name.text.replace('.', '_')}"
+    key = f"both_{name.canonical.replace('.', '_')}"
     if key not in HELPERS:
         PAIRS[key] = one.of("abc"), count, ptx_type
         HELPERS[key] = pairwise(

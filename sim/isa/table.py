@@ -11,6 +11,7 @@ INSTRUCTIONS[name]; and by its name in PTX ("fma.rn.f32"): by_ptx(name).
 """
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -21,6 +22,7 @@ from sim.isa.conversions import cast
 
 INSTRUCTIONS: dict[str, "Entry"] = {}  # name in the dialect -> entry
 PTX: dict[str, "Entry"] = {}  # name in PTX -> entry
+BY_PARTS: dict[tuple[Any, ...], "Entry"] = {}  # parts of a name in PTX, in any order -> entry
 # id of an object that kernels call -> the entry that it stands for; those objects, which stay
 STANDING_FOR: dict[int, "Entry"] = {}
 SUBSTITUTES: list[object] = []
@@ -78,6 +80,7 @@ class Entry:
                 )
             INSTRUCTIONS[name] = self
         PTX.update(dict.fromkeys(self.ptx, self))
+        BY_PARTS.update(dict.fromkeys(map(parts_of, self.ptx), self))
         return self
 
     def offered(self, instead: object = None) -> Self:
@@ -126,19 +129,33 @@ def under(prefix: str) -> dict[str, "Entry"]:
 
 
 def by_ptx(name: str) -> Entry:
-    """The entry of a PTX instruction, by its full name, such as "fma.rn.f32" or "shfl.sync.idx.b32".
+    """Return the entry of a PTX instruction by its full name, such as "fma.rn.f32" or "shfl.sync.idx.b32",
+    with its modifiers in any order.
 
     Errors: KeyError for one that is not in the table.
     """
-    if name in PTX:
-        return PTX[name]
     plain = ".".join(part for part in name.split(".") if part not in MODIFIERS)
-    if plain in PTX:
-        return PTX[plain]
+    found = PTX.get(name) or BY_PARTS.get(parts_of(name)) or BY_PARTS.get(parts_of(plain))
+    if found is not None:
+        return found
     raise KeyError(
         f"no instruction {name} in the table (sim.isa.table.PTX lists those there are); give it an entry:"
         " sim.isa.instruction(ptx=...)"
     )
+
+
+# parts of a name in PTX whose order says which operand they describe: types, and layouts of matrices
+POSITIONAL = re.compile(r"([subf]|bf|tf)\d+(x\d)?|e\dm\d(x\d)?|pred|row|col")
+
+
+def parts_of(name: str) -> tuple[Any, ...]:
+    """Return what identifies a PTX instruction in whatever order its modifiers stand, as ptxas accepts them:
+    its first part, its types in their order, its layouts in their order, and the other parts sorted."""
+    base, *parts = name.split(".")
+    positional = [part for part in parts if POSITIONAL.fullmatch(part)]
+    layouts = [part for part in positional if part in ("row", "col")]
+    types = [part for part in positional if part not in layouts]
+    return base, *types, *layouts, *sorted(part for part in parts if part not in positional)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,11 +1,9 @@
 """One PTX instruction as Python statements: what each needs beyond the meaning that sim.isa gives it."""
 
-import re
-
 from sim.isa.arithmetic import REALS
 from sim.isa.barriers import nanosleep
-from sim.isa.registers import CARRY, WIDTHS, Missing, meaning
-from sim.isa.table import PTX
+from sim.isa.registers import CARRY, JOINED, WIDTHS, Missing, meaning
+from sim.isa.table import by_ptx
 from sim.ptx.accesses import SPACES, Access, address, atomic, load, parts, store
 from sim.ptx.regions import WINDOWS
 from sim.ptx.syntax import Address, Group, Immediate, Not, Register, Symbol, python_name
@@ -69,9 +67,10 @@ def on_registers(writer, item):
 
 
 def plain_comparison(opcode):
-    """(the name without its Boolean operator, that one or None)."""
-    found = re.match(r"(setp?\.\w+)\.(and|or|xor)\.(.*)", opcode)
-    return (f"{found[1]}.{found[3]}", found[2]) if found else (opcode, None)
+    """Return the name of a setp without its Boolean operator, and that operator or None."""
+    parts = opcode.split(".")
+    joined = next((part for part in parts if part in JOINED), None) if parts[0] == "setp" else None
+    return ".".join(part for part in parts if part != joined), joined
 
 
 def setp(writer, item):
@@ -83,7 +82,7 @@ def setp(writer, item):
         first is not None and writer.assign(first, test, "pred")
         second is not None and writer.assign(second, f"not {test}", "pred")
         return
-    sign, other = {"and": "&", "or": "|", "xor": "^"}[joined], writer.value(third[0], "pred")
+    sign, other = JOINED[joined], writer.value(third[0], "pred")
     writer.emit(f"test = {test}")
     pairs = [(one, text) for one, text in ((first, "test"), (second, "(not test)")) if one is not None]
     names = ", ".join(writer.name(one) for one, _ in pairs)
@@ -111,7 +110,7 @@ def cvta(writer, item):
     """Between a generic address and one of a state space."""
     names, (to, source) = item.names, item.operands
     space = next((n.split("::")[0] for n in names if n.split("::")[0] in SPACES), None)
-    text = writer.value(source, names[-1].replace("u", "b"))
+    text = writer.value(source, next(n for n in names if n in WIDTHS).replace("u", "b"))
     window = WINDOWS["const" if space == "param" else space]
     sign = "-" if "to" in names else "+"
     writer.assign(to, f"{text} {sign} {window:#x}" if window else text, "b64", not window)
@@ -126,34 +125,39 @@ def isspacep(writer, item):
 # --- waiting ------------------------------------------------------------------------------------------------
 
 
+def entry_of(opcode):
+    """Return the entry of an instruction by its name in PTX. Errors: Missing."""
+    try:
+        return by_ptx(opcode)
+    except KeyError:
+        raise Missing(opcode) from None
+
+
 def barrier(writer, item):
-    names, operands = item.names, list(item.operands)
-    if names[1] == "warp":
+    operands, does = list(item.operands), set(item.names[1:]) - {"cta", "aligned"}
+    if "warp" in does:
         return warp(writer, item)
-    names = [n for n in names[1:] if n not in ("cta", "aligned")]
-    if names[0] == "red":
+    if "red" in does:
         to, number, predicate = operands[0], operands[1], operands[-1]
-        count, vote = operands[2] if len(operands) > 3 else None, PTX[".".join(["bar", *names])]
-        name = writer.module.barrier(number, count, vote)
-        writer.assign(to, f"{name}({writer.value(predicate, 'pred')})", names[2], True)
+        count, vote = operands[2] if len(operands) > 3 else None, entry_of(".".join(["bar", *does]))
+        name, result = writer.module.barrier(number, count, vote), next(n for n in does if n in WIDTHS)
+        writer.assign(to, f"{name}({writer.value(predicate, 'pred')})", result, True)
         return
-    if names == ["sync"] and len(operands) == 1 and isinstance(operands[0], Immediate):
+    if does == {"sync"} and len(operands) == 1 and isinstance(operands[0], Immediate):
         writer.emit(f"{writer.module.barrier()}()")
         return
-    if names not in (["sync"], ["arrive"]) or not 1 + (names == ["arrive"]) <= len(operands) <= 2:
+    if does not in ({"sync"}, {"arrive"}) or not 1 + ("arrive" in does) <= len(operands) <= 2:
         raise Missing(f"{item.opcode} with these operands")
     values = [writer.value(operand, "u32") for operand in operands]
-    writer.emit(f"{writer.module.part(names == ['sync'])}({', '.join(values)})")
+    writer.emit(f"{writer.module.part('sync' in does)}({', '.join(values)})")
 
 
 def phased(writer, item):
     """mbarrier: a barrier in shared memory."""
     names, operands = item.names, list(item.operands)
-    if names[1:] == ["pending_count", "b64"]:
+    if "pending_count" in names:
         return on_registers(writer, item)
-    entry = PTX.get(".".join(["mbarrier", *(n for n in names[1:] if n not in ORDERING)]))
-    if entry is None:
-        raise Missing(item.opcode)
+    entry = entry_of(".".join(n for n in names if n not in ORDERING))
     gives = entry.name not in ("mbarrier_init", "mbarrier_inval")
     to = operands.pop(0) if gives else None
     where, *given = operands
@@ -180,9 +184,7 @@ def fence(writer, item):
     names = item.names
     if "proxy" in names or "mbarrier_init" in names:
         return
-    if item.opcode not in PTX:
-        raise Missing(item.opcode)
-    writer.emit(f"{writer.module.yielding(PTX[item.opcode])}()")
+    writer.emit(f"{writer.module.yielding(entry_of(item.opcode))}()")
 
 
 def sleep(writer, item):
@@ -246,18 +248,17 @@ def call(writer, item):
 
 def asynchronous(writer, item):
     """cp.async: a copy to shared memory that is there after the wait for it, not before."""
-    names, operands = item.names, item.operands
-    what = names[2] if len(names) > 2 else ""
-    if what in ASYNCHRONOUS:
+    operands, does = item.operands, set(item.names[1:])
+    if len(does) == 2 and (what := does & ASYNCHRONOUS.keys()):
         values = [writer.value(operand, "u32") for operand in operands]
-        if len(values) != (what == "wait_group") or len(names) > 3:
+        if len(values) != ("wait_group" in what):
             raise Missing(f"{item.opcode} with these operands")
-        writer.emit(f"{writer.module.transfer(ASYNCHRONOUS[what])}({', '.join(values)})")
+        writer.emit(f"{writer.module.transfer(ASYNCHRONOUS[what.pop()])}({', '.join(values)})")
         return
     to, source, size, *taken = operands
-    if names[1:2] != ["async"] or not set(names[2:]) <= COPYING or what not in ("ca", "cg") or len(taken) > 1:
+    if not does <= COPYING or len(does & {"ca", "cg"}) != 1 or "async" not in does or len(taken) > 1:
         raise Missing(item.opcode)
-    sizes = (16,) if what == "cg" else (4, 8, 16)
+    sizes = (16,) if "cg" in does else (4, 8, 16)
     if getattr(size, "value", None) not in sizes:
         raise Missing(f"{item.opcode} of another size than {', '.join(map(str, sizes))} bytes")
     name = writer.module.transfer(f"cp_async_{size.value}")
@@ -270,7 +271,7 @@ ASYNCHRONOUS = {
     "wait_group": "cp_async_wait",
     "wait_all": "cp_async_wait_all",
 }
-COPYING = {"ca", "cg", "shared", "shared::cta", "global", "L2::64B", "L2::128B", "L2::256B"}
+COPYING = {"async", "ca", "cg", "shared", "shared::cta", "global", "L2::64B", "L2::128B", "L2::256B"}
 
 
 def bytes_taken(writer, size, taken=None):

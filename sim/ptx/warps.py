@@ -3,9 +3,16 @@ which operand of the table is which of PTX."""
 
 from typing import NamedTuple
 
-from sim.isa import shuffles as _shuffles  # noqa: F401  enters its instructions
-from sim.isa.registers import Missing, type_name
-from sim.isa.table import GIVEN, INSTRUCTIONS, PTX, Instruction, Like
+from sim.isa import shuffles
+from sim.isa.registers import WIDTHS, Missing, type_name
+from sim.isa.table import BY_PARTS, GIVEN, INSTRUCTIONS, Instruction, Like, parts_of
+
+# parts of a name in PTX, some without the type -> entries that only PTX has, which are called so in the table
+SHUFFLES = {
+    parts_of(name): entry
+    for name, entry in INSTRUCTIONS.items()
+    if entry.meaning.__module__ == shuffles.__name__
+}
 
 
 class Form(NamedTuple):
@@ -19,10 +26,10 @@ class Form(NamedTuple):
 
 def form_of(opcode):
     """The Form of an instruction of warps. Errors: Missing."""
-    plain = ".".join(part for part in opcode.split(".") if part != "aligned")
-    bare, _, ptx_type = plain.rpartition(".")
-    # those that only PTX has are called so in the table, some without the type
-    entry = INSTRUCTIONS.get(plain) or INSTRUCTIONS.get(bare) or PTX.get(plain)
+    parts = [part for part in opcode.split(".") if part != "aligned"]
+    ptx_type = next((part for part in reversed(parts) if part in WIDTHS), None)
+    plain, bare = (parts_of(".".join(part for part in parts if part != left)) for left in (None, ptx_type))
+    entry = SHUFFLES.get(plain) or SHUFFLES.get(bare) or BY_PARTS.get(plain)
     if not isinstance(entry, Instruction):
         raise Missing(opcode)
     operands = {name: type_of(dtype, ptx_type) for name, dtype in entry.operands.items()}

@@ -1,0 +1,124 @@
+"""Modifiers of PTX instructions in any order, as ptxas accepts them: each selects the same instruction."""
+
+import random
+
+import pytest
+
+from ptx.test_language import kernel, run
+from sim.isa.barriers import Barrier
+from sim.isa.functions import Function
+from sim.isa.registers import meaning
+from sim.isa.table import BY_PARTS, POSITIONAL, PTX, Instruction, parts_of
+from sim.ptx.warps import SHUFFLES, form_of
+
+# what the table's names lack: modifiers that are read apart from the entry
+MODIFIED = """add.sat.s32 add.cc.u32 addc.cc.u32 madc.hi.cc.u32 mad.lo.cc.u32 add.rm.ftz.sat.f32
+    fma.rn.relu.f16 fma.rn.relu.bf16x2 set.lt.ftz.u32.f32 set.ge.and.s32.f32 slct.ftz.f32.f32
+    cvt.rni.ftz.sat.s32.f32
+    cvt.rn.sat.f16.f64 cvt.rn.relu.bf16x2.f32 cvt.rna.tf32.f32 min.ftz.NaN.f32 ex2.approx.ftz.f32""".split()
+STATEMENTS = """
+    ld.volatile.global.v2.u32 {%r4, %r5}, [%d1]; ld.relaxed.gpu.global.L1::no_allocate.f32 %f1, [%d1];
+    ld.global.nc.L2::128B.v4.f32 {%f1, %f2, %f3, %f4}, [%d1]; ldu.global.u32 %r4, [%d1];
+    st.release.gpu.global.u32 [%d1], %r4; st.global.wb.v2.f32 [%d1], {%f1, %f2};
+    atom.acq_rel.gpu.global.add.u32 %r4, [%d1], %r5; atom.global.cas.b32 %r4, [%d1], %r5, %r6;
+    red.global.relaxed.cta.max.s32 [%d1], %r5; atom.add.noftz.global.f16x2 %r4, [%d1], %r5;
+    cvta.to.global.u64 %d5, %d6; cvta.shared.u64 %d5, %d6; isspacep.shared %p1, %d5;
+    setp.lt.and.ftz.f32 %p1, %f1, %f2, %p2; setp.ne.xor.s32 %p1|%p3, %r4, %r5, %p2;
+    bar.red.popc.u32 %r4, 0, %p1; barrier.cta.red.and.aligned.pred %p1, 0, %p2; bar.sync 0;
+    barrier.cta.sync.aligned 0; barrier.sync 1, 32; bar.arrive 1, 64; bar.warp.sync 0xFFFFFFFF;
+    fence.acq_rel.gpu; fence.sc.cta; membar.gl;
+    shfl.sync.idx.b32 %r4|%p1, %r5, 0, 31, -1; vote.sync.ballot.b32 %r4, %p1, -1;
+    vote.sync.all.pred %p1, %p2, -1;
+    match.any.sync.b64 %r4, %d1, -1; match.all.sync.b32 %r4|%p1, %r5, -1; redux.sync.add.s32 %r4, %r5, -1;
+    elect.sync %r4|%p1, -1;
+    mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1, %f2, %f3, %f4}, {%r4, %r5, %r6, %r7}, {%r8,
+        %r9}, {%f1, %f2, %f3, %f4};
+    mma.sync.aligned.m16n8k32.row.col.satfinite.s32.u8.s8.s32 {%r4, %r5, %r6, %r7},
+        {%r4, %r5, %r6, %r7}, {%r8, %r9}, {%r4, %r5, %r6, %r7};
+    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r4, %r5, %r6, %r7}, [%r8];
+    ldmatrix.sync.aligned.m8n8.x2.trans.shared::cta.b16 {%r4, %r5}, [%r8];
+    cp.async.cg.shared.global.L2::128B [%r4], [%d1], 16; cp.async.ca.shared::cta.global [%r4], [%d1], 8, %r5;
+    cp.async.commit_group; cp.async.wait_group 1; cp.async.wait_all;
+    mbarrier.init.shared.b64 [%r4], 32; mbarrier.arrive.noComplete.release.cta.shared::cta.b64 %d5, [%r4], 1;
+    mbarrier.arrive_drop.shared.b64 %d5, [%r4];
+    mbarrier.test_wait.parity.acquire.cta.shared.b64 %p1, [%r4], 0;
+    mbarrier.try_wait.shared.b64 %p1, [%r4], %d5; mbarrier.pending_count.b64 %r4, %d5;
+    nanosleep.u32 20; activemask.b32 %r4; mov.b64 %d5, {%r4, %r5}; prefetch.global.L2 [%d1];
+"""
+
+
+def orders(name, count=4):
+    """Yield some other orders of the modifiers of a name; types and layouts keep theirs."""
+    base, *parts = name.split(".")
+    random_ = random.Random(name)
+    for _ in range(count):
+        places = random_.sample(range(len(parts)), len(parts))
+        positional = iter([part for part in parts if POSITIONAL.fullmatch(part)])
+        mixed = [parts[place] for place in places]
+        yield ".".join([base, *(next(positional) if POSITIONAL.fullmatch(p) else p for p in mixed)])
+
+
+def test_no_two_instructions_have_the_same_parts():
+    """Otherwise an order of one's modifiers would select the other."""
+    for name, entry in PTX.items():
+        assert BY_PARTS[parts_of(name)] is entry, name
+    assert not SHUFFLES.keys() & BY_PARTS.keys()
+
+
+@pytest.mark.parametrize("kind", [Function, Instruction, Barrier])
+def test_every_entry_is_found_in_any_order_of_its_modifiers(kind):
+    names = [name for name, entry in PTX.items() if isinstance(entry, kind)]
+    assert names
+    for name in names:
+        for other in orders(name):
+            assert BY_PARTS[parts_of(other)] is PTX[name], other
+
+
+def told(name):
+    operation = meaning(name)
+    return operation.text, operation.operands, operation.results, operation.kept
+
+
+def test_modifiers_that_are_no_part_of_an_entry_stand_anywhere():
+    names = [name for name, entry in PTX.items() if isinstance(entry, Function) and "." in name]
+    for name in [*MODIFIED, *names[::7]]:
+        if name.startswith("mbarrier"):
+            continue
+        for other in orders(name):
+            assert told(other) == told(name), other
+
+
+def test_instructions_of_warps_have_one_form():
+    for name in (
+        *(name for name, entry in PTX.items() if isinstance(entry, Instruction)),
+        "shfl.sync.up.b32",
+    ):
+        for other in orders(name):
+            assert form_of(f"{other}.aligned") == form_of(name), other
+
+
+def source(statements):
+    return kernel(statements).program()[0].source
+
+
+@pytest.mark.parametrize("statement", [part.strip() for part in STATEMENTS.split(";") if part.strip()])
+def test_every_order_of_modifiers_is_translated_alike(statement):
+    opcode, _, operands = statement.partition(" ")
+    wanted = source(f"{statement};")
+    for other in orders(opcode, 6):
+        assert source(f"{other} {operands};") == wanted, other
+
+
+def test_a_matrix_is_loaded_by_any_spelling():
+    """x4 before m8n8 stands in public kernels."""
+    found = []
+    for name in ("ldmatrix.sync.aligned.m8n8.x4.shared.b16", "ldmatrix.sync.aligned.x4.m8n8.shared.b16"):
+        body = f"""
+        .shared .align 16 .b8 tile[512];
+        mov.u32 %r5, tile; mad.lo.u32 %r6, %r1, 16, %r5; ld.global.u32 %r4, [%d3];
+        st.shared.v4.u32 [%r6], {{%r4, %r1, %r4, %r1}}; bar.sync 0;
+        {name} {{%r7, %r8, %r9, %r10}}, [%r6];
+        xor.b32 %r7, %r7, %r8; shl.b32 %r9, %r9, 1; xor.b32 %r7, %r7, %r9; xor.b32 %r7, %r7, %r10;
+        st.global.u32 [%d4], %r7;"""
+        found.append(run(body, list(range(100, 132)), "i4").tolist())
+    assert found[0] == found[1] and len(set(found[0])) > 8
