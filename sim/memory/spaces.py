@@ -22,6 +22,16 @@ FEW_BYTES = 1024  # of memory that a pattern is kept for, as copying it takes a 
 NUMBER_TYPES = int, float, complex, np.bool_, np.number, Enum, type(None)  # what a kernel takes as one number
 
 
+def round_up(number, step):
+    """Return the least multiple of `step` that is at least `number`."""
+    return -(-number // step) * step
+
+
+def window_end(space):
+    """Return the first address behind the window of a state space."""
+    return SPACES.index(space) + 1 << SPACE_SHIFT
+
+
 @dataclass(eq=False)
 class Allocation:
     """A run of bytes with a name and an address; every view of it is an `Array` that refers to it."""
@@ -55,20 +65,33 @@ class Allocation:
 
 
 class AddressSpace:
-    """Hands out addresses and remembers who has which. One per launch."""
+    """The simulated addresses of one launch: hands them out, and finds the allocation of an address.
+
+    Each state space has a window of 16 GiB of consecutive addresses. An address outside of its window would
+    belong to another space, so an allocation that does not fit is refused.
+    """
+
+    gap = 0  # unused bytes in front of each allocation
 
     def __init__(self):
         self.next = {space: (number << SPACE_SHIFT) + ALIGNMENT for number, space in enumerate(SPACES)}
         self.allocations = []
 
-    def add(self, name, space, root, home, copies=1, keep=None, unwritten=None):
-        """Give `root` (uint8) an address, with room for so many `copies` side by side."""
-        base = self.next[space]
-        self.next[space] = base + -(-root.size * copies // ALIGNMENT) * ALIGNMENT + ALIGNMENT
-        if self.next[space] >> SPACE_SHIFT != base >> SPACE_SHIFT:
+    def add(self, name, space, root, home, copies=1, keep=None, unwritten=None, align=ALIGNMENT):
+        """Return the Allocation of `root` (uint8) at the next free address that is a multiple of `align`.
+
+        copies: how many times the bytes of `root` need room, side by side.
+
+        Errors: LaunchError where the space's window is full.
+        """
+        base = round_up(self.next[space] + self.gap, max(align, ALIGNMENT))
+        # the unused bytes at the end keep an address just past the last allocation inside of the window
+        self.next[space] = base + round_up(root.size * copies, ALIGNMENT) + ALIGNMENT
+        if self.next[space] > window_end(space):
             raise LaunchError(
-                f"{name}: more than {(1 << SPACE_SHIFT) >> 30} GiB of {space} memory in one launch; the"
-                " simulator has no addresses for more"
+                f"{name}: no simulated addresses are left for its {root.size * copies:,} bytes; all {space}"
+                f" memory of a launch has to fit into {(1 << SPACE_SHIFT) >> 30} GiB\n"
+                "  launch with smaller arrays, or with fewer of them"
             )
         allocation = Allocation(name, space, root, base, home, copies, keep, unwritten)
         self.allocations.append(allocation)

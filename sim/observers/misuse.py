@@ -49,7 +49,9 @@ class Misuse(Observer):
 
     def launch_finished(self, context):
         yield from (finding for _, finding in self.unset.values())
-        arrays = [a.name for a in context.space.allocations if a.space == "global" and a.root.size]
+        # only the launch's arguments: a variable of the module may belong to a library
+        allocations = (a for a in context.space.allocations if a.keep is not None)
+        arrays = [a.name for a in allocations if a.space == "global" and a.root.size]
         # threads have looked at the data, and may have found nothing to write
         chose = self.read and context.stores
         if arrays and not (self.wrote or context.wrote or chose or context.findings):

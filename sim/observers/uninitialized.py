@@ -72,7 +72,7 @@ class Uninitialized(Ordering):
 
     def shared_epoch(self, block, epoch, thread, site, address, size, segment):
         """One block's accesses of one epoch to its shared memory."""
-        offset = address - (SHARED << SPACE_SHIFT)
+        offset = self.shared_offsets(address)
         written = self.window(block, int((offset + size).max()))
         suspects = self.unstored(written, offset, size, site, thread, block, epoch, segment)
         stores = site & 3 != LOAD
@@ -89,6 +89,15 @@ class Uninitialized(Ordering):
             yield from found
             if len(many) > MOST:
                 yield found[-1].again(len(many) - MOST)
+
+    def shared_offsets(self, address):
+        """Return the offsets of shared addresses in a block's map of written bytes, where the allocations
+        stand side by side. Their addresses may be far apart, and a map of the gaps would fill the memory."""
+        allocations = [a for a in self.context.space.allocations if a.space == "shared"]
+        base = np.array([a.base for a in allocations])
+        ends = np.cumsum([-(-a.root.size // 16) * 16 for a in allocations])
+        which = np.searchsorted(base, address, "right") - 1
+        return address - base[which] + np.concatenate([[0], ends])[which]
 
     def window(self, block, size):
         """The written bytes of a block's shared memory, grown to `size`."""

@@ -23,7 +23,7 @@ from sim.events import (
 )
 from sim.memory.array import only_read
 from sim.memory.atomics import Question
-from sim.memory.spaces import ALIGNMENT, poisoned
+from sim.memory.spaces import poisoned
 from sim.memory.transfer import Alignment
 from sim.ptx.regions import GAP, GENERIC, VIEWS, WINDOWS, Frames, Region, pointed, poison
 
@@ -43,12 +43,11 @@ class Memory:
 
     def reserve(self, name, space, nbytes, align, itemsize, shape, copies, root=None):
         """An allocation whose elements findings call by their index in `shape` (None: one axis)."""
-        step = max(align, ALIGNMENT)
-        self.space.next[space] = -(-self.space.next[space] // step) * step
         root = np.zeros(nbytes, np.uint8) if root is None else root
         shape = shape or (max(nbytes // itemsize, 1),)
         strides = [prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
-        allocation = self.space.add(name, space, root, (0, itemsize, shape, strides), copies)
+        home = 0, itemsize, shape, strides
+        allocation = self.space.add(name, space, root, home, copies, align=align)
         allocation.alignment = align
         return allocation
 

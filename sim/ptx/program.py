@@ -44,6 +44,7 @@ class Program:
     def __init__(self, text, origin, entry, branches):
         self.text, self.origin, self.entry, self.branches = text, origin, entry, branches
         self.given, self.arguments, self.names = {}, {}, {}
+        self.addressed = set()  # names of the module's variables whose address the source takes
         self.used, self.synchronizes, self.stores = set(), False, False
         self.counter = itertools.count(1)
         self.missing = []
@@ -123,7 +124,24 @@ class Program:
 
     def variable(self, name):
         own = next((v for v in self.function.variables if v.name == name), None)
+        if own is None and name in self.text.variables:
+            self.addressed.add(name)
         return own or self.text.variables.get(name)
+
+    def reachable_variables(self):
+        """Return the module's variables that a thread can address, in the order of their declarations: those
+        that the source names, and those to which their initial values point.
+
+        A header such as cooperative_groups.h declares a thousand variables that no kernel uses. They would
+        fill the simulated address space, and each launch would spend its time on laying them out.
+        """
+        variables, reached, waiting = self.text.variables, set(), sorted(self.addressed)
+        while waiting:
+            name = waiting.pop()
+            if name in variables and name not in reached:
+                reached.add(name)
+                waiting += [symbol.name for _, symbol in variables[name].pointers]
+        return [variable for name, variable in variables.items() if name in reached]
 
     def renewal(self, variable):
         return self.shared_name(python_name(variable.name, "renew_v"), lambda run: run.renewal(variable))

@@ -24,9 +24,7 @@ GAP = 1 << 24  # bytes between two arrays, so that an address that is off by les
 class PaddedSpace(AddressSpace):
     """An address space with room between the allocations."""
 
-    def add(self, name, space, *rest, **more):
-        self.next[space] += GAP
-        return super().add(name, space, *rest, **more)
+    gap = GAP
 
 
 class Pointed(Array):

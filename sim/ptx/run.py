@@ -45,12 +45,13 @@ class Run:
     # --- memory ---------------------------------------------------------------------------------------------
 
     def lay_out(self):
-        """Variables of the module; those of functions are laid out when they are met."""
-        text = self.program.text
-        for variable in text.variables.values():
+        """Lay out the module's variables that the kernel can reach, and put addresses into those that are
+        initialised with them. Variables of functions are laid out when a thread first needs them."""
+        reachable = self.program.reachable_variables()
+        for variable in reachable:
             if variable.space in ("global", "const"):
                 self.address(variable)
-        for variable in text.variables.values():
+        for variable in reachable:
             if variable.name in self.allocations:
                 self.point(variable)
 

@@ -1,0 +1,261 @@
+"""The limits of the simulated address space: a launch whose last allocation just fits is checked as any other,
+and one whose last allocation does not fit is refused."""
+
+import numpy as np
+import pytest
+from numba import cuda, float32
+
+import sim
+from sim import LaunchError, load_ptx, simulate
+from sim.events import SPACES
+from sim.memory.spaces import ALIGNMENT, AddressSpace, round_up, window_end
+from sim.ptx.regions import GAP
+
+THREADS, LENGTH = 64, 60
+NBYTES = 4 * LENGTH
+TABLE = np.arange(LENGTH, dtype=np.float32)
+
+
+@cuda.jit
+def global_race(x):
+    x[0] = cuda.threadIdx.x
+
+
+@cuda.jit
+def global_outside(x):
+    x[cuda.threadIdx.x] = 1
+
+
+@cuda.jit
+def global_unwritten(x):
+    i = cuda.threadIdx.x
+    if i < x.size:
+        x[i] += 1
+
+
+@cuda.jit
+def shared_race(x):
+    tile = cuda.shared.array(LENGTH, float32)
+    tile[0] = cuda.threadIdx.x
+    if cuda.threadIdx.x < x.size:
+        x[cuda.threadIdx.x] = 1
+
+
+@cuda.jit
+def shared_outside(x):
+    tile = cuda.shared.array(LENGTH, float32)
+    tile[cuda.threadIdx.x] = 1
+    if cuda.threadIdx.x < LENGTH:
+        x[cuda.threadIdx.x] = tile[cuda.threadIdx.x]
+
+
+@cuda.jit
+def shared_unwritten(x):
+    tile = cuda.shared.array(LENGTH, float32)
+    if cuda.threadIdx.x < LENGTH:
+        x[cuda.threadIdx.x] = tile[cuda.threadIdx.x]
+
+
+@cuda.jit
+def local_outside(x):
+    own = cuda.local.array(LENGTH, float32)
+    own[cuda.threadIdx.x] = 1
+    if cuda.threadIdx.x < LENGTH:
+        x[cuda.threadIdx.x] = own[cuda.threadIdx.x]
+
+
+@cuda.jit
+def local_unwritten(x):
+    own = cuda.local.array(LENGTH, float32)
+    if cuda.threadIdx.x < LENGTH:
+        x[cuda.threadIdx.x] = own[cuda.threadIdx.x]
+
+
+@cuda.jit
+def const_outside(x):
+    value = TABLE[cuda.threadIdx.x]
+    if cuda.threadIdx.x < LENGTH:
+        x[cuda.threadIdx.x] = value
+
+
+KINDS = {"race": "race-{}", "outside": "out-of-bounds", "unwritten": "uninitialized-read"}
+PYTHON = [
+    global_race,
+    global_outside,
+    global_unwritten,
+    shared_race,
+    shared_outside,
+    shared_unwritten,
+    local_outside,
+    local_unwritten,
+    const_outside,
+]
+
+MODULE = """
+.version 8.0
+.target sm_80
+.address_size 64
+VARIABLE
+.visible .entry kernel(.param .u64 x)
+{
+    .reg .pred %p;
+    .reg .b64 %x, %i, %at;
+    .reg .b32 %t, %v;
+    LOCAL
+    ld.param.u64 %x, [x];
+    cvta.to.global.u64 %x, %x;
+    mov.u32 %t, %tid.x;
+    mul.wide.u32 %i, %t, 4;
+    ACCESS
+    setp.ge.u32 %p, %t, 60;
+    @%p ret;
+    add.s64 %i, %i, %x;
+    st.global.u32 [%i], %v;
+    ret;
+}
+"""
+ACCESS = {
+    "race": "mov.u32 %v, %t; st.SPACE.u32 [ARRAY], %t;",
+    "outside": "mov.u32 %v, %t; mov.u64 %at, ARRAY; add.s64 %at, %at, %i; st.SPACE.u32 [%at], %t;",
+    "unwritten": "ld.SPACE.u32 %v, [ARRAY];",
+}
+PTX = [
+    (space, fault)
+    for space in SPACES
+    for fault in KINDS
+    if (space, fault)
+    not in {("local", "race"), ("const", "race"), ("const", "unwritten"), ("global", "unwritten")}
+]
+
+
+def ptx_kernel(space, fault):
+    """A kernel that has one fault in its last variable, which is in a state space."""
+    declaration = f".{space} .align 4 .b8 v[{NBYTES}]" + (" = {1}" if space == "const" else "") + ";"
+    access = ACCESS[fault].replace("ARRAY", "v")
+    if space == "const":  # which no thread can store to
+        access = access.replace("st.SPACE.u32 [%at], %t", "ld.SPACE.u32 %v, [%at]")
+    text = MODULE.replace("ACCESS", access.replace("SPACE", space))
+    text = text.replace("LOCAL", declaration if space == "local" else "")
+    return load_ptx(text.replace("VARIABLE", declaration if space != "local" else ""))["kernel"]
+
+
+def start_before_the_end(monkeypatch, space, room):
+    """Let each launch begin its allocations in a state space `room` bytes before the end of its window."""
+    original = AddressSpace.__init__
+
+    def begin(self):
+        original(self)
+        self.next[space] = window_end(space) - room
+
+    monkeypatch.setattr(AddressSpace, "__init__", begin)
+
+
+def check_at_the_limit(monkeypatch, run, space, room, wanted):
+    """Run at the limit and one step below it, where findings have to be as elsewhere, and one step above it,
+    where the launch has to be refused."""
+    assert {finding.kind for finding in run().findings} == {wanted}
+    for spare in (0, ALIGNMENT):
+        with monkeypatch.context() as patch:
+            start_before_the_end(patch, space, room + spare)
+            assert {finding.kind for finding in run().findings} == {wanted}
+    with monkeypatch.context() as patch:
+        start_before_the_end(patch, space, room - ALIGNMENT)
+        with pytest.raises(LaunchError, match=f"all {space} memory of a launch has to fit into 16 GiB"):
+            run()
+
+
+@pytest.mark.parametrize("kernel", PYTHON, ids=lambda kernel: kernel.__name__)
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+def test_python_kernels_at_the_limit(kernel, engine, monkeypatch):
+    space, fault = kernel.__name__.split("_")
+    copies = THREADS if space == "local" else 1
+    unwritten = fault == "unwritten" and space == "global"
+
+    def run():
+        x = sim.empty(LENGTH) if unwritten else np.zeros(LENGTH, np.float32)
+        return simulate(kernel, engine=engine, on_finding="report")[1, THREADS](x)
+
+    room = round_up(NBYTES * copies, ALIGNMENT) + ALIGNMENT
+    check_at_the_limit(monkeypatch, run, space, room, KINDS[fault].format(space))
+
+
+@pytest.mark.parametrize("space, fault", PTX)
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_ptx_kernels_at_the_limit(space, fault, engine, monkeypatch):
+    kernel, copies = ptx_kernel(space, fault), THREADS if space == "local" else 1
+
+    def run():
+        x = np.zeros(LENGTH, np.uint32)
+        return simulate(kernel, engine=engine, on_finding="report")[1, THREADS](x)
+
+    allocations = 2 if space == "global" else 1  # the variable and x
+    room = allocations * (GAP + round_up(NBYTES * copies, ALIGNMENT) + ALIGNMENT)
+    check_at_the_limit(monkeypatch, run, space, room, KINDS[fault].format(space))
+
+
+# --- variables of a module --------------------------------------------------------------------------------------
+
+RACE = """
+.version 8.0
+.target sm_80
+.address_size 64
+VARIABLES
+.visible .entry race(.param .u64 x)
+{
+    .reg .b64 %x;
+    .reg .b32 %t;
+    ld.param.u64 %x, [x];
+    mov.u32 %t, %tid.x;
+    st.global.u32 [%x], %t;
+    ret;
+}
+.visible .entry idle(.param .u64 x)
+{
+    ret;
+}
+"""
+
+
+def with_variables(count):
+    names = [f"library_variable_{n}" for n in range(count)]
+    return load_ptx(RACE.replace("VARIABLES", "\n".join(f".global .align 4 .u32 {n};" for n in names)))
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+@pytest.mark.parametrize("count", [0, 1, 1021, 1022, 1023, 3000])
+def test_variables_that_a_kernel_cannot_reach_change_nothing(count, engine):
+    module = with_variables(count)
+
+    def run(name):
+        x = np.zeros(4, np.uint32)
+        return simulate(module[name], engine=engine, on_finding="report")[1, 64](x)
+
+    assert [finding.kind for finding in run("race").findings] == ["race-global"]
+    (idle,) = run("idle").findings
+    assert idle.verdict == "the launch wrote to none of its arrays (argument0)"
+
+
+def test_a_variable_that_another_one_points_to_is_laid_out():
+    text = """
+.version 8.0
+.target sm_80
+.address_size 64
+.global .align 4 .u32 unused = 5;
+.global .align 4 .u32 seven = 7;
+.const .align 8 .u64 second = generic(seven);
+.const .align 8 .u64 first = generic(second);
+.visible .entry follow(.param .u64 x)
+{
+    .reg .b64 %x, %at;
+    .reg .b32 %v;
+    ld.param.u64 %x, [x];
+    ld.const.u64 %at, [first];
+    ld.u64 %at, [%at];
+    ld.u32 %v, [%at];
+    st.global.u32 [%x], %v;
+    ret;
+}
+"""
+    x = np.zeros(1, np.uint32)
+    simulate(load_ptx(text)["follow"])[1, 1](x)
+    assert x[0] == 7
