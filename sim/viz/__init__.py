@@ -3,7 +3,9 @@ notebook; a Scene is a picture that changes in steps.
 
 A Scene's HTML needs no library and no kernel. Its script draws the picture with a slider. Where scripts are
 stripped, as in a notebook not yet trusted, SVG and style sheets are stripped too, so the first and the last
-step stand there as images. Coordinates are integers and there are no ids, so equal traces give equal text.
+step stand there as images. JupyterLab takes arrows and Enter for its own shortcuts unless the element that
+has the focus has the attribute `data-lm-suppress-shortcuts`, so the script sets it on each control: that of
+a parent is not enough. Coordinates are integers and there are no ids, so equal traces give equal text.
 """
 
 import json
@@ -55,6 +57,7 @@ NOTEBOOK_CSS = """.sim-view{background:var(--paper);color:var(--ink);padding:8px
 SCRIPT = """(()=>{const me=document.currentScript;if(!me)return;
 const root=me.parentElement,live=root.querySelector(".sim-live"),scene=%s;
 live.innerHTML=scene.svg+'<button aria-label="one step back">◀</button> <label>step <input type="range" min="0" max="'+(scene.steps.length-1)+'" value="0"></label> <button aria-label="one step on">▶</button> <span></span><output></output>';
+for(const control of live.querySelectorAll("button,input"))control.dataset.lmSuppressShortcuts="";
 const make=name=>svg.appendChild(document.createElementNS("http://www.w3.org/2000/svg",name));
 const svg=live.querySelector("svg"),slider=live.querySelector("input"),cells=scene.cells.map(([x,y,w,h])=>{
 const box=make("rect"),mark=make("text");for(const [k,v] of Object.entries({x,y,width:w,height:h}))box.setAttribute(k,v);
@@ -164,7 +167,7 @@ class Scene:
         return (
             f"<figure><figcaption>{escape(self.title)}</figcaption>{notices}<div"
             f' class="sim-static">{images}</div>'
-            '<div class="sim-live" data-lm-suppress-shortcuts="true" hidden></div>'
+            '<div class="sim-live" hidden></div>'
             f"<details><summary>in words</summary><pre>{escape(words)}</pre></details>"
             f"<script>{SCRIPT % data}</script></figure>"
         )

@@ -1,6 +1,6 @@
 """The lessons as a browser shows them, in headless Chromium: as pages made by nbconvert, light and dark,
-narrow and wide, with scripts and without; and a stub in JupyterLab itself, "Run All". Screenshots go to the
-folder that COURSE_SCREENSHOTS names, if it names one."""
+narrow and wide, with scripts and without; and in JupyterLab itself, where "Run All" of a stub stops and keys
+move a slider. Screenshots go to the folder that COURSE_SCREENSHOTS names, if it names one."""
 
 import json
 import os
@@ -17,9 +17,10 @@ import pytest
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="needs a browser: pip install playwright, playwright install chromium"
 )
+import nbformat  # noqa: E402
 from nbconvert import HTMLExporter  # noqa: E402
 
-from course import lab  # noqa: E402
+from course import build, lab  # noqa: E402
 from course.bootstrap import ROOT  # noqa: E402
 
 pytestmark = pytest.mark.nightly
@@ -133,7 +134,7 @@ def test_without_scripts_all_pictures_are_there(opened, lesson):
 
 @pytest.fixture
 def jupyterlab(tmp_path):
-    """jupyterlab(lesson): the address at which JupyterLab shows a copy of the lesson's stub."""
+    """jupyterlab(notebook): the address at which JupyterLab shows a copy of this file."""
     copies = tmp_path / "my_lessons"
     copies.mkdir()
     with socket.socket() as free:
@@ -156,8 +157,8 @@ def jupyterlab(tmp_path):
         env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
-    def address(lesson):
-        shutil.copy(ROOT / "notebooks" / f"{lesson}.ipynb", copies)
+    def address(notebook):
+        shutil.copy(notebook, copies)
         for _ in range(600):
             try:
                 urlopen(f"http://127.0.0.1:{port}/api").close()
@@ -165,7 +166,7 @@ def jupyterlab(tmp_path):
             except OSError:
                 assert server.poll() is None, "JupyterLab did not start"
                 time.sleep(0.2)
-        return f"http://127.0.0.1:{port}/lab/tree/{lesson}.ipynb"
+        return f"http://127.0.0.1:{port}/lab/tree/{notebook.name}"
 
     yield address
     server.terminate()
@@ -174,7 +175,7 @@ def jupyterlab(tmp_path):
 
 def test_run_all_of_a_stub_stops_at_the_first_exercise_with_two_lines(browser, jupyterlab):
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
-    page.goto(jupyterlab("01_online_softmax"))
+    page.goto(jupyterlab(ROOT / "notebooks" / "01_online_softmax.ipynb"))
     page.get_by_text("| Idle").wait_for(timeout=120_000)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.locator('li[data-command="runmenu:run-all"]').click()
@@ -186,4 +187,38 @@ def test_run_all_of_a_stub_stops_at_the_first_exercise_with_two_lines(browser, j
     assert first.startswith(("✗ exercise 1.0", "✗ exercise 1.1"))
     assert "raise NotImplementedError" in second
     assert page.get_by_text("Would you like to get notified about official Jupyter news").count() == 0
+    page.close()
+
+
+SCENE = """from sim.viz import Scene
+
+scene = Scene("squares", 130, 50)
+scene.cells += [(10 + 30 * step, 10, 26, 26) for step in range(4)]
+scene.steps += [(f"step {step}", [(step, "store", "")]) for step in range(4)]
+scene.view()"""
+
+
+def test_keys_move_a_slider_in_jupyterlab_and_press_its_buttons(browser, jupyterlab, tmp_path):
+    """JupyterLab has shortcuts for most of these keys: the arrows select another cell, Enter edits one."""
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(SCENE)], metadata=nbformat.from_dict(build.METADATA)
+    )
+    nbformat.write(notebook, tmp_path / "scene.ipynb")
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page.goto(jupyterlab(tmp_path / "scene.ipynb"))
+    page.get_by_text("| Idle").wait_for(timeout=120_000)
+    page.locator(".jp-CodeCell .cm-content").click()
+    page.keyboard.press("Shift+Enter")
+    slider = page.locator(".sim-live input[type=range]")
+    slider.wait_for(timeout=120_000)
+
+    def moved_by(*keys):
+        """The slider's value after each key."""
+        return [page.keyboard.press(key) or slider.input_value() for key in keys]
+
+    slider.focus()
+    arrows = ("ArrowRight", "ArrowUp", "ArrowLeft", "ArrowDown")
+    assert moved_by(*arrows, "End", "Home") == ["1", "2", "1", "0", "3", "0"]
+    page.locator(".sim-live button").last.focus()
+    assert moved_by("Enter", "Space") == ["1", "2"]
     page.close()
