@@ -35,14 +35,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from course import check, progress_bar, show_figure
 from course.figures import BLUE, GREEN, RED, draw_squares
 from course.scenes import tile_by_tile
-from kernels.tiled import (
+from kernels.reference.tiled import (
     Traffic,
     first_paper_tiles,
     keys_outer,
     nothing_read,
     online_softmax,
 )
-from kernels.tiled import standard, tile_scores, tiles
+from kernels.reference.tiled import standard, tile_scores, tiles
 
 torch.manual_seed(2)
 torch.set_printoptions(precision=4, sci_mode=False)
@@ -237,7 +237,7 @@ print(
 # %% [markdown]
 # ## Keys outer: the order of the first paper
 #
-# This is Algorithm 1 of the first FlashAttention paper (Dao and others, 2022) as `kernels/tiled.py` has it. Its `update` does what yours does;
+# This is Algorithm 1 of the first FlashAttention paper (Dao and others, 2022) as `kernels/reference/tiled.py` has it. Its `update` does what yours does;
 # `State` is the tuple `(m, l, o)`, whose parts it also calls `state.m`, `state.l` and `state.o`.
 # `traffic` is a counter: `traffic.load(k, keys)` copies the rows `keys` of `k` onto the chip and counts the numbers,
 # `traffic.store(o, queries, tile)` writes a tile back and counts. Skip the two places with `causal` (they hide later keys from a query).

@@ -41,7 +41,7 @@ from course.figures import BLUE, GREEN, ORANGE, SKY
 from course.scenes import sliding_tile
 import kernels
 from kernels import attention, flash_attention
-from kernels.tiled import Traffic, queries_outer
+from kernels.reference.tiled import Traffic, queries_outer
 from sim import simulate
 from sim.observers import COUNTERS, DEFAULT, Trace
 
@@ -413,7 +413,7 @@ sliding_tile(report.trace, d=2, columns=3)
 #
 # ### Its sister in the package
 #
-# The same kernel, with batches, heads and a causal mask, and with its rows in registers (a thread's own memory) instead of shared memory, is `kernels/flash_forward.py`. Its
+# The same kernel, with batches, heads and a causal mask, and with its rows in registers (a thread's own memory) instead of shared memory, is `kernels/flash/forward.py`. Its
 # core will look familiar. (`weight(a, b)` is exp(a − b), `seen` is how many keys this query may look at, `KEYS` is your `columns`, and `width` your `d`.)
 
 # %%

@@ -715,7 +715,7 @@ def my_attention(q, k, v, causal):
 
 # %% [markdown]
 # Then PyTorch's layer with random weights, and two of ours with the same ones: with your kernel, and with the package's `warp_attention`. That one is yours, with batch
-# and heads in the grid, and gradients. (Like yours it stands in a function that makes it: `kernels/warp_forward.py`. Without `attention=`, the layer takes the package's `flash_attention`.)
+# and heads in the grid, and gradients. (Like yours it stands in a function that makes it: `kernels/flash/warp.py`. Without `attention=`, the layer takes the package's `flash_attention`.)
 #
 # These kernels compute in float32, like PyTorch, but add in another order; so the last digits differ. The usual demand is: nowhere off by more than 10⁻⁴, and
 # on average by less than 10⁻⁶.

@@ -866,7 +866,7 @@ for name, microseconds in recorded["launch_us"].items():
     print(f"{name:28} {microseconds:>10}")
 
 # %% [markdown]
-# *Wrapped before* means that each tensor was made an array of Numba's once, by `cuda.as_cuda_array(tensor)`, and not at each launch. *kernels.launch* is how the kernels of this package are launched: CPU tensors go to `sim`, CUDA
+# *Wrapped before* means that each tensor was made an array of Numba's once, by `cuda.as_cuda_array(tensor)`, and not at each launch. *kernels.common.launch* is how the kernels of this package are launched: CPU tensors go to `sim`, CUDA
 # tensors to their GPU, in PyTorch's current stream; it tells Numba of each tensor only what a launch has to know, and so is quicker than Numba's own questions. A **CUDA graph** is a recording of launches, here of a hundred, that PyTorch plays back
 # with a single call; its line is a hundredth of the time from that call until the GPU is done. So the GPU itself needs no longer than that for 1024 numbers, and in all the other lines it waits for Python.
 #

@@ -145,8 +145,8 @@ from numpy import float32
 
 import kernels
 from course.check.lesson08 import counted
-from kernels import memory_patterns
-from kernels.memory_patterns import THREADS, TILE, blocks, tiles
+from kernels.cases import memory_patterns
+from kernels.cases.memory_patterns import THREADS, TILE, blocks, tiles
 from sim import DeviceSpec, simulate
 from sim.observers import COUNTERS, DEFAULT, Trace
 from sim.viz import Scene
@@ -494,7 +494,7 @@ for d in (32, 33):
 # ## 6. Five patterns: predicted, counted, measured
 #
 # ### Exercise 8.4 · predictions · twenty numbers
-# For each of the five kernels of `kernels/memory_patterns.py`: how many sectors a request to load touches, how many a request to store; then how many turns a load from shared memory takes, and how
+# For each of the five kernels of `kernels/cases/memory_patterns.py`: how many sectors a request to load touches, how many a request to store; then how many turns a load from shared memory takes, and how
 # many a store to it. All float32; write 0 where there is none. The strided copy has stride 8, the matrices have a multiple of 32 rows and columns. Use
 # your functions if you like: `sectors(1, 4)` is as good as 4. Three of the kernels are printed above; `copy` is `out[i] = x[i]`, and `transpose_padded` is like your own.
 #
@@ -1085,7 +1085,7 @@ for name, counts in simulated.items():
 # ### On a real GPU, if there is one
 #
 # The five patterns on your own GPU (without one, what ours printed), timed, with your own transpose as the sixth, and the copy with fewer and fewer blocks; 8192 × 8192 numbers here, so 256 MiB in and out. (The strided copy reads from 2 GiB.) To see the counters of your own GPU, and not only times, you need `ncu`:
-# it comes with the CUDA toolkit, and `python -m kernels.compare --ncu` runs it.
+# it comes with the CUDA toolkit, and `python -m kernels.bench.compare --ncu` runs it.
 
 
 # %% tags=["gpu", "uses-exercise"]

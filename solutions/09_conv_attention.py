@@ -35,7 +35,7 @@ from course import check, show_figure
 from course.figures import BLUE, ORANGE
 from kernels import reference
 from kernels.reference import identity_taps
-from kernels.tiled import Traffic, queries_outer
+from kernels.reference.tiled import Traffic, queries_outer
 from sim.viz import Scene
 
 torch.manual_seed(9)

@@ -36,9 +36,10 @@ from torch.nn.functional import conv2d, scaled_dot_product_attention
 from course import check, progress_bar, show_figure
 from course.check import lesson10
 from course.figures import BLUE, GREEN, ORANGE, RED
-from kernels import conv_tiled, reference
-from kernels.conv_tiled import halo_of, load_rows, owned
-from kernels.tiled import State, Traffic, nothing_read, queries_outer, update
+from kernels import reference
+from kernels.reference import conv_tiled
+from kernels.reference.conv_tiled import halo_of, load_rows, owned
+from kernels.reference.tiled import State, Traffic, nothing_read, queries_outer, update
 from sim import simulate
 from sim.viz import Scene
 
@@ -241,7 +242,7 @@ for taps in [(1, 1), (3, 5), (7, 7), (6, 11), (15, 15)]:
 #
 # ## Load, then mask, then convolve
 #
-# Loading from outside the sequence must give zeros, never numbers of another array. `kernels/conv_tiled.py` has a function for it, which counts what it reads:
+# Loading from outside the sequence must give zeros, never numbers of another array. `kernels/reference/conv_tiled.py` has a function for it, which counts what it reads:
 
 # %%
 print(inspect.getsource(load_rows))
@@ -593,7 +594,7 @@ for n, c_q, c_k, size in [
 # With square taps and square tiles the tile owns as many rows as columns. On the diagonal every row sees at least the first key, and above the diagonal our loop does not go. So the fault is there and cannot be seen. (Step 2 of
 # Algorithm 1 goes through *all* tiles of keys. There every row is NaN that does not reach the last of them.)
 #
-# The cure is one line. `weight(score, maximum)` of `kernels/tiled.py` is exp(score − maximum), but 0 where the score is −∞. Or take the maximum with the old `m` *before* the exponentials, as your `update` of lesson 02 did: `m` is finite
+# The cure is one line. `weight(score, maximum)` of `kernels/reference/tiled.py` is exp(score − maximum), but 0 where the score is −∞. Or take the maximum with the old `m` *before* the exponentials, as your `update` of lesson 02 did: `m` is finite
 # after the first tile of keys, as every query sees key 0. That works for as long as someone starts with key 0.
 # </details>
 
@@ -777,7 +778,7 @@ print(
 #
 # ## The package's version
 #
-# This is `forward` of `kernels/conv_tiled.py`. It can do without the causal mask too, and it loads its Q tile anew with each tile of keys, as Algorithm 1 does; the rest you have written yourself.
+# This is `forward` of `kernels/reference/conv_tiled.py`. It can do without the causal mask too, and it loads its Q tile anew with each tile of keys, as Algorithm 1 does; the rest you have written yourself.
 
 # %%
 print(inspect.getsource(conv_tiled.forward))

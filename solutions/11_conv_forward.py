@@ -39,11 +39,14 @@ from torch.nn.functional import scaled_dot_product_attention
 import kernels
 from course import check, live, progress_bar, show_figure
 from course.figures import BLUE, SKY
-from kernels import conv_forward, conv_tiled, conv_tiles, reference
-from kernels.conv_forward import conv_forward_kernel
-from kernels.launch import launch, output, simulated
-from kernels.tiled import Traffic
-from kernels.tiles import MINUS_INFINITY, weight
+from kernels import reference
+from kernels.conv import forward as conv_forward
+from kernels.reference import conv_tiled
+from kernels.conv import tiles as conv_tiles
+from kernels.conv.forward import conv_forward_kernel
+from kernels.common.launch import launch, output, simulated
+from kernels.reference.tiled import Traffic
+from kernels.common.tiles import MINUS_INFINITY, weight
 from sim import native, simulate
 from sim.observers import COUNTERS, DEFAULT, Trace
 
@@ -305,7 +308,7 @@ def row_sum(value):
 #
 # With (m, l) = (2, 1.5), and T = 2 and −∞ in a row of two threads: what do they return? (You had this on paper: 2, 2.5, 1, and 1 or 0.)
 #
-# There are rows that see nothing of a tile: all T are −∞. If such a row has seen nothing before either, then m is −∞ too, and exp(−∞ − (−∞)) is NaN. `weight(a, b)` from `kernels.tiles` is exp(a − b), and 0 if a is −∞.
+# There are rows that see nothing of a tile: all T are −∞. If such a row has seen nothing before either, then m is −∞ too, and exp(−∞ − (−∞)) is NaN. `weight(a, b)` from `kernels.common.tiles` is exp(a − b), and 0 if a is −∞.
 # (Where m was −∞ before, any finite `shrink` will do, as l and o are 0 there. Scores reach ±1000, and each row has a state of its own.)
 #
 # <details><summary>Hint 1: everybody shuffles</summary>
@@ -436,7 +439,7 @@ check.ex11_5(conv_kernel)
 # %%
 def my_forward(q, k, v, w, size=8, run=None):
     """(O, L) by your kernel: q, k, v (n, d), w (c_q, c_k), float32; run:
-    who launches it, see kernels.launch."""
+    who launches it, see kernels.common.launch."""
     out, log_sum = output(q.shape, like=q), output(q.shape[:1], like=q)
     grid = -(-len(q) // (size - w.shape[0] + 1)), 1
     launch(
@@ -705,7 +708,7 @@ for function in (absorb, careless_absorb):
 #
 # ## The same, fast (optional, 35 minutes)
 #
-# Your kernel is right, and it is slow. `kernels/conv_forward.py` has the same phases, in the same order, and the same buffer for S0 and P. This is its step 3, where yours has `convolve` and `absorb`:
+# Your kernel is right, and it is slow. `kernels/conv/forward.py` has the same phases, in the same order, and the same buffer for S0 and P. This is its step 3, where yours has `convolve` and `absorb`:
 
 # %%
 source = inspect.getsource(conv_forward_kernel).splitlines()

@@ -40,12 +40,13 @@ import kernels
 from course import check, progress_bar, show_figure
 from course.check import lesson13
 from course.figures import BLUE, GREEN, ORANGE, SKY, YELLOW
-from kernels import conv_tiled, reference
-from kernels.conv_backward import conv_backward
-from kernels.conv_forward import conv_forward
-from kernels.conv_tiled import halo_of, owned
-from kernels.launch import launch, simulated
-from kernels.tiled import Traffic
+from kernels import reference
+from kernels.reference import conv_tiled
+from kernels.conv.backward import conv_backward
+from kernels.conv.forward import conv_forward
+from kernels.reference.conv_tiled import halo_of, owned
+from kernels.common.launch import launch, simulated
+from kernels.reference.tiled import Traffic
 
 # %% [markdown]
 # ## 1. Who owns what?
@@ -1092,7 +1093,7 @@ for n, c_q, c_k in [(14, 3, 3), (14, 1, 3), (4, 3, 3), (14, 1, 1), (5, 2, 1)]:
 #
 # ## 9. The package's kernels (optional)
 #
-# `kernels/conv_backward.py` has the same two kernels for batches and heads, any taps up to 15 × 15, d up to 128, causal or not. The steps are yours; what differs is how fast they are made. This is its loop of the first kernel:
+# `kernels/conv/backward.py` has the same two kernels for batches and heads, any taps up to 15 × 15, d up to 128, causal or not. The steps are yours; what differs is how fast they are made. This is its loop of the first kernel:
 
 # %%
 source = inspect.getsource(inspect.getmodule(conv_backward)).splitlines()

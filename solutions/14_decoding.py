@@ -37,13 +37,14 @@ from course import check, progress_bar, show_figure, show_table
 from course.check import lesson14
 from course.figures import BLUE, GREEN, ORANGE, RED, SKY
 from kernels import ConvAttention, KVCache, conv_attention_decode, reference
-from kernels.bench import DATA, least_us
-from kernels.conv_decode import conv_decode_merge_kernel
-from kernels.conv_tiled import load_rows
-from kernels.launch import RUNNERS
-from kernels.splits import choose_splits
-from kernels.tiled import Traffic
-from kernels.tiles import MINUS_INFINITY, weight
+from kernels.common.data import DATA
+from kernels.bench.timing import least_us
+from kernels.conv.decode import conv_decode_merge_kernel
+from kernels.reference.conv_tiled import load_rows
+from kernels.common.launch import RUNNERS
+from kernels.common.splits import choose_splits
+from kernels.reference.tiled import Traffic
+from kernels.common.tiles import MINUS_INFINITY, weight
 from sim import simulate
 
 torch.manual_seed(14)
@@ -848,7 +849,7 @@ for read, rows in stepped.items():
 #
 # ## 9. The package's kernel, with your merge
 #
-# `kernels/conv_decode.py` has the splits as a kernel too. A block is four warps, and a warp a split of its own (the block merges its four before it writes a state). A warp takes 32 keys at a time, a lane each. The lane computes the
+# `kernels/conv/decode.py` has the splits as a kernel too. A block is four warps, and a warp a split of its own (the block merges its four before it writes a state). A warp takes 32 keys at a time, a lane each. The lane computes the
 # scores of its key with all rows of the window; the scores of the last 64 keys stay in shared memory, in a ring, and as soon as the right neighbours of a key are there its `T` is made. So inside a split no key is read twice, and the halo is needed only at the
 # two ends. This is the ring of a warp, with 7 taps in a row (drawn, not measured):
 

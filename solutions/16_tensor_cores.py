@@ -31,8 +31,8 @@ from numpy import float32, int16, uint32
 from course import brought, check, show_figure, show_table
 from course.figures import BLUE, GREEN, ORANGE
 from course.fragments import bank_map, lane_map, registers
-from kernels.bench import DATA
-from kernels.instructions import ldmatrix_x4, ldmatrix_x4_trans, mma_bf16
+from kernels.common.data import DATA
+from kernels.tensor_cores.instructions import ldmatrix_x4, ldmatrix_x4_trans, mma_bf16
 from sim import simulate
 from sim.observers import COUNTERS, DEFAULT, Trace
 
@@ -96,7 +96,7 @@ print("words  ", *(f"{word:08x}" for word in numbers.view(uint32)))
 #
 #     d0, d1, d2, d3 = mma_bf16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)
 #
-# On a GPU it is one line of PTX, written beside its name in `kernels/instructions.py`; the simulator knows its meaning.
+# On a GPU it is one line of PTX, written beside its name in `kernels/tensor_cores/instructions.py`; the simulator knows its meaning.
 #
 # ## 2. Which lane holds what
 #

@@ -36,8 +36,8 @@ from course import brought, check, show_figure, show_table
 from course.check.lesson17 import Flights
 from course.figures import BLUE, GREEN, ORANGE, PINK, RED, SKY
 from kernels import reference
-from kernels.bench import DATA
-from kernels.instructions import (
+from kernels.common.data import DATA
+from kernels.tensor_cores.instructions import (
     cp_async_16,
     cp_async_commit,
     cp_async_wait_0,
@@ -48,7 +48,7 @@ from kernels.instructions import (
     mma_bf16,
     pack_bf16,
 )
-from kernels.tiles import MINUS_INFINITY, reciprocal
+from kernels.common.tiles import MINUS_INFINITY, reciprocal
 from sim import simulate
 from sim.observers import COUNTERS, DEFAULT
 

@@ -34,15 +34,16 @@ from numpy import float32, int16, uint32
 
 from course import brought, check, show_figure, show_table
 from course.figures import BLUE, GREEN, ORANGE, RED
-from kernels import conv_attention_decode, conv_tensor_backward, reference
-from kernels.bench import DATA
-from kernels.instructions import (
+from kernels import conv_attention_decode, reference
+from kernels.conv import tensor_backward as conv_tensor_backward
+from kernels.common.data import DATA
+from kernels.tensor_cores.instructions import (
     ldmatrix_x2_trans,
     ldmatrix_x4,
     ldmatrix_x4_trans,
     mma_bf16,
 )
-from kernels.tensor_tiles import tap_loader
+from kernels.tensor_cores.tiles import tap_loader
 from sim import simulate
 from sim.observers import COUNTERS, DEFAULT, Banks, Trace
 
@@ -384,7 +385,7 @@ print("different results:", len(results))
 # %% [markdown]
 # ## 3. Three phases, three barriers
 #
-# This is how the package's kernel uses it (`kernels/conv_tensor_backward.py`). A block has 8 warps and owns rows of scores; it goes along their columns, 32 a step. A warp has 16 rows of each phase:
+# This is how the package's kernel uses it (`kernels/conv/tensor_backward.py`). A block has 8 warps and owns rows of scores; it goes along their columns, 32 a step. A warp has 16 rows of each phase:
 #
 # | phase | makes | rows, 7 row taps | reads from shared memory |
 # |---|---|---:|---|
@@ -932,7 +933,7 @@ print("32 layers, 4096 tokens in the cache, attention alone, tokens a second:")
 print(f"  {rates[0]:,.0f} in a graph, {rates[1]:,.0f} launched from Python")
 
 # %% [markdown]
-# The convolution makes three times the work of plain attention's backward pass. The rest of the distance is waiting: three phases that need each other's rows, so three barriers a step, and 16 warps on a multiprocessor to fill them. Hopper has instructions that let one warp copy while others multiply, and products that read shared memory themselves. Numba has no name for them; `kernels/instructions.py` shows how an instruction gets one (lesson 16).
+# The convolution makes three times the work of plain attention's backward pass. The rest of the distance is waiting: three phases that need each other's rows, so three barriers a step, and 16 warps on a multiprocessor to fill them. Hopper has instructions that let one warp copy while others multiply, and products that read shared memory themselves. Numba has no name for them; `kernels/tensor_cores/instructions.py` shows how an instruction gets one (lesson 16).
 #
 # A token in bfloat16 is at 1.35 times its floor where the cache is long. Where it is short, what is left to save is a kernel: the merge could be done by the block that comes last.
 #

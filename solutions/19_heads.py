@@ -33,8 +33,8 @@ from course import check, show_figure
 from course.check import lesson19
 from course.figures import BLUE, GREEN, ORANGE
 from kernels import reference
-from kernels.bench import DATA
-from kernels.multi_token_tiled import convolved, halo
+from kernels.common.data import DATA
+from kernels.reference.multi_token_tiled import convolved, halo
 
 torch.manual_seed(19)
 torch.set_default_dtype(torch.float64)
@@ -452,6 +452,6 @@ print(f"two documents: {torch.allclose(torch.cat(each, 1), packed, atol=1e-12)}"
 # - A convolution after the softmax needs P final. In tiles: one pass for L, one for O, and a halo of c_q1 + c_q2 − 2 rows, which is also all that a decoder keeps of its queries.
 # - D is Σ P · dP. It is dO · O only where O = P V.
 #
-# **You can now** use `kernels.multi_token_attention` and `MultiTokenAttention`, read `kernels/multi_token_tiled.py` (your two passes) and `kernels/multi_token_bands.py` (bands instead), and test a layer for what its own tests do not reach.
+# **You can now** use `kernels.multi_token_attention` and `MultiTokenAttention`, read `kernels/reference/multi_token_tiled.py` (your two passes) and `kernels/multi_token/bands.py` (bands instead), and test a layer for what its own tests do not reach.
 #
 # **Next:** [lesson 20](20_latent_attention.ipynb) gives all heads one small cache.

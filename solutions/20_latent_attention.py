@@ -31,7 +31,8 @@ from numba import cuda
 
 from course import check, show_figure
 from course.figures import BLUE, GREEN, ORANGE, SKY
-from kernels import latent_reference, reference
+from kernels import reference
+from kernels.reference import latent as latent_reference
 from sim import simulate
 
 torch.manual_seed(20)
@@ -147,7 +148,7 @@ show_figure(
 # %% [markdown]
 # A single query cannot pay for 4096 expanded keys; it absorbs. Many queries share them, and where d < L a score of `d` numbers is cheaper than one of `L`: they expand. (In decoding the bytes say the same: absorbed, the latents of a token are read once for *all* heads.)
 #
-# The count is not all: expanded keys have to be written to memory and read again, for every head. `kernels/latent_forward.py` never does that. It puts each projection on *the side that stays on the chip* and pays with more multiply–adds; its header says how.
+# The count is not all: expanded keys have to be written to memory and read again, for every head. `kernels/latent/forward.py` never does that. It puts each projection on *the side that stays on the chip* and pays with more multiply–adds; its header says how.
 #
 # ## 3. Decoding
 #
@@ -389,7 +390,7 @@ for kernel in (add_heads, add_heads_atomically):
     print(f"{kernel.__name__:21} right now: {right}   findings: {kinds or 'none'}")
 
 # %% [markdown]
-# The first is right in the simulator's orderly world, and a race: on a GPU, two heads may read the same old number, and one addition is lost. The second is right everywhere, but additions of float32 come in any order, so its last digits may change from run to run. The third way is a part for each head, and a second pass that adds them in a fixed order: the same bits each time, for H times the memory. `kernels/latent_backward.py` has both; `torch.use_deterministic_algorithms(True)` chooses the third.
+# The first is right in the simulator's orderly world, and a race: on a GPU, two heads may read the same old number, and one addition is lost. The second is right everywhere, but additions of float32 come in any order, so its last digits may change from run to run. The third way is a part for each head, and a second pass that adds them in a fixed order: the same bits each time, for H times the memory. `kernels/latent/backward.py` has both; `torch.use_deterministic_algorithms(True)` chooses the third.
 #
 # ## Validate
 #

@@ -34,8 +34,8 @@ from course import brought, check, show_figure, show_table
 from course.check import lesson21
 from course.figures import BLUE, ORANGE
 from course.ptx import spoken
-from kernels.bench import DATA
-from kernels.conv_forward import conv_forward
+from kernels.common.data import DATA
+from kernels.conv.forward import conv_forward
 from kernels.triton import conv_forward as conv_forward_triton
 from kernels.triton import flash_forward as flash_forward_triton
 from kernels.triton import small

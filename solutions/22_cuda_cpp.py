@@ -36,10 +36,10 @@ from course.cuda_cpp import cuda_cpp, ptx_of
 from course.figures import ORANGE, SKY
 from course.ptx import compiled
 from course.side_by_side import count, show_ptx
-from kernels.bench import DATA
-from kernels.conv_forward import conv_forward
+from kernels.common.data import DATA
+from kernels.conv.forward import conv_forward
 from kernels.cuda_cpp import operators
-from kernels.flash_forward import flash_forward
+from kernels.flash.forward import flash_forward
 from sim import load_ptx, simulate
 from sim.observers import COUNTERS, DEFAULT, Trace
 from sim.ptx.numba import flattened

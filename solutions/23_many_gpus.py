@@ -32,8 +32,8 @@ from course.check import lesson23
 from course.figures import BLUE, ORANGE, RED, SKY
 from course.ranks import run_ranks
 from kernels import reference
-from kernels.bench import DATA
-from kernels.conv_extent import Extent
+from kernels.common.data import DATA
+from kernels.common.extent import Extent
 
 torch.manual_seed(23)
 record = json.loads((DATA / "sharded.json").read_text())

@@ -93,7 +93,7 @@ PACKAGES = "course stands on kernels and sim, which know nothing of each other"
         pytest.param("sim/events.py", "import sim.engine", LAYERS, marks=nightly),
         pytest.param("sim/observers/__init__.py", "import sim.memory", TOOLS, marks=nightly),
         pytest.param("kernels/__init__.py", "import sim", PACKAGES, marks=nightly),
-        ("kernels/tiles.py", "import kernels.flash_forward", RING),
+        ("kernels/common/tiles.py", "import kernels.flash.forward", RING),
     ],
 )
 def test_an_import_that_points_up_is_caught(tmp_path, module, line, broken):

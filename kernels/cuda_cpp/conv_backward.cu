@@ -1,5 +1,5 @@
 // Convolutional attention, backward, float32: one kernel keeps a tile of queries and gives dQ and dW, one keeps a tile
-// of keys and gives dK and dV. Algorithm, names and launches are those of kernels/conv_backward.py.
+// of keys and gives dK and dV. Algorithm, names and launches are those of kernels/conv/backward.py.
 #include "conv_tiles.cuh"
 
 constexpr int CHUNK_WORDS = 8 + GROUP;  // of a row of q, k, v or dO, in a product over d: all must fit 48 KiB

@@ -1,5 +1,5 @@
 // Convolutional attention for one new token, float32: the keys split among warps, then a second kernel that merges
-// what each block found. Algorithm, names and launches are those of kernels/conv_decode.py; D, of a row, and SLOTS,
+// what each block found. Algorithm, names and launches are those of kernels/conv/decode.py; D, of a row, and SLOTS,
 // for the rows of the window, 4, 8, 12 or 16, are given to the compiler: -DD=64 -DSLOTS=8.
 #include "tiles.cuh"
 

@@ -1,5 +1,5 @@
 // Convolutional attention, forward, float32: a block for each tile of queries; the scores of a key tile are made,
-// convolved and used up on the chip. Algorithm, names and launch are those of kernels/conv_forward.py.
+// convolved and used up on the chip. Algorithm, names and launch are those of kernels/conv/forward.py.
 #include "conv_tiles.cuh"
 
 constexpr int CHUNK_WORDS = 32 + GROUP;  // of a row of q or k, in a product over d

@@ -1,5 +1,5 @@
 // Device functions of the convolutional kernels: products of tiles, the convolution of a strip, and which thread does
-// what. As in kernels/conv_tiles.py; SIZE, of a tile of scores, and WIDTH, of a row, are given to the compiler:
+// what. As in kernels/conv/tiles.py; SIZE, of a tile of scores, and WIDTH, of a row, are given to the compiler:
 // -DSIZE=64 -DWIDTH=64.
 #include "tiles.cuh"
 

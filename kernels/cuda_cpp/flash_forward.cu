@@ -1,5 +1,5 @@
 // Flash attention, forward, float32: a block for each tile of queries, a thread for each query, the keys tile by tile
-// through shared memory. Algorithm, names and launch are those of kernels/flash_forward.py; WIDTH, of a row, is given
+// through shared memory. Algorithm, names and launch are those of kernels/flash/forward.py; WIDTH, of a row, is given
 // to the compiler: -DWIDTH=64.
 #include "tiles.cuh"
 

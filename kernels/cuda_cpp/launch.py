@@ -13,8 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from kernels.common.data import DATA
+
 FOLDER = Path(__file__).parent
-RECORDED = FOLDER.parent / "data" / "cuda_cpp"
+RECORDED = DATA / "cuda_cpp"
 
 
 class Kernel(NamedTuple):

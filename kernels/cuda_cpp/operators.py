@@ -2,18 +2,18 @@
 
 import numpy as np
 
-from kernels.arguments import attention_arguments, backward_arguments, conv_arguments
-from kernels.conv_decode import LANES, MERGING_WARPS, WARPS, decode_arguments, flat
-from kernels.conv_forward import SIZE
-from kernels.conv_tiles import check_size, threads_of
+from kernels.common.arguments import attention_arguments, backward_arguments, conv_arguments
+from kernels.common.launch import output, width_for
+from kernels.common.splits import splits_for
+from kernels.conv.decode import LANES, MERGING_WARPS, WARPS, decode_arguments, flat
+from kernels.conv.forward import SIZE
+from kernels.conv.tiles import check_size, threads_of
 from kernels.cuda_cpp.launch import Kernel, launch
-from kernels.flash_forward import ROWS
-from kernels.launch import output, width_for
-from kernels.splits import splits_for
+from kernels.flash.forward import ROWS
 
 
 def flash_forward(q, k, v, causal=True, scale=None, run=None):
-    """(O, L): as `kernels.flash_forward.flash_forward`, float32."""
+    """(O, L): as `kernels.flash.forward.flash_forward`, float32."""
     q, k, v, scale = attention_arguments(q, k, v, scale)
     batch, heads, n, d = q.shape
     o, log_sum = output(q.shape, like=q), output(q.shape[:3], like=q)
@@ -25,7 +25,7 @@ def flash_forward(q, k, v, causal=True, scale=None, run=None):
 
 
 def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE):
-    """(O, L): as `kernels.conv_forward.conv_forward` of whole sequences, float32."""
+    """(O, L): as `kernels.conv.forward.conv_forward` of whole sequences, float32."""
     check_size(size)
     q, k, v, w, scale, _ = conv_arguments(q, k, v, w, scale)
     (batch, heads, n, d), (_, c_q, c_k) = q.shape, w.shape
@@ -45,7 +45,7 @@ def conv_macros(d, size):
 def conv_backward(
     q, k, v, w, o, log_sum, d_o, causal=True, scale=None, deterministic=False, run=None, size=SIZE
 ):
-    """(dQ, dK, dV, dW): as `kernels.conv_backward.conv_backward` of whole sequences, all four."""
+    """(dQ, dK, dV, dW): as `kernels.conv.backward.conv_backward` of whole sequences, all four."""
     q, k, v, w, scale, d_o, _ = backward_arguments(q, k, v, w, o, log_sum, d_o, scale)
     check_size(size)
     (batch, heads, n, d), (_, c_q, c_k) = q.shape, w.shape
@@ -67,7 +67,7 @@ def conv_backward(
 
 def conv_attention_decode(q_window, k, v, w, scale=None, splits=None, run=None):
     """The last row of causal convolutional attention, (B, H, 1, d): as
-    `kernels.conv_decode.conv_attention_decode`, float32."""
+    `kernels.conv.decode.conv_attention_decode`, float32."""
     q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale)
     (batch, heads, keys, d), (_, c_q, c_k) = k.shape, w.shape
     splits = splits_for(splits, batch * heads, keys, k.device)

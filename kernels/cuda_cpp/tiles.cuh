@@ -1,4 +1,4 @@
-// What several kernels share: how (m, l, o) changes, and how a tile comes into shared memory. As in kernels/tiles.py.
+// What several kernels share: how (m, l, o) changes, and how a tile comes into shared memory. As in kernels/common/tiles.py.
 
 #define MINUS_INFINITY __int_as_float(0xff800000)
 

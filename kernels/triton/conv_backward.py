@@ -1,13 +1,13 @@
 """Convolutional attention, backward, in Triton: one kernel keeps a tile of queries and gives dQ and dW, one
 keeps a tile of keys and gives dK and dV.
 
-The algorithm, the names, the grids and where each tile begins are those of `kernels/conv_backward.py`. What
+The algorithm, the names, the grids and where each tile begins are those of `kernels/conv/backward.py`. What
 is masked or not owned is a 0 in a tile that a product then adds up.
 """
 
-from kernels.arguments import backward_arguments
-from kernels.conv_tiles import check_size
-from kernels.launch import output, width_for
+from kernels.common.arguments import backward_arguments
+from kernels.common.launch import output, width_for
+from kernels.conv.tiles import check_size
 from kernels.triton.launch import launch
 from kernels.triton.optional import tl, triton
 from kernels.triton.tiles import (
@@ -228,7 +228,7 @@ def conv_backward(
     size=SIZE,
     num_warps=4,
 ):
-    """(dQ, dK, dV, dW): as `kernels.conv_backward.conv_backward` of whole sequences, all four."""
+    """(dQ, dK, dV, dW): as `kernels.conv.backward.conv_backward` of whole sequences, all four."""
     q, k, v, w, scale, d_o, _ = backward_arguments(q, k, v, w, o, log_sum, d_o, scale)
     check_size(size)
     (batch, heads, n, d), (_, c_q, c_k) = q.shape, w.shape

@@ -1,13 +1,13 @@
 """Convolutional attention for one new token, in Triton: the keys split among programs, then a second kernel
 that merges what each of them found.
 
-The algorithm is that of `kernels/conv_decode.py`, with a program where that has a warp. The convolution is a
+The algorithm is that of `kernels/conv/decode.py`, with a program where that has a warp. The convolution is a
 product and one move: U[b, j] = Σ_a w[a, b] · S0[a, j], then T[j] = Σ_b U[b, j + b].
 """
 
-from kernels.conv_decode import decode_arguments, flat
-from kernels.launch import output, width_for
-from kernels.splits import splits_for
+from kernels.common.launch import output, width_for
+from kernels.common.splits import splits_for
+from kernels.conv.decode import decode_arguments, flat
 from kernels.triton.launch import launch
 from kernels.triton.optional import tl, triton
 from kernels.triton.tiles import head_of_program, load_rows, products, reciprocal, weight
@@ -94,7 +94,7 @@ def conv_decode_merge_kernel(parts, o, log_sum, splits, d, SPLITS: tl.constexpr,
 
 def conv_attention_decode(q_window, k, v, w, scale=None, splits=None, run=None, num_warps=4):
     """The last row of causal convolutional attention, (B, H, 1, d): as
-    `kernels.conv_decode.conv_attention_decode`, float32."""
+    `kernels.conv.decode.conv_attention_decode`, float32."""
     q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale)
     (batch, heads, keys, d), (_, c_q, c_k) = k.shape, w.shape
     splits = splits_for(splits, batch * heads, keys, k.device)

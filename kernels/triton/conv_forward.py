@@ -1,14 +1,14 @@
 """Convolutional attention, forward, in Triton: a program for each tile of queries; the scores of a key tile
 are made, convolved and used up on the chip.
 
-The algorithm, the names and the grid are those of `kernels/conv_forward.py`: a tile that owns rows [i0, i0 +
+The algorithm, the names and the grid are those of `kernels/conv/forward.py`: a tile that owns rows [i0, i0 +
 SIZE - P_q) and columns [j0, j0 + SIZE - P_k - P_r) makes all SIZE × SIZE scores above and around them. The
 convolution is `tiles.convolved`: sums of moved tiles, where CUDA reads shared memory at [i + a, j + b].
 """
 
-from kernels.arguments import conv_arguments
-from kernels.conv_tiles import check_size
-from kernels.launch import output, width_for
+from kernels.common.arguments import conv_arguments
+from kernels.common.launch import output, width_for
+from kernels.conv.tiles import check_size
 from kernels.triton.launch import launch
 from kernels.triton.optional import tl, triton
 from kernels.triton.tiles import (
@@ -77,7 +77,7 @@ def conv_forward_kernel(
 
 
 def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE, num_warps=4):
-    """(O, L): as `kernels.conv_forward.conv_forward` of whole sequences, float32. size: of a tile of scores,
+    """(O, L): as `kernels.conv.forward.conv_forward` of whole sequences, float32. size: of a tile of scores,
     64 or 32."""
     check_size(size)
     q, k, v, w, scale, _ = conv_arguments(q, k, v, w, scale)

@@ -1,12 +1,12 @@
 """Flash attention, forward, in Triton: a program for each tile of queries, the keys tile by tile.
 
-The algorithm, the names and the grid are those of `kernels/flash_forward.py`. What it says of threads is
+The algorithm, the names and the grid are those of `kernels/flash/forward.py`. What it says of threads is
 gone: a row of o is a row of a tile, K and V are loaded where they are used, and there is no barrier. Whether
 they pass through shared memory, in which order, and where a barrier must stand, is the compiler's to decide.
 """
 
-from kernels.arguments import attention_arguments
-from kernels.launch import output, width_for
+from kernels.common.arguments import attention_arguments
+from kernels.common.launch import output, width_for
 from kernels.triton.launch import launch
 from kernels.triton.optional import tl, triton
 from kernels.triton.tiles import head_of_program, load_rows, products, reciprocal, store_rows, weight
@@ -57,7 +57,7 @@ def flash_forward_kernel(
 
 
 def flash_forward(q, k, v, causal=True, scale=None, run=None, rows=ROWS, keys=KEYS, num_warps=4):
-    """(O, L): as `kernels.flash_forward.flash_forward`, float32. rows, keys: of a tile, powers of two,
+    """(O, L): as `kernels.flash.forward.flash_forward`, float32. rows, keys: of a tile, powers of two,
     keys at least 16."""
     q, k, v, scale = attention_arguments(q, k, v, scale)
     batch, heads, n, d = q.shape

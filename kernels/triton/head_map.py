@@ -1,7 +1,7 @@
 """The map over heads of the multi-token layer, in Triton: x[g] = Σ_h M[g, h] x[h] within groups of heads, in
 place.
 
-In `kernels/multi_token_kernels.py` a thread holds the numbers of all heads of a group at its places. Here a
+In `kernels/multi_token/kernels.py` a thread holds the numbers of all heads of a group at its places. Here a
 program holds a tile, heads × places, and the map is a product of two tiles.
 """
 

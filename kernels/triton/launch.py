@@ -15,10 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from kernels.common.data import DATA
 from kernels.triton.optional import triton
 
 HERE = Path(__file__).parent
-RECORDED = HERE.parent / "data" / "triton"
+RECORDED = DATA / "triton"
 LANES = 32
 
 

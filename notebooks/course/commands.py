@@ -133,7 +133,7 @@ def test_gpu(arguments: list[str]) -> int:
 
 def compare(arguments: list[str]) -> int:
     """One table of differences, with a verdict a row."""
-    return run("-m", "kernels.compare", *arguments)
+    return run("-m", "kernels.bench.compare", *arguments)
 
 
 def bench(arguments: list[str]) -> int:
@@ -143,7 +143,7 @@ def bench(arguments: list[str]) -> int:
 
 def plots(arguments: list[str]) -> int:
     """Figures of that table."""
-    return run("-m", "kernels.plots", *arguments)
+    return run("-m", "kernels.bench.plots", *arguments)
 
 
 def lint(arguments: list[str]) -> int:

@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from kernels.tiled import Traffic, standard
+from kernels.reference.tiled import Traffic, standard
 from sim.events import LOAD, STORE
 from sim.viz import Scene, plural, ranges
 

@@ -20,7 +20,7 @@ import torch
 from torch import distributed, multiprocessing
 
 from kernels import distributed as sharded
-from kernels.conv_cases import Shape, inputs, relative_errors, results
+from kernels.cases.conv import Shape, inputs, relative_errors, results
 from kernels.distributed import Ring, conv_attention_sharded, shard, unshard
 
 TAPS = 7

@@ -9,8 +9,8 @@ import torch
 from numba import cuda
 
 from kernels import flash_attention
-from kernels.device_argument import description
-from kernels.launch import external_stream, on_gpu
+from kernels.common.device_argument import description
+from kernels.common.launch import external_stream, on_gpu
 
 SHAPE, CALLS = (1, 1, 32, 16), 400
 
@@ -37,9 +37,9 @@ def main():
         f"{'a launch with five tensors, each described anew, as before':60}"
         f" {host(lambda: plain(*launch, *tensors)):8.1f}"
     )
-    print(f"{'the same by kernels.launch':60} {host(lambda: on_gpu(*launch, *tensors)):8.1f}")
+    print(f"{'the same by kernels.common.launch':60} {host(lambda: on_gpu(*launch, *tensors)):8.1f}")
     print(
-        f"{'the same by kernels.launch, of a shape never seen':60}"
+        f"{'the same by kernels.common.launch, of a shape never seen':60}"
         f" {host(lambda: (description.cache_clear(), on_gpu(*launch, *tensors))):8.1f}"
     )
     print(

@@ -16,7 +16,7 @@ from bench_sim import cases
 from numba import cuda, float32
 from numba.cuda import dispatcher
 
-from kernels.instructions import mma_bf16
+from kernels.tensor_cores.instructions import mma_bf16
 from sim import load_ptx, simulate
 from sim.observers import DEFAULT
 from sim.ptx import program

@@ -10,12 +10,12 @@ import torch
 from numba.cuda.cudadrv.devices import get_context
 from numpy import float32
 
-from kernels.bench import milliseconds, replay
-from kernels.conv_decode import conv_attention_decode
-from kernels.conv_forward import conv_forward
-from kernels.conv_tensor_backward import conv_tensor_backward
-from kernels.flash_forward import flash_forward
-from kernels.launch import on_gpu
+from kernels.bench.timing import milliseconds, replay
+from kernels.common.launch import on_gpu
+from kernels.conv.decode import conv_attention_decode
+from kernels.conv.forward import conv_forward
+from kernels.conv.tensor_backward import conv_tensor_backward
+from kernels.flash.forward import flash_forward
 
 TRAINING = [((4, 16, 2048, 64), (7, 7)), ((4, 16, 4096, 64), (11, 11)), ((2, 32, 4096, 128), (6, 11))]
 CACHES = [((8, 16, 16384, 64), (7, 7)), ((4, 32, 8192, 128), (7, 7))]

@@ -19,7 +19,7 @@ from numba import cuda
 from numpy import float32
 
 from kernels import attention, flash_attention, warp_attention
-from kernels.launch import launch
+from kernels.common.launch import launch
 
 DEVICE = torch.device("cuda")
 
@@ -275,7 +275,7 @@ def launch_us():
         "numpy arrays": host_us(lambda: five_arguments[8, 128](*on_host[:3], one, on_host[3])),
         "torch tensors": host_us(lambda: five_arguments[8, 128](q, k, v, one, out)),
         "tensors wrapped before": host_us(lambda: five_arguments[8, 128](*wrapped[:3], one, wrapped[3])),
-        "kernels.launch": host_us(lambda: launch(five_arguments, (8,), 128, q, k, v, one, out)),
+        "kernels.common.launch": host_us(lambda: launch(five_arguments, (8,), 128, q, k, v, one, out)),
     }
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

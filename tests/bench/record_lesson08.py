@@ -26,9 +26,9 @@ import numpy as np
 from numba import cuda
 from numpy import float32
 
-from kernels import memory_patterns as patterns
-from kernels.flash_forward import ROWS, flash_forward_kernel
-from kernels.memory_patterns import THREADS, TILE, blocks, tiles
+from kernels.cases import memory_patterns as patterns
+from kernels.cases.memory_patterns import THREADS, TILE, blocks, tiles
+from kernels.flash.forward import ROWS, flash_forward_kernel
 
 NAMES = "copy", "strided_copy", "transpose_naive", "transpose_tiled", "transpose_padded"
 SMALL, BIG, STRIDE = 128, 16384, 8

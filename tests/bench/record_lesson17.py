@@ -17,8 +17,8 @@ from numba import cuda
 from numpy import float32, int32, uint32
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.bench import machine, milliseconds
-from kernels.flash_forward import flash_attention
+from kernels.bench.timing import machine, milliseconds
+from kernels.flash.forward import flash_attention
 from power.lessons import ROOT, needed
 
 LESSON = ROOT / "solutions" / "17_fast_forward.py"

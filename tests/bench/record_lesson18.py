@@ -20,8 +20,10 @@ from numba import cuda
 from numpy import float32
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels import conv_attention_decode, conv_tensor_backward, decode_tensor
-from kernels.bench import backward_milliseconds, bandwidth, machine, milliseconds, replay
+from kernels import conv_attention_decode
+from kernels.bench.timing import backward_milliseconds, bandwidth, machine, milliseconds, replay
+from kernels.conv import tensor_backward as conv_tensor_backward
+from kernels.conv import tensor_decode as decode_tensor
 from kernels.reference import conv_attention as eager
 
 TAPS, BF16 = (7, 7), torch.bfloat16

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from course.scenes import stepped
-from kernels.tiled import Traffic, keys_outer, queries_outer
+from kernels.reference.tiled import Traffic, keys_outer, queries_outer
 
 ORDERS = {
     keys_outer: [(i, j) for j in range(3) for i in range(3)],

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from numba import cuda
 
-from kernels.cases import CASES
+from kernels.cases.table import CASES
 from sim.memory.spaces import Empty
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -89,7 +89,9 @@ def examine(tool, target, twin, limits):
     if time.monotonic() > limits.deadline:
         return NOT_RUN, ""
     program = (
-        ["-m", "kernels.compare", "--launch", target] if twin == OURS else [__file__, "--run", twin, target]
+        ["-m", "kernels.bench.compare", "--launch", target]
+        if twin == OURS
+        else [__file__, "--run", twin, target]
     )
     command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", sys.executable, *program]
     with tempfile.TemporaryFile("w+") as log:  # a pipe could be held open by what cannot be ended

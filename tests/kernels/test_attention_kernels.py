@@ -10,10 +10,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import attention, flash_attention, warp_attention
-from kernels.flash_forward import flash_forward
-from kernels.launch import simulated
+from kernels.common.launch import simulated
+from kernels.flash.forward import flash_forward
+from kernels.flash.warp import warp_forward
 from kernels.reference import attention_backward, scores
-from kernels.warp_forward import warp_forward
 
 FORWARD = pytest.mark.parametrize("forward", [flash_forward, warp_forward])
 ATTENTION = pytest.mark.parametrize("kernel", [flash_attention, warp_attention])

@@ -1,4 +1,4 @@
-"""kernels.compare: what it measures, what it calls a failure, and that it finds a wrong kernel; and the
+"""kernels.bench.compare: what it measures, what it calls a failure, and that it finds a wrong kernel; and the
 reading of ncu's tables."""
 
 import json
@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import compare, counters
-from kernels.cases import CASES, TOLERANCES
+from kernels.bench import compare, counters
+from kernels.cases.table import CASES, TOLERANCES
 from sim import LaunchError
 
 EXACT = [name for name, case in CASES.items() if case.tolerance == "exact"]
@@ -93,7 +93,7 @@ def test_every_tolerance_is_used_and_has_a_reason():
 
 def test_the_command():
     done = subprocess.run(
-        [sys.executable, "-m", "kernels.compare", "copy", "--json"], capture_output=True, text=True
+        [sys.executable, "-m", "kernels.bench.compare", "copy", "--json"], capture_output=True, text=True
     )
     found = json.loads(done.stdout)
     assert (
@@ -105,7 +105,7 @@ def test_the_command():
 
 
 def test_a_kernel_that_there_is_not(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["kernels.compare", "cop"])
+    monkeypatch.setattr(sys, "argv", ["kernels.bench.compare", "cop"])
     with pytest.raises(SystemExit) as ended:
         compare.arguments()
     assert ended.value.code == 2 and "there is no kernel cop; there are " in capsys.readouterr().err

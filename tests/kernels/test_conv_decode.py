@@ -10,9 +10,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import reference
-from kernels.conv_decode import conv_attention_decode
-from kernels.launch import simulated
-from kernels.splits import choose_splits, multiprocessors
+from kernels.common.launch import simulated
+from kernels.common.splits import choose_splits, multiprocessors
+from kernels.conv.decode import conv_attention_decode
 
 DEVICE = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from numpy import float32
 
-from kernels.conv_backward import conv_backward
-from kernels.conv_cases import Shape, inputs, reference, relative_errors, right
-from kernels.conv_decode import conv_decode
-from kernels.conv_extent import Extent
-from kernels.conv_forward import conv_forward
+from kernels.cases.conv import Shape, inputs, reference, relative_errors, right
+from kernels.common.extent import Extent
+from kernels.common.launch import simulated
+from kernels.conv.backward import conv_backward
+from kernels.conv.decode import conv_decode
+from kernels.conv.forward import conv_forward
 from kernels.distributed import merged, nothing
-from kernels.launch import simulated
 
 SHAPES = [
     (Shape(1, 2, 9, 4, 3, 4, True), 2),

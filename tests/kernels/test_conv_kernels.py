@@ -8,8 +8,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import conv_attention
-from kernels.conv_backward import conv_backward
-from kernels.conv_cases import (
+from kernels.cases.conv import (
     RESULTS,
     SHAPES,
     TINY,
@@ -21,8 +20,9 @@ from kernels.conv_cases import (
     results,
     right,
 )
-from kernels.conv_forward import conv_forward
-from kernels.launch import simulated
+from kernels.common.launch import simulated
+from kernels.conv.backward import conv_backward
+from kernels.conv.forward import conv_forward
 from kernels.reference import identity_taps
 
 gpu = pytest.mark.gpu

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.conv_cases import SHAPES, Shape, errors_of, inputs, right
-from kernels.conv_forward import conv_forward
-from kernels.launch import simulated, width_for
+from kernels.cases.conv import SHAPES, Shape, errors_of, inputs, right
+from kernels.common.launch import simulated, width_for
+from kernels.conv.forward import conv_forward
 
 gpu, nightly = pytest.mark.gpu, pytest.mark.nightly
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels import conv_tiled
-from kernels.reference import conv_attention, conv_attention_backward, conv_scores, identity_taps
-from kernels.tiled import Traffic
+from kernels.reference import conv_attention, conv_attention_backward, conv_scores, conv_tiled, identity_taps
+from kernels.reference.tiled import Traffic
 
 SHAPES = [
     (1, 1, 1),

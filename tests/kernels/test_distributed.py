@@ -7,12 +7,12 @@ from torch import nn
 
 from course.ranks import RankFailed, run_ranks
 from kernels import ConvAttention
-from kernels.conv_backward import conv_backward
-from kernels.conv_cases import Shape, inputs
-from kernels.conv_decode import conv_attention_decode
-from kernels.conv_forward import conv_forward
+from kernels.cases.conv import Shape, inputs
+from kernels.common.launch import RUNNERS
+from kernels.conv.backward import conv_backward
+from kernels.conv.decode import conv_attention_decode
+from kernels.conv.forward import conv_forward
 from kernels.distributed import Plan
-from kernels.launch import RUNNERS
 from kernels.reference import conv_attention
 
 nightly = pytest.mark.nightly
@@ -28,7 +28,7 @@ DECODED = Shape(1, 2, 40, 5, 6, 11, True)
 
 def native(*launch):
     """Simulated by compiled code; any finding fails the rank."""
-    from kernels.launch import simulated
+    from kernels.common.launch import simulated
 
     report = simulated(*launch, engine="native")
     assert not report.findings, report.findings
@@ -49,7 +49,7 @@ def errors_of_all(shapes, lengths_of):
     same."""
     from torch import distributed
 
-    from kernels.conv_cases import reference
+    from kernels.cases.conv import reference
     from kernels.distributed import conv_attention_sharded, unshard
 
     rank, ranks, found = distributed.get_rank(), distributed.get_world_size(), []
@@ -245,7 +245,7 @@ def one_step(kind):
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
-    from kernels import launch
+    from kernels.common import launch
 
     launch.RUNNERS["cpu"] = native
     layer = model()

@@ -10,8 +10,8 @@ from numba import cuda
 from numba.cuda import types
 from numpy import float32, float64, int16, int32
 
-from kernels import instructions as isa
-from kernels.instructions import (
+from kernels.tensor_cores import instructions as isa
+from kernels.tensor_cores.instructions import (
     cp_async_4,
     cp_async_8,
     cp_async_16,

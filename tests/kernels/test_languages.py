@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.conv_cases import SHAPES, Shape
+from kernels.bench.languages import RESULTS, errors_of, inputs, language, relative_errors, results, right
+from kernels.cases.conv import SHAPES, Shape
+from kernels.common.launch import simulated as numba_simulated
 from kernels.cuda_cpp import launch as cuda_launch
 from kernels.cuda_cpp import operators
 from kernels.cuda_cpp import record as cuda_record
-from kernels.languages import RESULTS, errors_of, inputs, language, relative_errors, results, right
-from kernels.launch import simulated as numba_simulated
 from kernels.triton import conv_backward
 from kernels.triton import launch as triton_launch
 from kernels.triton import record as triton_record
@@ -84,8 +84,8 @@ def test_cuda_cpp_gives_what_numba_gives(shape, only):
 
 IN_THE_INTERPRETER = """
 import json
-from kernels.conv_cases import SHAPES
-from kernels.languages import errors_of
+from kernels.cases.conv import SHAPES
+from kernels.bench.languages import errors_of
 print(json.dumps([errors_of("Triton", shape) for shape in SHAPES[{first}:50:13]]))
 """
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import LatentAttention, LatentCache, latent_attention_decode, reference
-from kernels.launch import simulated
+from kernels.common.launch import simulated
 
 DEVICE = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 

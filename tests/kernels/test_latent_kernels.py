@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import latent_attention
-from kernels.flash_forward import flash_forward
-from kernels.latent_backward import latent_backward
-from kernels.latent_cases import (
+from kernels.cases.latent import (
     SHAPES,
     TINY,
     Shape,
@@ -23,8 +21,10 @@ from kernels.latent_cases import (
     results,
     right,
 )
-from kernels.latent_forward import latent_forward
-from kernels.launch import simulated
+from kernels.common.launch import simulated
+from kernels.flash.forward import flash_forward
+from kernels.latent.backward import latent_backward
+from kernels.latent.forward import latent_forward
 
 gpu = pytest.mark.gpu
 # of one width, so that one kernel is compiled

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from kernels.latent_cases import TINY, Shape, inputs, reference
-from kernels.latent_reference import latent_scores
+from kernels.cases.latent import TINY, Shape, inputs, reference
 from kernels.reference import attention, latent_attention
+from kernels.reference.latent import latent_scores
 
 SHAPES = [*TINY[:4], Shape(2, 2, 1, 3, 4, 2, 3, 0.4, 2), Shape(1, 2, 0, 4, 7, 3, 2, 0.6, 3)]
 

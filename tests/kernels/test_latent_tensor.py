@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kernels import LatentAttention, latent_attention, latent_attention_decode, reference
-from kernels.latent_cases import SHAPES, TINY, Shape, inputs
-from kernels.latent_forward import latent_forward
-from kernels.latent_reference import latent_scores
-from kernels.launch import simulated
-from kernels.tensor_launch import aligned, operand
+from kernels.cases.latent import SHAPES, TINY, Shape, inputs
+from kernels.common.launch import simulated
+from kernels.latent.forward import latent_forward
+from kernels.reference.latent import latent_scores
+from kernels.tensor_cores.launch import aligned, operand
 
 gpu = pytest.mark.gpu
 DTYPES = torch.bfloat16, torch.float16

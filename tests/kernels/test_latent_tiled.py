@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 
-from kernels.latent_cases import Shape, inputs
-from kernels.latent_reference import latent_attention, latent_scores
-from kernels.latent_tiled import forward
-from kernels.tiled import Traffic
+from kernels.cases.latent import Shape, inputs
+from kernels.reference.latent import latent_attention, latent_scores
+from kernels.reference.latent_tiled import forward
+from kernels.reference.tiled import Traffic
 
 
 def tiled(shape, tensors, rows, columns, traffic=None):

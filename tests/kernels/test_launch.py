@@ -9,11 +9,11 @@ import pytest
 import torch
 from numba import cuda
 
-import kernels.device_argument
-import kernels.launch
+import kernels.common.device_argument
+import kernels.common.launch
 from kernels import flash_attention, warp_attention
-from kernels.device_argument import TensorArgument, device_argument, numpy_dtype
-from kernels.launch import launch, on_gpu, output, simulated, width_for
+from kernels.common.device_argument import TensorArgument, device_argument, numpy_dtype
+from kernels.common.launch import launch, on_gpu, output, simulated, width_for
 from sim import KernelBug, Report
 
 GOOD = torch.zeros(2, 3, 5, 4)
@@ -137,7 +137,7 @@ def test_a_bug_is_raised_or_reported():
 
 
 def test_the_device_decides_who_launches():
-    assert kernels.launch.RUNNERS == {"cpu": simulated, "cuda": on_gpu}
+    assert kernels.common.launch.RUNNERS == {"cpu": simulated, "cuda": on_gpu}
 
 
 def test_dtypes_are_numpys_or_those_of_ml_dtypes():
@@ -190,7 +190,7 @@ def test_an_address_used_again_for_another_shape_is_another_array():
 
 @pytest.mark.gpu
 def test_with_another_numba_cuda_a_launch_is_slower_and_as_right(monkeypatch):
-    monkeypatch.setattr(kernels.device_argument, "description", lambda *tensor: None)
+    monkeypatch.setattr(kernels.common.device_argument, "description", lambda *tensor: None)
     x, out = torch.ones(4, 9, device="cuda", requires_grad=True), torch.zeros(4, 9, device="cuda")
     launch(doubled, (4,), 9, x, out)
     assert torch.equal(out, 2 * x)

@@ -10,9 +10,10 @@ from functools import partial
 import pytest
 import torch
 
-from kernels import launch, multi_token_attention, multi_token_attention_decode, reference
-from kernels.multi_token_cases import Shape, inputs, results, right
-from kernels.multi_token_cases import reference as in_float64
+from kernels import multi_token_attention, multi_token_attention_decode, reference
+from kernels.cases.multi_token import Shape, inputs, results, right
+from kernels.cases.multi_token import reference as in_float64
+from kernels.common import launch
 
 gpu = pytest.mark.gpu
 nightly = pytest.mark.nightly

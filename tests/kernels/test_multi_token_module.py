@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from kernels import MultiTokenAttention, launch, reference
-from kernels.multi_token_module import from_published, rotated
+from kernels import MultiTokenAttention, reference
+from kernels.common import launch
+from kernels.modules.multi_token import from_published, rotated
 
 DEVICE = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 ORACLE = dict(attention=reference.multi_token_attention, decode=reference.multi_token_attention_decode)

@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels import multi_token_tiled
-from kernels.multi_token_gradients import multi_token_attention_backward
 from kernels.reference import (
     above_diagonal,
     conv_attention,
@@ -17,8 +15,10 @@ from kernels.reference import (
     mixed_scores,
     multi_token_attention,
     multi_token_attention_decode,
+    multi_token_tiled,
 )
-from kernels.tiled import Traffic
+from kernels.reference.multi_token_gradients import multi_token_attention_backward
+from kernels.reference.tiled import Traffic
 
 PARTS = ("taps", "head_map", "after_taps", "after_head_map", "norm", "gate")
 NAMES = ("q", "k", "v", *PARTS)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.launch import simulated
-from kernels.multi_token_cases import SHAPES, Shape, errors_of, right
+from kernels.cases.multi_token import SHAPES, Shape, errors_of, right
+from kernels.common.launch import simulated
 
 gpu = pytest.mark.gpu
 SIDE = st.integers(1, 15)

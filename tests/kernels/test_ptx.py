@@ -1,5 +1,5 @@
-"""Every kernel of kernels/cases.py compiled to PTX with no GPU: what float64, shared memory and local memory
-it uses."""
+"""Every kernel of kernels/cases/table.py compiled to PTX with no GPU: what float64, shared memory and local
+memory it uses."""
 
 import re
 import warnings
@@ -13,16 +13,16 @@ from numba.cuda.cudadrv import nvvm
 from numba.cuda.np.numpy_support import from_dtype
 from numpy import float32
 
-from kernels import latent_cases
-from kernels.cases import CASES
-from kernels.conv_decode import conv_attention_decode
-from kernels.conv_forward import conv_forward
-from kernels.conv_tensor_backward import conv_tensor_backward
-from kernels.device_argument import numpy_dtype
-from kernels.flash_forward import flash_forward
-from kernels.latent_cases import Shape
-from kernels.latent_decode import latent_attention_decode
-from kernels.latent_forward import latent_forward
+from kernels.cases import latent as latent_cases
+from kernels.cases.latent import Shape
+from kernels.cases.table import CASES
+from kernels.common.device_argument import numpy_dtype
+from kernels.conv.decode import conv_attention_decode
+from kernels.conv.forward import conv_forward
+from kernels.conv.tensor_backward import conv_tensor_backward
+from kernels.flash.forward import flash_forward
+from kernels.latent.decode import latent_attention_decode
+from kernels.latent.forward import latent_forward
 
 ARCHITECTURES = [(7, 5), *(pytest.param(newer, marks=pytest.mark.nightly) for newer in [(8, 0), (9, 0)])]
 # what a kernel is built around

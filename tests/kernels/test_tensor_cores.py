@@ -12,17 +12,17 @@ from kernels import (
     ConvAttention,
     conv_attention,
     conv_attention_decode,
-    conv_cases,
     flash_attention,
     reference,
     warp_attention,
 )
-from kernels.conv_backward import conv_backward
-from kernels.conv_cases import SHAPES, TINY
-from kernels.conv_forward import conv_forward
-from kernels.conv_tensor_backward import conv_tensor_backward, sums_of_rows
-from kernels.flash_forward import flash_forward
-from kernels.tensor_launch import check_tensor_cores
+from kernels.cases import conv as conv_cases
+from kernels.cases.conv import SHAPES, TINY
+from kernels.conv.backward import conv_backward
+from kernels.conv.forward import conv_forward
+from kernels.conv.tensor_backward import conv_tensor_backward, sums_of_rows
+from kernels.flash.forward import flash_forward
+from kernels.tensor_cores.launch import check_tensor_cores
 
 DTYPES = [torch.bfloat16, torch.float16]
 CPU, GPU = "cpu", pytest.param("cuda", marks=pytest.mark.gpu)

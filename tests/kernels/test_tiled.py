@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.reference import attention, scores
-from kernels.tiled import (
+from kernels.reference.tiled import (
     State,
     Traffic,
     first_paper_tiles,

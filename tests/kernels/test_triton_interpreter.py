@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from course.check.lesson21 import RECORDED_ROWS, loaded_by
-from kernels.conv_cases import Shape
-from kernels.languages import RESULTS, errors_of, right
+from kernels.bench.languages import RESULTS, errors_of, right
+from kernels.cases.conv import Shape
 from kernels.triton import small
 from kernels.triton.interpreter import ProgramBug, interpreted
 from kernels.triton.launch import recorded, simulated

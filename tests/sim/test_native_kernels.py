@@ -4,12 +4,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernels.conv_cases import BACKWARD, Shape, inputs, reference, relative_errors, results  # noqa: E402
-from kernels.conv_decode import conv_attention_decode  # noqa: E402
-from kernels.flash_forward import flash_forward  # noqa: E402
-from kernels.launch import simulated  # noqa: E402
+from kernels.cases.conv import BACKWARD, Shape, inputs, reference, relative_errors, results  # noqa: E402
+from kernels.common.launch import simulated  # noqa: E402
+from kernels.conv.decode import conv_attention_decode  # noqa: E402
+from kernels.flash.forward import flash_forward  # noqa: E402
+from kernels.flash.warp import warp_forward  # noqa: E402
 from kernels.reference import attention, conv_attention  # noqa: E402
-from kernels.warp_forward import warp_forward  # noqa: E402
 
 
 @pytest.fixture

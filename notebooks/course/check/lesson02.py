@@ -7,8 +7,7 @@ import torch
 
 from course.check import inputs, tensors
 from course.check.harness import compare, exercise, fail, instance, text
-from kernels import tiled
-from kernels.reference import attention
+from kernels.reference import attention, tiled
 
 # (queries, keys, d, rows of a tile, columns of a tile): one token, one short tile, ragged ends, several whole
 # tiles, many keys.

@@ -10,7 +10,7 @@ import numpy as np
 from course.check import kernels
 from course.check.contract import Contract
 from course.check.harness import compare, exercise, fail, instance
-from kernels import memory_patterns
+from kernels.cases import memory_patterns
 from sim import simulate
 from sim.events import SITES
 from sim.observers import DEFAULT

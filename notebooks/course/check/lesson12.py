@@ -11,7 +11,8 @@ from torch.nn.functional import conv2d, pad
 from course.check import inputs
 from course.check.harness import compare, exercise, fail, instance
 from course.check.tensors import within
-from kernels import conv_tiled, reference
+from kernels import reference
+from kernels.reference import conv_tiled
 
 # (tokens, c_q, c_k): first one in which no two mistakes look alike; then one token, one tap, even and odd,
 # oblong, more taps than tokens.

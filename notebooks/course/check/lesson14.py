@@ -15,7 +15,7 @@ from course.check.harness import compare, exercise, explained, fail, instance, n
 from course.check.inputs import FAR
 from course.check.tensors import Counted, OffChip, within
 from course.check.trial import tried
-from kernels.conv_decode import decode_arguments
+from kernels.conv.decode import decode_arguments
 from kernels.reference import conv_attention_decode, conv_scores
 
 # (tokens, c_q, c_k): first one in which no two mistakes look alike; one token, fewer tokens than c_q, as

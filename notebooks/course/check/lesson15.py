@@ -7,7 +7,7 @@ from torch import nn
 
 from course.check.harness import compare, exercise, explained, fail, instance
 from course.check.tensors import within
-from kernels.modules import ConvAttention
+from kernels.modules.attention import ConvAttention
 from kernels.reference import conv_attention, identity_taps
 
 # (batch, tokens, width, heads, c_q, c_k): first one in which no two mistakes look alike; then one of each,

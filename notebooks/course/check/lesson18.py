@@ -12,7 +12,7 @@ from course.check import inputs, kernels
 from course.check.contract import Contract
 from course.check.harness import compare, exercise, explained, fail, instance
 from course.check.tensors import within
-from kernels.tensor_tiles import tap_loader
+from kernels.tensor_cores.tiles import tap_loader
 
 WINDOW, BLOCK, MOST_TAPS, PADDING, LANES = 16, 8, 9, 8, 32
 TO_COLUMN = np.arange(LANES) % 4 * 2  # of the lane's first number of C

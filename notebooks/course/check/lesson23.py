@@ -9,7 +9,7 @@ import weakref
 import torch
 
 from course.check.harness import compare, exercise, fail
-from kernels.conv_extent import Extent
+from kernels.common.extent import Extent
 from kernels.reference import conv_attention, conv_attention_part
 
 MACHINES = "A", "B", "C"

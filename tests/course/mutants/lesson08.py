@@ -11,7 +11,7 @@ from numba import cuda
 from numpy import float32
 
 from editing import edited
-from kernels.memory_patterns import TILE, transpose_naive, transpose_padded, transpose_tiled
+from kernels.cases.memory_patterns import TILE, transpose_naive, transpose_padded, transpose_tiled
 
 # The right ones ---------------------------------------------------------------------------------------------
 

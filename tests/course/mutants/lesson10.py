@@ -5,8 +5,8 @@ import math
 import torch
 from torch.nn.functional import conv2d, pad
 
-from kernels.conv_tiled import halo_of, load_rows, owned
-from kernels.tiled import Traffic, nothing_read, update
+from kernels.reference.conv_tiled import halo_of, load_rows, owned
+from kernels.reference.tiled import Traffic, nothing_read, update
 
 # Exercise 10.1 · to_load ------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from numba import cuda
 from numpy import float32
 
 from editing import edited
-from kernels.tiles import MINUS_INFINITY, weight
+from kernels.common.tiles import MINUS_INFINITY, weight
 
 ALL_LANES = 0xFFFFFFFF
 

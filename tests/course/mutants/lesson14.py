@@ -10,10 +10,10 @@ from torch.nn.functional import conv2d, pad
 
 from editing import edited, wrong
 from kernels import reference
-from kernels.conv_tiled import load_rows
+from kernels.common.tiles import MINUS_INFINITY, weight
 from kernels.reference import conv_scores
-from kernels.tiled import Traffic
-from kernels.tiles import MINUS_INFINITY, weight
+from kernels.reference.conv_tiled import load_rows
+from kernels.reference.tiled import Traffic
 
 # The right ones ---------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from numba import cuda
 from numpy import float32, int16, uint32
 
 from editing import wrong
-from kernels.instructions import (
+from kernels.tensor_cores.instructions import (
     ldmatrix_x2,
     ldmatrix_x2_trans,
     ldmatrix_x4,

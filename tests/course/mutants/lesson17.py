@@ -10,7 +10,7 @@ from power.lessons import exercises
 
 LESSON = exercises("17")
 NAMES = """from numpy import float32, int32, uint32
-from kernels.instructions import cp_async_wait_0, ldmatrix_x2_trans, ldmatrix_x4, pack_f16
+from kernels.tensor_cores.instructions import cp_async_wait_0, ldmatrix_x2_trans, ldmatrix_x4, pack_f16
 """
 
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from editing import edited
 from kernels import reference
-from kernels.conv_tiled import halo_of, load_rows, owned
-from kernels.tiled import nothing_read, update
-from kernels.tiles import MINUS_INFINITY
+from kernels.common.tiles import MINUS_INFINITY
+from kernels.reference.conv_tiled import halo_of, load_rows, owned
+from kernels.reference.tiled import nothing_read, update
 
 L09, L10, L11, L12, L13, L14, L15 = (
     runpy.run_path(str(Path(__file__).with_name(f"lesson{number}.py")))

@@ -7,7 +7,7 @@ from collections import deque
 import torch
 from torch.nn.functional import conv2d
 
-from kernels.multi_token_tiled import convolved, halo
+from kernels.reference.multi_token_tiled import convolved, halo
 
 # 19.1 -------------------------------------------------------------------------------------------------------
 

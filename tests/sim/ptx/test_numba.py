@@ -13,13 +13,13 @@ from numba.cuda import dispatcher
 from numba.cuda.cudadrv import nvvm
 from numba.cuda.np.numpy_support import from_dtype
 
-from kernels.cases import CASES
-from kernels.conv_decode import conv_attention_decode
-from kernels.conv_forward import conv_forward
-from kernels.conv_tensor_backward import conv_tensor_backward
-from kernels.device_argument import numpy_dtype
-from kernels.flash_forward import flash_forward
-from kernels.launch import simulated
+from kernels.cases.table import CASES
+from kernels.common.device_argument import numpy_dtype
+from kernels.common.launch import simulated
+from kernels.conv.decode import conv_attention_decode
+from kernels.conv.forward import conv_forward
+from kernels.conv.tensor_backward import conv_tensor_backward
+from kernels.flash.forward import flash_forward
 from sim import load_ptx, simulate
 from sim.ptx.numba import flattened
 

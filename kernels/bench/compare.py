@@ -1,0 +1,348 @@
+"""python -m kernels.bench.compare: every kernel by every engine there is, beside a float64 reference and the
+stage before it, one table.
+
+    python -m kernels.bench.compare [NAME ...] [--engines fibers ...] [--json] [--record] [--ncu]
+
+Without names all of `kernels.cases.table`. Exit status 1 if a row fails. With a CUDA GPU the kernels run
+there too. --ncu compares the simulator's counters with the GPU's own (needs `ncu` on the PATH); --record
+writes all of it, with date, GPU and versions, to kernels/data/; --json prints it. --launch NAME ... only
+launches kernels on the GPU, once each, for a profiler or a checker to watch.
+"""
+
+import argparse
+import json
+import math
+import os
+import shutil
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from datetime import date
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
+from platform import python_version
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from kernels.bench import counters
+from kernels.cases.table import CASES, TOLERANCES
+from kernels.common.data import DATA
+from kernels.common.launch import on_gpu, simulated
+
+REFERENCE, PREVIOUS, GPU = "float64", "stage before", "GPU"
+SHARING = 8  # processes on one GPU
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison: the outputs of `got` with those of `wanted`. ulp: the worst distance in units of the
+    last place of the number wanted."""
+
+    case: str
+    size: str
+    got: str
+    wanted: str
+    max_error: float
+    mean_error: float
+    ulp: float
+    tolerance: float
+    findings: int
+    error: str = ""  # why there are no numbers
+    refused: bool = False  # it is an engine that says which kernels it cannot run
+
+    @property
+    def verdict(self):
+        return (
+            "NOT RUN"
+            if self.refused
+            else "PASS"
+            if self.max_error <= self.tolerance and not self.findings
+            else "FAIL"
+        )
+
+
+def engines():
+    """The simulator's engines, "fibers" first."""
+    from sim.launch import ENGINES
+
+    return tuple(ENGINES)
+
+
+# Results ----------------------------------------------------------------------------------------------------
+
+
+def results(case, size, chosen):
+    """For the engines `chosen` and the rest: ({who: the outputs of a case, on the CPU, or the exception in
+    their place}, {who: the number of findings})."""
+    given = case.tensors(size)
+    outputs = {
+        REFERENCE: case.reference(
+            *(tensor.double() if tensor.is_floating_point() else tensor for tensor in given)
+        )
+    }
+    if case.previous:
+        outputs[PREVIOUS] = case.previous(*given)
+    findings = {}
+    for engine in chosen:
+        outputs[engine], findings[engine] = attempted(by_simulator, case, given, engine)
+    if torch.cuda.is_available():
+        outputs[GPU], findings[GPU] = attempted(by_gpu, case, case.tensors(size, device="cuda"))
+    return outputs, findings
+
+
+def attempted(run, *arguments):
+    """run(*arguments), or what broke it and no findings: an engine that breaks fails its rows, not the
+    table."""
+    try:
+        return run(*arguments)
+    except Exception as error:
+        return error, 0
+
+
+def by_gpu(case, given):
+    """(outputs on the CPU, no findings) of a case on the GPU."""
+    return tuple(output.cpu() for output in case.call(*given, run=on_gpu)), 0
+
+
+def refused(broken):
+    """Whether the native engine alone is missing, since it does not compile such a kernel: {who:
+    exception}."""
+    from sim.errors import LaunchError
+
+    return set(broken) == {"native"} and isinstance(broken["native"], LaunchError)
+
+
+def by_simulator(case, given, engine):
+    """(outputs, number of findings) of a case on one of the simulator's engines."""
+    reports = []
+
+    def run(*launched):
+        reports.append(simulated(*launched, engine=engine, on_finding="report"))
+
+    return case.call(*given, run=run), sum(len(report.findings) for report in reports)
+
+
+def pairs(outputs):
+    """Who is compared with whom: all but threads with the reference, fibers with the stage before, all
+    engines and the GPU with fibers, the GPU with native."""
+    for who in outputs:
+        if who not in (REFERENCE, "threads"):
+            yield who, REFERENCE
+    if {PREVIOUS, "fibers"} <= set(outputs):
+        yield "fibers", PREVIOUS
+    for who in outputs:
+        if "fibers" in outputs and who not in (REFERENCE, PREVIOUS, "fibers"):
+            yield who, "fibers"
+    if {GPU, "native"} <= set(outputs):
+        yield GPU, "native"
+
+
+def compared(case, size, chosen=None):
+    """The rows of one case and size, by the `chosen` engines, which are all unless given."""
+    outputs, findings = results(case, size, chosen or engines())
+    for got, wanted in pairs(outputs):
+        exact = {got, wanted} == {"fibers", "threads"}  # the same Python arithmetic
+        tolerance = 0.0 if exact else float(TOLERANCES[case.tolerance][0])
+        broken = {who: outputs[who] for who in (got, wanted) if isinstance(outputs[who], Exception)}
+        distance = (math.nan,) * 3 if broken else distances(outputs[got], outputs[wanted])
+        words = ", ".join(
+            f"{who}: {type(error).__name__}: {error}".partition("\n")[0] for who, error in broken.items()
+        )
+        size_text = ", ".join(f"{name} {number}" for name, number in size.items())
+        yield Row(
+            case.name,
+            size_text,
+            got,
+            wanted,
+            *distance,
+            tolerance,
+            findings.get(got, 0),
+            words,
+            refused(broken),
+        )
+
+
+def all_rows(work, chosen):
+    """The rows of all (name, size) of `work`, in its order. Cases run side by side, one per core, the last
+    and largest ones first; SHARING of them on a GPU, where each takes some hundred MiB."""
+    bar = partial(tqdm, desc="compare", total=len(work), disable=None)
+    if len(work) == 1:
+        return rows_of(*work[0], chosen)
+    workers = min(os.cpu_count(), len(work), *([SHARING] if torch.cuda.is_available() else []))
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        started = [pool.submit(rows_of, name, size, chosen) for name, size in reversed(work)]
+        for _ in bar(as_completed(started)):
+            pass
+        return [row for future in reversed(started) for row in future.result()]
+
+
+def rows_of(name, size, chosen):
+    return list(compared(CASES[name], size, chosen))
+
+
+def distances(got, wanted):
+    """(largest error, mean error, largest distance in ulp) of tuples of tensors; NaN if one is NaN.
+
+    Only as many outputs as both have: a stage before may lack the last. An ulp is the space between
+    neighbouring numbers of got's type at the number wanted, so that of a number near 0 is tiny.
+    """
+    errors, ulps = [], []
+    for one, other in zip(got, wanted):
+        if one.shape != other.shape:
+            raise ValueError(
+                f"outputs have shapes {tuple(one.shape)} and {tuple(other.shape)}; wanted equal ones"
+            )
+        one, other = one.detach().numpy(), other.detach().numpy()
+        error = np.abs(one.astype(np.float64) - other.astype(np.float64))
+        spacing = np.spacing(np.abs(other.astype(one.dtype))) if one.dtype.kind == "f" else np.ones(1)
+        errors.append(error.ravel())
+        ulps.append((error / spacing).ravel())
+    errors, ulps = np.concatenate(errors), np.concatenate(ulps)
+    return float(errors.max()), float(errors.mean()), float(ulps.max())
+
+
+# The record -------------------------------------------------------------------------------------------------
+
+
+def machine():
+    """Date, GPU and versions: what a recorded figure has to carry."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "date": str(date.today()),
+        "gpu": gpu,
+        "versions": {"python": python_version()} | {name: version_of(name) for name in PACKAGES},
+    }
+
+
+PACKAGES = ("numpy", "torch", "numba", "numba-cuda")
+
+
+def version_of(name):
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def record(rows, counted):
+    """All that was found, as plain data."""
+    return machine() | {
+        "tolerances": {
+            name: {"at most": tolerance, "because": why} for name, (tolerance, why) in TOLERANCES.items()
+        },
+        "rows": [as_data(row) for row in rows],
+        "counters": [count._asdict() | {"verdict": count.verdict} for count in counted],
+    }
+
+
+def as_data(row):
+    """A row with its verdict; where there is no number, None, which JSON knows."""
+    return {name: None if value != value else value for name, value in asdict(row).items()} | {
+        "verdict": row.verdict
+    }
+
+
+def missing(ncu, chosen):
+    """What was not compared, in sentences."""
+    if left_out := [engine for engine in engines() if engine not in chosen]:
+        yield f"Not compared: {' and '.join(left_out)}."
+    if not torch.cuda.is_available():
+        yield (
+            "Not compared: anything on a GPU, for torch finds no CUDA GPU here. kernels/data/ has what was"
+            " recorded on one."
+        )
+    elif not ncu:
+        yield "Not compared: the GPU's own counters (--ncu)."
+
+
+def table(rows):
+    width = max(len(row.size) for row in rows)
+    yield (
+        f"{'kernel':21}{'size':{width}}  {'of':13}{'beside':13}{'max error':>10}{'mean error':>11}{'ulp':>10}"
+        f"{'tolerance':>10}{'findings':>9}"
+    )
+    for row in rows:
+        errors = (
+            f"{row.max_error:10.2e}{row.mean_error:11.2e}{row.ulp:10.3g}{row.tolerance:10.0e}{row.findings:9}"
+        )
+        who = f"{row.case:21}{row.size:{width}}  {row.got:13}{row.wanted:13}"
+        yield f"{who}{errors}  {row.verdict} {row.error}".rstrip()
+    for name, (tolerance, why) in TOLERANCES.items():
+        yield f"  {name}, at most {tolerance:.0e}: {why}"
+
+
+def counter_table(counted):
+    yield f"{'kernel':21} {'counter':24} {'predicted':>10} {'measured':>10}"
+    for count in counted:
+        yield (
+            f"{count.case:21} {count.counter:24} {count.predicted:10} {count.measured:10} "
+            f" {count.verdict}{count.why and ': ' + count.why}"
+        )
+
+
+# Commands ---------------------------------------------------------------------------------------------------
+
+
+def launch_only(names):
+    """Each kernel once on the GPU, at its counted size if it has one."""
+    for name in names:
+        case = CASES[name]
+        case.call(*case.tensors(case.counted or case.sizes[0], device="cuda"), run=on_gpu)
+    torch.cuda.synchronize()
+
+
+def main(options):
+    if options.launch:
+        return launch_only(options.launch)
+    if options.ncu and not (torch.cuda.is_available() and shutil.which("ncu")):
+        sys.exit("--ncu needs a CUDA GPU and ncu (Nsight Compute) on the PATH")
+    work = [
+        (case.name, size)
+        for case in CASES.values()
+        if not options.names or case.name in options.names
+        for size in case.sizes
+    ]
+    rows = all_rows(work, options.engines)
+    counted = counters.counts(lambda cases: tqdm(cases, desc="counters", disable=None)) if options.ncu else []
+    found = record(rows, counted)
+    if options.record:
+        path = DATA / f"compare-{(found['gpu'] or 'cpu').lower().replace(' ', '-')}.json"
+        path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print(
+            *table(rows),
+            *(counter_table(counted) if counted else ()),
+            *missing(options.ncu, options.engines),
+            sep="\n",
+        )
+    return any(row.verdict == "FAIL" for row in rows) or any(
+        count.verdict == "DIFFERENT" for count in counted
+    )
+
+
+def arguments():
+    parser = argparse.ArgumentParser(
+        prog="kernels.bench.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CASES))
+    for name in ("json", "record", "ncu"):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument(
+        "--engines", nargs="+", choices=engines(), default=engines(), help="all, unless named"
+    )
+    parser.add_argument("--launch", nargs="+", choices=CASES, metavar="NAME")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(CASES):
+        parser.error(f"there is no kernel {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main(arguments()))

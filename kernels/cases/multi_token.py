@@ -1,0 +1,125 @@
+"""Shapes on which the multi-token layer must be right, and how far from the float64 reference a forward and
+backward pass, and a decoded token, is on each."""
+
+import itertools
+from typing import NamedTuple
+
+import torch
+
+from kernels.cases.conv import BACKWARD, FORWARD
+from kernels.multi_token.bands import NAMES, Layer, backward, forward
+from kernels.multi_token.decode import decode
+from kernels.reference import multi_token_attention
+from kernels.reference.multi_token_gradients import multi_token_attention_backward
+
+SCALE = 0.3
+
+
+class Shape(NamedTuple):
+    batch: int
+    heads: int
+    n: int
+    d: int
+    taps: tuple | None
+    group: int | None  # heads that the first map mixes
+    after_taps: tuple | None
+    after_group: int | None
+    causal: bool
+    rows: int | None  # of a band
+
+    def __str__(self):
+        parts = [
+            "none" if part is None else "×".join(map(str, part)) if isinstance(part, tuple) else str(part)
+            for part in self[4:8]
+        ]
+        return (
+            f"{self.batch}×{self.heads}×{self.n}×{self.d}, {', '.join(parts)},"
+            f" {'causal' if self.causal else 'not causal'}, bands of {self.rows}"
+        )
+
+
+# Taps odd and even, square and oblong, larger than the sequence, and none; maps of all heads, of groups, of
+# one head, and none; lengths at and around the borders of tiles and bands; every number of heads that is a
+# power of two, and others.
+TAPS = [
+    ((1, 1), (1, 1)),
+    ((6, 11), (6, 11)),
+    ((2, 4), (3, 3)),
+    ((1, 7), (7, 1)),
+    (None, (4, 2)),
+    ((5, 6), None),
+    ((15, 15), (15, 15)),
+    ((3, 2), (2, 15)),
+    ((15, 1), (1, 15)),
+    (None, None),
+    ((8, 9), (11, 6)),
+]
+# batch, heads, N, d, groups of the two maps, rows of a band
+SIZES = [
+    (2, 1, 1, 5, 1, 1, None),
+    (1, 2, 3, 16, 2, 1, 2),
+    (2, 3, 7, 3, 3, None, 3),
+    (1, 4, 33, 16, 2, 4, 8),
+    (1, 6, 20, 1, None, 3, 7),
+    (1, 2, 64, 64, 2, 2, 64),
+    (2, 2, 65, 33, None, 2, 30),
+    (1, 1, 129, 128, None, None, 64),
+    (1, 8, 70, 8, 8, 4, 64),
+    (1, 16, 40, 4, 16, 16, 16),
+    (1, 32, 18, 2, 32, 8, 9),
+]
+SHAPES = [
+    Shape(*sizes[:4], taps, sizes[4], after_taps, sizes[5], causal, sizes[6])
+    for (sizes, (taps, after_taps)), causal in zip(
+        itertools.product(SIZES, TAPS), itertools.cycle([True, False, True])
+    )
+]
+
+
+def inputs(shape, seed=0, device="cpu"):
+    """(q, k, v, d_o, layer), float32; taps and maps so large that T and U are about as large as S and P."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*size, over=1):
+        return torch.randn(size, generator=generator).to(device) / over**0.5
+
+    q, k, v, d_o = normal(4, shape.batch, shape.heads, shape.n, shape.d)
+    parts = []
+    for taps, group in ((shape.taps, shape.group), (shape.after_taps, shape.after_group)):
+        parts.append(taps and normal(shape.heads, *taps, over=taps[0] * taps[1]))
+        parts.append(group and normal(shape.heads // group, group, group, over=group))
+    return q, k, v, d_o, Layer(*parts, SCALE, shape.causal)
+
+
+def reference(q, k, v, d_o, layer):
+    """{result: number} in float64: O, the last row of it for a decoded token, and the gradients."""
+    q, k, v, d_o, *parts = (x if x is None else x.double() for x in (q, k, v, d_o, *layer[:4]))
+    o = multi_token_attention(q, k, v, *parts, causal=layer.causal, scale=layer.scale)
+    found = multi_token_attention_backward(q, k, v, d_o, *parts, causal=layer.causal, scale=layer.scale)
+    token = {"token": o[:, :, -1:]} if layer.causal else {}
+    return {"o": o, **token, **{name: part for name, part in found._asdict().items() if part is not None}}
+
+
+def results(q, k, v, d_o, layer, rows=None, splits=3, run=None):
+    """The same by the kernels; a decoded token where the layer is causal, its keys divided among `splits`."""
+    answer = {"o": forward(q, k, v, layer, rows, run)}
+    if layer.causal:
+        window = 1 + layer.above + layer.after_above
+        answer["token"] = decode(q[:, :, -window:].contiguous(), k, v, layer, splits=splits, run=run)
+    return answer | backward(q, k, v, layer, d_o, NAMES, rows, run)
+
+
+def errors_of(shape, seed=0, device="cpu", run=None):
+    """{result: largest error relative to the largest number wanted, which counts as 0.1 at least}."""
+    tensors = inputs(shape, seed, device)
+    got, wanted = results(*tensors, rows=shape.rows, run=run), reference(*tensors)
+    assert got.keys() == wanted.keys()
+    return {
+        name: ((got[name] - wanted[name]).abs().max() / wanted[name].abs().max().clamp_min(0.1)).item()
+        for name in got
+    }
+
+
+def right(errors):
+    """Whether all are within tolerance; NaN never is."""
+    return all(error <= (FORWARD if name in ("o", "token") else BACKWARD) for name, error in errors.items())

@@ -1,0 +1,2 @@
+"""Code that all attention kernels share: arguments, launches, splits, autograd, caches and device
+functions."""

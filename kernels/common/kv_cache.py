@@ -1,0 +1,163 @@
+"""KVCache and LatentCache: what a layer that takes one token at a time keeps of the tokens so far."""
+
+from numbers import Integral
+
+import torch
+
+from kernels.common.arguments import check
+
+
+class Cache:
+    """Keys, values and the last queries, with room for `capacity` tokens, made beforehand, and twice as much
+    whenever it is full.
+
+    `keys` and `values` are views (..., length, width) of larger buffers, so that a new token costs one row
+    and no copy; `queries` are those of the last min(reach, length) tokens, (B, H, R, d). What comes in takes
+    the cache's type.
+    """
+
+    # of append, with the letters of their dimensions
+    ARGUMENTS = {"q": "B H n head_dim", "k": "B H_kv n head_dim", "v": "B H_kv n head_dim"}
+
+    def __init__(
+        self,
+        rows: tuple[int, ...],
+        queries: tuple[int, int, int],
+        reach: int,
+        device: torch.device | str | None,
+        dtype: torch.dtype,
+    ) -> None:
+        """rows: (..., capacity, width), of keys and of values; queries: (B, H, d)."""
+        self.buffers = torch.empty(2, *rows, device=device, dtype=dtype)
+        self.queries = self.buffers.new_empty(*queries[:2], 0, queries[2])
+        self.reach, self.length = reach, 0
+
+    @property
+    def capacity(self) -> int:
+        """For how many tokens there is room before the buffers grow."""
+        return self.buffers.shape[-2]
+
+    @property
+    def device(self) -> torch.device:
+        return self.buffers.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.buffers.dtype
+
+    @property
+    def keys(self) -> torch.Tensor:
+        return self.buffers[0, ..., : self.length, :]
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self.buffers[1, ..., : self.length, :]
+
+    @torch.no_grad()  # else the buffers would hold the graph of every token so far
+    def append(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Add the queries (B, H, n, d), keys and values (..., n, width) of n more tokens; no gradients."""
+        self.check(q, k, v)
+        first, self.length = self.length, self.length + q.shape[2]
+        self.make_room()
+        self.buffers[0, ..., first : self.length, :] = k
+        self.buffers[1, ..., first : self.length, :] = v
+        queries = torch.cat([self.queries, q.to(self.dtype)], dim=2)
+        self.queries = queries[:, :, -self.reach :].contiguous()
+
+    def check(self, *tensors: torch.Tensor) -> None:
+        """Queries, keys and values of the cache's sizes and device, of equally many tokens, or an error."""
+        sizes: dict[str, int] = {}
+        for letters, held in zip(self.ARGUMENTS.values(), (self.queries, *self.buffers)):
+            sizes |= zip(letters.split(), held.shape)
+        del sizes["n"]
+        given = {name: (x, letters) for (name, letters), x in zip(self.ARGUMENTS.items(), tensors)}
+        check(given, None, sizes=sizes, like=("cache", self))
+
+    def make_room(self) -> None:
+        """Double the buffers until `length` tokens fit; what was there is copied."""
+        capacity = self.capacity
+        while capacity < self.length:
+            capacity *= 2
+        if capacity > self.capacity:
+            old = self.buffers
+            self.buffers = old.new_empty(*old.shape[:-2], capacity, old.shape[-1])
+            self.buffers[..., : old.shape[-2], :] = old
+
+
+class KVCache(Cache):
+    """A Cache of keys and values for every head: keys and values are (B, H, length, d).
+
+    window: c_q of the layer, the rows that its convolution reaches over, and the queries that are kept.
+    query_heads: of queries, where they have more heads than keys and values.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        head_dim: int,
+        window: int,
+        capacity: int = 64,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+        query_heads: int | None = None,
+    ) -> None:
+        query_heads = heads if query_heads is None else query_heads
+        check_sizes(
+            batch=batch,
+            heads=heads,
+            head_dim=head_dim,
+            window=window,
+            capacity=capacity,
+            query_heads=query_heads,
+        )
+        self.batch, self.heads, self.head_dim, self.window = batch, heads, head_dim, window
+        self.query_heads = query_heads
+        queries = batch, query_heads, head_dim
+        super().__init__((batch, heads, capacity, head_dim), queries, window, device, dtype)
+
+
+class LatentCache(Cache):
+    """A Cache of latents that all heads share, 2·L numbers a token: keys and values are (B, length, L).
+
+    window: how far back the reciprocal term reaches, which needs the last max(window, 1) queries.
+    """
+
+    ARGUMENTS = {"q": "B H n head_dim", "k_latent": "B n L", "v_latent": "B n L"}
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        head_dim: int,
+        latent_dim: int,
+        window: int = 0,
+        capacity: int = 64,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        check_sizes(batch=batch, heads=heads, head_dim=head_dim, latent_dim=latent_dim, capacity=capacity)
+        check_sizes(least=0, window=window)
+        self.batch, self.heads, self.head_dim, self.latent_dim = batch, heads, head_dim, latent_dim
+        self.window = window
+        queries = batch, heads, head_dim
+        super().__init__((batch, capacity, latent_dim), queries, max(window, 1), device, dtype)
+
+
+def check_sizes(least: int = 1, **sizes: int) -> None:
+    """Whole numbers of at least `least`, or an error."""
+    for name, size in sizes.items():
+        if not isinstance(size, Integral):
+            raise TypeError(f"argument {name} is {size!r}; wanted a whole number")
+        if size < least:
+            raise ValueError(f"argument {name} is {size}; wanted at least {least}")
+
+
+def check_cache(cache: Cache, **wanted: object) -> None:
+    """A cache of which batch, device, type and so on are those wanted, or an error."""
+    for name, value in wanted.items():
+        if (got := getattr(cache, name, None)) != value:
+            raise ValueError(
+                f"argument cache has {name} = {got}; wanted {value}: make it with"
+                f" layer.new_cache({wanted['batch']})"
+            )

@@ -1,0 +1,126 @@
+"""Keys split among blocks, for one new token: how many blocks there are, and how what they found is merged.
+
+A block leaves in part (d + 2) = Σ e^(s - m) v, m and l of its keys; a block without a key has l = 0 and
+m = -inf. The merge of flash/warp.py, with one division at the end:
+
+    m = max m_s        l = Σ_s e^(m_s - m) l_s        O = Σ_s e^(m_s - m) part_s / l
+"""
+
+import functools
+
+import torch
+from numba import cuda
+from numpy import float32
+
+from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
+
+WARP_LANES, ALL_LANES = 32, 0xFFFFFFFF
+MERGING_WARPS = 8  # of a block that merges
+BLOCKS, FEWEST_KEYS = 4, 64  # blocks that a multiprocessor holds, with 128 registers a thread; keys a block
+
+
+# Device functions -------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def largest_of_warp(x):
+    """The largest x of the warp's 32 lanes, in each of them."""
+    for bit in range(5):
+        x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, 1 << bit))
+    return x
+
+
+@cuda.jit(device=True)
+def sum_of_warp(x):
+    """The sum of x over the warp's 32 lanes, in each of them."""
+    for bit in range(5):
+        x += cuda.shfl_xor_sync(ALL_LANES, x, 1 << bit)
+    return x
+
+
+@cuda.jit(device=True)
+def add_splits(sums, totals, part):
+    """m of the merged part (splits, d + 2); sums (MERGING_WARPS, d or more) and totals (MERGING_WARPS) = what
+    each of MERGING_WARPS warps has added up: every MERGING_WARPS-th split, a lane every 32nd number. The
+    caller puts a barrier before others read them."""
+    splits, d = part.shape[0], part.shape[1] - 2
+    lane, warp = cuda.threadIdx.x % WARP_LANES, cuda.threadIdx.x // WARP_LANES
+    m, l = MINUS_INFINITY, float32(0)
+    for s in range(lane, splits, WARP_LANES):
+        m = max(m, part[s, d])
+    m = largest_of_warp(m)
+    for s in range(warp, splits, MERGING_WARPS):
+        l += weight(part[s, d], m) * part[s, d + 1]
+    if lane == 0:
+        totals[warp] = l
+    for c in range(lane, d, WARP_LANES):
+        total = float32(0)
+        for s in range(warp, splits, MERGING_WARPS):
+            total += weight(part[s, d], m) * part[s, c]
+        sums[warp, c] = total
+    return m
+
+
+@cuda.jit(device=True)
+def merged(sums, totals, c):
+    """(number c of O, l) from what add_splits has left."""
+    l = float32(0)
+    for warp in range(MERGING_WARPS):
+        l += totals[warp]
+    return sum_of_warps(sums, c) * reciprocal(l), l
+
+
+@cuda.jit(device=True)
+def sum_of_warps(sums, c):
+    """Number c of what MERGING_WARPS warps have added up."""
+    total = float32(0)
+    for warp in range(MERGING_WARPS):
+        total += sums[warp, c]
+    return total
+
+
+# Host functions ---------------------------------------------------------------------------------------------
+
+
+def splits_for(given, sequences, keys, device, *rule):
+    """The splits that a call has given, checked, or those that `choose_splits` chooses by its rule for the
+    device."""
+    return (
+        choose_splits(sequences, keys, multiprocessors(device), *rule)
+        if given is None
+        else checked_splits(given)
+    )
+
+
+def choose_splits(sequences, keys, multiprocessors, fewest=FEWEST_KEYS, blocks=BLOCKS):
+    """Among how many blocks to divide each head's keys; sequences: B · H.
+
+    A multiprocessor holds `blocks` blocks at once; the device works in waves of as many as all hold, and in a
+    last wave that is not full it idles. The fewest splits that waste at most a tenth more than the best
+    within four waves; but no block gets fewer than `fewest` keys, as it would spend its time on halo, window
+    and merge.
+    """
+    return fewest_splits(max(1, sequences), max(1, keys // fewest), multiprocessors * blocks)
+
+
+@functools.cache
+def fewest_splits(sequences, most, wave):
+    """`choose_splits` with at most `most` splits, where `wave` blocks run at once."""
+    splits = range(1, max(1, min(most, 4 * wave // sequences)) + 1)
+    busy = [sequences * s / (-(-sequences * s // wave) * wave) for s in splits]
+    return next(s for s, share in zip(splits, busy) if share >= 0.9 * max(busy))
+
+
+@functools.cache
+def multiprocessors(device):
+    """How many multiprocessors the device has. The simulator, on the CPU, runs one block at a time: 1."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def checked_splits(splits):
+    """An integer of at least 1, or an error."""
+    if isinstance(splits, bool) or not isinstance(splits, int):
+        raise TypeError(f"argument splits is {splits!r}; wanted a whole number, or None to choose it")
+    if splits < 1:
+        raise ValueError(f"argument splits is {splits}; wanted at least 1")
+    return splits

@@ -1,0 +1,454 @@
+"""Convolutional attention, backward: one kernel keeps a tile of queries and gives dQ and dW, one keeps a tile
+of keys and gives dK and dV.
+
+With L, D = rowsum(dO * O) and S0 and T as in conv/forward.py, for one head:
+
+    P         = exp(T - L), 0 where masked
+    dT        = P * (dO·vᵀ - D)
+    dW[a, b]  = Σ_ij dT[i, j] · S0[i - P_q + a, j - P_k + b]
+    dS[r, c]  = Σ_ab w[a, b] · dT[r + P_q - a, c + P_k - b], 0 where masked
+    dQ, dK    = scale · dS k, scale · dSᵀ q
+    dV        = Pᵀ dO
+
+Queries below a row and keys on both sides of a column send their dT back to it, so the halo is on every side.
+A tile of size × size scores owns size - 2·P_q rows and size - 2·(c_k - 1) columns:
+
+    S0    rows [i0 - P_q, i0 + rows + P_q)    columns [j0 - (c_k - 1), j0 + columns + (c_k - 1))
+    dT    rows [i0, i0 + rows + P_q)          columns [j0 - P_r, j0 + columns + P_k)
+    dS    rows [i0, i0 + rows)                columns [j0, j0 + columns)
+
+Each begins at the tile's index (0, 0). Of dT the tile owns the columns from P_r on, of dS all.
+dW, dK and dV count only what a tile owns. Sources: as conv/forward.py; Dao 2023, arXiv 2307.08691, Algorithm
+2 (L and D).
+
+    grid    (B · H, ⌈N / owned⌉)        block   (size / 4)² threads: 256 for the size 64
+    shared  2 · size · (size + 9) + 2 · size · 12 + 512 + 2 · 16² floats, static: 46.5 KiB
+    cost    (3·d + 3·c_q·c_k) and (4·d + 2·c_q·c_k) multiply-adds a score, more by what halos make again
+"""
+
+import functools
+import math
+
+from numba import cuda
+from numpy import float32, int32
+
+from kernels.common.arguments import ANY_FLOAT, FLOAT32, HALVES, backward_arguments
+from kernels.common.launch import launch, output, width_for
+from kernels.conv.tensor_backward import conv_tensor_backward
+from kernels.conv.tiles import (
+    GROUP,
+    INDEX,
+    MOST_REGISTERS,
+    NUMBERS,
+    PADDING,
+    PATCH,
+    STRIP,
+    STRIPS,
+    TAPS,
+    WINDOW,
+    add_weighted_columns,
+    add_weighted_rows,
+    check_size,
+    clear,
+    convolve_strips,
+    copy_rows,
+    load_taps,
+    products,
+    store_rows,
+    strip_column,
+    strip_row,
+    threads_of,
+    turns_and_strips,
+)
+
+SIZE = 64
+CHUNK_WORDS = 8 + GROUP  # of a row of q, k, v or dO, in a product over d: all must fit 48 KiB
+
+
+# Device functions -------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def probabilities_and_gradients(
+    strip, s_tile, g_tile, taps, i0, j0, log_sum, d, keys, causal, diagonal, c_q, c_k
+):
+    """strip = P and g_tile = dT, of this thread's strips, from s_tile = S0 and g_tile = dO·vᵀ; 0 for what is
+    masked, outside, or beyond dT's halo.
+
+    i0, j0: the owned query and the owned key, of `keys`, at dT's index (0, 0). log_sum, d: (N,). strip: one
+        STRIP for each of this thread's strips, in the order of `strips_of`.
+    """
+    size, n = s_tile.shape[0], log_sum.size
+    turns, strips = turns_and_strips(size)
+    rows, columns = size - (c_q - 1), size - (c_k - 1)
+    counts = cuda.local.array(STRIPS, int32)
+    for turn in range(turns):
+        i = strip_row(turn, size)
+        query = i0 + i
+        last = min(columns, (query + diagonal + 1 if causal else keys) - j0, keys - j0)
+        for s in range(strips):
+            seen = i < rows and 0 <= query and query < n and strip_column(s) + STRIP > -j0
+            counts[turn * strips + s] = (last if seen else 0) - strip_column(s)
+    convolve_strips(strip, counts, s_tile, taps, c_q, c_k)
+    for turn in range(turns):
+        i = strip_row(turn, size)
+        query = i0 + i
+        inside = i < rows and 0 <= query and query < n
+        l, delta = log_sum[query] if inside else float32(0), d[query] if inside else float32(0)
+        for s in range(strips):
+            first, place = strip_column(s), (turn * strips + s) * STRIP
+            for x in range(STRIP):
+                j = first + x
+                if x < counts[turn * strips + s] and j0 + j >= 0:
+                    p = math.exp(strip[place + x] - l)
+                    strip[place + x] = p
+                    g_tile[i, j] = p * (g_tile[i, j] - delta)
+                else:
+                    strip[place + x] = g_tile[i, j] = float32(0)
+
+
+@cuda.jit(device=True)
+def score_gradients(strip, g_tile, flipped, i0, j0, rows, columns, n, keys, causal, diagonal, c_q, c_k):
+    """strip = dS, of this thread's strips of what the tile owns, from g_tile = dT; 0 for what is masked,
+    outside, or not owned."""
+    size = g_tile.shape[0]
+    turns, strips = turns_and_strips(size)
+    counts = cuda.local.array(STRIPS, int32)
+    for turn in range(turns):
+        i = strip_row(turn, size)
+        last = min(columns, (i0 + i + diagonal + 1 if causal else keys) - j0, keys - j0)
+        for s in range(strips):
+            counts[turn * strips + s] = (last if i < rows and i0 + i < n else 0) - strip_column(s)
+    convolve_strips(strip, counts, g_tile, flipped, c_q, c_k)
+    for s in range(STRIPS):
+        for x in range(STRIP):
+            if x >= counts[s]:
+                strip[s * STRIP + x] = float32(0)
+
+
+@cuda.jit(device=True)
+def store_strips(tile, strip, rows, first_column, last_column):
+    """tile = this thread's strips, with 0 outside [0, rows) × [first_column, last_column)."""
+    size = tile.shape[0]
+    turns, strips = turns_and_strips(size)
+    for turn in range(turns):
+        i = strip_row(turn, size)
+        for s in range(strips):
+            for x in range(STRIP):
+                j = strip_column(s) + x
+                owned = i < rows and first_column <= j and j < last_column
+                tile[i, j] = strip[(turn * strips + s) * STRIP + x] if owned else float32(0)
+
+
+@cuda.jit(device=True)
+def add_tap_gradients(sums, g_tile, s_tile, a, b, part, parts, rows, first, last):
+    """sums[x] += Σ_ij dT[i, j] · S0[i + a, j + b + x], over the rows part, part + parts, … < rows and the
+    columns [first, last)."""
+    window = cuda.local.array(WINDOW, float32)
+    for i in range(part, rows, parts):
+        for x in range(STRIP):
+            window[x] = s_tile[i + a, ((first + b) & INDEX) + x]
+        for j in range(first, last, GROUP):
+            for x in range(GROUP):
+                window[STRIP + x] = s_tile[i + a, ((j + b) & INDEX) + STRIP + x]
+            for y in range(GROUP):
+                d_t = g_tile[i, (j & INDEX) + y] if j + y < last else float32(0)
+                for x in range(STRIP):
+                    sums[x] += d_t * window[x + y]
+            for x in range(STRIP):
+                window[x] = window[x + GROUP]
+
+
+# Kernels ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def queries_kernel(width, size):
+    """The kernel of dQ and dW for rows of at most `width` numbers and tiles of `size` × `size` scores."""
+    step, pitch, threads = size // PATCH, size + PADDING, threads_of(size)
+    patch_numbers = PATCH * (width // step)
+    rows_at_a_time = min(16, 512 // width)
+
+    @cuda.jit(max_registers=MOST_REGISTERS)
+    def conv_backward_queries_kernel(q, k, v, w, log_sum, d, d_o, scale, causal, extent, d_q, d_w):
+        """d_q, like q, = dQ and d_w += dW; q, k, v, d_o (B, H, ..., d), w (H, c_q, c_k), log_sum, d (B, H,
+        N); extent: kernels.common.extent.Extent.
+
+        d_w (R, H, c_q, c_k): block number b of a head adds to d_w[b % R]: one sum for all (R = 1), or a
+            partial sum for each block (R = their number).
+        """
+        s_tile, g_tile = cuda.shared.array((size, pitch), float32), cuda.shared.array((size, pitch), float32)
+        a_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
+        b_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
+        rows_chunk = cuda.shared.array((rows_at_a_time, width), float32, alignment=16)
+        taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
+        flipped = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
+        d_q_patch = cuda.local.array(patch_numbers, float32)
+        strip = cuda.local.array(NUMBERS, float32)
+        tap_sums = cuda.local.array(STRIP, float32)
+        batch, head = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1]
+        q_rows, k_rows, v_rows, d_o_rows = q[batch, head], k[batch, head], v[batch, head], d_o[batch, head]
+        n, keys, c_q, c_k = q.shape[2], k.shape[2], w.shape[1], w.shape[2]
+        first_query, first_key, owned_diagonal = extent
+        diagonal = first_key - first_query + owned_diagonal
+        rows, columns, right = size - 2 * (c_q - 1), size - 2 * (c_k - 1), c_k - 1 - (c_k - 1) // 2
+        i0 = (cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows
+        # 1. the taps, and which of them this thread sums: STRIP of a row of them, over every parts-th row of
+        # the tile
+        clear(s_tile)
+        clear(g_tile)
+        load_taps(taps, w[head], False)
+        load_taps(flipped, w[head], True)
+        strips_of_taps = (c_k + STRIP - 1) // STRIP
+        parts = cuda.blockDim.x // (c_q * strips_of_taps)
+        mine, part = cuda.threadIdx.x // parts, cuda.threadIdx.x % parts
+        a, b = mine // strips_of_taps, mine % strips_of_taps * STRIP
+        for x in range(STRIP):
+            tap_sums[x] = float32(0)
+        for x in range(patch_numbers):
+            d_q_patch[x] = float32(0)
+        cuda.syncthreads()  # s_tile is clear: step 5 writes there, even where no query sees a key
+        last_key = min(keys, i0 + rows + diagonal) if causal else keys
+        for j0 in range(0, last_key, columns):
+            # 2. S0, dO·vᵀ, and from them dT
+            products(
+                s_tile,
+                q_rows,
+                k_rows,
+                i0 - (c_q - 1),
+                j0 - (c_k - 1),
+                scale,
+                causal,
+                diagonal,
+                a_chunk,
+                b_chunk,
+            )
+            products(
+                g_tile,
+                d_o_rows,
+                v_rows,
+                i0 - first_query,
+                j0 - right - first_key,
+                float32(1),
+                causal,
+                owned_diagonal,
+                a_chunk,
+                b_chunk,
+            )
+            cuda.syncthreads()
+            probabilities_and_gradients(
+                strip,
+                s_tile,
+                g_tile,
+                taps,
+                i0 - first_query,
+                j0 - right - first_key,
+                log_sum[batch, head],
+                d[batch, head],
+                v.shape[2],
+                causal,
+                owned_diagonal,
+                c_q,
+                c_k,
+            )
+            cuda.syncthreads()
+            # 3. dW, and dS, which then takes the place of S0
+            if a < c_q:
+                add_tap_gradients(
+                    tap_sums,
+                    g_tile,
+                    s_tile,
+                    a,
+                    b,
+                    part,
+                    parts,
+                    min(rows, n - i0),
+                    right,
+                    right + min(columns, keys - j0),
+                )
+            score_gradients(
+                strip, g_tile, flipped, i0, j0, rows, columns, n, keys, causal, diagonal, c_q, c_k
+            )
+            cuda.syncthreads()
+            store_strips(s_tile, strip, rows, 0, columns)
+            # 4. dQ += dS k
+            for first in range(0, min(columns, last_key - j0), rows_at_a_time):
+                copy_rows(rows_chunk, width, k_rows, j0 + first, 0, threads)
+                cuda.syncthreads()
+                add_weighted_rows(d_q_patch, s_tile, first, rows_chunk)
+                cuda.syncthreads()
+        store_rows(d_q[batch, head], i0, rows, scale, d_q_patch, step)
+        # 5. the sums of all threads of a tap, in a fixed order, then one addition for each tap
+        for x in range(STRIP):
+            if a < c_q:
+                s_tile[cuda.threadIdx.x // size, cuda.threadIdx.x % size] = tap_sums[x]
+            cuda.syncthreads()
+            if a < c_q and part == 0 and b + x < c_k:
+                total = float32(0)
+                for other in range(mine * parts, (mine + 1) * parts):
+                    total += s_tile[other // size, other % size]
+                block = batch * cuda.gridDim.y + cuda.blockIdx.y
+                cuda.atomic.add(d_w, (block % d_w.shape[0], head, a, b + x), total)
+            cuda.syncthreads()
+
+    return conv_backward_queries_kernel
+
+
+@functools.cache
+def keys_kernel(width, size):
+    """The kernel of dK and dV for rows of at most `width` numbers and tiles of `size` × `size` scores."""
+    step, pitch, threads = size // PATCH, size + PADDING, threads_of(size)
+    patch_numbers = PATCH * (width // step)
+    rows_at_a_time = min(16, 512 // width)
+
+    @cuda.jit(max_registers=MOST_REGISTERS)
+    def conv_backward_keys_kernel(q, k, v, w, log_sum, d, d_o, scale, causal, extent, d_k, d_v):
+        """d_k, like k, = dK and d_v, like v, = dV; q, k, v, d_o (B, H, ..., d), w (H, c_q, c_k), log_sum, d
+        (B, H, N); extent: kernels.common.extent.Extent."""
+        s_tile, g_tile = cuda.shared.array((size, pitch), float32), cuda.shared.array((size, pitch), float32)
+        a_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
+        b_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
+        rows_chunk = cuda.shared.array((rows_at_a_time, width), float32, alignment=16)
+        taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
+        flipped = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
+        d_k_patch, d_v_patch = (
+            cuda.local.array(patch_numbers, float32),
+            cuda.local.array(patch_numbers, float32),
+        )
+        strip = cuda.local.array(NUMBERS, float32)
+        batch, head = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1]
+        q_rows, k_rows, v_rows, d_o_rows = q[batch, head], k[batch, head], v[batch, head], d_o[batch, head]
+        n, keys, c_q, c_k = q.shape[2], k.shape[2], w.shape[1], w.shape[2]
+        first_query, first_key, owned_diagonal = extent
+        diagonal = first_key - first_query + owned_diagonal
+        rows, columns, right = size - 2 * (c_q - 1), size - 2 * (c_k - 1), c_k - 1 - (c_k - 1) // 2
+        j0 = cuda.blockIdx.y * columns
+        # 1. the taps
+        clear(s_tile)
+        clear(g_tile)
+        load_taps(taps, w[head], False)
+        load_taps(flipped, w[head], True)
+        for x in range(patch_numbers):
+            d_k_patch[x] = d_v_patch[x] = float32(0)
+        # 2. every tile of rows of which one sees a key of this block
+        for i0 in range(max(0, j0 - diagonal) // rows * rows if causal else 0, n, rows):
+            products(
+                s_tile,
+                q_rows,
+                k_rows,
+                i0 - (c_q - 1),
+                j0 - (c_k - 1),
+                scale,
+                causal,
+                diagonal,
+                a_chunk,
+                b_chunk,
+            )
+            products(
+                g_tile,
+                d_o_rows,
+                v_rows,
+                i0 - first_query,
+                j0 - right - first_key,
+                float32(1),
+                causal,
+                owned_diagonal,
+                a_chunk,
+                b_chunk,
+            )
+            cuda.syncthreads()
+            probabilities_and_gradients(
+                strip,
+                s_tile,
+                g_tile,
+                taps,
+                i0 - first_query,
+                j0 - right - first_key,
+                log_sum[batch, head],
+                d[batch, head],
+                v.shape[2],
+                causal,
+                owned_diagonal,
+                c_q,
+                c_k,
+            )
+            cuda.syncthreads()
+            # 3. P takes the place of S0, dS that of dT
+            store_strips(s_tile, strip, rows, right, right + columns)
+            score_gradients(
+                strip, g_tile, flipped, i0, j0, rows, columns, n, keys, causal, diagonal, c_q, c_k
+            )
+            cuda.syncthreads()
+            store_strips(g_tile, strip, rows, 0, columns)
+            # 4. dV += Pᵀ dO and dK += dSᵀ q
+            for first in range(0, min(rows, n - i0), rows_at_a_time):
+                copy_rows(rows_chunk, width, d_o_rows, i0 - first_query + first, 0, threads)
+                cuda.syncthreads()
+                add_weighted_columns(d_v_patch, s_tile, first, right, rows_chunk)
+                cuda.syncthreads()
+                copy_rows(rows_chunk, width, q_rows, i0 + first, 0, threads)
+                cuda.syncthreads()
+                add_weighted_columns(d_k_patch, g_tile, first, 0, rows_chunk)
+                cuda.syncthreads()
+        store_rows(d_k[batch, head], j0, columns, scale, d_k_patch, step)
+        store_rows(d_v[batch, head], j0 - first_key, columns, float32(1), d_v_patch, step)
+
+    return conv_backward_keys_kernel
+
+
+# Host -------------------------------------------------------------------------------------------------------
+
+
+def conv_backward(
+    q,
+    k,
+    v,
+    w,
+    o,
+    log_sum,
+    d_o,
+    causal=True,
+    scale=None,
+    wanted=(True, True, True, True),
+    deterministic=False,
+    run=None,
+    size=SIZE,
+    extent=None,
+):
+    """(dQ, dK, dV, dW) of convolutional attention, like q, k, v and w.
+
+    o, log_sum: what `conv_forward` returned; d_o: the gradient of o, like it. wanted: which of the four are
+        needed; one that is not is None, and a kernel neither of whose results is needed does not run.
+        deterministic: equal dW, bit for bit, from run to run, for some memory and time; the others always
+        are, and so is dW of 16-bit numbers. size: of a tile of float32 scores, 64 or 32. extent: as for
+        `conv_forward`; o, log_sum and d_o are those of the owned queries, over all keys of the sequence, and
+        the gradients are what the owned scores give, to rows of the halo too. Raises TypeError or ValueError
+        that names the argument, what it is, and what was wanted.
+    """
+    dtypes = FLOAT32 if extent else ANY_FLOAT
+    q, k, v, w, scale, d_o, extent = backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent, dtypes)
+    check_size(size)
+    if q.dtype in HALVES:
+        return conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run)
+    (batch, heads, n, d), keys = q.shape, k.shape[2]
+    row_sums = (d_o * o.detach()).sum(-1)
+    given = q, k, v, w, log_sum.detach().contiguous(), row_sums, d_o, scale, bool(causal), extent
+    rows, columns = size - 2 * (w.shape[1] - 1), size - 2 * (w.shape[2] - 1)
+    d_q = d_k = d_v = d_w = None
+    if wanted[0] or wanted[3]:
+        grid = (batch * heads, -(-n // rows))
+        d_q, d_w = output(q.shape, like=q), q.new_zeros(grid[1] * batch if deterministic else 1, *w.shape)
+        launch(queries_kernel(width_for(d), size), grid, threads_of(size), *given, d_q, d_w, run=run)
+        d_w = d_w.sum(0)
+    if wanted[1] or wanted[2]:
+        d_k, d_v = output(k.shape, like=k), output(v.shape, like=v)
+        launch(
+            keys_kernel(width_for(d), size),
+            (batch * heads, -(-keys // columns)),
+            threads_of(size),
+            *given,
+            d_k,
+            d_v,
+            run=run,
+        )
+    return tuple(gradient if want else None for gradient, want in zip((d_q, d_k, d_v, d_w), wanted))

@@ -1,0 +1,344 @@
+"""Convolutional attention for one new token: the keys split among warps, then a second kernel that merges
+what each block found.
+
+The last row of `kernels.reference.conv_attention`, from the queries of the last c_q tokens (the window) and
+all N_k keys and values so far:
+
+    S0[a, j] = scale · q_a·k_j if key j is not after query a, else 0
+    T[j]     = Σ_ab w[a, b] · S0[a, j - P_k + b]
+    O        = softmax(T) v
+
+A warp owns a range of keys for the softmax, and reads P_k keys to its left and P_r = c_k - 1 - P_k to its
+right for the convolution: its halo. It keeps (m, l, o) as in `flash_forward`; merging is that of
+`warp_forward`, and a warp without a key has (-inf, 0, 0).
+Sources: Golovneva et al. 2025, arXiv 2504.00927 (the convolution); Dao et al. 2023, "Flash-Decoding for
+long-context inference" (the split).
+
+    grid    (splits, H, B), and (H, B) for the merge
+    block   WARPS warps, which wait for each other only at the end. A warp takes 32 keys at a time, and of
+            these 32 numbers of each row at a time, in registers: the next ones are on their way while these
+            are used. K passes through shared memory, so that a lane can have a key and make its scores with
+            all rows of the window; the scores of the last 64 keys stay in a ring, for the convolution
+    shared  of each warp a piece of K, the rings and o; the window and the taps: 28.5 KiB for d = 64 and
+            c_q = 8, static
+    cost    (c_q + 1) · d + c_q · c_k multiply-adds a key; K and V are read once, but for the halos
+
+K and V may be views, such as the filled part of a larger buffer: they are read where they are. Sizes are
+run-time arguments, but for d, so that the numbers of 32 rows need one address, and for the rows of the
+window, 4, 8, 12 or 16: a lane has a score of each in a register.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from numba import cuda
+from numpy import float32
+
+from kernels.common.arguments import (
+    ANY_FLOAT,
+    FLOAT32,
+    HALVES,
+    MAX_HEAD_DIM,
+    MOST_TAPS,
+    TAPS,
+    check,
+    checked_scale,
+)
+from kernels.common.launch import launch, output
+from kernels.common.splits import MERGING_WARPS, add_splits, largest_of_warp, merged, splits_for, sum_of_warp
+from kernels.common.tiles import MINUS_INFINITY, weight
+from kernels.conv import tensor_decode as decode_tensor
+from kernels.tensor_cores.launch import check_tensor_cores, kind_of, tensor_width
+
+LANES, WARPS = 32, 4
+# c & LANE is c, but now the compiler knows that it is not negative
+LANE, LARGEST_D, PLACE = LANES - 1, MAX_HEAD_DIM - 1, (1 << 62) - 1
+PITCH = LANES + 1  # of a piece of K, so that a column lies in 32 banks
+UNROLLED = 4  # columns of a piece in a turn of a loop that is short enough for the compiler to unroll it
+RING = 2 * LANES  # scores kept of each window row: a power of two, as & finds the place
+
+
+# Device functions -------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def load_window(q_tile, taps, q_rows, w_rows, scale):
+    """q_tile[c, a] = scale · number c of the query in row a of the window, taps[b, a] = w_rows[a, b], with 0
+    where there is none."""
+    width, slots = q_tile.shape
+    (rows, d), (c_q, c_k) = q_rows.shape, w_rows.shape
+    for element in range(cuda.threadIdx.x, slots * width, WARPS * LANES):
+        a, c = element // width, element % width
+        i = a - c_q + rows
+        q_tile[c, a] = scale * q_rows[i, c] if a < c_q and i >= 0 and c < d else float32(0)
+    for element in range(cuda.threadIdx.x, slots * c_k, WARPS * LANES):
+        a, b = element // c_k, element % c_k
+        taps[b, a] = w_rows[a, b] if a < c_q else float32(0)
+
+
+@cuda.jit(device=True)
+def merge_warps(part, ends, outputs, d):
+    """part (d + 2) = o, m and l of the block, from each warp's m and l, ends (WARPS, 2), and o, outputs
+    (WARPS, width)."""
+    thread = cuda.threadIdx.x
+    m, l, total = MINUS_INFINITY, float32(0), float32(0)
+    for warp in range(WARPS):
+        m = max(m, ends[warp, 0])
+    for warp in range(WARPS):
+        factor = weight(ends[warp, 0], m)
+        l += factor * ends[warp, 1]
+        total += factor * outputs[warp, min(thread, d - 1)]
+    if thread < d:
+        part[thread] = total
+    if thread == 0:
+        part[d], part[d + 1] = m, l
+
+
+# Kernels ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def split_kernel(slots, d):
+    """The kernel for c_q <= slots and rows of d numbers."""
+    width = -(-d // LANES) * LANES
+
+    @cuda.jit(device=True)
+    def load_piece(held, rows, place, first, low, high, c):
+        """held[r] = number c of row first + r, a lane a column, for the rows in [low, high), else 0; row 0
+        begins at rows[place]."""
+        base = place + first * d + min(c, d - 1)
+        if low <= first and first + LANES <= high:
+            for r in range(LANES):
+                held[r] = rows[(base & PLACE) + r * d]
+        else:
+            for r in range(LANES):
+                held[r] = rows[(base + r * d) & PLACE] if low <= first + r < high else float32(0)
+
+    @cuda.jit(max_registers=128)  # so that a multiprocessor holds four blocks
+    def conv_decode_split_kernel(q, k, k_strides, v, v_strides, w, scale, extent, length, parts):
+        """parts (B, H, splits, d + 2) = each block's o, m and l.
+
+        q: (B, H, R, d), the window, R = min(c_q, N_k) rows; k and v: one-dimensional, key j of head h of
+            batch b from k[b · k_strides[0] + h · k_strides[1] + j · d]; w: (H, c_q, c_k); length: keys per
+            warp.
+        extent: k's rows; how many of them are owned, as v has only those; the first of them; the new token's
+            position, counted from that.
+        """
+        pieces = cuda.shared.array((WARPS, LANES, PITCH), float32)
+        rings = cuda.shared.array((WARPS, slots, RING), float32)
+        outputs = cuda.shared.array((WARPS, width), float32)
+        q_tile = cuda.shared.array((width, slots), float32, alignment=16)
+        taps = cuda.shared.array((MOST_TAPS, slots), float32, alignment=16)
+        shares = cuda.shared.array((WARPS, LANES), float32, alignment=16)
+        ends = cuda.shared.array((WARPS, 2), float32)
+        held = cuda.local.array(LANES, float32)
+        scores = cuda.local.array(slots, float32)
+        batch, head = cuda.blockIdx.z, cuda.blockIdx.y
+        lane, warp = cuda.threadIdx.x & LANE, cuda.threadIdx.x // LANES
+        c_q, c_k = w.shape[1], w.shape[2]
+        rows, keys, first_owned, position = extent
+        k_place = batch * k_strides[0] + head * k_strides[1] + first_owned * d
+        v_place = batch * v_strides[0] + head * v_strides[1]
+        piece, ring, share, o = pieces[warp], rings[warp], shares[warp], outputs[warp]
+        # 1. the window and the taps; no score yet
+        load_window(q_tile, taps, q[batch, head], w[head], scale)
+        for c in range(lane, width, LANES):
+            o[c] = float32(0)
+        for a in range(slots):
+            ring[a, lane] = ring[a, LANES + lane] = float32(0)
+        m, l = MINUS_INFINITY, float32(0)
+        cuda.syncthreads()  # window and taps are there
+        # 2. the keys that this warp owns, [start, end), and those whose scores it needs, [low, high)
+        start = (cuda.blockIdx.x * WARPS + warp) * length
+        end = min(keys, start + length)
+        right = c_k // 2
+        low, high = start - (c_k - 1) // 2, end + right
+        first_key, key_end = max(-first_owned, low), min(rows - first_owned, high)
+        if start < end:
+            load_piece(held, k, k_place, low, first_key, key_end, lane)
+        for first in range(low, high if start < end else low, LANES):
+            # 3. a lane a key, its scores with each row of the window; the score of key j completes T of key j
+            # - right
+            for a in range(slots):
+                scores[a] = float32(0)
+            for c0 in range(0, width, LANES):
+                for r in range(LANES):
+                    piece[r, lane] = held[r]
+                cuda.syncwarp()  # the piece is there
+                if c0 + LANES < width:
+                    load_piece(held, k, k_place, first, first_key, key_end, c0 + LANES + lane)
+                else:
+                    load_piece(held, v, v_place, first - right, start, end, lane)
+                for group in range(0, LANES, UNROLLED):
+                    for c in range(UNROLLED):
+                        for a in range(slots):
+                            scores[a] += (
+                                q_tile[(c0 + group + c) & LARGEST_D, a] * piece[lane, (group + c) & LANE]
+                            )
+                cuda.syncwarp()  # the piece is used up
+            # 4. masked and convolved
+            j, place = first + lane, first - low + lane
+            for a in range(slots):
+                ring[a, place & (RING - 1)] = (
+                    scores[a] if -first_owned <= j <= position + 1 - c_q + a else float32(0)
+                )
+            cuda.syncwarp()  # the scores are there
+            t = float32(0)
+            for b in range(c_k):
+                for a in range(slots):
+                    t += taps[b & LANE, a] * ring[a, (place - c_k + 1 + b) & (RING - 1)]
+            # 5. the softmax, and the rows of V
+            if not start <= j - right < end:
+                t = MINUS_INFINITY
+            larger = max(m, largest_of_warp(t))
+            shrink = weight(m, larger)
+            m, p = larger, weight(t, larger)
+            l = shrink * l + p
+            share[lane] = p
+            cuda.syncwarp()  # every lane's share is there
+            for c0 in range(0, width, LANES):
+                total = shrink * o[c0 + lane]
+                for r in range(LANES):
+                    total += share[r] * held[r]
+                o[c0 + lane] = total
+                if c0 + LANES < width:
+                    load_piece(held, v, v_place, first - right, start, end, c0 + LANES + lane)
+                else:
+                    load_piece(held, k, k_place, first + LANES, first_key, key_end, lane)
+        # 6. what the block's warps found, merged
+        l = sum_of_warp(l)
+        if lane == 0:
+            ends[warp, 0], ends[warp, 1] = m, l
+        cuda.syncthreads()  # all warps are done
+        merge_warps(parts[batch, head, cuda.blockIdx.x], ends, outputs, d)
+
+    return conv_decode_split_kernel
+
+
+@cuda.jit
+def conv_decode_merge_kernel(parts, o, log_sum):
+    """o (B, H, 1, d) and log_sum (B, H, 1) = the merged parts (B, H, splits, d + 2)."""
+    sums = cuda.shared.array((MERGING_WARPS, MAX_HEAD_DIM), float32)
+    totals = cuda.shared.array(MERGING_WARPS, float32)
+    part, o_row = parts[cuda.blockIdx.y, cuda.blockIdx.x], o[cuda.blockIdx.y, cuda.blockIdx.x, 0]
+    m = add_splits(sums, totals, part)
+    cuda.syncthreads()  # every warp's sums are there
+    if cuda.threadIdx.x < o_row.shape[0]:
+        o_row[cuda.threadIdx.x], l = merged(sums, totals, cuda.threadIdx.x)
+        if cuda.threadIdx.x == 0:
+            log_sum[cuda.blockIdx.y, cuda.blockIdx.x, 0] = m + math.log(l)
+
+
+# Host functions ---------------------------------------------------------------------------------------------
+
+
+def conv_attention_decode(
+    q_window: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    w: torch.Tensor,
+    scale: float | None = None,
+    splits: int | None = None,
+    run: Callable[..., Any] | None = None,
+) -> torch.Tensor:
+    """The last row of causal convolutional attention, (B, H, 1, d), for one token that has just come; without
+    gradients.
+
+    q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens, the new one last; k and v: (B,
+        H, N_k, d), of all tokens, the new one too; w: (H, c_q, c_k), the taps, 1 to 15 each way. All on one
+        device, d <= 128; q_window, k and v float32, bfloat16 or float16, w float32 or like them. 16-bit ones
+        are computed on tensor cores (`kernels.conv.tensor_decode`). scale is 1/sqrt(d) unless given.
+    splits: among how many blocks the keys of a head are divided, 1 or more; chosen by
+        `kernels.common.splits.choose_splits` unless given. It changes rounding only.
+    run: how to launch the kernels (`kernels.common.launch`). No decision hangs on a number in a tensor, so
+    that a
+        CUDA graph can record the call. Raises TypeError or ValueError that names the argument, what it is,
+        and what was wanted.
+    """
+    q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale, ANY_FLOAT)
+    if q.dtype in HALVES:
+        return conv_decode_tensor(q, k, v, w, scale, splits, run)
+    return conv_decode(q, k, v, w, scale, 0, k.shape[2] - 1, splits, run)[0]
+
+
+def conv_decode_tensor(q, k, v, w, scale, splits=None, run=None):
+    """O of the new token, (B, H, 1, d), like q, bfloat16 or float16; checked arguments of
+    `conv_attention_decode`.
+
+    `splits`, if given, is the most there are: a block has whole tiles of keys, but for those that only the
+    convolution reads.
+    """
+    check_tensor_cores(q)
+    (batch, heads, keys, d), (_, c_q, c_k) = k.shape, w.shape
+    splits = splits_for(splits, batch * heads, keys, k.device, decode_tensor.KEYS, decode_tensor.BLOCKS)
+    length = decode_tensor.length_of(-(-keys // splits), c_k)
+    splits = -(-keys // length)
+    parts, o, log_sum = (output((batch, heads, *sizes), like=k) for sizes in ((splits, d + 2), (1, d), (1,)))
+    kernel = decode_tensor.decode_tensor_kernel(tensor_width(d), kind_of(q), c_q, c_k)
+    *bits, positive = decode_tensor.operands(q, k, v, scale)
+    grid = (splits, heads, batch)
+    launch(kernel, grid, decode_tensor.THREADS, *bits, w.float(), positive, length, parts, run=run)
+    launch(conv_decode_merge_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, log_sum, run=run)
+    return o.to(q.dtype)
+
+
+def conv_decode(q, k, v, w, scale, first_owned, position, splits=None, run=None):
+    """(O, L) of the new token over some of the keys: (B, H, 1, d) and (B, H, 1), its log-sum-exp over them.
+
+    v: (B, H, keys, d), of the owned keys, at least one; k: of these and of the keys around them that the
+        convolution reads, the first owned in row `first_owned`;
+    position: the new token's, counted from the first owned key. Otherwise as `conv_attention_decode`, which
+        checks its arguments.
+    """
+    batch, heads, keys, d = v.shape
+    splits = splits_for(splits, batch * heads, keys, k.device)
+    parts, o, log_sum = (output((batch, heads, *sizes), like=k) for sizes in ((splits, d + 2), (1, d), (1,)))
+    kernel, length = split_kernel(-(-w.shape[1] // 4) * 4, d), -(-keys // (splits * WARPS))
+    extent = k.shape[2], keys, first_owned, position
+    launch(
+        kernel,
+        (splits, heads, batch),
+        WARPS * LANES,
+        q,
+        *flat(k),
+        *flat(v),
+        w,
+        scale,
+        extent,
+        length,
+        parts,
+        run=run,
+    )
+    launch(conv_decode_merge_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, log_sum, run=run)
+    return o, log_sum
+
+
+def flat(rows):
+    """(B, H, N, d) as a kernel reads it where it is: one dimension that begins at its first number, and the
+    strides of batch and head.
+
+    Only rows that do not follow each other in memory are copied first.
+    """
+    *_, n, d = rows.shape
+    rows = rows if rows.stride()[2:] == (d, 1) else rows.contiguous()
+    span = (
+        1 + sum((size - 1) * stride for size, stride in zip(rows.shape, rows.stride())) if rows.numel() else 0
+    )
+    return rows.as_strided((span,), (1,)), rows.stride()[:2]
+
+
+def decode_arguments(q, k, v, w, scale, dtypes=FLOAT32):
+    """Check the arguments of `conv_attention_decode`; return q, k, v and w detached, and scale as a float32.
+    K and V are not copied."""
+    given = {"q_window": (q, "B H R d"), "k": (k, "B H N_k d"), "v": (v, "B H N_k d"), "w": (w, *TAPS)}
+    sizes = check(given, dtypes)
+    rows = min(sizes["c_q"], sizes["N_k"])
+    if sizes["R"] != rows:
+        raise ValueError(
+            f"argument q_window has {sizes['R']} rows; wanted min(c_q, N_k) = {rows}, the queries of the last"
+            " tokens"
+        )
+    return *(tensor.detach() for tensor in (q, k, v, w)), checked_scale(scale, sizes["d"])

@@ -1,0 +1,256 @@
+"""Convolutional attention, forward: a block for each tile of queries; the scores of a key tile are made,
+convolved and used up on the chip.
+
+For one head, with P_q = c_q - 1, P_k = (c_k - 1) // 2, P_r = c_k - 1 - P_k, and 0 for S0 outside the
+sequence:
+
+    S0[i, j] = scale · q_i·k_j, 0 where masked
+    T[i, j]  = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where masked
+    O        = softmax(T) v
+
+A tile that owns rows [i0, i0 + size - P_q) and columns [j0, j0 + size - P_k - P_r) makes all size × size
+scores above and around them; those that it does not own are made again by its neighbours. (m, l, o) of a row
+grow over the key tiles as in flash/forward.py, and only O and L = m + log l are stored.
+Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 1 (the
+loop).
+
+    grid    (B · H, ⌈N / (size - P_q)⌉, splits), the last tiles of rows of all heads first, since under a
+            causal mask they have most to do. Where these are too few for the GPU, the keys of each are
+            divided among `splits` blocks, and `conv_merge_kernel` merges what they found
+    block   (size / 4)² threads: 256 for the size 64
+    shared  size · (size + 9) + 2 · size · 36 + 16 · width + 16² + size floats, static: 41.5 KiB at width 64
+    cost    (d + c_q·c_k + d) · N² multiply-adds a head, half of them causal, times
+            (size / (size - P_q)) · (size / (size - c_k + 1)) for the first d
+"""
+
+import functools
+import math
+
+from numba import cuda
+from numpy import float32, int32
+
+from kernels.common.arguments import ANY_FLOAT, FLOAT32, HALVES, conv_arguments
+from kernels.common.launch import launch, output, width_for
+from kernels.common.splits import checked_splits, multiprocessors
+from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
+from kernels.conv.tensor_forward import conv_tensor_forward
+from kernels.conv.tiles import (
+    GROUP,
+    MOST_REGISTERS,
+    NUMBERS,
+    PADDING,
+    PATCH,
+    ROW_THREADS,
+    STRIP,
+    STRIPS,
+    TAPS,
+    add_weighted_rows,
+    check_size,
+    clear,
+    convolve_strips,
+    copy_rows,
+    load_taps,
+    patch_place,
+    products,
+    store_rows,
+    strip_column,
+    strip_row,
+    threads_of,
+    turns_and_strips,
+)
+
+SIZE = 64
+CHUNK_WORDS = 32 + GROUP  # of a row of q or k, in a product over d
+ROWS_AT_A_TIME = 16  # of v
+RESIDENT = 2  # blocks that share a multiprocessor
+
+
+@functools.cache
+def conv_forward_kernel(width, size):
+    """The kernel for rows of at most `width` numbers and tiles of `size` × `size` scores."""
+    step, pitch, threads = size // PATCH, size + PADDING, threads_of(size)
+    columns = width // step  # of the output, a thread
+    o_numbers = PATCH * columns
+    turns, strips = turns_and_strips.py_func(size)
+
+    @cuda.jit(max_registers=MOST_REGISTERS)
+    def conv_forward_kernel(q, k, v, w, scale, causal, extent, o, log_sum):
+        """o (splits, B, H, N, d) and log_sum (splits, B, H, N) of the queries and keys that `extent`
+        (kernels.common.extent.Extent) says, from q, k, v (B, H, ..., d) and w (H, c_q, c_k). Split s has
+        the s-th share of the tiles of keys."""
+        s_tile = cuda.shared.array((size, pitch), float32)
+        q_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
+        k_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
+        v_chunk = cuda.shared.array((ROWS_AT_A_TIME, width), float32, alignment=16)
+        taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
+        row_factor = cuda.shared.array(size, float32)
+        o_patch = cuda.local.array(o_numbers, float32)
+        strip, counts = cuda.local.array(NUMBERS, float32), cuda.local.array(STRIPS, int32)
+        m, l = cuda.local.array(turns, float32), cuda.local.array(turns, float32)
+        batch, head, split = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1], cuda.blockIdx.z
+        q_rows, k_rows, v_rows = q[batch, head], k[batch, head], v[batch, head]
+        n, keys_owned, c_q, c_k = o.shape[3], v.shape[2], w.shape[1], w.shape[2]
+        first_query, first_key, diagonal = extent
+        rows, keys = size - (c_q - 1), size - (c_k - 1)  # what a tile owns
+        i0 = (cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows
+        lane = cuda.threadIdx.x % ROW_THREADS
+        patch_row, _ = patch_place(step)
+        # 1. the taps; no key read yet
+        clear(s_tile)
+        load_taps(taps, w[head], False)
+        for x in range(o_numbers):
+            o_patch[x] = float32(0)
+        for turn in range(turns):
+            m[turn], l[turn] = MINUS_INFINITY, float32(0)
+        last_key = min(keys_owned, i0 + rows + diagonal) if causal else keys_owned
+        share = keys * -(-last_key // (keys * cuda.gridDim.z))
+        last_key = min(last_key, (split + 1) * share)
+        for j0 in range(split * share, last_key, keys):
+            # 2. S0, with its halo
+            products(
+                s_tile,
+                q_rows,
+                k_rows,
+                first_query + i0 - (c_q - 1),
+                first_key + j0 - (c_k - 1) // 2,
+                scale,
+                causal,
+                first_key - first_query + diagonal,
+                q_chunk,
+                k_chunk,
+            )
+            cuda.syncthreads()
+            # 3. T and then P in strips; a row's ROW_THREADS find its largest score and its sum together
+            for turn in range(turns):
+                i = strip_row(turn, size)
+                for s in range(strips):
+                    last = (
+                        min(keys, keys_owned - j0, i0 + i + diagonal + 1 - j0)
+                        if causal
+                        else min(keys, keys_owned - j0)
+                    )
+                    # of each strip, the columns that count
+                    counts[turn * strips + s] = (last if i < rows and i0 + i < n else 0) - strip_column(s)
+            convolve_strips(strip, counts, s_tile, taps, c_q, c_k)
+            for turn in range(turns):
+                i = strip_row(turn, size)
+                largest = m[turn]
+                for s in range(strips):
+                    for x in range(STRIP):
+                        if x >= counts[turn * strips + s]:
+                            strip[(turn * strips + s) * STRIP + x] = MINUS_INFINITY
+                        largest = max(largest, strip[(turn * strips + s) * STRIP + x])
+                largest = max(largest, cuda.shfl_xor_sync(0xFFFFFFFF, largest, 1))
+                largest = max(largest, cuda.shfl_xor_sync(0xFFFFFFFF, largest, 2))
+                total = float32(0)
+                for x in range(turn * strips * STRIP, (turn + 1) * strips * STRIP):
+                    strip[x] = weight(strip[x], largest)
+                    total += strip[x]
+                total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 1)
+                total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 2)
+                shrink = weight(m[turn], largest)
+                m[turn], l[turn] = largest, l[turn] * shrink + total
+                if lane == 0:
+                    row_factor[i] = shrink
+            cuda.syncthreads()  # every strip is made: P may take the place of S0
+            for turn in range(turns):
+                for s in range(strips):
+                    for x in range(STRIP):
+                        s_tile[strip_row(turn, size), strip_column(s) + x] = strip[
+                            (turn * strips + s) * STRIP + x
+                        ]
+            # 4. O = O · shrink + P V
+            for first in range(0, min(keys, last_key - j0), ROWS_AT_A_TIME):
+                copy_rows(v_chunk, width, v_rows, j0 + first, 0, threads)
+                cuda.syncthreads()
+                if first == 0:
+                    for x in range(o_numbers):
+                        o_patch[x] *= row_factor[patch_row + x // columns * step]
+                add_weighted_rows(o_patch, s_tile, first, v_chunk)
+                cuda.syncthreads()
+        # 5. one division for each number of the output
+        for turn in range(turns):
+            i = strip_row(turn, size)
+            if lane == 0:
+                row_factor[i] = reciprocal(l[turn])
+                if i < rows and i0 + i < n:
+                    log_sum[split, batch, head, i0 + i] = m[turn] + math.log(l[turn])
+        cuda.syncthreads()
+        for x in range(o_numbers):
+            o_patch[x] *= row_factor[patch_row + x // columns * step]
+        store_rows(o[split, batch, head], i0, rows, float32(1), o_patch, step)
+
+    return conv_forward_kernel
+
+
+@cuda.jit
+def conv_merge_kernel(parts, log_sums, o, log_sum):
+    """o (B, H, N, d) and log_sum (B, H, N) over all keys, from parts (splits, B, H, N, d) and log_sums
+    (splits, B, H, N) over a share of them each: L = log Σ e^L_s, O = Σ e^(L_s - L) O_s. A block has a row, a
+    thread a number of it."""
+    batch, head, i, c = cuda.blockIdx.z, cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
+    m, l, total = MINUS_INFINITY, float32(0), float32(0)
+    for split in range(parts.shape[0]):
+        m = max(m, log_sums[split, batch, head, i])
+    for split in range(parts.shape[0]):
+        share = weight(log_sums[split, batch, head, i], m)
+        l += share
+        total += share * parts[split, batch, head, i, c]
+    o[batch, head, i, c] = total * reciprocal(l)
+    if c == 0:
+        log_sum[batch, head, i] = m + math.log(l)
+
+
+def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE, extent=None, splits=None):
+    """(O, L): convolutional attention and each query's log-sum-exp, without gradients. Arguments and errors
+    are those of `conv_attention`.
+
+    O is like q, L is (B, H, N), float32, on q's device. size: of a tile of float32 scores, 64 or 32.
+    splits: among how many blocks the keys of a tile of queries are divided, 1 or more (float32); chosen by
+    `choose_splits` unless given. extent: where q, k and v are pieces of a sequence, which of their rows are
+    owned and which are halo; O and L then have the owned queries' rows, and L = -inf, O = 0 for one that sees
+    no owned key.
+    """
+    check_size(size)
+    dtypes = FLOAT32 if extent else ANY_FLOAT
+    q, k, v, w, scale, extent = conv_arguments(q, k, v, w, scale, extent, dtypes)
+    if q.dtype in HALVES:
+        return conv_tensor_forward(q, k, v, w, causal, scale, run)
+    batch, heads, n, d = (*q.shape[:2], q.shape[2] - extent.first_query, q.shape[3])
+    grid = batch * heads, -(-n // (size - w.shape[1] + 1))
+    key_tiles = -(-v.shape[2] // (size - w.shape[2] + 1))
+    splits = choose_splits(*grid, key_tiles, causal, q.device) if splits is None else checked_splits(splits)
+    o, log_sum = output((splits, batch, heads, n, d), like=q), output((splits, batch, heads, n), like=q)
+    launch(
+        conv_forward_kernel(width_for(d), size),
+        (*grid, splits),
+        threads_of(size),
+        q,
+        k,
+        v,
+        w,
+        scale,
+        bool(causal),
+        extent,
+        o,
+        log_sum,
+        run=run,
+    )
+    return (o[0], log_sum[0]) if splits == 1 else merged(o, log_sum, run)
+
+
+def merged(parts, log_sums, run=None):
+    """(O, L) over all keys, from those over a share of them each, stacked."""
+    _, batch, heads, n, d = parts.shape
+    o, log_sum = output(parts.shape[1:], like=parts), output(log_sums.shape[1:], like=parts)
+    launch(conv_merge_kernel, (n, heads, batch), d, parts, log_sums, o, log_sum, run=run)
+    return o, log_sum
+
+
+def choose_splits(sequences, row_tiles, key_tiles, causal, device):
+    """Among how many blocks to divide the keys of a tile of rows: so many that no block takes longer than all
+    would if they shared the work evenly. 1 in the simulator, which runs block after block."""
+    if device.type == "cpu":
+        return 1
+    blocks = sequences * row_tiles / (2 if causal else 1)  # each with as much to do as the longest
+    return max(1, min(key_tiles, math.ceil(RESIDENT * multiprocessors(device) / blocks)))

@@ -1,0 +1,95 @@
+"""Convolutional attention with gradients: the kernels as operators that autograd knows and torch.compile
+leaves whole."""
+
+import torch
+
+from kernels.common.arguments import ANY_FLOAT, as_in_torch, autocasts_type, check_conv, in_autocasts_type
+from kernels.common.autograd import differentiable_once
+from kernels.conv.backward import conv_backward
+from kernels.conv.forward import conv_forward
+
+
+def conv_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    w: torch.Tensor,
+    causal: bool = True,
+    scale: float | None = None,
+    *,
+    is_causal: bool | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Convolutional ("multi-token") attention without an N×N matrix in memory, forward and backward; returns
+    O, like q, or with return_lse (O, L), L each query's log-sum-exp, (B, H, N), float32, without gradients.
+
+        S0 = scale · q kᵀ, 0 where masked      T[i, j] = Σ_ab w[a, b] · S0[i - (c_q - 1) + a, j - (c_k - 1) //
+        2 + b], -inf where masked
+        O  = softmax(T) v                      Golovneva et al. 2025, arXiv 2504.00927: key-query convolution
+           before the softmax
+
+    q, k, v: (B, H, N, d), w: (H, c_q, c_k), tensors on one device, none empty, d <= 128, c_q and c_k from 1
+        to 15, odd or even. q, k and v are float32, bfloat16 or float16, w is float32 or like them; 16-bit
+        ones are computed on tensor cores (`kernels.conv.tensor_forward`; a GPU of compute capability 8.0 or
+        newer) with float32 sums, their gradients too (`kernels.conv.tensor_backward`). scale is 1/sqrt(d)
+        unless given. With causal, query i sees the keys j <= i, before the convolution and after it.
+        Non-contiguous tensors are copied. CPU tensors are simulated, CUDA tensors run on their GPU.
+    is_causal, enable_gqa: as `scaled_dot_product_attention` names them: the same as causal; and k and v (B,
+        H_kv, N, d), where H_kv divides H, of which each head serves H / H_kv neighbouring heads of q.
+
+    Gradients reach q, k, v and w, once: a second derivative is an error. What needs no gradient costs none.
+    Under torch.compile this is one opaque operator; under torch.autocast it computes in its type. Raises
+    TypeError or ValueError that names the argument, what it is, and what was wanted.
+    """
+    if autocasts_type(q) is not None and isinstance(w, torch.Tensor):
+        w = w.float()
+    causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, *in_autocasts_type(q, k, v))
+    scale, _ = check_conv(q, k, v, w, scale, dtypes=ANY_FLOAT)
+    o, log_sum = conv_forward_operator(q, k, v, w, bool(causal), float(scale))
+    return (o, log_sum) if return_lse else o
+
+
+@torch.library.custom_op("attention_course::conv_forward", mutates_args=())
+def conv_forward_operator(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(O, L), as `conv_forward`."""
+    return conv_forward(q, k, v, w, causal, scale)
+
+
+@conv_forward_operator.register_fake
+def shapes_forward(q, k, v, w, causal, scale):
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("attention_course::conv_backward", mutates_args=())
+def conv_backward_operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    w: torch.Tensor,
+    o: torch.Tensor,
+    log_sum: torch.Tensor,
+    d_o: torch.Tensor,
+    causal: bool,
+    scale: float,
+    wanted: list[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dQ, dK, dV, dW), as `conv_backward`; what is not wanted is an empty tensor."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    gradients = conv_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, deterministic)
+    d_q, d_k, d_v, d_w = (
+        like.new_empty(0) if gradient is None else gradient for gradient, like in zip(gradients, (q, k, v, w))
+    )
+    return d_q, d_k, d_v, d_w
+
+
+@conv_backward_operator.register_fake
+def shapes_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted):
+    return tuple(
+        tensor.new_empty(tensor.shape if want else (0,)) for tensor, want in zip((q, k, v, w), wanted)
+    )
+
+
+differentiable_once(conv_forward_operator, conv_backward_operator, 4, 2, "conv_attention")

@@ -1,0 +1,540 @@
+"""Convolutional attention, backward, on tensor cores: bfloat16 or float16 in and out, float32 sums.
+
+The formulas are those of `conv_backward`; this is one kernel, made twice. It owns rows of the scores and goes
+along their columns:
+
+    of queries   rows are queries, columns keys: dQ, and the taps' gradient
+    of keys      rows are keys, columns queries, all scores transposed and the taps with them: dK and dV
+
+A step takes COLUMNS columns through three phases, a warp 16 rows of each:
+
+    1. S0  of new columns, to shared memory in 16 bits
+    2. T   by products with bands of taps (as in `tensor_forward`), P and dT, which goes to shared memory; dV
+    3. dS  by products with bands of the flipped taps; dQ or dK; the taps' gradient
+
+A row shift is another address in shared memory, so the halo of rows is made once for a block: row x of T's
+tile needs the rows x … x + row taps - 1 of S0's, and so does dS of dT. What a step leaves of S0 and dT for
+the windows of the next stays where it is, in a ring of columns: there is no halo of columns.
+
+The taps' gradient of a row shift a sums S0[i + a, j'] · dT[i, j] over rows i, for eight columns j and the
+window of columns j' around them: a product of matrices, whose diagonals j' - j are the taps. A warp has every
+WARPS-th row shift.
+Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 2 (L and
+    D).
+
+    grid    (B · H, ⌈N / owned⌉), owned = WARPS · 16 - 2 · (row taps - 1); most work first
+    block   WARPS · 32 threads; 128 registers at d = 64, of which some spill (at most 88 bytes), 226 to 247
+            at d = 128 (sm_90)
+    shared  100 to 113 KiB at d = 64, so that two blocks share a multiprocessor, more for taps beyond some
+            11 × 11; 164 to 174 KiB at d = 128
+    cost    multiply-adds a score, before halos: 3 · d of queries, 4 · d of keys; and 16 times the row taps
+            for each of T, dS and dW (24 for more than nine column taps)
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from numba import cuda
+from numpy import float32, int16, int32, uint32
+from torch.nn.functional import pad
+
+from kernels.common.launch import launch, output
+from kernels.reference import above_diagonal, convolve, masked_scores
+from kernels.tensor_cores.instructions import (
+    cp_async_4,
+    cp_async_commit,
+    cp_async_wait_0,
+    exp2_approx,
+    ldmatrix_x2,
+    ldmatrix_x2_trans,
+    ldmatrix_x4,
+    ldmatrix_x4_trans,
+)
+from kernels.tensor_cores.launch import check_tensor_cores, kind_of, tensor_width
+from kernels.tensor_cores.tiles import (
+    ARITHMETIC,
+    LOG2E,
+    PADDING,
+    clamped,
+    mma_pair,
+    tile_copier,
+    value_adder,
+    window_of,
+)
+
+WARPS = 8  # in a block
+COLUMNS = 32  # of a step
+BLOCKS = COLUMNS // 8  # of eight columns
+RING = 2 * BLOCKS  # blocks of a row of S0 and dT in shared memory
+PITCH = RING * 4 + 4  # of such a row, in pairs of numbers
+NUMBERS = BLOCKS * 4  # of a lane, in 16 rows and COLUMNS columns
+SUMS = 8  # of a lane, in a product of 16 × 8 numbers whose sum is kept in two parts
+FEW = 16  # queries of which D is taken from the scores
+
+
+class Frame(NamedTuple):
+    """How the taps lie where rows are owned and columns go by: their number, and how many reach to a smaller
+    index."""
+
+    row_taps: int
+    column_taps: int
+    rows_before: int
+    columns_before: int
+
+
+def frame_of(c_q, c_k, of_keys):
+    left = (c_k - 1) // 2
+    return Frame(c_k, c_q, left, c_q - 1) if of_keys else Frame(c_q, c_k, c_q - 1, left)
+
+
+def owned_rows(frame, warps):
+    return warps * 16 - 2 * (frame.row_taps - 1)
+
+
+# Device functions -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def product_maker(kind, depth):
+    """multiply(c, a_tile, a_row, b_tile, b_row): c = A Bᵀ of 16 rows and COLUMNS rows."""
+    add_pair = mma_pair(kind)
+
+    @cuda.jit(device=True)
+    def multiply(c, a_tile, a_row, b_tile, b_row):
+        lane = cuda.threadIdx.x & 31
+        for x in range(NUMBERS):
+            c[x] = float32(0)
+        for d in range(depth):
+            a0, a1, a2, a3 = ldmatrix_x4(a_tile, (a_row + (lane & 15), d * 16 + (lane >> 4) * 8))
+            for pair in range(BLOCKS // 2):
+                b0, b1, b2, b3 = ldmatrix_x4(
+                    b_tile, (b_row + pair * 16 + (lane & 7) + (lane >> 4) * 8, d * 16 + (lane >> 3 & 1) * 8)
+                )
+                add_pair(c, pair * 8, a0, a1, a2, a3, b0, b1, b2, b3)
+
+    return multiply
+
+
+@cuda.jit(device=True)
+def place_of(block):
+    """Where a block of columns begins in its ring, in pairs of numbers."""
+    return (block & (RING - 1)) * 4
+
+
+@functools.cache
+def window_loader(blocks, transposed):
+    """load(x, tile, row, block): 16 rows of `blocks` blocks of columns as matrices, x[2 b] and x[2 b + 1] the
+    upper and lower half of block b."""
+    x4, x2 = (ldmatrix_x4_trans, ldmatrix_x2_trans) if transposed else (ldmatrix_x4, ldmatrix_x2)
+
+    @cuda.jit(device=True)
+    def load(x, tile, row, block):
+        lane = cuda.threadIdx.x & 31
+        for pair in range(blocks // 2):
+            y = pair * 4
+            x[y], x[y + 1], x[y + 2], x[y + 3] = x4(
+                tile, (row + (lane & 15), place_of(block + pair * 2 + (lane >> 4)))
+            )
+        if blocks & 1:
+            x[blocks * 2 - 2], x[blocks * 2 - 1] = x2(tile, (row + (lane & 15), place_of(block + blocks - 1)))
+
+    return load
+
+
+@functools.cache
+def convolver(kind, row_taps, column_taps):
+    """convolve(t, tile, row, block, bands): t = 16 rows of the tile from `row` on, and those below, times the
+    bands; the windows of t's first column begin window - 1 blocks before `block`."""
+    mma, mma_k8, _ = ARITHMETIC[kind]
+    window = window_of(column_taps)
+    blocks = BLOCKS + window - 1
+    s_numbers, load = 2 * blocks, window_loader(blocks, False)
+
+    @cuda.jit(device=True)
+    def convolve(t, tile, row, block, bands):
+        s = cuda.local.array(s_numbers, uint32)
+        lane = cuda.threadIdx.x & 31
+        for x in range(NUMBERS):
+            t[x] = float32(0)
+        for a in range(row_taps):
+            load(s, tile, row + a, block - (window - 1))
+            b0, b1 = bands[a * window, lane], bands[a * window + 1, lane]
+            for n in range(BLOCKS):
+                x, y = 2 * n, 4 * n
+                t[y], t[y + 1], t[y + 2], t[y + 3] = mma(
+                    s[x], s[x + 1], s[x + 2], s[x + 3], b0, b1, t[y], t[y + 1], t[y + 2], t[y + 3]
+                )
+            if window == 3:
+                b2 = bands[a * window + 2, lane]
+                for n in range(BLOCKS):
+                    x, y = 2 * n + 4, 4 * n
+                    t[y], t[y + 1], t[y + 2], t[y + 3] = mma_k8(
+                        s[x], s[x + 1], b2, t[y], t[y + 1], t[y + 2], t[y + 3]
+                    )
+
+    return convolve
+
+
+@functools.cache
+def tap_gradient_adder(kind, row_taps, column_taps, owned, warps):
+    """add_tap_gradients(sums, s_tile, g_tile, block, last): the products of this warp's row shifts, warp,
+    warp + WARPS, …; SUMS · (window - 1) sums each, of owned rows before the last.
+
+    A sum waits for the one before it: two chains of them, of even and odd blocks, wait half as long."""
+    mma = ARITHMETIC[kind].mma
+    window, shifts = window_of(column_taps), -(-row_taps // warps)
+    blocks, step = BLOCKS + window - 1, SUMS * (window - 1)
+    s_numbers, g_numbers = 2 * blocks, 2 * BLOCKS
+    load_s, load_g = window_loader(blocks, True), window_loader(BLOCKS, True)
+
+    @cuda.jit(device=True)
+    def add_tap_gradients(sums, s_tile, g_tile, block, last):
+        s = cuda.local.array(s_numbers, uint32)
+        g = cuda.local.array(g_numbers, uint32)
+        pair_of_rows, warp = (cuda.threadIdx.x & 3) * 2, cuda.threadIdx.x >> 5
+        for row in range(0, min(owned, last), 16):
+            load_g(g, g_tile, row, block)
+            if row + 16 > owned:
+                for x in range(g_numbers):
+                    if row + pair_of_rows + (x & 1) * 8 >= owned:
+                        g[x] = uint32(0)
+            for shift in range(shifts):
+                a = warp + shift * warps
+                if a < row_taps:
+                    load_s(s, s_tile, row + a, block - (window - 1))
+                    for n in range(BLOCKS):
+                        x, z = 2 * n, shift * step + (n & 1) * 4
+                        sums[z], sums[z + 1], sums[z + 2], sums[z + 3] = mma(
+                            s[x], s[x + 2], s[x + 1], s[x + 3], g[x], g[x + 1],
+                            sums[z], sums[z + 1], sums[z + 2], sums[z + 3],
+                        )  # fmt: skip
+                        if window == 3:
+                            z += SUMS
+                            sums[z], sums[z + 1], sums[z + 2], sums[z + 3] = mma(
+                                s[x + 4], uint32(0), s[x + 5], uint32(0), g[x], g[x + 1],
+                                sums[z], sums[z + 1], sums[z + 2], sums[z + 3],
+                            )  # fmt: skip
+
+    return add_tap_gradients
+
+
+@functools.cache
+def band_loader(kind, frame, of_keys):
+    """load_bands(bands, w, head, flipped): the bands of taps, the right operands of `mma` for a window, a
+    number for each lane."""
+    pack, window = ARITHMETIC[kind].pack, window_of(frame.column_taps)
+    row_taps, column_taps = frame.row_taps, frame.column_taps
+
+    @cuda.jit(device=True)
+    def tap_of(w, head, a, b, flipped):
+        if b < 0 or b >= column_taps:
+            return float32(0)
+        if flipped:
+            a, b = row_taps - 1 - a, column_taps - 1 - b
+        return w[head, b, a] if of_keys else w[head, a, b]
+
+    @cuda.jit(device=True)
+    def load_bands(bands, w, head, flipped):
+        for part in range(cuda.threadIdx.x, row_taps * window * 32, cuda.blockDim.x):
+            number, lane = part >> 5, part & 31
+            a, b = number // window, (lane & 3) * 2 + number % window * 8 - (lane >> 2)
+            bands[number, lane] = pack(tap_of(w, head, a, b, flipped), tap_of(w, head, a, b + 1, flipped))
+
+    return load_bands
+
+
+@functools.cache
+def gradient_storer(kind, d_tiles):
+    """store(out, batch, head, i, o, half, factor): row i of out (B, H, N, d / 2), int32, from this lane's row
+    of o, times factor."""
+    pack = ARITHMETIC[kind].pack
+
+    @cuda.jit(device=True)
+    def store(out, batch, head, i, o, half, factor):
+        lane = cuda.threadIdx.x & 31
+        for tile in range(d_tiles):
+            x = tile * 4 + half * 2
+            out[batch, head, i, tile * 4 + (lane & 3)] = int32(pack(o[x] * factor, o[x + 1] * factor))
+
+    return store
+
+
+# The kernel -------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=None):
+    """The kernel for rows of `width` numbers and (c_q, c_k) taps, of queries or of keys.
+
+    Its arguments: x and x2, the owned rows of the products S0 and dO·vᵀ: q and d_o, or k and v; y and y2 the
+    rows of their columns. first: dQ or dK; second: dW, a part for each block, or dV."""
+    pack, scaled = ARITHMETIC[kind].pack, kind == "float16"
+    frame = frame_of(c_q, c_k, of_keys)
+    row_taps, column_taps, rows_before, columns_before = frame
+    window, halo, rows_after = window_of(column_taps), row_taps - 1, row_taps - 1 - rows_before
+    rows, threads, pitch = warps * 16, warps * 32, width + PADDING
+    owned, made, lag = rows - 2 * halo, rows - halo, 8 * (window - 1)
+    t_offset, s_offset = columns_before - lag, column_taps - 1 - 2 * lag  # of dT's and dS's columns
+    d_tiles, two_steps, bands_in_all = width // 8, 2 * COLUMNS, row_taps * window
+    ring_rows, d_numbers = rows + halo, d_tiles * 4
+    shifts, sums_of_shift = -(-row_taps // warps), SUMS * (window - 1)
+    # what only one of the two kernels needs is there once in the other
+    v_numbers, sum_numbers = (d_numbers, 1) if of_keys else (1, shifts * sums_of_shift)
+    number_columns, scratch_warps = (two_steps, 1) if of_keys else (1, warps)
+    copy_rows, copy = tile_copier(rows, width, threads), tile_copier(COLUMNS, width, threads)
+    multiply, convolve = product_maker(kind, width // 16), convolver(kind, row_taps, column_taps)
+    add_products = value_adder(kind, 1, BLOCKS, d_tiles)
+    add_tap_gradients = tap_gradient_adder(kind, row_taps, column_taps, owned, warps)
+    load_bands, store = band_loader(kind, frame, of_keys), gradient_storer(kind, d_tiles)
+
+    @cuda.jit(device=True)
+    def masked(row, column):
+        """Whether a causal mask hides this score."""
+        return row > column if of_keys else column > row
+
+    @cuda.jit(device=True)
+    def any_masked(row, column):
+        """Whether it hides one of 16 rows and COLUMNS columns from there on."""
+        return row + 15 > column if of_keys else column + COLUMNS - 1 > row
+
+    @cuda.jit(device=True)
+    def row_of(z):
+        """The row of a lane's number z, from the warp's first."""
+        return (z >> 1 & 1) * 8 + ((cuda.threadIdx.x & 31) >> 2)
+
+    @cuda.jit(device=True)
+    def column_of(z):
+        """Its column, from the step's first."""
+        return (z >> 2) * 8 + (z & 1) + (cuda.threadIdx.x & 3) * 2
+
+    @cuda.jit(device=True)
+    def store_scores(tile, x, warp_row, block):
+        """A warp's rows of a tile from x, in 16 bits."""
+        for z in range(0, NUMBERS, 2):
+            place = place_of(block + (z >> 2)) + (cuda.threadIdx.x & 3)
+            tile[warp_row + row_of(z), place] = int32(pack(x[z], x[z + 1]))
+
+    @cuda.jit(device=True)
+    def copy_numbers(tile, base, log_sum, delta, batch, head, first):
+        """L and D of a step's columns."""
+        n = log_sum.shape[2]
+        for part in range(cuda.threadIdx.x, two_steps, threads):
+            j = first + part % COLUMNS
+            inside = 0 <= j and j < n
+            place, valid = (batch, head, j if inside else 0), int32(4) if inside else int32(0)
+            if part < COLUMNS:
+                cp_async_4(tile, (0, base + part), log_sum, place, valid)
+            else:
+                cp_async_4(tile, (1, base + part - COLUMNS), delta, place, valid)
+
+    @cuda.jit(max_registers=max_registers)
+    def conv_gradient_kernel(x, x2, y, y2, w, log_sum, delta, scale, causal, first_gradient, second_gradient):
+        x_tile = cuda.shared.array((rows, pitch), int16, alignment=16)
+        x2_tile = cuda.shared.array((rows, pitch), int16, alignment=16)
+        y_tiles = cuda.shared.array((two_steps, pitch), int16, alignment=16)
+        late_y_tiles = cuda.shared.array((two_steps, pitch), int16, alignment=16)
+        y2_tiles = cuda.shared.array((two_steps, pitch), int16, alignment=16)
+        s_tile = cuda.shared.array((ring_rows, PITCH), int32, alignment=16)
+        g_tile = cuda.shared.array((ring_rows, PITCH), int32, alignment=16)
+        bands = cuda.shared.array((bands_in_all, 32), uint32)
+        flipped = cuda.shared.array((bands_in_all, 32), uint32)
+        of_columns = cuda.shared.array((2, number_columns), float32)
+        diagonals = cuda.shared.array((scratch_warps, column_taps, 8), float32)
+        s = cuda.local.array(NUMBERS, float32)
+        g = cuda.local.array(NUMBERS, float32)
+        d_x = cuda.local.array(d_numbers, float32)
+        d_x2 = cuda.local.array(v_numbers, float32)
+        sums = cuda.local.array(sum_numbers, float32)
+        of_rows = cuda.local.array(4, float32)
+        batch, head = cuda.blockIdx.x // x.shape[1], cuda.blockIdx.x % x.shape[1]
+        lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
+        n, warp_row = x.shape[2], warp * 16
+        tile = cuda.blockIdx.y if of_keys else cuda.gridDim.y - 1 - cuda.blockIdx.y
+        i0 = tile * owned
+        t_begin = i0 if of_keys and causal else 0  # the first column of dT
+        begin = max(0, t_begin - columns_before)
+        end = (min(n, i0 + owned) if causal and not of_keys else n) - s_offset
+        factor = LOG2E if scaled else scale * LOG2E
+        s_row, t_row = i0 - halo, i0 - rows_after  # of the tile's row 0
+        # 0. rows, the first columns, taps; empty rings
+        copy_rows(x_tile, 0, x, batch, head, s_row)
+        copy_rows(x2_tile, 0, x2, batch, head, t_row)
+        copy(late_y_tiles, 0, y, batch, head, begin + s_offset)
+        for step in range(0, two_steps, COLUMNS):
+            copy(y_tiles, step, y, batch, head, begin + step)
+            copy(y2_tiles, step, y2, batch, head, begin + step + t_offset)
+            if of_keys:
+                copy_numbers(of_columns, step, log_sum, delta, batch, head, begin + step + t_offset)
+        cp_async_commit()
+        load_bands(bands, w, head, False)
+        load_bands(flipped, w, head, True)
+        for part in range(cuda.threadIdx.x, ring_rows * PITCH, threads):
+            s_tile[part // PITCH, part % PITCH] = g_tile[part // PITCH, part % PITCH] = int32(0)
+        for z in range(d_numbers):
+            d_x[z] = float32(0)
+        for z in range(v_numbers):
+            d_x2[z] = float32(0)
+        for z in range(sum_numbers):
+            sums[z] = float32(0)
+        for half in range(2):
+            i = t_row + warp_row + row_of(2 * half)
+            inside = not of_keys and i < n
+            of_rows[half] = log_sum[batch, head, i] if inside else float32(0)
+            of_rows[2 + half] = delta[batch, head, i] if inside else float32(0)
+        base, block = 0, 0
+        cp_async_wait_0()
+        cuda.syncthreads()
+        for first in range(begin, end, COLUMNS):
+            # 1. S0
+            multiply(s, x_tile, warp_row, y_tiles, base)
+            row = s_row + warp_row
+            if causal and any_masked(row, first):
+                for z in range(NUMBERS):
+                    if masked(row + row_of(z), first + column_of(z)):
+                        s[z] = float32(0)
+            if scaled:
+                for z in range(NUMBERS):
+                    s[z] = clamped(s[z] * scale)
+            store_scores(s_tile, s, warp_row, block)
+            cuda.syncthreads()
+            # 2. T, dO·vᵀ; P and dT
+            convolve(s, s_tile, warp_row, block, bands)
+            multiply(g, x2_tile, warp_row, y2_tiles, base)
+            for z in range(NUMBERS):
+                if of_keys:
+                    l, d = of_columns[0, base + column_of(z)], of_columns[1, base + column_of(z)]
+                else:
+                    l, d = of_rows[z >> 1 & 1], of_rows[2 + (z >> 1 & 1)]
+                s[z] = exp2_approx(s[z] * factor - l * LOG2E)
+                g[z] = s[z] * (g[z] - d)
+                if scaled:
+                    g[z] = clamped(g[z])
+            row, column = t_row + warp_row, first + t_offset
+            edge = column < t_begin or column + COLUMNS > n or row < 0 or row + 16 > n
+            if edge or warp_row + 16 > made or causal and any_masked(row, column):
+                for z in range(NUMBERS):
+                    i, j = row + row_of(z), column + column_of(z)
+                    outside = i < 0 or i >= min(n, t_row + made) or j < t_begin or j >= n
+                    if outside or causal and masked(i, j):
+                        s[z] = g[z] = float32(0)
+            store_scores(g_tile, g, warp_row, block)
+            if of_keys:
+                add_products(d_x2, s, y2_tiles, base)
+            cp_async_wait_0()
+            cuda.syncthreads()
+            # the next columns: this step's places of y and y2 are free, and the last one's of late y
+            following = first + COLUMNS
+            if following < end:
+                copy(late_y_tiles, COLUMNS - base, y, batch, head, following + s_offset)
+            following += COLUMNS
+            if following < end:
+                copy(y_tiles, base, y, batch, head, following)
+                copy(y2_tiles, base, y2, batch, head, following + t_offset)
+                if of_keys:
+                    copy_numbers(of_columns, base, log_sum, delta, batch, head, following + t_offset)
+            cp_async_commit()
+            # 3. dS; dQ or dK, and dW
+            convolve(g, g_tile, warp_row, block, flipped)
+            row, column = i0 + warp_row, first + s_offset
+            if column < 0 or column + COLUMNS > n or causal and any_masked(row, column):
+                for z in range(NUMBERS):
+                    i, j = row + row_of(z), column + column_of(z)
+                    if j < 0 or j >= n or causal and masked(i, j):
+                        g[z] = float32(0)
+            if scaled:
+                for z in range(NUMBERS):
+                    g[z] = clamped(g[z])
+            add_products(d_x, g, late_y_tiles, base)
+            if not of_keys:
+                add_tap_gradients(sums, s_tile, g_tile, block, n - i0)
+                cuda.syncthreads()  # S0 of the next step takes the place of what was read here
+            base, block = COLUMNS - base, block + BLOCKS
+        # 4. what the block owns
+        for half in range(2):
+            x_row = warp_row + row_of(2 * half)
+            if x_row < owned and i0 + x_row < n:
+                store(first_gradient, batch, head, i0 + x_row, d_x, half, scale)
+            if of_keys and rows_after <= x_row and x_row < rows_after + owned and t_row + x_row < n:
+                store(second_gradient, batch, head, t_row + x_row, d_x2, half, float32(1))
+        if not of_keys:
+            part, tap_factor = batch * cuda.gridDim.y + tile, float32(1) if scaled else scale
+            for shift in range(shifts):
+                a = warp + shift * warps
+                for z in range(sums_of_shift):
+                    if z & 4 == 0:
+                        x_column = (lane & 3) * 2 + (z & 1)
+                        tap = (lane >> 2) + (z >> 3) * 16 + (z >> 1 & 1) * 8 - x_column
+                        if 0 <= tap and tap < column_taps:
+                            at = shift * sums_of_shift + z
+                            diagonals[warp, tap, x_column] = sums[at] + sums[at + 4]
+                cuda.syncwarp()
+                if a < row_taps and lane < column_taps:
+                    total = float32(0)
+                    for x_column in range(8):
+                        total += diagonals[warp, lane, x_column]
+                    second_gradient[part, head, a, lane] = total * tap_factor
+                cuda.syncwarp()
+
+    return conv_gradient_kernel
+
+
+# Host -------------------------------------------------------------------------------------------------------
+
+
+def registers_of(width):
+    """The most registers a thread may have: two blocks share a multiprocessor where shared memory lets
+    them."""
+    return 128 if width == 64 else None
+
+
+def sums_of_rows(q, k, v, w, o, log_sum, d_o, causal, scale):
+    """D = Σ_j P · dP of each query, (B, H, N), float32: the sum of dO · O; of few queries, where it matters
+    that O is rounded to 16 bits, from P, of scores that are rounded as the kernels round them."""
+    if q.shape[2] > FEW:
+        return (d_o * o.detach().float()).sum(-1)
+    before, after = (scale, 1) if kind_of(q) == "float16" else (1, scale)
+    s = masked_scores(q.float(), k.float(), causal, before).to(q.dtype).float()
+    t = convolve(s, w.to(q.dtype).float()) * after
+    t = t.masked_fill(above_diagonal(t), -math.inf) if causal else t
+    return (torch.exp(t - log_sum[..., None]) * (d_o.float() @ v.float().transpose(-1, -2))).sum(-1)
+
+
+def conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run=None, warps=WARPS):
+    """(dQ, dK, dV, dW) of bfloat16 or float16 q, k, v, o and d_o and taps w, contiguous and checked
+    (`kernels.common.launch`), as `conv_backward`; gradients have the types of their tensors. The taps are
+    rounded to the type of q. Nothing is added in an order that changes from run to run."""
+    check_tensor_cores(q)
+    (batch, heads, n, d), width, taps = q.shape, tensor_width(q.shape[3]), w.shape[1:]
+    delta = sums_of_rows(q, k, v, w, o, log_sum.detach(), d_o, causal, scale)
+    padded = [x if d == width else pad(x, (0, width - d)) for x in (q, k, v, d_o)]
+    q_bits, k_bits, v_bits, d_o_bits = (x.view(torch.int16) for x in padded)
+    shared = w.float(), log_sum.detach(), delta, scale, bool(causal)
+
+    def run_kernel(of_keys, *arguments):
+        kernel = gradient_kernel(width, kind_of(q), *taps, of_keys, warps, registers_of(width))
+        tiles = -(-n // owned_rows(frame_of(*taps, of_keys), warps))
+        launch(kernel, (batch * heads, tiles), warps * 32, *arguments, run=run)
+
+    def fresh():
+        return output(padded[0].shape, like=q, dtype=q.dtype)
+
+    def cut(gradient):
+        return gradient if d == width else gradient[..., :d].contiguous()
+
+    d_q = d_k = d_v = d_w = None
+    if wanted[0] or wanted[3]:
+        tiles = -(-n // owned_rows(frame_of(*taps, False), warps))
+        d_q, d_w = fresh(), output((batch * tiles, *w.shape), like=q)
+        run_kernel(False, q_bits, d_o_bits, k_bits, v_bits, *shared, d_q.view(torch.int32), d_w)
+        d_q, d_w = cut(d_q), d_w.sum(0).to(w.dtype)
+    if wanted[1] or wanted[2]:
+        d_k, d_v = fresh(), fresh()
+        run_kernel(
+            True, k_bits, v_bits, q_bits, d_o_bits, *shared, d_k.view(torch.int32), d_v.view(torch.int32)
+        )
+        d_k, d_v = cut(d_k), cut(d_v)
+    if n == 1:  # the weight of the only key is 1, whatever its score; NaN stays
+        d_q, d_k, d_w = (None if gradient is None else gradient * 0 for gradient in (d_q, d_k, d_w))
+    return tuple(gradient if want else None for gradient, want in zip((d_q, d_k, d_v, d_w), wanted))

@@ -1,0 +1,223 @@
+"""Convolutional attention for one new token on tensor cores: bfloat16 or float16 keys and values, float32
+sums.
+
+The formulas, and the split of the keys among blocks, are those of `conv_decode`, whose second kernel merges
+what the blocks found. A block takes KEYS keys at a time:
+
+    S0   the window of queries (at most 15 rows, of 16) times Kᵀ; each warp makes a quarter of the columns. It
+         goes to shared memory in 16 bits, masked, after the columns that the last tile has left
+    T    one `mma` for each row a of the window: row m of its left operand are the 16 columns of S0[a] from 8m
+         on, which lie 16 bytes apart and overlap; its right operand is a band of taps, as in
+         `tensor_forward`. So row m of the product is T of eight keys. Every warp makes all of T,
+         which is cheaper than to wait
+    O    each warp adds its quarter of the keys. Row m of the left operand holds the weights of the keys 8m …
+         8m + 7 and zeros else, which is how a lane has them; the sum over the rows comes at the end
+
+K and V are on their way (`cp_async`) while the tile before is used.
+Sources: those of `conv_decode`.
+
+    grid    (splits, H, B)
+    block   WARPS · 32 threads
+    shared  4 · KEYS · (width + 8) · 2 bytes and about 7 KiB: 79 KiB at d = 64, 143 KiB at d = 128
+    cost    the bytes of K and V, read once but for the halos
+"""
+
+import functools
+
+from numba import cuda
+from numpy import float32, int16, uint32
+
+from kernels.common.tiles import MINUS_INFINITY
+from kernels.tensor_cores.instructions import (
+    cp_async_commit,
+    cp_async_wait_0,
+    exp2_approx,
+    ldmatrix_x4,
+    ldmatrix_x4_trans,
+)
+from kernels.tensor_cores.launch import aligned, with_positive_scale
+from kernels.tensor_cores.tiles import (
+    ARITHMETIC,
+    FULL,
+    LARGEST,
+    LN2,
+    LOG2E,
+    PADDING,
+    SLACK,
+    clamped,
+    mma_pair,
+    row_copier,
+    tap_loader,
+    window_of,
+)
+
+WARPS, KEYS, ROWS = 4, 128, 16  # in a block; in a tile; of a window, filled up
+BLOCKS = 2  # that a multiprocessor holds
+OWN = KEYS // WARPS  # keys of a warp in a tile
+TWO_TILES = 2 * KEYS
+CARRIED = 16  # columns before a tile's own, for those of the tile before
+SCORES = CARRIED + KEYS + PADDING
+THREADS = WARPS * 32
+
+
+@functools.cache
+def decode_tensor_kernel(width, kind, c_q, c_k):
+    """The kernel for rows of at most `width` numbers and (c_q, c_k) taps."""
+    (mma, mma_k8, pack), add_pair = ARITHMETIC[kind], mma_pair(kind)
+    scaled = kind == "float16"
+    left = (c_k - 1) // 2
+    window, load_taps = window_of(c_k), tap_loader(kind, c_q, c_k)
+    lag = 8 * (window - 1)
+    shift, pitch = left - lag, width + PADDING
+    depth, d_tiles, own_tiles = width // 16, width // 8, OWN // 8
+    o_numbers, s_numbers = d_tiles * 4, own_tiles * 4
+    tap_numbers = c_q * window
+    copy = row_copier(width, THREADS)
+
+    @cuda.jit(device=True)
+    def convolve(t, scores, taps):
+        """t (4 numbers of a lane) = T of KEYS keys: of key 8 (lane // 4) + 2 (lane % 4), of the next, and of
+        the two 64 further on."""
+        lane = cuda.threadIdx.x & 31
+        at = CARRIED - lag + (lane & 15) * 8
+        for e in range(4):
+            t[e] = float32(0)
+        for a in range(c_q):
+            a0, a1, a2, a3 = ldmatrix_x4(scores, (a, at + (lane >> 4) * 8))
+            t[0], t[1], t[2], t[3] = mma(
+                a0, a1, a2, a3, taps[a * window], taps[a * window + 1], t[0], t[1], t[2], t[3]
+            )
+            if window == 3:
+                a0, a1, a2, a3 = ldmatrix_x4(scores, (a, at + (lane >> 4) * 8 + 8))
+                t[0], t[1], t[2], t[3] = mma_k8(a2, a3, taps[a * window + 2], t[0], t[1], t[2], t[3])
+
+    @cuda.jit
+    def decode_tensor_kernel(q, k, v, w, scale, length, parts):
+        """parts (B, H, splits, d + 2) = each block's o, m and l; q: (B, H, R, d), the window, R = min(c_q,
+        N_k) rows; k and v: (B, H, N_k, d); all int16; w: (H, c_q, c_k) float32; length: keys of a block."""
+        k_tiles = cuda.shared.array((TWO_TILES, pitch), int16, alignment=16)
+        v_tiles = cuda.shared.array((TWO_TILES, pitch), int16, alignment=16)
+        q_tile = cuda.shared.array((ROWS, pitch), int16, alignment=16)
+        scores = cuda.shared.array((ROWS, SCORES), int16, alignment=16)
+        sums = cuda.shared.array((WARPS, width), float32)
+        taps = cuda.local.array(tap_numbers, uint32)
+        s, t = cuda.local.array(s_numbers, float32), cuda.local.array(4, float32)
+        os = cuda.local.array(o_numbers, float32)
+        batch, head = cuda.blockIdx.z, cuda.blockIdx.y
+        thread, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
+        group, pair = lane >> 2, (lane & 3) * 2
+        n, d, rows = k.shape[2], parts.shape[3] - 2, q.shape[2]
+        start = cuda.blockIdx.x * length
+        end = min(n, start + length)
+        factor = LOG2E if scaled else scale * LOG2E
+        # 1. the window, the first keys, the taps
+        copy(q_tile, 0, ROWS, q, batch, head, rows - c_q)
+        copy(k_tiles, 0, KEYS, k, batch, head, start - left)
+        copy(v_tiles, 0, KEYS, v, batch, head, start - left + shift)
+        cp_async_commit()
+        load_taps(taps, w, head)
+        for x in range(o_numbers):
+            os[x] = float32(0)
+        for x in range(thread, ROWS * CARRIED, THREADS):
+            scores[x // CARRIED, x % CARRIED] = 0
+        m, l, place = MINUS_INFINITY, float32(0), 0
+        for first in range(start - left, end - shift, KEYS):
+            cp_async_wait_0()
+            cuda.syncthreads()  # the tile is there, and the one before is used up
+            if first + KEYS + shift < end:
+                copy(k_tiles, KEYS - place, KEYS, k, batch, head, first + KEYS)
+                copy(v_tiles, KEYS - place, KEYS, v, batch, head, first + KEYS + shift)
+                cp_async_commit()
+            # 2. S0 of this warp's keys, behind what is carried
+            for x in range(s_numbers):
+                s[x] = float32(0)
+            for step in range(depth):
+                a0, a1, a2, a3 = ldmatrix_x4(q_tile, (lane & 15, (lane >> 4) * 8 + step * 16))
+                for tile in range(own_tiles // 2):
+                    row = place + warp * OWN + tile * 16 + (lane & 7) + (lane >> 4) * 8
+                    b0, b1, b2, b3 = ldmatrix_x4(k_tiles, (row, (lane >> 3 & 1) * 8 + step * 16))
+                    add_pair(s, tile * 8, a0, a1, a2, a3, b0, b1, b2, b3)
+            for tile in range(own_tiles):
+                for half in range(2):
+                    a, column = group + half * 8, warp * OWN + tile * 8 + pair
+                    x, last = tile * 4 + half * 2, n - c_q + a - first - column  # the last key that a sees
+                    low = s[x] if last >= 0 else float32(0)
+                    high = s[x + 1] if last >= 1 else float32(0)
+                    if scaled:
+                        low, high = clamped(low * scale), clamped(high * scale)
+                    both = pack(low, high)
+                    scores[a, CARRIED + column] = int16(both & uint32(0xFFFF))
+                    scores[a, CARRIED + column + 1] = int16(both >> uint32(16))
+            cuda.syncthreads()  # S0 is there
+            # 3. T and its softmax
+            convolve(t, scores, taps)
+            largest = MINUS_INFINITY
+            for e in range(4):
+                j = first + shift + group * 8 + pair + (e >> 1) * 64 + (e & 1)
+                if j < start or j >= end:
+                    t[e] = MINUS_INFINITY
+                largest = max(largest, t[e])
+            if cuda.any_sync(FULL, largest > m + min(SLACK / factor, LARGEST)):
+                for bit in range(5):
+                    largest = max(largest, cuda.shfl_xor_sync(FULL, largest, 1 << bit))
+                largest = max(m, largest)
+                shrink = float32(0)
+                if m != MINUS_INFINITY:
+                    shrink = exp2_approx((m - largest) * factor)
+                m, l = largest, l * shrink
+                for x in range(o_numbers):
+                    os[x] *= shrink
+            base = float32(0) if m == MINUS_INFINITY else m
+            for e in range(4):
+                t[e] = exp2_approx((t[e] - base) * factor)
+                l += t[e]
+            # 4. O of this warp's keys
+            above, below = pack(t[0], t[1]), pack(t[2], t[3])
+            for step in range(OWN // 16):
+                block = warp * (OWN // 8) + step * 2
+                a0 = above if group == block else uint32(0)
+                a1 = below if group + 8 == block else uint32(0)
+                a2 = above if group == block + 1 else uint32(0)
+                a3 = below if group + 8 == block + 1 else uint32(0)
+                row = place + warp * OWN + step * 16 + (lane & 15)
+                for tile in range(d_tiles // 2):
+                    b0, b1, b2, b3 = ldmatrix_x4_trans(v_tiles, (row, (lane >> 4) * 8 + tile * 16))
+                    add_pair(os, tile * 8, a0, a1, a2, a3, b0, b1, b2, b3)
+            cuda.syncthreads()  # every warp has its T: the last columns may move to the front
+            for x in range(thread, ROWS * CARRIED, THREADS):
+                scores[x // CARRIED, x % CARRIED] = scores[x // CARRIED, KEYS + x % CARRIED]
+            place = KEYS - place
+        # 5. the sum over the rows, and over the warps
+        for tile in range(d_tiles):
+            for e in range(2):
+                total = os[tile * 4 + e] + os[tile * 4 + 2 + e]
+                for bit in range(2, 5):
+                    total += cuda.shfl_xor_sync(FULL, total, 1 << bit)
+                if group == 0:
+                    sums[warp, tile * 8 + pair + e] = total
+        for bit in range(5):
+            l += cuda.shfl_xor_sync(FULL, l, 1 << bit)
+        cuda.syncthreads()
+        part = parts[batch, head, cuda.blockIdx.x]
+        if thread < d:
+            total = float32(0)
+            for other in range(WARPS):
+                total += sums[other, thread]
+            part[thread] = total
+        if thread == 0:
+            part[d], part[d + 1] = m * factor * LN2, l
+
+    return decode_tensor_kernel
+
+
+def length_of(keys, c_k):
+    """The keys of a block that is to have at least so many: all that its tiles hold but for the halo."""
+    lag = 8 * (window_of(c_k) - 1)
+    return -(-(keys + lag) // KEYS) * KEYS - lag
+
+
+def operands(q, k, v, scale):
+    """q, k and v as the kernel takes them, and a positive scale. K and V are copied only where a row does not
+    begin at a multiple of 16 bytes."""
+    q, scale = with_positive_scale(q, scale)
+    return *map(aligned, (q, k, v)), scale

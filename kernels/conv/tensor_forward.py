@@ -1,0 +1,227 @@
+"""Convolutional attention, forward, on tensor cores: bfloat16 or float16 in and out, float32 sums.
+
+The formulas are those of `conv_forward`. S0 never leaves the registers:
+
+    rows       The four lanes of a group own `strip` neighbouring queries (and make S0 for the P_q above them
+               as well), so that the row i + a of S0 is in another register of the same lane. `mma` takes any
+               16 rows as its matrix: here row 2t + h of each group's strip, for 8 groups and h = 0, 1. Q
+               stands in shared memory in that order.
+    columns    S0 of 16 neighbouring keys (or 24) times a band of taps, B[j', j] = w[a, j' - j], is the row
+               shift a's part of T of eight keys: output columns begin P_k to the right of input columns, so
+               that the window lies inside. S0 that a step leaves for the next stays where it is.
+
+What it costs to have no S0 in memory: S0 of the P_q rows above each strip is made once more for each strip,
+(strip + P_q) / strip times Q Kᵀ. S0 is rounded to 16 bits, and so are the taps.
+Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 1 (the
+    loop).
+
+    grid    see `kernels.tensor_cores.launch`
+    block   WARPS · 32 threads, WARPS · 8 · strip queries; 255 registers (sm_90)
+    shared  about (WARPS · 8 · strip + P_q + 4 · KEYS) · (d + 8) · 2 bytes
+    cost    multiply-adds a score: d · (strip + P_q) / strip, then 16 · c_q (24 for c_k > 9), then d
+"""
+
+import functools
+
+from numba import cuda
+from numpy import float32, int16, int32, uint32
+
+from kernels.common.tiles import MINUS_INFINITY
+from kernels.tensor_cores.instructions import cp_async_16, cp_async_commit, cp_async_wait_0, ldmatrix_x4
+from kernels.tensor_cores.launch import Work, kind_of, launch_on_tensor_cores, tensor_width
+from kernels.tensor_cores.tiles import (
+    ARITHMETIC,
+    CHUNK,
+    LOG2E,
+    PADDING,
+    clamped,
+    row_storer,
+    softener,
+    tap_loader,
+    tile_copier,
+    value_adder,
+    window_of,
+)
+
+WARPS = 4  # in a block
+KEYS = 64  # in a tile
+TWO_TILES = 2 * KEYS
+
+
+@functools.cache
+def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_registers=None):
+    """The kernel for rows of `width` numbers and (c_q, c_k) taps: strips of so many rows, steps of so many
+    keys.
+
+    Sizes in blocks of eight keys: `window`, of S0 that one block of T needs; `new`, of a step; `held`, in
+    registers. `shift`: from a step's first new key of S0 to its first key of T."""
+    mma, mma_k8, pack = ARITHMETIC[kind]
+    scaled = kind == "float16"  # before S0 is rounded, as its range is small
+    above, left = c_q - 1, (c_k - 1) // 2
+    window, new = window_of(c_k), step_keys // 8
+    held, shift = new + window - 1, left - 8 * (window - 1)
+    rows, pitch, threads = warps * strip * 8, width + PADDING, warps * 32
+    depth, d_tiles, m_tiles = width // 16, width // 8, strip // 2
+    s_tiles = (strip + above + 1) // 2
+    groups = -(-(rows + 2 * s_tiles - strip) // strip)
+    chunks, q_places = width // CHUNK, strip * groups
+    s_numbers, o_numbers, t_numbers = 2 * s_tiles * held, m_tiles * d_tiles * 4, m_tiles * new * 4
+    b_numbers, c_numbers = new * 2, s_tiles * new * 4
+    tap_numbers = c_q * window
+    copy, load_taps = tile_copier(KEYS, width, threads), tap_loader(kind, c_q, c_k)
+    soften = softener(m_tiles, new, d_tiles)
+    add_values = value_adder(kind, m_tiles, new, d_tiles)
+    store_row = row_storer(kind, d_tiles)
+
+    @cuda.jit(device=True)
+    def copy_queries(q_tile, q, batch, head, i0):
+        n = q.shape[2]
+        for part in range(cuda.threadIdx.x, q_places * chunks, threads):
+            place, c = part // chunks, part % chunks * CHUNK
+            i = i0 - above + place % groups * strip + place // groups
+            inside = 0 <= i and i < n
+            row = i if inside else 0
+            cp_async_16(q_tile, (place, c), q, (batch, head, row, c), int32(16) if inside else int32(0))
+
+    @cuda.jit(device=True)
+    def add_scores(c, q_tile, q_row, q_column, k_tiles, k_row, k_column):
+        """c = Q Kᵀ of the warp's rows and their halo, and the step's keys."""
+        b = cuda.local.array(b_numbers, uint32)
+        for tile in range(s_tiles):
+            for x in range(new * 4):
+                c[tile * new * 4 + x] = float32(0)
+        for d in range(depth):
+            for pair in range(new // 2):
+                x = pair * 4
+                b[x], b[x + 1], b[x + 2], b[x + 3] = ldmatrix_x4(
+                    k_tiles, (k_row + pair * 16, k_column + d * 16)
+                )
+            for tile in range(s_tiles):
+                place = q_row + 2 * tile % strip * groups + 2 * tile // strip
+                a0, a1, a2, a3 = ldmatrix_x4(q_tile, (place, q_column + d * 16))
+                for block in range(new):
+                    x, y = (tile * new + block) * 4, block * 2
+                    c[x], c[x + 1], c[x + 2], c[x + 3] = mma(
+                        a0, a1, a2, a3, b[y], b[y + 1], c[x], c[x + 1], c[x + 2], c[x + 3]
+                    )
+
+    @cuda.jit(device=True)
+    def convolve(t, s, taps):
+        for x in range(t_numbers):
+            t[x] = float32(0)
+        for a in range(c_q):
+            for block in range(new):
+                for tile in range(m_tiles):
+                    x, y = (2 * tile + a) * held + block, (tile * new + block) * 4
+                    t[y], t[y + 1], t[y + 2], t[y + 3] = mma(
+                        s[x], s[x + held], s[x + 1], s[x + held + 1], taps[a * window], taps[a * window + 1],
+                        t[y], t[y + 1], t[y + 2], t[y + 3],
+                    )  # fmt: skip
+                    if window == 3:
+                        t[y], t[y + 1], t[y + 2], t[y + 3] = mma_k8(
+                            s[x + 2], s[x + held + 2], taps[a * window + 2],
+                            t[y], t[y + 1], t[y + 2], t[y + 3],
+                        )  # fmt: skip
+
+    @cuda.jit(max_registers=max_registers)
+    def conv_tensor_kernel(q, k, v, w, scale, causal, snake, o, log_sum):
+        q_tile = cuda.shared.array((q_places, pitch), int16, alignment=16)
+        k_tiles = cuda.shared.array((TWO_TILES, pitch), int16, alignment=16)
+        v_tiles = cuda.shared.array((TWO_TILES, pitch), int16, alignment=16)
+        taps = cuda.local.array(tap_numbers, uint32)
+        s = cuda.local.array(s_numbers, uint32)
+        c = cuda.local.array(c_numbers, float32)
+        t = cuda.local.array(t_numbers, float32)
+        os = cuda.local.array(o_numbers, float32)
+        m, l = cuda.local.array(strip, float32), cuda.local.array(strip, float32)
+        batch, head = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1]
+        lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
+        n, turn, turns = q.shape[2], cuda.blockIdx.y, cuda.gridDim.y
+        tile_of_rows = turns - 1 - turn
+        if snake and 2 * turn >= turns:
+            tile_of_rows = turn - (turns + 1) // 2
+        i0 = tile_of_rows * rows
+        warp_row = i0 + warp * (strip * 8)
+        my_row, my_column = warp_row + (lane >> 2) * strip, (lane & 3) * 2
+        q_row, q_column = (lane >> 3 & 1) * groups + warp * 8 + (lane & 7), (lane >> 4) * 8
+        k_row, k_column = (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
+        seen = min(n, i0 + rows) if causal else n
+        factor = LOG2E if scaled else scale * LOG2E
+        # 1. queries, the first keys, the taps
+        copy_queries(q_tile, q, batch, head, i0)
+        copy(k_tiles, 0, k, batch, head, 0)
+        copy(v_tiles, 0, v, batch, head, shift)
+        cp_async_commit()
+        load_taps(taps, w, head)
+        for x in range(s_numbers):
+            s[x] = uint32(0)
+        for x in range(o_numbers):
+            os[x] = float32(0)
+        for r in range(strip):
+            m[r], l[r] = MINUS_INFINITY, float32(0)
+        for first in range(0, seen - shift, step_keys):
+            place = first & (2 * KEYS - 1)
+            if place & (KEYS - 1) == 0:
+                cp_async_wait_0()
+                cuda.syncthreads()
+                if first + KEYS + shift < seen:
+                    copy(k_tiles, KEYS - place, k, batch, head, first + KEYS)
+                    copy(v_tiles, KEYS - place, v, batch, head, first + KEYS + shift)
+                    cp_async_commit()
+            out = first + shift
+            if not causal or out < warp_row + strip * 8:
+                edge = out < 0 or out + step_keys > n or causal and first + step_keys > warp_row - above + 1
+                # 2. S0 of more keys
+                add_scores(c, q_tile, q_row, q_column, k_tiles, k_row + place, k_column)
+                if edge and causal:
+                    for tile in range(s_tiles):
+                        for block in range(new):
+                            for e in range(4):
+                                i = my_row - above + 2 * tile + (e >> 1)
+                                if first + block * 8 + my_column + (e & 1) > i:
+                                    c[(tile * new + block) * 4 + e] = float32(0)
+                for tile in range(s_tiles):
+                    for block in range(new):
+                        x, y = (tile * new + block) * 4, 2 * tile * held + window - 1 + block
+                        if scaled:
+                            for e in range(4):
+                                c[x + e] = clamped(c[x + e] * scale)
+                        s[y], s[y + held] = pack(c[x], c[x + 1]), pack(c[x + 2], c[x + 3])
+                # 3. T
+                convolve(t, s, taps)
+                for row in range(2 * s_tiles):
+                    for block in range(window - 1):
+                        s[row * held + block] = s[row * held + block + new]
+                if edge:
+                    for tile in range(m_tiles):
+                        for block in range(new):
+                            for e in range(4):
+                                i = my_row + 2 * tile + (e >> 1)
+                                j = out + block * 8 + my_column + (e & 1)
+                                if j < 0 or j >= n or causal and j > i:
+                                    t[(tile * new + block) * 4 + e] = MINUS_INFINITY
+                # 4. softmax, and O
+                soften(t, m, l, os, factor)
+                add_values(os, t, v_tiles, place)
+        # 5. one division for each number of the output
+        for r in range(strip):
+            store_row(o, log_sum, batch, head, my_row + r, os, r, m[r], l[r], factor)
+
+    return conv_tensor_kernel
+
+
+def shape_of(width, c_q, c_k):
+    """(strip, keys of a step): as many as the registers hold, by measurement."""
+    if width > 64:
+        return 2, 32
+    return (4, 32) if c_q < 9 and c_k <= 9 else (4, 16)
+
+
+def conv_tensor_forward(q, k, v, w, causal, scale, run=None):
+    """(O, L) of bfloat16 or float16 q, k and v and taps w, contiguous and checked (`kernels.common.launch`);
+    O is like q. The taps are rounded to the type of q."""
+    width, (c_q, c_k) = tensor_width(q.shape[3]), w.shape[1:]
+    strip, step_keys = shape_of(width, c_q, c_k)
+    kernel = conv_tensor_kernel(width, kind_of(q), WARPS, strip, c_q, c_k, step_keys)
+    work = Work(WARPS * strip * 8, WARPS * 32)
+    return launch_on_tensor_cores(kernel, work, q, k, v, (w.float(),), scale, causal, run)

@@ -1,0 +1,1 @@
+"""Flash attention: one thread a query, one warp a query, and on tensor cores."""

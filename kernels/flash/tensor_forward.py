@@ -1,0 +1,155 @@
+"""Flash attention, forward, on tensor cores: bfloat16 or float16 in and out, float32 sums.
+
+As `flash_forward`, with these differences. A block has WARPS warps of PIECES · 16 queries each; Q stays in
+registers as operands of `mma` (for d <= 64), and the scores of a warp's rows and KEYS keys are made, used as
+weights and forgotten there too: the numbers of S that a lane gets from `mma` are those of P that it has to
+give to the next. K and V pass through shared memory in two places in turn: while one tile is used, the next
+one is copied (`cp_async`), so that a tile costs one barrier. m follows the maximum at a distance
+(`kernels.tensor_cores.tiles.softener`).
+Source: Dao 2023, arXiv 2307.08691 (Algorithm 1, warps split the queries).
+
+    grid    see `kernels.tensor_cores.launch`
+    block   WARPS · 32 threads; 237 registers at d = 64, 255 at d = 128 (sm_90)
+    shared  (WARPS · PIECES · 16 + 4 · KEYS) · (d + 8) · 2 bytes: 54 KiB at d = 64, 68 KiB at d = 128; rows
+            begin 16 bytes further round the banks, so that `ldmatrix` finds no two of eight in one bank
+    cost    2 · N · N_k · d multiply-adds a head, half of them if causal
+"""
+
+import functools
+
+from numba import cuda
+from numpy import float32, int16, uint32
+
+from kernels.common.tiles import MINUS_INFINITY
+from kernels.tensor_cores.instructions import cp_async_commit, cp_async_wait_0, ldmatrix_x4
+from kernels.tensor_cores.launch import Work, kind_of, launch_on_tensor_cores, tensor_width
+from kernels.tensor_cores.tiles import (
+    ARITHMETIC,
+    LOG2E,
+    PADDING,
+    row_storer,
+    softener,
+    tile_copier,
+    value_adder,
+)
+
+WARPS, PIECES = 4, 2  # warps in a block, pieces of 16 queries of a warp
+KEYS = {64: 64, 128: 32}  # width -> keys in a tile
+
+
+@functools.cache
+def flash_tensor_kernel(width, kind, warps, m_tiles, keys, max_registers=None, q_held=None):
+    mma = ARITHMETIC[kind].mma
+    rows, pitch, threads, two_tiles = warps * m_tiles * 16, width + PADDING, warps * 32, 2 * keys
+    depth, n_tiles, d_tiles = width // 16, keys // 8, width // 8
+    q_held = width * m_tiles <= 128 if q_held is None else q_held  # in registers
+    q_numbers = m_tiles * depth * 4 if q_held else m_tiles * 4
+    s_numbers, o_numbers, row_numbers = m_tiles * n_tiles * 4, m_tiles * d_tiles * 4, m_tiles * 2
+    copy_queries, copy = tile_copier(rows, width, threads), tile_copier(keys, width, threads)
+    soften = softener(m_tiles, n_tiles, d_tiles)
+    add_values = value_adder(kind, m_tiles, n_tiles, d_tiles)
+    store_row = row_storer(kind, d_tiles)
+
+    @cuda.jit(device=True)
+    def load_queries(qs, at, q_tile, d, first):
+        lane = cuda.threadIdx.x & 31
+        for piece in range(m_tiles):
+            x = at + piece * 4
+            qs[x], qs[x + 1], qs[x + 2], qs[x + 3] = ldmatrix_x4(
+                q_tile, (first + (lane & 15) + piece * 16, (lane >> 4) * 8 + d * 16)
+            )
+
+    @cuda.jit(device=True)
+    def add_scores(s, qs, q_tile, warp_row, k_tiles, first):
+        lane = cuda.threadIdx.x & 31
+        row, column = first + (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
+        for piece in range(m_tiles):
+            for x in range(n_tiles * 4):
+                s[piece * n_tiles * 4 + x] = float32(0)
+        for d in range(depth):
+            if not q_held:
+                load_queries(qs, 0, q_tile, d, warp_row)
+            for pair in range(n_tiles // 2):
+                b0, b1, b2, b3 = ldmatrix_x4(k_tiles, (row + pair * 16, column + d * 16))
+                for piece in range(m_tiles):
+                    y = (d * m_tiles + piece) * 4 if q_held else piece * 4
+                    x = (piece * n_tiles + pair * 2) * 4
+                    s[x], s[x + 1], s[x + 2], s[x + 3] = mma(
+                        qs[y], qs[y + 1], qs[y + 2], qs[y + 3], b0, b1, s[x], s[x + 1], s[x + 2], s[x + 3]
+                    )
+                    x += 4
+                    s[x], s[x + 1], s[x + 2], s[x + 3] = mma(
+                        qs[y], qs[y + 1], qs[y + 2], qs[y + 3], b2, b3, s[x], s[x + 1], s[x + 2], s[x + 3]
+                    )
+
+    @cuda.jit(max_registers=max_registers)
+    def flash_tensor_kernel(q, k, v, scale, causal, snake, o, log_sum):
+        q_tile = cuda.shared.array((rows, pitch), int16, alignment=16)
+        k_tiles = cuda.shared.array((two_tiles, pitch), int16, alignment=16)
+        v_tiles = cuda.shared.array((two_tiles, pitch), int16, alignment=16)
+        qs = cuda.local.array(q_numbers, uint32)
+        s = cuda.local.array(s_numbers, float32)
+        os = cuda.local.array(o_numbers, float32)
+        m, l = cuda.local.array(row_numbers, float32), cuda.local.array(row_numbers, float32)
+        batch, head = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1]
+        lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
+        n_keys, turn, turns = k.shape[2], cuda.blockIdx.y, cuda.gridDim.y
+        tile_of_rows = turns - 1 - turn
+        if snake and 2 * turn >= turns:
+            tile_of_rows = turn - (turns + 1) // 2
+        i0 = tile_of_rows * rows
+        warp_row = warp * (m_tiles * 16)
+        my_row, my_column = i0 + warp_row + (lane >> 2), (lane & 3) * 2
+        seen = min(n_keys, i0 + rows) if causal else n_keys
+        factor = scale * LOG2E
+        # 1. the queries, the first keys
+        copy_queries(q_tile, 0, q, batch, head, i0)
+        copy(k_tiles, 0, k, batch, head, 0)
+        copy(v_tiles, 0, v, batch, head, 0)
+        cp_async_commit()
+        for piece in range(m_tiles):
+            for x in range(d_tiles * 4):
+                os[piece * d_tiles * 4 + x] = float32(0)
+        for r in range(row_numbers):
+            m[r], l[r] = MINUS_INFINITY, float32(0)
+        cp_async_wait_0()
+        cuda.syncthreads()
+        if q_held:
+            for d in range(depth):
+                load_queries(qs, d * m_tiles * 4, q_tile, d, warp_row)
+        place = 0
+        for j0 in range(0, seen, keys):
+            cp_async_wait_0()
+            cuda.syncthreads()
+            if j0 + keys < seen:
+                copy(k_tiles, keys - place, k, batch, head, j0 + keys)
+                copy(v_tiles, keys - place, v, batch, head, j0 + keys)
+                cp_async_commit()
+            # 2. S
+            add_scores(s, qs, q_tile, warp_row, k_tiles, place)
+            if j0 + keys > n_keys or causal and j0 + keys > i0 + warp_row + 1:
+                for piece in range(m_tiles):
+                    for tile in range(n_tiles):
+                        for e in range(4):
+                            j = j0 + tile * 8 + my_column + (e & 1)
+                            if j >= n_keys or causal and j > my_row + piece * 16 + (e >> 1) * 8:
+                                s[(piece * n_tiles + tile) * 4 + e] = MINUS_INFINITY
+            # 3. softmax, and O
+            soften(s, m, l, os, factor)
+            add_values(os, s, v_tiles, place)
+            place = keys - place
+        # 4. one division for each number of the output
+        for r in range(row_numbers):
+            i = my_row + (r >> 1) * 16 + (r & 1) * 8
+            store_row(o, log_sum, batch, head, i, os, r, m[r], l[r], factor)
+
+    return flash_tensor_kernel
+
+
+def flash_tensor_forward(q, k, v, causal, scale, run=None):
+    """(O, L) of bfloat16 or float16 q, k and v, contiguous and checked (`kernels.common.launch`); O is like
+    q."""
+    width = tensor_width(q.shape[3])
+    kernel = flash_tensor_kernel(width, kind_of(q), WARPS, PIECES, KEYS[width])
+    work = Work(WARPS * PIECES * 16, WARPS * 32)
+    return launch_on_tensor_cores(kernel, work, q, k, v, (), scale, causal, run)

@@ -1,0 +1,148 @@
+"""Attention with one warp a query: each lane goes over its own keys alone, then five shuffles merge what the
+32 lanes know.
+
+Lane t of the warp of query i visits the keys t, t + 32, … that the query sees, and keeps (m, l, o) as in
+`flash_forward`. Then it exchanges them with the lane whose number differs in one bit, for 16, 8, 4, 2, 1 in
+turn, and merges:
+
+    m = max(m₁, m₂)      l = l₁·e^(m₁-m) + l₂·e^(m₂-m)      o = o₁·e^(m₁-m) + o₂·e^(m₂-m)
+
+A lane that has visited no key holds (-inf, 0, 0), which changes nothing. After five rounds every lane has the
+whole row; O = o / l, L = m + log l.
+Sources: the merge is that of Milakov and Gimelshein 2018, arXiv 1805.02867, equation 4, with o as a third
+part.
+
+    grid    (⌈N / WARPS⌉, H, B)
+    block   WARPS · 32 threads; a lane has its own q and o in registers (up to width 64; wider rows spill to
+            local memory)
+    shared  none, and no barrier: warps never wait for each other
+    cost    2 · N · N_k · d multiply-adds a head; each warp reads all of K and V that its query sees
+
+Sizes are run-time arguments, but for `width`, d rounded up to 16, 32, 64 or 128: registers have no index, so
+loops over a row are unrolled.
+"""
+
+import functools
+import math
+
+import torch
+from numba import cuda
+from numpy import float32
+
+from kernels.common.arguments import as_in_torch, attention_arguments, check_attention
+from kernels.common.autograd import attention_operator
+from kernels.common.launch import launch, output, width_for
+from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
+
+LANES, WARPS = 32, 4  # threads in a warp; warps, and so queries, in a block
+ALL_LANES = 0xFFFFFFFF
+
+
+@functools.cache
+def warp_attention_kernel(width):
+    """The kernel for rows of at most `width` numbers."""
+
+    @cuda.jit
+    def warp_attention_kernel(q, k, v, scale, causal, o, log_sum):
+        """o (B, H, N, d) = attention of q (B, H, N, d), k and v (B, H, N_k, d), and log_sum (B, H, N) = L,
+        all float32."""
+        q_row = cuda.local.array(width, float32)
+        o_row = cuda.local.array(width, float32)
+        batch, head = cuda.blockIdx.z, cuda.blockIdx.y
+        lane = cuda.threadIdx.x % LANES
+        i = cuda.blockIdx.x * WARPS + cuda.threadIdx.x // LANES
+        n, d, keys = q.shape[2], q.shape[3], k.shape[2]
+        if i >= n:
+            return  # the whole warp goes, and no barrier waits for it
+        # 1. every lane has the query; none has read a key
+        for c in range(width):
+            q_row[c] = scale * q[batch, head, i, c] if c < d else float32(0)
+            o_row[c] = float32(0)
+        m, l = MINUS_INFINITY, float32(0)
+        # 2. this lane's keys
+        for j in range(lane, min(keys, i + 1) if causal else keys, LANES):
+            score = float32(0)
+            for c in range(width):
+                if c < d:
+                    score += q_row[c] * k[batch, head, j, c]
+            if score > m:  # a new maximum is rare, so few turns pay for the rescaling
+                shrink = weight(m, score)
+                l *= shrink
+                for c in range(width):
+                    o_row[c] *= shrink
+                m = score
+            p = weight(score, m)
+            l += p
+            for c in range(width):
+                if c < d:
+                    o_row[c] += p * v[batch, head, j, c]
+        # 3. merge with the lanes 16, 8, 4, 2 and 1 away
+        step = LANES // 2
+        while step > 0:
+            other_m = cuda.shfl_xor_sync(ALL_LANES, m, step)
+            other_l = cuda.shfl_xor_sync(ALL_LANES, l, step)
+            larger = max(m, other_m)
+            mine, theirs = weight(m, larger), weight(other_m, larger)
+            l = mine * l + theirs * other_l
+            for c in range(width):
+                if c < d:
+                    o_row[c] = mine * o_row[c] + theirs * cuda.shfl_xor_sync(ALL_LANES, o_row[c], step)
+            m = larger
+            step //= 2
+        # 4. all lanes know all; each writes every 32nd number
+        share = reciprocal(l)
+        for c in range(width):
+            if c % LANES == lane and c < d:
+                o[batch, head, i, c] = o_row[c] * share
+        if lane == 0:
+            log_sum[batch, head, i] = m + math.log(l)
+
+    return warp_attention_kernel
+
+
+def warp_forward(q, k, v, causal=True, scale=None, run=None):
+    """(O, L): attention and each query's log-sum-exp, without gradients. Arguments and errors are those of
+    `warp_attention`.
+
+    O is shaped like q, L is (B, H, N), both float32, on q's device.
+    """
+    q, k, v, scale = attention_arguments(q, k, v, scale)
+    batch, heads, n, d = q.shape
+    o, log_sum = output(q.shape, like=q), output(q.shape[:3], like=q)
+    grid = (-(-n // WARPS), heads, batch)
+    launch(
+        warp_attention_kernel(width_for(d)),
+        grid,
+        WARPS * LANES,
+        q,
+        k,
+        v,
+        scale,
+        bool(causal),
+        o,
+        log_sum,
+        run=run,
+    )
+    return o, log_sum
+
+
+warp_forward_operator = attention_operator("warp", warp_forward)
+
+
+def warp_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = True,
+    scale: float | None = None,
+    *,
+    is_causal: bool | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(scale · q kᵀ) v, (B, H, N, d), a warp a query. Arguments, gradients and errors: those of
+    `flash_attention`."""
+    causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
+    scale = check_attention(q, k, v, scale)
+    o, log_sum = warp_forward_operator(q, k, v, bool(causal), float(scale))
+    return (o, log_sum) if return_lse else o

@@ -1,0 +1,123 @@
+"""Reciprocal and latent attention, backward: one kernel keeps a tile of queries, one a tile of keys; both
+make P again from O's L, and put each projection on the side that stays.
+
+With p the position of query i, u_j = W_q k̃_j, x_j = ṽ_j W_v, g_i = dO_i W_vᵀ, r_i = W_q k̃_p,
+D = rowsum(dO * O), [band] = [0 <= p - j < window] and sums over i or j, whichever is missing on the left:
+
+    S_ij = scale · (q̃_i·k̃_j + α [band] r_i·q_j)   dP_ij = g_i·ṽ_j    where the queries stay
+    S_ij = scale · (q_i·u_j + α [band] q̃_j·k̃_p)   dP_ij = dO_i·x_j    where the keys stay
+    P = exp(S - L), 0 where masked                dS = P * (dP - D)
+
+    of a query   h_i = scale Σ dS k̃_j             dq_i += h_i W_qᵀ
+                 R_i = scale · α Σ [band] dS q_j   dk̃_p += R_i W_q
+    of a key     f_j = scale Σ dS q_i              dk̃_j += f_j W_q
+                 e_j = Σ P dO_i                    dṽ_j += e_j W_vᵀ
+                 G_j = scale · α Σ [band] dS k̃_p   dq_j += G_j W_qᵀ
+    of all       dW_q = Σ_j (f_j ⊗ k̃_j + q_j ⊗ G_j)      dW_v = Σ_j ṽ_j ⊗ e_j      dα = Σ_j q̃_j·G_j / α
+
+The heads share k̃ and ṽ, so blocks of all heads add to dk̃ and dṽ: atomically, or, for a result that does not
+change from run to run, each head to a part of its own, and a second pass adds the parts.
+Sources: as latent/forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L and D).
+
+    grid    (⌈N / rows⌉, H, B) and (⌈N_k / rows⌉, H, B)
+    block   64 threads for 32 rows (16 where L or d is above 64)
+    shared  (3 · rows + 32) · (width + 4) + rows · 36 floats, static: 38.5 KiB at width 64
+    cost    3 · L and 4 · d multiply-adds a score, 2 · d and 2 · L more in the band
+"""
+
+import torch
+
+from kernels.common.arguments import FLOAT32, check_statistics
+from kernels.common.launch import launch
+from kernels.latent.arguments import latent_arguments
+from kernels.latent.backward_keys import keys_kernel
+from kernels.latent.backward_queries import queries_kernel
+from kernels.latent.tiles import THREADS, sizes_for
+
+
+def latent_backward(
+    q,
+    k_latent,
+    v_latent,
+    w_q,
+    w_v,
+    o,
+    log_sum,
+    d_o,
+    alpha=0.0,
+    window=0,
+    causal=True,
+    scale=None,
+    wanted=(True,) * 6,
+    deterministic=False,
+    run=None,
+):
+    """(dQ, dK̃, dṼ, dW_q, dW_v, dα) of latent attention, shaped like q, k_latent, v_latent, w_q and w_v, and
+    (1,), float32.
+
+    q: (B, H, M, d), the queries before the answered ones too; o, log_sum: what `latent_forward` returned, of
+        the last N; d_o: the gradient of o.
+    wanted: which of the six are needed; one that is not is None, and a kernel none of whose results is needed
+        does not run. deterministic: equal results, bit for bit, from run to run, for the memory of a part for
+        each head and block. Raises TypeError or ValueError that names the argument, what it is, and what was
+        wanted.
+    """
+    q, k, v, w_q, w_v, alpha, window, scale = latent_arguments(
+        q, k_latent, v_latent, w_q, w_v, alpha, window, scale, FLOAT32
+    )
+    queries = q.shape[2]
+    check_statistics(q, o, log_sum, d_o, min(o.shape[2], queries) if getattr(o, "ndim", 0) == 4 else queries)
+    (batch, heads, _, d), (keys, latent), n = q.shape, k.shape[1:], o.shape[2]
+    width, rows = sizes_for(d, latent)
+    blocks = -(-keys // rows)
+    parts, sharers = (blocks * batch, heads) if deterministic else (1, 1)
+    d_q, d_k, d_v = torch.zeros_like(q), k.new_zeros(batch, sharers, keys, latent), None
+    w_q_turned, w_v_turned, d_o = w_q.mT.contiguous(), w_v.mT.contiguous(), d_o.detach().contiguous()
+    of_scores = alpha, window, scale, bool(causal), log_sum.detach(), (d_o * o.detach()).sum(-1), d_o
+    if wanted[0] or wanted[1] and window:
+        launch(
+            queries_kernel(width, rows),
+            (-(-n // rows), heads, batch),
+            THREADS,
+            q,
+            k,
+            v,
+            w_q,
+            w_q_turned,
+            w_v_turned,
+            *of_scores,
+            d_q,
+            d_k,
+            run=run,
+        )
+    d_w_q = d_w_v = d_alpha = None
+    if any(wanted[1:]) or window:
+        d_v, d_w_q, d_w_v = (
+            torch.zeros_like(d_k),
+            q.new_zeros(parts, *w_q.shape),
+            q.new_zeros(parts, *w_v.shape),
+        )
+        d_alpha = q.new_zeros(parts, heads, 1)
+        launch(
+            keys_kernel(width, rows),
+            (blocks, heads, batch),
+            THREADS,
+            q,
+            k,
+            v,
+            w_q,
+            w_q_turned,
+            w_v,
+            w_v_turned,
+            *of_scores,
+            d_q,
+            d_k,
+            d_v,
+            d_w_q,
+            d_w_v,
+            d_alpha,
+            run=run,
+        )
+        d_v, d_w_q, d_w_v, d_alpha = d_v.sum(1), d_w_q.sum(0), d_w_v.sum(0), d_alpha.sum().view(1)
+    gradients = d_q, d_k.sum(1), d_v, d_w_q, d_w_v, d_alpha
+    return tuple(gradient if want else None for gradient, want in zip(gradients, wanted))

@@ -1,0 +1,116 @@
+"""Reciprocal and latent attention with gradients: the kernels as operators that autograd knows and
+torch.compile leaves whole."""
+
+import torch
+
+from kernels.common.arguments import in_autocasts_type
+from kernels.common.autograd import differentiable_once
+from kernels.latent.arguments import check_before, checked_alpha, latent_arguments
+from kernels.latent.backward import latent_backward
+from kernels.latent.forward import latent_forward
+
+
+def latent_attention(
+    q: torch.Tensor,
+    k_latent: torch.Tensor,
+    v_latent: torch.Tensor,
+    w_q: torch.Tensor,
+    w_v: torch.Tensor,
+    alpha: float | torch.Tensor = 0.0,
+    window: int = 0,
+    causal: bool = True,
+    scale: float | None = None,
+    q_before: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention over latent keys and values that all heads share, with a reciprocal term; no N×N_k matrix, no
+    latent queries and no expanded values in memory, forward or backward; returns O, (B, H, N, d), like q.
+
+        S[i, j] = scale · (q̃_i·k̃_j + alpha · [0 <= p - j < window] · q̃_j·k̃_p), -inf where masked
+        O       = softmax(S) ṽ W_v          with q̃ = q W_q, and p = N_k - N + i the position of query i
+
+    q: (B, H, N, d), the queries of the last N of N_k tokens; k_latent, v_latent: (B, N_k, L); w_q: (H, d, L);
+        w_v: (H, L, d), tensors of one type on one device, none empty, d and L from 1 to 128. 16-bit ones,
+        bfloat16 or float16, are computed on tensor cores (`kernels.latent.tensor_forward`; a GPU of compute
+        capability 8.0 or newer) with float32 sums, their gradients by the float32 kernels. scale is 1/sqrt(L)
+        unless given. With causal, query i sees the keys j <= p. Non-contiguous tensors are copied. CPU
+        tensors are simulated, CUDA tensors run on their GPU.
+    alpha: a number, or a tensor of one, of such a type, through which a gradient flows; window: to how
+        many of the last keys, a query's own included, the reciprocal term reaches. A key whose query is not
+        given has none: those of the P tokens before q may be passed as q_before, (B, H, P, d).
+
+    Gradients reach q, q_before, k_latent, v_latent, w_q, w_v and alpha, once: a second derivative is an
+    error. They are sums over blocks in no fixed order, but for torch.use_deterministic_algorithms. Under
+    torch.compile this is one opaque operator; under torch.autocast it computes in its type. Raises TypeError
+    or ValueError that names the argument, what it is, and what was wanted.
+    """
+    q, k_latent, v_latent, w_q, w_v, q_before = in_autocasts_type(q, k_latent, v_latent, w_q, w_v, q_before)
+    *_, window, scale = latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale)
+    shared, n = (k_latent, v_latent, w_q, w_v), q.shape[2]
+    if q_before is not None:
+        q = torch.cat([check_before(q_before, q, k_latent), q], 2)
+    if not isinstance(alpha, torch.Tensor):
+        window = window if alpha else 0
+    weight = alpha if isinstance(alpha, torch.Tensor) else checked_alpha(alpha, q)
+    weight = weight.reshape(1).float()
+    return latent_forward_operator(q, *shared, weight, window, bool(causal), float(scale), n)[0]
+
+
+@torch.library.custom_op("attention_course::latent_forward", mutates_args=())
+def latent_forward_operator(
+    q: torch.Tensor,
+    k_latent: torch.Tensor,
+    v_latent: torch.Tensor,
+    w_q: torch.Tensor,
+    w_v: torch.Tensor,
+    alpha: torch.Tensor,
+    window: int,
+    causal: bool,
+    scale: float,
+    n: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(O, L), as `latent_forward`."""
+    return latent_forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal, scale, n)
+
+
+@latent_forward_operator.register_fake
+def shapes_forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal, scale, n):
+    batch, heads, _, d = q.shape
+    return q.new_empty(batch, heads, n, d), q.new_empty(batch, heads, n, dtype=torch.float32)
+
+
+@torch.library.custom_op("attention_course::latent_backward", mutates_args=())
+def latent_backward_operator(
+    q: torch.Tensor,
+    k_latent: torch.Tensor,
+    v_latent: torch.Tensor,
+    w_q: torch.Tensor,
+    w_v: torch.Tensor,
+    alpha: torch.Tensor,
+    o: torch.Tensor,
+    log_sum: torch.Tensor,
+    d_o: torch.Tensor,
+    window: int,
+    causal: bool,
+    scale: float,
+    wanted: list[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dQ, dK̃, dṼ, dW_q, dW_v, dα), as `latent_backward`; what is not wanted is an empty tensor."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    tensors = q, k_latent, v_latent, w_q, w_v, alpha
+    q, k_latent, v_latent, w_q, w_v = (x.float() for x in tensors[:5])
+    statistics, terms = (o.float(), log_sum, d_o.float()), (alpha, window, causal, scale)
+    gradients = latent_backward(q, k_latent, v_latent, w_q, w_v, *statistics, *terms, wanted, deterministic)
+    d_q, d_k, d_v, d_w_q, d_w_v, d_alpha = (
+        like.new_empty(0) if gradient is None else gradient.to(like.dtype)
+        for gradient, like in zip(gradients, tensors)
+    )
+    return d_q, d_k, d_v, d_w_q, d_w_v, d_alpha
+
+
+@latent_backward_operator.register_fake
+def shapes_backward(q, k_latent, v_latent, w_q, w_v, alpha, o, log_sum, d_o, window, causal, scale, wanted):
+    tensors = q, k_latent, v_latent, w_q, w_v, alpha
+    return tuple(tensor.new_empty(tensor.shape if want else (0,)) for tensor, want in zip(tensors, wanted))
+
+
+differentiable_once(latent_forward_operator, latent_backward_operator, 6, 3, "latent_attention")

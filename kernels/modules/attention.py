@@ -1,0 +1,186 @@
+"""The kernels as layers: nn.Modules that take the place of PyTorch's own."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from kernels.common.arguments import MAX_HEAD_DIM, MOST_TAPS
+from kernels.common.kv_cache import KVCache, check_cache
+from kernels.conv.decode import conv_attention_decode
+from kernels.conv.operators import conv_attention
+from kernels.flash.forward import flash_attention
+from kernels.reference import identity_taps
+
+
+class SelfAttention(nn.Module):
+    """What the layers share: projections with parameters of the same names and shapes as those of
+    nn.MultiheadAttention."""
+
+    def __init__(self, embed_dim: int, num_heads: int, bias: bool) -> None:
+        super().__init__()
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(
+                f"argument embed_dim is {embed_dim}; wanted a multiple of num_heads, {num_heads}"
+            )
+        self.num_heads = num_heads
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim)) if bias else None
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias)
+        nn.init.xavier_uniform_(self.in_proj_weight)
+
+    def heads(self, x: torch.Tensor) -> torch.Tensor:
+        """The queries, keys and values, (3, B, H, N, d), of x (B, N, E)."""
+        if x.ndim != 3 or x.shape[2] != self.in_proj_weight.shape[1]:
+            raise ValueError(
+                f"argument x has shape {tuple(x.shape)}; wanted (B, N, {self.in_proj_weight.shape[1]})"
+            )
+        return (
+            linear(x, self.in_proj_weight, self.in_proj_bias)
+            .unflatten(2, (3, self.num_heads, -1))
+            .permute(2, 0, 3, 1, 4)
+        )
+
+    def merged(self, o: torch.Tensor) -> torch.Tensor:
+        """The heads' outputs (B, H, N, d), side by side and projected: (B, N, E)."""
+        return self.out_proj(o.transpose(1, 2).flatten(2))
+
+    @classmethod
+    def from_multihead_attention(cls, layer: nn.MultiheadAttention, **options: Any) -> Self:
+        """A layer with the weights of an nn.MultiheadAttention, on its device. Takes x as (B, N, E), whatever
+        batch_first says.
+
+        options: those of the class. Raises ValueError for what it does not do: dropout, keys or values of
+            another size, extra keys.
+        """
+        unlike = {
+            "dropout": (layer.dropout, 0.0),
+            "kdim": (layer.kdim, layer.embed_dim),
+            "vdim": (layer.vdim, layer.embed_dim),
+            "add_bias_kv": (layer.bias_k is not None, False),
+            "add_zero_attn": (layer.add_zero_attn, False),
+        }
+        for name, (got, wanted) in unlike.items():
+            if got != wanted:
+                raise ValueError(f"the nn.MultiheadAttention has {name} = {got}; wanted {wanted}")
+        ours = cls(layer.embed_dim, layer.num_heads, bias=layer.in_proj_bias is not None, **options).to(
+            layer.out_proj.weight
+        )
+        ours.load_state_dict(ours.state_dict() | layer.state_dict())
+        return ours
+
+
+class FusedAttention(SelfAttention):
+    """Self-attention without the N×N matrix: what nn.MultiheadAttention computes.
+
+    embed_dim: E, a multiple of num_heads; E / num_heads <= 128. bias: whether the projections have one.
+        attention: the kernel's function, `flash_attention` or `warp_attention`.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        bias: bool = True,
+        attention: Callable[..., Any] = flash_attention,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, bias)
+        self.attention = attention
+
+    def forward(self, x: torch.Tensor, causal: bool = False) -> torch.Tensor:
+        """x: (B, N, E), float32; returns (B, N, E). With causal, token i sees the tokens j <= i."""
+        return self.merged(self.attention(*self.heads(x), causal))
+
+
+class ConvAttention(SelfAttention):
+    """Convolutional self-attention (`kernels.reference.conv_attention`); a new one is ordinary attention, as
+    its taps change nothing.
+
+    embed_dim: E, a multiple of num_heads; E / num_heads <= 128. kernel_size: (c_q, c_k), each from 1 to 15.
+        bias: whether the projections have one.
+    causal: whether token i sees the tokens j <= i alone. Besides nn.MultiheadAttention's parameters there is
+        `taps`, (H, c_q, c_k).
+    attention: function (q, k, v, w, causal) of all tokens; decode: function (q_window, k, v, w) of one more.
+        Those of `kernels.reference` serve where the kernels would be simulated, and in float64.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        kernel_size: tuple[int, int] = (6, 11),
+        bias: bool = True,
+        causal: bool = True,
+        attention: Callable[..., Any] = conv_attention,
+        decode: Callable[..., torch.Tensor] = conv_attention_decode,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, bias)
+        if len(kernel_size) != 2 or not all(1 <= size <= MOST_TAPS for size in kernel_size):
+            raise ValueError(
+                f"argument kernel_size is {kernel_size}; wanted (c_q, c_k), each from 1 to {MOST_TAPS}"
+            )
+        if embed_dim // num_heads > MAX_HEAD_DIM:
+            raise ValueError(
+                f"argument embed_dim is {embed_dim}, {embed_dim // num_heads} a head; wanted at most"
+                f" {MAX_HEAD_DIM} a head"
+            )
+        self.causal, self.attention, self.decode = causal, attention, decode
+        self.taps = nn.Parameter(identity_taps(num_heads, *kernel_size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (B, N, E); returns (B, N, E)."""
+        return self.merged(self.attention(*self.heads(x), self.taps, self.causal))
+
+    def new_cache(self, batch: int, capacity: int = 64) -> KVCache:
+        """An empty cache for `batch` sequences, with the layer's sizes, device and type."""
+        like = self.in_proj_weight
+        return KVCache(
+            batch,
+            self.num_heads,
+            like.shape[1] // self.num_heads,
+            self.taps.shape[1],
+            capacity,
+            like.device,
+            like.dtype,
+        )
+
+    @torch.no_grad()
+    def prefill(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """forward(x), without gradients, which also puts the tokens of x (B, N, E) into the empty `cache`."""
+        if cache.length:
+            raise ValueError(
+                f"argument cache holds {cache.length} tokens; wanted an empty one: make it with new_cache, or"
+                " take one token at a time"
+            )
+        q, k, v = self.heads(x)
+        self.check_cache(cache, x)
+        cache.append(q, k, v)
+        return self.merged(self.attention(q, k, v, self.taps, True))
+
+    @torch.no_grad()
+    def step(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """The next row of forward, (B, 1, E), without gradients: for one more token x (B, 1, E), which goes
+        into `cache` after those there."""
+        q, k, v = self.heads(x)
+        if x.shape[1] != 1:
+            raise ValueError(
+                f"argument x has {x.shape[1]} tokens; wanted 1: a step takes one, and prefill several"
+            )
+        self.check_cache(cache, x)
+        cache.append(q, k, v)
+        return self.merged(self.decode(cache.queries, cache.keys, cache.values, self.taps))
+
+    def check_cache(self, cache: KVCache, x: torch.Tensor) -> None:
+        """A cache of this layer's sizes, for as many sequences as x has, where the weights are; or an error.
+        Only a causal layer can have one."""
+        if not self.causal:
+            raise ValueError(
+                "the layer has causal = False; wanted True, as a token's row must not change when others"
+                " follow"
+            )
+        like = self.in_proj_weight
+        head_dim, window = like.shape[1] // self.num_heads, self.taps.shape[1]
+        sizes = dict(heads=self.num_heads, head_dim=head_dim, window=window)
+        check_cache(cache, batch=x.shape[0], **sizes, device=like.device, dtype=like.dtype)

@@ -1,0 +1,125 @@
+"""LatentAttention, self-attention that caches latents instead of keys and values."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from kernels.common.arguments import MAX_HEAD_DIM
+from kernels.common.kv_cache import LatentCache, check_cache, check_sizes
+from kernels.latent.decode import latent_attention_decode
+from kernels.latent.operators import latent_attention
+
+
+class LatentAttention(nn.Module):
+    """Self-attention whose heads share latent keys and values, with a reciprocal term: `latent_attention`
+    between projections.
+
+    embed_dim: E, a multiple of num_heads, E / num_heads <= 128; latent_dim: L, at most 128, the numbers that
+        a token leaves in a cache as key, and as value. window: how far back the reciprocal term reaches;
+        alpha: its weight at the start, a parameter if window is above 0. bias: whether the projections have
+        one.
+    causal: whether token i sees the tokens j <= i alone. attention: function (q, k_latent, v_latent, w_q,
+        w_v, alpha, window, causal, q_before=) of many tokens; decode: function (q_window, k_latent, v_latent,
+        w_q, w_v, alpha, window) of one more. Those of `kernels.reference` serve where the kernels would be
+        simulated, and in other types than float32.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        latent_dim: int,
+        window: int = 0,
+        alpha: float = 0.0,
+        bias: bool = True,
+        causal: bool = True,
+        attention: Callable[..., torch.Tensor] = latent_attention,
+        decode: Callable[..., torch.Tensor] = latent_attention_decode,
+    ) -> None:
+        super().__init__()
+        check_sizes(embed_dim=embed_dim, num_heads=num_heads, latent_dim=latent_dim)
+        check_sizes(least=0, window=window)
+        if embed_dim % num_heads:
+            raise ValueError(
+                f"argument embed_dim is {embed_dim}; wanted a multiple of num_heads, {num_heads}"
+            )
+        head_dim = embed_dim // num_heads
+        for name, size in {"embed_dim / num_heads": head_dim, "latent_dim": latent_dim}.items():
+            if not 1 <= size <= MAX_HEAD_DIM:
+                raise ValueError(f"{name} is {size}; wanted 1 to {MAX_HEAD_DIM}")
+        self.num_heads, self.window, self.causal = num_heads, window, causal
+        self.attention, self.decode = attention, decode
+        self.q_proj = nn.Linear(embed_dim, embed_dim, bias)
+        self.latent_proj = nn.Linear(embed_dim, 2 * latent_dim, bias)
+        self.w_q = nn.Parameter(torch.empty(num_heads, head_dim, latent_dim))
+        self.w_v = nn.Parameter(torch.empty(num_heads, latent_dim, head_dim))
+        self.alpha = nn.Parameter(torch.tensor(float(alpha))) if window else 0.0
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias)
+        nn.init.normal_(self.w_q, std=head_dim**-0.5)
+        nn.init.normal_(self.w_v, std=latent_dim**-0.5)
+
+    def projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries (B, H, N, d) and latents, both (B, N, L), of x (B, N, E)."""
+        if x.ndim != 3 or x.shape[2] != self.q_proj.in_features:
+            raise ValueError(
+                f"argument x has shape {tuple(x.shape)}; wanted (B, N, {self.q_proj.in_features})"
+            )
+        q = self.q_proj(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        return q, *self.latent_proj(x).chunk(2, dim=2)
+
+    def merged(self, o: torch.Tensor) -> torch.Tensor:
+        """The heads' outputs (B, H, N, d), side by side and projected: (B, N, E)."""
+        return self.out_proj(o.transpose(1, 2).flatten(2))
+
+    @property
+    def shared(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | float, int]:
+        """What every token meets: (W_q, W_v, alpha, window)."""
+        return self.w_q, self.w_v, self.alpha, self.window
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (B, N, E); returns (B, N, E)."""
+        return self.merged(self.attention(*self.projected(x), *self.shared, self.causal))
+
+    def new_cache(self, batch: int, capacity: int = 64) -> LatentCache:
+        """An empty cache for `batch` sequences, with the layer's sizes, device and type."""
+        heads, head_dim, latent_dim = self.w_q.shape
+        sizes = batch, heads, head_dim, latent_dim, self.window, capacity
+        return LatentCache(*sizes, self.w_q.device, self.w_q.dtype)
+
+    @torch.no_grad()
+    def prefill(self, x: torch.Tensor, cache: LatentCache) -> torch.Tensor:
+        """The next rows of forward, (B, N, E), without gradients, for tokens x (B, N, E), which go into
+        `cache` after those there: a prompt whole or in pieces."""
+        q, k_latent, v_latent = self.projected(x)
+        self.check_cache(cache, x)
+        before = cache.queries if cache.length else None
+        cache.append(q, k_latent, v_latent)
+        o = self.attention(q, cache.keys, cache.values, *self.shared, True, q_before=before)
+        return self.merged(o)
+
+    @torch.no_grad()
+    def step(self, x: torch.Tensor, cache: LatentCache) -> torch.Tensor:
+        """The next row of forward, (B, 1, E), without gradients: for one more token x (B, 1, E), which goes
+        into `cache` after those there."""
+        q, k_latent, v_latent = self.projected(x)
+        if x.shape[1] != 1:
+            raise ValueError(
+                f"argument x has {x.shape[1]} tokens; wanted 1: a step takes one, and prefill several"
+            )
+        self.check_cache(cache, x)
+        cache.append(q, k_latent, v_latent)
+        return self.merged(self.decode(cache.queries, cache.keys, cache.values, *self.shared))
+
+    def check_cache(self, cache: LatentCache, x: torch.Tensor) -> None:
+        """A cache of this layer's sizes, for as many sequences as x has, where the weights are; or an error.
+        Only a causal layer can have one."""
+        if not self.causal:
+            raise ValueError(
+                "the layer has causal = False; wanted True, as a token's row must not change when others"
+                " follow"
+            )
+        heads, head_dim, latent_dim = self.w_q.shape
+        sizes = dict(heads=heads, head_dim=head_dim, latent_dim=latent_dim, window=self.window)
+        like = dict(device=self.w_q.device, dtype=self.w_q.dtype)
+        check_cache(cache, batch=x.shape[0], **sizes, **like)

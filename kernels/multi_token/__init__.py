@@ -1,0 +1,1 @@
+"""The multi-token layer: forward, backward and one token."""

@@ -1,0 +1,296 @@
+"""The multi-token layer by kernels, a band of query rows at a time: forward and backward.
+
+All heads of a group mix, twice, and the scores of 32 heads with their halos do not fit the shared memory of
+a block. So the unit here is not a tile on the chip, but a band: R rows of the scores of all heads, with
+every column, in a scratch buffer that the next band writes over. A whole row is there, so its softmax, and
+later D, takes no pass of its own, and no column is made twice; only rows are, the halo above a band and, in
+the backward pass, below it:
+
+    forward    S of rows [i0 - P'_q - P_q, i1)   P of rows [i0 - P'_q, i1)         O of rows [i0, i1)
+    backward   S of rows [i0 - P'_q - P_q, i1 + P_q), P of [i0 - P'_q, i1 + P_q), dU of [i0, i1 + P_q + P'_q),
+               dT of [i0, i1 + P_q): what later queries send back;  dQ of rows [i0, i1), and sums for the rest
+
+with P_q = c_q - 1 of the first taps and P'_q of the second. Nothing of N×N stays: the backward pass makes
+all of it again. Memory is 2 · B · H · (R + halo) · N floats forward and 5 backward, where R is such that a
+band has about BAND scores, but at least 86: it grows with N. Products with q, k, v and their gradients are
+torch's (cuBLAS on a GPU), between kernels of `kernels.multi_token.kernels`. All sums are made in a fixed
+order: the same bits from run to run.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from kernels.common.launch import launch, output
+from kernels.multi_token.kernels import (
+    SIZE,
+    THREADS,
+    mix_kernel,
+    multi_token_convolve_kernel,
+    multi_token_softmax_back_kernel,
+    multi_token_softmax_kernel,
+    multi_token_tap_gradients_kernel,
+    places_of,
+)
+
+# scores in a band, about: 32 MiB, which the cache of a large GPU holds; the fewest tiles above each other
+BAND, FEWEST_TILES = 2**23, 2
+ALIGNED = 32  # numbers, a line of the cache
+TAP_PARTS = 32  # partial sums of the taps' gradients, each of one block
+
+
+class Layer(NamedTuple):
+    """What the layer does between its products, checked: float32 and contiguous; None for what changes
+    nothing."""
+
+    taps: torch.Tensor | None  # (H, c_q, c_k)
+    head_map: torch.Tensor | None  # (H / s, s, s)
+    after_taps: torch.Tensor | None
+    after_head_map: torch.Tensor | None
+    scale: float
+    causal: bool
+
+    @property
+    def above(self):
+        """P_q: how many rows above its own the first convolution reads."""
+        return 0 if self.taps is None else self.taps.shape[1] - 1
+
+    @property
+    def after_above(self):
+        """P'_q, of the second convolution."""
+        return 0 if self.after_taps is None else self.after_taps.shape[1] - 1
+
+
+class Band(NamedTuple):
+    """Rows of the scores of all heads: `scores` (B, H, R, C), the first that of query `first`."""
+
+    scores: torch.Tensor
+    first: int
+
+    def rows(self, first, last):
+        """The band of the queries first to last - 1; they are of this one."""
+        return Band(self.scores[:, :, first - self.first : last - self.first], first)
+
+
+class Scratch:
+    """Buffers for bands, made once and written over by the next band."""
+
+    def __init__(self, like, buffers, rows, columns):
+        self.heads = like.shape[:2]
+        size = self.heads[0] * self.heads[1] * rows * columns
+        self.buffers = [output((size,), like=like) for _ in range(buffers)]
+
+    def band(self, buffer, first, last, columns):
+        """A band of the queries first to last - 1 in a buffer, whatever is there."""
+        shape = *self.heads, last - first, columns
+        return Band(self.buffers[buffer][: torch.Size(shape).numel()].view(shape), first)
+
+
+def band_rows(batch, heads, keys, halo):
+    """Rows of a band, unless told otherwise: so many that with `halo` more they fill tiles."""
+    return max(FEWEST_TILES, BAND // (batch * heads * keys * SIZE)) * SIZE - halo
+
+
+def band_columns(layer, last, keys):
+    """Columns of a band whose last query is last - 1: a multiple of ALIGNED, where there are so many keys, so
+    that each row begins at a line of the cache."""
+    return min(keys, -(-last // ALIGNED) * ALIGNED) if layer.causal else keys
+
+
+# Stages -----------------------------------------------------------------------------------------------------
+
+
+def product(out, a, b, factor=1.0, add=False):
+    """out = factor · a b, or out += that; of each batch and head, (B, H, n, m), in place. out is float32, a
+    and b are like it or 16-bit; sums are float32."""
+    if a.dtype != out.dtype and not a.is_cuda:
+        a, b = a.float(), b.float()
+    wider = {} if a.dtype == out.dtype else {"out_dtype": out.dtype}
+    out, a, b = out.flatten(0, 1), a.flatten(0, 1), b.flatten(0, 1)
+    torch.baddbmm(out, a, b, beta=float(add), alpha=factor, out=out, **wider)
+
+
+def convolve(x, w, causal, y, run, flipped=False):
+    """Band y = band x convolved with w; flipped, the way back."""
+    batch, heads, rows, columns = y.scores.shape
+    grid = (-(-rows // SIZE) * -(-columns // SIZE), heads, batch)
+    arguments = x.scores, x.first, w, flipped, causal, y.scores, y.first
+    launch(multi_token_convolve_kernel, grid, THREADS, *arguments, run=run)
+    return y
+
+
+def mix(x, head_map, run):
+    """Band x = its heads mixed, in place."""
+    if head_map is not None:
+        groups, group, _ = head_map.shape
+        flat = x.scores.flatten(2)
+        grid = (-(-flat.shape[2] // (THREADS * places_of(group))), groups, flat.shape[0])
+        launch(mix_kernel(group), grid, THREADS, flat, head_map, run=run)
+    return x
+
+
+def softmax(x, causal, run):
+    """Band x = the softmax of its rows, in place."""
+    batch, heads, rows, _ = x.scores.shape
+    launch(multi_token_softmax_kernel, (rows, heads, batch), THREADS, x.scores, x.first, causal, run=run)
+    return x
+
+
+def softmax_back(x, p, causal, run):
+    """Band x = P ∘ (x - D), in place."""
+    batch, heads, rows, _ = x.scores.shape
+    arguments = x.scores, x.first, p.scores, p.first, causal
+    launch(multi_token_softmax_back_kernel, (rows, heads, batch), THREADS, *arguments, run=run)
+    return x
+
+
+def tap_gradients(g, x, rows, causal, d_w, run):
+    """d_w (TAP_PARTS · B, H, c_q, c_k) += what the first `rows` rows of g say of the taps."""
+    batch, heads = g.scores.shape[:2]
+    arguments = g.scores, x.scores, g.first, x.first, rows, causal, d_w
+    launch(multi_token_tap_gradients_kernel, (TAP_PARTS, heads, batch), THREADS, *arguments, run=run)
+
+
+def map_gradients(g, x, d_map):
+    """d_map (H / s, s, s) += Σ g[a] x[b] over batch and places, within each group. g, x: (B, H, R, C)."""
+    group = d_map.shape[1]
+    for b in range(g.shape[0]):
+        for number in range(d_map.shape[0]):
+            heads = slice(number * group, (number + 1) * group)
+            # a product for each row, as a single one would have one block of threads
+            d_map[number] += torch.bmm(g[b, heads].transpose(0, 1), x[b, heads].permute(1, 2, 0)).sum(0)
+
+
+def scores(q, k, layer, scratch, first, last, columns, q_first=0):
+    """Band S of what P of the queries `first` to last - 1 is made of, in buffer 0. q's first row: q_first;
+    k may have fewer heads."""
+    s = scratch.band(0, max(0, first - layer.above), last, columns)
+    rows, sharing = last - s.first, q.shape[1] // k.shape[1]
+    q = q[:, :, s.first - q_first : last - q_first].reshape(q.shape[0], -1, sharing * rows, q.shape[3])
+    product(s.scores.view(*q.shape[:3], columns), q, k[:, :, :columns].mT, layer.scale)
+    return s
+
+
+def forward_band(q, k, layer, scratch, first, last, columns, run, q_first=0):
+    """U' of the queries `first` to last - 1, (B, H, R, C), in one of two buffers."""
+    start = max(0, first - layer.after_above)  # of P
+    p, free = scores(q, k, layer, scratch, start, last, columns, q_first), 1
+    if layer.taps is not None:
+        p, free = convolve(p, layer.taps, layer.causal, scratch.band(1, start, last, columns), run), 0
+    u = softmax(mix(p, layer.head_map, run), layer.causal, run)
+    if layer.after_taps is not None:
+        u = convolve(u, layer.after_taps, layer.causal, scratch.band(free, first, last, columns), run)
+    return mix(u, layer.after_head_map, run).scores
+
+
+# Passes -----------------------------------------------------------------------------------------------------
+
+
+def forward(q, k, v, layer, rows=None, run=None):
+    """O (B, H, N, d), before norm and gate, float32; q, k, v: (B, H, N, d), float32 or 16-bit; rows: of a
+    band."""
+    v = v.float()
+    batch, heads, n, _ = q.shape
+    halo = layer.above + layer.after_above
+    rows = min(n, rows or band_rows(batch, heads, n, layer.after_above))
+    o, scratch = output(q.shape, like=q), Scratch(q, 2, min(n, rows + halo), n)
+    for first in range(0, n, rows):
+        last = min(n, first + rows)
+        columns = band_columns(layer, last, n)
+        u = forward_band(q, k, layer, scratch, first, last, columns, run)
+        product(o[:, :, first:last], u, v[:, :, :columns])
+    return o
+
+
+NAMES = ("q", "k", "v", "taps", "head_map", "after_taps", "after_head_map")
+
+
+def backward(q, k, v, layer, d_o, wanted=NAMES, rows=None, run=None):
+    """{name: gradient} of `forward`, float32, for each wanted argument and part that is not None; d_o: the
+    gradient of O."""
+    batch, heads, n, _ = q.shape
+    halo = 2 * layer.above + layer.after_above
+    rows = min(n, rows or band_rows(batch, heads, n, layer.above + layer.after_above))
+    parts = dict(zip(NAMES, (q, k, v, *layer[:4])))
+    sums = {
+        name: torch.zeros_like(parts[name], dtype=torch.float32) for name in wanted if parts[name] is not None
+    }
+    for name in {"taps", "after_taps"} & sums.keys():
+        sums[name] = q.new_zeros(TAP_PARTS * batch, *parts[name].shape)
+    scratch = Scratch(q, 5, min(n, rows + halo), n)
+    qkv = Operands(q, k, q.float(), k.float(), v.float())
+    for first in range(0, n, rows):
+        backward_band(qkv, layer, d_o, sums, scratch, first, min(n, first + rows), run)
+    for name in {"taps", "after_taps"} & sums.keys():
+        sums[name] = sums[name].sum(0)
+    return sums
+
+
+class Operands(NamedTuple):
+    """Of the products: q and k as given, for the scores; then q, k and v as float32."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    wide_q: torch.Tensor
+    wide_k: torch.Tensor
+    wide_v: torch.Tensor
+
+
+def backward_band(qkv, layer, d_o, sums, scratch, first, last, run):
+    """sums += what the queries `first` to last - 1 give; of dq, their rows."""
+    n, causal, rows = d_o.shape[2], layer.causal, last - first
+    low, lower = min(n, last + layer.above), min(n, last + layer.above + layer.after_above)
+    columns = band_columns(layer, lower, n)
+    here, keys = slice(first, last), slice(0, columns)
+    # 1. forward again, of each band what the way back needs: S and T, then P, then U
+    s = t = scores(qkv.q, qkv.k, layer, scratch, max(0, first - layer.after_above), low, columns)
+    if layer.taps is not None:
+        t = convolve(
+            s, layer.taps, causal, scratch.band(1, max(0, first - layer.after_above), low, columns), run
+        )
+    p = t if layer.head_map is None else copied(t, scratch.band(2, t.first, low, columns))
+    p = softmax(mix(p, layer.head_map, run), causal, run)
+    u = scratch.band(4, first, last, columns)
+    if layer.after_taps is None:
+        copied(p.rows(first, last), u)
+    else:
+        convolve(p, layer.after_taps, causal, u, run)
+    # 2. dU' = dO vᵀ, dM2, dV; then U becomes U', and dU' becomes dU
+    d_u = scratch.band(3, first, lower, columns)
+    product(d_u.scores, d_o[:, :, first:lower], qkv.wide_v[:, :, keys].mT)
+    if "after_head_map" in sums:
+        map_gradients(d_u.rows(first, last).scores, u.scores, sums["after_head_map"])
+    if "v" in sums:
+        product(sums["v"][:, :, keys], mix(u, layer.after_head_map, run).scores.mT, d_o[:, :, here], add=True)
+    mix(d_u, transposed(layer.after_head_map), run)
+    # 3. dP, and the softmax's way back to dT'
+    d_t, free = d_u, 4
+    if layer.after_taps is not None:
+        if "after_taps" in sums:
+            tap_gradients(d_u, p, rows, causal, sums["after_taps"], run)
+        d_t, free = scratch.band(4, first, low, columns), 3
+        convolve(d_u, layer.after_taps, causal, d_t, run, flipped=True)
+    softmax_back(d_t, p, causal, run)
+    # 4. dM1 and dT; then dS
+    if "head_map" in sums:
+        map_gradients(d_t.rows(first, last).scores, t.rows(first, last).scores, sums["head_map"])
+    d_s = mix(d_t, transposed(layer.head_map), run)
+    if layer.taps is not None:
+        if "taps" in sums:
+            tap_gradients(d_t, s, rows, causal, sums["taps"], run)
+        d_s = convolve(d_t, layer.taps, causal, scratch.band(free, first, last, columns), run, flipped=True)
+    # 5. dQ and dK
+    if "q" in sums:
+        product(sums["q"][:, :, here], d_s.scores, qkv.wide_k[:, :, keys], layer.scale)
+    if "k" in sums:
+        product(sums["k"][:, :, keys], d_s.scores.mT, qkv.wide_q[:, :, here], layer.scale, add=True)
+
+
+def copied(source, target):
+    """Band target, with the numbers of `source`."""
+    target.scores.copy_(source.scores)
+    return target
+
+
+def transposed(head_map):
+    return None if head_map is None else head_map.mT.contiguous()

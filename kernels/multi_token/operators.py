@@ -1,0 +1,256 @@
+"""The multi-token layer with gradients, and for one token: its bands as operators that autograd knows and
+torch.compile leaves whole; their arguments, checked."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kernels.common.arguments import (
+    ANY_FLOAT,
+    OR_FLOAT32,
+    as_in_torch,
+    check,
+    checked_scale,
+    in_autocasts_type,
+)
+from kernels.common.autograd import differentiable_once
+from kernels.common.splits import checked_splits
+from kernels.multi_token.bands import NAMES, Layer, backward, forward
+from kernels.multi_token.decode import decode
+from kernels.multi_token.kernels import MOST_GROUP
+from kernels.reference import document_spans, gated_norm, in_groups
+
+
+def multi_token_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    taps: torch.Tensor | None = None,
+    head_map: torch.Tensor | None = None,
+    after_taps: torch.Tensor | None = None,
+    after_head_map: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    gate: tuple[torch.Tensor, torch.Tensor] | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    documents: Sequence[int] | torch.Tensor | None = None,
+    *,
+    is_causal: bool | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """The whole multi-token layer between its projections, without an N×N matrix in memory, forward and
+    backward; returns y, (B, H, N, d), like q.
+
+        S_h = scale · q_h k_hᵀ, 0 where masked           T_h = S_h convolved with the taps of head h
+        T'_g = Σ_h M1[g, h] T_h                          P_g = softmax(T'_g), 0 where masked
+        U_h = P_h convolved with the second taps, 0 where masked
+        O_g = Σ_h M2[g, h] U_h v_g                       y = x · sigmoid(x·a + b), where x = RMSNorm(O)
+
+    Golovneva et al. 2025, arXiv 2504.00927. Every part is optional; None changes nothing. Arguments are
+    those of `kernels.reference.multi_token_attention`, tensors on one device: q, k, v (B, H, N, d), float32,
+    bfloat16 or float16, none empty, d <= 128; parts are float32 or like them: taps, after_taps (H, c_q, c_k),
+    each size from 1 to 15, odd or even; head_map, after_head_map (H, H) or (H / s, s, s), with at most 32
+    heads that mix; norm (d,); gate a pair, (d,) and one number. documents: the first token of each document
+    of a packed sequence; each is computed by itself, so many short ones cost many launches. CPU tensors are
+    simulated, CUDA tensors run on their GPU. is_causal, enable_gqa: as for `kernels.conv_attention`.
+
+    Gradients reach every argument, once: a second derivative is an error. Under torch.compile what comes
+    before norm and gate is one opaque operator; under torch.autocast q, k and v, and y, are of its type.
+    Scores and sums are float32 in any case; 16-bit q and k are multiplied as they are. Products with q, k
+    and v are PyTorch's: `torch.set_float32_matmul_precision` holds for them. The kernels' sums have a fixed
+    order, so that `torch.use_deterministic_algorithms(True)` changes nothing; where PyTorch wants the
+    environment variable CUBLAS_WORKSPACE_CONFIG=:4096:8 for matrix products on a GPU, its error says so.
+    Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
+    """
+    causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, *in_autocasts_type(q, k, v))
+    given = {name: (tensor, "B H N d") for name, tensor in (("q", q), ("k", k), ("v", v))}
+    scale = checked_scale(scale, check(given, ANY_FLOAT, filled="B H N")["d"])
+    *parts, norm, gate = layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate)
+    spans = [(0, q.shape[2])] if documents is None else document_spans(documents, q.shape[2])
+    o = [
+        multi_token_forward_operator(
+            *(x[:, :, start:end] for x in (q, k, v)), *parts, bool(causal), float(scale)
+        )
+        for start, end in spans
+    ]
+    return gated_norm(o[0] if len(o) == 1 else torch.cat(o, dim=2), norm, gate).to(q.dtype)
+
+
+def multi_token_attention_decode(
+    q_window: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    taps: torch.Tensor | None = None,
+    head_map: torch.Tensor | None = None,
+    after_taps: torch.Tensor | None = None,
+    after_head_map: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    gate: tuple[torch.Tensor, torch.Tensor] | None = None,
+    scale: float | None = None,
+    splits: int | None = None,
+    run: Callable[..., Any] | None = None,
+) -> torch.Tensor:
+    """The last row of causal `multi_token_attention`, (B, H, 1, d), like q_window, for one token that has
+    just come; without gradients.
+
+    q_window: (B, H, R, d), the queries of the last R = min(c_q + after_c_q - 1, N_k) tokens, the new one
+        last; a part that is None counts as c_q = 1. k, v: (B, H_kv, N_k, d), of all tokens, the new one too,
+        read where they are; with fewer heads than q's, each serves H / H_kv neighbouring heads of q.
+    splits: among how many blocks, at most, the sum over a head's keys is divided, 1 or more, chosen unless
+        given. It changes rounding only. run: how to launch the kernels (`kernels.common.launch`). No decision
+        hangs on a number in a tensor, so that a CUDA graph can record the call; its four kernels (of
+        `kernels.multi_token.decode`) are deterministic as they are. torch.autocast changes nothing here, as
+        a cache has its type. Otherwise as `multi_token_attention`.
+    """
+    sizes = check_window(q_window, k, v)
+    *parts, norm, gate = layer_parts(q_window, taps, head_map, after_taps, after_head_map, norm, gate)
+    scale = checked_scale(scale, sizes["d"])
+    layer = layer_of(parts, True, scale)
+    rows = min(1 + layer.above + layer.after_above, sizes["N_k"])
+    if sizes["R"] != rows:
+        raise ValueError(
+            f"argument q_window has {sizes['R']} rows; wanted min(c_q + after_c_q - 1, N_k) = {rows}, the"
+            " queries of the last tokens"
+        )
+    if splits is not None:
+        checked_splits(splits)
+    q, k, v = (x.detach() for x in (q_window, k, v))
+    return decode(q.contiguous(), k, v, layer, norm, gate, splits, run).to(q.dtype)
+
+
+# Arguments --------------------------------------------------------------------------------------------------
+
+
+def check_window(q, k, v):
+    """The sizes of q_window (B, H, R, d), k and v (B, H_kv, N_k, d), none empty, where H_kv divides H, or an
+    error."""
+    given = {"q_window": (q, "B H R d"), "k": (k, "B H_kv N_k d"), "v": (v, "B H_kv N_k d")}
+    sizes = check(given, ANY_FLOAT, filled="B H H_kv")
+    if sizes["H"] % sizes["H_kv"]:
+        raise ValueError(
+            f"argument k has H_kv = {sizes['H_kv']}; wanted a divisor of H = {sizes['H']} of q_window"
+        )
+    return sizes
+
+
+def layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate):
+    """All parts, checked, in float32, with maps in groups; or an error."""
+    if gate is not None and (not isinstance(gate, (tuple, list)) or len(gate) != 2):
+        raise TypeError(f"argument gate is a {type(gate).__name__}; wanted a pair of tensors, (d,) and ()")
+    parts = {"taps": (taps, "H c_q c_k"), "after_taps": (after_taps, "H c_q c_k"), "norm": (norm, "d")}
+    for name, (part, letters) in parts.items():
+        if part is not None:
+            check_part(part, q, name, letters)
+    if gate is not None:
+        check_part(gate[0], q, "gate[0]", "d")
+        check_part(gate[1], q, "gate[1]", "1" if getattr(gate[1], "ndim", 0) else "")
+    for name, part in {"head_map": head_map, "after_head_map": after_head_map}.items():
+        if part is not None:
+            check_map(part, q, name)
+    head_map, after_head_map = (
+        part if part is None else in_groups(part) for part in (head_map, after_head_map)
+    )
+    gate = gate and tuple(part.float() for part in gate)
+    parts = (taps, head_map, after_taps, after_head_map, norm)
+    return *(part if part is None else part.float() for part in parts), gate
+
+
+def check_part(part, q, name, letters):
+    """A tensor of these dimensions, float32 or like q, where q is, or an error."""
+    check({name: (part, letters, OR_FLOAT32)}, sizes=dict(zip("BHNd", q.shape)), like=("q", q))
+
+
+def check_map(head_map, q, name):
+    """A map over the heads of q, (H, H) or (H / s, s, s), or an error."""
+    heads = q.shape[1]
+    groups = [size for size in range(1, MOST_GROUP + 1) if heads % size == 0]
+    shapes = [(heads // size, size, size) for size in groups] + [(heads, heads)] * (heads in groups)
+    if isinstance(head_map, torch.Tensor) and tuple(head_map.shape) not in shapes:
+        raise ValueError(
+            f"argument {name} has shape {tuple(head_map.shape)}; wanted (H, H) or (H / s, s, s), with groups"
+            f" of at most {MOST_GROUP} heads that divide H = {heads}: a thread holds the numbers of all heads"
+            " of a group"
+        )
+    check_part(head_map, q, name, " ".join(map(str, getattr(head_map, "shape", ()))))
+
+
+def layer_of(parts, causal, scale):
+    """The Layer of (taps, head_map, after_taps, after_head_map)."""
+    return Layer(*(x if x is None else x.detach().contiguous() for x in parts), float(scale), causal)
+
+
+# Operators --------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("attention_course::multi_token_forward", mutates_args=())
+def multi_token_forward_operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    taps: torch.Tensor | None,
+    head_map: torch.Tensor | None,
+    after_taps: torch.Tensor | None,
+    after_head_map: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    """O, float32, as `bands.forward`; parts in float32, maps in groups."""
+    layer = layer_of((taps, head_map, after_taps, after_head_map), causal, scale)
+    q, k, v = (x.detach().contiguous() for x in (q, k, v))
+    with torch.autocast(q.device.type, enabled=False):
+        return forward(q, k, v, layer)
+
+
+@multi_token_forward_operator.register_fake
+def shape_forward(q, *_):
+    return q.new_empty(q.shape, dtype=torch.float32)
+
+
+@torch.library.custom_op("attention_course::multi_token_backward", mutates_args=())
+def multi_token_backward_operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    taps: torch.Tensor | None,
+    head_map: torch.Tensor | None,
+    after_taps: torch.Tensor | None,
+    after_head_map: torch.Tensor | None,
+    d_o: torch.Tensor,
+    causal: bool,
+    scale: float,
+    wanted: list[bool],
+) -> list[torch.Tensor]:
+    """The gradient of each of NAMES, as `bands.backward`; what is not wanted is an empty
+    tensor."""
+    layer = layer_of((taps, head_map, after_taps, after_head_map), causal, scale)
+    names = [name for name, want in zip(NAMES, wanted) if want]
+    q, k, v = (x.detach().contiguous() for x in (q, k, v))
+    with torch.autocast(q.device.type, enabled=False):
+        sums = backward(q, k, v, layer, d_o.contiguous(), names)
+    return like(sums, (q, k, v, taps, head_map, after_taps, after_head_map))
+
+
+def like(sums, given):
+    """Each of NAMES of `sums` in the type of the argument; what is not there is an empty tensor."""
+    nothing = given[0].new_empty(0, dtype=torch.float32)
+    return [sums[name].to(x.dtype) if name in sums else nothing.clone() for name, x in zip(NAMES, given)]
+
+
+@multi_token_backward_operator.register_fake
+def shapes_backward(q, k, v, taps, head_map, after_taps, after_head_map, d_o, causal, scale, wanted):
+    given = (q, k, v, taps, head_map, after_taps, after_head_map)
+    return [
+        x.new_empty(x.shape) if want and x is not None else q.new_empty(0, dtype=torch.float32)
+        for x, want in zip(given, wanted)
+    ]
+
+
+differentiable_once(
+    multi_token_forward_operator,
+    multi_token_backward_operator,
+    len(NAMES),
+    2,
+    "multi_token_attention",
+    outputs=0,
+)

@@ -1,0 +1,1 @@
+"""Instructions, tiles and launches of the kernels on tensor cores."""
