@@ -1,8 +1,11 @@
 """Answers made from a right one: what the books of mutants share."""
 
+import builtins
 import inspect
 import linecache
 import textwrap
+
+from power.lessons import used_names
 
 
 def edited(piece, *edits):
@@ -17,6 +20,8 @@ def edited(piece, *edits):
     name = f"<{piece.__name__} with {edits}>"
     # so that sim can read it
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    if unknown := used_names(source) - {*piece.__globals__, *vars(builtins), piece.__name__}:
+        raise ValueError(f"the edited {piece.__name__} uses {sorted(unknown)}, which its module lacks")
     namespace = {}
     exec(compile(source, name, "exec"), {**piece.__globals__}, namespace)
     return namespace[piece.__name__]

@@ -16,34 +16,16 @@ from numba import cuda
 from numpy import float32
 
 from editing import edited
+from power.lessons import from_solutions
+
+add, block_sum, indices = from_solutions("03", "add", "block_sum", "indices")
+
 
 THREADS, TILE = 8, 4
 dim3 = namedtuple("dim3", ["x", "y", "z"], defaults=(1, 1, 1))
 
 
 # The right kernels ------------------------------------------------------------------------------------------
-
-
-def add(x, y, out):
-    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if i < x.size:
-        out[i] = x[i] + y[i]
-
-
-def block_sum(x, out):
-    shared = cuda.shared.array(THREADS, float32)
-    t = cuda.threadIdx.x
-    i = cuda.blockIdx.x * THREADS + t
-    shared[t] = x[i] if i < x.size else float32(0)
-    cuda.syncthreads()
-    step = THREADS // 2
-    while step > 0:
-        if t < step:
-            shared[t] += shared[t + step]
-        cuda.syncthreads()  # each pass
-        step //= 2
-    if t == 0:
-        out[cuda.blockIdx.x] = shared[0]
 
 
 def matmul(a, b, c):
@@ -155,15 +137,6 @@ class OneArray(SharedMemory):
 KEPT = {}  # what a wrong launcher keeps from block to block
 
 
-def indices(size):
-    return [dim3(x, y, z) for z in range(size.z) for y in range(size.y) for x in range(size.x)]
-
-
-def launch(kernel, grid, block, *args):
-    for block_index in indices(grid):
-        run_block(kernel, grid, block, block_index, args)
-
-
 def run_block(kernel, grid, block, block_index, args):
     arrays, errors = {}, []
     barrier = threading.Barrier(block.x * block.y * block.z, timeout=10)
@@ -247,11 +220,8 @@ class ThreadLocalLauncher:
 
 MUTANTS = {
     "ex03_1": [
-        ("has no guard", edited(add, ("if i < x.size:", "if True:"))),
-        ("guards with <=", edited(add, ("i < x.size", "i <= x.size"))),
         ("leaves out the last element", edited(add, ("i < x.size", "i < x.size - 1"))),
         ("knows its thread, not its block", edited(add, ("cuda.blockIdx.x * cuda.blockDim.x + ", ""))),
-        ("multiplies by gridDim", edited(add, ("blockDim", "gridDim"))),
         (
             "swaps block and thread",
             edited(
@@ -310,20 +280,21 @@ MUTANTS = {
         ("runs the first block only", launch_first_block_only),
     ],
     "ex03_3": [
-        ("forgets the barrier after the load", edited(block_sum, ("    cuda.syncthreads()\n", ""))),
-        ("forgets the barrier in the loop", edited(block_sum, ("cuda.syncthreads()  # each pass", "pass"))),
+        (
+            "forgets the barrier after the load",
+            edited(block_sum, ("float32(0)\n    cuda.syncthreads()\n", "float32(0)\n")),
+        ),
         (
             "has the barrier under the if",
-            edited(block_sum, ("        cuda.syncthreads()  # each pass", "            cuda.syncthreads()")),
+            edited(block_sum, ("        cuda.syncthreads()\n", "            cuda.syncthreads()\n")),
         ),
         (
             "returns before the barrier",
             edited(
                 block_sum,
-                ("    cuda.syncthreads()\n", "    if i >= x.size:\n        return\n    cuda.syncthreads()\n"),
+                ("float32(0)\n    cuda", "float32(0)\n    if i >= x.size:\n        return\n    cuda"),
             ),
         ),
-        ("has no guard", edited(block_sum, (" if i < x.size else float32(0)", ""))),
         (
             "right only when N is a multiple of the block",
             edited(
@@ -332,7 +303,6 @@ MUTANTS = {
             ),
         ),
         ("starts with a step too wide", edited(block_sum, ("THREADS // 2", "THREADS"))),
-        ("stops one step early", edited(block_sum, ("step > 0", "step > 1"))),
         (
             "wrong only with several blocks: all write out[0]",
             edited(block_sum, ("out[cuda.blockIdx.x]", "out[0]")),
@@ -441,7 +411,7 @@ MUTANTS = {
 
 RIGHT = {
     "ex03_1": [add_returns_early],
-    "ex03_2": [launch, launch_all_blocks_at_once, ThreadLocalLauncher()],
+    "ex03_2": [launching(), launch_all_blocks_at_once, ThreadLocalLauncher()],
     "ex03_3": [sum_by_growing_steps],
     "ex03_4": [matmul_in_one_long_tile],
 }

@@ -4,43 +4,25 @@ way.
 A wrong kernel is the lesson's broken one, or its mended one with a line or two edited, or one written here.
 """
 
-import ast
-import linecache
 import math
-from pathlib import Path
 
 from numba import cuda
 from numpy import float32
 
-LESSON = (Path(__file__).parents[3] / "solutions" / "04_what_can_go_wrong.py").read_text(encoding="utf-8")
-FUNCTIONS = {node.name: node for node in ast.parse(LESSON).body if isinstance(node, ast.FunctionDef)}
+from editing import edited
+from power.lessons import from_solutions
 
 
 def lessons(kernel, *edits):
-    """The lesson's kernel of this name with each (old, new) of `edits` made in its source, in which every
-    `old` stands exactly once."""
-    node = FUNCTIONS[kernel]
-    lines = LESSON.splitlines()[node.lineno - 1 : node.end_lineno]
-    # without the docstring
-    body = lines[node.body[0].end_lineno - node.lineno + 1 :]
-    source = "\n".join([lines[0], *(line for line in body if " SOLUTION" not in line), ""])
-    for old, new in edits:
-        if source.count(old) != 1:
-            raise ValueError(f"{old!r} stands {source.count(old)} times in {kernel}")
-        source = source.replace(old, new)
-    name = f"<{kernel} with {edits}>"
-    # so that sim can read it
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
-    names = {"cuda": cuda, "float32": float32, "math": math}
-    exec(compile(source, name, "exec"), names)
-    return names[kernel]
+    """Return the lesson's kernel of this name with each (old, new) of `edits` made in its source."""
+    return edited(*from_solutions("04", kernel, float32=float32, math=math), *edits)
 
 
 def wrong(kernel, *answers):
     """The lesson's broken kernel, and what becomes of the mended one by the edits of each answer (what is
     wrong, *edits)."""
-    edited = [(what, lessons(f"{kernel}_fixed", *edits)) for what, *edits in answers]
-    return [("leaves the bug in", lessons(kernel)), *edited]
+    answers = [(what, lessons(f"{kernel}_fixed", *edits)) for what, *edits in answers]
+    return [("leaves the bug in", lessons(kernel)), *answers]
 
 
 # Right in another way ---------------------------------------------------------------------------------------
@@ -302,8 +284,6 @@ MUTANTS = {
     ],
     "ex04_1": wrong(
         "checkerboard",
-        ("follows the likely fix: guards the rows only", (GUARD, "if y < board.shape[0]:")),
-        ("guards the columns only", (GUARD, "if x < board.shape[1]:")),
         ("guards with <=", ("x < ", "x <= "), ("y < ", "y <= ")),
         ("leaves out the last column", ("board.shape[1]", "board.shape[1] - 1")),
         ("guards both with the smaller", (GUARD, "if max(x, y) < min(board.shape[0], board.shape[1]):")),
@@ -312,7 +292,6 @@ MUTANTS = {
             (GUARD, "if x < board.shape[0] and y < board.shape[1]:"),
             ("board[y, x]", "board[x, y]"),
         ),
-        ("guards with or", (" and ", " or ")),
         ("begins with a 1", ("(x + y)", "(x + y + 1)")),
         (
             "wraps round the board",
@@ -329,8 +308,6 @@ MUTANTS = {
             "previous",
             ("leaves out[0] alone", ("if i < x.size:", "if 0 < i < x.size:")),
             ("gives the first its own number", ("else float32(0)", "else x[0]")),
-            ("guards with >=", ("i > 0", "i >= 0")),
-            ("is zero for the second too", ("i > 0", "i > 1")),
             ("asks the thread, not the element", ("i > 0", "cuda.threadIdx.x > 0")),
             ("multiplies by 0 instead of guarding", (PAST_THE_FIRST, "x[i - 1] * (i > 0)")),
             ("takes the one after", ("x[i - 1] if i > 0", "x[i + 1] if i + 1 < x.size")),
@@ -340,7 +317,6 @@ MUTANTS = {
                 (f"out[i] = {PAST_THE_FIRST}", "out[i - 1] = x[i - 2] if i > 1 else float32(0)"),
                 ("i < x", "i <= x"),
             ),
-            ("loses the guard", ("if i < x.size:", "if True:")),
         )
         + [("one thread does it all", previous_alone)]
     ),
@@ -348,9 +324,7 @@ MUTANTS = {
         wrong(
             "block_max",
             ("puts in 0", ("float32(-math.inf)", "float32(0)")),
-            ("puts in +inf", ("-math.inf", "math.inf")),
             ("puts in -1", ("-math.inf", "-1")),
-            ("has no guard", (" if i < x.size else float32(-math.inf)", "")),
             ("loses the barrier", (BARRIER, "")),
             ("looks at all 32 places", ("cuda.blockDim.x)", "32)")),
             ("leaves out the last thread's", ("cuda.blockDim.x)", "cuda.blockDim.x - 1)")),
@@ -360,7 +334,6 @@ MUTANTS = {
                 ("cuda.blockDim.x)", "min(cuda.blockDim.x, x.size))"),
             ),
             ("returns before the barrier", (BARRIER, f"    if i >= x.size:\n        return\n{BARRIER}")),
-            ("all threads write the result", ("if t == 0:", "if True:")),
         )
         + [("thread 0 reads x itself", max_alone)]
     ),
@@ -385,10 +358,8 @@ MUTANTS = {
                 (READ, "pass\n"),
                 (ADD, "    if t >= step:\n            part[t] += part[t - step]\n"),
             ),
-            ("wraps to the end of the part", (" if t >= step else float32(0)", "")),
             ("forgets the last pass", ("step < cuda.blockDim.x", "2 * step < cuda.blockDim.x")),
             ("replaces instead of adding", ("part[t] += left", "part[t] = left")),
-            ("leaves out the one at distance step", ("t >= step", "t > step")),
             ("adds neighbours only", ("part[t - step]", "part[t - 1]")),
             ("counts over blocks", ("t >= step", "i >= step")),
             ("has a fence instead", (f"{BARRIER}    {ADD}", f"    cuda.threadfence_block()\n    {ADD}")),
@@ -406,7 +377,6 @@ MUTANTS = {
         ("stores what the atomic returns", (COUNT, f"counts[letters[i]] = {COUNT} + 1")),
         ("adds the letter", ("letters[i], 1", "letters[i], letters[i]")),
         ("counts at the thread's place", ("counts, letters[i]", "counts, i % counts.size")),
-        ("moves the bug: no guard", ("if i < letters.size:", "if True:")),
         ("takes the maximum", ("atomic.add", "atomic.max")),
         ("guards with the counts", ("letters.size", "counts.size")),
         ("one thread counts", ("if i < letters.size:", "for i in range(letters.size if i == 0 else 0):")),
@@ -434,15 +404,12 @@ MUTANTS = {
                 "keeps one shuffle under the if",
                 (BEFORE, f"before = x[i]\n    if i % 2:\n        {BEFORE}\n    cuda.syncwarp()"),
             ),
-            ("takes them the other way round", ("i % 2 == 0", "i % 2 == 1")),
             ("names half of the lanes", (AFTER, AFTER.replace("0xFFFFFFFF", "0x0000ffff"))),
             (
                 "names each other lane",
                 (AFTER, AFTER.replace("0xFFFFFFFF", "0x55555555")),
                 (BEFORE, BEFORE.replace("0xFFFFFFFF", "0xaaaaaaaa")),
             ),
-            ("shuffles down only", ("after if i % 2 == 0 else before", "after")),
-            ("goes two lanes far", (BEFORE, BEFORE.replace("1)", "2)"))),
             ("hands over the index", (AFTER, AFTER.replace("x[i]", "i"))),
             ("knows the thread, not the element", ("cuda.grid(1)", "cuda.threadIdx.x")),
             ("swaps twice", ("    out[i]", "    after, before = before, after\n    out[i]")),
@@ -487,10 +454,6 @@ MUTANTS = {
             ("leaves the middle out on both sides", ("high = middle\n", "high = middle - 1\n")),
             ("rounds up, and keeps the middle", (MIDDLE, "(low + high + 1) // 2"), ("middle + 1", "middle")),
             ("rounds up", (MIDDLE, "(low + high + 1) // 2")),
-            ("takes the other side on a border", ("<= u[i]", "< u[i]")),
-            ("goes the wrong way", ("<= u[i]", "> u[i]")),
-            ("goes on when one is left", ("low < high", "low <= high")),
-            ("begins at 1", ("low, high = 0,", "low, high = 1,")),
             (
                 "ends behind the array",
                 ("cumulative.size - 1", "cumulative.size"),

@@ -12,28 +12,12 @@ from numpy import float32
 
 from editing import edited
 from kernels.cases.memory_patterns import TILE, transpose_naive, transpose_padded, transpose_tiled
+from power.lessons import from_solutions
+
+sectors, turns, transpose, least_time = from_solutions("08", "sectors", "turns", "transpose", "least_time")
+
 
 # The right ones ---------------------------------------------------------------------------------------------
-
-
-def sectors(stride, itemsize, first=0):
-    return len({(first + lane * stride) * itemsize // 32 for lane in range(32)})
-
-
-def turns(addresses):
-    banks = [word % 32 for word in {address // 4 for address in addresses}]
-    return max(banks.count(bank) for bank in banks)
-
-
-def transpose(a, out):
-    tile = cuda.shared.array((TILE, 33), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    row, column = cuda.blockIdx.y * TILE, cuda.blockIdx.x * TILE
-    if row + y < a.shape[0] and column + x < a.shape[1]:
-        tile[y, x] = a[row + y, column + x]
-    cuda.syncthreads()
-    if row + x < a.shape[0] and column + y < a.shape[1]:
-        out[column + y, row + x] = tile[x, y]
 
 
 PREDICTED = {
@@ -47,10 +31,6 @@ PREDICTED = {
 
 def predictions():
     return PREDICTED
-
-
-def least_time(bytes, flops, turns, gpu):
-    return max(bytes / gpu.bytes_per_second, flops / gpu.flops_per_second, turns / gpu.turns_per_second)
 
 
 # Right in another way ---------------------------------------------------------------------------------------
@@ -197,22 +177,16 @@ MUTANTS = {
     "ex08_3": [
         ("has no tile", transpose_naive),
         ("has no padding", transpose_tiled),
-        ("pads the wrong dimension", edited(transpose, ("(TILE, 33)", "(33, TILE)"))),
-        ("pads by two", edited(transpose, ("33", "34"))),
         ("pads by four", edited(transpose, ("33", "36"))),
         ("pads to twice the width", edited(transpose, ("33", "64"))),
         ("has no barrier", edited(transpose, ("    cuda.syncthreads()\n", ""))),
         ("has only a warp's barrier", edited(transpose, ("cuda.syncthreads()", "cuda.syncwarp()"))),
         ("does not move the corner", edited(transpose, ("out[column + y, row + x]", "out[row + y, column + x]"))),
-        ("copies", edited(transpose, ("tile[x, y]", "tile[y, x]"))),
         ("stores down a column of out", edited(transpose, ("out[column + y, row + x] = tile[x, y]", "out[column + x, row + y] = tile[y, x]"), ("if row + x < a.shape[0] and column + y <", "if row + y < a.shape[0] and column + x <"))),
         ("loads down a column of a", edited(transpose, ("tile[y, x] = a[row + y, column + x]", "tile[x, y] = a[row + x, column + y]"), ("if row + y < a.shape[0] and column + x <", "if row + x < a.shape[0] and column + y <"))),
-        ("swaps x and y", edited(transpose, ("cuda.threadIdx.x, cuda.threadIdx.y", "cuda.threadIdx.y, cuda.threadIdx.x"))),
         ("has no guard at the load", edited(transpose, ("    if row + y < a.shape[0] and column + x < a.shape[1]:\n        tile", "    tile"))),
         ("has no guard at the store", edited(transpose, ("    if row + x < a.shape[0] and column + y < a.shape[1]:\n        out", "    out"))),
         ("guards the store as it did the load", edited(transpose, ("if row + x < a.shape[0] and column + y <", "if row + y < a.shape[0] and column + x <"))),
-        ("guards with <=", edited(transpose, ("if row + x < a.shape[0]", "if row + x <= a.shape[0]"))),
-        ("swaps rows and columns of the grid", edited(transpose, ("cuda.blockIdx.y * TILE, cuda.blockIdx.x", "cuda.blockIdx.x * TILE, cuda.blockIdx.y"))),
         ("is right for one block only", edited(transpose, ("cuda.blockIdx.y * TILE, cuda.blockIdx.x * TILE", "0, 0"))),
         ("waits under the guard", edited(transpose, ("    cuda.syncthreads()", "        cuda.syncthreads()"))),
         ("loads twice", edited(transpose, ("        tile[y, x] = a[", "        tile[y, x] = a[row + y, column + x]\n        tile[y, x] = a["))),

@@ -16,8 +16,18 @@ from kernels.tensor_cores.instructions import (
     mma_bf16_k8,
     mma_f16,
 )
+from power.lessons import from_solutions
 
-__all__ = ["MUTANTS", "RIGHT", "ldmatrix_x2", "mma_f16"]  # names that edits use
+add_products, sum_diagonals, most_registers, convolve = from_solutions(
+    "18",
+    "add_products",
+    "sum_diagonals",
+    "most_registers",
+    "convolve",
+    ldmatrix_x2=ldmatrix_x2,
+    mma_bf16_k8=mma_bf16_k8,
+    mma_f16=mma_f16,
+)
 
 
 # 18.1 -------------------------------------------------------------------------------------------------------
@@ -105,15 +115,6 @@ def for_show(s_tile, g_tile, c_q, c_k):
 
 
 @cuda.jit(device=True)
-def add_products(sums, s_tile, s_row, g_tile, g_row, column):
-    lane = cuda.threadIdx.x & 31
-    row, right = (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
-    a0, a1, a2, a3 = ldmatrix_x4_trans(s_tile, (s_row + row, column + right))
-    b0, b1 = ldmatrix_x2_trans(g_tile, (g_row + (lane & 15), column))
-    sums[0], sums[1], sums[2], sums[3] = mma_bf16(a0, a1, a2, a3, b0, b1, sums[0], sums[1], sums[2], sums[3])
-
-
-@cuda.jit(device=True)
 def quarters_in_another_order(sums, s_tile, s_row, g_tile, g_row, column):
     """Matrices 1 and 2 as they come without transposing, handed over swapped."""
     lane = cuda.threadIdx.x % 32
@@ -180,23 +181,6 @@ def plain(sums, s_tile, s_row, g_tile, g_row, column):
 
 
 @cuda.jit(device=True)
-def sum_diagonals(taps, a, diagonals, sums, c_k):
-    lane = cuda.threadIdx.x & 31
-    for i in range(4):
-        y = (lane & 3) * 2 + (i & 1)
-        b = (lane >> 2) + (i >> 1) * 8 - y
-        if 0 <= b and b < c_k:
-            diagonals[b, y] = sums[i]
-    cuda.syncwarp()
-    if lane < c_k:
-        total = float32(0)
-        for y in range(8):
-            total += diagonals[lane, y]
-        taps[a, lane] = total
-    cuda.syncwarp()
-
-
-@cuda.jit(device=True)
 def barrier_first(taps, a, diagonals, sums, c_k):
     """The warp meets before it writes, not after it has read; the last tap is added backwards."""
     lane = cuda.threadIdx.x % 32
@@ -248,18 +232,9 @@ def by_atomics(taps, a, diagonals, sums, c_k):
     cuda.syncwarp()
 
 
-BAND = "if 0 <= b and b < c_k:"
-FIRST, LAST = "sums[i]\n    cuda.syncwarp()\n", "= total\n    cuda.syncwarp()\n"
+FIRST, LAST = "cuda.syncwarp()  # every", "cuda.syncwarp()  # read"
 
 # 18.4 -------------------------------------------------------------------------------------------------------
-
-
-def most_registers(blocks, threads, shared_bytes):
-    warps = blocks * -(-threads // 32)
-    if warps > 64 or blocks > 32 or blocks * (shared_bytes + 1024) > 233472:
-        return 0
-    in_a_quarter = -(-warps // 4)
-    return min(255, 16384 // (32 * in_a_quarter) // 8 * 8)
 
 
 def by_trying(blocks, threads, shared_bytes):
@@ -275,19 +250,6 @@ def by_trying(blocks, threads, shared_bytes):
 
 
 # 18.5 -------------------------------------------------------------------------------------------------------
-
-
-@cuda.jit(device=True)
-def convolve(t, scores, bands):
-    lane = cuda.threadIdx.x & 31
-    for e in range(4):
-        t[e] = float32(0)
-    for a in range(bands.shape[0] // 2):
-        at = (lane & 15) * 8 + (lane >> 4) * 8
-        a0, a1, a2, a3 = ldmatrix_x4(scores, (a, at))
-        t[0], t[1], t[2], t[3] = mma_bf16(
-            a0, a1, a2, a3, bands[2 * a], bands[2 * a + 1], t[0], t[1], t[2], t[3]
-        )
 
 
 @cuda.jit(device=True)
@@ -373,8 +335,8 @@ MUTANTS = {
             (
                 "not added",
                 (
-                    "b0, b1, sums[0], sums[1], sums[2], sums[3])",
-                    "b0, b1, float32(0), float32(0), float32(0), float32(0))",
+                    "b0, b1, sums[0], sums[1], sums[2], sums[3]",
+                    "b0, b1, float32(0), float32(0), float32(0), float32(0)",
                 ),
             ),
             ("the first quarter four times", (ROW, "(lane & 7)"), (RIGHT_HALF, "0")),
@@ -386,26 +348,24 @@ MUTANTS = {
             ("ignores g_row", ("g_row + (lane & 15)", "(lane & 15)")),
             ("one row for both", ("g_row + (lane & 15)", "s_row + (lane & 15)")),
             ("G's upper half twice", ("(lane & 15), column", "(lane & 7), column")),
-            ("b0 and b1 swapped", ("b0, b1 =", "b1, b0 =")),
             ("float16's product", ("mma_bf16", "mma_f16")),
             ("threads of the first warp only", ("cuda.threadIdx.x & 31", "cuda.threadIdx.x & 63")),
-            ("half of the product", ("= mma_bf16(a0, a1, a2, a3, b0, b1,", "= mma_bf16_k8(a0, a1, b0,")),
+            (
+                "half of the product",
+                ("mma_bf16(", "mma_bf16_k8("),
+                ("a0, a1, a2, a3, b0, b1, sums", "a0, a1, b0, sums"),
+            ),
         ),
     ],
     "ex18_3": [
         ("atomics", by_atomics),
         *wrong(
             sum_diagonals,
-            ("no meeting before it adds", (FIRST, "sums[i]\n")),
-            ("no meeting after it has added", (LAST, "= total\n")),
-            ("a barrier of the block", (FIRST, "sums[i]\n    cuda.syncthreads()\n")),
+            ("no meeting before it adds", (FIRST, "# every")),
+            ("no meeting after it has added", (LAST, "# read")),
+            ("a barrier of the block", (FIRST, "cuda.syncthreads()  # every")),
             ("the block's column off", ("(lane & 3) * 2 + (i & 1)", "(lane & 3) * 2 + (i >> 1)")),
-            ("y - x", ("- y\n", "+ y\n")),
             ("rows 8 to 15 lost", ("(i >> 1) * 8 - y", "(i >> 1) - y")),
-            (
-                "seven columns",
-                ("for y in range(8):\n            total", "for y in range(7):\n            total"),
-            ),
             ("row 0 of taps always", ("taps[a, lane]", "taps[0, lane]")),
             ("adds to what is there", ("taps[a, lane] = total", "taps[a, lane] += total")),
             ("nine taps always", ("if lane < c_k:", "if lane < 9:")),
@@ -413,7 +373,6 @@ MUTANTS = {
             ("the thread of the block", ("cuda.threadIdx.x & 31", "cuda.threadIdx.x")),
             ("taps turned round", ("taps[a, lane]", "taps[a, c_k - 1 - lane]")),
             ("a float64 sum", ("total = float32(0)", "total = 0.0")),
-            ("the band's upper edge forgotten", (BAND, "if b < c_k:")),
         ),
     ],
     "ex18_4": wrong(
@@ -421,16 +380,12 @@ MUTANTS = {
         ("not of quarters", ("16384 // (32 * in_a_quarter)", "65536 // (32 * warps)")),
         ("quarters rounded down", ("-(-warps // 4)", "max(1, warps // 4)")),
         ("no multiple of 8", (" // 8 * 8", "")),
-        ("256 at most", ("min(255,", "min(256,")),
         ("248 at most", ("min(255,", "min(248,")),
         (
             "no limit of a thread",
             ("min(255, 16384 // (32 * in_a_quarter) // 8 * 8)", "16384 // (32 * in_a_quarter) // 8 * 8"),
         ),
         ("without the 1,024 bytes", ("shared_bytes + 1024", "shared_bytes")),
-        ("without shared memory", (" or blocks * (shared_bytes + 1024) > 233472", "")),
-        ("without the limit of threads", ("warps > 64 or ", "")),
-        ("without the limit of blocks", (" or blocks > 32", "")),
         ("threads, not warps", ("-(-threads // 32)", "threads // 32")),
         ("one block's registers", ("-(-warps // 4)", "-(-warps // blocks // 4)")),
         ("1,024 bytes once", ("blocks * (shared_bytes + 1024)", "blocks * shared_bytes + 1024")),
@@ -448,7 +403,6 @@ MUTANTS = {
             ("transposed", ("ldmatrix_x4", "ldmatrix_x4_trans")),
             ("row 0 of the scores always", ("(scores, (a, at))", "(scores, (0, at))")),
             ("one band for all", ("bands[2 * a], bands[2 * a + 1]", "bands[0], bands[1]")),
-            ("bands swapped", ("bands[2 * a], bands[2 * a + 1]", "bands[2 * a + 1], bands[2 * a]")),
             (
                 "the last row alone",
                 (

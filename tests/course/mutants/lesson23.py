@@ -5,10 +5,9 @@ import math
 
 import torch
 
+from power.lessons import from_solutions
 
-def halo(start, length, n, c_q, c_k):
-    left = (c_k - 1) // 2
-    return max(0, start - (c_q - 1)), max(0, start - left), min(n, start + length + c_k - 1 - left)
+halo, merge, ring = from_solutions("23", "halo", "merge", "ring")
 
 
 def halo_by_sets(start, length, n, c_q, c_k):
@@ -17,15 +16,6 @@ def halo_by_sets(start, length, n, c_q, c_k):
     queries = [i for i in range(n) if any(0 <= r - i <= c_q - 1 for r in own)]
     keys = [j for j in range(n) if any(-left <= j - r <= c_k - 1 - left for r in own)]
     return [queries[0], keys[0], keys[-1] + 1]
-
-
-def merge(one, other):
-    (o, log_sum), (other_o, other_sum) = one, other
-    total = torch.logaddexp(log_sum, other_sum)
-    weights = [
-        torch.where(part == -math.inf, 0.0, torch.exp(part - total))[:, None] for part in (log_sum, other_sum)
-    ]
-    return o * weights[0] + other_o * weights[1], total
 
 
 def merge_by_maximum(one, other):
@@ -74,15 +64,6 @@ def swapped(one, other):
 
 def larger_wins(one, other):
     return torch.where((one[1] >= other[1])[:, None], one[0], other[0]), torch.logaddexp(one[1], other[1])
-
-
-def ring(mine, ranks, attend, exchange, merge):
-    visitor = mine
-    result = attend(visitor)
-    for _ in range(ranks - 1):
-        visitor = exchange(visitor)
-        result = merge(result, attend(visitor))
-    return result
 
 
 def ring_of_a_list(mine, ranks, attend, exchange, merge):

@@ -38,12 +38,22 @@ class Exercise:
         return self.with_cell(self.cell, "the solution")
 
 
+def source(lesson):
+    """The text of lesson "05"."""
+    (path,) = ROOT.joinpath("solutions").glob(f"{lesson}_*.py")
+    return path.read_text(encoding="utf-8")
+
+
+def cells_of(text):
+    """The texts of a lesson's cells, without their first lines."""
+    return [cell.partition("\n")[2] for cell in re.split(r"^# %%", text, flags=re.M)]
+
+
 @functools.cache
 def exercises(lesson):
     """{"ex05_3": Exercise} of lesson "05"."""
-    (path,) = ROOT.joinpath("solutions").glob(f"{lesson}_*.py")
-    text = path.read_text(encoding="utf-8")
-    cells = [cell.partition("\n")[2] for cell in re.split(r"^# %%", text, flags=re.M)]
+    text = source(lesson)
+    cells = cells_of(text)
     checked = dict(re.findall(r"^check\.(ex\d\d_\d+)\((\w+)\)", text, flags=re.M))
     return {check: exercise(cells, check, answer) for check, answer in checked.items()}
 
@@ -68,6 +78,31 @@ def needed(before, cell):
             wanted.add(i)
             open_names |= used_names(whole(*statements[i]))
     return "\n\n\n".join(whole(*statements[i]) for i in sorted(wanted))
+
+
+@functools.cache
+def from_solutions(lesson, *names, **others):
+    """Return what these names mean in lesson "05", made with just the definitions that they need, and with
+    the `others`, which edits of them use. Docstrings and the marks of solutions are left out, so that edits
+    change code alone."""
+    text = without_docstrings(needed(cells_of(source(lesson)), "\n".join(names)))
+    file = f"<lesson {lesson}: {', '.join(names)}>"
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    made = {"__name__": "lesson", **others}
+    exec(compile(text, file, "exec"), made)
+    return [made[name] for name in names]
+
+
+def without_docstrings(text):
+    """The same code without the lines of its functions' docstrings and without `# BEGIN SOLUTION` and `# END
+    SOLUTION`."""
+    lines = text.splitlines()
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    for first in (node.body[0] for node in functions if ast.get_docstring(node) is not None):
+        lines[first.lineno - 1 : first.end_lineno] = [""] * (first.end_lineno - first.lineno + 1)
+    return (
+        "\n".join(line for line in lines if line and not re.match(r" *# (BEGIN|END) SOLUTION", line)) + "\n"
+    )
 
 
 def parsed(text):

@@ -39,7 +39,10 @@ WRONG = {
         ("columns below 16", ("column + right", "(column & 8) + right")),
         (
             "clamps",
-            (", sums[2], sums[3])", f", sums[2], sums[3])\n    sums[0] = {CLAMPED.format('sums[0]')}"),
+            (
+                "sums[2], sums[3]\n    )",
+                f"sums[2], sums[3]\n    )\n    sums[0] = {CLAMPED.format('sums[0]')}",
+            ),
         ),
     ),
     "ex18_3": wrong(
@@ -63,7 +66,7 @@ RIGHT = {
                 BOOK["add_products"],
                 ("    sums[0], sums[1], sums[2], sums[3] = mma", "    z = float32(0)\n    c = mma"),
                 (
-                    "b1, sums[0], sums[1], sums[2], sums[3])",
+                    "b1, sums[0], sums[1], sums[2], sums[3]\n    )",
                     "b1, z, z, z, z)\n    for i in range(4):\n        sums[i] += c[i]",
                 ),
             ),
