@@ -7,6 +7,7 @@ else that escapes from a launch is a bug of the simulator itself.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sim.events import Access
     from sim.report import Report
 
 
@@ -34,7 +35,10 @@ class KernelBug(SimulatorError):
 
 
 class ThreadError(SimulatorError):
-    """A thread of the kernel raised a Python exception, which is this one's `__cause__`."""
+    """A thread of the kernel raised a Python exception, which is this one's `__cause__`; `access` names the
+    thread and the place."""
+
+    access: "Access | None" = None
 
 
 class Abandoned(BaseException):

@@ -29,6 +29,12 @@ GLOBAL, CONST, SHARED, LOCAL = range(4)
 CONSTANT = "a global array"  # what all arrays in constant memory are called
 ACTIONS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3}
 LOAD, STORE, ATOMIC, BARRIER = range(4)
+# Every kind of finding of the package. `exception` is pytest --cuda-sim's; simulate raises ThreadError.
+KINDS = tuple(
+    "out-of-bounds negative-index race-shared race-global uninitialized-read barrier-divergence"
+    " warp-divergence async-copy misaligned-address deadlock unassigned-variable misuse no-progress"
+    " exception".split()
+)
 
 
 def index_text(index: tuple[int, ...], least: int = 0) -> str:

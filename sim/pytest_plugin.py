@@ -1,5 +1,5 @@
 """pytest --cuda-sim: tests that launch `@cuda.jit` kernels run without a GPU, each launch simulated and
-watched; a finding fails its test.
+watched; a finding fails its test, and so does an exception in a thread that a GPU would tell nobody of.
 
 Nothing of the project changes: numba.cuda's host side stays Numba's, over a driver of ours (sim.host). A test
 that needs a real GPU is marked `@pytest.mark.cuda_sim(off=True)`; `engine`, `seeds`, `tools`, `max_steps` and
@@ -7,6 +7,7 @@ that needs a real GPU is marked `@pytest.mark.cuda_sim(off=True)`; `engine`, `se
 """
 
 import argparse
+import difflib
 import itertools
 import sys
 import traceback
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+
+from sim.nouns import plural
 
 ENGINES = ("native", "fibers", "threads")
 TOOLS = ("bounds", "races", "uninitialized", "misuse", "counters", "trace")
@@ -46,7 +49,7 @@ def pytest_addoption(parser):
     )
     group.addoption(
         "--cuda-sim-tools",
-        type=words(TOOLS),
+        type=words(lambda: TOOLS),
         default=TOOLS[:4],
         metavar="TOOL,...",
         help=f"which tools watch: {', '.join(TOOLS)}; the first four by default",
@@ -59,10 +62,11 @@ def pytest_addoption(parser):
     )
     group.addoption(
         "--cuda-sim-allow",
-        type=words(),
+        type=words(kinds_of_findings),
         default=(),
         metavar="KIND,...",
-        help="kinds of findings that do not fail a test, for instance race-global",
+        help="kinds of findings that do not fail a test, for instance race-global; exception is what a thread"
+        " raises in a kernel without debug=True",
     )
     group.addoption(
         "--cuda-sim-report",
@@ -73,6 +77,8 @@ def pytest_addoption(parser):
 
 
 def numbers(text):
+    if not all(each.strip().isdecimal() for each in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text}: not a list of whole numbers, such as 0,1,2")
     return tuple(map(int, text.split(",")))
 
 
@@ -82,16 +88,31 @@ def rounds(text):
     return int(text)
 
 
-def words(known=None):
-    """A list of words separated by commas, each of which must be `known`."""
+def words(known):
+    """Return a parser of words separated by commas, each of which must be among `known()`."""
 
     def parse(text):
-        given = tuple(filter(None, text.split(",")))
-        if unknown := set(given) - set(known or given):
-            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join(known)}")
+        given = tuple(filter(None, (word.strip() for word in text.split(","))))
+        if wrong := unknown_words(given, known()):
+            raise argparse.ArgumentTypeError(wrong)
         return given
 
     return parse
+
+
+def unknown_words(given, known):
+    """Return what is wrong with these words, or "" if all of them are known."""
+    unknown = [word for word in given if word not in known]
+    if not unknown:
+        return ""
+    near = [difflib.get_close_matches(str(word), known, 1, 0)[0] for word in unknown]
+    return f"{', '.join(map(str, unknown))}: not among {', '.join(known)}; the nearest is {', '.join(near)}"
+
+
+def kinds_of_findings():
+    from sim.events import KINDS
+
+    return KINDS
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -115,12 +136,35 @@ def observers_of(tools):
 
 @dataclass
 class Told:
-    """What one test's launches came to: how many of each engine, and the findings that are not alike."""
+    """What became of one test's launches: how many had each outcome, how many ran by each engine, and the
+    findings that are not alike."""
 
+    outcomes: Counter = field(default_factory=Counter)
     engines: Counter = field(default_factory=Counter)
     findings: dict = field(default_factory=dict)  # key: (finding, where the host launched it, how often)
     reports: list = field(default_factory=list)
     failed: bool = False  # whether the test has failed for its findings
+
+    def wrong(self, allowed):
+        """Return the entries of the errors that fail a test."""
+        errors = (entry for entry in self.findings.values() if entry[0].severity == "error")
+        return [entry for entry in errors if entry[0].kind not in allowed]
+
+    def numbers(self):
+        """Return the counts as JSON has them, for pytest-xdist."""
+        return {
+            "outcomes": dict(self.outcomes),
+            "engines": dict(self.engines),
+            "keys": sorted({repr(key) for key in self.findings}),
+        }
+
+
+def summed(told):
+    """Return the sum of what several of Told.numbers() hold."""
+    counts = ("outcomes", "engines")
+    added = {name: dict(sum((Counter(each[name]) for each in told), Counter())) for name in counts}
+    keys = sorted({key for each in told for key in each["keys"]})
+    return added | {"keys": keys, "kinds": dict(Counter(key.split("'")[1] for key in keys))}
 
 
 class Simulated:
@@ -135,7 +179,9 @@ class Simulated:
             ) from error
         except RuntimeError as error:
             raise pytest.UsageError(f"--cuda-sim: {error}") from error
-        self.asked, self.told, self.index = options, Told(), []
+        self.asked, self.told = options, Told()
+        self.unlogged = []  # numbers of attempts whose report pytest was not given: those that run again
+        self.page = "", []  # a test's name, and the reports of all its attempts
         self.options = Options(
             options.cuda_sim_engine,
             options.cuda_sim_seeds,
@@ -146,9 +192,10 @@ class Simulated:
         self.host.launched = self.launched
         self.host.install()
 
-    def launched(self, report):
-        """One launch has ended."""
-        if report is None:  # the kernel raised, as it says
+    def launched(self, outcome, report):
+        """Count a launch that has ended; `report` is None if it has none."""
+        self.told.outcomes[outcome] += 1
+        if report is None:
             return
         # what the native engine does not compile
         left = any(note.startswith("by fibers") for note in report.notes)
@@ -158,6 +205,11 @@ class Simulated:
         for finding in report.findings:
             first, where, count = self.told.findings.get(finding.key, (finding, launched_from(), 0))
             self.told.findings[finding.key] = first, where, count + 1
+
+    def pytest_collection_modifyitems(self, items):
+        """Refuse a wrong mark before any test runs."""
+        for item in items:
+            settings_of(item)
 
     # --- one test -------------------------------------------------------------------------------------------
 
@@ -173,54 +225,88 @@ class Simulated:
         finally:
             if off:
                 self.host.install()
-            self.told = Told()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):
         report = yield
-        told, allowed = self.told, {*self.asked.cuda_sim_allow, *settings_of(item)["allow"]}
-        errors = (entry for entry in told.findings.values() if entry[0].severity == "error")
-        wrong = [entry for entry in errors if entry[0].kind not in allowed]
-        if wrong and not told.failed:
+        told = self.told
+        wrong = told.wrong({*self.asked.cuda_sim_allow, *settings_of(item)["allow"]})
+        # a test that is skipped after such a launch fails at its end
+        if wrong and not told.failed and (report.outcome != "skipped" or hasattr(report, "wasxfail")):
             told.failed = True
             said = "\n\n".join(map(in_words, wrong))
-            report.sections.append(("cuda-sim", said))
             if report.outcome == "passed":
                 report.outcome, report.longrepr = "failed", said
-                report.sections.pop()
-        if call.when == "teardown" and (told.engines or told.findings):
-            kinds = Counter(finding.kind for finding, *_ in told.findings.values())
-            report.cuda_sim = {
-                "engines": dict(told.engines),
-                "kinds": dict(kinds),
-                "keys": sorted({repr(key) for key in told.findings}),
-            }
-            if self.asked.cuda_sim_report:
-                from sim.host.pages import write_test
-
-                report.cuda_sim["page"] = write_test(self.asked.cuda_sim_report, item.nodeid, told.reports)
+            else:
+                report.sections.append(("cuda-sim", said))
+        if call.when == "teardown":
+            self.attempted(item.nodeid, report)
         return report
+
+    def attempted(self, nodeid, report):
+        """Attach to a test's last report what its launches came to. A plug-in that runs a test again may not
+        hand on the report of an attempt; its launches go with the next one's."""
+        told, self.told = self.told, Told()
+        if told.outcomes:
+            self.unlogged.append(told.numbers())
+        if not self.unlogged:
+            return
+        report.cuda_sim = summed(self.unlogged)
+        if self.asked.cuda_sim_report:
+            from sim.host.pages import write_test
+
+            earlier = self.page[1] if self.page[0] == nodeid else []
+            self.page = nodeid, earlier + told.reports
+            report.cuda_sim["page"] = write_test(self.asked.cuda_sim_report, *self.page)
+
+    def pytest_runtest_logreport(self, report):
+        if hasattr(report, "cuda_sim"):
+            self.unlogged.clear()
 
     # --- the end --------------------------------------------------------------------------------------------
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session):
+        """Fail the run for findings of launches that belong to no test: at import, where no test ran."""
+        if self.told.wrong(self.asked.cuda_sim_allow) and session.exitstatus in (
+            pytest.ExitCode.OK,
+            pytest.ExitCode.NO_TESTS_COLLECTED,
+        ):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
     def pytest_terminal_summary(self, terminalreporter):
         reports = itertools.chain.from_iterable(terminalreporter.stats.values())
-        told = [(report.nodeid, report.cuda_sim) for report in reports if hasattr(report, "cuda_sim")]
-        engines = sum((Counter(told["engines"]) for _, told in told), Counter())
-        keys = {key for _, told in told for key in told["keys"]}
-        kinds = Counter(key.split("'")[1] for key in keys)
-        found = f"{len(keys)} finding{'s' * (len(keys) != 1)}{listed(kinds)}"
-        tests = sum(bool(told["engines"]) for _, told in told)
-        launches = f"{engines.total():,} launches{listed(engines)}"
-        terminalreporter.write_line(f"cuda-sim: {launches} in {tests:,} tests, {found}")
+        told = {}
+        for report in reports:
+            if hasattr(report, "cuda_sim"):
+                told.setdefault(report.nodeid, []).append(report.cuda_sim)
+        outside = [*self.unlogged, *([self.told.numbers()] if self.told.outcomes else [])]
+        everything = summed([*itertools.chain.from_iterable(told.values()), *outside])
+        for entry in self.told.wrong(self.asked.cuda_sim_allow):
+            terminalreporter.write_line(in_words(entry))
+        tests = plural(len(told), "test") + (" and outside tests" if outside else "")
+        terminalreporter.write_line(f"cuda-sim: {total_line(everything, tests)}")
         if self.asked.cuda_sim_report and told:
             from sim.host.pages import write_index
 
-            index = write_index(self.asked.cuda_sim_report, told)
+            rows = {nodeid: summed(parts) | {"page": parts[-1]["page"]} for nodeid, parts in told.items()}
+            index = write_index(self.asked.cuda_sim_report, rows)
             terminalreporter.write_line(f"cuda-sim: reports in {index}")
 
     def pytest_unconfigure(self):
         self.host.uninstall()
+
+
+def total_line(told, tests):
+    """Return the sentence that counts all launches: the outcomes add up to the number of launches."""
+    from sim.host import OUTCOMES
+
+    outcomes = told["outcomes"]
+    parts = " + ".join(f"{outcomes[name]:,} {name}" for name in OUTCOMES if outcomes.get(name))
+    launches = plural(sum(outcomes.values()), "launch", "launches") + (f" = {parts}" if parts else "")
+    engines = "".join(f", {n:,} by {name}" for name, n in sorted(told["engines"].items()))
+    found = plural(len(told["keys"]), "finding") + listed(told["kinds"])
+    return f"{launches}, in {tests}{engines}; {found}"
 
 
 def settings_of(item):
@@ -231,6 +317,13 @@ def settings_of(item):
         raise pytest.UsageError(
             f"{item.nodeid}: the mark cuda_sim knows no {', '.join(sorted(unknown))}\n  wanted: {MARK}"
         )
+    for name, known in (("allow", kinds_of_findings()), ("tools", TOOLS), ("engine", ENGINES)):
+        asked = given.get(name) or ()
+        asked = (asked,) if isinstance(asked, str) else tuple(asked)
+        if wrong := unknown_words(asked, known):
+            raise pytest.UsageError(f"{item.nodeid}: {name} of the mark cuda_sim: {wrong}")
+        if name in given and name != "engine":
+            given[name] = asked
     options = {name: given[name] for name in ("engine", "seeds", "max_steps") if given.get(name) is not None}
     if given.get("tools") is not None:
         options["observers"] = observers_of(given["tools"])
@@ -244,7 +337,8 @@ def listed(counts):
 
 def in_words(entry):
     finding, where, count = entry
-    times = f"; {count - 1} further launch{'es' * (count > 2)} with the same" if count > 1 else ""
+    further = plural(count - 1, "further launch", "further launches")
+    times = f"; {further} with the same" if count > 1 else ""
     message = finding.message.replace("simulate(kernel, max_steps=...)", "--cuda-sim-max-steps")
     return f"{message}\n  Launched from {where}{times}."
 

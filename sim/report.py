@@ -8,7 +8,8 @@ from types import CodeType
 from typing import Any
 
 from sim.events import Access, Finding, Index3, Recording, index_text
-from sim.viz import View, plural
+from sim.nouns import plural
+from sim.viz import View
 from sim.viz.by_line import Listing, by_line, listing
 from sim.viz.memory_map import memory_map
 from sim.viz.page import page

@@ -10,7 +10,8 @@ import numpy as np
 
 from kernels.reference.tiled import Traffic, standard
 from sim.events import LOAD, STORE
-from sim.viz import Scene, plural, ranges
+from sim.nouns import plural
+from sim.viz import Scene, ranges
 
 # Between global memory and the chip -------------------------------------------------------------------------
 

@@ -105,12 +105,15 @@ class Scheduler:
         if isinstance(error, SimulatorError):
             raise error
         if not isinstance(error, Stuck):
-            site = SITES[self.context.site_of_error(error)]
-            raise ThreadError(
+            number = self.context.site_of_error(error)
+            site = SITES[number]
+            raised = ThreadError(
                 f"thread {index_text(thread.index)} of block {index_text(thread.block.index)} raised"
                 f" {type(error).__name__}: {error}\n  {site.function} line {site.line}  {site.source}"
                 f"{self.context.said_of_none(error)}"
-            ) from error
+            )
+            raised.access = self.context.witness(f"raised {type(error).__name__}", number, thread)
+            raise raised from error
         self.stuck(thread, *(error.args or (self.context.site_of_error(error),)))
         raise error
 

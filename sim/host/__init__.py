@@ -12,6 +12,6 @@ if config.ENABLE_CUDASIM:
         "NUMBA_ENABLE_CUDASIM is set, so numba.cuda is Numba's own simulator in this process; unset it"
     )
 
-from sim.host.launches import Host, Options
+from sim.host.launches import OUTCOMES, Host, Options
 
-__all__ = ["Host", "Options"]
+__all__ = ["OUTCOMES", "Host", "Options"]

@@ -1,7 +1,9 @@
 """Launches of numba.cuda kernels as simulations, and what else of Numba wants compiled kernels."""
 
+import contextlib
 import copy
 import enum
+import re
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,12 +15,14 @@ from numba.cuda.cudadrv import devicearray, devices, driver, nvvm
 from numba.cuda.np import numpy_support
 
 from sim.device import DeviceSpec
-from sim.errors import ThreadError
+from sim.errors import LaunchError, ThreadError
+from sim.events import Finding
 from sim.host.driver import Device, Functions, Memory
 from sim.isa.conversions import cast
 from sim.launch import simulate
 from sim.memory.spaces import argument_array, host_array, of_parts
 from sim.observers import DEFAULT
+from sim.report import Report, finish
 
 try:
     from numba.cuda import testing
@@ -26,6 +30,7 @@ except ImportError:  # it needs filecheck, which numba-cuda does not bring
     testing = None
 
 NUMBER_TYPES = types.Number, types.Boolean
+OUTCOMES = "clean", "with findings", "raised", "refused", "unwatched"  # of launches; each has exactly one
 THREADS_PER_BLOCK = 128  # what `forall` takes when nobody says
 # modules whose kernels are Numba's, not the user's
 OWN = ("numba.cuda.kernels.", "numba.cuda.cudadrv.", "numba.cuda.np.")
@@ -63,8 +68,8 @@ class Host:
     """The simulated host side of numba.cuda. `compiled`: kernels are typed and compiled to PTX by Numba
     before they are simulated.
 
-    `launched` is called with the Report of each simulated launch, or None where a thread raised what the
-    kernel says it raises; by default it appends to `launches`.
+    `launched` is called when a launch has ended: with one of OUTCOMES, and its Report or, if the launch has
+    none, None. By default it appends the report to `launches`, unless the launch was refused.
     """
 
     options: Options = field(default_factory=Options)
@@ -72,9 +77,12 @@ class Host:
 
     def __post_init__(self):
         self.launches, self.memory, self.taken = [], Memory(), []
-        self.launched = self.launches.append
         self.functions = Functions(self.memory)
         self.device = Device(self.options.spec)
+
+    def launched(self, outcome, report):
+        if outcome != "refused":
+            self.launches.append(report)
 
     # --- in place and away again ----------------------------------------------------------------------------
 
@@ -147,28 +155,53 @@ class Host:
         if own:
             own(*map(self.plain, arguments))
             return self.memory.settle()
-        numba_types, asked = numba_types_for(kernel, arguments), (how.stream, how.sharedmem)
+        with self.refusals():
+            numba_types, asked = numba_types_for(kernel, arguments), (how.stream, how.sharedmem)
         self.launch(kernel, numba_types, arguments, how.griddim, how.blockdim, *asked)
+
+    @contextlib.contextmanager
+    def refusals(self):
+        """Record a launch as refused if its arguments are."""
+        try:
+            yield
+        except Exception:
+            self.launched("refused", None)
+            raise
 
     def launch(self, kernel, numba_types, arguments, grid, block, stream=0, shared=0):
         """Simulate `kernel` (a dispatcher or a compiled kernel) on `arguments` of these Numba types."""
         retr = []
-        values = [self.prepared(kernel, *pair, retr) for pair in zip(numba_types, arguments, strict=True)]
+        with self.refusals():
+            pairs = zip(numba_types, arguments, strict=True)
+            values = [self.prepared(kernel, *pair, retr) for pair in pairs]
         options = self.options
         if (kernel.py_func.__module__ or "").startswith(OWN):
             options = replace(options, observers=(), seeds=(0,))
         try:
-            self.launched(run(kernel.py_func, options, (grid, block, 0, shared), values))
-        except ThreadError as error:
-            self.launched(None)
-            if debugging(kernel):  # without debug=True a GPU ends the thread and says nothing
-                raise error.__cause__ from None
-            if not raised_by_kernel(error):
-                raise
+            self.simulated(kernel, options, (grid, block, 0, shared), values)
         finally:
             self.memory.settle()
         for write_back in retr:
             write_back()
+
+    def simulated(self, kernel, options, configuration, values):
+        """Run a launch, and pass on what became of it. What a thread raises is raised again if a GPU would
+        tell the host of it (debug=True), or if it is no `raise` of the kernel's; else it is a finding."""
+        try:
+            report = run(kernel.py_func, options, configuration, values)
+        except ThreadError as error:
+            told = debugging(kernel)
+            if told or not raised_by_kernel(error):
+                self.launched("raised", None)
+                raise (error.__cause__ if told else error) from None
+            self.launched("raised", report_of_exception(kernel, options, configuration, error))
+        except Exception as error:
+            # whatever else ends a launch is a failure of the simulator, which has judged nothing
+            self.launched("refused" if isinstance(error, LaunchError) else "unwatched", None)
+            raise
+        else:
+            watched = "with findings" if report.findings else "clean"
+            self.launched(watched if options.observers else "unwatched", report)
 
     def prepared(self, kernel, numba_type, value, retr):
         """An argument for the simulator: numpy arrays, numbers of this Numba type, if any."""
@@ -231,7 +264,28 @@ def debugging(kernel):
 
 def raised_by_kernel(error):
     """Whether the kernel itself says `raise` on the line where the thread ended."""
-    return str(error).splitlines()[-1].split("  ")[-1].startswith(("raise", "assert"))
+    return bool(re.search(r"\b(raise|assert)\b", error.access.site.source))
+
+
+def report_of_exception(kernel, options, configuration, error):
+    """Return the Report of a launch in which a thread raised, as a GPU would not tell."""
+    finding = Finding(
+        "exception",
+        "error",
+        f"a thread raised {type(error.__cause__).__name__}: {error.__cause__}".rstrip(": "),
+        (error.access,),
+        reason=(
+            "A GPU ends this thread and tells the host nothing, unless the kernel is compiled with"
+            " @cuda.jit(debug=True). The simulated launch ended here: the other threads are not judged."
+        ),
+        fix=(
+            "make the condition hold; if the exception is wanted, compile with debug=True and expect it in"
+            " the test, or allow it: --cuda-sim-allow=exception"
+        ),
+    )
+    grid, block, *_ = configuration
+    seen = finish([finding], [kernel.py_func.__code__])
+    return Report(kernel.py_func.__name__, options.engine, grid, block, options.seeds[0], seen)
 
 
 # --- what takes the place of Numba's ------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import hashlib
 import re
 from html import escape
 
+from sim.nouns import plural
 from sim.viz.page import page
 
 MOST = 50  # launches shown in full on the page of one test
@@ -21,21 +22,26 @@ def write_test(folder, nodeid, reports):
     name = f"{readable}-{unique[:8]}.html"
     different = {str(report): report for report in reports}.values()
     ordered = sorted(different, key=lambda report: not report.findings)
-    more = f"<p>{len(ordered) - MOST:,} further launches, not shown.</p>" if len(ordered) > MOST else ""
+    more = (
+        f"<p>{plural(len(ordered) - MOST, 'further launch', 'further launches')}, not shown.</p>"
+        if len(ordered) > MOST
+        else ""
+    )
     shown = "<hr>".join(page(report).html for report in ordered[:MOST])
     (folder / name).write_text(
-        HEAD.format(escape(nodeid)) + f"<p>{len(reports):,} launches</p>{shown}{more}", encoding="utf-8"
+        HEAD.format(escape(nodeid)) + f"<p>{plural(len(reports), 'launch', 'launches')}</p>{shown}{more}",
+        encoding="utf-8",
     )
     return name
 
 
 def write_index(folder, told):
-    """Write index.html, a row for each (test, what it told); returns its path."""
+    """Write index.html, a row for each test of `told`, {its name: what it told}; return its path."""
     rows = "".join(
         "<tr><td><a"
-        f' href="{escape(what["page"])}">{escape(nodeid)}</a></td><td>{sum(what["engines"].values()):,}</td>'
+        f' href="{escape(what["page"])}">{escape(nodeid)}</a></td><td>{sum(what["outcomes"].values()):,}</td>'
         f"<td>{escape(', '.join(f'{n} {kind}' for kind, n in what['kinds'].items())) or 'none'}</td></tr>"
-        for nodeid, what in sorted(told)
+        for nodeid, what in sorted(told.items())
     )
     table = f"<table><tr><th>test</th><th>launches</th><th>findings</th></tr>{rows}</table>"
     (folder / "index.html").write_text(HEAD.format("Simulated launches") + table, encoding="utf-8")

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sim.events import Recording
+from sim.nouns import plural
 
 # Okabe and Ito's palette, which people with any colour vision can tell apart. Global memory is darker, shared
 # memory lighter.
@@ -237,10 +238,6 @@ VERBS = {
     "store": ("store to", "stores to"),
     "atomic": ("atomically change", "atomically changes"),
 }  # of threads, of a thread
-
-
-def plural(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def ranges(numbers: Iterable[int]) -> str:

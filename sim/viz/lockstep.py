@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.events import BARRIER, Index3, Recording, index_text
-from sim.viz import VERBS, plural, ranges
+from sim.nouns import plural
+from sim.viz import VERBS, ranges
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from math import prod
 import numpy as np
 
 from sim.events import BARRIER, LOAD, SITES, STORE, Index3, Recording, Site, index_text
-from sim.viz import VERBS, Scene, View, plural, ranges
+from sim.nouns import plural
+from sim.viz import VERBS, Scene, View, ranges
 from sim.viz.lockstep import block_number, epochs, times
 
 MOST_THREADS, MOST_COLUMNS = 64, 160

@@ -3,7 +3,8 @@
 import numpy as np
 
 from sim.events import SITES, Index3, Recording, Site, index_text
-from sim.viz import VERBS, Row, Scene, View, plural
+from sim.nouns import plural
+from sim.viz import VERBS, Row, Scene, View
 from sim.viz.lockstep import Request, block_number, requests
 
 MOST_STEPS = 128

@@ -12,8 +12,8 @@ from sim.host import Host, Options
 
 
 def install(engine):
-    """Put a simulated GPU in place; returns the list that holds the Report of every launch, or None where a
-    thread raised."""
+    """Put a simulated GPU in place; returns the list that holds the Report of every launch, or None where the
+    host got an exception."""
     host = Host(Options(engine), compiled=True)
     host.install()
     return host.launches

@@ -2,54 +2,15 @@
 process of its own."""
 
 import argparse
-import os
 import re
-import sys
 
 import pytest
 
 from course.doctor import gpu_names
-from sim.native.codegen import cache
+from plugin_project import PROJECT, RACE, parts, total
 from sim.pytest_plugin import TOOLS, rounds, words
 
 pytest_plugins = ["pytester"]
-
-PROJECT = """
-import numpy as np
-import pytest
-from numba import cuda, float32, guvectorize, vectorize
-from numba.cuda.random import create_xoroshiro128p_states, xoroshiro128p_uniform_float32
-
-if not cuda.is_available():
-    pytest.skip("needs a GPU", allow_module_level=True)
-
-@cuda.jit
-def add(x, y, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = x[i] + y[i]
-
-@cuda.jit("void(float32[:], int32)")
-def scale(x, n):
-    i = cuda.grid(1)
-    if i < x.size:
-        x[i] *= n
-
-@cuda.jit
-def tree_sum(x, out):
-    s = cuda.shared.array(64, float32)
-    t = cuda.threadIdx.x
-    s[t] = x[t]
-    cuda.syncthreads()
-    for step in (32, 16, 8, 4, 2, 1):
-        if t < step:
-            s[t] += s[t + step]
-    if t == 0:
-        out[0] = s[0]
-
-kept = add[2, 64]
-X = np.arange(100, dtype=np.float32)
-"""
 
 RIGHT = (
     PROJECT
@@ -168,32 +129,15 @@ def test_fails_by_itself():
 """
 )
 
-RACE = (
-    "race-shared: s[1] in shared memory is written by one thread and read by another, and nothing orders the"
-    " two · block 0 · threads 1 and 0\n"
-)
-
-
-@pytest.fixture
-def run(pytester, monkeypatch):
-    """run(*options): pytest with this plug-in alone in a new process, where nothing of ours was imported
-    before; what was compiled before is found."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(cache.folder().parent))
-    return lambda *options: pytester.runpytest_subprocess(
-        "-p", "sim.pytest_plugin", "-p", "no:cacheprovider", "-W", "ignore", *options
-    )
-
 
 def test_a_project_runs_unmodified(pytester, run):
     # numba.cuda.testing needs filecheck, which numba-cuda does not bring
     pytester.makepyfile(test_right=RIGHT, without="import sys; sys.modules['filecheck'] = None")
     result = run("-p", "without", "--cuda-sim")
     result.assert_outcomes(passed=5)
-    assert re.search(
-        r"cuda-sim: \d+ launches \(\d+ fibers, \d+ native\) in 4 tests, 0 findings", result.stdout.str()
-    )
+    said = r"cuda-sim: \d+ launches = \d+ clean \+ 1 refused \+ \d+ unwatched, in 4 tests, \d+ by fibers, \d+ by native; 0 findings"
+    assert re.search(said, result.stdout.str())
+    assert sum(parts(result)) == total(result)
 
 
 def test_a_finding_fails_its_test_and_no_other(pytester, run):
@@ -215,8 +159,8 @@ def test_a_finding_fails_its_test_and_no_other(pytester, run):
     result.stdout.fnmatch_lines(
         [
             (
-                "cuda-sim: 6 launches (5 fibers, 1 threads) in 5 tests, 2 findings (1 race-shared, 1"
-                " uninitialized-read)"
+                "cuda-sim: 6 launches = 1 clean + 5 with findings, in 5 tests, 5 by fibers, 1 by threads;"
+                " 2 findings (1 race-shared, 1 uninitialized-read)"
             ),
             "cuda-sim: reports in pages/index.html",
         ]
@@ -281,9 +225,9 @@ def test_without_the_option_nothing_is_simulated(pytester, run):
 def test_an_unknown_tool_is_refused():
     with pytest.raises(
         argparse.ArgumentTypeError,
-        match="racse: not among bounds, races, uninitialized, misuse, counters, trace",
+        match="racse: not among bounds, races, uninitialized, misuse, counters, trace; the nearest is",
     ):
-        words(TOOLS)("races,racse")
+        words(lambda: TOOLS)("races,racse")
 
 
 def test_beside_numbas_own_simulator_it_is_refused(run, monkeypatch):

@@ -1,0 +1,7 @@
+"""Counted nouns for messages."""
+
+
+def plural(number: int, noun: str, several: str | None = None) -> str:
+    """Return a number with its noun: plural(1, "finding") is "1 finding", plural(2, "launch", "launches") is
+    "2 launches". `several` is the noun's plural where an s does not make it."""
+    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
